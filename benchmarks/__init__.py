@@ -1,4 +1,5 @@
-"""Benchmarks: accuracy on held-out runs and on published measurements, learning, placements, speed."""
+"""Benchmarks: accuracy on held-out runs and on published measurements, learning, placements,
+speed."""
 
 import argparse
 import csv
@@ -29,8 +30,17 @@ MET = {True: "yes", False: "NO", None: ""}
 #: Options of several benchmarks.
 PLATFORM: Options = {"--platform": {"metavar": "P.toml", "help": "calibration of this machine"}}
 OUT: Options = {"--json": {"type": Path, "metavar": "OUT", "help": "file for the figures"}}
-SAVED: Options = {"--saved": {"type": Path, "nargs": "+", "metavar": "FILE", "help": "print what was measured before"}}
-WRITE: Options = {"--write": {"action": "store_true", "help": "bring reference_data/published up to date"}}
+SAVED: Options = {
+    "--saved": {
+        "type": Path,
+        "nargs": "+",
+        "metavar": "FILE",
+        "help": "print what was measured before",
+    }
+}
+WRITE: Options = {
+    "--write": {"action": "store_true", "help": "bring reference_data/published up to date"}
+}
 _PREDICTED = ("predicted", "low", "high", "predicted_active")
 
 
@@ -39,9 +49,11 @@ class AbsentError(ValueError):
 
 
 def command(options: Options) -> Callable[[Callable[[Any], int | None]], Callable[..., int]]:
-    """Make a command of a function that takes the parsed options and returns an exit code, or None for 0.
+    """Make a command of a function that takes the parsed options and returns an exit code, or None
+    for 0.
 
-    If its module is the program, the command runs at once, so it is the last definition of its file.
+    If its module is the program, the command runs at once, so it is the last definition of its
+    file.
     """
 
     def make(run: Callable[[Any], int | None]) -> Callable[..., int]:
@@ -62,7 +74,8 @@ def command(options: Options) -> Callable[[Callable[[Any], int | None]], Callabl
 
 
 def find_shared_data(*parts: str) -> Path:
-    """Path of a file or folder of other people's measurements: in PERFKIT_SHARED_DATA, or beside the checkout."""
+    """Path of a file or folder of other people's measurements: in PERFKIT_SHARED_DATA, or beside
+    the checkout."""
     beside = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
     folder = Path(os.environ.get("PERFKIT_SHARED_DATA", beside))
     if not (folder / "gemm").is_dir():
@@ -106,41 +119,61 @@ def read_published(name: str) -> list[dict[str, Any]]:
 
 
 def write_published(name: str, rows: Sequence[Row]) -> None:
-    """Write the predicted times and intervals of these rows into a table of reference_data/published [s]."""
+    """Write the predicted times and intervals of these rows into a table of
+    reference_data/published [s]."""
     path = find_reference("published", name)
-    fresh = [{key: f"{row[key]:.6g}" if key in _PREDICTED else text for key, text in kept.items()}
-             for kept, row in zip(read_csv(path), rows, strict=True)]  # fmt: skip
+    fresh = [
+        {key: f"{row[key]:.6g}" if key in _PREDICTED else text for key, text in kept.items()}
+        for kept, row in zip(read_csv(path), rows, strict=True)
+    ]
     write_text(path, write_csv(fresh))
 
 
 def save_rows(path: Path | None, rows: Sequence[Row], **more: Any) -> None:
     """Write rows with the date, machine and versions; nothing without a path."""
     if path is not None:
-        facts = {"date": date.today().isoformat(), "machine": describe_machine(), "versions": list_versions()}
-        write_text(path, json.dumps({"format": 1, **facts, **more, "records": rows}, indent=1) + "\n")
+        facts = {
+            "date": date.today().isoformat(),
+            "machine": describe_machine(),
+            "versions": list_versions(),
+        }
+        write_text(
+            path, json.dumps({"format": 1, **facts, **more, "records": rows}, indent=1) + "\n"
+        )
 
 
 def state(found: Prediction, measured: float = math.nan) -> dict[str, float]:
     """Predicted time with its 80 % interval [s], and its error against the measured time [-]."""
     low, high = found.interval(0.8)
-    return {"predicted": found.time, "low": low, "high": high, "measured": measured, "error": found.time / measured - 1}
+    return {
+        "predicted": found.time,
+        "low": low,
+        "high": high,
+        "measured": measured,
+        "error": found.time / measured - 1,
+    }
 
 
 def widen(time: float, spread: float, measured: float) -> dict[str, float]:
     """The figures of `state` from a time [s] and the standard deviation of its logarithm [-]."""
-    width, about = np.exp(1.2816 * spread), {"predicted": time, "measured": measured, "error": time / measured - 1}
+    width, about = (
+        np.exp(1.2816 * spread),
+        {"predicted": time, "measured": measured, "error": time / measured - 1},
+    )
     return about | {"low": time / width, "high": time * width}
 
 
 def judge(rows: Sequence[Row]) -> dict[str, float]:
-    """Errors of ``predicted`` against ``measured``, and the share of ``measured`` between ``low`` and ``high`` [%]."""
+    """Errors of ``predicted`` against ``measured``, and the share of ``measured`` between ``low``
+    and ``high`` [%]."""
     errors = [row["predicted"] / row["measured"] - 1 for row in rows]
     inside = np.array([row["low"] <= row["measured"] <= row["high"] for row in rows])
     return {**summarize_errors(errors), "inside": 100 * float(inside.mean())}
 
 
 class _Cells(Formatter):
-    """Formats cells: ``time`` gives seconds a unit, ``.1fms`` turns them into milliseconds, truth becomes a word."""
+    """Formats cells: ``time`` gives seconds a unit, ``.1fms`` turns them into milliseconds, truth
+    becomes a word."""
 
     def format_field(self, value: Any, spec: str) -> str:
         """The text of one value."""
@@ -152,13 +185,20 @@ class _Cells(Formatter):
 
 
 def lay_out(rows: Sequence[Row], columns: Mapping[str, str], *, numbers: bool = False) -> str:
-    """Rows as text; columns are heads and cells such as ``"{error:+.1%}"``, empty if a value is missing."""
+    """Rows as text; columns are heads and cells such as ``"{error:+.1%}"``, empty if a value is
+    missing."""
     cells = _Cells()
-    needed = {text: [name for _, name, *_ in cells.parse(text) if name] for text in columns.values()}
+    needed = {
+        text: [name for _, name, *_ in cells.parse(text) if name] for text in columns.values()
+    }
 
     def fill(text: str, row: Row) -> str:
         values = [row.get(name) for name in needed[text]]
-        return "" if any(value is None or value != value for value in values) else cells.vformat(text, (), row)
+        return (
+            ""
+            if any(value is None or value != value for value in values)
+            else cells.vformat(text, (), row)
+        )
 
     table = [tuple(fill(text, row) for text in columns.values()) for row in rows]
     return format_table([tuple(columns), *table], numbers=numbers)

@@ -1,10 +1,11 @@
-"""All benchmarks, one after the other; calibrates this machine first unless a platform file is given.
+"""All benchmarks, one after the other; calibrates this machine first unless a platform file is
+given.
 
     python -m benchmarks [--platform P.toml] [--quick]
     python -m benchmarks --docs
 
-With --docs nothing is measured: the tables of docs/accuracy.md are printed again. A table below a marked command is
-what this command prints.
+With --docs nothing is measured: the tables of docs/accuracy.md are printed again. A table below a
+marked command is what this command prints.
 """
 
 import re
@@ -26,7 +27,8 @@ from perfkit.plots import use_svg
 
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
 _BLOCK = re.compile(
-    r"(?P<head><!-- python -m benchmarks\.(?P<command>.+?) -->\n\n```text\n)(?P<printed>.*?)(?=```\n)", re.DOTALL
+    r"(?P<head><!-- python -m benchmarks\.(?P<command>.+?) -->\n\n```text\n)(?P<printed>.*?)(?=```\n)",
+    re.DOTALL,
 )
 _FOLDER = Path(".perfkit/bench")
 
@@ -43,7 +45,9 @@ def run_benchmark(command: str) -> str | None:
 
 def fill_page(text: str, run: Callable[[str], str | None] = run_benchmark) -> str:
     """The page with every block printed again; a block stays if its data are not here."""
-    return _BLOCK.sub(lambda block: block["head"] + (run(block["command"]) or block["printed"]), text)
+    return _BLOCK.sub(
+        lambda block: block["head"] + (run(block["command"]) or block["printed"]), text
+    )
 
 
 def write_page() -> None:
@@ -54,7 +58,8 @@ def write_page() -> None:
 
 
 def _list_parts(platform: Path, *, quick: bool) -> Iterator[tuple[str, list[str]]]:
-    """Every benchmark and its arguments: first those that measure, then those of earlier or published measurements."""
+    """Every benchmark and its arguments: first those that measure, then those of earlier or
+    published measurements."""
 
     def shorten(*words: str) -> list[str]:
         return [*words] if quick else []
@@ -86,14 +91,29 @@ def _list_parts(platform: Path, *, quick: bool) -> Iterator[tuple[str, list[str]
     yield "left_out", shorten("--draws", "1", "--folds", "2")
     if not quick:  # fits a platform dozens of times
         checks = map(str, sorted(measured.glob("zen3-2.check-*.json")))
-        yield "learning", [str(measured / "zen3-2.measurements.json"), "--families", "--check", *checks]
+        yield (
+            "learning",
+            [str(measured / "zen3-2.measurements.json"), "--families", "--check", *checks],
+        )
 
 
-@command({
-    "--platform": {"type": Path, "metavar": "P.toml", "help": "calibration of this machine; default: make one"},
-    "--quick": {"action": "store_true", "help": "small everywhere, to see that everything works"},
-    "--docs": {"action": "store_true", "help": "only print the tables of docs/accuracy.md again"},
-})  # fmt: skip
+@command(
+    {
+        "--platform": {
+            "type": Path,
+            "metavar": "P.toml",
+            "help": "calibration of this machine; default: make one",
+        },
+        "--quick": {
+            "action": "store_true",
+            "help": "small everywhere, to see that everything works",
+        },
+        "--docs": {
+            "action": "store_true",
+            "help": "only print the tables of docs/accuracy.md again",
+        },
+    }
+)
 def main(given: Any) -> int:
     """All tables of accuracy, learning, speed and more."""
     if given.docs:

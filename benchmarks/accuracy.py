@@ -1,10 +1,12 @@
-"""Accuracy on what calibration never saw, beside the noise of the measurements and the bars of DESIGN.md.
+"""Accuracy on what calibration never saw, beside the noise of the measurements and the bars of
+DESIGN.md.
 
     python -m benchmarks.accuracy --platform P.toml --json accuracy.json
     python -m benchmarks.accuracy --from accuracy.*.json [--platform P.toml]
 
-Every part is saved as JSON next to the output, so that a second run continues after an interruption. With --from saved
-parts are judged without a measurement: by the predictions of a platform, else by those in the files.
+Every part is saved as JSON next to the output, so that a second run continues after an
+interruption. With --from saved parts are judged without a measurement: by the predictions of a
+platform, else by those in the files.
 """
 
 import json
@@ -52,35 +54,53 @@ BARS = (
     Bar("copies", "copy.*"),
     Bar("convolutions, 2 MFLOP and more", "convolution.*"),
     Bar("pooling", "pooling.*"),
-    Bar("embedding forward, sparse backward", "embedding_forward.* embedding_backward.sparse",
-        {"geomean": 8, "mean": 12}),
-    Bar("embedding updates, dense backward", "embedding_update.* embedding_backward.dense*",
-        {"geomean": 10, "mean": 18}),
+    Bar(
+        "embedding forward, sparse backward",
+        "embedding_forward.* embedding_backward.sparse",
+        {"geomean": 8, "mean": 12},
+    ),
+    Bar(
+        "embedding updates, dense backward",
+        "embedding_update.* embedding_backward.dense*",
+        {"geomean": 10, "mean": 18},
+    ),
     Bar("collectives, lower quartile", "collective.*", {"mean": 25}),
     Bar("iterations, DLRM", "iteration.dlrm"),
     Bar("iterations, BERT and GPT-2", "iteration.transformer"),
-    Bar("iterations, one process", "iteration.dlrm iteration.transformer", {"geomean": 10, "mean": 12, "p95": 30}),
+    Bar(
+        "iterations, one process",
+        "iteration.dlrm iteration.transformer",
+        {"geomean": 10, "mean": 12, "p95": 30},
+    ),
     Bar("iterations, two ranks", "iteration.hybrid", {"geomean": 12, "mean": 15}),
-)  # fmt: skip
+)
 #: Share of the runs that must be inside the 80 % interval [%].
 COVERAGE = (70.0, 90.0)
 
 
-def _list_jobs(platform: Platform, seeds: Sequence[int], kernel_seed: int, quick: bool) -> dict[str, Callable[[], Any]]:
+def _list_jobs(
+    platform: Platform, seeds: Sequence[int], kernel_seed: int, quick: bool
+) -> dict[str, Callable[[], Any]]:
     """What to measure, by the name of its file."""
     ranks, seconds = platform.network.ranks, 0.01 if quick else 0.25
     size = {"density": 0.05, "seconds": 0.005} if quick else {"density": 1.0, "seconds": 0.035}
-    counts: dict[str, Any] = {"dlrm": 1, "transformer": 1} if quick else {"dlrm": 14, "transformer": 10}
+    counts: dict[str, Any] = (
+        {"dlrm": 1, "transformer": 1} if quick else {"dlrm": 14, "transformer": 10}
+    )
     counts["hybrid"] = 6 if ranks > 1 and not quick else 0
 
     def sweep() -> list[dict[str, Any]]:
         return measure_collectives(Campaign(None), ranks=ranks, seconds=seconds)
 
     def compare(seed: int) -> dict[str, object]:
-        return check(platform, samples=draw_check(seed, **counts), seconds=0.05 if quick else 0.8).to_dict()
+        return check(
+            platform, samples=draw_check(seed, **counts), seconds=0.05 if quick else 0.8
+        ).to_dict()
 
     jobs: dict[str, Callable[[], Any]] = {
-        f"kernels-{kernel_seed}": lambda: {"kernels": measure_kernels(Campaign(None), seed=kernel_seed, **size)}
+        f"kernels-{kernel_seed}": lambda: {
+            "kernels": measure_kernels(Campaign(None), seed=kernel_seed, **size)
+        }
     }
     if ranks > 1:
         jobs["collectives"] = lambda: {"collectives": [sweep(), sweep()], "ranks": ranks}
@@ -97,7 +117,9 @@ def measure(
         fault = f"platform {platform.name!r} was calibrated on {known}; this is {here['processor']}"
         raise ValueError(f"{fault}; calibrate it")
     if kernel_seed == 0:
-        raise ValueError("kernel-seed is 0, the sizes that calibration has fitted; take another one")
+        raise ValueError(
+            "kernel-seed is 0, the sizes that calibration has fitted; take another one"
+        )
     files = []
     for name, job in _list_jobs(platform, seeds, kernel_seed, quick).items():
         file = out.with_suffix(f".{name}.json")
@@ -106,7 +128,9 @@ def measure(
             write_text(file, json.dumps(facts | job(), indent=1) + "\n")
         kept = json.loads(file.read_text(encoding="utf-8"))
         if (kept["machine"], kept["versions"]) != (here, versions):
-            raise ValueError(f"{str(file)!r} was measured on another machine or with other versions; move it away")
+            raise ValueError(
+                f"{str(file)!r} was measured on another machine or with other versions; move it away"
+            )
         files.append(file)
     return files
 
@@ -132,13 +156,16 @@ def judge_part(part: Mapping[str, Any], platform: Platform) -> Errors:
     """Error and noise of each kernel or collective of one file."""
     found: Errors = defaultdict(list)
     for key, errors in judge_kernels(platform, part.get("kernels", ())).items():
-        # The noise of a kernel is between the halves of its samples, that of a collective between two sweeps.
+        # The noise of a kernel is between the halves of its samples, that of a collective between
+        # two sweeps.
         rows = [row for row in part["kernels"] if key == f"{row['kind']}.{row['variant']}"]
         noise = float(np.mean([max(row["halves"]) / min(row["halves"]) - 1 for row in rows]))
         found[key] = [(float(error), noise) for error in errors]
     for row, again in zip(*part.get("collectives", ((), ())), strict=True):
         for one, other in ((row, again), (again, row)):
-            time = float(platform.collective_time(one["operation"], one["nbytes"], ranks=part["ranks"]))
+            time = float(
+                platform.collective_time(one["operation"], one["nbytes"], ranks=part["ranks"])
+            )
             pair = (time / one["q1"] - 1, abs(float(np.log(one["q1"] / other["q1"]))))
             found[f"collective.{one['operation']}"].append(pair)
     return found
@@ -151,12 +178,16 @@ def evaluate(files: Sequence[Path], platform: Platform | None = None) -> list[di
     for file in files:
         part = json.loads(file.read_text(encoding="utf-8"))
         if not {"kernels", "collectives", "runs"} & {*part}:
-            raise ValueError(f"{str(file)!r} has no kernels, collectives or runs; name files that accuracy has written")
+            raise ValueError(
+                f"{str(file)!r} has no kernels, collectives or runs; name files that accuracy has written"
+            )
         if "runs" in part:
             saved = Comparison.load(file)
             checks += (predict_again(saved, platform) if platform else saved).runs
         elif platform is None:
-            raise ValueError(f"{str(file)!r} has times without predictions; give the platform with --platform")
+            raise ValueError(
+                f"{str(file)!r} has times without predictions; give the platform with --platform"
+            )
         else:
             for key, pairs in judge_part(part, platform).items():
                 found[key] += pairs
@@ -166,7 +197,12 @@ def evaluate(files: Sequence[Path], platform: Platform | None = None) -> list[di
     for run, error in zip(checks, whole.errors, strict=True):
         found[f"iteration.{run['family']}"].append((error, whole.figures[run["family"]]["floor"]))
     inside, (low, high) = 100 * whole.coverage(), COVERAGE
-    about = {"n": len(checks), "mean": inside, "bar": f"{low:g} to {high:g}", "met": low <= inside <= high}
+    about = {
+        "n": len(checks),
+        "mean": inside,
+        "bar": f"{low:g} to {high:g}",
+        "met": low <= inside <= high,
+    }
     return [*tabulate(found), {"quantity": "inside the 80 % interval", **about}]
 
 
@@ -184,7 +220,12 @@ def tabulate(found: Errors, bars: Sequence[Bar] = BARS) -> list[dict[str, Any]]:
     return rows
 
 
-_COLUMNS = {"quantity": "{quantity}", "n": "{n:.0f}", "geomean": "{geomean:.1f}", "mean": "{mean:.1f}"}
+_COLUMNS = {
+    "quantity": "{quantity}",
+    "n": "{n:.0f}",
+    "geomean": "{geomean:.1f}",
+    "mean": "{mean:.1f}",
+}
 _COLUMNS |= {"p95": "{p95:.1f}", "max": "{max:.1f}", "bias": "{bias:+.1f}", "floor": "{floor:.1f}"}
 
 
@@ -193,23 +234,46 @@ def format_accuracy(rows: Sequence[Row]) -> str:
     return lay_out(rows, _COLUMNS | {"bar [%]": "{bar}", "met": "{met}"}, numbers=True)
 
 
-@command({
-    **PLATFORM, **OUT,
-    "--seeds": {"default": "1,2,3", "help": "seeds of check, comma-separated"},
-    "--kernel-seed": {"type": int, "default": 1, "help": "seed of the kernel sizes, not that of calibration"},
-    "--from": {"dest": "files", "type": Path, "nargs": "+", "metavar": "FILE", "help": "judge saved parts"},
-    "--quick": {"action": "store_true", "help": "a few sizes and runs, to see that everything works"},
-})  # fmt: skip
+@command(
+    {
+        **PLATFORM,
+        **OUT,
+        "--seeds": {"default": "1,2,3", "help": "seeds of check, comma-separated"},
+        "--kernel-seed": {
+            "type": int,
+            "default": 1,
+            "help": "seed of the kernel sizes, not that of calibration",
+        },
+        "--from": {
+            "dest": "files",
+            "type": Path,
+            "nargs": "+",
+            "metavar": "FILE",
+            "help": "judge saved parts",
+        },
+        "--quick": {
+            "action": "store_true",
+            "help": "a few sizes and runs, to see that everything works",
+        },
+    }
+)
 def main(given: Any) -> None:
     """Errors on held-out kernels, collectives and runs."""
     platform, files = load_platform(given.platform) if given.platform else None, given.files
     if not files:
         if platform is None:
-            raise ValueError("platform is missing; name what calibrate has written, or saved parts with --from")
+            raise ValueError(
+                "platform is missing; name what calibrate has written, or saved parts with --from"
+            )
         kept = given.json or Path(".perfkit/accuracy.json")
         kept.parent.mkdir(parents=True, exist_ok=True)
-        seeds = [int(check_positive("seeds", int(seed), integer=True, zero=True)) for seed in given.seeds.split(",")]
-        files = measure(platform, kept, seeds=seeds, kernel_seed=given.kernel_seed, quick=given.quick)
+        seeds = [
+            int(check_positive("seeds", int(seed), integer=True, zero=True))
+            for seed in given.seeds.split(",")
+        ]
+        files = measure(
+            platform, kept, seeds=seeds, kernel_seed=given.kernel_seed, quick=given.quick
+        )
     rows = evaluate(files, platform)
     print(format_accuracy(rows))
     save_rows(given.json, rows, files=[file.name for file in files])

@@ -1,4 +1,5 @@
-"""Committed runs of `perfkit check`: errors by family, and the bias of groups that are often predicted wrong.
+"""Committed runs of `perfkit check`: errors by family, and the bias of groups that are often
+predicted wrong.
 
     python -m benchmarks.checks zen3-2
 
@@ -22,9 +23,14 @@ from perfkit.platform.estimates import keep_quiet
 C = TypeVar("C", bound=Comparison)
 #: The families of `perfkit check`, in words.
 FAMILIES = {
-    "dlrm": "DLRM", "transformer": "BERT, GPT-2", "convolution": "convolutional nets", "xlnet": "XLNet",
-    "hybrid": "DLRM, two gloo ranks", "ddp": "data-parallel, two gloo ranks", "all": "all",
-}  # fmt: skip
+    "dlrm": "DLRM",
+    "transformer": "BERT, GPT-2",
+    "convolution": "convolutional nets",
+    "xlnet": "XLNet",
+    "hybrid": "DLRM, two gloo ranks",
+    "ddp": "data-parallel, two gloo ranks",
+    "all": "all",
+}
 #: Times below this are short [s], tables above this are large [B].
 _SHORT, _LARGE = 0.02, 1e9
 
@@ -54,8 +60,11 @@ def predict_again(saved: C, platform: pk.Platform) -> C:
 
 
 def join_passes(passes: Sequence[Row]) -> dict[str, Any]:
-    """Measured time and quartiles of a run of `Comparison`, as the means of its passes [s], and their disagreement."""
-    median, q1, q3 = (float(np.mean([one[key] for one in passes])) for key in ("median", "q1", "q3"))
+    """Measured time and quartiles of a run of `Comparison`, as the means of its passes [s], and
+    their disagreement."""
+    median, q1, q3 = (
+        float(np.mean([one[key] for one in passes])) for key in ("median", "q1", "q3")
+    )
     each = [one["median"] for one in passes]
     about = {"measured_s": median, "measured_q1_s": q1, "measured_q3_s": q3, "flagged": False}
     return about | {"passes_s": each, "noise": max(each) / min(each) - 1}
@@ -64,10 +73,21 @@ def join_passes(passes: Sequence[Row]) -> dict[str, Any]:
 def format_errors(comparison: Comparison) -> str:
     """Errors by family [%]."""
     rows = [{**row, "family": FAMILIES[row["family"]]} for row in comparison.summary().to_dicts()]
-    return lay_out(rows, {
-        "family [errors in %]": "{family}", "n": "{n}", "geomean": "{geomean:.1f}", "mean": "{mean:.1f}",
-        "p95": "{p95:.1f}", "max": "{max:.0f}", "bias": "{bias:+.1f}", "floor": "{floor:.1f}", "inside": "{inside:.0f}",
-    }, numbers=True)  # fmt: skip
+    return lay_out(
+        rows,
+        {
+            "family [errors in %]": "{family}",
+            "n": "{n}",
+            "geomean": "{geomean:.1f}",
+            "mean": "{mean:.1f}",
+            "p95": "{p95:.1f}",
+            "max": "{max:.0f}",
+            "bias": "{bias:+.1f}",
+            "floor": "{floor:.1f}",
+            "inside": "{inside:.0f}",
+        },
+        numbers=True,
+    )
 
 
 def format_bias(comparison: Comparison) -> str:
@@ -79,7 +99,10 @@ def format_bias(comparison: Comparison) -> str:
             f"under {1e3 * _SHORT:.0f} ms, one rank": short and not several,
             f"under {1e3 * _SHORT:.0f} ms, two ranks": short and several,
             "two ranks": several,
-            "tables above 1 GB": sum(table.nbytes for table in getattr(_load_model(run), "tables", ())) > _LARGE,
+            "tables above 1 GB": sum(
+                table.nbytes for table in getattr(_load_model(run), "tables", ())
+            )
+            > _LARGE,
         }
         for name, belongs in own.items():
             groups.setdefault(name, []).extend([error] * belongs)
@@ -88,7 +111,12 @@ def format_bias(comparison: Comparison) -> str:
         if len(errors) > 1:
             error = np.std(errors, ddof=1) / np.sqrt(len(errors))
             rows.append({"group": name, "n": len(errors), "bias": np.mean(errors), "error": error})
-    columns = {"group": "{group}", "n": "{n}", "bias [%]": "{bias:+.1f}", "standard error": "{error:.1f}"}
+    columns = {
+        "group": "{group}",
+        "n": "{n}",
+        "bias [%]": "{bias:+.1f}",
+        "standard error": "{error:.1f}",
+    }
     return lay_out(rows, columns, numbers=True)
 
 

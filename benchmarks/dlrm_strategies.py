@@ -2,11 +2,12 @@
 
     python -m benchmarks.dlrm_strategies
 
-MAD-Max (arXiv:2310.02784) models DLRM-A, -I and -F on 128 A100 (ZionEX) and asks how to share their perceptrons, with
-tables split over all ranks. What it measured is not public in a form that we could read; its model is, and
-reference_data/published/madmax_dlrm.csv holds its answers. It knows neither start-up times nor the host, so perfkit's
-are those of graphs of launches. Widths are rounded to whole shares. There are fewer and wider tables, with as many
-bytes in lookups and in exchanges as MAD-Max counts; so the interaction is small, as there, where it is left out.
+MAD-Max (arXiv:2310.02784) models DLRM-A, -I and -F on 128 A100 (ZionEX) and asks how to share their
+perceptrons, with tables split over all ranks. What it measured is not public in a form that we
+could read; its model is, and reference_data/published/madmax_dlrm.csv holds its answers. It knows
+neither start-up times nor the host, so perfkit's are those of graphs of launches. Widths are
+rounded to whole shares. There are fewer and wider tables, with as many bytes in lookups and in
+exchanges as MAD-Max counts; so the interaction is small, as there, where it is left out.
 """
 
 from collections.abc import Iterable
@@ -22,28 +23,46 @@ from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.strategy import Strategy
 
-#: Layers of each perceptron and their width, columns and number of our tables, and what MAD-Max says of its own: their
-#: number, rows, columns and lookups [-].
+#: Layers of each perceptron and their width, columns and number of our tables, and what MAD-Max
+#: says of its own: their number, rows, columns and lookups [-].
 MODELS = {
-    "DLRM-A": (10, 3968, 3968, 11, (4096, 2_080_000, 94, 15)), "DLRM-I": (22, 832, 896, 29, (512, 7_050_000, 92, 70)),
+    "DLRM-A": (10, 3968, 3968, 11, (4096, 2_080_000, 94, 15)),
+    "DLRM-I": (22, 832, 896, 29, (512, 7_050_000, 92, 70)),
     "DLRM-F": (4, 560, 640, 4, (64, 732_000_000, 256, 20)),
-}  # fmt: skip
+}
 PLATFORM = "a100-sxm-8x16"
 _COLUMNS = {
-    "model": "{model}", "perceptrons": "{strategy}", "perfkit [ms]": "{time:.1f}", "MAD-Max [ms]": "{other:.1f}",
-    "relative to copies": "{relative:.2f}", "of MAD-Max": "{relative_other:.2f}", "needs [GB]": "{needs:.1f}",
-}  # fmt: skip
+    "model": "{model}",
+    "perceptrons": "{strategy}",
+    "perfkit [ms]": "{time:.1f}",
+    "MAD-Max [ms]": "{other:.1f}",
+    "relative to copies": "{relative:.2f}",
+    "of MAD-Max": "{relative_other:.2f}",
+    "needs [GB]": "{needs:.1f}",
+}
 
 
 def build(name: str, batch: int = 65536) -> DLRM:
     """A DLRM with the products of MAD-Max's, and as many bytes in lookups and in exchanges."""
     layers, width, dim, count, (tables, rows, columns, lookups) = MODELS[name]
     share = tables * columns / (dim * count)  # numbers of a sample in all tables, theirs over ours
-    widths: dict[str, Any] = {"bottom": (width,) * (layers - 1) + (dim,), "top": (width,) * layers, "features": width}
+    widths: dict[str, Any] = {
+        "bottom": (width,) * (layers - 1) + (dim,),
+        "top": (width,) * layers,
+        "features": width,
+    }
     return DLRM(
-        rows=[round(rows * share)] * count, dim=dim, pooling=round(lookups * share), batch=batch, dtype="tf32",
-        table_dtype="fp16", embedding="fused", fused=True, overlap=True, **widths,
-    )  # fmt: skip
+        rows=[round(rows * share)] * count,
+        dim=dim,
+        pooling=round(lookups * share),
+        batch=batch,
+        dtype="tf32",
+        table_dtype="fp16",
+        embedding="fused",
+        fused=True,
+        overlap=True,
+        **widths,
+    )
 
 
 def compare(names: Iterable[str] = MODELS) -> list[dict[str, Any]]:
@@ -55,11 +74,23 @@ def compare(names: Iterable[str] = MODELS) -> list[dict[str, Any]]:
         for row in group_rows("model", "published", "madmax_dlrm.csv")[name]:
             way = Strategy(**{key: int(row[key]) for key in ("tp", "dp", "zero", "shards")})
             with keep_quiet():
-                one = predict(model, PLATFORM, ranks=128, plan=replace(plan, perceptrons=way), execution="graphs")
+                one = predict(
+                    model,
+                    PLATFORM,
+                    ranks=128,
+                    plan=replace(plan, perceptrons=way),
+                    execution="graphs",
+                )
             times = {"time": 1e3 * one.time, "other": 1e3 * float(row["time"])}
             first = first or times
-            relative = {"relative": first["time"] / times["time"], "relative_other": first["other"] / times["other"]}
-            needs, about = {"needs": one.memory().total / 1e9}, {key: row[key] for key in ("model", "strategy")}
+            relative = {
+                "relative": first["time"] / times["time"],
+                "relative_other": first["other"] / times["other"],
+            }
+            needs, about = (
+                {"needs": one.memory().total / 1e9},
+                {key: row[key] for key in ("model", "strategy")},
+            )
             found.append({**about, **times, **relative, **needs})
     return found
 

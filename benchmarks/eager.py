@@ -1,8 +1,9 @@
 """DLRMs in the training loop of their authors, as in PyTorch until 1.12.
 
-Inputs, labels and the indices of the interaction are copied from pageable memory, and the loss is read before the
-backward pass; the host waits for each of these copies. Gradients are zeroed and then added to, biases are copied to the
-outputs of their products, and each weight is updated by its own kernel.
+Inputs, labels and the indices of the interaction are copied from pageable memory, and the loss is
+read before the backward pass; the host waits for each of these copies. Gradients are zeroed and
+then added to, biases are copied to the outputs of their products, and each weight is updated by its
+own kernel.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,13 @@ class _EagerTape(Tape):
         self.kept: dict[Tensor, Tensor] = {}
 
     def emit(
-        self, name: str, kind: str, reads: Sequence[Tensor], writes: Sequence[Tensor], variant: str = "", **sizes: Any
+        self,
+        name: str,
+        kind: str,
+        reads: Sequence[Tensor],
+        writes: Sequence[Tensor],
+        variant: str = "",
+        **sizes: Any,
     ) -> int:
         """Append one operation, and before it the kernels that it needs."""
         if name == "addmm":
@@ -58,7 +65,14 @@ class _EagerTape(Tape):
         self.kept = {weight: self.tensor(*weight.shape) for weight in dense}
         self.phase, self.module = "backward", ""
         elements = sum(weight.numel for weight in dense)
-        self.emit("zero_", "elementwise", [], list(self.kept.values()), elements=elements, launches=len(dense))
+        self.emit(
+            "zero_",
+            "elementwise",
+            [],
+            list(self.kept.values()),
+            elements=elements,
+            launches=len(dense),
+        )
         return dense
 
     def keep(self, weight: Tensor) -> None:
@@ -66,12 +80,15 @@ class _EagerTape(Tape):
         if weight not in self.kept:
             return super().keep(weight)
         kept = self.kept[weight]
-        self.emit("accumulate", "elementwise", [kept, self.gradients[weight]], [kept], elements=kept.numel)
+        self.emit(
+            "accumulate", "elementwise", [kept, self.gradients[weight]], [kept], elements=kept.numel
+        )
         self.gradients[weight] = kept
         return None
 
     def loss(self, logits: Tensor) -> None:
-        """Sigmoid, loss of every sample and mean; labels are copied here, loss and predictions are read at once."""
+        """Sigmoid, loss of every sample and mean; labels are copied here, loss and predictions are
+        read at once."""
         scores, losses = self.tensor(*logits.shape, grad=True), self.tensor(*logits.shape)
         labels, loss, one = (self.tensor(*shape) for shape in (logits.shape, (1,), (1,)))
         n = logits.numel
@@ -91,7 +108,9 @@ class _EagerTape(Tape):
         for tensor in (loss, scores):
             self.bare += 1  # detached
             self.transfer("to_host", tensor)
-        self.node(lambda: back("binary_cross_entropy_backward", [one, scores, labels], scores, mean=True))
+        self.node(
+            lambda: back("binary_cross_entropy_backward", [one, scores, labels], scores, mean=True)
+        )
         self.node(lambda: self.emit("ones_like", "copy", [loss], [one], "new_zeros", elements=1))
 
 
@@ -105,10 +124,15 @@ class EagerDLRM:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def graphs(self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = True) -> tuple[Graph, ...]:
+    def graphs(
+        self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = True
+    ) -> tuple[Graph, ...]:
         """The graph of one iteration on the GPU."""
         model = self.model
-        (held,), tape = hold_tables(model.place(plan, 1), model.tables), _EagerTape(ITEMSIZE[model.dtype])
+        (held,), tape = (
+            hold_tables(model.place(plan, 1), model.tables),
+            _EagerTape(ITEMSIZE[model.dtype]),
+        )
         inputs = tape.tensor(model.batch, model.features)
         lookups = sum(round(model.batch * table.pooling) for table in model.tables)
         offsets = model.batch * len(model.tables) + 1

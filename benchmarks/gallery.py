@@ -2,8 +2,8 @@
 
     python -m benchmarks.gallery [NAME ...]
 
-Sources: reference_data/datasheets.csv, measurements of other people (PERFKIT_SHARED_DATA or beside the checkout), and
-the package aiconfigurator-core (installed, or in PERFKIT_KERNEL_DATABASE).
+Sources: reference_data/datasheets.csv, measurements of other people (PERFKIT_SHARED_DATA or beside
+the checkout), and the package aiconfigurator-core (installed, or in PERFKIT_KERNEL_DATABASE).
 """
 
 import math
@@ -32,20 +32,44 @@ from perfkit.platform.file import format_toml
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.kernels import find_stand_in
 from perfkit.platform.platform import Platform
-from perfkit.platform.sources import POOR, UNFITTED, assemble, fit_curves, fit_database, fit_gemms, fit_rails
+from perfkit.platform.sources import (
+    POOR,
+    UNFITTED,
+    assemble,
+    fit_curves,
+    fit_database,
+    fit_gemms,
+    fit_rails,
+)
 from perfkit.platform.whatif import DEVICE_SPREAD
 from perfkit.readers.datasheets import read_datasheet
 
 #: Day on which the numbers were entered; the measurements have no date.
 DATE = "2026-11-21"
 #: Parts of a platform file with fits, and numbers that are rounded to three digits.
-_FITS, _ROUGH = ("kernels", "collectives", "context"), ("stderr", "spread", "bias", "spread_time", "latency")
+_FITS, _ROUGH = (
+    ("kernels", "collectives", "context"),
+    ("stderr", "spread", "bias", "spread_time", "latency"),
+)
 _DATABASE = "aiconfigurator-core 0.12.0 (Apache-2.0)"
-#: The GPU whose steps perfkit has measured; classes that are taken from these steps; names of those taken as a whole.
+#: The GPU whose steps perfkit has measured; classes that are taken from these steps; names of those
+#: taken as a whole.
 _OWN = "h100-1"
-_FROM_STEPS = ("rowwise", "convolution", "pooling", "embedding_forward", "embedding_backward", "embedding_update")
-_WHOLE = {"embedding_update": "embedding_update.sparse", "convolution": "convolution", "pooling": "pooling"}
-#: Fewest operations for a class in its own number format, and the smallest spread on another generation [-].
+_FROM_STEPS = (
+    "rowwise",
+    "convolution",
+    "pooling",
+    "embedding_forward",
+    "embedding_backward",
+    "embedding_update",
+)
+_WHOLE = {
+    "embedding_update": "embedding_update.sparse",
+    "convolution": "convolution",
+    "pooling": "pooling",
+}
+#: Fewest operations for a class in its own number format, and the smallest spread on another
+#: generation [-].
 _OFTEN, _ELSEWHERE = 10, 0.3
 #: A function that returns the fits of one source.
 Part: TypeAlias = Callable[[Platform], Mapping[str, Fit]]
@@ -64,7 +88,8 @@ class Recipe:
     fabric: str = ""
 
 
-# -- sources ---------------------------------------------------------------------------------------------------------
+# -- sources
+# ---------------------------------------------------------------------------------------------------------
 
 
 def _shared_collectives(system: str, platform: Platform) -> dict[str, Fit]:
@@ -75,13 +100,19 @@ def _shared_collectives(system: str, platform: Platform) -> dict[str, Fit]:
     tidy = frame.filter(pl.col("library_version") == version).with_columns(
         pl.col("dtype").replace("half", "fp16"), nodes=pl.lit(1, pl.Int64)
     )
-    return fit_curves(tidy, source=f"{_DATABASE}, nccl {system}, NCCL {version}, medians over repeats", date=DATE)
+    return fit_curves(
+        tidy, source=f"{_DATABASE}, nccl {system}, NCCL {version}, medians over repeats", date=DATE
+    )
 
 
 def _shared_gemms(system: str, platform: Platform) -> dict[str, Fit]:
     """Fit of shared products with random data, as in training; a fifth is held out for tests."""
-    frame = pl.read_csv(find_shared_data("gemm", f"gemm_bf16_{system}.csv")).filter(pl.col("split_random") == "train")
-    tidy = frame.select("m", "n", "k", dtype=pl.lit("bf16"), seconds=pl.col("latency_us_sglang") * 1e-6)
+    frame = pl.read_csv(find_shared_data("gemm", f"gemm_bf16_{system}.csv")).filter(
+        pl.col("split_random") == "train"
+    )
+    tidy = frame.select(
+        "m", "n", "k", dtype=pl.lit("bf16"), seconds=pl.col("latency_us_sglang") * 1e-6
+    )
     text = f"{_DATABASE}, {system}, collector sglang, split_random train"
     return fit_gemms(tidy, platform.device, source=text, date=DATE)
 
@@ -89,14 +120,21 @@ def _shared_gemms(system: str, platform: Platform) -> dict[str, Fit]:
 def read_products(name: str) -> pl.DataFrame:
     """Products in fp32 that sitar-lab/NeuSight timed on a device; most sizes are unaligned."""
     return pl.read_csv(find_shared_data("kernels_neusight", f"linear_{name}.csv")).select(
-        "n", "k", m=pl.col("m") * pl.col("b"), dtype=pl.lit("fp32"), seconds=pl.col("latency_ms") * 1e-3
+        "n",
+        "k",
+        m=pl.col("m") * pl.col("b"),
+        dtype=pl.lit("fp32"),
+        seconds=pl.col("latency_ms") * 1e-3,
     )
 
 
 def _read_squares() -> pl.DataFrame:
-    """Published products in fp32, most of them square, on an A100 whose power does not limit them."""
+    """Published products in fp32, most of them square, on an A100 whose power does not limit
+    them."""
     seconds = gemm_flops(pl.col("m"), pl.col("n"), pl.col("k")) / pl.col("tflops") / 1e12
-    return pl.read_csv(find_reference("published", "gemm_fp32.csv")).with_columns(dtype=pl.lit("fp32"), seconds=seconds)
+    return pl.read_csv(find_reference("published", "gemm_fp32.csv")).with_columns(
+        dtype=pl.lit("fp32"), seconds=seconds
+    )
 
 
 def _products_fp32(
@@ -107,8 +145,15 @@ def _products_fp32(
     fit = fit_gemms(read(), read_datasheet(sheet).device, source=text, date=DATE)["gemm.fp32"]
     note = f"a call of the framework took {fit['launch'] * 1e6:.0f} µs there; the launch is that of gemm"
     errors = {key: error for key, error in fit.stderr.items() if key != "launch"}
-    own, spread = {**fit, "launch": platform.kernels["gemm"]["launch"]}, math.hypot(fit.spread, more)
-    return {"gemm.fp32": replace(fit, parameters=own, stderr=errors, spread=spread, notes=(*fit.notes, note))}
+    own, spread = (
+        {**fit, "launch": platform.kernels["gemm"]["launch"]},
+        math.hypot(fit.spread, more),
+    )
+    return {
+        "gemm.fp32": replace(
+            fit, parameters=own, stderr=errors, spread=spread, notes=(*fit.notes, note)
+        )
+    }
 
 
 def _database(system: str, parts: Sequence[str], platform: Platform) -> dict[str, Fit]:
@@ -120,7 +165,11 @@ def _database(system: str, parts: Sequence[str], platform: Platform) -> dict[str
 def _log(name: str, source: str, platform: Platform) -> dict[str, Fit]:
     """Fits of a log of nccl-tests, for collectives without a fit so far."""
     fits = fit_curves(_read_log(name), source=source, date=DATE)
-    known = {Key.parse(key).operation for key, fit in platform.collectives.items() if fit.kind == "fitted"}
+    known = {
+        Key.parse(key).operation
+        for key, fit in platform.collectives.items()
+        if fit.kind == "fitted"
+    }
     return {key: fit for key, fit in fits.items() if Key.parse(key).operation not in known}
 
 
@@ -128,20 +177,25 @@ def _read_log(name: str) -> pl.DataFrame:
     from perfkit.readers.nccl import read_nccl_tests
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # in one of them labels and busbw disagree; the reader corrects it
+        # in one of them labels and busbw disagree; the reader corrects it
+        warnings.simplefilter("ignore")
         return read_nccl_tests(find_shared_data("nccl_logs", name))
 
 
 def _rail(name: str, source: str, platform: Platform) -> dict[str, Fit]:
-    """Fits between nodes, from a log with one rank per node or, less the time inside nodes, from one of whole nodes."""
+    """Fits between nodes, from a log with one rank per node or, less the time inside nodes, from
+    one of whole nodes."""
     frame = _read_log(name)
-    fits = fit_curves(frame, ranks_per_node=platform.network.ranks_per_node, source=source, date=DATE)
+    fits = fit_curves(
+        frame, ranks_per_node=platform.network.ranks_per_node, source=source, date=DATE
+    )
     rails = {key: fit for key, fit in fits.items() if Key.parse(key).algorithm == "rail"}
     return rails or fit_rails(frame, platform, source=source, date=DATE)
 
 
 def _volta_kernels(platform: Platform) -> dict[str, Fit]:
-    """Kernels of a V100 at locked clocks, with shares of the bandwidth of the datasheet, not of the measured one."""
+    """Kernels of a V100 at locked clocks, with shares of the bandwidth of the datasheet, not of the
+    measured one."""
     kernels, locked = gallery_v100.fit_kernels(), gallery_v100.build("v100-locked-1").device
     scale = {"memory_efficiency": locked.main_bandwidth / platform.device.main_bandwidth}
     note = "measured at 1297 MHz; taken to reach the same share of the peak at the boost clock"
@@ -150,44 +204,72 @@ def _volta_kernels(platform: Platform) -> dict[str, Fit]:
         return {name: value * scale.get(name, 1.0) for name, value in values.items()}
 
     return {
-        key: replace(fit, parameters=rescale(fit), stderr=rescale(fit.stderr), spread=1.25 * fit.spread,
-                     notes=(*fit.notes, note)) for key, fit in kernels.items()
-    }  # fmt: skip
+        key: replace(
+            fit,
+            parameters=rescale(fit),
+            stderr=rescale(fit.stderr),
+            spread=1.25 * fit.spread,
+            notes=(*fit.notes, note),
+        )
+        for key, fit in kernels.items()
+    }
 
 
 def _volta_collectives(platform: Platform) -> dict[str, Fit]:
     """Curves of a paper: read off its plots for 4 ranks, and its published formula for 8 ranks."""
     paper = "arXiv 2404.12674, ml_perf_model (BSD-3)"
     folder = find_shared_data("nccl")
-    frame = pl.read_csv(folder / "collectives_4xV100_dgx1_digitized.csv").filter(pl.col("kind") == "line")
+    frame = pl.read_csv(folder / "collectives_4xV100_dgx1_digitized.csv").filter(
+        pl.col("kind") == "line"
+    )
     names = {"all_gather_base": "all_gather", "all_gather": "all_gather_into_list"}
     tidy = frame.select(
-        operation=pl.col("collective").replace(names), ranks=pl.lit(4, pl.Int64), nodes=pl.lit(1, pl.Int64),
-        dtype=pl.lit("fp32"), nbytes=pl.col("size_B").cast(pl.Int64), seconds=pl.col("latency_us") * 1e-6,
-    )  # fmt: skip
+        operation=pl.col("collective").replace(names),
+        ranks=pl.lit(4, pl.Int64),
+        nodes=pl.lit(1, pl.Int64),
+        dtype=pl.lit("fp32"),
+        nbytes=pl.col("size_B").cast(pl.Int64),
+        seconds=pl.col("latency_us") * 1e-6,
+    )
     fits = fit_curves(tidy, source=f"{paper}, 4 V100 of a DGX-1, read off a plot (3 %)", date=DATE)
     published = pl.read_csv(folder / "collective_fit_params_v100.csv").filter(pl.col("n_gpus") == 8)
     for row in published.iter_rows(named=True):
         operation = row["collective"].removesuffix("v")
         exponents = np.arange(row["ln_p_log2B"], row["sats_p_log2B"] + 1.0)
-        bend = row["sig_L"] / (1.0 + np.exp(-row["sig_k"] * (exponents - row["sig_x0"]))) + row["sig_b"]
+        bend = (
+            row["sig_L"] / (1.0 + np.exp(-row["sig_k"] * (exponents - row["sig_x0"])))
+            + row["sig_b"]
+        )
         nbytes = np.append(2.0**exponents, 2.0**28)
-        busbw = np.append(np.minimum(10.0**bend, row["max_bus_bw_GBps"]), row["max_bus_bw_GBps"]) * 1e9
+        busbw = (
+            np.append(np.minimum(10.0**bend, row["max_bus_bw_GBps"]), row["max_bus_bw_GBps"]) * 1e9
+        )
         seconds = np.maximum(nbytes * bus_factor(operation, 8) / busbw, row["overhead_us"] * 1e-6)
-        fit = fit_collective(nbytes, seconds, source=f"{paper}, published curve of 8 V100, sampled", date=DATE)
+        fit = fit_collective(
+            nbytes, seconds, source=f"{paper}, published curve of 8 V100, sampled", date=DATE
+        )
         note = "not measurements but a published curve; the same kind is up to 25 % off the measurements on 4 ranks"
-        fits[f"{operation}.8"] = replace(fit, spread=max(fit.spread, 0.25), notes=(*fit.notes, note))
+        fits[f"{operation}.8"] = replace(
+            fit, spread=max(fit.spread, 0.25), notes=(*fit.notes, note)
+        )
     return fits
 
 
-# -- recipes ---------------------------------------------------------------------------------------------------------
+# -- recipes
+# ---------------------------------------------------------------------------------------------------------
 
 
 def _from_shared(system: str, log: tuple[str, str], *more: str) -> Recipe:
     """A node with shared collectives and products; the other fits are from the database."""
-    parts = [partial(_shared_collectives, system), partial(_log, *log), partial(_shared_gemms, system)]
+    parts = [
+        partial(_shared_collectives, system),
+        partial(_log, *log),
+        partial(_shared_gemms, system),
+    ]
     if system == "a100_sxm":
-        text = "triton-lang/triton issue 2491 and Yinghan-Li/YHs_Sample issue 4, NVIDIA A100 80GB PCIe"
+        text = (
+            "triton-lang/triton issue 2491 and Yinghan-Li/YHs_Sample issue 4, NVIDIA A100 80GB PCIe"
+        )
         parts.append(partial(_products_fp32, _read_squares, "a100-pcie", text, DEVICE_SPREAD))
     return Recipe(DATASHEETS[system], 8, [*parts, partial(_database, system, more)])
 
@@ -195,35 +277,71 @@ def _from_shared(system: str, log: tuple[str, str], *more: str) -> Recipe:
 _LOGS = "nccl-tests log of {}, {}"
 _A100_LOG = _LOGS.format("8 A100-SXM4-40GB, one process", "microsoft/superbenchmark@700d650 (MIT)")
 _H100_NODE = _LOGS.format("8 H100", "xxrjun/nccl-tests-cluster@455de4f (Apache-2.0)")
-_H100_RAIL = _LOGS.format("10 nodes with one H100 each", "xxrjun/nccl-tests-cluster@455de4f (Apache-2.0)")
+_H100_RAIL = _LOGS.format(
+    "10 nodes with one H100 each", "xxrjun/nccl-tests-cluster@455de4f (Apache-2.0)"
+)
 _A100_PAIR = _LOGS.format(
-    "2 p4de.24xlarge, EFA of 4 x 100 Gb/s a node", "aws-samples/awsome-distributed-training@9bfddb3 (MIT-0)"
+    "2 p4de.24xlarge, EFA of 4 x 100 Gb/s a node",
+    "aws-samples/awsome-distributed-training@9bfddb3 (MIT-0)",
 )
 
 _VOLTA_PRODUCTS = "sitar-lab/NeuSight (MIT), half of the rows of linear, tesla_v100_pcie_32gb"
 #: Ranks of the nodes whose measurements are all in the kernel database.
-_IN_DATABASE = {"h200_sxm": 8, "b200_sxm": 8, "b300_sxm": 8, "gb200": 4, "l40s": 8, "rtx_pro_6000_server": 8}
+_IN_DATABASE = {
+    "h200_sxm": 8,
+    "b200_sxm": 8,
+    "b300_sxm": 8,
+    "gb200": 4,
+    "l40s": 8,
+    "rtx_pro_6000_server": 8,
+}
 RECIPES: Mapping[str, Recipe] = {
-    "a100-sxm-8": _from_shared("a100_sxm", ("a100x8_nvswitch_broadcast.log", _A100_LOG), "attention"),
+    "a100-sxm-8": _from_shared(
+        "a100_sxm", ("a100x8_nvswitch_broadcast.log", _A100_LOG), "attention"
+    ),
     "h100-sxm-8": _from_shared(
         "h100_sxm", ("h100x8_1node_multi_collective.log", _H100_NODE), "attention", "elementwise"
     ),
-    **{f"{DATASHEETS[system]}-{ranks}": Recipe(DATASHEETS[system], ranks, [partial(_database, system, ())])
-       for system, ranks in _IN_DATABASE.items()},
+    **{
+        f"{DATASHEETS[system]}-{ranks}": Recipe(
+            DATASHEETS[system], ranks, [partial(_database, system, ())]
+        )
+        for system, ranks in _IN_DATABASE.items()
+    },
     "v100-sxm-8": Recipe(
-        "v100-sxm", 8,
-        [_volta_collectives, _volta_kernels,
-         partial(_products_fp32, partial(read_products, "tesla_v100_pcie_32gb"), "v100-pcie", _VOLTA_PRODUCTS, 0.0)],
+        "v100-sxm",
+        8,
+        [
+            _volta_collectives,
+            _volta_kernels,
+            partial(
+                _products_fp32,
+                partial(read_products, "tesla_v100_pcie_32gb"),
+                "v100-pcie",
+                _VOLTA_PRODUCTS,
+                0.0,
+            ),
+        ],
     ),
     "a100-sxm-efa-8x8": Recipe(
-        "a100-sxm", 8, nodes=8, node="a100-sxm-8", rails=4, fabric="EFA, 4 x 100 Gb/s a node (AWS p4de)",
+        "a100-sxm",
+        8,
+        nodes=8,
+        node="a100-sxm-8",
+        rails=4,
+        fabric="EFA, 4 x 100 Gb/s a node (AWS p4de)",
         parts=[partial(_rail, "a100x16_2node_p4de_efa_allreduce.log", _A100_PAIR)],
     ),
     "h100-sxm-8x8": Recipe(
-        "h100-sxm", 8, nodes=8, node="h100-sxm-8", rails=8, fabric="not stated, 400 Gb/s a GPU",
+        "h100-sxm",
+        8,
+        nodes=8,
+        node="h100-sxm-8",
+        rails=8,
+        fabric="not stated, 400 Gb/s a GPU",
         parts=[partial(_rail, "h100x10_10node_g1_multi_collective.log", _H100_RAIL)],
     ),
-}  # fmt: skip
+}
 
 
 #: All GPU platforms: those of the recipes, and those of a study with locked clocks.
@@ -247,12 +365,17 @@ def read_parts(name: str) -> tuple[Platform, list[str]]:
     else:
         platform = Platform.from_datasheet(recipe.system, ranks=recipe.ranks)
         kernels = {}
-        for key, fit in platform.kernels.items():  # without finer classes; `add_own_steps` adds them
+        # without finer classes; `add_own_steps` adds them
+        for key, fit in platform.kernels.items():
             kind, finer, _ = key.partition(".")
             if not (finer and kind in _FROM_STEPS):
                 kernels[key] = replace(fit, transferred=())
         platform = replace(platform, kernels=kernels, collectives={})
-    platform = replace(platform, name=name, network=replace(platform.network, nodes=recipe.nodes, rails=recipe.rails))
+    platform = replace(
+        platform,
+        name=name,
+        network=replace(platform.network, nodes=recipe.nodes, rails=recipe.rails),
+    )
     for part in recipe.parts:
         try:
             fits = part(platform)
@@ -279,16 +402,22 @@ def build(name: str) -> Platform:
     return finish(platform)
 
 
-#: Classes without measurements, or with more variation than between devices: the class that each follows, its smallest
-#: spread, and why; docs/formulas.md, table 2.3.
+#: Classes without measurements, or with more variation than between devices: the class that each
+#: follows, its smallest spread, and why; docs/formulas.md, table 2.3.
 _FOLLOWS: Mapping[str, tuple[str, float, str]] = {
-    "attention": ("attention", 0.4, "FlashAttention-2 reaches 35 % of the peak of an H100 (arXiv 2407.08608)"),
+    "attention": (
+        "attention",
+        0.4,
+        "FlashAttention-2 reaches 35 % of the peak of an H100 (arXiv 2407.08608)",
+    ),
     "bmm": ("gemm", 0.35, "few or small products fill a device less"),
     "elementwise": ("elementwise", 0.3, "casts stand for all functions"),
     **dict.fromkeys(("rowwise", "copy"), ("elementwise", 0.35, "the same share of the bandwidth")),
-    **dict.fromkeys(("embedding_forward", "embedding_backward", "embedding_update"),
-                    ("gemm", 0.45, "random rows were not measured; they move in 32 B sectors")),
-}  # fmt: skip
+    **dict.fromkeys(
+        ("embedding_forward", "embedding_backward", "embedding_update"),
+        ("gemm", 0.45, "random rows were not measured; they move in 32 B sectors"),
+    ),
+}
 #: Smallest spread of collectives on a link that was not measured; docs/formulas.md, table 2.3.
 _WIDE = 0.5
 
@@ -296,9 +425,15 @@ _WIDE = 0.5
 def build_typical() -> Platform:
     """The median of the measured devices: shares of peak, bandwidth and link."""
     locked = "v100-sxm-8"  # measured at another clock
-    nodes = {name: load_platform(name) for name, recipe in RECIPES.items() if not recipe.node and name != locked}
-    wires, hops = ({name: getattr(node.network.links["intra"], end).value for name, node in nodes.items()}
-                   for end in ("bandwidth", "latency"))  # fmt: skip
+    nodes = {
+        name: load_platform(name)
+        for name, recipe in RECIPES.items()
+        if not recipe.node and name != locked
+    }
+    wires, hops = (
+        {name: getattr(node.network.links["intra"], end).value for name, node in nodes.items()}
+        for end in ("bandwidth", "latency")
+    )
     wire, hop = (float(np.median(list(values.values()))) for values in (wires, hops))
     groups: dict[str, dict[str, Fit]] = {}
     for name, node in nodes.items():
@@ -310,49 +445,85 @@ def build_typical() -> Platform:
     found = {key: _take_middle(fits) for key, fits in sorted(groups.items()) if len(fits) > 2}
     for key, (model, least, why) in _FOLLOWS.items():
         fit = found[model]
-        found[key] = replace(fit, spread=max(least, fit.spread), source=f"{fit.source}; as {model}: {why}")
+        found[key] = replace(
+            fit, spread=max(least, fit.spread), source=f"{fit.source}; as {model}: {why}"
+        )
     gather = found["all_gather.any"]
     parameters = {**gather, "beta0": gather["beta0"] + gather["beta1"], "beta1": 0.0}
-    found["broadcast.any"] = replace(gather, parameters=parameters, source=f"{gather.source}; busbw of all_gather")
+    found["broadcast.any"] = replace(
+        gather, parameters=parameters, source=f"{gather.source}; busbw of all_gather"
+    )
     found["transfer"] = Fit(
-        "additive", {"launch": 1e-6, "nbytes": 1 / 8.1e9}, spread=0.5, units={"launch": "s", "nbytes": "s/B"},
+        "additive",
+        {"launch": 1e-6, "nbytes": 1 / 8.1e9},
+        spread=0.5,
+        units={"launch": "s", "nbytes": "s/B"},
         source="pageable memory over PCIe as on the V100 host of arXiv 2404.12674 (hw_params, pcie_gbps)",
-        kind="assumed", date=DATE, notes=(UNFITTED,),
-    )  # fmt: skip
+        kind="assumed",
+        date=DATE,
+        notes=(UNFITTED,),
+    )
     own, text = "a placeholder: every datasheet states its own", f"median over {', '.join(nodes)}"
     memory = MemoryLevel("memory", None, Quantity(1.0, "B/s", "assumed", own, DATE))
-    link = Link(Quantity(wire, "B/s", "assumed", text, DATE), Quantity(hop, "s", "assumed", text, DATE))
+    link = Link(
+        Quantity(wire, "B/s", "assumed", text, DATE), Quantity(hop, "s", "assumed", text, DATE)
+    )
     device = Device("a device that nobody measured", "cuda", {}, (memory,))
     network = Network(8, links={"intra": link})
-    return add_context(Platform("the middle of the measured GPUs", device, network, *_split(found)), "others")
+    return add_context(
+        Platform("the middle of the measured GPUs", device, network, *_split(found)), "others"
+    )
 
 
 def _take_middle(fits: Mapping[str, Fit]) -> Fit:
-    """The median of every parameter; the spread adds, in squares, the median spread, scatter and that of a transfer."""
+    """The median of every parameter; the spread adds, in squares, the median spread, scatter and
+    that of a transfer."""
     first = next(iter(fits.values()))
     table = {name: np.array([fit[name] for fit in fits.values()]) for name in first}
-    scatters = [np.log(table[name]).std() for name in ("compute_efficiency", "memory_efficiency") if name in table]
-    scatter = next((x for x in scatters if x > 0), _WIDE)  # classes without arithmetic have no scatter of its share
-    spread = math.hypot(float(np.median([fit.spread for fit in fits.values()])), float(scatter), DEVICE_SPREAD)
+    scatters = [
+        np.log(table[name]).std()
+        for name in ("compute_efficiency", "memory_efficiency")
+        if name in table
+    ]
+    # classes without arithmetic have no scatter of its share
+    scatter = next((x for x in scatters if x > 0), _WIDE)
+    spread = math.hypot(
+        float(np.median([fit.spread for fit in fits.values()])), float(scatter), DEVICE_SPREAD
+    )
     return Fit(
-        first.form, {name: float(np.median(values)) for name, values in table.items()}, spread=spread, kind="assumed",
-        source=f"median over {', '.join(fits)}", date=DATE, notes=(UNFITTED,), units=first.units, dtypes=first.dtypes,
-    )  # fmt: skip
+        first.form,
+        {name: float(np.median(values)) for name, values in table.items()},
+        spread=spread,
+        kind="assumed",
+        source=f"median over {', '.join(fits)}",
+        date=DATE,
+        notes=(UNFITTED,),
+        units=first.units,
+        dtypes=first.dtypes,
+    )
 
 
 def add_own_steps(platform: Platform) -> Platform:
     """Add classes from the steps that perfkit measured on an H100: docs/formulas.md, table 2.5.
 
-    Only classes without a measurement of the platform are added. Layouts and convolutional nets are added only to GPUs
-    of the same generation. Older generations get nothing, because their scales were fitted without these classes. The
-    file for GPUs without measurements has no scales, so it gets them.
+    Only classes without a measurement of the platform are added. Layouts and convolutional nets are
+    added only to GPUs of the same generation. Older generations get nothing, because their scales
+    were fitted without these classes. The file for GPUs without measurements has no scales, so it
+    gets them.
     """
-    own, capability = load_platform(find_reference("measured") / f"{_OWN}.toml"), platform.device.capability
-    if own.device.capability is None or (capability and capability.value < own.device.capability.value):
+    own, capability = (
+        load_platform(find_reference("measured") / f"{_OWN}.toml"),
+        platform.device.capability,
+    )
+    if own.device.capability is None or (
+        capability and capability.value < own.device.capability.value
+    ):
         return platform
     near, fits = capability is not None and capability.value == own.device.capability.value, {}
     if near and platform.kernels["gemm.fp8"].kind == "assumed":
-        fits["gemm.fp8"] = replace(own.kernels["gemm.fp8"], source=f"perfkit, {_OWN}: cuBLAS as PyTorch calls it")
+        fits["gemm.fp8"] = replace(
+            own.kernels["gemm.fp8"], source=f"perfkit, {_OWN}: cuBLAS as PyTorch calls it"
+        )
     for key, scale in own.context.kernels.items():
         kind, *finer = key.split(".")
         dtype = finer.pop() if finer and finer[-1] in DTYPES else ""
@@ -360,28 +531,50 @@ def add_own_steps(platform: Platform) -> Platform:
         free = kind not in platform.kernels or platform.kernels[kind].kind == "assumed"
         enough = (finer or kind in _WHOLE) and (not dtype or scale.n >= _OFTEN)
         fit = find_stand_in(own.kernels, kind, variant=".".join(finer), dtype=dtype or "fp32")
-        if kind in _FROM_STEPS and free and enough and fit and scale.source == own.provenance["id"] and near >= net:
+        if (
+            kind in _FROM_STEPS
+            and free
+            and enough
+            and fit
+            and scale.source == own.provenance["id"]
+            and near >= net
+        ):
             fits[_WHOLE.get(key, key)] = replace(
-                fit, parameters=_slow(fit, scale["scale"]), stderr={}, ranges={}, dtypes=(), at_bounds=(),
+                fit,
+                parameters=_slow(fit, scale["scale"]),
+                stderr={},
+                ranges={},
+                dtypes=(),
+                at_bounds=(),
                 notes=(UNFITTED,),
-                spread=math.hypot(scale.spread, DEVICE_SPREAD if near else _ELSEWHERE), spread_time=None, quality="",
-                n=scale.n, kind="fitted" if near else "assumed", date=scale.date,
+                spread=math.hypot(scale.spread, DEVICE_SPREAD if near else _ELSEWHERE),
+                spread_time=None,
+                quality="",
+                n=scale.n,
+                kind="fitted" if near else "assumed",
+                date=scale.date,
                 source=f"perfkit, {_OWN}: in its own steps",
-                stands_for="", bias=0.0,
-            )  # fmt: skip
+                stands_for="",
+                bias=0.0,
+            )
     return replace(platform, kernels={**platform.kernels, **fits})
 
 
 def _slow(fit: Fit, scale: float) -> dict[str, float]:
     """Parameters of a roofline that takes `scale` times as long, with efficiencies of at most 1."""
     return {
-        name: value * scale if name == "launch" else min(value / scale, 1.0) if "efficiency" in name else value
+        name: value * scale
+        if name == "launch"
+        else min(value / scale, 1.0)
+        if "efficiency" in name
+        else value
         for name, value in fit.items()
     }
 
 
 def add_context(platform: Platform, default: str = "") -> Platform:
-    """Add the scales of the generation of the device, which `benchmarks.gpu_context` fits to published steps."""
+    """Add the scales of the generation of the device, which `benchmarks.gpu_context` fits to
+    published steps."""
     platform = add_own_steps(platform)
     words = platform.device.name.lower().split()
     known = (GENERATION[word] for word in words if word in GENERATION)
@@ -401,12 +594,18 @@ def finish(platform: Platform) -> Platform:
     """A platform as in its file: numbers rounded, with its evidence and a list of poor fits."""
     platform = add_context(platform)
     fits = {**platform.kernels, **platform.collectives}
-    poor = [f"{key} ({fit.spread:.0%})" for key, fit in fits.items() if fit.kind == "fitted" and fit.spread > POOR]
+    poor = [
+        f"{key} ({fit.spread:.0%})"
+        for key, fit in fits.items()
+        if fit.kind == "fitted" and fit.spread > POOR
+    ]
     public = "datasheets, and public measurements by others of kernels and whole steps"
     bare = "datasheets and public measurements by others; nothing was calibrated in context"
-    about = {"evidence": public if platform.context else bare,
-             "terms": "figures are facts with their citation; the measurements themselves are not copied",
-             "entered": DATE}  # fmt: skip
+    about = {
+        "evidence": public if platform.context else bare,
+        "terms": "figures are facts with their citation; the measurements themselves are not copied",
+        "entered": DATE,
+    }
     about |= {"poor_fits": f"measurements scatter widely around {', '.join(poor)}"} if poor else {}
     return _round(replace(platform, provenance=about))
 
@@ -423,7 +622,9 @@ def _round(platform: Platform) -> Platform:
 
     data = tomllib.loads(platform.to_toml())
     data["network"] |= {"links": shorten(data["network"].get("links", {}))}
-    return Platform.from_toml(format_toml(data | {name: shorten(data[name]) for name in _FITS if name in data}))
+    return Platform.from_toml(
+        format_toml(data | {name: shorten(data[name]) for name in _FITS if name in data})
+    )
 
 
 def find_differences(new: Any, old: Any, place: str = "") -> Iterator[str]:
@@ -435,15 +636,26 @@ def find_differences(new: Any, old: Any, place: str = "") -> Iterator[str]:
         for i, (one, other) in enumerate(zip(new, old, strict=True)):
             yield from find_differences(one, other, f"{place}[{i}]")
     elif isinstance(new, float) and isinstance(old, float):
-        if not math.isclose(new, old, rel_tol=5e-3, abs_tol=2e-3 if place.endswith(("spread", "bias")) else 0.0):
+        if not math.isclose(
+            new, old, rel_tol=5e-3, abs_tol=2e-3 if place.endswith(("spread", "bias")) else 0.0
+        ):
             yield f"{place}: {old} in the file, {new} from the sources"
     elif new != old:
         yield f"{place}: {old!r} in the file, {new!r} from the sources"
 
 
-@command({"names": {"nargs": "*", "metavar": "NAME", "help": f"platforms, all by default: {', '.join(NAMES)}"}})
+@command(
+    {
+        "names": {
+            "nargs": "*",
+            "metavar": "NAME",
+            "help": f"platforms, all by default: {', '.join(NAMES)}",
+        }
+    }
+)
 def main(given: Any) -> None:
-    """Build the GPU platforms of the gallery, list what differs from their files, and write those."""
+    """Build the GPU platforms of the gallery, list what differs from their files, and write
+    those."""
     for name in given.names or (*NAMES, TYPICAL):
         path = find_reference() / "platforms" / f"{name}.toml"
         text = build(name).to_toml()

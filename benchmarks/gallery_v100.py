@@ -1,10 +1,11 @@
 """The single GPUs of a published study at locked clocks, and its host overheads.
 
-V100, TITAN Xp and P100 of Lin et al. (arXiv 2201.07821 and 2404.12674; BSD-3). Rates of the hardware are from their
-parameter file, kernels of the V100 from their kernel trace of DLRM-MLPerf at batch 2048. The other two GPUs have the
-shares of peak and bandwidth of the V100. Peaks are those of the locked clocks (V100: 80 multiprocessors of 64 units,
-2 FLOP, 1297 MHz: 13.3 TFLOP/s). The parameter file lists higher rates for V100 and P100, which need clocks 16 and 10 %
-above the locked ones. Nothing here was fitted to iterations.
+V100, TITAN Xp and P100 of Lin et al. (arXiv 2201.07821 and 2404.12674; BSD-3). Rates of the
+hardware are from their parameter file, kernels of the V100 from their kernel trace of DLRM-MLPerf
+at batch 2048. The other two GPUs have the shares of peak and bandwidth of the V100. Peaks are those
+of the locked clocks (V100: 80 multiprocessors of 64 units, 2 FLOP, 1297 MHz: 13.3 TFLOP/s). The
+parameter file lists higher rates for V100 and P100, which need clocks 16 and 10 % above the locked
+ones. Nothing here was fitted to iterations.
 """
 
 import ast
@@ -35,7 +36,8 @@ NAMES: Mapping[str, tuple[str, str, int]] = {
 }
 _STUDY = "arXiv 2404.12674 and 2201.07821, owensgroup/ml_perf_model (BSD-3)"
 _TRACE = f"{_STUDY}: kernels of DLRM-MLPerf, batch 2048, fp32, on a V100 at 1297 MHz"
-#: Fused lookups of 8 tables of a million rows, 64 columns, 100 lookups, batch 2048, forward and backward [s].
+#: Fused lookups of 8 tables of a million rows, 64 columns, 100 lookups, batch 2048, forward and
+#: backward [s].
 _DEFAULT_LOOKUPS = {"forward": 521.8e-6, "backward": 1276.7e-6}
 #: Shape of the tensor that the interaction gathers from.
 _GATHERED = (2048, 27, 27)
@@ -43,38 +45,66 @@ _GATHERED = (2048, 27, 27)
 _TILE = {"tile_m": 32.0, "tile_n": 128.0}
 
 
-def _quantity(value: float, unit: str, source: str, kind: str = "measured", basis: str = "") -> Quantity:
+def _quantity(
+    value: float, unit: str, source: str, kind: str = "measured", basis: str = ""
+) -> Quantity:
     return Quantity(float(f"{value:.6g}"), unit, kind, f"{_STUDY}: {source}", DATE, basis=basis)
 
 
 def _read_hardware(gpu: str) -> dict[str, Any]:
-    return next(row for row in read_numbers(find_shared_data("kernels_v100", "hw_params.csv")) if row["gpu"] == gpu)
+    return next(
+        row
+        for row in read_numbers(find_shared_data("kernels_v100", "hw_params.csv"))
+        if row["gpu"] == gpu
+    )
 
 
 def _device(name: str) -> Device:
     gpu, product, units = NAMES[name]
     hardware = _read_hardware(gpu)
     clock = float(hardware["locked_clock_mem_MHz_sm_MHz"].split(",")[1]) * 1e6
-    peak = _quantity(2 * units * clock, "FLOP/s", f"{units} fp32 units at {clock / 1e6:.0f} MHz", "datasheet", "dense")
+    peak = _quantity(
+        2 * units * clock,
+        "FLOP/s",
+        f"{units} fp32 units at {clock / 1e6:.0f} MHz",
+        "datasheet",
+        "dense",
+    )
     levels = []
     for level, key, unit, nbytes in (("L2", "l2", "MiB", 2**20), ("DRAM", "dram", "GiB", 2**30)):
         size, rate = f"{key}_{unit.lower()}", f"{key}_gbps"
-        capacity = hardware[size] * nbytes, "B", f"hw_params, {size}", "datasheet", f"{unit} as quoted"
-        levels.append(MemoryLevel(
-            level, _quantity(*capacity), _quantity(hardware[rate] * 1e9, "B/s", f"hw_params, {rate}"),
-        ))  # fmt: skip
+        capacity = (
+            hardware[size] * nbytes,
+            "B",
+            f"hw_params, {size}",
+            "datasheet",
+            f"{unit} as quoted",
+        )
+        levels.append(
+            MemoryLevel(
+                level,
+                _quantity(*capacity),
+                _quantity(hardware[rate] * 1e9, "B/s", f"hw_params, {rate}"),
+            )
+        )
     return Device(product, "cuda", {"fp32": peak}, tuple(levels))
 
 
-# -- kernels of the trace --------------------------------------------------------------------------------------------
+# -- kernels of the trace
+# --------------------------------------------------------------------------------------------
 
 
 def read_trace() -> list[dict[str, Any]]:
-    """Kernels of the trace by operation and shapes: mean time [s], calls in an iteration, shapes."""
-    frame = pl.read_csv(find_shared_data("kernels_v100", "kernel_trace_v100_dlrm_mlperf_bs2048_10iter_shapes.csv"))
+    """Kernels of the trace by operation and shapes: mean time [s], calls in an iteration,
+    shapes."""
+    frame = pl.read_csv(
+        find_shared_data("kernels_v100", "kernel_trace_v100_dlrm_mlperf_bs2048_10iter_shapes.csv")
+    )
     groups = frame.group_by("module", "op", "kernel", "shapes", maintain_order=True)
     sums = groups.agg(pl.col("count").sum(), pl.col("runtime_us").sum())
-    rows = sums.with_columns(seconds=pl.col("runtime_us") / pl.col("count") * 1e-6, each=pl.col("count") / 10)
+    rows = sums.with_columns(
+        seconds=pl.col("runtime_us") / pl.col("count") * 1e-6, each=pl.col("count") / 10
+    )
     return [
         {**row, "shapes": [shape for shape in ast.literal_eval(row["shapes"]) if shape]}
         for row in rows.iter_rows(named=True)
@@ -82,11 +112,15 @@ def read_trace() -> list[dict[str, Any]]:
 
 
 def _moved(row: Mapping[str, Any]) -> tuple[str, float]:
-    """Class and traffic of a kernel that only moves data [B]; an empty class if the trace does not give the traffic."""
+    """Class and traffic of a kernel that only moves data [B]; an empty class if the trace does not
+    give the traffic."""
     passes = {
-        "aten::relu": 8, "ReluBackward0": 12, "Optimizer.step#SGD.step": 12, "Optimizer.zero_grad#SGD.zero_grad": 4,
+        "aten::relu": 8,
+        "ReluBackward0": 12,
+        "Optimizer.step#SGD.step": 12,
+        "Optimizer.zero_grad#SGD.zero_grad": 4,
         "torch::autograd::AccumulateGrad": 12,
-    }  # fmt: skip
+    }
     size = max((math.prod(shape) for shape in row["shapes"]), default=1)
     if row["op"] in passes:
         return "elementwise", passes[row["op"]] * size
@@ -104,14 +138,18 @@ def _rates(device: Device) -> dict[str, Any]:
 
 def _fit_moves(rows: Sequence[Mapping[str, Any]], kind: str, device: Device) -> Fit:
     """Fit of the kernels of the trace that only move data."""
-    found = [(nbytes, row["seconds"]) for row in rows for name, nbytes in [_moved(row)] if name == kind]
+    found = [
+        (nbytes, row["seconds"]) for row in rows for name, nbytes in [_moved(row)] if name == kind
+    ]
     nbytes, seconds = np.array(found).T
     return fit_roofline(0.0, nbytes, seconds, **_rates(device), source=_TRACE, date=DATE)
 
 
 def _fit_products(device: Device) -> Fit:
     """Fit of the unbatched products of the trace."""
-    frame = pl.read_csv(find_shared_data("kernels_v100", "gemm_v100_fp32_from_trace.csv")).filter(pl.col("B") == 1)
+    frame = pl.read_csv(find_shared_data("kernels_v100", "gemm_v100_fp32_from_trace.csv")).filter(
+        pl.col("B") == 1
+    )
     m, n, k, micros = (frame[name].to_numpy().astype(float) for name in ("M", "N", "K", "mean_us"))
     work = {"flops": gemm_flops(m, n, k), "nbytes": gemm_bytes(m, n, k)}
     fit = fit_roofline(**work, seconds=micros * 1e-6, **_rates(device), source=_TRACE, date=DATE)
@@ -119,11 +157,15 @@ def _fit_products(device: Device) -> Fit:
 
 
 def _tile(gemm: Fit, moves: Fit) -> Fit:
-    """Small batched products in whole tiles, with the shares of peak and bandwidth of large products and copies."""
+    """Small batched products in whole tiles, with the shares of peak and bandwidth of large
+    products and copies."""
     parameters = {
-        "launch": moves["launch"], "compute_efficiency": gemm["compute_efficiency"],
-        "memory_efficiency": moves["memory_efficiency"], "sharpness": 2.0, **_TILE,
-    }  # fmt: skip
+        "launch": moves["launch"],
+        "compute_efficiency": gemm["compute_efficiency"],
+        "memory_efficiency": moves["memory_efficiency"],
+        "sharpness": 2.0,
+        **_TILE,
+    }
     note = "tiles as the kernel volta_sgemm_32x128 of the trace has them; its three batched products are up to 31 % off"
     units = {**gemm.units, "tile_m": "-", "tile_n": "-"}
     about = {"kind": "assumed", "source": _TRACE, "date": DATE, "dtypes": ("fp32",)}
@@ -141,37 +183,62 @@ def _time_at_full_rate(platform: Platform, model: EagerDLRM, name: str, moves: F
     graph = model.graphs()[0]
     own = [label[0] == name for label in graph.labels]
     keys = {f"{label[1]}.{label[2]}" for label, mine in zip(graph.labels, own, strict=True) if mine}
-    return float(price([graph], replace(platform, kernels=dict.fromkeys(keys, full)))[0].seconds[own].sum())
+    return float(
+        price([graph], replace(platform, kernels=dict.fromkeys(keys, full)))[0].seconds[own].sum()
+    )
 
 
 def _fit_share(shares: Sequence[float], moves: Fit) -> Fit:
-    """Fit of a class that moves data at a share of the bandwidth: the geometric mean of these, at most 1."""
+    """Fit of a class that moves data at a share of the bandwidth: the geometric mean of these, at
+    most 1."""
     logs = np.log(shares)
-    reached, off = min(float(np.exp(logs.mean())), 1.0), float(np.abs(np.expm1(logs - logs.mean())).max())
-    few = f"{len(shares)} kernel{'s' * (len(shares) > 1)}" + (f", each {off:.0%} from their mean" if off else "")
+    reached, off = (
+        min(float(np.exp(logs.mean())), 1.0),
+        float(np.abs(np.expm1(logs - logs.mean())).max()),
+    )
+    few = f"{len(shares)} kernel{'s' * (len(shares) > 1)}" + (
+        f", each {off:.0%} from their mean" if off else ""
+    )
     return Fit(
-        "roofline", {**moves, "memory_efficiency": reached}, spread=max(off, 0.2), n=len(shares), kind="measured",
-        source=_TRACE, date=DATE, units=moves.units, notes=(f"{few}: too few for a standard error or a range",),
-    )  # fmt: skip
+        "roofline",
+        {**moves, "memory_efficiency": reached},
+        spread=max(off, 0.2),
+        n=len(shares),
+        kind="measured",
+        source=_TRACE,
+        date=DATE,
+        units=moves.units,
+        notes=(f"{few}: too few for a standard error or a range",),
+    )
 
 
 def fit_kernels() -> dict[str, Fit]:
-    """Kernel models of the V100, fitted to its kernel trace or taken from another class of the trace."""
+    """Kernel models of the V100, fitted to its kernel trace or taken from another class of the
+    trace."""
     device, rows = _device("v100-locked-1"), read_trace()
     moves = {kind: _fit_moves(rows, kind, device) for kind in ("elementwise", "copy")}
     kernels = {"gemm": _fit_products(device), **moves}
     kernels["bmm"] = _tile(kernels["gemm"], moves["elementwise"])
     taken: dict[str, float] = {}
-    for row in rows:  # of an iteration; the gradient of the gather starts with zeros, which are a copy of their own
+    # of an iteration; the gradient of the gather starts with zeros, which are a copy of their own
+    for row in rows:
         zeros = row["op"] == "IndexBackward" and row["shapes"] == [_GATHERED]
-        taken[row["op"]] = taken.get(row["op"], 0.0) + (0.0 if zeros else row["seconds"] * row["each"])
+        taken[row["op"]] = taken.get(row["op"], 0.0) + (
+            0.0 if zeros else row["seconds"] * row["each"]
+        )
     platform = Platform("V100", device, Network(1))
     trace = EagerDLRM(DLRM("dlrm-mlperf", batch=2048, embedding="fused"))
-    for name, operation, launches in (("index", "aten::index", 1), ("index_put", "IndexBackward", 10)):
+    for name, operation, launches in (
+        ("index", "aten::index", 1),
+        ("index_put", "IndexBackward", 10),
+    ):
         full = _time_at_full_rate(platform, trace, name, moves["copy"])
         share = full / (taken[operation] - launches * moves["copy"]["launch"])
         kernels[f"copy.{name}"] = _fit_share([share], moves["copy"])
-    default, launch = EagerDLRM(DLRM("dlrm-default", batch=2048, embedding="fused")), moves["elementwise"]["launch"]
+    default, launch = (
+        EagerDLRM(DLRM("dlrm-default", batch=2048, embedding="fused")),
+        moves["elementwise"]["launch"],
+    )
     for phase, way in (("forward", ""), ("backward", "Backward")):
         pairs = ((trace, taken[f"LookupFunction{way}"]), (default, _DEFAULT_LOOKUPS[phase]))
         name, shares = f"fused_embeddings{'_backward' if way else ''}", []
@@ -179,54 +246,86 @@ def fit_kernels() -> dict[str, Fit]:
             full = _time_at_full_rate(platform, model, name, moves["elementwise"])
             shares.append(full / (seconds - launch))
         kernels[f"embedding_{phase}.fused"] = _fit_share(shares, moves["elementwise"])
-        kernels[f"embedding_{phase}"] = _carry(kernels[f"embedding_{phase}.fused"], "as fused lookups")
-    kernels["embedding_update"] = _carry(kernels["embedding_backward.fused"], "as the backward of fused lookups")
+        kernels[f"embedding_{phase}"] = _carry(
+            kernels[f"embedding_{phase}.fused"], "as fused lookups"
+        )
+    kernels["embedding_update"] = _carry(
+        kernels["embedding_backward.fused"], "as the backward of fused lookups"
+    )
     return kernels | {
         "rowwise": _carry(moves["elementwise"], "as element-wise kernels"),
         "attention": _carry(kernels["gemm"], "as products"),
     }
 
 
-# -- platforms -------------------------------------------------------------------------------------------------------
+# -- platforms
+# -------------------------------------------------------------------------------------------------------
 
 
 def build(name: str) -> Platform:
-    """One of the three GPUs, with its own rates, the kernels of the V100, and the published host overheads."""
+    """One of the three GPUs, with its own rates, the kernels of the V100, and the published host
+    overheads."""
     hardware, own = _read_hardware(NAMES[name][0]), name == "v100-locked-1"
     shared_rates = "the V100: the same shares of peak and bandwidth"
     kernels = {
         key: fit
         if own
-        else replace(fit, kind="assumed", stderr={}, spread=max(fit.spread, 0.2), transferred=(shared_rates,))
+        else replace(
+            fit, kind="assumed", stderr={}, spread=max(fit.spread, 0.2), transferred=(shared_rates,)
+        )
         for key, fit in fit_kernels().items()
     }
     per_byte = 1e-9 / hardware["pcie_gbps"]
     kernels["transfer"] = Fit(
-        "additive", {"launch": 1e-6, "nbytes": per_byte}, spread=0.2, kind="measured", date=DATE,
+        "additive",
+        {"launch": 1e-6, "nbytes": per_byte},
+        spread=0.2,
+        kind="measured",
+        date=DATE,
         source=f"{_STUDY}: hw_params, pcie_gbps (pageable memory); the shortest copies of the trace take 1 µs",
         units={"launch": "s", "nbytes": "s/B"},
-    )  # fmt: skip
+    )
     host = read_overheads(kind="measured" if own else "assumed")
-    provenance = {"study": _STUDY, "clocks": hardware["locked_clock_mem_MHz_sm_MHz"] + " MHz memory, SM"}
+    provenance = {
+        "study": _STUDY,
+        "clocks": hardware["locked_clock_mem_MHz_sm_MHz"] + " MHz memory, SM",
+    }
     return Platform(name, _device(name), Network(1), kernels, {}, host, provenance=provenance)
 
 
 def read_traces() -> pl.DataFrame:
     """Mean overhead by set, term and operation [s], and calls of the operation in an iteration [-].
 
-    Those of training are in reference_data/published/host_overheads.csv, with the class of each operation.
+    Those of training are in reference_data/published/host_overheads.csv, with the class of each
+    operation.
     """
     folder, calls = find_shared_data("kernels_v100"), pl.col("count").fill_null(1.0)
     late = pl.read_csv(folder / "overheads_t1_t2_2022.csv").with_columns(set=pl.lit("2022"))
-    late = late.filter(pl.col("model").str.starts_with("DLRM"), pl.col("batch") >= 512, pl.col("batch") <= 4096)
-    early = pl.read_csv(folder / "overheads_t1_t5_dlrm_default_2048.csv").with_columns(set=pl.lit("2021"))
-    early = early.filter((pl.col("op") != "aten::to") | (pl.col("source") == "ad411a68"))  # else with the wait itself
+    late = late.filter(
+        pl.col("model").str.starts_with("DLRM"), pl.col("batch") >= 512, pl.col("batch") <= 4096
+    )
+    early = pl.read_csv(folder / "overheads_t1_t5_dlrm_default_2048.csv").with_columns(
+        set=pl.lit("2021")
+    )
+    # else with the wait itself
+    early = early.filter((pl.col("op") != "aten::to") | (pl.col("source") == "ad411a68"))
     columns: list[Any] = ["set", "mean_us", pl.col("type").str.to_uppercase().alias("term")]
     columns.append(pl.col("op").fill_null("").str.strip_suffix("0").alias("operation"))
     parts = [early.select(*columns, count=pl.lit(None)), late.select(*columns, "count")]
-    table = pl.concat(parts, how="vertical_relaxed").group_by("set", "term", "operation").agg(
-        mean=(pl.col("mean_us") * calls).sum() / calls.sum() * 1e-6, deviation=pl.col("mean_us").std() * 1e-6,
-        calls=pl.col("count").mean() / 100,
-    )  # fmt: skip
-    counts = table.filter(pl.col("term") == "T2", pl.col("calls").is_not_null()).select("operation", "calls")
-    return table.drop("calls").join(counts, on="operation", how="left").sort("set", "term", "operation")
+    table = (
+        pl.concat(parts, how="vertical_relaxed")
+        .group_by("set", "term", "operation")
+        .agg(
+            mean=(pl.col("mean_us") * calls).sum() / calls.sum() * 1e-6,
+            deviation=pl.col("mean_us").std() * 1e-6,
+            calls=pl.col("count").mean() / 100,
+        )
+    )
+    counts = table.filter(pl.col("term") == "T2", pl.col("calls").is_not_null()).select(
+        "operation", "calls"
+    )
+    return (
+        table.drop("calls")
+        .join(counts, on="operation", how="left")
+        .sort("set", "term", "operation")
+    )

@@ -1,9 +1,11 @@
-"""Collectives and GEMM on GPUs: every form is fitted to a part of public measurements and judged by the rest.
+"""Collectives and GEMM on GPUs: every form is fitted to a part of public measurements and judged by
+the rest.
 
     python -m benchmarks.gpu_forms --systems all
 
-A100 and H100 come from the folder that PERFKIT_SHARED_DATA names; forms and constants were chosen on these two. Every
-other system comes from the kernel database (`pip install perfkit[kernel-database]`) and is judged in the same way.
+A100 and H100 come from the folder that PERFKIT_SHARED_DATA names; forms and constants were chosen
+on these two. Every other system comes from the kernel database (`pip install
+perfkit[kernel-database]`) and is judged in the same way.
 """
 
 import sys
@@ -50,13 +52,20 @@ _DRAWS, _FEW = 20, 32
 _CURVE = ["operation", "dtype", "ranks", "library_version"]
 #: Fits of the first GPU that are judged on the second one, with its datasheet.
 _SWAPS = (
-    ("a100_sxm", "h100_sxm"), ("h100_sxm", "a100_sxm"), ("h100_sxm", "h200_sxm"), ("h100_sxm", "b200_sxm"),
-    ("b200_sxm", "b300_sxm"), ("b200_sxm", "gb200"), ("h100_sxm", "rtx_pro_6000_server"), ("h100_sxm", "l40s"),
-)  # fmt: skip
+    ("a100_sxm", "h100_sxm"),
+    ("h100_sxm", "a100_sxm"),
+    ("h100_sxm", "h200_sxm"),
+    ("h100_sxm", "b200_sxm"),
+    ("b200_sxm", "b300_sxm"),
+    ("b200_sxm", "gb200"),
+    ("h100_sxm", "rtx_pro_6000_server"),
+    ("h100_sxm", "l40s"),
+)
 
 
 class Judged(NamedTuple):
-    """Errors of held-out points [-], and which points are inside the 80 % interval; `draw` numbers random fits."""
+    """Errors of held-out points [-], and which points are inside the 80 % interval; `draw` numbers
+    random fits."""
 
     system: str
     quantity: str
@@ -76,7 +85,8 @@ def pool(judged: Iterable[Judged]) -> list[Judged]:
 
 
 def make_records(judged: Iterable[Judged]) -> list[dict[str, Any]]:
-    """Figures by system, quantity, form and split [%] (means over draws), and whether they meet their bar."""
+    """Figures by system, quantity, form and split [%] (means over draws), and whether they meet
+    their bar."""
     groups: dict[Any, dict[int, list[Judged]]] = defaultdict(lambda: defaultdict(list))
     for one in judged:
         groups[one[:5]][one.draw].append(one)
@@ -89,10 +99,16 @@ def make_records(judged: Iterable[Judged]) -> list[dict[str, Any]]:
             figures.append(errors | {"inside": 100 * float(inside)})
         names = (*_FIGURES, "bias", "inside")
         means = {name: round(float(np.mean([one[name] for one in figures])), 2) for name in names}
-        record = dict(zip(Judged._fields[:5], key, strict=True)) | {"n": int(figures[0]["n"]), **means, "met": None}
+        record = dict(zip(Judged._fields[:5], key, strict=True)) | {
+            "n": int(figures[0]["n"]),
+            **means,
+            "met": None,
+        }
         if bar := BARS.get((record["system"], record["quantity"], record["split"])):
             record["bar"] = " / ".join("-" if limit == np.inf else f"{limit:g}" for limit in bar)
-            record["met"] = all(means[name] <= limit for name, limit in zip(_FIGURES, bar, strict=True))
+            record["met"] = all(
+                means[name] <= limit for name, limit in zip(_FIGURES, bar, strict=True)
+            )
             if record["system"] == POOLED:
                 record["met"] &= INSIDE[0] <= means["inside"] <= INSIDE[1]
         records.append(record)
@@ -103,12 +119,17 @@ def make_records(judged: Iterable[Judged]) -> list[dict[str, Any]]:
 
 
 def read_sweeps(system: str) -> pl.DataFrame:
-    """Shared sweeps of A100 or H100: operation, dtype, ranks, library_version, nbytes [B], seconds [s]."""
+    """Shared sweeps of A100 or H100: operation, dtype, ranks, library_version, nbytes [B], seconds
+    [s]."""
     raw = pl.read_csv(find_shared_data("nccl", f"nccl_{system}.csv"), infer_schema_length=None)
     return raw.select(
-        "dtype", operation=pl.col("op").replace("alltoall", "all_to_all"), ranks="num_gpus",
-        library_version="nccl_version_recorded", nbytes="message_bytes", seconds=pl.col("latency_us") * 1e-6,
-    )  # fmt: skip
+        "dtype",
+        operation=pl.col("op").replace("alltoall", "all_to_all"),
+        ranks="num_gpus",
+        library_version="nccl_version_recorded",
+        nbytes="message_bytes",
+        seconds=pl.col("latency_us") * 1e-6,
+    )
 
 
 def read_curves(system: str) -> pl.DataFrame:
@@ -120,7 +141,8 @@ def read_curves(system: str) -> pl.DataFrame:
 
 
 def _judge_curve(fits: dict[str, Fit], rows: pl.DataFrame) -> tuple[Any, Any]:
-    """Errors of a platform with these fits on rows of one curve, and which are inside its interval."""
+    """Errors of a platform with these fits on rows of one curve, and which are inside its
+    interval."""
     operation, ranks = rows["operation"][0], rows["ranks"][0]
     nbytes, seconds = rows["nbytes"].to_numpy(), rows["seconds"].to_numpy()
     with keep_quiet():
@@ -139,12 +161,17 @@ def judge_sizes(frame: pl.DataFrame, fit: Callable[..., Fit]) -> Iterator[tuple[
 
 
 def judge_ranks(frame: pl.DataFrame) -> Iterator[tuple[Any, Any]]:
-    """Fit 2 and 4 ranks and judge 8 of the same operation, dtype and library, with whatever algorithm it uses."""
-    for rows in frame.partition_by([name for name in _CURVE if name != "ranks"], maintain_order=True):
+    """Fit 2 and 4 ranks and judge 8 of the same operation, dtype and library, with whatever
+    algorithm it uses."""
+    for rows in frame.partition_by(
+        [name for name in _CURVE if name != "ranks"], maintain_order=True
+    ):
         few, eight = rows.filter(pl.col("ranks") < 8), rows.filter(pl.col("ranks") == 8)
         if few["ranks"].n_unique() == 2 and eight.height:
             operation = rows["operation"][0]
-            law = fit_over_ranks(operation, *(few[name].to_numpy() for name in ("ranks", "nbytes", "seconds")))
+            law = fit_over_ranks(
+                operation, *(few[name].to_numpy() for name in ("ranks", "nbytes", "seconds"))
+            )
             yield _judge_curve({f"{operation}.any": law}, eight)
 
 
@@ -158,8 +185,11 @@ def judge_collectives(systems: Sequence[str]) -> list[Judged]:
     ]
     found = list[Judged]()
     for quantity, form, parameters, split, points in kinds:
-        found += pool(Judged(system, f"collective, {quantity}", form, parameters, split, *judged)
-                      for system, frame in frames.items() for judged in points(frame))  # fmt: skip
+        found += pool(
+            Judged(system, f"collective, {quantity}", form, parameters, split, *judged)
+            for system, frame in frames.items()
+            for judged in points(frame)
+        )
     return found
 
 
@@ -167,34 +197,44 @@ def judge_collectives(systems: Sequence[str]) -> list[Judged]:
 
 
 def load_shapes(system: str) -> pl.DataFrame:
-    """Measured bf16 GEMMs of a system: sizes, times [s], what is held out, work and the rates of the datasheet.
+    """Measured bf16 GEMMs of a system: sizes, times [s], what is held out, work and the rates of
+    the datasheet.
 
-    `random` and `largest` mark held-out shapes: as the shared measurements say, else a random fifth and the largest
-    tenth. `wide` marks shapes without a side under 512.
+    `random` and `largest` mark held-out shapes: as the shared measurements say, else a random fifth
+    and the largest tenth. `wide` marks shapes without a side under 512.
     """
     wide = pl.min_horizontal("m", "n", "k") >= 512
     if system in PAIR:
         frame = pl.read_csv(find_shared_data("gemm", f"gemm_bf16_{system}.csv")).with_columns(
-            seconds=pl.col("latency_us_sglang") * 1e-6, random=pl.col("split_random") == "test",
+            seconds=pl.col("latency_us_sglang") * 1e-6,
+            random=pl.col("split_random") == "test",
             largest="extrap_top_decile_mnk",
-        )  # fmt: skip
+        )
     else:
         frame = read_gemms(system).filter(pl.col("collector") == "sglang")
         frame = frame.group_by("m", "n", "k").agg(pl.col("seconds").median()).sort("m", "n", "k")
-        size, drawn = pl.col("m") * pl.col("n") * pl.col("k"), np.random.default_rng(0).random(len(frame)) < 0.2
+        size, drawn = (
+            pl.col("m") * pl.col("n") * pl.col("k"),
+            np.random.default_rng(0).random(len(frame)) < 0.2,
+        )
         largest = size >= size.filter(wide).quantile(0.9, "linear")
         frame = frame.with_columns(random=pl.Series(drawn), largest=largest)
     device, frame = read_datasheet(DATASHEETS[system]).device, frame.cast({pl.Int64: pl.Float64})
     sizes = [frame[name].to_numpy() for name in "mnk"]
     return frame.with_columns(
-        wide=wide, flops=gemm_flops(*sizes), nbytes=gemm_bytes(*sizes, itemsize=2),
-        peak=pl.lit(device.peaks["bf16"].value), bandwidth=pl.lit(device.main_bandwidth),
-    )  # fmt: skip
+        wide=wide,
+        flops=gemm_flops(*sizes),
+        nbytes=gemm_bytes(*sizes, itemsize=2),
+        peak=pl.lit(device.peaks["bf16"].value),
+        bandwidth=pl.lit(device.main_bandwidth),
+    )
 
 
 def _fit_shapes(shapes: pl.DataFrame) -> Fit:
     flops, nbytes, seconds = (shapes[name].to_numpy() for name in ("flops", "nbytes", "seconds"))
-    return fit_roofline(flops, nbytes, seconds, peak=shapes["peak"][0], bandwidth=shapes["bandwidth"][0])
+    return fit_roofline(
+        flops, nbytes, seconds, peak=shapes["peak"][0], bandwidth=shapes["bandwidth"][0]
+    )
 
 
 def _judge_shapes(fit: Fit, shapes: pl.DataFrame) -> tuple[Any, Any]:
@@ -217,19 +257,27 @@ def _judge_splits(system: str, shapes: pl.DataFrame) -> Iterator[Judged]:
         ("GEMM", "largest tenth", [_fit_shapes(wide.filter(~largest))], wide.filter(largest)),
         ("GEMM, any size", "random fifth", [whole], shapes.filter(held)),
         ("GEMM, any size: all sides from 512", "random fifth", [whole], random),
-        ("GEMM, any size: a side under 512", "random fifth", [whole], shapes.filter(held & ~pl.col("wide"))),
+        (
+            "GEMM, any size: a side under 512",
+            "random fifth",
+            [whole],
+            shapes.filter(held & ~pl.col("wide")),
+        ),
     ):
         for draw, fit in enumerate(fits):
             yield Judged(system, quantity, "roofline", 4, split, *_judge_shapes(fit, rest), draw)
 
 
 def judge_gemms(systems: Sequence[str]) -> list[Judged]:
-    """Held-out shapes of each system, of A100 and H100 together, and of fits with the datasheet of another GPU."""
+    """Held-out shapes of each system, of A100 and H100 together, and of fits with the datasheet of
+    another GPU."""
     shapes = {system: load_shapes(system) for system in systems}
     found = pool(one for system, own in shapes.items() for one in _judge_splits(system, own))
     for source, target in _SWAPS:
         if source in shapes and target in shapes:
-            errors = _judge_shapes(_fit_shapes(shapes[source].filter(~pl.col("random"))), shapes[target])
+            errors = _judge_shapes(
+                _fit_shapes(shapes[source].filter(~pl.col("random"))), shapes[target]
+            )
             quantity, form = "GEMM, any size: datasheet swapped", f"roofline of {source}"
             found.append(Judged(target, quantity, form, 0, "every shape", *errors))
     return found
@@ -237,7 +285,9 @@ def judge_gemms(systems: Sequence[str]) -> list[Judged]:
 
 # The command.
 
-_COLUMNS = {name: f"{{{name}}}" for name in ("system", "quantity", "split", "form", "parameters", "n")}
+_COLUMNS = {
+    name: f"{{{name}}}" for name in ("system", "quantity", "split", "form", "parameters", "n")
+}
 _COLUMNS |= {name: f"{{{name}:.1f}}" for name in _FIGURES}
 _COLUMNS |= {"bias": "{bias:+.1f}", "inside": "{inside:.0f}", "bar [%]": "{bar}", "met": "{met}"}
 
@@ -256,13 +306,22 @@ def choose_systems(words: str) -> list[str]:
 
 def list_faults(rows: Sequence[Row], systems: Sequence[str]) -> list[str]:
     """Bars of these systems that are missed or that no record belongs to, in words."""
-    keys = {tuple(row[name] for name in ("system", "quantity", "split")): row["met"] for row in rows}
+    keys = {
+        tuple(row[name] for name in ("system", "quantity", "split")): row["met"] for row in rows
+    }
     wanted = [key for key in BARS if set(key[0].split("+")) <= set(systems)]
     said = {False: "missed", None: "not judged"}
     return [f"{said[keys.get(key)]}: {', '.join(key)}" for key in wanted if not keys.get(key)]
 
 
-@command({"--systems": {"default": "all", "help": "comma-separated names, or all: every one whose data are here"}})
+@command(
+    {
+        "--systems": {
+            "default": "all",
+            "help": "comma-separated names, or all: every one whose data are here",
+        }
+    }
+)
 def main(given: Any) -> int:
     """Errors of GPU forms on held-out measurements."""
     systems = choose_systems(given.systems)

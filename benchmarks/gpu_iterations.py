@@ -1,34 +1,40 @@
-"""Iterations of DLRMs on single GPUs as others measured them, against predictions that were never fitted to them.
+"""Iterations of DLRMs on single GPUs as others measured them, against predictions that were never
+fitted to them.
 
     python -m benchmarks.gpu_iterations [--write]
 
-36 iterations of Lin et al. (arXiv 2201.07821, version 2): three DLRMs at four batch sizes on V100, TITAN Xp and P100,
-read off a plot (0.12 ms). They are in reference_data/published/dlrm_single_gpu.csv beside the predictions, which
---write updates. No parameter was fitted to them, and no form was chosen with them. The sources of each choice:
+36 iterations of Lin et al. (arXiv 2201.07821, version 2): three DLRMs at four batch sizes on V100,
+TITAN Xp and P100, read off a plot (0.12 ms). They are in
+reference_data/published/dlrm_single_gpu.csv beside the predictions, which --write updates. No
+parameter was fitted to them, and no form was chosen with them. The sources of each choice:
 
-- Operations and kernels of an iteration: from the kernel trace of DLRM-MLPerf (batch 2048, V100), which lists every
-  kernel in order. Inputs, labels and the indices of the interaction are copied from pageable memory while the host
-  waits; loss and predictions are read between forward and backward. Indices have 4 bytes: 53,248 of them are copied in
-  20 us, which is too fast for 8 bytes over PCIe 3.0.
-- Kernels of a call: from the published launches of DLRM-default. An iteration then has 73 or 87 calls; the published
-  traces have 76 and 89 gaps between calls (batch 256, with outliers).
-- Layer lists start with the input (512-512-64 has two layers): 12 and 16 weights are updated in the traces.
-- Times of kernels: products, element-wise kernels, copies, gather and fused lookups were fitted to the kernel trace,
-  see `benchmarks.gallery_v100`. Rates of memory, L2 and PCIe were measured by the study. Peaks are those of locked
-  clocks.
-- Host: T1 to T5 of the published tables, without the cost of the profiler as far as it is known; see
-  `perfkit.readers.datasheets`. One table for all three machines.
+- Operations and kernels of an iteration: from the kernel trace of DLRM-MLPerf (batch 2048, V100),
+  which lists every kernel in order. Inputs, labels and the indices of the interaction are copied
+  from pageable memory while the host waits; loss and predictions are read between forward and
+  backward. Indices have 4 bytes: 53,248 of them are copied in 20 us, which is too fast for 8 bytes
+  over PCIe 3.0.
+- Kernels of a call: from the published launches of DLRM-default. An iteration then has 73 or 87
+  calls; the published traces have 76 and 89 gaps between calls (batch 256, with outliers).
+- Layer lists start with the input (512-512-64 has two layers): 12 and 16 weights are updated in the
+  traces.
+- Times of kernels: products, element-wise kernels, copies, gather and fused lookups were fitted to
+  the kernel trace, see `benchmarks.gallery_v100`. Rates of memory, L2 and PCIe were measured by the
+  study. Peaks are those of locked clocks.
+- Host: T1 to T5 of the published tables, without the cost of the profiler as far as it is known;
+  see `perfkit.readers.datasheets`. One table for all three machines.
 - TITAN Xp and P100 reach the same shares of peak and bandwidth as the V100.
 
-The iterations were compared after all these choices. One change was made later, because of two kernels of the trace:
-rows from L2 overlap with rows from memory. It changed the figures of no GPU by more than 0.2.
+The iterations were compared after all these choices. One change was made later, because of two
+kernels of the trace: rows from L2 overlap with rows from memory. It changed the figures of no GPU
+by more than 0.2.
 
-The published GPU active time follows from two published errors of the study's prediction of it. It separates errors of
-kernels from errors of the host, and is not used otherwise. What remains: the host is 0.4 to 1.2 ms too slow where it
-limits the time, because its overheads were measured under a profiler whose cost is only partly known. Kernels on TITAN
-Xp and P100 are too fast, because these GPUs reach smaller shares of their peaks than the V100. Short kernels are too
-fast as well: the published active time (5.06 ms at batch 2048 of DLRM-MLPerf on the V100) is longer than the kernels of
-the trace of the study (4.58 ms).
+The published GPU active time follows from two published errors of the study's prediction of it. It
+separates errors of kernels from errors of the host, and is not used otherwise. What remains: the
+host is 0.4 to 1.2 ms too slow where it limits the time, because its overheads were measured under a
+profiler whose cost is only partly known. Kernels on TITAN Xp and P100 are too fast, because these
+GPUs reach smaller shares of their peaks than the V100. Short kernels are too fast as well: the
+published active time (5.06 ms at batch 2048 of DLRM-MLPerf on the V100) is longer than the kernels
+of the trace of the study (4.58 ms).
 """
 
 import math
@@ -44,9 +50,15 @@ from perfkit.platform.estimates import keep_quiet
 
 #: Largest geometric-mean error by GPU [%]; "all" pools the three.
 BARS = {"V100": 12.0, "all": 15.0}
-#: Geometric-mean errors that the study states for its own predictions [%]: with the overheads of each iteration, and
-#: with those of all iterations of a machine (arXiv 2201.07821v2, table and notebook output).
-STUDY = {"V100": (7.56, 6.92), "TITAN Xp": (6.97, 12.52), "P100": (9.59, 12.09), "all": (7.96, 10.15)}
+#: Geometric-mean errors that the study states for its own predictions [%]: with the overheads of
+#: each iteration, and with those of all iterations of a machine (arXiv 2201.07821v2, table and
+#: notebook output).
+STUDY = {
+    "V100": (7.56, 6.92),
+    "TITAN Xp": (6.97, 12.52),
+    "P100": (9.59, 12.09),
+    "all": (7.96, 10.15),
+}
 PLATFORMS = {"V100": "v100-locked-1", "TITAN Xp": "titan-xp-1", "P100": "p100-1"}
 TABLE = "dlrm_single_gpu.csv"
 
@@ -59,7 +71,10 @@ def predict_rows() -> list[dict[str, Any]]:
         with keep_quiet():
             found = pk.predict(model, pk.load_platform(PLATFORMS[row["gpu"]]))
         active = sum(seconds for (_, kind), (_, seconds) in found.parts.items() if kind != "host")
-        shares = {"active": active / found.time, "published": row["published_active"] / row["measured"]}
+        shares = {
+            "active": active / found.time,
+            "published": row["published_active"] / row["measured"],
+        }
         done.append({**row, **state(found, row["measured"]), "predicted_active": active, **shares})
     return done
 
@@ -70,29 +85,54 @@ def divide(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def summarize(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Errors by GPU and over all beside those of the study, and the parts of the bias from kernels and host [%]."""
+    """Errors by GPU and over all beside those of the study, and the parts of the bias from kernels
+    and host [%]."""
     out = []
     for gpu, part in divide(rows).items():
         keys = ("measured", "predicted", "predicted_active", "published_active")
         measured, predicted, active, true = (np.array([row[key] for row in part]) for key in keys)
-        shares = {"kernels": (active - true) / measured, "host": (predicted - active - measured + true) / measured}
+        shares = {
+            "kernels": (active - true) / measured,
+            "host": (predicted - active - measured + true) / measured,
+        }
         out.append(
-            {"gpu": gpu, **judge(part), **{name: 100 * float(np.nanmean(share)) for name, share in shares.items()},
-             "study_own": STUDY[gpu][0], "study_shared": STUDY[gpu][1], "bar": BARS.get(gpu, math.nan)}
-        )  # fmt: skip
+            {
+                "gpu": gpu,
+                **judge(part),
+                **{name: 100 * float(np.nanmean(share)) for name, share in shares.items()},
+                "study_own": STUDY[gpu][0],
+                "study_shared": STUDY[gpu][1],
+                "bar": BARS.get(gpu, math.nan),
+            }
+        )
     return out
 
 
 _ROWS = {
-    "GPU": "{gpu}", "model": "{model}", "batch": "{batch:.0f}", "measured": "{measured:.2fms} ms",
-    "predicted (80 %)": "{predicted:.2fms} ms ({low:.2fms} to {high:.2fms})", "error": "{error:+.1%}",
-    "active: predicted": "{active:.0%}", "published": "{published:.0%}", "theirs": "{published_error:+.1%}",
-}  # fmt: skip
+    "GPU": "{gpu}",
+    "model": "{model}",
+    "batch": "{batch:.0f}",
+    "measured": "{measured:.2fms} ms",
+    "predicted (80 %)": "{predicted:.2fms} ms ({low:.2fms} to {high:.2fms})",
+    "error": "{error:+.1%}",
+    "active: predicted": "{active:.0%}",
+    "published": "{published:.0%}",
+    "theirs": "{published_error:+.1%}",
+}
 _FIGURES = {
-    "GPU": "{gpu}", "n": "{n:.0f}", "geomean": "{geomean:.1f}", "bar": "{bar:.0f}", "mean": "{mean:.1f}",
-    "p95": "{p95:.1f}", "bias": "{bias:+.1f}", "of kernels": "{kernels:+.1f}", "of host": "{host:+.1f}",
-    "inside 80 %": "{inside:.0f}", "study: own": "{study_own:.1f}", "shared": "{study_shared:.1f}",
-}  # fmt: skip
+    "GPU": "{gpu}",
+    "n": "{n:.0f}",
+    "geomean": "{geomean:.1f}",
+    "bar": "{bar:.0f}",
+    "mean": "{mean:.1f}",
+    "p95": "{p95:.1f}",
+    "bias": "{bias:+.1f}",
+    "of kernels": "{kernels:+.1f}",
+    "of host": "{host:+.1f}",
+    "inside 80 %": "{inside:.0f}",
+    "study: own": "{study_own:.1f}",
+    "shared": "{study_shared:.1f}",
+}
 
 
 @command(WRITE)

@@ -1,21 +1,26 @@
-"""Iterations of convolutional nets on single GPUs as others measured them, against predictions of captured modules.
+"""Iterations of convolutional nets on single GPUs as others measured them, against predictions of
+captured modules.
 
 python -m benchmarks.gpu_networks
 
-18 iterations of Lin et al. (arXiv 2201.07821): ResNet-50 and Inception-v3 at three batch sizes on V100, TITAN Xp and
-P100 at locked clocks, fp32. The nets are captured from the modules below; no parameter was fitted to the iterations.
-The source does not state everything; usual values are assumed: images of 224 and 299 pixels, no auxiliary classifier,
-plain SGD. No convolution was measured on these GPUs; each is priced as a product, see `perfkit.platform.kernels`.
+18 iterations of Lin et al. (arXiv 2201.07821): ResNet-50 and Inception-v3 at three batch sizes on
+V100, TITAN Xp and P100 at locked clocks, fp32. The nets are captured from the modules below; no
+parameter was fitted to the iterations. The source does not state everything; usual values are
+assumed: images of 224 and 299 pixels, no auxiliary classifier, plain SGD. No convolution was
+measured on these GPUs; each is priced as a product, see `perfkit.platform.kernels`.
 
-They were predicted before they were compared. Then the training loop of that time was used (gradients zeroed, weights
-updated one by one), which changed the mean error from 19.3 to 18.6 %. What remained then:
+They were predicted before they were compared. Then the training loop of that time was used
+(gradients zeroed, weights updated one by one), which changed the mean error from 19.3 to 18.6 %.
+What remained then:
 
-- Measured times have a part that does not grow with the batch: 15 ms for ResNet-50 on the V100. If each iteration
-  starts with an idle device, as when the loss is read in each, predictions are 8 to 14 ms longer, and ResNet-50 on the
-  V100 is 5, 0 and 2 % off instead of 17, 7 and 1 %. The source does not say whether it reads the loss.
-- Inception-v3 at batch 64 took 1.3 times as long as at 32 on the V100, and 1.85 times on the other GPUs. The library
-  probably chose another algorithm there: all predictions of it err by 12 to 66 %.
-- TITAN Xp and P100 reach smaller shares of their peaks than the V100, whose shares they have here; so with DLRMs.
+- Measured times have a part that does not grow with the batch: 15 ms for ResNet-50 on the V100. If
+  each iteration starts with an idle device, as when the loss is read in each, predictions are 8 to
+  14 ms longer, and ResNet-50 on the V100 is 5, 0 and 2 % off instead of 17, 7 and 1 %. The source
+  does not say whether it reads the loss.
+- Inception-v3 at batch 64 took 1.3 times as long as at 32 on the V100, and 1.85 times on the other
+  GPUs. The library probably chose another algorithm there: all predictions of it err by 12 to 66 %.
+- TITAN Xp and P100 reach smaller shares of their peaks than the V100, whose shares they have here;
+  so with DLRMs.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,13 +39,16 @@ from perfkit.platform.estimates import keep_quiet
 from perfkit.recording.convolutions import Branches, Residual
 
 
-def _unit(inputs: int, outputs: int, kernel: Any = 1, *, stride: int = 1, pad: Any = 0) -> nn.Sequential:
+def _unit(
+    inputs: int, outputs: int, kernel: Any = 1, *, stride: int = 1, pad: Any = 0
+) -> nn.Sequential:
     convolution = nn.Conv2d(inputs, outputs, kernel, stride, pad, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True))
 
 
 class ResNet50(nn.Sequential):
-    """He et al. 2015, arXiv:1512.03385, with the stride in the 3 x 3 convolution, as torchvision has it."""
+    """He et al. 2015, arXiv:1512.03385, with the stride in the 3 x 3 convolution, as torchvision
+    has it."""
 
     def __init__(self, classes: int = 1000) -> None:
         layers: list[nn.Module] = [_unit(3, 64, 7, stride=2, pad=3), nn.MaxPool2d(3, 2, 1)]
@@ -75,17 +83,29 @@ def _pooled(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class InceptionV3(nn.Sequential):
-    """Szegedy et al. 2015, arXiv:1512.00567, as torchvision has it, without the auxiliary classifier."""
+    """Szegedy et al. 2015, arXiv:1512.00567, as torchvision has it, without the auxiliary
+    classifier."""
 
     def __init__(self, classes: int = 1000) -> None:
         row, column, low, high = (1, 7), (7, 1), (1, 3), (3, 1)
         layers: list[nn.Module] = [
-            _unit(3, 32, 3, stride=2), _unit(32, 32, 3), _unit(32, 64, 3, pad=1), nn.MaxPool2d(3, 2), _unit(64, 80),
-            _unit(80, 192, 3), nn.MaxPool2d(3, 2),
-        ]  # fmt: skip
+            _unit(3, 32, 3, stride=2),
+            _unit(32, 32, 3),
+            _unit(32, 64, 3, pad=1),
+            nn.MaxPool2d(3, 2),
+            _unit(64, 80),
+            _unit(80, 192, 3),
+            nn.MaxPool2d(3, 2),
+        ]
         for n, pool in ((192, 32), (256, 64), (288, 64)):
-            layers.append(Branches(_chain(n, (64, 1)), _chain(n, (48, 1), (64, 5)),
-                                    _chain(n, (64, 1), (96, 3), (96, 3)), _pooled(n, pool)))  # fmt: skip
+            layers.append(
+                Branches(
+                    _chain(n, (64, 1)),
+                    _chain(n, (48, 1), (64, 5)),
+                    _chain(n, (64, 1), (96, 3), (96, 3)),
+                    _pooled(n, pool),
+                )
+            )
         shrink = nn.Sequential(_chain(288, (64, 1), (96, 3)), _unit(96, 96, 3, stride=2))
         layers.append(Branches(_unit(288, 384, 3, stride=2), shrink, nn.MaxPool2d(3, 2)))
         for c in (128, 160, 160, 192):
@@ -93,23 +113,33 @@ class InceptionV3(nn.Sequential):
             near = _chain(768, (c, 1), (c, row), (192, column))
             layers.append(Branches(_chain(768, (192, 1)), near, far, _pooled(768, 192)))
         near = nn.Sequential(_chain(768, (192, 1)), _unit(192, 320, 3, stride=2))
-        far = nn.Sequential(_chain(768, (192, 1), (192, row), (192, column)), _unit(192, 192, 3, stride=2))
+        far = nn.Sequential(
+            _chain(768, (192, 1), (192, row), (192, column)), _unit(192, 192, 3, stride=2)
+        )
         layers.append(Branches(near, far, nn.MaxPool2d(3, 2)))
         for n in (1280, 2048):
-            splits = [nn.Sequential(way, Branches(_chain(out, (384, low)), _chain(out, (384, high))))
-                      for out, way in ((384, _chain(n, (384, 1))), (384, _chain(n, (448, 1), (384, 3))))]  # fmt: skip
+            splits = [
+                nn.Sequential(way, Branches(_chain(out, (384, low)), _chain(out, (384, high))))
+                for out, way in ((384, _chain(n, (384, 1))), (384, _chain(n, (448, 1), (384, 3))))
+            ]
             layers.append(Branches(_chain(n, (320, 1)), *splits, _pooled(n, 192)))
-        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Dropout(), nn.Flatten(), nn.Linear(2048, classes))
+        super().__init__(
+            *layers, nn.AdaptiveAvgPool2d(1), nn.Dropout(), nn.Flatten(), nn.Linear(2048, classes)
+        )
 
 
 #: Nets by the name the source gives them, and pixels along an edge of their images.
-NETS: dict[str, tuple[Callable[[], nn.Module], int]] = {"ResNet50": (ResNet50, 224), "Inception-V3": (InceptionV3, 299)}
+NETS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "ResNet50": (ResNet50, 224),
+    "Inception-V3": (InceptionV3, 299),
+}
 #: Columns of the source with absolute errors of other predictions of the same iterations [%].
 STUDY = ("abs_err_ours_pct", "abs_err_habitat_pct", "abs_err_mlpredict_pct")
 
 
 def capture_net(name: str, batch: int) -> pk.Graph:
-    """One training iteration as in PyTorch until 1.12: gradients are zeroed, then added to; weights one by one."""
+    """One training iteration as in PyTorch until 1.12: gradients are zeroed, then added to; weights
+    one by one."""
     build, size = NETS[name]
 
     def make_step() -> Callable[[], None]:
@@ -126,41 +156,72 @@ def capture_net(name: str, batch: int) -> pk.Graph:
     return pk.capture(make_step, name=f"{name}, batch {batch}", family="convolution", device="cuda")
 
 
-def predict_rows(names: Sequence[str] = tuple(NETS), batches: Sequence[int] = (16, 32, 64)) -> list[dict[str, Any]]:
+def predict_rows(
+    names: Sequence[str] = tuple(NETS), batches: Sequence[int] = (16, 32, 64)
+) -> list[dict[str, Any]]:
     """Published and predicted iterations with 80 % interval, and the time of kernels by class [s].
 
     Errors of other predictions are beside them [%].
     """
-    source = {(row["gpu"], row["model"], int(row["batch"])): row
-              for row in read_csv(find_shared_data("end_to_end", "e2e_single_gpu_cnn.csv"))}  # fmt: skip
-    graphs, rows = {(name, batch): capture_net(name, batch) for name in names for batch in batches}, []
+    source = {
+        (row["gpu"], row["model"], int(row["batch"])): row
+        for row in read_csv(find_shared_data("end_to_end", "e2e_single_gpu_cnn.csv"))
+    }
+    graphs, rows = (
+        {(name, batch): capture_net(name, batch) for name in names for batch in batches},
+        [],
+    )
     for (gpu, platform), ((name, batch), graph) in product(PLATFORMS.items(), graphs.items()):
         with keep_quiet():
             found = pk.predict(graph, platform)
         kinds: dict[str, float] = {}
         for (_, kind), (_, seconds) in found.parts.items():
             kinds[kind] = kinds.get(kind, 0.0) + seconds
-        other, active = source[gpu, name, batch], sum(seconds for kind, seconds in kinds.items() if kind != "host")
+        other, active = (
+            source[gpu, name, batch],
+            sum(seconds for kind, seconds in kinds.items() if kind != "host"),
+        )
         own = state(found, float(other["measured_iter_ms"]) * 1e-3)
-        rows.append({
-            "gpu": gpu, "model": name, "batch": batch, **own, "standstill": found.latency / own["measured"] - 1,
-            "active": active, "kinds": kinds, "share": kinds.get("convolution", 0.0) / active,
-            **{key: float(other[key] or "nan") for key in STUDY},
-        })  # fmt: skip
+        rows.append(
+            {
+                "gpu": gpu,
+                "model": name,
+                "batch": batch,
+                **own,
+                "standstill": found.latency / own["measured"] - 1,
+                "active": active,
+                "kinds": kinds,
+                "share": kinds.get("convolution", 0.0) / active,
+                **{key: float(other[key] or "nan") for key in STUDY},
+            }
+        )
     return rows
 
 
 _ROWS = {
-    "GPU": "{gpu}", "net": "{model}", "batch": "{batch}",
-    "predicted (80 %)": "{predicted:.1fms} ms ({low:.1fms} to {high:.1fms})", "kernels": "{active:.1fms} ms",
-    "convolutions": "{share:.0%}", "measured": "{measured:.1fms} ms", "error": "{error:+.1%}",
+    "GPU": "{gpu}",
+    "net": "{model}",
+    "batch": "{batch}",
+    "predicted (80 %)": "{predicted:.1fms} ms ({low:.1fms} to {high:.1fms})",
+    "kernels": "{active:.1fms} ms",
+    "convolutions": "{share:.0%}",
+    "measured": "{measured:.1fms} ms",
+    "error": "{error:+.1%}",
     "from a standstill": "{standstill:+.1%}",
-}  # fmt: skip
+}
 _FIGURES = {
-    "GPU": "{gpu}", "n": "{n:.0f}", "geomean": "{geomean:.1f}", "mean": "{mean:.1f}", "largest": "{max:.1f}",
-    "bias": "{bias:+.1f}", "inside 80 %": "{inside:.0f}",
-    **{head: f"{{{key}:.1f}}" for head, key in zip(("study's mean", "Habitat", "MLPredict"), STUDY, strict=True)},
-}  # fmt: skip
+    "GPU": "{gpu}",
+    "n": "{n:.0f}",
+    "geomean": "{geomean:.1f}",
+    "mean": "{mean:.1f}",
+    "largest": "{max:.1f}",
+    "bias": "{bias:+.1f}",
+    "inside 80 %": "{inside:.0f}",
+    **{
+        head: f"{{{key}:.1f}}"
+        for head, key in zip(("study's mean", "Habitat", "MLPredict"), STUDY, strict=True)
+    },
+}
 
 
 def format_rows(rows: Sequence[Row]) -> str:

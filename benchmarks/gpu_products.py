@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu_products
 
-zzc0721/torch-performance-test-data: the highest rate of five squares of 1024 to 10240 a side, 30 products of random
-numbers in a row. The best of five is a little faster than the usual product, which a model of the usual cannot be.
+zzc0721/torch-performance-test-data: the highest rate of five squares of 1024 to 10240 a side, 30
+products of random numbers in a row. The best of five is a little faster than the usual product,
+which a model of the usual cannot be.
 """
 
 from typing import Any
@@ -14,9 +15,12 @@ from perfkit.platform.estimates import keep_quiet
 
 _SIDES = (1024, 2048, 4096, 8192, 10240)
 _COLUMNS = {
-    "platform": "{platform}", "format": "{dtype}", "measured TFLOP/s": "{tflops:.0f}", "predicted": "{rate:.0f}",
+    "platform": "{platform}",
+    "format": "{dtype}",
+    "measured TFLOP/s": "{tflops:.0f}",
+    "predicted": "{rate:.0f}",
     "error of the time": "{error:+.0%}",
-}  # fmt: skip
+}
 
 
 @command({})
@@ -29,10 +33,21 @@ def main(given: Any) -> None:
             found = [platform.gemm(side, side, side, dtype=row["dtype"]) for side in _SIDES]
             rates = [2 * side**3 / one.time for side, one in zip(_SIDES, found, strict=True)]
             best = max(range(len(rates)), key=rates.__getitem__)
-            row |= widen(found[best].time, found[best].spread, 2 * _SIDES[best] ** 3 / row["tflops"] / 1e12)
+            row |= widen(
+                found[best].time, found[best].spread, 2 * _SIDES[best] ** 3 / row["tflops"] / 1e12
+            )
             row["rate"] = rates[best] / 1e12
     print(lay_out(rows, _COLUMNS), end="\n\n")
-    print(lay_out([{"n": len(rows), **judge(rows)}], {
-        "n": "{n:.0f}", "geomean": "{geomean:.1f}", "mean": "{mean:.1f}", "p95": "{p95:.1f}", "bias": "{bias:+.1f}",
-        "inside 80 %": "{inside:.0f}",
-    }))  # fmt: skip
+    print(
+        lay_out(
+            [{"n": len(rows), **judge(rows)}],
+            {
+                "n": "{n:.0f}",
+                "geomean": "{geomean:.1f}",
+                "mean": "{mean:.1f}",
+                "p95": "{p95:.1f}",
+                "bias": "{bias:+.1f}",
+                "inside 80 %": "{inside:.0f}",
+            },
+        )
+    )

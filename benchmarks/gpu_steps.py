@@ -1,4 +1,5 @@
-"""Training steps on one NVIDIA GPU, first predicted, then measured: models of transformers and the DLRM.
+"""Training steps on one NVIDIA GPU, first predicted, then measured: models of transformers and the
+DLRM.
 
 python -m benchmarks.gpu_steps --platform h100-sxm-8 --predictions FILE      (anywhere; needs no GPU)
 python -m benchmarks.gpu_steps --predictions FILE --measure FOLDER           (on the GPU)
@@ -29,7 +30,8 @@ from perfkit.platform.estimates import keep_quiet
 
 
 class Step(NamedTuple):
-    """A model of `benchmarks.captures`, its changed sizes, the format of autocast, and the execution."""
+    """A model of `benchmarks.captures`, its changed sizes, the format of autocast, and the
+    execution."""
 
     model: str
     sizes: dict[str, int]
@@ -44,7 +46,8 @@ class Step(NamedTuple):
 
 
 def list_steps(*, more: bool = False) -> list[Step]:
-    """The steps of the committed runs on an H100: the first set, or with `more` the second set of other sizes.
+    """The steps of the committed runs on an H100: the first set, or with `more` the second set of
+    other sizes.
 
     The second set was predicted and measured after the first one had been seen.
     """
@@ -57,21 +60,39 @@ def predict_steps(platform: pk.Platform, more: bool = False) -> list[dict[str, A
     rows = []
     for step in list_steps(more=more):
         with keep_quiet():
-            make = partial(make_step, step.model, step.sizes, device="cuda", amp=step.amp, execution=step.execution)
+            make = partial(
+                make_step,
+                step.model,
+                step.sizes,
+                device="cuda",
+                amp=step.amp,
+                execution=step.execution,
+            )
             family = {"dlrm": "dlrm", "resnet": "convolution"}.get(step.model, "transformer")
             graph = pk.capture(make, device="cuda", name=step.name, family=family)
-            found = pk.predict(graph, platform, execution="graphs" if step.execution == "graphs" else None)
-        rows.append({
-            "family": step.model, "name": step.name, "config": step._asdict(), "ranks": 1, **state_prediction(found),
-            "device_s": found.device_time, "execution": found.execution, "operations": len(graph),
-            "predicted_peak": found.memory().total,
-        })  # fmt: skip
+            found = pk.predict(
+                graph, platform, execution="graphs" if step.execution == "graphs" else None
+            )
+        rows.append(
+            {
+                "family": step.model,
+                "name": step.name,
+                "config": step._asdict(),
+                "ranks": 1,
+                **state_prediction(found),
+                "device_s": found.device_time,
+                "execution": found.execution,
+                "operations": len(graph),
+                "predicted_peak": found.memory().total,
+            }
+        )
         print(f"{step.name:<60} {1e3 * found.time:8.2f} ms  {found.bottleneck}", flush=True)
     return rows
 
 
 def time_step(step: Step, folder: Path | None) -> dict[str, Any]:
-    """Time a step in a row and one by one [s], with its memory [B]; a trace of four steps goes into a folder."""
+    """Time a step in a row and one by one [s], with its memory [B]; a trace of four steps goes into
+    a folder."""
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -79,7 +100,9 @@ def time_step(step: Step, folder: Path | None) -> dict[str, Any]:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before, numbers, aside = torch.cuda.memory_allocated(), count(), torch.cuda.Stream()
-    train: Any = make_step(step.model, step.sizes, device="cuda", amp=step.amp, execution=step.execution)
+    train: Any = make_step(
+        step.model, step.sizes, device="cuda", amp=step.amp, execution=step.execution
+    )
     with torch.cuda.stream(aside):
         for _ in range(4):
             train()
@@ -103,7 +126,9 @@ def time_step(step: Step, folder: Path | None) -> dict[str, Any]:
         with record_function(f"ProfilerStep#{next(numbers)}"):
             train()
 
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as found:
+    with profile(
+        activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True
+    ) as found:
         profiled = clock([mark] * 4, "cuda") / 4
     folder.mkdir(parents=True, exist_ok=True)
     found.export_chrome_trace(str(folder / f"{step.name}.json.gz"))
@@ -117,16 +142,30 @@ def measure_steps(out: Path, steps: Sequence[Step], passes: int = 2) -> None:
     out.mkdir(parents=True, exist_ok=True)
     device, rows = torch.cuda.get_device_properties(0), list[dict[str, Any]]()
     facts = {"device": device.name, "memory": device.total_memory, "cache": device.L2_cache_size}
-    facts |= {"machine": describe_machine(), "versions": {**list_versions(), "cuda": torch.version.cuda}}
+    facts |= {
+        "machine": describe_machine(),
+        "versions": {**list_versions(), "cuda": torch.version.cuda},
+    }
     for number in range(passes):
         for step in steps:
             if number and step.execution == "compiled":
                 continue
             try:
-                rows.append({"pass": number, **time_step(step, None if number or passes == 1 else out / "traces")})
+                rows.append(
+                    {
+                        "pass": number,
+                        **time_step(step, None if number or passes == 1 else out / "traces"),
+                    }
+                )
                 print(f"{step.name:<60} {1e3 * rows[-1]['in_a_row']['median']:8.2f} ms", flush=True)
             except (RuntimeError, ValueError, AttributeError, TypeError) as error:
-                rows.append({"pass": number, "name": step.name, "failed": f"{type(error).__name__} {error}"[:300]})
+                rows.append(
+                    {
+                        "pass": number,
+                        "name": step.name,
+                        "failed": f"{type(error).__name__} {error}"[:300],
+                    }
+                )
                 print(step.name, rows[-1]["failed"], flush=True)
             write_text(out / "steps.json", json.dumps({**facts, "rows": rows}, indent=1))
 
@@ -135,22 +174,39 @@ def join_runs(predicted: dict[str, Any], measured: dict[str, Any]) -> Comparison
     """Join predictions and measurements of iterations in a row, the mean of both passes."""
     runs = []
     for row in predicted["rows"]:
-        timed = [one for one in measured["rows"] if one["name"] == row["name"] and "failed" not in one]
+        timed = [
+            one for one in measured["rows"] if one["name"] == row["name"] and "failed" not in one
+        ]
         if timed:
             apart = float(np.mean([one["one_by_one"]["median"] for one in timed]))
             sizes = {key: timed[0][key] for key in ("peak", "reserved")}
-            runs.append({**row, **join_passes([one["in_a_row"] for one in timed]), "one_by_one_s": apart, **sizes})
+            runs.append(
+                {
+                    **row,
+                    **join_passes([one["in_a_row"] for one in timed]),
+                    "one_by_one_s": apart,
+                    **sizes,
+                }
+            )
     machine = {**measured["machine"], "device": measured["device"], "predicted": predicted["date"]}
     return Comparison(tuple(runs), predicted["platform"], machine, measured["versions"])
 
 
-@command({
-    "--platform": {"metavar": "P.toml", "help": "platform to predict on"},
-    "--more": {"action": "store_true", "help": "the second set of steps"},
-    "--predictions": {"type": Path, "metavar": "FILE", "help": "what was predicted"},
-    "--measure": {"type": Path, "metavar": "FOLDER", "help": "time the steps here, into steps.json and traces"},
-    "--measured": {"type": Path, "metavar": "FILE", "help": "steps.json of the GPU"}, **SAVED, **OUT,
-})  # fmt: skip
+@command(
+    {
+        "--platform": {"metavar": "P.toml", "help": "platform to predict on"},
+        "--more": {"action": "store_true", "help": "the second set of steps"},
+        "--predictions": {"type": Path, "metavar": "FILE", "help": "what was predicted"},
+        "--measure": {
+            "type": Path,
+            "metavar": "FOLDER",
+            "help": "time the steps here, into steps.json and traces",
+        },
+        "--measured": {"type": Path, "metavar": "FILE", "help": "steps.json of the GPU"},
+        **SAVED,
+        **OUT,
+    }
+)
 def main(given: Any) -> None:
     """Training steps on one GPU, predicted beforehand."""
     if given.saved:
@@ -158,13 +214,19 @@ def main(given: Any) -> None:
         print(found.summary_as_text())
         peaks = np.array([run["predicted_peak"] / run["peak"] - 1 for run in found.runs])
         near, mean = int(np.sum(np.abs(peaks) <= 0.1)), 100 * np.mean(np.abs(peaks))
-        print(f"peak of allocated memory: {near} of {len(peaks)} within 10 %, mean error {mean:.1f} %")
+        print(
+            f"peak of allocated memory: {near} of {len(peaks)} within 10 %, mean error {mean:.1f} %"
+        )
         return
     if not given.predictions:
         raise ValueError("predictions is missing; name its file, or give --saved")
     if given.platform:
         where = pk.load_platform(given.platform)
-        about = {"platform": where.name, "date": date.today().isoformat(), "rows": predict_steps(where, given.more)}
+        about = {
+            "platform": where.name,
+            "date": date.today().isoformat(),
+            "rows": predict_steps(where, given.more),
+        }
         write_text(given.predictions, json.dumps(about, indent=1) + "\n")
         return
     predicted = json.loads(given.predictions.read_text())

@@ -1,12 +1,14 @@
-"""Published training steps of image models, captured from transformers and predicted; no kernel was fitted to them.
+"""Published training steps of image models, captured from transformers and predicted; no kernel was
+fitted to them.
 
 python -m benchmarks.gpu_vision
 
-- 39 steps of 20 models on an RTX 3090, known by its datasheet and its large products (timm's benchmark: autocast to
-  fp16, SGD with momentum). How much longer convolutions take in NCHW (`TURNS`, docs/formulas.md, table 2.4) was chosen
-  with the first ten models in view; the second ten were predicted afterwards.
-- 12 steps of ResNet-50 on V100 and A100 (NVIDIA's examples). The share of the peak that convolutions reach on tensor
-  cores was fitted to six of those in channels_last.
+- 39 steps of 20 models on an RTX 3090, known by its datasheet and its large products (timm's
+  benchmark: autocast to fp16, SGD with momentum). How much longer convolutions take in NCHW
+  (`TURNS`, docs/formulas.md, table 2.4) was chosen with the first ten models in view; the second
+  ten were predicted afterwards.
+- 12 steps of ResNet-50 on V100 and A100 (NVIDIA's examples). The share of the peak that
+  convolutions reach on tensor cores was fitted to six of those in channels_last.
 """
 
 import warnings
@@ -18,12 +20,20 @@ import perfkit as pk
 from benchmarks import Row, command, judge, lay_out, read_published, state
 from perfkit.platform.estimates import keep_quiet
 
-_VIT = {"attn_implementation": "eager", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_VIT = {
+    "attn_implementation": "eager",
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 
 
 def _vit(hidden: int, patch: int, layers: int = 12) -> tuple[str, dict[str, Any]]:
     """A vision transformer with heads of 64 columns."""
-    sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden, "num_attention_heads": hidden // 64}
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": 4 * hidden,
+        "num_attention_heads": hidden // 64,
+    }
     return "ViT", {**_VIT, **sizes, "num_hidden_layers": layers, "patch_size": patch}
 
 
@@ -38,20 +48,38 @@ def _resnet(*depths: int, basic: bool = False) -> tuple[str, dict[str, Any]]:
 
 #: Name of the model in transformers, and the settings that differ from its configuration's.
 _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "resnet18": _resnet(2, 2, 2, 2, basic=True), "resnet34": _resnet(3, 4, 6, 3, basic=True),
-    "resnet50": _resnet(3, 4, 6, 3), "resnet101": _resnet(3, 4, 23, 3), "resnet152": _resnet(3, 8, 36, 3),
-    "vit_tiny_p16": _vit(192, 16), "vit_small_p16": _vit(384, 16), "vit_base_p16": _vit(768, 16),
-    "vit_base_p32": _vit(768, 32), "vit_large_p16": _vit(1024, 16, 24),
-    "beit_base": ("Beit", {"use_relative_position_bias": True, "drop_path_rate": 0.0, "attn_implementation": "eager"}),
-    "convnext_tiny": _convnext(96, 9), "convnext_small": _convnext(96, 27), "convnext_base": _convnext(128, 27),
+    "resnet18": _resnet(2, 2, 2, 2, basic=True),
+    "resnet34": _resnet(3, 4, 6, 3, basic=True),
+    "resnet50": _resnet(3, 4, 6, 3),
+    "resnet101": _resnet(3, 4, 23, 3),
+    "resnet152": _resnet(3, 8, 36, 3),
+    "vit_tiny_p16": _vit(192, 16),
+    "vit_small_p16": _vit(384, 16),
+    "vit_base_p16": _vit(768, 16),
+    "vit_base_p32": _vit(768, 32),
+    "vit_large_p16": _vit(1024, 16, 24),
+    "beit_base": (
+        "Beit",
+        {"use_relative_position_bias": True, "drop_path_rate": 0.0, "attn_implementation": "eager"},
+    ),
+    "convnext_tiny": _convnext(96, 9),
+    "convnext_small": _convnext(96, 27),
+    "convnext_base": _convnext(128, 27),
     "swin_tiny": ("Swin", {"drop_path_rate": 0.0}),
     "swin_small": ("Swin", {"drop_path_rate": 0.0, "depths": [2, 2, 18, 2]}),
-    "swin_base": ("Swin", {"drop_path_rate": 0.0, "depths": [2, 2, 18, 2], "embed_dim": 128,
-                           "num_heads": [4, 8, 16, 32]}),
+    "swin_base": (
+        "Swin",
+        {
+            "drop_path_rate": 0.0,
+            "depths": [2, 2, 18, 2],
+            "embed_dim": 128,
+            "num_heads": [4, 8, 16, 32],
+        },
+    ),
     "mobilenetv2": ("MobileNetV2", {"tf_padding": False}),
     "mobilenetv2_140": ("MobileNetV2", {"tf_padding": False, "depth_multiplier": 1.4}),
     "poolformer_s12": ("PoolFormer", {"drop_path_rate": 0.0}),
-}  # fmt: skip
+}
 
 
 def capture_step(model: str, batch: int, precision: str, layout: str, ranks: int = 1) -> pk.Graph:
@@ -69,7 +97,9 @@ def capture_step(model: str, batch: int, precision: str, layout: str, ranks: int
         labels = torch.randint(1000, (batch,), device="cuda")
         module = torch.nn.parallel.DistributedDataParallel(module) if ranks > 1 else module
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, foreach=False)
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
+            precision != "fp32"
+        )
 
         def step() -> None:
             optimizer.zero_grad()
@@ -98,25 +128,40 @@ def predict_rows() -> list[dict[str, Any]]:
 
 
 _ROWS = {
-    "set": "{set}", "device": "{device}", "ranks": "{ranks:.0f}", "model": "{model}", "batch": "{batch}",
-    "format": "{precision}", "layout": "{layout}",
+    "set": "{set}",
+    "device": "{device}",
+    "ranks": "{ranks:.0f}",
+    "model": "{model}",
+    "batch": "{batch}",
+    "format": "{precision}",
+    "layout": "{layout}",
     "predicted (80 %)": "{predicted:.0fms} ms ({low:.0fms} to {high:.0fms})",
-    "measured": "{measured:.0fms} ms", "error": "{error:+.0%}",
-}  # fmt: skip
+    "measured": "{measured:.0fms} ms",
+    "error": "{error:+.0%}",
+}
 _FIGURES = {
-    "set": "{set}", "n": "{n:.0f}", "geomean": "{geomean:.1f}", "mean": "{mean:.1f}", "p95": "{p95:.1f}",
-    "bias": "{bias:+.1f}", "inside 80 %": "{inside:.0f}",
-}  # fmt: skip
+    "set": "{set}",
+    "n": "{n:.0f}",
+    "geomean": "{geomean:.1f}",
+    "mean": "{mean:.1f}",
+    "p95": "{p95:.1f}",
+    "bias": "{bias:+.1f}",
+    "inside 80 %": "{inside:.0f}",
+}
 
 
 def format_rows(rows: Sequence[Row]) -> str:
     """Every row, and the errors of each set."""
-    sets = {name: [row for row in rows if row["set"] == name] for name in dict.fromkeys(row["set"] for row in rows)}
+    sets = {
+        name: [row for row in rows if row["set"] == name]
+        for name in dict.fromkeys(row["set"] for row in rows)
+    }
     figures = [{"set": name, **judge(part)} for name, part in sets.items()]
     return f"{lay_out(rows, _ROWS)}\n\nerrors [%]\n{lay_out(figures, _FIGURES)}"
 
 
 @command({})
 def main(given: Any) -> None:
-    """Published steps of image models on GPUs that perfkit knows by a datasheet or by kernels of others."""
+    """Published steps of image models on GPUs that perfkit knows by a datasheet or by kernels of
+    others."""
     print(format_rows(predict_rows()))

@@ -1,11 +1,13 @@
-"""How accuracy on unseen runs grows with the number of real iterations that calibration has measured.
+"""How accuracy on unseen runs grows with the number of real iterations that calibration has
+measured.
 
     python -m benchmarks.learning P.measurements.json --check accuracy.check-*.json [--families]
 
-A platform is fitted to each of several subsets of the calibration iterations, and predicts the saved runs. Subsets take
-pairs of iterations of one family after another, because one iteration cannot separate noise from the family. With
---families the platform is fitted to none, one, two and more iterations of a family beside those of all others; with
-none, calibration has not run the family.
+A platform is fitted to each of several subsets of the calibration iterations, and predicts the
+saved runs. Subsets take pairs of iterations of one family after another, because one iteration
+cannot separate noise from the family. With --families the platform is fitted to none, one, two and
+more iterations of a family beside those of all others; with none, calibration has not run the
+family.
 """
 
 import json
@@ -32,14 +34,20 @@ def _family(row: Mapping[str, Any]) -> str:
     return "parallel" if row["owners"] else row["workload"]["family"]
 
 
-def draw_subset(rows: Sequence[Row], count: int, rng: np.random.Generator) -> list[Mapping[str, Any]]:
-    """At least `count` random calibration iterations: pairs (or three) of one family, all families in proportion."""
+def draw_subset(
+    rows: Sequence[Row], count: int, rng: np.random.Generator
+) -> list[Mapping[str, Any]]:
+    """At least `count` random calibration iterations: pairs (or three) of one family, all families
+    in proportion."""
     turns = []
     for family in sorted({_family(row) for row in rows}):
         own = [row for row in rows if _family(row) == family]
         shuffled = [own[i] for i in rng.permutation(len(own))]
         pairs = np.array_split(np.arange(len(own)), max(1, len(own) // 2))
-        turns += [((i + 0.5) / len(pairs), family, [shuffled[j] for j in pair]) for i, pair in enumerate(pairs)]
+        turns += [
+            ((i + 0.5) / len(pairs), family, [shuffled[j] for j in pair])
+            for i, pair in enumerate(pairs)
+        ]
     chosen: list[Mapping[str, Any]] = []
     for _, _, pair in sorted(turns, key=lambda turn: turn[:2]):
         if len(chosen) >= count:
@@ -49,16 +57,33 @@ def draw_subset(rows: Sequence[Row], count: int, rng: np.random.Generator) -> li
 
 
 def _average(comparisons: Sequence[Comparison]) -> dict[str, float]:
-    """Means over draws, the width of intervals as high / low, and quartiles of the mean error over the draws [-]."""
+    """Means over draws, the width of intervals as high / low, and quartiles of the mean error over
+    the draws [-]."""
     figures = [comparison.figures["all"] for comparison in comparisons]
-    found = {key: float(np.mean([own[key] for own in figures])) for key in ("mean", "geomean", "bias", "inside")}
+    found = {
+        key: float(np.mean([own[key] for own in figures]))
+        for key in ("mean", "geomean", "bias", "inside")
+    }
     q1, q3 = map(float, np.percentile([own["mean"] for own in figures], [25, 75]))
-    width = float(np.mean([run["high_s"] / run["low_s"] for one in comparisons for run in one.runs]))
-    return {"error": found.pop("mean"), **found, "width": width, "q1": q1, "q3": q3, "draws": len(comparisons)}
+    width = float(
+        np.mean([run["high_s"] / run["low_s"] for one in comparisons for run in one.runs])
+    )
+    return {
+        "error": found.pop("mean"),
+        **found,
+        "width": width,
+        "q1": q1,
+        "q3": q3,
+        "draws": len(comparisons),
+    }
 
 
 def learn(
-    measurements: Mapping[str, Any], comparison: Comparison, *, draws: int, counts: Sequence[int] = COUNTS
+    measurements: Mapping[str, Any],
+    comparison: Comparison,
+    *,
+    draws: int,
+    counts: Sequence[int] = COUNTS,
 ) -> list[dict[str, Any]]:
     """Errors on unseen runs by family and number of calibration iterations."""
     every: Sequence[Row] = measurements["iterations"]
@@ -71,46 +96,77 @@ def learn(
             for family in families:
                 own = tuple(run for run in again.runs if family in (run["family"], "all"))
                 found.setdefault((family, len(chosen)), []).append(replace(again, runs=own))
-    rows = [{"family": family, "iterations": count, **_average(own)} for (family, count), own in found.items()]
+    rows = [
+        {"family": family, "iterations": count, **_average(own)}
+        for (family, count), own in found.items()
+    ]
     return sorted(rows, key=lambda row: (families.index(row["family"]), row["iterations"]))
 
 
-def learn_families(measurements: Mapping[str, Any], comparison: Comparison, *, draws: int) -> list[dict[str, Any]]:
-    """Errors on runs of each family by the number of its own iterations, beside all iterations of the others."""
+def learn_families(
+    measurements: Mapping[str, Any], comparison: Comparison, *, draws: int
+) -> list[dict[str, Any]]:
+    """Errors on runs of each family by the number of its own iterations, beside all iterations of
+    the others."""
     bare, rows = fit_platform({**measurements, "iterations": []}, name="isolated"), []
     for family in dict.fromkeys(run["family"] for run in comparison.runs):
-        runs = replace(comparison, runs=tuple(run for run in comparison.runs if run["family"] == family))
-        own, others = ([row for row in measurements["iterations"] if (row["family"] == family) == mine]
-                       for mine in (True, False))  # fmt: skip
+        runs = replace(
+            comparison, runs=tuple(run for run in comparison.runs if run["family"] == family)
+        )
+        own, others = (
+            [row for row in measurements["iterations"] if (row["family"] == family) == mine]
+            for mine in (True, False)
+        )
         for count in range(len(own) + 1):
             found = []
             for draw in range(draws if 0 < count < len(own) else 1):
                 order = np.random.default_rng([count, draw]).permutation(len(own))[:count]
                 chosen = others + [own[i] for i in order]
-                found.append(predict_again(runs, add_context(bare, {**measurements, "iterations": chosen})))
+                found.append(
+                    predict_again(runs, add_context(bare, {**measurements, "iterations": chosen}))
+                )
             rows.append({"family": family, "iterations": count, **_average(found)})
     return rows
 
 
 _COLUMNS = {
-    "family": "{family}", "iterations": "{iterations}", "mean": "{error:.1%}",
-    "quartiles over draws": "{q1:.1%} to {q3:.1%}", "geomean": "{geomean:.1%}", "bias": "{bias:+.1%}",
-    "80 % interval, high / low": "{width:.2f}", "inside": "{inside:.0%}", "draws": "{draws}",
-}  # fmt: skip
+    "family": "{family}",
+    "iterations": "{iterations}",
+    "mean": "{error:.1%}",
+    "quartiles over draws": "{q1:.1%} to {q3:.1%}",
+    "geomean": "{geomean:.1%}",
+    "bias": "{bias:+.1%}",
+    "80 % interval, high / low": "{width:.2f}",
+    "inside": "{inside:.0%}",
+    "draws": "{draws}",
+}
 
 
-@command({
-    "measurements": {"type": Path, "help": "raw measurements that calibrate has written"},
-    "--check": {"type": Path, "nargs": "+", "required": True, "metavar": "FILE", "help": "saved runs of check"},
-    "--draws": {"type": int, "default": 10, "help": "random subsets of each size"},
-    "--families": {"action": "store_true", "help": "iterations of each family, beside all those of the others"},
-})  # fmt: skip
+@command(
+    {
+        "measurements": {"type": Path, "help": "raw measurements that calibrate has written"},
+        "--check": {
+            "type": Path,
+            "nargs": "+",
+            "required": True,
+            "metavar": "FILE",
+            "help": "saved runs of check",
+        },
+        "--draws": {"type": int, "default": 10, "help": "random subsets of each size"},
+        "--families": {
+            "action": "store_true",
+            "help": "iterations of each family, beside all those of the others",
+        },
+    }
+)
 def main(given: Any) -> None:
     """Error on unseen runs by calibration iterations."""
     draws = int(check_positive("draws", given.draws, integer=True))
     measurements = json.loads(given.measurements.read_text(encoding="utf-8"))
     if not measurements.get("iterations"):
-        raise ValueError(f"{str(given.measurements)!r} holds no iterations; name what calibrate has written")
+        raise ValueError(
+            f"{str(given.measurements)!r} holds no iterations; name what calibrate has written"
+        )
     comparison = Comparison.load(*given.check)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # two iterations give no standard errors

@@ -1,9 +1,11 @@
-"""Accuracy on parts of a calibration's own measurements that are left out of the fit; nothing is measured.
+"""Accuracy on parts of a calibration's own measurements that are left out of the fit; nothing is
+measured.
 
     python -m benchmarks.left_out [P.measurements.json] [--folds 5] [--draws 2]
 
-The kernels of each class are split at random, and each part is predicted from the others. Embedding operations in real
-iterations of one process are predicted from the other iterations: their time, and its share in all operations.
+The kernels of each class are split at random, and each part is predicted from the others. Embedding
+operations in real iterations of one process are predicted from the other iterations: their time,
+and its share in all operations.
 """
 
 import json
@@ -25,11 +27,17 @@ from perfkit.measure.samples import load
 from perfkit.prediction.cost import price
 
 #: Only the share has a bar.
-_PARTS = (Bar("embedding time in iterations", "time"), Bar("embedding share of iterations", "share", {"mean": 15}))
+_PARTS = (
+    Bar("embedding time in iterations", "time"),
+    Bar("embedding share of iterations", "share", {"mean": 15}),
+)
 
 
-def judge_kernel_folds(measurements: Mapping[str, Any], *, folds: int = 5, draws: int = 2) -> Errors:
-    """Error and noise of kernels by class, each predicted from the other folds, for several random splits."""
+def judge_kernel_folds(
+    measurements: Mapping[str, Any], *, folds: int = 5, draws: int = 2
+) -> Errors:
+    """Error and noise of kernels by class, each predicted from the other folds, for several random
+    splits."""
     rows: Sequence[Mapping[str, Any]] = measurements["kernels"]
     classes = np.unique([f"{row['kind']}.{row['variant']}" for row in rows], return_inverse=True)[1]
     found: Errors = defaultdict(list)
@@ -40,14 +48,17 @@ def judge_kernel_folds(measurements: Mapping[str, Any], *, folds: int = 5, draws
             fold[own] = rng.permutation(len(own)) % folds
         for number in range(folds):
             fitted, rest = (list(compress(rows, part)) for part in (fold != number, fold == number))
-            platform = fit_platform({**measurements, "kernels": fitted, "iterations": [], "collectives": []})
+            platform = fit_platform(
+                {**measurements, "kernels": fitted, "iterations": [], "collectives": []}
+            )
             for key, pairs in judge_part({"kernels": rest}, platform).items():
                 found[key] += pairs
     return found
 
 
 def judge_embeddings(measurements: Mapping[str, Any]) -> Errors:
-    """Errors of the time of embedding operations, and of their share, in iterations left out one at a time."""
+    """Errors of the time of embedding operations, and of their share, in iterations left out one at
+    a time."""
     single = [row for row in measurements["iterations"] if len(row["runs"]) == 1]
     isolated = fit_platform({**measurements, "iterations": []})
     found: Errors = {"time": [], "share": []}
@@ -57,7 +68,9 @@ def judge_embeddings(measurements: Mapping[str, Any]) -> Errors:
         workload, run = load(row["workload"]), row["runs"][0]
         graph = workload.graphs()[0]
         embedding = np.array([kind.startswith("embedding") for _, kind, *_ in graph.labels])
-        times = np.array([price([graph], platform, dtype=workload.dtype)[0].seconds, run["operation_seconds"]])
+        times = np.array(
+            [price([graph], platform, dtype=workload.dtype)[0].seconds, run["operation_seconds"]]
+        )
         parts = times[:, embedding].sum(axis=1)
         shares, noise = parts / times.sum(axis=1), max(run["halves"]) / min(run["halves"]) - 1
         found["time"].append((float(parts[0] / parts[1] - 1), noise))
@@ -65,15 +78,23 @@ def judge_embeddings(measurements: Mapping[str, Any]) -> Errors:
     return found
 
 
-@command({
-    "file": {"type": Path, "nargs": "?", "default": find_reference("measured", "zen5-2.measurements.json"),
-             "help": "measurements that calibrate has written"},
-    "--folds": {"type": int, "default": 5, "help": "parts that kernels are split into"},
-    "--draws": {"type": int, "default": 2, "help": "random splits"},
-})  # fmt: skip
+@command(
+    {
+        "file": {
+            "type": Path,
+            "nargs": "?",
+            "default": find_reference("measured", "zen5-2.measurements.json"),
+            "help": "measurements that calibrate has written",
+        },
+        "--folds": {"type": int, "default": 5, "help": "parts that kernels are split into"},
+        "--draws": {"type": int, "default": 2, "help": "random splits"},
+    }
+)
 def main(given: Any) -> None:
     """Errors on what is left out of a calibration."""
-    folds, draws = (int(check_positive(name, getattr(given, name), integer=True)) for name in ("folds", "draws"))
+    folds, draws = (
+        int(check_positive(name, getattr(given, name), integer=True)) for name in ("folds", "draws")
+    )
     if folds < 2:
         raise ValueError(f"folds is {folds}; at least 2 are needed to fit one and judge the other")
     measurements = json.loads(given.file.read_text(encoding="utf-8"))

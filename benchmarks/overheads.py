@@ -9,18 +9,26 @@ from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import Quantity
 
 #: Terms of the tables of overheads by the names of a platform's host overheads.
-_TERMS = {"T1": "gap", "T2": "before_launch", "T3": "after_launch", "T4": "launch", "T5": "between_launches"}
+_TERMS = {
+    "T1": "gap",
+    "T2": "before_launch",
+    "T3": "after_launch",
+    "T4": "launch",
+    "T5": "between_launches",
+}
 #: Published sets of rows that are used, by term; of T4 all.
 _SETS = {"T1": "2022", "T2": "2022", "T3": "2021", "T5": "2021"}
 #: Profiler cost inside the published T4 [s]; docs/formulas.md, table 6.1.
 _RECORDING = 6e-6
-#: Relative uncertainty of the overheads of another machine, all together [-]; docs/formulas.md, table 6.1.
+#: Relative uncertainty of the overheads of another machine, all together [-]; docs/formulas.md,
+#: table 6.1.
 _ELSEWHERE = 0.25
 _SOURCE = "host overheads of DLRM training on a V100, reference_data/published/host_overheads.csv"
 
 
 def read_overheads(*, kind: str = "assumed") -> dict[str, Quantity]:
-    """Read host overheads of a PyTorch training loop by class of operation, without the known cost of the profiler.
+    """Read host overheads of a PyTorch training loop by class of operation, without the known cost
+    of the profiler.
 
     Parameters
     ----------
@@ -30,20 +38,22 @@ def read_overheads(*, kind: str = "assumed") -> dict[str, Quantity]:
     Returns
     -------
     overheads : dict of str to Quantity
-        ``gap``, ``launch``, ``bare``, and ``before_launch``, ``after_launch`` and ``between_launches`` for all
-        operations and by class, such as ``before_launch.gemm.backward`` [s].
+        ``gap``, ``launch``, ``bare``, and ``before_launch``, ``after_launch`` and
+        ``between_launches`` for all operations and by class, such as
+        ``before_launch.gemm.backward`` [s].
 
     Notes
     -----
-    T1 and T2 are from 2022; their authors subtracted 2 µs for every nested event of the profiler. T3 and T5 were
-    published only in 2021, with another PyTorch and profiler. They are scaled by the median ratio of T2 in 2022 to T2
-    in 2021. T4 is reduced by the 6 µs that recording a launch costs. A class of several operations has their mean,
-    weighted by calls. Other costs of the profiler are still included.
+    T1 and T2 are from 2022; their authors subtracted 2 µs for every nested event of the profiler.
+    T3 and T5 were published only in 2021, with another PyTorch and profiler. They are scaled by the
+    median ratio of T2 in 2022 to T2 in 2021. T4 is reduced by the 6 µs that recording a launch
+    costs. A class of several operations has their mean, weighted by calls. Other costs of the
+    profiler are still included.
 
     References
     ----------
-    .. [1] Z. Lin et al., "Building a performance model for deep learning recommendation model training on GPUs", 2022,
-       arXiv:2201.07821, section 3.4
+    .. [1] Z. Lin et al., "Building a performance model for deep learning recommendation model
+       training on GPUs", 2022, arXiv:2201.07821, section 3.4
 
     Examples
     --------
@@ -52,14 +62,23 @@ def read_overheads(*, kind: str = "assumed") -> dict[str, Quantity]:
     True
     """
     rows = read_csv(find_reference("published", "host_overheads.csv"))
-    old, new = ({row["operation"]: float(row["mean"]) for row in rows if (row["term"], row["set"]) == ("T2", year)}
-                for year in ("2021", "2022"))  # fmt: skip
+    old, new = (
+        {
+            row["operation"]: float(row["mean"])
+            for row in rows
+            if (row["term"], row["set"]) == ("T2", year)
+        }
+        for year in ("2021", "2022")
+    )
     ratios = [new[name] / old[name] for name in old.keys() & new.keys()]
     shrinkage = median(ratios)
     spread = 1.4826 * median(abs(ratio - shrinkage) for ratio in ratios)
     found: dict[str, list[tuple[float, float, float]]] = {}
     for row in rows:
-        term, value, error, calls = row["term"], *(float(row[key]) for key in ("mean", "deviation", "calls"))
+        term, value, error, calls = (
+            row["term"],
+            *(float(row[key]) for key in ("mean", "deviation", "calls")),
+        )
         if not row["class"] or row["set"] != _SETS.get(term, row["set"]):
             continue
         if term == "T4":
@@ -75,6 +94,8 @@ def read_overheads(*, kind: str = "assumed") -> dict[str, Quantity]:
         mean, errors, weights = np.array(values).T
         if kind == "assumed":
             errors = np.maximum(errors, _ELSEWHERE * mean)
-        value, stderr = (float(f"{np.average(part, weights=weights):.3g}") for part in (mean, errors))
+        value, stderr = (
+            float(f"{np.average(part, weights=weights):.3g}") for part in (mean, errors)
+        )
         overheads[key] = Quantity(value, "s", kind, _SOURCE, "2022-02-01", stderr)
     return overheads

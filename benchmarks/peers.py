@@ -1,9 +1,11 @@
-"""Questions that perfkit and published closed-form tools answer in a second: the same ones, in one run.
+"""Questions that perfkit and published closed-form tools answer in a second: the same ones, in one
+run.
 
     python -m benchmarks.peers [--calculon DIR]
 
-pip installs llm-analysis and mlsysim into a temporary folder. Calculon is on no package index: name a checkout of it.
-Then its answers to published steps are judged too, beside those of perfkit. None of them is a part of perfkit.
+pip installs llm-analysis and mlsysim into a temporary folder. Calculon is on no package index: name
+a checkout of it. Then its answers to published steps are judged too, beside those of perfkit. None
+of them is a part of perfkit.
 """
 
 import logging
@@ -28,12 +30,14 @@ from benchmarks.scale import BATCH, RANKS, WAYS, ask_strategies, state_strategy,
 
 #: Arguments of pip; llm-analysis needs its dependency transformers only for downloads.
 _PACKAGES = (["mlsysim==0.3.0", "fire==0.5.0"], ["--no-deps", "llm-analysis==0.2.2"])
-#: Batches and sequences [tokens] of GPT-2 (12 layers of 768, 12 heads) in half precision on one A100 with 80 GB.
+#: Batches and sequences [tokens] of GPT-2 (12 layers of 768, 12 heads) in half precision on one
+#: A100 with 80 GB.
 _SIZES = list(product(range(1, 101), range(128, 1024, 16)))
 #: The questions of each kind, and the one whose answer is shown.
 _ASKED: Mapping[str, tuple[Sequence[Any], Any]]
 _ASKED = {"configurations": (_SIZES, (8, 512)), "strategies": (WAYS, (8, 8, 1))}
-_ROUNDS, _EACH, _MANY = 5, 200, 100_000  # repetitions, questions to a peer, and most questions to perfkit
+# repetitions, questions to a peer, and most questions to perfkit
+_ROUNDS, _EACH, _MANY = 5, 200, 100_000
 _Ask: TypeAlias = Callable[[Sequence[Any]], Sequence[float]]
 
 
@@ -41,7 +45,11 @@ def _ask_perfkit(questions: Sequence[tuple[int, int]]) -> Sequence[float]:
     """Times of an iteration [s]; a sweep also finds interval, bottleneck and memory."""
     grid = dict(zip(("batch", "sequence"), map(list, zip(*questions, strict=True)), strict=True))
     grid["dtype"] = ["bf16"] * len(questions)
-    return pk.sweep(pk.Transformer.gpt2, pl.DataFrame(grid), "a100-sxm-8", progress=False).frame["time"].to_list()
+    return (
+        pk.sweep(pk.Transformer.gpt2, pl.DataFrame(grid), "a100-sxm-8", progress=False)
+        .frame["time"]
+        .to_list()
+    )
 
 
 def _each(ask: Callable[..., float]) -> _Ask:
@@ -55,19 +63,28 @@ def _list_peers() -> Iterator[tuple[str, Mapping[str, _Ask]]]:
     gpu = config.get_gpu_config_by_name("a100-sxm-80gb")
     small = config.ModelConfig("gpt2", 12, 12, 768, 50257, max_seq_len=1024)
     large = config.ModelConfig("gpt3", 96, 96, 12288, 51200, max_seq_len=2048)
-    found, one = analysis.LLMAnalysis(small, gpu), {"gradient_accumulation_steps": 1, "total_num_tokens": 1}
+    found, one = (
+        analysis.LLMAnalysis(small, gpu),
+        {"gradient_accumulation_steps": 1, "total_num_tokens": 1},
+    )
 
     def share(tp: int, pp: int, micro: int) -> float:
         replicas = RANKS // (tp * pp)
         ways = config.ParallelismConfig(tp_size=tp, pp_size=pp, dp_size=replicas, sp_size=tp)
-        steps = {"gradient_accumulation_steps": BATCH // (replicas * micro), "seq_len": 2048, "total_num_tokens": 1}
+        steps = {
+            "gradient_accumulation_steps": BATCH // (replicas * micro),
+            "seq_len": 2048,
+            "total_num_tokens": 1,
+        }
         asked = analysis.LLMAnalysis(large, gpu, parallelism_config=ways)
         with suppress(AssertionError):  # it does not fit
             return float(asked.training(batch_size_per_gpu=micro, **steps)["latency_per_iter"])
         return math.nan
 
     def train(batch: int, length: int) -> float:
-        return float(found.training(batch_size_per_gpu=batch, seq_len=length, **one)["latency_per_iter"])
+        return float(
+            found.training(batch_size_per_gpu=batch, seq_len=length, **one)["latency_per_iter"]
+        )
 
     yield "llm-analysis 0.2.2", {"configurations": _each(train), "strategies": _each(share)}
     peer = import_module("mlsysim")
@@ -76,12 +93,24 @@ def _list_peers() -> Iterator[tuple[str, Mapping[str, _Ask]]]:
 
     def solve(tp: int, pp: int, micro: int) -> float:
         steps = BATCH * tp * pp // (RANKS * micro)
-        ways = {"tp_size": tp, "pp_size": pp, "microbatch_count": steps, "zero_stage": 1, "seq_len": 2048}
-        return float(solver.solve(models.GPT3, fleet, batch_size=BATCH, **ways).step_latency_total.to("s").magnitude)
+        ways = {
+            "tp_size": tp,
+            "pp_size": pp,
+            "microbatch_count": steps,
+            "zero_stage": 1,
+            "seq_len": 2048,
+        }
+        return float(
+            solver.solve(models.GPT3, fleet, batch_size=BATCH, **ways)
+            .step_latency_total.to("s")
+            .magnitude
+        )
 
     def step(batch: int, length: int) -> float:
         about = {"batch_size": batch, "seq_len": length, "is_training": True}
-        return float(peer.Engine.solve(models.GPT2_Small, device, **about).latency.to("s").magnitude)
+        return float(
+            peer.Engine.solve(models.GPT2_Small, device, **about).latency.to("s").magnitude
+        )
 
     yield "mlsysim 0.3.0", {"configurations": _each(step), "strategies": _each(solve)}
 
@@ -90,7 +119,10 @@ def _list_calculon(ask: Callable[..., float]) -> Iterator[tuple[str, Mapping[str
     """The same for Calculon; what is made of a question for it is not timed."""
     stated: dict[Any, Any] = {own: state_strategy(*own) for own in WAYS}
     for batch, length in _SIZES:
-        stated[batch, length] = pk.Transformer.gpt2(batch=batch, sequence=length), pk.Strategy(micro_batch=batch)
+        stated[batch, length] = (
+            pk.Transformer.gpt2(batch=batch, sequence=length),
+            pk.Strategy(micro_batch=batch),
+        )
 
     def price(questions: Sequence[Any]) -> Sequence[float]:
         return [ask(*stated[own]) for own in questions]
@@ -98,10 +130,14 @@ def _list_calculon(ask: Callable[..., float]) -> Iterator[tuple[str, Mapping[str
     yield "Calculon", {"configurations": price, "strategies": price}
 
 
-def time_peers(peers: Mapping[str, Mapping[str, _Ask]], rounds: int = _ROUNDS) -> list[dict[str, Any]]:
-    """Questions in a second of processor time (the best of all rounds), and the answer to one of each kind [s]."""
+def time_peers(
+    peers: Mapping[str, Mapping[str, _Ask]], rounds: int = _ROUNDS
+) -> list[dict[str, Any]]:
+    """Questions in a second of processor time (the best of all rounds), and the answer to one of
+    each kind [s]."""
     best: dict[tuple[str, str], float] = {}
-    for _, what, (name, asks) in product(range(rounds), _ASKED, peers.items()):  # a busy moment hits all of them
+    # a busy moment hits all of them
+    for _, what, (name, asks) in product(range(rounds), _ASKED, peers.items()):
         questions, count = _ASKED[what][0], _EACH
         if name == "perfkit":
             count = len(questions) if what == "configurations" else _MANY
@@ -109,22 +145,48 @@ def time_peers(peers: Mapping[str, Mapping[str, _Ask]], rounds: int = _ROUNDS) -
         start = time.process_time()
         asks[what](asked)
         best[name, what] = max(best.get((name, what), 0.0), count / (time.process_time() - start))
-    return [{"name": name, "question": what, "per_second": rate, "answer_s": peers[name][what]([_ASKED[what][1]])[0]}
-            for (name, what), rate in best.items()]  # fmt: skip
+    return [
+        {
+            "name": name,
+            "question": what,
+            "per_second": rate,
+            "answer_s": peers[name][what]([_ASKED[what][1]])[0],
+        }
+        for (name, what), rate in best.items()
+    ]
 
 
 _COLUMNS = {
-    "tool": "{name}", "questions": "{question}", "a second": "{per_second:,.0f}",
+    "tool": "{name}",
+    "questions": "{question}",
+    "a second": "{per_second:,.0f}",
     "batch 8, sequence 512; or 8 ways, 8 stages, micro-batches of 1": "{answer_s:time}",
-}  # fmt: skip
+}
 
 
-@command({"--calculon": {"type": Path, "metavar": "DIR", "help": "checkout of Calculon, to ask it as well"}})
+@command(
+    {
+        "--calculon": {
+            "type": Path,
+            "metavar": "DIR",
+            "help": "checkout of Calculon, to ask it as well",
+        }
+    }
+)
 def main(given: Any) -> None:
     """Configurations a second of perfkit and of published tools."""
     calculon = given.calculon and load_calculon(given.calculon)
     with TemporaryDirectory() as folder:
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", folder]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--target",
+            folder,
+        ]
         for packages in _PACKAGES:
             if subprocess.run([*pip, *packages]).returncode:
                 print("pip cannot install the peers; nothing is compared")
@@ -140,7 +202,9 @@ def main(given: Any) -> None:
             logging.disable(logging.NOTSET)
     print(lay_out(rows, _COLUMNS, numbers=True))
     [*_, unlike] = time_strategies()
-    print(f"{len(WAYS)} strategies are asked for again and again; of unlike ones {unlike['per_second']:,.0f} a second")
+    print(
+        f"{len(WAYS)} strategies are asked for again and again; of unlike ones {unlike['per_second']:,.0f} a second"
+    )
     if calculon:
         try:
             print(f"\nPublished steps on A100, errors in %\n{compare_answers(calculon)}")

@@ -1,4 +1,5 @@
-"""Fully sharded steps (FSDP2) on two gloo ranks, predicted from their captures first and then measured.
+"""Fully sharded steps (FSDP2) on two gloo ranks, predicted from their captures first and then
+measured.
 
 python -m benchmarks.sharded --platform P.toml [--json OUT]
 """
@@ -30,7 +31,8 @@ def make_step(rows: int, width: int, blocks: int) -> Callable[[], None]:
     net = nn.Sequential(*(nn.Sequential(*(make() for make in pair)) for _ in range(blocks)))
     mesh = init_device_mesh("cpu", (_RANKS,))
     for each in (*net, net):
-        fully_shard(each, mesh=mesh).set_force_sum_reduction_for_comms(True)  # gloo takes no averages
+        # gloo takes no averages
+        fully_shard(each, mesh=mesh).set_force_sum_reduction_for_comms(True)
     optimizer, x = torch.optim.SGD(net.parameters(), lr=1e-6), torch.randn(rows, width)
 
     def step() -> None:
@@ -56,11 +58,25 @@ def main(given: Any) -> None:
     rows = []
     for sizes in _SIZES:
         found = predict(capture(partial(make_step, *sizes), ranks=_RANKS), given.platform)
-        results = run_processes({"task": "benchmarks.sharded:time_sharded", "sizes": sizes}, ranks=_RANKS)
-        low, middle, high = (max(result[key] for result in results) for key in ("q1", "median", "q3"))
-        row = {"predicted [s]": found.time, "measured [s]": middle, "error": found.time / middle - 1}
-        row |= {"quarters [s]": (low, high), "core share": min(result["core_share"] for result in results)}
+        results = run_processes(
+            {"task": "benchmarks.sharded:time_sharded", "sizes": sizes}, ranks=_RANKS
+        )
+        low, middle, high = (
+            max(result[key] for result in results) for key in ("q1", "median", "q3")
+        )
+        row = {
+            "predicted [s]": found.time,
+            "measured [s]": middle,
+            "error": found.time / middle - 1,
+        }
+        row |= {
+            "quarters [s]": (low, high),
+            "core share": min(result["core_share"] for result in results),
+        }
         rows.append({"rows, width, blocks": sizes} | row)
-    shown = [tuple(", ".join(f"{v:.3g}" for v in np.atleast_1d(each)) for each in row.values()) for row in rows]
+    shown = [
+        tuple(", ".join(f"{v:.3g}" for v in np.atleast_1d(each)) for each in row.values())
+        for row in rows
+    ]
     print(format_table([tuple(rows[0]), *shown], numbers=True))
     save_rows(given.json, rows)

@@ -1,10 +1,13 @@
-"""A measured study: are placements that are predicted to be fast really fast, and is a rule of thumb as good?
+"""A measured study: are placements that are predicted to be fast really fast, and is a rule of
+thumb as good?
 
-    python -m benchmarks.sharding_study [--platform P.toml] [--seed S] [--quick] [--json OUT]
-    python -m benchmarks.sharding_study --saved reference_data/measured/zen5-2.sharding-0.json [--platform P.toml]
+    python -m benchmarks.sharding_study [--platform P.toml] [--seed S] [--quick] [--json OUT] python
+    -m benchmarks.sharding_study --saved reference_data/measured/zen5-2.sharding-0.json [--platform
+    P.toml]
 
-The first command measures 12 random models under 8 placements each, on two ranks of this machine, in about ten minutes;
-after an interruption the same command continues. The second shows saved measurements with today's predictions.
+The first command measures 12 random models under 8 placements each, on two ranks of this machine,
+in about ten minutes; after an interruption the same command continues. The second shows saved
+measurements with today's predictions.
 """
 
 from collections.abc import Mapping
@@ -24,22 +27,44 @@ _MODELS = 10
 
 def format_bars(totals: Mapping[str, Any]) -> str:
     """The bars of the study as text."""
-    best, floor, excess, count = (totals[name] for name in ("best_baseline", "floor", "excess", "models"))
+    best, floor, excess, count = (
+        totals[name] for name in ("best_baseline", "floor", "excess", "models")
+    )
     found, other = totals["regret"]["predicted"], totals["regret"][best]
-    return format_table([
-        ("quantity", "found", "bar", "stretch", "met"),
-        ("mean regret", f"{found:.1%}", f"{_BAR:.1%}", f"{_STRETCH:.1%}", MET[found <= _BAR]),
-        (f"beyond {best}, at {other:.1%}", f"{excess:+.1%}", f"{floor:.1%}, the floor", "", MET[excess <= floor]),
-        ("models", f"{count}", f"{_MODELS}", "", MET[count >= _MODELS]),
-    ])  # fmt: skip
+    return format_table(
+        [
+            ("quantity", "found", "bar", "stretch", "met"),
+            ("mean regret", f"{found:.1%}", f"{_BAR:.1%}", f"{_STRETCH:.1%}", MET[found <= _BAR]),
+            (
+                f"beyond {best}, at {other:.1%}",
+                f"{excess:+.1%}",
+                f"{floor:.1%}, the floor",
+                "",
+                MET[excess <= floor],
+            ),
+            ("models", f"{count}", f"{_MODELS}", "", MET[count >= _MODELS]),
+        ]
+    )
 
 
-@command({
-    "--platform": {"default": "zen5-2", "metavar": "P.toml", "help": "calibration of this machine"},
-    "--seed": {"type": int, "default": 0, "metavar": "S", "help": "seed of models and random placements"},
-    "--quick": {"action": "store_true", "help": "two models and a third of the time"},
-    **SAVED, **OUT,
-})  # fmt: skip
+@command(
+    {
+        "--platform": {
+            "default": "zen5-2",
+            "metavar": "P.toml",
+            "help": "calibration of this machine",
+        },
+        "--seed": {
+            "type": int,
+            "default": 0,
+            "metavar": "S",
+            "help": "seed of models and random placements",
+        },
+        "--quick": {"action": "store_true", "help": "two models and a third of the time"},
+        **SAVED,
+        **OUT,
+    }
+)
 def main(given: Any) -> None:
     """Placements predicted and measured."""
     if given.json is not None:

@@ -1,10 +1,11 @@
-"""Platforms from public traces: what they predict of the same steps, of other ranks, of other jobs, and of collectives.
+"""Platforms from public traces: what they predict of the same steps, of other ranks, of other jobs,
+and of collectives.
 
 python -m benchmarks.traced
 
-A platform from a trace knows the kernels and, where all ranks of a group were traced, the collectives of its step, so
-the first table is no blind test. In the other tables nothing is judged that was fitted. The traces are those of other
-people, in the folder that PERFKIT_SHARED_DATA names.
+A platform from a trace knows the kernels and, where all ranks of a group were traced, the
+collectives of its step, so the first table is no blind test. In the other tables nothing is judged
+that was fitted. The traces are those of other people, in the folder that PERFKIT_SHARED_DATA names.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,44 +27,62 @@ from perfkit.workloads.graph import Graph
 #: Jobs: platform of the gallery, files of a rank, and ranks of the traces.
 JOBS: dict[str, tuple[str, tuple[str, ...], int]] = {
     "DLRM, 8 V100": (
-        "v100-sxm-8", tuple(f"dlrm_v100x8_param/{kind}_rank{{}}.json.gz" for kind in ("kineto", "et")), 8
+        "v100-sxm-8",
+        tuple(f"dlrm_v100x8_param/{kind}_rank{{}}.json.gz" for kind in ("kineto", "et")),
+        8,
     ),
     "GPT forward, 8 A100": ("a100-sxm-8", ("megatron_tp8_a100x8/kineto_rank{}.json.gz",), 8),
     "recommender, 1 of 2 V100": ("v100-sxm-8", ("rec_v100x2_rank1_hta.json.gz",), 1),
     "ResNet-50, V100": ("v100-sxm-8", ("resnet50_v100x1_workers0.json.gz",), 1),
     "BERT-small, H100": ("h100-sxm-8", ("gaunernst_bert-small-uncased_h100.json.gz",), 1),
-}  # fmt: skip
+}
 
 
 def list_paths(job: str, ranks: int = 8) -> list[Path]:
     """Traces of the first ranks of a job."""
     _, files, most = JOBS[job]
-    return [find_shared_data("traces", file.format(rank)) for file in files for rank in range(min(ranks, most))]
+    return [
+        find_shared_data("traces", file.format(rank))
+        for file in files
+        for rank in range(min(ranks, most))
+    ]
 
 
 def compare_step(job: str) -> dict[str, Any]:
-    """Means over ranks of the work of the device and of the step: measured, gallery, and from all traces [s]."""
+    """Means over ranks of the work of the device and of the step: measured, gallery, and from all
+    traces [s]."""
     trace, base = pk.read_trace(list_paths(job)), JOBS[job][0]
     graphs = [trace.graph(file.rank) for file in trace.files]
     ranks = None if len(graphs) > 1 else graphs[0].ranks
-    worked = trace.idle().select(pl.sum_horizontal("busy_s", "communication_s", "copies_s").mean()).item()
+    worked = (
+        trace.idle()
+        .select(pl.sum_horizontal("busy_s", "communication_s", "copies_s").mean())
+        .item()
+    )
     row = {"trace": job, "work": worked, "step": trace.time}
-    for name, platform in (("gallery", pk.load_platform(base)), ("fitted", calibrate_traces(list_paths(job), base))):
+    for name, platform in (
+        ("gallery", pk.load_platform(base)),
+        ("fitted", calibrate_traces(list_paths(job), base)),
+    ):
         found = pk.predict(graphs if ranks is None else graphs[0], platform, ranks=ranks)
         row |= {f"work_{name}": found.device_time, f"step_{name}": found.time}
     return row
 
 
 def sum_kernels(platform: pk.Platform, recorded: tuple[Graph, Array]) -> tuple[float, float]:
-    """Predicted and measured sum of the kernels of a recorded step, without collectives and copies to the host [s]."""
+    """Predicted and measured sum of the kernels of a recorded step, without collectives and copies
+    to the host [s]."""
     graph, seconds = recorded
     found = price([graph], platform, dtype=graph.dtype)[0].seconds
-    kernels = ~np.isnan(seconds) & [label[1] not in ("collective", "transfer") for label in graph.labels]
+    kernels = ~np.isnan(seconds) & [
+        label[1] not in ("collective", "transfer") for label in graph.labels
+    ]
     return float(found[kernels].sum()), float(seconds[kernels].sum())
 
 
 def judge_kernels(known: str, job: str) -> dict[str, Any]:
-    """Errors of sums of kernels with fits of rank 0 of one job: in that job of all other ranks, else of rank 0 [%]."""
+    """Errors of sums of kernels with fits of rank 0 of one job: in that job of all other ranks,
+    else of rank 0 [%]."""
     base, trace = JOBS[job][0], pk.read_trace(list_paths(job, 8 if job == known else 1))
     ranks = [file.rank for file in trace.files[job == known :]]
     fitted = calibrate_traces(list_paths(known, 1), base)
@@ -96,15 +115,25 @@ def find_errors(platform: pk.Platform, met: pl.DataFrame) -> tuple[Array, float]
     return np.abs(errors), float(np.mean(inside))
 
 
-def judge_collectives(base: str, pairs: Sequence[tuple[pl.DataFrame, pl.DataFrame]]) -> dict[str, Any]:
-    """Mean error and share inside 80 % intervals of the second calls of each pair, once the first are fitted [%]."""
+def judge_collectives(
+    base: str, pairs: Sequence[tuple[pl.DataFrame, pl.DataFrame]]
+) -> dict[str, Any]:
+    """Mean error and share inside 80 % intervals of the second calls of each pair, once the first
+    are fitted [%]."""
     gallery, row = pk.load_platform(base), dict[str, Any]()
     for name in ("gallery", "error"):
-        found = [find_errors(gallery if name == "gallery" else fit_transfers(gallery, known, "traces")[0], left)
-                 for known, left in pairs]  # fmt: skip
+        found = [
+            find_errors(
+                gallery if name == "gallery" else fit_transfers(gallery, known, "traces")[0], left
+            )
+            for known, left in pairs
+        ]
         sizes = [len(errors) for errors, _ in found]
         inside = 100 * np.average([share for _, share in found], weights=sizes)
-        row |= {name: 100 * np.concatenate([errors for errors, _ in found]).mean(), f"{name}_inside": inside}
+        row |= {
+            name: 100 * np.concatenate([errors for errors, _ in found]).mean(),
+            f"{name}_inside": inside,
+        }
     return {"n": sum(sizes), **row}
 
 
@@ -113,34 +142,55 @@ def list_collectives() -> Iterator[dict[str, Any]]:
     met, order = pk.read_trace(list_paths("DLRM, 8 V100")).collectives(), pl.col("order")
     one = [(met.filter(order == each), met.filter(order != each)) for each in range(8)]
     same = [(known, left.filter(operation=known["operation"][0])) for known, left in one]
-    cases = {"seven of 8 calls": ("the eighth", [(left, known) for known, left in one]),
-             "one call": ("others of its operation", same)}  # fmt: skip
-    yield from ({"fitted": f"DLRM: {known}", "judged": left, **judge_collectives("v100-sxm-8", pairs)}
-                for known, (left, pairs) in cases.items())  # fmt: skip
+    cases = {
+        "seven of 8 calls": ("the eighth", [(left, known) for known, left in one]),
+        "one call": ("others of its operation", same),
+    }
+    yield from (
+        {"fitted": f"DLRM: {known}", "judged": left, **judge_collectives("v100-sxm-8", pairs)}
+        for known, (left, pairs) in cases.items()
+    )
     met = pk.read_trace(list_paths("GPT forward, 8 A100")).collectives()
     large, small = met.filter(nbytes=2.0**26), met.filter(nbytes=2.0**15)
     every = large["order"].unique().sort()
     early = order <= every[39]
     cases = {
         "40 of 81 of 64 MiB": ("the other 41", [(large.filter(early), large.filter(~early))]),
-        "one of them": ("the other 80", [(large.filter(order == i), large.filter(order != i)) for i in every[::10]]),
+        "one of them": (
+            "the other 80",
+            [(large.filter(order == i), large.filter(order != i)) for i in every[::10]],
+        ),
         "all of them": ("3 of 32 KiB", [(large, small)]),
         "3 of 32 KiB": ("all of 64 MiB", [(small, large)]),
     }
-    yield from ({"fitted": f"GPT: {known}", "judged": left, **judge_collectives("a100-sxm-8", pairs)}
-                for known, (left, pairs) in cases.items())  # fmt: skip
+    yield from (
+        {"fitted": f"GPT: {known}", "judged": left, **judge_collectives("a100-sxm-8", pairs)}
+        for known, (left, pairs) in cases.items()
+    )
 
 
 _STEPS = {
-    "trace": "{trace}", "work": "{work:time}", "by gallery": "{work_gallery:time}",
-    "from its traces": "{work_fitted:time}", "step": "{step:time}", "step by gallery": "{step_gallery:time}",
+    "trace": "{trace}",
+    "work": "{work:time}",
+    "by gallery": "{work_gallery:time}",
+    "from its traces": "{work_fitted:time}",
+    "step": "{step:time}",
+    "step by gallery": "{step_gallery:time}",
     "step from its traces": "{step_fitted:time}",
-}  # fmt: skip
+}
 _PAIR = {"fitted": "{fitted}", "judged": "{judged}", "n": "{n}"}
-_KERNELS = _PAIR | {"gallery: mean": "{gallery:.1f}", "gallery: bias": "{gallery_bias:+.1f}",
-                    "fitted: mean": "{error:.1f}", "fitted: bias": "{error_bias:+.1f}"}  # fmt: skip
-_COLLECTIVES = _PAIR | {"gallery: mean": "{gallery:.1f}", "gallery: inside 80 %": "{gallery_inside:.0f}",
-                        "fitted: mean": "{error:.1f}", "fitted: inside 80 %": "{error_inside:.0f}"}  # fmt: skip
+_KERNELS = _PAIR | {
+    "gallery: mean": "{gallery:.1f}",
+    "gallery: bias": "{gallery_bias:+.1f}",
+    "fitted: mean": "{error:.1f}",
+    "fitted: bias": "{error_bias:+.1f}",
+}
+_COLLECTIVES = _PAIR | {
+    "gallery: mean": "{gallery:.1f}",
+    "gallery: inside 80 %": "{gallery_inside:.0f}",
+    "fitted: mean": "{error:.1f}",
+    "fitted: inside 80 %": "{error_inside:.0f}",
+}
 
 
 @command({})
@@ -150,4 +200,6 @@ def main(given: Any) -> None:
     with keep_quiet():
         print(lay_out([compare_step(job) for job in JOBS], _STEPS))
         print(f"\nkernels, errors [%]\n{lay_out(compare_kernels(), _KERNELS)}")
-        print(f"\ncollectives, errors and shares [%]\n{lay_out([*list_collectives()], _COLLECTIVES)}")
+        print(
+            f"\ncollectives, errors and shares [%]\n{lay_out([*list_collectives()], _COLLECTIVES)}"
+        )

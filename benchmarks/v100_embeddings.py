@@ -1,9 +1,10 @@
-"""Lookups and updates of tables on a V100, predicted with assumed shares of the bandwidth: nothing was fitted to them.
+"""Lookups and updates of tables on a V100, predicted with assumed shares of the bandwidth: nothing
+was fitted to them.
 
 python -m benchmarks.v100_embeddings
 
-Fused kernels of Lin et al. (arXiv 2404.12674): those of DLRM-MLPerf at batch 2048, and 20 that were profiled alone; in
-the second half of each kind of these, indices are in shared memory.
+Fused kernels of Lin et al. (arXiv 2404.12674): those of DLRM-MLPerf at batch 2048, and 20 that were
+profiled alone; in the second half of each kind of these, indices are in shared memory.
 """
 
 from typing import Any
@@ -19,21 +20,43 @@ def predict_kernels() -> list[dict[str, Any]]:
     """Phase, tables, batch, measured and predicted time of every kernel [s]."""
     model = DLRM("dlrm-mlperf", batch=2048, embedding="fused")
     names = {"LookupFunction": "forward", "LookupFunctionBackward": "backward"}
-    cases = [(names[row["op"]], "MLPerf", model, row["seconds"]) for row in read_trace() if row["op"] in names]
+    cases = [
+        (names[row["op"]], "MLPerf", model, row["seconds"])
+        for row in read_trace()
+        if row["op"] in names
+    ]
     for row in read_csv(find_shared_data("kernels_v100", "kernel_samples_v100_2020_counters.csv")):
         if row["set"].startswith("EL"):
             keys = ("batch_size", "num_embeddings", "num_tables", "bag_size", "embedding_dim")
             batch, rows, tables, pooling, dim = (int(float(row[key])) for key in keys)
-            model = DLRM(batch=batch, rows=[rows] * tables, pooling=pooling, dim=dim, embedding="fused")
-            phase, text = "forward" if "fwd" in row["set"] else "backward", f"{tables} of {rows} x {dim}"
-            cases.append((phase, f"{text}, {pooling} each", model, 1e-6 * float(row["kernel_runtime"])))
+            model = DLRM(
+                batch=batch, rows=[rows] * tables, pooling=pooling, dim=dim, embedding="fused"
+            )
+            phase, text = (
+                "forward" if "fwd" in row["set"] else "backward",
+                f"{tables} of {rows} x {dim}",
+            )
+            cases.append(
+                (phase, f"{text}, {pooling} each", model, 1e-6 * float(row["kernel_runtime"]))
+            )
     found = []
     for phase, text, model, measured in cases:
         [graph] = model.graphs(1, accelerator=True)
         seconds = price([graph], load_platform("v100-sxm-8"))[0].seconds
-        own = sum(s for s, label in zip(seconds, graph.labels, strict=True) if label[1] == f"embedding_{phase}")
+        own = sum(
+            s
+            for s, label in zip(seconds, graph.labels, strict=True)
+            if label[1] == f"embedding_{phase}"
+        )
         about = {"phase": phase, "tables": text, "batch": model.batch}
-        found.append({**about, "measured_s": measured, "predicted_s": float(own), "error": float(own / measured - 1)})
+        found.append(
+            {
+                **about,
+                "measured_s": measured,
+                "predicted_s": float(own),
+                "error": float(own / measured - 1),
+            }
+        )
     return found
 
 
@@ -42,6 +65,10 @@ def main(given: Any) -> None:
     """Lookups and updates on a V100 that nothing was fitted to."""
     rows = predict_kernels()
     heads = ("phase", "tables", "batch")
-    columns = {"measured": "{measured_s:time}", "predicted": "{predicted_s:time}", "error": "{error:+.0%}"}
+    columns = {
+        "measured": "{measured_s:time}",
+        "predicted": "{predicted_s:time}",
+        "error": "{error:+.0%}",
+    }
     print(lay_out(rows, {head: f"{{{head}}}" for head in heads} | columns))
     print(f"{sum(abs(row['error']) <= 0.15 for row in rows)} of {len(rows)} within 15 %")

@@ -14,8 +14,13 @@ from perfkit.workloads.dlrm import DLRM
 
 
 def walk() -> set[tuple[str, str]]:
-    """Files and functions that are called; without lambdas, comprehensions and classes that are only created."""
-    platform, model, seen = load_platform("h100-sxm-8x4"), DLRM("dlrm-default", batch=2049 * 8), set[tuple[str, str]]()
+    """Files and functions that are called; without lambdas, comprehensions and classes that are
+    only created."""
+    platform, model, seen = (
+        load_platform("h100-sxm-8x4"),
+        DLRM("dlrm-default", batch=2049 * 8),
+        set[tuple[str, str]](),
+    )
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code

@@ -1,4 +1,5 @@
-"""The documentation site: `make docs` builds it from docs/, the lessons with their stored outputs, and docstrings."""
+"""The documentation site: `make docs` builds it from docs/, the lessons with their stored outputs,
+and docstrings."""
 
 import pkgutil
 import re
@@ -23,7 +24,8 @@ include_patterns = ["README.md", "docs/*.md", "notebooks/*.ipynb"]
 extensions = ["sphinx.ext.autodoc", "numpydoc", "myst_nb"]
 nb_execution_mode = "off"
 nb_merge_streams = True
-suppress_warnings = ["mystnb.unknown_mime_type"]  # of charts with sliders, a picture is stored beside
+# of charts with sliders, a picture is stored beside
+suppress_warnings = ["mystnb.unknown_mime_type"]
 nb_code_prompt_show = "Show the answer"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
@@ -58,13 +60,18 @@ class NamePictures(SphinxPostTransform):
     def run(self, **kwargs: Any) -> None:
         for picture in self.document.findall(nodes.image):
             path = Path(self.env.srcdir, picture["uri"])
-            found = re.search(r"Title text '(.+?)'\"", path.read_text("utf-8")) if path.suffix == ".svg" else None
+            found = (
+                re.search(r"Title text '(.+?)'\"", path.read_text("utf-8"))
+                if path.suffix == ".svg"
+                else None
+            )
             if found and "alt" not in picture:
                 picture["alt"] = unescape(found[1])
 
 
 class LinkNames(SphinxPostTransform):
-    """Code such as `pk.predict` in a page or a lesson becomes a link to its description, where there is one."""
+    """Code such as `pk.predict` in a page or a lesson becomes a link to its description, where
+    there is one."""
 
     default_priority = 5  # before references are resolved
 
@@ -83,7 +90,9 @@ class LinkNames(SphinxPostTransform):
             if name not in known:  # a module may offer what another one defines
                 name = f"{getattr(found, '__module__', '')}.{getattr(found, '__qualname__', '')}"
             if name in known:
-                link = pending_xref("", refdomain="py", reftype="obj", reftarget=name, refdoc=self.env.docname)
+                link = pending_xref(
+                    "", refdomain="py", reftype="obj", reftarget=name, refdoc=self.env.docname
+                )
                 code.replace_self(link)
                 link += code
 
@@ -100,7 +109,8 @@ def fold_answers(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def draw_charts(app: Sphinx) -> None:
-    """The charts with sliders as pictures, where these stand at first: for print, and where no script runs."""
+    """The charts with sliders as pictures, where these stand at first: for print, and where no
+    script runs."""
     for name, chart in CHARTS.items():
         chart.save(Path(app.srcdir, "docs", f"chart_{name}.svg"))
 
@@ -110,8 +120,12 @@ def write_charts(app: Sphinx, error: Exception | None) -> None:
     out = Path(app.outdir)
     (out / "docs" / "charts").mkdir(exist_ok=True)
     for name, chart in CHARTS.items():
-        chart.save(out / "docs" / "charts" / f"{name}.html", inline=True, embed_options={"actions": False})
-    (out / "index.html").write_text('<meta http-equiv="refresh" content="0; url=docs/index.html">', encoding="utf-8")
+        chart.save(
+            out / "docs" / "charts" / f"{name}.html", inline=True, embed_options={"actions": False}
+        )
+    (out / "index.html").write_text(
+        '<meta http-equiv="refresh" content="0; url=docs/index.html">', encoding="utf-8"
+    )
 
 
 def setup(app: Sphinx) -> None:

@@ -1,4 +1,5 @@
-"""How nbval compares the notebooks of this folder: text is the contract, pictures and standard error are not."""
+"""How nbval compares the notebooks of this folder: text is the contract, pictures and standard
+error are not."""
 
 import os
 

@@ -17,7 +17,8 @@ KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": 
 
 
 def tidy(notebook: Any) -> Any:
-    """Remove what differs between machines, and fold answers, in place; a second pass changes nothing."""
+    """Remove what differs between machines, and fold answers, in place; a second pass changes
+    nothing."""
     notebook["metadata"] = {"kernelspec": dict(KERNEL), "language_info": {"name": "python"}}
     used: dict[str, int] = {}
     for cell in notebook["cells"]:

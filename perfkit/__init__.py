@@ -1,6 +1,7 @@
 """How long will one training iteration take, and what limits it?
 
-Names are resolved when they are first used, so that ``import perfkit`` costs next to nothing and loads no torch.
+Names are resolved when they are first used, so that ``import perfkit`` costs next to nothing and
+loads no torch.
 
 Examples
 --------
@@ -50,8 +51,9 @@ __version__ = "0.2.0"
 _HOME = {
     name.name: str(node.module)
     for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
-    if isinstance(node, ast.ImportFrom) and str(node.module).startswith("perfkit") for name in node.names
-}  # fmt: skip
+    if isinstance(node, ast.ImportFrom) and str(node.module).startswith("perfkit")
+    for name in node.names
+}
 __all__ = list(_HOME)
 
 

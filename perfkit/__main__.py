@@ -34,7 +34,9 @@ class _Answer(NamedTuple):
 def _pick(given: _Given, names: str) -> dict[str, Any]:
     """Those of some options that were given."""
     values = {name: getattr(given, name) for name in names.split()}
-    return {name: value for name, value in values.items() if value is not None and value is not False}
+    return {
+        name: value for name, value in values.items() if value is not None and value is not False
+    }
 
 
 def _refuse(given: _Given, names: str, why: str) -> None:
@@ -60,41 +62,68 @@ def _calibrate(given: _Given) -> _Answer:
     from perfkit.measure.processes import launched_ranks
 
     place = launched_ranks()
-    if place and place[0] > 0:  # only rank 0 writes the platform; of a CPU the others take part in collectives alone
+    # only rank 0 writes the platform; of a CPU the others take part in collectives alone
+    if place and place[0] > 0:
         if given.device == "cuda":
             pk.calibrate(**_pick(given, "device base"))
         else:
             measure_collectives(Campaign(None), ranks=place[1], seconds=0.1 if given.quick else 0.2)
         return _Answer("", None)
-    platform = pk.calibrate(out=given.out, **_pick(given, "device base ranks quick models measurements traces"))
-    note = "" if given.measurements or given.traces else ", its raw measurements are in the same folder"
+    platform = pk.calibrate(
+        out=given.out, **_pick(given, "device base ranks quick models measurements traces")
+    )
+    note = (
+        ""
+        if given.measurements or given.traces
+        else ", its raw measurements are in the same folder"
+    )
     told = [f"{key}: {platform.provenance[key]}" for key in _TOLD if platform.provenance.get(key)]
-    return _Answer("\n".join([repr(platform), *told, f"written to {given.out}{note}"]), platform.numbers().to_dicts())
+    return _Answer(
+        "\n".join([repr(platform), *told, f"written to {given.out}{note}"]),
+        platform.numbers().to_dicts(),
+    )
 
 
 def _assemble(given: _Given) -> _Answer:
     """Make a platform from measurements of others, without measuring this machine."""
     from perfkit.platform.sources import assemble_sources, find_base
 
-    _refuse(given, "device ranks quick models", "it is for measuring this machine, --from-... measure nothing")
+    _refuse(
+        given,
+        "device ranks quick models",
+        "it is for measuring this machine, --from-... measure nothing",
+    )
     if not given.from_nccl_logs:
         _refuse(given, "partial ranks_per_node", "it is for logs, which --from-nccl-logs names")
     out = check_target("out", given.out, ".toml")
     if not (given.from_nccl_logs or given.from_kernel_database):
-        raise ValueError("base is given; name the data to fit: --from-nccl-logs, --from-kernel-database, or both")
+        raise ValueError(
+            "base is given; name the data to fit: --from-nccl-logs, --from-kernel-database, or both"
+        )
     base = pk.load_platform(given.base) if given.base else find_base(given.from_kernel_database)
     platform = assemble_sources(
-        base, name=out.stem, nccl_logs=given.from_nccl_logs, kernel_database=given.from_kernel_database,
-        partial=given.partial, ranks_per_node=given.ranks_per_node, date=date.today().isoformat(),
-    )  # fmt: skip
+        base,
+        name=out.stem,
+        nccl_logs=given.from_nccl_logs,
+        kernel_database=given.from_kernel_database,
+        partial=given.partial,
+        ranks_per_node=given.ranks_per_node,
+        date=date.today().isoformat(),
+    )
     platform.save(out)
     old, fits = {**base.kernels, **base.collectives}, {**platform.kernels, **platform.collectives}
     new = {key: fit for key, fit in fits.items() if fit != old.get(key)}
     lines = [] if new else [f"nothing differs from {base.name}"]
-    rows = [(key, fit.form, f"{fit.spread:.0%}", f"{fit.n}", fit.source) for key, fit in new.items()]
+    rows = [
+        (key, fit.form, f"{fit.spread:.0%}", f"{fit.n}", fit.source) for key, fit in new.items()
+    ]
     lines.append(format_table([("fitted", "form", "spread", "points", "source"), *rows]))
-    lines += [f"{key}: poor fit, {fit.notes[-1]}" for key, fit in new.items() if fit.quality == "poor"]
-    return _Answer("\n".join([*lines, repr(platform), f"written to {out}"]), platform.numbers().to_dicts())
+    lines += [
+        f"{key}: poor fit, {fit.notes[-1]}" for key, fit in new.items() if fit.quality == "poor"
+    ]
+    return _Answer(
+        "\n".join([*lines, repr(platform), f"written to {out}"]), platform.numbers().to_dicts()
+    )
 
 
 def _build(name: str, **options: Any) -> Any:
@@ -114,11 +143,20 @@ def _predict(given: _Given) -> _Answer:
     with keep_quiet():  # the explanation has the warnings
         found = pk.predict(workload, given.platform, **_pick(given, "ranks execution loading"))
     data = {
-        "workload": workload.description, "platform": found.platform.name, "ranks": found.ranks, "time_s": found.time,
-        "execution": found.execution, "device_s": found.device_time, "interval_s": found.interval(),
-        "lower_bound_s": found.lower_bound, "serial_s": found.serial, "bottleneck": found.bottleneck,
-        "breakdown": found.breakdown().to_dicts(), "unmodelled_s": dict(found.unmodelled), "warnings": found.warnings,
-    }  # fmt: skip
+        "workload": workload.description,
+        "platform": found.platform.name,
+        "ranks": found.ranks,
+        "time_s": found.time,
+        "execution": found.execution,
+        "device_s": found.device_time,
+        "interval_s": found.interval(),
+        "lower_bound_s": found.lower_bound,
+        "serial_s": found.serial,
+        "bottleneck": found.bottleneck,
+        "breakdown": found.breakdown().to_dicts(),
+        "unmodelled_s": dict(found.unmodelled),
+        "warnings": found.warnings,
+    }
     return _Answer(found.explain(), data, results=[found])
 
 
@@ -126,7 +164,9 @@ def _shard(given: _Given) -> _Answer:
     if given.measure:
         return _measure_plans(given)
     if not (given.model or given.tables):
-        raise ValueError("model is missing; give --model or --tables, or --measure for a study of random models")
+        raise ValueError(
+            "model is missing; give --model or --tables, or --measure for a study of random models"
+        )
     _refuse(given, "quick", "it is for --measure; a search takes --seconds or --steps")
     if given.out:
         check_target("out", given.out)
@@ -141,42 +181,66 @@ def _shard(given: _Given) -> _Answer:
     if given.out:
         lines.append(f"written to {result.plan.save(given.out)}")
     data = {
-        "format": 1, "objective": result.objective, "predicted_s": price.time, "bound_s": result.bound,
-        "gap": result.gap, "interval_s": price.interval(), "parts_s": dict(price.parts),
-        "methods": result.compare().to_dicts(), "ranks": price.table().to_dicts(),
+        "format": 1,
+        "objective": result.objective,
+        "predicted_s": price.time,
+        "bound_s": result.bound,
+        "gap": result.gap,
+        "interval_s": price.interval(),
+        "parts_s": dict(price.parts),
+        "methods": result.compare().to_dicts(),
+        "ranks": price.table().to_dicts(),
         "plan": json.loads(result.plan.to_json()),
-    }  # fmt: skip
+    }
     return _Answer("\n".join(lines), data, results=[result])
 
 
 def _read_tables(given: _Given) -> Any:
     """Make the DLRM, or read the tables, to place."""
     if given.model and given.tables:
-        raise ValueError("model and tables are both given; a model has its own tables; leave one out")
+        raise ValueError(
+            "model and tables are both given; a model has its own tables; leave one out"
+        )
     if given.tables:
-        return replace(pk.read_tables(given.tables, batch=given.batch, dim=given.dim), **_pick(given, "embedding"))
+        return replace(
+            pk.read_tables(given.tables, batch=given.batch, dim=given.dim),
+            **_pick(given, "embedding"),
+        )
     _refuse(given, "dim", "a model knows the width of its tables")
-    return pk.DLRM(check_choice("model", given.model, dlrm.PRESETS), **_pick(given, "batch embedding"))
+    return pk.DLRM(
+        check_choice("model", given.model, dlrm.PRESETS), **_pick(given, "batch embedding")
+    )
 
 
 def _measure_plans(given: _Given) -> _Answer:
-    """Measure placements on this machine, of one model or set of tables, or of the models of the study."""
+    """Measure placements on this machine, of one model or set of tables, or of the models of the
+    study."""
     from perfkit.calibration.study import make_model, measure_trials
 
-    _refuse(given, "steps memory plan out report", "it is for a search; --measure has its own placements and --seconds")
+    _refuse(
+        given,
+        "steps memory plan out report",
+        "it is for a search; --measure has its own placements and --seconds",
+    )
     models = None
     if given.model or given.tables:
         found = _read_tables(given)
-        models = {given.model or found.name: found if isinstance(found, pk.DLRM) else make_model(found)}
-    trials = measure_trials(given.platform, models=models, **_pick(given, "ranks seconds seed quick"))
+        models = {
+            given.model or found.name: found if isinstance(found, pk.DLRM) else make_model(found)
+        }
+    trials = measure_trials(
+        given.platform, models=models, **_pick(given, "ranks seconds seed quick")
+    )
     return _Answer(trials.as_text(), trials.to_dict())
 
 
 def _trace(given: _Given) -> _Answer:
     trace = pk.read_trace(given.files)
-    views = "breakdown idle host steps collectives stragglers".split()
+    views = ["breakdown", "idle", "host", "steps", "collectives", "stragglers"]
     frames = {name: getattr(trace, name)().to_dicts() for name in views}
-    return _Answer(trace.explain(), {"time_s": trace.time, "basis": trace.basis, **frames}, results=[trace])
+    return _Answer(
+        trace.explain(), {"time_s": trace.time, "basis": trace.basis, **frames}, results=[trace]
+    )
 
 
 def _check(given: _Given) -> _Answer:
@@ -192,19 +256,25 @@ def _demo(given: _Given) -> _Answer:
 
     page = check_target("report", given.report or "perfkit-report.html")
     out = check_target("out", given.out or "perfkit-platform.toml", ".toml")
-    print("First a prediction without any measurement: what would this take on a GPU of the gallery?")
+    print(
+        "First a prediction without any measurement: what would this take on a GPU of the gallery?"
+    )
     bert = pk.Transformer.bert("bert-large", batch=8, sequence=512, dtype="bf16")
     print(f"  {pk.predict(bert, 'h100-sxm-8')!r}")
     print("\nNow measure this machine: kernels, collectives and a few small training iterations.")
     platform = pk.calibrate(out=out, quick=given.quick)
     two_ranks = min(platform.network.ranks, count_cores()) >= 2
     samples = draw_check(7, dlrm=6, transformer=4, hybrid=3 if two_ranks else 0)
-    print(f"\nPredict {len(samples)} configurations that were not in the calibration, then measure them.")
+    print(
+        f"\nPredict {len(samples)} configurations that were not in the calibration, then measure them."
+    )
     comparison = pk.check(platform, samples=samples)
     print("\n" + comparison.as_text())
     first = {sample.family: sample for sample in reversed(samples)}.values()
     shown = [pk.predict(s.workload, platform, ranks=s.ranks, plan=s.plan) for s in first]
-    pk.report(comparison, *shown, platform, path=page, title="Predicted and measured training iterations")
+    pk.report(
+        comparison, *shown, platform, path=page, title="Predicted and measured training iterations"
+    )
     print(f"\nReport:    {page} (one file, opens without a network)\nPlatform:  {out}")
     print("Notebooks: make lab, and start with notebooks/00_start_here.ipynb")
     return _Answer("", comparison.to_dict())
@@ -217,7 +287,12 @@ def _list_rows(rows: Sequence[dict[str, Any]]) -> _Answer:
 
 def _models(given: _Given) -> _Answer:
     found = [_build(name) for name in (*dlrm.PRESETS, *transformer.PRESETS)]
-    return _list_rows([{"model": model.name, "family": model.family, "default": model.description} for model in found])
+    return _list_rows(
+        [
+            {"model": model.name, "family": model.family, "default": model.description}
+            for model in found
+        ]
+    )
 
 
 def _tables(given: _Given) -> _Answer:
@@ -246,44 +321,99 @@ _WORKLOAD = "batch dtype mixed sequence parallel accumulate checkpoint"
 #: Every option with its arguments for argparse.
 _OPTIONS: dict[str, dict[str, Any]] = {
     "accumulate": {"type": int, "help": "micro-batches per rank; they share the batch"},
-    "base": {"metavar": "NAME", "help": "platform for all parts that are not fitted; default: the gallery's node"},
+    "base": {
+        "metavar": "NAME",
+        "help": "platform for all parts that are not fitted; default: the gallery's node",
+    },
     "batch": {"type": int, "help": "samples or sequences over all ranks"},
     "checkpoint": {"action": "store_true", "help": "compute layers again in the backward pass"},
     "device": {"choices": ("cpu", "cuda"), "help": "what to measure; default cpu"},
     "dim": {"type": int, "help": "columns of tables, for files without them"},
     "dtype": {"help": "fp32, tf32, bf16, fp16, fp8"},
-    "execution": {"choices": ("eager", "compiled", "graphs"), "help": "how the iteration runs; default eager"},
-    "embedding": {"choices": ("separate", "fused"), "help": "kernels of tables; default: fused for TBE and MLPerf"},
-    "from-kernel-database": {"metavar": "SYSTEM", "help": "measure nothing: fit data of aiconfigurator-core"},
-    "from-nccl-logs": {"metavar": "DIR", "help": "measure nothing: fit logs of nccl-tests, a file or a folder"},
+    "execution": {
+        "choices": ("eager", "compiled", "graphs"),
+        "help": "how the iteration runs; default eager",
+    },
+    "embedding": {
+        "choices": ("separate", "fused"),
+        "help": "kernels of tables; default: fused for TBE and MLPerf",
+    },
+    "from-kernel-database": {
+        "metavar": "SYSTEM",
+        "help": "measure nothing: fit data of aiconfigurator-core",
+    },
+    "from-nccl-logs": {
+        "metavar": "DIR",
+        "help": "measure nothing: fit logs of nccl-tests, a file or a folder",
+    },
     "json": {"metavar": "OUT", "help": "file for all figures; - prints them instead of the text"},
-    "loading": {"type": float, "metavar": "SECONDS", "help": "time of the data loader per batch of a rank"},
-    "measure": {"action": "store_true", "help": "measure placements: of --model, of --tables, or of 12 random models"},
-    "measurements": {"metavar": "FILE", "help": "measure nothing: fit the raw measurements of a calibration"},
-    "memory": {"type": float, "metavar": "BYTES", "help": "memory of a rank; default: that of its device"},
+    "loading": {
+        "type": float,
+        "metavar": "SECONDS",
+        "help": "time of the data loader per batch of a rank",
+    },
+    "measure": {
+        "action": "store_true",
+        "help": "measure placements: of --model, of --tables, or of 12 random models",
+    },
+    "measurements": {
+        "metavar": "FILE",
+        "help": "measure nothing: fit the raw measurements of a calibration",
+    },
+    "memory": {
+        "type": float,
+        "metavar": "BYTES",
+        "help": "memory of a rank; default: that of its device",
+    },
     "mixed": {"action": "store_true", "help": "weights stay fp32, products run in --dtype"},
     "model": {"help": "preset, see perfkit models"},
-    "models": {"choices": ("standard", "all"), "help": "families: standard (DLRM, Transformer; the default) or all"},
+    "models": {
+        "choices": ("standard", "all"),
+        "help": "families: standard (DLRM, Transformer; the default) or all",
+    },
     "out": {"metavar": "FILE", "help": "file to write: a platform (.toml) or a plan"},
     "parallel": {"help": "what ranks divide: ddp (nothing, the default), zero1, zero2, fsdp"},
-    "partial": {"action": "store_true", "help": "keep the rows of a log before a line that cannot be read"},
+    "partial": {
+        "action": "store_true",
+        "help": "keep the rows of a log before a line that cannot be read",
+    },
     "plan": {"metavar": "FILE", "help": "a plan to compare with the one that is found"},
     "platform": {"help": "platform file, or name in the gallery, see perfkit platforms"},
-    "quick": {"action": "store_true", "help": "calibrate in two to three minutes; --measure: two models in less time"},
+    "quick": {
+        "action": "store_true",
+        "help": "calibrate in two to three minutes; --measure: two models in less time",
+    },
     "ranks": {"type": int, "help": "ranks; default 2 to measure and to place tables"},
-    "ranks-per-node": {"type": int, "help": "ranks per node of the logs; default: that of the logs or of --base"},
+    "ranks-per-node": {
+        "type": int,
+        "help": "ranks per node of the logs; default: that of the logs or of --base",
+    },
     "report": {"metavar": "HTML", "help": "report to write; default of demo: perfkit-report.html"},
-    "seconds": {"type": float, "help": "time of the search, default 1; --measure: time per placement and pass"},
+    "seconds": {
+        "type": float,
+        "help": "time of the search, default 1; --measure: time per placement and pass",
+    },
     "seed": {"type": int, "help": "seed of random numbers; default 0"},
     "sequence": {"type": int, "help": "tokens of one sequence"},
-    "steps": {"type": int, "help": "steps of the search instead of --seconds: the same result on every machine"},
-    "traces": {"metavar": "FILE", "nargs": "+", "help": "measure nothing: fit kernels of recorded steps into --base"},
-    "tables": {"metavar": "FILE", "help": "CSV, Parquet or JSON file, recorded indices, or a name, see perfkit tables"},
+    "steps": {
+        "type": int,
+        "help": "steps of the search instead of --seconds: the same result on every machine",
+    },
+    "traces": {
+        "metavar": "FILE",
+        "nargs": "+",
+        "help": "measure nothing: fit kernels of recorded steps into --base",
+    },
+    "tables": {
+        "metavar": "FILE",
+        "help": "CSV, Parquet or JSON file, recorded indices, or a name, see perfkit tables",
+    },
 }
 
 
 class _Command(NamedTuple):
-    """Function of a command, its description, the options that it needs and takes, and its files."""
+    """Function of a command, its description, the options that it needs and takes, and its
+    files."""
 
     run: Callable[[_Given], _Answer]
     text: str
@@ -293,36 +423,58 @@ class _Command(NamedTuple):
 
 
 _COMMANDS = {
-    "doctor": _Command(_doctor, "Is this machine fit for a calibration? Exit code 1 if something would disturb it."),
+    "doctor": _Command(
+        _doctor, "Is this machine fit for a calibration? Exit code 1 if something would disturb it."
+    ),
     "calibrate": _Command(
-        _calibrate, "Measure this machine, or fit existing measurements, and write a platform file.", "out",
+        _calibrate,
+        "Measure this machine, or fit existing measurements, and write a platform file.",
+        "out",
         "device ranks quick models measurements from-nccl-logs ranks-per-node partial from-kernel-database traces base",
     ),
     "predict": _Command(
-        _predict, "Predict one training iteration.", "model platform", f"{_WORKLOAD} ranks execution loading report"
+        _predict,
+        "Predict one training iteration.",
+        "model platform",
+        f"{_WORKLOAD} ranks execution loading report",
     ),
     "shard": _Command(
-        _shard, "Search for a placement of embedding tables, or measure placements on this machine.", "platform",
+        _shard,
+        "Search for a placement of embedding tables, or measure placements on this machine.",
+        "platform",
         "model tables ranks batch dim embedding memory seconds steps seed plan out measure quick report",
     ),
     "check": _Command(
-        _check, "Predict random configurations, measure them, and compare.", "platform", "seed models report"
+        _check,
+        "Predict random configurations, measure them, and compare.",
+        "platform",
+        "seed models report",
     ),
     "trace": _Command(
-        _trace, "Explain where the time of recorded iterations went: traces of PyTorch's profiler.", takes="report",
+        _trace,
+        "Explain where the time of recorded iterations went: traces of PyTorch's profiler.",
+        takes="report",
         files="traces, one per rank, and execution traces of the same ranks",
     ),
-    "demo": _Command(_demo, "Calibrate this machine, predict, measure, and write a report.", takes="quick report out"),
-    "platforms": _Command(lambda given: _list_rows(pk.platforms().to_dicts()), "List the platforms of the gallery."),
+    "demo": _Command(
+        _demo,
+        "Calibrate this machine, predict, measure, and write a report.",
+        takes="quick report out",
+    ),
+    "platforms": _Command(
+        lambda given: _list_rows(pk.platforms().to_dicts()), "List the platforms of the gallery."
+    ),
     "models": _Command(_models, "List the presets of models."),
     "tables": _Command(_tables, "List the published sets of embedding tables."),
-}  # fmt: skip
+}
 
 
 @cache
 def _make_parser() -> _Parser:
     """Make the parser of all commands."""
-    parser = _Parser(prog="perfkit", description="How long will one training iteration take, and what limits it?")
+    parser = _Parser(
+        prog="perfkit", description="How long will one training iteration take, and what limits it?"
+    )
     parser.add_argument("--version", action="version", version=f"perfkit {pk.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, command in _COMMANDS.items():
@@ -330,7 +482,9 @@ def _make_parser() -> _Parser:
         if command.files:
             added.add_argument("files", metavar="FILE", nargs="+", help=command.files)
         for option in [*command.needs.split(), *command.takes.split(), "json"]:
-            added.add_argument(f"--{option}", required=option in command.needs.split(), **_OPTIONS[option])
+            added.add_argument(
+                f"--{option}", required=option in command.needs.split(), **_OPTIONS[option]
+            )
     return parser
 
 
@@ -345,7 +499,8 @@ def main(words: Sequence[str] | None = None) -> int:
     Returns
     -------
     code : int
-        0 for success, 1 if `doctor` found a problem, 2 for an error (reported in one line), 130 for an interrupt [-].
+        0 for success, 1 if `doctor` found a problem, 2 for an error (reported in one line), 130 for
+        an interrupt [-].
     """
     given = _make_parser().parse_args(words)
     file, page = None if given.json in (None, "-") else given.json, getattr(given, "report", None)

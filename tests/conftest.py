@@ -27,16 +27,33 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "perfkit"))
 
 #: Plausible time of one of each term of `perfkit.models.kernels.TERMS` on one core [s].
 COSTS: Mapping[str, float] = {
-    "launch": 2e-6, "flops": 1e-11, "tiled_flops": 5e-12, "products": 2e-8, "product_rows": 1e-8, "outputs": 1e-10,
-    "left": 5e-11, "right": 5e-11, "nbytes": 1e-11, "beyond_l2": 1e-11, "beyond_l3": 3e-11, "elements": 1e-10,
-    "rows": 1e-8, "columns": 2e-9, "bags": 5e-9, "lookups": 2e-9, "sorted_lookups": 1e-9, "row_bytes": 2e-11,
-    "page_walks": 3e-8, "unique_bytes": 1e-11,
-}  # fmt: skip
+    "launch": 2e-6,
+    "flops": 1e-11,
+    "tiled_flops": 5e-12,
+    "products": 2e-8,
+    "product_rows": 1e-8,
+    "outputs": 1e-10,
+    "left": 5e-11,
+    "right": 5e-11,
+    "nbytes": 1e-11,
+    "beyond_l2": 1e-11,
+    "beyond_l3": 3e-11,
+    "elements": 1e-10,
+    "rows": 1e-8,
+    "columns": 2e-9,
+    "bags": 5e-9,
+    "lookups": 2e-9,
+    "sorted_lookups": 1e-9,
+    "row_bytes": 2e-11,
+    "page_walks": 3e-8,
+    "unique_bytes": 1e-11,
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def settled() -> None:
-    """What other modules left alive is not looked through again and again, by captures and by Python."""
+    """What other modules left alive is not looked through again and again, by captures and by
+    Python."""
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -44,7 +61,8 @@ def settled() -> None:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Folder of other people's measurements, which lie beside the repository; without it the test is skipped."""
+    """Folder of other people's measurements, which lie beside the repository; without it the test
+    is skipped."""
     folder = Path(os.environ.get("PERFKIT_SHARED_DATA", ROOT.parent / "shared" / "data"))
     if not folder.is_dir():
         pytest.skip(f"no validation data at {folder} (set PERFKIT_SHARED_DATA)")
@@ -53,7 +71,8 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def toy() -> Platform:
-    """An invented CPU of two ranks on which every class of operations has a model with known parameters."""
+    """An invented CPU of two ranks on which every class of operations has a model with known
+    parameters."""
 
     def quantity(value: float, unit: str) -> Quantity:
         return Quantity(value, unit, "assumed", "invented for tests")
@@ -63,9 +82,15 @@ def toy() -> Platform:
         terms = {name: COSTS.get(name, 1e-11) for name in term_names(kind, variant)}
         units = dict.fromkeys(terms, "s")
         kernels[f"{kind}.{variant}"] = Fit("additive", terms, spread=0.05, **invented, units=units)
-    names = "all_reduce all_gather reduce_scatter all_to_all broadcast".split()
+    names = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
     units = {"alpha": "s", "beta": "s/B", "sharpness": "-"}
-    curve = Fit("pipelined", {"alpha": 5e-5, "beta": 4e-10, "sharpness": 0.6}, spread=0.05, **invented, units=units)
+    curve = Fit(
+        "pipelined",
+        {"alpha": 5e-5, "beta": 4e-10, "sharpness": 0.6},
+        spread=0.05,
+        **invented,
+        units=units,
+    )
     near = MemoryLevel("L2", quantity(2.0**20, "B"), quantity(120e9, "B/s"))
     middle = MemoryLevel("L3", quantity(2.0**25, "B"), quantity(80e9, "B/s"))
     far = MemoryLevel("DRAM", quantity(2.5e10, "B"), quantity(20e9, "B/s"))

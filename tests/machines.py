@@ -1,8 +1,10 @@
-"""Machines that are not at hand: raw measurements of a real machine, edited into those of other machines.
+"""Machines that are not at hand: raw measurements of a real machine, edited into those of other
+machines.
 
-Every function takes raw measurements of `perfkit calibrate` and returns those of another machine: without a cache, with
-an implausible one, with one core, with an operating system that says nothing, with noise. Times stay the same unless a
-function says otherwise, so a platform that is fitted to them has to predict them as well as that of the real machine.
+Every function takes raw measurements of `perfkit calibrate` and returns those of another machine:
+without a cache, with an implausible one, with one core, with an operating system that says nothing,
+with noise. Times stay the same unless a function says otherwise, so a platform that is fitted to
+them has to predict them as well as that of the real machine.
 """
 
 import copy
@@ -17,7 +19,8 @@ Raw = dict[str, Any]
 
 
 def thin(raw: Raw, step: int = 3) -> Raw:
-    """Some of the kernels of each class, at least four, and half of the iterations: enough to fit, quick to fit."""
+    """Some of the kernels of each class, at least four, and half of the iterations: enough to fit,
+    quick to fit."""
     kept, seen = [], {}
     for row in raw["kernels"]:
         key = (row["kind"], row["variant"])
@@ -56,8 +59,18 @@ def _siblings(raw: Raw, slower: float = 1.6) -> Raw:
 
 def _silent(raw: Raw) -> Raw:
     """An operating system without ``/sys`` and ``/proc``, such as macOS."""
-    out = _say(raw, L1=None, L2=None, L3=None, memory=None, free_memory=None, clock=None, core_limit=None)
-    return {**out, "machine": {**out["machine"], "caches": "unknown", "memory": "unknown", "system": "Darwin arm64"}}
+    out = _say(
+        raw, L1=None, L2=None, L3=None, memory=None, free_memory=None, clock=None, core_limit=None
+    )
+    return {
+        **out,
+        "machine": {
+            **out["machine"],
+            "caches": "unknown",
+            "memory": "unknown",
+            "system": "Darwin arm64",
+        },
+    }
 
 
 def _shake(raw: Raw, noise: float, drift: float) -> Raw:
@@ -68,12 +81,28 @@ def _shake(raw: Raw, noise: float, drift: float) -> Raw:
     for row, pace in zip([*out["kernels"], *out["iterations"]], np.exp(walk), strict=True):
         factor = float(np.exp(noise * rng.standard_normal()))
         for part in row.get("runs", [row]):
-            part |= {name: float(pace) * factor * part[name] for name in ("median", "q1", "q3", "idle") if name in part}
+            part |= {
+                name: float(pace) * factor * part[name]
+                for name in ("median", "q1", "q3", "idle")
+                if name in part
+            }
             for name in ("operation_seconds", "blocks"):
-                part |= {name: [float(pace) * factor * seconds for seconds in part[name]]} if name in part else {}
+                part |= (
+                    {name: [float(pace) * factor * seconds for seconds in part[name]]}
+                    if name in part
+                    else {}
+                )
             for name in ("references", "operation_references"):
-                part |= {name: [[float(pace) * t for t in three] for three in part[name]]} if name in part else {}
-            part |= {"reference": [float(pace) * t for t in part["reference"]]} if "reference" in part else {}
+                part |= (
+                    {name: [[float(pace) * t for t in three] for three in part[name]]}
+                    if name in part
+                    else {}
+                )
+            part |= (
+                {"reference": [float(pace) * t for t in part["reference"]]}
+                if "reference" in part
+                else {}
+            )
     return out
 
 
@@ -89,5 +118,6 @@ MACHINES: dict[str, tuple[Callable[[Raw], Raw], float]] = {
     "siblings": (_siblings, 0.0),
     "no /sys, no /proc": (_silent, 0.0),
     "noise": (lambda raw: _shake(raw, 0.3, 0.0), 0.3),
-    "drift": (lambda raw: _shake(raw, 0.0, 0.4), 0.03),  # references tell nine tenths of a pace that varies by 28 %
+    # references tell nine tenths of a pace that varies by 28 %
+    "drift": (lambda raw: _shake(raw, 0.0, 0.4), 0.03),
 }

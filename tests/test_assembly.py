@@ -1,4 +1,5 @@
-"""Platforms put together from datasheets, logs and a kernel database, on small data that the tests make."""
+"""Platforms put together from datasheets, logs and a kernel database, on small data that the tests
+make."""
 
 import os
 import subprocess
@@ -32,8 +33,16 @@ LAW = {"alpha0": 5e-6, "alpha1": 1e-6, "beta0": 1e-12, "beta1": 3e-12}
 H100 = read_datasheet("h100-sxm").device
 
 
-def sweep(operation: str, ranks: int, dtype: str, seconds: np.ndarray, nodes: int | None = 1) -> pl.DataFrame:
-    columns = {"operation": operation, "ranks": ranks, "dtype": dtype, "nbytes": SIZES.astype(int), "seconds": seconds}
+def sweep(
+    operation: str, ranks: int, dtype: str, seconds: np.ndarray, nodes: int | None = 1
+) -> pl.DataFrame:
+    columns = {
+        "operation": operation,
+        "ranks": ranks,
+        "dtype": dtype,
+        "nbytes": SIZES.astype(int),
+        "seconds": seconds,
+    }
     return pl.DataFrame(columns).with_columns(nodes=pl.lit(nodes, pl.Int64))
 
 
@@ -49,27 +58,47 @@ def test_curves_are_sorted_into_the_entries_of_a_platform() -> None:
         + [sweep("alltoallv", 8, "fp16", law("all_gather", 8))]
     )
     fits = fit_curves(frame, source="made", date="2026-11-21")
-    assert [key.removeprefix("all_gather.") for key in fits] == ["16", "2", "4", "8", "any", "10.rail"]
+    assert [key.removeprefix("all_gather.") for key in fits] == [
+        "16",
+        "2",
+        "4",
+        "8",
+        "any",
+        "10.rail",
+    ]
     found = fits["all_gather.any"]
     assert found.form == "over_ranks" and found.ranges["ranks"] == (2, 8)
     assert {name: found[name] for name in LAW} == pytest.approx(LAW, rel=0.1)
     assert {fit.date for fit in fits.values()} == {"2026-11-21"}
-    assert fits["all_gather.8"].source == "made, fp16" and fits["all_gather.10.rail"].source == "made, fp64"
+    assert (
+        fits["all_gather.8"].source == "made, fp16"
+        and fits["all_gather.10.rail"].source == "made, fp64"
+    )
 
 
 def test_ranks_of_a_node_tell_what_lies_across_nodes() -> None:
-    frame = pl.concat([sweep("all_reduce", p, "fp32", law("all_reduce", p), nodes=None) for p in (4, 8, 16)])
+    frame = pl.concat(
+        [sweep("all_reduce", p, "fp32", law("all_reduce", p), nodes=None) for p in (4, 8, 16)]
+    )
     assert fit_curves(frame)["all_reduce.any"].ranges["ranks"] == (4, 16)
     assert fit_curves(frame, ranks_per_node=8)["all_reduce.any"].ranges["ranks"] == (4, 8)
 
 
 @pytest.mark.parametrize(("gain", "in_network"), [(0.78, True), (0.96, False)])
 def test_in_network_reduction_is_an_algorithm_of_its_own(gain: float, in_network: bool) -> None:
-    """The switch adds up half precision but not int8; where int8 is no slower, both go around the ring."""
+    """The switch adds up half precision but not int8; where int8 is no slower, both go around the
+    ring."""
     faster = np.where(SIZES >= 2**22, gain, 1.0)
     frame = pl.concat(
-        [sweep("all_reduce", p, dtype, law("all_reduce", p)) for p in (2, 4, 8) for dtype in ("fp16", "int8")][:-2]
-        + [sweep("all_reduce", 8, name, x * law("all_reduce", 8)) for name, x in (("fp16", faster), ("int8", 1.0))]
+        [
+            sweep("all_reduce", p, dtype, law("all_reduce", p))
+            for p in (2, 4, 8)
+            for dtype in ("fp16", "int8")
+        ][:-2]
+        + [
+            sweep("all_reduce", 8, name, x * law("all_reduce", 8))
+            for name, x in (("fp16", faster), ("int8", 1.0))
+        ]
     )
     fits = fit_curves(frame)
     assert ("all_reduce.8.in_network" in fits) == in_network == ("all_reduce.8.ring" in fits)
@@ -99,7 +128,11 @@ def products(dtype: str, itemsize: float, peak: float, kernel: str) -> pl.DataFr
 
 def test_products_are_fitted_by_number_format() -> None:
     frame = pl.concat(
-        [products("bf16", 2, 989.4e12, "a"), products("fp8", 1, 1978.9e12, "b"), products("fp8_block", 1, 1e12, "c")]
+        [
+            products("bf16", 2, 989.4e12, "a"),
+            products("fp8", 1, 1978.9e12, "b"),
+            products("fp8_block", 1, 1e12, "c"),
+        ]
     )
     fits = fit_gemms(frame, H100, source="made")
     assert list(fits) == ["gemm", "gemm.fp8"]
@@ -107,17 +140,36 @@ def test_products_are_fitted_by_number_format() -> None:
         assert fit["compute_efficiency"] == pytest.approx(0.7, rel=0.05)
         assert fit["memory_efficiency"] == pytest.approx(0.8, rel=0.1)
     assert fits["gemm.fp8"].source == "made, gemm fp8 b"
-    with pytest.raises(ValueError, match=r"frame holds products in fp4; NVIDIA H100 .* has peaks for fp64"):
+    with pytest.raises(
+        ValueError, match=r"frame holds products in fp4; NVIDIA H100 .* has peaks for fp64"
+    ):
         fit_gemms(products("fp4", 0.5, 1e15, "a"), H100)
 
 
 def test_attention_counts_half_the_work_where_it_is_causal() -> None:
-    rows = [(c, b, s, h, h, 64) for c in (True, False) for b in (1, 8) for s in (128, 1024, 8192) for h in (8, 32)]
+    rows = [
+        (c, b, s, h, h, 64)
+        for c in (True, False)
+        for b in (1, 8)
+        for s in (128, 1024, 8192)
+        for h in (8, 32)
+    ]
     names = ["causal", "batch", "sequence", "heads", "kv_heads", "head_dim"]
     frame = pl.DataFrame(rows, schema=names, orient="row")
-    flops = 4.0 * pl.col("batch") * pl.col("heads") * pl.col("sequence") ** 2 * 64 * (1 - 0.5 * pl.col("causal"))
+    flops = (
+        4.0
+        * pl.col("batch")
+        * pl.col("heads")
+        * pl.col("sequence") ** 2
+        * 64
+        * (1 - 0.5 * pl.col("causal"))
+    )
     frame = frame.with_columns(
-        seconds=1e-5 + flops / (0.5 * 989.4e12), window=0, past=0, dtype=pl.lit("bf16"), kv_dtype=pl.lit("bf16")
+        seconds=1e-5 + flops / (0.5 * 989.4e12),
+        window=0,
+        past=0,
+        dtype=pl.lit("bf16"),
+        kv_dtype=pl.lit("bf16"),
     )
     fit = fit_attention(frame, H100, "made", "")
     assert fit["compute_efficiency"] == pytest.approx(0.5, rel=0.1) and fit.n == len(rows)
@@ -143,8 +195,13 @@ def test_a_datasheet_alone_makes_a_platform_that_says_what_it_assumed(tmp_path: 
     platform = Platform.from_datasheet("b200-sxm", ranks=8)
     assert Platform.load(platform.save(tmp_path / "b.toml")) == platform
     fits = {**platform.kernels, **platform.collectives}.values()
-    assert all(fit.kind == "assumed" and fit.spread >= 0.25 and fit.transferred and not fit.stderr for fit in fits)
-    assert platform.network.links["intra"].bandwidth.value == 900e9 and platform.name == "b200-sxm-8"
+    assert all(
+        fit.kind == "assumed" and fit.spread >= 0.25 and fit.transferred and not fit.stderr
+        for fit in fits
+    )
+    assert (
+        platform.network.links["intra"].bandwidth.value == 900e9 and platform.name == "b200-sxm-8"
+    )
     table = platform.numbers()
     assert table.filter(pl.col("kind") == "datasheet")["basis"].str.len_chars().min() > 3
     assert {"assumed", "datasheet"} == set(table["kind"])
@@ -156,24 +213,34 @@ def test_a_datasheet_alone_makes_a_platform_that_says_what_it_assumed(tmp_path: 
 def test_what_nobody_measured_follows_what_was(node: Platform) -> None:
     fits = fit_gemms(products("bf16", 2, 989.4e12, "a"), H100, source="made")
     platform = assemble(node, kernels=fits)
-    assert platform.kernels["bmm"].kind == "assumed" and platform.kernels["bmm"].source.startswith("as gemm: made")
+    assert platform.kernels["bmm"].kind == "assumed" and platform.kernels["bmm"].source.startswith(
+        "as gemm: made"
+    )
     assert platform.kernels["bmm"].parameters == platform.kernels["gemm"].parameters
     assert platform.kernels["copy"].source.startswith("median over h100-sxm-8")
-    assert platform.collectives["broadcast.8"].source.startswith("as all_gather.8, with the same start-up and busbw")
-    gather, broadcast = (platform.collective_time(name, 1e9, ranks=8) for name in ("all_gather", "broadcast"))
+    assert platform.collectives["broadcast.8"].source.startswith(
+        "as all_gather.8, with the same start-up and busbw"
+    )
+    gather, broadcast = (
+        platform.collective_time(name, 1e9, ranks=8) for name in ("all_gather", "broadcast")
+    )
     assert float(broadcast / gather) == pytest.approx(1 / bus_factor("all_gather", 8), rel=0.02)
     assert platform.network.links["intra"].latency.kind == "fitted"
 
 
 def test_rails_are_what_whole_nodes_leave(node: Platform) -> None:
     rail = {"alpha": 3e-5, "beta": 2.5e-11, "sharpness": 0.6}
-    inside = sum(node.collective_time(stage, SIZES, ranks=8) for stage in ("reduce_scatter", "all_gather"))
+    inside = sum(
+        node.collective_time(stage, SIZES, ranks=8) for stage in ("reduce_scatter", "all_gather")
+    )
     whole = (inside**OVERLAP + pipelined(SIZES / 8, **rail) ** OVERLAP) ** (1 / OVERLAP)
     fits = fit_rails(sweep("all_reduce", 16, "fp32", whole, nodes=2), node, source="made")
     assert list(fits) == ["all_reduce.2.rail"]
     assert fits["all_reduce.2.rail"]["beta"] == pytest.approx(rail["beta"], rel=0.05)
     cluster = assemble(node, nodes=8, collectives=fits)
-    assert cluster.network.links["inter"].bandwidth.value == pytest.approx(1 / rail["beta"], rel=0.05)
+    assert cluster.network.links["inter"].bandwidth.value == pytest.approx(
+        1 / rail["beta"], rel=0.05
+    )
     assert cluster.network.ranks == 64
 
 
@@ -193,7 +260,10 @@ def write_log(path: Path, operation: str, ranks: int, nodes: int, seconds: np.nd
     places = [rank.format(i, i * nodes // ranks, i % 8) for i in range(ranks)]
     name = operation.replace("_", "")
     text = f"# nThread 1 nGpus 1 minBytes 1024\n# Using devices\n{''.join(places)}#\n{HEADER}{''.join(rows)}"
-    path.write_text(f"# Collective test starting: {name}_perf\n{text}# Avg bus bandwidth : 1\n", encoding="utf-8")
+    path.write_text(
+        f"# Collective test starting: {name}_perf\n{text}# Avg bus bandwidth : 1\n",
+        encoding="utf-8",
+    )
     return path
 
 
@@ -211,11 +281,16 @@ def test_logs_replace_the_collectives_of_a_platform(logs: Path) -> None:
     base = load_platform("h100-sxm-8")
     platform = assemble_sources(base, name="ours", nccl_logs=logs, date="2026-11-21")
     assert (platform.name, platform.network.nodes, platform.network.ranks) == ("ours", 4, 32)
-    assert platform.kernels == base.kernels and platform.collectives["all_to_all.8"] == base.collectives["all_to_all.8"]
+    assert (
+        platform.kernels == base.kernels
+        and platform.collectives["all_to_all.8"] == base.collectives["all_to_all.8"]
+    )
     assert platform.collectives["all_gather.8"].source == "nccl-tests, all_gather_node.log, fp32"
     gather = platform.collective("all_gather", SIZES[5], ranks=8)
     assert gather.time == pytest.approx(2 * law("all_gather", 8)[5], rel=0.1)
-    assert platform.collectives["all_reduce.4.rail"].source == "nccl-tests, all_reduce_rail.log, fp32"
+    assert (
+        platform.collectives["all_reduce.4.rail"].source == "nccl-tests, all_reduce_rail.log, fp32"
+    )
     assert platform.provenance["sources"].startswith("nccl-tests logs in ")
     assert platform.network.links["inter"].bandwidth.kind == "fitted"
 
@@ -223,8 +298,13 @@ def test_logs_replace_the_collectives_of_a_platform(logs: Path) -> None:
 def test_a_log_over_whole_nodes_gives_the_rails(tmp_path: Path) -> None:
     whole = write_log(tmp_path / "two.log", "all_reduce", 16, 2, 30 * law("all_reduce", 8))
     platform = assemble_sources("h100-sxm-8", nccl_logs=whole)
-    assert platform.network.ranks == 16 and {"all_reduce.16", "all_reduce.2.rail"} <= set(platform.collectives)
-    assert any("without the stages inside" in note for note in platform.collectives["all_reduce.2.rail"].notes)
+    assert platform.network.ranks == 16 and {"all_reduce.16", "all_reduce.2.rail"} <= set(
+        platform.collectives
+    )
+    assert any(
+        "without the stages inside" in note
+        for note in platform.collectives["all_reduce.2.rail"].notes
+    )
 
 
 @pytest.fixture(scope="module")
@@ -237,13 +317,25 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = ("all_reduce", "all_gather", "reduce_scatter")
     rows = pl.concat([sweep(name, p, "fp16", law(name, p)) for name in names for p in (2, 8)])
     rows = rows.select(
-        op_name="operation", nccl_dtype=pl.lit("half"), num_gpus="ranks", message_size=pl.col("nbytes") // 2,
-        latency=pl.col("seconds") * 1e3, **{name: pl.lit(value) for name, value in about.items()},
-    )  # fmt: skip
+        op_name="operation",
+        nccl_dtype=pl.lit("half"),
+        num_gpus="ranks",
+        message_size=pl.col("nbytes") // 2,
+        latency=pl.col("seconds") * 1e3,
+        **{name: pl.lit(value) for name, value in about.items()},
+    )
     shapes = products("bf16", 2, 989.4e12, "torch").select(
-        "m", "n", "k", gemm_dtype=pl.lit("bfloat16"), latency=pl.col("seconds") * 1e3, framework=pl.lit("SGLang"),
-        version=pl.lit("9.9"), device=pl.lit("H100"), op_name=pl.lit("gemm"), kernel_source=pl.lit("torch"),
-    )  # fmt: skip
+        "m",
+        "n",
+        "k",
+        gemm_dtype=pl.lit("bfloat16"),
+        latency=pl.col("seconds") * 1e3,
+        framework=pl.lit("SGLang"),
+        version=pl.lit("9.9"),
+        device=pl.lit("H100"),
+        op_name=pl.lit("gemm"),
+        kernel_source=pl.lit("torch"),
+    )
     for folder, name, frame in ((comm, "nccl", rows), (gemm, "gemm", shapes)):
         folder.mkdir(parents=True)
         frame.write_parquet(folder / f"{name}_perf.parquet")
@@ -264,12 +356,18 @@ def test_the_database_finds_its_node_in_the_gallery(known_database: None) -> Non
     assert platform.kernels["attention"] == load_platform("h100-sxm-8").kernels["attention"]
 
 
-def test_logs_win_over_the_database_and_both_over_the_base(known_database: None, logs: Path, node: Platform) -> None:
-    mine = replace(node, kernels={**node.kernels, "rowwise": replace(node.kernels["rowwise"], kind="measured")})
+def test_logs_win_over_the_database_and_both_over_the_base(
+    known_database: None, logs: Path, node: Platform
+) -> None:
+    mine = replace(
+        node, kernels={**node.kernels, "rowwise": replace(node.kernels["rowwise"], kind="measured")}
+    )
     platform = assemble_sources(mine, nccl_logs=logs, kernel_database="h100_sxm")
     assert platform.collectives["all_gather.8"].source.startswith("nccl-tests")
     assert platform.collectives["all_gather.2"].source.startswith("aiconfigurator-core")
-    assert platform.kernels["rowwise"].kind == "measured" and platform.kernels["gemm"].kind == "fitted"
+    assert (
+        platform.kernels["rowwise"].kind == "measured" and platform.kernels["gemm"].kind == "fitted"
+    )
 
 
 def test_sources_that_cannot_be_used_are_told(tmp_path: Path, known_database: None) -> None:
@@ -277,22 +375,38 @@ def test_sources_that_cannot_be_used_are_told(tmp_path: Path, known_database: No
         ("no source is given", "h100-sxm-8", {}),
         ("is 'h100_smx'; known are h100_sxm", "h100-sxm-8", {"kernel_database": "h100_smx"}),
         (r"holds no \.log, \.out, \.txt file", "h100-sxm-8", {"nccl_logs": tmp_path}),
-        ("base is 'zen5-2', a CPU; the sources are of GPUs", "zen5-2", {"kernel_database": "h100_sxm"}),
+        (
+            "base is 'zen5-2', a CPU; the sources are of GPUs",
+            "zen5-2",
+            {"kernel_database": "h100_sxm"},
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             assemble_sources(base, **given)  # type: ignore[arg-type]
 
 
-def test_measurements_of_another_device_are_told(logs: Path, tmp_path: Path, known_database: None) -> None:
-    with pytest.warns(UserWarning, match="logs are of NVIDIA H100, platform 'a100-sxm-8' of NVIDIA A100 SXM4 80 GB"):
+def test_measurements_of_another_device_are_told(
+    logs: Path, tmp_path: Path, known_database: None
+) -> None:
+    with pytest.warns(
+        UserWarning,
+        match="logs are of NVIDIA H100, platform 'a100-sxm-8' of NVIDIA A100 SXM4 80 GB",
+    ):
         assemble_sources("a100-sxm-8", nccl_logs=logs)
-    with pytest.warns(UserWarning, match="h100_sxm is of NVIDIA H100 SXM5 80 GB, platform 'h200-sxm-8' of NVIDIA H200"):
+    with pytest.warns(
+        UserWarning,
+        match="h100_sxm is of NVIDIA H100 SXM5 80 GB, platform 'h200-sxm-8' of NVIDIA H200",
+    ):
         assemble_sources("h200-sxm-8", kernel_database="h100_sxm")
     for name, dtype in (("a.log", "float"), ("b.log", "half")):
         path = write_log(tmp_path / name, "all_gather", 8, 1, law("all_gather", 8))
         path.write_text(path.read_text(encoding="utf-8").replace("float", dtype), encoding="utf-8")
     with pytest.warns(UserWarning, match=r"a\.log is not used: "):
-        assert assemble_sources("h100-sxm-8", nccl_logs=tmp_path).collectives["all_gather.8"].source.endswith("fp16")
+        assert (
+            assemble_sources("h100-sxm-8", nccl_logs=tmp_path)
+            .collectives["all_gather.8"]
+            .source.endswith("fp16")
+        )
 
 
 def run(words: list[object], **environment: str) -> subprocess.CompletedProcess[str]:
@@ -302,18 +416,33 @@ def run(words: list[object], **environment: str) -> subprocess.CompletedProcess[
         "assert 'torch' not in sys.modules; sys.exit(code)"
     )
     command = [sys.executable, "-c", code, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **environment})
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **environment}
+    )
 
 
-def test_the_command_line_makes_a_platform_that_predicts(logs: Path, database: Path, tmp_path: Path) -> None:
+def test_the_command_line_makes_a_platform_that_predicts(
+    logs: Path, database: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "cluster.toml"
-    sources = ["--from-nccl-logs", logs, "--from-kernel-database", "h100_sxm", "--base", "h100-sxm-8"]
+    sources = [
+        "--from-nccl-logs",
+        logs,
+        "--from-kernel-database",
+        "h100_sxm",
+        "--base",
+        "h100-sxm-8",
+    ]
     done = run(["calibrate", *sources, "--out", out], PERFKIT_KERNEL_DATABASE=str(database))
     assert done.returncode == 0, done.stderr
-    assert "all_gather.8" in done.stdout and "all_gather_node.log" in done.stdout and f"written to {out}" in done.stdout
+    assert (
+        "all_gather.8" in done.stdout
+        and "all_gather_node.log" in done.stdout
+        and f"written to {out}" in done.stdout
+    )
     assert "attention" not in done.stdout, "only what was fitted now"
     assert Platform.load(out).network.ranks == 32
-    asked = "--model bert-large --ranks 32 --batch 64 --dtype bf16".split()
+    asked = ["--model", "bert-large", "--ranks", "32", "--batch", "64", "--dtype", "bf16"]
     done = run(["predict", *asked, "--platform", out])
     assert done.returncode == 0, done.stderr
     assert "64, sequence 128 on 32 of 32 ranks of cluster" in done.stdout

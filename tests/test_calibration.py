@@ -1,4 +1,5 @@
-"""Calibration: times are computed from a platform with known parameters, and a fit has to find the parameters again."""
+"""Calibration: times are computed from a platform with known parameters, and a fit has to find the
+parameters again."""
 
 import copy
 import warnings
@@ -27,7 +28,8 @@ from perfkit.workloads.transformer import Transformer
 NOMINAL = (2.0**20, 2.0**25)
 CAPACITIES = {"l2": 0.7 * NOMINAL[0], "l3": 0.6 * NOMINAL[1], "pages": 2048.0}
 CONTEXT = {"scale": 1.15, "cold_scale": 1.0, "launch": 1e-6}
-HOST, NOISE = 3e-6, 0.02  # time of each operation of an iteration outside its kernel [s], and noise of all times
+# time of each operation of an iteration outside its kernel [s], and noise of all times
+HOST, NOISE = 3e-6, 0.02
 Raw = dict[str, Any]
 
 
@@ -36,18 +38,61 @@ def two(owners: tuple[int, ...]) -> Plan:
 
 
 MODELS: list[tuple[DLRM | Transformer, Plan | None]] = [
-    *((DLRM(rows=[r] * t, dim=d, pooling=p, batch=b, exponent=e, bottom=[64], top=[96, 32], sparse=s), None)
-      for t, r, d, p, b, e, s in ((4, 2000, 16, 3, 128, 0.0, True), (7, 30000, 32, 8, 256, 0.8, True),
-                                  (5, 900, 64, 1, 512, 1.1, False), (10, 90000, 24, 5, 64, 0.4, True),
-                                  (6, 12000, 16, 20, 200, 0.6, False))),
-    *((build(layers=n, hidden=h, heads=4, sequence=q, batch=b, vocabulary=v, attention=a, optimizer=o), None)
-      for build, n, h, q, b, v, a, o in ((Transformer.bert, 2, 64, 32, 4, 900, "fused", "adamw"),
-                                         (Transformer.gpt2, 3, 96, 48, 2, 2000, "eager", "sgd"),
-                                         (Transformer.gpt2, 2, 128, 64, 3, 1200, "fused", "adamw"),
-                                         (Transformer.bert, 4, 64, 40, 2, 3000, "eager", "adamw"))),
-    *((DLRM(rows=[r] * 4, dim=16, pooling=4, batch=b, bottom=[32], top=[32], features=13), two(owners))
-      for r, b, owners in ((3000, 256, (0, 1, 1, 0)), (800, 1024, (1, 1, 1, 0)), (20000, 128, (0, 1, 0, 1)))),
-]  # fmt: skip
+    *(
+        (
+            DLRM(
+                rows=[r] * t,
+                dim=d,
+                pooling=p,
+                batch=b,
+                exponent=e,
+                bottom=[64],
+                top=[96, 32],
+                sparse=s,
+            ),
+            None,
+        )
+        for t, r, d, p, b, e, s in (
+            (4, 2000, 16, 3, 128, 0.0, True),
+            (7, 30000, 32, 8, 256, 0.8, True),
+            (5, 900, 64, 1, 512, 1.1, False),
+            (10, 90000, 24, 5, 64, 0.4, True),
+            (6, 12000, 16, 20, 200, 0.6, False),
+        )
+    ),
+    *(
+        (
+            build(
+                layers=n,
+                hidden=h,
+                heads=4,
+                sequence=q,
+                batch=b,
+                vocabulary=v,
+                attention=a,
+                optimizer=o,
+            ),
+            None,
+        )
+        for build, n, h, q, b, v, a, o in (
+            (Transformer.bert, 2, 64, 32, 4, 900, "fused", "adamw"),
+            (Transformer.gpt2, 3, 96, 48, 2, 2000, "eager", "sgd"),
+            (Transformer.gpt2, 2, 128, 64, 3, 1200, "fused", "adamw"),
+            (Transformer.bert, 4, 64, 40, 2, 3000, "eager", "adamw"),
+        )
+    ),
+    *(
+        (
+            DLRM(rows=[r] * 4, dim=16, pooling=4, batch=b, bottom=[32], top=[32], features=13),
+            two(owners),
+        )
+        for r, b, owners in (
+            (3000, 256, (0, 1, 1, 0)),
+            (800, 1024, (1, 1, 1, 0)),
+            (20000, 128, (0, 1, 0, 1)),
+        )
+    ),
+]
 
 
 def shake(rng: np.random.Generator, times: Any) -> Any:
@@ -65,19 +110,32 @@ def operands(case: Case) -> float:
 def kernel_rows(truth: Platform, seed: int) -> list[Raw]:
     rng, groups = np.random.default_rng([seed, 7]), dict[str, list[Raw]]()
     for case in draw_cases(seed, density=0.2):
-        groups.setdefault(f"{case.kind}.{case.variant}", []).append({**asdict(case), "nbytes": operands(case)})
+        groups.setdefault(f"{case.kind}.{case.variant}", []).append(
+            {**asdict(case), "nbytes": operands(case)}
+        )
     rows = []
     for key, group in groups.items():
         sizes = size_cases(group, (CAPACITIES["l2"], CAPACITIES["l3"]), CAPACITIES["pages"])
         for row, t in zip(group, shake(rng, additive(sizes, **truth.kernels[key])), strict=True):
-            rows.append({**row, "median": t, "q1": 0.98 * t, "q3": 1.03 * t, "halves": [t, t], "cpu_share": 1.0})
+            rows.append(
+                {
+                    **row,
+                    "median": t,
+                    "q1": 0.98 * t,
+                    "q3": 1.03 * t,
+                    "halves": [t, t],
+                    "cpu_share": 1.0,
+                }
+            )
     return rows
 
 
 def run_kernels(graph: Any, truth: Platform) -> np.ndarray:
     """Time of every operation inside an iteration."""
     costs = price([graph], truth)[0]
-    return in_context({"hot": costs.hot, "cold": costs.cold, "page_walks": costs.page_walks}, **CONTEXT)
+    return in_context(
+        {"hot": costs.hot, "cold": costs.cold, "page_walks": costs.page_walks}, **CONTEXT
+    )
 
 
 def iteration_rows(truth: Platform) -> list[Raw]:
@@ -88,12 +146,17 @@ def iteration_rows(truth: Platform) -> list[Raw]:
             seconds = run_kernels(graph, truth)
             for place in graph.collectives:
                 operation = graph[int(place)]
-                seconds[place] = truth.collective_time(operation.name, operation.features["nbytes"], ranks=ranks)
+                seconds[place] = truth.collective_time(
+                    operation.name, operation.features["nbytes"], ranks=ranks
+                )
             seconds = shake(rng, seconds)
             walls.append(float(seconds.sum()) + HOST * len(graph))
             runs.append({"operation_seconds": seconds.tolist()})
         wall = float(shake(rng, max(walls)))
-        runs = [run | {"median": wall, "q1": wall, "q3": wall, "halves": [wall, wall], "n": 10} for run in runs]
+        runs = [
+            run | {"median": wall, "q1": wall, "q3": wall, "halves": [wall, wall], "n": 10}
+            for run in runs
+        ]
         about = {"name": f"sample-{number}", "family": "x", "workload": dump(workload)}
         rows.append({**about, "owners": list(plan.owners) if plan else None, "runs": runs})
     return rows
@@ -102,7 +165,12 @@ def iteration_rows(truth: Platform) -> list[Raw]:
 @pytest.fixture(scope="module")
 def truth(toy: Platform) -> Platform:
     units = {"l2": "B", "l3": "B", "pages": "-"}
-    return replace(toy, context=Context(caches=Fit("caches", CAPACITIES, units=units, kind="assumed", source="test")))
+    return replace(
+        toy,
+        context=Context(
+            caches=Fit("caches", CAPACITIES, units=units, kind="assumed", source="test")
+        ),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -114,11 +182,20 @@ def measurements(truth: Platform) -> Raw:
             row = {"q1": t, "median": 1.1 * t, "q3": 1.3 * t, "mean": 1.2 * t, "n": 50}
             collectives.append({"operation": key.split(".")[0], "nbytes": nbytes, **row})
     return {
-        "format": 1, "id": "cpu-toy-2 measured 2026-11-20", "device": "cpu", "ranks": 2, "ranks_per_node": 2,
-        "date": "2026-11-20", "machine": {"processor": "toy", "cores": "2"}, "versions": {"torch": "2.x"},
-        "caches": {"L1": 2.0**15, "L2": NOMINAL[0], "L3": NOMINAL[1]}, "memory_bytes": 2.5e10,
-        "kernels": kernel_rows(truth, 0), "collectives": collectives, "iterations": iteration_rows(truth),
-    }  # fmt: skip
+        "format": 1,
+        "id": "cpu-toy-2 measured 2026-11-20",
+        "device": "cpu",
+        "ranks": 2,
+        "ranks_per_node": 2,
+        "date": "2026-11-20",
+        "machine": {"processor": "toy", "cores": "2"},
+        "versions": {"torch": "2.x"},
+        "caches": {"L1": 2.0**15, "L2": NOMINAL[0], "L3": NOMINAL[1]},
+        "memory_bytes": 2.5e10,
+        "kernels": kernel_rows(truth, 0),
+        "collectives": collectives,
+        "iterations": iteration_rows(truth),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -128,12 +205,19 @@ def platform(measurements: Mapping[str, Any]) -> Platform:
 
 def refit(platform: Platform, measurements: Mapping[str, Any]) -> Platform:
     """Fit only the iterations again; kernels, caches and collectives stay."""
-    return add_context(replace(platform, context=Context(caches=platform.context.caches)), measurements)
+    return add_context(
+        replace(platform, context=Context(caches=platform.context.caches)), measurements
+    )
 
 
-def test_every_class_is_fitted_and_every_number_has_its_origin(platform: Platform, truth: Platform) -> None:
+def test_every_class_is_fitted_and_every_number_has_its_origin(
+    platform: Platform, truth: Platform
+) -> None:
     assert (platform.name, platform.network.ranks) == ("found again", 2)
-    assert (set(platform.kernels), set(platform.collectives)) == (set(truth.kernels), set(truth.collectives))
+    assert (set(platform.kernels), set(platform.collectives)) == (
+        set(truth.kernels),
+        set(truth.collectives),
+    )
     assert {fit.source for fit in platform.kernels.values()} == {"cpu-toy-2 measured 2026-11-20"}
     assert set(platform.numbers()["kind"]) <= {"measured", "fitted", "datasheet"}
     assert Platform.from_toml(platform.to_toml()) == platform
@@ -141,13 +225,18 @@ def test_every_class_is_fitted_and_every_number_has_its_origin(platform: Platfor
 
 def test_times_of_other_sizes_are_found_again(platform: Platform, truth: Platform) -> None:
     rows = kernel_rows(truth, 1)
-    errors, noise = judge_kernels(platform, rows), np.concatenate([*judge_kernels(truth, rows).values()])
+    errors, noise = (
+        judge_kernels(platform, rows),
+        np.concatenate([*judge_kernels(truth, rows).values()]),
+    )
     assert noise.std() == pytest.approx(NOISE, rel=0.15) and abs(noise.mean()) < 0.3 * NOISE
     everything = np.abs(np.concatenate([*errors.values()]))
     assert set(errors) <= set(truth.kernels)
     assert np.median(everything) < 2.5 * NOISE and np.percentile(everything, 90) < 0.2
     for kind in {key.partition(".")[0] for key in errors}:
-        values = np.concatenate([own for key, own in errors.items() if key.partition(".")[0] == kind])
+        values = np.concatenate(
+            [own for key, own in errors.items() if key.partition(".")[0] == kind]
+        )
         assert np.median(np.abs(values)) < 0.1, kind
 
 
@@ -155,17 +244,25 @@ def test_parameters_are_found_again(platform: Platform, truth: Platform) -> None
     for name in ("relu", "add", "mul_", "addcdiv_"):
         found, known = platform.kernels[f"elementwise.{name}"], truth.kernels[f"elementwise.{name}"]
         assert found["launch"] == pytest.approx(known["launch"], rel=0.1)
-        assert found["nbytes"] == pytest.approx(known["nbytes"], rel=0.25) and found.spread < 4 * NOISE
-    assert platform.cache_capacities == pytest.approx((CAPACITIES["l2"], CAPACITIES["l3"]), rel=0.35)
+        assert (
+            found["nbytes"] == pytest.approx(known["nbytes"], rel=0.25) and found.spread < 4 * NOISE
+        )
+    assert platform.cache_capacities == pytest.approx(
+        (CAPACITIES["l2"], CAPACITIES["l3"]), rel=0.35
+    )
     for key, fit in platform.collectives.items():
         assert dict(fit) == pytest.approx(dict(truth.collectives[key]), rel=0.1)
         assert any("1.20 times" in note for note in fit.notes)
 
 
-def test_iterations_are_found_again(platform: Platform, truth: Platform, measurements: Mapping[str, Any]) -> None:
+def test_iterations_are_found_again(
+    platform: Platform, truth: Platform, measurements: Mapping[str, Any]
+) -> None:
     for family in ("dlrm", "transformer"):
         fit = platform.context.iterations[family]
-        assert fit["scale"] == pytest.approx(1, abs=0.1) and fit.get("per_operation", 0) == pytest.approx(HOST, rel=0.6)
+        assert fit["scale"] == pytest.approx(1, abs=0.1) and fit.get(
+            "per_operation", 0
+        ) == pytest.approx(HOST, rel=0.6)
     for row, (workload, plan) in zip(measurements["iterations"], MODELS, strict=True):
         prediction = predict(workload, platform, ranks=2 if plan else 1, plan=plan)
         assert prediction.time == pytest.approx(row["runs"][0]["median"], rel=0.15), row["name"]
@@ -187,14 +284,20 @@ def test_iterations_that_scatter_widen_the_interval(measurements: Raw, platform:
         for run in row["runs"]:
             run["median"] *= factor
     scattered = refit(platform, noisy)
-    calm, wild = ([p.context.iterations[f].spread for f in ("dlrm", "transformer")] for p in (platform, scattered))
+    calm, wild = (
+        [p.context.iterations[f].spread for f in ("dlrm", "transformer")]
+        for p in (platform, scattered)
+    )
     assert all(2 * one < other and 0.1 < other < 1.5 for one, other in zip(calm, wild, strict=True))
     assert predict(MODELS[0][0], scattered).spread > predict(MODELS[0][0], platform).spread
     assert platform.context.iterations["any"].spread >= max(calm)
-    # One wild iteration shows in the spread of its family in full, as no fit that it is judged by has seen it.
+    # One wild iteration shows in the spread of its family in full, as no fit that it is judged by
+    # has seen it.
     spoilt = copy.deepcopy(measurements["iterations"][:9])
     spoilt[0]["runs"][0]["median"] *= 3.0
-    spread = refit(platform, {**measurements, "iterations": spoilt}).context.iterations["dlrm"].spread
+    spread = (
+        refit(platform, {**measurements, "iterations": spoilt}).context.iterations["dlrm"].spread
+    )
     assert spread > 0.9 * expect_spread([np.log(3), *[calm[0]] * 4]) > 2 * calm[0]
 
 
@@ -205,21 +308,37 @@ def test_spread_of_normal_errors(estimate: Callable[[list[float]], float]) -> No
     assert np.median(spreads) == pytest.approx(0.1, rel=0.25)
     fresh = np.abs(np.random.default_rng(1).normal(0, 0.1, 400))
     assert np.mean(fresh <= 1.2816 * spreads) >= 0.77, "an 80 % interval holds at least about 80 %"
-    assert 0.05 < expect_spread([0.01, -0.01, 0.0, 0.01]) < 0.11 < expect_spread([0.4, 0.0, 0.1]) < 0.24, "few errors"
+    assert (
+        0.05
+        < expect_spread([0.01, -0.01, 0.0, 0.01])
+        < 0.11
+        < expect_spread([0.4, 0.0, 0.1])
+        < 0.24
+    ), "few errors"
 
 
 @pytest.mark.parametrize("share", [0.2, 0.9])
-def test_waiting_and_computing_longer_are_kept_apart(measurements: Raw, platform: Platform, share: float) -> None:
-    """Only the measured waiting of ranks counts as communication; the other extra time is computing."""
+def test_waiting_and_computing_longer_are_kept_apart(
+    measurements: Raw, platform: Platform, share: float
+) -> None:
+    """Only the measured waiting of ranks counts as communication; the other extra time is
+    computing."""
     delay, rows, rng = 1e-3, copy.deepcopy(measurements), np.random.default_rng(9)
     more = {"per_collective": share * delay, "per_resume": (1.0 - share) * delay}
-    fit = Fit("iteration", {**platform.context.parallel["dlrm"], **more}, kind="assumed", source="test")
-    truth = replace(platform, context=replace(platform.context, parallel={**platform.context.parallel, "dlrm": fit}))
+    fit = Fit(
+        "iteration", {**platform.context.parallel["dlrm"], **more}, kind="assumed", source="test"
+    )
+    truth = replace(
+        platform,
+        context=replace(platform.context, parallel={**platform.context.parallel, "dlrm": fit}),
+    )
     for row, (workload, plan) in zip(rows["iterations"], MODELS, strict=True):
         if plan:
             found = predict(workload, truth, ranks=2, plan=plan)
             still = found.communication()
-            for run, idle in zip(row["runs"], (still["exposed_s"] + still["waiting_s"]).to_list() * 2, strict=False):
+            for run, idle in zip(
+                row["runs"], (still["exposed_s"] + still["waiting_s"]).to_list() * 2, strict=False
+            ):
                 run |= {"median": float(shake(rng, found.time)), "idle": idle}
     for row in rows["collectives"]:
         row["median"] = row["q1"] + delay
@@ -237,8 +356,12 @@ def test_waiting_and_computing_longer_are_kept_apart(measurements: Raw, platform
 
 def test_a_platform_says_what_was_not_measured(measurements: Raw, platform: Platform) -> None:
     products = [row for row in measurements["kernels"] if row["kind"] == "gemm"]
-    alone = fit_platform({**measurements, "kernels": products, "collectives": [], "iterations": [], "ranks": 1})
-    assert alone.name == "cpu-1" and list(alone.context.fits()) == ["caches"] and not alone.collectives
+    alone = fit_platform(
+        {**measurements, "kernels": products, "collectives": [], "iterations": [], "ranks": 1}
+    )
+    assert (
+        alone.name == "cpu-1" and list(alone.context.fits()) == ["caches"] and not alone.collectives
+    )
     with pytest.warns(UserWarning, match="never calibrated with transformer iterations"):
         assert predict(MODELS[5][0], alone).time > 0
     single = refit(platform, {**measurements, "iterations": measurements["iterations"][:9]})
@@ -251,16 +374,22 @@ def test_a_platform_says_what_was_not_measured(measurements: Raw, platform: Plat
 
 def test_what_cannot_be_fitted_is_refused(measurements: Raw, platform: Platform) -> None:
     for version in (None, 0, 2, "1", 1.5):
-        with pytest.raises(ValueError, match=r"format is .*; this perfkit reads measurements of format 1; measure"):
+        with pytest.raises(
+            ValueError, match=r"format is .*; this perfkit reads measurements of format 1; measure"
+        ):
             fit_platform({**measurements, "format": version})
     other = copy.deepcopy(measurements)
     other["iterations"][0]["runs"][0]["operation_seconds"].pop()
-    with pytest.raises(ValueError, match=r"iteration sample-0 was measured with \d+ operations and its graph has \d+"):
+    with pytest.raises(
+        ValueError,
+        match=r"iteration sample-0 was measured with \d+ operations and its graph has \d+",
+    ):
         refit(platform, other)
 
 
 def test_repeated_batches_of_indices_stay_near() -> None:
-    """A few batches rotate on a large table: their rows fit into caches, rows of new batches do not."""
+    """A few batches rotate on a large table: their rows fit into caches, rows of new batches do
+    not."""
     sizes = {"table_rows": 10**6, "dim": 64, "lookups": 400, "bags": 400, "exponent": 0.0}
     row = {"kind": "embedding_update", "variant": "sparse", "nbytes": 1e5}
 
@@ -272,5 +401,10 @@ def test_repeated_batches_of_indices_stay_near() -> None:
     assert fresh["beyond_l3"] > 0.8 * rows and fresh["page_walks"] > 0.8 * sizes["lookups"]
     assert eight["beyond_l3"] < 1e-3 * rows and eight["page_walks"] < 0.05 * sizes["lookups"]
     assert few["beyond_l3"] < eight["beyond_l3"] and few["beyond_l2"] <= eight["beyond_l2"]
-    assert all(case.sizes["index_batches"] == 8 for case in draw_cases(1) if case.kind.startswith("embedding"))
-    assert size(index_batches=8)["page_walks"] == eight["page_walks"]  # what measurements without the number mean
+    assert all(
+        case.sizes["index_batches"] == 8
+        for case in draw_cases(1)
+        if case.kind.startswith("embedding")
+    )
+    # what measurements without the number mean
+    assert size(index_batches=8)["page_walks"] == eight["page_walks"]

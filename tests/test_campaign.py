@@ -1,4 +1,5 @@
-"""Campaigns keep finished measurements, errors say why, and no process or partly written file remains."""
+"""Campaigns keep finished measurements, errors say why, and no process or partly written file
+remains."""
 
 import errno
 import json
@@ -75,7 +76,9 @@ def cache(tmp_path: Path, monkeypatch: Patch) -> Path:
 
 @pytest.fixture
 def torch() -> Any:
-    return pytest.importorskip("torch", reason="measuring needs torch: pip install 'perfkit[measure]'")
+    return pytest.importorskip(
+        "torch", reason="measuring needs torch: pip install 'perfkit[measure]'"
+    )
 
 
 # Finished measurements are kept.
@@ -96,22 +99,35 @@ def test_a_rerun_continues_where_the_last_one_stopped(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         Campaign(tmp_path / "work", progress=False).run("kernels", jobs(calls, KeyboardInterrupt()))
     kept = Campaign(tmp_path / "work", progress=False)
-    assert kept.run("kernels", jobs(calls)) == EVERY and calls == ["a", "b", "b", "c"], "only what was missing"
+    assert kept.run("kernels", jobs(calls)) == EVERY and calls == ["a", "b", "b", "c"], (
+        "only what was missing"
+    )
     kept.run("other stage", jobs(calls))
     assert calls[4:] == [*EVERY], "stages do not share results"
     kept.close()
     for _ in range(2):
         Campaign(None, progress=False).run("kernels", jobs(calls))
-    assert calls[7:] == [*EVERY] * 2 and not list(tmp_path.iterdir()), "without a folder nothing is kept"
+    assert calls[7:] == [*EVERY] * 2 and not list(tmp_path.iterdir()), (
+        "without a folder nothing is kept"
+    )
 
 
-def test_campaigns_are_kept_by_options_versions_and_machine(cache: Path, monkeypatch: Patch) -> None:
+def test_campaigns_are_kept_by_options_versions_and_machine(
+    cache: Path, monkeypatch: Patch
+) -> None:
     """Several nodes may share one home folder."""
     files = [open_quietly("calibrate", "cpu", quick).file for quick in (True, True, False)]
-    for holder, name, value in ((folders, "list_versions", {"torch": "0"}), (folders.system, "node", "node2")):
+    for holder, name, value in (
+        (folders, "list_versions", {"torch": "0"}),
+        (folders.system, "node", "node2"),
+    ):
         monkeypatch.setattr(holder, name, lambda value=value: value)
         files.append(open_quietly("calibrate", "cpu", True).file)
-    assert files[0] == files[1] and len({*files}) == 4 and {file.parent for file in files if file} == {cache}
+    assert (
+        files[0] == files[1]
+        and len({*files}) == 4
+        and {file.parent for file in files if file} == {cache}
+    )
 
 
 def test_a_damaged_line_is_named_and_measured_again(cache: Path) -> None:
@@ -120,12 +136,16 @@ def test_a_damaged_line_is_named_and_measured_again(cache: Path) -> None:
     for text, lost in ((kept.file.read_text()[:-3], "c"), ('{"a": 1}\n7', "abc")):
         kept.file.write_text(text)
         calls.clear()
-        with pytest.warns(UserWarning, match=f"{kept.file} is damaged; its lost measurements are repeated"):
+        with pytest.warns(
+            UserWarning, match=f"{kept.file} is damaged; its lost measurements are repeated"
+        ):
             assert open_quietly("x").run("kernels", jobs(calls)) == EVERY
         assert calls == [*lost]
 
 
-def test_a_campaign_has_the_date_of_its_first_measurement_and_an_end(cache: Path, monkeypatch: Patch) -> None:
+def test_a_campaign_has_the_date_of_its_first_measurement_and_an_end(
+    cache: Path, monkeypatch: Patch
+) -> None:
     now, calls = [1.7e9], []
     monkeypatch.setattr(folders.time, "time", lambda: now[0])
     kept = open_quietly("x")
@@ -165,10 +185,16 @@ sys.stdin.read()
 
 
 def test_a_second_process_gets_a_campaign_of_its_own(cache: Path) -> None:
-    """Two processes do not mix their measurements, and the end of one removes nothing of the other."""
-    with subprocess.Popen([sys.executable, "-c", OTHER], stdin=-1, stdout=-1, text=True, env=os.environ) as other:
+    """Two processes do not mix their measurements, and the end of one removes nothing of the
+    other."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OTHER], stdin=-1, stdout=-1, text=True, env=os.environ
+    ) as other:
         theirs = Path(other.stdout.readline().strip())
-        with pytest.warns(UserWarning, match=f"process {other.pid} on .* since .* measures the same; .* both disturb"):
+        with pytest.warns(
+            UserWarning,
+            match=f"process {other.pid} on .* since .* measures the same; .* both disturb",
+        ):
             mine = open_quietly("x")
         assert mine.file != theirs and mine.run("kernels", {"a": lambda: "mine"}) == {"a": "mine"}
         mine.close()
@@ -181,10 +207,14 @@ def test_a_second_process_gets_a_campaign_of_its_own(cache: Path) -> None:
 def test_without_a_cache_measuring_continues(fault: str, cache: Path, monkeypatch: Patch) -> None:
     if fault == "home":
         monkeypatch.delenv("XDG_CACHE_HOME")
-        monkeypatch.setattr(folders.Path, "home", raise_error(RuntimeError("Could not determine home directory.")))
+        monkeypatch.setattr(
+            folders.Path, "home", raise_error(RuntimeError("Could not determine home directory."))
+        )
     else:
         monkeypatch.setattr("fcntl.flock", raise_error(OSError(errno.ENOLCK, "No locks available")))
-    with pytest.warns(UserWarning, match=r"cannot be kept \(.*\); name a folder for them in XDG_CACHE_HOME"):
+    with pytest.warns(
+        UserWarning, match=r"cannot be kept \(.*\); name a folder for them in XDG_CACHE_HOME"
+    ):
         kept = open_quietly("x")
     assert kept.run("kernels", jobs([])) == EVERY
     kept.close()
@@ -193,13 +223,17 @@ def test_without_a_cache_measuring_continues(fault: str, cache: Path, monkeypatc
 def test_a_full_cache_is_named_and_measuring_continues(cache: Path, monkeypatch: Patch) -> None:
     kept = open_quietly("x")
     monkeypatch.setattr(folders, "open", refuse, raising=False)
-    with pytest.warns(UserWarning, match=f"{kept.file} cannot be written to .No space left on device.; measuring"):
+    with pytest.warns(
+        UserWarning, match=f"{kept.file} cannot be written to .No space left on device.; measuring"
+    ):
         assert kept.run("kernels", jobs([])) == EVERY
 
 
 # Measuring processes end with their parent and leave no files.
 
-CHILD = START.split("    from")[0] + "    print('bound', flush=True)\n    import signal; signal.pause()"
+CHILD = (
+    START.split("    from")[0] + "    print('bound', flush=True)\n    import signal; signal.pause()"
+)
 PARENT = """
 import os, signal, subprocess, sys
 environment = {**os.environ, "PERFKIT_PARENT": str(os.getpid())}
@@ -210,12 +244,18 @@ signal.pause()
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is of Linux")
 def test_a_measuring_process_ends_with_its_parent_and_begins_nothing_without_it() -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout.readline() == "bound\n"
         parent.kill()
-        assert parent.communicate(timeout=60) == ("", None), "the pipe ends when the child, which holds it, does"
+        assert parent.communicate(timeout=60) == ("", None), (
+            "the pipe ends when the child, which holds it, does"
+        )
     environment = {**os.environ, "PERFKIT_PARENT": "1"}
-    done = subprocess.run([sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -238,7 +278,9 @@ SLOW = 'if [ "$RANK" = "1" ]; then kill -9 $$; fi\nexec sleep 300'
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
-def test_a_signal_that_asks_to_end_leaves_no_process_and_no_folder(name, python, children, monkeypatch, tmp_path):
+def test_a_signal_that_asks_to_end_leaves_no_process_and_no_folder(
+    name, python, children, monkeypatch, tmp_path
+):
     number, script = getattr(signal, name), python(SLOW)
     usual = signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL
     found = signal.signal(number, usual)  # background jobs of a shell ignore interrupts
@@ -265,10 +307,21 @@ def test_handlers_of_the_program_stay() -> None:
         pool.submit(processes.tidy().__enter__).result()
 
 
-@pytest.mark.parametrize(("ranks", "device", "words"), [
-    (3, "cpu", "ranks is 3; this machine has 2 cores that this process may use; take at most 2"),
-    (1, "cuda", "ranks is 1; this machine has 0 GPUs that PyTorch .* can use; choose device cpu, or"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "device", "words"),
+    [
+        (
+            3,
+            "cpu",
+            "ranks is 3; this machine has 2 cores that this process may use; take at most 2",
+        ),
+        (
+            1,
+            "cuda",
+            "ranks is 1; this machine has 0 GPUs that PyTorch .* can use; choose device cpu, or",
+        ),
+    ],
+)
 def test_ranks_without_a_place_are_refused(ranks, device, words, torch, children, monkeypatch):
     monkeypatch.setattr(processes, "count_cores", lambda: 2)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
@@ -277,7 +330,9 @@ def test_ranks_without_a_place_are_refused(ranks, device, words, torch, children
     assert processes.check_processors(2) == 2
     monkeypatch.setattr(processes, "gather_facts", lambda: {"loopback": Fact(None, "")})
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    with pytest.raises(MeasurementError, match="ranks cannot connect: this machine has no loopback"):
+    with pytest.raises(
+        MeasurementError, match="ranks cannot connect: this machine has no loopback"
+    ):
         run_processes({"task": "collectives"}, ranks=2)
     assert not children
 
@@ -287,15 +342,25 @@ def test_ranks_without_a_place_are_refused(ranks, device, words, torch, children
 
 def test_the_last_line_of_a_process_is_in_the_error(children: Children) -> None:
     cases = [["elementwise", name, {"elements": 64}] for name in ("relu", "no_such")]
-    words = "process 0 stopped with exit code 1; .*run it again; its last line was: KeyError: 'no_such'"
+    words = (
+        "process 0 stopped with exit code 1; .*run it again; its last line was: KeyError: 'no_such'"
+    )
     with pytest.raises(MeasurementError, match=words) as caught:
         run_processes({"task": "kernels", "cases": cases, "seconds": 0.0})
-    assert "\n" not in str(caught.value) and "Traceback" in "".join(caught.value.__notes__) and len(children) == 1
+    assert (
+        "\n" not in str(caught.value)
+        and "Traceback" in "".join(caught.value.__notes__)
+        and len(children) == 1
+    )
 
 
-@pytest.mark.parametrize(("ranks", "timeout", "words"), [
-    (3, 600.0, "measuring process 1 was killed by signal 9; finished meas"), (1, 0.05, "longer than 0 s"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "timeout", "words"),
+    [
+        (3, 600.0, "measuring process 1 was killed by signal 9; finished meas"),
+        (1, 0.05, "longer than 0 s"),
+    ],
+)
 def test_a_killed_rank_and_one_that_hangs_end_all(ranks, timeout, words, python, children):
     python(SLOW)
     with pytest.raises(MeasurementError, match=words):
@@ -313,11 +378,18 @@ def test_measuring_processes_have_clean_settings(python: Any, tmp_path: Path) ->
 # Files.
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({"device": "tpu"}, "device is 'tpu'; known are cpu, cuda"), ({"ranks": 0}, "ranks is 0; it must be"),
-    ({"ranks": "two"}, "ranks is 'two'"), ({"ranks": True}, "ranks is True"),
-    ({"out": "missing/P.toml"}, "out is .*folder"), ({"out": "perfkit"}, "out is .*folder"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"device": "tpu"}, "device is 'tpu'; known are cpu, cuda"),
+        ({"ranks": 0}, "ranks is 0; it must be"),
+        ({"ranks": "two"}, "ranks is 'two'"),
+        ({"ranks": True}, "ranks is True"),
+        ({"out": "missing/P.toml"}, "out is .*folder"),
+        ({"out": "perfkit"}, "out is .*folder"),
+    ],
+    ids=str,
+)
 def test_bad_calibrations_are_refused_before_measuring(arguments, message, cache, monkeypatch):
     cache.mkdir()
     monkeypatch.chdir(cache.parent)
@@ -327,7 +399,9 @@ def test_bad_calibrations_are_refused_before_measuring(arguments, message, cache
     with pytest.raises(ValueError, match="seed is -1"):
         check("h100-sxm-8", seed=-1)
     monkeypatch.setattr(results.os, "access", lambda path, mode: False)  # root may write anywhere
-    with pytest.raises(ValueError, match=r"json is .*its folder cannot be written to; choose another"):
+    with pytest.raises(
+        ValueError, match=r"json is .*its folder cannot be written to; choose another"
+    ):
         check_target("json", cache / "x.json")
 
 
@@ -336,13 +410,16 @@ RAW = {"format": 1, "kernels": []}
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: Patch, toy: Platform) -> Campaign:
-    """A campaign with one result, whose calibration measures RAW and fits the toy platform to it."""
+    """A campaign with one result, whose calibration measures RAW and fits the toy platform to
+    it."""
     work = Campaign(tmp_path / "work", progress=False)
     work.run("kernels", {"a": lambda: [1]})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(campaign, "open_campaign", lambda *_, **__: work)
     monkeypatch.setattr(campaign, "measure_platform", lambda **_: RAW)
-    monkeypatch.setattr(campaign, "fit_platform", lambda measurements, name: toy if measurements == RAW else None)
+    monkeypatch.setattr(
+        campaign, "fit_platform", lambda measurements, name: toy if measurements == RAW else None
+    )
     return work
 
 
@@ -364,8 +441,13 @@ def test_what_cannot_be_fitted_is_kept_and_fitted_later(work, tmp_path, monkeypa
     again = partial(calibrate, measurements="P.measurements.json", out="P.toml")
     with monkeypatch.context() as patch:
         patch.setattr(campaign, "fit_platform", fit_platform)
-        for out, kept in ((None, "perfkit-platform.measurements.json"), ("P.toml", "P.measurements.json")):
-            with pytest.raises(MeasurementError, match=f"no measurement is lost.* --measurements {kept} --out"):
+        for out, kept in (
+            (None, "perfkit-platform.measurements.json"),
+            ("P.toml", "P.measurements.json"),
+        ):
+            with pytest.raises(
+                MeasurementError, match=f"no measurement is lost.* --measurements {kept} --out"
+            ):
                 calibrate(out=out)
             assert json.loads((tmp_path / kept).read_text()) == RAW
         assert not (tmp_path / "P.toml").exists()
@@ -380,8 +462,13 @@ def test_what_cannot_be_fitted_is_kept_and_fitted_later(work, tmp_path, monkeypa
 def test_one_core_leaves_out_what_needs_two(monkeypatch: Patch, toy: Platform, cache: Path) -> None:
     chosen: list[Sample] = []
     monkeypatch.setattr(campaign, "count_cores", lambda: 1)
-    monkeypatch.setattr(campaign, "measure_samples", lambda _, samples, **__: chosen.extend(samples) or refuse())
-    with pytest.warns(UserWarning, match="iterations on two ranks are left out"), pytest.raises(OSError):
+    monkeypatch.setattr(
+        campaign, "measure_samples", lambda _, samples, **__: chosen.extend(samples) or refuse()
+    )
+    with (
+        pytest.warns(UserWarning, match="iterations on two ranks are left out"),
+        pytest.raises(OSError),
+    ):
         check(toy, seed=3)
     assert [sample.ranks for sample in chosen] == [1] * 24
 
@@ -391,18 +478,31 @@ def test_one_core_leaves_out_what_needs_two(monkeypatch: Patch, toy: Platform, c
 
 def test_calls_are_timed_in_rotation_and_groups(monkeypatch: Patch) -> None:
     found = summarize_samples([1.0, 3.0, 1.0, 3.0, 1.0, 3.0], cpu_share=0.9)
-    assert found == {"median": 2.0, "q1": 1.0, "q3": 3.0, "halves": (1.0, 3.0), "n": 6, "cpu_share": 0.9}
+    assert found == {
+        "median": 2.0,
+        "q1": 1.0,
+        "q3": 3.0,
+        "halves": (1.0, 3.0),
+        "n": 6,
+        "cpu_share": 0.9,
+    }
     assert find_disagreement(found) == 2.0 and find_disagreement(summarize_samples([0.5])) == 0
     calls, clocked = list[int](), list[Any]()
-    monkeypatch.setattr(timing, "clock", lambda *given, clock=timing.clock: clocked.append(1) or clock(*given))
+    monkeypatch.setattr(
+        timing, "clock", lambda *given, clock=timing.clock: clocked.append(1) or clock(*given)
+    )
     turns = [partial(calls.append, i) for i in range(3)]
     found = time_calls(turns, seconds=0)
     assert found["n"] == 6 and np.ptp(np.bincount(calls)) <= 4
     assert len(clocked) == 8, "the warm-up, the trial call and each sample"
 
 
-@pytest.mark.parametrize(("workers", "spacing"), [(0, [9, 2, 2, 2, 5]), (4, [9, 1, 0, 0, 8, 0, 0, 0])])
-def test_a_loader_is_timed_with_its_workers(workers: int, spacing: list[int], monkeypatch: Patch) -> None:
+@pytest.mark.parametrize(
+    ("workers", "spacing"), [(0, [9, 2, 2, 2, 5]), (4, [9, 1, 0, 0, 8, 0, 0, 0])]
+)
+def test_a_loader_is_timed_with_its_workers(
+    workers: int, spacing: list[int], monkeypatch: Patch
+) -> None:
     clock, taken = [0.0], list[int]()
 
     class Loader:
@@ -426,13 +526,24 @@ def test_a_loader_is_timed_with_its_workers(workers: int, spacing: list[int], mo
         time_loader([1, 2, 3], batches=0)
 
 
-@pytest.mark.parametrize(("spreads", "core_share", "kept", "flagged"), [
-    ((0.05,), 1.0, 1.05, False), ((0.0,), 0.9, 1.0, True), ((0.5, 0.02), 1, 1.02, False), ((0.3, 0.4), 1, 1.3, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("spreads", "core_share", "kept", "flagged"),
+    [
+        ((0.05,), 1.0, 1.05, False),
+        ((0.0,), 0.9, 1.0, True),
+        ((0.5, 0.02), 1, 1.02, False),
+        ((0.3, 0.4), 1, 1.3, True),
+    ],
+)
 def test_an_unsteady_run_is_measured_once_more(spreads, core_share, kept, flagged, monkeypatch):
-    results = [[{"median": 1.0, "halves": [1.0, 1.0 + spread], "core_share": core_share}] for spread in spreads]
+    results = [
+        [{"median": 1.0, "halves": [1.0, 1.0 + spread], "core_share": core_share}]
+        for spread in spreads
+    ]
     monkeypatch.setattr(campaign, "run_processes", lambda *_, **__: results.pop(0))
-    (row,) = measure_samples(Campaign(None, progress=False), [Sample("x", "dlrm", TINY)], device="cpu", seconds=0.0)
+    (row,) = measure_samples(
+        Campaign(None, progress=False), [Sample("x", "dlrm", TINY)], device="cpu", seconds=0.0
+    )
     (result,) = row["passes"][0]
     assert (result["halves"][1], result["flagged"], results) == (kept, flagged, [])
 
@@ -443,14 +554,20 @@ def test_an_unsteady_run_is_measured_once_more(spreads, core_share, kept, flagge
 def test_a_tiny_campaign_has_the_structure_that_fits_need(tmp_path, monkeypatch, torch, children):
     work = Campaign(tmp_path / "work", progress=False)
     bags = {"table_rows": 50, "dim": 8, "lookups": 20, "bags": 10, "exponent": 0.9, "elements": 160}
-    cases = [Case("elementwise", "relu", {"elements": 1000}), Case("gemm", "nt", {"batch": 1, "m": 8, "n": 8, "k": 8}),
-             Case("embedding_forward", "_embedding_bag", bags)]  # fmt: skip
+    cases = [
+        Case("elementwise", "relu", {"elements": 1000}),
+        Case("gemm", "nt", {"batch": 1, "m": 8, "n": 8, "k": 8}),
+        Case("embedding_forward", "_embedding_bag", bags),
+    ]
     monkeypatch.setattr(campaign, "draw_cases", lambda seed, density, cache: cases)
     rows = campaign.measure_kernels(work, density=0.1, seconds=0.0)
     assert [Case(row["kind"], row["variant"], row["sizes"]) for row in rows] == cases
     assert [row["nbytes"] for row in rows[:2]] == [8000, 4 * (3 * 64 + 8)]
     assert all(0 < row["q1"] <= row["median"] <= row["q3"] for row in rows)
-    samples = [Sample("one", "dlrm", TINY), Sample("two", "hybrid", TINY, Plan.from_owners([0, 1], ranks=2))]
+    samples = [
+        Sample("one", "dlrm", TINY),
+        Sample("two", "hybrid", TINY, Plan.from_owners([0, 1], ranks=2)),
+    ]
     measure = partial(measure_samples, work, samples, device="cpu", seconds=0.0, operations=1)
     found = measure()
     for sample, row in zip(samples, found, strict=True):
@@ -468,15 +585,24 @@ def test_a_small_ladder(torch: Any, children: Children) -> None:
 
 
 def test_tiny_collectives(monkeypatch: Patch, torch: Any, children: Children) -> None:
-    job = {"task": "collectives", "operations": campaign.COLLECTIVES, "sizes": [64, 4096], "seconds": 0.0}
+    job = {
+        "task": "collectives",
+        "operations": campaign.COLLECTIVES,
+        "sizes": [64, 4096],
+        "seconds": 0.0,
+    }
     results = run_processes(job, ranks=2, timeout=60)
-    assert [len(row["samples"]) for row in results[0]] == [len(row["samples"]) for row in results[1]]
+    assert [len(row["samples"]) for row in results[0]] == [
+        len(row["samples"]) for row in results[1]
+    ]
     monkeypatch.setattr(campaign, "run_processes", lambda *_, **__: results)
     rows = campaign.measure_collectives(Campaign(None, progress=False), ranks=2)
     pairs = [(operation, nbytes) for operation in campaign.COLLECTIVES for nbytes in (64, 4096)]
     assert [(row["operation"], row["nbytes"]) for row in rows] == pairs
     slowest = np.maximum(*(result[0]["samples"] for result in results))
-    assert [rows[0]["median"], rows[0]["mean"]] == pytest.approx([np.median(slowest), np.mean(slowest)])
+    assert [rows[0]["median"], rows[0]["mean"]] == pytest.approx(
+        [np.median(slowest), np.mean(slowest)]
+    )
 
 
 def test_ranks_of_a_launcher_time_collectives_together(torch: Any, tmp_path: Path) -> None:
@@ -487,9 +613,21 @@ def test_ranks_of_a_launcher_time_collectives_together(torch: Any, tmp_path: Pat
         "rows = campaign.measure_collectives(Campaign(None), ranks=2, seconds=0.001);"
         "json.dump(rows, open(sys.argv[1], 'w'))"
     )
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--no-python",
+    ]
     command = [*words, sys.executable, "-c", code, str(tmp_path / "rows.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=Path(__file__).parents[1])
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, cwd=Path(__file__).parents[1]
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     rows = json.loads((tmp_path / "rows.json").read_text())
-    assert len(rows) == 15 and all(row["operation"] == "all_reduce" and row["median"] > 0 for row in rows)
+    assert len(rows) == 15 and all(
+        row["operation"] == "all_reduce" and row["median"] > 0 for row in rows
+    )

@@ -1,4 +1,5 @@
-"""The command line: every bad line gives one clear sentence and exit code 2; predictions need no torch."""
+"""The command line: every bad line gives one clear sentence and exit code 2; predictions need no
+torch."""
 
 import io
 import json
@@ -27,7 +28,8 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(autouse=True)
 def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Commands write to a folder of the test, measure nothing, and leave the display of warnings as it was."""
+    """Commands write to a folder of the test, measure nothing, and leave the display of warnings as
+    it was."""
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     measure = "perfkit.calibration.campaign.run_processes"
     monkeypatch.setattr(measure, lambda *_, **__: pytest.fail("something was measured"))
@@ -78,19 +80,29 @@ BAD = {
 
 
 @pytest.mark.parametrize("line", BAD)
-def test_a_bad_line_ends_with_one_sentence_and_code_2(line: str, capsys: Capture, tmp_path: Path) -> None:
+def test_a_bad_line_ends_with_one_sentence_and_code_2(
+    line: str, capsys: Capture, tmp_path: Path
+) -> None:
     assert run(line) == 2
     (said,) = filter(None, capsys.readouterr().err.splitlines())
     assert said.startswith("perfkit") and re.search(BAD[line], said), said
-    assert not [path for path in tmp_path.iterdir() if path.name != "cache"], "nothing is left behind"
+    assert not [path for path in tmp_path.iterdir() if path.name != "cache"], (
+        "nothing is left behind"
+    )
 
 
 @pytest.mark.filterwarnings("always")
 def test_a_platform_calibrated_for_other_operations(toy: Platform, capsys: Capture) -> None:
-    """Without collectives, several ranks cannot be predicted; one rank can, and lists unknown operations."""
-    replace(toy, collectives={}, kernels={k: f for k, f in toy.kernels.items() if k[:5] == "gemm."}).save("other.toml")
+    """Without collectives, several ranks cannot be predicted; one rank can, and lists unknown
+    operations."""
+    replace(
+        toy, collectives={}, kernels={k: f for k, f in toy.kernels.items() if k[:5] == "gemm."}
+    ).save("other.toml")
     line = "predict --model bert-base --batch 2 --platform other.toml"
-    for more, said in ((" --ranks 2", "no model for the collective 'all_reduce'"), (" --dtype bf16", "known are fp32")):
+    for more, said in (
+        (" --ranks 2", "no model for the collective 'all_reduce'"),
+        (" --dtype bf16", "known are fp32"),
+    ):
         assert run(line + more) == 2 and said in capsys.readouterr().err
     assert run(line) == 0
     out, err = capsys.readouterr()
@@ -107,21 +119,38 @@ def test_predict_explains_every_preset(model: str, capsys: Capture) -> None:
 
 
 def test_predict_takes_its_options(capsys: Capture) -> None:
-    assert run([*BERT, "--batch", "16", "--sequence", "256", "--dtype", "bf16", "--ranks", "8"]) == 0
+    assert (
+        run([*BERT, "--batch", "16", "--sequence", "256", "--dtype", "bf16", "--ranks", "8"]) == 0
+    )
     assert "bert-base, batch 16, sequence 256 on 8 of 8 ranks" in capsys.readouterr().out
     more = "llama-3-8b --batch 16 --dtype bf16 --mixed --parallel fsdp --accumulate 2 --checkpoint --ranks 8"
     assert run([*GPU, *more.split()]) == 0
-    assert "llama-3-8b, batch 16, sequence 8192, checkpoint, accumulate 2, fsdp on 8" in capsys.readouterr().out
+    assert (
+        "llama-3-8b, batch 16, sequence 8192, checkpoint, accumulate 2, fsdp on 8"
+        in capsys.readouterr().out
+    )
 
 
-@pytest.mark.parametrize(("error", "code", "words"), [
-    (MeasurementError("measuring process 1 was killed"), 2, "measuring process 1 was killed"),
-    (KeyboardInterrupt(), 130, "interrupted; finished measurements are kept"), (KeyboardInterrupt(15), 143, ""),
-    (OSError(28, "No space left on device", "P.toml"), 2, "No space left on device"),
-    (ModuleNotFoundError("torch is not installed; run pip install torch", name="torch"), 2, "run pip install torch$"),
-    (ValueError("poor fit"), 2, "poor fit"), (KeyError("a bug"), None, "a bug"),
-], ids=repr)  # fmt: skip
-def test_an_error_is_one_line_and_while_measuring_leaves_a_log(error, code, words, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (MeasurementError("measuring process 1 was killed"), 2, "measuring process 1 was killed"),
+        (KeyboardInterrupt(), 130, "interrupted; finished measurements are kept"),
+        (KeyboardInterrupt(15), 143, ""),
+        (OSError(28, "No space left on device", "P.toml"), 2, "No space left on device"),
+        (
+            ModuleNotFoundError("torch is not installed; run pip install torch", name="torch"),
+            2,
+            "run pip install torch$",
+        ),
+        (ValueError("poor fit"), 2, "poor fit"),
+        (KeyError("a bug"), None, "a bug"),
+    ],
+    ids=repr,
+)
+def test_an_error_is_one_line_and_while_measuring_leaves_a_log(
+    error, code, words, tmp_path, monkeypatch, capsys
+):
     log = tmp_path / "perfkit-run.log"
     monkeypatch.setattr(sys, "argv", ["perfkit", "calibrate", "\udcff"])
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
@@ -135,23 +164,42 @@ def test_an_error_is_one_line_and_while_measuring_leaves_a_log(error, code, word
         else:
             assert run("calibrate --out P.toml") == code
         lines = capsys.readouterr().err.strip("\n").split("\n")[bool(printed) :]
-        assert lines[0].startswith("perfkit: ") and re.search(words, lines[0]) and len(lines) == 1 + bool(printed)
+        assert (
+            lines[0].startswith("perfkit: ")
+            and re.search(words, lines[0])
+            and len(lines) == 1 + bool(printed)
+        )
     assert f"{log.name} has machine, versions" in lines[1]
     text = log.read_text()
-    kept = ["command: perfkit calibrate", "processor: ", "numpy: ", "OMP_NUM_THREADS: 3", "note of the process"]
-    assert all(part in text for part in (*kept, "kernels: 20%\n", "Traceback (most recent", "in call", "\\udcff"))
+    kept = [
+        "command: perfkit calibrate",
+        "processor: ",
+        "numpy: ",
+        "OMP_NUM_THREADS: 3",
+        "note of the process",
+    ]
+    assert all(
+        part in text
+        for part in (*kept, "kernels: 20%\n", "Traceback (most recent", "in call", "\\udcff")
+    )
     assert "10%" not in text, "only the last state of a progress bar"
 
 
-def test_what_a_terminal_cannot_show_takes_nothing_else_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_terminal_cannot_show_takes_nothing_else_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     shown = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii", write_through=True))
+    monkeypatch.setattr(
+        sys, "stdout", io.TextIOWrapper(shown, encoding="ascii", write_through=True)
+    )
     assert run(BERT) == 0
     assert b"bert-base" in shown.getvalue() and b"?" in shown.getvalue()
 
 
 @pytest.mark.filterwarnings("always")
-def test_messages_are_one_short_line_that_no_terminal_obeys(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_messages_are_one_short_line_that_no_terminal_obeys(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     def check(*_: Any, **__: Any) -> None:
         warnings.warn("one\ntwo\x1b[31m", stacklevel=1)
         raise RuntimeError("one\ntwo\x1b[31m" + "x" * 5000)
@@ -161,22 +209,45 @@ def test_messages_are_one_short_line_that_no_terminal_obeys(monkeypatch: pytest.
     assert run(["check", "--platform", "one\ntwo\x1b[31m"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if len(line) < 1200 and line.isprintable()] == lines
-    assert [line.split(":")[0] for line in lines] == ["perfkit"] * len(lines) and "\\x1b[31m" in lines[0]
+    assert [line.split(":")[0] for line in lines] == ["perfkit"] * len(
+        lines
+    ) and "\\x1b[31m" in lines[0]
 
 
-def test_check_writes_its_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_check_writes_its_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     pair = {
-        "family": "dlrm", "name": "dlrm-0", "config": {}, "ranks": 1, "predicted_s": 1.1, "low_s": 0.9, "high_s": 1.3,
-        "measured_s": 1.0, "measured_q1_s": 0.9, "measured_q3_s": 1.2, "flagged": True, "bottleneck": "GEMM-bound",
+        "family": "dlrm",
+        "name": "dlrm-0",
+        "config": {},
+        "ranks": 1,
+        "predicted_s": 1.1,
+        "low_s": 0.9,
+        "high_s": 1.3,
+        "measured_s": 1.0,
+        "measured_q1_s": 0.9,
+        "measured_q3_s": 1.2,
+        "flagged": True,
+        "bottleneck": "GEMM-bound",
         "noise": 0.02,
-    }  # fmt: skip
+    }
     comparison, asked = Comparison((pair,), "toy", {"processor": "x"}, {"python": "3"}), []
-    monkeypatch.setattr(perfkit, "check", lambda platform, **given: asked.append((platform, given)) or comparison)
+    monkeypatch.setattr(
+        perfkit, "check", lambda platform, **given: asked.append((platform, given)) or comparison
+    )
     assert run("check --platform toy --seed 5 --json pairs.json") == 0
     text = capsys.readouterr().out
     assert all(part in text for part in ("+10.0%", "unsteady", "noise floor"))
     data = json.loads((tmp_path / "pairs.json").read_text())
-    assert list(data) == ["format", "platform", "machine", "versions", "noise_floor", "runs"] and data["runs"] == [pair]
+    assert list(data) == [
+        "format",
+        "platform",
+        "machine",
+        "versions",
+        "noise_floor",
+        "runs",
+    ] and data["runs"] == [pair]
     assert run("check --platform toy --models all --json -") == 0
     assert json.loads(capsys.readouterr().out) == data
     assert asked == [("toy", {"seed": 5}), ("toy", {"models": "all"})]

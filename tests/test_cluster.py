@@ -1,4 +1,5 @@
-"""A GPU cluster calibrated through probes: the plan, devices in files with real times, fits, and the live part."""
+"""A GPU cluster calibrated through probes: the plan, devices in files with real times, fits, and
+the live part."""
 
 import gzip
 import json
@@ -35,28 +36,35 @@ from perfkit.prediction.cost import price
 from perfkit.readers.trace import find_iterations, read_kineto
 
 H100, NONE = pk.load_platform("h100-sxm-8"), pl.DataFrame()
-GPUS = [name for name in platforms()["name"] if "x" not in name.rpartition("-")[2] and "zen" not in name]
+GPUS = [
+    name for name in platforms()["name"] if "x" not in name.rpartition("-")[2] and "zen" not in name
+]
 SYSTEMS = {"h100_sxm": "h100-sxm-8", "a100_sxm": "a100-sxm-8"}
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
 
 
 def join_times(products: pl.DataFrame, messages: pl.DataFrame) -> pl.DataFrame:
-    about = {name: pl.lit(value) for name, value in {"kind": "gemm", "ranks": 1, "nodes": 1}.items()}
+    about = {
+        name: pl.lit(value) for name, value in {"kind": "gemm", "ranks": 1, "nodes": 1}.items()
+    }
     return pl.concat([products.with_columns(**about), messages], how="diagonal_relaxed")
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A device in a file: it answers probes with the recorded times of the nearest size, no size twice."""
+    """A device in a file: it answers probes with the recorded times of the nearest size, no size
+    twice."""
 
     source: str
-    times: pl.DataFrame  # kind (``gemm`` or a collective), dtype, ranks, nodes, sizes, seconds; repeats are more rows
+    # kind (``gemm`` or a collective), dtype, ranks, nodes, sizes, seconds; repeats are more rows
+    times: pl.DataFrame
 
     def __call__(self, probes: Sequence[Probe]) -> dict[str, Any]:
         return {"id": self.source, "facts": {}, "answers": self.answer(probes)}
 
     def answer(self, probes: Sequence[Probe]) -> list[dict[str, Any] | None]:
-        """Samples [s] and recorded sizes; None where nothing within a factor of two was recorded."""
+        """Samples [s] and recorded sizes; None where nothing within a factor of two was
+        recorded."""
         used, answers = set[tuple[Any, ...]](), list[dict[str, Any] | None]()
         for probe in probes:
             names = {"kernels": ["m", "n", "k"], "collectives": ["nbytes"]}.get(probe.stage, [])
@@ -64,10 +72,16 @@ class Recording:
             answers.append(None)
             if not names or not {*names} <= {*probe.sizes} & {*self.times.columns}:
                 continue
-            rows = self.times.filter(**dict(zip(("kind", "dtype", "ranks", "nodes"), about, strict=True)))
+            rows = self.times.filter(
+                **dict(zip(("kind", "dtype", "ranks", "nodes"), about, strict=True))
+            )
             sizes, seconds = rows.select(names).to_numpy().astype(float), rows["seconds"].to_numpy()
-            far = np.abs(np.log2(sizes / [float(probe.sizes[name]) for name in names])).max(axis=1, initial=0.0)
-            near = (tuple(sizes[i].tolist()) for i in np.argsort(far, kind="stable") if far[i] <= 1.0)
+            far = np.abs(np.log2(sizes / [float(probe.sizes[name]) for name in names])).max(
+                axis=1, initial=0.0
+            )
+            near = (
+                tuple(sizes[i].tolist()) for i in np.argsort(far, kind="stable") if far[i] <= 1.0
+            )
             if found := next((size for size in near if (*about, *size) not in used), None):
                 used.add((*about, *found))
                 samples = seconds[(sizes == found).all(axis=1)].tolist()
@@ -78,22 +92,33 @@ class Recording:
 def read_shared(folder: Path, system: str) -> Recording:
     """Products and collectives of the kernel database; of several versions of NCCL the newest."""
     products = pl.read_csv(folder / "gemm" / f"gemm_bf16_{system}.csv")
-    products = products.select("m", "n", "k", dtype=pl.lit("bf16"), seconds=pl.col("latency_us_sglang") * 1e-6)
+    products = products.select(
+        "m", "n", "k", dtype=pl.lit("bf16"), seconds=pl.col("latency_us_sglang") * 1e-6
+    )
     version = pl.col("nccl_version_recorded")
     sent = pl.read_csv(folder / "nccl" / f"nccl_{system}.csv", infer_schema_length=None)
     sent = sent.filter(version != "unrecorded").filter(version == version.max())
     sent = sent.select(
-        pl.col("dtype").replace("half", "fp16"), kind=pl.col("op").replace("alltoall", "all_to_all"), ranks="num_gpus",
-        nodes=1, nbytes="message_bytes", seconds=pl.col("latency_us") * 1e-6,
-    )  # fmt: skip
+        pl.col("dtype").replace("half", "fp16"),
+        kind=pl.col("op").replace("alltoall", "all_to_all"),
+        ranks="num_gpus",
+        nodes=1,
+        nbytes="message_bytes",
+        seconds=pl.col("latency_us") * 1e-6,
+    )
     return Recording(f"kernel database, {system}", join_times(products, sent))
 
 
 def read_published(system: str) -> Recording:
     """The excerpt that ships with perfkit."""
-    frames = (pl.read_csv(find_reference("published", f"{name}.csv")) for name in ("gemm_bf16", "nccl_curves"))
+    frames = (
+        pl.read_csv(find_reference("published", f"{name}.csv"))
+        for name in ("gemm_bf16", "nccl_curves")
+    )
     products, sent = (frame.filter(system=system).drop("kind") for frame in frames)
-    return Recording(f"published, {system}", join_times(products, sent.rename({"operation": "kind"})))
+    return Recording(
+        f"published, {system}", join_times(products, sent.rename({"operation": "kind"}))
+    )
 
 
 def calibrate(device: Recording, base: pk.Platform) -> pk.Platform:
@@ -104,14 +129,22 @@ def calibrate(device: Recording, base: pk.Platform) -> pk.Platform:
 
 
 def estimate(probe: Probe, base: pk.Platform) -> float:
-    """Time of a probe [s]: 0.15 s and six samples of 2 ms or a call; 8 s to build an iteration, 30 s to compile it."""
+    """Time of a probe [s]: 0.15 s and six samples of 2 ms or a call; 8 s to build an iteration, 30
+    s to compile it."""
     if probe.stage == "iterations":
         whole = 30 * pk.predict(load(dict(probe.sizes)), base).time
         return 8.0 + whole + 30.0 * (probe.variant == "compiled")
     kernel = probe.stage == "kernels"
-    work = {"flops": probe.sizes.get("flops", 0.0), "nbytes": 12.0 * probe.sizes.get("elements", 0.0)}
+    work = {
+        "flops": probe.sizes.get("flops", 0.0),
+        "nbytes": 12.0 * probe.sizes.get("elements", 0.0),
+    }
     one = base.kernel_time("gemm", work, dtype=probe.dtype) if kernel else None
-    once = base.collective_time("all_reduce", probe.sizes["nbytes"], ranks=probe.ranks) if one is None else one
+    once = (
+        base.collective_time("all_reduce", probe.sizes["nbytes"], ranks=probe.ranks)
+        if one is None
+        else one
+    )
     return 0.15 + 6 * probe.calls * float(once)
 
 
@@ -123,7 +156,9 @@ def test_a_node_takes_ten_minutes(name: str) -> None:
     with keep_quiet():
         assert sum(estimate(probe, base) for probe in plan) < 600
     most = base.device.memory[-1].capacity.value / 4
-    tables = [p.sizes["table_rows"] * p.sizes["dim"] * 4 for p in plan if p.kind == "embedding_forward"]
+    tables = [
+        p.sizes["table_rows"] * p.sizes["dim"] * 4 for p in plan if p.kind == "embedding_forward"
+    ]
     assert 0.3 * most < max(tables) <= most, "not only tables of a few million rows"
 
 
@@ -151,10 +186,18 @@ def test_the_plan_covers_formats_sizes_ranks_and_families() -> None:
 
 
 def test_a_recording_answers_from_the_nearest_time_and_never_twice() -> None:
-    times = pl.DataFrame({"m": [64, 64, 80], "n": 512, "k": 512, "dtype": "bf16", "seconds": [3e-6, 5e-6, 6e-6]})
+    times = pl.DataFrame(
+        {"m": [64, 64, 80], "n": 512, "k": 512, "dtype": "bf16", "seconds": [3e-6, 5e-6, 6e-6]}
+    )
     times = join_times(times, NONE)
     probe = Probe("kernels", "gemm", "nt", "bf16", {"m": 66, "n": 500, "k": 512})
-    wanted = [probe, probe, probe, probe._replace(dtype="fp8"), probe._replace(kind="convolution", sizes={})]
+    wanted = [
+        probe,
+        probe,
+        probe,
+        probe._replace(dtype="fp8"),
+        probe._replace(kind="convolution", sizes={}),
+    ]
     first, second, *others = Recording("three times", times).answer(wanted)
     assert first == {"samples": [3e-6, 5e-6], "sizes": {"m": 64.0, "n": 512.0, "k": 512.0}}
     assert second and second["sizes"]["m"] == 80.0 and others == [None] * 3
@@ -168,41 +211,61 @@ def test_the_published_excerpt_becomes_a_platform(tmp_path: Path) -> None:
     platform = pk.calibrate(measurements=raw, out=out)
     assert pk.load_platform(out) == platform
     whole = '{"probes": [], "base": "h100-sxm-8", "ranks_per_node": 8}'
-    texts = {"[7]": "mine.json cannot be read: the content is", '{"probes": 7}': "mine.json cannot be read",
-             whole: "measurements cannot be fitted"}  # fmt: skip
+    texts = {
+        "[7]": "mine.json cannot be read: the content is",
+        '{"probes": 7}': "mine.json cannot be read",
+        whole: "measurements cannot be fitted",
+    }
     for text, words in texts.items():
         raw.write_text(text)
         with pytest.raises(ValueError, match=words):
             pk.calibrate(measurements=raw)
     story = platform.provenance
-    assert platform.name == "mine" and story["base"] == "h100-sxm-8" and "host" in story["as in the base"].split(", ")
-    assert "attention" in story["as in the base"] and "108 of gemm in fp8 (not recorded)" in story["without a time"]
+    assert (
+        platform.name == "mine"
+        and story["base"] == "h100-sxm-8"
+        and "host" in story["as in the base"].split(", ")
+    )
+    assert (
+        "attention" in story["as in the base"]
+        and "108 of gemm in fp8 (not recorded)" in story["without a time"]
+    )
     assert platform.kernels["gemm"].source.startswith("published, h100_sxm")
-    assert platform.kernels["attention"] == H100.kernels["attention"] and platform.device == H100.device
+    assert (
+        platform.kernels["attention"] == H100.kernels["attention"]
+        and platform.device == H100.device
+    )
     bert = pk.Transformer.bert("bert-large", batch=8, sequence=512, dtype="bf16")
-    old, new = (pk.predict(bert, where, ranks=8, execution="graphs").time for where in (H100, platform))
+    old, new = (
+        pk.predict(bert, where, ranks=8, execution="graphs").time for where in (H100, platform)
+    )
     assert new == pytest.approx(old, rel=0.1) and new != old
 
 
 def test_what_an_h100_timed_is_fitted_again(tmp_path: Path) -> None:
-    """Its small steps became slower when compiled; a driver that says its clock has it in the provenance."""
+    """Its small steps became slower when compiled; a driver that says its clock has it in the
+    provenance."""
     home = find_reference("measured", "h100-1.measurements.json")
     story = pk.calibrate(measurements=home).provenance
     assert (story["compiled over eager"], story["clock"]) == ("gpt2-0 1.34, resnet-0 1.63", "")
     raw = json.loads(home.read_text())
     raw["facts"]["clock"] = 1.98e9
-    raw["probes"] = [row for row in raw["probes"] if (row["kind"], row["variant"]) != ("gpt2-0", "eager")]
+    raw["probes"] = [
+        row for row in raw["probes"] if (row["kind"], row["variant"]) != ("gpt2-0", "eager")
+    ]
     (tmp_path / "raw.json").write_text(json.dumps(raw))
     story = pk.calibrate(measurements=tmp_path / "raw.json").provenance
     assert (story["compiled over eager"], story["clock"]) == ("resnet-0 1.63", "1.98 GHz")
 
 
 def hold_out(device: Recording, plan: Sequence[Probe]) -> pl.DataFrame:
-    """What a recording knows beyond its answers to a plan; half precision alone, medians over repeats."""
+    """What a recording knows beyond its answers to a plan; half precision alone, medians over
+    repeats."""
     answers = [
         {"kind": probe.kind, "ranks": probe.ranks, "dtype": probe.dtype, **answer["sizes"]}
-        for probe, answer in zip(plan, device.answer(plan), strict=True) if answer
-    ]  # fmt: skip
+        for probe, answer in zip(plan, device.answer(plan), strict=True)
+        if answer
+    ]
     keys = ["kind", "ranks", "dtype", "m", "n", "k", "nbytes"]
     types: Any = dict.fromkeys(keys[3:], pl.Int64) | {"ranks": pl.Int32}
     used = pl.DataFrame(answers, infer_schema_length=None).cast(types)
@@ -212,16 +275,28 @@ def hold_out(device: Recording, plan: Sequence[Probe]) -> pl.DataFrame:
 
 
 def find_errors(platform: pk.Platform, held: pl.DataFrame) -> dict[str, Array]:
-    """Size of predicted / measured - 1 of products, of those with no side under 512, and of collectives."""
+    """Size of predicted / measured - 1 of products, of those with no side under 512, and of
+    collectives."""
     products, sent = held.filter(kind="gemm"), held.filter(pl.col("kind") != "gemm")
-    m, n, k, seconds = (products[name].to_numpy().astype(float) for name in ("m", "n", "k", "seconds"))
+    m, n, k, seconds = (
+        products[name].to_numpy().astype(float) for name in ("m", "n", "k", "seconds")
+    )
     work = {"flops": gemm_flops(m, n, k), "nbytes": gemm_bytes(m, n, k, itemsize=2)}
-    error, wide = platform.kernel_time("gemm", work, dtype="bf16") / seconds - 1, np.minimum(np.minimum(m, n), k) >= 512
+    error, wide = (
+        platform.kernel_time("gemm", work, dtype="bf16") / seconds - 1,
+        np.minimum(np.minimum(m, n), k) >= 512,
+    )
     found = []
     for (operation, ranks), rows in sent.group_by("kind", "ranks", maintain_order=True):
         nbytes, measured = (rows[name].to_numpy() for name in ("nbytes", "seconds"))
-        found.append(platform.collective_time(str(operation), nbytes, ranks=int(str(ranks))) / measured - 1)
-    errors = {"products": error, "products from 512": error[wide], "collectives": np.concatenate(found)}
+        found.append(
+            platform.collective_time(str(operation), nbytes, ranks=int(str(ranks))) / measured - 1
+        )
+    errors = {
+        "products": error,
+        "products from 512": error[wide],
+        "collectives": np.concatenate(found),
+    }
     return {name: np.abs(values) for name, values in errors.items()}
 
 
@@ -231,7 +306,9 @@ def find_geomean(errors: Array) -> float:
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_a_plan_predicts_what_it_did_not_time(system: str, shared_data: Path, tmp_path: Path) -> None:
+def test_a_plan_predicts_what_it_did_not_time(
+    system: str, shared_data: Path, tmp_path: Path
+) -> None:
     """Within 1.3 times the errors that fitting every recorded time leaves, those held out included.
 
     Thirteen sizes of messages were chosen out of nine counts on the H100 alone.
@@ -241,9 +318,19 @@ def test_a_plan_predicts_what_it_did_not_time(system: str, shared_data: Path, tm
     planned.save(tmp_path / "planned.toml")
     products, sent = device.times.filter(kind="gemm"), device.times.filter(pl.col("kind") != "gemm")
     fits = fit_gemms(products, base.device), fit_curves(sent.rename({"kind": "operation"}))
-    whole, held = assemble(base, kernels=fits[0], collectives=fits[1]), hold_out(device, plan_probes(base))
-    found, least = (find_errors(platform, held) for platform in (pk.load_platform(tmp_path / "planned.toml"), whole))
-    assert planned.kernels["gemm"].n < 110 and len(found["products"]) > 2850 and len(found["collectives"]) > 60
+    whole, held = (
+        assemble(base, kernels=fits[0], collectives=fits[1]),
+        hold_out(device, plan_probes(base)),
+    )
+    found, least = (
+        find_errors(platform, held)
+        for platform in (pk.load_platform(tmp_path / "planned.toml"), whole)
+    )
+    assert (
+        planned.kernels["gemm"].n < 110
+        and len(found["products"]) > 2850
+        and len(found["collectives"]) > 60
+    )
     for name, errors in found.items():
         assert errors.mean() <= 1.3 * least[name].mean(), name
         assert find_geomean(errors) <= 1.3 * find_geomean(least[name]), name
@@ -252,14 +339,35 @@ def test_a_plan_predicts_what_it_did_not_time(system: str, shared_data: Path, tm
 
 # The live part, on a CPU with the calls of CUDA replaced.
 
-WORDS = pk.Transformer.bert("bert-base", batch=2, sequence=8, layers=1, hidden=16, heads=2, vocabulary=32)
+WORDS = pk.Transformer.bert(
+    "bert-base", batch=2, sequence=8, layers=1, hidden=16, heads=2, vocabulary=32
+)
 SMALL = {"m": 32, "n": 32, "k": 32, "batch": 1, "flops": 1.0, "nbytes": 6144.0}
-PICTURE = {"rows": 1, "image": 8, "stride": 1, "height": 3, "width": 3, "m": 64, "n": 8, "k": 72, "batch": 1}
+PICTURE = {
+    "rows": 1,
+    "image": 8,
+    "stride": 1,
+    "height": 3,
+    "width": 3,
+    "m": 64,
+    "n": 8,
+    "k": 72,
+    "batch": 1,
+}
 LOOKUP = {"lookups": 64, "bags": 8, "dim": 16, "table_rows": 100, "exponent": 0.0, "elements": 1024}
 KERNELS = [
-    *(Probe("kernels", "gemm", "nt", dtype, SMALL) for dtype in ("bf16", "fp16", "tf32", "fp32", "fp8")),
-    *(Probe("kernels", "attention", phase, "bf16", SMALL) for phase in ("forward_causal", "backward")),
-    *(Probe("kernels", "convolution", phase, "bf16", {**PICTURE, "nbytes": 1e5}) for phase in ("forward", "backward")),
+    *(
+        Probe("kernels", "gemm", "nt", dtype, SMALL)
+        for dtype in ("bf16", "fp16", "tf32", "fp32", "fp8")
+    ),
+    *(
+        Probe("kernels", "attention", phase, "bf16", SMALL)
+        for phase in ("forward_causal", "backward")
+    ),
+    *(
+        Probe("kernels", "convolution", phase, "bf16", {**PICTURE, "nbytes": 1e5})
+        for phase in ("forward", "backward")
+    ),
     Probe("kernels", "elementwise", "add", "bf16", {"elements": 64, "nbytes": 384.0}, cold=False),
     Probe("kernels", "embedding_forward", "_embedding_bag", "fp32", {**LOOKUP, "nbytes": 5e3}),
 ]
@@ -308,7 +416,12 @@ def test_probes_are_timed_by_events(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     *answers, failed = found["answers"]
     assert [answer["samples"] for answer in answers] == [[5e-4] * 5] * len(KERNELS)
     assert failed["failed"].startswith("RuntimeError") and {*cycles} == {1_600_000}
-    assert found["facts"] == {"name": "NVIDIA H100 80GB HBM3", "memory": 85e9, "cache": 2**14, "clock": 1.98e9}
+    assert found["facts"] == {
+        "name": "NVIDIA H100 80GB HBM3",
+        "memory": 85e9,
+        "cache": 2**14,
+        "clock": 1.98e9,
+    }
     calls: list[int] = []
     time_queued([lambda: calls.append(1), lambda: calls.append(2)], 1)
     assert calls == [1, 2, 1, 2, 1, 2, 1], "each once to warm up, then in turns"
@@ -318,34 +431,56 @@ def test_without_a_gpu_nothing_begins(monkeypatch: pytest.MonkeyPatch, tmp_path:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     for base in (None, "h100-sxm-8"):
-        with pytest.raises(ValueError, match=r"has 0 GPUs that PyTorch .* can use; choose device cpu, or a machine"):
+        with pytest.raises(
+            ValueError, match=r"has 0 GPUs that PyTorch .* can use; choose device cpu, or a machine"
+        ):
             pk.calibrate(device="cuda", base=base, out=tmp_path / "mine.toml", progress=False)
     assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
-def test_an_iteration_is_timed_and_then_traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_iteration_is_timed_and_then_traced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     torch = pytest.importorskip("torch")
     from perfkit.measure.cuda import time_probes
 
     replace_cuda([], monkeypatch.setattr)
     compiled: list[Any] = []
     monkeypatch.setattr(torch, "compile", lambda step: compiled.append(step) or step)
-    runs = [Probe("iterations", "bert-0", how, "fp32", dump(WORDS)) for how in ("eager", "compiled")]
+    runs = [
+        Probe("iterations", "bert-0", how, "fp32", dump(WORDS)) for how in ("eager", "compiled")
+    ]
     for found in time_probes(probes=runs, kept="", folder=str(tmp_path), device="cpu:0")["answers"]:
         assert found["seconds"] > 0 and found["profiled"] > 0
         events = json.loads(gzip.decompress(Path(found["trace"]).read_bytes()))["traceEvents"]
-        steps = {event["name"] for event in events if event.get("name", "").startswith("ProfilerStep#")}
+        steps = {
+            event["name"] for event in events if event.get("name", "").startswith("ProfilerStep#")
+        }
         assert len(steps) == 10
         assert any("Input Dims" in event.get("args", {}) for event in events), "graphs need shapes"
-        assert not any(event.get("cat") == "python_function" for event in events), "Python stacks slow the host"
+        assert not any(event.get("cat") == "python_function" for event in events), (
+            "Python stacks slow the host"
+        )
     assert len(compiled) == 1
 
 
-@pytest.mark.parametrize(("hosts", "first"), [("g[03-7,9]", "g03"), ("a-1,b", "a-1"), ("n[9,11]-ib,x[1-2]", "n9-ib")])
-def test_tasks_of_slurm_meet_on_the_first_node(monkeypatch: pytest.MonkeyPatch, hosts: str, first: str) -> None:
-    about = {"PROCID": "5", "LOCALID": "1", "STEP_NUM_TASKS": "16", "STEP_NUM_NODES": "4", "STEP_NODELIST": hosts}
-    environment = {f"SLURM_{name}": value for name, value in (about | {"JOB_ID": "4711234"}).items()}
+@pytest.mark.parametrize(
+    ("hosts", "first"), [("g[03-7,9]", "g03"), ("a-1,b", "a-1"), ("n[9,11]-ib,x[1-2]", "n9-ib")]
+)
+def test_tasks_of_slurm_meet_on_the_first_node(
+    monkeypatch: pytest.MonkeyPatch, hosts: str, first: str
+) -> None:
+    about = {
+        "PROCID": "5",
+        "LOCALID": "1",
+        "STEP_NUM_TASKS": "16",
+        "STEP_NUM_NODES": "4",
+        "STEP_NODELIST": hosts,
+    }
+    environment = {
+        f"SLURM_{name}": value for name, value in (about | {"JOB_ID": "4711234"}).items()
+    }
     monkeypatch.setattr("os.environ", environment)
     assert launched_ranks() == (5, 16, 4) and environment["LOCAL_RANK"] == "1"
     assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == (first, "21234")
@@ -374,17 +509,29 @@ def test_ranks_of_a_launcher_finish_what_rank_0_has_begun(tmp_path: Path) -> Non
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    about = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "3", "GLOO_SOCKET_IFNAME": "lo"}
+    about = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": "3",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     about |= {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "3"}
     root, finished = Path(__file__).resolve().parent.parent, tmp_path / "kept"
     Campaign(finished).run("probes", {"0": lambda: {"samples": [7.0], "sizes": {}}})
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", LAUNCHED, str(tmp_path)], cwd=root,
-            env={**os.environ, **about, "PYTHONPATH": str(root), "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            [sys.executable, "-c", LAUNCHED, str(tmp_path)],
+            cwd=root,
+            env={
+                **os.environ,
+                **about,
+                "PYTHONPATH": str(root),
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+            },
         )
         for rank in range(3)
-    ]  # fmt: skip
+    ]
     try:
         assert [process.wait(timeout=90) for process in ranks] == [0, 0, 0]
     finally:
@@ -392,7 +539,10 @@ def test_ranks_of_a_launcher_finish_what_rank_0_has_begun(tmp_path: Path) -> Non
             process.kill()
             process.wait()
     found = json.loads((tmp_path / "found0.json").read_text())
-    assert [row["samples"] for row in found["probes"]] == [[7.0], *[[pytest.approx(4e-5, rel=0.2)] * 5] * 2]
+    assert [row["samples"] for row in found["probes"]] == [
+        [7.0],
+        *[[pytest.approx(4e-5, rel=0.2)] * 5] * 2,
+    ]
     assert found["facts"]["name"].startswith("NVIDIA H100") and found["ranks_per_node"] == 3
     assert len([line for line in finished.read_text().split("\n") if line]) == 3
 
@@ -417,15 +567,21 @@ class Imagined(Recording):
             elif probe.stage == "kernels":
                 kind = probe.kind if probe.kind in self.platform.kernels else "gemm"
                 sizes = probe.sizes
-                nbytes = DTYPES[probe.dtype] * sum(sizes.get(x, 0) * sizes.get(y, 0) for x, y in ("mn", "mk", "nk"))
+                nbytes = DTYPES[probe.dtype] * sum(
+                    sizes.get(x, 0) * sizes.get(y, 0) for x, y in ("mn", "mk", "nk")
+                )
                 nbytes += 3 * DTYPES[probe.dtype] * sizes.get("elements", 0)
                 work = {"flops": sizes["flops"], "nbytes": nbytes}
                 seconds = self.platform.kernel_time(kind, work, dtype=probe.dtype)
             else:
                 answer = {"seconds": 0.05, "profiled": 0.1, "trace": self.source}
-                answers.append(answer if (probe.kind, probe.variant) == (self.traced, "eager") else None)
+                answers.append(
+                    answer if (probe.kind, probe.variant) == (self.traced, "eager") else None
+                )
                 continue
-            answers.append({"samples": [float(seconds * noise)], "sizes": {**probe.sizes, "nbytes": nbytes}})
+            answers.append(
+                {"samples": [float(seconds * noise)], "sizes": {**probe.sizes, "nbytes": nbytes}}
+            )
         return answers
 
 
@@ -440,14 +596,24 @@ def found() -> pk.Platform:
 
 
 def test_every_class_that_was_timed_is_fitted(found: pk.Platform) -> None:
-    timed = {"gemm", "gemm.fp32", "gemm.tf32", "gemm.fp8", "attention", "convolution",
-             "elementwise", "embedding_forward"}  # fmt: skip
+    timed = {
+        "gemm",
+        "gemm.fp32",
+        "gemm.tf32",
+        "gemm.fp8",
+        "attention",
+        "convolution",
+        "elementwise",
+        "embedding_forward",
+    }
     assert {key for key, fit in found.kernels.items() if fit.source.startswith("imagined")} >= timed
     for key, name in (("gemm", "compute"), ("gemm", "memory"), ("attention", "compute")):
         ours, theirs = (where.kernels[key][f"{name}_efficiency"] for where in (found, H100))
         assert ours == pytest.approx(theirs, rel=0.15), (key, name)
     for ranks in (2, 4, 8):
-        ours, theirs = (where.collective_time("all_gather", 1e8, ranks=ranks) for where in (found, H100))
+        ours, theirs = (
+            where.collective_time("all_gather", 1e8, ranks=ranks) for where in (found, H100)
+        )
         assert ours == pytest.approx(theirs, rel=0.05)
 
 
@@ -462,14 +628,23 @@ def test_the_host_is_as_fast_as_without_the_profiler(shared_data: Path) -> None:
     for name in ("gap", "before_launch", "launch", "between_launches"):
         rows = table.filter(overhead=name)
         mean = float((rows["mean_s"] * rows["n"]).sum() / rows["n"].sum())
-        assert found.host[name].value == pytest.approx(mean * 0.05 / slowed) and found.host[name].kind == "measured"
+        assert (
+            found.host[name].value == pytest.approx(mean * 0.05 / slowed)
+            and found.host[name].kind == "measured"
+        )
     assert "host" not in found.provenance["as in the base"]
     assert pk.predict(pk.DLRM("dlrm-mlperf", batch=2048), found).time > 0
 
 
-def test_kernels_take_in_iterations_what_they_took_in_a_traced_one(shared_data: Path, tmp_path: Path) -> None:
-    """Class by class: what isolated kernels take is what they took there, with the time between kernels."""
-    path, base = shared_data / "traces" / "resnet50_v100x1_workers0.json.gz", pk.load_platform("v100-sxm-8")
+def test_kernels_take_in_iterations_what_they_took_in_a_traced_one(
+    shared_data: Path, tmp_path: Path
+) -> None:
+    """Class by class: what isolated kernels take is what they took there, with the time between
+    kernels."""
+    path, base = (
+        shared_data / "traces" / "resnet50_v100x1_workers0.json.gz",
+        pk.load_platform("v100-sxm-8"),
+    )
     found = calibrate(Imagined(str(path), NONE, base, traced="resnet-large"), base)
     graph, seconds = record_step(read_kineto(path))
     busy, queued = pk.read_trace(path).idle().select("busy_s", "queued_s").row(0)
@@ -478,16 +653,22 @@ def test_kernels_take_in_iterations_what_they_took_in_a_traced_one(shared_data: 
         row["trace"] = f"/gone/{path.name}"
     beside = tmp_path / "v100.measurements.json"
     beside.write_text(json.dumps(raw))
-    assert "context" in pk.calibrate(measurements=beside).provenance["as in the base"], "without traces"
+    assert "context" in pk.calibrate(measurements=beside).provenance["as in the base"], (
+        "without traces"
+    )
     beside.with_suffix(".traces").mkdir()
     (beside.with_suffix(".traces") / path.name).write_bytes(path.read_bytes())
-    assert pk.calibrate(measurements=beside).context == found.context, "traces that moved with the measurements"
+    assert pk.calibrate(measurements=beside).context == found.context, (
+        "traces that moved with the measurements"
+    )
     with keep_quiet():
         priced = price([graph], found, dtype=graph.dtype)[0].seconds
     kinds, timed = np.array([label[1] for label in graph.labels]), seconds > 0
     for kind in ("convolution", "rowwise", "elementwise"):
         own = timed & (kinds == kind)
-        assert priced[own].sum() == pytest.approx((1 + queued / busy) * seconds[own].sum(), rel=1e-6), kind
+        assert priced[own].sum() == pytest.approx(
+            (1 + queued / busy) * seconds[own].sum(), rel=1e-6
+        ), kind
     assert {"convolution.forward", "convolution", "rowwise"} <= {*found.context.kernels}
     assert {"convolution", "any"} <= {*found.context.iterations}
     assert "context" not in found.provenance["as in the base"]
@@ -502,4 +683,7 @@ def test_a_slower_link_or_device_is_named_and_nothing_else(found: pk.Platform) -
     fit = H100.kernels["gemm"]
     fits = {**H100.kernels, "gemm": replace(fit, parameters={**fit, "compute_efficiency": 0.65})}
     clocks = pk.compare(found, imagine(replace(H100, kernels=fits), 1)).changes()
-    assert set(clocks["group"]) == {"kernel"} and clocks["name"].str.contains("^(gemm|bmm).* compute").all()
+    assert (
+        set(clocks["group"]) == {"kernel"}
+        and clocks["name"].str.contains("^(gemm|bmm).* compute").all()
+    )

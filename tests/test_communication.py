@@ -1,4 +1,5 @@
-"""Prices of collectives: which fit prices which ranks, what is composed across nodes, and what no price beats."""
+"""Prices of collectives: which fit prices which ranks, what is composed across nodes, and what no
+price beats."""
 
 import math
 import re
@@ -26,9 +27,19 @@ INTRA, INTER = 450e9, 50e9
 SIZES = np.geomspace(512, 2.0**34, 49)
 pytestmark = pytest.mark.filterwarnings(f"ignore::{LogWarning.__module__}.{LogWarning.__name__}")
 #: What was fitted on 8 ranks of a node, and on one rank of each of 10 nodes.
-NODE = {"all_reduce": 3.6e-12, "all_gather": 2.4e-12, "reduce_scatter": 2.4e-12, "all_to_all": 2.5e-12}
+NODE = {
+    "all_reduce": 3.6e-12,
+    "all_gather": 2.4e-12,
+    "reduce_scatter": 2.4e-12,
+    "all_to_all": 2.5e-12,
+}
 NODE["broadcast"] = 2.7e-12
-RAIL = {"all_reduce": 37e-12, "all_gather": 18.6e-12, "reduce_scatter": 18.5e-12, "all_to_all": 19.9e-12}
+RAIL = {
+    "all_reduce": 37e-12,
+    "all_gather": 18.6e-12,
+    "reduce_scatter": 18.5e-12,
+    "all_to_all": 19.9e-12,
+}
 
 
 def link(bandwidth: float, latency: float, kind: str = "datasheet") -> Link:
@@ -43,7 +54,12 @@ def curve(beta: float, alpha: float = 1e-5, start: float = 512.0, end: float = 2
 
 def law(low: float, high: float) -> Fit:
     parameters = {"alpha0": 7e-6, "alpha1": 1e-6, "beta0": 1e-12, "beta1": 3e-12}
-    return Fit("over_ranks", parameters, spread=0.08, ranges={"nbytes": (512.0, 2.0**34), "ranks": (low, high)})
+    return Fit(
+        "over_ranks",
+        parameters,
+        spread=0.08,
+        ranges={"nbytes": (512.0, 2.0**34), "ranks": (low, high)},
+    )
 
 
 NETWORK = Network(8, 10, {"intra": link(INTRA, 1e-6), "inter": link(INTER, 8e-6)}, rails=8)
@@ -54,9 +70,14 @@ LAW = law(2.0, 8.0)
 
 
 def price(
-    operation: str, nbytes: object = SIZES, ranks: int = 80, fits: dict[str, Fit] = FITS, network: Network = NETWORK,
-    algorithm: str | None = None, memory: float = 2e12,
-) -> CollectiveTime:  # fmt: skip
+    operation: str,
+    nbytes: object = SIZES,
+    ranks: int = 80,
+    fits: dict[str, Fit] = FITS,
+    network: Network = NETWORK,
+    algorithm: str | None = None,
+    memory: float = 2e12,
+) -> CollectiveTime:
     main = MemoryLevel("HBM", None, Quantity(memory, "B/s", "assumed", "a test"))
     platform = Platform("toy", Device("a GPU", "cuda", {}, (main,)), network, collectives=fits)
     found = platform.price_collective(operation, np.asarray(nbytes, dtype=float), ranks, algorithm)
@@ -66,9 +87,22 @@ def price(
 
 
 def test_names_of_fits_say_operation_ranks_and_way() -> None:
-    for name in ("gemm", "gemm.nt", "all_reduce.any", "all_reduce.16.two_level", "all_gather.any.rail"):
+    for name in (
+        "gemm",
+        "gemm.nt",
+        "all_reduce.any",
+        "all_reduce.16.two_level",
+        "all_gather.any.rail",
+    ):
         assert str(Key.parse(name)) == name
-    for bad in ("all_reduce", "all_reduce.1", "all_reduce.8.magic", "alltoall.8", "all_reduce.8.", "all_reduce.08"):
+    for bad in (
+        "all_reduce",
+        "all_reduce.1",
+        "all_reduce.8.magic",
+        "alltoall.8",
+        "all_reduce.8.",
+        "all_reduce.08",
+    ):
         with pytest.raises(ValueError, match=r"must be <operation>.<ranks or any>.*in_network"):
             Key.parse(bad, collective=True)
 
@@ -79,7 +113,10 @@ def test_a_fit_comes_before_the_law_and_the_law_before_its_neighbours() -> None:
     assert exact.time == pytest.approx(c.pipelined(SIZES, **ends["all_reduce.8"]))
     assert price("all_reduce", fits=ends | {"all_reduce.80": LAW}).notes == ()
     found = price("all_reduce", ranks=4, fits=ends | {"all_reduce.any": LAW})
-    assert found.time == pytest.approx(c.over_ranks(SIZES, 4, "all_reduce", **LAW)) and found.notes == ()
+    assert (
+        found.time == pytest.approx(c.over_ranks(SIZES, 4, "all_reduce", **LAW))
+        and found.notes == ()
+    )
     assert "alpha = alpha0 + alpha1 steps" in str(found.formula)
     between = price("all_reduce", ranks=4, fits=ends)
     both = [c.pipelined(SIZES, **fit) for fit in ends.values()]
@@ -90,63 +127,102 @@ def test_a_fit_comes_before_the_law_and_the_law_before_its_neighbours() -> None:
 
 def test_a_law_beyond_its_ranks_says_so_and_says_nothing_across_nodes() -> None:
     found = price("all_reduce", 1e6, ranks=8, fits={"all_reduce.any": law(2.0, 4.0)})
-    assert "was fitted on 2 to 4 ranks, 8 are outside; one all_reduce of 134 MB on 8 ranks" in found.notes[0]
+    assert (
+        "was fitted on 2 to 4 ranks, 8 are outside; one all_reduce of 134 MB on 8 ranks"
+        in found.notes[0]
+    )
     assert found.spread == pytest.approx(math.hypot(0.08, 0.05))
-    inside = price("all_reduce", fits={f"{name}.any": LAW for name in ("all_reduce", "reduce_scatter", "all_gather")})
+    inside = price(
+        "all_reduce",
+        fits={f"{name}.any": LAW for name in ("all_reduce", "reduce_scatter", "all_gather")},
+    )
     assert set(inside.terms) == {"inside nodes", "between nodes", "overlap", "protocol"}
     wide = price("all_reduce", fits={"all_reduce.any": law(16.0, 80.0)})
     assert wide.time == pytest.approx(c.over_ranks(SIZES, 80, "all_reduce", **LAW))
     rails = price("all_reduce", fits=INSIDE | {"all_reduce.any.rail": law(2.0, 16.0)})
     assert rails.notes[0].endswith("between 10 nodes")
     notes = price("all_reduce", fits=INSIDE | {"all_reduce.4.rail": curve(3e-11)}).notes
-    share = "one all_reduce of 2.15 GB on one rank of each of 10 nodes would help most"  # an eighth of the message
+    # an eighth of the message
+    share = "one all_reduce of 2.15 GB on one rank of each of 10 nodes would help most"
     assert "10 are scaled from 4" in notes[1] and share in notes[1]
 
 
-@pytest.mark.parametrize(("way", "start", "move"), [
-    ("in_network", 1.0, 5 / 4 / (9 / 8)),
-    ("tree", 2 / 3, 1.0),
-    ("ring", 6 / 14, 6 / 7),
-    ("", (h.CALL + 6 * h.NEAR) / (h.CALL + 14 * h.NEAR), 6 / 7),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("way", "start", "move"),
+    [
+        ("in_network", 1.0, 5 / 4 / (9 / 8)),
+        ("tree", 2 / 3, 1.0),
+        ("ring", 6 / 14, 6 / 7),
+        ("", (h.CALL + 6 * h.NEAR) / (h.CALL + 14 * h.NEAR), 6 / 7),
+    ],
+)
 def test_an_algorithm_scales_by_its_own_rule(way: str, start: float, move: float) -> None:
     fits = {f"all_reduce.8.{way}".rstrip("."): curve(3e-12)}
     scaled = price("all_reduce", ranks=4, fits=fits, algorithm=way or None)
-    assert scaled.spread == pytest.approx(math.hypot(0.06, 0.15)) and "scaled from 8" in scaled.notes[0]
+    assert (
+        scaled.spread == pytest.approx(math.hypot(0.06, 0.15))
+        and "scaled from 8" in scaled.notes[0]
+    )
     assert scaled.time == pytest.approx(c.pipelined(SIZES, alpha=start * 1e-5, beta=move * 3e-12))
 
 
 TEXTBOOK = [
-    ("all_reduce", "ring", 14, 7 / 4), ("all_reduce", "tree", 6, 2), ("all_reduce", "in_network", 2, 9 / 8),
-    ("all_gather", "ring", 7, 7 / 8), ("broadcast", "tree", 3, 1), ("reduce", "ring", 7, 1),
-]  # fmt: skip
+    ("all_reduce", "ring", 14, 7 / 4),
+    ("all_reduce", "tree", 6, 2),
+    ("all_reduce", "in_network", 2, 9 / 8),
+    ("all_gather", "ring", 7, 7 / 8),
+    ("broadcast", "tree", 3, 1),
+    ("reduce", "ring", 7, 1),
+]
 
 
 @pytest.mark.parametrize(("operation", "algorithm", "start", "move"), TEXTBOOK)
-def test_textbook_forms_price_on_the_links(operation: str, algorithm: str, start: float, move: float) -> None:
+def test_textbook_forms_price_on_the_links(
+    operation: str, algorithm: str, start: float, move: float
+) -> None:
     found = price(operation, ranks=8, fits={}, algorithm=algorithm)
     assert found.time == pytest.approx(start * 1e-6 + move * SIZES / INTRA)
-    assert "was not measured: textbook form and the link" in found.notes[0] and np.all(found.spread > 0.28)
+    assert "was not measured: textbook form and the link" in found.notes[0] and np.all(
+        found.spread > 0.28
+    )
 
 
 NONE: list[tuple[str, str, dict[str, Any]]] = [
     *(
         (f"algorithm is '{way}'.*leave", operation, {"ranks": ranks, "algorithm": way})
-        for operation, way in (("all_to_all", "ring"), ("all_gather", "tree"), ("all_gather", "in_network"))
+        for operation, way in (
+            ("all_to_all", "ring"),
+            ("all_gather", "tree"),
+            ("all_gather", "in_network"),
+        )
         for ranks in (8, 80)
     ),
     ("ranks is 12; across nodes it must be a multiple of the 8", "all_reduce", {"ranks": 12}),
     ("nor a link between nodes", "all_reduce", {"fits": INSIDE, "network": Network(8, 10)}),
     ("in_network.*across nodes", "all_reduce", {"algorithm": "in_network"}),
-    ("ranks is 80; with one on each node platform 'toy' has 10; choose fewer", "all_reduce", {"algorithm": "rail"}),
-    ("nor a link inside nodes", "all_reduce", {"ranks": 8, "fits": {}, "network": Network(8), "algorithm": "ring"}),
-    ("'all_reduce' on two levels", "all_reduce", {"ranks": 8, "fits": {}, "algorithm": "two_level"}),
+    (
+        "ranks is 80; with one on each node platform 'toy' has 10; choose fewer",
+        "all_reduce",
+        {"algorithm": "rail"},
+    ),
+    (
+        "nor a link inside nodes",
+        "all_reduce",
+        {"ranks": 8, "fits": {}, "network": Network(8), "algorithm": "ring"},
+    ),
+    (
+        "'all_reduce' on two levels",
+        "all_reduce",
+        {"ranks": 8, "fits": {}, "algorithm": "two_level"},
+    ),
     ("no model for the collective 'gather'", "gather", {"ranks": 8}),
 ]
 
 
 @pytest.mark.parametrize(("message", "operation", "asked"), NONE)
-def test_what_no_algorithm_does_is_refused(message: str, operation: str, asked: dict[str, Any]) -> None:
+def test_what_no_algorithm_does_is_refused(
+    message: str, operation: str, asked: dict[str, Any]
+) -> None:
     with pytest.raises(ValueError, match=message):
         price(operation, **asked)
 
@@ -163,7 +239,8 @@ def test_across_nodes_times_grow_smoothly_and_keep_to_the_links(operation, algor
         assert algorithm is not None and operation in str(error)
         return
     steps = np.diff(np.log(found.time))
-    assert np.all(steps >= 0) and np.all(steps <= np.diff(np.log(sizes)) * (1 + 1e-9))  # continuous, no faster than n
+    # continuous, no faster than n
+    assert np.all(steps >= 0) and np.all(steps <= np.diff(np.log(sizes)) * (1 + 1e-9))
     share = c.bus_factor(operation, 10) / (2 if operation == "all_reduce" else 1)
     alone = 1 if operation in ("all_to_all", "send_recv") else 8
     assert np.all(found.time >= sizes * share / alone / INTER * (1 - 1e-12))
@@ -171,10 +248,15 @@ def test_across_nodes_times_grow_smoothly_and_keep_to_the_links(operation, algor
 
 
 def test_a_ring_over_nodes_starts_with_all_its_steps() -> None:
-    twice, once = (price(name, 8.0, algorithm="ring").time for name in ("all_reduce", "reduce_scatter"))
+    twice, once = (
+        price(name, 8.0, algorithm="ring").time for name in ("all_reduce", "reduce_scatter")
+    )
     assert twice == pytest.approx(2 * once, rel=1e-3)
-    # a ring that NCCL was told to take on 128 V100 of 8 nodes, 4 kB: arXiv:2105.05720, the authors' files
-    assert 2 * h.start_across("all_gather", ranks_per_node=16, nodes=8) == pytest.approx(302e-6, rel=0.1)
+    # a ring that NCCL was told to take on 128 V100 of 8 nodes, 4 kB: arXiv:2105.05720, the authors'
+    # files
+    assert 2 * h.start_across("all_gather", ranks_per_node=16, nodes=8) == pytest.approx(
+        302e-6, rel=0.1
+    )
 
 
 def test_no_price_beats_its_links_unsaid() -> None:
@@ -182,7 +264,10 @@ def test_no_price_beats_its_links_unsaid() -> None:
     found = price("all_gather", 1e9, network=slow)
     assert found.time == pytest.approx(0.9 * 1e9 / 8 / 1e9) and found.terms["limit of the link"] > 0
     fits = {"all_gather.8": curve(1e-12)}
-    assert "faster than the 450 GB/s of the intra link" in price("all_gather", 1e9, ranks=8, fits=fits).notes[-1]
+    assert (
+        "faster than the 450 GB/s of the intra link"
+        in price("all_gather", 1e9, ranks=8, fits=fits).notes[-1]
+    )
     measured = replace(NETWORK, links={"intra": link(INTRA, 1e-6, "measured")})
     assert price("all_gather", 1e9, ranks=8, fits=fits, network=measured).notes == ()
 
@@ -193,17 +278,32 @@ def test_a_ring_over_nodes_hops_as_the_smallest_size_and_starts_as_the_library()
     found = price("all_gather", np.array([0.0, 1e9]), fits=INSIDE | {"all_gather.10.rail": rail})
     assert found.terms["start-up"] == pytest.approx(h.CALL + 70 * h.NEAR + 9 * 8e-6)
     hop = h.STEP + 9 / 79 * (20e-6 - h.STEP)
-    assert "alpha_hop = 2e-05 s" in found.formula and f"beta_rail = {1 / INTER:.4g} s/B" in found.formula
-    links = {"ranks_per_node": 8, "nodes": 10, "alpha_hop": hop, "beta_intra": 2.4e-12 * 8 / 7, "beta_rail": 1 / INTER}
-    assert found.time[1] == pytest.approx(h.ring_across_nodes(1e9, operation="all_gather", **links), rel=1e-3)
+    assert (
+        "alpha_hop = 2e-05 s" in found.formula
+        and f"beta_rail = {1 / INTER:.4g} s/B" in found.formula
+    )
+    links = {
+        "ranks_per_node": 8,
+        "nodes": 10,
+        "alpha_hop": hop,
+        "beta_intra": 2.4e-12 * 8 / 7,
+        "beta_rail": 1 / INTER,
+    }
+    assert found.time[1] == pytest.approx(
+        h.ring_across_nodes(1e9, operation="all_gather", **links), rel=1e-3
+    )
 
 
-# Published start-ups of all_reduces of a few bytes between nodes of A100 on InfiniBand: NVIDIA/nccl issue 652,
-# NVIDIA/nccl-tests issue 150.
+# Published start-ups of all_reduces of a few bytes between nodes of A100 on InfiniBand: NVIDIA/nccl
+# issue 652, NVIDIA/nccl-tests issue 150.
 @pytest.mark.parametrize(("local", "nodes", "seconds"), [(8, 32, 63e-6), (1, 2, 19e-6)])
-def test_start_ups_between_nodes_are_those_published(local: int, nodes: int, seconds: float) -> None:
+def test_start_ups_between_nodes_are_those_published(
+    local: int, nodes: int, seconds: float
+) -> None:
     node = load_platform("a100-sxm-8").with_nodes(nodes)
-    found = node.price_collective("all_reduce", np.array(8.0), local * nodes, "rail" if local == 1 else None)
+    found = node.price_collective(
+        "all_reduce", np.array(8.0), local * nodes, "rail" if local == 1 else None
+    )
     assert found.time == pytest.approx(seconds, rel=0.15)
 
 
@@ -212,11 +312,19 @@ def test_start_ups_between_nodes_are_those_published(local: int, nodes: int, sec
 def test_one_count_of_ranks_predicts_others(shared_data: Path, system: str, operation: str) -> None:
     """As rings alone, 2 ranks predicted 8 with 131 to 299 % mean error, 4 ranks with 33 to 70 %."""
     rows = pl.read_csv(shared_data / "nccl" / f"nccl_{system}.csv", infer_schema_length=None)
-    rows = rows.filter(pl.col("op").str.replace("alltoall", "all_to_all") == operation, dtype="half")
-    medians = rows.group_by("num_gpus", "message_bytes").agg(pl.col("latency_us").median() * 1e-6).sort("message_bytes")
+    rows = rows.filter(
+        pl.col("op").str.replace("alltoall", "all_to_all") == operation, dtype="half"
+    )
+    medians = (
+        rows.group_by("num_gpus", "message_bytes")
+        .agg(pl.col("latency_us").median() * 1e-6)
+        .sort("message_bytes")
+    )
     curves = {count: medians.filter(num_gpus=count).to_numpy().T[1:] for count in (2, 4, 8)}
     for few, bar in ((2, 0.25), (4, 0.15)):
-        found = price(operation, curves[8][0], 8, {f"{operation}.{few}": fit_collective(*curves[few])})
+        found = price(
+            operation, curves[8][0], 8, {f"{operation}.{few}": fit_collective(*curves[few])}
+        )
         ratio = found.time / curves[8][1]
         assert np.abs(ratio - 1).mean() < bar
         assert np.mean(np.abs(np.log(ratio)) < 1.2816 * found.spread) >= 0.7
@@ -224,10 +332,18 @@ def test_one_count_of_ranks_predicts_others(shared_data: Path, system: str, oper
 
 @settings(deadline=None, max_examples=40)
 @given(st.data(), st.sampled_from(sorted(NODE)), st.sampled_from([3, 4, 5, 8, 16, 40, 80]))
-def test_less_evidence_never_gives_a_narrower_interval(data: st.DataObject, operation: str, ranks: int) -> None:
+def test_less_evidence_never_gives_a_narrower_interval(
+    data: st.DataObject, operation: str, ranks: int
+) -> None:
     counts = {f"{name}.{p}": curve(beta) for name, beta in NODE.items() for p in (2, 4)}
-    fits = FITS | counts | {f"{operation}.any": LAW, f"{operation}.4.rail": curve(RAIL.get(operation, 2e-11), 1e-4)}
-    less = {key: fits[key] for key in data.draw(st.lists(st.sampled_from(sorted(fits)), unique=True))}
+    fits = (
+        FITS
+        | counts
+        | {f"{operation}.any": LAW, f"{operation}.4.rail": curve(RAIL.get(operation, 2e-11), 1e-4)}
+    )
+    less = {
+        key: fits[key] for key in data.draw(st.lists(st.sampled_from(sorted(fits)), unique=True))
+    }
     try:
         wide = np.asarray(price(operation, ranks=ranks, fits=less).spread)
     except ValueError:
@@ -252,23 +368,34 @@ def test_sizes_far_outside_name_the_one_sample_that_helps_most() -> None:
     assert re.search(text, beyond.notes[0])
     assert "one all_reduce of 64 B on 8 ranks" in price("all_reduce", 64.0, 8, fits).notes[0]
     rounded = {"all_reduce.8": curve(4e-12, start=2.0**25)}
-    assert price("all_reduce", 33553920.0, 8, rounded).notes == (), "the same size in whole elements"
+    assert price("all_reduce", 33553920.0, 8, rounded).notes == (), (
+        "the same size in whole elements"
+    )
 
 
 def test_shares_between_nodes_shorter_than_all_measured_are_less_sure() -> None:
-    late = INSIDE | {f"{name}.10.rail": curve(beta, 1e-4, start=2.0**25) for name, beta in RAIL.items()}
+    late = INSIDE | {
+        f"{name}.10.rail": curve(beta, 1e-4, start=2.0**25) for name, beta in RAIL.items()
+    }
     sizes = 2.0 ** np.array([20.0, 25.0, 28.0, 30.0])  # a rail carries an eighth
     spread = np.asarray(price("all_reduce", sizes, fits=late).spread)
     assert np.all(np.diff(spread) <= 0) and spread[0] > 0.4 and spread[-1] < 0.2
     ring = price("all_gather", sizes[:1], fits=late)
-    assert np.all(ring.spread > 0.2) and any("outside the fitted range" in note for note in ring.notes)
+    assert np.all(ring.spread > 0.2) and any(
+        "outside the fitted range" in note for note in ring.notes
+    )
 
 
 # A real cluster: 8 H100 in a node, one in each of 10 nodes, and all 80.
 
 
 def read_curves(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    rows = read_nccl_tests(path).group_by("operation", "nbytes").agg(pl.col("seconds").median()).sort("nbytes")
+    rows = (
+        read_nccl_tests(path)
+        .group_by("operation", "nbytes")
+        .agg(pl.col("seconds").median())
+        .sort("nbytes")
+    )
     return {
         str(name): (group["nbytes"].to_numpy().astype(float), group["seconds"].to_numpy())
         for (name,), group in rows.group_by("operation", maintain_order=True)
@@ -277,22 +404,35 @@ def read_curves(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 @pytest.fixture(scope="module")
 def cluster(shared_data: Path) -> tuple[dict[str, Fit], dict[str, tuple[np.ndarray, np.ndarray]]]:
-    logs = [f"h100x{name}_multi_collective.log" for name in ("8_1node", "10_10node_g1", "80_10node")]
+    logs = [
+        f"h100x{name}_multi_collective.log" for name in ("8_1node", "10_10node_g1", "80_10node")
+    ]
     node, rail, every = (read_curves(shared_data / "nccl_logs" / log) for log in logs)
     fits = {f"{name}.8": fit_collective(*points) for name, points in node.items()}
-    return fits | {f"{name}.10.rail": fit_collective(*points) for name, points in rail.items()}, every
+    return fits | {
+        f"{name}.10.rail": fit_collective(*points) for name, points in rail.items()
+    }, every
 
 
 @pytest.mark.parametrize(
     ("operation", "least", "bar", "below"),
-    # q was fixed on the first; its 32 MiB are 4 MiB on a rail, and nothing under 32 MiB tells the start-up there
-    [("all_reduce", 256, 0.1, 0.7), ("all_gather", 2048, 0.15, 0.25), ("all_to_all", 256, 0.06, 0.1)],
+    # q was fixed on the first; its 32 MiB are 4 MiB on a rail, and nothing under 32 MiB tells the
+    # start-up there
+    [
+        ("all_reduce", 256, 0.1, 0.7),
+        ("all_gather", 2048, 0.15, 0.25),
+        ("all_to_all", 256, 0.06, 0.1),
+    ],
 )
 @pytest.mark.parametrize("rails", [True, False], ids=["measured rails", "links alone"])
 def test_eighty_ranks_from_one_node_and_one_rail(cluster, operation, least, bar, below, rails):
     fits, measured = cluster
     nbytes, seconds = measured[operation]
-    found = price(operation, nbytes, fits={key: fit for key, fit in fits.items() if rails or "rail" not in key})
+    found = price(
+        operation,
+        nbytes,
+        fits={key: fit for key, fit in fits.items() if rails or "rail" not in key},
+    )
     errors = np.abs(found.time / seconds - 1)
     assert errors[nbytes >= 0.99 * least * 2**20].max() <= (bar if rails else 2 * bar)
     assert errors.max() <= (below if rails else math.inf)
@@ -300,7 +440,8 @@ def test_eighty_ranks_from_one_node_and_one_rail(cluster, operation, least, bar,
 
 
 def test_two_nodes_on_a_slower_network_from_the_datasheet(shared_data: Path) -> None:
-    """16 A100 on 4 x 100 Gb/s per node; 13 % too fast when large, twice when small: the interval says so."""
+    """16 A100 on 4 x 100 Gb/s per node; 13 % too fast when large, twice when small: the interval
+    says so."""
     logs = shared_data / "nccl_logs"
     names = ("all_reduce", "all_gather", "reduce_scatter")
     paths = {name: logs / f"a100x8_nvswitch_{name.replace('_', '')}.log" for name in names}

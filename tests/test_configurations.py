@@ -19,9 +19,19 @@ pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.Extr
 HALF = {"dtype": "fp16", "mixed": True}
 
 
-def transformers(rng: np.random.Generator, n: int, build: Callable[..., Any] = Transformer.bert, **more: Any) -> Any:
-    heads, batch, sequence, vocabulary = (rng.integers(1, most, n) for most in (17, 65, 513, 40_000))
-    sizes = {"batch": batch, "sequence": sequence, "vocabulary": vocabulary, "heads": heads, "hidden": 64 * heads}
+def transformers(
+    rng: np.random.Generator, n: int, build: Callable[..., Any] = Transformer.bert, **more: Any
+) -> Any:
+    heads, batch, sequence, vocabulary = (
+        rng.integers(1, most, n) for most in (17, 65, 513, 40_000)
+    )
+    sizes = {
+        "batch": batch,
+        "sequence": sequence,
+        "vocabulary": vocabulary,
+        "heads": heads,
+        "hidden": 64 * heads,
+    }
     return build(**sizes, **more)
 
 
@@ -29,21 +39,38 @@ def dlrms(rng: np.random.Generator, n: int, tables: int = 26, **more: Any) -> DL
     rows, pooling = ([rng.integers(1, most, n) for _ in range(tables)] for most in (10**6, 30))
     bottom, *top = (8 * rng.integers(9, 129, n) for _ in range(4))
     batch = 8 * rng.integers(1, 1025, n)
-    return DLRM(batch=batch, rows=rows, pooling=pooling, bottom=[bottom], top=top, dim=64, features=13, **more)
+    return DLRM(
+        batch=batch,
+        rows=rows,
+        pooling=pooling,
+        bottom=[bottom],
+        top=top,
+        dim=64,
+        features=13,
+        **more,
+    )
 
 
-@pytest.mark.parametrize(("draw", "platform", "n", "settings"), [
-    (transformers, "h100-sxm-8", 60, {}),
-    (transformers, "v100-sxm-8", 20, {"attention": "eager", "fused": True, **HALF}),
-    (transformers, "v100-locked-1", 20, {"layers": 2, "optimizer": "sgd"}),
-    (transformers, "h100-sxm-8", 20, {"layers": 4, "checkpoint": True, "dtype": "bf16"}),
-    (transformers, "a100-sxm-8", 20, {"build": Transformer.gpt2, "layers": 5, "dtype": "bf16"}),
-    (dlrms, "h100-sxm-8", 60, {"embedding": "fused"}),
-    (dlrms, "a100-sxm-8", 20, {}),
-    (dlrms, "v100-locked-1", 20, {"sparse": False, "tables": 4}),
-    (dlrms, "h100-sxm-8", 20, {"embedding": "exact", "optimizer": "adagrad", "exponent": 1.05, "tables": 3}),
-    (dlrms, "h100-sxm-8", 20, {"interaction": "cross", "tables": 5, **HALF}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("draw", "platform", "n", "settings"),
+    [
+        (transformers, "h100-sxm-8", 60, {}),
+        (transformers, "v100-sxm-8", 20, {"attention": "eager", "fused": True, **HALF}),
+        (transformers, "v100-locked-1", 20, {"layers": 2, "optimizer": "sgd"}),
+        (transformers, "h100-sxm-8", 20, {"layers": 4, "checkpoint": True, "dtype": "bf16"}),
+        (transformers, "a100-sxm-8", 20, {"build": Transformer.gpt2, "layers": 5, "dtype": "bf16"}),
+        (dlrms, "h100-sxm-8", 60, {"embedding": "fused"}),
+        (dlrms, "a100-sxm-8", 20, {}),
+        (dlrms, "v100-locked-1", 20, {"sparse": False, "tables": 4}),
+        (
+            dlrms,
+            "h100-sxm-8",
+            20,
+            {"embedding": "exact", "optimizer": "adagrad", "exponent": 1.05, "tables": 3},
+        ),
+        (dlrms, "h100-sxm-8", 20, {"interaction": "cross", "tables": 5, **HALF}),
+    ],
+)
 def test_arrays_of_sizes_are_as_each_alone(draw, platform, n, settings):
     workload, where = draw(np.random.default_rng(n), n, **settings), load_platform(platform)
     found = price_configurations(workload, where)
@@ -54,18 +81,30 @@ def test_arrays_of_sizes_are_as_each_alone(draw, platform, n, settings):
     assert found["needs"] == pytest.approx([r.memory().total for r in alone], rel=1e-9)
 
 
-@pytest.mark.parametrize(("platform", "ranks", "execution", "settings"), [
-    ("h100-sxm-8", 8, None, {}), ("a100-sxm-8", 4, "graphs", {"dtype": "bf16", "mixed": True}),
-    ("h100-sxm-8", 2, None, {"overlap": False}), ("v100-sxm-8", 8, None, {"parallel": "zero1", "accumulate": 2}),
-    ("a100-sxm-8", 8, None, {"parallel": "fsdp", "dtype": "bf16", "mixed": True, "checkpoint": True}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("platform", "ranks", "execution", "settings"),
+    [
+        ("h100-sxm-8", 8, None, {}),
+        ("a100-sxm-8", 4, "graphs", {"dtype": "bf16", "mixed": True}),
+        ("h100-sxm-8", 2, None, {"overlap": False}),
+        ("v100-sxm-8", 8, None, {"parallel": "zero1", "accumulate": 2}),
+        (
+            "a100-sxm-8",
+            8,
+            None,
+            {"parallel": "fsdp", "dtype": "bf16", "mixed": True, "checkpoint": True},
+        ),
+    ],
+)
 def test_ranks_that_do_the_same_wait_as_in_the_event_loop(platform, ranks, execution, settings):
     """The interval is an estimate where the host sets the pace."""
     rng, where = np.random.default_rng(ranks), load_platform(platform)
     sizes = {"batch": 16 * rng.integers(1, 9, 40), "sequence": rng.integers(16, 1024, 40)}
     model = Transformer.gpt2(**sizes, layers=4, **settings)
     found = price_configurations(model, where, ranks, execution)
-    alone = [predict(select_sizes(model, i), where, ranks=ranks, execution=execution) for i in range(40)]
+    alone = [
+        predict(select_sizes(model, i), where, ranks=ranks, execution=execution) for i in range(40)
+    ]
     for name in ("time", "needs"):
         known = [r.time if name == "time" else r.memory().total for r in alone]
         assert found[name] == pytest.approx(known, rel=1e-9), name
@@ -78,14 +117,20 @@ def test_ranks_that_do_the_same_wait_as_in_the_event_loop(platform, ranks, execu
 @pytest.mark.parametrize(
     "build", [partial(Transformer.gpt2, layers=5), DLRM, partial(DLRM, "dlrm-dcnv2", overlap=True)]
 )
-def test_a_structure_that_is_met_again_gives_the_same_graphs(build: Callable[..., Any], ranks: int, batch: int) -> None:
-    """First recorded with plain numbers, later filled into what was recorded for all sizes, beyond 64 bits too."""
+def test_a_structure_that_is_met_again_gives_the_same_graphs(
+    build: Callable[..., Any], ranks: int, batch: int
+) -> None:
+    """First recorded with plain numbers, later filled into what was recorded for all sizes, beyond
+    64 bits too."""
 
     def look() -> list[Any]:
         iteration._fill.cache_clear()
         graphs = build(batch=batch).graphs(ranks)
         waits = [None if g.waits is None else g.waits.tolist() for g in graphs]
-        return [[g.labels, g.features.tolist(), g.accesses.tolist(), g.parameters, g.tables] for g in graphs] + waits
+        return [
+            [g.labels, g.features.tolist(), g.accesses.tolist(), g.parameters, g.tables]
+            for g in graphs
+        ] + waits
 
     iteration._list_meetings.cache_clear()
     first = look()
@@ -95,17 +140,38 @@ def test_a_structure_that_is_met_again_gives_the_same_graphs(build: Callable[...
 H100, PAIR = load_platform("h100-sxm-8"), np.array([1, 2])
 
 
-@pytest.mark.parametrize(("ask", "message"), [
-    (lambda: Transformer.bert(batch=np.array([2, 0])), "batch is 0; it must be a whole number above 0"),
-    (lambda: Transformer.bert(sequence=np.array([2.5])), "sequence is 2.5; it must be a whole number above 0"),
-    (lambda: Transformer.bert(hidden=np.array([768, 770])), "heads is 12; it must divide hidden"),
-    (lambda: DLRM(pooling=[np.array([1.0, -1.0])] * 8), "pooling is -1.0; it must be a number above 0"),
-    (lambda: predict(Transformer.bert(batch=PAIR), H100), "sizes are arrays; find their times"),
-    (lambda: price_configurations(Transformer.bert(batch=PAIR, sequence=np.array([8, 16, 32]), heads=1), H100),
-     "sizes are of 2 and 3 configurations"),
-    (lambda: price_configurations(DLRM(batch=64 * PAIR, rows=[1000] * 3), H100, 2),
-     "ranks differ; configurations are priced one after the other"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (
+            lambda: Transformer.bert(batch=np.array([2, 0])),
+            "batch is 0; it must be a whole number above 0",
+        ),
+        (
+            lambda: Transformer.bert(sequence=np.array([2.5])),
+            "sequence is 2.5; it must be a whole number above 0",
+        ),
+        (
+            lambda: Transformer.bert(hidden=np.array([768, 770])),
+            "heads is 12; it must divide hidden",
+        ),
+        (
+            lambda: DLRM(pooling=[np.array([1.0, -1.0])] * 8),
+            "pooling is -1.0; it must be a number above 0",
+        ),
+        (lambda: predict(Transformer.bert(batch=PAIR), H100), "sizes are arrays; find their times"),
+        (
+            lambda: price_configurations(
+                Transformer.bert(batch=PAIR, sequence=np.array([8, 16, 32]), heads=1), H100
+            ),
+            "sizes are of 2 and 3 configurations",
+        ),
+        (
+            lambda: price_configurations(DLRM(batch=64 * PAIR, rows=[1000] * 3), H100, 2),
+            "ranks differ; configurations are priced one after the other",
+        ),
+    ],
+)
 def test_bad_arrays_are_refused(ask: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ask()

@@ -1,4 +1,5 @@
-"""The documentation site: what its pages link to and name exists. `make docs` checks the rest while it builds."""
+"""The documentation site: what its pages link to and name exists. `make docs` checks the rest while
+it builds."""
 
 import pkgutil
 import re
@@ -37,22 +38,34 @@ def test_the_index_leads_to_every_page_and_every_lesson() -> None:
     assert {page.stem for page in PAGES} - entries == {"index"}
     teaching = (ROOT / "docs" / "teaching.md").read_text(encoding="utf-8")
     notebooks = (ROOT / "notebooks").glob("*.ipynb")
-    lessons = {path.stem for path in notebooks if "## Exercises" in path.read_text(encoding="utf-8")}
+    lessons = {
+        path.stem for path in notebooks if "## Exercises" in path.read_text(encoding="utf-8")
+    }
     assert lessons and not {name for name in lessons if f"`{name}`" not in teaching}
 
 
 def test_minutes_of_the_instructors_page_are_those_of_the_lessons() -> None:
     rows = re.findall(
-        r"^\| `(\w+)` \| (\d+) \|", (ROOT / "docs" / "teaching.md").read_text(encoding="utf-8"), re.MULTILINE
+        r"^\| `(\w+)` \| (\d+) \|",
+        (ROOT / "docs" / "teaching.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
     )
-    lessons = {name: (ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8") for name, _ in rows}
-    said = {name: re.findall(r"\*\*Minutes\.\*\* About (\d+)", text) for name, text in lessons.items()}
+    lessons = {
+        name: (ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8") for name, _ in rows
+    }
+    said = {
+        name: re.findall(r"\*\*Minutes\.\*\* About (\d+)", text) for name, text in lessons.items()
+    }
     assert len(rows) == 17 and said == {name: [minutes] for name, minutes in rows}
 
 
 def test_charts_of_the_site_are_shown_on_its_page() -> None:
-    made = set(re.findall(r'"(\w+)": plots\.ask_', (ROOT / "docs" / "conf.py").read_text(encoding="utf-8")))
-    shown = re.findall(r'src="charts/(\w+)\.html"', (ROOT / "docs" / "charts.md").read_text(encoding="utf-8"))
+    made = set(
+        re.findall(r'"(\w+)": plots\.ask_', (ROOT / "docs" / "conf.py").read_text(encoding="utf-8"))
+    )
+    shown = re.findall(
+        r'src="charts/(\w+)\.html"', (ROOT / "docs" / "charts.md").read_text(encoding="utf-8")
+    )
     assert made == set(shown) and len(shown) == 3
 
 

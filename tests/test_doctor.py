@@ -1,4 +1,5 @@
-"""Each check of the doctor sees a machine that would disturb a calibration, and one that would not."""
+"""Each check of the doctor sees a machine that would disturb a calibration, and one that would
+not."""
 
 import os
 import sys
@@ -35,14 +36,32 @@ MACHINES: list[tuple[str, int, dict[str, str], bool | None, str]] = [
     ("cores", 1, {"sys/fs/cgroup/cpu.max": "50000 100000"}, False, "may use 0.5 of them"),
     ("cores", 1, {"sys/fs/cgroup/cpu.max": "max 100000"}, None, "1 of "),
     ("cores", 2, {}, True, f"2 of {os.cpu_count()} usable"),
-    ("cores", 2, {f"{CPU}/topology/thread_siblings_list": "0-1"}, True, f"2 of {os.cpu_count()} usable"),
+    (
+        "cores",
+        2,
+        {f"{CPU}/topology/thread_siblings_list": "0-1"},
+        True,
+        f"2 of {os.cpu_count()} usable",
+    ),
     ("memory", 2, {"proc/meminfo": MEMORY.format(500_000)}, False, "512 MB free of 25.2 GB"),
     ("memory", 2, {"proc/meminfo": MEMORY.format(20_000_000)}, True, "20.5 GB free"),
     ("memory", 2, {}, None, "cannot be read"),
     ("load", 2, {}, None, "not readable here"),
     ("frequency", 2, {}, True, "not readable"),
-    ("frequency", 2, GOVERNOR | {f"{CPU}/cpufreq/scaling_governor": "powersave\n"}, None, "powersave, up to 3.70 GHz"),
-    ("frequency", 2, GOVERNOR | {f"{CPU}/cpufreq/scaling_governor": "performance\n"}, True, "governor performance"),
+    (
+        "frequency",
+        2,
+        GOVERNOR | {f"{CPU}/cpufreq/scaling_governor": "powersave\n"},
+        None,
+        "powersave, up to 3.70 GHz",
+    ),
+    (
+        "frequency",
+        2,
+        GOVERNOR | {f"{CPU}/cpufreq/scaling_governor": "performance\n"},
+        True,
+        "governor performance",
+    ),
 ]
 
 
@@ -55,7 +74,9 @@ def test_machines(name, cores, files, ok, words, tmp_path, monkeypatch):
     assert finding.ok is ok and words in finding.detail
 
 
-def test_the_disks_are_those_of_kept_measurements_and_temporary_files(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_the_disks_are_those_of_kept_measurements_and_temporary_files(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     free = {tmp_path / "perfkit": 2e9, tmp_path: 2e9}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(doctor.tempfile, "tempdir", str(tmp_path))
@@ -68,13 +89,18 @@ def test_the_disks_are_those_of_kept_measurements_and_temporary_files(tmp_path: 
         assert finding.ok is False and f"500 MB free for {use} in {place}" in finding.detail
 
 
-@pytest.mark.parametrize(("later", "recent", "ok", "words"), [
-    ("cpu 10 0 10 2180 0 0 0 0 0 0", 0.4, True, "others use 0.00 cores now"),
-    ("cpu 10 0 10 2180 0 0 0 0 0 0", 1.8, None, "1-minute load 1.80"),
-    ("cpu 110 0 10 2080 0 0 0 0 0 0", 0.4, False, "others use 1.00 cores"),
-    ("cpu 10 0 10 2100 0 0 0 80 0 0", 0.4, False, "hypervisor takes 40%"),
-])  # fmt: skip
-def test_load(tmp_path: Path, later: str, recent: float, ok: bool | None, words: str, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize(
+    ("later", "recent", "ok", "words"),
+    [
+        ("cpu 10 0 10 2180 0 0 0 0 0 0", 0.4, True, "others use 0.00 cores now"),
+        ("cpu 10 0 10 2180 0 0 0 0 0 0", 1.8, None, "1-minute load 1.80"),
+        ("cpu 110 0 10 2080 0 0 0 0 0 0", 0.4, False, "others use 1.00 cores"),
+        ("cpu 10 0 10 2100 0 0 0 80 0 0", 0.4, False, "hypervisor takes 40%"),
+    ],
+)
+def test_load(
+    tmp_path: Path, later: str, recent: float, ok: bool | None, words: str, monkeypatch: Patch
+) -> None:
     counters = written(tmp_path / "proc/stat", "cpu 10 0 10 1980 0 0 0 0 0 0\ncpu0 1 1 1 1\n")
     monkeypatch.setattr(doctor.time, "sleep", lambda seconds: counters.write_text(later + "\n"))
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
@@ -91,7 +117,8 @@ def test_malloc_settings_have_an_effect(monkeypatch: Patch) -> None:
 
 
 def test_what_is_measured(monkeypatch: Patch) -> None:
-    """A machine that changes its speed, other programs on its core, and processes that cannot connect."""
+    """A machine that changes its speed, other programs on its core, and processes that cannot
+    connect."""
     answers: list[Any] = []
 
     def run(*_: Any, **__: Any) -> Any:
@@ -114,7 +141,9 @@ def test_processes_are_started_for_real(monkeypatch: Patch) -> None:
     pytest.importorskip("torch", reason="measuring needs torch: pip install 'perfkit[measure]'")
     monkeypatch.setattr(doctor, "_WATCHED", 1.0)
     steadiness, gloo = diagnose("steadiness", "gloo")
-    assert "within 1 s: " in steadiness.detail and "expect mean errors of about" in steadiness.detail
+    assert (
+        "within 1 s: " in steadiness.detail and "expect mean errors of about" in steadiness.detail
+    )
     assert (gloo.ok, gloo.detail) == (True, "2 processes exchanged messages on loopback")
 
 
@@ -129,9 +158,16 @@ def test_missing_torch_is_no_obstacle_a_missing_package_is_one(monkeypatch: Patc
 
 
 def test_everything_is_looked_at_once_and_the_verdict_names_what_is_bad(monkeypatch: Patch) -> None:
-    answers = {"references": [{"references": [[1e-3] * 3] * 50, "core_share": 1.0}], "collectives": []}
+    answers = {
+        "references": [{"references": [[1e-3] * 3] * 50, "core_share": 1.0}],
+        "collectives": [],
+    }
     monkeypatch.setattr(doctor, "run_processes", lambda job, **_: answers[job["task"]])
     assert [finding.name for finding in diagnose()] == [name for name, _, _ in doctor.CHECKS]
-    findings = [Finding("a", True, "fine"), Finding("b", None, "so so", "do c"), Finding("d", False, "bad")]
+    findings = [
+        Finding("a", True, "fine"),
+        Finding("b", None, "so so", "do c"),
+        Finding("d", False, "bad"),
+    ]
     assert format_findings(findings).splitlines()[-1] == "1 of 3 would disturb a calibration: d"
     assert format_findings(findings[:2]).endswith("nothing would disturb a calibration")

@@ -26,12 +26,20 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "eager DLRM, V100": (EagerDLRM(DLRM("dlrm-default", batch=2048, **EAGER)), "v100-locked-1", {}),
     "eager MLPerf DLRM, P100": (EagerDLRM(DLRM("dlrm-mlperf", batch=4096, **EAGER)), "p100-1", {}),
     "hybrid DLRM of alike tables, 8 H100": (ALIKE, "h100-sxm-8", {"ranks": 8}),
-    "skewed DLRM, 2 H100": (ALIKE, "h100-sxm-8", {"plan": Plan.from_owners([0] * 5 + [1] * 3, ranks=2), "ranks": 2}),
+    "skewed DLRM, 2 H100": (
+        ALIKE,
+        "h100-sxm-8",
+        {"plan": Plan.from_owners([0] * 5 + [1] * 3, ranks=2), "ranks": 2},
+    ),
     "DDP Transformer, 8 H100": (GPT, "h100-sxm-8", {"ranks": 8}),
-    "DDP Transformer, 4 V100 with two stragglers": (BERT, "v100-sxm-8", {"ranks": 4, "slowdown": {1: 1.2, 3: 1.2}}),
+    "DDP Transformer, 4 V100 with two stragglers": (
+        BERT,
+        "v100-sxm-8",
+        {"ranks": 4, "slowdown": {1: 1.2, 3: 1.2}},
+    ),
     "hybrid DLRM on two cores": (ALIKE, "zen5-2", {"ranks": 2}),
     "DDP Transformer on two cores": (Transformer.gpt2(batch=4, layers=2), "zen3-2", {"ranks": 2}),
-}  # fmt: skip
+}
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
@@ -43,17 +51,21 @@ def ask(name: str) -> Prediction:
 
 
 def assert_alike(ours: pl.DataFrame, theirs: pl.DataFrame, time: float) -> None:
-    """The same rows in the same order, and times that differ by less than a billionth of the iteration."""
+    """The same rows in the same order, and times that differ by less than a billionth of the
+    iteration."""
     texts = [name for name, kind in theirs.schema.items() if kind != pl.Float64]
     assert ours.select(texts).equals(theirs.select(texts))
     for name in (name for name in theirs.columns if name not in texts):
         near = 1e-9 * (time if name.endswith("_s") else 1.0)
-        assert ours[name].to_numpy() == pytest.approx(theirs[name].to_numpy(), rel=0, abs=near), name
+        assert ours[name].to_numpy() == pytest.approx(theirs[name].to_numpy(), rel=0, abs=near), (
+            name
+        )
 
 
 @pytest.fixture
 def shaken(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Every operation and collective takes longer or shorter by some 1e-12 of its time, as a seed has it."""
+    """Every operation and collective takes longer or shorter by some 1e-12 of its time, as a seed
+    has it."""
     price, meet = result.price, result.time_collectives
 
     def shake(seed: int) -> None:
@@ -63,7 +75,10 @@ def shaken(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
             return times * (1 + 1e-12 * rng.uniform(-1, 1, len(times)))
 
         def shaken_price(*args: Any, **more: Any) -> list[Costs]:
-            return [replace(c, seconds=noise(c.seconds), spread=noise(c.spread)) for c in price(*args, **more)]
+            return [
+                replace(c, seconds=noise(c.seconds), spread=noise(c.spread))
+                for c in price(*args, **more)
+            ]
 
         def shaken_meet(*args: Any) -> Any:
             durations, notes = meet(*args)
@@ -77,7 +92,14 @@ def shaken(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 def view(found: Prediction) -> list[pl.DataFrame]:
     modules, timeline = found.modules(), found.timeline()
-    return [found.breakdown(), found.idle(), found.communication(), found.critical_path(), modules, timeline]
+    return [
+        found.breakdown(),
+        found.idle(),
+        found.communication(),
+        found.critical_path(),
+        modules,
+        timeline,
+    ]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -87,7 +109,9 @@ def test_the_last_bits_of_times_decide_nothing(name: str, shaken: Callable[[int]
     for seed in range(2):
         shaken(seed)
         other = ask(name)
-        bounds = [(p.time, *p.interval(), p.lower_bound, p.serial, p.latency) for p in (other, found)]
+        bounds = [
+            (p.time, *p.interval(), p.lower_bound, p.serial, p.latency) for p in (other, found)
+        ]
         assert bounds[0] == pytest.approx(bounds[1], rel=1e-9)
         assert other.bottleneck == found.bottleneck
         for ours, theirs in zip(view(other), views, strict=True):
@@ -99,5 +123,9 @@ def test_order_and_threads_change_nothing() -> None:
     alone = {name: ask(name) for name in CASES}
     with ThreadPoolExecutor(8) as pool:
         for name, other in zip(names, pool.map(ask, names), strict=True):
-            assert (other.time, other.parts, other.spread) == (alone[name].time, alone[name].parts, alone[name].spread)
+            assert (other.time, other.parts, other.spread) == (
+                alone[name].time,
+                alone[name].parts,
+                alone[name].spread,
+            )
             assert other.critical_path().equals(alone[name].critical_path())

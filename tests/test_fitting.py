@@ -1,4 +1,5 @@
-"""Fits: known parameters are found again, honest errors, outliers tamed, and a report a person can read."""
+"""Fits: known parameters are found again, honest errors, outliers tamed, and a report a person can
+read."""
 
 import math
 
@@ -16,7 +17,9 @@ CURVE = {"alpha": 4e-5, "beta": 3e-10}
 HOSTILE = "<script>alert(1)</script>"
 
 
-def kernels(seed: int, n: int = 60, noise: float = 0.05) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def kernels(
+    seed: int, n: int = 60, noise: float = 0.05
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
     rng = np.random.default_rng(seed)
     swept = {"nbytes": 10 ** rng.uniform(3, 8, n), "rows": 10 ** rng.uniform(1, 5, n)}
     seconds = additive(swept, **TRUE) * np.exp(noise * rng.standard_normal(n))
@@ -30,7 +33,8 @@ def collectives(seed: int, noise: float = 0.05) -> tuple[np.ndarray, np.ndarray]
 
 def test_without_noise_parameters_are_exact_and_terms_that_stop_at_zero_are_left_out() -> None:
     terms, seconds = kernels(0, noise=0.0)
-    useless = {"flops": np.random.default_rng(4).uniform(1, 2, len(seconds)) / seconds}  # falls where the time grows
+    # falls where the time grows
+    useless = {"flops": np.random.default_rng(4).uniform(1, 2, len(seconds)) / seconds}
     fit = fit_additive(terms | useless, seconds, ranges={"nbytes": (1e3, 1e8)}, source="test data")
     assert dict(fit) == pytest.approx(TRUE, rel=1e-6) and fit.spread < 1e-6
     assert fit.at_bounds == ("flops",) and set(fit.units) == set(fit) >= set(fit.stderr)
@@ -39,22 +43,34 @@ def test_without_noise_parameters_are_exact_and_terms_that_stop_at_zero_are_left
 
 @pytest.mark.parametrize(("noise", "truth"), [(0.02, TRUE), (0.1, TRUE), (0.05, CURVE)])
 def test_errors_cover_the_truth(noise: float, truth: dict[str, float]) -> None:
-    """Two standard errors hold the truth in about 19 of 20 draws, and the estimates are not off on average."""
+    """Two standard errors hold the truth in about 19 of 20 draws, and the estimates are not off on
+    average."""
     draws = range(40)
     if truth is TRUE:
         fits = [fit_additive(*kernels(seed, noise=noise)) for seed in draws]
     else:
         fits = [fit_pipelined(*collectives(seed, noise)) for seed in draws]
-    inside = [abs(fit[name] - value) <= 2 * fit.stderr[name] for fit in fits for name, value in truth.items()]
+    inside = [
+        abs(fit[name] - value) <= 2 * fit.stderr[name]
+        for fit in fits
+        for name, value in truth.items()
+    ]
     assert 0.8 <= np.mean(inside) <= 1.0
     found = np.median([[fit[name] / truth[name] for name in truth] for fit in fits], axis=0)
     assert found == pytest.approx(1, abs=noise)
 
 
 def test_the_spread_is_the_noise_and_more_measurements_are_more_certain() -> None:
-    assert np.mean([fit_additive(*kernels(s, noise=0.1)).spread for s in range(10)]) == pytest.approx(0.1, rel=0.25)
-    assert np.mean([fit_pipelined(*collectives(s, 0.1)).spread for s in range(20)]) == pytest.approx(0.1, rel=0.35)
-    few, many = (np.mean([fit_additive(*kernels(s, n)).stderr["nbytes"] for s in range(8)]) for n in (15, 240))
+    assert np.mean(
+        [fit_additive(*kernels(s, noise=0.1)).spread for s in range(10)]
+    ) == pytest.approx(0.1, rel=0.25)
+    assert np.mean(
+        [fit_pipelined(*collectives(s, 0.1)).spread for s in range(20)]
+    ) == pytest.approx(0.1, rel=0.35)
+    few, many = (
+        np.mean([fit_additive(*kernels(s, n)).stderr["nbytes"] for s in range(8)])
+        for n in (15, 240)
+    )
     assert many < 0.5 * few
 
 
@@ -65,7 +81,10 @@ def test_context_finds_its_terms_or_stays_near_nothing() -> None:
     truth = in_context(sizes, scale=1.2, cold_scale=0.7, launch=3e-6, page_walks=4e-8)
     given = (*sizes.values(), truth * np.exp(0.03 * rng.standard_normal(300)))
     fit = fit_context(*given, pull=0.1)
-    assert (fit["scale"], fit["cold_scale"]) == (pytest.approx(1.2, abs=0.05), pytest.approx(0.7, abs=0.2))
+    assert (fit["scale"], fit["cold_scale"]) == (
+        pytest.approx(1.2, abs=0.05),
+        pytest.approx(0.7, abs=0.2),
+    )
     assert fit["page_walks"] == pytest.approx(4e-8, rel=0.2)
     assert np.abs(in_context(sizes, **fit) / truth - 1).mean() < 0.05
     one = np.array([1e-4])
@@ -76,8 +95,13 @@ def test_context_finds_its_terms_or_stays_near_nothing() -> None:
 def test_iterations_find_scale_and_host_time() -> None:
     rng = np.random.default_rng(2)
     priced, counts = 10 ** rng.uniform(-3, -1, 25), rng.integers(50, 1500, 25).astype(float)
-    fit = fit_iteration(priced, counts, (1.1 * priced + 4e-6 * counts) * np.exp(0.02 * rng.standard_normal(25)))
-    assert (fit["scale"], fit["per_operation"]) == (pytest.approx(1.1, abs=0.04), pytest.approx(4e-6, abs=1.5e-6))
+    fit = fit_iteration(
+        priced, counts, (1.1 * priced + 4e-6 * counts) * np.exp(0.02 * rng.standard_normal(25))
+    )
+    assert (fit["scale"], fit["per_operation"]) == (
+        pytest.approx(1.1, abs=0.04),
+        pytest.approx(4e-6, abs=1.5e-6),
+    )
 
 
 def test_outliers_are_tamed() -> None:
@@ -108,23 +132,48 @@ def test_pipelined_is_found_at_any_scale(alpha: float, beta: float) -> None:
 
 def test_a_report_can_be_read() -> None:
     fit = Fit(
-        "pipelined", {"alpha": 2.0123e-5, "beta": 5e-12, "sharpness": 0.6}, stderr={"alpha": 3e-7, "beta": 1e-13},
-        spread=0.08, bias=-0.01, ranges={"nbytes": (512, 5.4e8)}, n=21, source="nccl-tests", date="2026-11-20",
-        notes=("two runs",), units={"alpha": "s", "beta": "s/B", "sharpness": "-"}, at_bounds=("sharpness",),
-    )  # fmt: skip
+        "pipelined",
+        {"alpha": 2.0123e-5, "beta": 5e-12, "sharpness": 0.6},
+        stderr={"alpha": 3e-7, "beta": 1e-13},
+        spread=0.08,
+        bias=-0.01,
+        ranges={"nbytes": (512, 5.4e8)},
+        n=21,
+        source="nccl-tests",
+        date="2026-11-20",
+        notes=("two runs",),
+        units={"alpha": "s", "beta": "s/B", "sharpness": "-"},
+        at_bounds=("sharpness",),
+    )
     for words in (
-        "[pipelined]", "2.012e-05 s", "± 3e-07 (1.5%)", "(no standard error)", "residual spread 8.0%, bias -1.0%",
-        "21 points", "valid for nbytes from 512 to 5.4e+08", "source: nccl-tests 2026-11-20",
-        "warning: sharpness is at a bound", "note: two runs",
-    ):  # fmt: skip
+        "[pipelined]",
+        "2.012e-05 s",
+        "± 3e-07 (1.5%)",
+        "(no standard error)",
+        "residual spread 8.0%, bias -1.0%",
+        "21 points",
+        "valid for nbytes from 512 to 5.4e+08",
+        "source: nccl-tests 2026-11-20",
+        "warning: sharpness is at a bound",
+        "note: two runs",
+    ):
         assert words in fit.report()
-    assert repr(fit).startswith("Fit(pipelined: alpha=2.012e-05 s, beta=5e-12 s/B, sharpness=0.6; spread 8%, n=21")
-    assert Fit("none", {}).report().startswith("[none]") and Fit("none", {"a": 0.0}, stderr={"a": 1.0}).report()
-    hostile = Fit(HOSTILE, {HOSTILE: 1.0}, source=HOSTILE, notes=(HOSTILE,), units={HOSTILE: HOSTILE})._repr_html_()
+    assert repr(fit).startswith(
+        "Fit(pipelined: alpha=2.012e-05 s, beta=5e-12 s/B, sharpness=0.6; spread 8%, n=21"
+    )
+    assert (
+        Fit("none", {}).report().startswith("[none]")
+        and Fit("none", {"a": 0.0}, stderr={"a": 1.0}).report()
+    )
+    hostile = Fit(
+        HOSTILE, {HOSTILE: 1.0}, source=HOSTILE, notes=(HOSTILE,), units={HOSTILE: HOSTILE}
+    )._repr_html_()
     assert "<script>" not in hostile and hostile.count("&lt;script&gt;") >= 4
 
 
-@pytest.mark.parametrize("bad", [[], [1.0, 0.0], [1.0, -1.0], [1.0, math.nan], [1.0, math.inf], [[1.0], [2.0]], [1.0]])
+@pytest.mark.parametrize(
+    "bad", [[], [1.0, 0.0], [1.0, -1.0], [1.0, math.nan], [1.0, math.inf], [[1.0], [2.0]], [1.0]]
+)
 def test_broken_times_are_refused(bad: list[float]) -> None:
     x = np.ones(np.size(bad))
     fits = [lambda: fit_additive({"launch": x}, bad), lambda: fit_pipelined(x, bad)]  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""Fits of collectives: truths are found again, more parameters have to be earned, few points are honest about it."""
+"""Fits of collectives: truths are found again, more parameters have to be earned, few points are
+honest about it."""
 
 import math
 from pathlib import Path
@@ -23,14 +24,29 @@ LAW = {"alpha0": 7e-6, "alpha1": 1e-6, "beta0": 1.5e-12, "beta1": 6e-12}
 PLAIN = {"alpha": 2e-5, "beta": 5e-12}
 RANKS, EACH = np.repeat([2, 4, 8], len(SIZES)), np.tile(SIZES, 3)
 CURVES = {
-    "pipelined": (pipelined_curve(LOGS, np.log(pipelined(SIZES, **PLAIN)), sharpness=0.6), pipelined, (SIZES,)),
-    "free": (pipelined_curve(LOGS, np.log(pipelined(SIZES, **PLAIN)), sharpness=None), pipelined, (SIZES,)),
-    "two_branch": (two_branch_curve(LOGS, np.log(two_branch(SIZES, **BRANCHES))), two_branch, (SIZES,)),
-    "over_ranks": (
-        ranks_curve(np.log(EACH), np.log(EACH), ring_steps("all_reduce", RANKS), (RANKS - 1) / RANKS),
-        over_ranks, (EACH, RANKS, "all_reduce"),
+    "pipelined": (
+        pipelined_curve(LOGS, np.log(pipelined(SIZES, **PLAIN)), sharpness=0.6),
+        pipelined,
+        (SIZES,),
     ),
-}  # fmt: skip
+    "free": (
+        pipelined_curve(LOGS, np.log(pipelined(SIZES, **PLAIN)), sharpness=None),
+        pipelined,
+        (SIZES,),
+    ),
+    "two_branch": (
+        two_branch_curve(LOGS, np.log(two_branch(SIZES, **BRANCHES))),
+        two_branch,
+        (SIZES,),
+    ),
+    "over_ranks": (
+        ranks_curve(
+            np.log(EACH), np.log(EACH), ring_steps("all_reduce", RANKS), (RANKS - 1) / RANKS
+        ),
+        over_ranks,
+        (EACH, RANKS, "all_reduce"),
+    ),
+}
 
 
 def noisy(times: np.ndarray, seed: int, noise: float = 0.03) -> np.ndarray:
@@ -41,7 +57,9 @@ def noisy(times: np.ndarray, seed: int, noise: float = 0.03) -> np.ndarray:
 def test_curves_are_the_public_forms_and_slopes_are_theirs(curve: Curve, form, given) -> None:
     p = curve.starts[:1] + 0.1
     value, slopes = (part[0] for part in curve.evaluate(p))
-    assert value == pytest.approx(np.log(form(*given, **dict(zip(curve.names, np.exp(p[0]), strict=True)))))
+    assert value == pytest.approx(
+        np.log(form(*given, **dict(zip(curve.names, np.exp(p[0]), strict=True))))
+    )
     for i, step in enumerate(1e-6 * np.eye(len(curve.names))):
         up, down = (curve.evaluate(p + change)[0][0] for change in (step, -step))
         assert slopes[:, i] == pytest.approx((up - down) / 2e-6, abs=1e-6)
@@ -52,7 +70,9 @@ def test_curves_are_the_public_forms_and_slopes_are_theirs(curve: Curve, form, g
 
 @settings(max_examples=20, deadline=None)
 @given(st.floats(1e-6, 1e-3), st.floats(1e-12, 1e-9), st.integers(0, 10**6))
-def test_noise_that_earns_another_parameter_changes_little(alpha: float, beta: float, seed: int) -> None:
+def test_noise_that_earns_another_parameter_changes_little(
+    alpha: float, beta: float, seed: int
+) -> None:
     sizes = np.geomspace(alpha / beta / 1e3, alpha / beta * 1e3, 21)
     truth = pipelined(sizes, alpha=alpha, beta=beta)
     fit = fit_collective(sizes, noisy(truth, seed))
@@ -66,18 +86,30 @@ def test_more_parameters_are_rarely_taken_without_need() -> None:
 
 
 def test_a_protocol_switch_earns_two_branches_and_a_sharp_corner_its_own_exponent() -> None:
-    fit = fit_collective(SIZES, noisy(two_branch(SIZES, **BRANCHES), 1), source="a test", date="2026-01-02")
+    fit = fit_collective(
+        SIZES, noisy(two_branch(SIZES, **BRANCHES), 1), source="a test", date="2026-01-02"
+    )
     assert fit.form == "two_branch" and fit["sharpness"] == 0.8 and set(fit.stderr) == set(BRANCHES)
     assert {name: fit[name] for name in BRANCHES} == pytest.approx(BRANCHES, rel=0.15)
-    assert "with fewer parameters" in fit.notes[0] and (fit.source, fit.date) == ("a test", "2026-01-02")
-    assert fit.ranges == {"nbytes": (512.0, 2.0**29)} and fit.units["beta1"] == "s/B" and fit.n == 21
-    sharp = fit_collective(SIZES, noisy(pipelined(SIZES, alpha=2e-5, beta=4e-12, sharpness=2.5), 2, 0.01))
-    assert (sharp.form, len(sharp.stderr)) == ("pipelined", 3) and sharp["sharpness"] == pytest.approx(2.5, rel=0.1)
+    assert "with fewer parameters" in fit.notes[0] and (fit.source, fit.date) == (
+        "a test",
+        "2026-01-02",
+    )
+    assert (
+        fit.ranges == {"nbytes": (512.0, 2.0**29)} and fit.units["beta1"] == "s/B" and fit.n == 21
+    )
+    sharp = fit_collective(
+        SIZES, noisy(pipelined(SIZES, alpha=2e-5, beta=4e-12, sharpness=2.5), 2, 0.01)
+    )
+    assert (sharp.form, len(sharp.stderr)) == ("pipelined", 3) and sharp[
+        "sharpness"
+    ] == pytest.approx(2.5, rel=0.1)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_outliers_repeats_zeros_and_order_change_little(seed: int) -> None:
-    """Twice the time at three sizes, slow repeats of every size, empty messages, sizes in any order."""
+    """Twice the time at three sizes, slow repeats of every size, empty messages, sizes in any
+    order."""
     truth = two_branch(SIZES, **BRANCHES)
     times = noisy(truth, seed, 0.01)
     times[[3, 11, 17]] *= 2
@@ -87,14 +119,21 @@ def test_outliers_repeats_zeros_and_order_change_little(seed: int) -> None:
     again = fit_collective(np.append(SIZES, 0.0)[mixed], np.append(times, 1e-3)[mixed])
     assert dict(again) == pytest.approx(dict(fits[0])) and again.ranges == fits[0].ranges
     for fit in fits:
-        assert np.median(np.abs(evaluate_collective(fit, SIZES, "all_reduce", 8) / truth - 1)) < 0.05 and fit.n == 21
+        assert (
+            np.median(np.abs(evaluate_collective(fit, SIZES, "all_reduce", 8) / truth - 1)) < 0.05
+            and fit.n == 21
+        )
 
 
-@pytest.mark.parametrize("part", [SIZES <= 2**22, SIZES >= 2**20], ids=["no transfer", "no start-up"])
+@pytest.mark.parametrize(
+    "part", [SIZES <= 2**22, SIZES >= 2**20], ids=["no transfer", "no start-up"]
+)
 def test_a_form_takes_no_shape_from_sizes_that_show_half_of_it(part: np.ndarray) -> None:
     times = noisy(two_branch(SIZES, **BRANCHES), 5)
     assert fit_collective(SIZES, times).form == "two_branch"
-    assert dict(fit_collective(SIZES[part], times[part])) == dict(fit_pipelined(SIZES[part], times[part]))
+    assert dict(fit_collective(SIZES[part], times[part])) == dict(
+        fit_pipelined(SIZES[part], times[part])
+    )
 
 
 def test_two_points_are_enough_and_say_how_little_that_is() -> None:
@@ -107,13 +146,19 @@ def test_two_points_are_enough_and_say_how_little_that_is() -> None:
 
 def test_what_cannot_be_fitted_is_refused() -> None:
     for fit in (fit_collective, fit_pipelined):
-        with pytest.raises(ValueError, match=r"1 size\(s\) above 0; a curve needs at least 2, .*; measure another"):
+        with pytest.raises(
+            ValueError, match=r"1 size\(s\) above 0; a curve needs at least 2, .*; measure another"
+        ):
             fit([1e6, 1e6, 0.0], [1e-4, 2e-4, 1e-5])
         for bad in (-1.0, math.nan, math.inf):
-            with pytest.raises(ValueError, match=r"nbytes holds .* sizes must be finite and not below 0; drop"):
+            with pytest.raises(
+                ValueError, match=r"nbytes holds .* sizes must be finite and not below 0; drop"
+            ):
                 fit([1e6, bad], [1e-4, 2e-4])
     for ranks in ([8, 8], [1, 8], [2.5, 8]):
-        with pytest.raises(ValueError, match=r"ranks holds .* at least two whole counts .* fit_collective"):
+        with pytest.raises(
+            ValueError, match=r"ranks holds .* at least two whole counts .* fit_collective"
+        ):
             fit_over_ranks("all_reduce", ranks, [1e3, 1e6], [1e-5, 1e-4])
     with pytest.raises(ValueError, match="operation is 'allreduce'"):
         fit_over_ranks("allreduce", [2, 4], [1e3, 1e6], [1e-5, 1e-4])
@@ -142,14 +187,19 @@ def test_the_law_is_found_again_and_predicts_a_count_it_never_saw() -> None:
 
 
 def test_a_part_that_is_nowhere_seen_is_zero_and_says_so() -> None:
-    fit = fit_over_ranks("all_gather", RANKS, EACH, over_ranks(EACH, RANKS, "all_gather", **{**LAW, "beta0": 0.0}))
+    fit = fit_over_ranks(
+        "all_gather", RANKS, EACH, over_ranks(EACH, RANKS, "all_gather", **{**LAW, "beta0": 0.0})
+    )
     assert fit["beta0"] == 0.0 and fit.at_bounds == ("beta0",) and "beta0" not in fit.stderr
     assert fit["beta1"] == pytest.approx(6e-12, rel=0.02)
 
 
 def test_the_spread_of_a_law_is_that_of_counts_left_out() -> None:
     times = over_ranks(EACH, RANKS, "all_reduce", **LAW)
-    plain, bent = (fit_over_ranks("all_reduce", RANKS, EACH, np.where(RANKS == 4, x, 1.0) * times) for x in (1.0, 1.5))
+    plain, bent = (
+        fit_over_ranks("all_reduce", RANKS, EACH, np.where(RANKS == 4, x, 1.0) * times)
+        for x in (1.0, 1.5)
+    )
     assert plain.spread < 0.05 and bent.spread > 0.2
 
 
@@ -160,7 +210,9 @@ CURVE = fit_pipelined(SIZES[:13], TIMES)  # up to 2 MiB
 
 
 def test_the_spread_grows_away_from_what_was_measured() -> None:
-    assert spread_beyond(CURVE, SIZES[:13], "all_reduce", 8) == pytest.approx(np.full(13, CURVE.spread))
+    assert spread_beyond(CURVE, SIZES[:13], "all_reduce", 8) == pytest.approx(
+        np.full(13, CURVE.spread)
+    )
     beyond = spread_beyond(CURVE, SIZES[12:], "all_reduce", 8)
     assert np.all(np.diff(beyond) > 0) and beyond[1] < 2 * CURVE.spread and beyond[-1] > 0.15
     assert spread_beyond(CURVE, [], "all_reduce", 8).shape == (0,)
@@ -181,9 +233,12 @@ def test_the_sample_that_helps_most_helps() -> None:
 # Real measurements.
 
 A100 = {
-    "allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all", "broadcast": "broadcast",
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
     "reducescatter": "reduce_scatter",
-}  # fmt: skip
+}
 
 
 def read_curve(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -197,13 +252,26 @@ def test_cited_points_are_those_of_the_sources(shared_data: Path) -> None:
     cited = pl.read_csv(find_reference("published", "nccl_curves.csv"))
     assert 30 <= cited.height <= 60 and cited["source"].str.len_chars().min() > 20
     raw = pl.read_csv(shared_data / "nccl" / "nccl_h100_sxm.csv", infer_schema_length=None)
-    words = {"op": "operation", "num_gpus": "ranks", "message_bytes": "nbytes", "latency_us": "seconds"}
-    raw = raw.filter(nccl_version_recorded="2.29.2").rename(words).with_columns(pl.col("dtype").replace("half", "fp16"))
+    words = {
+        "op": "operation",
+        "num_gpus": "ranks",
+        "message_bytes": "nbytes",
+        "latency_us": "seconds",
+    }
+    raw = (
+        raw.filter(nccl_version_recorded="2.29.2")
+        .rename(words)
+        .with_columns(pl.col("dtype").replace("half", "fp16"))
+    )
     keys = ["operation", "ranks", "dtype", "nbytes"]
     truth = raw.group_by(keys).agg(pl.col("seconds").median() * 1e-6)
     for name in ("allreduce", "alltoall"):
         rows = pl.DataFrame(read_curve(shared_data, name), ["nbytes", "seconds"])
-        about = {"operation": pl.lit(A100[name]), "ranks": pl.lit(8, pl.Int64), "dtype": pl.lit("fp32")}
+        about = {
+            "operation": pl.lit(A100[name]),
+            "ranks": pl.lit(8, pl.Int64),
+            "dtype": pl.lit("fp32"),
+        }
         truth = pl.concat([truth, rows.with_columns(**about).select(truth.columns)])
     both = cited.join(truth, on=keys, suffix="_source")
     assert both.height == cited.height
@@ -218,6 +286,7 @@ def test_half_of_the_sizes_of_a_log_predict_the_other(shared_data: Path, name: s
         fit = fit_collective(nbytes[half], seconds[half])
         errors = evaluate_collective(fit, nbytes[~half], A100[name], 8) / seconds[~half] - 1
         assert len(fit.stderr) <= 4 and np.mean(np.abs(errors)) <= 0.08
-    if name == "allreduce":  # in another machine's training step, a Megatron trace: the least over ranks, so no waiting
+    # in another machine's training step, a Megatron trace: the least over ranks, so no waiting
+    if name == "allreduce":
         inside = evaluate_collective(fit_collective(nbytes, seconds), 2.0**26, "all_reduce", 8)
         assert inside == pytest.approx(599e-6, rel=0.06)

@@ -1,4 +1,5 @@
-"""Fits of kernels as rooflines, and of caches from stream times: parameters are found again, with honest errors."""
+"""Fits of kernels as rooflines, and of caches from stream times: parameters are found again, with
+honest errors."""
 
 import itertools
 import math
@@ -35,7 +36,9 @@ def times(work: Work, parameters: Mapping[str, float] = TRUE) -> np.ndarray:
     return np.asarray(FORMS["roofline"](rates | work, **parameters))
 
 
-def measured(seed: int, n: int, noise: float = 0.08, parameters: Mapping[str, float] = TRUE) -> tuple[Work, np.ndarray]:
+def measured(
+    seed: int, n: int, noise: float = 0.08, parameters: Mapping[str, float] = TRUE
+) -> tuple[Work, np.ndarray]:
     rng = np.random.default_rng(seed)
     work = shapes(rng, n)
     return work, times(work, parameters) * np.exp(noise * rng.standard_normal(n))
@@ -52,40 +55,57 @@ def test_without_noise_the_prior_does_not_matter() -> None:
     assert found.spread < 2e-3 and not found.notes and not found.at_bounds
     assert "source: test data 2026-11-21" in found.report() and fit(work, seconds).date == ""
     peaks = np.where(np.arange(60) % 2, 989.4e12, 1978.9e12)  # may differ by measurement
-    assert dict(fit(work, times(work | {"peak": peaks}), peak=peaks)) == pytest.approx(TRUE, rel=2e-3)
+    assert dict(fit(work, times(work | {"peak": peaks}), peak=peaks)) == pytest.approx(
+        TRUE, rel=2e-3
+    )
 
 
 def test_standard_errors_cover_the_truth_and_fall_with_more_measurements() -> None:
     fits = [fit(*measured(seed, 80)) for seed in range(40)]
-    inside = [abs(found[name] - TRUE[name]) <= 2 * error for found in fits for name, error in found.stderr.items()]
+    inside = [
+        abs(found[name] - TRUE[name]) <= 2 * error
+        for found in fits
+        for name, error in found.stderr.items()
+    ]
     assert 0.85 <= np.mean(inside) <= 1.0
     ratios = np.median([[found[name] / TRUE[name] for name in TRUE] for found in fits], axis=0)
     assert ratios == pytest.approx(1, abs=0.05)
-    few, many = (np.mean([fit(*measured(s, n)).stderr["compute_efficiency"] for s in range(5)]) for n in (30, 480))
+    few, many = (
+        np.mean([fit(*measured(s, n)).stderr["compute_efficiency"] for s in range(5)])
+        for n in (30, 480)
+    )
     assert many < 0.45 * few
 
 
 def test_as_many_measurements_as_parameters_say_nothing_of_their_errors() -> None:
     for noise in (0.0, 0.02, 0.1):
         found = fit(*measured(1, 4, noise=noise))
-        assert not found.stderr and found.spread >= 0.11 and "as many measurements as parameters" in found.notes[-1]
+        assert (
+            not found.stderr
+            and found.spread >= 0.11
+            and "as many measurements as parameters" in found.notes[-1]
+        )
     assert fit(*measured(1, 5, noise=0.02)).stderr
 
 
 @pytest.mark.parametrize("n", [8, 32, 400])
 def test_intervals_hold_what_was_not_fitted(n: int) -> None:
-    """Noise that falls with the time, as that of real kernels does: four fifths of unseen ones lie inside."""
+    """Noise that falls with the time, as that of real kernels does: four fifths of unseen ones lie
+    inside."""
     inside = []
     for seed in range(25):
         rng = np.random.default_rng(seed)
         work, unseen = shapes(rng, n), shapes(rng, 300)
         seconds, later = (
-            times(w) * np.exp(0.1 * (times(w) / 1e-4) ** -0.2 * rng.standard_normal(len(w["flops"])))
+            times(w)
+            * np.exp(0.1 * (times(w) / 1e-4) ** -0.2 * rng.standard_normal(len(w["flops"])))
             for w in (work, unseen)
         )
         found = fit(work, seconds)
         predicted = times(unseen, found)
-        inside.append(np.mean(np.abs(np.log(later / predicted)) <= 1.2816 * found.spread_at(predicted)))
+        inside.append(
+            np.mean(np.abs(np.log(later / predicted)) <= 1.2816 * found.spread_at(predicted))
+        )
     assert 0.7 <= np.mean(inside) <= 0.9
 
 
@@ -95,18 +115,26 @@ def test_outliers_are_tamed() -> None:
     assert dict(robust) == pytest.approx(dict(clean), rel=0.1) and robust.spread > 2 * clean.spread
 
 
-@pytest.mark.parametrize(("flops", "nbytes", "known", "unknown"), [
-    (0.0, 9.0, ["launch", "memory_efficiency"], ["compute_efficiency", "sharpness"]),
-    (7.0, 9.0, ["launch", "memory_efficiency"], ["compute_efficiency", "sharpness"]),
-    (14.0, 0.0, ["launch", "compute_efficiency"], ["memory_efficiency", "sharpness"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flops", "nbytes", "known", "unknown"),
+    [
+        (0.0, 9.0, ["launch", "memory_efficiency"], ["compute_efficiency", "sharpness"]),
+        (7.0, 9.0, ["launch", "memory_efficiency"], ["compute_efficiency", "sharpness"]),
+        (14.0, 0.0, ["launch", "compute_efficiency"], ["memory_efficiency", "sharpness"]),
+    ],
+)
 def test_what_the_measurements_do_not_tell_is_not_invented(flops, nbytes, known, unknown):
     """Kernels that only move data, also with little arithmetic, and kernels that only compute."""
     rng = np.random.default_rng(5)
     size = 10 ** rng.uniform(-5, 0, 40)
-    work = {name: size * 10**most * (most > 0) for name, most in (("flops", flops), ("nbytes", nbytes))}
+    work = {
+        name: size * 10**most * (most > 0) for name, most in (("flops", flops), ("nbytes", nbytes))
+    }
     found = fit(work, times(work) * np.exp(0.03 * rng.standard_normal(40)), notes=("from a test",))
-    assert list(found.stderr) == known and [note.split()[0] for note in found.notes] == ["from", *unknown]
+    assert list(found.stderr) == known and [note.split()[0] for note in found.notes] == [
+        "from",
+        *unknown,
+    ]
     assert found[known[1]] == pytest.approx(TRUE[known[1]], rel=0.03)
     assert found[unknown[0]] == pytest.approx(0.78, rel=0.02)  # where it is without data
     assert list(found.ranges) == (["nbytes"] if nbytes else ["flops"])
@@ -134,29 +162,44 @@ def test_any_data_give_parameters_within_bounds(seed: int, n: int, noise: float)
     assert (times(more, found) >= times(work, found)).all()
 
 
-def test_the_spread_falls_with_time_within_limits_and_platforms_keep_and_use_it(tmp_path: Path) -> None:
+def test_the_spread_falls_with_time_within_limits_and_platforms_keep_and_use_it(
+    tmp_path: Path,
+) -> None:
     assert Fit("roofline", TRUE, spread=0.1).spread_at([1e-6, 1.0]) == pytest.approx(0.1)
     curved = Fit("roofline", TRUE, spread=0.1, spread_time=1e-4)
-    assert curved.spread_at([1e-4, 1e-4 / 32, 32e-4, 0.0, 1e3]) == pytest.approx([0.1, 0.2, 0.05, 0.3, 0.05])
+    assert curved.spread_at([1e-4, 1e-4 / 32, 32e-4, 0.0, 1e3]) == pytest.approx(
+        [0.1, 0.2, 0.05, 0.3, 0.05]
+    )
     assert "residual spread 10.0% at 100 µs" in curved.report()
     h100 = load_platform("h100-sxm-8")
     gemm = replace(h100.kernels["gemm"], spread=0.1, spread_time=1e-4)
-    again = Platform.load(replace(h100, kernels={**h100.kernels, "gemm": gemm}).save(tmp_path / "p.toml"))
+    again = Platform.load(
+        replace(h100, kernels={**h100.kernels, "gemm": gemm}).save(tmp_path / "p.toml")
+    )
     short, long = (again.gemm(n, n, n, dtype="bf16") for n in (512, 16384))
     assert short.spread > 0.12 and long.spread == pytest.approx(0.05)
 
 
-@pytest.mark.parametrize(("changed", "message"), [
-    ({"seconds": np.ones(3)}, "at least 4 finite times"),
-    ({"flops": np.ones(3)}, r"flops has the shape \(3,\)"),
-    ({"flops": -np.ones(4)}, "flops .* at least 0"),
-    ({"nbytes": np.array([1.0, np.nan, 1.0, 1.0])}, "nbytes has the shape"),
-    ({"peak": 0.0}, "peak .* above 0"),
-    ({"bandwidth": np.inf}, "bandwidth has the shape"),
-    ({"flops": 0.0, "nbytes": 0.0}, "flops and nbytes are 0 throughout"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"seconds": np.ones(3)}, "at least 4 finite times"),
+        ({"flops": np.ones(3)}, r"flops has the shape \(3,\)"),
+        ({"flops": -np.ones(4)}, "flops .* at least 0"),
+        ({"nbytes": np.array([1.0, np.nan, 1.0, 1.0])}, "nbytes has the shape"),
+        ({"peak": 0.0}, "peak .* above 0"),
+        ({"bandwidth": np.inf}, "bandwidth has the shape"),
+        ({"flops": 0.0, "nbytes": 0.0}, "flops and nbytes are 0 throughout"),
+    ],
+)
 def test_wrong_input_is_refused(changed: dict[str, Any], message: str) -> None:
-    given = {"flops": np.full(4, 1e9), "nbytes": np.full(4, 1e6), "seconds": np.full(4, 1e-5), **RATES, **changed}
+    given = {
+        "flops": np.full(4, 1e9),
+        "nbytes": np.full(4, 1e6),
+        "seconds": np.full(4, 1e-5),
+        **RATES,
+        **changed,
+    }
     with pytest.raises(ValueError, match=message):
         fit_roofline(**given)
 
@@ -165,24 +208,33 @@ def test_wrong_input_is_refused(changed: dict[str, Any], message: str) -> None:
 SIZES = 2.0 ** np.arange(14.0, 31.1, 0.5)
 
 
-def curve(capacities: tuple[float, ...], rates: tuple[float, ...], noise: float = 0.0, seed: int = 0) -> np.ndarray:
+def curve(
+    capacities: tuple[float, ...], rates: tuple[float, ...], noise: float = 0.0, seed: int = 0
+) -> np.ndarray:
     slopes = 1.0 / np.array(rates)
     cost = slopes[0] + sum(
         (far - near) * miss_share(SIZES, capacity=c)
         for c, near, far in zip(capacities, slopes, slopes[1:], strict=False)
     )
-    return (1e-6 + 2 * SIZES * cost) * np.exp(noise * np.random.default_rng(seed).standard_normal(len(SIZES)))
+    return (1e-6 + 2 * SIZES * cost) * np.exp(
+        noise * np.random.default_rng(seed).standard_normal(len(SIZES))
+    )
 
 
-@pytest.mark.parametrize(("capacities", "rates"), [
-    ((), (5e10,)),
-    ((3e7,), (9e10, 2e10)),
-    ((2e6, 7.5e7), (1.2e11, 5.7e10, 3e10)),
-    ((1e6, 4e8), (1.2e11, 6e10, 3e10)),
-    ((4e5, 8e6, 3e8), (2e11, 1e11, 5e10, 2e10)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("capacities", "rates"),
+    [
+        ((), (5e10,)),
+        ((3e7,), (9e10, 2e10)),
+        ((2e6, 7.5e7), (1.2e11, 5.7e10, 3e10)),
+        ((1e6, 4e8), (1.2e11, 6e10, 3e10)),
+        ((4e5, 8e6, 3e8), (2e11, 1e11, 5e10, 2e10)),
+    ],
+)
 @pytest.mark.parametrize("noise", [0.0, 0.03])
-def test_known_caches_are_found(capacities: tuple[float, ...], rates: tuple[float, ...], noise: float) -> None:
+def test_known_caches_are_found(
+    capacities: tuple[float, ...], rates: tuple[float, ...], noise: float
+) -> None:
     found, speeds = find_levels(SIZES, 2 * SIZES, curve(capacities, rates, noise))
     assert len(found) == len(capacities)
     assert np.allclose(np.log2(found), np.log2(capacities), atol=0.5)
@@ -191,11 +243,15 @@ def test_known_caches_are_found(capacities: tuple[float, ...], rates: tuple[floa
 
 def test_a_curve_that_ends_inside_a_cache_shows_no_level() -> None:
     inside = SIZES < 2.5e8
-    found, speeds = find_levels(SIZES[inside], 2 * SIZES[inside], curve((1e9,), (5e10, 2e10))[inside])
+    found, speeds = find_levels(
+        SIZES[inside], 2 * SIZES[inside], curve((1e9,), (5e10, 2e10))[inside]
+    )
     assert found == () and speeds == pytest.approx((5e10,), rel=0.05)
 
 
 def test_noise_does_not_break_it() -> None:
     for seed in range(5):
-        found, speeds = find_levels(SIZES, 2 * SIZES, curve((2e6, 7.5e7), (1.2e11, 5.7e10, 3e10), 0.5, seed))
+        found, speeds = find_levels(
+            SIZES, 2 * SIZES, curve((2e6, 7.5e7), (1.2e11, 5.7e10, 3e10), 0.5, seed)
+        )
         assert all(a < b for a, b in itertools.pairwise(found)) and all(s > 0 for s in speeds)

@@ -1,4 +1,5 @@
-"""Forms of a step that spread it over ranks: shards of weights and of products, sends, streams; against real runs."""
+"""Forms of a step that spread it over ranks: shards of weights and of products, sends, streams;
+against real runs."""
 
 import warnings
 from collections.abc import Callable
@@ -40,14 +41,22 @@ class _Block(nn.Module):
 
     def __init__(self, width: int = 16, reentrant: bool | None = None) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+        )
         self.reentrant = reentrant
 
     def run(self, x: Any) -> Any:
         return x + self.down(self.up(self.norm(x)).relu())
 
     def forward(self, x: Any) -> Any:
-        return self.run(x) if self.reentrant is None else checkpoint(self.run, x, use_reentrant=self.reentrant)
+        return (
+            self.run(x)
+            if self.reentrant is None
+            else checkpoint(self.run, x, use_reentrant=self.reentrant)
+        )
 
 
 def _shard(net: nn.Sequential, mesh: Any, **settings: Any) -> nn.Sequential:
@@ -58,10 +67,13 @@ def _shard(net: nn.Sequential, mesh: Any, **settings: Any) -> nn.Sequential:
 
 
 def _train(net: Any, width: int = 16, parts: int = 1, clip: bool = False, mean: Any = None) -> Step:
-    """A step with as many micro-batches, whose gradients are reduced with the last one, and clipped if asked for;
-    `mean` has a running mean of the weights.
+    """A step with as many micro-batches, whose gradients are reduced with the last one, and clipped
+    if asked for; `mean` has a running mean of the weights.
     """
-    optimizer, x = torch.optim.AdamW(net.parameters(), foreach=True), torch.randn(2, 8, width, requires_grad=True)
+    optimizer, x = (
+        torch.optim.AdamW(net.parameters(), foreach=True),
+        torch.randn(2, 8, width, requires_grad=True),
+    )
 
     def step() -> None:
         optimizer.zero_grad()
@@ -89,22 +101,32 @@ def _copied(parts: int = 1, clip: bool = False, averaged: bool = False) -> Step:
 
 
 def _sharded(
-    copies: bool = False, reentrant: bool | None = None, parts: int = 1, clip: bool = False, **settings: Any
+    copies: bool = False,
+    reentrant: bool | None = None,
+    parts: int = 1,
+    clip: bool = False,
+    **settings: Any,
 ) -> Step:
-    mesh = init_device_mesh("cpu", (2, 4) if copies else (8,), mesh_dim_names=("copies", "shards")[1 - copies :])
+    mesh = init_device_mesh(
+        "cpu", (2, 4) if copies else (8,), mesh_dim_names=("copies", "shards")[1 - copies :]
+    )
     net = nn.Sequential(*(_Block(reentrant=reentrant) for _ in range(3)))
     return _train(_shard(net, mesh, **settings), parts=parts, clip=clip)
 
 
 def _split(sequence: bool) -> Step:
-    """Products split over four ranks and weights sharded over two, or products and the sequence over four."""
+    """Products split over four ranks and weights sharded over two, or products and the sequence
+    over four."""
     mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("data", "split"))
     rows, columns = parallel.RowwiseParallel(), parallel.ColwiseParallel()
     plan: dict[str, Any] = {"up": columns, "down": rows}
     if sequence:
         long = tensor.Shard(1)
-        plan = {"norm": parallel.SequenceParallel(), "up": parallel.ColwiseParallel(input_layouts=long),
-                "down": parallel.RowwiseParallel(output_layouts=long)}  # fmt: skip
+        plan = {
+            "norm": parallel.SequenceParallel(),
+            "up": parallel.ColwiseParallel(input_layouts=long),
+            "down": parallel.RowwiseParallel(output_layouts=long),
+        }
     net = nn.Sequential(_Block(), _Block())
     for block in net:
         parallel.parallelize_module(block, mesh["split"], plan)
@@ -121,7 +143,10 @@ FORMS: dict[str, Callable[[], Step]] = {
     "split products": partial(_split, False),
     "split sequence": partial(_split, True),
 }
-COPIES = {"accumulated, clipped": {"parts": 3, "clip": True}, "with a running mean": {"averaged": True}}
+COPIES = {
+    "accumulated, clipped": {"parts": 3, "clip": True},
+    "with a running mean": {"averaged": True},
+}
 
 
 class _Names(OperationTimer):
@@ -141,7 +166,8 @@ class _Names(OperationTimer):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", FORMS)
 def test_the_operations_over_ranks_are_those_of_a_real_run(name: str) -> None:
-    """The same after a capture as before: nothing of its meshes is left where real ones are looked up."""
+    """The same after a capture as before: nothing of its meshes is left where real ones are looked
+    up."""
     graph = capture(FORMS[name], ranks=8)
     dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
     try:
@@ -169,7 +195,8 @@ def name_operations(settings: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def test_gradients_of_accumulated_and_averaged_weights_are_shared_as_on_two_ranks() -> None:
-    """Two ranks of gloo: without sync until the last micro-batch, and with a mean of the weights that follows them."""
+    """Two ranks of gloo: without sync until the last micro-batch, and with a mean of the weights
+    that follows them."""
     job = {"task": "tests.test_forms:name_operations", "settings": [*COPIES.values()]}
     first, second = run_processes(job, ranks=2)
     graphs = [capture(partial(_copied, **each), ranks=2) for each in COPIES.values()]
@@ -178,12 +205,16 @@ def test_gradients_of_accumulated_and_averaged_weights_are_shared_as_on_two_rank
 
 
 def _find_collectives(graph: Any) -> list[tuple[str, str, float]]:
-    return [(graph[i].name, graph[i].phase, graph[i].features["nbytes"]) for i in map(int, graph.collectives)]
+    return [
+        (graph[i].name, graph[i].phase, graph[i].features["nbytes"])
+        for i in map(int, graph.collectives)
+    ]
 
 
 @pytest.mark.parametrize("again", [True, False])
 def test_blocks_are_gathered_ahead_and_their_gradients_scattered_behind(again: bool) -> None:
-    """FSDP2's documentation: gathered before forward and, if freed, before backward; gradients scattered in fp32."""
+    """FSDP2's documentation: gathered before forward and, if freed, before backward; gradients
+    scattered in fp32."""
     width, blocks = 512, 12
 
     def make_step() -> Step:
@@ -195,29 +226,55 @@ def test_blocks_are_gathered_ahead_and_their_gradients_scattered_behind(again: b
     size = sum(p.numel() for p in _Block(width).parameters())
     gathered, scattered = ("all_gather", 2.0 * size), ("reduce_scatter", 4.0 * size)
     found = _find_collectives(graph)
-    assert [each for each in found if each[1] == "forward"] == [(gathered[0], "forward", gathered[1])] * blocks
-    assert {each[::2] for each in found if each[1] == "backward"} == {scattered, *([gathered] if again else [])}
+    assert [each for each in found if each[1] == "forward"] == [
+        (gathered[0], "forward", gathered[1])
+    ] * blocks
+    assert {each[::2] for each in found if each[1] == "backward"} == {
+        scattered,
+        *([gathered] if again else []),
+    }
     names = [name for name, *_ in found]
-    assert [names.count(name) for name in ("reduce_scatter", "all_gather")] == [blocks, blocks * (1 + again)]
-    update = [graph[i].features["elements"] for i, label in enumerate(graph.labels) if label[0] == "_foreach_lerp_"]
+    assert [names.count(name) for name in ("reduce_scatter", "all_gather")] == [
+        blocks,
+        blocks * (1 + again),
+    ]
+    update = [
+        graph[i].features["elements"]
+        for i, label in enumerate(graph.labels)
+        if label[0] == "_foreach_lerp_"
+    ]
     assert update == [blocks * size / 8], "each rank updates its shard"
-    split = next(op for op in map(graph.__getitem__, range(len(graph))) if op.name == "split_with_sizes_copy")
+    split = next(
+        op for op in map(graph.__getitem__, range(len(graph))) if op.name == "split_with_sizes_copy"
+    )
     pieces = split.features["elements"], split.features["rows"]
-    assert (split.variant, *pieces) == ("cat", size, 8 * 6), "a piece of each of six weights from each rank"
+    assert (split.variant, *pieces) == ("cat", size, 8 * 6), (
+        "a piece of each of six weights from each rank"
+    )
     assert graph.waits is not None
     waits = dict(graph.waits[:, ::-1].tolist())
     products = [i for i, label in enumerate(graph.labels) if label[1] == "gemm"]
-    places = graph.collectives.tolist()[:blocks]  # streams let a block be gathered once that before the last is there
-    hidden = [sum(place < i < waits[number] for i in products) for number, place in enumerate(places)]
+    # streams let a block be gathered once that before the last is there
+    places = graph.collectives.tolist()[:blocks]
+    hidden = [
+        sum(place < i < waits[number] for i in products) for number, place in enumerate(places)
+    ]
     assert hidden == [0, 2, *[4] * (blocks - 2)]
-    behind = [graph.labels[waits[number]][0] for number, name in enumerate(names) if name == "reduce_scatter"]
-    assert behind == ["chunk_cat"] * (blocks - 1) + ["_foreach_add_"], "by the next one, and by the optimizer"
+    behind = [
+        graph.labels[waits[number]][0]
+        for number, name in enumerate(names)
+        if name == "reduce_scatter"
+    ]
+    assert behind == ["chunk_cat"] * (blocks - 1) + ["_foreach_add_"], (
+        "by the next one, and by the optimizer"
+    )
     whole = predict(graph, "h100-sxm-8")
     assert whole.time < whole.serial
 
 
 class _Compiled(nn.Sequential):
-    """Normalised, multiplied, activated and added: the products stay, and two kernels are left of the rest."""
+    """Normalised, multiplied, activated and added: the products stay, and two kernels are left of
+    the rest."""
 
     def forward(self, x: Any) -> Any:
         return x + super().forward(x).sigmoid()
@@ -235,16 +292,27 @@ def test_a_compiled_module_is_recorded_as_kernels_and_says_so() -> None:
 
         if compiled == "inside":
             net.compile()
-        return torch.compile(step) if compiled == "step" else partial(step, torch.compile(net) if compiled else net)
+        return (
+            torch.compile(step)
+            if compiled == "step"
+            else partial(step, torch.compile(net) if compiled else net)
+        )
 
     with pytest.warns(UserWarning, match=r"taken to be compiled as a whole"):
-        whole, inside, step = (capture(partial(make_step, how)) for how in ("module", "inside", "step"))
+        whole, inside, step = (
+            capture(partial(make_step, how)) for how in ("module", "inside", "step")
+        )
     eager = capture(partial(make_step, ""))
-    assert (eager.execution, eager.notes) == ("eager", ()) and whole.execution == "compiled" and len(whole.notes) == 1
+    assert (
+        (eager.execution, eager.notes) == ("eager", ())
+        and whole.execution == "compiled"
+        and len(whole.notes) == 1
+    )
     assert whole.labels == inside.labels == compile_graph(eager).labels != eager.labels
     updates = [sum(label[3] == "update" for label in each.labels) for each in (eager, whole, step)]
     calls = [
-        each.column("calls")[[label[3] == "update" for label in each.labels]].sum() for each in (eager, whole, step)
+        each.column("calls")[[label[3] == "update" for label in each.labels]].sum()
+        for each in (eager, whole, step)
     ]
     assert updates == [4, 4, 4] and calls == [4, 4, 1]
 
@@ -253,16 +321,23 @@ def test_a_compiled_module_is_recorded_as_kernels_and_says_so() -> None:
 def test_weights_that_stay_on_the_host_are_named(pinned: bool) -> None:
     def make_step() -> Step:
         policy = CPUOffloadPolicy(pin_memory=pinned)
-        return _train(fully_shard(_Block(), mesh=init_device_mesh("cuda", (2,)), offload_policy=policy))
+        return _train(
+            fully_shard(_Block(), mesh=init_device_mesh("cuda", (2,)), offload_policy=policy)
+        )
 
-    with pytest.raises(ValueError, match=r'(?s)host.*test_forms.py, line .*"return _train.*; leave offload_policy out'):
+    with pytest.raises(
+        ValueError,
+        match=r'(?s)host.*test_forms.py, line .*"return _train.*; leave offload_policy out',
+    ):
         capture(make_step, ranks=2, device="cuda")
 
 
 def test_pinning_is_not_counted_and_says_so() -> None:
     def make_step() -> Step:
         x, rows = torch.randn(8, 8), torch.arange(4)
-        return lambda: x.pin_memory().to("cuda", non_blocking=True)[rows.pin_memory().to("cuda")].sum()
+        return lambda: (
+            x.pin_memory().to("cuda", non_blocking=True)[rows.pin_memory().to("cuda")].sum()
+        )
 
     with pytest.warns(UserWarning, match="to pin memory is not counted"):
         graph = capture(make_step, device="cuda")
@@ -276,7 +351,9 @@ def test_graphs_of_a_gpu_are_named() -> None:
         run = torch.cuda.make_graphed_callables(net, (x,))
         return lambda: (graph, run(x).sum().backward())
 
-    with pytest.raises(ValueError, match="replays kernels that capture does not see; give the step without it"):
+    with pytest.raises(
+        ValueError, match="replays kernels that capture does not see; give the step without it"
+    ):
         capture(partial(make_step, True), device="cuda")
     with pytest.warns(UserWarning, match="count as launched at once"):
         graph = capture(partial(make_step, False), device="cuda")
@@ -287,7 +364,10 @@ def test_a_place_that_a_tensor_names_moves_nothing() -> None:
     def make_step() -> Step:
         net = nn.Linear(4, 4).to("cuda")
         averaged = torch.optim.swa_utils.AveragedModel(net)
-        return lambda: (averaged.update_parameters(net), net(torch.randn(2, 4).to(net.weight.device)).cpu())
+        return lambda: (
+            averaged.update_parameters(net),
+            net(torch.randn(2, 4).to(net.weight.device)).cpu(),
+        )
 
     moved = capture(make_step, device="cuda")
     assert [moved.labels[i][2] for i in moved.transfers] == ["to_host"]
@@ -333,10 +413,21 @@ def test_what_is_sent_along_a_pipeline_meets_its_receiver() -> None:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         graphs = [capture(make_step, ranks=4, rank=rank) for rank in range(4)]
-    assert [graph.groups for graph in graphs] == [((0, 1),), ((0, 1), (1, 2)), ((1, 2), (2, 3)), ((2, 3),)]
-    assert all("priced as a broadcast between the two" in note for graph in graphs for note in graph.notes)
-    assert len(seen) >= 4 and {each[2] for graph in graphs for each in _find_collectives(graph)} == {4.0 * 64 * 64}
+    assert [graph.groups for graph in graphs] == [
+        ((0, 1),),
+        ((0, 1), (1, 2)),
+        ((1, 2), (2, 3)),
+        ((2, 3),),
+    ]
+    assert all(
+        "priced as a broadcast between the two" in note for graph in graphs for note in graph.notes
+    )
+    assert len(seen) >= 4 and {
+        each[2] for graph in graphs for each in _find_collectives(graph)
+    } == {4.0 * 64 * 64}
     with pytest.warns(UserWarning, match="priced as a broadcast"):
         found = predict(graphs, "a100-sxm-8")
     assert graphs[0].notes[0] in found.warnings
-    assert found.time > 3 * float(load_platform("a100-sxm-8").collective_time("broadcast", 4 * 64 * 64, ranks=2))
+    assert found.time > 3 * float(
+        load_platform("a100-sxm-8").collective_time("broadcast", 4 * 64 * 64, ranks=2)
+    )

@@ -1,4 +1,5 @@
-"""The gallery of GPU platforms: every datasheet number says what it is, and every file is what its sources give."""
+"""The gallery of GPU platforms: every datasheet number says what it is, and every file is what its
+sources give."""
 
 import csv
 import re
@@ -9,7 +10,17 @@ from pathlib import Path
 import pytest
 
 from benchmarks import find_shared_data
-from benchmarks.gallery import NAMES, RECIPES, TYPICAL, build, find_differences, finish, main, read_parts, read_products
+from benchmarks.gallery import (
+    NAMES,
+    RECIPES,
+    TYPICAL,
+    build,
+    find_differences,
+    finish,
+    main,
+    read_parts,
+    read_products,
+)
 from benchmarks.gpu_context import PCIE
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES
@@ -44,7 +55,9 @@ def test_the_shipped_datasheets_are_whole() -> None:
         first, _, last = row["quantity"].rpartition(" ")
         end = "link" if first in ("NVLink", "fabric", "PCIe", "NIC") else "memory"
         unit, basis = BASES[end if last == "bandwidth" else last]
-        assert float(row["value"]) > 0 and row["unit"] == unit and re.fullmatch(basis, row["basis"]), row
+        assert (
+            float(row["value"]) > 0 and row["unit"] == unit and re.fullmatch(basis, row["basis"])
+        ), row
         kinds = RATE_SPREADS if last == "products" else ("datasheet", "assumed")
         assert row["kind"] in kinds and re.fullmatch(r"\d{4}-\d\d-\d\d", row["date"]), row
         assert re.search(r"https://\S+\.\S+|aiconfigurator-core \S+ .*\.yaml", row["source"]), row
@@ -55,12 +68,16 @@ def test_the_shipped_datasheets_are_whole() -> None:
     for system in list_datasheets():
         sheet = read_datasheet(system)
         assert {"bf16", "fp16"} & set(sheet.device.peaks)
-        assert [level.bandwidth is None for level in sheet.device.memory][-2:] in ([True, False], [False])
+        assert [level.bandwidth is None for level in sheet.device.memory][-2:] in (
+            [True, False],
+            [False],
+        )
         assert sheet.wire is not None and sheet.products.keys() <= sheet.device.peaks.keys()
 
 
 def test_dense_and_sparse_one_way_and_both_are_told_apart() -> None:
-    """Twice the dense rate, or both ways of a link, is what the sheets print; the platforms need half of it."""
+    """Twice the dense rate, or both ways of a link, is what the sheets print; the platforms need
+    half of it."""
     h100 = read_datasheet("h100-sxm")
     assert h100.device.peaks["fp8"].value == pytest.approx(3957.8e12 / 2, rel=1e-4)
     assert "quoted with sparsity, divided by 2" in h100.device.peaks["fp8"].basis
@@ -71,12 +88,15 @@ def test_dense_and_sparse_one_way_and_both_are_told_apart() -> None:
 
 def test_what_nobody_measured_is_the_middle_of_what_was() -> None:
     committed = find_reference("typical.toml").read_text(encoding="utf-8")
-    assert not list(find_differences(tomllib.loads(build(TYPICAL).to_toml()), tomllib.loads(committed)))
+    assert not list(
+        find_differences(tomllib.loads(build(TYPICAL).to_toml()), tomllib.loads(committed))
+    )
 
 
 @pytest.mark.parametrize("system", list_datasheets())
 def test_no_datasheet_device_beats_its_datasheet(system: str) -> None:
-    """Kernels and collectives lie above FLOP over peak, bytes over bandwidth and bytes over the link."""
+    """Kernels and collectives lie above FLOP over peak, bytes over bandwidth and bytes over the
+    link."""
     node = (
         load_platform(f"{system}-8")
         if f"{system}-8" not in list_gallery()
@@ -86,15 +106,21 @@ def test_no_datasheet_device_beats_its_datasheet(system: str) -> None:
     with keep_quiet():
         for dtype, peak in node.device.peaks.items():
             for m, n, k in ((64, 64, 64), (8192, 8192, 8192), (4096, 64, 4096), (1, 50257, 1024)):
-                floor = max(2 * m * n * k / peak.value, (m * k + k * n + m * n) * DTYPES[dtype] / rate)
+                floor = max(
+                    2 * m * n * k / peak.value, (m * k + k * n + m * n) * DTYPES[dtype] / rate
+                )
                 assert node.gemm(m, n, k, dtype=dtype).time > floor
         for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"):
             found = node.collective(name, 1e9, ranks=8)
-            assert found.time > bus_factor(name, 8) * 1e9 / wire and found.interval()[1] > 1.5 * found.time
+            assert (
+                found.time > bus_factor(name, 8) * 1e9 / wire
+                and found.interval()[1] > 1.5 * found.time
+            )
 
 
 def test_a_device_of_three_numbers_has_a_roofline() -> None:
-    """100 TFLOP/s and 3 TB/s: FLOP over peak alone take longer than the traffic that such a device was priced at."""
+    """100 TFLOP/s and 3 TB/s: FLOP over peak alone take longer than the traffic that such a device
+    was priced at."""
     mine = Platform.from_datasheet("mine", flops={"bf16": 1e14}, memory=(96e9, 3e12))
     bert = Transformer.bert("bert-large", batch=64, sequence=512, dtype="bf16")
     flops = bert.graphs(1)[0].column("flops").sum()
@@ -108,56 +134,86 @@ def test_a_device_of_three_numbers_has_a_roofline() -> None:
         ({"flops": {"bf17": 1.0}, "memory": (1.0, 1.0)}, "did you mean 'bf16'"),
         ({"flops": {"bf16": 0}, "memory": (1.0, 1.0)}, "flops\\['bf16'\\] is 0"),
         ({"flops": {"bf16": 1e14}, "memory": (1e9, 1e9), "ranks": 8}, "link is missing"),
-        ({"flops": {"bf16": 400}, "memory": (96e9, 3e12)}, "flops\\['bf16'\\] is 400 FLOP/s, too little"),
+        (
+            {"flops": {"bf16": 400}, "memory": (96e9, 3e12)},
+            "flops\\['bf16'\\] is 400 FLOP/s, too little",
+        ),
         ({"flops": {"bf16": 4e14}, "memory": (96, 3000)}, "memory\\[0\\] is 96 B, too little"),
-        ({"flops": {"bf16": 4e14}, "memory": (96e9, 3e12), "link": 450, "ranks": 8}, "link is 450 B/s, too little"),
-    ):  # fmt: skip
+        (
+            {"flops": {"bf16": 4e14}, "memory": (96e9, 3e12), "link": 450, "ranks": 8},
+            "link is 450 B/s, too little",
+        ),
+    ):
         with pytest.raises(ValueError, match=message):
             Platform.from_datasheet("mine", **given)  # type: ignore[arg-type]
 
 
 def test_cards_without_a_plug_multiply_slowly_in_fp32() -> None:
-    """Products in fp32 take the share of T4 and P4 on an L4 of 72 W; larger cards and other formats do not."""
+    """Products in fp32 take the share of T4 and P4 on an L4 of 72 W; larger cards and other formats
+    do not."""
     slot, larger = Platform.from_datasheet("l4"), Platform.from_datasheet("l40s")
     rate = {"fp32": 1.0, "bf16": 1.0}
     with keep_quiet():
         for dtype in rate:
             rate[dtype], usual = (
-                2 * 4096**3 / one.gemm(4096, 4096, 4096, dtype=dtype).time / one.device.peaks[dtype].value
+                2
+                * 4096**3
+                / one.gemm(4096, 4096, 4096, dtype=dtype).time
+                / one.device.peaks[dtype].value
                 for one in (slot, larger)
             )
     assert rate["fp32"] == pytest.approx(0.38, rel=0.1)
     assert rate["bf16"] == pytest.approx(usual, rel=0.1) and usual > 0.6
-    assert slot.kernels["gemm.fp32"].spread == RATE_SPREADS["assumed"] > larger.kernels["gemm"].spread
+    assert (
+        slot.kernels["gemm.fp32"].spread == RATE_SPREADS["assumed"] > larger.kernels["gemm"].spread
+    )
     assert slot.kernels["convolution.fp32"].parameters == larger.kernels["gemm"].parameters
     assert "gemm.fp32" not in larger.kernels
 
 
-def test_products_of_a_datasheet_reach_the_rate_that_others_measured_but_no_more_than_the_peak() -> None:
+def test_products_of_a_datasheet_reach_the_rate_that_others_measured_but_no_more_than_the_peak() -> (
+    None
+):
     card = Platform.from_datasheet("rtx-4090")
     with keep_quiet():
         for dtype, rate in read_datasheet("rtx-4090").products.items():
             found, peak = card.gemm(8192, 8192, 8192, dtype=dtype), card.device.peaks[dtype].value
-            assert 2 * 8192**3 / found.time == pytest.approx(min(rate.value, peak), rel=0.01) and found.spread < 0.2
+            assert (
+                2 * 8192**3 / found.time == pytest.approx(min(rate.value, peak), rel=0.01)
+                and found.spread < 0.2
+            )
 
 
 def test_power_limits_products_in_fp32_as_published() -> None:
-    """sitar-lab/NeuSight: the geometric mean of the fits of T4 and P4, and the fit of A100 as a PCIe card."""
+    """sitar-lab/NeuSight: the geometric mean of the fits of T4 and P4, and the fit of A100 as a
+    PCIe card."""
     try:
         find_shared_data()
     except ValueError as missing:
         pytest.skip(str(missing))
     t4, reached = read_datasheet("t4").device, []
-    for name, peak, rate in (("p4", 5.5e12, 192e9), ("t4", t4.peaks["fp32"].value, t4.main_bandwidth)):
+    for name, peak, rate in (
+        ("p4", 5.5e12, 192e9),
+        ("t4", t4.peaks["fp32"].value, t4.main_bandwidth),
+    ):
         level = replace(t4.memory[-1], bandwidth=replace(t4.memory[-1].bandwidth, value=rate))
         device = replace(t4, peaks={"fp32": replace(t4.peaks["fp32"], value=peak)}, memory=(level,))
-        fit = fit_gemms(read_products(f"tesla_{name}"), device, source="NeuSight", date="2026-11-24")["gemm.fp32"]
+        fit = fit_gemms(
+            read_products(f"tesla_{name}"), device, source="NeuSight", date="2026-11-24"
+        )["gemm.fp32"]
         reached.append(fit["compute_efficiency"])
-    assert (reached[0] * reached[1]) ** 0.5 == pytest.approx(0.38, abs=0.005) and max(reached) < 0.45
+    assert (reached[0] * reached[1]) ** 0.5 == pytest.approx(0.38, abs=0.005) and max(
+        reached
+    ) < 0.45
     table = read_products("nvidia_a100_pcie_40gb")
-    fit = fit_gemms(table, read_datasheet("a100-pcie-40gb").device, source="NeuSight", date="2026-11-25")["gemm.fp32"]
+    fit = fit_gemms(
+        table, read_datasheet("a100-pcie-40gb").device, source="NeuSight", date="2026-11-25"
+    )["gemm.fp32"]
     assert {name: fit[name] for name in PCIE} == pytest.approx(PCIE, rel=1e-4)
-    assert PCIE["compute_efficiency"] < 0.85 * load_platform("a100-sxm-8").kernels["gemm.fp32"]["compute_efficiency"]
+    assert (
+        PCIE["compute_efficiency"]
+        < 0.85 * load_platform("a100-sxm-8").kernels["gemm.fp32"]["compute_efficiency"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -187,10 +243,14 @@ def test_the_committed_file_is_what_its_sources_give(name: str, sources: None) -
         old = {**committed.kernels, **committed.collectives}[key]
         assert (fit.form, fit.n, fit.source, fit.date) == (old.form, old.n, old.source, old.date)
         for part in ("parameters", "stderr"):
-            assert getattr(fit, part) == pytest.approx(getattr(old, part), rel=1e-2), f"{name} {key} {part}"
+            assert getattr(fit, part) == pytest.approx(getattr(old, part), rel=1e-2), (
+                f"{name} {key} {part}"
+            )
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in find_reference("platforms").glob("*.toml")))
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in find_reference("platforms").glob("*.toml"))
+)
 def test_every_gpu_of_the_gallery_has_a_recipe(name: str) -> None:
     platform = load_platform(name)
     assert name in NAMES or platform.device.kind == "cpu"
@@ -202,7 +262,9 @@ def test_every_gpu_of_the_gallery_has_a_recipe(name: str) -> None:
 
 def test_a_platform_says_where_its_forms_do_not_fit() -> None:
     l40s = load_platform("l40s-8")
-    poor = [key for key, fit in l40s.collectives.items() if fit.spread > 0.25 and fit.kind == "fitted"]
+    poor = [
+        key for key, fit in l40s.collectives.items() if fit.spread > 0.25 and fit.kind == "fitted"
+    ]
     assert poor and all("poor fit" in l40s.collectives[key].notes[-1] for key in poor)
     assert all(key in l40s.provenance["poor_fits"] for key in poor)
     assert "poor_fits" not in load_platform("a100-sxm-8").provenance
@@ -210,12 +272,24 @@ def test_a_platform_says_where_its_forms_do_not_fit() -> None:
 
 def test_differences_name_their_place_and_forgive_rounding() -> None:
     old = {"a": {"spread": 0.1, "beta": 1e-12}, "b": [1.0, 2.0], "c": "x"}
-    assert not list(find_differences({"a": {"spread": 0.101, "beta": 1.001e-12}, "b": [1.0, 2.0], "c": "x"}, old))
+    assert not list(
+        find_differences(
+            {"a": {"spread": 0.101, "beta": 1.001e-12}, "b": [1.0, 2.0], "c": "x"}, old
+        )
+    )
     new = {"a": {"spread": 0.2, "beta": 2e-12}, "b": [1.0], "c": "y", "d": 1}
-    assert [line.partition(":")[0] for line in find_differences(new, old)] == ["a.beta", "a.spread", "b", "c", "d"]
+    assert [line.partition(":")[0] for line in find_differences(new, old)] == [
+        "a.beta",
+        "a.spread",
+        "b",
+        "c",
+        "d",
+    ]
 
 
-def test_the_builder_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
+def test_the_builder_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
+) -> None:
     monkeypatch.setenv("PERFKIT_SHARED_DATA", str(tmp_path))
     monkeypatch.setenv("PERFKIT_KERNEL_DATABASE", str(tmp_path))
     assert main(["h100-sxm-8x8"]) == 2

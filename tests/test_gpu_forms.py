@@ -19,24 +19,41 @@ KEYS = ["system", "quantity", "form", "parameters", "split", "n", "geomean", "me
 TRUE = {"launch": 3e-6, "compute_efficiency": 0.7, "memory_efficiency": 0.85, "sharpness": 2.2}
 
 
-def points(errors: Any, key: tuple[str, str, str], inside: Any = (True, True, True, True, False)) -> Judged:
+def points(
+    errors: Any, key: tuple[str, str, str], inside: Any = (True, True, True, True, False)
+) -> Judged:
     system, quantity, split = key
     return Judged(system, quantity, "roofline", 4, split, errors, inside)
 
 
 @pytest.fixture
 def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """GEMMs of an H200 that follow the form, with the scatter of a real kernel, as the kernel database holds them."""
+    """GEMMs of an H200 that follow the form, with the scatter of a real kernel, as the kernel
+    database holds them."""
     rng = np.random.default_rng(0)
-    m, n, k = np.array(np.meshgrid(*[2.0 ** np.arange(*ends) for ends in ((0, 15), (7, 14), (7, 14))])).reshape(3, -1)
+    m, n, k = np.array(
+        np.meshgrid(*[2.0 ** np.arange(*ends) for ends in ((0, 15), (7, 14), (7, 14))])
+    ).reshape(3, -1)
     device = read_datasheet("h200-sxm").device
-    rates = {"peak": np.asarray(device.peaks["bf16"].value), "bandwidth": np.asarray(device.memory[-1].bandwidth.value)}
+    rates = {
+        "peak": np.asarray(device.peaks["bf16"].value),
+        "bandwidth": np.asarray(device.memory[-1].bandwidth.value),
+    }
     work = {"flops": gemm_flops(m, n, k), "nbytes": gemm_bytes(m, n, k, itemsize=2)}
     seconds = FORMS["roofline"](work | rates, **TRUE) * np.exp(0.05 * rng.standard_normal(m.size))
-    frame = pl.DataFrame({"m": m, "n": n, "k": k}).cast(pl.Int64).with_columns(
-        latency=seconds * 1e3, gemm_dtype=pl.lit("bfloat16"), framework=pl.lit("SGLang"), version=pl.lit("0.5.14"),
-        device=pl.lit("NVIDIA H200"), op_name=pl.lit("gemm"), kernel_source=pl.lit("torch"),
-    )  # fmt: skip
+    frame = (
+        pl.DataFrame({"m": m, "n": n, "k": k})
+        .cast(pl.Int64)
+        .with_columns(
+            latency=seconds * 1e3,
+            gemm_dtype=pl.lit("bfloat16"),
+            framework=pl.lit("SGLang"),
+            version=pl.lit("0.5.14"),
+            device=pl.lit("NVIDIA H200"),
+            op_name=pl.lit("gemm"),
+            kernel_source=pl.lit("torch"),
+        )
+    )
     folder = tmp_path / "aiconfigurator_core/systems/data/h200_sxm/gemm/sglang/0.5.14"
     folder.mkdir(parents=True)
     frame.write_parquet(folder / "gemm_perf.parquet")
@@ -47,9 +64,13 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # The bars, on real measurements.
 
 
-def test_bars_hold(shared_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bars_hold(
+    shared_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows: list[Any] = []
-    monkeypatch.setattr(gpu_forms, "make_records", lambda judged: rows.extend(make_records(judged)) or rows)
+    monkeypatch.setattr(
+        gpu_forms, "make_records", lambda judged: rows.extend(make_records(judged)) or rows
+    )
     assert gpu_forms.main(["--systems", ",".join(PAIR)]) == 0
     text = capsys.readouterr().out
     met = {(row["system"], row["quantity"], row["split"]) for row in rows if row["met"]}
@@ -62,12 +83,21 @@ def test_bars_hold(shared_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_cited_shapes_are_those_of_the_source(shared_data: Path) -> None:
     with (PUBLISHED / "gemm_bf16.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) <= 60 and all(row["source"] and row["date"] and row["kind"] == "measured" for row in rows)
+    assert len(rows) <= 60 and all(
+        row["source"] and row["date"] and row["kind"] == "measured" for row in rows
+    )
     found = 0
     for system in PAIR:
-        known = {row[:3]: row[3] for row in gpu_forms.load_shapes(system).select(*"mnk", "seconds").iter_rows()}
+        known = {
+            row[:3]: row[3]
+            for row in gpu_forms.load_shapes(system).select(*"mnk", "seconds").iter_rows()
+        }
         for row in rows:
-            time = known.get(tuple(float(row[side]) for side in "mnk")) if row["system"] == system else None
+            time = (
+                known.get(tuple(float(row[side]) for side in "mnk"))
+                if row["system"] == system
+                else None
+            )
             assert time is None or float(row["seconds"]) == pytest.approx(time, rel=1e-4)
             found += time is not None
     assert found >= 48
@@ -77,7 +107,10 @@ def test_cited_shapes_are_those_of_the_source(shared_data: Path) -> None:
 
 
 def test_a_new_system_is_fitted_and_judged_by_the_same_code(database: Path) -> None:
-    rows = {(row["quantity"], row["split"]): row for row in make_records(gpu_forms.judge_gemms(["h200_sxm"]))}
+    rows = {
+        (row["quantity"], row["split"]): row
+        for row in make_records(gpu_forms.judge_gemms(["h200_sxm"]))
+    }
     assert len(rows) == 6 and {row["system"] for row in rows.values()} == {"h200_sxm"}
     for row in rows.values():
         assert list(row)[: len(KEYS)] == KEYS and row["parameters"] == 4
@@ -89,15 +122,20 @@ def test_a_new_system_is_fitted_and_judged_by_the_same_code(database: Path) -> N
 # Records, bars and the table.
 
 
-@pytest.mark.parametrize(("system", "errors", "inside", "met"), [
-    (POOLED, 0.05, 80, True),
-    (POOLED, 0.09, 80, False),
-    (POOLED, 0.05, 95, False),
-    ("h200_sxm", 0.068, 95, True),
-    ("b200_sxm", 0.5, 10, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("system", "errors", "inside", "met"),
+    [
+        (POOLED, 0.05, 80, True),
+        (POOLED, 0.09, 80, False),
+        (POOLED, 0.05, 95, False),
+        ("h200_sxm", 0.068, 95, True),
+        ("b200_sxm", 0.5, 10, None),
+    ],
+)
 def test_a_bar_holds_for_errors_and_on_both_first_gpus_for_intervals(system, errors, inside, met):
-    (row,) = make_records([points(np.full(100, errors), (system, "GEMM", "random fifth"), np.arange(100) < inside)])
+    (row,) = make_records(
+        [points(np.full(100, errors), (system, "GEMM", "random fifth"), np.arange(100) < inside)]
+    )
     assert row["met"] is met
 
 

@@ -1,4 +1,5 @@
-"""Published iterations on single GPUs: the bars they are held to, and where the numbers behind predictions are from."""
+"""Published iterations on single GPUs: the bars they are held to, and where the numbers behind
+predictions are from."""
 
 import tomllib
 from pathlib import Path
@@ -16,17 +17,26 @@ from perfkit.workloads.graph import Graph
 
 FILE = "end_to_end/e2e_single_gpu_dlrm_digitized.csv"
 V100 = load_platform("v100-locked-1")
-#: Seconds of an iteration, batch 2048, in the kernel trace of the study. Fused lookups are four kernels, with one share
-#: of the bandwidth for each direction. Products of 27 x 27 x 128 are computed in whole tiles: they take 188.5 us, which
-#: neither their 0.38 GFLOP nor 63 MB explain.
+#: Seconds of an iteration, batch 2048, in the kernel trace of the study. Fused lookups are four
+#: kernels, with one share of the bandwidth for each direction. Products of 27 x 27 x 128 are
+#: computed in whole tiles: they take 188.5 us, which neither their 0.38 GFLOP nor 63 MB explain.
 TRACED = {
     "dlrm-mlperf": {
-        "mm": 1932.4e-6, "relu": 75.4e-6, "threshold_backward": 119.3e-6, "add_": 55.2e-6, "zero_": 28.0e-6,
-        "accumulate": 45.1e-6, "cat": 104.8e-6, "index": 17.4e-6, "index_put": 378.7e-6, "bmm": 427.6e-6,
-        "fused_embeddings": 51.4e-6, "fused_embeddings_backward": 110.7e-6,
+        "mm": 1932.4e-6,
+        "relu": 75.4e-6,
+        "threshold_backward": 119.3e-6,
+        "add_": 55.2e-6,
+        "zero_": 28.0e-6,
+        "accumulate": 45.1e-6,
+        "cat": 104.8e-6,
+        "index": 17.4e-6,
+        "index_put": 378.7e-6,
+        "bmm": 427.6e-6,
+        "fused_embeddings": 51.4e-6,
+        "fused_embeddings_backward": 110.7e-6,
     },
     "dlrm-default": {"fused_embeddings": 521.8e-6, "fused_embeddings_backward": 1276.7e-6},
-}  # fmt: skip
+}
 
 
 def record(model: str, batch: int = 2048) -> Graph:
@@ -44,25 +54,40 @@ def test_published_iterations_meet_the_bars(rows: list[dict[str, object]]) -> No
     assert [figures[gpu]["n"] for gpu in ("V100", "TITAN Xp", "P100", "all")] == [12, 12, 12, 36]
     assert figures["V100"]["geomean"] <= gpu_iterations.BARS["V100"] == 12
     assert figures["all"]["geomean"] <= gpu_iterations.BARS["all"] == 15
-    assert figures["all"]["inside"] >= 70, "an 80 % interval that widens where fits are carried over"
+    assert figures["all"]["inside"] >= 70, (
+        "an 80 % interval that widens where fits are carried over"
+    )
     for row in figures.values():
-        assert row["kernels"] + row["host"] == pytest.approx(row["bias"], abs=1.5), "two parts, where both are known"
+        assert row["kernels"] + row["host"] == pytest.approx(row["bias"], abs=1.5), (
+            "two parts, where both are known"
+        )
 
 
 def test_the_shipped_comparison_is_what_perfkit_predicts(rows: list[dict[str, object]]) -> None:
     shipped = read_published(gpu_iterations.TABLE)
     for key in ("predicted", "low", "high", "predicted_active"):
         here, there = ([row[key] for row in own] for own in (rows, shipped))
-        assert here == pytest.approx(there, rel=1e-3), "run python -m benchmarks.gpu_iterations --write"
+        assert here == pytest.approx(there, rel=1e-3), (
+            "run python -m benchmarks.gpu_iterations --write"
+        )
 
 
 def test_measured_times_are_those_that_were_digitized(shared_data: Path) -> None:
-    for row, other in zip(read_published(gpu_iterations.TABLE), read_csv(shared_data / FILE), strict=True):
-        name = other["gpu"].replace("Xp", "TITAN Xp"), other["model"].replace("_", "-").lower(), float(other["batch"])
+    for row, other in zip(
+        read_published(gpu_iterations.TABLE), read_csv(shared_data / FILE), strict=True
+    ):
+        name = (
+            other["gpu"].replace("Xp", "TITAN Xp"),
+            other["model"].replace("_", "-").lower(),
+            float(other["batch"]),
+        )
         assert (row["gpu"], row["model"], row["batch"]) == name
         keys = ("individual_overheads", "shared_overheads", "kernel_sum_baseline")
         own, shared, kernels = (float(other[f"e2e_err_{key}_pct"] or "nan") / 100 for key in keys)
-        measured, off = float(other["measured_iter_ms"]) / 1e3, float(other["gpu_active_time_err_pct"] or "nan") / 100
+        measured, off = (
+            float(other["measured_iter_ms"]) / 1e3,
+            float(other["gpu_active_time_err_pct"] or "nan") / 100,
+        )
         ours = [row[f"published_{key}"] for key in ("error", "shared_error", "active")]
         theirs = [own, shared, measured * (1 + kernels) / (1 + off)]
         assert [row["measured"], *ours] == pytest.approx([measured, *theirs], rel=1e-3, nan_ok=True)
@@ -72,7 +97,9 @@ def test_measured_times_are_those_that_were_digitized(shared_data: Path) -> None
 
 
 @pytest.mark.parametrize("name", gallery_v100.NAMES)
-def test_platforms_follow_from_the_hardware_and_the_kernel_trace(name: str, shared_data: Path) -> None:
+def test_platforms_follow_from_the_hardware_and_the_kernel_trace(
+    name: str, shared_data: Path
+) -> None:
     built, kept = gallery_v100.build(name), load_platform(name)
     assert list(built.kernels) == list(kept.kernels)
     for key, fit in built.kernels.items():
@@ -85,20 +112,40 @@ def test_platforms_follow_from_the_hardware_and_the_kernel_trace(name: str, shar
 
 def test_the_table_of_overheads_follows_from_the_published_traces(shared_data: Path) -> None:
     keys, traces = ("set", "term", "operation"), gallery_v100.read_traces().to_dicts()
-    kept = {tuple(row[key] for key in keys): row for row in read_csv(find_reference("published", "host_overheads.csv"))}
+    kept = {
+        tuple(row[key] for key in keys): row
+        for row in read_csv(find_reference("published", "host_overheads.csv"))
+    }
     found = {tuple(row[key] for key in keys): row for row in traces}
-    assert {key for key, row in found.items() if key[1] == "T2" and row["calls"]} <= set(kept) <= set(found)
+    assert (
+        {key for key, row in found.items() if key[1] == "T2" and row["calls"]}
+        <= set(kept)
+        <= set(found)
+    )
     for key, row in kept.items():
-        texts = [f"{found[key]['mean']:.3g}", f"{found[key]['deviation'] or 0:.2g}", f"{found[key]['calls'] or 1:.1f}"]
+        texts = [
+            f"{found[key]['mean']:.3g}",
+            f"{found[key]['deviation'] or 0:.2g}",
+            f"{found[key]['calls'] or 1:.1f}",
+        ]
         assert texts == [row["mean"], row["deviation"], row["calls"]]
 
 
 def test_nothing_of_the_iterations_is_in_the_platforms() -> None:
-    """No context, hence no scale, constant or host time that iterations were fitted with; peaks of locked clocks."""
-    for name, units, clock in (("v100-locked-1", 5120, 1297e6), ("titan-xp-1", 3840, 1404e6), ("p100-1", 3584, 1189e6)):
-        text = tomllib.loads(find_reference("platforms", f"{name}.toml").read_text(encoding="utf-8"))
+    """No context, hence no scale, constant or host time that iterations were fitted with; peaks of
+    locked clocks."""
+    for name, units, clock in (
+        ("v100-locked-1", 5120, 1297e6),
+        ("titan-xp-1", 3840, 1404e6),
+        ("p100-1", 3584, 1189e6),
+    ):
+        text = tomllib.loads(
+            find_reference("platforms", f"{name}.toml").read_text(encoding="utf-8")
+        )
         assert "context" not in text
-        assert text["device"]["peaks"]["fp32"]["value"] == pytest.approx(2 * units * clock, rel=1e-5)
+        assert text["device"]["peaks"]["fp32"]["value"] == pytest.approx(
+            2 * units * clock, rel=1e-5
+        )
     others = [load_platform(name) for name in ("titan-xp-1", "p100-1")]
     for other in others:
         own = {key: dict(fit) for key, fit in other.kernels.items() if key != "transfer"}
@@ -119,13 +166,25 @@ def test_kernels_of_an_iteration(model: str) -> None:
 
 
 def test_an_iteration_has_as_many_calls_as_the_traces() -> None:
-    """76 and 89 gaps between calls (T1, batch 256); 12 and 16 weights zeroed and updated by a kernel each."""
-    for model, gaps, weights in (("dlrm-default", 76, 12), ("dlrm-mlperf", 89, 16), ("dlrm-ddp", 89, 16)):
+    """76 and 89 gaps between calls (T1, batch 256); 12 and 16 weights zeroed and updated by a
+    kernel each."""
+    for model, gaps, weights in (
+        ("dlrm-default", 76, 12),
+        ("dlrm-mlperf", 89, 16),
+        ("dlrm-ddp", 89, 16),
+    ):
         graph = record(model, 256)
         calls = graph.column("calls").sum() + graph.column("bare").sum()
         assert calls == pytest.approx(gaps, rel=0.06)
-        launches = {label[0]: int(n) for label, n in zip(graph.labels, graph.column("launches"), strict=True)}
-        assert (launches["add_"], launches["zero_"], launches["index_put"]) == (weights, weights, 10)
+        launches = {
+            label[0]: int(n)
+            for label, n in zip(graph.labels, graph.column("launches"), strict=True)
+        }
+        assert (launches["add_"], launches["zero_"], launches["index_put"]) == (
+            weights,
+            weights,
+            10,
+        )
         transfers = [graph.labels[i][2] for i in graph.transfers]
         assert transfers == ["to_device"] * 6 + ["to_host"] * 2
 
@@ -136,11 +195,17 @@ def test_an_iteration_has_as_many_calls_as_the_traces() -> None:
 def test_overheads_are_published_ones_less_the_profiler() -> None:
     found = read_overheads()
     assert found["gap"].value == pytest.approx(8.8e-6, rel=0.05), "T1 of three DLRMs in 2022"
-    assert found["before_launch.gemm.backward"].value == pytest.approx(46e-6, rel=0.03), "T2 of AddmmBackward"
+    assert found["before_launch.gemm.backward"].value == pytest.approx(46e-6, rel=0.03), (
+        "T2 of AddmmBackward"
+    )
     assert found["launch"].value == pytest.approx(10.6e-6 - 6e-6, rel=0.02)
     raw = 30.25e-6  # T3 of AddmmBackward in 2021
-    assert 0.6 < found["after_launch.gemm.backward"].value / raw < 0.75, "as T2 fell from 2021 to 2022"
-    assert all(q.unit == "s" and q.source and q.stderr is not None and q.value > 0 for q in found.values())
+    assert 0.6 < found["after_launch.gemm.backward"].value / raw < 0.75, (
+        "as T2 fell from 2021 to 2022"
+    )
+    assert all(
+        q.unit == "s" and q.source and q.stderr is not None and q.value > 0 for q in found.values()
+    )
     assert {q.kind for q in found.values()} == {"assumed"}
     assert {q.kind for q in read_overheads(kind="measured").values()} == {"measured"}
 

@@ -8,13 +8,19 @@ from benchmarks import find_shared_data, gpu_networks
 
 
 def test_nets_have_the_size_of_their_publications() -> None:
-    """25.6 and 23.8 million weights; 4.1 and 5.7 GFLOP of multiply-adds an image forward, thrice that to train."""
-    for name, parameters, flops in (("ResNet50", 25_557_032, 4.09e9), ("Inception-V3", 23_834_568, 5.71e9)):
+    """25.6 and 23.8 million weights; 4.1 and 5.7 GFLOP of multiply-adds an image forward, thrice
+    that to train."""
+    for name, parameters, flops in (
+        ("ResNet50", 25_557_032, 4.09e9),
+        ("Inception-V3", 23_834_568, 5.71e9),
+    ):
         graph = gpu_networks.capture_net(name, 2)
         assert graph.parameters == parameters
         first = 2 * 2 * flops  # a multiply-add is two, and two images
         convolutions = [i for i, label in enumerate(graph.labels) if label[1] == "convolution"]
-        forward = sum(graph[i].features["flops"] for i in convolutions if graph[i].phase == "forward")
+        forward = sum(
+            graph[i].features["flops"] for i in convolutions if graph[i].phase == "forward"
+        )
         assert forward == pytest.approx(first, rel=0.01)
         assert graph.column("flops").sum() == pytest.approx(3 * first, rel=0.03)
 

@@ -1,4 +1,5 @@
-"""Ranks that wait for one another: how cases are drawn, predicted and measured, and what came of the committed ones."""
+"""Ranks that wait for one another: how cases are drawn, predicted and measured, and what came of
+the committed ones."""
 
 import json
 from pathlib import Path
@@ -14,16 +15,24 @@ from perfkit.platform.platform import Platform
 from perfkit.workloads.transformer import Transformer
 from tests.jobs import run_together
 
-MEASURED = sorted((Path(__file__).parents[1] / "reference_data" / "measured").glob("zen3-2.imbalance-*.json"))
+MEASURED = sorted(
+    (Path(__file__).parents[1] / "reference_data" / "measured").glob("zen3-2.imbalance-*.json")
+)
 
 
 def test_cases_that_differ_wait(toy: Platform) -> None:
     cases = {case.name: case for case in draw_cases(3, models=1)}
     found = {name: predict_case(case, toy) for name, case in cases.items()}
     for kind in ("dlrm-0", "transformer-0", "transformer-0 ddp"):
-        even, slow, slower = (found[f"{kind} {what}"] for what in ("even", "straggler 1.5", "straggler 2.5"))
+        even, slow, slower = (
+            found[f"{kind} {what}"] for what in ("even", "straggler 1.5", "straggler 2.5")
+        )
         assert even["predicted_s"] < slow["predicted_s"] < slower["predicted_s"]
-        assert even["predicted_waiting_s"] < slow["predicted_waiting_s"] < slower["predicted_waiting_s"]
+        assert (
+            even["predicted_waiting_s"]
+            < slow["predicted_waiting_s"]
+            < slower["predicted_waiting_s"]
+        )
     assert found["transformer-0 even"]["predicted_waiting_s"] == 0
     assert cases["dlrm-0 lopsided"].owners.count(1) == 1
 
@@ -36,7 +45,9 @@ def test_committed_cases_are_predicted_as_they_were_and_meet_the_bars() -> None:
         assert [row["case"] for row in saved["records"]] == [case.name for case in cases]
         for case, row in zip(cases, saved["records"], strict=True):
             now = predict_case(case, platform)
-            assert now == pytest.approx({key: row[key] for key in now}, rel=1e-6), f"{file.name}: {case.name}"
+            assert now == pytest.approx({key: row[key] for key in now}, rel=1e-6), (
+                f"{file.name}: {case.name}"
+            )
         rows += [row for row in saved["records"] if not row["case"].endswith("even")]
     assert len(rows) >= 60
     for key in ("error", "waiting_error"):
@@ -44,7 +55,8 @@ def test_committed_cases_are_predicted_as_they_were_and_meet_the_bars() -> None:
 
 
 class Clock:
-    """Processor and wall time that pass when they are made to, and a little whenever they are read."""
+    """Processor and wall time that pass when they are made to, and a little whenever they are
+    read."""
 
     def __init__(self) -> None:
         self.computed = self.wall = 0.0
@@ -62,7 +74,9 @@ class Clock:
 
 
 @pytest.mark.parametrize("factor", [1.0, 4.0])
-def test_a_straggler_computes_so_many_times_as_long(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_straggler_computes_so_many_times_as_long(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a collective takes, or what other processes take meanwhile, is not multiplied."""
     torch, clock = pytest.importorskip("torch"), Clock()
     dist, failing = torch.distributed, [False]
@@ -92,7 +106,9 @@ def test_others_come_to_collectives_before_a_straggler() -> None:
     models = [Transformer.gpt2(**sizes, overlap=overlap) for overlap in (False, True)]
     about = {"cases": [(None, [1.0, 1.0]), (None, [1.0, 4.0])], "seconds": 0.2}
     jobs = [{"workload": dump(model), **about} for model in models]
-    for model, (one, other) in zip(models, run_together("benchmarks.imbalance:time_stragglers", jobs, 2), strict=True):
+    for model, (one, other) in zip(
+        models, run_together("benchmarks.imbalance:time_stragglers", jobs, 2), strict=True
+    ):
         for even, slow in (one, other):
             assert slow["median"] > even["median"]
             assert len({len(iteration) for iteration in slow["arrivals"]}) == 1

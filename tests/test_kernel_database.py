@@ -1,4 +1,5 @@
-"""The reader of the public kernel database: small files with every difficulty, and the real files."""
+"""The reader of the public kernel database: small files with every difficulty, and the real
+files."""
 
 import sys
 import warnings
@@ -29,7 +30,16 @@ def writer(home: Path) -> Add:
 
     def add(place: str, table: str, rows: Rows) -> Path:
         system, collector, version = place.split("/")
-        folder = home / "aiconfigurator_core" / "systems" / "data" / system / "family" / collector / version
+        folder = (
+            home
+            / "aiconfigurator_core"
+            / "systems"
+            / "data"
+            / system
+            / "family"
+            / collector
+            / version
+        )
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{table}_perf.parquet"
         pl.DataFrame(rows, infer_schema_length=None).write_parquet(path)
@@ -45,35 +55,85 @@ def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Add:
 
 
 def sweep(version: str | None, latency: float = 0.01, **changes: Any) -> Rows:
-    """One message; without a version as the oldest files have it: fewer columns, in another order."""
-    row = {"nccl_dtype": "half", "num_gpus": 8, "message_size": 1024, "op_name": "all_reduce", "latency": latency}
+    """One message; without a version as the oldest files have it: fewer columns, in another
+    order."""
+    row = {
+        "nccl_dtype": "half",
+        "num_gpus": 8,
+        "message_size": 1024,
+        "op_name": "all_reduce",
+        "latency": latency,
+    }
     about = {"framework": "TRTLLM", "version": version, "device": "X", "kernel_source": "NCCL"}
     return [(row if version is None else {**about, **row}) | changes]
 
 
 def product(latency: float = 0.1, **changes: Any) -> dict[str, Any]:
-    about = {"framework": "SGLang", "version": "0.5.14", "device": "X", "op_name": "gemm", "kernel_source": "torch"}
-    return {**about, "gemm_dtype": "bfloat16", "m": 64, "n": 128, "k": 256, "latency": latency} | changes
+    about = {
+        "framework": "SGLang",
+        "version": "0.5.14",
+        "device": "X",
+        "op_name": "gemm",
+        "kernel_source": "torch",
+    }
+    return {
+        **about,
+        "gemm_dtype": "bfloat16",
+        "m": 64,
+        "n": 128,
+        "k": 256,
+        "latency": latency,
+    } | changes
 
 
 def attend(**changes: Any) -> dict[str, Any]:
-    about = {"framework": "SGLang", "version": "0.5.14", "op_name": "context_attention", "kernel_source": "fa3"}
-    shape = {"batch_size": 2, "isl": 512, "num_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "step": 0}
-    return {**about, **shape, "attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16", "latency": 0.05} | changes
+    about = {
+        "framework": "SGLang",
+        "version": "0.5.14",
+        "op_name": "context_attention",
+        "kernel_source": "fa3",
+    }
+    shape = {
+        "batch_size": 2,
+        "isl": 512,
+        "num_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "step": 0,
+    }
+    return {
+        **about,
+        **shape,
+        "attn_dtype": "bfloat16",
+        "kv_cache_dtype": "bfloat16",
+        "latency": 0.05,
+    } | changes
 
 
 def test_messages_are_bytes_and_times_seconds(add: Add) -> None:
     rows = sweep("2.29.2") + sweep("2.29.2", nccl_dtype="int8", op_name="alltoall", num_gpus=2)
     path = add("h/nccl/2.27.3", "nccl", rows)
     frame = read_collectives("h")
-    names = "system operation ranks nodes dtype nbytes seconds algbw busbw library library_version file"
+    names = (
+        "system operation ranks nodes dtype nbytes seconds algbw busbw library library_version file"
+    )
     assert frame.columns == names.split()
     first, second = frame.rows(named=True)
-    assert first["dtype"] == "fp16" and first["nbytes"] == 2048 and first["seconds"] == pytest.approx(1e-5)
-    assert second["dtype"] == "int8" and second["nbytes"] == 1024 and second["operation"] == "all_to_all"
+    assert (
+        first["dtype"] == "fp16"
+        and first["nbytes"] == 2048
+        and first["seconds"] == pytest.approx(1e-5)
+    )
+    assert (
+        second["dtype"] == "int8"
+        and second["nbytes"] == 1024
+        and second["operation"] == "all_to_all"
+    )
     assert first["algbw"] == pytest.approx(2048e5)
     for row in (first, second):
-        expected = bus_bandwidth(row["nbytes"], row["seconds"], ranks=row["ranks"], operation=row["operation"])
+        expected = bus_bandwidth(
+            row["nbytes"], row["seconds"], ranks=row["ranks"], operation=row["operation"]
+        )
         assert row["busbw"] == pytest.approx(expected)
     assert (find_database() / first["file"]) == path
     assert first["library"] == "nccl" and first["nodes"] is None
@@ -88,10 +148,17 @@ def test_the_version_of_the_rows_counts_not_that_of_the_folder(add: Add) -> None
     assert set(newest["library_version"]) == {"2.29.2"}
 
 
-@pytest.mark.parametrize(("older", "newer"), [
-    ("0.5.6.post2", "0.5.14"), ("1.3.0rc3", "1.3.0rc20"), ("1.3.0rc20", "1.3.0"), ("0.9", "0.12"),
-    ("0.5.9", "0.5.9.post1"), ("0.20.0", "0.20.1.dev3+g99d20260430"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("0.5.6.post2", "0.5.14"),
+        ("1.3.0rc3", "1.3.0rc20"),
+        ("1.3.0rc20", "1.3.0"),
+        ("0.9", "0.12"),
+        ("0.5.9", "0.5.9.post1"),
+        ("0.20.0", "0.20.1.dev3+g99d20260430"),
+    ],
+)
 def test_newest_version(add: Add, older: str, newer: str) -> None:
     for version in (newer, older):
         add(f"h/sglang/{version}", "gemm", [product(version=version)])
@@ -104,16 +171,29 @@ def test_each_collector_has_its_newest_version(add: Add) -> None:
     frame = read_gemms("h")
     assert frame.columns == ["system", "dtype", *"mnk", *WITNESS.split()]
     rows = frame.select("collector", "collector_version", "seconds").rows()
-    assert rows == [("sglang", "0.5.14", pytest.approx(3e-4)), ("vllm", "0.24.0", pytest.approx(1e-4))]
+    assert rows == [
+        ("sglang", "0.5.14", pytest.approx(3e-4)),
+        ("vllm", "0.24.0", pytest.approx(1e-4)),
+    ]
 
 
 def test_number_formats(add: Add) -> None:
-    add("h/sglang/0.5.14", "gemm", [product(gemm_dtype=name) for name in ("bfloat16", "fp8", "fp8_block")])
+    add(
+        "h/sglang/0.5.14",
+        "gemm",
+        [product(gemm_dtype=name) for name in ("bfloat16", "fp8", "fp8_block")],
+    )
     add("a/sglang/0.5.14", "gemm", [product(gemm_dtype="float16")])
     assert read_gemms("h")["dtype"].to_list() == ["bf16"]
-    assert read_gemms("h", dtype="fp8")["dtype"].to_list() == ["fp8"], "a part of a name is not the name"
+    assert read_gemms("h", dtype="fp8")["dtype"].to_list() == ["fp8"], (
+        "a part of a name is not the name"
+    )
     assert read_gemms("h", dtype=None)["dtype"].to_list() == ["bf16", "fp8", "fp8_block"]
-    for system, name, known in (("h", "fp4", "bf16, fp8, fp8_block"), ("a", "bf16", "fp16"), ("a", "float16", "fp16")):
+    for system, name, known in (
+        ("h", "fp4", "bf16, fp8, fp8_block"),
+        ("a", "bf16", "fp16"),
+        ("a", "float16", "fp16"),
+    ):
         with pytest.raises(ValueError, match=f"dtype is '{name}'; known are {known}"):
             read_gemms(system, dtype=name)
 
@@ -130,13 +210,19 @@ def test_attention(add: Add) -> None:
     assert frame.columns == ["system", "dtype", "kv_dtype", *shape, *WITNESS.split()]
     causal, full = (True, 2, 512, 0, 16, 4, 128), (False, 2, 512, 0, 16, 16, 128)
     assert frame.select(shape).rows() == [(*causal, 128), (*causal, 0), (*full, 0)]
-    assert frame["kv_dtype"].to_list() == ["bf16"] * 3 and frame["seconds"].to_list() == pytest.approx([5e-5] * 3)
+    assert frame["kv_dtype"].to_list() == ["bf16"] * 3 and frame[
+        "seconds"
+    ].to_list() == pytest.approx([5e-5] * 3)
     assert frame["collector"].to_list() == ["sglang", "trtllm", "sglang"]
 
 
 def test_casts_read_two_bytes_and_write_one(add: Add) -> None:
     about = {"framework": "VLLM", "version": "0.24.0", "kernel_source": "static"}
-    add("h/vllm/0.24.0", "scale_matrix", [{**about, "m": 1000, "k": 4096, "quant_dtype": "fp8", "latency": 0.004}])
+    add(
+        "h/vllm/0.24.0",
+        "scale_matrix",
+        [{**about, "m": 1000, "k": 4096, "quant_dtype": "fp8", "latency": 0.004}],
+    )
     row = read_casts("h").row(0, named=True)
     assert row["nbytes"] == 3 * 1000 * 4096 and row["seconds"] == pytest.approx(4e-6)
     assert (row["rows"], row["columns"], row["dtype"]) == (1000, 4096, "fp8")
@@ -144,7 +230,10 @@ def test_casts_read_two_bytes_and_write_one(add: Add) -> None:
 
 def test_pointers_broken_files_and_missing_columns(add: Add) -> None:
     path = add("h/sglang/0.5.14", "gemm", [product()])
-    sound, pointer = path.read_bytes(), b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+    sound, pointer = (
+        path.read_bytes(),
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+    )
     broken = r"gemm_perf\.parquet cannot be read"
     contents = {
         pointer: r"gemm_perf\.parquet is a git-LFS pointer.*git lfs pull",
@@ -158,18 +247,24 @@ def test_pointers_broken_files_and_missing_columns(add: Add) -> None:
     row = product()
     del row["k"]
     add("h/sglang/0.5.14", "gemm", [row])
-    with pytest.raises(ValueError, match=r"gemm_perf\.\w+ has no column k; it has framework, version.*, latency"):
+    with pytest.raises(
+        ValueError, match=r"gemm_perf\.\w+ has no column k; it has framework, version.*, latency"
+    ):
         read_gemms("h")
 
 
 def test_unknown_names_are_answered_with_the_known_ones(add: Add) -> None:
     path = add("h100_sxm/sglang/0.5.14", "gemm", [product()])
     (find_database() / "a30").mkdir()
-    with pytest.raises(ValueError, match=r"system is 'h100'; known are h100_sxm; did you mean 'h100_sxm'\?"):
+    with pytest.raises(
+        ValueError, match=r"system is 'h100'; known are h100_sxm; did you mean 'h100_sxm'\?"
+    ):
         read_gemms("h100")
     with pytest.raises(ValueError, match="system is 'a30'; known are h100_sxm"):
         list_tables("a30")
-    with pytest.raises(ValueError, match="table of h100_sxm is 'context_attention'; known are gemm"):
+    with pytest.raises(
+        ValueError, match="table of h100_sxm is 'context_attention'; known are gemm"
+    ):
         read_attention("h100_sxm")
     with pytest.raises(ValueError, match="table of h100_sxm is 'nccl'; known are gemm"):
         read_collectives("h100_sxm")
@@ -177,7 +272,11 @@ def test_unknown_names_are_answered_with_the_known_ones(add: Add) -> None:
     with pytest.raises(ValueError, match="dtype of a message of h100_sxm is 'fp5'; known are fp64"):
         read_collectives("h100_sxm")
     row = list_tables().filter(pl.col("table") == "gemm").row(0, named=True)
-    assert (row["collector"], row["version"], row["nbytes"]) == ("sglang", "0.5.14", path.stat().st_size)
+    assert (row["collector"], row["version"], row["nbytes"]) == (
+        "sglang",
+        "0.5.14",
+        path.stat().st_size,
+    )
 
 
 def test_what_was_not_measured_is_left_out_aloud(add: Add) -> None:
@@ -187,7 +286,9 @@ def test_what_was_not_measured_is_left_out_aloud(add: Add) -> None:
         assert read_gemms("h")["m"].to_list() == [64]
 
 
-def test_every_folder_on_the_way_finds_the_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_folder_on_the_way_finds_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = writer(tmp_path)("h/sglang/0.5.14", "gemm", [product()])
     data = next(parent for parent in path.parents if parent.name == "data")
     for place in (data, data.parent, data.parent.parent, tmp_path):
@@ -195,7 +296,9 @@ def test_every_folder_on_the_way_finds_the_database(tmp_path: Path, monkeypatch:
         assert find_database() == data and list_tables()["system"].to_list() == ["h"]
 
 
-def test_the_installed_package_is_found_and_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_installed_package_is_found_and_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer(tmp_path)("h/sglang/0.5.14", "gemm", [product()])
     (tmp_path / "aiconfigurator_core" / "__init__.py").write_text("raise ImportError('imported')")
     monkeypatch.delenv("PERFKIT_KERNEL_DATABASE", raising=False)
@@ -211,7 +314,9 @@ def test_no_database_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.Mon
         find_database()
     monkeypatch.delenv("PERFKIT_KERNEL_DATABASE")
     monkeypatch.setattr("perfkit.readers.kernel_database.find_spec", lambda name: None)
-    with pytest.raises(FileNotFoundError, match=r"no kernel database .* installed; .*PERFKIT_KERNEL_DATABASE"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no kernel database .* installed; .*PERFKIT_KERNEL_DATABASE"
+    ):
         read_gemms("h100_sxm")
 
 
@@ -228,8 +333,12 @@ def database() -> Path:
 
 
 @pytest.mark.parametrize("system", ["a100_sxm", "h100_sxm"])
-def test_extracted_collectives_are_reproduced(system: str, database: Path, shared_data: Path) -> None:
-    theirs = pl.read_csv(shared_data / f"nccl/nccl_{system}.csv", infer_schema_length=None).with_columns(
+def test_extracted_collectives_are_reproduced(
+    system: str, database: Path, shared_data: Path
+) -> None:
+    theirs = pl.read_csv(
+        shared_data / f"nccl/nccl_{system}.csv", infer_schema_length=None
+    ).with_columns(
         operation=pl.col("op").replace("alltoall", "all_to_all"),
         dtype=pl.col("dtype").replace("half", "fp16"),
         version=pl.col("nccl_version_recorded").replace("unrecorded", ""),
@@ -237,11 +346,19 @@ def test_extracted_collectives_are_reproduced(system: str, database: Path, share
         ranks="num_gpus",
     )
     ours = read_collectives(system).with_columns(
-        version=pl.col("library_version").fill_null(""), source_dir_version=pl.col("file").str.split("/").list.get(-2)
+        version=pl.col("library_version").fill_null(""),
+        source_dir_version=pl.col("file").str.split("/").list.get(-2),
     )
     keys = ["operation", "dtype", "ranks", "nbytes", "version", "source_dir_version"]
-    joined = ours.with_columns(rep=pl.int_range(pl.len()).over(keys)).join(theirs, on=[*keys, "rep"], how="left")
-    assert ours.height == joined.height == theirs.filter(pl.col("version").is_in(ours["version"].unique())).height > 0
+    joined = ours.with_columns(rep=pl.int_range(pl.len()).over(keys)).join(
+        theirs, on=[*keys, "rep"], how="left"
+    )
+    assert (
+        ours.height
+        == joined.height
+        == theirs.filter(pl.col("version").is_in(ours["version"].unique())).height
+        > 0
+    )
     assert (joined["seconds"] / joined["latency_us"] * 1e6 - 1).abs().max() < 1e-9
 
 
@@ -258,11 +375,18 @@ def test_extracted_products_are_reproduced(system: str, database: Path, shared_d
         assert error < 2e-5, f"{collector}: extracts are rounded to 0.1 ns"
 
 
-@pytest.mark.parametrize("release", ["a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "gb200", "l40s"])
+@pytest.mark.parametrize(
+    "release", ["a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "gb200", "l40s"]
+)
 def test_real_systems_are_complete(release: str, database: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         collectives, products = read_collectives(release), read_gemms(release)
-    assert set(collectives["operation"]) == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
+    assert set(collectives["operation"]) == {
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+    }
     assert set(products["collector"]) == {"sglang", "trtllm", "vllm"}
     assert not products.null_count().sum_horizontal().item()

@@ -1,4 +1,5 @@
-"""Memory of a prediction: which bytes are alive when, what they are, and whether the device has as much."""
+"""Memory of a prediction: which bytes are alive when, what they are, and whether the device has as
+much."""
 
 import warnings
 from collections.abc import Callable
@@ -33,55 +34,101 @@ def memory(work: Any, platform: str = CPU, **settings: Any) -> Memory:
 
 
 def graph(*operations: tuple[str, str, str]) -> Graph:
-    """Operations by phase, buffers read and buffers written; buffer `a` has 1 byte, `b` 2, `c` 4 ..."""
+    """Operations by phase, buffers read and buffers written; buffer `a` has 1 byte, `b` 2, `c` 4
+    ..."""
     rows = [
         (index, ord(letter) - 97, 2.0 ** (ord(letter) - 97), write)
-        for index, (_, *touched) in enumerate(operations) for write, letters in enumerate(touched) for letter in letters
-    ]  # fmt: skip
+        for index, (_, *touched) in enumerate(operations)
+        for write, letters in enumerate(touched)
+        for letter in letters
+    ]
     labels = tuple(("add", "elementwise", "add", phase, "") for phase, *_ in operations)
-    return Graph(labels, np.zeros((len(labels), len(FEATURES))), np.array(rows, dtype=float).reshape(-1, 4))
+    return Graph(
+        labels, np.zeros((len(labels), len(FEATURES))), np.array(rows, dtype=float).reshape(-1, 4)
+    )
 
 
-@pytest.mark.parametrize(("operations", "expected"), [
-    ([("forward", "a", "b"), ("forward", "b", "c"), ("forward", "c", "d")], {"activations": 1 + 4 + 8}),
-    ([("forward", "a", "b"), ("backward", "b", "c"), ("backward", "c", "d")], {"activations": 1 + 4 + 8}),
-    ([("forward", "a", "d"), ("forward", "d", "b"), ("forward", "", "d")], {"activations": 1 + 8 + 2}),  # lives anew
-    ([("forward", "a", "c"), ("backward", "ac", "b"), ("update", "abd", "ad"), ("update", "d", "e")],
-     {"parameters": 1, "gradients": 2, "states": 8, "workspace": 16}),
-    ([("forward", "a", "e"), ("backward", "a", "b"), ("update", "ab", "a"), ("forward", "a", "f")],
-     {"parameters": 1, "gradients": 2, "activations": 32}),  # gradients are kept to the end
-])  # fmt: skip
-def test_bytes_live_from_the_first_write_to_the_last_use(operations: Any, expected: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("operations", "expected"),
+    [
+        (
+            [("forward", "a", "b"), ("forward", "b", "c"), ("forward", "c", "d")],
+            {"activations": 1 + 4 + 8},
+        ),
+        (
+            [("forward", "a", "b"), ("backward", "b", "c"), ("backward", "c", "d")],
+            {"activations": 1 + 4 + 8},
+        ),
+        # lives anew
+        (
+            [("forward", "a", "d"), ("forward", "d", "b"), ("forward", "", "d")],
+            {"activations": 1 + 8 + 2},
+        ),
+        (
+            [
+                ("forward", "a", "c"),
+                ("backward", "ac", "b"),
+                ("update", "abd", "ad"),
+                ("update", "d", "e"),
+            ],
+            {"parameters": 1, "gradients": 2, "states": 8, "workspace": 16},
+        ),
+        (
+            [
+                ("forward", "a", "e"),
+                ("backward", "a", "b"),
+                ("update", "ab", "a"),
+                ("forward", "a", "f"),
+            ],
+            {"parameters": 1, "gradients": 2, "activations": 32},
+        ),  # gradients are kept to the end
+    ],
+)
+def test_bytes_live_from_the_first_write_to_the_last_use(
+    operations: Any, expected: dict[str, int]
+) -> None:
     found = measure_memory([graph(*operations)], pk.load_platform(CPU), "sgd")
     assert {name: size for name, size in found.parts.items() if size} == expected
     assert found.total == sum(expected.values())
 
 
-@pytest.mark.parametrize(("workload", "platform", "ranks"), [
-    (pk.DLRM(rows=[10**10] * 8, dim=128, batch=2048), GPU, 1),
-    (GPT2("gpt2-xl", layers=96, hidden=12288, heads=96, batch=8), GPU, 8),
-    (BERT("bert-large", batch=100_000, sequence=512), "v100-sxm-8", 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("workload", "platform", "ranks"),
+    [
+        (pk.DLRM(rows=[10**10] * 8, dim=128, batch=2048), GPU, 1),
+        (GPT2("gpt2-xl", layers=96, hidden=12288, heads=96, batch=8), GPU, 8),
+        (BERT("bert-large", batch=100_000, sequence=512), "v100-sxm-8", 1),
+    ],
+)
 def test_what_does_not_fit_is_said(workload: Any, platform: str, ranks: int) -> None:
     with pytest.warns(UserWarning, match="does not fit"):
         found = pk.predict(workload, platform, ranks=ranks)
     assert found.fits is False
-    assert all(": does not fit" in text for text in (repr(found), found.explain(), " ".join(found.warnings)))
+    assert all(
+        ": does not fit" in text
+        for text in (repr(found), found.explain(), " ".join(found.warnings))
+    )
 
 
 def test_what_fits_and_what_is_not_known_is_said_too() -> None:
     found, device = pk.predict(SMALL, GPU), pk.load_platform(GPU).device
     assert found.fits and "does not fit" not in found.explain() and "of 80 GB" in found.explain()
-    unknown = replace(device, memory=(*device.memory[:-1], replace(device.memory[-1], capacity=None)))
+    unknown = replace(
+        device, memory=(*device.memory[:-1], replace(device.memory[-1], capacity=None))
+    )
     found = pk.predict(SMALL, replace(pk.load_platform(GPU), device=unknown))
     assert found.fits is None and "needs" in found.explain()
 
 
 def net(width: int = 64, *, change: str = "", pieces: int = 1, optimizer: Any = ADAMW) -> Any:
-    """A step over 6 layers and 512 samples; gradients may be dropped late, layers run again, or weights be sharded."""
+    """A step over 6 layers and 512 samples; gradients may be dropped late, layers run again, or
+    weights be sharded."""
 
     def make() -> Callable[[], None]:
-        parts = [nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width)) for _ in range(3)]
+        parts = [
+            nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+            for _ in range(3)
+        ]
         layers = nn.ModuleList(parts)
         for layer in layers if change == "sharded" else ():
             fully_shard(layer)
@@ -106,15 +153,27 @@ WEIGHTS = 6 * (64 * 64 + 64) * 4
 
 
 def test_capture_follows_what_a_step_holds() -> None:
-    steps = {"usual": net(), "wide": net(512), "late": net(512, change="late"), "again": net(change="again")}
+    steps = {
+        "usual": net(),
+        "wide": net(512),
+        "late": net(512, change="late"),
+        "again": net(change="again"),
+    }
     steps |= {"pieces": net(pieces=4), "sgd": net(optimizer=SGD)}
     plain = {name: memory(pk.capture(make)) for name, make in steps.items()}
     usual = plain["usual"]
-    assert usual.parts["parameters"] == WEIGHTS and 2 * WEIGHTS <= usual.parts["states"] <= 2.01 * WEIGHTS
+    assert (
+        usual.parts["parameters"] == WEIGHTS
+        and 2 * WEIGHTS <= usual.parts["states"] <= 2.01 * WEIGHTS
+    )
     assert plain["sgd"].parts["states"] == 0 and plain["sgd"].parts["parameters"] == WEIGHTS
-    assert plain["late"].total - plain["wide"].total > 0.25 * plain["wide"].parts["parameters"]  # old gradients
+    # old gradients
+    assert plain["late"].total - plain["wide"].total > 0.25 * plain["wide"].parts["parameters"]
     for less in ("again", "pieces"):
-        assert plain[less].parts["activations"] < 0.75 * usual.parts["activations"] and plain[less].total < usual.total
+        assert (
+            plain[less].parts["activations"] < 0.75 * usual.parts["activations"]
+            and plain[less].total < usual.total
+        )
 
 
 def test_capture_agrees_with_the_profiler() -> None:
@@ -124,13 +183,20 @@ def test_capture_agrees_with_the_profiler() -> None:
         assert memory(pk.capture(make)).total == pytest.approx(measure_peak(make), rel=0.03)
 
 
-@pytest.mark.parametrize("workload", [SMALL, replace(SMALL, attention="eager"), pk.DLRM("dlrm-ddp", batch=512)])
+@pytest.mark.parametrize(
+    "workload", [SMALL, replace(SMALL, attention="eager"), pk.DLRM("dlrm-ddp", batch=512)]
+)
 def test_built_and_captured_steps_agree(workload: Any) -> None:
-    assert memory(workload).total == pytest.approx(memory(pk.capture(twin(workload))).total, rel=0.1)
+    assert memory(workload).total == pytest.approx(
+        memory(pk.capture(twin(workload))).total, rel=0.1
+    )
 
 
 def test_shards_divide_what_is_kept() -> None:
-    two, eight = (memory(pk.capture(net(256, change="sharded"), ranks=n, device="cuda"), GPU).parts for n in (2, 8))
+    two, eight = (
+        memory(pk.capture(net(256, change="sharded"), ranks=n, device="cuda"), GPU).parts
+        for n in (2, 8)
+    )
     assert two["parameters"] == pytest.approx(6 * (256 * 256 + 256) * 4 / 2, rel=0.01)
     for part in ("parameters", "states"):
         assert two[part] == pytest.approx(4 * eight[part], rel=0.01)
@@ -150,13 +216,23 @@ def test_tables_are_counted_as_for_a_placement(embedding: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, 64, 8, 32), (6, 128, 16, 128)])
-def test_built_steps_that_are_sharded_divided_or_computed_again_need_less(shape: tuple[int, ...]) -> None:
+def test_built_steps_that_are_sharded_divided_or_computed_again_need_less(
+    shape: tuple[int, ...],
+) -> None:
     layers, hidden, batch, sequence = shape
-    whole = GPT2("gpt2", layers=layers, hidden=hidden, heads=4, vocabulary=500, batch=8 * batch, sequence=sequence)
+    whole = GPT2(
+        "gpt2",
+        layers=layers,
+        hidden=hidden,
+        heads=4,
+        vocabulary=500,
+        batch=8 * batch,
+        sequence=sequence,
+    )
     usual, *less = (
         memory(replace(whole, **change), GPU, ranks=8)
         for change in ({}, {"checkpoint": True}, {"accumulate": 4}, {"parallel": "fsdp"})
-    )  # fmt: skip
+    )
     assert all(found.total < usual.total for found in less)
     assert less[0].parts["activations"] < usual.parts["activations"] > less[1].parts["activations"]
     for part in ("parameters", "states"):

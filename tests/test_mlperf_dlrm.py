@@ -1,4 +1,5 @@
-"""MLPerf steps of DLRM on 8 GPUs: the bars they are held to, and that presets are what the benchmark trains."""
+"""MLPerf steps of DLRM on 8 GPUs: the bars they are held to, and that presets are what the
+benchmark trains."""
 
 import csv
 from itertools import product
@@ -16,7 +17,9 @@ def rows() -> list[dict[str, object]]:
 
 
 def test_published_steps_meet_the_bars(rows: list[dict[str, object]]) -> None:
-    errors = {(row["benchmark"], row["gpu"]): row["predicted"] / row["measured"] - 1 for row in rows}
+    errors = {
+        (row["benchmark"], row["gpu"]): row["predicted"] / row["measured"] - 1 for row in rows
+    }
     assert set(mlperf_dlrm.BARS) <= set(errors)
     for key, bar in mlperf_dlrm.BARS.items():
         assert abs(errors[key]) <= bar, key
@@ -27,28 +30,52 @@ def test_the_shipped_comparison_is_what_perfkit_predicts(rows: list[dict[str, ob
     shipped = read_published(mlperf_dlrm.TABLE)
     for key in ("predicted", "low", "high"):
         here, there = ([row[key] for row in own] for own in (rows, shipped))
-        assert here == pytest.approx(there, rel=1e-3), "run python -m benchmarks.mlperf_dlrm --write"
+        assert here == pytest.approx(there, rel=1e-3), (
+            "run python -m benchmarks.mlperf_dlrm --write"
+        )
 
 
 def test_measured_steps_are_the_fastest_entries(shared_data: Path) -> None:
-    entries = [row for row in read_csv(shared_data / "end_to_end" / "mlperf_8gpu_bert_dlrm.csv")
-               if row["quality"].startswith("A") and row["train_only_iter_ms"] and row["num_accel"] == "8"
-               and row["global_batch"] == str(mlperf_dlrm.BATCH)]  # fmt: skip
+    entries = [
+        row
+        for row in read_csv(shared_data / "end_to_end" / "mlperf_8gpu_bert_dlrm.csv")
+        if row["quality"].startswith("A")
+        and row["train_only_iter_ms"]
+        and row["num_accel"] == "8"
+        and row["global_batch"] == str(mlperf_dlrm.BATCH)
+    ]
     shipped = {(row["benchmark"], row["gpu"]): row for row in read_published(mlperf_dlrm.TABLE)}
     for benchmark, gpu in product(mlperf_dlrm.MODELS, mlperf_dlrm.PLATFORMS):
-        own = [row for row in entries if row["benchmark"] == benchmark and f"{gpu}-SXM" in row["accelerator"]]
+        own = [
+            row
+            for row in entries
+            if row["benchmark"] == benchmark and f"{gpu}-SXM" in row["accelerator"]
+        ]
         assert bool(own) == ((benchmark, gpu) in shipped)
         if own:
-            best, row = min(own, key=lambda one: float(one["train_only_iter_ms"])), shipped[benchmark, gpu]
-            assert all(row[key] == best[key].replace(" : ", ", ") for key in ("round", "submitter", "system", "source"))
-            assert row["measured"] == pytest.approx(float(best["train_only_iter_ms"]) / 1e3, rel=1e-4)
+            best, row = (
+                min(own, key=lambda one: float(one["train_only_iter_ms"])),
+                shipped[benchmark, gpu],
+            )
+            assert all(
+                row[key] == best[key].replace(" : ", ", ")
+                for key in ("round", "submitter", "system", "source")
+            )
+            assert row["measured"] == pytest.approx(
+                float(best["train_only_iter_ms"]) / 1e3, rel=1e-4
+            )
 
 
 @pytest.mark.parametrize(
-    ("preset", "prefix", "lookups"), [("dlrm-mlperf", "dlrm_v1", "hotness"), ("dlrm-dcnv2", "dcnv2", "multi_hot")]
+    ("preset", "prefix", "lookups"),
+    [("dlrm-mlperf", "dlrm_v1", "hotness"), ("dlrm-dcnv2", "dcnv2", "multi_hot")],
 )
-def test_presets_have_the_tables_of_the_benchmark(preset: str, prefix: str, lookups: str, shared_data: Path) -> None:
-    with open(shared_data / "embedding" / "mlperf_dlrm_tables.csv", newline="", encoding="utf-8") as file:
+def test_presets_have_the_tables_of_the_benchmark(
+    preset: str, prefix: str, lookups: str, shared_data: Path
+) -> None:
+    with open(
+        shared_data / "embedding" / "mlperf_dlrm_tables.csv", newline="", encoding="utf-8"
+    ) as file:
         published = list(csv.DictReader(file))
     tables = DLRM(preset, batch=8).tables
     for name, value in (

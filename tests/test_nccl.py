@@ -1,4 +1,5 @@
-"""Logs of nccl-tests: real logs against their manifest, and generated logs of every format, whole, noisy and torn."""
+"""Logs of nccl-tests: real logs against their manifest, and generated logs of every format, whole,
+noisy and torn."""
 
 import csv
 import math
@@ -18,10 +19,18 @@ from perfkit.readers.nccl import LogWarning, parse_nccl_tests, read_nccl_tests
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*only the name of the file says")
 PROGRAMS = {"all_to_all": "alltoall_perf", "send_recv": "sendrecv_perf"}
-REDUCING = ("all_reduce", "reduce_scatter", "reduce", "send_recv")  # send_recv prints a redop all the same
+# send_recv prints a redop all the same
+REDUCING = ("all_reduce", "reduce_scatter", "reduce", "send_recv")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
-DTYPES = {"float": ("fp32", 4), "half": ("fp16", 2), "double": ("fp64", 8), "bfloat16": ("bf16", 2),
-          "int8": ("int8", 1), "uint64": ("uint64", 8), "f8e4m3": ("fp8", 1)}  # fmt: skip
+DTYPES = {
+    "float": ("fp32", 4),
+    "half": ("fp16", 2),
+    "double": ("fp64", 8),
+    "bfloat16": ("bf16", 2),
+    "int8": ("int8", 1),
+    "uint64": ("uint64", 8),
+    "f8e4m3": ("fp8", 1),
+}
 STYLES = ("old", "middle", "new", "rccl", "timestamps", "per-iteration")
 NOISE = (
     "host-1:77184:77623 [0] NCCL INFO Channel 05/1 : 0[0] -> 10[2] [send] via NET/AWS Libfabric/1(2)/GDRDMA",
@@ -29,11 +38,22 @@ NOISE = (
     "host-1:3442:3442 [0] NCCL INFO Launch mode Parallel",
     "[host-1:356633] PMIX ERROR: ERROR in file gds_ds12_lock_pthread.c at line 168",
     "[host-1:12807] 7 more processes have sent help message help-mpi-btl-openib.txt / no device params found",
-    "Sun Jul 23 02:42:51 2023 UTC", "# Reducing maxBytes to 26549638485 due to memory limitation", "", "#",
+    "Sun Jul 23 02:42:51 2023 UTC",
+    "# Reducing maxBytes to 26549638485 due to memory limitation",
+    "",
+    "#",
     "libfabric:77187:1690073380::efa:ep_ctrl:rxr_ep_ctrl():939<warn> libfabric 1.18.1 efa endpoint created!",
-)  # fmt: skip
-PREFIXES = ("", "0: ", " 0: ", "[1,0]<stdout>:", "(head, rank=0, pid=3808) [1,0]<stdout>:", "worker-0 | ", "[0] ",
-            "2024-05-08T01:02:03.456Z ")  # fmt: skip
+)
+PREFIXES = (
+    "",
+    "0: ",
+    " 0: ",
+    "[1,0]<stdout>:",
+    "(head, rank=0, pid=3808) [1,0]<stdout>:",
+    "worker-0 | ",
+    "[0] ",
+    "2024-05-08T01:02:03.456Z ",
+)
 
 
 def c_float(value: float, width: int) -> str:
@@ -53,8 +73,11 @@ class Log:
     gpus_per_node: int = 8
     dtype: str = "float"
     style: str = "new"
-    times: tuple[tuple[int, float, float], ...] = ((1024, 12.9e-6, 13.1e-6), (2**20, 35.2e-6, 34.1e-6),
-                                                   (2**28, 1.1e-3, 1e-3))  # fmt: skip
+    times: tuple[tuple[int, float, float], ...] = (
+        (1024, 12.9e-6, 13.1e-6),
+        (2**20, 35.2e-6, 34.1e-6),
+        (2**28, 1.1e-3, 1e-3),
+    )
     listed: bool = True
     validated: bool = True
     prefix: str = ""
@@ -69,7 +92,9 @@ class Log:
 
     def columns(self) -> tuple[list[str], list[str]]:
         names, wrong = ["size", "count", "type"], "error" if self.style == "old" else "#wrong"
-        names += ["redop"] if self.style != "old" or self.redop or self.operation == "all_to_all" else []
+        names += (
+            ["redop"] if self.style != "old" or self.redop or self.operation == "all_to_all" else []
+        )
         names += ["root"] if self.style != "old" or self.operation in ROOTED else []
         more = ["i_min", "i_max", "i_p99", "i_cv%"] if self.style == "per-iteration" else []
         return names, ["time", "algbw", "busbw", wrong, *more]
@@ -84,37 +109,65 @@ class Log:
             algbw = nbytes / time / 1e9
             busbw = algbw * float(bus_factor(self.operation, self.ranks))
             unsupported = in_place and self.operation in ("all_to_all", "send_recv")
-            wrong = "N/A" if unsupported or not self.validated else "2e-07" if self.style == "old" else "0"
+            wrong = (
+                "N/A"
+                if unsupported or not self.validated
+                else "2e-07"
+                if self.style == "old"
+                else "0"
+            )
             text += f"  {c_float(time * 1e6, 7):>7}  {c_float(algbw, 6):>6}  {c_float(busbw, 6):>6}  {wrong:>5}"
             text += "   10.00    20.00    19.00     3.00" if self.style == "per-iteration" else ""
         return text + ("  2025-08-01 12:00:00" if self.style == "timestamps" else "")
 
     def head(self) -> list[str]:
         program = PROGRAMS.get(self.operation, f"{self.operation}_perf")
-        lines = [f"# Collective test starting: {program}"] if self.style in ("new", "rccl", "timestamps") else []
+        lines = (
+            [f"# Collective test starting: {program}"]
+            if self.style in ("new", "rccl", "timestamps")
+            else []
+        )
         lines += [f"/usr/bin/{program} -b 8 -e 1G -f 2"] if self.style != "old" else []
         each = 1 if self.listed else math.gcd(self.ranks, self.gpus_per_node)
-        lines += [f"# nThread 1 nGpus {each} minBytes 8 maxBytes 1073741824 step: 2(factor) validation: 1"]
+        lines += [
+            f"# nThread 1 nGpus {each} minBytes 8 maxBytes 1073741824 step: 2(factor) validation: 1"
+        ]
         lines += ["rccl-tests: Version develop:5272cd1"] if self.style == "rccl" else []
         place = "Pid  77184 on" if self.style == "old" else "Group  0 Pid  77184 on"
-        lines += [f"#  Rank {r:2d} {place} host-{r // self.gpus_per_node} device  0 [0x0f] NVIDIA H100"
-                  for r in range(self.ranks * self.listed)]  # fmt: skip
+        lines += [
+            f"#  Rank {r:2d} {place} host-{r // self.gpus_per_node} device  0 [0x0f] NVIDIA H100"
+            for r in range(self.ranks * self.listed)
+        ]
         names, block = self.columns()
         lines += ["#", "#" + " " * 40 + "out-of-place" + " " * 20 + "in-place"]
-        lines += [f"#       {'  '.join([*names, *block, *block])}{'  timestamp' if self.style == 'timestamps' else ''}"]
+        lines += [
+            f"#       {'  '.join([*names, *block, *block])}{'  timestamp' if self.style == 'timestamps' else ''}"
+        ]
         return [*lines, "#        (B)    (elements)          (us)  (GB/s)  (GB/s)"]
 
     def lines(self) -> list[str]:
         tail = ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 68.4048", "#"]
-        return [self.prefix + line for line in [*self.head(), *(self.row(*t) for t in self.times), *tail]]
+        return [
+            self.prefix + line
+            for line in [*self.head(), *(self.row(*t) for t in self.times), *tail]
+        ]
 
     def expected(self) -> list[dict[str, Any]]:
         nodes = math.ceil(self.ranks / self.gpus_per_node) if self.listed else None
         return [
-            {"operation": self.operation, "ranks": self.ranks, "nodes": nodes, "dtype": DTYPES[self.dtype][0],
-             "redop": self.redop or None, "nbytes": nbytes, "in_place": bool(half), "seconds": time}
-            for nbytes, *times in self.times for half, time in enumerate(times)
-        ]  # fmt: skip
+            {
+                "operation": self.operation,
+                "ranks": self.ranks,
+                "nodes": nodes,
+                "dtype": DTYPES[self.dtype][0],
+                "redop": self.redop or None,
+                "nbytes": nbytes,
+                "in_place": bool(half),
+                "seconds": time,
+            }
+            for nbytes, *times in self.times
+            for half, time in enumerate(times)
+        ]
 
 
 @st.composite
@@ -128,9 +181,16 @@ def logs(draw: st.DrawFn) -> Log:
     times += [(2**35, (start + 2**35 / rate) * draw(jitter), (start + 2**35 / rate) * draw(jitter))]
     zeros = [(0, 1.4e-7, 1.3e-7)] * draw(st.integers(0, 2))
     return Log(
-        operation, draw(st.integers(3, 24)), draw(st.integers(1, 8)), dtype, draw(st.sampled_from(STYLES)),
-        (*zeros, *times), True, draw(st.booleans()), draw(st.sampled_from(PREFIXES)),
-    )  # fmt: skip
+        operation,
+        draw(st.integers(3, 24)),
+        draw(st.integers(1, 8)),
+        dtype,
+        draw(st.sampled_from(STYLES)),
+        (*zeros, *times),
+        True,
+        draw(st.booleans()),
+        draw(st.sampled_from(PREFIXES)),
+    )
 
 
 def agree(frame: pl.DataFrame, expected: list[dict[str, Any]]) -> None:
@@ -162,7 +222,9 @@ def test_what_was_written_is_read(log: Log, noise: list[tuple[int, str]]) -> Non
 
 @given(logs())
 def test_ranks_follow_from_the_bandwidths_where_no_device_is_listed(log: Log) -> None:
-    log = replace(log, listed=False, gpus_per_node=1, style="middle" if log.style == "old" else log.style)
+    log = replace(
+        log, listed=False, gpus_per_node=1, style="middle" if log.style == "old" else log.style
+    )
     try:
         frame = parse(log, "\n".join(log.lines()))
     except ValueError as error:  # too few digits
@@ -173,13 +235,20 @@ def test_ranks_follow_from_the_bandwidths_where_no_device_is_listed(log: Log) ->
 
 
 @given(logs(), st.data())
-def test_a_log_that_breaks_off_is_refused_and_its_complete_rows_can_be_kept(log: Log, data: st.DataObject) -> None:
+def test_a_log_that_breaks_off_is_refused_and_its_complete_rows_can_be_kept(
+    log: Log, data: st.DataObject
+) -> None:
     text = "\n".join(log.lines())
-    end = data.draw(st.integers(text.index("algbw") + 40, text.index("# Out of bounds") - len(log.prefix) - 1))
+    end = data.draw(
+        st.integers(text.index("algbw") + 40, text.index("# Out of bounds") - len(log.prefix) - 1)
+    )
     torn, complete = text[:end], log.expected()
     with pytest.raises(ValueError, match=r"line \d+ does not fit: '.*': "):
         parse(log, torn)
-    whole = sum(line in {log.prefix + log.row(*times) for times in log.times} for line in torn.split("\n")[:-1])
+    whole = sum(
+        line in {log.prefix + log.row(*times) for times in log.times}
+        for line in torn.split("\n")[:-1]
+    )
     try:
         with pytest.warns(LogWarning, match="measurements are kept"):
             frame = parse(log, torn, partial=True)
@@ -187,7 +256,8 @@ def test_a_log_that_breaks_off_is_refused_and_its_complete_rows_can_be_kept(log:
         assert not whole, error
     else:
         agree(frame, complete[: frame.height])
-        assert frame.height in (2 * whole, 2 * whole + 2)  # only the end of the last line may be missing
+        # only the end of the last line may be missing
+        assert frame.height in (2 * whole, 2 * whole + 2)
 
 
 @given(logs(), st.data())
@@ -195,8 +265,12 @@ def test_a_row_that_other_output_cuts_in_two_is_refused_and_those_before_it_can_
     lines, whole = log.lines(), data.draw(st.integers(0, len(log.times) - 1))
     row, clock = log.row(*log.times[whole]), 2 * (log.style == "timestamps")
     at = lines.index(log.prefix + log.row(*log.times[0])) + whole
-    cut = data.draw(st.sampled_from([found.end() for found in re.finditer(r"\S+", row)][: -1 - clock]))
-    noise = [log.prefix + text for text in data.draw(st.lists(st.sampled_from(NOISE[:3]), max_size=3))]
+    cut = data.draw(
+        st.sampled_from([found.end() for found in re.finditer(r"\S+", row)][: -1 - clock])
+    )
+    noise = [
+        log.prefix + text for text in data.draw(st.lists(st.sampled_from(NOISE[:3]), max_size=3))
+    ]
     lines[at : at + 1] = [log.prefix + row[:cut] + NOISE[0], *noise, log.prefix + row[cut:]]
     text, numbers = "\n".join(lines), "|".join(str(at + n) for n in (1, len(noise) + 2))
     with pytest.raises(ValueError, match=rf"line ({numbers}) does not fit: "):
@@ -215,16 +289,23 @@ def manifest(shared_data: Path) -> dict[str, dict[str, str]]:
 
 SEVERAL = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
 MANIFEST_NAMES = {
-    "several in one file": SEVERAL, "alltoall + sendrecv": ["all_to_all", "send_recv"], "allreduce": ["all_reduce"],
-    "alltoall": ["all_to_all"], "allgather": ["all_gather"], "reducescatter": ["reduce_scatter"],
-    "broadcast": ["broadcast"], "scatter (scatter_perf, from the sbatch of that commit)": ["scatter"],
-}  # fmt: skip
+    "several in one file": SEVERAL,
+    "alltoall + sendrecv": ["all_to_all", "send_recv"],
+    "allreduce": ["all_reduce"],
+    "alltoall": ["all_to_all"],
+    "allgather": ["all_gather"],
+    "reducescatter": ["reduce_scatter"],
+    "broadcast": ["broadcast"],
+    "scatter (scatter_perf, from the sbatch of that commit)": ["scatter"],
+}
 
 
 def test_real_logs_say_what_their_manifest_says(shared_data: Path) -> None:
     about = manifest(shared_data)
     assert len(about) == 13
-    with pytest.warns(LogWarning, match="it may be gather or scatter; only the name of the file says scatter"):
+    with pytest.warns(
+        LogWarning, match="it may be gather or scatter; only the name of the file says scatter"
+    ):
         frame = read_nccl_tests(shared_data / "nccl_logs")
     assert set(frame["file"]) == set(about)
     for (file,), log in frame.group_by("file"):
@@ -232,16 +313,24 @@ def test_real_logs_say_what_their_manifest_says(shared_data: Path) -> None:
         assert set(log["operation"]) == set(MANIFEST_NAMES[row["collective"]])
         assert log["ranks"].unique().to_list() == [int(row["ranks"])]
         assert log.height == 2 * int(row["rows"]) and log["in_place"].sum() == int(row["rows"])
-        lists = file not in ("a100x16_2node_p4de_efa_allreduce.log", "h100x8_p5_nvswitch_allreduce.log")
+        lists = file not in (
+            "a100x16_2node_p4de_efa_allreduce.log",
+            "h100x8_p5_nvswitch_allreduce.log",
+        )
         assert log["nodes"].unique().to_list() == [int(row["nodes"]) if lists else None]
 
 
 def test_the_cited_figures_are_those_of_the_logs(shared_data: Path) -> None:
     cited = pl.read_csv(find_reference("published") / "nccl_h100_cluster.csv")
     names = ("h100x8_1node", "h100x10_10node_g1", "h100x80_10node")
-    logs = read_nccl_tests([shared_data / "nccl_logs" / f"{name}_multi_collective.log" for name in names])
+    logs = read_nccl_tests(
+        [shared_data / "nccl_logs" / f"{name}_multi_collective.log" for name in names]
+    )
     for in_place, column in ((False, "time_us"), (True, "in_place_time_us")):
-        keys = {"left_on": ["test", "nodes", "ranks", "size_B"], "right_on": ["operation", "nodes", "ranks", "nbytes"]}
+        keys = {
+            "left_on": ["test", "nodes", "ranks", "size_B"],
+            "right_on": ["operation", "nodes", "ranks", "nbytes"],
+        }
         both = cited.join(logs.filter(in_place=in_place), **keys)
         assert both.height == cited.height == 36
         assert (both[column] - 1e6 * both["seconds"]).abs().max() < 1e-3  # type: ignore[operator]
@@ -259,11 +348,25 @@ def text_of(log: Log, **changes: str) -> str:
 def test_the_operation_is_told_by_label_columns_and_ratio_or_the_name_of_the_file() -> None:
     for operation in OPERATIONS:
         for style in ("middle", "new", "rccl"):
-            assert set(parse_nccl_tests(text_of(Log(operation, style=style)))["operation"]) == {operation}
-    for operation in ("all_reduce", "all_to_all", "reduce_scatter", "reduce", "broadcast", "send_recv"):
-        assert set(parse_nccl_tests(text_of(Log(operation, style="old")))["operation"]) == {operation}
+            assert set(parse_nccl_tests(text_of(Log(operation, style=style)))["operation"]) == {
+                operation
+            }
+    for operation in (
+        "all_reduce",
+        "all_to_all",
+        "reduce_scatter",
+        "reduce",
+        "broadcast",
+        "send_recv",
+    ):
+        assert set(parse_nccl_tests(text_of(Log(operation, style="old")))["operation"]) == {
+            operation
+        }
     bare = text_of(Log("all_gather", style="middle")).replace("/usr/bin/all_gather_perf", "")
-    with pytest.raises(ValueError, match=r"line 15: the operation is not named, .* all_gather or all_to_all; put its"):
+    with pytest.raises(
+        ValueError,
+        match=r"line 15: the operation is not named, .* all_gather or all_to_all; put its",
+    ):
         parse_nccl_tests(bare)
     with pytest.warns(LogWarning, match="only the name of the file says all_gather"):
         parse_nccl_tests(bare, file="runs/AllGather-8gpu.log")
@@ -272,12 +375,23 @@ def test_the_operation_is_told_by_label_columns_and_ratio_or_the_name_of_the_fil
 LOST = {f"#  Rank {rank:2d}": "# lost" for rank in range(8, 16)}
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    (text_of(Log(ranks=16, gpus_per_node=4), **LOST), "line 24: busbw / algbw does not fit all_reduce of 8 ranks;"),
-    (text_of(Log(), all_reduce_perf="broadcast_perf"), "busbw / algbw does not fit broadcast of 8 ranks"),
-    (text_of(Log(), **{"13.10    0.08    0.14      0": "13.10    0.08    0.14  1e+06"}),
-     "1 results hold wrong values .the first in line 16.; do not trust"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            text_of(Log(ranks=16, gpus_per_node=4), **LOST),
+            "line 24: busbw / algbw does not fit all_reduce of 8 ranks;",
+        ),
+        (
+            text_of(Log(), all_reduce_perf="broadcast_perf"),
+            "busbw / algbw does not fit broadcast of 8 ranks",
+        ),
+        (
+            text_of(Log(), **{"13.10    0.08    0.14      0": "13.10    0.08    0.14  1e+06"}),
+            "1 results hold wrong values .the first in line 16.; do not trust",
+        ),
+    ],
+)
 def test_contradictions_are_named(text: str, message: str) -> None:
     with pytest.warns(LogWarning, match=message):
         assert parse_nccl_tests(text).height == 6
@@ -291,22 +405,33 @@ def test_ranks_are_counted_by_the_list_of_devices_or_the_gpus_of_a_process() -> 
         text = text.replace(f"Rank {rank:2d} Group  0", f"Rank {rank:2d} Group {rank % 2:2d}")
     frame = parse_nccl_tests(text)
     assert frame["ranks"].unique().to_list() == [4] and frame["nodes"].unique().to_list() == [4]
-    assert parse_nccl_tests(text_of(Log("broadcast", listed=False)))["ranks"].unique().to_list() == [8]
+    assert parse_nccl_tests(text_of(Log("broadcast", listed=False)))[
+        "ranks"
+    ].unique().to_list() == [8]
 
 
 def test_several_runs_in_one_text() -> None:
-    logs = [Log(), Log("all_gather", 16, style="middle"), Log("send_recv", 4, style="old"), Log("reduce", 4)]
+    logs = [
+        Log(),
+        Log("all_gather", 16, style="middle"),
+        Log("send_recv", 4, style="old"),
+        Log("reduce", 4),
+    ]
     frame = parse_nccl_tests("\n".join(text_of(log) for log in logs))
     agree(frame, [row for log in logs for row in log.expected()])
     text, whole = ("operation", "dtype", "redop", "file"), ("ranks", "nodes", "nbytes", "line")
-    kinds = dict.fromkeys(text, pl.String) | dict.fromkeys(whole, pl.Int64) | {"in_place": pl.Boolean}
+    kinds = (
+        dict.fromkeys(text, pl.String) | dict.fromkeys(whole, pl.Int64) | {"in_place": pl.Boolean}
+    )
     assert dict(frame.schema) == {name: kinds.get(name, pl.Float64) for name in frame.columns}
 
 
 def test_programs_without_a_model_keep_their_name() -> None:
     frame = parse_nccl_tests(text_of(Log("all_gather"), all_gather_perf="hypercube_perf"))
     assert set(frame["operation"]) == {"hypercube"} and frame["ranks"].unique().to_list() == [8]
-    assert frame["busbw"].to_list()[-1] == pytest.approx(frame["algbw"].to_list()[-1] * 7 / 8, rel=1e-3)
+    assert frame["busbw"].to_list()[-1] == pytest.approx(
+        frame["algbw"].to_list()[-1] * 7 / 8, rel=1e-3
+    )
 
 
 def test_other_layouts() -> None:
@@ -323,27 +448,55 @@ TEXT, BARE = text_of(Log()), Log(style="middle", listed=False)
 HEAD, ROW = BARE.head(), BARE.row(2**20, 1e-3, 1e-3)
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("", "no complete row of an nccl-tests table is there; pass the text that all_reduce_perf or its like print"),
-    ("\n{'a': 1}\n", r"text line 2 does not fit: \"{'a': 1}\": no row of an nccl-tests table follows; pass the"),
-    ("# nThread 1 nGpus 8 minBytes 8\nfailure", "line 2 .* ends before '# Avg bus bandwidth' closes .* line 1"),
-    (TEXT.replace("  time", "  cputime"), "line 14 .* other columns; run the test without -C"),
-    (TEXT.replace("# Avg", "#").replace("# Out", "#"), "line 21 .* ends before .* closes the table of line 3"),
-    ([*HEAD, *HEAD[2:], *BARE.lines()[len(HEAD) :]], "does not fit: .* should close the table before it; .*MPI=1"),
-    ([*HEAD, ROW, *HEAD, ROW], "'# Avg bus bandwidth' should close the table before it"),
-    ([*HEAD, ROW[:70] + ROW, ROW[70:]], "line 7 does not fit: .* the row is not complete"),
-    ([*HEAD, ROW, ROW[50:]], r"line \d+ does not fit: .*these figures belong to no row"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "",
+            "no complete row of an nccl-tests table is there; pass the text that all_reduce_perf or its like print",
+        ),
+        (
+            "\n{'a': 1}\n",
+            r"text line 2 does not fit: \"{'a': 1}\": no row of an nccl-tests table follows; pass the",
+        ),
+        (
+            "# nThread 1 nGpus 8 minBytes 8\nfailure",
+            "line 2 .* ends before '# Avg bus bandwidth' closes .* line 1",
+        ),
+        (TEXT.replace("  time", "  cputime"), "line 14 .* other columns; run the test without -C"),
+        (
+            TEXT.replace("# Avg", "#").replace("# Out", "#"),
+            "line 21 .* ends before .* closes the table of line 3",
+        ),
+        (
+            [*HEAD, *HEAD[2:], *BARE.lines()[len(HEAD) :]],
+            "does not fit: .* should close the table before it; .*MPI=1",
+        ),
+        ([*HEAD, ROW, *HEAD, ROW], "'# Avg bus bandwidth' should close the table before it"),
+        ([*HEAD, ROW[:70] + ROW, ROW[70:]], "line 7 does not fit: .* the row is not complete"),
+        ([*HEAD, ROW, ROW[50:]], r"line \d+ does not fit: .*these figures belong to no row"),
+    ],
+)
 def test_what_does_not_fit_is_named(text: str | list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_nccl_tests(text if isinstance(text, str) else "\n".join(text))
 
 
-@pytest.mark.parametrize(("old", "new", "reason"), [("35.20", "85.20", "algbw is not size / time"),
-                                                    ("52.13", "22.13", "busbw / algbw is not that")])  # fmt: skip
-def test_a_row_with_a_damaged_figure_is_named_and_what_is_before_it_kept(old: str, new: str, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("35.20", "85.20", "algbw is not size / time"),
+        ("52.13", "22.13", "busbw / algbw is not that"),
+    ],
+)
+def test_a_row_with_a_damaged_figure_is_named_and_what_is_before_it_kept(
+    old: str, new: str, reason: str
+) -> None:
     text = text_of(Log(), **{old: new})
-    with pytest.raises(ValueError, match=f"line 17 does not fit: .*{reason}.*; partial=True keeps the 2 measurements"):
+    with pytest.raises(
+        ValueError,
+        match=f"line 17 does not fit: .*{reason}.*; partial=True keeps the 2 measurements",
+    ):
         parse_nccl_tests(text)
     with pytest.warns(LogWarning, match="line 17 does not fit: .*; 2 measurements are kept"):
         agree(parse_nccl_tests(text, partial=True), Log().expected()[:2])
@@ -352,7 +505,9 @@ def test_a_row_with_a_damaged_figure_is_named_and_what_is_before_it_kept(old: st
 def test_folders_files_and_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "notes.md").write_text("nothing")
-    with pytest.raises(ValueError, match=r"holds no \.log, \.out, \.txt file; name the logs one by one"):
+    with pytest.raises(
+        ValueError, match=r"holds no \.log, \.out, \.txt file; name the logs one by one"
+    ):
         read_nccl_tests(tmp_path)
     (tmp_path / "deep" / "b.out").write_text(text_of(Log("all_gather")))
     (tmp_path / "a.log").write_bytes(text_of(Log()).encode() + b"\n\xff\xfe")
@@ -364,7 +519,9 @@ def test_folders_files_and_what_is_missing(tmp_path: Path) -> None:
         read_nccl_tests(tmp_path)
     with pytest.warns(LogWarning, match=r"c\.txt line 1 .*; no measurements are kept"):
         assert read_nccl_tests(tmp_path, partial=True).equals(frame)
-    with pytest.raises(ValueError, match=r"absent\.log' is no file; name a log, several, or a folder of logs"):
+    with pytest.raises(
+        ValueError, match=r"absent\.log' is no file; name a log, several, or a folder of logs"
+    ):
         read_nccl_tests(tmp_path / "absent.log")
 
 
@@ -381,7 +538,8 @@ def test_numbers_that_no_float_holds_belong_to_no_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("word", [" ", "a", "device 0 [x] ", "size count type ", "1 ", "a|"])
 def test_long_lines_are_noise(word: str) -> None:
-    """Two million characters, on which searches that take the square of a line's length would never end."""
+    """Two million characters, on which searches that take the square of a line's length would never
+    end."""
     head = "# size count type redop root time algbw busbw #wrong time algbw busbw #wrong timestamp"
     row = "67108864 16777216 float sum -1 584.5 114.81 200.91 0 581.9 115.33 201.82 0 2025-08-01 12:00:00"
     frame = parse_nccl_tests("\n".join([word * (2_000_000 // len(word)) + "x", head, row]))

@@ -14,16 +14,20 @@ from perfkit.recording.nets import NETS, Net
 SMALL = {"batch": 2, "size": 32, "width": 8, "depth": 1, "classes": 10}
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"name": "alexnet"}, "name is 'alexnet'; known are resnet"),
-    ({"batch": 0}, "batch is 0"),
-    ({"width": 12}, "width is 12; it must be a multiple of 8; take 16"),
-    ({"size": 16}, "size is 16; .*32 pixels"),
-    ({"optimizer": "lamb"}, "optimizer is 'lamb'; known are sgd, adamw"),
-    ({"dtype": "int8"}, "dtype is 'int8'"),
-    ({"batch": 4}, "batch is 4; it must divide by the 3 ranks"),
-    ({"batch": 6}, "plan is given; this workload has no tables"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "alexnet"}, "name is 'alexnet'; known are resnet"),
+        ({"batch": 0}, "batch is 0"),
+        ({"width": 12}, "width is 12; it must be a multiple of 8; take 16"),
+        ({"size": 16}, "size is 16; .*32 pixels"),
+        ({"optimizer": "lamb"}, "optimizer is 'lamb'; known are sgd, adamw"),
+        ({"dtype": "int8"}, "dtype is 'int8'"),
+        ({"batch": 4}, "batch is 4; it must divide by the 3 ranks"),
+        ({"batch": 6}, "plan is given; this workload has no tables"),
+    ],
+    ids=str,
+)
 def test_wrong_nets_are_refused(changes: dict[str, Any], message: str) -> None:
     plan = samples.draw_check(0)[-1].plan
     with pytest.raises(ValueError, match=message):
@@ -32,9 +36,16 @@ def test_wrong_nets_are_refused(changes: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("name", ["resnet", "xlnet"])
 def test_nets_on_a_device_are_what_it_runs(name: str) -> None:
-    """Optimizers update lists there, convolutions run in TF32, as on an H100, whose trace has as many operations."""
-    (cpu,), (gpu,) = (Net(name, **{**SMALL, "width": 64}).graphs(accelerator=own) for own in (False, True))
-    assert sum(label[3] == "update" for label in gpu.labels) < 10 < sum(label[3] == "update" for label in cpu.labels)
+    """Optimizers update lists there, convolutions run in TF32, as on an H100, whose trace has as
+    many operations."""
+    (cpu,), (gpu,) = (
+        Net(name, **{**SMALL, "width": 64}).graphs(accelerator=own) for own in (False, True)
+    )
+    assert (
+        sum(label[3] == "update" for label in gpu.labels)
+        < 10
+        < sum(label[3] == "update" for label in cpu.labels)
+    )
     assert ("tf32" in gpu.dtypes) == (name == "resnet")
 
 
@@ -43,7 +54,9 @@ def test_nets_on_a_device_are_what_it_runs(name: str) -> None:
 
 def test_all_models_are_in_a_check_and_survive_their_file() -> None:
     drawn, standard = samples.draw_check(3, models="all"), samples.draw_check(3)
-    assert drawn[:24] == standard[:24] and drawn[:30] != standard, "half of the parallel DLRMs overlap"
+    assert drawn[:24] == standard[:24] and drawn[:30] != standard, (
+        "half of the parallel DLRMs overlap"
+    )
     families = [sample.family for sample in drawn]
     assert [families.count(f) for f in ("convolution", "xlnet", "hybrid", "ddp")] == [6, 1, 6, 4]
     assert len({sample.name for sample in drawn}) == len(drawn)
@@ -62,7 +75,14 @@ def test_all_models_are_in_a_check_and_survive_their_file() -> None:
 def test_calibration_of_all_families_takes_fifteen_iterations() -> None:
     drawn = samples.draw_calibration(models="all")
     assert len(drawn) == 15
-    assert {s.family for s in drawn} == {"dlrm", "transformer", "convolution", "xlnet", "hybrid", "ddp"}
+    assert {s.family for s in drawn} == {
+        "dlrm",
+        "transformer",
+        "convolution",
+        "xlnet",
+        "hybrid",
+        "ddp",
+    }
     assert all(s.ranks == 1 for s in samples.draw_calibration(models="all", hybrid=False))
     checked = [s.workload for seed in range(9) for s in samples.draw_check(seed, models="all")]
     assert not [s for s in drawn if s.workload in checked]
@@ -97,8 +117,13 @@ def test_a_step_under_autocast_is_what_is_predicted() -> None:
     sizes = {"batch": 2, "sequence": 64, "layers": 1, "hidden": 128, "heads": 2, "vocabulary": 512}
     model = pk.Transformer.gpt2("gpt2", **sizes, dtype="bf16", mixed=True)
     build_step(model)[0]()
-    graphs = pk.capture(lambda: build_step(model, device="cuda")[0], device="cuda"), *model.graphs(accelerator=True)
-    captured, built = ([label[0].replace("_for_cpu", "").rstrip("_") for label in graph.labels] for graph in graphs)
+    graphs = (
+        pk.capture(lambda: build_step(model, device="cuda")[0], device="cuda"),
+        *model.graphs(accelerator=True),
+    )
+    captured, built = (
+        [label[0].replace("_for_cpu", "").rstrip("_") for label in graph.labels] for graph in graphs
+    )
     assert captured == built
 
 

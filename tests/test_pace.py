@@ -1,4 +1,5 @@
-"""A machine changes its speed with known weights; the fit has to find them, and the times at the usual pace."""
+"""A machine changes its speed with known weights; the fit has to find them, and the times at the
+usual pace."""
 
 from typing import Any
 
@@ -12,16 +13,24 @@ USUAL = np.array([2e-4, 8e-4, 6e-4])
 WEIGHTS = np.array([0.8, 0.0, 0.4])
 
 
-def make_run(rng: np.random.Generator, seconds: float, drift: float, noise: float = 0.03) -> dict[str, Any]:
+def make_run(
+    rng: np.random.Generator, seconds: float, drift: float, noise: float = 0.03
+) -> dict[str, Any]:
     """Blocks of iterations between references; the pace changes within and between runs."""
-    pace = drift * (0.7 * rng.standard_normal(3) + np.cumsum(0.3 * rng.standard_normal((41, 3)), axis=0))
+    pace = drift * (
+        0.7 * rng.standard_normal(3) + np.cumsum(0.3 * rng.standard_normal((41, 3)), axis=0)
+    )
     references = USUAL * np.exp(pace + noise * rng.standard_normal(pace.shape))
     middle = (pace[1:] + pace[:-1]) / 2
     blocks = seconds * np.exp(middle @ WEIGHTS + 0.02 * rng.standard_normal(40))
     return {
-        "median": float(np.median(blocks)), "q1": float(np.quantile(blocks, 0.25)), "operation_seconds": [seconds],
-        "blocks": blocks.tolist(), "references": references.tolist(), "core_share": 1.0,
-    }  # fmt: skip
+        "median": float(np.median(blocks)),
+        "q1": float(np.quantile(blocks, 0.25)),
+        "operation_seconds": [seconds],
+        "blocks": blocks.tolist(),
+        "references": references.tolist(),
+        "core_share": 1.0,
+    }
 
 
 def make_measurements(drift: float, runs: int = 12) -> dict[str, Any]:
@@ -37,10 +46,14 @@ def test_times_at_the_usual_pace_are_found_again() -> None:
     related = [relate_run(row["runs"], "dlrm", paces)[0] for row in measurements["iterations"]]
     logs = np.log([run["median"] / 0.02 for run in related])
     assert raw.std() > 0.1 and logs.std() < 0.25 * raw.std()
-    assert all(run["pace"] == pytest.approx(old["runs"][0]["median"] / run["median"]) for run, old in
-               zip(related, measurements["iterations"], strict=True))  # fmt: skip
+    assert all(
+        run["pace"] == pytest.approx(old["runs"][0]["median"] / run["median"])
+        for run, old in zip(related, measurements["iterations"], strict=True)
+    )
     steady = fit_paces(make_measurements(0.0))
-    weights, prior = ([fits["dlrm"][f"{name}_weight"] for name in REFERENCES] for fits in (paces, steady))
+    weights, prior = (
+        [fits["dlrm"][f"{name}_weight"] for name in REFERENCES] for fits in (paces, steady)
+    )
     assert np.allclose(weights, WEIGHTS, atol=0.15) and np.allclose(prior, 1 / 3, atol=0.2)
 
 
@@ -56,19 +69,28 @@ def test_kernels_follow_the_pace_of_their_own_stage() -> None:
     paces = fit_paces(measurements)
     related = [row["median"] for row in relate_kernels(measurements["kernels"], paces)]
     assert np.log(times).std() > 0.2 and np.log(related).std() < 0.06
-    assert np.median(related) == pytest.approx(1.0, abs=0.05)  # that its references are slower by a fifth is no drift
+    # that its references are slower by a fifth is no drift
+    assert np.median(related) == pytest.approx(1.0, abs=0.05)
 
 
 def test_without_references_nothing_changes() -> None:
     run = {"median": 1.0, "operation_seconds": []}
-    old = {"id": "old", "kernels": [{"kind": "gemm"}], "iterations": [{"family": "dlrm", "runs": [run]}]}
+    old = {
+        "id": "old",
+        "kernels": [{"kind": "gemm"}],
+        "iterations": [{"family": "dlrm", "runs": [run]}],
+    }
     assert fit_paces(old) == {} and relate_kernels(old["kernels"], {}) == old["kernels"]
     assert relate_run([run], "dlrm", {}) == [run]
     paces = fit_paces(make_measurements(0.1))
     assert relate_run([run], "dlrm", paces) == [run]
     measured = make_run(np.random.default_rng(1), 0.02, 0.1)
-    assert relate_run([measured], "mamba", paces) == relate_run([measured], "any", paces) != [measured]
-    assert relate_run([measured] * 2, "dlrm", paces) == [measured] * 2, "several ranks have a pace of their own"
+    assert (
+        relate_run([measured], "mamba", paces) == relate_run([measured], "any", paces) != [measured]
+    )
+    assert relate_run([measured] * 2, "dlrm", paces) == [measured] * 2, (
+        "several ranks have a pace of their own"
+    )
 
 
 def test_disturbances_are_named() -> None:
@@ -79,4 +101,7 @@ def test_disturbances_are_named() -> None:
     assert "25% of the timings of iterations got less than 97 % of a core" in said
     paces = np.exp(np.linspace(-0.5, 0.5, 20))
     wild = [{"reference": (USUAL * pace).tolist()} for pace in paces]
-    assert "varied by 30% (standard deviation) during kernels" in name_disturbances(kernels=wild)["disturbances"]
+    assert (
+        "varied by 30% (standard deviation) during kernels"
+        in name_disturbances(kernels=wild)["disturbances"]
+    )

@@ -12,11 +12,21 @@ from perfkit.models import partitions as p
 
 count, seconds = st.integers(1, 64), st.floats(1e-6, 10)
 #: Models of arXiv:2205.05198, table 3: heads, hidden, layers, micro-batch, stages and chunks.
-MODELS = {"22B": (64, 6144, 48, 4, 1, 1), "175B": (96, 12288, 96, 1, 8, 3), "530B": (128, 20480, 105, 1, 35, 3),
-          "1T": (160, 25600, 128, 1, 64, 1)}  # fmt: skip
+MODELS = {
+    "22B": (64, 6144, 48, 4, 1, 1),
+    "175B": (96, 12288, 96, 1, 8, 3),
+    "530B": (128, 20480, 105, 1, 35, 3),
+    "1T": (160, 25600, 128, 1, 64, 1),
+}
 #: Variants there: ranks that share what is not a product, and what is computed again.
-VARIANTS = {"none": (1, "none"), "tp_baseline": (1, "none"), "sequence_parallel": (8, "none"),
-            "selective": (1, "selective"), "selective+SP": (8, "selective"), "full_recompute": (1, "full")}  # fmt: skip
+VARIANTS = {
+    "none": (1, "none"),
+    "tp_baseline": (1, "none"),
+    "sequence_parallel": (8, "none"),
+    "selective": (1, "selective"),
+    "selective+SP": (8, "selective"),
+    "full_recompute": (1, "full"),
+}
 
 
 @given(count, st.integers(1, 8), count, seconds)
@@ -24,7 +34,8 @@ def test_bubbles_of_even_stages_are_the_published_shares(n: int, v: int, m: int,
     share = p.bubble_time(n * t, slowest=t, stages=n, chunks=v) / (m * t)
     assert share == pytest.approx((n - 1) / (v * m))  # arXiv:2104.04473, section 2.2
     thirds = p.bubble_time(3 * n * t, slowest=3 * t, stages=n, delayed=t)
-    assert thirds == pytest.approx((n - 1) * t, abs=1e-12)  # (p - 1) (F + B - W), arXiv:2401.10241, table 1
+    # (p - 1) (F + B - W), arXiv:2401.10241, table 1
+    assert thirds == pytest.approx((n - 1) * t, abs=1e-12)
 
 
 @given(st.lists(seconds, min_size=1, max_size=12), count)
@@ -39,7 +50,9 @@ def test_uneven_stages_take_the_slowest_each_time_and_all_once(stages: list[floa
     assert time == pytest.approx(last)
 
 
-def run(orders: list[list[tuple[str, int, int]]], cost: dict[str, list[float]], message: float) -> float:
+def run(
+    orders: list[list[tuple[str, int, int]]], cost: dict[str, list[float]], message: float
+) -> float:
     """When the last rank is done, if each takes the next of its passes as soon as it can."""
     done, clock, places, last = {}, [0.0] * len(orders), [0] * len(orders), len(cost["forward"]) - 1
     while any(place < len(turns) for place, turns in zip(places, orders, strict=True)):
@@ -66,26 +79,41 @@ def test_closed_forms_agree_with_200_simulated_pipelines() -> None:
         each = np.ones(n * v) / v
         each[[0, -1]] += rng.uniform(0.0, 0.3, 2) * [0.2, 1.0]  # embeddings, and a head
         schedule = "interleaved" if v > 1 else str(rng.choice(["gpipe", "1f1b"]))
-        lists = [p.list_steps(schedule, rank, stages=n, micro_batches=m, chunks=v) for rank in range(n)]
-        orders = [[(step.phase, step.chunk * n + rank, step.micro) for step in own] for rank, own in enumerate(lists)]
-        wanted = run(orders, {"forward": each.tolist(), "backward": (backward * each).tolist()}, message / v)
+        lists = [
+            p.list_steps(schedule, rank, stages=n, micro_batches=m, chunks=v) for rank in range(n)
+        ]
+        orders = [
+            [(step.phase, step.chunk * n + rank, step.micro) for step in own]
+            for rank, own in enumerate(lists)
+        ]
+        wanted = run(
+            orders, {"forward": each.tolist(), "backward": (backward * each).tolist()}, message / v
+        )
         whole = (1 + backward) * each.reshape(v, n).sum(axis=0)
         slowest = whole.max() + (2 * message if v == 1 else 0.0)
         total = whole.sum() + 2 * message / v * (n - 1) * v
-        ratios.append((m * slowest + p.bubble_time(total, slowest=slowest, stages=n, chunks=v)) / wanted)
+        ratios.append(
+            (m * slowest + p.bubble_time(total, slowest=slowest, stages=n, chunks=v)) / wanted
+        )
     assert np.mean(np.abs(np.log(ratios)) < 0.05) >= 0.95, np.sort(ratios)
 
 
 @given(count, count, st.integers(1, 8))
 def test_schedules_hold_no_more_than_all_and_no_less_than_one(m: int, n: int, v: int) -> None:
-    held = {name: float(p.held_batches(m, stages=n, schedule=name, chunks=v)) for name in p.SCHEDULES}
+    held = {
+        name: float(p.held_batches(m, stages=n, schedule=name, chunks=v)) for name in p.SCHEDULES
+    }
     assert all(1 <= own <= m for own in held.values())
-    assert held["gpipe"] == held["breadth_first"] == m and held["1f1b"] == held["zero_bubble"] == min(m, n)
+    assert held["gpipe"] == held["breadth_first"] == m and held["1f1b"] == held[
+        "zero_bubble"
+    ] == min(m, n)
     assert held["1f1b"] <= held["interleaved"] <= held["1f1b"] * (1 + (n - 1) / (n * v)) + 1e-9
 
 
 @given(seconds, seconds, count)
-def test_exposed_time_is_what_pieces_take_that_are_made_and_then_sent(n: float, compute: float, k: int) -> None:
+def test_exposed_time_is_what_pieces_take_that_are_made_and_then_sent(
+    n: float, compute: float, k: int
+) -> None:
     exposed = float(p.exposed_time(n, compute=compute, pieces=k))
     ends = [0.0]  # piece by piece: when it has been made, and then sent
     for piece in range(1, k + 1):
@@ -96,30 +124,53 @@ def test_exposed_time_is_what_pieces_take_that_are_made_and_then_sent(n: float, 
 
 def test_activations_are_those_of_the_paper(shared_data: Path) -> None:
     checked = 0
-    with open(shared_data / "end_to_end" / "seqsel_memory.csv", newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["model"] in MODELS and row["variant"] in VARIANTS]
+    with open(
+        shared_data / "end_to_end" / "seqsel_memory.csv", newline="", encoding="utf-8"
+    ) as file:
+        rows = [
+            row
+            for row in csv.DictReader(file)
+            if row["model"] in MODELS and row["variant"] in VARIANTS
+        ]
     for row in rows:
         heads, hidden, layers, batch, stages, chunks = MODELS[row["model"]]
         sharing, recompute = VARIANTS[row["variant"]]
         about = {"heads": heads, "tensor": 8}
         own = p.activation_bytes(batch, 2048, hidden, sharing=sharing, recompute=recompute, **about)
         if row["activations_GiB_per_gpu"]:
-            held = p.held_batches(10**6, stages=stages, schedule="interleaved" if chunks > 1 else "1f1b", chunks=chunks)
+            held = p.held_batches(
+                10**6,
+                stages=stages,
+                schedule="interleaved" if chunks > 1 else "1f1b",
+                chunks=chunks,
+            )
             total = own * held * layers / stages / 2**30
             assert total == pytest.approx(float(row["activations_GiB_per_gpu"]), rel=0.01), row
         if row["activations_pct_of_tp_baseline"]:
             share = 100 * own / p.activation_bytes(batch, 2048, hidden, **about)
-            assert share == pytest.approx(float(row["activations_pct_of_tp_baseline"]), rel=0.02), row
-        checked += bool(row["activations_GiB_per_gpu"]) + bool(row["activations_pct_of_tp_baseline"])
+            assert share == pytest.approx(float(row["activations_pct_of_tp_baseline"]), rel=0.02), (
+                row
+            )
+        checked += bool(row["activations_GiB_per_gpu"]) + bool(
+            row["activations_pct_of_tp_baseline"]
+        )
     assert checked >= 20
 
 
 @pytest.mark.parametrize(
     ("changes", "share"),
-    [({}, 34 + 5 * 16 * 1024 / 1024), ({"fused": True, "dropout": False}, 32), ({"recompute": "full"}, 2),
-     ({"tensor": 4, "recompute": "selective"}, 10 + 24 / 4), ({"tensor": 4, "sharing": 4, "fused": True}, 34 / 4),
-     ({"fused": True, "dropout": False, "gated": True, "inner": 3584, "kv_share": 0.25}, 8 + 2 * 2.5 + 2 * 3 * 3.5)],
-)  # fmt: skip
+    [
+        ({}, 34 + 5 * 16 * 1024 / 1024),
+        ({"fused": True, "dropout": False}, 32),
+        ({"recompute": "full"}, 2),
+        ({"tensor": 4, "recompute": "selective"}, 10 + 24 / 4),
+        ({"tensor": 4, "sharing": 4, "fused": True}, 34 / 4),
+        (
+            {"fused": True, "dropout": False, "gated": True, "inner": 3584, "kv_share": 0.25},
+            8 + 2 * 2.5 + 2 * 3 * 3.5,
+        ),
+    ],
+)
 def test_activations_by_what_is_kept(changes: dict[str, float], share: float) -> None:
     found = p.activation_bytes(np.array([1.0, 8.0]), 1024, 1024, heads=16, **changes)  # type: ignore[arg-type]
     assert found / 1024**2 == pytest.approx(share * np.array([1.0, 8.0]))

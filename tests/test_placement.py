@@ -15,14 +15,18 @@ from perfkit.workloads.placement import KINDS, Placement, Plan
 from perfkit.workloads.tables import EmbeddingTable
 
 TABLES = [EmbeddingTable(10, 64, name=name) for name in "abcdef"]
-MIXED = Plan(4, (
-    2,
-    Placement("column_wise", (0, 3), (48, 16)),
-    Placement("row_wise", (0, 1, 2, 3)),
-    Placement("data_parallel", (0, 1, 2, 3)),
-    Placement("table_row_wise", (2, 3)),
-    Placement("table_column_wise", (1, 0)),
-), tuple("abcdef"))  # fmt: skip
+MIXED = Plan(
+    4,
+    (
+        2,
+        Placement("column_wise", (0, 3), (48, 16)),
+        Placement("row_wise", (0, 1, 2, 3)),
+        Placement("data_parallel", (0, 1, 2, 3)),
+        Placement("table_row_wise", (2, 3)),
+        Placement("table_column_wise", (1, 0)),
+    ),
+    tuple("abcdef"),
+)
 
 
 def test_every_kind_is_cut_into_its_shards() -> None:
@@ -30,7 +34,9 @@ def test_every_kind_is_cut_into_its_shards() -> None:
     own = {t: [s[1:] for s in shards if s.table == t] for t in range(6)}
     assert own[0] == [(2, 0, 10, 0, 64)]
     assert own[1] == [(0, 0, 10, 0, 48), (3, 0, 10, 48, 16)]
-    assert own[2] == [(0, 0, 3, 0, 64), (1, 3, 3, 0, 64), (2, 6, 3, 0, 64), (3, 9, 1, 0, 64)], "rounded up, as TorchRec"
+    assert own[2] == [(0, 0, 3, 0, 64), (1, 3, 3, 0, 64), (2, 6, 3, 0, 64), (3, 9, 1, 0, 64)], (
+        "rounded up, as TorchRec"
+    )
     assert own[3] == [(rank, 0, 10, 0, 64) for rank in range(4)]
     assert own[4] == [(2, 0, 5, 0, 64), (3, 5, 5, 0, 64)]
     assert own[5] == [(1, 0, 10, 0, 32), (0, 0, 10, 32, 32)]
@@ -62,8 +68,11 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     assert back == MIXED and back.names == MIXED.names
     data = json.loads(MIXED.to_json())
     assert data["format"] == 1 and data["tables"][1] == {
-        "name": "b", "kind": "column_wise", "ranks": [0, 3], "columns": [48, 16],
-    }  # fmt: skip
+        "name": "b",
+        "kind": "column_wise",
+        "ranks": [0, 3],
+        "columns": [48, 16],
+    }
     for plan in (Plan.round_robin(3, ranks=2), Plan(2, ())):
         assert Plan.from_json(plan.to_json()) == plan
     hostile = Plan.from_json(file(entry={"name": "<script>"}))
@@ -74,17 +83,25 @@ def test_torchrec_dictionary() -> None:
     plan = MIXED.to_torchrec(TABLES, module="sparse.ebc")
     assert list(plan) == ["sparse.ebc"] and list(plan["sparse.ebc"]) == list("abcdef")
     assert plan["sparse.ebc"]["b"] == {
-        "sharding_type": "column_wise", "compute_kernel": "fused", "ranks": [0, 3],
+        "sharding_type": "column_wise",
+        "compute_kernel": "fused",
+        "ranks": [0, 3],
         "shards": [
-            {"rank": 0, "offsets": [0, 0], "sizes": [10, 48]}, {"rank": 3, "offsets": [0, 48], "sizes": [10, 16]},
+            {"rank": 0, "offsets": [0, 0], "sizes": [10, 48]},
+            {"rank": 3, "offsets": [0, 48], "sizes": [10, 16]},
         ],
-    }  # fmt: skip
+    }
     assert plan["sparse.ebc"]["d"]["compute_kernel"] == "dense"
     assert json.loads(json.dumps(plan)) == plan, "plain values only"
     back = Plan.from_torchrec(plan, TABLES, ranks=4)
     assert back.cut(TABLES) == MIXED.cut(TABLES)
-    two = {"x": {n: plan["sparse.ebc"][n] for n in "abc"}, "y": {n: plan["sparse.ebc"][n] for n in "def"}}
-    assert Plan.from_torchrec(two, TABLES, ranks=4).cut(TABLES) == MIXED.cut(TABLES), "tables of several modules"
+    two = {
+        "x": {n: plan["sparse.ebc"][n] for n in "abc"},
+        "y": {n: plan["sparse.ebc"][n] for n in "def"},
+    }
+    assert Plan.from_torchrec(two, TABLES, ranks=4).cut(TABLES) == MIXED.cut(TABLES), (
+        "tables of several modules"
+    )
 
 
 def file(**changes: Any) -> str:
@@ -95,38 +112,95 @@ def file(**changes: Any) -> str:
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Placement("diagonal", (0,)), "kind is 'diagonal'; known are data_parallel"),
     (lambda: Placement("table_wise", ()), "a table_wise table is on ranks (); name at least one"),
-    (lambda: Placement("column_wise", (1, 1)), "is on ranks (1, 1); name at least one, and none twice"),
-    (lambda: Placement("table_wise", (0, 1)), "a table_wise table must be on one rank, not on (0, 1)"),
-    (lambda: Placement("table_wise", 3), "ranks of a table_wise placement is 3; it must be a sequence"),  # type: ignore[arg-type]
-    (lambda: Placement("row_wise", (0, 1), (4, 4)), "columns (4, 4) do not belong to a row_wise placement on 2 ranks"),
-    (lambda: Plan(2, (Placement("column_wise", (0, 2)),)), "table 0 is placed on rank 2; ranks go from 0 to 1"),
-    (lambda: Plan(3, (0, Placement("row_wise", (0, 1)))), "table 1 is row_wise on 2 of 3 ranks; it must name all"),
+    (
+        lambda: Placement("column_wise", (1, 1)),
+        "is on ranks (1, 1); name at least one, and none twice",
+    ),
+    (
+        lambda: Placement("table_wise", (0, 1)),
+        "a table_wise table must be on one rank, not on (0, 1)",
+    ),
+    (
+        lambda: Placement("table_wise", 3),
+        "ranks of a table_wise placement is 3; it must be a sequence",
+    ),  # type: ignore[arg-type]
+    (
+        lambda: Placement("row_wise", (0, 1), (4, 4)),
+        "columns (4, 4) do not belong to a row_wise placement on 2 ranks",
+    ),
+    (
+        lambda: Plan(2, (Placement("column_wise", (0, 2)),)),
+        "table 0 is placed on rank 2; ranks go from 0 to 1",
+    ),
+    (
+        lambda: Plan(3, (0, Placement("row_wise", (0, 1)))),
+        "table 1 is row_wise on 2 of 3 ranks; it must name all",
+    ),
     (lambda: Plan(2, (0, 1), ("a",)), "names has 1 entries for 2 tables"),
     (lambda: Plan.round_robin(-1, ranks=2), "tables is -1; it must be a whole number above 0"),
-    (lambda: Plan.round_robin(2**62, ranks=2), "tables is 4611686018427387904; it must be .* at most 1e+07"),
-    (lambda: Plan.from_owners([0, True], ranks=2), "table 1 is placed on rank True; ranks go from 0 to 1"),
+    (
+        lambda: Plan.round_robin(2**62, ranks=2),
+        "tables is 4611686018427387904; it must be .* at most 1e+07",
+    ),
+    (
+        lambda: Plan.from_owners([0, True], ranks=2),
+        "table 1 is placed on rank True; ranks go from 0 to 1",
+    ),
     (lambda: Plan.from_owners(["1"], ranks=2), "table 0 is placed on rank '1'"),  # type: ignore[list-item]
     (lambda: Plan.from_owners([-1], ranks=2), "table 0 is placed on rank -1"),
     (lambda: Plan.from_owners(3, ranks=2), "owners is 3; it must be a sequence"),  # type: ignore[arg-type]
-    (lambda: MIXED.tables_of(0), "table 1 is column_wise; here every table must be whole on one rank"),
+    (
+        lambda: MIXED.tables_of(0),
+        "table 1 is column_wise; here every table must be whole on one rank",
+    ),
     (lambda: MIXED.cut(TABLES[:5]), "plan places 6 tables; there are 5"),
-    (lambda: Plan(3, (Placement("column_wise", (0, 1, 2)),)).cut(TABLES[:1]), "'a' has 64 columns; 3 equal shards"),
-    (lambda: Placement("column_wise", (0, 1), (40, 20)).cut(TABLES[0]), "have 60 columns together; the table 64"),
-    (lambda: Placement("row_wise", tuple(range(11))).cut(TABLES[0]), "'a' has 10 rows; it cannot be split"),
+    (
+        lambda: Plan(3, (Placement("column_wise", (0, 1, 2)),)).cut(TABLES[:1]),
+        "'a' has 64 columns; 3 equal shards",
+    ),
+    (
+        lambda: Placement("column_wise", (0, 1), (40, 20)).cut(TABLES[0]),
+        "have 60 columns together; the table 64",
+    ),
+    (
+        lambda: Placement("row_wise", tuple(range(11))).cut(TABLES[0]),
+        "'a' has 10 rows; it cannot be split",
+    ),
     (lambda: Plan.from_json("{"), "plan: Expecting"),
     (lambda: Plan.from_json(file(format=2)), "format is 2; this perfkit reads format 1"),
     (lambda: Plan.from_json(file(ranks=0)), "ranks is 0; it must be a whole number above 0"),
-    (lambda: Plan.from_json(file(tables=[0] * 200_001)), "tables has 200001 entries; it may have 200000"),
-    (lambda: Plan.from_json(file(entry={"kind": "whole"})), "tables[0]: kind is 'whole'; known are data_parallel"),
-    (lambda: Plan.from_json(file(entry={"ranks": [0, "x"]})), "tables[0].ranks[1] is 'x'; it must be a whole number"),
-    (lambda: Plan.from_json(file(entry={"ranks": [0, 1]})), "tables[0]: a table_wise table must be on one rank"),
-    (lambda: Plan.from_torchrec({"m": {"z": {}}}, TABLES[:1], ranks=2), "'a' is in the tables only"),
-    (lambda: Plan.from_torchrec({"m": {"a": {"sharding_type": "grid_shard", "ranks": [0]}}}, TABLES[:1], ranks=2),
-     "m.a: kind is 'grid_shard'; known are data_parallel"),
-]  # fmt: skip
+    (
+        lambda: Plan.from_json(file(tables=[0] * 200_001)),
+        "tables has 200001 entries; it may have 200000",
+    ),
+    (
+        lambda: Plan.from_json(file(entry={"kind": "whole"})),
+        "tables[0]: kind is 'whole'; known are data_parallel",
+    ),
+    (
+        lambda: Plan.from_json(file(entry={"ranks": [0, "x"]})),
+        "tables[0].ranks[1] is 'x'; it must be a whole number",
+    ),
+    (
+        lambda: Plan.from_json(file(entry={"ranks": [0, 1]})),
+        "tables[0]: a table_wise table must be on one rank",
+    ),
+    (
+        lambda: Plan.from_torchrec({"m": {"z": {}}}, TABLES[:1], ranks=2),
+        "'a' is in the tables only",
+    ),
+    (
+        lambda: Plan.from_torchrec(
+            {"m": {"a": {"sharding_type": "grid_shard", "ranks": [0]}}}, TABLES[:1], ranks=2
+        ),
+        "m.a: kind is 'grid_shard'; known are data_parallel",
+    ),
+]
 
 
-@pytest.mark.parametrize(("make", "message"), REFUSED, ids=lambda value: value[:60] if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("make", "message"), REFUSED, ids=lambda value: value[:60] if isinstance(value, str) else ""
+)
 def test_bad_plans_are_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=".*".join(map(re.escape, message.split(".*")))):
         make()

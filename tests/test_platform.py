@@ -28,9 +28,12 @@ GALLERY = sorted(path.stem for path in find_reference("platforms").glob("*.toml"
 HOSTILE = "<script>alert(1)</script>"
 H100 = load_platform("h100-sxm-8")
 CURVE = Fit(
-    "pipelined", {"alpha": 6e-6, "beta": 3e-12, "sharpness": 0.6}, ranges={"nbytes": (512.0, 5e8)}, source="test",
+    "pipelined",
+    {"alpha": 6e-6, "beta": 3e-12, "sharpness": 0.6},
+    ranges={"nbytes": (512.0, 5e8)},
+    source="test",
     units={"alpha": "s", "beta": "s/B", "sharpness": "-"},
-)  # fmt: skip
+)
 TEXT = replace(H100, collectives={"all_reduce.2": CURVE}).to_toml()
 
 words = st.text(min_size=1, max_size=12) | st.sampled_from(
@@ -44,24 +47,48 @@ finite, seconds = st.floats(allow_nan=False, allow_infinity=False), st.floats(0.
 def test_a_file_keeps_every_bit(data: st.DataObject) -> None:
     draw = data.draw
     quantity = Quantity(
-        draw(seconds), "s", draw(st.sampled_from(KINDS)), draw(words.filter(str.strip)), draw(words), draw(seconds),
+        draw(seconds),
+        "s",
+        draw(st.sampled_from(KINDS)),
+        draw(words.filter(str.strip)),
+        draw(words),
+        draw(seconds),
         draw(st.text(max_size=10)),
-    )  # fmt: skip
+    )
     fit = Fit(
         "roofline",
         {name: draw(st.floats(*LIMITS.get(name, (0.0, LARGEST)))) for name in H100.kernels["gemm"]},
-        stderr={"launch": draw(seconds)}, spread=draw(st.floats(*LIMITS["spread"])), n=draw(st.integers(0, 2**62)),
-        bias=draw(st.floats(*LIMITS["bias"])), ranges={draw(words): (draw(finite), math.inf)},
-        source=draw(words), units=H100.kernels["gemm"].units, at_bounds=("launch",), quality="poor",
-        spread_time=draw(st.none() | st.floats(*LIMITS["spread_time"])), notes=(draw(words),),
-    )  # fmt: skip
+        stderr={"launch": draw(seconds)},
+        spread=draw(st.floats(*LIMITS["spread"])),
+        n=draw(st.integers(0, 2**62)),
+        bias=draw(st.floats(*LIMITS["bias"])),
+        ranges={draw(words): (draw(finite), math.inf)},
+        source=draw(words),
+        units=H100.kernels["gemm"].units,
+        at_bounds=("launch",),
+        quality="poor",
+        spread_time=draw(st.none() | st.floats(*LIMITS["spread_time"])),
+        notes=(draw(words),),
+    )
     peak = Quantity(draw(st.floats(5e-324, allow_infinity=False)), "FLOP/s", "assumed", "x")
     platform = replace(
-        H100, name=draw(words), device=replace(H100.device, name=draw(words), peaks={"fp4": peak}),
-        kernels={draw(words): fit}, host={draw(words): quantity}, provenance={draw(words): draw(words)},
-        context=Context(overlap=replace(fit, form="overlap", parameters={"contention": 0.5}, units={"contention": "-"},
-                                        stderr={}, at_bounds=())),
-    )  # fmt: skip
+        H100,
+        name=draw(words),
+        device=replace(H100.device, name=draw(words), peaks={"fp4": peak}),
+        kernels={draw(words): fit},
+        host={draw(words): quantity},
+        provenance={draw(words): draw(words)},
+        context=Context(
+            overlap=replace(
+                fit,
+                form="overlap",
+                parameters={"contention": 0.5},
+                units={"contention": "-"},
+                stderr={},
+                at_bounds=(),
+            )
+        ),
+    )
     again = Platform.from_toml(platform.to_toml())
     assert again == platform
     assert again.to_toml() == platform.to_toml()
@@ -72,21 +99,31 @@ def test_gallery_entries_are_whole(name: str) -> None:
     platform = load_platform(name)
     path = find_reference("platforms", f"{name}.toml")
     assert platform.name == name
-    assert path.read_text(encoding="utf-8") == platform.to_toml(), "written by hand? save it with Platform.save"
+    assert path.read_text(encoding="utf-8") == platform.to_toml(), (
+        "written by hand? save it with Platform.save"
+    )
     table = platform.numbers()
     assert table["source"].str.len_chars().min() > 5 and table["date"].str.len_chars().min() == 10
     assert set(table["kind"]) <= set(KINDS) and table["value"].is_finite().all()
     for number in list_numbers(platform):
-        basis = number.basis or platform.device.kind == "cpu"  # whose sizes the operating system tells, in bytes
+        # whose sizes the operating system tells, in bytes
+        basis = number.basis or platform.device.kind == "cpu"
         assert number.kind != "datasheet" or (basis and number.source and number.date), number
     for key, fit in {**platform.kernels, **platform.collectives}.items():
-        assert all(math.isfinite(error) and fit.units[name] for name, error in fit.stderr.items()), key
+        assert all(
+            math.isfinite(error) and fit.units[name] for name, error in fit.stderr.items()
+        ), key
         assert fit.source and fit.date and (fit.n or fit.kind != "fitted"), key
         fixed = {"sharpness"} if key in platform.collectives else set()
         unsure = {*fit} - {*fit.stderr, *fit.at_bounds} - fixed
-        assert not unsure or fit.notes or fit.kind != "fitted", f"{key}: no standard error of {unsure}, and no reason"
+        assert not unsure or fit.notes or fit.kind != "fitted", (
+            f"{key}: no standard error of {unsure}, and no reason"
+        )
     for source in {fit.source for fit in platform.kernels.values() if fit.kind == "fitted"}:
-        assert any(name in source for name in ("aiconfigurator", "perfkit", "arXiv", "NeuSight", "issue 2491"))
+        assert any(
+            name in source
+            for name in ("aiconfigurator", "perfkit", "arXiv", "NeuSight", "issue 2491")
+        )
 
 
 # Refusals: what is changed in a good file, and what the message must say.
@@ -106,21 +143,45 @@ BROKEN = [
     ),
     *(
         (text, text.replace(part, ""), f"device.peaks.bf16.{part.split()[0]} is missing")
-        for text, part in ((PEAK, "value = 9.894e14, "), (PEAK, 'unit = "FLOP/s", '), (LINE, f"{ORIGIN}, "))
+        for text, part in (
+            (PEAK, "value = 9.894e14, "),
+            (PEAK, 'unit = "FLOP/s", '),
+            (LINE, f"{ORIGIN}, "),
+        )
     ),
     (LINE, LINE.replace(ORIGIN, 'source = "  "'), "peak bf16: source is blank"),
-    (PEAK, PEAK.replace('"FLOP/s"', '"TFLOP/s"'), "peak bf16: unit is 'TFLOP/s'; it must be FLOP/s"),
-    (PEAK, PEAK.replace('"datasheet"', '"rumour"'), "peak bf16: kind is 'rumour'; .* datasheet, measured, fitted"),
+    (
+        PEAK,
+        PEAK.replace('"FLOP/s"', '"TFLOP/s"'),
+        "peak bf16: unit is 'TFLOP/s'; it must be FLOP/s",
+    ),
+    (
+        PEAK,
+        PEAK.replace('"datasheet"', '"rumour"'),
+        "peak bf16: kind is 'rumour'; .* datasheet, measured, fitted",
+    ),
     (PEAK, PEAK.replace("bf16", "bf17"), "device.peaks is 'bf17'; .* did you mean 'bf16'"),
-    ("[network]\nranks_per_node = 8\nnodes = 1\nrails = 1", "[[network]]", r"network is \[.*; it must be a table"),
-    ("ranks_per_node = 8\n", "ranks_per_node = 0\n", "network.ranks_per_node is 0; it must be a whole number above 0"),
+    (
+        "[network]\nranks_per_node = 8\nnodes = 1\nrails = 1",
+        "[[network]]",
+        r"network is \[.*; it must be a table",
+    ),
+    (
+        "ranks_per_node = 8\n",
+        "ranks_per_node = 0\n",
+        "network.ranks_per_node is 0; it must be a whole number above 0",
+    ),
     ('kind = "cuda"', 'kind = "tpu"', "device.kind is 'tpu'; known are cpu, cuda"),
     (HEAD, "", "format is missing; this perfkit reads format 2"),
     (HEAD, "format = 3\n", "format is 3; this perfkit reads format 2"),
     (HEAD, "format = \n", r"h100.toml: Invalid value \(at line 1, column 10\)"),
     (HEAD, "x = " + "[" * 5000 + "\n", "h100.toml: RecursionError"),
     (FIT, FIT.replace("alpha", "alfa"), "collective all_reduce.2: alfa is not a parameter"),
-    ('alpha = "s"', 'alpha = "furlong"', "all_reduce.2 alpha: unit is 'furlong'; it must be made of"),
+    (
+        'alpha = "s"',
+        'alpha = "furlong"',
+        "all_reduce.2 alpha: unit is 'furlong'; it must be made of",
+    ),
     ('alpha = "s", ', "", "collectives.all_reduce.2.units.alpha is missing"),
     ('source = "test"\n', "", "collectives.all_reduce.2.source is missing"),
     ('"all_reduce.2"', '"all_redoce.2"', "all_redoce.2.*must be <operation>.<ranks or any>"),
@@ -133,14 +194,19 @@ def test_a_broken_file_is_refused_with_place_and_reason(old: str, new: str, mess
     with pytest.raises(PlatformError, match=message) as caught:
         Platform.from_toml(TEXT.replace(old, new), origin="h100.toml")
     text = str(caught.value)
-    assert text.startswith("h100.toml: ") and "compare with reference_data/platforms/" in text and "\n" not in text
+    assert (
+        text.startswith("h100.toml: ")
+        and "compare with reference_data/platforms/" in text
+        and "\n" not in text
+    )
 
 
 def odd(form: str, **parameters: float) -> Fit:
     return Fit(form, parameters, source="test", units=dict.fromkeys(parameters, "-"))
 
 
-# Numbers that no machine has: what is changed in a platform, and the place that the message must name.
+# Numbers that no machine has: what is changed in a platform, and the place that the message must
+# name.
 GEMM = H100.kernels["gemm"]
 GAP = H100.host["gap"]
 L2 = MemoryLevel("L2", Quantity(math.inf, "B", "assumed", "x"))
@@ -149,7 +215,9 @@ OUT_OF_RANGE = {
         message: {"kernels": {"gemm": replace(GEMM, **change)}}
         for message, change in {
             "kernel gemm launch is -1.0": {"parameters": {**GEMM, "launch": -1.0}},
-            "kernel gemm sharpness is 1e-308; .* from 0.1 to 1000": {"parameters": {**GEMM, "sharpness": 1e-308}},
+            "kernel gemm sharpness is 1e-308; .* from 0.1 to 1000": {
+                "parameters": {**GEMM, "sharpness": 1e-308}
+            },
             "kernel gemm launch: stderr is -1.0": {"stderr": {"launch": -1.0}},
             "kernel gemm spread is 1e\\+30; .* from 0 to 10": {"spread": 1e30},
             "kernel gemm bias is nan": {"bias": math.nan},
@@ -160,17 +228,27 @@ OUT_OF_RANGE = {
     "kernel gemm.nn: lookups is not a parameter of this fit; additive takes launch, tiled_flops": {
         "kernels": {"gemm.nn": odd("additive", launch=1e-6, lookups=1e-9)}
     },
-    "kernel transfer: flops is not a parameter of this fit": {"kernels": {"transfer": odd("additive", flops=1e-9)}},
-    "form of the kernel is 'tiled'": {"kernels": {"embedding_forward": replace(GEMM, form="tiled")}},
+    "kernel transfer: flops is not a parameter of this fit": {
+        "kernels": {"transfer": odd("additive", flops=1e-9)}
+    },
+    "form of the kernel is 'tiled'": {
+        "kernels": {"embedding_forward": replace(GEMM, form="tiled")}
+    },
     "kernel right of it right is -1.0": {"kernels": {"right of it": odd("additive", right=-1.0)}},
     "collective all_reduce.2 beta is 0.0; .* above 0": {
         "collectives": {"all_reduce.2": replace(CURVE, parameters={**CURVE, "beta": 0.0})}
     },
     "context overlap: contention is missing": {"context": Context(overlap=odd("overlap"))},
-    "context overlap contention is 1.5": {"context": Context(overlap=odd("overlap", contention=1.5))},
-    "context caches pages is -1.0": {"context": Context(caches=odd("caches", l2=1, l3=1, pages=-1.0))},
+    "context overlap contention is 1.5": {
+        "context": Context(overlap=odd("overlap", contention=1.5))
+    },
+    "context caches pages is -1.0": {
+        "context": Context(caches=odd("caches", l2=1, l3=1, pages=-1.0))
+    },
     "host gap: stderr is 1e\\+308": {"host": {"gap": replace(GAP, stderr=1e308)}},
-    r"device\.memory has no bandwidth in its last level": {"device": replace(H100.device, memory=(L2,))},
+    r"device\.memory has no bandwidth in its last level": {
+        "device": replace(H100.device, memory=(L2,))
+    },
     "memory L2 capacity is inf": {"device": replace(H100.device, memory=(L2, *H100.device.memory))},
 }
 
@@ -209,9 +287,13 @@ def test_platforms_are_found_by_name_path_and_value(tmp_path: Path) -> None:
 
 
 UNKNOWN = [
-    ("h100-smx-8", "did you mean 'h100-sxm-8'"), ("no/such.toml", "no/such.toml cannot be read.*gallery: .*h100-sxm-8"),
-    (Path("nowhere"), "nowhere"), (None, "platform is None"), (["x"], "known are"), ("nul\0.toml", "cannot be read"),
-]  # fmt: skip
+    ("h100-smx-8", "did you mean 'h100-sxm-8'"),
+    ("no/such.toml", "no/such.toml cannot be read.*gallery: .*h100-sxm-8"),
+    (Path("nowhere"), "nowhere"),
+    (None, "platform is None"),
+    (["x"], "known are"),
+    ("nul\0.toml", "cannot be read"),
+]
 
 
 @pytest.mark.parametrize(("name", "message"), UNKNOWN)
@@ -223,7 +305,9 @@ def test_an_unknown_platform_lists_the_known_ones(name: object, message: str) ->
 def test_names_from_files_are_text_everywhere() -> None:
     gemm = replace(H100.kernels["gemm"], source=HOSTILE, notes=(HOSTILE,), form="roofline")
     device = replace(H100.device, name=HOSTILE)
-    platform = replace(H100, name=HOSTILE, device=device, kernels={"gemm": gemm, HOSTILE: gemm}, collectives={})
+    platform = replace(
+        H100, name=HOSTILE, device=device, kernels={"gemm": gemm, HOSTILE: gemm}, collectives={}
+    )
     assert Platform.from_toml(platform.to_toml()) == platform
     for thing in (platform, gemm, platform.gemm(512, 512, 512, dtype="bf16")):
         assert HOSTILE not in thing._repr_html_() and "&lt;script&gt;" in thing._repr_html_()
@@ -246,11 +330,19 @@ def test_an_estimate_explains_itself() -> None:
     assert text == "Estimate(41.2 ms, 80 % within 41.2 ms to 41.2 ms, 1 warning)"
 
 
-@given(st.floats(0, 1e9), st.floats(1, 1e3), st.sampled_from(["all_reduce", "all_gather", "all_to_all", "broadcast"]))
-def test_collectives_grow_with_bytes_and_keep_their_parts(nbytes: float, factor: float, operation: str) -> None:
+@given(
+    st.floats(0, 1e9),
+    st.floats(1, 1e3),
+    st.sampled_from(["all_reduce", "all_gather", "all_to_all", "broadcast"]),
+)
+def test_collectives_grow_with_bytes_and_keep_their_parts(
+    nbytes: float, factor: float, operation: str
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExtrapolationWarning)
-        small, large = (H100.collective(operation, size, ranks=8) for size in (nbytes, nbytes * factor))
+        small, large = (
+            H100.collective(operation, size, ranks=8) for size in (nbytes, nbytes * factor)
+        )
     assert 0 < small.time <= large.time * (1 + 1e-12)
     assert sum(small.terms.values()) == pytest.approx(small.time, rel=1e-9)
     arrays = H100.collective_time(operation, [nbytes, nbytes * factor], ranks=8)
@@ -258,8 +350,16 @@ def test_collectives_grow_with_bytes_and_keep_their_parts(nbytes: float, factor:
 
 
 def test_no_time_leaves_that_is_none() -> None:
-    for time, spread, parts in ((math.nan, 0, ()), (-1, 0, ()), (math.inf, 0, ()), (1, math.nan, ()), (1, 1e30, ()),
-                                (0, 0, (0,)), (1, 0.1, (0.5, 0.4)), (1, 0.1, (math.nan,))):  # fmt: skip
+    for time, spread, parts in (
+        (math.nan, 0, ()),
+        (-1, 0, ()),
+        (math.inf, 0, ()),
+        (1, math.nan, ()),
+        (1, 1e30, ()),
+        (0, 0, (0,)),
+        (1, 0.1, (0.5, 0.4)),
+        (1, 0.1, (math.nan,)),
+    ):
         with pytest.raises(ValueError, match=r"all_reduce of 1 B on 'x' takes .* s"):
             Estimate(time, spread, dict(enumerate(parts)), "all_reduce of 1 B on 'x': t = n")
     tiny = replace(GEMM, parameters={**GEMM, "compute_efficiency": 1e-6})
@@ -271,25 +371,34 @@ def test_no_time_leaves_that_is_none() -> None:
 
 
 def test_collectives_say_what_they_cannot_do() -> None:
-    with pytest.raises(ValueError, match=r"no model for the collective 'all_redoce'; it has .*all_reduce"):
+    with pytest.raises(
+        ValueError, match=r"no model for the collective 'all_redoce'; it has .*all_reduce"
+    ):
         H100.collective("all_redoce", 1e6, ranks=8)
     for bad in (-1, math.nan, math.inf, "1 MB", None):
         for call in (H100.collective, H100.collective_time):
             with pytest.raises(ValueError, match="nbytes is "):
                 call("all_reduce", bad, ranks=8)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match=r"working_set is .*; it must be a finite number of 0 or more"):
+        with pytest.raises(
+            ValueError, match=r"working_set is .*; it must be a finite number of 0 or more"
+        ):
             H100.device.bandwidth(bad)
     for ranks in (0, 2.5, "8", None, 16):
         with pytest.raises(ValueError, match="ranks is"):
             H100.collective("all_reduce", 1e6, ranks=ranks)  # type: ignore[arg-type]
     assert H100.collective("all_reduce", 1e6, ranks=1).time == 0
-    odd = replace(H100, collectives={"all_to_all.16": CURVE, "all_reduce.8": CURVE})  # measured across nodes alone
-    with pytest.raises(ValueError, match=r"'all_to_all' on 4 ranks of one node; it has all_to_all\.16;"):
+    # measured across nodes alone
+    odd = replace(H100, collectives={"all_to_all.16": CURVE, "all_reduce.8": CURVE})
+    with pytest.raises(
+        ValueError, match=r"'all_to_all' on 4 ranks of one node; it has all_to_all\.16;"
+    ):
         odd.collective("all_to_all", 1e6, ranks=4)
 
 
 def test_sizes_outside_the_fitted_range_warn() -> None:
-    with pytest.warns(ExtrapolationWarning, match="nbytes 4 GB is outside the fitted range 512 B to") as caught:
+    with pytest.warns(
+        ExtrapolationWarning, match="nbytes 4 GB is outside the fitted range 512 B to"
+    ) as caught:
         estimate = H100.collective("all_reduce", 4e9, ranks=8)
     assert len(caught) == 1 and caught[0].filename == __file__ and len(estimate.warnings) == 1
     with pytest.warns(ExtrapolationWarning, match="flops 2 FLOP is outside"):
@@ -301,7 +410,9 @@ sides = st.integers(1, 8192)
 
 @settings(deadline=None)
 @given(sides, sides, sides, st.sampled_from(["fp32", "bf16", "fp64"]), st.sampled_from([1, 7]))
-def test_gemm_grows_and_is_never_faster_than_the_hardware(m: int, n: int, k: int, dtype: str, batch: int) -> None:
+def test_gemm_grows_and_is_never_faster_than_the_hardware(
+    m: int, n: int, k: int, dtype: str, batch: int
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExtrapolationWarning)
         estimate = H100.gemm(m, n, k, dtype=dtype, batch=batch)
@@ -310,27 +421,54 @@ def test_gemm_grows_and_is_never_faster_than_the_hardware(m: int, n: int, k: int
     flops, nbytes = 2 * batch * m * n * k, DTYPES[dtype] * batch * (m * k + k * n + m * n)
     bound = max(flops / H100.device.peaks[dtype].value, nbytes / 3.35e12)
     assert bound < estimate.time < min(larger) * (1 + 1e-12)
-    assert sum(estimate.terms.values()) == pytest.approx(estimate.time, rel=1e-9) and min(estimate.terms.values()) >= 0
+    assert (
+        sum(estimate.terms.values()) == pytest.approx(estimate.time, rel=1e-9)
+        and min(estimate.terms.values()) >= 0
+    )
 
 
 def test_products_in_a_format_nobody_measured_are_less_sure() -> None:
     half = H100.gemm(4096, 4096, 4096, dtype="bf16").spread
-    guess, bare = H100.kernels["gemm.fp8"], {key: fit for key, fit in H100.kernels.items() if key != "gemm.fp8"}
+    guess, bare = (
+        H100.kernels["gemm.fp8"],
+        {key: fit for key, fit in H100.kernels.items() if key != "gemm.fp8"},
+    )
     assert "gemm bf16" in H100.kernels["gemm"].source and guess.source.startswith("perfkit, h100-1")
-    assert (guess.kind, guess.n) == ("fitted", 108) and H100.gemm(4096, 4096, 4096, dtype="fp8").spread > half
+    assert (guess.kind, guess.n) == ("fitted", 108) and H100.gemm(
+        4096, 4096, 4096, dtype="fp8"
+    ).spread > half
     assert H100.gemm(4096, 4096, 4096, dtype="fp16").spread == half < 0.1
     assert 0.25 < H100.gemm(4096, 4096, 4096, dtype="tf32").spread < 0.3
-    with pytest.warns(ExtrapolationWarning, match="transferred from bf16/fp16: no product in fp8 was measured here"):
+    with pytest.warns(
+        ExtrapolationWarning,
+        match="transferred from bf16/fp16: no product in fp8 was measured here",
+    ):
         assert replace(H100, kernels=bare).gemm(4096, 4096, 4096, dtype="fp8").spread > 1
     found = find_kernel(H100.kernels, "gemm", dtype="fp32")
-    assert found is not None and found[1].kind == "assumed" and "fp32 is assumed to reach" in found[1].notes[0]
-    assert find_kernel(H100.kernels, "elementwise", dtype="fp32") == ("elementwise", H100.kernels["elementwise"])
+    assert (
+        found is not None
+        and found[1].kind == "assumed"
+        and "fp32 is assumed to reach" in found[1].notes[0]
+    )
+    assert find_kernel(H100.kernels, "elementwise", dtype="fp32") == (
+        "elementwise",
+        H100.kernels["elementwise"],
+    )
 
 
 def test_kernels_are_found_by_variant_then_format_then_class() -> None:
     gemm = H100.kernels["gemm"]
-    fits = {key: replace(gemm, n=n) for n, key in enumerate(("gemm", "gemm.fp8", "gemm.nt", "gemm.fp8.nt"), 1)}
-    asked = {"": "gemm", ".fp8": "gemm.fp8", "nt.fp8": "gemm.nt", "tn.fp8": "gemm.fp8", "tn.bf16": "gemm"}
+    fits = {
+        key: replace(gemm, n=n)
+        for n, key in enumerate(("gemm", "gemm.fp8", "gemm.nt", "gemm.fp8.nt"), 1)
+    }
+    asked = {
+        "": "gemm",
+        ".fp8": "gemm.fp8",
+        "nt.fp8": "gemm.nt",
+        "tn.fp8": "gemm.fp8",
+        "tn.bf16": "gemm",
+    }
     for name, key in asked.items():
         variant, _, dtype = name.partition(".")
         assert find_kernel(fits, "gemm", variant=variant, dtype=dtype or "bf16") == (key, fits[key])
@@ -339,8 +477,15 @@ def test_kernels_are_found_by_variant_then_format_then_class() -> None:
     assert find_kernel({"gemm": old}, "gemm", dtype="fp8") == ("gemm", old)
     slow = replace(gemm, parameters={**gemm.parameters, "launch": 1.0})
     platform = replace(H100, kernels={"gemm": gemm, "gemm.fp8": slow})
-    assert platform.gemm(64, 64, 64, dtype="fp8").time > 1 > platform.gemm(64, 64, 64, dtype="bf16").time
-    only, plain = (replace(H100, kernels={key: gemm}).gemm(512, 512, 512, dtype="bf16") for key in ("gemm.nt", "gemm"))
+    assert (
+        platform.gemm(64, 64, 64, dtype="fp8").time
+        > 1
+        > platform.gemm(64, 64, 64, dtype="bf16").time
+    )
+    only, plain = (
+        replace(H100, kernels={key: gemm}).gemm(512, 512, 512, dtype="bf16")
+        for key in ("gemm.nt", "gemm")
+    )
     assert only == plain
 
 
@@ -359,18 +504,25 @@ def test_bandwidth_is_continuous_over_the_levels() -> None:
         rate = None if bandwidth is None else Quantity(bandwidth, "B/s", "assumed", "a test")
         return MemoryLevel(name, Quantity(capacity, "B", "assumed", "a test"), rate)
 
-    device = replace(H100.device, memory=(level("L1", 1e5, 4e11), level("L2", 1e6, None), level("DRAM", 1e11, 1e10)))
+    device = replace(
+        H100.device,
+        memory=(level("L1", 1e5, 4e11), level("L2", 1e6, None), level("DRAM", 1e11, 1e10)),
+    )
     sizes = np.geomspace(1, 1e10, 2000)
     times = sizes / device.bandwidth(sizes)
     assert np.all(np.diff(times) > 0) and np.max(times[1:] / times[:-1]) < 1.5
-    assert device.bandwidth(1e4) == pytest.approx(4e11) and device.bandwidth(1e12) == pytest.approx(1e10, rel=1e-3)
+    assert device.bandwidth(1e4) == pytest.approx(4e11) and device.bandwidth(1e12) == pytest.approx(
+        1e10, rel=1e-3
+    )
     assert device.bandwidth(0) == pytest.approx(4e11)
 
 
 def test_lookups_grow_with_batch_and_skip_to_the_tables() -> None:
     tables = (EmbeddingTable(10**6, 64, 10), EmbeddingTable(1000, 128, 1, 1.1))
     few, many = (H100.lookup(tables, batch=batch) for batch in (64, 4096))
-    assert 0 < few.time < many.time and sum(many.terms.values()) == pytest.approx(many.time, rel=1e-12)
+    assert 0 < few.time < many.time and sum(many.terms.values()) == pytest.approx(
+        many.time, rel=1e-12
+    )
     parts = [H100.lookup([table], batch=4096).time for table in tables]
     assert sum(parts) == pytest.approx(many.time)
     bytes_moved = 4096 * 10 * (8 + 256) + 4096 * (8 + 256)
@@ -379,7 +531,9 @@ def test_lookups_grow_with_batch_and_skip_to_the_tables() -> None:
         H100.lookup([], batch=64)
     with pytest.raises(ValueError, match="batch is -1"):
         H100.lookup(tables, batch=-1)
-    assert H100.lookup(TableSet(tables[:1]), batch=64).time == H100.lookup(tables[:1], batch=64).time
+    assert (
+        H100.lookup(TableSet(tables[:1]), batch=64).time == H100.lookup(tables[:1], batch=64).time
+    )
 
 
 def test_kernels_take_arrays() -> None:
@@ -392,21 +546,47 @@ def test_kernels_take_arrays() -> None:
 
 def test_a_platform_shows_every_number() -> None:
     table = H100.numbers()
-    assert table.columns == ["group", "name", "value", "unit", "kind", "stderr", "source", "date", "basis"]
-    assert set(table["group"]) == {"device", "peak", "memory", "link", "host", "kernel", "collective", "context"}
+    assert table.columns == [
+        "group",
+        "name",
+        "value",
+        "unit",
+        "kind",
+        "stderr",
+        "source",
+        "date",
+        "basis",
+    ]
+    assert set(table["group"]) == {
+        "device",
+        "peak",
+        "memory",
+        "link",
+        "host",
+        "kernel",
+        "collective",
+        "context",
+    }
     assert table.filter(pl.col("name") == "bf16")["value"].item() == 989.4e12
-    assert repr(H100).startswith("Platform('h100-sxm-8': 8 ranks of 'NVIDIA H100") and "\n" not in repr(H100)
+    assert repr(H100).startswith(
+        "Platform('h100-sxm-8': 8 ranks of 'NVIDIA H100"
+    ) and "\n" not in repr(H100)
     assert html.unescape(H100._repr_html_()) == f"<pre>{H100!r}</pre>"
     json.dumps(table.to_dicts())
 
 
 # The gallery against the measurements its fits were made from.
 def read(folder: Path, name: str, what: pl.Expr) -> pl.DataFrame:
-    path = folder / f"{folder.name}_{'bf16_' * (folder.name == 'gemm')}{name[:8].replace('-', '_')}.csv"
+    path = (
+        folder
+        / f"{folder.name}_{'bf16_' * (folder.name == 'gemm')}{name[:8].replace('-', '_')}.csv"
+    )
     return pl.read_csv(path, infer_schema_length=None).filter(what)
 
 
-def check_errors(predicted: np.ndarray, micros: pl.Series, geomean: float, mean: float, p95: float) -> None:
+def check_errors(
+    predicted: np.ndarray, micros: pl.Series, geomean: float, mean: float, p95: float
+) -> None:
     error = np.abs(predicted / (micros.to_numpy() * 1e-6) - 1)
     found = np.exp(np.log(np.maximum(error, 1e-4)).mean()), error.mean(), np.quantile(error, 0.95)
     assert np.all(np.array(found) < np.array([geomean, mean, p95]) / 100)
@@ -423,7 +603,14 @@ def test_measurements_are_met(name: str, version: str, shared_data: Path) -> Non
     check_errors(predicted, data["latency_us_sglang"], 5.5, 8.5, 25)  # DESIGN
     chosen = (pl.col("dtype") == "half") & (pl.col("nccl_version_recorded") == version)
     keys = ["op", "num_gpus", "message_bytes"]
-    data = read(shared_data / "nccl", name, chosen).group_by(keys).agg(pl.col("latency_us").median()).sort(keys)
+    data = (
+        read(shared_data / "nccl", name, chosen)
+        .group_by(keys)
+        .agg(pl.col("latency_us").median())
+        .sort(keys)
+    )
     asked = data.select(pl.col("op").replace("alltoall", "all_to_all"), *keys[1:]).iter_rows()
-    times = [float(platform.collective_time(name, nbytes, ranks=ranks)) for name, ranks, nbytes in asked]
+    times = [
+        float(platform.collective_time(name, nbytes, ranks=ranks)) for name, ranks, nbytes in asked
+    ]
     check_errors(np.array(times), data["latency_us"], 5, 8, 24)  # DESIGN

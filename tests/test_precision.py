@@ -1,4 +1,5 @@
-"""The precision a capture records: autocast by CUDA's lists, scaled gradients, TF32, attention; random steps."""
+"""The precision a capture records: autocast by CUDA's lists, scaled gradients, TF32, attention;
+random steps."""
 
 import random
 import sys
@@ -33,10 +34,15 @@ PRODUCTS = ("gemm", "bmm", "convolution", "attention")
 def list_formats(graph: Graph, *kinds: str, phase: str = "") -> list[str]:
     """Number formats of the operations of some classes, in order."""
     each = zip(graph.labels, graph.dtypes or [graph.dtype] * len(graph), strict=True)
-    return [dtype for label, dtype in each if label[1] in (kinds or PRODUCTS) and label[3] in (phase or label[3])]
+    return [
+        dtype
+        for label, dtype in each
+        if label[1] in (kinds or PRODUCTS) and label[3] in (phase or label[3])
+    ]
 
 
-# -- autocast ----------------------------------------------------------------------------------------------------------
+# -- autocast
+# ----------------------------------------------------------------------------------------------------------
 
 
 def place(tree: Any, device: str, low: Any) -> Any:
@@ -53,7 +59,9 @@ def list_types(items: list[tuple[str, str, Any]], device: str, low: Any) -> list
     found, places = [], (torch, F, torch._C._nn, torch._C._linalg)
     for key, op, given in items:
         given = [place(each, device, low) for each in given]
-        owner: Any = given.pop(0) if "method" in key else next(each for each in places if hasattr(each, op))
+        owner: Any = (
+            given.pop(0) if "method" in key else next(each for each in places if hasattr(each, op))
+        )
         found.append((op, [t.dtype for t in walk_tensors([getattr(owner, op)(*given)])]))
     return found
 
@@ -61,14 +69,25 @@ def list_types(items: list[tuple[str, str, Any]], device: str, low: Any) -> list
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("low", [BF16, FP16])
 def test_autocast_takes_the_data_types_of_cuda(low: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As PyTorch's own kernels do on tensors that say they are on a GPU, for the operations of its own test."""
-    common = SimpleNamespace(TEST_WITH_ROCM=False, TestCase=object)  # which needs a package that is not here
+    """As PyTorch's own kernels do on tensors that say they are on a GPU, for the operations of its
+    own test."""
+    # which needs a package that is not here
+    common = SimpleNamespace(TEST_WITH_ROCM=False, TestCase=object)
     monkeypatch.setitem(sys.modules, "torch.testing._internal.common_utils", common)
     from torch.testing._internal.autocast_test_lists import AutocastTestLists
 
-    left_out = ("equal", "einsum", "grid_sampler", "gru_cell", "cudnn_convolution", "cudnn_convolution_transpose")
+    left_out = (
+        "equal",
+        "einsum",
+        "grid_sampler",
+        "gru_cell",
+        "cudnn_convolution",
+        "cudnn_convolution_transpose",
+    )
     lists = {key: items for key, items in vars(AutocastTestLists("cpu")).items() if key != "banned"}
-    items = [(key, item[0], item[1]) for key in lists for item in lists[key] if item[0] not in left_out]
+    items = [
+        (key, item[0], item[1]) for key in lists for item in lists[key] if item[0] not in left_out
+    ]
     half = torch.ones(8, 8, dtype=FP16)
     items += [("", "rms_norm", (half, (8,))), ("", "einsum", ("ij,jk", half, half.float()))]
     with FakeTensorMode(), pretend_gpu(print), torch.autocast("cuda", low):
@@ -83,7 +102,9 @@ def test_autocast_takes_the_data_types_of_cuda(low: Any, monkeypatch: pytest.Mon
             torch.set_autocast_dtype("cuda", FP16)
     assert ours == theirs
     assert len(ours) > 100
-    assert not torch._C._dispatch_get_registrations_for_dispatch_key("AutocastPrivateUse1"), "all kernels are gone"
+    assert not torch._C._dispatch_get_registrations_for_dispatch_key("AutocastPrivateUse1"), (
+        "all kernels are gone"
+    )
 
 
 class Mixed(nn.Module):
@@ -105,11 +126,20 @@ class Mixed(nn.Module):
 
 def test_regions_of_autocast_are_those_of_the_step() -> None:
     graph = capture(Mixed(), torch.randn(4, 16), device="cuda")
-    assert list_formats(graph, "gemm", phase="forward") == ["bf16", "bf16", "fp32", "bf16", "fp16", "fp32"]
+    assert list_formats(graph, "gemm", phase="forward") == [
+        "bf16",
+        "bf16",
+        "fp32",
+        "bf16",
+        "fp16",
+        "fp32",
+    ]
     backward = ["fp32"] * 2 + ["fp16"] * 2 + ["bf16"] * 3 + ["fp32"] * 2 + ["bf16"] * 2
     assert list_formats(graph, "gemm", phase="backward") == backward
     casts = [label[3:] for label in graph.labels if label[0] == "_to_copy"]
-    assert casts.count(("forward", "layers.0")) == 4, "the weight and the bias once, the input twice"
+    assert casts.count(("forward", "layers.0")) == 4, (
+        "the weight and the bias once, the input twice"
+    )
 
 
 class Wrapped(nn.Module):
@@ -131,12 +161,21 @@ UNCACHED = partial(torch.autocast, "cuda", cache_enabled=False)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("region", [torch.cuda.amp.autocast, partial(torch.autocast, "cpu"), UNCACHED])
+@pytest.mark.parametrize(
+    "region", [torch.cuda.amp.autocast, partial(torch.autocast, "cpu"), UNCACHED]
+)
 def test_every_way_to_write_a_region_counts(region: Callable[..., Any]) -> None:
-    graph = capture(train(lambda: Wrapped(region(dtype=BF16)), IMAGES, ADAMW, fused=True), device="cuda")
+    graph = capture(
+        train(lambda: Wrapped(region(dtype=BF16)), IMAGES, ADAMW, fused=True), device="cuda"
+    )
     assert set(list_formats(graph)) == {"bf16"}
-    assert [label[0] for label in graph.labels if label[3] == "update"] == ["_foreach_add_", "_fused_adamw_"]
-    assert set(list_formats(capture(train(lambda: Wrapped(nullcontext()), IMAGES, SGD)))) == {"fp32"}
+    assert [label[0] for label in graph.labels if label[3] == "update"] == [
+        "_foreach_add_",
+        "_fused_adamw_",
+    ]
+    assert set(list_formats(capture(train(lambda: Wrapped(nullcontext()), IMAGES, SGD)))) == {
+        "fp32"
+    }
 
 
 def test_a_region_that_pytorch_switched_off_is_told() -> None:
@@ -186,11 +225,14 @@ def test_the_short_form_takes_a_precision() -> None:
         assert "_amp_update_scale_" in [label[0] for label in half.labels]
     with pytest.raises(ValueError, match="amp is 'fp32'; known are bf16, fp16"):
         capture(mlp, x, amp="fp32")
-    with pytest.raises(ValueError, match=r"amp is 'bf16', and inputs are not given; write torch.autocast\('cpu'\)"):
+    with pytest.raises(
+        ValueError, match=r"amp is 'bf16', and inputs are not given; write torch.autocast\('cpu'\)"
+    ):
         capture(train(mlp, (4, 256), SGD), amp="bf16")
 
 
-# -- TF32 --------------------------------------------------------------------------------------------------------------
+# -- TF32
+# --------------------------------------------------------------------------------------------------------------
 
 BACKENDS = torch.backends
 TF32: dict[str, tuple[Callable[[], Any], str, str]] = {
@@ -198,15 +240,29 @@ TF32: dict[str, tuple[Callable[[], Any], str, str]] = {
     "old, products": (lambda: setattr(BACKENDS.cuda.matmul, "allow_tf32", True), "tf32", "tf32"),
     "old, convolutions": (lambda: setattr(BACKENDS.cudnn, "allow_tf32", False), "fp32", "fp32"),
     "high": (lambda: torch.set_float32_matmul_precision("high"), "tf32", "tf32"),
-    "new, products": (lambda: setattr(BACKENDS.cuda.matmul, "fp32_precision", "tf32"), "tf32", "tf32"),
-    "new, convolutions": (lambda: setattr(BACKENDS.cudnn.conv, "fp32_precision", "ieee"), "fp32", "fp32"),
+    "new, products": (
+        lambda: setattr(BACKENDS.cuda.matmul, "fp32_precision", "tf32"),
+        "tf32",
+        "tf32",
+    ),
+    "new, convolutions": (
+        lambda: setattr(BACKENDS.cudnn.conv, "fp32_precision", "ieee"),
+        "fp32",
+        "fp32",
+    ),
     "new, all": (lambda: setattr(BACKENDS, "fp32_precision", "tf32"), "tf32", "tf32"),
 }
 
 
 def look() -> list[Any]:
-    old = [BACKENDS.cuda.matmul.allow_tf32, BACKENDS.cudnn.allow_tf32, torch.get_float32_matmul_precision()]
-    return old + [torch._C._get_fp32_precision_getter("cuda", op) for op in ("all", "matmul", "conv", "rnn")]
+    old = [
+        BACKENDS.cuda.matmul.allow_tf32,
+        BACKENDS.cudnn.allow_tf32,
+        torch.get_float32_matmul_precision(),
+    ]
+    return old + [
+        torch._C._get_fp32_precision_getter("cuda", op) for op in ("all", "matmul", "conv", "rnn")
+    ]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -228,18 +284,24 @@ def test_products_of_fp32_are_in_tf32_where_the_step_allows_it(name: str) -> Non
     assert predict(graph, "v100-sxm-8").time > 0, "in fp32 where there is no TF32"
 
 
-# -- attention ---------------------------------------------------------------------------------------------------------
+# -- attention
+# ---------------------------------------------------------------------------------------------------------
 
 FLASH, EFFICIENT, CUDNN, MATH = (
-    SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH,
-)  # fmt: skip
-#: Data type, shape of the queries, what is passed, kernels that are allowed, and the one that PyTorch's rules give.
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.MATH,
+)
+#: Data type, shape of the queries, what is passed, kernels that are allowed, and the one that
+#: PyTorch's rules give.
 ATTENTION: list[tuple[Any, tuple[int, ...], dict[str, Any], Any, str]] = [
     (BF16, (2, 4, 32, 64), {}, None, "flash"),
     (FP16, (2, 4, 32, 64), {"is_causal": True, "dropout_p": 0.1}, None, "flash"),
     (BF16, (2, 4, 32, 20), {}, None, "flash"),  # padded to 24
     (BF16, (2, 4, 32, 64), {"mask": True}, None, "efficient"),
-    (BF16, (2, 4, 33, 64), {"mask": True, "dropout_p": 0.1}, None, "efficient"),  # the mask is padded
+    # the mask is padded
+    (BF16, (2, 4, 33, 64), {"mask": True, "dropout_p": 0.1}, None, "efficient"),
     (BF16, (2, 4, 32, 288), {}, None, "efficient"),
     (FP32, (2, 4, 32, 64), {"is_causal": True, "dropout_p": 0.1}, None, "efficient"),
     (BF16, (2, 4, 32, 64), {"is_causal": True, "rows": 16}, None, "efficient"),
@@ -262,7 +324,10 @@ def attend(dtype: Any, shape: Any, given: Any, allowed: Any) -> Make:
 
     def make_step() -> Callable[[], Any]:
         query = torch.randn(*shape[:-2], rows, shape[-1], dtype=dtype, requires_grad=True)
-        key, value = (torch.randn(*shape[:-3], heads, *shape[-2:], dtype=dtype, requires_grad=True) for _ in range(2))
+        key, value = (
+            torch.randn(*shape[:-3], heads, *shape[-2:], dtype=dtype, requires_grad=True)
+            for _ in range(2)
+        )
         mask = torch.ones(rows, shape[-2]).tril().bool() if masked else None
 
         def step() -> None:
@@ -278,11 +343,15 @@ def attend(dtype: Any, shape: Any, given: Any, allowed: Any) -> Make:
 def test_convolutions_say_how_their_channels_are_stored(last: bool) -> None:
     def make_step() -> Callable[[], None]:
         layout: Any = {"memory_format": torch.channels_last} if last else {}
-        net: Any = nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1)).to(**layout)
+        net: Any = nn.Sequential(
+            nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1)
+        ).to(**layout)
         images = torch.randn(2, 4, 8, 8).contiguous(**layout)
         return lambda: net(images).sum().backward()
 
-    variants = [label[2] for label in capture(make_step, device="cuda").labels if label[1] == "convolution"]
+    variants = [
+        label[2] for label in capture(make_step, device="cuda").labels if label[1] == "convolution"
+    ]
     names = ("forward", "forward_pointwise", "backward_pointwise", "backward")
     assert variants == [name.replace("ward", "ward_last") if last else name for name in names]
 
@@ -309,7 +378,9 @@ def test_attention_runs_in_the_kernel_that_pytorch_takes(dtype, shape, given, al
 
 
 def test_attention_without_a_kernel_that_is_allowed_is_explained() -> None:
-    with pytest.raises(ValueError, match=r"no kernel for attention in torch.float64; allow SDPBackend.MATH"):
+    with pytest.raises(
+        ValueError, match=r"no kernel for attention in torch.float64; allow SDPBackend.MATH"
+    ):
         capture(attend(torch.float64, (2, 4, 32, 64), {}, FLASH), device="cuda")
 
 
@@ -322,16 +393,25 @@ def test_attention_inside_of_pytorchs_own_layers_is_one_kernel() -> None:
         assert set(list_formats(graph)) == {dtype}
 
 
-# -- norms -------------------------------------------------------------------------------------------------------------
+# -- norms
+# -------------------------------------------------------------------------------------------------------------
 
 LAST = torch.channels_last
-#: Data types of what is normalized and of the weight, shape, dimensions of a row, and order in memory.
+#: Data types of what is normalized and of the weight, shape, dimensions of a row, and order in
+#: memory.
 NORMS: list[tuple[Any, Any, tuple[int, ...], int, Any]] = [
-    (BF16, BF16, (4, 8, 16), 1, None), (FP32, FP32, (4, 16), 1, None), (torch.float64, None, (4, 16), 1, None),
-    (FP16, None, (4, 16), 1, None), (BF16, FP32, (4, 16), 1, None), (FP32, BF16, (4, 16), 1, None),
-    (FP32, FP32, (2, 4, 8, 8), 2, None), (FP32, FP32, (2, 4, 8, 8), 1, LAST), (FP32, FP32, (0, 8), 1, None),
-    (FP32, FP32, (2, 4, 8, 8, 8), 1, torch.channels_last_3d), (torch.complex64, None, (4, 16), 1, None),
-]  # fmt: skip
+    (BF16, BF16, (4, 8, 16), 1, None),
+    (FP32, FP32, (4, 16), 1, None),
+    (torch.float64, None, (4, 16), 1, None),
+    (FP16, None, (4, 16), 1, None),
+    (BF16, FP32, (4, 16), 1, None),
+    (FP32, BF16, (4, 16), 1, None),
+    (FP32, FP32, (2, 4, 8, 8), 2, None),
+    (FP32, FP32, (2, 4, 8, 8), 1, LAST),
+    (FP32, FP32, (0, 8), 1, None),
+    (FP32, FP32, (2, 4, 8, 8, 8), 1, torch.channels_last_3d),
+    (torch.complex64, None, (4, 16), 1, None),
+]
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
@@ -342,19 +422,28 @@ def test_norms_are_one_kernel_where_pytorch_has_one(dtype, kept, shape, deep, or
     def normalize(device: str, train: bool) -> Any:
         x = torch.empty(shape, dtype=dtype, device=device)
         x = (x if order is None else x.to(memory_format=order)).requires_grad_(train)
-        weight = torch.empty(shape[-deep:], dtype=kept, device=device, requires_grad=train) if kept else None
+        weight = (
+            torch.empty(shape[-deep:], dtype=kept, device=device, requires_grad=train)
+            if kept
+            else None
+        )
         return F.rms_norm(x, shape[-deep:], weight)
 
     graph = capture(lambda: lambda: normalize("cpu", True).real.sum().backward(), device="cuda")
     ours = [label[0] for label in graph.labels if "rms_norm" in label[0]]
-    with FakeTensorMode(), torch.library._scoped_library("aten", "IMPL") as library, Calls() as calls:
+    with (
+        FakeTensorMode(),
+        torch.library._scoped_library("aten", "IMPL") as library,
+        Calls() as calls,
+    ):
         library.impl("_fused_rms_norm", lambda x, *_: (torch.empty_like(x), x.mean(-1)), "CUDA")
         normalize("cuda", False)
     fused = "_fused_rms_norm" in [name for name, _ in calls.found]
     assert ours == ["_fused_rms_norm", "_fused_rms_norm_backward"] * fused
 
 
-# -- random steps ------------------------------------------------------------------------------------------------------
+# -- random steps
+# ------------------------------------------------------------------------------------------------------
 
 
 class Calls(TorchDispatchMode):
@@ -367,7 +456,9 @@ class Calls(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if (name := func._schema.name.split("::")[-1]) not in VIEWS:
-            self.found.append((name, [t.dtype for t in walk_tensors([out, args]) if t.is_floating_point()][:1]))
+            self.found.append(
+                (name, [t.dtype for t in walk_tensors([out, args]) if t.is_floating_point()][:1])
+            )
         return out
 
 
@@ -395,18 +486,34 @@ class Do(nn.Module):
 LINEAR = partial(nn.Linear, 16, 16)
 #: Modules from (6, 8, 16) to the same shape.
 BLOCKS: tuple[Callable[[], nn.Module], ...] = (
-    LINEAR, partial(LINEAR, bias=False), lambda: nn.Sequential(nn.Linear(16, 40), nn.GELU(), nn.Linear(40, 16)),
-    partial(nn.Conv1d, 8, 8, 3, padding=1), partial(nn.Conv1d, 8, 8, 3, padding=1, groups=8),
-    partial(nn.LayerNorm, 16), partial(nn.RMSNorm, 16), partial(nn.GroupNorm, 2, 8), partial(nn.BatchNorm1d, 8),
-    partial(nn.Softmax, -1), partial(nn.LogSoftmax, -1), partial(nn.GELU, "tanh"), nn.SiLU, nn.ReLU, nn.Dropout,
+    LINEAR,
+    partial(LINEAR, bias=False),
+    lambda: nn.Sequential(nn.Linear(16, 40), nn.GELU(), nn.Linear(40, 16)),
+    partial(nn.Conv1d, 8, 8, 3, padding=1),
+    partial(nn.Conv1d, 8, 8, 3, padding=1, groups=8),
+    partial(nn.LayerNorm, 16),
+    partial(nn.RMSNorm, 16),
+    partial(nn.GroupNorm, 2, 8),
+    partial(nn.BatchNorm1d, 8),
+    partial(nn.Softmax, -1),
+    partial(nn.LogSoftmax, -1),
+    partial(nn.GELU, "tanh"),
+    nn.SiLU,
+    nn.ReLU,
+    nn.Dropout,
     partial(nn.TransformerEncoderLayer, 16, 2, 32, batch_first=True, dropout=0.0),
-    lambda: Do(lambda x, w: x @ w, 16, 16), lambda: Do(lambda x, w: torch.einsum("bij,jk->bik", x, w), 16, 16),
-    lambda: Do(lambda x, w: torch.bmm(x, w.to(x.dtype)), 6, 16, 16), lambda: Do(lambda x, w: x * w.sigmoid(), 16),
-    lambda: Do(lambda x, w: torch.baddbmm(x, x, w.to(x.dtype)), 6, 16, 16), lambda: Do(lambda x: x @ x.mT @ x),
-    lambda: Do(lambda x: torch.cat(x.chunk(2, -1)[::-1], -1)), lambda: Do(lambda x: x - x.mean(1, keepdim=True)),
-    lambda: Do(lambda x: x.float().pow(2).add(1).rsqrt().to(x.dtype)), lambda: Do(lambda x: F.normalize(x, dim=-1)),
+    lambda: Do(lambda x, w: x @ w, 16, 16),
+    lambda: Do(lambda x, w: torch.einsum("bij,jk->bik", x, w), 16, 16),
+    lambda: Do(lambda x, w: torch.bmm(x, w.to(x.dtype)), 6, 16, 16),
+    lambda: Do(lambda x, w: x * w.sigmoid(), 16),
+    lambda: Do(lambda x, w: torch.baddbmm(x, x, w.to(x.dtype)), 6, 16, 16),
+    lambda: Do(lambda x: x @ x.mT @ x),
+    lambda: Do(lambda x: torch.cat(x.chunk(2, -1)[::-1], -1)),
+    lambda: Do(lambda x: x - x.mean(1, keepdim=True)),
+    lambda: Do(lambda x: x.float().pow(2).add(1).rsqrt().to(x.dtype)),
+    lambda: Do(lambda x: F.normalize(x, dim=-1)),
     lambda: Do(lambda x: torch.where(x > 0, x, x.exp())),
-)  # fmt: skip
+)
 LOSSES: tuple[Callable[[Any], Any], ...] = (
     lambda y: y.float().square().mean(),
     lambda y: F.cross_entropy(y.flatten(0, 1), torch.arange(48) % 16),
@@ -417,7 +524,8 @@ LOSSES: tuple[Callable[[Any], Any], ...] = (
 
 
 def make_random(seed: int) -> tuple[str, Make]:
-    """A step of some of these modules, in fp32 or under autocast, plain, computed again or in two micro-batches."""
+    """A step of some of these modules, in fp32 or under autocast, plain, computed again or in two
+    micro-batches."""
     draw = random.Random(seed)
     blocks, loss = draw.choices(BLOCKS, k=draw.randint(2, 6)), draw.choice(LOSSES)
     low, form = draw.random() < 0.5, draw.choice(["plain", "checkpoint", "accumulate"])
@@ -446,7 +554,9 @@ def make_random(seed: int) -> tuple[str, Make]:
 
 
 @pytest.mark.parametrize("foreach", [True, False])
-def test_counts_of_steps_may_stay_on_the_device(monkeypatch: pytest.MonkeyPatch, foreach: bool) -> None:
+def test_counts_of_steps_may_stay_on_the_device(
+    monkeypatch: pytest.MonkeyPatch, foreach: bool
+) -> None:
     """`capturable=True`, which PyTorch refuses on a CPU: what it runs where it is allowed."""
     make_step = train(mlp, (16, 256), ADAMW, capturable=True, foreach=foreach)
     graph = capture(make_step, device="cuda")
@@ -467,4 +577,6 @@ def test_random_steps_are_captured_as_they_run(first: int) -> None:
         assert [label[0] for label in graph.labels] == [each for each, _ in ran], name
         names = {FP32: "fp32", BF16: "bf16"}
         each = zip(graph.dtypes or [graph.dtype] * len(graph), ran, strict=True)
-        assert not [(ours, real) for ours, real in each if real[1] and names[real[1][0]] != ours], name
+        assert not [(ours, real) for ours, real in each if real[1] and names[real[1][0]] != ours], (
+            name
+        )

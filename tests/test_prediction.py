@@ -1,4 +1,5 @@
-"""Predictions: parts that sum, bounds that hold, times that grow with work, and plain words about what is not known."""
+"""Predictions: parts that sum, bounds that hold, times that grow with work, and plain words about
+what is not known."""
 
 import json
 import subprocess
@@ -28,36 +29,62 @@ from perfkit.workloads.transformer import Transformer
 ROOT = Path(__file__).resolve().parent.parent
 H100 = load_platform("h100-sxm-8")
 HOSTILE = "<script>alert('x')</script>"
-SMALL = {"rows": [5000, 700, 90], "dim": 32, "pooling": 4, "bottom": [64], "top": [48], "features": 13}
+SMALL = {
+    "rows": [5000, 700, 90],
+    "dim": 32,
+    "pooling": 4,
+    "bottom": [64],
+    "top": [48],
+    "features": 13,
+}
 TINY = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 500, "positions": 64, "sequence": 32}
 
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
 
 
-def with_context(platform: Platform, *families: str, scale: float = 1.1, spread: float = 0.06) -> Platform:
+def with_context(
+    platform: Platform, *families: str, scale: float = 1.1, spread: float = 0.06
+) -> Platform:
     """The platform as if it had been calibrated with iterations of these families."""
 
     def fit(form: str, parameters: dict[str, float], spread: float) -> Fit:
-        return Fit(form, parameters, spread=spread, kind="assumed", source="test", units=dict.fromkeys(parameters, "-"))
+        return Fit(
+            form,
+            parameters,
+            spread=spread,
+            kind="assumed",
+            source="test",
+            units=dict.fromkeys(parameters, "-"),
+        )
 
     values = {"scale": scale, "per_operation": 2e-6}
     iterations = {family: fit("iteration", values, spread) for family in families}
-    return replace(platform, context=Context(iterations=iterations | {"any": fit("iteration", values, 2 * spread)}))
+    return replace(
+        platform,
+        context=Context(iterations=iterations | {"any": fit("iteration", values, 2 * spread)}),
+    )
 
 
 dlrms = st.builds(
     partial(DLRM, bottom=[32], top=[32], features=13),
-    rows=st.lists(st.integers(1, 10**6), min_size=1, max_size=6), dim=st.integers(1, 128),
-    batch=st.integers(1, 512).map(lambda n: 4 * n), pooling=st.integers(1, 32), exponent=st.floats(0, 1.2),
+    rows=st.lists(st.integers(1, 10**6), min_size=1, max_size=6),
+    dim=st.integers(1, 128),
+    batch=st.integers(1, 512).map(lambda n: 4 * n),
+    pooling=st.integers(1, 32),
+    exponent=st.floats(0, 1.2),
     sparse=st.booleans(),
-)  # fmt: skip
+)
 transformers = st.builds(
     lambda build, **sizes: build(**{**TINY, **sizes}),
-    build=st.sampled_from([Transformer.bert, Transformer.gpt2]), layers=st.integers(1, 3),
-    hidden=st.sampled_from([16, 64]), positions=st.just(512), sequence=st.integers(1, 300),
-    batch=st.sampled_from([4, 16]), attention=st.sampled_from(["eager", "fused"]),
+    build=st.sampled_from([Transformer.bert, Transformer.gpt2]),
+    layers=st.integers(1, 3),
+    hidden=st.sampled_from([16, 64]),
+    positions=st.just(512),
+    sequence=st.integers(1, 300),
+    batch=st.sampled_from([4, 16]),
+    attention=st.sampled_from(["eager", "fused"]),
     optimizer=st.sampled_from(["adamw", "sgd"]),
-)  # fmt: skip
+)
 #: Sizes of workloads, and the step by which they grow.
 STEPS = {
     DLRM: {"batch": 20, "rows": 5000, "dim": 1, "pooling": 1},
@@ -81,18 +108,32 @@ def consistent(prediction: Prediction) -> None:
     assert sum(seconds for _, seconds in parts.values()) == pytest.approx(time, rel=1e-9)
     assert all(seconds >= -1e-9 * time for _, seconds in parts.values())
     _, waiting = parts.pop(("", "waiting"), (0, 0.0))
-    assert prediction.lower_bound <= time * (1 + 1e-9) and time <= (prediction.serial + waiting) * (1 + 1e-9)
+    assert prediction.lower_bound <= time * (1 + 1e-9) and time <= (prediction.serial + waiting) * (
+        1 + 1e-9
+    )
     assert 0 < time <= prediction.latency * (1 + 1e-9) < np.inf and 0 < prediction.spread < 2
     if prediction.platform.device.kind == "cpu" and prediction.ranks == 1:
-        assert time == pytest.approx(prediction.serial, rel=1e-9) == pytest.approx(prediction.latency, rel=1e-9)
+        assert (
+            time
+            == pytest.approx(prediction.serial, rel=1e-9)
+            == pytest.approx(prediction.latency, rel=1e-9)
+        )
     assert frame["time_s"].sum() == pytest.approx(time, rel=1e-9) == frame["share"].sum() * time
-    assert frame["time_s"].to_list() == pytest.approx(sorted(frame["time_s"], reverse=True), abs=1e-9 * time)
+    assert frame["time_s"].to_list() == pytest.approx(
+        sorted(frame["time_s"], reverse=True), abs=1e-9 * time
+    )
     assert prediction.table().equals(frame)
     assert prediction.to_pandas()["time_s"].tolist() == frame["time_s"].to_list()
     for _, part in timeline.sort("start_s").group_by(["rank", "stream"], maintain_order=True):
         starts, ends = part["start_s"].to_numpy(), part["end_s"].to_numpy()
-        assert (starts >= -1e-12).all() and (ends >= starts).all() and (starts[1:] >= ends[:-1] - 1e-12).all()
-    busy = timeline.group_by("rank").agg((polars.col("end_s") - polars.col("start_s")).sum())["end_s"]
+        assert (
+            (starts >= -1e-12).all()
+            and (ends >= starts).all()
+            and (starts[1:] >= ends[:-1] - 1e-12).all()
+        )
+    busy = timeline.group_by("rank").agg((polars.col("end_s") - polars.col("start_s")).sum())[
+        "end_s"
+    ]
     listed = sum(seconds for (_, kind), (_, seconds) in parts.items() if kind != "host")
     assert prediction.ranks > 1 or busy.max() == pytest.approx(listed, rel=1e-9)
 
@@ -107,20 +148,30 @@ def test_parts_sum_and_bounds_hold(platform, workload, ranks, data):
 
 @given(
     key=st.sampled_from([(build, key) for build, steps in STEPS.items() for key in steps]),
-    low=st.integers(1, 200), more=st.integers(1, 200), sparse=st.booleans(),
-)  # fmt: skip
-def test_time_grows_with_every_size(platform: Platform, key: tuple, low: int, more: int, sparse: bool) -> None:
+    low=st.integers(1, 200),
+    more=st.integers(1, 200),
+    sparse=st.booleans(),
+)
+def test_time_grows_with_every_size(
+    platform: Platform, key: tuple, low: int, more: int, sparse: bool
+) -> None:
     (build, name), sizes = key, {**TINY, "batch": 4, "positions": 512}
     if build is DLRM:
-        sizes = {**SMALL, "batch": 256, "sparse": sparse} | ({"bottom": []} if name == "dim" else {})
+        sizes = {**SMALL, "batch": 256, "sparse": sparse} | (
+            {"bottom": []} if name == "dim" else {}
+        )
     low, more = (min(low, 4), min(more, 3)) if name == "layers" else (low, more)
     values = [STEPS[build][name] * value for value in (low, low + more)]
-    small, large = (predict(build(**{**sizes, name: [v] * 4 if name == "rows" else v}), platform) for v in values)
+    small, large = (
+        predict(build(**{**sizes, name: [v] * 4 if name == "rows" else v}), platform)
+        for v in values
+    )
     assert large.time >= small.time * (1 - 1e-9)
 
 
 def test_the_time_of_a_toy_iteration_adds_up_by_hand(toy: Platform) -> None:
-    """Every operation alone, from the form of its class: nothing is lost between graph and total."""
+    """Every operation alone, from the form of its class: nothing is lost between graph and
+    total."""
     workload = Transformer.bert(batch=4, **TINY)
     graph = workload.graphs()[0]
     costs = price([graph], toy)[0]
@@ -137,7 +188,8 @@ def test_the_time_of_a_toy_iteration_adds_up_by_hand(toy: Platform) -> None:
 
 
 def test_waiting_for_copies_costs_time() -> None:
-    """The reference loop on the same kernels: the device stands still while the host catches up after every copy."""
+    """The reference loop on the same kernels: the device stands still while the host catches up
+    after every copy."""
     v100 = load_platform("v100-locked-1")
     model = DLRM("dlrm-ddp", batch=2048, embedding="fused")
     lean, reference = (predict(workload, v100) for workload in (model, EagerDLRM(model)))
@@ -152,7 +204,9 @@ def test_waiting_for_copies_costs_time() -> None:
 def test_data_that_come_late_set_the_pace(toy: Platform) -> None:
     for platform in (toy, H100):
         alone = predict(workload := Transformer.bert(batch=4, **TINY), platform, ranks=2)
-        ready, late = (predict(workload, platform, ranks=2, loading=much * alone.time) for much in (0.9, 3.0))
+        ready, late = (
+            predict(workload, platform, ranks=2, loading=much * alone.time) for much in (0.9, 3.0)
+        )
         assert (ready.time, ready.parts) == (alone.time, alone.parts)
         assert late.time == late.lower_bound == 3 * alone.time and late.bottleneck == "input-bound"
         assert late.parts["", "loading"] == (1, pytest.approx(2 * alone.time))
@@ -166,23 +220,45 @@ def test_time_that_host_and_device_wait_for_each_other_is_a_part_of_its_own() ->
     more = pytest.approx(r.parts["", "handover"][1])
     assert r.bottleneck == "host-bound" and 0.02 * r.time < more.expected < 0.19 * r.time
     last = r.timeline().sort("end_s").row(-1, named=True)
-    assert (last["name"], last["operation"], last["end_s"]) == ("handover", None, pytest.approx(r.time))
+    assert (last["name"], last["operation"], last["end_s"]) == (
+        "handover",
+        None,
+        pytest.approx(r.time),
+    )
     modules = {row["module"]: row for row in r.modules().to_dicts()}
-    assert last["end_s"] - last["start_s"] == modules["handover"]["idle_s"] == modules["handover"]["update_s"] == more
-    assert modules["embeddings"]["share"] < 0.05 < modules[""]["idle_s"] / r.time, "pauses of the host have no module"
+    assert (
+        last["end_s"] - last["start_s"]
+        == modules["handover"]["idle_s"]
+        == modules["handover"]["update_s"]
+        == more
+    )
+    assert modules["embeddings"]["share"] < 0.05 < modules[""]["idle_s"] / r.time, (
+        "pauses of the host have no module"
+    )
 
 
 def test_overheads_of_a_class_come_before_those_of_all() -> None:
     """A variant before its phase, before its class, before all operations."""
     workload = Transformer.bert(batch=1, **{**TINY, "sequence": 16})
     times = []
-    for key in ("before_launch", "before_launch.gemm", "before_launch.gemm.backward", "before_launch.gemm.tn"):
+    for key in (
+        "before_launch",
+        "before_launch.gemm",
+        "before_launch.gemm.backward",
+        "before_launch.gemm.tn",
+    ):
         host = {name: q for name, q in H100.host.items() if not name.startswith("before_launch")}
-        host |= {"before_launch": replace(H100.host["gap"], value=1e-6), key: replace(H100.host["gap"], value=1e-4)}
+        host |= {
+            "before_launch": replace(H100.host["gap"], value=1e-6),
+            key: replace(H100.host["gap"], value=1e-4),
+        }
         times.append(predict(workload, replace(H100, host=host)).time)
-    products = [label for label in workload.graphs(accelerator=True)[0].labels if label[1] == "gemm"]
+    products = [
+        label for label in workload.graphs(accelerator=True)[0].labels if label[1] == "gemm"
+    ]
     assert times == sorted(times, reverse=True)
-    calls = sum(label[3] == "forward" for label in products) * 1.5  # in the backward, two products are one call
+    # in the backward, two products are one call
+    calls = sum(label[3] == "forward" for label in products) * 1.5
     assert times[1] - times[2] == pytest.approx(1e-4 * calls * 2 / 3, rel=0.05)
 
 
@@ -190,7 +266,10 @@ def test_what_is_assumed_errs_together_and_widens_the_interval() -> None:
     workload = Transformer.bert("bert-base", batch=64, sequence=512, dtype="bf16", vocabulary=30720)
     spreads, bare = [], replace(H100, context=Context())
     for kind in ("fitted", "assumed"):
-        kernels = {key: replace(fit, kind=kind, spread=0.2, spread_time=None) for key, fit in H100.kernels.items()}
+        kernels = {
+            key: replace(fit, kind=kind, spread=0.2, spread_time=None)
+            for key, fit in H100.kernels.items()
+        }
         spreads.append(predict(workload, replace(bare, kernels=kernels)).spread)
     assert spreads[1] > 1.2 * spreads[0]
     assert spreads[1] == pytest.approx(0.2, rel=0.1)
@@ -205,9 +284,14 @@ def test_what_is_assumed_errs_together_and_widens_the_interval() -> None:
 def test_a_family_never_calibrated_is_less_sure_and_says_so(toy: Platform) -> None:
     platform = with_context(toy, "dlrm")
     workload = Transformer.bert(batch=4, **TINY)
-    with pytest.warns(ExtrapolationWarning, match="toy was never calibrated with transformer iterations"):
+    with pytest.warns(
+        ExtrapolationWarning, match="toy was never calibrated with transformer iterations"
+    ):
         stranger = predict(workload, platform)
-    assert any("transformer" in text for text in stranger.warnings) and "never calibrated" in stranger.explain()
+    assert (
+        any("transformer" in text for text in stranger.warnings)
+        and "never calibrated" in stranger.explain()
+    )
     known = predict(workload, with_context(toy, "dlrm", "transformer"))
     assert stranger.spread > known.spread and known.warnings == ()
     with pytest.warns(ExtrapolationWarning, match="several ranks"):
@@ -220,30 +304,47 @@ def test_a_family_never_calibrated_is_less_sure_and_says_so(toy: Platform) -> No
 # What is not modelled.
 
 
-@pytest.mark.parametrize("kind", ["elementwise", "rowwise", "embedding_forward", "gemm", "attention"])
+@pytest.mark.parametrize(
+    "kind", ["elementwise", "rowwise", "embedding_forward", "gemm", "attention"]
+)
 def test_unmodelled_operations_are_listed_and_never_free(toy: Platform, kind: str) -> None:
-    workload = DLRM(batch=512, **SMALL) if kind.startswith("embedding") else Transformer.bert(batch=4, **TINY)
-    without = replace(toy, kernels={k: f for k, f in toy.kernels.items() if not k.startswith(kind + ".")})
+    workload = (
+        DLRM(batch=512, **SMALL)
+        if kind.startswith("embedding")
+        else Transformer.bert(batch=4, **TINY)
+    )
+    without = replace(
+        toy, kernels={k: f for k, f in toy.kernels.items() if not k.startswith(kind + ".")}
+    )
     prediction, graph = predict(workload, without), workload.graphs()[0]
     names = {label[0] for label in graph.labels if label[1] == kind and label[0] != "ones_like"}
     assert names <= set(prediction.unmodelled) | {"addmm", "mm"}
     assert min(price([graph], without)[0].seconds) > 0 and min(prediction.unmodelled.values()) > 0
     assert all(name in prediction.explain() for name in prediction.unmodelled)
     assert prediction.spread > predict(workload, toy).spread
-    assert kind != "gemm" or any("have no model and are timed" in text for text in prediction.warnings)
+    assert kind != "gemm" or any(
+        "have no model and are timed" in text for text in prediction.warnings
+    )
 
 
 # Refusals.
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"ranks": 3}, "ranks is 3; platform 'toy' has 2; take fewer, or more nodes"),
-    ({"loading": -1.0}, "loading is -1.0; it must be"),
-    ({"ranks": 1.5}, "ranks is 1.5; it must be a whole number above 0"),
-    ({"workload": DLRM(batch=64, dtype="bf16", **SMALL)}, "dtype is 'bf16'; known are fp32"),
-    ({"platform": "h100-smx-8"}, "h100-smx-8.*did you mean"),
-    ({"workload": "bert"}, "workload is 'bert'; it must be a DLRM, a Transformer, a Net or captured graphs"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ranks": 3}, "ranks is 3; platform 'toy' has 2; take fewer, or more nodes"),
+        ({"loading": -1.0}, "loading is -1.0; it must be"),
+        ({"ranks": 1.5}, "ranks is 1.5; it must be a whole number above 0"),
+        ({"workload": DLRM(batch=64, dtype="bf16", **SMALL)}, "dtype is 'bf16'; known are fp32"),
+        ({"platform": "h100-smx-8"}, "h100-smx-8.*did you mean"),
+        (
+            {"workload": "bert"},
+            "workload is 'bert'; it must be a DLRM, a Transformer, a Net or captured graphs",
+        ),
+    ],
+    ids=str,
+)
 def test_bad_questions_are_refused(toy: Platform, changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         predict(**{"workload": DLRM(batch=64, **SMALL), "platform": toy, **changes})  # type: ignore[arg-type]
@@ -254,40 +355,69 @@ def test_bad_questions_are_refused(toy: Platform, changes: dict[str, object], me
 
 def test_words_say_what_was_priced(toy: Platform) -> None:
     text = repr(prediction := predict(DLRM("dlrm-mlperf", batch=2048), H100, ranks=4))
-    told = ("dlrm-mlperf, batch 2048", "26 tables", "sparse", "4 of 8 ranks of h100-sxm-8, fp32, sgd, eager: ")
+    told = (
+        "dlrm-mlperf, batch 2048",
+        "26 tables",
+        "sparse",
+        "4 of 8 ranks of h100-sxm-8, fp32, sgd, eager: ",
+    )
     assert all(word in text for word in (*told, prediction.bottleneck)) and "\n" not in text
     mixed = predict(Transformer.bert(batch=4, dtype="bf16", mixed=True, **TINY), H100)
-    assert "sequence 32 on 1 of 8 ranks of h100-sxm-8, bf16 autocast, adamw, eager, flash3 attention: " in repr(mixed)
+    assert (
+        "sequence 32 on 1 of 8 ranks of h100-sxm-8, bf16 autocast, adamw, eager, flash3 attention: "
+        in repr(mixed)
+    )
     words = prediction.explain()
     assert words.startswith(text) and "at least" in words and "if nothing overlapped" in words
     assert words.count(" operation") == 6
-    page = predict(DLRM(batch=64, **SMALL), replace(with_context(toy, "transformer"), name=HOSTILE))._repr_html_()
+    page = predict(
+        DLRM(batch=64, **SMALL), replace(with_context(toy, "transformer"), name=HOSTILE)
+    )._repr_html_()
     assert "<script>" not in page and page.count("&lt;script&gt;") >= 2, "platform and warning"
 
 
 def test_views_sum_to_the_time_and_the_trace_holds_some_ranks_of_every_kind(tmp_path: Path) -> None:
     prediction = predict(DLRM(batch=1024, **SMALL), H100, ranks=8)
-    time, idle, modules = pytest.approx(prediction.time), prediction.idle(), prediction.modules(depth=1)
+    time, idle, modules = (
+        pytest.approx(prediction.time),
+        prediction.idle(),
+        prediction.modules(depth=1),
+    )
     causes = polars.sum_horizontal("busy_s", "stolen_s", "host_s", "communication_s", "waiting_s")
-    assert idle["ranks"].sum() == 8 and idle.select(causes).to_series().to_list() == [time] * len(idle)
+    assert idle["ranks"].sum() == 8 and idle.select(causes).to_series().to_list() == [time] * len(
+        idle
+    )
     assert {"bottom", "embeddings", "interaction", "top"} < set(modules["module"])
     assert modules["share"].sum() == pytest.approx(1)
     path = prediction.critical_path()
-    assert (path["end_s"] - path["start_s"]).sum() == time and set(path["rank"]) <= set(idle["rank"])
+    assert (path["end_s"] - path["start_s"]).sum() == time and set(path["rank"]) <= set(
+        idle["rank"]
+    )
     large = predict(Transformer.gpt2(batch=64, dtype="bf16"), H100)  # its kernels set the pace
     path = large.critical_path().with_columns(seconds=polars.col("end_s") - polars.col("start_s"))
     assert path["name"][-1] == "handover" and path["seconds"].sum() == pytest.approx(large.time)
     assert path.filter(stream="compute")["seconds"].sum() > 0.99 * large.time
-    assert any("of module 'head' with rows that are no multiple of 8" in text for text in large.warnings)
-    assert prediction.timeline("stage")["phase"].unique().sort().to_list() == ["backward", "forward", "update"]
+    assert any(
+        "of module 'head' with rows that are no multiple of 8" in text for text in large.warnings
+    )
+    assert prediction.timeline("stage")["phase"].unique().sort().to_list() == [
+        "backward",
+        "forward",
+        "update",
+    ]
     assert prediction.timeline("module", depth=1).height < prediction.timeline().height
-    for bad, message in (({"rank": 8}, "rank is 8; the ranks are 0 to 7"), ({"depth": 0}, "depth is 0")):
+    for bad, message in (
+        ({"rank": 8}, "rank is 8; the ranks are 0 to 7"),
+        ({"depth": 0}, "depth is 0"),
+    ):
         with pytest.raises(ValueError, match=message):
             prediction.modules(**bad)
     with pytest.raises(ValueError, match="level is 'layer'; known are operation, module, stage"):
         prediction.timeline("layer")
     for ranks in (3, 20):
-        stored = json.loads(prediction.save_trace(tmp_path / "t.json", ranks=ranks).read_text("utf-8"))
+        stored = json.loads(
+            prediction.save_trace(tmp_path / "t.json", ranks=ranks).read_text("utf-8")
+        )
         assert len({event["pid"] for event in stored["traceEvents"]}) == min(ranks, 8)
         assert stored["otherData"] == {"prediction": repr(prediction)}
     assert [file.name for file in tmp_path.iterdir()] == ["t.json"], "nothing is left beside it"
@@ -306,7 +436,11 @@ def test_predicting_needs_no_torch() -> None:
         "    except (ValueError, ImportError) as error: print(error)\n"
         "print(known)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.splitlines()[-1] == "[]" and "dlrm-mlperf" in done.stdout, "also at the command line"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.splitlines()[-1] == "[]" and "dlrm-mlperf" in done.stdout, (
+        "also at the command line"
+    )
     assert "'no' is no file; name a log" in done.stdout
     assert "torch is not installed; run pip install torch" in done.stdout

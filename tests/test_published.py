@@ -1,4 +1,5 @@
-"""Scales of GPUs from published steps: recovered where known, shared with generations without steps, as predicted."""
+"""Scales of GPUs from published steps: recovered where known, shared with generations without
+steps, as predicted."""
 
 import math
 import re
@@ -31,13 +32,17 @@ TRUE = {"product": 1.02, "memory": 1.5, "attention.triton": 1.7, "host": 0.8, "e
 
 
 def make_steps(generation: str, count: int, memory: float = 1.0) -> list[Step]:
-    """Steps that take exactly what these scales say, with more or less work of memory; some wait for the host."""
+    """Steps that take exactly what these scales say, with more or less work of memory; some wait
+    for the host."""
     rng, steps = np.random.default_rng(7), []
     for number in range(count):
         parts = dict(zip(TRUE, rng.uniform(0.2, 1.0, 5), strict=True))
         flight, parts["memory"] = parts.pop("exchange"), memory * parts["memory"]
         parts["host"] *= 10.0 if number % 3 == 0 else 0.1
-        device = sum(TRUE[name] * value for name, value in parts.items() if name != "host") + TRUE["exchange"] * flight
+        device = (
+            sum(TRUE[name] * value for name, value in parts.items() if name != "host")
+            + TRUE["exchange"] * flight
+        )
         seconds = float(smooth_maximum(device, TRUE["host"] * parts["host"], sharpness=4.0))
         known = {"rest": 0.0, "flight": flight, "exposed": 0.0, "update": 0.0, "uncertainty": 0.0}
         steps.append(Step(f"source {number % 2}", generation, str(number), seconds, parts | known))
@@ -52,54 +57,83 @@ def test_known_scales_are_found_and_lent_to_other_generations_with_less_certaint
         assert value == pytest.approx(math.log(true), abs=max(2 * error, 0.01))
         assert count == 40 or name == "product"  # of which the prior knows more
         assert scales[name, "h100"][1] > error and scales[name, "h100"][2] == 0
-    assert math.exp(scales["attention.triton", "h100"][0]) > 1.2  # as far as one generation tells of another
+    # as far as one generation tells of another
+    assert math.exp(scales["attention.triton", "h100"][0]) > 1.2
     assert scales["spread", "h100"][0] >= 0.3 > scales["spread", "a100"][0]
     times, spreads = predict_steps(steps, scales)
-    assert np.abs(np.log(times / [step.seconds for step in steps])).max() < 0.05 and (spreads > 0).all()
+    assert (
+        np.abs(np.log(times / [step.seconds for step in steps])).max() < 0.05
+        and (spreads > 0).all()
+    )
 
 
-def test_memory_bound_work_has_a_factor_of_each_source_and_one_that_nobody_saw_is_less_sure() -> None:
-    """What programs fuse and copy is their own: a factor of e^0.2 is not unusual (formulas, table 4.3)."""
+def test_memory_bound_work_has_a_factor_of_each_source_and_one_that_nobody_saw_is_less_sure() -> (
+    None
+):
+    """What programs fuse and copy is their own: a factor of e^0.2 is not unusual (formulas, table
+    4.3)."""
     factors, steps = {"source 0": 1.2, "source 1": 1 / 1.2}, []
     for step in make_steps("a100", 80):
-        scaled = {**step.parts, "memory": step.parts["memory"] / factors[step.source]}  # is a part of its own before
+        # is a part of its own before
+        scaled = {**step.parts, "memory": step.parts["memory"] / factors[step.source]}
         steps.append(step._replace(parts=scaled))
     scales = fit_scales(steps, ("a100",))
     logs = [scales["source", name][0] for name in factors]
     assert logs[0] - logs[1] == pytest.approx(2 * math.log(1.2), rel=0.15)
-    assert scales["source", ""] == (0.0, pytest.approx(0.2), 0) and scales["source", "source 0"][2] == 40
+    assert (
+        scales["source", ""] == (0.0, pytest.approx(0.2), 0)
+        and scales["source", "source 0"][2] == 40
+    )
     _, known = predict_steps(steps, scales)
     _, strange = predict_steps([step._replace(source="mine") for step in steps], scales)
     assert strange.mean() > known.mean()
-    platform = add_published(load_platform("a100-sxm-8"), scales, "a100", source="steps", date="2026-11-23")
+    platform = add_published(
+        load_platform("a100-sxm-8"), scales, "a100", source="steps", date="2026-11-23"
+    )
     error = platform.context.kernels["elementwise"].stderr["scale"]
     assert error == pytest.approx(math.hypot(scales["memory", "a100"][1], 0.2))
 
 
 @pytest.mark.parametrize(("sources", "off"), [(2, 0.0), (2, 0.2), (8, 0.2)])
-def test_steps_scatter_as_sources_do_however_many_steps_a_source_has(sources: int, off: float) -> None:
-    """Every source counts as three steps, beside six of 10 % that are expected (formulas, table 4.3)."""
+def test_steps_scatter_as_sources_do_however_many_steps_a_source_has(
+    sources: int, off: float
+) -> None:
+    """Every source counts as three steps, beside six of 10 % that are expected (formulas, table
+    4.3)."""
     steps = []
-    for number, step in enumerate(make_steps("a100", 80, memory=0.0)):  # no factor of that explains a source
+    # no factor of that explains a source
+    for number, step in enumerate(make_steps("a100", 80, memory=0.0)):
         source = number % sources
         wrong = math.exp(off if source % 2 else -off)
         steps.append(step._replace(source=f"source {source}", seconds=step.seconds * wrong))
     once, thrice = (fit_scales(times * steps, ("a100",))["spread", "a100"][0] for times in (1, 3))
-    assert once == pytest.approx(math.sqrt((3 * sources * off**2 + 6 * 0.1**2) / (3 * sources + 6)), rel=0.1)
+    assert once == pytest.approx(
+        math.sqrt((3 * sources * off**2 + 6 * 0.1**2) / (3 * sources + 6)), rel=0.1
+    )
     assert thrice == pytest.approx(once, rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["a100-sxm-8", "zen5-2"])
 def test_scales_of_a_gpu_hold_for_the_family_they_were_fitted_to(name: str) -> None:
-    """Kernels of other families take what they take alone, with its spread; a CPU runs a few families of its own."""
+    """Kernels of other families take what they take alone, with its spread; a CPU runs a few
+    families of its own."""
     platform = load_platform(name)
     bare = replace(platform, context=replace(platform.context, kernels={}))
-    [graph] = Transformer.bert("bert-base", batch=8, sequence=128, layers=2).graphs(accelerator="zen" not in name)
+    [graph] = Transformer.bert("bert-base", batch=8, sequence=128, layers=2).graphs(
+        accelerator="zen" not in name
+    )
     own, other, nameless, alone = (
         price([replace(graph, family=family)], where)[0]
-        for family, where in (("transformer", platform), ("dlrm", platform), ("", platform), ("transformer", bare))
+        for family, where in (
+            ("transformer", platform),
+            ("dlrm", platform),
+            ("", platform),
+            ("transformer", bare),
+        )
     )
-    assert np.array_equal(own.seconds, nameless.seconds) and not np.allclose(own.seconds, alone.seconds, rtol=1e-3)
+    assert np.array_equal(own.seconds, nameless.seconds) and not np.allclose(
+        own.seconds, alone.seconds, rtol=1e-3
+    )
     like = own if name == "zen5-2" else alone
     assert np.array_equal(other.seconds, like.seconds) and np.array_equal(other.spread, like.spread)
     if name != "zen5-2":
@@ -109,15 +143,27 @@ def test_scales_of_a_gpu_hold_for_the_family_they_were_fitted_to(name: str) -> N
 
 
 def test_what_stands_behind_a_scale_is_told() -> None:
-    platform = add_published(load_platform("h100-sxm-8"), read_scales(), "h100", source="steps", date="2026-11-22")
+    platform = add_published(
+        load_platform("h100-sxm-8"), read_scales(), "h100", source="steps", date="2026-11-22"
+    )
     fits = platform.context.kernels
-    assert fits["attention.backward.triton"]["scale"] == pytest.approx(1.9 * fits["attention.forward.triton"]["scale"])
-    assert fits["attention.forward.triton"].kind == "fitted" and fits["attention.forward.triton"].n >= 38
+    assert fits["attention.backward.triton"]["scale"] == pytest.approx(
+        1.9 * fits["attention.forward.triton"]["scale"]
+    )
+    assert (
+        fits["attention.forward.triton"].kind == "fitted"
+        and fits["attention.forward.triton"].n >= 38
+    )
     borrowed = fits["attention.forward.efficient"]
     assert borrowed.kind == "assumed" and borrowed.spread >= 0.3 and "h100" in borrowed.notes[0]
-    merged = {name: load_platform(name).context.kernels["elementwise.fused"] for name in ("h200-sxm-8", "b200-sxm-8")}
+    merged = {
+        name: load_platform(name).context.kernels["elementwise.fused"]
+        for name in ("h200-sxm-8", "b200-sxm-8")
+    }
     assert merged["h200-sxm-8"].n == 3 and not merged["b200-sxm-8"].n
-    assert "three compiled steps" in merged["h200-sxm-8"].source and merged["b200-sxm-8"].spread >= 0.3
+    assert (
+        "three compiled steps" in merged["h200-sxm-8"].source and merged["b200-sxm-8"].spread >= 0.3
+    )
 
 
 CASES: list[dict[str, Any]] = [
@@ -130,41 +176,72 @@ CASES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["source"] + case.get("model", ""))
 def test_platforms_predict_steps_as_the_fit_does(case: dict[str, Any]) -> None:
-    """What was fitted is what a user gets, whose program is no known source: scaled parts equal the simulation."""
+    """What was fitted is what a user gets, whose program is no known source: scaled parts equal the
+    simulation."""
     row = next(row for row in read_rows() if all(row[key] == value for key, value in case.items()))
-    row = {**row, "mixed": "no" if row["mixed"] == "master" else row["mixed"], "link": "", "accumulate": "1"}
+    row = {
+        **row,
+        "mixed": "no" if row["mixed"] == "master" else row["mixed"],
+        "link": "",
+        "accumulate": "1",
+    }
     steps = [step._replace(source="") for step in list_steps([row])]
     time = predict_steps(steps, scales := read_scales())[0][0]
     generation = row["device"].partition("-")[0]
-    platform = add_published(load_platform(f"{row['device']}-8"), scales, generation, source="steps", date="2026-11-22")
+    platform = add_published(
+        load_platform(f"{row['device']}-8"), scales, generation, source="steps", date="2026-11-22"
+    )
     with keep_quiet():
-        found = predict(build_workload(row, 1), platform, ranks=int(row["ranks"]), execution=row["execution"])
+        found = predict(
+            build_workload(row, 1), platform, ranks=int(row["ranks"]), execution=row["execution"]
+        )
     assert found.time == pytest.approx(time, rel=0.01)
 
 
 def test_files_of_the_gallery_hold_the_scales() -> None:
     scales = read_scales()
     assert {generation for name, generation in scales if name != "source"} == set(GENERATIONS)
-    for name, generation in (("a100-sxm-8", "a100"), ("b200-sxm-8", "blackwell"), ("v100-sxm-8", "v100")):
+    for name, generation in (
+        ("a100-sxm-8", "a100"),
+        ("b200-sxm-8", "blackwell"),
+        ("v100-sxm-8", "v100"),
+    ):
         context = load_platform(name).context
-        for key, kind in (("gemm", "product"), ("copy", "memory"), ("attention.forward.triton", "attention.triton")):
-            assert context.kernels[key]["scale"] == pytest.approx(math.exp(scales[kind, generation][0]), rel=1e-4)
+        for key, kind in (
+            ("gemm", "product"),
+            ("copy", "memory"),
+            ("attention.forward.triton", "attention.triton"),
+        ):
+            assert context.kernels[key]["scale"] == pytest.approx(
+                math.exp(scales[kind, generation][0]), rel=1e-4
+            )
 
 
 def test_steps_on_four_gpus_lie_in_their_intervals() -> None:
-    stated = state_steps([row for row in read_rows() if row["source"] == "neusight_dp4"], read_scales())
+    stated = state_steps(
+        [row for row in read_rows() if row["source"] == "neusight_dp4"], read_scales()
+    )
     assert len(stated) == 3 and all(row["low"] < row["measured"] < row["high"] for row in stated)
     assert max(abs(row["error"]) for row in stated) < 0.2
-    split = state_split_steps(next(row for row in read_rows() if row["source"] == "neusight_dp4"), read_scales())
+    split = state_split_steps(
+        next(row for row in read_rows() if row["source"] == "neusight_dp4"), read_scales()
+    )
     assert len(split) == 6 and sum(row["low"] < row["measured"] < row["high"] for row in split) >= 5
     assert max(abs(row["error"]) for row in split) < 0.2
 
 
 def test_the_bars_of_published_steps_hold_in_the_committed_table() -> None:
     """`benchmarks.gpu_context` prints the table, and its exit code says whether a bar is missed."""
-    page = Path(__file__).resolve().parent.parent.joinpath("docs", "accuracy.md").read_text(encoding="utf-8")
+    page = (
+        Path(__file__)
+        .resolve()
+        .parent.parent.joinpath("docs", "accuracy.md")
+        .read_text(encoding="utf-8")
+    )
     table = (
-        page.partition("<!-- python -m benchmarks.gpu_context -->")[2].partition("```text\n")[2].partition("\n\n")[0]
+        page.partition("<!-- python -m benchmarks.gpu_context -->")[2]
+        .partition("```text\n")[2]
+        .partition("\n\n")[0]
     )
     cells = [re.split(" {2,}", line.strip()) for line in table.splitlines()[1:]]
     means = {(row[0], row[1]): float(row[4]) for row in cells}

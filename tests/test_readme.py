@@ -63,19 +63,34 @@ def test_the_table_and_the_picture_are_those_of_the_committed_runs():
     for (name, n, *figures), row in zip(shown[:5], found, strict=True):
         assert int(n) == row["n"]
         values = [float(text.replace("−", "-")) for text in figures]
-        assert values[:4] == pytest.approx([row[k] for k in ("geomean", "mean", "bias", "floor")], abs=0.06), name
+        assert values[:4] == pytest.approx(
+            [row[k] for k in ("geomean", "mean", "bias", "floor")], abs=0.06
+        ), name
         assert values[4] == pytest.approx(row["inside"], abs=0.6), name
-    quantities = (r"a100_sxm\+h100_sxm +collective, two parameters", r"a100_sxm\+h100_sxm +GEMM +random fifth")
+    quantities = (
+        r"a100_sxm\+h100_sxm +collective, two parameters",
+        r"a100_sxm\+h100_sxm +GEMM +random fifth",
+    )
     quantities += (r"mpt a100 +one size left out",)
     for (_, *figures), quantity in zip(shown[5:], quantities, strict=True):
         line = re.search(rf"^{quantity}.*$", ACCURACY, re.MULTILINE)
-        assert line and {text.replace("−", "-") for text in figures if text} <= set(line[0].split()), figures
+        assert line and {text.replace("−", "-") for text in figures if text} <= set(
+            line[0].split()
+        ), figures
     picture = (ROOT / "docs" / "predicted_vs_measured.svg").read_text(encoding="utf-8")
     row = expected["all"]
-    assert f"{row['n']} runs: error {row['geomean']:.1f}% geometric mean, {row['mean']:.1f}% mean" in picture
+    assert (
+        f"{row['n']} runs: error {row['geomean']:.1f}% geometric mean, {row['mean']:.1f}% mean"
+        in picture
+    )
 
 
 def test_the_page_of_accuracy_is_what_the_benchmarks_print():
     """Without those that need more than a few seconds, PyTorch or data that are not committed."""
     slow = ("left_out", "gpu_networks", "gpu_forms", "gpu_context", "gpu_vision")
-    assert fill_page(ACCURACY, lambda words: None if words.split()[0] in slow else run_benchmark(words)) == ACCURACY
+    assert (
+        fill_page(
+            ACCURACY, lambda words: None if words.split()[0] in slow else run_benchmark(words)
+        )
+        == ACCURACY
+    )

@@ -17,23 +17,42 @@ RECIPES = re.findall(r"### ([^\n]+)\n\n(?:[^#`][^\n]+\n\n)?```python\n(.*?)```",
 
 def write_log(folder: Path) -> None:
     """A log of all_reduce_perf on the eight GPUs of a node: 20 µs and 240 GB/s."""
-    gpus = [f"# Rank {rank} Group 0 Pid 1 on node0 device {rank} [0x1b] NVIDIA H100" for rank in range(8)]
+    gpus = [
+        f"# Rank {rank} Group 0 Pid 1 on node0 device {rank} [0x1b] NVIDIA H100"
+        for rank in range(8)
+    ]
     rows = [(2**power, 20 + 2**power / 240e3) for power in range(10, 31, 2)]
-    halves = ((size, f"{us:.2f} {size / us / 1e3:.2f} {size / us / 1e3 * 1.75:.2f} 0") for size, us in rows)
+    halves = (
+        (size, f"{us:.2f} {size / us / 1e3:.2f} {size / us / 1e3 * 1.75:.2f} 0")
+        for size, us in rows
+    )
     lines = [f"{size} {size // 4} float sum -1 {half} {half}" for size, half in halves]
     folder.mkdir()
     (folder / "all_reduce.log").write_text(
-        "\n".join(["# Collective test starting: all_reduce_perf", *gpus, *lines, "# Avg bus bandwidth : 200"])
+        "\n".join(
+            [
+                "# Collective test starting: all_reduce_perf",
+                *gpus,
+                *lines,
+                "# Avg bus bandwidth : 200",
+            ]
+        )
     )
 
 
 @pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
-@pytest.mark.parametrize(("question", "block"), RECIPES, ids=[question[:40] for question, _ in RECIPES])
-def test_a_recipe_runs(question: str, block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("question", "block"), RECIPES, ids=[question[:40] for question, _ in RECIPES]
+)
+def test_a_recipe_runs(
+    question: str, block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     *before, last = block.strip().splitlines()
     assert len(before) < 5 and not re.search(r"perfkit\.", block), question
     if "dask" in block:
-        pytest.importorskip("dask.distributed", reason="no dependency of perfkit: pip install 'dask[distributed]'")
+        pytest.importorskip(
+            "dask.distributed", reason="no dependency of perfkit: pip install 'dask[distributed]'"
+        )
     (tmp_path / "reference_data").symlink_to(ROOT / "reference_data")
     write_log(tmp_path / "logs")
     monkeypatch.chdir(tmp_path)
@@ -42,7 +61,10 @@ def test_a_recipe_runs(question: str, block: str, tmp_path: Path, monkeypatch: p
     result = eval(last, names)
     assert result is not None or list(tmp_path.glob("*.csv"))
     if "nccl_logs" in block:  # between the start-up and the transfer of the log
-        assert 104e-6 < names["mine"].collective("all_reduce", 25e6, ranks=8).time < 140e-6 and "all_reduce" in result
+        assert (
+            104e-6 < names["mine"].collective("all_reduce", 25e6, ranks=8).time < 140e-6
+            and "all_reduce" in result
+        )
     if isinstance(result, polars.DataFrame):
         assert len(result) > 1
     if isinstance(result, dict):

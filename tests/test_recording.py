@@ -42,27 +42,60 @@ from tests.golden.steps import ADAMW, SGD, Bags, Make, mlp, train, twin  # noqa:
 
 SPARSE = (SGD, torch.optim.Adagrad, torch.optim.SparseAdam)
 
-# -- the same operations as in a real run ------------------------------------------------------------------------------
+# -- the same operations as in a real run
+# ------------------------------------------------------------------------------
 
 
 def _convolutions() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
-        nn.Conv2d(8, 8, 3, groups=8), nn.GroupNorm(2, 8), nn.SiLU(), nn.AvgPool2d(2), nn.ConvTranspose2d(8, 16, 2, 2),
-        nn.LayerNorm([16, 6, 6]), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 8),
-    )  # fmt: skip
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 3, groups=8),
+        nn.GroupNorm(2, 8),
+        nn.SiLU(),
+        nn.AvgPool2d(2),
+        nn.ConvTranspose2d(8, 16, 2, 2),
+        nn.LayerNorm([16, 6, 6]),
+        nn.ReLU6(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 8),
+    )
 
 
 def _activations() -> nn.Module:
-    plain = (nn.Hardswish, nn.PReLU, nn.Mish, nn.ELU, nn.SELU, nn.CELU, nn.Softplus, nn.LogSigmoid, nn.Hardtanh)
-    more = (nn.Hardsigmoid, nn.Softshrink, nn.Hardshrink, nn.Tanhshrink, nn.Softsign, nn.LeakyReLU, nn.Threshold)
+    plain = (
+        nn.Hardswish,
+        nn.PReLU,
+        nn.Mish,
+        nn.ELU,
+        nn.SELU,
+        nn.CELU,
+        nn.Softplus,
+        nn.LogSigmoid,
+        nn.Hardtanh,
+    )
+    more = (
+        nn.Hardsigmoid,
+        nn.Softshrink,
+        nn.Hardshrink,
+        nn.Tanhshrink,
+        nn.Softsign,
+        nn.LeakyReLU,
+        nn.Threshold,
+    )
     return nn.Sequential(nn.GLU(), *(make() for make in plain + more[:-1]), nn.Threshold(0.1, 0.2))
 
 
 def narrow() -> Callable[[], Any]:
     """Mixed precision with scaled, clipped and accumulated gradients."""
     net, x, y = mlp(), torch.randn(16, 256), torch.randint(0, 8, (16,))
-    optimizer, scaler = torch.optim.AdamW(net.parameters(), foreach=True), torch.amp.GradScaler("cpu")
+    optimizer, scaler = (
+        torch.optim.AdamW(net.parameters(), foreach=True),
+        torch.amp.GradScaler("cpu"),
+    )
 
     def step() -> None:
         optimizer.zero_grad()
@@ -90,7 +123,8 @@ def _recomputed() -> nn.Module:
 
 
 class Biased(nn.Module):
-    """Causal attention whose scores get a bias by bucketed distance, after a norm, as in T5 (arXiv:1910.10683)."""
+    """Causal attention whose scores get a bias by bucketed distance, after a norm, as in T5
+    (arXiv:1910.10683)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +134,9 @@ class Biased(nn.Module):
     def forward(self, x: Any) -> Any:
         (b, n, h), places = x.shape, torch.arange(x.shape[1])
         normed = self.scale * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
-        q, k, v = (layer(normed).view(b, n, 4, -1).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        q, k, v = (
+            layer(normed).view(b, n, 4, -1).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        )
         distance = (places[None] - places[:, None]).abs().clamp(max=31)
         scores = q @ k.transpose(-1, -2) + self.bias(distance).permute(2, 0, 1)[None]
         scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), float("-inf"))
@@ -109,7 +145,8 @@ class Biased(nn.Module):
 
 
 class Experts(nn.Module):
-    """Mixture of experts with two per token and a fixed capacity: Lepikhin 2020, arXiv:2006.16668."""
+    """Mixture of experts with two per token and a fixed capacity: Lepikhin 2020,
+    arXiv:2006.16668."""
 
     def __init__(self, hidden: int = 64, experts: int = 8, capacity: int = 48) -> None:
         super().__init__()
@@ -162,17 +199,28 @@ def test_data_types_phases_and_modules_of_operations() -> None:
     products = graph.kernels[("gemm", "nt")]
     assert graph.dtype == "bf16"
     assert {graph.dtypes[i] for i in products} == {"bf16"}
-    assert "bf16" not in {d for d, label in zip(graph.dtypes, graph.labels, strict=True) if label[3] == "update"}
+    assert "bf16" not in {
+        d for d, label in zip(graph.dtypes, graph.labels, strict=True) if label[3] == "update"
+    }
     assert [graph.labels[i][4] for i in products] == ["0", "3"] * 2
     computed = [label for label in capture(STEPS["recompute"]).labels if label[0] == "addmm"]
-    assert [label[3] for label in computed].count("backward") == len(computed) / 2, "the forward runs twice"
+    assert [label[3] for label in computed].count("backward") == len(computed) / 2, (
+        "the forward runs twice"
+    )
     assert {label[4].split(".")[0] for label in computed if label[3] == "backward"} == {"0", "1"}
 
 
 def test_convolutions_are_counted_as_products() -> None:
     graph = capture(STEPS["convolutions"])
     first = graph[int(graph.kernels[("convolution", "forward")][0])].features
-    assert [first[k] for k in ("batch", "m", "n", "k", "elements", "rows")] == [1, 1024, 8, 27, 8192, 4]
+    assert [first[k] for k in ("batch", "m", "n", "k", "elements", "rows")] == [
+        1,
+        1024,
+        8,
+        27,
+        8192,
+        4,
+    ]
     assert first["flops"] == 2 * first["m"] * first["n"] * first["k"]
     assert ("convolution", "forward_depthwise") in graph.kernels
     backward = graph[int(graph.kernels[("convolution", "backward")][-1])].features
@@ -186,7 +234,9 @@ def test_optimizers_on_a_gpu_work_on_lists_and_reading_a_loss_is_a_transfer() ->
 
     graph = capture(read_loss, device="cuda")
     assert [graph.labels[i][2] for i in graph.transfers] == ["to_host"]
-    assert "_foreach_add_" in [label[0] for label in capture(STEPS["momentum"], device="cuda").labels]
+    assert "_foreach_add_" in [
+        label[0] for label in capture(STEPS["momentum"], device="cuda").labels
+    ]
 
 
 def test_groups_and_waits_of_collectives(tmp_path: Path) -> None:
@@ -222,11 +272,16 @@ def test_groups_and_waits_of_collectives(tmp_path: Path) -> None:
     assert [op.features["nbytes"] for op in found] == [4 * 10100, 40, 20, 40]
     assert [op.features["group"] for op in found] == [0, 1, 0, 0]
     assert graph.waits is not None
-    waited = [graph.labels[position][0] if position < len(graph) else "" for position, _ in graph.waits]
-    assert waited == ["copy_", "ones", "all_reduce", "mul"], "buckets, at once, by handle, when the result is used"
+    waited = [
+        graph.labels[position][0] if position < len(graph) else "" for position, _ in graph.waits
+    ]
+    assert waited == ["copy_", "ones", "all_reduce", "mul"], (
+        "buckets, at once, by handle, when the result is used"
+    )
 
 
-# -- what is left behind, and what cannot be followed ------------------------------------------------------------------
+# -- what is left behind, and what cannot be followed
+# ------------------------------------------------------------------
 
 
 class _Counting(nn.Sequential):
@@ -243,7 +298,11 @@ class _Counting(nn.Sequential):
 @pytest.mark.parametrize("trained", [False, True])
 def test_the_users_module_is_left_as_it_was(trained: bool) -> None:
     net = _Counting(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
-    optimizer, x, y = torch.optim.AdamW(net.parameters()), torch.randn(4, 8), torch.tensor([0, 1, 1, 0])
+    optimizer, x, y = (
+        torch.optim.AdamW(net.parameters()),
+        torch.randn(4, 8),
+        torch.tensor([0, 1, 1, 0]),
+    )
 
     def step() -> None:
         optimizer.zero_grad()
@@ -253,8 +312,19 @@ def test_the_users_module_is_left_as_it_was(trained: bool) -> None:
     def look() -> list[Any]:
         states = [value.tolist() for s in optimizer.state.values() for value in s.values()]
         drawn = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
-        weights, gradients = [v.tolist() for v in net.state_dict().values()], [id(p.grad) for p in net.parameters()]
-        return [states, drawn, weights, gradients, vars(net).get("count"), net.last, torch.get_default_dtype()]
+        weights, gradients = (
+            [v.tolist() for v in net.state_dict().values()],
+            [id(p.grad) for p in net.parameters()],
+        )
+        return [
+            states,
+            drawn,
+            weights,
+            gradients,
+            vars(net).get("count"),
+            net.last,
+            torch.get_default_dtype(),
+        ]
 
     def make_step() -> Callable[[], Any]:
         torch.manual_seed(5)
@@ -271,7 +341,8 @@ def test_the_users_module_is_left_as_it_was(trained: bool) -> None:
 
 
 class _Masked(nn.Module):
-    """Asks what BERT, ViT and Whisper ask: of its mask, its lengths, its initial weights and a random number."""
+    """Asks what BERT, ViT and Whisper ask: of its mask, its lengths, its initial weights and a
+    random number."""
 
     def __init__(self, drop: float = 0.0) -> None:
         super().__init__()
@@ -287,7 +358,8 @@ class _Masked(nn.Module):
 
 
 class _Routed(nn.Module):
-    """Two of eight experts for each token; how many tokens an expert gets is asked in three ways."""
+    """Two of eight experts for each token; how many tokens an expert gets is asked in three
+    ways."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -312,15 +384,32 @@ class _Routed(nn.Module):
 def test_what_follows_from_small_known_numbers_is_known() -> None:
     tokens = torch.randint(100, (4, 16))
     whole = capture(_Masked(), tokens, optimizer="sgd")
-    short = capture(_Masked, {"tokens": tokens, "mask": (torch.arange(16) < 5).expand(4, 16).long()}, optimizer="sgd")
+    short = capture(
+        _Masked,
+        {"tokens": tokens, "mask": (torch.arange(16) < 5).expand(4, 16).long()},
+        optimizer="sgd",
+    )
     assert [g[int(g.kernels["gemm", "nt"][0])].features["m"] for g in (whole, short)] == [64, 20]
-    assert (whole.name, len(short) - len(whole)) == ("_Masked", 2), "a mask that is not 1 is multiplied"
+    assert (whole.name, len(short) - len(whole)) == ("_Masked", 2), (
+        "a mask that is not 1 is multiplied"
+    )
     assert ("gemm", "nt") not in capture(_Masked(2.0), tokens).kernels, "the layer is left out"
     generator = torch.Generator().manual_seed(3)
     state = generator.get_state()
-    assert len(capture(lambda: lambda: torch.randn(int(torch.randint(1, 9, (), generator=generator)), 5).sum())) == 3
+    assert (
+        len(
+            capture(
+                lambda: (
+                    lambda: torch.randn(int(torch.randint(1, 9, (), generator=generator)), 5).sum()
+                )
+            )
+        )
+        == 3
+    )
     assert torch.equal(generator.get_state(), state)
-    shared = capture(_Masked(), [tokens], loss=lambda out: out.square().sum(), ranks=2, device="cuda")
+    shared = capture(
+        _Masked(), [tokens], loss=lambda out: out.square().sum(), ranks=2, device="cuda"
+    )
     assert shared.column("nbytes").sum() == 4 * shared.parameters
     with pytest.raises(ValueError, match=r"make_step is a _Masked; .* capture\(model, inputs\)"):
         capture(_Masked())
@@ -330,7 +419,10 @@ def test_what_follows_from_small_known_numbers_is_known() -> None:
 
 @pytest.mark.parametrize(("way", "rows"), [("hit", 400), ("equal", 400), ("masked", 200)])
 def test_experts_get_equally_many_tokens_and_a_warning_says_so(way: str, rows: int) -> None:
-    with pytest.warns(UserWarning, match="such as those of experts; each alternative counts as chosen equally often"):
+    with pytest.warns(
+        UserWarning,
+        match="such as those of experts; each alternative counts as chosen equally often",
+    ):
         graph = capture(_Routed(way), torch.randn(1600, 16))
         assert graph.notes and graph.notes[0] in predict(graph, "h100-sxm-8").warnings
     assert [graph[int(i)].features["m"] for i in graph.kernels["gemm", "nt"]] == [1600] + [rows] * 8
@@ -349,10 +441,17 @@ def test_a_product_for_groups_of_rows_counts_as_one_product_for_each_group(dtype
 
     with pytest.warns(UserWarning, match="such as those of experts"):
         graph = capture(lambda: step, device="cuda")
-    found = [graph[int(i)].features for key in graph.kernels if key[0] == "bmm" for i in graph.kernels[key]]
+    found = [
+        graph[int(i)].features
+        for key in graph.kernels
+        if key[0] == "bmm"
+        for i in graph.kernels[key]
+    ]
     assert {tuple(each[name] for name in ("batch", "m", "n", "k")) for each in found} == {
-        (4, 16, 48, 32), (4, 32, 48, 16), (4, 16, 32, 48),
-    }  # fmt: skip
+        (4, 16, 48, 32),
+        (4, 32, 48, 16),
+        (4, 16, 32, 48),
+    }
     assert len(found) == 3
 
 
@@ -374,13 +473,27 @@ def _fill(weight: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(("follow", "note", "kernels"), [
-    (_is_finite, "they count as finite", ["mul", "isnan", "isinf", "bitwise_or_", "abs", "ne", "eq", "mul", "all"]),
-    (_match, "such as costs to match by, count as zeros", ["to", "index"]),
-    (_fill, "", ["argmax", "scatter_", "ones", "triu", "_to_copy", "clone", "masked_fill_", "mul"]),
-])  # fmt: skip
-def test_what_the_host_asks_of_computed_numbers_is_assumed(follow: Any, note: str, kernels: list[str]) -> None:
-    """DETR asks whether activations are finite, and lets SciPy match boxes by their costs; on a GPU filling copies."""
+@pytest.mark.parametrize(
+    ("follow", "note", "kernels"),
+    [
+        (
+            _is_finite,
+            "they count as finite",
+            ["mul", "isnan", "isinf", "bitwise_or_", "abs", "ne", "eq", "mul", "all"],
+        ),
+        (_match, "such as costs to match by, count as zeros", ["to", "index"]),
+        (
+            _fill,
+            "",
+            ["argmax", "scatter_", "ones", "triu", "_to_copy", "clone", "masked_fill_", "mul"],
+        ),
+    ],
+)
+def test_what_the_host_asks_of_computed_numbers_is_assumed(
+    follow: Any, note: str, kernels: list[str]
+) -> None:
+    """DETR asks whether activations are finite, and lets SciPy match boxes by their costs; on a GPU
+    filling copies."""
     weight = torch.randn(4, 8, requires_grad=True)
     step = lambda: follow(weight).backward()  # noqa: E731
     graph = capture(lambda: step, device="cuda")
@@ -398,7 +511,8 @@ def test_small_numbers_that_are_passed_decide_sizes() -> None:
     net = nn.Linear(2, 2)
 
     def step() -> None:
-        net(images[(images != 0).any(1)]).sum().backward()  # pictures that are only padding are left out
+        # pictures that are only padding are left out
+        net(images[(images != 0).any(1)]).sum().backward()
 
     assert capture(lambda: step)[1 + 2].features["m"] == 2
 
@@ -422,17 +536,24 @@ def _report(weight: Any) -> Any:
     return loss
 
 
-@pytest.mark.parametrize(("follow", "code"), [(_decide, "a branch"), (_select, "a mask"), (_report, "a number read")])
+@pytest.mark.parametrize(
+    ("follow", "code"), [(_decide, "a branch"), (_select, "a mask"), (_report, "a number read")]
+)
 def test_what_depends_on_values_is_explained(follow: Callable[[Any], Any], code: str) -> None:
     weight = torch.randn(4, requires_grad=True)
-    with pytest.raises(ValueError, match=f"(?s)computes no values.*test_recording.py, line .*{code}.*torch.where"):
+    with pytest.raises(
+        ValueError, match=f"(?s)computes no values.*test_recording.py, line .*{code}.*torch.where"
+    ):
         capture(lambda: lambda: follow(weight).backward())
 
 
 def test_known_lengths_decide_the_sizes_of_a_ctc_loss() -> None:
     lengths, targets = torch.tensor([3, 5]), torch.ones(8, dtype=torch.long)
     scores = torch.randn(7, 2, 4, requires_grad=True)
-    step = lambda: F.ctc_loss(scores.log_softmax(-1), targets, torch.tensor([7, 7]), lengths).backward()  # noqa: E731
+
+    def step():
+        return F.ctc_loss(scores.log_softmax(-1), targets, torch.tensor([7, 7]), lengths).backward()
+
     graph = capture(lambda: step)
     assert [label[0] for label in graph.labels].count("_ctc_loss_backward") == 1
 
@@ -443,7 +564,9 @@ def test_real_whole_numbers_decide_sizes() -> None:
 
     def step() -> None:
         kept = weight[mask][: int(index.max())]
-        found.append((tuple(kept.shape), len(torch.unique(index)), (index + 1).tolist(), index.numpy().sum()))
+        found.append(
+            (tuple(kept.shape), len(torch.unique(index)), (index + 1).tolist(), index.numpy().sum())
+        )
         f"{weight[index].sum().item():.3f}"  # reading a number for a log decides nothing
         kept.sum().backward()
 
@@ -461,18 +584,25 @@ def test_a_step_that_was_captured_for_another_device_says_so() -> None:
 
 
 def test_a_lazy_module_is_captured() -> None:
-    """Whether it is built in the sandbox or before, and whether the optimizer is made before it knows its sizes."""
+    """Whether it is built in the sandbox or before, and whether the optimizer is made before it
+    knows its sizes."""
     model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyBatchNorm1d(), nn.Linear(8, 1))
     sized = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 1))
     x, before = torch.randn(4, 16), list(map(type, model))
     same = capture(sized, x)
     for _ in range(2):
         found = capture(model, x)
-        assert (found.parameters, found.features.tolist()) == (same.parameters, same.features.tolist())
+        assert (found.parameters, found.features.tolist()) == (
+            same.parameters,
+            same.features.tolist(),
+        )
         assert list(map(type, model)) == before and nn.parameter.is_lazy(model[0].weight)
     model(x)
     assert [*map(type, model)] == [*map(type, sized)] and model[0].weight.shape == (8, 16)
-    half = capture(lambda: nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten()).half(), torch.randn(2, 3, 8, 8).half())
+    half = capture(
+        lambda: nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten()).half(),
+        torch.randn(2, 3, 8, 8).half(),
+    )
     assert half.dtype == "fp16"
 
 
@@ -481,7 +611,9 @@ def test_batches_of_a_data_loader_are_made_for_real() -> None:
 
     def make_step() -> Callable[[], Any]:
         weight = torch.randn(3, 5, requires_grad=True)
-        batches = iter(torch.utils.data.DataLoader(data, 8, shuffle=True, num_workers=1, pin_memory=True))
+        batches = iter(
+            torch.utils.data.DataLoader(data, 8, shuffle=True, num_workers=1, pin_memory=True)
+        )
 
         def step() -> None:
             x, labels = next(batches)
@@ -493,7 +625,9 @@ def test_batches_of_a_data_loader_are_made_for_real() -> None:
     found: list[list[int]] = []
     with pytest.warns(UserWarning, match="data loader"):
         graph = capture(make_step)
-    assert [label[0] for label in graph.labels].count("mm") == 2 and len(set(found[0] + found[1])) == 16
+    assert [label[0] for label in graph.labels].count("mm") == 2 and len(
+        set(found[0] + found[1])
+    ) == 16
 
 
 def test_the_next_step_may_wait_for_what_this_one_sends() -> None:
@@ -510,13 +644,19 @@ def test_the_next_step_may_wait_for_what_this_one_sends() -> None:
         return step
 
     graph = capture(make_step, ranks=2)
-    assert graph.waits is not None and graph.waits.tolist() == [[1, -1]] and graph.labels[1][0] == "addmm"
+    assert (
+        graph.waits is not None
+        and graph.waits.tolist() == [[1, -1]]
+        and graph.labels[1][0] == "addmm"
+    )
 
 
 def test_what_is_no_step_and_ranks_that_share_nothing_are_told() -> None:
     with pytest.raises(ValueError, match="make_step returned 3; it must return the step"):
         capture(lambda: 3)  # type: ignore[arg-type, return-value]
-    with pytest.warns(UserWarning, match="has no collective between its 4 ranks; .*DistributedDataParallel"):
+    with pytest.warns(
+        UserWarning, match="has no collective between its 4 ranks; .*DistributedDataParallel"
+    ):
         capture(lambda: nn.Linear(4, 4).zero_grad, ranks=4)
 
 
@@ -524,19 +664,36 @@ def _list_replaced() -> list[Any]:
     """Everything of the process that a capture replaces; lists and mappings with what they hold."""
     hooks = nn.modules.module
     return [
-        nn.Module._apply, _foreach_utils._get_foreach_kernels_supported_devices,
-        optimizers._get_foreach_kernels_supported_devices, list(_foreach_utils._foreach_supported_types),
-        list(optimizers._foreach_supported_types), vars(FakeTensor).get("data_ptr"),
-        UninitializedTensorMixin.materialize, eval_frame._callback_from_stance,
-        hooks._has_any_global_hook, sys.modules["torch.optim.adam"]._get_capturable_supported_devices,
-        dict(hooks._global_forward_pre_hooks), dict(hooks._global_forward_hooks),
-        dict(optimizers._global_optimizer_pre_hooks), dist.distributed_c10d._world, dist.is_initialized(),
-        nn.UninitializedParameter.__new__, nn.UninitializedBuffer.__new__, torch.utils.data.DataLoader.__iter__,
-        torch._C._distributed_c10d.Reducer._rebuild_buckets, torch._C._distributed_c10d.Work.wait,
-        distributed._sync_module_states, sys.excepthook, warnings.filters, list(warnings.filters),
-        torch.get_default_dtype(), torch.get_rng_state().tolist(), torch.is_grad_enabled(),
-        torch._subclasses.FakeTensorMode.may_turn_const, _get_current_dispatch_mode(),
-    ]  # fmt: skip
+        nn.Module._apply,
+        _foreach_utils._get_foreach_kernels_supported_devices,
+        optimizers._get_foreach_kernels_supported_devices,
+        list(_foreach_utils._foreach_supported_types),
+        list(optimizers._foreach_supported_types),
+        vars(FakeTensor).get("data_ptr"),
+        UninitializedTensorMixin.materialize,
+        eval_frame._callback_from_stance,
+        hooks._has_any_global_hook,
+        sys.modules["torch.optim.adam"]._get_capturable_supported_devices,
+        dict(hooks._global_forward_pre_hooks),
+        dict(hooks._global_forward_hooks),
+        dict(optimizers._global_optimizer_pre_hooks),
+        dist.distributed_c10d._world,
+        dist.is_initialized(),
+        nn.UninitializedParameter.__new__,
+        nn.UninitializedBuffer.__new__,
+        torch.utils.data.DataLoader.__iter__,
+        torch._C._distributed_c10d.Reducer._rebuild_buckets,
+        torch._C._distributed_c10d.Work.wait,
+        distributed._sync_module_states,
+        sys.excepthook,
+        warnings.filters,
+        list(warnings.filters),
+        torch.get_default_dtype(),
+        torch.get_rng_state().tolist(),
+        torch.is_grad_enabled(),
+        torch._subclasses.FakeTensorMode.may_turn_const,
+        _get_current_dispatch_mode(),
+    ]
 
 
 def _is_as_before(before: list[Any]) -> bool:
@@ -544,8 +701,16 @@ def _is_as_before(before: list[Any]) -> bool:
 
 
 def test_captures_in_threads_take_turns_and_leave_nothing_replaced() -> None:
-    """16 captures of three kinds in 8 threads: the graphs of one thread alone, and the process as it was."""
-    sizes: dict[str, Any] = {"rows": [300, 70], "dim": 8, "pooling": 2, "bottom": [8], "top": [8], "features": 4}
+    """16 captures of three kinds in 8 threads: the graphs of one thread alone, and the process as
+    it was."""
+    sizes: dict[str, Any] = {
+        "rows": [300, 70],
+        "dim": 8,
+        "pooling": 2,
+        "bottom": [8],
+        "top": [8],
+        "features": 4,
+    }
 
     def wrapped(wrap: Callable[[nn.Module], nn.Module]) -> Make:
         net = partial(nn.Sequential, nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -564,14 +729,20 @@ def test_captures_in_threads_take_turns_and_leave_nothing_replaced() -> None:
     assert _is_as_before(before)
     for number, graph in enumerate(graphs):
         own = alone[number % 3]
-        assert (graph.labels, graph.tables, graph.waits is None) == (own.labels, own.tables, own.waits is None)
+        assert (graph.labels, graph.tables, graph.waits is None) == (
+            own.labels,
+            own.tables,
+            own.waits is None,
+        )
         assert graph.features.tolist() == own.features.tolist()
         assert graph.accesses.tolist() == own.accesses.tolist()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, SystemExit])
 @pytest.mark.parametrize("late", [False, True])
-def test_a_capture_that_fails_leaves_nothing_replaced(late: bool, error: type[BaseException]) -> None:
+def test_a_capture_that_fails_leaves_nothing_replaced(
+    late: bool, error: type[BaseException]
+) -> None:
     def fail() -> None:
         raise error
 
@@ -583,7 +754,8 @@ def test_a_capture_that_fails_leaves_nothing_replaced(late: bool, error: type[Ba
         assert len(pool.submit(capture, lambda: lambda: torch.randn(3).sum()).result(30))
 
 
-# -- how far it reaches ------------------------------------------------------------------------------------------------
+# -- how far it reaches
+# ------------------------------------------------------------------------------------------------
 
 
 def test_a_model_of_a_trillion_numbers_is_captured_and_predicted() -> None:
@@ -600,7 +772,9 @@ def test_a_model_of_a_trillion_numbers_is_captured_and_predicted() -> None:
 def test_no_table_is_made_real_to_be_updated(optimizer: Any) -> None:
     """Fifteen terabytes: an operation that fell back on real tensors would not end."""
     graph = capture(train(partial(Bags, 10**10, 128), (1,), optimizer, lr=0.1))
-    assert graph.parameters == 3 * 128 * 10**10 and "embedding_update" in {label[1] for label in graph.labels}
+    assert graph.parameters == 3 * 128 * 10**10 and "embedding_update" in {
+        label[1] for label in graph.labels
+    }
 
 
 MODELLED: dict[str, Make] = {
@@ -621,8 +795,12 @@ def test_real_models_are_hardly_unmodelled(name: str) -> None:
         assert sum(prediction.unmodelled.values()) < 0.02 * prediction.time, prediction.unmodelled
 
 
-def test_an_old_torch_is_refused_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_torch_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(recording, "version", lambda _: "2.6.0+cu124")
     for call in (recording.check_torch, partial(run_processes, {"task": "ladder"})):
-        with pytest.raises(ImportError, match=r"torch is 2\.6\.0\+cu124; measuring and capture need 2\.9 or newer"):
+        with pytest.raises(
+            ImportError, match=r"torch is 2\.6\.0\+cu124; measuring and capture need 2\.9 or newer"
+        ):
             call()

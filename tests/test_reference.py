@@ -1,4 +1,5 @@
-"""The committed measurements: the CPU platforms follow from them, and they hold their predictions to the bars."""
+"""The committed measurements: the CPU platforms follow from them, and they hold their predictions
+to the bars."""
 
 import json
 from dataclasses import replace
@@ -12,7 +13,8 @@ from perfkit.calibration.fit import fit_platform
 from perfkit.ground.files import find_reference
 from perfkit.platform.gallery import load_platform
 
-NAMES = ("zen5-2", "zen3-2")  # calibrated with the standard models, and with 15 iterations of all families
+# calibrated with the standard models, and with 15 iterations of all families
+NAMES = ("zen5-2", "zen3-2")
 
 
 def checks(name: str) -> Comparison:
@@ -26,11 +28,16 @@ def choose(saved: Comparison, *families: str) -> Comparison:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_platform_is_what_its_measurements_give(name: str) -> None:
     if name == "zen3-2":
-        pytest.importorskip("torch", reason="nets are captured, which needs torch: pip install 'perfkit[measure]'")
+        pytest.importorskip(
+            "torch", reason="nets are captured, which needs torch: pip install 'perfkit[measure]'"
+        )
     measurements = json.loads(find_reference("measured", f"{name}.measurements.json").read_text())
     fresh, committed = fit_platform(measurements, name=name), load_platform(name)
     for group in ("kernels", "collectives", "context"):
-        ours, theirs = (p.context.fits() if group == "context" else getattr(p, group) for p in (fresh, committed))
+        ours, theirs = (
+            p.context.fits() if group == "context" else getattr(p, group)
+            for p in (fresh, committed)
+        )
         assert list(ours) == list(theirs)
         for key, fit in ours.items():
             assert dict(fit) == pytest.approx(dict(theirs[key]), rel=1e-4), (group, key)
@@ -38,13 +45,17 @@ def test_the_platform_is_what_its_measurements_give(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_saved_predictions_are_those_of_the_committed_platform(name: str) -> None:
-    saved = choose(checks(name), "dlrm", "transformer", "hybrid")  # nets are captured one by one, which takes a minute
+    # nets are captured one by one, which takes a minute
+    saved = choose(checks(name), "dlrm", "transformer", "hybrid")
     again = predict_again(saved, load_platform(name))
-    assert [r["predicted_s"] for r in again.runs] == pytest.approx([r["predicted_s"] for r in saved.runs], rel=1e-4)
+    assert [r["predicted_s"] for r in again.runs] == pytest.approx(
+        [r["predicted_s"] for r in saved.runs], rel=1e-4
+    )
 
 
 def test_unseen_runs_meet_the_bars() -> None:
-    """Three seeds that no kernel model was chosen on, only how far contexts trust few iterations; bars in percent."""
+    """Three seeds that no kernel model was chosen on, only how far contexts trust few iterations;
+    bars in percent."""
     saved = checks("zen5-2")
     single = np.array([run["ranks"] == 1 for run in saved.runs])
     assert len(saved.runs) >= 70 and (~single).sum() > 0
@@ -55,11 +66,16 @@ def test_unseen_runs_meet_the_bars() -> None:
 
 
 def test_unseen_runs_of_all_families_meet_the_bars() -> None:
-    """On another machine, calibrated with 15 iterations: seeds 7 to 9 chose the width of intervals, seed 10 nothing."""
+    """On another machine, calibrated with 15 iterations: seeds 7 to 9 chose the width of intervals,
+    seed 10 nothing."""
     saved = checks("zen3-2")
     figures = {row["family"]: row for row in saved.summary().iter_rows(named=True)}
     assert {"dlrm", "transformer", "hybrid", "convolution", "xlnet", "ddp", "all"} == set(figures)
-    assert figures["all"]["n"] == 164 and figures["all"]["geomean"] <= 10 and figures["all"]["mean"] <= 12
+    assert (
+        figures["all"]["n"] == 164
+        and figures["all"]["geomean"] <= 10
+        and figures["all"]["mean"] <= 12
+    )
     assert all(row["mean"] <= 15 for row in figures.values())
     assert summarize_errors(choose(saved, "hybrid", "ddp").errors)["geomean"] <= 12
     shares = [(run["exposed"], run["exposed_measured"]) for run in saved.runs if "exposed" in run]
@@ -68,14 +84,23 @@ def test_unseen_runs_of_all_families_meet_the_bars() -> None:
 
 
 def test_unseen_runs_of_a_third_machine_meet_the_bars_at_its_usual_pace() -> None:
-    """Three seeds drawn after the last change of a model, on a machine that says untrue things of its caches."""
+    """Three seeds drawn after the last change of a model, on a machine that says untrue things of
+    its caches."""
     measurements = json.loads(find_reference("measured", "xeon-2.measurements.json").read_text())
     platform, saved = fit_platform(measurements, name="xeon-2"), checks("xeon-2")
     again = predict_again(saved, platform)
-    assert [r["predicted_s"] for r in again.runs] == pytest.approx([r["predicted_s"] for r in saved.runs], rel=1e-4)
+    assert [r["predicted_s"] for r in again.runs] == pytest.approx(
+        [r["predicted_s"] for r in saved.runs], rel=1e-4
+    )
     levels = platform.device.memory
-    assert [level.name for level in levels] == ["L2", "L3", "DRAM"] and not platform.device.never_left_cache
-    assert all(level.capacity and level.capacity.value < 2e8 for level in levels[:2]), "it claims an L3 of 503 MB"
+    assert [level.name for level in levels] == [
+        "L2",
+        "L3",
+        "DRAM",
+    ] and not platform.device.never_left_cache
+    assert all(level.capacity and level.capacity.value < 2e8 for level in levels[:2]), (
+        "it claims an L3 of 503 MB"
+    )
     related = saved.at_usual_pace()
     figures = summarize_errors(related.errors)
     assert figures["n"] == 90 and figures["geomean"] <= 10 and figures["mean"] <= 12

@@ -31,7 +31,9 @@ def judge(platform: Platform, rows: list[Mapping[str, Any]]) -> dict[str, float]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = predict(load(row["workload"]), platform, ranks=ranks, plan=plan)
-        measured = max(run["median"] for run in relate_run(row["runs"], row["family"], platform.context.paces))
+        measured = max(
+            run["median"] for run in relate_run(row["runs"], row["family"], platform.context.paces)
+        )
         low, high = found.interval(0.8)
         assert 0 < low < found.time < high
         errors[row["name"]] = float(abs(np.log(found.time / measured)))
@@ -40,10 +42,21 @@ def judge(platform: Platform, rows: list[Mapping[str, Any]]) -> dict[str, float]
 
 @pytest.fixture(scope="module")
 def real() -> dict[str, Any]:
-    """Measurements of a real machine, without the kernels of nets, since it timed no iterations of nets."""
-    raw: dict[str, Any] = json.loads(find_reference("measured", "xeon-2.measurements.json").read_text())
+    """Measurements of a real machine, without the kernels of nets, since it timed no iterations of
+    nets."""
+    raw: dict[str, Any] = json.loads(
+        find_reference("measured", "xeon-2.measurements.json").read_text()
+    )
     known = load_platform("zen5-2").kernels
-    return thin({**raw, "kernels": [row for row in raw["kernels"] if f"{row['kind']}.{row['variant']}" in known]}, 6)
+    return thin(
+        {
+            **raw,
+            "kernels": [
+                row for row in raw["kernels"] if f"{row['kind']}.{row['variant']}" in known
+            ],
+        },
+        6,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +76,18 @@ def test_unlike_machines(name, real, fitted, own_error, tmp_path):
     raw, platform = make(real), load_platform(fitted(name).save(tmp_path / "replayed.toml"))
     level = platform.device.memory[-1]
     assert level.bandwidth is not None and level.bandwidth.value > 1e9
-    assert all(q.kind != "datasheet" for part in platform.device.memory for q in (part.capacity, part.bandwidth) if q)
-    errors = judge(platform, raw["iterations"])  # are predicted as well as those of the real machine
+    assert all(
+        q.kind != "datasheet"
+        for part in platform.device.memory
+        for q in (part.capacity, part.bandwidth)
+        if q
+    )
+    # are predicted as well as those of the real machine
+    errors = judge(platform, raw["iterations"])
     assert np.mean([*errors.values()]) < 1.2 * np.mean([own_error[row] for row in errors]) + noise
-    assert len(dict(platform.sections())["Numbers"]) == len(platform.numbers()) > 100, "what a report shows"
+    assert len(dict(platform.sections())["Numbers"]) == len(platform.numbers()) > 100, (
+        "what a report shows"
+    )
 
 
 def test_a_machine_that_wanders_says_so(fitted: Callable[[str], Platform]) -> None:
@@ -74,13 +95,23 @@ def test_a_machine_that_wanders_says_so(fitted: Callable[[str], Platform]) -> No
 
 
 @pytest.mark.parametrize("name", ["measurements", "measurements-2"])
-def test_a_machine_whose_cache_is_larger_than_anything_timed(name: str, shared_data: Path, tmp_path: Path) -> None:
+def test_a_machine_whose_cache_is_larger_than_anything_timed(
+    name: str, shared_data: Path, tmp_path: Path
+) -> None:
     raw = json.loads((shared_data / "machines" / f"xeon-480mib.{name}.json").read_text())
-    platform = load_platform(fit_platform(thin(raw), name="replayed").save(tmp_path / "replayed.toml"))
-    assert platform.device.never_left_cache and platform.largest_timed == pytest.approx(1.4e8, rel=0.2)
+    platform = load_platform(
+        fit_platform(thin(raw), name="replayed").save(tmp_path / "replayed.toml")
+    )
+    assert platform.device.never_left_cache and platform.largest_timed == pytest.approx(
+        1.4e8, rel=0.2
+    )
     assert platform.device.memory[-1].name == "DRAM" and len(platform.device.memory) > 1
-    large, small = (DLRM(rows=[rows] * 8, dim=64, pooling=2, batch=64, sparse=True) for rows in (10**6, 10**4))
-    with pytest.warns(UserWarning, match=r"a rank works on 2\.0\d GB; the largest working set timed on replayed"):
+    large, small = (
+        DLRM(rows=[rows] * 8, dim=64, pooling=2, batch=64, sparse=True) for rows in (10**6, 10**4)
+    )
+    with pytest.warns(
+        UserWarning, match=r"a rank works on 2\.0\d GB; the largest working set timed on replayed"
+    ):
         predict(large, platform)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,4 +1,5 @@
-"""Reference data is found in a checkout, a wheel and an editable install; readers name the place of a fault."""
+"""Reference data is found in a checkout, a wheel and an editable install; readers name the place of
+a fault."""
 
 import os
 import shutil
@@ -26,13 +27,17 @@ QUESTION = "from perfkit.ground.files import find_reference; print(find_referenc
 
 
 def ask(home: Path, *, before: str = "") -> Path:
-    """Ask a fresh interpreter, which runs elsewhere and sees perfkit only through `home`, where the gallery lies.
+    """Ask a fresh interpreter, which runs elsewhere and sees perfkit only through `home`, where the
+    gallery lies.
 
-    Without site packages other than NumPy's: an editable perfkit of the environment that runs the tests comes last.
+    Without site packages other than NumPy's: an editable perfkit of the environment that runs the
+    tests comes last.
     """
     packages = str(Path(np.__file__).parents[1])
     code = f"import sys; sys.path[:] = [{str(home)!r}, *sys.path, {packages!r}]; {before}{QUESTION}"
-    done = subprocess.run([sys.executable, "-ISc", code], capture_output=True, text=True, check=True, cwd=home)
+    done = subprocess.run(
+        [sys.executable, "-ISc", code], capture_output=True, text=True, check=True, cwd=home
+    )
     return Path(done.stdout.strip())
 
 
@@ -40,9 +45,13 @@ def ask(home: Path, *, before: str = "") -> Path:
 def test_an_install_finds_its_own_data(kind: str, tmp_path: Path) -> None:
     """A copy of the checkout, built as pip does and unpacked as an installer would."""
     source, site = tmp_path / "checkout", tmp_path / "site"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "__pycache__", "dist", "build"))
+    shutil.copytree(
+        ROOT, source, ignore=shutil.ignore_patterns(".*", "__pycache__", "dist", "build")
+    )
     code = f"from hatchling.build import build_{kind}; print(build_{kind}('..'))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=source)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=source
+    )
     with zipfile.ZipFile(tmp_path / done.stdout.split()[-1]) as archive:
         archive.extractall(site)
     if kind == "editable":
@@ -58,7 +67,9 @@ def test_an_install_finds_its_own_data(kind: str, tmp_path: Path) -> None:
 def test_a_checkout_finds_its_data_and_names_what_is_missing(tmp_path: Path) -> None:
     assert ask(ROOT) == ROOT / H100
     assert not (ROOT / "perfkit" / "reference_data").exists(), "a second copy would hide the first"
-    with pytest.raises(FileNotFoundError, match=r"no platforms/none\.toml; its home is .*reference_data; install"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no platforms/none\.toml; its home is .*reference_data; install"
+    ):
         find_reference("platforms", "none.toml")
     (tmp_path / "reference_data").mkdir()  # somebody else's
     shutil.copytree(ROOT / "perfkit" / "ground", tmp_path / "perfkit" / "ground")
@@ -88,7 +99,10 @@ FAULTS = [
     ({"name": 3}, r"^top\.name is 3; it must be text$"),
     ({}, r"^top\.name is missing; it must be there$"),
     ([], r"^top is \[\]; it must be a table$"),
-    ({"name": "a", "size": 1}, r"^top\.size is not known; known here are name, sizes; did you mean sizes\?$"),
+    (
+        {"name": "a", "size": 1},
+        r"^top\.size is not known; known here are name, sizes; did you mean sizes\?$",
+    ),
     ({"name": "a", "a b": 1}, r"^top\.\"a b\" is not known"),
     ({"name": list(range(100))}, r"^top\.name is \[0, 1, 2.*\.\.\.\]; it must be text$"),
 ]
@@ -98,23 +112,36 @@ FAULTS = [
 def test_readers_name_the_place(value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         decode(Example, value, "top")
-    with pytest.raises(ValueError, match=r"^top is .*; it must be a Example$"):  # no table makes one here
+    # no table makes one here
+    with pytest.raises(ValueError, match=r"^top is .*; it must be a Example$"):
         check_type("top", value, Example)
 
 
-@pytest.mark.parametrize(("fault", "message"), [
-    (ValueError("odd"), "^f: odd; advice$"),
-    (ValueError("f line 3 has\x1b[31m 2 values"), r"^f line 3 has\\x1b\[31m 2 values$"),
-    (KeyError("a\nb"), r"^f: KeyError 'a\\nb'; advice$"),
-    (RuntimeError("first\nsecond " * 999), "^f: RuntimeError first; advice$"),
-    (OSError(28, "No space left on device"), "^f: No space left on device; advice$"),
-    (type("PanicException", (BaseException,), {})("assertion failed"), "^f: PanicException assertion failed; adv"),
-    (ValueError("x" * 5000), r"^f: x+\.\.\.x+; advice$"),
-])  # fmt: skip
-def test_whatever_goes_wrong_in_a_reader_is_told_in_one_line(fault: BaseException, message: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (ValueError("odd"), "^f: odd; advice$"),
+        (ValueError("f line 3 has\x1b[31m 2 values"), r"^f line 3 has\\x1b\[31m 2 values$"),
+        (KeyError("a\nb"), r"^f: KeyError 'a\\nb'; advice$"),
+        (RuntimeError("first\nsecond " * 999), "^f: RuntimeError first; advice$"),
+        (OSError(28, "No space left on device"), "^f: No space left on device; advice$"),
+        (
+            type("PanicException", (BaseException,), {})("assertion failed"),
+            "^f: PanicException assertion failed; adv",
+        ),
+        (ValueError("x" * 5000), r"^f: x+\.\.\.x+; advice$"),
+    ],
+)
+def test_whatever_goes_wrong_in_a_reader_is_told_in_one_line(
+    fault: BaseException, message: str
+) -> None:
     with pytest.raises(ValueError, match=message) as caught, reading("f", "advice"):
         raise fault
-    assert caught.value.__cause__ is fault and str(caught.value).isprintable() and len(str(caught.value)) < 800
+    assert (
+        caught.value.__cause__ is fault
+        and str(caught.value).isprintable()
+        and len(str(caught.value)) < 800
+    )
     for kind in (KeyboardInterrupt, SystemExit, UserWarning, ModuleNotFoundError):
         with pytest.raises(kind), reading("f", "advice"):
             raise kind
@@ -128,11 +155,16 @@ def test_only_regular_files_of_sensible_sizes_are_opened(tmp_path: Path) -> None
         for path in (tmp_path / "pipe.toml", "/dev/zero", tmp_path):
             with pytest.raises(ValueError, match="cannot be read: it is not a regular file"):
                 load(Path(path))
-        with pytest.raises(ValueError, match=r"large\.toml cannot be read: it has 33.6 MB; at most (33.6|1.05) MB are"):
+        with pytest.raises(
+            ValueError,
+            match=r"large\.toml cannot be read: it has 33.6 MB; at most (33.6|1.05) MB are",
+        ):
             load(tmp_path / "large.toml")
 
 
-def test_a_draft_follows_no_link_and_an_error_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_follows_no_link_and_an_error_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     victim, target = tmp_path / "victim", tmp_path / "out.toml"
     victim.write_text("mine")
     for name in (f".out.toml.{os.getpid()}.draft", f".{'00' * 8}.draft"):
@@ -143,7 +175,9 @@ def test_a_draft_follows_no_link_and_an_error_names_the_file(tmp_path: Path, mon
     assert victim.read_text() == "mine" and target.read_text() == "ours" and not target.is_symlink()
     with pytest.raises(FileNotFoundError, match=r"No such file or directory: '.*nowhere/out.toml'"):
         write_text(tmp_path / "nowhere" / "out.toml", "")
-    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
     with pytest.raises(OSError, match=r"No space left on device: '.*out.toml'"):
         write_text(target, "lost")
     monkeypatch.setattr(os, "urandom", bytes)  # a name that was taken before

@@ -1,4 +1,5 @@
-"""Calibrating with runs of one's own: what made them is found again, and what nobody ran is said."""
+"""Calibrating with runs of one's own: what made them is found again, and what nobody ran is
+said."""
 
 from typing import Any
 
@@ -15,8 +16,12 @@ from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
 
 GPT = Transformer.preset("gpt3-1.3b", batch=64, sequence=1024, dtype="bf16", fused=True)
-WAYS = [{"tp": tp, "pp": pp, "dp": 8 // (tp * pp), "micro_batch": n, "batch": 64 * n}
-        for tp in (1, 2, 4) for pp in (1, 2) for n in (1, 4)]  # fmt: skip
+WAYS = [
+    {"tp": tp, "pp": pp, "dp": 8 // (tp * pp), "micro_batch": n, "batch": 64 * n}
+    for tp in (1, 2, 4)
+    for pp in (1, 2)
+    for n in (1, 4)
+]
 NODE = load_platform("a100-sxm-8")
 
 
@@ -24,7 +29,9 @@ def time(strategies: list[dict[str, int]], where: Any, noise: float = 0.0) -> li
     """Runs on some platform, with noise."""
     drawn, runs = np.random.default_rng(0), []
     for way in strategies:
-        model = Transformer.preset("gpt3-1.3b", batch=way["batch"], sequence=1024, dtype="bf16", fused=True)
+        model = Transformer.preset(
+            "gpt3-1.3b", batch=way["batch"], sequence=1024, dtype="bf16", fused=True
+        )
         strategy = Strategy(**{name: own for name, own in way.items() if name != "batch"})
         seconds = float(price_strategies(model, where, Strategy.stack([strategy]))["time"][0])
         runs.append({**way, "seconds": seconds * float(np.exp(noise * drawn.standard_normal()))})
@@ -65,7 +72,9 @@ def test_what_nobody_ran_is_said_and_helps_most_to_measure() -> None:
     runs = [run for run in time(WAYS, NODE, 0.02) if run["tp"] == 1]
     tuning = tune(GPT, NODE, [*runs, runs[0]])
     asked = [{"tp": 1, "dp": 8, "micro_batch": 2}, {"tp": 8, "micro_batch": 1, "schedule": "gpipe"}]
-    with pytest.warns(ExtrapolationWarning, match="no run that was fitted has tp 8, .*schedule 'gpipe'"):
+    with pytest.warns(
+        ExtrapolationWarning, match="no run that was fitted has tp 8, .*schedule 'gpipe'"
+    ):
         found = tuning.price(asked)
     assert found["beyond"].to_list()[0] == "" and found["gain"].arg_max() == 1
     assert (found["high"] / found["low"]).arg_max() == 1
@@ -73,9 +82,13 @@ def test_what_nobody_ran_is_said_and_helps_most_to_measure() -> None:
 
 @pytest.mark.parametrize(
     ("runs", "message"),
-    [([{"seconds": 1.0}] * 4, "runs are 4; fit at least 5"), ([{"seconds": 0.0}] * 5, "seconds is 0.0"),
-     ([{"tpp": 1, "seconds": 1.0}] * 5, "column of runs is 'tpp'"), ([{"tp": 1}] * 5, "seconds is None")],
-)  # fmt: skip
+    [
+        ([{"seconds": 1.0}] * 4, "runs are 4; fit at least 5"),
+        ([{"seconds": 0.0}] * 5, "seconds is 0.0"),
+        ([{"tpp": 1, "seconds": 1.0}] * 5, "column of runs is 'tpp'"),
+        ([{"tp": 1}] * 5, "seconds is None"),
+    ],
+)
 def test_what_cannot_be_tuned(runs: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tune(GPT, NODE, runs)

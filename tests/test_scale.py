@@ -1,4 +1,5 @@
-"""Bars of `benchmarks.scale` for published steps with several kinds of parallelism: no scale knows their source."""
+"""Bars of `benchmarks.scale` for published steps with several kinds of parallelism: no scale knows
+their source."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,18 +10,26 @@ import pytest
 from benchmarks import gpu_context, scale
 
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
-#: Of the steps that scales are fitted to, every second of MPT on H100 and every twelfth of the large sources on A100.
+#: Of the steps that scales are fitted to, every second of MPT on H100 and every twelfth of the
+#: large sources on A100.
 _EACH = {"mpt": {"h100-sxm": 2, "a100-sxm": 12, "a100-sxm-40gb": 12}, "vtrain": {"a100-sxm": 12}}
 
 
 @pytest.fixture(scope="module")
-def priced(shared_data: Any) -> Iterator[dict[str, tuple[Sequence[scale.Row], Sequence[dict[str, float]]]]]:
-    """Rows of each source beside their predictions; scales are fitted to some steps of all other sources."""
+def priced(
+    shared_data: Any,
+) -> Iterator[dict[str, tuple[Sequence[scale.Row], Sequence[dict[str, float]]]]]:
+    """Rows of each source beside their predictions; scales are fitted to some steps of all other
+    sources."""
     groups = dict[tuple[str, str], list[Any]]()
     for row in gpu_context.read_rows():
         groups.setdefault((row["source"], row["device"]), []).append(row)
-    rows = [row for (source, device), own in groups.items() if source in gpu_context.FITTED
-            for row in own[:: _EACH.get(source, {}).get(device, 1)]]  # fmt: skip
+    rows = [
+        row
+        for (source, device), own in groups.items()
+        if source in gpu_context.FITTED
+        for row in own[:: _EACH.get(source, {}).get(device, 1)]
+    ]
     steps = [step for step in gpu_context.list_steps(rows) if gpu_context.is_fitted(step)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scale, "_list_steps", lambda: steps)
@@ -30,9 +39,13 @@ def priced(shared_data: Any) -> Iterator[dict[str, tuple[Sequence[scale.Row], Se
         scale._find_platform.cache_clear()
 
 
-@pytest.mark.parametrize(("source", "least"), [("vtrain", 594), ("torchtitan", 11), ("nvidia", 15), ("megatron", 9),
-                                               ("seqsel", 9)])  # fmt: skip
-def test_steps_of_a_source_that_no_scale_was_fitted_to(priced: Any, source: str, least: int) -> None:
+@pytest.mark.parametrize(
+    ("source", "least"),
+    [("vtrain", 594), ("torchtitan", 11), ("nvidia", 15), ("megatron", 9), ("seqsel", 9)],
+)
+def test_steps_of_a_source_that_no_scale_was_fitted_to(
+    priced: Any, source: str, least: int
+) -> None:
     rows, found = priced[source]
     errors = np.array([one["error"] for one in found])
     assert len(rows) == least and 100 * np.abs(errors).mean() <= scale.BARS[source], errors

@@ -1,4 +1,5 @@
-"""Transformers against their twins: shared weights, accumulated gradients, layers computed again, other architectures.
+"""Transformers against their twins: shared weights, accumulated gradients, layers computed again,
+other architectures.
 
 Parameters of presets are those that their authors, or the model cards on Hugging Face, state.
 """
@@ -37,11 +38,19 @@ class Block(nn.Sequential):
     """A layer, computed again in the backward pass if asked to."""
 
     def forward(self, x: Any) -> Any:
-        return checkpoint(super().forward, x, use_reentrant=False) if self.again else super().forward(x)
+        return (
+            checkpoint(super().forward, x, use_reentrant=False)
+            if self.again
+            else super().forward(x)
+        )
 
 
 def shard(net: Any, model: Transformer, ranks: int, device: str) -> None:
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if model.mixed else MixedPrecisionPolicy()
+    policy = (
+        MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+        if model.mixed
+        else MixedPrecisionPolicy()
+    )
     settings: dict[str, Any] = {"mesh": init_device_mesh(device, (ranks,)), "mp_policy": policy}
     for block in (each for each in net if isinstance(each, Block)):
         fully_shard(block, reshard_after_forward=model.parallel == "fsdp", **settings)
@@ -50,7 +59,9 @@ def shard(net: Any, model: Transformer, ranks: int, device: str) -> None:
 
 def make_twin(model: Transformer, ranks: int, device: str) -> Callable[[], Any]:
     """The step of a Transformer, layer by layer in blocks."""
-    plain = Transformer(**{**vars(model), "mixed": False, "dtype": "fp32", "parallel": "ddp", "accumulate": 1})
+    plain = Transformer(
+        **{**vars(model), "mixed": False, "dtype": "fp32", "parallel": "ddp", "accumulate": 1}
+    )
     first, each = (1, 2) if model.causal else (2, 4)
     parts = list(build_step(Transformer(**{**vars(plain), "checkpoint": False}))[1])
     end = first + each * model.layers
@@ -61,7 +72,9 @@ def make_twin(model: Transformer, ranks: int, device: str) -> Callable[[], Any]:
     if sharded := model.parallel != "ddp":
         shard(net, model, ranks, device)
     optimizer = torch.optim.AdamW(net.parameters(), foreach=device == "cuda")
-    tokens = torch.randint(0, 300, (model.batch // ranks // model.accumulate, model.sequence)).to(device)
+    tokens = torch.randint(0, 300, (model.batch // ranks // model.accumulate, model.sequence)).to(
+        device
+    )
     types = torch.zeros_like(tokens)
 
     def step() -> None:
@@ -70,9 +83,15 @@ def make_twin(model: Transformer, ranks: int, device: str) -> Callable[[], Any]:
             if model.parallel == "zero1":
                 net.set_requires_gradient_sync(number + 1 == model.accumulate)
                 net.set_reshard_after_backward(number + 1 == model.accumulate)
-            with torch.autocast(device, torch.bfloat16) if model.mixed and not sharded else nullcontext():
+            with (
+                torch.autocast(device, torch.bfloat16)
+                if model.mixed and not sharded
+                else nullcontext()
+            ):
                 y = net((tokens, types)).view(-1, 300)
-                loss = nn.functional.cross_entropy(y.float() if model.mixed and sharded else y, tokens.view(-1))
+                loss = nn.functional.cross_entropy(
+                    y.float() if model.mixed and sharded else y, tokens.view(-1)
+                )
             loss.backward()
         optimizer.step()
 
@@ -87,96 +106,190 @@ def name_all(graph: Graph) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
-@pytest.mark.parametrize(("layers", "ranks", "device", "more"), [
-    *[
-        (2, 1, "cpu", {**kind, "causal": causal})
-        for kind in ({"checkpoint": True}, ALL)
-        for causal in (True, False)
+@pytest.mark.parametrize(
+    ("layers", "ranks", "device", "more"),
+    [
+        *[
+            (2, 1, "cpu", {**kind, "causal": causal})
+            for kind in ({"checkpoint": True}, ALL)
+            for causal in (True, False)
+        ],
+        (4, 1, "cuda", ALL),
+        *[(layers, 8, "cuda", {"parallel": "fsdp"}) for layers in (1, 3, 7)],
+        *[
+            (4, 8, "cuda", {"parallel": way, **more})
+            for way in ("fsdp", "zero2")
+            for more in ({**ALL, **NARROW}, ALL)
+        ],
+        *[
+            (3, 8, "cuda", {"parallel": "zero1", **more})
+            for more in (ALL, NARROW, {**ALL, **NARROW})
+        ],
+        (3, 8, "cuda", {"parallel": "fsdp", "causal": False}),
+        (3, 8, "cpu", {"parallel": "fsdp"}),
     ],
-    (4, 1, "cuda", ALL),
-    *[(layers, 8, "cuda", {"parallel": "fsdp"}) for layers in (1, 3, 7)],
-    *[(4, 8, "cuda", {"parallel": way, **more}) for way in ("fsdp", "zero2") for more in ({**ALL, **NARROW}, ALL)],
-    *[(3, 8, "cuda", {"parallel": "zero1", **more}) for more in (ALL, NARROW, {**ALL, **NARROW})],
-    (3, 8, "cuda", {"parallel": "fsdp", "causal": False}),
-    (3, 8, "cpu", {"parallel": "fsdp"}),
-])  # fmt: skip
-def test_a_spread_step_is_recorded_as_it_runs(layers: int, ranks: int, device: str, more: dict[str, Any]) -> None:
-    """The same operations and collectives with the same bytes, in the same order, waited for at the same places."""
+)
+def test_a_spread_step_is_recorded_as_it_runs(
+    layers: int, ranks: int, device: str, more: dict[str, Any]
+) -> None:
+    """The same operations and collectives with the same bytes, in the same order, waited for at the
+    same places."""
     model = Transformer(**{"name": "t", "causal": True, "layers": layers, **SIZES, **more})
     [ours, *_] = model.graphs(ranks, accelerator=device == "cuda")
     theirs = capture(lambda: make_twin(model, ranks, device), ranks=ranks, device=device)
-    names, sums = [name_all(graph) for graph in (ours, theirs)], model.parallel == "zero1" and model.mixed
+    names, sums = (
+        [name_all(graph) for graph in (ours, theirs)],
+        model.parallel == "zero1" and model.mixed,
+    )
     exact = device == "cuda" and model.causal and not (sums and model.accumulate > 1)
     assert names[0] == names[1] if exact else sorted(names[0]) == sorted(names[1])
     assert ours.traffic.sum() == pytest.approx(theirs.traffic.sum(), rel=2e-3)
-    assert ours.column("flops").sum() == theirs.column("flops").sum() and ours.parameters == theirs.parameters
-    sent = [[(g.labels[i][0], g.column("nbytes")[i]) for i in g.collectives] for g in (ours, theirs)]
+    assert (
+        ours.column("flops").sum() == theirs.column("flops").sum()
+        and ours.parameters == theirs.parameters
+    )
+    sent = [
+        [(g.labels[i][0], g.column("nbytes")[i]) for i in g.collectives] for g in (ours, theirs)
+    ]
     assert sent[0] == sent[1]
-    waits = [None if graph.waits is None else sorted(map(tuple, graph.waits.tolist())) for graph in (ours, theirs)]
+    waits = [
+        None if graph.waits is None else sorted(map(tuple, graph.waits.tolist()))
+        for graph in (ours, theirs)
+    ]
     assert waits[0] == waits[1] or not exact
-    assert ours.column("calls").sum() == pytest.approx(theirs.column("calls").sum(), rel=0.1 if exact else 0.3)
+    assert ours.column("calls").sum() == pytest.approx(
+        theirs.column("calls").sum(), rel=0.1 if exact else 0.3
+    )
 
 
 @pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
 def test_gathering_is_hidden_behind_work_but_for_the_first() -> None:
     sizes = {"batch": 128, "sequence": 1024, "layers": 12, "dtype": "bf16"}
-    found = {way: predict(Transformer.preset("mpt-1b", parallel=way, **sizes), "h100-sxm-8", ranks=8) for way in WAYS}
+    found = {
+        way: predict(Transformer.preset("mpt-1b", parallel=way, **sizes), "h100-sxm-8", ranks=8)
+        for way in WAYS
+    }
     for way, r in found.items():
         idle, spent = r.idle()["communication_s"][0], r.communication().row(0, named=True)
-        assert (idle > 0) == (way != "ddp") and idle < 0.2 * spent["total_s"], "collectives take from kernels beside"
+        assert (idle > 0) == (way != "ddp") and idle < 0.2 * spent["total_s"], (
+            "collectives take from kernels beside"
+        )
         assert spent["total_s"] == pytest.approx(spent["exposed_s"] + spent["overlapped_s"])
     sent = {way: len(r.timeline().filter(kind="collective")) for way, r in found.items()}
     assert sent["fsdp"] == 13 + 12 + 13 and sent["zero1"] == sent["zero2"] == 13 + 13
-    updates = {way: r.breakdown().filter(phase="update")["time_s"].sum() for way, r in found.items()}
-    assert updates["ddp"] > 6 * updates["zero1"] and updates["zero1"] == pytest.approx(updates["fsdp"])
+    updates = {
+        way: r.breakdown().filter(phase="update")["time_s"].sum() for way, r in found.items()
+    }
+    assert updates["ddp"] > 6 * updates["zero1"] and updates["zero1"] == pytest.approx(
+        updates["fsdp"]
+    )
 
 
-@pytest.mark.parametrize(("name", "parameters"), [
-    ("gpt2", 124_439_808), ("gpt2-medium", 354_823_168), ("gpt2-large", 774_030_080), ("gpt2-xl", 1_557_611_200),
-    ("mpt-125m", 125_311_488), ("mpt-760m", 760_470_528), ("mpt-1b", 1_315_950_592), ("mpt-3b", 2_651_837_440),
-    ("mpt-7b", 6_658_859_008), ("mpt-13b", 12_853_954_560), ("mpt-30b", 29_975_214_080),
-    ("mpt-70b", 64_862_437_376), ("mpt-350m", 355_985_408), ("bert-base", 109_514_298), ("bert-large", 335_174_458),
-    ("llama-2-7b", 6_738_415_616), ("llama-2-13b", 13_015_864_320), ("llama-2-70b", 68_976_648_192),
-    ("llama-3-8b", 8_030_261_248), ("llama-3-70b", 70_553_706_496), ("llama-3-405b", 405_853_388_800),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("gpt2", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
+        ("mpt-125m", 125_311_488),
+        ("mpt-760m", 760_470_528),
+        ("mpt-1b", 1_315_950_592),
+        ("mpt-3b", 2_651_837_440),
+        ("mpt-7b", 6_658_859_008),
+        ("mpt-13b", 12_853_954_560),
+        ("mpt-30b", 29_975_214_080),
+        ("mpt-70b", 64_862_437_376),
+        ("mpt-350m", 355_985_408),
+        ("bert-base", 109_514_298),
+        ("bert-large", 335_174_458),
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-2-13b", 13_015_864_320),
+        ("llama-2-70b", 68_976_648_192),
+        ("llama-3-8b", 8_030_261_248),
+        ("llama-3-70b", 70_553_706_496),
+        ("llama-3-405b", 405_853_388_800),
+    ],
+)
 def test_presets_have_the_published_parameters(name: str, parameters: int) -> None:
     assert Transformer.preset(name, sequence=16).graphs()[0].parameters == parameters
 
 
 def list_products(graph: Graph) -> list[tuple[Any, ...]]:
-    """Name, sizes and bytes of products, gradients of lookups, SiLU and the loss: in any order, transposed or not."""
-    kept = ("mm", "addmm", "silu", "silu_backward", "embedding_dense_backward", "_log_softmax", "nll_loss_backward")
-    found = zip(graph.labels, *(graph.column(size).tolist() for size in "mnk"), graph.traffic.tolist(), strict=True)
-    return sorted((label[0], min(m, n), max(m, n), k, sent) for label, m, n, k, sent in found if label[0] in kept)
+    """Name, sizes and bytes of products, gradients of lookups, SiLU and the loss: in any order,
+    transposed or not."""
+    kept = (
+        "mm",
+        "addmm",
+        "silu",
+        "silu_backward",
+        "embedding_dense_backward",
+        "_log_softmax",
+        "nll_loss_backward",
+    )
+    found = zip(
+        graph.labels,
+        *(graph.column(size).tolist() for size in "mnk"),
+        graph.traffic.tolist(),
+        strict=True,
+    )
+    return sorted(
+        (label[0], min(m, n), max(m, n), k, sent)
+        for label, m, n, k, sent in found
+        if label[0] in kept
+    )
 
 
-@pytest.mark.parametrize(("name", "head"), [("llama-3-8b", 0), ("llama-3-8b", 24), ("qwen3", 24), ("gpt2", 0)])
+@pytest.mark.parametrize(
+    ("name", "head"), [("llama-3-8b", 0), ("llama-3-8b", 24), ("qwen3", 24), ("gpt2", 0)]
+)
 def test_products_are_those_of_transformers(name: str, head: int) -> None:
-    """Norms, positions and activations differ: there they are many small operations, here the kernels of GPUs."""
-    theirs = pytest.importorskip("transformers", reason="needs transformers: pip install 'perfkit[models]'")
-    about = {"layers": 2, "heads": 4, "batch": 4, "dropout": 0.1 * (name == "gpt2"), "head_width": head}
+    """Norms, positions and activations differ: there they are many small operations, here the
+    kernels of GPUs."""
+    theirs = pytest.importorskip(
+        "transformers", reason="needs transformers: pip install 'perfkit[models]'"
+    )
+    about = {
+        "layers": 2,
+        "heads": 4,
+        "batch": 4,
+        "dropout": 0.1 * (name == "gpt2"),
+        "head_width": head,
+    }
     base = name.replace("qwen3", "llama-3-8b")
     model = Transformer.preset(base, qk_norm=name == "qwen3", **about, **(TINY | MORE[base]))
     if name == "gpt2":
         config = theirs.GPT2Config(304, 48, 64, 2, 4, use_cache=False)
         kind = theirs.GPT2LMHeadModel
     else:
-        more = {"num_key_value_heads": 2, "max_position_embeddings": 48, "use_cache": False, "head_dim": head or 16}
+        more = {
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 48,
+            "use_cache": False,
+            "head_dim": head or 16,
+        }
         config, kind = theirs.LlamaConfig(304, 64, 176, 2, 4, **more), theirs.LlamaForCausalLM
         if name == "qwen3":  # with norms of queries and keys
             config, kind = theirs.Qwen3Config(304, 64, 176, 2, 4, **more), theirs.Qwen3ForCausalLM
 
     def make_step() -> Callable[[], Any]:
         net = kind(config).to("cuda")
-        optimizer, tokens = torch.optim.AdamW(net.parameters(), foreach=True), torch.randint(0, 304, (4, 16)).to("cuda")
+        optimizer, tokens = (
+            torch.optim.AdamW(net.parameters(), foreach=True),
+            torch.randint(0, 304, (4, 16)).to("cuda"),
+        )
 
         def step() -> None:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(net(tokens).logits.view(-1, 304), tokens.view(-1)).backward()
+            nn.functional.cross_entropy(
+                net(tokens).logits.view(-1, 304), tokens.view(-1)
+            ).backward()
             optimizer.step()
 
         return step
 
     ours, captured = model.graphs(1, accelerator=True)[0], capture(make_step, device="cuda")
     assert list_products(ours) == list_products(captured) and ours.parameters == captured.parameters
-    assert [label[0] for label in ours.labels].count("native_dropout") == (5 if name == "gpt2" else 0)
+    assert [label[0] for label in ours.labels].count("native_dropout") == (
+        5 if name == "gpt2" else 0
+    )

@@ -1,4 +1,5 @@
-"""Prices of plans against the predictor, the search against all plans of small cases, bounds, constraints, errors."""
+"""Prices of plans against the predictor, the search against all plans of small cases, bounds,
+constraints, errors."""
 
 import html
 import re
@@ -16,7 +17,14 @@ from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.sharding import costs, planner, problem, search
 from perfkit.sharding.costs import AT, COLUMNS, MEMORY
-from perfkit.sharding.planner import BASELINES, InfeasibleError, list_options, price_plan, read_constraints, shard
+from perfkit.sharding.planner import (
+    BASELINES,
+    InfeasibleError,
+    list_options,
+    price_plan,
+    read_constraints,
+    shard,
+)
 from perfkit.sharding.problem import set_up
 from perfkit.sharding.result import ShardingResult, find_price, price_placements
 from perfkit.workloads.dlrm import DLRM
@@ -39,31 +47,56 @@ def cluster() -> Platform:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("name", "ranks", "batch"), [("zen5-2", 2, 2048), ("h100-sxm-8", 4, 65536)])
-@pytest.mark.parametrize("way", [{"embedding": "separate"}, {"embedding": "fused"}, {"sparse": False}], ids=str)
-def test_plans_of_whole_tables_cost_what_is_predicted(name: str, ranks: int, batch: int, way: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "ranks", "batch"), [("zen5-2", 2, 2048), ("h100-sxm-8", 4, 65536)]
+)
+@pytest.mark.parametrize(
+    "way", [{"embedding": "separate"}, {"embedding": "fused"}, {"sparse": False}], ids=str
+)
+def test_plans_of_whole_tables_cost_what_is_predicted(
+    name: str, ranks: int, batch: int, way: dict[str, Any]
+) -> None:
     rng, errors = np.random.default_rng(7), []
     for _ in range(4):
         n = int(rng.integers(6, 30))
         model = DLRM(
-            rows=np.round(10 ** rng.uniform(3, 6, n)).astype(int).tolist(), dim=int(rng.choice([16, 64, 128])),
-            pooling=rng.integers(1, 30, n).tolist(), exponent=rng.uniform(0, 1.2, n).round(2).tolist(), batch=batch,
-            bottom=[512, 256], top=[512, 256], features=13, **way,
-        )  # fmt: skip
+            rows=np.round(10 ** rng.uniform(3, 6, n)).astype(int).tolist(),
+            dim=int(rng.choice([16, 64, 128])),
+            pooling=rng.integers(1, 30, n).tolist(),
+            exponent=rng.uniform(0, 1.2, n).round(2).tolist(),
+            batch=batch,
+            bottom=[512, 256],
+            top=[512, 256],
+            features=13,
+            **way,
+        )
         plan = Plan.from_owners(rng.integers(0, ranks, n).tolist(), ranks=ranks)
-        errors.append(price_plan(model, name, plan).time / pk.predict(model, name, ranks=ranks, plan=plan).time - 1)
+        errors.append(
+            price_plan(model, name, plan).time
+            / pk.predict(model, name, ranks=ranks, plan=plan).time
+            - 1
+        )
     assert np.abs(errors).max() < 0.05 and np.abs(errors).mean() < 0.025, errors
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["column_wise", "row_wise", "data_parallel", "table_row_wise"])
 @pytest.mark.parametrize("way", [{"embedding": "separate", "optimizer": "sgd"}, {"fused": True}])
-def test_plans_with_splits_cost_what_is_predicted(kind: str, way: dict[str, Any], cluster: Platform) -> None:
+def test_plans_with_splits_cost_what_is_predicted(
+    kind: str, way: dict[str, Any], cluster: Platform
+) -> None:
     """Large tables are split, small ones copied; 16 ranks are two nodes of the cluster."""
-    model, spans = DLRM("dlrm-dcnv2", batch=16384, **way), {"column_wise": (3, 11), "table_row_wise": range(8, 16)}
+    model, spans = (
+        DLRM("dlrm-dcnv2", batch=16384, **way),
+        {"column_wise": (3, 11), "table_row_wise": range(8, 16)},
+    )
     split = Placement(kind, tuple(spans.get(kind, range(16))))
-    chosen = [t.rows < 10_000 if kind == "data_parallel" else t.rows > 1_000_000 for t in model.tables]
-    plan = Plan.from_owners([split if each else number % 16 for number, each in enumerate(chosen)], ranks=16)
+    chosen = [
+        t.rows < 10_000 if kind == "data_parallel" else t.rows > 1_000_000 for t in model.tables
+    ]
+    plan = Plan.from_owners(
+        [split if each else number % 16 for number, each in enumerate(chosen)], ranks=16
+    )
     predicted = pk.predict(model, cluster, ranks=16, plan=plan)
     assert price_plan(model, cluster, plan).time == pytest.approx(predicted.time, rel=0.05)
 
@@ -72,55 +105,83 @@ def test_parts_of_a_table_add_up(cluster: Platform) -> None:
     tables = [EmbeddingTable(1_000_000, 128, 20.0, name=str(number)) for number in range(6)]
     every, batch = tuple(range(16)), 16384
     kinds = {
-        "whole": Placement("table_wise", (3,)), "columns": Placement("column_wise", (0, 5, 9, 12)),
-        "rows": Placement("row_wise", every), "copies": Placement("data_parallel", every),
-        "node": Placement("table_row_wise", every[8:]), "uneven": Placement("column_wise", (1, 2), (96, 32)),
-    }  # fmt: skip
-    problem = set_up(TableSet(tables, batch=batch, embedding="fused"), cluster, 16, None, "iteration", "local")
+        "whole": Placement("table_wise", (3,)),
+        "columns": Placement("column_wise", (0, 5, 9, 12)),
+        "rows": Placement("row_wise", every),
+        "copies": Placement("data_parallel", every),
+        "node": Placement("table_row_wise", every[8:]),
+        "uneven": Placement("column_wise", (1, 2), (96, 32)),
+    }
+    problem = set_up(
+        TableSet(tables, batch=batch, embedding="fused"), cluster, 16, None, "iteration", "local"
+    )
     found = price_placements(problem.costs, Plan(16, tuple(kinds.values()))).by_table(16)
-    get = {kind: dict(zip(COLUMNS, costs.tolist(), strict=True)) for kind, costs in zip(kinds, found, strict=True)}
+    get = {
+        kind: dict(zip(COLUMNS, costs.tolist(), strict=True))
+        for kind, costs in zip(kinds, found, strict=True)
+    }
     weights, outputs, whole = 1e6 * 128 * 4, batch * 128 * 4, get["whole"]
     for kind in ("whole", "columns", "uneven", "rows", "node"):
         assert get[kind]["weights"] == pytest.approx(weights, rel=1e-3), kind
     assert get["copies"]["weights"] == get["copies"]["averaged"] == 16 * weights
-    assert whole["inputs"] == 8 * batch * 21 == get["copies"]["inputs"], "each reads those of its samples"
+    assert whole["inputs"] == 8 * batch * 21 == get["copies"]["inputs"], (
+        "each reads those of its samples"
+    )
     assert get["columns"]["inputs"] == 4 * whole["inputs"], "every part reads all indices"
-    assert get["rows"]["inputs"] == pytest.approx(8 * batch * (20 + 16), rel=1e-6), "each reads its own, all offsets"
+    assert get["rows"]["inputs"] == pytest.approx(8 * batch * (20 + 16), rel=1e-6), (
+        "each reads its own, all offsets"
+    )
     assert [get[kind]["pooled"] / outputs for kind in kinds] == [1, 1, 0, 0, 1, 1]
     assert get["node"]["partial"] == 8 * outputs
-    assert get["rows"]["outputs"] == get["rows"]["summed"] == 16 * outputs, "partial sums of the batch on every rank"
+    assert get["rows"]["outputs"] == get["rows"]["summed"] == 16 * outputs, (
+        "partial sums of the batch on every rank"
+    )
     assert get["columns"]["lookup"] > whole["lookup"] > 0.9 * get["copies"]["lookup"] - 16e-5
 
 
-@pytest.mark.parametrize(("optimizer", "numbers"), [("sgd", 0), ("rowwise_adagrad", 1 / 64), ("adam", 2)])
+@pytest.mark.parametrize(
+    ("optimizer", "numbers"), [("sgd", 0), ("rowwise_adagrad", 1 / 64), ("adam", 2)]
+)
 def test_optimizer_state_takes_memory_and_time(optimizer: str, numbers: float) -> None:
     tables = TableSet([EmbeddingTable(10_000, 64, 5.0)], batch=1024, optimizer=optimizer)
     price = price_plan(tables, "zen5-2", Plan(2, (1,)))
     at = {name: price.costs[:, AT[name]] for name in (*MEMORY, "update")}
     assert at["state"].tolist() == [0, pytest.approx(numbers * 10_000 * 64 * 4)]
-    assert at["gradients"][1] == 1024 * 64 * 4 + 1024 * 5 * (64 * 4 + 8), "of the output, and a row for every lookup"
-    plain = price_plan(replace(tables, optimizer="sgd"), "zen5-2", Plan(2, (1,))).costs[1, AT["update"]]
+    assert at["gradients"][1] == 1024 * 64 * 4 + 1024 * 5 * (64 * 4 + 8), (
+        "of the output, and a row for every lookup"
+    )
+    plain = price_plan(replace(tables, optimizer="sgd"), "zen5-2", Plan(2, (1,))).costs[
+        1, AT["update"]
+    ]
     assert at["update"][1] == plain if optimizer == "sgd" else at["update"][1] > plain
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_tables_take_no_scales_that_transformers_gave() -> None:
-    a100, plan = load_platform("a100-sxm-8"), Plan.from_owners([n % 8 for n in range(len(TABLES))], ranks=8)
+    a100, plan = (
+        load_platform("a100-sxm-8"),
+        Plan.from_owners([n % 8 for n in range(len(TABLES))], ranks=8),
+    )
     bare = replace(a100, context=replace(a100.context, kernels={}))
     assert (price_plan(TABLES, a100, plan).costs == price_plan(TABLES, bare, plan).costs).all()
 
 
 @pytest.mark.parametrize("platform", ["a100-sxm-8", "zen5-2"])
 @pytest.mark.parametrize("way", [{}, {"sparse": False}, {"embedding": "fused"}], ids=str)
-def test_the_order_of_tables_does_not_change_the_price_of_a_plan(platform: str, way: dict[str, Any]) -> None:
+def test_the_order_of_tables_does_not_change_the_price_of_a_plan(
+    platform: str, way: dict[str, Any]
+) -> None:
     tables, ranks = draw_tables(9, seed=0), 4 if platform == "a100-sxm-8" else 2
     owners = [n % ranks for n in range(5)]
     owners += [Placement(kind, tuple(range(ranks))) for kind in ("row_wise", "data_parallel") * 2]
     times = [
-        price_plan(TableSet([tables[n] for n in order], batch=4096, **way), platform,
-                   Plan(ranks, [owners[n] for n in order])).time
+        price_plan(
+            TableSet([tables[n] for n in order], batch=4096, **way),
+            platform,
+            Plan(ranks, [owners[n] for n in order]),
+        ).time
         for order in (range(9), [*range(1, 9), 0], [7, 3, 5, 1, 0, 2, 8, 6, 4])
-    ]  # fmt: skip
+    ]
     assert times == pytest.approx([times[0]] * 3, rel=1e-9)
 
 
@@ -128,9 +189,16 @@ def test_the_order_of_tables_does_not_change_the_price_of_a_plan(platform: str, 
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("case", [("iteration", ()), ("iteration", ("data_parallel", "row_wise")), ("additive", ())])
-def test_the_best_of_all_plans_is_found_and_not_below_the_bound(seed: int, case: tuple[str, tuple[str, ...]]) -> None:
-    tables, (kind, forbid) = TableSet(draw_tables(3, seed=seed), batch=131072, embedding="fused"), case
+@pytest.mark.parametrize(
+    "case", [("iteration", ()), ("iteration", ("data_parallel", "row_wise")), ("additive", ())]
+)
+def test_the_best_of_all_plans_is_found_and_not_below_the_bound(
+    seed: int, case: tuple[str, tuple[str, ...]]
+) -> None:
+    tables, (kind, forbid) = (
+        TableSet(draw_tables(3, seed=seed), batch=131072, embedding="fused"),
+        case,
+    )
     alone = price_plan(tables, "h100-sxm-8", Plan(2, (0,) * 3))
     capacity = 0.7 * float(alone.memory.max()) + alone.reserved  # not all on one rank
     problem = set_up(tables, "h100-sxm-8", 2, capacity, kind, "local")
@@ -140,26 +208,39 @@ def test_the_best_of_all_plans_is_found_and_not_below_the_bound(seed: int, case:
         ways[table] += [Placement(str(name), at) for at in permutations(range(2), int(parts) or 2)]
     plans = (find_price(problem, Plan(2, owners)) for owners in product(*ways))
     least = min(found.time for found in plans if found.fits)
-    result = find(tables, ranks=2, memory=capacity, objective=kind, steps=2500, seed=seed, forbid=forbid)
+    result = find(
+        tables, ranks=2, memory=capacity, objective=kind, steps=2500, seed=seed, forbid=forbid
+    )
     assert result.bound <= least * (1 + 1e-9)
     assert least * (1 - 1e-9) <= result.prediction.time < least * 1.01
 
 
-@pytest.mark.parametrize(("ranks", "objective", "gap"), [(8, "additive", 0.002), (16, "iteration", 0.06)])
-def test_searches_come_near_their_bound(cluster: Platform, ranks: int, objective: str, gap: float) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "objective", "gap"), [(8, "additive", 0.002), (16, "iteration", 0.06)]
+)
+def test_searches_come_near_their_bound(
+    cluster: Platform, ranks: int, objective: str, gap: float
+) -> None:
     tables = TableSet(draw_tables(100, seed=0), batch=65536, embedding="fused")
     result = find(tables, cluster, ranks=ranks, objective=objective, steps=2500)
     assert 0 <= result.gap < gap
     assert result.compare()["method"].to_list() == ["search", *BASELINES]
     for price in filter(None, (result.prediction, *result.baselines.values())):
         assert sum(price.parts.values()) == pytest.approx(price.time, rel=1e-9)
-    assert result.compare()["ratio"].min() == 1.0 and result.compare()["gap"][0] == pytest.approx(result.gap)
+    assert result.compare()["ratio"].min() == 1.0 and result.compare()["gap"][0] == pytest.approx(
+        result.gap
+    )
 
 
 @pytest.mark.parametrize(("ranks", "kind"), [(4, "iteration"), (8, "additive"), (32, "iteration")])
-def test_a_search_goes_the_same_way_on_every_processor(ranks: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prices, powers and products of matrices differ in their last bits, as they do between processors."""
-    alike = [replace(table, name=f"copy {number}") for number, table in enumerate(TABLES.tables[:20])]
+def test_a_search_goes_the_same_way_on_every_processor(
+    ranks: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prices, powers and products of matrices differ in their last bits, as they do between
+    processors."""
+    alike = [
+        replace(table, name=f"copy {number}") for number, table in enumerate(TABLES.tables[:20])
+    ]
     tables = TableSet([*TABLES.tables, *alike], batch=16384, embedding="fused")
     settings = {"ranks": ranks, "objective": kind, "steps": 700}
     here, seconds_of = find(tables, "h100-sxm-8x8", **settings), costs.price
@@ -171,7 +252,10 @@ def test_a_search_goes_the_same_way_on_every_processor(ranks: int, kind: str, mo
             return values * (1 + 2.3e-16 * rng.integers(-1, 2, values.shape))
 
         def shaken(*args: Any, noise: Callable[[Any], Any] = noise, **kwargs: Any) -> Any:
-            return [replace(found, seconds=noise(found.seconds)) for found in seconds_of(*args, **kwargs)]
+            return [
+                replace(found, seconds=noise(found.seconds))
+                for found in seconds_of(*args, **kwargs)
+            ]
 
         with monkeypatch.context() as other:
             other.setattr(costs, "price", shaken)
@@ -186,7 +270,13 @@ def test_a_search_goes_the_same_way_on_every_processor(ranks: int, kind: str, mo
 
 
 def test_messages_may_be_so_short_that_all_take_the_same_time() -> None:
-    about = {"bottom": [240], "top": [308], "exponent": 0.5, "embedding": "exact", "optimizer": "adagrad"}
+    about = {
+        "bottom": [240],
+        "top": [308],
+        "exponent": 0.5,
+        "embedding": "exact",
+        "optimizer": "adagrad",
+    }
     model = DLRM(rows=7748, dim=32, pooling=20, features=357, batch=656, **about)
     found = find(model, "h100-sxm-8x8", ranks=16, steps=10)
     assert 0 < found.bound <= found.prediction.time
@@ -203,12 +293,18 @@ def test_memory_is_kept_and_tables_that_fit_nowhere_are_split(cluster: Platform)
     needed = float(price_plan(tables, "h100-sxm-8", Plan(8, (0,) * 60)).memory.max())
     tight = find(tables, memory=1.12 * needed / 8, steps=2500)
     assert tight.prediction.fits and tight.prediction.memory.max() <= tight.prediction.capacity
-    assert None in tight.baselines.values() and "finds no room" in tight.explain(), "most rules of thumb find none"
+    assert None in tight.baselines.values() and "finds no room" in tight.explain(), (
+        "most rules of thumb find none"
+    )
     big = [EmbeddingTable(30_000_000, 128, 5.0, name="big"), *draw_tables(20, seed=3)]
-    tables, left = TableSet(big, batch=8192, embedding="fused"), {"row_wise", "table_row_wise", "table_column_wise"}
+    tables, left = (
+        TableSet(big, batch=8192, embedding="fused"),
+        {"row_wise", "table_row_wise", "table_column_wise"},
+    )
     for forbid, kinds in (
-        ("column_wise", left), (("column_wise", "row_wise", "table_column_wise"), {"table_row_wise"}),
-    ):  # fmt: skip
+        ("column_wise", left),
+        (("column_wise", "row_wise", "table_column_wise"), {"table_row_wise"}),
+    ):
         result = find(tables, cluster, ranks=16, memory=6e9, forbid=forbid)
         first = result.plan.placements[0]
         assert first.kind in kinds and result.prediction.fits
@@ -218,7 +314,9 @@ def test_memory_is_kept_and_tables_that_fit_nowhere_are_split(cluster: Platform)
 def test_progress_is_told_and_ctrl_c_keeps_the_best_plan() -> None:
     told: list[tuple[float, float]] = []
     full = find(apart=[(0, 1, 2)], progress=lambda done, time: told.append((done, time)))
-    assert told[-1] == (1.0, pytest.approx(full.prediction.time, rel=1e-6)), "loads stay true through all changes"
+    assert told[-1] == (1.0, pytest.approx(full.prediction.time, rel=1e-6)), (
+        "loads stay true through all changes"
+    )
     assert all(later <= earlier for (_, earlier), (_, later) in pairwise(told))
 
     def interrupt(done: float, time: float) -> None:
@@ -231,8 +329,12 @@ def test_progress_is_told_and_ctrl_c_keeps_the_best_plan() -> None:
 
 
 @pytest.mark.parametrize("case", [(10, 362493, 0.05), (6, 2, 1e-4), (20, 3, 1e-4), (8, 17, 0.02)])
-@pytest.mark.parametrize("way", [{}, {"sparse": False, "optimizer": "adam"}, {"embedding": "fused"}], ids=str)
-def test_no_rule_of_thumb_is_better_than_a_search(case: tuple[int, int, float], way: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "way", [{}, {"sparse": False, "optimizer": "adam"}, {"embedding": "fused"}], ids=str
+)
+def test_no_rule_of_thumb_is_better_than_a_search(
+    case: tuple[int, int, float], way: dict[str, Any]
+) -> None:
     tables = TableSet(draw_tables(case[0], seed=case[1]), batch=4096, **way)
     found = shard(tables, "a100-sxm-8", ranks=4, seconds=case[2])
     again = price_plan(tables, "a100-sxm-8", found.plan)
@@ -246,22 +348,32 @@ def test_no_rule_of_thumb_is_better_than_a_search(case: tuple[int, int, float], 
 
 @pytest.mark.filterwarnings("ignore")
 def test_plans_give_a_host_that_sets_the_pace_no_more_calls() -> None:
-    """Copies and splits by rows have calls around their messages, however many tables they are of."""
+    """Copies and splits by rows have calls around their messages, however many tables they are
+    of."""
     model = DLRM("dlrm-mlperf", batch=16384, embedding="fused")
     found = find(model)
     plans = [found.plan, *(price.plan for price in found.baselines.values() if price)]
     first, *others = (pk.predict(model, "h100-sxm-8", ranks=8, plan=plan) for plan in plans)
-    assert first.bottleneck == "host-bound" and first.time <= min(r.time for r in others) * (1 + 1e-6)
-    for plan in (found.plan, Plan.from_owners([Placement("data_parallel", tuple(range(8)))] * 26, ranks=8)):
+    assert first.bottleneck == "host-bound" and first.time <= min(r.time for r in others) * (
+        1 + 1e-6
+    )
+    for plan in (
+        found.plan,
+        Plan.from_owners([Placement("data_parallel", tuple(range(8)))] * 26, ranks=8),
+    ):
         priced = price_plan(model, "h100-sxm-8", plan, memory=1e12)
-        assert priced.time == pytest.approx(pk.predict(model, "h100-sxm-8", ranks=8, plan=plan).time, rel=0.03)
+        assert priced.time == pytest.approx(
+            pk.predict(model, "h100-sxm-8", ranks=8, plan=plan).time, rel=0.03
+        )
 
 
 def test_constraints_are_kept() -> None:
     result = find(
-        pin={3: 5, "table 4": 5}, together=[(10, 11, 12), (12, "table 13")], apart=[(3, 20), tuple(range(21, 29))],
+        pin={3: 5, "table 4": 5},
+        together=[(10, 11, 12), (12, "table 13")],
+        apart=[(3, 20), tuple(range(21, 29))],
         forbid={7: "data_parallel", 8: ("column_wise", "row_wise")},
-    )  # fmt: skip
+    )
     at = result.plan.placements
     assert at[3] == at[4] == Placement("table_wise", (5,))
     assert len({at[t] for t in (10, 11, 12, 13)}) == 1 and at[10].kind == "table_wise"
@@ -269,7 +381,9 @@ def test_constraints_are_kept() -> None:
     held = [rank for t in range(21, 29) for rank in at[t].ranks]
     assert len(held) == len(set(held))
     assert at[7].kind != "data_parallel" and at[8].kind not in ("column_wise", "row_wise")
-    assert all(price is None or price.plan.placements[3] == at[3] for price in result.baselines.values())
+    assert all(
+        price is None or price.plan.placements[3] == at[3] for price in result.baselines.values()
+    )
 
 
 ODD = TableSet([EmbeddingTable(10_000, 17, 2.0)], batch=64)
@@ -282,9 +396,15 @@ BAD = (
         ({"objective": "cost"}, "objective is 'cost'; known are iteration, additive"),
         ({"inputs": "remote"}, "inputs is 'remote'; known are local, exchanged"),
         ({"memory": -1}, "memory is -1"),
-        ({"pin": {40: 0}}, "table of pin is 40; it must be a whole number of 0 or more, at most 39"),
+        (
+            {"pin": {40: 0}},
+            "table of pin is 40; it must be a whole number of 0 or more, at most 39",
+        ),
         ({"pin": {"tabel 4": 0}}, "table of pin is 'tabel 4'; known are .* did you mean 'table 4'"),
-        ({"pin": {0: 8}}, "rank of 'table 0' is 8; it must be a whole number of 0 or more, at most 7"),
+        (
+            {"pin": {0: 8}},
+            "rank of 'table 0' is 8; it must be a whole number of 0 or more, at most 7",
+        ),
         ({"together": [0, 1]}, "together has 0; it must be groups of at least two tables"),
         ({"forbid": 3}, "forbidden kind is 3; known are"),
     ],
@@ -292,32 +412,52 @@ BAD = (
 INFEASIBLE = (
     InfeasibleError,
     [
-        ({"pin": {0: 1, 2: 3}, "together": [(0, 2)]}, "pin puts 'table 2' on rank 3 and a table that must share"),
+        (
+            {"pin": {0: 1, 2: 3}, "together": [(0, 2)]},
+            "pin puts 'table 2' on rank 3 and a table that must share",
+        ),
         (
             {"together": [(0, 1), (1, 2)], "apart": [(0, 2)]},
             "'table 0' and 'table 2' must be apart, but together or pin",
         ),
-        ({"pin": {0: 1, 2: 1}, "apart": [(0, 2)]}, "must be apart, but together or pin puts them on one rank"),
+        (
+            {"pin": {0: 1, 2: 1}, "apart": [(0, 2)]},
+            "must be apart, but together or pin puts them on one rank",
+        ),
         ({"apart": [tuple(range(9))]}, "9 tables must be apart on 8 ranks"),
         (
             {"forbid": KINDS},
             "no kind is left for 'table 0': constraints rule out some of .*, and the others do not fit",
         ),
-        ({"pin": {4: 0}, "forbid": {4: "table_wise"}}, "no kind is left for 'table 4': constraints rule out some"),
-        ({"memory": 80}, "memory: nothing is left for tables; of the 80 B of a rank, .*; give more bytes"),
+        (
+            {"pin": {4: 0}, "forbid": {4: "table_wise"}},
+            "no kind is left for 'table 4': constraints rule out some",
+        ),
+        (
+            {"memory": 80},
+            "memory: nothing is left for tables; of the 80 B of a rank, .*; give more bytes",
+        ),
         ({"memory": 1e8}, "memory: .* on one rank; of the 100 MB of a rank, .* ranks would do"),
-        ({"memory": 2e8}, "memory: all tables together need .* 8 ranks hold .* ranks would do; the largest are"),
+        (
+            {"memory": 2e8},
+            "memory: all tables together need .* 8 ranks hold .* ranks would do; the largest are",
+        ),
         (
             {"memory": 1.5e9, "pin": dict.fromkeys(range(36), 2)},
             "memory: no placement was found that fits; .* constraints",
         ),
-        ({"tables": ODD, "forbid": ("table_wise", "data_parallel", "row_wise")}, "no kind is left for 'table 0'"),
+        (
+            {"tables": ODD, "forbid": ("table_wise", "data_parallel", "row_wise")},
+            "no kind is left for 'table 0'",
+        ),
     ],
 )
 
 
 @pytest.mark.parametrize(("error", "cases"), [BAD, INFEASIBLE], ids=["bad input", "infeasible"])
-def test_what_cannot_be_placed_is_refused(error: type[ValueError], cases: list[tuple[dict[str, Any], str]]) -> None:
+def test_what_cannot_be_placed_is_refused(
+    error: type[ValueError], cases: list[tuple[dict[str, Any], str]]
+) -> None:
     for change, message in cases:
         with pytest.raises(error, match=".*".join(map(re.escape, message.split(".*")))):
             find(**change)
@@ -332,21 +472,48 @@ def test_the_ranks_that_would_do_do() -> None:
     assert find(replace(tables, batch=ranks * 512), ranks=ranks, memory=1e9).prediction.fits
 
 
-@pytest.mark.parametrize(("platform", "ranks", "first", "more", "message"), [
-    ("h100-sxm-8", 8, 0, 38, "plan places 39 tables; there are 40"),
-    ("h100-sxm-8", 16, 0, 39, "ranks is 16; platform 'h100-sxm-8' has 8"),
-    ("h100-sxm-8", 8, Placement("table_row_wise", (0, 1)), 39, "(0, 1); it must be on ranks of one node, and"),
-    ("zen5-2", 2, Placement("column_wise", (0, 1), (3, 4)), 39, "have 7 columns together; the table"),
-    ("h100-sxm-8x8", 16, Placement("table_column_wise", (7, 8)), 39, "(7, 8); it must be on ranks of one node"),
-])  # fmt: skip
-def test_plans_that_cannot_be_priced(platform: str, ranks: int, first: Any, more: int, message: str) -> None:
+@pytest.mark.parametrize(
+    ("platform", "ranks", "first", "more", "message"),
+    [
+        ("h100-sxm-8", 8, 0, 38, "plan places 39 tables; there are 40"),
+        ("h100-sxm-8", 16, 0, 39, "ranks is 16; platform 'h100-sxm-8' has 8"),
+        (
+            "h100-sxm-8",
+            8,
+            Placement("table_row_wise", (0, 1)),
+            39,
+            "(0, 1); it must be on ranks of one node, and",
+        ),
+        (
+            "zen5-2",
+            2,
+            Placement("column_wise", (0, 1), (3, 4)),
+            39,
+            "have 7 columns together; the table",
+        ),
+        (
+            "h100-sxm-8x8",
+            16,
+            Placement("table_column_wise", (7, 8)),
+            39,
+            "(7, 8); it must be on ranks of one node",
+        ),
+    ],
+)
+def test_plans_that_cannot_be_priced(
+    platform: str, ranks: int, first: Any, more: int, message: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         price_plan(TABLES, platform, Plan(ranks, (first, *(0,) * more)))
 
 
 def test_kinds_without_a_model_of_their_messages_are_left_out() -> None:
     platform = load_platform("h100-sxm-8")
-    some = {name: fit for name, fit in platform.collectives.items() if not name.startswith("reduce_scatter")}
+    some = {
+        name: fit
+        for name, fit in platform.collectives.items()
+        if not name.startswith("reduce_scatter")
+    }
     result = find(TABLES, bare := replace(platform, collectives=some))
     assert not {p.kind for p in result.plan.placements} & {"row_wise", "table_row_wise"}
     with pytest.raises(ValueError, match="has no model of its messages; take one of"):
@@ -357,8 +524,8 @@ def test_kinds_without_a_model_of_their_messages_are_left_out() -> None:
 
 def test_a_result_explains_itself() -> None:
     result, text = (found := find()), found.explain()
-    assert repr(result).startswith("ShardingResult(40 tables on 8 ranks of h100-sxm-8: ") and "PlanPrice(" in repr(
-        result.prediction
-    )
+    assert repr(result).startswith(
+        "ShardingResult(40 tables on 8 ranks of h100-sxm-8: "
+    ) and "PlanPrice(" in repr(result.prediction)
     assert text in html.unescape(result._repr_html_()) and "times as long" in text
     assert result.table()["memory_bytes"].sum() == pytest.approx(result.prediction.memory.sum())

@@ -1,4 +1,5 @@
-"""The simulation of ranks, streams and their meetings, by hand and against an oracle, and the views of its timeline."""
+"""The simulation of ranks, streams and their meetings, by hand and against an oracle, and the views
+of its timeline."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -23,27 +24,53 @@ Work = Sequence[float | str]
 
 
 def make(
-    work: Work, host: float = 0.0, *, waits: Any = None, spacing: float = 0.0, launches: int = 1,
-    modules: Sequence[str] = (), transfers: Sequence[int] = (), rank: int = 0, durations: Sequence[float] = (),
-) -> RankTimes:  # fmt: skip
+    work: Work,
+    host: float = 0.0,
+    *,
+    waits: Any = None,
+    spacing: float = 0.0,
+    launches: int = 1,
+    modules: Sequence[str] = (),
+    transfers: Sequence[int] = (),
+    rank: int = 0,
+    durations: Sequence[float] = (),
+) -> RankTimes:
     """Operations of so many seconds; a letter is a collective on a communicator, a to z."""
     n, features = len(work), np.zeros((len(work), len(FEATURES)))
     at = [place for place, value in enumerate(work) if isinstance(value, str)]
     keys = [ord(str(work[place])) - ord("a") for place in at]
     features[at, FEATURES.index("group")] = keys
     features[:, [FEATURES.index("nbytes"), FEATURES.index("launches")]] = 64, launches
-    kinds = ["collective" if i in at else "transfer" if i in transfers else "elementwise" for i in range(n)]
-    phases = ["forward" if i < n / 3 else "backward" if i < 2 * n / 3 else "update" for i in range(n)]
-    paths = modules or [f"net.{('one', 'two')[i % 2]}.part" if i < 2 * n / 3 else "" for i in range(n)]
-    labels = tuple((kind, kind, kind, phase, path) for kind, phase, path in zip(kinds, phases, paths, strict=True))
+    kinds = [
+        "collective" if i in at else "transfer" if i in transfers else "elementwise"
+        for i in range(n)
+    ]
+    phases = [
+        "forward" if i < n / 3 else "backward" if i < 2 * n / 3 else "update" for i in range(n)
+    ]
+    paths = modules or [
+        f"net.{('one', 'two')[i % 2]}.part" if i < 2 * n / 3 else "" for i in range(n)
+    ]
+    labels = tuple(
+        (kind, kind, kind, phase, path)
+        for kind, phase, path in zip(kinds, phases, paths, strict=True)
+    )
     rows = None if waits is None else np.array(waits, dtype=int).reshape(-1, 2)
-    graph = Graph(labels, features, np.zeros((0, 4)), waits=rows, groups=((0, 1), (0, 1)) if "b" in work else ())
+    graph = Graph(
+        labels,
+        features,
+        np.zeros((0, 4)),
+        waits=rows,
+        groups=((0, 1), (0, 1)) if "b" in work else (),
+    )
     values = np.array([0.0 if isinstance(value, str) else value for value in work])
     times = np.full(n, host), np.full(n, spacing), np.array(durations, dtype=float)
     return RankTimes(Kind(graph, (rank,), 1.0, {}, keys), values, *times)
 
 
-def run(ranks: Sequence[RankTimes], durations: Sequence[float] = (), device: bool = False, **how: Any) -> Timeline:
+def run(
+    ranks: Sequence[RankTimes], durations: Sequence[float] = (), device: bool = False, **how: Any
+) -> Timeline:
     each = [np.array(durations[: len(rank.kind.communicators)], dtype=float) for rank in ranks]
     ranks = [replace(rank, durations=own) for rank, own in zip(ranks, each, strict=True)]
     return simulate(ranks, device=device, **how)
@@ -52,29 +79,62 @@ def run(ranks: Sequence[RankTimes], durations: Sequence[float] = (), device: boo
 BUCKETS, AFTER = [4, "a", 4, "a", 4, "a", 2], {"waits": [(6, 0), (6, 1), (6, 2)]}
 
 
-@pytest.mark.parametrize(("ranks", "durations", "how", "period", "latency"), [
-    ([make([1.0, 2.0, 3.0], 0.5)], [], {}, 7.5, 7.5),  # a CPU adds up
-    ([make([1e-6] * 50, 3e-5)], [], {"device": True}, 50 * 3e-5, 50 * 3e-5 + 1e-6),  # the device waits for the host
-    ([make([1e-3] * 50, 3e-5)], [], {"device": True}, 50 * 1e-3, 50 * 1e-3 + 3e-5),  # the first launch is seen
-    ([make([1e-6] * 10 + [1e-3] * 10, 1e-5)], [], {"device": True}, 10 * 1e-6 + 10 * 1e-3, None),  # it catches up
-    ([make([10.0001], 10.0)], [], {"device": True}, 10.0001, 20.0001),  # chains that differ little
-    ([make([1.0, 9.9999], 5.0)], [], {"device": True}, 10.9999, 19.9999),
-    ([make([9.0, "a"], 5.0), make([10.00001, "a"])], [0.0], {"device": True}, 10.00001, None),  # by a millionth
-    ([make([1.0], 1.0, spacing=9.0, launches=10)], [], {"device": True}, 10.0, 10.1),  # the last starts at 10
-    ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {"device": True}, 12 + 3 + 2, 17),  # the last bucket alone is seen
-    ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {}, 17, 17),
-    ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {"contention": 1.0}, 12 + 9 + 2, 23),  # a shared core hides nothing
-    ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {"contention": 0.5}, 4 + 5.5 + 5.5 + 3 + 2, None),
-    ([make([4, "a", "b", 4], waits=[(4, 0), (4, 1)])], [2, 2], {"contention": 0.5}, 10, 10),  # two at once take it all
-    ([make(BUCKETS, **AFTER)], [6, 6, 6], {"device": True}, 4 + 18 + 2, None),  # one after another
-    ([make([4, "a", 4, "b", 4, "a", 2], **AFTER)], [6, 6, 6], {"device": True}, 18 + 2, None),  # on two streams
-    ([make([1, "a", 1], 10.0, waits=[(2, 0)])], [8.0], {"device": True}, 30, 31),  # under what is launched late
-    ([make([1, 2, 3, "a"], waits=[(2, -1)])], [2.5], {"device": True}, 6, 6),  # hidden by the next iteration
-    ([make([1, 2, 3, "a"], waits=[(1, -1)])], [2.5], {"device": True}, 1 + 1.5 + 2 + 3, 6),
-    ([make([1, "a"], waits=[(0, -1)])], [5.0], {"device": True}, 6, 1),  # the first one waits for nothing
-    ([make([1, "a"]), make([5, "b"])], [1.0], {}, 6, 6),  # they do not meet
-    ([make([1, "a"]), make([1.0])], [1.0], {}, 2, 2),  # a rank without a collective
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "durations", "how", "period", "latency"),
+    [
+        ([make([1.0, 2.0, 3.0], 0.5)], [], {}, 7.5, 7.5),  # a CPU adds up
+        # the device waits for the host
+        ([make([1e-6] * 50, 3e-5)], [], {"device": True}, 50 * 3e-5, 50 * 3e-5 + 1e-6),
+        # the first launch is seen
+        ([make([1e-3] * 50, 3e-5)], [], {"device": True}, 50 * 1e-3, 50 * 1e-3 + 3e-5),
+        # it catches up
+        (
+            [make([1e-6] * 10 + [1e-3] * 10, 1e-5)],
+            [],
+            {"device": True},
+            10 * 1e-6 + 10 * 1e-3,
+            None,
+        ),
+        (
+            [make([10.0001], 10.0)],
+            [],
+            {"device": True},
+            10.0001,
+            20.0001,
+        ),  # chains that differ little
+        ([make([1.0, 9.9999], 5.0)], [], {"device": True}, 10.9999, 19.9999),
+        # by a millionth
+        ([make([9.0, "a"], 5.0), make([10.00001, "a"])], [0.0], {"device": True}, 10.00001, None),
+        # the last starts at 10
+        ([make([1.0], 1.0, spacing=9.0, launches=10)], [], {"device": True}, 10.0, 10.1),
+        # the last bucket alone is seen
+        ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {"device": True}, 12 + 3 + 2, 17),
+        ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {}, 17, 17),
+        # a shared core hides nothing
+        ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {"contention": 1.0}, 12 + 9 + 2, 23),
+        ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {"contention": 0.5}, 4 + 5.5 + 5.5 + 3 + 2, None),
+        # two at once take it all
+        ([make([4, "a", "b", 4], waits=[(4, 0), (4, 1)])], [2, 2], {"contention": 0.5}, 10, 10),
+        (
+            [make(BUCKETS, **AFTER)],
+            [6, 6, 6],
+            {"device": True},
+            4 + 18 + 2,
+            None,
+        ),  # one after another
+        # on two streams
+        ([make([4, "a", 4, "b", 4, "a", 2], **AFTER)], [6, 6, 6], {"device": True}, 18 + 2, None),
+        # under what is launched late
+        ([make([1, "a", 1], 10.0, waits=[(2, 0)])], [8.0], {"device": True}, 30, 31),
+        # hidden by the next iteration
+        ([make([1, 2, 3, "a"], waits=[(2, -1)])], [2.5], {"device": True}, 6, 6),
+        ([make([1, 2, 3, "a"], waits=[(1, -1)])], [2.5], {"device": True}, 1 + 1.5 + 2 + 3, 6),
+        # the first one waits for nothing
+        ([make([1, "a"], waits=[(0, -1)])], [5.0], {"device": True}, 6, 1),
+        ([make([1, "a"]), make([5, "b"])], [1.0], {}, 6, 6),  # they do not meet
+        ([make([1, "a"]), make([1.0])], [1.0], {}, 2, 2),  # a rank without a collective
+    ],
+)
 def test_iterations_by_hand(ranks, durations, how, period, latency):
     timeline = run(ranks, durations, **how)
     assert timeline.period == pytest.approx(period, rel=1e-12)
@@ -89,9 +149,15 @@ def test_starts_stalls_and_stolen_time_by_hand() -> None:
         assert lane.starts.tolist() == [0, 4, 4, 8, 8, 12, 15]
         assert lane.stalls.tolist() == [0, 0, 0, 0, 0, 0, 3, 0] and lane.exposed.sum() == 3
     lane = run([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], contention=1.0).lanes[0]
-    assert lane.ends.tolist() == [4, 7, 11, 14, 18, 21, 23] and (lane.stolen.sum(), lane.exposed.sum()) == (6, 3)
+    assert lane.ends.tolist() == [4, 7, 11, 14, 18, 21, 23] and (
+        lane.stolen.sum(),
+        lane.exposed.sum(),
+    ) == (6, 3)
     lane = run([make(BUCKETS, **AFTER)], [6, 6, 6], True).lanes[0]
-    assert lane.starts[[1, 3, 5]].tolist() == [4, 10, 16] and lane.stalls[6] == lane.exposed[6] == 22 - 12
+    assert (
+        lane.starts[[1, 3, 5]].tolist() == [4, 10, 16]
+        and lane.stalls[6] == lane.exposed[6] == 22 - 12
+    )
     assert not lane.waits.any(), "no other rank is waited for"
     lane = run([make([1, "a", 1], 10.0, waits=[(2, 0)])], [8.0], True).lanes[0]
     assert lane.stalls.tolist() == [0, 0, 8, 0], "for that the stream is idle anyway"
@@ -99,11 +165,20 @@ def test_starts_stalls_and_stolen_time_by_hand() -> None:
     assert [lane.starts[0] for lane in run([make([1, "a"]), make([5, "b"])], [1.0]).lanes] == [0, 0]
 
 
-@pytest.mark.parametrize(("ranks", "message"), [
-    ([make([1, "a", 1], waits=[(1, 0)])], "ranks 0 wait for one another: operation 1 of rank 0 waits for collective 0"),
-    ([make(["a", "a"]), make(["a"])], "has 2 ranks and 1 launch its collective 1"),
-    ([make(["a", "b"]), make(["b", "a"])], "ranks 0, 1 wait for one another: operation 1 of rank 0 waits for coll"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        (
+            [make([1, "a", 1], waits=[(1, 0)])],
+            "ranks 0 wait for one another: operation 1 of rank 0 waits for collective 0",
+        ),
+        ([make(["a", "a"]), make(["a"])], "has 2 ranks and 1 launch its collective 1"),
+        (
+            [make(["a", "b"]), make(["b", "a"])],
+            "ranks 0, 1 wait for one another: operation 1 of rank 0 waits for coll",
+        ),
+    ],
+)
 def test_what_cannot_run_is_refused(ranks: list[RankTimes], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run(ranks, [1.0] * 2)
@@ -116,7 +191,12 @@ class Machine:
     """Hosts, streams and collectives in fractions, one event after the other."""
 
     def __init__(self, ranks: list[RankTimes], device: bool, contention: float) -> None:
-        self.ranks, self.device, self.contention, self.now = ranks, device, Fraction(contention), Fraction(0)
+        self.ranks, self.device, self.contention, self.now = (
+            ranks,
+            device,
+            Fraction(contention),
+            Fraction(0),
+        )
         self.passed: set[tuple] = set()  # what was launched, has ended and has landed
         self.ready: dict[tuple, set[int]] = {}
         self.flying: dict[tuple, Fraction] = {}
@@ -127,7 +207,11 @@ class Machine:
 
     def key(self, rank: int, iteration: int, number: int) -> tuple:
         keys = self.ranks[rank].kind.communicators
-        return keys[number], iteration - (number < 0), keys[: number % len(keys)].count(keys[number])
+        return (
+            keys[number],
+            iteration - (number < 0),
+            keys[: number % len(keys)].count(keys[number]),
+        )
 
     def host(self, rank: int, iterations: int) -> Iterator:
         """Seconds that the host of a device works, and what it waits for."""
@@ -143,22 +227,36 @@ class Machine:
         mine, places = self.ranks[rank], self.ranks[rank].kind.graph.collectives.tolist()
         for iteration in range(iterations):
             for place in range(len(mine.seconds) + 1):
-                yield from (self.key(rank, iteration, number) for wait, number in mine.awaited if wait == place)
+                yield from (
+                    self.key(rank, iteration, number)
+                    for wait, number in mine.awaited
+                    if wait == place
+                )
                 if place < len(mine.seconds):
                     if self.device:
                         yield "launched", rank, iteration, place
                     yield Fraction(mine.seconds[place] + (0 if self.device else mine.host[place]))
                     self.passed.add(("ended", rank, iteration, place))
                 if place in places:
-                    self.ready.setdefault(self.key(rank, iteration, places.index(place)), set()).add(rank)
+                    self.ready.setdefault(
+                        self.key(rank, iteration, places.index(place)), set()
+                    ).add(rank)
             self.done[rank].append(self.now)
 
     def meet(self) -> None:
         for key in list(self.ready):
             first = not any(other[0] == key[0] and other[1:] < key[1:] for other in self.ready)
             if self.ready[key] == self.members(key) and first and key not in self.flying:
-                pairs = [(rank, n) for rank in self.ready[key] for n in range(len(self.ranks[rank].durations))]
-                same = [self.ranks[rank].durations[n] for rank, n in pairs if self.key(rank, key[1], n) == key]
+                pairs = [
+                    (rank, n)
+                    for rank in self.ready[key]
+                    for n in range(len(self.ranks[rank].durations))
+                ]
+                same = [
+                    self.ranks[rank].durations[n]
+                    for rank, n in pairs
+                    if self.key(rank, key[1], n) == key
+                ]
                 self.flying[key] = self.now + Fraction(max(same))
             if self.flying.get(key, self.now + 1) <= self.now:
                 del self.flying[key], self.ready[key]
@@ -169,7 +267,9 @@ class Machine:
         for rank, mine in enumerate(self.ranks):  # nothing is left from before the first iteration
             self.passed |= {self.key(rank, -1, number) for number in range(len(mine.durations))}
         agents = [(self.stream(rank, iterations), rank) for rank in range(len(self.ranks))]
-        agents += [(self.host(rank, iterations), -1) for rank in range(len(self.ranks)) if self.device]
+        agents += [
+            (self.host(rank, iterations), -1) for rank in range(len(self.ranks)) if self.device
+        ]
         wants: dict[Iterator, Any] = dict.fromkeys(agent for agent, _ in agents)
         while True:
             moved = True
@@ -185,7 +285,9 @@ class Machine:
                 rate = max(1 - self.contention * beside, 0)
                 if rate and isinstance(wants[agent], Fraction):
                     active.append((agent, rate))
-            steps = [end - self.now for end in self.flying.values()] + [wants[agent] / rate for agent, rate in active]
+            steps = [end - self.now for end in self.flying.values()] + [
+                wants[agent] / rate for agent, rate in active
+            ]
             if not steps:
                 assert all(len(done) == iterations for done in self.done), "nothing moves"
                 return [max(ends) for ends in zip(*self.done, strict=True)]
@@ -195,8 +297,11 @@ class Machine:
 
 
 @st.composite
-def meshes(draw: st.DrawFn, contention: bool = False, whole: bool = True) -> tuple[list, bool, float]:
-    """One to three ranks, two communicators, collectives in one order, and waits anywhere after them."""
+def meshes(
+    draw: st.DrawFn, contention: bool = False, whole: bool = True
+) -> tuple[list, bool, float]:
+    """One to three ranks, two communicators, collectives in one order, and waits anywhere after
+    them."""
     small, short = (st.integers(0, 5), st.integers(0, 2)) if whole else (seconds, seconds)
     count = draw(st.integers(1, 3))
     members = [range(count), draw(st.sets(st.integers(0, count - 1), min_size=1))]
@@ -210,12 +315,28 @@ def meshes(draw: st.DrawFn, contention: bool = False, whole: bool = True) -> tup
             work += ["ab"[key], *draw(st.lists(small, max_size=2))]
         work = work or [1]
         at = [place for place, value in enumerate(work) if isinstance(value, str)]
-        waits = [(draw(st.integers(place + 1, len(work))), n) for n, place in enumerate(at) if draw(st.booleans())]
-        left = set(range(len(at))) - {number for _, number in waits}  # some of them for the next iteration
-        waits += [(draw(st.integers(0, len(work))), n - len(at)) for n in sorted(left) if draw(st.integers(0, 3)) == 0]
-        transfers = [i for i in range(len(work)) if i not in at and device and draw(st.integers(0, 5)) == 0]
+        waits = [
+            (draw(st.integers(place + 1, len(work))), n)
+            for n, place in enumerate(at)
+            if draw(st.booleans())
+        ]
+        # some of them for the next iteration
+        left = set(range(len(at))) - {number for _, number in waits}
+        waits += [
+            (draw(st.integers(0, len(work))), n - len(at))
+            for n in sorted(left)
+            if draw(st.integers(0, 3)) == 0
+        ]
+        transfers = [
+            i for i in range(len(work)) if i not in at and device and draw(st.integers(0, 5)) == 0
+        ]
         lengths = [float(length) for _, length in mine]
-        more = {"waits": waits if late else None, "transfers": transfers, "rank": rank, "durations": lengths}
+        more = {
+            "waits": waits if late else None,
+            "transfers": transfers,
+            "rank": rank,
+            "durations": lengths,
+        }
         ranks.append(make(work, draw(short), **more))
     return ranks, device, draw(st.sampled_from([0.5, 1.0])) if contention else 0.0
 
@@ -225,7 +346,8 @@ def test_any_schedule_takes_as_long_as_event_by_event(mesh: tuple[list, bool, fl
     ranks, device, contention = mesh
     timeline = simulate(ranks, device=device, contention=contention)
     ends = Machine(*mesh).run(25 if contention else 72)
-    left = any(number < 0 for rank in ranks for _, number in rank.awaited)  # the first iteration leaves something
+    # the first iteration leaves something
+    left = any(number < 0 for rank in ranks for _, number in rank.awaited)
     assert left or timeline.latency == pytest.approx(float(ends[0]), abs=1e-9)
     assert timeline.period == pytest.approx(float(ends[-1] - ends[-13]) / 12, abs=1e-9)
 
@@ -234,23 +356,39 @@ def test_any_schedule_takes_as_long_as_event_by_event(mesh: tuple[list, bool, fl
 def test_where_the_time_of_a_rank_goes(mesh: tuple[list, bool, float]) -> None:
     ranks, device, contention = mesh
     timeline = simulate(ranks, device=device, contention=contention)
-    near, met = 1e-9 * max(timeline.period, 1), dict[tuple[int, int], list[tuple[float, float, float]]]()
+    near, met = (
+        1e-9 * max(timeline.period, 1),
+        dict[tuple[int, int], list[tuple[float, float, float]]](),
+    )
     for rank, lane in zip(ranks, timeline.lanes, strict=True):
         starts, ends, places = lane.starts, lane.ends, rank.kind.graph.collectives
-        assert (starts >= -near).all() and (lane.waits >= -near).all() and (starts >= lane.issued - near).all()
-        assert (starts[lane.compute][1:] >= ends[lane.compute][:-1] - near).all(), "operations follow one another"
+        assert (
+            (starts >= -near).all()
+            and (lane.waits >= -near).all()
+            and (starts >= lane.issued - near).all()
+        )
+        assert (starts[lane.compute][1:] >= ends[lane.compute][:-1] - near).all(), (
+            "operations follow one another"
+        )
         least = rank.seconds[lane.compute] - near
         assert (ends - starts)[lane.compute] == pytest.approx(least, abs=2 * near) or contention
         assert ((ends - starts)[lane.compute] >= least).all()
         assert (lane.stalls >= lane.exposed - near).all() and (lane.exposed >= 0).all()
-        shifted = [(place, ends[places[n]] - timeline.period * (n < 0)) for place, n in rank.awaited]
+        shifted = [
+            (place, ends[places[n]] - timeline.period * (n < 0)) for place, n in rank.awaited
+        ]
         assert all(starts[place] >= end - near for place, end in shifted if place < len(starts))
         seen: dict[int, int] = {}
         for key, place in zip(rank.kind.communicators, places, strict=True):
             seen[key] = seen.get(key, 0) + 1
-            met.setdefault((key, seen[key]), []).append((starts[place], ends[place], lane.waits[place]))
+            met.setdefault((key, seen[key]), []).append(
+                (starts[place], ends[place], lane.waits[place])
+            )
         idle = accounts.sum_idle(lane)
-        assert sum(idle.values()) == pytest.approx(timeline.period, rel=1e-6, abs=1e-6) and min(idle.values()) >= 0
+        assert (
+            sum(idle.values()) == pytest.approx(timeline.period, rel=1e-6, abs=1e-6)
+            and min(idle.values()) >= 0
+        )
         assert idle["host_s"] >= (0.0 if device else rank.host.sum()) - 1e-6
         modules = accounts.sum_modules(lane, 2)
         parts = sum(modules[f"{phase}_s"].sum() for phase in ("forward", "backward", "update"))
@@ -271,13 +409,19 @@ def test_the_critical_path_has_no_gap_and_slices_of_a_trace_do_not_overlap(mesh)
     timeline = simulate(ranks, device=device, contention=contention)
     if timeline.period > 1e-3 and all(len(lane.compute) for lane in timeline.lanes):
         steps = accounts.find_critical_path(timeline.lanes).select("start_s", "end_s").rows()
-        assert sum(end - start for start, end in steps) == pytest.approx(timeline.period, rel=1e-6, abs=1e-6)
-        assert all(before[1] == pytest.approx(after[0], abs=1e-6) for before, after in pairwise(steps))
+        assert sum(end - start for start, end in steps) == pytest.approx(
+            timeline.period, rel=1e-6, abs=1e-6
+        )
+        assert all(
+            before[1] == pytest.approx(after[0], abs=1e-6) for before, after in pairwise(steps)
+        )
     threads: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for event in json.loads(json.dumps(accounts.list_events(timeline.lanes, {0: 0}))):
         if event["ph"] == "X":
             assert event["dur"] >= 0
-            threads.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+            threads.setdefault((event["pid"], event["tid"]), []).append(
+                (event["ts"], event["ts"] + event["dur"])
+            )
     for (_, thread), spans in threads.items():
         stack: list[float] = []
         for start, end in spans:
@@ -288,16 +432,26 @@ def test_the_critical_path_has_no_gap_and_slices_of_a_trace_do_not_overlap(mesh)
 
 
 def test_idle_time_by_cause_and_the_path_over_ranks() -> None:
-    """Rank 0 computes 1 s, waits 3 s for rank 5, both reduce for 2 s, of which 0.5 s are under an operation."""
+    """Rank 0 computes 1 s, waits 3 s for rank 5, both reduce for 2 s, of which 0.5 s are under an
+    operation."""
     ranks = [make([w, "a", 0.5, 1.0], waits=[(3, 0)], rank=r) for r, w in ((0, 1.0), (5, 4.0))]
     lanes = run(ranks, [2.0]).lanes
     fast, slow = (tuple(accounts.sum_idle(lane).values()) for lane in lanes)
-    assert fast == pytest.approx((2.5, 0.0, 0.0, 2.0, 2.5)), "half a second of the waiting is under the operation"
+    assert fast == pytest.approx((2.5, 0.0, 0.0, 2.0, 2.5)), (
+        "half a second of the waiting is under the operation"
+    )
     assert slow == pytest.approx((5.5, 0.0, 0.0, 1.5, 0.0)) and lanes[0].period == 7
     path = accounts.find_critical_path(lanes).select("rank", "stream", "operation").rows()
     assert path == [(5, "compute", 0), (5, "communication", 1), (5, "compute", 3)]
     path = accounts.find_critical_path(run([make([1.0, "a", 1.0], 0.5)], [3.0]).lanes)
-    assert path["stream"].to_list() == ["host", "compute", "host", "communication", "host", "compute"]
+    assert path["stream"].to_list() == [
+        "host",
+        "compute",
+        "host",
+        "communication",
+        "host",
+        "compute",
+    ]
     for kernel, streams in ((1e-6, {"host"}), (1e-3, {"compute"})):
         path = accounts.find_critical_path(run([make([kernel] * 9, 3e-5)], device=True).lanes)
         assert set(path["stream"]) == streams and set(path["operation"]) == set(range(9))
@@ -308,18 +462,39 @@ def test_modules_and_spans_in_program_order() -> None:
     (lane,) = run([make([1.0, 2.0, 3.0, "a", 4.0, 5.0], modules=modules)], [0.5]).lanes
     rows = accounts.sum_modules(lane, 2).drop("share").rows()
     assert rows == [
-        ("net.a", 3, 3.0, 0.0, 4.0, 0.0), ("net.b", 2, 0.0, 3.5, 0.0, 0.5), ("", 1, 0.0, 0.0, 5.0, 0.0),
-    ], "the collective is its module's"  # fmt: skip
-    assert accounts.sum_modules(lane, None)["module"].to_list() == ["net.a.x", "net.a.y", "net.b", ""]
+        ("net.a", 3, 3.0, 0.0, 4.0, 0.0),
+        ("net.b", 2, 0.0, 3.5, 0.0, 0.5),
+        ("", 1, 0.0, 0.0, 5.0, 0.0),
+    ], "the collective is its module's"
+    assert accounts.sum_modules(lane, None)["module"].to_list() == [
+        "net.a.x",
+        "net.a.y",
+        "net.b",
+        "",
+    ]
     assert accounts.sum_modules(lane, 1)["operations"].to_list() == [5, 1]
     lanes = run([make([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], modules=modules)]).lanes
     spans = accounts.list_spans(accounts.list_operations(lanes), "module", 2)
     assert spans.select("phase", "module", "operations", "start_s", "end_s").rows() == [
-        ("forward", "net.a", 2, 0.0, 3.0), ("backward", "net.b", 2, 3.0, 10.0), ("update", "net.a", 1, 10.0, 15.0),
+        ("forward", "net.a", 2, 0.0, 3.0),
+        ("backward", "net.b", 2, 3.0, 10.0),
+        ("update", "net.a", 1, 10.0, 15.0),
         ("update", "", 1, 15.0, 21.0),
-    ]  # fmt: skip
-    frame = accounts.list_operations(run([make([w, "a", 0.5], rank=r) for r, w in ((0, 1.0), (5, 2.0))], [2.0]).lanes)
-    assert frame.columns == ["rank", "stream", "operation", "name", "kind", "phase", "module", "start_s", "end_s"]
+    ]
+    frame = accounts.list_operations(
+        run([make([w, "a", 0.5], rank=r) for r, w in ((0, 1.0), (5, 2.0))], [2.0]).lanes
+    )
+    assert frame.columns == [
+        "rank",
+        "stream",
+        "operation",
+        "name",
+        "kind",
+        "phase",
+        "module",
+        "start_s",
+        "end_s",
+    ]
     assert frame["rank"].to_list() == [0, 0, 0, 5, 5, 5]
     assert frame["stream"].to_list() == ["compute", "communication", "compute"] * 2
     assert frame.filter(polars.col("kind") == "collective")["start_s"].to_list() == [2.0, 2.0]
@@ -329,22 +504,52 @@ def test_updates_belong_to_the_modules_whose_parameters_they_change() -> None:
     modules = [("forward", "a"), ("forward", "b"), ("backward", "a"), *[("update", "")] * 4]
     labels = tuple(("add", "elementwise", "add", *place) for place in modules)
     first, second, gradient, state, step = range(5)
-    touched = [(0, first, 8), (1, second, 24), (2, gradient, 8), (3, state, 8), (4, state, 8), (4, gradient, 8)]
+    touched = [
+        (0, first, 8),
+        (1, second, 24),
+        (2, gradient, 8),
+        (3, state, 8),
+        (4, state, 8),
+        (4, gradient, 8),
+    ]
     touched += [(5, first, 8), (5, second, 24), (6, step, 4)]
-    graph = Graph(labels, np.zeros((7, len(FEATURES))), np.array([(*row, 0) for row in touched], dtype=float))
-    (lane,) = run([RankTimes(Kind(graph, (0,), 1.0, {}, []), np.ones(7), np.zeros(7), np.zeros(7), np.zeros(0))]).lanes
+    graph = Graph(
+        labels, np.zeros((7, len(FEATURES))), np.array([(*row, 0) for row in touched], dtype=float)
+    )
+    (lane,) = run(
+        [
+            RankTimes(
+                Kind(graph, (0,), 1.0, {}, []), np.ones(7), np.zeros(7), np.zeros(7), np.zeros(0)
+            )
+        ]
+    ).lanes
     frame = accounts.sum_modules(lane, 2)
     assert frame.select("module", "update_s").rows() == [("a", 1 + 1 + 0.25), ("b", 0.75), ("", 1)]
 
 
 def test_a_trace_shows_ranks_streams_and_sizes() -> None:
-    ranks = [make([w, "a", 0.5, "b", 1.0], waits=[(4, 0), (5, 1)], rank=r) for r, w in ((0, 1.0), (1, 4.0))]
+    ranks = [
+        make([w, "a", 0.5, "b", 1.0], waits=[(4, 0), (5, 1)], rank=r)
+        for r, w in ((0, 1.0), (1, 4.0))
+    ]
     lanes = run(ranks, [2.0, 0.25]).lanes
     events = accounts.list_events(lanes, {0: 0, 1: 1, 5: 1})
     assert {event["pid"] for event in events} == {0, 1, 5}
-    names = {(e["pid"], e.get("tid")): e["args"]["name"] for e in events if e["ph"] == "M" and "name" in e["args"]}
-    assert names[1, None] == "rank 1" and names[1, 3] == "communication 0" and names[1, 4] == "communication 1"
+    names = {
+        (e["pid"], e.get("tid")): e["args"]["name"]
+        for e in events
+        if e["ph"] == "M" and "name" in e["args"]
+    }
+    assert (
+        names[1, None] == "rank 1"
+        and names[1, 3] == "communication 0"
+        and names[1, 4] == "communication 1"
+    )
     slices = [event for event in events if event["ph"] == "X" and event["tid"] in (2, 3, 4)]
     assert len(slices) == 3 * 5 and all(event["args"]["bytes"] == 64 for event in slices)
-    compute = [event["dur"] for event in slices if event["pid"] == 0 and names[0, event["tid"]] == "compute"]
+    compute = [
+        event["dur"]
+        for event in slices
+        if event["pid"] == 0 and names[0, event["tid"]] == "compute"
+    ]
     assert sum(compute) == pytest.approx(accounts.sum_idle(lanes[0])["busy_s"] * 1e6)

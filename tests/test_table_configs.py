@@ -1,4 +1,5 @@
-"""Sets of tables from every kind of source: frames, files of others, published models and data sets; and bad input."""
+"""Sets of tables from every kind of source: frames, files of others, published models and data
+sets; and bad input."""
 
 import csv
 import json
@@ -16,8 +17,13 @@ from perfkit.readers.table_configs import find_histogram, list_published, read_t
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.tables import EmbeddingTable
 
-ROWS = [EmbeddingTable(1_000_000, 64, 8.5, 1.05, 2, "clicks"), EmbeddingTable(300, 16, 1.0, 0.0, 2, "country")]
-CSV = "name,rows,dim,pooling,exponent,itemsize\nclicks,1e6,64,8.5,1.05,2\n\n country , 300,16,1,0,2\n"
+ROWS = [
+    EmbeddingTable(1_000_000, 64, 8.5, 1.05, 2, "clicks"),
+    EmbeddingTable(300, 16, 1.0, 0.0, 2, "country"),
+]
+CSV = (
+    "name,rows,dim,pooling,exponent,itemsize\nclicks,1e6,64,8.5,1.05,2\n\n country , 300,16,1,0,2\n"
+)
 
 
 @pytest.fixture
@@ -37,10 +43,12 @@ def test_the_same_tables_from_every_kind_of_file(write) -> None:
     names = ("name", "rows", "dim", "pooling", "exponent", "itemsize")
     records = [{name: getattr(table, name) for name in names} for table in ROWS]
     files = [
-        write("set.csv", CSV), write("bom.csv", b"\xef\xbb\xbf" + CSV.replace("\n", "\r\n").encode()),
-        write("set.json", json.dumps(records)), write("named.json", json.dumps({"tables": records})),
+        write("set.csv", CSV),
+        write("bom.csv", b"\xef\xbb\xbf" + CSV.replace("\n", "\r\n").encode()),
+        write("set.json", json.dumps(records)),
+        write("named.json", json.dumps({"tables": records})),
         write("set.parquet", {name: [record[name] for record in records] for name in names}),
-    ]  # fmt: skip
+    ]
     for file in files:
         found = read_tables(file, batch=4096)
         assert list(found) == ROWS and found.batch == 4096 and found.name == file.stem
@@ -53,73 +61,148 @@ def test_columns_and_cells_that_are_missing_have_defaults(write) -> None:
     mixed = '[{"rows": 9, "dim": 4}, {"rows": 9, "dim": 4, "pooling": 2, "name": "b"}]'
     assert [t.pooling for t in read_tables(write("mixed.json", mixed))] == [1, 2]
     frame = pandas.DataFrame({"rows": [1000, 2000], "dim": [16, 16], "exponent": [1.05, None]})
-    assert [table.exponent for table in read_tables(frame).tables] == [1.05, EmbeddingTable(1000, 16).exponent]
+    assert [table.exponent for table in read_tables(frame).tables] == [
+        1.05,
+        EmbeddingTable(1000, 16).exponent,
+    ]
 
 
-TORCHREC = {"num_embeddings": [1000, 10**6], "embedding_dim": [16, 64], "pooling": [2.0, 20.0], "name": ["a", "b"]}
+TORCHREC = {
+    "num_embeddings": [1000, 10**6],
+    "embedding_dim": [16, 64],
+    "pooling": [2.0, 20.0],
+    "name": ["a", "b"],
+}
 FBGEMM = dict(zip(("E", "D", "L", "name"), TORCHREC.values(), strict=True))
 OWN = dict(zip(("rows", "dim", "pooling", "name"), TORCHREC.values(), strict=True))
 
 
 @pytest.mark.parametrize("columns", [TORCHREC, FBGEMM, OWN], ids=["TorchRec", "FBGEMM", "perfkit"])
-def test_frames_and_files_with_names_of_others_are_the_same_tables(columns: dict[str, Any], tmp_path: Path) -> None:
+def test_frames_and_files_with_names_of_others_are_the_same_tables(
+    columns: dict[str, Any], tmp_path: Path
+) -> None:
     wanted = (EmbeddingTable(1000, 16, 2.0, name="a"), EmbeddingTable(10**6, 64, 20.0, name="b"))
     frame = polars.DataFrame(columns)
     frame.write_csv(tmp_path / "mine.csv")
-    for source in (columns, frame, pandas.DataFrame(columns), frame.to_dicts(), tmp_path / "mine.csv"):
+    for source in (
+        columns,
+        frame,
+        pandas.DataFrame(columns),
+        frame.to_dicts(),
+        tmp_path / "mine.csv",
+    ):
         found = read_tables(source, batch=64)
         assert found.tables == wanted and found.batch == 64
         assert found.embedding == ("separate" if columns is OWN else "fused")
 
 
-@pytest.mark.parametrize(("name", "content", "message"), [
-    ("set.csv", "", r"set\.csv is empty; its first line must name columns"),
-    ("set.csv", "rows,dim\n", "tables is empty"),
-    ("set.csv", "rows,dimm\n1,1\n", r"set\.csv line 2\.dimm is not known; known here are rows, .*did you mean dim\?"),
-    ("set.csv", "rows,dim,rows\n1,1,1\n", "names a column twice"),
-    ("set.csv", "rows,dim\n1000,64\n1,000,64\n", "line 3 has 3 values for 2 columns; write no thousands commas"),
-    ("set.csv", "dim,pooling\n64,1\n", r"line 2 lacks rows; give the rows and columns"),
-    ("set.csv", "rows,dim\n40M,64\n", r"line 2: rows is '40M'; it must be a whole number above 0"),
-    ("set.csv", "rows,dim\n" + "9" * 5000 + ",64\n", "line 2: rows is"),
-    ("set.csv", "rows,dim,pooling\n10,4,11\n", r"set\.csv: pooling of 'table 0' is 11; .* not of the batch"),
-    ("set.csv", "rows,dim,itemsize\n10,4,32\n", r"line 2: itemsize is 32; it must be 1, 2, 4 or 8 bytes, not bits"),
-    ("set.csv", 'rows,dim\n10,"4\n', r"set\.csv line 2: unexpected end of data"),
-    ("set.csv", "rows,dim,name\n10,4,a\n20,4,a\n", r"set\.csv: two tables are named 'a'"),
-    ("set.csv", b"rows,dim\n\xff\xfe,4\n", r"set\.csv cannot be read: 'utf-8' codec"),
-    ("set.json", "", r"set\.json line 1 is no JSON: Expecting value"),
-    ("set.json", "[" * 100_000, r"set\.json cannot be read"),
-    ("set.json", '[{"rows": 1,\n "dim": }]', r"set\.json line 2 is no JSON"),
-    ("set.json", '{"rows": 10}', r"set\.json must hold a list of tables"),
-    ("set.json", '[{"rows": 10, "dim": 4}, {"rows": 10, "dims": 4}]', r"set\.json\[1\]\.dims is not known"),
-    ("set.json", '[{"rows": 10, "dim": 4, "name": 7}]', r"set\.json\[0\]: name is 7; it must be text"),
-    ("set.parquet", b"PAR1 but not really PAR1", r"set\.parquet cannot be read"),
-    ("set.parquet", {"rows": [10, None], "dim": [4, 4]}, r"set\.parquet row 1 lacks rows"),
-    ("set.parquet", {"rows": [10.0, 10.5], "dim": [4, 4]}, r"set\.parquet row 1: rows is 10.5"),
-    ("set.parquet", {"rows": [10], "dim": [4], "exponent": [float("nan")]}, r"parquet row 0: exponent is nan"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("set.csv", "", r"set\.csv is empty; its first line must name columns"),
+        ("set.csv", "rows,dim\n", "tables is empty"),
+        (
+            "set.csv",
+            "rows,dimm\n1,1\n",
+            r"set\.csv line 2\.dimm is not known; known here are rows, .*did you mean dim\?",
+        ),
+        ("set.csv", "rows,dim,rows\n1,1,1\n", "names a column twice"),
+        (
+            "set.csv",
+            "rows,dim\n1000,64\n1,000,64\n",
+            "line 3 has 3 values for 2 columns; write no thousands commas",
+        ),
+        ("set.csv", "dim,pooling\n64,1\n", r"line 2 lacks rows; give the rows and columns"),
+        (
+            "set.csv",
+            "rows,dim\n40M,64\n",
+            r"line 2: rows is '40M'; it must be a whole number above 0",
+        ),
+        ("set.csv", "rows,dim\n" + "9" * 5000 + ",64\n", "line 2: rows is"),
+        (
+            "set.csv",
+            "rows,dim,pooling\n10,4,11\n",
+            r"set\.csv: pooling of 'table 0' is 11; .* not of the batch",
+        ),
+        (
+            "set.csv",
+            "rows,dim,itemsize\n10,4,32\n",
+            r"line 2: itemsize is 32; it must be 1, 2, 4 or 8 bytes, not bits",
+        ),
+        ("set.csv", 'rows,dim\n10,"4\n', r"set\.csv line 2: unexpected end of data"),
+        ("set.csv", "rows,dim,name\n10,4,a\n20,4,a\n", r"set\.csv: two tables are named 'a'"),
+        ("set.csv", b"rows,dim\n\xff\xfe,4\n", r"set\.csv cannot be read: 'utf-8' codec"),
+        ("set.json", "", r"set\.json line 1 is no JSON: Expecting value"),
+        ("set.json", "[" * 100_000, r"set\.json cannot be read"),
+        ("set.json", '[{"rows": 1,\n "dim": }]', r"set\.json line 2 is no JSON"),
+        ("set.json", '{"rows": 10}', r"set\.json must hold a list of tables"),
+        (
+            "set.json",
+            '[{"rows": 10, "dim": 4}, {"rows": 10, "dims": 4}]',
+            r"set\.json\[1\]\.dims is not known",
+        ),
+        (
+            "set.json",
+            '[{"rows": 10, "dim": 4, "name": 7}]',
+            r"set\.json\[0\]: name is 7; it must be text",
+        ),
+        ("set.parquet", b"PAR1 but not really PAR1", r"set\.parquet cannot be read"),
+        ("set.parquet", {"rows": [10, None], "dim": [4, 4]}, r"set\.parquet row 1 lacks rows"),
+        ("set.parquet", {"rows": [10.0, 10.5], "dim": [4, 4]}, r"set\.parquet row 1: rows is 10.5"),
+        (
+            "set.parquet",
+            {"rows": [10], "dim": [4], "exponent": [float("nan")]},
+            r"parquet row 0: exponent is nan",
+        ),
+    ],
+)
 def test_files_that_cannot_be(write, name: str, content: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_tables(write(name, content))
 
 
-@pytest.mark.parametrize(("source", "options", "message"), [
-    ("mlperf-dlrm-v9", {}, r"source is 'mlperf-dlrm-v9'; known are .*did you mean 'mlperf-dlrm-v1'\?"),
-    ("none.csv", {}, r"none\.csv is no file; name such a file, or one of mlperf"), (Path(), {}, "is no file"),
-    (Path(__file__), {}, r"test_table_configs\.py has another suffix than \.csv, \.parquet"),
-    ("mlperf-dlrm-v1", {"itemsize": 32}, "itemsize is 32; it must be 1, 2, 4 or 8 bytes"),
-    ("mlperf-dlrm-v1", {"batch": 0}, "mlperf-dlrm-v1: batch is 0"),
-    ("mlperf-dlrm-v1", {"law": "normal"}, "law is 'normal'"),
-    ("mlperf-dlrm-v1", {"rows": 5}, "has rows and columns of its own"),
-    ("dlrm-datasets-2021", {}, "lacks the columns"),
-    ("dlrm-datasets-2021", {"dim": 64}, "dlrm-datasets-2021 lacks the rows of its tables; pass rows="),
-    ("dlrm-datasets-2021", {"dim": 64, "rows": 1000}, "add up to 1.28436e.08 distinct rows; .* into 856000 rows"),
-    ("dlrm-datasets-2021", {"dim": -64, "rows": 10**6}, "dim is -64"),
-    (5, {}, "source is 5; it must be a pandas or polars frame, or lists by name"),
-    (pandas.DataFrame({"rows": [10]}), {}, "source row 0 lacks dim; give"),
-    (polars.DataFrame({"rows": [10], "dims": [4]}), {}, "source row 0.dims is not known.*did you mean dim"),
-    (pandas.DataFrame({"rows": [10, -1], "dim": [4, 4]}), {}, "source row 1: rows is -1"),
-    (polars.DataFrame({"E": [10], "D": [4]}), {"dim": 4}, "source has rows and columns of its own"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        (
+            "mlperf-dlrm-v9",
+            {},
+            r"source is 'mlperf-dlrm-v9'; known are .*did you mean 'mlperf-dlrm-v1'\?",
+        ),
+        ("none.csv", {}, r"none\.csv is no file; name such a file, or one of mlperf"),
+        (Path(), {}, "is no file"),
+        (Path(__file__), {}, r"test_table_configs\.py has another suffix than \.csv, \.parquet"),
+        ("mlperf-dlrm-v1", {"itemsize": 32}, "itemsize is 32; it must be 1, 2, 4 or 8 bytes"),
+        ("mlperf-dlrm-v1", {"batch": 0}, "mlperf-dlrm-v1: batch is 0"),
+        ("mlperf-dlrm-v1", {"law": "normal"}, "law is 'normal'"),
+        ("mlperf-dlrm-v1", {"rows": 5}, "has rows and columns of its own"),
+        ("dlrm-datasets-2021", {}, "lacks the columns"),
+        (
+            "dlrm-datasets-2021",
+            {"dim": 64},
+            "dlrm-datasets-2021 lacks the rows of its tables; pass rows=",
+        ),
+        (
+            "dlrm-datasets-2021",
+            {"dim": 64, "rows": 1000},
+            "add up to 1.28436e.08 distinct rows; .* into 856000 rows",
+        ),
+        ("dlrm-datasets-2021", {"dim": -64, "rows": 10**6}, "dim is -64"),
+        (5, {}, "source is 5; it must be a pandas or polars frame, or lists by name"),
+        (pandas.DataFrame({"rows": [10]}), {}, "source row 0 lacks dim; give"),
+        (
+            polars.DataFrame({"rows": [10], "dims": [4]}),
+            {},
+            "source row 0.dims is not known.*did you mean dim",
+        ),
+        (pandas.DataFrame({"rows": [10, -1], "dim": [4, 4]}), {}, "source row 1: rows is -1"),
+        (
+            polars.DataFrame({"E": [10], "D": [4]}),
+            {"dim": 4},
+            "source has rows and columns of its own",
+        ),
+    ],
+)
 def test_sources_that_cannot_be(source: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_tables(source, **options)
@@ -132,10 +215,11 @@ LAWS = {"heavy_hitters": [], "zipf_q": 1, "zipf_s": 1}
 def test_files_of_more_tables_than_any_model_has(write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfkit.readers.table_configs.MOST_ROWS", 5)
     contents = {
-        "many.csv": "rows,dim\n" + "10,4\n" * 6, "many.json": json.dumps([{"rows": 10, "dim": 4}] * 6),
+        "many.csv": "rows,dim\n" + "10,4\n" * 6,
+        "many.json": json.dumps([{"rows": 10, "dim": 4}] * 6),
         "tbe.json": json.dumps([CONFIG | {"indices_params": LAWS}] * 2),
         "many.parquet": {"rows": [10] * 6, "dim": [4] * 6},
-    }  # fmt: skip
+    }
     for name, content in contents.items():
         with pytest.raises(ValueError, match=rf"{name} lists more than 5 tables"):
             read_tables(write(name, content))
@@ -148,10 +232,14 @@ def test_tables_of_mlperf_run_as_one_kernel() -> None:
 def test_published_tables_are_those_of_the_validation_data(shared_data: Path) -> None:
     with open(shared_data / "embedding" / "mlperf_dlrm_tables.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    columns = {"mlperf-dlrm-v1": ("dlrm_v1_rows", "dlrm_v1_hotness"),
-               "mlperf-dlrm-dcnv2": ("dcnv2_rows", "dcnv2_multi_hot")}  # fmt: skip
+    columns = {
+        "mlperf-dlrm-v1": ("dlrm_v1_rows", "dlrm_v1_hotness"),
+        "mlperf-dlrm-dcnv2": ("dcnv2_rows", "dcnv2_multi_hot"),
+    }
     for name, (size, pooling) in columns.items():
-        assert [(t.rows, t.pooling) for t in read_tables(name)] == [(int(r[size]), float(r[pooling])) for r in rows]
+        assert [(t.rows, t.pooling) for t in read_tables(name)] == [
+            (int(r[size]), float(r[pooling])) for r in rows
+        ]
     preset = [(t.rows, t.dim, t.pooling) for t in DLRM("dlrm-mlperf").tables]
     assert [(t.rows, t.dim, t.pooling) for t in read_tables("mlperf-dlrm-v1")] == preset
     assert read_tables("mlperf-dlrm-dcnv2", itemsize=2).nbytes == 204_184_588 * 128 * 2
@@ -185,8 +273,11 @@ def test_tables_with_a_law() -> None:
     assert table != EmbeddingTable(1000, 16, exponent=1.1)
     assert EmbeddingTable(250, 16, law=law).distribution == law.resize(250)
     assert EmbeddingTable(250, 16, law=Uniform(1000)).distribution == Uniform(250)
-    bad = {"law is 'zipf'; it must be a Distribution": {"law": "zipf"}, "spread is -1": {"spread": -1},
-           "law has 10 rows, the table has 1000": {"law": Uniform(10)}}  # fmt: skip
+    bad = {
+        "law is 'zipf'; it must be a Distribution": {"law": "zipf"},
+        "spread is -1": {"spread": -1},
+        "law has 10 rows, the table has 1000": {"law": Uniform(10)},
+    }
     for message, arguments in bad.items():
         with pytest.raises(ValueError, match=message):
             EmbeddingTable(1000, 16, **arguments)

@@ -1,4 +1,5 @@
-"""Configurations of FBGEMM: the tables they describe, the lookups of its generator, and files that are refused."""
+"""Configurations of FBGEMM: the tables they describe, the lookups of its generator, and files that
+are refused."""
 
 import copy
 import json
@@ -14,15 +15,38 @@ from perfkit.readers.tbe_configs import parse_tbe_config
 
 #: As TBEDataConfig.json() of FBGEMM writes it, with lists for each feature.
 RECORDED: dict[str, Any] = {
-    "T": 3, "E": 3334.0, "D": 64, "mixed_dim": True, "weighted": False, "use_cpu": False, "max_indices": 9999,
-    "Es": [1000, 8, 8992], "Ds": [32, 64, 96], "embedding_specs": None, "feature_table_map": None,
-    "batch_params": {"B": 512, "sigma_B": None, "vbe_distribution": None, "vbe_num_ranks": None, "Bs": [512] * 3},
-    "indices_params": {
-        "heavy_hitters": [0.1, 0.05, 0.025] + [0.01] * 7, "zipf_q": 2.5, "zipf_s": 1.15,
-        "index_dtype": "torch.int64", "offset_dtype": "torch.int64",
+    "T": 3,
+    "E": 3334.0,
+    "D": 64,
+    "mixed_dim": True,
+    "weighted": False,
+    "use_cpu": False,
+    "max_indices": 9999,
+    "Es": [1000, 8, 8992],
+    "Ds": [32, 64, 96],
+    "embedding_specs": None,
+    "feature_table_map": None,
+    "batch_params": {
+        "B": 512,
+        "sigma_B": None,
+        "vbe_distribution": None,
+        "vbe_num_ranks": None,
+        "Bs": [512] * 3,
     },
-    "pooling_params": {"L": 13, "sigma_L": 6, "length_distribution": "normal", "Ls": [20.25, 1.0, 15.5]},
-}  # fmt: skip
+    "indices_params": {
+        "heavy_hitters": [0.1, 0.05, 0.025] + [0.01] * 7,
+        "zipf_q": 2.5,
+        "zipf_s": 1.15,
+        "index_dtype": "torch.int64",
+        "offset_dtype": "torch.int64",
+    },
+    "pooling_params": {
+        "L": 13,
+        "sigma_L": 6,
+        "length_distribution": "normal",
+        "Ls": [20.25, 1.0, 15.5],
+    },
+}
 
 
 def changed(**changes: Any) -> dict[str, Any]:
@@ -41,7 +65,9 @@ def test_a_recorded_config() -> None:
     assert batch == 512
     sizes = [(t.rows, t.dim, t.pooling, t.itemsize, t.spread) for t in tables]
     assert sizes == [(1000, 32, 20.25, 2, 6), (8, 64, 1.0, 2, 6), (8992, 96, 15.5, 2, 6)]
-    assert [t.name for t in tables] == ["table 0", "table 1", "table 2"] and tables[0].exponent == 1.15
+    assert [t.name for t in tables] == ["table 0", "table 1", "table 2"] and tables[
+        0
+    ].exponent == 1.15
     law = tables[2].distribution
     assert isinstance(law, Zipf) and (law.rows, law.exponent, law.shift) == (8992, 1.15, 1.5)
     assert law.heavy_hitters == tuple(RECORDED["indices_params"]["heavy_hitters"])
@@ -55,8 +81,12 @@ def test_the_law_is_that_of_the_generator() -> None:
     hitters = np.array(RECORDED["indices_params"]["heavy_hitters"])
     tail = (np.arange(10, 5000) + 2.5) ** -1.15
     p = np.concatenate([hitters, (1 - hitters.sum()) * tail / tail.sum()])
-    drawn = [len(np.unique(np.random.default_rng(seed).choice(5000, 20_000, p=p))) for seed in range(5)]
-    assert float(unique_rows(tables[0].distribution, 20_000)) == pytest.approx(np.mean(drawn), rel=0.02)
+    drawn = [
+        len(np.unique(np.random.default_rng(seed).choice(5000, 20_000, p=p))) for seed in range(5)
+    ]
+    assert float(unique_rows(tables[0].distribution, 20_000)) == pytest.approx(
+        np.mean(drawn), rel=0.02
+    )
 
 
 @pytest.mark.parametrize(("mean", "sigma"), [(20, 5), (3, 2), (1, 4), (100, 1)])
@@ -88,7 +118,9 @@ def test_uneven_batches_keep_their_lookups() -> None:
     tables, batch = parse_tbe_config(config)
     assert batch == 1024
     assert [batch * t.pooling for t in tables] == [512 * 20.25, 256 * 1.0, 1024 * 15.5]
-    drawn = changed(batch_params={"B": 100, "sigma_B": 10, "vbe_distribution": "normal", "vbe_num_ranks": 8})
+    drawn = changed(
+        batch_params={"B": 100, "sigma_B": 10, "vbe_distribution": "normal", "vbe_num_ranks": 8}
+    )
     with pytest.warns(UserWarning, match="uses their mean"):
         assert parse_tbe_config(drawn)[1] == 800
 
@@ -99,35 +131,50 @@ SHARED = {"Es": [1000, 8992, 8992], "Ds": [32, 96, 96]}
 def test_features_that_share_a_table() -> None:
     with pytest.warns(UserWarning, match="3 features share 2 tables"):
         tables, _ = parse_tbe_config(changed(feature_table_map=[0, 1, 1], **SHARED))
-    assert [(t.rows, t.pooling, t.spread) for t in tables] == [(1000, 20.25, 6), (8992, 16.5, math.hypot(6, 6))]
+    assert [(t.rows, t.pooling, t.spread) for t in tables] == [
+        (1000, 20.25, 6),
+        (8992, 16.5, math.hypot(6, 6)),
+    ]
 
 
-@pytest.mark.parametrize(("changes", "message", "left"), [
-    ({"pooling_params__Ls": [0.0, 1.0, 2.0]}, "1 tables without lookups", 2),
-    ({"colour": "red"}, "has colour, which perfkit does not know", 3),
-    ({"Ds": None}, "draws the columns", 3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "message", "left"),
+    [
+        ({"pooling_params__Ls": [0.0, 1.0, 2.0]}, "1 tables without lookups", 2),
+        ({"colour": "red"}, "has colour, which perfkit does not know", 3),
+        ({"Ds": None}, "draws the columns", 3),
+    ],
+)
 def test_what_is_left_out_is_told(changes: dict[str, Any], message: str, left: int) -> None:
     with pytest.warns(UserWarning, match=message):
         assert len(parse_tbe_config(changed(**changes))[0]) == left
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    (SHARED | {"feature_table_map": [0, 1]}, "one for each of the 3"),
-    (SHARED | {"feature_table_map": [0, 0, 1]}, "must be equal"),
-    (SHARED | {"feature_table_map": [0, -1, 1]}, r"map\[1\] is -1"),
-    ({"T": 10**12}, r"config\.T is 10{12}; .* at most 200000"),
-    ({"Es": [1, 2]}, r"config\.Es is \[1, 2\]; it must be a list with one for each of the 3 tables"),
-    ({"Es": [1, 2, 0]}, r"config\.Es\[2\] is 0"),
-    ({"Ds": "64"}, r"config\.Ds is '64'; it must be a list"),
-    ({"batch_params": None}, r"config\.batch_params is None"),
-    ({"batch_params__vbe_distribution": "zipf"}, "known are normal, uniform"),
-    ({"pooling_params": [20]}, r"config\.pooling_params is \[20\]"),
-    ({"indices_params__zipf_s": 50}, r"indices_params\.zipf_s is 50"),
-    ({"indices_params__heavy_hitters": 0.5}, "heavy_hitters is 0.5; it must be a list"),
-    ({"indices_params__heavy_hitters": [0.5, "x"]}, r"heavy_hitters\[1\] is 'x'"),
-    ({"indices_params__heavy_hitters": [0.9, 0.9]}, r"config\.indices_params: heavy_hitters add up to 1\.8"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (SHARED | {"feature_table_map": [0, 1]}, "one for each of the 3"),
+        (SHARED | {"feature_table_map": [0, 0, 1]}, "must be equal"),
+        (SHARED | {"feature_table_map": [0, -1, 1]}, r"map\[1\] is -1"),
+        ({"T": 10**12}, r"config\.T is 10{12}; .* at most 200000"),
+        (
+            {"Es": [1, 2]},
+            r"config\.Es is \[1, 2\]; it must be a list with one for each of the 3 tables",
+        ),
+        ({"Es": [1, 2, 0]}, r"config\.Es\[2\] is 0"),
+        ({"Ds": "64"}, r"config\.Ds is '64'; it must be a list"),
+        ({"batch_params": None}, r"config\.batch_params is None"),
+        ({"batch_params__vbe_distribution": "zipf"}, "known are normal, uniform"),
+        ({"pooling_params": [20]}, r"config\.pooling_params is \[20\]"),
+        ({"indices_params__zipf_s": 50}, r"indices_params\.zipf_s is 50"),
+        ({"indices_params__heavy_hitters": 0.5}, "heavy_hitters is 0.5; it must be a list"),
+        ({"indices_params__heavy_hitters": [0.5, "x"]}, r"heavy_hitters\[1\] is 'x'"),
+        (
+            {"indices_params__heavy_hitters": [0.9, 0.9]},
+            r"config\.indices_params: heavy_hitters add up to 1\.8",
+        ),
+    ],
+)
 def test_configs_that_cannot_be(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_tbe_config(changed(**changes))
@@ -148,5 +195,7 @@ def test_files_with_one_or_several_configs(tmp_path: Any) -> None:
     with pytest.raises(ValueError, match=r"mixed\.json\[1\] is no TBEDataConfig"):
         read_tables(mixed)
     one.write_text(json.dumps(changed(pooling_params__Ls=[20.0, 9.0, 15.0])))
-    with pytest.raises(ValueError, match=r"pooling of 'table 1' is 9; it must be at most its 8 rows"):
+    with pytest.raises(
+        ValueError, match=r"pooling of 'table 1' is 9; it must be at most its 8 rows"
+    ):
         read_tables(one)

@@ -1,4 +1,5 @@
-"""Reading of Kineto and execution traces: traces of other people by their manifest, and files that are refused."""
+"""Reading of Kineto and execution traces: traces of other people by their manifest, and files that
+are refused."""
 
 import csv
 import gzip
@@ -22,9 +23,12 @@ from perfkit.workloads.transformer import Transformer
 
 #: Events with a time, kernels and steps of unusual files.
 EDGES = {
-    "distributed_info_not_found": (2467, 0, 1), "rank-34.Jul_15_10_52_41.1074.pt.trace": (15, 0, 1),
-    "mi250_minitoy_train_ROCm6_2_kineto": (112, 14, 2), "triton_example": (7, 1, 1), "event_sync_trace": (56, 3, 0),
-}  # fmt: skip
+    "distributed_info_not_found": (2467, 0, 1),
+    "rank-34.Jul_15_10_52_41.1074.pt.trace": (15, 0, 1),
+    "mi250_minitoy_train_ROCm6_2_kineto": (112, 14, 2),
+    "triton_example": (7, 1, 1),
+    "event_sync_trace": (56, 3, 0),
+}
 
 
 def list_manifest(folder: Path) -> list[dict[str, str]]:
@@ -59,10 +63,13 @@ def test_edge_cases_open_or_say_why_not(shared_data: Path) -> None:
 
 
 def test_links_and_parents_hold_together(shared_data: Path) -> None:
-    """What a device does begins after its launch, which its thread's operations contain; steps follow the launch."""
+    """What a device does begins after its launch, which its thread's operations contain; steps
+    follow the launch."""
     before = {  # kernels that were launched before the recording began
-        "dlrm_v100x8_param/kineto_rank3": 64, "resnet50_v100x1_workers0": 0, "rec_v100x2_rank1_hta": 614,
-    }  # fmt: skip
+        "dlrm_v100x8_param/kineto_rank3": 64,
+        "resnet50_v100x1_workers0": 0,
+        "rec_v100x2_rank1_hta": 614,
+    }
     for name, lost in before.items():
         events = read_kineto(shared_data / "traces" / f"{name}.json.gz").events
         assert events["index"].to_list() == list(range(len(events))) and events["ts"].is_sorted()
@@ -77,10 +84,13 @@ def test_links_and_parents_hold_together(shared_data: Path) -> None:
         inner = events.filter(pl.col("parent") >= 0)
         outer = events[inner["parent"].to_list()]
         assert inner.select("pid", "tid").equals(outer.select("pid", "tid"))
-        assert (outer["ts"] <= inner["ts"]).all() and (inner["ts"] < outer["ts"] + outer["dur"]).all()
+        assert (outer["ts"] <= inner["ts"]).all() and (
+            inner["ts"] < outer["ts"] + outer["dur"]
+        ).all()
 
 
-# -- execution traces --------------------------------------------------------------------------------------------------
+# -- execution traces
+# --------------------------------------------------------------------------------------------------
 
 
 def test_execution_traces_hold_what_the_manifest_says(shared_data: Path) -> None:
@@ -88,30 +98,45 @@ def test_execution_traces_hold_what_the_manifest_says(shared_data: Path) -> None
     assert len(rows) == 13
     for row in rows:
         trace = read_execution(shared_data / "traces" / row["file"])
-        added = 261 if "linked" in row["file"] else 0  # events of the device, which a link has put among the nodes
+        # events of the device, which a link has put among the nodes
+        added = 261 if "linked" in row["file"] else 0
         assert len(trace.nodes) == int(row["kernels"].split()[0]) - added
 
 
 @pytest.mark.parametrize(("folder", "rank"), [("dlrm_v100x8_param", 5), ("megatron_tp8_a100x8", 1)])
-def test_execution_traces_join_those_of_their_rank(shared_data: Path, folder: str, rank: int) -> None:
+def test_execution_traces_join_those_of_their_rank(
+    shared_data: Path, folder: str, rank: int
+) -> None:
     """By order on each thread, or by number: operations have the shapes that Kineto saw."""
     home = shared_data / "traces" / folder
-    file, execution = read_kineto(home / f"kineto_rank{rank}.json.gz"), read_execution(home / f"et_rank{rank}.json.gz")
+    file, execution = (
+        read_kineto(home / f"kineto_rank{rank}.json.gz"),
+        read_execution(home / f"et_rank{rank}.json.gz"),
+    )
     nodes = join_traces(file, execution)
     assert len(nodes) > 0.99 * len(file.events.filter(cat="cpu_op"))
-    products = {i: node for i, node in nodes.items() if node.name in ("aten::mm", "aten::addmm", "aten::bmm")}
+    products = {
+        i: node
+        for i, node in nodes.items()
+        if node.name in ("aten::mm", "aten::addmm", "aten::bmm")
+    }
     assert len(products) > 10
     for index, node in products.items():
-        assert [dims for dims in file.args[index]["Input Dims"] if dims] == [s for s in node.inputs.shapes if s]
+        assert [dims for dims in file.args[index]["Input Dims"] if dims] == [
+            s for s in node.inputs.shapes if s
+        ]
     wrong = read_kineto(home / "kineto_rank0.json.gz")
     with pytest.raises(ValueError, match=f"its device is {rank}, not 0; pass traces"):
         join_traces(wrong, execution)
-    alone = replace(wrong, events=wrong.events.with_columns(pid=rank))  # every process sees one device
+    # every process sees one device
+    alone = replace(wrong, events=wrong.events.with_columns(pid=rank))
     if folder.startswith("dlrm"):  # rank 0 and 5 have equal sizes, rank 3 has others
         assert len(join_traces(alone, execution)) > 1600
         alone = read_kineto(home / "kineto_rank3.json.gz")
         alone = replace(alone, events=alone.events.with_columns(pid=rank))
-        with pytest.raises(ValueError, match="operands of 24 of 1671 operations have other sizes, the first"):
+        with pytest.raises(
+            ValueError, match="operands of 24 of 1671 operations have other sizes, the first"
+        ):
             join_traces(alone, execution)
     other = read_kineto(shared_data / "traces" / "gaunernst_bert-small-uncased_h100.json.gz")
     with pytest.raises(ValueError, match="another step or rank"):
@@ -129,18 +154,29 @@ def test_an_execution_trace_names_its_device(shared_data: Path) -> None:
     assert len(join_traces(right, execution)) == 14_388
 
 
-# -- what no trace holds -----------------------------------------------------------------------------------------------
+# -- what no trace holds
+# -----------------------------------------------------------------------------------------------
 
 
 def event(**changes: Any) -> dict[str, Any]:
     """An operation of 5 µs."""
-    plain = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1_700_000_000_000_000, "dur": 5}
+    plain = {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": "aten::mm",
+        "pid": 1,
+        "tid": 1,
+        "ts": 1_700_000_000_000_000,
+        "dur": 5,
+    }
     return {**plain, **changes}
 
 
 def write(path: Path, *events: Any, **head: Any) -> Path:
     """A trace of some events."""
-    path.write_text(json.dumps({"schemaVersion": 1, **head, "traceEvents": list(events)}), encoding="utf-8")
+    path.write_text(
+        json.dumps({"schemaVersion": 1, **head, "traceEvents": list(events)}), encoding="utf-8"
+    )
     return path
 
 
@@ -153,7 +189,9 @@ def test_times_keep_every_nanosecond(tmp_path: Path) -> None:
         ("7", "0"): (7000, 0),
     }
     for (ts, dur), expected in cases.items():
-        (tmp_path / "t.json").write_text(plain.replace('"TS"', ts).replace('"DUR"', dur), encoding="utf-8")
+        (tmp_path / "t.json").write_text(
+            plain.replace('"TS"', ts).replace('"DUR"', dur), encoding="utf-8"
+        )
         assert read_kineto(tmp_path / "t.json").events.select("ts", "dur").row(0) == expected
     based = write(tmp_path / "b.json", event(ts=3), baseTimeNanoseconds=1_711_964_646_000_000_000)
     assert read_kineto(based).events["ts"][0] == 1_711_964_646_000_003_000
@@ -165,7 +203,9 @@ def test_categories_of_old_traces_and_threads_by_name(tmp_path: Path) -> None:
         event(cat="Operator", tid="17"),
         event(cat="Operator", name="ProfilerStep#4", dur=90, tid="17"),
         event(cat="Runtime", name="cudaLaunchKernel", tid="17", args={"correlation": 5}),
-        event(cat="Kernel", ts=1_700_000_000_000_100, args={"correlation": 5, "stream": 7}, **device),
+        event(
+            cat="Kernel", ts=1_700_000_000_000_100, args={"correlation": 5, "stream": 7}, **device
+        ),
         event(cat="Memset", args={"stream": "0x0"}, **device),
         event(tid="worker"),
         event(tid="other"),
@@ -186,12 +226,20 @@ def test_arguments_may_have_a_key_that_events_have(tmp_path: Path) -> None:
         assert len(file.events) == 1 and file.args == {0: args}
 
 
-@pytest.mark.parametrize(("events", "reason"), [
-    ([event(dur=-5)], "cannot be negative"), ([event(ts=float("nan"))], "must be microseconds"),
-    ([event(ts=1e30)], "must be microseconds"), ([event(ts="now")], "now"),
-    ([{k: v for k, v in event().items() if k != "dur"}], "must be microseconds"), ([event(name=5)], "is no text"),
-    ([event(args=[1])], "of another type"), ([], "holds no events"), ([1, "a", None], "holds no events"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("events", "reason"),
+    [
+        ([event(dur=-5)], "cannot be negative"),
+        ([event(ts=float("nan"))], "must be microseconds"),
+        ([event(ts=1e30)], "must be microseconds"),
+        ([event(ts="now")], "now"),
+        ([{k: v for k, v in event().items() if k != "dur"}], "must be microseconds"),
+        ([event(name=5)], "is no text"),
+        ([event(args=[1])], "of another type"),
+        ([], "holds no events"),
+        ([1, "a", None], "holds no events"),
+    ],
+)
 def test_impossible_events_are_named(tmp_path: Path, events: list[Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason) as raised:
         read_kineto(write(tmp_path / "lie.json", *events))
@@ -201,37 +249,56 @@ def test_impossible_events_are_named(tmp_path: Path, events: list[Any], reason: 
 def test_a_prediction_is_not_taken_for_a_recording(tmp_path: Path) -> None:
     with keep_quiet():
         path = predict(Transformer.bert(layers=1), "h100-sxm-8").save_trace(tmp_path / "step.json")
-    with pytest.raises(ValueError, match=r"step\.json cannot be read: it holds a prediction, as save_trace writes it"):
+    with pytest.raises(
+        ValueError,
+        match=r"step\.json cannot be read: it holds a prediction, as save_trace writes it",
+    ):
         read_kineto(path)
 
 
 def test_broken_and_mixed_files_are_named(tmp_path: Path) -> None:
     whole = write(tmp_path / "t.json", event(), event()).read_bytes()
-    texts = (whole[:90], whole[:-3], b"", b"[]", b"5", b'{"traceEvents": [1 2]}', gzip.compress(whole)[:60])
+    texts = (
+        whole[:90],
+        whole[:-3],
+        b"",
+        b"[]",
+        b"5",
+        b'{"traceEvents": [1 2]}',
+        gzip.compress(whole)[:60],
+    )
     for text in texts:
         (tmp_path / "broken.json").write_bytes(text)
         with pytest.raises(ValueError, match=r"broken\.json cannot be read: "):
             read_kineto(tmp_path / "broken.json")
     (tmp_path / "list.json").write_text(json.dumps([event()]), encoding="utf-8")
-    assert len(read_kineto(tmp_path / "list.json").events) == 1  # a list of events is a trace of Chrome too
+    # a list of events is a trace of Chrome too
+    assert len(read_kineto(tmp_path / "list.json").events) == 1
     with pytest.raises(ValueError, match="execution trace"):
         read_kineto(write(tmp_path / "mixed.json", event(), nodes=[]))
     with pytest.raises(ValueError, match="no schema or no nodes"):
         read_execution(write(tmp_path / "kineto.json", event()))
 
 
-JSON = st.recursive(st.text('}{,]" a', max_size=4), lambda each: st.lists(each) | st.dictionaries(st.text("a}"), each))
+JSON = st.recursive(
+    st.text('}{,]" a', max_size=4),
+    lambda each: st.lists(each) | st.dictionaries(st.text("a}"), each),
+)
 
 
 @given(st.lists(JSON, max_size=9))
 def test_objects_that_are_taken_leave_no_others(items: list[Any]) -> None:
     taken: list[Any] = []
     whole = {"more": items, "taken": [{"ph": each} for each in items]}
-    found = parse_document(json.dumps(whole), float, lambda each: taken.append(each) if "ph" in each else each)
+    found = parse_document(
+        json.dumps(whole), float, lambda each: taken.append(each) if "ph" in each else each
+    )
     assert taken == whole["taken"] and found == {"more": items, "taken": [None] * len(items)}
 
 
-def test_what_unpacks_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_unpacks_without_end_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("perfkit.readers.trace.LARGEST_TRACE", 2**20)
     (tmp_path / "bomb.gz").write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 2**22))
     with pytest.raises(ValueError, match=r"unpacks to more than 1\.05 MB"):
@@ -242,11 +309,17 @@ NODE = {"id": 2, "name": "aten::mm", "rf_id": 1, "parent": 1, "tid": 1}
 NODE |= {f"{side}{part}": [] for side in ("input", "output") for part in ("s", "_shapes", "_types")}
 
 
-@pytest.mark.parametrize(("nodes", "reason"), [
-    ([NODE, NODE], "node 2 twice"), ([{**NODE, "id": "two"}], "must be whole"),
-    ([{**NODE, "inputs": [1]}], "do not match"), ([5], "must be an object"), ([{"id": 1}], "inputs"),
-    ([], "no schema or no nodes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        ([NODE, NODE], "node 2 twice"),
+        ([{**NODE, "id": "two"}], "must be whole"),
+        ([{**NODE, "inputs": [1]}], "do not match"),
+        ([5], "must be an object"),
+        ([{"id": 1}], "inputs"),
+        ([], "no schema or no nodes"),
+    ],
+)
 def test_nodes_that_cannot_be_are_named(tmp_path: Path, nodes: list[Any], reason: str) -> None:
     path = tmp_path / "et.json"
     path.write_text(json.dumps({"schema": "1.0.1", "nodes": nodes}), encoding="utf-8")

@@ -16,7 +16,14 @@ from benchmarks.__main__ import PAGE
 from benchmarks.checks import predict_again
 from perfkit.__main__ import main
 from perfkit.calibration import study as studies
-from perfkit.calibration.study import METHODS, Trials, draw_models, make_model, measure_trials, propose_plans
+from perfkit.calibration.study import (
+    METHODS,
+    Trials,
+    draw_models,
+    make_model,
+    measure_trials,
+    propose_plans,
+)
 from perfkit.ground.files import find_reference
 from perfkit.measure import processes
 from perfkit.measure.machine import Fact, count_cores, describe_machine
@@ -28,11 +35,15 @@ from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.tables import EmbeddingTable, TableSet
 
-TINY = DLRM(rows=[100, 50, 20], dim=8, pooling=[2, 1, 3.5], bottom=[8], top=[8], features=4, batch=8)
+TINY = DLRM(
+    rows=[100, 50, 20], dim=8, pooling=[2, 1, 3.5], bottom=[8], top=[8], features=4, batch=8
+)
 Factor = Callable[[Plan, int], float]
 
 
-def pretend(price: Callable[[DLRM, Plan], float], factor: Factor, jobs: list[dict[str, Any]]) -> Callable[..., Any]:
+def pretend(
+    price: Callable[[DLRM, Plan], float], factor: Factor, jobs: list[dict[str, Any]]
+) -> Callable[..., Any]:
     """A machine whose times are `factor` times the predicted ones."""
 
     def run(job: dict[str, Any], *, ranks: int) -> list[Any]:
@@ -44,7 +55,12 @@ def pretend(price: Callable[[DLRM, Plan], float], factor: Factor, jobs: list[dic
             plan = Plan.from_owners(owners, ranks=ranks)
             time = factor(plan, number) * price(model, plan)
             for rank in range(ranks):
-                timing = {"median": time - 1e-6 * rank, "q1": 0.9 * time, "q3": 1.1 * time, "idle": 0.1 * time}
+                timing = {
+                    "median": time - 1e-6 * rank,
+                    "q1": 0.9 * time,
+                    "q3": 1.1 * time,
+                    "idle": 0.1 * time,
+                }
                 out[rank].append(timing)
         return out
 
@@ -54,7 +70,9 @@ def pretend(price: Callable[[DLRM, Plan], float], factor: Factor, jobs: list[dic
 @pytest.fixture(scope="module")
 def priced(toy: Platform) -> tuple[Callable[..., Any], Callable[[DLRM, Plan], float]]:
     """Functions for the placements of a model and the time of a placement, each computed once."""
-    return cache(partial(propose_plans, platform=toy)), cache(lambda model, plan: price_plan(model, toy, plan).time)
+    return cache(partial(propose_plans, platform=toy)), cache(
+        lambda model, plan: price_plan(model, toy, plan).time
+    )
 
 
 @pytest.fixture
@@ -78,8 +96,14 @@ def test_models_are_always_the_same_and_within_what_is_promised() -> None:
     assert draw_models(3) == {name: models[name] for name in ("model 0", "model 1", "model 2")}
     assert draw_models(2, seed=1)["model 0"] != models["model 0"]
     for number, model in enumerate(models.values()):
-        assert 8 <= len(model.tables) <= 16 and model.sparse == (number % 4 != 3) and 256 <= model.batch <= 2048
-        assert all(999 <= table.rows <= 1_000_001 and 1 <= table.pooling <= 64 for table in model.tables)
+        assert (
+            8 <= len(model.tables) <= 16
+            and model.sparse == (number % 4 != 3)
+            and 256 <= model.batch <= 2048
+        )
+        assert all(
+            999 <= table.rows <= 1_000_001 and 1 <= table.pooling <= 64 for table in model.tables
+        )
         assert sum(table.nbytes for table in model.tables) <= (3e8 if model.sparse else 1e8)
 
 
@@ -95,15 +119,25 @@ def test_every_method_proposes_whole_tables_under_equal_names_of_ranks(toy: Plat
 def test_tables_become_a_model_where_they_can_be_measured() -> None:
     table = EmbeddingTable(10, 8)
     for tables, optimizer, message in (
-        ((table, EmbeddingTable(10, 16)), "sgd", r"dim is \[8, 16\], .*; only separate fp32 tables of one"),
-        ((table,), "adam", "optimizer 'adam'; only"), ((EmbeddingTable(10, 8, itemsize=2),), "sgd", "itemsize is 2"),
+        (
+            (table, EmbeddingTable(10, 16)),
+            "sgd",
+            r"dim is \[8, 16\], .*; only separate fp32 tables of one",
+        ),
+        ((table,), "adam", "optimizer 'adam'; only"),
+        ((EmbeddingTable(10, 8, itemsize=2),), "sgd", "itemsize is 2"),
         ((EmbeddingTable(10, 8, law=table.distribution),), "sgd", "law of 1 is given"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=message):
             make_model(TableSet(tables, batch=8, optimizer=optimizer))
-    tables = TableSet((EmbeddingTable(10, 8, 2.0, 0.5, name="a"), EmbeddingTable(20, 8)), batch=8, sparse=False)
+    tables = TableSet(
+        (EmbeddingTable(10, 8, 2.0, 0.5, name="a"), EmbeddingTable(20, 8)), batch=8, sparse=False
+    )
     model = make_model(tables)
-    assert [(t.rows, t.dim, t.pooling, t.exponent) for t in model.tables] == [(10, 8, 2.0, 0.5), (20, 8, 1.0, 0.0)]
+    assert [(t.rows, t.dim, t.pooling, t.exponent) for t in model.tables] == [
+        (10, 8, 2.0, 0.5),
+        (20, 8, 1.0, 0.0),
+    ]
     assert model.batch == 8 and not model.sparse
 
 
@@ -111,14 +145,19 @@ def test_a_machine_as_predicted_has_no_regret(study: Any) -> None:
     trials, jobs = study()
     totals = trials.totals()
     assert totals["regret"]["predicted"] == totals["floor"] == totals["repeat"] == 0
-    assert totals["rank_correlation"] == totals["rank_repeat"] == pytest.approx(1) and totals["hits"] == 1
+    assert (
+        totals["rank_correlation"] == totals["rank_repeat"] == pytest.approx(1)
+        and totals["hits"] == 1
+    )
     assert set(totals["regret"]) == {*METHODS, "predicted"} - {"random 2"}
     assert abs(trials.errors).max() < 1e-9 and trials.coverage() == 1
     order = [job["workload"]["batch"] for job in jobs]
     assert order == [*order[:2], *order[:2]], "every model once before any a second time"
     assert len(study()[1]) == 4, "a finished study is measured again"
     methods = [name for run in trials.runs if run["family"] == "model 0" for name in run["methods"]]
-    assert sorted(methods) == sorted(METHODS), "a placement that two methods propose is measured once, and counts twice"
+    assert sorted(methods) == sorted(METHODS), (
+        "a placement that two methods propose is measured once, and counts twice"
+    )
 
 
 def test_regret_floor_and_excess_are_those_of_the_measured_times() -> None:
@@ -126,20 +165,32 @@ def test_regret_floor_and_excess_are_those_of_the_measured_times() -> None:
         times = {"predicted_s": predicted, "measured_s": sum(measured) / 2, "passes_s": measured}
         return {"family": "a", "methods": methods, **times}
 
-    runs = run(["search"], 1.0, 1.1, 1.3), run(["size", "lookup"], 2.0, 1.2, 1.0), run(["random"], 3.0, 2.2, 2.2)
+    runs = (
+        run(["search"], 1.0, 1.1, 1.3),
+        run(["size", "lookup"], 2.0, 1.2, 1.0),
+        run(["random"], 3.0, 2.2, 2.2),
+    )
     trials = Trials((*runs, run(["random 2"], 3.0, 2.2, 2.2)), "toy", {}, {})
     found = trials.regrets().to_dicts()[0]
     assert found["best_s"] == pytest.approx(1.1) and found["worst"] == pytest.approx(2)
-    assert found["predicted"] == found["search"] == pytest.approx(1.2 / 1.1 - 1) and not found["hit"]
+    assert (
+        found["predicted"] == found["search"] == pytest.approx(1.2 / 1.1 - 1) and not found["hit"]
+    )
     assert found["size"] == found["lookup"] == 0
-    assert found["floor"] == pytest.approx((1.3 / 1.0 - 1 + 1.2 / 1.1 - 1) / 2), "each pass judges the other's best"
+    assert found["floor"] == pytest.approx((1.3 / 1.0 - 1 + 1.2 / 1.1 - 1) / 2), (
+        "each pass judges the other's best"
+    )
     totals = trials.totals()
-    assert totals["excess"] == pytest.approx(1.2 / 1.1 - 1) and totals["regret"]["random"] == pytest.approx(1)
+    assert totals["excess"] == pytest.approx(1.2 / 1.1 - 1) and totals["regret"][
+        "random"
+    ] == pytest.approx(1)
     assert totals["excess_error"] is None and totals["hits_repeat"] == 0
     assert "of a choice by one pass" in trials.as_text()
 
 
-def test_trials_survive_their_file_and_are_predicted_again(study: Any, toy: Platform, tmp_path: Path) -> None:
+def test_trials_survive_their_file_and_are_predicted_again(
+    study: Any, toy: Platform, tmp_path: Path
+) -> None:
     trials, _ = study(lambda plan, number: 1.1 + 0.1 * number)
     again = Trials.load(trials.save(tmp_path / "t.json"))
     assert again.to_dict() == json.loads(json.dumps(trials.to_dict())) and isinstance(again, Trials)
@@ -148,9 +199,13 @@ def test_trials_survive_their_file_and_are_predicted_again(study: Any, toy: Plat
     assert predict_again(bent, toy).errors == pytest.approx(trials.errors)
 
 
-def test_models_that_do_not_fit_and_other_machines(study: Any, toy: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_do_not_fit_and_other_machines(
+    study: Any, toy: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(studies, "gather_facts", lambda: {"free_memory": Fact(1e6, "")})
-    with pytest.raises(ValueError, match=r"model 0 needs .* for all its \d placements; 1 MB are free"):
+    with pytest.raises(
+        ValueError, match=r"model 0 needs .* for all its \d placements; 1 MB are free"
+    ):
         study()
     with pytest.raises(ValueError, match="ranks is 3; this machine has 2 cores"):
         study(ranks=3)
@@ -162,11 +217,19 @@ def test_models_that_do_not_fit_and_other_machines(study: Any, toy: Platform, mo
 @pytest.mark.serial
 @pytest.mark.skipif(count_cores() < 2, reason="two ranks need two cores")
 def test_two_processes_take_turns_among_placements() -> None:
-    job = {"task": "placements", "workload": dump(TINY), "placements": [[0, 1, 0], [0, 0, 1], [0, 0, 0]]}
+    job = {
+        "task": "placements",
+        "workload": dump(TINY),
+        "placements": [[0, 1, 0], [0, 0, 1], [0, 0, 0]],
+    }
     by_rank = run_processes({**job, "seconds": 1e-3}, ranks=2)
     assert [len(results) for results in by_rank] == [3, 3]
     for run in (run for results in by_rank for run in results):
-        assert len(run["blocks"]) == 6 and run["n"] >= 12 and 0 < run["q1"] <= run["median"] <= run["q3"]
+        assert (
+            len(run["blocks"]) == 6
+            and run["n"] >= 12
+            and 0 < run["q1"] <= run["median"] <= run["q3"]
+        )
 
 
 # The command line.
@@ -184,41 +247,63 @@ H100, ZEN = "--platform h100-sxm-8 --ranks 8 --steps 300", "--measure --platform
 MLPERF = f"--model dlrm-mlperf {H100}"
 
 
-@pytest.mark.parametrize(("line", "message"), [
-    (H100, "model is missing; give --model or --tables"),
-    (f"--model bert-base {H100}", "model is 'bert-base'; known are dlrm-default"),
-    (f"{MLPERF} --tables t.csv", "model and tables are both given"),
-    (f"{MLPERF} --dim 8", "dim is given; a model knows"),
-    (f"{MLPERF} --quick", "quick is given; it is for --measure"),
-    (f"{MLPERF} --memory 2e9", "memory: .* ranks would do"),
-    (f"{MLPERF} --plan no.json", "no.json cannot be read"),
-    (f"{ZEN} --steps 9", "steps is given; it is for a search"),
-    (f"{ZEN} --ranks 4096", "ranks is 4096; this machine has"),
-])  # fmt: skip
-def test_bad_lines_end_with_one_sentence(line: str, message: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(studies, "run_processes", lambda *_, **__: pytest.fail("something was measured"))
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (H100, "model is missing; give --model or --tables"),
+        (f"--model bert-base {H100}", "model is 'bert-base'; known are dlrm-default"),
+        (f"{MLPERF} --tables t.csv", "model and tables are both given"),
+        (f"{MLPERF} --dim 8", "dim is given; a model knows"),
+        (f"{MLPERF} --quick", "quick is given; it is for --measure"),
+        (f"{MLPERF} --memory 2e9", "memory: .* ranks would do"),
+        (f"{MLPERF} --plan no.json", "no.json cannot be read"),
+        (f"{ZEN} --steps 9", "steps is given; it is for a search"),
+        (f"{ZEN} --ranks 4096", "ranks is 4096; this machine has"),
+    ],
+)
+def test_bad_lines_end_with_one_sentence(
+    line: str, message: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        studies, "run_processes", lambda *_, **__: pytest.fail("something was measured")
+    )
     assert run(line) == 2
     (said,) = capsys.readouterr().err.strip().splitlines()
     assert re.search(message, said)
 
 
-def test_a_plan_is_found_written_and_priced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_is_found_written_and_priced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     table, plan, figures = (tmp_path / name for name in ("t.csv", "plan.json", "figures.json"))
     table.write_text("rows,dim,pooling\n" + "100000,64,8\n" * 12)
     line = f"--tables {table} --batch 4096 {H100}"
     assert run(f"{line} --out {plan} --json {figures}") == 0
     said, data = capsys.readouterr().out, json.loads(figures.read_text())
-    assert "12 tables on 8 ranks of h100-sxm-8" in said and "unique-rows" in said and f"written to {plan}" in said
+    assert (
+        "12 tables on 8 ranks of h100-sxm-8" in said
+        and "unique-rows" in said
+        and f"written to {plan}" in said
+    )
     assert len(re.findall(r"(?m)^\d .*%$", said)) == 8, "a line for each rank"
-    assert data["format"] == 1 and data["bound_s"] <= data["predicted_s"] and len(data["ranks"]) == 8
+    assert (
+        data["format"] == 1 and data["bound_s"] <= data["predicted_s"] and len(data["ranks"]) == 8
+    )
     assert sum(data["parts_s"].values()) == pytest.approx(data["predicted_s"])
-    assert Plan.from_json(json.dumps(data["plan"])) == Plan.load(plan) and data["methods"][0]["method"] == "search"
+    assert (
+        Plan.from_json(json.dumps(data["plan"])) == Plan.load(plan)
+        and data["methods"][0]["method"] == "search"
+    )
     assert run(f"{line} --plan {plan}") == 0 and "1.00 times as long" in capsys.readouterr().out
 
 
-def test_tables_of_a_file_are_measured(study: Any, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_tables_of_a_file_are_measured(
+    study: Any, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
     (trials, _), asked = study(), list[Any]()
-    monkeypatch.setattr(studies, "measure_trials", lambda *names, **more: asked.append((names, more)) or trials)
+    monkeypatch.setattr(
+        studies, "measure_trials", lambda *names, **more: asked.append((names, more)) or trials
+    )
     table, out = tmp_path / "mine.csv", tmp_path / "out.json"
     table.write_text("rows,dim\n" + "1000,16\n" * 4)
     assert run(f"{ZEN} --quick --tables {table} --batch 64 --seconds 0.5 --json {out}") == 0
@@ -229,7 +314,9 @@ def test_tables_of_a_file_are_measured(study: Any, tmp_path: Path, capsys: Any, 
     assert run(ZEN) == 0 and asked[1][1]["models"] is None
 
 
-def test_the_study_is_put_beside_its_bars(study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_study_is_put_beside_its_bars(
+    study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trials, _ = study()
     assert "NO" in sharding_study.format_bars(trials.totals()), "two models are no study"
     assert "NO" not in sharding_study.format_bars({**trials.totals(), "models": 10})
@@ -241,8 +328,13 @@ def test_the_study_is_put_beside_its_bars(study: Any, tmp_path: Path, capsys: py
 @pytest.mark.parametrize("name", ["zen5-2.sharding-0", "zen3-2.sharding-1"])
 def test_the_committed_study_meets_its_bars(name: str) -> None:
     """The page of accuracy has today's predictions; test_readme.py computes them again."""
-    trials, shown = Trials.load(find_reference("measured", f"{name}.json")), PAGE.read_text(encoding="utf-8")
+    trials, shown = (
+        Trials.load(find_reference("measured", f"{name}.json")),
+        PAGE.read_text(encoding="utf-8"),
+    )
     bars = shown.split(f"measured/{name}.json")[1].split("```")[1].split("met\n")[1].splitlines()
     assert len(bars) == 3 and all(line.endswith("yes") for line in bars)
     for model in dict.fromkeys(run["family"] for run in trials.runs):
-        assert sorted(m for run in trials.runs if run["family"] == model for m in run["methods"]) == sorted(METHODS)
+        assert sorted(
+            m for run in trials.runs if run["family"] == model for m in run["methods"]
+        ) == sorted(METHODS)

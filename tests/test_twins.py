@@ -1,7 +1,9 @@
-"""Workloads against their PyTorch twins: what is built is what runs and what is captured, with the same sizes.
+"""Workloads against their PyTorch twins: what is built is what runs and what is captured, with the
+same sizes.
 
-What an operation is handed and what it touches differ where rows are looked up or a tensor only lends its shape. Both
-sides count what is touched: tables by lookups, and tensors that only lend their shape not at all.
+What an operation is handed and what it touches differ where rows are looked up or a tensor only
+lends its shape. Both sides count what is touched: tables by lookups, and tensors that only lend
+their shape not at all.
 """
 
 import os
@@ -25,24 +27,49 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from perfkit.measure.iterations import OperationTimer, build_step  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
 
-TABLES = {"rows": [3000, 700, 90], "dim": 48, "pooling": 3, "bottom": [64, 96], "top": [80, 40], "features": 13}
-SIZES = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 300, "positions": 48, "sequence": 40, "batch": 4}
+TABLES = {
+    "rows": [3000, 700, 90],
+    "dim": 48,
+    "pooling": 3,
+    "bottom": [64, 96],
+    "top": [80, 40],
+    "features": 13,
+}
+SIZES = {
+    "layers": 2,
+    "hidden": 64,
+    "heads": 4,
+    "vocabulary": 300,
+    "positions": 48,
+    "sequence": 40,
+    "batch": 4,
+}
 MODELS: dict[str, DLRM | Transformer] = {
     "dlrm-sparse": DLRM(batch=64, sparse=True, exponent=1.0, **TABLES),
     "dlrm-dense": DLRM(batch=64, sparse=False, exponent=0.9, **TABLES),
-    "dlrm-cross": DLRM(batch=64, sparse=False, interaction="cross", cross=(3, 24), optimizer="adagrad", **TABLES),
+    "dlrm-cross": DLRM(
+        batch=64, sparse=False, interaction="cross", cross=(3, 24), optimizer="adagrad", **TABLES
+    ),
     "dlrm-one-table": DLRM(batch=16, rows=[50], dim=8, pooling=1, bottom=[], top=[8], features=3),
     "dlrm-bf16": DLRM(batch=64, sparse=True, dtype="bf16", **TABLES),
     "dlrm-fp64": DLRM(batch=64, sparse=True, dtype="fp64", **TABLES),
     **{
-        f"{family}-{attention}-{optimizer}": build(attention=attention, optimizer=optimizer, **SIZES)
+        f"{family}-{attention}-{optimizer}": build(
+            attention=attention, optimizer=optimizer, **SIZES
+        )
         for family, build in (("bert", Transformer.bert), ("gpt2", Transformer.gpt2))
         for attention in ("eager", "fused")
         for optimizer in ("adamw", "sgd")
     },
 }
 #: Position of the operand that is only looked up in, or only lends its shape.
-NOT_READ = {"_embedding_bag": 0, "embedding": 0, "nll_loss_forward": 0, "nll_loss_backward": 1, "new_zeros": 0}
+NOT_READ = {
+    "_embedding_bag": 0,
+    "embedding": 0,
+    "nll_loss_forward": 0,
+    "nll_loss_backward": 1,
+    "new_zeros": 0,
+}
 HOST = [FEATURES.index(name) for name in ("launches", "calls", "bare")]
 C10D = {"alltoall_base_": "all_to_all", "allreduce_": "all_reduce"}
 
@@ -64,7 +91,8 @@ class Counter(OperationTimer):
 
 
 def count_flops(graph: Graph, step: Any) -> float:
-    """FLOP that PyTorch counts; it knows the attention kernels of GPUs, not this one (arXiv:2307.08691, 4.1)."""
+    """FLOP that PyTorch counts; it knows the attention kernels of GPUs, not this one
+    (arXiv:2307.08691, 4.1)."""
     with FlopCounterMode(display=False) as counter:
         step()
     counted = float(sum(counter.get_flop_counts()["Global"].values()))
@@ -73,7 +101,9 @@ def count_flops(graph: Graph, step: Any) -> float:
         for (kind, variant), members in graph.kernels.items():
             for i in members if kind == "attention" else ():
                 s = graph[int(i)].features
-                forward = 4 * s["batch"] * s["m"] * s["n"] * s["k"] / (2 if "causal" in variant else 1)
+                forward = (
+                    4 * s["batch"] * s["m"] * s["n"] * s["k"] / (2 if "causal" in variant else 1)
+                )
                 counted += forward * (2.5 if variant.startswith("backward") else 1)
     return counted
 
@@ -98,24 +128,30 @@ def test_what_runs_has_the_operations_bytes_and_flops_of_its_graph(name: str) ->
         ours[i] -= first[2] if first[1] == second[1] else 0
     by_kind: dict[str, np.ndarray] = {}
     for (kind, variant), members in graph.kernels.items():
-        by_kind[kind] = by_kind.get(kind, 0.0) + np.array([ours[members].sum(), theirs[members].sum()])
+        by_kind[kind] = by_kind.get(kind, 0.0) + np.array(
+            [ours[members].sum(), theirs[members].sum()]
+        )
         if kind in ("gemm", "bmm", "attention"):
             assert ours[members].tolist() == theirs[members].tolist(), (kind, variant)
     assert all(own == pytest.approx(other, rel=0.25) for own, other in by_kind.values()), by_kind
 
 
 def assert_equal(ours: Graph, built: Graph) -> None:
-    """The same operations with the same sizes, bytes and waits; the host's work is known less exactly."""
+    """The same operations with the same sizes, bytes and waits; the host's work is known less
+    exactly."""
     assert [label[:4] for label in ours.labels] == [label[:4] for label in built.labels]
     sizes = [np.delete(g.features, HOST, axis=1) for g in (ours, built)]
     for i, (own, other) in enumerate(zip(*sizes, strict=True)):
         assert own.tolist() == other.tolist(), (i, built.labels[i])
     assert ours.traffic.tolist() == built.traffic.tolist()
     assert ours.parameters == built.parameters
-    near = 0.03 if built.waits is None else 0.15  # gradients in one bucket are one buffer, or each its own
+    # gradients in one bucket are one buffer, or each its own
+    near = 0.03 if built.waits is None else 0.15
     assert ours.distances.sum() == pytest.approx(built.distances.sum(), rel=near)
     assert ours.column("calls").sum() == pytest.approx(built.column("calls").sum(), rel=0.1)
-    waits = [None if graph.waits is None else sorted(map(tuple, graph.waits)) for graph in (ours, built)]
+    waits = [
+        None if graph.waits is None else sorted(map(tuple, graph.waits)) for graph in (ours, built)
+    ]
     assert waits[0] == waits[1]
 
 
@@ -123,13 +159,18 @@ def assert_equal(ours: Graph, built: Graph) -> None:
 def test_what_is_captured_is_what_is_built(name: str) -> None:
     graph, built = capture(lambda: build_step(MODELS[name])[0]), MODELS[name].graphs()[0]
     assert_equal(graph, built)
-    assert [(t.rows, t.dim, t.pooling) for t in graph.tables] == [(t.rows, t.dim, t.pooling) for t in built.tables]
+    assert [(t.rows, t.dim, t.pooling) for t in graph.tables] == [
+        (t.rows, t.dim, t.pooling) for t in built.tables
+    ]
     if name in ("dlrm-sparse", "dlrm-dense"):  # fewer lookups tell nothing of the exponent
-        assert [t.exponent for t in graph.tables] == pytest.approx([t.exponent for t in built.tables], abs=0.25)
+        assert [t.exponent for t in graph.tables] == pytest.approx(
+            [t.exponent for t in built.tables], abs=0.25
+        )
 
 
 def test_watching_does_not_change_the_result() -> None:
-    """A timer that kept tensors alive, or ran something twice, would change gradients or their accumulation."""
+    """A timer that kept tensors alive, or ran something twice, would change gradients or their
+    accumulation."""
     results = []
     for watched in (False, True):
         step, module = build_step(MODELS["bert-eager-sgd"], seed=3)
@@ -146,20 +187,34 @@ def test_watching_does_not_change_the_result() -> None:
 
 # Two ranks.
 
-#: The last two rows of gradients are in buckets of `DistributedDataParallel`: 1 MiB, then 25 MiB, as gradients come.
+#: The last two rows of gradients are in buckets of `DistributedDataParallel`: 1 MiB, then 25 MiB,
+#: as gradients come.
 TWO_RANKS: dict[str, tuple[DLRM | Transformer | Net, tuple[int, ...] | None]] = {
     "exchanged": (DLRM(batch=32, **TABLES), (0, 1, 1)),
     "exchanged-overlapped": (DLRM(batch=32, overlap=True, **TABLES), (0, 1, 1)),
     "empty": (DLRM(batch=32, **TABLES), (1, 1, 1)),
     "cross-overlapped": (
-        DLRM(batch=32, overlap=True, sparse=False, interaction="cross", cross=(2, 24), optimizer="adagrad", **TABLES),
+        DLRM(
+            batch=32,
+            overlap=True,
+            sparse=False,
+            interaction="cross",
+            cross=(2, 24),
+            optimizer="adagrad",
+            **TABLES,
+        ),
         (1, 1, 1),
     ),
     "flat": (Transformer.bert(**SIZES, overlap=False), None),
-    "buckets": (Transformer.gpt2(**{**SIZES, "hidden": 512, "layers": 3, "vocabulary": 2000}), None),
+    "buckets": (
+        Transformer.gpt2(**{**SIZES, "hidden": 512, "layers": 3, "vocabulary": 2000}),
+        None,
+    ),
     "net": (Net("resnet", batch=4, size=64, width=8, depth=1, classes=10), None),
 }
-needs_ranks = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
+needs_ranks = pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="torch without torch.distributed"
+)
 
 
 @needs_ranks
@@ -168,7 +223,9 @@ def test_two_captured_ranks_are_what_is_built(name: str) -> None:
     workload, owners = TWO_RANKS[name]
     plan = Plan.from_owners(owners, ranks=2) if owners else None
     for rank, built in enumerate(workload.graphs(2, plan)):
-        captured = capture(lambda r=rank: build_step(workload, plan=plan, rank=r, ranks=2)[0], ranks=2, rank=rank)
+        captured = capture(
+            lambda r=rank: build_step(workload, plan=plan, rank=r, ranks=2)[0], ranks=2, rank=rank
+        )
         assert_equal(captured, built)
     assert not torch.distributed.is_initialized()
 
@@ -180,8 +237,13 @@ RAN = ("exchanged-overlapped", "empty", "flat", "buckets", "net")
 def measured() -> dict[str, Any]:
     """What both ranks measured of each workload, one after the other."""
     about = {"seconds": 0, "operations": 1}
-    jobs = [{"workload": samples.dump(TWO_RANKS[name][0]), "owners": TWO_RANKS[name][1], **about} for name in RAN]
-    return dict(zip(RAN, run_together("perfkit.measure.iterations:time_iteration", jobs, 2), strict=True))
+    jobs = [
+        {"workload": samples.dump(TWO_RANKS[name][0]), "owners": TWO_RANKS[name][1], **about}
+        for name in RAN
+    ]
+    return dict(
+        zip(RAN, run_together("perfkit.measure.iterations:time_iteration", jobs, 2), strict=True)
+    )
 
 
 @needs_ranks
@@ -191,12 +253,22 @@ def test_two_ranks_run_what_their_graphs_say(name: str, measured: dict[str, Any]
     (workload, owners), results = TWO_RANKS[name], measured[name]
     graphs = workload.graphs(2, Plan.from_owners(owners, ranks=2) if owners else None)
     for graph, result in zip(graphs, results, strict=True):
-        names, order = [C10D.get(name, name) for name in result["names"]], sorted if name == "net" else list
+        names, order = (
+            [C10D.get(name, name) for name in result["names"]],
+            sorted if name == "net" else list,
+        )
         assert order(label[0] for label in graph.labels) == order(names)
-        assert [names[i] for i in graph.collectives] == [graph.labels[i][0] for i in graph.collectives]
-        assert len(result["operation_seconds"]) == len(graph) and np.isfinite(result["operation_seconds"]).all()
+        assert [names[i] for i in graph.collectives] == [
+            graph.labels[i][0] for i in graph.collectives
+        ]
+        assert (
+            len(result["operation_seconds"]) == len(graph)
+            and np.isfinite(result["operation_seconds"]).all()
+        )
         assert result["n"] == 6 and 0 <= result["idle"] <= 2 * result["q3"]
     sent = graphs[0].column("nbytes")[graphs[0].collectives]
     if name in ("flat", "buckets"):
-        assert sent.sum() == 4 * graphs[0].parameters and len(sent) == {"flat": 1, "buckets": 3}[name]
+        assert (
+            sent.sum() == 4 * graphs[0].parameters and len(sent) == {"flat": 1, "buckets": 3}[name]
+        )
     assert os.environ.get("RANK") is None

@@ -1,4 +1,5 @@
-"""Activity of one rank in a trace: its kernels, their place in the training step, and where its time goes."""
+"""Activity of one rank in a trace: its kernels, their place in the training step, and where its
+time goes."""
 
 import re
 from collections.abc import Callable
@@ -14,35 +15,63 @@ from perfkit.ground.units import escape
 from perfkit.readers.trace import DEVICE, TraceFile, find_iterations
 from perfkit.workloads.vocabulary import VIEWS, find_entry
 
-#: Phases by the names of annotations, operators and nodes of the backward graph; the innermost counts.
+#: Phases by the names of annotations, operators and nodes of the backward graph; the innermost
+#: counts.
 _PHASES = list_names("phase")
 #: Annotations that name no module.
-_NO_MODULE = re.compile(r"^(ProfilerStep|nccl:|c10d|Optimizer\.|enumerate\(|(## )?(forward|backward|optimizer)( ##)?$)")
+_NO_MODULE = re.compile(
+    r"^(ProfilerStep|nccl:|c10d|Optimizer\.|enumerate\(|(## )?(forward|backward|optimizer)( ##)?$)"
+)
 #: Operators that launch collectives.
 _EXCHANGE = re.compile(r"^(nccl:|record_param_comms$)")
-#: Classes of operators and kernels that `perfkit.workloads.vocabulary` does not have; the first match counts.
+#: Classes of operators and kernels that `perfkit.workloads.vocabulary` does not have; the first
+#: match counts.
 _CLASSES = list_names("class")
 #: Calls in which the host waits for the device.
 BLOCKING = "Synchronize|^(cuda|hip)(Memcpy|Malloc|Free|HostAlloc)$"
-#: Roles in order: where several overlap in time, the first counts. The device is busy in the first four.
-ROLES = ("compute", "communication", "waiting", "copies", "queued", "synchronisation", "loading", "host", "rest")
+#: Roles in order: where several overlap in time, the first counts. The device is busy in the first
+#: four.
+ROLES = (
+    "compute",
+    "communication",
+    "waiting",
+    "copies",
+    "queued",
+    "synchronisation",
+    "loading",
+    "host",
+    "rest",
+)
 #: Annotations in which the host loads data.
 _LOADING = r"DataLoader\)#"
-#: A step counts as stalled, and is left out, from this multiple of the median time on [-]; formulas, table 6.2.
+#: A step counts as stalled, and is left out, from this multiple of the median time on [-];
+#: formulas, table 6.2.
 _STALLED = 1.5
 
 _WORK = {
-    "rank": pl.Int64, "index": pl.Int64, "iteration": pl.Int64, "role": pl.String, "stream": pl.Int64,
-    "start": pl.Int64, "end": pl.Int64, "launched": pl.Int64, "kernel": pl.String, "operation": pl.Int64,
-    "exchange": pl.Int64, "name": pl.String, "kind": pl.String, "phase": pl.String, "module": pl.String,
-}  # fmt: skip
+    "rank": pl.Int64,
+    "index": pl.Int64,
+    "iteration": pl.Int64,
+    "role": pl.String,
+    "stream": pl.Int64,
+    "start": pl.Int64,
+    "end": pl.Int64,
+    "launched": pl.Int64,
+    "kernel": pl.String,
+    "operation": pl.Int64,
+    "exchange": pl.Int64,
+    "name": pl.String,
+    "kind": pl.String,
+    "phase": pl.String,
+    "module": pl.String,
+}
 
 
 class _Place(NamedTuple):
     """Phase, module and operator of a host event, from its own name or from the events around it.
 
-    `owner` is the index of the outermost operator that the vocabulary knows, otherwise of the innermost operator;
-    `exchange` that of the operator that launched a collective; -1 for none.
+    `owner` is the index of the outermost operator that the vocabulary knows, otherwise of the
+    innermost operator; `exchange` that of the operator that launched a collective; -1 for none.
     """
 
     phase: str = ""
@@ -54,7 +83,8 @@ class _Place(NamedTuple):
 
 @lru_cache(maxsize=65_536)
 def _read_name(cat: str, name: str) -> tuple[str, str, bool, bool, bool]:
-    """What a name alone tells: phase, module, whether it is an operator, a known operator, a collective."""
+    """What a name alone tells: phase, module, whether it is an operator, a known operator, a
+    collective."""
     phase = next((phase for pattern, phase in _PHASES if pattern.search(name)), "")
     module = ""
     if cat == "python_function":
@@ -68,7 +98,8 @@ def _read_name(cat: str, name: str) -> tuple[str, str, bool, bool, bool]:
 
 @lru_cache(maxsize=65_536)
 def _classify(name: str, last: bool = False) -> str:
-    """Class of an operator or kernel, empty if unknown; with `last`, unknown operators count as elementwise."""
+    """Class of an operator or kernel, empty if unknown; with `last`, unknown operators count as
+    elementwise."""
     short, known = name.removeprefix("aten::"), ""
     if short != name and not _CLASSES[0][0].search(short) and not _CLASSES[1][0].search(short):
         known = "" if short in VIEWS else find_entry(short, pointwise=last).kind
@@ -79,16 +110,30 @@ def _classify(name: str, last: bool = False) -> str:
 
 
 def _find_places(file: TraceFile) -> Callable[[int], _Place]:
-    """Make a function that finds the place of an event; backward nodes take the module of their forward operator."""
+    """Make a function that finds the place of an event; backward nodes take the module of their
+    forward operator."""
     events = file.events
-    cats, names, parents, threads = (events[name].to_list() for name in ("cat", "name", "parent", "tid"))
+    cats, names, parents, threads = (
+        events[name].to_list() for name in ("cat", "name", "parent", "tid")
+    )
     # autocast casts the arguments of an operator and calls it again: the inner one is the operator
-    wraps = {above for name, above in zip(names, parents, strict=True) if above >= 0 and names[above] == name}
-    first = events.filter(pl.col("stream") < 0).unique("tid", keep="first").select("tid", "name").rows()
+    wraps = {
+        above
+        for name, above in zip(names, parents, strict=True)
+        if above >= 0 and names[above] == name
+    }
+    first = (
+        events.filter(pl.col("stream") < 0).unique("tid", keep="first").select("tid", "name").rows()
+    )
     engines = {thread for thread, name in first if _PHASES[2][0].search(name)}
-    made = {args["Sequence number"]: index for index, args in file.args.items()  # the last operator before a node
-            if args.get("Sequence number", -1) >= 0 and not args.get("Fwd thread id")
-            and _read_name(cats[index], names[index])[2]}  # fmt: skip
+    # the last operator before a node
+    made = {
+        args["Sequence number"]: index
+        for index, args in file.args.items()
+        if args.get("Sequence number", -1) >= 0
+        and not args.get("Fwd thread id")
+        and _read_name(cats[index], names[index])[2]
+    }
 
     @cache
     def find(index: int) -> _Place:
@@ -99,9 +144,14 @@ def _find_places(file: TraceFile) -> Callable[[int], _Place]:
             around = _Place("backward")
         phase, part, operator, known, exchange = _read_name(cats[index], names[index])
         module = f"{around.module}.{part}".strip(".") if part else around.module
-        if phase == "backward" and (number := file.args.get(index, {}).get("Sequence number", -1)) in made:
+        if (
+            phase == "backward"
+            and (number := file.args.get(index, {}).get("Sequence number", -1)) in made
+        ):
             module = find(made[number]).module
-        owned = (index, known) if operator and not around.known and index not in wraps else around[2:4]
+        owned = (
+            (index, known) if operator and not around.known and index not in wraps else around[2:4]
+        )
         return _Place(phase or around.phase, module, *owned, index if exchange else around.exchange)
 
     return find
@@ -109,7 +159,8 @@ def _find_places(file: TraceFile) -> Callable[[int], _Place]:
 
 @checked
 def list_work(file: TraceFile) -> Table:
-    """List the kernels and copies of the device of a rank; without a device, the operators of its host.
+    """List the kernels and copies of the device of a rank; without a device, the operators of its
+    host.
 
     Parameters
     ----------
@@ -119,10 +170,10 @@ def list_work(file: TraceFile) -> Table:
     Returns
     -------
     frame : polars.DataFrame
-        Sorted by start: rank, index, iteration [-]; role (compute, communication, copies); stream [-]; start, end, and
-        launched, when the host had launched it [ns]; kernel, its own name; operation, index of its operator, and
-        exchange, index of the operator that launched a collective, -1 for none [-]; name of the operator; kind, as in
-        `Graph`; phase, module.
+        Sorted by start: rank, index, iteration [-]; role (compute, communication, copies); stream
+        [-]; start, end, and launched, when the host had launched it [ns]; kernel, its own name;
+        operation, index of its operator, and exchange, index of the operator that launched a
+        collective, -1 for none [-]; name of the operator; kind, as in `Graph`; phase, module.
     """
     events, find, meets = file.events, _find_places(file), cache(COLLECTIVE.search)
     device = events.filter(pl.col("cat").is_in(DEVICE))
@@ -138,22 +189,43 @@ def list_work(file: TraceFile) -> Table:
             exchanged = names[place.exchange] if place.exchange >= 0 else ""
             role, kind, name = "communication", "collective", spell_operation(exchanged, kernel)
         else:
-            role, name = "compute" if cat in ("kernel", "cpu_op") else "copies", owner.removeprefix("aten::") or kernel
-            kind = _classify(owner if place.known and role == "compute" else kernel) or _classify(owner, last=True)
+            role, name = (
+                "compute" if cat in ("kernel", "cpu_op") else "copies",
+                owner.removeprefix("aten::") or kernel,
+            )
+            kind = _classify(owner if place.known and role == "compute" else kernel) or _classify(
+                owner, last=True
+            )
         launched = ends[launch] if launch not in (-1, index) else -1
         about = (place.owner, place.exchange, name, kind or "other", place.phase, place.module)
-        rows.append((file.rank, index, iteration, role, stream, start, ends[index], launched, kernel, *about))
+        rows.append(
+            (
+                file.rank,
+                index,
+                iteration,
+                role,
+                stream,
+                start,
+                ends[index],
+                launched,
+                kernel,
+                *about,
+            )
+        )
     return pl.DataFrame(rows, _WORK, orient="row").sort("start", "index")
 
 
 def _find_workers(operators: Table, find: Callable[[int], _Place]) -> Table:
-    """Operators of a host that do work: those that the vocabulary knows, and others that call no operator."""
+    """Operators of a host that do work: those that the vocabulary knows, and others that call no
+    operator."""
     callers, chosen = set(operators["parent"]), list[bool]()
     for index, name in operators.select("index", "name").iter_rows():
         place, short = find(index), name.removeprefix("aten::")
         innermost = index not in callers and short not in VIEWS and short != name
         chosen.append(place.owner == index and (place.known or innermost))
-    return operators.filter(pl.Series(chosen, dtype=pl.Boolean)).with_columns(index_correlation=pl.col("index"))
+    return operators.filter(pl.Series(chosen, dtype=pl.Boolean)).with_columns(
+        index_correlation=pl.col("index")
+    )
 
 
 def time_host(file: TraceFile) -> Table:
@@ -167,49 +239,76 @@ def time_host(file: TraceFile) -> Table:
     Returns
     -------
     frame : polars.DataFrame
-        rank; overhead, named as in `Platform.host`: gap (T1, before the next call of PyTorch), before_launch (T2),
-        after_launch (T3), launch (T4), between_launches (T5), bare (a call without a launch); n [-]; median_s, mean_s
-        [s]. A node of autograd is one call, as in a `Graph`. Times in which the host waits for its device or loads
-        data are left out. While one thread waits for another, the calls of the other thread count. observers: what the
-        profiler recorded beside, which slows the host.
+        rank; overhead, named as in `Platform.host`: gap (T1, before the next call of PyTorch),
+        before_launch (T2), after_launch (T3), launch (T4), between_launches (T5), bare (a call
+        without a launch); n [-]; median_s, mean_s [s]. A node of autograd is one call, as in a
+        `Graph`. Times in which the host waits for its device or loads data are left out. While one
+        thread waits for another, the calls of the other thread count. observers: what the profiler
+        recorded beside, which slows the host.
 
     References
     ----------
-    .. [1] Z. Lin et al., "Building a performance model for deep learning recommendation model training on GPUs", 2022,
-       arXiv:2201.07821, section 3.4 (the five overheads)
+    .. [1] Z. Lin et al., "Building a performance model for deep learning recommendation model
+       training on GPUs", 2022, arXiv:2201.07821, section 3.4 (the five overheads)
     """
     ts, end, threads = pl.col("ts"), pl.col("end"), ("pid", "tid")
     host = file.events.filter(pl.col("stream") < 0).with_columns(end=ts + pl.col("dur"))
     loading = pl.col("name").str.contains("DataLoader")
     calls = host.filter((pl.col("cat") == "cpu_op") | loading)
-    calls = calls.filter(ts >= end.cum_max().shift(1).fill_null(0).over(threads))  # the outermost calls
+    # the outermost calls
+    calls = calls.filter(ts >= end.cum_max().shift(1).fill_null(0).over(threads))
     calls = calls.sort(ts).with_columns(before=end.cum_max().shift(1).over("pid")).filter(~loading)
     launches = host.filter(pl.col("index_correlation") >= 0, ~pl.col("name").str.contains(BLOCKING))
     launches = launches.select(*threads, "ts", "end", begin="ts")
-    launches = launches.join_asof(calls, on="ts", by=threads, check_sortedness=False).filter(ts < pl.col("end_right"))
-    each = launches.group_by("index").agg(pl.min("begin"), pl.max("end"), done=pl.first("end_right"))
+    launches = launches.join_asof(calls, on="ts", by=threads, check_sortedness=False).filter(
+        ts < pl.col("end_right")
+    )
+    each = launches.group_by("index").agg(
+        pl.min("begin"), pl.max("end"), done=pl.first("end_right")
+    )
     each = each.join(calls.select("index", "ts"), on="index")
     waits = host.filter(pl.col("name").str.contains(BLOCKING))["ts"]
-    bare, between = calls.join(each, on="index", how="anti"), end.shift(1).over("index").alias("before")
+    bare, between = (
+        calls.join(each, on="index", how="anti"),
+        end.shift(1).over("index").alias("before"),
+    )
     times = {
-        "bare": bare.select(end - ts), "before_launch": each.select(pl.col("begin") - ts),
-        "after_launch": each.select(pl.col("done") - end), "launch": launches.select(end - pl.col("begin")),
-    }  # fmt: skip
-    pairs = {"gap": calls.select("before", after=ts), "between_launches": launches.select(between, after="begin")}
+        "bare": bare.select(end - ts),
+        "before_launch": each.select(pl.col("begin") - ts),
+        "after_launch": each.select(pl.col("done") - end),
+        "launch": launches.select(end - pl.col("begin")),
+    }
+    pairs = {
+        "gap": calls.select("before", after=ts),
+        "between_launches": launches.select(between, after="begin"),
+    }
     for name, pair in pairs.items():
         pair = pair.drop_nulls().filter(pl.col("before") <= pl.col("after"))
         free = waits.search_sorted(pair["before"]) == waits.search_sorted(pair["after"])
         times[name] = pair.filter(free).select(pl.col("after") - pl.col("before"))
     series = ((name, 1e-9 * frame.to_series().drop_nulls()) for name, frame in times.items())
-    rows = [(file.rank, name, len(seconds), seconds.median(), seconds.mean()) for name, seconds in series]
-    kinds = {"rank": pl.Int64, "overhead": pl.String, "n": pl.Int64, "median_s": pl.Float64, "mean_s": pl.Float64}
-    return pl.DataFrame(rows, kinds, orient="row").with_columns(observers=pl.lit(", ".join(file.observers)))
+    rows = [
+        (file.rank, name, len(seconds), seconds.median(), seconds.mean())
+        for name, seconds in series
+    ]
+    kinds = {
+        "rank": pl.Int64,
+        "overhead": pl.String,
+        "n": pl.Int64,
+        "median_s": pl.Float64,
+        "mean_s": pl.Float64,
+    }
+    return pl.DataFrame(rows, kinds, orient="row").with_columns(
+        observers=pl.lit(", ".join(file.observers))
+    )
 
 
 def list_steps(file: TraceFile, basis: str) -> Table:
-    """List the steps of a rank: rank, step, begin, time [ns], time_s [s], kept, and the reason if not kept."""
+    """List the steps of a rank: rank, step, begin, time [ns], time_s [s], kept, and the reason if
+    not kept."""
     found, span = find_iterations(file.events), file.events
-    if basis == "kernels":  # steps follow one another: the first kernels of a prefetched step run earlier
+    # steps follow one another: the first kernels of a prefetched step run earlier
+    if basis == "kernels":
         time = pl.col("period").round().cast(pl.Int64)
         begin = pl.col("begin").first() + time.cum_sum() - time
         rows = found.drop_nulls("period").select("iteration", begin, time, "allocations")
@@ -219,18 +318,28 @@ def list_steps(file: TraceFile, basis: str) -> Table:
     else:
         span = span.filter(pl.col("cat").is_in(DEVICE)) if basis == "device span" else span
         time = (pl.col("ts") + pl.col("dur")).max() - pl.col("ts").min()
-        rows = span.select(step=pl.lit(-1), begin=pl.min("ts"), time=time, allocations=pl.lit(0)).drop_nulls()
+        rows = span.select(
+            step=pl.lit(-1), begin=pl.min("ts"), time=time, allocations=pl.lit(0)
+        ).drop_nulls()
     if rows.is_empty():
-        raise ValueError(f"basis is {basis!r}, which {escape(file.source)} does not have; leave basis out")
+        raise ValueError(
+            f"basis is {basis!r}, which {escape(file.source)} does not have; leave basis out"
+        )
     rows.columns = ["step", "begin", "time", "allocations"]
     slow, taken = pl.col("time") / pl.median("time"), pl.col("allocations")
     reason = (
-        pl.when((pl.int_range(pl.len()) == 0) & (pl.len() > 2)).then(pl.lit("the first, in which the profiler starts"))
-        .when((taken > 0) & (taken == 0).any()).then(pl.lit("device memory was allocated or freed in it"))
-        .when(slow > _STALLED).then(pl.format("stalled: {} times the median", slow.round(1)))
+        pl.when((pl.int_range(pl.len()) == 0) & (pl.len() > 2))
+        .then(pl.lit("the first, in which the profiler starts"))
+        .when((taken > 0) & (taken == 0).any())
+        .then(pl.lit("device memory was allocated or freed in it"))
+        .when(slow > _STALLED)
+        .then(pl.format("stalled: {} times the median", slow.round(1)))
         .otherwise(pl.lit(""))
-    )  # fmt: skip
-    rows, left = rows.with_columns(reason=reason, rank=pl.lit(file.rank, pl.Int64)), pl.col("reason") != ""
+    )
+    rows, left = (
+        rows.with_columns(reason=reason, rank=pl.lit(file.rank, pl.Int64)),
+        pl.col("reason") != "",
+    )
     rows = rows.with_columns(time_s=1e-9 * pl.col("time"), kept=~left | left.all())
     return rows.select("rank", "step", "begin", "time", "time_s", "kept", "reason")
 
@@ -250,35 +359,56 @@ def fill_time(file: TraceFile, work: Table, meetings: Table) -> Table:
     Returns
     -------
     frame : polars.DataFrame
-        The work, and rows with other roles: waiting for other ranks, the first part of a collective; queued, from the
-        launch of work to its start; synchronisation, from a wait of the host for the device to its next launch; loading
-        of data; host, between two works while the next one is not launched; rest, after the last work.
+        The work, and rows with other roles: waiting for other ranks, the first part of a
+        collective; queued, from the launch of work to its start; synchronisation, from a wait of
+        the host for the device to its next launch; loading of data; host, between two works while
+        the next one is not launched; rest, after the last work.
     """
     start, finish, ends = pl.col("start"), pl.col("end"), pl.col("ts") + pl.col("dur")
-    both = work.join(meetings.select("index", "waiting_s"), on="index", how="left", maintain_order="left")
-    ready, events = start + (pl.col("waiting_s") * 1e9).fill_null(0).round().cast(pl.Int64), file.events
+    both = work.join(
+        meetings.select("index", "waiting_s"), on="index", how="left", maintain_order="left"
+    )
+    ready, events = (
+        start + (pl.col("waiting_s") * 1e9).fill_null(0).round().cast(pl.Int64),
+        file.events,
+    )
     known = pl.when(pl.col("launched") >= 0).then("launched").otherwise(start)
     spans = {"waiting": (start, ready), "queued": (known, start)}
     spans["host"] = finish.cum_max().shift(1).fill_null(start), start
     frames = [both.with_columns(start=ready)]
     for role, (begin, end) in spans.items():
         frames.append(both.with_columns(role=pl.lit(role), kind=pl.lit(role), start=begin, end=end))
-    launches = events.filter((pl.col("index_correlation") >= 0) & pl.col("name").str.contains("Launch")).select("ts")
+    launches = events.filter(
+        (pl.col("index_correlation") >= 0) & pl.col("name").str.contains("Launch")
+    ).select("ts")
     host = events.filter(pl.col("stream") < 0).select("name", start="ts", end=ends)
     waits = host.filter(pl.col("name").str.contains(BLOCKING)).sort("end")
-    waits = waits.join_asof(launches, left_on="end", right_on="ts", strategy="forward", coalesce=False)
+    waits = waits.join_asof(
+        launches, left_on="end", right_on="ts", strategy="forward", coalesce=False
+    )
     waits = waits.with_columns(end=pl.max_horizontal("end", "ts")).drop("ts")
     whole = events.select(name=pl.lit(""), start=pl.min("ts"), end=ends.max())
-    others = {"synchronisation": waits, "loading": host.filter(pl.col("name").str.contains(_LOADING)), "rest": whole}
+    others = {
+        "synchronisation": waits,
+        "loading": host.filter(pl.col("name").str.contains(_LOADING)),
+        "rest": whole,
+    }
     for role, frame in others.items():
         kind, nothing = "host" if role == "rest" else role, pl.lit("")
-        frames.append(frame.with_columns(role=pl.lit(role), kind=pl.lit(kind), phase=nothing, module=nothing))
-    filled = pl.concat(frames, how="diagonal").filter(finish > start).with_columns(rank=pl.lit(file.rank, pl.Int64))
+        frames.append(
+            frame.with_columns(role=pl.lit(role), kind=pl.lit(kind), phase=nothing, module=nothing)
+        )
+    filled = (
+        pl.concat(frames, how="diagonal")
+        .filter(finish > start)
+        .with_columns(rank=pl.lit(file.rank, pl.Int64))
+    )
     return filled.sort("start", maintain_order=True)
 
 
 def account(work: Table, begin: int, end: int) -> np.ndarray:
-    """Divide a window of time among all works: where several overlap, the first role counts, and in it the first work.
+    """Divide a window of time among all works: where several overlap, the first role counts, and in
+    it the first work.
 
     Parameters
     ----------
@@ -301,6 +431,8 @@ def account(work: Table, begin: int, end: int) -> np.ndarray:
         low = np.maximum(first[mine], np.append(0, np.maximum.accumulate(last[mine]))[:-1])
         total = np.append(0, np.cumsum(free))
         own[mine] = total[np.maximum(last[mine], low)] - total[low]
-        opened, closed = (np.bincount(places[mine], minlength=len(edges)) for places in (first, last))
+        opened, closed = (
+            np.bincount(places[mine], minlength=len(edges)) for places in (first, last)
+        )
         free = np.where(np.cumsum(opened - closed)[:-1] > 0, 0, free)
     return own

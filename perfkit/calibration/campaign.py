@@ -20,7 +20,13 @@ from perfkit.ground.units import check_choice, check_positive, check_type
 from perfkit.measure.folders import Campaign, open_campaign
 from perfkit.measure.kernels import draw_cases
 from perfkit.measure.machine import count_cores, describe_machine, gather_facts, list_versions
-from perfkit.measure.processes import MeasurementError, check_processors, join_ranks, launched_ranks, run_processes
+from perfkit.measure.processes import (
+    MeasurementError,
+    check_processors,
+    join_ranks,
+    launched_ranks,
+    run_processes,
+)
 from perfkit.measure.samples import MODELS, Sample, draw_calibration, draw_check
 from perfkit.measure.timing import LARGEST, find_disagreement, summarize_samples
 from perfkit.platform.gallery import Named, find_similar, load_platform
@@ -33,7 +39,12 @@ _GROUP = 110  # kernels timed by one process
 
 
 def measure_kernels(
-    campaign: Campaign, *, seed: int = 0, density: float = 1.0, seconds: float = 0.04, cache: float = 0.0
+    campaign: Campaign,
+    *,
+    seed: int = 0,
+    density: float = 1.0,
+    seconds: float = 0.04,
+    cache: float = 0.0,
 ) -> list[dict[str, Any]]:
     """Time isolated kernels in new processes.
 
@@ -55,16 +66,25 @@ def measure_kernels(
     rows : list of dict
         Kind, variant, sizes, ``nbytes`` [B] and timing [s] of each kernel.
     """
-    cases, job = draw_cases(seed, density=density, cache=cache), {"task": "kernels", "seconds": seconds}
+    cases, job = (
+        draw_cases(seed, density=density, cache=cache),
+        {"task": "kernels", "seconds": seconds},
+    )
     given = [list(astuple(case)) for case in cases]
     groups = enumerate(given[start : start + _GROUP] for start in range(0, len(cases), _GROUP))
-    jobs = {f"{seed}-{cache:.0f}-{n}": partial(run_processes, {**job, "cases": group}) for n, group in groups}
+    jobs = {
+        f"{seed}-{cache:.0f}-{n}": partial(run_processes, {**job, "cases": group})
+        for n, group in groups
+    }
     timings = [timing for ranks in campaign.run("kernels", jobs).values() for timing in ranks[0]]
     return [{**asdict(case), **timing} for case, timing in zip(cases, timings, strict=True)]
 
 
-def measure_collectives(campaign: Campaign, *, ranks: int, seconds: float = 0.35) -> list[dict[str, Any]]:
-    """Time collectives over gloo, between ranks of this machine or those that a launcher has started.
+def measure_collectives(
+    campaign: Campaign, *, ranks: int, seconds: float = 0.35
+) -> list[dict[str, Any]]:
+    """Time collectives over gloo, between ranks of this machine or those that a launcher has
+    started.
 
     Parameters
     ----------
@@ -78,26 +98,42 @@ def measure_collectives(campaign: Campaign, *, ranks: int, seconds: float = 0.35
     Returns
     -------
     rows : list of dict
-        Operation, ``nbytes`` [B], and quartiles and mean over calls of the time of the slowest rank [s].
+        Operation, ``nbytes`` [B], and quartiles and mean over calls of the time of the slowest rank
+        [s].
     """
     sizes = [int(4 * 2**power) for power in range(8, 23)]
     job = {"task": "collectives", "operations": COLLECTIVES, "sizes": sizes, "seconds": seconds}
     if launched_ranks():  # all ranks take part, and only one of them could use a kept measurement
         by_rank = join_ranks(job)
     else:
-        (by_rank,) = campaign.run("collectives", {f"{ranks}": partial(run_processes, job, ranks=ranks)}).values()
+        (by_rank,) = campaign.run(
+            "collectives", {f"{ranks}": partial(run_processes, job, ranks=ranks)}
+        ).values()
     rows = []
     for same in zip(*by_rank, strict=True):
-        slowest, share = np.max([row["samples"] for row in same], axis=0), min(row["core_share"] for row in same)
-        about = {"operation": same[0]["operation"], "nbytes": same[0]["nbytes"], "core_share": share}
+        slowest, share = (
+            np.max([row["samples"] for row in same], axis=0),
+            min(row["core_share"] for row in same),
+        )
+        about = {
+            "operation": same[0]["operation"],
+            "nbytes": same[0]["nbytes"],
+            "core_share": share,
+        }
         rows.append({**summarize_samples(slowest, share), **about, "mean": float(np.mean(slowest))})
     return rows
 
 
 def measure_samples(
-    campaign: Campaign, samples: Sequence[Sample], *, device: str, seconds: float, operations: int = 0,
-    stage: str = "iterations", passes: int = 1,
-) -> list[dict[str, Any]]:  # fmt: skip
+    campaign: Campaign,
+    samples: Sequence[Sample],
+    *,
+    device: str,
+    seconds: float,
+    operations: int = 0,
+    stage: str = "iterations",
+    passes: int = 1,
+) -> list[dict[str, Any]]:
     """Time whole iterations, each configuration in its own processes.
 
     Parameters
@@ -120,18 +156,25 @@ def measure_samples(
     Returns
     -------
     rows : list of dict
-        ``name``, ``family``, ``workload``, ``owners`` and ``passes``: a list of results by rank for each pass.
+        ``name``, ``family``, ``workload``, ``owners`` and ``passes``: a list of results by rank for
+        each pass.
     """
     job = {"task": "iteration", "seconds": seconds, "operations": operations, "device": device}
     turns = {f"{number}-{s.name}": s for number in range(passes) for s in samples}
-    jobs = {name: partial(_measure_steadily, job | s.describe(), s.ranks) for name, s in turns.items()}
+    jobs = {
+        name: partial(_measure_steadily, job | s.describe(), s.ranks) for name, s in turns.items()
+    }
     found = campaign.run(stage, jobs)
     each = {s.name: [found[f"{number}-{s.name}"] for number in range(passes)] for s in samples}
-    return [{"name": s.name, "family": s.family, **s.describe(), "passes": each[s.name]} for s in samples]
+    return [
+        {"name": s.name, "family": s.family, **s.describe(), "passes": each[s.name]}
+        for s in samples
+    ]
 
 
 def _measure_steadily(job: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
-    """Measure again if the halves of a run differ by over 10 %, keep the better run, and flag disturbed results."""
+    """Measure again if the halves of a run differ by over 10 %, keep the better run, and flag
+    disturbed results."""
 
     def disagree(results: Sequence[Mapping[str, Any]]) -> float:
         return max(map(find_disagreement, results))
@@ -170,7 +213,11 @@ def measure_platform(
         If a measuring process fails.
     """
     facts = gather_facts()
-    collectives = measure_collectives(campaign, ranks=ranks, seconds=0.1 if quick else 0.2) if ranks > 1 else []
+    collectives = (
+        measure_collectives(campaign, ranks=ranks, seconds=0.1 if quick else 0.2)
+        if ranks > 1
+        else []
+    )
     largest = min(LARGEST, (facts["free_memory"].value or LARGEST) / 4)
     job = {"task": "ladder", "largest": largest / (2 if quick else 1)}
     ladder = campaign.run("memory", {"ladder": lambda: run_processes(job)[0]})["ladder"]
@@ -180,20 +227,35 @@ def measure_platform(
     kernels = measure_kernels(campaign, density=density, seconds=seconds, cache=cache)
     samples = draw_calibration(quick=quick, hybrid=ranks == 2, models=models)
     seconds, operations = (0.3, 3) if quick else (0.6, 5)
-    iterations = measure_samples(campaign, samples, device="cpu", seconds=seconds, operations=operations)
+    iterations = measure_samples(
+        campaign, samples, device="cpu", seconds=seconds, operations=operations
+    )
     for row in iterations:
-        row["runs"] = [{key: value for key, value in run.items() if key != "names"} for run in row.pop("passes")[0]]
+        row["runs"] = [
+            {key: value for key, value in run.items() if key != "names"}
+            for run in row.pop("passes")[0]
+        ]
     machine, versions, day = describe_machine(), list_versions(), campaign.day
     return {
-        "format": 1, "id": f"perfkit {versions.get('perfkit', '')} on {machine['processor']}, {ranks} ranks, {day}",
-        "device": "cpu", "ranks": ranks, "date": day, "ranks_per_node": (launched_ranks() or (0, ranks, ranks))[2],
-        "machine": machine, "versions": versions, "facts": {name: asdict(fact) for name, fact in facts.items()},
-        "ladder": ladder, "kernels": kernels, "collectives": collectives, "iterations": iterations,
-    }  # fmt: skip
+        "format": 1,
+        "id": f"perfkit {versions.get('perfkit', '')} on {machine['processor']}, {ranks} ranks, {day}",
+        "device": "cpu",
+        "ranks": ranks,
+        "date": day,
+        "ranks_per_node": (launched_ranks() or (0, ranks, ranks))[2],
+        "machine": machine,
+        "versions": versions,
+        "facts": {name: asdict(fact) for name, fact in facts.items()},
+        "ladder": ladder,
+        "kernels": kernels,
+        "collectives": collectives,
+        "iterations": iterations,
+    }
 
 
 def _count_ranks(device: str, ranks: int | None) -> int:
-    """Ranks that were asked for; by default those of the launcher, two on two cores, or all GPUs."""
+    """Ranks that were asked for; by default those of the launcher, two on two cores, or all
+    GPUs."""
     if ranks is not None:
         return check_processors(int(check_positive("ranks", ranks, integer=True)), device)
     if place := launched_ranks():
@@ -206,11 +268,18 @@ def _count_ranks(device: str, ranks: int | None) -> int:
 
 
 def calibrate(
-    *, device: str = "cpu", base: Named | None = None, ranks: int | None = None, quick: bool = False,
-    models: str = "standard", out: str | Path | None = None, measurements: str | Path | None = None,
+    *,
+    device: str = "cpu",
+    base: Named | None = None,
+    ranks: int | None = None,
+    quick: bool = False,
+    models: str = "standard",
+    out: str | Path | None = None,
+    measurements: str | Path | None = None,
     traces: str | Path | Sequence[str | Path] | None = None,
-    nccl_logs: str | Path | Sequence[str | Path] | None = None, progress: bool = True,
-) -> Platform:  # fmt: skip
+    nccl_logs: str | Path | Sequence[str | Path] | None = None,
+    progress: bool = True,
+) -> Platform:
     """Calibrate this machine: measure, fit, and return the platform.
 
     Parameters
@@ -218,24 +287,27 @@ def calibrate(
     device : str
         ``cpu`` or ``cuda``.
     base : Platform, str or Path, optional
-        For GPUs: the most similar platform. It decides what to time, and its parts stay where nothing was timed. By
-        default the gallery's node of the same device.
+        For GPUs: the most similar platform. It decides what to time, and its parts stay where
+        nothing was timed. By default the gallery's node of the same device.
     ranks : int, optional
         Ranks, started as processes of this machine; by default 2 on two cores, or all GPUs [-].
     quick : bool
-        Whether to take half the time on a CPU (two to three minutes on two cores), with wider intervals.
+        Whether to take half the time on a CPU (two to three minutes on two cores), with wider
+        intervals.
     models : str
-        Families of iterations measured on a CPU: ``standard`` (DLRM, Transformer) or ``all`` (also XLNet, convolutional
-        nets and data-parallel training; 15 iterations).
+        Families of iterations measured on a CPU: ``standard`` (DLRM, Transformer) or ``all`` (also
+        XLNet, convolutional nets and data-parallel training; 15 iterations).
     out : str or Path, optional
-        Platform file to write, with the raw measurements in a ``.measurements.json`` and the traces of a GPU in a
-        folder ``.measurements.traces`` beside it.
+        Platform file to write, with the raw measurements in a ``.measurements.json`` and the traces
+        of a GPU in a folder ``.measurements.traces`` beside it.
     measurements : str or Path, optional
         Raw measurements of an earlier calibration, to fit again without measuring.
     traces : str, Path or sequence of them, optional
-        Traces of steps whose kernels are fitted into the base, see `perfkit.calibration.cluster.calibrate_traces`.
+        Traces of steps whose kernels are fitted into the base, see
+        `perfkit.calibration.cluster.calibrate_traces`.
     nccl_logs : str, Path or sequence of them, optional
-        Logs of nccl-tests, files or folders, that replace collectives of the base. Nothing is measured.
+        Logs of nccl-tests, files or folders, that replace collectives of the base. Nothing is
+        measured.
     progress : bool
         Whether to show a bar for each stage.
 
@@ -249,8 +321,8 @@ def calibrate(
     ValueError
         For an unknown device, bad ranks or files, and a GPU that the gallery does not have.
     MeasurementError
-        If a measuring process fails; finished measurements are kept and a rerun continues. Or if the measurements
-        cannot be fitted; they are written to a file.
+        If a measuring process fails; finished measurements are kept and a rerun continues. Or if
+        the measurements cannot be fitted; they are written to a file.
     """
     check_choice("device", device, ("cpu", "cuda"))
     check_choice("models", models, MODELS)
@@ -274,7 +346,11 @@ def calibrate(
         elif traces is not None:
             platform = calibrate_traces(traces, base, name)
         else:
-            platform = fit_cluster(raw, base, name=name) if "probes" in raw else fit_platform(raw, name=name)
+            platform = (
+                fit_cluster(raw, base, name=name)
+                if "probes" in raw
+                else fit_platform(raw, name=name)
+            )
         if target is not None:
             platform.save(target)
     except ValueError as error:
@@ -302,21 +378,31 @@ def _read_measurements(path: Path) -> dict[str, Any]:
     return raw
 
 
-def _measure_gpus(base: Named | None, ranks: int, folder: Path, progress: bool) -> tuple[Campaign, dict[str, Any]]:
-    """Measure GPUs; returns the campaign, which keeps the measurements until they are written, and them."""
+def _measure_gpus(
+    base: Named | None, ranks: int, folder: Path, progress: bool
+) -> tuple[Campaign, dict[str, Any]]:
+    """Measure GPUs; returns the campaign, which keeps the measurements until they are written, and
+    them."""
     import torch
 
     rank, _, local = launched_ranks() or (0, ranks, ranks)
     where = resize_base(base or find_similar(torch.cuda.get_device_name()), local, ranks // local)
     options = ("calibrate", "cuda", where.name, local, ranks)
-    campaign = Campaign(None, progress=False) if rank else open_campaign(*options, progress=progress)
+    campaign = (
+        Campaign(None, progress=False) if rank else open_campaign(*options, progress=progress)
+    )
     return campaign, measure_cluster("cuda", where, campaign, folder)
 
 
 def check(
-    platform: Platform | str | Path, *, seed: int = 0, models: str = "standard",
-    samples: Sequence[Sample] | None = None, seconds: float = 0.8, progress: bool = True,
-) -> Comparison:  # fmt: skip
+    platform: Platform | str | Path,
+    *,
+    seed: int = 0,
+    models: str = "standard",
+    samples: Sequence[Sample] | None = None,
+    seconds: float = 0.8,
+    progress: bool = True,
+) -> Comparison:
     """Predict random configurations that calibration never saw, measure them, and compare.
 
     Parameters
@@ -346,18 +432,29 @@ def check(
     """
     where = load_platform(platform)
     check_positive("seed", seed, integer=True, zero=True)
-    kind, room = where.device.kind, count_cores() if where.device.kind == "cpu" else where.network.ranks
+    kind, room = (
+        where.device.kind,
+        count_cores() if where.device.kind == "cpu" else where.network.ranks,
+    )
     parallel = {} if min(where.network.ranks, room) >= 2 else {"hybrid": 0, "ddp": 0}
     chosen = list(samples) if samples is not None else draw_check(seed, models=models, **parallel)
     check_processors(max((sample.ranks for sample in chosen), default=1), kind)
     if room < min(2, where.network.ranks):
-        warnings.warn("iterations on two ranks are left out: this process may use one core", stacklevel=2)
-    predictions = [predict(s.workload, where, ranks=s.ranks, plan=s.plan) for s in chosen]  # before measuring anything
+        warnings.warn(
+            "iterations on two ranks are left out: this process may use one core", stacklevel=2
+        )
+    # before measuring anything
+    predictions = [predict(s.workload, where, ranks=s.ranks, plan=s.plan) for s in chosen]
     about = [(s.name, s.describe(), s.ranks) for s in chosen]
     campaign = open_campaign("check", where.name, seed, about, progress=progress)
     rows = measure_samples(campaign, chosen, device=kind, seconds=seconds, stage="check", passes=2)
-    disturbed = name_disturbances(iterations=[run for row in rows for results in row["passes"] for run in results])
+    disturbed = name_disturbances(
+        iterations=[run for row in rows for results in row["passes"] for run in results]
+    )
     triples = zip(chosen, predictions, rows, strict=True)
-    runs = tuple(compare_run(sample, found, row["passes"], where.context.paces) for sample, found, row in triples)
+    runs = tuple(
+        compare_run(sample, found, row["passes"], where.context.paces)
+        for sample, found, row in triples
+    )
     campaign.close()
     return Comparison(runs, where.name, {**describe_machine(), **disturbed}, list_versions())

@@ -24,11 +24,16 @@ TIMES = ("predicted_s", "low_s", "high_s", *_MEASURED)
 
 
 def _measure_errors(errors: Any) -> dict[str, float]:
-    """Geometric mean of absolute errors (at least 0.01 % each), mean, 95th percentile, maximum, and signed mean [-]."""
+    """Geometric mean of absolute errors (at least 0.01 % each), mean, 95th percentile, maximum, and
+    signed mean [-]."""
     values = np.atleast_1d(np.asarray(errors, dtype=float))
     size = np.maximum(np.abs(values), 1e-4)
     middle = {"geomean": float(np.exp(np.log(size).mean())), "mean": float(size.mean())}
-    return middle | {"p95": float(np.percentile(size, 95)), "max": float(size.max()), "bias": float(values.mean())}
+    return middle | {
+        "p95": float(np.percentile(size, 95)),
+        "max": float(size.max()),
+        "bias": float(values.mean()),
+    }
 
 
 def summarize_errors(errors: Any) -> dict[str, float]:
@@ -42,7 +47,8 @@ def summarize_errors(errors: Any) -> dict[str, float]:
     Returns
     -------
     figures : dict of str to float
-        n [-], and in percent: geomean (of absolute errors, at least 0.01 % each), mean, p95, max and bias.
+        n [-], and in percent: geomean (of absolute errors, at least 0.01 % each), mean, p95, max
+        and bias.
 
     Examples
     --------
@@ -54,9 +60,11 @@ def summarize_errors(errors: Any) -> dict[str, float]:
 
 
 def compare_run(
-    sample: Sample, prediction: Prediction | PlanPrice, passes: Sequence[Sequence[Mapping[str, Any]]],
+    sample: Sample,
+    prediction: Prediction | PlanPrice,
+    passes: Sequence[Sequence[Mapping[str, Any]]],
     paces: Mapping[str, Fit],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Join the prediction and the measurements of one configuration.
 
     Parameters
@@ -78,19 +86,30 @@ def compare_run(
     slowest = [max(results, key=lambda r: r["median"]) for results in passes]
     times = np.array([[r[key] for key in ("median", "q1", "q3")] for r in slowest])
     related = [relate_run(results, sample.family, paces) for results in passes]
-    measured, usual = times[:, 0].tolist(), [max(r["median"] for r in results) for results in related]
+    measured, usual = (
+        times[:, 0].tolist(),
+        [max(r["median"] for r in results) for results in related],
+    )
     run = {
-        "family": sample.family, "name": sample.name, "config": dump(sample.workload), "ranks": sample.ranks,
-        **state_prediction(prediction), **dict(zip(_MEASURED, times.mean(axis=0).tolist(), strict=True)),
-        "flagged": any(r.get("flagged", False) for r in slowest), "passes_s": measured,
-        "noise": max(measured) / min(measured) - 1, "relative_noise": max(usual) / min(usual) - 1,
-    }  # fmt: skip
+        "family": sample.family,
+        "name": sample.name,
+        "config": dump(sample.workload),
+        "ranks": sample.ranks,
+        **state_prediction(prediction),
+        **dict(zip(_MEASURED, times.mean(axis=0).tolist(), strict=True)),
+        "flagged": any(r.get("flagged", False) for r in slowest),
+        "passes_s": measured,
+        "noise": max(measured) / min(measured) - 1,
+        "relative_noise": max(usual) / min(usual) - 1,
+    }
     if sample.plan:
         run["config"]["owners"] = list(sample.plan.owners)
     if all("pace" in result for results in related for result in results):
         run["relative_s"] = float(np.mean(usual))
     if all("idle" in results[0] for results in passes):
-        run["exposed_measured"] = float(np.mean([min(r["idle"] / r["median"] for r in results) for results in passes]))
+        run["exposed_measured"] = float(
+            np.mean([min(r["idle"] / r["median"] for r in results) for results in passes])
+        )
     return run
 
 
@@ -105,10 +124,16 @@ def state_prediction(prediction: Prediction | PlanPrice) -> dict[str, Any]:
     Returns
     -------
     part : dict
-        Time with its 80 % interval [s], bottleneck, and for several ranks the exposed share of communication [-].
+        Time with its 80 % interval [s], bottleneck, and for several ranks the exposed share of
+        communication [-].
     """
     low, high = prediction.interval(0.8)
-    part = {"predicted_s": prediction.time, "low_s": low, "high_s": high, "bottleneck": prediction.bottleneck}
+    part = {
+        "predicted_s": prediction.time,
+        "low_s": low,
+        "high_s": high,
+        "bottleneck": prediction.bottleneck,
+    }
     if isinstance(prediction, Prediction) and prediction.ranks > 1:
         part["exposed"] = min(prediction.communication()["exposed_share"].to_list())
     return part
@@ -121,11 +146,12 @@ class Comparison(Tabular):
     Parameters
     ----------
     runs : tuple of dict
-        One per configuration: family, name, config, ranks, predicted_s, low_s and high_s (80 % interval), measured_s
-        and its quartiles, flagged, bottleneck; passes_s: its two passes [s]; noise: their relative difference [-];
-        relative_s and relative_noise: measured time and noise at the usual pace of the machine, if references were
-        timed; for several ranks also exposed and exposed_measured: the share of time that communication takes on the
-        rank that waits least for others.
+        One per configuration: family, name, config, ranks, predicted_s, low_s and high_s (80 %
+        interval), measured_s and its quartiles, flagged, bottleneck; passes_s: its two passes [s];
+        noise: their relative difference [-]; relative_s and relative_noise: measured time and noise
+        at the usual pace of the machine, if references were timed; for several ranks also exposed
+        and exposed_measured: the share of time that communication takes on the rank that waits
+        least for others.
     platform : str
         Name of the platform.
     machine, versions : mapping of str to str
@@ -161,7 +187,9 @@ class Comparison(Tabular):
         with reading(path, "name a file that check wrote", most=LARGEST_TEXT):
             data = json.loads(Path(path).read_text(encoding="utf-8"))
             if data["format"] != 1 or not data["runs"]:
-                raise ValueError(f"format is {data['format']!r} with {len(data['runs'])} runs; it must be 1 with some")
+                raise ValueError(
+                    f"format is {data['format']!r} with {len(data['runs'])} runs; it must be 1 with some"
+                )
             for i, run in enumerate(data["runs"]):
                 for key in [*TIMES, *({"relative_s"} & run.keys())]:
                     check_positive(f"runs[{i}].{key}", run[key])
@@ -170,7 +198,8 @@ class Comparison(Tabular):
         return replace(found, runs=found.runs + cls.load(*more).runs) if more else found
 
     def at_usual_pace(self) -> "Comparison":
-        """Convert the measured times to the usual pace of the machine, see `perfkit.models.kernels.at_usual_pace`.
+        """Convert the measured times to the usual pace of the machine, see
+        `perfkit.models.kernels.at_usual_pace`.
 
         Returns
         -------
@@ -191,18 +220,26 @@ class Comparison(Tabular):
 
     @property
     def figures(self) -> dict[str, dict[str, float]]:
-        """By family and over ``all``: n, geomean, mean, p95, max, bias, floor (mean noise) and inside [-]."""
+        """By family and over ``all``: n, geomean, mean, p95, max, bias, floor (mean noise) and
+        inside [-]."""
         found = {}
         for family in [*dict.fromkeys(run["family"] for run in self.runs), "all"]:
-            part = replace(self, runs=tuple(run for run in self.runs if family in (run["family"], "all")))
+            part = replace(
+                self, runs=tuple(run for run in self.runs if family in (run["family"], "all"))
+            )
             noise = [run["noise"] for run in part.runs if "noise" in run]
-            about = {"floor": float(np.mean(noise)) if noise else math.nan, "inside": part.coverage()}
+            about = {
+                "floor": float(np.mean(noise)) if noise else math.nan,
+                "inside": part.coverage(),
+            }
             found[family] = {"n": len(part.runs), **_measure_errors(part.errors), **about}
         return found
 
     def coverage(self) -> float:
         """Share of the measured times within their 80 % interval [-]."""
-        return float(np.mean([run["low_s"] <= run["measured_s"] <= run["high_s"] for run in self.runs]))
+        return float(
+            np.mean([run["low_s"] <= run["measured_s"] <= run["high_s"] for run in self.runs])
+        )
 
     def summary(self) -> Table:
         """Errors by family and over all runs, with the noise floor.
@@ -210,13 +247,18 @@ class Comparison(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            family, n [-], geomean, mean, p95, max, bias, floor and inside (share within the 80 % interval) [%].
+            family, n [-], geomean, mean, p95, max, bias, floor and inside (share within the 80 %
+            interval) [%].
         """
         import polars
 
         rows = []
         for family, figures in self.figures.items():
-            shares = {key: round(100 * value, 1 + (key != "inside")) for key, value in figures.items() if key != "n"}
+            shares = {
+                key: round(100 * value, 1 + (key != "inside"))
+                for key, value in figures.items()
+                if key != "n"
+            }
             rows.append({"family": family, "n": figures["n"], **shares})
         return polars.DataFrame(rows)
 
@@ -226,13 +268,15 @@ class Comparison(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            name, family, ranks [-], predicted_s, low_s, high_s, measured_s, measured_q1_s, measured_q3_s [s],
-            error [-], flagged, bottleneck.
+            name, family, ranks [-], predicted_s, low_s, high_s, measured_s, measured_q1_s,
+            measured_q3_s [s], error [-], flagged, bottleneck.
         """
         import polars
 
         rows = [{key: value for key, value in run.items() if key != "config"} for run in self.runs]
-        return polars.DataFrame(rows, orient="row").with_columns(polars.Series("error", self.errors))
+        return polars.DataFrame(rows, orient="row").with_columns(
+            polars.Series("error", self.errors)
+        )
 
     def chart(self) -> Picture:
         """Chart of predicted against measured times."""
@@ -251,13 +295,21 @@ class Comparison(Tabular):
 
     def _write(self) -> list[Sequence[str]]:
         """The runs as rows of text, with a header."""
-        heads = ("configuration", "predicted (80 % interval)", "measured (quartiles)", "error", "bottleneck")
+        heads = (
+            "configuration",
+            "predicted (80 % interval)",
+            "measured (quartiles)",
+            "error",
+            "bottleneck",
+        )
         rows: list[Sequence[str]] = [heads]
         for run, error in zip(self.runs, self.errors, strict=True):
             time, low, high, middle, q1, q3 = (format_time(run[key]) for key in TIMES)
             mark = " unsteady" if run["flagged"] else ""
             predicted, measured = f"{time} ({low} to {high})", f"{middle} ({q1} to {q3})"
-            rows.append((run["name"], predicted, measured, f"{error:+.1%}", run["bottleneck"] + mark))
+            rows.append(
+                (run["name"], predicted, measured, f"{error:+.1%}", run["bottleneck"] + mark)
+            )
         return rows
 
     def as_text(self) -> str:
@@ -266,18 +318,37 @@ class Comparison(Tabular):
         if any("relative_s" in run for run in self.runs):
             lines += ["at the usual pace of the machine, from references between the iterations:"]
             lines += [self.at_usual_pace().summary_as_text()]
-        if pairs := [(run["exposed"], run["exposed_measured"]) for run in self.runs if "exposed_measured" in run]:
+        if pairs := [
+            (run["exposed"], run["exposed_measured"])
+            for run in self.runs
+            if "exposed_measured" in run
+        ]:
             predicted, measured = 100 * np.array(pairs).T
-            said = f"{predicted.mean():.0f} % of the time predicted, {measured.mean():.0f} % measured"
+            said = (
+                f"{predicted.mean():.0f} % of the time predicted, {measured.mean():.0f} % measured"
+            )
             apart = f"{np.abs(predicted - measured).mean():.0f} points apart on average"
             lines.append(f"exposed communication of {len(pairs)} runs: {said}; {apart}")
         return "\n".join(lines)
 
     def summary_as_text(self) -> str:
         """The errors by family with the noise floor, as an aligned table."""
-        heads = ("errors, %", "runs", "geomean", "mean", "p95", "max", "bias", "noise floor", "inside 80 %")
+        heads = (
+            "errors, %",
+            "runs",
+            "geomean",
+            "mean",
+            "p95",
+            "max",
+            "bias",
+            "noise floor",
+            "inside 80 %",
+        )
         found = self.figures.items()
-        rows = [(name, f"{own['n']}", *(f"{100 * own[key]:.1f}" for key in [*own][1:])) for name, own in found]
+        rows = [
+            (name, f"{own['n']}", *(f"{100 * own[key]:.1f}" for key in [*own][1:]))
+            for name, own in found
+        ]
         return format_table([heads, *rows], numbers=True)
 
     def to_dict(self) -> dict[str, Any]:
@@ -288,8 +359,16 @@ class Comparison(Tabular):
         data : dict
             ``format`` 1 with platform, machine, versions, noise_floor and runs.
         """
-        about = {"platform": self.platform, "machine": dict(self.machine), "versions": dict(self.versions)}
-        floors = {family: found["floor"] for family, found in self.figures.items() if math.isfinite(found["floor"])}
+        about = {
+            "platform": self.platform,
+            "machine": dict(self.machine),
+            "versions": dict(self.versions),
+        }
+        floors = {
+            family: found["floor"]
+            for family, found in self.figures.items()
+            if math.isfinite(found["floor"])
+        }
         return {"format": 1, **about, "noise_floor": floors, "runs": list(self.runs)}
 
     def save(self, path: str | Path) -> Path:
@@ -304,7 +383,9 @@ class Comparison(Tabular):
 
     def __repr__(self) -> str:
         found, worst = self.figures["all"], self.runs[int(np.argmax(np.abs(self.errors)))]
-        geomean, mean, most, floor = (100 * found[name] for name in ("geomean", "mean", "max", "floor"))
+        geomean, mean, most, floor = (
+            100 * found[name] for name in ("geomean", "mean", "max", "floor")
+        )
         errors = f"error {geomean:.1f} % geomean, {mean:.1f} % mean, {most:.0f} % at most ({worst['name']}, "
         errors += f"{format_time(worst['measured_s'])}); noise floor {floor:.1f} %"
         return f"{len(self.runs)} runs on {self.platform}: {errors}; {found['inside']:.0%} inside the 80 % interval"

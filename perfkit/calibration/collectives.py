@@ -1,4 +1,5 @@
-"""Collectives of a trace: their sizes, the same collective on other ranks, the transfer alone, and what it teaches."""
+"""Collectives of a trace: their sizes, the same collective on other ranks, the transfer alone, and
+what it teaches."""
 
 import math
 import re
@@ -21,30 +22,64 @@ from perfkit.ground.results import Table
 from perfkit.ground.units import Array, show
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import carry_fit
-from perfkit.readers.execution_trace import ExecutionTrace, join_traces, read_execution, spell_inputs
+from perfkit.readers.execution_trace import (
+    ExecutionTrace,
+    join_traces,
+    read_execution,
+    spell_inputs,
+)
 from perfkit.readers.trace import LARGEST_TRACE, TraceFile, read_kineto, read_text, uncollected
 
-#: Kernels of collectives: of NCCL, RCCL, and of libraries that reduce through memory that ranks share.
+#: Kernels of collectives: of NCCL, RCCL, and of libraries that reduce through memory that ranks
+#: share.
 COLLECTIVE = re.compile(
-    r"nccl|rccl|msccl|nvshmem|deep_?ep|multimem|symm_mem|cross_device_reduce|(one|two)_?shot_(all_?)?reduce", re.I
+    r"nccl|rccl|msccl|nvshmem|deep_?ep|multimem|symm_mem|cross_device_reduce|(one|two)_?shot_(all_?)?reduce",
+    re.I,
 )
 #: Bytes of a number by PyTorch's name of its type, where that does not end with its bits [B].
-_BYTES = {"half": 2, "double": 8, "long": 8, "short": 2, "char": 1, "byte": 1, "bool": 1, "float": 4, "int": 4}
-#: Standard deviations of the logarithms of start-up and time per byte between machines with the same device; fewest
-#: sizes of a curve of its own, and the share of those deviations that they may leave [-]; docs/formulas.md, table 6.2.
+_BYTES = {
+    "half": 2,
+    "double": 8,
+    "long": 8,
+    "short": 2,
+    "char": 1,
+    "byte": 1,
+    "bool": 1,
+    "float": 4,
+    "int": 4,
+}
+#: Standard deviations of the logarithms of start-up and time per byte between machines with the
+#: same device; fewest sizes of a curve of its own, and the share of those deviations that they may
+#: leave [-]; docs/formulas.md, table 6.2.
 _MACHINES, _SIZES, _LEFT = (0.7, 0.1), 4, 0.5
-#: Turns errors for arguments of another type, which only damaged or edited traces have, into a ValueError.
-checked = reading("arguments of the trace cannot be used", "pass the file that torch.profiler wrote", told=True)
+#: Turns errors for arguments of another type, which only damaged or edited traces have, into a
+#: ValueError.
+checked = reading(
+    "arguments of the trace cannot be used", "pass the file that torch.profiler wrote", told=True
+)
 _SCHEMA: dict[str, Any] = {
-    "rank": pl.Int64, "index": pl.Int64, "iteration": pl.Int64, "group": pl.String, "ranks": pl.Int64,
-    "order": pl.Int64, "operation": pl.String, "nbytes": pl.Float64, "dtype": pl.String, "sent": pl.List(pl.Int64),
-    "received": pl.List(pl.Int64), "time_s": pl.Float64, "members": pl.List(pl.Int64),
-}  # fmt: skip
+    "rank": pl.Int64,
+    "index": pl.Int64,
+    "iteration": pl.Int64,
+    "group": pl.String,
+    "ranks": pl.Int64,
+    "order": pl.Int64,
+    "operation": pl.String,
+    "nbytes": pl.Float64,
+    "dtype": pl.String,
+    "sent": pl.List(pl.Int64),
+    "received": pl.List(pl.Int64),
+    "time_s": pl.Float64,
+    "members": pl.List(pl.Int64),
+}
 
 
 def list_names(what: str) -> tuple[tuple[re.Pattern[str], str], ...]:
     """Phases, classes or collectives by patterns of names in traces; the first match counts."""
-    return tuple((re.compile(row["pattern"]), row["name"]) for row in group_rows("what", "trace_names.csv")[what])
+    return tuple(
+        (re.compile(row["pattern"]), row["name"])
+        for row in group_rows("what", "trace_names.csv")[what]
+    )
 
 
 _OPERATIONS = list_names("collective")
@@ -52,7 +87,12 @@ _OPERATIONS = list_names("collective")
 
 def spell_operation(*names: str) -> str:
     """The operation in the first name that contains one, otherwise ``other``."""
-    found = (operation for name in names for pattern, operation in _OPERATIONS if name and pattern.search(name))
+    found = (
+        operation
+        for name in names
+        for pattern, operation in _OPERATIONS
+        if name and pattern.search(name)
+    )
     return next(found, "other")
 
 
@@ -66,11 +106,15 @@ def _measure(dims: Any) -> int:
     """Elements of a tensor or of a list of tensors, from their dimensions [-]."""
     if isinstance(dims, list) and dims and all(isinstance(each, list) for each in dims):
         return sum(_measure(each) for each in dims)
-    return prod(size if type(size) is int and size >= 0 else 0 for size in (dims if isinstance(dims, list) else [0]))
+    return prod(
+        size if type(size) is int and size >= 0 else 0
+        for size in (dims if isinstance(dims, list) else [0])
+    )
 
 
 def add_execution(file: TraceFile, execution: ExecutionTrace) -> TraceFile:
-    """Add the operands in an execution trace to a Kineto trace, and the sizes of collectives, such as uneven splits.
+    """Add the operands in an execution trace to a Kineto trace, and the sizes of collectives, such
+    as uneven splits.
 
     Parameters
     ----------
@@ -87,21 +131,40 @@ def add_execution(file: TraceFile, execution: ExecutionTrace) -> TraceFile:
     args = dict(file.args)
     for index, node in join_traces(file, execution).items():
         values, args[index] = node.inputs.values, {**args.get(index, {}), **spell_inputs(node)}
-        said = next((text for text in values if isinstance(text, str) and spell_operation(text) != "other"), "")
+        said = next(
+            (text for text in values if isinstance(text, str) and spell_operation(text) != "other"),
+            "",
+        )
         if node.name != "record_param_comms" or not said:
             continue
-        plain = [each for each in values if isinstance(each, list) and all(type(item) is int for item in each)]
+        plain = [
+            each
+            for each in values
+            if isinstance(each, list) and all(type(item) is int for item in each)
+        ]
         sent, received = plain[-2:] if len(plain) > 1 else ([], [])
-        sides = {f"{way} msg nelems": _measure(side.shapes[0]) if side.shapes else None
-                 for way, side in (("In", node.inputs), ("Out", node.outputs))}  # fmt: skip
-        facts = {"Collective name": said, "In split size": sent, "Out split size": received, **sides}
-        args[index] = {**facts, "dtype": node.inputs.types[0].split("(")[-1].strip(")]"), **args[index]}
+        sides = {
+            f"{way} msg nelems": _measure(side.shapes[0]) if side.shapes else None
+            for way, side in (("In", node.inputs), ("Out", node.outputs))
+        }
+        facts = {
+            "Collective name": said,
+            "In split size": sent,
+            "Out split size": received,
+            **sides,
+        }
+        args[index] = {
+            **facts,
+            "dtype": node.inputs.types[0].split("(")[-1].strip(")]"),
+            **args[index],
+        }
     observers = (*file.observers, "an execution trace")
     return replace(file, args=args, groups={**execution.groups, **file.groups}, observers=observers)
 
 
 def _describe(file: TraceFile, kernel: str, index: int, exchange: int) -> dict[str, Any]:
-    """Operation, sizes and group of a collective, from its kernel and the host events around its launch."""
+    """Operation, sizes and group of a collective, from its kernel and the host events around its
+    launch."""
     facts, names = dict(file.args.get(index, {})), [kernel]
     for _ in range(3):
         if exchange >= 0:
@@ -109,8 +172,13 @@ def _describe(file: TraceFile, kernel: str, index: int, exchange: int) -> dict[s
             names.insert(-1, file.events["name"][exchange])
             exchange = file.events["parent"][exchange]
     operation = spell_operation(str(facts.get("Collective name", "")), *names)
-    name, dtype = facts.get("Process Group Name"), str(facts.get("dtype") or [*facts.get("Input type", []), ""][0])
-    members = _count(facts.get("Process Group Ranks", "...")) or list(file.groups.get(str(name), ()))
+    name, dtype = (
+        facts.get("Process Group Name"),
+        str(facts.get("dtype") or [*facts.get("Input type", []), ""][0]),
+    )
+    members = _count(facts.get("Process Group Ranks", "...")) or list(
+        file.groups.get(str(name), ())
+    )
     ranks = facts.get("Group size") or len(members) or file.ranks
     sent, received = (facts.get(f"{way} msg nelems") for way in ("In", "Out"))
     if type(sent) is not int or type(received) is not int:
@@ -118,16 +186,27 @@ def _describe(file: TraceFile, kernel: str, index: int, exchange: int) -> dict[s
         received = sent * (ranks or 0) if operation == "all_gather" else sent
     elements = max(sent, received) if operation in ("all_gather", "reduce_scatter") else sent
     bits = re.search(r"(?:float|int)(\d{1,2})", dtype.lower())
-    width = int(bits[1]) // 8 if bits else next((n for text, n in _BYTES.items() if text in dtype.lower()), 0)
+    width = (
+        int(bits[1]) // 8
+        if bits
+        else next((n for text, n in _BYTES.items() if text in dtype.lower()), 0)
+    )
     return {
-        "group": ", ".join(map(str, members)) or str(name or ""), "members": members,
-        "ranks": ranks, "operation": operation, "nbytes": float(elements * width) or None, "dtype": dtype,
-        "sent": _count(facts.get("In split size", [])), "received": _count(facts.get("Out split size", [])),
-    }  # fmt: skip
+        "group": ", ".join(map(str, members)) or str(name or ""),
+        "members": members,
+        "ranks": ranks,
+        "operation": operation,
+        "nbytes": float(elements * width) or None,
+        "dtype": dtype,
+        "sent": _count(facts.get("In split size", [])),
+        "received": _count(facts.get("Out split size", [])),
+    }
 
 
 @checked
-def list_collectives(files: Sequence[TraceFile], works: Sequence[Table], sizes: Mapping[str, float]) -> Table:
+def list_collectives(
+    files: Sequence[TraceFile], works: Sequence[Table], sizes: Mapping[str, float]
+) -> Table:
     """List the collectives of all ranks, matched by group and order.
 
     Parameters
@@ -142,18 +221,20 @@ def list_collectives(files: Sequence[TraceFile], works: Sequence[Table], sizes: 
     Returns
     -------
     frame : polars.DataFrame
-        rank, index of the kernel, iteration, group (its ranks, otherwise a name), ranks in it, order in group and
-        iteration [-]; operation, nbytes (as nccl-tests counts) [B]; dtype; sent, received: elements to and from every
-        rank of an uneven all_to_all [-]; time_s of the kernel [s]; members, ranks of the group where known [-]; even,
-        the message of an even collective that takes as long: the rank with the most data limits an uneven one [B];
-        matched: ranks of the group that were read [-]; transfer_s, waiting_s [s]. transfer_s is the shortest time over
-        the ranks, waiting_s the rest. Both are null where only one rank was read, or where the ranks ran different
-        collectives.
+        rank, index of the kernel, iteration, group (its ranks, otherwise a name), ranks in it,
+        order in group and iteration [-]; operation, nbytes (as nccl-tests counts) [B]; dtype; sent,
+        received: elements to and from every rank of an uneven all_to_all [-]; time_s of the kernel
+        [s]; members, ranks of the group where known [-]; even, the message of an even collective
+        that takes as long: the rank with the most data limits an uneven one [B]; matched: ranks of
+        the group that were read [-]; transfer_s, waiting_s [s]. transfer_s is the shortest time
+        over the ranks, waiting_s the rest. Both are null where only one rank was read, or where the
+        ranks ran different collectives.
 
     Notes
     -----
-    Clocks of different ranks are never compared. An NCCL kernel runs from the moment when its own rank is ready. So the
-    rank that was ready last hardly waits, and its time, the shortest, is the time of the transfer.
+    Clocks of different ranks are never compared. An NCCL kernel runs from the moment when its own
+    rank is ready. So the rank that was ready last hardly waits, and its time, the shortest, is the
+    time of the transfer.
     """
     rows: list[dict[str, Any]] = []
     columns = ("index", "exchange", "kernel", "stream", "iteration", "start", "end")
@@ -162,19 +243,39 @@ def list_collectives(files: Sequence[TraceFile], works: Sequence[Table], sizes: 
         met = work.filter(role="communication").select(columns)
         for index, exchange, kernel, stream, step, start, end in met.iter_rows():
             row = _describe(file, kernel, index, exchange)
-            row["nbytes"] = next((n for pattern, n in sizes.items() if fnmatchcase(kernel, pattern)), row["nbytes"])
+            row["nbytes"] = next(
+                (n for pattern, n in sizes.items() if fnmatchcase(kernel, pattern)), row["nbytes"]
+            )
             if not row["members"]:  # then name and stream may mean another group on another rank
-                row["group"] = groups.setdefault(row["group"] or str(stream), f"group {len(groups)}")
-            rows.append(row | {"rank": file.rank, "index": index, "iteration": step, "time_s": 1e-9 * (end - start)})
+                row["group"] = groups.setdefault(
+                    row["group"] or str(stream), f"group {len(groups)}"
+                )
+            rows.append(
+                row
+                | {
+                    "rank": file.rank,
+                    "index": index,
+                    "iteration": step,
+                    "time_s": 1e-9 * (end - start),
+                }
+            )
     own = ("rank", "iteration", "group")
-    frame = pl.DataFrame(rows, _SCHEMA).with_columns(order=pl.int_range(pl.len()).over(own), own=pl.len().over(own))
+    frame = pl.DataFrame(rows, _SCHEMA).with_columns(
+        order=pl.int_range(pl.len()).over(own), own=pl.len().over(own)
+    )
     key = ("iteration", "group", "order")
-    same = (pl.col("operation").n_unique().over(key) == 1) & (pl.col("own").n_unique().over("iteration", "group") == 1)
-    same &= (pl.col("members").list.len() > 0) | (pl.col("ranks").fill_null(len(files)) == len(files))
+    same = (pl.col("operation").n_unique().over(key) == 1) & (
+        pl.col("own").n_unique().over("iteration", "group") == 1
+    )
+    same &= (pl.col("members").list.len() > 0) | (
+        pl.col("ranks").fill_null(len(files)) == len(files)
+    )
     matched = pl.when(same).then(pl.col("rank").n_unique().over(key)).otherwise(1)
     transfer = pl.when(matched > 1).then(pl.col("time_s").min().over(key))
     most = pl.max_horizontal(pl.col("sent").list.max(), pl.col("received").list.max())
-    even = (pl.col("ranks") * most / pl.col("sent").list.sum().clip(1)).fill_null(1.0) * pl.col("nbytes")
+    even = (pl.col("ranks") * most / pl.col("sent").list.sum().clip(1)).fill_null(1.0) * pl.col(
+        "nbytes"
+    )
     frame = frame.with_columns(even=even, matched=matched, transfer_s=transfer).drop("own")
     return frame.with_columns(waiting_s=pl.col("time_s") - pl.col("transfer_s"))
 
@@ -200,23 +301,34 @@ def fit_transfers(platform: Platform, met: Table, source: str) -> tuple[Platform
 
     Notes
     -----
-    Medians over calls of one size count alike. A curve keeps its form; its start-up and its time per byte are scaled
-    (`perfkit.calibration.runs.fit_logs`). Before the transfers are seen, they are as uncertain as those of another
-    machine, so small messages move the start-up, large ones the time per byte. Outside the measured sizes the interval
-    widens by what stays unknown.
+    Medians over calls of one size count alike. A curve keeps its form; its start-up and its time
+    per byte are scaled (`perfkit.calibration.runs.fit_logs`). Before the transfers are seen, they
+    are as uncertain as those of another machine, so small messages move the start-up, large ones
+    the time per byte. Outside the measured sizes the interval widens by what stays unknown.
     """
     local, fits = platform.network.ranks_per_node, dict[str, Fit]()
     members = pl.col("members").list
     known = pl.when(members.len() > 0).then(members.eval(pl.element() // local).list.n_unique())
     met = met.with_columns(nodes=known.otherwise((pl.col("ranks") + local - 1) // local))
-    whole = ((pl.col("matched") >= pl.col("ranks")) & (pl.col("matched") > 1) & (pl.col("even") > 0)).fill_null(False)
+    whole = (
+        (pl.col("matched") >= pl.col("ranks")) & (pl.col("matched") > 1) & (pl.col("even") > 0)
+    ).fill_null(False)
     unread = met.filter(~whole)["operation"].value_counts(sort=True).rows()
-    lost = [f"{count} {name}, of which not all ranks were read, or whose size is unknown" for name, count in unread]
+    lost = [
+        f"{count} {name}, of which not all ranks were read, or whose size is unknown"
+        for name, count in unread
+    ]
     calls = met.filter(whole).group_by("iteration", "group", "order", maintain_order=True)
     each = calls.agg(pl.first("operation", "ranks", "nodes", "transfer_s"), nbytes=pl.max("even"))
-    for (operation, ranks, across), own in each.group_by("operation", "ranks", "nodes", maintain_order=True):
+    for (operation, ranks, across), own in each.group_by(
+        "operation", "ranks", "nodes", maintain_order=True
+    ):
         key = Key(str(operation), int(str(ranks)), "rail" * (ranks == across))
-        rows = own.group_by("nbytes").agg(seconds=pl.median("transfer_s"), calls=pl.len()).sort("nbytes")
+        rows = (
+            own.group_by("nbytes")
+            .agg(seconds=pl.median("transfer_s"), calls=pl.len())
+            .sort("nbytes")
+        )
         try:
             fits[str(key)] = _scale_curve(platform, key, rows, source)
         except ValueError as error:  # the base has no model of it
@@ -225,32 +337,56 @@ def fit_transfers(platform: Platform, met: Table, source: str) -> tuple[Platform
 
 
 def _scale_curve(platform: Platform, key: Key, rows: Table, source: str) -> Fit:
-    """Scale the start-up and the time per byte of a curve to medians over calls, or fit a new one if they tell both."""
+    """Scale the start-up and the time per byte of a curve to medians over calls, or fit a new one
+    if they tell both."""
     if (fit := platform.collectives.get(str(key))) is None:
         sizes = np.geomspace(1e3, 1e9, 19)
-        composed = platform.price_collective(key.operation, sizes, key.ranks or 1, key.algorithm or None)
+        composed = platform.price_collective(
+            key.operation, sizes, key.ranks or 1, key.algorithm or None
+        )
         fit = replace(fit_collective(sizes, composed.time), spread=float(np.mean(composed.spread)))
-    nbytes, seconds, calls = rows.select(pl.col("nbytes", "seconds", "calls").cast(pl.Float64)).to_numpy().T
+    nbytes, seconds, calls = (
+        rows.select(pl.col("nbytes", "seconds", "calls").cast(pl.Float64)).to_numpy().T
+    )
 
     def scale(logs: Array) -> Fit:
-        return carry_fit(fit, "", 0.0, dict(zip(("alpha", "beta"), np.exp(logs).tolist(), strict=True)))
+        return carry_fit(
+            fit, "", 0.0, dict(zip(("alpha", "beta"), np.exp(logs).tolist(), strict=True))
+        )
 
     def evaluate(logs: Array) -> Array:
         return np.log(evaluate_collective(scale(logs), nbytes, key.operation, key.ranks or 1))
 
     width, usual = np.hypot(fit.spread, _MACHINES), np.hypot(fit.spread, PRIOR / np.sqrt(calls))
-    logs, covariance, slopes, errors, _ = fit_logs(evaluate, np.log(seconds), np.zeros(2), width, usual=usual)
+    logs, covariance, slopes, errors, _ = fit_logs(
+        evaluate, np.log(seconds), np.zeros(2), width, usual=usual
+    )
     found, (x, y), (start, move) = scale(logs), np.exp(logs), np.sqrt(np.diag(covariance))
     unsure = np.einsum("ij,jk,ik->i", slopes, covariance, slopes).mean()
     if len(rows) >= _SIZES and max(start / width[0], move / width[1]) <= _LEFT:
         return replace(fit_collective(nbytes, seconds), source=source)
     return replace(
-        found, kind="fitted", source=source, date="", sources=(), n=len(nbytes), bias=0.0, transferred=fit.transferred,
-        spread=math.sqrt((TRUST * fit.spread**2 + float(errors @ errors)) / (TRUST + len(errors)) + unsure),
-        stderr={name: float((start if name[0] == "a" else move) * found[name]) for name in fit if name[0] in "ab"},
+        found,
+        kind="fitted",
+        source=source,
+        date="",
+        sources=(),
+        n=len(nbytes),
+        bias=0.0,
+        transferred=fit.transferred,
+        spread=math.sqrt(
+            (TRUST * fit.spread**2 + float(errors @ errors)) / (TRUST + len(errors)) + unsure
+        ),
+        stderr={
+            name: float((start if name[0] == "a" else move) * found[name])
+            for name in fit
+            if name[0] in "ab"
+        },
         ranges={"nbytes": (float(nbytes.min()), float(nbytes.max()))},
-        notes=(f"{fit.source}: start-up times {x:.2f} ± {start:.0%}, time per byte times {y:.2f} ± {move:.0%}",),
-    )  # fmt: skip
+        notes=(
+            f"{fit.source}: start-up times {x:.2f} ± {start:.0%}, time per byte times {y:.2f} ± {move:.0%}",
+        ),
+    )
 
 
 @uncollected()
@@ -261,15 +397,21 @@ def read_ranks(paths: str | Path | Sequence[str | Path]) -> list[TraceFile]:
     files = [read_kineto(path) for path in named if path not in executions]
     if not len(executions) <= len(files) > 0:
         advice = "name one Kineto trace for each rank, and for each execution trace the Kineto trace of its rank"
-        raise ValueError(f"paths are {show(paths)}, with {len(executions)} execution traces (without times); {advice}")
+        raise ValueError(
+            f"paths are {show(paths)}, with {len(executions)} execution traces (without times); {advice}"
+        )
     for place, path in enumerate(executions):
         files[place] = add_execution(files[place], read_execution(path))
     ranks, begun = [file.rank for file in files], [file.events["ts"][0] for file in files]
     # times since 1970, not since the start of a machine, are after 2006
     hours = (max(begun) - min(begun)) / 3.6e12 if min(begun) > 2**60 else 0.0
     if len({*ranks} - {None}) < len(files) > 1 or hours > 1:
-        raise ValueError(f"ranks are {show(ranks)}, {hours:,.0f} h apart; read one trace for each rank, all of one run")
-    return sorted((replace(file, rank=file.rank or 0) for file in files), key=lambda file: file.rank or 0)
+        raise ValueError(
+            f"ranks are {show(ranks)}, {hours:,.0f} h apart; read one trace for each rank, all of one run"
+        )
+    return sorted(
+        (replace(file, rank=file.rank or 0) for file in files), key=lambda file: file.rank or 0
+    )
 
 
 def _holds_nodes(path: Path) -> bool:

@@ -43,24 +43,33 @@ def run_command(run: Callable[[], int], *, name: str = "perfkit", log: Path | No
     name : str, optional
         Starts each line.
     log : Path, optional
-        Folder for ``perfkit-run.log``, which is written if the command fails after its first output.
+        Folder for ``perfkit-run.log``, which is written if the command fails after its first
+        output.
 
     Returns
     -------
     code : int
-        Exit code of `run`; 2 for an error, 130 for an interrupt, 128 plus the number of another signal, 141 if the
-        reader of the output has closed it [-].
+        Exit code of `run`; 2 for an error, 130 for an interrupt, 128 plus the number of another
+        signal, 141 if the reader of the output has closed it [-].
     """
 
     def say(message: Warning | str, *_: Any, **__: Any) -> None:
-        print(f"{name}: {'note: ' * isinstance(message, Warning)}{escape(message, 1000)}", file=sys.stderr)
+        print(
+            f"{name}: {'note: ' * isinstance(message, Warning)}{escape(message, 1000)}",
+            file=sys.stderr,
+        )
 
     warnings.showwarning = say
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # "?" for characters that the terminal does not have
+        # "?" for characters that the terminal does not have
+        sys.stdout.reconfigure(errors="replace")
     printed: list[str] = []
     try:
-        with redirect_stdout(_Copy(sys.stdout, printed)), redirect_stderr(_Copy(sys.stderr, printed)), tidy():
+        with (
+            redirect_stdout(_Copy(sys.stdout, printed)),
+            redirect_stderr(_Copy(sys.stderr, printed)),
+            tidy(),
+        ):
             code = run()
             sys.stdout.flush()
             return code
@@ -76,8 +85,12 @@ def run_command(run: Callable[[], int], *, name: str = "perfkit", log: Path | No
         say(text)
         if log and printed:
             with suppress(OSError):  # the error above matters more
-                say(f"{_write_log(log, printed, error)} has machine, versions and output; send it with your question")
-        if not isinstance(error, KeyboardInterrupt | ImportError | ValueError | OSError | RuntimeError):
+                say(
+                    f"{_write_log(log, printed, error)} has machine, versions and output; send it with your question"
+                )
+        if not isinstance(
+            error, KeyboardInterrupt | ImportError | ValueError | OSError | RuntimeError
+        ):
             raise
         return code
 
@@ -85,8 +98,14 @@ def run_command(run: Callable[[], int], *, name: str = "perfkit", log: Path | No
 def _write_log(folder: Path, printed: list[str], error: BaseException) -> Path:
     """Write ``perfkit-run.log``: machine, versions, settings, output and the error."""
     matter = "(OMP|MKL|MALLOC|CUDA|NCCL|GLOO|LD|XDG|PYTHON)_|TMPDIR"
-    facts = {"date": datetime.now().isoformat(" ", "seconds"), "command": shlex.join(sys.argv), **describe_machine()}
-    facts |= list_versions() | {name: text for name, text in sorted(os.environ.items()) if re.match(matter, name)}
+    facts = {
+        "date": datetime.now().isoformat(" ", "seconds"),
+        "command": shlex.join(sys.argv),
+        **describe_machine(),
+    }
+    facts |= list_versions() | {
+        name: text for name, text in sorted(os.environ.items()) if re.match(matter, name)
+    }
     output = re.sub(r"[^\n]*\r", "", "".join(printed))  # only the last state of a progress bar
     head = [f"{name}: {fact}" for name, fact in facts.items()]
     text = "\n".join([*head, "", output, "".join(traceback.format_exception(error))])

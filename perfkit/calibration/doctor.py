@@ -20,12 +20,23 @@ from perfkit.measure.processes import ENVIRONMENT, run_processes
 from perfkit.models.kernels import REFERENCES
 from perfkit.recording import check_torch
 
-PACKAGES = ("numpy", "scipy", "polars", "pandas", "statsmodels", "altair", "vl-convert-python", "tqdm", "tomli-w")
+PACKAGES = (
+    "numpy",
+    "scipy",
+    "polars",
+    "pandas",
+    "statsmodels",
+    "altair",
+    "vl-convert-python",
+    "tqdm",
+    "tomli-w",
+)
 #: Free memory that the larger configurations of a check need [B].
 MEMORY = 6e9
 #: Mean error of a check on machines with a speed steady within 5 %: 7 to 9 % (zen3-2, xeon-2) [-].
 USUAL_ERROR = 0.08
-#: Share of a core that others may use, and of time that a hypervisor may take, before medians begin to change [-].
+#: Share of a core that others may use, and of time that a hypervisor may take, before medians begin
+#: to change [-].
 BUSY, STOLEN = 0.25, 0.02
 #: Time for which the speed of the machine is observed [s].
 _WATCHED = 10.0
@@ -57,7 +68,9 @@ class Finding:
 
 def _versions(root: Path) -> _Found:
     found = {**dict.fromkeys(PACKAGES, "MISSING"), **list_versions(PACKAGES)}
-    return "MISSING" not in found.values(), ", ".join(f"{name} {text}" for name, text in found.items())
+    return "MISSING" not in found.values(), ", ".join(
+        f"{name} {text}" for name, text in found.items()
+    )
 
 
 def _system(root: Path) -> _Found:
@@ -66,10 +79,17 @@ def _system(root: Path) -> _Found:
 
 
 def _cores(root: Path) -> _Found:
-    allowed, whole, limit = (gather_facts(root)[name].value for name in ("cores", "whole_cores", "core_limit"))
-    detail = f"{allowed} of {os.cpu_count()} usable" + (f", on {whole} whole cores" if whole < allowed else "")
+    allowed, whole, limit = (
+        gather_facts(root)[name].value for name in ("cores", "whole_cores", "core_limit")
+    )
+    detail = f"{allowed} of {os.cpu_count()} usable" + (
+        f", on {whole} whole cores" if whole < allowed else ""
+    )
     if limit is not None and limit < allowed:
-        return False, f"{detail}; the container may use {limit:.1f} of them, which throttles measurements"
+        return (
+            False,
+            f"{detail}; the container may use {limit:.1f} of them, which throttles measurements",
+        )
     return (True if allowed > 1 else None), detail
 
 
@@ -82,13 +102,19 @@ def _memory(root: Path) -> _Found:
 
 def _disk(root: Path) -> _Found:
     places = {"kept measurements": find_cache(), "temporary files": Path(tempfile.gettempdir())}
-    free = {use: shutil.disk_usage(place).free if os.access(place, os.W_OK) else 0 for use, place in places.items()}
-    detail = ", ".join(f"{format_bytes(free[use])} free for {use} in {place}" for use, place in places.items())
+    free = {
+        use: shutil.disk_usage(place).free if os.access(place, os.W_OK) else 0
+        for use, place in places.items()
+    }
+    detail = ", ".join(
+        f"{format_bytes(free[use])} free for {use} in {place}" for use, place in places.items()
+    )
     return min(free.values()) > 1e9, detail
 
 
 def _load(root: Path) -> _Found:
-    """Time that other programs and the hypervisor take now, from the tick counters of the kernel."""
+    """Time that other programs and the hypervisor take now, from the tick counters of the
+    kernel."""
 
     def count() -> np.ndarray:
         return np.array((root / "proc/stat").read_text().split("\n", 1)[0].split()[1:9], dtype=int)
@@ -108,11 +134,16 @@ def _load(root: Path) -> _Found:
 
 
 def _frequency(root: Path) -> _Found:
-    clock, governor = gather_facts(root)["clock"].value, root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
+    clock, governor = (
+        gather_facts(root)["clock"].value,
+        root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
+    )
     if clock is None or not governor.is_file():
         return True, "not readable, as in most virtual machines"
     name = governor.read_text().strip()
-    return (True if name == "performance" else None), f"governor {name}, up to {clock / 1e9:.2f} GHz"
+    return (
+        True if name == "performance" else None
+    ), f"governor {name}, up to {clock / 1e9:.2f} GHz"
 
 
 def _steadiness(root: Path) -> _Found:
@@ -122,7 +153,9 @@ def _steadiness(root: Path) -> _Found:
     moved = np.std([np.median(part, axis=0) for part in windows if len(part)], axis=0)
     single = ", ".join(f"{name} {share:.0%}" for name, share in zip(REFERENCES, moved, strict=True))
     expected = float(np.hypot(USUAL_ERROR, moved.mean()))
-    detail = f"within {_WATCHED:.0f} s: {single}; expect mean errors of about {expected:.0%} in a check"
+    detail = (
+        f"within {_WATCHED:.0f} s: {single}; expect mean errors of about {expected:.0%} in a check"
+    )
     if found["core_share"] < 0.97:
         return False, f"{detail}; other programs took {1 - found['core_share']:.0%} of the core"
     return (True if moved.mean() < 0.1 else None), detail
@@ -138,17 +171,26 @@ print(-touch() + touch())
 
 
 def _malloc(root: Path) -> _Found:
-    """Whether freed memory is used again; if not, large outputs cause page faults and iterations vary."""
+    """Whether freed memory is used again; if not, large outputs cause page faults and iterations
+    vary."""
     if system.libc_ver()[0] != "glibc":
         return None, "not glibc; its settings have no effect, and larger outputs vary more"
     command, environment = [sys.executable, "-c", _FAULTS], {**os.environ, **ENVIRONMENT}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
     return int(done.stdout) < 1000, f"a second block of 67 MB costs {int(done.stdout)} page faults"
 
 
 def _gloo(root: Path, device: str = "cpu") -> _Found:
     """Run an all_reduce between two measuring processes, as a calibration does."""
-    job = {"task": "collectives", "operations": ["all_reduce"], "sizes": [4096], "seconds": 0.05, "device": device}
+    job = {
+        "task": "collectives",
+        "operations": ["all_reduce"],
+        "sizes": [4096],
+        "seconds": 0.05,
+        "device": device,
+    }
     run_processes(job, ranks=2, timeout=90)
     return True, "2 processes exchanged messages on loopback"
 
@@ -157,7 +199,9 @@ def _gpus(root: Path) -> _Found:
     import torch
 
     if not torch.cuda.is_available():
-        return None, "a driver but no usable GPU" if shutil.which("nvidia-smi") else "none; calibration uses the CPU"
+        return None, "a driver but no usable GPU" if shutil.which(
+            "nvidia-smi"
+        ) else "none; calibration uses the CPU"
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     detail = f"{len(names)}: {', '.join(sorted(set(names)))}, CUDA {torch.version.cuda}"
     return True, detail if len(names) < 2 else f"{detail}, NCCL: {_gloo(root, 'cuda')[1]}"
@@ -166,14 +210,38 @@ def _gpus(root: Path) -> _Found:
 #: Name of each check, its function, and advice for a bad result.
 CHECKS: tuple[tuple[str, Callable[[Path], _Found], str], ...] = (
     ("versions", _versions, "install perfkit again: pip install -e ."),
-    ("torch", lambda root: (True, check_torch()), "to measure: pip install -U torch; predicting needs none"),
-    ("system", _system, "calibrate on Linux; macOS cannot pin processes, so expect wider intervals there"),
-    ("cores", _cores, "raise the container's CPU limit; collectives need 2 cores and are left out on one"),
-    ("memory", _memory, f"close programs until {format_bytes(MEMORY)} are free, or the machine will swap"),
+    (
+        "torch",
+        lambda root: (True, check_torch()),
+        "to measure: pip install -U torch; predicting needs none",
+    ),
+    (
+        "system",
+        _system,
+        "calibrate on Linux; macOS cannot pin processes, so expect wider intervals there",
+    ),
+    (
+        "cores",
+        _cores,
+        "raise the container's CPU limit; collectives need 2 cores and are left out on one",
+    ),
+    (
+        "memory",
+        _memory,
+        f"close programs until {format_bytes(MEMORY)} are free, or the machine will swap",
+    ),
     ("disk", _disk, "free 1 GB in both, or name other folders in XDG_CACHE_HOME and TMPDIR"),
-    ("load", _load, "stop other programs (see top); if other virtual machines disturb this one, calibrate later"),
+    (
+        "load",
+        _load,
+        "stop other programs (see top); if other virtual machines disturb this one, calibrate later",
+    ),
     ("frequency", _frequency, "steadier: cpupower frequency-set -g performance"),
-    ("steadiness", _steadiness, "close other programs; a check also gives errors at the usual pace, without the drift"),
+    (
+        "steadiness",
+        _steadiness,
+        "close other programs; a check also gives errors at the usual pace, without the drift",
+    ),
     ("malloc", _malloc, "another allocator replaces that of glibc; unset LD_PRELOAD"),
     ("gloo", _gloo, "check that the loopback interface is up: ip link"),
     ("GPUs", _gpus, "to measure GPUs: install a CUDA build of torch"),

@@ -1,4 +1,5 @@
-"""The usual pace of a machine: its references make times comparable that were measured at different speeds."""
+"""The usual pace of a machine: its references make times comparable that were measured at different
+speeds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,8 +11,8 @@ from perfkit.fitting import Fit
 from perfkit.ground.units import Array
 from perfkit.models.kernels import REFERENCES, at_usual_pace
 
-#: Prior weight of each reference, its standard deviation, and how many blocks count as one [-]; docs/formulas.md, table
-#: 7.1.
+#: Prior weight of each reference, its standard deviation, and how many blocks count as one [-];
+#: docs/formulas.md, table 7.1.
 _PRIOR, _TRUST, _ALIKE = np.full(3, 1.0 / 3.0), 0.15, 4.0
 
 
@@ -26,15 +27,16 @@ def fit_paces(measurements: Mapping[str, Any]) -> dict[str, Fit]:
     Returns
     -------
     paces : dict of str to Fit
-        Parameters of `perfkit.models.kernels.at_usual_pace` by class: a family of iterations, ``parallel`` for
-        iterations of several ranks, ``kernels``, and ``any`` for all other families. Empty without references.
+        Parameters of `perfkit.models.kernels.at_usual_pace` by class: a family of iterations,
+        ``parallel`` for iterations of several ranks, ``kernels``, and ``any`` for all other
+        families. Empty without references.
 
     Notes
     -----
-    Each stage has its own usual pace, because its work changes the times of the references. References are noisy, so
-    least squares would give them too little weight. Therefore the reference after a block is the instrumental variable
-    of the one before it: both have the pace in common, but not the noise. Isolated kernels use the weights of all
-    families together.
+    Each stage has its own usual pace, because its work changes the times of the references.
+    References are noisy, so least squares would give them too little weight. Therefore the
+    reference after a block is the instrumental variable of the one before it: both have the pace in
+    common, but not the noise. Isolated kernels use the weights of all families together.
     """
     stages: dict[str, list[Mapping[str, Any]]] = {"any": [], "parallel": []}
     for row in measurements["iterations"]:
@@ -43,11 +45,15 @@ def fit_paces(measurements: Mapping[str, Any]) -> dict[str, Fit]:
     paces = {}
     for name, runs in stages.items():
         if runs:
-            usual = _find_usual([run["references"] for run in stages["parallel" if name == "parallel" else "any"]])
+            usual = _find_usual(
+                [run["references"] for run in stages["parallel" if name == "parallel" else "any"]]
+            )
             paces[name] = _weigh(runs, usual)
     kernels = [[row["reference"]] for row in measurements["kernels"] if "reference" in row]
     if kernels and "any" in paces:
-        paces["kernels"] = replace(paces["any"], parameters={**paces["any"], **_find_usual(kernels)})
+        paces["kernels"] = replace(
+            paces["any"], parameters={**paces["any"], **_find_usual(kernels)}
+        )
     return paces
 
 
@@ -58,7 +64,8 @@ def _find_usual(references: Sequence[Any]) -> dict[str, float]:
 
 
 def _weigh(runs: Sequence[Mapping[str, Any]], usual: Mapping[str, float]) -> Fit:
-    """Fit the weights of one class: how the blocks of a run vary with the references around them."""
+    """Fit the weights of one class: how the blocks of a run vary with the references around
+    them."""
     from scipy.optimize import nnls
 
     def move(times: Any) -> Array:
@@ -67,21 +74,33 @@ def _weigh(runs: Sequence[Mapping[str, Any]], usual: Mapping[str, float]) -> Fit
 
     moved = [move(run["references"]) for run in runs]
     blocks = [move(run["blocks"]) for run in runs]
-    limits = [max(0.3, 4.5 * float(np.median(np.abs(logs)))) for logs in blocks]  # single stalls do not count
-    seen = np.concatenate([np.clip(logs, -limit, limit) for logs, limit in zip(blocks, limits, strict=True)])
-    before, after = np.concatenate([own[:-1] for own in moved]), np.concatenate([own[1:] for own in moved])
+    # single stalls do not count
+    limits = [max(0.3, 4.5 * float(np.median(np.abs(logs)))) for logs in blocks]
+    seen = np.concatenate(
+        [np.clip(logs, -limit, limit) for logs, limit in zip(blocks, limits, strict=True)]
+    )
+    before, after = (
+        np.concatenate([own[:-1] for own in moved]),
+        np.concatenate([own[1:] for own in moved]),
+    )
     square, beside, weights = before.T @ after, (before + after) / 2, _PRIOR
     values, vectors = np.linalg.eigh((square + square.T) / 2)
     for _ in range(3):
         trust = _ALIKE * max(float(np.var(seen - beside @ weights)), 1e-6) / _TRUST**2
         held = np.sqrt(np.maximum(values, 0.0) + trust)
-        weights, _ = nnls(held[:, None] * vectors.T, vectors.T @ (beside.T @ seen + trust * _PRIOR) / held)
-    names = {f"{name}_weight": float(weight) for name, weight in zip(REFERENCES, weights, strict=True)}
+        weights, _ = nnls(
+            held[:, None] * vectors.T, vectors.T @ (beside.T @ seen + trust * _PRIOR) / held
+        )
+    names = {
+        f"{name}_weight": float(weight) for name, weight in zip(REFERENCES, weights, strict=True)
+    }
     units = {**dict.fromkeys(usual, "s"), **dict.fromkeys(names, "-")}
     return Fit("pace", {**usual, **names}, units=units, n=len(seen))
 
 
-def relate_kernels(rows: Sequence[Mapping[str, Any]], paces: Mapping[str, Fit]) -> list[dict[str, Any]]:
+def relate_kernels(
+    rows: Sequence[Mapping[str, Any]], paces: Mapping[str, Fit]
+) -> list[dict[str, Any]]:
     """Convert times of isolated kernels to the usual pace.
 
     Parameters
@@ -98,12 +117,20 @@ def relate_kernels(rows: Sequence[Mapping[str, Any]], paces: Mapping[str, Fit]) 
     """
     pace, out = paces.get("kernels"), []
     for row in rows:
-        factor = float(at_usual_pace(1.0, row["reference"], **pace)) if pace and "reference" in row else 1.0
-        out.append({**row, **{key: factor * row[key] for key in ("median", "q1", "q3") if key in row}})
+        factor = (
+            float(at_usual_pace(1.0, row["reference"], **pace))
+            if pace and "reference" in row
+            else 1.0
+        )
+        out.append(
+            {**row, **{key: factor * row[key] for key in ("median", "q1", "q3") if key in row}}
+        )
     return out
 
 
-def relate_run(runs: Sequence[Mapping[str, Any]], family: str, paces: Mapping[str, Fit]) -> list[dict[str, Any]]:
+def relate_run(
+    runs: Sequence[Mapping[str, Any]], family: str, paces: Mapping[str, Fit]
+) -> list[dict[str, Any]]:
     """Convert times of one measured configuration to the usual pace.
 
     Parameters
@@ -118,7 +145,8 @@ def relate_run(runs: Sequence[Mapping[str, Any]], family: str, paces: Mapping[st
     Returns
     -------
     runs : list of dict
-        The same results at the usual pace if references were timed, with ``pace``: measured over usual time [-].
+        The same results at the usual pace if references were timed, with ``pace``: measured over
+        usual time [-].
     """
     pace = paces.get("parallel") if len(runs) > 1 else paces.get(family, paces.get("any"))
     if pace is None or any("references" not in run for run in runs):
@@ -126,7 +154,9 @@ def relate_run(runs: Sequence[Mapping[str, Any]], family: str, paces: Mapping[st
     shifts = []
     for run in runs:
         references = np.array(run["references"])
-        logs = np.log(at_usual_pace(run["blocks"], np.sqrt(references[:-1] * references[1:]), **pace))
+        logs = np.log(
+            at_usual_pace(run["blocks"], np.sqrt(references[:-1] * references[1:]), **pace)
+        )
         shifts.append(np.median(logs) - np.median(np.log(run["blocks"])))
     factor, out = float(np.exp(np.mean(shifts))), []
     for run in runs:
@@ -139,7 +169,8 @@ def relate_run(runs: Sequence[Mapping[str, Any]], family: str, paces: Mapping[st
 
 
 def name_disturbances(**stages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Name what disturbed measurements: other load on the cores, and changes of the machine's speed.
+    """Name what disturbed measurements: other load on the cores, and changes of the machine's
+    speed.
 
     Parameters
     ----------
@@ -159,5 +190,7 @@ def name_disturbances(**stages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         seen = [np.atleast_2d(row.get("references", row.get("reference", []))) for row in rows]
         paces = [np.log(references).mean(axis=0) for references in seen if references.size]
         if (moved := float(np.std(paces, axis=0).mean()) if paces else 0.0) > 0.1:
-            words.append(f"the speed of the machine varied by {moved:.0%} (standard deviation) during {stage}")
+            words.append(
+                f"the speed of the machine varied by {moved:.0%} (standard deviation) during {stage}"
+            )
     return {"disturbances": "; ".join(words)} if words else {}

@@ -1,7 +1,7 @@
 """Calibrate with one's own runs: how much faster or slower each resource is than the platform says.
 
-Scales of resources are fitted in logarithms. The platform is the prior: five runs change only the scales that they
-tell something about.
+Scales of resources are fitted in logarithms. The platform is the prior: five runs change only the
+scales that they tell something about.
 """
 
 import math
@@ -27,10 +27,11 @@ from perfkit.prediction.uncertainty import find_host_error
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
 
-#: Fewest runs; deviation of a resource between programs [-]; usual spread of runs around a fit [-]; docs/formulas.md,
-#: table 4.4.
+#: Fewest runs; deviation of a resource between programs [-]; usual spread of runs around a fit [-];
+#: docs/formulas.md, table 4.4.
 _FEWEST, _OTHERS, _USUAL = 5, 0.1, 0.08
-#: A time whose error is larger than so many usual spreads counts less; docs/formulas.md, tables 4.3 and 4.4.
+#: A time whose error is larger than so many usual spreads counts less; docs/formulas.md, tables 4.3
+#: and 4.4.
 _FAR = 2.5
 #: Change of the logarithm of a scale that slopes are computed with [-].
 _STEP = 0.01
@@ -40,10 +41,19 @@ _Group = tuple[Transformer, str | None, Strategy, Array]
 
 
 def fit_logs(
-    evaluate: Callable[[Array], Array], logs: Array, mean: Array, width: Array, *, usual: Any, trust: Any = 1.0,
-    step: float = 1e-5, within: float = 1e-5, most: int = 30,
-) -> tuple[Array, ...]:  # fmt: skip
-    """Fit parameters of a model to measured times by least squares in logarithms, with a prior of each parameter.
+    evaluate: Callable[[Array], Array],
+    logs: Array,
+    mean: Array,
+    width: Array,
+    *,
+    usual: Any,
+    trust: Any = 1.0,
+    step: float = 1e-5,
+    within: float = 1e-5,
+    most: int = 30,
+) -> tuple[Array, ...]:
+    """Fit parameters of a model to measured times by least squares in logarithms, with a prior of
+    each parameter.
 
     Parameters
     ----------
@@ -67,15 +77,21 @@ def fit_logs(
     Returns
     -------
     found, covariance, slopes, errors, weights : array
-        Parameters and their covariance; and before their last change slopes of the times by parameter, errors and
-        weights of the times [-].
+        Parameters and their covariance; and before their last change slopes of the times by
+        parameter, errors and weights of the times [-].
     """
     found, before = mean.astype(float), np.diag(1 / np.square(width))
     for _ in range(most):
         errors, slopes = evaluate(found) - logs, find_slopes(evaluate, found, step)
-        weights = trust * np.minimum(1.0, _FAR * usual / np.maximum(np.abs(errors), 1e-9)) / np.square(usual)
+        weights = (
+            trust
+            * np.minimum(1.0, _FAR * usual / np.maximum(np.abs(errors), 1e-9))
+            / np.square(usual)
+        )
         covariance = np.linalg.inv(slopes.T @ (slopes * weights[:, None]) + before)
-        change = np.clip(-covariance @ (slopes.T @ (errors * weights) + before @ (found - mean)), -0.3, 0.3)
+        change = np.clip(
+            -covariance @ (slopes.T @ (errors * weights) + before @ (found - mean)), -0.3, 0.3
+        )
         found = found + change
         if np.abs(change).max() < within:
             break
@@ -85,7 +101,9 @@ def fit_logs(
 def find_slopes(evaluate: Callable[[Array], Array], values: Array, step: float) -> Array:
     """Change of each result with each parameter, from one step of the parameter."""
     here = evaluate(values)
-    return np.stack([(evaluate(values + change) - here) / step for change in step * np.eye(len(values))], axis=1)
+    return np.stack(
+        [(evaluate(values + change) - here) / step for change in step * np.eye(len(values))], axis=1
+    )
 
 
 @dataclass(frozen=True)
@@ -99,8 +117,8 @@ class Tuning(Tabular):
     frame : polars.DataFrame
         See `table`.
     scales : polars.DataFrame
-        By resource: how many times as fast it is, the standard deviation of the logarithm, and that before the runs
-        [-].
+        By resource: how many times as fast it is, the standard deviation of the logarithm, and that
+        before the runs [-].
     spread : float
         Standard deviation of the logarithm of the time of a run that was left out [-].
     model : Transformer
@@ -122,7 +140,8 @@ class Tuning(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            Columns as given; predicted [s]; left_out, the relative error of a fit without this run [-].
+            Columns as given; predicted [s]; left_out, the relative error of a fit without this run
+            [-].
         """
         return self.frame
 
@@ -142,12 +161,18 @@ class Tuning(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            Columns as given; predicted, with low and high end of its 80 % interval [s]; ``beyond``, settings outside of
-            the fitted runs; ``gain``: if this run is measured too, the share by which the variance of all these
-            predictions falls, as far as it comes from the scales [-].
+            Columns as given; predicted, with low and high end of its 80 % interval [s]; ``beyond``,
+            settings outside of the fitted runs; ``gain``: if this run is measured too, the share by
+            which the variance of all these predictions falls, as far as it comes from the scales
+            [-].
         """
         rows, known = _read(runs), _read(self.frame)
-        evaluate = partial(_evaluate, list(_group(self.model, rows)), self.platform, self.scales["resource"].to_list())
+        evaluate = partial(
+            _evaluate,
+            list(_group(self.model, rows)),
+            self.platform,
+            self.scales["resource"].to_list(),
+        )
         none = np.zeros(len(self.scales))
         times, slopes = np.exp(evaluate(none)), find_slopes(evaluate, none, _STEP)
         shared = slopes @ self.covariance @ slopes.T
@@ -176,7 +201,8 @@ def tune(model: Transformer, platform: Named, runs: Any) -> Tuning:
         Platform of the runs.
     runs : DataFrame or sequence of dict
         A row for each of at least 5 runs: ``seconds`` of an iteration; the fields of
-        `perfkit.workloads.strategy.Strategy` and of the model that differ between runs; ``execution``.
+        `perfkit.workloads.strategy.Strategy` and of the model that differ between runs;
+        ``execution``.
 
     Returns
     -------
@@ -190,9 +216,10 @@ def tune(model: Transformer, platform: Named, runs: Any) -> Tuning:
 
     Notes
     -----
-    Minimises squared logarithms of predicted over measured times, in units of the usual spread, and of scales over
-    their priors. A prior has the uncertainty of the platform's fits, and 10 % between programs. Runs that are far off
-    count less. Errors of runs left out follow from the leverage of each run.
+    Minimises squared logarithms of predicted over measured times, in units of the usual spread, and
+    of scales over their priors. A prior has the uncertainty of the platform's fits, and 10 %
+    between programs. Runs that are far off count less. Errors of runs left out follow from the
+    leverage of each run.
 
     Examples
     --------
@@ -205,7 +232,9 @@ def tune(model: Transformer, platform: Named, runs: Any) -> Tuning:
     check_type("model", model, Transformer)
     where, rows = load_platform(platform), _read(runs)
     if len(rows) < _FEWEST:
-        raise ValueError(f"runs are {len(rows)}; fit at least {_FEWEST}, of which some differ in strategy")
+        raise ValueError(
+            f"runs are {len(rows)}; fit at least {_FEWEST}, of which some differ in strategy"
+        )
     logs = np.log([check_positive("seconds", row.get("seconds")) for row in rows])
     widths = _find_widths(where, model.dtype)
     names, width = list(widths), np.array([*widths.values()])
@@ -219,17 +248,31 @@ def tune(model: Transformer, platform: Named, runs: Any) -> Tuning:
     spread = expect_spread(left_out.tolist(), model.family)
     now = _scale(where, names, found)
     whole = {"iterations": now.context.iterations, "parallel": now.context.parallel}
-    wide: Any = {name: {key: replace(fit, spread=spread) if key == model.family else fit for key, fit in own.items()}
-                 for name, own in whole.items()}  # fmt: skip
+    wide: Any = {
+        name: {
+            key: replace(fit, spread=spread) if key == model.family else fit
+            for key, fit in own.items()
+        }
+        for name, own in whole.items()
+    }
     now = replace(now, context=replace(now.context, **wide))
-    scales = {"resource": names, "scale": np.exp(-found), "spread": np.sqrt(np.diag(covariance)), "before": width}
+    scales = {
+        "resource": names,
+        "scale": np.exp(-found),
+        "spread": np.sqrt(np.diag(covariance)),
+        "before": width,
+    }
     frame = _frame(rows, {"predicted": np.exp(times), "left_out": np.exp(left_out) - 1})
     return Tuning(now, frame, pl.DataFrame(scales), spread, model, covariance)
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Any]) -> Table:
-    """Rows as they were given, and more columns; whole and other numbers of a column become numbers."""
-    given = {name: [row.get(name) for row in rows] for name in dict.fromkeys(key for row in rows for key in row)}
+    """Rows as they were given, and more columns; whole and other numbers of a column become
+    numbers."""
+    given = {
+        name: [row.get(name) for row in rows]
+        for name in dict.fromkeys(key for row in rows for key in row)
+    }
     return pl.DataFrame({**given, **columns}, strict=False)
 
 
@@ -238,7 +281,10 @@ def _read(runs: Any) -> list[dict[str, Any]]:
     rows, known = read_records("runs", runs), [*_FIELDS, *_SIZES, "execution", "seconds"]
     for name in dict.fromkeys(key for row in rows for key in row):
         check_choice("column of runs", name, [*known, "predicted", "left_out"])
-    return [{name: value for name, value in row.items() if value is not None and name in known} for row in rows]
+    return [
+        {name: value for name, value in row.items() if value is not None and name in known}
+        for row in rows
+    ]
 
 
 def _group(model: Transformer, rows: Sequence[Mapping[str, Any]]) -> Iterator[_Group]:
@@ -248,7 +294,10 @@ def _group(model: Transformer, rows: Sequence[Mapping[str, Any]]) -> Iterator[_G
         own = {name: value for name, value in row.items() if name in _SIZES and name != "batch"}
         kinds.setdefault((replace(model, **own), row.get("execution")), []).append(place)
     for (kind, execution), places in kinds.items():
-        strategies = [Strategy(**{key: rows[n].get(key, value) for key, value in _FIELDS.items()}) for n in places]
+        strategies = [
+            Strategy(**{key: rows[n].get(key, value) for key, value in _FIELDS.items()})
+            for n in places
+        ]
         batch = np.array([rows[n].get("batch", model.batch) for n in places])
         yield replace(kind, batch=batch), execution, Strategy.stack(strategies), np.array(places)
 
@@ -258,26 +307,39 @@ def _scale(platform: Platform, names: Sequence[str], slowness: Array) -> Platfor
     return platform.with_scale(**dict(zip(names, np.exp(-slowness).tolist(), strict=True)))
 
 
-def _evaluate(groups: Sequence[_Group], platform: Platform, names: Sequence[str], slowness: Array) -> Array:
+def _evaluate(
+    groups: Sequence[_Group], platform: Platform, names: Sequence[str], slowness: Array
+) -> Array:
     """Logarithms of the times of runs, on a platform with slower resources."""
-    where, times = _scale(platform, names, slowness), np.zeros(sum(len(places) for *_, places in groups))
+    where, times = (
+        _scale(platform, names, slowness),
+        np.zeros(sum(len(places) for *_, places in groups)),
+    )
     for model, execution, strategies, places in groups:
         times[places] = price_strategies(model, where, strategies, execution)["time"]
     return np.asarray(np.log(times))
 
 
 def _find_widths(platform: Platform, dtype: str) -> dict[str, float]:
-    """Standard deviation of the logarithm of each resource before the runs [-], from the fits of its kernels."""
-    known = {"latency": START, "host": math.log(find_host_error(platform))} | dict.fromkeys(LINKS, MOVE)
+    """Standard deviation of the logarithm of each resource before the runs [-], from the fits of
+    its kernels."""
+    known = {"latency": START, "host": math.log(find_host_error(platform))} | dict.fromkeys(
+        LINKS, MOVE
+    )
     for name, kind in (("peak", "gemm"), ("memory", "elementwise")):
         fit = platform.context.find(kind, "")
-        if fit is None or (fit.dtypes and dtype not in fit.dtypes):  # no step was fitted in this number format
+        # no step was fitted in this number format
+        if fit is None or (fit.dtypes and dtype not in fit.dtypes):
             fit = platform.kernels.get(f"{kind}.{dtype}") or platform.kernels.get(kind)
         known[name] = fit.spread if fit else MOVE
-    return {name: math.hypot(known[name], _OTHERS) for name in list_resources(platform) if name in known}
+    return {
+        name: math.hypot(known[name], _OTHERS) for name in list_resources(platform) if name in known
+    }
 
 
-def _list_strange(row: Mapping[str, Any], known: Sequence[Mapping[str, Any]], model: Transformer) -> Iterator[str]:
+def _list_strange(
+    row: Mapping[str, Any], known: Sequence[Mapping[str, Any]], model: Transformer
+) -> Iterator[str]:
     """Settings of a run that lie outside of all known runs."""
     for name in dict.fromkeys((*_FIELDS, *(key for own in (*known, row) for key in own))):
         if name != "seconds":

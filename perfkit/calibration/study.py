@@ -1,4 +1,5 @@
-"""The placement study: measure models under several placements on this machine, and compare with predictions."""
+"""The placement study: measure models under several placements on this machine, and compare with
+predictions."""
 
 import warnings
 from collections.abc import Mapping
@@ -28,17 +29,18 @@ from perfkit.workloads.tables import TableSet, draw_tables
 
 #: Methods that propose placements: every rule of thumb, a second random placement, and the search.
 METHODS = (*BASELINES, "random 2", "search")
-#: Most weights of a model with sparse and with dense gradients; every placement needs its own memory [B].
+#: Most weights of a model with sparse and with dense gradients; every placement needs its own
+#: memory [B].
 _LARGEST = {True: 3e8, False: 1e8}
 
 
 def draw_models(n: int, *, seed: int = 0) -> dict[str, DLRM]:
     """Draw recommendation models with tables as in `draw_tables`, small enough for one machine.
 
-    A model has 8 to 16 tables of 10³ to 10⁶ rows with 32, 64 or 128 columns, a batch of 256 to 2,048, and one to three
-    layers of 64 to 512 below and above the interaction. Pooling and Zipf exponents are those of `draw_tables`; rows and
-    pooling correlate by -0.7 to 0.7. Every fourth model has dense gradients. Weights have at most 300 MB, 100 MB with
-    dense gradients.
+    A model has 8 to 16 tables of 10³ to 10⁶ rows with 32, 64 or 128 columns, a batch of 256 to
+    2,048, and one to three layers of 64 to 512 below and above the interaction. Pooling and Zipf
+    exponents are those of `draw_tables`; rows and pooling correlate by -0.7 to 0.7. Every fourth
+    model has dense gradients. Weights have at most 300 MB, 100 MB with dense gradients.
 
     Parameters
     ----------
@@ -63,15 +65,27 @@ def draw_models(n: int, *, seed: int = 0) -> dict[str, DLRM]:
         rng, sparse = np.random.default_rng([5, seed, number]), number % 4 != 3
         dim, correlation = int(rng.choice((32, 64, 128))), float(rng.uniform(-0.7, 0.7))
         while True:
-            tables = draw_tables(int(rng.integers(8, 17)), seed=int(rng.integers(2**31)), correlation=correlation)
+            tables = draw_tables(
+                int(rng.integers(8, 17)), seed=int(rng.integers(2**31)), correlation=correlation
+            )
             rows = [round(10 ** (3 + 0.75 * (np.log10(table.rows) - 3))) for table in tables]
             if 4 * dim * sum(rows) <= _LARGEST[sparse]:
                 break
-        bottom, top = ([int(64 * 8 ** rng.uniform()) // 8 * 8 for _ in range(rng.integers(1, 4))] for _ in range(2))
+        bottom, top = (
+            [int(64 * 8 ** rng.uniform()) // 8 * 8 for _ in range(rng.integers(1, 4))]
+            for _ in range(2)
+        )
         models[f"model {number}"] = DLRM(
-            rows=rows, dim=dim, pooling=[t.pooling for t in tables], exponent=[t.exponent for t in tables],
-            sparse=sparse, batch=int(256 * 8 ** rng.uniform()) // 2 * 2, bottom=bottom, top=top, features=13,
-        )  # fmt: skip
+            rows=rows,
+            dim=dim,
+            pooling=[t.pooling for t in tables],
+            exponent=[t.exponent for t in tables],
+            sparse=sparse,
+            batch=int(256 * 8 ** rng.uniform()) // 2 * 2,
+            bottom=bottom,
+            top=top,
+            features=13,
+        )
     return models
 
 
@@ -99,12 +113,16 @@ def make_model(tables: TableSet) -> DLRM:
         given = f"dim is {dims}, law of {laws} is given, itemsize is {size}, embedding {tables.embedding!r}, optimizer"
         only = "only separate fp32 tables of one dim with Zipf exponents and sgd are measured; predict others"
         raise ValueError(f"{given} {tables.optimizer!r}; {only}")
-    columns: dict[str, Any] = {key: [getattr(t, key) for t in tables] for key in ("rows", "pooling", "exponent")}
+    columns: dict[str, Any] = {
+        key: [getattr(t, key) for t in tables] for key in ("rows", "pooling", "exponent")
+    }
     layers: dict[str, Any] = {"bottom": (64,), "top": (64,), "features": 13}
     return DLRM(dim=dims[0], batch=tables.batch, sparse=tables.sparse, **columns, **layers)
 
 
-def propose_plans(model: DLRM, platform: Platform, *, ranks: int = 2, seed: int = 0) -> dict[str, Plan]:
+def propose_plans(
+    model: DLRM, platform: Platform, *, ranks: int = 2, seed: int = 0
+) -> dict[str, Plan]:
     """Propose the placements of a model to measure, each table whole on one rank.
 
     Parameters
@@ -121,23 +139,37 @@ def propose_plans(model: DLRM, platform: Platform, *, ranks: int = 2, seed: int 
     Returns
     -------
     plans : dict of str to Plan
-        By method, see `METHODS`. Ranks are equal, so they are numbered in the order in which they get tables.
+        By method, see `METHODS`. Ranks are equal, so they are numbered in the order in which they
+        get tables.
     """
-    whole: dict[str, Any] = {"ranks": ranks, "forbid": [kind for kind in KINDS if kind != "table_wise"]}
+    whole: dict[str, Any] = {
+        "ranks": ranks,
+        "forbid": [kind for kind in KINDS if kind != "table_wise"],
+    }
     with keep_quiet():  # no warnings about predictions that will be measured
         best = shard(model, platform, seconds=0.5, seed=seed, **whole)
         other = shard(model, platform, seconds=1e-3, seed=seed + 1, **whole)
     priced = {**best.baselines, "random 2": other.baselines["random"], "search": best.prediction}
     plans = {name: price.plan for name in METHODS if (price := priced[name])}
     firsts = {name: list(dict.fromkeys(plan.owners)) for name, plan in plans.items()}
-    return {name: Plan(ranks, tuple(map(firsts[name].index, plan.owners))) for name, plan in plans.items()}
+    return {
+        name: Plan(ranks, tuple(map(firsts[name].index, plan.owners)))
+        for name, plan in plans.items()
+    }
 
 
 def measure_trials(
-    platform: Platform | str | Path, *, models: Mapping[str, DLRM] | None = None, ranks: int = 2, seed: int = 0,
-    seconds: float = 1.2, quick: bool = False, progress: bool = True,
-) -> "Trials":  # fmt: skip
-    """Measure models under the placements of rules of thumb and of the search, and compare with predictions.
+    platform: Platform | str | Path,
+    *,
+    models: Mapping[str, DLRM] | None = None,
+    ranks: int = 2,
+    seed: int = 0,
+    seconds: float = 1.2,
+    quick: bool = False,
+    progress: bool = True,
+) -> "Trials":
+    """Measure models under the placements of rules of thumb and of the search, and compare with
+    predictions.
 
     Parameters
     ----------
@@ -170,9 +202,9 @@ def measure_trials(
 
     Notes
     -----
-    One process per rank holds all placements of a model and runs them in rotation. After the first pass over all
-    models, new processes measure them again; the difference of the two passes is the repeatability of the study. A
-    placement that several methods propose is measured once.
+    One process per rank holds all placements of a model and runs them in rotation. After the first
+    pass over all models, new processes measure them again; the difference of the two passes is the
+    repeatability of the study. A placement that several methods propose is measured once.
     """
     where = load_platform(platform)
     check_processors(check_positive("ranks", ranks, integer=True), where.device.kind)
@@ -181,7 +213,11 @@ def measure_trials(
         text = f"{where.name} was measured on {known or where.device.name}, this machine is {machine['processor']}"
         warnings.warn(f"{text}; calibrate this machine first", stacklevel=2)
     chosen = dict(models) if models is not None else draw_models(2 if quick else 12, seed=seed)
-    settings = {"seconds": seconds / 3 if quick else seconds, "seed": seed, "device": where.device.kind}
+    settings = {
+        "seconds": seconds / 3 if quick else seconds,
+        "seed": seed,
+        "device": where.device.kind,
+    }
     jobs, methods = dict[str, dict[str, Any]](), dict[str, dict[Plan, list[str]]]()
     for name, model in chosen.items():
         own = methods[name] = {}
@@ -189,9 +225,18 @@ def measure_trials(
             own.setdefault(plan, []).append(method)
         _check_memory(name, model, len(own))
         owners = [list(plan.owners) for plan in own]
-        jobs[name] = {"task": "placements", "workload": dump(model), "placements": owners, **settings}
+        jobs[name] = {
+            "task": "placements",
+            "workload": dump(model),
+            "placements": owners,
+            **settings,
+        }
     campaign = open_campaign("placements", jobs, ranks, progress=progress)
-    turns = {f"{turn}-{name}": partial(run_processes, jobs[name], ranks=ranks) for turn in (0, 1) for name in jobs}
+    turns = {
+        f"{turn}-{name}": partial(run_processes, jobs[name], ranks=ranks)
+        for turn in (0, 1)
+        for name in jobs
+    }
     found, runs = campaign.run("placements", turns), []
     for name, model in chosen.items():
         for place, (plan, proposed) in enumerate(methods[name].items()):
@@ -208,7 +253,9 @@ def _check_memory(name: str, model: DLRM, placements: int) -> None:
     """Refuse a model if all its placements together need more than the free memory."""
     tables, free = model.tables, gather_facts()["free_memory"].value
     batches = 64 * model.batch * sum(table.pooling + 1 for table in tables)
-    needed = placements * ((1 if model.sparse else 2) * sum(table.nbytes for table in tables) + batches)
+    needed = placements * (
+        (1 if model.sparse else 2) * sum(table.nbytes for table in tables) + batches
+    )
     if free and needed > 0.8 * free:
         text = f"{name} needs {format_bytes(needed)} for all its {placements} placements; {format_bytes(free)}"
         raise ValueError(f"{text} are free; take smaller tables or batches")
@@ -216,13 +263,15 @@ def _check_memory(name: str, model: DLRM, placements: int) -> None:
 
 @dataclass(frozen=True, repr=False)
 class Trials(Comparison):
-    """Predicted and measured times of models under several placements; the families of the runs are the models.
+    """Predicted and measured times of models under several placements; the families of the runs are
+    the models.
 
     Notes
     -----
-    The regret of a choice is its extra time over the fastest measured placement of the model. The time of a placement
-    is the mean of the medians of its passes. `floor` is the regret of a choice by one pass, judged by the other pass:
-    the study cannot show that a prediction is better than this.
+    The regret of a choice is its extra time over the fastest measured placement of the model. The
+    time of a placement is the mean of the medians of its passes. `floor` is the regret of a choice
+    by one pass, judged by the other pass: the study cannot show that a prediction is better than
+    this.
     """
 
     def regrets(self) -> Table:
@@ -231,31 +280,44 @@ class Trials(Comparison):
         Returns
         -------
         frame : polars.DataFrame
-            model, placements: number of different ones [-], best_s [s], worst: slowest over fastest time [-],
-            rank_correlation of predicted and measured times [-], hit: whether the predicted best is the fastest,
-            hit_repeat: whether both passes have the same best, floor [-], repeat: mean difference of the passes [-],
-            rank_repeat: rank correlation between the passes [-], predicted: regret of the predicted best [-], and the
-            regret of every method by its name [-].
+            model, placements: number of different ones [-], best_s [s], worst: slowest over fastest
+            time [-], rank_correlation of predicted and measured times [-], hit: whether the
+            predicted best is the fastest, hit_repeat: whether both passes have the same best, floor
+            [-], repeat: mean difference of the passes [-], rank_repeat: rank correlation between
+            the passes [-], predicted: regret of the predicted best [-], and the regret of every
+            method by its name [-].
         """
 
         def judge(pick: str, times: str) -> polars.Expr:
             return col(times).get(col(pick).arg_min()) / col(times).min() - 1
 
-        columns = {key: [run[key] for run in self.runs] for key in ("family", "methods", "predicted_s", "measured_s")}
+        columns = {
+            key: [run[key] for run in self.runs]
+            for key in ("family", "methods", "predicted_s", "measured_s")
+        }
         one, other = zip(*(run["passes_s"] for run in self.runs), strict=True)
         runs = polars.DataFrame(columns | {"one": one, "other": other}).rename({"family": "model"})
         time, least = col("measured_s"), col("measured_s").min()
         frame = runs.group_by("model", maintain_order=True).agg(
-            placements=polars.len(), best_s=least, worst=time.max() / least,
-            rank_correlation=polars.corr("predicted_s", "measured_s", method="spearman").fill_nan(None),
-            hit=judge("predicted_s", "measured_s") == 0, hit_repeat=col("one").arg_min() == col("other").arg_min(),
+            placements=polars.len(),
+            best_s=least,
+            worst=time.max() / least,
+            rank_correlation=polars.corr("predicted_s", "measured_s", method="spearman").fill_nan(
+                None
+            ),
+            hit=judge("predicted_s", "measured_s") == 0,
+            hit_repeat=col("one").arg_min() == col("other").arg_min(),
             floor=(judge("one", "other") + judge("other", "one")) / 2,
-            repeat=(polars.max_horizontal("one", "other") / polars.min_horizontal("one", "other") - 1).mean(),
+            repeat=(
+                polars.max_horizontal("one", "other") / polars.min_horizontal("one", "other") - 1
+            ).mean(),
             rank_repeat=polars.corr("one", "other", method="spearman").fill_nan(None),
             predicted=judge("predicted_s", "measured_s"),
-        )  # fmt: skip
+        )
         regrets = runs.with_columns(regret=(time / least - 1).over("model")).explode("methods")
-        return frame.join(regrets.pivot("methods", index="model", values="regret"), on="model", how="left")
+        return frame.join(
+            regrets.pivot("methods", index="model", values="regret"), on="model", how="left"
+        )
 
     def totals(self) -> dict[str, Any]:
         """Summarize all models.
@@ -263,22 +325,33 @@ class Trials(Comparison):
         Returns
         -------
         figures : dict
-            models, placements [-]; regret: mean by method, with ``predicted``, and ``random`` as the mean of both
-            random placements [-]; worst_regret: the maximum instead of the mean [-]; best_baseline; excess and
-            excess_error: mean regret of the predicted best minus that of the best baseline, and its standard error
-            over models [-]; floor, repeat [-]; hits, hits_repeat: share of models with a hit [-]; rank_correlation,
-            rank_repeat [-].
+            models, placements [-]; regret: mean by method, with ``predicted``, and ``random`` as
+            the mean of both random placements [-]; worst_regret: the maximum instead of the mean
+            [-]; best_baseline; excess and excess_error: mean regret of the predicted best minus
+            that of the best baseline, and its standard error over models [-]; floor, repeat [-];
+            hits, hits_repeat: share of models with a hit [-]; rank_correlation, rank_repeat [-].
         """
         frame, both = self.regrets(), polars.mean_horizontal("random", "random 2")
         regrets = frame.select("predicted", *(name for name in METHODS if name in frame.columns))
         regrets = regrets.with_columns(random=both).drop("random 2")
         mean, worst = (part.row(0, named=True) for part in (regrets.mean(), regrets.max()))
-        best = min((name for name in mean if name not in ("predicted", "search")), key=mean.__getitem__)
+        best = min(
+            (name for name in mean if name not in ("predicted", "search")), key=mean.__getitem__
+        )
         excess: Any = regrets["predicted"] - regrets[best]
-        error = None if (spread := excess.std()) is None else spread / len(frame) ** 0.5  # None for a single model
+        # None for a single model
+        error = None if (spread := excess.std()) is None else spread / len(frame) ** 0.5
         columns = ("floor", "repeat", "rank_correlation", "rank_repeat")
-        averages = frame.select(*columns, hits="hit", hits_repeat="hit_repeat").mean().row(0, named=True)
-        found = {"models": len(frame), "placements": len(self.runs), "regret": mean, "worst_regret": worst, **averages}
+        averages = (
+            frame.select(*columns, hits="hit", hits_repeat="hit_repeat").mean().row(0, named=True)
+        )
+        found = {
+            "models": len(frame),
+            "placements": len(self.runs),
+            "regret": mean,
+            "worst_regret": worst,
+            **averages,
+        }
         return found | {"best_baseline": best, "excess": excess.mean(), "excess_error": error}
 
     def as_text(self) -> str:
@@ -289,14 +362,25 @@ class Trials(Comparison):
         text : str
             Several lines.
         """
-        rows = [("model", "placements", "best", "regret", "floor", "rank correlation", "between passes")]
+        rows = [
+            ("model", "placements", "best", "regret", "floor", "rank correlation", "between passes")
+        ]
         for row in self.regrets().iter_rows(named=True):
             shares = (f"{row[name]:.1%}" for name in ("predicted", "floor"))
-            ranks = ("" if row[name] is None else f"{row[name]:.2f}" for name in ("rank_correlation", "rank_repeat"))
-            rows.append((row["model"], str(row["placements"]), format_time(row["best_s"]), *shares, *ranks))
+            ranks = (
+                "" if row[name] is None else f"{row[name]:.2f}"
+                for name in ("rank_correlation", "rank_repeat")
+            )
+            rows.append(
+                (row["model"], str(row["placements"]), format_time(row["best_s"]), *shares, *ranks)
+            )
         found = self.totals()
         regret, error = found["regret"], found["excess_error"]
-        rules = (f"{name} {regret[name]:.1%}" for name in sorted(regret, key=regret.get) if name != "predicted")
+        rules = (
+            f"{name} {regret[name]:.1%}"
+            for name in sorted(regret, key=regret.get)
+            if name != "predicted"
+        )
         return f"""{format_table(rows, numbers=True)}
 
 {found["placements"]} placements of {found["models"]} models

@@ -22,10 +22,18 @@ from perfkit.workloads.graph import FEATURES, PHASES, Graph
 
 #: Types of tensors by their name in traces.
 _TYPES = {
-    "float": torch.float32, "double": torch.float64, "c10::Half": torch.float16, "c10::BFloat16": torch.bfloat16,
-    "int": torch.int32, "long": torch.int64, "long int": torch.int64, "unsigned char": torch.uint8, "bool": torch.bool,
-}  # fmt: skip
-#: Arguments for the storage and type of results, recorded as numbers that change with versions of PyTorch.
+    "float": torch.float32,
+    "double": torch.float64,
+    "c10::Half": torch.float16,
+    "c10::BFloat16": torch.bfloat16,
+    "int": torch.int32,
+    "long": torch.int64,
+    "long int": torch.int64,
+    "unsigned char": torch.uint8,
+    "bool": torch.bool,
+}
+#: Arguments for the storage and type of results, recorded as numbers that change with versions of
+#: PyTorch.
 _ABOUT = {"device", "layout", "pin_memory", "memory_format", "generator", "dtype"}
 _MISFIT = object()
 #: Errors of PyTorch for arguments that an operation does not take.
@@ -46,7 +54,8 @@ def record_step(file: TraceFile) -> tuple[Graph, Array]:
     graph : Graph
         Operations of the middle step of the trace.
     seconds : array
-        Device time of each operation; not a number where several operations share one measured time [s].
+        Device time of each operation; not a number where several operations share one measured time
+        [s].
 
     Raises
     ------
@@ -55,20 +64,26 @@ def record_step(file: TraceFile) -> tuple[Graph, Array]:
 
     Notes
     -----
-    Each operation runs again on tensors without values, so its sizes are those that `perfkit.capture` would find.
-    Kernels, calls of the framework and calls without a kernel are counted from the trace. Calls that load data are left
-    out, as in `perfkit.capture`. An operation that cannot run again has the kind ``other`` and the bytes of its
-    arguments. Every argument counts as a separate tensor, and each collective is waited for at once.
+    Each operation runs again on tensors without values, so its sizes are those that
+    `perfkit.capture` would find. Kernels, calls of the framework and calls without a kernel are
+    counted from the trace. Calls that load data are left out, as in `perfkit.capture`. An operation
+    that cannot run again has the kind ``other`` and the bytes of its arguments. Every argument
+    counts as a separate tensor, and each collective is waited for at once.
     """
     steps = find_iterations(file.events).filter(pl.col("kernels") > 0)
     if not file.events["cat"].is_in(DEVICE).any():
-        raise ValueError(f"{file.source} holds no work of a device; record it with ProfilerActivity.CUDA")
+        raise ValueError(
+            f"{file.source} holds no work of a device; record it with ProfilerActivity.CUDA"
+        )
     number = [*steps["iteration"], -1][len(steps) // 2]
     work = list_work(file).filter(pl.col("iteration") == number)
     if not any("Input Dims" in file.args.get(index, {}) for index in work["operation"]):
-        raise ValueError(f"{file.source} holds no sizes of operands; record it with record_shapes=True")
+        raise ValueError(
+            f"{file.source} holds no sizes of operands; record it with record_shapes=True"
+        )
     step = _Step(file, work, number)
-    log = logging.getLogger("torch._subclasses.fake_tensor")  # it reports each overload that refuses arguments
+    # it reports each overload that refuses arguments
+    log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:
         with step.recorder.values.fake, step.recorder, torch.no_grad():
@@ -90,7 +105,9 @@ class _Step:
         self.recorder = Recorder(accelerator=True)
         self.recorder.leading, self.args, self.ranks = True, file.args, file.ranks or 1
         columns = ("cat", "name", "ts", "parent", "index_correlation", "iteration")
-        cats, self.names, self.ts, parents, self.launches, own = (file.events[name].to_list() for name in columns)
+        cats, self.names, self.ts, parents, self.launches, own = (
+            file.events[name].to_list() for name in columns
+        )
         self.outer: list[int] = []  # outermost operation around each event, -2 for loading of data
         for index, (cat, name, above) in enumerate(zip(cats, self.names, parents, strict=True)):
             inside = -2 if "DataLoader" in name else self.outer[above] if above >= 0 else -1
@@ -99,15 +116,22 @@ class _Step:
         self.calls: dict[int, list[dict[str, Any]]] = {}
         for row in work.to_dicts():
             above = self.launches[row["index"]] if row["operation"] < 0 else row["operation"]
-            while above >= 0 and (cats[above] != "cpu_op" or "evaluate_function" in self.names[above]):
+            while above >= 0 and (
+                cats[above] != "cpu_op" or "evaluate_function" in self.names[above]
+            ):
                 above = parents[above]
             key = row["index"] if above < 0 or row["index"] in found else above
             self.calls.setdefault(key, []).append({**row, **found.get(key, {})})
         busy = {self.outer[self.find_host(key)] for key in self.calls}
-        bare = (i for i, outer in enumerate(self.outer) if outer == i and own[i] == number and i not in busy)
+        bare = (
+            i
+            for i, outer in enumerate(self.outer)
+            if outer == i and own[i] == number and i not in busy
+        )
         self.bare, self.opened, self.passed = [self.ts[i] for i in bare], set[int](), 0
         self.groups: list[tuple[int, ...]] = []
-        self.rows: list[tuple[float, ...]] = []  # of each operation: launches, calls, calls without a kernel, time
+        # of each operation: launches, calls, calls without a kernel, time
+        self.rows: list[tuple[float, ...]] = []
 
     def find_host(self, key: int) -> int:
         """The host event of an operation, or of device work without an operation."""
@@ -115,42 +139,75 @@ class _Step:
 
     def record(self, key: int, rows: list[dict[str, Any]]) -> None:
         """Record one operation with its kernels, and its time on the device [s]."""
-        recorder, name, first, given = self.recorder, self.names[key], rows[0], self.args.get(key, {})
-        before, spent = len(recorder.labels), np.array([1e-9 * (row["end"] - row["start"]) for row in rows])
+        recorder, name, first, given = (
+            self.recorder,
+            self.names[key],
+            rows[0],
+            self.args.get(key, {}),
+        )
+        before, spent = (
+            len(recorder.labels),
+            np.array([1e-9 * (row["end"] - row["start"]) for row in rows]),
+        )
         recorder.phase = phase = first["phase"] if first["phase"] in PHASES else "forward"
         recorder.modules = [first["module"]] * (phase != "update")
         if "nbytes" in first:
             ranks = tuple(first["members"] or range(first["ranks"] or self.ranks))
             self.groups += [ranks] if ranks not in self.groups else []
             sizes = {"nbytes": first["even"] or 0.0, "group": self.groups.index(ranks)}
-            recorder.emit((first["operation"], "collective", first["operation"]), first["module"], sizes, [], [])
+            recorder.emit(
+                (first["operation"], "collective", first["operation"]),
+                first["module"],
+                sizes,
+                [],
+                [],
+            )
             spent = np.full(1, np.nan)
         elif name.startswith("aten::"):
             _run(recorder, name.removeprefix("aten::").replace("contiguous", "clone"), given)
         if len(recorder.labels) == before:
             pairs = zip(given.get("Input Dims") or (), given.get("Input type") or (), strict=False)
-            tables = {"float", "c10::Half"} if "embedding" in name else ()  # only some rows of a table are read
-            read = [_make(dims, kind) for dims, kind in pairs if kind in _TYPES and kind not in tables]
+            # only some rows of a table are read
+            tables = {"float", "c10::Half"} if "embedding" in name else ()
+            read = [
+                _make(dims, kind) for dims, kind in pairs if kind in _TYPES and kind not in tables
+            ]
             recorder.emit((name, "other", name), first["module"], {}, read, [])
         outer, added = self.outer[self.find_host(key)], len(recorder.labels) - before
         calls = np.arange(added) < (outer not in self.opened)
         self.opened.add(outer)
         passed, each = self.passed, np.minimum(np.arange(len(spent)), added - 1)
         self.passed = max(passed, bisect_left(self.bare, self.ts[outer]) if outer >= 0 else 0)
-        times = np.bincount(each, spent, added) if added in (1, len(spent)) else np.full(added, np.nan)
-        self.rows += zip(np.bincount(each, minlength=added), calls, calls * (self.passed - passed), times, strict=True)
+        times = (
+            np.bincount(each, spent, added) if added in (1, len(spent)) else np.full(added, np.nan)
+        )
+        self.rows += zip(
+            np.bincount(each, minlength=added),
+            calls,
+            calls * (self.passed - passed),
+            times,
+            strict=True,
+        )
 
 
 def _run(recorder: Recorder, name: str, given: Mapping[str, Any]) -> None:
     """Run an operation on its recorded arguments; without enough facts nothing is recorded."""
-    columns = [given.get(key) or () for key in ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")]
+    columns = [
+        given.get(key) or ()
+        for key in ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
+    ]
     packet = getattr(torch.ops.aten, name, None)
     for func in (getattr(packet, overload) for overload in packet.overloads()) if packet else ():
         takes = func._schema.arguments
-        values = [_adapt(name, a, *(part[i] if i < len(part) else "" for part in columns)) for i, a in enumerate(takes)]
+        values = [
+            _adapt(name, a, *(part[i] if i < len(part) else "" for part in columns))
+            for i, a in enumerate(takes)
+        ]
         if any(value is _MISFIT for value in values):
             continue
-        named = {a.name: v for a, v in zip(takes, values, strict=True) if a.kwarg_only and v is not None}
+        named = {
+            a.name: v for a, v in zip(takes, values, strict=True) if a.kwarg_only and v is not None
+        }
         try:
             recorder.on = True
             func(*(v for a, v in zip(takes, values, strict=True) if not a.kwarg_only), **named)
@@ -167,7 +224,11 @@ def _adapt(name: str, argument: Any, dims: Any, kind: str, stride: Any, text: An
     if kind in _TYPES or several:
         if "Tensor" not in takes or (several and not (dims and "List" in takes)):
             return _MISFIT
-        made = [_make(each, kind[11:-1]) if each else None for each in dims] if several else _make(dims, kind, stride)
+        made = (
+            [_make(each, kind[11:-1]) if each else None for each in dims]
+            if several
+            else _make(dims, kind, stride)
+        )
         return [made] if "List" in takes and not several else made
     if takes == "Tensor":  # backward operations take an empty tensor where none is needed
         return torch.empty(0) if "backward" in name else _MISFIT
@@ -181,4 +242,6 @@ def _adapt(name: str, argument: Any, dims: Any, kind: str, stride: Any, text: An
 def _make(dims: Any, kind: str, stride: Any = ()) -> Tensor:
     """A tensor without values."""
     dtype = _TYPES.get(kind, torch.float32)
-    return torch.empty_strided(dims, stride, dtype=dtype) if stride else torch.empty(dims, dtype=dtype)
+    return (
+        torch.empty_strided(dims, stride, dtype=dtype) if stride else torch.empty(dims, dtype=dtype)
+    )

@@ -1,4 +1,5 @@
-"""A measured iteration: where its time went, rank by rank, in the frames and charts of a prediction."""
+"""A measured iteration: where its time went, rank by rank, in the frames and charts of a
+prediction."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,16 @@ import polars as pl
 from perfkit.calibration.activity import ROLES, account, fill_time, list_steps, list_work, time_host
 from perfkit.calibration.collectives import list_collectives, read_ranks
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cells
-from perfkit.ground.units import Array, check_choice, check_type, escape, format_table, format_time, rank_largest, show
+from perfkit.ground.units import (
+    Array,
+    check_choice,
+    check_type,
+    escape,
+    format_table,
+    format_time,
+    rank_largest,
+    show,
+)
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.prediction import accounts
@@ -20,19 +30,26 @@ from perfkit.prediction.result import Prediction
 from perfkit.readers.trace import TraceFile, find_basis
 from perfkit.workloads.graph import PHASES, Graph
 
-#: How the time of an iteration is measured, see `perfkit.readers.trace.find_basis`, in short and in words.
-BASES = {"kernels": "from kernel to kernel", "host step": "from mark to mark on the host",
-         "device span": "step unmarked, first to last work of the device",
-         "host span": "step unmarked, first to last event"}  # fmt: skip
+#: How the time of an iteration is measured, see `perfkit.readers.trace.find_basis`, in short and in
+#: words.
+BASES = {
+    "kernels": "from kernel to kernel",
+    "host step": "from mark to mark on the host",
+    "device span": "step unmarked, first to last work of the device",
+    "host span": "step unmarked, first to last event",
+}
 _CHARTS = ("idle", "breakdown", "timeline", "modules")
 #: Roles of recorded work; the other roles fill the time between.
 _WORKED = ("compute", "communication", "copies")
 #: What may cause a difference between two steps.
 _SAYS = {
-    "host": "how fast the host launches, and what hides it", "loading": "how fast data is loaded",
-    "synchronisation": "calls in which the host waits for the device", "queued": "waits between streams",
-    "waiting": "unequal work of the ranks, or unequal starts", "collective": "messages, links, or what hides them",
-}  # fmt: skip
+    "host": "how fast the host launches, and what hides it",
+    "loading": "how fast data is loaded",
+    "synchronisation": "calls in which the host waits for the device",
+    "queued": "waits between streams",
+    "waiting": "unequal work of the ranks, or unequal starts",
+    "collective": "messages, links, or what hides them",
+}
 _NS = 1e-9
 
 
@@ -47,7 +64,8 @@ class Trace(Tabular):
     basis : str
         How the time of an iteration is measured, one of `BASES` [-].
     sizes : mapping of str to float, optional
-        Message sizes of collectives by a pattern of the kernel's name, for traces that do not hold them [B].
+        Message sizes of collectives by a pattern of the kernel's name, for traces that do not hold
+        them [B].
     """
 
     files: tuple[TraceFile, ...]
@@ -57,15 +75,19 @@ class Trace(Tabular):
     @property
     def time(self) -> float:
         """Time of an iteration: mean over the steps that are kept, and over ranks [s]."""
-        steps = self._steps.filter("kept").group_by("rank").agg(pl.mean("time_s"))["time_s"].to_list()
+        steps = (
+            self._steps.filter("kept").group_by("rank").agg(pl.mean("time_s"))["time_s"].to_list()
+        )
         return float(sum(steps) / len(steps))
 
     def steps(self) -> Table:
-        """Steps of every rank: rank, step [-]; begin, time [ns], time_s [s]; kept, and the reason if not kept."""
+        """Steps of every rank: rank, step [-]; begin, time [ns], time_s [s]; kept, and the reason
+        if not kept."""
         return pl.concat([list_steps(file, self.basis) for file in self.files])
 
     def collectives(self) -> Table:
-        """Every collective of every rank, see `perfkit.calibration.collectives.list_collectives`."""
+        """Every collective of every rank, see
+        `perfkit.calibration.collectives.list_collectives`."""
         return list_collectives(self.files, self._works, self.sizes)
 
     _steps, _collectives = cached_property(steps), cached_property(collectives)
@@ -76,7 +98,8 @@ class Trace(Tabular):
 
     @cached_property
     def _accounts(self) -> Table:
-        """Work of the mean step of every rank: times, how often it ran [-]; own_s, its time that nothing hides [s]."""
+        """Work of the mean step of every rank: times, how often it ran [-]; own_s, its time that
+        nothing hides [s]."""
         frames = []
         for file, work in zip(self.files, self._works, strict=True):
             filled = fill_time(file, work, self._collectives.filter(rank=file.rank))
@@ -84,9 +107,13 @@ class Trace(Tabular):
             own = times = np.zeros(len(filled))
             for begin, time in windows.select("begin", "time").iter_rows():
                 own = own + account(filled, begin, begin + time) * _NS / len(windows)
-                times = times + filled["start"].is_between(begin, begin + time, "left").to_numpy() / len(windows)
+                times = times + filled["start"].is_between(
+                    begin, begin + time, "left"
+                ).to_numpy() / len(windows)
             worked = filled["role"].is_in(_WORKED).to_numpy()
-            frames.append(filled.with_columns(own_s=pl.Series(own), times=pl.Series(times * worked)))
+            frames.append(
+                filled.with_columns(own_s=pl.Series(own), times=pl.Series(times * worked))
+            )
         return pl.concat(frames)
 
     @cached_property
@@ -96,26 +123,40 @@ class Trace(Tabular):
         return int(idle["rank"][rank_largest(idle["busy_s"].to_list())[0]])
 
     def breakdown(self) -> Table:
-        """Time of the busiest rank by phase and operation class, waiting, and idle by cause; sums to its time.
+        """Time of the busiest rank by phase and operation class, waiting, and idle by cause; sums
+        to its time.
 
-        Columns phase, kind, operations [-], time_s [s], share [-]. Work that overlaps counts once, see
-        `perfkit.calibration.activity.ROLES`. Rows without a phase are those of `idle`.
+        Columns phase, kind, operations [-], time_s [s], share [-]. Work that overlaps counts once,
+        see `perfkit.calibration.activity.ROLES`. Rows without a phase are those of `idle`.
         """
-        phase = pl.when(pl.col("role").is_in(_WORKED)).then("phase").otherwise(pl.lit("")).alias("phase")
+        phase = (
+            pl.when(pl.col("role").is_in(_WORKED))
+            .then("phase")
+            .otherwise(pl.lit(""))
+            .alias("phase")
+        )
         sums = {"operations": pl.sum("times").round().cast(pl.Int64), "time_s": pl.sum("own_s")}
-        frame = self._accounts.filter(rank=self.busiest).group_by(phase, "kind", maintain_order=True).agg(**sums)
-        frame = frame.filter(pl.col("time_s") > 0).with_columns(share=pl.col("time_s") / pl.sum("time_s"))
+        frame = (
+            self._accounts.filter(rank=self.busiest)
+            .group_by(phase, "kind", maintain_order=True)
+            .agg(**sums)
+        )
+        frame = frame.filter(pl.col("time_s") > 0).with_columns(
+            share=pl.col("time_s") / pl.sum("time_s")
+        )
         return frame.sort("time_s", descending=True, maintain_order=True)
 
     table = breakdown  # all results have a table
 
     def timeline(self, level: str = "operation", depth: int | None = None) -> Table:
-        """Start and end of every operation, module or stage of the step whose time is nearest the mean.
+        """Start and end of every operation, module or stage of the step whose time is nearest the
+        mean.
 
         Parameters
         ----------
         level : str
-            ``operation`` (its kernels together), ``module`` or ``stage`` (forward, backward, update).
+            ``operation`` (its kernels together), ``module`` or ``stage`` (forward, backward,
+            update).
         depth : int, optional
             Levels of the module's path that are shown; all by default [-].
 
@@ -126,10 +167,19 @@ class Trace(Tabular):
         """
         check_choice("level", level, ("operation", "module", "stage"))
         apart = (pl.col("time") - pl.mean("time").over("rank")).abs()
-        near = self._steps.filter("kept").sort(apart, maintain_order=True).unique("rank", keep="first")
-        frame = pl.concat(self._works).join(near.select("rank", "begin", "time"), on="rank", maintain_order="left")
-        frame = frame.filter((pl.col("end") > pl.col("begin")) & (pl.col("start") < pl.col("begin") + pl.col("time")))
-        times = {f"{end}_s": (pl.col(end) - pl.col("begin")).clip(0, pl.col("time")) * _NS for end in ("start", "end")}
+        near = (
+            self._steps.filter("kept").sort(apart, maintain_order=True).unique("rank", keep="first")
+        )
+        frame = pl.concat(self._works).join(
+            near.select("rank", "begin", "time"), on="rank", maintain_order="left"
+        )
+        frame = frame.filter(
+            (pl.col("end") > pl.col("begin")) & (pl.col("start") < pl.col("begin") + pl.col("time"))
+        )
+        times = {
+            f"{end}_s": (pl.col(end) - pl.col("begin")).clip(0, pl.col("time")) * _NS
+            for end in ("start", "end")
+        }
         alone = pl.when(pl.col("operation") < 0).then(-1 - pl.col("index")).otherwise("operation")
         frame = frame.with_columns(stream="role", operation=alone, **times)
         sums = (pl.first("name", "kind", "phase", "module"), pl.min("start_s"), pl.max("end_s"))
@@ -137,7 +187,8 @@ class Trace(Tabular):
         return frame if level == "operation" else accounts.list_spans(frame, level, depth)
 
     def modules(self, depth: int | None = 2) -> Table:
-        """Time of every module on the busiest rank by phase, with the idle time of the device before it.
+        """Time of every module on the busiest rank by phase, with the idle time of the device
+        before it.
 
         Parameters
         ----------
@@ -147,31 +198,40 @@ class Trace(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            module (empty for none), operations [-]; forward_s, backward_s, update_s, and other_s without a phase, which
-            sum to the time; idle_s, a part of them [s]; share [-].
+            module (empty for none), operations [-]; forward_s, backward_s, update_s, and other_s
+            without a phase, which sum to the time; idle_s, a part of them [s]; share [-].
         """
         own, idle = pl.col("own_s"), pl.col("role").is_in(("queued", "host"))
         sums = {f"{phase}_s": own.filter(phase=phase).sum() for phase in PHASES}
-        sums |= {"other_s": own.filter(~pl.col("phase").is_in(PHASES)).sum(), "idle_s": own.filter(idle).sum()}
+        sums |= {
+            "other_s": own.filter(~pl.col("phase").is_in(PHASES)).sum(),
+            "idle_s": own.filter(idle).sum(),
+        }
         sums = {"operations": pl.sum("times").round().cast(pl.Int64), **sums, "share": own.sum()}
-        groups = self._accounts.filter(rank=self.busiest).group_by(accounts.cut_path(depth), maintain_order=True)
+        groups = self._accounts.filter(rank=self.busiest).group_by(
+            accounts.cut_path(depth), maintain_order=True
+        )
         frame = groups.agg(**sums).with_columns(pl.col("share") / pl.sum("share"))
         return pl.concat([frame.filter(pl.col("module") != ""), frame.filter(module="")])
 
     def idle(self) -> Table:
-        """Time in which every rank computes, and why it is idle in the rest; the columns sum to its time.
+        """Time in which every rank computes, and why it is idle in the rest; the columns sum to its
+        time.
 
-        Columns rank [-]; busy_s, kernels; communication_s, collectives that no kernel hides; waiting_s, their waits for
-        other ranks (null, and part of communication_s, where ranks were not matched); copies_s, copies that nothing
-        hides; queued_s, work that is launched but waits for another stream or for its start; and time without launched
-        work: synchronisation_s, the host waits for the device; loading_s, it waits for data; host_s, other reasons [s].
+        Columns rank [-]; busy_s, kernels; communication_s, collectives that no kernel hides;
+        waiting_s, their waits for other ranks (null, and part of communication_s, where ranks were
+        not matched); copies_s, copies that nothing hides; queued_s, work that is launched but waits
+        for another stream or for its start; and time without launched work: synchronisation_s, the
+        host waits for the device; loading_s, it waits for data; host_s, other reasons [s].
         """
         role = pl.col("role").replace({"compute": "busy", "rest": "host"})
         names = dict.fromkeys("busy" if name == "compute" else name for name in ROLES[:-1])
         times = {f"{name}_s": pl.col("own_s").filter(role == name).sum() for name in names}
         frame = self._accounts.group_by("rank", maintain_order=True).agg(**times)
         met = self._collectives.drop_nulls("transfer_s")["rank"].unique()
-        return frame.with_columns(waiting_s=pl.when(pl.col("rank").is_in(met.implode())).then("waiting_s"))
+        return frame.with_columns(
+            waiting_s=pl.when(pl.col("rank").is_in(met.implode())).then("waiting_s")
+        )
 
     def stragglers(self, by: str = "collective") -> Table:
         """Which rank the others waited for; the largest loss comes first.
@@ -184,10 +244,11 @@ class Trace(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            By collective: iteration, group, order, as in `collectives`; rank, the last one to arrive [-]; operation,
-            nbytes [B]; late_s, the median time that the others waited for it, and waited_s, the sum of their waits [s].
-            By rank, over all recorded steps: rank; last, the collectives in which it arrived last [-]; late_s and
-            waited_s, sums of those; and of its mean step busy_s, host_s and waiting_s, as in `idle` [s].
+            By collective: iteration, group, order, as in `collectives`; rank, the last one to
+            arrive [-]; operation, nbytes [B]; late_s, the median time that the others waited for
+            it, and waited_s, the sum of their waits [s]. By rank, over all recorded steps: rank;
+            last, the collectives in which it arrived last [-]; late_s and waited_s, sums of those;
+            and of its mean step busy_s, host_s and waiting_s, as in `idle` [s].
         """
         check_choice("by", by, ("collective", "rank"))
         waited, first = pl.col("waiting_s"), pl.first("rank", "operation", "nbytes")
@@ -195,18 +256,26 @@ class Trace(Tabular):
         groups = calls.group_by("iteration", "group", "order", maintain_order=True)
         frame = groups.agg(first, late_s=waited.slice(1).median(), waited_s=waited.sum())
         if by == "rank":
-            sums = frame.group_by("rank").agg(pl.sum("late_s", "waited_s"), last=pl.len().cast(pl.Int64))
+            sums = frame.group_by("rank").agg(
+                pl.sum("late_s", "waited_s"), last=pl.len().cast(pl.Int64)
+            )
             ranks = self.idle().select("rank", "busy_s", "host_s", "waiting_s")
-            frame = ranks.join(sums, on="rank", how="left", maintain_order="left").with_columns(pl.all().fill_null(0))
-            frame = frame.select("rank", "last", "late_s", "waited_s", "busy_s", "host_s", "waiting_s")
+            frame = ranks.join(sums, on="rank", how="left", maintain_order="left").with_columns(
+                pl.all().fill_null(0)
+            )
+            frame = frame.select(
+                "rank", "last", "late_s", "waited_s", "busy_s", "host_s", "waiting_s"
+            )
         return frame.sort("waited_s", descending=True, maintain_order=True)
 
     def host(self) -> Table:
-        """The five overheads of every rank's host, T1 to T5, see `perfkit.calibration.activity.time_host`."""
+        """The five overheads of every rank's host, T1 to T5, see
+        `perfkit.calibration.activity.time_host`."""
         return pl.concat([time_host(file) for file in self.files])
 
     def graph(self, rank: int | None = None) -> Graph:
-        """Operations of a recorded step with their sizes, which `pk.predict` can price on any platform.
+        """Operations of a recorded step with their sizes, which `pk.predict` can price on any
+        platform.
 
         Parameters
         ----------
@@ -239,7 +308,9 @@ class Trace(Tabular):
 
         files = {file.rank: file for file in self.files}
         if rank is not None and rank not in files:
-            raise ValueError(f"rank is {show(rank)}; ranks that were read are {', '.join(map(str, files))}; choose one")
+            raise ValueError(
+                f"rank is {show(rank)}; ranks that were read are {', '.join(map(str, files))}; choose one"
+            )
         return record_step(files[self.busiest if rank is None else rank])
 
     def roofline(self, platform: Named, rank: int | None = None) -> Table:
@@ -255,20 +326,27 @@ class Trace(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            Operations with known sizes, in order: name, kind, phase, module; time_s of the kernels [s], flops [FLOP],
-            nbytes of traffic [B]; peak_share and bandwidth_share, the part of each limit that they reach [-].
+            Operations with known sizes, in order: name, kind, phase, module; time_s of the kernels
+            [s], flops [FLOP], nbytes of traffic [B]; peak_share and bandwidth_share, the part of
+            each limit that they reach [-].
         """
         (graph, seconds), where = self.record(rank), load_platform(platform)
         with keep_quiet():
             sizes = size_operations(graph, where)
-        limits = {"peak_share": sizes["flops"] / sizes["peak"], "bandwidth_share": sizes["nbytes"] / sizes["bandwidth"]}
+        limits = {
+            "peak_share": sizes["flops"] / sizes["peak"],
+            "bandwidth_share": sizes["nbytes"] / sizes["bandwidth"],
+        }
         work = {"time_s": seconds, "flops": sizes["flops"], "nbytes": sizes["nbytes"], **limits}
         frame = graph.table().select("name", "kind", "phase", "module").with_columns(**work)
-        frame = frame.filter(pl.col("time_s") > 0, ~pl.col("kind").is_in(("other", "collective", "transfer")))
+        frame = frame.filter(
+            pl.col("time_s") > 0, ~pl.col("kind").is_in(("other", "collective", "transfer"))
+        )
         return frame.with_columns(pl.col(*limits) / pl.col("time_s"))
 
     def compare(self, other: "Trace | Prediction") -> Table:
-        """Compare this trace with another one or with a prediction; the largest difference comes first.
+        """Compare this trace with another one or with a prediction; the largest difference comes
+        first.
 
         Parameters
         ----------
@@ -278,15 +356,25 @@ class Trace(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            phase, kind; operations [-] and time_s [s] of this trace, other_operations and other_s of the other;
-            difference_s, time_s minus other_s [s]; says, what to look at.
+            phase, kind; operations [-] and time_s [s] of this trace, other_operations and other_s
+            of the other; difference_s, time_s minus other_s [s]; says, what to look at.
         """
         check_type("other", other, Trace | Prediction)
-        theirs = other.breakdown().select("phase", "kind", other_operations="operations", other_s="time_s")
-        frame = self.breakdown().drop("share").join(theirs, on=["phase", "kind"], how="full", coalesce=True)
+        theirs = other.breakdown().select(
+            "phase", "kind", other_operations="operations", other_s="time_s"
+        )
+        frame = (
+            self.breakdown()
+            .drop("share")
+            .join(theirs, on=["phase", "kind"], how="full", coalesce=True)
+        )
         frame = frame.with_columns(pl.all().exclude("phase", "kind").fill_null(0))
         same = (pl.col("operations") / pl.col("other_operations")).is_between(0.9, 1.1)
-        each = pl.when(same).then(pl.lit("the time of each operation")).otherwise(pl.lit("the number of operations"))
+        each = (
+            pl.when(same)
+            .then(pl.lit("the time of each operation"))
+            .otherwise(pl.lit("the number of operations"))
+        )
         says = pl.col("kind").replace_strict(_SAYS, default=None).fill_null(each)
         frame = frame.with_columns(difference_s=pl.col("time_s") - pl.col("other_s"), says=says)
         return frame.sort(pl.col("difference_s").abs(), descending=True, maintain_order=True)
@@ -297,8 +385,8 @@ class Trace(Tabular):
         Parameters
         ----------
         kind : str
-            ``breakdown``; ``idle``, rank by rank; ``timeline``: operations of all ranks, and above them stages and
-            modules of the busiest rank; ``modules``.
+            ``breakdown``; ``idle``, rank by rank; ``timeline``: operations of all ranks, and above
+            them stages and modules of the busiest rank; ``modules``.
 
         Returns
         -------
@@ -309,25 +397,45 @@ class Trace(Tabular):
 
         check_choice("kind", kind, _CHARTS)
         if kind == "idle":
-            rows = self.idle().unpivot(index="rank", variable_name="kind", value_name="time_s").drop_nulls()
-            rows = rows.with_columns(phase=pl.format("rank {}", "rank"), kind=pl.col("kind").str.strip_suffix("_s"))
+            rows = (
+                self.idle()
+                .unpivot(index="rank", variable_name="kind", value_name="time_s")
+                .drop_nulls()
+            )
+            rows = rows.with_columns(
+                phase=pl.format("rank {}", "rank"), kind=pl.col("kind").str.strip_suffix("_s")
+            )
             return plots.breakdown_bars(rows, title="What every rank does")
         if kind == "timeline":
             named = ("stage", "stage", None), ("module", "module", 1), ("submodule", "module", 2)
-            scales = [self.timeline(level, depth).with_columns(stream=pl.lit(name)) for name, level, depth in named]
-            shown = [frame.filter(rank=self.busiest) for frame in scales[: 3 if len(self.modules()) > 1 else 1]]
+            scales = [
+                self.timeline(level, depth).with_columns(stream=pl.lit(name))
+                for name, level, depth in named
+            ]
+            shown = [
+                frame.filter(rank=self.busiest)
+                for frame in scales[: 3 if len(self.modules()) > 1 else 1]
+            ]
             return plots.timeline_lanes(pl.concat([*shown, self.timeline()], how="diagonal"))
         if kind == "modules":
             return plots.module_bars(self.modules())
-        return plots.breakdown_bars(self.breakdown(), title=f"Where the time of rank {self.busiest} goes")
+        return plots.breakdown_bars(
+            self.breakdown(), title=f"Where the time of rank {self.busiest} goes"
+        )
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What makes the times less certain."""
         alone = self._collectives["transfer_s"].null_count()
-        notes = [f"the times of {alone} collectives include waits: no other rank that was read took part"] * (alone > 0)
-        if observers := " and ".join(dict.fromkeys(name for file in self.files for name in file.observers)):
-            notes += [f"the profiler also recorded {observers}, which slows the host: its times are upper bounds"]
+        notes = [
+            f"the times of {alone} collectives include waits: no other rank that was read took part"
+        ] * (alone > 0)
+        if observers := " and ".join(
+            dict.fromkeys(name for file in self.files for name in file.observers)
+        ):
+            notes += [
+                f"the profiler also recorded {observers}, which slows the host: its times are upper bounds"
+            ]
         return tuple(notes)
 
     def sections(self) -> Sections:
@@ -339,7 +447,8 @@ class Trace(Tabular):
         yield "Steps", self._steps.drop("begin", "time")
 
     def explain(self) -> str:
-        """The trace in words: what was recorded, where the time goes, which steps were left out, and notes."""
+        """The trace in words: what was recorded, where the time goes, which steps were left out,
+        and notes."""
         lines = [repr(self)]
         for phase, kind, count, seconds, share in self.breakdown().head(8).rows():
             many = f"({count} operation{'s' * (count > 1)})" * (count > 0)
@@ -347,33 +456,55 @@ class Trace(Tabular):
             lines.append(f"  {share:6.1%}  {format_time(seconds):>9}  {label}")
         if len(self.files) > 1:
             lines.append(format_table(write_cells(self.idle()), numbers=True))
-        left = self._steps.filter(~pl.col("kept")).group_by("reason", maintain_order=True).agg(pl.col("step").unique())
-        lines += [f"  left out: step {', '.join(map(str, found))}: {why}" for why, found in left.rows()]
+        left = (
+            self._steps.filter(~pl.col("kept"))
+            .group_by("reason", maintain_order=True)
+            .agg(pl.col("step").unique())
+        )
+        lines += [
+            f"  left out: step {', '.join(map(str, found))}: {why}" for why, found in left.rows()
+        ]
         return "\n".join([*lines, *(f"  note: {text}" for text in self.warnings)])
 
     def __repr__(self) -> str:
         names = [str(each.get("name", "")) for file in self.files for each in file.devices]
-        names += ["an unnamed device" if any("kernel" in file.events["cat"] for file in self.files) else "a CPU"]
+        names += [
+            "an unnamed device"
+            if any("kernel" in file.events["cat"] for file in self.files)
+            else "a CPU"
+        ]
         count, steps = len(self.files), self._steps.filter("kept")["step"].n_unique()
         said = f"{steps} step{'s' * (steps > 1)}, " * ("span" not in self.basis) + BASES[self.basis]
-        top = [f"{row[-1]:.0%} {row[0]} {row[1]}".replace("  ", " ") for row in self.breakdown().head(2).rows()]
-        where = f"{count} rank{'s' * (count > 1)} on {escape(names[0], 60)}: {format_time(self.time)}"
+        top = [
+            f"{row[-1]:.0%} {row[0]} {row[1]}".replace("  ", " ")
+            for row in self.breakdown().head(2).rows()
+        ]
+        where = (
+            f"{count} rank{'s' * (count > 1)} on {escape(names[0], 60)}: {format_time(self.time)}"
+        )
         return f"trace of {where} ({said}), {f'of rank {self.busiest}: ' * (count > 1)}{' and '.join(top)}"
 
 
 def read_trace(
-    paths: str | Path | Sequence[str | Path], *, basis: str | None = None, sizes: Mapping[str, float] | None = None
+    paths: str | Path | Sequence[str | Path],
+    *,
+    basis: str | None = None,
+    sizes: Mapping[str, float] | None = None,
 ) -> Trace:
-    """Read training steps that PyTorch's profiler recorded on any device, and find where the time went.
+    """Read training steps that PyTorch's profiler recorded on any device, and find where the time
+    went.
 
     Parameters
     ----------
     paths : str, Path or sequence of them
-        Kineto traces, one per rank, plain or compressed; and execution traces of the same ranks, in the same order.
+        Kineto traces, one per rank, plain or compressed; and execution traces of the same ranks, in
+        the same order.
     basis : str, optional
-        How the time of an iteration is measured, one of `BASES`; by default the first that the trace allows.
+        How the time of an iteration is measured, one of `BASES`; by default the first that the
+        trace allows.
     sizes : mapping of str to float, optional
-        Message sizes of collectives by a pattern of the kernel's name, for traces that do not hold them [B].
+        Message sizes of collectives by a pattern of the kernel's name, for traces that do not hold
+        them [B].
 
     Returns
     -------
@@ -383,8 +514,8 @@ def read_trace(
     Raises
     ------
     ValueError
-        For a file that is no trace, is cut off or has impossible values, for ranks that do not belong together, and for
-        a basis that the trace does not have.
+        For a file that is no trace, is cut off or has impossible values, for ranks that do not
+        belong together, and for a basis that the trace does not have.
     """
     files = read_ranks(paths)
     found = find_basis(files[0].events) if basis is None else check_choice("basis", basis, BASES)

@@ -1,1 +1,2 @@
-"""Many configurations at once: sweeps, scaling over ranks, and what has to change to reach a target."""
+"""Many configurations at once: sweeps, scaling over ranks, and what has to change to reach a
+target."""

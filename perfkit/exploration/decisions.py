@@ -1,4 +1,5 @@
-"""Decisions: how far a job scales, which batch, ranks or link meet a condition, and how jobs share ranks."""
+"""Decisions: how far a job scales, which batch, ranks or link meet a condition, and how jobs share
+ranks."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -30,43 +31,54 @@ def _find_batch(workload: Any) -> int:
     """The batch of a workload, or of what a builder makes of its defaults."""
     batch = getattr(build(workload, {}), "batch", None)
     if batch is None:
-        raise ValueError(f"workload is {show(workload)}; it has no batch; give a DLRM, a Transformer or such a class")
+        raise ValueError(
+            f"workload is {show(workload)}; it has no batch; give a DLRM, a Transformer or such a class"
+        )
     return int(batch)
 
 
-def _predict(workload: Any, batch: int, where: Platform, ranks: int, execution: str | None) -> Prediction:
+def _predict(
+    workload: Any, batch: int, where: Platform, ranks: int, execution: str | None
+) -> Prediction:
     """Predict a workload with another batch, without Python warnings."""
     with keep_quiet():
         return predict(build(workload, {"batch": batch}), where, ranks=ranks, execution=execution)
 
 
 def scaling(
-    workload: Any, platform: Named, ranks: Sequence[int] | None = None, *, strong: bool = False,
+    workload: Any,
+    platform: Named,
+    ranks: Sequence[int] | None = None,
+    *,
+    strong: bool = False,
     execution: str | None = None,
-) -> Sweep:  # fmt: skip
-    """Predict an iteration on more and more ranks: how efficient each rank remains, and what costs most.
+) -> Sweep:
+    """Predict an iteration on more and more ranks: how efficient each rank remains, and what costs
+    most.
 
     Parameters
     ----------
     workload : Workload or callable
-        A DLRM or a Transformer; or a callable that builds one from ``batch``, such as ``pk.Transformer.bert``.
+        A DLRM or a Transformer; or a callable that builds one from ``batch``, such as
+        ``pk.Transformer.bert``.
     platform : Platform, str or Path
         Where it runs.
     ranks : sequence of int, optional
         Numbers of ranks; by default 1, 2, 4 and so on, up to all ranks of the platform [-].
     strong : bool, optional
-        Whether the batch is the same for all numbers of ranks. By default (weak scaling) the batch of the workload is
-        that of the first number of ranks, and it grows with them.
+        Whether the batch is the same for all numbers of ranks. By default (weak scaling) the batch
+        of the workload is that of the first number of ranks, and it grows with them.
     execution : str, optional
         See `predict`.
 
     Returns
     -------
     scaling : Sweep
-        Its table has the columns of a sweep, and four more [-]. ``efficiency``: samples per second and rank, relative
-        to the first row. ``kept``: the efficiency relative to the row before; it is smallest where scaling gets worse.
-        ``exposed``: the share of the time in exposed collectives. ``grew``: the class of operations whose share of the
-        time grew most since the row before; it says why scaling gets worse.
+        Its table has the columns of a sweep, and four more [-]. ``efficiency``: samples per second
+        and rank, relative to the first row. ``kept``: the efficiency relative to the row before; it
+        is smallest where scaling gets worse. ``exposed``: the share of the time in exposed
+        collectives. ``grew``: the class of operations whose share of the time grew most since the
+        row before; it says why scaling gets worse.
 
     Examples
     --------
@@ -78,51 +90,83 @@ def scaling(
     import polars as pl
 
     where, batch = load_platform(platform), _find_batch(workload)
-    counts = [2**n for n in range(where.network.ranks.bit_length())] if ranks is None else list(ranks)
+    counts = (
+        [2**n for n in range(where.network.ranks.bit_length())] if ranks is None else list(ranks)
+    )
     rows, before, notes = list[dict[str, Any]](), dict[str, float](), dict[str, tuple[str, ...]]()
     for count in counts:
-        size = batch if strong else batch * check_positive("ranks", count, integer=True) // counts[0]
+        size = (
+            batch if strong else batch * check_positive("ranks", count, integer=True) // counts[0]
+        )
         r = _predict(workload, size, where, count, execution)
         (low, high), memory = r.interval(), r.memory()
         shares = {kind: sum_kinds(r.parts, kind) / r.time for _, kind in r.parts}
-        grew = max(shares, key=lambda kind: round(shares[kind] - before.get(kind, 0.0), 9)) if before else None
-        rows.append({
-            "ranks": count, "batch": size, "time": r.time, "low": low, "high": high, "needs": memory.total,
-            "samples_per_s": size / r.time, "bottleneck": r.bottleneck, "fits": memory.fits,
-            "exposed": r.communication()["exposed_share"].max(), "grew": grew,
-        })  # fmt: skip
+        grew = (
+            max(shares, key=lambda kind: round(shares[kind] - before.get(kind, 0.0), 9))
+            if before
+            else None
+        )
+        rows.append(
+            {
+                "ranks": count,
+                "batch": size,
+                "time": r.time,
+                "low": low,
+                "high": high,
+                "needs": memory.total,
+                "samples_per_s": size / r.time,
+                "bottleneck": r.bottleneck,
+                "fits": memory.fits,
+                "exposed": r.communication()["exposed_share"].max(),
+                "grew": grew,
+            }
+        )
         before, notes = shares, notes | {f"{count} rank{'s' * (count > 1)}": r.warnings}
     if not rows:
-        raise ValueError(f"ranks is {show(ranks)}; give at least one number of ranks, such as [1, 8, 64]")
+        raise ValueError(
+            f"ranks is {show(ranks)}; give at least one number of ranks, such as [1, 8, 64]"
+        )
     each = pl.col("samples_per_s") / pl.col("ranks")
-    frame = pl.DataFrame(rows).with_columns(efficiency=each / each.first(), kept=each / each.shift(1))
+    frame = pl.DataFrame(rows).with_columns(
+        efficiency=each / each.first(), kept=each / each.shift(1)
+    )
     about = f"{build(workload, {}).name} on {where.name}"
     return Sweep(frame, ("ranks",), about, (where,), warn_once(name_sides(notes), 3))
 
 
 def solve_for(
-    unknown: str, workload: Any, platform: Named, until: Callable[[Prediction], Any] | None = None, *, ranks: int = 1,
-    strong: bool = False, execution: str | None = None,
-) -> tuple[float, Prediction]:  # fmt: skip
-    """Find the largest batch, the fewest ranks, or the smallest factor on a resource that meets a condition.
+    unknown: str,
+    workload: Any,
+    platform: Named,
+    until: Callable[[Prediction], Any] | None = None,
+    *,
+    ranks: int = 1,
+    strong: bool = False,
+    execution: str | None = None,
+) -> tuple[float, Prediction]:
+    """Find the largest batch, the fewest ranks, or the smallest factor on a resource that meets a
+    condition.
 
     Parameters
     ----------
     unknown : str
-        ``batch``: the largest one, a multiple of the ranks. ``ranks``: the fewest, inside one node or on whole nodes.
-        Or a resource of `Platform.with_scale`, such as ``inter``: the smallest factor on it, to 1 %.
+        ``batch``: the largest one, a multiple of the ranks. ``ranks``: the fewest, inside one node
+        or on whole nodes. Or a resource of `Platform.with_scale`, such as ``inter``: the smallest
+        factor on it, to 1 %.
     workload : Workload or callable
-        A DLRM or a Transformer; or a callable that builds one from ``batch``, such as ``pk.Transformer.bert``.
+        A DLRM or a Transformer; or a callable that builds one from ``batch``, such as
+        ``pk.Transformer.bert``.
     platform : Platform, str or Path
         Where it runs, with at least as many ranks as may be tried.
     until : callable, optional
-        The condition: takes a prediction, returns true or false; by default, that it fits into memory. If a value meets
-        it, every smaller batch, more ranks, or more of the resource must meet it too.
+        The condition: takes a prediction, returns true or false; by default, that it fits into
+        memory. If a value meets it, every smaller batch, more ranks, or more of the resource must
+        meet it too.
     ranks : int, optional
         Ranks that take part, if they are not the unknown [-].
     strong : bool, optional
-        If the ranks are the unknown: whether they share the batch of the workload. By default that is the batch of one
-        rank.
+        If the ranks are the unknown: whether they share the batch of the workload. By default that
+        is the batch of one rank.
     execution : str, optional
         See `predict`.
 
@@ -134,7 +178,8 @@ def solve_for(
     Raises
     ------
     ValueError
-        For another name of an unknown; if no value meets the condition, or if every batch or factor does.
+        For another name of an unknown; if no value meets the condition, or if every batch or factor
+        does.
 
     Examples
     --------
@@ -149,7 +194,9 @@ def solve_for(
     if unknown == "batch":
         values = range(_BATCH * count, 0, -count)
     if unknown == "ranks":
-        values = [n for n in _count_ranks(where, where.network.ranks) if not strong or batch % n == 0]
+        values = [
+            n for n in _count_ranks(where, where.network.ranks) if not strong or batch % n == 0
+        ]
 
     def attempt(value: Any) -> Prediction:
         if unknown == "ranks":
@@ -158,19 +205,28 @@ def solve_for(
             return _predict(workload, value, where, count, execution)
         return _predict(workload, batch, where.with_scale(**{unknown: value}), count, execution)
 
-    place = bisect_left(values, True, key=lambda value: bool(meets(attempt(value))))  # the first that meets it
+    # the first that meets it
+    place = bisect_left(values, True, key=lambda value: bool(meets(attempt(value))))
     if place == len(values) or (place == 0 and unknown != "ranks"):
-        tried = f"{'no' if place else 'every'} {unknown} from {min(values):.7g} to {max(values):.7g}"
-        raise ValueError(f"{tried} meets the condition (by default: memory); change it, the workload or the platform")
+        tried = (
+            f"{'no' if place else 'every'} {unknown} from {min(values):.7g} to {max(values):.7g}"
+        )
+        raise ValueError(
+            f"{tried} meets the condition (by default: memory); change it, the workload or the platform"
+        )
     found = attempt(values[place])
     warn_once(found.warnings, 3)
     return values[place], found
 
 
 def allocate(
-    jobs: Mapping[str, Any], platform: Named, ranks: int, worth: Callable[[Prediction], float] | None = None
+    jobs: Mapping[str, Any],
+    platform: Named,
+    ranks: int,
+    worth: Callable[[Prediction], float] | None = None,
 ) -> Table:
-    """Divide ranks among jobs, so that the sum of what their predictions are worth is as large as possible.
+    """Divide ranks among jobs, so that the sum of what their predictions are worth is as large as
+    possible.
 
     Parameters
     ----------
@@ -181,8 +237,8 @@ def allocate(
     ranks : int
         Ranks of all jobs together; every job gets at least one [-].
     worth : callable, optional
-        Takes a prediction and returns a number, more is better; by default, how many times faster it is than the same
-        job on one rank [-].
+        Takes a prediction and returns a number, more is better; by default, how many times faster
+        it is than the same job on one rank [-].
 
     Returns
     -------
@@ -196,8 +252,8 @@ def allocate(
 
     Notes
     -----
-    The sum is exact, by dynamic programming over jobs. A job runs inside one node or on whole nodes, on numbers of
-    ranks that divide its batch. Which nodes have room for it is not checked.
+    The sum is exact, by dynamic programming over jobs. A job runs inside one node or on whole
+    nodes, on numbers of ranks that divide its batch. Which nodes have room for it is not checked.
     """
     import polars as pl
 
@@ -210,9 +266,14 @@ def allocate(
         for r, (used, (total, chosen)) in product(runs, best.items()):
             gain, taken = worth(r) if worth else runs[0].time / r.time, used + r.ranks
             if taken <= most and (taken not in wider or total + gain > wider[taken][0]):
-                wider[taken] = total + gain, (*chosen, (name, r.ranks, r.time, batch / r.time, gain))
+                wider[taken] = (
+                    total + gain,
+                    (*chosen, (name, r.ranks, r.time, batch / r.time, gain)),
+                )
         best = wider
     if not jobs or not best:
-        raise ValueError(f"ranks is {ranks} for {len(jobs)} jobs; give jobs, and at least one rank for each")
+        raise ValueError(
+            f"ranks is {ranks} for {len(jobs)} jobs; give jobs, and at least one rank for each"
+        )
     schema = ("job", "ranks", "time", "samples_per_s", "worth")
     return pl.DataFrame(max(best.values())[1], schema=schema, orient="row")

@@ -1,4 +1,5 @@
-"""Explore strategies: rank those that fit, find the front of time, memory and ranks, and explain the best one."""
+"""Explore strategies: rank those that fit, find the front of time, memory and ranks, and explain
+the best one."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -77,20 +78,26 @@ class Exploration(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            Fields of `Strategy`; ranks [-]; low and high end of the 80 % interval of the time, and its parts, see
-            `perfkit.prediction.strategies.price_strategies` [s]; spread [-]; needs, the memory of the fullest rank [B];
-            time [s]; tokens_per_s [1/s]. For a DLRM: ``tables``, how they are shared, instead of the fields; parts by
-            what bounds them; and samples_per_s. ``perceptrons`` says how all other weights are shared.
+            Fields of `Strategy`; ranks [-]; low and high end of the 80 % interval of the time, and
+            its parts, see `perfkit.prediction.strategies.price_strategies` [s]; spread [-]; needs,
+            the memory of the fullest rank [B]; time [s]; tokens_per_s [1/s]. For a DLRM:
+            ``tables``, how they are shared, instead of the fields; parts by what bounds them; and
+            samples_per_s. ``perceptrons`` says how all other weights are shared.
         """
         return self.frame
 
     @property
     def best(self) -> Any:
         """The fastest `Strategy`, or for a DLRM the fastest `Plan`."""
-        return self.plans[0] if self.plans else Strategy(**self.frame.select(_FIELDS).row(0, named=True))
+        return (
+            self.plans[0]
+            if self.plans
+            else Strategy(**self.frame.select(_FIELDS).row(0, named=True))
+        )
 
     def front(self) -> Table:
-        """Strategies that no other one beats in time, memory and ranks together, the fastest first."""
+        """Strategies that no other one beats in time, memory and ranks together, the fastest
+        first."""
         rows, kept = self.frame.select("needs", "ranks").rows(), list[int]()
         for place, (needs, ranks) in enumerate(rows):
             if not any(rows[other][0] <= needs and rows[other][1] <= ranks for other in kept):
@@ -98,7 +105,8 @@ class Exploration(Tabular):
         return self.frame[kept]
 
     def chart(self) -> Picture:
-        """Draw the time of the strategies of `front` over the memory that they need, a line for each number of ranks.
+        """Draw the time of the strategies of `front` over the memory that they need, a line for
+        each number of ranks.
 
         Returns
         -------
@@ -110,15 +118,34 @@ class Exploration(Tabular):
         rows = self.front().sort("ranks", "needs").to_dicts()
         for row in rows:
             own = {key: row[key] for key in (_SHARED if self.plans else _FIELDS)}
-            row["strategy"] = ", ".join(f"{key} {own[key]}" for key in own) if self.plans else f"{Strategy(**own)}"
-        return plots.sweep_lines(rows, x="needs", series=["ranks"], title="The best strategies", about=self.summary)
+            row["strategy"] = (
+                ", ".join(f"{key} {own[key]}" for key in own)
+                if self.plans
+                else f"{Strategy(**own)}"
+            )
+        return plots.sweep_lines(
+            rows, x="needs", series=["ranks"], title="The best strategies", about=self.summary
+        )
 
     def sections(self) -> Sections:
         """What a report shows, see `perfkit.ground.results.Sections`."""
         yield "", self.chart()
         front = self.front()
-        shown = ("time", "low", "high", "needs", "tokens_per_s", "samples_per_s", *_SHARED, *_FIELDS)
-        varied = [name for name in shown if name in front.columns and (name in shown[:4] or front[name].n_unique() > 1)]
+        shown = (
+            "time",
+            "low",
+            "high",
+            "needs",
+            "tokens_per_s",
+            "samples_per_s",
+            *_SHARED,
+            *_FIELDS,
+        )
+        varied = [
+            name
+            for name in shown
+            if name in front.columns and (name in shown[:4] or front[name].n_unique() > 1)
+        ]
         yield "Nothing is faster with less memory and ranks", front.select(varied)
         yield "", self.platform
 
@@ -135,29 +162,46 @@ class Exploration(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            Rows of `table` with ``days`` [d], ``gpu_hours`` [h] and ``cost`` in that currency, the cheapest first.
+            Rows of `table` with ``days`` [d], ``gpu_hours`` [h] and ``cost`` in that currency, the
+            cheapest first.
         """
-        count, price = check_positive("tokens", tokens), check_positive("price", price_per_gpu_hour, zero=True)
+        count, price = (
+            check_positive("tokens", tokens),
+            check_positive("price", price_per_gpu_hour, zero=True),
+        )
         days = count / self.frame[self.frame.columns[-1]] / 86400
         hours = (24 * days * self.frame["ranks"]).alias("gpu_hours")
         found = self.frame.with_columns(days.alias("days"), hours, (price * hours).alias("cost"))
         return found.sort("cost", maintain_order=True)
 
     def explain(self) -> str:
-        """The best strategy in words: where its time goes, how sure the choice is, and what would change it.
+        """The best strategy in words: where its time goes, how sure the choice is, and what would
+        change it.
 
-        A line for each other value of a field is about the fastest strategy with this value, which may differ in other
-        fields too; these stand in brackets.
+        A line for each other value of a field is about the fastest strategy with this value, which
+        may differ in other fields too; these stand in brackets.
         """
         best, texts = self.frame.row(0, named=True), [repr(self)]
         parts, names = (_BOUNDS, _SHARED) if self.plans else (PARTS, _FIELDS)
-        texts.append("  " + ", ".join(f"{part} {best[part] / best['time']:.1%}" for part in parts if best[part]))
+        texts.append(
+            "  "
+            + ", ".join(f"{part} {best[part] / best['time']:.1%}" for part in parts if best[part])
+        )
         near, gain = (self.frame["time"] <= best["high"]).sum() - 1, self.doubled / best["time"] - 1
-        texts.append(f"  others inside its interval, which may be faster: {near}; with twice the memory: {gain:+.1%}")
+        texts.append(
+            f"  others inside its interval, which may be faster: {near}; with twice the memory: {gain:+.1%}"
+        )
         for name in names:
             for other in self.frame.unique(name, keep="first", maintain_order=True).to_dicts()[1:]:
-                share, grown = other["time"] / best["time"] - 1, max(parts, key=lambda own: other[own] - best[own])
-                also = ", ".join(f"{key} {other[key]}" for key in names if key != name and other[key] != best[key])
+                share, grown = (
+                    other["time"] / best["time"] - 1,
+                    max(parts, key=lambda own: other[own] - best[own]),
+                )
+                also = ", ".join(
+                    f"{key} {other[key]}"
+                    for key in names
+                    if key != name and other[key] != best[key]
+                )
                 what = f"  {name} {other[name]} instead of {best[name]} ({also}): {share:+.1%}, mostly {grown}"
                 texts.append(what.replace(" ()", ""))
         return "\n".join(texts)
@@ -165,33 +209,43 @@ class Exploration(Tabular):
     def __repr__(self) -> str:
         best = self.frame.row(0, named=True)
         time, low, high = (format_time(best[name]) for name in ("time", "low", "high"))
-        best_takes = f"the best takes {time} ({low}–{high}) and {format_bytes(best['needs'])} a rank"
-        chosen = ", ".join(f"{key} {best[key]}" for key in _SHARED) if self.plans else f"{self.best}"
+        best_takes = (
+            f"the best takes {time} ({low}–{high}) and {format_bytes(best['needs'])} a rank"
+        )
+        chosen = (
+            ", ".join(f"{key} {best[key]}" for key in _SHARED) if self.plans else f"{self.best}"
+        )
         return f"{self.summary}: {len(self.frame)} of {self.tried} strategies fit; {best_takes}: {chosen}"
 
 
 def explore(
-    model: Transformer | DLRM, platform: Named, ranks: int | Sequence[int] | None = None, *,
-    memory: float | None = None, strategies: Sequence[Any] | None = None, execution: str | None = None,
-) -> Exploration:  # fmt: skip
+    model: Transformer | DLRM,
+    platform: Named,
+    ranks: int | Sequence[int] | None = None,
+    *,
+    memory: float | None = None,
+    strategies: Sequence[Any] | None = None,
+    execution: str | None = None,
+) -> Exploration:
     """Find the fastest way in which ranks train a Transformer or a DLRM.
 
     Parameters
     ----------
     model : Transformer or DLRM
-        The model; its batch is over all ranks. A Transformer's own settings for sharing, checkpoints and micro-batches
-        are ignored.
+        The model; its batch is over all ranks. A Transformer's own settings for sharing,
+        checkpoints and micro-batches are ignored.
     platform : Platform, str or Path
         Where it runs, such as ``h100-sxm-8x128``.
     ranks : int or sequence of int, optional
-        Ranks that take part, or several counts to choose from; by default those of `strategies` [-].
+        Ranks that take part, or several counts to choose from; by default those of `strategies`
+        [-].
     memory : float, optional
         What a rank may use; by default all memory of the device [B].
     strategies : sequence of Strategy or Plan, optional
-        What to choose from; for a DLRM, plans. By default all powers of two of ranks that divide the model; for a DLRM,
-        all tables placed in one way of `perfkit.workloads.placement.KINDS`, and the best plan of `perfkit.shard`. With
-        the two fastest of these, perceptrons are also sharded (ZeRO 1 and 3, over all ranks or inside nodes) and tensor
-        parallel inside nodes.
+        What to choose from; for a DLRM, plans. By default all powers of two of ranks that divide
+        the model; for a DLRM, all tables placed in one way of `perfkit.workloads.placement.KINDS`,
+        and the best plan of `perfkit.shard`. With the two fastest of these, perceptrons are also
+        sharded (ZeRO 1 and 3, over all ranks or inside nodes) and tensor parallel inside nodes.
     execution : str, optional
         ``eager`` or ``compiled``.
 
@@ -207,10 +261,11 @@ def explore(
 
     Notes
     -----
-    Times of a Transformer are closed forms, see `perfkit.prediction.strategies.price_strategies`; the order of events
-    is not simulated. Times of a DLRM are those of `perfkit.predict`. A table that cannot be cut in some way is stored
-    whole on one rank. Ranks do the same work on perceptrons wherever the tables are, so that the best plans of tables
-    with copies of perceptrons are nearly always the best ones with shared ones, too; see docs/accuracy.md.
+    Times of a Transformer are closed forms, see `perfkit.prediction.strategies.price_strategies`;
+    the order of events is not simulated. Times of a DLRM are those of `perfkit.predict`. A table
+    that cannot be cut in some way is stored whole on one rank. Ranks do the same work on
+    perceptrons wherever the tables are, so that the best plans of tables with copies of perceptrons
+    are nearly always the best ones with shared ones, too; see docs/accuracy.md.
 
     Examples
     --------
@@ -228,70 +283,118 @@ def explore(
     where, counts = load_platform(platform), [*ranks] if isinstance(ranks, Iterable) else [ranks]
     if not counts:
         raise ValueError("ranks is None; give a count of ranks, or strategies")
-    counts = [int(check_positive("ranks", count, integer=True, maximum=where.network.ranks)) for count in counts]
-    capacity, plans = find_capacity(where) if memory is None else check_positive("memory", memory), list[Plan]()
+    counts = [
+        int(check_positive("ranks", count, integer=True, maximum=where.network.ranks))
+        for count in counts
+    ]
+    capacity, plans = (
+        find_capacity(where) if memory is None else check_positive("memory", memory),
+        list[Plan](),
+    )
     if isinstance(model, DLRM):
-        given = [(plan, f"plan {n}") for n, plan in enumerate(strategies or ()) if plan.ranks in counts]
+        given = [
+            (plan, f"plan {n}") for n, plan in enumerate(strategies or ()) if plan.ranks in counts
+        ]
         rows = {plan: _price_plan(model, where, execution, plan, name) for plan, name in given}
         for count in () if strategies else counts:
             rows |= _price_plans(model, where, execution, count, capacity)
         can, plans = np.ones(len(rows), dtype=bool), [*rows]
     else:
-        listed = Strategy.stack(strategies) if strategies else _list_strategies(model, where, counts)
-        can = np.logical_and.reduce([*list_fits(model, listed).values(), np.isin(listed.ranks, counts)])
+        listed = (
+            Strategy.stack(strategies) if strategies else _list_strategies(model, where, counts)
+        )
+        can = np.logical_and.reduce(
+            [*list_fits(model, listed).values(), np.isin(listed.ranks, counts)]
+        )
     if not can.any():
-        raise ValueError(f"no strategy on {show(ranks)} ranks divides the model and its batch; take other ranks")
+        raise ValueError(
+            f"no strategy on {show(ranks)} ranks divides the model and its batch; take other ranks"
+        )
     if isinstance(model, DLRM):
         found = {key: np.array([row[key] for row in rows.values()]) for key in rows[plans[0]]}
         heads = {key: found.pop(key) for key in _SHARED}
     else:
         tried = listed.select(can)
         said = vars(tried) | {"ranks": tried.ranks}
-        heads = {key: own.astype(np.int64) if own.dtype.kind == "f" else own for key, own in said.items()}
+        heads = {
+            key: own.astype(np.int64) if own.dtype.kind == "f" else own for key, own in said.items()
+        }
         found = price_strategies(model, where, tried, execution)
     if not (fits := found["needs"] <= (capacity or np.inf)).any():
         least = format_bytes(found["needs"].min())
-        raise ValueError(f"no strategy on {show(ranks)} ranks fits; the least takes {least}; take more ranks")
+        raise ValueError(
+            f"no strategy on {show(ranks)} ranks fits; the least takes {least}; take more ranks"
+        )
     order = np.flatnonzero(fits)[np.argsort(found["time"][fits], kind="stable")]
     low, high = find_interval(found["time"], found["spread"], 0.8)
     doubled = found["time"][found["needs"] <= 2 * (capacity or np.inf)].min()
     time, rate = found.pop("time"), "samples_per_s" if plans else "tokens_per_s"
     speed = {"time": time, rate: model.batch * getattr(model, "sequence", 1) / time}
-    columns = heads | {"low": low, "high": high} | found | speed  # the last ones are shown of a wide table
-    frame = polars.DataFrame({name: own[order] for name, own in columns.items() if plans or name not in HELD})
+    # the last ones are shown of a wide table
+    columns = heads | {"low": low, "high": high} | found | speed
+    frame = polars.DataFrame(
+        {name: own[order] for name, own in columns.items() if plans or name not in HELD}
+    )
     about = f"{model.description} on {' or '.join(map(str, counts))} ranks of {where.name}"
-    return Exploration(frame, len(fits), about, where, tuple(plans[n] for n in order if plans), float(doubled))
+    return Exploration(
+        frame, len(fits), about, where, tuple(plans[n] for n in order if plans), float(doubled)
+    )
 
 
-def _price_plan(model: DLRM, where: Platform, execution: str | None, plan: Plan, tables: str) -> dict[str, Any]:
+def _price_plan(
+    model: DLRM, where: Platform, execution: str | None, plan: Plan, tables: str
+) -> dict[str, Any]:
     """How a plan shares a DLRM, its time and parts of it [s], spread [-] and memory [B]."""
     with keep_quiet():
         one = predict(model, where, ranks=plan.ranks, plan=plan, execution=execution)
-    said = {name: value for name, value in plan.shared.items() if name != "dp" and value > (name == "tp")}
+    said = {
+        name: value
+        for name, value in plan.shared.items()
+        if name != "dp" and value > (name == "tp")
+    }
     shared = " ".join(f"{name} {value}" for name, value in said.items())
-    row: dict[str, Any] = {"tables": tables, "perceptrons": shared or "copied", "ranks": plan.ranks, "time": one.time}
+    row: dict[str, Any] = {
+        "tables": tables,
+        "perceptrons": shared or "copied",
+        "ranks": plan.ranks,
+        "time": one.time,
+    }
     row |= {**dict.fromkeys(_BOUNDS, 0.0), "spread": one.spread, "needs": one.memory().total}
     for (_, kind), (_, seconds) in one.parts.items():
         row[BOUND.get(kind, "memory")] += seconds
     return row
 
 
-def _price_plans(model: DLRM, where: Platform, execution: str | None, ranks: int, capacity: Any) -> dict[Plan, Any]:
+def _price_plans(
+    model: DLRM, where: Platform, execution: str | None, ranks: int, capacity: Any
+) -> dict[Plan, Any]:
     """Prices of plans with copies of perceptrons, and of the two best of them with shared ones."""
-    price, local = partial(_price_plan, model, where, execution), min(where.network.ranks_per_node, ranks)
-    rows = {plan: price(plan, name) for plan, name in _list_plans(model, where, ranks, capacity).items()}
-    best = sorted(rows, key=lambda plan: (max(rows[plan]["needs"], capacity or np.inf), rows[plan]["time"]))[:2]
+    price, local = (
+        partial(_price_plan, model, where, execution),
+        min(where.network.ranks_per_node, ranks),
+    )
+    rows = {
+        plan: price(plan, name) for plan, name in _list_plans(model, where, ranks, capacity).items()
+    }
+    best = sorted(
+        rows, key=lambda plan: (max(rows[plan]["needs"], capacity or np.inf), rows[plan]["time"])
+    )[:2]
     nodes = [(1, 3, local), (local, 3, 0)] if local < ranks and ranks % local == 0 else []
     ways = [(1, 1, 0), (1, 3, 0), (local, 0, 0), *nodes] if local > 1 else []
     for plan, (tp, zero, shards) in product(best, ways):
         with suppress(ValueError):  # ranks do not divide a width
-            way = replace(plan, perceptrons=Strategy(tp=tp, dp=ranks // tp, zero=zero, shards=shards))
+            way = replace(
+                plan, perceptrons=Strategy(tp=tp, dp=ranks // tp, zero=zero, shards=shards)
+            )
             rows[way] = price(way, rows[plan]["tables"])
     return rows
 
 
-def _list_plans(model: DLRM, where: Platform, ranks: int, capacity: float | None) -> dict[Plan, str]:
-    """Plans that place all tables in one way, and the best plans of searches: with whole tables, and of any kind."""
+def _list_plans(
+    model: DLRM, where: Platform, ranks: int, capacity: float | None
+) -> dict[Plan, str]:
+    """Plans that place all tables in one way, and the best plans of searches: with whole tables,
+    and of any kind."""
     local, (copied, whole, by_columns, by_rows, *inside) = where.network.ranks_per_node, KINDS
     round_robin = Plan.round_robin(len(model.tables), ranks=ranks)
     found = {round_robin: "round_robin"}
@@ -306,12 +409,15 @@ def _list_plans(model: DLRM, where: Platform, ranks: int, capacity: float | None
         found.setdefault(Plan(ranks, tuple(owners)), kind)
     for name, forbid in ((whole, {*KINDS} - {whole}), ("searched", ())):
         with suppress(InfeasibleError):
-            found.setdefault(shard(model, where, ranks=ranks, memory=capacity, forbid=forbid).plan, name)
+            found.setdefault(
+                shard(model, where, ranks=ranks, memory=capacity, forbid=forbid).plan, name
+            )
     return found
 
 
 def _list_strategies(model: Transformer, where: Platform, counts: Sequence[int]) -> Strategy:
-    """All strategies of powers of two: `tp` stays inside a node, and `zero` 3 is tried without stages only."""
+    """All strategies of powers of two: `tp` stays inside a node, and `zero` 3 is tried without
+    stages only."""
     most = (where.network.ranks_per_node, min(model.layers, max(counts)), _MOST, _MOST)
     sizes = [2 ** np.arange(own.bit_length()) for own in most]
     held = 2 ** np.arange(min(model.experts or 1, max(counts)).bit_length())
@@ -325,6 +431,20 @@ def _list_strategies(model: Transformer, where: Platform, counts: Sequence[int])
     own = own & np.where(dp * cp > 1, (zero == 1) | (zero == 3) & (pp == 1), zero == 0)
     own = own & (dp % ep == 0) & (~ulysses | (cp > 1)) & (micro > 0)
     own = own & ((again != "selective") | (model.attention in UNFUSED))
-    ways = {"tp": tp, "pp": pp, "dp": dp, "cp": cp, "ep": ep, "micro_batch": micro, "chunks": parts, "zero": zero}
-    ways |= {"schedule": names, "checkpoint": again, "sequence_parallel": tp > 1, "ulysses": ulysses}
+    ways = {
+        "tp": tp,
+        "pp": pp,
+        "dp": dp,
+        "cp": cp,
+        "ep": ep,
+        "micro_batch": micro,
+        "chunks": parts,
+        "zero": zero,
+    }
+    ways |= {
+        "schedule": names,
+        "checkpoint": again,
+        "sequence_parallel": tp > 1,
+        "ulysses": ulysses,
+    }
     return Strategy(**{key: np.broadcast_to(value, own.shape)[own] for key, value in ways.items()})

@@ -1,4 +1,5 @@
-"""Sweeps: predict an iteration for each configuration of a grid; those of one structure are priced as arrays."""
+"""Sweeps: predict an iteration for each configuration of a grid; those of one structure are priced
+as arrays."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -28,7 +29,8 @@ _LISTS = ("rows", "pooling", "bottom", "top")
 #: Columns of a sweep, and their value for a configuration without a time.
 _FOUND: dict[str, Any] = dict.fromkeys(("time", "low", "high", "needs", "samples_per_s"), np.nan)
 _FOUND |= dict.fromkeys(("bottleneck", "fits", "error", "warnings"))
-#: Configurations of one task if they are priced together, and if one by one; most warnings that a sweep keeps [-].
+#: Configurations of one task if they are priced together, and if one by one; most warnings that a
+#: sweep keeps [-].
 _MANY, _FEW, _NOTES = 20_000, 8, 20
 _Columns: TypeAlias = Mapping[str, list[Any]]
 
@@ -70,9 +72,9 @@ class Sweep(Tabular):
         Returns
         -------
         table : polars.DataFrame
-            The columns that were varied; time, low and high end of its 80 % interval [s]; needs, the memory of the
-            fullest rank [B]; samples_per_s [1/s]; bottleneck; fits, whether the memory suffices; error, why a
-            configuration has no time.
+            The columns that were varied; time, low and high end of its 80 % interval [s]; needs,
+            the memory of the fullest rank [B]; samples_per_s [1/s]; bottleneck; fits, whether the
+            memory suffices; error, why a configuration has no time.
         """
         return self.frame
 
@@ -93,10 +95,17 @@ class Sweep(Tabular):
         """
         from perfkit import plots
 
-        several = [name for name in self.varied if len({*map(str, self.frame[name])}) > 1] or self.varied
+        several = [
+            name for name in self.varied if len({*map(str, self.frame[name])}) > 1
+        ] or self.varied
         first = check_choice("x", several[0] if x is None else x, self.varied)
-        settings: dict[str, Any] = {"series": [name for name in several if name != first], "title": self.summary}
-        return plots.sweep_lines(self.frame, x=first, y=check_choice("y", y, self.frame.columns), **settings)
+        settings: dict[str, Any] = {
+            "series": [name for name in several if name != first],
+            "title": self.summary,
+        }
+        return plots.sweep_lines(
+            self.frame, x=first, y=check_choice("y", y, self.frame.columns), **settings
+        )
 
     def sections(self) -> Sections:
         """The parts of a report, see `perfkit.ground.results.Sections`."""
@@ -106,24 +115,36 @@ class Sweep(Tabular):
 
     def __repr__(self) -> str:
         times: Any = self.frame["time"].drop_nulls()
-        span = f"{format_time(times.min())} to {format_time(times.max())}" if len(times) else "none has a time"
+        span = (
+            f"{format_time(times.min())} to {format_time(times.max())}"
+            if len(times)
+            else "none has a time"
+        )
         return f"Sweep({len(self.frame)} configurations of {self.summary} over {', '.join(self.varied)}: {span})"
 
 
 def sweep(
-    workload: Any, grid: Any, platform: Named | None = None, *, ranks: int = 1, execution: str | None = None,
-    events: bool = False, executor: Executor | None = None, progress: bool = True,
-) -> Sweep:  # fmt: skip
+    workload: Any,
+    grid: Any,
+    platform: Named | None = None,
+    *,
+    ranks: int = 1,
+    execution: str | None = None,
+    events: bool = False,
+    executor: Executor | None = None,
+    progress: bool = True,
+) -> Sweep:
     """Predict an iteration for many configurations.
 
     Parameters
     ----------
     workload : Workload or callable
-        A workload; or a callable that builds one from columns of the grid, such as ``pk.Transformer.bert``.
+        A workload; or a callable that builds one from columns of the grid, such as
+        ``pk.Transformer.bert``.
     grid : mapping or frame
-        Values by name, of which all combinations are taken (a single value needs no list); or a pandas or polars frame
-        with a row per configuration.
-        Names are arguments of the callable, or ``platform``, ``ranks`` and ``execution``.
+        Values by name, of which all combinations are taken (a single value needs no list); or a
+        pandas or polars frame with a row per configuration. Names are arguments of the callable, or
+        ``platform``, ``ranks`` and ``execution``.
     platform : Platform, str or Path, optional
         Where it runs, if the grid has no platforms.
     ranks : int, optional
@@ -145,15 +166,16 @@ def sweep(
     Raises
     ------
     ValueError
-        For an empty grid, for names that the callable does not take, and if no configuration can be priced.
+        For an empty grid, for names that the callable does not take, and if no configuration can be
+        priced.
 
     Notes
     -----
-    On GPUs, configurations that differ only in batch and other sizes are priced together as arrays. Their times,
-    memory, intervals and bottlenecks equal those of `predict` up to rounding; the interval is an estimate if the host
-    limits several ranks. All others are predicted one by one: compiled ones, those on CPUs, and DLRMs on several ranks.
-    A configuration that cannot be predicted, such as a batch that the ranks do not divide, has no time, and ``error``
-    says why.
+    On GPUs, configurations that differ only in batch and other sizes are priced together as arrays.
+    Their times, memory, intervals and bottlenecks equal those of `predict` up to rounding; the
+    interval is an estimate if the host limits several ranks. All others are predicted one by one:
+    compiled ones, those on CPUs, and DLRMs on several ranks. A configuration that cannot be
+    predicted, such as a batch that the ranks do not divide, has no time, and ``error`` says why.
 
     Examples
     --------
@@ -168,17 +190,29 @@ def sweep(
         from tqdm.auto import tqdm
 
     if executor is not None and not hasattr(executor, "map"):
-        raise ValueError(f"executor is {show(executor)}; it must be one of concurrent.futures, such as a pool")
+        raise ValueError(
+            f"executor is {show(executor)}; it must be one of concurrent.futures, such as a pool"
+        )
     if isinstance(grid, Mapping):
-        grid = {name: [each] if isinstance(each, str | int | float | None) else each for name, each in grid.items()}
+        grid = {
+            name: [each] if isinstance(each, str | int | float | None) else each
+            for name, each in grid.items()
+        }
     columns = read_columns("grid", grid)
     if isinstance(grid, Mapping):
-        columns = dict(zip(columns, map(list, zip(*product(*columns.values()), strict=True)), strict=False))
+        columns = dict(
+            zip(columns, map(list, zip(*product(*columns.values()), strict=True)), strict=False)
+        )
     usual: dict[str, Any] = {"platform": platform, "ranks": ranks, "execution": execution}
     if not _count(columns) or (platform is None and "platform" not in columns):
-        raise ValueError(f"grid is {show(grid)}, platform is {show(platform)}; give values of an argument, a platform")
+        raise ValueError(
+            f"grid is {show(grid)}, platform is {show(platform)}; give values of an argument, a platform"
+        )
     groups, parts = [*_group(workload, columns, usual, events)], []
-    tasks = [{name: [values[i] for i in members] for name, values in columns.items()} for members in groups]
+    tasks = [
+        {name: [values[i] for i in members] for name, values in columns.items()}
+        for members in groups
+    ]
     done = (executor.map if executor else map)(partial(_price, workload, usual, events), tasks)
     with tqdm(total=_count(columns), delay=2, disable=not progress, unit="configuration") as bar:
         for members, part in zip(groups, done, strict=True):
@@ -187,50 +221,82 @@ def sweep(
     place = np.argsort(np.concatenate(groups))
     found = {name: np.concatenate([part[name] for part in parts])[place] for name in _FOUND}
     if not len(priced := np.flatnonzero(np.isfinite(found["time"]))):
-        raise ValueError(f"no configuration of the grid can be predicted; the first: {found['error'][0]}")
-    shown = {name: [getattr(value, "name", value) for value in values] for name, values in columns.items()}
+        raise ValueError(
+            f"no configuration of the grid can be predicted; the first: {found['error'][0]}"
+        )
+    shown = {
+        name: [getattr(value, "name", value) for value in values]
+        for name, values in columns.items()
+    }
     varied = [name for name in shown if len({*map(str, shown[name])}) > 1]
-    named, sized = ([name for name in varied if (name in {*_NUMBERS, *_LISTS}) == own] for own in (False, True))
+    named, sized = (
+        [name for name in varied if (name in {*_NUMBERS, *_LISTS}) == own] for own in (False, True)
+    )
     notes = dict[str, list[str]]()
     for n, texts in enumerate(found.pop("warnings")):
-        if texts is not None:  # of the first configuration of each task, to which their numbers belong
+        # of the first configuration of each task, to which their numbers belong
+        if texts is not None:
             at = ", ".join(f"{name} {show(shown[name][n])}" for name in sized)
-            own = [f"{text} ({at})" if at and re.search(r"(?<![\w-])\d", text) else text for text in texts]
+            own = [
+                f"{text} ({at})" if at and re.search(r"(?<![\w-])\d", text) else text
+                for text in texts
+            ]
             notes.setdefault(" ".join(f"{name} {shown[name][n]}" for name in named), []).extend(own)
     types = {"bottleneck": pl.String, "error": pl.String, "fits": pl.Boolean}
     found |= {name: found[name].tolist() for name in types}
-    series = [pl.Series(name, values, types.get(name), strict=False) for name, values in found.items()]
-    frame = pl.DataFrame(shown, strict=False).with_columns(series).with_columns(pl.selectors.float().fill_nan(None))
+    series = [
+        pl.Series(name, values, types.get(name), strict=False) for name, values in found.items()
+    ]
+    frame = (
+        pl.DataFrame(shown, strict=False)
+        .with_columns(series)
+        .with_columns(pl.selectors.float().fill_nan(None))
+    )
     name = build(workload, _take(columns, usual, int(priced[0]))[0]).name
-    wheres = [load_platform(each) for each in {id(each): each for each in columns.get("platform", [platform])}.values()]
+    wheres = [
+        load_platform(each)
+        for each in {id(each): each for each in columns.get("platform", [platform])}.values()
+    ]
     about = f"{name} on {wheres[0].name if len(wheres) == 1 else 'several platforms'}"
-    return Sweep(frame, tuple(columns), about, tuple(wheres), warn_once(name_sides(notes)[:_NOTES], 3))
+    return Sweep(
+        frame, tuple(columns), about, tuple(wheres), warn_once(name_sides(notes)[:_NOTES], 3)
+    )
 
 
 def _count(columns: _Columns) -> int:
     return len(next(iter(columns.values()), ()))
 
 
-def _group(workload: Any, columns: _Columns, usual: Mapping[str, Any], events: bool) -> Iterator[np.ndarray]:
+def _group(
+    workload: Any, columns: _Columns, usual: Mapping[str, Any], events: bool
+) -> Iterator[np.ndarray]:
     """Numbers of configurations that differ only in sizes, in pieces that one task prices."""
     number = np.zeros(_count(columns), dtype=int)
     for name, values in columns.items():
         if name not in _NUMBERS:
             known: dict[Any, int] = {}
             _, first, same = np.unique([*map(id, values)], return_index=True, return_inverse=True)
-            codes = [known.setdefault(_identify(name, values[place]), len(known)) for place in first]
+            codes = [
+                known.setdefault(_identify(name, values[place]), len(known)) for place in first
+            ]
             number = np.unique(number * len(known) + np.array(codes)[same], return_inverse=True)[1]
-    order, batch = np.argsort(number, kind="stable"), np.array(columns.get("batch", [0] * len(number)))
+    order, batch = (
+        np.argsort(number, kind="stable"),
+        np.array(columns.get("batch", [0] * len(number))),
+    )
     for members in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
         given, at = _take(columns, usual, members[0])
         size = _MANY if not events and _is_together(workload, given, at) else _FEW
         whole = isinstance(at["ranks"], int) and at["ranks"] > 1 and batch.dtype.kind == "i"
         odd = batch[members] % at["ranks"] > 0 if whole else np.zeros(len(members), dtype=bool)
-        for part in filter(len, (members[~odd], members[odd])):  # the ranks do not divide these: each will fail
+        # the ranks do not divide these: each will fail
+        for part in filter(len, (members[~odd], members[odd])):
             yield from np.split(part, range(size, len(part), size))
 
 
-def _take(columns: _Columns, usual: Mapping[str, Any], place: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _take(
+    columns: _Columns, usual: Mapping[str, Any], place: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arguments of one configuration: for the callable, and for `predict`."""
     given = {name: values[place] for name, values in columns.items()}
     return given, {name: given.pop(name, value) for name, value in usual.items()}
@@ -244,8 +310,12 @@ def _identify(name: str, value: Any) -> Any:
 
 
 def _is_together(workload: Any, given: Mapping[str, Any], at: Mapping[str, Any]) -> bool:
-    """Whether configurations like this one can be priced as arrays: on GPUs whose ranks all do the same."""
-    if at["execution"] not in (None, "eager", "graphs") or load_platform(at["platform"]).device.kind == "cpu":
+    """Whether configurations like this one can be priced as arrays: on GPUs whose ranks all do the
+    same."""
+    if (
+        at["execution"] not in (None, "eager", "graphs")
+        or load_platform(at["platform"]).device.kind == "cpu"
+    ):
         return False
     with suppress(ValueError):
         return at["ranks"] == 1 or not hasattr(build(workload, given), "tables")
@@ -255,16 +325,28 @@ def _is_together(workload: Any, given: Mapping[str, Any], at: Mapping[str, Any])
 def build(workload: Any, given: Mapping[str, Any]) -> Any:
     """The workload of one configuration, or of several whose sizes are arrays."""
     try:
-        return workload(**given) if callable(workload) else replace(workload, **given) if given else workload
+        return (
+            workload(**given)
+            if callable(workload)
+            else replace(workload, **given)
+            if given
+            else workload
+        )
     except TypeError as error:
-        if [*given] == ["batch"] and hasattr(workload, "batch"):  # a DLRM keeps no other argument under its name
+        # a DLRM keeps no other argument under its name
+        if [*given] == ["batch"] and hasattr(workload, "batch"):
             return alter(workload, {"batch": check_size("batch", given["batch"])})
         cure = "give a callable that builds one, such as functools.partial(pk.DLRM, dim=64)"
-        raise ValueError(f"grid names {show([*given])}, which do not fit: {escape(error, 200)}; {cure}") from None
+        raise ValueError(
+            f"grid names {show([*given])}, which do not fit: {escape(error, 200)}; {cure}"
+        ) from None
 
 
-def _price(workload: Any, usual: Mapping[str, Any], events: bool, columns: _Columns) -> dict[str, np.ndarray]:
-    """Columns of the configurations of one task; if they cannot be priced together, those of each half."""
+def _price(
+    workload: Any, usual: Mapping[str, Any], events: bool, columns: _Columns
+) -> dict[str, np.ndarray]:
+    """Columns of the configurations of one task; if they cannot be priced together, those of each
+    half."""
     count, (given, at), found = _count(columns), _take(columns, usual, 0), dict[str, Any]()
     together = count > 1 and not events and _is_together(workload, given, at)
     about: dict[str, Any] = {"ranks": at["ranks"], "execution": at["execution"]}
@@ -272,29 +354,44 @@ def _price(workload: Any, usual: Mapping[str, Any], events: bool, columns: _Colu
         try:
             if together:
                 many = _build_together(workload, columns, given)
-                found = dict[str, Any](price_configurations(many, load_platform(at["platform"]), **about))
+                found = dict[str, Any](
+                    price_configurations(many, load_platform(at["platform"]), **about)
+                )
             if count == 1 or together:
                 one = predict(build(workload, given), at["platform"], **about)
-                found = found or {"time": one.time, "bottleneck": one.bottleneck, "needs": one.memory().total}
+                found = found or {
+                    "time": one.time,
+                    "bottleneck": one.bottleneck,
+                    "needs": one.memory().total,
+                }
                 spread = found.pop("spread", one.spread)
-                batch = many.batch if together else getattr(one.workload, "batch", np.nan)  # a graph has none
+                # a graph has none
+                batch = many.batch if together else getattr(one.workload, "batch", np.nan)
         except ValueError as error:
             found = {"error": escape(error, 500)} if count == 1 else {}
     if not found:
-        halves = [_price(workload, usual, events, {name: values[part] for name, values in columns.items()})
-                  for part in (slice(0, count // 2), slice(count // 2, count))]  # fmt: skip
+        halves = [
+            _price(
+                workload, usual, events, {name: values[part] for name, values in columns.items()}
+            )
+            for part in (slice(0, count // 2), slice(count // 2, count))
+        ]
         return {name: np.concatenate([half[name] for half in halves]) for name in _FOUND}
     if "time" in found:
         found["low"], found["high"] = find_interval(found["time"], spread, 0.8)
         capacity, found["samples_per_s"] = find_capacity(one.platform), batch / found["time"]
         found["fits"] = None if capacity is None else found["needs"] <= capacity
-    out = {name: np.full(count, found.get(name, nothing), type(nothing)) for name, nothing in _FOUND.items()}
+    out = {
+        name: np.full(count, found.get(name, nothing), type(nothing))
+        for name, nothing in _FOUND.items()
+    }
     out["warnings"][0] = one.warnings if "time" in found else ()
     return out
 
 
 def _build_together(workload: Any, columns: _Columns, given: Mapping[str, Any]) -> Any:
-    """A workload whose sizes are arrays; a ValueError if the callable makes another workload of them."""
+    """A workload whose sizes are arrays; a ValueError if the callable makes another workload of
+    them."""
     arrays = {name: np.array(columns[name]) for name in given if name in _NUMBERS}
     tables, lists = getattr(build(workload, given), "tables", ()), dict[str, list[np.ndarray]]()
     for name in given.keys() & {*_LISTS}:

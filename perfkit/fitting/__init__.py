@@ -1,4 +1,5 @@
-"""Fits: arrays of measurements become parameters with standard errors, range and origin, ready for their model."""
+"""Fits: arrays of measurements become parameters with standard errors, range and origin, ready for
+their model."""
 
 from perfkit.fitting.collectives import fit_collective, fit_over_ranks, fit_pipelined
 from perfkit.fitting.kernels import find_levels, fit_additive, fit_roofline

@@ -1,4 +1,5 @@
-"""Fits of collectives: one curve of time over size, and a law over rank counts, both in log space."""
+"""Fits of collectives: one curve of time over size, and a law over rank counts, both in log
+space."""
 
 import math
 from collections.abc import Mapping
@@ -13,10 +14,11 @@ from perfkit.models.collectives import ring_steps
 
 #: Residual of the logarithm above which a point counts less [-]; docs/formulas.md, table 1.3.
 SCALE = 0.1
-#: Spread [-] before any size is left out, and how many points it counts for; docs/formulas.md, table 1.3.
+#: Spread [-] before any size is left out, and how many points it counts for; docs/formulas.md,
+#: table 1.3.
 PRIOR, TRUST = 0.1, 4
-#: Smallest share of the start-up at the smallest size, and of the transfer at the largest, for a form with more than
-#: two parameters [-]; docs/formulas.md, table 1.3.
+#: Smallest share of the start-up at the smallest size, and of the transfer at the largest, for a
+#: form with more than two parameters [-]; docs/formulas.md, table 1.3.
 SEEN = 0.85
 
 
@@ -35,12 +37,15 @@ class Curve:
     high: Array
 
     def evaluate(self, p: Array) -> tuple[Array, Array]:
-        """Logarithms of time, shape (problems, points), and their slopes over the logarithms of the parameters."""
+        """Logarithms of time, shape (problems, points), and their slopes over the logarithms of the
+        parameters."""
         if self.form != "two_branch":
             return self._join(p)
         (small, slopes1), (large, slopes2) = (self._join(half) for half in np.split(p, 2, axis=1))
         first = (small <= large)[..., None]
-        return np.minimum(small, large), np.concatenate([slopes1 * first, slopes2 * ~first], axis=-1)
+        return np.minimum(small, large), np.concatenate(
+            [slopes1 * first, slopes2 * ~first], axis=-1
+        )
 
     def _join(self, p: Array) -> tuple[Array, Array]:
         """Smooth maximum of start-up and transfer; its slopes are the shares of both."""
@@ -52,17 +57,29 @@ class Curve:
         distance = q * (beta - alpha)
         with np.errstate(over="ignore"):
             value, share = alpha + np.logaddexp(0.0, distance) / q, 1.0 / (1.0 + np.exp(distance))
-        slopes = parts * np.repeat(np.stack([share, 1.0 - share], axis=1) / sums, count // 2, axis=1)
+        slopes = parts * np.repeat(
+            np.stack([share, 1.0 - share], axis=1) / sums, count // 2, axis=1
+        )
         if self.sharpness is None:
-            slopes = np.concatenate([slopes, (share * alpha + (1.0 - share) * beta - value)[:, None]], axis=1)
+            slopes = np.concatenate(
+                [slopes, (share * alpha + (1.0 - share) * beta - value)[:, None]], axis=1
+            )
         return value, np.swapaxes(slopes, 1, 2)
 
     def solve(self, weights: Array, starts: Array | None = None) -> Array:
-        """Logarithms of the best parameters for each row of weights of the points, by damped Gauss-Newton steps."""
+        """Logarithms of the best parameters for each row of weights of the points, by damped
+        Gauss-Newton steps."""
         starts = self.starts if starts is None else starts
-        w, p = np.repeat(weights, len(starts), axis=0), np.clip(np.tile(starts, (len(weights), 1)), self.low, self.high)
+        w, p = (
+            np.repeat(weights, len(starts), axis=0),
+            np.clip(np.tile(starts, (len(weights), 1)), self.low, self.high),
+        )
         value, slopes = self.evaluate(p)
-        cost, damping, identity = _cost(self.times - value, w), np.full(len(p), 1e-3), np.eye(len(self.names))
+        cost, damping, identity = (
+            _cost(self.times - value, w),
+            np.full(len(p), 1e-3),
+            np.eye(len(self.names)),
+        )
         for _ in range(60):
             weighed = slopes * (w / np.sqrt(1.0 + ((self.times - value) / SCALE) ** 2))[..., None]
             normal = np.swapaxes(weighed, 1, 2) @ slopes + 1e-9 * identity
@@ -73,16 +90,23 @@ class Curve:
             trial_value, trial_slopes = self.evaluate(trial)
             trial_cost = _cost(self.times - trial_value, w)
             better, gain = trial_cost < cost, np.maximum(cost - trial_cost, 0.0)
-            p[better], value[better], slopes[better] = trial[better], trial_value[better], trial_slopes[better]
+            p[better], value[better], slopes[better] = (
+                trial[better],
+                trial_value[better],
+                trial_slopes[better],
+            )
             cost = np.minimum(cost, trial_cost)
             damping = np.clip(np.where(better, damping / 5.0, damping * 5.0), 1e-9, 1e9)
             if better.any() and gain.max() < 1e-9 * max(float(cost.max()), 1e-6):
                 break
         best = cost.reshape(len(weights), -1).argmin(axis=1)
-        return np.asarray(p.reshape(len(weights), -1, len(self.names))[np.arange(len(weights)), best])
+        return np.asarray(
+            p.reshape(len(weights), -1, len(self.names))[np.arange(len(weights)), best]
+        )
 
     def leave_out(self, groups: Array | None = None) -> tuple[Array, Array]:
-        """Fit all points, and again without each group; return the parameters and the residuals of left-out points.
+        """Fit all points, and again without each group; return the parameters and the residuals of
+        left-out points.
 
         Without `groups` each point is a group, or every 24th of many points.
         """
@@ -93,18 +117,28 @@ class Curve:
         if (1.0 - folds).sum(axis=1).min() >= len(self.names):
             again = self.solve(1.0 - folds, np.concatenate([logs, self.starts]))
             left_out = np.sum((self.times - self.evaluate(again)[0]) * folds, axis=0)
-        if self.form == "two_branch" and logs[0, 0] > logs[0, 2]:  # the branch of small messages first
+        # the branch of small messages first
+        if self.form == "two_branch" and logs[0, 0] > logs[0, 2]:
             logs = np.roll(logs, 2, axis=1)
         return logs[0], left_out
 
     def build(
-        self, logs: Array, left_out: Array, ranges: Mapping[str, Array], source: str, date: str = "", note: str = ""
+        self,
+        logs: Array,
+        left_out: Array,
+        ranges: Mapping[str, Array],
+        source: str,
+        date: str = "",
+        note: str = "",
     ) -> Fit:
-        """Turn logarithms into parameters with standard errors, and residuals of left-out points into the spread."""
+        """Turn logarithms into parameters with standard errors, and residuals of left-out points
+        into the spread."""
         value, slopes = (part[0] for part in self.evaluate(logs[None]))
         trust = 1.0 / np.sqrt(1.0 + ((self.times - value) / SCALE) ** 2)
         degrees = max(len(self.times) - len(self.names), 0)
-        noise = (TRUST * PRIOR**2 + float(np.sum(trust * (self.times - value) ** 2))) / (TRUST + degrees)
+        noise = (TRUST * PRIOR**2 + float(np.sum(trust * (self.times - value) ** 2))) / (
+            TRUST + degrees
+        )
         information = slopes.T @ (slopes * trust[:, None])
         variances = noise * np.diag(np.linalg.pinv(information, rcond=1e-12, hermitian=True))
         low, high = (np.abs(logs - bound) < 1e-6 for bound in (self.low, self.high))
@@ -119,14 +153,23 @@ class Curve:
         variance = math.pi / 2 * float(np.abs(left_out).mean()) ** 2 if n else 0.0
         units = {"a": "s", "b": "s/B", "s": "-"}  # of alpha, beta and sharpness
         return Fit(
-            self.form, parameters, n=len(self.times), source=source, date=date, notes=(note,) if note else (),
-            stderr={name: float(error) for name, error, ok in zip(self.names, errors, known, strict=True) if ok},
+            self.form,
+            parameters,
+            n=len(self.times),
+            source=source,
+            date=date,
+            notes=(note,) if note else (),
+            stderr={
+                name: float(error)
+                for name, error, ok in zip(self.names, errors, known, strict=True)
+                if ok
+            },
             spread=math.sqrt((TRUST * PRIOR**2 + n * variance) / (TRUST + n)),
             bias=float(left_out.mean()) if n else 0.0,
             ranges={name: (float(v.min()), float(v.max())) for name, v in ranges.items()},
             units={name: units[name[0]] for name in parameters},
             at_bounds=tuple(name for name, at in zip(self.names, low | high, strict=True) if at),
-        )  # fmt: skip
+        )
 
 
 def _cost(residuals: Array, weights: Array) -> Array:
@@ -135,57 +178,94 @@ def _cost(residuals: Array, weights: Array) -> Array:
 
 
 def pipelined_curve(sizes: Array, times: Array, *, sharpness: float | None) -> Curve:
-    """Curve of the form ``pipelined``; its sharpness is fixed, or fitted between 0.3 and 50 where it is None."""
-    first = np.array([times.min(), (times - sizes).min()])  # the fastest call and the best time per byte
+    """Curve of the form ``pipelined``; its sharpness is fixed, or fitted between 0.3 and 50 where
+    it is None."""
+    # the fastest call and the best time per byte
+    first = np.array([times.min(), (times - sizes).min()])
     names, low, high, starts = ["alpha", "beta"], first - 6.0, first + 4.0, first[None]
     if sharpness is None:
-        names, starts = [*names, "sharpness"], np.array([np.append(first, np.log(q)) for q in (0.6, 2.0)])
+        names, starts = (
+            [*names, "sharpness"],
+            np.array([np.append(first, np.log(q)) for q in (0.6, 2.0)]),
+        )
         low, high = np.append(low, np.log(0.3)), np.append(high, np.log(50.0))
-    return Curve("pipelined", tuple(names), sizes, times, np.ones((2, len(sizes))), sharpness, starts, low, high)
+    return Curve(
+        "pipelined",
+        tuple(names),
+        sizes,
+        times,
+        np.ones((2, len(sizes))),
+        sharpness,
+        starts,
+        low,
+        high,
+    )
 
 
 def two_branch_curve(sizes: Array, times: Array) -> Curve:
-    """Curve of the form ``two_branch``; it starts from up to ten ways to split the sorted points in two."""
+    """Curve of the form ``two_branch``; it starts from up to ten ways to split the sorted points in
+    two."""
     branch, n = pipelined_curve(sizes, times, sharpness=0.8), len(sizes)
     cuts = np.unique(np.linspace(2, n - 2, min(n - 3, 10)).round())
     left = (np.arange(n) < cuts[:, None]).astype(float)
     sides = branch.solve(np.concatenate([left, 1.0 - left]))
-    low, high, starts = np.tile(branch.low, 2), np.tile(branch.high, 2), np.concatenate(np.split(sides, 2), axis=1)
+    low, high, starts = (
+        np.tile(branch.low, 2),
+        np.tile(branch.high, 2),
+        np.concatenate(np.split(sides, 2), axis=1),
+    )
     names = ("alpha1", "beta1", "alpha2", "beta2")
     return replace(branch, form="two_branch", names=names, starts=starts, low=low, high=high)
 
 
 def ranks_curve(sizes: Array, times: Array, steps: Array, share: Array) -> Curve:
-    """Curve of the form ``over_ranks``, from the ring steps and the share (p - 1) / p of each point."""
+    """Curve of the form ``over_ranks``, from the ring steps and the share (p - 1) / p of each
+    point."""
     plain, one = pipelined_curve(sizes, times, sharpness=0.6), np.ones_like(steps)
     halves = np.log([[f, (1.0 - f) / 3.0, g, 1.0 - g] for f in (0.2, 0.8) for g in (0.2, 0.8)])
-    low, high, starts = np.repeat(plain.low, 2), np.repeat(plain.high, 2), np.repeat(plain.starts[0], 2) + halves
+    low, high, starts = (
+        np.repeat(plain.low, 2),
+        np.repeat(plain.high, 2),
+        np.repeat(plain.starts[0], 2) + halves,
+    )
     columns, names = np.stack([one, steps, one, share]), ("alpha0", "alpha1", "beta0", "beta1")
-    return replace(plain, form="over_ranks", names=names, columns=columns, starts=starts, low=low, high=high)
+    return replace(
+        plain, form="over_ranks", names=names, columns=columns, starts=starts, low=low, high=high
+    )
 
 
 def _prepare(nbytes: Values, seconds: Values, *others: Values) -> tuple[Array, ...]:
-    """Sort by size and what else is given, drop messages of 0 B, and take the median logarithm of repeated times."""
+    """Sort by size and what else is given, drop messages of 0 B, and take the median logarithm of
+    repeated times."""
     times = check_times(seconds, 2)
-    columns = np.stack([np.broadcast_to(np.asarray(v, dtype=float), times.shape) for v in (*others, nbytes)])
+    columns = np.stack(
+        [np.broadcast_to(np.asarray(v, dtype=float), times.shape) for v in (*others, nbytes)]
+    )
     if not np.all(np.isfinite(columns)) or np.any(columns < 0):
-        raise ValueError(f"nbytes holds {columns[-1].min()}; sizes must be finite and not below 0; drop broken rows")
+        raise ValueError(
+            f"nbytes holds {columns[-1].min()}; sizes must be finite and not below 0; drop broken rows"
+        )
     keep = columns[-1] > 0
     keys, place = np.unique(columns[:, keep], axis=1, return_inverse=True)
-    medians = np.array([np.median(times[keep][place.reshape(-1) == i]) for i in range(keys.shape[1])])
+    medians = np.array(
+        [np.median(times[keep][place.reshape(-1) == i]) for i in range(keys.shape[1])]
+    )
     if (count := len(np.unique(keys[-1]))) < 2:
         advice = "a curve needs at least 2, better 16 KiB and 128 MiB; measure another size"
         raise ValueError(f"nbytes holds {count} size(s) above 0; {advice}")
     return (*keys, np.log(medians))
 
 
-def fit_pipelined(nbytes: Values, seconds: Values, *, sharpness: float | None = 0.6, source: str = "") -> Fit:
+def fit_pipelined(
+    nbytes: Values, seconds: Values, *, sharpness: float | None = 0.6, source: str = ""
+) -> Fit:
     """Fit start-up time and time per byte of a collective, by the logarithm of the measured times.
 
     Parameters
     ----------
     nbytes : array
-        Message sizes in the nccl-tests convention; rows of 0 B are left out, because libraries skip them [B].
+        Message sizes in the nccl-tests convention; rows of 0 B are left out, because libraries skip
+        them [B].
     seconds : array
         Measured times; the median of repeats counts [s].
     sharpness : float or None, optional
@@ -196,8 +276,8 @@ def fit_pipelined(nbytes: Values, seconds: Values, *, sharpness: float | None = 
     Returns
     -------
     fit : Fit
-        Parameters of `perfkit.models.collectives.pipelined`. The spread comes from sizes left out one at a time; with
-        few sizes it is close to 10 %.
+        Parameters of `perfkit.models.collectives.pipelined`. The spread comes from sizes left out
+        one at a time; with few sizes it is close to 10 %.
 
     Raises
     ------
@@ -223,7 +303,8 @@ def fit_collective(nbytes: Values, seconds: Values, *, source: str = "", date: s
     Parameters
     ----------
     nbytes : array
-        Message sizes in the nccl-tests convention; rows of 0 B are left out, because libraries skip them [B].
+        Message sizes in the nccl-tests convention; rows of 0 B are left out, because libraries skip
+        them [B].
     seconds : array
         Measured times; the median of repeats counts [s].
     source : str, optional
@@ -234,9 +315,10 @@ def fit_collective(nbytes: Values, seconds: Values, *, source: str = "", date: s
     Returns
     -------
     fit : Fit
-        Parameters of ``pipelined`` with q = 0.6 (two fitted), of ``pipelined`` with its own q (three, from 6 sizes on)
-        or of ``two_branch`` with q = 0.8 (four, from 8 sizes on), all in `perfkit.models.collectives`. A note gives the
-        left-out errors that decided for more than two parameters.
+        Parameters of ``pipelined`` with q = 0.6 (two fitted), of ``pipelined`` with its own q
+        (three, from 6 sizes on) or of ``two_branch`` with q = 0.8 (four, from 8 sizes on), all in
+        `perfkit.models.collectives`. A note gives the left-out errors that decided for more than
+        two parameters.
 
     Raises
     ------
@@ -245,10 +327,11 @@ def fit_collective(nbytes: Values, seconds: Values, *, source: str = "", date: s
 
     Notes
     -----
-    A form with more parameters must meet two conditions. The sizes reach from start-up to transfer, 85 % of either.
-    And its left-out errors are smaller than those of the simpler form by more than one standard error of the difference
-    (the one-standard-error rule [1]_). Over 66 A100 and H100 curves, every other size held out, the errors are
-    3.4 / 6.0 / 17 % (geometric mean / mean / 95th percentile).
+    A form with more parameters must meet two conditions. The sizes reach from start-up to transfer,
+    85 % of either. And its left-out errors are smaller than those of the simpler form by more than
+    one standard error of the difference (the one-standard-error rule [1]_). Over 66 A100 and H100
+    curves, every other size held out, the errors are 3.4 / 6.0 / 17 % (geometric mean / mean / 95th
+    percentile).
 
     References
     ----------
@@ -280,7 +363,9 @@ def fit_collective(nbytes: Values, seconds: Values, *, source: str = "", date: s
     return curve.build(logs, left_out, {"nbytes": nbytes}, source, date, note)
 
 
-def fit_over_ranks(operation: str, ranks: Values, nbytes: Values, seconds: Values, *, source: str = "") -> Fit:
+def fit_over_ranks(
+    operation: str, ranks: Values, nbytes: Values, seconds: Values, *, source: str = ""
+) -> Fit:
     """Fit the law of a collective over rank counts.
 
     Parameters
@@ -290,7 +375,8 @@ def fit_over_ranks(operation: str, ranks: Values, nbytes: Values, seconds: Value
     ranks : array
         Ranks of each measurement, at least two counts [-].
     nbytes : array
-        Message sizes in the nccl-tests convention; rows of 0 B are left out, because libraries skip them [B].
+        Message sizes in the nccl-tests convention; rows of 0 B are left out, because libraries skip
+        them [B].
     seconds : array
         Measured times; the median of repeats counts [s].
     source : str, optional
@@ -299,13 +385,15 @@ def fit_over_ranks(operation: str, ranks: Values, nbytes: Values, seconds: Value
     Returns
     -------
     fit : Fit
-        Parameters of `perfkit.models.collectives.over_ranks` with q = 0.6; a part that no time shows is 0. The spread
-        comes from rank counts left out one at a time, or from sizes where there are only two counts.
+        Parameters of `perfkit.models.collectives.over_ranks` with q = 0.6; a part that no time
+        shows is 0. The spread comes from rank counts left out one at a time, or from sizes where
+        there are only two counts.
 
     Raises
     ------
     ValueError
-        For an unknown operation, fewer than two rank counts or sizes, or times that are not above zero.
+        For an unknown operation, fewer than two rank counts or sizes, or times that are not above
+        zero.
 
     Examples
     --------

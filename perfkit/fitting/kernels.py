@@ -1,4 +1,5 @@
-"""Fits of kernels: time as a sum of terms or as a roofline; and the caches that a curve of stream times shows."""
+"""Fits of kernels: time as a sum of terms or as a roofline; and the caches that a curve of stream
+times shows."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,8 @@ from perfkit.ground.units import Array, Values
 from perfkit.models.caches import miss_share
 from perfkit.models.roofline import roofline_time
 
-#: Prior of each parameter of a roofline: value, standard deviation of its logarithm, bounds and unit; docs/formulas.md,
-#: table 2.2.
+#: Prior of each parameter of a roofline: value, standard deviation of its logarithm, bounds and
+#: unit; docs/formulas.md, table 2.2.
 _ROOFLINE = {
     "launch": (4.3e-6, 0.5, 1e-8, 1e-3, "s"),
     "compute_efficiency": (0.78, 0.25, 0.01, 1.0, "-"),
@@ -22,17 +23,22 @@ _ROOFLINE = {
     "sharpness": (1.8, 0.5, 1.0, 20.0, "-"),
 }
 _MOST = 3  # caches that `find_levels` looks for
-#: The data do not determine a parameter whose standard error is above this share of the prior's width [-].
+#: The data do not determine a parameter whose standard error is above this share of the prior's
+#: width [-].
 _KNOWN = 0.7
-#: Smallest spread of a fit with as many measurements as parameters, whose residuals say nothing [-]; docs/formulas.md,
-#: table 2.2: a mean error of 8.7 % on other shapes.
+#: Smallest spread of a fit with as many measurements as parameters, whose residuals say nothing
+#: [-]; docs/formulas.md, table 2.2: a mean error of 8.7 % on other shapes.
 _EXACT = 0.11
 
 
 def fit_additive(
-    terms: Mapping[str, Array], seconds: Array, *, prior: Mapping[str, float] | None = None,
-    ranges: Mapping[str, tuple[float, float]] | None = None, source: str = "",
-) -> Fit:  # fmt: skip
+    terms: Mapping[str, Array],
+    seconds: Array,
+    *,
+    prior: Mapping[str, float] | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+    source: str = "",
+) -> Fit:
     """Fit the time of kernels as a sum of terms; relative errors count alike at all sizes.
 
     Parameters
@@ -42,8 +48,8 @@ def fit_additive(
     seconds : array
         Measured times [s].
     prior : mapping of str to float, optional
-        Terms known from elsewhere, such as the time per byte of a memory level; each counts as one measurement with an
-        uncertainty of 50 % [s].
+        Terms known from elsewhere, such as the time per byte of a memory level; each counts as one
+        measurement with an uncertainty of 50 % [s].
     ranges : mapping of str to (low, high), optional
         Measured range of each size.
     source : str, optional
@@ -52,7 +58,8 @@ def fit_additive(
     Returns
     -------
     fit : Fit
-        Parameters of `perfkit.models.kernels.additive`; the spread comes from points left out one at a time.
+        Parameters of `perfkit.models.kernels.additive`; the spread comes from points left out one
+        at a time.
 
     Raises
     ------
@@ -67,23 +74,36 @@ def fit_additive(
     (2.0, 1.0)
     """
     seconds = check_times(seconds, 2)
-    columns = np.stack([np.broadcast_to(np.asarray(v, dtype=float), seconds.shape) for v in terms.values()], axis=1)
+    columns = np.stack(
+        [np.broadcast_to(np.asarray(v, dtype=float), seconds.shape) for v in terms.values()], axis=1
+    )
     known = np.array([(prior or {}).get(name, 0.0) for name in terms])
-    strength = np.divide(0.2, known, out=np.zeros(len(known)), where=known > 0)  # 10 % residuals against 50 % trust
+    # 10 % residuals against 50 % trust
+    strength = np.divide(0.2, known, out=np.zeros(len(known)), where=known > 0)
     units, more = dict.fromkeys(terms, "s"), {"ranges": ranges or {}, "source": source}
-    return fit_terms("additive", units, columns, seconds, 1.0 / seconds, known, strength, rounds=8, **more)
+    return fit_terms(
+        "additive", units, columns, seconds, 1.0 / seconds, known, strength, rounds=8, **more
+    )
 
 
 def fit_roofline(
-    flops: Values, nbytes: Values, seconds: Array, *, peak: Values, bandwidth: Values, source: str = "", date: str = "",
+    flops: Values,
+    nbytes: Values,
+    seconds: Array,
+    *,
+    peak: Values,
+    bandwidth: Values,
+    source: str = "",
+    date: str = "",
     notes: Sequence[str] = (),
-) -> Fit:  # fmt: skip
+) -> Fit:
     """Fit kernels that compute while they move data, by the logarithm of the measured times.
 
     Parameters
     ----------
     flops : float or array
-        Floating-point operations, one number per measurement; 0 for kernels that only move data [FLOP].
+        Floating-point operations, one number per measurement; 0 for kernels that only move data
+        [FLOP].
     nbytes : float or array
         Bytes moved, likewise [B].
     seconds : array
@@ -102,8 +122,8 @@ def fit_roofline(
     Returns
     -------
     fit : Fit
-        ``launch`` [s], ``compute_efficiency``, ``memory_efficiency`` and ``sharpness`` of the form ``roofline``; the
-        spread comes from points left out one at a time, see `Fit.spread_at`.
+        ``launch`` [s], ``compute_efficiency``, ``memory_efficiency`` and ``sharpness`` of the form
+        ``roofline``; the spread comes from points left out one at a time, see `Fit.spread_at`.
 
     Raises
     ------
@@ -112,12 +132,13 @@ def fit_roofline(
 
     Notes
     -----
-    Every parameter has a weak prior at its value for GEMMs of A100 and H100, which counts as one measurement. A
-    parameter that the measurements do not determine stays at its prior, without a standard error and with a note: for
-    example the share of the arithmetic peak, from kernels that only move data. So few shapes are enough: with 4 instead
-    of thousands, the mean error of held-out bf16 GEMMs rises from 7.2 to 8.7 % (docs/formulas.md, table 2.2). Four
-    measurements cannot show their own errors: the fit then has no standard errors, and at least the spread of those
-    GEMMs.
+    Every parameter has a weak prior at its value for GEMMs of A100 and H100, which counts as one
+    measurement. A parameter that the measurements do not determine stays at its prior, without a
+    standard error and with a note: for example the share of the arithmetic peak, from kernels that
+    only move data. So few shapes are enough: with 4 instead of thousands, the mean error of
+    held-out bf16 GEMMs rises from 7.2 to 8.7 % (docs/formulas.md, table 2.2). Four measurements
+    cannot show their own errors: the fit then has no standard errors, and at least the spread of
+    those GEMMs.
 
     Examples
     --------
@@ -135,7 +156,9 @@ def fit_roofline(
     given = {"flops": flops, "nbytes": nbytes, "peak": peak, "bandwidth": bandwidth}
     work = {name: _check_work(name, values, len(seconds)) for name, values in given.items()}
     if not np.any(work["flops"] + work["nbytes"]):
-        raise ValueError("flops and nbytes are 0 throughout: pass the FLOP and bytes of the kernels")
+        raise ValueError(
+            "flops and nbytes are 0 throughout: pass the FLOP and bytes of the kernels"
+        )
     found, jacobian, predicted = _solve_roofline(work, seconds)
     rows = jacobian[: len(seconds)]
     leverage = np.einsum("ij,jk,ik->i", rows, np.linalg.inv(jacobian.T @ jacobian), rows)
@@ -151,26 +174,40 @@ def fit_roofline(
     pairs = zip(_ROOFLINE.items(), unknown, strict=True)
     hints = [f"{name} {prior.format(row[0])}" for (name, row), missing in pairs if missing]
     if exact:
-        hints.append("as many measurements as parameters: the errors of the parameters are not known; measure more")
-    few = stdtrit(len(seconds) - 1, 0.9) / ndtri(0.9)  # Student's t, because few points say little about the spread
+        hints.append(
+            "as many measurements as parameters: the errors of the parameters are not known; measure more"
+        )
+    # Student's t, because few points say little about the spread
+    few = stdtrit(len(seconds) - 1, 0.9) / ndtri(0.9)
     about: dict[str, Any] = {"source": source, "date": date, "notes": (*notes, *hints)}
-    rates = {"flops": "peak", "nbytes": "bandwidth"}  # a range only for work that takes a visible part of the time
-    seen = [name for name, rate in rates.items() if np.max(work[name] / work[rate] / predicted) > 0.05]
+    # a range only for work that takes a visible part of the time
+    rates = {"flops": "peak", "nbytes": "bandwidth"}
+    seen = [
+        name for name, rate in rates.items() if np.max(work[name] / work[rate] / predicted) > 0.05
+    ]
     about["ranges"] = {name: (float(work[name].min()), float(work[name].max())) for name in seen}
-    about |= {"spread": max(float(few * find_spread(level)[0]), _EXACT * exact), "spread_time": middle}
+    about |= {
+        "spread": max(float(few * find_spread(level)[0]), _EXACT * exact),
+        "spread_time": middle,
+    }
     errors = np.where(stopped | unknown | exact, np.nan, error) * np.exp(found)
     units = {name: unit for name, (*_, unit) in _ROOFLINE.items()}
     fit = build_fit("roofline", units, np.exp(found), errors, np.expm1(left_out), **about)
-    return replace(fit, at_bounds=tuple(name for name, at in zip(_ROOFLINE, stopped, strict=True) if at))
+    return replace(
+        fit, at_bounds=tuple(name for name, at in zip(_ROOFLINE, stopped, strict=True) if at)
+    )
 
 
 def _solve_roofline(work: Mapping[str, Array], seconds: Array) -> tuple[Array, Array, Array]:
-    """Logarithms of the parameters, the Jacobian with the rows of the prior last, and the predicted times."""
+    """Logarithms of the parameters, the Jacobian with the rows of the prior last, and the predicted
+    times."""
     from scipy.optimize import least_squares
     from statsmodels.robust.scale import mad
 
     center, width, low, high = np.array([row[:4] for row in _ROOFLINE.values()]).T
-    flops, nbytes, peak, bandwidth = (work[name] for name in ("flops", "nbytes", "peak", "bandwidth"))
+    flops, nbytes, peak, bandwidth = (
+        work[name] for name in ("flops", "nbytes", "peak", "bandwidth")
+    )
 
     def predict(p: Array) -> Array:
         launch, arithmetic, memory, sharpness = np.exp(p)
@@ -182,7 +219,11 @@ def _solve_roofline(work: Mapping[str, Array], seconds: Array) -> tuple[Array, A
 
     found, noise = np.log(center), 0.1
     for _ in range(3):  # the prior weighs as one measurement with the scatter of the others
-        how: dict[str, Any] = {"bounds": (np.log(low), np.log(high)), "loss": "soft_l1", "f_scale": 0.1}
+        how: dict[str, Any] = {
+            "bounds": (np.log(low), np.log(high)),
+            "loss": "soft_l1",
+            "f_scale": 0.1,
+        }
         solution = least_squares(residuals, found, args=(noise,), **how)
         found, noise = solution.x, max(float(mad(solution.fun[: len(seconds)], center=0.0)), 1e-4)
     return found, solution.jac, predict(found)
@@ -199,7 +240,9 @@ def _check_work(name: str, values: Values, n: int) -> Array:
     return np.broadcast_to(found, (n,))
 
 
-def find_levels(working_set: Array, moved: Array, seconds: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def find_levels(
+    working_set: Array, moved: Array, seconds: Array
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Find the caches that a curve of stream times shows.
 
     Parameters
@@ -220,9 +263,10 @@ def find_levels(working_set: Array, moved: Array, seconds: Array) -> tuple[tuple
 
     Notes
     -----
-    A pass takes a fixed time, a time per byte, and an extra time per byte that a cache does not hold
-    (`perfkit.models.caches.miss_share`). Capacities are tried on a grid; coefficients are not negative. A further level
-    must be worth its two parameters (BIC: Schwarz 1978, doi:10.1214/aos/1176344136) and be slower by 15 %.
+    A pass takes a fixed time, a time per byte, and an extra time per byte that a cache does not
+    hold (`perfkit.models.caches.miss_share`). Capacities are tried on a grid; coefficients are not
+    negative. A further level must be worth its two parameters (BIC: Schwarz 1978,
+    doi:10.1214/aos/1176344136) and be slower by 15 %.
     """
     from scipy.optimize import nnls
 

@@ -1,4 +1,5 @@
-"""Fits: parameters of a model with standard errors, range and origin; and what a fit of a collective predicts."""
+"""Fits: parameters of a model with standard errors, range and origin; and what a fit of a
+collective predicts."""
 
 import html
 import math
@@ -16,8 +17,8 @@ from perfkit.models.collectives import OPERATIONS
 
 #: Exponent with which the spread of kernels falls with their time [-]; docs/formulas.md, table 9.1.
 SPREAD_SLOPE = 0.2
-#: Spread [-] where all of a start-up turns into transfer, or the reverse, beyond the fitted sizes; docs/formulas.md,
-#: table 1.3.
+#: Spread [-] where all of a start-up turns into transfer, or the reverse, beyond the fitted sizes;
+#: docs/formulas.md, table 1.3.
 CHANGE = 0.6
 _STEP = 1e-4  # relative step of numerical slopes
 #: Algorithms of collectives; ``rail`` is one rank of each node, over the network between nodes.
@@ -26,7 +27,8 @@ _COLLECTIVE = re.compile(rf"(?:([2-9]|[1-9][0-9]+)|any)(?:\.({'|'.join(ALGORITHM
 
 
 class Key(NamedTuple):
-    """Name of a fit in a platform: ``<operation>.<ranks or any>[.<algorithm>]`` or ``<kind>[.<variant>]``.
+    """Name of a fit in a platform: ``<operation>.<ranks or any>[.<algorithm>]`` or
+    ``<kind>[.<variant>]``.
 
     Examples
     --------
@@ -42,19 +44,24 @@ class Key(NamedTuple):
     @classmethod
     @lru_cache(maxsize=4096)
     def parse(cls, text: str, *, collective: bool = False) -> "Key":
-        """Read a name such as ``all_reduce.8`` or ``gemm.nt``; a ValueError says how a collective is named."""
+        """Read a name such as ``all_reduce.8`` or ``gemm.nt``; a ValueError says how a collective
+        is named."""
         operation, _, rest = text.partition(".")
         if operation not in OPERATIONS and not collective:
             return cls(operation, variant=rest)
         match = _COLLECTIVE.fullmatch(rest)
         if match is None or operation not in OPERATIONS:
             rule = f"<operation>.<ranks or any>[.<algorithm>], such as all_reduce.8; known are {', '.join(OPERATIONS)}"
-            raise ValueError(f"collective {text!r} must be {rule} and the algorithms {', '.join(ALGORITHMS)}")
+            raise ValueError(
+                f"collective {text!r} must be {rule} and the algorithms {', '.join(ALGORITHMS)}"
+            )
         return cls(operation, int(match[1]) if match[1] else None, match[2] or "")
 
     def __str__(self) -> str:
         collective = self.operation in OPERATIONS
-        return ".".join(filter(None, (self.operation, str(self.ranks or "any") * collective, *self[2:])))
+        return ".".join(
+            filter(None, (self.operation, str(self.ranks or "any") * collective, *self[2:]))
+        )
 
 
 @dataclass(frozen=True)
@@ -88,15 +95,18 @@ class Fit(Typed, Mapping[str, float]):
     units : mapping of str to str, optional
         Unit by parameter; ``-`` for pure numbers.
     at_bounds : tuple of str, optional
-        Parameters that stopped at a bound of the fit; terms that stopped at zero are not among the parameters.
+        Parameters that stopped at a bound of the fit; terms that stopped at zero are not among the
+        parameters.
     spread_time : float, optional
-        Predicted time at which `spread` holds, see `spread_at`; None where it holds at all times [s].
+        Predicted time at which `spread` holds, see `spread_at`; None where it holds at all times
+        [s].
     dtypes : tuple of str, optional
         Number formats that were measured; empty where unknown [-].
     stands_for : str, optional
         Class of kernels that was not measured and takes this fit instead [-].
     transferred : tuple of str, optional
-        Machines or formats that the fit was carried over from, and what changed, the latest first [-].
+        Machines or formats that the fit was carried over from, and what changed, the latest first
+        [-].
     quality : str, optional
         ``poor`` where measurements scatter widely around the form, else empty [-].
     sources : tuple of str, optional
@@ -141,7 +151,10 @@ class Fit(Typed, Mapping[str, float]):
         return len(self.parameters)
 
     def __repr__(self) -> str:
-        values = (f"{name}={value:.4g} {self.units.get(name, '')}".rstrip(" -") for name, value in self.items())
+        values = (
+            f"{name}={value:.4g} {self.units.get(name, '')}".rstrip(" -")
+            for name, value in self.items()
+        )
         return f"Fit({self.form}: {', '.join(values)}; spread {self.spread:.0%}, n={self.n}, {self.kind})"
 
     def spread_at(self, seconds: Values) -> Array:
@@ -155,15 +168,16 @@ class Fit(Typed, Mapping[str, float]):
         Returns
         -------
         spread : array
-            Standard deviation of log(measured / predicted) [-]. With a `spread_time` it is larger for shorter times
-            and smaller for longer ones, from half to three times `spread`.
+            Standard deviation of log(measured / predicted) [-]. With a `spread_time` it is larger
+            for shorter times and smaller for longer ones, from half to three times `spread`.
 
         Notes
         -----
         .. math:: s(t) = s \, (t / t_s)^{-0.2}
 
-        Launches, tiles and waves that do not fill the device make short kernels less predictable. Long kernels share
-        one error, the power cap, so their spread stops at a half. Evidence: docs/formulas.md, table 9.1.
+        Launches, tiles and waves that do not fill the device make short kernels less predictable.
+        Long kernels share one error, the power cap, so their spread stops at a half. Evidence:
+        docs/formulas.md, table 9.1.
 
         Examples
         --------
@@ -178,29 +192,53 @@ class Fit(Typed, Mapping[str, float]):
         return np.asarray(self.spread * np.clip(share**-SPREAD_SLOPE, 0.5, 3.0))
 
     def report(self) -> str:
-        """Describe the fit in a few lines: values ± standard errors, range, residuals, origin, warnings."""
+        """Describe the fit in a few lines: values ± standard errors, range, residuals, origin,
+        warnings."""
         rows = []
         for name, value in self.items():
-            error, unit = self.stderr.get(name, math.nan), self.units.get(name, "-").removeprefix("-")
+            error, unit = (
+                self.stderr.get(name, math.nan),
+                self.units.get(name, "-").removeprefix("-"),
+            )
             known = math.isfinite(error)
             share = f" ({abs(error / value):.1%})" if value else ""
             shown = significant(value, error) if known else f"{value:.4g}"
-            rows.append((name, f"{shown} {unit}", f"± {error:.2g}{share}" if known else "(no standard error)"))
+            rows.append(
+                (
+                    name,
+                    f"{shown} {unit}",
+                    f"± {error:.2g}{share}" if known else "(no standard error)",
+                )
+            )
         where = "" if self.spread_time is None else f" at {format_time(self.spread_time)}"
-        facts = [f"residual spread {self.spread:.1%}{where}, bias {self.bias:+.1%}, {self.n} points, {self.kind}"]
-        facts += [f"valid for {name} from {low:.4g} to {high:.4g}" for name, (low, high) in self.ranges.items()]
-        facts += [f"source: {' '.join((self.source, self.date)).strip()}"] if self.source or self.date else []
+        facts = [
+            f"residual spread {self.spread:.1%}{where}, bias {self.bias:+.1%}, {self.n} points, {self.kind}"
+        ]
+        facts += [
+            f"valid for {name} from {low:.4g} to {high:.4g}"
+            for name, (low, high) in self.ranges.items()
+        ]
+        facts += (
+            [f"source: {' '.join((self.source, self.date)).strip()}"]
+            if self.source or self.date
+            else []
+        )
         facts += [f"warning: {name} is at a bound of the fit" for name in self.at_bounds]
         facts += [f"note: transferred from {text}" for text in self.transferred]
         facts += [f"note: {text}" for text in self.notes]
-        return "\n  ".join([f"[{self.form}]", *(format_table(rows).split("\n") if rows else ()), *facts])
+        return "\n  ".join(
+            [f"[{self.form}]", *(format_table(rows).split("\n") if rows else ()), *facts]
+        )
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.report())}</pre>"
 
 
-def evaluate_collective(fit: Fit, nbytes: Values, operation: str, ranks: int, **changed: float) -> Array:
-    """Times [s] of a fitted collective for message sizes [B]; `changed` replaces parameters of the fit.
+def evaluate_collective(
+    fit: Fit, nbytes: Values, operation: str, ranks: int, **changed: float
+) -> Array:
+    """Times [s] of a fitted collective for message sizes [B]; `changed` replaces parameters of the
+    fit.
 
     Only a law over rank counts needs the operation and the ranks.
 
@@ -217,26 +255,34 @@ def evaluate_collective(fit: Fit, nbytes: Values, operation: str, ranks: int, **
 
 
 def _find_slopes(fit: Fit, nbytes: Array, operation: str, ranks: int) -> tuple[Array, Array]:
-    """Changes of the logarithm of time: by one standard error of each parameter, and per logarithm of the size."""
+    """Changes of the logarithm of time: by one standard error of each parameter, and per logarithm
+    of the size."""
     base, errors = np.log(evaluate_collective(fit, nbytes, operation, ranks)), []
     for name, error in fit.stderr.items():
         if (value := fit[name]) > 0:
-            moved = np.log(evaluate_collective(fit, nbytes, operation, ranks, **{name: value * (1 + _STEP)}))
+            moved = np.log(
+                evaluate_collective(fit, nbytes, operation, ranks, **{name: value * (1 + _STEP)})
+            )
             errors.append((moved - base) * (error / (_STEP * value)))
-    elastic = (np.log(evaluate_collective(fit, nbytes * (1 + _STEP), operation, ranks)) - base) / _STEP
+    elastic = (
+        np.log(evaluate_collective(fit, nbytes * (1 + _STEP), operation, ranks)) - base
+    ) / _STEP
     return np.stack(errors) if errors else np.zeros((1, *nbytes.shape)), elastic
 
 
 def spread_beyond(fit: Fit, nbytes: Values, operation: str, ranks: int) -> Array:
     r"""Spread of measurements around a fitted collective, inside and outside its measured sizes.
 
-    It takes what `evaluate_collective` takes, and returns the standard deviation of log(measured / predicted) [-].
+    It takes what `evaluate_collective` takes, and returns the standard deviation of log(measured /
+    predicted) [-].
 
     Notes
     -----
-    With e the share of the transfer in the time, which is the slope of log time over log size, beyond the fitted sizes
+    With e the share of the transfer in the time, which is the slope of log time over log size,
+    beyond the fitted sizes
 
-    .. math:: s^2 = s_{fit}^2 + \sum_i \left(\frac{\partial \ln t}{\partial \theta_i} \sigma_i\right)^2 + (0.6\,
+    .. math:: s^2 = s_{fit}^2 + \sum_i \left(\frac{\partial \ln t}{\partial \theta_i}
+    \sigma_i\right)^2 + (0.6\,
        \Delta e)^2
 
     where the change of e since the last fitted size says how much of the form was never measured.
@@ -260,16 +306,19 @@ def spread_beyond(fit: Fit, nbytes: Values, operation: str, ranks: int) -> Array
 
 
 def choose_sample(fit: Fit, nbytes: float, operation: str, ranks: int) -> float:
-    """Choose the message [B] to measure for a better estimate of a message outside the fitted sizes.
+    """Choose the message [B] to measure for a better estimate of a message outside the fitted
+    sizes.
 
-    Above the fitted sizes it is the smallest power of two that removes 95 % of the variance that a measurement of the
-    message itself would remove. Below them it is the message itself, which is the cheapest.
+    Above the fitted sizes it is the smallest power of two that removes 95 % of the variance that a
+    measurement of the message itself would remove. Below them it is the message itself, which is
+    the cheapest.
 
     Notes
     -----
-    Standard errors are taken as independent, and the sample as noisy as the fit; `spread_beyond` gives the variance.
-    A100 and H100 curves known up to 256 KiB, 1, 4 and 16 MiB predict 512 MiB with 80, 38, 22 and 12 % mean error. With
-    the one sample chosen here, of 16 to 256 MiB, the errors are 6, 5, 7 and 7 %.
+    Standard errors are taken as independent, and the sample as noisy as the fit; `spread_beyond`
+    gives the variance. A100 and H100 curves known up to 256 KiB, 1, 4 and 16 MiB predict 512 MiB
+    with 80, 38, 22 and 12 % mean error. With the one sample chosen here, of 16 to 256 MiB, the
+    errors are 6, 5, 7 and 7 %.
 
     Examples
     --------

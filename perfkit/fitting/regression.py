@@ -1,6 +1,8 @@
-"""Least squares for measured times, and fits of what real iterations add to the times of isolated kernels.
+"""Least squares for measured times, and fits of what real iterations add to the times of isolated
+kernels.
 
-Errors are relative, outliers count less, parameters are not negative, and the spread comes from left-out points.
+Errors are relative, outliers count less, parameters are not negative, and the spread comes from
+left-out points.
 """
 
 import math
@@ -15,9 +17,11 @@ from perfkit.ground.units import Array
 
 #: Prior of each term: value, standard deviation and unit; docs/formulas.md, table 4.2.
 _CONTEXT = {
-    "scale": (1.0, 1.0, "-"), "cold_scale": (1.0, 1.0, "-"),
-    "launch": (1e-6, 5e-6, "s"), "page_walks": (0.0, 5e-8, "s"),
-}  # fmt: skip
+    "scale": (1.0, 1.0, "-"),
+    "cold_scale": (1.0, 1.0, "-"),
+    "launch": (1e-6, 5e-6, "s"),
+    "page_walks": (0.0, 5e-8, "s"),
+}
 
 
 def solve_terms(
@@ -46,7 +50,11 @@ def solve_terms(
     from scipy.optimize import nnls
 
     size, found = _find_sizes(columns), np.zeros(columns.shape[1])
-    scaled, aim, ones = columns / size, np.concatenate([target, strength * prior]), np.ones(len(size))
+    scaled, aim, ones = (
+        columns / size,
+        np.concatenate([target, strength * prior]),
+        np.ones(len(size)),
+    )
     rows = np.vstack([scaled, np.diag(strength / size)])
     for number in range(rounds):
         w = np.append(weights * (_find_trust(target, scaled @ found) if number else 1.0), ones)
@@ -56,14 +64,27 @@ def solve_terms(
 
 
 def fit_terms(
-    form: str, units: Mapping[str, str], columns: Array, target: Array, weights: Array, prior: Array, strength: Array,
-    *, rounds: int = 1, **more: Any,
-) -> Fit:  # fmt: skip
-    """Solve as `solve_terms` does, and add standard errors and the spread of points left out one at a time.
+    form: str,
+    units: Mapping[str, str],
+    columns: Array,
+    target: Array,
+    weights: Array,
+    prior: Array,
+    strength: Array,
+    *,
+    rounds: int = 1,
+    **more: Any,
+) -> Fit:
+    """Solve as `solve_terms` does, and add standard errors and the spread of points left out one at
+    a time.
 
-    `units` has the unit of each coefficient, in the order of the columns; `more` are other fields of `Fit`.
+    `units` has the unit of each coefficient, in the order of the columns; `more` are other fields
+    of `Fit`.
     """
-    found, size = solve_terms(columns, target, weights, prior, strength, rounds=rounds), _find_sizes(columns)
+    found, size = (
+        solve_terms(columns, target, weights, prior, strength, rounds=rounds),
+        _find_sizes(columns),
+    )
     predicted, active = columns @ found, np.flatnonzero(found > 0)
     w = weights * _find_trust(target, predicted)
     rows = np.vstack([columns * w[:, None], np.diag(strength)])[:, active] / size[active]
@@ -73,71 +94,107 @@ def fit_terms(
     errors[active] = noise * np.sqrt(np.maximum(np.diag(inverse), 0.0)) / size[active]
     leverage = np.einsum("ij,jk,ik->i", rows, inverse, rows)[: len(target)]
     left_out = (target - predicted) / np.maximum(1.0 - leverage, 0.3)
-    return build_fit(form, units, found, errors, left_out / np.maximum(target - left_out, 0.05 * target), **more)
+    return build_fit(
+        form, units, found, errors, left_out / np.maximum(target - left_out, 0.05 * target), **more
+    )
 
 
 def _find_sizes(columns: Array) -> Array:
-    """Largest value of each term, for scaling; 1 for a term that no measurement pays, which stays at its prior."""
+    """Largest value of each term, for scaling; 1 for a term that no measurement pays, which stays
+    at its prior."""
     size = np.abs(columns).max(axis=0)
     return np.where(size == 0, 1.0, size)
 
 
 def _find_trust(target: Array, predicted: Array) -> Array:
-    """Weights that make half and double count alike, as in a squared logarithm, and outliers less (Huber's norm)."""
+    """Weights that make half and double count alike, as in a squared logarithm, and outliers less
+    (Huber's norm)."""
     predicted = np.maximum(predicted, 1e-3 * target)
     logs = np.log(target / predicted)
-    level = np.minimum(np.maximum(logs / (1.0 - predicted / target + 1e-12 * (logs == 0)), 0.1), 10.0)
-    spread = max(median(np.abs(logs).tolist()) / 0.6744897501960817, 0.15)  # as of a normal distribution
+    level = np.minimum(
+        np.maximum(logs / (1.0 - predicted / target + 1e-12 * (logs == 0)), 0.1), 10.0
+    )
+    # as of a normal distribution
+    spread = max(median(np.abs(logs).tolist()) / 0.6744897501960817, 0.15)
     return np.sqrt(level * (2.5 / np.maximum(np.abs(logs / spread), 2.5)))
 
 
 def find_spread(relative: Array) -> tuple[float, float]:
-    """Standard deviation and mean of log(measured / predicted) [-], outliers clipped, from relative residuals [-]."""
+    """Standard deviation and mean of log(measured / predicted) [-], outliers clipped, from relative
+    residuals [-]."""
     logs = np.log1p(np.clip(relative, -0.8, 4.0))
     middle = median(logs.tolist())
     inner = np.clip(logs, middle - 0.7, middle + 0.7)
     return float(inner.std()) if len(inner) > 1 else 0.3, float(inner.mean())
 
 
-def build_fit(form: str, units: Mapping[str, str], found: Array, errors: Array, relative: Array, **more: Any) -> Fit:
-    """Build a `Fit` from a least-squares solution; terms that stopped at zero are listed in `at_bounds`.
+def build_fit(
+    form: str, units: Mapping[str, str], found: Array, errors: Array, relative: Array, **more: Any
+) -> Fit:
+    """Build a `Fit` from a least-squares solution; terms that stopped at zero are listed in
+    `at_bounds`.
 
-    `found` and `errors` are values and standard errors in the order of `units`, `relative` are the relative residuals
-    of left-out points [-], and `more` are other fields of `Fit`.
+    `found` and `errors` are values and standard errors in the order of `units`, `relative` are the
+    relative residuals of left-out points [-], and `more` are other fields of `Fit`.
     """
     spread, bias = find_spread(relative)
     rows = zip(units, found.tolist(), errors.tolist(), strict=True)
-    kept = {name: (value, error) for name, value, error in rows if value > 0 or name in ("scale", "cold_scale")}
+    kept = {
+        name: (value, error)
+        for name, value, error in rows
+        if value > 0 or name in ("scale", "cold_scale")
+    }
     about: dict[str, Any] = {
         "stderr": {name: error for name, (_, error) in kept.items() if np.isfinite(error)},
-        "units": {name: units[name] for name in kept}, "n": len(relative), "spread": spread, "bias": bias,
+        "units": {name: units[name] for name in kept},
+        "n": len(relative),
+        "spread": spread,
+        "bias": bias,
         "at_bounds": tuple(name for name in units if name not in kept),
-    }  # fmt: skip
+    }
     return Fit(form, {name: value for name, (value, _) in kept.items()}, **{**about, **more})
 
 
 def check_times(seconds: Any, least: int) -> Array:
-    """Measured times as an array of floats [s]; a ValueError for too few, and for other than finite times above 0."""
+    """Measured times as an array of floats [s]; a ValueError for too few, and for other than finite
+    times above 0."""
     values = np.asarray(seconds, dtype=float)
-    if values.ndim != 1 or len(values) < least or not np.all(np.isfinite(values)) or np.any(values <= 0):
-        held = f"seconds holds {values.size} values from {values.min() if values.size else 'nothing'}"
-        wanted = f"at least {least} finite times above 0; measure more points or drop the broken ones"
+    if (
+        values.ndim != 1
+        or len(values) < least
+        or not np.all(np.isfinite(values))
+        or np.any(values <= 0)
+    ):
+        held = (
+            f"seconds holds {values.size} values from {values.min() if values.size else 'nothing'}"
+        )
+        wanted = (
+            f"at least {least} finite times above 0; measure more points or drop the broken ones"
+        )
         raise ValueError(f"{held}; it must hold {wanted}")
     return values
 
 
-# -- what real iterations add ------------------------------------------------------------------------------------------
+# -- what real iterations add
+# ------------------------------------------------------------------------------------------
 
 
 def fit_context(
-    hot: Array, cold: Array, page_walks: Array, measured: Array, *, pull: float = 10.0, source: str = ""
+    hot: Array,
+    cold: Array,
+    page_walks: Array,
+    measured: Array,
+    *,
+    pull: float = 10.0,
+    source: str = "",
 ) -> Fit:
     """Fit what real iterations add to the isolated time of one operation class.
 
     Parameters
     ----------
     hot, cold : array
-        Isolated time of each operation with operands in the caches, and what operands in memory add [s].
+        Isolated time of each operation with operands in the caches, and what operands in memory add
+        [s].
     page_walks : array
         Lookups that need a walk of the page table [-].
     measured : array
@@ -154,24 +211,34 @@ def fit_context(
 
     Notes
     -----
-    The weight of a point grows with the square root of its time, so that long operations decide. The operations of one
-    iteration share an error: a few iterations hold less information than their many operations suggest. Therefore the
-    prior, no change of the isolated time, counts as several points.
+    The weight of a point grows with the square root of its time, so that long operations decide.
+    The operations of one iteration share an error: a few iterations hold less information than
+    their many operations suggest. Therefore the prior, no change of the isolated time, counts as
+    several points.
     """
     measured = check_times(measured, 1)
     columns = np.stack([hot, cold, np.ones_like(measured), page_walks], axis=1)
     prior, widths = np.array([values[:2] for values in _CONTEXT.values()]).T
     units = {name: unit for name, (*_, unit) in _CONTEXT.items()}
     weights, strength = 1.0 / np.sqrt(measured * measured.mean()), math.sqrt(pull) / widths
-    return fit_terms("in_context", units, columns, measured, weights, prior, strength, source=source)
+    return fit_terms(
+        "in_context", units, columns, measured, weights, prior, strength, source=source
+    )
 
 
 def fit_iteration(
-    priced: Array, counts: Array, measured: Array, *, each: str = "per_operation",
-    prior: tuple[float, float] = (1.0, 2e-6), trust: tuple[float, float] = (0.05, 5e-6), weights: Array | float = 1.0,
+    priced: Array,
+    counts: Array,
+    measured: Array,
+    *,
+    each: str = "per_operation",
+    prior: tuple[float, float] = (1.0, 2e-6),
+    trust: tuple[float, float] = (0.05, 5e-6),
+    weights: Array | float = 1.0,
     source: str = "",
-) -> Fit:  # fmt: skip
-    """Fit whole iterations: a scale on the predicted time, and a time for each operation or collective.
+) -> Fit:
+    """Fit whole iterations: a scale on the predicted time, and a time for each operation or
+    collective.
 
     Parameters
     ----------

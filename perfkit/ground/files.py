@@ -1,4 +1,5 @@
-"""Files: reference data that ships with perfkit, errors of readers that name the file, and safe writing."""
+"""Files: reference data that ships with perfkit, errors of readers that name the file, and safe
+writing."""
 
 import csv
 import os
@@ -10,10 +11,11 @@ from pathlib import Path
 
 from perfkit.ground.units import escape, format_bytes, show
 
-#: Largest file of JSON, TOML, CSV or a log that is read [B]: those that perfkit writes or ships have up to 0.6 MB, and
-#: parsed data take up to 30 times as much memory.
+#: Largest file of JSON, TOML, CSV or a log that is read [B]: those that perfkit writes or ships
+#: have up to 0.6 MB, and parsed data take up to 30 times as much memory.
 LARGEST_TEXT = 2**25
-#: Most tables that a file may list [-]; they take some 4 s and 100 MB. Published sets have up to 856.
+#: Most tables that a file may list [-]; they take some 4 s and 100 MB. Published sets have up to
+#: 856.
 MOST_ROWS = 200_000
 
 
@@ -37,8 +39,8 @@ def find_reference(*parts: str) -> Path:
 
     Notes
     -----
-    A wheel has the data inside the package. A checkout has it beside the package, and an editable install points to the
-    checkout.
+    A wheel has the data inside the package. A checkout has it beside the package, and an editable
+    install points to the checkout.
 
     Examples
     --------
@@ -47,17 +49,23 @@ def find_reference(*parts: str) -> Path:
     """
     package = Path(__file__).resolve().parent.parent
     homes = [home / "reference_data" for home in (package, package.parent)]
-    # Another project may have a folder of that name beside an installed package; ours has a platform gallery.
+    # Another project may have a folder of that name beside an installed package; ours has a
+    # platform gallery.
     for home in (home for home in homes if (home / "platforms").is_dir()):
         if (path := home.joinpath(*parts)).exists():
             return path
-        raise FileNotFoundError(f"reference data has no {'/'.join(parts)}; its home is {home}; install perfkit again")
-    raise FileNotFoundError(f"reference data is missing; tried {' and '.join(map(str, homes))}; install perfkit again")
+        raise FileNotFoundError(
+            f"reference data has no {'/'.join(parts)}; its home is {home}; install perfkit again"
+        )
+    raise FileNotFoundError(
+        f"reference data is missing; tried {' and '.join(map(str, homes))}; install perfkit again"
+    )
 
 
 @lru_cache(maxsize=4)
 def group_rows(column: str, *parts: str) -> dict[str, list[dict[str, str]]]:
-    """Read a CSV file of the reference data, see `find_reference`: its rows grouped by the values of a column."""
+    """Read a CSV file of the reference data, see `find_reference`: its rows grouped by the values
+    of a column."""
     groups: dict[str, list[dict[str, str]]] = {}
     with find_reference(*parts).open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -67,7 +75,12 @@ def group_rows(column: str, *parts: str) -> dict[str, list[dict[str, str]]]:
 
 @contextmanager
 def reading(
-    source: object, advice: str, *, error: type[ValueError] = ValueError, most: float | None = None, told: bool = False
+    source: object,
+    advice: str,
+    *,
+    error: type[ValueError] = ValueError,
+    most: float | None = None,
+    told: bool = False,
 ) -> Iterator[None]:
     """Turn every error of a reader into one documented error with a message of one line.
 
@@ -80,16 +93,17 @@ def reading(
     error : type, optional
         ValueError or a subclass; the original error is its cause.
     most : float, optional
-        Largest size of the file, which must be a regular file: a device never ends, and a pipe may wait for ever [B].
+        Largest size of the file, which must be a regular file: a device never ends, and a pipe may
+        wait for ever [B].
     told : bool, optional
         Whether a ValueError or OSError from inside passes with its own words.
 
     Raises
     ------
     ValueError
-        For every error, panics of compiled readers included; the message is shortened and control characters are
-        escaped. Errors that begin with the name of the source keep their words. Interrupts, warnings and missing
-        packages pass.
+        For every error, panics of compiled readers included; the message is shortened and control
+        characters are escaped. Errors that begin with the name of the source keep their words.
+        Interrupts, warnings and missing packages pass.
 
     Notes
     -----
@@ -110,7 +124,9 @@ def reading(
             if not stat.S_ISREG(facts.st_mode):
                 raise OSError("it is not a regular file")
             if facts.st_size > most:
-                raise ValueError(f"it has {format_bytes(facts.st_size)}; at most {format_bytes(most)} are read")
+                raise ValueError(
+                    f"it has {format_bytes(facts.st_size)}; at most {format_bytes(most)} are read"
+                )
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit, Warning, ImportError):
         raise
@@ -122,14 +138,20 @@ def reading(
         text = escape(said if plain else str(said).strip().split("\n")[0], 500)
         if not (plain and (told or text.startswith((name, escape(Path(str(source)).name, 200))))):
             kind = "" if isinstance(fault, ValueError | OSError) else f"{type(fault).__name__} "
-            text = f"{name}{' cannot be read' * (most is not None)}: {kind}{text}".strip() + f"; {advice}"
+            text = (
+                f"{name}{' cannot be read' * (most is not None)}: {kind}{text}".strip()
+                + f"; {advice}"
+            )
         raise error(text) from fault
 
 
 def check_path(name: str, path: object) -> Path:
-    """The file that an argument names; a ValueError with the name of the argument for other types."""
+    """The file that an argument names; a ValueError with the name of the argument for other
+    types."""
     if not isinstance(path, str | os.PathLike):
-        raise ValueError(f"{name} is {show(path)}; it must be the name of a file to write, a str or a Path")
+        raise ValueError(
+            f"{name} is {show(path)}; it must be the name of a file to write, a str or a Path"
+        )
     return Path(path)
 
 
@@ -156,7 +178,8 @@ def write_text(path: str | Path, text: str) -> Path:
         For a path of another type.
     """
     path = check_path("path", path)
-    draft = path.with_name(f".{os.urandom(8).hex()}.draft")  # a name that nobody can have taken or linked before
+    # a name that nobody can have taken or linked before
+    draft = path.with_name(f".{os.urandom(8).hex()}.draft")
     try:
         with open(draft, "xb") as file:
             file.write(text.encode())

@@ -34,8 +34,8 @@ class Quantity(Typed):
     stderr : float, optional
         Standard error [unit].
     basis : str, optional
-        How the document counts: ``dense`` or ``sparse``, ``GB`` or ``GiB``, ``one way`` or ``both ways``; `value` is
-        always dense, in bytes and one way [-].
+        How the document counts: ``dense`` or ``sparse``, ``GB`` or ``GiB``, ``one way`` or ``both
+        ways``; `value` is always dense, in bytes and one way [-].
     """
 
     value: float
@@ -95,7 +95,8 @@ class Device(Typed):
 
     @property
     def main_bandwidth(self) -> float:
-        """Bandwidth of the main memory; NaN if it is not known, which a platform does not allow [B/s]."""
+        """Bandwidth of the main memory; NaN if it is not known, which a platform does not allow
+        [B/s]."""
         main = self.memory[-1].bandwidth
         return main.value if main else math.nan
 
@@ -110,9 +111,14 @@ class Device(Typed):
         Returns
         -------
         bandwidth : array
-            Bytes over the time to move them; each level holds what does not fit into the nearer ones [B/s].
+            Bytes over the time to move them; each level holds what does not fit into the nearer
+            ones [B/s].
         """
-        levels = [(x.capacity.value if x.capacity else math.inf, x.bandwidth.value) for x in self.memory if x.bandwidth]
+        levels = [
+            (x.capacity.value if x.capacity else math.inf, x.bandwidth.value)
+            for x in self.memory
+            if x.bandwidth
+        ]
         size = np.maximum(check_sizes("working_set", working_set), 1.0)
         ends = [*np.maximum.accumulate([0.0, *(capacity for capacity, _ in levels[:-1])]), math.inf]
         inside = (np.clip(size - low, 0.0, high - low) for low, high in itertools.pairwise(ends))
@@ -176,7 +182,8 @@ class Network(Typed):
 
 
 def check_base(name: str, value: float, unit: str) -> float:
-    """Return a size or rate in a base unit, or raise an error for one that was given in GB or TFLOP/s.
+    """Return a size or rate in a base unit, or raise an error for one that was given in GB or
+    TFLOP/s.
 
     Examples
     --------
@@ -187,5 +194,7 @@ def check_base(name: str, value: float, unit: str) -> float:
     """
     number: float = check_positive(name, value)
     if number < 1e6 and unit != "s":
-        raise ValueError(f"{name} is {number:g} {unit}, too little for any device; write 450e9 for 450 G{unit}")
+        raise ValueError(
+            f"{name} is {number:g} {unit}, too little for any device; write 450e9 for 450 G{unit}"
+        )
     return number

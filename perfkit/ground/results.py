@@ -1,4 +1,5 @@
-"""Bases of results: tables, sections of a report, cells of text; and readers of frames that users pass."""
+"""Bases of results: tables, sections of a report, cells of text; and readers of frames that users
+pass."""
 
 import html
 import os
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 #: Types of packages that take long to load.
 Picture: TypeAlias = "altair.Chart | altair.LayerChart | altair.HConcatChart"
 Table: TypeAlias = "polars.DataFrame"
-#: What a report shows of a result, in order: a heading and a table, rows of text with their heads first, a chart, or
-#: another result that this one uses.
+#: What a report shows of a result, in order: a heading and a table, rows of text with their heads
+#: first, a chart, or another result that this one uses.
 Sections: TypeAlias = Iterator[tuple[str, Any]]
 
 
@@ -63,7 +64,8 @@ class Tabular(Shown):
 
 
 def write_cells(table: Any) -> list[Sequence[str]]:
-    """Rows of text, heads first, of a frame; the end of a column's name or the column ``unit`` gives the unit.
+    """Rows of text, heads first, of a frame; the end of a column's name or the column ``unit``
+    gives the unit.
 
     Examples
     --------
@@ -74,7 +76,9 @@ def write_cells(table: Any) -> list[Sequence[str]]:
     if not hasattr(table, "to_dicts"):
         return list(table)
     names = [name for name in table.columns if name != "unit"]
-    cells = ([write_cell(name, row[name], row.get("unit")) for name in names] for row in table.to_dicts())
+    cells = (
+        [write_cell(name, row[name], row.get("unit")) for name in names] for row in table.to_dicts()
+    )
     return [[*map(name_column, names)], *cells]
 
 
@@ -86,7 +90,12 @@ def name_column(column: str) -> str:
     >>> name_column("samples_per_s"), name_column("exposed_s")
     ('samples a second', 'exposed')
     """
-    return column.replace("per_s", "a second").removesuffix("_s").removesuffix("_bytes").replace("_", " ")
+    return (
+        column.replace("per_s", "a second")
+        .removesuffix("_s")
+        .removesuffix("_bytes")
+        .replace("_", " ")
+    )
 
 
 def write_cell(column: str, value: Any, unit: str | None) -> str:
@@ -108,16 +117,22 @@ def write_cell(column: str, value: Any, unit: str | None) -> str:
 
 
 def read_columns(name: str, frame: Any) -> dict[str, list[Any]]:
-    """Columns of a polars or pandas frame, or of a mapping, as lists by name; a ValueError for anything else."""
+    """Columns of a polars or pandas frame, or of a mapping, as lists by name; a ValueError for
+    anything else."""
     data = frame.to_dict(as_series=False) if hasattr(frame, "get_columns") else frame
     data = data.to_dict("list") if hasattr(data, "to_dict") else data
-    if not isinstance(data, Mapping) or any(isinstance(v, str) or not isinstance(v, Iterable) for v in data.values()):
-        raise ValueError(f"{name} is {show(frame)}; it must be a pandas or polars frame, or lists by name")
+    if not isinstance(data, Mapping) or any(
+        isinstance(v, str) or not isinstance(v, Iterable) for v in data.values()
+    ):
+        raise ValueError(
+            f"{name} is {show(frame)}; it must be a pandas or polars frame, or lists by name"
+        )
     return {str(key): [*values] for key, values in data.items()}
 
 
 def read_records(name: str, frame: Any) -> list[dict[str, Any]]:
-    """Rows of a polars or pandas frame, a mapping of columns, or a list of mappings; a ValueError for others."""
+    """Rows of a polars or pandas frame, a mapping of columns, or a list of mappings; a ValueError
+    for others."""
     if isinstance(frame, list | tuple) and all(isinstance(row, Mapping) for row in frame):
         return [dict(row) for row in frame]
     columns = read_columns(name, frame)
@@ -125,7 +140,8 @@ def read_records(name: str, frame: Any) -> list[dict[str, Any]]:
 
 
 def check_target(name: str, path: str | Path, ending: str = "") -> Path:
-    """Check before a long measurement that its file can be written, and return the path; `name` is the argument."""
+    """Check before a long measurement that its file can be written, and return the path; `name` is
+    the argument."""
     target = check_path(name, path)
     folder = target.resolve().parent
     if not folder.is_dir():
@@ -133,7 +149,11 @@ def check_target(name: str, path: str | Path, ending: str = "") -> Path:
     if target.is_dir():
         raise ValueError(f"{name} is {str(path)!r}; it is a folder; name a file in it")
     if not target.name.endswith(ending):
-        raise ValueError(f"{name} is {str(path)!r}; such files are known by their ending; name it {path}{ending}")
+        raise ValueError(
+            f"{name} is {str(path)!r}; such files are known by their ending; name it {path}{ending}"
+        )
     if not os.access(folder, os.W_OK):
-        raise ValueError(f"{name} is {str(path)!r}; its folder cannot be written to; choose another")
+        raise ValueError(
+            f"{name} is {str(path)!r}; its folder cannot be written to; choose another"
+        )
     return target

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[np.float64]
-#: Input of a closed form: a float, an array, a Series or a Polars expression; the form returns the same kind.
+#: Input of a closed form: a float, an array, a Series or a Polars expression; the form returns the
+#: same kind.
 Values: TypeAlias = Any
 
 LARGEST = 2.0**63
@@ -28,7 +29,8 @@ _BRIEF.maxstring = _BRIEF.maxother = 200
 
 
 def _scaled(value: float, scales: Sequence[tuple[float, str]]) -> str:
-    """Write three digits in the largest scale that leaves at least 1 before the point, after rounding."""
+    """Write three digits in the largest scale that leaves at least 1 before the point, after
+    rounding."""
     value = float(value)
     if value == 0 or not math.isfinite(value):
         return f"{value:g} {next(symbol for factor, symbol in scales if factor == 1)}"
@@ -97,7 +99,8 @@ def format_rate(value: float, unit: str) -> str:
 
 
 def format_table(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> str:
-    """Lay rows of text out in aligned columns, the heads first; `numbers` aligns those after the first to the right.
+    """Lay rows of text out in aligned columns, the heads first; `numbers` aligns those after the
+    first to the right.
 
     Examples
     --------
@@ -109,11 +112,14 @@ def format_table(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> str
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     places = ["<", *(">" if numbers else "<") * (len(widths) - 1)]
     cells = (zip(row, places, widths, strict=True) for row in rows)
-    return "\n".join("  ".join(f"{cell:{place}{width}}" for cell, place, width in row).rstrip() for row in cells)
+    return "\n".join(
+        "  ".join(f"{cell:{place}{width}}" for cell, place, width in row).rstrip() for row in cells
+    )
 
 
 def significant(value: float, stderr: float | None) -> str:
-    """Write a value with the digits its standard error supports: down to the second digit of the error.
+    """Write a value with the digits its standard error supports: down to the second digit of the
+    error.
 
     Parameters
     ----------
@@ -147,7 +153,8 @@ def significant(value: float, stderr: float | None) -> str:
 
 
 def escape(text: Any, most: int = 80) -> str:
-    """Write text of unknown origin in one line of at most `most` characters, without control characters.
+    """Write text of unknown origin in one line of at most `most` characters, without control
+    characters.
 
     Examples
     --------
@@ -155,8 +162,13 @@ def escape(text: Any, most: int = 80) -> str:
     ('a\\\\nb\\\\x1b[31m', 'xxxxxx...xxx')
     """
     whole = str(text)
-    whole = whole if len(whole) <= 2 * most else whole[:most] + whole[-most:]  # saves time with long texts
-    line = whole if whole.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in whole)
+    # saves time with long texts
+    whole = whole if len(whole) <= 2 * most else whole[:most] + whole[-most:]
+    line = (
+        whole
+        if whole.isprintable()
+        else "".join(c if c.isprintable() else repr(c)[1:-1] for c in whole)
+    )
     return line if len(line) <= most else f"{line[: most - 3 - most // 4]}...{line[-(most // 4) :]}"
 
 
@@ -175,7 +187,8 @@ def show(value: Any, most: int = 80) -> str:
 
 
 def rank_largest(values: Sequence[float] | Array, *, slack: float | None = None) -> list[int]:
-    """Positions of values, the largest first; values that differ by at most `slack`, or rounding, keep their order.
+    """Positions of values, the largest first; values that differ by at most `slack`, or rounding,
+    keep their order.
 
     Examples
     --------
@@ -184,8 +197,12 @@ def rank_largest(values: Sequence[float] | Array, *, slack: float | None = None)
     """
     numbers = np.asarray(values, dtype=float)
     order = np.argsort(-numbers, kind="stable")
-    steps = np.diff(-numbers[order]) > (1e-9 * np.abs(numbers).max(initial=0.0) if slack is None else slack)
-    return [int(place) for place in order[np.lexsort((order, np.cumsum([0, *steps])[: len(order)]))]]
+    steps = np.diff(-numbers[order]) > (
+        1e-9 * np.abs(numbers).max(initial=0.0) if slack is None else slack
+    )
+    return [
+        int(place) for place in order[np.lexsort((order, np.cumsum([0, *steps])[: len(order)]))]
+    ]
 
 
 def steady(values: float | Array) -> Array:
@@ -201,7 +218,12 @@ def steady(values: float | Array) -> Array:
 
 
 def check_positive(
-    name: str, value: Any, *, integer: bool = False, maximum: float | None = None, zero: bool = False
+    name: str,
+    value: Any,
+    *,
+    integer: bool = False,
+    maximum: float | None = None,
+    zero: bool = False,
 ) -> Any:
     """Return a size as a Python number, or raise an error that says what is allowed.
 
@@ -226,7 +248,8 @@ def check_positive(
     Raises
     ------
     ValueError
-        For numbers that are negative, zero, NaN, infinite or above the maximum, and for other types.
+        For numbers that are negative, zero, NaN, infinite or above the maximum, and for other
+        types.
 
     Examples
     --------
@@ -260,14 +283,19 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
     if isinstance(value, str) and value in known:
         return str(value)
     given = value if isinstance(value, str) and value else "\0"
-    begun = [choice for choice in known if choice.startswith(given.lower())]  # h100 is h100-sxm-8 rather than p100-1
-    hints = [f"; did you mean {close!r}?" for close in begun or get_close_matches(given.lower(), known, n=1)]
+    # h100 is h100-sxm-8 rather than p100-1
+    begun = [choice for choice in known if choice.startswith(given.lower())]
+    hints = [
+        f"; did you mean {close!r}?"
+        for close in begun or get_close_matches(given.lower(), known, n=1)
+    ]
     listed = escape(", ".join(known) or "none", 1000)
     raise ValueError(f"{name} is {show(value)}; known are {listed}{''.join(hints[:1])}")
 
 
 def check_sizes(name: str, values: Any) -> Array:
-    """Return sizes as an array of floats, or raise an error for other than finite numbers of 0 or more.
+    """Return sizes as an array of floats, or raise an error for other than finite numbers of 0 or
+    more.
 
     Examples
     --------
@@ -279,15 +307,22 @@ def check_sizes(name: str, values: Any) -> Array:
     except (TypeError, ValueError, OverflowError):
         sizes = np.array(math.nan)
     if not np.all((sizes >= 0) & (sizes < math.inf)):
-        raise ValueError(f"{name} is {show(values)}; it must be a finite number of 0 or more, or an array of them")
+        raise ValueError(
+            f"{name} is {show(values)}; it must be a finite number of 0 or more, or an array of them"
+        )
     return sizes
 
 
 #: Names of types in messages.
 _WORDS: Mapping[Any, str] = {
-    bool: "True or False", str: "text", int: "a whole number", float: "a number", Mapping: "a mapping",
-    Sequence: "a sequence", tuple: "a sequence",
-}  # fmt: skip
+    bool: "True or False",
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    Mapping: "a mapping",
+    Sequence: "a sequence",
+    tuple: "a sequence",
+}
 _HALF = re.compile("[\ud800-\udfff]")  # of a character, which no encoding of text writes
 #: Types of the fields of a dataclass, by name.
 find_hints: Callable[[Any], dict[str, Any]] = lru_cache(get_type_hints)
@@ -298,7 +333,11 @@ def _take_apart(hint: Any) -> tuple[tuple[Any, ...], Any, dict[str, bool]]:
     """Arguments of an annotation, its type, and whether each field of a dataclass is required."""
     kind = hint if isinstance(hint, UnionType) else get_origin(hint) or hint
     items = fields(kind) if is_dataclass(kind) else ()
-    return get_args(hint), kind, {item.name: item.default is item.default_factory is MISSING for item in items}
+    return (
+        get_args(hint),
+        kind,
+        {item.name: item.default is item.default_factory is MISSING for item in items},
+    )
 
 
 def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
@@ -333,7 +372,9 @@ def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
     ValueError: file.sizes[1] is '2'; it must be a number
     """
     if type(value) is str and not value.isascii() and _HALF.search(value):
-        raise ValueError(f"{place} is {show(value)}; it must be text of whole characters, which a file can hold")
+        raise ValueError(
+            f"{place} is {show(value)}; it must be text of whole characters, which a file can hold"
+        )
     if type(value) is hint and (not read or hint in (str, float)):
         return value
     (parts, kind, known), union = _take_apart(hint), isinstance(hint, UnionType)
@@ -345,17 +386,36 @@ def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
         for name in (name for name, needed in known.items() if needed and name not in value):
             raise ValueError(f"{join_place(place, name)} is missing; it must be there")
         hints = find_hints(kind)
-        return kind(**{k: decode(hints[k], entry, f"{place}.{k}".removeprefix(".")) for k, entry in value.items()})
+        return kind(
+            **{
+                k: decode(hints[k], entry, f"{place}.{k}".removeprefix("."))
+                for k, entry in value.items()
+            }
+        )
     if kind is Mapping and isinstance(value, Mapping) and parts:
-        if {*parts} <= {str, float} and all(type(k) is parts[0] and type(v) is parts[1] for k, v in value.items()):
+        if {*parts} <= {str, float} and all(
+            type(k) is parts[0] and type(v) is parts[1] for k, v in value.items()
+        ):
             return dict(value)  # a short cut for most numbers of a platform
         entries = ((decode(parts[0], k, f"a key of {place}"), v) for k, v in value.items())
-        return {key: decode(parts[1], v, join_place(place, str(key)), read=read) for key, v in entries}
-    if kind in (tuple, Sequence) and isinstance(value, Sequence | np.ndarray) and not isinstance(value, str):
-        return tuple(decode(parts[0], v, f"{place}[{i}]", read=read) for i, v in enumerate(value)) if parts else value
+        return {
+            key: decode(parts[1], v, join_place(place, str(key)), read=read) for key, v in entries
+        }
+    if (
+        kind in (tuple, Sequence)
+        and isinstance(value, Sequence | np.ndarray)
+        and not isinstance(value, str)
+    ):
+        return (
+            tuple(decode(parts[0], v, f"{place}[{i}]", read=read) for i, v in enumerate(value))
+            if parts
+            else value
+        )
     if kind is float and type(value) is int and abs(value) <= sys.float_info.max:
         return float(value)
-    wide, never = {int: (Integral, bool), float: (Real, bool), Sequence: (Sequence, str)}.get(kind, (kind, ()))
+    wide, never = {int: (Integral, bool), float: (Real, bool), Sequence: (Sequence, str)}.get(
+        kind, (kind, ())
+    )
     if not isinstance(value, wide) or isinstance(value, never):
         kinds = [part for part in parts if part is not NoneType] if union else [kind]
         wanted = [_WORDS.get(k, f"a {'table' if read and known else k.__name__}") for k in kinds]
@@ -369,7 +429,9 @@ def join_place(place: str, key: str, known: Sequence[str] = ()) -> str:
     If `known` names are given, any other key raises a ValueError: most likely it is misspelt.
     """
     plain = key.isascii() and key.replace("_", "").replace("-", "").isalnum() and len(key) < 80
-    path = f"{place}.{key if plain else escape(json.dumps(key, ensure_ascii=False))}".removeprefix(".")
+    path = f"{place}.{key if plain else escape(json.dumps(key, ensure_ascii=False))}".removeprefix(
+        "."
+    )
     if known and key not in known:
         hints = [f"; did you mean {close}?" for close in get_close_matches(key, known, n=1)]
         raise ValueError(f"{path} is not known; known here are {', '.join(known)}{''.join(hints)}")

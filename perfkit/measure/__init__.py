@@ -1,1 +1,2 @@
-"""Timing on real hardware: kernels, collectives, whole training iterations and the operations inside them."""
+"""Timing on real hardware: kernels, collectives, whole training iterations and the operations
+inside them."""

@@ -1,7 +1,9 @@
-"""The part of a calibration that only a GPU can run: probes timed by events, small iterations under the profiler.
+"""The part of a calibration that only a GPU can run: probes timed by events, small iterations under
+the profiler.
 
-It has run on an H100 and an H200 (PyTorch 2.11, CUDA 13.0); tests run it on a CPU with the CUDA calls replaced. It uses
-two private functions of PyTorch: ``torch.cuda._sleep``, a kernel that spins, and ``torch._scaled_mm``, fp8 products.
+It has run on an H100 and an H200 (PyTorch 2.11, CUDA 13.0); tests run it on a CPU with the CUDA
+calls replaced. It uses two private functions of PyTorch: ``torch.cuda._sleep``, a kernel that
+spins, and ``torch._scaled_mm``, fp8 products.
 """
 
 import itertools
@@ -23,13 +25,14 @@ from perfkit.measure.samples import load
 from perfkit.measure.timing import clock, make_collective
 from perfkit.recording.modules import DTYPES, build_step
 
-#: Samples of a probe; cycles that the device spins while the host queues one call; most sets of operands that rotate;
-#: iterations of one sample, and samples after the warm-up [-].
+#: Samples of a probe; cycles that the device spins while the host queues one call; most sets of
+#: operands that rotate; iterations of one sample, and samples after the warm-up [-].
 _SAMPLES, _AHEAD, _MOST_SETS, _ITERATIONS, _ROUNDS = 5, 400_000, 64, 10, 3
 
 
 def time_queued(calls: Sequence[Callable[[], Any]], count: int) -> list[float]:
-    """Time calls in rotation on the device, without the time of the host, which queues them while the device spins.
+    """Time calls in rotation on the device, without the time of the host, which queues them while
+    the device spins.
 
     Parameters
     ----------
@@ -67,13 +70,17 @@ def _time_kernel(probe: Probe, device: str) -> dict[str, Any]:
     calls, counted = make(case, device=device)
     sizes = {"nbytes": counted, **probe.sizes}
     if probe.cold and len(calls) == 1:  # lookups have several calls already
-        sets = min(_MOST_SETS, 1 + int(2 * torch.cuda.get_device_properties(device).L2_cache_size / counted))
+        sets = min(
+            _MOST_SETS,
+            1 + int(2 * torch.cuda.get_device_properties(device).L2_cache_size / counted),
+        )
         calls = [call for _ in range(sets) for call in make(case, device=device)[0]]
     return {"samples": time_queued(calls, probe.calls), "sizes": sizes}
 
 
 def _multiply_fp8(case: Case, *, device: str) -> tuple[list[partial[Any]], float]:
-    """Prepare an fp8 product with one scale per matrix and a bf16 result, as `prepare` does for other formats."""
+    """Prepare an fp8 product with one scale per matrix and a bf16 result, as `prepare` does for
+    other formats."""
     shapes = ((int(case.sizes[rows]), int(case.sizes["k"])) for rows in "mn")
     x, w = (torch.rand(shape, device=device).to(torch.float8_e4m3fn) for shape in shapes)
     one = torch.ones((), device=device)
@@ -82,7 +89,8 @@ def _multiply_fp8(case: Case, *, device: str) -> tuple[list[partial[Any]], float
 
 
 def _time_iteration(probe: Probe, device: str, trace: Path) -> dict[str, Any]:
-    """Time an iteration without and with the profiler [s], and save its trace (shapes, but no Python stacks)."""
+    """Time an iteration without and with the profiler [s], and save its trace (shapes, but no
+    Python stacks)."""
     step, numbers = build_step(load(dict(probe.sizes)), device=device)[0], itertools.count()
     run = torch.compile(step) if probe.variant == "compiled" else step
 
@@ -109,14 +117,19 @@ def _answer(probe: Probe, group: Any, device: str, folder: Path) -> dict[str, An
         if probe.stage == "iterations":
             return _time_iteration(probe, device, folder / f"{probe.kind}.{probe.variant}.json.gz")
         dtype = {"fp16": "float16"}.get(probe.dtype, probe.dtype)
-        call, nbytes = make_collective(probe.kind, int(probe.sizes["nbytes"]), device, dtype=dtype, group=group)
+        call, nbytes = make_collective(
+            probe.kind, int(probe.sizes["nbytes"]), device, dtype=dtype, group=group
+        )
         return {"samples": time_queued([call], probe.calls), "sizes": {"nbytes": nbytes}}
-    except (RuntimeError, ValueError) as error:  # such as too little memory, or no kernel for this format
+    except (RuntimeError, ValueError) as error:
+        # such as too little memory, or no kernel for this format
         torch.cuda.synchronize()
         return {"failed": f"{type(error).__name__} {error}".splitlines()[0][:200]}
 
 
-def time_probes(*, probes: Sequence[Sequence[Any]], kept: str, folder: str, device: str = "cuda") -> dict[str, Any]:
+def time_probes(
+    *, probes: Sequence[Sequence[Any]], kept: str, folder: str, device: str = "cuda"
+) -> dict[str, Any]:
     """Time all probes of a plan as one rank of a cluster; every rank calls this with the same plan.
 
     Parameters
@@ -133,25 +146,46 @@ def time_probes(*, probes: Sequence[Sequence[Any]], kept: str, folder: str, devi
     Returns
     -------
     found : dict
-        ``facts``: name, memory and cache [B] and highest clock [Hz] of the device, as its driver says. ``answers``, in
-        the order of the probes: ``samples`` [s] and the true ``sizes``; or ``seconds``, ``profiled`` [s] and ``trace``;
-        or ``failed`` with the reason. Only rank 0 takes part in all probes and has all answers.
+        ``facts``: name, memory and cache [B] and highest clock [Hz] of the device, as its driver
+        says. ``answers``, in the order of the probes: ``samples`` [s] and the true ``sizes``; or
+        ``seconds``, ``profiled`` [s] and ``trace``; or ``failed`` with the reason. Only rank 0
+        takes part in all probes and has all answers.
     """
     rank, ranks = find_ranks()
-    local, known = int(os.environ.get("LOCAL_WORLD_SIZE", ranks)), torch.cuda.get_device_properties(device)
-    campaign, groups = Campaign(Path(kept) if kept and not rank else None, progress=not rank), dict[Any, Any]()
+    local, known = (
+        int(os.environ.get("LOCAL_WORLD_SIZE", ranks)),
+        torch.cuda.get_device_properties(device),
+    )
+    campaign, groups = (
+        Campaign(Path(kept) if kept and not rank else None, progress=not rank),
+        dict[Any, Any](),
+    )
     if ranks > 1:  # no rank repeats what rank 0 has kept
         agreed: list[Any] = [campaign.done]
         dist.broadcast_object_list(agreed, 0, device=torch.device("cpu"))
         campaign.done.update(agreed[0])
 
     def answer(probe: Probe) -> dict[str, Any] | None:
-        members = tuple(node * local + i for node in range(probe.nodes) for i in range(probe.ranks // probe.nodes))
+        members = tuple(
+            node * local + i
+            for node in range(probe.nodes)
+            for i in range(probe.ranks // probe.nodes)
+        )
         if 1 < probe.ranks < ranks and members not in groups:
             groups[members] = dist.new_group(list(members))
         torch.cuda.empty_cache()
-        return _answer(probe, groups.get(members), device, Path(folder)) if rank in members else None
+        return (
+            _answer(probe, groups.get(members), device, Path(folder)) if rank in members else None
+        )
 
-    found = campaign.run("probes", {f"{i}": partial(answer, Probe(*fields)) for i, fields in enumerate(probes)})
-    sizes, clock = {"memory": known.total_memory, "cache": known.L2_cache_size}, getattr(known, "clock_rate", 0)
-    return {"facts": {"name": known.name, **sizes, "clock": 1e3 * clock}, "answers": [*found.values()]}
+    found = campaign.run(
+        "probes", {f"{i}": partial(answer, Probe(*fields)) for i, fields in enumerate(probes)}
+    )
+    sizes, clock = (
+        {"memory": known.total_memory, "cache": known.L2_cache_size},
+        getattr(known, "clock_rate", 0),
+    )
+    return {
+        "facts": {"name": known.name, **sizes, "clock": 1e3 * clock},
+        "answers": [*found.values()],
+    }

@@ -1,4 +1,5 @@
-"""The cache folder: finished measurements of campaigns are kept there, each file for one process at a time."""
+"""The cache folder: finished measurements of campaigns are kept there, each file for one process at
+a time."""
 
 import hashlib
 import json
@@ -14,10 +15,11 @@ from typing import Any
 
 from perfkit.measure.machine import describe_machine, list_versions
 
-_KEEP = 7 * 86400.0  # a finished measurement is used for this time; later the machine may have changed [s]
+# a finished measurement is used for this time; later the machine may have changed [s]
+_KEEP = 7 * 86400.0
 _UNUSED = 30 * 86400.0  # a campaign that nobody continues is removed after this time [s]
-#: Files that this process has locked, with the descriptor of the lock. A program that left a campaign by an error can
-#: open it again.
+#: Files that this process has locked, with the descriptor of the lock. A program that left a
+#: campaign by an error can open it again.
 _HELD: dict[Path, int] = {}
 
 
@@ -33,8 +35,9 @@ class Campaign:
 
     Notes
     -----
-    ``done`` holds the time of each finished measurement [s since 1970] and its result, by name. Each line of the file
-    is a JSON list: name, time, result. Damaged lines, and measurements older than seven days, are measured again.
+    ``done`` holds the time of each finished measurement [s since 1970] and its result, by name.
+    Each line of the file is a JSON list: name, time, result. Damaged lines, and measurements older
+    than seven days, are measured again.
     """
 
     def __init__(self, file: Path | None, *, progress: bool = True) -> None:
@@ -50,7 +53,9 @@ class Campaign:
                 else:
                     warnings.warn("measurements older than 7 days are measured again", stacklevel=3)
             except (TypeError, ValueError):
-                warnings.warn(f"{file} is damaged; its lost measurements are repeated", stacklevel=3)
+                warnings.warn(
+                    f"{file} is damaged; its lost measurements are repeated", stacklevel=3
+                )
 
     @property
     def day(self) -> str:
@@ -75,7 +80,9 @@ class Campaign:
         from tqdm import tqdm
 
         results = {}
-        with tqdm(jobs.items(), desc=stage, disable=not self.progress, unit="group", leave=True) as bar:
+        with tqdm(
+            jobs.items(), desc=stage, disable=not self.progress, unit="group", leave=True
+        ) as bar:
             for key, job in bar:
                 name = f"{stage}.{key}"
                 if name not in self.done:
@@ -136,10 +143,13 @@ def open_campaign(*options: object, progress: bool) -> Campaign:
     Returns
     -------
     campaign : Campaign
-        Its file is in the user's cache and belongs to this process until it is closed. If another process uses it,
-        the campaign gets its own file. Without a writable cache nothing is kept. Both cases warn.
+        Its file is in the user's cache and belongs to this process until it is closed. If another
+        process uses it, the campaign gets its own file. Without a writable cache nothing is kept.
+        Both cases warn.
     """
-    facts = json.dumps([system.node(), describe_machine(), list_versions(), options], sort_keys=True, default=str)
+    facts = json.dumps(
+        [system.node(), describe_machine(), list_versions(), options], sort_keys=True, default=str
+    )
     key = hashlib.sha256(facts.encode()).hexdigest()[:16]
     holders: list[str] = []
     try:
@@ -158,12 +168,15 @@ def open_campaign(*options: object, progress: bool) -> Campaign:
         text = f"{' and '.join(holders)} measures the same; this run keeps its own measurements"
         warnings.warn(f"{text}, but both disturb each other: end one of them", stacklevel=3)
     campaign = Campaign(file, progress=progress)
-    campaign._keep("owner", f"process {os.getpid()} on {system.node()} since {datetime.now():%Y-%m-%d %H:%M}")
+    campaign._keep(
+        "owner", f"process {os.getpid()} on {system.node()} since {datetime.now():%Y-%m-%d %H:%M}"
+    )
     return campaign
 
 
 def _lock(file: Path) -> bool:
-    """Lock a file until the campaign is closed or the process ends; False if another process has locked it."""
+    """Lock a file until the campaign is closed or the process ends; False if another process has
+    locked it."""
     import fcntl  # Windows has none; nothing is kept there
 
     if file not in _HELD:

@@ -1,4 +1,5 @@
-"""Time whole training iterations and the operations inside them, with references between the iterations."""
+"""Time whole training iterations and the operations inside them, with references between the
+iterations."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -23,9 +24,11 @@ _ROUNDS = 6
 
 
 class OperationTimer(TorchDispatchMode):
-    """Times every operation that runs under it on a CPU, except views. Times of GPU operations come from traces.
+    """Times every operation that runs under it on a CPU, except views. Times of GPU operations come
+    from traces.
 
-    It keeps names, bytes and seconds, never tensors: a kept tensor would change what the autograd engine does.
+    It keeps names, bytes and seconds, never tensors: a kept tensor would change what the autograd
+    engine does.
     """
 
     def __init__(self) -> None:
@@ -41,7 +44,9 @@ class OperationTimer(TorchDispatchMode):
         start = time.perf_counter()
         out = func(*args, **(kwargs or {}))
         if func.namespace == "c10d":  # a collective returns at once, and its caller waits for it
-            dist.distributed_c10d.Work.unbox(out[-1] if isinstance(out, tuple | list) else out).wait()
+            dist.distributed_c10d.Work.unbox(
+                out[-1] if isinstance(out, tuple | list) else out
+            ).wait()
         self.seconds.append(time.perf_counter() - start)
         self.names.append(name)
         self.nbytes.append(count_operands((args, kwargs)) + count_operands(out))
@@ -56,30 +61,48 @@ def find_ranks() -> tuple[int, int]:
     rank, ranks : int
         0 and 1 without a process group [-].
     """
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+    return (
+        (dist.get_rank(), dist.get_world_size())
+        if dist.is_available() and dist.is_initialized()
+        else (0, 1)
+    )
 
 
-def _build(workload: dict[str, Any], owners: Sequence[int] | None, device: str, seed: int) -> Callable[[], Any]:
+def _build(
+    workload: dict[str, Any], owners: Sequence[int] | None, device: str, seed: int
+) -> Callable[[], Any]:
     """Build the training step of this rank."""
     rank, ranks = find_ranks()
     plan = None if owners is None else Plan.from_owners(owners, ranks=ranks)
-    return build_step(load(workload), plan=plan, rank=rank, ranks=ranks, device=device, seed=seed)[0]
+    return build_step(load(workload), plan=plan, rank=rank, ranks=ranks, device=device, seed=seed)[
+        0
+    ]
 
 
 def _plan_turns(once: Sequence[float], seconds: float, seed: int) -> list[tuple[int, int]]:
-    """Plan the turns of steps from the time of one iteration of each [s]: the step and its number of iterations."""
+    """Plan the turns of steps from the time of one iteration of each [s]: the step and its number
+    of iterations."""
     if len(once) == 1:
-        count, each = max(LEAST, min(MOST, int(seconds / once[0]))), max(1, min(50, round(_BLOCK / once[0])))
+        count, each = (
+            max(LEAST, min(MOST, int(seconds / once[0]))),
+            max(1, min(50, round(_BLOCK / once[0]))),
+        )
         return [(0, min(each, count - start)) for start in range(0, count, each)]
     counts = [int(np.clip(round(seconds / _ROUNDS / one), 2, 200)) for one in once]
     shuffled = np.random.default_rng([6, seed])
-    return [(i, counts[i]) for _ in range(_ROUNDS) for i in shuffled.permutation(len(once)).tolist()]
+    return [
+        (i, counts[i]) for _ in range(_ROUNDS) for i in shuffled.permutation(len(once)).tolist()
+    ]
 
 
 def time_in_turns(
-    steps: Sequence[Callable[[], Any]], *, seconds: float, device: str = "cpu", seed: int = 0,
+    steps: Sequence[Callable[[], Any]],
+    *,
+    seconds: float,
+    device: str = "cpu",
+    seed: int = 0,
     after: Callable[[int], Any] = lambda count: None,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """Time several steps in turns, so that other load on the machine affects all of them alike.
 
     Parameters
@@ -91,16 +114,16 @@ def time_in_turns(
     device : str
         Torch device.
     seed : int
-        Seed of the order of several steps, which differs in each of six rounds; a single step runs in turns of 25 ms
-        [-].
+        Seed of the order of several steps, which differs in each of six rounds; a single step runs
+        in turns of 25 ms [-].
     after : callable, optional
         Called after every turn, with its number of iterations.
 
     Returns
     -------
     results : list of dict
-        For each step its timing, ``blocks``: the median of every turn [s], and ``idle``: the median time of an
-        iteration in which this thread did not compute [s].
+        For each step its timing, ``blocks``: the median of every turn [s], and ``idle``: the median
+        time of an iteration in which this thread did not compute [s].
     """
     once = [max(min([clock([step], device) for _ in range(4)][2:]), 1e-5) for step in steps]
     agreed = torch.tensor(once, dtype=torch.float64, device=device)
@@ -123,14 +146,24 @@ def time_in_turns(
         after(count)
     results = []
     for own in found:
-        timing = summarize_samples([t for block in own["blocks"] for t in block], float(np.mean(own["shares"])))
-        blocks, idle = [float(f"{np.median(block):.5g}") for block in own["blocks"]], float(np.median(own["idle"]))
+        timing = summarize_samples(
+            [t for block in own["blocks"] for t in block], float(np.mean(own["shares"]))
+        )
+        blocks, idle = (
+            [float(f"{np.median(block):.5g}") for block in own["blocks"]],
+            float(np.median(own["idle"])),
+        )
         results.append({**timing, "blocks": blocks, "idle": max(0.0, idle)})
     return results
 
 
 def time_iteration(
-    *, workload: dict[str, Any], owners: Sequence[int] | None = None, device: str = "cpu", seed: int = 0, **how: Any
+    *,
+    workload: dict[str, Any],
+    owners: Sequence[int] | None = None,
+    device: str = "cpu",
+    seed: int = 0,
+    **how: Any,
 ) -> dict[str, Any]:
     """Time iterations of a workload in this process, and then the operations inside some of them.
 
@@ -158,7 +191,8 @@ def time_iteration(
 def time_step(
     step: Callable[[], Any], *, seconds: float = 2.0, operations: int = 0, device: str = "cpu"
 ) -> dict[str, Any]:
-    """Time a training step over and over in this process, and then the operations inside some of its iterations.
+    """Time a training step over and over in this process, and then the operations inside some of
+    its iterations.
 
     Parameters
     ----------
@@ -174,21 +208,25 @@ def time_step(
     Returns
     -------
     result : dict
-        Timing of one iteration. ``blocks``: median time of each block of iterations [s]. ``references``: times before,
-        between and after the blocks, see `perfkit.measure.timing.Reference` [s]. ``core_share``: share of a core
-        during the references [-]. ``names`` and median ``operation_seconds`` of the operations in program order [s],
-        and ``operation_references`` around those iterations [s]. With several ranks on a CPU also ``idle``: median
-        time of an iteration in which this thread did not compute, because it waited for a collective, or because a
-        collective used its core [s].
+        Timing of one iteration. ``blocks``: median time of each block of iterations [s].
+        ``references``: times before, between and after the blocks, see
+        `perfkit.measure.timing.Reference` [s]. ``core_share``: share of a core during the
+        references [-]. ``names`` and median ``operation_seconds`` of the operations in program
+        order [s], and ``operation_references`` around those iterations [s]. With several ranks on a
+        CPU also ``idle``: median time of an iteration in which this thread did not compute, because
+        it waited for a collective, or because a collective used its core [s].
     """
     reference = Reference(device)
 
     def look(count: int) -> list[float]:
-        """Times of the references: of one call, or the median of three after a long step, where they cost little."""
+        """Times of the references: of one call, or the median of three after a long step, where
+        they cost little."""
         return round_times(np.median([reference() for _ in range(3 if count == 1 else 1)], axis=0))
 
     paces = [look(1)]
-    (result,) = time_in_turns([step], seconds=seconds, device=device, after=lambda count: paces.append(look(count)))
+    (result,) = time_in_turns(
+        [step], seconds=seconds, device=device, after=lambda count: paces.append(look(count))
+    )
     if find_ranks()[1] == 1 or device != "cpu":
         del result["idle"]
     rows, each = [], 1 if result["median"] > _BLOCK else 2
@@ -199,16 +237,24 @@ def time_step(
         rows.append(timer.seconds)
         inside.append(look(each))
         result["names"] = timer.names
-    result |= {"references": paces, "operation_seconds": round_times(np.median(rows, axis=0)) if rows else []}
+    result |= {
+        "references": paces,
+        "operation_seconds": round_times(np.median(rows, axis=0)) if rows else [],
+    }
     result |= {"operation_references": inside} if rows else {}
     return {**result, "core_share": reference.core_share}
 
 
 def time_placements(
-    *, workload: dict[str, Any], placements: Sequence[Sequence[int] | None], seconds: float, device: str = "cpu",
+    *,
+    workload: dict[str, Any],
+    placements: Sequence[Sequence[int] | None],
+    seconds: float,
+    device: str = "cpu",
     seed: int = 0,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Time iterations of a DLRM under several placements of its tables, as one rank of several; see `time_in_turns`.
+) -> list[dict[str, Any]]:
+    """Time iterations of a DLRM under several placements of its tables, as one rank of several; see
+    `time_in_turns`.
 
     Each placement has its own model in memory.
     """

@@ -8,60 +8,131 @@ import numpy as np
 
 from perfkit.workloads.operations import size_product
 
-#: Batches of indices among which the calls of an embedding kernel rotate; see `perfkit.models.caches.rotating_misses`.
+#: Batches of indices among which the calls of an embedding kernel rotate; see
+#: `perfkit.models.caches.rotating_misses`.
 INDEX_BATCHES = 8
 
 #: Largest working set of one case, unless the last cache is known to be large [B].
 _LARGEST = 160e6
 
-#: Elementwise functions: the operation in PyTorch, and its operands. Letters are tensors of numbers, ``mask`` is a
-#: tensor of truth values. A function whose name ends with an underscore changes its first operand in place.
+#: Elementwise functions: the operation in PyTorch, and its operands. Letters are tensors of
+#: numbers, ``mask`` is a tensor of truth values. A function whose name ends with an underscore
+#: changes its first operand in place.
 _BASIC: dict[str, tuple[Any, ...]] = {
-    "relu": ("relu", "x"), "threshold_backward": ("threshold_backward", "x", "y", 0), "add": ("add.Tensor", "x", "y"),
-    "sub": ("sub.Tensor", "x", "y"), "mul": ("mul.Tensor", "x", "y"), "mul_scalar": ("mul.Tensor", "x", 0.999),
-    "div_scalar": ("div.Tensor", "x", 0.999), "sqrt": ("sqrt", "x"), "gelu": ("gelu", "x"),
-    "gelu_backward": ("gelu_backward", "x", "y"), "gelu_tanh": ("gelu", "x", {"approximate": "tanh"}),
-    "gelu_backward_tanh": ("gelu_backward", "x", "y", {"approximate": "tanh"}), "sigmoid": ("sigmoid", "x"),
+    "relu": ("relu", "x"),
+    "threshold_backward": ("threshold_backward", "x", "y", 0),
+    "add": ("add.Tensor", "x", "y"),
+    "sub": ("sub.Tensor", "x", "y"),
+    "mul": ("mul.Tensor", "x", "y"),
+    "mul_scalar": ("mul.Tensor", "x", 0.999),
+    "div_scalar": ("div.Tensor", "x", 0.999),
+    "sqrt": ("sqrt", "x"),
+    "gelu": ("gelu", "x"),
+    "gelu_backward": ("gelu_backward", "x", "y"),
+    "gelu_tanh": ("gelu", "x", {"approximate": "tanh"}),
+    "gelu_backward_tanh": ("gelu_backward", "x", "y", {"approximate": "tanh"}),
+    "sigmoid": ("sigmoid", "x"),
     "binary_cross_entropy_with_logits": ("binary_cross_entropy_with_logits", "x", "y"),
-    "add_": ("add_.Tensor", "x", "y", {"alpha": -1e-9}), "mul_": ("mul_.Tensor", "x", 1.0),
-    "lerp_": ("lerp_.Scalar", "x", "y", 0.1), "addcmul_": ("addcmul_", "x", "y", "y", {"value": 1e-9}),
-    "addcdiv_": ("addcdiv_", "x", "y", "z", {"value": 1e-9}), "add_scalar_": ("add_.Tensor", "x", 1e-9),
+    "add_": ("add_.Tensor", "x", "y", {"alpha": -1e-9}),
+    "mul_": ("mul_.Tensor", "x", 1.0),
+    "lerp_": ("lerp_.Scalar", "x", "y", 0.1),
+    "addcmul_": ("addcmul_", "x", "y", "y", {"value": 1e-9}),
+    "addcdiv_": ("addcdiv_", "x", "y", "z", {"value": 1e-9}),
+    "add_scalar_": ("add_.Tensor", "x", 1e-9),
     "div_": ("div_.Scalar", "x", 1.0),
-}  # fmt: skip
+}
 _MORE: dict[str, tuple[Any, ...]] = {
-    "relu_": ("relu_", "x"), "tanh": ("tanh", "x"), "tanh_backward": ("tanh_backward", "x", "y"),
-    "sigmoid_backward": ("sigmoid_backward", "x", "y"), "silu": ("silu", "x"),
-    "silu_backward": ("silu_backward", "x", "y"), "hardswish": ("hardswish", "x"),
-    "hardswish_backward": ("hardswish_backward", "x", "y"), "hardtanh": ("hardtanh", "x", 0.0, 0.9),
-    "hardtanh_": ("hardtanh_", "x", 0.0, 0.9), "hardtanh_backward": ("hardtanh_backward", "x", "y", 0.0, 0.9),
-    "leaky_relu": ("leaky_relu", "x", 0.01), "exp": ("exp", "x"), "log": ("log", "x"), "erf": ("erf", "x"),
-    "pow_scalar": ("pow.Tensor_Scalar", "x", 3.0), "rsqrt": ("rsqrt", "x"), "neg": ("neg", "x"),
-    "div": ("div.Tensor", "x", "y"), "add_scalar": ("add.Tensor", "x", 0.5),
-    "bernoulli_": ("bernoulli_.float", "x", 0.9), "native_dropout": ("native_dropout", "x", 0.1, True),
+    "relu_": ("relu_", "x"),
+    "tanh": ("tanh", "x"),
+    "tanh_backward": ("tanh_backward", "x", "y"),
+    "sigmoid_backward": ("sigmoid_backward", "x", "y"),
+    "silu": ("silu", "x"),
+    "silu_backward": ("silu_backward", "x", "y"),
+    "hardswish": ("hardswish", "x"),
+    "hardswish_backward": ("hardswish_backward", "x", "y"),
+    "hardtanh": ("hardtanh", "x", 0.0, 0.9),
+    "hardtanh_": ("hardtanh_", "x", 0.0, 0.9),
+    "hardtanh_backward": ("hardtanh_backward", "x", "y", 0.0, 0.9),
+    "leaky_relu": ("leaky_relu", "x", 0.01),
+    "exp": ("exp", "x"),
+    "log": ("log", "x"),
+    "erf": ("erf", "x"),
+    "pow_scalar": ("pow.Tensor_Scalar", "x", 3.0),
+    "rsqrt": ("rsqrt", "x"),
+    "neg": ("neg", "x"),
+    "div": ("div.Tensor", "x", "y"),
+    "add_scalar": ("add.Tensor", "x", 0.5),
+    "bernoulli_": ("bernoulli_.float", "x", 0.9),
+    "native_dropout": ("native_dropout", "x", 0.1, True),
     "native_dropout_backward": ("native_dropout_backward", "x", "mask", 1.1),
-    "masked_fill": ("masked_fill.Scalar", "x", "mask", -1e9), "where": ("where.self", "mask", "x", "y"),
-}  # fmt: skip
+    "masked_fill": ("masked_fill.Scalar", "x", "mask", -1e9),
+    "where": ("where.self", "mask", "x", "y"),
+}
 FUNCTIONS = _BASIC | _MORE
 _ROWWISE = (
-    "_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data", "native_layer_norm",
-    "native_layer_norm_backward", "sum", "nll_loss_forward", "nll_loss_backward", "embedding",
-)  # fmt: skip
+    "_softmax",
+    "_softmax_backward_data",
+    "_log_softmax",
+    "_log_softmax_backward_data",
+    "native_layer_norm",
+    "native_layer_norm_backward",
+    "sum",
+    "nll_loss_forward",
+    "nll_loss_backward",
+    "embedding",
+)
 #: Operations on the pictures inside of nets.
 _PICTURES = {
-    "rowwise": ("native_batch_norm", "native_batch_norm_backward", "native_group_norm", "native_group_norm_backward",
-                "mean", "amax", "argmax", "cumsum"),
-    "pooling": ("max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward",
-                "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward"),
-    "copy": ("copy_", "slice_backward", "gather", "scatter_add", "upsample_nearest2d", "upsample_nearest2d_backward",
-             "upsample_bilinear2d"),
-}  # fmt: skip
-#: Height, width, stride and groups of channels of windows, as often as nets use them (0: one group per channel).
+    "rowwise": (
+        "native_batch_norm",
+        "native_batch_norm_backward",
+        "native_group_norm",
+        "native_group_norm_backward",
+        "mean",
+        "amax",
+        "argmax",
+        "cumsum",
+    ),
+    "pooling": (
+        "max_pool2d_with_indices",
+        "max_pool2d_with_indices_backward",
+        "avg_pool2d",
+        "avg_pool2d_backward",
+        "_adaptive_avg_pool2d",
+        "_adaptive_avg_pool2d_backward",
+    ),
+    "copy": (
+        "copy_",
+        "slice_backward",
+        "gather",
+        "scatter_add",
+        "upsample_nearest2d",
+        "upsample_nearest2d_backward",
+        "upsample_bilinear2d",
+    ),
+}
+#: Height, width, stride and groups of channels of windows, as often as nets use them (0: one group
+#: per channel).
 _WINDOWS = (
-    (3, 3, 1, 1), (3, 3, 1, 1), (3, 3, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1), (3, 3, 2, 1), (1, 1, 2, 1),
-    (5, 5, 1, 1), (1, 7, 1, 1), (3, 3, 1, 8), (3, 3, 1, 32), (3, 3, 1, 0), (3, 3, 2, 0), (5, 5, 1, 0), (7, 7, 1, 0),
-)  # fmt: skip
-#: Most work of a forward convolution, and of a grouped one, whose gradients are slow [FLOP]; most numbers of an input
-#: or output [-].
+    (3, 3, 1, 1),
+    (3, 3, 1, 1),
+    (3, 3, 1, 1),
+    (1, 1, 1, 1),
+    (1, 1, 1, 1),
+    (1, 1, 1, 1),
+    (3, 3, 2, 1),
+    (1, 1, 2, 1),
+    (5, 5, 1, 1),
+    (1, 7, 1, 1),
+    (3, 3, 1, 8),
+    (3, 3, 1, 32),
+    (3, 3, 1, 0),
+    (3, 3, 2, 0),
+    (5, 5, 1, 0),
+    (7, 7, 1, 0),
+)
+#: Most work of a forward convolution, and of a grouped one, whose gradients are slow [FLOP]; most
+#: numbers of an input or output [-].
 _WORK, _GROUPED_WORK, _NUMBERS = 4e8, 6e7, 6e6
 
 
@@ -69,9 +140,10 @@ _WORK, _GROUPED_WORK, _NUMBERS = 4e8, 6e7, 6e6
 class Case:
     """One kernel with its sizes.
 
-    The kind is the operation class, see `perfkit.workloads.graph.Operation`. The variant is a layout, a function or a
-    form of gradients. Sizes are those of `perfkit.workloads.graph.FEATURES`; embeddings also have ``exponent``,
-    ``table_rows`` and ``index_batches``; pictures have ``image``, ``channels`` and windows [-].
+    The kind is the operation class, see `perfkit.workloads.graph.Operation`. The variant is a
+    layout, a function or a form of gradients. Sizes are those of
+    `perfkit.workloads.graph.FEATURES`; embeddings also have ``exponent``, ``table_rows`` and
+    ``index_batches``; pictures have ``image``, ``channels`` and windows [-].
     """
 
     kind: str
@@ -80,7 +152,8 @@ class Case:
 
 
 def spread_sizes(rng: np.random.Generator, n: int, *ranges: tuple[float, float]) -> np.ndarray:
-    """Draw n sizes from each range: one from each of n equal parts of its logarithm, in random order."""
+    """Draw n sizes from each range: one from each of n equal parts of its logarithm, in random
+    order."""
     columns = []
     for low, high in ranges:
         positions = (np.arange(n) + rng.random(n)) / n
@@ -112,7 +185,9 @@ def _bmms(rng: np.random.Generator, n: int) -> Iterator[Case]:
         for batch, sequence, dim in spread_sizes(rng, n - n // 2, (2, 128), (24, 300), (16, 128)):
             s, d = round(sequence), round(dim)
             turned = layout == "tn" or (layout == "nn" and rng.random() < 0.5)
-            yield Case("bmm", layout, size_product(s, *((d, s) if turned else (s, d)), batch=int(batch)))
+            yield Case(
+                "bmm", layout, size_product(s, *((d, s) if turned else (s, d)), batch=int(batch))
+            )
 
 
 def _attentions(rng: np.random.Generator, n: int, larger: float) -> Iterator[Case]:
@@ -120,16 +195,27 @@ def _attentions(rng: np.random.Generator, n: int, larger: float) -> Iterator[Cas
         for heads, sequence, dim in spread_sizes(rng, n, (2, 160), (24, 512 * larger), (16, 128)):
             s, d = round(sequence), round(dim / 8) * 8
             for phase, passes in (("forward", share), ("backward", 2.5 * share)):
-                yield Case("attention", phase + causal, size_product(s, s, d, batch=round(heads), passes=passes))
+                yield Case(
+                    "attention",
+                    phase + causal,
+                    size_product(s, s, d, batch=round(heads), passes=passes),
+                )
 
 
 def _elementwise(rng: np.random.Generator, n: int, largest: float) -> Iterator[Case]:
     for variant, (_, *given) in _BASIC.items():
         tensors = len({one for one in given if isinstance(one, str)})
-        top = 2e5 if variant in ("binary_cross_entropy_with_logits", "sub", "mul") else _LARGEST / 4 / (tensors + 1)
+        top = (
+            2e5
+            if variant in ("binary_cross_entropy_with_logits", "sub", "mul")
+            else _LARGEST / 4 / (tensors + 1)
+        )
         sizes = [*spread_sizes(rng, n, (64, top))]
-        if top > 2e5:  # two larger than the caches: every fit needs the cost of a byte from main memory
-            sizes += [*spread_sizes(rng, 2, (0.4 * top * largest / _LARGEST, top * largest / _LARGEST))]
+        # two larger than the caches: every fit needs the cost of a byte from main memory
+        if top > 2e5:
+            sizes += [
+                *spread_sizes(rng, 2, (0.4 * top * largest / _LARGEST, top * largest / _LARGEST))
+            ]
         yield from (Case("elementwise", variant, {"elements": round(size)}) for (size,) in sizes)
 
 
@@ -162,7 +248,8 @@ def _copies(rng: np.random.Generator, n: int) -> Iterator[Case]:
 
 
 def _far_copies(rng: np.random.Generator, largest: float) -> Iterator[Case]:
-    """Copies, and new gradients of zeros, that are larger than the last cache, as large tables need them."""
+    """Copies, and new gradients of zeros, that are larger than the last cache, as large tables need
+    them."""
     for variant, tensors in (("new_zeros", 1), ("clone", 2)):
         for (size,) in spread_sizes(rng, 4, (0.2 * largest, largest)):
             rows = round(size / 4 / tensors / 64)
@@ -171,40 +258,69 @@ def _far_copies(rng: np.random.Generator, largest: float) -> Iterator[Case]:
 
 def _embeddings(rng: np.random.Generator, n: int, largest: float) -> Iterator[Case]:
     draws = [*spread_sizes(rng, n, (1e3, 1e6), (16, 128), (64, 2048), (1, 32))]
-    # Many lookups into large tables, beyond all caches, decide the time of a DLRM, and are rare among the draws above.
+    # Many lookups into large tables, beyond all caches, decide the time of a DLRM, and are rare
+    # among the draws above.
     draws += [*spread_sizes(rng, n // 2, (6e4, 1e6), (16, 128), (256, 2048), (4, 32))]
     for rows, width, batch, pooling in draws:
         exponent, dim, lookups = rng.uniform(0, 1.2), round(width), round(batch) * round(pooling)
-        sizes = {"lookups": lookups, "bags": round(batch), "dim": dim, "exponent": exponent, "table_rows": round(rows),
-                 "index_batches": INDEX_BATCHES, "elements": lookups * dim}  # fmt: skip
+        sizes = {
+            "lookups": lookups,
+            "bags": round(batch),
+            "dim": dim,
+            "exponent": exponent,
+            "table_rows": round(rows),
+            "index_batches": INDEX_BATCHES,
+            "elements": lookups * dim,
+        }
         yield Case("embedding_forward", "_embedding_bag", sizes)
         for kind in ("embedding_backward", "embedding_update"):
             yield Case(kind, "sparse", sizes | {"rows": lookups})
         small = round(min(rows, largest / 4 / width))
-        yield Case("embedding_backward", "dense", sizes | {"table_rows": small, "elements": small * dim, "rows": small})
+        yield Case(
+            "embedding_backward",
+            "dense",
+            sizes | {"table_rows": small, "elements": small * dim, "rows": small},
+        )
         if lookups <= 8192:
             words = round(min(rows, 14000))
-            own = {"bags": lookups, "dim": dim * 4, "table_rows": words, "exponent": 0.0, "rows": words}
-            yield Case("embedding_backward", "dense_rows", sizes | own | {"elements": words * dim * 4})
+            own = {
+                "bags": lookups,
+                "dim": dim * 4,
+                "table_rows": words,
+                "exponent": 0.0,
+                "rows": words,
+            }
+            yield Case(
+                "embedding_backward", "dense_rows", sizes | own | {"elements": words * dim * 4}
+            )
 
 
 def _convolutions(rng: np.random.Generator, n: int, larger: float) -> Iterator[Case]:
     shapes = spread_sizes(rng, n * len(_WINDOWS), (1, 32), (4, 64), (8, 512), (8, 512))
     for number, (batch, edge, read, written) in enumerate(shapes):
         height, width, stride, groups = _WINDOWS[number % len(_WINDOWS)]
-        image, into, out = max(round(edge), height, width), 8 * round(read / 8), 8 * round(written / 8)
+        image, into, out = (
+            max(round(edge), height, width),
+            8 * round(read / 8),
+            8 * round(written / 8),
+        )
         if groups == 0:
             groups = out = into
-        elif groups > 1:  # each group has equally many channels in and out, mostly a multiple of four
+        elif groups > 1:
+            # each group has equally many channels in and out, mostly a multiple of four
             out = into = groups * 4 * max(into // groups // 4, 1)
         elif number % 13 == 0:  # a first layer reads pictures of three colours
             into, image, out = 3, image * 2, min(out, 64)
         limit = larger * (_WORK if groups == 1 else _GROUPED_WORK)
-        while (work := 2.0 * (image // stride) ** 2 * out * into // groups * height * width) > limit:
+        while (
+            work := 2.0 * (image // stride) ** 2 * out * into // groups * height * width
+        ) > limit:
             image //= 2
         most = min(limit / max(work, 1.0), larger * _NUMBERS / (max(into, out) * image**2))
         images, side = max(1, min(round(batch), int(most))), -(-image // stride)
-        sizes = size_product(images * side**2, out // groups, into // groups * height * width, batch=groups)
+        sizes = size_product(
+            images * side**2, out // groups, into // groups * height * width, batch=groups
+        )
         sizes |= {"elements": images * side**2 * out, "rows": images}
         sizes |= {"image": image, "height": height, "width": width, "stride": stride}
         suffix = "" if groups == 1 else "_depthwise" if groups == into else "_grouped"
@@ -220,12 +336,20 @@ def _on_pictures(rng: np.random.Generator, n: int, kind: str) -> Iterator[Case]:
         for number, (size, length, width) in enumerate(draws):
             side, channels = round(length / 2) * 2, round(width / 8) * 8
             rows = channels * max(2, round(size / channels / side**2))
-            sizes: dict[str, float] = {"elements": rows * side**2, "rows": rows, "n": side**2, "image": side}
+            sizes: dict[str, float] = {
+                "elements": rows * side**2,
+                "rows": rows,
+                "n": side**2,
+                "image": side,
+            }
             sizes["channels"] = channels
             if variant.startswith("native_batch"):
                 sizes |= {"rows": channels, "n": rows // channels * side**2}
             if kind == "pooling":
-                (window, stride), adaptive = ((3, 2), (2, 2), (3, 1))[number % 3], "adaptive" in variant
+                (window, stride), adaptive = (
+                    ((3, 2), (2, 2), (3, 1))[number % 3],
+                    "adaptive" in variant,
+                )
                 out = rows * (-side // (2 if adaptive else stride)) ** 2
                 sizes |= {"window": window, "stride": stride, "m": out}
                 sizes["k"] = sizes["elements"] / out if adaptive else window**2
@@ -233,10 +357,18 @@ def _on_pictures(rng: np.random.Generator, n: int, kind: str) -> Iterator[Case]:
 
 
 def draw_net_cases(rng: np.random.Generator, density: float, larger: float = 1.0) -> list[Case]:
-    """Draw kernels of nets and less common functions, a share of the full number, in random order."""
-    n, cases = max(5, round(9 * density)), [*_convolutions(rng, max(2, round(8 * density)), larger**2)]
+    """Draw kernels of nets and less common functions, a share of the full number, in random
+    order."""
+    n, cases = (
+        max(5, round(9 * density)),
+        [*_convolutions(rng, max(2, round(8 * density)), larger**2)],
+    )
     for variant in _MORE:
-        top = 1e7 if variant in ("relu_", "hardtanh", "hardtanh_backward", "silu", "bernoulli_") else 1e6
+        top = (
+            1e7
+            if variant in ("relu_", "hardtanh", "hardtanh_backward", "silu", "bernoulli_")
+            else 1e6
+        )
         draws = spread_sizes(rng, max(4, n - 2), (64, top))
         cases += [Case("elementwise", variant, {"elements": round(size)}) for (size,) in draws]
     for kind in _PICTURES:
@@ -244,8 +376,11 @@ def draw_net_cases(rng: np.random.Generator, density: float, larger: float = 1.0
     return [cases[i] for i in rng.permutation(len(cases))]
 
 
-def draw_cases(seed: int = 0, *, density: float = 1.0, cache: float = 0.0, larger: float = 1.0) -> list[Case]:
-    """Draw the kernels to time, with sizes spread evenly over the logarithm of what small training steps use.
+def draw_cases(
+    seed: int = 0, *, density: float = 1.0, cache: float = 0.0, larger: float = 1.0
+) -> list[Case]:
+    """Draw the kernels to time, with sizes spread evenly over the logarithm of what small training
+    steps use.
 
     Parameters
     ----------
@@ -256,8 +391,8 @@ def draw_cases(seed: int = 0, *, density: float = 1.0, cache: float = 0.0, large
     cache : float
         Size of the last cache: some cases are four times as large, up to 1 GB [B].
     larger : float
-        Factor on the sides of products and sequences, which are sized for one core of a CPU; its square is the factor
-        on the work of convolutions [-].
+        Factor on the sides of products and sequences, which are sized for one core of a CPU; its
+        square is the factor on the work of convolutions [-].
 
     Returns
     -------
@@ -265,12 +400,19 @@ def draw_cases(seed: int = 0, *, density: float = 1.0, cache: float = 0.0, large
         In random order, so that drift of the machine affects all classes alike.
     """
     rng, largest = np.random.default_rng(seed), float(np.clip(4.0 * cache, _LARGEST, 1e9))
-    products, batched, attentions, few, some, many = (max(4, round(n * density)) for n in (36, 28, 12, 9, 14, 30))
-    cases = [*_gemms(rng, products, larger), *_bmms(rng, batched), *_attentions(rng, attentions, larger)]
+    products, batched, attentions, few, some, many = (
+        max(4, round(n * density)) for n in (36, 28, 12, 9, 14, 30)
+    )
+    cases = [
+        *_gemms(rng, products, larger),
+        *_bmms(rng, batched),
+        *_attentions(rng, attentions, larger),
+    ]
     cases += [*_elementwise(rng, few, largest), *_rowwise(rng, some), *_copies(rng, some)]
     cases += _embeddings(rng, many, largest)
     cases = [cases[i] for i in rng.permutation(len(cases))]
-    other = np.random.default_rng([seed, 1])  # own random numbers, so that the sizes above stay the same
+    # own random numbers, so that the sizes above stay the same
+    other = np.random.default_rng([seed, 1])
     far = _far_copies(np.random.default_rng([seed, 2]), largest) if cache else ()
     for number, case in enumerate([*draw_net_cases(other, density, larger), *far]):
         cases.insert(int(other.integers(number, len(cases) + 1)), case)

@@ -1,4 +1,5 @@
-"""Time isolated kernels: one table says how to call each operation in the way of a training step."""
+"""Time isolated kernels: one table says how to call each operation in the way of a training
+step."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -20,12 +21,17 @@ _EACH = [True] * 3  # gradients of a layer: of its input, weight and bias
 
 
 class _Operands:
-    """Makes the operands of one case on a device, in one number format. Its attributes are the sizes of the case."""
+    """Makes the operands of one case on a device, in one number format. Its attributes are the
+    sizes of the case."""
 
-    def __init__(self, case: Case, device: str, seed: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, case: Case, device: str, seed: int, dtype: torch.dtype = torch.float32
+    ) -> None:
         torch.manual_seed(seed)
         self.device, self.dtype, self.rng = device, dtype, np.random.default_rng(seed)
-        self.sizes = {name: (size if name == "exponent" else int(size)) for name, size in case.sizes.items()}
+        self.sizes = {
+            name: (size if name == "exponent" else int(size)) for name, size in case.sizes.items()
+        }
         self.sizes["causal"] = case.variant.endswith("_causal")
 
     def __getattr__(self, name: str) -> Any:
@@ -38,7 +44,8 @@ class _Operands:
         return torch.randint(0, most, shape, device=self.device)
 
     def mask(self) -> torch.Tensor:
-        """Triangles, like masks of attention. A random mask is slower, because a CPU cannot predict its branches."""
+        """Triangles, like masks of attention. A random mask is slower, because a CPU cannot predict
+        its branches."""
         position = torch.arange(self.elements, device=self.device)
         return position % 64 > position // 64 % 64
 
@@ -52,8 +59,12 @@ class _Operands:
         return [None, *torch.tril_indices(self.n, self.n, -1, device=self.device)]
 
     def lookups_of(self, table: torch.Tensor, *more: Any) -> list[_Given]:
-        """Table, rows and bags of calls that rotate; the rows follow a Zipf law, with popular rows scattered."""
-        draws = [draw_rows(self.rng, len(table), self.exponent, self.lookups) for _ in range(INDEX_BATCHES)]
+        """Table, rows and bags of calls that rotate; the rows follow a Zipf law, with popular rows
+        scattered."""
+        draws = [
+            draw_rows(self.rng, len(table), self.exponent, self.lookups)
+            for _ in range(INDEX_BATCHES)
+        ]
         offsets = torch.arange(self.bags, device=self.device) * (self.lookups // self.bags)
         return [(table, torch.from_numpy(rows).to(self.device), offsets, *more) for rows in draws]
 
@@ -61,7 +72,17 @@ class _Operands:
 def _convolve(o: _Operands) -> _Given:
     window, into, out = (o.height, o.width), o.k // (o.height * o.width), o.n * o.batch
     x, w = o.rand(o.rows, into * o.batch, o.image, o.image), o.rand(out, into, *window)
-    return x, w, None, [o.stride] * 2, [(edge - 1) // 2 for edge in window], [1, 1], False, [0, 0], o.batch
+    return (
+        x,
+        w,
+        None,
+        [o.stride] * 2,
+        [(edge - 1) // 2 for edge in window],
+        [1, 1],
+        False,
+        [0, 0],
+        o.batch,
+    )
 
 
 def _clone(o: _Operands) -> _Given:
@@ -71,7 +92,10 @@ def _clone(o: _Operands) -> _Given:
 
 
 def _return_bags(o: _Operands, sparse: bool) -> list[_Given]:
-    g, calls = o.rand(o.bags, o.dim), o.lookups_of(torch.empty(o.table_rows, o.dim, device=o.device), False, 0, sparse)
+    g, calls = (
+        o.rand(o.bags, o.dim),
+        o.lookups_of(torch.empty(o.table_rows, o.dim, device=o.device), False, 0, sparse),
+    )
     found = [(*call[1:3], *_find("_embedding_bag")(*call)[1:]) for call in calls]
     return [(g, *places, o.table_rows, False, 0, sparse, None) for places in found]
 
@@ -83,12 +107,15 @@ def _return_words(o: _Operands) -> list[_Given]:
 
 def _update(o: _Operands) -> list[_Given]:
     values, calls = o.rand(o.lookups, o.dim), o.lookups_of(o.rand(o.table_rows, o.dim))
-    sparse = partial(torch.sparse_coo_tensor, values=values, size=calls[0][0].shape, check_invariants=False)
+    sparse = partial(
+        torch.sparse_coo_tensor, values=values, size=calls[0][0].shape, check_invariants=False
+    )
     return [(table, sparse(rows[None]), {"alpha": -1e-9}) for table, rows, _ in calls]
 
 
-#: Arguments of every operation except elementwise ones and gradients, by class and variant or by variant alone; a list
-#: of arguments for calls that rotate. Named arguments are in a dictionary at the end.
+#: Arguments of every operation except elementwise ones and gradients, by class and variant or by
+#: variant alone; a list of arguments for calls that rotate. Named arguments are in a dictionary at
+#: the end.
 ARGUMENTS: dict[str, Callable[[_Operands], "_Given | list[_Given]"]] = {
     "gemm.nt": lambda o: (o.rand(o.n), o.rand(o.m, o.k), o.rand(o.n, o.k).t()),
     "gemm.nn": lambda o: (o.rand(o.m, o.k), o.rand(o.k, o.n)),
@@ -100,9 +127,23 @@ ARGUMENTS: dict[str, Callable[[_Operands], "_Given | list[_Given]"]] = {
     "convolution.forward": _convolve,
     **dict.fromkeys(("_softmax", "_log_softmax"), lambda o: (o.rand(o.rows, o.n), 1, False)),
     "native_layer_norm": lambda o: (o.rand(o.rows, o.n), [o.n], o.rand(o.n), o.rand(o.n), 1e-5),
-    "native_batch_norm": lambda o: (o.picture(o.image), *(o.rand(o.channels) for _ in range(4)), True, 0.1, 1e-5),
-    "native_group_norm": lambda o: (o.picture(o.image), o.rand(o.channels), o.rand(o.channels),
-                                    o.rows // o.channels, o.channels, o.n, 8, 1e-5),
+    "native_batch_norm": lambda o: (
+        o.picture(o.image),
+        *(o.rand(o.channels) for _ in range(4)),
+        True,
+        0.1,
+        1e-5,
+    ),
+    "native_group_norm": lambda o: (
+        o.picture(o.image),
+        o.rand(o.channels),
+        o.rand(o.channels),
+        o.rows // o.channels,
+        o.channels,
+        o.n,
+        8,
+        1e-5,
+    ),
     "sum": lambda o: (o.rand(o.rows, o.n), [0], True),
     **dict.fromkeys(("mean", "amax"), lambda o: (o.rand(o.rows, o.n), [1])),
     **dict.fromkeys(("argmax", "cumsum"), lambda o: (o.rand(o.rows, o.n), 1)),
@@ -112,32 +153,64 @@ ARGUMENTS: dict[str, Callable[[_Operands], "_Given | list[_Given]"]] = {
     "new_zeros": lambda o: (o.rand(1), [o.elements]),
     "cat": lambda o: ([o.rand(o.rows // o.n, o.elements // o.rows) for _ in range(o.n)], 1),
     "index": lambda o: (o.rand(o.rows, o.n, o.n), o.triangle()),
-    "index_put": lambda o: (o.rand(o.rows, o.n, o.n), o.triangle(), o.rand(o.rows, o.n * (o.n - 1) // 2), True),
+    "index_put": lambda o: (
+        o.rand(o.rows, o.n, o.n),
+        o.triangle(),
+        o.rand(o.rows, o.n * (o.n - 1) // 2),
+        True,
+    ),
     # the gradient of all columns but one
     "slice_backward": lambda o: (o.rand(o.rows, o.n), [o.rows, o.n + 1], 1, 1, o.n + 1, 1),
     "copy_": lambda o: (o.rand(o.rows, o.n), o.rand(o.rows, o.n)),
     "gather": lambda o: (o.rand(o.rows, o.n), 1, o.index(o.n, o.rows, o.n)),
-    "scatter_add": lambda o: (o.rand(o.rows, o.n), 1, o.index(o.n, o.rows, o.n), o.rand(o.rows, o.n)),
+    "scatter_add": lambda o: (
+        o.rand(o.rows, o.n),
+        1,
+        o.index(o.n, o.rows, o.n),
+        o.rand(o.rows, o.n),
+    ),
     "upsample_nearest2d": lambda o: (o.picture(o.image // 2), [o.image] * 2, 2.0, 2.0),
     "upsample_bilinear2d": lambda o: (o.picture(o.image // 2), [o.image] * 2, False, 2.0, 2.0),
-    **dict.fromkeys(("max_pool2d_with_indices", "avg_pool2d"),
-                    lambda o: (o.picture(o.image), [o.window] * 2, [o.stride] * 2, [o.window // 3] * 2)),
+    **dict.fromkeys(
+        ("max_pool2d_with_indices", "avg_pool2d"),
+        lambda o: (o.picture(o.image), [o.window] * 2, [o.stride] * 2, [o.window // 3] * 2),
+    ),
     "_adaptive_avg_pool2d": lambda o: (o.picture(o.image), [-(-o.image // 2)] * 2),
     "_embedding_bag": lambda o: o.lookups_of(o.rand(o.table_rows, o.dim), False, 0, True),
     "embedding_backward.sparse": lambda o: _return_bags(o, True),
     "embedding_backward.dense": lambda o: _return_bags(o, False),
     "embedding_backward.dense_rows": _return_words,
     "embedding_update.sparse": _update,
-}  # fmt: skip
+}
 
 #: Arguments of gradients, from the gradient of an operation's result, its result and its arguments.
 GRADIENTS: dict[str, Callable[..., _Given]] = {
     "attention.backward": lambda g, y, q, k, v, *more: (g, q, k, v, *y, *more),
     "convolution.backward": lambda g, y, *given: (g, *given, [True, True, False]),
-    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), lambda g, y, x, *_: (g, y, 1, x.dtype)),
+    **dict.fromkeys(
+        ("_softmax_backward_data", "_log_softmax_backward_data"),
+        lambda g, y, x, *_: (g, y, 1, x.dtype),
+    ),
     "native_layer_norm_backward": lambda g, y, x, n, w, b, _: (g, x, n, *y[1:], w, b, _EACH),
-    "native_batch_norm_backward": lambda g, y, x, w, b, m, s, *_: (g, x, w, m, s, *y[1:], True, 1e-5, _EACH),
-    "native_group_norm_backward": lambda g, y, x, w, b, *place: (g, x, *y[1:], w, *place[:4], _EACH),
+    "native_batch_norm_backward": lambda g, y, x, w, b, m, s, *_: (
+        g,
+        x,
+        w,
+        m,
+        s,
+        *y[1:],
+        True,
+        1e-5,
+        _EACH,
+    ),
+    "native_group_norm_backward": lambda g, y, x, w, b, *place: (
+        g,
+        x,
+        *y[1:],
+        w,
+        *place[:4],
+        _EACH,
+    ),
     "nll_loss_backward": lambda g, y, *given: (g, *given, y[1]),
     "upsample_nearest2d_backward": lambda g, y, x, size, *scales: (g, size, [*x.shape], *scales),
     "max_pool2d_with_indices_backward": lambda g, y, *given: (g, *given, [1, 1], False, y[1]),
@@ -146,13 +219,24 @@ GRADIENTS: dict[str, Callable[..., _Given]] = {
 }
 #: Names in PyTorch, with the overload after a dot, where they differ from the variant.
 NAMES = {
-    "gemm.nt": "addmm", "gemm.nn": "mm", "gemm.tn": "mm", "bmm.nt": "bmm", "bmm.nn": "bmm", "bmm.tn": "bmm",
-    "attention.forward": _FLASH, "attention.backward": f"{_FLASH}_backward", "convolution.forward": "convolution",
-    "convolution.backward": "convolution_backward", "sum": "sum.dim_IntList", "mean": "mean.dim",
-    "index": "index.Tensor", "embedding_backward.sparse": "_embedding_bag_backward",
-    "embedding_backward.dense": "_embedding_bag_backward", "embedding_backward.dense_rows": "embedding_dense_backward",
+    "gemm.nt": "addmm",
+    "gemm.nn": "mm",
+    "gemm.tn": "mm",
+    "bmm.nt": "bmm",
+    "bmm.nn": "bmm",
+    "bmm.tn": "bmm",
+    "attention.forward": _FLASH,
+    "attention.backward": f"{_FLASH}_backward",
+    "convolution.forward": "convolution",
+    "convolution.backward": "convolution_backward",
+    "sum": "sum.dim_IntList",
+    "mean": "mean.dim",
+    "index": "index.Tensor",
+    "embedding_backward.sparse": "_embedding_bag_backward",
+    "embedding_backward.dense": "_embedding_bag_backward",
+    "embedding_backward.dense_rows": "embedding_dense_backward",
     "embedding_update.sparse": "add_.Tensor",
-}  # fmt: skip
+}
 
 
 def count_operands(tree: Any) -> float:
@@ -170,7 +254,14 @@ def count_operands(tree: Any) -> float:
     """
     found = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
     found = [each._values() if each.layout is torch.sparse_coo else each for each in found]
-    return float(sum({(each.data_ptr(), each.numel()): each.numel() * each.element_size() for each in found}.values()))
+    return float(
+        sum(
+            {
+                (each.data_ptr(), each.numel()): each.numel() * each.element_size()
+                for each in found
+            }.values()
+        )
+    )
 
 
 def _find(name: str) -> Any:
@@ -192,7 +283,11 @@ def _list_calls(o: _Operands, key: str) -> "list[partial[Any]]":
         made = arguments if isinstance(arguments, list) else [arguments]
     else:
         name, *operands = FUNCTIONS[key]
-        tensors = {one: o.mask() if one == "mask" else o.rand(o.elements) for one in operands if isinstance(one, str)}
+        tensors = {
+            one: o.mask() if one == "mask" else o.rand(o.elements)
+            for one in operands
+            if isinstance(one, str)
+        }
         made = [tuple(tensors[one] if isinstance(one, str) else one for one in operands)]
     calls = []
     for given in made:
@@ -232,12 +327,18 @@ def prepare(
     calls : list of callables
         Run in rotation; several where new indices decide the time (embeddings).
     nbytes : float
-        Bytes of all operands that are read or written, each once. Operands that are not read in full do not count, see
-        `perfkit.workloads.vocabulary`: tables of embeddings, and tensors that only give a shape [B].
+        Bytes of all operands that are read or written, each once. Operands that are not read in
+        full do not count, see `perfkit.workloads.vocabulary`: tables of embeddings, and tensors
+        that only give a shape [B].
     """
     kind, variant, o = case.kind, case.variant, _Operands(case, device, seed, dtype)
-    phase = variant.partition("_")[0]  # one call covers all groups of convolutions, and attention with and without mask
-    keys = [key for key in (f"{kind}.{variant}", variant, f"{kind}.{phase}") if key in ARGUMENTS or key in GRADIENTS]
+    # one call covers all groups of convolutions, and attention with and without mask
+    phase = variant.partition("_")[0]
+    keys = [
+        key
+        for key in (f"{kind}.{variant}", variant, f"{kind}.{phase}")
+        if key in ARGUMENTS or key in GRADIENTS
+    ]
     on_gpu = kind == "attention" and device != "cpu"
     calls = [_attend_on_gpu(o, phase)] if on_gpu else _list_calls(o, [*keys, variant][0])
     call, result = calls[0], calls[0]()

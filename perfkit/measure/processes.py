@@ -22,18 +22,29 @@ from typing import Any, NoReturn
 from perfkit.measure.machine import count_cores, gather_facts, list_cores
 from perfkit.recording import check_torch
 
-#: Settings of measuring processes. Without them glibc returns large blocks to the system after every free, and each new
-#: output causes page faults at a tenth of the memory bandwidth. With one thread per rank, ranks do not share cores.
+#: Settings of measuring processes. Without them glibc returns large blocks to the system after
+#: every free, and each new output causes page faults at a tenth of the memory bandwidth. With one
+#: thread per rank, ranks do not share cores.
 ENVIRONMENT = {
-    "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "17179869184", "MALLOC_TOP_PAD_": "67108864",
-    "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
-}  # fmt: skip
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "17179869184",
+    "MALLOC_TOP_PAD_": "67108864",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
 
-#: Module of each task; its function is ``time_`` and the name of the task. A job may also name ``module:function``.
-_TASKS = {"ladder": "timing", "references": "timing", "collectives": "timing", "kernels": "operations"}
+#: Module of each task; its function is ``time_`` and the name of the task. A job may also name
+#: ``module:function``.
+_TASKS = {
+    "ladder": "timing",
+    "references": "timing",
+    "collectives": "timing",
+    "kernels": "operations",
+}
 _TASKS |= dict.fromkeys(("iteration", "placements"), "iterations")
 
-#: Code of a measuring process. Linux kills the process when its parent ends: 1 is PR_SET_PDEATHSIG, 9 is SIGKILL.
+#: Code of a measuring process. Linux kills the process when its parent ends: 1 is PR_SET_PDEATHSIG,
+#: 9 is SIGKILL.
 START = """
 import ctypes, os, sys
 if hasattr(ctypes.CDLL(None), "prctl"):
@@ -50,7 +61,8 @@ class MeasurementError(RuntimeError):
 
 @contextmanager
 def tidy() -> Iterator[None]:
-    """Raise SIGTERM and SIGHUP as a KeyboardInterrupt with their number, so that processes and folders are removed.
+    """Raise SIGTERM and SIGHUP as a KeyboardInterrupt with their number, so that processes and
+    folders are removed.
 
     Handlers that the program has set stay, also those that ignore the signals, as under nohup.
     """
@@ -99,7 +111,11 @@ def check_processors(ranks: int, device: str = "cpu") -> int:
         most = torch.cuda.device_count()
         what = f"{most} GPUs that PyTorch {torch.__version__} can use"
     if ranks > most:
-        hint = f"take at most {most}" if most else "choose device cpu, or a machine with GPUs; predictions need no GPU"
+        hint = (
+            f"take at most {most}"
+            if most
+            else "choose device cpu, or a machine with GPUs; predictions need no GPU"
+        )
         raise ValueError(f"ranks is {ranks}; this machine has {what}; {hint}")
     return ranks
 
@@ -124,21 +140,31 @@ def run_processes(job: dict[str, Any], *, ranks: int = 1, timeout: float = 600.0
     Raises
     ------
     MeasurementError
-        If a rank fails or takes too long, or ranks cannot reach each other; all processes are stopped.
+        If a rank fails or takes too long, or ranks cannot reach each other; all processes are
+        stopped.
     ImportError
         If torch is not installed or too old.
     """
     check_torch()
-    settings = {**os.environ, **ENVIRONMENT, "WORLD_SIZE": str(ranks), "PERFKIT_PARENT": str(os.getpid())}
+    settings = {
+        **os.environ,
+        **ENVIRONMENT,
+        "WORLD_SIZE": str(ranks),
+        "PERFKIT_PARENT": str(os.getpid()),
+    }
     settings["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     if ranks > 1 and "GLOO_SOCKET_IFNAME" not in os.environ:
         if (loopback := gather_facts()["loopback"].value) is None:
-            raise MeasurementError("ranks cannot connect: this machine has no loopback; see ip link, or take one rank")
+            raise MeasurementError(
+                "ranks cannot connect: this machine has no loopback; see ip link, or take one rank"
+            )
         settings["GLOO_SOCKET_IFNAME"] = loopback
     with tidy(), tempfile.TemporaryDirectory(prefix="perfkit-") as folder:
         place, processes = Path(folder), list[Any]()
         (place / "job.json").write_text(json.dumps(job))
-        start = partial(subprocess.Popen, [sys.executable, "-c", START, folder], stdin=subprocess.DEVNULL)
+        start = partial(
+            subprocess.Popen, [sys.executable, "-c", START, folder], stdin=subprocess.DEVNULL
+        )
         try:
             for rank in range(ranks):
                 with open(place / f"log.{rank}", "w") as log:
@@ -159,7 +185,11 @@ def _wait(processes: "list[subprocess.Popen[Any]]", place: Path, timeout: float)
         for rank, code in enumerate(codes):
             if code:
                 output = (place / f"log.{rank}").read_text(errors="replace").strip()
-                reason = f"was killed by signal {-code}" if code < 0 else f"stopped with exit code {code}"
+                reason = (
+                    f"was killed by signal {-code}"
+                    if code < 0
+                    else f"stopped with exit code {code}"
+                )
                 if shutil.disk_usage(place).free < 1e6:
                     reason += f": the disk is full under {place}; free some, or name another folder in TMPDIR"
                 last = f"; its last line was: {output.splitlines()[-1]}" if output else ""
@@ -168,7 +198,9 @@ def _wait(processes: "list[subprocess.Popen[Any]]", place: Path, timeout: float)
                 error.add_note(output[-3000:])
                 raise error
         if time.monotonic() > deadline:
-            raise MeasurementError(f"measuring took longer than {timeout:.0f} s; repeat it on a less busy machine")
+            raise MeasurementError(
+                f"measuring took longer than {timeout:.0f} s; repeat it on a less busy machine"
+            )
         time.sleep(0.01)
 
 
@@ -180,7 +212,11 @@ def _run(job: dict[str, Any], meeting: str, local: int) -> list[Any]:
     import torch
     import torch.distributed as dist
 
-    device, rank, ranks = job.get("device", "cpu"), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device, rank, ranks = (
+        job.get("device", "cpu"),
+        int(os.environ["RANK"]),
+        int(os.environ["WORLD_SIZE"]),
+    )
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text("-15")
     if device == "cuda":
@@ -191,9 +227,13 @@ def _run(job: dict[str, Any], meeting: str, local: int) -> list[Any]:
     torch.set_num_threads(1)
     if ranks > 1:
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
-        dist.init_process_group(backend, meeting, timeout=timedelta(minutes=10), rank=rank, world_size=ranks)
+        dist.init_process_group(
+            backend, meeting, timeout=timedelta(minutes=10), rank=rank, world_size=ranks
+        )
     name = job["task"]
-    task: Any = resolve_name(f"perfkit.measure.{_TASKS[name]}:time_{name}" if name in _TASKS else name)
+    task: Any = resolve_name(
+        f"perfkit.measure.{_TASKS[name]}:time_{name}" if name in _TASKS else name
+    )
     results = [task(**{key: value for key, value in job.items() if key != "task"})]
     if ranks > 1:
         if meeting == "env://":
@@ -205,10 +245,11 @@ def _run(job: dict[str, Any], meeting: str, local: int) -> list[Any]:
 
 
 def launched_ranks() -> tuple[int, int, int] | None:
-    """Rank, ranks and ranks per node if a launcher has started this process: torchrun, or srun of Slurm.
+    """Rank, ranks and ranks per node if a launcher has started this process: torchrun, or srun of
+    Slurm.
 
-    The variables of srun [1]_ are copied to those of torchrun. The port of the first node depends on the job, so that
-    two jobs do not share it, unless ``MASTER_PORT`` is set.
+    The variables of srun [1]_ are copied to those of torchrun. The port of the first node depends
+    on the job, so that two jobs do not share it, unless ``MASTER_PORT`` is set.
 
     Returns
     -------
@@ -221,11 +262,13 @@ def launched_ranks() -> tuple[int, int, int] | None:
     """
     about = os.environ
     if "TORCHELASTIC_RUN_ID" not in about and int(about.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        names = "PROCID LOCALID STEP_NUM_TASKS STEP_NUM_NODES JOB_ID STEP_NODELIST".split()
+        names = ["PROCID", "LOCALID", "STEP_NUM_TASKS", "STEP_NUM_NODES", "JOB_ID", "STEP_NODELIST"]
         own, place, tasks, nodes, job, hosts = (about[f"SLURM_{name}"] for name in names)
         about |= {"RANK": own, "LOCAL_RANK": place, "WORLD_SIZE": tasks, "TORCHELASTIC_RUN_ID": job}
         about["LOCAL_WORLD_SIZE"] = str(int(tasks) // int(nodes))
-        about.setdefault("MASTER_ADDR", re.sub(r"^([^,\[]*)(?:\[(\d+)[^\]]*\])?([^,\[]*).*", r"\1\2\3", hosts))
+        about.setdefault(
+            "MASTER_ADDR", re.sub(r"^([^,\[]*)(?:\[(\d+)[^\]]*\])?([^,\[]*).*", r"\1\2\3", hosts)
+        )
         about.setdefault("MASTER_PORT", str(20_000 + int(job) % 10_000))
     if "TORCHELASTIC_RUN_ID" not in about:
         return None
@@ -233,7 +276,8 @@ def launched_ranks() -> tuple[int, int, int] | None:
 
 
 def join_ranks(job: dict[str, Any]) -> list[Any]:
-    """Run one job in this process, as one of the ranks that a launcher such as torchrun has started.
+    """Run one job in this process, as one of the ranks that a launcher such as torchrun has
+    started.
 
     Parameters
     ----------
@@ -254,7 +298,8 @@ def join_ranks(job: dict[str, Any]) -> list[Any]:
 
 
 def work_in(folder: str) -> NoReturn:
-    """Run the job of a folder as a measuring process, write the result of this rank there, and end the process.
+    """Run the job of a folder as a measuring process, write the result of this rank there, and end
+    the process.
 
     Parameters
     ----------
@@ -263,11 +308,14 @@ def work_in(folder: str) -> NoReturn:
     """
     code, place, rank = 1, Path(folder), os.environ["RANK"]
     try:
-        (result,) = _run(json.loads((place / "job.json").read_text()), f"file://{folder}/store", int(rank))
+        (result,) = _run(
+            json.loads((place / "job.json").read_text()), f"file://{folder}/store", int(rank)
+        )
         (place / f"result.{rank}").write_text(json.dumps(result))
         code = 0
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a normal exit would stop the threads of the process group, which can hang or abort
+    # a normal exit would stop the threads of the process group, which can hang or abort
+    os._exit(code)

@@ -1,4 +1,5 @@
-"""Timing of repeated calls, collectives and working sets, and of three short references that show the speed."""
+"""Timing of repeated calls, collectives and working sets, and of three short references that show
+the speed."""
 
 import itertools
 import time
@@ -16,7 +17,8 @@ _SAMPLE, LEAST, MOST = 2e-4, 6, 400
 #: Largest working set that is timed [B], but at most a quarter of the free memory.
 LARGEST = 2.0**31
 
-_SMALLEST, _SWEEPS, _ROW = 2.0**14, 4, 64  # smallest working set [B], sweeps over all sizes [-], size of a row [B]
+# smallest working set [B], sweeps over all sizes [-], size of a row [B]
+_SMALLEST, _SWEEPS, _ROW = 2.0**14, 4, 64
 
 
 def summarize_samples(seconds: Sequence[float], cpu_share: float = 1.0) -> dict[str, Any]:
@@ -32,13 +34,23 @@ def summarize_samples(seconds: Sequence[float], cpu_share: float = 1.0) -> dict[
     Returns
     -------
     timing : dict
-        ``median``, quartiles ``q1`` and ``q3``, ``halves``: medians of the even and of the odd samples [s]; ``n``
-        samples and ``cpu_share`` [-].
+        ``median``, quartiles ``q1`` and ``q3``, ``halves``: medians of the even and of the odd
+        samples [s]; ``n`` samples and ``cpu_share`` [-].
     """
     values = np.asarray(seconds, dtype=float)
     q1, median, q3 = (float(q) for q in np.percentile(values, [25, 50, 75]))
-    halves = (float(np.median(values[::2])), float(np.median(values[1::2] if len(values) > 1 else values)))
-    return {"median": median, "q1": q1, "q3": q3, "halves": halves, "n": len(values), "cpu_share": cpu_share}
+    halves = (
+        float(np.median(values[::2])),
+        float(np.median(values[1::2] if len(values) > 1 else values)),
+    )
+    return {
+        "median": median,
+        "q1": q1,
+        "q3": q3,
+        "halves": halves,
+        "n": len(values),
+        "cpu_share": cpu_share,
+    }
 
 
 def find_disagreement(timing: Mapping[str, Any]) -> float:
@@ -108,16 +120,20 @@ def time_calls(calls: Sequence[Callable[[], Any]], *, seconds: float) -> dict[st
     turns, begin, cpu = itertools.cycle(calls), time.perf_counter(), time.process_time()
     while len(samples) < MOST and (len(samples) < LEAST or time.perf_counter() - begin < seconds):
         samples.append(clock(itertools.islice(turns, group)) / group)
-    return summarize_samples(samples, (time.process_time() - cpu) / max(time.perf_counter() - begin, 1e-9))
+    return summarize_samples(
+        samples, (time.process_time() - cpu) / max(time.perf_counter() - begin, 1e-9)
+    )
 
 
 def time_loader(loader: Iterable[Any], *, batches: int = 64) -> float:
-    """Time a batch of a data loader that works as fast as it can; `predict` takes the result as ``loading``.
+    """Time a batch of a data loader that works as fast as it can; `predict` takes the result as
+    ``loading``.
 
     Parameters
     ----------
     loader : iterable
-        A `torch.utils.data.DataLoader`, or anything that yields the batches of one rank; batches are dropped.
+        A `torch.utils.data.DataLoader`, or anything that yields the batches of one rank; batches
+        are dropped.
     batches : int, optional
         Batches to time after the warm-up; fewer if the loader ends before [-].
 
@@ -133,8 +149,9 @@ def time_loader(loader: Iterable[Any], *, batches: int = 64) -> float:
 
     Notes
     -----
-    Workers finish at about the same time, so batches come in bursts of one per worker. A sample is therefore the time
-    of such a burst over the number of workers. The first batch of each worker is not timed.
+    Workers finish at about the same time, so batches come in bursts of one per worker. A sample is
+    therefore the time of such a burst over the number of workers. The first batch of each worker is
+    not timed.
 
     Examples
     --------
@@ -143,9 +160,13 @@ def time_loader(loader: Iterable[Any], *, batches: int = 64) -> float:
     """
     workers = max(int(getattr(loader, "num_workers", 0)), 1)
     count = workers + check_positive("batches", batches, integer=True)
-    came = np.array([time.perf_counter() for _ in itertools.islice(loader, max(count, 2 * workers))])
+    came = np.array(
+        [time.perf_counter() for _ in itertools.islice(loader, max(count, 2 * workers))]
+    )
     if len(came) < 2 * workers:
-        raise ValueError(f"loader is {show(loader)} and ends after {len(came)} batches; it needs {2 * workers}")
+        raise ValueError(
+            f"loader is {show(loader)} and ends after {len(came)} batches; it needs {2 * workers}"
+        )
     came = came[workers - 1 :]
     return float(np.median(came[workers:] - came[:-workers]) / workers)
 
@@ -160,10 +181,11 @@ class Reference:
 
     Notes
     -----
-    A product of 256 rows and columns (34 MFLOP), a pass over 8 MiB, read and written, and a gather of 32,768 rows of
-    64 B from there take about 2 ms together. Their times must not depend on earlier work. So the product runs twice
-    untimed and twice timed, the pass rotates through 256 MiB that no cache holds, and the gather reads the data of that
-    pass. Checks: docs/formulas.md, table 7.1.
+    A product of 256 rows and columns (34 MFLOP), a pass over 8 MiB, read and written, and a gather
+    of 32,768 rows of 64 B from there take about 2 ms together. Their times must not depend on
+    earlier work. So the product runs twice untimed and twice timed, the pass rotates through 256
+    MiB that no cache holds, and the gather reads the data of that pass. Checks: docs/formulas.md,
+    table 7.1.
     """
 
     def __init__(self, device: str = "cpu") -> None:
@@ -173,10 +195,17 @@ class Reference:
         self._wall, self._core = 0.0, 0.0
         rng = torch.Generator().manual_seed(0)
         a, b, c = (torch.rand(256, 256, generator=rng).to(device) for _ in range(3))
-        parts = torch.ones(32, 2**17, 16, device=device)  # ones, not empty: new pages fault at their first use
-        far, out = torch.randint(0, 2**17, (32768,), generator=rng).to(device), torch.empty(32768, 16, device=device)
+        # ones, not empty: new pages fault at their first use
+        parts = torch.ones(32, 2**17, 16, device=device)
+        far, out = (
+            torch.randint(0, 2**17, (32768,), generator=rng).to(device),
+            torch.empty(32768, 16, device=device),
+        )
         self._multiply = partial(torch.mm, a, b, out=c)
-        streams = [(partial(part.add_, 1.0), partial(torch.index_select, part, 0, far, out=out)) for part in parts]
+        streams = [
+            (partial(part.add_, 1.0), partial(torch.index_select, part, 0, far, out=out))
+            for part in parts
+        ]
         self._streams = itertools.cycle([*streams[1:], streams[0]])
 
     def __call__(self) -> np.ndarray:
@@ -184,14 +213,17 @@ class Reference:
         add, gather = next(self._streams)
         clock([self._multiply] * 2, self._device)
         core, wall = time.thread_time(), time.perf_counter()
-        product, stream, rows = (clock(calls, self._device) for calls in ([self._multiply] * 2, [add], [gather]))
+        product, stream, rows = (
+            clock(calls, self._device) for calls in ([self._multiply] * 2, [add], [gather])
+        )
         self._core += time.thread_time() - core
         self._wall += time.perf_counter() - wall
         return np.array([product / 2, stream, rows])
 
     @property
     def core_share(self) -> float:
-        """Share of a core that this thread got during its references; below 0.97 there was other load [-]."""
+        """Share of a core that this thread got during its references; below 0.97 there was other
+        load [-]."""
         return min(1.0, self._core / max(self._wall, 1e-9))
 
 
@@ -218,7 +250,8 @@ def time_references(*, seconds: float) -> dict[str, Any]:
 def make_collective(
     operation: str, nbytes: int, device: str, *, dtype: str = "float32", group: Any = None
 ) -> tuple[Callable[[], Any], int]:
-    """Prepare a collective of a message size in the nccl-tests convention [B]; returns the call and the exact size."""
+    """Prepare a collective of a message size in the nccl-tests convention [B]; returns the call and
+    the exact size."""
     import torch
     import torch.distributed as dist
 
@@ -228,32 +261,40 @@ def make_collective(
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     calls: dict[str, Callable[..., Any]] = {
-        "all_reduce": partial(dist.all_reduce, whole), "broadcast": partial(dist.broadcast, whole, 0),
-        "all_gather": partial(gather, whole, part), "reduce_scatter": partial(scatter, part, whole),
+        "all_reduce": partial(dist.all_reduce, whole),
+        "broadcast": partial(dist.broadcast, whole, 0),
+        "all_gather": partial(gather, whole, part),
+        "reduce_scatter": partial(scatter, part, whole),
         "all_to_all": partial(dist.all_to_all_single, other, whole),
-    }  # fmt: skip
+    }
     return partial(calls[operation], group=group), kind.itemsize * n
 
 
 def time_collectives(
     *, operations: Sequence[str], sizes: Sequence[int], seconds: float, device: str = "cpu"
 ) -> list[dict[str, Any]]:
-    """Time collectives of message sizes in the nccl-tests convention [B], in several sweeps over all sizes.
+    """Time collectives of message sizes in the nccl-tests convention [B], in several sweeps over
+    all sizes.
 
-    A sample lasts from a barrier to the end of the call on this rank. Returns operation, ``nbytes`` [B], all samples
-    [s] and the share of a core that this rank got [-].
+    A sample lasts from a barrier to the end of the call on this rank. Returns operation, ``nbytes``
+    [B], all samples [s] and the share of a core that this rank got [-].
     """
     import torch
     import torch.distributed as dist
 
     reference = Reference(device)
-    made = [(operation, *make_collective(operation, size, device)) for operation in operations for size in sizes]
+    made = [
+        (operation, *make_collective(operation, size, device))
+        for operation in operations
+        for size in sizes
+    ]
     rows: list[dict[str, Any]] = [{"operation": o, "nbytes": n, "samples": []} for o, _, n in made]
     for _ in range(_SWEEPS):
         for row, (_, call, _) in zip(rows, made, strict=True):
             call()
             begin, agreed = time.perf_counter(), torch.ones(1, device=device)
-            while agreed.item():  # rank 0 decides when to stop, so that all ranks make equally many calls
+            # rank 0 decides when to stop, so that all ranks make equally many calls
+            while agreed.item():
                 for _ in range(8):
                     dist.barrier()
                     row["samples"].append(clock([call], device))
@@ -266,7 +307,8 @@ def time_collectives(
 def time_ladder(*, largest: float) -> list[dict[str, Any]]:
     """Time passes over working sets up to the largest [B], in several sweeps over all sizes.
 
-    Returns for each size ``nbytes`` [B] and ``stream``: for every sweep the time to read and write all of it [s].
+    Returns for each size ``nbytes`` [B] and ``stream``: for every sweep the time to read and write
+    all of it [s].
     """
     import torch
 

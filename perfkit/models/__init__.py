@@ -1,7 +1,26 @@
-"""Closed forms: pure functions of numbers and arrays in base units, without state, files or knowledge of a platform."""
+"""Closed forms: pure functions of numbers and arrays in base units, without state, files or
+knowledge of a platform."""
 
-from perfkit.models import caches, collectives, distributions, embedding, hierarchy, kernels, partitions, roofline, skew
+from perfkit.models import (
+    caches,
+    collectives,
+    distributions,
+    embedding,
+    hierarchy,
+    kernels,
+    partitions,
+    roofline,
+    skew,
+)
 
 __all__ = [
-    "caches", "collectives", "distributions", "embedding", "hierarchy", "kernels", "partitions", "roofline", "skew",
-]  # fmt: skip
+    "caches",
+    "collectives",
+    "distributions",
+    "embedding",
+    "hierarchy",
+    "kernels",
+    "partitions",
+    "roofline",
+    "skew",
+]

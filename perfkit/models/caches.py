@@ -1,4 +1,5 @@
-"""Cache misses of embedding lookups and page walks, and of an operand by the bytes since its last use."""
+"""Cache misses of embedding lookups and page walks, and of an operand by the bytes since its last
+use."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -7,13 +8,20 @@ import numpy as np
 import numpy.typing as npt
 
 from perfkit.ground.units import Array, Values
-from perfkit.models.distributions import Buckets, Distribution, distinct_rows, join_buckets, unique_rows
+from perfkit.models.distributions import (
+    Buckets,
+    Distribution,
+    distinct_rows,
+    join_buckets,
+    unique_rows,
+)
 from perfkit.models.distributions import Uniform as Uniform
 
 #: Bytes of a page of memory [B].
 PAGE = 4096.0
 
-#: Takes the touched rows of each table and their growth; returns the bytes or pages they cover, and their growth.
+#: Takes the touched rows of each table and their growth; returns the bytes or pages they cover, and
+#: their growth.
 _Cover = Callable[[Array, Array], tuple[Array, Array]]
 
 
@@ -21,25 +29,31 @@ class _Tables:
     """Lookups into several tables that may share caches: how many rows are touched over time."""
 
     def __init__(
-        self, distributions: Sequence[Distribution] | Buckets, lookups: npt.ArrayLike,
+        self,
+        distributions: Sequence[Distribution] | Buckets,
+        lookups: npt.ArrayLike,
         groups: npt.ArrayLike | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.buckets = buckets = join_buckets(distributions)
         rates = buckets.rates * np.repeat(np.asarray(lookups, dtype=float), buckets.sizes)
-        self.rows = np.where(rates > 1e-280, buckets.rows, 0.0)  # a table without lookups takes no room
+        # a table without lookups takes no room
+        self.rows = np.where(rates > 1e-280, buckets.rows, 0.0)
         self.rates = np.maximum(rates, 1e-280)
         numbers = np.zeros(len(buckets.sizes), dtype=int) if groups is None else np.asarray(groups)
-        self.first = np.searchsorted(numbers, np.arange(numbers[-1] + 1))  # first table of each group
+        # first table of each group
+        self.first = np.searchsorted(numbers, np.arange(numbers[-1] + 1))
         self.cuts = buckets.starts[self.first]  # and its first bucket
 
     def decay(self, times: Array) -> Array:
-        """Logarithm of the share of each bucket's rows that are not touched during the time of its group."""
+        """Logarithm of the share of each bucket's rows that are not touched during the time of its
+        group."""
         if len(self.cuts) > 1:
             times = np.repeat(times, np.diff(self.cuts, append=len(self.rates)), axis=-1)
         return -self.rates * times
 
     def touch(self, times: Array) -> tuple[Array, Array]:
-        """Distinct rows of each table that are touched during the time of its group, and their growth per time."""
+        """Distinct rows of each table that are touched during the time of its group, and their
+        growth per time."""
         found = -self.rows * np.expm1(self.decay(times))
         return self.buckets.add_up(found), self.buckets.add_up(self.rates * (self.rows - found))
 
@@ -48,28 +62,35 @@ class _Tables:
         return self.buckets.add_up(self.buckets.shares * np.exp(self.decay(times)))
 
     def fill(self, cover: _Cover, capacities: npt.ArrayLike, dense: npt.ArrayLike) -> Array:
-        """Time until the rows of each group and its dense data fill a cache; infinite if everything fits."""
+        """Time until the rows of each group and its dense data fill a cache; infinite if everything
+        fits."""
 
         def used(rows: Array, growth: Array) -> Iterator[Array]:
             return (np.add.reduceat(part, self.first, axis=-1) for part in cover(rows, growth))
 
         rows, rates = (self.buckets.add_up(part) for part in (self.rows, self.rows * self.rates))
         (most, _), (_, fastest) = used(rows, rates), used(0.0 * rows, rates)
-        capacities, dense = np.asarray(capacities, dtype=float)[..., None], np.asarray(dense, dtype=float)
+        capacities, dense = (
+            np.asarray(capacities, dtype=float)[..., None],
+            np.asarray(dense, dtype=float),
+        )
         fits, empty = capacities >= (most + dense) * (1 - 1e-13), capacities <= 0
         if np.all(fits):
             return np.full(fits.shape, np.inf)
         amount, _ = used(*self.touch(np.ones(fits.shape)))
         goal = np.where(fits | empty, amount + dense, capacities)  # there is nothing to solve
-        early = amount + dense >= goal  # dense data is the same in every iteration: it grows during the first only
+        # dense data is the same in every iteration: it grows during the first only
+        early = amount + dense >= goal
         once, more = np.where(early, 0.0, dense), np.where(early, dense, 0.0)
         latest = 40.0 / np.minimum.reduceat(np.minimum(self.rates, 1.0), self.cuts)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             soonest = np.log(goal / (fastest + dense)) - 1e-6  # it never fills faster than at first
             low, high = np.where(early, soonest, 0.0), np.where(early, 0.0, np.log(latest))
-            first = np.log(-np.log1p((once - goal) / most) * most / (fastest + more))  # as if all rows were alike
+            # as if all rows were alike
+            first = np.log(-np.log1p((once - goal) / most) * most / (fastest + more))
             logs = np.where((first > low) & (first < high) & (goal == capacities), first, 0.0)
-            for _ in range(100):  # Newton's method in logarithms, bisection where it leaves the bracket
+            # Newton's method in logarithms, bisection where it leaves the bracket
+            for _ in range(100):
                 times = np.exp(logs)
                 amount, growth = used(*self.touch(times))
                 total = amount + once + more * times
@@ -84,10 +105,17 @@ class _Tables:
 
 
 def lru_misses(
-    distributions: Sequence[Distribution] | Buckets, lookups: npt.ArrayLike, row_bytes: npt.ArrayLike, *,
-    capacity: npt.ArrayLike, dense_bytes: npt.ArrayLike = 0.0, groups: npt.ArrayLike | None = None, cold: bool = False,
-) -> Array:  # fmt: skip
-    r"""Share of the lookups that miss, in steady state, when tables share one LRU cache with the rest of the iteration.
+    distributions: Sequence[Distribution] | Buckets,
+    lookups: npt.ArrayLike,
+    row_bytes: npt.ArrayLike,
+    *,
+    capacity: npt.ArrayLike,
+    dense_bytes: npt.ArrayLike = 0.0,
+    groups: npt.ArrayLike | None = None,
+    cold: bool = False,
+) -> Array:
+    r"""Share of the lookups that miss, in steady state, when tables share one LRU cache with the
+    rest of the iteration.
 
     Parameters
     ----------
@@ -113,19 +141,21 @@ def lru_misses(
 
     Notes
     -----
-    The characteristic time T, in iterations, after which an untouched row has been pushed out (Che's approximation):
+    The characteristic time T, in iterations, after which an untouched row has been pushed out
+    (Che's approximation):
 
     .. math:: \sum_i b_i \sum_r \left(1 - (1-p_{ir})^{N_i T}\right) + \min(T, 1)\, D = C, \qquad
               m_i = \sum_r p_{ir} (1-p_{ir})^{N_i T}
 
-    Dense data is the same in every iteration, so it stops growing after one. Lookups of all tables count as
-    interleaved. If they come table after table and the cache holds less than one iteration's data, reuse inside a table
-    makes the true misses fewer. Within 0.01 of the misses of a simulated LRU. A smaller cache never misses less.
+    Dense data is the same in every iteration, so it stops growing after one. Lookups of all tables
+    count as interleaved. If they come table after table and the cache holds less than one
+    iteration's data, reuse inside a table makes the true misses fewer. Within 0.01 of the misses of
+    a simulated LRU. A smaller cache never misses less.
 
     References
     ----------
-    .. [1] H. Che, Y. Tung, Z. Wang, "Hierarchical web caching systems: modeling, design and experimental results",
-       IEEE JSAC 20(7), 2002. doi:10.1109/JSAC.2002.801752
+    .. [1] H. Che, Y. Tung, Z. Wang, "Hierarchical web caching systems: modeling, design and
+       experimental results", IEEE JSAC 20(7), 2002. doi:10.1109/JSAC.2002.801752
 
     Examples
     --------
@@ -134,18 +164,30 @@ def lru_misses(
     """
     tables = _Tables(distributions, lookups, groups)
     nbytes = np.asarray(row_bytes, dtype=float)
-    times = tables.fill(lambda rows, growth: (rows * nbytes, growth * nbytes), capacity, dense_bytes)
+    times = tables.fill(
+        lambda rows, growth: (rows * nbytes, growth * nbytes), capacity, dense_bytes
+    )
     if not cold:
         return tables.missed(times)
     members = np.diff(tables.first, append=len(tables.buckets.sizes))
-    lookups, filling = np.asarray(lookups, dtype=float), np.repeat(np.minimum(times, 1.0), members, axis=-1)
-    return distinct_rows(distributions, lookups * filling) / lookups + (1 - filling) * tables.missed(times)
+    lookups, filling = (
+        np.asarray(lookups, dtype=float),
+        np.repeat(np.minimum(times, 1.0), members, axis=-1),
+    )
+    return distinct_rows(distributions, lookups * filling) / lookups + (
+        1 - filling
+    ) * tables.missed(times)
 
 
 def page_walks(
-    distributions: Sequence[Distribution] | Buckets, lookups: npt.ArrayLike, row_bytes: npt.ArrayLike, *,
-    entries: float, dense_bytes: npt.ArrayLike = 0.0, groups: npt.ArrayLike | None = None,
-) -> Array:  # fmt: skip
+    distributions: Sequence[Distribution] | Buckets,
+    lookups: npt.ArrayLike,
+    row_bytes: npt.ArrayLike,
+    *,
+    entries: float,
+    dense_bytes: npt.ArrayLike = 0.0,
+    groups: npt.ArrayLike | None = None,
+) -> Array:
     r"""Share of the lookups whose page address is not in the translation buffer, in steady state.
 
     Parameters
@@ -170,10 +212,10 @@ def page_walks(
 
     Notes
     -----
-    Popular rows are scattered over the table, so U distinct rows touch :math:`P(1-e^{-U/P})` of its P pages. As in
-    `lru_misses`, T iterations fill the buffer. A lookup walks if neither its row nor another row of its page was
-    touched in that time. On a virtual machine with nested page tables a walk costs 100-200 ns, more than the row
-    itself.
+    Popular rows are scattered over the table, so U distinct rows touch :math:`P(1-e^{-U/P})` of its
+    P pages. As in `lru_misses`, T iterations fill the buffer. A lookup walks if neither its row nor
+    another row of its page was touched in that time. On a virtual machine with nested page tables a
+    walk costs 100-200 ns, more than the row itself.
 
     Examples
     --------
@@ -187,8 +229,9 @@ def page_walks(
     pages = np.maximum(nbytes / PAGE, 1.0)
     times = tables.fill(
         lambda rows, growth: (cover_pages(rows, nbytes), growth * np.exp(-rows / pages)),
-        entries, np.asarray(dense_bytes) / PAGE,
-    )  # fmt: skip
+        entries,
+        np.asarray(dense_bytes) / PAGE,
+    )
     return tables.missed(times) * np.exp(-tables.touch(times)[0] / pages)
 
 
@@ -243,7 +286,9 @@ def lru_hit_rate(distribution: Distribution, rows_cached: float) -> float:
     return 1.0 - float(lru_misses([distribution], [1.0], [1.0], capacity=rows_cached)[0])
 
 
-def cold_misses(distribution: Distribution, lookups: float | npt.ArrayLike, rows_cached: float) -> Array:
+def cold_misses(
+    distribution: Distribution, lookups: float | npt.ArrayLike, rows_cached: float
+) -> Array:
     """Misses of a number of lookups that start with an empty LRU cache.
 
     Parameters
@@ -258,12 +303,13 @@ def cold_misses(distribution: Distribution, lookups: float | npt.ArrayLike, rows
     Returns
     -------
     misses : array, shape of `lookups`
-        Expected misses: every distinct row until the cache is full after T lookups, then the steady rate [-].
+        Expected misses: every distinct row until the cache is full after T lookups, then the steady
+        rate [-].
 
     Notes
     -----
-    U(N) while N <= T, then C + (N - T) (1 - hit). Adding U on top would count the filling twice. Within 1 % of a
-    simulated LRU.
+    U(N) while N <= T, then C + (N - T) (1 - hit). Adding U on top would count the filling twice.
+    Within 1 % of a simulated LRU.
 
     Examples
     --------
@@ -274,7 +320,9 @@ def cold_misses(distribution: Distribution, lookups: float | npt.ArrayLike, rows
     tables = _Tables([distribution], 1.0)
     times = tables.fill(lambda rows, growth: (rows, growth), rows_cached, 0.0)
     filling = np.minimum(lookups, times[0])
-    return np.asarray(unique_rows(distribution, filling) + (lookups - filling) * tables.missed(times)[0])
+    return np.asarray(
+        unique_rows(distribution, filling) + (lookups - filling) * tables.missed(times)[0]
+    )
 
 
 def miss_share(distance: Values, *, capacity: float, sharpness: float = 4.0) -> Values:
@@ -283,11 +331,13 @@ def miss_share(distance: Values, *, capacity: float, sharpness: float = 4.0) -> 
     Parameters
     ----------
     distance : float, array or expression
-        Distinct bytes touched since the last use, the operand included; see `kernels.reuse_distances` [B].
+        Distinct bytes touched since the last use, the operand included; see
+        `kernels.reuse_distances` [B].
     capacity : float
         Size of the cache, infinite where nothing is ever evicted [B].
     sharpness : float, optional
-        How sudden the transition is; it is no step, as real caches are shared and not fully associative [-].
+        How sudden the transition is; it is no step, as real caches are shared and not fully
+        associative [-].
 
     Returns
     -------
@@ -337,9 +387,9 @@ def rotating_misses(
     -----
     .. math:: m = \max(m_f - s, 0) + s \, m(d), \qquad s = \frac{U(k n) - U((k - 1) n)}{n}
 
-    with :math:`m(d)` of `miss_share`, and U(n) distinct rows (or pages) of the n lookups of each of k batches. Rows
-    that several batches touch hit or miss as with fresh draws. The others hit one round later, if the cache holds the
-    whole round. Within 0.02 of the misses of a simulated LRU.
+    with :math:`m(d)` of `miss_share`, and U(n) distinct rows (or pages) of the n lookups of each of
+    k batches. Rows that several batches touch hit or miss as with fresh draws. The others hit one
+    round later, if the cache holds the whole round. Within 0.02 of the misses of a simulated LRU.
 
     Examples
     --------
@@ -347,4 +397,6 @@ def rotating_misses(
     [0.1, 0.5, 0.9]
     """
     above = fresh - oldest
-    return (above + abs(above)) / 2 + oldest * miss_share(distance, capacity=capacity, sharpness=sharpness)
+    return (above + abs(above)) / 2 + oldest * miss_share(
+        distance, capacity=capacity, sharpness=sharpness
+    )

@@ -1,4 +1,5 @@
-"""Times of collectives by message size, and the bus bandwidth they reach; between nodes see `hierarchy`."""
+"""Times of collectives by message size, and the bus bandwidth they reach; between nodes see
+`hierarchy`."""
 
 from collections.abc import Mapping
 
@@ -9,8 +10,9 @@ from perfkit.models.roofline import smooth_maximum
 
 #: Bus factor by operation: the multiple of (p - 1) / p for the first group, of 1 for the second.
 _SHARED: Mapping[str, float] = {
-    "all_reduce": 2.0, **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), 1.0)
-}  # fmt: skip
+    "all_reduce": 2.0,
+    **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), 1.0),
+}
 _WHOLE = ("broadcast", "reduce", "send_recv")
 #: Operations in the vocabulary of nccl-tests.
 OPERATIONS = (*_SHARED, *_WHOLE)
@@ -42,7 +44,11 @@ def ring_steps(operation: str, ranks: Values) -> Values:
     (14, 7)
     """
     check_choice("operation", operation, OPERATIONS)
-    return ranks * 0 + 1 if operation == "send_recv" else (2 if operation == "all_reduce" else 1) * (ranks - 1)
+    return (
+        ranks * 0 + 1
+        if operation == "send_recv"
+        else (2 if operation == "all_reduce" else 1) * (ranks - 1)
+    )
 
 
 def bus_factor(operation: str, ranks: Values) -> Values:
@@ -58,7 +64,8 @@ def bus_factor(operation: str, ranks: Values) -> Values:
     Returns
     -------
     factor : same kind as `ranks`
-        2 (p - 1) / p for all_reduce, 1 for broadcast, reduce and send_recv, (p - 1) / p for the others [-].
+        2 (p - 1) / p for all_reduce, 1 for broadcast, reduce and send_recv, (p - 1) / p for the
+        others [-].
 
     Raises
     ------
@@ -135,12 +142,13 @@ def alpha_beta(nbytes: Values, *, alpha: float, beta: float) -> Values:
     -----
     .. math:: t(n) = \alpha + \beta n
 
-    Fitted on log time to 76 NCCL curves it leaves 7.9 % geometric-mean error on held-out sizes; `pipelined` leaves
-    4.5 %.
+    Fitted on log time to 76 NCCL curves it leaves 7.9 % geometric-mean error on held-out sizes;
+    `pipelined` leaves 4.5 %.
 
     References
     ----------
-    .. [1] R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", Parallel Computing 20(3),
+    .. [1] R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2",
+       Parallel Computing 20(3),
        1994. doi:10.1016/S0167-8191(06)80021-9
 
     Examples
@@ -163,8 +171,9 @@ def pipelined(nbytes: Values, *, alpha: float, beta: float, sharpness: float = 0
     beta : float
         Time per byte of a huge message, the inverse of algorithm bandwidth [s/B].
     sharpness : float, optional
-        Exponent q of the smooth maximum, between 0.3 and 50: 1 adds the phases (classic alpha-beta), large values take
-        the longer one, and values below 1 charge the crossover, where protocols change and pipelines fill [-].
+        Exponent q of the smooth maximum, between 0.3 and 50: 1 adds the phases (classic
+        alpha-beta), large values take the longer one, and values below 1 charge the crossover,
+        where protocols change and pipelines fill [-].
 
     Returns
     -------
@@ -175,14 +184,16 @@ def pipelined(nbytes: Values, *, alpha: float, beta: float, sharpness: float = 0
     -----
     .. math:: t(n) = \left(\alpha^q + (\beta n)^q\right)^{1/q}
 
-    Continuous, increasing in every argument but `sharpness`, never below ``max(alpha, beta * nbytes)``. Checked on 76
-    NCCL curves of seven NVSwitch systems, 512 B to 512 MiB, 2 to 8 ranks: held-out sizes 4.5 % geometric-mean error
-    at q = 0.6, against 7.9 % for the classic form. PCIe systems prefer q = 0.7; q = 0.5 is the optimal chunking of a
-    pipeline, alpha + beta n + 2 sqrt(alpha beta n).
+    Continuous, increasing in every argument but `sharpness`, never below ``max(alpha, beta *
+    nbytes)``. Checked on 76 NCCL curves of seven NVSwitch systems, 512 B to 512 MiB, 2 to 8 ranks:
+    held-out sizes 4.5 % geometric-mean error at q = 0.6, against 7.9 % for the classic form. PCIe
+    systems prefer q = 0.7; q = 0.5 is the optimal chunking of a pipeline, alpha + beta n + 2
+    sqrt(alpha beta n).
 
     References
     ----------
-    .. [1] R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", Parallel Computing 20(3),
+    .. [1] R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2",
+       Parallel Computing 20(3),
        1994. doi:10.1016/S0167-8191(06)80021-9 (the alpha-beta form, q = 1)
 
     Examples
@@ -195,8 +206,11 @@ def pipelined(nbytes: Values, *, alpha: float, beta: float, sharpness: float = 0
     return smooth_maximum(alpha, beta * nbytes, sharpness=sharpness)
 
 
-def two_regime(nbytes: Values, *, alpha1: float, beta1: float, alpha2: float, beta2: float) -> Values:
-    r"""Time of a collective that switches from a low-latency to a high-bandwidth protocol when that is faster.
+def two_regime(
+    nbytes: Values, *, alpha1: float, beta1: float, alpha2: float, beta2: float
+) -> Values:
+    r"""Time of a collective that switches from a low-latency to a high-bandwidth protocol when that
+    is faster.
 
     Parameters
     ----------
@@ -220,12 +234,13 @@ def two_regime(nbytes: Values, *, alpha1: float, beta1: float, alpha2: float, be
     -----
     .. math:: t(n) = \min(\alpha_1 + \beta_1 n,\; \alpha_2 + \beta_2 n)
 
-    On the curves of `pipelined`: 3.2 % geometric-mean error on held-out sizes, with four parameters instead of two.
+    On the curves of `pipelined`: 3.2 % geometric-mean error on held-out sizes, with four parameters
+    instead of two.
 
     References
     ----------
-    .. [1] Z. Hu et al., "Demystifying NCCL: an in-depth analysis of GPU communication protocols and algorithms", 2025,
-       arXiv:2507.04786 (the LL, LL128 and Simple protocols)
+    .. [1] Z. Hu et al., "Demystifying NCCL: an in-depth analysis of GPU communication protocols and
+       algorithms", 2025, arXiv:2507.04786 (the LL, LL128 and Simple protocols)
 
     Examples
     --------
@@ -237,7 +252,13 @@ def two_regime(nbytes: Values, *, alpha1: float, beta1: float, alpha2: float, be
 
 
 def two_branch(
-    nbytes: Values, *, alpha1: float, beta1: float, alpha2: float, beta2: float, sharpness: float = 0.8
+    nbytes: Values,
+    *,
+    alpha1: float,
+    beta1: float,
+    alpha2: float,
+    beta2: float,
+    sharpness: float = 0.8,
 ) -> Values:
     r"""Time of a collective that switches between two pipelined protocols when that is faster.
 
@@ -265,15 +286,15 @@ def two_branch(
     -----
     .. math:: t(n) = \min_{i=1,2} \left(\alpha_i^q + (\beta_i n)^q\right)^{1/q}
 
-    Continuous where the branches meet. Every other size of 66 A100 and H100 curves (2 to 8 ranks, 512 B to 512 MiB)
-    predicted from the rest: 3.3 / 5.8 / 17 % (geometric mean / mean / 95th percentile) at q = 0.8; `pipelined` has 3.8
-    / 6.6 / 21 %. Libraries switch twice, to more channels near 64 KiB and to another protocol at some MiB; the form
-    holds one switch.
+    Continuous where the branches meet. Every other size of 66 A100 and H100 curves (2 to 8 ranks,
+    512 B to 512 MiB) predicted from the rest: 3.3 / 5.8 / 17 % (geometric mean / mean / 95th
+    percentile) at q = 0.8; `pipelined` has 3.8 / 6.6 / 21 %. Libraries switch twice, to more
+    channels near 64 KiB and to another protocol at some MiB; the form holds one switch.
 
     References
     ----------
-    .. [1] Z. Hu et al., "Demystifying NCCL: an in-depth analysis of GPU communication protocols and algorithms", 2025,
-       arXiv:2507.04786 (the LL, LL128 and Simple protocols)
+    .. [1] Z. Hu et al., "Demystifying NCCL: an in-depth analysis of GPU communication protocols and
+       algorithms", 2025, arXiv:2507.04786 (the LL, LL128 and Simple protocols)
 
     Examples
     --------
@@ -286,9 +307,16 @@ def two_branch(
 
 
 def over_ranks(
-    nbytes: Values, ranks: Values, operation: str, *, alpha0: float, alpha1: float, beta0: float, beta1: float,
+    nbytes: Values,
+    ranks: Values,
+    operation: str,
+    *,
+    alpha0: float,
+    alpha1: float,
+    beta0: float,
+    beta1: float,
     sharpness: float = 0.6,
-) -> Values:  # fmt: skip
+) -> Values:
     r"""Time of a collective for any number of ranks of one network.
 
     Parameters
@@ -322,11 +350,12 @@ def over_ranks(
 
     Notes
     -----
-    .. math:: t(n, p) = \left(\alpha^q + (\beta n)^q\right)^{1/q}, \quad \alpha = \alpha_0 + \alpha_1 s(p), \quad
+    .. math:: t(n, p) = \left(\alpha^q + (\beta n)^q\right)^{1/q}, \quad \alpha = \alpha_0 +
+    \alpha_1 s(p), \quad
        \beta = \beta_0 + \beta_1 \frac{p-1}{p}
 
-    Fitted on 2 and 4 ranks of A100 and H100 nodes it predicts 8 with 4.2 / 7.4 / 21 % (geometric mean / mean / 95th
-    percentile). Other laws do worse: docs/formulas.md, table 1.3.
+    Fitted on 2 and 4 ranks of A100 and H100 nodes it predicts 8 with 4.2 / 7.4 / 21 % (geometric
+    mean / mean / 95th percentile). Other laws do worse: docs/formulas.md, table 1.3.
 
     Examples
     --------
@@ -338,7 +367,9 @@ def over_ranks(
     return pipelined(nbytes, alpha=alpha, beta=beta0 + beta1 * share, sharpness=sharpness)
 
 
-def ring_collective(nbytes: Values, *, operation: str, ranks: Values, alpha_hop: float, beta_link: float) -> Values:
+def ring_collective(
+    nbytes: Values, *, operation: str, ranks: Values, alpha_hop: float, beta_link: float
+) -> Values:
     r"""Time of a collective around a ring; an all_reduce is a reduce_scatter, then an all_gather.
 
     Parameters
@@ -368,17 +399,20 @@ def ring_collective(nbytes: Values, *, operation: str, ranks: Values, alpha_hop:
     -----
     .. math:: t = s(p)\, \alpha_h + f(p)\, \beta_l n
 
-    with the steps s and the bus factor f; additions overlap with the transfer. Measured all_reduces of large messages
-    grow less with p: a ring fitted on 2 and 4 ranks is 23 to 28 % too slow on 8.
+    with the steps s and the bus factor f; additions overlap with the transfer. Measured all_reduces
+    of large messages grow less with p: a ring fitted on 2 and 4 ranks is 23 to 28 % too slow on 8.
 
     References
     ----------
-    .. [1] R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH", Int. J.
-       High Performance Computing Applications 19(1), 2005. doi:10.1177/1094342005051521
+    .. [1] R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication
+       operations in MPICH", Int. J. High Performance Computing Applications 19(1), 2005.
+       doi:10.1177/1094342005051521
 
     Examples
     --------
     >>> round(ring_collective(1e9, operation="all_gather", ranks=8, alpha_hop=2e-6, beta_link=1 / 250e9) * 1e3, 2)
     3.51
     """
-    return ring_steps(operation, ranks) * alpha_hop + bus_factor(operation, ranks) * beta_link * nbytes
+    return (
+        ring_steps(operation, ranks) * alpha_hop + bus_factor(operation, ranks) * beta_link * nbytes
+    )

@@ -19,7 +19,8 @@ _GROUPS = 128  # buckets of a law
 
 
 class Distribution:
-    """Which rows of a table are looked up: `Uniform`, `Zipf`, `ReuseHistogram` or a `Part` of one of them."""
+    """Which rows of a table are looked up: `Uniform`, `Zipf`, `ReuseHistogram` or a `Part` of one
+    of them."""
 
     rows: int
 
@@ -37,12 +38,14 @@ class Distribution:
         Parameters
         ----------
         n : int, optional
-            Groups aimed at, for a Zipf law besides its heavy hitters; others have as many as they need [-].
+            Groups aimed at, for a Zipf law besides its heavy hitters; others have as many as they
+            need [-].
 
         Returns
         -------
         probabilities, multiplicities : arrays
-            Mean probability of one row of the bucket, and rows in the bucket; their products add up to 1 [-].
+            Mean probability of one row of the bucket, and rows in the bucket; their products add up
+            to 1 [-].
         """
         mass, rows = self._weigh(n)
         probabilities = mass / mass.sum() / rows
@@ -85,7 +88,8 @@ class Uniform(Distribution):
 
 @dataclass(frozen=True)
 class Zipf(Distribution):
-    r"""The row of rank r is looked up with probability proportional to ``(r + shift) ** -exponent``.
+    r"""The row of rank r is looked up with probability proportional to ``(r + shift) **
+    -exponent``.
 
     Parameters
     ----------
@@ -116,31 +120,45 @@ class Zipf(Distribution):
         check_positive("exponent", self.exponent, zero=True, maximum=100)
         if isinstance(self.shift, str | bool) or not -1 < self.shift < 2.0**63:
             raise ValueError(f"shift is {self.shift!r}; it must be a number above -1")
-        shares = tuple(check_positive("heavy_hitters", h, zero=True, maximum=1) for h in self.heavy_hitters)
+        shares = tuple(
+            check_positive("heavy_hitters", h, zero=True, maximum=1) for h in self.heavy_hitters
+        )
         if len(shares) >= self.rows:
-            raise ValueError(f"heavy_hitters has {len(shares)} entries; it must have fewer than the {self.rows} rows")
+            raise ValueError(
+                f"heavy_hitters has {len(shares)} entries; it must have fewer than the {self.rows} rows"
+            )
         total = sum(shares)
         if total > 1 + 1e-6:  # what single precision leaves of a sum of 1
-            raise ValueError(f"heavy_hitters add up to {total:g}; they are probabilities of rows: at most 1 in all")
+            raise ValueError(
+                f"heavy_hitters add up to {total:g}; they are probabilities of rows: at most 1 in all"
+            )
         object.__setattr__(self, "heavy_hitters", tuple(h / max(total, 1.0) for h in shares))
 
     def _weigh(self, n: int) -> tuple[Array, Array]:
         hitters = np.asarray(self.heavy_hitters, dtype=float)
         rows = np.array([[self.rows]], dtype=float)
-        mass, rows = (found[0] for found in _weigh_ranks(rows, self.exponent, self.shift, len(hitters), n))
+        mass, rows = (
+            found[0] for found in _weigh_ranks(rows, self.exponent, self.shift, len(hitters), n)
+        )
         mass *= max(1 - hitters.sum(), 0.0) / mass.sum()
-        return np.concatenate([hitters, mass[rows > 0]]), np.concatenate([np.ones(len(hitters)), rows[rows > 0]])
+        return np.concatenate([hitters, mass[rows > 0]]), np.concatenate(
+            [np.ones(len(hitters)), rows[rows > 0]]
+        )
 
 
-def _weigh_ranks(rows: Array, s: Values, shift: Values, skipped: int, n: int) -> tuple[Array, Array]:
-    """Weights of groups of ranks behind some that are skipped, and ranks of each, by law; some groups are empty."""
+def _weigh_ranks(
+    rows: Array, s: Values, shift: Values, skipped: int, n: int
+) -> tuple[Array, Array]:
+    """Weights of groups of ranks behind some that are skipped, and ranks of each, by law; some
+    groups are empty."""
     most = min(_EXACT_RANKS, max(1, n // 2))
     steps, exact = max(1, n - most), np.minimum(skipped + most, rows)
     growth = np.round(exact * (rows / exact) ** (np.arange(1.0, steps + 1) / steps))
     # bucket i holds the ranks edges[i]+1 ... edges[i+1]
     edges = np.concatenate([np.minimum(skipped + np.arange(most + 1.0), exact), growth], axis=1)
     many, ends = np.diff(edges), np.stack([edges[:, :-1] + 1, edges[:, 1:]]) + shift
-    # Euler-Maclaurin, relative to the first rank so that no power overflows; a bucket of one rank is exact.
+    # Euler-Maclaurin, relative to the first rank so that no power overflows; a bucket of one rank
+    # is exact.
     logs = np.log(ends / ends[0, :, :1])
     (first, last), span = np.exp(-s * logs), logs[1] - logs[0]
     integral = first * ends[0] * np.divide(np.expm1((1 - s) * span), 1 - s, out=span, where=s != 1)
@@ -155,7 +173,8 @@ class ReuseHistogram(Distribution):
     Parameters
     ----------
     counts : tuple of 17 floats
-        Distinct rows looked up once, twice, 3-4 times, 5-8, ..., 2**14+1 to 2**15, and more often [-].
+        Distinct rows looked up once, twice, 3-4 times, 5-8, ..., 2**14+1 to 2**15, and more often
+        [-].
     lookups : float
         Lookups of the recorded batch [-].
     rows : int
@@ -163,9 +182,10 @@ class ReuseHistogram(Distribution):
 
     Notes
     -----
-    Inside the recorded batch the histogram needs no assumption about the distribution. Beyond about twice the batch it
-    does not show how many rows are still unseen, and `unique_rows` warns. As buckets, rows seen once represent all rows
-    that could have been seen instead, so they are spread over the unseen ones.
+    Inside the recorded batch the histogram needs no assumption about the distribution. Beyond about
+    twice the batch it does not show how many rows are still unseen, and `unique_rows` warns. As
+    buckets, rows seen once represent all rows that could have been seen instead, so they are spread
+    over the unseen ones.
     """
 
     counts: tuple[float, ...]
@@ -174,8 +194,12 @@ class ReuseHistogram(Distribution):
 
     def __post_init__(self) -> None:
         if len(self.counts) != 17:
-            raise ValueError(f"counts has {len(self.counts)} bins; it must have 17: once, twice, 3-4, ... over 2**15")
-        object.__setattr__(self, "counts", tuple(check_positive("counts", c, zero=True) for c in self.counts))
+            raise ValueError(
+                f"counts has {len(self.counts)} bins; it must have 17: once, twice, 3-4, ... over 2**15"
+            )
+        object.__setattr__(
+            self, "counts", tuple(check_positive("counts", c, zero=True) for c in self.counts)
+        )
         check_positive("lookups", self.lookups)
         super().__post_init__()
         most = min(self.rows, self.lookups)
@@ -195,7 +219,8 @@ class ReuseHistogram(Distribution):
         return ReuseHistogram(tuple(c * part for c in self.counts), self.lookups * part, rows)
 
     def accesses(self) -> Array:
-        """Accesses of a row of each bin, scaled so that all rows together make the recorded lookups.
+        """Accesses of a row of each bin, scaled so that all rows together make the recorded
+        lookups.
 
         Returns
         -------
@@ -203,7 +228,8 @@ class ReuseHistogram(Distribution):
             Mean accesses of one row [-].
         """
         upper = 2.0 ** np.arange(17)
-        means = np.sqrt(upper * (np.floor(upper / 2) + 1))  # between the fewest and the most accesses of the bin
+        # between the fewest and the most accesses of the bin
+        means = np.sqrt(upper * (np.floor(upper / 2) + 1))
         rows = np.asarray(self.counts)
         if rows[16] > 0:
             means[16] = max(2.0**15, (self.lookups - means[:16] @ rows[:16]) / rows[16])
@@ -217,8 +243,8 @@ class ReuseHistogram(Distribution):
 class Part(Distribution):
     """A random part of the rows of a table, such as a shard of a split by rows.
 
-    Each row of the table is a fraction of a row of the part. This is the mean over all parts, with and without popular
-    rows, so that all parts together find as many distinct rows as the table.
+    Each row of the table is a fraction of a row of the part. This is the mean over all parts, with
+    and without popular rows, so that all parts together find as many distinct rows as the table.
 
     Parameters
     ----------
@@ -273,17 +299,20 @@ def unique_rows(distribution: Distribution, lookups: float | npt.ArrayLike) -> A
     -----
     .. math:: U = \sum_r 1 - (1 - p_r)^N
 
-    and for a reuse histogram that counts n_c rows with c accesses in its own batch, thinned to the fraction b of it,
+    and for a reuse histogram that counts n_c rows with c accesses in its own batch, thinned to the
+    fraction b of it,
 
     .. math:: U = \sum_c n_c \left(1 - (1 - b)^c\right)
 
-    Beyond its own batch the histogram is continued with the rate at which it was still finding rows that had been
-    seen once, and saturates at all rows. The bucketed Zipf sum is within 0.1 % of the exact one.
+    Beyond its own batch the histogram is continued with the rate at which it was still finding rows
+    that had been seen once, and saturates at all rows. The bucketed Zipf sum is within 0.1 % of the
+    exact one.
 
     References
     ----------
-    .. [1] I. J. Good, G. H. Toulmin, "The number of new species, and the increase in population coverage, when a
-       sample is increased", Biometrika 43, 1956. doi:10.1093/biomet/43.1-2.45 (thinning and extrapolation)
+    .. [1] I. J. Good, G. H. Toulmin, "The number of new species, and the increase in population
+       coverage, when a sample is increased", Biometrika 43, 1956. doi:10.1093/biomet/43.1-2.45
+       (thinning and extrapolation)
 
     Examples
     --------
@@ -293,7 +322,9 @@ def unique_rows(distribution: Distribution, lookups: float | npt.ArrayLike) -> A
     return distinct_rows([distribution], np.asarray(lookups, dtype=float)[..., None])[..., 0]
 
 
-def distinct_rows(distributions: "Sequence[Distribution] | Buckets", lookups: npt.ArrayLike) -> Array:
+def distinct_rows(
+    distributions: "Sequence[Distribution] | Buckets", lookups: npt.ArrayLike
+) -> Array:
     """Distinct rows of several tables at once, see `unique_rows`.
 
     Parameters
@@ -318,7 +349,8 @@ def distinct_rows(distributions: "Sequence[Distribution] | Buckets", lookups: np
 
 
 class Buckets(NamedTuple):
-    """Rows of several tables, end to end in groups of like probability; ``rates`` are -log(1 - probability)."""
+    """Rows of several tables, end to end in groups of like probability; ``rates`` are -log(1 -
+    probability)."""
 
     rates: Array
     rows: Array
@@ -328,7 +360,11 @@ class Buckets(NamedTuple):
 
     def add_up(self, values: Array) -> Array:
         """Sum values of buckets by table; where each has one bucket there is nothing to sum."""
-        return values if len(self.starts) == len(self.rows) else np.add.reduceat(values, self.starts, axis=-1)
+        return (
+            values
+            if len(self.starts) == len(self.rows)
+            else np.add.reduceat(values, self.starts, axis=-1)
+        )
 
 
 def join_buckets(distributions: "Sequence[Distribution] | Buckets") -> Buckets:
@@ -342,7 +378,8 @@ def join_buckets(distributions: "Sequence[Distribution] | Buckets") -> Buckets:
     Returns
     -------
     buckets : Buckets
-        Decay rate, rows and share of the table's lookups by bucket [-]; buckets and first bucket by table [-].
+        Decay rate, rows and share of the table's lookups by bucket [-]; buckets and first bucket by
+        table [-].
     """
     if isinstance(distributions, Buckets):
         return distributions
@@ -366,16 +403,23 @@ def spread_rows(rows: Array, exponents: Array, shifts: Array) -> Buckets:
     if exponents.any():
         mass, many = _weigh_ranks(mass, exponents[:, None], shifts[:, None], 0, _GROUPS)
     places, sizes = np.flatnonzero(many), np.count_nonzero(many, axis=1)
-    return _bundle((mass / mass.sum(axis=1, keepdims=True)).ravel()[places], many.ravel()[places], sizes)
+    return _bundle(
+        (mass / mass.sum(axis=1, keepdims=True)).ravel()[places], many.ravel()[places], sizes
+    )
 
 
 @lru_cache(maxsize=512)
 def _join(distributions: tuple[Distribution, ...]) -> Buckets:
     laws = [law for law in distributions if isinstance(law, Zipf) and not law.heavy_hitters]
     if len(laws) == len(distributions):
-        return spread_rows(*np.array([(law.rows, law.exponent, law.shift) for law in laws], dtype=float).T)
+        return spread_rows(
+            *np.array([(law.rows, law.exponent, law.shift) for law in laws], dtype=float).T
+        )
     pairs = [law.buckets() for law in distributions]
-    sizes, (probabilities, rows) = [len(rows) for _, rows in pairs], map(np.concatenate, zip(*pairs, strict=True))
+    sizes, (probabilities, rows) = (
+        [len(rows) for _, rows in pairs],
+        map(np.concatenate, zip(*pairs, strict=True)),
+    )
     return _bundle(probabilities * rows, rows, np.array(sizes))
 
 
@@ -387,7 +431,10 @@ def _bundle(shares: Array, rows: Array, sizes: Index) -> Buckets:
 def _unique_of_histogram(histogram: ReuseHistogram, part: Array) -> Array:
     if np.any(part > 2):
         text = f"{np.max(part) * histogram.lookups:.3g} lookups are more than twice the {histogram.lookups:.3g} of the"
-        warnings.warn(f"{text} reuse histogram; distinct rows beyond its batch are not identified", stacklevel=4)
+        warnings.warn(
+            f"{text} reuse histogram; distinct rows beyond its batch are not identified",
+            stacklevel=4,
+        )
     rows, seen = np.asarray(histogram.counts), sum(histogram.counts)
     inside = (1 - (1 - np.minimum(part, 1.0))[..., None] ** histogram.accesses()) @ rows
     unseen = max(histogram.rows - seen, 1e-300)

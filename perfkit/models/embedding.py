@@ -1,4 +1,5 @@
-"""Traffic of embedding lookups and of their fused backward passes, and the state that optimizers keep."""
+"""Traffic of embedding lookups and of their fused backward passes, and the state that optimizers
+keep."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from perfkit.ground.units import Array, Values
-from perfkit.models.caches import PAGE, cover_pages, lru_misses, miss_share, page_walks, rotating_misses
+from perfkit.models.caches import (
+    PAGE,
+    cover_pages,
+    lru_misses,
+    miss_share,
+    page_walks,
+    rotating_misses,
+)
 from perfkit.models.distributions import Buckets, Distribution, distinct_rows, join_buckets
 from perfkit.models.roofline import round_up
 
@@ -23,7 +31,9 @@ STATE: Mapping[str, float] = {
 }
 
 
-def state_bytes(rows: Values, dim: Values, itemsize: Values = 4, *, optimizer: str = "sgd") -> Values:
+def state_bytes(
+    rows: Values, dim: Values, itemsize: Values = 4, *, optimizer: str = "sgd"
+) -> Values:
     """Bytes that an optimizer keeps for the rows of a table.
 
     Parameters
@@ -77,7 +87,13 @@ def row_traffic(dim: Values, itemsize: float = 4, granularity: float = 64) -> Va
 
 
 def forward_bytes(
-    bags: Values, lookups: Values, dim: Values, *, itemsize: float = 4, granularity: float = 64, misses: Values = 1.0
+    bags: Values,
+    lookups: Values,
+    dim: Values,
+    *,
+    itemsize: float = 4,
+    granularity: float = 64,
+    misses: Values = 1.0,
 ) -> Values:
     r"""Traffic of an embedding-bag forward pass that sums the rows of each bag.
 
@@ -94,7 +110,8 @@ def forward_bytes(
     granularity : float, optional
         Smallest access [B].
     misses : float, array or expression, optional
-        Share of the rows that comes from this memory level, see `perfkit.models.caches.lru_misses` [-].
+        Share of the rows that comes from this memory level, see `perfkit.models.caches.lru_misses`
+        [-].
 
     Returns
     -------
@@ -105,8 +122,8 @@ def forward_bytes(
     -----
     .. math:: 8 B L + 8 B + m B L\, R(eD) + B e D
 
-    At the measured bandwidth of a V100 this is 2.5 % above the kernel's time; see docs/formulas.md, table 3.2. Small
-    tables need `misses`: the L2 cache serves many of their rows.
+    At the measured bandwidth of a V100 this is 2.5 % above the kernel's time; see docs/formulas.md,
+    table 3.2. Small tables need `misses`: the L2 cache serves many of their rows.
 
     Examples
     --------
@@ -118,7 +135,13 @@ def forward_bytes(
 
 
 def fused_backward_bytes(
-    bags: Values, lookups: Values, dim: Values, *, itemsize: float = 4, granularity: float = 32, misses: Values = 1.0
+    bags: Values,
+    lookups: Values,
+    dim: Values,
+    *,
+    itemsize: float = 4,
+    granularity: float = 32,
+    misses: Values = 1.0,
 ) -> Values:
     r"""Traffic of a backward pass fused with SGD that reads and writes a row for every lookup.
 
@@ -148,21 +171,33 @@ def fused_backward_bytes(
     -----
     .. math:: 2 m B L\, R(eD) + B e D
 
-    The DRAM counters of a V100 show 1.04 times this (docs/formulas.md, table 3.2); indices are less than 1 % of it.
+    The DRAM counters of a V100 show 1.04 times this (docs/formulas.md, table 3.2); indices are less
+    than 1 % of it.
 
     Examples
     --------
     >>> fused_backward_bytes(4096 * 32, 4096 * 32 * 16, 128)
     2214592512.0
     """
-    return 2.0 * misses * lookups * row_traffic(dim, itemsize, granularity) + 1.0 * itemsize * bags * dim
+    return (
+        2.0 * misses * lookups * row_traffic(dim, itemsize, granularity)
+        + 1.0 * itemsize * bags * dim
+    )
 
 
 def exact_backward_bytes(
-    unique: Values, bags: Values, lookups: Values, dim: Values, *, itemsize: float = 4, granularity: float = 32,
-    gradient_misses: Values = 0.0, sort_passes: float = 4,
-) -> Values:  # fmt: skip
-    r"""Traffic of a backward pass fused with the optimizer that sorts the indices and updates each distinct row once.
+    unique: Values,
+    bags: Values,
+    lookups: Values,
+    dim: Values,
+    *,
+    itemsize: float = 4,
+    granularity: float = 32,
+    gradient_misses: Values = 0.0,
+    sort_passes: float = 4,
+) -> Values:
+    r"""Traffic of a backward pass fused with the optimizer that sorts the indices and updates each
+    distinct row once.
 
     FBGEMM's "exact" optimizers, which TorchRec uses, work like this.
 
@@ -183,7 +218,8 @@ def exact_backward_bytes(
     gradient_misses : float, array or expression, optional
         Share of the repeated reads of the output's gradient that no cache serves [-].
     sort_passes : float, optional
-        Passes of the radix sort, each reading and writing 16 B a lookup: 8 bits a pass of a 32-bit key [-].
+        Passes of the radix sort, each reading and writing 16 B a lookup: 8 bits a pass of a 32-bit
+        key [-].
 
     Returns
     -------
@@ -201,7 +237,12 @@ def exact_backward_bytes(
     """
     row, compulsory = row_traffic(dim, itemsize, granularity), 1.0 * itemsize * bags * dim
     repeated = gradient_misses * (lookups * row - compulsory)
-    return 4 * _INDEX * sort_passes * lookups + 2.0 * unique * row + compulsory + (repeated + abs(repeated)) / 2
+    return (
+        4 * _INDEX * sort_passes * lookups
+        + 2.0 * unique * row
+        + compulsory
+        + (repeated + abs(repeated)) / 2
+    )
 
 
 @dataclass(frozen=True)
@@ -236,11 +277,19 @@ class LookupSizes:
 
 
 def size_lookup(
-    distributions: Sequence[Distribution] | Buckets, lookups: npt.ArrayLike, dim: npt.ArrayLike, *,
-    capacities: Sequence[float], entries: float, itemsize: npt.ArrayLike = 4.0, granularity: float = 64.0,
-    dense_bytes: npt.ArrayLike = 0.0, groups: npt.ArrayLike | None = None, cold: bool = False,
+    distributions: Sequence[Distribution] | Buckets,
+    lookups: npt.ArrayLike,
+    dim: npt.ArrayLike,
+    *,
+    capacities: Sequence[float],
+    entries: float,
+    itemsize: npt.ArrayLike = 4.0,
+    granularity: float = 64.0,
+    dense_bytes: npt.ArrayLike = 0.0,
+    groups: npt.ArrayLike | None = None,
+    cold: bool = False,
     batches: Sequence[float] | None = None,
-) -> LookupSizes:  # fmt: skip
+) -> LookupSizes:
     r"""Size the lookups of one iteration into tables, or into shares of their rows or columns.
 
     Parameters
@@ -262,9 +311,11 @@ def size_lookup(
     dense_bytes : float or array, shape (groups,), optional
         Distinct other bytes that one iteration touches [B].
     groups : array of int, shape (n,), optional
-        Which tables share caches, in ascending order; all by default, ``range(n)`` sizes each alone [-].
+        Which tables share caches, in ascending order; all by default, ``range(n)`` sizes each alone
+        [-].
     cold : bool, optional
-        Whether the lookups of each table find empty caches, as in a kernel that goes from table to table.
+        Whether the lookups of each table find empty caches, as in a kernel that goes from table to
+        table.
     batches : sequence of float, length n, optional
         Batches of indices that rotate; by default every iteration draws fresh ones [-].
 
@@ -275,9 +326,10 @@ def size_lookup(
 
     Notes
     -----
-    The forms are `unique_rows`, `lru_misses` (`cold_misses` where `cold`), `page_walks`, `rotating_misses` and, for the
-    update, `miss_share` of all distinct rows of the group and its dense bytes, all in `perfkit.models.caches`. Groups
-    are solved together: thousands of shares take some 10 ms.
+    The forms are `unique_rows`, `lru_misses` (`cold_misses` where `cold`), `page_walks`,
+    `rotating_misses` and, for the update, `miss_share` of all distinct rows of the group and its
+    dense bytes, all in `perfkit.models.caches`. Groups are solved together: thousands of shares
+    take some 10 ms.
 
     Examples
     --------
@@ -289,40 +341,64 @@ def size_lookup(
     n = len(distributions.sizes if isinstance(distributions, Buckets) else distributions)
     members = np.zeros(n, dtype=int) if groups is None else np.asarray(groups)
     sizes = (lookups, np.multiply(dim, itemsize), members) + (() if batches is None else (batches,))
-    given, dense = [np.broadcast_to(v, n) for v in sizes], np.broadcast_to(dense_bytes, int(members[-1]) + 1)
+    given, dense = (
+        [np.broadcast_to(v, n) for v in sizes],
+        np.broadcast_to(dense_bytes, int(members[-1]) + 1),
+    )
     rest = (tuple(capacities), entries, granularity, cold)
     if isinstance(distributions, Buckets):  # too many to be compared with others
         return _size.__wrapped__(distributions, given, dense, *rest)
-    return _size(tuple(distributions), tuple(tuple(v.tolist()) for v in given), tuple(dense.tolist()), *rest)
+    return _size(
+        tuple(distributions), tuple(tuple(v.tolist()) for v in given), tuple(dense.tolist()), *rest
+    )
 
 
 @lru_cache(maxsize=64)
 def _size(
-    laws: tuple[Distribution, ...] | Buckets, given: Any, dense: Any, capacities: Any, entries: float, least: float,
+    laws: tuple[Distribution, ...] | Buckets,
+    given: Any,
+    dense: Any,
+    capacities: Any,
+    entries: float,
+    least: float,
     cold: bool,
-) -> LookupSizes:  # fmt: skip
+) -> LookupSizes:
     """Do what `size_lookup` says, once for the same arguments."""
     lookups, width, members, *batches = map(np.array, given)
     dense, row = np.array(dense), row_traffic(width, 1.0, least)
-    buckets, unique, known = join_buckets(laws), distinct_rows(laws, lookups), list(dict.fromkeys(capacities))
+    buckets, unique, known = (
+        join_buckets(laws),
+        distinct_rows(laws, lookups),
+        list(dict.fromkeys(capacities)),
+    )
     rows = buckets.add_up(buckets.rows)
     shared, beside = (np.arange(len(rows)), np.zeros(1)) if cold else (members, dense)
-    misses = lru_misses(laws, lookups, row, capacity=known, dense_bytes=beside, groups=shared, cold=cold)
-    misses = misses[[known.index(capacity) for capacity in capacities]]  # a single cache counts for both
+    misses = lru_misses(
+        laws, lookups, row, capacity=known, dense_bytes=beside, groups=shared, cold=cold
+    )
+    # a single cache counts for both
+    misses = misses[[known.index(capacity) for capacity in capacities]]
     walks = page_walks(laws, lookups, row, entries=entries, dense_bytes=dense, groups=members)
     if batches:
         touched = distinct_rows(laws, lookups * np.stack([batches[0] - 1.0, batches[0]]))
         covered, own = cover_pages(touched, rows * row), dense[members]
         oldest, distance = (touched[1] - touched[0]) / lookups, touched[1] * row + own
         pairs = zip(misses, capacities, strict=True)
-        misses = np.stack([rotating_misses(fresh, oldest, distance, capacity=capacity) for fresh, capacity in pairs])
+        misses = np.stack(
+            [
+                rotating_misses(fresh, oldest, distance, capacity=capacity)
+                for fresh, capacity in pairs
+            ]
+        )
         oldest, distance = (covered[1] - covered[0]) / lookups, covered[1] + own / PAGE
         walks = rotating_misses(walks, oldest, distance, capacity=entries)
     distance = (np.bincount(members, unique * row) + dense)[members]
     pages = (np.bincount(members, cover_pages(unique, rows * width)) + dense / PAGE)[members]
     again = np.stack([miss_share(distance, capacity=capacity) for capacity in capacities])
     update_walks = unique * miss_share(pages, capacity=entries)
-    found = LookupSizes(unique, lookups * row, unique * row, misses, lookups * walks, again, update_walks)
+    found = LookupSizes(
+        unique, lookups * row, unique * row, misses, lookups * walks, again, update_walks
+    )
     for values in vars(found).values():
         values.setflags(write=False)
     return found

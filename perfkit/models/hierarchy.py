@@ -1,4 +1,5 @@
-"""Collectives over trees, switches and nodes: their stages inside nodes and between them, and the time of both."""
+"""Collectives over trees, switches and nodes: their stages inside nodes and between them, and the
+time of both."""
 
 import math
 from collections.abc import Mapping
@@ -9,30 +10,36 @@ from perfkit.ground.units import Values, check_choice
 from perfkit.models.collectives import bus_factor, ring_steps
 from perfkit.models.roofline import smooth_maximum
 
-#: Sharpness of the overlap of links inside nodes with those between them [-]; docs/formulas.md, table 1.2.
+#: Sharpness of the overlap of links inside nodes with those between them [-]; docs/formulas.md,
+#: table 1.2.
 OVERLAP = 2.9
 #: Start-up of each further message of an all_to_all between nodes [s]; docs/formulas.md, table 1.2.
 MESSAGE = 3e-6
-#: Start-up of a call of the library, of a hop inside a node, and of one between nodes, for vanishing messages [s];
-#: docs/formulas.md, table 1.2.
+#: Start-up of a call of the library, of a hop inside a node, and of one between nodes, for
+#: vanishing messages [s]; docs/formulas.md, table 1.2.
 CALL, NEAR, FAR = 6.6e-6, 0.83e-6, 5e-6
 #: Least time of a step of a ring over nodes at full bandwidth [s]; docs/formulas.md, table 1.2.
 STEP = 7.67e-6
 #: Hops of a tree at full bandwidth: each waits for a chunk [s]; docs/formulas.md, table 1.2.
 CHUNKS = {"near": 28e-6, "alpha_rail": 50e-6}
-#: Times the bytes that the protocol of small messages sends between nodes [-]; docs/formulas.md, table 1.2.
+#: Times the bytes that the protocol of small messages sends between nodes [-]; docs/formulas.md,
+#: table 1.2.
 FLAGS = 4.0
 #: Stages inside a node by operation across nodes; each stage moves the whole message.
 LEVELS: Mapping[str, tuple[str, ...]] = {
     "all_reduce": ("reduce_scatter", "all_gather"),
-    **{name: (name,) for name in ("all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")},
+    **{
+        name: (name,)
+        for name in ("all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")
+    },
 }
 
 
 def split_levels(
     operation: str, nbytes: Values, *, ranks_per_node: int
 ) -> tuple[tuple[tuple[str, Values], ...], Values]:
-    """Split a collective over nodes into its stages inside a node and its stage on the rails between nodes.
+    """Split a collective over nodes into its stages inside a node and its stage on the rails
+    between nodes.
 
     Parameters
     ----------
@@ -57,13 +64,14 @@ def split_levels(
 
     Notes
     -----
-    all_reduce is a reduce_scatter inside nodes, an all_reduce of each share on its rail, an all_gather inside nodes;
-    the others move the whole message inside and a share of 1/g on each rail. A two-level all_to_all moves it all twice.
+    all_reduce is a reduce_scatter inside nodes, an all_reduce of each share on its rail, an
+    all_gather inside nodes; the others move the whole message inside and a share of 1/g on each
+    rail. A two-level all_to_all moves it all twice.
 
     References
     ----------
-    .. [1] M. Cho et al., "BlueConnect: decomposing all-reduce for deep learning on heterogeneous network hierarchy",
-       MLSys 2019
+    .. [1] M. Cho et al., "BlueConnect: decomposing all-reduce for deep learning on heterogeneous
+       network hierarchy", MLSys 2019
 
     Examples
     --------
@@ -76,7 +84,8 @@ def split_levels(
 
 
 def overlap_levels(inside: Values, between: Values, *, sharpness: float = OVERLAP) -> Values:
-    r"""Time of a collective whose stages inside nodes and between them use different links, chunk by chunk.
+    r"""Time of a collective whose stages inside nodes and between them use different links, chunk
+    by chunk.
 
     Parameters
     ----------
@@ -96,8 +105,8 @@ def overlap_levels(inside: Values, between: Values, *, sharpness: float = OVERLA
     -----
     .. math:: t = \left(t_{in}^q + t_{out}^q\right)^{1/q}
 
-    From one node of 8 H100 and one rank on each of 10 nodes, the all_reduce of 80 ranks comes out within 10 % from
-    256 MiB to 16 GiB at q = 2.9; the sum is 50 to 70 % too long.
+    From one node of 8 H100 and one rank on each of 10 nodes, the all_reduce of 80 ranks comes out
+    within 10 % from 256 MiB to 16 GiB at q = 2.9; the sum is 50 to 70 % too long.
 
     Examples
     --------
@@ -108,10 +117,16 @@ def overlap_levels(inside: Values, between: Values, *, sharpness: float = OVERLA
 
 
 def start_across(
-    operation: str, *, ranks_per_node: Values, nodes: Values, alpha_rail: float = FAR, call: float = CALL,
+    operation: str,
+    *,
+    ranks_per_node: Values,
+    nodes: Values,
+    alpha_rail: float = FAR,
+    call: float = CALL,
     near: float = NEAR,
-) -> Values:  # fmt: skip
-    r"""Start-up of a collective over nodes, by the algorithm that a library takes for vanishing messages.
+) -> Values:
+    r"""Start-up of a collective over nodes, by the algorithm that a library takes for vanishing
+    messages.
 
     Parameters
     ----------
@@ -142,15 +157,16 @@ def start_across(
     -----
     .. math:: \alpha = \alpha_c + 2 (g - 1) \alpha_h + 2 \log_2(N)\, \alpha_r
 
-    for all_reduce, which goes up and down a chain in each node and a double binary tree of nodes. Pairs (all_to_all,
-    gather, scatter, send_recv) take one hop, and further messages between nodes `MESSAGE` each. All others go around a
-    ring: N (g - 1) hops inside nodes, N - 1 between them. Measured: all_reduce of 8 B takes 63 us on 32 nodes of 8
-    A100, 19 us on one A100 of each of two nodes; a hop between nodes is then 4.5 and 6.2 us.
+    for all_reduce, which goes up and down a chain in each node and a double binary tree of nodes.
+    Pairs (all_to_all, gather, scatter, send_recv) take one hop, and further messages between nodes
+    `MESSAGE` each. All others go around a ring: N (g - 1) hops inside nodes, N - 1 between them.
+    Measured: all_reduce of 8 B takes 63 us on 32 nodes of 8 A100, 19 us on one A100 of each of two
+    nodes; a hop between nodes is then 4.5 and 6.2 us.
 
     References
     ----------
-    .. [1] NVIDIA, NCCL, src/graph/tuning.cc (latencies by algorithm, protocol and link; the library takes the algorithm
-       of least modelled time)
+    .. [1] NVIDIA, NCCL, src/graph/tuning.cc (latencies by algorithm, protocol and link; the library
+       takes the algorithm of least modelled time)
     .. [2] NVIDIA/nccl, issue 652; NVIDIA/nccl-tests, issue 150 (measured times)
 
     Examples
@@ -164,13 +180,24 @@ def start_across(
         return call + near + far * (alpha_rail - near) + messages * MESSAGE
     if operation == "all_reduce":
         return call + 2.0 * ((g - 1) * near + np.log2(nodes) * alpha_rail)
-    return call + ring_steps(operation, nodes * (g - 1) + 1) * near + ring_steps(operation, nodes) * alpha_rail
+    return (
+        call
+        + ring_steps(operation, nodes * (g - 1) + 1) * near
+        + ring_steps(operation, nodes) * alpha_rail
+    )
 
 
 def ring_across_nodes(
-    nbytes: Values, *, operation: str, ranks_per_node: Values, nodes: Values, alpha_hop: float, beta_intra: float,
-    beta_rail: float, sharpness: float = OVERLAP,
-) -> Values:  # fmt: skip
+    nbytes: Values,
+    *,
+    operation: str,
+    ranks_per_node: Values,
+    nodes: Values,
+    alpha_hop: float,
+    beta_intra: float,
+    beta_rail: float,
+    sharpness: float = OVERLAP,
+) -> Values:
     r"""Time of a collective on rings over all ranks of several nodes, one ring for each rail.
 
     Parameters
@@ -207,16 +234,16 @@ def ring_across_nodes(
     .. math:: t = s(p)\, \alpha_h + f(p)\, n \left[\left(\tfrac{g-1}{g} \beta_i\right)^q +
        \left(\tfrac{1}{g} \beta_r\right)^q\right]^{1/q}, \quad p = g N
 
-    s are the steps and f the bus factor of the operation; of the traffic of a rank, g - 1 hops in g stay in the node.
-    The start-up grows with the number of ranks: on 80 H100 it is 0.6 ms, nearly all of an all_gather up to 128 MiB.
-    Links and hop were fitted on one node and on one rank of each of 10. Then all_gather and reduce_scatter are within
-    12 % from 512 MiB on; at 256 MiB, where the library changes protocol, up to 22 % too fast; below up to 41 % too
-    slow.
+    s are the steps and f the bus factor of the operation; of the traffic of a rank, g - 1 hops in g
+    stay in the node. The start-up grows with the number of ranks: on 80 H100 it is 0.6 ms, nearly
+    all of an all_gather up to 128 MiB. Links and hop were fitted on one node and on one rank of
+    each of 10. Then all_gather and reduce_scatter are within 12 % from 512 MiB on; at 256 MiB,
+    where the library changes protocol, up to 22 % too fast; below up to 41 % too slow.
 
     References
     ----------
-    .. [1] Z. Hu et al., "Demystifying NCCL: an in-depth analysis of GPU communication protocols and algorithms", 2025,
-       arXiv:2507.04786 (rings over all ranks, channels and rails)
+    .. [1] Z. Hu et al., "Demystifying NCCL: an in-depth analysis of GPU communication protocols and
+       algorithms", 2025, arXiv:2507.04786 (rings over all ranks, channels and rails)
 
     Examples
     --------
@@ -227,11 +254,18 @@ def ring_across_nodes(
     ranks = ranks_per_node * nodes
     inside, between = (ranks_per_node - 1) / ranks_per_node * beta_intra, beta_rail / ranks_per_node
     traffic = bus_factor(operation, ranks) * nbytes
-    return ring_steps(operation, ranks) * alpha_hop + traffic * smooth_maximum(inside, between, sharpness=sharpness)
+    return ring_steps(operation, ranks) * alpha_hop + traffic * smooth_maximum(
+        inside, between, sharpness=sharpness
+    )
 
 
 def flat_all_to_all(
-    inside: Values, between: Values, *, ranks_per_node: Values, nodes: Values, alpha_message: float = MESSAGE
+    inside: Values,
+    between: Values,
+    *,
+    ranks_per_node: Values,
+    nodes: Values,
+    alpha_message: float = MESSAGE,
 ) -> Values:
     r"""Time of an all_to_all in which every rank sends to every other one, over nodes.
 
@@ -257,7 +291,8 @@ def flat_all_to_all(
     -----
     .. math:: t = \max\left(t_{in},\; t_{out} + (g-1)(N-1)\, \alpha_m\right)
 
-    A share of 1/N of the message stays in the node. On 80 H100 it comes out within 6 % from 32 MiB to 16 GiB.
+    A share of 1/N of the message stays in the node. On 80 H100 it comes out within 6 % from 32 MiB
+    to 16 GiB.
 
     Examples
     --------
@@ -268,8 +303,11 @@ def flat_all_to_all(
     return smooth_maximum(inside, longer, sharpness=math.inf)
 
 
-def two_level_all_to_all(nbytes: Values, inside: Values, between: Values, *, memory_bandwidth: float) -> Values:
-    r"""Time of an all_to_all that first gathers in the node what goes to the same rank of all other nodes.
+def two_level_all_to_all(
+    nbytes: Values, inside: Values, between: Values, *, memory_bandwidth: float
+) -> Values:
+    r"""Time of an all_to_all that first gathers in the node what goes to the same rank of all other
+    nodes.
 
     Parameters
     ----------
@@ -280,7 +318,8 @@ def two_level_all_to_all(nbytes: Values, inside: Values, between: Values, *, mem
     between : float, array or expression
         Time of the all_to_all of n on one rank of each node [s].
     memory_bandwidth : float
-        Memory of a rank, for the copies that bring chunks into order, before and after the stage inside [B/s].
+        Memory of a rank, for the copies that bring chunks into order, before and after the stage
+        inside [B/s].
 
     Returns
     -------
@@ -291,12 +330,13 @@ def two_level_all_to_all(nbytes: Values, inside: Values, between: Values, *, mem
     -----
     .. math:: t = t_{in} + t_{out} + 2 \cdot \frac{2n}{W}
 
-    It sends N - 1 messages of n / N instead of (N - 1) g messages of n / (N g), which pays for small messages on many
-    nodes.
+    It sends N - 1 messages of n / N instead of (N - 1) g messages of n / (N g), which pays for
+    small messages on many nodes.
 
     References
     ----------
-    .. [1] C. Hwang et al., "Tutel: adaptive mixture-of-experts at scale", MLSys 2023, arXiv:2206.03382
+    .. [1] C. Hwang et al., "Tutel: adaptive mixture-of-experts at scale", MLSys 2023,
+       arXiv:2206.03382
 
     Examples
     --------
@@ -307,10 +347,17 @@ def two_level_all_to_all(nbytes: Values, inside: Values, between: Values, *, mem
 
 
 def tree_collective(
-    nbytes: Values, *, operation: str, ranks: Values, alpha_hop: float, beta_link: float, nodes: Values = 1,
+    nbytes: Values,
+    *,
+    operation: str,
+    ranks: Values,
+    alpha_hop: float,
+    beta_link: float,
+    nodes: Values = 1,
     alpha_rail: float = 0.0,
-) -> Values:  # fmt: skip
-    r"""Time of a broadcast, a reduce, or of both as an all_reduce, on a pipelined (double) binary tree.
+) -> Values:
+    r"""Time of a broadcast, a reduce, or of both as an all_reduce, on a pipelined (double) binary
+    tree.
 
     Parameters
     ----------
@@ -342,8 +389,8 @@ def tree_collective(
 
     References
     ----------
-    .. [1] P. Sanders, J. Speck, J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
-       Parallel Computing 35(12), 2009. doi:10.1016/j.parco.2009.09.001
+    .. [1] P. Sanders, J. Speck, J. L. Träff, "Two-tree algorithms for full bandwidth broadcast,
+       reduction and scan", Parallel Computing 35(12), 2009. doi:10.1016/j.parco.2009.09.001
 
     Examples
     --------
@@ -354,8 +401,11 @@ def tree_collective(
     return (2.0 if operation == "all_reduce" else 1.0) * (hops + beta_link * nbytes)
 
 
-def in_network_all_reduce(nbytes: Values, *, ranks: Values, alpha_hop: float, beta_link: float) -> Values:
-    r"""Time of an all_reduce that the switch does: each rank reads one reduced share and writes it back to all.
+def in_network_all_reduce(
+    nbytes: Values, *, ranks: Values, alpha_hop: float, beta_link: float
+) -> Values:
+    r"""Time of an all_reduce that the switch does: each rank reads one reduced share and writes it
+    back to all.
 
     Parameters
     ----------
@@ -377,15 +427,16 @@ def in_network_all_reduce(nbytes: Values, *, ranks: Values, alpha_hop: float, be
     -----
     .. math:: t = 2 \alpha_h + \frac{p+1}{p} \beta_l n \quad (p \ge 2)
 
-    Each link carries the operands of its rank once, and the share of 1/p that its rank multicasts; a ring carries
-    2 (p - 1) / p. On 8 ranks that is a gain of 1.56. H100 with NVLink SHARP shows about 1.26, because the switches do
-    not reduce at the full rate of the links.
+    Each link carries the operands of its rank once, and the share of 1/p that its rank multicasts;
+    a ring carries 2 (p - 1) / p. On 8 ranks that is a gain of 1.56. H100 with NVLink SHARP shows
+    about 1.26, because the switches do not reduce at the full rate of the links.
 
     References
     ----------
     .. [1] R. L. Graham et al., "Scalable hierarchical aggregation protocol (SHArP)", COM-HPC 2016.
        doi:10.1109/COMHPC.2016.006
-    .. [2] NVIDIA/nccl-tests, pull request 239, comment by S. Jeaugey: algbw = busbw p / (p + 1) with NVLink SHARP
+    .. [2] NVIDIA/nccl-tests, pull request 239, comment by S. Jeaugey: algbw = busbw p / (p + 1)
+       with NVLink SHARP
 
     Examples
     --------

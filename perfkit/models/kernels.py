@@ -1,6 +1,8 @@
-"""Kernel time as a sum of named terms, inside iterations with distant operands, and at the usual pace of a machine.
+"""Kernel time as a sum of named terms, inside iterations with distant operands, and at the usual
+pace of a machine.
 
-On a CPU core the terms add up. For resources that overlap, as on a GPU, see `perfkit.models.roofline`.
+On a CPU core the terms add up. For resources that overlap, as on a GPU, see
+`perfkit.models.roofline`.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,14 +18,26 @@ from perfkit.models.roofline import round_up
 
 _Sizes = Mapping[str, Array]
 #: Sizes that are terms without a change.
-_PLAIN = ["flops", "nbytes", "beyond_l2", "beyond_l3", "elements", "rows", "bags", "lookups", "row_bytes", "page_walks"]
+_PLAIN = [
+    "flops",
+    "nbytes",
+    "beyond_l2",
+    "beyond_l3",
+    "elements",
+    "rows",
+    "bags",
+    "lookups",
+    "row_bytes",
+    "page_walks",
+]
 _PLAIN += ["unique_bytes"]
 
-#: Reference work that is timed between other measurements: a matrix product, a pass through memory, a gather of rows.
+#: Reference work that is timed between other measurements: a matrix product, a pass through memory,
+#: a gather of rows.
 REFERENCES = ("product", "stream", "gather")
 
-#: Terms by name: how many units of each an operation has, from its sizes; the fitted parameter is the time of a unit.
-#: Tiles, blocks and wide windows: docs/formulas.md, table 2.2.
+#: Terms by name: how many units of each an operation has, from its sizes; the fitted parameter is
+#: the time of a unit. Tiles, blocks and wide windows: docs/formulas.md, table 2.2.
 TERMS: dict[str, Callable[[_Sizes], Values]] = {
     **{name: itemgetter(name) for name in _PLAIN},
     "launch": lambda s: 1.0,
@@ -45,10 +59,36 @@ _MEMORY = ("beyond_l2", "beyond_l3")
 #: Which terms each operation class has, by kind or by kind and variant.
 KERNEL_TERMS: dict[str, tuple[str, ...]] = {
     "gemm": ("launch", "tiled_flops", "flops", "outputs", "left", "right", *_MEMORY),
-    "bmm": ("launch", "products", "product_rows", "tiled_flops", "flops", "outputs", "left", "right", *_MEMORY),
+    "bmm": (
+        "launch",
+        "products",
+        "product_rows",
+        "tiled_flops",
+        "flops",
+        "outputs",
+        "left",
+        "right",
+        *_MEMORY,
+    ),
     "convolution": ("launch", "flops", "outputs", "left", "right", "nbytes", *_MEMORY),
-    "convolution.forward_grouped": ("launch", "flops", "blocked_flops", "outputs", "left", "nbytes", *_MEMORY),
-    "convolution.backward_grouped": ("launch", "flops", "blocked_flops", "outputs", "left", "nbytes", *_MEMORY),
+    "convolution.forward_grouped": (
+        "launch",
+        "flops",
+        "blocked_flops",
+        "outputs",
+        "left",
+        "nbytes",
+        *_MEMORY,
+    ),
+    "convolution.backward_grouped": (
+        "launch",
+        "flops",
+        "blocked_flops",
+        "outputs",
+        "left",
+        "nbytes",
+        *_MEMORY,
+    ),
     "convolution.forward_depthwise": ("launch", "flops", "wide_flops", "nbytes", *_MEMORY),
     "convolution.backward_depthwise": ("launch", "flops", "wide_flops", "nbytes", *_MEMORY),
     "pooling": ("launch", "rows", "elements", "windows", "nbytes", *_MEMORY),
@@ -60,11 +100,26 @@ KERNEL_TERMS: dict[str, tuple[str, ...]] = {
     "embedding_update": ("launch", "lookups", "row_bytes", "page_walks", *_MEMORY),
     "embedding_backward.sparse": ("launch", "bags", "lookups", "nbytes", *_MEMORY),
     "embedding_backward.dense": (
-        "launch", "lookups", "sorted_lookups", "rows", "row_bytes", "unique_bytes", "page_walks", "nbytes", *_MEMORY,
+        "launch",
+        "lookups",
+        "sorted_lookups",
+        "rows",
+        "row_bytes",
+        "unique_bytes",
+        "page_walks",
+        "nbytes",
+        *_MEMORY,
     ),
-    "embedding_backward.dense_rows": ("launch", "lookups", "row_bytes", "page_walks", "nbytes", *_MEMORY),
+    "embedding_backward.dense_rows": (
+        "launch",
+        "lookups",
+        "row_bytes",
+        "page_walks",
+        "nbytes",
+        *_MEMORY,
+    ),
     "transfer": ("launch", "nbytes"),
-}  # fmt: skip
+}
 
 
 def term_names(kind: str, variant: str) -> tuple[str, ...]:
@@ -99,7 +154,11 @@ def list_terms(kind: str) -> list[str]:
     names : list of str
         Keys of `TERMS`.
     """
-    return [*dict.fromkeys(n for key, names in KERNEL_TERMS.items() if key.split(".")[0] == kind for n in names)]
+    return [
+        *dict.fromkeys(
+            n for key, names in KERNEL_TERMS.items() if key.split(".")[0] == kind for n in names
+        )
+    ]
 
 
 def additive(sizes: _Sizes, **parameters: float) -> Array:
@@ -121,7 +180,8 @@ def additive(sizes: _Sizes, **parameters: float) -> Array:
     -----
     .. math:: t = \sum_i c_i \, x_i
 
-    with all :math:`c_i \ge 0`, so that more work never takes less time. Accuracy: docs/formulas.md, table 2.2.
+    with all :math:`c_i \ge 0`, so that more work never takes less time. Accuracy: docs/formulas.md,
+    table 2.2.
 
     Examples
     --------
@@ -135,15 +195,20 @@ def additive(sizes: _Sizes, **parameters: float) -> Array:
 
 
 def in_context(
-    sizes: _Sizes, *, scale: float = 1.0, cold_scale: float = 1.0, launch: float = 0.0, page_walks: float = 0.0
+    sizes: _Sizes,
+    *,
+    scale: float = 1.0,
+    cold_scale: float = 1.0,
+    launch: float = 0.0,
+    page_walks: float = 0.0,
 ) -> Array:
     r"""Time of kernels inside a training iteration.
 
     Parameters
     ----------
     sizes : mapping of str to array
-        ``hot`` and ``cold``: time of the kernel with operands in cache, and the time that distant operands add [s];
-        ``page_walks``: lookups that need a page walk [-].
+        ``hot`` and ``cold``: time of the kernel with operands in cache, and the time that distant
+        operands add [s]; ``page_walks``: lookups that need a page walk [-].
     scale, cold_scale : float
         Factors on the two [-].
     launch : float
@@ -160,7 +225,8 @@ def in_context(
     -----
     .. math:: t = s \, t_\text{hot} + c \, t_\text{cold} + t_0 + d \, w
 
-    A loop over one call keeps its code, branch history and page table entries in caches; an iteration does not.
+    A loop over one call keeps its code, branch history and page table entries in caches; an
+    iteration does not.
 
     Examples
     --------
@@ -168,13 +234,22 @@ def in_context(
     0.001301
     """
     rows: Array = np.asarray(sizes["page_walks"], dtype=float)
-    return np.asarray(scale * sizes["hot"] + cold_scale * sizes["cold"] + launch + page_walks * rows)
+    return np.asarray(
+        scale * sizes["hot"] + cold_scale * sizes["cold"] + launch + page_walks * rows
+    )
 
 
 def at_usual_pace(
-    seconds: Values, references: Values, *, product: float, stream: float, gather: float, product_weight: float,
-    stream_weight: float, gather_weight: float,
-) -> Array:  # fmt: skip
+    seconds: Values,
+    references: Values,
+    *,
+    product: float,
+    stream: float,
+    gather: float,
+    product_weight: float,
+    stream_weight: float,
+    gather_weight: float,
+) -> Array:
     r"""Convert measured times to the usual pace of the machine.
 
     Parameters
@@ -197,8 +272,9 @@ def at_usual_pace(
     -----
     .. math:: t' = t \prod_i (r_i / \bar r_i)^{-w_i}
 
-    On a quiet cloud machine of two cores, medians of 2-s windows of one product, stream or gather vary by 10 to 19 %,
-    and their logarithms correlate at 0.77 to 0.92: most of the drift is common to all work.
+    On a quiet cloud machine of two cores, medians of 2-s windows of one product, stream or gather
+    vary by 10 to 19 %, and their logarithms correlate at 0.77 to 0.92: most of the drift is common
+    to all work.
 
     Examples
     --------
@@ -225,18 +301,20 @@ def reuse_distances(tensors: npt.ArrayLike, nbytes: npt.ArrayLike) -> Array:
     Returns
     -------
     distances : array, shape (n,)
-        LRU stack distance of each access: the bytes of every tensor touched since, the tensor itself included [B].
+        LRU stack distance of each access: the bytes of every tensor touched since, the tensor
+        itself included [B].
 
     Notes
     -----
-    The sequence repeats, so every access has a predecessor. Exact while the bytes of two rounds stay below 2**53. A
-    running sum adds the accesses since the last use. Those whose own last use lies inside the window are subtracted
-    again: a dominance sum, computed bit by bit in O(n log n) array steps.
+    The sequence repeats, so every access has a predecessor. Exact while the bytes of two rounds
+    stay below 2**53. A running sum adds the accesses since the last use. Those whose own last use
+    lies inside the window are subtracted again: a dominance sum, computed bit by bit in O(n log n)
+    array steps.
 
     References
     ----------
-    .. [1] R. L. Mattson, J. Gecsei, D. R. Slutz, I. L. Traiger, "Evaluation techniques for storage hierarchies", IBM
-       Systems Journal 9(2), 1970. doi:10.1147/sj.92.0078
+    .. [1] R. L. Mattson, J. Gecsei, D. R. Slutz, I. L. Traiger, "Evaluation techniques for storage
+       hierarchies", IBM Systems Journal 9(2), 1970. doi:10.1147/sj.92.0078
 
     Examples
     --------
@@ -256,10 +334,12 @@ def reuse_distances(tensors: npt.ArrayLike, nbytes: npt.ArrayLike) -> Array:
 
 @lru_cache(maxsize=4)
 def _find_uses(accesses: bytes) -> tuple[Any, Any, list[tuple[Any, ...]]]:
-    """Tensors of two rounds by number and where each was last used; and what adds up the weights of earlier uses whose
-    own last use is later: by the highest bit in which two ranks differ, in which the lower one has a 0.
+    """Tensors of two rounds by number and where each was last used; and what adds up the weights of
+    earlier uses whose own last use is later: by the highest bit in which two ranks differ, in which
+    the lower one has a 0.
 
-    For each bit elements in order, which of them have a 1, places of the others, and where the group of each begins.
+    For each bit elements in order, which of them have a 1, places of the others, and where the
+    group of each begins.
     """
     tensor = np.tile(np.unique(np.frombuffer(accesses, dtype=np.int64), return_inverse=True)[1], 2)
     n, order = len(tensor), np.argsort(tensor, kind="stable")
@@ -268,7 +348,8 @@ def _find_uses(accesses: bytes) -> tuple[Any, Any, list[tuple[Any, ...]]]:
     last[order[1:][again]] = order[:-1][again]
     rank, turns = np.empty(n, dtype=np.int64), []
     rank[np.argsort(last, kind="stable")] = np.arange(n)  # ties in order
-    group, order = np.zeros(n, dtype=np.int16 if n < 2**15 else np.int64), np.arange(n)  # short ones sort by radix
+    # short ones sort by radix
+    group, order = np.zeros(n, dtype=np.int16 if n < 2**15 else np.int64), np.arange(n)
     for bit in range(int(n - 1).bit_length() - 1, -1, -1):
         high = ((rank[order] >> bit) & 1).astype(group.dtype)
         starts = np.flatnonzero(np.diff(group, prepend=-1))

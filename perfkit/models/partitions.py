@@ -1,4 +1,5 @@
-"""How ranks share a Transformer: the bubble of a pipeline, exposed communication, and the memory of a rank."""
+"""How ranks share a Transformer: the bubble of a pipeline, exposed communication, and the memory of
+a rank."""
 
 from typing import NamedTuple
 
@@ -20,7 +21,8 @@ class Step(NamedTuple):
     Parameters
     ----------
     phase : str
-        ``forward``, ``backward``, or ``weights``: gradients of weights that a backward pass has put off.
+        ``forward``, ``backward``, or ``weights``: gradients of weights that a backward pass has put
+        off.
     micro, chunk : int
         Which micro-batch, and which chunk of the stage, from 0 [-].
     """
@@ -31,9 +33,14 @@ class Step(NamedTuple):
 
 
 def bubble_time(
-    total: Values, *, slowest: Values, stages: Values, chunks: Values = 1, delayed: Values = 0.0,
+    total: Values,
+    *,
+    slowest: Values,
+    stages: Values,
+    chunks: Values = 1,
+    delayed: Values = 0.0,
     micro_batches: Values = np.inf,
-) -> Values:  # fmt: skip
+) -> Values:
     """Time that a pipeline adds to the work of its slowest stage.
 
     Parameters
@@ -47,7 +54,8 @@ def bubble_time(
     chunks : int or array, optional
         Chunks of layers of each stage, of the schedules in `CHUNKED` [-].
     delayed : float or array, optional
-        Time of the weight gradients of a stage for one micro-batch, if they may be put off (``zero_bubble``) [s].
+        Time of the weight gradients of a stage for one micro-batch, if they may be put off
+        (``zero_bubble``) [s].
     micro_batches : int or array, optional
         Micro-batches of an iteration; by default at least as many as stages [-].
 
@@ -58,17 +66,19 @@ def bubble_time(
 
     Notes
     -----
-    (sum of all stages - slowest) / v - 2 (p - 1) t_W, never below 0. Of p even stages it is the share (p - 1) / (v m)
-    of the ideal time [1]_, and (p - 1) (t_F + t_B - t_W) of H1 [2]_. GPipe and 1F1B differ in memory alone; the bubble
-    of a breadth-first schedule is that of interleaved stages [3]_. With m < p micro-batches no stage puts off more than
-    m - 1 gradients: p - 1 + m - 1 in place of 2 (p - 1).
+    (sum of all stages - slowest) / v - 2 (p - 1) t_W, never below 0. Of p even stages it is the
+    share (p - 1) / (v m) of the ideal time [1]_, and (p - 1) (t_F + t_B - t_W) of H1 [2]_. GPipe
+    and 1F1B differ in memory alone; the bubble of a breadth-first schedule is that of interleaved
+    stages [3]_. With m < p micro-batches no stage puts off more than m - 1 gradients: p - 1 + m - 1
+    in place of 2 (p - 1).
 
     References
     ----------
-    .. [1] D. Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM",
-       SC 2021, arXiv:2104.04473, section 2.2
+    .. [1] D. Narayanan et al., "Efficient large-scale language model training on GPU clusters using
+       Megatron-LM", SC 2021, arXiv:2104.04473, section 2.2
     .. [2] P. Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, arXiv:2401.10241, table 1
-    .. [3] J. Lamy-Poirier, "Breadth-first pipeline parallelism", MLSys 2023, arXiv:2211.05953, section 4.1
+    .. [3] J. Lamy-Poirier, "Breadth-first pipeline parallelism", MLSys 2023, arXiv:2211.05953,
+       section 4.1
 
     Examples
     --------
@@ -81,7 +91,9 @@ def bubble_time(
     return np.maximum((total - slowest) / chunks - put_off * delayed, 0.0)
 
 
-def held_batches(micro_batches: Values, *, stages: Values, schedule: Values, chunks: Values = 1) -> Values:
+def held_batches(
+    micro_batches: Values, *, stages: Values, schedule: Values, chunks: Values = 1
+) -> Values:
     """Micro-batches whose activations the first stage keeps at once.
 
     Parameters
@@ -102,13 +114,13 @@ def held_batches(micro_batches: Values, *, stages: Values, schedule: Values, chu
 
     Notes
     -----
-    All m of GPipe and breadth-first; at most p of 1F1B and of H1, whose peak is the same; p (1 + (p - 1) / (p v))
-    where chunks are interleaved [1]_.
+    All m of GPipe and breadth-first; at most p of 1F1B and of H1, whose peak is the same; p (1 + (p
+    - 1) / (p v)) where chunks are interleaved [1]_.
 
     References
     ----------
-    .. [1] V. Korthikanti et al., "Reducing activation recomputation in large Transformer models", MLSys 2023,
-       arXiv:2205.05198, section 4.2.3
+    .. [1] V. Korthikanti et al., "Reducing activation recomputation in large Transformer models",
+       MLSys 2023, arXiv:2205.05198, section 4.2.3
 
     Examples
     --------
@@ -118,10 +130,16 @@ def held_batches(micro_batches: Values, *, stages: Values, schedule: Values, chu
     for name in np.unique(schedule).tolist():
         check_choice("schedule", name, SCHEDULES)
     most = stages + (stages - 1.0) / chunks * (np.asarray(schedule) == "interleaved")
-    return np.where(np.isin(schedule, ("gpipe", "breadth_first")), micro_batches, np.minimum(micro_batches, most))
+    return np.where(
+        np.isin(schedule, ("gpipe", "breadth_first")),
+        micro_batches,
+        np.minimum(micro_batches, most),
+    )
 
 
-def list_steps(schedule: str, stage: int, *, stages: int, micro_batches: int, chunks: int = 1) -> list[Step]:
+def list_steps(
+    schedule: str, stage: int, *, stages: int, micro_batches: int, chunks: int = 1
+) -> list[Step]:
     """List the passes of one stage in the order of a schedule.
 
     Parameters
@@ -136,7 +154,8 @@ def list_steps(schedule: str, stage: int, *, stages: int, micro_batches: int, ch
     Returns
     -------
     steps : list of Step
-        With H1 (``zero_bubble``), a stage puts off as many weight gradients as stages come before it.
+        With H1 (``zero_bubble``), a stage puts off as many weight gradients as stages come before
+        it.
 
     Examples
     --------
@@ -145,7 +164,12 @@ def list_steps(schedule: str, stage: int, *, stages: int, micro_batches: int, ch
     """
     last, m = stages - 1, micro_batches
     if schedule == "interleaved":
-        order = [(first + k, c) for first in range(0, m, stages) for c in range(chunks) for k in range(stages)]
+        order = [
+            (first + k, c)
+            for first in range(0, m, stages)
+            for c in range(chunks)
+            for k in range(stages)
+        ]
         warm = 2 * (last - stage) + (chunks - 1) * stages if m > stages else m * chunks
     else:
         order = [(k, c) for c in range(chunks) for k in range(m)]
@@ -176,7 +200,8 @@ def exposed_time(communication: Values, *, compute: Values, pieces: Values = 1) 
     Returns
     -------
     exposed : same kind as `communication`
-        n / k + (1 - 1 / k) max(0, n - compute) [s]: two stages through which k pieces go one after another.
+        n / k + (1 - 1 / k) max(0, n - compute) [s]: two stages through which k pieces go one after
+        another.
 
     Examples
     --------
@@ -189,9 +214,16 @@ def exposed_time(communication: Values, *, compute: Values, pieces: Values = 1) 
 
 
 def compressed_time(
-    gradient: Values, *, compute: Values, start: float, encode: float, ratio: float, alpha: float, beta: float,
+    gradient: Values,
+    *,
+    compute: Values,
+    start: float,
+    encode: float,
+    ratio: float,
+    alpha: float,
+    beta: float,
     groups: Values = 0,
-) -> Values:  # fmt: skip
+) -> Values:
     """Time of a backward pass whose gradients are compressed in groups and sent during the pass.
 
     Parameters
@@ -212,25 +244,31 @@ def compressed_time(
     Returns
     -------
     time : same kind as `gradient`
-        max(T + g h + c n + (alpha + beta r n / g), (T + c n) / g + h + g alpha + beta r n), for g groups: all kernels
-        and the last message, or the first group and all messages, whichever is longer [s].
+        max(T + g h + c n + (alpha + beta r n / g), (T + c n) / g + h + g alpha + beta r n), for g
+        groups: all kernels and the last message, or the first group and all messages, whichever is
+        longer [s].
 
     References
     ----------
-    .. [1] Z. Wang et al., "MergeComp: a compression scheduler for scalable communication-efficient distributed
-       training", arXiv:2103.15195, section 4
-    .. [2] S. Agarwal et al., "On the utility of gradient compression in distributed training systems", MLSys 2022,
-       arXiv:2103.00543, section 4
+    .. [1] Z. Wang et al., "MergeComp: a compression scheduler for scalable communication-efficient
+       distributed training", arXiv:2103.15195, section 4
+    .. [2] S. Agarwal et al., "On the utility of gradient compression in distributed training
+       systems", MLSys 2022, arXiv:2103.00543, section 4
 
     Examples
     --------
-    1.3 GB at 10 GB/s, which compression makes a quarter: in one piece, in 400, and in the best groups.
+    1.3 GB at 10 GB/s, which compression makes a quarter: in one piece, in 400, and in the best
+    groups.
 
     >>> costs = {"compute": 0.1, "start": 2e-4, "encode": 1e-11, "ratio": 0.25, "alpha": 5e-5, "beta": 1e-10}
     >>> [round(float(compressed_time(1.3e9, **costs, groups=g)), 3) for g in (1, 400, 0)]
     [0.146, 0.193, 0.118]
     """
-    many = np.arange(1.0, 1025.0) if np.all(np.equal(groups, 0)) else np.asarray(groups)[..., np.newaxis]
+    many = (
+        np.arange(1.0, 1025.0)
+        if np.all(np.equal(groups, 0))
+        else np.asarray(groups)[..., np.newaxis]
+    )
     n, work = (np.asarray(own, dtype=float)[..., np.newaxis] for own in (gradient, compute))
     kernels, sent = work + many * start + encode * n, beta * ratio * n
     first = (work + encode * n) / many + start + many * alpha + sent
@@ -238,9 +276,14 @@ def compressed_time(
 
 
 def model_state_bytes(
-    parameters: Values, *, ranks: Values = 1, zero: Values = 0, weight: float = 2.0, gradient: float = 2.0,
+    parameters: Values,
+    *,
+    ranks: Values = 1,
+    zero: Values = 0,
+    weight: float = 2.0,
+    gradient: float = 2.0,
     states: float = 12.0,
-) -> Values:  # fmt: skip
+) -> Values:
     """Memory of weights, gradients and optimizer states.
 
     Parameters
@@ -252,7 +295,8 @@ def model_state_bytes(
     zero : int or array, optional
         Stage: nothing is shared (0), states (1), gradients too (2), weights too (3) [-].
     weight, gradient, states : float, optional
-        Bytes of a weight, its gradient, and its states; Adam keeps an fp32 copy and two moments [B].
+        Bytes of a weight, its gradient, and its states; Adam keeps an fp32 copy and two moments
+        [B].
 
     Returns
     -------
@@ -261,8 +305,8 @@ def model_state_bytes(
 
     References
     ----------
-    .. [1] S. Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020,
-       arXiv:1910.02054, figure 1
+    .. [1] S. Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter
+       models", SC 2020, arXiv:1910.02054, figure 1
 
     Examples
     --------
@@ -271,15 +315,30 @@ def model_state_bytes(
     >>> [round(float(model_state_bytes(7.5e9, ranks=64, zero=stage)) / 1e9, 1) for stage in range(4)]
     [120.0, 31.4, 16.6, 1.9]
     """
-    parts = [own / np.where(zero >= stage, ranks, 1) for own, stage in ((weight, 3), (gradient, 2), (states, 1))]
+    parts = [
+        own / np.where(zero >= stage, ranks, 1)
+        for own, stage in ((weight, 3), (gradient, 2), (states, 1))
+    ]
     return parameters * sum(parts)
 
 
 def activation_bytes(
-    batch: Values, sequence: Values, hidden: Values, *, heads: Values, kv_share: Values = 1.0, width: Values = 0,
-    inner: Values = 0, gated: bool = False, fused: bool = False, dropout: bool = True, tensor: Values = 1,
-    sharing: Values = 1, recompute: str = "none", itemsize: float = 2.0,
-) -> Values:  # fmt: skip
+    batch: Values,
+    sequence: Values,
+    hidden: Values,
+    *,
+    heads: Values,
+    kv_share: Values = 1.0,
+    width: Values = 0,
+    inner: Values = 0,
+    gated: bool = False,
+    fused: bool = False,
+    dropout: bool = True,
+    tensor: Values = 1,
+    sharing: Values = 1,
+    recompute: str = "none",
+    itemsize: float = 2.0,
+) -> Values:
     """Memory of the activations that a layer keeps for its backward pass.
 
     Parameters
@@ -293,7 +352,8 @@ def activation_bytes(
     width : int or array, optional
         Width of all heads of queries; by default that of the layer [-].
     inner : int or array, optional
-        Width between the two products of the feed-forward part; by default four times the width of the layer [-].
+        Width between the two products of the feed-forward part; by default four times the width of
+        the layer [-].
     gated : bool, optional
         Whether a product gates another one [-].
     fused : bool, optional
@@ -303,7 +363,8 @@ def activation_bytes(
     tensor : int or array, optional
         Ranks that share the products of a layer [-].
     sharing : int or array, optional
-        Ranks that share the rest of a layer: as many as `tensor` with sequence parallelism, else 1 [-].
+        Ranks that share the rest of a layer: as many as `tensor` with sequence parallelism, else 1
+        [-].
     recompute : str, optional
         One of `RECOMPUTED` [-].
     itemsize : float, optional
@@ -316,14 +377,15 @@ def activation_bytes(
 
     Notes
     -----
-    With dropout, an inner width of 4 h and scores in memory, this is table 2 of [1]_: s b h (34 + 5 a s / h). If t
-    ranks share products it is s b h (10 + 24 / t + 5 a s / (h t)); with sequence parallelism all of it is divided by t.
-    The term 5 a s / h is absent if scores are computed again; if all is computed again, 2 s b h remain.
+    With dropout, an inner width of 4 h and scores in memory, this is table 2 of [1]_: s b h (34 + 5
+    a s / h). If t ranks share products it is s b h (10 + 24 / t + 5 a s / (h t)); with sequence
+    parallelism all of it is divided by t. The term 5 a s / h is absent if scores are computed
+    again; if all is computed again, 2 s b h remain.
 
     References
     ----------
-    .. [1] V. Korthikanti et al., "Reducing activation recomputation in large Transformer models", MLSys 2023,
-       arXiv:2205.05198, table 2
+    .. [1] V. Korthikanti et al., "Reducing activation recomputation in large Transformer models",
+       MLSys 2023, arXiv:2205.05198, table 2
 
     Examples
     --------
@@ -334,6 +396,15 @@ def activation_bytes(
     if check_choice("recompute", recompute, RECOMPUTED) == "full":
         return itemsize * tokens * hidden / sharing
     rest = tokens * hidden * (4 * itemsize + 2 * mask) / sharing
-    shared = itemsize * tokens * ((width or hidden) * (2 + 2 * kv_share) + wide * (3 if gated else 2)) / tensor
-    scores = 0.0 if fused or recompute == "selective" else heads * sequence * tokens * (itemsize * (1 + mask) + mask)
+    shared = (
+        itemsize
+        * tokens
+        * ((width or hidden) * (2 + 2 * kv_share) + wide * (3 if gated else 2))
+        / tensor
+    )
+    scores = (
+        0.0
+        if fused or recompute == "selective"
+        else heads * sequence * tokens * (itemsize * (1 + mask) + mask)
+    )
     return rest + shared + scores / tensor

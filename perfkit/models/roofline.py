@@ -1,4 +1,5 @@
-"""Work and time of dense kernels: FLOP and bytes of each operation, and the roofline that turns them into seconds."""
+"""Work and time of dense kernels: FLOP and bytes of each operation, and the roofline that turns
+them into seconds."""
 
 from collections.abc import Mapping
 
@@ -8,7 +9,8 @@ from perfkit.ground.units import Values, check_choice
 
 _TINY = float(np.finfo(float).tiny)
 
-#: Traffic of one optimizer step per fp32 parameter [B]; "adam" and "adamw" are the eager and foreach forms.
+#: Traffic of one optimizer step per fp32 parameter [B]; "adam" and "adamw" are the eager and
+#: foreach forms.
 OPTIMIZER_TRAFFIC: Mapping[str, float] = {
     "sgd": 12.0,
     **dict.fromkeys(("sgd_momentum", "adagrad"), 20.0),
@@ -25,7 +27,8 @@ def smooth_maximum(*terms: Values, sharpness: float) -> Values:
     *terms : floats, arrays or expressions
         Times or other sizes of one unit, none negative [-].
     sharpness : float
-        Exponent q: 1 adds the terms, infinity takes the largest, below 1 charges more than the sum [-].
+        Exponent q: 1 adds the terms, infinity takes the largest, below 1 charges more than the sum
+        [-].
 
     Returns
     -------
@@ -36,7 +39,8 @@ def smooth_maximum(*terms: Values, sharpness: float) -> Values:
     -----
     .. math:: \left(\sum_i x_i^q\right)^{1/q}
 
-    The largest term is factored out, so that no power over- or underflows; terms are zero or above 1e-290.
+    The largest term is factored out, so that no power over- or underflows; terms are zero or above
+    1e-290.
 
     Examples
     --------
@@ -49,13 +53,24 @@ def smooth_maximum(*terms: Values, sharpness: float) -> Values:
     if np.all(sharpness == np.inf):
         return largest
     if len(terms) == 2:
-        return largest * (1.0 + (np.minimum(*terms) / (largest + _TINY)) ** sharpness) ** (1 / sharpness)
-    # Adding the smallest normal number leaves numbers above 1e-290 as they are, and makes 0 / 0 a zero.
-    return largest * sum((term / (largest + _TINY)) ** sharpness for term in terms) ** (1 / sharpness)
+        return largest * (1.0 + (np.minimum(*terms) / (largest + _TINY)) ** sharpness) ** (
+            1 / sharpness
+        )
+    # Adding the smallest normal number leaves numbers above 1e-290 as they are, and makes 0 / 0 a
+    # zero.
+    return largest * sum((term / (largest + _TINY)) ** sharpness for term in terms) ** (
+        1 / sharpness
+    )
 
 
 def roofline_time(
-    flops: Values, nbytes: Values, *, peak: float, bandwidth: float, launch: float = 0.0, sharpness: float = 2.0
+    flops: Values,
+    nbytes: Values,
+    *,
+    peak: float,
+    bandwidth: float,
+    launch: float = 0.0,
+    sharpness: float = 2.0,
 ) -> Values:
     r"""Time of a kernel that computes while it moves data.
 
@@ -72,7 +87,8 @@ def roofline_time(
     launch : float, optional
         Time of an empty kernel [s].
     sharpness : float, optional
-        How completely arithmetic and transfer overlap: 1 adds them, infinity hides the shorter one [-].
+        How completely arithmetic and transfer overlap: 1 adds them, infinity hides the shorter one
+        [-].
 
     Returns
     -------
@@ -83,14 +99,15 @@ def roofline_time(
     -----
     .. math:: t = t_0 + \left((F/P)^q + (n/W)^q\right)^{1/q}
 
-    On bf16 GEMMs with every dimension of at least 512, four fitted parameters leave 4.3 to 6.5 % geometric-mean error
-    on held-out shapes (A100 to H200), with q between 1.3 and 2.6; the datasheet roofline without a fit leaves 29 to
-    43 %.
+    On bf16 GEMMs with every dimension of at least 512, four fitted parameters leave 4.3 to 6.5 %
+    geometric-mean error on held-out shapes (A100 to H200), with q between 1.3 and 2.6; the
+    datasheet roofline without a fit leaves 29 to 43 %.
 
     References
     ----------
-    .. [1] S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model for multicore
-       architectures", Communications of the ACM 52(4), 2009. doi:10.1145/1498765.1498785
+    .. [1] S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model
+       for multicore architectures", Communications of the ACM 52(4), 2009.
+       doi:10.1145/1498765.1498785
 
     Examples
     --------
@@ -124,7 +141,11 @@ def round_up(x: Values, multiple: float) -> Values:
     128
     """
     # of floats a quotient is rounded up much sooner than a whole division is done
-    return np.ceil(x / multiple) * multiple if isinstance(x, np.ndarray) else -(-x // multiple) * multiple
+    return (
+        np.ceil(x / multiple) * multiple
+        if isinstance(x, np.ndarray)
+        else -(-x // multiple) * multiple
+    )
 
 
 def gemm_flops(m: Values, n: Values, k: Values, *, batch: Values = 1) -> Values:
@@ -144,8 +165,8 @@ def gemm_flops(m: Values, n: Values, k: Values, *, batch: Values = 1) -> Values:
 
     Notes
     -----
-    2 m n k. The two products of the backward pass, (m, k, n) for the input and (k, n, m) for the weight, take as many
-    each.
+    2 m n k. The two products of the backward pass, (m, k, n) for the input and (k, n, m) for the
+    weight, take as many each.
 
     Examples
     --------
@@ -155,7 +176,9 @@ def gemm_flops(m: Values, n: Values, k: Values, *, batch: Values = 1) -> Values:
     return 2.0 * batch * m * n * k
 
 
-def gemm_bytes(m: Values, n: Values, k: Values, *, batch: Values = 1, itemsize: float = 4) -> Values:
+def gemm_bytes(
+    m: Values, n: Values, k: Values, *, batch: Values = 1, itemsize: float = 4
+) -> Values:
     """Compulsory traffic of ``y[m, n] = x[m, k] @ w[k, n]``: each matrix once.
 
     Parameters
@@ -183,14 +206,16 @@ def gemm_bytes(m: Values, n: Values, k: Values, *, batch: Values = 1, itemsize: 
 def attention_flops(
     batch: Values, heads: Values, sequence: Values, head_dim: Values, *, causal: Values = False
 ) -> Values:
-    """Arithmetic of the two products of attention, forward; a fused backward pass has 2.5 times as much.
+    """Arithmetic of the two products of attention, forward; a fused backward pass has 2.5 times as
+    much.
 
     Parameters
     ----------
     batch, heads, sequence, head_dim : int, array or expression
         Sequences, heads, tokens of a sequence, and width of one head [-].
     causal : bool, array or expression, optional
-        Whether the masked half of the scores is skipped; eager attention computes it all the same [-].
+        Whether the masked half of the scores is skipped; eager attention computes it all the same
+        [-].
 
     Returns
     -------
@@ -199,13 +224,13 @@ def attention_flops(
 
     Notes
     -----
-    4 b a s^2 d, half of it where tiles above the diagonal are skipped. Backward, scores that were not kept are computed
-    again: five products for two.
+    4 b a s^2 d, half of it where tiles above the diagonal are skipped. Backward, scores that were
+    not kept are computed again: five products for two.
 
     References
     ----------
-    .. [1] T. Dao, "FlashAttention-2: faster attention with better parallelism and work partitioning", 2023,
-       arXiv:2307.08691, section 4.1
+    .. [1] T. Dao, "FlashAttention-2: faster attention with better parallelism and work
+       partitioning", 2023, arXiv:2307.08691, section 4.1
 
     Examples
     --------
@@ -216,7 +241,13 @@ def attention_flops(
 
 
 def attention_bytes(
-    batch: Values, heads: Values, sequence: Values, head_dim: Values, *, kv_heads: Values, itemsize: float = 4
+    batch: Values,
+    heads: Values,
+    sequence: Values,
+    head_dim: Values,
+    *,
+    kv_heads: Values,
+    itemsize: float = 4,
 ) -> Values:
     """Compulsory traffic of fused attention, forward: queries, keys, values and output once.
 
@@ -248,7 +279,8 @@ def optimizer_bytes(optimizer: str, parameters: Values, *, itemsize: float = 4) 
     Parameters
     ----------
     optimizer : str
-        A key of `OPTIMIZER_TRAFFIC`; ``adam`` and ``adamw`` are the eager and foreach forms torch runs by default [-].
+        A key of `OPTIMIZER_TRAFFIC`; ``adam`` and ``adamw`` are the eager and foreach forms torch
+        runs by default [-].
     parameters : int, array or expression
         Parameters updated [-].
     itemsize : float, optional
@@ -266,12 +298,17 @@ def optimizer_bytes(optimizer: str, parameters: Values, *, itemsize: float = 4) 
 
     Notes
     -----
-    SGD reads weight and gradient and writes the weight (12 B of fp32); momentum and Adagrad add one state to read and
-    write (20 B); fused Adam has two (28 B); eager and foreach Adam make eight passes over their tensors (80 B).
+    SGD reads weight and gradient and writes the weight (12 B of fp32); momentum and Adagrad add one
+    state to read and write (20 B); fused Adam has two (28 B); eager and foreach Adam make eight
+    passes over their tensors (80 B).
 
     Examples
     --------
     >>> optimizer_bytes("adamw", 1_000_000) / optimizer_bytes("adamw_fused", 1_000_000)
     2.857
     """
-    return OPTIMIZER_TRAFFIC[check_choice("optimizer", optimizer, OPTIMIZER_TRAFFIC)] * (itemsize / 4) * parameters
+    return (
+        OPTIMIZER_TRAFFIC[check_choice("optimizer", optimizer, OPTIMIZER_TRAFFIC)]
+        * (itemsize / 4)
+        * parameters
+    )

@@ -9,7 +9,8 @@ import numpy.typing as npt
 from perfkit.ground.units import Array, significant
 from perfkit.models.distributions import ReuseHistogram, Zipf
 
-_EDGES = np.array([0.0, *2.0 ** np.arange(16)])  # most accesses of rows not seen, seen once, twice, 3-4 times, ...
+# most accesses of rows not seen, seen once, twice, 3-4 times, ...
+_EDGES = np.array([0.0, *2.0 ** np.arange(16)])
 _BUCKETS = 256  # groups of neighbouring ranks: rows of one differ by a few percent in probability
 _STEEPEST = 10.0  # exponent beyond which two rows get all lookups
 
@@ -23,10 +24,11 @@ class ZipfFit:
     exponent : float
         Estimate [-].
     stderr : float
-        Its standard error, wider where the law does not explain the lookups; infinite where they contain no
-        information [-].
+        Its standard error, wider where the law does not explain the lookups; infinite where they
+        contain no information [-].
     misfit : float
-        Chi squared per degree of freedom: about 1 where the lookups follow a Zipf law, more where they do not [-].
+        Chi squared per degree of freedom: about 1 where the lookups follow a Zipf law, more where
+        they do not [-].
     """
 
     exponent: float
@@ -84,23 +86,25 @@ def fit_zipf(histogram: ReuseHistogram) -> ZipfFit:
 
     Notes
     -----
-    Ranking rows by their observed counts makes rare rows look rarer than they are, and the law too steep. Instead the
-    counts :math:`K_b` of the 17 bins are compared with their mean for N lookups, :math:`\mu_b = \sum_r P_b(N p_r)`,
-    with Poisson probabilities of the bin and covariance
+    Ranking rows by their observed counts makes rare rows look rarer than they are, and the law too
+    steep. Instead the counts :math:`K_b` of the 17 bins are compared with their mean for N lookups,
+    :math:`\mu_b = \sum_r P_b(N p_r)`, with Poisson probabilities of the bin and covariance
 
-    .. math:: V_{bc} = \mu_b \delta_{bc} - \sum_r P_b P_c - c_b c_c / N, \qquad c_b = \sum_r N p_r (P_{b-1} - P_b)
+    .. math:: V_{bc} = \mu_b \delta_{bc} - \sum_r P_b P_c - c_b c_c / N, \qquad c_b = \sum_r N p_r
+    (P_{b-1} - P_b)
 
-    (the last term because N is given; :math:`P_{b-1}` is the bin with bounds less by 1). The root of
-    :math:`\mu' V^{-1} (K - \mu) = 0` has the least variance of the estimators linear in K [1]_. It is solved for
-    :math:`s^2`, because near a uniform law the counts do not depend on s to first order. Half a row is added to the
-    standard deviation of each bin, so that bins without variance do not dominate. Where all rows are in one bin, as of
-    a few rows with thousands of lookups each, the bins say nothing and the standard error is infinite. On synthetic
-    lookups into 200 to 10^6 rows with exponents of 0 to 3, 96 % of the errors are within two standard errors.
+    (the last term because N is given; :math:`P_{b-1}` is the bin with bounds less by 1). The root
+    of :math:`\mu' V^{-1} (K - \mu) = 0` has the least variance of the estimators linear in K [1]_.
+    It is solved for :math:`s^2`, because near a uniform law the counts do not depend on s to first
+    order. Half a row is added to the standard deviation of each bin, so that bins without variance
+    do not dominate. Where all rows are in one bin, as of a few rows with thousands of lookups each,
+    the bins say nothing and the standard error is infinite. On synthetic lookups into 200 to 10^6
+    rows with exponents of 0 to 3, 96 % of the errors are within two standard errors.
 
     References
     ----------
-    .. [1] V. P. Godambe, C. C. Heyde, "Quasi-likelihood and optimal estimation", International Statistical Review
-       55(3), 1987. doi:10.2307/1403403
+    .. [1] V. P. Godambe, C. C. Heyde, "Quasi-likelihood and optimal estimation", International
+       Statistical Review 55(3), 1987. doi:10.2307/1403403
 
     Examples
     --------
@@ -111,7 +115,9 @@ def fit_zipf(histogram: ReuseHistogram) -> ZipfFit:
     counts, rows, lookups = np.asarray(histogram.counts), histogram.rows, histogram.lookups
     squares = (np.linspace(0.0, math.sqrt(_STEEPEST), 49) ** 2) ** 2
     off = [counts - _expect(rows, lookups, square)[0] for square in squares]
-    square = float(squares[np.argmin([float((o**2 / (abs(counts - o) + counts + 1)).sum()) for o in off])])
+    square = float(
+        squares[np.argmin([float((o**2 / (abs(counts - o) + counts + 1)).sum()) for o in off])]
+    )
     for _ in range(40):
         slope, weight, spread, mean = _weigh(rows, lookups, square)
         information = float(slope @ weight @ slope)
@@ -131,7 +137,8 @@ def fit_zipf(histogram: ReuseHistogram) -> ZipfFit:
 
 
 def _expect(rows: int, lookups: float, square: float) -> tuple[Array, Array, Array, Array]:
-    """Expected rows of each bin; expected lookups of a row of each bucket, rows of each, and the bins' shares of it."""
+    """Expected rows of each bin; expected lookups of a row of each bucket, rows of each, and the
+    bins' shares of it."""
     probabilities, many = Zipf(rows, math.sqrt(square)).buckets(_BUCKETS)
     expected = lookups * probabilities
     shares = _shares(expected, _EDGES)
@@ -147,10 +154,15 @@ def _shares(expected: Array, edges: Array) -> Array:
 
 
 def _weigh(rows: int, lookups: float, square: float) -> tuple[Array, Array, Array, Array]:
-    """Slope of the expected bins over the square of the exponent, weight matrix, covariance of the bins, the bins."""
+    """Slope of the expected bins over the square of the exponent, weight matrix, covariance of the
+    bins, the bins."""
     mean, expected, many, shares = _expect(rows, lookups, square)
     step = 1e-4 * max(square, 1e-2)
     slope = (_expect(rows, lookups, square + step)[0] - mean) / step
     with_total = (many * expected) @ (_shares(expected, _EDGES - 1) - shares)
-    spread = np.diag(mean) - (shares * many[:, None]).T @ shares - np.outer(with_total, with_total) / lookups
+    spread = (
+        np.diag(mean)
+        - (shares * many[:, None]).T @ shares
+        - np.outer(with_total, with_total) / lookups
+    )
     return slope, np.asarray(np.linalg.inv(spread + 0.25 * np.eye(len(mean)))), spread, mean

@@ -1,4 +1,5 @@
-"""Prices of collectives: from fits, from textbook algorithms on the links, or composed over nodes."""
+"""Prices of collectives: from fits, from textbook algorithms on the links, or composed over
+nodes."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -9,28 +10,60 @@ from typing import Any
 import numpy as np
 
 from perfkit.fitting import Fit
-from perfkit.fitting.parameters import ALGORITHMS, Key, choose_sample, evaluate_collective, spread_beyond
+from perfkit.fitting.parameters import (
+    ALGORITHMS,
+    Key,
+    choose_sample,
+    evaluate_collective,
+    spread_beyond,
+)
 from perfkit.ground.hardware import Link
-from perfkit.ground.units import Array, check_choice, check_positive, check_type, format_bytes, format_rate, show
+from perfkit.ground.units import (
+    Array,
+    check_choice,
+    check_positive,
+    check_type,
+    format_bytes,
+    format_rate,
+    show,
+)
 from perfkit.models import collectives as forms
 from perfkit.models import hierarchy
-from perfkit.platform.estimates import CollectiveTime, fill_in, find_extrapolations, find_transfers, lacks
+from perfkit.platform.estimates import (
+    CollectiveTime,
+    fill_in,
+    find_extrapolations,
+    find_transfers,
+    lacks,
+)
 
 _RINGS = ("all_gather", "reduce_scatter", "broadcast", "reduce")
-_TEXTBOOK = {"ring": ("all_reduce", *_RINGS), "tree": ("all_reduce", *_RINGS[2:]), "in_network": ("all_reduce",)}
-#: Extra spread per doubling of ranks beyond a law, between two counts, beyond one [-]; docs/formulas.md, table 1.4.
+_TEXTBOOK = {
+    "ring": ("all_reduce", *_RINGS),
+    "tree": ("all_reduce", *_RINGS[2:]),
+    "in_network": ("all_reduce",),
+}
+#: Extra spread per doubling of ranks beyond a law, between two counts, beyond one [-];
+#: docs/formulas.md, table 1.4.
 LAW, BETWEEN, BEYOND = 0.05, 0.1, 0.15
 #: Smallest size that advice to measure names: nearly all transfer on any network [B].
 LARGE = 2.0**27
 #: A fit whose smallest size is above this one does not show the start-up [B].
 LATE = 2.0**20
 #: Algorithms that libraries take across nodes.
-ACROSS_NODES = {"all_reduce": "two_level", "all_to_all": "flat", "send_recv": "rail", **dict.fromkeys(_RINGS, "ring")}
-#: Spread of times composed of measured parts, and of a single pair of ranks [-]; docs/formulas.md, table 1.4.
+ACROSS_NODES = {
+    "all_reduce": "two_level",
+    "all_to_all": "flat",
+    "send_recv": "rail",
+    **dict.fromkeys(_RINGS, "ring"),
+}
+#: Spread of times composed of measured parts, and of a single pair of ranks [-]; docs/formulas.md,
+#: table 1.4.
 COMPOSED, PAIR = 0.15, 0.4
 #: Spread of start-up and transfer from a datasheet or a textbook [-]; docs/formulas.md, table 1.4.
 START, MOVE = 0.9, 0.3
-#: Extra spread of an all_reduce over nodes that may wait for chunks [-]; docs/formulas.md, table 1.4.
+#: Extra spread of an all_reduce over nodes that may wait for chunks [-]; docs/formulas.md, table
+#: 1.4.
 UNSEEN = 0.4
 
 
@@ -40,11 +73,13 @@ class Match:
 
     operation: str
     ranks: int
-    parts: tuple[tuple[Fit, int, float], ...]  # each fit, the ranks it is evaluated for, and its weight
+    # each fit, the ranks it is evaluated for, and its weight
+    parts: tuple[tuple[Fit, int, float], ...]
     algorithm: str = ""
     spread: float = 0.0  # in addition to the spread of the fits
     note: str = ""  # why these fits, where none was made on this rank count
-    others: tuple["Match", ...] = ()  # other fits for the same ranks: the smallest spread of all counts
+    # other fits for the same ranks: the smallest spread of all counts
+    others: tuple["Match", ...] = ()
 
     @property
     def smallest(self) -> float:
@@ -53,44 +88,61 @@ class Match:
 
     def evaluate(self, nbytes: Array) -> Array:
         """Times of messages [s]."""
-        times = [evaluate_collective(fit, nbytes, self.operation, p) ** weight for fit, p, weight in self.parts]
+        times = [
+            evaluate_collective(fit, nbytes, self.operation, p) ** weight
+            for fit, p, weight in self.parts
+        ]
         return np.asarray(np.prod(times, axis=0))
 
     def find_hop(self) -> tuple[float, float]:
-        """Latency of a hop [s], from the smallest fitted size, and time per byte [s/B] of a link, if this is a ring."""
-        first, last = self.evaluate(np.array([self.smallest, 1e18]))  # the last one is nothing but transfer
+        """Latency of a hop [s], from the smallest fitted size, and time per byte [s/B] of a link,
+        if this is a ring."""
+        # the last one is nothing but transfer
+        first, last = self.evaluate(np.array([self.smallest, 1e18]))
         beta, steps = float(last) / 1e18, float(forms.ring_steps(self.operation, self.ranks))
         hop = max(float(first) - beta * self.smallest, 0.0) / steps
         return hop, beta / float(forms.bus_factor(self.operation, self.ranks))
 
     def price(self, nbytes: Array) -> CollectiveTime:
-        """Price with spread; outside what was fitted, the warnings name the one sample that would help most."""
+        """Price with spread; outside what was fitted, the warnings name the one sample that would
+        help most."""
         operation, notes = self.operation, []
         if self.note:
             size = format_bytes(max(float(np.max(nbytes, initial=0.0)), LARGE))
-            notes.append(f"{self.note}; one {operation} of {size} on {self._place(self.ranks)} would help most")
+            notes.append(
+                f"{self.note}; one {operation} of {size} on {self._place(self.ranks)} would help most"
+            )
         for fit, ranks, _ in self.parts:
             low, high = fit.ranges.get("nbytes", (0.0, math.inf))
-            near = np.clip(nbytes, 0.98 * low, 1.02 * high) == nbytes  # the same size, rounded to whole elements
+            # the same size, rounded to whole elements
+            near = np.clip(nbytes, 0.98 * low, 1.02 * high) == nbytes
             sizes = {"nbytes": np.where(near, np.clip(nbytes, low, high), nbytes)}
             for text in find_extrapolations(f"{operation} on {self._place(ranks)}", fit, sizes):
                 far = float(np.max(nbytes) if np.max(nbytes) > high else np.min(nbytes))
                 sample = format_bytes(choose_sample(fit, far, operation, ranks))
-                notes.append(f"{text}; one {operation} of {sample} on {self._place(ranks)} would help most")
+                notes.append(
+                    f"{text}; one {operation} of {sample} on {self._place(ranks)} would help most"
+                )
             notes += find_transfers(operation, fit)
         spreads = [spread_beyond(fit, nbytes, operation, ranks) for fit, ranks, _ in self.parts]
         spread = np.hypot(np.maximum.reduce(spreads), self.spread)
         spread = np.minimum.reduce([spread, *(match.price(nbytes).spread for match in self.others)])
         time, start = self.evaluate(nbytes), self.evaluate(0.0 * nbytes)
-        return CollectiveTime(time, {"start-up": start, "transfer": time - start}, self, spread, tuple(notes))
+        return CollectiveTime(
+            time, {"start-up": start, "transfer": time - start}, self, spread, tuple(notes)
+        )
 
     def _place(self, ranks: int) -> str:
-        return f"one rank of each of {ranks} nodes" if self.algorithm == "rail" else f"{ranks} ranks"
+        return (
+            f"one rank of each of {ranks} nodes" if self.algorithm == "rail" else f"{ranks} ranks"
+        )
 
     def __str__(self) -> str:
         if len(self.parts) == 1:
             return fill_in(self.parts[0][0])
-        return "; ".join(f"{weight:.2f} of {ranks} ranks: {fill_in(fit)}" for fit, ranks, weight in self.parts)
+        return "; ".join(
+            f"{weight:.2f} of {ranks} ranks: {fill_in(fit)}" for fit, ranks, weight in self.parts
+        )
 
 
 def _list_fits(platform: Any, operation: str) -> dict[Key, Fit]:
@@ -100,8 +152,13 @@ def _list_fits(platform: Any, operation: str) -> dict[Key, Fit]:
 
 
 def find_match(platform: Any, operation: str, ranks: int, algorithm: str = "") -> Match | None:
-    """Find what prices a rank count: its own fit, else the law over counts or the nearest counts, poor fits last."""
-    own = {key.ranks: fit for key, fit in _list_fits(platform, operation).items() if key.algorithm == algorithm}
+    """Find what prices a rank count: its own fit, else the law over counts or the nearest counts,
+    poor fits last."""
+    own = {
+        key.ranks: fit
+        for key, fit in _list_fits(platform, operation).items()
+        if key.algorithm == algorithm
+    }
     if ranks in own:
         return Match(operation, ranks, ((own[ranks], ranks, 1.0),), algorithm)
     # Fits inside nodes do not hold across them, and the other way round.
@@ -112,17 +169,33 @@ def find_match(platform: Any, operation: str, ranks: int, algorithm: str = "") -
         if (high <= edge) == (ranks <= edge):
             far = abs(math.log2(ranks / min(max(ranks, low), high)))
             text = f"the law of {operation} was fitted on {low:g} to {high:g} ranks, {ranks} are outside"
-            found.append(Match(operation, ranks, ((law, ranks, 1.0),), algorithm, LAW * far, text if far else ""))
-    if fits := {count: fit for count, fit in own.items() if count and (count <= edge) == (ranks <= edge)}:
+            found.append(
+                Match(
+                    operation,
+                    ranks,
+                    ((law, ranks, 1.0),),
+                    algorithm,
+                    LAW * far,
+                    text if far else "",
+                )
+            )
+    if fits := {
+        count: fit for count, fit in own.items() if count and (count <= edge) == (ranks <= edge)
+    }:
         found.append(_match_nearest(platform, operation, ranks, algorithm, fits))
     found.sort(key=lambda match: match.parts[0][0].quality == "poor")
     return replace(found[0], others=tuple(found[1:])) if found else None
 
 
-def _match_nearest(platform: Any, operation: str, ranks: int, algorithm: str, fits: Mapping[int, Fit]) -> Match:
+def _match_nearest(
+    platform: Any, operation: str, ranks: int, algorithm: str, fits: Mapping[int, Fit]
+) -> Match:
     """Between two counts the geometric mean of both times, beyond them the nearest fit, scaled."""
     near = min(fits, key=lambda count: abs(math.log(count / ranks)))
-    beyond, octaves = [count for count in fits if (count < ranks) != (near < ranks)], abs(math.log2(ranks / near))
+    beyond, octaves = (
+        [count for count in fits if (count < ranks) != (near < ranks)],
+        abs(math.log2(ranks / near)),
+    )
     text = f"{operation} was fitted on {', '.join(map(str, sorted(fits)))} ranks; {ranks} are "
     if not beyond:
         scaled = _scale(platform, fits[near], operation, ranks, near, algorithm)
@@ -131,14 +204,32 @@ def _match_nearest(platform: Any, operation: str, ranks: int, algorithm: str, fi
     far = min(beyond, key=lambda count: abs(count - ranks))
     weight = math.log(ranks / near) / math.log(far / near)
     parts = ((fits[near], near, 1.0 - weight), (fits[far], far, weight))
-    return Match(operation, ranks, parts, algorithm, BETWEEN * octaves, f"{text}interpolated between {near} and {far}")
+    return Match(
+        operation,
+        ranks,
+        parts,
+        algorithm,
+        BETWEEN * octaves,
+        f"{text}interpolated between {near} and {far}",
+    )
 
 
 def _scale(platform: Any, fit: Fit, operation: str, ranks: int, near: int, algorithm: str) -> Fit:
     """Scale start-ups and times per byte from one rank count to another, as the algorithm does."""
-    form = partial(_time_textbook, operation, np.array(1.0), algorithm if algorithm in ("tree", "in_network") else "")
-    ends = {"alpha": {"alpha_hop": 1.0, "beta_link": 0.0}, "beta": {"alpha_hop": 0.0, "beta_link": 1.0}}
-    factors = {name: float(form(ranks=ranks, **link) / form(ranks=near, **link)) for name, link in ends.items()}
+    form = partial(
+        _time_textbook,
+        operation,
+        np.array(1.0),
+        algorithm if algorithm in ("tree", "in_network") else "",
+    )
+    ends = {
+        "alpha": {"alpha_hop": 1.0, "beta_link": 0.0},
+        "beta": {"alpha_hop": 0.0, "beta_link": 1.0},
+    }
+    factors = {
+        name: float(form(ranks=ranks, **link) / form(ranks=near, **link))
+        for name, link in ends.items()
+    }
     if algorithm in ("", "rail") and platform.device.kind == "cuda":
         starts = [_find_start(platform, operation, count, algorithm) for count in (ranks, near)]
         factors["alpha"] = starts[0] / starts[1]
@@ -151,7 +242,8 @@ def price_collective(
 ) -> CollectiveTime:
     """Price collectives as `Platform.collective_time` does, with parts, spread and warnings.
 
-    `Platform.collective` says which fit is taken when. Composed times are never below what the links allow.
+    `Platform.collective` says which fit is taken when. Composed times are never below what the
+    links allow.
     """
     check_type("operation", operation, str)
     ranks, network = check_positive("ranks", ranks, integer=True), platform.network
@@ -159,12 +251,16 @@ def price_collective(
     most, local = network.nodes if algorithm == "rail" else network.ranks, network.ranks_per_node
     if ranks > most:
         where = "with one on each node " * (algorithm == "rail") + f"platform {platform.name!r}"
-        raise ValueError(f"ranks is {ranks}; {where} has {most}; choose fewer, or more nodes, as with_nodes(4)")
+        raise ValueError(
+            f"ranks is {ranks}; {where} has {most}; choose fewer, or more nodes, as with_nodes(4)"
+        )
     sizes = np.asarray(nbytes, dtype=float)
     if not _list_fits(platform, operation) and not (algorithm and operation in forms.OPERATIONS):
         raise _lacks(platform, operation, f"model for the collective {show(operation)}")
     if ranks == 1:
-        return CollectiveTime(np.zeros(sizes.shape), formula="a single rank has nothing to exchange")
+        return CollectiveTime(
+            np.zeros(sizes.shape), formula="a single rank has nothing to exchange"
+        )
     if ranks > (size := most // network.regions):
         regions, alone = -(-ranks // size), replace(platform, network=replace(network, regions=1))
         inside = price_collective(alone, operation, sizes, size, algorithm or None)
@@ -182,7 +278,9 @@ def price_collective(
         return found
     if ranks > local:
         if ranks % local:
-            raise ValueError(f"ranks is {ranks}; across nodes it must be a multiple of the {local} ranks of a node")
+            raise ValueError(
+                f"ranks is {ranks}; across nodes it must be a multiple of the {local} ranks of a node"
+            )
         found = _compose(platform, operation, sizes, ranks // local, algorithm)
     elif algorithm in ("", "two_level"):
         levels = "two levels" if algorithm else f"{ranks} ranks of one node"
@@ -196,9 +294,12 @@ def price_collective(
 
 
 def _lacks(platform: Any, operation: str, what: str) -> ValueError:
-    """Error for a missing model, with the fits of the operation, or else the operations that have fits."""
+    """Error for a missing model, with the fits of the operation, or else the operations that have
+    fits."""
     fitted = [str(key) for key in _list_fits(platform, operation)]
-    return lacks(platform, what, fitted or [Key.parse(key).operation for key in platform.collectives])
+    return lacks(
+        platform, what, fitted or [Key.parse(key).operation for key in platform.collectives]
+    )
 
 
 def _find_link(platform: Any, name: str, operation: str, what: str) -> Link:
@@ -213,14 +314,18 @@ def _find_link(platform: Any, name: str, operation: str, what: str) -> Link:
 def _find_start(platform: Any, operation: str, ranks: int, algorithm: str = "") -> float:
     """Start-up of the algorithm that a library takes for vanishing messages [s]."""
     network = platform.network
-    local, link = 1 if algorithm == "rail" else min(ranks, network.ranks_per_node), network.links.get("inter")
+    local, link = (
+        1 if algorithm == "rail" else min(ranks, network.ranks_per_node),
+        network.links.get("inter"),
+    )
     far = {"alpha_rail": link.latency.value / network.starts} if link else {}
     start = hierarchy.start_across(operation, ranks_per_node=local, nodes=ranks / local, **far)
     return float(network.starts) * float(start)
 
 
 def _find_least(platform: Any, operation: str, nbytes: Array, ranks: int) -> Array:
-    """Least time for the bytes that leave or reach a rank, or a node over all its rails, even if switches reduce."""
+    """Least time for the bytes that leave or reach a rank, or a node over all its rails, even if
+    switches reduce."""
     local, reduced = platform.network.ranks_per_node, 2.0 if operation == "all_reduce" else 1.0
     inside = ranks <= local
     together = 1 if inside or operation in ("all_to_all", "send_recv") else local
@@ -229,7 +334,9 @@ def _find_least(platform: Any, operation: str, nbytes: Array, ranks: int) -> Arr
     return nbytes * (factor / link.bandwidth.value if link else 0.0)
 
 
-def _price_form(form: Callable[[Array], Array], nbytes: Array, formula: str, **more: Any) -> CollectiveTime:
+def _price_form(
+    form: Callable[[Array], Array], nbytes: Array, formula: str, **more: Any
+) -> CollectiveTime:
     """Price a form that consists of a start-up and a transfer."""
     time, start = (np.asarray(form(sizes)) for sizes in (nbytes, 0.0 * nbytes))
     return CollectiveTime(time, {"start-up": start, "transfer": time - start}, formula, **more)
@@ -247,13 +354,17 @@ def _time_textbook(operation: str, nbytes: Array, algorithm: str, **sizes: float
     return np.asarray(form(nbytes, operation=operation, **sizes))
 
 
-def _price_textbook(platform: Any, operation: str, nbytes: Array, ranks: int, algorithm: str) -> CollectiveTime:
+def _price_textbook(
+    platform: Any, operation: str, nbytes: Array, ranks: int, algorithm: str
+) -> CollectiveTime:
     """Price an algorithm inside a node from its textbook form and the link."""
     link = _find_link(platform, "intra", operation, f"by {algorithm}")
     alpha, beta = link.latency.value, 1.0 / link.bandwidth.value
     note = f"{operation} by {algorithm} on {ranks} ranks was not measured: textbook form and the link inside nodes"
     formula = f"{algorithm} of the textbook, alpha_hop = {alpha:.4g} s, beta_link = {beta:.4g} s/B"
-    form = partial(_time_textbook, operation, algorithm=algorithm, ranks=ranks, alpha_hop=alpha, beta_link=beta)
+    form = partial(
+        _time_textbook, operation, algorithm=algorithm, ranks=ranks, alpha_hop=alpha, beta_link=beta
+    )
     found = _price_form(form, nbytes, formula, notes=(note,))
     return replace(found, spread=_guess(found.terms["start-up"], found.time))
 
@@ -264,19 +375,27 @@ def _guess(start: Array | float, time: Array) -> Array:
     return np.hypot(START * share, MOVE * (1.0 - share))
 
 
-def _compose(platform: Any, operation: str, nbytes: Array, nodes: int, algorithm: str) -> CollectiveTime:
+def _compose(
+    platform: Any, operation: str, nbytes: Array, nodes: int, algorithm: str
+) -> CollectiveTime:
     """Compose a collective over whole nodes from its stages inside nodes and between them."""
     local, algorithm = platform.network.ranks_per_node, algorithm or ACROSS_NODES[operation]
     if algorithm == "in_network":
         advice = f"leave the algorithm out, or calibrate it as {Key(operation, local * nodes, algorithm)}"
-        raise ValueError(f"algorithm is 'in_network'; across nodes there is no form of it; {advice}")
+        raise ValueError(
+            f"algorithm is 'in_network'; across nodes there is no form of it; {advice}"
+        )
     if algorithm == "ring":
         found = _price_ring(platform, operation, nbytes, nodes)
     elif algorithm == "tree":
         found = _price_tree(platform, operation, nbytes, nodes)
     elif algorithm == "rail":  # one pair of ranks on two nodes
         between = _price_rail(platform, operation, nbytes, nodes)
-        found = replace(between, terms={"between nodes": between.time}, formula=f"on one rail: {between.formula}")
+        found = replace(
+            between,
+            terms={"between nodes": between.time},
+            formula=f"on one rail: {between.formula}",
+        )
     elif operation == "all_reduce":
         found = _choose_protocol(platform, operation, nbytes, nodes)
     else:
@@ -294,17 +413,27 @@ def _compose(platform: Any, operation: str, nbytes: Array, nodes: int, algorithm
 
 
 def _price_rail(platform: Any, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
-    """Price the stage between nodes, with one rank of each: from its fit, or as a ring over the link."""
-    alpha, known = _find_start(platform, operation, nodes, "rail"), "inter" in platform.network.links
+    """Price the stage between nodes, with one rank of each: from its fit, or as a ring over the
+    link."""
+    alpha, known = (
+        _find_start(platform, operation, nodes, "rail"),
+        "inter" in platform.network.links,
+    )
     if match := find_match(platform, operation, nodes, "rail"):
         found = match.price(nbytes)
         guess = _guess(np.minimum(alpha, found.time), found.time)
         spread = np.minimum(found.spread, guess) if match.note and known else found.spread
         if match.smallest <= LATE:
             return replace(found, spread=spread)
-        time = np.maximum(found.time, alpha)  # below the smallest size, the start-up of the link is as good a guess
+        # below the smallest size, the start-up of the link is as good a guess
+        time = np.maximum(found.time, alpha)
         spread = np.where(nbytes < 0.98 * match.smallest, np.maximum(spread, guess), spread)
-        return replace(found, time=time, terms={**found.terms, "unseen start-up": time - found.time}, spread=spread)
+        return replace(
+            found,
+            time=time,
+            terms={**found.terms, "unseen start-up": time - found.time},
+            spread=spread,
+        )
     link = _find_link(platform, "inter", operation, f"over {nodes} nodes")
     beta = float(forms.bus_factor(operation, nodes)) / link.bandwidth.value
     formula = f"pipelined over the link, alpha = {alpha:.4g} s, beta = {beta:.4g} s/B"
@@ -313,10 +442,13 @@ def _price_rail(platform: Any, operation: str, nbytes: Array, nodes: int) -> Col
 
 
 def _find_hops(platform: Any, operation: str, nodes: int) -> tuple[float, float, float]:
-    """Time per byte inside nodes [s/B], latency of a hop between nodes [s], time per byte of a rail [s/B]."""
+    """Time per byte inside nodes [s/B], latency of a hop between nodes [s], time per byte of a rail
+    [s/B]."""
     local, over, inside = platform.network.ranks_per_node, f"over {nodes} nodes", 0.0
     if local > 1:
-        stages = [find_match(platform, stage, local) for stage in hierarchy.LEVELS.get(operation, ())]
+        stages = [
+            find_match(platform, stage, local) for stage in hierarchy.LEVELS.get(operation, ())
+        ]
         betas = [match.find_hop()[1] for match in stages if match]
         if betas and len(betas) == len(stages):
             inside = sum(betas) / len(betas)
@@ -329,10 +461,16 @@ def _find_hops(platform: Any, operation: str, nodes: int) -> tuple[float, float,
 
 
 def _price_ring(platform: Any, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
-    """Price rings over all ranks: with flags beside the bytes where that is faster, else at full bandwidth."""
+    """Price rings over all ranks: with flags beside the bytes where that is faster, else at full
+    bandwidth."""
     if operation in ("all_to_all", "send_recv"):
-        raise ValueError(f"algorithm is 'ring'; {operation} goes around no ring; leave the algorithm out")
-    local, (inside, hop, rail) = platform.network.ranks_per_node, _find_hops(platform, operation, nodes)
+        raise ValueError(
+            f"algorithm is 'ring'; {operation} goes around no ring; leave the algorithm out"
+        )
+    local, (inside, hop, rail) = (
+        platform.network.ranks_per_node,
+        _find_hops(platform, operation, nodes),
+    )
     numbers = f"alpha_hop = {hop:.4g} s, beta_intra = {inside:.4g} s/B, beta_rail = {rail:.4g} s/B"
     formula = f"rings over all ranks, {numbers}, q = {hierarchy.OVERLAP:g}"
     steps, far = (float(forms.ring_steps(operation, count)) for count in (local * nodes, nodes))
@@ -340,9 +478,11 @@ def _price_ring(platform: Any, operation: str, nbytes: Array, nodes: int) -> Col
     links = {"ranks_per_node": local, "nodes": nodes, "beta_intra": inside, "beta_rail": rail}
     links["alpha_hop"] = step + far / steps * max(hop - step, 0.0)
     form: Callable[[Any], Any] = partial(hierarchy.ring_across_nodes, operation=operation, **links)
-    turns = steps / (local * nodes - 1)  # an all_reduce goes around twice, each time as a reduce_scatter does
+    # an all_reduce goes around twice, each time as a reduce_scatter does
+    turns = steps / (local * nodes - 1)
     start, first = turns * _find_start(platform, "reduce_scatter", local * nodes), form(0.0)
-    between = _price_rail(platform, operation, nbytes / local, nodes)  # in messages as long as those of this ring
+    # in messages as long as those of this ring
+    between = _price_rail(platform, operation, nbytes / local, nodes)
 
     def choose(n: Array) -> Array:
         return np.asarray(np.minimum(start + hierarchy.FLAGS * (form(n) - first), form(n)))
@@ -352,39 +492,68 @@ def _price_ring(platform: Any, operation: str, nbytes: Array, nodes: int) -> Col
 
 def _price_tree(platform: Any, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
     """Price a tree over all ranks from its textbook form and the links."""
-    local, (inside, far, rail) = platform.network.ranks_per_node, _find_hops(platform, operation, nodes)
+    local, (inside, far, rail) = (
+        platform.network.ranks_per_node,
+        _find_hops(platform, operation, nodes),
+    )
     near = _find_link(platform, "intra", operation, "by tree").latency.value if local > 1 else 0.0
     beta = max(inside, rail / local)
-    links: dict[str, Any] = {"ranks": local * nodes, "nodes": nodes, "alpha_hop": near, "alpha_rail": far}
+    links: dict[str, Any] = {
+        "ranks": local * nodes,
+        "nodes": nodes,
+        "alpha_hop": near,
+        "alpha_rail": far,
+    }
     form = partial(_time_textbook, operation, algorithm="tree", beta_link=beta, **links)
-    return _price_form(form, nbytes, f"tree of the textbook, alpha_rail = {far:.4g} s, beta_link = {beta:.4g} s/B")
+    return _price_form(
+        form, nbytes, f"tree of the textbook, alpha_rail = {far:.4g} s, beta_link = {beta:.4g} s/B"
+    )
 
 
 def _choose_protocol(platform: Any, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
-    """Price two levels; where no start-up was measured, with flags beside the bytes or chunks at each hop of a tree."""
-    found, match = _price_levels(platform, operation, nbytes, nodes), find_match(platform, operation, nodes, "rail")
+    """Price two levels; where no start-up was measured, with flags beside the bytes or chunks at
+    each hop of a tree."""
+    found, match = (
+        _price_levels(platform, operation, nbytes, nodes),
+        find_match(platform, operation, nodes, "rail"),
+    )
     if match and match.smallest <= LATE:
         return found
     local, starts = platform.network.ranks_per_node, platform.network.starts
-    tree = hierarchy.start_across(operation, ranks_per_node=local, nodes=nodes, call=0.0, **hierarchy.CHUNKS)
+    tree = hierarchy.start_across(
+        operation, ranks_per_node=local, nodes=nodes, call=0.0, **hierarchy.CHUNKS
+    )
     flags = _price_levels(platform, operation, hierarchy.FLAGS * nbytes, nodes).time
     time = np.minimum(flags, hierarchy.overlap_levels(found.time, starts * tree))
     spread = np.hypot(found.spread, UNSEEN * (1.0 - found.time / time))
-    return replace(found, time=time, terms={**found.terms, "protocol": time - found.time}, spread=spread)
+    return replace(
+        found, time=time, terms={**found.terms, "protocol": time - found.time}, spread=spread
+    )
 
 
-def _price_levels(platform: Any, operation: str, nbytes: Array, nodes: int, flat: bool = False) -> CollectiveTime:
-    """Price the stages inside nodes and the stage between them; flat, all pairs exchange their messages at once."""
+def _price_levels(
+    platform: Any, operation: str, nbytes: Array, nodes: int, flat: bool = False
+) -> CollectiveTime:
+    """Price the stages inside nodes and the stage between them; flat, all pairs exchange their
+    messages at once."""
     local, message = platform.network.ranks_per_node, platform.network.starts * hierarchy.MESSAGE
     stages, share = hierarchy.split_levels(operation, nbytes, ranks_per_node=local)
     if flat:
         stages = ((operation, nbytes / nodes),)
-    parts = [price_collective(platform, stage, size, local) for stage, size in stages] if local > 1 else []
+    parts = (
+        [price_collective(platform, stage, size, local) for stage, size in stages]
+        if local > 1
+        else []
+    )
     between = _price_rail(platform, operation, share, nodes)
     inside = sum((part.time for part in parts), start=0.0 * nbytes)
-    spread = np.maximum.reduce([np.broadcast_to(part.spread, nbytes.shape) for part in (between, *parts)])
+    spread = np.maximum.reduce(
+        [np.broadcast_to(part.spread, nbytes.shape) for part in (between, *parts)]
+    )
     if flat:
-        time = hierarchy.flat_all_to_all(inside, between.time, ranks_per_node=local, nodes=nodes, alpha_message=message)
+        time = hierarchy.flat_all_to_all(
+            inside, between.time, ranks_per_node=local, nodes=nodes, alpha_message=message
+        )
         rule = f"max(intra, inter + (g - 1) (N - 1) alpha_m), alpha_m = {message:g} s"
         rest = "more messages, less overlap"
     elif operation == "all_to_all":
@@ -394,6 +563,10 @@ def _price_levels(platform: Any, operation: str, nbytes: Array, nodes: int, flat
     else:
         time = hierarchy.overlap_levels(inside, between.time)
         rule, rest = f"(intra^q + inter^q)^(1/q), q = {hierarchy.OVERLAP:g}", "overlap"
-    terms = {"inside nodes": inside, "between nodes": between.time, rest: time - inside - between.time}
+    terms = {
+        "inside nodes": inside,
+        "between nodes": between.time,
+        rest: time - inside - between.time,
+    }
     notes = tuple(text for part in (between, *parts) for text in part.notes)
     return CollectiveTime(time, terms, f"{rule}; inter: {between.formula}", spread, notes)

@@ -1,4 +1,5 @@
-"""Estimates: a time with its interval, parts and formula; and the closed forms that platforms are fitted with."""
+"""Estimates: a time with its interval, parts and formula; and the closed forms that platforms are
+fitted with."""
 
 import math
 import re
@@ -15,7 +16,15 @@ import numpy as np
 
 from perfkit.fitting import Fit
 from perfkit.ground.results import Shown
-from perfkit.ground.units import Array, Values, check_positive, escape, format_bytes, format_rate, format_time
+from perfkit.ground.units import (
+    Array,
+    Values,
+    check_positive,
+    escape,
+    format_bytes,
+    format_rate,
+    format_time,
+)
 from perfkit.models.collectives import ring_collective
 from perfkit.models.kernels import REFERENCES, TERMS, additive
 from perfkit.models.roofline import roofline_time, round_up
@@ -25,24 +34,48 @@ FAR_SPREAD = 0.3
 _SHARES = "launch compute_efficiency memory_efficiency sharpness"
 _RATES = "t = launch + ((flops / (e peak))^q + (bytes / (e bandwidth))^q)^(1/q)"
 _LAW = "t = (alpha^q + (beta n)^q)^(1/q), alpha = alpha0 + alpha1 steps, beta = beta0 + beta1 (p - 1) / p"
-#: Every form of a fit: its group of fits, required parameters, optional parameters, and the form as `Estimate.explain`
-#: writes it; n is the message, e an efficiency, q the sharpness.
+#: Every form of a fit: its group of fits, required parameters, optional parameters, and the form as
+#: `Estimate.explain` writes it; n is the message, e an efficiency, q the sharpness.
 KNOWN_FORMS: Mapping[str, tuple[str, str, str, str]] = {
     "roofline": ("kernel", _SHARES, "", _RATES),
-    "tiled": ("kernel", f"{_SHARES} tile_m tile_n", "", "as roofline, with the flops of whole tiles"),
-    "additive": ("kernel", "", " ".join(TERMS), "t = sum of parameter times term (bytes, rows, operations, ...)"),
+    "tiled": (
+        "kernel",
+        f"{_SHARES} tile_m tile_n",
+        "",
+        "as roofline, with the flops of whole tiles",
+    ),
+    "additive": (
+        "kernel",
+        "",
+        " ".join(TERMS),
+        "t = sum of parameter times term (bytes, rows, operations, ...)",
+    ),
     "pipelined": ("collective", "alpha beta", "sharpness", "t = (alpha^q + (beta n)^q)^(1/q)"),
     "alpha_beta": ("collective", "alpha beta", "", "t = alpha + beta n"),
-    "two_regime": ("collective", "alpha1 beta1 alpha2 beta2", "", "t = min(alpha1 + beta1 n, alpha2 + beta2 n)"),
-    "two_branch": ("collective", "alpha1 beta1 alpha2 beta2", "sharpness",
-                   "t = min over i of (alpha_i^q + (beta_i n)^q)^(1/q)"),
+    "two_regime": (
+        "collective",
+        "alpha1 beta1 alpha2 beta2",
+        "",
+        "t = min(alpha1 + beta1 n, alpha2 + beta2 n)",
+    ),
+    "two_branch": (
+        "collective",
+        "alpha1 beta1 alpha2 beta2",
+        "sharpness",
+        "t = min over i of (alpha_i^q + (beta_i n)^q)^(1/q)",
+    ),
     "over_ranks": ("collective", "alpha0 alpha1 beta0 beta1", "sharpness", _LAW),
     "in_context": ("context", "", "scale cold_scale launch page_walks", ""),
     "iteration": ("context", "scale", "per_operation per_collective per_resume sharpness", ""),
-    "pace": ("context", " ".join((*REFERENCES, *(f"{name}_weight" for name in REFERENCES))), "", ""),
+    "pace": (
+        "context",
+        " ".join((*REFERENCES, *(f"{name}_weight" for name in REFERENCES))),
+        "",
+        "",
+    ),
     "overlap": ("context", "contention", "", ""),
     "caches": ("context", "l2 l3", "pages l3_share", ""),
-}  # fmt: skip
+}
 _QUIET = ContextVar("quiet", default=False)
 #: A number that stands alone, with its unit.
 _NUMBER = re.compile(r"(?<![\w.'])\d[\d.,]*(?: [kMGTmµn]?[sB]\b)?")
@@ -53,7 +86,8 @@ class ExtrapolationWarning(UserWarning):
 
 
 def check_time(label: str, time: float, spread: float, parts: Iterable[float]) -> None:
-    """Refuse a time [s] that is negative, infinite, no number, without interval, or not the sum of its parts [s].
+    """Refuse a time [s] that is negative, infinite, no number, without interval, or not the sum of
+    its parts [s].
 
     `label` names what was timed and the platform. A spread above 50 gives no finite interval.
 
@@ -70,11 +104,14 @@ def check_time(label: str, time: float, spread: float, parts: Iterable[float]) -
     sound = 0 <= time < math.inf and 0 <= spread <= 50 and (time > 0 or not known)
     if not sound or not math.isclose(total, time, rel_tol=1e-9):
         found = f"takes {time:g} s (parts {total:g} s, spread {spread:g})"
-        raise ValueError(f"{escape(label, 200)} {found}; a size or a number of the platform is far too large")
+        raise ValueError(
+            f"{escape(label, 200)} {found}; a size or a number of the platform is far too large"
+        )
 
 
 def find_interval(time: Any, spread: Any, level: float) -> tuple[Any, Any]:
-    """Find the bounds [s] that contain a measured time with the probability `level`; times are log-normal.
+    """Find the bounds [s] that contain a measured time with the probability `level`; times are
+    log-normal.
 
     Examples
     --------
@@ -152,17 +189,24 @@ class Estimate(Shown):
         low, high = (format_time(bound) for bound in self.interval())
         parts = [f"  {name}: {format_time(part)}" for name, part in self.terms.items()]
         total = f"  together {format_time(self.time)}; 80 % interval {low} to {high} (spread {self.spread:.0%})"
-        return "\n".join([self.formula, *parts, total, *(f"  warning: {text}" for text in self.warnings)])
+        return "\n".join(
+            [self.formula, *parts, total, *(f"  warning: {text}" for text in self.warnings)]
+        )
 
     def __repr__(self) -> str:
         low, high = (format_time(bound) for bound in self.interval())
-        flag = f", {len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}" if self.warnings else ""
+        flag = (
+            f", {len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}"
+            if self.warnings
+            else ""
+        )
         return f"Estimate({format_time(self.time)}, 80 % within {low} to {high}{flag})"
 
 
 @dataclass(frozen=True)
 class CollectiveTime:
-    """Times of collectives [s], parts that sum to them, the closed form with its numbers, spread [-] and warnings."""
+    """Times of collectives [s], parts that sum to them, the closed form with its numbers, spread
+    [-] and warnings."""
 
     time: Array
     terms: Mapping[str, Array] = field(default_factory=dict)
@@ -170,41 +214,71 @@ class CollectiveTime:
     spread: float | Array = 0.0
     notes: tuple[str, ...] = ()
 
-    def join_far(self, platform: Any, operation: str, nbytes: Array, local: int, regions: int) -> "CollectiveTime":
-        """Join this time, inside regions of `local` ranks each, with what the far link between them takes.
+    def join_far(
+        self, platform: Any, operation: str, nbytes: Array, local: int, regions: int
+    ) -> "CollectiveTime":
+        """Join this time, inside regions of `local` ranks each, with what the far link between them
+        takes.
 
-        One rank of each region is on a ring with its share of the bytes, with ``all_to_all`` with all of them.
+        One rank of each region is on a ring with its share of the bytes, with ``all_to_all`` with
+        all of them.
         """
         if not (link := platform.network.links.get("far")):
             cure = "add it, such as .with_link('far', bandwidth=1e9, latency=0.01)"
-            raise ValueError(f"platform {platform.name!r} has {regions} regions and no link 'far' between them; {cure}")
+            raise ValueError(
+                f"platform {platform.name!r} has {regions} regions and no link 'far' between them; {cure}"
+            )
         alpha, beta = link.latency.value, 1.0 / link.bandwidth.value
         share = nbytes if operation in ("all_to_all", "send_recv") else nbytes / local
-        far = np.asarray(ring_collective(share, operation=operation, ranks=regions, alpha_hop=alpha, beta_link=beta))
+        far = np.asarray(
+            ring_collective(
+                share, operation=operation, ranks=regions, alpha_hop=alpha, beta_link=beta
+            )
+        )
         terms = {"inside regions": self.time, "between regions": far}
         formula = f"inside regions + ring over {regions} regions, alpha_far = {alpha:.4g} s"
-        return CollectiveTime(self.time + far, terms, formula, np.hypot(self.spread, FAR_SPREAD), self.notes)
+        return CollectiveTime(
+            self.time + far, terms, formula, np.hypot(self.spread, FAR_SPREAD), self.notes
+        )
 
 
 def _roofline(
-    sizes: Mapping[str, Array], *, launch: float, compute_efficiency: float, memory_efficiency: float, sharpness: float
+    sizes: Mapping[str, Array],
+    *,
+    launch: float,
+    compute_efficiency: float,
+    memory_efficiency: float,
+    sharpness: float,
 ) -> Array:
     peak, bandwidth = compute_efficiency * sizes["peak"], memory_efficiency * sizes["bandwidth"]
     if not np.any(sizes["flops"]):
         return np.asarray(launch + sizes["nbytes"] / bandwidth)
-    rates: dict[str, Any] = {"peak": peak, "bandwidth": bandwidth, "launch": launch, "sharpness": sharpness}
+    rates: dict[str, Any] = {
+        "peak": peak,
+        "bandwidth": bandwidth,
+        "launch": launch,
+        "sharpness": sharpness,
+    }
     return np.asarray(roofline_time(sizes["flops"], sizes["nbytes"], **rates))
 
 
 def _tiled(sizes: Mapping[str, Array], *, tile_m: float, tile_n: float, **shares: float) -> Array:
     """Products computed in whole tiles: small batched products waste most of a tile."""
-    whole = round_up(sizes["m"], tile_m) * round_up(sizes["n"], tile_n) / np.maximum(sizes["m"] * sizes["n"], 1.0)
+    whole = (
+        round_up(sizes["m"], tile_m)
+        * round_up(sizes["n"], tile_n)
+        / np.maximum(sizes["m"] * sizes["n"], 1.0)
+    )
     return _roofline({**sizes, "flops": whole * sizes["flops"]}, **shares)
 
 
-#: Kernel forms by name: ``form(sizes, **fit)`` gives seconds. Sizes are arrays that broadcast, with the
-#: ``peak`` [FLOP/s] and ``bandwidth`` [B/s] of the device.
-FORMS: dict[str, Callable[..., Values]] = {"roofline": _roofline, "tiled": _tiled, "additive": additive}
+#: Kernel forms by name: ``form(sizes, **fit)`` gives seconds. Sizes are arrays that broadcast, with
+#: the ``peak`` [FLOP/s] and ``bandwidth`` [B/s] of the device.
+FORMS: dict[str, Callable[..., Values]] = {
+    "roofline": _roofline,
+    "tiled": _tiled,
+    "additive": additive,
+}
 
 
 def find_extrapolations(label: str, fit: Fit, features: Mapping[str, Values]) -> tuple[str, ...]:
@@ -216,14 +290,19 @@ def find_extrapolations(label: str, fit: Fit, features: Mapping[str, Values]) ->
     >>> find_extrapolations("all_reduce", fit, {"nbytes": 4e9})
     ('all_reduce: nbytes 4 GB is outside the fitted range 512 B to 500 MB',)
     """
-    write: dict[str, Callable[[float], str]] = {"nbytes": format_bytes, "flops": partial(format_rate, unit="FLOP")}
+    write: dict[str, Callable[[float], str]] = {
+        "nbytes": format_bytes,
+        "flops": partial(format_rate, unit="FLOP"),
+    }
     found = []
     for name, (low, high) in fit.ranges.items():
         values = np.atleast_1d(np.asarray(features.get(name, low), dtype=float))
         outside = values[(values < low) | (values > high)]
         if outside.size:
             worst = outside.max() if outside.max() > high else outside.min()
-            size, least, most = (write.get(name, "{:.4g}".format)(value) for value in (worst, low, high))
+            size, least, most = (
+                write.get(name, "{:.4g}".format)(value) for value in (worst, low, high)
+            )
             found.append(f"{label}: {name} {size} is outside the fitted range {least} to {most}")
     return tuple(found)
 
@@ -248,7 +327,8 @@ def fill_in(fit: Fit) -> str:
 def keep_quiet() -> Iterator[None]:
     """Raise no `ExtrapolationWarning` in this thread; results still carry the messages.
 
-    Python's own filters belong to all threads: restoring them in one thread undoes the changes of another.
+    Python's own filters belong to all threads: restoring them in one thread undoes the changes of
+    another.
     """
     before = _QUIET.set(True)
     try:
@@ -258,14 +338,16 @@ def keep_quiet() -> Iterator[None]:
 
 
 def warn_once(messages: tuple[str, ...], stacklevel: int) -> tuple[str, ...]:
-    """Raise one Python warning for all messages, except inside `keep_quiet`, and return the messages."""
+    """Raise one Python warning for all messages, except inside `keep_quiet`, and return the
+    messages."""
     if messages and not _QUIET.get():
         warnings.warn("; ".join(messages), ExtrapolationWarning, stacklevel=stacklevel)
     return messages
 
 
 def name_sides(found: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Join the warnings of several results, by name: each says which results it belongs to, unless it belongs to all.
+    """Join the warnings of several results, by name: each says which results it belongs to, unless
+    it belongs to all.
 
     If more than two warnings differ in numbers alone, the last one is given.
 

@@ -1,4 +1,5 @@
-"""The gallery: platforms by the name of one that ships with perfkit, by the name of a datasheet, or by path."""
+"""The gallery: platforms by the name of one that ships with perfkit, by the name of a datasheet, or
+by path."""
 
 import re
 from functools import lru_cache
@@ -31,9 +32,10 @@ def load_platform(platform: Named) -> Platform:
     Parameters
     ----------
     platform : str, Path or Platform
-        Name from `platforms`, or a datasheet (see `Platform.from_datasheet`): of one rank (``rtx-4090``), or with
-        the ranks of a node, such as ``mi300x-8``. With any number of nodes, such as ``h100-sxm-8x4`` for four. Or the
-        path of a TOML file, or a platform, which is returned as it is [-].
+        Name from `platforms`, or a datasheet (see `Platform.from_datasheet`): of one rank
+        (``rtx-4090``), or with the ranks of a node, such as ``mi300x-8``. With any number of nodes,
+        such as ``h100-sxm-8x4`` for four. Or the path of a TOML file, or a platform, which is
+        returned as it is [-].
 
     Returns
     -------
@@ -55,9 +57,15 @@ def load_platform(platform: Named) -> Platform:
     if isinstance(platform, str) and platform in list_datasheets():
         return Platform.from_datasheet(platform)
     name, nodes = platform, None
-    if isinstance(platform, str) and platform not in (known := list_gallery()) and (match := _NODE.fullmatch(platform)):
+    if (
+        isinstance(platform, str)
+        and platform not in (known := list_gallery())
+        and (match := _NODE.fullmatch(platform))
+    ):
         node, nodes = f"{match[1]}-{match[2]}", int(match[3]) if match[3] else None
-        clusters = [stem for stem in known if nodes and (stem == node or stem.startswith(f"{node}x"))]
+        clusters = [
+            stem for stem in known if nodes and (stem == node or stem.startswith(f"{node}x"))
+        ]
         if not clusters and match[1] in list_datasheets():
             found = Platform.from_datasheet(match[1], ranks=int(match[2]))
             return found.with_nodes(nodes) if nodes else found
@@ -73,8 +81,8 @@ def platforms() -> Table:
     Returns
     -------
     table : polars.DataFrame
-        Columns name, device, ranks [-], fabric (links inside and between nodes), evidence (the kinds of numbers inside)
-        and date of the newest number.
+        Columns name, device, ranks [-], fabric (links inside and between nodes), evidence (the
+        kinds of numbers inside) and date of the newest number.
 
     Examples
     --------
@@ -86,11 +94,19 @@ def platforms() -> Table:
     rows = []
     for name, path in list_gallery().items():
         platform = load_platform(path)
-        kinds, dates = zip(*((number.kind, number.date) for number in list_numbers(platform)), strict=True)
-        fabric = ", ".join(link.name for _, link in sorted(platform.network.links.items(), reverse=True) if link.name)
+        kinds, dates = zip(
+            *((number.kind, number.date) for number in list_numbers(platform)), strict=True
+        )
+        fabric = ", ".join(
+            link.name
+            for _, link in sorted(platform.network.links.items(), reverse=True)
+            if link.name
+        )
         evidence, device = ", ".join(sorted(set(kinds))), platform.device.name
         rows.append((name, device, platform.network.ranks, fabric, evidence, max(dates)))
-    return polars.DataFrame(rows, schema=["name", "device", "ranks", "fabric", "evidence", "date"], orient="row")
+    return polars.DataFrame(
+        rows, schema=["name", "device", "ranks", "fabric", "evidence", "date"], orient="row"
+    )
 
 
 def find_similar(device: str) -> Platform:
@@ -101,8 +117,14 @@ def find_similar(device: str) -> Platform:
     >>> find_similar("NVIDIA H100 80GB HBM3").name
     'h100-sxm-8'
     """
-    nodes = [p for p in map(load_platform, list_gallery()) if p.network.nodes == 1 and p.device.kind != "cpu"]
+    nodes = [
+        p
+        for p in map(load_platform, list_gallery())
+        if p.network.nodes == 1 and p.device.kind != "cpu"
+    ]
     found = [p for p in nodes if MODEL.findall(p.device.name) == MODEL.findall(device) != []]
     if not found:
-        raise ValueError(f"base is missing and the gallery has no {show(device)}; name the most similar platform")
+        raise ValueError(
+            f"base is missing and the gallery has no {show(device)}; name the most similar platform"
+        )
     return max(found, key=lambda p: p.network.ranks)

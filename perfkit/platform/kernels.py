@@ -1,4 +1,5 @@
-"""Times of kernels on a device: from the fit of a class, the peak of a format and the level of memory."""
+"""Times of kernels on a device: from the fit of a class, the peak of a format and the level of
+memory."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -10,35 +11,62 @@ import numpy as np
 from perfkit.fitting import Fit
 from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import DTYPES
-from perfkit.ground.units import Array, Values, check_choice, check_positive, check_sizes, check_type, format_rate, show
+from perfkit.ground.units import (
+    Array,
+    Values,
+    check_choice,
+    check_positive,
+    check_sizes,
+    check_type,
+    format_rate,
+    show,
+)
 from perfkit.models import embedding
 from perfkit.models.caches import miss_share
 from perfkit.models.roofline import gemm_bytes, gemm_flops
-from perfkit.platform.estimates import FORMS, Estimate, fill_in, find_extrapolations, find_transfers, lacks, warn_once
+from perfkit.platform.estimates import (
+    FORMS,
+    Estimate,
+    fill_in,
+    find_extrapolations,
+    find_transfers,
+    lacks,
+    warn_once,
+)
 
 Fits: TypeAlias = Mapping[str, Fit]
 _PRODUCTS, _HALF = ("gemm", "bmm", "attention"), {"bf16", "fp16"}
 #: Formats that run on tensor cores of a GPU that has them.
 TENSOR = {"tf32", "fp8", "fp4", "int8", *_HALF}
-#: Extra spread of products in a format that was not measured: fp8 or fp4, and others [-]; docs/formulas.md, table 2.4.
+#: Extra spread of products in a format that was not measured: fp8 or fp4, and others [-];
+#: docs/formulas.md, table 2.4.
 NARROW, FORMAT = 1.0, 0.25
-#: Share of its peak that tf32 reaches, over the share that half precision reaches [-]; docs/formulas.md, table 2.4.
+#: Share of its peak that tf32 reaches, over the share that half precision reaches [-];
+#: docs/formulas.md, table 2.4.
 TF32 = 1 / 1.2
-#: Factor on the bytes of operands of a convolution on tensor cores that are not in channels_last [-]; docs/formulas.md,
-#: table 2.4.
+#: Factor on the bytes of operands of a convolution on tensor cores that are not in channels_last
+#: [-]; docs/formulas.md, table 2.4.
 TURNS = 3.0
-#: Slowdown of products on tensor cores whose rows in memory are no multiple of 4 B, and of 16 B, and its extra spread,
-#: by generation (0: unknown or older, 10: this and later) [-]; docs/formulas.md, table 2.4.
+#: Slowdown of products on tensor cores whose rows in memory are no multiple of 4 B, and of 16 B,
+#: and its extra spread, by generation (0: unknown or older, 10: this and later) [-];
+#: docs/formulas.md, table 2.4.
 UNALIGNED = {0: (1.0, 1.0, 0.7), 8: (2.9, 1.7, 0.5), 9: (5.7, 2.9, 0.3), 10: (5.7, 2.9, 0.7)}
-#: For a class that was not measured: the class that is taken instead, the share of its rate on a CPU core, on a GPU and
-#: on tensor cores, and the extra spread [-]; docs/formulas.md, table 2.4.
-_STAND_INS = {"convolution": ("gemm", 0.8, 1.0, 0.7, 0.4), "pooling": ("elementwise", 0.05, 0.6, 0.6, 0.8)}
-#: Extra spread of functions that were not measured, such as square roots [-]; docs/formulas.md, table 2.4.
+#: For a class that was not measured: the class that is taken instead, the share of its rate on a
+#: CPU core, on a GPU and on tensor cores, and the extra spread [-]; docs/formulas.md, table 2.4.
+_STAND_INS = {
+    "convolution": ("gemm", 0.8, 1.0, 0.7, 0.4),
+    "pooling": ("elementwise", 0.05, 0.6, 0.6, 0.8),
+}
+#: Extra spread of functions that were not measured, such as square roots [-]; docs/formulas.md,
+#: table 2.4.
 FUNCTION = 0.5
 
 
-def find_kernel(kernels: Fits, kind: str, *, variant: str = "", dtype: str = "fp32") -> tuple[str, Fit] | None:
-    """Find the fit of a class and its key: that of the variant and format, of the variant, of the format, or the class.
+def find_kernel(
+    kernels: Fits, kind: str, *, variant: str = "", dtype: str = "fp32"
+) -> tuple[str, Fit] | None:
+    """Find the fit of a class and its key: that of the variant and format, of the variant, of the
+    format, or the class.
 
     The spread is wider where a fit of products was made in another number format.
     """
@@ -55,21 +83,35 @@ def find_kernel(kernels: Fits, kind: str, *, variant: str = "", dtype: str = "fp
     return key, _widen(kernels[key], dtype) if key == kind and kind in _PRODUCTS else kernels[key]
 
 
-def find_stand_in(kernels: Fits, kind: str, *, variant: str = "", dtype: str = "fp32") -> Fit | None:
-    """Find the fit of a class; else, with a wide spread, the median of its variants or the fit of another class."""
+def find_stand_in(
+    kernels: Fits, kind: str, *, variant: str = "", dtype: str = "fp32"
+) -> Fit | None:
+    """Find the fit of a class; else, with a wide spread, the median of its variants or the fit of
+    another class."""
     found = find_kernel(kernels, kind, variant=variant, dtype=dtype)
     if found is not None:
         return found[1]
-    others = [fit for key, fit in kernels.items() if Key.parse(key).operation == kind and fit.form == "additive"]
+    others = [
+        fit
+        for key, fit in kernels.items()
+        if Key.parse(key).operation == kind and fit.form == "additive"
+    ]
     if others and not kind.startswith(("embedding", "attention")):
         names = dict.fromkeys(name for fit in others for name in fit)
         middle = {name: float(np.median([fit.get(name, 0.0) for fit in others])) for name in names}
         spread = math.hypot(FUNCTION, float(np.median([fit.spread for fit in others])))
         note = f"{kind}.{variant} was not measured; its time is the median of {len(others)} measured variants"
         return Fit(
-            "additive", middle, units=dict.fromkeys(names, "s"), spread=spread, kind="assumed", notes=(note,),
-            stands_for=kind, source=others[0].source, n=others[0].n,
-        )  # fmt: skip
+            "additive",
+            middle,
+            units=dict.fromkeys(names, "s"),
+            spread=spread,
+            kind="assumed",
+            notes=(note,),
+            stands_for=kind,
+            source=others[0].source,
+            n=others[0].n,
+        )
     other, *shares, spread = _STAND_INS.get(kind, ("", 0.0))
     fit = find_stand_in(kernels, other, variant="nn", dtype=dtype) if other else None
     if fit is None:
@@ -81,20 +123,34 @@ def find_stand_in(kernels: Fits, kind: str, *, variant: str = "", dtype: str = "
     spread *= 2.0 if variant.endswith(("_depthwise", "_grouped")) else 1.0
     note = f"no {kind} was measured; its time assumes {share:.0%} of the rate of {other}"
     return replace(
-        fit, parameters={**fit, **changed}, spread=math.hypot(spread, fit.spread), spread_time=None, kind="assumed",
-        stands_for=kind, notes=(note, *fit.notes),
-    )  # fmt: skip
+        fit,
+        parameters={**fit, **changed},
+        spread=math.hypot(spread, fit.spread),
+        spread_time=None,
+        kind="assumed",
+        stands_for=kind,
+        notes=(note, *fit.notes),
+    )
 
 
 def _widen(fit: Fit, dtype: str) -> Fit:
-    """Widen the spread of a fit for a number format that was not measured, if its formats are known."""
-    formats = set(fit.dtypes) | (_HALF if _HALF & set(fit.dtypes) else set())  # both half formats are equally fast
+    """Widen the spread of a fit for a number format that was not measured, if its formats are
+    known."""
+    # both half formats are equally fast
+    formats = set(fit.dtypes) | (_HALF if _HALF & set(fit.dtypes) else set())
     if not formats or dtype in formats:
         return fit
     names, narrow = "/".join(sorted(formats)), DTYPES[dtype] < 2
-    fit = replace(fit, kind="assumed", spread=math.hypot(fit.spread, NARROW if narrow else FORMAT), spread_time=None)
+    fit = replace(
+        fit,
+        kind="assumed",
+        spread=math.hypot(fit.spread, NARROW if narrow else FORMAT),
+        spread_time=None,
+    )
     if dtype == "tf32" and formats & _HALF and "compute_efficiency" in fit:
-        note = f"fitted in {names}; tf32 is assumed to reach {TF32:.2f} of that share of its own peak"
+        note = (
+            f"fitted in {names}; tf32 is assumed to reach {TF32:.2f} of that share of its own peak"
+        )
         slower = {**fit, "compute_efficiency": TF32 * fit["compute_efficiency"]}
         return replace(fit, parameters=slower, notes=(note, *fit.notes))
     if narrow:
@@ -105,52 +161,70 @@ def _widen(fit: Fit, dtype: str) -> Fit:
 
 
 def find_turns(platform: Any, kind: str, variant: str, dtype: str) -> float:
-    """How many times a convolution moves its operands into the layout of tensor cores and back [-]."""
+    """How many times a convolution moves its operands into the layout of tensor cores and back
+    [-]."""
     cores = platform.device.kind != "cpu" and dtype in TENSOR and not variant.endswith("_depthwise")
     return TURNS if kind == "convolution" and cores and "_last" not in variant else 0.0
 
 
-def find_unaligned(platform: Any, kind: str, variant: str, dtype: str, sizes: Mapping[str, Values]) -> np.ndarray:
-    """Find products in a format of tensor cores whose rows in memory are no multiple of 16 B, as an array of bools."""
+def find_unaligned(
+    platform: Any, kind: str, variant: str, dtype: str, sizes: Mapping[str, Values]
+) -> np.ndarray:
+    """Find products in a format of tensor cores whose rows in memory are no multiple of 16 B, as an
+    array of bools."""
     if platform.device.kind == "cpu" or kind not in ("gemm", "bmm") or dtype not in TENSOR:
         return np.zeros(np.shape(sizes["n"]), dtype=bool)
     rows = 16 / DTYPES[dtype]  # numbers
-    columns, depth = (np.asarray(sizes[name]) / rows for name in ("n", "m" if variant == "tn" else "k"))
+    columns, depth = (
+        np.asarray(sizes[name]) / rows for name in ("n", "m" if variant == "tn" else "k")
+    )
     return (columns != np.floor(columns)) | (depth != np.floor(depth))
 
 
 def list_unaligned(platform: Any) -> tuple[float, float, float]:
-    """Slowdown of products whose rows are no multiple of 4 B, and of 16 B, and its spread [-], see `UNALIGNED`."""
+    """Slowdown of products whose rows are no multiple of 4 B, and of 16 B, and its spread [-], see
+    `UNALIGNED`."""
     capability = platform.device.capability
     return UNALIGNED.get(min(10, int(capability.value)) if capability else 0, UNALIGNED[0])
 
 
 def slow_unaligned(sizes: Mapping[str, Any], seconds: Any) -> Any:
-    """Times of kernels [s] beyond their launch, longer for products whose rows in memory are not aligned.
+    """Times of kernels [s] beyond their launch, longer for products whose rows in memory are not
+    aligned.
 
-    Rows have ``n`` numbers, and ``k`` or, where the first operand is ``turned``, ``m``. ``itemsize`` is 0 for other
-    operations [B]; ``odd`` and ``even`` come from `list_unaligned`.
+    Rows have ``n`` numbers, and ``k`` or, where the first operand is ``turned``, ``m``.
+    ``itemsize`` is 0 for other operations [B]; ``odd`` and ``even`` come from `list_unaligned`.
     """
     if not np.any(sizes["itemsize"]):
         return seconds
-    rows = [sizes["n"] * sizes["itemsize"], np.where(sizes["turned"], sizes["m"], sizes["k"]) * sizes["itemsize"]]
+    rows = [
+        sizes["n"] * sizes["itemsize"],
+        np.where(sizes["turned"], sizes["m"], sizes["k"]) * sizes["itemsize"],
+    ]
     far, near = ((rows[0] % step > 0) | (rows[1] % step > 0) for step in (4, 16))
     slower = np.where(far, sizes["odd"], np.where(near, sizes["even"], 1.0))
     return seconds + (slower - 1.0) * np.maximum(seconds - sizes["launch"], 0.0)
 
 
 def say_unaligned(platform: Any, dtype: str, module: str = "") -> str:
-    """Say that such products take longer, or, where that was not measured, have a wider interval."""
+    """Say that such products take longer, or, where that was not measured, have a wider
+    interval."""
     rows, (odd, even, _) = f"{16 / DTYPES[dtype]:g}", list_unaligned(platform)
     of = f" of module {module!r}" if module else ""
     text = f"products in {dtype}{of} with rows that are no multiple of {rows} numbers"
     if odd > 1:
-        most = f" to {odd:g} times as long, odd ones the longest" if DTYPES[dtype] <= 2 else " times as long"
+        most = (
+            f" to {odd:g} times as long, odd ones the longest"
+            if DTYPES[dtype] <= 2
+            else " times as long"
+        )
         return f"{text} take {even:g}{most}; pad these sizes"
     return f"{text} may take twice as long: none was measured; pad these sizes"
 
 
-def time_kernels(platform: Any, kind: str, features: Mapping[str, Values], *, dtype: str = "fp32") -> Array:
+def time_kernels(
+    platform: Any, kind: str, features: Mapping[str, Values], *, dtype: str = "fp32"
+) -> Array:
     """Times of kernels of one class, alone on the device, for arrays of sizes and without warnings.
 
     Parameters
@@ -160,9 +234,9 @@ def time_kernels(platform: Any, kind: str, features: Mapping[str, Values], *, dt
     kind : str
         Operation class or a key of `Platform.kernels` [-].
     features : mapping of str to float or array
-        Sizes by name, in base units: ``flops``, ``nbytes`` and what the form of the class needs. ``working_set`` [B]
-        decides on the level of memory; it is ``nbytes`` if not given. ``peak`` [FLOP/s] and ``bandwidth`` [B/s]
-        replace those of the device.
+        Sizes by name, in base units: ``flops``, ``nbytes`` and what the form of the class needs.
+        ``working_set`` [B] decides on the level of memory; it is ``nbytes`` if not given. ``peak``
+        [FLOP/s] and ``bandwidth`` [B/s] replace those of the device.
     dtype : str, optional
         Number format whose peak applies [-].
 
@@ -184,16 +258,22 @@ def time_kernels(platform: Any, kind: str, features: Mapping[str, Values], *, dt
     if found is None:
         raise lacks(platform, f"kernel model for {show(kind)}", platform.kernels)
     check_choice("dtype", dtype, platform.device.peaks)
-    sizes = {name: check_sizes(f"features[{show(name)}]", values) for name, values in features.items()}
+    sizes = {
+        name: check_sizes(f"features[{show(name)}]", values) for name, values in features.items()
+    }
     form, fit = FORMS[found[1].form], found[1]
     ready = fit.form == "additive" and "beyond_l3" in sizes  # needs nothing of the device
     try:
         return np.asarray(form(sizes if ready else _put_on_device(platform, sizes, dtype), **fit))
     except KeyError as error:
-        raise ValueError(f"features has no {error}; the model of {found[0]} needs it, in base units") from None
+        raise ValueError(
+            f"features has no {error}; the model of {found[0]} needs it, in base units"
+        ) from None
 
 
-def estimate_gemm(platform: Any, m: int, n: int, k: int, *, dtype: str = "fp32", batch: int = 1) -> Estimate:
+def estimate_gemm(
+    platform: Any, m: int, n: int, k: int, *, dtype: str = "fp32", batch: int = 1
+) -> Estimate:
     """Time of a matrix product y[m, n] = x[m, k] w[k, n], alone on the device.
 
     Parameters
@@ -220,13 +300,18 @@ def estimate_gemm(platform: Any, m: int, n: int, k: int, *, dtype: str = "fp32",
     given = {"m": m, "n": n, "k": k, "batch": batch}
     sizes = {name: float(check_positive(name, size, integer=True)) for name, size in given.items()}
     itemsize = DTYPES[check_choice("dtype", dtype, platform.device.peaks)]
-    features = {**sizes, "flops": gemm_flops(**sizes), "nbytes": gemm_bytes(**sizes, itemsize=itemsize)}
+    features = {
+        **sizes,
+        "flops": gemm_flops(**sizes),
+        "nbytes": gemm_bytes(**sizes, itemsize=itemsize),
+    }
     title = f"gemm {m} x {n} x {k}" + (f", batch {batch}," if batch > 1 else "") + f" in {dtype}"
     return _estimate(platform, title, "gemm" if batch == 1 else "bmm", features, dtype)
 
 
 def estimate_lookups(platform: Any, tables: Sequence[Any], *, batch: int) -> Estimate:
-    """Time of the forward lookups of embedding tables, one kernel after another, alone on the device.
+    """Time of the forward lookups of embedding tables, one kernel after another, alone on the
+    device.
 
     Parameters
     ----------
@@ -249,42 +334,84 @@ def estimate_lookups(platform: Any, tables: Sequence[Any], *, batch: int) -> Est
     """
     batch = check_positive("batch", batch, integer=True)
     tables = getattr(tables, "tables", tables)
-    if not isinstance(tables, Collection) or not tables or not all(hasattr(t, "distribution") for t in tables):
+    if (
+        not isinstance(tables, Collection)
+        or not tables
+        or not all(hasattr(t, "distribution") for t in tables)
+    ):
         raise ValueError(f"tables is {show(tables)}; pass at least one embedding table")
-    access: dict[str, Any] = {"granularity": 32.0 if platform.device.kind == "cuda" else 64.0}  # sectors, cache lines
+    # sectors, cache lines
+    access: dict[str, Any] = {"granularity": 32.0 if platform.device.kind == "cuda" else 64.0}
     columns = [(t.rows, t.dim, batch, batch * t.pooling, t.itemsize) for t in tables]
     rows, dim, bags, lookups, access["itemsize"] = np.array(columns, dtype=float).T
-    laws, capacities = [table.distribution for table in tables], [max(c, 1.0) for c in platform.cache_capacities]
-    found = embedding.size_lookup(laws, lookups, dim, capacities=capacities, entries=platform.page_entries, **access)
+    laws, capacities = (
+        [table.distribution for table in tables],
+        [max(c, 1.0) for c in platform.cache_capacities],
+    )
+    found = embedding.size_lookup(
+        laws, lookups, dim, capacities=capacities, entries=platform.page_entries, **access
+    )
     nbytes = embedding.forward_bytes(bags, lookups, dim, **access)
     features = {
-        "rows": rows, "dim": dim, "bags": bags, "lookups": lookups, "flops": lookups * dim, "nbytes": nbytes,
-        "row_bytes": found.row_bytes, "unique_bytes": found.unique_bytes, "page_walks": found.walks,
+        "rows": rows,
+        "dim": dim,
+        "bags": bags,
+        "lookups": lookups,
+        "flops": lookups * dim,
+        "nbytes": nbytes,
+        "row_bytes": found.row_bytes,
+        "unique_bytes": found.unique_bytes,
+        "page_walks": found.walks,
         "working_set": nbytes - found.row_bytes + found.unique_bytes,
-        **{f"beyond_{level}": share * found.row_bytes for level, share in zip(("l2", "l3"), found.misses, strict=True)},
-    }  # fmt: skip
-    return _estimate(platform, f"lookup in {len(tables)} tables, batch {batch},", "embedding_forward", features, "fp32")
+        **{
+            f"beyond_{level}": share * found.row_bytes
+            for level, share in zip(("l2", "l3"), found.misses, strict=True)
+        },
+    }
+    return _estimate(
+        platform,
+        f"lookup in {len(tables)} tables, batch {batch},",
+        "embedding_forward",
+        features,
+        "fp32",
+    )
 
 
-def _estimate(platform: Any, title: str, kind: str, features: Mapping[str, Values], dtype: str) -> Estimate:
-    """Estimate kernels of one class, one after another, with the resource that limits them among the parts."""
+def _estimate(
+    platform: Any, title: str, kind: str, features: Mapping[str, Values], dtype: str
+) -> Estimate:
+    """Estimate kernels of one class, one after another, with the resource that limits them among
+    the parts."""
     variants = (item for item in platform.kernels.items() if Key.parse(item[0]).operation == kind)
-    found = find_kernel(platform.kernels, kind, dtype=dtype) or next(variants, None)  # any variant if there is no class
+    # any variant if there is no class
+    found = find_kernel(platform.kernels, kind, dtype=dtype) or next(variants, None)
     if found is None:
         raise lacks(platform, f"kernel model for {show(kind)}", platform.kernels)
     fit, sizes = found[1], _put_on_device(platform, features, dtype)
     times = np.atleast_1d(FORMS[fit.form](sizes, **fit))
-    unaligned = kind in ("gemm", "bmm") and np.any(find_unaligned(platform, kind, "nn", dtype, features))
+    unaligned = kind in ("gemm", "bmm") and np.any(
+        find_unaligned(platform, kind, "nn", dtype, features)
+    )
     if unaligned and kind == "gemm":
         odd, even, _ = list_unaligned(platform)
-        about = {"itemsize": DTYPES[dtype], "turned": False, "odd": odd, "even": even, "launch": fit.get("launch", 0.0)}
+        about = {
+            "itemsize": DTYPES[dtype],
+            "turned": False,
+            "odd": odd,
+            "even": even,
+            "launch": fit.get("launch", 0.0),
+        }
         times = slow_unaligned(sizes | about, times)
     time = float(times.sum())
     compute, memory = sizes["flops"] / sizes["peak"], sizes["nbytes"] / sizes["bandwidth"]
     name = "arithmetic" if np.sum(compute) > np.sum(memory) else "memory traffic"
     launch = min(times.size * fit.get("launch", 0.0), time)
     bound = min(float(np.maximum(compute, memory).sum()), time - launch)
-    terms = {"launch": launch, f"{name} at the full rate": bound, "below that rate": time - launch - bound}
+    terms = {
+        "launch": launch,
+        f"{name} at the full rate": bound,
+        "below that rate": time - launch - bound,
+    }
     peak, bandwidth = float(np.max(sizes["peak"])), float(np.max(sizes["bandwidth"]))
     rates = f"peak {format_rate(peak, 'FLOP/s')}, memory {format_rate(bandwidth, 'B/s')}"
     formula = f"{title} on {platform.name}: {fill_in(fit)}; {rates}"
@@ -293,7 +420,8 @@ def _estimate(platform: Any, title: str, kind: str, features: Mapping[str, Value
     if unaligned:
         spread = math.hypot(spread, list_unaligned(platform)[2])
         notes = (*notes, say_unaligned(platform, dtype))
-    estimate = Estimate(time, spread, terms, formula, notes)  # raises for impossible times, before the warning
+    # raises for impossible times, before the warning
+    estimate = Estimate(time, spread, terms, formula, notes)
     warn_once(notes, 4)
     return estimate
 
@@ -301,7 +429,9 @@ def _estimate(platform: Any, title: str, kind: str, features: Mapping[str, Value
 def _put_on_device(platform: Any, features: Mapping[str, Values], dtype: str) -> dict[str, Array]:
     """Add the peak, the bandwidth and the cache misses of the device to the sizes."""
     device = platform.device
-    sizes: dict[str, Array] = {name: np.asarray(value, dtype=float) for name, value in features.items()}
+    sizes: dict[str, Array] = {
+        name: np.asarray(value, dtype=float) for name, value in features.items()
+    }
     nbytes, held = sizes["nbytes"], sizes.get("working_set", sizes["nbytes"])
     caches = zip(("beyond_l2", "beyond_l3"), platform.cache_capacities, strict=True)
     known = {name: nbytes * miss_share(held, capacity=capacity) for name, capacity in caches}

@@ -1,4 +1,5 @@
-"""Platforms from data that people already have: logs of nccl-tests, a kernel database, and parts measured before."""
+"""Platforms from data that people already have: logs of nccl-tests, a kernel database, and parts
+measured before."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,8 @@ from perfkit.readers.nccl import list_devices, read_nccl_tests
 
 #: Spread above which a fit is called poor [-]; docs/formulas.md, table 1.4.
 POOR = 0.25
-#: The switch reduces if half precision takes less than this share of the time of int8 [-], from this size on [B].
+#: The switch reduces if half precision takes less than this share of the time of int8 [-], from
+#: this size on [B].
 IN_NETWORK, LARGE = 0.85, 2**26
 UNFITTED = "no standard error: not fitted"
 #: Number formats to fit, if measured: those of gradients first.
@@ -49,23 +51,35 @@ def _list_logs(rows: Table) -> tuple[str, ...]:
     return tuple(sorted(rows["file"].unique())) if "line" in rows.columns else ()
 
 
-def fit_curves(frame: Table, *, ranks_per_node: int | None = None, source: str = "", date: str = "") -> dict[str, Fit]:
-    """Fit every collective of a tidy frame: one curve per rank count, and a law over several counts.
+def fit_curves(
+    frame: Table, *, ranks_per_node: int | None = None, source: str = "", date: str = ""
+) -> dict[str, Fit]:
+    """Fit every collective of a tidy frame: one curve per rank count, and a law over several
+    counts.
 
-    Names are ``<operation>.<ranks or any>[.<algorithm>]``. The algorithm is ``rail`` if nodes have one rank each, and
-    ``in_network`` and ``ring`` if half-precision sums are so much faster than int8 that the switch must reduce them. A
-    law is fitted only inside nodes: between nodes the algorithm changes with the count. `ranks_per_node` is used where
-    the frame has no nodes.
+    Names are ``<operation>.<ranks or any>[.<algorithm>]``. The algorithm is ``rail`` if nodes have
+    one rank each, and ``in_network`` and ``ring`` if half-precision sums are so much faster than
+    int8 that the switch must reduce them. A law is fitted only inside nodes: between nodes the
+    algorithm changes with the count. `ranks_per_node` is used where the frame has no nodes.
     """
     rows = _select(frame).filter(pl.col("operation").is_in(OPERATIONS) & (pl.col("seconds") > 0))
     if rows.is_empty():
         known = ", ".join(sorted(frame["operation"].unique())) or "nothing"
-        raise ValueError(f"frame holds {known}; it must hold times of {', '.join(OPERATIONS)}; pass other logs")
+        raise ValueError(
+            f"frame holds {known}; it must hold times of {', '.join(OPERATIONS)}; pass other logs"
+        )
     guess = 1 if ranks_per_node is None else (pl.col("ranks") / ranks_per_node).ceil()
     nodes = pl.coalesce(pl.col("nodes"), guess)
-    place = pl.when(nodes == 1).then(pl.lit("inside")).when(nodes == pl.col("ranks")).then(pl.lit("rail"))
+    place = (
+        pl.when(nodes == 1)
+        .then(pl.lit("inside"))
+        .when(nodes == pl.col("ranks"))
+        .then(pl.lit("rail"))
+    )
     fits: dict[str, Fit] = {}
-    groups = rows.with_columns(place=place.otherwise(pl.lit("across"))).group_by("operation", "place")
+    groups = rows.with_columns(place=place.otherwise(pl.lit("across"))).group_by(
+        "operation", "place"
+    )
     for (operation, where), group in sorted(groups, key=lambda item: str(item[0])):
         fits |= _fit_operation(str(operation), str(where), group)
     return {key: _say_origin(fit, source, date) for key, fit in fits.items()}
@@ -81,18 +95,26 @@ def _fit_operation(operation: str, place: str, rows: Table) -> dict[str, Fit]:
     """Fit the curves of one operation by rank count, and the law over the counts inside nodes."""
     fits, law, rail = {}, [], "rail" if place == "rail" else ""
     for (count,), group in sorted(rows.group_by("ranks"), key=lambda item: item[0]):
-        dtype = next((name for name in PREFERRED if name in group["dtype"]), group["dtype"].mode().sort()[0])
+        dtype = next(
+            (name for name in PREFERRED if name in group["dtype"]), group["dtype"].mode().sort()[0]
+        )
         key, ring = Key(operation, int(count), rail), group.filter(pl.col("dtype") == dtype)
         fits[str(key)] = curve = _fit_curve(ring)
         if place == "inside" and operation == "all_reduce" and _is_in_network(group):
             ring = group.filter(pl.col("dtype") == "int8")
-            fits[f"{key}.ring"] = _fit_curve(ring, "int8 takes the ring: the switch does not reduce it")
-            curve = replace(curve, notes=(*curve.notes, "the switch reduces (in-network reduction, NVLS)"))
+            fits[f"{key}.ring"] = _fit_curve(
+                ring, "int8 takes the ring: the switch does not reduce it"
+            )
+            curve = replace(
+                curve, notes=(*curve.notes, "the switch reduces (in-network reduction, NVLS)")
+            )
             fits |= {str(key): curve, f"{key}.in_network": curve}
         law.append(ring)
     if len(law) > 1 and place == "inside":
         every = pl.concat(law)
-        fit = fit_over_ranks(operation, *(every[name].to_numpy() for name in ("ranks", "nbytes", "seconds")))
+        fit = fit_over_ranks(
+            operation, *(every[name].to_numpy() for name in ("ranks", "nbytes", "seconds"))
+        )
         dtypes = tuple(sorted(every["dtype"].unique()))
         fits[f"{operation}.any"] = replace(fit, sources=_list_logs(every), dtypes=dtypes)
     return fits
@@ -103,13 +125,22 @@ def _fit_curve(rows: Table, *notes: str) -> Fit:
     nbytes = rows["nbytes"].to_numpy()
     fit, least = fit_collective(nbytes, rows["seconds"].to_numpy()), float(nbytes.min())
     if least > LATE:
-        notes = (f"the start-up is a guess: no message under {format_bytes(least)} was measured", *notes)
-    return replace(fit, notes=(*fit.notes, *notes), sources=_list_logs(rows), dtypes=(rows["dtype"][0],))
+        notes = (
+            f"the start-up is a guess: no message under {format_bytes(least)} was measured",
+            *notes,
+        )
+    return replace(
+        fit, notes=(*fit.notes, *notes), sources=_list_logs(rows), dtypes=(rows["dtype"][0],)
+    )
 
 
 def _is_in_network(rows: Table) -> bool:
     """Whether large sums in half precision are much faster than in int8."""
-    large = rows.filter(pl.col("nbytes") >= LARGE).group_by("nbytes", "dtype").agg(pl.col("seconds").median())
+    large = (
+        rows.filter(pl.col("nbytes") >= LARGE)
+        .group_by("nbytes", "dtype")
+        .agg(pl.col("seconds").median())
+    )
     wide = large.pivot("dtype", index="nbytes", values="seconds")
     if not {"fp16", "int8"} <= set(wide.columns):
         return False
@@ -117,18 +148,26 @@ def _is_in_network(rows: Table) -> bool:
     return isinstance(ratio, float) and ratio < IN_NETWORK
 
 
-def fit_rails(frame: Table, platform: Platform, *, source: str = "", date: str = "") -> dict[str, Fit]:
+def fit_rails(
+    frame: Table, platform: Platform, *, source: str = "", date: str = ""
+) -> dict[str, Fit]:
     """Fit the stage between nodes of all_reduces over whole nodes: ``all_reduce.<nodes>.rail``.
 
-    The stages inside the nodes are removed from the measured times: as both overlap (`perfkit.models.hierarchy`), the
-    rest is ``(t^q - t_inside^q)^(1/q)``. The platform is one node with fits of reduce_scatter and all_gather.
+    The stages inside the nodes are removed from the measured times: as both overlap
+    (`perfkit.models.hierarchy`), the rest is ``(t^q - t_inside^q)^(1/q)``. The platform is one node
+    with fits of reduce_scatter and all_gather.
     """
     local, fits = platform.network.ranks_per_node, {}
     rows = _select(frame).filter((pl.col("operation") == "all_reduce") & (pl.col("ranks") > local))
-    rows = rows.filter(pl.col("nodes").fill_null(pl.col("ranks") // local) * local == pl.col("ranks"))
+    rows = rows.filter(
+        pl.col("nodes").fill_null(pl.col("ranks") // local) * local == pl.col("ranks")
+    )
     for (ranks,), group in sorted(rows.group_by("ranks"), key=lambda item: item[0]):
         nbytes, whole = group["nbytes"].to_numpy().astype(float), group["seconds"].to_numpy()
-        stages = [platform.collective_time(stage, nbytes, ranks=local) for stage in ("reduce_scatter", "all_gather")]
+        stages = [
+            platform.collective_time(stage, nbytes, ranks=local)
+            for stage in ("reduce_scatter", "all_gather")
+        ]
         inside = np.sum(stages, axis=0)
         seen = whole > 1.05 * inside
         between = (whole[seen] ** OVERLAP - inside[seen] ** OVERLAP) ** (1.0 / OVERLAP)
@@ -140,10 +179,18 @@ def fit_rails(frame: Table, platform: Platform, *, source: str = "", date: str =
 
 
 def fit_kernel(
-    rows: Table, sizes: Sequence[str], flops: pl.Expr, nbytes: pl.Expr, device: Device, dtype: str,
-    source: str, date: str, notes: Sequence[str] = (),
-) -> Fit:  # fmt: skip
-    """Fit a roofline of a device to the medians over rows of the same `sizes`, which are columns of the frame."""
+    rows: Table,
+    sizes: Sequence[str],
+    flops: pl.Expr,
+    nbytes: pl.Expr,
+    device: Device,
+    dtype: str,
+    source: str,
+    date: str,
+    notes: Sequence[str] = (),
+) -> Fit:
+    """Fit a roofline of a device to the medians over rows of the same `sizes`, which are columns of
+    the frame."""
     each = rows.group_by(*sizes).agg(pl.col("seconds").median()).sort(*sizes)
     work = each.select(flops, nbytes.alias("nbytes"), "seconds").to_numpy().T
     rates: dict[str, Any] = {"peak": device.peaks[dtype].value, "bandwidth": device.main_bandwidth}
@@ -155,10 +202,11 @@ def _floats(*names: str) -> list[pl.Expr]:
 
 
 def fit_gemms(frame: Table, device: Device, *, source: str = "", date: str = "") -> dict[str, Fit]:
-    """Fit the matrix products of a frame of `perfkit.readers.kernel_database.read_gemms`, each number format alone.
+    """Fit the matrix products of a frame of `perfkit.readers.kernel_database.read_gemms`, each
+    number format alone.
 
-    A number format takes its kernel with the most shapes. The key ``gemm`` is half precision; other formats have their
-    own, such as ``gemm.fp8``.
+    A number format takes its kernel with the most shapes. The key ``gemm`` is half precision; other
+    formats have their own, such as ``gemm.fp8``.
     """
     fits = {}
     for (dtype,), group in sorted(frame.group_by("dtype"), key=lambda item: item[0]):
@@ -173,22 +221,33 @@ def fit_gemms(frame: Table, device: Device, *, source: str = "", date: str = "")
             nbytes += (2 - DTYPES[known]) * m * n
         text = f"{source}, gemm {dtype}{f' {kernel}' if kernel else ''}".removeprefix(", ")
         fit = fit_kernel(rows, "mnk", gemm_flops(m, n, k), nbytes, device, known, text, date)
-        fits[str(Key("gemm", variant="" if known in PREFERRED[:2] else known))] = replace(fit, dtypes=(known,))
+        fits[str(Key("gemm", variant="" if known in PREFERRED[:2] else known))] = replace(
+            fit, dtypes=(known,)
+        )
     if not fits:
         held = f"frame holds products in {', '.join(sorted(set(frame['dtype']))) or 'no number format'}"
-        raise ValueError(f"{held}; {device.name} has peaks for {', '.join(device.peaks)}; pass others")
+        raise ValueError(
+            f"{held}; {device.name} has peaks for {', '.join(device.peaks)}; pass others"
+        )
     return fits
 
 
-def fit_attention(frame: Table, device: Device, source: str, date: str, notes: Sequence[str] = ()) -> Fit:
+def fit_attention(
+    frame: Table, device: Device, source: str, date: str, notes: Sequence[str] = ()
+) -> Fit:
     """Fit fused attention over whole sequences, causal and full together.
 
-    Rows of `perfkit.readers.kernel_database.read_attention` with a window, a past, keys in other number formats, or
-    head sizes above 128 are left out.
+    Rows of `perfkit.readers.kernel_database.read_attention` with a window, a past, keys in other
+    number formats, or head sizes above 128 are left out.
     """
-    plain = (pl.col("window") == 0) & (pl.col("past") == 0) & (pl.col("kv_dtype") == pl.col("dtype"))
+    plain = (
+        (pl.col("window") == 0) & (pl.col("past") == 0) & (pl.col("kv_dtype") == pl.col("dtype"))
+    )
     rows = frame.filter(plain & (pl.col("head_dim") <= 128) & (pl.col("sequence") >= 32))
-    sizes, dtype = ("causal", "batch", "sequence", "heads", "kv_heads", "head_dim"), str(rows["dtype"][0])
+    sizes, dtype = (
+        ("causal", "batch", "sequence", "heads", "kv_heads", "head_dim"),
+        str(rows["dtype"][0]),
+    )
     causal, b, s, h, kv, d = _floats(*sizes)
     flops = attention_flops(b, h, s, d, causal=causal)
     nbytes = attention_bytes(b, h, s, d, kv_heads=kv, itemsize=DTYPES[dtype])
@@ -196,10 +255,19 @@ def fit_attention(frame: Table, device: Device, source: str, date: str, notes: S
 
 
 def fit_casts(frame: Table, device: Device, source: str, date: str) -> Fit:
-    """Fit kernels that only move memory, from casts that are small or too large for the last cache of the device."""
-    cache = near.value if (near := device.memory[-2:][0].capacity) and len(device.memory) > 1 else 0.0
-    rows, dtype = frame.filter((pl.col("nbytes") > 4 * cache) | (pl.col("nbytes") < 2**20)), next(iter(device.peaks))
-    (nbytes,), notes = _floats("nbytes"), ("casts of bf16 to fp8, below 1 MiB and beyond four times the last cache",)
+    """Fit kernels that only move memory, from casts that are small or too large for the last cache
+    of the device."""
+    cache = (
+        near.value if (near := device.memory[-2:][0].capacity) and len(device.memory) > 1 else 0.0
+    )
+    rows, dtype = (
+        frame.filter((pl.col("nbytes") > 4 * cache) | (pl.col("nbytes") < 2**20)),
+        next(iter(device.peaks)),
+    )
+    (nbytes,), notes = (
+        _floats("nbytes"),
+        ("casts of bf16 to fp8, below 1 MiB and beyond four times the last cache",),
+    )
     return fit_kernel(rows, ("nbytes",), 0.0 * nbytes, nbytes, device, dtype, source, date, notes)
 
 
@@ -208,13 +276,23 @@ def fit_database(
 ) -> tuple[dict[str, Fit], dict[str, Fit]]:
     """Fit the collectives and the kernels of a system in the kernel database, such as ``h100_sxm``.
 
-    `parts` are some of ``collectives``, ``gemm``, ``attention`` and ``elementwise``, by default all that the database
-    has; `label` names the database. Products come from the collector sglang, which uses random data, in bf16 and, if
-    measured, fp8 and fp4; attention is the forward pass of the flash attention of vllm; casts are of plain torch.
+    `parts` are some of ``collectives``, ``gemm``, ``attention`` and ``elementwise``, by default all
+    that the database has; `label` names the database. Products come from the collector sglang,
+    which uses random data, in bf16 and, if measured, fp8 and fp4; attention is the forward pass of
+    the flash attention of vllm; casts are of plain torch.
     """
     label, held = label or name_database(), set(database.list_tables(system)["table"])
-    tables = {"collectives": "nccl", "gemm": "gemm", "attention": "context_attention", "elementwise": "scale_matrix"}
-    asked = [check_choice("part", part, tables) for part in parts or tables if parts or tables[part] in held]
+    tables = {
+        "collectives": "nccl",
+        "gemm": "gemm",
+        "attention": "context_attention",
+        "elementwise": "scale_matrix",
+    }
+    asked = [
+        check_choice("part", part, tables)
+        for part in parts or tables
+        if parts or tables[part] in held
+    ]
     curves, kernels = dict[str, Fit](), dict[str, Fit]()
     if "collectives" in asked:
         frame = database.read_collectives(system)
@@ -229,8 +307,12 @@ def fit_database(
         names = "/".join(sorted(frame["kernel"].unique()))
         notes = ["forward only; the backward pass is assumed to reach the same share of the peak"]
         if "fa3" in names or "fa4" in names:
-            notes.append("torch's own flash attention is version 2: about half as fast there (arXiv 2407.08608)")
-        kernels["attention"] = fit_attention(frame, device, f"{label}, {system}, {names}", date, notes)
+            notes.append(
+                "torch's own flash attention is version 2: about half as fast there (arXiv 2407.08608)"
+            )
+        kernels["attention"] = fit_attention(
+            frame, device, f"{label}, {system}, {names}", date, notes
+        )
     if "elementwise" in asked:
         frame = database.read_casts(system).filter(pl.col("kernel") == "torch_ops")
         kernels["elementwise"] = fit_casts(frame, device, f"{label}, {system}, torch_ops", date)
@@ -246,49 +328,81 @@ def name_database() -> str:
 
 
 def assemble(
-    base: Platform, *, name: str | None = None, nodes: int | None = None, collectives: Mapping[str, Fit] | None = None,
-    kernels: Mapping[str, Fit] | None = None, provenance: Mapping[str, str] | None = None,
-) -> Platform:  # fmt: skip
-    """Put fitted parts, from `fit_curves` and similar functions, into a platform; other parts are unchanged.
+    base: Platform,
+    *,
+    name: str | None = None,
+    nodes: int | None = None,
+    collectives: Mapping[str, Fit] | None = None,
+    kernels: Mapping[str, Fit] | None = None,
+    provenance: Mapping[str, str] | None = None,
+) -> Platform:
+    """Put fitted parts, from `fit_curves` and similar functions, into a platform; other parts are
+    unchanged.
 
-    The latency of a link comes from the start-up of a fitted collective over its ring steps, and the bandwidth between
-    nodes from the fits of rails. Operations inside a node without a fit take the fit of a similar one.
+    The latency of a link comes from the start-up of a fitted collective over its ring steps, and
+    the bandwidth between nodes from the fits of rails. Operations inside a node without a fit take
+    the fit of a similar one.
     """
     curves, fits = collectives or {}, dict(kernels or {})
-    network = replace(base.network, nodes=nodes or base.network.nodes, links=_fit_links(base.network, curves))
+    network = replace(
+        base.network, nodes=nodes or base.network.nodes, links=_fit_links(base.network, curves)
+    )
     for kind, model in (("bmm", "gemm"), ("rowwise", "elementwise"), ("copy", "elementwise")):
-        if model in fits and kind not in fits and (kind not in base.kernels or base.kernels[kind].kind == "assumed"):
+        if (
+            model in fits
+            and kind not in fits
+            and (kind not in base.kernels or base.kernels[kind].kind == "assumed")
+        ):
             spread = max(0.35, 1.5 * fits[model].spread)
             fits[kind] = _follow(fits[model], model, spread=spread, spread_time=None, notes=())
     return replace(
-        base, name=name or base.name, network=network,
+        base,
+        name=name or base.name,
+        network=network,
         collectives=_complete({**base.collectives, **curves}, network.ranks_per_node),
-        kernels={**base.kernels, **fits}, provenance={**base.provenance, **(provenance or {})},
-    )  # fmt: skip
+        kernels={**base.kernels, **fits},
+        provenance={**base.provenance, **(provenance or {})},
+    )
 
 
 def _follow(fit: Fit, name: str, **changes: Any) -> Fit:
     """Fit of an operation that was not measured, from the fit of a similar one."""
-    return replace(fit, source=f"as {name}: {fit.source}", n=0, kind="assumed", quality="", **changes)
+    return replace(
+        fit, source=f"as {name}: {fit.source}", n=0, kind="assumed", quality="", **changes
+    )
 
 
 def _complete(fits: Mapping[str, Fit], ranks: int) -> dict[str, Fit]:
-    """Add a broadcast with the start-up and the bus bandwidth of all_gather, if there is no broadcast."""
+    """Add a broadcast with the start-up and the bus bandwidth of all_gather, if there is no
+    broadcast."""
     ranks = next((count for count in range(ranks, 1, -1) if f"all_gather.{count}" in fits), 0)
     gather = fits.get(f"all_gather.{ranks}")
     if gather is None or any(Key.parse(key).operation == "broadcast" for key in fits):
         return dict(fits)
     scale = 1.0 / bus_factor("all_gather", ranks)
-    parameters = {key: value * (scale if key.startswith("beta") else 1.0) for key, value in gather.items()}
-    about = {"stderr": {}, "spread": max(0.3, gather.spread), "bias": 0.0, "notes": (UNFITTED,), "at_bounds": ()}
+    parameters = {
+        key: value * (scale if key.startswith("beta") else 1.0) for key, value in gather.items()
+    }
+    about = {
+        "stderr": {},
+        "spread": max(0.3, gather.spread),
+        "bias": 0.0,
+        "notes": (UNFITTED,),
+        "at_bounds": (),
+    }
     text = f"all_gather.{ranks}, with the same start-up and busbw"
     return {**fits, f"broadcast.{ranks}": _follow(gather, text, parameters=parameters, **about)}
 
 
 def _fit_links(network: Network, fits: Mapping[str, Fit]) -> dict[str, Link]:
-    """Links with the latency of a hop from fitted collectives, and the bandwidth between nodes from the rails."""
+    """Links with the latency of a hop from fitted collectives, and the bandwidth between nodes from
+    the rails."""
     links = dict(network.links)
-    known = sorted(key for key in map(Key.parse, fits) if key.ranks and key.operation in ("all_gather", "all_reduce"))
+    known = sorted(
+        key
+        for key in map(Key.parse, fits)
+        if key.ranks and key.operation in ("all_gather", "all_reduce")
+    )
     for name, algorithm in (("intra", ""), ("inter", "rail")):
         keys = [key for key in known if key.algorithm == algorithm]
         if not keys:
@@ -298,36 +412,57 @@ def _fit_links(network: Network, fits: Mapping[str, Fit]) -> dict[str, Link]:
         alpha, beta = (match := Match(key.operation, count, ((fit, count, 1.0),))).find_hop()
         why = f"{key.operation} on {count} ranks: {fit.source}"
         text = f"what the smallest size takes beyond its transfer, over its ring steps, {why}"
-        hop = HOP if algorithm and match.smallest > LATE else Quantity(alpha, "s", "fitted", text, fit.date)
-        wire = Quantity(1.0 / beta, "B/s", "fitted", f"bus bandwidth, {why}", fit.date, basis="one way per rank")
+        hop = (
+            HOP
+            if algorithm and match.smallest > LATE
+            else Quantity(alpha, "s", "fitted", text, fit.date)
+        )
+        wire = Quantity(
+            1.0 / beta, "B/s", "fitted", f"bus bandwidth, {why}", fit.date, basis="one way per rank"
+        )
         links[name] = replace(links[name], latency=hop) if name in links else Link(wire, hop)
     return links
 
 
 def assemble_sources(
-    base: str | Path | Platform | None = None, *, name: str | None = None,
-    nccl_logs: str | Path | Sequence[str | Path] | None = None, kernel_database: str | None = None,
-    partial: bool = False, ranks_per_node: int | None = None, date: str = "",
-) -> Platform:  # fmt: skip
+    base: str | Path | Platform | None = None,
+    *,
+    name: str | None = None,
+    nccl_logs: str | Path | Sequence[str | Path] | None = None,
+    kernel_database: str | None = None,
+    partial: bool = False,
+    ranks_per_node: int | None = None,
+    date: str = "",
+) -> Platform:
     """Make a platform from logs of nccl-tests, the kernel database and a platform to start from.
 
-    Logs replace fits of the database, and both replace fits of `base`: a gallery name, file or platform, by default the
-    gallery's node of the system. Nodes are added if the logs have more, with as many ranks as the logs say or
-    `ranks_per_node`. With `partial`, logs are read up to a broken line. Another device and unused logs give a warning.
+    Logs replace fits of the database, and both replace fits of `base`: a gallery name, file or
+    platform, by default the gallery's node of the system. Nodes are added if the logs have more,
+    with as many ranks as the logs say or `ranks_per_node`. With `partial`, logs are read up to a
+    broken line. Another device and unused logs give a warning.
     """
     if nccl_logs is None and kernel_database is None:
-        raise ValueError("no source is given; name logs of nccl-tests, a system of the kernel database, or both")
+        raise ValueError(
+            "no source is given; name logs of nccl-tests, a system of the kernel database, or both"
+        )
     platform = find_base(kernel_database) if base is None else load_platform(base)
     start, sources = platform.name, []
     if platform.device.kind == "cpu":
-        raise ValueError(f"base is {start!r}, a CPU; the sources are of GPUs; name a platform such as h100-sxm-8")
+        raise ValueError(
+            f"base is {start!r}, a CPU; the sources are of GPUs; name a platform such as h100-sxm-8"
+        )
     if kernel_database is not None:
         names = [read_datasheet(sheet).device.name for sheet in _find_sheets(kernel_database)[-1:]]
         compare_devices(f"{kernel_database} is", names, platform)
-        found, own = (MODEL.findall(text) for text in (kernel_database.upper(), platform.device.name))
+        found, own = (
+            MODEL.findall(text) for text in (kernel_database.upper(), platform.device.name)
+        )
         if not names and found not in ([], own):
-            device = replace(platform.device, name=f"{found[0]}, peaks assumed")  # it has no datasheet
-            platform = replace(platform, name=f"{kernel_database}-{platform.network.ranks_per_node}", device=device)
+            # it has no datasheet
+            device = replace(platform.device, name=f"{found[0]}, peaks assumed")
+            platform = replace(
+                platform, name=f"{kernel_database}-{platform.network.ranks_per_node}", device=device
+            )
         curves, kernels = fit_database(kernel_database, platform.device, date=date)
         platform = assemble(platform, collectives=curves, kernels=kernels)
         sources.append(f"{name_database()}, {kernel_database}")
@@ -344,7 +479,10 @@ def compare_devices(what: str, names: Sequence[str], platform: Platform) -> None
     others = [name for name in names if own and MODEL.findall(name) not in ([], own)]
     if others:
         mixed = f"platform {platform.name!r} of {platform.device.name}: it now mixes both"
-        warnings.warn(f"{what} of {', '.join(others)}, {mixed}; take another base, or other sources", stacklevel=4)
+        warnings.warn(
+            f"{what} of {', '.join(others)}, {mixed}; take another base, or other sources",
+            stacklevel=4,
+        )
 
 
 def find_base(system: str | None) -> Platform:
@@ -356,10 +494,19 @@ def find_base(system: str | None) -> Platform:
     ('gb200-4', 'rtx-pro-6000-8')
     """
     if system is None:
-        raise ValueError("base is missing; name the platform whose collectives the logs replace, such as h100-sxm-8")
-    found = [name for sheet in _find_sheets(system) for n in (4, 8) if (name := f"{sheet}-{n}") in list_gallery()]
+        raise ValueError(
+            "base is missing; name the platform whose collectives the logs replace, such as h100-sxm-8"
+        )
+    found = [
+        name
+        for sheet in _find_sheets(system)
+        for n in (4, 8)
+        if (name := f"{sheet}-{n}") in list_gallery()
+    ]
     if not found:
-        advice = "name the platform to start from, or a system of the kernel database, such as h100_sxm"
+        advice = (
+            "name the platform to start from, or a system of the kernel database, such as h100_sxm"
+        )
         raise ValueError(f"base is missing and the gallery has no node of {system!r}; {advice}")
     return load_platform(found[0])
 
@@ -369,16 +516,24 @@ def _find_sheets(system: str) -> list[str]:
     return [name for name in list_datasheets() if system.replace("_", "-").startswith(name)]
 
 
-def _add_logs(platform: Platform, logs: Any, partial: bool, date: str, local: int | None) -> Platform:
+def _add_logs(
+    platform: Platform, logs: Any, partial: bool, date: str, local: int | None
+) -> Platform:
     """Replace collectives of a platform by fits of logs, and warn about unused files."""
     frame = read_nccl_tests(logs, partial=partial)
     said = {p / n for p, n in frame.select("ranks", "nodes").unique().rows() if n and 1 < n < p}
     local = local or (int(min(said)) if len(said) == 1 and min(said) % 1 == 0 else None)
-    platform = platform.with_nodes(platform.network.nodes, ranks_per_node=local) if local else platform
+    platform = (
+        platform.with_nodes(platform.network.nodes, ranks_per_node=local) if local else platform
+    )
     compare_devices("logs are", list_devices(logs), platform)
     found = add_curves(platform, frame, source="nccl-tests", date=date)
-    fits = {key: fit for key, fit in found.collectives.items() if fit != platform.collectives.get(key)}
-    for file in sorted(set(frame["file"]) - {file for fit in fits.values() for file in fit.sources}):
+    fits = {
+        key: fit for key, fit in found.collectives.items() if fit != platform.collectives.get(key)
+    }
+    for file in sorted(
+        set(frame["file"]) - {file for fit in fits.values() for file in fit.sources}
+    ):
         text = "perfkit has no model of its operation, or another log has it in half precision, which is preferred"
         warnings.warn(f"{file} is not used: {text}", stacklevel=3)
     return found
@@ -387,8 +542,14 @@ def _add_logs(platform: Platform, logs: Any, partial: bool, date: str, local: in
 def add_curves(platform: Platform, frame: Table, *, source: str, date: str) -> Platform:
     """Replace collectives of a platform by fits of a frame, on as many nodes as the frame has."""
     local = platform.network.ranks_per_node
-    spans = frame.select(pl.coalesce("nodes", (pl.col("ranks") / local).ceil().cast(pl.Int64)))["nodes"].max()
+    spans = frame.select(pl.coalesce("nodes", (pl.col("ranks") / local).ceil().cast(pl.Int64)))[
+        "nodes"
+    ].max()
     fits = fit_curves(frame, ranks_per_node=local, source=source, date=date)
     wider = assemble(platform, nodes=max(platform.network.nodes, int(str(spans))), collectives=fits)
     measured = any(Key.parse(key).algorithm == "rail" for key in fits)
-    return wider if measured else assemble(wider, collectives=fit_rails(frame, wider, source=source, date=date))
+    return (
+        wider
+        if measured
+        else assemble(wider, collectives=fit_rails(frame, wider, source=source, date=date))
+    )

@@ -1,4 +1,5 @@
-"""What if: platforms with other nodes, another device, other links, or faster resources; methods of `Platform`."""
+"""What if: platforms with other nodes, another device, other links, or faster resources; methods of
+`Platform`."""
 
 import math
 import re
@@ -19,34 +20,44 @@ from perfkit.readers.datasheets import Datasheet, find_adapter, list_datasheets,
 
 #: Extra spread of kernels on another device [-]; docs/formulas.md, table 2.4.
 DEVICE_SPREAD = 0.15
-#: Extra spread of collectives on a device with the same or another bandwidth of links [-]; docs/formulas.md, table 1.4.
+#: Extra spread of collectives on a device with the same or another bandwidth of links [-];
+#: docs/formulas.md, table 1.4.
 SAME_LINK_SPREAD, START_SPREAD = 0.06, 0.3
-#: Time, in start-ups, at which that spread is `START_SPREAD` [-]; it falls with the fifth root of time.
+#: Time, in start-ups, at which that spread is `START_SPREAD` [-]; it falls with the fifth root of
+#: time.
 SPREAD_AT = (0.46 / START_SPREAD) ** 5
 #: Spread per logarithm of a change of bandwidth or latency [-]; docs/formulas.md, table 1.4.
 SCALE_SPREAD = 0.3
 #: Resources of a platform.
 RESOURCES = ("peak", "memory", "cache", *LINKS, "latency", "host")
-#: The resource that a fitted time depends on, by the start of its name: of most forms, and of sums of terms.
-_STARTS = dict.fromkeys(("launch", "alpha", "per_collective", "per_resume"), "latency") | {"page_walks": "memory"}
+#: The resource that a fitted time depends on, by the start of its name: of most forms, and of sums
+#: of terms.
+_STARTS = dict.fromkeys(("launch", "alpha", "per_collective", "per_resume"), "latency") | {
+    "page_walks": "memory"
+}
 _TERMS = {**dict.fromkeys(TERMS, "peak"), **_STARTS, "beyond_l3": "memory"}
 P = TypeVar("P", bound=Any)  # a platform
 
 
 def resize_nodes(platform: P, nodes: int, local: int) -> P:
-    """Give nodes another number of ranks, and keep the collectives that hold there: on rails, and inside both nodes."""
+    """Give nodes another number of ranks, and keep the collectives that hold there: on rails, and
+    inside both nodes."""
     kept, before = {}, platform.network.ranks_per_node
     for key, fit in platform.collectives.items():
         _, ranks, algorithm, _ = Key.parse(key)
         if algorithm == "rail" or (ranks is not None and ranks <= min(local, before)):
             kept[key] = fit
         elif ranks is None and (high := fit.ranges.get("ranks", (2.0, 2.0))[1]) <= before:
-            kept[key] = replace(fit, ranges={**fit.ranges, "ranks": (2.0, float(local if local < before else high))})
+            kept[key] = replace(
+                fit, ranges={**fit.ranges, "ranks": (2.0, float(local if local < before else high))}
+            )
     network = replace(platform.network, ranks_per_node=local, nodes=nodes, regions=1)
     return replace(platform, network=network, collectives=kept)
 
 
-def with_nodes(platform: P, nodes: int, *, ranks_per_node: int | None = None, regions: int | None = None) -> P:
+def with_nodes(
+    platform: P, nodes: int, *, ranks_per_node: int | None = None, regions: int | None = None
+) -> P:
     """Take more or fewer nodes of the same kind.
 
     Parameters
@@ -56,21 +67,23 @@ def with_nodes(platform: P, nodes: int, *, ranks_per_node: int | None = None, re
     nodes : int
         Nodes [-].
     ranks_per_node : int, optional
-        Ranks of a node; unchanged if not given. Collectives of more ranks than either node has are left out [-].
+        Ranks of a node; unchanged if not given. Collectives of more ranks than either node has are
+        left out [-].
     regions : int, optional
         Regions of equally many nodes, which the link ``far`` connects; unchanged if not given [-].
 
     Returns
     -------
     variant : Platform
-        The platform with so many nodes; collectives between them are composed, see `Platform.collective`. An unknown
-        link between nodes is taken from the network adapters in the datasheet of the device.
+        The platform with so many nodes; collectives between them are composed, see
+        `Platform.collective`. An unknown link between nodes is taken from the network adapters in
+        the datasheet of the device.
 
     Raises
     ------
     ValueError
-        For several nodes without a link between them, in the platform or in a datasheet; for regions that do not
-        divide the nodes.
+        For several nodes without a link between them, in the platform or in a datasheet; for
+        regions that do not divide the nodes.
 
     Examples
     --------
@@ -79,20 +92,36 @@ def with_nodes(platform: P, nodes: int, *, ranks_per_node: int | None = None, re
     >>> cluster.network.ranks, cluster.network.links["inter"].bandwidth.value
     (32, 50000000000.0)
     """
-    nodes, before, old = check_positive("nodes", nodes, integer=True), platform.network.nodes, platform.network.regions
-    if nodes % (regions := check_positive("regions", old if regions is None else regions, integer=True)):
+    nodes, before, old = (
+        check_positive("nodes", nodes, integer=True),
+        platform.network.nodes,
+        platform.network.regions,
+    )
+    if nodes % (
+        regions := check_positive("regions", old if regions is None else regions, integer=True)
+    ):
         raise ValueError(f"regions is {regions}; it must divide nodes, {nodes}; change one of them")
     if ranks_per_node not in (None, platform.network.ranks_per_node):
         local = check_positive("ranks_per_node", ranks_per_node, integer=True)
         name = re.sub(rf"-\d+?(x{before})?$", f"-{local}", platform.name)
-        platform, before = derive(resize_nodes(platform, 1, local), name, f"{local} ranks a node"), 1
+        platform, before = (
+            derive(resize_nodes(platform, 1, local), name, f"{local} ranks a node"),
+            1,
+        )
     links, change, suffix = platform.network.links, f"{nodes} nodes instead of {before}", ""
-    if nodes > 1 and not ("inter" in links or any(Key.parse(key).algorithm == "rail" for key in platform.collectives)):
+    if nodes > 1 and not (
+        "inter" in links or any(Key.parse(key).algorithm == "rail" for key in platform.collectives)
+    ):
         links = {**links, "inter": find_adapter(platform.name, platform.device)}
         change += ", linked by the network adapters of the datasheet"
-        suffix = " by datasheet"  # a platform of the gallery with this name may know its links better
+        # a platform of the gallery with this name may know its links better
+        suffix = " by datasheet"
     gallery = re.fullmatch(rf"([^\s,]*-\d+?)(?:x{before})?", platform.name)
-    stem = gallery[1] if gallery else re.sub(rf"(, {before} nodes|x{before})?( in {old} regions)?$", "", platform.name)
+    stem = (
+        gallery[1]
+        if gallery
+        else re.sub(rf"(, {before} nodes|x{before})?( in {old} regions)?$", "", platform.name)
+    )
     count = "" if nodes == 1 else f"x{nodes}" if gallery else f", {nodes} nodes"
     where = f" in {regions} regions" * (regions > 1)
     network = replace(platform.network, nodes=nodes, links=links, regions=regions)
@@ -107,24 +136,27 @@ def with_datasheet(platform: P, other: "P | Datasheet | Device | str") -> P:
     platform : Platform
         The platform.
     other : Platform, Datasheet, Device or str
-        The source of peaks, memories and links; a name is one of `readers.datasheets.list_datasheets`, a platform
-        of the gallery, or a file.
+        The source of peaks, memories and links; a name is one of
+        `readers.datasheets.list_datasheets`, a platform of the gallery, or a file.
 
     Returns
     -------
     variant : Platform
-        Launch times, efficiencies, start-ups and the layout of the network are unchanged; the time per byte of
-        collectives follows the link. All is ``assumed``, warns that it was transferred, and has a wider interval.
+        Launch times, efficiencies, start-ups and the layout of the network are unchanged; the time
+        per byte of collectives follows the link. All is ``assumed``, warns that it was transferred,
+        and has a wider interval.
 
     Raises
     ------
     ValueError
-        For a device of another kind, and for kernels that were not fitted as efficiencies of a datasheet.
+        For a device of another kind, and for kernels that were not fitted as efficiencies of a
+        datasheet.
 
     Notes
     -----
-    The extra spread was chosen on A100 and H100, each predicted with the datasheet of the other. On other GPUs, large
-    bf16 GEMMs have mean errors of 8.5 to 23 % and collectives of 6 to 28 % (docs/formulas.md, section 2).
+    The extra spread was chosen on A100 and H100, each predicted with the datasheet of the other. On
+    other GPUs, large bf16 GEMMs have mean errors of 8.5 to 23 % and collectives of 6 to 28 %
+    (docs/formulas.md, section 2).
 
     Examples
     --------
@@ -134,8 +166,12 @@ def with_datasheet(platform: P, other: "P | Datasheet | Device | str") -> P:
     """
     name, device, links = _resolve(platform, other)
     if device.kind != platform.device.kind:
-        raise ValueError(f"{name} is {device.kind}, {platform.name} is {platform.device.kind}; fits do not carry over")
-    bound = [key for key, fit in platform.kernels.items() if fit.form == "additive" and key != "transfer"]
+        raise ValueError(
+            f"{name} is {device.kind}, {platform.name} is {platform.device.kind}; fits do not carry over"
+        )
+    bound = [
+        key for key, fit in platform.kernels.items() if fit.form == "additive" and key != "transfer"
+    ]
     if bound:  # transfers depend on the host
         held = f"platform {platform.name!r} holds seconds per byte for {bound[0]}, not efficiencies of a datasheet"
         raise ValueError(f"{held}; calibrate on the other device instead")
@@ -149,17 +185,29 @@ def with_datasheet(platform: P, other: "P | Datasheet | Device | str") -> P:
         ratio = old.bandwidth.value / new.bandwidth.value if old and new else 1.0
         collectives[key] = carry_fit(fit, note, SAME_LINK_SPREAD)
         if ratio != 1:
-            carried = carry_fit(fit, f"{note}, time per byte x {ratio:.3g}", START_SPREAD, {"beta": ratio})
+            carried = carry_fit(
+                fit, f"{note}, time per byte x {ratio:.3g}", START_SPREAD, {"beta": ratio}
+            )
             collectives[key] = replace(carried, spread_time=SPREAD_AT * _start(key, fit, local))
     return derive(
-        platform, f"{name} from {platform.name}", change, device=device, collectives=collectives,
-        kernels={key: carry(fit) for key, fit in platform.kernels.items() if Key.parse(key).variant not in lacking},
+        platform,
+        f"{name} from {platform.name}",
+        change,
+        device=device,
+        collectives=collectives,
+        kernels={
+            key: carry(fit)
+            for key, fit in platform.kernels.items()
+            if Key.parse(key).variant not in lacking
+        },
         context=replace(platform.context, caches=None).map(carry),
         network=replace(platform.network, links={**ours, **links}),
-    )  # fmt: skip
+    )
 
 
-def with_link(platform: P, name: str, *, bandwidth: float | None = None, latency: float | None = None) -> P:
+def with_link(
+    platform: P, name: str, *, bandwidth: float | None = None, latency: float | None = None
+) -> P:
     """Take a faster or slower link, or add the link between nodes.
 
     Parameters
@@ -176,8 +224,9 @@ def with_link(platform: P, name: str, *, bandwidth: float | None = None, latency
     Returns
     -------
     variant : Platform
-        Collectives over that link: the time per byte follows the bandwidth, and the start-up changes by the latency
-        times the steps of a ring. 0.3 times the logarithm of each change is added to their spread, in quadrature.
+        Collectives over that link: the time per byte follows the bandwidth, and the start-up
+        changes by the latency times the steps of a ring. 0.3 times the logarithm of each change is
+        added to their spread, in quadrature.
 
     Raises
     ------
@@ -194,18 +243,35 @@ def with_link(platform: P, name: str, *, bandwidth: float | None = None, latency
     """
     check_choice("name", name, LINKS)
     given = (("bandwidth", bandwidth, "B/s"), ("latency", latency, "s"))
-    new = {k: Quantity(check_base(k, x, unit), unit, "assumed", "what if") for k, x, unit in given if x is not None}
+    new = {
+        k: Quantity(check_base(k, x, unit), unit, "assumed", "what if")
+        for k, x, unit in given
+        if x is not None
+    }
     old, local = platform.network.links.get(name), platform.network.ranks_per_node
     fitted = [key for key in platform.collectives if find_link(key, local) == name]
     if old is None and fitted:
-        raise ValueError(f"platform {platform.name!r} does not know the {name} link that {fitted[0]} was fitted on")
+        raise ValueError(
+            f"platform {platform.name!r} does not know the {name} link that {fitted[0]} was fitted on"
+        )
     if not new or (old is None and len(new) < 2):
-        need = f"both, platform {platform.name!r} has no {name} link yet" if old is None else "one of them"
-        raise ValueError(f"bandwidth [B/s, one way, per rank] and latency [s per hop] are missing; give {need}")
+        need = (
+            f"both, platform {platform.name!r} has no {name} link yet"
+            if old is None
+            else "one of them"
+        )
+        raise ValueError(
+            f"bandwidth [B/s, one way, per rank] and latency [s per hop] are missing; give {need}"
+        )
     link = replace(old, **new) if old else Link(new["bandwidth"], new["latency"])
-    shown = [format_time(q.value) if q.unit == "s" else format_rate(q.value, q.unit) for q in new.values()]
+    shown = [
+        format_time(q.value) if q.unit == "s" else format_rate(q.value, q.unit)
+        for q in new.values()
+    ]
     change = f"{name} link of {' and '.join(shown)}"
-    carry = partial(_follow_link, old=old, new=link, ranks_per_node=local, note=f"{platform.name}: {change}")
+    carry = partial(
+        _follow_link, old=old, new=link, ranks_per_node=local, note=f"{platform.name}: {change}"
+    )
     scaled = {key: carry(key, platform.collectives[key]) for key in fitted if old}
     network = replace(platform.network, links={**platform.network.links, name: link})
     fits = {**platform.collectives, **scaled}
@@ -220,7 +286,8 @@ def with_host(platform: P, scale: float) -> P:
     platform : Platform
         The platform.
     scale : float
-        Factor on all host overheads: 0.5 for a host twice as fast, 0 for no waiting, as with replayed graphs [-].
+        Factor on all host overheads: 0.5 for a host twice as fast, 0 for no waiting, as with
+        replayed graphs [-].
 
     Returns
     -------
@@ -241,8 +308,13 @@ def with_host(platform: P, scale: float) -> P:
     scale = check_positive("scale", scale, zero=True)
     change, known = f"host overheads x {scale:g}", platform.host
     overheads = {name: replace(q, value=scale * q.value, stderr=None) for name, q in known.items()}
-    host = {name: replace(q, kind="assumed", source=f"{change}; {q.source}") for name, q in overheads.items()}
-    carry = partial(carry_fit, note=f"{platform.name}: {change}", spread=0.0, factors={"per_operation": scale})
+    host = {
+        name: replace(q, kind="assumed", source=f"{change}; {q.source}")
+        for name, q in overheads.items()
+    }
+    carry = partial(
+        carry_fit, note=f"{platform.name}: {change}", spread=0.0, factors={"per_operation": scale}
+    )
     context = platform.context.map(lambda fit: carry(fit) if "per_operation" in fit else fit)
     if not host and context == platform.context:
         raise ValueError(f"platform {platform.name!r} knows no host overheads; calibrate it first")
@@ -264,16 +336,16 @@ def with_scale(platform: P, **scales: float) -> P:
     platform : Platform
         The platform.
     **scales : float
-        Factors on the speed [-]: ``peak`` of the processor and its caches; ``memory``, the bandwidth of the main
-        memory; ``intra``, ``inter`` and ``far``, the bandwidth of links inside and between nodes and between regions;
-        ``latency`` of kernels and collectives, their start-ups; ``host``, its overheads. ``cache`` is a factor on the
-        size of the caches.
+        Factors on the speed [-]: ``peak`` of the processor and its caches; ``memory``, the
+        bandwidth of the main memory; ``intra``, ``inter`` and ``far``, the bandwidth of links
+        inside and between nodes and between regions; ``latency`` of kernels and collectives, their
+        start-ups; ``host``, its overheads. ``cache`` is a factor on the size of the caches.
 
     Returns
     -------
     variant : Platform
-        Efficiencies are unchanged; times per byte, per operation and per start follow the resources. Spreads grow as
-        in `with_link`. Transfers to and from the host are unchanged.
+        Efficiencies are unchanged; times per byte, per operation and per start follow the
+        resources. Spreads grow as in `with_link`. Transfers to and from the host are unchanged.
 
     Raises
     ------
@@ -287,37 +359,66 @@ def with_scale(platform: P, **scales: float) -> P:
     4.02
     """
     known, local = list_resources(platform), platform.network.ranks_per_node
-    given = {check_choice("resource", name, known): check_positive(name, scale) for name, scale in scales.items()}
+    given = {
+        check_choice("resource", name, known): check_positive(name, scale)
+        for name, scale in scales.items()
+    }
     change = ", ".join(f"{name} x {scale:g}" for name, scale in given.items())
     at = dict.fromkeys(RESOURCES, 1.0) | given
-    follow, scale = partial(_rescale, at=at, note=f"{platform.name}: {change}"), partial(_scale, at=at)
+    follow, scale = (
+        partial(_rescale, at=at, note=f"{platform.name}: {change}"),
+        partial(_scale, at=at),
+    )
     timed = ("peak", "memory", "cache", "latency")
-    kernels = {key: follow(fit, _TERMS if fit.form == "additive" else _STARTS, timed) if key != "transfer" else fit
-               for key, fit in platform.kernels.items()}  # fmt: skip
+    kernels = {
+        key: follow(fit, _TERMS if fit.form == "additive" else _STARTS, timed)
+        if key != "transfer"
+        else fit
+        for key, fit in platform.kernels.items()
+    }
     over = {key: find_link(key, local) for key in platform.collectives}
-    collectives = {key: follow(fit, {**_STARTS, "beta": over[key]}, (over[key], "latency"))
-                   for key, fit in platform.collectives.items()}  # fmt: skip
+    collectives = {
+        key: follow(fit, {**_STARTS, "beta": over[key]}, (over[key], "latency"))
+        for key, fit in platform.collectives.items()
+    }
     context = platform.context.map(lambda fit: follow(fit, _STARTS, timed))
     if caches := context.caches:
         sizes = {name: caches[name] * at["cache"] for name in ("l2", "l3")}
         context = replace(context, caches=replace(caches, parameters={**caches, **sizes}))
     device, network = platform.device, platform.network
     *near, main = device.memory
-    levels = [replace(x, capacity=scale(x.capacity, "cache"), bandwidth=scale(x.bandwidth, "peak")) for x in near]
+    levels = [
+        replace(x, capacity=scale(x.capacity, "cache"), bandwidth=scale(x.bandwidth, "peak"))
+        for x in near
+    ]
     levels.append(replace(main, bandwidth=scale(main.bandwidth, "memory")))
     peaks = {dtype: scale(peak, "peak") for dtype, peak in device.peaks.items()}
-    links = {name: replace(x, bandwidth=scale(x.bandwidth, name), latency=scale(x.latency, "latency", power=-1))
-             for name, x in network.links.items()}  # fmt: skip
+    links = {
+        name: replace(
+            x, bandwidth=scale(x.bandwidth, name), latency=scale(x.latency, "latency", power=-1)
+        )
+        for name, x in network.links.items()
+    }
     scaled = derive(
-        platform, f"{platform.name}, {change}" if given else platform.name, change, kernels=kernels, context=context,
-        collectives=collectives, device=replace(device, peaks=peaks, memory=tuple(levels)),
+        platform,
+        f"{platform.name}, {change}" if given else platform.name,
+        change,
+        kernels=kernels,
+        context=context,
+        collectives=collectives,
+        device=replace(device, peaks=peaks, memory=tuple(levels)),
         network=replace(network, links=links, starts=network.starts / at["latency"]),
-    )  # fmt: skip
-    return replace(with_host(scaled, 1 / at["host"]), name=scaled.name) if "host" in given else scaled
+    )
+    return (
+        replace(with_host(scaled, 1 / at["host"]), name=scaled.name) if "host" in given else scaled
+    )
 
 
-def _rescale(fit: Fit, names: Mapping[str, str], used: tuple[str, ...], at: Mapping[str, float], note: str) -> Fit:
-    """Scale the parameters of a fit with their resources, and widen its spread for all resources that it uses."""
+def _rescale(
+    fit: Fit, names: Mapping[str, str], used: tuple[str, ...], at: Mapping[str, float], note: str
+) -> Fit:
+    """Scale the parameters of a fit with their resources, and widen its spread for all resources
+    that it uses."""
     changes = [math.log(at[name]) for name in used]
     factors = {name: 1 / at[resource] for name, resource in names.items()}
     moved = carry_fit(fit, note, SCALE_SPREAD * math.hypot(*changes), factors)
@@ -329,7 +430,9 @@ def _scale(quantity: Quantity | None, name: str, at: Mapping[str, float], power:
     if quantity is None or at[name] == 1:
         return quantity
     source = f"{name} x {at[name]:g}; {quantity.source}"
-    return replace(quantity, value=quantity.value * at[name] ** power, kind="assumed", source=source)
+    return replace(
+        quantity, value=quantity.value * at[name] ** power, kind="assumed", source=source
+    )
 
 
 def derive(platform: P, name: str, change: str, **parts: Any) -> P:
@@ -356,7 +459,11 @@ def _resolve(platform: Any, other: Any) -> tuple[str, Device, dict[str, Link]]:
         return other.name, other.device, dict(other.network.links)
     rates = {"intra": other.wire, "inter": other.links.get("NIC")}
     ours = platform.network.links.items()
-    return other.system, other.device, {k: replace(x, bandwidth=rates[k]) for k, x in ours if rates.get(k)}
+    return (
+        other.system,
+        other.device,
+        {k: replace(x, bandwidth=rates[k]) for k, x in ours if rates.get(k)},
+    )
 
 
 def find_link(key: str, ranks_per_node: int) -> str:
@@ -371,20 +478,31 @@ def _start(key: str, fit: Fit, ranks_per_node: int) -> float:
     return max(float(evaluate_collective(fit, 0.0, operation, ranks or ranks_per_node)), 1e-9)
 
 
-def carry_fit(fit: Fit, note: str, spread: float, factors: Mapping[str, float] | None = None) -> Fit:
-    """Carry a fit over to another machine: scaled parameters, a wider spread, and a note about it."""
-    scale = {name: next((f for stem, f in (factors or {}).items() if name.startswith(stem)), 1.0) for name in fit}
+def carry_fit(
+    fit: Fit, note: str, spread: float, factors: Mapping[str, float] | None = None
+) -> Fit:
+    """Carry a fit over to another machine: scaled parameters, a wider spread, and a note about
+    it."""
+    scale = {
+        name: next((f for stem, f in (factors or {}).items() if name.startswith(stem)), 1.0)
+        for name in fit
+    }
     return replace(
-        fit, kind="assumed", spread=math.hypot(fit.spread, spread), transferred=(note, *fit.transferred),
+        fit,
+        kind="assumed",
+        spread=math.hypot(fit.spread, spread),
+        transferred=(note, *fit.transferred),
         parameters={name: value * scale[name] for name, value in fit.items()},
         stderr={name: error * scale[name] for name, error in fit.stderr.items()},
-    )  # fmt: skip
+    )
 
 
 def _follow_link(key: str, fit: Fit, old: Link, new: Link, ranks_per_node: int, note: str) -> Fit:
-    """Adapt a collective to a changed link: its time per byte to the bandwidth, its start-up to the latency."""
+    """Adapt a collective to a changed link: its time per byte to the bandwidth, its start-up to the
+    latency."""
     ratio, change = old.bandwidth.value / new.bandwidth.value, new.latency.value - old.latency.value
-    least = min(new.latency.value / max(old.latency.value, 1e-12), 1.0)  # if the start-up were nothing but hops
+    # if the start-up were nothing but hops
+    least = min(new.latency.value / max(old.latency.value, 1e-12), 1.0)
     operation, ranks, *_ = Key.parse(key)
     law = fit.form == "over_ranks"
     steps = 1.0 if law else float(ring_steps(operation, ranks or ranks_per_node))
@@ -392,4 +510,7 @@ def _follow_link(key: str, fit: Fit, old: Link, new: Link, ranks_per_node: int, 
     starts = {name: max(fit[name] + steps * change, least * fit[name]) for name in moved}
     carried = carry_fit(replace(fit, parameters={**fit, **starts}), note, 0.0, {"beta": ratio})
     growth = _start(key, carried, ranks_per_node) / _start(key, fit, ranks_per_node)
-    return replace(carried, spread=math.hypot(fit.spread, *(SCALE_SPREAD * math.log(x) for x in (ratio, growth))))
+    return replace(
+        carried,
+        spread=math.hypot(fit.spread, *(SCALE_SPREAD * math.log(x) for x in (ratio, growth))),
+    )

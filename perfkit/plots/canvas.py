@@ -1,4 +1,5 @@
-"""What all charts share: their look, the colours of classes, axes with SI units, rows that JSON can hold."""
+"""What all charts share: their look, the colours of classes, axes with SI units, rows that JSON can
+hold."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,32 +19,84 @@ Row: TypeAlias = dict[str, Any]
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#F0E442"]
 #: Colour of text, axes and reference lines.
 INK = "#24292f"
-#: Colours of phases and of operation classes, the same in every chart. They are those of Okabe and Ito, then the muted
-#: ones of Tol, "Colour schemes", SRON/EPS/TN/09-002, 2021. Two names with one colour mean the same thing.
-PHASES = {"forward": "#0072B2", "backward": "#D55E00", "update": "#009E73", "optimizer": "#009E73",
-          "host": "#8C8C8C", "handover": "#AAAAAA", "loading": "#CC6677"}  # fmt: skip
+#: Colours of phases and of operation classes, the same in every chart. They are those of Okabe and
+#: Ito, then the muted ones of Tol, "Colour schemes", SRON/EPS/TN/09-002, 2021. Two names with one
+#: colour mean the same thing.
+PHASES = {
+    "forward": "#0072B2",
+    "backward": "#D55E00",
+    "update": "#009E73",
+    "optimizer": "#009E73",
+    "host": "#8C8C8C",
+    "handover": "#AAAAAA",
+    "loading": "#CC6677",
+}
 CLASSES = {
-    "gemm": "#0072B2", "busy": "#0072B2", "bmm": "#56B4E9", "attention": "#332288", "convolution": "#AA4499",
-    "elementwise": "#009E73", "rowwise": "#999933", "pooling": "#117733",
-    "copy": "#DDCC77", "copies": "#DDCC77", "pack": "#DDCC77", "transfer": "#44AA99",
-    "embedding_forward": "#E69F00", "lookup": "#E69F00", "embedding_backward": "#F0E442", "backward": "#F0E442",
-    "embedding_update": "#882255", "update": "#882255",
-    "collective": "#D55E00", "communication": "#D55E00", "messages": "#D55E00", "waiting": "#CC79A7",
-    "host": "#8C8C8C", "queued": "#B5B5B5", "synchronisation": "#666666", "loading": "#CC6677",
-    "handover": "#AAAAAA", "other": "#D9D9D9", "everything else": "#D9D9D9",
-}  # fmt: skip
+    "gemm": "#0072B2",
+    "busy": "#0072B2",
+    "bmm": "#56B4E9",
+    "attention": "#332288",
+    "convolution": "#AA4499",
+    "elementwise": "#009E73",
+    "rowwise": "#999933",
+    "pooling": "#117733",
+    "copy": "#DDCC77",
+    "copies": "#DDCC77",
+    "pack": "#DDCC77",
+    "transfer": "#44AA99",
+    "embedding_forward": "#E69F00",
+    "lookup": "#E69F00",
+    "embedding_backward": "#F0E442",
+    "backward": "#F0E442",
+    "embedding_update": "#882255",
+    "update": "#882255",
+    "collective": "#D55E00",
+    "communication": "#D55E00",
+    "messages": "#D55E00",
+    "waiting": "#CC79A7",
+    "host": "#8C8C8C",
+    "queued": "#B5B5B5",
+    "synchronisation": "#666666",
+    "loading": "#CC6677",
+    "handover": "#AAAAAA",
+    "other": "#D9D9D9",
+    "everything else": "#D9D9D9",
+}
 #: Nine shapes and eight colours: 72 series differ in one of both.
-_SHAPES = "circle square triangle-up diamond cross triangle-down triangle-right triangle-left wedge".split()
+_SHAPES = [
+    "circle",
+    "square",
+    "triangle-up",
+    "diamond",
+    "cross",
+    "triangle-down",
+    "triangle-right",
+    "triangle-left",
+    "wedge",
+]
 
 
-# -- theme -------------------------------------------------------------------------------------------------------------
+# -- theme
+# -------------------------------------------------------------------------------------------------------------
 
 
 @alt.theme.register("perfkit", enable=False)
 def _theme() -> alt.theme.ThemeConfig:
     ink = dict.fromkeys(("labelColor", "titleColor", "domainColor", "tickColor", "gridColor"), INK)
-    text = {"labelColor": INK, "titleColor": INK, "labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"}
-    heading = {"color": INK, "subtitleColor": INK, "fontSize": 14, "subtitleFontSize": 11, "anchor": "start"}
+    text = {
+        "labelColor": INK,
+        "titleColor": INK,
+        "labelFontSize": 11,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+    }
+    heading = {
+        "color": INK,
+        "subtitleColor": INK,
+        "fontSize": 14,
+        "subtitleFontSize": 11,
+        "anchor": "start",
+    }
     config: Any = {
         "background": "white",
         "font": "Inter, Helvetica Neue, Helvetica, Arial, Liberation Sans, DejaVu Sans Condensed, sans-serif",
@@ -60,10 +113,15 @@ def _theme() -> alt.theme.ThemeConfig:
 
 
 def _show(spec: Row, **options: Any) -> Row:
-    """The picture and, of a chart with sliders, the chart itself, under the newest name that JupyterLab 4 draws."""
+    """The picture and, of a chart with sliders, the chart itself, under the newest name that
+    JupyterLab 4 draws."""
     import vl_convert
 
-    live = {"application/vnd.vegalite.v5+json": spec} if any("bind" in each for each in spec.get("params", ())) else {}
+    live = (
+        {"application/vnd.vegalite.v5+json": spec}
+        if any("bind" in each for each in spec.get("params", ()))
+        else {}
+    )
     return {"image/svg+xml": vl_convert.vegalite_to_svg(spec), **live}
 
 
@@ -71,15 +129,21 @@ alt.renderers.register("perfkit", _show)
 
 
 class _Themed(alt.TopLevelMixin):
-    """A chart that keeps perfkit's theme when it is shown or saved alone, and describes itself in words."""
+    """A chart that keeps perfkit's theme when it is shown or saved alone, and describes itself in
+    words."""
 
     def to_dict(self, *args: Any, **settings: Any) -> Row:
         with alt.theme.enable("perfkit"):
             spec: Row = super().to_dict(*args, **settings)
-        if "$schema" not in spec or "description" in spec:  # it is a part of another chart, or has a description
+        # it is a part of another chart, or has a description
+        if "$schema" not in spec or "description" in spec:
             return spec
         title = spec.get("title", "Chart")
-        lines = [title] if isinstance(title, str) else [title["text"], *np.atleast_1d(title.get("subtitle", []))]
+        lines = (
+            [title]
+            if isinstance(title, str)
+            else [title["text"], *np.atleast_1d(title.get("subtitle", []))]
+        )
         return {**spec, "description": ". ".join(filter(None, lines))}
 
 
@@ -96,7 +160,8 @@ class HConcatChart(_Themed, alt.HConcatChart):
 
 
 def use_svg() -> None:
-    """Show charts in notebooks as SVG in perfkit's theme: small, stored in the file, and readable without a network.
+    """Show charts in notebooks as SVG in perfkit's theme: small, stored in the file, and readable
+    without a network.
 
     A chart with sliders is stored beside its picture, so that the sliders move in JupyterLab.
 
@@ -110,20 +175,29 @@ def use_svg() -> None:
     alt.theme.enable("perfkit")
 
 
-# -- rows --------------------------------------------------------------------------------------------------------------
+# -- rows
+# --------------------------------------------------------------------------------------------------------------
 
 
 def read_rows(frame: Frame) -> list[Row]:
     """New dictionaries, one per row; numbers that JSON cannot hold become null."""
     rows = read_records("frame", frame)
-    return [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()} for row in rows]
+    return [
+        {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        for row in rows
+    ]
 
 
 def read_frame(frame: Frame, **columns: Any) -> Table:
     """Some columns of a frame; each is given with its default, which also sets the type."""
     types = {str: polars.String, int: polars.Int64, float: polars.Float64}
-    rows = [tuple(type(usual)(row.get(name) or usual) for name, usual in columns.items()) for row in read_rows(frame)]
-    return polars.DataFrame(rows, {name: types[type(usual)] for name, usual in columns.items()}, orient="row")
+    rows = [
+        tuple(type(usual)(row.get(name) or usual) for name, usual in columns.items())
+        for row in read_rows(frame)
+    ]
+    return polars.DataFrame(
+        rows, {name: types[type(usual)] for name, usual in columns.items()}, orient="row"
+    )
 
 
 def unique(values: Iterable[Any]) -> list[Any]:
@@ -131,20 +205,29 @@ def unique(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
-# -- colours, tooltips, axes -------------------------------------------------------------------------------------------
+# -- colours, tooltips, axes
+# -------------------------------------------------------------------------------------------
 
 
-def colour(name: str, values: Sequence[Any], *, title: str | None = None, legend: Any = alt.Undefined) -> alt.Color:
-    """Colours for the values of a column: phases and classes have their own, others the unused ones of `PALETTE`."""
+def colour(
+    name: str, values: Sequence[Any], *, title: str | None = None, legend: Any = alt.Undefined
+) -> alt.Color:
+    """Colours for the values of a column: phases and classes have their own, others the unused ones
+    of `PALETTE`."""
     known = {value: (PHASES if name == "phase" else CLASSES).get(value) for value in values}
     free = cycle([each for each in PALETTE if each not in known.values()] or PALETTE)
     scale = alt.Scale(domain=list(values), range=[found or next(free) for found in known.values()])
     return alt.Color(f"{name}:N", scale=scale, title=title, legend=legend)
 
 
-def mark_series(name: str, values: Sequence[Any], *, legend: Any = alt.Undefined, title: str | None = None) -> Row:
-    """Channels ``color`` and ``shape`` for the series of a column, so that readers need only one of them."""
-    scale = alt.Scale(domain=list(values), range=[_SHAPES[i % len(_SHAPES)] for i in range(len(values))])
+def mark_series(
+    name: str, values: Sequence[Any], *, legend: Any = alt.Undefined, title: str | None = None
+) -> Row:
+    """Channels ``color`` and ``shape`` for the series of a column, so that readers need only one of
+    them."""
+    scale = alt.Scale(
+        domain=list(values), range=[_SHAPES[i % len(_SHAPES)] for i in range(len(values))]
+    )
     shape = alt.Shape(f"{name}:N", scale=scale, title=title, legend=legend)
     return {"color": colour(name, values, title=title, legend=legend), "shape": shape}
 
@@ -156,38 +239,69 @@ def tips(*names: str, **formats: str) -> list[alt.Tooltip]:
 
 
 def label_si(unit: str, value: str = "datum.value") -> str:
-    """A Vega expression that writes a value such as ``20 ms`` or ``1 GB``; of pure numbers, large ones get a prefix."""
+    """A Vega expression that writes a value such as ``20 ms`` or ``1 GB``; of pure numbers, large
+    ones get a prefix."""
     if not unit:
         return f"format({value}, {value} < 1000 ? '.4~g' : '.3~s')"
     return f"replace(format({value}, '.3~s'), regexp('([a-zA-Zµ]?)$'), ' $1{unit}')"
 
 
 def log_domain(values: Iterable[float | None], *, room: float = 1.25) -> tuple[float, float]:
-    """Ends of a logarithmic axis, with a factor `room` free at both ends; only values above zero count."""
+    """Ends of a logarithmic axis, with a factor `room` free at both ends; only values above zero
+    count."""
     known = [value for value in values if value is not None and value > 0]
     return (min(known) / room, max(known) * room) if known else (0.1, 10.0)
 
 
-def log_axis(name: str, title: str, domain: tuple[float, float], unit: str, channel: Any = alt.X) -> Any:
-    """A logarithmic axis (`altair.X` or `altair.Y`) over a domain in a base unit, with SI prefixes."""
+def log_axis(
+    name: str, title: str, domain: tuple[float, float], unit: str, channel: Any = alt.X
+) -> Any:
+    """A logarithmic axis (`altair.X` or `altair.Y`) over a domain in a base unit, with SI
+    prefixes."""
     low, high = domain
-    decades, first, last = math.log10(high / low), math.floor(math.log10(low)), math.floor(math.log10(high))
+    decades, first, last = (
+        math.log10(high / low),
+        math.floor(math.log10(low)),
+        math.floor(math.log10(high)),
+    )
     # Labels must not overlap: more steps in a decade over few decades, powers of ten over many.
-    table = ((0.35, range(10, 100, 5)), (0.7, (10, 15, 20, 30, 40, 50, 60, 80)), (1.2, (10, 20, 30, 50, 70)))
-    steps = next((own for most, own in (*table, (2.5, (10, 20, 50)), (4, (10, 30))) if decades < most), (10,))
+    table = (
+        (0.35, range(10, 100, 5)),
+        (0.7, (10, 15, 20, 30, 40, 50, 60, 80)),
+        (1.2, (10, 20, 30, 50, 70)),
+    )
+    steps = next(
+        (own for most, own in (*table, (2.5, (10, 20, 50)), (4, (10, 30))) if decades < most), (10,)
+    )
     every = 1 + (decades >= 7) + (decades >= 11)
-    ticks = [float(f"{step}e{power - 1}") for power in range(first, last + 1) if power % every == 0 for step in steps]
-    axis = alt.Axis(values=[tick for tick in ticks if low <= tick <= high], labelExpr=label_si(unit))
+    ticks = [
+        float(f"{step}e{power - 1}")
+        for power in range(first, last + 1)
+        if power % every == 0
+        for step in steps
+    ]
+    axis = alt.Axis(
+        values=[tick for tick in ticks if low <= tick <= high], labelExpr=label_si(unit)
+    )
     scale = alt.Scale(type="log", domain=list(domain), nice=False)
     return channel(f"{name}:Q", title=title, scale=scale, axis=axis)
 
 
-def amount_axis(name: str, title: str, unit: str, *, ticks: int = 6, scale: Any = alt.Undefined) -> alt.X:
-    """A horizontal linear axis in a base unit, with SI prefixes and roughly `ticks` ticks; by default from zero."""
-    return alt.X(f"{name}:Q", title=title, axis=alt.Axis(labelExpr=label_si(unit), tickCount=ticks), scale=scale)
+def amount_axis(
+    name: str, title: str, unit: str, *, ticks: int = 6, scale: Any = alt.Undefined
+) -> alt.X:
+    """A horizontal linear axis in a base unit, with SI prefixes and roughly `ticks` ticks; by
+    default from zero."""
+    return alt.X(
+        f"{name}:Q",
+        title=title,
+        axis=alt.Axis(labelExpr=label_si(unit), tickCount=ticks),
+        scale=scale,
+    )
 
 
-# -- drawing -----------------------------------------------------------------------------------------------------------
+# -- drawing
+# -----------------------------------------------------------------------------------------------------------
 
 
 def draw(rows: Sequence[Row], **settings: Any) -> alt.Chart:
@@ -195,16 +309,24 @@ def draw(rows: Sequence[Row], **settings: Any) -> alt.Chart:
     return Chart(alt.InlineData(values=list(rows)), **settings)
 
 
-def draw_bars(rows: Sequence[Row], x: alt.X, y: alt.Y, color: alt.Color, shown: list[alt.Tooltip]) -> alt.Chart:
-    """Stacked horizontal bars: each row is one part, and its column ``order`` is the place in the bar."""
+def draw_bars(
+    rows: Sequence[Row], x: alt.X, y: alt.Y, color: alt.Color, shown: list[alt.Tooltip]
+) -> alt.Chart:
+    """Stacked horizontal bars: each row is one part, and its column ``order`` is the place in the
+    bar."""
     bars = draw(rows).mark_bar(height={"band": 0.8})
     return bars.encode(x=x, y=y, color=color, order=alt.Order("order:Q"), tooltip=shown)
 
 
 def draw_points(
-    rows: Sequence[Row], x: alt.X, y: alt.Y, looks: Mapping[str, Any], shown: list[alt.Tooltip],
-    spans: Mapping[str, tuple[str, str]] | None = None, **mark: Any,
-) -> list[alt.Chart]:  # fmt: skip
+    rows: Sequence[Row],
+    x: alt.X,
+    y: alt.Y,
+    looks: Mapping[str, Any],
+    shown: list[alt.Tooltip],
+    spans: Mapping[str, tuple[str, str]] | None = None,
+    **mark: Any,
+) -> list[alt.Chart]:
     """Layers of points that look as `mark_series` says, behind them their ranges.
 
     `spans` names the columns that hold the ends of a range along ``x`` or ``y``.

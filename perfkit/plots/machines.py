@@ -1,4 +1,5 @@
-"""Charts of machines: kernels under their roofs, collectives over size, two platforms, time and memory of ranks."""
+"""Charts of machines: kernels under their roofs, collectives over size, two platforms, time and
+memory of ranks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,17 @@ import altair as alt
 from perfkit.ground.units import format_bytes, format_rate, format_time
 from perfkit.models.collectives import bus_bandwidth
 from perfkit.plots import canvas
-from perfkit.plots.canvas import INK, Frame, HConcatChart, LayerChart, Row, draw, read_rows, tips, unique
+from perfkit.plots.canvas import (
+    INK,
+    Frame,
+    HConcatChart,
+    LayerChart,
+    Row,
+    draw,
+    read_rows,
+    tips,
+    unique,
+)
 
 #: Most ranks that are drawn: the busiest ones, and the one with the fullest memory.
 _MOST = 32
@@ -19,15 +30,19 @@ _DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3], [4, 2, 1, 2, 1, 2], [12, 4])
 
 
 def roofline_chart(
-    points: Frame, peaks: Mapping[str, float], bandwidths: Mapping[str, float], *, title: str = "Roofline"
+    points: Frame,
+    peaks: Mapping[str, float],
+    bandwidths: Mapping[str, float],
+    *,
+    title: str = "Roofline",
 ) -> alt.LayerChart:
     """Draw kernels under the roofs of their device.
 
     Parameters
     ----------
     points : frame or list of dict
-        Rows ``kind`` (kernel class), ``flops`` [FLOP], ``nbytes`` [B], ``time_s`` [s] and, to tell number formats
-        apart, ``dtype``. Rows without FLOP are left out.
+        Rows ``kind`` (kernel class), ``flops`` [FLOP], ``nbytes`` [B], ``time_s`` [s] and, to tell
+        number formats apart, ``dtype``. Rows without FLOP are left out.
     peaks : mapping of str to float
         Dense peak rate by number format [FLOP/s].
     bandwidths : mapping of str to float
@@ -38,7 +53,8 @@ def roofline_chart(
     Returns
     -------
     chart : altair.LayerChart
-        Log-log chart: a sloping roof for each memory level, a flat roof for each peak, a point for each kernel.
+        Log-log chart: a sloping roof for each memory level, a flat roof for each peak, a point for
+        each kernel.
 
     Raises
     ------
@@ -46,14 +62,24 @@ def roofline_chart(
         Without a peak or without a bandwidth.
     """
     if not peaks or not bandwidths:
-        raise ValueError("roofline_chart needs at least one peak and one bandwidth; pass peaks={'fp32': ...}")
-    rows = [row for row in read_rows(points) if row.get("flops") and row.get("nbytes") and row.get("time_s")]
+        raise ValueError(
+            "roofline_chart needs at least one peak and one bandwidth; pass peaks={'fp32': ...}"
+        )
+    rows = [
+        row
+        for row in read_rows(points)
+        if row.get("flops") and row.get("nbytes") and row.get("time_s")
+    ]
     for row in rows:
         row |= {"intensity": row["flops"] / row["nbytes"], "rate": row["flops"] / row["time_s"]}
         row["series"] = f"{row['kind']}, {row['dtype']}" if row.get("dtype") else row["kind"]
     top, fastest, slowest = max(peaks.values()), max(bandwidths.values()), min(bandwidths.values())
-    x_domain = canvas.log_domain([min(0.1, top / fastest / 8), top / slowest * 8, *(row["intensity"] for row in rows)])
-    y_domain = canvas.log_domain([x_domain[0] * slowest * 2, top * 1.6, *(row["rate"] for row in rows)], room=1.6)
+    x_domain = canvas.log_domain(
+        [min(0.1, top / fastest / 8), top / slowest * 8, *(row["intensity"] for row in rows)]
+    )
+    y_domain = canvas.log_domain(
+        [x_domain[0] * slowest * 2, top * 1.6, *(row["rate"] for row in rows)], room=1.6
+    )
     x = canvas.log_axis("intensity", "Arithmetic intensity, FLOP per byte", x_domain, "")
     y = canvas.log_axis("rate", "Rate", y_domain, "FLOP/s", alt.Y)
     width, height = 460, 320
@@ -62,29 +88,45 @@ def roofline_chart(
     roofs: list[Row] = []
     for name, bandwidth in bandwidths.items():
         start = max(x_domain[0], y_domain[0] / bandwidth)
-        roofs += [{"roof": name, "intensity": ai, "rate": ai * bandwidth} for ai in (start, top / bandwidth)]
+        roofs += [
+            {"roof": name, "intensity": ai, "rate": ai * bandwidth}
+            for ai in (start, top / bandwidth)
+        ]
     for name, peak in peaks.items():
-        roofs += [{"roof": name, "intensity": ai, "rate": peak} for ai in (peak / fastest, x_domain[1])]
+        roofs += [
+            {"roof": name, "intensity": ai, "rate": peak} for ai in (peak / fastest, x_domain[1])
+        ]
     lines = draw(roofs).mark_line(color=INK, strokeWidth=1.5, clip=True)
     lines = lines.encode(x=x, y=y, detail="roof:N", tooltip=tips("roof", rate=".3s"))
     starts = {rate: 1.15 * max(x_domain[0], y_domain[0] / rate) for rate in bandwidths.values()}
-    sloping = [{"intensity": starts[rate], "rate": starts[rate] * rate, "text": words}
-               for rate, words in _label_roofs(bandwidths, "B/s", tall * math.cos(slope) / 18).items()]  # fmt: skip
-    level = [{"intensity": x_domain[1] * 1.05, "rate": rate, "text": words}
-             for rate, words in _label_roofs(peaks, "FLOP/s", tall / 12).items()]  # fmt: skip
+    sloping = [
+        {"intensity": starts[rate], "rate": starts[rate] * rate, "text": words}
+        for rate, words in _label_roofs(bandwidths, "B/s", tall * math.cos(slope) / 18).items()
+    ]
+    level = [
+        {"intensity": x_domain[1] * 1.05, "rate": rate, "text": words}
+        for rate, words in _label_roofs(peaks, "FLOP/s", tall / 12).items()
+    ]
     labels = [
-        draw(texts).mark_text(color=INK, fontSize=10, dy=dy, align="left", angle=angle).encode(x=x, y=y, text="text:N")
+        draw(texts)
+        .mark_text(color=INK, fontSize=10, dy=dy, align="left", angle=angle)
+        .encode(x=x, y=y, text="text:N")
         for texts, dy, angle in ((sloping, -6, -math.degrees(slope) % 360), (level, 0, 0))
     ]
-    legend = alt.Legend(orient="bottom", columns=4, title=None)  # the peaks are written at the right
+    # the peaks are written at the right
+    legend = alt.Legend(orient="bottom", columns=4, title=None)
     looks = canvas.mark_series("series", unique(row["series"] for row in rows), legend=legend)
     shown = tips("series", intensity=".3s", rate=".3s")
-    drawn = canvas.draw_points(rows, x, y, looks, shown, size=42) if rows else []  # an empty legend has no size
-    return LayerChart(layer=[lines, *labels, *drawn]).properties(width=width, height=height, title=title)
+    # an empty legend has no size
+    drawn = canvas.draw_points(rows, x, y, looks, shown, size=42) if rows else []
+    return LayerChart(layer=[lines, *labels, *drawn]).properties(
+        width=width, height=height, title=title
+    )
 
 
 def _label_roofs(rates: Mapping[str, float], unit: str, lines: float) -> dict[float, str]:
-    """Labels of roofs by rate; equal or close roofs share one label at the upper roof, so that text crosses no line."""
+    """Labels of roofs by rate; equal or close roofs share one label at the upper roof, so that text
+    crosses no line."""
     names: dict[float, list[str]] = {}
     for name, rate in sorted(rates.items(), key=lambda item: -item[1]):
         names.setdefault(rate, []).append(name)
@@ -100,24 +142,28 @@ def _label_roofs(rates: Mapping[str, float], unit: str, lines: float) -> dict[fl
     return labels
 
 
-def collective_curves(points: Frame, curves: Frame, *, title: str = "Collectives") -> alt.HConcatChart:
-    """Draw time and bus bandwidth of collectives over message size: measured points and fitted curves.
+def collective_curves(
+    points: Frame, curves: Frame, *, title: str = "Collectives"
+) -> alt.HConcatChart:
+    """Draw time and bus bandwidth of collectives over message size: measured points and fitted
+    curves.
 
     Parameters
     ----------
     points : frame or list of dict
-        Measured rows ``operation``, ``ranks``, ``nbytes`` [B], ``time_s`` and, where known, ``q1_s`` and ``q3_s`` [s]
-        and ``algorithm``.
+        Measured rows ``operation``, ``ranks``, ``nbytes`` [B], ``time_s`` and, where known,
+        ``q1_s`` and ``q3_s`` [s] and ``algorithm``.
     curves : frame or list of dict
-        Fitted rows ``operation``, ``ranks``, ``nbytes`` [B], ``time_s`` [s] and, where known, ``algorithm``.
+        Fitted rows ``operation``, ``ranks``, ``nbytes`` [B], ``time_s`` [s] and, where known,
+        ``algorithm``.
     title : str, optional
         Heading.
 
     Returns
     -------
     chart : altair.HConcatChart
-        Two log-log panels side by side. Colours tell operations apart, dashes and shapes the ranks and algorithms. For
-        a single operation, colours tell ranks and algorithms apart.
+        Two log-log panels side by side. Colours tell operations apart, dashes and shapes the ranks
+        and algorithms. For a single operation, colours tell ranks and algorithms apart.
     """
     measured, fitted = (read_rows(frame) for frame in (points, curves))
     rows, ranged = [*measured, *fitted], any(row.get("q1_s") for row in measured)
@@ -126,9 +172,16 @@ def collective_curves(points: Frame, curves: Frame, *, title: str = "Collectives
         row["group"] = ", ".join(filter(None, named))
         for time, name in (("time_s", "busbw"), ("q1_s", "busbw_high"), ("q3_s", "busbw_low")):
             row[time] = row.get(time) or row["time_s"]
-            row[name] = float(bus_bandwidth(row["nbytes"], row[time], ranks=row["ranks"], operation=row["operation"]))
-    groups = sorted(unique(row["group"] for row in rows), key=lambda name: (int(name.split()[0]), name))
-    single = min(len(groups), len({row["operation"] for row in rows})) < 2  # one colour is enough for each series
+            row[name] = float(
+                bus_bandwidth(
+                    row["nbytes"], row[time], ranks=row["ranks"], operation=row["operation"]
+                )
+            )
+    groups = sorted(
+        unique(row["group"] for row in rows), key=lambda name: (int(name.split()[0]), name)
+    )
+    # one colour is enough for each series
+    single = min(len(groups), len({row["operation"] for row in rows})) < 2
     for row in rows:
         row["series"] = f"{row['operation']}, {row['group']}" if single else row["operation"]
     legend, dash = alt.Legend(orient="bottom", columns=4, title=None), dict[str, Any]()
@@ -139,22 +192,41 @@ def collective_curves(points: Frame, curves: Frame, *, title: str = "Collectives
         scale["range"] = [mark if name in dotted else _LINE for name, mark in marks]
     else:
         looks["shape"] = canvas.mark_series("group", groups, legend=legend)["shape"]
-        dashes = alt.Scale(domain=groups, range=[list(_DASHES[i % len(_DASHES)]) for i in range(len(groups))])
+        dashes = alt.Scale(
+            domain=groups, range=[list(_DASHES[i % len(_DASHES)]) for i in range(len(groups))]
+        )
         lined: dict[str, Any] = {} if measured else {"symbolSize": 300, "symbolType": "stroke"}
         wide = alt.Legend(orient="bottom", columns=4, title=None, **lined)
         dash = {"strokeDash": alt.StrokeDash("group:N", scale=dashes, title=None, legend=wide)}
-    x = canvas.log_axis("nbytes", "Message size", canvas.log_domain(row["nbytes"] for row in rows), "B")
+    x = canvas.log_axis(
+        "nbytes", "Message size", canvas.log_domain(row["nbytes"] for row in rows), "B"
+    )
     panels = []
     for name, low, high, label, unit in (
-        ("time_s", "q1_s", "q3_s", "Time", "s"), ("busbw", "busbw_low", "busbw_high", "Bus bandwidth", "B/s"),
-    ):  # fmt: skip
+        ("time_s", "q1_s", "q3_s", "Time", "s"),
+        ("busbw", "busbw_low", "busbw_high", "Bus bandwidth", "B/s"),
+    ):
         domain = canvas.log_domain(row[key] for row in rows for key in (name, low, high))
         y = canvas.log_axis(name, label, domain, unit, alt.Y)
         shown = tips("series", "group", **{"nbytes": ".3s", name: ".3s"})
-        lines = draw(fitted).mark_line(strokeWidth=2).encode(x=x, y=y, color=looks["color"], tooltip=shown, **dash)
-        dots = canvas.draw_points(measured, x, y, looks, shown, {"y": (low, high)}, size=30) if measured else []
+        lines = (
+            draw(fitted)
+            .mark_line(strokeWidth=2)
+            .encode(x=x, y=y, color=looks["color"], tooltip=shown, **dash)
+        )
+        dots = (
+            canvas.draw_points(measured, x, y, looks, shown, {"y": (low, high)}, size=30)
+            if measured
+            else []
+        )
         panels.append(LayerChart(layer=[lines, *dots]).properties(width=310, height=280))
-    dots_mean = "" if not measured else "dots and bars: measured, with quartiles; " if ranged else "dots: measured; "
+    dots_mean = (
+        ""
+        if not measured
+        else "dots and bars: measured, with quartiles; "
+        if ranged
+        else "dots: measured; "
+    )
     note = f"{dots_mean}{'lines: modelled' if fitted else ''}".removesuffix("; ")
     return HConcatChart(hconcat=panels, title=alt.Title(title, subtitle=note), spacing=36)
 
@@ -165,25 +237,33 @@ def platform_ratios(frame: Frame, *, a: str, b: str) -> alt.LayerChart:
     Parameters
     ----------
     frame : frame or list of dict
-        Rows ``group``, ``quantity``, ``unit``, ``a``, ``b`` and, where known, ``a_low``, ``a_high``, ``b_low``,
-        ``b_high``. Times in seconds are better when they are shorter, other quantities when they are larger. Rows
-        without a value for both platforms are left out.
+        Rows ``group``, ``quantity``, ``unit``, ``a``, ``b`` and, where known, ``a_low``,
+        ``a_high``, ``b_low``, ``b_high``. Times in seconds are better when they are shorter, other
+        quantities when they are larger. Rows without a value for both platforms are left out.
     a, b : str
         Names of the platforms.
 
     Returns
     -------
     chart : altair.LayerChart
-        A dot with an interval for each quantity, on a logarithmic axis; right of the line `b` is better.
+        A dot with an interval for each quantity, on a logarithmic axis; right of the line `b` is
+        better.
     """
     rows = [row for row in read_rows(frame) if (row.get("a") or 0) > 0 and (row.get("b") or 0) > 0]
     for row in rows:
         row["times"] = row["a"] / row["b"] if row["unit"] == "s" else row["b"] / row["a"]
-        # Both are log-normal and independent: the squares of their half widths in logarithms add up.
-        reach = math.exp(math.hypot(*(math.log((row.get(f"{x}_high") or row[x]) / row[x]) for x in "ab")))
+        # Both are log-normal and independent: the squares of their half widths in logarithms add
+        # up.
+        reach = math.exp(
+            math.hypot(*(math.log((row.get(f"{x}_high") or row[x]) / row[x]) for x in "ab"))
+        )
         row["low"], row["high"] = row["times"] / reach, row["times"] * reach
-    domain = canvas.log_domain([*(row[end] for row in rows for end in ("low", "high")), 0.9, 1.1], room=1.1)
-    x = canvas.log_axis("times", f"left of 1 {a} is better, right of it {b}: so many times", domain, "")
+    domain = canvas.log_domain(
+        [*(row[end] for row in rows for end in ("low", "high")), 0.9, 1.1], room=1.1
+    )
+    x = canvas.log_axis(
+        "times", f"left of 1 {a} is better, right of it {b}: so many times", domain, ""
+    )
     quantities = [row["quantity"] for row in rows]
     y = alt.Y("quantity:N", title=None, sort=quantities, axis=alt.Axis(labelLimit=320, grid=True))
     rule = draw([{"times": 1.0}]).mark_rule(color=INK, strokeWidth=1).encode(x=x)
@@ -195,7 +275,8 @@ def platform_ratios(frame: Frame, *, a: str, b: str) -> alt.LayerChart:
 
 
 def tornado_bars(frame: Frame, *, time: float, factor: float, about: str = "") -> alt.LayerChart:
-    """Draw the time of an iteration with less and with more of every resource, around its time today.
+    """Draw the time of an iteration with less and with more of every resource, around its time
+    today.
 
     Parameters
     ----------
@@ -214,55 +295,80 @@ def tornado_bars(frame: Frame, *, time: float, factor: float, about: str = "") -
         Two bars for every resource, one on each side.
     """
     sides = {"less_s": f"1/{factor:g} as much", "more_s": f"{factor:g} times as much"}
-    rows = [row | {"now_s": time, "side": side, "time_s": row[end]} for row in read_rows(frame)
-            for end, side in sides.items()]  # fmt: skip
-    x = canvas.amount_axis("time_s", "Time of an iteration", "s", scale=alt.Scale(zero=False, padding=8))
+    rows = [
+        row | {"now_s": time, "side": side, "time_s": row[end]}
+        for row in read_rows(frame)
+        for end, side in sides.items()
+    ]
+    x = canvas.amount_axis(
+        "time_s", "Time of an iteration", "s", scale=alt.Scale(zero=False, padding=8)
+    )
     y = alt.Y("resource:N", title=None, sort=unique(row["resource"] for row in rows))
     shown = tips("resource", "side", time_s=".4s", now_s=".4s")
     bars = draw(rows).mark_bar(height={"band": 0.8})
-    bars = bars.encode(x=x, x2="now_s:Q", y=y, color=canvas.colour("side", [*sides.values()]), tooltip=shown)
+    bars = bars.encode(
+        x=x, x2="now_s:Q", y=y, color=canvas.colour("side", [*sides.values()]), tooltip=shown
+    )
     line = draw([{"now_s": time}]).mark_rule(color=INK).encode(x=alt.X("now_s:Q"))
     heading = alt.Title("What more of each resource brings", subtitle=about or alt.Undefined)
     return LayerChart(layer=[bars, line]).properties(width=460, height=alt.Step(24), title=heading)
 
 
-def _panel(rows: list[Row], ending: str, limit: float | None, *, unit: str, title: str, mark: str) -> alt.LayerChart:
-    """Stacked bars of one unit: `mark` stands beside the longest bar, and a limit that is near is a dashed line."""
+def _panel(
+    rows: list[Row], ending: str, limit: float | None, *, unit: str, title: str, mark: str
+) -> alt.LayerChart:
+    """Stacked bars of one unit: `mark` stands beside the longest bar, and a limit that is near is a
+    dashed line."""
     keys = [key for key in (rows[0] if rows else ()) if key.endswith(ending) and key != ending]
     names = {key: key.removesuffix(ending).replace("_", " ") for key in keys}
     parts: list[Row] = [
         {"rank": row["rank"], "part": names[key], "value": row[key], "order": place}
-        for row in rows for place, key in enumerate(keys) if (row[key] or 0) > 0
-    ]  # fmt: skip
+        for row in rows
+        for place, key in enumerate(keys)
+        if (row[key] or 0) > 0
+    ]
     first: Row = max(rows, key=lambda row: float(row[ending]), default={"rank": None, ending: 0.0})
     longest = first[ending]
     near = [limit] if limit is not None and limit < 4 * longest else []
     end = 1.22 * max([longest, *near])  # leaves room for the mark
-    x = canvas.amount_axis("value", title, unit, ticks=5, scale=alt.Scale(domain=[0, end or 1], nice=False))
+    x = canvas.amount_axis(
+        "value", title, unit, ticks=5, scale=alt.Scale(domain=[0, end or 1], nice=False)
+    )
     y = alt.Y("rank:O", title="Rank", axis=alt.Axis(labelAngle=0))
     drawn = {part["part"] for part in parts}
-    legend = alt.Legend(orient="bottom", columns=3, values=[name for name in names.values() if name in drawn])
-    color = canvas.colour("part", [*names.values()], legend=legend)  # of all parts, so that each keeps its colour
+    legend = alt.Legend(
+        orient="bottom", columns=3, values=[name for name in names.values() if name in drawn]
+    )
+    # of all parts, so that each keeps its colour
+    color = canvas.colour("part", [*names.values()], legend=legend)
     bars = canvas.draw_bars(parts, x, y, color, tips("rank", "part", value=".3s"))
-    beside = max([longest, *(value for value in near if value < 1.2 * longest)])  # not on the dashed line
+    # not on the dashed line
+    beside = max([longest, *(value for value in near if value < 1.2 * longest)])
     words = draw([{"rank": first["rank"], "value": beside, "text": mark}] if longest else [])
     words = words.mark_text(align="left", dx=5, color=INK, fontWeight="bold", fontSize=11)
     words = words.encode(x=alt.X("value:Q"), y=alt.Y("rank:O"), text="text:N")
-    line = draw([{"value": value} for value in near]).mark_rule(color=INK, strokeDash=[4, 3], strokeWidth=1.5)
+    line = draw([{"value": value} for value in near]).mark_rule(
+        color=INK, strokeDash=[4, 3], strokeWidth=1.5
+    )
     layers = [bars, words, line.encode(x=alt.X("value:Q"))]
     return LayerChart(layer=layers).properties(width=330, height=alt.Step(24))
 
 
 def plan_bars(
-    frame: Frame, *, time: float | None = None, capacity: float | None = None, notes: Sequence[str] = ()
+    frame: Frame,
+    *,
+    time: float | None = None,
+    capacity: float | None = None,
+    notes: Sequence[str] = (),
 ) -> alt.HConcatChart:
-    """Draw seconds and memory of every rank as stacked bars, and mark the slowest and the fullest rank.
+    """Draw seconds and memory of every rank as stacked bars, and mark the slowest and the fullest
+    rank.
 
     Parameters
     ----------
     frame : frame or list of dict
-        A row for each ``rank``. Columns that end in ``_s`` are times [s], those that end in ``_bytes`` are memory [B];
-        each is a part of a bar. Other columns are left out.
+        A row for each ``rank``. Columns that end in ``_s`` are times [s], those that end in
+        ``_bytes`` are memory [B]; each is a part of a bar. Other columns are left out.
     time : float, optional
         Time of an iteration, a dashed line: a rank waits from the end of its bar to this line [s].
     capacity : float, optional
@@ -277,15 +383,24 @@ def plan_bars(
     """
     rows = read_rows(frame)
     for row in rows:
-        row |= {end: sum(value or 0.0 for key, value in row.items() if key.endswith(end)) for end in ("_s", "_bytes")}
+        row |= {
+            end: sum(value or 0.0 for key, value in row.items() if key.endswith(end))
+            for end in ("_s", "_bytes")
+        }
     fullest = max(rows, key=lambda row: row["_bytes"], default=None)
     busy = sorted(rows, key=lambda row: (-row["_s"], row is not fullest))
-    kept = [*busy[: _MOST - 1], fullest if fullest in busy[_MOST:] else busy[_MOST - 1]] if len(rows) > _MOST else rows
+    kept = (
+        [*busy[: _MOST - 1], fullest if fullest in busy[_MOST:] else busy[_MOST - 1]]
+        if len(rows) > _MOST
+        else rows
+    )
     cut = f"{_MOST} of {len(rows)} ranks: the busiest, and the fullest" if len(rows) > _MOST else ""
     kept = sorted(kept, key=lambda row: row["rank"])
     whole = f"; dashed: iteration, {format_time(time)}" if time else ""
     room = f"; a rank has {format_bytes(capacity)}" if capacity else ""
     times = _panel(kept, "_s", time, unit="s", title=f"Time{whole}", mark="slowest")
     held = _panel(kept, "_bytes", capacity, unit="B", title=f"Memory{room}", mark="fullest")
-    heading = alt.Title("What every rank does and holds", subtitle=[line for line in (*notes, cut) if line])
+    heading = alt.Title(
+        "What every rank does and holds", subtitle=[line for line in (*notes, cut) if line]
+    )
     return HConcatChart(hconcat=[times, held], title=heading).resolve_scale(color="independent")

@@ -1,4 +1,5 @@
-"""Charts with sliders: a browser computes their closed forms again as a slider moves; no Python is needed."""
+"""Charts with sliders: a browser computes their closed forms again as a slider moves; no Python is
+needed."""
 
 from functools import partial
 from typing import Any
@@ -17,9 +18,15 @@ _DOUBLINGS = 10
 
 
 def _ask(
-    heading: str, parameters: Row, swept: tuple[str, str, str], answered: tuple[str, str], curves: Row, answer: Any
+    heading: str,
+    parameters: Row,
+    swept: tuple[str, str, str],
+    answered: tuple[str, str],
+    curves: Row,
+    answer: Any,
 ) -> alt.LayerChart:
-    """Curves over the last parameter, a slider for every parameter, and a dot at the chosen place of the first curve.
+    """Curves over the last parameter, a slider for every parameter, and a dot at the chosen place
+    of the first curve.
 
     `answer` computes the first curve in Python; it sets the ends of the vertical axis.
     """
@@ -27,24 +34,45 @@ def _ask(
     settings, title = list[alt.Parameter](), f"'{heading}'"
     for key, (given, of) in parameters.items():
         value = f"{check_positive(key, given)!r} * pow(2, {key}_doublings)"
-        bind = alt.binding_range(min=-_DOUBLINGS, max=_DOUBLINGS, step=0.25, name=f"{key} [{of or '-'}], doublings ")
+        bind = alt.binding_range(
+            min=-_DOUBLINGS, max=_DOUBLINGS, step=0.25, name=f"{key} [{of or '-'}], doublings "
+        )
         settings.append(alt.param(name=f"{key}_doublings", value=0, bind=bind))
-        settings.append(alt.param(name=key, expr=f"round({value})" if isinstance(given, int) else value))
+        settings.append(
+            alt.param(name=key, expr=f"round({value})" if isinstance(given, int) else value)
+        )
         title += f" + '{', ' if len(settings) > 2 else ': '}{key} ' + {label_si(of, key)}"
     ends = parameters[name][0] / 2.0**_DOUBLINGS, parameters[name][0] * 2.0**_DOUBLINGS
-    x, domain = canvas.log_axis(name, axis, ends, unit), canvas.log_domain(map(answer, ends), room=4)
+    x, domain = (
+        canvas.log_axis(name, axis, ends, unit),
+        canvas.log_domain(map(answer, ends), room=4),
+    )
     color = canvas.colour("curve", list(curves), legend=alt.Legend(orient="bottom", title=None))
     looks = {"x": x, "y": canvas.log_axis("value", found, domain, base, alt.Y), "color": color}
     shown = canvas.tips("curve", **{name: ".4s", "value": ".4s"})
     points = {name: f"{ends[0]!r} * pow({ends[1] / ends[0]!r}, datum.step / 240)", **curves}
-    lines = alt.Chart(alt.sequence(0, 241, as_="step")).transform_calculate(**points).mark_line(clip=True)
-    lines = lines.transform_fold(list[Any](curves)[::-1], as_=["curve", "value"]).encode(**looks, tooltip=shown)
-    asked = canvas.draw([{"curve": first}]).transform_calculate(**{name: name, "value": curves[first]})
+    lines = (
+        alt.Chart(alt.sequence(0, 241, as_="step"))
+        .transform_calculate(**points)
+        .mark_line(clip=True)
+    )
+    lines = lines.transform_fold(list[Any](curves)[::-1], as_=["curve", "value"]).encode(
+        **looks, tooltip=shown
+    )
+    asked = canvas.draw([{"curve": first}]).transform_calculate(
+        **{name: name, "value": curves[first]}
+    )
     dot = asked.mark_point(filled=True, size=90, clip=True).encode(**looks, tooltip=shown)
     text = asked.transform_calculate(text=f"{label_si(unit, name)} + ': ' + {label_si(base)}")
-    text = text.mark_text(align="right", dx=-9, dy=-9, color=INK).encode(x, looks["y"], text="text:N")
-    drawn = canvas.LayerChart(layer=[lines, dot, text], title=alt.Title(alt.ExprRef(title))).add_params(*settings)
-    return drawn.properties(description=f"{heading} with sliders for {', '.join(parameters)}: {', '.join(curves)}")
+    text = text.mark_text(align="right", dx=-9, dy=-9, color=INK).encode(
+        x, looks["y"], text="text:N"
+    )
+    drawn = canvas.LayerChart(
+        layer=[lines, dot, text], title=alt.Title(alt.ExprRef(title))
+    ).add_params(*settings)
+    return drawn.properties(
+        description=f"{heading} with sliders for {', '.join(parameters)}: {', '.join(curves)}"
+    )
 
 
 def ask_alpha_beta(*, alpha: float, beta: float) -> alt.LayerChart:
@@ -60,7 +88,8 @@ def ask_alpha_beta(*, alpha: float, beta: float) -> alt.LayerChart:
     Returns
     -------
     chart : altair.LayerChart
-        `perfkit.models.collectives.alpha_beta` and its two terms. The size begins where both terms are equal.
+        `perfkit.models.collectives.alpha_beta` and its two terms. The size begins where both terms
+        are equal.
 
     Raises
     ------
@@ -74,7 +103,11 @@ def ask_alpha_beta(*, alpha: float, beta: float) -> alt.LayerChart:
     """
     parameters = {"alpha": (alpha, "s"), "beta": (beta, "s/B")}
     parameters["nbytes"] = (check_positive("alpha", alpha) / check_positive("beta", beta), "B")
-    curves = {"time": "alpha + beta * datum.nbytes", "start-up": "alpha", "transfer": "beta * datum.nbytes"}
+    curves = {
+        "time": "alpha + beta * datum.nbytes",
+        "start-up": "alpha",
+        "transfer": "beta * datum.nbytes",
+    }
     swept, answer = ("nbytes", "Message size", "B"), partial(alpha_beta, alpha=alpha, beta=beta)
     return _ask("Alpha-beta", parameters, swept, ("Time", "s"), curves, answer)
 
@@ -92,8 +125,8 @@ def ask_roofline(*, peak: float, bandwidth: float) -> alt.LayerChart:
     Returns
     -------
     chart : altair.LayerChart
-        Rate by `perfkit.models.roofline.roofline_time` with sharpness 2, and the sharp roof above it. The intensity
-        begins at the ridge.
+        Rate by `perfkit.models.roofline.roofline_time` with sharpness 2, and the sharp roof above
+        it. The intensity begins at the ridge.
 
     Raises
     ------
@@ -106,11 +139,22 @@ def ask_roofline(*, peak: float, bandwidth: float) -> alt.LayerChart:
     'Roofline with sliders for peak, bandwidth, intensity: kernel, roof'
     """
     parameters = {"peak": (peak, "FLOP/s"), "bandwidth": (bandwidth, "B/s")}
-    parameters["intensity"] = (check_positive("peak", peak) / check_positive("bandwidth", bandwidth), "FLOP/B")
-    kernel, roof = "1 / hypot(1 / peak, 1 / (bandwidth * datum.intensity))", "min(peak, bandwidth * datum.intensity)"
+    parameters["intensity"] = (
+        check_positive("peak", peak) / check_positive("bandwidth", bandwidth),
+        "FLOP/B",
+    )
+    kernel, roof = (
+        "1 / hypot(1 / peak, 1 / (bandwidth * datum.intensity))",
+        "min(peak, bandwidth * datum.intensity)",
+    )
     time = partial(roofline_time, nbytes=1.0, peak=peak, bandwidth=bandwidth)
-    swept, answer = ("intensity", "Arithmetic intensity", "FLOP/B"), lambda flops: flops / time(flops)
-    return _ask("Roofline", parameters, swept, ("Rate", "FLOP/s"), {"kernel": kernel, "roof": roof}, answer)
+    swept, answer = (
+        ("intensity", "Arithmetic intensity", "FLOP/B"),
+        lambda flops: flops / time(flops),
+    )
+    return _ask(
+        "Roofline", parameters, swept, ("Rate", "FLOP/s"), {"kernel": kernel, "roof": roof}, answer
+    )
 
 
 def ask_unique_rows(*, rows: int, lookups: float) -> alt.LayerChart:
@@ -126,7 +170,8 @@ def ask_unique_rows(*, rows: int, lookups: float) -> alt.LayerChart:
     Returns
     -------
     chart : altair.LayerChart
-        `perfkit.models.distributions.unique_rows` of a uniform table, below all lookups and all rows.
+        `perfkit.models.distributions.unique_rows` of a uniform table, below all lookups and all
+        rows.
 
     Raises
     ------
@@ -139,7 +184,20 @@ def ask_unique_rows(*, rows: int, lookups: float) -> alt.LayerChart:
     'Distinct rows with sliders for rows, lookups: distinct, all different, all rows'
     """
     rows = check_positive("rows", rows, integer=True)
-    curves = {"distinct": "min(rows * (1 - pow(1 - 1 / rows, datum.lookups)), datum.lookups)",
-              "all different": "datum.lookups", "all rows": "rows"}  # fmt: skip
-    parameters, swept = {"rows": (rows, ""), "lookups": (lookups, "")}, ("lookups", "Lookups of an iteration", "")
-    return _ask("Distinct rows", parameters, swept, ("Distinct rows", ""), curves, partial(unique_rows, Uniform(rows)))
+    curves = {
+        "distinct": "min(rows * (1 - pow(1 - 1 / rows, datum.lookups)), datum.lookups)",
+        "all different": "datum.lookups",
+        "all rows": "rows",
+    }
+    parameters, swept = (
+        {"rows": (rows, ""), "lookups": (lookups, "")},
+        ("lookups", "Lookups of an iteration", ""),
+    )
+    return _ask(
+        "Distinct rows",
+        parameters,
+        swept,
+        ("Distinct rows", ""),
+        curves,
+        partial(unique_rows, Uniform(rows)),
+    )

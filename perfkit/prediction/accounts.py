@@ -1,4 +1,5 @@
-"""Views of an iteration: its parts, operations, modules, idle time, critical path, and its Chrome trace."""
+"""Views of an iteration: its parts, operations, modules, idle time, critical path, and its Chrome
+trace."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,17 +15,27 @@ from perfkit.workloads.graph import PHASES, Graph
 
 #: Bottleneck that a class of operations counts to; memory for the classes that are not listed.
 BOUND = {
-    "gemm": "GEMM", "bmm": "GEMM", "attention": "attention", "convolution": "convolution", "transfer": "transfer",
-    "embedding_forward": "embedding", "embedding_backward": "embedding", "embedding_update": "embedding",
-    "collective": "communication", "host": "host", "handover": "host", "waiting": "imbalance",
-}  # fmt: skip
+    "gemm": "GEMM",
+    "bmm": "GEMM",
+    "attention": "attention",
+    "convolution": "convolution",
+    "transfer": "transfer",
+    "embedding_forward": "embedding",
+    "embedding_backward": "embedding",
+    "embedding_update": "embedding",
+    "collective": "communication",
+    "host": "host",
+    "handover": "host",
+    "waiting": "imbalance",
+}
 #: The host sets the pace where an iteration takes this many times as long as its device alone [-].
 PACE = 1.02
 #: Position of an operation, and how much later its iteration is than the one shown [s].
 Place: TypeAlias = tuple[int, float]
 #: Two times are equal if they differ by less than this share of the period [-].
 _EQUAL = 1e-9
-#: An event of a trace that ui.perfetto.dev and chrome://tracing open: ranks are processes, streams are threads.
+#: An event of a trace that ui.perfetto.dev and chrome://tracing open: ranks are processes, streams
+#: are threads.
 Event: TypeAlias = dict[str, Any]
 #: Sizes of an operation that its slice shows, where they apply.
 _SHOWN = ("flops", "batch", "m", "n", "k", "elements", "rows", "lookups", "bags", "dim")
@@ -34,20 +45,27 @@ _MODULES, _HOST, _COMPUTE, _COMMUNICATION = range(4)
 def split_period(lane: Lane) -> dict[tuple[str, str], tuple[int, float]]:
     """Number and time [s] of the operations of one rank, by phase and class.
 
-    Waiting, host time and time that was not simulated are parts of their own; all parts sum to the period.
+    Waiting, host time and time that was not simulated are parts of their own; all parts sum to the
+    period.
     """
     graph, parts = lane.graph, dict[tuple[str, str], tuple[int, float]]()
-    sums = (np.bincount(graph.classes[1], weights).tolist() for weights in (None, lane.times.seconds))
+    sums = (
+        np.bincount(graph.classes[1], weights).tolist() for weights in (None, lane.times.seconds)
+    )
     for (kind, _, phase), more, seconds in zip(graph.classes[0], *sums, strict=True):
         count, total = parts.get((phase, kind), (0, 0.0))
         parts[phase, kind] = (count + more, total + seconds)
     spent = {phase: 0.0 for phase, kind in parts if kind == "collective"}
-    for place, number in dict(lane.times.awaited).items():  # exposed time counts in the phase of the collective
+    # exposed time counts in the phase of the collective
+    for place, number in dict(lane.times.awaited).items():
         spent[graph.labels[graph.collectives[number]][3]] += float(lane.exposed[place])
     for place in np.flatnonzero(lane.stolen).tolist():
         phase = graph.labels[place][3]
         spent[phase if phase in spent else next(iter(spent))] += float(lane.stolen[place])
-    parts |= {(phase, "collective"): (parts[phase, "collective"][0], seconds) for phase, seconds in spent.items()}
+    parts |= {
+        (phase, "collective"): (parts[phase, "collective"][0], seconds)
+        for phase, seconds in spent.items()
+    }
     waiting = float((lane.stalls - lane.exposed).sum())
     if waiting > _EQUAL * lane.period:
         parts["", "waiting"] = (len(graph.collectives), waiting)
@@ -64,23 +82,45 @@ def sum_kinds(parts: Mapping[tuple[str, str], tuple[int, float]], *kinds: str) -
 
 
 def sum_idle(lane: Lane) -> dict[str, float]:
-    """Busy and idle time of a compute stream by cause, see `Prediction.idle`; the times sum to the period [s]."""
-    late: Any = lane.graph.kernels.get(("host", "host"), [])  # time that hosts add to the stages of a pipeline
-    parts = (np.delete(lane.times.seconds, late), lane.stolen, lane.exposed, lane.stalls - lane.exposed)
+    """Busy and idle time of a compute stream by cause, see `Prediction.idle`; the times sum to the
+    period [s]."""
+    # time that hosts add to the stages of a pipeline
+    late: Any = lane.graph.kernels.get(("host", "host"), [])
+    parts = (
+        np.delete(lane.times.seconds, late),
+        lane.stolen,
+        lane.exposed,
+        lane.stalls - lane.exposed,
+    )
     busy, stolen, exposed, waiting = (float(seconds.sum()) for seconds in parts)
-    times = {"busy_s": busy, "stolen_s": stolen, "host_s": lane.period - busy - stolen - exposed - waiting}
+    times = {
+        "busy_s": busy,
+        "stolen_s": stolen,
+        "host_s": lane.period - busy - stolen - exposed - waiting,
+    }
     times |= {"communication_s": exposed, "waiting_s": waiting}
-    return {name: seconds if seconds > _EQUAL * lane.period else 0.0 for name, seconds in times.items()}
+    return {
+        name: seconds if seconds > _EQUAL * lane.period else 0.0 for name, seconds in times.items()
+    }
 
 
 def sum_communication(lane: Lane) -> dict[str, float]:
-    """Time of a rank in collectives [s], and shares of the iteration [-], see `Prediction.communication`."""
+    """Time of a rank in collectives [s], and shares of the iteration [-], see
+    `Prediction.communication`."""
     flights = np.stack([lane.starts, lane.ends], axis=1)[lane.graph.collectives]
     total = float(measure_overlap(flights, np.array([-np.inf]), np.array([np.inf]))[0])
     stalled = float(lane.exposed.sum())
-    exposed, waiting = min(stalled + float(lane.stolen.sum()), total), float(lane.stalls.sum()) - stalled
+    exposed, waiting = (
+        min(stalled + float(lane.stolen.sum()), total),
+        float(lane.stalls.sum()) - stalled,
+    )
     shares = {"exposed_share": exposed / lane.period, "waiting_share": waiting / lane.period}
-    return {"total_s": total, "exposed_s": exposed, "overlapped_s": total - exposed, "waiting_s": waiting} | shares
+    return {
+        "total_s": total,
+        "exposed_s": exposed,
+        "overlapped_s": total - exposed,
+        "waiting_s": waiting,
+    } | shares
 
 
 def list_operations(lanes: Sequence[Lane]) -> Table:
@@ -93,10 +133,23 @@ def list_operations(lanes: Sequence[Lane]) -> Table:
     for lane in lanes:
         times = zip(lane.graph.labels, lane.starts.tolist(), lane.ends.tolist(), strict=True)
         for place, ((name, kind, _, phase, module), *ends) in enumerate(times):
-            rows.append((lane.times.kind.ranks[0], lane.name_stream(place), place, name, kind, phase, module, *ends))
+            rows.append(
+                (
+                    lane.times.kind.ranks[0],
+                    lane.name_stream(place),
+                    place,
+                    name,
+                    kind,
+                    phase,
+                    module,
+                    *ends,
+                )
+            )
         for name, *ends in lane.list_added():
             rows.append((lane.times.kind.ranks[0], "compute", None, name, name, name, "", *ends))
-    return polars.DataFrame(rows, {**schema, "start_s": polars.Float64, "end_s": polars.Float64}, orient="row")
+    return polars.DataFrame(
+        rows, {**schema, "start_s": polars.Float64, "end_s": polars.Float64}, orient="row"
+    )
 
 
 def cut_path(depth: int | None) -> Any:
@@ -110,13 +163,18 @@ def cut_path(depth: int | None) -> Any:
 
 
 def list_spans(operations: Table, level: str, depth: int | None = None) -> Table:
-    """Start and end of each module or stage on the compute streams, from its first operation to its last.
+    """Start and end of each module or stage on the compute streams, from its first operation to its
+    last.
 
-    Columns rank, stream (the level), phase, module, operations [-], start_s, end_s [s]; spans of a rank do not overlap.
+    Columns rank, stream (the level), phase, module, operations [-], start_s, end_s [s]; spans of a
+    rank do not overlap.
     """
     import polars
 
-    keys, module = ("rank", "stream", "phase", "module"), cut_path(depth) if level == "module" else polars.lit("")
+    keys, module = (
+        ("rank", "stream", "phase", "module"),
+        cut_path(depth) if level == "module" else polars.lit(""),
+    )
     frame = operations.filter(stream="compute").drop_nulls("operation")
     frame = frame.with_columns(stream=polars.lit(level), module=module)
     ends = {"operations": polars.len().cast(polars.Int64), "start_s": polars.first("start_s")}
@@ -125,7 +183,8 @@ def list_spans(operations: Table, level: str, depth: int | None = None) -> Table
 
 
 def _list_idle(lane: Lane) -> Iterator[tuple[int, float]]:
-    """Idle times of the compute stream [s], each with the position of the collective or operation it counts to.
+    """Idle times of the compute stream [s], each with the position of the collective or operation
+    it counts to.
 
     Position -1 is the time between two iterations.
     """
@@ -135,7 +194,10 @@ def _list_idle(lane: Lane) -> Iterator[tuple[int, float]]:
     for later, held in lane.stalled.items() if len(gaps) else ():
         for place in dict.fromkeys(place for place, *_ in held):
             ones = [one for wait, one, _ in held if wait == place]
-            yield ones[rank_largest(lane.ends[ones], slack=_EQUAL * lane.period)[0]], float(lane.stalls[place])
+            yield (
+                ones[rank_largest(lane.ends[ones], slack=_EQUAL * lane.period)[0]],
+                float(lane.stalls[place]),
+            )
             gaps[later] -= lane.stalls[place]
     for later in np.flatnonzero(gaps > _EQUAL * lane.period).tolist():
         yield int(lane.compute[later]) if later or not lane.device else -1, float(gaps[later])
@@ -144,16 +206,19 @@ def _list_idle(lane: Lane) -> Iterator[tuple[int, float]]:
 def sum_modules(lane: Lane, depth: int | None) -> Table:
     """Time of every module in program order, see `Prediction.modules`.
 
-    Idle time between two iterations belongs to no module. The time of an update is shared among the modules whose
-    parameters and gradients it reads and writes, by their bytes; it counts as an operation of each. Time that was not
-    simulated has its own rows, as idle time of the update.
+    Idle time between two iterations belongs to no module. The time of an update is shared among the
+    modules whose parameters and gradients it reads and writes, by their bytes; it counts as an
+    operation of each. Time that was not simulated has its own rows, as idle time of the update.
     """
     import polars
 
     graph, owners = lane.graph, _find_owners(lane.graph)
     labels = (*graph.labels, ("", "", "", "forward", ""))  # the last one: between two iterations
     busy = np.where(lane.times.seconds > 0, lane.ends - lane.starts, 0.0)
-    spent = [(place, 1, own, own * (labels[place][1] == "host")) for place, own in enumerate(busy.tolist())]
+    spent = [
+        (place, 1, own, own * (labels[place][1] == "host"))
+        for place, own in enumerate(busy.tolist())
+    ]
     spent += [(place, 0, seconds, seconds) for place, seconds in _list_idle(lane)]
     rows = [
         (module, count, labels[place][3], share * seconds, share * idle)
@@ -161,15 +226,25 @@ def sum_modules(lane: Lane, depth: int | None) -> Table:
         for module, share in owners.get(place, {labels[place][4]: 1.0}).items()
     ]
     rows += [(name, 0, "update", seconds, seconds) for name, seconds in lane.added.items()]
-    frame = polars.DataFrame(rows, schema=("module", "operations", "phase", "time_s", "idle_s"), orient="row")
-    phases = [polars.col("time_s").filter(phase=phase).sum().alias(f"{phase}_s") for phase in PHASES]
-    sums = (polars.sum("operations"), *phases, polars.sum("idle_s"), polars.sum("time_s").alias("share") / lane.period)
+    frame = polars.DataFrame(
+        rows, schema=("module", "operations", "phase", "time_s", "idle_s"), orient="row"
+    )
+    phases = [
+        polars.col("time_s").filter(phase=phase).sum().alias(f"{phase}_s") for phase in PHASES
+    ]
+    sums = (
+        polars.sum("operations"),
+        *phases,
+        polars.sum("idle_s"),
+        polars.sum("time_s").alias("share") / lane.period,
+    )
     frame = frame.group_by(cut_path(depth), maintain_order=True).agg(*sums)
     return polars.concat([frame.filter(polars.col("module") != ""), frame.filter(module="")])
 
 
 def _find_owners(graph: Graph) -> dict[int, dict[str, float]]:
-    """Shares of modules in each update without a module, by the bytes of their parameters and gradients [-]."""
+    """Shares of modules in each update without a module, by the bytes of their parameters and
+    gradients [-]."""
     owner: dict[float, str] = {}
     touched: dict[int, list[tuple[float, float]]] = {}
     for place, buffer, nbytes in graph.accesses[:, :3].tolist():
@@ -178,7 +253,8 @@ def _find_owners(graph: Graph) -> dict[int, dict[str, float]]:
             owner.setdefault(buffer, module)
         elif phase == "update" and kind != "collective":
             touched.setdefault(int(place), []).append((buffer, nbytes))
-    for _ in range(2):  # states of the optimizer belong to the module of the parameters they are used with
+    # states of the optimizer belong to the module of the parameters they are used with
+    for _ in range(2):
         for buffers in touched.values():
             known = {owner[buffer] for buffer, _ in buffers if buffer in owner}
             if len(known) == 1:
@@ -194,22 +270,29 @@ def _find_owners(graph: Graph) -> dict[int, dict[str, float]]:
 
 
 def _precede(places: np.ndarray, place: int, period: float) -> list[Place]:
-    """The last of some positions before a given one, in this iteration or the one before, if there are any."""
+    """The last of some positions before a given one, in this iteration or the one before, if there
+    are any."""
     number = int(np.searchsorted(places, place)) - 1
     return [(int(places[number]), 0.0 if number >= 0 else -period)] if len(places) else []
 
 
 def _find_held(lane: Lane, place: int) -> list[Place]:
-    """The collective that ended last, of those that an operation of the compute stream or its host waited for."""
+    """The collective that ended last, of those that an operation of the compute stream or its host
+    waited for."""
     near, found = _EQUAL * lane.period, lane.stalled.get(lane.find_next(place), ())
     shifted = [(one, -lane.period * ((wait > place) + before)) for wait, one, before in found]
-    over = [(one, shift) for one, shift in shifted if lane.ends[one] + shift <= lane.starts[place] + near]
+    over = [
+        (one, shift)
+        for one, shift in shifted
+        if lane.ends[one] + shift <= lane.starts[place] + near
+    ]
     ends = [float(lane.ends[one]) + shift for one, shift in over]
     return [over[number] for number in rank_largest(ends, slack=near)[:1]]
 
 
 def _launch(lane: Lane, place: int) -> tuple[Place, float, Place | None]:
-    """What the host launched before an operation, when it was free again [s], and the operation it waited for."""
+    """What the host launched before an operation, when it was free again [s], and the operation it
+    waited for."""
     ((last, shift),) = _precede(np.arange(len(lane.starts)), place, lane.period)
     kind, held = lane.graph.labels[last][1], [] if lane.device else _find_held(lane, place)
     freed, found = float(lane.issued[last]) + shift, None
@@ -228,13 +311,17 @@ def _find_last(lanes: Sequence[Lane], lane: Lane, place: int) -> tuple[Lane, int
     near, parts = _EQUAL * lane.period, []
     for other in lanes:
         at = other.graph.collectives
-        same = abs(other.starts[at] - lane.starts[place]) + abs(other.ends[at] - lane.ends[place]) <= near
+        same = (
+            abs(other.starts[at] - lane.starts[place]) + abs(other.ends[at] - lane.ends[place])
+            <= near
+        )
         parts += [(-other.waits[one], other, one) for one in at[same].tolist()]
     return parts[rank_largest([wait for wait, *_ in parts], slack=near)[0]][1:]
 
 
 def _walk_back(lanes: Sequence[Lane]) -> Iterator[tuple[Lane, str, int, float, float]]:
-    """Lane, stream, operation, start and end [s] of the steps of the critical path, the last first, without a gap."""
+    """Lane, stream, operation, start and end [s] of the steps of the critical path, the last first,
+    without a gap."""
     period, near = lanes[0].period, _EQUAL * lanes[0].period
     lane = lanes[rank_largest([lane.ends.max(initial=-np.inf) for lane in lanes], slack=near)[0]]
     place, shift = rank_largest(lane.ends, slack=near)[0], 0.0
@@ -247,9 +334,14 @@ def _walk_back(lanes: Sequence[Lane]) -> Iterator[tuple[Lane, str, int, float, f
             lane, place = _find_last(lanes, lane, place)
             at, group = lane.graph.collectives, lane.graph.column("group")
             same = at[group[at] == group[place]]
-        known = _precede(same, place, period) + _find_held(lane, place) + _precede(lane.compute, place, period)
+        known = (
+            _precede(same, place, period)
+            + _find_held(lane, place)
+            + _precede(lane.compute, place, period)
+        )
         found = next((f for f in known if abs(lane.ends[f[0]] + f[1] + shift - time) <= near), None)
-        while found is None:  # it started when it was launched: back along the host's clock, to what that waited for
+        # it started when it was launched: back along the host's clock, to what that waited for
+        while found is None:
             last, freed, found = _launch(lane, place)
             end, time = time, min(freed + shift, time)
             yield lane, "host", place, time, end
@@ -261,16 +353,24 @@ def _walk_back(lanes: Sequence[Lane]) -> Iterator[tuple[Lane, str, int, float, f
 def find_critical_path(lanes: Sequence[Lane]) -> Table:
     """The chain of operations that sets the time, see `Prediction.critical_path`.
 
-    The path is followed backward from the last operation over two periods, and the earlier one is shown: a delay at the
-    end of an iteration that the next one absorbs is left out. Time that was not simulated follows at the end.
+    The path is followed backward from the last operation over two periods, and the earlier one is
+    shown: a delay at the end of an iteration that the next one absorbs is left out. Time that was
+    not simulated follows at the end.
     """
     import polars
 
-    lanes = [replace(lane, period=lane.period - sum(lane.added.values())) for lane in lanes]  # the simulated period
+    # the simulated period
+    lanes = [replace(lane, period=lane.period - sum(lane.added.values())) for lane in lanes]
     period, near = lanes[0].period, _EQUAL * lanes[0].period
     last = max(float(lane.ends.max(initial=-np.inf)) for lane in lanes)
-    edges, rank = (last + np.cumsum([0.0, *lanes[0].added.values()])).tolist(), lanes[0].times.kind.ranks[0]
-    steps = [(rank, "host", None, name, name, "", "", *edges[n : n + 2]) for n, name in enumerate(lanes[0].added)][::-1]
+    edges, rank = (
+        (last + np.cumsum([0.0, *lanes[0].added.values()])).tolist(),
+        lanes[0].times.kind.ranks[0],
+    )
+    steps = [
+        (rank, "host", None, name, name, "", "", *edges[n : n + 2])
+        for n, name in enumerate(lanes[0].added)
+    ][::-1]
     most = 8 * sum(len(lane.starts) for lane in lanes)
     for lane, stream, place, start, end in islice(_walk_back(lanes), most) if period > 0 else ():
         start, end = max(start + period, last - period), min(end + period, last)
@@ -278,7 +378,9 @@ def find_critical_path(lanes: Sequence[Lane]) -> Table:
             break
         if end > start + near:
             name, kind, _, phase, module = lane.graph.labels[place]
-            steps.append((lane.times.kind.ranks[0], stream, place, name, kind, phase, module, start, end))
+            steps.append(
+                (lane.times.kind.ranks[0], stream, place, name, kind, phase, module, start, end)
+            )
     columns = ("rank", "stream", "operation", "name", "kind", "phase", "module", "start_s", "end_s")
     return polars.DataFrame(steps[::-1], schema=columns, orient="row")
 
@@ -286,20 +388,27 @@ def find_critical_path(lanes: Sequence[Lane]) -> Table:
 def list_events(lanes: Sequence[Lane], sources: Mapping[int, int]) -> list[Event]:
     """Events of a trace: slices with sizes, and the names of their ranks and streams.
 
-    `sources` gives, for each rank of the trace, the lane it is like. Slices on one stream do not overlap; slices of
-    modules are nested.
+    `sources` gives, for each rank of the trace, the lane it is like. Slices on one stream do not
+    overlap; slices of modules are nested.
     """
     slices, names = list[Event](), list[Event]()
     for rank, source in sources.items():
         lane = lanes[source]
         slices += _list_slices(lane, rank)
         streams = {_MODULES: "modules"} | ({_HOST: "host"} if lane.device else {})
-        streams |= {_find_thread(lane, place): lane.name_stream(place) for place in range(len(lane.starts))}
+        streams |= {
+            _find_thread(lane, place): lane.name_stream(place) for place in range(len(lane.starts))
+        }
         named = [("process", {"pid": rank}, rank, f"rank {rank}")]
-        named += [("thread", {"pid": rank, "tid": thread}, thread, name) for thread, name in streams.items()]
+        named += [
+            ("thread", {"pid": rank, "tid": thread}, thread, name)
+            for thread, name in streams.items()
+        ]
         for what, place, number, name in named:
             names.append({"name": f"{what}_name", "ph": "M", **place, "args": {"name": name}})
-            names.append({"name": f"{what}_sort_index", "ph": "M", **place, "args": {"sort_index": number}})
+            names.append(
+                {"name": f"{what}_sort_index", "ph": "M", **place, "args": {"sort_index": number}}
+            )
     return [*names, *sorted(slices, key=lambda event: float(event["ts"]))]
 
 
@@ -309,18 +418,28 @@ def _find_thread(lane: Lane, place: int) -> int:
 
 
 def _list_slices(lane: Lane, rank: int) -> Iterator[Event]:
-    """Stages, their modules and the modules inside those; then every operation, and its launch on the host."""
+    """Stages, their modules and the modules inside those; then every operation, and its launch on
+    the host."""
     graph, operations = lane.graph, list_operations([lane])
     for depth in range(2 + max((label[4].count(".") for label in graph.labels), default=0)):
         level = "module" if depth else "stage"
-        for _, _, phase, module, count, *ends in list_spans(operations, level, depth or None).rows():
+        for _, _, phase, module, count, *ends in list_spans(
+            operations, level, depth or None
+        ).rows():
             if not depth or (module and module.count(".") == depth - 1):
                 more = {"phase": phase} if depth else {}
-                yield _slice(module or phase, level, rank, _MODULES, *ends, **more, operations=count)
+                yield _slice(
+                    module or phase, level, rank, _MODULES, *ends, **more, operations=count
+                )
     free = float(lane.issued[-1]) - lane.period if len(graph) else 0.0
     for place, (name, kind, variant, phase, module) in enumerate(graph.labels):
         sizes, issued = graph[place].features, float(lane.issued[place])
-        args: dict[str, Any] = {"operation": place, "phase": phase, "module": module, "variant": variant}
+        args: dict[str, Any] = {
+            "operation": place,
+            "phase": phase,
+            "module": module,
+            "variant": variant,
+        }
         args |= {key: int(sizes[key]) for key in _SHOWN if sizes[key]}
         args["dtype"] = graph.dtypes[place] if graph.dtypes else graph.dtype
         args["bytes"] = int(sizes["nbytes"] or graph.traffic[place])
@@ -335,7 +454,9 @@ def _list_slices(lane: Lane, rank: int) -> Iterator[Event]:
         yield _slice(name, name, rank, _COMPUTE, *ends)
 
 
-def _slice(name: str, category: str, rank: int, thread: int, start: float, end: float, **args: Any) -> Event:
+def _slice(
+    name: str, category: str, rank: int, thread: int, start: float, end: float, **args: Any
+) -> Event:
     """A slice; start and end are rounded to nanoseconds each, so that neighbours do not overlap."""
     begin, until = round(start * 1e6, 3), round(end * 1e6, 3)
     place = {"pid": rank, "tid": thread, "ts": begin, "dur": round(max(until - begin, 0.0), 3)}
@@ -343,29 +464,44 @@ def _slice(name: str, category: str, rank: int, thread: int, start: float, end: 
 
 
 def find_throughput(prediction: Any) -> dict[str, float]:
-    """Iterations per second, and samples and tokens per second if the workload has a batch and a sequence [1/s]."""
+    """Iterations per second, and samples and tokens per second if the workload has a batch and a
+    sequence [1/s]."""
     batch, sequence = (getattr(prediction.workload, name, 0) for name in ("batch", "sequence"))
     counts = {"iterations": 1, "samples": batch, "tokens": batch * sequence}
     return {name: count / prediction.time for name, count in counts.items() if count}
 
 
 def sum_resources(lane: Lane) -> tuple[float, float, np.ndarray]:
-    """Time of the kernels of a rank, of its host, and of the collectives of each of its communicators [s]."""
+    """Time of the kernels of a rank, of its host, and of the collectives of each of its
+    communicators [s]."""
     times, lengths = lane.times, (lane.ends - lane.starts)[lane.graph.collectives]
-    moving = np.bincount(np.array(times.kind.communicators, dtype=int), weights=lengths, minlength=1)
+    moving = np.bincount(
+        np.array(times.kind.communicators, dtype=int), weights=lengths, minlength=1
+    )
     late = float(times.seconds[lane.graph.kernels.get(("host", "host"), [])].sum())
-    return float(times.seconds.sum()) - late, float(times.host.sum() + times.spacing.sum()) + late, moving
+    return (
+        float(times.seconds.sum()) - late,
+        float(times.host.sum() + times.spacing.sum()) + late,
+        moving,
+    )
 
 
 def find_mfu(prediction: Any) -> float | None:
-    """Model FLOP utilization: `Graph.model_flops` of all ranks over their peak [-]; None without products."""
-    flops = sum(len(lane.times.kind.ranks) * lane.graph.model_flops for lane in prediction._timeline.lanes)
+    """Model FLOP utilization: `Graph.model_flops` of all ranks over their peak [-]; None without
+    products."""
+    flops = sum(
+        len(lane.times.kind.ranks) * lane.graph.model_flops for lane in prediction._timeline.lanes
+    )
     peak = prediction.platform.device.peaks[prediction.workload.dtype].value
     return flops / (prediction.time * prediction.ranks * peak) or None
 
 
 def find_cost(
-    prediction: Any, price_per_gpu_hour: float, power: float = 0.0, epochs: float = 1.0, **amount: float
+    prediction: Any,
+    price_per_gpu_hour: float,
+    power: float = 0.0,
+    epochs: float = 1.0,
+    **amount: float,
 ) -> dict[str, float]:
     """Hours, price and energy of a training run.
 
@@ -385,16 +521,23 @@ def find_cost(
     Returns
     -------
     cost : dict of str to float
-        ``hours`` and ``gpu_hours`` [h], ``cost`` in the currency of the price, and, with `power`, ``energy_kwh`` [kWh].
+        ``hours`` and ``gpu_hours`` [h], ``cost`` in the currency of the price, and, with `power`,
+        ``energy_kwh`` [kWh].
 
     Raises
     ------
     ValueError
         For several amounts, or one that the workload does not have.
     """
-    unit, count = next(iter(amount.items())) if len(amount) == 1 else (", ".join(amount) or "missing", 0.0)
-    rate = prediction.throughput[check_choice("amount, as in samples=1e6,", unit, prediction.throughput)]
+    unit, count = (
+        next(iter(amount.items())) if len(amount) == 1 else (", ".join(amount) or "missing", 0.0)
+    )
+    rate = prediction.throughput[
+        check_choice("amount, as in samples=1e6,", unit, prediction.throughput)
+    ]
     hours = check_positive(unit, count) * check_positive("epochs", epochs) / rate / 3600
     taken, price = hours * prediction.ranks, check_positive("price", price_per_gpu_hour, zero=True)
-    energy = {"energy_kwh": taken * check_positive("power", power, zero=True) / 1000} if power else {}
+    energy = (
+        {"energy_kwh": taken * check_positive("power", power, zero=True) / 1000} if power else {}
+    )
     return {"hours": hours, "gpu_hours": taken, "cost": taken * price, **energy}

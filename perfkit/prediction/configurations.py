@@ -1,4 +1,5 @@
-"""Configurations of one structure, priced together on a GPU: sums over arrays in place of the event loop."""
+"""Configurations of one structure, priced together on a GPU: sums over arrays in place of the event
+loop."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,9 +17,10 @@ from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import COLUMN, Graph
 from perfkit.workloads.sizes import alter, count_configurations, select_sizes
 
-_TOGETHER = 2000  # configurations in one pass: few calls of numpy, and arrays that fit into the cache
-#: Bytes of a block whose release makes the memory manager of Linux keep memory that is freed later [B]. Without it half
-#: of the time goes into getting the same pages again in each pass.
+# configurations in one pass: few calls of numpy, and arrays that fit into the cache
+_TOGETHER = 2000
+#: Bytes of a block whose release makes the memory manager of Linux keep memory that is freed later
+#: [B]. Without it half of the time goes into getting the same pages again in each pass.
 _KEPT = 2**25 - 2**16
 #: Sizes that the times on a GPU depend on.
 _TIMED = ("flops", "batch", "m", "n", "k", "lookups", "dim", "nbytes", "table", "launches")
@@ -34,7 +36,8 @@ def price_configurations(
     Parameters
     ----------
     workload : Workload
-        A DLRM or a Transformer of one structure; sizes are numbers, or arrays with one for each configuration.
+        A DLRM or a Transformer of one structure; sizes are numbers, or arrays with one for each
+        configuration.
     platform : Platform
         Where it runs.
     ranks : int
@@ -45,19 +48,20 @@ def price_configurations(
     Returns
     -------
     columns : dict of str to array
-        ``time`` from one iteration to the next [s], ``spread`` of its logarithm [-], ``bottleneck``, and ``needs``, the
-        memory [B]: as `predict` finds them for each configuration.
+        ``time`` from one iteration to the next [s], ``spread`` of its logarithm [-],
+        ``bottleneck``, and ``needs``, the memory [B]: as `predict` finds them for each
+        configuration.
 
     Raises
     ------
     ValueError
-        On a CPU, where times depend on the order of operations, and for ranks that differ: there configurations are
-        priced one after the other.
+        On a CPU, where times depend on the order of operations, and for ranks that differ: there
+        configurations are priced one after the other.
 
     Notes
     -----
-    The time follows from host and device as in `join_host`. A device waits for collectives as in `simulate`; it is
-    assumed to wait as long if the host is slower.
+    The time follows from host and device as in `join_host`. A device waits for collectives as in
+    `simulate`; it is assumed to wait as long if the host is slower.
     """
     if platform.device.kind == "cpu":
         raise ValueError("sizes are arrays; on a CPU configurations are priced one after the other")
@@ -77,7 +81,9 @@ def price_configurations(
             part = alter(select_sizes(workload, chosen), same)
             graphs = execute(part.graphs(ranks, accelerator=True), execution)
             if any(graph is not graphs[0] for graph in graphs):
-                raise ValueError("sizes are arrays and ranks differ; configurations are priced one after the other")
+                raise ValueError(
+                    "sizes are arrays and ranks differ; configurations are priced one after the other"
+                )
             structure = structure or _Structure(graphs[0], platform, workload, ranks)
             for name, values in structure.price(graphs[0]).items():
                 found.setdefault(name, np.empty(count, values.dtype))[chosen] = values
@@ -87,33 +93,48 @@ def price_configurations(
 class _Structure:
     """What configurations of one structure have in common, on the ranks of a platform.
 
-    `values` are the different numbers in features and accesses; negative ones are numbers of open sizes. Of operations
-    that are equal only the `first` is priced, with how `often` it comes; `work` is how many there are in each piece.
-    `sums` is how often each value is in a sum: the traffic of each operation, the bytes of all buffers, and the bytes
-    held at each moment that may need the most memory.
+    `values` are the different numbers in features and accesses; negative ones are numbers of open
+    sizes. Of operations that are equal only the `first` is priced, with how `often` it comes;
+    `work` is how many there are in each piece. `sums` is how often each value is in a sum: the
+    traffic of each operation, the bytes of all buffers, and the bytes held at each moment that may
+    need the most memory.
     """
 
     def __init__(self, graph: Graph, platform: Platform, workload: Workload, ranks: int) -> None:
         from scipy.sparse import csr_array
 
-        self.one, self.platform, self.workload = (one := graph.fill(graph.sizes[:, 0])), platform, workload
+        self.one, self.platform, self.workload = (
+            (one := graph.fill(graph.sizes[:, 0])),
+            platform,
+            workload,
+        )
         operations, buffers = graph.accesses[:, :2].T.astype(int)
-        self.values, places = np.unique(np.r_[graph.features.ravel(), graph.accesses[:, 2]], return_inverse=True)
+        self.values, places = np.unique(
+            np.r_[graph.features.ravel(), graph.accesses[:, 2]], return_inverse=True
+        )
         features, touched = np.split(places, [graph.features.size])
-        features, traffic = features.reshape(graph.features.shape), np.zeros((len(graph), len(self.values)))
+        features, traffic = (
+            features.reshape(graph.features.shape),
+            np.zeros((len(graph), len(self.values))),
+        )
         np.add.at(traffic, (operations, touched), 1.0)
-        has = (one.column(name) > 0 for name in ("flops", "lookups"))  # `price` takes neighbours together
+        # `price` takes neighbours together
+        has = (one.column(name) > 0 for name in ("flops", "lookups"))
         formats = np.unique(graph.dtypes or [""] * len(graph), return_inverse=True)[1]
         timed = features[:, [COLUMN[name] for name in _TIMED]]
         keys = np.column_stack([*has, graph.classes[1], formats, timed, traffic])
-        _, first, number, often = np.unique(keys, axis=0, return_index=True, return_inverse=True, return_counts=True)
+        _, first, number, often = np.unique(
+            keys, axis=0, return_index=True, return_inverse=True, return_counts=True
+        )
         self.first, self.often, self.features = first, often.astype(float), features[first]
         kinds = np.zeros(1 + max(buffers.max(), graph.weights[:, 0].max(initial=0)), int)
         example = self.size(graph)[:, 0]
         order = np.lexsort([example[touched], buffers])
         kinds[buffers[order]] = touched[order]  # the last one, the bytes of the whole buffer
         whole = np.bincount(kinds[np.unique(buffers)], minlength=len(example))
-        self.sums = csr_array(np.concatenate([traffic[first], [whole], list_peaks(one, kinds, example)]))
+        self.sums = csr_array(
+            np.concatenate([traffic[first], [whole], list_peaks(one, kinds, example)])
+        )
         self.time_host(ranks, self.features[:, COLUMN["nbytes"]])
         begins, ends, *_ = self.rank.pieces
         work = np.zeros((len(begins), len(first)))
@@ -127,10 +148,20 @@ class _Structure:
         """
         one, platform = self.one, self.platform
         [kind, *others] = cast_ranks([one], ranks, {})
-        if others or len({*kind.communicators}) > 1 or len(one.transfers) or (self.values[messages] < 0).any():
-            fault = "sizes are arrays, and ranks differ or wait for more than collectives of fixed size"
+        if (
+            others
+            or len({*kind.communicators}) > 1
+            or len(one.transfers)
+            or (self.values[messages] < 0).any()
+        ):
+            fault = (
+                "sizes are arrays, and ranks differ or wait for more than collectives of fixed size"
+            )
             raise ValueError(f"{fault}; configurations are priced one after the other")
-        self.whole, overlap = platform.context.find_iteration(self.workload.family, ranks), platform.context.overlap
+        self.whole, overlap = (
+            platform.context.find_iteration(self.workload.family, ranks),
+            platform.context.overlap,
+        )
         [durations], _ = time_collectives([kind], platform, self.whole)
         self.rank = time_rank(kind, np.zeros(len(one)), durations, platform, self.whole)
         self.host = float(np.sum(self.rank.host + self.rank.spacing))
@@ -143,28 +174,43 @@ class _Structure:
         return np.concatenate([graph.sizes[(-1 - self.values[:count]).astype(int)], fixed])
 
     def reduce(self, graph: Graph) -> tuple[Graph, Array]:
-        """One operation of each kind, with the sizes of all configurations, and the memory that they need [B]."""
+        """One operation of each kind, with the sizes of all configurations, and the memory that
+        they need [B]."""
         sizes, one, count = self.size(graph), self.one, len(self.first)
         sums = self.sums @ sizes
         known = ((name, self.features[:, COLUMN[name]]) for name in _TIMED)
-        columns = {name: sizes[own] for name, own in known if name == "lookups" or (self.values[own] < 0).any()}
+        columns = {
+            name: sizes[own]
+            for name, own in known
+            if name == "lookups" or (self.values[own] < 0).any()
+        }
         found = replace(
-            one, labels=tuple(one.labels[n] for n in self.first), features=one.features[self.first], columns=columns,
-            dtypes=tuple(one.dtypes[n] for n in self.first) if one.dtypes else (), tables=graph.tables,
+            one,
+            labels=tuple(one.labels[n] for n in self.first),
+            features=one.features[self.first],
+            columns=columns,
+            dtypes=tuple(one.dtypes[n] for n in self.first) if one.dtypes else (),
+            tables=graph.tables,
             repeats=self.often,
-        )  # fmt: skip
+        )
         vars(found).update(traffic=sums[:count], footprint=sums[count])
-        tables = sum_untouched(one, graph.tables, getattr(self.workload, "optimizer", "sgd")) if graph.tables else ()
+        tables = (
+            sum_untouched(one, graph.tables, getattr(self.workload, "optimizer", "sgd"))
+            if graph.tables
+            else ()
+        )
         return found, sums[count + 1 :].max(axis=0) + sum(tables) + WORKSPACE
 
     def wait(self, seconds: Array) -> Array:
-        """Time that collectives add to an iteration with these operation times [s], see `simulate`."""
+        """Time that collectives add to an iteration with these operation times [s], see
+        `simulate`."""
         work, pieces = self.work @ seconds, self.rank.pieces[2:].T.tolist()
         durations, share = self.rank.durations, self.contention
         count = len(durations)
         front = begin = network = np.zeros(work.shape[1])
         ended, before = [front] * count, [front] * count
-        for _ in range(1 + 2 * any(wait < 0 for wait, _ in pieces)):  # a collective may end in the next iteration
+        # a collective may end in the next iteration
+        for _ in range(1 + 2 * any(wait < 0 for wait, _ in pieces)):
             ended, before, begin = [front] * count, ended, front
             for own, (wait, launched) in zip(work, pieces, strict=True):
                 if wait != count:
@@ -182,7 +228,9 @@ class _Structure:
         graph, needs = self.reduce(many)
         [cost] = price([graph], self.platform, dtype=self.workload.dtype)
         if "additive" in cost.models.numbers["form"]:
-            raise ValueError("sizes are arrays and kernels are sums of terms; configurations are priced one by one")
+            raise ValueError(
+                "sizes are arrays and kernels are sums of terms; configurations are priced one by one"
+            )
         whole, host, error = self.whole, self.host, find_host_error(self.platform)
         scale = whole["scale"] if whole else 1.0
         times, waits = scale * cost.totals, np.zeros(len(needs))
@@ -194,20 +242,32 @@ class _Structure:
         if whole and "per_operation" in whole:
             spread = np.full(len(time), whole.spread)
         else:
-            slower = np.log(join_host(device, host * error, whole) / join_host(device, host / error, whole)) / 2
+            slower = (
+                np.log(
+                    join_host(device, host * error, whole) / join_host(device, host / error, whole)
+                )
+                / 2
+            )
             around = (whole.spread if whole else CONTEXT) * np.minimum(busy / time, 1.0)
-            spread = np.hypot(join_errors(cost.spread * times / time, cost.assumed, waits / time, around), slower)
+            spread = np.hypot(
+                join_errors(cost.spread * times / time, cost.assumed, waits / time, around), slower
+            )
         kinds = [key[0] for key in cost.models.classes]
-        bottleneck = _find_bottleneck([*kinds, "collective"], [*times, waits], np.maximum(device, host))
+        bottleneck = _find_bottleneck(
+            [*kinds, "collective"], [*times, waits], np.maximum(device, host)
+        )
         return {"time": time, "spread": spread, "bottleneck": bottleneck, "needs": needs}
 
 
 def _find_bottleneck(kinds: list[str], times: list[Array], whole: Array) -> np.ndarray:
-    """What sets the pace of each configuration, see `Prediction.bottleneck`; the host takes what is left of `whole`."""
+    """What sets the pace of each configuration, see `Prediction.bottleneck`; the host takes what is
+    left of `whole`."""
     busy = np.sum(times, axis=0)
     names = [f"{BOUND.get(kind, 'memory')}-bound" for kind in kinds] + ["host-bound"]
     totals = {name: np.zeros(len(whole)) for name in names}
     for name, part in zip(names, [*times, whole - busy], strict=True):
         totals[name] += part
     largest = np.argmax(list(totals.values()), axis=0)
-    return np.where(whole > PACE * busy, "host-bound", np.array(list(totals), dtype=object)[largest])
+    return np.where(
+        whole > PACE * busy, "host-bound", np.array(list(totals), dtype=object)[largest]
+    )

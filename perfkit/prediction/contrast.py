@@ -16,13 +16,15 @@ from perfkit.prediction.ranks import Workload
 from perfkit.prediction.result import predict
 from perfkit.workloads.placement import Plan
 
-#: Examples of matrix products: a large square, a feed-forward layer of BERT-large on 4,096 tokens, a layer of a DLRM on
-#: 2,048 samples, and one that only moves weights.
+#: Examples of matrix products: a large square, a feed-forward layer of BERT-large on 4,096 tokens,
+#: a layer of a DLRM on 2,048 samples, and one that only moves weights.
 GEMMS = ((8192, 8192, 8192), (4096, 4096, 1024), (2048, 1024, 512), (16, 4096, 4096))
 #: Examples of collectives and message sizes [B].
 COLLECTIVES = ("all_reduce", "all_gather", "all_to_all")
 _ENDS = ("a_low", "a_high", "b_low", "b_high")
-_COLUMNS = dict.fromkeys(("group", "quantity", "unit"), str) | dict.fromkeys(("a", "b", "ratio", *_ENDS), float)
+_COLUMNS = dict.fromkeys(("group", "quantity", "unit"), str) | dict.fromkeys(
+    ("a", "b", "ratio", *_ENDS), float
+)
 SIZES = (64 * 2**10, 4 * 2**20, 256 * 2**20)
 
 
@@ -58,15 +60,17 @@ class PlatformComparison(Tabular):
         Returns
         -------
         table : polars.DataFrame
-            group, quantity, unit, a, b [unit], ratio (b over a) [-], and for estimates the 80 % intervals a_low,
-            a_high, b_low, b_high [unit]; null if a platform does not have the quantity.
+            group, quantity, unit, a, b [unit], ratio (b over a) [-], and for estimates the 80 %
+            intervals a_low, a_high, b_low, b_high [unit]; null if a platform does not have the
+            quantity.
         """
         import polars
 
         return polars.DataFrame(list(self.rows), schema=_COLUMNS, orient="row")
 
     def changes(self, errors: float = 3.0) -> Table:
-        """Numbers that changed by more than their error, as between a platform and its calibration of a month later.
+        """Numbers that changed by more than their error, as between a platform and its calibration
+        of a month later.
 
         Parameters
         ----------
@@ -76,8 +80,9 @@ class PlatformComparison(Tabular):
         Returns
         -------
         table : polars.DataFrame
-            group and name of every fitted or measured number that changed so much, a, b [unit], unit, slower: how many
-            times slower the second platform is by this number, and errors [-]; the largest changes first.
+            group and name of every fitted or measured number that changed so much, a, b [unit],
+            unit, slower: how many times slower the second platform is by this number, and errors
+            [-]; the largest changes first.
 
         Raises
         ------
@@ -88,13 +93,23 @@ class PlatformComparison(Tabular):
 
         if not isinstance(self.a, Platform):
             raise ValueError(f"{self!r} compares no platforms, whose numbers change; use table()")
-        ours, theirs = (each.numbers().rename({"value": side}) for each, side in ((self.a, "a"), (self.b, "b")))
+        ours, theirs = (
+            each.numbers().rename({"value": side}) for each, side in ((self.a, "a"), (self.b, "b"))
+        )
         both = ours.join(theirs, on=("group", "name", "unit"), suffix="_b").select(
-            "group", "name", "a", "b", "unit",
-            slower=(pl.col("b") / pl.col("a")).pow(pl.when(pl.col("unit").str.starts_with("s")).then(1).otherwise(-1)),
-            errors=(pl.col("b") - pl.col("a")).abs() / (pl.col("stderr") ** 2 + pl.col("stderr_b") ** 2).sqrt(),
-        )  # fmt: skip
-        moved = (pl.col("a") != pl.col("b")) & (pl.col("errors") >= errors)  # equal numbers without error give 0 / 0
+            "group",
+            "name",
+            "a",
+            "b",
+            "unit",
+            slower=(pl.col("b") / pl.col("a")).pow(
+                pl.when(pl.col("unit").str.starts_with("s")).then(1).otherwise(-1)
+            ),
+            errors=(pl.col("b") - pl.col("a")).abs()
+            / (pl.col("stderr") ** 2 + pl.col("stderr_b") ** 2).sqrt(),
+        )
+        # equal numbers without error give 0 / 0
+        moved = (pl.col("a") != pl.col("b")) & (pl.col("errors") >= errors)
         found = both.filter(moved, ~pl.col("name").str.contains("sharpness|_weight$"))
         return found.sort(-pl.col("slower").log().abs().round(9), "group", "name")
 
@@ -119,7 +134,9 @@ class PlatformComparison(Tabular):
         text : str
             Several lines.
         """
-        return "\n".join([format_table(self._write()), *(f"warning: {text}" for text in self.warnings)])
+        return "\n".join(
+            [format_table(self._write()), *(f"warning: {text}" for text in self.warnings)]
+        )
 
     def _write(self) -> list[Sequence[str]]:
         """Rows of text with every quantity of both, the heads first."""
@@ -133,25 +150,36 @@ class PlatformComparison(Tabular):
 
     def __repr__(self) -> str:
         last, said = self.rows[-1], f"{len(self.rows)} quantities"
-        said = f"{last['quantity']}, time x {last['ratio']:.3g}" if last["group"] == "iteration" else said
+        said = (
+            f"{last['quantity']}, time x {last['ratio']:.3g}"
+            if last["group"] == "iteration"
+            else said
+        )
         return f"PlatformComparison({' against '.join(_name_sides(self.a, self.b)[::-1])}: {said})"
 
 
 def compare(
-    a: Any, b: Any, workload: Workload | None = None, *, ranks: int | None = None, platform: Named | None = None
+    a: Any,
+    b: Any,
+    workload: Workload | None = None,
+    *,
+    ranks: int | None = None,
+    platform: Named | None = None,
 ) -> Any:
     """Compare two platforms, workloads, placements, predictions or traces.
 
     Parameters
     ----------
     a, b : two of one kind
-        Platforms, names of the gallery or files: their datasheets, kernels, collectives and, with a workload, whole
-        iterations. Workloads or plans: both are predicted on `platform`. Predictions, priced plans or results of
-        `shard`: their time and its parts. Traces, or a trace and a prediction: see `Trace.compare`.
+        Platforms, names of the gallery or files: their datasheets, kernels, collectives and, with a
+        workload, whole iterations. Workloads or plans: both are predicted on `platform`.
+        Predictions, priced plans or results of `shard`: their time and its parts. Traces, or a
+        trace and a prediction: see `Trace.compare`.
     workload : Workload, optional
         An iteration to predict on both platforms, or with both plans.
     ranks : int, optional
-        Ranks that take part; by default all ranks of each platform, and for workloads the default of `predict` [-].
+        Ranks that take part; by default all ranks of each platform, and for workloads the default
+        of `predict` [-].
     platform : Platform, str or Path, optional
         Where workloads and plans are predicted.
 
@@ -163,21 +191,30 @@ def compare(
     Raises
     ------
     ValueError
-        For two that cannot be compared, an unknown platform, more ranks than a platform has, or a workload that a
-        platform cannot price.
+        For two that cannot be compared, an unknown platform, more ranks than a platform has, or a
+        workload that a platform cannot price.
     """
     if hasattr(a, "compare") and not hasattr(a, "prediction"):
         return a.compare(b)
     if not all(isinstance(each, Platform | str | Path) for each in (a, b)):
-        sides = _predict_side(a, workload, platform, ranks), _predict_side(b, workload, platform, ranks)
+        sides = (
+            _predict_side(a, workload, platform, ranks),
+            _predict_side(b, workload, platform, ranks),
+        )
         return _put_together(sides, [*_list_parts(*sides)])
     pair = load_platform(a), load_platform(b)
     most = min(platform.network.ranks for platform in pair)
     if ranks is not None and check_positive("ranks", ranks, integer=True) > most:
-        raise ValueError(f"ranks is {ranks}; {pair[0].name} and {pair[1].name} both have {most}; take fewer")
+        raise ValueError(
+            f"ranks is {ranks}; {pair[0].name} and {pair[1].name} both have {most}; take fewer"
+        )
     counts = [ranks or platform.network.ranks for platform in pair]
     with keep_quiet():
-        found = [each for each in _list_quantities(pair, counts, workload) if any(x is not None for x in each[-1])]
+        found = [
+            each
+            for each in _list_quantities(pair, counts, workload)
+            if any(x is not None for x in each[-1])
+        ]
     return _put_together(pair, found)
 
 
@@ -196,10 +233,13 @@ def _predict_side(given: Any, workload: Any, platform: Named | None, ranks: int 
 
 
 def _name_sides(a: Any, b: Any) -> list[str]:
-    """Names of the two: of platforms their names, of predictions the workload or platform in which they differ."""
+    """Names of the two: of platforms their names, of predictions the workload or platform in which
+    they differ."""
     if not hasattr(a, "workload"):
         return [getattr(each, "name", side) for each, side in ((a, "a"), (b, "b"))]
-    what, where = zip(*((each.workload.description, each.platform.name) for each in (a, b)), strict=True)
+    what, where = zip(
+        *((each.workload.description, each.platform.name) for each in (a, b)), strict=True
+    )
     names = [each for each in (what, where) if each[0] != each[1]] or [("a", "b")]
     return [" on ".join(each) for each in zip(*names, strict=True)]
 
@@ -211,10 +251,17 @@ def _list_parts(a: Any, b: Any) -> Iterator[tuple[str, str, str, list[Any]]]:
         found = [result.parts.get(part) for result in (a, b)]
         yield "parts", name, "s", [each[1] if isinstance(each, tuple) else each for each in found]
     names = {getattr(getattr(each, "workload", None), "description", "") for each in (a, b)}
-    yield "iteration", f"time of an iteration{' of ' * any(names)}{''.join(names) * (len(names) < 2)}", "s", [a, b]
+    yield (
+        "iteration",
+        f"time of an iteration{' of ' * any(names)}{''.join(names) * (len(names) < 2)}",
+        "s",
+        [a, b],
+    )
 
 
-def _put_together(pair: tuple[Any, Any], found: Sequence[tuple[str, str, str, list[Any]]]) -> PlatformComparison:
+def _put_together(
+    pair: tuple[Any, Any], found: Sequence[tuple[str, str, str, list[Any]]]
+) -> PlatformComparison:
     """The comparison of two from the quantities found."""
     rows = []
     for group, quantity, unit, items in found:
@@ -224,7 +271,10 @@ def _put_together(pair: tuple[Any, Any], found: Sequence[tuple[str, str, str, li
         ends = [item.interval() if hasattr(item, "interval") else (None, None) for item in items]
         rows.append(row | dict(zip(_ENDS, (*ends[0], *ends[1]), strict=True)))
     sides = zip(_name_sides(*pair), zip(*(items for *_, items in found), strict=True), strict=True)
-    notes = {name: [text for item in items for text in getattr(item, "warnings", ())] for name, items in sides}
+    notes = {
+        name: [text for item in items for text in getattr(item, "warnings", ())]
+        for name, items in sides
+    }
     return PlatformComparison(*pair, tuple(rows), warn_once(name_sides(notes), 3))
 
 
@@ -233,27 +283,49 @@ def _list_quantities(
 ) -> Iterator[tuple[str, str, str, list[Any]]]:
     """Group, name and unit of every quantity, and its value on both platforms.
 
-    Products are in the number format of the workload, or bf16 without one, else in the first one that both have.
+    Products are in the number format of the workload, or bf16 without one, else in the first one
+    that both have.
     """
     for dtype in DTYPES:
-        yield "peak", f"{dtype} peak", "FLOP/s", [platform.device.peaks.get(dtype) for platform in pair]
+        yield (
+            "peak",
+            f"{dtype} peak",
+            "FLOP/s",
+            [platform.device.peaks.get(dtype) for platform in pair],
+        )
     for what, unit in (("capacity", "B"), ("bandwidth", "B/s")):
-        yield "memory", f"main memory {what}", unit, [getattr(p.device.memory[-1], what) for p in pair]
+        yield (
+            "memory",
+            f"main memory {what}",
+            unit,
+            [getattr(p.device.memory[-1], what) for p in pair],
+        )
     yield "network", "ranks", "-", [float(platform.network.ranks) for platform in pair]
     for name in LINKS:
         links = [platform.network.links.get(name) for platform in pair]
-        yield "network", f"{name} link bandwidth", "B/s", [link and link.bandwidth for link in links]
+        yield (
+            "network",
+            f"{name} link bandwidth",
+            "B/s",
+            [link and link.bandwidth for link in links],
+        )
     common = [dtype for dtype in DTYPES if all(dtype in platform.device.peaks for platform in pair)]
     wanted = getattr(workload, "dtype", "bf16")
     where = " and ".join(map(str, dict.fromkeys(counts))) + " rank" + "s" * (max(counts) > 1)
     for dtype, size in product([wanted] if wanted in common else common[:1], GEMMS):
         found = [_attempt(platform.gemm, *size, dtype=dtype) for platform in pair]
         yield "gemm", f"GEMM {' x '.join(map(str, size))}, {dtype}", "s", found
-    for operation, nbytes in product(COLLECTIVES, SIZES) if min(counts) > 1 else ():  # one rank exchanges nothing
-        found = [_attempt(p.collective, operation, nbytes, ranks=n) for p, n in zip(pair, counts, strict=True)]
+    # one rank exchanges nothing
+    for operation, nbytes in product(COLLECTIVES, SIZES) if min(counts) > 1 else ():
+        found = [
+            _attempt(p.collective, operation, nbytes, ranks=n)
+            for p, n in zip(pair, counts, strict=True)
+        ]
         yield "collective", f"{operation} of {format_bytes(nbytes)}, {where}", "s", found
     if workload is not None:
-        runs = [predict(workload, platform, ranks=n) for platform, n in zip(pair, counts, strict=True)]
+        runs = [
+            predict(workload, platform, ranks=n) for platform, n in zip(pair, counts, strict=True)
+        ]
         yield "iteration", f"{workload.description}, {where}", "s", runs
 
 

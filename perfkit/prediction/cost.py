@@ -1,4 +1,5 @@
-"""From operations to seconds: the time of every operation of a graph on the device and on the host of a platform."""
+"""From operations to seconds: the time of every operation of a graph on the device and on the host
+of a platform."""
 
 import math
 from collections.abc import Sequence
@@ -23,22 +24,41 @@ from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.tables import list_laws
 from perfkit.workloads.vocabulary import pick_attention
 
-#: Bytes that a batch normalization moves, relative to its operands [-]; docs/formulas.md, table 2.2.
+#: Bytes that a batch normalization moves, relative to its operands [-]; docs/formulas.md, table
+#: 2.2.
 _AGAIN = {"native_batch_norm": 1.5, "native_batch_norm_backward": 5.0 / 3.0}
 #: Sizes of embedding rows.
 _ROWS = ("row_bytes", "unique_bytes", "page_walks", "rows_l2", "rows_l3")
 _UPDATES = {"embedding_update", "embedding_backward.fused"}  # these read rows and write them
 DISTANT = ("beyond_l2", "beyond_l3", "page_walks")  # terms of operands that are not near
 #: Sizes of kernels that are not timed by terms.
-_ROOFLINE = {*"batch m n k flops nbytes row_bytes rows_l3 again passes windows turns peak".split()}
-_USUAL = {"scale": 1.0, "cold_scale": 1.0, "launch": 0.0, "page_walks": 0.0}  # parameters of `in_context`
+_ROOFLINE = {
+    *[
+        "batch",
+        "m",
+        "n",
+        "k",
+        "flops",
+        "nbytes",
+        "row_bytes",
+        "rows_l3",
+        "again",
+        "passes",
+        "windows",
+        "turns",
+        "peak",
+    ]
+}
+# parameters of `in_context`
+_USUAL = {"scale": 1.0, "cold_scale": 1.0, "launch": 0.0, "page_walks": 0.0}
 _UNTIMED = ("collective", "host")  # operations that are not kernels
 _TINY = float(np.finfo(float).tiny)
 _Class: TypeAlias = tuple[str, str, str]  # kind, variant and number format
 
 
 class Models(NamedTuple):
-    """What prices operation classes: fits of isolated kernels, what iterations add, and both as arrays over classes."""
+    """What prices operation classes: fits of isolated kernels, what iterations add, and both as
+    arrays over classes."""
 
     classes: tuple[_Class, ...]
     fits: list[Fit | None]
@@ -50,10 +70,11 @@ class Models(NamedTuple):
 class Costs:
     """What the operations of one rank cost; zero for collectives.
 
-    By operation, in program order: `seconds`, the time inside an iteration; `hot`, the time of the isolated kernel with
-    all operands near; `cold`, what distant operands add [s]; `page_walks`, lookups whose page address is not cached;
-    `classes`, the number of its operation class [-]. By class, whose operations have a common error: `totals`, its time
-    [s]; `spread` of the logarithm of this time; `assumed`, whether it rests on an assumption or another machine alone.
+    By operation, in program order: `seconds`, the time inside an iteration; `hot`, the time of the
+    isolated kernel with all operands near; `cold`, what distant operands add [s]; `page_walks`,
+    lookups whose page address is not cached; `classes`, the number of its operation class [-]. By
+    class, whose operations have a common error: `totals`, its time [s]; `spread` of the logarithm
+    of this time; `assumed`, whether it rests on an assumption or another machine alone.
     """
 
     models: Models
@@ -68,27 +89,39 @@ class Costs:
 
 
 def _size_rows(graph: Graph, **how: Any) -> dict[str, Array]:
-    """Embedding rows by operation, see `_size_lookups`; zero for operations that look nothing up."""
+    """Embedding rows by operation, see `_size_lookups`; zero for operations that look nothing
+    up."""
     lookups = graph.column("lookups")
     touched = np.flatnonzero(lookups.any(axis=tuple(range(1, lookups.ndim))))
     if not len(touched):
         return dict.fromkeys(_ROWS, np.zeros((len(graph), *[1] * (lookups.ndim - 1))))
     how |= {"itemsize": graph.tables[0].itemsize} if graph.tables else {}
-    found, out = _size_lookups(graph, touched, **how), {name: np.zeros(lookups.shape) for name in _ROWS}
+    found, out = (
+        _size_lookups(graph, touched, **how),
+        {name: np.zeros(lookups.shape) for name in _ROWS},
+    )
     for name in _ROWS:
         out[name][touched] = found[name]
     return out
 
 
 def _size_lookups(
-    graph: Graph, touched: np.ndarray, *, capacities: Any, entries: float, granularity: float, itemsize: float
+    graph: Graph,
+    touched: np.ndarray,
+    *,
+    capacities: Any,
+    entries: float,
+    granularity: float,
+    itemsize: float,
 ) -> dict[str, Array]:
-    """Rows of the operations that touch some: bytes, distinct bytes, page walks, and bytes from beyond each cache."""
+    """Rows of the operations that touch some: bytes, distinct bytes, page walks, and bytes from
+    beyond each cache."""
     counts, dim = graph.column("lookups")[touched], graph.column("dim")[touched]
     kinds, variants = (np.array([graph.labels[i][part] for i in touched]) for part in (1, 2))
     out = {name: np.zeros(counts.shape) for name in _ROWS}
     out["row_bytes"] = counts * row_traffic(dim, itemsize, granularity)
-    distant = miss_share(graph.traffic[touched] / PAGE, capacity=entries)  # rows of a gradient that was just zeroed
+    # rows of a gradient that was just zeroed
+    distant = miss_share(graph.traffic[touched] / PAGE, capacity=entries)
     words = variants == "dense_rows"  # another operation looked them up; assumed to be uniform
     if words.any() and entries < math.inf:
         even = [Uniform(int(rows)) for rows in graph.column("rows")[touched[words]]]
@@ -97,21 +130,36 @@ def _size_lookups(
     if not forward.any():
         return out
     number, fused = graph.column("table")[touched], bool((variants == "fused").any())
-    number, given = number.reshape(len(number), -1)[:, 0].astype(int), counts[forward].T  # by configuration
-    laws = list_laws([graph.tables[t] for t in number[forward]], len(given) if given.ndim > 1 else 0)
+    # by configuration
+    number, given = number.reshape(len(number), -1)[:, 0].astype(int), counts[forward].T
+    laws = list_laws(
+        [graph.tables[t] for t in number[forward]], len(given) if given.ndim > 1 else 0
+    )
     found = size_lookup(
-        laws, given.ravel(), np.broadcast_to(dim, counts.shape)[forward].T.ravel(),
-        capacities=capacities, entries=entries, itemsize=itemsize, granularity=granularity,
-        dense_bytes=graph.footprint, groups=np.repeat(np.arange(given.size // len(given.T)), len(given.T)),
+        laws,
+        given.ravel(),
+        np.broadcast_to(dim, counts.shape)[forward].T.ravel(),
+        capacities=capacities,
+        entries=entries,
+        itemsize=itemsize,
+        granularity=granularity,
+        dense_bytes=graph.footprint,
+        groups=np.repeat(np.arange(given.size // len(given.T)), len(given.T)),
         cold=fused,  # a fused kernel goes from table to table
-    )  # fmt: skip
-    own = {key: v.reshape(*v.shape[:-1], *given.shape).swapaxes(-1, -given.ndim) for key, v in vars(found).items()}
+    )
+    own = {
+        key: v.reshape(*v.shape[:-1], *given.shape).swapaxes(-1, -given.ndim)
+        for key, v in vars(found).items()
+    }
     places = {table: place for place, table in enumerate(number[forward])}
-    place = np.array([places.get(table, 0) for table in number])  # of the table that each operation works on
+    # of the table that each operation works on
+    place = np.array([places.get(table, 0) for table in number])
     unique, again = own["unique_bytes"][place], variants == "dense"
     out["unique_bytes"][~words] = unique[~words]
     looked, update = (variants == "fused") if fused else forward, kinds == "embedding_update"
-    for level, share, updated in zip(("rows_l2", "rows_l3"), own["misses"], own["update_misses"], strict=True):
+    for level, share, updated in zip(
+        ("rows_l2", "rows_l3"), own["misses"], own["update_misses"], strict=True
+    ):
         out[level][looked] = (share[place] * out["row_bytes"])[looked]
         out[level][update] = (updated[place] * unique)[update]
     out["page_walks"][forward] = own["walks"]
@@ -123,8 +171,14 @@ def _size_lookups(
 def _find_models(platform: Platform, classes: tuple[_Class, ...], scaled: bool) -> Models:
     """What prices these classes; contexts only where times are `scaled`."""
     kernels, find = platform.kernels, platform.context.find
-    fits = [isolated.find_stand_in(kernels, kind, variant=variant, dtype=own) for kind, variant, own in classes]
-    contexts = [find(kind, variant.replace("_last", ""), own) if scaled else None for kind, variant, own in classes]
+    fits = [
+        isolated.find_stand_in(kernels, kind, variant=variant, dtype=own)
+        for kind, variant, own in classes
+    ]
+    contexts = [
+        find(kind, variant.replace("_last", ""), own) if scaled else None
+        for kind, variant, own in classes
+    ]
     rows, (odd, even, _) = [], isolated.list_unaligned(platform)
     for (kind, variant, own), fit, context in zip(classes, fits, contexts, strict=True):
         assumed = fit is None or fit.kind == "assumed"
@@ -137,14 +191,18 @@ def _find_models(platform: Platform, classes: tuple[_Class, ...], scaled: bool) 
             "windows": assumed and kind == "convolution",
             "turns": isolated.find_turns(platform, kind, variant, own) * assumed,
             "assumed": context.kind == "assumed" if context else assumed,
-            "itemsize": DTYPES[own] * (kind == "gemm" and own in isolated.TENSOR and platform.device.kind != "cpu"),
+            "itemsize": DTYPES[own]
+            * (kind == "gemm" and own in isolated.TENSOR and platform.device.kind != "cpu"),
             "turned": variant == "tn",
             "odd": odd,
             "even": even,
             "launch": fit.get("launch", 0.0) if fit and platform.device.kind != "cpu" else 0.0,
         }
         row |= {f"{row['form']}.{name}": value for name, value in (fit or {}).items()}
-        rows.append(row | {f"context.{name}": value for name, value in {**_USUAL, **(context or {})}.items()})
+        rows.append(
+            row
+            | {f"context.{name}": value for name, value in {**_USUAL, **(context or {})}.items()}
+        )
     names = dict.fromkeys(name for row in rows for name in row)
     numbers = {name: np.array([row.get(name, 0.0) for row in rows]) for name in names}
     return Models(classes, fits, contexts, numbers)
@@ -163,24 +221,37 @@ def classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> tuple[M
         keys = [(*name[:2], dtype) for name in names]
         if graph.dtypes:
             formats = [own if own in platform.device.peaks else dtype for own in graph.dtypes]
-            keys, of = [(*names[n][:2], own) for n, own in zip(of, formats, strict=True)], np.arange(len(graph))
+            keys, of = (
+                [(*names[n][:2], own) for n, own in zip(of, formats, strict=True)],
+                np.arange(len(graph)),
+            )
         if platform.device.kind != "cpu" and any(kind == "attention" for kind, *_ in names):
             widths = graph.column("k").reshape(len(graph), -1)[:, 0]
             keys = [
-                _find_attention(key, widths[np.argmax(of == n)], platform) if key[0] == "attention" else key
+                _find_attention(key, widths[np.argmax(of == n)], platform)
+                if key[0] == "attention"
+                else key
                 for n, key in enumerate(keys)
             ]
-        numbers.append(np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.intp)[of])
+        numbers.append(
+            np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.intp)[of]
+        )
     classes = tuple(known)
-    family = graphs[0].family if graphs else ""  # scales of a GPU are those of the families they were fitted to
-    scaled = platform.device.kind == "cpu" or not family or bool({family, ANY} & {*platform.context.iterations})
+    # scales of a GPU are those of the families they were fitted to
+    family = graphs[0].family if graphs else ""
+    scaled = (
+        platform.device.kind == "cpu"
+        or not family
+        or bool({family, ANY} & {*platform.context.iterations})
+    )
     if (scaled, classes) not in platform.memo:
         platform.memo[scaled, classes] = _find_models(platform, classes, scaled)
     return platform.memo[scaled, classes], np.concatenate(numbers)
 
 
 def _find_attention(key: _Class, width: float, platform: Platform) -> _Class:
-    """The class of attention with its kernel: the named one, if the device has it, else the one PyTorch chooses."""
+    """The class of attention with its kernel: the named one, if the device has it, else the one
+    PyTorch chooses."""
     kind, (phase, _, named), dtype = key[0], key[1].partition("."), key[2]
     device, half = platform.device.capability, DTYPES[dtype] <= 2
     taken = pick_attention(width, width, half=half, capability=device.value if device else 0.0)
@@ -191,23 +262,36 @@ def _find_attention(key: _Class, width: float, platform: Platform) -> _Class:
 def list_attention(graph: Graph, platform: Platform) -> list[str]:
     """Names of the fused kernels of attention that a graph runs on a GPU."""
     classes = classify([graph], platform, graph.dtype)[0].classes
-    return sorted({variant.partition(".")[2] for kind, variant, _ in classes if kind == "attention"} - {""})
+    return sorted(
+        {variant.partition(".")[2] for kind, variant, _ in classes if kind == "attention"} - {""}
+    )
 
 
 def _size_operations(
-    graphs: Sequence[Graph], platform: Platform, dtype: str, ranks: int, models: Models, number: np.ndarray
+    graphs: Sequence[Graph],
+    platform: Platform,
+    dtype: str,
+    ranks: int,
+    models: Models,
+    number: np.ndarray,
 ) -> dict[str, Array]:
     """Sizes of every operation, and the parameters of what prices its class."""
-    more = [1] * bool(graphs[0].columns or graphs[0].repeats is not None)  # an axis of configurations
+    # an axis of configurations
+    more = [1] * bool(graphs[0].columns or graphs[0].repeats is not None)
     sizes = {name: values[number].reshape(-1, *more) for name, values in models.numbers.items()}
-    caches, granularity = platform.share_caches(ranks), 64.0 if platform.device.kind == "cpu" else 32.0
+    caches, granularity = (
+        platform.share_caches(ranks),
+        64.0 if platform.device.kind == "cpu" else 32.0,
+    )
     how = {"entries": platform.page_entries, "granularity": granularity, "itemsize": DTYPES[dtype]}
     rows = [_size_rows(graph, capacities=caches, **how) for graph in graphs]
     join: Any = np.concatenate if len(graphs) > 1 else itemgetter(0)  # which copies nothing
     sizes |= {name: join([graph.column(name) for graph in graphs]) for name in FEATURES}
     sizes |= {name: join([part[name] for part in rows]) for name in rows[0]}
     sizes["nbytes"] = join([graph.traffic for graph in graphs])
-    for level, capacity in zip(("l2", "l3"), caches, strict=True) if "additive" in models.numbers["form"] else ():
+    for level, capacity in (
+        zip(("l2", "l3"), caches, strict=True) if "additive" in models.numbers["form"] else ()
+    ):
         far = []
         for graph in graphs:
             nbytes = graph.accesses[:, 2] * miss_share(graph.distances, capacity=capacity)
@@ -217,22 +301,28 @@ def _size_operations(
 
 
 def size_operations(graph: Graph, platform: Platform) -> dict[str, Array]:
-    """Sizes of the operations of one rank as the forms of kernels take them, and the traffic of their rooflines."""
-    sizes = _size_operations([graph], platform, graph.dtype, 1, *classify([graph], platform, graph.dtype))
+    """Sizes of the operations of one rank as the forms of kernels take them, and the traffic of
+    their rooflines."""
+    sizes = _size_operations(
+        [graph], platform, graph.dtype, 1, *classify([graph], platform, graph.dtype)
+    )
     return sizes | find_traffic(sizes, platform)
 
 
-def price(graphs: Sequence[Graph], platform: Platform, *, dtype: str = "fp32", ranks: int = 1) -> list[Costs]:
+def price(
+    graphs: Sequence[Graph], platform: Platform, *, dtype: str = "fp32", ranks: int = 1
+) -> list[Costs]:
     """Price every operation of some graphs, such as those of several ranks, all in one pass.
 
-    `dtype` is the data type of operations without their own. An operation class without a kernel model is timed by the
-    bytes it moves. The `ranks` of a CPU share its last cache. The sizes of a single graph may be arrays over
-    configurations; then its times are arrays, too.
+    `dtype` is the data type of operations without their own. An operation class without a kernel
+    model is timed by the bytes it moves. The `ranks` of a CPU share its last cache. The sizes of a
+    single graph may be arrays over configurations; then its times are arrays, too.
 
     Notes
     -----
-    Every operand comes from the memory level that its reuse distance in the iteration asks for: the difference between
-    ``hot`` and ``cold``. `perfkit.models.kernels.in_context` has what an iteration adds beyond that.
+    Every operand comes from the memory level that its reuse distance in the iteration asks for: the
+    difference between ``hot`` and ``cold``. `perfkit.models.kernels.in_context` has what an
+    iteration adds beyond that.
     """
     models, number = classify(graphs, platform, dtype)
     sizes = _size_operations(graphs, platform, dtype, ranks, models, number)
@@ -254,35 +344,54 @@ def price(graphs: Sequence[Graph], platform: Platform, *, dtype: str = "fp32", r
 
 
 def find_members(chosen: Any) -> Any:
-    """Positions of the chosen members: a slice if they are neighbours, which needs no copy, else their numbers."""
+    """Positions of the chosen members: a slice if they are neighbours, which needs no copy, else
+    their numbers."""
     places = np.flatnonzero(chosen)
     begin, end = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
     return slice(begin, end) if end - begin == len(places) else places
 
 
 def _price_alone(sizes: dict[str, Array], platform: Platform) -> tuple[Array, Array]:
-    """Time of isolated kernels with near operands, and what distant operands add: nothing under a roofline [s]."""
+    """Time of isolated kernels with near operands, and what distant operands add: nothing under a
+    roofline [s]."""
     hot = np.zeros(sizes["nbytes"].shape)
     cold = np.zeros(hot.shape if "additive" in sizes["form"] else sizes["timed"].shape)
-    # operations of configurations are split by the work they have: nothing is computed for work that they lack
+    # operations of configurations are split by the work they have: nothing is computed for work
+    # that they lack
     has = [sizes[name].any(axis=1) for name in ("flops", "row_bytes") if hot.ndim > 1]
-    keys: list[Any] = [*zip(sizes["form"].ravel().tolist(), *(own.tolist() for own in has), strict=True)]
+    keys: list[Any] = [
+        *zip(sizes["form"].ravel().tolist(), *(own.tolist() for own in has), strict=True)
+    ]
     for key in dict.fromkeys(keys):
         form, members = key[0], find_members([each == key for each in keys])
-        part = {name: values[members] for name, values in sizes.items() if form == "additive" or name in _ROOFLINE}
+        part = {
+            name: values[members]
+            for name, values in sizes.items()
+            if form == "additive" or name in _ROOFLINE
+        }
         if not form:  # without a model
             moved = (part["nbytes"] + part["row_bytes"]) / float(platform.device.bandwidth(1e12))
             hot[members] = np.maximum(moved, part["flops"] / part["peak"])
             continue
-        fit = {key.partition(".")[2]: values[members] for key, values in sizes.items() if key.startswith(f"{form}.")}
+        fit = {
+            key.partition(".")[2]: values[members]
+            for key, values in sizes.items()
+            if key.startswith(f"{form}.")
+        }
         if form != "additive":
             part |= find_traffic(part, platform)
         products: Any = 1.0
         turned = part["turns"] * part["nbytes"] / part["bandwidth"] if part["turns"].any() else 0.0
         if part["windows"].any():  # a convolution priced as a product counts once for each gradient
             single = np.maximum(2.0 * part["batch"] * part["m"] * part["n"] * part["k"], 1.0)
-            products = np.where(part["windows"], np.maximum(np.round(part["flops"] / single), 1.0), 1.0)
-            part |= {name: part[name] / products for name in ("flops", "nbytes", *DISTANT[:2]) if name in part}
+            products = np.where(
+                part["windows"], np.maximum(np.round(part["flops"] / single), 1.0), 1.0
+            )
+            part |= {
+                name: part[name] / products
+                for name in ("flops", "nbytes", *DISTANT[:2])
+                if name in part
+            }
         hot[members] = total = products * FORMS[form](part, **fit) + turned
         if form == "additive":
             near = {name: values for name, values in fit.items() if name not in DISTANT}
@@ -292,7 +401,8 @@ def _price_alone(sizes: dict[str, Array], platform: Platform) -> tuple[Array, Ar
 
 
 def find_traffic(part: dict[str, Array], platform: Platform) -> dict[str, Array]:
-    """Traffic of kernels under a roofline and its bandwidth; the last cache serves rows alone (formulas, table 3.2)."""
+    """Traffic of kernels under a roofline and its bandwidth; the last cache serves rows alone
+    (formulas, table 3.2)."""
     main, *near = (level.bandwidth for level in platform.device.memory[:-3:-1])
     slow, nbytes = main.value if main else 1e9, part["again"] * part["nbytes"]
     bandwidth = np.broadcast_to(slow, nbytes.shape)
@@ -301,8 +411,12 @@ def find_traffic(part: dict[str, Array], platform: Platform) -> dict[str, Array]
         nbytes = nbytes + part["passes"] * part["row_bytes"]
         bandwidth = np.broadcast_to(slow, nbytes.shape)
         if near and near[0]:
-            seconds = np.asarray(smooth_maximum(far / slow, (nbytes - far) / near[0].value, sharpness=2.0))
-            bandwidth = np.divide(nbytes, seconds, out=np.full(nbytes.shape, slow), where=seconds > 0)
+            seconds = np.asarray(
+                smooth_maximum(far / slow, (nbytes - far) / near[0].value, sharpness=2.0)
+            )
+            bandwidth = np.divide(
+                nbytes, seconds, out=np.full(nbytes.shape, slow), where=seconds > 0
+            )
     return {"nbytes": nbytes, "bandwidth": bandwidth}
 
 
@@ -313,15 +427,21 @@ def _add_up_classes(
     totals, spreads = found = np.zeros((2, len(models.classes), *seconds.shape[1:]))
     for index, ((kind, variant, own), fit, context) in enumerate(zip(*models[:3], strict=True)):
         members = find_members(number == index)
-        fitted = context and (not context.dtypes or own in context.dtypes)  # to iterations in this format
+        # to iterations in this format
+        fitted = context and (not context.dtypes or own in context.dtypes)
         times, weights = seconds[members], hot[members]
         if graph.repeats is not None:
             often = graph.repeats[members, None]
             times, weights = often * times, often * weights
-        totals[index], alone = times.sum(axis=0), np.asarray(fit.spread if fit else float(kind != "host"))
+        totals[index], alone = (
+            times.sum(axis=0),
+            np.asarray(fit.spread if fit else float(kind != "host")),
+        )
         if fit and not fitted and fit.spread_time is not None:
             whole, mean = weights.sum(axis=0), (fit.spread_at(hot[members]) * weights).sum(axis=0)
-            alone = np.divide(mean, whole, out=np.full(np.shape(whole), 1.0 * fit.spread), where=whole > 0)
+            alone = np.divide(
+                mean, whole, out=np.full(np.shape(whole), 1.0 * fit.spread), where=whole > 0
+            )
         spreads[index] = np.hypot(context.spread if context else 0.0, 0.0 if fitted else alone)
         if kind in ("gemm", "bmm") and platform.device.kind != "cpu":
             sizes = {name: graph.column(name)[members] for name in "mnk"}
@@ -337,25 +457,28 @@ def _add_up_classes(
 def price_host(graph: Graph, platform: Platform) -> tuple[Array, Array]:
     """Host time of every operation up to its first launch, and from there to its last [s].
 
-    The platform's ``host`` overheads are ``gap`` (T1), ``before_launch`` (T2), ``after_launch`` (T3), ``launch`` (T4),
-    ``between_launches`` (T5) and ``bare`` (a call without a launch). They are the same for all operations or, as
-    ``before_launch.gemm.backward``, those of a class and of its phase or variant.
+    The platform's ``host`` overheads are ``gap`` (T1), ``before_launch`` (T2), ``after_launch``
+    (T3), ``launch`` (T4), ``between_launches`` (T5) and ``bare`` (a call without a launch). They
+    are the same for all operations or, as ``before_launch.gemm.backward``, those of a class and of
+    its phase or variant.
 
     Notes
     -----
-    A call of the framework costs T1 + T2 + T4 up to its first kernel, T5 + T4 for every further one and T3 after the
-    last; T3 is counted with the next call. A call without a kernel costs T1 and its own time.
+    A call of the framework costs T1 + T2 + T4 up to its first kernel, T5 + T4 for every further one
+    and T3 after the last; T3 is counted with the next call. A call without a kernel costs T1 and
+    its own time.
 
     References
     ----------
-    .. [1] Z. Lin et al., "Building a performance model for deep learning recommendation model training on GPUs", 2022,
-       arXiv:2201.07821, section 3.4 (the five overheads)
+    .. [1] Z. Lin et al., "Building a performance model for deep learning recommendation model
+       training on GPUs", 2022, arXiv:2201.07821, section 3.4 (the five overheads)
     """
     known = {name: quantity.value for name, quantity in platform.host.items()}
     gap, empty, launch = (known.get(name, 0.0) for name in ("gap", "bare", "launch"))
     table = []
     for kind, variant, phase in graph.classes[0]:
-        if (found := platform.memo.get(("host", kind, variant, phase))) is None:  # of the variant, else phase, class
+        # of the variant, else phase, class
+        if (found := platform.memo.get(("host", kind, variant, phase))) is None:
             ends = (f".{kind}.{variant}", f".{kind}.{phase}", f".{kind}", "")
             terms = ("before_launch", "after_launch", "between_launches")
             found = [next((known[t + end] for end in ends if t + end in known), 0.0) for t in terms]
@@ -373,5 +496,8 @@ def price_host(graph: Graph, platform: Platform) -> tuple[Array, Array]:
 
 
 def join_host(device: Any, host: Any, whole: Fit | None) -> Any:
-    """Time of an iteration [s]: that of the slower of device and host, or a smooth maximum where steps were fitted."""
-    return smooth_maximum(device, host, sharpness=whole.get("sharpness", np.inf) if whole else np.inf)
+    """Time of an iteration [s]: that of the slower of device and host, or a smooth maximum where
+    steps were fitted."""
+    return smooth_maximum(
+        device, host, sharpness=whole.get("sharpness", np.inf) if whole else np.inf
+    )

@@ -1,4 +1,5 @@
-"""What one iteration holds in the memory of a rank at its fullest moment, and whether the device has as much."""
+"""What one iteration holds in the memory of a rank at its fullest moment, and whether the device
+has as much."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ from perfkit.platform.platform import Platform
 from perfkit.workloads.graph import PHASES, Graph
 from perfkit.workloads.tables import EmbeddingTable
 
-#: Workspaces of cuBLAS, one for the forward and one for the backward pass [B]; docs/formulas.md, table 9.2.
+#: Workspaces of cuBLAS, one for the forward and one for the backward pass [B]; docs/formulas.md,
+#: table 9.2.
 WORKSPACE = 2 * 32 * 2.0**20
-#: Uses of memory: weights without embedding tables; gradients; states of the optimizer; inputs and what is computed
-#: from them; tables; what collectives send and receive; workspaces of libraries and optimizers.
+#: Uses of memory: weights without embedding tables; gradients; states of the optimizer; inputs and
+#: what is computed from them; tables; what collectives send and receive; workspaces of libraries
+#: and optimizers.
 PARTS = ("parameters", "gradients", "states", "activations", "tables", "communication", "workspace")
 #: Uses that are known of the ranks of a strategy.
 HELD = ("parameters", "gradients", "states", "activations", "communication")
@@ -58,7 +61,11 @@ class Memory(Shown):
 def find_capacity(platform: Platform) -> float | None:
     """Memory of one rank [B], None if it is not known; ranks of a CPU share that of their node."""
     whole = platform.device.memory[-1].capacity if platform.device.memory else None
-    return whole.value / (platform.network.ranks_per_node if platform.device.kind == "cpu" else 1) if whole else None
+    return (
+        whole.value / (platform.network.ranks_per_node if platform.device.kind == "cpu" else 1)
+        if whole
+        else None
+    )
 
 
 def _sort_buffers(graph: Graph, count: int) -> np.ndarray:
@@ -70,13 +77,20 @@ def _sort_buffers(graph: Graph, count: int) -> np.ndarray:
 
     operations, buffers, _, writes = graph.accesses.T
     operations, (first, places) = operations.astype(int), np.unique(buffers, return_index=True)
-    phases = np.array([phase for *_, phase in graph.classes[0]], dtype=str)[graph.classes[1]][operations]
+    phases = np.array([phase for *_, phase in graph.classes[0]], dtype=str)[graph.classes[1]][
+        operations
+    ]
     forward, backward, update = (mark(buffers[phases == name]) for name in PHASES)
-    made = mark(first[writes[places] == 1.0])  # in every iteration; a buffer that is read first is kept
+    # in every iteration; a buffer that is read first is kept
+    made = mark(first[writes[places] == 1.0])
     trained, own = mark(graph.weights[:, 0]), update & ~forward & ~backward
     part = np.full(count, _AT["activations"])
     part[own] = _AT["workspace"]
-    moves = [n for n, label in enumerate(graph.labels) if label[1] == "collective" or label[0] in _PACKING]
+    moves = [
+        n
+        for n, label in enumerate(graph.labels)
+        if label[1] == "collective" or label[0] in _PACKING
+    ]
     part[mark(buffers[np.isin(operations, moves)]) | (trained & made)] = _AT["communication"]
     part[update & backward & ~trained] = _AT["gradients"]
     part[own & ~made] = _AT["states"]
@@ -86,13 +100,18 @@ def _sort_buffers(graph: Graph, count: int) -> np.ndarray:
 
 
 def _find_lives(graph: Graph, part: np.ndarray) -> np.ndarray:
-    """Lives of buffers, from the operation that makes them to the last that touches them: begin, end, buffer, bytes.
+    """Lives of buffers, from the operation that makes them to the last that touches them: begin,
+    end, buffer, bytes.
 
-    Operations begin at even and end at odd numbers. A buffer that is written as a whole begins a new life. Buffers that
-    are read first are kept from one iteration to the next, and so are buckets of gradients, which are reduced in place.
-    Gradients are kept to the end.
+    Operations begin at even and end at odd numbers. A buffer that is written as a whole begins a
+    new life. Buffers that are read first are kept from one iteration to the next, and so are
+    buckets of gradients, which are reduced in place. Gradients are kept to the end.
     """
-    reduces = [n for n in graph.kernels.get(("collective", "all_reduce"), ()) if graph.labels[n][3] == "backward"]
+    reduces = [
+        n
+        for n in graph.kernels.get(("collective", "all_reduce"), ())
+        if graph.labels[n][3] == "backward"
+    ]
     buckets = graph.accesses[np.isin(graph.accesses[:, 0], reduces), 1]
     sorts = np.isin(graph.accesses[:, 0], graph.kernels.get(("embedding_backward", "exact"), ()))
     rows = graph.accesses[~sorts]  # one of their operands only represents traffic
@@ -106,11 +125,14 @@ def _find_lives(graph: Graph, part: np.ndarray) -> np.ndarray:
     begins = np.flatnonzero(opens | ((writes == 1.0) & (nbytes >= sizes) & ~read & ~lasting))
     ends = 2.0 * operations[np.append(begins[1:], len(opens)) - 1] + 1.0
     times = np.where(kept, -1.0, 2.0 * operations)[begins]
-    return np.stack([times, np.where(lasting[begins], np.inf, ends), buffers[begins], sizes[begins]])
+    return np.stack(
+        [times, np.where(lasting[begins], np.inf, ends), buffers[begins], sizes[begins]]
+    )
 
 
 def _list_events(lives: np.ndarray) -> np.ndarray:
-    """Allocations and releases in order: buffer, and bytes, which are negative where they are released."""
+    """Allocations and releases in order: buffer, and bytes, which are negative where they are
+    released."""
     made, released = lives[[0, 2, 3]], lives[[1, 2, 3]] * [[1], [1], [-1]]
     events = np.concatenate([made, released[:, np.isfinite(released[0])]], axis=1)
     return events.T[np.argsort(events[0], kind="stable"), 1:]
@@ -119,8 +141,8 @@ def _list_events(lives: np.ndarray) -> np.ndarray:
 def list_peaks(graph: Graph, kinds: np.ndarray, sizes: Array) -> Array:
     """Moments of an iteration, one of which needs the most memory whatever the sizes are.
 
-    Each is the number of buffers held of every kind. Buffers of one of the `kinds` always have the same size; `sizes`
-    is an example of the size of each kind [B].
+    Each is the number of buffers held of every kind. Buffers of one of the `kinds` always have the
+    same size; `sizes` is an example of the size of each kind [B].
     """
     lives = _find_lives(graph, _sort_buffers(graph, len(kinds)))
     lives[3] = 1.0
@@ -135,13 +157,17 @@ def list_peaks(graph: Graph, kinds: np.ndarray, sizes: Array) -> Array:
         found.append(left[np.argmax(totals[left])])
         left = left[(rest[left] > rest[found[-1]]).any(axis=1)]  # the others are never fuller
     peaks, ends = rest[sorted(found)], np.ones(len(found), dtype=bool)
-    for apart in range(1, (len(peaks) + 1) // 2):  # of moments on a line, as in layer after layer, one of the ends is
-        ends[apart:-apart] &= (2.0 * peaks[apart:-apart] > peaks[: -2 * apart] + peaks[2 * apart :]).any(axis=1)
+    # of moments on a line, as in layer after layer, one of the ends is
+    for apart in range(1, (len(peaks) + 1) // 2):
+        ends[apart:-apart] &= (
+            2.0 * peaks[apart:-apart] > peaks[: -2 * apart] + peaks[2 * apart :]
+        ).any(axis=1)
     return whole[sorted(found)][ends]
 
 
 def sum_untouched(graph: Graph, tables: Sequence[EmbeddingTable], optimizer: str) -> list[Any]:
-    """Bytes of the tables that are only looked up and updated row by row, and of their optimizer states [B]."""
+    """Bytes of the tables that are only looked up and updated row by row, and of their optimizer
+    states [B]."""
     numbers = graph.weights[graph.weights[:, 1] == 1, 0].tolist()
     met = set(graph.accesses[:, 1].tolist())
     own = [table for table, number in zip(tables, numbers, strict=False) if number not in met]
@@ -166,18 +192,30 @@ def measure_memory(graphs: Sequence[Graph], platform: Platform, optimizer: str) 
     memory : Memory
         Bytes by use.
     """
-    return max((_measure(graph, platform, optimizer) for graph in graphs), key=lambda found: found.total)
+    return max(
+        (_measure(graph, platform, optimizer) for graph in graphs), key=lambda found: found.total
+    )
 
 
 def _measure(graph: Graph, platform: Platform, optimizer: str) -> Memory:
     """Memory of a rank; a captured graph that is compiled allocates less than it recorded."""
     buffers = np.concatenate([graph.accesses[:, 1], graph.weights[:, 0], graph.allocations[:, 0]])
-    part = np.append(_sort_buffers(graph, int(buffers.max(initial=0.0)) + 1), [_AT[name] for name in HELD])
+    part = np.append(
+        _sort_buffers(graph, int(buffers.max(initial=0.0)) + 1), [_AT[name] for name in HELD]
+    )
     # buffers below 0 are the parts of a strategy
-    captured = (graph.allocations[:, 0] < 0).any() or (len(graph.allocations) > 0 and graph.execution != "compiled")
-    events = _list_events(_find_lives(graph, part)) if len(graph.accesses) and not captured else graph.allocations
+    captured = (graph.allocations[:, 0] < 0).any() or (
+        len(graph.allocations) > 0 and graph.execution != "compiled"
+    )
+    events = (
+        _list_events(_find_lives(graph, part))
+        if len(graph.accesses) and not captured
+        else graph.allocations
+    )
     peak = np.argmax(np.append(0.0, np.cumsum(events[:, 1])))
-    held = np.bincount(part[events[:peak, 0].astype(int)], weights=events[:peak, 1], minlength=len(PARTS))
+    held = np.bincount(
+        part[events[:peak, 0].astype(int)], weights=events[:peak, 1], minlength=len(PARTS)
+    )
     if not captured:
         held[[_AT["tables"], _AT["states"]]] += sum_untouched(graph, graph.tables, optimizer)
     held[_AT["workspace"]] += WORKSPACE * (platform.device.kind != "cpu")
@@ -185,10 +223,19 @@ def _measure(graph: Graph, platform: Platform, optimizer: str) -> Memory:
 
 
 def find_shortage(graphs: Sequence[Graph], platform: Platform, optimizer: str) -> tuple[str, ...]:
-    """The warning if a rank has too little memory; first checks whether all its buffers together would fit."""
+    """The warning if a rank has too little memory; first checks whether all its buffers together
+    would fit."""
     capacity, each = find_capacity(platform), 1.0 + STATE.get(optimizer, 0.0)
-    most = max(graph.footprint + each * sum(table.nbytes for table in graph.tables) for graph in graphs)
-    if capacity is None or most + WORKSPACE <= capacity or (found := measure_memory(graphs, platform, optimizer)).fits:
+    most = max(
+        graph.footprint + each * sum(table.nbytes for table in graph.tables) for graph in graphs
+    )
+    if (
+        capacity is None
+        or most + WORKSPACE <= capacity
+        or (found := measure_memory(graphs, platform, optimizer)).fits
+    ):
         return ()
     shared = "" if any(graph.tables for graph in graphs) else "fsdp, checkpoints, "
-    return (f"a rank {found}; take {shared}more ranks, a smaller batch or a device with more memory",)
+    return (
+        f"a rank {found}; take {shared}more ranks, a smaller batch or a device with more memory",
+    )

@@ -1,4 +1,5 @@
-"""One micro-batch of a strategy on one rank: its operations, the sizes of its messages, and the times of both."""
+"""One micro-batch of a strategy on one rank: its operations, the sizes of its messages, and the
+times of both."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,66 +22,90 @@ from perfkit.workloads.transformer import Transformer
 REGIONS = ("embeddings", "layers", "head")
 #: Kinds of operations of attention between its projections.
 CORES = ("bmm", "attention")
-#: Tokens of a sequence in the first column of a recorded graph. A compiler merges what has equal sizes; it is read off
-#: this column, where no two sizes are equal by chance [-].
+#: Tokens of a sequence in the first column of a recorded graph. A compiler merges what has equal
+#: sizes; it is read off this column, where no two sizes are equal by chance [-].
 _ODD = 1031
-#: Communicators of a graph of `perfkit.prediction.stages`: those below `PASSED` are waited for inside a pass, those
-#: from `PAIRS` on connect neighbouring stages [-].
+#: Communicators of a graph of `perfkit.prediction.stages`: those below `PASSED` are waited for
+#: inside a pass, those from `PAIRS` on connect neighbouring stages [-].
 PASSED, PAIRS = 3, 6
 #: A collective as the host sees it: one call that launches one kernel.
 _CALL = np.isin(FEATURES, ("calls", "launches")).astype(float)[np.newaxis]
 
 
 class Sizes:
-    """Sizes of a micro-batch and of the messages of its ranks; arrays if the strategy holds many."""
+    """Sizes of a micro-batch and of the messages of its ranks; arrays if the strategy holds
+    many."""
 
     def __init__(self, model: Transformer, s: Strategy) -> None:
         #: Micro-batches of a replica [-].
         self.micro = model.batch / (s.dp * s.micro_batch)
-        #: Bytes of an activation or a weight in use, of a sum of gradients, and of one while ranks reduce it [B].
+        #: Bytes of an activation or a weight in use, of a sum of gradients, and of one while ranks
+        #: reduce it [B].
         self.itemsize = ITEMSIZE.get(model.dtype, 2)
         self.wide = 4 if model.mixed else self.itemsize
         self.summed = ITEMSIZE.get(model.reduce_dtype, self.wide)
         #: One number of each token of a rank, and the activations between stages [B].
         self.column = self.itemsize * s.micro_batch * model.sequence / s.cp
         self.between = self.column * model.hidden / s.rows
-        #: Keys of a layer, and the mean of queries, keys, values and outputs, which change places with heads [B].
+        #: Keys of a layer, and the mean of queries, keys, values and outputs, which change places
+        #: with heads [B].
         head = model.head_width or model.hidden / model.heads
         self.keys = self.column * head * np.ceil((model.kv_heads or model.heads) / s.tp)
         self.swapped = (self.column * (head * model.heads / s.tp) + self.keys) / 2.0
-        #: Tokens that go to experts [B]; numbers of the experts of a layer on a rank, and ranks that share them [-].
+        #: Tokens that go to experts [B]; numbers of the experts of a layer on a rank, and ranks
+        #: that share them [-].
         self.routed = self.column * model.hidden * model.routed * (model.experts > 0)
         each = (2 + model.gated) * model.hidden * np.ceil((model.inner or 4 * model.hidden) / s.tp)
         self.experts = (model.experts // s.ep) * each
         self.sharers = np.maximum(s.owners // s.ep, 1)
-        #: Copies before a reduction and around a gather, relative to a copy of all sums of gradients [-]. A message is
-        #: filled from gradients as they are computed, unless those of several micro-batches were added up before.
+        #: Copies before a reduction and around a gather, relative to a copy of all sums of
+        #: gradients [-]. A message is filled from gradients as they are computed, unless those of
+        #: several micro-batches were added up before.
         self.gathered = self.itemsize / self.wide
         straight = np.greater(s.zero, 0) & (s.scattered | np.equal(self.micro, 1))
         self.reduced = np.where(straight, (1.0 + self.gathered) / 2.0, 1.0)
 
 
-def record_micro_batch(model: Transformer, s: Strategy, execution: str | None) -> tuple[Graph, dict[str, Array]]:
-    """Record what a rank does, see `perfkit.workloads.blocks.record_part`: odd sizes first, then those of strategies.
+def record_micro_batch(
+    model: Transformer, s: Strategy, execution: str | None
+) -> tuple[Graph, dict[str, Array]]:
+    """Record what a rank does, see `perfkit.workloads.blocks.record_part`: odd sizes first, then
+    those of strategies.
 
-    Strategies that are recorded together have the same `checkpoint`, and all or none share products and tokens.
+    Strategies that are recorded together have the same `checkpoint`, and all or none share products
+    and tokens.
     """
     shares = np.all(np.greater(s.tp, 1))
-    odd = ((3, s.micro_batch), (_ODD, model.sequence // s.cp), (3 if shares else 1, s.tp), (1, s.cp), (1, s.ep))
+    odd = (
+        (3, s.micro_batch),
+        (_ODD, model.sequence // s.cp),
+        (3 if shares else 1, s.tp),
+        (1, s.cp),
+        (1, s.ep),
+    )
     batch, sequence, tensor, context, experts = (np.append(*each).astype(float) for each in odd)
     cut = Cut(batch, sequence, tensor, tensor if np.all(s.rows > 1) else 1, context, experts)
-    graph, weights = record_part(replace(model, checkpoint=bool(np.all(np.equal(s.checkpoint, "full")))), cut)
-    return execute([graph], execution)[0], {name: np.broadcast_to(own, len(batch)) for name, own in weights.items()}
+    graph, weights = record_part(
+        replace(model, checkpoint=bool(np.all(np.equal(s.checkpoint, "full")))), cut
+    )
+    return execute([graph], execution)[0], {
+        name: np.broadcast_to(own, len(batch)) for name, own in weights.items()
+    }
 
 
-def price_micro_batch(model: Transformer, platform: Platform, s: Strategy, execution: str | None) -> dict[str, Array]:
-    """Times of a micro-batch on one rank by region and phase [s], trained numbers [-], and spread, by strategy."""
+def price_micro_batch(
+    model: Transformer, platform: Platform, s: Strategy, execution: str | None
+) -> dict[str, Array]:
+    """Times of a micro-batch on one rank by region and phase [s], trained numbers [-], and spread,
+    by strategy."""
     graph, weights = record_micro_batch(model, s, execution)
     inside = np.array([label[4].startswith("layers") for label in graph.labels])
     often = np.where(inside, float(model.layers), 1.0)
     [cost] = price([replace(graph, repeats=often)], platform, dtype=graph.dtype)
     seconds = cost.seconds
-    names, kinds, variants, phases, modules = (np.array(column) for column in zip(*graph.labels, strict=True))
+    names, kinds, variants, phases, modules = (
+        np.array(column) for column in zip(*graph.labels, strict=True)
+    )
     exchange, added, ranks = np.zeros(seconds.shape), names == "add_", np.append(1, s.tp)
     for operation in np.unique(names[graph.collectives]):
         own = graph.collectives[names[graph.collectives] == operation]
@@ -99,27 +124,48 @@ def price_micro_batch(model: Transformer, platform: Platform, s: Strategy, execu
         out[f"{name}.added"] = seconds[own & added].sum(axis=0)
     again = 0
     for phase in ("forward", "backward"):
-        cores = np.flatnonzero(np.char.endswith(modules, "attention") & (phases == phase) & np.isin(kinds, CORES))
+        cores = np.flatnonzero(
+            np.char.endswith(modules, "attention") & (phases == phase) & np.isin(kinds, CORES)
+        )
         cores = cores[again:]  # what is computed again comes first
         core = slice(cores.min(), cores.max() + 1)
-        out[f"attention.{phase}"], out[f"attention.host.{phase}"] = seconds[core].sum(axis=0), host[core].sum()
+        out[f"attention.{phase}"], out[f"attention.host.{phase}"] = (
+            seconds[core].sum(axis=0),
+            host[core].sum(),
+        )
         again = len(cores) if np.all(np.equal(s.checkpoint, "full")) else 0
-    out["delayed"] = seconds[inside & (phases == "backward") & (kinds == "gemm") & (variants == "tn")].sum(axis=0)
-    for name, own in (("update", (phases == "update") & (modules != "packing")), ("packing", modules == "packing")):
+    out["delayed"] = seconds[
+        inside & (phases == "backward") & (kinds == "gemm") & (variants == "tn")
+    ].sum(axis=0)
+    for name, own in (
+        ("update", (phases == "update") & (modules != "packing")),
+        ("packing", modules == "packing"),
+    ):
         out[name] = seconds[own].sum(axis=0) / sum(weights.values())
-    call = Graph((("all_to_all", "collective", "all_to_all", "forward", ""),), _CALL, np.zeros((0, 4)))
+    call = Graph(
+        (("all_to_all", "collective", "all_to_all", "forward", ""),), _CALL, np.zeros((0, 4))
+    )
     out["call"] = np.add(*price_host(call, platform))[0]
-    # kernels of a kind have one fit and one scale, so that they err together, and so does all that is only assumed
+    # kernels of a kind have one fit and one scale, so that they err together, and so does all that
+    # is only assumed
     causes = np.where(cost.assumed, "", [kind for kind, *_ in cost.models.classes])
     errors = cost.spread * cost.totals / cost.totals.sum(axis=0)
-    out["spread"] = np.sqrt(sum(np.square(errors[causes == cause].sum(axis=0)) for cause in np.unique(causes)))
+    out["spread"] = np.sqrt(
+        sum(np.square(errors[causes == cause].sum(axis=0)) for cause in np.unique(causes))
+    )
     return {name: np.broadcast_to(values, seconds.shape[1])[1:] for name, values in out.items()}
 
 
 def price_messages(
-    platform: Platform, operation: str, nbytes: Array, count: Array, stride: Any, algorithm: str = ""
+    platform: Platform,
+    operation: str,
+    nbytes: Array,
+    count: Array,
+    stride: Any,
+    algorithm: str = "",
 ) -> Array:
-    """Time of collectives of `count` ranks that are `stride` apart [s]; an algorithm is used across nodes only.
+    """Time of collectives of `count` ranks that are `stride` apart [s]; an algorithm is used across
+    nodes only.
 
     Messages of one size are priced once.
     """
@@ -136,21 +182,28 @@ def price_messages(
         if algorithm and local < many and inside == local:
             time[own] = platform.price_collective(operation, sizes, many, algorithm).time[place]
         else:
-            time[own] = price_group(platform, operation, sizes, many, -(-many // inside), inside, regions).time[place]
+            time[own] = price_group(
+                platform, operation, sizes, many, -(-many // inside), inside, regions
+            ).time[place]
     return time
 
 
 def join_hosts(rank: RankTimes, whole: Fit | None) -> RankTimes:
-    """Times of a rank of a stage; its host starts each pass with the device, as both wait for the same message."""
+    """Times of a rank of a stage; its host starts each pass with the device, as both wait for the
+    same message."""
     graph, seconds = rank.kind.graph, rank.seconds.copy()
     marks, own = graph.kernels["host", "host"], graph.collectives
     groups, begins, busy = graph.column("group")[own], np.append(0, marks[:-1] + 1), seconds.copy()
     work = np.delete(np.arange(len(graph)), own)
-    beside = seconds[work[np.searchsorted(work, own)]]  # keys on the ring run beside the next kernel
+    # keys on the ring run beside the next kernel
+    beside = seconds[work[np.searchsorted(work, own)]]
     hides = [graph.labels[place][0] == "send_recv" for place in own]
-    busy[own] = np.where(groups < PASSED, np.maximum(rank.durations - np.where(hides, beside, 0.0), 0.0), 0.0)
+    busy[own] = np.where(
+        groups < PASSED, np.maximum(rank.durations - np.where(hides, beside, 0.0), 0.0), 0.0
+    )
     device, host = (np.add.reduceat(each, begins) for each in (busy, rank.host + rank.spacing))
-    rest = [each[marks[-1] + 1 :].sum() for each in (busy, rank.host + rank.spacing)]  # the update is not waited for
+    # the update is not waited for
+    rest = [each[marks[-1] + 1 :].sum() for each in (busy, rank.host + rank.spacing)]
     device[-1], host[-1] = device[-1] - rest[0], host[-1] - rest[1]
     if groups.max(initial=0.0) < PAIRS:  # a single stage waits for no messages
         seconds[marks] = (join_host(device.sum(), host.sum(), whole) - device.sum()) / len(marks)

@@ -1,4 +1,5 @@
-"""Ranks of an iteration: what each executes, which are alike, which meet in a collective, and how long each takes."""
+"""Ranks of an iteration: what each executes, which are alike, which meet in a collective, and how
+long each takes."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +24,8 @@ _NBYTES, _GROUP = COLUMN["nbytes"], COLUMN["group"]
 
 
 class Workload(Protocol):
-    """What describes an iteration on any number of ranks, such as a DLRM, a Transformer or a Net."""
+    """What describes an iteration on any number of ranks, such as a DLRM, a Transformer or a
+    Net."""
 
     @property
     def family(self) -> str:
@@ -37,7 +39,9 @@ class Workload(Protocol):
     def description(self) -> str:
         """What is computed, in a few words."""
 
-    def graphs(self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False) -> tuple[Graph, ...]:
+    def graphs(
+        self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False
+    ) -> tuple[Graph, ...]:
         """What every rank computes in one iteration."""
 
 
@@ -47,8 +51,9 @@ Work: TypeAlias = Workload | Graph | Sequence[Graph]
 class Kind(NamedTuple):
     """Ranks that execute the same and meet the same kinds of ranks.
 
-    `groups` are the ranks of each communicator of the first of them, by its number in the graph. `communicators` is the
-    communicator of each collective in program order: the same number on all kinds that share it [-].
+    `groups` are the ranks of each communicator of the first of them, by its number in the graph.
+    `communicators` is the communicator of each collective in program order: the same number on all
+    kinds that share it [-].
     """
 
     graph: Graph
@@ -60,10 +65,11 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RankTimes:
-    """What a kind of rank executes: the time of each operation in program order, zero for collectives [s].
+    """What a kind of rank executes: the time of each operation in program order, zero for
+    collectives [s].
 
-    `host` is the time of the host up to the first launch of each operation, `spacing` from there to its last, and
-    `durations` is the time of each collective [s].
+    `host` is the time of the host up to the first launch of each operation, `spacing` from there to
+    its last, and `durations` is the time of each collective [s].
     """
 
     kind: Kind
@@ -74,7 +80,8 @@ class RankTimes:
 
     @cached_property
     def awaited(self) -> list[tuple[int, int]]:
-        """Positions that wait, in order, and the collectives they wait for; the end of the iteration for the rest.
+        """Positions that wait, in order, and the collectives they wait for; the end of the
+        iteration for the rest.
 
         Numbers below 0 are collectives of the iteration before.
         """
@@ -90,36 +97,50 @@ class RankTimes:
     def pieces(self) -> np.ndarray:
         """Where pieces begin and end: after collectives and transfers, and at waits.
 
-        With each stand the number of the collective that it waits for and of the one it launches at its end; where it
-        has none, how many collectives there are.
+        With each stand the number of the collective that it waits for and of the one it launches at
+        its end; where it has none, how many collectives there are.
         """
         graph, n, none = self.kind.graph, len(self.seconds), len(self.kind.graph.collectives)
         bounds = {0, n, *(graph.collectives + 1).tolist(), *(graph.transfers + 1).tolist()}
-        rows = sorted([*self.awaited, *((place, none) for place in bounds - {place for place, _ in self.awaited})])
+        rows = sorted(
+            [
+                *self.awaited,
+                *((place, none) for place in bounds - {place for place, _ in self.awaited}),
+            ]
+        )
         begins, waits = np.array(rows, dtype=int).T
         ends, launches = np.append(begins[1:], n), np.full(n + 1, none)
         launches[graph.collectives] = np.arange(none)
         return np.stack([begins, ends, waits, np.where(begins < ends, launches[ends - 1], none)])
 
     def add_up(self, device: bool) -> tuple[Array, Array, Array]:
-        """Host and device time before each operation, and how far its end is from the second on a free device [s].
+        """Host and device time before each operation, and how far its end is from the second on a
+        free device [s].
 
-        Kernels of a CPU run on the host itself, which launches nothing ahead. A collective does not end on its own.
+        Kernels of a CPU run on the host itself, which launches nothing ahead. A collective does not
+        end on its own.
         """
         if not device:
             done = np.append(0.0, np.cumsum(self.host + self.seconds))
             return np.zeros(len(done)), done, np.full(len(done), -np.inf)
         last = self.seconds / np.maximum(self.kind.graph.column("launches"), 1.0)
-        issued, done = (np.append(0.0, np.cumsum(times)) for times in (self.host + self.spacing, self.seconds))
+        issued, done = (
+            np.append(0.0, np.cumsum(times)) for times in (self.host + self.spacing, self.seconds)
+        )
         ends = np.maximum(issued[1:] - self.spacing + self.seconds, issued[1:] + last)
         ends[self.kind.graph.collectives] = -np.inf
         return issued, done, np.append(ends - done[1:], -np.inf)
 
 
 def find_graphs(
-    workload: Work, platform: Platform, ranks: int | None, plan: Plan | None, execution: str | None = None
+    workload: Work,
+    platform: Platform,
+    ranks: int | None,
+    plan: Plan | None,
+    execution: str | None = None,
 ) -> tuple[Workload | Graph, Sequence[Graph], int]:
-    """What is priced, its graphs, and how many ranks take part; a ValueError names arguments that do not fit."""
+    """What is priced, its graphs, and how many ranks take part; a ValueError names arguments that
+    do not fit."""
     listed: Sequence[Any] = workload if isinstance(workload, list | tuple) else [workload]
     given = None if ranks is None else int(check_positive("ranks", ranks, integer=True))
     captured = bool(listed) and all(isinstance(graph, Graph) for graph in listed)
@@ -129,19 +150,27 @@ def find_graphs(
         known = "a DLRM, a Transformer, a Net or captured graphs, such as Transformer.bert(batch=8)"
         raise ValueError(f"workload is {show(what)}; it must be {known}")
     if captured and plan is not None:
-        raise ValueError("plan is given with graphs, which already have a place for every table; leave it out")
+        raise ValueError(
+            "plan is given with graphs, which already have a place for every table; leave it out"
+        )
     found = {graph.ranks for graph in listed} if captured else {count}
     if found != {given or count} or (captured and len(listed) not in (1, count)):
         held = f"workload holds {len(listed)} graphs of {', '.join(map(str, sorted(found)))} ranks"
         held += f" and ranks is {given}; it must be" if given else "; it must be"
-        raise ValueError(f"{held} one graph for all ranks or one for each; capture it for the ranks that take part")
+        raise ValueError(
+            f"{held} one graph for all ranks or one for each; capture it for the ranks that take part"
+        )
     if count > platform.network.ranks:
         known = f"platform {platform.name!r} has {platform.network.ranks}"
         raise ValueError(f"ranks is {count}; {known}; take fewer, or more nodes, as with_nodes(4)")
     check_choice(f"on {platform.name} dtype", what.dtype, platform.device.peaks)
     if execution == "graphs" and platform.device.kind == "cpu":
-        raise ValueError(f"execution is 'graphs'; {platform.name!r} is a CPU, which has none; take eager or compiled")
-    graphs = listed if captured else what.graphs(count, plan, accelerator=platform.device.kind != "cpu")
+        raise ValueError(
+            f"execution is 'graphs'; {platform.name!r} is a CPU, which has none; take eager or compiled"
+        )
+    graphs = (
+        listed if captured else what.graphs(count, plan, accelerator=platform.device.kind != "cpu")
+    )
     if any(graph.columns or graph.sizes is not None for graph in graphs):
         raise ValueError("sizes are arrays; find their times with perfkit.sweep")
     return what, execute(graphs, execution), count
@@ -172,14 +201,17 @@ def find_peers(group: Ranks, rank: int) -> Ranks:
 
 
 def cast_ranks(graphs: Sequence[Graph], ranks: int, slowdown: Mapping[int, float]) -> list[Kind]:
-    """Kinds of ranks, in order of their first ranks: equal graphs and speed, and equal kinds of ranks to meet.
+    """Kinds of ranks, in order of their first ranks: equal graphs and speed, and equal kinds of
+    ranks to meet.
 
-    `graphs` are one for each rank, or one for all; `slowdown` is how many times longer the operations of a rank take,
-    by rank [-]. A ValueError names a rank that does not exist.
+    `graphs` are one for each rank, or one for all; `slowdown` is how many times longer the
+    operations of a rank take, by rank [-]. A ValueError names a rank that does not exist.
     """
     for rank, factor in slowdown.items():
         if rank not in range(ranks):
-            raise ValueError(f"slowdown names rank {show(rank)}; the ranks are 0 to {ranks - 1}; choose one of these")
+            raise ValueError(
+                f"slowdown names rank {show(rank)}; the ranks are 0 to {ranks - 1}; choose one of these"
+            )
         check_positive(f"slowdown of rank {rank}", factor)
     own = list(graphs) * (ranks if len(graphs) == 1 else 1)
     named = dict[int, dict[int, Ranks]]()
@@ -189,7 +221,9 @@ def cast_ranks(graphs: Sequence[Graph], ranks: int, slowdown: Mapping[int, float
             group: Ranks = graph.groups[number] if graph.groups else range(ranks)
             named[id(graph)][number] = find_peers(group, group[0])
     several = len(graphs) > 1
-    colours = _number((graph.content if several else 0, slowdown.get(rank, 1.0)) for rank, graph in enumerate(own))
+    colours = _number(
+        (graph.content if several else 0, slowdown.get(rank, 1.0)) for rank, graph in enumerate(own)
+    )
     groups = [
         {number: find_peers(group, rank) for number, group in named[id(graph)].items()}
         for rank, graph in enumerate(own if max(colours) else own[:1])
@@ -198,7 +232,9 @@ def cast_ranks(graphs: Sequence[Graph], ranks: int, slowdown: Mapping[int, float
         every = dict.fromkeys(group for mine in groups for group in mine.values())
         numbers = _number(tuple(sorted(colours[rank] for rank in group)) for group in every)
         sorts = dict(zip(every, numbers, strict=True))
-        finer = _number((c, *map(sorts.get, mine.values())) for c, mine in zip(colours, groups, strict=False))
+        finer = _number(
+            (c, *map(sorts.get, mine.values())) for c, mine in zip(colours, groups, strict=False)
+        )
         if max(finer) == max(colours):
             break
         colours = finer
@@ -208,12 +244,19 @@ def cast_ranks(graphs: Sequence[Graph], ranks: int, slowdown: Mapping[int, float
     names: dict[tuple[int, int], int] = {}
     kinds = []
     for members in alike.values():
-        graph, mine, keys, seen = own[members[0]], groups[members[0]], dict[int, int](), Counter[int]()
+        graph, mine, keys, seen = (
+            own[members[0]],
+            groups[members[0]],
+            dict[int, int](),
+            Counter[int](),
+        )
         for number, group in mine.items():
             keys[number] = names.setdefault((sorts[group], seen[sorts[group]]), len(names))
             seen[sorts[group]] += 1
         communicators = [keys[int(number)] for number in graph.features[graph.collectives, _GROUP]]
-        kinds.append(Kind(graph, tuple(members), float(slowdown.get(members[0], 1.0)), mine, communicators))
+        kinds.append(
+            Kind(graph, tuple(members), float(slowdown.get(members[0], 1.0)), mine, communicators)
+        )
     return kinds
 
 
@@ -224,15 +267,26 @@ def _number(values: Iterable[object]) -> list[int]:
 
 
 def price_group(
-    where: Platform, operation: str, nbytes: Array, count: int, nodes: int, most: int, regions: int = 1
+    where: Platform,
+    operation: str,
+    nbytes: Array,
+    count: int,
+    nodes: int,
+    most: int,
+    regions: int = 1,
 ) -> CollectiveTime:
-    """Price collectives of `count` ranks that are spread over some nodes, at `most` so many ranks on one node.
+    """Price collectives of `count` ranks that are spread over some nodes, at `most` so many ranks
+    on one node.
 
     A message between two ranks that was not measured is priced as an all_gather of the two.
     """
     if regions > 1:
         local, none = -(-count // regions), CollectiveTime(np.zeros(nbytes.shape))
-        inside = price_group(where, operation, nbytes, local, -(-nodes // regions), most) if local > 1 else none
+        inside = (
+            price_group(where, operation, nbytes, local, -(-nodes // regions), most)
+            if local > 1
+            else none
+        )
         return inside.join_far(where, operation, nbytes, local, regions)
     if operation == "send_recv":  # between two neighbours
         nodes, most = 3 - min(most, 2), min(most, 2)
@@ -244,23 +298,35 @@ def price_group(
         return where.price_collective(operation, nbytes, count, "rail")
     if (nodes, most) not in where.memo:
         where.memo[nodes, most] = resize_nodes(where, nodes, most)
-    found: CollectiveTime = where.memo[nodes, most].price_collective(operation, nbytes, most * nodes)
+    found: CollectiveTime = where.memo[nodes, most].price_collective(
+        operation, nbytes, most * nodes
+    )
     return found
 
 
 def time_collectives(
     kinds: Sequence[Kind], platform: Platform, whole: Fit | None = None
 ) -> tuple[list[Array], tuple[str, ...]]:
-    """Time of each collective of every kind of rank [s], and what makes these times less certain than their spread.
+    """Time of each collective of every kind of rank [s], and what makes these times less certain
+    than their spread.
 
-    Ranks fill one node after the other. `whole` is the fit of whole iterations: collectives inside them take longer.
+    Ranks fill one node after the other. `whole` is the fit of whole iterations: collectives inside
+    them take longer.
     """
     durations = [np.zeros(len(kind.graph.collectives)) for kind in kinds]
-    local, wanted = platform.network.ranks_per_node, dict[tuple[str, Ranks], list[tuple[Array, int, float]]]()
+    local, wanted = (
+        platform.network.ranks_per_node,
+        dict[tuple[str, Ranks], list[tuple[Array, int, float]]](),
+    )
     region = platform.network.ranks // platform.network.regions
     for kind, times in zip(kinds, durations, strict=True):
         used = kind.graph.features[kind.graph.collectives]
-        columns = zip(kind.graph.collectives.tolist(), used[:, _NBYTES].tolist(), used[:, _GROUP].tolist(), strict=True)
+        columns = zip(
+            kind.graph.collectives.tolist(),
+            used[:, _NBYTES].tolist(),
+            used[:, _GROUP].tolist(),
+            strict=True,
+        )
         for index, (place, nbytes, number) in enumerate(columns):
             key = (kind.graph.labels[place][0], kind.groups[int(number)])
             wanted.setdefault(key, []).append((times, index, max(nbytes, 1.0)))
@@ -269,20 +335,28 @@ def time_collectives(
         nodes = Counter(rank // local for rank in group)
         sizes = np.array([nbytes for *_, nbytes in members])
         regions = len({rank // region for rank in group})
-        found = price_group(platform, operation, sizes, len(group), len(nodes), max(nodes.values()), regions)
+        found = price_group(
+            platform, operation, sizes, len(group), len(nodes), max(nodes.values()), regions
+        )
         notes |= dict.fromkeys(found.notes)
         for (times, index, _), seconds in zip(members, found.time.tolist(), strict=True):
             times[index] = seconds
     if whole is not None:
-        delay = whole.get("per_collective", 0.0) if sum(len(kind.ranks) for kind in kinds) > 1 else 0.0
+        delay = (
+            whole.get("per_collective", 0.0) if sum(len(kind.ranks) for kind in kinds) > 1 else 0.0
+        )
         durations = [whole["scale"] * times + delay for times in durations]
     return durations, tuple(notes)
 
 
-def time_rank(kind: Kind, seconds: Array, durations: Array, platform: Platform, whole: Fit | None) -> RankTimes:
-    """Times of the operations of a rank inside an iteration, of its collectives, and of its host [s].
+def time_rank(
+    kind: Kind, seconds: Array, durations: Array, platform: Platform, whole: Fit | None
+) -> RankTimes:
+    """Times of the operations of a rank inside an iteration, of its collectives, and of its host
+    [s].
 
-    `whole` is the fit of whole iterations, if there is one: it scales times, and may hold the time of the host.
+    `whole` is the fit of whole iterations, if there is one: it scales times, and may hold the time
+    of the host.
     """
     graph, slowdown = kind.graph, kind.slowdown
     if whole is not None and "per_operation" in whole:

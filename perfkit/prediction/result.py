@@ -18,7 +18,14 @@ from perfkit.prediction import accounts, uncertainty
 from perfkit.prediction.cost import join_host, list_attention, price
 from perfkit.prediction.memory import Memory, find_shortage, measure_memory
 from perfkit.prediction.micro_batches import join_hosts
-from perfkit.prediction.ranks import Work, Workload, cast_ranks, find_graphs, time_collectives, time_rank
+from perfkit.prediction.ranks import (
+    Work,
+    Workload,
+    cast_ranks,
+    find_graphs,
+    time_collectives,
+    time_rank,
+)
 from perfkit.prediction.simulation import Timeline, simulate
 from perfkit.prediction.stages import find_stages
 from perfkit.workloads.graph import Graph
@@ -48,7 +55,8 @@ class Prediction(Tabular):
     spread : float
         Standard deviation of the logarithm of the time [-].
     parts : mapping of (str, str) to (int, float)
-        Number and time of the operations of the slowest rank, by phase and class; the times sum to `time` [s].
+        Number and time of the operations of the slowest rank, by phase and class; the times sum to
+        `time` [s].
     lower_bound : float
         Time of the busiest single resource, without any dependency [s].
     serial : float
@@ -86,7 +94,9 @@ class Prediction(Tabular):
 
     def __post_init__(self) -> None:
         parts = [seconds for _, seconds in self.parts.values()]
-        check_time(f"{self.workload.description} on {self.platform.name!r}", self.time, self.spread, parts)
+        check_time(
+            f"{self.workload.description} on {self.platform.name!r}", self.time, self.spread, parts
+        )
 
     def interval(self, level: float = 0.8) -> tuple[float, float]:
         """Range that holds the measured time with the probability `level` [s].
@@ -100,11 +110,13 @@ class Prediction(Tabular):
 
     @property
     def bottleneck(self) -> str:
-        """What sets the pace: data or the host if the device waits for them, else the class with the largest part."""
+        """What sets the pace: data or the host if the device waits for them, else the class with
+        the largest part."""
         if ("", "loading") in self.parts:
             return "input-bound"
         device = self.time - accounts.sum_kinds(self.parts, "host", "handover")
-        if self.lower_bound > max(accounts.PACE * device, 0.82 * self.time):  # both together take 1.19 at most
+        # both together take 1.19 at most
+        if self.lower_bound > max(accounts.PACE * device, 0.82 * self.time):
             return "host-bound"
         totals: dict[str, float] = {}
         for (_, kind), (_, seconds) in self.parts.items():
@@ -119,8 +131,12 @@ class Prediction(Tabular):
         """
         import polars
 
-        rows = [(*key, count, seconds, seconds / self.time) for key, (count, seconds) in self._largest]
-        return polars.DataFrame(rows, schema=("phase", "kind", "operations", "time_s", "share"), orient="row")
+        rows = [
+            (*key, count, seconds, seconds / self.time) for key, (count, seconds) in self._largest
+        ]
+        return polars.DataFrame(
+            rows, schema=("phase", "kind", "operations", "time_s", "share"), orient="row"
+        )
 
     table = breakdown  # what all results have
 
@@ -132,23 +148,26 @@ class Prediction(Tabular):
         Parameters
         ----------
         level : str
-            ``operation``; ``module`` or ``stage`` (forward, backward, update): from its first operation to its last.
+            ``operation``; ``module`` or ``stage`` (forward, backward, update): from its first
+            operation to its last.
         depth : int, optional
             How many names of a module's path count; all of them, unless given [-].
 
         Returns
         -------
         frame : polars.DataFrame
-            rank, stream, operation, name, kind, phase, module, start_s [s], end_s [s]; of modules and stages rank,
-            stream, phase, module, operations [-], start_s [s], end_s [s]. The last rows are no operations and have no
-            number: ``handover``, when host and device wait for each other, and ``loading``.
+            rank, stream, operation, name, kind, phase, module, start_s [s], end_s [s]; of modules
+            and stages rank, stream, phase, module, operations [-], start_s [s], end_s [s]. The last
+            rows are no operations and have no number: ``handover``, when host and device wait for
+            each other, and ``loading``.
         """
         check_choice("level", level, ("operation", "module", "stage"))
         frame = accounts.list_operations(self._timeline.lanes)
         return frame if level == "operation" else accounts.list_spans(frame, level, depth)
 
     def modules(self, depth: int | None = 2, *, rank: int | None = None) -> Table:
-        """Time of every module, forward, backward and update, with the idle time of the device before it.
+        """Time of every module, forward, backward and update, with the idle time of the device
+        before it.
 
         Parameters
         ----------
@@ -160,33 +179,41 @@ class Prediction(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            module (empty for operations of no module and for idle time between iterations), operations [-], forward_s,
-            backward_s, update_s [s], idle_s (part of those three) [s], share [-], in program order. The three sum to
-            the time; ``handover`` and ``loading`` have their own rows, under update.
+            module (empty for operations of no module and for idle time between iterations),
+            operations [-], forward_s, backward_s, update_s [s], idle_s (part of those three) [s],
+            share [-], in program order. The three sum to the time; ``handover`` and ``loading``
+            have their own rows, under update.
         """
         check_type("rank", rank, int | None)
         lanes = self._timeline.lanes
         busiest = lanes[rank_largest([float(lane.times.seconds.sum()) for lane in lanes])[0]]
-        found = [busiest] if rank is None else [lane for lane in lanes if rank in lane.times.kind.ranks]
+        found = (
+            [busiest] if rank is None else [lane for lane in lanes if rank in lane.times.kind.ranks]
+        )
         if not found:
-            raise ValueError(f"rank is {rank}; the ranks are 0 to {self.ranks - 1}; choose one of these")
+            raise ValueError(
+                f"rank is {rank}; the ranks are 0 to {self.ranks - 1}; choose one of these"
+            )
         return accounts.sum_modules(found[0], depth)
 
     def idle(self) -> Table:
-        """Busy and idle time of the compute streams, by cause; ranks that do the same are listed once.
+        """Busy and idle time of the compute streams, by cause; ranks that do the same are listed
+        once.
 
-        Columns rank, ranks (how many do the same) [-]; busy_s; stolen_s (how much longer operations take because of
-        collectives on the same core); host_s (nothing is launched, with handover and loading); communication_s (a
-        collective that the stream waits for is in flight); waiting_s (that collective waits for other ranks) [s]. The
-        times of a rank sum to the time.
+        Columns rank, ranks (how many do the same) [-]; busy_s; stolen_s (how much longer operations
+        take because of collectives on the same core); host_s (nothing is launched, with handover
+        and loading); communication_s (a collective that the stream waits for is in flight);
+        waiting_s (that collective waits for other ranks) [s]. The times of a rank sum to the time.
         """
         return self._tabulate(accounts.sum_idle)
 
     def critical_path(self) -> Table:
-        """The chain of operations that sets the time: each starts when the previous one ends, on any rank and stream.
+        """The chain of operations that sets the time: each starts when the previous one ends, on
+        any rank and stream.
 
-        Columns rank, stream (``host`` while an operation is launched), operation, name, kind, phase, module, start_s,
-        end_s [s]. ``handover`` and ``loading`` come last. The steps sum to the time.
+        Columns rank, stream (``host`` while an operation is launched), operation, name, kind,
+        phase, module, start_s, end_s [s]. ``handover`` and ``loading`` come last. The steps sum to
+        the time.
         """
         return accounts.find_critical_path(self._timeline.lanes)
 
@@ -202,18 +229,28 @@ class Prediction(Tabular):
         """
         most, lanes = check_positive("ranks", ranks, integer=True), self._timeline.lanes
         kinds = [lane.times.kind.ranks for lane in lanes]
-        order = sorted((n, rank, index) for index, alike in enumerate(kinds) for n, rank in enumerate(alike))
+        order = sorted(
+            (n, rank, index) for index, alike in enumerate(kinds) for n, rank in enumerate(alike)
+        )
         events = accounts.list_events(lanes, dict(sorted(row[1:] for row in order[:most])))
         lines = ",\n".join(json.dumps(event, ensure_ascii=False) for event in events)
         notes = json.dumps({"prediction": repr(self)}, ensure_ascii=False)
-        return write_text(path, f'{{"displayTimeUnit": "ms", "otherData": {notes}, "traceEvents": [\n{lines}\n]}}\n')
+        return write_text(
+            path,
+            f'{{"displayTimeUnit": "ms", "otherData": {notes}, "traceEvents": [\n{lines}\n]}}\n',
+        )
 
     def memory(self) -> Memory:
-        """Memory of the rank that needs most, by use: parameters, gradients, states, activations and more."""
+        """Memory of the rank that needs most, by use: parameters, gradients, states, activations
+        and more."""
         graphs = [lane.graph for lane in self._timeline.lanes]
         return measure_memory(graphs, self.platform, getattr(self.workload, "optimizer", "sgd"))
 
-    throughput, mfu, cost = property(accounts.find_throughput), property(accounts.find_mfu), accounts.find_cost
+    throughput, mfu, cost = (
+        property(accounts.find_throughput),
+        property(accounts.find_mfu),
+        accounts.find_cost,
+    )
     sensitivity = uncertainty.find_sensitivity
 
     @property
@@ -232,14 +269,18 @@ class Prediction(Tabular):
         import polars
 
         kinds = [(lane, lane.times.kind.ranks) for lane in self._timeline.lanes]
-        return polars.DataFrame([{"rank": own[0], "ranks": len(own), **account(lane)} for lane, own in kinds])
+        return polars.DataFrame(
+            [{"rank": own[0], "ranks": len(own), **account(lane)} for lane, own in kinds]
+        )
 
     def communication(self) -> Table:
-        """Time of ranks in collectives, and how much of it is hidden; ranks that do the same are listed once.
+        """Time of ranks in collectives, and how much of it is hidden; ranks that do the same are
+        listed once.
 
-        Columns rank, ranks (how many do the same) [-]; total_s, with a collective in flight; exposed_s, the part in
-        which the compute stream is idle or slowed down; overlapped_s, the rest; waiting_s, for other ranks before a
-        collective [s]; exposed_share, waiting_share of the iteration [-].
+        Columns rank, ranks (how many do the same) [-]; total_s, with a collective in flight;
+        exposed_s, the part in which the compute stream is idle or slowed down; overlapped_s, the
+        rest; waiting_s, for other ranks before a collective [s]; exposed_share, waiting_share of
+        the iteration [-].
         """
         return self._tabulate(accounts.sum_communication)
 
@@ -272,8 +313,15 @@ class Prediction(Tabular):
         times = {"time of an iteration": self.time, "the busiest resource alone": self.lower_bound}
         times |= {self._unhidden: self.serial, "if the host were never late": self.device_time}
         rows = [(name, format_time(seconds)) for name, seconds in times.items()]
-        rows += [("80% interval", f"{low}–{high}"), ("bottleneck", self.bottleneck), ("memory", repr(self.memory()))]
-        rows += [(f"{name} a second", write_cell("", rate, None)) for name, rate in self.throughput.items()]
+        rows += [
+            ("80% interval", f"{low}–{high}"),
+            ("bottleneck", self.bottleneck),
+            ("memory", repr(self.memory())),
+        ]
+        rows += [
+            (f"{name} a second", write_cell("", rate, None))
+            for name, rate in self.throughput.items()
+        ]
         rows += [("share of the peak (MFU)", f"{self.mfu:.1%}")] if self.mfu else []
         yield "Time and memory", [("quantity", "value"), *rows]
         yield from (("", self.chart(kind)) for kind in CHARTS)
@@ -281,16 +329,26 @@ class Prediction(Tabular):
         yield "", self.platform
 
     def explain(self) -> str:
-        """The prediction in words: what was priced, the bounds of its time, and where the time goes."""
-        lines = [repr(self), f"  at least {format_time(self.lower_bound)} (busiest resource alone), "
-                 f"{format_time(self.serial)} {self._unhidden}; {self.memory()}"]  # fmt: skip
+        """The prediction in words: what was priced, the bounds of its time, and where the time
+        goes."""
+        lines = [
+            repr(self),
+            f"  at least {format_time(self.lower_bound)} (busiest resource alone), "
+            f"{format_time(self.serial)} {self._unhidden}; {self.memory()}",
+        ]
         for (phase, kind), (count, seconds) in self._largest[:6]:
-            label = f"{phase} {kind}".strip().replace("_", " ") + f" ({count} operation{'s' * (count != 1)})"
+            label = (
+                f"{phase} {kind}".strip().replace("_", " ")
+                + f" ({count} operation{'s' * (count != 1)})"
+            )
             lines.append(f"  {seconds / self.time:6.1%}  {format_time(seconds):>9}  {label}")
         if self.execution == "graphs":
             share, fixed = self.fixed_time / self.time, format_time(self.fixed_time)
             lines.append(f"  {share:6.1%}  {fixed:>9}  of it fixed time of kernels, however small")
-        lines += [f"  not modelled, timed as memory traffic: {n} {format_time(t)}" for n, t in self.unmodelled.items()]
+        lines += [
+            f"  not modelled, timed as memory traffic: {n} {format_time(t)}"
+            for n, t in self.unmodelled.items()
+        ]
         return "\n".join(lines + [f"  warning: {text}" for text in self.warnings])
 
     def __repr__(self) -> str:
@@ -305,17 +363,23 @@ class Prediction(Tabular):
 
 
 def predict(
-    workload: Work, platform: Platform | str | Path, *, ranks: int | None = None, plan: Plan | None = None,
-    slowdown: Mapping[int, float] | None = None, execution: str | None = None, loading: float = 0.0,
+    workload: Work,
+    platform: Platform | str | Path,
+    *,
+    ranks: int | None = None,
+    plan: Plan | None = None,
+    slowdown: Mapping[int, float] | None = None,
+    execution: str | None = None,
+    loading: float = 0.0,
     strategy: Strategy | None = None,
-) -> Prediction:  # fmt: skip
+) -> Prediction:
     """Predict the time of one training iteration and what limits it.
 
     Parameters
     ----------
     workload : Workload, Graph or sequence of Graph
-        The iteration: a DLRM, Transformer or Net, whose batch is that of all ranks together; one graph for all ranks;
-        or one for each.
+        The iteration: a DLRM, Transformer or Net, whose batch is that of all ranks together; one
+        graph for all ranks; or one for each.
     platform : Platform, str or Path
         A platform, a name of the gallery or a file.
     ranks : int, optional
@@ -325,12 +389,15 @@ def predict(
     slowdown : mapping of int to float, optional
         How many times longer the operations of a slow rank take, by rank [-].
     execution : str, optional
-        ``eager``; ``compiled``, which merges element-wise work of the forward and backward pass into fewer kernels; or
-        ``graphs``, where the host launches all kernels of a GPU at once. As recorded, unless given: mostly eager.
+        ``eager``; ``compiled``, which merges element-wise work of the forward and backward pass
+        into fewer kernels; or ``graphs``, where the host launches all kernels of a GPU at once. As
+        recorded, unless given: mostly eager.
     loading : float, optional
-        Time of a rank's data loader for the batch of an iteration, while the iteration before runs [s].
+        Time of a rank's data loader for the batch of an iteration, while the iteration before runs
+        [s].
     strategy : Strategy, optional
-        How ranks share a Transformer; it replaces what the Transformer says of sharing, checkpoints and micro-batches.
+        How ranks share a Transformer; it replaces what the Transformer says of sharing, checkpoints
+        and micro-batches.
 
     Returns
     -------
@@ -340,8 +407,8 @@ def predict(
     Raises
     ------
     ValueError
-        For more ranks than the platform has, a batch that the ranks cannot share evenly, an unknown platform, or graphs
-        that do not belong together.
+        For more ranks than the platform has, a batch that the ranks cannot share evenly, an unknown
+        platform, or graphs that do not belong together.
 
     Examples
     --------
@@ -351,7 +418,10 @@ def predict(
     True
     """
     settings: Any = {"plan": plan, "slowdown": slowdown, "execution": execution, "loading": loading}
-    where, again = load_platform(platform), partial(predict, workload, ranks=ranks, strategy=strategy, **settings)
+    where, again = (
+        load_platform(platform),
+        partial(predict, workload, ranks=ranks, strategy=strategy, **settings),
+    )
     check_type("slowdown", slowdown, Mapping | None)
     loading = check_positive("loading", loading, zero=True)
     find = find_graphs if strategy is None else partial(find_stages, strategy)
@@ -360,11 +430,16 @@ def predict(
     whole, device = where.context.find_iteration(what.family, count), where.device.kind != "cpu"
     costs = price([kind.graph for kind in kinds], where, dtype=what.dtype, ranks=count)
     durations, notes = time_collectives(kinds, where, whole)
-    times = [time_rank(k, c.seconds, own, where, whole) for k, c, own in zip(kinds, costs, durations, strict=True)]
+    times = [
+        time_rank(k, c.seconds, own, where, whole)
+        for k, c, own in zip(kinds, costs, durations, strict=True)
+    ]
     times = [join_hosts(own, whole) for own in times] if strategy else times
-    how = "" if strategy else kinds[0].graph.execution  # strategies are charged no weights of compiled code
+    # strategies are charged no weights of compiled code
+    how = "" if strategy else kinds[0].graph.execution
     overlap, error = where.context.overlap, uncertainty.find_host_error(where, how)
-    # no overlap on a core where it was not measured; on a GPU what was fitted to other families does not hold
+    # no overlap on a core where it was not measured; on a GPU what was fitted to other families
+    # does not hold
     shared = overlap["contention"] if overlap and (whole or not device) else float(not device)
     timeline = simulate(times, device=device, contention=shared)
     natural, free = timeline.period, device and not any(len(kind.graph.transfers) for kind in kinds)
@@ -381,18 +456,40 @@ def predict(
     short = find_shortage([kind.graph for kind in kinds], where, getattr(what, "optimizer", "sgd"))
     notes = (*notes, *recorded, *found, *short)
     warn_once(notes, 3)
-    if natural > accounts.PACE * timeline.device_time and {q.kind for q in where.host.values()} & {"assumed"}:
+    if natural > accounts.PACE * timeline.device_time and {q.kind for q in where.host.values()} & {
+        "assumed"
+    }:
         notes += (f"{_ASSUMED}; the device alone takes {format_time(timeline.device_time)}",)
     spread = whole.spread if whole else uncertainty.CONTEXT if device or not where.context else 0.0
     if not whole or (device and "per_operation" not in whole):  # the host was not fitted
         waits = accounts.sum_kinds(parts, "waiting", "collective") / timeline.period
-        late = accounts.sum_kinds(parts, "host") / timeline.period * math.log(error) * (strategy is not None)
+        late = (
+            accounts.sum_kinds(parts, "host")
+            / timeline.period
+            * math.log(error)
+            * (strategy is not None)
+        )
         around = uncertainty.find_spread(cost, lane, waits, spread)
-        spread = math.hypot(around, late, uncertainty.spread_host(timeline, error, loading, free, whole))
+        spread = math.hypot(
+            around, late, uncertainty.spread_host(timeline, error, loading, free, whole)
+        )
     return Prediction(
-        workload=what, platform=where, ranks=count, time=timeline.period, spread=spread, parts=parts,
-        lower_bound=min(max(busy, float(moving.max()), hosts if device else 0.0, loading), timeline.period),
-        serial=busy + float(moving.sum()) + hosts + loading, latency=timeline.latency + loading,
-        device_time=timeline.device_time, fixed_time=fixed, execution=lane.graph.execution, unmodelled=unmodelled,
-        warnings=notes, _timeline=timeline, _again=again,
-    )  # fmt: skip
+        workload=what,
+        platform=where,
+        ranks=count,
+        time=timeline.period,
+        spread=spread,
+        parts=parts,
+        lower_bound=min(
+            max(busy, float(moving.max()), hosts if device else 0.0, loading), timeline.period
+        ),
+        serial=busy + float(moving.sum()) + hosts + loading,
+        latency=timeline.latency + loading,
+        device_time=timeline.device_time,
+        fixed_time=fixed,
+        execution=lane.graph.execution,
+        unmodelled=unmodelled,
+        warnings=notes,
+        _timeline=timeline,
+        _again=again,
+    )

@@ -1,4 +1,5 @@
-"""From operation times to a timeline: one event loop over the hosts, streams and collectives of all ranks."""
+"""From operation times to a timeline: one event loop over the hosts, streams and collectives of all
+ranks."""
 
 import heapq
 import math
@@ -17,19 +18,22 @@ from perfkit.workloads.graph import Graph
 
 #: Most iterations that are run, and the longest pattern of iterations that is looked for [-].
 _MOST, _PATTERN = 72, 12
-#: Iterations that a device is ahead of a slow host at first, and the relative difference of two equal times [-].
+#: Iterations that a device is ahead of a slow host at first, and the relative difference of two
+#: equal times [-].
 _FAR, _EQUAL = 1000, 1e-12
 
 
 @dataclass(frozen=True, eq=False)
 class Lane:
-    """One steady-state iteration on a kind of rank: its `times`, and when each of its operations runs [s].
+    """One steady-state iteration on a kind of rank: its `times`, and when each of its operations
+    runs [s].
 
-    On a `device`, such as a GPU, kernels run behind the host. `starts`, `ends` and `issued` are when an operation
-    starts, when it ends and when the host has launched it, counted from the earliest start on any rank. `waits` is how
-    long a collective waits for other ranks. `stalls` is how long the compute stream is idle before each operation, and
-    at the end, because a collective has not ended; `exposed` is the part of it with a collective of this rank in
-    flight. `stolen` is how much longer an operation takes because of collectives on the same core. `added` is the part
+    On a `device`, such as a GPU, kernels run behind the host. `starts`, `ends` and `issued` are
+    when an operation starts, when it ends and when the host has launched it, counted from the
+    earliest start on any rank. `waits` is how long a collective waits for other ranks. `stalls` is
+    how long the compute stream is idle before each operation, and at the end, because a collective
+    has not ended; `exposed` is the part of it with a collective of this rank in flight. `stolen` is
+    how much longer an operation takes because of collectives on the same core. `added` is the part
     of the `period` that was not simulated, by name.
     """
 
@@ -59,7 +63,8 @@ class Lane:
     def stalled(self) -> dict[int, list[tuple[int, int, bool]]]:
         """Waits that keep the compute stream idle, by the number of its next operation.
 
-        Each is the position of the wait, the collective, and whether that is one of the iteration before.
+        Each is the position of the wait, the collective, and whether that is one of the iteration
+        before.
         """
         found: dict[int, list[tuple[int, int, bool]]] = {}
         for place, number in self.times.awaited:
@@ -69,18 +74,21 @@ class Lane:
         return found
 
     def list_added(self) -> Iterator[tuple[str, float, float]]:
-        """Name, start and end [s] of the time that was not simulated; it comes after everything else."""
+        """Name, start and end [s] of the time that was not simulated; it comes after everything
+        else."""
         end = float(self.starts[self.compute[:1]].sum()) + self.period - sum(self.added.values())
         for name, seconds in self.added.items():
             yield name, end, end + seconds
             end += seconds
 
     def find_next(self, place: int) -> int:
-        """Number, on the compute stream, of the operation at a position or of the next one after it."""
+        """Number, on the compute stream, of the operation at a position or of the next one after
+        it."""
         return int(np.searchsorted(self.compute, place)) % max(len(self.compute), 1)
 
     def name_stream(self, place: int) -> str:
-        """Stream of an operation: compute, or communication, with the communicator where there are several."""
+        """Stream of an operation: compute, or communication, with the communicator where there are
+        several."""
         if self.graph.labels[place][1] != "collective":
             return "compute"
         number = f" {int(self.graph.column('group')[place])}" if len(self.graph.groups) > 1 else ""
@@ -106,10 +114,14 @@ def _count_active(flights: Array) -> tuple[Array, np.ndarray]:
     """Times at which collectives start or end [s], and how many are in flight from then on."""
     starts, ends = np.sort(flights, axis=0).T
     edges = np.unique(flights)
-    return edges, np.searchsorted(starts, edges, side="right") - np.searchsorted(ends, edges, side="right")
+    return edges, np.searchsorted(starts, edges, side="right") - np.searchsorted(
+        ends, edges, side="right"
+    )
 
 
-def _dilate(clock: Array, work: Array, flights: Sequence[tuple[float, float]] | Array, contention: float) -> Array:
+def _dilate(
+    clock: Array, work: Array, flights: Sequence[tuple[float, float]] | Array, contention: float
+) -> Array:
     """When work ends that begins at `clock` and is slower while collectives are in flight [s]."""
     begin = float(np.min(clock))
     edges, active = _count_active(np.array([(begin, begin), *flights]))
@@ -119,12 +131,15 @@ def _dilate(clock: Array, work: Array, flights: Sequence[tuple[float, float]] | 
     # work that ends where a pause begins does not wait for the end of the pause
     piece = np.maximum(np.searchsorted(done, (1 - _EQUAL) * until) - 1, 0)
     left = until - done[piece]
-    return np.maximum(edges[piece] + np.divide(left, rates[piece], out=np.zeros_like(left), where=left > 0), clock)
+    return np.maximum(
+        edges[piece] + np.divide(left, rates[piece], out=np.zeros_like(left), where=left > 0), clock
+    )
 
 
 @dataclass(eq=False)
 class _Meeting:
-    """A collective of some ranks: when each is `ready` for it, and when it starts and ends in this iteration [s]."""
+    """A collective of some ranks: when each is `ready` for it, and when it starts and ends in this
+    iteration [s]."""
 
     previous: "_Meeting | None"  # on the same communicator
     members: list[int] = field(default_factory=list)
@@ -135,16 +150,19 @@ class _Meeting:
     before: float = -math.inf  # end of the previous one
     start: float = 0.0
     end: float = math.inf
-    earlier: "_Meeting | None" = None  # the one of the iteration before, where this iteration may wait for it
+    # the one of the iteration before, where this iteration may wait for it
+    earlier: "_Meeting | None" = None
 
 
 class Timeline:
-    """All ranks of an iteration, each with the clock of its host and the front of its compute stream [s].
+    """All ranks of an iteration, each with the clock of its host and the front of its compute
+    stream [s].
 
-    The front is the time at which the stream has done all that was launched. `period` is the time from one iteration to
-    the next once the pattern repeats; `latency` that of a first iteration from a common start; `device_time` the period
-    if hosts that wait for nothing had launched everything before; `hosts` the host time of an iteration by rank;
-    `added` is what makes the period longer than the simulated one, by name.
+    The front is the time at which the stream has done all that was launched. `period` is the time
+    from one iteration to the next once the pattern repeats; `latency` that of a first iteration
+    from a common start; `device_time` the period if hosts that wait for nothing had launched
+    everything before; `hosts` the host time of an iteration by rank; `added` is what makes the
+    period longer than the simulated one, by name.
     """
 
     period: float
@@ -154,14 +172,21 @@ class Timeline:
     def __init__(self, ranks: Sequence[RankTimes], device: bool, contention: float) -> None:
         self.ranks, self.device, self.contention = ranks, device, contention
         self.added: dict[str, float] = {}
-        self.found: dict[tuple[int, int], _Meeting] = {}  # by communicator, and how many come before it there
+        # by communicator, and how many come before it there
+        self.found: dict[tuple[int, int], _Meeting] = {}
         self.meetings: list[list[_Meeting]] = [[] for _ in ranks]
         for index, rank in enumerate(ranks):
             seen, graph = Counter[int](), rank.kind.graph
             # nobody has measured that a message from one GPU to another slows their kernels
-            slows = [not device or graph.labels[place][0] != "send_recv" for place in graph.collectives]
-            for key, duration, slow in zip(rank.kind.communicators, rank.durations.tolist(), slows, strict=True):
-                meeting = self.found.setdefault((key, seen[key]), _Meeting(self.found.get((key, seen[key] - 1))))
+            slows = [
+                not device or graph.labels[place][0] != "send_recv" for place in graph.collectives
+            ]
+            for key, duration, slow in zip(
+                rank.kind.communicators, rank.durations.tolist(), slows, strict=True
+            ):
+                meeting = self.found.setdefault(
+                    (key, seen[key]), _Meeting(self.found.get((key, seen[key] - 1)))
+                )
                 meeting.members.append(index)
                 meeting.duration, meeting.slows = max(meeting.duration, duration), slow
                 self.meetings[index].append(meeting)
@@ -170,8 +195,12 @@ class Timeline:
         for (key, order), meeting in self.found.items():
             some, every = len(meeting.members), len(self.found[key, 0].members)
             if some != every:
-                fault = f"communicator {key} has {every} ranks and {some} launch its collective {order}"
-                raise ValueError(f"{fault}; all must launch the same ones; give the graphs of one iteration")
+                fault = (
+                    f"communicator {key} has {every} ranks and {some} launch its collective {order}"
+                )
+                raise ValueError(
+                    f"{fault}; all must launch the same ones; give the graphs of one iteration"
+                )
             if looks_back:
                 meeting.earlier = _Meeting(None, end=-math.inf)
                 if (key, order + 1) not in self.found:
@@ -179,26 +208,40 @@ class Timeline:
         self.sums = [rank.add_up(device) for rank in ranks]
         self.steps = [self.list_steps(index) for index in range(len(ranks))]
         self.hosts = np.array([issued[-1] for issued, *_ in self.sums])
-        self.held = np.array([device and len(rank.kind.graph.transfers) > 0 for rank in ranks])  # by their devices
+        # by their devices
+        self.held = np.array([device and len(rank.kind.graph.transfers) > 0 for rank in ranks])
         self.clock, self.front = np.zeros(len(ranks)), np.zeros(len(ranks))
 
     def list_steps(self, index: int) -> list[tuple[Any, ...]]:
         """Pieces of a rank between two waits or launches of collectives, as `run` takes them.
 
-        Each has whether the host waits for its device before, host time, device time, and the time from the start of
-        the host to the end on a free device [s]; then the collective that is waited for and the one that is launched.
+        Each has whether the host waits for its device before, host time, device time, and the time
+        from the start of the host to the end on a free device [s]; then the collective that is
+        waited for and the one that is launched.
         """
         (issued, done, ready), own = self.sums[index], self.meetings[index]
         meetings = [*own, None, *(meeting.earlier for meeting in own)]
         begins, ends, waits, launches = self.ranks[index].pieces
-        latest = np.where(begins < ends, np.maximum.reduceat(ready, begins), -np.inf) - issued[begins] + done[ends]
-        syncs = np.isin(begins, self.ranks[index].kind.graph.transfers + 1) & (np.diff(begins, prepend=-1) > 0)
-        columns = (syncs & self.device, issued[ends] - issued[begins], done[ends] - done[begins], latest)
+        latest = (
+            np.where(begins < ends, np.maximum.reduceat(ready, begins), -np.inf)
+            - issued[begins]
+            + done[ends]
+        )
+        syncs = np.isin(begins, self.ranks[index].kind.graph.transfers + 1) & (
+            np.diff(begins, prepend=-1) > 0
+        )
+        columns = (
+            syncs & self.device,
+            issued[ends] - issued[begins],
+            done[ends] - done[begins],
+            latest,
+        )
         known = ([meetings[number] for number in numbers] for numbers in (waits, launches))
         return list(zip(*(column.tolist() for column in columns), *known, strict=True))
 
     def run(self) -> None:
-        """Run one iteration of all ranks in the order of time, move clocks and fronts on, and note the marks."""
+        """Run one iteration of all ranks in the order of time, move clocks and fronts on, and note
+        the marks."""
         clocks, fronts, contention = self.clock.tolist(), self.front.tolist(), self.contention
         self.marks: list[list[tuple[float, float, float]]] = [[] for _ in self.ranks]
         flights: list[list[tuple[float, float]]] = [[] for _ in self.ranks]
@@ -213,16 +256,24 @@ class Timeline:
         while queue:
             rank = heapq.heappop(queue)[1]
             marks, clock, front = self.marks[rank], clocks[rank], fronts[rank]
-            for sync, host, work, latest, wait, launched in islice(self.steps[rank], len(marks), None):
+            for sync, host, work, latest, wait, launched in islice(
+                self.steps[rank], len(marks), None
+            ):
                 if wait is not None and wait.end == math.inf:
                     wait.parked.append(rank)
                     break
-                clock, begin = max(clock, front) if sync else clock, max(front, wait.end) if wait else front
+                clock, begin = (
+                    max(clock, front) if sync else clock,
+                    max(front, wait.end) if wait else front,
+                )
                 end = max(begin + work, clock + latest)
                 if contention:
-                    flights[rank] = [flight for flight in flights[rank] if flight[1] > begin]  # what has landed is past
+                    # what has landed is past
+                    flights[rank] = [flight for flight in flights[rank] if flight[1] > begin]
                     if any(start < end for start, _ in flights[rank]):
-                        end = float(_dilate(np.array(begin), np.array(work), flights[rank], contention))
+                        end = float(
+                            _dilate(np.array(begin), np.array(work), flights[rank], contention)
+                        )
                     if queue and end > queue[0][0]:  # until then more collectives may start
                         heapq.heappush(queue, (end, rank))
                         break
@@ -231,16 +282,21 @@ class Timeline:
                 if launched is not None:
                     self.meet(launched, max(clock, front), queue, flights)
             clocks[rank], fronts[rank] = clock, front
-        stuck = [rank for rank, steps in enumerate(self.steps) if len(self.marks[rank]) < len(steps)]
+        stuck = [
+            rank for rank, steps in enumerate(self.steps) if len(self.marks[rank]) < len(steps)
+        ]
         if stuck:
             place, _, number, _ = self.ranks[stuck[0]].pieces[:, len(self.marks[stuck[0]])]
             names = ", ".join(map(str, stuck))
             fault = f"operation {place} of rank {stuck[0]} waits for collective {number}, which another rank launches"
-            raise ValueError(f"ranks {names} wait for one another: {fault} later; order the collectives alike on all")
+            raise ValueError(
+                f"ranks {names} wait for one another: {fault} later; order the collectives alike on all"
+            )
         self.clock, self.front = np.array(clocks), np.array(fronts)
 
     def meet(self, meeting: _Meeting, ready: float, queue: list[Any], flights: list[Any]) -> None:
-        """Note that a rank is ready for a collective; with the last rank it starts, and waiting ranks go on."""
+        """Note that a rank is ready for a collective; with the last rank it starts, and waiting
+        ranks go on."""
         meeting.ready.append(ready)
         if len(meeting.ready) == len(meeting.members):
             meeting.before = meeting.previous.end if meeting.previous else -math.inf
@@ -253,9 +309,11 @@ class Timeline:
             meeting.parked = []
 
     def repeat(self, seen: list[Array]) -> float:
-        """Run iterations until all ranks advance by the same time, or each by the same as before; the longest of these.
+        """Run iterations until all ranks advance by the same time, or each by the same as before;
+        the longest of these.
 
-        A rank that advances by less never waits for the slowest ranks, and then begins together with them.
+        A rank that advances by less never waits for the slowest ranks, and then begins together
+        with them.
         """
         for _ in range(_MOST):
             left = [meeting.end for meeting in self.found.values() if meeting.earlier]
@@ -264,7 +322,10 @@ class Timeline:
             for back in range(1, min(_PATTERN + 1, len(seen))):
                 step = seen[-1] - seen[-1 - back]
                 period, ahead = float(step.max()) / back, step < step.max() - near
-                again = 2 * back < len(seen) and abs(step - seen[-1 - back] + seen[-1 - 2 * back]).max() <= near
+                again = (
+                    2 * back < len(seen)
+                    and abs(step - seen[-1 - back] + seen[-1 - 2 * back]).max() <= near
+                )
                 if again or not ahead.any():
                     late = np.where(ahead[: len(self.front)], self.front.max() - self.front, 0.0)
                     self.clock, self.front = self.clock + late, self.front + late
@@ -290,10 +351,18 @@ class Timeline:
         return lanes
 
     def measure(self, index: int) -> Lane:
-        """What a kind of rank did in the iteration that was run last, on the clock of the simulation."""
+        """What a kind of rank did in the iteration that was run last, on the clock of the
+        simulation."""
         rank, (issued, done, ready), own = self.ranks[index], self.sums[index], self.meetings[index]
-        (begins, stops, numbers, _), (fronts, clocks, resumed) = rank.pieces, np.array(self.marks[index]).T
-        places, waits, stolen = rank.kind.graph.collectives, np.zeros(len(rank.seconds)), np.zeros(len(rank.seconds))
+        (begins, stops, numbers, _), (fronts, clocks, resumed) = (
+            rank.pieces,
+            np.array(self.marks[index]).T,
+        )
+        places, waits, stolen = (
+            rank.kind.graph.collectives,
+            np.zeros(len(rank.seconds)),
+            np.zeros(len(rank.seconds)),
+        )
         flown = np.array([(one.start, one.end, one.before) for one in own]).reshape(-1, 3)
         of, heads = np.repeat(np.arange(len(begins)), stops - begins), begins[begins < stops]
         launched = issued[1:] - rank.spacing + (clocks - issued[begins])[of]
@@ -312,34 +381,51 @@ class Timeline:
         arrived = np.maximum(launched, ends)[places]
         starts[places], ends[places], stolen[places] = flown[:, 0], flown[:, 1], 0.0
         waits[places] = np.maximum(flown[:, 0] - np.maximum(arrived, flown[:, 2]), 0.0)
-        at, numbers, fronts = (column[numbers < len(places)] for column in (begins, numbers, fronts))
+        at, numbers, fronts = (
+            column[numbers < len(places)] for column in (begins, numbers, fronts)
+        )
         since = np.maximum(fronts, arrived[numbers] - self.period * (numbers < 0))
         until = np.maximum(since, flown[numbers, 1] - self.period * (numbers < 0))
         flights = flown[:, :2]
         if numbers.min(initial=0) < 0:
             flights = np.concatenate([flights, flights - self.period])
         lengths = (until - since, measure_overlap(flights, since, until))
-        stalls, exposed = (np.bincount(at, seconds, len(waits) + 1).astype(float) for seconds in lengths)
-        return Lane(rank, self.period, self.device, starts, ends, launched, waits, stalls, exposed, stolen, self.added)
+        stalls, exposed = (
+            np.bincount(at, seconds, len(waits) + 1).astype(float) for seconds in lengths
+        )
+        return Lane(
+            rank,
+            self.period,
+            self.device,
+            starts,
+            ends,
+            launched,
+            waits,
+            stalls,
+            exposed,
+            stolen,
+            self.added,
+        )
 
 
 def simulate(ranks: Sequence[RankTimes], *, device: bool, contention: float = 0.0) -> Timeline:
     """Run all ranks on their clocks until iterations repeat.
 
-    `contention` is the share of a core that a collective in flight takes from kernels [-]. Where the ranks of a
-    collective have different times for it, the longest counts. A ValueError names waits that come before their
-    collective, and ranks whose collectives do not match.
+    `contention` is the share of a core that a collective in flight takes from kernels [-]. Where
+    the ranks of a collective have different times for it, the longest counts. A ValueError names
+    waits that come before their collective, and ranks whose collectives do not match.
 
     Notes
     -----
-    A collective is ready on a rank when its host has launched it and its compute stream has done what was launched
-    before. It starts when the last rank of its communicator is ready and the collective before it there has ended, and
-    it ends on all ranks together. A kernel on a device starts when the kernel before has ended, the host has launched
-    it and the collectives it waits for have ended. Kernels of a CPU run on the host clock itself.
+    A collective is ready on a rank when its host has launched it and its compute stream has done
+    what was launched before. It starts when the last rank of its communicator is ready and the
+    collective before it there has ended, and it ends on all ranks together. A kernel on a device
+    starts when the kernel before has ended, the host has launched it and the collectives it waits
+    for have ended. Kernels of a CPU run on the host clock itself.
 
-    Iterations are run one after another until all ranks advance by the same time, or each by the same as before. A rank
-    that advances by less than the period is ahead of the others: its host waits for nothing and has launched everything
-    before.
+    Iterations are run one after another until all ranks advance by the same time, or each by the
+    same as before. A rank that advances by less than the period is ahead of the others: its host
+    waits for nothing and has launched everything before.
     """
     timeline = Timeline(ranks, device, contention)
     timeline.run()
@@ -348,9 +434,14 @@ def simulate(ranks: Sequence[RankTimes], *, device: bool, contention: float = 0.
     if device:  # hosts that wait for nothing are far ahead of their devices
         timeline.clock[~timeline.held] = -np.inf
     fresh = device or any(meeting.earlier for meeting in meetings)
-    timeline.period = timeline.device_time = timeline.repeat([] if fresh else [np.zeros(len(ranks))])
+    timeline.period = timeline.device_time = timeline.repeat(
+        [] if fresh else [np.zeros(len(ranks))]
+    )
     if slowest > (1 + _EQUAL) * timeline.device_time:  # a host is slower than all devices together
-        leads, late = timeline.hosts >= (1 - _EQUAL) * slowest, timeline.front.max() + _FAR * slowest
+        leads, late = (
+            timeline.hosts >= (1 - _EQUAL) * slowest,
+            timeline.front.max() + _FAR * slowest,
+        )
         timeline.held |= leads
         timeline.clock = np.where(leads, 0.0, timeline.clock - late)
         timeline.front -= late  # devices have done all that was launched

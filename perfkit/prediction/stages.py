@@ -1,4 +1,5 @@
-"""Stages of a strategy for the event loop: the operations of one rank of each stage, micro-batch after micro-batch."""
+"""Stages of a strategy for the event loop: the operations of one rank of each stage, micro-batch
+after micro-batch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,8 +20,9 @@ from perfkit.workloads.placement import Plan
 from perfkit.workloads.strategy import Strategy, list_fits
 from perfkit.workloads.transformer import Transformer
 
-#: Communicators: ranks that share layers, sequences and experts; replicas, groups of replicas (hybrid sharding), and
-#: replicas of experts. Those of neighbouring stages follow, two for each pair.
+#: Communicators: ranks that share layers, sequences and experts; replicas, groups of replicas
+#: (hybrid sharding), and replicas of experts. Those of neighbouring stages follow, two for each
+#: pair.
 _TENSOR, _CONTEXT, _EXPERTS, _REPLICAS, _ACROSS, _ROUTED = range(PAIRS)
 #: Most operations of all stages [-].
 _MOST = 3_000_000
@@ -32,7 +34,8 @@ _Unit: TypeAlias = tuple[str, int]
 
 
 class _Block(NamedTuple):
-    """Operations that follow one another, as rows of a table; places that wait for a collective, by its number."""
+    """Operations that follow one another, as rows of a table; places that wait for a collective, by
+    its number."""
 
     rows: np.ndarray
     waits: Sequence[tuple[int, int]]
@@ -40,27 +43,39 @@ class _Block(NamedTuple):
 
 
 class _Table:
-    """Operations that stages repeat: their labels, number formats, sizes, and the bytes that each reads and writes."""
+    """Operations that stages repeat: their labels, number formats, sizes, and the bytes that each
+    reads and writes."""
 
     def __init__(self, graph: Graph) -> None:
         self.labels, self.traffic = [*graph.labels], [*graph.traffic[:, -1]]
         self.dtypes = [*(graph.dtypes or (graph.dtype,) * len(graph))]
-        columns = [np.broadcast_to(graph.column(name), (len(graph), graph.traffic.shape[1])) for name in FEATURES]
+        columns = [
+            np.broadcast_to(graph.column(name), (len(graph), graph.traffic.shape[1]))
+            for name in FEATURES
+        ]
         self.features = [*np.stack([column[:, -1] for column in columns], axis=1)]
         self.known, self.recorded = dict[Any, int](), len(graph)
-        late = self._add(("host", "host", "host", "forward", "stages"), np.zeros(len(FEATURES)), 0.0, 0)
+        late = self._add(
+            ("host", "host", "host", "forward", "stages"), np.zeros(len(FEATURES)), 0.0, 0
+        )
         #: The time by which the host makes a pass longer, as an operation.
         self.late = {phase: self.make_block([self.copy(late, phase)]) for phase in _PHASES[:2]}
 
     def find(self, region: str, phase: str) -> Array:
         """Rows of a region in a phase, as they were recorded."""
         own = self.labels[: self.recorded]
-        return np.array([n for n, label in enumerate(own) if label[3] == phase and label[4].startswith(region)])
+        return np.array(
+            [n for n, label in enumerate(own) if label[3] == phase and label[4].startswith(region)]
+        )
 
     def find_cores(self, rows: Array) -> list[int]:
         """Places of attention among rows."""
         labels = [self.labels[row] for row in rows]
-        return [place for place, own in enumerate(labels) if own[1] in CORES and own[4].endswith("attention")]
+        return [
+            place
+            for place, own in enumerate(labels)
+            if own[1] in CORES and own[4].endswith("attention")
+        ]
 
     def copy(self, row: int, phase: str, factor: float = 1.0) -> int:
         """Row of an operation in another phase, or with `factor` times as many numbers."""
@@ -68,15 +83,24 @@ class _Table:
             sizes = self.features[row].copy()
             sizes[[COLUMN["elements"], COLUMN["flops"]]] *= factor
             name, kind, variant, _, module = self.labels[row]
-            self.known[key] = self._add((name, kind, variant, phase, module), sizes, factor * self.traffic[row], row)
+            self.known[key] = self._add(
+                (name, kind, variant, phase, module), sizes, factor * self.traffic[row], row
+            )
         return self.known[key]
 
     def send(self, operation: str, phase: str, module: str, nbytes: Any, group: int) -> int:
         """Row of a collective."""
         if (key := (operation, phase, module, float(nbytes), group)) not in self.known:
             sizes = np.zeros(len(FEATURES))
-            sizes[[COLUMN[name] for name in ("nbytes", "group", "launches", "calls")]] = nbytes, group, 1.0, 1.0
-            self.known[key] = self._add((operation, "collective", operation, phase, module), sizes, 2.0 * nbytes, 0)
+            sizes[[COLUMN[name] for name in ("nbytes", "group", "launches", "calls")]] = (
+                nbytes,
+                group,
+                1.0,
+                1.0,
+            )
+            self.known[key] = self._add(
+                (operation, "collective", operation, phase, module), sizes, 2.0 * nbytes, 0
+            )
         return self.known[key]
 
     def _add(self, label: Label, sizes: Array, traffic: float, like: int) -> int:
@@ -87,7 +111,8 @@ class _Table:
         return len(self.labels) - 1
 
     def make_block(self, rows: Any, late: Mapping[int, int] | None = None) -> _Block:
-        """A block whose collectives are waited for at once, or at another place where `late` has theirs."""
+        """A block whose collectives are waited for at once, or at another place where `late` has
+        theirs."""
         own = [place for place, row in enumerate(rows) if self.labels[row][1] == "collective"]
         waits = [((late or {}).get(place, place + 1), number) for number, place in enumerate(own)]
         return _Block(np.array(rows, dtype=int), waits, len(own))
@@ -100,7 +125,8 @@ class _Program:
         self.blocks: list[tuple[_Block, int]] = []  # with their layers
         self.waits: list[tuple[int, int]] = []
         self.length = self.sent = 0
-        #: Collectives that a pass or a unit waits for, and that the update waits for, by their numbers.
+        #: Collectives that a pass or a unit waits for, and that the update waits for, by their
+        #: numbers.
         self.given: dict[Step | _Unit, list[int]] = {}
         self.due: list[int] = []
         #: Units whose gradients are complete on this rank and not yet reduced.
@@ -126,13 +152,26 @@ class _Maker:
     """Makes the programs of all stages from one recorded micro-batch of one layer."""
 
     def __init__(self, model: Transformer, s: Strategy, execution: str | None) -> None:
-        if s.pp == 1 and s.schedule == "zero_bubble":  # no other stage waits for what could be put off
+        # no other stage waits for what could be put off
+        if s.pp == 1 and s.schedule == "zero_bubble":
             s = replace(s, schedule="1f1b")
         graph, weights = record_micro_batch(model, s, execution)
-        self.model, self.s, self.sizes, self.graph, self.table = model, s, Sizes(model, s), graph, _Table(graph)
+        self.model, self.s, self.sizes, self.graph, self.table = (
+            model,
+            s,
+            Sizes(model, s),
+            graph,
+            _Table(graph),
+        )
         self.weights = {name: float(own[-1]) for name, own in weights.items()}
-        self.micro, self.owners, self.sharers = int(self.sizes.micro), int(s.owners), int(self.sizes.sharers)
-        self.passes = {(region, phase): self.record(region, phase) for region in REGIONS for phase in _PHASES}
+        self.micro, self.owners, self.sharers = (
+            int(self.sizes.micro),
+            int(s.owners),
+            int(self.sizes.sharers),
+        )
+        self.passes = {
+            (region, phase): self.record(region, phase) for region in REGIONS for phase in _PHASES
+        }
         [self.packing] = self.table.find("packing", "update")
 
     def record(self, region: str, phase: str) -> _Block:
@@ -141,22 +180,35 @@ class _Maker:
         rows = table.find(region, phase if phase == "forward" else "backward")
         if phase != "forward":
             split = inside and s.schedule == "zero_bubble"
-            late = np.array([split and table.labels[row][1:3] == ("gemm", "tn") for row in rows], dtype=bool)
+            late = np.array(
+                [split and table.labels[row][1:3] == ("gemm", "tn") for row in rows], dtype=bool
+            )
             added = np.array([table.labels[row][0] == "add_" for row in rows], dtype=bool)
             if s.scattered:
                 held = [table.copy(row, "backward", 1.0 / self.owners) for row in rows[added]]
                 rows[added] = held
             # gradients of a single micro-batch are added to nothing
             rows = rows[(late == (phase == "weights")) & ~(added & (self.micro == 1))]
-        return self.exchange(rows, phase) if inside and phase != "weights" else table.make_block(rows)
+        return (
+            self.exchange(rows, phase) if inside and phase != "weights" else table.make_block(rows)
+        )
 
     def exchange(self, rows: Array, phase: str) -> _Block:
-        """A layer with the messages of ranks that share experts, before it, and sequences, around attention."""
-        s, m, table, back, waits = self.s, self.model, self.table, phase == "backward", dict[int, int]()
+        """A layer with the messages of ranks that share experts, before it, and sequences, around
+        attention."""
+        s, m, table, back, waits = (
+            self.s,
+            self.model,
+            self.table,
+            phase == "backward",
+            dict[int, int](),
+        )
         forward = table.find("layers", "forward")
         once = table.find_cores(forward)
         if back and s.checkpoint == "selective":
-            rows = np.array([*(table.copy(row, phase) for row in forward[once[0] : once[-1] + 1]), *rows])
+            rows = np.array(
+                [*(table.copy(row, phase) for row in forward[once[0] : once[-1] + 1]), *rows]
+            )
         cores, again = table.find_cores(rows), len(once) if back and s.checkpoint != "none" else 0
         found, done = list[int](), 0
         if m.experts and s.ep > 1:
@@ -172,46 +224,74 @@ class _Maker:
                 kernels = [table.copy(kernels[0], phase, 1.0 / s.cp)] * s.cp
             start = len(found) + len(before)
             if not s.ulysses:  # each message on the ring runs beside a kernel
-                waits |= {len(found) + n: start + min(gap * (n + 1), len(kernels)) for n in range(len(before))}
+                waits |= {
+                    len(found) + n: start + min(gap * (n + 1), len(kernels))
+                    for n in range(len(before))
+                }
             found += [*before, *kernels, *before[: len(before) * s.ulysses // 3]]
         return table.make_block([*found, *rows[done:]], waits)
 
     def share_sequence(self, phase: str, gradients: bool) -> list[int]:
-        """Messages before attention: queries, keys and values; or keys and values on a ring, with their gradients."""
+        """Messages before attention: queries, keys and values; or keys and values on a ring, with
+        their gradients."""
         if self.s.cp == 1:
             return []
-        operation, size, count = "send_recv", (4.0 if gradients else 2.0) * self.sizes.keys, self.s.cp - 1
+        operation, size, count = (
+            "send_recv",
+            (4.0 if gradients else 2.0) * self.sizes.keys,
+            self.s.cp - 1,
+        )
         if self.s.ulysses:
             operation, size, count = "all_to_all", self.sizes.swapped, 3
         return [self.table.send(operation, phase, "layers.0.attention", size, _CONTEXT)] * count
 
     def share(self, program: _Program, unit: _Unit, phase: str) -> list[int]:
-        """Gather the weights of a unit before a pass, or reduce its gradients; return the numbers of the messages."""
-        (region, layer), s, sizes, table, reduces = unit, self.s, self.sizes, self.table, phase == "reduce"
+        """Gather the weights of a unit before a pass, or reduce its gradients; return the numbers
+        of the messages."""
+        (region, layer), s, sizes, table, reduces = (
+            unit,
+            self.s,
+            self.sizes,
+            self.table,
+            phase == "reduce",
+        )
         whole, experts = self.weights[region], float(sizes.experts) * (region == "layers")
         name, when = "layers.0" if region == "layers" else region, "backward" if reduces else phase
         operation = "all_gather" if not reduces else "reduce_scatter" if s.zero else "all_reduce"
         itemsize = sizes.summed if reduces else sizes.itemsize
         groups = s.dp * s.cp // self.owners
-        sends = [(operation, whole - experts, self.owners, _REPLICAS), (operation, experts, self.sharers, _ROUTED)]
+        sends = [
+            (operation, whole - experts, self.owners, _REPLICAS),
+            (operation, experts, self.sharers, _ROUTED),
+        ]
         if reduces:
-            sends.append(("all_reduce", (whole - experts) / (self.owners if s.zero else 1), groups, _ACROSS))
+            sends.append(
+                ("all_reduce", (whole - experts) / (self.owners if s.zero else 1), groups, _ACROSS)
+            )
         if self.owners * groups > 1:
             part = whole / sum(self.weights.values())
-            packing = table.copy(self.packing, when, part * float(sizes.reduced if reduces else sizes.gathered))
+            packing = table.copy(
+                self.packing, when, part * float(sizes.reduced if reduces else sizes.gathered)
+            )
             program.run(table.make_block([packing] * (2 if reduces and not s.zero else 1)))
-        sent = [program.send(table.send(name_, when, name, itemsize * numbers, group), layer)
-                for name_, numbers, ranks, group in sends if ranks > 1 and numbers]  # fmt: skip
+        sent = [
+            program.send(table.send(name_, when, name, itemsize * numbers, group), layer)
+            for name_, numbers, ranks, group in sends
+            if ranks > 1 and numbers
+        ]
         program.wait(*sent if not s.overlap else ())
         return sent
 
     def reduce(self, program: _Program) -> None:
         """Reduce the gradients of all units that are ready."""
-        program.due += [number for unit in program.ready for number in self.share(program, unit, "reduce")]
+        program.due += [
+            number for unit in program.ready for number in self.share(program, unit, "reduce")
+        ]
         program.ready.clear()
 
     def list_units(self, place: int) -> list[_Unit]:
-        """Units of a chunk, by its position among the chunks of all stages; layers are spread evenly."""
+        """Units of a chunk, by its position among the chunks of all stages; layers are spread
+        evenly."""
         s, count = self.s, self.s.pp * self.s.chunks
         stated = {0: s.first_layers, count - 1: s.last_layers}
         free = [own for own in range(count) if not stated.get(own)]
@@ -224,16 +304,21 @@ class _Maker:
         """The program of a rank of one stage."""
         s, program = self.s, _Program()
         units = [self.list_units(chunk * s.pp + stage) for chunk in range(s.chunks)]
-        steps = list_steps(s.schedule, stage, stages=s.pp, micro_batches=self.micro, chunks=s.chunks)
+        steps = list_steps(
+            s.schedule, stage, stages=s.pp, micro_batches=self.micro, chunks=s.chunks
+        )
         passes = [step for step in steps if step.phase != "weights"]
         following = dict(pairwise(passes))
-        for unit in [unit for own in units for unit in own] if s.zero == 1 else ():  # hidden by the first pass
+        # hidden by the first pass
+        for unit in [unit for own in units for unit in own] if s.zero == 1 else ():
             program.given[unit] = self.share(program, unit, "forward")
         ahead = s.pp > 1 and (s.chunks > 1 or s.schedule == "gpipe")
         program.given[passes[0]] = self.move(program, passes[0], stage, gives=False)
         for step in steps:
             if ahead and step in following:
-                program.given[following[step]] = self.move(program, following[step], stage, gives=False)
+                program.given[following[step]] = self.move(
+                    program, following[step], stage, gives=False
+                )
             if step.phase != "weights":
                 program.wait(*program.given.pop(step, ()))
             self.run(program, step, units[step.chunk])
@@ -243,7 +328,10 @@ class _Maker:
                 program.wait(*program.due)
                 program.due.clear()
             if not ahead and step in following:
-                program.given[following[step]] = [*sent, *self.move(program, following[step], stage, gives=False)]
+                program.given[following[step]] = [
+                    *sent,
+                    *self.move(program, following[step], stage, gives=False),
+                ]
         self.reduce(program)
         program.wait(*program.due)
         self.update(program, [region for own in units for region, _ in own])
@@ -263,33 +351,48 @@ class _Maker:
     def run(self, program: _Program, step: Step, units: list[_Unit]) -> None:
         """Run a pass through the units of a chunk."""
         s, forward, last = self.s, step.phase == "forward", step.micro == self.micro - 1
-        gathers = s.zero > (1 if forward else 2) and step.phase != "weights" and (s.scattered or step.micro == 0)
+        gathers = (
+            s.zero > (1 if forward else 2)
+            and step.phase != "weights"
+            and (s.scattered or step.micro == 0)
+        )
         order = units if forward else units[::-1]
         if step.phase == "weights":
             order = [unit for unit in order if unit[0] == "layers"]
         for place, unit in enumerate(order):
             for later in order[place : place + 1 + s.overlap] if gathers else ():
-                if later not in program.given and (forward or later[0] == "layers"):  # the ends stay whole
-                    program.given[later] = self.share(program, later, "forward" if forward else "backward")
+                # the ends stay whole
+                if later not in program.given and (forward or later[0] == "layers"):
+                    program.given[later] = self.share(
+                        program, later, "forward" if forward else "backward"
+                    )
             program.wait(*program.given.pop(unit, ()))
             program.run(self.passes[unit[0], step.phase], unit[1])
-            if step.phase != "weights" and (s.pp == 1 or unit == order[-1]):  # the host joins before it waits
+            # the host joins before it waits
+            if step.phase != "weights" and (s.pp == 1 or unit == order[-1]):
                 program.run(self.table.late[step.phase])
-            whole = step.phase == ("weights" if s.schedule == "zero_bubble" and unit[0] == "layers" else "backward")
+            whole = step.phase == (
+                "weights" if s.schedule == "zero_bubble" and unit[0] == "layers" else "backward"
+            )
             if whole and (last or s.scattered):
                 program.ready.append(unit)
                 if s.overlap:
                     self.reduce(program)
 
     def move(self, program: _Program, step: Step, stage: int, *, gives: bool) -> list[int]:
-        """Launch the message that a pass sends to another stage (`gives`) or receives; return its number, if any."""
+        """Launch the message that a pass sends to another stage (`gives`) or receives; return its
+        number, if any."""
         s, place, forward = self.s, step.chunk * self.s.pp + stage, step.phase == "forward"
         way = 1 if forward == gives else -1
         if s.pp == 1 or step.phase == "weights" or not 0 <= place + way < s.pp * s.chunks:
             return []
         border = min(place, place + way) % s.pp
         group = PAIRS + 2 * border + forward
-        return [program.send(self.table.send("send_recv", step.phase, "stages", float(self.sizes.between), group))]
+        return [
+            program.send(
+                self.table.send("send_recv", step.phase, "stages", float(self.sizes.between), group)
+            )
+        ]
 
     def finish(self, program: _Program, ranks: int) -> Graph:
         """The graph of a program."""
@@ -300,33 +403,51 @@ class _Maker:
                 if (row, layer) not in names:
                     *rest, module = table.labels[row]
                     names[row, layer] = (*rest, module.replace("layers.0", f"layers.{layer}"))
-        labels = tuple(names[row, layer] for block, layer in program.blocks for row in block.rows.tolist())
+        labels = tuple(
+            names[row, layer] for block, layer in program.blocks for row in block.rows.tolist()
+        )
         places, traffic = np.arange(len(rows)), np.array(table.traffic)[rows]
         accesses = np.stack([places, places, traffic, np.ones(len(rows))], axis=1)
         dtypes = tuple(table.dtypes[row] for row in rows.tolist()) if self.graph.dtypes else ()
         return Graph(
-            labels, np.array(table.features)[rows], accesses, name=self.model.name, family=self.model.family,
-            dtype=self.model.dtype, dtypes=dtypes, ranks=ranks, waits=np.array(program.waits).reshape(-1, 2),
+            labels,
+            np.array(table.features)[rows],
+            accesses,
+            name=self.model.name,
+            family=self.model.family,
+            dtype=self.model.dtype,
+            dtypes=dtypes,
+            ranks=ranks,
+            waits=np.array(program.waits).reshape(-1, 2),
             execution=self.graph.execution,
-        )  # fmt: skip
+        )
 
 
 def check_strategy(model: Any, s: Strategy) -> Strategy:
-    """Check that a strategy is a single one, divides a Transformer, and runs on the event loop; else a ValueError."""
+    """Check that a strategy is a single one, divides a Transformer, and runs on the event loop;
+    else a ValueError."""
     check_type("workload", model, Transformer)
     check_type("strategy", s, Strategy)
     if any(np.ndim(value) for value in vars(s).values()):
-        raise ValueError(f"strategy is {show(s)}; it must be a single one; predict each alone, or use pk.explore")
+        raise ValueError(
+            f"strategy is {show(s)}; it must be a single one; predict each alone, or use pk.explore"
+        )
     for name, value in (("tiled", s.tiled), ("two_level", s.two_level)):
         if value:
-            raise ValueError(f"strategy has {name}, which only closed forms know; use pk.explore(strategies=[...])")
+            raise ValueError(
+                f"strategy has {name}, which only closed forms know; use pk.explore(strategies=[...])"
+            )
     for name, fits in list_fits(model, s).items():
         if not fits:
-            raise ValueError(f"{s} cannot share {name} of the model, {getattr(model, name)}; take other sizes")
+            raise ValueError(
+                f"{s} cannot share {name} of the model, {getattr(model, name)}; take other sizes"
+            )
     return s
 
 
-def make_stages(model: Any, platform: Platform, strategy: Strategy, execution: str | None = None) -> list[Graph]:
+def make_stages(
+    model: Any, platform: Platform, strategy: Strategy, execution: str | None = None
+) -> list[Graph]:
     """Make the graphs of all ranks for an iteration of a strategy.
 
     Parameters
@@ -343,26 +464,36 @@ def make_stages(model: Any, platform: Platform, strategy: Strategy, execution: s
     Returns
     -------
     graphs : list of Graph
-        One for each rank. Neighbours share layers; then come ranks that share sequences, experts and replicas; stages
-        are furthest apart.
+        One for each rank. Neighbours share layers; then come ranks that share sequences, experts
+        and replicas; stages are furthest apart.
 
     Raises
     ------
     ValueError
-        For sizes that the strategy does not divide, for what only closed forms know (`tiled`, `two_level`), and for
-        more operations than the event loop takes.
+        For sizes that the strategy does not divide, for what only closed forms know (`tiled`,
+        `two_level`), and for more operations than the event loop takes.
     """
     s, ranks = check_strategy(model, strategy), int(strategy.ranks)
     priced = price_strategies(model, platform, Strategy.stack([s]), execution)
-    held = np.array([(place, float(priced[name][0])) for place, name in enumerate(HELD, -len(HELD))])
+    held = np.array(
+        [(place, float(priced[name][0])) for place, name in enumerate(HELD, -len(HELD))]
+    )
     maker, apart = _Maker(model, s, execution), int(s.tp * s.cp * s.dp)
     often = sum(len(maker.passes["layers", phase].rows) for phase in _PHASES[:2])
     if (count := often * maker.micro * model.layers) > _MOST:
         fault = f"strategy has {count:,} operations of {maker.micro} micro-batches"
-        raise ValueError(f"{fault}; the event loop takes {_MOST:,} at most; use pk.explore, whose forms are closed")
+        raise ValueError(
+            f"{fault}; the event loop takes {_MOST:,} at most; use pk.explore, whose forms are closed"
+        )
     owners = maker.owners
-    near = [(s.tp, 1), (s.cp, s.tp), (s.ep, s.tp * s.cp), (owners, s.tp),
-            (s.dp * s.cp // owners, s.tp * owners), (maker.sharers, s.tp * s.ep)]  # fmt: skip
+    near = [
+        (s.tp, 1),
+        (s.cp, s.tp),
+        (s.ep, s.tp * s.cp),
+        (owners, s.tp),
+        (s.dp * s.cp // owners, s.tp * owners),
+        (maker.sharers, s.tp * s.ep),
+    ]
     groups = tuple(tuple(range(0, count * step, step)) for count, step in near)
     graphs = []
     for stage in range(s.pp):
@@ -370,16 +501,31 @@ def make_stages(model: Any, platform: Platform, strategy: Strategy, execution: s
         graph = replace(graph, allocations=held, groups=groups)
         for rank in range(stage * apart, (stage + 1) * apart):
             lines = [range(rank % apart, ranks, apart)[k] for k in range(s.pp)]
-            pairs = [tuple(sorted(pair)) for pair in zip(lines, [*lines[1:], lines[0]], strict=True)]
+            pairs = [
+                tuple(sorted(pair)) for pair in zip(lines, [*lines[1:], lines[0]], strict=True)
+            ]
             own = replace(graph, groups=groups + tuple(pair for pair in pairs for _ in range(2)))
-            vars(own).update({name: getattr(graph, name) for name in ("content", "classes", "kernels", "collectives")})
+            vars(own).update(
+                {
+                    name: getattr(graph, name)
+                    for name in ("content", "classes", "kernels", "collectives")
+                }
+            )
             graphs.append(own)
     return graphs
 
 
 def find_stages(
-    strategy: Strategy, workload: Any, platform: Platform, ranks: int | None, plan: Plan | None, execution: str | None
+    strategy: Strategy,
+    workload: Any,
+    platform: Platform,
+    ranks: int | None,
+    plan: Plan | None,
+    execution: str | None,
 ) -> tuple[Transformer, Sequence[Graph], int]:
-    """A Transformer with its strategy in its name, the graphs of its ranks, and their number; see `find_graphs`."""
-    _, graphs, count = find_graphs(make_stages(workload, platform, strategy, execution), platform, ranks, plan)
+    """A Transformer with its strategy in its name, the graphs of its ranks, and their number; see
+    `find_graphs`."""
+    _, graphs, count = find_graphs(
+        make_stages(workload, platform, strategy, execution), platform, ranks, plan
+    )
     return replace(workload, name=f"{workload.name}, {strategy}"), graphs, count

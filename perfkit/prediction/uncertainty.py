@@ -1,4 +1,5 @@
-"""How certain a prediction is, what a reader should know before trusting it, and which resources it depends on."""
+"""How certain a prediction is, what a reader should know before trusting it, and which resources it
+depends on."""
 
 import math
 from collections import defaultdict
@@ -18,13 +19,15 @@ from perfkit.prediction.cost import Costs, join_host
 from perfkit.prediction.simulation import Lane, Timeline, simulate
 from perfkit.workloads.graph import Graph
 
-#: Spread of an iteration around the sum of its isolated kernels, without calibrated iterations [-]; docs/formulas.md,
-#: table 9.1.
+#: Spread of an iteration around the sum of its isolated kernels, without calibrated iterations [-];
+#: docs/formulas.md, table 9.1.
 CONTEXT = 0.08
-#: Relative uncertainty of a host overhead without a standard error, by its kind [-]; docs/formulas.md, table 6.1. For
-#: overheads fitted to other machines it is the least: hosts of one generation differ by this much.
+#: Relative uncertainty of a host overhead without a standard error, by its kind [-];
+#: docs/formulas.md, table 6.1. For overheads fitted to other machines it is the least: hosts of one
+#: generation differ by this much.
 _UNCERTAIN = {"assumed": 0.3, "datasheet": 0.3, "fitted": 0.15, "measured": 0.1}
-#: The least of it for hosts of compiled code, which no calibration measures [-]; docs/formulas.md, table 6.1.
+#: The least of it for hosts of compiled code, which no calibration measures [-]; docs/formulas.md,
+#: table 6.1.
 _COMPILED = 1.0
 #: How many times as much of a resource an elasticity is taken over [-].
 _STEP = 1.01
@@ -36,13 +39,16 @@ def find_host_error(platform: Platform, execution: str = "") -> float:
     for q in platform.host.values():
         least = _UNCERTAIN[q.kind] * q.value if q.kind == "fitted" or q.stderr is None else 0.0
         errors += max(q.stderr or 0.0, least)
-    return 1 + max(errors / total if total else _UNCERTAIN["assumed"], _COMPILED * (execution == "compiled"))
+    return 1 + max(
+        errors / total if total else _UNCERTAIN["assumed"], _COMPILED * (execution == "compiled")
+    )
 
 
 def find_spread(costs: Costs, lane: Lane, waits: float, around: float) -> float:
     """Spread of the logarithm of the time of an iteration, the host aside [-].
 
-    `waits` is the share of waiting and collectives, `around` the spread of iterations around the sum of their kernels.
+    `waits` is the share of waiting and collectives, `around` the spread of iterations around the
+    sum of their kernels.
     """
     shares = lane.times.seconds / lane.period
     errors = costs.spread * np.bincount(costs.classes, shares, len(costs.spread))
@@ -50,32 +56,50 @@ def find_spread(costs: Costs, lane: Lane, waits: float, around: float) -> float:
 
 
 def join_errors(errors: Any, assumed: np.ndarray, waits: Any, whole: Any) -> Any:
-    """Join relative errors: of classes, which are independent where they were fitted, and of the rest [-].
+    """Join relative errors: of classes, which are independent where they were fitted, and of the
+    rest [-].
 
-    Classes that are only assumed have a common error. Each number may be an array over configurations.
+    Classes that are only assumed have a common error. Each number may be an array over
+    configurations.
     """
-    sums = (errors[assumed].sum(axis=0) ** 2, (errors[~assumed] ** 2).sum(axis=0), (0.3 * waits) ** 2, whole**2)
+    sums = (
+        errors[assumed].sum(axis=0) ** 2,
+        (errors[~assumed] ** 2).sum(axis=0),
+        (0.3 * waits) ** 2,
+        whole**2,
+    )
     return np.sqrt(sum(sums))
 
 
-def spread_host(timeline: Timeline, error: float, loading: float, free: bool, whole: Fit | None) -> float:
-    """Spread of the time of an iteration because all host times may be too short or too long together [-]."""
+def spread_host(
+    timeline: Timeline, error: float, loading: float, free: bool, whole: Fit | None
+) -> float:
+    """Spread of the time of an iteration because all host times may be too short or too long
+    together [-]."""
     times = []
     for factor in (error, 1 / error):
         if free:
             time = float(join_host(timeline.device_time, factor * max(timeline.hosts), whole))
         else:
-            ranks = [replace(own, host=factor * own.host, spacing=factor * own.spacing) for own in timeline.ranks]
+            ranks = [
+                replace(own, host=factor * own.host, spacing=factor * own.spacing)
+                for own in timeline.ranks
+            ]
             time = simulate(ranks, device=timeline.device, contention=timeline.contention).period
         times.append(max(time, loading))
     return math.log(times[0] / times[1]) / 2
 
 
-def find_unmeasured(graph: Graph, costs: Costs, platform: Platform) -> tuple[dict[str, float], dict[str, float]]:
-    """Time of operations without a model, by name, and of those priced by a stand-in, by the note that says so [s]."""
+def find_unmeasured(
+    graph: Graph, costs: Costs, platform: Platform
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Time of operations without a model, by name, and of those priced by a stand-in, by the note
+    that says so [s]."""
     unmodelled, stand_ins = defaultdict[str, float](float), defaultdict[str, float](float)
     sizes = {name: graph.column(name) for name in "mnk"}
-    for index, ((kind, variant, dtype), fit, context) in enumerate(zip(*costs.models[:3], strict=True)):
+    for index, ((kind, variant, dtype), fit, context) in enumerate(
+        zip(*costs.models[:3], strict=True)
+    ):
         if kind in ("collective", "host"):
             continue
         total = float(costs.totals[index])
@@ -83,38 +107,56 @@ def find_unmeasured(graph: Graph, costs: Costs, platform: Platform) -> tuple[dic
             for place in np.flatnonzero(costs.classes == index):
                 unmodelled[graph.labels[place][0]] += float(costs.hot[place])
         if kind in ("gemm", "bmm"):
-            unaligned = find_unaligned(platform, kind, variant, dtype, sizes) & (costs.classes == index)
+            unaligned = find_unaligned(platform, kind, variant, dtype, sizes) & (
+                costs.classes == index
+            )
             slow = costs.seconds * unaligned
             if slow.any():
-                stand_ins[say_unaligned(platform, dtype, graph.labels[int(slow.argmax())][4])] += float(slow.sum())
+                stand_ins[say_unaligned(platform, dtype, graph.labels[int(slow.argmax())][4])] += (
+                    float(slow.sum())
+                )
         if fit and fit.stands_for:
             stand_ins["".join(fit.notes[:1]) or f"{kind} was not measured"] += total
         if context and context.kind == "assumed":
-            stand_ins["".join(context.notes[:1]) or f"{kind} was not measured in iterations"] += total
+            stand_ins["".join(context.notes[:1]) or f"{kind} was not measured in iterations"] += (
+                total
+            )
     return unmodelled, stand_ins
 
 
 def list_notes(
     graph: Graph, costs: Costs, platform: Platform, family: str, ranks: int
 ) -> tuple[tuple[str, ...], dict[str, float]]:
-    """What a reader should know before trusting the time of a graph; the time of operations without a model [s]."""
+    """What a reader should know before trusting the time of a graph; the time of operations without
+    a model [s]."""
     unmodelled, stand_ins = find_unmeasured(graph, costs, platform)
     notes, kind, context, total = [], family or "such", platform.context, float(costs.seconds.sum())
     if context and family not in context.iterations:
-        notes.append(f"{platform.name} was never calibrated with {kind} iterations; the interval is wider")
+        notes.append(
+            f"{platform.name} was never calibrated with {kind} iterations; the interval is wider"
+        )
     elif context and ranks > 1 and family not in context.parallel:
-        notes.append(f"{platform.name} was never calibrated with {kind} iterations on several ranks")
+        notes.append(
+            f"{platform.name} was never calibrated with {kind} iterations on several ranks"
+        )
     if graph.device and (graph.device == "cpu") != (platform.device.kind == "cpu"):
         need = f"on {platform.name} other kernels run; capture with device={platform.device.kind!r}"
         notes.append(f"captured with device={graph.device!r}; {need}")
     if sum(unmodelled.values()) > 0.02 * total:
         notes.append(f"{', '.join(unmodelled)} have no model and are timed as memory traffic")
     notes += [note for note, seconds in stand_ins.items() if seconds > 0.05 * total]
-    notes += dict.fromkeys(text for fit in platform.kernels.values() for text in find_transfers("kernels", fit))
-    size, timed = graph.footprint + sum(table.nbytes for table in graph.tables), platform.largest_timed
+    notes += dict.fromkeys(
+        text for fit in platform.kernels.values() for text in find_transfers("kernels", fit)
+    )
+    size, timed = (
+        graph.footprint + sum(table.nbytes for table in graph.tables),
+        platform.largest_timed,
+    )
     if platform.device.never_left_cache and size > timed:
         known = f"the largest working set timed on {platform.name} was {format_bytes(timed)} and never left the caches"
-        notes += [f"a rank works on {format_bytes(size)}; {known}, so that main memory may be slower than predicted"]
+        notes += [
+            f"a rank works on {format_bytes(size)}; {known}, so that main memory may be slower than predicted"
+        ]
     return tuple(notes), unmodelled
 
 
@@ -145,8 +187,9 @@ class Sensitivity(Tabular):
         Returns
         -------
         table : polars.DataFrame
-            resource, see `Platform.with_scale`; elasticity: by how many per cent the time changes with 1 % more of it
-            [-]; gain_s: time that 1 % more saves [s]; less_s and more_s: the time with less and with more of it [s].
+            resource, see `Platform.with_scale`; elasticity: by how many per cent the time changes
+            with 1 % more of it [-]; gain_s: time that 1 % more saves [s]; less_s and more_s: the
+            time with less and with more of it [s].
         """
         return self.frame
 
@@ -160,7 +203,9 @@ class Sensitivity(Tabular):
         """
         from perfkit import plots
 
-        return plots.tornado_bars(self.frame, time=self.time, factor=self.factor, about=self.summary)
+        return plots.tornado_bars(
+            self.frame, time=self.time, factor=self.factor, about=self.summary
+        )
 
     def __repr__(self) -> str:
         name, share = self.frame.row(0)[:2]
@@ -175,7 +220,8 @@ def find_sensitivity(prediction: Any, swing: float = 0.2) -> Sensitivity:
     prediction : Prediction
         Of one iteration.
     swing : float, optional
-        How much less and more of a resource the chart shows: 0.2 is 1 / 1.2 and 1.2 times as much [-].
+        How much less and more of a resource the chart shows: 0.2 is 1 / 1.2 and 1.2 times as much
+        [-].
 
     Returns
     -------
@@ -188,9 +234,13 @@ def find_sensitivity(prediction: Any, swing: float = 0.2) -> Sensitivity:
     again, where, scales = prediction._again, prediction.platform, (_STEP, 1 / factor, factor)
     for name in list_resources(where):
         with keep_quiet():
-            slightly, less, more = (again(where.with_scale(**{name: scale})).time for scale in scales)
+            slightly, less, more = (
+                again(where.with_scale(**{name: scale})).time for scale in scales
+            )
         share = math.log(slightly / prediction.time) / math.log(_STEP)
         rows.append((name, share, prediction.time - slightly, less, more))
     columns = ("resource", "elasticity", "gain_s", "less_s", "more_s")
-    frame = pl.DataFrame(rows, columns, orient="row").sort(pl.col("elasticity").round(9), maintain_order=True)
+    frame = pl.DataFrame(rows, columns, orient="row").sort(
+        pl.col("elasticity").round(9), maintain_order=True
+    )
     return Sensitivity(frame, prediction.time, prediction._about, factor)

@@ -8,10 +8,17 @@ from perfkit.ground.hardware import Device, Link, MemoryLevel, Quantity
 from perfkit.ground.units import check_choice
 from perfkit.models.hierarchy import FAR
 
-#: Links between the ranks of a node, the fastest first, and out of it; ``fabric`` is the NVLink of other vendors.
+#: Links between the ranks of a node, the fastest first, and out of it; ``fabric`` is the NVLink of
+#: other vendors.
 _LINKS = ("NVLink", "fabric", "PCIe", "NIC")
 #: Latency between nodes that no log gives.
-HOP = Quantity(FAR, "s", "assumed", "tuning table of NCCL for trees; 4.5 and 6.2 us between A100 nodes", "2026-11-22")
+HOP = Quantity(
+    FAR,
+    "s",
+    "assumed",
+    "tuning table of NCCL for trees; 4.5 and 6.2 us between A100 nodes",
+    "2026-11-22",
+)
 
 
 @dataclass(frozen=True)
@@ -25,9 +32,11 @@ class Datasheet:
     device : Device
         Peaks and memory levels [-].
     links : mapping of str to Quantity
-        Bandwidth of ``NVLink``, ``fabric``, ``PCIe`` and ``NIC``, one way per rank, where stated [B/s].
+        Bandwidth of ``NVLink``, ``fabric``, ``PCIe`` and ``NIC``, one way per rank, where stated
+        [B/s].
     products : mapping of str to Quantity
-        Rate of large matrix products by number format, where it is known or assumed beside the peak [FLOP/s].
+        Rate of large matrix products by number format, where it is known or assumed beside the peak
+        [FLOP/s].
     """
 
     system: str
@@ -43,7 +52,9 @@ class Datasheet:
 
 def _stated(row: Mapping[str, str]) -> Quantity:
     source = "; ".join(text for text in (row["source"], row["note"]) if text)
-    return Quantity(float(row["value"]), row["unit"], row["kind"], source, row["date"], basis=row["basis"])
+    return Quantity(
+        float(row["value"]), row["unit"], row["kind"], source, row["date"], basis=row["basis"]
+    )
 
 
 def list_datasheets() -> tuple[str, ...]:
@@ -89,12 +100,26 @@ def read_datasheet(system: str) -> Datasheet:
     systems = group_rows("system", "datasheets.csv")
     rows = systems[check_choice("system", system, systems)]
     found = {(row["quantity"], row["dtype"]): _stated(row) for row in rows}
-    peaks, products = ({dtype: quantity for (name, dtype), quantity in found.items() if name == kind}
-                       for kind in ("peak", "products"))  # fmt: skip
-    levels = {name.removesuffix(" capacity"): size for (name, _), size in found.items() if name.endswith(" capacity")}
-    memory = tuple(MemoryLevel(x, size, found.get((f"{x} bandwidth", ""))) for x, size in levels.items())
-    links = {name: found[f"{name} bandwidth", ""] for name in _LINKS if (f"{name} bandwidth", "") in found}
-    device = Device(rows[0]["device"], "cuda", peaks, memory, capability=found.get(("capability", "")))
+    peaks, products = (
+        {dtype: quantity for (name, dtype), quantity in found.items() if name == kind}
+        for kind in ("peak", "products")
+    )
+    levels = {
+        name.removesuffix(" capacity"): size
+        for (name, _), size in found.items()
+        if name.endswith(" capacity")
+    }
+    memory = tuple(
+        MemoryLevel(x, size, found.get((f"{x} bandwidth", ""))) for x, size in levels.items()
+    )
+    links = {
+        name: found[f"{name} bandwidth", ""]
+        for name in _LINKS
+        if (f"{name} bandwidth", "") in found
+    }
+    device = Device(
+        rows[0]["device"], "cuda", peaks, memory, capability=found.get(("capability", ""))
+    )
     return Datasheet(system, device, links, products)
 
 
@@ -104,4 +129,6 @@ def find_adapter(platform: str, device: Device) -> Link:
         if sheet.device.name == device.name and "NIC" in sheet.links:
             return Link(sheet.links["NIC"], HOP, "adapters of the datasheet")
     such = ".with_link('inter', bandwidth=50e9, latency=1e-6) for 400 Gb/s per rank"
-    raise ValueError(f"platform {platform!r} knows nothing between nodes; add a link first, such as {such}")
+    raise ValueError(
+        f"platform {platform!r} knows nothing between nodes; add a link first, such as {such}"
+    )

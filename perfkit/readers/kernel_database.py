@@ -1,7 +1,9 @@
-"""The public kernel database: its files, and measured collectives, matrix products, attention and casts.
+"""The public kernel database: its files, and measured collectives, matrix products, attention and
+casts.
 
-There is one table per kind of kernel, collector (the serving framework whose kernels were timed) and its version:
-``SYSTEM/FAMILY/COLLECTOR/VERSION/TABLE_perf.parquet``. Columns differ between files and are read by name.
+There is one table per kind of kernel, collector (the serving framework whose kernels were timed)
+and its version: ``SYSTEM/FAMILY/COLLECTOR/VERSION/TABLE_perf.parquet``. Columns differ between
+files and are read by name.
 """
 
 import os
@@ -25,12 +27,28 @@ _INSTALL = "`pip install --no-deps 'aiconfigurator-core>=0.12'`"
 _BELOW = (f"{_PACKAGE}/systems/data", "systems/data", "data", "")
 #: Largest file of a table [B]; releases up to 0.12 have at most a tenth of it.
 _LARGEST = 2**28
-#: perfkit's name of a number format by the recorded one; the others keep theirs (``fp8_block``, ``nvfp4``).
-_DTYPES = {"half": "fp16", "float16": "fp16", "bfloat16": "bf16", "float": "fp32", "float32": "fp32", "double": "fp64"}
+#: perfkit's name of a number format by the recorded one; the others keep theirs (``fp8_block``,
+#: ``nvfp4``).
+_DTYPES = {
+    "half": "fp16",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float": "fp32",
+    "float32": "fp32",
+    "double": "fp64",
+}
 #: Bytes of one element of a message [B].
 _BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 #: Recorded columns that some files do not have.
-_OPTIONAL = ("framework", "version", "kernel_source", "num_key_value_heads", "kv_cache_dtype", "step", "window_size")
+_OPTIONAL = (
+    "framework",
+    "version",
+    "kernel_source",
+    "num_key_value_heads",
+    "kv_cache_dtype",
+    "step",
+    "window_size",
+)
 #: Columns of a frame by name: another column, an expression, or None for the column of that name.
 _Names = Mapping[str, Any]
 #: Columns that tell who measured a row.
@@ -42,8 +60,9 @@ _guard = reading("kernel database", "compare with its release", told=True)
 def find_database() -> Path:
     """Find the folder that holds one folder of tables per system.
 
-    The environment variable ``PERFKIT_KERNEL_DATABASE`` names this folder, a folder around it, or the target of
-    ``pip install --target``. Otherwise it is the folder of the installed package, which is not imported.
+    The environment variable ``PERFKIT_KERNEL_DATABASE`` names this folder, a folder around it, or
+    the target of ``pip install --target``. Otherwise it is the folder of the installed package,
+    which is not imported.
 
     Returns
     -------
@@ -53,11 +72,14 @@ def find_database() -> Path:
     Raises
     ------
     FileNotFoundError
-        If there is no database, or only one of a release before 0.12. The message says how to install one.
+        If there is no database, or only one of a release before 0.12. The message says how to
+        install one.
     """
     named = os.environ.get("PERFKIT_KERNEL_DATABASE")
     spec = None if named else find_spec(_PACKAGE)
-    homes = [Path(home) / "systems/data" for home in (spec and spec.submodule_search_locations) or ()]
+    homes = [
+        Path(home) / "systems/data" for home in (spec and spec.submodule_search_locations) or ()
+    ]
     for place in [Path(named) / below for below in _BELOW] if named else homes:
         if any(place.glob(f"*/{_TABLES}")):
             return place
@@ -78,8 +100,8 @@ def list_tables(system: str | None = None) -> pl.DataFrame:
     Returns
     -------
     tables : polars.DataFrame
-        ``system``, ``table``, ``collector`` and ``version`` (names of the folders; rows of the file may name others),
-        ``file`` below the folder of systems, ``nbytes`` of the file [B].
+        ``system``, ``table``, ``collector`` and ``version`` (names of the folders; rows of the file
+        may name others), ``file`` below the folder of systems, ``nbytes`` of the file [B].
 
     Raises
     ------
@@ -87,11 +109,27 @@ def list_tables(system: str | None = None) -> pl.DataFrame:
         For an unknown system. The message lists the systems with tables.
     """
     folder = find_database()
-    own = list(folder.glob(f"{system}/{_TABLES}")) if any(place.name == system for place in folder.iterdir()) else []
-    files = [path.relative_to(folder) for path in sorted(own or folder.glob(f"*/{_TABLES}"), key=str)]
-    names = [{"system": file.parts[0], "table": file.stem.removesuffix("_perf"), "collector": file.parts[2],
-              "version": file.parts[3], "file": file.as_posix()} for file in files]  # fmt: skip
-    tables = pl.DataFrame(names).with_columns(nbytes=pl.Series([(folder / file).stat().st_size for file in files]))
+    own = (
+        list(folder.glob(f"{system}/{_TABLES}"))
+        if any(place.name == system for place in folder.iterdir())
+        else []
+    )
+    files = [
+        path.relative_to(folder) for path in sorted(own or folder.glob(f"*/{_TABLES}"), key=str)
+    ]
+    names = [
+        {
+            "system": file.parts[0],
+            "table": file.stem.removesuffix("_perf"),
+            "collector": file.parts[2],
+            "version": file.parts[3],
+            "file": file.as_posix(),
+        }
+        for file in files
+    ]
+    tables = pl.DataFrame(names).with_columns(
+        nbytes=pl.Series([(folder / file).stat().st_size for file in files])
+    )
     if system is not None and not own:
         check_choice("system", system, tables["system"].unique(maintain_order=True))
     return tables
@@ -99,7 +137,8 @@ def list_tables(system: str | None = None) -> pl.DataFrame:
 
 @_guard
 def read_collectives(system: str) -> pl.DataFrame:
-    """Read the collectives of one system: NCCL's test programs measured them out of place (on Intel those of oneCCL).
+    """Read the collectives of one system: NCCL's test programs measured them out of place (on Intel
+    those of oneCCL).
 
     Parameters
     ----------
@@ -109,9 +148,10 @@ def read_collectives(system: str) -> pl.DataFrame:
     Returns
     -------
     rows : polars.DataFrame
-        ``system``, ``operation``, ``ranks``, ``nodes`` (null: not recorded), ``dtype``, ``nbytes`` in the nccl-tests
-        convention [B], ``seconds`` [s], ``algbw`` and ``busbw`` [B/s], ``library``, ``library_version`` (null where
-        none is recorded), ``file``. Repeated sweeps are more rows.
+        ``system``, ``operation``, ``ranks``, ``nodes`` (null: not recorded), ``dtype``, ``nbytes``
+        in the nccl-tests convention [B], ``seconds`` [s], ``algbw`` and ``busbw`` [B/s],
+        ``library``, ``library_version`` (null where none is recorded), ``file``. Repeated sweeps
+        are more rows.
 
     Raises
     ------
@@ -120,18 +160,28 @@ def read_collectives(system: str) -> pl.DataFrame:
 
     Notes
     -----
-    Only rows of the newest version of the library are returned. Where folder and rows of a file name different
-    versions, the rows are right. The algorithm of the library is not recorded. From 64 MiB on, an all_reduce of fp16 on
-    8 H100 or H200 takes 20 % less time than one of int8: their switches reduce fp16 but not int8, so do not fit one law
-    to both.
+    Only rows of the newest version of the library are returned. Where folder and rows of a file
+    name different versions, the rows are right. The algorithm of the library is not recorded. From
+    64 MiB on, an all_reduce of fp16 on 8 H100 or H200 takes 20 % less time than one of int8: their
+    switches reduce fp16 but not int8, so do not fit one law to both.
     """
     held, algbw = set(list_tables(system)["table"]), pl.col("nbytes") / pl.col("seconds")
     factors = {name: bus_factor(name, pl.col("ranks")) for name in OPERATIONS}
-    busbw = pl.coalesce(pl.when(operation=name).then(algbw * factor) for name, factor in factors.items())
-    names = {"operation": pl.col("op_name").replace("alltoall", "all_to_all"), "ranks": "num_gpus",
-             "nodes": pl.lit(None, pl.Int64), "dtype": "dtype", "nbytes": "message_size", "seconds": "seconds",
-             "algbw": pl.lit(0.0), "busbw": pl.lit(0.0), "library": "collector",
-             "library_version": "collector_version"}  # fmt: skip
+    busbw = pl.coalesce(
+        pl.when(operation=name).then(algbw * factor) for name, factor in factors.items()
+    )
+    names = {
+        "operation": pl.col("op_name").replace("alltoall", "all_to_all"),
+        "ranks": "num_gpus",
+        "nodes": pl.lit(None, pl.Int64),
+        "dtype": "dtype",
+        "nbytes": "message_size",
+        "seconds": "seconds",
+        "algbw": pl.lit(0.0),
+        "busbw": pl.lit(0.0),
+        "library": "collector",
+        "library_version": "collector_version",
+    }
     tables = [name for name in ("nccl", "oneccl") if name in held] or ["nccl"]
     rows = pl.concat(_read(system, table, ("nccl_dtype", None), names, table) for table in tables)
     for dtype in rows["dtype"].unique().sort():
@@ -154,8 +204,8 @@ def read_gemms(system: str, *, dtype: str | None = "bf16") -> pl.DataFrame:
     Returns
     -------
     rows : polars.DataFrame
-        ``system``, ``dtype``, ``m``, ``n``, ``k``, ``seconds`` [s], ``collector``, ``collector_version``, ``kernel``,
-        ``file``.
+        ``system``, ``dtype``, ``m``, ``n``, ``k``, ``seconds`` [s], ``collector``,
+        ``collector_version``, ``kernel``, ``file``.
 
     Raises
     ------
@@ -164,8 +214,9 @@ def read_gemms(system: str, *, dtype: str | None = "bf16") -> pl.DataFrame:
 
     Notes
     -----
-    The times are of replayed CUDA graphs at unlocked clocks. Collector ``sglang`` multiplies random numbers. Collector
-    ``vllm`` uses uninitialised weights, which take less power, so its times are too short.
+    The times are of replayed CUDA graphs at unlocked clocks. Collector ``sglang`` multiplies random
+    numbers. Collector ``vllm`` uses uninitialised weights, which take less power, so its times are
+    too short.
     """
     names = {**dict.fromkeys(("dtype", "m", "n", "k", "seconds")), **_WITNESS}
     return _read(system, "gemm", ("gemm_dtype", dtype), names)
@@ -173,7 +224,8 @@ def read_gemms(system: str, *, dtype: str | None = "bf16") -> pl.DataFrame:
 
 @_guard
 def read_attention(system: str, *, dtype: str | None = "bf16") -> pl.DataFrame:
-    """Read fused attention over whole sequences: causal (language models) and, where measured, full (encoders).
+    """Read fused attention over whole sequences: causal (language models) and, where measured, full
+    (encoders).
 
     Parameters
     ----------
@@ -185,31 +237,43 @@ def read_attention(system: str, *, dtype: str | None = "bf16") -> pl.DataFrame:
     Returns
     -------
     rows : polars.DataFrame
-        ``system``, ``dtype``, ``kv_dtype`` (of keys and values in memory), ``causal``, ``batch``, ``sequence`` (queries
-        of a sample), ``past`` (earlier keys of it), ``heads``, ``kv_heads``, ``head_dim``, ``window``
-        (keys a query sees, 0 for all), ``seconds`` [s], ``collector``, ``collector_version``, ``kernel``,
-        ``file``.
+        ``system``, ``dtype``, ``kv_dtype`` (of keys and values in memory), ``causal``, ``batch``,
+        ``sequence`` (queries of a sample), ``past`` (earlier keys of it), ``heads``, ``kv_heads``,
+        ``head_dim``, ``window`` (keys a query sees, 0 for all), ``seconds`` [s], ``collector``,
+        ``collector_version``, ``kernel``, ``file``.
 
     Raises
     ------
     ValueError
         For an unknown system or number format, and for a system without such attention.
     """
-    # Tables of encoders lack some columns: there are as many keys as queries, and as many heads of keys, and no cache.
-    past, window, heads = (pl.col(name).cast(pl.Int64) for name in ("step", "window_size", "num_key_value_heads"))
+    # Tables of encoders lack some columns: there are as many keys as queries, and as many heads of
+    # keys, and no cache.
+    past, window, heads = (
+        pl.col(name).cast(pl.Int64) for name in ("step", "window_size", "num_key_value_heads")
+    )
     names = {
-        "dtype": None, "kv_dtype": pl.coalesce(_rename("kv_cache_dtype"), "dtype"),
-        "causal": pl.col("op_name") != "encoder_attention", "batch": "batch_size", "sequence": "isl",
-        "past": past.fill_null(0), "heads": "num_heads", "kv_heads": pl.coalesce(heads, "num_heads"),
-        "head_dim": None, "window": window.fill_null(0), "seconds": None, **_WITNESS,
-    }  # fmt: skip
+        "dtype": None,
+        "kv_dtype": pl.coalesce(_rename("kv_cache_dtype"), "dtype"),
+        "causal": pl.col("op_name") != "encoder_attention",
+        "batch": "batch_size",
+        "sequence": "isl",
+        "past": past.fill_null(0),
+        "heads": "num_heads",
+        "kv_heads": pl.coalesce(heads, "num_heads"),
+        "head_dim": None,
+        "window": window.fill_null(0),
+        "seconds": None,
+        **_WITNESS,
+    }
     tables = ["context_attention", *({"encoder_attention"} & set(list_tables(system)["table"]))]
     return pl.concat(_read(system, table, ("attn_dtype", dtype), names) for table in tables)
 
 
 @_guard
 def read_casts(system: str) -> pl.DataFrame:
-    """Read the casts of a bf16 matrix to fp8 with a known scale: the only kernels here that only memory limits.
+    """Read the casts of a bf16 matrix to fp8 with a known scale: the only kernels here that only
+    memory limits.
 
     Parameters
     ----------
@@ -219,8 +283,9 @@ def read_casts(system: str) -> pl.DataFrame:
     Returns
     -------
     rows : polars.DataFrame
-        ``system``, ``dtype`` (written), ``rows``, ``columns``, ``nbytes`` (two read and one written per element [B]),
-        ``seconds`` [s], ``collector``, ``collector_version``, ``kernel``, ``file``.
+        ``system``, ``dtype`` (written), ``rows``, ``columns``, ``nbytes`` (two read and one written
+        per element [B]), ``seconds`` [s], ``collector``, ``collector_version``, ``kernel``,
+        ``file``.
 
     Raises
     ------
@@ -229,12 +294,19 @@ def read_casts(system: str) -> pl.DataFrame:
 
     Notes
     -----
-    Matrices that fit into the L2 cache stay there between repetitions, so they are faster than main memory. From 100 M
-    elements on, collectors ``vllm`` and ``trtllm`` reach 64–91 % of the datasheet bandwidth. The kernel of ``sglang``
-    reaches a tenth of it: do not fit it.
+    Matrices that fit into the L2 cache stay there between repetitions, so they are faster than main
+    memory. From 100 M elements on, collectors ``vllm`` and ``trtllm`` reach 64–91 % of the
+    datasheet bandwidth. The kernel of ``sglang`` reaches a tenth of it: do not fit it.
     """
     nbytes = 3 * pl.col("m") * pl.col("k")
-    names = {"dtype": None, "rows": "m", "columns": "k", "nbytes": nbytes, "seconds": None, **_WITNESS}
+    names = {
+        "dtype": None,
+        "rows": "m",
+        "columns": "k",
+        "nbytes": nbytes,
+        "seconds": None,
+        **_WITNESS,
+    }
     return _read(system, "scale_matrix", ("quant_dtype", "fp8"), names)
 
 
@@ -243,22 +315,43 @@ def _rename(column: str) -> pl.Expr:
     return pl.col(column).cast(pl.String).replace(_DTYPES)
 
 
-def _read(system: str, table: str, dtype: tuple[str, str | None], names: _Names, library: str = "") -> pl.DataFrame:
-    """Rows of the newest version of each collector with the columns `names`, in the number format `dtype[1]`.
+def _read(
+    system: str, table: str, dtype: tuple[str, str | None], names: _Names, library: str = ""
+) -> pl.DataFrame:
+    """Rows of the newest version of each collector with the columns `names`, in the number format
+    `dtype[1]`.
 
     `dtype[0]` is the recorded column of number formats.
     """
     tables, folder, (column, wanted) = list_tables(system), find_database(), dtype
     check_choice(f"table of {system}", table, tables["table"].unique(maintain_order=True))
-    columns = [(old if isinstance(old, pl.Expr) else pl.col(old or new)).alias(new) for new, old in names.items()]
+    columns = [
+        (old if isinstance(old, pl.Expr) else pl.col(old or new)).alias(new)
+        for new, old in names.items()
+    ]
     derived = {"dtype", "seconds", "collector", "collector_version", *_OPTIONAL}
-    needed = sorted({name for each in columns for name in each.meta.root_names()} - derived | {column, "latency"})
+    needed = sorted(
+        {name for each in columns for name in each.meta.root_names()} - derived
+        | {column, "latency"}
+    )
     raw = []
-    for file, collector in tables.filter(pl.col("table") == table).select("file", "collector").iter_rows():
+    for file, collector in (
+        tables.filter(pl.col("table") == table).select("file", "collector").iter_rows()
+    ):
         with reading(folder / file, f"{_INSTALL} brings a sound one", most=_LARGEST):
-            who = pl.lit(library) if library else pl.coalesce("framework", pl.lit(collector)).str.to_lowercase()
-            frame = _read_file(folder / file, needed).with_columns(collector=who, collector_version="version")
-            sizes = {"dtype": _rename(column), "seconds": pl.col("latency") * 1e-3, "file": pl.lit(file)}
+            who = (
+                pl.lit(library)
+                if library
+                else pl.coalesce("framework", pl.lit(collector)).str.to_lowercase()
+            )
+            frame = _read_file(folder / file, needed).with_columns(
+                collector=who, collector_version="version"
+            )
+            sizes = {
+                "dtype": _rename(column),
+                "seconds": pl.col("latency") * 1e-3,
+                "file": pl.lit(file),
+            }
             raw.append(frame.with_columns(system=pl.lit(system), **sizes))
     rows = pl.concat(raw, how="diagonal_relaxed")
     if wanted is not None:
@@ -271,7 +364,9 @@ def _read(system: str, table: str, dtype: tuple[str, str | None], names: _Names,
     whole = (numeric() - by_name("seconds")).cast(pl.Int64)
     rows, version = rows.filter(~untimed), pl.col("collector_version")
     pairs = rows.select("collector", version).unique().sort(pl.all()).rows()
-    newest = {who: max((each for other, each in pairs if other == who), key=_order) for who, _ in pairs}
+    newest = {
+        who: max((each for other, each in pairs if other == who), key=_order) for who, _ in pairs
+    }
     rows = rows.filter(version.eq_missing(pl.col("collector").replace(newest)))
     return rows.select("system", *columns, "file").with_columns(whole)
 
@@ -280,17 +375,24 @@ def _read_file(path: Path, needed: Sequence[str]) -> pl.DataFrame:
     """Some columns of one file; optional columns that are missing are null."""
     with path.open("rb") as file:
         if file.read(64).startswith(b"version https://git-lfs"):
-            raise ValueError(f"{path} is a git-LFS pointer, not the table: run `git lfs pull` there, or {_INSTALL}")
+            raise ValueError(
+                f"{path} is a git-LFS pointer, not the table: run `git lfs pull` there, or {_INSTALL}"
+            )
     scan = pl.scan_parquet(path)
     names = scan.collect_schema().names()
     if missing := [name for name in needed if name not in names]:
-        raise ValueError(f"{path} has no column {', '.join(missing)}; it has {', '.join(names[:40])}")
-    optional = (pl.col(name) if name in names else pl.lit(None, pl.String).alias(name) for name in _OPTIONAL)
+        raise ValueError(
+            f"{path} has no column {', '.join(missing)}; it has {', '.join(names[:40])}"
+        )
+    optional = (
+        pl.col(name) if name in names else pl.lit(None, pl.String).alias(name) for name in _OPTIONAL
+    )
     return scan.select(*needed, *optional).collect()
 
 
 def _order(version: str | None) -> tuple[tuple[int, int], ...]:
-    """Sort key of a version: 1.3.0rc20 before 1.3.0, 1.3.0 before 1.3.0.post2, and none before all others."""
+    """Sort key of a version: 1.3.0rc20 before 1.3.0, 1.3.0 before 1.3.0.post2, and none before all
+    others."""
     parts = re.findall(r"\d+|[a-z]+", (version or "").split("+")[0])
     key = [(2, int(part)) if part.isdigit() else (1 if part == "post" else -1, 0) for part in parts]
     return (*key, (0, 0)) if parts else ()

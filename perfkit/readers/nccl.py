@@ -18,21 +18,59 @@ from perfkit.ground.units import escape, show
 from perfkit.models.collectives import OPERATIONS, bus_factor
 
 _SUFFIXES = (".log", ".out", ".txt")
-_NAMES = {name.replace("_", ""): name for name in OPERATIONS}  # the programs are called alltoall_perf, sendrecv_perf
-_REDUCING, _ROOTED = {"all_reduce", "reduce_scatter", "reduce"}, {"broadcast", "reduce", "gather", "scatter"}
+# the programs are called alltoall_perf, sendrecv_perf
+_NAMES = {name.replace("_", ""): name for name in OPERATIONS}
+_REDUCING, _ROOTED = (
+    {"all_reduce", "reduce_scatter", "reduce"},
+    {"broadcast", "reduce", "gather", "scatter"},
+)
 _DTYPES = {
-    "float": "fp32", "half": "fp16", "double": "fp64", "bfloat16": "bf16", "char": "int8",
+    "float": "fp32",
+    "half": "fp16",
+    "double": "fp64",
+    "bfloat16": "bf16",
+    "char": "int8",
     **dict.fromkeys(("f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2"), "fp8"),
-}  # fmt: skip
-_COLUMNS = "operation ranks nodes dtype redop nbytes seconds algbw busbw in_place file line".split()
+}
+_COLUMNS = [
+    "operation",
+    "ranks",
+    "nodes",
+    "dtype",
+    "redop",
+    "nbytes",
+    "seconds",
+    "algbw",
+    "busbw",
+    "in_place",
+    "file",
+    "line",
+]
 #: Columns of one half of a printed row: bandwidths as printed, each with half of its last digit.
-_HALF = "line text dtype redop root in_place nbytes seconds algbw busbw algbw_half busbw_half wrong".split()
+_HALF = [
+    "line",
+    "text",
+    "dtype",
+    "redop",
+    "root",
+    "in_place",
+    "nbytes",
+    "seconds",
+    "algbw",
+    "busbw",
+    "algbw_half",
+    "busbw_half",
+    "wrong",
+]
 _BLOCK = ("time", "algbw", "busbw", "#wrong")
 _CLOSING = "'# Avg bus bandwidth'"
-#: Characters of a line that are read [-]: a row has up to 250, and the time of some searches grows with their square.
+#: Characters of a line that are read [-]: a row has up to 250, and the time of some searches grows
+#: with their square.
 _LONGEST = 4_000
 _COUNTS = np.arange(1, 2**17)  # numbers of ranks that are tried [-]
-_TOGETHER = "several programs write here at once; use one file for each, or build nccl-tests with MPI=1"
+_TOGETHER = (
+    "several programs write here at once; use one file for each, or build nccl-tests with MPI=1"
+)
 _ADVICE = "pass the text that all_reduce_perf or its like print"
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -40,14 +78,18 @@ _GPU = re.compile(r"\bdevice +\d+ +\[[^\]\n]*\] +(\S[^\r\n]*)")
 _START = re.compile(r"(?:nThreads?:?\s*(\d{1,9})\s+)?nGpus\S*\s+(\d{1,9})\s.*minBytes")
 _PROGRAM = re.compile(r"Collective test starting: (?:\S*/)?(\w+?)_perf")
 _COMMAND = re.compile(r"\b(\w+?)_perf(?:_mpi)?[\"']?\s+-")
-_DEVICE = re.compile(r"Rank\s+(\d{1,9})(?:\s+Group\s+(\d+))?(?:\s+Pid\s+\d+)?\s+on\s+(\S+)\s+device")
+_DEVICE = re.compile(
+    r"Rank\s+(\d{1,9})(?:\s+Group\s+(\d+))?(?:\s+Pid\s+\d+)?\s+on\s+(\S+)\s+device"
+)
 _HEADER = re.compile(r"size\s+count\s+type\s.*algbw\s+busbw.*")
 _FOOTER = re.compile(r"Out of bounds values|Avg bus bandwidth|Collective test concluded")
 #: A row, whatever its launcher wrote before it ("3: ", "[1,0]<stdout>:", "pod | ", a date).
 _ROW = re.compile(r"(?<![\w.-])\d{1,18}\s+\d+\s+([A-Za-z]\w*)(?!\S)")
 _DTYPE = re.compile(r"char|u?int\d*|half|b?float\d*|double|bf16|fp?\d+\w*")
 _VALUE = re.compile(r"N/A|[-+]?(?:nan|inf|\d{1,30}(?:\.\d*)?(?:e[-+]?\d{1,2})?)\*?")
-_ENDED = re.compile(r"\d\.\d+\s+\d+\.\d+\s+(?:N/A|[\d.e+*-]+)(?:\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)?\s*$")
+_ENDED = re.compile(
+    r"\d\.\d+\s+\d+\.\d+\s+(?:N/A|[\d.e+*-]+)(?:\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)?\s*$"
+)
 
 
 class LogWarning(UserWarning):
@@ -77,14 +119,17 @@ class _Table:
     halves: list[tuple[Any, ...]] = field(default_factory=list)
 
     def count(self) -> tuple[int, int | None]:
-        """Ranks and nodes of a communicator from the list of devices; nodes are None where lines of it are missing."""
-        first = min((group for group, _ in self.devices.values()), default="")  # NCCL_TESTS_SPLIT makes several groups
+        """Ranks and nodes of a communicator from the list of devices; nodes are None where lines of
+        it are missing."""
+        # NCCL_TESTS_SPLIT makes several groups
+        first = min((group for group, _ in self.devices.values()), default="")
         hosts = [host for group, host in self.devices.values() if group == first]
         ranks = len(hosts) if len(hosts) < len(self.devices) else max(self.devices, default=-1) + 1
         return ranks, len(set(hosts)) if hosts and len(hosts) == ranks else None
 
     def read_header(self, header: str) -> bool:
-        """Read the names of the columns, and return whether the first three of a block are the usual ones."""
+        """Read the names of the columns, and return whether the first three of a block are the
+        usual ones."""
         names = header.replace("timestamp", "date clock").split()
         first = names.index("time") if "time" in names else len(names)
         self.leading, self.trailing, self.headed = tuple(names[:first]), tuple(names[first:]), True
@@ -95,16 +140,21 @@ class _Table:
         tokens, halves = text.split(), []
         cut = max(len(tokens) - len(self.trailing), 0)
         lead, shown = tokens[:cut], list(zip(self.trailing, tokens[cut:], strict=False))
-        blank = "redop" in self.leading and not "".join(lead[3:4]).isalpha()  # old all_to_all leaves this column empty
+        # old all_to_all leaves this column empty
+        blank = "redop" in self.leading and not "".join(lead[3:4]).isalpha()
         whole = [len(self.leading) - blank] if self.headed else [3, 4] if blank else [5]
-        if cut not in whole or not all(_VALUE.fullmatch(text) or name in ("date", "clock") for name, text in shown):
+        if cut not in whole or not all(
+            _VALUE.fullmatch(text) or name in ("date", "clock") for name, text in shown
+        ):
             return False
         redop = next((token for token in lead[3:] if token.isalpha() and token != "none"), None)
         root = next((int(token) for token in lead[3:] if token.lstrip("-").isdigit()), -1)
         starts = [place for place, name in enumerate(self.trailing) if name == "time"]
         for start, end in zip(starts, [*starts[1:], None], strict=True):
             half = dict(shown[start:end])
-            exact = [Decimal(half.get(name, "N/A").rstrip("*").replace("N/A", "nan")) for name in _BLOCK]
+            exact = [
+                Decimal(half.get(name, "N/A").rstrip("*").replace("N/A", "nan")) for name in _BLOCK
+            ]
             if not all(map(math.isfinite, map(float, exact[:3]))):
                 return False
             time, algbw, busbw, wrong = map(float, exact)
@@ -153,7 +203,11 @@ def _begin(tables: list[_Table], line: int, text: str, *, header: bool = False) 
 
 def _find_tables(text: str) -> tuple[list[_Table], _MisfitError | None]:
     """Tables with rows, and the first line that does not fit; lines after it are not read."""
-    lines = [(i, line[:_LONGEST]) for i, line in enumerate(_COLOURS.sub("", text).split("\n"), 1) if line.strip()]
+    lines = [
+        (i, line[:_LONGEST])
+        for i, line in enumerate(_COLOURS.sub("", text).split("\n"), 1)
+        if line.strip()
+    ]
     tables, misfit = [_Table()], None
     try:
         for line in lines:
@@ -171,14 +225,17 @@ def _find_tables(text: str) -> tuple[list[_Table], _MisfitError | None]:
 
 
 def _bound_factor(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add bounds of the bus factor, busbw / algbw, within the printed digits; `torn` marks contradictory rows."""
+    """Add bounds of the bus factor, busbw / algbw, within the printed digits; `torn` marks
+    contradictory rows."""
     nbytes, seconds, algbw, busbw, algbw_half, busbw_half = rows.select(_HALF[6:12]).to_numpy().T
     digit = 0.00501e-6  # half of the last printed digit of a time [s]
     room = 0.05 * nbytes + 1e9 * (algbw_half * (seconds + digit) + algbw * digit)
     torn = (abs(1e9 * algbw * seconds - nbytes) > room) | ((nbytes == 0) & (algbw > 0))
     telling = (algbw > 20 * algbw_half) & ~torn
     low = np.where(telling, (busbw - busbw_half) / (algbw + algbw_half), 0.0)
-    high = np.where(telling, busbw + busbw_half, np.inf) / np.where(telling, algbw - algbw_half, 1.0)
+    high = np.where(telling, busbw + busbw_half, np.inf) / np.where(
+        telling, algbw - algbw_half, 1.0
+    )
     return rows.with_columns(low=pl.Series(low), high=pl.Series(high), torn=pl.Series(torn))
 
 
@@ -209,21 +266,30 @@ def _bound_ranks(rows: pl.DataFrame, operation: str) -> tuple[int, float]:
 
 
 def _name_operation(table: _Table, rows: pl.DataFrame, file: str) -> tuple[str, str]:
-    """Operation from the label, from columns and figures, or from the file name; and a note if it is uncertain."""
+    """Operation from the label, from columns and figures, or from the file name; and a note if it
+    is uncertain."""
     if table.label:
         return table.label, ""
     first, (ranks, _), names = rows.row(0, named=True), table.count(), set(OPERATIONS)
     names &= _ROOTED if first["root"] >= 0 else names - _ROOTED
     names &= {*_REDUCING, "send_recv"} if first["redop"] else names - _REDUCING
-    if "root" not in table.leading and not first["redop"]:  # in old logs only all_to_all has an empty column
+    # in old logs only all_to_all has an empty column
+    if "root" not in table.leading and not first["redop"]:
         names &= {"all_to_all"} if "redop" in table.leading else {"all_gather", "send_recv"}
     if rows["in_place"][:2].any() and first["wrong"] >= 0 and math.isnan(rows["wrong"][1]):
         names &= {"all_to_all", "send_recv"}  # these cannot work in place
     known = [name for name in OPERATIONS if name in names]
-    fitting = [name for name in known if (_fits(rows, name, ranks) if ranks else _bound_ranks(rows, name)[1])]
+    fitting = [
+        name
+        for name in known
+        if (_fits(rows, name, ranks) if ranks else _bound_ranks(rows, name)[1])
+    ]
     if len(fitting) == 1:
         return fitting[0], ""
-    which, text = " or ".join(fitting) or "none known", re.sub(r"[^a-z]", "", Path(file).stem.lower())
+    which, text = (
+        " or ".join(fitting) or "none known",
+        re.sub(r"[^a-z]", "", Path(file).stem.lower()),
+    )
     named = _NAMES.get(max((name for name in _NAMES if name in text), key=len, default=""))
     if named not in fitting:
         advice = "put its name into the name of the file, such as all_gather.log"
@@ -237,16 +303,20 @@ def _count_ranks(table: _Table, rows: pl.DataFrame, operation: str) -> tuple[int
     if ranks:
         return ranks, nodes
     (low, high), step = _bound_ranks(rows, operation), table.gpus
-    if high < math.inf and (low - 1) // step < high // step:  # ranks come in multiples of the GPUs of a process
+    # ranks come in multiples of the GPUs of a process
+    if high < math.inf and (low - 1) // step < high // step:
         low, high = step * math.ceil(low / step), high // step * step
     if low == high or (high == math.inf and low <= step > 1):
         return (low if low == high else step), None
     advice = "keep its lines '#  Rank  0 ... device'"
-    raise ValueError(f"the log lists no ranks, by busbw / algbw they are {low} to {high:g}; {advice}")
+    raise ValueError(
+        f"the log lists no ranks, by busbw / algbw they are {low} to {high:g}; {advice}"
+    )
 
 
 def _read_table(table: _Table, file: str) -> tuple[pl.DataFrame, _MisfitError | None]:
-    """Rows before the first one that contradicts the others, and the error of that one; warns of other problems."""
+    """Rows before the first one that contradicts the others, and the error of that one; warns of
+    other problems."""
     rows = _bound_factor(pl.DataFrame(table.halves, _HALF, orient="row", infer_schema_length=None))
     where, misfit = f"{file} line {rows['line'][0]}", None
     try:
@@ -258,23 +328,39 @@ def _read_table(table: _Table, file: str) -> tuple[pl.DataFrame, _MisfitError | 
     if not fits:
         notes.append(f"busbw / algbw does not fit {name} of {ranks} ranks; check the log")
     if wrong := rows.filter(pl.col("wrong").fill_nan(0.0) > 0)["line"].to_list():
-        notes.append(f"{len(wrong)} results hold wrong values (the first in line {wrong[0]}); do not trust them")
+        notes.append(
+            f"{len(wrong)} results hold wrong values (the first in line {wrong[0]}); do not trust them"
+        )
     for text in notes:
         warnings.warn(escape(f"{where}: {text}", 500), LogWarning, stacklevel=4)
     known, torn = name in OPERATIONS, rows["torn"].to_numpy()
     bad = known & (torn | (fits & ~_agrees(rows, name, ranks)))
     if bad.any():
         line, text = rows.row(int(bad.argmax()))[:2]
-        reason = "algbw is not size / time" if torn[bad][0] else "busbw / algbw is not that of the other rows"
+        reason = (
+            "algbw is not size / time"
+            if torn[bad][0]
+            else "busbw / algbw is not that of the other rows"
+        )
         rows, misfit = rows.filter(pl.col("line") < line), _MisfitError(line, text, reason)
     seconds, algbw, busbw = pl.col("seconds"), 1e9 * pl.col("algbw"), 1e9 * pl.col("busbw")
     if known:  # size and time have more digits than the printed bandwidth
         algbw = pl.when(seconds > 0).then(pl.col("nbytes") / seconds).otherwise(algbw)
         busbw = float(bus_factor(name, ranks)) * algbw
-    about = {"operation": pl.lit(name), "ranks": pl.lit(ranks, pl.Int64), "nodes": pl.lit(nodes, pl.Int64)}
-    about |= {"dtype": pl.col("dtype").replace(_DTYPES), "redop": pl.col("redop").cast(pl.String), "file": pl.lit(file)}
+    about = {
+        "operation": pl.lit(name),
+        "ranks": pl.lit(ranks, pl.Int64),
+        "nodes": pl.lit(nodes, pl.Int64),
+    }
+    about |= {
+        "dtype": pl.col("dtype").replace(_DTYPES),
+        "redop": pl.col("redop").cast(pl.String),
+        "file": pl.lit(file),
+    }
     whole = pl.col("nbytes").cast(pl.Int64)
-    return rows.with_columns(**about, nbytes=whole, algbw=algbw, busbw=busbw).select(_COLUMNS), misfit
+    return rows.with_columns(**about, nbytes=whole, algbw=algbw, busbw=busbw).select(
+        _COLUMNS
+    ), misfit
 
 
 def _collect(logs: Iterable[tuple[str, str]], partial: bool) -> pl.DataFrame:
@@ -291,7 +377,9 @@ def _collect(logs: Iterable[tuple[str, str]], partial: bool) -> pl.DataFrame:
                 more = f"; partial=True keeps the {kept} measurements before it" if kept else ""
                 raise ValueError(f"{file} {misfit}{more}")
         if misfit:
-            warnings.warn(f"{file} {misfit}; {kept or 'no'} measurements are kept", LogWarning, stacklevel=3)
+            warnings.warn(
+                f"{file} {misfit}; {kept or 'no'} measurements are kept", LogWarning, stacklevel=3
+            )
         frames += [found for found, _ in pairs]
     if not sum(map(len, frames)):
         raise ValueError(f"no complete row of an nccl-tests table is there; {_ADVICE}")
@@ -303,18 +391,26 @@ def _read_logs(source: str | Path | Sequence[str | Path]) -> Iterator[tuple[str,
     paths = [Path(item) for item in ([source] if isinstance(source, str | Path) else source)]
     folder = paths[0] if isinstance(source, str | Path) and os.path.isdir(paths[0]) else None
     if folder:
-        paths = sorted(path for path in folder.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
+        paths = sorted(
+            path for path in folder.rglob("*") if path.suffix in _SUFFIXES and path.is_file()
+        )
         if not paths:
-            raise ValueError(f"{show(str(source), 200)} holds no {', '.join(_SUFFIXES)} file; name the logs one by one")
+            raise ValueError(
+                f"{show(str(source), 200)} holds no {', '.join(_SUFFIXES)} file; name the logs one by one"
+            )
     for path in paths:
         if not path.is_file():
-            raise ValueError(f"{show(str(path), 200)} is no file; name a log, several, or a folder of logs")
+            raise ValueError(
+                f"{show(str(path), 200)} is no file; name a log, several, or a folder of logs"
+            )
         with reading(path, "name the output of nccl-tests", most=LARGEST_TEXT):
             text = path.read_text(encoding="utf-8", errors="replace")
         yield path.relative_to(folder).as_posix() if folder else path.name, text
 
 
-def read_nccl_tests(source: str | Path | Sequence[str | Path], *, partial: bool = False) -> pl.DataFrame:
+def read_nccl_tests(
+    source: str | Path | Sequence[str | Path], *, partial: bool = False
+) -> pl.DataFrame:
     """Read logs of nccl-tests or rccl-tests.
 
     Parameters
@@ -327,35 +423,38 @@ def read_nccl_tests(source: str | Path | Sequence[str | Path], *, partial: bool 
     Returns
     -------
     frame : polars.DataFrame
-        Rows of all logs, as `parse_nccl_tests` returns them; `file` is the path within the folder, or the name.
+        Rows of all logs, as `parse_nccl_tests` returns them; `file` is the path within the folder,
+        or the name.
     """
     return _collect(_read_logs(source), partial)
 
 
 def parse_nccl_tests(text: str, *, file: str = "text", partial: bool = False) -> pl.DataFrame:
-    """Read output of nccl-tests or rccl-tests: old and new formats, among other lines, several runs in one text.
+    """Read output of nccl-tests or rccl-tests: old and new formats, among other lines, several runs
+    in one text.
 
     Parameters
     ----------
     text : str
         The log.
     file : str, optional
-        Name of the log, for the frame and for messages; it names the operation where the log does not.
+        Name of the log, for the frame and for messages; it names the operation where the log does
+        not.
     partial : bool, optional
         Whether to keep, with a warning, the rows before a line that does not fit.
 
     Returns
     -------
     frame : polars.DataFrame
-        One row for each half of a printed row: operation, ranks, nodes (null where unknown), dtype, redop, nbytes [B],
-        seconds [s], algbw and busbw [B/s], in_place, file, line. Messages of 0 bytes are kept; programs that perfkit
-        does not know, such as alltoallv, keep their name.
+        One row for each half of a printed row: operation, ranks, nodes (null where unknown), dtype,
+        redop, nbytes [B], seconds [s], algbw and busbw [B/s], in_place, file, line. Messages of 0
+        bytes are kept; programs that perfkit does not know, such as alltoallv, keep their name.
 
     Raises
     ------
     ValueError
-        For text that is no log or is cut off, with the first line that does not fit; and where the operation or the
-        ranks cannot be known.
+        For text that is no log or is cut off, with the first line that does not fit; and where the
+        operation or the ranks cannot be known.
 
     Warns
     -----
@@ -364,9 +463,9 @@ def parse_nccl_tests(text: str, *, file: str = "text", partial: bool = False) ->
 
     Notes
     -----
-    The ranks come from the list of devices, or from busbw / algbw, which is 2 (p - 1) / p for all_reduce and
-    (p - 1) / p for others (NVIDIA, nccl-tests, doc/PERFORMANCE.md). Bandwidths are computed from size and time, which
-    have more digits than the printed ones.
+    The ranks come from the list of devices, or from busbw / algbw, which is 2 (p - 1) / p for
+    all_reduce and (p - 1) / p for others (NVIDIA, nccl-tests, doc/PERFORMANCE.md). Bandwidths are
+    computed from size and time, which have more digits than the printed ones.
 
     Examples
     --------
@@ -378,5 +477,8 @@ def parse_nccl_tests(text: str, *, file: str = "text", partial: bool = False) ->
 
 
 def list_devices(source: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
-    """List the devices that logs name, as printed, sorted; none where the lists of devices are missing."""
-    return tuple(sorted({name.strip() for _, text in _read_logs(source) for name in _GPU.findall(text)}))
+    """List the devices that logs name, as printed, sorted; none where the lists of devices are
+    missing."""
+    return tuple(
+        sorted({name.strip() for _, text in _read_logs(source) for name in _GPU.findall(text)})
+    )

@@ -22,7 +22,13 @@ from perfkit.readers.tbe_configs import parse_tbe_config
 from perfkit.workloads.tables import EmbeddingTable, TableSet
 
 _COLUMNS = ("rows", "dim", "pooling", "exponent", "itemsize", "name")
-_FOREIGN = {"num_embeddings": "rows", "embedding_dim": "dim", "E": "rows", "D": "dim", "L": "pooling"}
+_FOREIGN = {
+    "num_embeddings": "rows",
+    "embedding_dim": "dim",
+    "E": "rows",
+    "D": "dim",
+    "L": "pooling",
+}
 _ARRAYS = (".npy", ".npz", ".pt", ".pth", ".pt.gz")
 _SUFFIXES = (".csv", ".parquet", ".json", *_ARRAYS)
 #: Tables of a file, and other fields of the set.
@@ -30,25 +36,34 @@ _Tables: TypeAlias = tuple[list[EmbeddingTable], dict[str, Any]]
 
 
 def read_tables(
-    source: Any, *, batch: int | None = None, dim: int | None = None, rows: int | Sequence[int] | None = None,
-    tables: int | None = None, itemsize: int = 4, law: str = "histogram",
-) -> TableSet:  # fmt: skip
+    source: Any,
+    *,
+    batch: int | None = None,
+    dim: int | None = None,
+    rows: int | Sequence[int] | None = None,
+    tables: int | None = None,
+    itemsize: int = 4,
+    law: str = "histogram",
+) -> TableSet:
     """Read a set of embedding tables.
 
     Parameters
     ----------
     source : str, Path or frame
-        One of: a pandas or polars frame, or a CSV, Parquet or JSON file. Its columns are ``rows`` and ``dim`` and,
-        where they differ from the defaults of `EmbeddingTable`, ``pooling``, ``exponent``, ``itemsize`` [B] and
-        ``name``; the names of TorchRec, ``num_embeddings`` and ``embedding_dim``, and of FBGEMM, ``E``, ``D`` and
-        ``L``, are known too. A JSON file with a TBEDataConfig of FBGEMM, or a list of them. A file of recorded indices,
-        see `perfkit.readers.index_arrays.read_indices`. A name from `list_published`.
+        One of: a pandas or polars frame, or a CSV, Parquet or JSON file. Its columns are ``rows``
+        and ``dim`` and, where they differ from the defaults of `EmbeddingTable`, ``pooling``,
+        ``exponent``, ``itemsize`` [B] and ``name``; the names of TorchRec, ``num_embeddings`` and
+        ``embedding_dim``, and of FBGEMM, ``E``, ``D`` and ``L``, are known too. A JSON file with a
+        TBEDataConfig of FBGEMM, or a list of them. A file of recorded indices, see
+        `perfkit.readers.index_arrays.read_indices`. A name from `list_published`.
     batch : int, optional
         Samples of one iteration over all ranks; by default from the file, otherwise 65,536 [-].
     dim : int, optional
-        Columns of every table, for sources without them: recorded indices and published histograms [-].
+        Columns of every table, for sources without them: recorded indices and published histograms
+        [-].
     rows : int or sequence of int, optional
-        Rows of every table or of each, for the same sources; for recorded indices by default the largest plus one [-].
+        Rows of every table or of each, for the same sources; for recorded indices by default the
+        largest plus one [-].
     tables : int, optional
         Number of tables of recorded indices, see `perfkit.readers.index_arrays.count_indices` [-].
     itemsize : int, optional
@@ -59,17 +74,19 @@ def read_tables(
     Returns
     -------
     tables : TableSet
-        The tables, named after the source. Those of TBE, TorchRec and MLPerf use fused kernels. Change embedding,
-        optimizer and other fields with `dataclasses.replace`.
+        The tables, named after the source. Those of TBE, TorchRec and MLPerf use fused kernels.
+        Change embedding, optimizer and other fields with `dataclasses.replace`.
 
     Raises
     ------
     ValueError
-        For files that are missing, unreadable or ragged, for unknown columns, and for impossible sizes.
+        For files that are missing, unreadable or ragged, for unknown columns, and for impossible
+        sizes.
 
     Notes
     -----
-    Nothing is unpickled: arrays are loaded with ``allow_pickle=False``, tensors with ``weights_only=True``.
+    Nothing is unpickled: arrays are loaded with ``allow_pickle=False``, tensors with
+    ``weights_only=True``.
 
     Examples
     --------
@@ -84,13 +101,20 @@ def read_tables(
     name, suffix = ("source", "") if framed else (str(source), _find_suffix(source))
     bare = suffix in _ARRAYS or (name in _histograms() and not framed)
     if not bare and (dim, rows, tables) != (None, None, None):
-        raise ValueError(f"{escape(name, 200)} has rows and columns of its own; leave dim, rows and tables out")
+        raise ValueError(
+            f"{escape(name, 200)} has rows and columns of its own; leave dim, rows and tables out"
+        )
     if bare and dim is None:
-        raise ValueError(f"{escape(name, 200)} lacks the columns of its tables; pass dim=, 64 for example")
+        raise ValueError(
+            f"{escape(name, 200)} lacks the columns of its tables; pass dim=, 64 for example"
+        )
     width = int(check_positive("dim", dim, integer=True)) if bare else 0
     if framed:
-        records = enumerate(read_records("source", source))  # empty cells of a pandas frame hold NaN
-        places = ((f"source row {i}", {k: v for k, v in row.items() if v == v}) for i, row in records)
+        # empty cells of a pandas frame hold NaN
+        records = enumerate(read_records("source", source))
+        places = (
+            (f"source row {i}", {k: v for k, v in row.items() if v == v}) for i, row in records
+        )
         with reading("source", "change the tables"):
             found, facts = _make_tables(places, "source", itemsize)
     elif suffix in _ARRAYS:
@@ -113,31 +137,48 @@ def read_tables(
 def _find_suffix(source: str | Path) -> str:
     """Suffix of a file with tables, empty for a published set."""
     lower, shown = Path(source).name.lower(), escape(source, 200)
-    suffix = next((own for own in sorted(_SUFFIXES, key=len, reverse=True) if lower.endswith(own)), "")
+    suffix = next(
+        (own for own in sorted(_SUFFIXES, key=len, reverse=True) if lower.endswith(own)), ""
+    )
     if not suffix and not os.path.exists(source):
         check_choice("source", str(source), list_published())
     elif not suffix or not os.path.isfile(source):
-        what = f"has another suffix than {', '.join(_SUFFIXES)}" if os.path.isfile(source) else "is no file"
-        raise ValueError(f"{shown} {what}; name such a file, or one of {', '.join(list_published())}")
+        what = (
+            f"has another suffix than {', '.join(_SUFFIXES)}"
+            if os.path.isfile(source)
+            else "is no file"
+        )
+        raise ValueError(
+            f"{shown} {what}; name such a file, or one of {', '.join(list_published())}"
+        )
     return suffix
 
 
 def _check_itemsize(itemsize: Any) -> None:
     if itemsize not in (1, 2, 4, 8):
-        raise ValueError(f"itemsize is {itemsize!r}; it must be 1, 2, 4 or 8 bytes, not bits (fp32 is 4, fp16 is 2)")
+        raise ValueError(
+            f"itemsize is {itemsize!r}; it must be 1, 2, 4 or 8 bytes, not bits (fp32 is 4, fp16 is 2)"
+        )
 
 
-def _make_tables(records: Iterable[tuple[str, Mapping[str, Any]]], name: str, itemsize: int) -> _Tables:
-    """Tables from records, each with its place in errors; empty cells take the default, TorchRec's tables are fused."""
+def _make_tables(
+    records: Iterable[tuple[str, Mapping[str, Any]]], name: str, itemsize: int
+) -> _Tables:
+    """Tables from records, each with its place in errors; empty cells take the default, TorchRec's
+    tables are fused."""
     found, foreign = [], set[str]()
     for place, record in islice(records, MOST_ROWS + 1):
         given = {_FOREIGN.get(key, str(key)): value for key, value in record.items()}
-        values = {"itemsize": itemsize} | {key: value for key, value in given.items() if value not in (None, "")}
+        values = {"itemsize": itemsize} | {
+            key: value for key, value in given.items() if value not in (None, "")
+        }
         foreign |= _FOREIGN.keys() & record
         for key in given:
             join_place(place, key, _COLUMNS)
         if missing := [key for key in ("rows", "dim") if key not in values]:
-            raise ValueError(f"{place} lacks {' and '.join(missing)}; give the rows and columns of the table")
+            raise ValueError(
+                f"{place} lacks {' and '.join(missing)}; give the rows and columns of the table"
+            )
         with reading(place, "change the table"):
             _check_itemsize(values["itemsize"])
             found.append(EmbeddingTable(**values))
@@ -167,10 +208,14 @@ def _read_csv(path: Path, itemsize: int) -> _Tables:
             header = [column.strip() for column in next(reader, [])]
             if not header or len(set(header)) < len(header):
                 what = "names a column twice" if header else "is empty"
-                raise ValueError(f"{path.name} {what}; its first line must name columns: {', '.join(_COLUMNS)}")
+                raise ValueError(
+                    f"{path.name} {what}; its first line must name columns: {', '.join(_COLUMNS)}"
+                )
             return _make_tables(walk(), path.name, itemsize)
         except csv.Error as error:
-            raise ValueError(f"{path.name} line {reader.line_num}: {error}; separate values by commas") from error
+            raise ValueError(
+                f"{path.name} line {reader.line_num}: {error}; separate values by commas"
+            ) from error
 
 
 def _number(text: str) -> Any:
@@ -194,22 +239,36 @@ def _read_json(path: Path, itemsize: int) -> _Tables:
     try:
         content = json.loads(path.read_bytes().decode("utf-8-sig"))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{name} line {error.lineno} is no JSON: {error.msg}; write a list of tables") from error
+        raise ValueError(
+            f"{name} line {error.lineno} is no JSON: {error.msg}; write a list of tables"
+        ) from error
     first = content[0] if isinstance(content, list) and content else content
     parts = ("T", "batch_params", "indices_params", "pooling_params")
     if isinstance(first, Mapping) and not first.keys().isdisjoint(parts):
         return _read_tbe(content, name, itemsize)
-    entries = content.get("tables") if isinstance(content, Mapping) and set(content) == {"tables"} else content
+    entries = (
+        content.get("tables")
+        if isinstance(content, Mapping) and set(content) == {"tables"}
+        else content
+    )
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
-        raise ValueError(f'{name} must hold a list of tables such as {{"rows": 1000, "dim": 64}}, or a TBEDataConfig')
-    return _make_tables(((f"{name}[{i}]", entry) for i, entry in enumerate(entries)), name, itemsize)
+        raise ValueError(
+            f'{name} must hold a list of tables such as {{"rows": 1000, "dim": 64}}, or a TBEDataConfig'
+        )
+    return _make_tables(
+        ((f"{name}[{i}]", entry) for i, entry in enumerate(entries)), name, itemsize
+    )
 
 
 def _read_tbe(content: Any, name: str, itemsize: int) -> _Tables:
     several, found, batches = isinstance(content, list), [], set()
     for i, config in enumerate(content if several else [content]):
-        tables, batch = parse_tbe_config(config, place=f"{name}[{i}]" if several else name, itemsize=itemsize)
-        found += [replace(table, name=f"{i}.{table.name}") if several else table for table in tables]
+        tables, batch = parse_tbe_config(
+            config, place=f"{name}[{i}]" if several else name, itemsize=itemsize
+        )
+        found += [
+            replace(table, name=f"{i}.{table.name}") if several else table for table in tables
+        ]
         batches.add(batch)
         _check_count(len(found), name)
     if len(batches) > 1:
@@ -230,7 +289,8 @@ def list_published() -> list[str]:
     Returns
     -------
     names : list of str
-        MLPerf's DLRM models, which have rows and columns, and data sets of which only the reuse is published.
+        MLPerf's DLRM models, which have rows and columns, and data sets of which only the reuse is
+        published.
 
     Examples
     --------
@@ -269,10 +329,11 @@ def find_histogram(name: str, *, rows: int) -> tuple[ReuseHistogram, int, int]:
 
     Notes
     -----
-    Shares are published with three digits after the point. For rows with more than about 1,000 lookups the published
-    share of rows is therefore 0, though they get a third of all lookups. Where the share of rows is below 0.5 %, the
-    number of rows is computed from the share of lookups and the middle of the bin (log-uniform; twice the lower end for
-    the last bin). The resulting shares of lookups equal the published ones within 1 % of all lookups.
+    Shares are published with three digits after the point. For rows with more than about 1,000
+    lookups the published share of rows is therefore 0, though they get a third of all lookups.
+    Where the share of rows is below 0.5 %, the number of rows is computed from the share of lookups
+    and the middle of the bin (log-uniform; twice the lower end for the last bin). The resulting
+    shares of lookups equal the published ones within 1 % of all lookups.
 
     References
     ----------
@@ -285,8 +346,12 @@ def find_histogram(name: str, *, rows: int) -> tuple[ReuseHistogram, int, int]:
     (788, 131072, 110259238)
     """
     bins = _histograms()[check_choice("name", name, _histograms())]
-    tables, batch, lookups, unique = (int(bins[0][key]) for key in ("tables", "batch", "lookups", "unique_rows"))
-    low, share, looked = (np.array([float(row[k]) for row in bins]) for k in ("above", "row_share", "lookup_share"))
+    tables, batch, lookups, unique = (
+        int(bins[0][key]) for key in ("tables", "batch", "lookups", "unique_rows")
+    )
+    low, share, looked = (
+        np.array([float(row[k]) for row in bins]) for k in ("above", "row_share", "lookup_share")
+    )
     middle = np.array([1.0, 2.0, *low[2:16] / np.log(2.0), 2 * low[16]])
     counts = np.where(share >= 0.005, share * unique, looked * lookups / middle)
     counts *= unique / counts.sum()
@@ -297,14 +362,23 @@ def _read_published(name: str, dim: int, rows: Any, itemsize: int, law: str) -> 
     models = group_rows("model", "published", "dlrm_tables.csv")
     if name in models:
         sizes = [(int(row["rows"]), int(row["dim"]), float(row["pooling"])) for row in models[name]]
-        found = [EmbeddingTable(*size, itemsize=itemsize, name=f"table {i}") for i, size in enumerate(sizes)]
+        found = [
+            EmbeddingTable(*size, itemsize=itemsize, name=f"table {i}")
+            for i, size in enumerate(sizes)
+        ]
         return found, {"embedding": "fused"}
     if not isinstance(rows, int | np.integer):
         raise ValueError(f"{name} lacks the rows of its tables; pass rows=")
-    each, tables = int(check_positive("rows", rows, integer=True)), int(_histograms()[name][0]["tables"])
+    each, tables = (
+        int(check_positive("rows", rows, integer=True)),
+        int(_histograms()[name][0]["tables"]),
+    )
     whole, _, batch = find_histogram(name, rows=tables * each)
     part, pooling = whole.resize(each), whole.lookups / batch / tables
     exponent = fit_zipf(part).exponent
     known = part if law == "histogram" else Zipf(each, exponent)
-    found = [EmbeddingTable(each, dim, pooling, exponent, itemsize, f"table {i}", known) for i in range(tables)]
+    found = [
+        EmbeddingTable(each, dim, pooling, exponent, itemsize, f"table {i}", known)
+        for i in range(tables)
+    ]
     return found, {"batch": batch}

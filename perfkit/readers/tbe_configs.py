@@ -1,4 +1,5 @@
-"""TBEDataConfig of FBGEMM: a description of the tables and lookups of its table-batched embedding kernels."""
+"""TBEDataConfig of FBGEMM: a description of the tables and lookups of its table-batched embedding
+kernels."""
 
 import math
 import warnings
@@ -11,8 +12,22 @@ from perfkit.ground.units import check_choice, check_positive, show
 from perfkit.models.distributions import Zipf
 from perfkit.workloads.tables import EmbeddingTable
 
-_KEYS = {"T", "E", "D", "mixed_dim", "weighted", "batch_params", "indices_params", "pooling_params", "use_cpu", "Es",
-         "Ds", "max_indices", "embedding_specs", "feature_table_map"}  # fmt: skip
+_KEYS = {
+    "T",
+    "E",
+    "D",
+    "mixed_dim",
+    "weighted",
+    "batch_params",
+    "indices_params",
+    "pooling_params",
+    "use_cpu",
+    "Es",
+    "Ds",
+    "max_indices",
+    "embedding_specs",
+    "feature_table_map",
+}
 
 
 def parse_tbe_config(
@@ -23,8 +38,8 @@ def parse_tbe_config(
     Parameters
     ----------
     config : mapping
-        Parsed JSON: T tables of E rows (or Es) and D columns (or Ds), ``batch_params``, ``pooling_params`` and
-        ``indices_params``.
+        Parsed JSON: T tables of E rows (or Es) and D columns (or Ds), ``batch_params``,
+        ``pooling_params`` and ``indices_params``.
     place : str, optional
         Its name in errors.
     itemsize : int, optional
@@ -33,7 +48,8 @@ def parse_tbe_config(
     Returns
     -------
     tables : list of EmbeddingTable
-        Named ``table 0``, ... by feature, or by table where ``feature_table_map`` lets features share tables.
+        Named ``table 0``, ... by feature, or by table where ``feature_table_map`` lets features
+        share tables.
     batch : int
         Largest number of samples of any table [-].
 
@@ -49,17 +65,19 @@ def parse_tbe_config(
 
     Notes
     -----
-    The generator of FBGEMM looks up row i, counted from 0, with probability :math:`h_i` if it is one of the H heavy
-    hitters. Other rows have :math:`(1 - \sum h) (i + q)^{-s} / \sum_{j \ge H} (j + q)^{-s}`: a `Zipf` law with shift
-    q - 1. All tables have the same law, cut off at their rows. Sizes of bags are uniform from L to :math:`\sigma`, or
-    normal with mean L and deviation :math:`\sigma`, rounded towards zero and at least 0. The mean of the normal ones is
-    :math:`E[X^+] - \Phi(L/\sigma)/2 + \varphi(L/\sigma)/12\sigma`. Measured means ``Ls`` are used unchanged. If a table
-    has fewer samples than others (``Bs``), its lookups are spread over the largest batch.
+    The generator of FBGEMM looks up row i, counted from 0, with probability :math:`h_i` if it is
+    one of the H heavy hitters. Other rows have :math:`(1 - \sum h) (i + q)^{-s} / \sum_{j \ge H} (j
+    + q)^{-s}`: a `Zipf` law with shift q - 1. All tables have the same law, cut off at their rows.
+    Sizes of bags are uniform from L to :math:`\sigma`, or normal with mean L and deviation
+    :math:`\sigma`, rounded towards zero and at least 0. The mean of the normal ones is
+    :math:`E[X^+] - \Phi(L/\sigma)/2 + \varphi(L/\sigma)/12\sigma`. Measured means ``Ls`` are used
+    unchanged. If a table has fewer samples than others (``Bs``), its lookups are spread over the
+    largest batch.
 
     References
     ----------
-    .. [1] pytorch/FBGEMM, fbgemm_gpu/tbe/bench/tbe_data_config.py, tbe_data_config_param_models.py and
-       src/tbe/eeg/indices_generator.cpp, 2025
+    .. [1] pytorch/FBGEMM, fbgemm_gpu/tbe/bench/tbe_data_config.py, tbe_data_config_param_models.py
+       and src/tbe/eeg/indices_generator.cpp, 2025
 
     Examples
     --------
@@ -73,16 +91,28 @@ def parse_tbe_config(
     if not isinstance(config, Mapping) or _KEYS.isdisjoint(config):
         raise ValueError(f"{place} is no TBEDataConfig; it has none of {', '.join(sorted(_KEYS))}")
     if odd := sorted(set(config) - _KEYS):
-        warnings.warn(f"{place} has {', '.join(odd)}, which perfkit does not know and ignores", stacklevel=3)
+        warnings.warn(
+            f"{place} has {', '.join(odd)}, which perfkit does not know and ignores", stacklevel=3
+        )
     count = int(check_positive(f"{place}.T", config.get("T"), integer=True, maximum=MOST_ROWS))
     whole = _Section(config, place, count)
     rows, dims = (whole.read(one, many, integer=True) for one, many in (("E", "Es"), ("D", "Ds")))
     if config.get("mixed_dim") and len(set(dims)) == 1 and not config.get("Ds"):
-        warnings.warn(f"{place} draws the columns of its tables around D = {dims[0]:g}; perfkit uses D", stacklevel=3)
-    batches, (means, spread) = _find_batches(whole.enter("batch_params")), _find_poolings(whole.enter("pooling_params"))
+        warnings.warn(
+            f"{place} draws the columns of its tables around D = {dims[0]:g}; perfkit uses D",
+            stacklevel=3,
+        )
+    batches, (means, spread) = (
+        _find_batches(whole.enter("batch_params")),
+        _find_poolings(whole.enter("pooling_params")),
+    )
     batch = max(batches)
     poolings = [mean * samples / batch for mean, samples in zip(means, batches, strict=True)]
-    groups, laws, tables = _share_tables(whole, rows, dims), _find_laws(whole.enter("indices_params")), []
+    groups, laws, tables = (
+        _share_tables(whole, rows, dims),
+        _find_laws(whole.enter("indices_params")),
+        [],
+    )
     for number, features in groups.items():
         pooling, law = sum(poolings[f] for f in features), laws(int(rows[features[0]]))
         if pooling > 0:
@@ -90,7 +120,10 @@ def parse_tbe_config(
             wide = math.hypot(*[spread] * len(features))
             tables.append(EmbeddingTable(*size, pooling, law.exponent, itemsize, name, law, wide))
     if len(tables) < len(groups):
-        warnings.warn(f"{place}: {len(groups) - len(tables)} tables without lookups are left out", stacklevel=3)
+        warnings.warn(
+            f"{place}: {len(groups) - len(tables)} tables without lookups are left out",
+            stacklevel=3,
+        )
     return tables, int(batch)
 
 
@@ -105,7 +138,9 @@ class _Section(NamedTuple):
         """A part of this part by its key."""
         if not isinstance(self.values.get(key), Mapping):
             shown = show(self.values.get(key))
-            raise ValueError(f"{self.place}.{key} is {shown}; it must be a table of names and values")
+            raise ValueError(
+                f"{self.place}.{key} is {shown}; it must be a table of names and values"
+            )
         return _Section(self.values[key], f"{self.place}.{key}", self.tables)
 
     def take(self, key: str, **rule: Any) -> float:
@@ -116,12 +151,18 @@ class _Section(NamedTuple):
         """Numbers of a list, which must have `count` entries unless it is None."""
         value = self.values.get(key)
         if not isinstance(value, list | tuple) or count not in (None, len(value)):
-            wanted = "a list" if count is None else f"a list with one for each of the {count} tables"
+            wanted = (
+                "a list" if count is None else f"a list with one for each of the {count} tables"
+            )
             raise ValueError(f"{self.place}.{key} is {show(value)}; it must be {wanted}")
-        return [check_positive(f"{self.place}.{key}[{i}]", number, **rule) for i, number in enumerate(value)]
+        return [
+            check_positive(f"{self.place}.{key}[{i}]", number, **rule)
+            for i, number in enumerate(value)
+        ]
 
     def read(self, one: str, many: str, **rule: Any) -> list[float]:
-        """Value of each table: the list `many`, or `one` for all tables, which old files write as a list too."""
+        """Value of each table: the list `many`, or `one` for all tables, which old files write as a
+        list too."""
         key = one if self.values.get(many) is None else many
         if key == one and not isinstance(self.values.get(one), list):
             return [self.take(one, **rule)] * self.tables
@@ -130,32 +171,47 @@ class _Section(NamedTuple):
     def spread(self, key: str, kind: str) -> tuple[float, bool]:
         """Spread of a random size, 0 for a fixed one, and whether it is uniform."""
         sigma = 0.0 if self.values.get(key) is None else self.take(key, zero=True)
-        shape = check_choice(f"{self.place}.{kind}", self.values.get(kind) or "normal", ("normal", "uniform"))
+        shape = check_choice(
+            f"{self.place}.{kind}", self.values.get(kind) or "normal", ("normal", "uniform")
+        )
         return sigma, shape == "uniform" and sigma > 0
 
 
 def _find_batches(section: _Section) -> list[float]:
     """Samples of each table."""
-    batches, (sigma, uniform) = section.read("B", "Bs", integer=True), section.spread("sigma_B", "vbe_distribution")
+    batches, (sigma, uniform) = (
+        section.read("B", "Bs", integer=True),
+        section.spread("sigma_B", "vbe_distribution"),
+    )
     if section.values.get("Bs") is None and sigma:  # B is then the mean of one rank
         ranks = section.take("vbe_num_ranks", integer=True)
-        warnings.warn(f"{section.place} draws the samples of each table; perfkit uses their mean", stacklevel=4)
+        warnings.warn(
+            f"{section.place} draws the samples of each table; perfkit uses their mean",
+            stacklevel=4,
+        )
         batches = [float(round(ranks * ((b + sigma) / 2 if uniform else b))) for b in batches]
     return batches
 
 
 def _find_poolings(section: _Section) -> tuple[list[float], float]:
     """Mean lookups of a sample of each table, and their standard deviation."""
-    means, (sigma, uniform) = section.read("L", "Ls", zero=True), section.spread("sigma_L", "length_distribution")
+    means, (sigma, uniform) = (
+        section.read("L", "Ls", zero=True),
+        section.spread("sigma_L", "length_distribution"),
+    )
     low, drawn = means[0], section.values.get("Ls") is None
     if uniform:
         if sigma < low:
             text = f"{section.place}.sigma_L is {sigma:g}, the upper end of the range from L"
             raise ValueError(f"{text}; it must be at least {low:g}")
-        return [(low + sigma) / 2] * len(means) if drawn else means, math.sqrt(((sigma - low + 1) ** 2 - 1) / 12)
+        return [(low + sigma) / 2] * len(means) if drawn else means, math.sqrt(
+            ((sigma - low + 1) ** 2 - 1) / 12
+        )
     if sigma and drawn:  # the generator rounds normal sizes towards zero
         above, density = NormalDist().cdf(low / sigma), NormalDist().pdf(low / sigma)
-        means = [max(low * above + sigma * density - above / 2 + density / (12 * sigma), 0.0)] * len(means)
+        means = [
+            max(low * above + sigma * density - above / 2 + density / (12 * sigma), 0.0)
+        ] * len(means)
     return means, sigma
 
 
@@ -169,7 +225,9 @@ def _share_tables(config: _Section, rows: list[float], dims: list[float]) -> dic
         groups.setdefault(table, []).append(i)
     for table, features in groups.items():
         if len({(rows[f], dims[f]) for f in features}) > 1:
-            raise ValueError(f"{config.place}: features {features} share table {table}; their Es and Ds must be equal")
+            raise ValueError(
+                f"{config.place}: features {features} share table {table}; their Es and Ds must be equal"
+            )
     if len(groups) < config.tables:
         text = f"{config.place}: {config.tables} features share {len(groups)} tables; perfkit adds up their lookups"
         warnings.warn(f"{text}, as if each sample took one pooled row of each table", stacklevel=3)
@@ -177,7 +235,8 @@ def _share_tables(config: _Section, rows: list[float], dims: list[float]) -> dic
 
 
 def _find_laws(section: _Section) -> Callable[[int], Zipf]:
-    """Make a function from the rows of a table to its law: all tables have the same law, cut off."""
+    """Make a function from the rows of a table to its law: all tables have the same law, cut
+    off."""
     hitters = section.take_list("heavy_hitters", None, zero=True, maximum=1)
     q, s = section.take("zipf_q"), section.take("zipf_s", zero=True, maximum=10)
 

@@ -21,8 +21,13 @@ from perfkit.ground.units import format_bytes, show
 #: Largest trace that is read, unpacked [B]: columns and text take about three times as much memory.
 LARGEST_TRACE = 2**29
 #: Today's names of the categories of old traces; other names only become lower case.
-_CATEGORIES = {"operator": "cpu_op", "runtime": "cuda_runtime", "driver": "cuda_driver", "memcpy": "gpu_memcpy",
-               "memset": "gpu_memset"}  # fmt: skip
+_CATEGORIES = {
+    "operator": "cpu_op",
+    "runtime": "cuda_runtime",
+    "driver": "cuda_driver",
+    "memcpy": "gpu_memcpy",
+    "memset": "gpu_memset",
+}
 #: Categories of work on a device, and of other events about its streams.
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _BESIDE = ("gpu_user_annotation", "cuda_sync", "overhead")
@@ -47,11 +52,13 @@ class TraceFile:
     Parameters
     ----------
     events : polars.DataFrame
-        One row per event, sorted by time. Columns have the names of HolisticTraceAnalysis: index [-]; cat, in today's
-        names; name; ts, since the epoch where the trace says when it was recorded, and dur [ns]; pid and tid, below -1
-        for names [-]; stream, -1 on the host; correlation, -1 for none; index_correlation: the launch of an event on a
-        device, or the first event that a launch started, -1 for none; parent: the innermost event around it on its host
-        thread, -1 for none; iteration: number of the step mark around it or around its launch, -1 outside of steps.
+        One row per event, sorted by time. Columns have the names of HolisticTraceAnalysis: index
+        [-]; cat, in today's names; name; ts, since the epoch where the trace says when it was
+        recorded, and dur [ns]; pid and tid, below -1 for names [-]; stream, -1 on the host;
+        correlation, -1 for none; index_correlation: the launch of an event on a device, or the
+        first event that a launch started, -1 for none; parent: the innermost event around it on its
+        host thread, -1 for none; iteration: number of the step mark around it or around its launch,
+        -1 outside of steps.
     args : mapping of int to mapping
         Other facts of an event by its index: sizes and types of operands, collectives.
     rank, ranks : int or None
@@ -97,8 +104,10 @@ def read_kineto(path: str | Path) -> TraceFile:
     rows, kept = list[tuple[Any, ...]](), list[Any]()
 
     def take(each: dict[str, Any]) -> dict[str, Any] | None:
-        """Move an event with a duration into rows, drop other events, and leave all other objects in place."""
-        if each.get("ph") != "X" or not ("pid" in each or "ts" in each):  # arguments may have a key "ph" too
+        """Move an event with a duration into rows, drop other events, and leave all other objects
+        in place."""
+        # arguments may have a key "ph" too
+        if each.get("ph") != "X" or not ("pid" in each or "ts" in each):
             return None if "ph" in each and "pid" in each else each
         args = each.get("args") or {}
         if type(args) is not dict:
@@ -111,32 +120,46 @@ def read_kineto(path: str | Path) -> TraceFile:
 
     with reading(path, _ADVICE, most=LARGEST_TRACE), uncollected():
         facts = parse_document(read_text(path), str, take)
-        held = "a prediction, as save_trace writes it" * ("prediction" in (facts.get("otherData") or ()))
-        if held := held or ("nodes of an execution trace" if "nodes" in facts else "" if kept else "no events"):
+        held = "a prediction, as save_trace writes it" * (
+            "prediction" in (facts.get("otherData") or ())
+        )
+        if held := held or (
+            "nodes of an execution trace" if "nodes" in facts else "" if kept else "no events"
+        ):
             raise ValueError(f"it holds {held}; a Kineto trace has events with measured times")
         base = facts.get("baseTimeNanoseconds", 0)
         if type(base) is not int or not 0 <= base < _LATEST // 2:
-            raise ValueError(f"baseTimeNanoseconds is {show(base)}; it must be nanoseconds since the epoch")
+            raise ValueError(
+                f"baseTimeNanoseconds is {show(base)}; it must be nanoseconds since the epoch"
+            )
         frame = _make_frame(rows, base)
-        args = {index: found for index, row in enumerate(frame["row"].to_list()) if (found := kept[row])}
+        args = {
+            index: found for index, row in enumerate(frame["row"].to_list()) if (found := kept[row])
+        }
         return _describe(facts, _link(frame.drop("row")), args, Path(path).name)
 
 
 def read_text(path: str | Path, most: int = LARGEST_TRACE) -> str:
-    """Read the first `most` bytes of a file, unpacked: a small file may unpack to a very large one."""
+    """Read the first `most` bytes of a file, unpacked: a small file may unpack to a very large
+    one."""
     with open(path, "rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
     with gzip.open(path) if packed else open(path, "rb") as file:
         data = file.read(most + 1)
     if len(data) > LARGEST_TRACE:
-        raise ValueError(f"it unpacks to more than {format_bytes(LARGEST_TRACE)}; record fewer steps")
+        raise ValueError(
+            f"it unpacks to more than {format_bytes(LARGEST_TRACE)}; record fewer steps"
+        )
     return data.decode("utf-8-sig", errors="replace")
 
 
 def parse_document(
-    text: str, number: Callable[[str], Any] = float, take: Callable[[dict[str, Any]], Any] | None = None
+    text: str,
+    number: Callable[[str], Any] = float,
+    take: Callable[[dict[str, Any]], Any] | None = None,
 ) -> dict[str, Any]:
-    """Parse JSON and hand over each object as soon as it is complete, so that unused objects take no memory.
+    """Parse JSON and hand over each object as soon as it is complete, so that unused objects take
+    no memory.
 
     Parameters
     ----------
@@ -145,7 +168,8 @@ def parse_document(
     number : callable, optional
         Converts the text of a number with a point or an exponent: `str` keeps all of its digits.
     take : callable, optional
-        Is called with every object, the inner ones first; what it returns takes the place of the object.
+        Is called with every object, the inner ones first; what it returns takes the place of the
+        object.
 
     Returns
     -------
@@ -170,7 +194,8 @@ def parse_document(
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Switch the garbage collector off: a trace has no cycles, and searching for them takes as long as reading."""
+    """Switch the garbage collector off: a trace has no cycles, and searching for them takes as long
+    as reading."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -178,7 +203,8 @@ def uncollected() -> Iterator[None]:
     finally:
         if not gc.get_freeze_count():
             gc.freeze()
-            gc.unfreeze()  # counts as old from here on, so that nothing soon searches through it again
+            # counts as old from here on, so that nothing soon searches through it again
+            gc.unfreeze()
         if enabled:
             gc.enable()
 
@@ -186,14 +212,19 @@ def uncollected() -> Iterator[None]:
 def _read_time(value: Any, name: str) -> int:
     """Whole nanoseconds of microseconds, which are a number or text with all digits."""
     with suppress(ArithmeticError):
-        number = Decimal(value if type(value) is int or (type(value) is str and len(value) < 40) else "nan")
+        number = Decimal(
+            value if type(value) is int or (type(value) is str and len(value) < 40) else "nan"
+        )
         if abs(number) < _LATEST // 1000:
             return round(number * 1000)
-    raise ValueError(f"event {show(name, 60)} has a time of {show(value, 40)}; it must be microseconds")
+    raise ValueError(
+        f"event {show(name, 60)} has a time of {show(value, 40)}; it must be microseconds"
+    )
 
 
 def _read_number(value: Any, names: dict[str, int]) -> int:
-    """Number of a process, thread, stream or link, -1 for none; names of threads get -2, -3 and so on."""
+    """Number of a process, thread, stream or link, -1 for none; names of threads get -2, -3 and so
+    on."""
     if type(value) is not str:
         return value if type(value) is int and abs(value) < _LATEST else -1
     match = _NUMBER.fullmatch(value)
@@ -201,13 +232,18 @@ def _read_number(value: Any, names: dict[str, int]) -> int:
 
 
 def _make_frame(rows: list[tuple[Any, ...]], base: int) -> pl.DataFrame:
-    """Events sorted by time, outer ones before inner ones, without the category ``trace``, which spans everything."""
-    columns: dict[str, Any] = dict(zip((*_OWN, *_NUMBERS[2:]), zip(*rows, strict=True), strict=True))
+    """Events sorted by time, outer ones before inner ones, without the category ``trace``, which
+    spans everything."""
+    columns: dict[str, Any] = dict(
+        zip((*_OWN, *_NUMBERS[2:]), zip(*rows, strict=True), strict=True)
+    )
     if {*map(type, columns["cat"]), *map(type, columns["name"])} != {str}:
         raise ValueError("it holds events whose name or category is no text")
     for name in ("ts", "dur"):
         values = columns[name]
-        whole = {*map(type, values)} == {int} and -_LATEST < 1000 * min(values) <= 1000 * max(values) < _LATEST
+        whole = {*map(type, values)} == {int} and -_LATEST < 1000 * min(values) <= 1000 * max(
+            values
+        ) < _LATEST
         pairs = zip(values, columns["name"], strict=True)
         columns[name] = 1000 * np.array(values) if whole else [_read_time(*each) for each in pairs]
     threads: dict[str, int] = {}
@@ -219,33 +255,54 @@ def _make_frame(rows: list[tuple[Any, ...]], base: int) -> pl.DataFrame:
         columns[name] = [known[own] for own in values]
     types = {name: pl.String if name in ("cat", "name") else pl.Int64 for name in columns}
     lower = pl.col("cat").str.to_lowercase().replace(_CATEGORIES)
-    frame = pl.DataFrame(columns, types).with_columns(lower).with_row_index("row").filter(pl.col("cat") != "trace")
+    frame = (
+        pl.DataFrame(columns, types)
+        .with_columns(lower)
+        .with_row_index("row")
+        .filter(pl.col("cat") != "trace")
+    )
     step = (pl.col("cat") == "cpu_op") & pl.col("name").str.contains(_STEP)
     place = pl.when(pl.col("cat") == "gpu_user_annotation").then("tid").otherwise("stream")
     frame = frame.with_columns(
-        cat=pl.when(step).then(pl.lit("user_annotation")).otherwise("cat"), ts=pl.col("ts") + base,
+        cat=pl.when(step).then(pl.lit("user_annotation")).otherwise("cat"),
+        ts=pl.col("ts") + base,
         stream=pl.when(pl.col("cat").is_in((*DEVICE, *_BESIDE))).then(place).otherwise(-1),
-    )  # fmt: skip
+    )
     if len(wrong := frame.filter(pl.col("dur") < 0)):
-        raise ValueError(f"event {show(wrong['name'][0], 60)} takes {wrong['dur'][0]} ns; times cannot be negative")
+        raise ValueError(
+            f"event {show(wrong['name'][0], 60)} takes {wrong['dur'][0]} ns; times cannot be negative"
+        )
     frame = frame.sort("ts", pl.col("dur").neg(), maintain_order=True)
     return frame.select(pl.int_range(pl.len()).alias("index"), pl.all())
 
 
 def _link(frame: pl.DataFrame) -> pl.DataFrame:
     """Add columns that link events to their launch, to the event around them, and to their step."""
-    host, number = ~pl.col("cat").is_in((*DEVICE, *_BESIDE)), pl.col("name").str.slice(13).cast(pl.Int64)
+    host, number = (
+        ~pl.col("cat").is_in((*DEVICE, *_BESIDE)),
+        pl.col("name").str.slice(13).cast(pl.Int64),
+    )
     steps = frame.filter(_MARK).select("ts", until=pl.col("ts") + pl.col("dur"), step=number)
     inside = pl.when(host & (pl.col("ts") < pl.col("until"))).then("step").otherwise(-1)
     frame = frame.join_asof(steps, on="ts").with_columns(iteration=inside).drop("until", "step")
-    numbered = frame.filter(pl.col("correlation") > 0).select("index", "cat", "correlation", "iteration")
+    numbered = frame.filter(pl.col("correlation") > 0).select(
+        "index", "cat", "correlation", "iteration"
+    )
     launches = numbered.filter(host).unique("correlation", keep="first", maintain_order=True)
-    pairs = numbered.filter(pl.col("cat").is_in(DEVICE)).join(launches, on="correlation", maintain_order="left")
+    pairs = numbered.filter(pl.col("cat").is_in(DEVICE)).join(
+        launches, on="correlation", maintain_order="left"
+    )
     started = pairs.select("index", index_correlation="index_right", iteration="iteration_right")
     firsts = pairs.unique("index_right", keep="first", maintain_order=True)
-    firsts = firsts.select(index="index_right", index_correlation="index", iteration="iteration_right")
-    frame = frame.with_columns(index_correlation=pl.lit(-1, pl.Int64)).update(pl.concat([started, firsts]), on="index")
-    parents = _find_parents(frame.filter(host).select("index", "pid", "tid", "ts", "dur"), len(frame))
+    firsts = firsts.select(
+        index="index_right", index_correlation="index", iteration="iteration_right"
+    )
+    frame = frame.with_columns(index_correlation=pl.lit(-1, pl.Int64)).update(
+        pl.concat([started, firsts]), on="index"
+    )
+    parents = _find_parents(
+        frame.filter(host).select("index", "pid", "tid", "ts", "dur"), len(frame)
+    )
     return frame.with_columns(parent=pl.Series(parents, dtype=pl.Int64))
 
 
@@ -264,7 +321,10 @@ def _find_parents(host: pl.DataFrame, count: int) -> list[int]:
 
 
 def _describe(
-    facts: Mapping[str, Any], events: pl.DataFrame, args: Mapping[int, Mapping[str, Any]], source: str
+    facts: Mapping[str, Any],
+    events: pl.DataFrame,
+    args: Mapping[int, Mapping[str, Any]],
+    source: str,
 ) -> TraceFile:
     """A trace with the ranks, devices and observers that its head names."""
 
@@ -275,11 +335,22 @@ def _describe(
     said = map(own.get, ("rank", "world_size"))
     rank, ranks = (each if type(each) is int and 0 <= each < 2**31 else None for each in said)
     listed = [each for each in tables(own.get("pg_config")) if isinstance(each.get("ranks"), list)]
-    groups = {str(each.get("pg_name")): tuple(r for r in each["ranks"] if type(r) is int) for each in listed}
-    stacks = "python_function" in events["cat"] or any(each.get("Call stack") for each in args.values())
-    seen = {"shapes": any("Input Dims" in each for each in args.values()), "stacks": stacks,
-            "memory": bool(facts.get("profile_memory"))}  # fmt: skip
-    devices, observers = tuple(tables(facts.get("deviceProperties"))), tuple(name for name, on in seen.items() if on)
+    groups = {
+        str(each.get("pg_name")): tuple(r for r in each["ranks"] if type(r) is int)
+        for each in listed
+    }
+    stacks = "python_function" in events["cat"] or any(
+        each.get("Call stack") for each in args.values()
+    )
+    seen = {
+        "shapes": any("Input Dims" in each for each in args.values()),
+        "stacks": stacks,
+        "memory": bool(facts.get("profile_memory")),
+    }
+    devices, observers = (
+        tuple(tables(facts.get("deviceProperties"))),
+        tuple(name for name, on in seen.items() if on),
+    )
     return TraceFile(events, args, rank, ranks, devices, groups, observers, source)
 
 
@@ -294,24 +365,36 @@ def find_iterations(events: pl.DataFrame) -> pl.DataFrame:
     Returns
     -------
     frame : polars.DataFrame
-        One row per mark: iteration; ts and dur of the mark on the host [ns]; kernels [-]; begin of its work on the
-        device [ns]; period, from its kernels to the same kernels of the next step, median over kernels that run once in
-        a step [ns], null where there are none; allocations, calls that allocate or free device memory, which stop
-        everything else [-].
+        One row per mark: iteration; ts and dur of the mark on the host [ns]; kernels [-]; begin of
+        its work on the device [ns]; period, from its kernels to the same kernels of the next step,
+        median over kernels that run once in a step [ns], null where there are none; allocations,
+        calls that allocate or free device memory, which stop everything else [-].
     """
-    marks = events.filter(_MARK).unique("iteration", maintain_order=True).select("iteration", "ts", "dur")
+    marks = (
+        events.filter(_MARK)
+        .unique("iteration", maintain_order=True)
+        .select("iteration", "ts", "dur")
+    )
     device = events.filter(pl.col("cat").is_in(DEVICE) & (pl.col("iteration") >= 0))
     kernels = (pl.col("cat") == "kernel").sum().cast(pl.Int64)
     work = device.group_by("iteration").agg(kernels=kernels, begin=pl.min("ts"))
     slow = events.filter(pl.col("name").str.contains("^(cuda|hip)(Malloc|Free)$"))
     slow = slow.group_by("iteration").agg(allocations=pl.len())
-    frame = marks.join(work, on="iteration", how="left").join(slow, on="iteration", how="left").sort("ts")
+    frame = (
+        marks.join(work, on="iteration", how="left")
+        .join(slow, on="iteration", how="left")
+        .sort("ts")
+    )
     frame = frame.with_columns(pl.col("kernels", "allocations").fill_null(0))
     single = device.filter(cat="kernel").filter(pl.len().over("iteration", "name") == 1)
-    pairs = single.join(frame.select("iteration", after=pl.col("iteration").shift(-1)), on="iteration")
+    pairs = single.join(
+        frame.select("iteration", after=pl.col("iteration").shift(-1)), on="iteration"
+    )
     pairs = pairs.join(single, left_on=["after", "name"], right_on=["iteration", "name"])
     periods = pairs.group_by("iteration").agg(period=(pl.col("ts_right") - pl.col("ts")).median())
-    return frame.join(periods.filter(pl.col("period") > 0), on="iteration", how="left", maintain_order="left")
+    return frame.join(
+        periods.filter(pl.col("period") > 0), on="iteration", how="left", maintain_order="left"
+    )
 
 
 def find_basis(events: pl.DataFrame) -> str:
@@ -325,9 +408,10 @@ def find_basis(events: pl.DataFrame) -> str:
     Returns
     -------
     basis : str
-        ``kernels``: from kernels to the same kernels of the next step, where there are several steps; ``host step``:
-        between the marks on the host; without marks ``device span`` or ``host span``: from the first event to the last.
-        These include events that were launched before the recording began, which HolisticTraceAnalysis leaves out.
+        ``kernels``: from kernels to the same kernels of the next step, where there are several
+        steps; ``host step``: between the marks on the host; without marks ``device span`` or ``host
+        span``: from the first event to the last. These include events that were launched before the
+        recording began, which HolisticTraceAnalysis leaves out.
     """
     steps, device = find_iterations(events), events["cat"].is_in(DEVICE).any()
     spans = "host step" if len(steps) else "device span" if device else "host span"

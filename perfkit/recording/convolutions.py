@@ -1,4 +1,5 @@
-"""Convolutional nets and XLNet in PyTorch, each as published, but with any width, depth and size."""
+"""Convolutional nets and XLNet in PyTorch, each as published, but with any width, depth and
+size."""
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -7,19 +8,27 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-_Net: TypeAlias = Any  #: a `perfkit.recording.nets.Net`, which imports this module to capture its nets
+#: a `perfkit.recording.nets.Net`, which imports this module to capture its nets
+_Net: TypeAlias = Any
 
 
-def _unit(inputs: int, outputs: int, kernel: Any = 1, stride: int = 1, groups: int = 1, act: Any = nn.ReLU) -> Any:
+def _unit(
+    inputs: int, outputs: int, kernel: Any = 1, stride: int = 1, groups: int = 1, act: Any = nn.ReLU
+) -> Any:
     """Convolution, batch norm and activation."""
     pad = tuple(k // 2 for k in kernel) if isinstance(kernel, tuple) else kernel // 2
-    layers = [nn.Conv2d(inputs, outputs, kernel, stride, pad, groups=groups, bias=False), nn.BatchNorm2d(outputs)]
+    layers = [
+        nn.Conv2d(inputs, outputs, kernel, stride, pad, groups=groups, bias=False),
+        nn.BatchNorm2d(outputs),
+    ]
     return nn.Sequential(*layers, *([act(inplace=True)] if act else []))
 
 
 def _chain(inputs: int, *units: tuple[Any, ...]) -> nn.Sequential:
     """Units in sequence, each with its arguments after the number of inputs."""
-    return nn.Sequential(*(_unit(before, *unit) for (before, *_), unit in pairwise([(inputs,), *units])))
+    return nn.Sequential(
+        *(_unit(before, *unit) for (before, *_), unit in pairwise([(inputs,), *units]))
+    )
 
 
 def _active(inputs: int, outputs: int, kernel: int, stride: int = 1) -> list[nn.Module]:
@@ -41,7 +50,9 @@ def _head(channels: int, classes: int) -> list[nn.Module]:
 class Residual(nn.Module):
     """Body plus shortcut, and possibly an activation after the sum."""
 
-    def __init__(self, body: nn.Module, shortcut: nn.Module | None = None, act: nn.Module | None = None) -> None:
+    def __init__(
+        self, body: nn.Module, shortcut: nn.Module | None = None, act: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.body, self.shortcut, self.act = body, shortcut or nn.Identity(), act or nn.Identity()
 
@@ -84,7 +95,11 @@ def _vgg(net: _Net) -> Iterator[nn.Module]:
             yield from _active(before, net.width << min(stage, 3), 3)
             before = net.width << min(stage, 3)
         yield nn.MaxPool2d(2, 2)
-    yield from (nn.Flatten(), nn.Linear(before * (net.size // 32) ** 2, wide), nn.ReLU(inplace=True))
+    yield from (
+        nn.Flatten(),
+        nn.Linear(before * (net.size // 32) ** 2, wide),
+        nn.ReLU(inplace=True),
+    )
     yield nn.Linear(wide, net.classes)
 
 
@@ -94,8 +109,17 @@ def _mobilenet(net: _Net) -> Iterator[nn.Module]:
     yield _unit(3, before, 3, 2, act=nn.ReLU6)
     for stage, factor in enumerate((1, 2, 4, 6, 10)):
         for block in range(net.depth):
-            stride, wide, after = 2 if stage in (1, 2, 4) and not block else 1, before * 6, net.width * factor
-            body = _chain(before, (wide, 1, 1, 1, nn.ReLU6), (wide, 3, stride, wide, nn.ReLU6), (after, 1, 1, 1, None))
+            stride, wide, after = (
+                2 if stage in (1, 2, 4) and not block else 1,
+                before * 6,
+                net.width * factor,
+            )
+            body = _chain(
+                before,
+                (wide, 1, 1, 1, nn.ReLU6),
+                (wide, 3, stride, wide, nn.ReLU6),
+                (after, 1, 1, 1, None),
+            )
             yield Residual(body) if before == after and stride == 1 else body
             before = after
     yield from (_unit(before, 4 * before, act=nn.ReLU6), *_head(4 * before, net.classes))
@@ -123,13 +147,19 @@ def _inception(net: _Net) -> Iterator[nn.Module]:
     for stage in range(2):
         n = net.width << stage
         near = ((n, flat), (n, tall)) if stage else ((n, 5),)
-        far = ((n, tall), (n, flat), (n, tall), (2 * n, flat)) if stage else ((2 * n, 3), (2 * n, 3))
+        far = (
+            ((n, tall), (n, flat), (n, tall), (2 * n, flat)) if stage else ((2 * n, 3), (2 * n, 3))
+        )
         for _ in range(net.depth):
             pool = nn.Sequential(nn.AvgPool2d(3, 1, 1), _unit(before, n))
-            yield Branches(_unit(before, n), _chain(before, (n,), *near), _chain(before, (n,), *far), pool)
+            yield Branches(
+                _unit(before, n), _chain(before, (n,), *near), _chain(before, (n,), *far), pool
+            )
             before = 5 * n
         if not stage:
-            yield Branches(_unit(before, n, 3, 2), _chain(before, (n,), (2 * n, 3, 2)), nn.MaxPool2d(3, 2, 1))
+            yield Branches(
+                _unit(before, n, 3, 2), _chain(before, (n,), (2 * n, 3, 2)), nn.MaxPool2d(3, 2, 1)
+            )
             before += 3 * n
     yield from _head(before, net.classes)
 
@@ -142,7 +172,9 @@ def _squeezenet(net: _Net) -> Iterator[nn.Module]:
         squeeze = net.width // 2 * (stage + 1)
         for _ in range(net.depth):
             yield from _active(before, squeeze, 1)
-            yield Branches(*(nn.Sequential(*_active(squeeze, 4 * squeeze, kernel)) for kernel in (1, 3)))
+            yield Branches(
+                *(nn.Sequential(*_active(squeeze, 4 * squeeze, kernel)) for kernel in (1, 3))
+            )
             before = 8 * squeeze
         if stage < 2:
             yield nn.MaxPool2d(3, 2, 1)
@@ -150,7 +182,8 @@ def _squeezenet(net: _Net) -> Iterator[nn.Module]:
 
 
 class _RelativeAttention(nn.Module):
-    """Attention by content and by distance; scores by distance are shifted so that their columns match."""
+    """Attention by content and by distance; scores by distance are shifted so that their columns
+    match."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -158,7 +191,9 @@ class _RelativeAttention(nn.Module):
         self.q, self.k, self.v, self.r, self.o = (
             nn.Parameter(torch.empty(hidden, heads, width).normal_(std=0.02)) for _ in range(5)
         )
-        self.by_content, self.by_distance = (nn.Parameter(torch.zeros(heads, width)) for _ in range(2))
+        self.by_content, self.by_distance = (
+            nn.Parameter(torch.zeros(heads, width)) for _ in range(2)
+        )
         self.norm, self.scale = nn.LayerNorm(hidden), width**-0.5
 
     def forward(self, x: Tensor, distances: Tensor) -> Tensor:
@@ -182,7 +217,9 @@ class _XLNet(nn.Module):
         self.words = nn.Embedding(net.classes, h)
         nn.init.normal_(self.words.weight, std=0.02)
         self.attention = nn.ModuleList(_RelativeAttention(h, max(1, h // 64)) for _ in layers)
-        self.mlp = nn.ModuleList(nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h)) for _ in layers)
+        self.mlp = nn.ModuleList(
+            nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h)) for _ in layers
+        )
         self.norm = nn.ModuleList(nn.LayerNorm(h) for _ in layers)
         self.decoder = nn.Linear(h, net.classes)
         self.decoder.weight = self.words.weight
@@ -198,9 +235,13 @@ class _XLNet(nn.Module):
 
 
 _LAYERS: dict[str, Callable[[_Net], Iterator[nn.Module]]] = {
-    "resnet": _resnet, "vgg": _vgg, "mobilenet": _mobilenet, "densenet": _densenet, "inception": _inception,
+    "resnet": _resnet,
+    "vgg": _vgg,
+    "mobilenet": _mobilenet,
+    "densenet": _densenet,
+    "inception": _inception,
     "squeezenet": _squeezenet,
-}  # fmt: skip
+}
 
 
 def build_net(net: _Net) -> nn.Module:

@@ -16,10 +16,18 @@ from perfkit.workloads.vocabulary import walk_tensors
 
 #: The calibrated collective for an operation of a process group, by the first letters of its name.
 _NAMES = {
-    "allreduce": "all_reduce", "reducescatter": "reduce_scatter", "allgather": "all_gather", "alltoall": "all_to_all",
-    "broadcast": "broadcast", "barrier": "all_reduce", "reduce": "all_reduce", "gather": "all_gather",
-    "scatter": "broadcast", "send": "broadcast", "recv": "broadcast",
-}  # fmt: skip
+    "allreduce": "all_reduce",
+    "reducescatter": "reduce_scatter",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "barrier": "all_reduce",
+    "reduce": "all_reduce",
+    "gather": "all_gather",
+    "scatter": "broadcast",
+    "send": "broadcast",
+    "recv": "broadcast",
+}
 #: Assumption for a tensor that is sent.
 PAIR = "a send from one rank to another is priced as a broadcast between the two"
 #: Assumption for kernels that are replayed.
@@ -34,7 +42,8 @@ def name_collective(func: Any) -> str:
 
 
 def answer(func: Any, args: Sequence[Any]) -> tuple[Any, Any]:
-    """What an operation of a process group returns (tensors and a handle to wait for), and the handle alone."""
+    """What an operation of a process group returns (tensors and a handle to wait for), and the
+    handle alone."""
     result = args[0] if isinstance(args[0], Tensor | list) else None
     future: Any = Future()
     future.set_result(result)
@@ -44,7 +53,8 @@ def answer(func: Any, args: Sequence[Any]) -> tuple[Any, Any]:
 
 
 class Stream:
-    """A stream of a device, or an event on one: where in program order its next operation may start.
+    """A stream of a device, or an event on one: where in program order its next operation may
+    start.
 
     Every recorder has its own subclass, whose `exchanges` are those of the recorder.
     """
@@ -53,11 +63,13 @@ class Stream:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._place = -0.5
-        self.pending: frozenset[int] = frozenset()  # collectives that must end before the next operation
+        # collectives that must end before the next operation
+        self.pending: frozenset[int] = frozenset()
 
     @property
     def place(self) -> float:
-        """Position of the next operation in program order [-]; on a side stream it lies between two positions."""
+        """Position of the next operation in program order [-]; on a side stream it lies between two
+        positions."""
         return self.exchanges.position if self is self.exchanges.compute else self._place
 
     def wait_stream(self, other: "Stream") -> None:
@@ -103,14 +115,18 @@ class Exchanges:
     """
 
     def __init__(self, recorder: Any) -> None:
-        self._recorder = weakref.proxy(recorder)  # a cycle of references would keep its storages alive
+        # a cycle of references would keep its storages alive
+        self._recorder = weakref.proxy(recorder)
         self._groups: list[tuple[int, ...]] = []
-        # Collectives have numbers in the order of their launch, operations have positions in program order.
+        # Collectives have numbers in the order of their launch, operations have positions in
+        # program order.
         self._launched: list[int] = []  # position after each collective
         self._waits: dict[int, int] = {}  # position of the first wait, by number
-        self._open: dict[int, tuple[int, Any]] = {}  # number and handle, by the identity of the handle
+        # number and handle, by the identity of the handle
+        self._open: dict[int, tuple[int, Any]] = {}
         self._buffers: dict[int, int] = {}  # number, by the storage that the collective fills
-        self._unseen: list[int] = []  # numbers of those that only the end of the backward pass waits for
+        # numbers of those that only the end of the backward pass waits for
+        self._unseen: list[int] = []
         self._earlier: list[int] = []  # positions of waits for collectives of the previous step
         self._streams = type("Stream", (Stream,), {"exchanges": weakref.proxy(self)})
         self.compute = self.current = self._streams()
@@ -121,10 +137,17 @@ class Exchanges:
         return len(self._recorder.labels)
 
     def list_streams(self) -> dict[str, Any]:
-        """Replacements for the streams, events and graphs of a device, by their names in `torch.cuda`."""
+        """Replacements for the streams, events and graphs of a device, by their names in
+        `torch.cuda`."""
         types = {"Stream": self._streams, "Event": self._streams}
-        names = {"current_stream": lambda *_: self.current, "default_stream": lambda *_: self.compute}
-        graphs = {"CUDAGraph": type("CUDAGraph", (), {"__init__": _refuse_graph}), "make_graphed_callables": self._keep}
+        names = {
+            "current_stream": lambda *_: self.current,
+            "default_stream": lambda *_: self.compute,
+        }
+        graphs = {
+            "CUDAGraph": type("CUDAGraph", (), {"__init__": _refuse_graph}),
+            "make_graphed_callables": self._keep,
+        }
         return {**types, "stream": self._switch, "synchronize": lambda *_: None, **names, **graphs}
 
     def _keep(self, callables: Any, *_: Any, **__: Any) -> Any:
@@ -141,7 +164,9 @@ class Exchanges:
         finally:
             self.current = before
 
-    def record(self, name: str, func: Any, args: list[Any], out: Any, module: str, work: Any) -> None:
+    def record(
+        self, name: str, func: Any, args: list[Any], out: Any, module: str, work: Any
+    ) -> None:
         """Append a collective, with its bytes by the convention of nccl-tests [B]."""
         lists = [a for a in args if next(walk_tensors(a), None) is not None]
         writes = list(walk_tensors(lists[0] if func.namespace == "c10d" else out))
@@ -154,9 +179,12 @@ class Exchanges:
             self._recorder.values.notes[PAIR] = None
         if ranks not in self._groups:
             self._groups.append(ranks)
-        nbytes: float = max(sum(t.numel() * t.element_size() for t in tensors) for tensors in (reads, writes))
+        nbytes: float = max(
+            sum(t.numel() * t.element_size() for t in tensors) for tensors in (reads, writes)
+        )
         splits = [s for a in args if isinstance(a, list | tuple) for s in a if isinstance(s, int)]
-        if name == "all_to_all" and splits:  # the rank that sends most sets the time of an uneven exchange
+        # the rank that sends most sets the time of an uneven exchange
+        if name == "all_to_all" and splits:
             first = next(t for t in (*reads, *writes) if t.dim())
             row = first.numel() / max(first.shape[0], 1) if first.numel() else 1
             nbytes = len(ranks) * max(splits) * row * first.element_size()
@@ -170,11 +198,13 @@ class Exchanges:
         self._buffers.update({self._recorder.values.number(t): number for t in writes})
         if work is not None:
             self._open[id(work)] = number, work
-            if not find_caller("distributed_c10d.py"):  # DistributedDataParallel: the end of the backward pass waits
+            # DistributedDataParallel: the end of the backward pass waits
+            if not find_caller("distributed_c10d.py"):
                 self._unseen.append(number)
 
     def finish(self, *numbers: int) -> None:
-        """Record that the compute stream waits here for collectives; only the first wait for each counts."""
+        """Record that the compute stream waits here for collectives; only the first wait for each
+        counts."""
         for number in numbers:
             self._waits.setdefault(number, self.position)
 
@@ -200,7 +230,8 @@ class Exchanges:
         return () if self._groups in ([], [tuple(range(ranks))]) else tuple(self._groups)
 
     def list_waits(self, keys: np.ndarray, order: np.ndarray) -> np.ndarray | None:
-        """Waits of all collectives as a column of `perfkit.workloads.graph.Graph`; None if each is waited for at once.
+        """Waits of all collectives as a column of `perfkit.workloads.graph.Graph`; None if each is
+        waited for at once.
 
         `keys` are the positions of operations, `order` sorts them.
         """
@@ -208,7 +239,8 @@ class Exchanges:
         ends = [self._waits.get(number, len(keys)) for number in range(len(launched))]
         numbers = np.argsort(np.argsort(launched))
         left = sorted(number for number, _ in self._open.values() if number not in self._waits)
-        if len(left) == len(self._earlier):  # the next step waits for what this step leaves open, in the same order
+        # the next step waits for what this step leaves open, in the same order
+        if len(left) == len(self._earlier):
             for number, place in zip(left, self._earlier, strict=True):
                 ends[number], numbers[number] = place, numbers[number] - len(launched)
         places = np.searchsorted(keys[order], ends)

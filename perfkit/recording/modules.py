@@ -1,4 +1,5 @@
-"""The workloads as training steps of PyTorch: modules, data, averaging of gradients over ranks, optimizer."""
+"""The workloads as training steps of PyTorch: modules, data, averaging of gradients over ranks,
+optimizer."""
 
 import inspect
 import itertools
@@ -22,16 +23,39 @@ from perfkit.workloads.transformer import Transformer
 
 #: PyTorch's data types for the number formats of platforms.
 DTYPES = {
-    "fp32": torch.float32, "tf32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16,
-}  # fmt: skip
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "fp64": torch.float64,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 #: Optimizers by name.
-OPTIMIZERS: dict[str, Any] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}
+OPTIMIZERS: dict[str, Any] = {
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+}
 
-#: Settings of a workload for which only one value is built here; other values can only be predicted.
+#: Settings of a workload for which only one value is built here; other values can only be
+#: predicted.
 _BUILT = {
-    "embedding": "separate", "fused": False, "checkpoint": False, "accumulate": 1,
-    "parallel": "ddp", "kv_heads": 0, "head_width": 0, "inner": 0, "dropout": 0.0, "norm": "layer", "gated": False,
-    "rotary": False, "qk_norm": False, "tie": True, "bias": True, "perceptrons": None}  # fmt: skip
+    "embedding": "separate",
+    "fused": False,
+    "checkpoint": False,
+    "accumulate": 1,
+    "parallel": "ddp",
+    "kv_heads": 0,
+    "head_width": 0,
+    "inner": 0,
+    "dropout": 0.0,
+    "norm": "layer",
+    "gated": False,
+    "rotary": False,
+    "qk_norm": False,
+    "tie": True,
+    "bias": True,
+    "perceptrons": None,
+}
 
 
 def _mlp(widths: Sequence[int], *, last_relu: bool) -> list[nn.Module]:
@@ -43,13 +67,16 @@ def _mlp(widths: Sequence[int], *, last_relu: bool) -> list[nn.Module]:
 
 
 class _Cross(nn.Module):
-    """Low-rank cross layers of DLRM-v2: x = x0 (W2 W1 x + b) + x, where W1 projects to a few columns."""
+    """Low-rank cross layers of DLRM-v2: x = x0 (W2 W1 x + b) + x, where W1 projects to a few
+    columns."""
 
     def __init__(self, width: int, layers: int, rank: int) -> None:
         super().__init__()
         self.layers: Any = nn.ModuleList()
         for _ in range(layers):
-            pair = nn.ModuleList([nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)])
+            pair = nn.ModuleList(
+                [nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)]
+            )
             pair.bias = nn.Parameter(torch.zeros(width))
             self.layers.append(pair)
 
@@ -62,16 +89,22 @@ class _Cross(nn.Module):
 
 
 class _Exchange(torch.autograd.Function):
-    """All_to_all of pooled rows. With overlap, forward only starts it, and backward ends that of the gradients."""
+    """All_to_all of pooled rows. With overlap, forward only starts it, and backward ends that of
+    the gradients."""
 
     @staticmethod
     def forward(ctx: Any, send: Tensor, widths: Sequence[int], flight: dict[str, Any]) -> Tensor:
         ranks, rank, ctx.flight = dist.get_world_size(), dist.get_rank(), flight
         batch = send.shape[0] // ranks
-        flight["shape"], flight["sizes"] = send.shape, ([batch * w for w in widths], [batch * widths[rank]] * ranks)
+        flight["shape"], flight["sizes"] = (
+            send.shape,
+            ([batch * w for w in widths], [batch * widths[rank]] * ranks),
+        )
         received = send.new_empty(batch * sum(widths))
         out, given = flight["sizes"]
-        flight["work"] = dist.all_to_all_single(received, send.view(-1), out, given, async_op=flight["overlap"])
+        flight["work"] = dist.all_to_all_single(
+            received, send.view(-1), out, given, async_op=flight["overlap"]
+        )
         return received
 
     @staticmethod
@@ -85,7 +118,8 @@ class _Exchange(torch.autograd.Function):
 
 
 class _Arrive(torch.autograd.Function):
-    """The end of an overlapped all_to_all: forward waits for the rows, and backward starts to send their gradients."""
+    """The end of an overlapped all_to_all: forward waits for the rows, and backward starts to send
+    their gradients."""
 
     @staticmethod
     def forward(ctx: Any, received: Tensor, flight: dict[str, Any]) -> Tensor:
@@ -103,7 +137,9 @@ def _send_back(flat: Tensor, flight: dict[str, Any]) -> None:
     """Start the all_to_all of the gradients."""
     flight["out"] = flat.new_empty(flight["shape"])
     came, sent = flight["sizes"]
-    flight["work"] = dist.all_to_all_single(flight["out"].view(-1), flat, sent, came, async_op=flight["overlap"])
+    flight["work"] = dist.all_to_all_single(
+        flight["out"].view(-1), flat, sent, came, async_op=flight["overlap"]
+    )
 
 
 class _Recommendation(nn.Module):
@@ -120,7 +156,9 @@ class _Recommendation(nn.Module):
         self.bottom = nn.Sequential(*_mlp((model.features, *model.bottom), last_relu=True))
         self.tables = nn.ModuleList()
         for table in (model.tables[t] for t in plan.tables_of(rank)):
-            self.tables.append(bag := nn.EmbeddingBag(table.rows, table.dim, mode="sum", sparse=model.sparse))
+            self.tables.append(
+                bag := nn.EmbeddingBag(table.rows, table.dim, mode="sum", sparse=model.sparse)
+            )
             nn.init.uniform_(bag.weight, -(table.rows**-0.5), table.rows**-0.5)
         width, first = self.dim + features * (features - 1) // 2, list[nn.Module]()
         if model.interaction == "cross":
@@ -142,8 +180,14 @@ class _Recommendation(nn.Module):
             flight: dict[str, Any] = {"overlap": overlap}
             if pooled:
                 send = torch.cat(pooled, 1) if len(pooled) > 1 else pooled[0]
-            else:  # the gradient of this empty tensor lets a rank without tables join the backward exchange
-                send = next(self.bottom.parameters()).new_empty(batch * self.plan.ranks, 0).requires_grad_()
+            else:
+                # the gradient of this empty tensor lets a rank without tables join the backward
+                # exchange
+                send = (
+                    next(self.bottom.parameters())
+                    .new_empty(batch * self.plan.ranks, 0)
+                    .requires_grad_()
+                )
             received = _Exchange.apply(send, self.widths, flight)
             if overlap:
                 x = self.bottom(x)
@@ -164,15 +208,23 @@ class _Attention(nn.Module):
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         h = model.hidden
-        self.heads, self.causal, self.fused = model.heads, model.causal, model.attention not in ("eager", "math")
-        self.inputs = nn.ModuleList([nn.Linear(h, 3 * h)] if model.causal else [nn.Linear(h, h) for _ in range(3)])
+        self.heads, self.causal, self.fused = (
+            model.heads,
+            model.causal,
+            model.attention not in ("eager", "math"),
+        )
+        self.inputs = nn.ModuleList(
+            [nn.Linear(h, 3 * h)] if model.causal else [nn.Linear(h, h) for _ in range(3)]
+        )
         self.output = nn.Linear(h, h)
         mask = torch.triu(torch.full((model.sequence, model.sequence), float("-inf")), 1)
         self.register_buffer("mask", mask if model.causal and not self.fused else torch.empty(0))
 
     def forward(self, x: Tensor) -> Tensor:
         b, s, h = x.shape
-        parts = self.inputs[0](x).split(h, 2) if self.causal else [layer(x) for layer in self.inputs]
+        parts = (
+            self.inputs[0](x).split(h, 2) if self.causal else [layer(x) for layer in self.inputs]
+        )
         q, k, v = (part.view(b, s, self.heads, h // self.heads).transpose(1, 2) for part in parts)
         if self.fused:
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
@@ -187,7 +239,9 @@ class _Embeddings(nn.Module):
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
-        self.words, self.places = (nn.Embedding(n, model.hidden) for n in (model.vocabulary, model.positions))
+        self.words, self.places = (
+            nn.Embedding(n, model.hidden) for n in (model.vocabulary, model.positions)
+        )
         self.types = None if model.causal else nn.Embedding(2, model.hidden)
         self.register_buffer("positions", torch.arange(model.sequence))
 
@@ -198,18 +252,24 @@ class _Embeddings(nn.Module):
 
 
 def _build_words(model: Transformer) -> nn.Module:
-    """A BERT with a masked-token head, or a GPT-2; layers are registered in the order of use, for the optimizer."""
+    """A BERT with a masked-token head, or a GPT-2; layers are registered in the order of use, for
+    the optimizer."""
     h, causal, words = model.hidden, model.causal, _Embeddings(model)
     layers: list[nn.Module] = [words] if causal else [words, nn.LayerNorm(h)]
     for _ in range(model.layers):
-        mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.GELU("tanh" if causal else "none"), nn.Linear(4 * h, h))
+        mlp = nn.Sequential(
+            nn.Linear(h, 4 * h), nn.GELU("tanh" if causal else "none"), nn.Linear(4 * h, h)
+        )
         for body in (_Attention(model), mlp):
             norm = nn.LayerNorm(h)
             layers += [Residual(nn.Sequential(norm, body))] if causal else [Residual(body), norm]
     layers += [] if causal else [nn.Linear(h, h), nn.GELU()]
-    module = nn.Sequential(*layers, nn.LayerNorm(h), nn.Linear(h, model.vocabulary, bias=not causal))
+    module = nn.Sequential(
+        *layers, nn.LayerNorm(h), nn.Linear(h, model.vocabulary, bias=not causal)
+    )
     module[-1].weight = words.words.weight
-    for each in module.modules():  # as published: large weights would saturate the softmax and make slow denormals
+    # as published: large weights would saturate the softmax and make slow denormals
+    for each in module.modules():
         if isinstance(each, nn.Linear | nn.Embedding):
             nn.init.normal_(each.weight, std=0.02)
     return module
@@ -237,7 +297,8 @@ def draw_rows(rng: np.random.Generator, rows: int, exponent: float, n: int) -> n
     if exponent == 0.0:
         return rng.integers(0, rows, n)
     cumulative, step = _cumulative(rows, exponent), max(1, round(rows * 0.6180339887))
-    while np.gcd(step, rows) != 1:  # find a multiplier near the golden section that reaches every row
+    # find a multiplier near the golden section that reaches every row
+    while np.gcd(step, rows) != 1:
         step += 1
     ranks = np.searchsorted(cumulative, rng.random(n) * cumulative[-1])
     return (ranks * step + rows // 3) % rows
@@ -249,7 +310,9 @@ def _cumulative(rows: int, exponent: float) -> np.ndarray:
     return np.cumsum(np.arange(1, rows + 1, dtype=float) ** -exponent)
 
 
-def _draw_batch(model: Any, ranks: int, device: str, rng: np.random.Generator, tables: Sequence[EmbeddingTable]) -> Any:
+def _draw_batch(
+    model: Any, ranks: int, device: str, rng: np.random.Generator, tables: Sequence[EmbeddingTable]
+) -> Any:
     """Inputs and labels of one iteration."""
     batch = model.batch // ranks
 
@@ -261,9 +324,15 @@ def _draw_batch(model: Any, ranks: int, device: str, rng: np.random.Generator, t
         return ((tokens, torch.zeros_like(tokens)),), tokens
     if isinstance(model, DLRM):
         counts = [round(model.batch * table.pooling) for table in tables]
-        drawn = [place(draw_rows(rng, t.rows, t.exponent, n)) for t, n in zip(tables, counts, strict=True)]
+        drawn = [
+            place(draw_rows(rng, t.rows, t.exponent, n))
+            for t, n in zip(tables, counts, strict=True)
+        ]
         offsets = [place(np.arange(model.batch) * n // model.batch) for n in counts]
-        x, y = (torch.rand(batch, n, dtype=DTYPES[model.dtype], device=device) for n in (model.features, 1))
+        x, y = (
+            torch.rand(batch, n, dtype=DTYPES[model.dtype], device=device)
+            for n in (model.features, 1)
+        )
         return (x, drawn, offsets), y.round_()
     if model.name == "xlnet":
         tokens = torch.randint(model.classes, (batch, model.size), device=device)
@@ -276,7 +345,8 @@ def _share_gradients(module: nn.Module) -> nn.Module:
     """Average gradients over ranks in buckets, during the backward pass."""
     if not any(p.requires_grad for p in module.parameters()):
         return module
-    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters  # in torch 2.13
+    # in torch 2.13
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     options: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
     return DistributedDataParallel(module, **options)
 
@@ -286,12 +356,20 @@ def _all_reduce(parameters: Sequence[nn.Parameter]) -> None:
     flat = torch.cat([p.grad.reshape(-1) for p in parameters])  # type: ignore[union-attr]
     dist.all_reduce(flat)
     flat.div_(dist.get_world_size())
-    for parameter, gradient in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+    for parameter, gradient in zip(
+        parameters, flat.split([p.numel() for p in parameters]), strict=True
+    ):
         parameter.grad = gradient.view_as(parameter)
 
 
 def build_step(
-    workload: Any, *, plan: Plan | None = None, rank: int = 0, ranks: int = 1, device: str = "cpu", seed: int = 0
+    workload: Any,
+    *,
+    plan: Plan | None = None,
+    rank: int = 0,
+    ranks: int = 1,
+    device: str = "cpu",
+    seed: int = 0,
 ) -> tuple[Callable[[], Any], nn.Module]:
     """Build the training step of a workload, which can be called repeatedly.
 
@@ -324,7 +402,9 @@ def build_step(
     """
     for name, built in _BUILT.items():
         if (value := getattr(workload, name, getattr(plan, name, built))) != built:
-            raise ValueError(f"{name} is {value!r}; only {built!r} is measured, other values are predicted")
+            raise ValueError(
+                f"{name} is {value!r}; only {built!r} is measured, other values are predicted"
+            )
     torch.manual_seed(seed + rank)
     rng, ranks = np.random.default_rng(seed + 1000 * rank), plan.ranks if plan else ranks
     tables: list[EmbeddingTable] = []
@@ -332,13 +412,26 @@ def build_step(
     loss_of: Callable[..., Tensor] = F.cross_entropy
     parts: Sequence[str] = ()  # submodules whose gradients are averaged; empty for the whole module
     if isinstance(workload, DLRM):
-        placed, parts, loss_of = workload.place(plan, ranks), ("bottom", "top"), F.binary_cross_entropy_with_logits
-        module, tables = _Recommendation(workload, placed, rank), [workload.tables[t] for t in placed.tables_of(rank)]
+        placed, parts, loss_of = (
+            workload.place(plan, ranks),
+            ("bottom", "top"),
+            F.binary_cross_entropy_with_logits,
+        )
+        module, tables = (
+            _Recommendation(workload, placed, rank),
+            [workload.tables[t] for t in placed.tables_of(rank)],
+        )
     elif isinstance(workload, Transformer):
-        module, loss_of = _build_words(workload), lambda x, y: F.cross_entropy(x.view(-1, x.shape[-1]), y.view(-1))
+        module, loss_of = (
+            _build_words(workload),
+            lambda x, y: F.cross_entropy(x.view(-1, x.shape[-1]), y.view(-1)),
+        )
     else:
         module = build_net(workload)
-    dtype, mixed = DTYPES[check_choice("dtype", workload.dtype, DTYPES)], getattr(workload, "mixed", False)
+    dtype, mixed = (
+        DTYPES[check_choice("dtype", workload.dtype, DTYPES)],
+        getattr(workload, "mixed", False),
+    )
     module = module.to(device, torch.float32 if mixed else dtype)
     batches = itertools.cycle([_draw_batch(workload, ranks, device, rng, tables) for _ in range(8)])
     averaged = [p for part in (parts or [""]) for p in module.get_submodule(part).parameters()]

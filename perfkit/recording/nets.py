@@ -9,17 +9,23 @@ from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.tape import ITEMSIZE, check_ranks
 
-#: Workload family by net. Published as arXiv 1512.03385 (bottleneck blocks), 1409.1556, 1801.04381, 1608.06993,
-#: 1512.00567, 1602.07360 and 1906.08237, in this order.
+#: Workload family by net. Published as arXiv 1512.03385 (bottleneck blocks), 1409.1556, 1801.04381,
+#: 1608.06993, 1512.00567, 1602.07360 and 1906.08237, in this order.
 NETS = {
-    "resnet": "convolution", "vgg": "convolution", "mobilenet": "convolution", "densenet": "convolution",
-    "inception": "convolution", "squeezenet": "convolution", "xlnet": "xlnet",
-}  # fmt: skip
+    "resnet": "convolution",
+    "vgg": "convolution",
+    "mobilenet": "convolution",
+    "densenet": "convolution",
+    "inception": "convolution",
+    "squeezenet": "convolution",
+    "xlnet": "xlnet",
+}
 
 
 @dataclass(frozen=True)
 class Net:
-    """One training iteration of a convolutional net or an XLNet: forward, cross entropy, backward, optimizer.
+    """One training iteration of a convolutional net or an XLNet: forward, cross entropy, backward,
+    optimizer.
 
     On several ranks it is data-parallel. Its graph is captured, which needs torch.
 
@@ -42,7 +48,8 @@ class Net:
     dtype : str
         Data type of weights, activations and gradients.
     overlap : bool
-        Whether several ranks average gradients in buckets during the backward pass, or else all at once after it.
+        Whether several ranks average gradients in buckets during the backward pass, or else all at
+        once after it.
 
     Raises
     ------
@@ -68,13 +75,19 @@ class Net:
     def __post_init__(self) -> None:
         check_choice("name", self.name, NETS)
         for key in ("batch", "size", "width", "depth", "classes"):
-            object.__setattr__(self, key, int(check_positive(key, getattr(self, key), integer=True)))
+            object.__setattr__(
+                self, key, int(check_positive(key, getattr(self, key), integer=True))
+            )
         check_choice("optimizer", self.optimizer, ("sgd", "adamw"))
         check_choice("dtype", self.dtype, ITEMSIZE)
         if self.width % 8:
-            raise ValueError(f"width is {self.width}; it must be a multiple of 8; take {-(-self.width // 8) * 8}")
+            raise ValueError(
+                f"width is {self.width}; it must be a multiple of 8; take {-(-self.width // 8) * 8}"
+            )
         if self.family == "convolution" and self.size < 32:
-            raise ValueError(f"size is {self.size}; a convolutional net halves images of 32 pixels or more; take 32")
+            raise ValueError(
+                f"size is {self.size}; a convolutional net halves images of 32 pixels or more; take 32"
+            )
 
     @property
     def family(self) -> str:
@@ -86,7 +99,9 @@ class Net:
         """Name and sizes in words."""
         return f"{self.name}, batch {self.batch}, size {self.size}, width {self.width}, depth {self.depth}"
 
-    def graphs(self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False) -> tuple[Graph, ...]:
+    def graphs(
+        self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False
+    ) -> tuple[Graph, ...]:
         """Graphs of one iteration, the same on every rank.
 
         Parameters
@@ -118,5 +133,10 @@ def _record(net: Net, ranks: int, device: str) -> Graph:
     from perfkit.recording.modules import build_step
     from perfkit.recording.steps import capture
 
-    about: dict[str, Any] = {"ranks": ranks, "family": net.family, "name": net.name, "device": device}
+    about: dict[str, Any] = {
+        "ranks": ranks,
+        "family": net.family,
+        "name": net.name,
+        "device": device,
+    }
     return capture(lambda: build_step(net, ranks=ranks, device=device)[0], **about)

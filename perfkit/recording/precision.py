@@ -1,11 +1,12 @@
 """The precision and the kernels of a GPU in a capture without a GPU.
 
-Tensors of a capture are stored on the CPU, where autocast has other lists of operations and attention has one kernel.
-So `pretend_gpu` redirects all calls that CUDA autocast may change.
+Tensors of a capture are stored on the CPU, where autocast has other lists of operations and
+attention has one kernel. So `pretend_gpu` redirects all calls that CUDA autocast may change.
 
 References
 ----------
-.. [1] PyTorch 2.13, "Automatic Mixed Precision package", Autocast Op Reference, CUDA Op-Specific Behavior.
+.. [1] PyTorch 2.13, "Automatic Mixed Precision package", Autocast Op Reference, CUDA Op-Specific
+   Behavior.
 .. [2] PyTorch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and attention.cpp.
 .. [3] PyTorch 2.13, aten/src/ATen/native/Dropout.cpp, is_fused_kernel_acceptable.
 .. [4] PyTorch 2.13, aten/src/ATen/native/layer_norm.cpp, rms_norm_symint.
@@ -29,25 +30,74 @@ from perfkit.workloads.vocabulary import pick_attention, walk_tensors
 
 #: Dispatch key of autocast on a device for which PyTorch has no kernels of its own.
 _KEY = "AutocastPrivateUse1"
-#: Operations that CUDA autocast runs in lower precision, and in the widest type of their arguments; all others in fp32.
+#: Operations that CUDA autocast runs in lower precision, and in the widest type of their arguments;
+#: all others in fp32.
 _LOWER = frozenset(
-    "_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution prelu "
-    "addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot "
-    "_thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell "
-    "_scaled_dot_product_flash_attention scaled_dot_product_attention".split()
+    [
+        "_convolution",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_tbc",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "convolution",
+        "prelu",
+        "addmm",
+        "addmv",
+        "addr",
+        "matmul",
+        "einsum",
+        "mm",
+        "mv",
+        "linalg_vecdot",
+        "linear",
+        "addbmm",
+        "baddbmm",
+        "bmm",
+        "chain_matmul",
+        "linalg_multi_dot",
+        "_thnn_fused_lstm_cell",
+        "_thnn_fused_gru_cell",
+        "lstm_cell",
+        "gru_cell",
+        "rnn_tanh_cell",
+        "rnn_relu_cell",
+        "_scaled_dot_product_flash_attention",
+        "scaled_dot_product_attention",
+    ]
 )
-_WIDEST = "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put tensordot scatter_add vdot".split()
-#: The innermost region of autocast, and weights converted to its data type, kept until the outermost region ends.
+_WIDEST = [
+    "addcdiv",
+    "addcmul",
+    "atan2",
+    "bilinear",
+    "cross",
+    "dot",
+    "grid_sampler",
+    "index_put",
+    "tensordot",
+    "scatter_add",
+    "vdot",
+]
+#: The innermost region of autocast, and weights converted to its data type, kept until the
+#: outermost region ends.
 _region: dict[str, Any] = {"enabled": False, "dtype": torch.float16}
 _weights: Any = WeakIdKeyDictionary()
 
 
-# -- autocast ----------------------------------------------------------------------------------------------------------
+# -- autocast
+# ----------------------------------------------------------------------------------------------------------
 
 
 def _is_eligible(tensor: Any) -> bool:
     """Whether autocast converts such a tensor."""
-    return isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dtype is not torch.float64
+    return (
+        isinstance(tensor, Tensor)
+        and tensor.is_floating_point()
+        and tensor.dtype is not torch.float64
+    )
 
 
 def _cast(tree: Any, dtype: torch.dtype) -> Any:
@@ -56,7 +106,9 @@ def _cast(tree: Any, dtype: torch.dtype) -> Any:
         return type(tree)(_cast(each, dtype) for each in tree)
     if not _is_eligible(tree) or tree.dtype is dtype:
         return tree
-    trained = tree.dtype is torch.float32 and tree.requires_grad and tree.is_leaf and not tree._is_view()
+    trained = (
+        tree.dtype is torch.float32 and tree.requires_grad and tree.is_leaf and not tree._is_view()
+    )
     if not (trained and torch.is_autocast_cache_enabled()):
         return tree.to(dtype)
     if tree not in _weights:
@@ -80,30 +132,43 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
         if name in ("scaled_dot_product_attention", "rms_norm"):
             complete = (given.get(a.name, a.default_value) for a in op._schema.arguments)
             return _normalize(*complete) if name == "rms_norm" else _attend(*complete)
-        if name in ("softmax", "log_softmax") and given.get("dtype") is full and args[0].dtype is torch.float16:
-            return getattr(torch, f"_{name}")(*args[:2], True)  # one kernel reads fp16 and writes fp32
+        if (
+            name in ("softmax", "log_softmax")
+            and given.get("dtype") is full
+            and args[0].dtype is torch.float16
+        ):
+            # one kernel reads fp16 and writes fp32
+            return getattr(torch, f"_{name}")(*args[:2], True)
         return op(**given)
 
 
 def _drop(x: Tensor, p: float, train: bool) -> Tensor:
     """Dropout as one kernel, as on a GPU; a CPU has three [3]_."""
     with torch._C._DisableAutocast():
-        return torch.native_dropout(x, p, True)[0] if train and 0 < p < 1 and x.numel() else torch.dropout(x, p, train)
+        return (
+            torch.native_dropout(x, p, True)[0]
+            if train and 0 < p < 1 and x.numel()
+            else torch.dropout(x, p, train)
+        )
 
 
 def _normalize(x: Tensor, shape: Sequence[int], weight: Any, eps: Any) -> Tensor:
-    """RMS norm as one kernel, as on a GPU, except for tensors that this kernel does not take [4]_."""
+    """RMS norm as one kernel, as on a GPU, except for tensors that this kernel does not take
+    [4]_."""
     mixed = weight is not None and weight.dtype is not x.dtype
     if mixed or x.is_complex() or suggest_memory_format(x) is not torch.contiguous_format:
         return torch.rms_norm(x, shape, weight, eps)
     own: Any = torch._C  # the CPU has no such kernel: PyTorch would split the call before autograd
-    keys = own.DispatchKeySet(own.DispatchKey.AutogradPrivateUse1) | own.DispatchKeySet(own.DispatchKey.Python)
+    keys = own.DispatchKeySet(own.DispatchKey.AutogradPrivateUse1) | own.DispatchKeySet(
+        own.DispatchKey.Python
+    )
     return torch.ops.aten._fused_rms_norm.default.redispatch(keys, x, shape, weight, eps)[0]
 
 
 @contextmanager
 def pretend_gpu(note: Callable[[str], Any]) -> Iterator[None]:
-    """Let calls act as on a GPU: autocast for every device that a region names, gradient scalers, fused kernels.
+    """Let calls act as on a GPU: autocast for every device that a region names, gradient scalers,
+    fused kernels.
 
     Parameters
     ----------
@@ -119,12 +184,20 @@ def pretend_gpu(note: Callable[[str], Any]) -> Iterator[None]:
 
     def enter_here(region: Any) -> Any:
         if region.device == "cuda" and not (region._enabled or hasattr(region, "built_here")):
-            note("a region of torch.autocast('cuda') is off, as it was made before the capture; make it in make_step")
+            note(
+                "a region of torch.autocast('cuda') is off, as it was made before the capture; make it in make_step"
+            )
         return enter(region)
 
     patches: list[tuple[Any, dict[str, Any]]] = [
         (autocast, {"__init__": build_here, "__enter__": enter_here}),
-        (torch, {"is_autocast_enabled": lambda *_: _region["enabled"], "clear_autocast_cache": _weights.clear}),
+        (
+            torch,
+            {
+                "is_autocast_enabled": lambda *_: _region["enabled"],
+                "clear_autocast_cache": _weights.clear,
+            },
+        ),
         (torch, {"set_autocast_enabled": lambda *args: _region.update(enabled=args[-1])}),
         (torch, {"get_autocast_dtype": lambda *_: _region["dtype"]}),
         (torch, {"set_autocast_dtype": lambda *args: _region.update(dtype=args[-1])}),
@@ -132,29 +205,39 @@ def pretend_gpu(note: Callable[[str], Any]) -> Iterator[None]:
         (torch.cuda.amp.common, {"amp_definitely_not_available": lambda: False}),
     ]
     with ExitStack() as stack:
-        others, library = (stack.enter_context(torch.library._scoped_library(name, "IMPL")) for name in ("_", "aten"))
+        others, library = (
+            stack.enter_context(torch.library._scoped_library(name, "IMPL"))
+            for name in ("_", "aten")
+        )
         others.fallback(torch.library.fallthrough_kernel, _KEY)
         for name in own._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
             packet, _, overload = name.removeprefix("aten::").partition(".")
             op = getattr(getattr(torch.ops.aten, packet), overload or "default")
             library.impl(op, partial(_run, op), _KEY)
         library.impl("dropout", _drop, _KEY)
-        library.impl("_fused_rms_norm", torch.ops.aten._fused_rms_norm, "PrivateUse1")  # see `_normalize`
+        # see `_normalize`
+        library.impl("_fused_rms_norm", torch.ops.aten._fused_rms_norm, "PrivateUse1")
         key = own._dispatch_key_parse(_KEY)
         stack.enter_context(own._IncludeDispatchKeyGuard(key))
         stack.enter_context(own._SetExcludeDispatchKeyGuard(key, False))  # outside of regions too
-        stack.enter_context(patch.dict(_region, enabled=False, dtype=torch.get_autocast_dtype("cuda")))
+        stack.enter_context(
+            patch.dict(_region, enabled=False, dtype=torch.get_autocast_dtype("cuda"))
+        )
         for owner, values in patches:
             stack.enter_context(patch.multiple(owner, **values))
         stack.callback(_weights.clear)
         yield
 
 
-# -- attention ---------------------------------------------------------------------------------------------------------
+# -- attention
+# ---------------------------------------------------------------------------------------------------------
 
 
-def _attend(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: Any, gqa: bool) -> Any:
-    """Attention by the kernel that PyTorch takes on a GPU such as A100, with the copies before it [2]_."""
+def _attend(
+    query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: Any, gqa: bool
+) -> Any:
+    """Attention by the kernel that PyTorch takes on a GPU such as A100, with the copies before it
+    [2]_."""
     aten, width = torch.ops.aten, query.shape[-1]
     backend = _choose([query, key, value], mask, dropout, causal, gqa)
     if mask is not None and mask.dtype is torch.bool:
@@ -166,7 +249,9 @@ def _attend(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal:
         scale = width**-0.5 if scale is None else scale
         if width % 8:
             query, key, value = (F.pad(t, (0, -width % 8)) for t in (query, key, value))
-        out = aten._scaled_dot_product_flash_attention(query, key, value, dropout, causal, scale=scale)[0]
+        out = aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout, causal, scale=scale
+        )[0]
         return out[..., :width] if width % 8 else out
     run = aten._scaled_dot_product_cudnn_attention.default
     if backend is SDPBackend.EFFICIENT_ATTENTION:
@@ -181,16 +266,29 @@ def _attend(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal:
 def _choose(inputs: Sequence[Tensor], mask: Any, dropout: float, causal: bool, gqa: bool) -> Any:
     """The first kernel, in the order that the step sets, that takes such tensors [2]_."""
     dtype, fit = inputs[0].dtype, {SDPBackend.MATH: True}
-    if all(t.dim() == 4 and t.numel() and t.stride(-1) == 1 and t.shape[0] == len(inputs[0]) for t in inputs):
-        (_, heads, rows, width), (_, kept, columns, wide), (_, valued, _, deep) = (t.shape for t in inputs)
+    if all(
+        t.dim() == 4 and t.numel() and t.stride(-1) == 1 and t.shape[0] == len(inputs[0])
+        for t in inputs
+    ):
+        (_, heads, rows, width), (_, kept, columns, wide), (_, valued, _, deep) = (
+            t.shape for t in inputs
+        )
         half, same = dtype in (torch.float16, torch.bfloat16), heads == kept == valued
         shared = half and (same or (gqa and heads % kept == heads % valued == 0))
         taken = pick_attention(width, deep, half=half, capability=9.0) if width == wide else []
         flash = "flash2" in taken and shared and kept == valued and mask is None
         fit[SDPBackend.FLASH_ATTENTION] = flash and (rows == columns or not causal)
-        fit[SDPBackend.EFFICIENT_ATTENTION] = (half or dtype is torch.float32) and same and "efficient" in taken
-        fit[SDPBackend.CUDNN_ATTENTION] = "flash3" in taken and shared and columns > 1 and not (dropout * 16) % 1
-    found = [backend for backend in _cur_sdpa_kernel_backends(with_priority=True) if fit.get(backend)]
+        fit[SDPBackend.EFFICIENT_ATTENTION] = (
+            (half or dtype is torch.float32) and same and "efficient" in taken
+        )
+        fit[SDPBackend.CUDNN_ATTENTION] = (
+            "flash3" in taken and shared and columns > 1 and not (dropout * 16) % 1
+        )
+    found = [
+        backend for backend in _cur_sdpa_kernel_backends(with_priority=True) if fit.get(backend)
+    ]
     if not found:
-        raise ValueError(f"sdpa_kernel allows no kernel for attention in {dtype}; allow SDPBackend.MATH")
+        raise ValueError(
+            f"sdpa_kernel allows no kernel for attention in {dtype}; allow SDPBackend.MATH"
+        )
     return found[0]

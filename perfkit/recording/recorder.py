@@ -1,4 +1,5 @@
-"""The recorder of a training step: it appends every operation that PyTorch dispatches to the columns of a graph."""
+"""The recorder of a training step: it appends every operation that PyTorch dispatches to the
+columns of a graph."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -26,8 +27,9 @@ from perfkit.workloads.vocabulary import VIEWS, count_bytes, find_entry, walk_te
 
 _NAMES: dict[Any, str] = {
     **{dtype: name for name, dtype in DTYPES.items() if name != "tf32"},
-    torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
-}  # fmt: skip
+    torch.float8_e4m3fn: "fp8",
+    torch.float8_e5m2: "fp8",
+}
 #: PyTorch's switch for products of fp32 in TF32 on a GPU, by operation class.
 _SWITCHES = {"gemm": "matmul", "bmm": "matmul", "convolution": "conv"}
 #: The node of autograd that stores the gradient of a weight; DistributedDataParallel hooks into it.
@@ -50,13 +52,19 @@ class _Schema:
         self.pointwise = torch.Tag.pointwise in func.tags
         self.view = self.name in VIEWS or func.namespace in ("prim", "profiler")
         self.collective = name_collective(func)
-        #: Whether its result is a view, or else a new tensor whose sizes depend only on those of its arguments.
+        #: Whether its result is a view, or else a new tensor whose sizes depend only on those of
+        #: its arguments.
         self.aliasing = func.is_view or self.name == "_unsafe_view"
         dynamic = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & {*func.tags}
         plain = not (self.written or self.aliasing or (dynamic and self.name != "index"))
         self.sized = plain and [str(each.type) for each in schema.returns] == ["Tensor"]
-        #: Whether it only changes the numbers of its first argument, so that its result is that argument.
-        simple = self.pointwise or self.name[:9] == "_foreach_" or self.name in ("normal_", "uniform_", "index_add_")
+        #: Whether it only changes the numbers of its first argument, so that its result is that
+        #: argument.
+        simple = (
+            self.pointwise
+            or self.name[:9] == "_foreach_"
+            or self.name in ("normal_", "uniform_", "index_add_")
+        )
         self.in_place = self.written == (0,) and not self.lent and simple
 
     def complete(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
@@ -66,12 +74,14 @@ class _Schema:
         return [*args, *(kwargs.get(name, default) for name, default in self.defaults[len(args) :])]
 
 
-#: What masked_fill runs on a GPU, whose time no calibration measures as one: PyTorch's TensorAdvancedIndexing.cpp.
+#: What masked_fill runs on a GPU, whose time no calibration measures as one: PyTorch's
+#: TensorAdvancedIndexing.cpp.
 _COPY, _FILL = _Schema(torch.ops.aten.clone.default), _Schema(torch.ops.aten.masked_fill_.Scalar)
 
 
 class Recorder(TorchDispatchMode):
-    """Appends dispatched operations to columns. It never keeps tensors, as this would change what autograd does.
+    """Appends dispatched operations to columns. It never keeps tensors, as this would change what
+    autograd does.
 
     Parameters
     ----------
@@ -84,7 +94,8 @@ class Recorder(TorchDispatchMode):
         self.values, self.exchanges, self.accelerator = Values(), Exchanges(self), accelerator
         self.on = False  # whether operations are appended
         self.agreeing = False  # whether ranks agree on whole numbers, which is no work of the step
-        self.phase, self.leading = "forward", False  # leading: a backward pass was called and has not begun yet
+        # leading: a backward pass was called and has not begun yet
+        self.phase, self.leading = "forward", False
         self.modules: list[str] = []  # paths of the running modules, the innermost one last
         self.compiled: set[str] = set()  # phases that are compiled
         self.labels: list[Label] = []
@@ -96,15 +107,19 @@ class Recorder(TorchDispatchMode):
         self._tables: list[EmbeddingTable] = []
         self._trained: dict[int, int] = {}
         self._schemas: dict[Any, _Schema] = {}
-        self._weights: dict[int, tuple[int, float]] = {}  # table and bags of the last lookup, by storage of the weight
-        self._indices: dict[tuple[int, int], int] = {}  # table, by storage of the indices and rows of the table
-        self._marks: list[tuple[int, str]] = []  # number of the next node of autograd where a module begins or ends
+        # table and bags of the last lookup, by storage of the weight
+        self._weights: dict[int, tuple[int, float]] = {}
+        # table, by storage of the indices and rows of the table
+        self._indices: dict[tuple[int, int], int] = {}
+        # number of the next node of autograd where a module begins or ends
+        self._marks: list[tuple[int, str]] = []
         self._node: tuple[int, str] | None = None  # number and name of the running node of autograd
         self._opened = True  # whether the running node has appended an operation
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled during a capture; to disable the compiler at each call would take long."""
+        """Nothing is compiled during a capture; to disable the compiler at each call would take
+        long."""
         return False
 
     @property
@@ -113,16 +128,22 @@ class Recorder(TorchDispatchMode):
         return self.modules[-1] if self.modules else ""
 
     def mark(self) -> None:
-        """Assign the nodes of autograd that are made from now on to the innermost running module."""
+        """Assign the nodes of autograd that are made from now on to the innermost running
+        module."""
         self._marks.append((torch._C._autograd._get_sequence_nr(), self.module))
 
     def _locate(self, tensors: Sequence[Tensor]) -> str:
-        """Find the path of the module of an operation; this also updates the phase and counts calls of autograd."""
+        """Find the path of the module of an operation; this also updates the phase and counts calls
+        of autograd."""
         node: Any = torch._C._current_autograd_node()
         if node is None:
             if self._node is not None:
                 self._node, self._opened = None, True
-            if self.phase == "backward" and torch._C._current_graph_task_id() == -1 and not self.leading:
+            if (
+                self.phase == "backward"
+                and torch._C._current_graph_task_id() == -1
+                and not self.leading
+            ):
                 self.phase = "update"
                 self.exchanges.end_backward()
             if self.phase == "update" and (
@@ -155,7 +176,9 @@ class Recorder(TorchDispatchMode):
         given = [t for t in walk_tensors([args, kwargs]) if isinstance(t, Tensor)]
         if func.namespace == "c10d":
             out, work = answer(func, args)
-        elif self.agreeing and (all(map(is_whole, given)) if given else kwargs.get("dtype") is torch.int32):
+        elif self.agreeing and (
+            all(map(is_whole, given)) if given else kwargs.get("dtype") is torch.int32
+        ):
             return compute(func, *args, **kwargs)
         elif schema.name == "clone" and given[0].layout is torch.sparse_coo:
             return args[0].detach()
@@ -172,7 +195,8 @@ class Recorder(TorchDispatchMode):
                 self.exchanges.touch(given)
             elif schema.view:
                 self.viewed += 1
-            elif schema.name == "masked_fill" and self.accelerator:  # a copy that is then filled: two kernels
+            elif schema.name == "masked_fill" and self.accelerator:
+                # a copy that is then filled: two kernels
                 self._append(_COPY, [args[0], None], given[:1], out, module)
                 self._append(_FILL, [out, *complete[1:]], [out, *given[1:]], out, module)
                 self._features[-1][COLUMN["calls"]] = 0.0
@@ -180,7 +204,9 @@ class Recorder(TorchDispatchMode):
                 self._append(schema, complete, given, out, module)
         return out
 
-    def _append(self, schema: _Schema, args: list[Any], given: Sequence[Tensor], out: Any, module: str) -> None:
+    def _append(
+        self, schema: _Schema, args: list[Any], given: Sequence[Tensor], out: Any, module: str
+    ) -> None:
         """Append an operation with the class and sizes that the vocabulary gives it."""
         sparse = schema.name == "add_" and getattr(args[1], "layout", None) is torch.sparse_coo
         entry = find_entry(schema.name, pointwise=schema.pointwise, sparse=sparse)
@@ -188,7 +214,9 @@ class Recorder(TorchDispatchMode):
         sizes = entry.sizes(args, out) | {"launches": entry.launches}
         if entry.kind.startswith("embedding") and variant != "dense_rows":
             sizes |= self._find_table(schema.name, args, sizes)
-        reads = list(walk_tensors([a for i, a in enumerate(args) if i not in (*entry.unread, *schema.lent)]))
+        reads = list(
+            walk_tensors([a for i, a in enumerate(args) if i not in (*entry.unread, *schema.lent)])
+        )
         writes = list(walk_tensors([args[i] for i in schema.written])) or list(walk_tensors(out))
         if sparse:
             reads, writes = [args[1]], []
@@ -200,14 +228,24 @@ class Recorder(TorchDispatchMode):
         reduced = self._node is not None and self._node[1] == _KEEP and schema.name == "mul"
         if finishing or reduced:  # copies of DistributedDataParallel
             sizes |= {"calls": 0}
-        dtype = next((_NAMES[t.dtype] for t in (*walk_tensors(out), *given) if t.dtype in _NAMES), "")
+        dtype = next(
+            (_NAMES[t.dtype] for t in (*walk_tensors(out), *given) if t.dtype in _NAMES), ""
+        )
         if self.accelerator and dtype == "fp32" and entry.kind in _SWITCHES:
             switch = torch._C._get_fp32_precision_getter("cuda", _SWITCHES[entry.kind])
             dtype = "tf32" if switch == "tf32" else dtype
-        self.emit((schema.name, entry.kind, variant or schema.name), module, sizes, reads, writes, dtype)
+        self.emit(
+            (schema.name, entry.kind, variant or schema.name), module, sizes, reads, writes, dtype
+        )
 
     def emit(
-        self, label: tuple[str, str, str], module: str, sizes: dict[str, Any], reads: Any, writes: Any, dtype: str = ""
+        self,
+        label: tuple[str, str, str],
+        module: str,
+        sizes: dict[str, Any],
+        reads: Any,
+        writes: Any,
+        dtype: str = "",
     ) -> None:
         """Append one operation to the columns."""
         index, row = len(self.labels), [0.0] * len(FEATURES)
@@ -232,11 +270,13 @@ class Recorder(TorchDispatchMode):
         self.emit(("to", "transfer", direction), self.module, sizes, [], [tensor], dtype)
 
     def _find_table(self, name: str, args: list[Any], sizes: dict[str, float]) -> dict[str, float]:
-        """Number of the table of a lookup, or of its backward pass or update; a new table is added."""
+        """Number of the table of a lookup, or of its backward pass or update; a new table is
+        added."""
         if name == "_embedding_bag_backward":
             rows = args[6]
             similar = (number for (_, size), number in self._indices.items() if size == rows)
-            found = self._indices.get((self.values.number(args[1]), rows))  # none in a trace, which holds no indices
+            # none in a trace, which holds no indices
+            found = self._indices.get((self.values.number(args[1]), rows))
             return {"table": next(similar, 0) if found is None else found}
         weight = self.values.number(args[0])
         number, bags = self._weights.get(weight, (0, sizes["lookups"]))
@@ -247,7 +287,9 @@ class Recorder(TorchDispatchMode):
             number = len(self._tables)
             pooling = sizes["lookups"] / max(sizes["bags"], 1.0) or 1.0
             exponent = _fit_exponent(self.values.pretend(args[1]).constant, rows)
-            table = EmbeddingTable(rows, dim, pooling, exponent, args[0].element_size(), f"table {number}")
+            table = EmbeddingTable(
+                rows, dim, pooling, exponent, args[0].element_size(), f"table {number}"
+            )
             self._tables.append(table)
             self.values.laws.setdefault(rows, table.distribution)
         self._weights[weight] = number, sizes["bags"]
@@ -255,14 +297,18 @@ class Recorder(TorchDispatchMode):
         return {"table": number}
 
     def graph(self, name: str, family: str, ranks: int) -> Graph:
-        """The recorded graph; operations of side streams stand where the compute stream lets them begin."""
+        """The recorded graph; operations of side streams stand where the compute stream lets them
+        begin."""
         keys = np.array(self._keys, dtype=float)
         order = np.argsort(keys, kind="stable")
         features = np.array(self._features, dtype=float).reshape(-1, len(FEATURES))[order]
         accesses = np.array(self._accesses, dtype=float).reshape(-1, 4)
         accesses[:, 0] = np.argsort(order)[accesses[:, 0].astype(int)]
         accesses = accesses[np.argsort(accesses[:, 0], kind="stable")]
-        names, labels = [self._dtypes[place] for place in order], tuple(self.labels[place] for place in order)
+        names, labels = (
+            [self._dtypes[place] for place in order],
+            tuple(self.labels[place] for place in order),
+        )
         work = Counter[str]()
         for dtype, flops in zip(names, features[:, COLUMN["flops"]] + 1.0, strict=True):
             work["fp32" if dtype == "tf32" else dtype] += flops  # not every device has TF32
@@ -271,12 +317,23 @@ class Recorder(TorchDispatchMode):
         weights = [(number, number in self._weights) for number in self._trained]
         dtypes = tuple(dtype or main for dtype in names)
         graph = Graph(
-            labels, features, accesses, tuple(self._tables),
-            sum(self._trained.values()), name or "step", family, main, dtypes if set(dtypes) - {main} else (), ranks,
-            self.exchanges.list_groups(ranks), self.exchanges.list_waits(keys, order), notes=tuple(self.values.notes),
-            weights=np.array(weights, dtype=int).reshape(-1, 2), device="cuda" if self.accelerator else "cpu",
+            labels,
+            features,
+            accesses,
+            tuple(self._tables),
+            sum(self._trained.values()),
+            name or "step",
+            family,
+            main,
+            dtypes if set(dtypes) - {main} else (),
+            ranks,
+            self.exchanges.list_groups(ranks),
+            self.exchanges.list_waits(keys, order),
+            notes=tuple(self.values.notes),
+            weights=np.array(weights, dtype=int).reshape(-1, 2),
+            device="cuda" if self.accelerator else "cpu",
             allocations=np.array(self.values.storages.allocations, dtype=float).reshape(-1, 2),
-        )  # fmt: skip
+        )
         graph = compile_graph(graph, self.compiled) if self.compiled else graph
         return replace(graph, execution="graphs") if GRAPHED in graph.notes else graph
 
@@ -288,7 +345,8 @@ def _is_divided(types: tuple[type, ...]) -> bool:
 
 
 def _fit_exponent(indices: Tensor | None, rows: int) -> float:
-    """The Zipf exponent that gives this number of distinct indices; 0 if the indices are not known."""
+    """The Zipf exponent that gives this number of distinct indices; 0 if the indices are not
+    known."""
     if indices is None or not indices.numel():
         return 0.0
     unique, lookups = int(compute(torch.unique, indices).numel()), indices.numel()

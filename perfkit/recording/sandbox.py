@@ -1,7 +1,7 @@
 """A sandbox in which a training step runs without computing.
 
-It uses private parts of PyTorch and was checked with 2.13.0 and 2.14.1; with 2.9.1 captures of `fully_shard` and
-of split tensors differ. With another version, look at these first:
+It uses private parts of PyTorch and was checked with 2.13.0 and 2.14.1; with 2.9.1 captures of
+`fully_shard` and of split tensors differ. With another version, look at these first:
 
 ===========================================  ==============================================================
 part of PyTorch                              what for
@@ -64,7 +64,10 @@ from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
 #: Backends and operations whose number format can be set.
-_FORMATS = [("generic", "all"), *((b, op) for b in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn"))]
+_FORMATS = [
+    ("generic", "all"),
+    *((b, op) for b in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn")),
+]
 #: Errors of fake tensors when code needs a value, or a size that depends on values.
 _VALUES = (
     fake_tensor.DataDependentOutputException,
@@ -72,16 +75,19 @@ _VALUES = (
     fake_tensor.UnsupportedFakeTensorException,
     fake_tensor.UnsupportedOperatorException,
 )
-#: Largest tensors whose values are known, of whole numbers and of others [-]. Sizes and branches hardly depend on large
-#: tensors of others, such as masks that are added to scores.
+#: Largest tensors whose values are known, of whole numbers and of others [-]. Sizes and branches
+#: hardly depend on large tensors of others, such as masks that are added to scores.
 MOST_KNOWN, MOST_DRAWN = 1 << 24, 1 << 20
 _LAZY: tuple[Any, ...] = (UninitializedParameter, UninitializedBuffer)
 #: Held during a capture, whose patches affect the whole process.
 _ALONE = threading.RLock()
-_LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch, sys.modules["perfkit"]))
+_LIBRARIES = tuple(
+    str(Path(module.__file__ or "").parent) for module in (torch, sys.modules["perfkit"])
+)
 
 
-# -- steps that depend on values ---------------------------------------------------------------------------------------
+# -- steps that depend on values
+# ---------------------------------------------------------------------------------------
 
 
 #: Messages of `refuse`: {0} is the line of the step, {1} the operation.
@@ -117,13 +123,16 @@ class Unknown(float):
         return Unknown(self)
 
     __bool__ = __int__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __round__ = _decide
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _combine
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = (
+        _combine
+    )
     __neg__ = __abs__ = __pow__ = __rpow__ = _combine
     __hash__ = float.__hash__
 
 
 class UnknownArray(np.ndarray[Any, Any]):
-    """Numbers that were not computed: compiled code may match or sort them, but a step may not decide by them."""
+    """Numbers that were not computed: compiled code may match or sort them, but a step may not
+    decide by them."""
 
     __array_ufunc__ = __array_function__ = __bool__ = __float__ = __int__ = Unknown._decide
     __getitem__ = __iter__ = item = tolist = Unknown._decide
@@ -132,22 +141,27 @@ class UnknownArray(np.ndarray[Any, Any]):
 def is_small(tensor: Tensor) -> bool:
     """Whether a tensor is dense, and small enough to know its values."""
     whole = not (tensor.is_floating_point() or tensor.is_complex())
-    return tensor.layout is torch.strided and tensor.numel() <= (MOST_KNOWN if whole else MOST_DRAWN)
+    return tensor.layout is torch.strided and tensor.numel() <= (
+        MOST_KNOWN if whole else MOST_DRAWN
+    )
 
 
 def find_caller(name: str) -> bool:
-    """Whether code in a file with this ending is among the callers, up to the call of the autograd engine."""
+    """Whether code in a file with this ending is among the callers, up to the call of the autograd
+    engine."""
     frame: Any = sys._getframe(2)
     while frame is not None and not frame.f_code.co_filename.endswith((name, "autograd/graph.py")):
         frame = frame.f_back
     return frame is not None and bool(frame.f_code.co_filename.endswith(name))
 
 
-# -- state that a step would change ------------------------------------------------------------------------------------
+# -- state that a step would change
+# ------------------------------------------------------------------------------------
 
 
 def find_alive(*types: type) -> list[Any]:
-    """All living objects of these types, except lazy parameters and modules whose constructor still runs."""
+    """All living objects of these types, except lazy parameters and modules whose constructor still
+    runs."""
     objects = gc.get_objects()
     wanted = {kind for kind in set(map(type, objects)) if issubclass(kind, types)}
     alive = (o for o in objects if type(o) in wanted and not is_lazy(o))
@@ -171,18 +185,21 @@ def compute(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def _keep_settings() -> Iterator[None]:
-    """Restore random numbers and settings of PyTorch; number formats of products have settings under two names."""
+    """Restore random numbers and settings of PyTorch; number formats of products have settings
+    under two names."""
     own: Any = torch._C
     generators: list[tuple[Callable[[Any], Any], Any]] = [
-        (torch.set_rng_state, torch.get_rng_state()), (random.setstate, random.getstate()),
+        (torch.set_rng_state, torch.get_rng_state()),
+        (random.setstate, random.getstate()),
         (np.random.set_state, np.random.get_state()),
-    ]  # fmt: skip
+    ]
     settings: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
-        (torch.get_default_dtype, torch.set_default_dtype), (torch.get_default_device, torch.set_default_device),
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.get_default_device, torch.set_default_device),
         (torch.is_grad_enabled, torch.set_grad_enabled),
         (own._get_float32_matmul_precision, own._set_float32_matmul_precision),
         (own._get_cudnn_allow_tf32, own._set_cudnn_allow_tf32),
-    ]  # fmt: skip
+    ]
     read, write = own._get_fp32_precision_getter, own._set_fp32_precision_setter
     settings += [(partial(read, *place), partial(write, *place)) for place in _FORMATS]
     before = [_read(get) for get, _ in settings]
@@ -204,7 +221,8 @@ def _read(get: Callable[[], Any]) -> Any:
 
 @contextmanager
 def _keep_objects() -> Iterator[None]:
-    """Restore gradients, versions of tensors, and attributes and classes of modules and optimizers that are alive."""
+    """Restore gradients, versions of tensors, and attributes and classes of modules and optimizers
+    that are alive."""
     alive = find_alive(Tensor, nn.Module, Optimizer)
     tensors = [t for t in alive if isinstance(t, Tensor) and not t.is_inference()]
     leaves = [(t, t.grad if t.is_leaf and t.requires_grad else None, t._version) for t in tensors]
@@ -238,7 +256,11 @@ def _convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = 
     for held in holders:
         for key, old in held.items():
             with torch.no_grad():
-                new: Any = old if old is None else fn(torch.empty(0, dtype=old.dtype) if is_lazy(old) else old)
+                new: Any = (
+                    old
+                    if old is None
+                    else fn(torch.empty(0, dtype=old.dtype) if is_lazy(old) else old)
+                )
             if is_lazy(old):
                 make: Any = type(old)
                 new = make(old.requires_grad, dtype=new.dtype)
@@ -250,8 +272,11 @@ def _convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = 
     return module
 
 
-def _take_any_format(rule: Callable[..., Tensor], a: Tensor, b: Tensor, *more: Any, **named: Any) -> Tensor:
-    """Let grouped products take every number format: PyTorch's rule for fake tensors takes only bf16."""
+def _take_any_format(
+    rule: Callable[..., Tensor], a: Tensor, b: Tensor, *more: Any, **named: Any
+) -> Tensor:
+    """Let grouped products take every number format: PyTorch's rule for fake tensors takes only
+    bf16."""
     return rule(a.to(torch.bfloat16), b.to(torch.bfloat16), *more, **named).to(a.dtype)
 
 
@@ -264,7 +289,8 @@ def load_batches(loader: Any) -> Iterator[Any]:
         yield batch
 
 
-# -- the sandbox -------------------------------------------------------------------------------------------------------
+# -- the sandbox
+# -------------------------------------------------------------------------------------------------------
 
 
 def _list_patches(recorder: Any) -> list[Any]:
@@ -275,24 +301,54 @@ def _list_patches(recorder: Any) -> list[Any]:
         recorder.values.storages.resize(storage, nbytes)
         return change(storage, nbytes)
 
-    names = [*_foreach_utils._get_foreach_kernels_supported_devices(), *(["cpu"] if recorder.accelerator else [])]
-    lists = {"_foreach_supported_types": types, "_get_foreach_kernels_supported_devices": lambda: names}
+    names = [
+        *_foreach_utils._get_foreach_kernels_supported_devices(),
+        *(["cpu"] if recorder.accelerator else []),
+    ]
+    lists = {
+        "_foreach_supported_types": types,
+        "_get_foreach_kernels_supported_devices": lambda: names,
+    }
     patches: list[tuple[Any, dict[str, Any]]] = [
         (FakeTensor, {"data_ptr": lambda _: 0}),
         # weak references cannot be copied
-        (FakeTensorMode, {"__deepcopy__": lambda mode, _: mode, "may_turn_const": lambda _, made: is_small(made)}),
-        (_meta_registrations, {"_meta_grouped_mm_common": partial(_take_any_format, _meta_grouped_mm_common)}),
-        *((each, {"__new__": lambda *args, device=None, make=each.__new__, **kwargs: compute(make, *args, **kwargs)})
-          for each in _LAZY),  # real and empty, as a fake tensor cannot be of these classes
-        (nn.Module, {"_apply": _convert}), (torch.UntypedStorage, {"resize_": resize}),
+        (
+            FakeTensorMode,
+            {
+                "__deepcopy__": lambda mode, _: mode,
+                "may_turn_const": lambda _, made: is_small(made),
+            },
+        ),
+        (
+            _meta_registrations,
+            {"_meta_grouped_mm_common": partial(_take_any_format, _meta_grouped_mm_common)},
+        ),
+        *(
+            (
+                each,
+                {
+                    "__new__": lambda *args, device=None, make=each.__new__, **kwargs: compute(
+                        make, *args, **kwargs
+                    )
+                },
+            )
+            for each in _LAZY
+        ),  # real and empty, as a fake tensor cannot be of these classes
+        (nn.Module, {"_apply": _convert}),
+        (torch.UntypedStorage, {"resize_": resize}),
         (nn.init, {"_no_grad_trunc_normal_": lambda tensor, *_, **__: tensor}),
-        (_foreach_utils, lists), (optimizer, lists), (sys, {"excepthook": sys.excepthook}),
-    ]  # fmt: skip
+        (_foreach_utils, lists),
+        (optimizer, lists),
+        (sys, {"excepthook": sys.excepthook}),
+    ]
     if recorder.accelerator:
         patches += [(place, recorder.exchanges.list_streams()) for place in (torch.cpu, torch.cuda)]
         devices = "_get_capturable_supported_devices"
-        patches += [(each, {devices: lambda **_: ["cpu"]}) for each in [*sys.modules.values()]
-                    if devices in getattr(each, "__dict__", ())]  # fmt: skip
+        patches += [
+            (each, {devices: lambda **_: ["cpu"]})
+            for each in [*sys.modules.values()]
+            if devices in getattr(each, "__dict__", ())
+        ]
     private: Any = torch._C._distributed_c10d
     wait, agree, make = private.Work.wait, private.Reducer._rebuild_buckets, DeviceMesh.__init__
 
@@ -305,24 +361,35 @@ def _list_patches(recorder: Any) -> list[Any]:
             return agree(own)
 
     def mesh(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        known = [getattr(each, "constant", each) for each in (*args, *kwargs.values())]  # numbers of ranks
-        compute(make, self, "cpu", *known[: len(args)], **dict(zip(kwargs, known[len(args) :], strict=True)))
+        # numbers of ranks
+        known = [getattr(each, "constant", each) for each in (*args, *kwargs.values())]
+        compute(
+            make,
+            self,
+            "cpu",
+            *known[: len(args)],
+            **dict(zip(kwargs, known[len(args) :], strict=True)),
+        )
 
     asked = ("_verify_param_shape_across_processes", "_sync_module_states")  # of other ranks
     return [
-        *patches, (DeviceMesh, {"__init__": mesh}), (private.Work, {"wait": note}),
+        *patches,
+        (DeviceMesh, {"__init__": mesh}),
+        (private.Work, {"wait": note}),
         (private.Reducer, {"_rebuild_buckets": agreed}),
         (distributed, dict.fromkeys(asked, lambda *_, **__: None)),
-    ]  # fmt: skip
+    ]
 
 
 def _forget_meshes() -> None:
-    """Empty a cache of PyTorch whose keys are meshes: an equal mesh of a capture has other process groups."""
+    """Empty a cache of PyTorch whose keys are meshes: an equal mesh of a capture has other process
+    groups."""
     if "torch.distributed.tensor" in sys.modules:
         from torch.distributed.tensor import DTensor, debug
 
         known: Any = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
-        clear = getattr(debug, "_clear_sharding_prop_cache", None) or known.cache.cache_clear  # PyTorch 2.9
+        # PyTorch 2.9
+        clear = getattr(debug, "_clear_sharding_prop_cache", None) or known.cache.cache_clear
         clear()
 
 
@@ -334,12 +401,23 @@ def _fake_ranks(ranks: int, rank: int) -> Iterator[None]:
     own: Any = dist.distributed_c10d
     before = own._world
     world = own._world = SimpleNamespace(
-        default_pg=None, pg_map={}, pg_names={}, pg_group_ranks={}, pg_backend_config={}, tags_to_pg={}, pg_to_tag={},
-        pg_coalesce_state={}, comms=[], group_count=before.group_count + 10_000, pg_config_info=[],
-    )  # fmt: skip
+        default_pg=None,
+        pg_map={},
+        pg_names={},
+        pg_group_ranks={},
+        pg_backend_config={},
+        tags_to_pg={},
+        pg_to_tag={},
+        pg_coalesce_state={},
+        comms=[],
+        group_count=before.group_count + 10_000,
+        pg_config_info=[],
+    )
     _forget_meshes()
     try:
-        dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore(), group_name="perfkit")
+        dist.init_process_group(
+            "fake", rank=rank, world_size=ranks, store=FakeStore(), group_name="perfkit"
+        )
         yield
     finally:
         gc.collect()  # DistributedDataParallel holds its process group in a cycle of references
@@ -357,8 +435,8 @@ def open_sandbox(recorder: Any, ranks: int, rank: int) -> Iterator[None]:
     Parameters
     ----------
     recorder : Recorder
-        It says whether the step is for a GPU, provides streams, and is told about waits and sizes of storages. It is
-        `agreeing` while DistributedDataParallel sends and reads whole numbers.
+        It says whether the step is for a GPU, provides streams, and is told about waits and sizes
+        of storages. It is `agreeing` while DistributedDataParallel sends and reads whole numbers.
     ranks, rank : int
         Number of ranks, and this rank [-].
 

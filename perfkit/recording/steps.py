@@ -1,4 +1,5 @@
-"""Capture of any PyTorch training step: it runs without computing, and a recorder follows its calls."""
+"""Capture of any PyTorch training step: it runs without computing, and a recorder follows its
+calls."""
 
 import re
 import warnings
@@ -24,12 +25,23 @@ from perfkit.recording import sandbox
 from perfkit.recording.modules import DTYPES, OPTIMIZERS
 from perfkit.recording.precision import pretend_gpu
 from perfkit.recording.recorder import Recorder
-from perfkit.recording.sandbox import OFFLOADED, Unknown, find_alive, find_caller, load_batches, open_sandbox, refuse
+from perfkit.recording.sandbox import (
+    OFFLOADED,
+    Unknown,
+    find_alive,
+    find_caller,
+    load_batches,
+    open_sandbox,
+    refuse,
+)
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.vocabulary import walk_tensors
 
 #: Methods that ask for the values of a tensor.
-_VALUES = {getattr(Tensor, name) for name in "item tolist numpy __array__ __float__ __int__ __bool__".split()}
+_VALUES = {
+    getattr(Tensor, name)
+    for name in ["item", "tolist", "numpy", "__array__", "__float__", "__int__", "__bool__"]
+}
 #: Assumption for data loaders.
 READY = "batches of a data loader count as ready when asked for; pass loading=pk.time_loader(loader) to predict"
 #: Assumption for tensors that are pinned.
@@ -41,12 +53,18 @@ COMPILED = "forward and backward pass are taken to be compiled as a whole; kerne
 
 
 def _at_home(device: Any) -> Any:
-    """The device that stores a fake tensor: the CPU, as autograd knows only devices of this build of PyTorch."""
-    return "cpu" if isinstance(device, str | torch.device) and torch.device(device).type != "meta" else device
+    """The device that stores a fake tensor: the CPU, as autograd knows only devices of this build
+    of PyTorch."""
+    return (
+        "cpu"
+        if isinstance(device, str | torch.device) and torch.device(device).type != "meta"
+        else device
+    )
 
 
 class _Calls(TorchFunctionMode):
-    """Sees the calls of PyTorch as they are written: devices they name, values they ask for, calls without a kernel."""
+    """Sees the calls of PyTorch as they are written: devices they name, values they ask for, calls
+    without a kernel."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -76,22 +94,27 @@ class _Calls(TorchFunctionMode):
         return out
 
     def _move(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Record a copy between host and device that the host would wait for; the fake tensor itself does not move."""
+        """Record a copy between host and device that the host would wait for; the fake tensor
+        itself does not move."""
         if func is Tensor.cpu and self.recorder.accelerator and find_caller("_fsdp_param.py"):
             refuse(OFFLOADED)
         given = [a for a in (*args[1:], *kwargs.values()) if isinstance(a, str | torch.device)]
-        # A device object of the CPU is what a fake tensor says of itself, so it names no target; the text "cpu" does.
+        # A device object of the CPU is what a fake tensor says of itself, so it names no target;
+        # the text "cpu" does.
         named = [torch.device(a).type for a in given if a != torch.device("cpu")]
         away = func is Tensor.cuda or any(name != "cpu" for name in named)
         if away != isinstance(args[0], FakeTensor) and (away or named or func is Tensor.cpu):
             self.recorder.transfer("to_device" if away else "to_host", args[0])
 
     def _spread(self, classes: Tensor, num_classes: int = -1) -> Tensor:
-        """Rows with a one at these classes, by the operations of real tensors; fake ones would compare."""
+        """Rows with a one at these classes, by the operations of real tensors; fake ones would
+        compare."""
         if not self.recorder.accelerator:
             classes.aminmax()
         count = int(classes.max()) + 1 if num_classes < 0 else num_classes
-        return torch.zeros((*classes.shape, count), dtype=torch.long).scatter_(-1, classes.unsqueeze(-1), 1)
+        return torch.zeros((*classes.shape, count), dtype=torch.long).scatter_(
+            -1, classes.unsqueeze(-1), 1
+        )
 
     def _ask(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The known values of a tensor, or else a number on which no decision may depend."""
@@ -104,7 +127,10 @@ class _Calls(TorchFunctionMode):
         if find_caller("grad_scaler.py"):
             self.recorder.transfer("to_host", args[0])
             return 0.0  # nothing overflowed, as in most iterations
-        if func not in (Tensor.item, Tensor.numpy, Tensor.__array__) or not args[0].is_floating_point():
+        if (
+            func not in (Tensor.item, Tensor.numpy, Tensor.__array__)
+            or not args[0].is_floating_point()
+        ):
             raise DataDependentOutputException(func)
         if func is Tensor.item:
             self.recorder.transfer("to_host", args[0])
@@ -114,17 +140,24 @@ class _Calls(TorchFunctionMode):
 
 
 def _find_model(given: Any) -> Any:
-    """A model, or a function that builds it, also from a configuration of transformers or its file or folder."""
+    """A model, or a function that builds it, also from a configuration of transformers or its file
+    or folder."""
     if callable(given):
         return given
     if not (isinstance(given, str | Path) or hasattr(given, "architectures")):
-        raise ValueError(f"make_step is {show(given)}; it must be a model, what builds it, or a configuration")
+        raise ValueError(
+            f"make_step is {show(given)}; it must be a model, what builds it, or a configuration"
+        )
     if isinstance(given, str | Path) and not Path(given).exists():
-        raise ValueError(f"make_step is {show(given)}, no file or folder; nothing is downloaded; give a config.json")
+        raise ValueError(
+            f"make_step is {show(given)}, no file or folder; nothing is downloaded; give a config.json"
+        )
     try:
         package: Any = import_module("transformers")
     except ImportError as error:
-        raise ValueError("a configuration needs transformers; install it: pip install 'perfkit[models]'") from error
+        raise ValueError(
+            "a configuration needs transformers; install it: pip install 'perfkit[models]'"
+        ) from error
     config = package.AutoConfig.from_pretrained(given) if isinstance(given, str | Path) else given
     kinds = [package.AutoModelForPreTraining, package.AutoModelForCausalLM, package.AutoModel]
     kind = next((kind for kind in kinds if type(config) in kind._model_mapping), kinds[-1])
@@ -163,37 +196,49 @@ def _train(
 
 
 def capture(
-    make_step: Any, inputs: Any = None, *, optimizer: str = "adamw", loss: Callable[[Any], Tensor] | None = None,
-    amp: str | None = None, ranks: int = 1, rank: int = 0, name: str = "", family: str = "", device: str = "cpu",
-) -> Graph:  # fmt: skip
-    """Record the operations of a training step, in order, without computing. Captures in threads take turns.
+    make_step: Any,
+    inputs: Any = None,
+    *,
+    optimizer: str = "adamw",
+    loss: Callable[[Any], Tensor] | None = None,
+    amp: str | None = None,
+    ranks: int = 1,
+    rank: int = 0,
+    name: str = "",
+    family: str = "",
+    device: str = "cpu",
+) -> Graph:
+    """Record the operations of a training step, in order, without computing. Captures in threads
+    take turns.
 
     Parameters
     ----------
     make_step : callable, torch.nn.Module, configuration, str or Path
-        A function that builds model and optimizer and returns the step, a callable without arguments. Tensors take no
-        memory, so the model may be larger than any machine. A step over an existing module works too; the module is
-        not changed. With `inputs`, give the model or a function that builds it: the step is then forward, backward and
-        optimizer. If transformers is installed, one of its configurations, or the config.json or folder of one, is a
-        model too: the first of its ``architectures``, else the first that exists of AutoModelForPreTraining,
-        AutoModelForCausalLM and AutoModel.
+        A function that builds model and optimizer and returns the step, a callable without
+        arguments. Tensors take no memory, so the model may be larger than any machine. A step over
+        an existing module works too; the module is not changed. With `inputs`, give the model or a
+        function that builds it: the step is then forward, backward and optimizer. If transformers
+        is installed, one of its configurations, or the config.json or folder of one, is a model
+        too: the first of its ``architectures``, else the first that exists of
+        AutoModelForPreTraining, AutoModelForCausalLM and AutoModel.
     inputs : tensor, sequence or mapping, optional
         Arguments of the model.
     optimizer : str
         With `inputs`: ``adamw``, ``sgd`` or ``adagrad``.
     loss : callable, optional
-        With `inputs`: computes the loss from the result of the model. By default it is the attribute ``loss`` of the
-        result, or else the mean of its numbers.
+        With `inputs`: computes the loss from the result of the model. By default it is the
+        attribute ``loss`` of the result, or else the mean of its numbers.
     amp : str, optional
         With `inputs`: precision of autocast, ``bf16``, or ``fp16`` with scaled gradients.
     ranks, rank : int
-        Number of ranks, and the rank that is captured [-]. With `inputs`, which are those of one rank,
-        DistributedDataParallel averages the gradients.
+        Number of ranks, and the rank that is captured [-]. With `inputs`, which are those of one
+        rank, DistributedDataParallel averages the gradients.
     name, family : str
         Name of the step, and its workload family on platforms that were calibrated by family.
     device : str
-        ``cpu`` or ``cuda``. For ``cuda``, which needs no GPU, optimizers work on lists of tensors, every region of
-        autocast follows CUDA's lists, products may be in TF32, and attention has the kernels of an A100.
+        ``cpu`` or ``cuda``. For ``cuda``, which needs no GPU, optimizers work on lists of tensors,
+        every region of autocast follows CUDA's lists, products may be in TF32, and attention has
+        the kernels of an A100.
 
     Returns
     -------
@@ -203,20 +248,22 @@ def capture(
     Raises
     ------
     ValueError
-        For a step that depends on computed values (the message names the line), for anything that is no step, and for
-        attention for which the step allows no kernel.
+        For a step that depends on computed values (the message names the line), for anything that
+        is no step, and for attention for which the step allows no kernel.
 
     Warns
     -----
     UserWarning
-        If several ranks have no collective, if rows are chosen by computed scores, and for every other assumption.
+        If several ranks have no collective, if rows are chosen by computed scores, and for every
+        other assumption.
 
     Notes
     -----
-    Some values are known when the step asks for them: small tensors that are passed, filled or drawn, real whole
-    numbers, and everything that follows from these alone. If the step asks how many rows were chosen by computed
-    scores, as in a mixture of experts, every alternative counts as chosen equally often. Computed numbers count as
-    finite if the step asks. An array of computed numbers that other packages match or sort holds zeros.
+    Some values are known when the step asks for them: small tensors that are passed, filled or
+    drawn, real whole numbers, and everything that follows from these alone. If the step asks how
+    many rows were chosen by computed scores, as in a mixture of experts, every alternative counts
+    as chosen equally often. Computed numbers count as finite if the step asks. An array of computed
+    numbers that other packages match or sort holds zeros.
 
     Examples
     --------
@@ -234,19 +281,37 @@ def capture(
         check_choice("optimizer", optimizer, OPTIMIZERS)
         make_step = _find_model(make_step)
         name = name or getattr(make_step, "__name__", type(make_step).__name__)
-        make_step = partial(_train, make_step, inputs, OPTIMIZERS[optimizer], loss, amp, ranks, device)
-    elif isinstance(make_step, nn.Module) or (isinstance(make_step, type) and issubclass(make_step, nn.Module)):
-        advice = "give its inputs too, as in capture(model, inputs), or a function that returns a step"
-        raise ValueError(f"make_step is a {getattr(make_step, '__name__', type(make_step).__name__)}; {advice}")
+        make_step = partial(
+            _train, make_step, inputs, OPTIMIZERS[optimizer], loss, amp, ranks, device
+        )
+    elif isinstance(make_step, nn.Module) or (
+        isinstance(make_step, type) and issubclass(make_step, nn.Module)
+    ):
+        advice = (
+            "give its inputs too, as in capture(model, inputs), or a function that returns a step"
+        )
+        raise ValueError(
+            f"make_step is a {getattr(make_step, '__name__', type(make_step).__name__)}; {advice}"
+        )
     elif amp is not None:
-        raise ValueError(f"amp is {amp!r}, and inputs are not given; write torch.autocast({device!r}) into the step")
+        raise ValueError(
+            f"amp is {amp!r}, and inputs are not given; write torch.autocast({device!r}) into the step"
+        )
     check_choice("device", device, ("cpu", "cuda"))
     ranks = int(check_positive("ranks", ranks, integer=True))
     recorder = Recorder(accelerator=device != "cpu")
-    with open_sandbox(recorder, ranks, rank), _follow(recorder), recorder.values.fake, recorder, _Calls(recorder):
+    with (
+        open_sandbox(recorder, ranks, rank),
+        _follow(recorder),
+        recorder.values.fake,
+        recorder,
+        _Calls(recorder),
+    ):
         step = make_step()
         if not callable(step):
-            raise ValueError(f"make_step returned {step!r}; it must return the step, a callable without arguments")
+            raise ValueError(
+                f"make_step returned {step!r}; it must return the step, a callable without arguments"
+            )
         step()
         recorder.phase, recorder.on = "forward", True
         recorder.values.storages.begin()
@@ -259,7 +324,9 @@ def capture(
         warnings.warn(note, stacklevel=2)
     if ranks > 1 and not len(graph.collectives):
         text = f"the step has no collective between its {ranks} ranks; for data-parallel training wrap the model in "
-        warnings.warn(f"{text}torch.nn.parallel.DistributedDataParallel inside make_step", stacklevel=2)
+        warnings.warn(
+            f"{text}torch.nn.parallel.DistributedDataParallel inside make_step", stacklevel=2
+        )
     return graph
 
 
@@ -273,11 +340,16 @@ def _follow(recorder: Recorder) -> Iterator[None]:
     def size(lazy: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
         """Replace a lazy tensor by a fake one, as it cannot become one itself."""
         made = torch.empty(shape, dtype=dtype or lazy.dtype)
-        sized[id(lazy)] = lazy, nn.Parameter(made, lazy.requires_grad) if isinstance(lazy, nn.Parameter) else made
+        sized[id(lazy)] = (
+            lazy,
+            nn.Parameter(made, lazy.requires_grad) if isinstance(lazy, nn.Parameter) else made,
+        )
         for module in entered[-1].modules():
             holders: list[dict[str, Any]] = [module._parameters, module._buffers]
             for held in holders:
-                held.update({key: sized[id(lazy)][1] for key, tensor in held.items() if tensor is lazy})
+                held.update(
+                    {key: sized[id(lazy)][1] for key, tensor in held.items() if tensor is lazy}
+                )
 
     def enter(module: nn.Module, *_: Any) -> None:
         if id(module) not in paths:
@@ -285,7 +357,9 @@ def _follow(recorder: Recorder) -> Iterator[None]:
             inner = {id(child) for each in alive for child in each.children()}
             for root in (each for each in alive if id(each) not in inner):
                 for name, each in root.named_modules():
-                    paths[id(each)] = re.sub(r"(^|\.)_orig_mod\b", "", name.removeprefix("module.")).lstrip(".")
+                    paths[id(each)] = re.sub(
+                        r"(^|\.)_orig_mod\b", "", name.removeprefix("module.")
+                    ).lstrip(".")
         recorder.modules.append(paths.setdefault(id(module), ""))
         recorder.mark()
         entered.append(module)
@@ -320,6 +394,8 @@ def _follow(recorder: Recorder) -> Iterator[None]:
         if recorder.accelerator:
             hooks.enter_context(pretend_gpu(recorder.values.notes.setdefault))
         hooks.callback(nn.modules.module.register_module_forward_pre_hook(enter).remove)
-        hooks.callback(nn.modules.module.register_module_forward_hook(leave, always_call=True).remove)
+        hooks.callback(
+            nn.modules.module.register_module_forward_hook(leave, always_call=True).remove
+        )
         hooks.callback(register_optimizer_step_pre_hook(update).remove)
         yield

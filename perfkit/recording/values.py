@@ -1,8 +1,8 @@
 """Results of operations that are not computed, and the values that are known nevertheless.
 
-Small tensors that are filled, counted or drawn keep their values unless they are trained, and so do results that depend
-only on them: masks, indices, lengths, random numbers that decide whether a layer runs. So a step that asks for such a
-value gets an answer.
+Small tensors that are filled, counted or drawn keep their values unless they are trained, and so do
+results that depend only on them: masks, indices, lengths, random numbers that decide whether a
+layer runs. So a step that asks for such a value gets an answer.
 """
 
 import weakref
@@ -19,7 +19,22 @@ from perfkit.recording.sandbox import MOST_DRAWN, MOST_KNOWN, compute, is_small
 from perfkit.workloads.vocabulary import walk_tensors
 
 #: Operations whose results still depend on a choice among alternatives, such as experts.
-_FOLLOWING = frozenset("eq gt ge scatter scatter_ index select clone _to_copy sum any amax".split())
+_FOLLOWING = frozenset(
+    [
+        "eq",
+        "gt",
+        "ge",
+        "scatter",
+        "scatter_",
+        "index",
+        "select",
+        "clone",
+        "_to_copy",
+        "sum",
+        "any",
+        "amax",
+    ]
+)
 #: Data types of masks; the number of entries that a mask picks is not known.
 _MASKS = (torch.bool, torch.uint8)
 #: Assumption for a step that asks whether numbers are finite.
@@ -44,7 +59,11 @@ class Storages:
         """Number of a storage; storages from outside the step are kept alive, others not."""
         if (key := storage._cdata) not in self._known:
             own = weakref.proxy(self)  # a later storage may have the same address
-            kept = storage if outside else weakref.ref(storage, lambda _: own._change(own._known.pop(key)[0], 0))
+            kept = (
+                storage
+                if outside
+                else weakref.ref(storage, lambda _: own._change(own._known.pop(key)[0], 0))
+            )
             self._known[key] = len(self._held), kept
             self._held.append(0.0)
             self._change(self._known[key][0], storage.nbytes())
@@ -64,15 +83,18 @@ class Values:
     """Finds the results of the operations of a step."""
 
     def __init__(self) -> None:
-        self.fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)  # tensors without values
+        # tensors without values
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self.laws: dict[int, Any] = {}  # distribution of lookups, by the rows of the table
         self.notes: dict[str, None] = {}  # assumptions, in the order they were made
         self.storages = Storages()
-        self._copies: dict[int, tuple[Any, Any]] = {}  # real storages and their copies, which operations may change
+        # real storages and their copies, which operations may change
+        self._copies: dict[int, tuple[Any, Any]] = {}
         self._generators: dict[int, tuple[Any, Any]] = {}  # random generators and their copies
         self._sizes: dict[Any, tuple[Any, Any, Any]] = {}  # shape, strides and data type of results
         self._attributes: dict[torch.device, dict[str, Any]] = {}  # of fake tensors
-        self._shares: dict[int, float] = {}  # share of entries that are true, or of one value, by storage
+        # share of entries that are true, or of one value, by storage
+        self._shares: dict[int, float] = {}
 
     def number(self, tensor: Tensor) -> int:
         """Number of a tensor's storage."""
@@ -82,7 +104,8 @@ class Values:
         return self.storages.number(tensor.untyped_storage(), outside)
 
     def pretend(self, tree: Any) -> Any:
-        """Replace real tensors in a tree of arguments by fake ones, so that nothing is computed on them.
+        """Replace real tensors in a tree of arguments by fake ones, so that nothing is computed on
+        them.
 
         Known values stay known: the fake tensor keeps a copy of them.
         """
@@ -93,13 +116,17 @@ class Values:
         if not _is_known(tree):
             return self.fake.from_tensor(tree)
         storage = tree.untyped_storage()
-        if storage._cdata not in self._copies:  # an operation may change the copy, but not the original
+        # an operation may change the copy, but not the original
+        if storage._cdata not in self._copies:
             self._copies[storage._cdata] = storage, compute(storage.clone)
         place = self._copies[storage._cdata][1], tree.storage_offset(), tree.shape, tree.stride()
         return _keep(self.fake, compute(lambda: torch.empty(0, dtype=tree.dtype).set_(*place)))
 
-    def work_out(self, func: Any, schema: Any, args: Any, kwargs: Any, given: Sequence[Tensor]) -> Any:
-        """The result of an operation: by PyTorch's rule for fake tensors, except where that rule does not suffice."""
+    def work_out(
+        self, func: Any, schema: Any, args: Any, kwargs: Any, given: Sequence[Tensor]
+    ) -> Any:
+        """The result of an operation: by PyTorch's rule for fake tensors, except where that rule
+        does not suffice."""
         name, known = schema.name, all(map(_is_known, given))
         if not known:
             written = [schema.complete(args, kwargs)[i] for i in schema.written]
@@ -120,56 +147,89 @@ class Values:
             self.notes[BALANCED] = None
         if name == "_ctc_loss" and (lengths := self.pretend(args[3]).constant) is not None:
             states = compute(lambda: 2 * int(lengths.max()) + 1)
-            return args[0].new_empty(args[0].shape[1]), args[0].new_empty((args[0].shape[1], args[0].shape[0], states))
+            return args[0].new_empty(args[0].shape[1]), args[0].new_empty(
+                (args[0].shape[1], args[0].shape[0], states)
+            )
         if name == "_ctc_loss_backward":
             return torch.empty_like(args[1])
         if name.startswith("index") and len(args) > 1 and isinstance(args[1], list):
-            args = (args[0], [place for index in args[1] for place in self._split(index)], *args[2:])
+            args = (
+                args[0],
+                [place for index in args[1] for place in self._split(index)],
+                *args[2:],
+            )
         if (own := kwargs.get("generator")) is not None:  # the generator of the user is not changed
-            kwargs = {**kwargs, "generator": self._generators.setdefault(id(own), (own, own.clone_state()))[1]}
+            kwargs = {
+                **kwargs,
+                "generator": self._generators.setdefault(id(own), (own, own.clone_state()))[1],
+            }
         out = self._look_up(func, schema, args, kwargs, given)
-        if name == "native_group_norm_backward" and out[0] is not None:  # PyTorch's rule returns fp32
+        # PyTorch's rule returns fp32
+        if name == "native_group_norm_backward" and out[0] is not None:
             out = (out[0].to(args[1].dtype), *out[1:])
-        finite = args[1] is args[0] if name == "eq" else name == "ne" and args[1:] == (inf,)  # as `isfinite` asks
+        # as `isfinite` asks
+        finite = args[1] is args[0] if name == "eq" else name == "ne" and args[1:] == (inf,)
         if not known and (finite or name in ("isinf", "isnan", "isposinf", "isneginf")):
             self.notes[FINITE] = None
-            size = out.shape if out.numel() <= MOST_KNOWN else ()  # a large one is one number that is repeated
+            # a large one is one number that is repeated
+            size = out.shape if out.numel() <= MOST_KNOWN else ()
             out.constant = compute(lambda: torch.full(size, finite).expand(out.shape))
             self.fake.fake_tensor_converter.add_constant_storage_mapping(out)
         if name in ("topk", "argmax") or (name in _FOLLOWING and not known):
             self._follow(name, schema.complete(args, kwargs), given, out)
-        if given or name.startswith("empty") or not isinstance(out, FakeTensor) or out.numel() > MOST_DRAWN:
+        if (
+            given
+            or name.startswith("empty")
+            or not isinstance(out, FakeTensor)
+            or out.numel() > MOST_DRAWN
+        ):
             return out
         real = compute(func, *args, **kwargs)
         return _keep(self.fake, real) if real.device.type == "cpu" else out
 
-    def _look_up(self, func: Any, schema: Any, args: Any, kwargs: Any, given: Sequence[Tensor]) -> Any:
+    def _look_up(
+        self, func: Any, schema: Any, args: Any, kwargs: Any, given: Sequence[Tensor]
+    ) -> Any:
         """Result by PyTorch's rule; views, and sizes that were met before, take a fast path."""
-        plain = given and all(type(t) is FakeTensor and t.constant is None and t.layout is torch.strided for t in given)
+        plain = given and all(
+            type(t) is FakeTensor and t.constant is None and t.layout is torch.strided
+            for t in given
+        )
         key, device = None, getattr(given[0], "fake_device", None) if plain else None
         if plain and schema.aliasing:
             with in_kernel_invocation_manager(self.fake):
                 out = func(*args, **kwargs)
             views = [self._wrap(view, device) for view in walk_tensors(out)]
             return views[0] if isinstance(out, Tensor) else views
-        if plain and schema.sized and not (schema.name == "index" and any(t.dtype in _MASKS for t in given[1:])):
+        if (
+            plain
+            and schema.sized
+            and not (schema.name == "index" and any(t.dtype in _MASKS for t in given[1:]))
+        ):
             key = func, torch.get_default_dtype(), _describe(args), _describe(tuple(kwargs.items()))
             if key in self._sizes:
                 shape, strides, dtype = self._sizes[key]
                 return self._make(shape, strides, dtype, device)
-        out = func(*self.pretend(args), **{name: self.pretend(value) for name, value in kwargs.items()})
+        out = func(
+            *self.pretend(args), **{name: self.pretend(value) for name, value in kwargs.items()}
+        )
         storages = [t.untyped_storage()._cdata for t in given] if plain else []
         if key and out.layout is torch.strided and out.untyped_storage()._cdata not in storages:
             self._sizes[key] = out.shape, out.stride(), out.dtype
         return out
 
-    def _make(self, shape: Sequence[int], strides: Sequence[int], dtype: Any, device: Any) -> Tensor:
+    def _make(
+        self, shape: Sequence[int], strides: Sequence[int], dtype: Any, device: Any
+    ) -> Tensor:
         """A fake tensor with a storage of its own."""
         with torch._C._DisableTorchDispatch():
-            return self._wrap(torch.empty_strided(shape, strides, dtype=dtype, device="meta"), device)
+            return self._wrap(
+                torch.empty_strided(shape, strides, dtype=dtype, device="meta"), device
+            )
 
     def _wrap(self, bare: Tensor, device: Any) -> Tensor:
-        """A fake tensor, made without its slow constructor: all tensors of a device have the same attributes."""
+        """A fake tensor, made without its slow constructor: all tensors of a device have the same
+        attributes."""
         if device not in self._attributes:
             self._attributes[device] = vars(FakeTensor(self.fake, bare, device))
         keys: Any = {"dispatch_device": True, "device_for_backend_keys": device}
@@ -184,7 +244,8 @@ class Values:
             if isinstance(tensor, FakeTensor) and tensor.constant is not None:
                 self.fake.fake_tensor_converter.invalidate_constant_aliases(tensor.constant)
 
-    # -- choices that depend on computed values: every alternative counts as chosen equally often ---------------------
+    # -- choices that depend on computed values: every alternative counts as chosen equally often
+    # ---------------------
 
     def _find_shares(self, tensors: Sequence[Tensor]) -> list[float]:
         """Known shares of true entries of these tensors."""
@@ -203,16 +264,21 @@ class Values:
             self._shares[self.number([*walk_tensors(out)][-1])] = min(shares)
 
     def _choose(self, mask: Tensor) -> Tensor:
-        """Places where a mask is true: of a share below 1 only their number is known, a share of 1 means all places."""
+        """Places where a mask is true: of a share below 1 only their number is known, a share of 1
+        means all places."""
         (share,) = self._find_shares([mask])
         self.notes[BALANCED] = None
         if share < 1:
-            return self._make((round(share * mask.numel()), mask.dim()), (mask.dim(), 1), torch.long, mask.device)
+            return self._make(
+                (round(share * mask.numel()), mask.dim()), (mask.dim(), 1), torch.long, mask.device
+            )
         return _keep(self.fake, compute(lambda: torch.ones(mask.shape).nonzero()))
 
     def _split(self, index: Any) -> Sequence[Any]:
         """Indices of the places where a mask is true; other indices as they are."""
-        chosen = isinstance(index, Tensor) and index.dtype is torch.bool and self._find_shares([index])
+        chosen = (
+            isinstance(index, Tensor) and index.dtype is torch.bool and self._find_shares([index])
+        )
         return self._choose(index).unbind(1) if chosen else [index]
 
 
@@ -234,16 +300,24 @@ def _describe(tree: Any) -> Any:
 
 
 def _is_known(tensor: Tensor) -> bool:
-    """Whether the values of a tensor are known. Those of weights are not: they change with every iteration."""
+    """Whether the values of a tensor are known. Those of weights are not: they change with every
+    iteration."""
     if tensor.requires_grad:
         return False
     if isinstance(tensor, FakeTensor):
         return tensor.constant is not None
     # all of its storage is copied, so it must not be a piece of a large one
-    return is_small(tensor) and not isinstance(tensor, nn.Parameter) and tensor.untyped_storage().nbytes() <= 1 << 27
+    return (
+        is_small(tensor)
+        and not isinstance(tensor, nn.Parameter)
+        and tensor.untyped_storage().nbytes() <= 1 << 27
+    )
 
 
 def _make_rows(like: Tensor, count: int, shape: tuple[int, ...]) -> Tensor:
-    """A sparse gradient with `count` rows; PyTorch's rule for fake tensors does not know how many there are."""
+    """A sparse gradient with `count` rows; PyTorch's rule for fake tensors does not know how many
+    there are."""
     where = torch.empty((1, count), dtype=torch.long)
-    return torch.sparse_coo_tensor(where, like.new_empty((count, *shape[1:])), shape, check_invariants=False)
+    return torch.sparse_coo_tensor(
+        where, like.new_empty((count, *shape[1:])), shape, check_invariants=False
+    )

@@ -1,4 +1,5 @@
-"""One HTML file for any results: their words, tables and charts, and the platforms behind them; it needs no network."""
+"""One HTML file for any results: their words, tables and charts, and the platforms behind them; it
+needs no network."""
 
 import base64
 import hashlib
@@ -28,7 +29,8 @@ _PAGES = jinja2.Environment(loader=_LOADER, autoescape=True, trim_blocks=True, l
 
 @cache
 def _bundle() -> dict[str, str]:
-    """The script that draws charts, with all its code, and the policy that forbids a browser to run anything else."""
+    """The script that draws charts, with all its code, and the policy that forbids a browser to run
+    anything else."""
     script = vl_convert.javascript_bundle(_LOADER.get_source(_PAGES, "charts.js")[0])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
@@ -36,15 +38,22 @@ def _bundle() -> dict[str, str]:
 
 
 def _draw(number: int, chart: Any, summary: str) -> dict[str, str]:
-    """A chart for the script and as a picture, in the colours of the page; its ids become unique in the page."""
+    """A chart for the script and as a picture, in the colours of the page; its ids become unique in
+    the page."""
     spec = chart.to_dict()
     spec["description"] += f". {summary}"
     spec["config"]["background"] = "transparent"
     text = json.dumps(spec).replace(f'"{INK}"', '"currentColor"')
     picture = vl_convert.vegalite_to_svg(text)
     for place, name in enumerate(re.findall(r' id="([^"]+)"', picture)):
-        picture = re.sub(rf'( id="|="url\(#|href="#){name}(?=[")])', rf"\1figure{number}-{place}", picture)
-    return {"about": spec["description"], "picture": Markup(picture), "spec": Markup(text.replace("<", "\\u003c"))}
+        picture = re.sub(
+            rf'( id="|="url\(#|href="#){name}(?=[")])', rf"\1figure{number}-{place}", picture
+        )
+    return {
+        "about": spec["description"],
+        "picture": Markup(picture),
+        "spec": Markup(text.replace("<", "\\u003c")),
+    }
 
 
 def _list_results(given: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
@@ -56,31 +65,46 @@ def _list_results(given: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
             if hasattr(part, "sections"):
                 results += [part] * (part not in results)
             elif isinstance(part, alt.TopLevelMixin):
-                parts.append({"heading": heading, **_draw(number := number + 1, part, repr(result))})
+                parts.append(
+                    {"heading": heading, **_draw(number := number + 1, part, repr(result))}
+                )
             elif len(rows := write_cells(part)) > 1:
-                columns = ["".join({cell[:1] for cell in column}) for column in zip(*rows[1:], strict=True)]
+                columns = [
+                    "".join({cell[:1] for cell in column}) for column in zip(*rows[1:], strict=True)
+                ]
                 right = [bool(re.fullmatch("[-+–✗✓0-9]+", firsts)) for firsts in columns]
                 parts.append({"heading": heading, "rows": rows, "right": right})
         about = [getattr(result, name, {}) for name in ("provenance", "machine")]
-        disturbed = [f"{each['disturbances']} (disturbed measurements)" for each in about if "disturbances" in each]
+        disturbed = [
+            f"{each['disturbances']} (disturbed measurements)"
+            for each in about
+            if "disturbances" in each
+        ]
         yield {
             "heading": (type(result).__doc__ or "").partition("\n")[0].rstrip("."),
             "summary": re.sub(r"^\w+\((.*)\)$", r"\1", repr(result)),
-            "warnings": [*getattr(result, "warnings", ()), *disturbed], "parts": parts, "asked": place < len(given),
+            "warnings": [*getattr(result, "warnings", ()), *disturbed],
+            "parts": parts,
+            "asked": place < len(given),
             "words": result.explain() if hasattr(result, "explain") else "",
-        }  # fmt: skip
+        }
 
 
 def report(
-    *results: Any, path: str | Path, title: str | None = None, author: str | None = None, notes: str | None = None
+    *results: Any,
+    path: str | Path,
+    title: str | None = None,
+    author: str | None = None,
+    notes: str | None = None,
 ) -> Path:
-    """Write results as one HTML file for screen (light or dark) and print, which opens without a network.
+    """Write results as one HTML file for screen (light or dark) and print, which opens without a
+    network.
 
     Parameters
     ----------
     *results : result
-        What `predict`, `compare`, `shard`, `sweep`, `check`, `read_trace` and `calibrate` return, in reading order. The
-        platforms behind them follow.
+        What `predict`, `compare`, `shard`, `sweep`, `check`, `read_trace` and `calibrate` return,
+        in reading order. The platforms behind them follow.
     path : str or Path
         File to write; an older one is replaced only when the new one is complete.
     title : str, optional
@@ -110,9 +134,17 @@ def report(
     """
     for number, result in enumerate(results or [None]):
         if isinstance(result, type) or not hasattr(result, "sections"):
-            takes = "pass what predict, compare, shard, sweep, check, read_trace or calibrate returned"
+            takes = (
+                "pass what predict, compare, shard, sweep, check, read_trace or calibrate returned"
+            )
             raise ValueError(f"results[{number}] is {show(result)}; {takes}")
     target, found = check_target("path", path), list(_list_results(results))
-    about = (author, date.today().isoformat(), f"perfkit {__version__}, Python {machine.python_version()}")
+    about = (
+        author,
+        date.today().isoformat(),
+        f"perfkit {__version__}, Python {machine.python_version()}",
+    )
     words = {"title": title or "Performance report", "about": about, "notes": notes}
-    return write_text(target, _PAGES.get_template("page.html").render(words, results=found, **_bundle()))
+    return write_text(
+        target, _PAGES.get_template("page.html").render(words, results=found, **_bundle())
+    )

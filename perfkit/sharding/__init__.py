@@ -1,1 +1,2 @@
-"""What a placement of embedding tables costs, needs and at best could cost; the search for a good one."""
+"""What a placement of embedding tables costs, needs and at best could cost; the search for a good
+one."""

@@ -1,4 +1,5 @@
-"""What one shard of a table costs in every kind of placement: seconds by phase, bytes of messages and of memory."""
+"""What one shard of a table costs in every kind of placement: seconds by phase, bytes of messages
+and of memory."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,41 +23,53 @@ from perfkit.workloads.tape import ITEMSIZE, Tape
 SECONDS = ("lookup", "pack", "update", "backward", "host")
 #: Memory of a shard [B].
 MEMORY = ("weights", "state", "inputs", "outputs", "gradients")
-#: All costs of a shard: seconds, bytes in messages of its rank, memory, and bytes that all ranks reduce together
-#: (partial sums of rows, and gradients of copied tables).
+#: All costs of a shard: seconds, bytes in messages of its rank, memory, and bytes that all ranks
+#: reduce together (partial sums of rows, and gradients of copied tables).
 COLUMNS = (*SECONDS, "pooled", "partial", "indices", *MEMORY, "summed", "averaged")
 #: Index of each cost in an array.
 AT = {name: place for place, name in enumerate(COLUMNS)}
 _INDEX = 8.0  # torch's int64 indices and offsets
-#: A table may be copied to all ranks if its gradient is at most this many times its pooled rows [-]; docs/formulas.md,
-#: table 8.2.
+#: A table may be copied to all ranks if its gradient is at most this many times its pooled rows
+#: [-]; docs/formulas.md, table 8.2.
 COPIED = 4.0
 
 
 class Costs:
-    """Costs of shards of a workload on a platform and number of ranks; `footprint` is what else a rank touches [B].
+    """Costs of shards of a workload on a platform and number of ranks; `footprint` is what else a
+    rank touches [B].
 
-    A shard costs what `perfkit.predict` charges for its operations. Caches are shared as if all tables were split in
-    the same way over all ranks. So the cost of a shard does not depend on the rest of a plan, and costs add up. Where
-    one kernel works on all tables, a table costs what it adds to the kernel, and `launch` is the start of the kernel.
+    A shard costs what `perfkit.predict` charges for its operations. Caches are shared as if all
+    tables were split in the same way over all ranks. So the cost of a shard does not depend on the
+    rest of a plan, and costs add up. Where one kernel works on all tables, a table costs what it
+    adds to the kernel, and `launch` is the start of the kernel.
     """
 
     def __init__(self, workload: DLRM | TableSet, platform: Platform, ranks: int) -> None:
         self.workload, self.platform, self.ranks = workload, platform, ranks
-        #: What real iterations add (a fit, if there is one); ranks that take part in a node; whether they have a GPU.
+        #: What real iterations add (a fit, if there is one); ranks that take part in a node;
+        #: whether they have a GPU.
         self.iteration: Fit | None = platform.context.find_iteration("dlrm", ranks)
-        self.node, self.accelerated = min(platform.network.ranks_per_node, ranks), platform.device.kind != "cpu"
+        self.node, self.accelerated = (
+            min(platform.network.ranks_per_node, ranks),
+            platform.device.kind != "cpu",
+        )
         self.fused = workload.embedding != "separate"
         #: Work of a rank without tables: the first one, with all tables of a DLRM on the others.
         self.rest: Graph | None = None
         if isinstance(workload, DLRM) and ranks > 1:
-            others = Plan.from_owners([1 + n % (ranks - 1) for n in range(len(workload.tables))], ranks=ranks)
+            others = Plan.from_owners(
+                [1 + n % (ranks - 1) for n in range(len(workload.tables))], ranks=ranks
+            )
             self.rest = workload.graphs(ranks, others, accelerator=self.accelerated)[0]
         self.footprint = self.rest.footprint if self.rest else 0.0
-        #: Tables sorted by size, so that their order in the workload does not matter; which tables may be copied.
-        self.order = np.lexsort(np.array([(t.exponent, t.pooling, t.dim, t.rows) for t in workload.tables]).T)
+        #: Tables sorted by size, so that their order in the workload does not matter; which tables
+        #: may be copied.
+        self.order = np.lexsort(
+            np.array([(t.exponent, t.pooling, t.dim, t.rows) for t in workload.tables]).T
+        )
         self.worth = np.array([t.rows <= COPIED * workload.batch for t in workload.tables])
-        #: Rank that holds the most popular row of a table split over all ranks: a different one for each table.
+        #: Rank that holds the most popular row of a table split over all ranks: a different one for
+        #: each table.
         self.home = np.argsort(self.order, kind="stable") % ranks
         self._known: dict[tuple[str, float], Array] = {}
 
@@ -66,8 +79,14 @@ class Costs:
 
     def seconds(self, graph: Graph, platform: Platform | None = None) -> Array:
         """Device time of each operation inside an iteration [s]."""
-        dtype, scale = getattr(self.workload, "dtype", "fp32"), self.iteration["scale"] if self.iteration else 1.0
-        return scale * price([graph], platform or self.platform, dtype=dtype, ranks=self.ranks)[0].seconds
+        dtype, scale = (
+            getattr(self.workload, "dtype", "fp32"),
+            self.iteration["scale"] if self.iteration else 1.0,
+        )
+        return (
+            scale
+            * price([graph], platform or self.platform, dtype=dtype, ranks=self.ranks)[0].seconds
+        )
 
     def issue(self, graph: Graph) -> Array:
         """Host time of each operation inside an iteration [s]."""
@@ -76,13 +95,17 @@ class Costs:
         return np.asarray(np.add(*price_host(graph, self.platform)))
 
     def shards(self, numbers: np.ndarray, kind: str, part: float = 1.0) -> tuple[Array, Array]:
-        """Costs of one shard of each of these tables, and what the most popular row adds to the shard that holds it.
+        """Costs of one shard of each of these tables, and what the most popular row adds to the
+        shard that holds it.
 
         `part` is the share of the columns that a shard holds; costs are by `COLUMNS`.
         """
         if kind not in BY_ROWS:
-            copies = kind == "data_parallel"  # those worth copying share the caches, and so do all others
-            split, sizes = ("copies", self.worth[numbers]) if copies else ("columns", part + 0 * numbers)
+            # those worth copying share the caches, and so do all others
+            copies = kind == "data_parallel"
+            split, sizes = (
+                ("copies", self.worth[numbers]) if copies else ("columns", part + 0 * numbers)
+            )
             cost = np.zeros((len(numbers), len(COLUMNS)))
             for size in np.unique(sizes):
                 cost[sizes == size] = self._price(numbers[sizes == size], split, size)
@@ -94,18 +117,22 @@ class Costs:
         sums = cost[:, AT["pooled"]].copy()
         if kind == "row_wise":
             cost[:, AT["pooled"]], cost[:, AT["summed"]] = 0.0, sums
-        else:  # a node reduces its partial sums, then each of its ranks exchanges its part with the other nodes
+        else:
+            # a node reduces its partial sums, then each of its ranks exchanges its part with the
+            # other nodes
             cost[:, AT["partial"]], cost[:, AT["pooled"]] = sums, sums / over
         return cost, hot
 
     def _price(self, numbers: np.ndarray, split: str, size: float) -> Array:
-        """Costs of one shard of these tables, where all tables are split in this way; computed once."""
+        """Costs of one shard of these tables, where all tables are split in this way; computed
+        once."""
         given, bags, scale = self.workload.tables, self.workload.batch, float(self.ranks)
         known = self._known.setdefault((split, size), np.full((len(given), len(COLUMNS)), np.nan))
         missing = np.unique(numbers[np.isnan(known[numbers, 0])])
         if not len(missing):
             return known[numbers]
-        # Under a fused kernel of a GPU no table depends on the others; else those split alike compete for the caches.
+        # Under a fused kernel of a GPU no table depends on the others; else those split alike
+        # compete for the caches.
         copied = split == "copies"
         alike = self.order[self.worth[self.order] == size] if copied else self.order
         members = missing if self.fused and self.accelerated else alike
@@ -113,25 +140,41 @@ class Costs:
         if copied:
             bags, scale = max(bags // self.ranks, 1), 1.0
         elif split == "columns":
-            tables, scale = [replace(t, dim=max(round(t.dim * size), 1)) for t in tables], scale * size
+            tables, scale = (
+                [replace(t, dim=max(round(t.dim * size), 1)) for t in tables],
+                scale * size,
+            )
         else:
             over, first = int(size), split == "first rows"
             pooling, scale = [share_lookups(t, over, first=first) for t in tables], scale / over
-            tables = [replace(t, rows=-(-t.rows // over), pooling=p) for t, p in zip(tables, pooling, strict=True)]
+            tables = [
+                replace(t, rows=-(-t.rows // over), pooling=p)
+                for t, p in zip(tables, pooling, strict=True)
+            ]
         known[members] = _size(self.workload, tables, bags, copied)
         seconds, _ = self._time(tables, bags, copied, scale)
-        known[members, : len(SECONDS)] = steady(seconds)  # so that every processor finds the same plan
+        # so that every processor finds the same plan
+        known[members, : len(SECONDS)] = steady(seconds)
         return known[numbers]
 
-    def _time(self, tables: Sequence[EmbeddingTable], bags: int, copied: bool, scale: float) -> tuple[Array, Array]:
-        """Seconds of each table by `SECONDS`, and the time to start kernels that work on all of them [s]."""
+    def _time(
+        self, tables: Sequence[EmbeddingTable], bags: int, copied: bool, scale: float
+    ) -> tuple[Array, Array]:
+        """Seconds of each table by `SECONDS`, and the time to start kernels that work on all of
+        them [s]."""
         graph, rows = _spread(_record(self, tables, bags, copied, scale), tables, self.fused)
         (l2, l3), pages = self.platform.cache_capacities, self.platform.page_entries
-        sizes = {"l2": l2 * scale, "l3": l3 * scale, **({"pages": pages * scale} if pages < np.inf else {})}
+        sizes = {
+            "l2": l2 * scale,
+            "l3": l3 * scale,
+            **({"pages": pages * scale} if pages < np.inf else {}),
+        }
         if (near := self.platform.memo.get(("caches", scale))) is None:
             context = self.platform.context
             fit = Fit("caches", {**(context.caches or {}), **sizes})
-            near = self.platform.memo["caches", scale] = replace(self.platform, context=replace(context, caches=fit))
+            near = self.platform.memo["caches", scale] = replace(
+                self.platform, context=replace(context, caches=fit)
+            )
         out, launch = np.zeros((len(tables) + 1, len(SECONDS))), np.zeros(len(SECONDS))
         for row, time in zip(rows, self.seconds(graph, near)[rows], strict=True):
             first = slice(row.min(), row.min() + 1)
@@ -142,7 +185,9 @@ class Costs:
             # The host time is that of an operation which follows one of its own class.
             [host] = self.issue(Graph(graph.labels[first], graph.features[first], np.zeros((0, 4))))
             time, host = (time, host) if self.accelerated else (time + host, 0.0)
-            one_kernel = name in ("cat", "div_") or (self.accelerated and (self.fused or kind == "elementwise"))
+            one_kernel = name in ("cat", "div_") or (
+                self.accelerated and (self.fused or kind == "elementwise")
+            )
             if one_kernel:  # of all tables
                 empty = time[-1]
                 time = np.maximum(time - empty, 0.0)
@@ -158,8 +203,11 @@ class Costs:
         return out[:-1], launch
 
 
-def _record(costs: Costs, tables: Sequence[EmbeddingTable], bags: int, copied: bool, scale: float) -> Graph:
-    """Operations on each table and on an empty one at the end; their sizes are arrays over these tables."""
+def _record(
+    costs: Costs, tables: Sequence[EmbeddingTable], bags: int, copied: bool, scale: float
+) -> Graph:
+    """Operations on each table and on an empty one at the end; their sizes are arrays over these
+    tables."""
     workload, last = costs.workload, np.arange(len(tables) + 1) == len(tables)
     rows, dim, pooling = np.array([*((t.rows, t.dim, t.pooling) for t in tables), (1.0,) * 3]).T
     itemsize = workload.tables[0].itemsize
@@ -168,25 +216,35 @@ def _record(costs: Costs, tables: Sequence[EmbeddingTable], bags: int, copied: b
     stack = EmbeddingTable(rows, dim, pooling, itemsize=itemsize)
     [pooled] = layers.embedding_bags(tape, workload, [stack], bags * ~last, copied=copied)
     packed, back = (tape.tensor(*pooled.shape, itemsize=pooled.itemsize) for _ in range(2))
-    tape.emit("cat", "copy", [pooled], [packed], elements=pooled.numel, rows=pooled.shape[0], bare=1)
+    tape.emit(
+        "cat", "copy", [pooled], [packed], elements=pooled.numel, rows=pooled.shape[0], bare=1
+    )
     rest = tape.tensor(last * costs.footprint * scale, itemsize=1)
     tape.emit("clone", "copy", [rest], [back])  # all other memory traffic of the rank
     tape.gradients[pooled] = back
     tape.backward()
-    tape.sizes[-1]["bare"], tape.bare = tape.bare, 0  # each gradient is stored before the next one is computed
+    # each gradient is stored before the next one is computed
+    tape.sizes[-1]["bare"], tape.bare = tape.bare, 0
     if copied:
         average(tape)
     step(tape, "sgd", lists=costs.accelerated)
     graph = make_graph(tape, family=workload.family)
-    if workload.embedding == "exact" and not copied:  # the traffic of each table follows its own law of lookups
+    # the traffic of each table follows its own law of lookups
+    if workload.embedding == "exact" and not copied:
         [exact] = graph.kernels["embedding_backward", "exact"]
         place = np.flatnonzero(graph.accesses[:, 0, 0] == exact)[-1]
-        graph.accesses[place, 2] = [*(layers.exact_traffic(t, bags, workload.optimizer) for t in tables), 0.0]
+        graph.accesses[place, 2] = [
+            *(layers.exact_traffic(t, bags, workload.optimizer) for t in tables),
+            0.0,
+        ]
     return graph
 
 
-def _spread(graph: Graph, tables: Sequence[EmbeddingTable], fused: bool) -> tuple[Graph, np.ndarray]:
-    """Repeat each operation for each table, with its own tensors; also the index of each operation by table.
+def _spread(
+    graph: Graph, tables: Sequence[EmbeddingTable], fused: bool
+) -> tuple[Graph, np.ndarray]:
+    """Repeat each operation for each table, with its own tensors; also the index of each operation
+    by table.
 
     The backward pass visits separate tables in the reverse order.
     """
@@ -205,23 +263,32 @@ def _spread(graph: Graph, tables: Sequence[EmbeddingTable], fused: bool) -> tupl
 
 
 def _grow(optimizer: str, tables: Sequence[EmbeddingTable], granularity: float) -> Array:
-    """Bytes that an update moves (gradient, weights, optimizer states), relative to plain SGD [-]."""
+    """Bytes that an update moves (gradient, weights, optimizer states), relative to plain SGD
+    [-]."""
     values = np.array([float(t.itemsize * t.dim) for t in tables])
     row = row_traffic(values, 1, granularity)
     state = granularity if optimizer == "rowwise_adagrad" else STATE[optimizer] * row
     return (values + _INDEX + 2.0 * (row + state)) / (values + _INDEX + 2.0 * row)
 
 
-def _size(workload: DLRM | TableSet, tables: Sequence[EmbeddingTable], bags: int, copied: bool) -> Array:
+def _size(
+    workload: DLRM | TableSet, tables: Sequence[EmbeddingTable], bags: int, copied: bool
+) -> Array:
     """Bytes of each table by `COLUMNS`; the seconds are still zero."""
-    rows, dim, pooling, item = np.array([(t.rows, t.dim, t.pooling, t.itemsize) for t in tables], dtype=float).T
+    rows, dim, pooling, item = np.array(
+        [(t.rows, t.dim, t.pooling, t.itemsize) for t in tables], dtype=float
+    ).T
     lookups, weights, outputs = bags * pooling, rows * dim * item, bags * dim * item
     fused, inputs = workload.embedding != "separate", _INDEX * (lookups + bags)
     sparse = 0.0 if fused else lookups * (dim * item + _INDEX)
     found = {
-        "pooled": outputs * (not copied), "indices": inputs * (not copied), "weights": weights,
+        "pooled": outputs * (not copied),
+        "indices": inputs * (not copied),
+        "weights": weights,
         "state": state_bytes(rows, dim, item, optimizer=workload.optimizer),
-        "inputs": inputs, "outputs": outputs, "averaged": weights * copied,
+        "inputs": inputs,
+        "outputs": outputs,
+        "averaged": weights * copied,
         "gradients": outputs + (weights if copied or not (workload.sparse or fused) else sparse),
-    }  # fmt: skip
+    }
     return np.stack([found.get(name, 0.0 * rows) for name in COLUMNS], axis=1)

@@ -1,4 +1,5 @@
-"""The placement problem: time of an iteration from the loads of ranks, a bound on it, memory and constraints."""
+"""The placement problem: time of an iteration from the loads of ranks, a bound on it, memory and
+constraints."""
 
 import itertools
 import math
@@ -24,11 +25,19 @@ from perfkit.workloads.sizes import alter
 from perfkit.workloads.tables import TableSet
 from perfkit.workloads.tape import check_ranks
 
-#: Resources of a rank, and the costs that load each. No collective is between update and lookup, so their sum counts.
+#: Resources of a rank, and the costs that load each. No collective is between update and lookup, so
+#: their sum counts.
 RESOURCES: dict[str, tuple[str, ...]] = {
-    "forward": ("lookup", "pack", "update"), "backward": ("backward",), "pooled": ("pooled",), "partial": ("partial",),
-    "indices": ("indices",), "rows": ("summed",), "gradients": ("averaged",), "host": ("host",), "memory": MEMORY,
-}  # fmt: skip
+    "forward": ("lookup", "pack", "update"),
+    "backward": ("backward",),
+    "pooled": ("pooled",),
+    "partial": ("partial",),
+    "indices": ("indices",),
+    "rows": ("summed",),
+    "gradients": ("averaged",),
+    "host": ("host",),
+    "memory": MEMORY,
+}
 #: Index of each in an array of loads.
 LOAD = {name: place for place, name in enumerate(RESOURCES)}
 #: Messages by resource: name of their part of the time, and the collectives that send them.
@@ -39,10 +48,12 @@ MESSAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "rows": ("partial sums", ("reduce_scatter", "all_gather")),
     "gradients": ("gradients of copies", ("all_reduce",)),
 }
-#: Objectives (the time of an iteration, or of the tables alone without messages), with the costs of each resource.
+#: Objectives (the time of an iteration, or of the tables alone without messages), with the costs of
+#: each resource.
 OBJECTIVES: dict[str, dict[str, tuple[str, ...]]] = {
-    "iteration": RESOURCES, "additive": {"forward": ("lookup", "pack", "update", "backward"), "memory": MEMORY},
-}  # fmt: skip
+    "iteration": RESOURCES,
+    "additive": {"forward": ("lookup", "pack", "update", "backward"), "memory": MEMORY},
+}
 #: Messages that all ranks reduce together.
 _REDUCED = ("rows", "gradients")
 #: Kinds of placement with messages of their own.
@@ -67,7 +78,8 @@ class Curve:
         return np.where(np.asarray(nbytes) > 0, np.interp(nbytes, self.nbytes, self.seconds), 0.0)
 
     def line_below(self, low: float, high: float) -> tuple[float, float]:
-        """Intercept [s] and slope [s/B] of a line that stays below the curve from `low` to `high`."""
+        """Intercept [s] and slope [s/B] of a line that stays below the curve from `low` to
+        `high`."""
         sizes = np.unique(np.clip(self.nbytes, low, high))
         times = self(sizes)
         slope = (times[-1] - times[0]) / (sizes[-1] - sizes[0]) if len(sizes) > 1 else 0.0
@@ -85,7 +97,8 @@ _NOTHING = Curve(np.array([0.0, 1e18]), np.zeros(2))
 class _Relaxed(NamedTuple):
     """A relaxed problem whose messages have sizes within `spans`.
 
-    It has the least time, the option of each table, and how far the line is below the curve of each message [s].
+    It has the least time, the option of each table, and how far the line is below the curve of each
+    message [s].
     """
 
     time: float
@@ -96,10 +109,11 @@ class _Relaxed(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Options:
-    """Ways to place each table, sorted by table: number of the table, kind, number of shards, load of a shard.
+    """Ways to place each table, sorted by table: number of the table, kind, number of shards, load
+    of a shard.
 
-    The number of shards is 0 where every rank has one. The shard with the most popular row carries `hot` in addition;
-    that shard is on rank `home` if the table is on all ranks.
+    The number of shards is 0 where every rank has one. The shard with the most popular row carries
+    `hot` in addition; that shard is on rank `home` if the table is on all ranks.
     """
 
     table: np.ndarray
@@ -131,8 +145,9 @@ class Options:
 class Constraints:
     """What a placement must keep, with tables by number.
 
-    Tables of one unit share a rank: `home` is the unit of each table. A unit in `pinned` has a given rank. Units of one
-    group in `apart` do not share a rank. `allowed` says by kind which tables may be placed so.
+    Tables of one unit share a rank: `home` is the unit of each table. A unit in `pinned` has a
+    given rank. Units of one group in `apart` do not share a rank. `allowed` says by kind which
+    tables may be placed so.
     """
 
     home: np.ndarray
@@ -149,7 +164,14 @@ class Constraints:
     def frees(self, table: int, rank: int, plan: Plan) -> bool:
         """Whether a shard of a table may go to a rank while the rest of the plan stays."""
         unit = self.home[table]
-        others = {t for group in self.apart if unit in group for u in group if u != unit for t in self.units[u]}
+        others = {
+            t
+            for group in self.apart
+            if unit in group
+            for u in group
+            if u != unit
+            for t in self.units[u]
+        }
         tied = unit in self.pinned or len(self.units[unit]) > 1
         return not tied and all(rank not in plan.placements[t].ranks for t in others)
 
@@ -158,16 +180,19 @@ class Constraints:
 class Problem:
     """What has to be placed, and what it costs.
 
-    `capacity` is the memory of a rank for tables, `reserved` what everything else takes [B]. The time of an iteration
-    follows from the loads of the ranks; all work without tables takes `dense` on the device and `host` on the host [s]:
+    `capacity` is the memory of a rank for tables, `reserved` what everything else takes [B]. The
+    time of an iteration follows from the loads of the ranks; all work without tables takes `dense`
+    on the device and `host` on the host [s]:
 
-    .. math:: t = c \\max\\left(t_0 + \\max_r f_r + \\max_r b_r + \\sum_m t_m,\\; \\max_r h_r\\right)
+    .. math:: t = c \\max\\left(t_0 + \\max_r f_r + \\max_r b_r + \\sum_m t_m,\\; \\max_r
+    h_r\\right)
 
-    Here f is lookup and update and b is backward of a rank, t_m is the time of a message, and h is the time of the
-    host. Messages follow one after another, each as long as that of the fullest rank. `calls` is the time that a host
-    takes for a kind of message, however many tables it carries. The correction c is the predicted over the modelled
-    time of one plan; it covers the overlap of collectives. The time is within a few percent of `perfkit.predict`,
-    except for a host-bound DLRM with tables on few ranks: its sending ranks are taken to hold tables on all.
+    Here f is lookup and update and b is backward of a rank, t_m is the time of a message, and h is
+    the time of the host. Messages follow one after another, each as long as that of the fullest
+    rank. `calls` is the time that a host takes for a kind of message, however many tables it
+    carries. The correction c is the predicted over the modelled time of one plan; it covers the
+    overlap of collectives. The time is within a few percent of `perfkit.predict`, except for a
+    host-bound DLRM with tables on few ranks: its sending ranks are taken to hold tables on all.
     """
 
     costs: Costs
@@ -187,23 +212,37 @@ class Problem:
 
     def messages(self, peaks: Array) -> dict[str, Array]:
         """Time of each kind of message [s]."""
-        return {name: self.curves[name](peaks[..., LOAD[name]]) for name in MESSAGES if name in self.curves}
+        return {
+            name: self.curves[name](peaks[..., LOAD[name]])
+            for name in MESSAGES
+            if name in self.curves
+        }
 
     def time(self, peaks: Array) -> Array:
         """Time of an iteration from the largest load of each resource [s]."""
-        forward, backward, host = (peaks[..., LOAD[name]] for name in ("forward", "backward", "host"))
+        forward, backward, host = (
+            peaks[..., LOAD[name]] for name in ("forward", "backward", "host")
+        )
         chain = self.dense + forward + backward + sum(self.messages(peaks).values())
         called = sum(time * (peaks[..., LOAD[name]] > 0) for name, time in self.calls.items())
         return self.correction * np.maximum(chain, self.host + host + called)
 
     def parts(self, costs: Array) -> dict[str, float]:
-        """Parts that sum to the time, from the costs of ranks: phases of the slowest ranks, messages, the rest [s]."""
+        """Parts that sum to the time, from the costs of ranks: phases of the slowest ranks,
+        messages, the rest [s]."""
         loads, sums = self.loads(costs), OBJECTIVES[self.objective]
         peaks = loads.max(axis=0)
         slowest = {name: np.argmax(loads[:, LOAD[name]]) for name in ("forward", "backward")}
-        found = {part: float(costs[rank, AT[part]]) for name, rank in slowest.items() for part in sums.get(name, ())}
+        found = {
+            part: float(costs[rank, AT[part]])
+            for name, rank in slowest.items()
+            for part in sums.get(name, ())
+        }
         found |= {MESSAGES[name][0]: float(time) for name, time in self.messages(peaks).items()}
-        found = {name: self.correction * part for name, part in (found | {"everything else": self.dense}).items()}
+        found = {
+            name: self.correction * part
+            for name, part in (found | {"everything else": self.dense}).items()
+        }
         total = float(self.time(peaks))
         found["host"] = total - sum(found.values())
         return {name: part for name, part in found.items() if abs(part) > 1e-12 * total}
@@ -213,26 +252,37 @@ class Problem:
         """Kinds of placement that the platform can price: it has a model of their messages."""
         if self.objective == "additive":
             return ("table_wise", "column_wise")
-        return ("table_wise", *SPLIT_BY_COLUMNS, *(kind for kind, name in _NEEDS.items() if name in self.curves))
+        return (
+            "table_wise",
+            *SPLIT_BY_COLUMNS,
+            *(kind for kind, name in _NEEDS.items() if name in self.curves),
+        )
 
     def spread(self, parts: Mapping[str, float]) -> float:
-        """Standard deviation of the logarithm of a time, from its parts with independent errors [-]."""
+        """Standard deviation of the logarithm of a time, from its parts with independent errors
+        [-]."""
         if self.costs.iteration is not None:
             return self.costs.iteration.spread
         kernels = {"lookup": "forward", "backward": "backward", "update": "update"}
-        found = {n: find_kernel(self.costs.platform.kernels, f"embedding_{kind}") for n, kind in kernels.items()}
+        found = {
+            n: find_kernel(self.costs.platform.kernels, f"embedding_{kind}")
+            for n, kind in kernels.items()
+        }
         spreads = {name: pair[1].spread for name, pair in found.items() if pair}
         total = sum(parts.values())
-        return float(np.hypot.reduce([spreads.get(name, 0.3) * part / total for name, part in parts.items()]))
+        return float(
+            np.hypot.reduce([spreads.get(name, 0.3) * part / total for name, part in parts.items()])
+        )
 
     def bound(self, options: Options) -> tuple[float, list[np.ndarray]]:
-        """Time that no plan made of these options can beat [s], and choices of options that come near it.
+        """Time that no plan made of these options can beat [s], and choices of options that come
+        near it.
 
         Notes
         -----
-        The fullest rank carries at least the average load of every resource. Each table takes its best option at a
-        price per exchanged byte (Lagrangian relaxation), with lines below the curves of the messages on short
-        intervals. Also, some rank carries the largest shard.
+        The fullest rank carries at least the average load of every resource. Each table takes its
+        best option at a price per exchanged byte (Lagrangian relaxation), with lines below the
+        curves of the messages on short intervals. Also, some rank carries the largest shard.
         """
         average = options.total(self.costs.ranks) / self.costs.ranks
         alone = np.maximum(options.load + options.hot, options.least(average).sum(axis=0))
@@ -242,10 +292,11 @@ class Problem:
         return bound, [part.choice for part in relaxed]
 
     def _relax(self, options: Options, average: Array) -> list[_Relaxed]:
-        """Relaxed problems by the bytes that ranks reduce, the least time first: every table can be divided at will.
+        """Relaxed problems by the bytes that ranks reduce, the least time first: every table can be
+        divided at will.
 
-        The first ones are with and without each reduced message. The span of bytes with the least time is halved as
-        long as its line is far below the curve.
+        The first ones are with and without each reduced message. The span of bytes with the least
+        time is halved as long as its line is far below the curve.
         """
         curves = {name: self.curves.get(name, _NOTHING) for name in MESSAGES}
         sizes = {name: average[:, LOAD[name]] for name in MESSAGES}
@@ -263,14 +314,25 @@ class Problem:
             time += self.dense + sum(start for start, _ in lines.values())
             priced = np.split(cost + price * sizes["pooled"], options.starts[1:])
             choice = options.starts + np.array([np.argmin(own) for own in priced])
-            used = {name: float(np.clip(sizes[name][choice].sum(), *span)) for name, span in spans.items()}
-            gaps = {name: float(curves[name](used[name])) - np.dot(lines[name], (1, used[name])) for name in lines}
+            used = {
+                name: float(np.clip(sizes[name][choice].sum(), *span))
+                for name, span in spans.items()
+            }
+            gaps = {
+                name: float(curves[name](used[name])) - np.dot(lines[name], (1, used[name]))
+                for name in lines
+            }
             return _Relaxed(max(self.correction * time, floor), choice, spans, gaps)
 
         most = {name: options.most(sizes[name]) for name in _REDUCED}
-        least = {name: np.min(sizes[name], initial=most[name], where=sizes[name] > 0) for name in _REDUCED}
+        least = {
+            name: np.min(sizes[name], initial=most[name], where=sizes[name] > 0)
+            for name in _REDUCED
+        }
         spans = [((0.0, 0.0), (least[name], most[name])) for name in _REDUCED]
-        parts = [solve(dict(zip(_REDUCED, pair, strict=True))) for pair in itertools.product(*spans)]
+        parts = [
+            solve(dict(zip(_REDUCED, pair, strict=True))) for pair in itertools.product(*spans)
+        ]
         for _ in range(_HALVINGS):
             parts.sort(key=lambda part: part.time)
             first = parts[0]
@@ -279,19 +341,26 @@ class Problem:
                 break
             low, high = first.spans[name]
             middle = math.sqrt(max(low, 1.0) * high)
-            parts[:1] = [solve({**first.spans, name: half}, first.time) for half in ((low, middle), (middle, high))]
+            parts[:1] = [
+                solve({**first.spans, name: half}, first.time)
+                for half in ((low, middle), (middle, high))
+            ]
         return sorted((part for part in parts if part.time < np.inf), key=lambda part: part.time)
 
 
 def _exchange(curve: Curve, cost: Array, pooled: Array, options: Options) -> tuple[float, float]:
-    """Least time with the exchange of pooled rows [s], interval by interval; and the price of a byte in it [s/B]."""
+    """Least time with the exchange of pooled rows [s], interval by interval; and the price of a
+    byte in it [s/B]."""
     high = options.most(np.where(np.isfinite(cost), pooled, 0.0))
     if not high or not curve.seconds.any():
         return float(options.least(cost).sum()), 0.0
     edges = np.concatenate([[0.0], steady(np.geomspace(high / 1e3, high, 40))])
-    start, slope = np.array([curve.line_below(max(low, 1.0), up) for low, up in itertools.pairwise(edges)]).T
+    start, slope = np.array(
+        [curve.line_below(max(low, 1.0), up) for low, up in itertools.pairwise(edges)]
+    ).T
     start[0] = min(start[0], 0.0)  # there may be no exchange
-    steepest = float(slope.max()) or 1.0  # the slope is 0 where all messages are so short that they take the same time
+    # the slope is 0 where all messages are so short that they take the same time
+    steepest = float(slope.max()) or 1.0
     prices = np.unique([0.0, *slope, *steady(np.geomspace(1e-3 * steepest, 1e2 * steepest, 80))])
     prices = np.concatenate([-prices[:0:-1], prices])
     least = np.array([options.least(cost + price * pooled).sum() for price in prices])
@@ -302,7 +371,12 @@ def _exchange(curve: Curve, cost: Array, pooled: Array, options: Options) -> tup
 
 
 def set_up(
-    workload: DLRM | TableSet, platform: Platform | str | Path, ranks: int, memory: float | None, kind: str, inputs: str
+    workload: DLRM | TableSet,
+    platform: Platform | str | Path,
+    ranks: int,
+    memory: float | None,
+    kind: str,
+    inputs: str,
 ) -> Problem:
     """Check what was given and make a placement problem of it; `memory` is that of a rank [B]."""
     check_type("workload", workload, DLRM | TableSet)
@@ -310,7 +384,9 @@ def set_up(
     check_choice("objective", kind, OBJECTIVES)
     check_choice("inputs", inputs, ("local", "exchanged"))
     if ranks > where.network.ranks:
-        raise ValueError(f"ranks is {ranks}; platform {where.name!r} has {where.network.ranks}; take fewer")
+        raise ValueError(
+            f"ranks is {ranks}; platform {where.name!r} has {where.network.ranks}; take fewer"
+        )
     capacity = find_capacity(where) if memory is None else float(check_positive("memory", memory))
     if capacity is None:
         raise ValueError(f"platform {where.name!r} states no memory; give memory in bytes")
@@ -333,15 +409,19 @@ def set_up(
     if sent and "gradients" in curves:
         dense += float(curves["gradients"](sent))
         nbytes, curve = curves["gradients"].nbytes, curves["gradients"]
-        curves["gradients"] = Curve(nbytes, curve(nbytes + sent) - curve(sent))  # of copies, in the same message
+        # of copies, in the same message
+        curves["gradients"] = Curve(nbytes, curve(nbytes + sent) - curve(sent))
     problem = replace(problem, dense=float(steady(dense)), host=float(steady(host)), curves=curves)
     if not isinstance(workload, DLRM):
         return problem
-    return replace(problem, correction=_correct(workload, problem), calls=_count_calls(workload, costs))
+    return replace(
+        problem, correction=_correct(workload, problem), calls=_count_calls(workload, costs)
+    )
 
 
 def _count_calls(workload: DLRM, costs: Costs) -> dict[str, float]:
-    """Host time around the messages of each kind of placement, beyond what is counted by table [s]."""
+    """Host time around the messages of each kind of placement, beyond what is counted by table
+    [s]."""
     pair, found = alter(workload, {"tables": workload.tables[:1] * 2}), dict[str, float]()
 
     def issue(first: int | Placement) -> float:
@@ -359,16 +439,22 @@ def _count_calls(workload: DLRM, costs: Costs) -> dict[str, float]:
 
 
 def _find_curves(costs: Costs, reduced: float, inputs: str) -> dict[str, Curve]:
-    """Curves of the messages that the platform has a model of; `reduced` is the size of the dense gradients [B]."""
+    """Curves of the messages that the platform has a model of; `reduced` is the size of the dense
+    gradients [B]."""
     tables, batch = costs.workload.tables, costs.workload.batch
-    largest = dict.fromkeys(("pooled", "rows", "partial"), float(batch * sum(t.dim * t.itemsize for t in tables)))
+    largest = dict.fromkeys(
+        ("pooled", "rows", "partial"), float(batch * sum(t.dim * t.itemsize for t in tables))
+    )
     largest["gradients"] = float(sum(t.nbytes for t in tables)) + reduced
     if inputs == "exchanged":
         largest["indices"] = 8.0 * batch * sum(t.pooling + 1 for t in tables)
     curves, whole = {}, costs.iteration or {"scale": 1.0}
     delay = whole.get("per_collective", 0.0) + whole.get("per_resume", 0.0)
     for name, size in largest.items():
-        ranks, nbytes = costs.node if name == "partial" else costs.ranks, np.geomspace(64.0, max(2 * size, 1e6), 640)
+        ranks, nbytes = (
+            costs.node if name == "partial" else costs.ranks,
+            np.geomspace(64.0, max(2 * size, 1e6), 640),
+        )
         nbytes, seconds = steady(nbytes), np.zeros(len(nbytes))
         try:
             for operation in MESSAGES[name][1] if ranks > 1 else ():
@@ -384,7 +470,10 @@ def _find_curves(costs: Costs, reduced: float, inputs: str) -> dict[str, Curve]:
 
 def _correct(workload: DLRM, problem: Problem) -> float:
     """Predicted over modelled time of a plan of whole tables, balanced by their seconds [-]."""
-    costs, local = problem.costs, {name: c for name, c in problem.curves.items() if name != "indices"}
+    costs, local = (
+        problem.costs,
+        {name: c for name, c in problem.curves.items() if name != "indices"},
+    )
     owners = np.zeros(len(workload.tables), dtype=int)
     loads = problem.loads(costs.shards(np.arange(len(owners)), "table_wise")[0])
     total = np.zeros((costs.ranks, loads.shape[1]))

@@ -20,7 +20,8 @@ _DEVICE, _MEMORY = ([AT[name] for name in names] for names in (SECONDS[:-1], MEM
 
 
 class Shards(NamedTuple):
-    """Costs of the shards of a plan, by `perfkit.sharding.costs.COLUMNS`; rank -1 means every rank."""
+    """Costs of the shards of a plan, by `perfkit.sharding.costs.COLUMNS`; rank -1 means every
+    rank."""
 
     table: np.ndarray
     rank: np.ndarray
@@ -48,13 +49,15 @@ class PlanPrice(Tabular):
     plan : Plan
         The placement.
     time : float
-        Predicted time of an iteration; for the additive objective, of the tables on the slowest rank [s].
+        Predicted time of an iteration; for the additive objective, of the tables on the slowest
+        rank [s].
     parts : mapping of str to float
         Parts of the time by the work of the slowest ranks; they sum to `time` [s].
     costs : array, shape (ranks, 15)
         Seconds and bytes of every rank by `perfkit.sharding.costs.COLUMNS` [-].
     messages : mapping of str to float
-        Size of each kind of message: of the rank with the most, or of all ranks where they reduce it together [B].
+        Size of each kind of message: of the rank with the most, or of all ranks where they reduce
+        it together [B].
     capacity, reserved : float
         Memory of a rank for tables, and memory of a rank that everything else takes [B].
     spread : float
@@ -73,7 +76,12 @@ class PlanPrice(Tabular):
     _shards: Shards = field(repr=False)
 
     def __post_init__(self) -> None:
-        check_time(f"plan on {self._problem.costs.platform.name!r}", self.time, self.spread, self.parts.values())
+        check_time(
+            f"plan on {self._problem.costs.platform.name!r}",
+            self.time,
+            self.spread,
+            self.parts.values(),
+        )
 
     def interval(self, level: float = 0.8) -> tuple[float, float]:
         """Range that contains the measured time with a given probability.
@@ -117,8 +125,8 @@ class PlanPrice(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            rank, seconds of lookup, pack, update, backward and host [s], bytes of messages and of memory by use [B],
-            and the share of the memory in use [-].
+            rank, seconds of lookup, pack, update, backward and host [s], bytes of messages and of
+            memory by use [B], and the share of the memory in use [-].
         """
         data: dict[str, Any] = {"rank": list(range(len(self.costs)))}
         for place, name in enumerate(COLUMNS[:-2]):  # without those that all ranks share
@@ -131,13 +139,23 @@ class PlanPrice(Tabular):
         Returns
         -------
         move : Move or None
-            Table, ranks and the time after it. The move keeps the constraints that the search was given.
+            Table, ranks and the time after it. The move keeps the constraints that the search was
+            given.
         """
         problem, placements = self._problem, self.plan.placements
-        loads, shards, nodes = problem.loads(self.costs), problem.loads(self._shards.costs), problem.costs.node
-        fullest = loads.argmax(axis=0)[loads.max(axis=0) > 0]  # no move from another rank alone can shorten the time
+        loads, shards, nodes = (
+            problem.loads(self.costs),
+            problem.loads(self._shards.costs),
+            problem.costs.node,
+        )
+        # no move from another rank alone can shorten the time
+        fullest = loads.argmax(axis=0)[loads.max(axis=0) > 0]
         spilled = float(np.maximum(loads[:, -1] - self.capacity, 0).sum())
-        best, found, node = (spilled, self.time * (1 - 1e-9)), None, np.arange(self.plan.ranks) // nodes
+        best, found, node = (
+            (spilled, self.time * (1 - 1e-9)),
+            None,
+            np.arange(self.plan.ranks) // nodes,
+        )
         for index in np.flatnonzero(np.isin(self._shards.rank, fullest)):
             table, source = int(self._shards.table[index]), int(self._shards.rank[index])
             kind = placements[table].kind
@@ -148,7 +166,9 @@ class PlanPrice(Tabular):
             then = rest + shards[index]
             times = problem.time(np.maximum(rest.max(axis=0), then))
             spill, more = (np.maximum(held[:, -1] - self.capacity, 0) for held in (rest, then))
-            for target in np.flatnonzero((node == node[source]) | (kind != "table_column_wise")).tolist():
+            for target in np.flatnonzero(
+                (node == node[source]) | (kind != "table_column_wise")
+            ).tolist():
                 after = float(spill.sum() - spill[target] + more[target]), float(times[target])
                 free = target not in placements[table].ranks and after < best
                 if free and problem.constraints.frees(table, target, self.plan):
@@ -159,7 +179,8 @@ class PlanPrice(Tabular):
         return Move(name, found[1], found[2], best[1], 1 - best[1] / self.time)
 
     def chart(self) -> Picture:
-        """Draw the time and memory of every rank, mark the slowest and the fullest, and name the next best move.
+        """Draw the time and memory of every rank, mark the slowest and the fullest, and name the
+        next best move.
 
         Returns
         -------
@@ -171,11 +192,19 @@ class PlanPrice(Tabular):
         frame, scale = self.table(), self._problem.correction
         own = [polars.col(f"{name}_s") * scale for name in SECONDS[:-1]]
         other = self.parts.get("everything else", 0.0)
-        messages = sum(value for key, value in self.parts.items() if key not in (*SECONDS, "everything else"))
-        shared = polars.lit(messages).alias("messages_s"), polars.lit(other).alias("everything else_s")
+        messages = sum(
+            value for key, value in self.parts.items() if key not in (*SECONDS, "everything else")
+        )
+        shared = (
+            polars.lit(messages).alias("messages_s"),
+            polars.lit(other).alias("everything else_s"),
+        )
         frame = frame.select("rank", *own, *shared, *(f"{name}_bytes" for name in MEMORY))
         move = self.next_move()
-        notes = [self.bottleneck, f"next best move: {move}" if move else "no move of a single shard makes it shorter"]
+        notes = [
+            self.bottleneck,
+            f"next best move: {move}" if move else "no move of a single shard makes it shorter",
+        ]
         return plots.plan_bars(frame, time=self.time, capacity=self.capacity, notes=notes)
 
     def __repr__(self) -> str:
@@ -209,11 +238,21 @@ def find_price(problem: Problem, plan: Plan) -> PlanPrice:
     shards = price_placements(problem.costs, plan)
     costs = shards.by_rank(plan.ranks)
     peaks, parts = problem.loads(costs).max(axis=0), problem.parts(costs)
-    sizes = {name: float(size) for name, size in zip(RESOURCES, peaks, strict=True) if name in MESSAGES}
+    sizes = {
+        name: float(size) for name, size in zip(RESOURCES, peaks, strict=True) if name in MESSAGES
+    }
     return PlanPrice(
-        plan, float(problem.time(peaks)), parts, costs, sizes, problem.capacity, problem.reserved,
-        problem.spread(parts), problem, shards,
-    )  # fmt: skip
+        plan,
+        float(problem.time(peaks)),
+        parts,
+        costs,
+        sizes,
+        problem.capacity,
+        problem.reserved,
+        problem.spread(parts),
+        problem,
+        shards,
+    )
 
 
 class Move(NamedTuple):
@@ -261,7 +300,8 @@ class ShardingResult(Tabular):
     interrupted : bool
         Whether Ctrl-C ended the search early.
     baselines : mapping of str to PlanPrice or None
-        Prices of the rules of thumb, see `perfkit.sharding.planner.BASELINES`; None for one that finds no room.
+        Prices of the rules of thumb, see `perfkit.sharding.planner.BASELINES`; None for one that
+        finds no room.
     """
 
     plan: Plan
@@ -274,7 +314,8 @@ class ShardingResult(Tabular):
 
     @property
     def gap(self) -> float:
-        """Time above the lower bound, relative to it: the best plan is at most this much faster [-]."""
+        """Time above the lower bound, relative to it: the best plan is at most this much faster
+        [-]."""
         return self.prediction.time / self.bound - 1 if self.bound else 0.0
 
     def table(self) -> Table:
@@ -283,18 +324,24 @@ class ShardingResult(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            table, kind, ranks, rows [-], dim [-], pooling [-], shards [-], seconds [s] and bytes of memory [B], both
-            summed over ranks.
+            table, kind, ranks, rows [-], dim [-], pooling [-], shards [-], seconds [s] and bytes of
+            memory [B], both summed over ranks.
         """
         price, tables = self.prediction, self.prediction._problem.costs.workload.tables
         total, placements = price._shards.by_table(self.plan.ranks), self.plan.placements
-        return polars.DataFrame({
-            "table": name_tables(tables), "kind": [p.kind for p in placements],
-            "ranks": [list(p.ranks) for p in placements], "rows": [t.rows for t in tables],
-            "dim": [t.dim for t in tables], "pooling": [float(t.pooling) for t in tables],
-            "shards": [len(p.ranks) for p in placements], "seconds": total[:, _DEVICE].sum(axis=1),
-            "memory_bytes": total[:, _MEMORY].sum(axis=1),
-        })  # fmt: skip
+        return polars.DataFrame(
+            {
+                "table": name_tables(tables),
+                "kind": [p.kind for p in placements],
+                "ranks": [list(p.ranks) for p in placements],
+                "rows": [t.rows for t in tables],
+                "dim": [t.dim for t in tables],
+                "pooling": [float(t.pooling) for t in tables],
+                "shards": [len(p.ranks) for p in placements],
+                "seconds": total[:, _DEVICE].sum(axis=1),
+                "memory_bytes": total[:, _MEMORY].sum(axis=1),
+            }
+        )
 
     def chart(self) -> Picture:
         """Draw the time and memory of every rank, see `PlanPrice.chart`.
@@ -327,14 +374,19 @@ class ShardingResult(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            method, time_s [s], gap to the bound [-], and ratio to the time of the search's plan [-].
+            method, time_s [s], gap to the bound [-], and ratio to the time of the search's plan
+            [-].
         """
         rows: list[dict[str, Any]] = []
         for name, price in {"search": self.prediction, **self.baselines}.items():
             time = price.time if price else None
-            gap, ratio = (time / self.bound - 1, time / self.prediction.time) if time else (None, None)
+            gap, ratio = (
+                (time / self.bound - 1, time / self.prediction.time) if time else (None, None)
+            )
             rows.append({"method": name, "time_s": time, "gap": gap, "ratio": ratio})
-        return polars.DataFrame(rows, schema={"method": str, "time_s": float, "gap": float, "ratio": float})
+        return polars.DataFrame(
+            rows, schema={"method": str, "time_s": float, "gap": float, "ratio": float}
+        )
 
     def by_rank(self) -> Table:
         """Work and memory of every rank in short; `PlanPrice.table` has more.
@@ -342,12 +394,24 @@ class ShardingResult(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            rank, tables [-], lookup_s, backward_s, update_s [s], memory_bytes [B] and their share of the memory [-].
+            rank, tables [-], lookup_s, backward_s, update_s [s], memory_bytes [B] and their share
+            of the memory [-].
         """
         frame, placements = self.prediction.table(), self.plan.placements
         held = [sum(rank in place.ranks for place in placements) for rank in range(self.plan.ranks)]
-        columns = {"tables": polars.Series(held), "memory_bytes": polars.Series(self.prediction.memory)}
-        kept = ("rank", "tables", "lookup_s", "backward_s", "update_s", "memory_bytes", "memory_share")
+        columns = {
+            "tables": polars.Series(held),
+            "memory_bytes": polars.Series(self.prediction.memory),
+        }
+        kept = (
+            "rank",
+            "tables",
+            "lookup_s",
+            "backward_s",
+            "update_s",
+            "memory_bytes",
+            "memory_share",
+        )
         return frame.with_columns(**columns).select(kept)
 
     def sections(self) -> Sections:
@@ -369,11 +433,16 @@ class ShardingResult(Tabular):
         price, kinds = self.prediction, [p.kind for p in self.plan.placements]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         batch = price._problem.costs.workload.batch
-        lines = [repr(self), f"  batch {batch:,}; {counts}; no plan can take less than {format_time(self.bound)}"]
+        lines = [
+            repr(self),
+            f"  batch {batch:,}; {counts}; no plan can take less than {format_time(self.bound)}",
+        ]
         for name, share in price.parts.items():
             lines.append(f"  {share / price.time:6.1%}  {format_time(share):>9}  {name}")
         memory = price.memory
-        low, high, most = map(format_bytes, (float(memory.min()), float(memory.max()), price.capacity))
+        low, high, most = map(
+            format_bytes, (float(memory.min()), float(memory.max()), price.capacity)
+        )
         lines.append(f"  memory of tables: {low} to {high} a rank, of {most}")
         for name, other in self.baselines.items():
             worse = f"{other.time / price.time:.2f} times as long" if other else "finds no room"

@@ -1,4 +1,5 @@
-"""Search for the placement with the shortest time: greedy starts, then simulated annealing of shards and tables."""
+"""Search for the placement with the shortest time: greedy starts, then simulated annealing of
+shards and tables."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,20 +14,27 @@ _ROWS, _GRADIENTS, _HOST, _MEMORY = (LOAD[name] for name in ("rows", "gradients"
 _BYTES = [place for name, place in LOAD.items() if name not in ("forward", "backward", "host")]
 _TIGHT = 0.3  # memory counts in the smooth time from this share of the capacity on [-]
 _PARTNERS = 16  # ranks in one trade at most
-#: Largest shard of a table that is split by columns in a start, over the average load of a rank [-].
+#: Largest shard of a table that is split by columns in a start, over the average load of a rank
+#: [-].
 _SPLITS = (0.7, 0.35, 2.0)
-_HEATS = (3e-3, 0.1, 1e-3)  # first temperature of each anneal, over the time [-]; the last anneal improves the best
-_TRIALS = (3, 11)  # fewest and most anneals before the last: small problems need less work for each, so they get more
-_TRIALS_WORK, _UNIT = 0.36, 2e-3  # share of the work for these anneals [-], and work of one for each table [s]
-_DESCENT, _STAGES, _TOGETHER = 30, 60, 4  # steps from each start, stages of an anneal, tables placed again at a time
-#: Work of a step, a pair in a trade, an option, and a table that is placed [s]; docs/formulas.md, table 8.2.
+# first temperature of each anneal, over the time [-]; the last anneal improves the best
+_HEATS = (3e-3, 0.1, 1e-3)
+# fewest and most anneals before the last: small problems need less work for each, so they get more
+_TRIALS = (3, 11)
+# share of the work for these anneals [-], and work of one for each table [s]
+_TRIALS_WORK, _UNIT = 0.36, 2e-3
+# steps from each start, stages of an anneal, tables placed again at a time
+_DESCENT, _STAGES, _TOGETHER = 30, 60, 4
+#: Work of a step, a pair in a trade, an option, and a table that is placed [s]; docs/formulas.md,
+#: table 8.2.
 _STEP, _PAIR, _OPTION, _PLACE = 1.4e-4, 1.3e-7, 8e-5, 6e-5
 #: Called with the share of the work that is done [-] and the best time so far [s].
 Progress: TypeAlias = Callable[[float, float], None] | None
 
 
 class Found(NamedTuple):
-    """A placement: bytes that the fullest rank lacks, time [s], option of each table, rank of each shard."""
+    """A placement: bytes that the fullest rank lacks, time [s], option of each table, rank of each
+    shard."""
 
     overflow: float
     time: float
@@ -35,11 +43,16 @@ class Found(NamedTuple):
 
 
 class State:
-    """Shards on ranks with their loads; a smooth time, with a power mean over ranks, judges changes."""
+    """Shards on ranks with their loads; a smooth time, with a power mean over ranks, judges
+    changes."""
 
     def __init__(self, problem: Problem, options: Options) -> None:
         self.problem, self.options, self.pinned = problem, options, problem.constraints.pinned
-        self.ranks, self.node, self.capacity = problem.costs.ranks, problem.costs.node, problem.capacity
+        self.ranks, self.node, self.capacity = (
+            problem.costs.ranks,
+            problem.costs.node,
+            problem.capacity,
+        )
         # Loads are whole bytes, so that sums do not depend on their order or on the processor.
         self.load, self.hot = options.load.copy(), options.hot.copy()
         for loads in (self.load, self.hot):
@@ -63,7 +76,8 @@ class State:
         self.clear()
 
     def clear(self, choice: np.ndarray | None = None) -> None:
-        """Remove all tables; with a choice of options, scale the smooth time by the average loads of a rank."""
+        """Remove all tables; with a choice of options, scale the smooth time by the average loads
+        of a rank."""
         self.slack = 1.0  # the memory of a rank may be exceeded by this factor during the search
         self.rank, self.choice = np.full(len(self.table), -1), np.full(len(self.near), -1)
         self.loads, self.on[:] = np.zeros((self.ranks, len(RESOURCES))), False
@@ -118,11 +132,13 @@ class State:
         step = np.maximum(peaks * 1e-3, 1e-12)
         now = float(problem.time(peaks))
         timed = (problem.time(peaks + np.diag(step)) - now) / step * peaks
-        # Where the host sets the time, the device still counts a little; so does a host that is a little faster.
+        # Where the host sets the time, the device still counts a little; so does a host that is a
+        # little faster.
         host = problem.correction * (problem.host + peaks[_HOST]) > 0.5 * now
         counted = [0, 1, *((_HOST,) if host else ())]
         timed[counted] = np.maximum(timed[counted], 1e-3 * now * (peaks[counted] > 0))
-        timed[[_ROWS, _GRADIENTS]] = 0.0  # the same on all ranks; `find_ranks` adds their exact time
+        # the same on all ranks; `find_ranks` adds their exact time
+        timed[[_ROWS, _GRADIENTS]] = 0.0
         timed[_MEMORY] = now if peaks[_MEMORY] > _TIGHT * self.capacity else 0.0
         self.timed = np.flatnonzero(timed > 0)
         self.scale = peaks[self.timed]
@@ -133,7 +149,8 @@ class State:
         self.scaled = self.shard[:, self.timed] / self.scale
 
     def press(self, more: Array | None = None) -> Array:
-        """Part of each rank in the smooth time, or how much this part would grow with more load [s]."""
+        """Part of each rank in the smooth time, or how much this part would grow with more load
+        [s]."""
         now = self.loads[:, self.timed] / self.scale
         if more is None:
             return steady(_raise(now, self.squarings) @ self.weight)
@@ -148,8 +165,13 @@ class State:
         return full | self.on[self.near[table]].any(axis=0)
 
     def find_ranks(self, option: int) -> tuple[float, np.ndarray] | None:
-        """Cheapest ranks for an option of a table, and the growth of the smooth time [s]; None if there is no room."""
-        table, load, n = self.options.table[option], self.load[option], int(self.options.parts[option])
+        """Cheapest ranks for an option of a table, and the growth of the smooth time [s]; None if
+        there is no room."""
+        table, load, n = (
+            self.options.table[option],
+            self.load[option],
+            int(self.options.parts[option]),
+        )
         if not n:
             more = load + np.zeros_like(self.loads)
             more[self.options.home[option]] += self.hot[option]
@@ -163,8 +185,13 @@ class State:
             return price, np.zeros(0, dtype=int)
         hot, growth = load + self.hot[option], self.press(load)
         size = self.node if self.within[option] else self.ranks
-        costs = np.where(self.bar(table, hot), np.inf, growth)[: self.ranks // size * size].reshape(-1, size)
-        ranks = np.argsort(costs, axis=1, kind="stable")[:, :n] + np.arange(0, costs.size, size)[:, None]
+        costs = np.where(self.bar(table, hot), np.inf, growth)[: self.ranks // size * size].reshape(
+            -1, size
+        )
+        ranks = (
+            np.argsort(costs, axis=1, kind="stable")[:, :n]
+            + np.arange(0, costs.size, size)[:, None]
+        )
         totals = costs.ravel()[ranks].sum(axis=1)
         if self.within[option]:
             totals += (self.press(hot) - growth)[ranks[:, 0]]
@@ -172,18 +199,24 @@ class State:
         return (float(totals[best]), ranks[best]) if totals[best] < np.inf else None
 
     def trades(self, rank: int, partners: np.ndarray) -> tuple[Array, np.ndarray, np.ndarray]:
-        """Growth of the smooth time if a shard of a rank moves to a partner, alone or in exchange for another shard.
+        """Growth of the smooth time if a shard of a rank moves to a partner, alone or in exchange
+        for another shard.
 
-        Returns the growth by (own shard, other) [s], the own shards, and the others: shards, or -1 - rank for none.
+        Returns the growth by (own shard, other) [s], the own shards, and the others: shards, or -1
+        - rank for none.
         """
         marked = np.zeros(self.ranks + 1, dtype=bool)
         marked[partners] = True
-        mine, theirs = (np.flatnonzero(here & self.movable) for here in (self.rank == rank, marked[self.rank]))
+        mine, theirs = (
+            np.flatnonzero(here & self.movable) for here in (self.rank == rank, marked[self.rank])
+        )
         there = np.concatenate([self.rank[theirs], partners])
         none = np.zeros((len(partners), len(self.timed)))
         given = self.scaled[mine][:, None] - np.concatenate([self.scaled[theirs], none])
         now = self.loads[:, self.timed] / self.scale
-        changed = _raise(np.stack([now[rank] - given, now[there] + given]), self.squarings) @ self.weight
+        changed = (
+            _raise(np.stack([now[rank] - given, now[there] + given]), self.squarings) @ self.weight
+        )
         before = _raise(now, self.squarings) @ self.weight
         growth = changed[0] + changed[1] - (before[rank] + before[there])
         memory = self.shard[:, _MEMORY]
@@ -206,9 +239,12 @@ def _raise(loads: Array, squarings: int) -> Array:
 
 
 def _construct(state: State, choice: np.ndarray, key: Array) -> None:
-    """Place each table where it adds the least, the largest first; if no rank has room, where most memory is left."""
+    """Place each table where it adds the least, the largest first; if no rank has room, where most
+    memory is left."""
     state.clear(choice)
-    first = np.flatnonzero((state.options.parts[choice] == 0) | ~np.isin(np.arange(len(choice)), state.free))
+    first = np.flatnonzero(
+        (state.options.parts[choice] == 0) | ~np.isin(np.arange(len(choice)), state.free)
+    )
     rest = np.argsort(-key, kind="stable")
     for table in (*first, *rest[~np.isin(rest, first)]):
         option = choice[table]
@@ -223,14 +259,19 @@ def _construct(state: State, choice: np.ndarray, key: Array) -> None:
 
 
 def _starts(state: State, bases: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, Array]]:
-    """Options of the tables and keys to order them by, the most promising first; large tables are split by columns."""
+    """Options of the tables and keys to order them by, the most promising first; large tables are
+    split by columns."""
     alone, kinds, load = state.options.starts, state.options.kind, state.load
-    parts = np.where(state.options.parts, state.options.parts, state.ranks)[alone, None] * load[alone]
+    parts = (
+        np.where(state.options.parts, state.options.parts, state.ranks)[alone, None] * load[alone]
+    )
     average = parts.sum(axis=0) / state.ranks
     average = np.where(average > 0, average, np.inf)
     room = np.append(average[:-1], max(state.capacity, 1.0))
     seen = set()
-    for number, key in enumerate(((parts / room).max(axis=1), parts[:, _MEMORY], parts[:, :2].sum(axis=1))):
+    for number, key in enumerate(
+        ((parts / room).max(axis=1), parts[:, _MEMORY], parts[:, :2].sum(axis=1))
+    ):
         for split in _SPLITS:
             for base in (*bases, alone):
                 choice, fits = base.copy(), np.all(load <= split * average, axis=1)
@@ -247,8 +288,9 @@ def _starts(state: State, bases: Sequence[np.ndarray]) -> Iterator[tuple[np.ndar
 class Search:
     """Improves a placement until its time is close to the `bound`.
 
-    `work` is counted and not measured [s], so that the same seed gives the same plan on every machine. If `steps` limit
-    the search, every trade and every table that is placed counts as one step. `interrupted` is true after Ctrl-C.
+    `work` is counted and not measured [s], so that the same seed gives the same plan on every
+    machine. If `steps` limit the search, every trade and every table that is placed counts as one
+    step. `interrupted` is true after Ctrl-C.
     """
 
     state: State
@@ -296,24 +338,32 @@ class Search:
             while self.work < begin + seconds * (stage + 1) / _STAGES:
                 count += 1
                 now, full = heat * self.best.time, count % 2 == 1
-                if self._trade(now, full) if count % 3 else self._change(now, full, many=count % 18 == 0):
+                if (
+                    self._trade(now, full)
+                    if count % 3
+                    else self._change(now, full, many=count % 18 == 0)
+                ):
                     self.best = state.snapshot(self.best)
             if progress is not None:
                 progress((stage + 1) / _STAGES, self.best.time)
 
     def _draw(self, costs: Array, heat: float) -> int:
-        """Draw one of several changes; cheap ones are more probable, the more so at a low temperature."""
+        """Draw one of several changes; cheap ones are more probable, the more so at a low
+        temperature."""
         summed = np.cumsum(np.exp(np.maximum((costs.min() - costs) / heat, -700.0)))
         return min(int(np.searchsorted(summed, self.rng.random() * summed[-1])), len(costs) - 1)
 
     def _trade(self, heat: float, full: bool) -> bool:
-        """Move or exchange a shard of the fullest rank, or of any; returns whether anything changed."""
+        """Move or exchange a shard of the fullest rank, or of any; returns whether anything
+        changed."""
         state, pressure = self.state, self.state.press()
         rank = int(np.argmax(pressure)) if full else int(self.rng.integers(state.ranks))
         partners = np.arange(state.ranks)
         if state.ranks - 1 > _PARTNERS:
             light = np.argsort(pressure, kind="stable")[: _PARTNERS // 2]
-            partners = np.unique(np.concatenate([light, self.rng.integers(0, state.ranks, _PARTNERS // 2)]))
+            partners = np.unique(
+                np.concatenate([light, self.rng.integers(0, state.ranks, _PARTNERS // 2)])
+            )
         growth, mine, others = state.trades(rank, partners[partners != rank])
         self._spend(_STEP + _PAIR * growth.size)
         pick = self._draw(np.append(growth.ravel(), 0.0), heat)  # the last one changes nothing
@@ -329,7 +379,9 @@ class Search:
     def _pick(self, tables: np.ndarray, full: bool) -> int:
         """Draw one of these tables; if `full`, one on the fullest rank where there is one."""
         if full:
-            here = np.intersect1d(self.state.table[self.state.rank == np.argmax(self.state.press())], tables)
+            here = np.intersect1d(
+                self.state.table[self.state.rank == np.argmax(self.state.press())], tables
+            )
             tables = here if len(here) else tables
         return int(tables[self.rng.integers(len(tables))])
 
@@ -346,15 +398,23 @@ class Search:
         return True
 
     def _change(self, heat: float, full: bool, many: bool) -> bool:
-        """Place a table again, or several in another order, which may be undone; returns whether anything changed."""
+        """Place a table again, or several in another order, which may be undone; returns whether
+        anything changed."""
         state, count = self.state, np.diff(self.state.starts)
         tables = state.free if many else state.free[count[state.free] > 1]
         if not len(tables):
             return self._trade(heat, full)
         before = float(state.press().sum())
-        fullest = [number == 0 for number in range(_TOGETHER)] if many else [self.rng.random() < 0.5]
-        old = {table: state.take(table) for table in dict.fromkeys([self._pick(tables, each) for each in fullest])}
-        done = [table for table in self.rng.permutation(list(old)).tolist() if self._place(table, heat)]
+        fullest = (
+            [number == 0 for number in range(_TOGETHER)] if many else [self.rng.random() < 0.5]
+        )
+        old = {
+            table: state.take(table)
+            for table in dict.fromkeys([self._pick(tables, each) for each in fullest])
+        }
+        done = [
+            table for table in self.rng.permutation(list(old)).tolist() if self._place(table, heat)
+        ]
         worse = float(state.press().sum()) - before
         kept = not many or self.rng.random() < np.exp(min(-worse / heat, 0.0))
         if kept and len(done) == len(old):
@@ -374,16 +434,25 @@ def _schedule(done: float, hot: float) -> tuple[float, int, float]:
     return hot * (3e-6 / hot) ** part, 4 + int(4 * part), 1.2 if part < 0.8 else 1.0
 
 
-def search_plan(state: State, seconds: float, seed: int, steps: int | None, progress: Progress) -> Search:
+def search_plan(
+    state: State, seconds: float, seed: int, steps: int | None, progress: Progress
+) -> Search:
     """Search for the placement with the shortest time.
 
-    A sixth of the work goes into starts. A start places the tables in the order of their largest load, seconds or
-    memory, each where it adds the least. Tables have the options of the relaxed bound or are whole, and large ones are
-    split by columns. Then simulated annealing improves the best starts: a rank moves a shard or exchanges it, or a
-    table gets another option. The maximum over ranks is replaced by a power mean, whose power grows.
+    A sixth of the work goes into starts. A start places the tables in the order of their largest
+    load, seconds or memory, each where it adds the least. Tables have the options of the relaxed
+    bound or are whole, and large ones are split by columns. Then simulated annealing improves the
+    best starts: a rank moves a shard or exchanges it, or a table gets another option. The maximum
+    over ranks is replaced by a power mean, whose power grows.
     """
     bound, bases = state.problem.bound(state.options)
-    search = Search(state, np.random.default_rng(seed), bound, steps, Found(np.inf, np.inf, state.choice, state.rank))
+    search = Search(
+        state,
+        np.random.default_rng(seed),
+        bound,
+        steps,
+        Found(np.inf, np.inf, state.choice, state.rank),
+    )
     seconds = steps * _STEP if steps else seconds
     try:
         heads = search.start(bases, seconds / 6)

@@ -1,1 +1,2 @@
-"""What has to be computed: operations, embedding tables, placements and the builders of whole training iterations."""
+"""What has to be computed: operations, embedding tables, placements and the builders of whole
+training iterations."""

@@ -1,4 +1,5 @@
-"""Blocks of a Transformer as one rank records them: whole, its part of shared layers, or with weights in shards."""
+"""Blocks of a Transformer as one rank records them: whole, its part of shared layers, or with
+weights in shards."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,7 +20,8 @@ from perfkit.workloads.tape import ITEMSIZE, Tape, accumulate
 
 #: Kinds of attention that store the scores in memory.
 UNFUSED = ("eager", "math")
-#: Ways to train on several ranks. Ranks share nothing; states of the optimizer; gradients too; weights too.
+#: Ways to train on several ranks. Ranks share nothing; states of the optimizer; gradients too;
+#: weights too.
 PARALLEL = ("ddp", "zero1", "zero2", "fsdp")
 #: Sizes that times on a GPU depend on.
 _TIMED = ("flops", "batch", "m", "n", "k", "lookups", "dim", "nbytes")
@@ -55,7 +57,8 @@ class Cut(NamedTuple):
 
 
 def record_forward(tape: Tape, model: Any, cut: Cut, most: int, open_unit: Any) -> None:
-    """Record the forward pass of a micro-batch, with at most so many layers; `open_unit` makes their weights ready."""
+    """Record the forward pass of a micro-batch, with at most so many layers; `open_unit` makes
+    their weights ready."""
     hidden, batch, sequence = model.hidden, cut.batch, cut.sequence
     tokens, rows = batch * sequence, sequence // cut.rows if np.any(cut.rows > 1) else sequence
     tape.module, tape.layer, tape.drawn = "embeddings", -1, 0
@@ -80,23 +83,28 @@ def record_forward(tape: Tape, model: Any, cut: Cut, most: int, open_unit: Any) 
         columns = cut.part(model.vocabulary)
         weight = words if model.tie else tape.parameter(columns, hidden)
         logits = layers.linear(tape, x, weight, None if model.causal else tape.parameter(columns))
-    for _ in range(3 * bool(np.any(cut.tensor > 1))):  # largest logit, sum of exponentials, and logit of the label
+    # largest logit, sum of exponentials, and logit of the label
+    for _ in range(3 * bool(np.any(cut.tensor > 1))):
         tape.emit("all_reduce", "collective", [], [], nbytes=4 * tokens)
-    layers.cross_entropy(tape, layers.cast(tape, logits, 4) if model.mixed and tape.shards else logits, tokens)
+    layers.cross_entropy(
+        tape, layers.cast(tape, logits, 4) if model.mixed and tape.shards else logits, tokens
+    )
 
 
 def _exchange(tape: Tape, x: Tensor, cut: Cut, *, ahead: bool) -> Tensor:
     """Communicate `ahead` of products that ranks share, or behind them.
 
-    Ahead of them a rank gathers the tokens of all ranks, if these share tokens. Behind them ranks sum up their parts.
-    In the backward pass it is the other way round.
+    Ahead of them a rank gathers the tokens of all ranks, if these share tokens. Behind them ranks
+    sum up their parts. In the backward pass it is the other way round.
     """
     if not np.any(cut.tensor > 1):
         return x
     gather, add, out = "", "all_reduce", x
     if np.any(cut.rows > 1):
         gather, add, rows = "all_gather", "reduce_scatter", 1 if ahead else cut.rows
-        out = tape.tensor(cut.batch, cut.sequence // rows, x.shape[-1], itemsize=x.itemsize, grad=True)
+        out = tape.tensor(
+            cut.batch, cut.sequence // rows, x.shape[-1], itemsize=x.itemsize, grad=True
+        )
         out.root = x.root
     nbytes, (forth, back) = (out if ahead else x).nbytes, (gather, add) if ahead else (add, gather)
     if forth:
@@ -115,9 +123,14 @@ def _project(tape: Tape, model: Any, x: Tensor, width: Any) -> Tensor:
 
 def _layer(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
     """One Transformer layer, with its norms before (GPT-2) or after (BERT) each residual sum."""
-    for name, body in (("attention", _attention), ("mlp", _mix_experts if model.experts else _feed_forward)):
+    for name, body in (
+        ("attention", _attention),
+        ("mlp", _mix_experts if model.experts else _feed_forward),
+    ):
         tape.module = f"layers.{tape.layer}.{name}"
-        inner = _exchange(tape, layers.norm(tape, model.norm, x) if model.causal else x, cut, ahead=True)
+        inner = _exchange(
+            tape, layers.norm(tape, model.norm, x) if model.causal else x, cut, ahead=True
+        )
         inner = _exchange(tape, body(tape, model, cut, inner), cut, ahead=False)
         x = tape.record("add", x, layers.dropout(tape, model.dropout, inner))
         x = x if model.causal else layers.norm(tape, model.norm, x)
@@ -126,25 +139,36 @@ def _layer(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
 
 def _activate(tape: Tape, model: Any, product: Callable[[], Tensor]) -> Tensor:
     """A product with its activation, which gates a second product in some models."""
-    wide = tape.record("silu" if model.gated else "gelu_tanh" if model.causal else "gelu", product())
+    wide = tape.record(
+        "silu" if model.gated else "gelu_tanh" if model.causal else "gelu", product()
+    )
     return tape.record("multiply", wide, product()) if model.gated else wide
 
 
 def _feed_forward(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
     """Two products with an activation between."""
     inner = cut.part(model.inner or 4 * model.hidden)
-    return _project(tape, model, _activate(tape, model, lambda: _project(tape, model, x, inner)), model.hidden)
+    return _project(
+        tape, model, _activate(tape, model, lambda: _project(tape, model, x, inner)), model.hidden
+    )
 
 
 def _mix_experts(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
-    """A router and experts; all experts get equally many tokens, which are sent to the rank of the expert."""
-    tokens, hidden, inner = x.numel // x.shape[-1], model.hidden, cut.part(model.inner or 4 * model.hidden)
+    """A router and experts; all experts get equally many tokens, which are sent to the rank of the
+    expert."""
+    tokens, hidden, inner = (
+        x.numel // x.shape[-1],
+        model.hidden,
+        cut.part(model.inner or 4 * model.hidden),
+    )
     router = layers.linear(tape, x, tape.parameter(model.experts, hidden))
     gates = tape.record("softmax", layers.cast(tape, router, 4))
     local = model.experts // cut.experts
     rows = (tokens * model.routed * cut.experts + (model.experts - 1)) // model.experts
     sent = tape.record("repeat", x, out=(local, rows, hidden))
-    wide = _activate(tape, model, lambda: layers.bmm(tape, sent, tape.parameter(local, hidden, inner)))
+    wide = _activate(
+        tape, model, lambda: layers.bmm(tape, sent, tape.parameter(local, hidden, inner))
+    )
     found = layers.bmm(tape, wide, tape.parameter(local, inner, hidden))
     return tape.record("fold", tape.record("multiply", found, gates), out=x.shape)
 
@@ -158,7 +182,10 @@ def _attention(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
     else:
         q, k, v = (_project(tape, model, x, size) for size in (hidden, kv, kv))
     if model.qk_norm:
-        apart = (layers.norm(tape, "rms", each.view(*each.shape[:2], each.shape[-1] // head, head)) for each in (q, k))
+        apart = (
+            layers.norm(tape, "rms", each.view(*each.shape[:2], each.shape[-1] // head, head))
+            for each in (q, k)
+        )
         q, k = (own.view(*each.shape) for own, each in zip(apart, (q, k), strict=True))
     if model.rotary:
         angles = tape.tensor(cut.sequence, head // 2, itemsize=8)
@@ -177,10 +204,11 @@ def _attention(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
 class Units:
     """Weights in shards over ranks, as PyTorch's `fully_shard` handles them.
 
-    A unit is a layer, or all weights outside of layers (-1). Its weights are gathered by one collective, and its
-    gradients are reduced by one. Collectives run on streams of their own. In the forward pass a unit is gathered as
-    soon as the last unit but one has been unpacked; in the backward pass, as soon as the unit before it has been.
-    Gradients are reduced when their unit is finished; the next unit waits for that before it packs its own.
+    A unit is a layer, or all weights outside of layers (-1). Its weights are gathered by one
+    collective, and its gradients are reduced by one. Collectives run on streams of their own. In
+    the forward pass a unit is gathered as soon as the last unit but one has been unpacked; in the
+    backward pass, as soon as the unit before it has been. Gradients are reduced when their unit is
+    finished; the next unit waits for that before it packs its own.
 
     Parameters
     ----------
@@ -191,26 +219,43 @@ class Units:
     ranks : int
         Ranks that share them [-].
     parallel : str
-        ``zero1`` gathers weights once and reduces gradients with the last micro-batch. ``zero2`` gathers and reduces
-        with each. ``fsdp`` also frees weights after the forward pass and gathers them again in the backward pass.
+        ``zero1`` gathers weights once and reduces gradients with the last micro-batch. ``zero2``
+        gathers and reduces with each. ``fsdp`` also frees weights after the forward pass and
+        gathers them again in the backward pass.
     itemsize, summed : int
         Bytes of a number in a shard, and of a gradient while it is reduced [B].
     """
 
-    #: Number of the group of these ranks, and of the group that sums up reduced gradients; 0 if there is none [-].
+    #: Number of the group of these ranks, and of the group that sums up reduced gradients; 0 if
+    #: there is none [-].
     group, replicas = 0, 0
 
     def __init__(
-        self, tape: Tape, trained: list[Tensor], ranks: int, parallel: str, itemsize: int, summed: int
+        self,
+        tape: Tape,
+        trained: list[Tensor],
+        ranks: int,
+        parallel: str,
+        itemsize: int,
+        summed: int,
     ) -> None:
-        self.tape, self.ranks, self.parallel, self.itemsize, self.summed = tape, ranks, parallel, itemsize, summed
+        self.tape, self.ranks, self.parallel, self.itemsize, self.summed = (
+            tape,
+            ranks,
+            parallel,
+            itemsize,
+            summed,
+        )
         tape.trained, tape.due = trained, dict.fromkeys(trained, 0)
-        self.weights = {own.layer: [each for each in trained if each.layer == own.layer] for own in trained}
+        self.weights = {
+            own.layer: [each for each in trained if each.layer == own.layer] for own in trained
+        }
         self.buffers: dict[int, Tensor] = {}
 
     @contextmanager
     def open(self, layer: int) -> Iterator[None]:
-        """Gather the weights of a unit for what is recorded inside, and reduce its gradients in the backward pass."""
+        """Gather the weights of a unit for what is recorded inside, and reduce its gradients in the
+        backward pass."""
         again, split = self.parallel == "fsdp" and layer >= 0, self.parallel != "zero1"
         if split or not self.tape.kept:
             for each in (-1, 0) if layer < 0 else ():
@@ -229,11 +274,18 @@ class Units:
         before, tape.layer = tape.layer, layer
         for weight in (each for each in weights if each not in tape.shards):
             shape = -(-weight.shape[0] // self.ranks), *weight.shape[1:]
-            tape.shards[weight], tape.groups[weight] = tape.tensor(*shape, itemsize=self.itemsize), -1
+            tape.shards[weight], tape.groups[weight] = (
+                tape.tensor(*shape, itemsize=self.itemsize),
+                -1,
+            )
         parts = [tape.shards[weight] for weight in weights]
         count = sum(part.numel for part in parts)
         narrow, self.buffers[layer] = tape.tensor(count), (whole := tape.tensor(count * self.ranks))
-        tape.layer, own, tape.bare = owner, whole.view(count), tape.bare + 5 * (tape.phase == "forward")
+        tape.layer, own, tape.bare = (
+            owner,
+            whole.view(count),
+            tape.bare + 5 * (tape.phase == "forward"),
+        )
         if self.itemsize != tape.itemsize:
             tape.emit("_foreach_copy_", "copy", parts, [narrow], "copy_", elements=count, rows=1)
             parts = [narrow]
@@ -242,38 +294,57 @@ class Units:
         tape.layer = before
 
     def unpack(self, layer: int, ahead: int) -> None:
-        """Copy gathered weights to storages of their own, and gather the next layer, `ahead`, if there is one."""
+        """Copy gathered weights to storages of their own, and gather the next layer, `ahead`, if
+        there is one."""
         tape, weights, whole = self.tape, self.weights[layer], self.buffers[layer]
         for weight in weights:
             weight.storage = tape.tensor(*weight.shape).storage
         tape.bare += len(weights) + 3 if tape.phase == "forward" else 2
         rows = self.ranks * len(weights)
-        tape.emit("split_with_sizes_copy", "copy", [whole], weights, "cat", elements=whole.numel, rows=rows)
+        tape.emit(
+            "split_with_sizes_copy",
+            "copy",
+            [whole],
+            weights,
+            "cat",
+            elements=whole.numel,
+            rows=rows,
+        )
         if ahead >= 0 and ahead in self.weights:
             self.launch(ahead, max(layer, 0))
 
     def reduce(self, layer: int, done: bool) -> None:
-        """Sum up the gradients of a layer over ranks, of which each gets its shards, and add earlier micro-batches."""
+        """Sum up the gradients of a layer over ranks, of which each gets its shards, and add
+        earlier micro-batches."""
         tape, weights = self.tape, self.weights[layer]
         if not done:
-            tape.gradients |= {w: layers.cast(tape, tape.gradients[w], self.itemsize) for w in weights}
+            tape.gradients |= {
+                w: layers.cast(tape, tape.gradients[w], self.itemsize) for w in weights
+            }
             return
         shards, rows = [tape.shards[weight] for weight in weights], self.ranks * len(weights)
         count = sum(shard.numel for shard in shards)
         flat, own = (tape.tensor(count * size, itemsize=self.summed) for size in (self.ranks, 1))
         parts = [tape.gradients.pop(weight) for weight in weights]
         tape.emit("chunk_cat", "copy", parts, [flat], "cat", elements=flat.numel, rows=rows)
-        tape.emit("reduce_scatter", "collective", [flat], [own], nbytes=flat.nbytes, group=self.group)
+        tape.emit(
+            "reduce_scatter", "collective", [flat], [own], nbytes=flat.nbytes, group=self.group
+        )
         if self.replicas:
-            tape.emit("all_reduce", "collective", [own], [own], nbytes=own.nbytes, group=self.replicas)
+            tape.emit(
+                "all_reduce", "collective", [own], [own], nbytes=own.nbytes, group=self.replicas
+            )
         own = layers.cast(tape, own, self.itemsize)
         for shard in shards:
             tape.gradients[shard] = own.view(*shard.shape)
             accumulate(tape, shard)
 
 
-def share_perceptrons(tape: Tape, record: Callable[..., Any], s: Strategy | None, groups: dict[Any, int]) -> Shared:
-    """How an empty tape records the perceptrons of a DLRM that ranks share as `s` says; adds to the numbered groups."""
+def share_perceptrons(
+    tape: Tape, record: Callable[..., Any], s: Strategy | None, groups: dict[Any, int]
+) -> Shared:
+    """How an empty tape records the perceptrons of a DLRM that ranks share as `s` says; adds to the
+    numbered groups."""
 
     def number(*spaced: int) -> int:
         return groups.setdefault(tuple(range(*spaced)), len(groups))
@@ -287,7 +358,10 @@ def share_perceptrons(tape: Tape, record: Callable[..., Any], s: Strategy | None
     for weight in probe.due:
         weight.storage = tape.tensor(0).storage
     units = Units(tape, [*probe.due], owners // tp, parallel, tape.wide, tape.wide)
-    units.group, units.replicas = number(0, owners, tp), number(0, ranks, owners) if owners < ranks else 0
+    units.group, units.replicas = (
+        number(0, owners, tp),
+        number(0, ranks, owners) if owners < ranks else 0,
+    )
     units.weights.pop(-1, None)  # tables
     for layer in (0, 1):  # at the start of an iteration
         units.launch(layer, layer)
@@ -295,10 +369,12 @@ def share_perceptrons(tape: Tape, record: Callable[..., Any], s: Strategy | None
 
 
 def record_part(model: Any, cut: Cut) -> tuple[Graph, dict[str, Any]]:
-    """Record one micro-batch of embeddings, one layer and the head on a rank, and the update of their weights.
+    """Record one micro-batch of embeddings, one layer and the head on a rank, and the update of
+    their weights.
 
-    Sizes are arrays over cuts. Gradients are added to those of earlier micro-batches. With mixed precision the sums of
-    gradients and the weights that the optimizer updates are fp32, and products read narrower copies of these.
+    Sizes are arrays over cuts. Gradients are added to those of earlier micro-batches. With mixed
+    precision the sums of gradients and the weights that the optimizer updates are fp32, and
+    products read narrower copies of these.
 
     Parameters
     ----------
@@ -310,17 +386,23 @@ def record_part(model: Any, cut: Cut) -> tuple[Graph, dict[str, Any]]:
     Returns
     -------
     graph : Graph
-        Operations of the first cut, with the sizes of all cuts beside them. Their modules are ``embeddings``,
-        ``layers.0`` and ``head``, and ``packing`` for a copy of all gradients. Collectives are those of the ranks that
-        share layers.
+        Operations of the first cut, with the sizes of all cuts beside them. Their modules are
+        ``embeddings``, ``layers.0`` and ``head``, and ``packing`` for a copy of all gradients.
+        Collectives are those of the ranks that share layers.
     weights : dict of str to array
         Trained numbers of ``embeddings``, ``layers`` (one layer) and ``head`` [-].
     """
     tape = Tape(ITEMSIZE.get(model.dtype, 2))
     record_forward(tape, model, cut, 1, nullcontext)
     inside = [place for place, weight in enumerate(tape.trained) if weight.layer == 0]
-    bounds = {"embeddings": (0, inside[0]), "layers": (inside[0], inside[-1] + 1), "head": (inside[-1] + 1, None)}
-    weights = {name: sum(each.numel for each in tape.trained[slice(*own)]) for name, own in bounds.items()}
+    bounds = {
+        "embeddings": (0, inside[0]),
+        "layers": (inside[0], inside[-1] + 1),
+        "head": (inside[-1] + 1, None),
+    }
+    weights = {
+        name: sum(each.numel for each in tape.trained[slice(*own)]) for name, own in bounds.items()
+    }
     wide = 4 if model.mixed else tape.itemsize
     tape.kept = {weight: tape.tensor(*weight.shape, itemsize=wide) for weight in tape.trained}
     tape.backward()
@@ -331,14 +413,22 @@ def record_part(model: Any, cut: Cut) -> tuple[Graph, dict[str, Any]]:
             tape.emit("_to_copy", "elementwise", [shard], [weight], elements=weight.numel)
     step(tape, model.optimizer, lists=True, fused=model.fused)
     tape.module = "packing"
-    parts, flat = [tape.kept[weight] for weight in tape.trained], tape.tensor(sum(weights.values()), itemsize=wide)
+    parts, flat = (
+        [tape.kept[weight] for weight in tape.trained],
+        tape.tensor(sum(weights.values()), itemsize=wide),
+    )
     tape.emit("cat", "copy", parts, [flat], elements=flat.numel, rows=len(parts))
     graph = make_graph(tape, name=model.name, family=model.family, dtype=model.dtype)
     (operations, storages), nbytes = graph.accesses[:, :2, 0].T.astype(int), graph.accesses[:, 2]
-    traffic, buffers = np.zeros((len(graph), nbytes.shape[1])), np.zeros((len(tape.homes), nbytes.shape[1]))
+    traffic, buffers = (
+        np.zeros((len(graph), nbytes.shape[1])),
+        np.zeros((len(tape.homes), nbytes.shape[1])),
+    )
     np.add.at(traffic, operations, nbytes)
     np.maximum.at(buffers, storages, nbytes)
     columns = {name: graph.features[:, COLUMN[name]] for name in _TIMED} | {"traffic": traffic}
     features, accesses = graph.features[..., 0], graph.accesses[..., 0]
-    graph = replace(graph, features=features, accesses=accesses, columns=columns, buffers=tuple(buffers))
+    graph = replace(
+        graph, features=features, accesses=accesses, columns=columns, buffers=tuple(buffers)
+    )
     return graph, weights

@@ -1,4 +1,5 @@
-"""Deep learning recommendation models: embedding tables, their interaction and two multilayer perceptrons."""
+"""Deep learning recommendation models: embedding tables, their interaction and two multilayer
+perceptrons."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -20,60 +21,88 @@ from perfkit.workloads.sizes import check_size
 from perfkit.workloads.tables import EmbeddingTable, share_lookups
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_ranks, check_switches
 
-_CHOICES = {"interaction": ("dot", "cross"), "optimizer": ("sgd", "adagrad"),
-            "embedding": ("separate", "fused", "exact")}  # fmt: skip
+_CHOICES = {
+    "interaction": ("dot", "cross"),
+    "optimizer": ("sgd", "adagrad"),
+    "embedding": ("separate", "fused", "exact"),
+}
 
 
 def _read_preset(row: dict[str, str]) -> dict[str, Any]:
     """Sizes of a published DLRM, whose tables are all alike or listed in a file of their own."""
-    listed = group_rows("model", "published", "dlrm_tables.csv").get(row["tables"]) or [row] * int(row["tables"])
-    sizes: dict[str, Any] = {name: tuple(int(own[name]) for own in listed) for name in ("rows", "pooling")}
+    listed = group_rows("model", "published", "dlrm_tables.csv").get(row["tables"]) or [row] * int(
+        row["tables"]
+    )
+    sizes: dict[str, Any] = {
+        name: tuple(int(own[name]) for own in listed) for name in ("rows", "pooling")
+    }
     sizes |= {name: tuple(map(int, row[name].split())) for name in ("bottom", "top")}
-    sizes |= {"pooling": int(row["pooling"])} if row["pooling"] else {}  # one number, that of any other tables, too
-    return sizes | {name: int(row[name]) for name in ("dim", "features")} | {n: row[n] for n in _CHOICES if row[n]}
+    # one number, that of any other tables, too
+    sizes |= {"pooling": int(row["pooling"])} if row["pooling"] else {}
+    return (
+        sizes
+        | {name: int(row[name]) for name in ("dim", "features")}
+        | {n: row[n] for n in _CHOICES if row[n]}
+    )
 
 
 #: Named configurations of the reference data.
-PRESETS = {name: _read_preset(row) for name, [row] in group_rows("model", "published", "dlrms.csv").items()}
+PRESETS = {
+    name: _read_preset(row) for name, [row] in group_rows("model", "published", "dlrms.csv").items()
+}
 _SWITCHES = ("sparse", "fused", "mixed", "overlap")
 
 
 def _end_with(name: str, widths: Any, last: Any) -> tuple[Any, ...]:
-    """Widths of layers, of which the last one must have a given width and is appended where it is missing."""
+    """Widths of layers, of which the last one must have a given width and is appended where it is
+    missing."""
     check_type(name, widths, Sequence)
     checked = tuple(check_size(name, width) for width in widths)
     same = np.equal(checked[-1], last) if checked else np.False_
     if same.any() and not same.all():
-        raise ValueError(f"{name} ends with the required width in some configurations only; give those separately")
+        raise ValueError(
+            f"{name} ends with the required width in some configurations only; give those separately"
+        )
     return checked if same.all() else (*checked, last)
 
 
 def _make_tables(base: Mapping[str, Any], width: Any, itemsize: int) -> tuple[EmbeddingTable, ...]:
-    """The tables of a model; rows, pooling and exponent are one number for all tables, or one for each."""
+    """The tables of a model; rows, pooling and exponent are one number for all tables, or one for
+    each."""
     columns, count = [], 1
     for name in ("rows", "pooling", "exponent"):
         value = base[name]
         listed = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
-        values = [v.item() if isinstance(v, np.generic) else v for v in (value if listed else [value] * count)]
+        values = [
+            v.item() if isinstance(v, np.generic) else v
+            for v in (value if listed else [value] * count)
+        ]
         count = len(values) if name == "rows" else count
         if not values:
-            raise ValueError("rows is empty; a DLRM needs at least one table; give the rows of each table")
+            raise ValueError(
+                "rows is empty; a DLRM needs at least one table; give the rows of each table"
+            )
         if len(values) != count:
             fault = f"{name} has {len(values)} entries; the model has {count} tables"
             raise ValueError(f"{fault}; give one number, or one for each table")
         columns.append(values)
     found = enumerate(zip(*columns, strict=True))
-    return tuple(EmbeddingTable(size, width, mean, skew, itemsize, f"table {i}") for i, (size, mean, skew) in found)
+    return tuple(
+        EmbeddingTable(size, width, mean, skew, itemsize, f"table {i}")
+        for i, (size, mean, skew) in found
+    )
 
 
 @dataclass(frozen=True, init=False)
 class DLRM:
-    """One training iteration of a DLRM: lookups, bottom MLP, interaction, top MLP, binary cross entropy, optimizer.
+    """One training iteration of a DLRM: lookups, bottom MLP, interaction, top MLP, binary cross
+    entropy, optimizer.
 
-    On several ranks a `Plan` places the tables. Whole tables and splits by columns are looked up for the whole batch;
-    all_to_all exchanges the pooled rows and their gradients. Pooled rows of splits by rows are sums of parts:
-    reduce_scatter adds them up, and all_gather returns the gradients. Copies are looked up for the samples of the rank.
-    The MLPs are data-parallel; their gradients and those of copies are reduced.
+    On several ranks a `Plan` places the tables. Whole tables and splits by columns are looked up
+    for the whole batch; all_to_all exchanges the pooled rows and their gradients. Pooled rows of
+    splits by rows are sums of parts: reduce_scatter adds them up, and all_gather returns the
+    gradients. Copies are looked up for the samples of the rank. The MLPs are data-parallel; their
+    gradients and those of copies are reduced.
 
     Parameters
     ----------
@@ -98,9 +127,9 @@ class DLRM:
     sparse : bool
         Whether table gradients hold one row per lookup instead of the whole table.
     embedding : str
-        ``separate``: one bag operation a table. ``fused``: one kernel looks up all tables, and one kernel updates
-        their rows in the backward pass, lookup by lookup; `sparse` has no effect. ``exact``: likewise, but lookups are
-        sorted and each distinct row is updated once.
+        ``separate``: one bag operation a table. ``fused``: one kernel looks up all tables, and one
+        kernel updates their rows in the backward pass, lookup by lookup; `sparse` has no effect.
+        ``exact``: likewise, but lookups are sorted and each distinct row is updated once.
     fused : bool
         Whether one kernel of the optimizer updates all dense weights.
     mixed : bool
@@ -110,20 +139,24 @@ class DLRM:
     optimizer : str
         ``sgd`` or ``adagrad``.
     interaction : str
-        ``dot`` (products of all pairs of vectors) or ``cross`` (low-rank cross layers over all of them, DCNv2).
+        ``dot`` (products of all pairs of vectors) or ``cross`` (low-rank cross layers over all of
+        them, DCNv2).
     cross : (int, int)
         Cross layers and their rank [-].
     overlap : bool
-        Whether pooled rows and their gradients are exchanged while the bottom MLP works, and gradients of each MLP are
-        reduced in buckets as they arrive (DistributedDataParallel). Otherwise each collective is waited for at once,
-        as a blocking PyTorch call does, and gradients are reduced in one piece after the backward pass.
+        Whether pooled rows and their gradients are exchanged while the bottom MLP works, and
+        gradients of each MLP are reduced in buckets as they arrive (DistributedDataParallel).
+        Otherwise each collective is waited for at once, as a blocking PyTorch call does, and
+        gradients are reduced in one piece after the backward pass.
     table_dtype : str
-        Data type of the tables, by default that of weights; pooled rows have the data type of activations.
+        Data type of the tables, by default that of weights; pooled rows have the data type of
+        activations.
 
     Raises
     ------
     ValueError
-        For unknown presets, data types and optimizers, sizes that are not above zero, and lists of different lengths.
+        For unknown presets, data types and optimizers, sizes that are not above zero, and lists of
+        different lengths.
 
     Notes
     -----
@@ -154,24 +187,48 @@ class DLRM:
     family: str = field(default="dlrm", repr=False)
 
     def __init__(
-        self, preset: str | None = None, *, batch: Any = 2048, rows: Any = None, dim: Any = None, pooling: Any = None,
-        exponent: Any = 0.0, bottom: Any = None, top: Any = None, features: Any = None, sparse: bool = True,
-        embedding: str | None = None, fused: bool = False, mixed: bool = False, dtype: str = "fp32",
-        optimizer: str | None = None, interaction: str | None = None, cross: tuple[int, int] = (3, 512),
-        overlap: bool = False, table_dtype: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        preset: str | None = None,
+        *,
+        batch: Any = 2048,
+        rows: Any = None,
+        dim: Any = None,
+        pooling: Any = None,
+        exponent: Any = 0.0,
+        bottom: Any = None,
+        top: Any = None,
+        features: Any = None,
+        sparse: bool = True,
+        embedding: str | None = None,
+        fused: bool = False,
+        mixed: bool = False,
+        dtype: str = "fp32",
+        optimizer: str | None = None,
+        interaction: str | None = None,
+        cross: tuple[int, int] = (3, 512),
+        overlap: bool = False,
+        table_dtype: str = "",
+    ) -> None:
         given = {key: value for key, value in locals().items() if key not in ("self", "preset")}
-        known = PRESETS["dlrm-default" if preset is None else check_choice("preset", preset, PRESETS)]
+        known = PRESETS[
+            "dlrm-default" if preset is None else check_choice("preset", preset, PRESETS)
+        ]
         base: dict[str, Any] = {name: names[0] for name, names in _CHOICES.items()} | known
         base |= {key: value for key, value in given.items() if value is not None or key not in base}
         for name, names in _CHOICES.items():
             check_choice(name, base[name], names)
-        check_switches(check_choice("dtype", base["dtype"], ITEMSIZE), **{key: base[key] for key in _SWITCHES})
+        check_switches(
+            check_choice("dtype", base["dtype"], ITEMSIZE), **{key: base[key] for key in _SWITCHES}
+        )
         base["table_dtype"] = base["table_dtype"] or ("fp32" if base["mixed"] else base["dtype"])
         check_choice("table_dtype", base["table_dtype"], ITEMSIZE)
-        summed = base["embedding"] == "exact" or (base["embedding"] == "separate" and not base["sparse"])
+        summed = base["embedding"] == "exact" or (
+            base["embedding"] == "separate" and not base["sparse"]
+        )
         if base["optimizer"] == "adagrad" and not summed:
-            fault = f"optimizer is 'adagrad' with embedding {base['embedding']!r} and sparse gradients"
+            fault = (
+                f"optimizer is 'adagrad' with embedding {base['embedding']!r} and sparse gradients"
+            )
             advice = "take embedding='exact', sparse=False, or capture the step"
             raise ValueError(f"{fault}; gradients of the same row must be added up first; {advice}")
         check_type("cross", base["cross"], tuple)
@@ -181,8 +238,14 @@ class DLRM:
         base["cross"] = tuple(check_positive("cross", size, integer=True) for size in base["cross"])
         width = check_size("dim", base.pop("dim"))
         tables = _make_tables(base, width, ITEMSIZE[base["table_dtype"]])
-        base |= {"bottom": _end_with("bottom", base["bottom"], width), "top": _end_with("top", base["top"], 1)}
-        base |= {"features": check_size("features", base["features"]), "batch": check_size("batch", batch)}
+        base |= {
+            "bottom": _end_with("bottom", base["bottom"], width),
+            "top": _end_with("top", base["top"], 1),
+        }
+        base |= {
+            "features": check_size("features", base["features"]),
+            "batch": check_size("batch", batch),
+        }
         base |= {"name": preset or "dlrm", "family": "dlrm", "tables": tables}
         vars(self).update({field.name: base[field.name] for field in fields(self)})
 
@@ -219,13 +282,19 @@ class DLRM:
         plan = plan or Plan.round_robin(len(self.tables), ranks=ranks)
         if plan.ranks != ranks or len(plan.owners) != len(self.tables):
             asked = f"the model has {len(self.tables)} tables and {ranks} ranks are asked for; make a plan for these"
-            raise ValueError(f"plan places {len(plan.owners)} tables on {plan.ranks} ranks; {asked}")
+            raise ValueError(
+                f"plan places {len(plan.owners)} tables on {plan.ranks} ranks; {asked}"
+            )
         tp = plan.shared.get("tp", 1)
         for width in (own for own in (*self.bottom[:-1:2], *self.top[:-1:2]) if np.any(own % tp)):
-            raise ValueError(f"perceptrons has tp {tp}; take one that divides {width}, a width that ranks split")
+            raise ValueError(
+                f"perceptrons has tp {tp}; take one that divides {width}, a width that ranks split"
+            )
         return plan
 
-    def graphs(self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False) -> tuple[Graph, ...]:
+    def graphs(
+        self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False
+    ) -> tuple[Graph, ...]:
         """What every rank computes in one iteration.
 
         Parameters
@@ -251,8 +320,9 @@ class Held(NamedTuple):
     Parameters
     ----------
     looked : tuple of EmbeddingTable
-        Tables and parts of tables that the rank looks up for the whole batch: first those whose rows it pools alone,
-        then those whose pooled rows are sums over a group of ranks, group by group.
+        Tables and parts of tables that the rank looks up for the whole batch: first those whose
+        rows it pools alone, then those whose pooled rows are sums over a group of ranks, group by
+        group.
     sums : tuple of int
         Number of the group of each of them; -1 for those that it pools alone [-].
     copies : tuple of EmbeddingTable
@@ -273,7 +343,9 @@ class Held(NamedTuple):
 def hold_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Held, ...]:
     """What each rank of a plan stores."""
     everyone = tuple(range(plan.ranks))
-    split = {p.ranks for p in plan.placements if p.kind in BY_ROWS and len(p.ranks) > 1} - {everyone}
+    split = {p.ranks for p in plan.placements if p.kind in BY_ROWS and len(p.ranks) > 1} - {
+        everyone
+    }
     groups = (everyone, *sorted(split))
     looked: list[list[tuple[int, EmbeddingTable]]] = [[] for _ in everyone]
     copies: list[list[EmbeddingTable]] = [[] for _ in everyone]
@@ -298,33 +370,55 @@ def hold_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Held, ...
             looked[shard.rank].append((group, own))
     ordered = [sorted(own, key=itemgetter(0)) for own in looked]
     return tuple(
-        Held(tuple(t for _, t in own), tuple(g for g, _ in own), tuple(copied), tuple(widths), groups)
+        Held(
+            tuple(t for _, t in own), tuple(g for g, _ in own), tuple(copied), tuple(widths), groups
+        )
         for own, copied in zip(ordered, copies, strict=True)
     )
 
 
 def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[Graph, ...]:
-    """Record the iteration of every rank, once for ranks whose tables differ in nothing but their names."""
+    """Record the iteration of every rank, once for ranks whose tables differ in nothing but their
+    names."""
     known: dict[Any, Graph] = {}
     graphs, ranks = [], plan.ranks
     for held in hold_tables(plan, model.tables):
         tables = (*held.looked, *held.copies)
-        key = (held.sums, *((t.rows, t.dim, t.pooling, t.exponent, t.law) for t in tables)) if ranks > 1 else ()
+        key = (
+            (held.sums, *((t.rows, t.dim, t.pooling, t.exponent, t.law) for t in tables))
+            if ranks > 1
+            else ()
+        )
         if key not in known:
-            tape = Tape(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=model.overlap and ranks > 1)
+            tape = Tape(
+                ITEMSIZE[model.dtype], mixed=model.mixed, overlap=model.overlap and ranks > 1
+            )
             groups = {own: place for place, own in enumerate(held.groups)}
             record = partial(record_layers, model=model, held=held)
             shared = share_perceptrons(tape, record, plan.perceptrons, groups)
             layers.binary_cross_entropy(tape, record(tape, shared))
-            known[key] = finish(tape, model, ranks=ranks, lists=accelerator, groups=tuple(groups) if ranks > 1 else ())
-        graphs.append(known[key] if known[key].tables == tables else replace(known[key], tables=tables))
+            known[key] = finish(
+                tape,
+                model,
+                ranks=ranks,
+                lists=accelerator,
+                groups=tuple(groups) if ranks > 1 else (),
+            )
+        graphs.append(
+            known[key] if known[key].tables == tables else replace(known[key], tables=tables)
+        )
     return tuple(graphs)
 
 
-def record_layers(tape: Tape, shared: layers.Shared, model: DLRM, held: Held, inputs: Tensor | None = None) -> Tensor:
+def record_layers(
+    tape: Tape, shared: layers.Shared, model: DLRM, held: Held, inputs: Tensor | None = None
+) -> Tensor:
     """Record the layers of one rank from its dense `inputs` and its tables; returns the logits."""
-    inputs = inputs or tape.tensor(model.batch // len(held.widths), model.features, itemsize=tape.wide)
-    receive = _look_up(tape, model, held) if tape.overlap else []  # rows are exchanged while the bottom MLP works
+    inputs = inputs or tape.tensor(
+        model.batch // len(held.widths), model.features, itemsize=tape.wide
+    )
+    # rows are exchanged while the bottom MLP works
+    receive = _look_up(tape, model, held) if tape.overlap else []
     tape.module, known = "bottom", tape.drawn
     dense = layers.mlp(tape, inputs, model.bottom, shared, last_relu=True)
     bottom = tape.trained[known : tape.drawn]
@@ -341,24 +435,36 @@ def record_layers(tape: Tape, shared: layers.Shared, model: DLRM, held: Held, in
     place = dict.fromkeys(bottom, 1) | dict.fromkeys(tape.tables, 2)
     tape.trained.sort(key=lambda weight: place.get(weight, 3))  # in the order of the modules
     if tape.overlap:  # modules reduce gradients apart, and so do groups
-        reduced = {weight: group for weight in tape.trained if (group := tape.groups.get(weight, 0)) >= 0}
-        tape.buckets = {weight: place.get(weight, 0) + 3 * (group > 0) for weight, group in reduced.items()}
+        reduced = {
+            weight: group for weight in tape.trained if (group := tape.groups.get(weight, 0)) >= 0
+        }
+        tape.buckets = {
+            weight: place.get(weight, 0) + 3 * (group > 0) for weight, group in reduced.items()
+        }
     return logits
 
 
 def _look_up(tape: Tape, model: DLRM, held: Held) -> list[Callable[[], list[Tensor]]]:
-    """Look tables up and launch the exchanges; each function of the result waits for pooled rows and returns them."""
+    """Look tables up and launch the exchanges; each function of the result waits for pooled rows
+    and returns them."""
     tape.module, ranks, batch = "embeddings", len(held.widths), model.batch // len(held.widths)
     looked = layers.embedding_bags(tape, model, held.looked, model.batch)
     receive: list[Callable[[], list[Tensor]]] = []
     pooled = [part for part, own in zip(looked, held.sums, strict=True) if own < 0]
     for group in sorted({*held.sums} - {-1}):
         members = len(held.groups[group])
-        part = layers.cat(tape, [part for part, own in zip(looked, held.sums, strict=True) if own == group])
+        part = layers.cat(
+            tape, [part for part, own in zip(looked, held.sums, strict=True) if own == group]
+        )
         wait = layers.exchange(
-            tape, part, model.batch // members, [part.shape[1]], part.nbytes,
-            operations=("reduce_scatter", "all_gather"), group=group,
-        )  # fmt: skip
+            tape,
+            part,
+            model.batch // members,
+            [part.shape[1]],
+            part.nbytes,
+            operations=("reduce_scatter", "all_gather"),
+            group=group,
+        )
         if members == ranks:
             receive.append(wait)
         else:  # each rank of the group sends its samples to all ranks

@@ -1,4 +1,5 @@
-"""Ways to execute an iteration: operation by operation, compiled into fewer kernels, or replayed as a whole."""
+"""Ways to execute an iteration: operation by operation, compiled into fewer kernels, or replayed as
+a whole."""
 
 from collections import defaultdict
 from collections.abc import Container, Sequence
@@ -11,15 +12,22 @@ from perfkit.ground.units import check_choice
 from perfkit.workloads.graph import COLUMN, Graph, Label
 
 #: Ways to execute an iteration; for each, the ways in which a graph recorded so can be priced.
-EXECUTIONS = {"eager": ("eager", "compiled", "graphs"), "compiled": ("compiled", "graphs"), "graphs": ("graphs",)}
+EXECUTIONS = {
+    "eager": ("eager", "compiled", "graphs"),
+    "compiled": ("compiled", "graphs"),
+    "graphs": ("graphs",),
+}
 _ELEMENTS, _ROWS, _N = (COLUMN[name] for name in ("elements", "rows", "n"))
 _HOST = [COLUMN[name] for name in ("launches", "calls", "bare")]
 #: Variants that stay kernels of their own, though they loop over elements; and sums.
-_ALONE = frozenset("sort topk cumsum cumprod logcumsumexp index_put scatter_add".split())
+_ALONE = frozenset(
+    ["sort", "topk", "cumsum", "cumprod", "logcumsumexp", "index_put", "scatter_add"]
+)
 #: Number formats of products that a compiler pads to multiples of 16 B.
 _PADDED = ("tf32", "bf16", "fp16")
-_SUMS = frozenset("sum mean amax amin prod norm linalg_vector_norm".split())
-#: Calls without a kernel that each weight costs the host in a pass of compiled code [-]; docs/formulas.md, table 6.1.
+_SUMS = frozenset(["sum", "mean", "amax", "amin", "prod", "norm", "linalg_vector_norm"])
+#: Calls without a kernel that each weight costs the host in a pass of compiled code [-];
+#: docs/formulas.md, table 6.1.
 _HANDED = 2.0
 
 
@@ -27,9 +35,10 @@ _HANDED = 2.0
 class _Region:
     """Operations that one kernel computes, by their positions.
 
-    `place` orders the kernels: by the last position that one needs, then by a second number. `loop` is the loop of the
-    kernel: the stretch of the iteration, its elements, and its columns if these are summed up; it is empty if nothing
-    can be merged with it. `sums` is the number of sums that it computes [-].
+    `place` orders the kernels: by the last position that one needs, then by a second number. `loop`
+    is the loop of the kernel: the stretch of the iteration, its elements, and its columns if these
+    are summed up; it is empty if nothing can be merged with it. `sums` is the number of sums that
+    it computes [-].
     """
 
     members: list[int]
@@ -43,12 +52,20 @@ class _Fusion:
 
     def __init__(self, graph: Graph, phases: Container[str]) -> None:
         self.graph, n = graph, len(graph)
-        cuts = {*(graph.transfers + 1).tolist(), *(graph.collectives + 1 if graph.waits is None else graph.waits[:, 0])}
+        cuts = {
+            *(graph.transfers + 1).tolist(),
+            *(graph.collectives + 1 if graph.waits is None else graph.waits[:, 0]),
+        }
         cuts |= {i for i in range(n) if i == 0 or graph.labels[i][3] != graph.labels[i - 1][3]}
-        first = sorted(map(float, cuts))  # operation of each stretch, within which operations may be merged
+        # operation of each stretch, within which operations may be merged
+        first = sorted(map(float, cuts))
         stretches = np.array(first)[np.searchsorted(first, np.arange(n), side="right") - 1].tolist()
         self.stretch = [
-            start if phase in phases and kind in ("elementwise", "rowwise", "copy") and variant not in _ALONE else -1.0
+            start
+            if phase in phases
+            and kind in ("elementwise", "rowwise", "copy")
+            and variant not in _ALONE
+            else -1.0
             for start, (_, kind, variant, phase, _) in zip(stretches, graph.labels, strict=True)
         ]
         self.rows: list[list[list[float]]] = [[] for _ in range(n)]
@@ -82,34 +99,50 @@ class _Fusion:
             self.begin(root, parts[root])
 
     def list_around(self, links: list[set[int]], members: list[int]) -> list[_Region]:
-        """Existing regions of the operations that members need, or that need members, by their `links`."""
-        return [self.home[one] for one in {one for m in members for one in links[m]} - {*members} if one in self.home]
+        """Existing regions of the operations that members need, or that need members, by their
+        `links`."""
+        return [
+            self.home[one]
+            for one in {one for m in members for one in links[m]} - {*members}
+            if one in self.home
+        ]
 
     def begin(self, root: int, members: list[int]) -> None:
-        """Make a region of an operation and of what only it needs, and join it with earlier ones."""
+        """Make a region of an operation and of what only it needs, and join it with earlier
+        ones."""
         region = _Region(members, (float(root), -1.0))
         self.home |= dict.fromkeys(members, region)
         if self.stretch[root] < 0:
             return
         places = [one.place for one in self.list_around(self.needs, members)]
         ready = max([self.stretch[root] - 0.5, *(ready for ready, _ in places)])
-        region.place = ready, max([members[0], *(first + 0.5 for last, first in places if last == ready)])
+        region.place = (
+            ready,
+            max([members[0], *(first + 0.5 for last, first in places if last == ready)]),
+        )
         elements, rows, n = self.graph.features[root, [_ELEMENTS, _ROWS, _N]].tolist()
         region.loop = self.stretch[root], elements
         if self.graph.labels[root][2] in _SUMS:
-            read, made = (max([b for _, b, write in self.rows[root] if write == flag] or [0.0]) for flag in (0, 1))
+            read, made = (
+                max([b for _, b, write in self.rows[root] if write == flag] or [0.0])
+                for flag in (0, 1)
+            )
             columns = n > 1 and rows > 1 and abs(made * rows - read) <= abs(made * n - read)
             region.loop, region.sums = (*region.loop, n)[: 2 + columns], n if columns else rows
         makers = {one for m in members for one in self.reads[m].values()} - {*members, -1}
         beside = {
-            one for m in members for buffer, maker in self.reads[m].items() for one in self.readers[maker, buffer]
+            one
+            for m in members
+            for buffer, maker in self.reads[m].items()
+            for one in self.readers[maker, buffer]
         }
         for one in (*sorted(makers, reverse=True), *sorted(beside, reverse=True)):
             if one in self.home:
                 self.join(self.home[one], self.home[root], one in makers)
 
     def join(self, one: _Region, other: _Region, after: bool) -> None:
-        """Merge regions with the same loop, or of which one uses sums of the other, if nothing runs in between."""
+        """Merge regions with the same loop, or of which one uses sums of the other, if nothing runs
+        in between."""
         if one is other or not one.loop or one.loop[:1] != other.loop[:1]:
             return
         alike = one.loop == other.loop and not (after and len(one.loop) > 2)
@@ -123,8 +156,11 @@ class _Fusion:
             self.home |= dict.fromkeys(other.members, one)
 
     def order(self) -> list[_Region]:
-        """All regions in their order; each runs as late as its last operation, but before those that need it."""
-        regions = sorted(dict.fromkeys(self.home[n] for n in range(len(self.graph))), key=lambda r: r.place)
+        """All regions in their order; each runs as late as its last operation, but before those
+        that need it."""
+        regions = sorted(
+            dict.fromkeys(self.home[n] for n in range(len(self.graph))), key=lambda r: r.place
+        )
         keys = dict[_Region, int]()
         for region in reversed(regions):
             users = self.list_around(self.users, region.members)
@@ -132,21 +168,28 @@ class _Fusion:
         return sorted(regions, key=lambda region: keys[region])
 
     def touch(self, region: _Region) -> list[tuple[float, float, float]]:
-        """Buffers that a region reads from outside or writes for others, with their bytes and 1 for a write."""
+        """Buffers that a region reads from outside or writes for others, with their bytes and 1 for
+        a write."""
         inside, found = {*region.members}, dict[tuple[float, float], float]()
         for place in region.members:
             for buffer, nbytes, write in self.rows[place]:
                 readers = self.readers.get((place, buffer), set())
-                within = readers and readers <= inside if write else self.reads[place][buffer] in inside
+                within = (
+                    readers and readers <= inside if write else self.reads[place][buffer] in inside
+                )
                 if not within:
                     found[write, buffer] = max(found.get((write, buffer), 0.0), nbytes)
         return [(buffer, nbytes, write) for (write, buffer), nbytes in sorted(found.items())]
 
     def label(self, region: _Region) -> Label:
         """Name, kind, variant, phase and module of a region; with sums it is row-wise."""
-        names, kinds, variants, phases, modules = zip(*(self.graph.labels[m] for m in region.members), strict=True)
+        names, kinds, variants, phases, modules = zip(
+            *(self.graph.labels[m] for m in region.members), strict=True
+        )
         kind = next(kind for kind in ("rowwise", "elementwise", "copy") if kind in kinds)
-        again = next((f"fused.{variant}" for variant in variants if "batch_norm" in variant), "fused")
+        again = next(
+            (f"fused.{variant}" for variant in variants if "batch_norm" in variant), "fused"
+        )
         return "fused_" + "_".join(dict.fromkeys(names)), kind, again, phases[0], modules[-1]
 
 
@@ -163,57 +206,85 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
     Returns
     -------
     graph : Graph
-        The same work. Element-wise functions, norms, copies and sums are merged into kernels of variant ``fused``. The
-        traffic of such a kernel is what it reads from outside and writes for others. Products, attention, convolutions,
-        lookups and collectives are unchanged. A compiled phase is one call of the framework, and two without a kernel
-        for each weight, which its kernels share evenly. Gradients of single rows are added without a sort.
+        The same work. Element-wise functions, norms, copies and sums are merged into kernels of
+        variant ``fused``. The traffic of such a kernel is what it reads from outside and writes for
+        others. Products, attention, convolutions, lookups and collectives are unchanged. A compiled
+        phase is one call of the framework, and two without a kernel for each weight, which its
+        kernels share evenly. Gradients of single rows are added without a sort.
 
     Notes
     -----
-    An operation is merged with an operation whose result it reads, or which reads the same tensor, if both loop over
-    the same number of elements and no other kernel has to run in between. Sums over columns are kernels of their own.
-    Nothing is merged over a wait for a collective or a copy to the host, nor into the kernel of a product. The sides of
-    products on tensor cores are padded to multiples of 16 B [2]_. The kernels that compute the operands write them
-    padded, so that padding takes no extra time.
+    An operation is merged with an operation whose result it reads, or which reads the same tensor,
+    if both loop over the same number of elements and no other kernel has to run in between. Sums
+    over columns are kernels of their own. Nothing is merged over a wait for a collective or a copy
+    to the host, nor into the kernel of a product. The sides of products on tensor cores are padded
+    to multiples of 16 B [2]_. The kernels that compute the operands write them padded, so that
+    padding takes no extra time.
 
     References
     ----------
-    .. [1] J. Ansel et al., "PyTorch 2: faster machine learning through dynamic Python bytecode transformation and
-       graph compilation", ASPLOS 2024, doi:10.1145/3620665.3640366, section 4.4 (fusion)
+    .. [1] J. Ansel et al., "PyTorch 2: faster machine learning through dynamic Python bytecode
+       transformation and graph compilation", ASPLOS 2024, doi:10.1145/3620665.3640366, section 4.4
+       (fusion)
     .. [2] PyTorch 2.13, ``shape_padding`` in torch/_inductor/config.py (on by default) and
        torch/_inductor/fx_passes/pad_mm.py
     """
     if graph.sizes is not None:
-        raise ValueError("sizes are open, and the kernels of a compiler depend on them; compile one configuration")
+        raise ValueError(
+            "sizes are open, and the kernels of a compiler depend on them; compile one configuration"
+        )
     fusion = _Fusion(graph, phases)
     regions, called = fusion.order(), dict[str, list[int]]()
     labels, touched = list[Label](), list[tuple[float, ...]]()
-    heads, sizes = (np.array([count(region.members) for region in regions], int) for count in (min, len))
-    members, starts = np.array([m for region in regions for m in region.members], int), np.cumsum(sizes) - sizes
+    heads, sizes = (
+        np.array([count(region.members) for region in regions], int) for count in (min, len)
+    )
+    members, starts = (
+        np.array([m for region in regions for m in region.members], int),
+        np.cumsum(sizes) - sizes,
+    )
     features, *rest = (
-        np.maximum.reduceat(v[members], starts) if len(v) else v for v in (graph.features, *graph.columns.values())
+        np.maximum.reduceat(v[members], starts) if len(v) else v
+        for v in (graph.features, *graph.columns.values())
     )
     columns = dict(zip(graph.columns, rest, strict=True))
-    growth = [sizes / max(sizes[0], 1.0) for sizes in graph.buffers]  # relative to the first configuration
+    # relative to the first configuration
+    growth = [sizes / max(sizes[0], 1.0) for sizes in graph.buffers]
     for row, region in enumerate(regions):
         merged, first = len(region.members) > 1, region.members[0]
         found = fusion.touch(region) if merged else fusion.rows[first]
         touched += [(row, *rest) for rest in found]
         if merged and columns:
-            columns["traffic"][row] = sum(nbytes * growth[int(number)] for number, nbytes, _ in found)
+            columns["traffic"][row] = sum(
+                nbytes * growth[int(number)] for number, nbytes, _ in found
+            )
         labels.append(fusion.label(region) if merged else graph.labels[first])
         if labels[row][3] in phases and labels[row][1] not in ("collective", "transfer"):
-            features[row, _HOST] = min(features[row, _HOST[0]], 1.0), labels[row][3] not in called, 0.0
+            features[row, _HOST] = (
+                min(features[row, _HOST[0]], 1.0),
+                labels[row][3] not in called,
+                0.0,
+            )
             called.setdefault(labels[row][3], []).append(row)
-    updates = np.array([label[3] == "update" for label in graph.labels])[graph.accesses[:, 0].astype(int)]
-    read, written = (graph.accesses[rows, 1] for rows in (~updates, updates & (graph.accesses[:, 3] > 0)))
+    updates = np.array([label[3] == "update" for label in graph.labels])[
+        graph.accesses[:, 0].astype(int)
+    ]
+    read, written = (
+        graph.accesses[rows, 1] for rows in (~updates, updates & (graph.accesses[:, 3] > 0))
+    )
     for rows in called.values():  # weights are what earlier operations read and the update writes
         features[rows, _HOST[2]] = _HANDED * len(np.intersect1d(read, written)) / len(rows)
     dtypes = tuple(graph.dtypes[first] for first in heads) if graph.dtypes else ()
-    pieces = np.array([
-        16 / DTYPES[own] if kind in ("gemm", "bmm") and phase in phases and own in _PADDED else 1.0
-        for (_, kind, _, phase, _), own in zip(labels, dtypes or [graph.dtype] * len(labels), strict=True)
-    ])  # fmt: skip
+    pieces = np.array(
+        [
+            16 / DTYPES[own]
+            if kind in ("gemm", "bmm") and phase in phases and own in _PADDED
+            else 1.0
+            for (_, kind, _, phase, _), own in zip(
+                labels, dtypes or [graph.dtype] * len(labels), strict=True
+            )
+        ]
+    )
     for name in "mnk":
         for sides in (features[:, COLUMN[name]], *([columns[name]] if name in columns else ())):
             piece = pieces.reshape(-1, *[1] * (sides.ndim - 1))
@@ -222,9 +293,15 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
     if waits is not None:
         waits = np.stack([[(heads < place).sum() for place in waits[:, 0]], waits[:, 1]], axis=1)
     return replace(
-        graph, labels=tuple(labels), features=features, accesses=np.array(touched, dtype=float).reshape(-1, 4),
-        dtypes=dtypes, waits=waits, columns=columns, execution="compiled",
-    )  # fmt: skip
+        graph,
+        labels=tuple(labels),
+        features=features,
+        accesses=np.array(touched, dtype=float).reshape(-1, 4),
+        dtypes=dtypes,
+        waits=waits,
+        columns=columns,
+        execution="compiled",
+    )
 
 
 def execute(graphs: Sequence[Graph], execution: str | None) -> list[Graph]:
@@ -235,8 +312,8 @@ def execute(graphs: Sequence[Graph], execution: str | None) -> list[Graph]:
     graphs : sequence of Graph
         One per rank, or one for all.
     execution : str or None
-        ``eager``, ``compiled``, or ``graphs`` (the host launches all kernels at once); None leaves the graphs as they
-        are.
+        ``eager``, ``compiled``, or ``graphs`` (the host launches all kernels at once); None leaves
+        the graphs as they are.
 
     Returns
     -------
@@ -254,8 +331,12 @@ def execute(graphs: Sequence[Graph], execution: str | None) -> list[Graph]:
     found = dict[Graph, Graph]()
     for graph in dict.fromkeys(graphs):
         if execution not in (known := EXECUTIONS[graph.execution]):
-            fault = f"execution is {execution!r} and {graph.name} was recorded as {graph.execution!r}"
-            raise ValueError(f"{fault}; it can be priced as {' or '.join(known)}; else record it again")
+            fault = (
+                f"execution is {execution!r} and {graph.name} was recorded as {graph.execution!r}"
+            )
+            raise ValueError(
+                f"{fault}; it can be priced as {' or '.join(known)}; else record it again"
+            )
         merged = execution == "compiled" != graph.execution
         found[graph] = compile_graph(graph) if merged else replace(graph, execution=execution)
     return [found[graph] for graph in graphs]

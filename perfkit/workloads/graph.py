@@ -1,4 +1,5 @@
-"""The graph of one training iteration, in columns: all operations, their sizes, and the tensors they read and write."""
+"""The graph of one training iteration, in columns: all operations, their sizes, and the tensors
+they read and write."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,13 +17,28 @@ Label: TypeAlias = tuple[str, str, str, str, str]
 PHASES = ("forward", "backward", "update")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
-#: Sizes that the closed forms need, one number per operation; zero where one does not apply. Three count the work of
-#: the host: ``launches`` of kernels (0 for a part of the last kernel), ``calls`` of the framework (0 for a further
-#: kernel of the last call), and ``bare`` calls without a kernel before. ``group`` is the number of a communicator.
+#: Sizes that the closed forms need, one number per operation; zero where one does not apply. Three
+#: count the work of the host: ``launches`` of kernels (0 for a part of the last kernel), ``calls``
+#: of the framework (0 for a further kernel of the last call), and ``bare`` calls without a kernel
+#: before. ``group`` is the number of a communicator.
 FEATURES = (
-    "flops", "batch", "m", "n", "k", "elements", "rows", "lookups", "bags", "dim", "table", "nbytes",
-    "launches", "calls", "bare", "group",
-)  # fmt: skip
+    "flops",
+    "batch",
+    "m",
+    "n",
+    "k",
+    "elements",
+    "rows",
+    "lookups",
+    "bags",
+    "dim",
+    "table",
+    "nbytes",
+    "launches",
+    "calls",
+    "bare",
+    "group",
+)
 #: Number of the column of each size.
 COLUMN = {name: place for place, name in enumerate(FEATURES)}
 _PRODUCTS = ("gemm", "bmm", "attention", "convolution")
@@ -39,9 +55,10 @@ class Operation:
     name : str
         The framework's name, such as ``addmm``.
     kind : str
-        Operation class, for which a platform holds one set of kernel parameters: ``gemm``, ``bmm``, ``attention``,
-        ``elementwise``, ``rowwise``, ``copy``, ``embedding_forward``, ``embedding_backward``, ``embedding_update``,
-        ``convolution``, ``pooling``, ``transfer`` or ``collective``; ``other`` for all other captured operations.
+        Operation class, for which a platform holds one set of kernel parameters: ``gemm``, ``bmm``,
+        ``attention``, ``elementwise``, ``rowwise``, ``copy``, ``embedding_forward``,
+        ``embedding_backward``, ``embedding_update``, ``convolution``, ``pooling``, ``transfer`` or
+        ``collective``; ``other`` for all other captured operations.
     variant : str
         Finer class within the kind, such as a GEMM layout or an elementwise function.
     phase : str
@@ -71,7 +88,8 @@ class Graph(Tabular):
     features : array
         One row per operation, one column per entry of `FEATURES`, each in its unit [-].
     accesses : array
-        Operation index, buffer number, bytes [B] and 1 for a write, one row per tensor read or written.
+        Operation index, buffer number, bytes [B] and 1 for a write, one row per tensor read or
+        written.
     tables : tuple of EmbeddingTable
         Tables; the feature ``table`` of an embedding operation is a number of one.
     parameters : int
@@ -83,30 +101,33 @@ class Graph(Tabular):
     ranks : int
         Ranks that take part [-].
     groups : tuple of tuple of int
-        Ranks of each communicator; the feature ``group`` is a number of one. Empty if there is one of all ranks.
+        Ranks of each communicator; the feature ``group`` is a number of one. Empty if there is one
+        of all ranks.
     waits : array or None
-        One row per wait: position of an operation, and number of the collective in program order that must end before
-        it starts [-]. The number is negative for a collective of the iteration before: its number less their count.
-        None if every collective is waited for at once.
+        One row per wait: position of an operation, and number of the collective in program order
+        that must end before it starts [-]. The number is negative for a collective of the iteration
+        before: its number less their count. None if every collective is waited for at once.
     repeats : array or None
         How often each operation runs where one represents several equal ones; None for once [-].
     columns : mapping of str to array
-        With several configurations: sizes that differ among them, by the name of the feature, a row per operation. The
-        features are those of one configuration.
+        With several configurations: sizes that differ among them, by the name of the feature, a row
+        per operation. The features are those of one configuration.
     buffers : tuple of float or array
         With several configurations: bytes of each buffer; one layer represents all equal ones [B].
     sizes : array or None
-        With several configurations: values of the open sizes, a row for each size; features and accesses hold the
-        number of a row as a negative number [-].
+        With several configurations: values of the open sizes, a row for each size; features and
+        accesses hold the number of a row as a negative number [-].
     weights : array
-        One row per trained tensor outside of layers: buffer number, and 1 for an embedding table [-].
+        One row per trained tensor outside of layers: buffer number, and 1 for an embedding table
+        [-].
     allocations : array
-        Allocations in their order, first those made before the iteration: buffer number and bytes, negative for a
-        release [B]. Empty if a buffer exists from its first to its last use.
+        Allocations in their order, first those made before the iteration: buffer number and bytes,
+        negative for a release [B]. Empty if a buffer exists from its first to its last use.
     notes : tuple of str
         Assumptions of the recording; predictions show them as warnings.
     execution : str
-        ``eager``, ``compiled`` (element-wise work is merged) or ``graphs`` (the host launches all kernels at once).
+        ``eager``, ``compiled`` (element-wise work is merged) or ``graphs`` (the host launches all
+        kernels at once).
     device : str
         Kind of device that it was captured for, ``cpu`` or ``cuda``; empty if it was not captured.
     """
@@ -159,20 +180,35 @@ class Graph(Tabular):
         Returns
         -------
         values : array
-            One number per operation, in the unit of the feature; of several configurations, a row per operation.
+            One number per operation, in the unit of the feature; of several configurations, a row
+            per operation.
         """
         found = self.features[:, FEATURES.index(name)]
-        return self.columns.get(name, found[:, None]) if self.columns or self.repeats is not None else found
+        return (
+            self.columns.get(name, found[:, None])
+            if self.columns or self.repeats is not None
+            else found
+        )
 
     @cached_property
     def content(self) -> int:
-        """A number that graphs with the same operations share; the names of groups of ranks do not count."""
+        """A number that graphs with the same operations share; the names of groups of ranks do not
+        count."""
         arrays = (self.features, self.accesses, np.zeros(0) if self.waits is None else self.waits)
-        return hash((self.labels, self.tables, self.dtype, self.dtypes, *(each.tobytes() for each in arrays)))
+        return hash(
+            (
+                self.labels,
+                self.tables,
+                self.dtype,
+                self.dtypes,
+                *(each.tobytes() for each in arrays),
+            )
+        )
 
     @cached_property
     def classes(self) -> tuple[list[tuple[str, str, str]], np.ndarray]:
-        """Every (kind, variant, phase) in order of first appearance, and for each operation the number of its own."""
+        """Every (kind, variant, phase) in order of first appearance, and for each operation the
+        number of its own."""
         known: dict[tuple[str, str, str], int] = {}
         numbers = [known.setdefault(label[1:4], len(known)) for label in self.labels]
         return list(known), np.array(numbers, dtype=np.intp)
@@ -192,7 +228,8 @@ class Graph(Tabular):
 
     @cached_property
     def transfers(self) -> np.ndarray:
-        """Positions of the copies between host and device that the host waits for, in program order."""
+        """Positions of the copies between host and device that the host waits for, in program
+        order."""
         return np.flatnonzero([label[1] == "transfer" for label in self.labels])
 
     @cached_property
@@ -200,13 +237,17 @@ class Graph(Tabular):
         """Bytes that each operation reads and writes; each operand counts once [B]."""
         if self.columns:
             return self.columns["traffic"]
-        return np.bincount(self.accesses[:, 0].astype(np.intp), weights=self.accesses[:, 2], minlength=len(self))
+        return np.bincount(
+            self.accesses[:, 0].astype(np.intp), weights=self.accesses[:, 2], minlength=len(self)
+        )
 
     @property
     def model_flops(self) -> float:
-        """Work of products [FLOP]: that of the forward pass, three times if a backward pass follows.
+        """Work of products [FLOP]: that of the forward pass, three times if a backward pass
+        follows.
 
-        Work that is computed again counts once; causal attention counts half (arXiv:2204.02311, appendix B).
+        Work that is computed again counts once; causal attention counts half (arXiv:2204.02311,
+        appendix B).
         """
         phases = [label[3] if label[1] in _PRODUCTS else "" for label in self.labels]
         forward = float(self.column("flops")[np.array(phases, dtype=str) == "forward"].sum())
@@ -216,7 +257,8 @@ class Graph(Tabular):
     def distances(self) -> np.ndarray:
         """Bytes that were touched since the last access to the same buffer, for each access [B].
 
-        Iterations follow one another. An operation in place has just read what it writes: its distance is zero.
+        Iterations follow one another. An operation in place has just read what it writes: its
+        distance is zero.
         """
         operations, buffers, nbytes, writes = self.accesses.T
         found = reuse_distances(buffers.astype(np.intp), nbytes)
@@ -263,6 +305,8 @@ class Graph(Tabular):
         """
         import polars
 
-        labels = polars.DataFrame(self.labels, ["name", "kind", "variant", "phase", "module"], orient="row")
+        labels = polars.DataFrame(
+            self.labels, ["name", "kind", "variant", "phase", "module"], orient="row"
+        )
         sizes = {name: self.column(name) for name in FEATURES}
         return labels.hstack(polars.DataFrame(sizes | {"traffic": self.traffic}))

@@ -1,4 +1,5 @@
-"""From a tape to the graph of an iteration: average gradients over ranks, update weights, repeat layers."""
+"""From a tape to the graph of an iteration: average gradients over ranks, update weights, repeat
+layers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,16 +14,20 @@ from perfkit.workloads.operations import Tensor, parse_lines
 from perfkit.workloads.sizes import Program, Size, alter, count_configurations, map_sizes
 from perfkit.workloads.tape import PIECE, Tape
 
-#: Bytes at which DistributedDataParallel reduces the first bucket of gradients, and each later one [B].
+#: Bytes at which DistributedDataParallel reduces the first bucket of gradients, and each later one
+#: [B].
 BUCKETS = (2**20, 25 * 2**20)
 
-_SUM_SQUARES = "add_ .add_scalar_: n -> n; addcmul_: s g -> s; sqrt: s -> a; add_ .add_scalar_: a -> a; "
+_SUM_SQUARES = (
+    "add_ .add_scalar_: n -> n; addcmul_: s g -> s; sqrt: s -> a; add_ .add_scalar_: a -> a; "
+)
 _ADAMW = (
     "add_ .add_scalar_: n -> n; mul_: w -> w; lerp_: s g -> s; mul_: t -> t; addcmul_: t g -> t; sqrt: t -> a; "
     "div .div_scalar: a -> b; add_ .add_scalar_: b -> b; addcdiv_: w s b -> w"
 )
-#: Operations of the optimizers, in lines as those of `RULES`: on a weight `w`, its gradient `g`, optimizer states `s`
-#: and `t`, a step counter `n` and new tensors `a` and `b`. Lists of weights take other operations.
+#: Operations of the optimizers, in lines as those of `RULES`: on a weight `w`, its gradient `g`,
+#: optimizer states `s` and `t`, a step counter `n` and new tensors `a` and `b`. Lists of weights
+#: take other operations.
 PASSES: Mapping[str, str] = {
     "sgd": "add_: w g -> w",
     "adagrad": _SUM_SQUARES + "addcdiv_: w g a -> w",
@@ -36,8 +41,11 @@ _STEPS = ("split_with_sizes_copy", "all_gather", "reduce_scatter", "all_reduce")
 _Record = Callable[..., tuple[Graph, ...]]
 
 
-def record_graphs(record: _Record, model: Any, names: tuple[str, ...], *given: Any) -> tuple[Graph, ...]:
-    """Graphs of a model; a structure is recorded once for all values of the sizes of these names, and of arrays."""
+def record_graphs(
+    record: _Record, model: Any, names: tuple[str, ...], *given: Any
+) -> tuple[Graph, ...]:
+    """Graphs of a model; a structure is recorded once for all values of the sizes of these names,
+    and of arrays."""
     return (_fill_together if count_configurations(model) else _fill)(record, names, model, *given)
 
 
@@ -45,7 +53,8 @@ def record_graphs(record: _Record, model: Any, names: tuple[str, ...], *given: A
 def _fill(record: _Record, names: tuple[str, ...], model: Any, *given: Any) -> tuple[Graph, ...]:
     """Graphs of one configuration.
 
-    A structure that was met before is recorded with open sizes, which takes longer, and filled from then on.
+    A structure that was met before is recorded with open sizes, which takes longer, and filled from
+    then on.
     """
     structure = alter(model, {name: -1 - place for place, name in enumerate(names)})
     met = _list_meetings(record, structure, *given)
@@ -64,7 +73,9 @@ def _list_meetings(record: _Record, structure: Any, *given: Any) -> list[bool]:
     return []
 
 
-def _fill_together(record: _Record, names: tuple[str, ...], model: Any, *given: Any) -> tuple[Graph, ...]:
+def _fill_together(
+    record: _Record, names: tuple[str, ...], model: Any, *given: Any
+) -> tuple[Graph, ...]:
     """Graphs of several configurations, with the values of all open sizes beside them."""
     count, known = count_configurations(model), dict[int, np.ndarray]()
     many = alter(model, {name: np.broadcast_to(getattr(model, name), count) for name in names})
@@ -77,34 +88,49 @@ def _fill_together(record: _Record, names: tuple[str, ...], model: Any, *given: 
     program, forms = _record_open(record, map_sizes(many, np.ndarray, number), *given)
     values = program.run(*known.values())
     held = [map_sizes(form.tables, Size, lambda size: values[size.number]) for form in forms]
-    return tuple(replace(form, sizes=values, tables=own) for form, own in zip(forms, held, strict=True))
+    return tuple(
+        replace(form, sizes=values, tables=own) for form, own in zip(forms, held, strict=True)
+    )
 
 
 @lru_cache(maxsize=128)
 def _record_open(record: _Record, structure: Any, *given: Any) -> tuple[Program, tuple[Graph, ...]]:
-    """Graphs of a structure, in which a whole number below 0 is an open size, and the program that finds the sizes."""
+    """Graphs of a structure, in which a whole number below 0 is an open size, and the program that
+    finds the sizes."""
     program = Program()
-    return program, record(map_sizes(structure, int, lambda n: program.add(None, -1 - n) if n < 0 else n), *given)
+    return program, record(
+        map_sizes(structure, int, lambda n: program.add(None, -1 - n) if n < 0 else n), *given
+    )
 
 
 def average(tape: Tape) -> None:
-    """Average the dense gradients over ranks: copy those of a group to one tensor, reduce it and divide it."""
+    """Average the dense gradients over ranks: copy those of a group to one tensor, reduce it and
+    divide it."""
     tape.module = ""
     for group in sorted({tape.groups.get(weight, 0) for weight in tape.trained} - {-1}):
         own = [weight for weight in tape.trained if tape.groups.get(weight, 0) == group]
         count, elements = _count(tape, own)
         flat = tape.tensor(elements, itemsize=tape.wide)
-        tape.emit("cat", "copy", [tape.gradients[weight] for weight in own], [flat], elements=elements, rows=count)
+        tape.emit(
+            "cat",
+            "copy",
+            [tape.gradients[weight] for weight in own],
+            [flat],
+            elements=elements,
+            rows=count,
+        )
         tape.emit("all_reduce", "collective", [flat], [flat], nbytes=flat.nbytes, group=group)
         tape.emit("div_", "elementwise", [flat], [flat], elements=elements)
         tape.gradients |= {w: Tensor(flat.storage, w.shape, tape.wide, layer=w.layer) for w in own}
 
 
 def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False) -> None:
-    """Update the weights: one after the other, in lists, or all by one fused kernel; of some tables single rows."""
+    """Update the weights: one after the other, in lists, or all by one fused kernel; of some tables
+    single rows."""
     tape.module = ""
     own = (tape.shards.get(weight, weight) for weight in tape.trained)
-    weights = [weight for weight in own if weight in tape.gradients]  # others were updated by the backward pass
+    # others were updated by the backward pass
+    weights = [weight for weight in own if weight in tape.gradients]
     groups = [[weight] for weight in weights]
     if lists or fused:  # single rows come last, in the order in which their gradients were computed
         rows = [[weight] for weight in reversed(weights) if weight in tape.sparse]
@@ -117,13 +143,18 @@ def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False
             _pass_over(tape, group, optimizer, fused=fused)
 
 
-def finish(tape: Tape, model: Any, *, ranks: int, lists: bool, groups: tuple[tuple[int, ...], ...] = ()) -> Graph:
-    """Record the backward pass and the update; gradients are averaged unless it reduces them. Returns the graph."""
+def finish(
+    tape: Tape, model: Any, *, ranks: int, lists: bool, groups: tuple[tuple[int, ...], ...] = ()
+) -> Graph:
+    """Record the backward pass and the update; gradients are averaged unless it reduces them.
+    Returns the graph."""
     tape.backward()
     if ranks > 1 and not tape.overlap:
         average(tape)
     step(tape, model.optimizer, lists=lists, fused=model.fused)
-    return make_graph(tape, name=model.name, family=model.family, dtype=model.dtype, ranks=ranks, groups=groups)
+    return make_graph(
+        tape, name=model.name, family=model.family, dtype=model.dtype, ranks=ranks, groups=groups
+    )
 
 
 def _pass_over(tape: Tape, weights: Sequence[Tensor], optimizer: str, *, fused: bool) -> None:
@@ -132,47 +163,73 @@ def _pass_over(tape: Tape, weights: Sequence[Tensor], optimizer: str, *, fused: 
     count, elements = _count(tape, weights) if listed else (1, weights[0].numel)
     kept = " ".join("wst"[: 1 + int(STATE[optimizer])])
     passes = PASSES.get(f"{optimizer} in lists" if listed else optimizer, PASSES[optimizer])
-    known: dict[str, list[Tensor]] = {"w": [*weights], "g": [tape.gradients[weight] for weight in weights]}
+    known: dict[str, list[Tensor]] = {
+        "w": [*weights],
+        "g": [tape.gradients[weight] for weight in weights],
+    }
     for line in parse_lines(f"_fused_{optimizer}_: {kept} g -> {kept}" if fused else passes):
         for tensor in [t for t in dict.fromkeys(line.reads + line.writes) if t not in known]:
             known[tensor] = []
             for weight in weights:
                 tape.layer = weight.layer
-                shape, itemsize = ((1,), tape.itemsize) if tensor == "n" else (weight.shape, weight.itemsize)
+                shape, itemsize = (
+                    ((1,), tape.itemsize) if tensor == "n" else (weight.shape, weight.itemsize)
+                )
                 known[tensor].append(tape.tensor(*shape, itemsize=itemsize))
-        reads, writes = ([t for tensor in names for t in known[tensor]] for names in (line.reads, line.writes))
-        size, tape.layer = count if line.writes == ("n",) else elements, -1 if listed else weights[0].layer
+        reads, writes = (
+            [t for tensor in names for t in known[tensor]] for names in (line.reads, line.writes)
+        )
+        size, tape.layer = (
+            count if line.writes == ("n",) else elements,
+            -1 if listed else weights[0].layer,
+        )
         name = "_foreach_" * (listed and not fused) + line.name
         tape.emit(name, line.kind, reads, writes, line.variant, elements=size)
     tape.layer = -1
 
 
 def _count(tape: Tape, weights: Sequence[Tensor]) -> tuple[int, Any]:
-    """How many weights of all layers the recorded ones represent, and how many numbers these have."""
+    """How many weights of all layers the recorded ones represent, and how many numbers these
+    have."""
     counts = [tape.repeats if weight.layer == tape.middle else 1 for weight in weights]
-    return sum(counts), sum(weight.numel * count for weight, count in zip(weights, counts, strict=True))
+    return sum(counts), sum(
+        weight.numel * count for weight, count in zip(weights, counts, strict=True)
+    )
 
 
 def make_graph(tape: Tape, **about: Any) -> Graph:
     """The graph of what a tape has recorded; `about` holds further fields of it, such as its name.
 
-    The layer that represents several ones is repeated. If sizes are arrays, features and accesses have another axis.
+    The layer that represents several ones is repeated. If sizes are arrays, features and accesses
+    have another axis.
     """
     touched = [(place, *each) for place, own in enumerate(tape.touched) for each in own]
-    shape = next((nbytes.shape for _, _, nbytes, *_ in touched if isinstance(nbytes, np.ndarray)), ())
-    features, accesses = np.zeros((len(tape.sizes), len(FEATURES), *shape)), np.empty((len(touched), 4, *shape))
+    shape = next(
+        (nbytes.shape for _, _, nbytes, *_ in touched if isinstance(nbytes, np.ndarray)), ()
+    )
+    features, accesses = (
+        np.zeros((len(tape.sizes), len(FEATURES), *shape)),
+        np.empty((len(touched), 4, *shape)),
+    )
     for row, sizes in zip(features, tape.sizes, strict=True):
         for name, value in sizes.items():
             row[COLUMN[name]] = value
     for access, (*values, _) in zip(accesses, touched, strict=True):
         for column, value in enumerate(values):
             access[column] = value
-    outside = [(weight.storage, weight in tape.tables) for weight in tape.trained if weight.layer < 0]
+    outside = [
+        (weight.storage, weight in tape.tables) for weight in tape.trained if weight.layer < 0
+    ]
     graph = Graph(
-        tuple(tape.labels), features, accesses, tuple(tape.tables.values()), _count(tape, tape.trained)[1],
-        waits=np.array(tape.waits, dtype=np.intp).reshape(-1, 2), weights=np.array(outside, dtype=int).reshape(-1, 2),
+        tuple(tape.labels),
+        features,
+        accesses,
+        tuple(tape.tables.values()),
+        _count(tape, tape.trained)[1],
+        waits=np.array(tape.waits, dtype=np.intp).reshape(-1, 2),
+        weights=np.array(outside, dtype=int).reshape(-1, 2),
         **about,
-    )  # fmt: skip
+    )
     if tape.repeats > 1:
         graph = _repeat(graph, tape)
     if tape.buckets:
@@ -181,7 +238,8 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
     if tape.overlap:
         after, sent = _list_waits(graph).T  # positions of operations
         waits = np.stack([after, np.searchsorted(graph.collectives, sent)], axis=1)
-    formats = ("fp8" if label[0] == "_scaled_mm" else "bf16" for label in graph.labels)  # only products are fp8
+    # only products are fp8
+    formats = ("fp8" if label[0] == "_scaled_mm" else "bf16" for label in graph.labels)
     vars(graph).update(waits=waits, dtypes=tuple(formats) if graph.dtype == "fp8" else ())
     return graph
 
@@ -190,12 +248,14 @@ def _repeat(graph: Graph, tape: Tape) -> Graph:
     """Repeat the second layer, each time with new storages."""
     homes, owners = np.array(tape.homes), np.array(tape.layers)
     holders = np.array([layer for own in tape.touched for *_, layer in own])
-    number = np.zeros(len(homes), dtype=int)  # of a storage among those of its layer, or of no layer
+    # of a storage among those of its layer, or of no layer
+    number = np.zeros(len(homes), dtype=int)
     for home in range(-1, homes.max() + 1):
         number[homes == home] = np.arange((homes == home).sum())
     outside, inside = (homes < 0).sum(), number[homes >= 0].max() + 1
     rows, layer = _unroll(owners, tape.repeats)
-    place = np.empty((len(owners), tape.repeats + 3), dtype=int)  # of every operation, for each layer
+    # of every operation, for each layer
+    place = np.empty((len(owners), tape.repeats + 3), dtype=int)
     place[rows] = np.arange(len(rows))[:, None]
     place[rows, layer] = np.arange(len(rows))
     taken, own = _unroll(holders, tape.repeats)
@@ -203,19 +263,26 @@ def _repeat(graph: Graph, tape: Tape) -> Graph:
     operation, storage = accesses[:, :2].T.astype(int)
     home = homes[storage]
     accesses[:, 0] = place[operation, own]
-    accesses[:, 1] = number[storage] + np.where(home < 0, 0, outside + (own + home - owner) * inside)
+    accesses[:, 1] = number[storage] + np.where(
+        home < 0, 0, outside + (own + home - owner) * inside
+    )
     weights[:, 0] = number[weights[:, 0]]
     named = zip(graph.labels, tape.layers, strict=True)
     texts = [label[4].replace(f"layers.{own}", "layers.{}", 1) for label, own in named]
     copies = zip(rows.tolist(), layer.tolist(), strict=True)
     labels = tuple((*graph.labels[row][:4], texts[row].format(at)) for row, at in copies)
-    return replace(graph, labels=labels, features=graph.features[rows], accesses=accesses, weights=weights)
+    return replace(
+        graph, labels=labels, features=graph.features[rows], accesses=accesses, weights=weights
+    )
 
 
 def _unroll(owners: np.ndarray, repeats: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows in which those of the second layer are repeated, and the layer of each; backward passes run in reverse."""
+    """Rows in which those of the second layer are repeated, and the layer of each; backward passes
+    run in reverse."""
     rows, found, last = [], [], 0
-    for start, end in np.flatnonzero(np.diff(owners == 1, prepend=False, append=False)).reshape(-1, 2):
+    for start, end in np.flatnonzero(np.diff(owners == 1, prepend=False, append=False)).reshape(
+        -1, 2
+    ):
         numbers = np.arange(1, repeats + 1)[:: 1 if owners[start - 1] == 0 else -1]
         rows += [np.arange(last, start), np.tile(np.arange(start, end), repeats)]
         found += [owners[last:start], np.repeat(numbers, end - start)]
@@ -228,10 +295,16 @@ def _unroll(owners: np.ndarray, repeats: int) -> tuple[np.ndarray, np.ndarray]:
 def _reduce(graph: Graph) -> Graph:
     """Reduce gradients in buckets as DistributedDataParallel does; each module has its own buckets.
 
-    A full bucket is reduced during the backward pass. The first copy back from it waits for that. Buckets are filled in
-    the order in which gradients are computed, as PyTorch does from the second iteration on.
+    A full bucket is reduced during the backward pass. The first copy back from it waits for that.
+    Buckets are filled in the order in which gradients are computed, as PyTorch does from the second
+    iteration on.
     """
-    labels, features, accesses, waits = graph.labels, graph.features, graph.accesses, [*np.array(graph.waits)]
+    labels, features, accesses, waits = (
+        graph.labels,
+        graph.features,
+        graph.accesses,
+        [*np.array(graph.waits)],
+    )
     pieces = np.flatnonzero([label[0] == PIECE for label in labels])
     end = [label[3] for label in labels].index("update")
     copies = np.arange(end - len(pieces), end)
@@ -244,7 +317,11 @@ def _reduce(graph: Graph) -> Graph:
         total, last = total + sizes[member], pieces[member]
         ends = turn + 1 == len(order) or modules[order[turn + 1]] != modules[member]
         if ends or total >= BUCKETS[not first]:
-            into[pieces[order[begun : turn + 1]]], kept[last], features[last, _NBYTES] = last, True, total
+            into[pieces[order[begun : turn + 1]]], kept[last], features[last, _NBYTES] = (
+                last,
+                True,
+                total,
+            )
             waits.append((copies[begun], last))
             total, begun, first = 0.0, turn + 1, ends
     for piece in pieces[~kept[pieces]]:
@@ -256,22 +333,30 @@ def _reduce(graph: Graph) -> Graph:
     order = np.lexsort([np.isin(own, pieces) * accesses[:, 3], accesses[:, 0]])
     found = [
         ("all_reduce", "collective", "all_reduce", *label[3:]) if label[0] == PIECE else label
-        for label, keep in zip(labels, kept, strict=True) if keep
-    ]  # fmt: skip
+        for label, keep in zip(labels, kept, strict=True)
+        if keep
+    ]
     moved = {"features": features[kept], "accesses": accesses[order], "waits": new[np.array(waits)]}
     return replace(graph, labels=tuple(found), **moved)
 
 
 def _list_waits(graph: Graph) -> np.ndarray:
-    """Waits for collectives: positions of an operation and of the collective; to those noted add sharded weights'.
+    """Waits for collectives: positions of an operation and of the collective; to those noted add
+    sharded weights'.
 
-    Gathered weights are unpacked in the order in which they are gathered. Reduced gradients are waited for before the
-    next ones are packed, by the next micro-batch, and by the optimizer; those summed up over groups by the last alone.
+    Gathered weights are unpacked in the order in which they are gathered. Reduced gradients are
+    waited for before the next ones are packed, by the next micro-batch, and by the optimizer; those
+    summed up over groups by the last alone.
     """
     labels, noted = graph.labels, np.array(graph.waits)
     found = [np.flatnonzero([label[0] == name for label in labels]) for name in _STEPS]
     split, gather, scatter, add = (np.setdiff1d(places, noted[:, 1]) for places in found)
-    ends = [n == "chunk_cat" or p == "update" or (n == _STEPS[0] and p == "forward") for n, _, _, p, _ in labels]
+    ends = [
+        n == "chunk_cat" or p == "update" or (n == _STEPS[0] and p == "forward")
+        for n, _, _, p, _ in labels
+    ]
     after = np.flatnonzero(ends)[np.searchsorted(np.flatnonzero(ends), scatter)]
     update = np.full_like(add, np.argmax([label[3] == "update" for label in labels]))
-    return np.concatenate([noted, np.stack([np.r_[split, after, update], np.r_[gather, scatter, add]], axis=1)])
+    return np.concatenate(
+        [noted, np.stack([np.r_[split, after, update], np.r_[gather, scatter, add]], axis=1)]
+    )

@@ -23,8 +23,11 @@ def cast(tape: Tape, x: Tensor, itemsize: int) -> Tensor:
     return tape.record("cast", x, out=tape.tensor(*x.shape, itemsize=itemsize, grad=x.grad))
 
 
-def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, fp8: bool = False) -> Tensor:
-    """Linear layer; its weight (outputs × inputs) is cast once in an iteration. Products may run in `fp8`."""
+def linear(
+    tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, fp8: bool = False
+) -> Tensor:
+    """Linear layer; its weight (outputs × inputs) is cast once in an iteration. Products may run in
+    `fp8`."""
     operands = [cast(tape, x, tape.itemsize)]
     for own in (weight, bias) if bias else (weight,):
         if own not in tape.narrowed:
@@ -44,7 +47,8 @@ class Shared(NamedTuple):
     tensor : int
         Ranks of a group that share products [-].
     group, replicas : int
-        Number of this group, and of the group that averages the gradients of what it shares; -1 for none [-].
+        Number of this group, and of the group that averages the gradients of what it shares; -1 for
+        none [-].
     layers : iterator of int
         Number of each layer whose weights are sharded, in the order of use; -1 for others [-].
     open_unit : callable
@@ -61,10 +65,14 @@ class Shared(NamedTuple):
 def mlp(tape: Tape, x: Tensor, widths: Sequence[int], shared: Shared, *, last_relu: bool) -> Tensor:
     """Linear layers with rectifiers between them, and behind the last one if `last_relu`.
 
-    If ranks share products, a pair of layers is split by columns and then by rows: its ranks gather the samples of
-    their group ahead of it and sum up their parts behind it. A last layer without a partner is copied.
+    If ranks share products, a pair of layers is split by columns and then by rows: its ranks gather
+    the samples of their group ahead of it and sum up their parts behind it. A last layer without a
+    partner is copied.
     """
-    names, swap = ("all_gather", "reduce_scatter"), partial(exchange, tape, group=shared.group, whole=True)
+    names, swap = (
+        ("all_gather", "reduce_scatter"),
+        partial(exchange, tape, group=shared.group, whole=True),
+    )
     for index, (width, tape.layer) in enumerate(zip(widths, shared.layers, strict=False)):
         last, behind = index + 1 == len(widths), index % 2 == 1
         parts = shared.tensor if behind or not last else 1
@@ -73,7 +81,9 @@ def mlp(tape: Tape, x: Tensor, widths: Sequence[int], shared: Shared, *, last_re
             [x] = swap(x, parts * x.shape[0], x.shape[1:], parts * x.nbytes, operations=names)()
         with shared.open_unit(tape.layer):
             own = tape.parameter(width, x.shape[-1]), tape.parameter(width)
-            tape.groups |= {weight: tape.groups.get(weight, shared.replicas) for weight in own if parts > 1}
+            tape.groups |= {
+                weight: tape.groups.get(weight, shared.replicas) for weight in own if parts > 1
+            }
             x = linear(tape, x, *own)
         if parts > 1 and behind:
             [x] = swap(x, x.shape[0] // parts, x.shape[1:], x.nbytes, operations=names[::-1])()
@@ -83,7 +93,8 @@ def mlp(tape: Tape, x: Tensor, widths: Sequence[int], shared: Shared, *, last_re
 
 
 def norm(tape: Tape, kind: str, x: Tensor) -> Tensor:
-    """Norm of each row: ``layer`` with trained weight and bias, or ``rms`` (root mean square) with a weight."""
+    """Norm of each row: ``layer`` with trained weight and bias, or ``rms`` (root mean square) with
+    a weight."""
     own = [tape.parameter(x.shape[-1]) for _ in range(2 - (kind == "rms"))]
     statistics = [tape.tensor(x.numel // x.shape[-1], itemsize=tape.wide) for _ in own]
     return tape.record(f"{kind}_norm", cast(tape, x, tape.wide), *own, *statistics)
@@ -95,7 +106,8 @@ def dropout(tape: Tape, share: float, x: Tensor) -> Tensor:
 
 
 def rotate(tape: Tape, x: Tensor, angles: Tensor) -> Tensor:
-    """Rotary positions: pairs of numbers are complex fp32 numbers, multiplied by the angle of their position."""
+    """Rotary positions: pairs of numbers are complex fp32 numbers, multiplied by the angle of their
+    position."""
     return cast(tape, tape.record("rotate", cast(tape, x, 4), angles), x.itemsize)
 
 
@@ -117,7 +129,8 @@ def count_views(tape: Tape, count: int) -> None:
 
 
 def recompute(tape: Tape, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Layers that keep only their input: the backward pass runs them again, up to the last result that it needs."""
+    """Layers that keep only their input: the backward pass runs them again, up to the last result
+    that it needs."""
     nodes, weights = len(tape.nodes), tape.drawn
     y = run(x)
     del tape.nodes[nodes:]
@@ -129,7 +142,8 @@ def recompute(tape: Tape, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         tape.drawn, tape.opened = weights, 0
         again = run(x)
         tape.gradients[again.root] = tape.gradients.pop(y.root)
-        for name in ("add", "mm"):  # the backward pass of a sum or a product does not need its result
+        # the backward pass of a sum or a product does not need its result
+        for name in ("add", "mm"):
             if tape.labels[-1][0].endswith(name):
                 del tape.labels[-1], tape.sizes[-1], tape.layers[-1], tape.touched[-1]
 
@@ -138,22 +152,38 @@ def recompute(tape: Tape, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def attention(
-    tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, causal: bool, kernel: str = "", context: Any = 1
+    tape: Tape,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    heads: int,
+    causal: bool,
+    kernel: str = "",
+    context: Any = 1,
 ) -> Tensor:
-    """Scaled dot-product attention in one kernel, of any kind unless it is named; the backward pass recomputes scores.
+    """Scaled dot-product attention in one kernel, of any kind unless it is named; the backward pass
+    recomputes scores.
 
-    If `context` ranks share a sequence, each of them has its part of the queries, and the keys and values of all.
+    If `context` ranks share a sequence, each of them has its part of the queries, and the keys and
+    values of all.
     """
     batch, sequence, hidden = q.shape
-    passes = 1.0 if causal else 2.0  # two products; half of them if tiles above the diagonal are skipped
-    sizes: Any = size_product(sequence, sequence * context, hidden // heads, batch=batch * heads, passes=passes)
+    # two products; half of them if tiles above the diagonal are skipped
+    passes = 1.0 if causal else 2.0
+    sizes: Any = size_product(
+        sequence, sequence * context, hidden // heads, batch=batch * heads, passes=passes
+    )
     statistics = tape.tensor(batch, heads, sequence)
     name = "attention" + "_causal" * causal + f".{kernel}" * bool(kernel)
     return tape.record(name, q, k, v, statistics, **sizes)
 
 
-def eager_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, causal: bool, drop: float) -> Tensor:
-    """Attention that stores the scores; heads are copied together, as matmul does with permuted views."""
+def eager_attention(
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, causal: bool, drop: float
+) -> Tensor:
+    """Attention that stores the scores; heads are copied together, as matmul does with permuted
+    views."""
     batch, sequence, hidden = q.shape
     if np.any(k.shape[-1] != hidden):  # several heads of queries share a head of keys and values
         k, v = (tape.record("repeat", x, out=(batch, sequence, hidden)) for x in (k, v))
@@ -169,7 +199,8 @@ def eager_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, 
 
 
 def _regroup(tape: Tape, x: Tensor, run: Any, *shape: Any, lazy: bool = False) -> Tensor:
-    """A permuted view; its gradient is copied back in order at once, or (`lazy`) by the operation that reads it."""
+    """A permuted view; its gradient is copied back in order at once, or (`lazy`) by the operation
+    that reads it."""
     out = Tensor(x.storage, shape, x.itemsize, True, x.layer)
 
     def backward() -> None:
@@ -185,7 +216,10 @@ def _regroup(tape: Tape, x: Tensor, run: Any, *shape: Any, lazy: bool = False) -
 def split(tape: Tape, x: Tensor, parts: int) -> list[Tensor]:
     """Equal parts of the last dimension, as views; their gradients are concatenated."""
     *leading, width = x.shape
-    views = [Tensor(x.storage, (*leading, width // parts), x.itemsize, True, x.layer) for _ in range(parts)]
+    views = [
+        Tensor(x.storage, (*leading, width // parts), x.itemsize, True, x.layer)
+        for _ in range(parts)
+    ]
     tape.record("split", x, views, rows=parts * x.numel // width)
     return views
 
@@ -195,14 +229,18 @@ def cat(tape: Tape, parts: list[Tensor]) -> Tensor:
     if len(parts) == 1:
         return parts[0]
     rows = parts[0].shape[0]
-    return tape.record("cat", parts, out=(rows, sum(part.shape[1] for part in parts)), rows=rows * len(parts))
+    return tape.record(
+        "cat", parts, out=(rows, sum(part.shape[1] for part in parts)), rows=rows * len(parts)
+    )
 
 
-# -- interactions ----------------------------------------------------------------------------------------------------
+# -- interactions
+# ----------------------------------------------------------------------------------------------------
 
 
 def dot(tape: Tape, x: Tensor, dense: Tensor) -> Tensor:
-    """Products of all pairs of vectors of a sample, gathered by index and appended to its dense vector.
+    """Products of all pairs of vectors of a sample, gathered by index and appended to its dense
+    vector.
 
     On a GPU the backward pass sorts the indices to add without conflicts.
     """
@@ -210,28 +248,40 @@ def dot(tape: Tape, x: Tensor, dense: Tensor) -> Tensor:
     pairs = n * (n - 1) // 2
     count_views(tape, 2)  # vectors by sample, and these transposed
     index = [tape.tensor(pairs, itemsize=8) for _ in range(2)]
-    triangle = tape.record("triangle", bmm(tape, x, x, "_nt"), *index, out=(batch, pairs), rows=batch)
+    triangle = tape.record(
+        "triangle", bmm(tape, x, x, "_nt"), *index, out=(batch, pairs), rows=batch
+    )
     return cat(tape, [dense, triangle])
 
 
 def cross(tape: Tape, x: Tensor, layers: int, rank: int, shared: Shared) -> Tensor:
-    """Low-rank cross layers: the first input times a projection to `rank` columns and back, plus the last result."""
+    """Low-rank cross layers: the first input times a projection to `rank` columns and back, plus
+    the last result."""
     first, n = x, x.shape[-1]
     for _, tape.layer in zip(range(layers), shared.layers, strict=False):
         with shared.open_unit(tape.layer):
             bias, narrow, wide = tape.parameter(n), tape.parameter(rank, n), tape.parameter(n, rank)
             projected = linear(tape, linear(tape, x, narrow), wide)
-            x = tape.record("add", tape.record("multiply", first, tape.record("add", projected, bias)), x)
+            x = tape.record(
+                "add", tape.record("multiply", first, tape.record("add", projected, bias)), x
+            )
     return x
 
 
-# -- embeddings ------------------------------------------------------------------------------------------------------
+# -- embeddings
+# ------------------------------------------------------------------------------------------------------
 
 
 def look_up(tape: Tape, weight: Tensor, indices: int, *leading: int) -> Tensor:
     """Lookup of `indices` rows of a table; the gradient is as large as the table."""
     sizes: dict[str, Any] = {"lookups": indices, "bags": indices, "dim": weight.shape[1]}
-    return tape.record("embedding", weight, tape.tensor(indices, itemsize=8), out=(*leading, weight.shape[1]), **sizes)
+    return tape.record(
+        "embedding",
+        weight,
+        tape.tensor(indices, itemsize=8),
+        out=(*leading, weight.shape[1]),
+        **sizes,
+    )
 
 
 def embedding_bags(
@@ -239,22 +289,30 @@ def embedding_bags(
 ) -> list[Tensor]:
     """Sum-pooled lookups of tables, one bag for each sample.
 
-    With ``separate`` embeddings each table is looked up by a kernel, and its gradient has one row per lookup or is as
-    large as the table. Otherwise one kernel looks up all tables. Its backward pass updates a row for each of its
-    lookups (``fused``), or sorts the lookups and updates each distinct row once (``exact``). Tables that are `copied`
-    to all ranks have gradients as large as themselves, which are averaged.
+    With ``separate`` embeddings each table is looked up by a kernel, and its gradient has one row
+    per lookup or is as large as the table. Otherwise one kernel looks up all tables. Its backward
+    pass updates a row for each of its lookups (``fused``), or sorts the lookups and updates each
+    distinct row once (``exact``). Tables that are `copied` to all ranks have gradients as large as
+    themselves, which are averaged.
     """
     fused = model.embedding != "separate"
     sparse, updated = model.sparse and not (fused or copied), fused and not copied
     name = "fused_embeddings" if fused else "_embedding_bag"
     variant = "sparse" if sparse else model.embedding if updated else "dense"
     pooled: list[Tensor] = []
-    looked: list[tuple[Any, ...]] = []  # by the last call: weight, gradient, pooled rows, what is read, and sizes
+    # by the last call: weight, gradient, pooled rows, what is read, and sizes
+    looked: list[tuple[Any, ...]] = []
     for number, table in enumerate(tables, len(tape.tables)):
         lookups = round_size(bags * table.pooling)
         weight = tape.parameter(table.rows, table.dim, itemsize=table.itemsize)
         tape.tables[weight] = table
-        sizes = {"lookups": lookups, "bags": bags, "dim": table.dim, "table": number, "elements": lookups * table.dim}
+        sizes = {
+            "lookups": lookups,
+            "bags": bags,
+            "dim": table.dim,
+            "table": number,
+            "elements": lookups * table.dim,
+        }
         if not copied:
             tape.groups[weight] = -1
         if sparse:
@@ -267,7 +325,9 @@ def embedding_bags(
         pooled.append(out)
         if variant == "exact":  # the rows are part of its traffic
             given = (exact_traffic, table, bags, model.optimizer)
-            nbytes = bags.program.add(*given) if isinstance(bags, Size) else exact_traffic(*given[1:])
+            nbytes = (
+                bags.program.add(*given) if isinstance(bags, Size) else exact_traffic(*given[1:])
+            )
             reads = [*reads, tape.tensor(nbytes, itemsize=1)]
             sizes = {"launches": SORT, **sizes, "lookups": 0}
         gradient = None
@@ -286,36 +346,54 @@ def _return_bags(tape: Tape, name: str, variant: str, looked: Sequence[tuple[Any
     """The backward pass of one call: the gradients of its tables, or the updates of their rows."""
     for weight, gradient, out, reads, sizes in looked:
         writes = [gradient] if gradient else []
-        tape.emit(name, "embedding_backward", [tape.gradient(out), *reads], writes, variant, **sizes)
+        tape.emit(
+            name, "embedding_backward", [tape.gradient(out), *reads], writes, variant, **sizes
+        )
         if gradient:
             tape.arrive(weight, gradient)
 
 
 def exact_traffic(table: EmbeddingTable, bags: Any, optimizer: str) -> Any:
-    """Bytes moved by a sort and one update of each distinct row and its states, without the gradient of the output."""
+    """Bytes moved by a sort and one update of each distinct row and its states, without the
+    gradient of the output."""
     lookups, row = round_size(bags * table.pooling), row_traffic(table.dim, table.itemsize, 32)
     shape = np.broadcast_shapes(np.shape(lookups), np.shape(table.rows))
-    unique = distinct_rows(list_laws([table], sum(shape)), np.broadcast_to(lookups, shape or 1)).reshape(shape)
+    unique = distinct_rows(
+        list_laws([table], sum(shape)), np.broadcast_to(lookups, shape or 1)
+    ).reshape(shape)
     whole = exact_backward_bytes(unique, bags, lookups, table.dim, itemsize=table.itemsize)
     state = 32.0 if optimizer == "rowwise_adagrad" else STATE[optimizer] * row
     return np.rint(whole - bags * table.dim * table.itemsize + 2.0 * unique * state)
 
 
 def exchange(
-    tape: Tape, send: Tensor | None, batch: int, widths: Sequence[int], nbytes: float, *,
-    operations: tuple[str, str] = ("all_to_all", "all_to_all"), group: int = 0, whole: bool = False,
-) -> Callable[[], list[Tensor]]:  # fmt: skip
-    """Launch an exchange of pooled rows; the returned function waits for a part of (batch, width) from each rank.
+    tape: Tape,
+    send: Tensor | None,
+    batch: int,
+    widths: Sequence[int],
+    nbytes: float,
+    *,
+    operations: tuple[str, str] = ("all_to_all", "all_to_all"),
+    group: int = 0,
+    whole: bool = False,
+) -> Callable[[], list[Tensor]]:
+    """Launch an exchange of pooled rows; the returned function waits for a part of (batch, width)
+    from each rank.
 
-    `operations` are the collectives forward and backward. Rows that are sums of parts take ``reduce_scatter`` and
-    ``all_gather``. The backward pass sends the gradients where the parts were waited for, and waits for them where the
-    exchange was launched. The gradients of parts are slices, which are copied first, unless they are `whole`.
+    `operations` are the collectives forward and backward. Rows that are sums of parts take
+    ``reduce_scatter`` and ``all_gather``. The backward pass sends the gradients where the parts
+    were waited for, and waits for them where the exchange was launched. The gradients of parts are
+    slices, which are copied first, unless they are `whole`.
     """
     itemsize, wanted = (send.itemsize, send.grad) if send else (tape.wide, True)
     received = tape.tensor(batch * sum(widths), itemsize=itemsize, grad=wanted)
-    sent = tape.emit(operations[0], "collective", [send] if send else [], [received], nbytes=nbytes, group=group)
+    sent = tape.emit(
+        operations[0], "collective", [send] if send else [], [received], nbytes=nbytes, group=group
+    )
     back = [tape.tensor(*send.shape, itemsize=itemsize)] if send else []
-    parts = [Tensor(received.storage, (batch, width), itemsize, wanted) for width in widths if width]
+    parts = [
+        Tensor(received.storage, (batch, width), itemsize, wanted) for width in widths if width
+    ]
     launched: list[int] = []
 
     def accept() -> None:
@@ -328,7 +406,9 @@ def exchange(
         if not whole:
             gradients = [copy(tape, tape.gradient(part)) for part in reversed(parts)][::-1]
             tape.emit("cat", "copy", gradients, [flat], elements=flat.numel, rows=len(parts))
-        launched.append(tape.emit(operations[1], "collective", [flat], back, nbytes=nbytes, group=group))
+        launched.append(
+            tape.emit(operations[1], "collective", [flat], back, nbytes=nbytes, group=group)
+        )
         if not tape.overlap:
             accept()
 
@@ -343,7 +423,8 @@ def exchange(
     return receive
 
 
-# -- losses ----------------------------------------------------------------------------------------------------------
+# -- losses
+# ----------------------------------------------------------------------------------------------------------
 
 
 def binary_cross_entropy(tape: Tape, logits: Tensor) -> None:

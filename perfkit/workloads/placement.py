@@ -16,9 +16,17 @@ from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tables import EmbeddingTable, name_tables
 
 _FORMAT = 1
-#: Kinds of placement of a table, by their TorchRec names: a copy on each rank; whole on one rank; columns split over
-#: ranks; rows split over all ranks; rows split over the ranks of one node; columns split over ranks of one node.
-KINDS = ("data_parallel", "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise")
+#: Kinds of placement of a table, by their TorchRec names: a copy on each rank; whole on one rank;
+#: columns split over ranks; rows split over all ranks; rows split over the ranks of one node;
+#: columns split over ranks of one node.
+KINDS = (
+    "data_parallel",
+    "table_wise",
+    "column_wise",
+    "row_wise",
+    "table_row_wise",
+    "table_column_wise",
+)
 #: Kinds that split columns, and kinds that split rows.
 SPLIT_BY_COLUMNS = ("column_wise", "table_column_wise")
 BY_ROWS = ("row_wise", "table_row_wise")
@@ -27,7 +35,8 @@ EVERYWHERE = ("data_parallel", "row_wise")
 
 
 class Shard(NamedTuple):
-    """A part of a table on one rank: number of the table, rank, first row, rows, first column and columns."""
+    """A part of a table on one rank: number of the table, rank, first row, rows, first column and
+    columns."""
 
     table: int
     rank: int
@@ -70,24 +79,35 @@ class Placement:
         for name in ("ranks", "columns"):
             given = getattr(self, name)
             check_type(f"{name} of a {self.kind} placement", given, Sequence[int])
-            object.__setattr__(self, name, tuple(n.item() if isinstance(n, np.generic) else n for n in given))
+            object.__setattr__(
+                self, name, tuple(n.item() if isinstance(n, np.generic) else n for n in given)
+            )
         for rank in self.ranks:
             check_positive(f"rank of a {self.kind} shard", rank, integer=True, zero=True)
         if not self.ranks or len(set(self.ranks)) < len(self.ranks):
-            raise ValueError(f"a {self.kind} table is on ranks {self.ranks}; name at least one, and none twice")
+            raise ValueError(
+                f"a {self.kind} table is on ranks {self.ranks}; name at least one, and none twice"
+            )
         if self.kind == "table_wise" and len(self.ranks) > 1:
-            raise ValueError(f"a table_wise table must be on one rank, not on {self.ranks}; choose another kind")
-        if self.columns and (self.kind not in SPLIT_BY_COLUMNS or len(self.columns) != len(self.ranks)):
+            raise ValueError(
+                f"a table_wise table must be on one rank, not on {self.ranks}; choose another kind"
+            )
+        if self.columns and (
+            self.kind not in SPLIT_BY_COLUMNS or len(self.columns) != len(self.ranks)
+        ):
             fault = f"columns {self.columns} do not belong to a {self.kind} placement on {len(self.ranks)} ranks"
-            raise ValueError(f"{fault}; give one number for each rank, to column_wise and table_column_wise only")
+            raise ValueError(
+                f"{fault}; give one number for each rank, to column_wise and table_column_wise only"
+            )
         for width in self.columns:
             check_positive("columns of a shard", width, integer=True)
 
     def cut(self, table: EmbeddingTable, number: int = 0) -> list[Shard]:
         """Cut a table into the shards of this placement, in the order of `ranks`.
 
-        Rows are cut into blocks of the same height, rounded up; the last blocks can be lower or empty. A table with
-        fewer rows than shards, or other columns than the shards together, raises a ValueError.
+        Rows are cut into blocks of the same height, rounded up; the last blocks can be lower or
+        empty. A table with fewer rows than shards, or other columns than the shards together,
+        raises a ValueError.
 
         Parameters
         ----------
@@ -99,16 +119,24 @@ class Placement:
         n, name = len(self.ranks), table.name or f"table {number}"
         if self.kind in SPLIT_BY_COLUMNS:
             if not self.columns and table.dim % n:
-                raise ValueError(f"{name!r} has {table.dim} columns; {n} equal shards need a multiple; give columns")
+                raise ValueError(
+                    f"{name!r} has {table.dim} columns; {n} equal shards need a multiple; give columns"
+                )
             widths = self.columns or (table.dim // n,) * n
             if sum(widths) != table.dim:
-                raise ValueError(f"the shards of {name!r} have {sum(widths)} columns together; the table {table.dim}")
+                raise ValueError(
+                    f"the shards of {name!r} have {sum(widths)} columns together; the table {table.dim}"
+                )
             parts = zip(self.ranks, accumulate(widths, initial=0), widths, strict=False)
-            return [Shard(number, rank, 0, table.rows, start, width) for rank, start, width in parts]
+            return [
+                Shard(number, rank, 0, table.rows, start, width) for rank, start, width in parts
+            ]
         if self.kind not in BY_ROWS:
             return [Shard(number, rank, 0, table.rows, 0, table.dim) for rank in self.ranks]
         if table.rows < n:
-            raise ValueError(f"{name!r} has {table.rows} rows; it cannot be split by rows over {n} ranks")
+            raise ValueError(
+                f"{name!r} has {table.rows} rows; it cannot be split by rows over {n} ranks"
+            )
         block = -(-table.rows // n)
         tops = [min(i * block, table.rows) for i in range(n + 1)]
         parts = zip(self.ranks, tops, np.diff(tops).tolist(), strict=False)
@@ -128,15 +156,15 @@ class Plan:
     names : tuple of str, optional
         Names of the tables, for files; plans that differ only in names are equal.
     perceptrons : Strategy, optional
-        How the ranks share all other weights, by its `tp`, `dp`, `zero` and `shards`; by default each has a copy. The
-        ranks of a group of `tp` are neighbours. They share the products of pairs of layers, and gather the samples of
-        the group for these.
+        How the ranks share all other weights, by its `tp`, `dp`, `zero` and `shards`; by default
+        each has a copy. The ranks of a group of `tp` are neighbours. They share the products of
+        pairs of layers, and gather the samples of the group for these.
 
     Raises
     ------
     ValueError
-        For a rank outside ``0 … ranks - 1``, for tables that are not on all ranks although their kind is, and for
-        perceptrons that are shared in another way or by other ranks.
+        For a rank outside ``0 … ranks - 1``, for tables that are not on all ranks although their
+        kind is, and for perceptrons that are shared in another way or by other ranks.
 
     Examples
     --------
@@ -157,12 +185,20 @@ class Plan:
         check_type("owners", self.owners, Sequence)
         check_type("names", self.names, Sequence[str])
         if self.names and len(self.names) != len(self.owners):
-            raise ValueError(f"names has {len(self.names)} entries for {len(self.owners)} tables; give one for each")
-        owners: list[Any] = [owner.item() if isinstance(owner, np.generic) else owner for owner in self.owners]
+            raise ValueError(
+                f"names has {len(self.names)} entries for {len(self.owners)} tables; give one for each"
+            )
+        owners: list[Any] = [
+            owner.item() if isinstance(owner, np.generic) else owner for owner in self.owners
+        ]
         for table, owner in enumerate(owners):
             placed = isinstance(owner, Placement)
             for rank in owner.ranks if placed else (owner,):
-                if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.ranks:
+                if (
+                    isinstance(rank, bool)
+                    or not isinstance(rank, int)
+                    or not 0 <= rank < self.ranks
+                ):
                     fault = f"table {table} is placed on rank {rank!r}; ranks go from 0 to {self.ranks - 1}"
                     raise ValueError(f"{fault}; give every table the number of an existing rank")
             if placed and owner.kind in EVERYWHERE and len(owner.ranks) < self.ranks:
@@ -172,13 +208,23 @@ class Plan:
                 owners[table] = owner.ranks[0]
         object.__setattr__(self, "owners", tuple(owners))
         check_type("perceptrons", s := self.perceptrons, Strategy | None)
-        if s and (any(map(np.ndim, vars(s).values())) or s != Strategy(**self.shared) or s.ranks != self.ranks):
-            raise ValueError(f"perceptrons is {s}; give tp, dp, zero and shards alone, with tp times dp = {self.ranks}")
+        if s and (
+            any(map(np.ndim, vars(s).values()))
+            or s != Strategy(**self.shared)
+            or s.ranks != self.ranks
+        ):
+            raise ValueError(
+                f"perceptrons is {s}; give tp, dp, zero and shards alone, with tp times dp = {self.ranks}"
+            )
 
     @property
     def shared(self) -> dict[str, int]:
         """Fields of the strategy by which ranks share perceptrons; empty if each has a copy [-]."""
-        return {key: getattr(self.perceptrons, key) for key in ("tp", "dp", "zero", "shards") if self.perceptrons}
+        return {
+            key: getattr(self.perceptrons, key)
+            for key in ("tp", "dp", "zero", "shards")
+            if self.perceptrons
+        }
 
     @classmethod
     def round_robin(cls, tables: int, *, ranks: int) -> "Plan":
@@ -211,10 +257,13 @@ class Plan:
     @cached_property
     def placements(self) -> tuple[Placement, ...]:
         """Placement of every table, in table order."""
-        return tuple(o if isinstance(o, Placement) else Placement("table_wise", (o,)) for o in self.owners)
+        return tuple(
+            o if isinstance(o, Placement) else Placement("table_wise", (o,)) for o in self.owners
+        )
 
     def tables_of(self, rank: int) -> tuple[int, ...]:
-        """Numbers of the tables on one rank; a table that is not whole on one rank raises a ValueError.
+        """Numbers of the tables on one rank; a table that is not whole on one rank raises a
+        ValueError.
 
         Parameters
         ----------
@@ -228,7 +277,8 @@ class Plan:
         return tuple(table for table, owner in enumerate(self.owners) if owner == rank)
 
     def cut(self, tables: Sequence[EmbeddingTable]) -> list[Shard]:
-        """Cut the tables into shards, in their order; tables that do not fit the plan raise a ValueError.
+        """Cut the tables into shards, in their order; tables that do not fit the plan raise a
+        ValueError.
 
         Parameters
         ----------
@@ -236,7 +286,9 @@ class Plan:
             The tables of this plan.
         """
         if len(tables) != len(self.owners):
-            raise ValueError(f"plan places {len(self.owners)} tables; there are {len(tables)}; make a plan for these")
+            raise ValueError(
+                f"plan places {len(self.owners)} tables; there are {len(tables)}; make a plan for these"
+            )
         pairs = enumerate(zip(self.placements, tables, strict=True))
         return [shard for i, (placement, table) in pairs for shard in placement.cut(table, i)]
 
@@ -246,13 +298,16 @@ class Plan:
         Returns
         -------
         text : str
-            ``format``, ``ranks`` and ``tables`` with ``name``, ``kind``, ``ranks`` and ``columns`` [-].
+            ``format``, ``ranks`` and ``tables`` with ``name``, ``kind``, ``ranks`` and ``columns``
+            [-].
         """
         names = self.names or [f"table {i}" for i in range(len(self.owners))]
         entries = []
         for name, placement in zip(names, self.placements, strict=True):
             entry: dict[str, Any] = {"name": name, "kind": placement.kind, "ranks": placement.ranks}
-            entries.append(json.dumps(entry | ({"columns": placement.columns} if placement.columns else {})))
+            entries.append(
+                json.dumps(entry | ({"columns": placement.columns} if placement.columns else {}))
+            )
         shared = f'"perceptrons": {json.dumps(self.shared)}, ' if self.shared else ""
         head = f'{{"format": {_FORMAT}, "ranks": {self.ranks}, {shared}"tables": [\n'
         return head + ",\n".join(entries) + "\n]}\n"
@@ -272,7 +327,9 @@ class Plan:
             data = json.loads(text)
             check_type("plan", data, dict)
             if type(data.get("format")) is not int or data["format"] != _FORMAT:
-                raise ValueError(f"format is {data.get('format')!r}; this perfkit reads format {_FORMAT}")
+                raise ValueError(
+                    f"format is {data.get('format')!r}; this perfkit reads format {_FORMAT}"
+                )
             listed = data.get("tables")
             if isinstance(listed, list) and len(listed) > MOST_ROWS:
                 raise ValueError(f"tables has {len(listed)} entries; it may have {MOST_ROWS}")
@@ -309,7 +366,9 @@ class Plan:
         with reading(path, "pass a file that Plan.save has written", most=LARGEST_TEXT):
             return cls.from_json(Path(path).read_bytes().decode("utf-8-sig"), origin=str(path))
 
-    def to_torchrec(self, tables: Sequence[EmbeddingTable], *, module: str = "embeddings") -> dict[str, Any]:
+    def to_torchrec(
+        self, tables: Sequence[EmbeddingTable], *, module: str = "embeddings"
+    ) -> dict[str, Any]:
         """The plan as a plain dictionary, from which TorchRec plans can be built.
 
         Parameters
@@ -322,8 +381,8 @@ class Plan:
         Returns
         -------
         plan : dict
-            Module to table to ``sharding_type``, ``compute_kernel``, ``ranks`` and ``shards``: a list of ``rank``,
-            ``offsets`` and ``sizes`` (rows, columns).
+            Module to table to ``sharding_type``, ``compute_kernel``, ``ranks`` and ``shards``: a
+            list of ``rank``, ``offsets`` and ``sizes`` (rows, columns).
 
         Examples
         --------
@@ -333,18 +392,29 @@ class Plan:
         """
         shards: list[list[dict[str, Any]]] = [[] for _ in self.owners]
         for s in self.cut(tables):
-            box = {"rank": s.rank, "offsets": [s.first_row, s.first_column], "sizes": [s.rows, s.columns]}
+            box = {
+                "rank": s.rank,
+                "offsets": [s.first_row, s.first_column],
+                "sizes": [s.rows, s.columns],
+            }
             shards[s.table].append(box)
         found = {}
         for name, placement, own in zip(name_tables(tables), self.placements, shards, strict=True):
             kernel = "dense" if placement.kind == "data_parallel" else "fused"
             ranks = list(placement.ranks)
-            found[name] = {"sharding_type": placement.kind, "compute_kernel": kernel, "ranks": ranks, "shards": own}
+            found[name] = {
+                "sharding_type": placement.kind,
+                "compute_kernel": kernel,
+                "ranks": ranks,
+                "shards": own,
+            }
         return {module: found}
 
     @classmethod
     @reading("plan", "compare with Plan.to_torchrec")
-    def from_torchrec(cls, plan: Mapping[str, Any], tables: Sequence[EmbeddingTable], *, ranks: int) -> "Plan":
+    def from_torchrec(
+        cls, plan: Mapping[str, Any], tables: Sequence[EmbeddingTable], *, ranks: int
+    ) -> "Plan":
         """Read a dictionary like that of `to_torchrec`; it may have the tables of several modules.
 
         Parameters
@@ -361,14 +431,23 @@ class Plan:
         ValueError
             For a table that is missing or unknown, and for an unknown kind of placement.
         """
-        entries = {name: (f"{module}.{name}", entry) for module, part in plan.items() for name, entry in part.items()}
+        entries = {
+            name: (f"{module}.{name}", entry)
+            for module, part in plan.items()
+            for name, entry in part.items()
+        }
         names = name_tables(tables)
         if odd := set(names) ^ set(entries):
-            raise ValueError(f"{show(min(odd))} is in {'the tables' if min(odd) in names else 'the plan'} only")
+            raise ValueError(
+                f"{show(min(odd))} is in {'the tables' if min(odd) in names else 'the plan'} only"
+            )
         owners = []
         for name in names:
             place, entry = entries[name]
-            found: dict[str, Any] = {"kind": entry.get("sharding_type"), "ranks": entry.get("ranks") or []}
+            found: dict[str, Any] = {
+                "kind": entry.get("sharding_type"),
+                "ranks": entry.get("ranks") or [],
+            }
             if found["kind"] in SPLIT_BY_COLUMNS:
                 found["columns"] = [shard["sizes"][1] for shard in entry.get("shards", ())]
             owners.append(_place(decode(_Entry, found, place), place))

@@ -1,4 +1,5 @@
-"""Sizes of a workload: numbers, arrays over configurations, or open until the structure of a graph is recorded."""
+"""Sizes of a workload: numbers, arrays over configurations, or open until the structure of a graph
+is recorded."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -28,14 +29,16 @@ def check_size(name: str, value: Any, maximum: float | None = None) -> Any:
 
 
 def alter(value: Any, changes: Mapping[str, Any]) -> Any:
-    """A copy of a workload or graph with other values in some fields; its constructor does not check them again."""
+    """A copy of a workload or graph with other values in some fields; its constructor does not
+    check them again."""
     part = copy(value)
     vars(part).update(changes)
     return part
 
 
 def map_sizes(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """A workload in which `change` replaces all values of one kind, also in its tuples and dataclasses."""
+    """A workload in which `change` replaces all values of one kind, also in its tuples and
+    dataclasses."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, tuple):
@@ -46,7 +49,8 @@ def map_sizes(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 
 
 def select_sizes(value: Any, index: Any) -> Any:
-    """A workload with the sizes of some of its configurations; with numbers if `index` is that of one."""
+    """A workload with the sizes of some of its configurations; with numbers if `index` is that of
+    one."""
 
     def select(sizes: np.ndarray) -> Any:
         part = sizes[index]
@@ -65,10 +69,16 @@ def count_configurations(value: Any) -> int:
     """
     if isinstance(value, np.ndarray):
         if value.ndim != 1:
-            raise ValueError(f"a size has the shape {value.shape}; it must be a number, or one for each configuration")
+            raise ValueError(
+                f"a size has the shape {value.shape}; it must be a number, or one for each configuration"
+            )
         return len(value)
-    parts = value if isinstance(value, tuple) else vars(value).values() if is_dataclass(value) else ()
-    found = {count_configurations(part) for part in parts if not isinstance(part, str | int | float)} - {0}
+    parts = (
+        value if isinstance(value, tuple) else vars(value).values() if is_dataclass(value) else ()
+    )
+    found = {
+        count_configurations(part) for part in parts if not isinstance(part, str | int | float)
+    } - {0}
     if len(found) > 1:
         counts = " and ".join(map(str, sorted(found)))
         raise ValueError(f"sizes are of {counts} configurations; give equally many of each")
@@ -98,7 +108,11 @@ class Size:
         return -1.0 - self.number
 
     def __mul__(self, other: Any) -> "Size":
-        return self if isinstance(other, int) and other == 1 else self.program.add(operator.mul, self, other)
+        return (
+            self
+            if isinstance(other, int) and other == 1
+            else self.program.add(operator.mul, self, other)
+        )
 
     def __add__(self, other: Any) -> "Size":
         return self.program.add(operator.add, self, other)
@@ -116,7 +130,8 @@ class Size:
 
 
 class Program:
-    """How all sizes of a structure follow from the first ones, which are known when the program runs.
+    """How all sizes of a structure follow from the first ones, which are known when the program
+    runs.
 
     Examples
     --------
@@ -133,7 +148,8 @@ class Program:
         self.known: dict[tuple[Any, ...], Size] = {}
 
     def add(self, function: Callable[..., Any] | None, *given: Any) -> Size:
-        """The size that a function finds from other sizes; without a function, the given size of this number."""
+        """The size that a function finds from other sizes; without a function, the given size of
+        this number."""
         step = (function, *given)
         if step not in self.known:
             self.known[step] = Size(self, len(self.steps))
@@ -141,11 +157,13 @@ class Program:
         return self.known[step]
 
     def run(self, *sizes: Any) -> Array:
-        """All sizes in the order of their numbers: a number each, or a row over configurations if arrays are given."""
+        """All sizes in the order of their numbers: a number each, or a row over configurations if
+        arrays are given."""
         values: list[Any] = []
         for function, *given in self.steps:
             plain: list[Any] = [
-                g if isinstance(g, int | float) else map_sizes(g, Size, lambda g: values[g.number]) for g in given
+                g if isinstance(g, int | float) else map_sizes(g, Size, lambda g: values[g.number])
+                for g in given
             ]
             values.append(function(*plain) if function else sizes[plain[0]])
         return np.array(values, dtype=float)

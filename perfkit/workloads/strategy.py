@@ -1,4 +1,5 @@
-"""How ranks share the training of a Transformer: tensors, stages, replicas, sequences and experts."""
+"""How ranks share the training of a Transformer: tensors, stages, replicas, sequences and
+experts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -15,7 +16,8 @@ _SIZES = ("tp", "pp", "cp", "ep", "micro_batch", "chunks")
 
 @dataclass(frozen=True)
 class Strategy:
-    """How ranks share one training iteration; fields may be arrays, with one value for each of many strategies.
+    """How ranks share one training iteration; fields may be arrays, with one value for each of many
+    strategies.
 
     Parameters
     ----------
@@ -32,37 +34,41 @@ class Strategy:
     micro_batch : int
         Sequences of a replica in one pass [-].
     schedule : str
-        Order of the passes of a stage: ``gpipe``, ``1f1b``, ``interleaved``, ``breadth_first`` or ``zero_bubble``
-        (H1).
+        Order of the passes of a stage: ``gpipe``, ``1f1b``, ``interleaved``, ``breadth_first`` or
+        ``zero_bubble`` (H1).
     chunks : int
         Chunks of layers of each stage; above 1 only for ``interleaved`` and ``breadth_first`` [-].
     first_layers, last_layers : int
-        Layers of the first stage, which also holds the embeddings, and of the last, which also holds the head; 0 for as
-        many as the others have [-].
+        Layers of the first stage, which also holds the embeddings, and of the last, which also
+        holds the head; 0 for as many as the others have [-].
     checkpoint : str
-        What the backward pass computes again: ``none``, ``selective`` (attention without its projections) or ``full``.
+        What the backward pass computes again: ``none``, ``selective`` (attention without its
+        projections) or ``full``.
     zero : int
-        What replicas share (ZeRO): nothing (0); states of the optimizer (1); gradients too, reduced after each
-        micro-batch (2); weights too, gathered for each micro-batch (3) [-].
+        What replicas share (ZeRO): nothing (0); states of the optimizer (1); gradients too, reduced
+        after each micro-batch (2); weights too, gathered for each micro-batch (3) [-].
     shards : int
-        Replicas of a group that share what `zero` says (hybrid sharding); it divides `dp`; 0 for all replicas [-].
+        Replicas of a group that share what `zero` says (hybrid sharding); it divides `dp`; 0 for
+        all replicas [-].
     sequence_parallel : bool
         Whether the ranks of `tp` also share the tokens of all operations that are no products.
     ulysses : bool
-        Whether the ranks of `cp` exchange tokens for heads (all_to_all, arXiv:2309.14509). Otherwise keys and values go
-        around a ring.
+        Whether the ranks of `cp` exchange tokens for heads (all_to_all, arXiv:2309.14509).
+        Otherwise keys and values go around a ring.
     two_level : bool
-        Whether tokens for experts are first gathered in each node (Tutel, arXiv:2206.03382, section 3.4).
+        Whether tokens for experts are first gathered in each node (Tutel, arXiv:2206.03382, section
+        3.4).
     overlap : bool
         Whether gradients are reduced and weights gathered while layers compute.
     tiled : bool
-        Whether the ranks of `tp` exchange tiles of a product while other tiles compute (asynchronous tensor parallel).
+        Whether the ranks of `tp` exchange tiles of a product while other tiles compute
+        (asynchronous tensor parallel).
 
     Raises
     ------
     ValueError
-        For sizes that are no whole numbers above 0, for unknown names, for sizes that do not divide `dp`, and for
-        chunks with a schedule that has none.
+        For sizes that are no whole numbers above 0, for unknown names, for sizes that do not divide
+        `dp`, and for chunks with a schedule that has none.
 
     Examples
     --------
@@ -95,7 +101,12 @@ class Strategy:
         for key, known in (("schedule", SCHEDULES), ("checkpoint", RECOMPUTED)):
             for value in np.unique(getattr(self, key)).tolist():
                 check_choice(key, value, known)
-        for key, most in (("zero", 3), ("shards", 2.0**20), ("first_layers", 2.0**20), ("last_layers", 2.0**20)):
+        for key, most in (
+            ("zero", 3),
+            ("shards", 2.0**20),
+            ("first_layers", 2.0**20),
+            ("last_layers", 2.0**20),
+        ):
             for value in np.unique(getattr(self, key)).tolist():
                 check_positive(key, value, integer=True, zero=True, maximum=most)
         for key in ("sequence_parallel", "ulysses", "two_level", "overlap", "tiled"):
@@ -103,15 +114,25 @@ class Strategy:
                 check_type(key, value, bool)
         for key in ("ep", "shards"):
             if np.any(own := (self.dp % np.maximum(getattr(self, key), 1)) > 0):
-                value, replicas = (np.broadcast_to(each, np.shape(own))[own] for each in (getattr(self, key), self.dp))
-                raise ValueError(f"{key} is {value[0]}; it must divide dp, {replicas[0]}; change one of them")
+                value, replicas = (
+                    np.broadcast_to(each, np.shape(own))[own]
+                    for each in (getattr(self, key), self.dp)
+                )
+                raise ValueError(
+                    f"{key} is {value[0]}; it must divide dp, {replicas[0]}; change one of them"
+                )
         if np.any((self.chunks > 1) & ~np.isin(self.schedule, CHUNKED)):
             fault = f"chunks is {self.chunks} with schedule {self.schedule!r}"
-            raise ValueError(f"{fault}; only {' and '.join(CHUNKED)} have several chunks; leave it at 1")
+            raise ValueError(
+                f"{fault}; only {' and '.join(CHUNKED)} have several chunks; leave it at 1"
+            )
 
     def __repr__(self) -> str:
-        said = [(own.name, getattr(self, own.name)) for own in fields(self) if own.name in ("tp", "pp", "dp")
-                or np.any(getattr(self, own.name) != own.default)]  # fmt: skip
+        said = [
+            (own.name, getattr(self, own.name))
+            for own in fields(self)
+            if own.name in ("tp", "pp", "dp") or np.any(getattr(self, own.name) != own.default)
+        ]
         return f"Strategy({', '.join(f'{name}={value!r}' for name, value in said)})"
 
     @property
@@ -126,7 +147,8 @@ class Strategy:
 
     @property
     def scattered(self) -> Any:
-        """Whether gradients are reduced after each micro-batch, so that a rank adds up only its shard."""
+        """Whether gradients are reduced after each micro-batch, so that a rank adds up only its
+        shard."""
         return np.greater(self.zero, 1) & np.not_equal(self.schedule, "breadth_first")
 
     @property
@@ -149,7 +171,12 @@ class Strategy:
             All of them, in this order.
         """
         check_type("strategies", strategies, Sequence[Strategy])
-        return cls(**{own.name: np.array([getattr(each, own.name) for each in strategies]) for own in fields(cls)})
+        return cls(
+            **{
+                own.name: np.array([getattr(each, own.name) for each in strategies])
+                for own in fields(cls)
+            }
+        )
 
     def select(self, index: Any) -> "Strategy":
         """Take some of many strategies.
@@ -165,7 +192,9 @@ class Strategy:
             The chosen ones.
         """
         shape = np.shape(self.ranks)
-        return replace(self, **{name: np.broadcast_to(own, shape)[index] for name, own in vars(self).items()})
+        return replace(
+            self, **{name: np.broadcast_to(own, shape)[index] for name, own in vars(self).items()}
+        )
 
 
 def spread_layers(layers: int, s: Strategy) -> tuple[Any, Any, Any]:
@@ -181,8 +210,8 @@ def spread_layers(layers: int, s: Strategy) -> tuple[Any, Any, Any]:
     Returns
     -------
     first, inner, last : array
-        Layers of the first stage, of the largest one between, and of the last [-]. With two stages or one, `inner` is
-        the larger of both.
+        Layers of the first stage, of the largest one between, and of the last [-]. With two stages
+        or one, `inner` is the larger of both.
 
     Examples
     --------
@@ -193,7 +222,9 @@ def spread_layers(layers: int, s: Strategy) -> tuple[Any, Any, Any]:
     """
     stated = np.greater(s.first_layers, 0) * 1 + np.greater(s.last_layers, 0)
     each = np.ceil((layers - s.first_layers - s.last_layers) / np.maximum(s.pp - stated, 1))
-    first, last = (np.where(np.greater(own, 0), own, each) for own in (s.first_layers, s.last_layers))
+    first, last = (
+        np.where(np.greater(own, 0), own, each) for own in (s.first_layers, s.last_layers)
+    )
     return first, np.where(s.pp > 2, each, np.maximum(first, last)), last
 
 
@@ -210,18 +241,20 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
     Returns
     -------
     fits : dict of str to bool or array
-        For each field of the model, whether ranks, stages and micro-batches divide it; of ``layers``, whether each
-        chunk gets one. The stages of ``interleaved`` must divide the micro-batches. Stages whose layers are stated have
-        one chunk.
+        For each field of the model, whether ranks, stages and micro-batches divide it; of
+        ``layers``, whether each chunk gets one. The stages of ``interleaved`` must divide the
+        micro-batches. Stages whose layers are stated have one chunk.
     """
     micro, kv = model.batch / (s.dp * s.micro_batch), model.kv_heads or model.heads
     stated = np.greater(s.first_layers, 0) * 1 + np.greater(s.last_layers, 0)
     rest = model.layers - s.first_layers - s.last_layers
     enough = np.where(s.pp > stated, rest >= s.pp - stated, (s.pp == stated) & (rest == 0))
     return {
-        "heads": (model.heads % (s.tp * np.where(s.ulysses, s.cp, 1)) == 0) & ((kv % s.tp == 0) | (s.tp % kv == 0)),
+        "heads": (model.heads % (s.tp * np.where(s.ulysses, s.cp, 1)) == 0)
+        & ((kv % s.tp == 0) | (s.tp % kv == 0)),
         "sequence": model.sequence % (s.cp * s.rows) == 0,
         "experts": (s.ep == 1) | ((model.experts or 1) % s.ep == 0),
-        "batch": np.equal(micro % 1, 0) & ((np.asarray(s.schedule) != "interleaved") | (micro % s.pp == 0)),
+        "batch": np.equal(micro % 1, 0)
+        & ((np.asarray(s.schedule) != "interleaved") | (micro % s.pp == 0)),
         "layers": np.where(stated > 0, (s.chunks == 1) & enough, s.pp * s.chunks <= model.layers),
     }

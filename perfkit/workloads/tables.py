@@ -11,7 +11,15 @@ import numpy as np
 
 from perfkit.ground.results import Table, Tabular
 from perfkit.ground.units import check_choice, check_positive, check_type, format_bytes, show
-from perfkit.models.distributions import Buckets, Distribution, Uniform, Zipf, join_buckets, spread_rows, unique_rows
+from perfkit.models.distributions import (
+    Buckets,
+    Distribution,
+    Uniform,
+    Zipf,
+    join_buckets,
+    spread_rows,
+    unique_rows,
+)
 from perfkit.models.embedding import STATE
 from perfkit.workloads.sizes import check_size, select_sizes
 
@@ -35,8 +43,8 @@ class EmbeddingTable:
     name : str
         Name shown in tables and plans.
     law : Uniform, Zipf or ReuseHistogram, optional
-        Distribution of the looked-up rows, if more is known than an exponent. It has as many rows as the table, or more
-        if this table is a part of a larger one.
+        Distribution of the looked-up rows, if more is known than an exponent. It has as many rows
+        as the table, or more if this table is a part of a larger one.
     spread : float
         Standard deviation of the lookups of a sample, which no prediction uses [-].
 
@@ -74,7 +82,9 @@ class EmbeddingTable:
             return
         check_type("law", self.law, Distribution)
         if self.law.rows < self.rows:
-            raise ValueError(f"law has {self.law.rows} rows, the table has {self.rows}; make a law of all its rows")
+            raise ValueError(
+                f"law has {self.law.rows} rows, the table has {self.rows}; make a law of all its rows"
+            )
         if isinstance(self.law, Zipf) and not self.exponent:
             object.__setattr__(self, "exponent", float(self.law.exponent))
 
@@ -93,7 +103,8 @@ class EmbeddingTable:
 
 @dataclass(frozen=True)
 class TableSet(Tabular):
-    """Tables that every sample of a batch looks up, to search a placement when the rest of the model is not known.
+    """Tables that every sample of a batch looks up, to search a placement when the rest of the
+    model is not known.
 
     Parameters
     ----------
@@ -113,8 +124,8 @@ class TableSet(Tabular):
     Raises
     ------
     ValueError
-        For no table, two tables of one name, numbers of different size, more lookups per sample than rows, and unknown
-        settings.
+        For no table, two tables of one name, numbers of different size, more lookups per sample
+        than rows, and unknown settings.
 
     Examples
     --------
@@ -142,7 +153,9 @@ class TableSet(Tabular):
         names = name_tables(given)
         if len(set(names)) < len(names):
             twice = next(name for name, count in Counter(names).items() if count > 1)
-            raise ValueError(f"two tables are named {show(twice)}; every table needs a name of its own")
+            raise ValueError(
+                f"two tables are named {show(twice)}; every table needs a name of its own"
+            )
         deep = next((i for i, table in enumerate(given) if table.pooling > table.rows), None)
         if deep is not None:
             fault = f"pooling of {show(names[deep])} is {given[deep].pooling:g}; it must be at most"
@@ -166,16 +179,23 @@ class TableSet(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            name, rows [-], dim [-], pooling [-], exponent [-], nbytes [B] and unique_rows of a batch [-].
+            name, rows [-], dim [-], pooling [-], exponent [-], nbytes [B] and unique_rows of a
+            batch [-].
         """
         import polars
 
         rows = [
-            {"name": name, "rows": t.rows, "dim": t.dim, "pooling": float(t.pooling),
-             "exponent": float(t.exponent), "nbytes": float(t.nbytes),
-             "unique_rows": float(unique_rows(t.distribution, self.batch * t.pooling))}
+            {
+                "name": name,
+                "rows": t.rows,
+                "dim": t.dim,
+                "pooling": float(t.pooling),
+                "exponent": float(t.exponent),
+                "nbytes": float(t.nbytes),
+                "unique_rows": float(unique_rows(t.distribution, self.batch * t.pooling)),
+            }
             for name, t in zip(name_tables(self.tables), self.tables, strict=True)
-        ]  # fmt: skip
+        ]
         return polars.DataFrame(rows)
 
     def __iter__(self) -> Iterator[EmbeddingTable]:
@@ -206,7 +226,8 @@ def name_tables(tables: Sequence[EmbeddingTable]) -> list[str]:
 
 
 def share_lookups(table: EmbeddingTable, parts: int, *, first: bool) -> float:
-    """Lookups per sample of one of several equal parts of the rows; the `first` one holds the most popular row.
+    """Lookups per sample of one of several equal parts of the rows; the `first` one holds the most
+    popular row.
 
     Parameters
     ----------
@@ -226,8 +247,11 @@ def share_lookups(table: EmbeddingTable, parts: int, *, first: bool) -> float:
     return table.pooling * ((1 - hottest) / parts + hottest * first)
 
 
-def list_laws(tables: Sequence[EmbeddingTable], configurations: int = 0) -> Sequence[Distribution] | Buckets:
-    """Distribution of the looked-up rows of each table, for each configuration where sizes are arrays.
+def list_laws(
+    tables: Sequence[EmbeddingTable], configurations: int = 0
+) -> Sequence[Distribution] | Buckets:
+    """Distribution of the looked-up rows of each table, for each configuration where sizes are
+    arrays.
 
     Parameters
     ----------
@@ -244,17 +268,24 @@ def list_laws(tables: Sequence[EmbeddingTable], configurations: int = 0) -> Sequ
     if not configurations:
         return [table.distribution for table in tables]
     if any(table.law for table in tables):
-        return join_buckets([select_sizes(t, i).distribution for i in range(configurations) for t in tables])
-    rows = [np.broadcast_to(np.asarray(table.rows, dtype=float), configurations) for table in tables]
+        return join_buckets(
+            [select_sizes(t, i).distribution for i in range(configurations) for t in tables]
+        )
+    rows = [
+        np.broadcast_to(np.asarray(table.rows, dtype=float), configurations) for table in tables
+    ]
     exponents = np.tile([table.exponent for table in tables], configurations)
     return spread_rows(np.stack(rows, axis=1).ravel(), exponents, np.zeros(exponents.shape))
 
 
-def draw_tables(n: int, *, seed: int = 0, correlation: float = 0.0, itemsize: int = 4) -> tuple[EmbeddingTable, ...]:
-    """Draw tables like those of production models: sizes over four decades, most with few lookups and some with many.
+def draw_tables(
+    n: int, *, seed: int = 0, correlation: float = 0.0, itemsize: int = 4
+) -> tuple[EmbeddingTable, ...]:
+    """Draw tables like those of production models: sizes over four decades, most with few lookups
+    and some with many.
 
-    Rows are 10^U(3, 7) and columns 16, 32, 64 or 128. Pooling is log-normal around 8 with a spread of e, clipped to 1
-    to 64. The Zipf exponent is U(0, 1.2).
+    Rows are 10^U(3, 7) and columns 16, 32, 64 or 128. Pooling is log-normal around 8 with a spread
+    of e, clipped to 1 to 64. The Zipf exponent is U(0, 1.2).
 
     Parameters
     ----------
@@ -263,7 +294,8 @@ def draw_tables(n: int, *, seed: int = 0, correlation: float = 0.0, itemsize: in
     seed : int, optional
         Seed; equal seeds give equal tables [-].
     correlation : float, optional
-        Correlation of the logarithms of rows and pooling before they are clipped, between -1 and 1 [-].
+        Correlation of the logarithms of rows and pooling before they are clipped, between -1 and 1
+        [-].
     itemsize : int, optional
         Bytes of one number [B].
 

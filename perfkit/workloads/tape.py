@@ -1,4 +1,5 @@
-"""A tape: records the operations that PyTorch would dispatch, forward and backward, without computing anything."""
+"""A tape: records the operations that PyTorch would dispatch, forward and backward, without
+computing anything."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -43,7 +44,8 @@ def check_switches(dtype: str, *, mixed: bool, **others: bool) -> None:
 
 
 def check_ranks(batch: Any, ranks: Any, plan: Any = None, micro: int = 1) -> int:
-    """Check that the ranks are a whole number that divides the batch; a workload without tables takes no plan.
+    """Check that the ranks are a whole number that divides the batch; a workload without tables
+    takes no plan.
 
     Parameters
     ----------
@@ -71,15 +73,19 @@ def check_ranks(batch: Any, ranks: Any, plan: Any = None, micro: int = 1) -> int
         raise ValueError("plan is given; this workload has no tables to place; leave it out")
     if np.any(batch % (whole := ranks * micro)):
         what = f"{ranks} ranks" + f" with {micro} micro-batches each" * (micro > 1)
-        raise ValueError(f"batch is {batch}; it must divide by the {what}; take a multiple of {whole}")
+        raise ValueError(
+            f"batch is {batch}; it must divide by the {what}; take a multiple of {whole}"
+        )
     return ranks
 
 
 class Tape:
-    """Records operations in the order in which PyTorch's eager mode and its autograd engine dispatch them.
+    """Records operations in the order in which PyTorch's eager mode and its autograd engine
+    dispatch them.
 
-    Backward nodes run in the reverse order of their creation, as in the engine. A second gradient that arrives at a
-    tensor is added to the first. Views start no kernel: they are counted as calls without one.
+    Backward nodes run in the reverse order of their creation, as in the engine. A second gradient
+    that arrives at a tensor is added to the first. Views start no kernel: they are counted as calls
+    without one.
 
     Parameters
     ----------
@@ -88,7 +94,8 @@ class Tape:
     mixed : bool
         Whether weights, and all that is not a product, stay fp32 (autocast).
     overlap : bool
-        Whether collectives run until a later operation waits for them; else each is waited for at once.
+        Whether collectives run until a later operation waits for them; else each is waited for at
+        once.
     """
 
     def __init__(self, itemsize: int = 4, *, mixed: bool = False, overlap: bool = False) -> None:
@@ -98,31 +105,40 @@ class Tape:
         self.phase, self.module, self.layer = "forward", "", -1
         # Weights, in the order of their first use, and what is known of some of them.
         self.trained: list[Tensor] = []
-        self.drawn = 0  # how many were used since the first layer; a layer that is recorded again uses the same ones
+        # how many were used since the first layer; a layer that is recorded again uses the same
+        # ones
+        self.drawn = 0
         self.tables: dict[Tensor, EmbeddingTable] = {}
         self.shards: dict[Tensor, Tensor] = {}  # the part of a weight that this rank stores
-        self.groups: dict[Tensor, int] = {}  # group whose ranks average its gradient, if not all; -1 for none
+        # group whose ranks average its gradient, if not all; -1 for none
+        self.groups: dict[Tensor, int] = {}
         self.sparse: dict[Tensor, dict[str, Any]] = {}  # sizes of an update of single rows
-        self.buckets: dict[Tensor, int] = {}  # number of the module in whose buckets the gradient is reduced
+        # number of the module in whose buckets the gradient is reduced
+        self.buckets: dict[Tensor, int] = {}
         self.narrowed: dict[Tensor, Tensor] = {}  # the copy that autocast makes for products
-        # Operations: label, sizes, layer, and for each tensor its storage, bytes, 1 for a write, and layer.
+        # Operations: label, sizes, layer, and for each tensor its storage, bytes, 1 for a write,
+        # and layer.
         self.labels: list[Label] = []
         self.sizes: list[dict[str, Any]] = []
         self.layers: list[int] = []
         self.touched: list[list[tuple[int, Any, int, int]]] = []
         self.homes: list[int] = []  # layer of every storage
         self.middle, self.repeats = 0, 1  # the layer that represents several ones, and how many
-        self.waits: list[tuple[int, int]] = []  # position of an operation, and of the collective it waits for
-        self.bare, self.opened = 0, 0  # calls without a kernel before the next operation; see `backward`
+        # position of an operation, and of the collective it waits for
+        self.waits: list[tuple[int, int]] = []
+        # calls without a kernel before the next operation; see `backward`
+        self.bare, self.opened = 0, 0
         # Gradients.
         self.nodes: list[tuple[str, int, Callable[[], Any]]] = []
         self.gradients: dict[Tensor, Tensor] = {}
         self.kept: dict[Tensor, Tensor] = {}  # sums of the gradients of earlier micro-batches
         self.last = True  # whether this is the last micro-batch
         self.due: dict[Tensor, int] = {}  # how many gradients of a weight are still to arrive
-        self.complete: list[Tensor] = []  # weights whose last gradient the running node has computed
+        # weights whose last gradient the running node has computed
+        self.complete: list[Tensor] = []
         self.strided: set[int] = set()  # storages of gradients whose elements are permuted
-        self.pieces: list[tuple[int, Tensor, Tensor, int]] = []  # of buckets: their module, gradient, part and layer
+        # of buckets: their module, gradient, part and layer
+        self.pieces: list[tuple[int, Tensor, Tensor, int]] = []
 
     def tensor(self, *shape: Any, itemsize: int = 0, grad: bool = False) -> Tensor:
         """A tensor with a storage of its own."""
@@ -140,12 +156,16 @@ class Tape:
         return weight
 
     def record(
-        self, name: str, *operands: Tensor | list[Tensor], out: Tensor | tuple[Any, ...] = (), **sizes: Any
+        self,
+        name: str,
+        *operands: Tensor | list[Tensor],
+        out: Tensor | tuple[Any, ...] = (),
+        **sizes: Any,
     ) -> Tensor:
         """Run a layer of `RULES` forward and note its backward pass.
 
-        `out` is the result or its shape; by default it has the shape of the first operand. `sizes` are those that no
-        tensor of the layer shows.
+        `out` is the result or its shape; by default it has the shape of the first operand. `sizes`
+        are those that no tensor of the layer shows.
         """
         flat = [t for o in operands for t in (o if isinstance(o, list) else (o,))]
         rule, trained = RULES[name], [tensor for tensor in flat if tensor.grad]
@@ -170,20 +190,30 @@ class Tape:
         self.nodes.append((self.module, self.layer, backward))
 
     def emit(
-        self, name: str, kind: str, reads: Sequence[Tensor], writes: Sequence[Tensor], variant: str = "", **sizes: Any
+        self,
+        name: str,
+        kind: str,
+        reads: Sequence[Tensor],
+        writes: Sequence[Tensor],
+        variant: str = "",
+        **sizes: Any,
     ) -> int:
-        """Append one operation with its sizes and the tensors it reads and writes; returns its position."""
+        """Append one operation with its sizes and the tensors it reads and writes; returns its
+        position."""
         layer = self.layer
         self.labels.append((name, kind, variant or name, self.phase, self.module))
         self.layers.append(layer)
         self.sizes.append({"launches": 1, "calls": self.opened != 1, "bare": self.bare, **sizes})
         self.bare, self.opened = 0, self.opened and 1
         both = ((t, write) for write, tensors in enumerate((reads, writes)) for t in tensors)
-        self.touched.append([(t.storage, t.nbytes, write, t.layer if layer < 0 else layer) for t, write in both])
+        self.touched.append(
+            [(t.storage, t.nbytes, write, t.layer if layer < 0 else layer) for t, write in both]
+        )
         return len(self.labels) - 1
 
     def _run(self, line: Line, tensors: dict[str, Any], stated: dict[str, Any]) -> None:
-        """Run one operation of a rule, unless all that it computes are gradients that nobody wants."""
+        """Run one operation of a rule, unless all that it computes are gradients that nobody
+        wants."""
         wanted = [tensors[name[1:]] for name in line.writes if name[0] == "d"]
         if wanted and not any(tensor.grad for tensor in wanted):
             return
@@ -196,7 +226,9 @@ class Tape:
                 like = tensors[name[1:] if name[0] == "d" else "x"]
                 tensors[name] = self.tensor(*like.shape, itemsize=like.itemsize)
         writes = [tensors[name] for name in line.writes]
-        self.emit(line.name, line.kind, reads, writes, line.variant, **line.size(reads, writes, stated))
+        self.emit(
+            line.name, line.kind, reads, writes, line.variant, **line.size(reads, writes, stated)
+        )
 
     def _answer(self, rule: Rule, tensors: dict[str, Any], stated: dict[str, Any]) -> None:
         """Run a layer backward and pass its gradients on."""
@@ -216,13 +248,17 @@ class Tape:
         return self.gradients[tensor.root].view(*tensor.shape)
 
     def arrive(self, tensor: Tensor, gradient: Tensor, *, passed: int = 0) -> None:
-        """Note a gradient of a tensor; `passed` is the itemsize of a result whose gradient is passed on unchanged.
+        """Note a gradient of a tensor; `passed` is the itemsize of a result whose gradient is
+        passed on unchanged.
 
         Such a gradient is summed up or cast where the tensor is smaller or has another data type.
         """
         if passed and len(gradient.shape) > len(tensor.shape):
             rows, n = gradient.numel // tensor.numel, tensor.numel
-            wide, gradient = gradient.view(rows, n), self.tensor(*tensor.shape, itemsize=gradient.itemsize)
+            wide, gradient = (
+                gradient.view(rows, n),
+                self.tensor(*tensor.shape, itemsize=gradient.itemsize),
+            )
             self.emit("sum", "rowwise", [wide], [gradient], elements=wide.numel, rows=rows, n=n)
         if passed and passed != tensor.itemsize:
             wide, gradient = gradient, self.tensor(*gradient.shape, itemsize=tensor.itemsize)
@@ -240,7 +276,8 @@ class Tape:
                 self.complete.append(root)
 
     def backward(self) -> None:
-        """Run the backward nodes, each as one call of the framework, and after each keep the gradients of weights.
+        """Run the backward nodes, each as one call of the framework, and after each keep the
+        gradients of weights.
 
         Gradients that are reduced in buckets are copied back from these at the end.
         """
@@ -263,21 +300,36 @@ class Tape:
     def keep(self, weight: Tensor) -> None:
         """Keep the gradient of a weight, and copy it to a bucket if it is reduced in one.
 
-        Each copy is followed by a `PIECE` of a reduction. Which pieces form a bucket follows when all are known.
+        Each copy is followed by a `PIECE` of a reduction. Which pieces form a bucket follows when
+        all are known.
         """
         self.bare += 1
         accumulate(self, weight)
         if weight not in self.buckets:
             return
-        gradient, part = self.gradients[weight], self.tensor(*weight.shape, itemsize=weight.itemsize)
-        self.emit("mul", "elementwise", [gradient], [part], "mul_scalar", elements=part.numel, calls=0)
+        gradient, part = (
+            self.gradients[weight],
+            self.tensor(*weight.shape, itemsize=weight.itemsize),
+        )
+        self.emit(
+            "mul", "elementwise", [gradient], [part], "mul_scalar", elements=part.numel, calls=0
+        )
         group = self.groups.get(weight, 0)
-        self.emit(PIECE, "collective", [part], [part], table=self.buckets[weight], nbytes=part.nbytes, group=group)
+        self.emit(
+            PIECE,
+            "collective",
+            [part],
+            [part],
+            table=self.buckets[weight],
+            nbytes=part.nbytes,
+            group=group,
+        )
         self.pieces.append((self.buckets[weight], gradient, part, weight.layer))
 
 
 def _find(tape: Tape, name: str, tensors: dict[str, Any]) -> Any:
-    """A tensor of a rule by its name, or the gradient of one, copied first if its elements are permuted."""
+    """A tensor of a rule by its name, or the gradient of one, copied first if its elements are
+    permuted."""
     if name not in tensors:
         target = tensors[name[1:]]
         if isinstance(target, list):
@@ -296,8 +348,16 @@ def accumulate(tape: Tape, weight: Tensor) -> None:
 
 
 def copy(tape: Tape, x: Tensor, run: Any = None) -> Tensor:
-    """A copy of a permuted view with its elements in order, `run` at a time; a gradient passes through."""
+    """A copy of a permuted view with its elements in order, `run` at a time; a gradient passes
+    through."""
     out = tape.tensor(*x.shape, itemsize=x.itemsize, grad=True)
     out.root = x.root
-    tape.emit("clone", "copy", [x], [out], elements=x.numel, rows=x.numel // (x.shape[-1] if run is None else run))
+    tape.emit(
+        "clone",
+        "copy",
+        [x],
+        [out],
+        elements=x.numel,
+        rows=x.numel // (x.shape[-1] if run is None else run),
+    )
     return out

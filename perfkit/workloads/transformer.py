@@ -1,4 +1,5 @@
-"""Transformer language models, from BERT with a masked-token head to Llama, as one training iteration."""
+"""Transformer language models, from BERT with a masked-token head to Llama, as one training
+iteration."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
@@ -19,34 +20,42 @@ from perfkit.workloads.tape import ITEMSIZE, Tape, check_ranks, check_switches
 _SIZES = ("vocabulary", "positions", "layers", "hidden", "heads", "kv_heads", "inner")
 _ROWS = group_rows("model", "published", "transformers.csv")
 #: Published configurations: sizes by name [-].
-PRESETS = {name: {size: int(row[size]) for size in _SIZES if row[size]} for name, [row] in _ROWS.items()}
+PRESETS = {
+    name: {size: int(row[size]) for size in _SIZES if row[size]} for name, [row] in _ROWS.items()
+}
 _LLAMA: dict[str, Any] = {"norm": "rms", "gated": True, "rotary": True, "tie": False, "bias": False}
 #: Sizes that may be arrays over configurations.
 SIZES = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions")
 _CHOICES = {
-    "attention": (*UNFUSED, "fused", *ATTENTION), "dtype": (*ITEMSIZE, "fp8"), "optimizer": ("adamw", "sgd"),
-    "parallel": PARALLEL, "norm": ("layer", "rms"), "reduce_dtype": ("", *ITEMSIZE),
-}  # fmt: skip
+    "attention": (*UNFUSED, "fused", *ATTENTION),
+    "dtype": (*ITEMSIZE, "fp8"),
+    "optimizer": ("adamw", "sgd"),
+    "parallel": PARALLEL,
+    "norm": ("layer", "rms"),
+    "reduce_dtype": ("", *ITEMSIZE),
+}
 _SWITCHES = ("fused", "mixed", "overlap", "checkpoint", "gated", "rotary", "tie", "bias", "qk_norm")
 
 
 @dataclass(frozen=True)
 class Transformer:
-    """One training iteration of a language model: forward, cross entropy over all tokens, backward, optimizer.
+    """One training iteration of a language model: forward, cross entropy over all tokens, backward,
+    optimizer.
 
-    Build one with `preset`, `bert` or `gpt2`. On several ranks it is data-parallel. Batch, sequence, hidden, heads,
-    vocabulary and positions are numbers, or arrays with a number for each of several configurations.
+    Build one with `preset`, `bert` or `gpt2`. On several ranks it is data-parallel. Batch,
+    sequence, hidden, heads, vocabulary and positions are numbers, or arrays with a number for each
+    of several configurations.
 
-    Weights are sharded as PyTorch's `fully_shard` does it: each layer is a unit, and the rest is another one. If
-    `mixed`, weights are cast before they are gathered, and layers work in `dtype`.
+    Weights are sharded as PyTorch's `fully_shard` does it: each layer is a unit, and the rest is
+    another one. If `mixed`, weights are cast before they are gathered, and layers work in `dtype`.
 
     Parameters
     ----------
     name : str
         Preset or family name.
     causal : bool
-        Whether it is like GPT and Llama (pre-norm, causal attention) or like BERT (post-norm, token types, masked-token
-        head).
+        Whether it is like GPT and Llama (pre-norm, causal attention) or like BERT (post-norm, token
+        types, masked-token head).
     batch : int
         Sequences of one iteration over all ranks [-].
     sequence : int
@@ -62,29 +71,32 @@ class Transformer:
     positions : int
         Rows of the position embedding, at least the sequence [-].
     attention : str
-        ``fused``: one kernel, which PyTorch chooses for the device. ``flash3`` (also cuDNN's), ``flash2``, ``triton``
-        or ``efficient``: this kernel. ``eager`` or ``math``: scores are stored in memory.
+        ``fused``: one kernel, which PyTorch chooses for the device. ``flash3`` (also cuDNN's),
+        ``flash2``, ``triton`` or ``efficient``: this kernel. ``eager`` or ``math``: scores are
+        stored in memory.
     dtype : str
-        Data type of products and, unless `mixed`, of weights, activations and gradients. With ``fp8`` the operands of
-        products in layers are cast to fp8; attention, the head and all else are bf16.
+        Data type of products and, unless `mixed`, of weights, activations and gradients. With
+        ``fp8`` the operands of products in layers are cast to fp8; attention, the head and all else
+        are bf16.
     optimizer : str
         ``adamw`` or ``sgd``.
     fused : bool
         Whether one kernel of the optimizer updates all weights.
     mixed : bool
-        Whether weights, gradients, optimizer states, norms, softmax and loss stay fp32 while products run in `dtype`
-        (autocast). The scaling of an fp16 loss is not modelled.
+        Whether weights, gradients, optimizer states, norms, softmax and loss stay fp32 while
+        products run in `dtype` (autocast). The scaling of an fp16 loss is not modelled.
     overlap : bool
-        Whether gradients are reduced in buckets during the backward pass (DistributedDataParallel), or in one piece
-        after it.
+        Whether gradients are reduced in buckets during the backward pass (DistributedDataParallel),
+        or in one piece after it.
     checkpoint : bool
         Whether layers keep only their input, and are computed again in the backward pass.
     accumulate : int
-        Micro-batches of a rank, which together are its share of `batch`; their gradients are summed up before the
-        optimizer runs [-].
+        Micro-batches of a rank, which together are its share of `batch`; their gradients are summed
+        up before the optimizer runs [-].
     parallel : str
-        What several ranks shard. ``ddp``: nothing, gradients are averaged. ``zero1`` and ``zero2``: states of the
-        optimizer and sums of gradients, reduced with the last micro-batch or with each. ``fsdp``: weights too.
+        What several ranks shard. ``ddp``: nothing, gradients are averaged. ``zero1`` and ``zero2``:
+        states of the optimizer and sums of gradients, reduced with the last micro-batch or with
+        each. ``fsdp``: weights too.
     kv_heads : int
         Heads of keys and values, which divide `heads`; 0 for as many [-].
     head_width : int
@@ -92,13 +104,15 @@ class Transformer:
     inner : int
         Width between the two products of a layer; 0 for four times `hidden` [-].
     dropout : float
-        Share of numbers that are dropped: of embeddings, of scores in memory, after attention and after a layer [-].
+        Share of numbers that are dropped: of embeddings, of scores in memory, after attention and
+        after a layer [-].
     norm : str
         ``layer`` or ``rms`` (one kernel, as GPUs run `torch.nn.RMSNorm`).
     gated : bool
         Whether a product with a SiLU activation gates a second product (SwiGLU).
     rotary : bool
-        Whether positions rotate queries and keys, as complex numbers, instead of a position embedding.
+        Whether positions rotate queries and keys, as complex numbers, instead of a position
+        embedding.
     qk_norm : bool
         Whether queries and keys are normed head by head, as in Qwen3.
     tie : bool
@@ -106,23 +120,25 @@ class Transformer:
     bias : bool
         Whether products have a bias.
     experts : int
-        Experts of each layer, which replace its two products (Switch Transformer, arXiv:2101.03961); 0 for none [-].
+        Experts of each layer, which replace its two products (Switch Transformer,
+        arXiv:2101.03961); 0 for none [-].
     top_k : int
         Experts that a router chooses for each token; all experts get equally many tokens [-].
     capacity : float
-        Rows in the padded buffer of an expert over the tokens that it gets; 1 where nothing is dropped or padded
-        (MegaBlocks, arXiv:2211.15841) [-].
+        Rows in the padded buffer of an expert over the tokens that it gets; 1 where nothing is
+        dropped or padded (MegaBlocks, arXiv:2211.15841) [-].
     reduce_dtype : str
-        Data type in which gradients of sharded weights, or of a `Strategy`, are summed up over ranks, as that of
-        PyTorch's ``MixedPrecisionPolicy``, which takes `dtype` unless told; here by default fp32 if `mixed`.
+        Data type in which gradients of sharded weights, or of a `Strategy`, are summed up over
+        ranks, as that of PyTorch's ``MixedPrecisionPolicy``, which takes `dtype` unless told; here
+        by default fp32 if `mixed`.
     family : str
         Workload family; platforms are calibrated by family.
 
     Raises
     ------
     ValueError
-        For unknown names, sizes that are not above zero, heads that do not divide the width, or a sequence longer than
-        the positions.
+        For unknown names, sizes that are not above zero, heads that do not divide the width, or a
+        sequence longer than the positions.
 
     Examples
     --------
@@ -165,20 +181,30 @@ class Transformer:
     family: str = field(default="transformer", repr=False)
 
     def __post_init__(self) -> None:
-        layers = check_positive("layers", self.layers, integer=True, maximum=10_000)  # a graph has to fit into memory
+        # a graph has to fit into memory
+        layers = check_positive("layers", self.layers, integer=True, maximum=10_000)
         known = {"layers": layers, **{key: check_size(key, getattr(self, key)) for key in SIZES}}
-        micro = check_positive("accumulate", self.accumulate, integer=True, maximum=10_000 // layers)
+        micro = check_positive(
+            "accumulate", self.accumulate, integer=True, maximum=10_000 // layers
+        )
         for key in ("kv_heads", "head_width", "inner", "experts"):
             known[key] = check_positive(key, getattr(self, key), integer=True, zero=True)
-        known["top_k"] = check_positive("top_k", self.top_k, integer=True, maximum=self.experts or 1)
+        known["top_k"] = check_positive(
+            "top_k", self.top_k, integer=True, maximum=self.experts or 1
+        )
         known["capacity"] = check_positive("capacity", self.capacity, maximum=1e3)
-        known |= {"accumulate": micro, "dropout": check_positive("dropout", self.dropout, maximum=1.0, zero=True)}
+        known |= {
+            "accumulate": micro,
+            "dropout": check_positive("dropout", self.dropout, maximum=1.0, zero=True),
+        }
         vars(self).update(known)
         for key, names in _CHOICES.items():
             check_choice(key, getattr(self, key), names)
         check_switches(self.dtype, **{key: getattr(self, key) for key in _SWITCHES})
         if np.any(self.heads % (self.kv_heads or 1)):
-            raise ValueError(f"kv_heads is {self.kv_heads}; it must divide heads, {self.heads}; change one of them")
+            raise ValueError(
+                f"kv_heads is {self.kv_heads}; it must divide heads, {self.heads}; change one of them"
+            )
         if not self.head_width and np.any(self.hidden % self.heads):
             fault = f"heads is {self.heads}; it must divide hidden, {self.hidden}"
             raise ValueError(f"{fault}; change one of them, or give head_width")
@@ -187,7 +213,9 @@ class Transformer:
             raise ValueError(f"{fault}; shorten it or raise positions")
 
     @classmethod
-    def bert(cls, preset: str = "bert-base", *, batch: int = 8, sequence: int = 128, **changes: Any) -> "Transformer":
+    def bert(
+        cls, preset: str = "bert-base", *, batch: int = 8, sequence: int = 128, **changes: Any
+    ) -> "Transformer":
         """A BERT with a masked-token head.
 
         Parameters
@@ -210,7 +238,9 @@ class Transformer:
         return cls.preset(preset, batch=batch, sequence=sequence, **changes)
 
     @classmethod
-    def gpt2(cls, preset: str = "gpt2", *, batch: int = 8, sequence: int = 1024, **changes: Any) -> "Transformer":
+    def gpt2(
+        cls, preset: str = "gpt2", *, batch: int = 8, sequence: int = 1024, **changes: Any
+    ) -> "Transformer":
         """A GPT-2.
 
         Parameters
@@ -233,7 +263,9 @@ class Transformer:
         return cls.preset(preset, batch=batch, sequence=sequence, **changes)
 
     @classmethod
-    def preset(cls, name: str, *, batch: int = 8, sequence: int | None = None, **changes: Any) -> "Transformer":
+    def preset(
+        cls, name: str, *, batch: int = 8, sequence: int | None = None, **changes: Any
+    ) -> "Transformer":
         """A published language model: BERT, GPT-2, GPT-3, MPT or Llama.
 
         Parameters
@@ -243,7 +275,8 @@ class Transformer:
         batch : int
             Sequences over all ranks [-].
         sequence : int, optional
-            Tokens of one sequence; by default as many as the model has positions, and 128 for BERT [-].
+            Tokens of one sequence; by default as many as the model has positions, and 128 for BERT
+            [-].
         **changes : int or str
             Further fields of `Transformer` that differ from the preset [-].
 
@@ -262,7 +295,16 @@ class Transformer:
             check_choice("argument", key, [each.name for each in fields(cls)[2:-1]])
         values: dict[str, Any] = {**sizes, **(_LLAMA if family == "llama" else {})}
         plain = cls(name, family != "bert", 1, 1, **values)
-        shape = {"layers", "hidden", "heads", "vocabulary", "kv_heads", "head_width", "inner", *_LLAMA} & changes.keys()
+        shape = {
+            "layers",
+            "hidden",
+            "heads",
+            "vocabulary",
+            "kv_heads",
+            "head_width",
+            "inner",
+            *_LLAMA,
+        } & changes.keys()
         changed = any(np.any(changes[key] != getattr(plain, key)) for key in shape)
         length = changes.get("positions", plain.positions) if plain.causal else 128
         values |= {**changes, "sequence": length if sequence is None else sequence}
@@ -278,10 +320,14 @@ class Transformer:
         """What is computed, in a few words."""
         said = [f"dropout {self.dropout:g}"] * (self.dropout > 0) + ["checkpoint"] * self.checkpoint
         said += [f"{self.experts} experts, top {self.top_k}"] * (self.experts > 0)
-        said += [f"accumulate {self.accumulate}"] * (self.accumulate > 1) + [self.parallel] * (self.parallel != "ddp")
+        said += [f"accumulate {self.accumulate}"] * (self.accumulate > 1) + [self.parallel] * (
+            self.parallel != "ddp"
+        )
         return ", ".join([f"{self.name}, batch {self.batch}, sequence {self.sequence}", *said])
 
-    def graphs(self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False) -> tuple[Graph, ...]:
+    def graphs(
+        self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False
+    ) -> tuple[Graph, ...]:
         """What each rank computes in one iteration; all ranks do the same.
 
         Parameters
@@ -308,7 +354,8 @@ class Transformer:
 
 
 def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[Graph]:
-    """Record the iteration of one rank: the first and the last layers, and one that represents all others."""
+    """Record the iteration of one rank: the first and the last layers, and one that represents all
+    others."""
     sharded = ranks > 1 and model.parallel != "ddp"
     most, overlap = 3 + sharded, model.overlap and ranks > 1 and (accelerator or not sharded)
     settings: dict[str, Any] = {"mixed": model.mixed and not sharded, "overlap": overlap}

@@ -12,12 +12,59 @@ from perfkit.workloads.operations import SORT, size_product
 
 #: Operations without work: views, bookkeeping, and copies that only a dispatch mode makes.
 VIEWS = frozenset(
-    "view t detach transpose expand _unsafe_view split slice unsqueeze as_strided alias select squeeze permute unbind "
-    "_indices _values _local_scalar_dense _record_function_enter_new _record_function_exit set_ resize_ empty "
-    "new_empty lift_fresh is_same_size split_with_sizes zeros "
-    "_reshape_alias diagonal unfold view_as_real view_as_complex real imag detach_ squeeze_ unsqueeze_ t_ transpose_ "
-    "empty_strided empty_like new_empty_strided is_coalesced _coalesced_ _nnz _sparse_coo_tensor_with_dims_and_tensors "
-    "_assert_async _assert_scalar lift is_pinned".split()
+    [
+        "view",
+        "t",
+        "detach",
+        "transpose",
+        "expand",
+        "_unsafe_view",
+        "split",
+        "slice",
+        "unsqueeze",
+        "as_strided",
+        "alias",
+        "select",
+        "squeeze",
+        "permute",
+        "unbind",
+        "_indices",
+        "_values",
+        "_local_scalar_dense",
+        "_record_function_enter_new",
+        "_record_function_exit",
+        "set_",
+        "resize_",
+        "empty",
+        "new_empty",
+        "lift_fresh",
+        "is_same_size",
+        "split_with_sizes",
+        "zeros",
+        "_reshape_alias",
+        "diagonal",
+        "unfold",
+        "view_as_real",
+        "view_as_complex",
+        "real",
+        "imag",
+        "detach_",
+        "squeeze_",
+        "unsqueeze_",
+        "t_",
+        "transpose_",
+        "empty_strided",
+        "empty_like",
+        "new_empty_strided",
+        "is_coalesced",
+        "_coalesced_",
+        "_nnz",
+        "_sparse_coo_tensor_with_dims_and_tensors",
+        "_assert_async",
+        "_assert_scalar",
+        "lift",
+        "is_pinned",
+    ]
 )
 
 _Sizes = dict[str, float]
@@ -44,7 +91,8 @@ def walk_tensors(tree: Any) -> Iterator[Any]:
 
 
 def count_bytes(tensor: Any) -> float:
-    """Bytes that one pass over a tensor moves; elements repeated by a stride of zero count once, absent rows never.
+    """Bytes that one pass over a tensor moves; elements repeated by a stride of zero count once,
+    absent rows never.
 
     Parameters
     ----------
@@ -64,7 +112,8 @@ def count_bytes(tensor: Any) -> float:
     return float(prod(sizes) * tensor.element_size()) if tensor.numel() else 0.0
 
 
-# -- sizes: (arguments, results) -> features. Arguments are complete, defaults included, in the order of the schema. ---
+# -- sizes: (arguments, results) -> features. Arguments are complete, defaults included, in the
+# order of the schema. ---
 
 
 def _factors(args: Sequence[Any]) -> list[Any]:
@@ -74,16 +123,25 @@ def _factors(args: Sequence[Any]) -> list[Any]:
 
 def _product(args: Sequence[Any], out: Any) -> _Sizes:
     a, b = _factors(args)
-    return size_product(a.shape[-2], b.shape[-1], a.shape[-1], batch=a.shape[0] if a.dim() == 3 else 1)
+    return size_product(
+        a.shape[-2], b.shape[-1], a.shape[-1], batch=a.shape[0] if a.dim() == 3 else 1
+    )
 
 
 def _groups(args: Sequence[Any], out: Any) -> _Sizes:
-    """Products of groups of rows, such as those of experts; one dimension is split over the groups."""
+    """Products of groups of rows, such as those of experts; one dimension is split over the
+    groups."""
     a, b, ends = args[:3]
     if ends is None:
         return _product(args, out)
-    parts, shares = ends.shape[0], {(2, 3): (1, 0, 0), (3, 2): (0, 1, 0), (2, 2): (0, 0, 1)}[a.dim(), b.dim()]
-    sizes = (n / parts**split for n, split in zip((a.shape[-2], b.shape[-1], a.shape[-1]), shares, strict=True))
+    parts, shares = (
+        ends.shape[0],
+        {(2, 3): (1, 0, 0), (3, 2): (0, 1, 0), (2, 2): (0, 0, 1)}[a.dim(), b.dim()],
+    )
+    sizes = (
+        n / parts**split
+        for n, split in zip((a.shape[-2], b.shape[-1], a.shape[-1]), shares, strict=True)
+    )
     return size_product(*sizes, batch=parts)
 
 
@@ -92,12 +150,16 @@ def _vectors(args: Sequence[Any], out: Any) -> _Sizes:
     return size_product(a.numel() // max(a.shape[-1], 1), 1, a.shape[-1])
 
 
-def _windows(x: Any, weight: Any, y: Any, transposed: bool, groups: int, passes: float = 1.0) -> _Sizes:
+def _windows(
+    x: Any, weight: Any, y: Any, transposed: bool, groups: int, passes: float = 1.0
+) -> _Sizes:
     """A convolution as a product: output places × output channels × window."""
     if transposed:  # a transposed convolution is the gradient of one from y to x
         x, y = y, x
     places, window = y.shape[0] * prod(y.shape[2:]), prod(weight.shape[2:])
-    sizes = size_product(places, y.shape[1] // groups, x.shape[1] // groups * window, batch=groups, passes=passes)
+    sizes = size_product(
+        places, y.shape[1] // groups, x.shape[1] // groups * window, batch=groups, passes=passes
+    )
     return sizes | {"elements": y.numel(), "rows": y.shape[0]}
 
 
@@ -122,12 +184,14 @@ def pick_attention(width: float, deep: float, *, half: bool, capability: float =
     Returns
     -------
     kernels : list of str
-        Some of ``flash3`` (cuDNN's), ``flash2`` and ``efficient``; none if attention runs as plain products.
+        Some of ``flash3`` (cuDNN's), ``flash2`` and ``efficient``; none if attention runs as plain
+        products.
 
     References
     ----------
-    .. [1] PyTorch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: check_prefer_cudnn_attention,
-       check_flash_attention_hardware_support, check_head_dim_size_flash, check_head_dim_size_mem_efficient
+    .. [1] PyTorch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp:
+       check_prefer_cudnn_attention, check_flash_attention_hardware_support,
+       check_head_dim_size_flash, check_head_dim_size_mem_efficient
     """
     apart = not any(size % (8 if half else 4) for size in (width, deep))
     fits = {
@@ -139,14 +203,16 @@ def pick_attention(width: float, deep: float, *, half: bool, capability: float =
 
 
 def _name_attention(name: str, args: Sequence[Any], phase: str) -> str:
-    """Phase, causality and kernel of attention; flash attention has no name, as its version depends on the device."""
+    """Phase, causality and kernel of attention; flash attention has no name, as its version depends
+    on the device."""
     kernels = {"cudnn": ".flash3", "efficient": ".efficient"}
     kernel = next((kernel for word, kernel in kernels.items() if f"_product_{word}_" in name), "")
     return phase + "_causal" * _is_causal(args) + kernel
 
 
 def _is_causal(args: Sequence[Any]) -> bool:
-    """Whether attention is causal; in all kernels this flag is the next one after the share of dropout."""
+    """Whether attention is causal; in all kernels this flag is the next one after the share of
+    dropout."""
     flags = [a for a in dropwhile(lambda a: not isinstance(a, float), args) if isinstance(a, bool)]
     return bool(flags and flags[0])
 
@@ -168,7 +234,8 @@ def _rows(x: Any, n: float | None = None) -> _Sizes:
 
 
 def _reduced(args: Sequence[Any], out: Any) -> _Sizes:
-    """Each row is summed up, or, if the first dimension is reduced, the rows are added to one another."""
+    """Each row is summed up, or, if the first dimension is reduced, the rows are added to one
+    another."""
     elements = sum(t.numel() for t in walk_tensors(args[0]))
     kept = max([1, *(t.numel() for t in walk_tensors(out))])
     dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
@@ -178,7 +245,8 @@ def _reduced(args: Sequence[Any], out: Any) -> _Sizes:
 
 
 def _pooled(x: Any, y: Any, window: Sequence[int] = ()) -> _Sizes:
-    """Output places, ``m``, and the window of each, ``k``; an adaptive window follows from both sizes."""
+    """Output places, ``m``, and the window of each, ``k``; an adaptive window follows from both
+    sizes."""
     k: float = prod(window) if window else x.numel() / max(y.numel(), 1)
     if len(window) == 1:
         k **= max(x.dim() - 2, 1)
@@ -191,7 +259,10 @@ def _moved(args: Sequence[Any], out: Any) -> _Sizes:
 
 def _concatenated(args: Sequence[Any], out: Any) -> _Sizes:
     inner = prod(out.shape[args[1] % max(out.dim(), 1) :])
-    return {"elements": out.numel(), "rows": out.numel() // max(inner, 1) * sum(t.numel() > 0 for t in args[0])}
+    return {
+        "elements": out.numel(),
+        "rows": out.numel() // max(inner, 1) * sum(t.numel() > 0 for t in args[0]),
+    }
 
 
 def _indexed(args: Sequence[Any], out: Any) -> _Sizes:
@@ -203,11 +274,13 @@ def _looked_up(lookups: float, bags: float, dim: float, rows: float) -> _Sizes:
     return {"lookups": lookups, "bags": bags, "dim": dim, "elements": rows * dim, "rows": rows}
 
 
-# -- variants ----------------------------------------------------------------------------------------------------------
+# -- variants
+# ----------------------------------------------------------------------------------------------------------
 
 
 def _layout(name: str, args: Sequence[Any]) -> str:
-    """Which factors are stored transposed, one letter each; both at once is too rare in training to be measured."""
+    """Which factors are stored transposed, one letter each; both at once is too rare in training to
+    be measured."""
     letters = ""
     for factor in _factors(args):
         (rows, columns), (down, along) = factor.shape[-2:], factor.stride()[-2:]
@@ -216,9 +289,11 @@ def _layout(name: str, args: Sequence[Any]) -> str:
 
 
 def _windowed(name: str, args: Sequence[Any]) -> str:
-    """Pass and kind of a convolution; libraries run pointwise, grouped and depthwise ones with other code.
+    """Pass and kind of a convolution; libraries run pointwise, grouped and depthwise ones with
+    other code.
 
-    ``_last`` says that the channels of a place are neighbours in memory (channels_last), which tensor cores need.
+    ``_last`` says that the channels of a place are neighbours in memory (channels_last), which
+    tensor cores need.
     """
     backward = name.endswith("backward")  # the gradient comes first
     x, weight, stride, groups = (args[i + backward] for i in (0, 1, 3, 8))
@@ -230,12 +305,28 @@ def _windowed(name: str, args: Sequence[Any]) -> str:
 
 
 def _function(name: str, args: Sequence[Any]) -> str:
-    """Name of an element-wise function; with a number instead of a second tensor it is another kernel."""
+    """Name of an element-wise function; with a number instead of a second tensor it is another
+    kernel."""
     name = name.removeprefix("_foreach_")
     if name in ("gelu", "gelu_backward"):
         return name + ("_tanh" if args[-1] == "tanh" else "")
-    number = len(args) > 1 and not hasattr(args[1], "shape") and not isinstance(args[1], list | tuple)
-    if number and name in ("mul", "add", "sub", "div", "pow", "rsub", "lt", "gt", "le", "ge", "eq", "ne"):
+    number = (
+        len(args) > 1 and not hasattr(args[1], "shape") and not isinstance(args[1], list | tuple)
+    )
+    if number and name in (
+        "mul",
+        "add",
+        "sub",
+        "div",
+        "pow",
+        "rsub",
+        "lt",
+        "gt",
+        "le",
+        "ge",
+        "eq",
+        "ne",
+    ):
         return name + "_scalar"
     return "add_scalar_" if number and name in ("add_", "sub_") else name
 
@@ -268,85 +359,193 @@ class Entry:
     launches: int = 1
 
 
-#: The first match counts. Bytes are those of all operands that are read and written, see `count_bytes`.
+#: The first match counts. Bytes are those of all operands that are read and written, see
+#: `count_bytes`.
 TABLE: tuple[Entry, ...] = (
-    Entry("<sparse>", "embedding_update", "sparse",  # a sparse gradient added to a table
-          lambda a, o: _looked_up(a[1]._nnz(), a[1]._nnz(), prod(a[0].shape[1:]), a[1]._nnz())),
+    Entry(
+        "<sparse>",
+        "embedding_update",
+        "sparse",  # a sparse gradient added to a table
+        lambda a, o: _looked_up(a[1]._nnz(), a[1]._nnz(), prod(a[0].shape[1:]), a[1]._nnz()),
+    ),
     Entry("mm addmm", "gemm", _layout, _product),
     Entry("mv dot vdot addmv", "gemm", "nn", _vectors),  # a product with one column
-    # an LSTM: inputs and states times weights; its forward pass has four results, its backward pass seven
-    Entry("mkldnn_rnn_layer*", "gemm", "nt", lambda a, o: size_product(
-          len(a[0]) * a[0].shape[1], len(a[1]), a[1].shape[1] + a[2].shape[1], passes=len(o) // 3)),
+    # an LSTM: inputs and states times weights; its forward pass has four results, its backward pass
+    # seven
+    Entry(
+        "mkldnn_rnn_layer*",
+        "gemm",
+        "nt",
+        lambda a, o: size_product(
+            len(a[0]) * a[0].shape[1], len(a[1]), a[1].shape[1] + a[2].shape[1], passes=len(o) // 3
+        ),
+    ),
     Entry("bmm baddbmm", "bmm", _layout, _product),
     Entry("_grouped_mm", "bmm", lambda n, a: _layout(n, a[:2]), _groups),
     # scores are computed again: 2.5 times the forward (Dao 2023, arXiv:2307.08691, 4.1)
-    Entry("_scaled_dot_product_*_backward", "attention", lambda n, a: _name_attention(n, a, "backward"),
-          lambda a, o: _attention(a[1], a[2], a[3], _is_causal(a), 2.5)),
-    Entry("_scaled_dot_product_*", "attention", lambda n, a: _name_attention(n, a, "forward"),
-          lambda a, o: _attention(a[0], a[1], a[2], _is_causal(a), 1.0)),  # half the work where causal
-    Entry("convolution", "convolution", _windowed,
-          lambda a, o: _windows(a[0], a[1], next(walk_tensors(o)), a[6], a[8])),
-    Entry("convolution_backward", "convolution", _windowed,  # as many products as gradients are wanted
-          lambda a, o: _windows(a[1], a[2], a[0], a[7], a[9], float(a[10][0]) + float(a[10][1]))),
+    Entry(
+        "_scaled_dot_product_*_backward",
+        "attention",
+        lambda n, a: _name_attention(n, a, "backward"),
+        lambda a, o: _attention(a[1], a[2], a[3], _is_causal(a), 2.5),
+    ),
+    Entry(
+        "_scaled_dot_product_*",
+        "attention",
+        lambda n, a: _name_attention(n, a, "forward"),
+        # half the work where causal
+        lambda a, o: _attention(a[0], a[1], a[2], _is_causal(a), 1.0),
+    ),
+    Entry(
+        "convolution",
+        "convolution",
+        _windowed,
+        lambda a, o: _windows(a[0], a[1], next(walk_tensors(o)), a[6], a[8]),
+    ),
+    # as many products as gradients are wanted
+    Entry(
+        "convolution_backward",
+        "convolution",
+        _windowed,
+        lambda a, o: _windows(a[1], a[2], a[0], a[7], a[9], float(a[10][0]) + float(a[10][1])),
+    ),
     Entry("*adaptive*pool?d*_backward", "pooling", "", lambda a, o: _pooled(a[1], a[0])),
     Entry("*adaptive*pool?d*", "pooling", "", lambda a, o: _pooled(a[0], next(walk_tensors(o)))),
     Entry("*pool?d*_backward", "pooling", "", lambda a, o: _pooled(a[1], a[0], a[2])),
     Entry("*pool?d*", "pooling", "", lambda a, o: _pooled(a[0], next(walk_tensors(o)), a[1])),
-    # rows are priced by lookups, not by bytes; a gradient has one row per lookup, or is as large as the table
-    Entry("_embedding_bag", "embedding_forward", "",
-          lambda a, o: _looked_up(a[1].numel(), o[0].shape[0], a[0].shape[1], a[1].numel()) | {"rows": 0}, (0,)),
-    Entry("_embedding_bag_backward", "embedding_backward", lambda n, a: "sparse" if a[9] else "dense",
-          lambda a, o: _looked_up(a[1].numel(), a[0].shape[0], a[0].shape[1], a[1].numel() if a[9] else a[6]),
-          (3, 4, 5)),
+    # rows are priced by lookups, not by bytes; a gradient has one row per lookup, or is as large as
+    # the table
+    Entry(
+        "_embedding_bag",
+        "embedding_forward",
+        "",
+        lambda a, o: (
+            _looked_up(a[1].numel(), o[0].shape[0], a[0].shape[1], a[1].numel()) | {"rows": 0}
+        ),
+        (0,),
+    ),
+    Entry(
+        "_embedding_bag_backward",
+        "embedding_backward",
+        lambda n, a: "sparse" if a[9] else "dense",
+        lambda a, o: _looked_up(
+            a[1].numel(), a[0].shape[0], a[0].shape[1], a[1].numel() if a[9] else a[6]
+        ),
+        (3, 4, 5),
+    ),
     Entry("embedding", "rowwise", "", lambda a, o: _split(o, a[1].numel(), a[0].shape[1]), (0,)),
-    Entry("embedding_dense_backward", "embedding_backward", "dense_rows",
-          lambda a, o: _looked_up(a[1].numel(), a[1].numel(), o.shape[1], o.shape[0])),
-    Entry("nll_loss*_forward", "rowwise", "nll_loss_forward", lambda a, o: _split(a[1], a[1].numel(), 0), (0,)),
+    Entry(
+        "embedding_dense_backward",
+        "embedding_backward",
+        "dense_rows",
+        lambda a, o: _looked_up(a[1].numel(), a[1].numel(), o.shape[1], o.shape[0]),
+    ),
+    Entry(
+        "nll_loss*_forward",
+        "rowwise",
+        "nll_loss_forward",
+        lambda a, o: _split(a[1], a[1].numel(), 0),
+        (0,),
+    ),
     Entry("nll_loss*_backward", "rowwise", "nll_loss_backward", lambda a, o: _rows(a[1]), (1,)),
-    Entry("binary_cross_entropy* *_loss", "elementwise", "", lambda a, o: {"elements": a[0].numel()}),
-    Entry("_softmax _safe_softmax _log_softmax cumsum sort topk logcumsumexp cumprod _softmax_backward_data "
-          "_log_softmax_backward_data", "rowwise", lambda n, a: n.replace("_safe", ""), lambda a, o: _rows(a[0])),
+    Entry(
+        "binary_cross_entropy* *_loss", "elementwise", "", lambda a, o: {"elements": a[0].numel()}
+    ),
+    Entry(
+        "_softmax _safe_softmax _log_softmax cumsum sort topk logcumsumexp cumprod _softmax_backward_data "
+        "_log_softmax_backward_data",
+        "rowwise",
+        lambda n, a: n.replace("_safe", ""),
+        lambda a, o: _rows(a[0]),
+    ),
     # in the backward pass the first argument is the gradient of the result, as large as the input
-    Entry("native_layer_norm* _fused_rms_norm*", "rowwise", lambda n, a: n.replace("_fused_rms", "native_layer"),
-          lambda a, o: _rows(a[0])),
-    Entry("native_batch_norm* _native_batch_norm_legit* _batch_norm_with_update* cudnn_batch_norm* "
-          "batch_norm_backward", "rowwise", lambda n, a: "native_batch_norm" + "_backward" * n.endswith("_backward"),
-          lambda a, o: _split(a[0], a[0].shape[1])),  # a row is a channel
+    Entry(
+        "native_layer_norm* _fused_rms_norm*",
+        "rowwise",
+        lambda n, a: n.replace("_fused_rms", "native_layer"),
+        lambda a, o: _rows(a[0]),
+    ),
+    Entry(
+        "native_batch_norm* _native_batch_norm_legit* _batch_norm_with_update* cudnn_batch_norm* "
+        "batch_norm_backward",
+        "rowwise",
+        lambda n, a: "native_batch_norm" + "_backward" * n.endswith("_backward"),
+        lambda a, o: _split(a[0], a[0].shape[1]),
+    ),  # a row is a channel
     Entry("_weight_norm_interface*", "rowwise", "norm", lambda a, o: _rows(a[0])),
     Entry("native_group_norm*", "rowwise", "", lambda a, o: _split(a[0], prod(a[0].shape[:2]), 0)),
-    Entry("sum mean var std var_mean amax amin max min argmax argmin any all prod norm logsumexp linalg_vector_norm "
-          "_foreach_norm _amp_foreach_non_finite_check_and_unscale_ count_nonzero median aminmax", "rowwise",
-          lambda n, a: n.removeprefix("_foreach_"), _reduced),  # mostly of columns, as gradients of biases
+    Entry(
+        "sum mean var std var_mean amax amin max min argmax argmin any all prod norm logsumexp linalg_vector_norm "
+        "_foreach_norm _amp_foreach_non_finite_check_and_unscale_ count_nonzero median aminmax",
+        "rowwise",
+        # mostly of columns, as gradients of biases
+        lambda n, a: n.removeprefix("_foreach_"),
+        _reduced,
+    ),
     Entry("cat stack", "copy", "cat", _concatenated),
     # a fully sharded module gathers its weights in one buffer, and shards its gradients from one
     Entry("all_gather_copy_in", "copy", "copy_", lambda a, o: _moved(o, o), (1,)),
-    Entry("chunk_cat", "copy", "cat", lambda a, o: {"elements": a[3].numel(), "rows": a[2] * len(a[0])}),
-    Entry("split_with_sizes_copy", "copy", "cat",
-          lambda a, o: {"elements": a[0].numel(), "rows": prod(a[0].shape[: a[2]]) * len(a[1])}),
+    Entry(
+        "chunk_cat",
+        "copy",
+        "cat",
+        lambda a, o: {"elements": a[3].numel(), "rows": a[2] * len(a[0])},
+    ),
+    Entry(
+        "split_with_sizes_copy",
+        "copy",
+        "cat",
+        lambda a, o: {"elements": a[0].numel(), "rows": prod(a[0].shape[: a[2]]) * len(a[1])},
+    ),
     Entry("clone contiguous", "copy", "clone", _moved),
     Entry("index masked_select", "copy", "", _indexed),
     # a GPU sorts the indices to add without conflicts
     Entry("index_put index_put_ _index_put_impl_", "copy", "index_put", _indexed, launches=SORT),
     Entry("ones_like", "copy", "new_zeros", _elements),
-    Entry("new_zeros new_ones new_full zeros_like full_like full ones scalar_tensor arange eye tril_indices linspace "
-          "triu_indices rand rand_like randn randn_like randint randperm", "copy", "new_zeros", _elements, (0,)),
-    Entry("zero_ fill_ normal_ uniform_ random_", "elementwise", "", _elements, (0,)),  # written, not read
+    Entry(
+        "new_zeros new_ones new_full zeros_like full_like full ones scalar_tensor arange eye tril_indices linspace "
+        "triu_indices rand rand_like randn randn_like randint randperm",
+        "copy",
+        "new_zeros",
+        _elements,
+        (0,),
+    ),
+    # written, not read
+    Entry("zero_ fill_ normal_ uniform_ random_", "elementwise", "", _elements, (0,)),
     Entry("gather index_select take_along_dim", "copy", "gather", _moved),
-    Entry("_coalesce sparse_mask", "copy", "scatter_add",  # rows of a sparse gradient
-          lambda a, o: {"elements": a[-1]._nnz() * prod(o.shape[1:]), "rows": a[-1]._nnz()}),
-    Entry("scatter scatter_ scatter_add scatter_add_ index_add index_add_ scatter_reduce index_copy*", "copy",
-          "scatter_add", _moved),
+    Entry(
+        "_coalesce sparse_mask",
+        "copy",
+        "scatter_add",  # rows of a sparse gradient
+        lambda a, o: {"elements": a[-1]._nnz() * prod(o.shape[1:]), "rows": a[-1]._nnz()},
+    ),
+    Entry(
+        "scatter scatter_ scatter_add scatter_add_ index_add index_add_ scatter_reduce index_copy*",
+        "copy",
+        "scatter_add",
+        _moved,
+    ),
     Entry("copy_ _foreach_copy_", "copy", "copy_", _moved, (0,)),  # the target is written, not read
-    Entry("repeat roll flip constant_pad_nd reflection_pad* replication_pad* slice_backward select_backward "
-          "slice_scatter select_scatter tril triu upsample* repeat_interleave unfold_backward diag_embed as_strided_* "
-          "nonzero pixel_shuffle pixel_unshuffle im2col col2im channel_shuffle *_copy", "copy", "", _moved),
+    Entry(
+        "repeat roll flip constant_pad_nd reflection_pad* replication_pad* slice_backward select_backward "
+        "slice_scatter select_scatter tril triu upsample* repeat_interleave unfold_backward diag_embed as_strided_* "
+        "nonzero pixel_shuffle pixel_unshuffle im2col col2im channel_shuffle *_copy",
+        "copy",
+        "",
+        _moved,
+    ),
     Entry("_fused_*_", "elementwise", "", _elements),  # one kernel for all weights
-    Entry("_foreach_*_ _foreach_*", "elementwise", _function, _elements),  # one kernel for a list of tensors
-    Entry("<pointwise> hardswish glu log_sigmoid_forward _prelu_kernel "
-          "native_dropout* bernoulli* _fused_dropout masked_fill* where *_backward *_", "elementwise",
-          _function, _elements),
+    # one kernel for a list of tensors
+    Entry("_foreach_*_ _foreach_*", "elementwise", _function, _elements),
+    Entry(
+        "<pointwise> hardswish glu log_sigmoid_forward _prelu_kernel "
+        "native_dropout* bernoulli* _fused_dropout masked_fill* where *_backward *_",
+        "elementwise",
+        _function,
+        _elements,
+    ),
     Entry("*", "other", "", _elements),  # timed by its traffic, and listed as unmodelled
-)  # fmt: skip
+)
 
 
 @lru_cache(maxsize=4096)
@@ -368,4 +567,8 @@ def find_entry(name: str, *, pointwise: bool = False, sparse: bool = False) -> E
         Its line; that of ``other`` if no other matches.
     """
     keys = ["<sparse>"] if sparse else [name, *["<pointwise>"] * pointwise]
-    return next(e for e in TABLE if any(fnmatchcase(key, pattern) for pattern in e.names.split() for key in keys))
+    return next(
+        e
+        for e in TABLE
+        if any(fnmatchcase(key, pattern) for pattern in e.names.split() for key in keys)
+    )

@@ -1,1 +1,2 @@
-"""Inputs drawn at random, damaged and hostile ones among them, for everything that takes what others have written."""
+"""Inputs drawn at random, damaged and hostile ones among them, for everything that takes what
+others have written."""

@@ -1,4 +1,5 @@
-"""``python -m tests.fuzz``: run the fuzzers, count the results, and print how to repeat each failure."""
+"""``python -m tests.fuzz``: run the fuzzers, count the results, and print how to repeat each
+failure."""
 
 import argparse
 import os
@@ -18,8 +19,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--inputs", type=int, default=100_000, help="over all entries")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--entry", nargs="+", choices=entries, default=[*entries], help="only these")
-    parser.add_argument("--input", type=int, help="only this input of the entry, with its traceback")
+    parser.add_argument(
+        "--entry", nargs="+", choices=entries, default=[*entries], help="only these"
+    )
+    parser.add_argument(
+        "--input", type=int, help="only this input of the entry, with its traceback"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     given = parser.parse_args()
     if given.input is not None:
@@ -30,14 +35,26 @@ def main() -> int:
     # One thread in each process: more threads would wait for each other.
     os.environ |= {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
     tasks = []
-    for name, count in deal(given.inputs, given.entry).items():  # in parts, so that no process ends much later
+    # in parts, so that no process ends much later
+    for name, count in deal(given.inputs, given.entry).items():
         step = max(1, -(-count // 8))
         tasks += [(name, min(step, count - i), given.seed, i) for i in range(0, count, step)]
-    with ProcessPoolExecutor(given.processes, mp_context=get_context("spawn"), initializer=prepare) as pool:
-        rows = pl.DataFrame([row for part in pool.map(run, *zip(*tasks, strict=True)) for row in part])
+    with ProcessPoolExecutor(
+        given.processes, mp_context=get_context("spawn"), initializer=prepare
+    ) as pool:
+        rows = pl.DataFrame(
+            [row for part in pool.map(run, *zip(*tasks, strict=True)) for row in part]
+        )
     counts = rows.pivot("verdict", index="entry", values="seconds", aggregate_function="len")
-    costs = rows.group_by("entry").agg(pl.sum("seconds"), pl.max("seconds").alias("slowest"), pl.max("bytes"))
-    with pl.Config(tbl_rows=-1, tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True, float_precision=2):
+    costs = rows.group_by("entry").agg(
+        pl.sum("seconds"), pl.max("seconds").alias("slowest"), pl.max("bytes")
+    )
+    with pl.Config(
+        tbl_rows=-1,
+        tbl_hide_dataframe_shape=True,
+        tbl_hide_column_data_types=True,
+        float_precision=2,
+    ):
         print(counts.join(costs, on="entry", maintain_order="left"))
     failures = rows.filter(verdict="failure")["reason"]
     print(*failures, sep="\n")

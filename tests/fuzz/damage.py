@@ -11,15 +11,69 @@ import numpy as np
 Rng: TypeAlias = np.random.Generator
 
 NUMBERS: tuple[Any, ...] = (
-    0, -1, 1, 2, 7, 0.5, -0.0, 1e-308, 5e-324, 1e30, 1e308, -1e308, math.inf, -math.inf, math.nan, 2**31, 2**53 + 1,
-    2**62, 2**63 - 1, 2**63, 2**64, -(2**63), 10**30, 10**400, True, False,
-)  # fmt: skip
+    0,
+    -1,
+    1,
+    2,
+    7,
+    0.5,
+    -0.0,
+    1e-308,
+    5e-324,
+    1e30,
+    1e308,
+    -1e308,
+    math.inf,
+    -math.inf,
+    math.nan,
+    2**31,
+    2**53 + 1,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64,
+    -(2**63),
+    10**30,
+    10**400,
+    True,
+    False,
+)
 TEXTS: tuple[str, ...] = (
-    "", " ", "a", "a\nb", "\x1b[31mred\x1b[0m", "\r", "\x00", "\x7f", "\x85", "\u2028", "\u202egnp.exe", "\ud800",
-    "ü" * 40, "x" * 5000, "nan", "1e400", "-inf", "../../etc/passwd", "<script>alert(1)</script>", "{0}%s$(id)",
-    "𝔘", "²", "None",
-)  # fmt: skip
-NESTED: tuple[Any, ...] = (None, [], {}, [[]], [None], {"": None}, [1, "a"], {"a\nb": 1}, [[[[[[[[]]]]]]]])
+    "",
+    " ",
+    "a",
+    "a\nb",
+    "\x1b[31mred\x1b[0m",
+    "\r",
+    "\x00",
+    "\x7f",
+    "\x85",
+    "\u2028",
+    "\u202egnp.exe",
+    "\ud800",
+    "ü" * 40,
+    "x" * 5000,
+    "nan",
+    "1e400",
+    "-inf",
+    "../../etc/passwd",
+    "<script>alert(1)</script>",
+    "{0}%s$(id)",
+    "𝔘",
+    "²",
+    "None",
+)
+NESTED: tuple[Any, ...] = (
+    None,
+    [],
+    {},
+    [[]],
+    [None],
+    {"": None},
+    [1, "a"],
+    {"a\nb": 1},
+    [[[[[[[[]]]]]]]],
+)
 JUNK: tuple[Any, ...] = (*NUMBERS, *TEXTS, *NESTED)
 #: What files of text are made of.
 MARKS = b"{}[]()\"'=#:,.|0123456789eE+-_ NA\n"
@@ -46,11 +100,14 @@ def vary(rng: Rng, given: dict[str, Any], odd: float = 0.1) -> dict[str, Any]:
 
 def draw(rng: Rng, value: Any) -> Any:
     """One of a tuple, or what a function makes, or the value itself."""
-    return choose(rng, value) if isinstance(value, tuple) else value(rng) if callable(value) else value
+    return (
+        choose(rng, value) if isinstance(value, tuple) else value(rng) if callable(value) else value
+    )
 
 
 def damage_file(rng: Rng, value: Any, write: Callable[[Any], str | bytes] = json.dumps) -> bytes:
-    """A valid value as a damaged file: nested values before they are written, texts and bytes as such."""
+    """A valid value as a damaged file: nested values before they are written, texts and bytes as
+    such."""
     if isinstance(value, list | dict):
         if rng.random() < 0.7:
             try:
@@ -69,7 +126,8 @@ def _encode(data: str | bytes) -> bytes:
 
 
 def damage_bytes(rng: Rng, data: bytes, marks: bytes = b"") -> bytes:
-    """Change, cut, repeat, insert or replace a piece, once or more; `marks` are inserted, or anything."""
+    """Change, cut, repeat, insert or replace a piece, once or more; `marks` are inserted, or
+    anything."""
     for _ in range(1 + int(rng.integers(10)) // 6 * int(rng.integers(1, 5))):
         start, other = (int(rng.integers(len(data) + 1)) for _ in range(2))
         piece, rest = data[start : start + int(rng.integers(1, 65))], data[start + 1 :]
@@ -78,8 +136,17 @@ def damage_bytes(rng: Rng, data: bytes, marks: bytes = b"") -> bytes:
         flipped = bytes([(data[start : start + 1] or b"0")[0] ^ 1 << int(rng.integers(8))])
         byte = choose(rng, (b"\0", b"\xff", b"\n", b"\x1b", b"0", b"9", b'"', fresh[:1]))
         after = data[start + len(piece) :]
-        ends = [flipped + rest, byte + rest, after, piece * int(rng.integers(2, 10)) + after, fresh + piece + after]
-        ends += [data[other : other + len(piece)] + after, b"" if rng.random() < 0.3 else piece + after]
+        ends = [
+            flipped + rest,
+            byte + rest,
+            after,
+            piece * int(rng.integers(2, 10)) + after,
+            fresh + piece + after,
+        ]
+        ends += [
+            data[other : other + len(piece)] + after,
+            b"" if rng.random() < 0.3 else piece + after,
+        ]
         data = data[:start] + choose(rng, ends)
     return data
 
@@ -92,7 +159,10 @@ def damage_text(rng: Rng, text: str) -> str:
         at, other = (int(rng.integers(len(lines))) for _ in range(2))
         words = lines[at].split(" ")
         word = int(rng.integers(len(words)))
-        number, odd = choose(rng, numbers), choose(rng, (*TEXTS, " " * 300, "e", "-", ",", "[", '"', "="))
+        number, odd = (
+            choose(rng, numbers),
+            choose(rng, (*TEXTS, " " * 300, "e", "-", ",", "[", '"', "=")),
+        )
         before, after, old = words[:word], words[word + 1 :], words[word]
         changed = [[*before, number, *after]] * 2 + [
             [*before, odd, *after],
@@ -111,7 +181,8 @@ def damage_text(rng: Rng, text: str) -> str:
 
 
 def damage_tree(rng: Rng, tree: Any) -> Any:
-    """Nested dicts and lists with one or two values, keys or entries replaced, dropped or moved; copied on the way."""
+    """Nested dicts and lists with one or two values, keys or entries replaced, dropped or moved;
+    copied on the way."""
     for _ in range(1 + int(rng.integers(6)) // 4):
         if not isinstance(tree, dict | list) or not tree or rng.random() < 0.02:
             return junk(rng)
@@ -123,13 +194,27 @@ def damage_tree(rng: Rng, tree: Any) -> Any:
             if not isinstance(below, dict | list) or not below or rng.random() < 0.15:
                 break
             node[key] = node = copy.copy(below)
-        number = isinstance(below, int | float) and not isinstance(below, bool) and abs(below) < 1e300
+        number = (
+            isinstance(below, int | float) and not isinstance(below, bool) and abs(below) < 1e300
+        )
         kind = int(rng.integers(7))
         if number and rng.random() < 0.6:
-            near = (-below, below * 1e6, below / 1e6, below * 2, below + 1, below - 1, below / 2, 0, 1)
+            near = (
+                -below,
+                below * 1e6,
+                below / 1e6,
+                below * 2,
+                below + 1,
+                below - 1,
+                below / 2,
+                0,
+                1,
+            )
             node[key] = choose(rng, near if rng.random() < 0.8 else NUMBERS)
         elif kind < 3:
-            node[key] = junk(rng) if kind < 2 else choose(rng, (str(below), [below], {"a": below}, None))
+            node[key] = (
+                junk(rng) if kind < 2 else choose(rng, (str(below), [below], {"a": below}, None))
+            )
         elif kind == 3:
             del node[key]
         elif kind == 4:
@@ -137,5 +222,7 @@ def damage_tree(rng: Rng, tree: Any) -> Any:
         elif isinstance(node, list):
             node.insert(key, copy.deepcopy(below))
         else:
-            node[choose(rng, (*TEXTS, str(key).upper(), f"{key}_"))] = node.pop(key) if kind == 5 else below
+            node[choose(rng, (*TEXTS, str(key).upper(), f"{key}_"))] = (
+                node.pop(key) if kind == 5 else below
+            )
     return tree

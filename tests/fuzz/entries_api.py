@@ -22,10 +22,30 @@ from tests.fuzz.harness import Entry, Nonsense
 
 PLATFORMS = ("zen5-2", "h100-sxm-8", "a100-sxm-efa-8x8", "v100-sxm-8", "p100-1")
 BRIEF = tuple(map(brief, PLATFORMS))
-SIZES = (1, 2, 3, 4, 8, 16, 64, 100, 4096, 1e6, 2**31, 2**53 + 1, 2**62, np.int64(8), np.float32(16))
+SIZES = (
+    1,
+    2,
+    3,
+    4,
+    8,
+    16,
+    64,
+    100,
+    4096,
+    1e6,
+    2**31,
+    2**53 + 1,
+    2**62,
+    np.int64(8),
+    np.float32(16),
+)
 BATCHES = (16, 32, 64, 160, 4096, np.int64(64), 2**20, 2**40, 2**62, 7)
 BYTES, RANKS = (0, 1, 4e3, 1e9, [1e3, 1e6]), (1, 2, 4, 8, 16, 64)
-TABLES = (pk.EmbeddingTable(1000, 16), pk.EmbeddingTable(10**6, 64, 20, 1.1), pk.EmbeddingTable(8, 4, 2, name="a\nb"))
+TABLES = (
+    pk.EmbeddingTable(1000, 16),
+    pk.EmbeddingTable(10**6, 64, 20, 1.1),
+    pk.EmbeddingTable(8, 4, 2, name="a\nb"),
+)
 SMALL = pk.DLRM(rows=[100] * 3, dim=16, bottom=[16], top=[16], batch=64)
 
 
@@ -35,7 +55,8 @@ def pick(rng: Rng, value: Any) -> Any:
 
 
 class Call(NamedTuple):
-    """What is called, with arguments it needs and others; a tuple is a choice, a function makes a value."""
+    """What is called, with arguments it needs and others; a tuple is a choice, a function makes a
+    value."""
 
     function: Callable[..., Any]
     must: dict[str, Any]
@@ -43,32 +64,71 @@ class Call(NamedTuple):
 
     def __call__(self, rng: Rng) -> Any:
         """Call it; a needed argument is odd now and then, unless a function makes it."""
-        needed = {name: draw(rng, value) if callable(value) else pick(rng, value) for name, value in self.must.items()}
+        needed = {
+            name: draw(rng, value) if callable(value) else pick(rng, value)
+            for name, value in self.must.items()
+        }
         return self.function(**needed, **vary(rng, self.may, 0.2))
 
 
 # Workloads, tables and plans.
 
 DLRM = {
-    "preset": (None, "dlrm-ddp"), "batch": BATCHES, "dim": SIZES, "features": SIZES, "bottom": [16], "top": [32, 16],
-    "pooling": (1, 2.5, [3] * 2), "exponent": (0, 1.05, [0.5] * 2),
-    "sparse": True, "embedding": ("separate", "fused", "exact"), "fused": True,
-    "dtype": ("fp32", "fp32", "bf16", "fp16"), "optimizer": ("sgd", "sgd", "adagrad"), "cross": ((2, 8),),
-    "mixed": (*[False] * 9, True), "interaction": ("dot", "cross"), "overlap": True,
+    "preset": (None, "dlrm-ddp"),
+    "batch": BATCHES,
+    "dim": SIZES,
+    "features": SIZES,
+    "bottom": [16],
+    "top": [32, 16],
+    "pooling": (1, 2.5, [3] * 2),
+    "exponent": (0, 1.05, [0.5] * 2),
+    "sparse": True,
+    "embedding": ("separate", "fused", "exact"),
+    "fused": True,
+    "dtype": ("fp32", "fp32", "bf16", "fp16"),
+    "optimizer": ("sgd", "sgd", "adagrad"),
+    "cross": ((2, 8),),
+    "mixed": (*[False] * 9, True),
+    "interaction": ("dot", "cross"),
+    "overlap": True,
     "table_dtype": ("fp32", "bf16"),
-}  # fmt: skip
+}
 TRANSFORMER = {
-    "batch": BATCHES, "sequence": (1, 16, 64, 100, 2**40), "hidden": (768, 96, 2**20), "heads": (2, 4),
-    "vocabulary": SIZES, "positions": (128, 4096, 2**62), "attention": ("fused", "eager"), "fused": True,
-    "dtype": ("fp32", "fp32", "bf16"), "optimizer": ("adamw", "sgd"), "mixed": (*[False] * 9, True), "overlap": False,
-    "checkpoint": True, "accumulate": (1, 2, 3), "parallel": ("ddp", "zero1", "zero2", "fsdp"), "kv_heads": (0, 1, 2),
-    "inner": SIZES, "gated": True, "rotary": True, "tie": False, "bias": False, "norm": ("layer", "rms"),
-    "dropout": (0.0, 0.1, 1.0), "experts": (0, 0, 4, 8, 2**20), "top_k": (1, 2), "capacity": (1.0, 1.5, 1e3),
-}  # fmt: skip
+    "batch": BATCHES,
+    "sequence": (1, 16, 64, 100, 2**40),
+    "hidden": (768, 96, 2**20),
+    "heads": (2, 4),
+    "vocabulary": SIZES,
+    "positions": (128, 4096, 2**62),
+    "attention": ("fused", "eager"),
+    "fused": True,
+    "dtype": ("fp32", "fp32", "bf16"),
+    "optimizer": ("adamw", "sgd"),
+    "mixed": (*[False] * 9, True),
+    "overlap": False,
+    "checkpoint": True,
+    "accumulate": (1, 2, 3),
+    "parallel": ("ddp", "zero1", "zero2", "fsdp"),
+    "kv_heads": (0, 1, 2),
+    "inner": SIZES,
+    "gated": True,
+    "rotary": True,
+    "tie": False,
+    "bias": False,
+    "norm": ("layer", "rms"),
+    "dropout": (0.0, 0.1, 1.0),
+    "experts": (0, 0, 4, 8, 2**20),
+    "top_k": (1, 2),
+    "capacity": (1.0, 1.5, 1e3),
+}
 TABLE = {
-    "pooling": (1, 2.5, 8), "exponent": (0, 0.5, 1.05), "itemsize": 4, "name": TEXTS, "spread": 1.0,
+    "pooling": (1, 2.5, 8),
+    "exponent": (0, 0.5, 1.05),
+    "itemsize": 4,
+    "name": TEXTS,
+    "spread": 1.0,
     "law": (None, Uniform(10**7), Zipf(2000, 1.1)),
-}  # fmt: skip
+}
 LAYERS = {"layers": (*[1, 2, 3] * 5, 10**400)}
 dlrm = Call(pk.DLRM, {"rows": ([1000, 10**6], [2**31, 4])}, DLRM)
 bert = Call(pk.Transformer.bert, {"preset": "bert-base"} | LAYERS, TRANSFORMER)
@@ -81,13 +141,24 @@ PLACED = (0, 1, pk.Placement("data_parallel", (0, 1)), pk.Placement("row_wise", 
 
 def owners(rng: Rng) -> Any:
     """Where each table lies, or something odd."""
-    return pick(rng, [choose(rng, PLACED) if rng.random() < 0.8 else placement(rng) for _ in TABLES])
+    return pick(
+        rng, [choose(rng, PLACED) if rng.random() < 0.8 else placement(rng) for _ in TABLES]
+    )
 
 
 def shared(rng: Rng) -> Any:
     """A way to share perceptrons, mostly on two or four ranks."""
-    ways = [pk.Strategy(tp=tp, dp=dp, zero=zero) for tp in (1, 2) for dp in (1, 2, 4) for zero in (0, 1, 3)]
-    return choose(rng, [*ways, pk.Strategy(dp=4, zero=3, shards=2), None]) if rng.random() < 0.9 else strategy(rng)
+    ways = [
+        pk.Strategy(tp=tp, dp=dp, zero=zero)
+        for tp in (1, 2)
+        for dp in (1, 2, 4)
+        for zero in (0, 1, 3)
+    ]
+    return (
+        choose(rng, [*ways, pk.Strategy(dp=4, zero=3, shards=2), None])
+        if rng.random() < 0.9
+        else strategy(rng)
+    )
 
 
 PLAN = {"owners": owners, "ranks": (2, 4)}
@@ -95,7 +166,7 @@ PLANS = (
     *[Call(pk.Plan, PLAN, {"names": ((), ("a", "b", "c")), "perceptrons": shared})] * 6,
     *[Call(pk.Plan.from_owners, PLAN)] * 3,
     Call(pk.Plan.round_robin, {"tables": 3, "ranks": (2, 4)}),
-)  # fmt: skip
+)
 GIVEN = {"workload": lambda _: pk.TableSet(TABLES, batch=64), "platform": PLATFORMS}
 LIMITS = {"memory": (1e9, 1e8, 70e6), "objective": "additive", "inputs": "exchanged"}
 
@@ -153,18 +224,37 @@ def features(rng: Rng) -> dict[str, Any]:
 
 
 METHODS = (
-    Call(method("collective"), MESSAGE, ALGORITHM), Call(method("collective_time"), MESSAGE, ALGORITHM),
+    Call(method("collective"), MESSAGE, ALGORITHM),
+    Call(method("collective_time"), MESSAGE, ALGORITHM),
     Call(method("bandwidth"), {"of": lambda rng: platform(rng).device, "working_set": BYTES}),
     Call(method("gemm"), OF | {"m": 8, "n": SIZES, "k": 8}, {"dtype": "bf16", "batch": 2}),
     Call(method("lookup"), OF | {"tables": (TABLES, TABLES[:1]), "batch": SIZES}),
-    Call(method("kernel_time"), OF | {"kind": ("gemm", "elementwise"), "features": features}, {"dtype": "fp32"}),
-    Call(method("with_nodes"), OF | {"nodes": (1, 2, 3)}), Call(method("with_host"), OF | {"scale": (0, 0.5, 1e9)}),
-    Call(method("with_datasheet"), OF | {"other": ("h200-sxm", "a100-sxm-8", pk.load_platform("zen5-2"))}),
-    Call(method("with_link"), OF | {"name": ("intra", "inter", "far")}, {"bandwidth": 1e9, "latency": 1e-6}),
-    Call(pk.compare, {"a": platform, "b": PLATFORMS}, {"workload": (None, SMALL), "ranks": (None, 1)}),
+    Call(
+        method("kernel_time"),
+        OF | {"kind": ("gemm", "elementwise"), "features": features},
+        {"dtype": "fp32"},
+    ),
+    Call(method("with_nodes"), OF | {"nodes": (1, 2, 3)}),
+    Call(method("with_host"), OF | {"scale": (0, 0.5, 1e9)}),
+    Call(
+        method("with_datasheet"),
+        OF | {"other": ("h200-sxm", "a100-sxm-8", pk.load_platform("zen5-2"))},
+    ),
+    Call(
+        method("with_link"),
+        OF | {"name": ("intra", "inter", "far")},
+        {"bandwidth": 1e9, "latency": 1e-6},
+    ),
+    Call(
+        pk.compare, {"a": platform, "b": PLATFORMS}, {"workload": (None, SMALL), "ranks": (None, 1)}
+    ),
     Call(method("save"), OF | {"path": ("a.toml", Path("b.toml"))}),
-    Call(method("with_scale"), OF, {"peak": 2.0, "memory": 1.2, "inter": 4, "latency": 0.5, "host": 3, "cache": 2}),
-)  # fmt: skip
+    Call(
+        method("with_scale"),
+        OF,
+        {"peak": 2.0, "memory": 1.2, "inter": 4, "latency": 0.5, "host": 3, "cache": 2},
+    ),
+)
 
 
 # The command line.
@@ -182,7 +272,8 @@ def command(rng: Rng, folder: Path) -> None:
     """Commands in this process: 0 or 2, and one printable line where something is wrong."""
     (folder / "t.json").write_text(json.dumps([{"rows": 1000, "dim": 16, "pooling": 2}] * 3))
     name, *words = choose(rng, COMMANDS).split()
-    start = 0 if name == "predict" else 2  # a search must end; without a source, calibrate would measure
+    # a search must end; without a source, calibrate would measure
+    start = 0 if name == "predict" else 2
     for at in reversed(range(start, len(words), 2)):
         if rng.random() < 0.05:
             del words[at : at + 2]
@@ -203,32 +294,55 @@ def command(rng: Rng, folder: Path) -> None:
 
 # Strategies.
 
-GPT = pk.Transformer.gpt2("gpt2", layers=4, hidden=256, heads=8, batch=64, sequence=128, dtype="bf16", mixed=True)
+GPT = pk.Transformer.gpt2(
+    "gpt2", layers=4, hidden=256, heads=8, batch=64, sequence=128, dtype="bf16", mixed=True
+)
 MODELS = (GPT, replace(GPT, experts=4, top_k=2, capacity=1.5), SMALL)
 STRATEGY = {
-    "tp": (1, 2, 8), "pp": (1, 2, 4), "dp": (1, 2, 8, 3), "cp": (1, 2), "ep": (1, 2), "micro_batch": (1, 2, 16),
-    "schedule": ("1f1b", "gpipe", "interleaved", "breadth_first", "zero_bubble"), "chunks": (1, 1, 2),
-    "first_layers": (0, 0, 0, 1), "last_layers": (0, 0, 0, 1, 2),
-    "zero": (0, 1, 2, 3), "checkpoint": ("none", "selective", "full"), "shards": (0, 2), "sequence_parallel": True,
-    "ulysses": True, "two_level": True, "overlap": False, "tiled": True,
-}  # fmt: skip
+    "tp": (1, 2, 8),
+    "pp": (1, 2, 4),
+    "dp": (1, 2, 8, 3),
+    "cp": (1, 2),
+    "ep": (1, 2),
+    "micro_batch": (1, 2, 16),
+    "schedule": ("1f1b", "gpipe", "interleaved", "breadth_first", "zero_bubble"),
+    "chunks": (1, 1, 2),
+    "first_layers": (0, 0, 0, 1),
+    "last_layers": (0, 0, 0, 1, 2),
+    "zero": (0, 1, 2, 3),
+    "checkpoint": ("none", "selective", "full"),
+    "shards": (0, 2),
+    "sequence_parallel": True,
+    "ulysses": True,
+    "two_level": True,
+    "overlap": False,
+    "tiled": True,
+}
 strategy = Call(pk.Strategy, {}, STRATEGY)
 FINE = (
-    pk.Strategy(tp=2, dp=4, zero=1), pk.Strategy(pp=2, dp=2, cp=2),
+    pk.Strategy(tp=2, dp=4, zero=1),
+    pk.Strategy(pp=2, dp=2, cp=2),
     pk.Strategy(tp=8, sequence_parallel=True, tiled=True),
     *(pk.Plan(2, (0, 1, pk.Placement(kind, (0, 1)))) for kind in ("row_wise", "column_wise")),
-)  # fmt: skip
+)
 
 
 def ways(rng: Rng) -> Any:
     """Strategies and plans to choose from, or something odd."""
-    several = [choose(rng, (strategy, lambda _: choose(rng, FINE)))(rng) for _ in range(int(rng.integers(1, 4)))]
+    several = [
+        choose(rng, (strategy, lambda _: choose(rng, FINE)))(rng)
+        for _ in range(int(rng.integers(1, 4)))
+    ]
     return choose(rng, (None, None, None, [*FINE[:3]], [*FINE[3:]], pick(rng, several)))
 
 
 def runs(rng: Rng) -> Any:
     """Measured runs, of which one is odd now and then."""
-    rows = [{"tp": tp, "dp": 8 // tp, "micro_batch": n, "seconds": 0.1 / n} for tp in (1, 2, 4) for n in (1, 2)]
+    rows = [
+        {"tp": tp, "dp": 8 // tp, "micro_batch": n, "seconds": 0.1 / n}
+        for tp in (1, 2, 4)
+        for n in (1, 2)
+    ]
     return damage_tree(rng, rows) if rng.random() < 0.5 else pick(rng, rows)
 
 
@@ -252,24 +366,37 @@ def any_of(*calls: Call, share: float = 1.0) -> Entry:
 def predicted(*workloads: Call) -> Entry:
     """An entry that predicts one of the workloads."""
     given = {"workload": lambda rng: choose(rng, workloads)(rng), "platform": PLATFORMS}
-    return any_of(Call(pk.predict, given, {"ranks": (1, 1, 2, 8, 16), "slowdown": {0: 1.5}}), share=0.5)
+    return any_of(
+        Call(pk.predict, given, {"ranks": (1, 1, 2, 8, 16), "slowdown": {0: 1.5}}), share=0.5
+    )
 
 
 SET = {"batch": 64, "embedding": "fused", "sparse": True, "optimizer": "sgd", "name": "x"}
 table_set = Call(pk.TableSet, {"tables": tables}, SET)
 drawn = Call(pk.draw_tables, {"n": (1, 5)}, {"seed": 1, "correlation": 0.5, "itemsize": 4})
 SEARCH = {
-    "workload": lambda rng: choose(rng, (pk.TableSet(TABLES, batch=64), SMALL)), "ranks": (1, 2, 4, 16),
+    "workload": lambda rng: choose(rng, (pk.TableSet(TABLES, batch=64), SMALL)),
+    "ranks": (1, 2, 4, 16),
     "seconds": lambda rng: choose(rng, (*[1e-3] * 20, "x")),
-}  # fmt: skip
-GROUPS = {"seed": 1, "pin": {0: 1}, "together": [(0, 1)], "apart": [(1, 2)], "forbid": {1: ["row_wise"]}}
+}
+GROUPS = {
+    "seed": 1,
+    "pin": {0: 1},
+    "together": [(0, 1)],
+    "apart": [(1, 2)],
+    "forbid": {1: ["row_wise"]},
+}
 EXPLORED = {
     "model": MODELS,
     "platform": (*["h100-sxm-8"] * 5, *PLATFORMS),
     "ranks": (1, 2, 8, [2, 8], 64, None),
     "strategies": ways,
 }
-STAGES = [pk.Strategy(pp=2, micro_batch=n, schedule=own) for own in ("gpipe", "1f1b", "zero_bubble") for n in (1, 2)]
+STAGES = [
+    pk.Strategy(pp=2, micro_batch=n, schedule=own)
+    for own in ("gpipe", "1f1b", "zero_bubble")
+    for n in (1, 2)
+]
 STAGED = {
     "workload": MODELS,
     "platform": (*["h100-sxm-8"] * 5, *PLATFORMS),
@@ -277,9 +404,12 @@ STAGED = {
 }
 ENTRIES: dict[str, Entry] = {
     "strategies": any_of(strategy, Call(pk.Strategy.stack, {"strategies": ways}), share=0.3),
-    "explore": any_of(Call(pk.explore, EXPLORED, {"memory": (80e9, 1e9, 1e6), "execution": "compiled"}), share=0.1),
+    "explore": any_of(
+        Call(pk.explore, EXPLORED, {"memory": (80e9, 1e9, 1e6), "execution": "compiled"}), share=0.1
+    ),
     "stages": any_of(
-        Call(pk.predict, STAGED, {"ranks": (1, 8), "execution": "compiled", "slowdown": {0: 1.5}}), share=0.1
+        Call(pk.predict, STAGED, {"ranks": (1, 8), "execution": "compiled", "slowdown": {0: 1.5}}),
+        share=0.1,
     ),
     "tune": Entry(tuned, 0.02),
     "workloads-built": any_of(dlrm, bert, gpt2),

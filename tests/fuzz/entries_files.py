@@ -1,4 +1,5 @@
-"""Fuzzers of the files that perfkit reads; valid ones come from the repository or are written here."""
+"""Fuzzers of the files that perfkit reads; valid ones come from the repository or are written
+here."""
 
 import gzip
 import io
@@ -34,19 +35,54 @@ WORKLOADS = (
     pk.DLRM(batch=64, rows=[1000] * 3, dim=16, pooling=2, bottom=[16], top=[16]),
     pk.Transformer.gpt2(layers=1, hidden=64, heads=2, sequence=16, batch=4, vocabulary=500),
 )
-TABLES = [pk.EmbeddingTable(*sizes, name=name) for name, *sizes in (("a", 1000, 16), ("b", 10, 64), ("c", 50, 32))]
+TABLES = [
+    pk.EmbeddingTable(*sizes, name=name)
+    for name, *sizes in (("a", 1000, 16), ("b", 10, 64), ("c", 50, 32))
+]
 PLANS = (
     pk.Plan.round_robin(3, ranks=2),
     pk.Plan(2, (0, pk.Placement("column_wise", (0, 1)), pk.Placement("row_wise", (0, 1)))),
-    pk.Plan(4, (pk.Placement("data_parallel", (0, 1, 2, 3)), pk.Placement("column_wise", (2, 3), (16, 48)), 3)),
+    pk.Plan(
+        4,
+        (
+            pk.Placement("data_parallel", (0, 1, 2, 3)),
+            pk.Placement("column_wise", (2, 3), (16, 48)),
+            3,
+        ),
+    ),
 )
 CONFIG: dict[str, Any] = {
-    "T": 3, "E": 3334.0, "D": 64, "mixed_dim": True, "weighted": False, "use_cpu": False, "max_indices": 9999,
-    "Es": [1000, 8, 8992], "Ds": [32, 64, 96], "embedding_specs": None, "feature_table_map": [0, 1, 2],
-    "batch_params": {"B": 512, "sigma_B": None, "vbe_distribution": None, "vbe_num_ranks": None, "Bs": [512] * 3},
-    "indices_params": {"heavy_hitters": [0.1, 0.05], "zipf_q": 2.5, "zipf_s": 1.15, "index_dtype": "torch.int64"},
-    "pooling_params": {"L": 13, "sigma_L": 6, "length_distribution": "normal", "Ls": [20.25, 1.0, 15.5]},
-}  # fmt: skip
+    "T": 3,
+    "E": 3334.0,
+    "D": 64,
+    "mixed_dim": True,
+    "weighted": False,
+    "use_cpu": False,
+    "max_indices": 9999,
+    "Es": [1000, 8, 8992],
+    "Ds": [32, 64, 96],
+    "embedding_specs": None,
+    "feature_table_map": [0, 1, 2],
+    "batch_params": {
+        "B": 512,
+        "sigma_B": None,
+        "vbe_distribution": None,
+        "vbe_num_ranks": None,
+        "Bs": [512] * 3,
+    },
+    "indices_params": {
+        "heavy_hitters": [0.1, 0.05],
+        "zipf_q": 2.5,
+        "zipf_s": 1.15,
+        "index_dtype": "torch.int64",
+    },
+    "pooling_params": {
+        "L": 13,
+        "sigma_L": 6,
+        "length_distribution": "normal",
+        "Ls": [20.25, 1.0, 15.5],
+    },
+}
 ROWS: list[dict[str, Any]] = [
     {"rows": 1000, "dim": 64, "pooling": 3.5, "exponent": 1.05, "itemsize": 4, "name": "a"},
     {"rows": 40_000_000, "dim": 128, "pooling": 1, "exponent": 0.0, "itemsize": 4, "name": "b"},
@@ -79,7 +115,9 @@ def bomb(ending: str) -> bytes:
         return gzip.compress(bytes(3 * 10**8), 1)
     file, head = io.BytesIO(), b"{'descr': '<i8', 'fortran_order': False, 'shape': (25000000,), }"
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        archive.writestr("indices.npy", b"\x93NUMPY\x01\x00" + bytes([len(head), 0]) + head + bytes(2 * 10**8))
+        archive.writestr(
+            "indices.npy", b"\x93NUMPY\x01\x00" + bytes([len(head), 0]) + head + bytes(2 * 10**8)
+        )
     return file.getvalue()
 
 
@@ -94,15 +132,27 @@ def measured(name: str) -> Any:
     data = json.loads(find_reference("measured", f"{name}.json").read_text(encoding="utf-8"))
     if "kernels" in data:
         kinds = [(row["kind"], row["variant"]) for row in data["kernels"]]
-        data["kernels"] = [row for i, row in enumerate(data["kernels"]) if kinds[:i].count(kinds[i]) < 3]
-    steps = {"collectives": 3, "iterations": 8, "runs": 6, "models": max(1, len(data.get("models", ())) // 3)}
+        data["kernels"] = [
+            row for i, row in enumerate(data["kernels"]) if kinds[:i].count(kinds[i]) < 3
+        ]
+    steps = {
+        "collectives": 3,
+        "iterations": 8,
+        "runs": 6,
+        "models": max(1, len(data.get("models", ())) // 3),
+    }
     return data | {key: data[key][::step] for key, step in steps.items() if key in data}
 
 
 def brief(name: str) -> pk.Platform:
-    """A platform without most parts of its long tables, which take long to read and are all alike."""
+    """A platform without most parts of its long tables, which take long to read and are all
+    alike."""
     data = tomllib.loads(find_reference("platforms", f"{name}.toml").read_text(encoding="utf-8"))
-    for table in (data.get("host", {}), data.get("context", {}).get("kernels", {}), data.get("collectives", {})):
+    for table in (
+        data.get("host", {}),
+        data.get("context", {}).get("kernels", {}),
+        data.get("collectives", {}),
+    ):
         for key in list(table)[8:]:
             del table[key]
     for key in [key for number, key in enumerate(data["kernels"]) if number > 11 and number % 4]:
@@ -112,22 +162,40 @@ def brief(name: str) -> pk.Platform:
 
 def log(rng: Rng) -> str:
     """What nccl-tests prints; now and then with long lines, of what searches might choke on."""
-    operation, bus = choose(rng, (("all_reduce", 2.0), ("all_gather", 1.0), ("alltoall", 1.0), ("broadcast", None)))
+    operation, bus = choose(
+        rng, (("all_reduce", 2.0), ("all_gather", 1.0), ("alltoall", 1.0), ("broadcast", None))
+    )
     ranks, stamp = int(choose(rng, (2, 4, 8, 16))), " timestamp" if rng.random() < 0.3 else ""
     lines = [f"# Collective test starting: {operation}_perf"] if rng.random() < 0.5 else []
-    lines += ["# nThread 1 nGpus 1 minBytes 1024 maxBytes 1048576 step: 2(factor) iters: 20 validation: 1"]
+    lines += [
+        "# nThread 1 nGpus 1 minBytes 1024 maxBytes 1048576 step: 2(factor) iters: 20 validation: 1"
+    ]
     if rng.random() < 0.7:
-        lines += [f"#  Rank {r:2} Group  0 Pid {r} on  node{r // 8} device {r} [0x0{r}] X100" for r in range(ranks)]
-    lines += [f"# size count type redop root time algbw busbw #wrong time algbw busbw #wrong{stamp}"]
-    about = "float sum -1" if operation == "all_reduce" else f"float none {0 if bus is None else -1}"
+        lines += [
+            f"#  Rank {r:2} Group  0 Pid {r} on  node{r // 8} device {r} [0x0{r}] X100"
+            for r in range(ranks)
+        ]
+    lines += [
+        f"# size count type redop root time algbw busbw #wrong time algbw busbw #wrong{stamp}"
+    ]
+    about = (
+        "float sum -1" if operation == "all_reduce" else f"float none {0 if bus is None else -1}"
+    )
     for size in (2**power for power in range(10, 10 + int(rng.integers(1, 12)))):
         rate = size / (10 + size / 1e5) / 1e3
         half = f" {10 + size / 1e5:9.2f} {rate:6.2f} {rate * (bus * (ranks - 1) / ranks if bus else 1):6.2f} 0"
-        lines += [f"{size:12} {size // 4:12} {about}{half}{half}{' 2025-08-01 12:00:00' * bool(stamp)}"]
+        lines += [
+            f"{size:12} {size // 4:12} {about}{half}{half}{' 2025-08-01 12:00:00' * bool(stamp)}"
+        ]
     found = "\n".join([*lines, "# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 1.0", ""])
     if rng.random() < 0.02:
-        word = choose(rng, (" ", "a", "1 ", "size count type ", "nGpus 1 ", "device 0 [x] ", "a|", "[", "9", "("))
-        found = found.replace("\n", "\n" + word * (50_000 // len(word)) + choose(rng, ("", "x", "\n")), 4)
+        word = choose(
+            rng,
+            (" ", "a", "1 ", "size count type ", "nGpus 1 ", "device 0 [x] ", "a|", "[", "9", "("),
+        )
+        found = found.replace(
+            "\n", "\n" + word * (50_000 // len(word)) + choose(rng, ("", "x", "\n")), 4
+        )
     return found
 
 
@@ -137,7 +205,9 @@ def arrays(rng: Rng) -> dict[str, Any]:
     kind = choose(rng, (*["int64"] * 12, "int32", "int8", "uint64", "float32", "bool"))
     found = {"indices": rng.integers(0, 100, int(lengths.sum())).astype(kind), "lengths": lengths}
     found["offsets"] = np.concatenate(([0], np.cumsum(lengths)))
-    found = {name: array for name, array in found.items() if name == "indices" or rng.random() < 0.6}
+    found = {
+        name: array for name, array in found.items() if name == "indices" or rng.random() < 0.6
+    }
     for array in found.values():
         if rng.random() < 0.1 and array.size:
             array.flat[int(rng.integers(array.size))] = choose(rng, (0, 1, 100, 127))
@@ -167,12 +237,20 @@ def npz(rng: Rng) -> bytes:
 
 
 def pt(rng: Rng) -> bytes:
-    """What PyTorch saves, zipped or as it was before; now and then a small file of a large array."""
+    """What PyTorch saves, zipped or as it was before; now and then a small file of a large
+    array."""
     import torch
 
-    file, found = io.BytesIO(), {name: torch.from_numpy(np.array(array)) for name, array in arrays(rng).items()}
-    one = found["indices"] if rng.random() < 0.95 else torch.zeros(1, dtype=torch.int64).expand(10**9)
-    kept: Any = choose(rng, (found, list(found.values()), one, {"x": found}, [1], {(1, "a\n"): one}))
+    file, found = (
+        io.BytesIO(),
+        {name: torch.from_numpy(np.array(array)) for name, array in arrays(rng).items()},
+    )
+    one = (
+        found["indices"] if rng.random() < 0.95 else torch.zeros(1, dtype=torch.int64).expand(10**9)
+    )
+    kept: Any = choose(
+        rng, (found, list(found.values()), one, {"x": found}, [1], {(1, "a\n"): one})
+    )
     torch.save(kept, file, _use_new_zipfile_serialization=bool(rng.random() < 0.6))
     return file.getvalue()
 
@@ -185,59 +263,138 @@ def gz(rng: Rng) -> bytes:
 
 
 def trace(rng: Rng) -> Any:
-    """A trace of two steps, with a collective, in today's words or those of 2021; now and then one without end."""
+    """A trace of two steps, with a collective, in today's words or those of 2021; now and then one
+    without end."""
     if rng.random() < 0.003:
         return bomb("json.gz")
-    old, events, dims = rng.random() < 0.3, [], {"Input Dims": [[4, 8], [8, 2]], "Input type": ["float", "c10::Half"]}
-    operator, runtime, kernel = ("Operator", "Runtime", "Kernel") if old else ("cpu_op", "cuda_runtime", "kernel")
-    dims |= {"Sequence number": 3, "Fwd thread id": 0, "Input Strides": [[8, 1], [2, 1]], "Concrete Inputs": ["", ""]}
-    comm = {"Collective name": "allreduce", "In msg nelems": 99, "dtype": "Float", "Process Group Ranks": "[0, 1]"}
-    comm |= {"Out msg nelems": 99, "Group size": 2, "In split size": [50, 49], "Process Group Name": "0"}
+    old, events, dims = (
+        rng.random() < 0.3,
+        [],
+        {"Input Dims": [[4, 8], [8, 2]], "Input type": ["float", "c10::Half"]},
+    )
+    operator, runtime, kernel = (
+        ("Operator", "Runtime", "Kernel") if old else ("cpu_op", "cuda_runtime", "kernel")
+    )
+    dims |= {
+        "Sequence number": 3,
+        "Fwd thread id": 0,
+        "Input Strides": [[8, 1], [2, 1]],
+        "Concrete Inputs": ["", ""],
+    }
+    comm = {
+        "Collective name": "allreduce",
+        "In msg nelems": 99,
+        "dtype": "Float",
+        "Process Group Ranks": "[0, 1]",
+    }
+    comm |= {
+        "Out msg nelems": 99,
+        "Group size": 2,
+        "In split size": [50, 49],
+        "Process Group Name": "0",
+    }
     for step in (0, 1):
         rows: list[tuple[Any, ...]] = [
-            (operator, f"ProfilerStep#{step}", 0, 90, {}), ("python_function", "nn.Module: Linear_0", 1, 40, {}),
-            (operator, "aten::mm", 2, 20, dims), (operator, "nccl:all_reduce", 30, 9, comm),
+            (operator, f"ProfilerStep#{step}", 0, 90, {}),
+            ("python_function", "nn.Module: Linear_0", 1, 40, {}),
+            (operator, "aten::mm", 2, 20, dims),
+            (operator, "nccl:all_reduce", 30, 9, comm),
             (runtime, "cudaStreamSynchronize", 50, 9, {}),
-        ]  # fmt: skip
+        ]
         for number, (name, at) in enumerate(
             (("k", 5), ("ncclKernel_AllReduce", 33), ("Memcpy HtoD (x)", 45)), 3 * step
         ):
-            rows += [(runtime, "cudaLaunchKernel", at, 3, {"correlation": number}),
-                     (kernel, name, at + 9, 5, {"correlation": number, "stream": 7, **comm})]  # fmt: skip
+            rows += [
+                (runtime, "cudaLaunchKernel", at, 3, {"correlation": number}),
+                (kernel, name, at + 9, 5, {"correlation": number, "stream": 7, **comm}),
+            ]
         events += [
-            {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 7 if cat == kernel else "1", "ts": 1e3 * step + ts,
-             "dur": dur, "args": args} for cat, name, ts, dur, args in rows
-        ]  # fmt: skip
-    head = {"distributedInfo": {"rank": 0, "world_size": 2, "pg_config": [{"pg_name": "0", "ranks": [0, 1]}]}}
+            {
+                "ph": "X",
+                "cat": cat,
+                "name": name,
+                "pid": 1,
+                "tid": 7 if cat == kernel else "1",
+                "ts": 1e3 * step + ts,
+                "dur": dur,
+                "args": args,
+            }
+            for cat, name, ts, dur, args in rows
+        ]
+    head = {
+        "distributedInfo": {
+            "rank": 0,
+            "world_size": 2,
+            "pg_config": [{"pg_name": "0", "ranks": [0, 1]}],
+        }
+    }
     head |= {"deviceProperties": [{"id": 0, "name": "X100"}], "baseTimeNanoseconds": 10**18}
     return choose(
-        rng, (head | {"traceEvents": events}, events, gzip.compress(json.dumps({"traceEvents": events}).encode()))
+        rng,
+        (
+            head | {"traceEvents": events},
+            events,
+            gzip.compress(json.dumps({"traceEvents": events}).encode()),
+        ),
     )
 
 
 def execution(rng: Rng) -> Any:
     """An execution trace of either schema."""
-    plain = {"values": [[5, 6, 0, 32, 4, "cuda:0"], 3], "shapes": [[4, 8], []], "types": ["Tensor(float)", "Int"]}
-    flat = {"rf_id": 1, "parent": 1, "tid": 1, "seq_id": -1, "op_schema": "", "inputs": plain["values"], "outputs": []}
-    flat |= {"input_shapes": plain["shapes"], "input_types": plain["types"], "output_shapes": [], "output_types": []}
-    nested = {"ctrl_deps": 1, "inputs": plain, "outputs": plain, "attrs": [{"name": "rf_id", "value": 1}]}
+    plain = {
+        "values": [[5, 6, 0, 32, 4, "cuda:0"], 3],
+        "shapes": [[4, 8], []],
+        "types": ["Tensor(float)", "Int"],
+    }
+    flat = {
+        "rf_id": 1,
+        "parent": 1,
+        "tid": 1,
+        "seq_id": -1,
+        "op_schema": "",
+        "inputs": plain["values"],
+        "outputs": [],
+    }
+    flat |= {
+        "input_shapes": plain["shapes"],
+        "input_types": plain["types"],
+        "output_shapes": [],
+        "output_types": [],
+    }
+    nested = {
+        "ctrl_deps": 1,
+        "inputs": plain,
+        "outputs": plain,
+        "attrs": [{"name": "rf_id", "value": 1}],
+    }
     groups = {
         **nested,
-        "inputs": {"values": ['[{"pg_name": "0", "ranks": [0, 1]}]'], "shapes": [[]], "types": ["String"]},
+        "inputs": {
+            "values": ['[{"pg_name": "0", "ranks": [0, 1]}]'],
+            "shapes": [[]],
+            "types": ["String"],
+        },
     }
     nodes = choose(rng, ([flat, flat], [nested, groups]))
     names = ("aten::mm", "## process_group:init ##")
-    return {"schema": "1.0.1", "nodes": [{"id": i, "name": names[i], **node} for i, node in enumerate(nodes)]}
+    return {
+        "schema": "1.0.1",
+        "nodes": [{"id": i, "name": names[i], **node} for i, node in enumerate(nodes)],
+    }
 
 
 # What reads them.
 
 
-def file(endings: str, make: Make, read: Read, share: float = 1.0, write: Write = json.dumps) -> Entry:
+def file(
+    endings: str, make: Make, read: Read, share: float = 1.0, write: Write = json.dumps
+) -> Entry:
     """An entry that reads a damaged file of an odd name now and then."""
 
     def run(rng: Rng, folder: Path) -> Any:
-        path = folder / ((choose(rng, NAMES) if rng.random() < 0.1 else "set") + choose(rng, endings.split()))
+        path = folder / (
+            (choose(rng, NAMES) if rng.random() < 0.1 else "set") + choose(rng, endings.split())
+        )
         path.write_bytes(damage_file(rng, make(rng), write))
         return read(rng, path)
 
@@ -258,7 +415,10 @@ def predict_on(rng: Rng, path: Path) -> list[Any]:
     """A platform and what is predicted on it."""
     platform = pk.Platform.load(path)
     ranks = choose(rng, (1, 1, 2, platform.network.ranks))
-    return [platform, pk.predict(choose(rng, WORKLOADS), platform, ranks=ranks if ranks <= 8 else 1)]
+    return [
+        platform,
+        pk.predict(choose(rng, WORKLOADS), platform, ranks=ranks if ranks <= 8 else 1),
+    ]
 
 
 def read_log(rng: Rng, path: Path) -> None:
@@ -286,7 +446,10 @@ def apply(plan: pk.Plan) -> pk.Plan:
 
 def read_steps(rng: Rng, path: Path) -> None:
     """Read a trace and look at it from three sides of ten."""
-    found, sides = pk.read_trace(path), "steps breakdown,timeline modules,idle collectives,host stragglers,graph"
+    found, sides = (
+        pk.read_trace(path),
+        "steps breakdown,timeline modules,idle collectives,host stragglers,graph",
+    )
     for view in choose(rng, sides.split(",")).split():
         repr(getattr(found, view)())
     if not 0 <= found.time < np.inf or not found.explain().startswith("trace of"):
@@ -301,7 +464,9 @@ def read_torchrec(rng: Rng, folder: Path) -> pk.Plan:
 
 def fit(rng: Rng, folder: Path) -> list[Any]:
     """Fit raw measurements, write and read the platform, predict."""
-    fitted = fit_platform(damage_tree(rng, measured(choose(rng, ("zen5-2.measurements", "zen3-2.measurements")))))
+    fitted = fit_platform(
+        damage_tree(rng, measured(choose(rng, ("zen5-2.measurements", "zen3-2.measurements"))))
+    )
     return predict_on(rng, fitted.save(folder / "fit.toml"))
 
 
@@ -313,18 +478,33 @@ def read_check(path: Path) -> pk.Comparison:
     return found
 
 
-ABOUT = {"framework": "SGLang", "version": "0.5.14", "device": "X", "kernel_source": "torch", "latency": 0.1}
+ABOUT = {
+    "framework": "SGLang",
+    "version": "0.5.14",
+    "device": "X",
+    "kernel_source": "torch",
+    "latency": 0.1,
+}
 GEMM = ABOUT | {"gemm_dtype": "bfloat16", "n": 128, "k": 256}
 NCCL = ABOUT | {"nccl_dtype": "half", "num_gpus": 8, "op_name": "all_reduce"}
 ATTENTION = ABOUT | {
-    "op_name": "context_attention", "batch_size": 2, "num_heads": 16, "num_key_value_heads": 4, "head_dim": 128,
-    "step": 0, "attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16",
-}  # fmt: skip
+    "op_name": "context_attention",
+    "batch_size": 2,
+    "num_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "step": 0,
+    "attn_dtype": "bfloat16",
+    "kv_cache_dtype": "bfloat16",
+}
 #: Tables of the kernel database: what reads them, and rows.
 DATABASE: dict[str, tuple[Callable[..., Any], list[dict[str, Any]]]] = {
     "gemm": (read_gemms, [GEMM | {"m": m, "latency": 0.1 * m} for m in (1, 64, 128)]),
     "context_attention": (read_attention, [ATTENTION | {"isl": isl} for isl in (512, 1024)]),
-    "scale_matrix": (read_casts, [ABOUT | {"quant_dtype": "fp8", "m": m, "k": 64} for m in (64, 128)]),
+    "scale_matrix": (
+        read_casts,
+        [ABOUT | {"quant_dtype": "fp8", "m": m, "k": 64} for m in (64, 128)],
+    ),
     "nccl": (read_collectives, [NCCL | {"message_size": size} for size in (1024, 2048)]),
 }
 
@@ -342,11 +522,18 @@ def read_database(rng: Rng, folder: Path) -> None:
 
 CHECKS, TRIALS = ("zen5-2.check-1", "zen3-2.check-7"), ("zen5-2.sharding-0", "zen3-2.sharding-1")
 TEXTS = [brief(name).to_toml() for name in PLATFORMS]
-tables, indices, plans = simply(pk.read_tables), simply(count), simply(lambda path: apply(pk.Plan.load(path)))
-#: By name: endings, how a valid file is made, what reads it, share of the inputs, how nested values are written.
+tables, indices, plans = (
+    simply(pk.read_tables),
+    simply(count),
+    simply(lambda path: apply(pk.Plan.load(path))),
+)
+#: By name: endings, how a valid file is made, what reads it, share of the inputs, how nested values
+#: are written.
 ENTRIES: dict[str, Entry] = {
     "platform-text": file(".toml", one_of(*TEXTS), simply(pk.Platform.load), 0.25),
-    "platform-values": file(".toml", one_of(*map(tomllib.loads, TEXTS)), predict_on, 0.2, tomli_w.dumps),
+    "platform-values": file(
+        ".toml", one_of(*map(tomllib.loads, TEXTS)), predict_on, 0.2, tomli_w.dumps
+    ),
     "nccl-tests-log": file(".log .txt .all_reduce.out", log, read_log, 1.2),
     "tables-csv": file(".csv", one_of(ROWS, csv(ROWS).replace(",", " , ")), tables, 1, csv),
     "tables-json": file(".json", one_of(ROWS, {"tables": ROWS}), tables),

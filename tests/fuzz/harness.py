@@ -22,13 +22,15 @@ from tests.fuzz.damage import Rng, choose, vary
 
 
 class Entry(NamedTuple):
-    """Makes one input in an empty folder and runs what takes it; how many inputs it gets beside other entries."""
+    """Makes one input in an empty folder and runs what takes it; how many inputs it gets beside
+    other entries."""
 
     run: Callable[[Rng, Path], Any]
     share: float = 1.0
 
 
-#: Longest message [-], CPU time [s] and growth of the peak of memory [B] of one input; it hangs after this [s].
+#: Longest message [-], CPU time [s] and growth of the peak of memory [B] of one input; it hangs
+#: after this [s].
 LONGEST, SLOWEST, LARGEST, PATIENCE = 1500, 10.0, 1e9, 120.0
 _HOME = TemporaryDirectory(prefix="perfkit-fuzz-")
 PACKAGE = str(Path(__file__).resolve().parents[2] / "perfkit") + os.sep
@@ -46,11 +48,25 @@ class Hang(KeyboardInterrupt):
 
 #: Methods that show a result, with arguments to try.
 VIEWS: dict[str, dict[str, Any]] = {
-    "interval": {"level": (0.5, 0.999)}, "timeline": {"level": ("module", "stage"), "depth": (None, 1, 2)},
-    "modules": {"depth": (None, 1), "rank": (None, 0, 1)}, "breakdown": {}, "communication": {}, "critical_path": {},
-    "idle": {}, "explain": {}, "table": {}, "numbers": {}, "summary": {}, "as_text": {}, "parts": {}, "regrets": {},
-    "totals": {}, "compare": {}, "next_move": {}, "_repr_html_": {},
-}  # fmt: skip
+    "interval": {"level": (0.5, 0.999)},
+    "timeline": {"level": ("module", "stage"), "depth": (None, 1, 2)},
+    "modules": {"depth": (None, 1), "rank": (None, 0, 1)},
+    "breakdown": {},
+    "communication": {},
+    "critical_path": {},
+    "idle": {},
+    "explain": {},
+    "table": {},
+    "numbers": {},
+    "summary": {},
+    "as_text": {},
+    "parts": {},
+    "regrets": {},
+    "totals": {},
+    "compare": {},
+    "next_move": {},
+    "_repr_html_": {},
+}
 
 
 def look(found: Any, rng: Rng) -> None:
@@ -58,11 +74,16 @@ def look(found: Any, rng: Rng) -> None:
     for part in found if isinstance(found, list | tuple) else ():
         look(part, rng)
     repr(found)
-    if isinstance(found, float | np.ndarray) and not np.all(np.isfinite(found) & (np.asarray(found) >= 0)):
+    if isinstance(found, float | np.ndarray) and not np.all(
+        np.isfinite(found) & (np.asarray(found) >= 0)
+    ):
         raise Nonsense(f"times {found}")
     views = [name for name in VIEWS if callable(getattr(found, name, None))]
     if isinstance(found, pk.Prediction):
-        if not np.isclose(found.breakdown()["time_s"].sum(), found.time, rtol=1e-9) or not found.time > 0:
+        if (
+            not np.isclose(found.breakdown()["time_s"].sum(), found.time, rtol=1e-9)
+            or not found.time > 0
+        ):
             raise Nonsense("parts do not sum to the time, or it is 0")
         look([found.lower_bound, found.serial, found.latency, found.spread], rng)
     if isinstance(found, pk.Prediction | pk.PlanPrice | pk.Estimate):
@@ -74,7 +95,10 @@ def look(found: Any, rng: Rng) -> None:
         getattr(found, name)(**vary(rng, VIEWS[name]))
     if isinstance(found, pk.Exploration):
         low, time, high = (found.table()[name].to_numpy() for name in ("low", "time", "high"))
-        if not (np.diff(time) >= 0).all() or not ((low > 0) & (low <= time) & (time <= high) & (high < np.inf)).all():
+        if (
+            not (np.diff(time) >= 0).all()
+            or not ((low > 0) & (low <= time) & (time <= high) & (high < np.inf)).all()
+        ):
             raise Nonsense(f"times {time} between {low} and {high}")
         look(found.front()["needs"].to_numpy(), rng)
         found.explain()
@@ -82,7 +106,8 @@ def look(found: Any, rng: Rng) -> None:
         look(found.prediction, rng)
     if isinstance(found, pk.Plan) and pk.Plan.from_json(found.to_json()) != found:
         raise Nonsense("another plan is read back")
-    if isinstance(found, pk.Platform) and rng.random() < 0.1:  # writing and reading takes most of the time
+    # writing and reading takes most of the time
+    if isinstance(found, pk.Platform) and rng.random() < 0.1:
         again = pk.Platform.from_toml(text := found.to_toml())
         if (kept := again.to_toml()) != text and pk.Platform.from_toml(kept) != again:
             raise Nonsense("another platform is read back")
@@ -93,7 +118,9 @@ def look(found: Any, rng: Rng) -> None:
 # Running.
 
 
-def run_one(name: str, entry: Entry, seed: int, number: int) -> tuple[str, str, BaseException | None]:
+def run_one(
+    name: str, entry: Entry, seed: int, number: int
+) -> tuple[str, str, BaseException | None]:
     """Run one input: ``taken``, ``refused`` or ``failure``, the reason, and the error behind it."""
     rng = np.random.default_rng([seed, crc32(name.encode()), number])
     try:
@@ -110,7 +137,8 @@ def run_one(name: str, entry: Entry, seed: int, number: int) -> tuple[str, str, 
 
 
 def run(name: str, count: int, seed: int, start: int = 0) -> list[dict[str, Any]]:
-    """Run `count` inputs of an entry: what became of each, why, its CPU time [s] and what it added to memory [B]."""
+    """Run `count` inputs of an entry: what became of each, why, its CPU time [s] and what it added
+    to memory [B]."""
     entry, rows = gather()[name], []
     for number in range(start, start + count):
         before, peak = time.process_time(), _peak()
@@ -119,14 +147,18 @@ def run(name: str, count: int, seed: int, start: int = 0) -> list[dict[str, Any]
         if spent > SLOWEST or grown > LARGEST:
             verdict, reason = "failure", reason or f"takes {spent:.0f} s and {grown / 1e9:.1f} GB"
         reason = f"{name}: {reason}\n    python -m tests.fuzz --entry {name} --seed {seed} --input {number}"
-        rows.append({"entry": name, "verdict": verdict, "reason": reason, "seconds": spent, "bytes": grown})
+        rows.append(
+            {"entry": name, "verdict": verdict, "reason": reason, "seconds": spent, "bytes": grown}
+        )
     return rows
 
 
 def deal(count: int, names: Iterable[str] = ()) -> dict[str, int]:
     """Inputs of each entry, at least one, by their shares; of all entries, unless named."""
     shares = {name: entry.share for name, entry in gather().items() if name in names or not names}
-    return {name: max(1, round(count * part / sum(shares.values()))) for name, part in shares.items()}
+    return {
+        name: max(1, round(count * part / sum(shares.values()))) for name, part in shares.items()
+    }
 
 
 def gather() -> dict[str, Entry]:
@@ -136,7 +168,8 @@ def gather() -> dict[str, Entry]:
 
 
 def prepare() -> None:
-    """Load what inputs of many entries import, whose time is not theirs; drop what compiled readers print of panics."""
+    """Load what inputs of many entries import, whose time is not theirs; drop what compiled readers
+    print of panics."""
     for name in ("torch._dynamo", "scipy.special", "statsmodels.robust.scale"):
         import_module(name)
     with open(os.devnull, "wb") as nowhere:
@@ -144,21 +177,29 @@ def prepare() -> None:
 
 
 def _judge(error: BaseException) -> str:
-    """What is wrong with an exception; nothing where it is one that perfkit documents, in one printable line."""
+    """What is wrong with an exception; nothing where it is one that perfkit documents, in one
+    printable line."""
     kind, text = type(error).__name__, str(error)
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     if not any(file.startswith(PACKAGE) for file in files):
         kind = kind if isinstance(error, Nonsense) else f"the fuzzer itself raised {kind}"
     elif isinstance(error, ValueError) and not files[-1].startswith(PACKAGE):
         kind = f"{kind} of {Path(files[-1]).stem}, which perfkit did not mean"
-    elif isinstance(error, ValueError | OSError) and text.strip() and text.isprintable() and len(text) <= LONGEST:
+    elif (
+        isinstance(error, ValueError | OSError)
+        and text.strip()
+        and text.isprintable()
+        and len(text) <= LONGEST
+    ):
         return ""
     return f"{kind} ({len(text)} characters): {text[:300]!r}"
 
 
 def _peak() -> float:
     """Most memory this process has had [B]."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1024.0 if os.uname().sysname == "Linux" else 1.0)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1024.0 if os.uname().sysname == "Linux" else 1.0
+    )
 
 
 def _stop(*_: Any) -> None:
@@ -167,7 +208,8 @@ def _stop(*_: Any) -> None:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """An empty folder, the working one meanwhile; the same one for all inputs, as making one takes long."""
+    """An empty folder, the working one meanwhile; the same one for all inputs, as making one takes
+    long."""
     folder = Path(_HOME.name)
     try:
         with chdir(folder):

@@ -48,17 +48,34 @@ def attempt(ask: Callable[..., Any], *given: Any, **named: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Anything as JSON: data classes by their fields, without private, empty and long-winded ones."""
-    if isinstance(value, pk.Fit):  # shortened, as a platform holds a hundred; errors and ranges are summed up
-        ranges = sum(abs(end) for ends in value.ranges.values() for end in ends if abs(end) < np.inf)
-        numbers = [value.spread, value.bias, value.n, sum(value.stderr.values()), ranges, value.spread_time]
+    """Anything as JSON: data classes by their fields, without private, empty and long-winded
+    ones."""
+    # shortened, as a platform holds a hundred; errors and ranges are summed up
+    if isinstance(value, pk.Fit):
+        ranges = sum(
+            abs(end) for ends in value.ranges.values() for end in ends if abs(end) < np.inf
+        )
+        numbers = [
+            value.spread,
+            value.bias,
+            value.n,
+            sum(value.stderr.values()),
+            ranges,
+            value.spread_time,
+        ]
         return plain([value.form, dict(value), numbers, " ".join(value.at_bounds), value.notes])
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        known = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if not f.name.startswith("_")}
+        known = {
+            f.name: getattr(value, f.name)
+            for f in dataclasses.fields(value)
+            if not f.name.startswith("_")
+        }
         if isinstance(value, pk.Estimate):
             known["formula"] = mark(value.formula)
         dull = ("units", "date", "provenance", "source")
-        return {name: plain(v) for name, v in known.items() if name not in dull and not _is_empty(v)}
+        return {
+            name: plain(v) for name, v in known.items() if name not in dull and not _is_empty(v)
+        }
     if isinstance(value, polars.DataFrame):
         return [plain(row) for row in value.rows()]
     if isinstance(value, Mapping):
@@ -75,7 +92,8 @@ def _is_empty(value: Any) -> bool:
 
 
 def digest(frame: polars.DataFrame, most: int = 0) -> Any:
-    """Rows of a short frame; else each column by its sum and its sum weighted by position, texts by a hash."""
+    """Rows of a short frame; else each column by its sum and its sum weighted by position, texts by
+    a hash."""
     if len(frame) <= most:
         return frame
     found: dict[str, Any] = {"rows": len(frame)}
@@ -96,18 +114,29 @@ def mark(value: Any) -> str:
 def tell(p: pk.Prediction, *, full: bool = False) -> dict[str, Any]:
     """What a prediction says."""
     found = {
-        "time": p.time, "interval": p.interval(0.8), "lower_bound": p.lower_bound, "serial": p.serial,
-        "bottleneck": p.bottleneck, "unmodelled": p.unmodelled, "warnings": p.warnings,
-    }  # fmt: skip
+        "time": p.time,
+        "interval": p.interval(0.8),
+        "lower_bound": p.lower_bound,
+        "serial": p.serial,
+        "bottleneck": p.bottleneck,
+        "unmodelled": p.unmodelled,
+        "warnings": p.warnings,
+    }
     if full:
         found["latency"] = p.latency
         path = p.critical_path().with_columns(seconds=polars.col("end_s") - polars.col("start_s"))
         found |= {
-            "breakdown": p.breakdown().drop("share"), "modules": digest(p.modules(1), 12),
-            "all modules": digest(p.modules(None)), "communication": digest(p.communication(), 4),
-            "idle": digest(p.idle(), 4), "timeline": digest(p.timeline()), "stages": digest(p.timeline("stage"), 6),
-            "path": path.group_by("kind").agg(polars.len(), polars.col("seconds").sum()).sort("kind"),
-        }  # fmt: skip
+            "breakdown": p.breakdown().drop("share"),
+            "modules": digest(p.modules(1), 12),
+            "all modules": digest(p.modules(None)),
+            "communication": digest(p.communication(), 4),
+            "idle": digest(p.idle(), 4),
+            "timeline": digest(p.timeline()),
+            "stages": digest(p.timeline("stage"), 6),
+            "path": path.group_by("kind")
+            .agg(polars.len(), polars.col("seconds").sum())
+            .sort("kind"),
+        }
     return {name: value for name, value in found.items() if not _is_empty(value)}
 
 
@@ -119,11 +148,15 @@ def draw(seed: int, **settings: Any) -> pk.DLRM:
     rng = np.random.default_rng(seed)
     n = int(rng.integers(4, 20))
     return D(
-        rows=(10 ** rng.uniform(3, 6.5, n)).astype(int).tolist(), dim=int(rng.choice((16, 32, 64, 128))),
-        pooling=rng.integers(1, 33, n).tolist(), exponent=rng.uniform(0, 1.2, n).round(2).tolist(),
-        features=13, **{"batch": int(rng.choice((512, 8192, 131072)))} | settings,
-        bottom=rng.integers(8, 128, 2).tolist(), top=rng.integers(8, 128, 3).tolist(),
-    )  # fmt: skip
+        rows=(10 ** rng.uniform(3, 6.5, n)).astype(int).tolist(),
+        dim=int(rng.choice((16, 32, 64, 128))),
+        pooling=rng.integers(1, 33, n).tolist(),
+        exponent=rng.uniform(0, 1.2, n).round(2).tolist(),
+        features=13,
+        **{"batch": int(rng.choice((512, 8192, 131072)))} | settings,
+        bottom=rng.integers(8, 128, 2).tolist(),
+        top=rng.integers(8, 128, 3).tolist(),
+    )
 
 
 #: Name, workload, ranks (fewer where the platform has fewer), and how the tables are placed.
@@ -132,16 +165,25 @@ WORKLOADS: dict[str, tuple[Any, int, str]] = {
     "dlrm-default, skewed": (D("dlrm-default", batch=65536, exponent=1.05), 8, "table"),
     "dlrm-ddp, dense": (D("dlrm-ddp", batch=4096, sparse=False), 2, "table"),
     "dlrm-ddp, copies": (D("dlrm-ddp", batch=4096), 4, "copy"),
-    "dlrm-mlperf, fused, fp16, mixed plan": (D("dlrm-mlperf", batch=32768, embedding="fused", dtype="fp16"),
-     8, "mixed"),
+    "dlrm-mlperf, fused, fp16, mixed plan": (
+        D("dlrm-mlperf", batch=32768, embedding="fused", dtype="fp16"),
+        8,
+        "mixed",
+    ),
     "dlrm-mlperf, by rows": (D("dlrm-mlperf", batch=16384), 8, "row"),
     "dlrm-dcnv2": (D("dlrm-dcnv2", batch=8192), 1, ""),
     "dlrm-dcnv2, overlap, two nodes": (D("dlrm-dcnv2", batch=65536, overlap=True), 16, "node"),
     "dlrm-dcnv2, compiled, autocast": (
-     D("dlrm-dcnv2", batch=65536, mixed=True, fused=True, dtype="bf16", table_dtype="fp16"), 8, "mixed"),
+        D("dlrm-dcnv2", batch=65536, mixed=True, fused=True, dtype="bf16", table_dtype="fp16"),
+        8,
+        "mixed",
+    ),
     "random, dense, adagrad": (draw(1, sparse=False, optimizer="adagrad"), 1, ""),
     "random, sparse, adagrad, cross": (
-     draw(2, optimizer="adagrad", embedding="exact", interaction="cross", cross=(2, 64)), 2, "table"),
+        draw(2, optimizer="adagrad", embedding="exact", interaction="cross", cross=(2, 64)),
+        2,
+        "table",
+    ),
     "random, columns": (draw(3), 2, "column"),
     "random, rows, dense": (draw(4, sparse=False), 2, "row"),
     "random, columns in a node": (draw(5, embedding="fused", overlap=True), 4, "node column"),
@@ -156,22 +198,45 @@ WORKLOADS: dict[str, tuple[Any, int, str]] = {
     "random, bf16, exact": (draw(14, dtype="bf16", embedding="exact"), 8, "column"),
     "random, tf32, autocast": (draw(15, dtype="bf16", mixed=True), 2, "copy"),
     "bert-base": (BERT("bert-base", batch=8, sequence=128), 1, ""),
-    "bert-base, eager, sgd, 2 ranks": (BERT(batch=4, sequence=64, attention="eager", optimizer="sgd"), 2, ""),
+    "bert-base, eager, sgd, 2 ranks": (
+        BERT(batch=4, sequence=64, attention="eager", optimizer="sgd"),
+        2,
+        "",
+    ),
     "bert-large, bf16, 8 ranks": (BERT("bert-large", batch=64, sequence=512, dtype="bf16"), 8, ""),
     "bert-large, autocast, four nodes": (
-     BERT("bert-large", batch=256, sequence=128, dtype="fp16", mixed=True, fused=True), 32, ""),
+        BERT("bert-large", batch=256, sequence=128, dtype="fp16", mixed=True, fused=True),
+        32,
+        "",
+    ),
     "bert, small, blocking": (BERT(batch=16, layers=3, hidden=256, heads=4, overlap=False), 2, ""),
     "bert, small, overlap": (BERT(batch=16, layers=3, hidden=256, heads=4, vocabulary=5000), 2, ""),
-    "bert, tiny": (BERT(batch=2, sequence=32, layers=2, hidden=128, heads=2, vocabulary=1000), 1, ""),
+    "bert, tiny": (
+        BERT(batch=2, sequence=32, layers=2, hidden=128, heads=2, vocabulary=1000),
+        1,
+        "",
+    ),
     "gpt2": (GPT2(batch=4, sequence=256), 1, ""),
     "gpt2, eager": (GPT2(batch=4, sequence=128, attention="eager", layers=4), 4, ""),
     "gpt2, fp16, two nodes": (GPT2(batch=32, sequence=1024, dtype="fp16", optimizer="sgd"), 16, ""),
-    "bert-large, bf16, large batch": (BERT("bert-large", batch=1024, sequence=512, dtype="bf16"), 8, ""),
+    "bert-large, bf16, large batch": (
+        BERT("bert-large", batch=1024, sequence=512, dtype="bf16"),
+        8,
+        "",
+    ),
     "gpt2, fp16, eager, large batch": (GPT2(batch=256, dtype="fp16", attention="eager"), 16, ""),
     "gpt2-xl, bf16": (GPT2("gpt2-xl", batch=8, sequence=512, dtype="bf16", fused=True), 8, ""),
-    "gpt2, small, fp64": (GPT2(batch=2, sequence=96, layers=2, hidden=192, heads=6, dtype="fp64"), 1, ""),
-    "gpt2, small, blocking": (GPT2(batch=32, sequence=96, layers=2, hidden=192, heads=6, overlap=False), 4, ""),
-}  # fmt: skip
+    "gpt2, small, fp64": (
+        GPT2(batch=2, sequence=96, layers=2, hidden=192, heads=6, dtype="fp64"),
+        1,
+        "",
+    ),
+    "gpt2, small, blocking": (
+        GPT2(batch=32, sequence=96, layers=2, hidden=192, heads=6, overlap=False),
+        4,
+        "",
+    ),
+}
 
 
 def place(kind: str, tables: Any, ranks: int, node: int) -> pk.Plan | None:
@@ -192,38 +257,51 @@ def place(kind: str, tables: Any, ranks: int, node: int) -> pk.Plan | None:
     return pk.Plan.from_owners([kinds[name](i) for i, name in enumerate(chosen)], ranks=ranks)
 
 
-def run(name: str, platform: str | pk.Platform, *, full: bool = False, **settings: Any) -> dict[str, Any]:
+def run(
+    name: str, platform: str | pk.Platform, *, full: bool = False, **settings: Any
+) -> dict[str, Any]:
     """What is predicted for one of the workloads, on as many of its ranks as the platform has."""
     (workload, ranks, kind), where = WORKLOADS[name], pk.load_platform(platform)
     ranks = min(ranks, where.network.ranks)
     plan = place(kind, workload.tables, ranks, where.network.ranks_per_node) if kind else None
     execution = "compiled" if "compiled" in name else None
-    return tell(pk.predict(workload, where, ranks=ranks, plan=plan, execution=execution, **settings), full=full)
+    return tell(
+        pk.predict(workload, where, ranks=ranks, plan=plan, execution=execution, **settings),
+        full=full,
+    )
 
 
 #: What if: a platform, the method that changes it, and its arguments.
 CHANGES: dict[str, tuple[Any, ...]] = {
-    "two nodes": ("h100-sxm-8", "with_nodes", 2), "a100, two nodes": ("a100-sxm-8", "with_nodes", 2),
-    "b200": ("h100-sxm-8", "with_datasheet", "b200-sxm"), "h200": ("a100-sxm-8", "with_datasheet", "h200-sxm"),
+    "two nodes": ("h100-sxm-8", "with_nodes", 2),
+    "a100, two nodes": ("a100-sxm-8", "with_nodes", 2),
+    "b200": ("h100-sxm-8", "with_datasheet", "b200-sxm"),
+    "h200": ("a100-sxm-8", "with_datasheet", "h200-sxm"),
     "slow link": ("h100-sxm-8", "with_link", "intra", {"bandwidth": 1e11}),
     "far link": ("h100-sxm-8x4", "with_link", "inter", {"latency": 5e-5, "bandwidth": 1e10}),
-    "host x 0": ("h100-sxm-8", "with_host", 0), "host x 3": ("v100-sxm-8", "with_host", 3),
+    "host x 0": ("h100-sxm-8", "with_host", 0),
+    "host x 3": ("v100-sxm-8", "with_host", 3),
     "cpu host": ("zen5-2", "with_host", 0.5),
     "cpu link": ("zen3-2", "with_link", "intra", {"bandwidth": 1e9, "latency": 1e-4}),
-}  # fmt: skip
+}
 
 
 def predictions() -> Cases:
-    """Workloads on every platform, in full on one of them; what if; platforms compared; stragglers."""
+    """Workloads on every platform, in full on one of them; what if; platforms compared;
+    stragglers."""
 
     def everywhere(number: int, name: str) -> dict[str, Any]:
         found = {platform: attempt(run, name, platform) for platform in PLATFORMS}
-        able = [p for p in PLATFORMS[number % 5 :] + PLATFORMS[: number % 5] if "error" not in found[p]]
+        able = [
+            p for p in PLATFORMS[number % 5 :] + PLATFORMS[: number % 5] if "error" not in found[p]
+        ]
         return found | {platform: run(name, platform, full=True) for platform in able[:1]}
 
     def change(platform: str, method: str, *given: Any) -> dict[str, Any]:
         named = given[-1] if isinstance(given[-1], dict) else {}
-        where = getattr(pk.load_platform(platform), method)(*(g for g in given if g is not named), **named)
+        where = getattr(pk.load_platform(platform), method)(
+            *(g for g in given if g is not named), **named
+        )
         return {"name": where.name} | {name: attempt(run, name, where) for name in asked}
 
     def compare(a: str, b: str) -> Any:
@@ -232,12 +310,21 @@ def predictions() -> Cases:
     def straggle(name: str) -> dict[str, Any]:
         return {p: run(name, p, full=True, slowdown={1: 1.5}) for p in ("zen5-2", "h100-sxm-8x4")}
 
-    asked = ("dlrm-mlperf, by rows", "bert-large, bf16, large batch", "bert, small, overlap", "dlrm-default, skewed")
+    asked = (
+        "dlrm-mlperf, by rows",
+        "bert-large, bf16, large batch",
+        "bert, small, overlap",
+        "dlrm-default, skewed",
+    )
     pairs = itertools.pairwise(("zen3-2", "zen5-2", "h100-sxm-8", "a100-sxm-8", "h100-sxm-8"))
-    cases: Cases = {name: partial(everywhere, number, name) for number, name in enumerate(WORKLOADS)}
+    cases: Cases = {
+        name: partial(everywhere, number, name) for number, name in enumerate(WORKLOADS)
+    }
     cases |= {f"what if: {name}": partial(change, *given) for name, given in CHANGES.items()}
     cases |= {f"{b} against {a}": partial(compare, a, b) for a, b in pairs}
-    return cases | {f"straggler: {n}": partial(straggle, n) for n in ("random, overlap, mixed plan", asked[2])}
+    return cases | {
+        f"straggler: {n}": partial(straggle, n) for n in ("random, overlap, mixed plan", asked[2])
+    }
 
 
 # Plans.
@@ -247,26 +334,48 @@ def price(found: pk.PlanPrice, most: int = 0) -> dict[str, Any]:
     """What a plan costs and where it puts what."""
     owners = [f"{p.kind} {p.ranks} {p.columns}" for p in found.plan.placements]
     return {
-        "time": found.time, "interval": found.interval(0.8), "parts": found.parts, "messages": found.messages,
-        "capacity": [found.capacity, found.reserved], "loads": found.loads[:8], "memory": found.memory[:8],
-        "fits": found.fits, "bottleneck": found.bottleneck, "ranks": digest(found.table()), "plan": mark(owners),
-        "owners": owners[:most], "move": attempt(lambda: str(found.next_move())),
-    }  # fmt: skip
+        "time": found.time,
+        "interval": found.interval(0.8),
+        "parts": found.parts,
+        "messages": found.messages,
+        "capacity": [found.capacity, found.reserved],
+        "loads": found.loads[:8],
+        "memory": found.memory[:8],
+        "fits": found.fits,
+        "bottleneck": found.bottleneck,
+        "ranks": digest(found.table()),
+        "plan": mark(owners),
+        "owners": owners[:most],
+        "move": attempt(lambda: str(found.next_move())),
+    }
 
 
 def search(workload: Any, platform: str, ranks: int, settings: dict[str, Any]) -> dict[str, Any]:
     """What a search finds, beside the rules of thumb."""
     result = pk.shard(workload, platform, ranks=ranks, **{"steps": 300, "seed": 1} | settings)
-    found = {"bound": result.bound, "gap": result.gap, "work": result.work, "objective": result.objective}
-    return found | {"tables": digest(result.table()), "rules": result.compare()} | price(result.prediction, 20)
+    found = {
+        "bound": result.bound,
+        "gap": result.gap,
+        "work": result.work,
+        "objective": result.objective,
+    }
+    return (
+        found
+        | {"tables": digest(result.table()), "rules": result.compare()}
+        | price(result.prediction, 20)
+    )
 
 
 def plans() -> Cases:
     """Searches and prices of given plans."""
-    a, b = (pk.TableSet(pk.draw_tables(n, seed=n), batch=16384, embedding="fused") for n in (12, 40))
+    a, b = (
+        pk.TableSet(pk.draw_tables(n, seed=n), batch=16384, embedding="fused") for n in (12, 40)
+    )
     slow = dataclasses.replace(a, embedding="separate", optimizer="adagrad")
     dense = dataclasses.replace(a, embedding="separate", sparse=False, batch=4096)
-    few = pk.TableSet(pk.draw_tables(6, seed=2, correlation=0.9), batch=4096, optimizer="rowwise_adagrad")
+    few = pk.TableSet(
+        pk.draw_tables(6, seed=2, correlation=0.9), batch=4096, optimizer="rowwise_adagrad"
+    )
     groups = {"pin": {0: 1, "table 3": 2}, "together": [(5, 6)], "apart": [(7, 8, 9)]}
     searches: dict[str, tuple[Any, ...]] = {
         "fused": (b, "h100-sxm-8", 8, {}),
@@ -290,13 +399,19 @@ def plans() -> Cases:
     }
 
     def judge(workload: Any, platform: str, ranks: int, kind: str) -> dict[str, Any]:
-        plan = place(kind, workload.tables, ranks, pk.load_platform(platform).network.ranks_per_node)
+        plan = place(
+            kind, workload.tables, ranks, pk.load_platform(platform).network.ranks_per_node
+        )
         assert plan
         return price(pk.price_plan(workload, platform, plan))
 
     cases: Cases = {f"search: {name}": partial(search, *given) for name, given in searches.items()}
     for kind in ("table", "copy", "column", "row", "node", "node column", "mixed"):
-        for workload, platform, ranks in ((draw(31), "h100-sxm-8x4", 16), (b, "zen5-2", 2), (slow, "a100-sxm-8", 4)):
+        for workload, platform, ranks in (
+            (draw(31), "h100-sxm-8x4", 16),
+            (b, "zen5-2", 2),
+            (slow, "a100-sxm-8", 4),
+        ):
             cases[f"price: {kind}, {platform}"] = partial(judge, workload, platform, ranks, kind)
     return cases
 
@@ -307,41 +422,82 @@ def plans() -> Cases:
 def primitives() -> Cases:
     """Times of single collectives, products, lookups and kernels."""
     nbytes, counts = np.array([1e3, 1e5, 1e7, 1e9]), (1, 2, 3, 4, 8, 16, 32)
-    shapes = ((64, 64, 64, 1), (4096, 4096, 1024, 1), (16, 4096, 4096, 1), (1000, 33, 517, 1), (128, 64, 128, 96))
+    shapes = (
+        (64, 64, 64, 1),
+        (4096, 4096, 1024, 1),
+        (16, 4096, 4096, 1),
+        (1000, 33, 517, 1),
+        (128, 64, 128, 96),
+    )
     sizes = {
-        "batch": 4, "m": 96, "n": 160, "k": 72, "elements": 5e5, "rows": 500, "columns": 1e3, "bags": 2e3,
-        "lookups": 4e4, "row_bytes": 1e7, "page_walks": 3e3, "unique_bytes": 6e6, "flops": 3e7, "windows": 2e3,
-        "nbytes": 9e6, "working_set": 3e7, "beyond_l2": 8e6, "beyond_l3": 2e6,
-    }  # fmt: skip
+        "batch": 4,
+        "m": 96,
+        "n": 160,
+        "k": 72,
+        "elements": 5e5,
+        "rows": 500,
+        "columns": 1e3,
+        "bags": 2e3,
+        "lookups": 4e4,
+        "row_bytes": 1e7,
+        "page_walks": 3e3,
+        "unique_bytes": 6e6,
+        "flops": 3e7,
+        "windows": 2e3,
+        "nbytes": 9e6,
+        "working_set": 3e7,
+        "beyond_l2": 8e6,
+        "beyond_l3": 2e6,
+    }
     swept = {name: size * np.array([0.01, 1.0]) for name, size in sizes.items()}
 
     def collectives(platform: str, operation: str) -> dict[str, Any]:
         where = pk.load_platform(platform)
         held = [ranks for ranks in counts if ranks <= where.network.ranks]
         found = {
-            f"{ranks} {way}": attempt(where.collective_time, operation, nbytes, ranks=ranks, algorithm=way)
-            for ranks, way in itertools.product(held, (None, "ring", "tree", "in_network", "two_level", "rail"))
+            f"{ranks} {way}": attempt(
+                where.collective_time, operation, nbytes, ranks=ranks, algorithm=way
+            )
+            for ranks, way in itertools.product(
+                held, (None, "ring", "tree", "in_network", "two_level", "rail")
+            )
         }
         for ranks, size in itertools.product((2, 6, 32), (4096.0, 5e9)):
             found[f"{ranks}, {size:g} B"] = attempt(where.collective, operation, size, ranks=ranks)
         failed = {name: value["error"] for name, value in found.items() if isinstance(value, dict)}
         return {name: value for name, value in found.items() if name not in failed} | {
-            error: ", ".join(name for name in failed if failed[name] == error) for error in sorted({*failed.values()})
+            error: ", ".join(name for name in failed if failed[name] == error)
+            for error in sorted({*failed.values()})
         }
 
     def kernels(platform: str) -> dict[str, Any]:
         where, found = pk.load_platform(platform), {}
         for m, n, k, batch in shapes:
             for dtype in where.device.peaks if n == k else ("fp32", "fp16"):
-                found[f"gemm {m} {n} {k} x {batch} {dtype}"] = attempt(where.gemm, m, n, k, dtype=dtype, batch=batch)
-        for tables in (pk.draw_tables(5, seed=1), pk.draw_tables(3, seed=2, itemsize=2), draw(4).tables):
+                found[f"gemm {m} {n} {k} x {batch} {dtype}"] = attempt(
+                    where.gemm, m, n, k, dtype=dtype, batch=batch
+                )
+        for tables in (
+            pk.draw_tables(5, seed=1),
+            pk.draw_tables(3, seed=2, itemsize=2),
+            draw(4).tables,
+        ):
             for batch in (64, 8192):
                 found[f"lookup {len(tables)} {batch}"] = attempt(where.lookup, tables, batch=batch)
         return found | {kind: attempt(where.kernel_time, kind, swept) for kind in where.kernels}
 
-    operations = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+    operations = (
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "broadcast",
+        "send_recv",
+    )
     each = itertools.product(PLATFORMS, operations)
-    cases: Cases = {f"{name}, {operation}": partial(collectives, name, operation) for name, operation in each}
+    cases: Cases = {
+        f"{name}, {operation}": partial(collectives, name, operation) for name, operation in each
+    }
     return cases | {f"{name}, kernels": partial(kernels, name) for name in PLATFORMS}
 
 
@@ -349,7 +505,8 @@ def primitives() -> Cases:
 
 
 def captures() -> Cases:
-    """Captured training steps and nets, and what some platforms make of them; `steps` needs torch."""
+    """Captured training steps and nets, and what some platforms make of them; `steps` needs
+    torch."""
     if importlib.util.find_spec("torch") is None:
         return {}
     from .steps import STEPS, twin
@@ -357,26 +514,43 @@ def captures() -> Cases:
     def look(make: Any, settings: dict[str, Any]) -> dict[str, Any]:
         graph = pk.capture(make, **settings)
         frame, summed = graph.table(), polars.col("flops", "traffic", "launches").sum()
-        kinds = frame.group_by("kind", "variant", "phase").agg(polars.len(), summed).sort("kind", "variant", "phase")
+        kinds = (
+            frame.group_by("kind", "variant", "phase")
+            .agg(polars.len(), summed)
+            .sort("kind", "variant", "phase")
+        )
         return {
-            "parameters": graph.parameters, "footprint": graph.footprint, "dtype": graph.dtype, "kinds": kinds,
-            "operations": digest(frame), "groups": graph.groups, "waits": graph.waits, "dtypes": mark(graph.dtypes),
+            "parameters": graph.parameters,
+            "footprint": graph.footprint,
+            "dtype": graph.dtype,
+            "kinds": kinds,
+            "operations": digest(frame),
+            "groups": graph.groups,
+            "waits": graph.waits,
+            "dtypes": mark(graph.dtypes),
             "zen5-2": attempt(lambda: tell(pk.predict(graph, "zen5-2"), full="twin" in graph.name)),
             "h100-sxm-8x4": attempt(lambda: tell(pk.predict(graph, "h100-sxm-8x4"))),
-        }  # fmt: skip
+        }
 
     def judge(net: Net, ranks: int) -> dict[str, Any]:
         return {p: tell(pk.predict(net, p, ranks=ranks), full=p == "zen3-2") for p in PLATFORMS[:3]}
 
     model, bert = draw(3, batch=512), BERT(batch=16, sequence=32, layers=2, hidden=256, heads=4)
     steps: dict[str, tuple[Any, dict[str, Any]]] = STEPS | {
-        "dlrm": (twin(model), {"family": "dlrm", "name": "twin"}), "bert": (twin(bert), {"family": "transformer"}),
+        "dlrm": (twin(model), {"family": "dlrm", "name": "twin"}),
+        "bert": (twin(bert), {"family": "transformer"}),
         "dlrm, 2 ranks": (twin(model, plan=place("table", model.tables, 2, 2)), {"ranks": 2}),
         "bert, 2 ranks": (twin(bert, ranks=2), {"ranks": 2, "name": "twin"}),
         "bert, 8 ranks": (twin(bert, ranks=8), {"ranks": 8}),
-    }  # fmt: skip
+    }
     cases: Cases = {name: partial(look, *given) for name, given in steps.items()}
-    for name, ranks in {"resnet": 2, "mobilenet": 1, "inception": 1, "squeezenet": 1, "xlnet": 2}.items():
+    for name, ranks in {
+        "resnet": 2,
+        "mobilenet": 1,
+        "inception": 1,
+        "squeezenet": 1,
+        "xlnet": 2,
+    }.items():
         net = Net(name, batch=8, size=64, width=64 if name == "xlnet" else 24, depth=1)
         cases[f"net: {name}"] = partial(judge, net, ranks)
     return cases
@@ -385,15 +559,31 @@ def captures() -> Cases:
 # Readers.
 
 CONFIG: dict[str, Any] = {
-    "T": 3, "E": 3334.0, "D": 64, "mixed_dim": True, "Es": [1000, 8, 8992], "Ds": [32, 64, 96],
-    "batch_params": {"B": 512, "Bs": [512] * 3}, "feature_table_map": None,
-    "indices_params": {"heavy_hitters": [0.1, 0.05, 0.025] + [0.01] * 7, "zipf_q": 2.5, "zipf_s": 1.15},
-    "pooling_params": {"L": 13, "sigma_L": 6, "length_distribution": "normal", "Ls": [20.25, 1.0, 15.5]},
-}  # fmt: skip
+    "T": 3,
+    "E": 3334.0,
+    "D": 64,
+    "mixed_dim": True,
+    "Es": [1000, 8, 8992],
+    "Ds": [32, 64, 96],
+    "batch_params": {"B": 512, "Bs": [512] * 3},
+    "feature_table_map": None,
+    "indices_params": {
+        "heavy_hitters": [0.1, 0.05, 0.025] + [0.01] * 7,
+        "zipf_q": 2.5,
+        "zipf_s": 1.15,
+    },
+    "pooling_params": {
+        "L": 13,
+        "sigma_L": 6,
+        "length_distribution": "normal",
+        "Ls": [20.25, 1.0, 15.5],
+    },
+}
 
 
 def readers() -> Cases:
-    """What files hold: tables, configurations of FBGEMM, recorded indices, plans, logs of nccl-tests."""
+    """What files hold: tables, configurations of FBGEMM, recorded indices, plans, logs of
+    nccl-tests."""
 
     def read(name: str, text: str) -> Any:
         with tempfile.TemporaryDirectory() as folder:
@@ -401,29 +591,45 @@ def readers() -> Cases:
             return digest(pk.read_tables(path).table(), 20)
 
     def published(name: str) -> Any:
-        bare: dict[str, Any] = {"dim": 64, "rows": 1_000_000} if name.startswith("dlrm-datasets") else {}
+        bare: dict[str, Any] = (
+            {"dim": 64, "rows": 1_000_000} if name.startswith("dlrm-datasets") else {}
+        )
         return digest(pk.read_tables(name, **bare).table())
 
     def indices() -> Any:
         values = np.minimum(np.random.default_rng(5).zipf(1.3, (3, 256, 8)), 5000) - 1
-        return [[f, f.pooling, f.unique_rows, f.to_table(16, law="zipf")] for f in count_indices(values, rows=5000)]
+        return [
+            [f, f.pooling, f.unique_rows, f.to_table(16, law="zipf")]
+            for f in count_indices(values, rows=5000)
+        ]
 
     def plan() -> Any:
         tables = draw(7).tables
         made = place("mixed", tables, 4, 2)
         assert made
         exported = made.to_torchrec(tables)
-        return [made.to_json(), exported, pk.Plan.from_torchrec(exported, tables, ranks=4).owners == made.owners]
+        return [
+            made.to_json(),
+            exported,
+            pk.Plan.from_torchrec(exported, tables, ranks=4).owners == made.owners,
+        ]
 
-    columns = "name,rows,dim,pooling,exponent\n" + "".join(f"t{i},{10**i},16,{i}.5,0.{i}\n" for i in range(2, 7))
+    columns = "name,rows,dim,pooling,exponent\n" + "".join(
+        f"t{i},{10**i},16,{i}.5,0.{i}\n" for i in range(2, 7)
+    )
     uniform = {**CONFIG, "pooling_params": {"L": 3, "sigma_L": 9, "length_distribution": "uniform"}}
     drawn = pk.TableSet(pk.draw_tables(50, seed=3, correlation=-0.5))
     cases: Cases = {
-        "csv": partial(read, "tables.csv", columns), "json": partial(read, "t.json", '[{"rows": 10, "dim": 4}]'),
-        "tbe file": partial(read, "tbe.json", json.dumps([CONFIG, uniform])), "indices": indices, "plan": plan,
-        "tbe": partial(parse_tbe_config, CONFIG), "tbe, uniform": partial(parse_tbe_config, uniform),
-        "platforms": pk.platforms, "drawn": lambda: digest(drawn.table()),
-    }  # fmt: skip
+        "csv": partial(read, "tables.csv", columns),
+        "json": partial(read, "t.json", '[{"rows": 10, "dim": 4}]'),
+        "tbe file": partial(read, "tbe.json", json.dumps([CONFIG, uniform])),
+        "indices": indices,
+        "plan": plan,
+        "tbe": partial(parse_tbe_config, CONFIG),
+        "tbe, uniform": partial(parse_tbe_config, uniform),
+        "platforms": pk.platforms,
+        "drawn": lambda: digest(drawn.table()),
+    }
     cases |= {f"published {name}": partial(published, name) for name in list_published()}
     logs = sorted((DATA / "nccl_logs").glob("*.log"))
     return cases | {f"log {log.name}": lambda log=log: digest(read_nccl_tests(log)) for log in logs}
@@ -435,19 +641,25 @@ def readers() -> Cases:
 @cache
 def fitted(name: str) -> pk.Platform:
     """The platform that committed measurements give."""
-    return fit_platform(json.loads((MEASURED / f"{name}.measurements.json").read_text(encoding="utf-8")))
+    return fit_platform(
+        json.loads((MEASURED / f"{name}.measurements.json").read_text(encoding="utf-8"))
+    )
 
 
 def fits() -> Cases:
-    """Every fitted parameter of measured machines, of logs, of published products and of made curves."""
+    """Every fitted parameter of measured machines, of logs, of published products and of made
+    curves."""
     sizes = 2.0 ** np.arange(6, 31, 2)
     wiggle = 1 + 0.05 * np.sin(np.arange(len(sizes)) * 2.4)
     curves = {
-        "knee": (2e-5**0.6 + (4e-11 * sizes) ** 0.6) ** (1 / 0.6), "sum": 1e-5 + 1e-10 * sizes,
+        "knee": (2e-5**0.6 + (4e-11 * sizes) ** 0.6) ** (1 / 0.6),
+        "sum": 1e-5 + 1e-10 * sizes,
         "two branches": np.minimum(1e-5 + 1e-9 * sizes, 1e-4 + 5e-12 * sizes),
-    }  # fmt: skip
+    }
     working = np.repeat(2.0 ** np.arange(12, 29), 2)
-    pace = np.where(working < 2**19, 1e-11, np.where(working < 2**24, 3e-11, 1e-10)) * np.tile([1.0, 1.02], 17)
+    pace = np.where(working < 2**19, 1e-11, np.where(working < 2**24, 3e-11, 1e-10)) * np.tile(
+        [1.0, 1.02], 17
+    )
     counts, nbytes = (grid.ravel() for grid in np.meshgrid([2.0, 4.0, 8.0], sizes))
     law = (5e-6 + 1e-6 * counts + nbytes * 1e-11 * (counts - 1) / counts) * np.repeat(wiggle, 3)
 
@@ -459,7 +671,9 @@ def fits() -> Cases:
         return [histogram, *[fit_zipf(histogram)] * 2]
 
     def products(system: str) -> Any:
-        frame = polars.read_csv(ROOT / "reference_data" / "published" / "gemm_bf16.csv").filter(system=system)
+        frame = polars.read_csv(ROOT / "reference_data" / "published" / "gemm_bf16.csv").filter(
+            system=system
+        )
         return fit_gemms(frame, pk.load_platform(system.replace("_", "-") + "-8").device)
 
     def logs(base: str, pattern: str) -> Any:
@@ -467,11 +681,15 @@ def fits() -> Cases:
         return [platform.collectives, platform.network]
 
     cases: Cases = {name: partial(fitted, name) for name in ("zen3-2", "zen5-2", "xeon-2")}
-    cases |= {f"curve: {name}": partial(fit_collective, sizes, y * wiggle) for name, y in curves.items()}
+    cases |= {
+        f"curve: {name}": partial(fit_collective, sizes, y * wiggle) for name, y in curves.items()
+    }
     cases |= {"over ranks": partial(fit_over_ranks, "all_reduce", counts, nbytes, law)}
     cases |= {"levels": partial(find_levels, working, working, working * pace)}
     cases |= {f"zipf {exponent}": partial(zipf, exponent) for exponent in (0.0, 0.6, 1.2)}
-    cases |= {f"products {system}": partial(products, system) for system in ("a100_sxm", "h100_sxm")}
+    cases |= {
+        f"products {system}": partial(products, system) for system in ("a100_sxm", "h100_sxm")
+    }
     if (DATA / "nccl_logs").is_dir():
         cases["logs of a node"] = partial(logs, "a100-sxm-8", "a100x8*.log")
         cases["logs of ten nodes"] = partial(logs, "h100-sxm-8", "h100x*_multi_collective.log")
@@ -490,13 +708,22 @@ def checks() -> Cases:
             owners = config.pop("owners", None)
             plan = pk.Plan.from_owners(owners, ranks=run["ranks"]) if owners else None
             p = pk.predict(load_sample(config), where, ranks=run["ranks"], plan=plan)
-            runs.append({**run, "predicted_s": p.time, "low_s": p.interval(0.8)[0], "high_s": p.interval(0.8)[1]})
+            runs.append(
+                {
+                    **run,
+                    "predicted_s": p.time,
+                    "low_s": p.interval(0.8)[0],
+                    "high_s": p.interval(0.8)[1],
+                }
+            )
         again = dataclasses.replace(comparison, runs=tuple(runs))
         predicted = {run["name"]: [run["predicted_s"], run["low_s"]] for run in runs}
         summaries = {"then": comparison.summary(), "now": again.summary()}
         return summaries | {"inside": again.coverage(), "predicted": predicted}
 
-    cpus = (path for path in MEASURED.glob("*.check-*.json") if path.name.startswith(("xeon", "zen")))
+    cpus = (
+        path for path in MEASURED.glob("*.check-*.json") if path.name.startswith(("xeon", "zen"))
+    )
     return {path.name: partial(judge, path) for path in sorted(cpus)}
 
 

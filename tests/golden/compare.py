@@ -11,7 +11,8 @@ RELATIVE, ABSOLUTE, WIDTH = 1e-9, 1e-15, 150
 
 
 class Difference(NamedTuple):
-    """One value that moved: its path, the old and the new value, and by how much (infinite for other than numbers)."""
+    """One value that moved: its path, the old and the new value, and by how much (infinite for
+    other than numbers)."""
 
     path: str
     old: Any
@@ -20,9 +21,12 @@ class Difference(NamedTuple):
 
 
 def write(part: str, answers: dict[str, Any]) -> None:
-    """Write the answers of a part, a line for what fits into one; long texts stand once, at the end."""
+    """Write the answers of a part, a line for what fits into one; long texts stand once, at the
+    end."""
     texts: dict[str, str] = {}
-    short = _swap(answers, lambda text: texts.setdefault(text, f"@{len(texts)}") if len(text) > 40 else text)
+    short = _swap(
+        answers, lambda text: texts.setdefault(text, f"@{len(texts)}") if len(text) > 40 else text
+    )
     listed = {number: text for text, number in texts.items()}
     text = _layout({"answers": short, "texts": listed}, "") + "\n"
     (HOME / f"{part}.json").write_text(text, encoding="utf-8")
@@ -49,11 +53,18 @@ def _layout(value: Any, indent: str) -> str:
     if not isinstance(value, dict | list) or len(indent) + len(line) <= WIDTH:
         return line
     if isinstance(value, dict):
-        rows = [f"{indent} {json.dumps(key)}: {_layout(each, indent + ' ')}" for key, each in value.items()]
+        rows = [
+            f"{indent} {json.dumps(key)}: {_layout(each, indent + ' ')}"
+            for key, each in value.items()
+        ]
         return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
     if not any(isinstance(each, dict | list) for each in value):
         return line
-    return "[\n" + ",\n".join(f"{indent} {_layout(each, indent + ' ')}" for each in value) + f"\n{indent}]"
+    return (
+        "[\n"
+        + ",\n".join(f"{indent} {_layout(each, indent + ' ')}" for each in value)
+        + f"\n{indent}]"
+    )
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[Difference]:
@@ -66,7 +77,9 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[Difference]:
         for number, pair in enumerate(zip(old, new, strict=True)):
             yield from differences(*pair, f"{path}[{number}]")
     elif type(old) in (int, float) and type(new) in (int, float):
-        if not math.isclose(old, new, rel_tol=RELATIVE, abs_tol=ABSOLUTE) and not (old != old and new != new):
+        if not math.isclose(old, new, rel_tol=RELATIVE, abs_tol=ABSOLUTE) and not (
+            old != old and new != new
+        ):
             yield Difference(path, old, new, abs(new / old - 1) if old else math.inf)
     elif type(old) is not type(new) or old != new:
         yield Difference(path, old, new, math.inf)
@@ -74,14 +87,20 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[Difference]:
 
 def report(part: str, found: list[Difference], most: int = 20) -> str:
     """Say what moved: texts first, the same change once, then numbers by how much they moved."""
-    numbers = sorted((each for each in found if each.change < math.inf), key=lambda each: -each.change)
+    numbers = sorted(
+        (each for each in found if each.change < math.inf), key=lambda each: -each.change
+    )
     others: dict[str, list[str]] = {}
     for each in found:
         if each.change == math.inf:
-            old, new = (json.dumps(value, ensure_ascii=False)[:300] for value in (each.old, each.new))
+            old, new = (
+                json.dumps(value, ensure_ascii=False)[:300] for value in (each.old, each.new)
+            )
             others.setdefault(f"    {old}\n    {new}", []).append(each.path)
     lines = [f"  {paths[0]}, {len(paths)} in all:\n{change}" for change, paths in others.items()]
-    lines += [f"  {each.path}: {each.old!r} -> {each.new!r} ({each.change:.2g})" for each in numbers]
+    lines += [
+        f"  {each.path}: {each.old!r} -> {each.new!r} ({each.change:.2g})" for each in numbers
+    ]
     more = [f"  ... {len(lines) - most} more"] if len(lines) > most else []
     summary = f"{part}: {len(numbers)} numbers and {len(found) - len(numbers)} others differ"
     return "\n".join([summary, *lines[:most], *more])

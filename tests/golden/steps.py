@@ -1,4 +1,5 @@
-"""Training steps of PyTorch that are captured; the families, ranks and devices they are captured for."""
+"""Training steps of PyTorch that are captured; the families, ranks and devices they are captured
+for."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,12 @@ def twin(workload: Any, **settings: Any) -> Make:
 
 
 def train(
-    net: Callable[[], Any], shape: tuple[int, ...], optimizer: Any, *, ddp: bool = False, **settings: Any
+    net: Callable[[], Any],
+    shape: tuple[int, ...],
+    optimizer: Any,
+    *,
+    ddp: bool = False,
+    **settings: Any,
 ) -> Make:
     """A step over a module, with or without gradients averaged over ranks."""
 
@@ -44,7 +50,12 @@ def mlp() -> nn.Module:
 def convolutions() -> nn.Module:
     """A plain, a depthwise and a pointwise convolution."""
     first = (nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2))
-    then = (nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 32, 1), nn.Flatten(), nn.Linear(32 * 169, 10))
+    then = (
+        nn.Conv2d(16, 16, 3, groups=16),
+        nn.Conv2d(16, 32, 1),
+        nn.Flatten(),
+        nn.Linear(32 * 169, 10),
+    )
     return nn.Sequential(*first, *then)
 
 
@@ -65,7 +76,9 @@ class Bags(nn.Module):
 
     def __init__(self, rows: int = 1000, dim: int = 16) -> None:
         super().__init__()
-        self.tables = nn.ModuleList(nn.EmbeddingBag(rows * i, dim, mode="sum", sparse=True) for i in (1, 2))
+        self.tables = nn.ModuleList(
+            nn.EmbeddingBag(rows * i, dim, mode="sum", sparse=True) for i in (1, 2)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = torch.arange(320).reshape(32, 10) * 3 % 1000
@@ -78,7 +91,10 @@ STEPS: dict[str, tuple[Make, dict[str, Any]]] = {
     "mlp, lists": (train(mlp, (64, 256), ADAMW, foreach=True), {}),
     "mlp, fused, cuda": (train(mlp, (64, 256), ADAMW, fused=True), {"device": "cuda"}),
     "mlp, 2 ranks": (train(mlp, (64, 256), SGD, ddp=True, lr=0.1), {"ranks": 2}),
-    "mlp, 8 ranks, cuda": (train(mlp, (64, 256), ADAMW, ddp=True), {"ranks": 8, "rank": 3, "device": "cuda"}),
+    "mlp, 8 ranks, cuda": (
+        train(mlp, (64, 256), ADAMW, ddp=True),
+        {"ranks": 8, "rank": 3, "device": "cuda"},
+    ),
     "convolutions": (train(convolutions, (4, 3, 30, 30), SGD, lr=0.1), {"family": "convolution"}),
     "encoder, autocast": (train(Encoder, (8, 64, 128), ADAMW), {"family": "transformer"}),
     "bags": (train(Bags, (1,), torch.optim.SparseAdam), {}),
