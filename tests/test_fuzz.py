@@ -1,9 +1,11 @@
 """Every entry of the fuzzers takes or refuses what it gets; `make fuzz` draws fifty times as many
 inputs."""
 
+from pathlib import Path
+
 import pytest
 
-from tests.fuzz.harness import deal, run
+from tests.fuzz.harness import deal, gather, run
 
 COUNTS = deal(2000)
 
@@ -15,3 +17,10 @@ def test_hostile_inputs_are_taken_or_refused(name: str) -> None:
     assert not (failures := [row["reason"] for row in rows if row["verdict"] == "failure"]), (
         "\n".join(failures)
     )
+
+
+def test_every_file_of_entries_is_found() -> None:
+    folder = Path(__file__).parent / "fuzz"
+    written = "".join(path.read_text("utf-8") for path in folder.glob("entries_*.py"))
+    assert all(f'"{name}"' in written for name in gather())
+    assert len(list(folder.glob("entries_*.py"))) >= 3

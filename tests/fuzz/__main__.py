@@ -22,11 +22,19 @@ def main() -> int:
     parser.add_argument(
         "--entry", nargs="+", choices=entries, default=[*entries], help="only these"
     )
+    parser.add_argument("--new", action="store_true", help="only the new ones")
     parser.add_argument(
         "--input", type=int, help="only this input of the entry, with its traceback"
     )
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     given = parser.parse_args()
+    new = [name for name, entry in entries.items() if entry.new]
+    print("new fuzzers:", ", ".join(new) if new else "none")
+    if given.new:
+        given.entry = [name for name in given.entry if name in new]
+    if not given.entry:
+        print("there is no such fuzzer to run")
+        return 0
     if given.input is not None:
         for name in given.entry:
             verdict, reason, error = run_one(name, entries[name], given.seed, given.input)

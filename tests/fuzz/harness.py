@@ -22,18 +22,28 @@ from tests.fuzz.damage import Rng, choose, vary
 
 
 class Entry(NamedTuple):
-    """Makes one input in an empty folder and runs what takes it; how many inputs it gets beside
-    other entries."""
+    """One fuzzer: a dict ``ENTRIES`` of these by name, in a file ``entries_*.py`` of this folder,
+    is found by itself.
 
+    An input fails when `run` raises anything but a ValueError or OSError of perfkit's own words (one
+    printable line of at most `LONGEST` characters), when it raises or returns what makes no sense
+    (`Nonsense`; NaN, infinite or negative numbers, see `look`), or when it takes too long or too
+    much memory (`SLOWEST`, `LARGEST`, `PATIENCE`).
+    """
+
+    #: Makes one input with the random numbers, in an empty folder, and runs what takes it.
     run: Callable[[Rng, Path], Any]
+    #: How many inputs it gets, beside other entries.
     share: float = 1.0
+    #: Whether it draws a kind of fault that was not drawn before the latest release.
+    new: bool = False
 
 
 #: Longest message [-], CPU time [s] and growth of the peak of memory [B] of one input; it hangs
 #: after this [s].
 LONGEST, SLOWEST, LARGEST, PATIENCE = 1500, 10.0, 1e9, 120.0
 _HOME = TemporaryDirectory(prefix="perfkit-fuzz-")
-PACKAGE = str(Path(__file__).resolve().parents[2] / "perfkit") + os.sep
+PACKAGE = str(Path(pk.__file__).parent) + os.sep
 
 
 class Nonsense(AssertionError):
@@ -162,9 +172,14 @@ def deal(count: int, names: Iterable[str] = ()) -> dict[str, int]:
 
 
 def gather() -> dict[str, Entry]:
-    """All entries by name."""
-    files, api = (import_module(f"tests.fuzz.entries_{name}").ENTRIES for name in ("files", "api"))
-    return {**files, **api}
+    """All entries by name, from every file ``entries_*.py`` beside this one."""
+    entries: dict[str, Entry] = {}
+    for path in sorted(Path(__file__).parent.glob("entries_*.py")):
+        for name, entry in import_module(f"tests.fuzz.{path.stem}").ENTRIES.items():
+            if name in entries:
+                raise ValueError(f"two fuzzers are named {name}, one of them in {path.name}")
+            entries[name] = entry
+    return entries
 
 
 def prepare() -> None:
