@@ -178,6 +178,10 @@ def list_jobs(platforms: Sequence[pk.Platform]) -> list[Job]:
         grid = {"batch": [*range(8, 808, 8)], other: [*range(1, 101)]}
         call = partial(pk.sweep, build, grid, "h100-sxm-8", progress=False)
         jobs.append(Job(f"sweep of {name} on h100-sxm-8", repeat(call), 10_000, most, slow=True))
+    # every second sequence is longer than the positions
+    grid = {"batch": [*range(8, 808, 8)], "sequence": [*range(1, 51), *range(2000, 2050)]}
+    call = partial(pk.sweep, pk.Transformer.bert, grid, "h100-sxm-8", progress=False)
+    jobs.append(Job("sweep, half of it refused", repeat(call), 10_000, 2e-5, slow=True))
     gpt = pk.Transformer.preset("gpt3-175b", batch=1536, dtype="bf16", mixed=True, fused=True)
     price = partial(ask_strategies, list(islice(cycle(WAYS), 100_000)))
     explore = partial(pk.explore, gpt, "a100-sxm-8x128", [2**n for n in range(3, 11)])

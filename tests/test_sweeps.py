@@ -1,8 +1,10 @@
 """Sweeps: every row is what one prediction says, in the order of the grid, whichever way it was
 found."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -285,3 +287,79 @@ def test_decision_figures() -> None:
             match=r"amount, as in samples=1e6, is .*known are iterations, samples, tokens",
         ):
             r.cost(2.5, **amount)
+
+
+def list_reasons(build: Callable[..., Any], grid: dict[str, list[Any]], ranks: int) -> list[Any]:
+    """Why each configuration of a grid is refused, one after the other."""
+    reasons = []
+    for values in product(*grid.values()):
+        try:
+            pk.predict(build(**dict(zip(grid, values, strict=True))), "h100-sxm-8", ranks=ranks)
+            reasons.append(None)
+        except ValueError as error:
+            reasons.append(str(error))
+    return reasons
+
+
+@pytest.mark.parametrize(
+    ("build", "grid", "ranks"),
+    [
+        (pk.Transformer.gpt2, {"batch": [2, 3, 0], "sequence": [512, 1025, 2.5, 2048]}, 2),
+        (pk.Transformer.gpt2, {"batch": [4, -8], "heads": [12, 5, 7], "hidden": [768, 770]}, 1),
+        (
+            pk.Transformer.bert,
+            {"batch": [8, 2**70], "accumulate": [1, 3], "sequence": [64, 4096]},
+            4,
+        ),
+        (
+            partial(pk.Transformer.preset, "llama-3-8b", layers=2),
+            {"batch": [1, 8], "heads": [32, 12, 9]},
+            1,
+        ),
+        (
+            partial(pk.DLRM, rows=[1000] * 2, dim=16),
+            {"batch": [64, 0, 3], "pooling": [1.0, -1.0, 0.5]},
+            1,
+        ),
+        (
+            partial(pk.DLRM, dim=16, pooling=1),
+            {"batch": [64, 65], "rows": [[1000, 10], [0, 5], [3, 2.5]]},
+            1,
+        ),
+    ],
+)
+def test_refused_configurations_have_the_reason_that_each_has_alone(
+    build: Callable[..., Any], grid: dict[str, list[Any]], ranks: int
+) -> None:
+    found = pk.sweep(build, grid, "h100-sxm-8", ranks=ranks, progress=False).table()
+    expected = list_reasons(build, grid, ranks)
+    assert any(expected) and not all(expected)
+    assert found["error"].to_list() == expected
+    assert found["time"].is_null().to_list() == [reason is not None for reason in expected]
+
+
+def refuses_numpy(batch: int, sequence: int) -> pk.Transformer:
+    """A model that arrays cannot build, and that has a limit of its own."""
+    if batch * sequence > 4096:
+        raise ValueError(f"{batch * sequence} tokens are too many")
+    return pk.Transformer.gpt2(batch=batch, sequence=sequence)
+
+
+def test_callables_that_take_no_arrays_are_asked_one_by_one() -> None:
+    grid = {"batch": [1, 2, 4, 8], "sequence": [512, 1024, 2048]}
+    found = pk.sweep(refuses_numpy, grid, "h100-sxm-8", progress=False).table()
+    assert found["error"].to_list() == list_reasons(refuses_numpy, grid, 1)
+
+
+def test_refused_configurations_cost_no_construction_each() -> None:
+    """Half of the grid is refused; before, each of these was built alone, after halving."""
+    calls = []
+
+    def build(**sizes: Any) -> pk.Transformer:
+        calls.append(sizes)
+        return pk.Transformer.gpt2(**sizes)
+
+    grid = {"batch": [*range(1, 101)], "sequence": [256, 512, 2048, 4096]}
+    found = pk.sweep(build, grid, "h100-sxm-8", progress=False).table()
+    assert found["error"].null_count() == 200
+    assert len(calls) < 20

@@ -20,8 +20,8 @@ from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.configurations import price_configurations
 from perfkit.prediction.memory import find_capacity
-from perfkit.prediction.result import predict
-from perfkit.workloads.sizes import alter, check_size, select_sizes
+from perfkit.prediction.result import Prediction, predict
+from perfkit.workloads.sizes import SizesError, alter, check_size, select_sizes
 
 #: Arguments that may be arrays over configurations: numbers, and lists of numbers.
 _NUMBERS = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions", "features")
@@ -280,18 +280,11 @@ def _group(
                 known.setdefault(_identify(name, values[place]), len(known)) for place in first
             ]
             number = np.unique(number * len(known) + np.array(codes)[same], return_inverse=True)[1]
-    order, batch = (
-        np.argsort(number, kind="stable"),
-        np.array(columns.get("batch", [0] * len(number))),
-    )
+    order = np.argsort(number, kind="stable")
     for members in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
         given, at = _take(columns, usual, members[0])
         size = _MANY if not events and _is_together(workload, given, at) else _FEW
-        whole = isinstance(at["ranks"], int) and at["ranks"] > 1 and batch.dtype.kind == "i"
-        odd = batch[members] % at["ranks"] > 0 if whole else np.zeros(len(members), dtype=bool)
-        # the ranks do not divide these: each will fail
-        for part in filter(len, (members[~odd], members[odd])):
-            yield from np.split(part, range(size, len(part), size))
+        yield from np.split(members, range(size, len(members), size))
 
 
 def _take(
@@ -345,48 +338,125 @@ def build(workload: Any, given: Mapping[str, Any]) -> Any:
 def _price(
     workload: Any, usual: Mapping[str, Any], events: bool, columns: _Columns
 ) -> dict[str, np.ndarray]:
-    """Columns of the configurations of one task; if they cannot be priced together, those of each
-    half."""
-    count, (given, at), found = _count(columns), _take(columns, usual, 0), dict[str, Any]()
-    together = count > 1 and not events and _is_together(workload, given, at)
-    about: dict[str, Any] = {"ranks": at["ranks"], "execution": at["execution"]}
-    with keep_quiet():
-        try:
-            if together:
-                many = _build_together(workload, columns, given)
-                found = dict[str, Any](
-                    price_configurations(many, load_platform(at["platform"]), **about)
-                )
-            if count == 1 or together:
-                one = predict(build(workload, given), at["platform"], **about)
-                found = found or {
-                    "time": one.time,
-                    "bottleneck": one.bottleneck,
-                    "needs": one.memory().total,
-                }
-                spread = found.pop("spread", one.spread)
-                # a graph has none
-                batch = many.batch if together else getattr(one.workload, "batch", np.nan)
-        except ValueError as error:
-            found = {"error": escape(error, 500)} if count == 1 else {}
-    if not found:
-        halves = [
-            _price(
-                workload, usual, events, {name: values[part] for name, values in columns.items()}
-            )
-            for part in (slice(0, count // 2), slice(count // 2, count))
-        ]
-        return {name: np.concatenate([half[name] for half in halves]) for name in _FOUND}
-    if "time" in found:
-        found["low"], found["high"] = find_interval(found["time"], spread, 0.8)
-        capacity, found["samples_per_s"] = find_capacity(one.platform), batch / found["time"]
-        found["fits"] = None if capacity is None else found["needs"] <= capacity
-    out = {
-        name: np.full(count, found.get(name, nothing), type(nothing))
-        for name, nothing in _FOUND.items()
-    }
-    out["warnings"][0] = one.warnings if "time" in found else ()
+    """Columns of the configurations of one task."""
+    count = _count(columns)
+    out = {name: np.full(count, nothing, type(nothing)) for name, nothing in _FOUND.items()}
+    left = np.arange(count)
+    given, at = _take(columns, usual, 0)
+    if count > 1 and not events and _is_together(workload, given, at):
+        left = _price_together(workload, usual, columns, out)
+    for place in left:
+        _price_alone(workload, *_take(columns, usual, place), place, out)
+    if all(texts is None for texts in out["warnings"]):
+        out["warnings"][0] = ()  # a side without a note, see `name_sides`
     return out
+
+
+def _price_together(
+    workload: Any, usual: Mapping[str, Any], columns: _Columns, out: dict[str, np.ndarray]
+) -> np.ndarray:
+    """Fill in the columns of configurations that are priced as arrays, and the reasons of those
+    that are refused.
+
+    Returns the numbers of the configurations that have to be priced alone: none, or all that can
+    be built.
+    """
+    left = np.arange(_count(columns))
+    built_alone = False
+    while len(left):
+        part = {name: [values[n] for n in left] for name, values in columns.items()}
+        given, at = _take(part, usual, 0)
+        about = {"ranks": at["ranks"], "execution": at["execution"]}
+        try:
+            with keep_quiet():
+                many = _build_together(workload, part, given)
+                found = price_configurations(many, load_platform(at["platform"]), **about)
+                first = predict(build(workload, given), at["platform"], **about)
+        except SizesError as error:
+            refused = np.flatnonzero(error.invalid)
+            for n in refused:
+                out["error"][left[n]] = escape(error.find_reason(int(n)), 500)
+            left = np.delete(left, refused)
+        except ValueError:
+            if built_alone:
+                return left
+            # what refuses arrays may take numbers, such as a callable with a condition in it
+            left = _build_each_alone(workload, usual, columns, left, out)
+            built_alone = True
+        else:
+            _fill_in(out, left, found, many.batch, first)
+            return left[:0]
+    return left
+
+
+def _build_each_alone(
+    workload: Any,
+    usual: Mapping[str, Any],
+    columns: _Columns,
+    members: np.ndarray,
+    out: dict[str, np.ndarray],
+) -> np.ndarray:
+    """Fill in the reasons of configurations that cannot be built; returns the numbers of the
+    others."""
+    able = []
+    for n in members:
+        try:
+            build(workload, _take(columns, usual, n)[0])
+        except ValueError as error:
+            out["error"][n] = escape(error, 500)
+        else:
+            able.append(n)
+    return np.array(able, dtype=int)
+
+
+def _price_alone(
+    workload: Any,
+    given: Mapping[str, Any],
+    at: Mapping[str, Any],
+    place: int,
+    out: dict[str, np.ndarray],
+) -> None:
+    """Fill in the columns of one configuration, or why it has no time."""
+    try:
+        with keep_quiet():
+            one = predict(
+                build(workload, given),
+                at["platform"],
+                ranks=at["ranks"],
+                execution=at["execution"],
+            )
+            found = {
+                "time": one.time,
+                "bottleneck": one.bottleneck,
+                "needs": one.memory().total,
+                "spread": one.spread,
+            }
+    except ValueError as error:
+        out["error"][place] = escape(error, 500)
+        return
+    batch = getattr(one.workload, "batch", np.nan)  # a captured graph has none
+    _fill_in(out, np.array([place]), found, batch, one)
+
+
+def _fill_in(
+    out: dict[str, np.ndarray],
+    places: np.ndarray,
+    found: Mapping[str, Any],
+    batch: Any,
+    first: Prediction,
+) -> None:
+    """Fill in what was found of some configurations; `first` is the prediction of the first one."""
+    low, high = find_interval(found["time"], found["spread"], 0.8)
+    capacity = find_capacity(first.platform)
+    out["time"][places] = found["time"]
+    out["low"][places] = low
+    out["high"][places] = high
+    out["needs"][places] = found["needs"]
+    out["samples_per_s"][places] = batch / found["time"]
+    out["bottleneck"][places] = found["bottleneck"]
+    if capacity is not None:
+        out["fits"][places] = found["needs"] <= capacity
+    out["warnings"][places[0]] = first.warnings
 
 
 def _build_together(workload: Any, columns: _Columns, given: Mapping[str, Any]) -> Any:

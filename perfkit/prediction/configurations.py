@@ -16,6 +16,7 @@ from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import COLUMN, Graph
 from perfkit.workloads.sizes import alter, count_configurations, select_sizes
+from perfkit.workloads.tape import check_ranks
 
 # configurations in one pass: few calls of numpy, and arrays that fit into the cache
 _TOGETHER = 2000
@@ -65,6 +66,7 @@ def price_configurations(
     """
     if platform.device.kind == "cpu":
         raise ValueError("sizes are arrays; on a CPU configurations are priced one after the other")
+    check_ranks(workload.batch, ranks, micro=getattr(workload, "accumulate", 1))
     np.empty(_KEPT, dtype=np.uint8)  # is freed at once
     found: dict[str, np.ndarray] = {}
     count = max(count_configurations(workload), 1)

@@ -9,22 +9,127 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.ground.units import Array, check_positive, check_sizes
+from perfkit.ground.units import LARGEST, Array, check_positive, check_sizes
+
+
+class SizesError(ValueError):
+    """Sizes that are arrays, and not allowed for some configurations.
+
+    Parameters
+    ----------
+    invalid : array of bool
+        Whether the sizes of each configuration are refused [-].
+    describe : callable
+        The reason, from the sizes of one configuration.
+    *sizes : int, float or array
+        What `describe` takes: numbers, or arrays with one for each configuration [-].
+    """
+
+    def __init__(self, invalid: np.ndarray, describe: Callable[..., str], *sizes: Any) -> None:
+        self.invalid = invalid
+        self._describe = describe
+        self._sizes = np.broadcast_arrays(invalid, *sizes)[1:]
+        refused = np.flatnonzero(invalid)
+        count = f"{len(refused)} of {len(invalid)} configurations are refused"
+        super().__init__(f"{self.find_reason(int(refused[0]))}; {count}")
+
+    def find_reason(self, index: int) -> str:
+        """Why one configuration is refused, in the words of a configuration whose sizes are
+        numbers."""
+        sizes = (each[index] for each in self._sizes)
+        # a number above those of NumPy's types is a Python number already
+        numbers = (size.item() if isinstance(size, np.generic) else size for size in sizes)
+        return self._describe(*numbers)
+
+
+def refuse_sizes(invalid: Any, describe: Callable[..., str], *sizes: Any) -> None:
+    """Raise an error for sizes that are not allowed.
+
+    Parameters
+    ----------
+    invalid : bool or array of bool
+        Whether they are not allowed; an array says it of each configuration.
+    describe : callable
+        The reason, from the sizes of one configuration.
+    *sizes : int, float or array
+        What `describe` takes: numbers, or arrays with one for each configuration [-].
+
+    Raises
+    ------
+    ValueError
+        If `invalid`; a `SizesError` if it is an array and true for some configurations.
+
+    Examples
+    --------
+    >>> def describe(heads, hidden):
+    ...     return f"heads is {heads}; it must divide hidden, {hidden}"
+    >>> heads, hidden = np.array([8, 12, 16]), np.array([512, 512, 500])
+    >>> refuse_sizes(hidden % heads > 0, describe, heads, hidden)
+    Traceback (most recent call last):
+    ...
+    perfkit.workloads.sizes.SizesError: heads is 12; it must divide hidden, 512; 2 of 3 configurations are refused
+    """
+    if not np.any(invalid):
+        return
+    if isinstance(invalid, np.ndarray) and invalid.ndim:
+        raise SizesError(invalid, describe, *sizes)
+    raise ValueError(describe(*sizes))
 
 
 def check_size(name: str, value: Any, maximum: float | None = None) -> Any:
     """Check a size: a whole number above 0, or an array of them with one for each configuration.
+
+    Raises
+    ------
+    ValueError
+        For other numbers and types; a `SizesError` says it of each configuration of an array of
+        numbers.
 
     Examples
     --------
     >>> check_size("batch", 8.0), check_size("batch", np.array([8, 16]))
     (8, array([ 8., 16.]))
     """
+    return _check(name, value, integer=True, maximum=maximum)
+
+
+def check_number(name: str, value: Any) -> Any:
+    """Check a number above 0, or an array of them with one for each configuration.
+
+    Raises
+    ------
+    ValueError
+        As `check_size` does.
+
+    Examples
+    --------
+    >>> check_number("pooling", np.array([0.5, 20]))
+    array([ 0.5, 20. ])
+    """
+    return _check(name, value, integer=False, maximum=None)
+
+
+def _check(name: str, value: Any, *, integer: bool, maximum: float | None) -> Any:
+    """A checked number, or a checked array of floats."""
     if not isinstance(value, np.ndarray):
-        return check_positive(name, value, integer=True, maximum=maximum)
-    sizes = check_sizes(name, value)
-    odd = value[(sizes < 1) | (sizes % 1 > 0)]
-    check_positive(name, odd[0].item() if odd.size else sizes.max(), integer=True, maximum=maximum)
+        return check_positive(name, value, integer=integer, maximum=maximum)
+    if value.dtype.kind not in "iuf":
+        check_sizes(name, value)  # refuses what is no number
+
+    def describe(size: float) -> str:
+        """The reason for which `check_positive` refuses a number."""
+        try:
+            check_positive(name, size, integer=integer, maximum=maximum)
+        except ValueError as error:
+            return str(error)
+        return f"{name} is {size}"
+
+    sizes = value.astype(float)
+    largest = LARGEST if maximum is None else maximum
+    is_allowed = (sizes > 0) & (sizes <= largest)
+    if integer:
+        is_allowed &= np.floor(sizes) == sizes
+    refuse_sizes(~is_allowed, describe, value)
     return sizes
 
 
@@ -54,7 +159,9 @@ def select_sizes(value: Any, index: Any) -> Any:
 
     def select(sizes: np.ndarray) -> Any:
         part = sizes[index]
-        return part if part.ndim else int(part) if part == int(part) else float(part)
+        if part.ndim:
+            return part
+        return int(part) if part == int(part) else float(part)
 
     return map_sizes(value, np.ndarray, select)
 

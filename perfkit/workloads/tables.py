@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from perfkit.models.distributions import (
     unique_rows,
 )
 from perfkit.models.embedding import STATE
-from perfkit.workloads.sizes import check_size, select_sizes
+from perfkit.workloads.sizes import check_number, check_size, select_sizes
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,7 @@ class EmbeddingTable:
     def __post_init__(self) -> None:
         for size in ("rows", "dim", "itemsize"):  # Python integers do not overflow
             object.__setattr__(self, size, check_size(size, getattr(self, size)))
-        given: Any = self.pooling  # a number, or an array over configurations
-        check_positive("pooling", given.min().item() if isinstance(given, np.ndarray) else given)
+        check_number("pooling", self.pooling)
         check_positive("exponent", self.exponent, zero=True, maximum=10)
         check_type("name", self.name, str)
         check_positive("spread", self.spread, zero=True)

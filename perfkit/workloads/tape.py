@@ -6,11 +6,10 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
-
 from perfkit.ground.units import check_positive, check_type
 from perfkit.workloads.graph import Label
 from perfkit.workloads.operations import RULES, Line, Rule, Tensor
+from perfkit.workloads.sizes import refuse_sizes
 from perfkit.workloads.tables import EmbeddingTable
 
 #: Bytes of one number by data type [B].
@@ -71,11 +70,17 @@ def check_ranks(batch: Any, ranks: Any, plan: Any = None, micro: int = 1) -> int
     ranks = int(check_positive("ranks", ranks, integer=True))
     if plan is not None:
         raise ValueError("plan is given; this workload has no tables to place; leave it out")
-    if np.any(batch % (whole := ranks * micro)):
-        what = f"{ranks} ranks" + f" with {micro} micro-batches each" * (micro > 1)
-        raise ValueError(
-            f"batch is {batch}; it must divide by the {what}; take a multiple of {whole}"
-        )
+    whole = ranks * micro
+    parts = f"{ranks} ranks"
+    if micro > 1:
+        parts += f" with {micro} micro-batches each"
+    refuse_sizes(
+        batch % whole != 0,
+        lambda size: (
+            f"batch is {int(size)}; it must divide by the {parts}; take a multiple of {whole}"
+        ),
+        batch,
+    )
     return ranks
 
 

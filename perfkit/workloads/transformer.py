@@ -14,7 +14,7 @@ from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import finish, record_graphs
 from perfkit.workloads.operations import ATTENTION
 from perfkit.workloads.placement import Plan
-from perfkit.workloads.sizes import check_size
+from perfkit.workloads.sizes import check_size, refuse_sizes
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_ranks, check_switches
 
 _SIZES = ("vocabulary", "positions", "layers", "hidden", "heads", "kv_heads", "inner")
@@ -201,16 +201,31 @@ class Transformer:
         for key, names in _CHOICES.items():
             check_choice(key, getattr(self, key), names)
         check_switches(self.dtype, **{key: getattr(self, key) for key in _SWITCHES})
-        if np.any(self.heads % (self.kv_heads or 1)):
-            raise ValueError(
-                f"kv_heads is {self.kv_heads}; it must divide heads, {self.heads}; change one of them"
+        heads_per_group = self.heads % (self.kv_heads or 1)
+        refuse_sizes(
+            heads_per_group != 0,
+            lambda heads: (
+                f"kv_heads is {self.kv_heads}; it must divide heads, {int(heads)}; change one of them"
+            ),
+            self.heads,
+        )
+        if not self.head_width:
+            refuse_sizes(
+                self.hidden % self.heads != 0,
+                lambda heads, hidden: (
+                    f"heads is {int(heads)}; it must divide hidden, {int(hidden)}; change one of them, or give head_width"
+                ),
+                self.heads,
+                self.hidden,
             )
-        if not self.head_width and np.any(self.hidden % self.heads):
-            fault = f"heads is {self.heads}; it must divide hidden, {self.hidden}"
-            raise ValueError(f"{fault}; change one of them, or give head_width")
-        if np.any(self.sequence > self.positions):
-            fault = f"sequence is {self.sequence}; the model has {self.positions} positions"
-            raise ValueError(f"{fault}; shorten it or raise positions")
+        refuse_sizes(
+            self.sequence > self.positions,
+            lambda sequence, positions: (
+                f"sequence is {int(sequence)}; the model has {int(positions)} positions; shorten it or raise positions"
+            ),
+            self.sequence,
+            self.positions,
+        )
 
     @classmethod
     def bert(
