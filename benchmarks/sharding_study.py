@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks import MET, OUT, SAVED, command
 from benchmarks.checks import predict_again
 from perfkit.calibration.study import Trials, measure_trials
-from perfkit.ground.results import check_target
+from perfkit.ground.targets import check_target
 from perfkit.ground.units import format_table
 from perfkit.platform.gallery import load_platform
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -12,9 +13,9 @@ from typing import Any, NamedTuple, NoReturn
 
 import perfkit as pk
 from perfkit.calibration.commands import run_command
-from perfkit.ground.files import write_text
-from perfkit.ground.results import check_target, write_cells
-from perfkit.ground.units import check_choice, escape, format_bytes, format_table
+from perfkit.ground.results import write_cells
+from perfkit.ground.targets import check_target, find_target, write_text
+from perfkit.ground.units import check_choice, escape, format_bytes, format_table, show
 from perfkit.workloads import dlrm, transformer
 
 _Given = argparse.Namespace
@@ -469,6 +470,36 @@ _COMMANDS = {
 }
 
 
+def _check_targets(given: _Given) -> None:
+    """Check before a command runs that each of its files can be written, and that no two are the
+    same file."""
+    taken: dict[Path, str] = {}
+    for option in ("json", "report", "out"):
+        path = getattr(given, option, None)
+        if path is None or (option == "json" and path == "-"):
+            continue
+        check_target(option, path)
+        target = find_target(option, path)
+        if not target.is_file:  # a terminal or /dev/null takes several texts
+            continue
+        if target.file in taken:
+            first = taken[target.file]
+            raise ValueError(
+                f"{first} and {option} are the same file, {show(path)}; name two files"
+            )
+        taken[target.file] = option
+
+
+def _find_log_folder(given: _Given) -> Path:
+    """Folder of the first file that a command writes, for its log; the working folder if there is
+    none."""
+    for option in ("report", "out", "json"):
+        path = getattr(given, option, None)
+        if path and (os.path.isfile(path) or not os.path.exists(path)):
+            return Path(path).parent
+    return Path()
+
+
 @cache
 def _make_parser() -> _Parser:
     """Make the parser of all commands."""
@@ -503,12 +534,11 @@ def main(words: Sequence[str] | None = None) -> int:
         an interrupt [-].
     """
     given = _make_parser().parse_args(words)
-    file, page = None if given.json in (None, "-") else given.json, getattr(given, "report", None)
+    file = None if given.json == "-" else given.json
+    page = getattr(given, "report", None)
 
     def run() -> int:
-        for name, path in {"json": file, "report": page}.items():
-            if path:
-                check_target(name, path)
+        _check_targets(given)
         answer = _COMMANDS[given.command].run(given)
         data = json.dumps(answer.data, indent=1, default=str)
         if text := data if given.json == "-" else answer.text:
@@ -517,12 +547,11 @@ def main(words: Sequence[str] | None = None) -> int:
         if page and answer.results:
             written.append(pk.report(*answer.results, path=page))
         for path in written if given.json != "-" else ():
-            print(f"written to {path}")
+            print(f"written to {escape(path, 1000)}")
         return answer.code
 
     measures = given.command in ("calibrate", "check", "demo") or getattr(given, "measure", False)
-    files = (getattr(given, name, None) for name in ("report", "out", "json"))
-    return run_command(run, log=Path(next(filter(None, files), "")).parent if measures else None)
+    return run_command(run, log=_find_log_folder(given) if measures else None)
 
 
 if __name__ == "__main__":

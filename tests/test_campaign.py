@@ -19,8 +19,7 @@ import pytest
 from perfkit.calibration import campaign
 from perfkit.calibration.campaign import calibrate, check, measure_samples
 from perfkit.calibration.fit import fit_platform
-from perfkit.ground import results
-from perfkit.ground.results import check_target
+from perfkit.ground.targets import check_target
 from perfkit.measure import folders, processes, timing
 from perfkit.measure.folders import Campaign, open_campaign
 from perfkit.measure.kernels import Case
@@ -220,6 +219,16 @@ def test_without_a_cache_measuring_continues(fault: str, cache: Path, monkeypatc
     kept.close()
 
 
+def test_a_pipe_in_the_place_of_kept_measurements_is_left_alone(cache: Path) -> None:
+    kept = open_quietly("x")
+    kept.close()
+    os.mkfifo(kept.file)
+    os.utime(kept.file, (0, 0))  # a file of that age would be removed
+    with pytest.warns(UserWarning, match="cannot be kept .*jsonl is not a regular file"):
+        assert open_quietly("x").file is None
+    assert kept.file.is_fifo()
+
+
 def test_a_full_cache_is_named_and_measuring_continues(cache: Path, monkeypatch: Patch) -> None:
     kept = open_quietly("x")
     monkeypatch.setattr(folders, "open", refuse, raising=False)
@@ -398,7 +407,7 @@ def test_bad_calibrations_are_refused_before_measuring(arguments, message, cache
         calibrate(**arguments)
     with pytest.raises(ValueError, match="seed is -1"):
         check("h100-sxm-8", seed=-1)
-    monkeypatch.setattr(results.os, "access", lambda path, mode: False)  # root may write anywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
     with pytest.raises(
         ValueError, match=r"json is .*its folder cannot be written to; choose another"
     ):

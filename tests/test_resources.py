@@ -15,7 +15,8 @@ import pytest
 
 from perfkit.calibration.checks import Comparison
 from perfkit.calibration.study import Trials
-from perfkit.ground.files import LARGEST_TEXT, find_reference, reading, write_text
+from perfkit.ground.files import LARGEST_TEXT, find_reference, reading
+from perfkit.ground.targets import write_text
 from perfkit.ground.units import check_type, decode
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform

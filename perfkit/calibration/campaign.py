@@ -14,8 +14,8 @@ from perfkit.calibration.checks import Comparison, compare_run
 from perfkit.calibration.cluster import calibrate_traces, fit_cluster, measure_cluster, resize_base
 from perfkit.calibration.fit import find_caches, fit_platform
 from perfkit.calibration.pace import name_disturbances
-from perfkit.ground.files import LARGEST_TEXT, reading, write_text
-from perfkit.ground.results import check_target
+from perfkit.ground.files import LARGEST_TEXT, reading
+from perfkit.ground.targets import check_target, write_text
 from perfkit.ground.units import check_choice, check_positive, check_type
 from perfkit.measure.folders import Campaign, open_campaign
 from perfkit.measure.kernels import draw_cases
@@ -328,6 +328,8 @@ def calibrate(
     check_choice("models", models, MODELS)
     target, campaign = check_target("out", out, ".toml") if out is not None else None, None
     raw_file = (target or Path("perfkit-platform.toml")).with_suffix(".measurements.json")
+    if target is not None and measurements is None and traces is None and nccl_logs is None:
+        check_target("the file of the raw measurements", raw_file)
     name, raw = target.stem if target else None, dict[str, Any]()
     if measurements is not None:
         raw = _read_measurements(Path(measurements))

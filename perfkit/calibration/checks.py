@@ -11,8 +11,9 @@ import numpy as np
 
 from perfkit.calibration.pace import relate_run
 from perfkit.fitting import Fit
-from perfkit.ground.files import LARGEST_TEXT, reading, write_text
+from perfkit.ground.files import LARGEST_TEXT, reading
 from perfkit.ground.results import Picture, Sections, Table, Tabular
+from perfkit.ground.targets import write_text
 from perfkit.ground.units import check_positive, format_table, format_time
 from perfkit.measure.samples import Sample, dump
 from perfkit.prediction.result import Prediction

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from perfkit.ground.files import write_text
+from perfkit.ground.targets import write_text
 from perfkit.ground.units import escape
 from perfkit.measure.machine import describe_machine, list_versions
 from perfkit.measure.processes import tidy

@@ -1,5 +1,4 @@
-"""Files: reference data that ships with perfkit, errors of readers that name the file, and safe
-writing."""
+"""Files: reference data that ships with perfkit, and errors of readers that name the file."""
 
 import csv
 import os
@@ -9,7 +8,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from perfkit.ground.units import escape, format_bytes, show
+from perfkit.ground.units import escape, format_bytes
 
 #: Largest file of JSON, TOML, CSV or a log that is read [B]: those that perfkit writes or ships
 #: have up to 0.6 MB, and parsed data take up to 30 times as much memory.
@@ -143,51 +142,3 @@ def reading(
                 + f"; {advice}"
             )
         raise error(text) from fault
-
-
-def check_path(name: str, path: object) -> Path:
-    """The file that an argument names; a ValueError with the name of the argument for other
-    types."""
-    if not isinstance(path, str | os.PathLike):
-        raise ValueError(
-            f"{name} is {show(path)}; it must be the name of a file to write, a str or a Path"
-        )
-    return Path(path)
-
-
-def write_text(path: str | Path, text: str) -> Path:
-    """Write a file completely or not at all: an old file stays until the new one is complete.
-
-    Parameters
-    ----------
-    path : str or Path
-        File to write.
-    text : str
-        Its content.
-
-    Returns
-    -------
-    path : Path
-        The file.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written, for example on a full disk; the message names it.
-    ValueError
-        For a path of another type.
-    """
-    path = check_path("path", path)
-    # a name that nobody can have taken or linked before
-    draft = path.with_name(f".{os.urandom(8).hex()}.draft")
-    try:
-        with open(draft, "xb") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        draft.unlink(missing_ok=True)
-    return path

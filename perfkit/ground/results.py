@@ -2,12 +2,9 @@
 pass."""
 
 import html
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from perfkit.ground.files import check_path
 from perfkit.ground.units import format_bytes, format_rate, format_time, show
 
 if TYPE_CHECKING:
@@ -137,23 +134,3 @@ def read_records(name: str, frame: Any) -> list[dict[str, Any]]:
         return [dict(row) for row in frame]
     columns = read_columns(name, frame)
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def check_target(name: str, path: str | Path, ending: str = "") -> Path:
-    """Check before a long measurement that its file can be written, and return the path; `name` is
-    the argument."""
-    target = check_path(name, path)
-    folder = target.resolve().parent
-    if not folder.is_dir():
-        raise ValueError(f"{name} is {str(path)!r}; its folder does not exist; create it first")
-    if target.is_dir():
-        raise ValueError(f"{name} is {str(path)!r}; it is a folder; name a file in it")
-    if not target.name.endswith(ending):
-        raise ValueError(
-            f"{name} is {str(path)!r}; such files are known by their ending; name it {path}{ending}"
-        )
-    if not os.access(folder, os.W_OK):
-        raise ValueError(
-            f"{name} is {str(path)!r}; its folder cannot be written to; choose another"
-        )
-    return target

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import platform as system
+import stat
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -52,7 +53,7 @@ class Campaign:
                     self.done[name] = (moment, result)
                 else:
                     warnings.warn("measurements older than 7 days are measured again", stacklevel=3)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, RecursionError):
                 warnings.warn(
                     f"{file} is damaged; its lost measurements are repeated", stacklevel=3
                 )
@@ -156,7 +157,8 @@ def open_campaign(*options: object, progress: bool) -> Campaign:
         folder = find_cache()
         for old in folder.glob("*.jsonl"):
             with suppress(OSError):  # another process may have removed it
-                if time.time() - old.stat().st_mtime > _UNUSED:
+                facts = old.lstat()
+                if stat.S_ISREG(facts.st_mode) and time.time() - facts.st_mtime > _UNUSED:
                     old.unlink()
         while not _lock(file := folder / f"{key}-{len(holders) + 1}.jsonl"):
             holders.append(Campaign(file).done.get("owner", (0.0, "another process"))[1])
@@ -180,6 +182,8 @@ def _lock(file: Path) -> bool:
     import fcntl  # Windows has none; nothing is kept there
 
     if file not in _HELD:
+        if file.exists() and not file.is_file():
+            raise OSError(f"{file} is not a regular file")
         lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

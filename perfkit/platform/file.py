@@ -14,9 +14,10 @@ import numpy as np
 
 from perfkit.fitting import Fit
 from perfkit.fitting.parameters import Key
-from perfkit.ground.files import find_reference, reading, write_text
+from perfkit.ground.files import find_reference, reading
 from perfkit.ground.hardware import DTYPES, KINDS, LINKS
-from perfkit.ground.results import Sections, Table, check_target
+from perfkit.ground.results import Sections, Table
+from perfkit.ground.targets import check_target, write_text
 from perfkit.ground.units import check_choice, check_positive, show
 from perfkit.models.kernels import list_terms
 from perfkit.platform.estimates import KNOWN_FORMS

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perfkit.ground.files import write_text
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cell
+from perfkit.ground.targets import check_target, write_text
 from perfkit.ground.units import check_choice, check_positive, check_type, format_time, rank_largest
 from perfkit.platform.estimates import check_time, find_interval, warn_once
 from perfkit.platform.gallery import load_platform
@@ -227,6 +227,7 @@ class Prediction(Tabular):
         ranks : int
             Most ranks to write; if there are more, some of every kind [-].
         """
+        target = check_target("path", path)
         most, lanes = check_positive("ranks", ranks, integer=True), self._timeline.lanes
         kinds = [lane.times.kind.ranks for lane in lanes]
         order = sorted(
@@ -236,7 +237,7 @@ class Prediction(Tabular):
         lines = ",\n".join(json.dumps(event, ensure_ascii=False) for event in events)
         notes = json.dumps({"prediction": repr(self)}, ensure_ascii=False)
         return write_text(
-            path,
+            target,
             f'{{"displayTimeUnit": "ms", "otherData": {notes}, "traceEvents": [\n{lines}\n]}}\n',
         )
 

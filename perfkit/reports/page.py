@@ -18,8 +18,8 @@ import vl_convert
 from markupsafe import Markup
 
 from perfkit import __version__
-from perfkit.ground.files import write_text
-from perfkit.ground.results import check_target, write_cells
+from perfkit.ground.results import write_cells
+from perfkit.ground.targets import check_target, write_text
 from perfkit.ground.units import show
 from perfkit.plots import INK
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, reading, write_text
+from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, reading
+from perfkit.ground.targets import write_text
 from perfkit.ground.units import check_choice, check_positive, check_type, decode, show
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tables import EmbeddingTable, name_tables
