@@ -87,7 +87,7 @@ def graph(*operations: tuple[str, str, str]) -> Graph:
 def test_bytes_live_from_the_first_write_to_the_last_use(
     operations: Any, expected: dict[str, int]
 ) -> None:
-    found = measure_memory([graph(*operations)], pk.load_platform(CPU), "sgd")
+    found = measure_memory([graph(*operations)], pk.load_platform(CPU))
     assert {name: size for name, size in found.parts.items() if size} == expected
     assert found.total == sum(expected.values())
 

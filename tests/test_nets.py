@@ -21,7 +21,10 @@ SMALL = {"batch": 2, "size": 32, "width": 8, "depth": 1, "classes": 10}
         ({"batch": 0}, "batch is 0"),
         ({"width": 12}, "width is 12; it must be a multiple of 8; take 16"),
         ({"size": 16}, "size is 16; .*32 pixels"),
-        ({"optimizer": "lamb"}, "optimizer is 'lamb'; known are sgd, adamw"),
+        (
+            {"optimizer": "lamb"},
+            "optimizer is 'lamb'; known are sgd, sgd_momentum, adagrad, adam, adamw",
+        ),
         ({"dtype": "int8"}, "dtype is 'int8'"),
         ({"batch": 4}, "batch is 4; it must divide by the 3 ranks"),
         ({"batch": 6}, "plan is given; this workload has no tables"),

@@ -1,7 +1,7 @@
 """Traffic of embedding lookups and of their fused backward passes, and the state that optimizers
 keep."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,16 +19,10 @@ from perfkit.models.caches import (
     rotating_misses,
 )
 from perfkit.models.distributions import Buckets, Distribution, distinct_rows, join_buckets
+from perfkit.models.optimizers import find_optimizer
 from perfkit.models.roofline import round_up
 
 _INDEX = 8.0  # torch's int64 indices and offsets
-
-#: Numbers an optimizer keeps for each weight; row-wise Adagrad keeps one for each row.
-STATE: Mapping[str, float] = {
-    **dict.fromkeys(("sgd", "rowwise_adagrad"), 0.0),
-    **dict.fromkeys(("sgd_momentum", "adagrad"), 1.0),
-    **dict.fromkeys(("adam", "adamw", "adam_fused", "adamw_fused", "sparse_adam"), 2.0),
-}
 
 
 def state_bytes(
@@ -45,20 +39,24 @@ def state_bytes(
     itemsize : float, array or expression, optional
         Bytes of one number, e [B].
     optimizer : str, optional
-        A key of `STATE` [-].
+        A key of `perfkit.models.optimizers.OPTIMIZERS` [-].
 
     Returns
     -------
     nbytes : same kind as `rows`
         As many numbers as weights for each state, or one for each row [B].
 
+    Raises
+    ------
+    ValueError
+        For an unknown optimizer; the message lists the known ones.
+
     Examples
     --------
     >>> state_bytes(1000, 16, optimizer="adagrad"), state_bytes(1000, 16, optimizer="rowwise_adagrad")
     (64000.0, 4000.0)
     """
-    each = 1.0 if optimizer == "rowwise_adagrad" else STATE[optimizer] * dim
-    return 1.0 * rows * each * itemsize
+    return find_optimizer(optimizer).state_bytes(rows, dim, itemsize)
 
 
 def row_traffic(dim: Values, itemsize: float = 4, granularity: float = 64) -> Values:

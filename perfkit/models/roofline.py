@@ -1,22 +1,12 @@
 """Work and time of dense kernels: FLOP and bytes of each operation, and the roofline that turns
 them into seconds."""
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from perfkit.ground.units import Values, check_choice
+from perfkit.ground.units import Values
+from perfkit.models.optimizers import find_optimizer, split_form
 
 _TINY = float(np.finfo(float).tiny)
-
-#: Traffic of one optimizer step per fp32 parameter [B]; "adam" and "adamw" are the eager and
-#: foreach forms.
-OPTIMIZER_TRAFFIC: Mapping[str, float] = {
-    "sgd": 12.0,
-    **dict.fromkeys(("sgd_momentum", "adagrad"), 20.0),
-    **dict.fromkeys(("adam_fused", "adamw_fused"), 28.0),
-    **dict.fromkeys(("adam", "adamw"), 80.0),  # eager and foreach make eight passes
-}
 
 
 def smooth_maximum(*terms: Values, sharpness: float) -> Values:
@@ -279,8 +269,8 @@ def optimizer_bytes(optimizer: str, parameters: Values, *, itemsize: float = 4) 
     Parameters
     ----------
     optimizer : str
-        A key of `OPTIMIZER_TRAFFIC`; ``adam`` and ``adamw`` are the eager and foreach forms torch
-        runs by default [-].
+        A key of `perfkit.models.optimizers.OPTIMIZERS`: the for-each form, which PyTorch runs by
+        default on a GPU. With ``_fused`` behind it, as in ``adamw_fused``, the fused form [-].
     parameters : int, array or expression
         Parameters updated [-].
     itemsize : float, optional
@@ -298,17 +288,15 @@ def optimizer_bytes(optimizer: str, parameters: Values, *, itemsize: float = 4) 
 
     Notes
     -----
-    SGD reads weight and gradient and writes the weight (12 B of fp32); momentum and Adagrad add one
-    state to read and write (20 B); fused Adam has two (28 B); eager and foreach Adam make eight
-    passes over their tensors (80 B).
+    SGD reads weight and gradient and writes the weight (12 B of fp32). A fused kernel also reads
+    and writes each state once: momentum and Adagrad have one (20 B), Adam has two (28 B). The
+    for-each form passes over its tensors in one kernel after another: SGD with momentum in three
+    (32 B), Adagrad in five (52 B), Adam in seven (72 B), and AdamW in eight (80 B).
 
     Examples
     --------
     >>> optimizer_bytes("adamw", 1_000_000) / optimizer_bytes("adamw_fused", 1_000_000)
     2.857
     """
-    return (
-        OPTIMIZER_TRAFFIC[check_choice("optimizer", optimizer, OPTIMIZER_TRAFFIC)]
-        * (itemsize / 4)
-        * parameters
-    )
+    base, form = split_form(optimizer) if isinstance(optimizer, str) else (optimizer, "for_each")
+    return find_optimizer(base, dense=True).update_bytes(parameters, itemsize, form)

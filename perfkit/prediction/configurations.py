@@ -196,11 +196,7 @@ class _Structure:
             repeats=self.often,
         )
         vars(found).update(traffic=sums[:count], footprint=sums[count])
-        tables = (
-            sum_untouched(one, graph.tables, getattr(self.workload, "optimizer", "sgd"))
-            if graph.tables
-            else ()
-        )
+        tables = sum_untouched(one, graph.tables) if graph.tables else ()
         return found, sums[count + 1 :].max(axis=0) + sum(tables) + WORKSPACE
 
     def wait(self, seconds: Array) -> Array:

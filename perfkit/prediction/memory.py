@@ -9,7 +9,7 @@ import numpy as np
 
 from perfkit.ground.results import Shown
 from perfkit.ground.units import Array, format_bytes
-from perfkit.models.embedding import STATE, state_bytes
+from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.platform import Platform
 from perfkit.workloads.graph import PHASES, Graph
 from perfkit.workloads.tables import EmbeddingTable
@@ -165,17 +165,25 @@ def list_peaks(graph: Graph, kinds: np.ndarray, sizes: Array) -> Array:
     return whole[sorted(found)][ends]
 
 
-def sum_untouched(graph: Graph, tables: Sequence[EmbeddingTable], optimizer: str) -> list[Any]:
+def sum_untouched(graph: Graph, tables: Sequence[EmbeddingTable]) -> list[Any]:
     """Bytes of the tables that are only looked up and updated row by row, and of their optimizer
     states [B]."""
     numbers = graph.weights[graph.weights[:, 1] == 1, 0].tolist()
     met = set(graph.accesses[:, 1].tolist())
     own = [table for table, number in zip(tables, numbers, strict=False) if number not in met]
-    states = (state_bytes(t.rows, t.dim, t.itemsize, optimizer=optimizer) for t in own)
-    return [sum((table.nbytes for table in own), start=0.0), sum(states, start=0.0)]
+    return [sum((table.nbytes for table in own), start=0.0), sum_states(graph, own)]
 
 
-def measure_memory(graphs: Sequence[Graph], platform: Platform, optimizer: str) -> Memory:
+def sum_states(graph: Graph, tables: Sequence[EmbeddingTable]) -> Any:
+    """Bytes that the optimizer of a graph keeps for the rows of these tables [B]."""
+    if not graph.optimizer:
+        return 0.0
+    optimizer = find_optimizer(graph.optimizer)
+    states = (optimizer.state_bytes(table.rows, table.dim, table.itemsize) for table in tables)
+    return sum(states, start=0.0)
+
+
+def measure_memory(graphs: Sequence[Graph], platform: Platform) -> Memory:
     """Memory of the rank that needs most, at the fullest moment of an iteration.
 
     Parameters
@@ -184,20 +192,16 @@ def measure_memory(graphs: Sequence[Graph], platform: Platform, optimizer: str) 
         What the ranks execute.
     platform : Platform
         Where they run.
-    optimizer : str
-        Optimizer of the rows of embedding tables, a key of `perfkit.models.embedding.STATE`.
 
     Returns
     -------
     memory : Memory
         Bytes by use.
     """
-    return max(
-        (_measure(graph, platform, optimizer) for graph in graphs), key=lambda found: found.total
-    )
+    return max((_measure(graph, platform) for graph in graphs), key=lambda found: found.total)
 
 
-def _measure(graph: Graph, platform: Platform, optimizer: str) -> Memory:
+def _measure(graph: Graph, platform: Platform) -> Memory:
     """Memory of a rank; a captured graph that is compiled allocates less than it recorded."""
     buffers = np.concatenate([graph.accesses[:, 1], graph.weights[:, 0], graph.allocations[:, 0]])
     part = np.append(
@@ -217,22 +221,25 @@ def _measure(graph: Graph, platform: Platform, optimizer: str) -> Memory:
         part[events[:peak, 0].astype(int)], weights=events[:peak, 1], minlength=len(PARTS)
     )
     if not captured:
-        held[[_AT["tables"], _AT["states"]]] += sum_untouched(graph, graph.tables, optimizer)
+        held[[_AT["tables"], _AT["states"]]] += sum_untouched(graph, graph.tables)
     held[_AT["workspace"]] += WORKSPACE * (platform.device.kind != "cpu")
     return Memory(dict(zip(PARTS, held.tolist(), strict=True)), find_capacity(platform))
 
 
-def find_shortage(graphs: Sequence[Graph], platform: Platform, optimizer: str) -> tuple[str, ...]:
+def find_shortage(graphs: Sequence[Graph], platform: Platform) -> tuple[str, ...]:
     """The warning if a rank has too little memory; first checks whether all its buffers together
     would fit."""
-    capacity, each = find_capacity(platform), 1.0 + STATE.get(optimizer, 0.0)
+    capacity = find_capacity(platform)
     most = max(
-        graph.footprint + each * sum(table.nbytes for table in graph.tables) for graph in graphs
+        graph.footprint
+        + sum(table.nbytes for table in graph.tables)
+        + sum_states(graph, graph.tables)
+        for graph in graphs
     )
     if (
         capacity is None
         or most + WORKSPACE <= capacity
-        or (found := measure_memory(graphs, platform, optimizer)).fits
+        or (found := measure_memory(graphs, platform)).fits
     ):
         return ()
     shared = "" if any(graph.tables for graph in graphs) else "fsdp, checkpoints, "

@@ -245,7 +245,7 @@ class Prediction(Tabular):
         """Memory of the rank that needs most, by use: parameters, gradients, states, activations
         and more."""
         graphs = [lane.graph for lane in self._timeline.lanes]
-        return measure_memory(graphs, self.platform, getattr(self.workload, "optimizer", "sgd"))
+        return measure_memory(graphs, self.platform)
 
     throughput, mfu, cost = (
         property(accounts.find_throughput),
@@ -454,7 +454,7 @@ def predict(
     busy, hosts, moving = accounts.sum_resources(lane)
     recorded = dict.fromkeys(note for kind in kinds for note in kind.graph.notes)
     found, unmodelled = uncertainty.list_notes(lane.graph, cost, where, what.family, count)
-    short = find_shortage([kind.graph for kind in kinds], where, getattr(what, "optimizer", "sgd"))
+    short = find_shortage([kind.graph for kind in kinds], where)
     notes = (*notes, *recorded, *found, *short)
     warn_once(notes, 3)
     if natural > accounts.PACE * timeline.device_time and {q.kind for q in where.host.values()} & {

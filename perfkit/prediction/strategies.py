@@ -9,6 +9,7 @@ import numpy as np
 
 from perfkit.ground.units import Array
 from perfkit.models import partitions
+from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import join_host
 from perfkit.prediction.memory import HELD, WORKSPACE
@@ -521,8 +522,10 @@ def _measure_memory(own: _Iterations) -> dict[str, Array]:
     trained = shared(weight=sizes.itemsize, gradient=0.0, states=0.0)
     sums = shared(weight=0.0, gradient=sizes.wide, states=0.0)
     sums += np.where(s.zero == 1, sizes.wide * weights / ranks, 0.0)  # what the optimizer reads
-    moments, copies = 2.0 * (m.optimizer == "adamw"), m.mixed and sizes.itemsize < 4
-    states = shared(weight=0.0, gradient=0.0, states=sizes.wide * (moments + copies))
+    numbers = float(find_optimizer(m.optimizer).states)
+    if m.mixed and sizes.itemsize < 4:  # fp32 copies of the weights
+        numbers += 1.0
+    states = shared(weight=0.0, gradient=0.0, states=sizes.wide * numbers)
     two, ends = 2.0 * layer, weights - own.layers * layer
     gathered = np.where(s.zero > 0, np.maximum(ends, two), 0.0) + np.where(
         s.zero > 2, ends + two, 0.0

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from perfkit.ground.units import check_choice
+from perfkit.models.optimizers import find_optimizer
 from perfkit.recording.convolutions import Residual, build_net
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
@@ -29,13 +30,6 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-#: Optimizers by name.
-OPTIMIZERS: dict[str, Any] = {
-    "adamw": torch.optim.AdamW,
-    "sgd": torch.optim.SGD,
-    "adagrad": torch.optim.Adagrad,
-}
-
 #: Settings of a workload for which only one value is built here; other values can only be
 #: predicted.
 _BUILT = {
@@ -56,6 +50,37 @@ _BUILT = {
     "bias": True,
     "perceptrons": None,
 }
+
+
+def make_optimizer(name: str, parameters: Any) -> torch.optim.Optimizer:
+    """Build PyTorch's optimizer.
+
+    Parameters
+    ----------
+    name : str
+        One of `perfkit.models.optimizers.OPTIMIZERS` that updates dense weights.
+    parameters : iterable of tensor
+        What it trains.
+
+    Returns
+    -------
+    optimizer : torch.optim.Optimizer
+        With PyTorch's settings beside those that the name stands for.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name, and for an optimizer that PyTorch does not have.
+    """
+    optimizer = find_optimizer(name, dense=True)
+    if not optimizer.torch_class:
+        raise ValueError(
+            f"optimizer is {name!r}; torch.optim has no such class; "
+            "build it in a function that returns the step, and capture that"
+        )
+    make = getattr(torch.optim, optimizer.torch_class)
+    made: torch.optim.Optimizer = make(parameters, lr=1e-4, **optimizer.torch_arguments)
+    return made
 
 
 def _mlp(widths: Sequence[int], *, last_relu: bool) -> list[nn.Module]:
@@ -439,10 +464,10 @@ def build_step(
         for part in parts:
             setattr(module, part, _share_gradients(getattr(module, part)))
         module = module if parts else _share_gradients(module)
-    rates = {"lr": 1e-4}
-    if workload.optimizer == "sgd" and not isinstance(workload, DLRM | Transformer):
-        rates["momentum"] = 0.9
-    optimizer = OPTIMIZERS[workload.optimizer](module.parameters(), **rates)
+    name = workload.optimizer
+    if name == "sgd" and not isinstance(workload, DLRM | Transformer):
+        name = "sgd_momentum"  # as nets are trained
+    optimizer = make_optimizer(name, module.parameters())
 
     def step() -> None:
         inputs, labels = next(batches)

@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import Any
 
 from perfkit.ground.units import check_choice, check_positive
+from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.tape import ITEMSIZE, check_ranks
@@ -44,7 +45,8 @@ class Net:
     classes : int
         Classes, or words of the vocabulary [-].
     optimizer : str
-        ``sgd`` (with momentum 0.9) or ``adamw``.
+        ``sgd``, which for nets has a momentum of 0.9, or another one that updates dense weights, as
+        `perfkit.models.optimizers.list_optimizers` lists them.
     dtype : str
         Data type of weights, activations and gradients.
     overlap : bool
@@ -78,7 +80,7 @@ class Net:
             object.__setattr__(
                 self, key, int(check_positive(key, getattr(self, key), integer=True))
             )
-        check_choice("optimizer", self.optimizer, ("sgd", "adamw"))
+        find_optimizer(self.optimizer, dense=True)
         check_choice("dtype", self.dtype, ITEMSIZE)
         if self.width % 8:
             raise ValueError(

@@ -34,6 +34,8 @@ _NAMES: dict[Any, str] = {
 _SWITCHES = {"gemm": "matmul", "bmm": "matmul", "convolution": "conv"}
 #: The node of autograd that stores the gradient of a weight; DistributedDataParallel hooks into it.
 _KEEP = "torch::autograd::AccumulateGrad"
+#: Arguments of a fused optimizer that PyTorch declares as written.
+_ONLY_READ = ("grads", "state_steps")
 #: The device of a tensor, which PyTorch reads several times for each operation.
 _DEVICE = torch.ops.prim.device.default
 
@@ -66,6 +68,13 @@ class _Schema:
             or self.name in ("normal_", "uniform_", "index_add_")
         )
         self.in_place = self.written == (0,) and not self.lent and simple
+        #: Whether it is the fused kernel of an optimizer, which changes its arguments and returns
+        #: nothing; and the position of the scale of gradients.
+        self.fused_update = (
+            self.name.startswith("_fused_") and self.name.endswith("_") and not len(schema.returns)
+        )
+        names = [name for name, _ in self.defaults]
+        self.scale = names.index("grad_scale") if "grad_scale" in names else -1
 
     def complete(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
         """Arguments in the order of the schema, with defaults."""
@@ -217,7 +226,11 @@ class Recorder(TorchDispatchMode):
         reads = list(
             walk_tensors([a for i, a in enumerate(args) if i not in (*entry.unread, *schema.lent)])
         )
-        writes = list(walk_tensors([args[i] for i in schema.written])) or list(walk_tensors(out))
+        written = schema.written
+        if schema.fused_update and args[schema.scale] is None:
+            # gradients are only written back where they are unscaled, counters never
+            written = tuple(i for i in written if schema.defaults[i][0] not in _ONLY_READ)
+        writes = list(walk_tensors([args[i] for i in written])) or list(walk_tensors(out))
         if sparse:
             reads, writes = [args[1]], []
         elif schema.name in ("_embedding_bag", "all_gather_copy_in"):

@@ -21,8 +21,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
 from perfkit.ground.units import check_choice, check_positive, show
+from perfkit.models.optimizers import find_optimizer
 from perfkit.recording import sandbox
-from perfkit.recording.modules import DTYPES, OPTIMIZERS
+from perfkit.recording.modules import DTYPES, make_optimizer
 from perfkit.recording.precision import pretend_gpu
 from perfkit.recording.recorder import Recorder
 from perfkit.recording.sandbox import (
@@ -168,12 +169,12 @@ def _find_model(given: Any) -> Any:
 
 
 def _train(
-    model: Any, inputs: Any, optimizer: Any, loss: Any, amp: str | None, ranks: int, device: str
+    model: Any, inputs: Any, optimizer: str, loss: Any, amp: str | None, ranks: int, device: str
 ) -> Callable[[], None]:
     """The step of a model with these inputs."""
     module = (model if isinstance(model, nn.Module) else model()).train()
     module = nn.parallel.DistributedDataParallel(module) if ranks > 1 else module
-    updates = optimizer(module.parameters(), lr=1e-4)
+    updates = make_optimizer(optimizer, module.parameters())
     region = torch.autocast(device, DTYPES[amp]) if amp else nullcontext()
     scaler = torch.amp.GradScaler(device, enabled=amp == "fp16")
 
@@ -224,7 +225,7 @@ def capture(
     inputs : tensor, sequence or mapping, optional
         Arguments of the model.
     optimizer : str
-        With `inputs`: ``adamw``, ``sgd`` or ``adagrad``.
+        With `inputs`: ``adamw``, ``adam``, ``adagrad``, ``sgd_momentum`` or ``sgd``.
     loss : callable, optional
         With `inputs`: computes the loss from the result of the model. By default it is the
         attribute ``loss`` of the result, or else the mean of its numbers.
@@ -278,12 +279,10 @@ def capture(
     """
     check_choice("amp", "bf16" if amp is None else amp, ("bf16", "fp16"))
     if inputs is not None:
-        check_choice("optimizer", optimizer, OPTIMIZERS)
+        find_optimizer(optimizer, dense=True)
         make_step = _find_model(make_step)
         name = name or getattr(make_step, "__name__", type(make_step).__name__)
-        make_step = partial(
-            _train, make_step, inputs, OPTIMIZERS[optimizer], loss, amp, ranks, device
-        )
+        make_step = partial(_train, make_step, inputs, optimizer, loss, amp, ranks, device)
     elif isinstance(make_step, nn.Module) or (
         isinstance(make_step, type) and issubclass(make_step, nn.Module)
     ):

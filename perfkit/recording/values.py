@@ -131,6 +131,9 @@ class Values:
         if not known:
             written = [schema.complete(args, kwargs)[i] for i in schema.written]
             self._forget([*walk_tensors(written), *(t for t in given if t.requires_grad)])
+        if schema.fused_update:  # for some of these PyTorch has no rule
+            self._forget(given)
+            return None
         if schema.in_place and not known:
             return args[0] if isinstance(args[0], Tensor) else None
         if name == "_embedding_bag_backward" and schema.complete(args, kwargs)[9]:

@@ -8,7 +8,8 @@ import numpy as np
 
 from perfkit.fitting import Fit
 from perfkit.ground.units import Array, steady
-from perfkit.models.embedding import STATE, row_traffic, state_bytes
+from perfkit.models.embedding import row_traffic, state_bytes
+from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import price, price_host
 from perfkit.workloads import layers
@@ -267,7 +268,7 @@ def _grow(optimizer: str, tables: Sequence[EmbeddingTable], granularity: float) 
     [-]."""
     values = np.array([float(t.itemsize * t.dim) for t in tables])
     row = row_traffic(values, 1, granularity)
-    state = granularity if optimizer == "rowwise_adagrad" else STATE[optimizer] * row
+    state = find_optimizer(optimizer).row_state_bytes(row, granularity)
     return (values + _INDEX + 2.0 * (row + state)) / (values + _INDEX + 2.0 * row)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from perfkit.ground.files import group_rows
 from perfkit.ground.units import check_choice, check_positive, check_type, show
+from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads import layers
 from perfkit.workloads.blocks import share_perceptrons
 from perfkit.workloads.graph import Graph
@@ -23,7 +24,6 @@ from perfkit.workloads.tape import ITEMSIZE, Tape, check_ranks, check_switches
 
 _CHOICES = {
     "interaction": ("dot", "cross"),
-    "optimizer": ("sgd", "adagrad"),
     "embedding": ("separate", "fused", "exact"),
 }
 
@@ -42,7 +42,7 @@ def _read_preset(row: dict[str, str]) -> dict[str, Any]:
     return (
         sizes
         | {name: int(row[name]) for name in ("dim", "features")}
-        | {n: row[n] for n in _CHOICES if row[n]}
+        | {n: row[n] for n in (*_CHOICES, "optimizer") if row[n]}
     )
 
 
@@ -137,7 +137,8 @@ class DLRM:
     dtype : str
         Data type of products and, unless `mixed`, of weights, activations and gradients.
     optimizer : str
-        ``sgd`` or ``adagrad``.
+        One that updates dense weights, as `perfkit.models.optimizers.list_optimizers` lists them.
+        Tables with gradients for each lookup (`sparse` and separate, or fused) take ``sgd``.
     interaction : str
         ``dot`` (products of all pairs of vectors) or ``cross`` (low-rank cross layers over all of
         them, DCNv2).
@@ -213,7 +214,8 @@ class DLRM:
         known = PRESETS[
             "dlrm-default" if preset is None else check_choice("preset", preset, PRESETS)
         ]
-        base: dict[str, Any] = {name: names[0] for name, names in _CHOICES.items()} | known
+        base: dict[str, Any] = {name: names[0] for name, names in _CHOICES.items()}
+        base |= {"optimizer": "sgd"} | known
         base |= {key: value for key, value in given.items() if value is not None or key not in base}
         for name, names in _CHOICES.items():
             check_choice(name, base[name], names)
@@ -225,9 +227,13 @@ class DLRM:
         summed = base["embedding"] == "exact" or (
             base["embedding"] == "separate" and not base["sparse"]
         )
-        if base["optimizer"] == "adagrad" and not summed:
+        update = find_optimizer(base["optimizer"], dense=True)
+        if base["fused"]:
+            update.operations("fused")  # an error if there is no such kernel
+        if not summed and not update.sparse_rows:
             fault = (
-                f"optimizer is 'adagrad' with embedding {base['embedding']!r} and sparse gradients"
+                f"optimizer is {update.name!r} with embedding {base['embedding']!r} and sparse "
+                "gradients"
             )
             advice = "take embedding='exact', sparse=False, or capture the step"
             raise ValueError(f"{fault}; gradients of the same row must be added up first; {advice}")

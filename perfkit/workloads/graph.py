@@ -130,6 +130,9 @@ class Graph(Tabular):
         kernels at once).
     device : str
         Kind of device that it was captured for, ``cpu`` or ``cuda``; empty if it was not captured.
+    optimizer : str
+        What updates the rows of tables that no other operation touches, a key of
+        `perfkit.models.optimizers.OPTIMIZERS`; empty if nothing does, or if it was captured.
     """
 
     labels: tuple[Label, ...]
@@ -153,6 +156,7 @@ class Graph(Tabular):
     notes: tuple[str, ...] = ()
     execution: str = "eager"
     device: str = ""
+    optimizer: str = ""
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -1,16 +1,16 @@
 """From a tape to the graph of an iteration: average gradients over ranks, update weights, repeat
 layers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from perfkit.models.embedding import STATE
+from perfkit.models.optimizers import ElementwiseStep, find_optimizer
 from perfkit.workloads.graph import COLUMN, FEATURES, Graph
-from perfkit.workloads.operations import Tensor, parse_lines
+from perfkit.workloads.operations import Tensor
 from perfkit.workloads.sizes import Program, Size, alter, count_configurations, map_sizes
 from perfkit.workloads.tape import PIECE, Tape
 
@@ -18,23 +18,8 @@ from perfkit.workloads.tape import PIECE, Tape
 #: [B].
 BUCKETS = (2**20, 25 * 2**20)
 
-_SUM_SQUARES = (
-    "add_ .add_scalar_: n -> n; addcmul_: s g -> s; sqrt: s -> a; add_ .add_scalar_: a -> a; "
-)
-_ADAMW = (
-    "add_ .add_scalar_: n -> n; mul_: w -> w; lerp_: s g -> s; mul_: t -> t; addcmul_: t g -> t; sqrt: t -> a; "
-    "div .div_scalar: a -> b; add_ .add_scalar_: b -> b; addcdiv_: w s b -> w"
-)
-#: Operations of the optimizers, in lines as those of `RULES`: on a weight `w`, its gradient `g`,
-#: optimizer states `s` and `t`, a step counter `n` and new tensors `a` and `b`. Lists of weights
-#: take other operations.
-PASSES: Mapping[str, str] = {
-    "sgd": "add_: w g -> w",
-    "adagrad": _SUM_SQUARES + "addcdiv_: w g a -> w",
-    "adagrad in lists": _SUM_SQUARES + "mul .mul_scalar: g -> b; addcdiv_: w b a -> w",
-    "adamw": _ADAMW,
-    "adamw in lists": _ADAMW.replace(" b", " a"),  # divides in place
-}
+#: Bytes of a step counter, which is fp32 in every precision [B].
+_COUNTER = 4
 _NBYTES, _TABLE, _BARE = (COLUMN[name] for name in ("nbytes", "table", "bare"))
 #: Operations of sharded weights that wait for collectives, and these.
 _STEPS = ("split_with_sizes_copy", "all_gather", "reduce_scatter", "all_reduce")
@@ -128,19 +113,35 @@ def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False
     """Update the weights: one after the other, in lists, or all by one fused kernel; of some tables
     single rows."""
     tape.module = ""
-    own = (tape.shards.get(weight, weight) for weight in tape.trained)
+    shards = (tape.shards.get(weight, weight) for weight in tape.trained)
     # others were updated by the backward pass
-    weights = [weight for weight in own if weight in tape.gradients]
-    groups = [[weight] for weight in weights]
+    weights = [weight for weight in shards if weight in tape.gradients]
+    dense = [weight for weight in weights if weight not in tape.sparse]
+    rows = [weight for weight in weights if weight in tape.sparse]
+    chosen = find_optimizer(optimizer)
+    if rows and not chosen.sparse_rows:
+        raise ValueError(
+            f"optimizer is {optimizer!r}; it updates no single rows of tables; take 'sgd', or dense "
+            "gradients"
+        )
     if lists or fused:  # single rows come last, in the order in which their gradients were computed
-        rows = [[weight] for weight in reversed(weights) if weight in tape.sparse]
-        groups = [[weight for weight in weights if weight not in tape.sparse], *rows]
-    for group in filter(None, groups):
-        if group[0] in tape.sparse:
-            reads, sizes = [tape.gradients[group[0]]], tape.sparse[group[0]]
-            tape.emit("add_", "embedding_update", reads, [], "sparse", **sizes)
+        if dense:
+            operations = chosen.operations("fused" if fused else "for_each")
+            _update_dense(tape, dense, operations, listed=True)
+        for weight in reversed(rows):
+            _update_rows(tape, weight)
+        return
+    for weight in weights:
+        if weight in tape.sparse:
+            _update_rows(tape, weight)
         else:
-            _pass_over(tape, group, optimizer, fused=fused)
+            _update_dense(tape, [weight], chosen.operations("eager"), listed=False)
+
+
+def _update_rows(tape: Tape, weight: Tensor) -> None:
+    """Add the gradients of the looked-up rows of a table to these rows."""
+    sizes = tape.sparse[weight]
+    tape.emit("add_", "embedding_update", [tape.gradients[weight]], [], "sparse", **sizes)
 
 
 def finish(
@@ -153,39 +154,50 @@ def finish(
         average(tape)
     step(tape, model.optimizer, lists=lists, fused=model.fused)
     return make_graph(
-        tape, name=model.name, family=model.family, dtype=model.dtype, ranks=ranks, groups=groups
+        tape,
+        name=model.name,
+        family=model.family,
+        dtype=model.dtype,
+        ranks=ranks,
+        groups=groups,
+        optimizer=model.optimizer,
     )
 
 
-def _pass_over(tape: Tape, weights: Sequence[Tensor], optimizer: str, *, fused: bool) -> None:
+def _update_dense(
+    tape: Tape, weights: Sequence[Tensor], operations: Sequence[ElementwiseStep], *, listed: bool
+) -> None:
     """Run the operations of an optimizer on a dense weight or on a list of them."""
-    listed = len(weights) > 1
     count, elements = _count(tape, weights) if listed else (1, weights[0].numel)
-    kept = " ".join("wst"[: 1 + int(STATE[optimizer])])
-    passes = PASSES.get(f"{optimizer} in lists" if listed else optimizer, PASSES[optimizer])
-    known: dict[str, list[Tensor]] = {
-        "w": [*weights],
-        "g": [tape.gradients[weight] for weight in weights],
+    tensors: dict[str, list[Tensor]] = {
+        "weight": [*weights],
+        "gradient": [tape.gradients[weight] for weight in weights],
     }
-    for line in parse_lines(f"_fused_{optimizer}_: {kept} g -> {kept}" if fused else passes):
-        for tensor in [t for t in dict.fromkeys(line.reads + line.writes) if t not in known]:
-            known[tensor] = []
-            for weight in weights:
-                tape.layer = weight.layer
-                shape, itemsize = (
-                    ((1,), tape.itemsize) if tensor == "n" else (weight.shape, weight.itemsize)
-                )
-                known[tensor].append(tape.tensor(*shape, itemsize=itemsize))
-        reads, writes = (
-            [t for tensor in names for t in known[tensor]] for names in (line.reads, line.writes)
-        )
-        size, tape.layer = (
-            count if line.writes == ("n",) else elements,
-            -1 if listed else weights[0].layer,
-        )
-        name = "_foreach_" * (listed and not fused) + line.name
-        tape.emit(name, line.kind, reads, writes, line.variant, elements=size)
+    for operation in operations:
+        for operand in operation.reads + operation.writes:
+            if operand not in tensors:
+                tensors[operand] = _make_operands(tape, operand, weights)
+        reads = [tensor for operand in operation.reads for tensor in tensors[operand]]
+        writes = [tensor for operand in operation.writes for tensor in tensors[operand]]
+        tape.layer = -1 if listed else weights[0].layer
+        size = count if operation.counts_steps else elements
+        tape.emit(operation.name, "elementwise", reads, writes, operation.variant, elements=size)
     tape.layer = -1
+
+
+def _make_operands(tape: Tape, operand: str, weights: Sequence[Tensor]) -> list[Tensor]:
+    """New tensors for an operand of an update: states, step counters and intermediate results."""
+    if operand == "one":
+        tape.layer = -1
+        return [tape.tensor(1, itemsize=_COUNTER)]
+    made = []
+    for weight in weights:
+        tape.layer = weight.layer
+        if operand == "step":
+            made.append(tape.tensor(1, itemsize=_COUNTER))
+        else:
+            made.append(tape.tensor(*weight.shape, itemsize=weight.itemsize))
+    return made
 
 
 def _count(tape: Tape, weights: Sequence[Tensor]) -> tuple[int, Any]:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.models.distributions import distinct_rows
-from perfkit.models.embedding import STATE, exact_backward_bytes, row_traffic
+from perfkit.models.embedding import exact_backward_bytes, row_traffic
+from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads.operations import SORT, Tensor, size_product
 from perfkit.workloads.sizes import Size, round_size
 from perfkit.workloads.tables import EmbeddingTable, list_laws
@@ -362,7 +363,7 @@ def exact_traffic(table: EmbeddingTable, bags: Any, optimizer: str) -> Any:
         list_laws([table], sum(shape)), np.broadcast_to(lookups, shape or 1)
     ).reshape(shape)
     whole = exact_backward_bytes(unique, bags, lookups, table.dim, itemsize=table.itemsize)
-    state = 32.0 if optimizer == "rowwise_adagrad" else STATE[optimizer] * row
+    state = find_optimizer(optimizer).row_state_bytes(row, 32.0)
     return np.rint(whole - bags * table.dim * table.itemsize + 2.0 * unique * state)
 
 

@@ -20,7 +20,7 @@ from perfkit.models.distributions import (
     spread_rows,
     unique_rows,
 )
-from perfkit.models.embedding import STATE
+from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads.sizes import check_number, check_size, select_sizes
 
 
@@ -116,7 +116,7 @@ class TableSet(Tabular):
     sparse : bool
         Whether the gradient of a table holds one row per lookup instead of the whole table.
     optimizer : str
-        What updates the rows, a key of `perfkit.models.embedding.STATE`.
+        What updates the rows, a key of `perfkit.models.optimizers.OPTIMIZERS`.
     name : str
         Name shown in results.
 
@@ -162,7 +162,7 @@ class TableSet(Tabular):
             raise ValueError(f"{fault} its {given[deep].rows} rows; {meant}")
         check_positive("batch", self.batch, integer=True)
         check_choice("embedding", self.embedding, ("separate", "fused"))
-        check_choice("optimizer", self.optimizer, STATE)
+        find_optimizer(self.optimizer)
         check_type("sparse", self.sparse, bool)
         check_type("name", self.name, str)
         object.__setattr__(self, "tables", tuple(given))

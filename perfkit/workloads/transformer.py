@@ -9,6 +9,7 @@ import numpy as np
 
 from perfkit.ground.files import group_rows
 from perfkit.ground.units import check_choice, check_positive
+from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads.blocks import PARALLEL, UNFUSED, Cut, Units, record_forward
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import finish, record_graphs
@@ -29,7 +30,6 @@ SIZES = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions")
 _CHOICES = {
     "attention": (*UNFUSED, "fused", *ATTENTION),
     "dtype": (*ITEMSIZE, "fp8"),
-    "optimizer": ("adamw", "sgd"),
     "parallel": PARALLEL,
     "norm": ("layer", "rms"),
     "reduce_dtype": ("", *ITEMSIZE),
@@ -79,7 +79,8 @@ class Transformer:
         ``fp8`` the operands of products in layers are cast to fp8; attention, the head and all else
         are bf16.
     optimizer : str
-        ``adamw`` or ``sgd``.
+        One that updates dense weights, as `perfkit.models.optimizers.list_optimizers` lists them:
+        ``adamw``, ``adam``, ``adagrad``, ``sgd_momentum`` or ``sgd``.
     fused : bool
         Whether one kernel of the optimizer updates all weights.
     mixed : bool
@@ -200,7 +201,10 @@ class Transformer:
         vars(self).update(known)
         for key, names in _CHOICES.items():
             check_choice(key, getattr(self, key), names)
+        optimizer = find_optimizer(self.optimizer, dense=True)
         check_switches(self.dtype, **{key: getattr(self, key) for key in _SWITCHES})
+        if self.fused:
+            optimizer.operations("fused")  # an error if there is no such kernel
         heads_per_group = self.heads % (self.kv_heads or 1)
         refuse_sizes(
             heads_per_group != 0,

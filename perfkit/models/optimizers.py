@@ -1,0 +1,372 @@
+"""Optimizers: what each keeps for a weight, and the operations of one update as PyTorch runs them.
+
+Every part of the library reads `OPTIMIZERS`: an optimizer that is added to it has its states in
+the memory of predictions and of strategies, its operations in every workload, and its row updates.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from perfkit.ground.units import Values, check_choice
+
+#: How PyTorch runs an update: weight by weight; in kernels for lists of weights, by default on a
+#: GPU; and in one kernel that does everything.
+FORMS = ("eager", "for_each", "fused")
+#: The numbers that an optimizer keeps for each weight, by name.
+STATES = ("state_1", "state_2")
+#: Operands with one number for each weight tensor: its step counter, and the 1 that is added to it.
+SINGLE = ("step", "one")
+
+
+@dataclass(frozen=True)
+class ElementwiseStep:
+    """One element-wise operation of an update.
+
+    Operands are named ``weight``, ``gradient``, ``state_1`` and ``state_2``, ``scratch_1`` and
+    ``scratch_2`` for new tensors of the size of the weight, and ``step`` and ``one``, which have
+    one number for each weight tensor.
+
+    Parameters
+    ----------
+    name : str
+        PyTorch's name of the operation.
+    reads, writes : tuple of str
+        Operands that it reads and writes.
+    variant : str
+        Class by which a platform times it; empty for the name itself.
+    """
+
+    name: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    variant: str = ""
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether it updates nothing but the step counters."""
+        return self.writes == ("step",)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """One optimizer: what it keeps for each weight, and the operations of one update.
+
+    Parameters
+    ----------
+    name : str
+        Name by which workloads choose it.
+    states : int
+        Numbers that it keeps for each weight [-].
+    states_per_row : int
+        Numbers that it keeps for each row of a table instead [-].
+    update : tuple of ElementwiseStep
+        Operations of PyTorch's eager form for one weight tensor, in their order; empty if it only
+        updates rows of tables.
+    for_each_update : tuple of ElementwiseStep
+        Operations of PyTorch's form for lists of weights; empty if they are those of the eager
+        form, with the prefix ``_foreach_``.
+    fused_kernel : str
+        Name of PyTorch's fused kernel; empty if it has none.
+    sparse_rows : bool
+        Whether it can update the looked-up rows of a table one lookup after the other, without
+        first adding up the gradients of the same row.
+    torch_class : str
+        Name of its class in ``torch.optim``; empty if there is none that can train a whole model.
+    torch_arguments : mapping
+        Arguments of that class, beside the learning rate.
+    """
+
+    name: str
+    states: int
+    states_per_row: int = 0
+    update: tuple[ElementwiseStep, ...] = ()
+    for_each_update: tuple[ElementwiseStep, ...] = ()
+    fused_kernel: str = ""
+    sparse_rows: bool = False
+    torch_class: str = ""
+    torch_arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The entries of `FORMS` in which it can update dense weights."""
+        return tuple(
+            form for form in FORMS if self.update and (form != "fused" or self.fused_kernel)
+        )
+
+    def operations(self, form: str) -> tuple[ElementwiseStep, ...]:
+        """Operations of one update in a form.
+
+        Parameters
+        ----------
+        form : str
+            One of `FORMS`.
+
+        Returns
+        -------
+        operations : tuple of ElementwiseStep
+            In their order. Names of the for-each form have its prefix.
+
+        Raises
+        ------
+        ValueError
+            For a form that it does not have.
+        """
+        check_choice(f"form of the optimizer {self.name!r}", form, self.forms)
+        if form == "eager":
+            return self.update
+        if form == "fused":
+            return self._list_fused()
+        return tuple(
+            ElementwiseStep(
+                f"_foreach_{operation.name}",
+                operation.reads,
+                operation.writes,
+                operation.variant or operation.name,
+            )
+            for operation in self.for_each_update or self.update
+        )
+
+    def _list_fused(self) -> tuple[ElementwiseStep, ...]:
+        """The fused kernel, and before it the kernel that adds one to all step counters."""
+        trained = ("weight", *STATES[: self.states])
+        if not any(operation.counts_steps for operation in self.update):
+            return (ElementwiseStep(self.fused_kernel, (*trained, "gradient"), trained),)
+        count = ElementwiseStep("_foreach_add_", ("step",), ("step",), "add_scalar_")
+        kernel = ElementwiseStep(self.fused_kernel, (*trained, "gradient", "step"), trained)
+        return count, kernel
+
+    def update_bytes(
+        self, parameters: Values, itemsize: float = 4, form: str = "for_each"
+    ) -> Values:
+        """Bytes that one dense update reads and writes; the operations are those that predictions
+        price.
+
+        Parameters
+        ----------
+        parameters : int, array or expression
+            Parameters updated [-].
+        itemsize : float, optional
+            Bytes of one number, the same for weight, gradient and state [B].
+        form : str, optional
+            One of `FORMS`.
+
+        Returns
+        -------
+        nbytes : same kind as `parameters`
+            Bytes read and written, without the step counters [B].
+        """
+        operands = [
+            operand
+            for operation in self.operations(form)
+            for operand in operation.reads + operation.writes
+            if operand not in SINGLE
+        ]
+        return float(itemsize * len(operands)) * parameters
+
+    def state_bytes(self, rows: Values, dim: Values, itemsize: Values = 4) -> Values:
+        """Bytes that it keeps for the rows of a table.
+
+        Parameters
+        ----------
+        rows, dim : int, array or expression
+            Rows and columns of the table [-].
+        itemsize : float, array or expression, optional
+            Bytes of one number [B].
+
+        Returns
+        -------
+        nbytes : same kind as `rows`
+            As many numbers as weights for each state, or one for each row [B].
+        """
+        return 1.0 * rows * (self.states_per_row + 1.0 * self.states * dim) * itemsize
+
+    def row_state_bytes(self, row: Values, access: float) -> Values:
+        """Bytes of the states of one row as an update touches them.
+
+        Parameters
+        ----------
+        row : float, array or expression
+            Bytes that move when the row of weights is touched [B].
+        access : float
+            Smallest access, which a single number for the row takes [B].
+
+        Returns
+        -------
+        nbytes : same kind as `row`
+            Bytes that are read, and as many that are written [B].
+        """
+        return self.states * row + float(access) * self.states_per_row
+
+
+def _adam_steps(*, decays: bool, for_each: bool) -> tuple[ElementwiseStep, ...]:
+    """Operations of Adam; AdamW first decays the weight."""
+    count = ElementwiseStep("add_", ("step",), ("step",), "add_scalar_")
+    divided = "scratch_2"
+    divide = ElementwiseStep("div", ("scratch_1",), (divided,), "div_scalar")
+    if for_each:
+        count = ElementwiseStep("add_", ("step", "one"), ("step",))
+        divided = "scratch_1"
+        divide = ElementwiseStep("div_", (divided,), (divided,))
+    decay = ElementwiseStep("mul_", ("weight",), ("weight",))
+    return (
+        count,
+        *([decay] if decays else []),
+        ElementwiseStep("lerp_", ("state_1", "gradient"), ("state_1",)),
+        ElementwiseStep("mul_", ("state_2",), ("state_2",)),
+        ElementwiseStep("addcmul_", ("state_2", "gradient"), ("state_2",)),
+        ElementwiseStep("sqrt", ("state_2",), ("scratch_1",)),
+        divide,
+        ElementwiseStep("add_", (divided,), (divided,), "add_scalar_"),
+        ElementwiseStep("addcdiv_", ("weight", "state_1", divided), ("weight",)),
+    )
+
+
+def _adagrad_steps(*, for_each: bool) -> tuple[ElementwiseStep, ...]:
+    """Operations of Adagrad; the for-each form scales the gradient into a new tensor."""
+    count = ElementwiseStep("add_", ("step",), ("step",), "add_scalar_")
+    scaled, scale = "gradient", []
+    if for_each:
+        count = ElementwiseStep("add_", ("step", "one"), ("step",))
+        scaled, scale = "scratch_2", [ElementwiseStep("mul", ("gradient",), ("scratch_2",))]
+    return (
+        count,
+        ElementwiseStep("addcmul_", ("state_1", "gradient"), ("state_1",)),
+        ElementwiseStep("sqrt", ("state_1",), ("scratch_1",)),
+        ElementwiseStep("add_", ("scratch_1",), ("scratch_1",), "add_scalar_"),
+        *scale,
+        ElementwiseStep("addcdiv_", ("weight", scaled, "scratch_1"), ("weight",)),
+    )
+
+
+_MOMENTUM = (
+    ElementwiseStep("mul_", ("state_1",), ("state_1",)),
+    ElementwiseStep("add_", ("state_1", "gradient"), ("state_1",)),
+    ElementwiseStep("add_", ("weight", "state_1"), ("weight",)),
+)
+
+#: Optimizers by name. Row-wise Adagrad keeps one number for each row of a table, and has no form
+#: for other weights, like sparse Adam.
+OPTIMIZERS: dict[str, Optimizer] = {
+    each.name: each
+    for each in (
+        Optimizer(
+            "sgd",
+            states=0,
+            update=(ElementwiseStep("add_", ("weight", "gradient"), ("weight",)),),
+            fused_kernel="_fused_sgd_",
+            sparse_rows=True,
+            torch_class="SGD",
+        ),
+        Optimizer(
+            "sgd_momentum",
+            states=1,
+            update=_MOMENTUM,
+            fused_kernel="_fused_sgd_",
+            torch_class="SGD",
+            torch_arguments=MappingProxyType({"momentum": 0.9}),
+        ),
+        Optimizer(
+            "adagrad",
+            states=1,
+            update=_adagrad_steps(for_each=False),
+            for_each_update=_adagrad_steps(for_each=True),
+            fused_kernel="_fused_adagrad_",
+            torch_class="Adagrad",
+        ),
+        Optimizer(
+            "adam",
+            states=2,
+            update=_adam_steps(decays=False, for_each=False),
+            for_each_update=_adam_steps(decays=False, for_each=True),
+            fused_kernel="_fused_adam_",
+            torch_class="Adam",
+        ),
+        Optimizer(
+            "adamw",
+            states=2,
+            update=_adam_steps(decays=True, for_each=False),
+            for_each_update=_adam_steps(decays=True, for_each=True),
+            fused_kernel="_fused_adamw_",
+            torch_class="AdamW",
+        ),
+        Optimizer("rowwise_adagrad", states=0, states_per_row=1),
+        Optimizer("sparse_adam", states=2),
+    )
+}
+_FUSED = "_fused"
+
+
+def list_optimizers(*, dense: bool = False) -> tuple[str, ...]:
+    """Names of all optimizers.
+
+    Parameters
+    ----------
+    dense : bool, optional
+        Whether to list only those that can update weights outside of tables.
+
+    Returns
+    -------
+    names : tuple of str
+        Keys of `OPTIMIZERS`.
+    """
+    return tuple(name for name, each in OPTIMIZERS.items() if each.update or not dense)
+
+
+def find_optimizer(name: str, *, dense: bool = False) -> Optimizer:
+    """The optimizer of a name.
+
+    Parameters
+    ----------
+    name : str
+        A key of `OPTIMIZERS`, or one followed by ``_fused``, which has the same states.
+    dense : bool, optional
+        Whether it has to update weights outside of tables.
+
+    Returns
+    -------
+    optimizer : Optimizer
+        Its entry.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name; the message lists the known ones.
+
+    Examples
+    --------
+    >>> find_optimizer("adamw").states, find_optimizer("adamw").update_bytes(1, form="fused")
+    (2, 28.0)
+    >>> find_optimizer("rowwise_adagrad", dense=True)
+    Traceback (most recent call last):
+    ...
+    ValueError: optimizer is 'rowwise_adagrad'; known are sgd, sgd_momentum, adagrad, adam, adamw
+    """
+    if isinstance(name, str) and not dense:
+        name = split_form(name)[0]
+    return OPTIMIZERS[check_choice("optimizer", name, list_optimizers(dense=dense))]
+
+
+def split_form(name: str) -> tuple[str, str]:
+    """Split a name such as ``adam_fused`` into the optimizer and its form.
+
+    Parameters
+    ----------
+    name : str
+        A key of `OPTIMIZERS`, or one followed by ``_fused``.
+
+    Returns
+    -------
+    optimizer, form : str
+        The key; ``fused``, or else ``for_each``, PyTorch's default on a GPU.
+
+    Examples
+    --------
+    >>> split_form("adam_fused"), split_form("adam")
+    (('adam', 'fused'), ('adam', 'for_each'))
+    """
+    base = name.removesuffix(_FUSED)
+    if name != base and base in OPTIMIZERS and "fused" in OPTIMIZERS[base].forms:
+        return base, "fused"
+    return name, "for_each"

@@ -1,0 +1,330 @@
+"""Optimizers: one table says what each keeps and does, and every part of the library reads it."""
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import perfkit as pk
+from perfkit.models import embedding, optimizers, roofline
+from perfkit.models.optimizers import (
+    FORMS,
+    OPTIMIZERS,
+    ElementwiseStep,
+    Optimizer,
+    find_optimizer,
+    list_optimizers,
+)
+from perfkit.workloads.graph import Graph
+from perfkit.workloads.iteration import step
+from perfkit.workloads.tape import Tape
+
+pytestmark = pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
+DENSE = list_optimizers(dense=True)
+SIZES: dict[str, Any] = {
+    "layers": 2,
+    "hidden": 64,
+    "heads": 4,
+    "vocabulary": 300,
+    "positions": 48,
+    "sequence": 40,
+    "batch": 8,
+}
+TABLES: dict[str, Any] = {
+    "rows": [3000, 700],
+    "dim": 48,
+    "pooling": 3,
+    "bottom": [64],
+    "top": [80],
+    "features": 13,
+    "batch": 64,
+}
+LION = Optimizer(
+    "lion",
+    states=1,
+    update=(
+        ElementwiseStep("mul_", ("weight",), ("weight",)),
+        ElementwiseStep("lerp", ("state_1", "gradient"), ("scratch_1",)),
+        ElementwiseStep("sign_", ("scratch_1",), ("scratch_1",)),
+        ElementwiseStep("add_", ("weight", "scratch_1"), ("weight",)),
+        ElementwiseStep("lerp_", ("state_1", "gradient"), ("state_1",)),
+    ),
+)
+
+
+def build(optimizer: str, **more: Any) -> pk.Transformer:
+    return pk.Transformer.gpt2(**SIZES, optimizer=optimizer, **more)
+
+
+def list_updates(graph: Graph) -> list[tuple[str, str, str, float, float]]:
+    """Name, kind, variant, elements and bytes of each operation of the update."""
+    elements = graph.column("elements")
+    return [
+        (*label[:3], elements[place], graph.traffic[place])
+        for place, label in enumerate(graph.labels)
+        if label[3] == "update"
+    ]
+
+
+def make_torch(optimizer: str, form: str, parameters: Any) -> Any:
+    torch = pytest.importorskip("torch", reason="needs torch: pip install 'perfkit[measure]'")
+    settings = {
+        "eager": {"foreach": False},
+        "for_each": {"foreach": True},
+        "fused": {"fused": True},
+    }
+    known = find_optimizer(optimizer)
+    make = getattr(torch.optim, known.torch_class)
+    return make(parameters, lr=1e-3, **known.torch_arguments, **settings[form])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", DENSE)
+def test_an_update_is_the_captured_update_of_pytorch(name: str, form: str) -> None:
+    """The same operations with the same classes, elements and bytes, weight by weight or in
+    lists."""
+    torch = pytest.importorskip("torch", reason="needs torch: pip install 'perfkit[measure]'")
+    from perfkit.recording.modules import build_step
+
+    shapes = [weight.shape for weight in build_step(build("sgd"))[1].parameters()]
+
+    def make_step() -> Any:
+        weights = [torch.nn.Parameter(torch.empty(shape)) for shape in shapes]
+        update = make_torch(name, form, weights)
+
+        def run() -> None:
+            sum((weight.sum() for weight in weights), start=torch.zeros(())).backward()
+            update.step()
+
+        return run
+
+    captured = pk.capture(make_step, device="cpu" if form == "eager" else "cuda")
+    model = build(name, fused=form == "fused")
+    [built] = model.graphs(accelerator=form == "for_each")
+    assert list_updates(built) == list_updates(captured)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", DENSE)
+def test_an_update_runs_these_operations_and_moves_these_bytes(name: str, form: str) -> None:
+    """A real step of PyTorch, operation by operation; SGD with momentum in lists moves 32 bytes a
+    weight, not the 20 of its fused kernel."""
+    torch = pytest.importorskip("torch", reason="needs torch: pip install 'perfkit[measure]'")
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    ran: list[str] = []
+    moved: list[int] = []
+
+    class Counter(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            out = func(*args, **(kwargs or {}))
+            name = func._schema.name.removeprefix("aten::")
+            reads_a_counter = name == "_local_scalar_dense"
+            if func.is_view or func.namespace != "aten" or reads_a_counter:
+                return out
+            reads = {id(t): t for t in tree_leaves([args, kwargs]) if isinstance(t, torch.Tensor)}
+            schema = func._schema.arguments
+            written = [
+                given
+                for given, argument in zip(args, schema, strict=False)
+                if argument.alias_info and argument.alias_info.is_write
+                if argument.name not in ("grads", "state_steps")  # these only if scaled
+            ]
+            writes = {
+                id(t): t for t in tree_leaves([written or out]) if isinstance(t, torch.Tensor)
+            }
+            ran.append(name)
+            moved.append(
+                sum(t.numel() * t.element_size() for t in (*reads.values(), *writes.values()))
+            )
+            return out
+
+    weights = [torch.nn.Parameter(torch.ones(300, 40)), torch.nn.Parameter(torch.ones(500))]
+    update = make_torch(name, form, weights)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    update.step()
+    with torch.no_grad(), Counter():
+        update.step()
+    one = [operation.name for operation in find_optimizer(name).operations(form)]
+    assert ran == one * (2 if form == "eager" else 1)
+    count = sum(weight.numel() for weight in weights)
+    assert sum(moved) / count == pytest.approx(
+        find_optimizer(name).update_bytes(1, form=form), rel=0.01
+    )
+
+
+def test_bytes_of_an_update_are_those_that_predictions_price() -> None:
+    for name in DENSE:
+        for form in FORMS:
+            [graph] = build(name, fused=form == "fused").graphs(accelerator=form == "for_each")
+            moved = sum(nbytes for *_, nbytes in list_updates(graph)) / graph.parameters
+            assert moved == pytest.approx(find_optimizer(name).update_bytes(1, form=form), rel=0.01)
+    assert roofline.optimizer_bytes("sgd_momentum", 10) == 320.0
+    assert roofline.optimizer_bytes("sgd_momentum_fused", 10) == 200.0
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_states_are_the_same_in_memory_and_in_strategies(name: str) -> None:
+    strategy = pk.Strategy(dp=8, micro_batch=1)
+    found: dict[str, list[float]] = {}
+    for optimizer in ("sgd", name):
+        model = build(optimizer)
+        memory = pk.predict(model, "h100-sxm-8", ranks=8).memory()
+        table = pk.explore(model, "h100-sxm-8", strategies=[strategy]).table()
+        as_strategy = pk.predict(model, "h100-sxm-8", strategy=strategy).memory()
+        found[optimizer] = [
+            memory.parts["states"],
+            float(table["needs"][0]),
+            as_strategy.parts["states"],
+        ]
+    [graph] = build(name).graphs()
+    states = 4.0 * find_optimizer(name).states * graph.parameters
+    for plain, other in zip(found["sgd"], found[name], strict=True):
+        assert other - plain == pytest.approx(states, rel=1e-3, abs=1.0)
+
+
+@pytest.mark.parametrize("name", list_optimizers())
+def test_states_of_tables_are_the_same_in_models_plans_and_closed_forms(name: str) -> None:
+    tables = pk.TableSet((pk.EmbeddingTable(10**6, 32),) * 4, batch=512, optimizer=name)
+    price = pk.price_plan(tables, "h100-sxm-8", pk.Plan(2, (0, 0, 1, 1)))
+    expected = embedding.state_bytes(10**6, 32, optimizer=name)
+    assert price.table()["state_bytes"].to_list() == [2 * expected] * 2
+    if name in DENSE:
+        model = pk.DLRM(embedding="exact", optimizer=name, **TABLES)
+        memory = pk.predict(model, "h100-sxm-8").memory()
+        rows = sum(embedding.state_bytes(n, 48, optimizer=name) for n in TABLES["rows"])
+        weights = memory.parts["parameters"]
+        states = rows + find_optimizer(name).states * weights
+        assert memory.parts["states"] == pytest.approx(states, rel=1e-2, abs=1.0)
+
+
+def test_a_graph_of_a_model_needs_the_memory_of_the_model() -> None:
+    """The rows of its tables have states too."""
+    model = pk.DLRM(embedding="exact", optimizer="adagrad", **TABLES)
+    whole = pk.predict(model, "h100-sxm-8").memory()
+    [graph] = model.graphs(accelerator=True)
+    assert pk.predict(graph, "h100-sxm-8").memory().parts == whole.parts
+    assert whole.parts["states"] >= whole.parts["tables"]
+
+
+def test_a_new_optimizer_is_known_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="optimizer is 'lion'; known are"):
+        build("lion")
+    monkeypatch.setitem(OPTIMIZERS, "lion", LION)
+    model, strategy = build("lion"), pk.Strategy(dp=8, micro_batch=1)
+    [eager], [listed] = model.graphs(), model.graphs(accelerator=True)
+    names = [name for name, *_ in list_updates(listed)]
+    assert names == [
+        "_foreach_mul_",
+        "_foreach_lerp",
+        "_foreach_sign_",
+        "_foreach_add_",
+        "_foreach_lerp_",
+    ]
+    assert len(list_updates(eager)) % 5 == 0
+    states = 4.0 * eager.parameters
+    assert pk.predict(model, "h100-sxm-8").memory().parts["states"] == states
+    needs = [
+        float(pk.explore(m, "h100-sxm-8", strategies=[strategy]).table()["needs"][0])
+        for m in (model, build("sgd"))
+    ]
+    assert needs[0] - needs[1] == pytest.approx(states, rel=1e-3)
+    assert pk.predict(model, "h100-sxm-8", strategy=strategy).memory().parts["states"] == (
+        pytest.approx(states, rel=1e-3)
+    )
+    sweep = pk.sweep(
+        lambda batch: pk.Transformer.gpt2(**{**SIZES, "batch": batch}, optimizer="lion"),
+        {"batch": [8, 16]},
+        "h100-sxm-8",
+        progress=False,
+    )
+    assert len(sweep.table()) == 2
+    exact = pk.DLRM(embedding="exact", optimizer="lion", **TABLES)
+    plain = replace_optimizer(exact, "sgd")
+    assert pk.predict(exact, "h100-sxm-8").memory().parts["states"] > 4 * 3700 * 48
+    assert exact.graphs()[0].traffic.sum() > plain.graphs()[0].traffic.sum()
+    with pytest.raises(ValueError, match="optimizer is 'lion' with embedding 'separate'"):
+        pk.DLRM(optimizer="lion", **TABLES)
+    assert embedding.state_bytes(100, 16, optimizer="lion") == 6400.0
+    assert roofline.optimizer_bytes("lion", 1) == 52.0
+    with pytest.raises(
+        ValueError, match="form of the optimizer 'lion' is 'fused'; known are eager"
+    ):
+        build("lion", fused=True)
+    torch = pytest.importorskip("torch", reason="needs torch: pip install 'perfkit[measure]'")
+    with pytest.raises(ValueError, match=r"optimizer is 'lion'; torch.optim has no such class"):
+        pk.capture(torch.nn.Linear(4, 4), torch.ones(2, 4), optimizer="lion")
+
+
+def replace_optimizer(model: pk.DLRM, optimizer: str) -> pk.DLRM:
+    return pk.DLRM(embedding=model.embedding, optimizer=optimizer, **TABLES)
+
+
+@pytest.mark.parametrize("name", ["lamb", "Adam", "", "rowwise", 5, None, ["adam"]])
+def test_a_name_that_nobody_knows_is_an_error_everywhere(name: Any) -> None:
+    tables = (pk.EmbeddingTable(1000, 16),)
+    [graph] = pk.DLRM(embedding="exact", **TABLES).graphs()
+    for call in (
+        lambda: build(name),
+        lambda: pk.TableSet(tables, batch=8, optimizer=name),
+        lambda: embedding.state_bytes(10, 10, optimizer=name),
+        lambda: roofline.optimizer_bytes(name, 10),
+        lambda: step(Tape(), name),
+        lambda: pk.predict(replace(graph, optimizer=name or "x"), "h100-sxm-8").memory(),
+    ):
+        with pytest.raises(ValueError, match=r"optimizer is .*; known are"):
+            call()
+
+
+def test_rows_are_updated_by_their_own_optimizer_or_not_at_all() -> None:
+    """Gradients of each lookup can only be added to rows; no other update is taken for this one."""
+    for name in DENSE:
+        for embedding_kind, sparse in (("separate", True), ("fused", True), ("fused", False)):
+            settings = {"embedding": embedding_kind, "sparse": sparse, "optimizer": name}
+            if name == "sgd":
+                pk.DLRM(**settings, **TABLES)
+            else:
+                with pytest.raises(ValueError, match="gradients of the same row"):
+                    pk.DLRM(**settings, **TABLES)
+    moved = {
+        name: pk.DLRM(embedding="exact", optimizer=name, **TABLES).graphs()[0]
+        for name in ("sgd", "adagrad", "adam")
+    }
+    rows = [
+        graph.traffic[graph.kernels["embedding_backward", "exact"]].sum()
+        for graph in moved.values()
+    ]
+    assert np.diff(rows, 2) == pytest.approx(0.0, abs=8.0) and rows[1] > rows[0]
+
+
+def test_a_captured_model_may_have_each_optimizer() -> None:
+    torch = pytest.importorskip("torch", reason="needs torch: pip install 'perfkit[measure]'")
+    for name in DENSE:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            graph = pk.capture(
+                torch.nn.Linear(64, 64), torch.ones(8, 64), optimizer=name, device="cuda"
+            )
+        names = [label[0] for label in graph.labels if label[3] == "update"]
+        assert names == [each.name for each in find_optimizer(name).operations("for_each")]
+
+
+def test_every_optimizer_of_the_table_is_complete() -> None:
+    operands = {"weight", "gradient", "scratch_1", "scratch_2", *optimizers.SINGLE}
+    for name, optimizer in OPTIMIZERS.items():
+        assert optimizer.name == name
+        states = set(optimizers.STATES[: optimizer.states])
+        for form in optimizer.forms:
+            used = {
+                operand
+                for operation in optimizer.operations(form)
+                for operand in operation.reads + operation.writes
+            }
+            assert states <= used <= operands | states, (name, form)
+        assert bool(optimizer.torch_class) == bool(optimizer.update)
