@@ -363,3 +363,14 @@ def test_refused_configurations_cost_no_construction_each() -> None:
     found = pk.sweep(build, grid, "h100-sxm-8", progress=False).table()
     assert found["error"].null_count() == 200
     assert len(calls) < 20
+
+
+def test_sizes_that_decide_on_messages_may_be_all_that_varies_over_several_ranks() -> None:
+    grid = {"heads": [4, 8], "hidden": [768, 96]}
+    build = partial(pk.Transformer.gpt2, batch=4, layers=2)
+    found = pk.sweep(build, grid, "h100-sxm-8", ranks=2, progress=False).table()
+    alone = [
+        pk.predict(build(heads=heads, hidden=hidden), "h100-sxm-8", ranks=2).time
+        for heads, hidden in product(*grid.values())
+    ]
+    assert found["time"].to_list() == pytest.approx(alone, rel=1e-9)

@@ -368,8 +368,14 @@ def _price_together(
         given, at = _take(part, usual, 0)
         about = {"ranks": at["ranks"], "execution": at["execution"]}
         try:
+            tables = _count_tables(workload, given)
+        except ValueError as error:
+            out["error"][left[0]] = escape(error, 500)
+            left = left[1:]
+            continue
+        try:
             with keep_quiet():
-                many = _build_together(workload, part, given)
+                many = _build_together(workload, part, given, tables)
                 found = price_configurations(many, load_platform(at["platform"]), **about)
                 first = predict(build(workload, given), at["platform"], **about)
         except SizesError as error:
@@ -459,15 +465,30 @@ def _fill_in(
     out["warnings"][places[0]] = first.warnings
 
 
-def _build_together(workload: Any, columns: _Columns, given: Mapping[str, Any]) -> Any:
+def _count_tables(workload: Any, given: Mapping[str, Any]) -> int:
+    """How many tables one configuration has, if a single number stands for those of all tables;
+    otherwise 0."""
+    single = [name for name in _LISTS if name in given and not _is_listed(given[name])]
+    if not single:
+        return 0
+    return len(getattr(build(workload, given), "tables", ()))
+
+
+def _is_listed(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _build_together(workload: Any, columns: _Columns, given: Mapping[str, Any], tables: int) -> Any:
     """A workload whose sizes are arrays; a ValueError if the callable makes another workload of
     them."""
     arrays = {name: np.array(columns[name]) for name in given if name in _NUMBERS}
-    tables, lists = getattr(build(workload, given), "tables", ()), dict[str, list[np.ndarray]]()
+    lists = {}
     for name in given.keys() & {*_LISTS}:
-        listed = isinstance(given[name], list | tuple)
-        rows = zip(*columns[name], strict=True) if listed else [columns[name]] * len(tables)
-        lists[name] = [np.array(sizes) for sizes in rows]
+        if _is_listed(given[name]):
+            entries = zip(*columns[name], strict=True)
+        else:
+            entries = [columns[name]] * tables
+        lists[name] = [np.array(sizes) for sizes in entries]
     many = build(workload, {**given, **arrays, **lists})
     for index in (0, -1):
         alone = build(workload, {name: columns[name][index] for name in given})

@@ -81,6 +81,8 @@ def price_configurations(
         for chosen in np.split(members, range(_TOGETHER, len(members), _TOGETHER)):
             same = {name: int(sizes[name][chosen[0]]) for name in alike if hasattr(workload, name)}
             part = alter(select_sizes(workload, chosen), same)
+            if not count_configurations(part):  # what varied is the same for all of this pass
+                part = alter(part, {"batch": np.full(len(chosen), float(part.batch))})
             graphs = execute(part.graphs(ranks, accelerator=True), execution)
             if any(graph is not graphs[0] for graph in graphs):
                 raise ValueError(

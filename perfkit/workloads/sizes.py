@@ -113,7 +113,8 @@ def _check(name: str, value: Any, *, integer: bool, maximum: float | None) -> An
     """A checked number, or a checked array of floats."""
     if not isinstance(value, np.ndarray):
         return check_positive(name, value, integer=integer, maximum=maximum)
-    if value.dtype.kind not in "iuf":
+    is_numeric = value.dtype.kind in "iuf" or all(type(each) in (int, float) for each in value)
+    if not is_numeric:
         check_sizes(name, value)  # refuses what is no number
 
     def describe(size: float) -> str:
