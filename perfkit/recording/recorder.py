@@ -19,7 +19,7 @@ from perfkit.models.distributions import Zipf, unique_rows
 from perfkit.recording.exchanges import GRAPHED, Exchanges, answer, name_collective
 from perfkit.recording.modules import DTYPES
 from perfkit.recording.sandbox import compute
-from perfkit.recording.values import Values, is_whole
+from perfkit.recording.values import Values, are_sparse, is_whole
 from perfkit.workloads.execution import compile_graph
 from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
 from perfkit.workloads.tables import EmbeddingTable
@@ -217,8 +217,12 @@ class Recorder(TorchDispatchMode):
         self, schema: _Schema, args: list[Any], given: Sequence[Tensor], out: Any, module: str
     ) -> None:
         """Append an operation with the class and sizes that the vocabulary gives it."""
-        sparse = schema.name == "add_" and getattr(args[1], "layout", None) is torch.sparse_coo
-        entry = find_entry(schema.name, pointwise=schema.pointwise, sparse=sparse)
+        rows_added = schema.name in ("add", "add_", "sub", "sub_") and are_sparse(args[:2])
+        sparse = schema.name == "add_" and are_sparse(args[1:2]) and not rows_added
+        if rows_added:
+            entry = find_entry("<rows>")
+        else:
+            entry = find_entry(schema.name, pointwise=schema.pointwise, sparse=sparse)
         variant = entry.variant(schema.name, args) if callable(entry.variant) else entry.variant
         sizes = entry.sizes(args, out) | {"launches": entry.launches}
         if entry.kind.startswith("embedding") and variant != "dense_rows":

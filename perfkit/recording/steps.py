@@ -43,6 +43,7 @@ _VALUES = {
     getattr(Tensor, name)
     for name in ["item", "tolist", "numpy", "__array__", "__float__", "__int__", "__bool__"]
 }
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 #: Assumption for data loaders.
 READY = "batches of a data loader count as ready when asked for; pass loading=pk.time_loader(loader) to predict"
 #: Assumption for tensors that are pinned.
@@ -91,6 +92,8 @@ class _Calls(TorchFunctionMode):
             recorder.phase, recorder.leading = "backward", True
         operations, views = len(recorder.labels), recorder.viewed
         out = func(*args, **kwargs)
+        if func == _SET_DATA:
+            recorder.values.replace(*args)
         recorder.bare += recorder.viewed > views and len(recorder.labels) == operations
         return out
 
@@ -137,7 +140,15 @@ class _Calls(TorchFunctionMode):
             self.recorder.transfer("to_host", args[0])
             return Unknown(1.0)
         self.recorder.values.notes[ZEROS] = None
-        return sandbox.compute(torch.zeros, args[0].shape).numpy().view(sandbox.UnknownArray)
+        return _make_zeros(args[0])
+
+
+def _make_zeros(tensor: Tensor) -> sandbox.UnknownArray:
+    """An array of zeros in memory of its own, which represents a tensor of computed numbers."""
+    half = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # NumPy has no such types
+    dtype = torch.float32 if tensor.dtype in half else tensor.dtype
+    zeros = sandbox.compute(lambda: torch.zeros(tensor.shape, dtype=dtype).numpy().copy())
+    return zeros.view(sandbox.UnknownArray)
 
 
 def _find_model(given: Any) -> Any:

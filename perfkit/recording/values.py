@@ -43,11 +43,83 @@ FINITE = "the step asks whether computed numbers are finite; they count as finit
 BALANCED = "computed scores choose rows, such as those of experts; each alternative counts as chosen equally often"
 
 
+#: Operations that allocate memory and write nothing to it.
+_ALLOCATING = frozenset(
+    [
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "empty_permuted",
+        "new_empty",
+        "new_empty_strided",
+    ]
+)
+#: Operations that overwrite their first argument and do not read it: filled, copied and drawn.
+_OVERWRITING = frozenset(
+    [
+        "fill_",
+        "zero_",
+        "copy_",
+        "uniform_",
+        "normal_",
+        "random_",
+        "bernoulli_",
+        "exponential_",
+        "geometric_",
+        "log_normal_",
+        "cauchy_",
+    ]
+)
+#: Operations with a rule of their own in `Values`, which computes no values.
+_SIZES_ONLY = frozenset(
+    ["_embedding_bag_backward", "_coalesce", "sparse_mask", "_ctc_loss", "_ctc_loss_backward"]
+)
+
+
+class FreshMemory:
+    """Memory that was allocated without values: it is unknown until the step has filled it.
+
+    Parameters
+    ----------
+    dtype : torch.dtype
+        Data type of its elements.
+    count : int
+        Number of its elements [-].
+    """
+
+    def __init__(self, dtype: torch.dtype, count: int) -> None:
+        self.dtype, self.count = dtype, count
+        self.values: Tensor | None = None  # all elements; allocated at the first fill
+        self._written: Tensor | None = None  # which of them the step has written
+
+    def view(self, like: Tensor) -> Tensor:
+        """The real elements that a fake tensor shows."""
+        if self.values is None:
+            self.values = compute(torch.empty, self.count, dtype=self.dtype)
+            self._written = compute(torch.zeros, self.count, dtype=torch.bool)
+        place = like.shape, like.stride(), like.storage_offset()
+        return compute(torch.as_strided, self.values, *place)
+
+    def mark(self, like: Tensor) -> None:
+        """Take the elements that a fake tensor shows as written."""
+        place = like.shape, like.stride(), like.storage_offset()
+        compute(lambda: torch.as_strided(self._written, *place).fill_(True))
+
+    def is_written(self, like: Tensor) -> bool:
+        """Whether all elements that a fake tensor shows are written."""
+        if self.values is None or like.dtype is not self.dtype:
+            return False
+        place = like.shape, like.stride(), like.storage_offset()
+        return bool(compute(lambda: torch.as_strided(self._written, *place).all().item()))
+
+
 class Storages:
     """Numbers of storages, and the order in which they are allocated, resized and released."""
 
     def __init__(self) -> None:
         self.allocations: list[tuple[int, float]] = []  # number and bytes, negative for a release
+        #: Memory that was allocated without values, by number.
+        self.fresh: dict[int, FreshMemory] = {}
         self._held: list[float] = []  # bytes by number
         self._known: dict[int, tuple[int, Any]] = {}  # number and reference, by address
 
@@ -59,11 +131,7 @@ class Storages:
         """Number of a storage; storages from outside the step are kept alive, others not."""
         if (key := storage._cdata) not in self._known:
             own = weakref.proxy(self)  # a later storage may have the same address
-            kept = (
-                storage
-                if outside
-                else weakref.ref(storage, lambda _: own._change(own._known.pop(key)[0], 0))
-            )
+            kept = storage if outside else weakref.ref(storage, lambda _: own._release(key))
             self._known[key] = len(self._held), kept
             self._held.append(0.0)
             self._change(self._known[key][0], storage.nbytes())
@@ -73,6 +141,12 @@ class Storages:
         """Record a new size of a storage [B]."""
         if storage._cdata in self._known:
             self._change(self._known[storage._cdata][0], nbytes)
+
+    def _release(self, key: int) -> None:
+        """Record that the storage at this address is gone."""
+        number, _ = self._known.pop(key)
+        self.fresh.pop(number, None)
+        self._change(number, 0)
 
     def _change(self, number: int, nbytes: float) -> None:
         self.allocations.append((number, nbytes - self._held[number]))
@@ -90,6 +164,8 @@ class Values:
         self.storages = Storages()
         # real storages and their copies, which operations may change
         self._copies: dict[int, tuple[Any, Any]] = {}
+        # number of memory that was allocated without values, by the storage of its values
+        self._filled: dict[int, int] = {}
         self._generators: dict[int, tuple[Any, Any]] = {}  # random generators and their copies
         self._sizes: dict[Any, tuple[Any, Any, Any]] = {}  # shape, strides and data type of results
         self._attributes: dict[torch.device, dict[str, Any]] = {}  # of fake tensors
@@ -125,15 +201,54 @@ class Values:
     def work_out(
         self, func: Any, schema: Any, args: Any, kwargs: Any, given: Sequence[Tensor]
     ) -> Any:
+        """The result of an operation, and what is known of its values.
+
+        A result is known if it was computed from known tensors alone. Memory that nobody wrote is
+        not, and neither is what PyTorch's rules for fake tensors make of known tensors on the way
+        to an unknown result.
+        """
+        if self.storages.fresh:
+            for tensor in given:
+                self._recall(tensor)
+        if schema.name in _OVERWRITING and self._overwrite(func, args, kwargs):
+            return args[0]
+        known = all(map(_is_known, given))
+        written: list[Tensor] = []
+        if schema.written and self.storages.fresh:
+            complete = schema.complete(args, kwargs)
+            written = list(walk_tensors([complete[i] for i in schema.written]))
+        before = [getattr(tensor, "constant", None) for tensor in written]
+        out = self._find_result(func, schema, args, kwargs, given, known)
+        allocated = schema.name in _ALLOCATING
+        if allocated or schema.name in _SIZES_ONLY:
+            self._strip(out, given)
+        if allocated and isinstance(out, FakeTensor) and is_small(out):
+            self._note_fresh(out)
+        for tensor, constant in zip(written, before, strict=True):
+            if getattr(tensor, "constant", None) is None:  # written, and not known any more
+                self._forget_memory(tensor, constant)
+        return out
+
+    def _find_result(
+        self,
+        func: Any,
+        schema: Any,
+        args: Any,
+        kwargs: Any,
+        given: Sequence[Tensor],
+        known: bool,
+    ) -> Any:
         """The result of an operation: by PyTorch's rule for fake tensors, except where that rule
         does not suffice."""
-        name, known = schema.name, all(map(_is_known, given))
+        name = schema.name
         if not known:
             written = [schema.complete(args, kwargs)[i] for i in schema.written]
             self._forget([*walk_tensors(written), *(t for t in given if t.requires_grad)])
         if schema.fused_update:  # for some of these PyTorch has no rule
             self._forget(given)
             return None
+        if name in ("add", "add_", "sub", "sub_") and are_sparse(args[:2]):
+            return _add_rows(args[0], args[1], in_place=name.endswith("_"))
         if schema.in_place and not known:
             return args[0] if isinstance(args[0], Tensor) else None
         if name == "_embedding_bag_backward" and schema.complete(args, kwargs)[9]:
@@ -161,17 +276,18 @@ class Values:
                 [place for index in args[1] for place in self._split(index)],
                 *args[2:],
             )
-        if (own := kwargs.get("generator")) is not None:  # the generator of the user is not changed
-            kwargs = {
-                **kwargs,
-                "generator": self._generators.setdefault(id(own), (own, own.clone_state()))[1],
-            }
+        kwargs = self._copy_generator(kwargs)
         out = self._look_up(func, schema, args, kwargs, given)
+        drawn = torch.Tag.nondeterministic_seeded in func.tags
+        if given and (not known or drawn):
+            self._strip(out, given)
         # PyTorch's rule returns fp32
         if name == "native_group_norm_backward" and out[0] is not None:
             out = (out[0].to(args[1].dtype), *out[1:])
         # as `isfinite` asks
-        finite = args[1] is args[0] if name == "eq" else name == "ne" and args[1:] == (inf,)
+        asks_for_nan = name == "eq" and args[1] is args[0]
+        asks_for_inf = name == "ne" and isinstance(args[1], float) and args[1] == inf
+        finite = asks_for_nan or asks_for_inf
         if not known and (finite or name in ("isinf", "isnan", "isposinf", "isneginf")):
             self.notes[FINITE] = None
             # a large one is one number that is repeated
@@ -241,11 +357,105 @@ class Values:
         vars(made).update(self._attributes[device])
         return made
 
+    def _copy_generator(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Arguments with a copy of the generator of the user, which is not changed."""
+        own = kwargs.get("generator")
+        if own is None:
+            return kwargs
+        if id(own) not in self._generators:
+            self._generators[id(own)] = own, own.clone_state()
+        return {**kwargs, "generator": self._generators[id(own)][1]}
+
+    # -- what is known of the values of tensors
+
     def _forget(self, tensors: Sequence[Tensor]) -> None:
         """Forget known values of tensors that are trained, or overwritten with unknown values."""
         for tensor in tensors:
-            if isinstance(tensor, FakeTensor) and tensor.constant is not None:
-                self.fake.fake_tensor_converter.invalidate_constant_aliases(tensor.constant)
+            if not isinstance(tensor, FakeTensor):
+                continue
+            constant = tensor.constant
+            if constant is not None:
+                self.fake.fake_tensor_converter.invalidate_constant_aliases(constant)
+            self._forget_memory(tensor, constant)
+
+    def _forget_memory(self, tensor: Tensor, constant: Tensor | None) -> None:
+        """Forget what is known of memory that was allocated without values; `constant` are the
+        values of the tensor, whose storage tells views of filled memory."""
+        memory = self._find_fresh(tensor, remove=True)
+        if memory is None and constant is not None:
+            number = self._filled.pop(constant.untyped_storage()._cdata, -1)
+            memory = self.storages.fresh.pop(number, None)
+        if memory is not None and memory.values is not None:
+            self.fake.fake_tensor_converter.invalidate_constant_aliases(memory.values)
+
+    def _find_fresh(self, tensor: Tensor, *, remove: bool = False) -> FreshMemory | None:
+        """Memory of a tensor that was allocated without values; None for other memory."""
+        fresh = self.storages.fresh
+        if not fresh or not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
+            return None
+        number = self.number(tensor)
+        return fresh.pop(number, None) if remove else fresh.get(number)
+
+    def _note_fresh(self, tensor: FakeTensor) -> None:
+        """Note that nobody has written the memory of a new tensor."""
+        count = tensor.untyped_storage().nbytes() // tensor.element_size()
+        self.storages.fresh[self.number(tensor)] = FreshMemory(tensor.dtype, count)
+
+    def _recall(self, tensor: Tensor) -> None:
+        """Attach the values of memory that was allocated without values and is filled by now."""
+        if not isinstance(tensor, FakeTensor) or tensor.requires_grad:
+            return
+        if tensor.constant is None and is_small(tensor):
+            memory = self._find_fresh(tensor)
+            if memory is not None and memory.is_written(tensor):
+                values = memory.view(tensor)
+                self._filled[values.untyped_storage()._cdata] = self.number(tensor)
+                self._attach(tensor, values)
+
+    def _attach(self, tensor: FakeTensor, values: Tensor) -> None:
+        """Take the values of a fake tensor as known, until one of its aliases is overwritten."""
+        tensor.constant = values
+        self.fake.fake_tensor_converter.add_constant_storage_mapping(tensor)
+
+    def _overwrite(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Fill a tensor with known or drawn values; False where the values are not known."""
+        target, *others = args
+        sources = [*walk_tensors(others), *walk_tensors(kwargs)]
+        if not isinstance(target, FakeTensor) or target.requires_grad or not is_small(target):
+            return False
+        if not all(map(_is_known, sources)):
+            return False
+        memory = None
+        values = target.constant
+        if values is None:
+            memory = self._find_fresh(target)
+            if memory is None or memory.dtype is not target.dtype:
+                return False
+            values = memory.view(target)
+        sources = [
+            getattr(self.pretend(a), "constant", None) if isinstance(a, Tensor) else a
+            for a in others
+        ]
+        compute(func, values, *sources, **self._copy_generator(kwargs))
+        if memory is not None:
+            memory.mark(target)
+            self._recall(target)
+        return True
+
+    def _strip(self, out: Any, given: Sequence[Tensor]) -> None:
+        """Take the values of results as unknown, except for arguments that are handed back."""
+        for tensor in walk_tensors(out):
+            handed_back = any(tensor is argument for argument in given)
+            if isinstance(tensor, FakeTensor) and tensor.constant is not None and not handed_back:
+                tensor.constant = None
+
+    def replace(self, tensor: Any, source: Any) -> None:
+        """What is known after ``tensor.data = source``: the values of the source."""
+        if isinstance(tensor, FakeTensor):
+            tensor.constant = None
+            known = self.pretend(source).constant if isinstance(source, Tensor) else None
+            if known is not None:
+                self._attach(tensor, known)
 
     # -- choices that depend on computed values: every alternative counts as chosen equally often
     # ---------------------
@@ -315,6 +525,20 @@ def _is_known(tensor: Tensor) -> bool:
         and not isinstance(tensor, nn.Parameter)
         and tensor.untyped_storage().nbytes() <= 1 << 27
     )
+
+
+def are_sparse(tensors: Sequence[Any]) -> bool:
+    """Whether all of these are sparse tensors, such as gradients of rows."""
+    return all(getattr(each, "layout", None) is torch.sparse_coo for each in tensors)
+
+
+def _add_rows(left: Tensor, right: Tensor, *, in_place: bool) -> Tensor:
+    """The sum of two sparse gradients, which holds the rows of both, as PyTorch keeps them."""
+    count = left._nnz() + right._nnz()
+    added = _make_rows(left._values(), count, left.shape)
+    if in_place:
+        return torch.ops.aten.copy_sparse_to_sparse_.default(left, added)
+    return added
 
 
 def _make_rows(like: Tensor, count: int, shape: tuple[int, ...]) -> Tensor:

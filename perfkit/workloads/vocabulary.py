@@ -368,6 +368,13 @@ TABLE: tuple[Entry, ...] = (
         "sparse",  # a sparse gradient added to a table
         lambda a, o: _looked_up(a[1]._nnz(), a[1]._nnz(), prod(a[0].shape[1:]), a[1]._nnz()),
     ),
+    # the rows of two sparse gradients in one list
+    Entry(
+        "<rows>",
+        "copy",
+        "cat",
+        lambda a, o: {"elements": o._nnz() * prod(o.shape[1:]), "rows": o._nnz()},
+    ),
     Entry("mm addmm", "gemm", _layout, _product),
     Entry("mv dot vdot addmv", "gemm", "nn", _vectors),  # a product with one column
     # an LSTM: inputs and states times weights; its forward pass has four results, its backward pass
