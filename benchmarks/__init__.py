@@ -18,7 +18,8 @@ import numpy as np
 
 from perfkit.calibration.checks import summarize_errors
 from perfkit.calibration.commands import run_command
-from perfkit.ground.files import find_reference, write_text
+from perfkit.ground.files import find_reference
+from perfkit.ground.targets import write_text
 from perfkit.ground.units import format_table, format_time
 from perfkit.measure.machine import describe_machine, list_versions
 from perfkit.prediction.result import Prediction

@@ -24,7 +24,7 @@ from benchmarks.checks import predict_again
 from perfkit.calibration.campaign import check, measure_collectives, measure_kernels
 from perfkit.calibration.checks import Comparison, summarize_errors
 from perfkit.calibration.fit import size_cases
-from perfkit.ground.files import write_text
+from perfkit.ground.targets import write_text
 from perfkit.ground.units import check_positive
 from perfkit.measure.folders import Campaign
 from perfkit.measure.machine import describe_machine, list_versions

@@ -23,8 +23,9 @@ from benchmarks.gpu_forms import DATASHEETS, read_sweeps
 from benchmarks.gpu_scales import add_published
 from perfkit.fitting import Fit, fit_collective
 from perfkit.fitting.parameters import Key
-from perfkit.ground.files import find_reference, write_text
+from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES, Device, Link, MemoryLevel, Network, Quantity
+from perfkit.ground.targets import write_text
 from perfkit.ground.units import check_choice
 from perfkit.models.collectives import OPERATIONS, bus_factor
 from perfkit.models.roofline import gemm_flops

@@ -21,7 +21,8 @@ import numpy as np
 import perfkit as pk
 from benchmarks import WRITE, Row, command, judge, lay_out, read_csv, widen, write_csv
 from benchmarks.gpu_scales import Scales, Step, add_published, fit_scales, predict_steps, split_step
-from perfkit.ground.files import find_reference, write_text
+from perfkit.ground.files import find_reference
+from perfkit.ground.targets import write_text
 from perfkit.platform.estimates import keep_quiet
 from perfkit.readers.datasheets import read_datasheet
 

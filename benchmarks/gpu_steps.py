@@ -23,7 +23,8 @@ from benchmarks import OUT, SAVED, command
 from benchmarks.captures import make_step
 from benchmarks.checks import join_passes
 from perfkit.calibration.checks import Comparison, state_prediction
-from perfkit.ground.files import find_reference, write_text
+from perfkit.ground.files import find_reference
+from perfkit.ground.targets import write_text
 from perfkit.measure.machine import describe_machine, list_versions
 from perfkit.measure.timing import clock, summarize_samples
 from perfkit.platform.estimates import keep_quiet

@@ -66,7 +66,8 @@ from typing import Any
 
 import perfkit as pk
 from benchmarks import WRITE, Row, command, lay_out, read_published, state, write_published
-from perfkit.ground.files import find_reference, write_text
+from perfkit.ground.files import find_reference
+from perfkit.ground.targets import write_text
 from perfkit.platform.estimates import keep_quiet
 
 #: Largest error by benchmark and GPU [-]; the other steps have no bar.

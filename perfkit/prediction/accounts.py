@@ -28,6 +28,18 @@ BOUND = {
     "handover": "host",
     "waiting": "imbalance",
 }
+#: What sets the pace, in the order in which equal parts are named.
+_LIMITS = (
+    "GEMM",
+    "attention",
+    "convolution",
+    "embedding",
+    "memory",
+    "communication",
+    "imbalance",
+    "transfer",
+    "host",
+)
 #: The host sets the pace where an iteration takes this many times as long as its device alone [-].
 PACE = 1.02
 #: Position of an operation, and how much later its iteration is than the one shown [s].
@@ -66,9 +78,8 @@ def split_period(lane: Lane) -> dict[tuple[str, str], tuple[int, float]]:
         (phase, "collective"): (parts[phase, "collective"][0], seconds)
         for phase, seconds in spent.items()
     }
-    waiting = float((lane.stalls - lane.exposed).sum())
-    if waiting > _EQUAL * lane.period:
-        parts["", "waiting"] = (len(graph.collectives), waiting)
+    if lane.waiting > _EQUAL * lane.period:
+        parts["", "waiting"] = (len(graph.collectives), lane.waiting)
     parts |= {("", name): (1, seconds) for name, seconds in lane.added.items()}
     rest = lane.period - sum(time for _, time in parts.values())
     if abs(rest) > _EQUAL * lane.period:
@@ -81,24 +92,49 @@ def sum_kinds(parts: Mapping[tuple[str, str], tuple[int, float]], *kinds: str) -
     return sum(seconds for (_, kind), (_, seconds) in parts.items() if kind in kinds)
 
 
+def find_bottleneck(parts: Mapping[str, Any], host: Any, device: Any) -> np.ndarray:
+    """What sets the pace: the host where it takes longer than the device, else the class with the
+    largest part.
+
+    Parameters
+    ----------
+    parts : mapping of str to float or array
+        Time by operation class, with ``host`` and ``handover`` [s].
+    host : float or array
+        Time of the host [s].
+    device : float or array
+        Time of an iteration whose host has launched everything before [s].
+
+    Returns
+    -------
+    names : array of str
+        A name such as ``host-bound`` for each configuration.
+    """
+    totals = {limit: np.zeros(np.shape(device)) for limit in _LIMITS}
+    for kind, seconds in parts.items():
+        limit = BOUND.get(kind, "memory")
+        totals[limit] = totals[limit] + seconds
+    times = np.stack([*totals.values()])
+    equal = times >= (1.0 - _EQUAL) * times.max(axis=0)
+    largest = np.argmax(equal, axis=0)  # the first of equal parts
+    named = np.array([f"{limit}-bound" for limit in _LIMITS], dtype=object)
+    host_is_slower = np.asarray(host) > PACE * np.asarray(device)
+    return np.where(host_is_slower, "host-bound", named[largest])
+
+
 def sum_idle(lane: Lane) -> dict[str, float]:
     """Busy and idle time of a compute stream by cause, see `Prediction.idle`; the times sum to the
     period [s]."""
     # time that hosts add to the stages of a pipeline
     late: Any = lane.graph.kernels.get(("host", "host"), [])
-    parts = (
-        np.delete(lane.times.seconds, late),
-        lane.stolen,
-        lane.exposed,
-        lane.stalls - lane.exposed,
-    )
-    busy, stolen, exposed, waiting = (float(seconds.sum()) for seconds in parts)
+    parts = (np.delete(lane.times.seconds, late), lane.stolen, lane.exposed)
+    busy, stolen, exposed = (float(seconds.sum()) for seconds in parts)
     times = {
         "busy_s": busy,
         "stolen_s": stolen,
-        "host_s": lane.period - busy - stolen - exposed - waiting,
+        "host_s": lane.period - busy - stolen - exposed - lane.waiting,
     }
-    times |= {"communication_s": exposed, "waiting_s": waiting}
+    times |= {"communication_s": exposed, "waiting_s": lane.waiting}
     return {
         name: seconds if seconds > _EQUAL * lane.period else 0.0 for name, seconds in times.items()
     }
@@ -110,16 +146,13 @@ def sum_communication(lane: Lane) -> dict[str, float]:
     flights = np.stack([lane.starts, lane.ends], axis=1)[lane.graph.collectives]
     total = float(measure_overlap(flights, np.array([-np.inf]), np.array([np.inf]))[0])
     stalled = float(lane.exposed.sum())
-    exposed, waiting = (
-        min(stalled + float(lane.stolen.sum()), total),
-        float(lane.stalls.sum()) - stalled,
-    )
-    shares = {"exposed_share": exposed / lane.period, "waiting_share": waiting / lane.period}
+    exposed = min(stalled + float(lane.stolen.sum()), total)
+    shares = {"exposed_share": exposed / lane.period, "waiting_share": lane.waiting / lane.period}
     return {
         "total_s": total,
         "exposed_s": exposed,
         "overlapped_s": total - exposed,
-        "waiting_s": waiting,
+        "waiting_s": lane.waiting,
     } | shares
 
 
@@ -481,7 +514,7 @@ def sum_resources(lane: Lane) -> tuple[float, float, np.ndarray]:
     late = float(times.seconds[lane.graph.kernels.get(("host", "host"), [])].sum())
     return (
         float(times.seconds.sum()) - late,
-        float(times.host.sum() + times.spacing.sum()) + late,
+        lane.host_time + late,
         moving,
     )
 

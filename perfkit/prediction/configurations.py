@@ -8,7 +8,7 @@ import numpy as np
 
 from perfkit.ground.units import Array
 from perfkit.platform.platform import Platform
-from perfkit.prediction.accounts import BOUND, PACE
+from perfkit.prediction.accounts import find_bottleneck
 from perfkit.prediction.cost import join_host, price
 from perfkit.prediction.memory import WORKSPACE, list_peaks, sum_untouched
 from perfkit.prediction.ranks import Workload, cast_ranks, time_collectives, time_rank
@@ -252,22 +252,8 @@ class _Structure:
             spread = np.hypot(
                 join_errors(cost.spread * times / time, cost.assumed, waits / time, around), slower
             )
-        kinds = [key[0] for key in cost.models.classes]
-        bottleneck = _find_bottleneck(
-            [*kinds, "collective"], [*times, waits], np.maximum(device, host)
-        )
+        parts = {"collective": waits, "host": time - device}
+        for (kind, *_), seconds in zip(cost.models.classes, times, strict=True):
+            parts[kind] = parts.get(kind, 0.0) + seconds
+        bottleneck = find_bottleneck(parts, host, device)
         return {"time": time, "spread": spread, "bottleneck": bottleneck, "needs": needs}
-
-
-def _find_bottleneck(kinds: list[str], times: list[Array], whole: Array) -> np.ndarray:
-    """What sets the pace of each configuration, see `Prediction.bottleneck`; the host takes what is
-    left of `whole`."""
-    busy = np.sum(times, axis=0)
-    names = [f"{BOUND.get(kind, 'memory')}-bound" for kind in kinds] + ["host-bound"]
-    totals = {name: np.zeros(len(whole)) for name in names}
-    for name, part in zip(names, [*times, whole - busy], strict=True):
-        totals[name] += part
-    largest = np.argmax(list(totals.values()), axis=0)
-    return np.where(
-        whole > PACE * busy, "host-bound", np.array(list(totals), dtype=object)[largest]
-    )

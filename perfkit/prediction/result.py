@@ -114,15 +114,14 @@ class Prediction(Tabular):
         the largest part."""
         if ("", "loading") in self.parts:
             return "input-bound"
-        device = self.time - accounts.sum_kinds(self.parts, "host", "handover")
-        # both together take 1.19 at most
-        if self.lower_bound > max(accounts.PACE * device, 0.82 * self.time):
-            return "host-bound"
-        totals: dict[str, float] = {}
+        seconds_by_kind: dict[str, float] = {}
         for (_, kind), (_, seconds) in self.parts.items():
-            bound = f"{accounts.BOUND.get(kind, 'memory')}-bound"
-            totals[bound] = totals.get(bound, 0.0) + seconds
-        return list(totals)[rank_largest(list(totals.values()))[0]]
+            seconds_by_kind[kind] = seconds_by_kind.get(kind, 0.0) + seconds
+        host, device = float(self._timeline.hosts.max()), self.device_time
+        if any(len(rank.kind.graph.transfers) for rank in self._timeline.ranks):
+            # a host that waits for its device is part of the time of the device
+            device = self.time - accounts.sum_kinds(self.parts, "host", "handover")
+        return str(accounts.find_bottleneck(seconds_by_kind, host, device))
 
     def breakdown(self) -> Table:
         """Time of the slowest rank by phase and operation class; sums to the total.

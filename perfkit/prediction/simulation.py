@@ -73,6 +73,26 @@ class Lane:
                 found.setdefault(self.find_next(place), []).append(held)
         return found
 
+    @property
+    def host_time(self) -> float:
+        """Time of the host in an iteration, on a device [s]; on a CPU operations are part of it."""
+        return float(self.times.host.sum() + self.times.spacing.sum())
+
+    @cached_property
+    def waiting(self) -> float:
+        """Time in which the compute stream is idle because of other ranks alone [s].
+
+        A host that is ahead of its device goes on launching while the device waits for a collective
+        that other ranks join late. Without them, the iteration would still take as long as the host
+        does: only what is longer counts as waiting for others, and the rest as time of the host.
+        """
+        waited = float((self.stalls - self.exposed).sum())
+        if self.device:
+            without_others = self.host_time
+            simulated = self.period - sum(self.added.values())
+            waited = min(waited, max(simulated - without_others, 0.0))
+        return waited
+
     def list_added(self) -> Iterator[tuple[str, float, float]]:
         """Name, start and end [s] of the time that was not simulated; it comes after everything
         else."""
