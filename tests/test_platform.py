@@ -361,7 +361,12 @@ def test_no_time_leaves_that_is_none() -> None:
         (1, 0.1, (math.nan,)),
     ):
         with pytest.raises(ValueError, match=r"all_reduce of 1 B on 'x' takes .* s"):
-            Estimate(time, spread, dict(enumerate(parts)), "all_reduce of 1 B on 'x': t = n")
+            Estimate(
+                time,
+                spread,
+                {str(i): part for i, part in enumerate(parts)},
+                "all_reduce of 1 B on 'x': t = n",
+            )
     tiny = replace(GEMM, parameters={**GEMM, "compute_efficiency": 1e-6})
     peaks = {"bf16": replace(H100.device.peaks["bf16"], value=1e-300)}
     slow = replace(H100, kernels={"gemm": tiny}, device=replace(H100.device, peaks=peaks))

@@ -90,14 +90,14 @@ def scaling(
     import polars as pl
 
     where, batch = load_platform(platform), _find_batch(workload)
-    counts = (
-        [2**n for n in range(where.network.ranks.bit_length())] if ranks is None else list(ranks)
-    )
+    if ranks is None:
+        counts = [2**n for n in range(where.network.ranks.bit_length())]
+    else:
+        check_type("ranks", ranks, Sequence)
+        counts = [check_positive("ranks", count, integer=True) for count in ranks]
     rows, before, notes = list[dict[str, Any]](), dict[str, float](), dict[str, tuple[str, ...]]()
     for count in counts:
-        size = (
-            batch if strong else batch * check_positive("ranks", count, integer=True) // counts[0]
-        )
+        size = batch if strong else batch * count // counts[0]
         r = _predict(workload, size, where, count, execution)
         (low, high), memory = r.interval(), r.memory()
         shares = {kind: sum_kinds(r.parts, kind) / r.time for _, kind in r.parts}

@@ -7,9 +7,10 @@ import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from decimal import Decimal
 from difflib import get_close_matches
 from functools import lru_cache
-from numbers import Integral, Real
+from numbers import Integral, Rational, Real
 from types import NoneType, UnionType
 from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
@@ -217,6 +218,70 @@ def steady(values: float | Array) -> Array:
     return np.asarray(np.ldexp(np.rint(parts * 2.0**24), exponents - 24))
 
 
+def read_number(value: Any) -> int | float | None:
+    """Return a real number of any kind as Python's int or float, which cannot overflow or count in
+    bytes; None for what is no real number.
+
+    Numbers of NumPy, fractions and decimals are taken, as is an array of one number without axes.
+    Booleans, text, complex numbers, durations, dates and masked values are none.
+
+    Examples
+    --------
+    >>> read_number(np.int8(100)), read_number(np.float32(0.5)), read_number(np.timedelta64(3, "s"))
+    (100, 0.5, None)
+    """
+    if type(value) in (int, float):
+        number: int | float = value
+        return number
+    if isinstance(value, np.ndarray) and value.ndim == 0 and not np.ma.is_masked(value):
+        value = value[()]
+    # a duration of NumPy counts among its whole numbers
+    if isinstance(value, bool | np.timedelta64) or not isinstance(value, Real | Decimal):
+        return None
+    if isinstance(value, Integral):
+        return int(value)
+    try:
+        real = float(value)
+    except OverflowError:  # a fraction that is larger than any float
+        return math.inf if value > 0 else -math.inf
+    except ValueError:  # a decimal that signals that it is not a number
+        return math.nan
+    if isinstance(value, Rational | Decimal) and math.isfinite(real):
+        whole = int(value)
+        if whole == value:  # also where it has more digits than a float
+            return whole
+    return real
+
+
+def read_numbers(values: Any) -> Array | None:
+    """Return real numbers of any kind as an array of float64; None if one of them is no real number,
+    is masked, or if rows differ in length.
+
+    Examples
+    --------
+    >>> read_numbers(np.array([100, 27], dtype=np.int8)), read_numbers(["1"]), read_numbers([1j])
+    (array([100.,  27.]), None, None)
+    """
+    if np.ma.is_masked(values):
+        return None
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, OverflowError):  # rows of different lengths
+        return None
+    if array.dtype.kind in "biuf":
+        with np.errstate(over="ignore"):  # wider numbers than float64 become infinite
+            return array.astype(np.float64, copy=False)
+    if array.dtype.kind != "O":
+        return None
+    numbers = [read_number(value) for value in array.ravel().tolist()]
+    if any(number is None for number in numbers):
+        return None
+    try:
+        return np.array(numbers, dtype=np.float64).reshape(array.shape)
+    except OverflowError:  # a whole number that is larger than any float
+        return None
+
+
 def check_positive(
     name: str,
     value: Any,
@@ -232,7 +297,7 @@ def check_positive(
     name : str
         Name of the argument [-].
     value : int or float
-        The argument; NumPy numbers are allowed, booleans and text are not [-].
+        The argument; all that `read_number` takes is allowed, booleans and text are not [-].
     integer : bool, optional
         Whether only whole numbers are allowed; a float such as 1e6 is one [-].
     maximum : float, optional
@@ -260,7 +325,8 @@ def check_positive(
     ...
     ValueError: batch is -3; it must be a whole number above 0
     """
-    real: Any = math.nan if isinstance(value, bool) or not isinstance(value, Real) else value
+    number = read_number(value)
+    real = math.nan if number is None else number
     limit = LARGEST if maximum is None else maximum
     if not 0 <= real <= limit or (real == 0 and not zero) or (integer and real != int(real)):
         bound = f", at most {limit:g}" if maximum is not None or real > limit else ""
@@ -302,11 +368,8 @@ def check_sizes(name: str, values: Any) -> Array:
     >>> check_sizes("nbytes", [0, 2**70])
     array([0.00000000e+00, 1.18059162e+21])
     """
-    try:
-        sizes = np.asarray(values, dtype=float)
-    except (TypeError, ValueError, OverflowError):
-        sizes = np.array(math.nan)
-    if not np.all((sizes >= 0) & (sizes < math.inf)):
+    sizes = read_numbers(values)
+    if sizes is None or not np.all((sizes >= 0) & (sizes < math.inf)):
         raise ValueError(
             f"{name} is {show(values)}; it must be a finite number of 0 or more, or an array of them"
         )
@@ -411,11 +474,13 @@ def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
             if parts
             else value
         )
-    if kind is float and type(value) is int and abs(value) <= sys.float_info.max:
-        return float(value)
-    wide, never = {int: (Integral, bool), float: (Real, bool), Sequence: (Sequence, str)}.get(
-        kind, (kind, ())
-    )
+    if kind in (int, float):
+        number = read_number(value)
+        if kind is int and isinstance(number, int):
+            return number
+        if kind is float and number is not None:
+            return float(number) if abs(number) <= sys.float_info.max else number
+    wide, never = {int: ((), ()), float: ((), ()), Sequence: (Sequence, str)}.get(kind, (kind, ()))
     if not isinstance(value, wide) or isinstance(value, never):
         kinds = [part for part in parts if part is not NoneType] if union else [kind]
         wanted = [_WORDS.get(k, f"a {'table' if read and known else k.__name__}") for k in kinds]
@@ -453,8 +518,9 @@ def check_type(name: str, value: Any, hint: Any) -> None:
 
 
 class Typed:
-    """A dataclass that checks the types of its fields."""
+    """A dataclass that checks the types of its fields and keeps their numbers as Python's."""
 
     def __post_init__(self) -> None:
         for name, hint in find_hints(type(self)).items():
-            decode(hint, getattr(self, name), f"{type(self).__name__}.{name}", read=False)
+            place = f"{type(self).__name__}.{name}"
+            object.__setattr__(self, name, decode(hint, getattr(self, name), place, read=False))

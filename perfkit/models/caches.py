@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from perfkit.ground.units import Array, Values
+from perfkit.ground.forms import closed_form
+from perfkit.ground.units import Array, Values, check_positive
 from perfkit.models.distributions import (
     Buckets,
     Distribution,
@@ -104,6 +105,7 @@ class _Tables:
         return np.where(fits, np.inf, np.where(empty, 0.0, np.exp(logs)))
 
 
+@closed_form(other=("groups",))
 def lru_misses(
     distributions: Sequence[Distribution] | Buckets,
     lookups: npt.ArrayLike,
@@ -179,6 +181,7 @@ def lru_misses(
     ) * tables.missed(times)
 
 
+@closed_form(other=("groups",))
 def page_walks(
     distributions: Sequence[Distribution] | Buckets,
     lookups: npt.ArrayLike,
@@ -235,6 +238,7 @@ def page_walks(
     return tables.missed(times) * np.exp(-tables.touch(times)[0] / pages)
 
 
+@closed_form()
 def cover_pages(rows: Values, nbytes: Values) -> Array:
     r"""Pages of a table that some of its rows touch, if these rows are scattered over it.
 
@@ -259,6 +263,7 @@ def cover_pages(rows: Values, nbytes: Values) -> Array:
     return np.asarray(-pages * np.expm1(-rows / pages))
 
 
+@closed_form()
 def lru_hit_rate(distribution: Distribution, rows_cached: float) -> float:
     """Share of lookups that an LRU cache of some rows serves in steady state.
 
@@ -283,9 +288,11 @@ def lru_hit_rate(distribution: Distribution, rows_cached: float) -> float:
     >>> round(lru_hit_rate(Uniform(1000), 250), 3)
     0.25
     """
+    rows_cached = check_positive("rows_cached", rows_cached, zero=True, maximum=math.inf)
     return 1.0 - float(lru_misses([distribution], [1.0], [1.0], capacity=rows_cached)[0])
 
 
+@closed_form()
 def cold_misses(
     distribution: Distribution, lookups: float | npt.ArrayLike, rows_cached: float
 ) -> Array:
@@ -325,6 +332,7 @@ def cold_misses(
     )
 
 
+@closed_form()
 def miss_share(distance: Values, *, capacity: float, sharpness: float = 4.0) -> Values:
     r"""Share of an operand that comes from beyond a cache, by the bytes touched since its last use.
 
@@ -360,6 +368,7 @@ def miss_share(distance: Values, *, capacity: float, sharpness: float = 4.0) -> 
     return far / (far + near)
 
 
+@closed_form()
 def rotating_misses(
     fresh: Values, oldest: Values, distance: Values, *, capacity: float, sharpness: float = 4.0
 ) -> Values:

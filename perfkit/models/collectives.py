@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from perfkit.ground.forms import closed_form
 from perfkit.ground.units import Values, check_choice
 from perfkit.models.roofline import smooth_maximum
 
@@ -18,6 +19,7 @@ _WHOLE = ("broadcast", "reduce", "send_recv")
 OPERATIONS = (*_SHARED, *_WHOLE)
 
 
+@closed_form()
 def ring_steps(operation: str, ranks: Values) -> Values:
     """Steps of a ring, or of a sequence of pairs for all_to_all, one after another.
 
@@ -51,6 +53,7 @@ def ring_steps(operation: str, ranks: Values) -> Values:
     )
 
 
+@closed_form()
 def bus_factor(operation: str, ranks: Values) -> Values:
     """Ratio of bus to algorithm bandwidth.
 
@@ -85,6 +88,7 @@ def bus_factor(operation: str, ranks: Values) -> Values:
     return _SHARED[operation] * (ranks - 1) / ranks if operation in _SHARED else ranks * 0 + 1.0
 
 
+@closed_form()
 def bus_bandwidth(nbytes: Values, time: Values, *, ranks: Values, operation: str) -> Values:
     """Hardware bandwidth a collective achieved, comparable across operations and rank counts.
 
@@ -121,6 +125,7 @@ def bus_bandwidth(nbytes: Values, time: Values, *, ranks: Values, operation: str
     return bus_factor(operation, ranks) * nbytes / time
 
 
+@closed_form()
 def alpha_beta(nbytes: Values, *, alpha: float, beta: float) -> Values:
     r"""Time of a collective as start-up plus transfer.
 
@@ -159,6 +164,7 @@ def alpha_beta(nbytes: Values, *, alpha: float, beta: float) -> Values:
     return alpha + beta * nbytes
 
 
+@closed_form()
 def pipelined(nbytes: Values, *, alpha: float, beta: float, sharpness: float = 0.6) -> Values:
     r"""Time of a collective whose start-up and transfer phases overlap in chunks.
 
@@ -206,6 +212,7 @@ def pipelined(nbytes: Values, *, alpha: float, beta: float, sharpness: float = 0
     return smooth_maximum(alpha, beta * nbytes, sharpness=sharpness)
 
 
+@closed_form()
 def two_regime(
     nbytes: Values, *, alpha1: float, beta1: float, alpha2: float, beta2: float
 ) -> Values:
@@ -251,6 +258,7 @@ def two_regime(
     return np.minimum(alpha1 + beta1 * nbytes, alpha2 + beta2 * nbytes)
 
 
+@closed_form()
 def two_branch(
     nbytes: Values,
     *,
@@ -306,6 +314,7 @@ def two_branch(
     return np.minimum(small, pipelined(nbytes, alpha=alpha2, beta=beta2, sharpness=sharpness))
 
 
+@closed_form()
 def over_ranks(
     nbytes: Values,
     ranks: Values,
@@ -367,6 +376,7 @@ def over_ranks(
     return pipelined(nbytes, alpha=alpha, beta=beta0 + beta1 * share, sharpness=sharpness)
 
 
+@closed_form()
 def ring_collective(
     nbytes: Values, *, operation: str, ranks: Values, alpha_hop: float, beta_link: float
 ) -> Values:

@@ -9,7 +9,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from perfkit.ground.units import Array, Values, check_positive
+from perfkit.ground.forms import closed_form
+from perfkit.ground.units import Array, Values, check_positive, check_type, read_number, show
 
 Index: TypeAlias = npt.NDArray[np.int64]
 ALMOST_ONE = 1 - 2.0**-53  # keeps log(1 - p) finite for a table of one row
@@ -25,7 +26,7 @@ class Distribution:
     rows: int
 
     def __post_init__(self) -> None:
-        check_positive("rows", self.rows, integer=True)
+        object.__setattr__(self, "rows", check_positive("rows", self.rows, integer=True))
 
     def _weigh(self, n: int) -> tuple[Array, Array]:
         """Weights of groups of rows, and rows of each; by default one group of equal rows."""
@@ -118,15 +119,19 @@ class Zipf(Distribution):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("exponent", self.exponent, zero=True, maximum=100)
-        if isinstance(self.shift, str | bool) or not -1 < self.shift < 2.0**63:
-            raise ValueError(f"shift is {self.shift!r}; it must be a number above -1")
+        object.__setattr__(self, "exponent", read_number(self.exponent))
+        shift = read_number(self.shift)
+        if shift is None or not -1 < shift < 2.0**63:
+            raise ValueError(f"shift is {show(self.shift)}; it must be a number above -1")
+        object.__setattr__(self, "shift", shift)
+        check_type("heavy_hitters", self.heavy_hitters, Sequence)
+        if len(self.heavy_hitters) >= self.rows:
+            raise ValueError(
+                f"heavy_hitters has {len(self.heavy_hitters)} entries; it must have fewer than the {self.rows} rows"
+            )
         shares = tuple(
             check_positive("heavy_hitters", h, zero=True, maximum=1) for h in self.heavy_hitters
         )
-        if len(shares) >= self.rows:
-            raise ValueError(
-                f"heavy_hitters has {len(shares)} entries; it must have fewer than the {self.rows} rows"
-            )
         total = sum(shares)
         if total > 1 + 1e-6:  # what single precision leaves of a sum of 1
             raise ValueError(
@@ -193,6 +198,7 @@ class ReuseHistogram(Distribution):
     rows: int
 
     def __post_init__(self) -> None:
+        check_type("counts", self.counts, Sequence)
         if len(self.counts) != 17:
             raise ValueError(
                 f"counts has {len(self.counts)} bins; it must have 17: once, twice, 3-4, ... over 2**15"
@@ -200,7 +206,7 @@ class ReuseHistogram(Distribution):
         object.__setattr__(
             self, "counts", tuple(check_positive("counts", c, zero=True) for c in self.counts)
         )
-        check_positive("lookups", self.lookups)
+        object.__setattr__(self, "lookups", check_positive("lookups", self.lookups))
         super().__post_init__()
         most = min(self.rows, self.lookups)
         if not 0 < sum(self.counts) <= most * (1 + 1e-9):
@@ -264,7 +270,9 @@ class Part(Distribution):
     rows: int
 
     def __post_init__(self) -> None:
-        check_positive("rows", self.rows, integer=True, maximum=self.law.rows)
+        check_type("law", self.law, Distribution)
+        rows = check_positive("rows", self.rows, integer=True, maximum=self.law.rows)
+        object.__setattr__(self, "rows", rows)
 
     def _weigh(self, n: int) -> tuple[Array, Array]:
         probabilities, rows = self.law.buckets(n)
@@ -275,6 +283,7 @@ class Part(Distribution):
         return self.law.resize(rows)
 
 
+@closed_form()
 def unique_rows(distribution: Distribution, lookups: float | npt.ArrayLike) -> Array:
     r"""Distinct rows among a number of independent lookups.
 
@@ -322,6 +331,7 @@ def unique_rows(distribution: Distribution, lookups: float | npt.ArrayLike) -> A
     return distinct_rows([distribution], np.asarray(lookups, dtype=float)[..., None])[..., 0]
 
 
+@closed_form()
 def distinct_rows(
     distributions: "Sequence[Distribution] | Buckets", lookups: npt.ArrayLike
 ) -> Array:
@@ -386,6 +396,7 @@ def join_buckets(distributions: "Sequence[Distribution] | Buckets") -> Buckets:
     return (_join if len(distributions) < _MANY else _join.__wrapped__)(tuple(distributions))
 
 
+@closed_form()
 def spread_rows(rows: Array, exponents: Array, shifts: Array) -> Buckets:
     """Buckets of many tables at once: as of `Zipf`, or of `Uniform` if all exponents are 0.
 

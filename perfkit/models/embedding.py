@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from perfkit.ground.forms import closed_form
 from perfkit.ground.units import Array, Values
 from perfkit.models.caches import (
     PAGE,
@@ -25,6 +26,7 @@ from perfkit.models.roofline import round_up
 _INDEX = 8.0  # torch's int64 indices and offsets
 
 
+@closed_form()
 def state_bytes(
     rows: Values, dim: Values, itemsize: Values = 4, *, optimizer: str = "sgd"
 ) -> Values:
@@ -59,6 +61,7 @@ def state_bytes(
     return find_optimizer(optimizer).state_bytes(rows, dim, itemsize)
 
 
+@closed_form()
 def row_traffic(dim: Values, itemsize: float = 4, granularity: float = 64) -> Values:
     """Bytes that move when one row is touched.
 
@@ -84,6 +87,7 @@ def row_traffic(dim: Values, itemsize: float = 4, granularity: float = 64) -> Va
     return round_up(1.0 * itemsize * dim, granularity)
 
 
+@closed_form()
 def forward_bytes(
     bags: Values,
     lookups: Values,
@@ -132,6 +136,7 @@ def forward_bytes(
     return _INDEX * lookups + _INDEX * bags + rows + 1.0 * itemsize * bags * dim
 
 
+@closed_form()
 def fused_backward_bytes(
     bags: Values,
     lookups: Values,
@@ -183,6 +188,7 @@ def fused_backward_bytes(
     )
 
 
+@closed_form()
 def exact_backward_bytes(
     unique: Values,
     bags: Values,
@@ -274,6 +280,7 @@ class LookupSizes:
     update_walks: Array
 
 
+@closed_form(other=("groups",))
 def size_lookup(
     distributions: Sequence[Distribution] | Buckets,
     lookups: npt.ArrayLike,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from perfkit.ground.forms import closed_form
 from perfkit.ground.units import Values, check_choice
 from perfkit.models.collectives import bus_factor, ring_steps
 from perfkit.models.roofline import smooth_maximum
@@ -35,6 +36,7 @@ LEVELS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+@closed_form()
 def split_levels(
     operation: str, nbytes: Values, *, ranks_per_node: int
 ) -> tuple[tuple[tuple[str, Values], ...], Values]:
@@ -83,6 +85,7 @@ def split_levels(
     return inside, nbytes if operation == "all_to_all" else nbytes / ranks_per_node
 
 
+@closed_form()
 def overlap_levels(inside: Values, between: Values, *, sharpness: float = OVERLAP) -> Values:
     r"""Time of a collective whose stages inside nodes and between them use different links, chunk
     by chunk.
@@ -116,6 +119,7 @@ def overlap_levels(inside: Values, between: Values, *, sharpness: float = OVERLA
     return smooth_maximum(inside, between, sharpness=sharpness)
 
 
+@closed_form()
 def start_across(
     operation: str,
     *,
@@ -187,6 +191,7 @@ def start_across(
     )
 
 
+@closed_form()
 def ring_across_nodes(
     nbytes: Values,
     *,
@@ -259,6 +264,7 @@ def ring_across_nodes(
     )
 
 
+@closed_form()
 def flat_all_to_all(
     inside: Values,
     between: Values,
@@ -303,6 +309,7 @@ def flat_all_to_all(
     return smooth_maximum(inside, longer, sharpness=math.inf)
 
 
+@closed_form()
 def two_level_all_to_all(
     nbytes: Values, inside: Values, between: Values, *, memory_bandwidth: float
 ) -> Values:
@@ -346,6 +353,7 @@ def two_level_all_to_all(
     return inside + between + 4.0 * nbytes / memory_bandwidth
 
 
+@closed_form()
 def tree_collective(
     nbytes: Values,
     *,
@@ -401,6 +409,7 @@ def tree_collective(
     return (2.0 if operation == "all_reduce" else 1.0) * (hops + beta_link * nbytes)
 
 
+@closed_form()
 def in_network_all_reduce(
     nbytes: Values, *, ranks: Values, alpha_hop: float, beta_link: float
 ) -> Values:

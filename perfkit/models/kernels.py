@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from perfkit.ground.units import Array, Values
+from perfkit.ground.forms import closed_form
+from perfkit.ground.units import Array, Values, check_choice
 from perfkit.models.roofline import round_up
 
 _Sizes = Mapping[str, Array]
@@ -161,6 +162,7 @@ def list_terms(kind: str) -> list[str]:
     ]
 
 
+@closed_form()
 def additive(sizes: _Sizes, **parameters: float) -> Array:
     r"""Time of kernels whose costs add up.
 
@@ -189,11 +191,18 @@ def additive(sizes: _Sizes, **parameters: float) -> Array:
     8.2e-05
     """
     total: Array = np.asarray(0.0)
+    for name in parameters:
+        check_choice("a term", name, TERMS)
     for name, cost in parameters.items():
-        total = total + cost * np.asarray(TERMS[name](sizes), dtype=float)
+        try:
+            units = TERMS[name](sizes)
+        except KeyError as error:
+            raise ValueError(f"sizes has no {error}; the term {name} needs it") from error
+        total = total + cost * np.asarray(units, dtype=float)
     return total
 
 
+@closed_form()
 def in_context(
     sizes: _Sizes,
     *,
@@ -233,12 +242,16 @@ def in_context(
     >>> float(in_context({"hot": 1e-3, "cold": 2e-4, "page_walks": 0.0}, scale=1.1, launch=1e-6))
     0.001301
     """
+    for name in ("hot", "cold", "page_walks"):
+        if name not in sizes:
+            raise ValueError(f"sizes has no {name!r}; it must have hot, cold and page_walks")
     rows: Array = np.asarray(sizes["page_walks"], dtype=float)
     return np.asarray(
         scale * sizes["hot"] + cold_scale * sizes["cold"] + launch + page_walks * rows
     )
 
 
+@closed_form()
 def at_usual_pace(
     seconds: Values,
     references: Values,
@@ -288,6 +301,7 @@ def at_usual_pace(
     return np.asarray(np.asarray(seconds, dtype=float) * np.exp(-slower @ weights))
 
 
+@closed_form(other=("tensors",))
 def reuse_distances(tensors: npt.ArrayLike, nbytes: npt.ArrayLike) -> Array:
     """Distinct bytes touched since each tensor was last touched, in an endlessly repeated sequence.
 

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfkit.ground.units import Values, check_choice
+from perfkit.ground.forms import closed_form
+from perfkit.ground.units import Values, check_choice, check_positive
 
 #: Schedules of micro-batches over stages.
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "breadth_first", "zero_bubble")
@@ -32,6 +33,7 @@ class Step(NamedTuple):
     chunk: int
 
 
+@closed_form()
 def bubble_time(
     total: Values,
     *,
@@ -91,6 +93,7 @@ def bubble_time(
     return np.maximum((total - slowest) / chunks - put_off * delayed, 0.0)
 
 
+@closed_form(other=("schedule",))
 def held_batches(
     micro_batches: Values, *, stages: Values, schedule: Values, chunks: Values = 1
 ) -> Values:
@@ -162,6 +165,11 @@ def list_steps(
     >>> "".join(step.phase[0] for step in list_steps("1f1b", 1, stages=3, micro_batches=4))
     'ffbfbfbb'
     """
+    check_choice("schedule", schedule, SCHEDULES)
+    stages = check_positive("stages", stages, integer=True)
+    stage = check_positive("stage", stage, integer=True, zero=True, maximum=stages - 1)
+    micro_batches = check_positive("micro_batches", micro_batches, integer=True, maximum=10**7)
+    chunks = check_positive("chunks", chunks, integer=True, maximum=10**6)
     last, m = stages - 1, micro_batches
     if schedule == "interleaved":
         order = [
@@ -185,6 +193,7 @@ def list_steps(
     return steps + [Step("weights", number, 0) for number in put_off]
 
 
+@closed_form()
 def exposed_time(communication: Values, *, compute: Values, pieces: Values = 1) -> Values:
     """Exposed communication: what no computation hides, if both go on in equal pieces.
 
@@ -213,6 +222,7 @@ def exposed_time(communication: Values, *, compute: Values, pieces: Values = 1) 
     return communication / pieces + (1.0 - 1.0 / pieces) * np.maximum(communication - compute, 0.0)
 
 
+@closed_form()
 def compressed_time(
     gradient: Values,
     *,
@@ -275,6 +285,7 @@ def compressed_time(
     return np.maximum(kernels + alpha + sent / many, first).min(axis=-1)
 
 
+@closed_form()
 def model_state_bytes(
     parameters: Values,
     *,
@@ -322,6 +333,7 @@ def model_state_bytes(
     return parameters * sum(parts)
 
 
+@closed_form()
 def activation_bytes(
     batch: Values,
     sequence: Values,

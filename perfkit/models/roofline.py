@@ -3,12 +3,14 @@ them into seconds."""
 
 import numpy as np
 
+from perfkit.ground.forms import closed_form
 from perfkit.ground.units import Values
 from perfkit.models.optimizers import find_optimizer, split_form
 
 _TINY = float(np.finfo(float).tiny)
 
 
+@closed_form()
 def smooth_maximum(*terms: Values, sharpness: float) -> Values:
     r"""Maximum with a rounded corner: the q-norm.
 
@@ -53,6 +55,7 @@ def smooth_maximum(*terms: Values, sharpness: float) -> Values:
     )
 
 
+@closed_form()
 def roofline_time(
     flops: Values,
     nbytes: Values,
@@ -110,6 +113,7 @@ def roofline_time(
     return launch + smooth_maximum(flops / peak, nbytes / bandwidth, sharpness=sharpness)
 
 
+@closed_form()
 def round_up(x: Values, multiple: float) -> Values:
     """Round up to what the hardware moves or computes at once: a cache line, a sector, a tile.
 
@@ -138,6 +142,7 @@ def round_up(x: Values, multiple: float) -> Values:
     )
 
 
+@closed_form()
 def gemm_flops(m: Values, n: Values, k: Values, *, batch: Values = 1) -> Values:
     """Arithmetic of ``y[m, n] = x[m, k] @ w[k, n]``.
 
@@ -166,6 +171,7 @@ def gemm_flops(m: Values, n: Values, k: Values, *, batch: Values = 1) -> Values:
     return 2.0 * batch * m * n * k
 
 
+@closed_form()
 def gemm_bytes(
     m: Values, n: Values, k: Values, *, batch: Values = 1, itemsize: float = 4
 ) -> Values:
@@ -193,6 +199,7 @@ def gemm_bytes(
     return 1.0 * itemsize * batch * (1.0 * m * k + 1.0 * k * n + 1.0 * m * n)
 
 
+@closed_form()
 def attention_flops(
     batch: Values, heads: Values, sequence: Values, head_dim: Values, *, causal: Values = False
 ) -> Values:
@@ -230,6 +237,7 @@ def attention_flops(
     return 4.0 * (1.0 - 0.5 * causal) * batch * heads * sequence * sequence * head_dim
 
 
+@closed_form()
 def attention_bytes(
     batch: Values,
     heads: Values,
@@ -263,6 +271,7 @@ def attention_bytes(
     return 2.0 * itemsize * batch * sequence * head_dim * (heads + kv_heads)
 
 
+@closed_form()
 def optimizer_bytes(optimizer: str, parameters: Values, *, itemsize: float = 4) -> Values:
     """Traffic of one dense optimizer step.
 

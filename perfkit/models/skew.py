@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from perfkit.ground.forms import closed_form
 from perfkit.ground.units import Array, significant
 from perfkit.models.distributions import ReuseHistogram, Zipf
 
@@ -39,6 +40,7 @@ class ZipfFit:
         return f"ZipfFit({significant(self.exponent, self.stderr)} ± {self.stderr:.2g}, misfit {self.misfit:.2g})"
 
 
+@closed_form()
 def bin_accesses(accesses: npt.ArrayLike, *, rows: int) -> ReuseHistogram:
     """Count rows by how often a batch looked them up.
 

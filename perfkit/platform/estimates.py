@@ -20,6 +20,8 @@ from perfkit.ground.units import (
     Array,
     Values,
     check_positive,
+    check_type,
+    decode,
     escape,
     format_bytes,
     format_rate,
@@ -85,11 +87,16 @@ class ExtrapolationWarning(UserWarning):
     """A model is used for sizes or rank counts outside those it was fitted on."""
 
 
+#: Times from here on are refused: their intervals would not be finite [s].
+LONGEST = 1e100
+
+
 def check_time(label: str, time: float, spread: float, parts: Iterable[float]) -> None:
     """Refuse a time [s] that is negative, infinite, no number, without interval, or not the sum of
     its parts [s].
 
-    `label` names what was timed and the platform. A spread above 50 gives no finite interval.
+    `label` names what was timed and the platform. A spread above 50, or a time above `LONGEST`,
+    gives no finite interval.
 
     Examples
     --------
@@ -100,8 +107,10 @@ def check_time(label: str, time: float, spread: float, parts: Iterable[float]) -
     ValueError: gemm on 'toy' takes nan s (parts nan s, spread 0.1); a size or a number of the platform is far too large
     """
     known = list(parts)
+    if time > LONGEST:  # also a whole number that no float holds
+        time = math.inf
     total = math.fsum(known) if known else time
-    sound = 0 <= time < math.inf and 0 <= spread <= 50 and (time > 0 or not known)
+    sound = 0 <= time < LONGEST and 0 <= spread <= 50 and (time > 0 or not known)
     if not sound or not math.isclose(total, time, rel_tol=1e-9):
         found = f"takes {time:g} s (parts {total:g} s, spread {spread:g})"
         raise ValueError(
@@ -156,6 +165,14 @@ class Estimate(Shown):
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("time", "spread"):
+            number = decode(float, getattr(self, name), name, read=False)
+            object.__setattr__(self, name, number)
+        terms = decode(Mapping[str, float], self.terms, "terms", read=False)
+        object.__setattr__(self, "terms", terms)
+        check_type("formula", self.formula, str)
+        warnings = decode(tuple[str, ...], self.warnings, "warnings", read=False)
+        object.__setattr__(self, "warnings", warnings)
         check_time(self.formula.partition(": ")[0], self.time, self.spread, self.terms.values())
 
     def interval(self, level: float = 0.8) -> tuple[float, float]:

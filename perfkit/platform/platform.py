@@ -350,6 +350,7 @@ class Platform(Typed, Shown):
         near, far : float
             Effective capacities [B].
         """
+        ranks = check_positive("ranks", ranks, integer=True)
         near, far = self.cache_capacities
         if not self.context.caches or self.device.kind != "cpu":
             return near, far

@@ -6,7 +6,7 @@ from typing import Any
 
 import altair as alt
 
-from perfkit.ground.units import check_positive
+from perfkit.ground.units import check_positive, read_number
 from perfkit.models.collectives import alpha_beta
 from perfkit.models.distributions import Uniform, unique_rows
 from perfkit.models.roofline import roofline_time
@@ -32,8 +32,11 @@ def _ask(
     """
     (name, axis, unit), (found, base), (first, *_) = swept, answered, curves
     settings, title = list[alt.Parameter](), f"'{heading}'"
+    for key, (given, _) in parameters.items():
+        check_positive(key, given)
+    parameters = {key: (read_number(given), of) for key, (given, of) in parameters.items()}
     for key, (given, of) in parameters.items():
-        value = f"{check_positive(key, given)!r} * pow(2, {key}_doublings)"
+        value = f"{float(given)!r} * pow(2, {key}_doublings)"
         bind = alt.binding_range(
             min=-_DOUBLINGS, max=_DOUBLINGS, step=0.25, name=f"{key} [{of or '-'}], doublings "
         )

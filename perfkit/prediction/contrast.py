@@ -204,7 +204,9 @@ def compare(
         return _put_together(sides, [*_list_parts(*sides)])
     pair = load_platform(a), load_platform(b)
     most = min(platform.network.ranks for platform in pair)
-    if ranks is not None and check_positive("ranks", ranks, integer=True) > most:
+    if ranks is not None:
+        ranks = check_positive("ranks", ranks, integer=True)
+    if ranks is not None and ranks > most:
         raise ValueError(
             f"ranks is {ranks}; {pair[0].name} and {pair[1].name} both have {most}; take fewer"
         )

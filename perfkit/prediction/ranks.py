@@ -213,6 +213,7 @@ def cast_ranks(graphs: Sequence[Graph], ranks: int, slowdown: Mapping[int, float
                 f"slowdown names rank {show(rank)}; the ranks are 0 to {ranks - 1}; choose one of these"
             )
         check_positive(f"slowdown of rank {rank}", factor)
+    slowdown = {rank: float(factor) for rank, factor in slowdown.items()}
     own = list(graphs) * (ranks if len(graphs) == 1 else 1)
     named = dict[int, dict[int, Ranks]]()
     for graph in graphs:

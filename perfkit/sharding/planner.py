@@ -197,9 +197,9 @@ def shard(
     True
     """
     problem = set_up(workload, platform, ranks, memory, objective, inputs)
-    check_positive("seconds", seconds)
+    seconds = check_positive("seconds", seconds)
     steps = None if steps is None else int(check_positive("steps", steps, integer=True))
-    check_positive("seed", seed, integer=True, zero=True)
+    seed = check_positive("seed", seed, integer=True, zero=True)
     rules = {"pin": pin, "together": together, "apart": apart, "forbid": forbid}
     constraints = read_constraints(name_tables(workload.tables), problem.costs.ranks, **rules)
     problem = replace(problem, constraints=constraints)

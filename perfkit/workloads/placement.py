@@ -12,7 +12,14 @@ import numpy as np
 
 from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, reading
 from perfkit.ground.targets import write_text
-from perfkit.ground.units import check_choice, check_positive, check_type, decode, show
+from perfkit.ground.units import (
+    check_choice,
+    check_positive,
+    check_type,
+    decode,
+    read_number,
+    show,
+)
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tables import EmbeddingTable, name_tables
 
@@ -33,6 +40,8 @@ SPLIT_BY_COLUMNS = ("column_wise", "table_column_wise")
 BY_ROWS = ("row_wise", "table_row_wise")
 #: Kinds that store a part of a table on every rank.
 EVERYWHERE = ("data_parallel", "row_wise")
+#: Most ranks that store parts of one table [-].
+MOST_RANKS = 2**20
 
 
 class Shard(NamedTuple):
@@ -77,28 +86,31 @@ class Placement:
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, KINDS)
-        for name in ("ranks", "columns"):
-            given = getattr(self, name)
-            check_type(f"{name} of a {self.kind} placement", given, Sequence[int])
-            object.__setattr__(
-                self, name, tuple(n.item() if isinstance(n, np.generic) else n for n in given)
-            )
-        for rank in self.ranks:
-            check_positive(f"rank of a {self.kind} shard", rank, integer=True, zero=True)
-        if not self.ranks or len(set(self.ranks)) < len(self.ranks):
+        places = {name: f"{name} of a {self.kind} placement" for name in ("ranks", "columns")}
+        for name, place in places.items():
+            check_type(place, getattr(self, name), Sequence)
+        # lengths come first: millions of entries are not looked at before they are refused
+        ranks, columns = len(self.ranks), len(self.columns)
+        if ranks > MOST_RANKS:
             raise ValueError(
-                f"a {self.kind} table is on ranks {self.ranks}; name at least one, and none twice"
+                f"a {self.kind} table is on {ranks} ranks; it may be on at most {MOST_RANKS}"
             )
-        if self.kind == "table_wise" and len(self.ranks) > 1:
+        if self.kind == "table_wise" and ranks > 1:
             raise ValueError(
-                f"a table_wise table must be on one rank, not on {self.ranks}; choose another kind"
+                f"a table_wise table must be on one rank, not on {show(self.ranks)}; choose another kind"
             )
-        if self.columns and (
-            self.kind not in SPLIT_BY_COLUMNS or len(self.columns) != len(self.ranks)
-        ):
-            fault = f"columns {self.columns} do not belong to a {self.kind} placement on {len(self.ranks)} ranks"
+        if columns and (self.kind not in SPLIT_BY_COLUMNS or columns != ranks):
+            fault = f"columns {show(self.columns)} do not belong to a {self.kind} placement on {ranks} ranks"
             raise ValueError(
                 f"{fault}; give one number for each rank, to column_wise and table_column_wise only"
+            )
+        for name, place in places.items():
+            object.__setattr__(self, name, decode(Sequence[int], getattr(self, name), place))
+        for rank in self.ranks:
+            check_positive(f"rank of a {self.kind} shard", rank, integer=True, zero=True)
+        if not ranks or len(set(self.ranks)) < ranks:
+            raise ValueError(
+                f"a {self.kind} table is on ranks {show(self.ranks)}; name at least one, and none twice"
             )
         for width in self.columns:
             check_positive("columns of a shard", width, integer=True)
@@ -142,6 +154,12 @@ class Placement:
         tops = [min(i * block, table.rows) for i in range(n + 1)]
         parts = zip(self.ranks, tops, np.diff(tops).tolist(), strict=False)
         return [Shard(number, rank, top, height, 0, table.dim) for rank, top, height in parts]
+
+
+def _read_rank(owner: Any) -> int | None:
+    """The number of a rank; None for what is no whole number."""
+    rank = read_number(owner)
+    return rank if isinstance(rank, int) else None
 
 
 @dataclass(frozen=True)
@@ -189,18 +207,15 @@ class Plan:
             raise ValueError(
                 f"names has {len(self.names)} entries for {len(self.owners)} tables; give one for each"
             )
-        owners: list[Any] = [
-            owner.item() if isinstance(owner, np.generic) else owner for owner in self.owners
-        ]
+        owners: list[Any] = list(self.owners)
         for table, owner in enumerate(owners):
             placed = isinstance(owner, Placement)
+            if not placed:
+                owners[table] = owner = _read_rank(owner)
             for rank in owner.ranks if placed else (owner,):
-                if (
-                    isinstance(rank, bool)
-                    or not isinstance(rank, int)
-                    or not 0 <= rank < self.ranks
-                ):
-                    fault = f"table {table} is placed on rank {rank!r}; ranks go from 0 to {self.ranks - 1}"
+                if rank is None or not 0 <= rank < self.ranks:
+                    given = show(rank if placed else self.owners[table])
+                    fault = f"table {table} is placed on rank {given}; ranks go from 0 to {self.ranks - 1}"
                     raise ValueError(f"{fault}; give every table the number of an existing rank")
             if placed and owner.kind in EVERYWHERE and len(owner.ranks) < self.ranks:
                 fault = f"table {table} is {owner.kind} on {len(owner.ranks)} of {self.ranks} ranks"

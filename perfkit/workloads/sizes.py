@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.ground.units import LARGEST, Array, check_positive, check_sizes
+from perfkit.ground.units import LARGEST, Array, check_positive, read_numbers, show
 
 
 class SizesError(ValueError):
@@ -113,9 +113,11 @@ def _check(name: str, value: Any, *, integer: bool, maximum: float | None) -> An
     """A checked number, or a checked array of floats."""
     if not isinstance(value, np.ndarray):
         return check_positive(name, value, integer=integer, maximum=maximum)
-    is_numeric = value.dtype.kind in "iuf" or all(type(each) in (int, float) for each in value)
-    if not is_numeric:
-        check_sizes(name, value)  # refuses what is no number
+    sizes = read_numbers(value)
+    if sizes is None or value.dtype.kind == "b":
+        raise ValueError(f"{name} is {show(value)}; it must be a number, or an array of numbers")
+    if not sizes.size:
+        raise ValueError(f"{name} is an empty array; it must be a number for each configuration")
 
     def describe(size: float) -> str:
         """The reason for which `check_positive` refuses a number."""
@@ -125,7 +127,6 @@ def _check(name: str, value: Any, *, integer: bool, maximum: float | None) -> An
             return str(error)
         return f"{name} is {size}"
 
-    sizes = value.astype(float)
     largest = LARGEST if maximum is None else maximum
     is_allowed = (sizes > 0) & (sizes <= largest)
     if integer:
@@ -208,6 +209,8 @@ class Size:
     """An open size, which a program finds later; as a float it is a negative number."""
 
     __slots__ = ("number", "program")
+    #: Numbers and arrays of NumPy leave sums and products with a size to it.
+    __array_ufunc__ = None
 
     def __init__(self, program: "Program", number: int) -> None:
         self.program, self.number = program, number

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.ground.units import check_choice, check_positive, check_type
+from perfkit.ground.units import check_choice, check_positive, check_sizes, check_type, show
 from perfkit.models.partitions import CHUNKED, RECOMPUTED, SCHEDULES
 from perfkit.workloads.sizes import check_size
 
@@ -98,20 +98,14 @@ class Strategy:
     def __post_init__(self) -> None:
         vars(self).update({key: check_size(key, getattr(self, key), 2.0**15) for key in _SIZES})
         vars(self).update(dp=check_size("dp", self.dp, 2.0**20))
-        for key, known in (("schedule", SCHEDULES), ("checkpoint", RECOMPUTED)):
-            for value in np.unique(getattr(self, key)).tolist():
-                check_choice(key, value, known)
-        for key, most in (
-            ("zero", 3),
-            ("shards", 2.0**20),
-            ("first_layers", 2.0**20),
-            ("last_layers", 2.0**20),
-        ):
-            for value in np.unique(getattr(self, key)).tolist():
-                check_positive(key, value, integer=True, zero=True, maximum=most)
+        names = {"schedule": SCHEDULES, "checkpoint": RECOMPUTED}
+        for key, known in names.items():
+            vars(self)[key] = _check_names(key, getattr(self, key), known)
+        counts = {"zero": 3, "shards": 2**20, "first_layers": 2**20, "last_layers": 2**20}
+        for key, most in counts.items():
+            vars(self)[key] = _check_counts(key, getattr(self, key), most)
         for key in ("sequence_parallel", "ulysses", "two_level", "overlap", "tiled"):
-            for value in np.unique(getattr(self, key)).tolist():
-                check_type(key, value, bool)
+            vars(self)[key] = _check_flags(key, getattr(self, key))
         for key in ("ep", "shards"):
             if np.any(own := (self.dp % np.maximum(getattr(self, key), 1)) > 0):
                 value, replicas = (
@@ -119,7 +113,7 @@ class Strategy:
                     for each in (getattr(self, key), self.dp)
                 )
                 raise ValueError(
-                    f"{key} is {value[0]}; it must divide dp, {replicas[0]}; change one of them"
+                    f"{key} is {value[0]:g}; it must divide dp, {replicas[0]:g}; change one of them"
                 )
         if np.any((self.chunks > 1) & ~np.isin(self.schedule, CHUNKED)):
             fault = f"chunks is {self.chunks} with schedule {self.schedule!r}"
@@ -171,6 +165,8 @@ class Strategy:
             All of them, in this order.
         """
         check_type("strategies", strategies, Sequence[Strategy])
+        if not len(strategies):
+            raise ValueError("strategies is empty; it must hold at least one Strategy")
         return cls(
             **{
                 own.name: np.array([getattr(each, own.name) for each in strategies])
@@ -192,9 +188,47 @@ class Strategy:
             The chosen ones.
         """
         shape = np.shape(self.ranks)
+        if not shape:
+            raise ValueError(
+                "this is a single strategy; select takes some of Strategy.stack([...])"
+            )
+        try:
+            np.empty(shape, dtype=bool)[index]
+        except (IndexError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"index is {show(index)}; it must be positions below {shape[0]}, or one True or False for each"
+            ) from error
         return replace(
             self, **{name: np.broadcast_to(own, shape)[index] for name, own in vars(self).items()}
         )
+
+
+def _check_names(key: str, value: Any, known: Sequence[str]) -> Any:
+    """Check a name, or an array of names."""
+    if isinstance(value, np.ndarray) and value.dtype.kind == "U":
+        for name in np.unique(value).tolist():
+            check_choice(key, name, known)
+        return value
+    return check_choice(key, value, known)
+
+
+def _check_counts(key: str, value: Any, most: int) -> Any:
+    """Check a whole number of 0 or more, or an array of them."""
+    if isinstance(value, np.ndarray) and value.ndim:
+        counts = check_sizes(key, value)
+        for count in np.unique(counts).tolist():
+            check_positive(key, count, integer=True, zero=True, maximum=most)
+        return counts.astype(np.int64)
+    return check_positive(key, value, integer=True, zero=True, maximum=most)
+
+
+def _check_flags(key: str, value: Any) -> Any:
+    """Check True or False, or an array of them."""
+    if isinstance(value, np.ndarray) and value.ndim and value.dtype == bool:
+        return value
+    flag = bool(value) if isinstance(value, np.bool_) else value
+    check_type(key, flag, bool)
+    return flag
 
 
 def spread_layers(layers: int, s: Strategy) -> tuple[Any, Any, Any]:

@@ -10,7 +10,14 @@ from typing import ClassVar
 import numpy as np
 
 from perfkit.ground.results import Table, Tabular
-from perfkit.ground.units import check_choice, check_positive, check_type, format_bytes, show
+from perfkit.ground.units import (
+    check_choice,
+    check_positive,
+    check_type,
+    format_bytes,
+    read_number,
+    show,
+)
 from perfkit.models.distributions import (
     Buckets,
     Distribution,
@@ -73,10 +80,15 @@ class EmbeddingTable:
     def __post_init__(self) -> None:
         for size in ("rows", "dim", "itemsize"):  # Python integers do not overflow
             object.__setattr__(self, size, check_size(size, getattr(self, size)))
-        check_number("pooling", self.pooling)
+        pooling = check_number("pooling", self.pooling)
+        if not isinstance(pooling, np.ndarray):
+            pooling = read_number(self.pooling)
+        object.__setattr__(self, "pooling", pooling)
         check_positive("exponent", self.exponent, zero=True, maximum=10)
+        object.__setattr__(self, "exponent", read_number(self.exponent))
         check_type("name", self.name, str)
         check_positive("spread", self.spread, zero=True)
+        object.__setattr__(self, "spread", read_number(self.spread))
         if self.law is None:
             return
         check_type("law", self.law, Distribution)
@@ -160,7 +172,7 @@ class TableSet(Tabular):
             fault = f"pooling of {show(names[deep])} is {given[deep].pooling:g}; it must be at most"
             meant = "pooling is the mean number of lookups of one sample, not of the batch"
             raise ValueError(f"{fault} its {given[deep].rows} rows; {meant}")
-        check_positive("batch", self.batch, integer=True)
+        object.__setattr__(self, "batch", check_positive("batch", self.batch, integer=True))
         check_choice("embedding", self.embedding, ("separate", "fused"))
         find_optimizer(self.optimizer)
         check_type("sparse", self.sparse, bool)
@@ -319,6 +331,7 @@ def draw_tables(
     """
     n = int(check_positive("n", n, integer=True, maximum=10_000_000))
     check_type("correlation", correlation, float)
+    correlation = float(correlation)
     if not -1 <= correlation <= 1:
         raise ValueError(f"correlation is {show(correlation)}; it must be between -1 and 1")
     rng = np.random.default_rng([3, int(check_positive("seed", seed, integer=True, zero=True))])

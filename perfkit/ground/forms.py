@@ -1,0 +1,160 @@
+"""What closed forms do with their arguments: numbers of any kind become Python's or float64."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from inspect import Parameter, signature
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from perfkit.ground.units import Array, Values, read_number, read_numbers, show
+
+_PACKAGE = str(Path(__file__).parent.parent)
+Form = TypeVar("Form", bound=Callable[..., Any])
+#: Annotations of arguments that are numbers.
+_NUMBERS = (
+    Values,
+    int,
+    float,
+    float | None,
+    Array,
+    npt.ArrayLike,
+    npt.ArrayLike | None,
+    float | npt.ArrayLike,
+    Sequence[float],
+    Sequence[float] | None,
+)
+
+
+def closed_form(*, other: Sequence[str] = ()) -> Callable[[Form], Form]:
+    """Make a closed form take numbers of any kind, and count in Python's numbers or float64.
+
+    An array of bytes would overflow at 255 without a word. Results of Series and expressions stay
+    Series and expressions.
+
+    Parameters
+    ----------
+    other : sequence of str, optional
+        Arguments that are no numbers in spite of their annotation, such as positions in an array.
+
+    Raises
+    ------
+    ValueError
+        From the form, for an argument that is no real number and no array of them, and for a
+        division by zero.
+
+    Examples
+    --------
+    >>> @closed_form()
+    ... def double(ranks: Values) -> Values:
+    ...     return 2 * ranks
+    >>> double(np.int8(100)), double(np.array([100, 50], dtype=np.int8))
+    (200, array([200., 100.]))
+    >>> double("8")
+    Traceback (most recent call last):
+    ...
+    ValueError: ranks is '8'; it must be a real number, or an array of them
+    """
+
+    def decorate(form: Form) -> Form:
+        parameters = signature(form).parameters.values()
+        numeric = {p.name for p in parameters if p.annotation in _NUMBERS} - {*other}
+        optional = {p.name for p in parameters if p.default is None}
+        places = [p.name for p in parameters if p.kind is not Parameter.KEYWORD_ONLY]
+        many = next((p.name for p in parameters if p.kind is Parameter.VAR_POSITIONAL), "")
+        named = next((p for p in parameters if p.kind is Parameter.VAR_KEYWORD), None)
+        any_name = named is not None and named.annotation in _NUMBERS
+
+        mappings = {p.name for p in parameters if p.annotation == Mapping[str, Array]}
+
+        def convert(name: str, value: Any) -> Any:
+            if type(value) in (int, float):
+                return value
+            if name in mappings:
+                if not isinstance(value, Mapping):
+                    raise ValueError(f"{name} is {show(value)}; it must be a mapping of numbers")
+                return {
+                    key: entry if _is_text(entry) else to_values(f"{name}[{show(key)}]", entry)
+                    for key, entry in value.items()
+                }
+            if name not in numeric and not (any_name and name not in places):
+                return value
+            if value is None and name in optional:
+                return value
+            return to_values(name, value)
+
+        @wraps(form)
+        def checked(*arguments: Any, **keywords: Any) -> Any:
+            names = [*places[: len(arguments)], *[many] * (len(arguments) - len(places))]
+            arguments = tuple(map(convert, names, arguments))
+            keywords = {name: convert(name, value) for name, value in keywords.items()}
+            try:
+                return form(*arguments, **keywords)
+            except ArithmeticError as error:
+                raise ValueError(
+                    f"{form.__name__} of {show([*arguments, *keywords.values()])} is not a finite number; "
+                    "sizes, rates and counts must be above 0 and below 1e300"
+                ) from error
+            except (TypeError, LookupError, ValueError) as error:
+                if _is_meant(error):
+                    raise
+                raise ValueError(
+                    f"{form.__name__} cannot take {show([*arguments, *keywords.values()])}; give numbers, "
+                    "or arrays of the shapes that its documentation names"
+                ) from error
+
+        return checked  # type: ignore[return-value]
+
+    return decorate
+
+
+def to_values(name: str, value: Any) -> Any:
+    """Return a number as Python's, an array or sequence as float64, a Series or expression cast to
+    Float64, or raise an error for what is none of them."""
+    if type(value) is np.ndarray and value.dtype == np.float64:
+        return value
+    number = read_number(value)
+    if number is not None:
+        return number
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    package = type(value).__module__.partition(".")[0]
+    try:
+        if package == "polars":
+            return _cast_polars(value)
+        if package == "pandas":
+            return value.astype("float64")
+    except Exception as error:  # text and dates, in the words of another library
+        raise ValueError(_refuse(name, value)) from error
+    if hasattr(value, "__array_ufunc__") and not isinstance(value, np.ndarray | np.generic):
+        return value  # arrays of other libraries, which know what their numbers do
+    array = read_numbers(value)
+    if array is None:
+        raise ValueError(_refuse(name, value))
+    return array
+
+
+def _cast_polars(value: Any) -> Any:
+    """A Series or expression of polars as Float64; other objects of polars raise."""
+    polars = sys.modules["polars"]
+    if isinstance(value, polars.Series) and not value.dtype.is_numeric():
+        raise TypeError("no numbers")
+    return value.cast(polars.Float64)
+
+
+def _is_meant(error: Exception) -> bool:
+    """Whether perfkit raised a ValueError itself; NumPy raises it for shapes that do not fit."""
+    frames = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    return isinstance(error, ValueError) and frames[-1].startswith(_PACKAGE)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, np.ndarray) and value.dtype.kind == "U")
+
+
+def _refuse(name: str, value: Any) -> str:
+    return f"{name} is {show(value)}; it must be a real number, or an array of them"
