@@ -194,7 +194,7 @@ def test_files_that_would_run_code_or_are_broken(tmp_path: Path) -> None:
     (tmp_path / "e.npy").write_bytes(pickle.dumps(trap))
     (tmp_path / "f.npz").write_bytes(b"PK\x03\x04 broken")
     (tmp_path / "g.pt.gz").write_bytes(b"no gzip")
-    (tmp_path / "h.npy").write_bytes(b"")
+    (tmp_path / "h.npy").write_bytes(b"\x93NUM")
     head = b"{'descr': '<i8', 'fortran_order': False, 'shape': (1000000000000,), }"
     (tmp_path / "i.npy").write_bytes(
         b"\x93NUMPY\x01\x00" + (len(head) + 1).to_bytes(2, "little") + head + b"\n"

@@ -236,7 +236,7 @@ def test_pointers_broken_files_and_missing_columns(add: Add) -> None:
     )
     broken = r"gemm_perf\.parquet cannot be read"
     contents = {
-        pointer: r"gemm_perf\.parquet is a git-LFS pointer.*git lfs pull",
+        pointer: r"gemm_perf\.parquet cannot be read: it is a Git LFS pointer.*git lfs pull",
         sound[:99]: broken,
         b"<html>": broken,
     }

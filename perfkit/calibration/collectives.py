@@ -416,6 +416,6 @@ def read_ranks(paths: str | Path | Sequence[str | Path]) -> list[TraceFile]:
 
 def _holds_nodes(path: Path) -> bool:
     """Whether a file is an execution trace, from its first bytes."""
-    with reading(path, "pass the file that torch.profiler wrote", most=LARGEST_TRACE):
+    with reading(path, "pass the file that torch.profiler wrote", most=LARGEST_TRACE, unpacks=True):
         head = read_text(path, 2**16)
     return '"nodes"' in head and '"traceEvents"' not in head

@@ -3,6 +3,7 @@
 import csv
 import os
 import stat
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -16,6 +17,27 @@ LARGEST_TEXT = 2**25
 #: Most tables that a file may list [-]; they take some 4 s and 100 MB. Published sets have up to
 #: 856.
 MOST_ROWS = 200_000
+#: Bytes at the beginning of a file that tell what it is [B].
+_HEAD = 4096
+#: First bytes of files that are often taken for another, what they are, and the next step.
+_SIGNATURES = (
+    (
+        b"version https://git-lfs",
+        "it is a Git LFS pointer, not the file itself; run `git lfs pull` where it lies",
+    ),
+    (b"\xff\xfe", "it is UTF-16 text, as PowerShell writes it; save it as UTF-8"),
+    (b"\xfe\xff", "it is UTF-16 text; save it as UTF-8"),
+    (b"\x28\xb5\x2f\xfd", "it is compressed by zstd; unpack it first"),
+    (b"\xfd7zXZ", "it is compressed by xz; unpack it first"),
+    (b"BZh", "it is compressed by bzip2; unpack it first"),
+    (b"7z\xbc\xaf", "it is a 7z archive; unpack it, and name the files inside"),
+    (b"%PDF", "it is a PDF; name the file with the data"),
+    (b"SQLite format 3", "it is an SQLite database; export the data as text"),
+    (b"\x89PNG", "it is an image; name the file with the data"),
+    (b"\x7fELF", "it is a program; name the file that it writes"),
+)
+#: Endings of files that are zip archives by nature.
+_ZIPPED = (".npz", ".pt", ".pth", ".pt.gz", ".pth.gz")
 
 
 def find_reference(*parts: str) -> Path:
@@ -72,6 +94,68 @@ def group_rows(column: str, *parts: str) -> dict[str, list[dict[str, str]]]:
     return groups
 
 
+def explain_content(head: bytes, name: str = "", *, unpacks: bool = False) -> str | None:
+    """Say what a file is by its first bytes, if it is none that perfkit can use.
+
+    Parameters
+    ----------
+    head : bytes
+        The first bytes, some thousand are enough.
+    name : str, optional
+        Name of the file; its ending says whether a zip archive is what it should be.
+    unpacks : bool, optional
+        Whether the reader unpacks gzip; then the bytes inside are looked at.
+
+    Returns
+    -------
+    cause : str or None
+        What it is and the next step, such as ``it is empty``; None for anything else.
+
+    Examples
+    --------
+    >>> explain_content(b"BZh91AY&SY")
+    'it is compressed by bzip2; unpack it first'
+    >>> explain_content(b"size,time")
+    """
+    if not head:
+        return "it is empty"
+    if head.startswith(b"\x1f\x8b"):
+        inside = _peek_gzip(head)
+        if inside[257:262] == b"ustar":
+            return "it is a compressed tar archive; unpack it, and name the files inside"
+        if not unpacks:
+            return "it is compressed by gzip; unpack it first"
+        return explain_content(inside, name.removesuffix(".gz")) if inside else None
+    for signature, cause in _SIGNATURES:
+        if head.startswith(signature):
+            return cause
+    if head[257:262] == b"ustar":
+        return "it is a tar archive; unpack it, and name the files inside"
+    if head.startswith(b"PK\x03\x04") and not name.lower().endswith(_ZIPPED):
+        return "it is a zip archive; unpack it, and name the files inside"
+    if head.lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith((b"<!doctype html", b"<html")):
+        return "it is a web page (HTML), perhaps an error page; download the file itself"
+    return None
+
+
+def _peek_gzip(head: bytes) -> bytes:
+    """The first bytes inside a gzip file; none where it is damaged."""
+    try:
+        return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, _HEAD)
+    except zlib.error:
+        return b""
+
+
+def _explain_file(path: str, unpacks: bool) -> str | None:
+    """What a file is by its first bytes, see `explain_content`; None where it cannot be opened."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_HEAD)
+    except OSError:
+        return None
+    return explain_content(head, path, unpacks=unpacks)
+
+
 @contextmanager
 def reading(
     source: object,
@@ -80,6 +164,7 @@ def reading(
     error: type[ValueError] = ValueError,
     most: float | None = None,
     told: bool = False,
+    unpacks: bool = False,
 ) -> Iterator[None]:
     """Turn every error of a reader into one documented error with a message of one line.
 
@@ -96,13 +181,17 @@ def reading(
         wait for ever [B].
     told : bool, optional
         Whether a ValueError or OSError from inside passes with its own words.
+    unpacks : bool, optional
+        Whether the reader unpacks gzip by itself.
 
     Raises
     ------
     ValueError
         For every error, panics of compiled readers included; the message is shortened and control
         characters are escaped. Errors that begin with the name of the source keep their words.
-        Interrupts, warnings and missing packages pass.
+        Where the first bytes of a file tell that it is something else (a Git LFS pointer, an
+        archive, a web page), the message says that instead. Interrupts, warnings and missing
+        packages pass.
 
     Notes
     -----
@@ -116,7 +205,7 @@ def reading(
     ...
     ValueError: plan.json: KeyError 'tables'; name a plan
     """
-    name = escape(source, 200)
+    name, opened = escape(source, 200), False
     try:
         if most is not None:
             facts = os.stat(str(source))
@@ -126,10 +215,14 @@ def reading(
                 raise ValueError(
                     f"it has {format_bytes(facts.st_size)}; at most {format_bytes(most)} are read"
                 )
+            opened = True
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit, Warning, ImportError):
         raise
     except BaseException as fault:  # panics of Rust are no Exception
+        cause = _explain_file(str(source), unpacks) if opened else None
+        if cause and "is empty" not in str(fault):
+            raise error(f"{name} cannot be read: {cause}") from fault
         if told and isinstance(fault, OSError):
             raise
         plain = isinstance(fault, ValueError) and not isinstance(fault, UnicodeError)

@@ -87,7 +87,7 @@ def read_execution(path: str | Path) -> ExecutionTrace:
         For a file that is no execution trace, is cut off, or lists a node twice.
     """
     nodes: dict[int, Node] = {}
-    with reading(path, _ADVICE, most=LARGEST_TRACE):
+    with reading(path, _ADVICE, most=LARGEST_TRACE, unpacks=True):
         facts = parse_document(read_text(path))
         for item in facts.get("nodes", ()):
             # an event of a device, which a link added

@@ -129,7 +129,7 @@ def read_indices(
         For a file that is missing, that needs unpickling, or that does not hold indices.
     """
     path = Path(path)
-    with reading(path, _FORMS, most=_LARGEST):
+    with reading(path, _FORMS, most=_LARGEST, unpacks=path.name.lower().endswith(".gz")):
         limit = max(_ALLOWED, _GROWTH * path.stat().st_size)
         found = _load(path, limit)
         arrays = found if isinstance(found, Mapping) else dict(zip(_NAMES, found, strict=False))

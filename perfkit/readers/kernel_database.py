@@ -373,11 +373,6 @@ def _read(
 
 def _read_file(path: Path, needed: Sequence[str]) -> pl.DataFrame:
     """Some columns of one file; optional columns that are missing are null."""
-    with path.open("rb") as file:
-        if file.read(64).startswith(b"version https://git-lfs"):
-            raise ValueError(
-                f"{path} is a git-LFS pointer, not the table: run `git lfs pull` there, or {_INSTALL}"
-            )
     scan = pl.scan_parquet(path)
     names = scan.collect_schema().names()
     if missing := [name for name in needed if name not in names]:

@@ -1,23 +1,25 @@
 """Text output of nccl-tests and rccl-tests, old and new, as one frame."""
 
+import gzip
 import math
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
-from perfkit.ground.files import LARGEST_TEXT, reading
-from perfkit.ground.units import escape, show
+from perfkit.ground.files import LARGEST_TEXT, explain_content, reading
+from perfkit.ground.units import escape, format_bytes, show
 from perfkit.models.collectives import OPERATIONS, bus_factor
 
-_SUFFIXES = (".log", ".out", ".txt")
+#: Endings of the files of a folder that are taken for logs; others are where a table is in them.
+_SUFFIXES = (".log", ".out", ".txt", ".dat", ".nccl", ".stdout")
 # the programs are called alltoall_perf, sendrecv_perf
 _NAMES = {name.replace("_", ""): name for name in OPERATIONS}
 _REDUCING, _ROOTED = (
@@ -64,6 +66,8 @@ _HALF = [
 ]
 _BLOCK = ("time", "algbw", "busbw", "#wrong")
 _CLOSING = "'# Avg bus bandwidth'"
+#: Names of columns whose values are figures; any other column may hold text.
+_FIGURES = {"time", "algbw", "busbw", "#wrong", "error"}
 #: Characters of a line that are read [-]: a row has up to 250, and the time of some searches grows
 #: with their square.
 _LONGEST = 4_000
@@ -71,7 +75,13 @@ _COUNTS = np.arange(1, 2**17)  # numbers of ranks that are tried [-]
 _TOGETHER = (
     "several programs write here at once; use one file for each, or build nccl-tests with MPI=1"
 )
+_OLD = (
+    "it is the layout of nccl-tests before 2019 (columns bytes, N, type, op, time, res), which is "
+    "not read; run a newer nccl-tests"
+)
 _ADVICE = "pass the text that all_reduce_perf or its like print"
+#: Bytes of a file of a folder in which the head of a table is looked for [B].
+_SEARCHED = 2**20
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _GPU = re.compile(r"\bdevice +\d+ +\[[^\]\n]*\] +(\S[^\r\n]*)")
@@ -83,6 +93,20 @@ _DEVICE = re.compile(
 )
 _HEADER = re.compile(r"size\s+count\s+type\s.*algbw\s+busbw.*")
 _FOOTER = re.compile(r"Out of bounds values|Avg bus bandwidth|Collective test concluded")
+_FAILED = re.compile(r"Out of bounds values\s*:\s*\d+\s+FAILED")
+#: Names of columns of nccl-tests before 2019, whose times are in milliseconds.
+_ANCIENT = re.compile(r"bytes\s+N\s+type\s.*algbw\s+busbw\s+res\b")
+_USAGE = re.compile(r"^\W*USAGE\s*:?.*_perf\b", re.IGNORECASE)
+#: Lines that say why a run ended, and lines that may.
+_FAILURES = (
+    re.compile(
+        r"(?:NCCL|RCCL|CUDA|Cuda|HIP|hip) (?:failure|error)|Test failure|unhandled \w+ error"
+        r"|Segmentation fault|out of memory|command not found|cannot open shared object"
+        r"|No such file or directory|DUE TO TIME LIMIT|CANCELLED|Killed|Aborted"
+        r"|srun: error|exited on signal|non-zero (?:exit code|status)"
+    ),
+    re.compile(r"NCCL WARN"),
+)
 #: A row, whatever its launcher wrote before it ("3: ", "[1,0]<stdout>:", "pod | ", a date).
 _ROW = re.compile(r"(?<![\w.-])\d{1,18}\s+\d+\s+([A-Za-z]\w*)(?!\S)")
 _DTYPE = re.compile(r"char|u?int\d*|half|b?float\d*|double|bf16|fp?\d+\w*")
@@ -103,6 +127,20 @@ class _MisfitError(Exception):
         super().__init__(f"line {line} does not fit: {show(text.strip(), 100)}: {reason}")
 
 
+class NcclLogs(NamedTuple):
+    """What logs of nccl-tests hold: their rows, and the devices that each file names."""
+
+    rows: pl.DataFrame  # as `parse_nccl_tests` returns them
+    devices: dict[str, tuple[str, ...]]  # by file, as printed, sorted
+
+
+class _Device(NamedTuple):
+    """One line of the list of devices."""
+
+    group: str  # of NCCL_TESTS_SPLIT
+    host: str
+
+
 @dataclass
 class _Table:
     """Output of one run of one program; each row has two halves with the columns `_HALF`."""
@@ -113,10 +151,13 @@ class _Table:
     closed: bool = False
     headed: bool = False
     gpus: int = 1
-    devices: dict[int, tuple[str, str]] = field(default_factory=dict)
+    failed: bool = False  # the closing line says that results were wrong
+    devices: dict[int, _Device] = field(default_factory=dict)
     leading: tuple[str, ...] = ("size", "count", "type", "redop", "root")
     trailing: tuple[str, ...] = _BLOCK + _BLOCK
     halves: list[tuple[Any, ...]] = field(default_factory=list)
+    unread: tuple[str, ...] = ()  # words after the first row that has any that no column names
+    stray: list[int] = field(default_factory=list)  # lines of rows after the closing line
 
     def count(self) -> tuple[int, int | None]:
         """Ranks and nodes of a communicator from the list of devices; nodes are None where lines of
@@ -137,14 +178,14 @@ class _Table:
 
     def take_row(self, line: int, text: str) -> bool:
         """Add both halves of a printed row; False if the row is not complete."""
-        tokens, halves = text.split(), []
+        tokens, extra = self._split_words(text.split())
+        halves: list[tuple[Any, ...]] = []
         cut = max(len(tokens) - len(self.trailing), 0)
         lead, shown = tokens[:cut], list(zip(self.trailing, tokens[cut:], strict=False))
         # old all_to_all leaves this column empty
         blank = "redop" in self.leading and not "".join(lead[3:4]).isalpha()
-        whole = [len(self.leading) - blank] if self.headed else [3, 4] if blank else [5]
-        if cut not in whole or not all(
-            _VALUE.fullmatch(text) or name in ("date", "clock") for name, text in shown
+        if cut not in self._count_leading(blank) or not all(
+            _VALUE.fullmatch(text) for name, text in shown if name in _FIGURES
         ):
             return False
         redop = next((token for token in lead[3:] if token.isalpha() and token != "none"), None)
@@ -162,24 +203,58 @@ class _Table:
             figures = (float(lead[0]), 1e-6 * time, algbw, busbw, *digits, wrong)
             halves.append((line, text, lead[2], redop, root, start > 0, *figures))
         self.halves += halves
+        self.unread = self.unread or tuple(extra)
         return True
+
+    def _count_leading(self, blank: bool) -> tuple[int, ...]:
+        """How many values may stand before the figures of a row; `blank` without an operation."""
+        if self.headed:
+            return (len(self.leading) - blank,)
+        return (3, 4) if blank else (5,)
+
+    def _split_words(self, tokens: list[str]) -> tuple[list[str], list[str]]:
+        """Split off words after the figures of a row that no column names, such as the
+        algorithm."""
+        usual = len(self.leading) + len(self.trailing)
+        row, extra = tokens[:usual], tokens[usual:]
+        is_word = bool(extra) and bool(re.fullmatch(r"[A-Za-z][\w+-]*", extra[0]))
+        if is_word and not any(_DTYPE.fullmatch(token) for token in extra):
+            return row, extra
+        return tokens, []
+
+    def explain_row(self, tokens: Sequence[str]) -> str:
+        """Say why a row is not complete."""
+        expected = len(self.leading) + len(self.trailing)
+        if len(tokens) > expected + 1 and self.headed:
+            return f"the row has {len(tokens)} values, the header names {expected} columns"
+        if 7 <= len(tokens) <= 12 and not self.headed and re.fullmatch(r"\de[+-]\d\d", tokens[-1]):
+            return f"it is not a row of 2019 or later; {_OLD}"
+        return "the row is not complete"
 
 
 def _feed(tables: list[_Table], line: int, text: str) -> None:
     """Read one line, which belongs to the last table or begins another one."""
     table, found, first = tables[-1], _ROW.search(text), not tables[-1].halves
-    if found and table.take_row(line, text[found.start() :]):
+    if found and table.closed and table.halves:
+        if _DTYPE.fullmatch(found[1]):
+            table.stray.append(line)
+    elif found and table.take_row(line, text[found.start() :]):
         if first:
             table.label, table.command = table.label or table.command, ""
     elif found and (_DTYPE.fullmatch(found[1]) or not text[: found.start()].strip()):
-        raise _MisfitError(line, text, "the row is not complete")
+        raise _MisfitError(line, text, table.explain_row(text[found.start() :].split()))
     elif header := _HEADER.search(text):
         if not _begin(tables, line, text, header=True).read_header(header.group()):
             raise _MisfitError(line, text, "the table has other columns; run the test without -C")
+    elif _ANCIENT.search(text):
+        raise _MisfitError(line, text, _OLD)
     elif device := _DEVICE.search(text):
-        table.devices.setdefault(int(device[1]), (device[2] or "0", device[3]))
+        if table.closed:  # of the next run
+            tables.append(table := _Table(command=table.command))
+        table.devices.setdefault(int(device[1]), _Device(device[2] or "0", device[3]))
     elif _FOOTER.search(text):
         table.closed = True
+        table.failed = table.failed or bool(_FAILED.search(text))
     elif start := _START.search(text):
         _begin(tables, line, text).gpus = max(int(start[1] or 1) * int(start[2]), 1)
     elif program := _PROGRAM.search(text):
@@ -195,7 +270,8 @@ def _begin(tables: list[_Table], line: int, text: str, *, header: bool = False) 
     table = tables[-1]
     if not table.closed and (table.headed if header else table.halves):
         raise _MisfitError(line, text, f"{_CLOSING} should close the table before it; {_TOGETHER}")
-    if table.halves or table.closed:
+    failed_before = bool(table.devices or table.headed) and not header
+    if table.halves or table.closed or failed_before:
         tables.append(table := _Table(command=table.command))
     table.start = table.start if header else line
     return table
@@ -214,14 +290,37 @@ def _find_tables(text: str) -> tuple[list[_Table], _MisfitError | None]:
             _feed(tables, *line)
         if tables[-1].start and not tables[-1].closed:
             reason = f"the log ends before {_CLOSING} closes the table of line {tables[-1].start}"
-            raise _MisfitError(*lines[-1], reason)
+            raise _MisfitError(*lines[-1], reason + _quote_failure(lines, tables[-1].start))
         if lines and not any(table.halves for table in tables):
-            raise _MisfitError(*lines[0], f"no row of an nccl-tests table follows; {_ADVICE}")
+            raise _MisfitError(*lines[0], _explain_absence(lines))
     except _MisfitError as error:
         misfit = error
     for table in tables:  # a program that perfkit does not know keeps its name
         table.label = _NAMES.get(table.label.replace("_", ""), table.label)
     return [table for table in tables if table.halves], misfit
+
+
+def _quote_failure(lines: Sequence[tuple[int, str]], after: int = 0) -> str:
+    """What the log itself says about a failure, after a line; empty if it says nothing."""
+    for pattern in _FAILURES:
+        for line, text in lines:
+            if line > after and pattern.search(text):
+                return f"; line {line} says {show(text.strip(), 160)}"
+    return ""
+
+
+def _explain_absence(lines: Sequence[tuple[int, str]]) -> str:
+    """Why a text has no row of a table."""
+    failure = _quote_failure(lines)
+    if any(_USAGE.search(text) for _, text in lines[:50]):
+        return "it is the help of the program; run the test and keep what it prints"
+    if any(_START.search(text) or _HEADER.search(text) for _, text in lines):
+        return f"the run printed no row{failure or '; run it again'}"
+    if failure:
+        return f"no row of an nccl-tests table follows{failure}"
+    if re.match(r"\s*(?:\{\s*\"|\[\s*\{\s*\"|[{[]\s*$)", lines[0][1]):
+        return f"no row of an nccl-tests table follows, it looks like JSON; {_ADVICE}"
+    return f"no row of an nccl-tests table follows; {_ADVICE}"
 
 
 def _bound_factor(rows: pl.DataFrame) -> pl.DataFrame:
@@ -314,6 +413,16 @@ def _count_ranks(table: _Table, rows: pl.DataFrame, operation: str) -> tuple[int
     )
 
 
+def _describe_stray(lines: Sequence[int]) -> str:
+    """Say which rows after the closing line are left out."""
+    if len(lines) == 1:
+        which = f"1 row after its closing line (line {lines[0]}) is left out"
+    else:
+        span = f"lines {lines[0]} to {lines[-1]}"
+        which = f"{len(lines)} rows after its closing line ({span}) are left out"
+    return f"{which}: no header says which run they belong to; use one file for each run"
+
+
 def _read_table(table: _Table, file: str) -> tuple[pl.DataFrame, _MisfitError | None]:
     """Rows before the first one that contradicts the others, and the error of that one; warns of
     other problems."""
@@ -331,6 +440,13 @@ def _read_table(table: _Table, file: str) -> tuple[pl.DataFrame, _MisfitError | 
         notes.append(
             f"{len(wrong)} results hold wrong values (the first in line {wrong[0]}); do not trust them"
         )
+    elif table.failed:
+        notes.append("its closing line says FAILED: results were wrong; do not trust the times")
+    if table.stray:
+        notes.append(_describe_stray(table.stray))
+    if table.unread:
+        words = show(" ".join(table.unread), 60)
+        notes.append(f"words after the figures of a row are not used: {words}")
     for text in notes:
         warnings.warn(escape(f"{where}: {text}", 500), LogWarning, stacklevel=4)
     known, torn = name in OPERATIONS, rows["torn"].to_numpy()
@@ -363,49 +479,131 @@ def _read_table(table: _Table, file: str) -> tuple[pl.DataFrame, _MisfitError | 
     ), misfit
 
 
-def _collect(logs: Iterable[tuple[str, str]], partial: bool) -> pl.DataFrame:
-    """Read named texts into one frame."""
+def _read_text(name: str, text: str, partial: bool) -> tuple[list[pl.DataFrame], str | None]:
+    """Frames of the tables of one log, and what does not fit in it."""
+    file = escape(name, 200)
+    with reading(file, _ADVICE):
+        tables, misfit = _find_tables(text)
+        pairs = [_read_table(table, file) for table in tables]
+        misfit = next(filter(None, [*(wrong for _, wrong in pairs), misfit]), None)
+    return [rows for rows, _ in pairs], None if misfit is None else str(misfit)
+
+
+def _collect(logs: Sequence["_Log"], partial: bool) -> NcclLogs:
+    """Read logs into one frame; of several, those without a table are left out with a warning."""
     frames: list[pl.DataFrame] = []
-    for name, text in logs:
-        file = escape(name, 200)
-        with reading(file, _ADVICE):
-            tables, misfit = _find_tables(text)
-            pairs = [_read_table(table, file) for table in tables]
-            misfit = next(filter(None, [*(wrong for _, wrong in pairs), misfit]), None)
-            kept = sum(len(found) for found, _ in pairs)
-            if misfit and not partial:
-                more = f"; partial=True keeps the {kept} measurements before it" if kept else ""
-                raise ValueError(f"{file} {misfit}{more}")
+    devices: dict[str, tuple[str, ...]] = {}
+    unused: list[str] = []
+    for log in logs:
+        file = escape(log.name, 200)
+        if log.fault is not None:
+            unused.append(log.fault)
+            continue
+        found, misfit = _read_text(log.name, log.text, partial)
+        kept = sum(map(len, found))
+        if misfit and not kept and len(logs) > 1:
+            unused.append(f"{file} {misfit}")
+            continue
+        if misfit and not partial:
+            more = f"; partial=True keeps the {kept} measurements before it" if kept else ""
+            raise ValueError(f"{file} {misfit}{more}")
         if misfit:
             warnings.warn(
                 f"{file} {misfit}; {kept or 'no'} measurements are kept", LogWarning, stacklevel=3
             )
-        frames += [found for found, _ in pairs]
+        frames += found
+        devices[file] = _find_devices(log.text)
     if not sum(map(len, frames)):
-        raise ValueError(f"no complete row of an nccl-tests table is there; {_ADVICE}")
-    return pl.concat(frames)
+        first = f"; {unused[0]}" if unused else ""
+        raise ValueError(
+            f"no complete row of an nccl-tests table is there{first or f'; {_ADVICE}'}"
+        )
+    for text in unused:
+        warnings.warn(f"{text}; the file is not used", LogWarning, stacklevel=3)
+    return NcclLogs(pl.concat(frames), devices)
 
 
-def _read_logs(source: str | Path | Sequence[str | Path]) -> Iterator[tuple[str, str]]:
-    """Name and text of each log."""
+def _find_devices(text: str) -> tuple[str, ...]:
+    """Names of devices in a log, sorted."""
+    return tuple(sorted({name.strip() for name in _GPU.findall(_COLOURS.sub("", text))}))
+
+
+class _Log(NamedTuple):
+    """One log: its name, and its text or why it cannot be read."""
+
+    name: str
+    text: str
+    fault: str | None = None
+
+
+def _read_logs(source: str | Path | Sequence[str | Path]) -> list[_Log]:
+    """Name and text of each log; a file that is no text is a fault where there are several."""
     paths = [Path(item) for item in ([source] if isinstance(source, str | Path) else source)]
     folder = paths[0] if isinstance(source, str | Path) and os.path.isdir(paths[0]) else None
     if folder:
-        paths = sorted(
-            path for path in folder.rglob("*") if path.suffix in _SUFFIXES and path.is_file()
-        )
+        paths = _list_folder(folder)
         if not paths:
             raise ValueError(
-                f"{show(str(source), 200)} holds no {', '.join(_SUFFIXES)} file; name the logs one by one"
+                f"{show(str(source), 200)} holds no {', '.join(_SUFFIXES)} file and no table of "
+                "nccl-tests; name the logs one by one"
             )
+    logs = []
     for path in paths:
         if not path.is_file():
             raise ValueError(
                 f"{show(str(path), 200)} is no file; name a log, several, or a folder of logs"
             )
-        with reading(path, "name the output of nccl-tests", most=LARGEST_TEXT):
-            text = path.read_text(encoding="utf-8", errors="replace")
-        yield path.relative_to(folder).as_posix() if folder else path.name, text
+        name = path.relative_to(folder).as_posix() if folder else path.name
+        try:
+            logs.append(_Log(name, _read_file(path)))
+        except ValueError as error:
+            if len(paths) == 1:
+                raise
+            logs.append(_Log(name, "", str(error)))
+    return logs
+
+
+def _list_folder(folder: Path) -> list[Path]:
+    """Files of a folder that are logs by their ending, or that hold the head of a table."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file():
+            continue
+        if Path(path.name.removesuffix(".gz")).suffix in _SUFFIXES or _holds_table(path):
+            found.append(path)
+    return found
+
+
+def _holds_table(path: Path) -> bool:
+    """Whether the head of a table of nccl-tests stands near the beginning of a file."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_SEARCHED)
+    except OSError:
+        return False
+    return b"algbw" in head and bool(_HEADER.search(head.decode("utf-8", "replace")))
+
+
+def _read_file(path: Path) -> str:
+    """Text of a log: UTF-8, or UTF-16 with its mark, plain or compressed with gzip."""
+    with reading(path, "name the output of nccl-tests", most=LARGEST_TEXT, unpacks=True):
+        data = path.read_bytes()
+        if data.startswith(b"\x1f\x8b"):
+            with gzip.open(path) as file:
+                data = file.read(LARGEST_TEXT + 1)
+            if len(data) > LARGEST_TEXT:
+                limit = format_bytes(LARGEST_TEXT)
+                raise ValueError(f"it unpacks to more than {limit}; name a part of it")
+        if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+            return data.decode("utf-16", errors="replace")
+        if data and (cause := explain_content(data[:4096], path.name)):
+            raise ValueError(cause)
+        return data.decode("utf-8-sig", errors="replace")
+
+
+def read_logs(source: str | Path | Sequence[str | Path], *, partial: bool = False) -> NcclLogs:
+    """Read logs as `read_nccl_tests` does, with the devices that each file names."""
+    return _collect(_read_logs(source), partial)
 
 
 def read_nccl_tests(
@@ -416,7 +614,8 @@ def read_nccl_tests(
     Parameters
     ----------
     source : str, Path or sequence of them
-        A log, several, or a folder: its .log, .out and .txt files are read, also in its subfolders.
+        A log, several, or a folder: its .log, .out, .txt, .dat, .nccl and .stdout files are read,
+        and others with a table, also in its subfolders. Each may be compressed with gzip.
     partial : bool, optional
         As in `parse_nccl_tests`.
 
@@ -425,8 +624,13 @@ def read_nccl_tests(
     frame : polars.DataFrame
         Rows of all logs, as `parse_nccl_tests` returns them; `file` is the path within the folder,
         or the name.
+
+    Warns
+    -----
+    LogWarning
+        As `parse_nccl_tests` does; and for each of several files that has no table.
     """
-    return _collect(_read_logs(source), partial)
+    return read_logs(source, partial=partial).rows
 
 
 def parse_nccl_tests(text: str, *, file: str = "text", partial: bool = False) -> pl.DataFrame:
@@ -473,12 +677,11 @@ def parse_nccl_tests(text: str, *, file: str = "text", partial: bool = False) ->
     >>> frame.select("operation", "ranks", "dtype", "nbytes", "in_place").row(1)
     ('all_reduce', 8, 'fp32', 67108864, True)
     """
-    return _collect([(file, text)], partial)
+    return _collect([_Log(file, text)], partial).rows
 
 
 def list_devices(source: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
     """List the devices that logs name, as printed, sorted; none where the lists of devices are
     missing."""
-    return tuple(
-        sorted({name.strip() for _, text in _read_logs(source) for name in _GPU.findall(text)})
-    )
+    names = {name for log in _read_logs(source) for name in _find_devices(log.text)}
+    return tuple(sorted(names))

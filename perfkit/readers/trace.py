@@ -118,7 +118,7 @@ def read_kineto(path: str | Path) -> TraceFile:
         kept.append(args if sized else None)
         return None
 
-    with reading(path, _ADVICE, most=LARGEST_TRACE), uncollected():
+    with reading(path, _ADVICE, most=LARGEST_TRACE, unpacks=True), uncollected():
         facts = parse_document(read_text(path), str, take)
         held = "a prediction, as save_trace writes it" * (
             "prediction" in (facts.get("otherData") or ())
