@@ -120,7 +120,9 @@ def _assemble(given: _Given) -> _Answer:
     ]
     lines.append(format_table([("fitted", "form", "spread", "points", "source"), *rows]))
     lines += [
-        f"{key}: poor fit, {fit.notes[-1]}" for key, fit in new.items() if fit.quality == "poor"
+        f"{key}: poor fit, {'; '.join(fit.notes)}"
+        for key, fit in new.items()
+        if fit.quality == "poor"
     ]
     return _Answer(
         "\n".join([*lines, repr(platform), f"written to {out}"]), platform.numbers().to_dicts()

@@ -4,19 +4,24 @@ make."""
 import os
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 
+import perfkit as pk
 from perfkit.models.collectives import bus_factor, over_ranks, pipelined
 from perfkit.models.hierarchy import OVERLAP
 from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.platform.sources import (
+    add_curves,
     assemble,
     assemble_sources,
     fit_attention,
@@ -24,6 +29,8 @@ from perfkit.platform.sources import (
     fit_curves,
     fit_gemms,
     fit_rails,
+    is_bound,
+    prove_link,
 )
 from perfkit.readers.datasheets import read_datasheet
 
@@ -374,7 +381,7 @@ def test_sources_that_cannot_be_used_are_told(tmp_path: Path, known_database: No
     for message, base, given in (
         ("no source is given", "h100-sxm-8", {}),
         ("is 'h100_smx'; known are h100_sxm", "h100-sxm-8", {"kernel_database": "h100_smx"}),
-        (r"holds no \.log, \.out, \.txt file", "h100-sxm-8", {"nccl_logs": tmp_path}),
+        (r"holds no \.log, .* file and no table", "h100-sxm-8", {"nccl_logs": tmp_path}),
         (
             "base is 'zen5-2', a CPU; the sources are of GPUs",
             "zen5-2",
@@ -446,3 +453,175 @@ def test_the_command_line_makes_a_platform_that_predicts(
     done = run(["predict", *asked, "--platform", out])
     assert done.returncode == 0, done.stderr
     assert "64, sequence 128 on 32 of 32 ranks of cluster" in done.stdout
+
+
+# Links between nodes, and devices of other makers.
+def two_nodes(whole: np.ndarray, nodes: int = 2) -> pl.DataFrame:
+    return sweep("all_reduce", 8 * nodes, "fp32", whole, nodes=nodes)
+
+
+def test_a_hidden_link_is_a_lower_bound(node: Platform) -> None:
+    inside = sum(
+        node.collective_time(stage, SIZES, ranks=8) for stage in ("reduce_scatter", "all_gather")
+    )
+    whole = 7e-5 + 0.78 * inside  # two nodes are faster than the stages of one
+    fit = fit_rails(two_nodes(whole), node)["all_reduce.2.rail"]
+    assert is_bound(fit) and fit.quality == "poor"
+    proven = prove_link(two_nodes(whole), 8)
+    assert proven == pytest.approx(SIZES[-1] / 8 / whole[-1], rel=0.031)
+    platform = add_curves(node, two_nodes(whole), source="made", date="")
+    link = platform.network.links["inter"].bandwidth
+    assert link.value == pytest.approx(proven, rel=0.01)
+    assert link.source.startswith("lower bound, the link may be faster")
+    for nbytes in SIZES:
+        times = {
+            name: float(platform.collective_time(name, nbytes, ranks=16))
+            for name in ("all_reduce", "all_gather", "reduce_scatter")
+        }
+        if nbytes > 2**24:
+            assert times["all_gather"] <= 1.0001 * times["all_reduce"]
+            assert times["reduce_scatter"] <= 1.0001 * times["all_reduce"]
+
+
+@drawn(st.floats(0.6, 4.0), st.floats(1e-6, 2e-4), st.sampled_from([2, 3, 4, 8]))
+def test_a_link_is_never_slower_than_the_log_proves(
+    node: Platform, ratio: float, start: float, nodes: int
+) -> None:
+    inside = sum(
+        node.collective_time(stage, SIZES, ranks=8) for stage in ("reduce_scatter", "all_gather")
+    )
+    frame = two_nodes(start + ratio * inside, nodes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        link = add_curves(node, frame, source="made", date="").network.links["inter"]
+    proven = prove_link(frame, 8)
+    assert link.bandwidth.value >= 0.97 * proven
+    assert link.bandwidth.value <= max(1.001 * proven, 50e9)
+
+
+def test_a_link_that_no_adapter_explains_is_told(node: Platform) -> None:
+    inside = sum(
+        node.collective_time(stage, SIZES, ranks=8) for stage in ("reduce_scatter", "all_gather")
+    )
+    with pytest.warns(UserWarning, match="need a link of .* more than the 50 GB/s .* one server"):
+        add_curves(node, two_nodes(1e-5 + SIZES / 8 / 200e9), source="made", date="")
+    with pytest.warns(UserWarning, match="far below the 50 GB/s of the adapters"):
+        add_curves(node, two_nodes(1e-6 * SIZES), source="made", date="")
+    add_curves(node, two_nodes(1e-5 + 1.5 * inside), source="made", date="")  # says nothing
+
+
+def test_a_curve_that_misses_its_largest_size_says_so() -> None:
+    times = law("all_gather", 8)
+    times = np.where(SIZES[-1] == SIZES, times / 2.2, times)
+    fit = fit_curves(sweep("all_gather", 8, "fp16", times))["all_gather.8"]
+    assert fit.quality == "poor" and any(
+        note.startswith("the curve misses 268 MB by a factor of 2.") for note in fit.notes
+    )
+    healthy = fit_curves(sweep("all_gather", 8, "fp16", law("all_gather", 8)))["all_gather.8"]
+    assert healthy.quality == "" and healthy.spread < 0.1
+
+
+DEVICES = {
+    "NVIDIA GeForce RTX 3090": "h100-sxm-8",
+    "AMD Instinct MI300X": "h100-sxm-8",
+    "NVIDIA H100 PCIe": "h100-sxm-8",
+    "NVIDIA H100 NVL": "h100-sxm-8",
+    "NVIDIA L4": "h100-sxm-8",
+    "Tesla T4": "h100-sxm-8",
+    "Intel(R) Gaudi 3": "h100-sxm-8",
+    "Device 740c": "h100-sxm-8",
+    "NVIDIA H100 80GB HBM3": "mi300x-8",
+    "NVIDIA GH200 480GB": "h100-sxm-8",
+    "NVIDIA GeForce RTX 4090": "l40s-8",
+    "NVIDIA RTX 6000 Ada Generation": "l40s-8",
+}
+SAME = {
+    "NVIDIA H100 80GB HBM3": "h100-sxm-8",
+    "NVIDIA A100-SXM4-40GB": "a100-sxm-8",
+    "AMD Instinct MI300X": "mi300x-8",
+    "NVIDIA L40S": "l40s-8",
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx-pro-6000-8",
+    "Tesla V100-SXM2-16GB": "v100-sxm-8",
+    "NVIDIA B200": "b200-sxm-8",
+    "NVIDIA GB200": "gb200-4",
+    "NVIDIA Graphics Device": "b200-sxm-8",
+}
+
+
+@pytest.mark.parametrize(("device", "base"), [*DEVICES.items(), *SAME.items()])
+def test_any_other_device_is_told(tmp_path: Path, device: str, base: str) -> None:
+    path = write_log(tmp_path / "a.log", "all_reduce", 4, 1, law("all_reduce", 4))
+    path.write_text(path.read_text(encoding="utf-8").replace("NVIDIA H100", device))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assemble_sources(base, nccl_logs=path)
+    said = [str(warning.message) for warning in caught]
+    if DEVICES.get(device) == base:
+        assert len(said) == 1 and said[0].startswith(f"logs are of {device}, platform")
+    else:
+        assert not said
+
+
+def test_several_kinds_of_gpu_are_told(tmp_path: Path) -> None:
+    path = write_log(tmp_path / "a.log", "all_reduce", 8, 1, law("all_reduce", 8))
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("device 7 [0x0] NVIDIA H100", "device 7 [0x0] NVIDIA A100"))
+    with pytest.warns(
+        UserWarning, match=r"(a\.log lists several kinds of GPU|logs are of NVIDIA A)"
+    ):
+        assemble_sources("h100-sxm-8", nccl_logs=path)
+    path.write_text(text)
+    other = write_log(tmp_path / "b.log", "all_gather", 8, 1, law("all_gather", 8))
+    other.write_text(other.read_text(encoding="utf-8").replace("NVIDIA H100", "NVIDIA H200"))
+    with pytest.warns(UserWarning, match="(the logs are of several kinds|logs are of NVIDIA H200)"):
+        assemble_sources("h100-sxm-8", nccl_logs=tmp_path)
+
+
+def test_logs_of_one_rank_or_one_size_are_told(tmp_path: Path) -> None:
+    path = write_log(tmp_path / "a.log", "all_reduce", 1, 1, 1e-6 + SIZES / 1e12)
+    with pytest.raises(ValueError, match=r"a\.log: a table of one rank .* build .* with MPI=1"):
+        assemble_sources("h100-sxm-8", nccl_logs=path)
+    write_log(tmp_path / "b.log", "all_reduce", 8, 1, law("all_reduce", 8))
+    with pytest.warns(UserWarning, match=r"a\.log: a table of one rank|a\.log is not used"):
+        assemble_sources("h100-sxm-8", nccl_logs=tmp_path)
+    lines = (tmp_path / "b.log").read_text(encoding="utf-8").split("\n")
+    start = next(n for n, line in enumerate(lines) if line.startswith("1024 "))
+    one = "\n".join([*lines[:start], lines[start], *lines[start + len(SIZES) :]])
+    path.write_text(one, encoding="utf-8")
+    with (
+        pytest.warns(UserWarning, match="all_reduce on 8 ranks has one size, 1.02 kB"),
+        pytest.raises(ValueError, match=r"measured at one size only; .* two or more"),
+    ):
+        assemble_sources("h100-sxm-8", nccl_logs=path)
+
+
+def test_a_broken_log_can_be_calibrated_in_part(tmp_path: Path) -> None:
+    path = write_log(tmp_path / "a.log", "all_reduce", 8, 1, law("all_reduce", 8))
+    path.write_text(path.read_text(encoding="utf-8")[:-60], encoding="utf-8")
+    with pytest.raises(ValueError, match="partial=True keeps"):
+        pk.calibrate(nccl_logs=path, base="h100-sxm-8")
+    with pytest.warns(UserWarning, match="measurements are kept"):
+        pk.calibrate(nccl_logs=path, base="h100-sxm-8", partial=True)
+    with pytest.raises(ValueError, match="partial is True; it is for logs of nccl-tests"):
+        pk.calibrate(partial=True)
+
+
+def test_products_of_another_collector_are_told(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = database / "h100_sxm"
+    frame = pl.read_parquet(source / "gemm" / "sglang" / "9.9" / "gemm_perf.parquet")
+    gemm = tmp_path / "h100_sxm" / "gemm" / "vllm" / "0.12.0"
+    gemm.mkdir(parents=True)
+    frame.with_columns(framework=pl.lit("VLLM")).write_parquet(gemm / "gemm_perf.parquet")
+    monkeypatch.setenv("PERFKIT_KERNEL_DATABASE", str(tmp_path))
+    match = "not used are matrix products of collector vllm: only those of sglang are used"
+    with pytest.raises(ValueError, match=match):
+        assemble_sources(kernel_database="h100_sxm")
+    comm = tmp_path / "h100_sxm" / "comm" / "nccl" / "2.99"
+    comm.mkdir(parents=True)
+    rows = pl.read_parquet(source / "comm" / "nccl" / "2.99" / "nccl_perf.parquet")
+    rows.write_parquet(comm / "nccl_perf.parquet")
+    with pytest.warns(UserWarning, match=match):
+        platform = assemble_sources(kernel_database="h100_sxm")
+    assert platform.kernels["gemm"] == load_platform("h100-sxm-8").kernels["gemm"]

@@ -2,6 +2,7 @@
 noisy and torn."""
 
 import csv
+import gzip
 import math
 import re
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from perfkit.ground.files import find_reference
 from perfkit.models.collectives import OPERATIONS, bus_factor
-from perfkit.readers.nccl import LogWarning, parse_nccl_tests, read_nccl_tests
+from perfkit.readers.nccl import LogWarning, list_devices, parse_nccl_tests, read_nccl_tests
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*only the name of the file says")
 PROGRAMS = {"all_to_all": "alltoall_perf", "send_recv": "sendrecv_perf"}
@@ -549,3 +550,160 @@ def test_long_lines_are_noise(word: str) -> None:
     row = "67108864 16777216 float sum -1 584.5 114.81 200.91 0 581.9 115.33 201.82 0 2025-08-01 12:00:00"
     frame = parse_nccl_tests("\n".join([word * (2_000_000 // len(word)) + "x", head, row]))
     assert frame["seconds"].to_list() == pytest.approx([584.5e-6, 581.9e-6])
+
+
+# What belongs to a table, and what a log says of itself.
+def rows_of(log: Log, *sizes: int) -> str:
+    return "\n".join(log.row(size, 1e-3, 1e-3) for size in sizes)
+
+
+@given(logs(), logs(), st.booleans())
+def test_rows_and_devices_after_the_closing_line_join_no_table(
+    log: Log, other: Log, listed: bool
+) -> None:
+    late = [other.prefix + other.row(*times) for times in other.times]
+    devices = [line for line in other.lines() if "Rank" in line]
+    text = "\n".join([*log.lines(), *(devices if listed else []), *late])
+    if listed and devices:  # devices of a next run, whose rows have no header
+        try:
+            frame = parse(log, text, partial=True)
+        except (ValueError, LogWarning):
+            return
+        agree(frame[: len(log.expected())], log.expected())
+    else:
+        with pytest.warns(LogWarning, match=rf"{len(late)} rows? after its closing line .line"):
+            frame = parse(log, text)
+        agree(frame, log.expected())
+
+
+def test_devices_of_a_next_run_do_not_join_a_closed_table() -> None:
+    first, second = Log(ranks=4), Log(ranks=12, gpus_per_node=4)
+    text = f"{text_of(first)}\n" + "\n".join(second.head()[2:])
+    with pytest.raises(ValueError, match="does not fit"):  # the second run is not complete
+        parse_nccl_tests(text)
+    with pytest.warns(LogWarning, match="6 measurements are kept"):
+        agree(parse_nccl_tests(text, partial=True), first.expected())
+    # a run that stopped before its first row, then another with fewer ranks
+    crashed = "\n".join(Log(ranks=16).head()[:19])
+    frame = parse_nccl_tests(f"{crashed}\n{text_of(first)}")
+    assert frame["ranks"].unique().to_list() == [4]
+
+
+def test_a_healthy_log_says_nothing_of_rows_after_the_end() -> None:
+    agree(parse_nccl_tests(f"{text_of(Log())}\n{text_of(Log())}"), 2 * Log().expected())
+    agree(
+        parse_nccl_tests(f"{text_of(Log())}\njob 17 ended\n12 nodes were free\n"), Log().expected()
+    )
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_words_after_the_figures_of_a_row_do_no_harm(named: bool) -> None:
+    lines = []
+    for line in Log().lines():
+        if "algbw" in line:
+            lines.append(f"{line}  algo  proto  channels" if named else line)
+        elif line.split()[2:3] == ["float"]:
+            lines.append(f"{line}  RING  SIMPLE  32")
+        else:
+            lines.append(line)
+    if named:
+        agree(parse_nccl_tests("\n".join(lines)), Log().expected())
+        return
+    with pytest.warns(LogWarning, match="words after the figures .* not used: 'RING SIMPLE 32'"):
+        agree(parse_nccl_tests("\n".join(lines)), Log().expected())
+
+
+OLD_ROW = "33554432 8388608 float sum 0.571 58.80 102.90 0e+00 0.570 58.85 102.98 0e+00"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "USAGE: all_reduce_perf \n [-t,--nthreads <num threads>]",
+            "it is the help of the program",
+        ),
+        ('{\n  "traceEvents": []}', "it looks like JSON"),
+        ("bash: all_reduce_perf: command not found", "line 1 .*command not found.*: no row"),
+        ("\n".join(Log().head()[:12]), "the log ends before .* closes the table"),
+        (
+            "\n".join(
+                [*Log().head(), "host: Test NCCL failure common.cu:958 'unhandled cuda error'"]
+            ),
+            "line 16 .*Test NCCL failure common.cu:958 .*: the log ends before",
+        ),
+        (f"# bytes N type op time algbw busbw res time algbw busbw res\n{OLD_ROW}", "before 2019"),
+        (OLD_ROW, "before 2019"),
+    ],
+)
+def test_a_refusal_names_what_stands_in_the_log(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_nccl_tests(text)
+
+
+def test_a_run_that_found_wrong_results_says_so() -> None:
+    failed = text_of(Log(validated=False)).replace(": 0 OK", ": 12 FAILED")
+    with pytest.warns(LogWarning, match="its closing line says FAILED"):
+        parse_nccl_tests(failed)
+
+
+WRITTEN = {
+    "utf-8": lambda text: text.encode(),
+    "windows": lambda text: text.replace("\n", "\r\n").encode("utf-8-sig"),
+    "utf-16": lambda text: text.encode("utf-16"),
+    "gzip": lambda text: gzip.compress(text.encode()),
+    "colours": lambda text: text.replace("\n", "\x1b[0m\n\x1b[32m").encode(),
+    "kubernetes": lambda text: text.replace("\n", "\n2025-01-02T03:04:05.678Z ").encode(),
+    "srun": lambda text: text.replace("\n", "\n 0: ").encode(),
+    "mpirun": lambda text: text.replace("\n", "\n[1,0]<stdout>:").encode(),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_log_is_the_same_however_it_was_written(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "run.log"
+    path.write_bytes(WRITTEN[name](text_of(Log())))
+    agree(read_nccl_tests(path), Log().expected())
+    assert list_devices(path) == ("NVIDIA H100",)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "it is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+        (b"<!DOCTYPE html><html>404</html>", "it is a web page"),
+        (b"PK\x03\x04" + b"\0" * 40, "it is a zip archive; unpack it"),
+        (b"BZh91AY&SY", "compressed by bzip2"),
+        (gzip.compress(b"\0" * 257 + b"ustar" + b"\0" * 600), "compressed tar archive"),
+        (gzip.compress(b"text")[:-9], "cannot be read"),
+    ],
+)
+def test_the_first_bytes_tell_what_is_no_log(tmp_path: Path, data: bytes, message: str) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=rf"a\.log.*{message}"):
+        read_nccl_tests(path)
+
+
+def test_a_folder_gives_every_log_and_names_the_others_once(tmp_path: Path) -> None:
+    kinds = {"a.dat": "a", "b.nccl": "b", "c.txt": "c", "d.out": "d", "slurm-17.o123": "e"}
+    for name in kinds:
+        (tmp_path / name).write_text(text_of(Log()))
+    (tmp_path / "f.log.gz").write_bytes(gzip.compress(text_of(Log()).encode()))
+    (tmp_path / "notes.md").write_text("nothing")
+    frame = read_nccl_tests(tmp_path)
+    assert frame["file"].unique().sort().to_list() == sorted([*kinds, "f.log.gz"])
+    (tmp_path / "scheduler.log").write_text("job 17 could not start on node3: no port left")
+    (tmp_path / "pointer.log").write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.warns(LogWarning) as caught:
+        assert read_nccl_tests(tmp_path).equals(frame)
+    said = sorted(str(warning.message) for warning in caught)
+    assert len(said) == 2 and "git lfs pull" in said[0] and said[1].startswith("scheduler.log")
+    # the same where a shell lists the files
+    with pytest.warns(LogWarning, match=r"(scheduler|pointer)\.log"):
+        read_nccl_tests([path for path in sorted(tmp_path.iterdir()) if path.suffix != ".md"])
+    # a log that breaks off is not left out silently
+    (tmp_path / "torn.log").write_text(text_of(Log())[:-120])
+    with pytest.raises(ValueError, match=r"torn\.log .*partial=True keeps"):
+        read_nccl_tests(tmp_path)

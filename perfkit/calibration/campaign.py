@@ -278,6 +278,7 @@ def calibrate(
     measurements: str | Path | None = None,
     traces: str | Path | Sequence[str | Path] | None = None,
     nccl_logs: str | Path | Sequence[str | Path] | None = None,
+    partial: bool = False,
     progress: bool = True,
 ) -> Platform:
     """Calibrate this machine: measure, fit, and return the platform.
@@ -308,6 +309,8 @@ def calibrate(
     nccl_logs : str, Path or sequence of them, optional
         Logs of nccl-tests, files or folders, that replace collectives of the base. Nothing is
         measured.
+    partial : bool
+        Whether a log that breaks off is read up to there, with a warning.
     progress : bool
         Whether to show a bar for each stage.
 
@@ -326,6 +329,8 @@ def calibrate(
     """
     check_choice("device", device, ("cpu", "cuda"))
     check_choice("models", models, MODELS)
+    if partial and nccl_logs is None:
+        raise ValueError("partial is True; it is for logs of nccl-tests, which nccl_logs names")
     target, campaign = check_target("out", out, ".toml") if out is not None else None, None
     raw_file = (target or Path("perfkit-platform.toml")).with_suffix(".measurements.json")
     if target is not None and measurements is None and traces is None and nccl_logs is None:
@@ -344,7 +349,7 @@ def calibrate(
             write_text(raw_file, json.dumps(raw))
     try:
         if nccl_logs is not None:
-            platform = assemble_sources(base, name=name, nccl_logs=nccl_logs)
+            platform = assemble_sources(base, name=name, nccl_logs=nccl_logs, partial=partial)
         elif traces is not None:
             platform = calibrate_traces(traces, base, name)
         else:

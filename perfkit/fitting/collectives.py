@@ -9,7 +9,7 @@ import numpy as np
 
 from perfkit.fitting.parameters import Fit
 from perfkit.fitting.regression import check_times
-from perfkit.ground.units import Array, Values
+from perfkit.ground.units import Array, Values, format_bytes, format_time
 from perfkit.models.collectives import ring_steps
 
 #: Residual of the logarithm above which a point counts less [-]; docs/formulas.md, table 1.3.
@@ -20,6 +20,11 @@ PRIOR, TRUST = 0.1, 4
 #: Smallest share of the start-up at the smallest size, and of the transfer at the largest, for a
 #: form with more than two parameters [-]; docs/formulas.md, table 1.3.
 SEEN = 0.85
+#: Half width of an 80 % interval, in standard deviations of the logarithm [-].
+INTERVAL = 1.2816
+#: Factor by which a curve may miss its largest size, and any size, without a note [-]; docs/formulas.md,
+#: table 1.3.
+MISSED_LARGEST, MISSED = 1.25, 1.5
 
 
 @dataclass(frozen=True)
@@ -151,6 +156,12 @@ class Curve:
             parameters["sharpness"] = self.sharpness
         left_out, n = np.clip(left_out, -0.7, 0.7), len(left_out)
         variance = math.pi / 2 * float(np.abs(left_out).mean()) ** 2 if n else 0.0
+        spread = math.sqrt((TRUST * PRIOR**2 + n * variance) / (TRUST + n))
+        miss = find_miss(self.sizes, self.times, value, spread)
+        notes = [note] if note else []
+        if miss is not None:
+            notes.append(str(miss))
+            spread = miss.spread
         units = {"a": "s", "b": "s/B", "s": "-"}  # of alpha, beta and sharpness
         return Fit(
             self.form,
@@ -158,18 +169,79 @@ class Curve:
             n=len(self.times),
             source=source,
             date=date,
-            notes=(note,) if note else (),
+            notes=tuple(notes),
+            quality="poor" if miss is not None else "",
             stderr={
                 name: float(error)
                 for name, error, ok in zip(self.names, errors, known, strict=True)
                 if ok
             },
-            spread=math.sqrt((TRUST * PRIOR**2 + n * variance) / (TRUST + n)),
+            spread=spread,
             bias=float(left_out.mean()) if n else 0.0,
             ranges={name: (float(v.min()), float(v.max())) for name, v in ranges.items()},
             units={name: units[name[0]] for name in parameters},
             at_bounds=tuple(name for name, at in zip(self.names, low | high, strict=True) if at),
         )
+
+
+@dataclass(frozen=True)
+class Miss:
+    """The measured size that a fitted curve misses most, outside its 80 % interval."""
+
+    nbytes: float  # size of the message [B]
+    measured: float  # [s]
+    fitted: float  # [s]
+
+    @property
+    def factor(self) -> float:
+        """By what the curve is too high or too low, above 1 [-]."""
+        ratio = self.fitted / self.measured
+        return max(ratio, 1.0 / ratio)
+
+    @property
+    def spread(self) -> float:
+        """Spread whose 80 % interval holds the measured time [-]."""
+        return math.log(self.factor) / INTERVAL
+
+    def __str__(self) -> str:
+        times = f"{format_time(self.fitted)} for a measured {format_time(self.measured)}"
+        size = format_bytes(self.nbytes)
+        return f"{MISSES} {size} by a factor of {self.factor:.2g}: {times}; its spread is widened"
+
+
+#: How the note of a miss begins.
+MISSES = "the curve misses"
+
+
+def find_miss(sizes: Array, times: Array, fitted: Array, spread: float) -> Miss | None:
+    """Find the size that a curve misses most, if a reader must know.
+
+    Parameters
+    ----------
+    sizes : array
+        Logarithms of message sizes [-].
+    times : array
+        Logarithms of measured times [-].
+    fitted : array
+        Logarithms of times by the curve [-].
+    spread : float
+        Spread of the fit [-].
+
+    Returns
+    -------
+    miss : Miss or None
+        The size with the largest ratio of both times, among the largest size if that ratio is above
+        `MISSED_LARGEST`, and all sizes if it is above `MISSED`; each only outside the 80 %
+        interval. None if there is no such size.
+    """
+    ratio = np.abs(times - fitted)
+    allowed = np.where(sizes >= sizes.max() - 1e-6, math.log(MISSED_LARGEST), math.log(MISSED))
+    missed = ratio > np.maximum(allowed, INTERVAL * spread)
+    if not missed.any():
+        return None
+    worst = int(np.argmax(np.where(missed, ratio, 0.0)))
+    nbytes, measured, curve = (float(np.exp(x[worst])) for x in (sizes, times, fitted))
+    return Miss(nbytes, measured, curve)
 
 
 def _cost(residuals: Array, weights: Array) -> Array:

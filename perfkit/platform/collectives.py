@@ -288,9 +288,34 @@ def price_collective(
     else:
         found = _price_textbook(platform, operation, sizes, ranks, algorithm)
     time = np.maximum(found.time, least)
-    if np.all(time == found.time):
+    if np.any(time != found.time):
+        terms = {**found.terms, "limit of the link": time - found.time}
+        found = replace(found, time=time, terms=terms)
+    if ranks > local and not algorithm:
+        found = _limit_by_all_reduce(platform, found, operation, sizes, ranks)
+    return found
+
+
+def _limit_by_all_reduce(
+    platform: Any, found: CollectiveTime, operation: str, nbytes: Array, ranks: int
+) -> CollectiveTime:
+    """Keep a composed collective below a measured all_reduce on the same ranks, which contains it.
+
+    The start-up stays: a ring has more steps than a tree.
+    """
+    if operation not in _RINGS:
         return found
-    return replace(found, time=time, terms={**found.terms, "limit of the link": time - found.time})
+    whole = platform.collectives.get(str(Key("all_reduce", ranks)))
+    if whole is None or whole.form == "over_ranks":
+        return found
+    nodes = ranks // platform.network.ranks_per_node
+    start = _compose(platform, operation, np.zeros_like(nbytes), nodes, "").time
+    most = np.maximum(evaluate_collective(whole, nbytes, "all_reduce", ranks), start)
+    if np.all(found.time <= most):
+        return found
+    time = np.minimum(found.time, most)
+    terms = {**found.terms, "limit of the all_reduce": time - found.time}
+    return replace(found, time=time, terms=terms)
 
 
 def _lacks(platform: Any, operation: str, what: str) -> ValueError:

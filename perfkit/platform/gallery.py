@@ -12,8 +12,14 @@ from perfkit.platform.file import find_file, list_gallery, list_numbers
 from perfkit.platform.platform import Platform
 from perfkit.readers.datasheets import list_datasheets
 
-#: The part of a GPU's name that datasheets and drivers share.
-MODEL = re.compile(r"\bRTX PRO \d+|\bG?[ABHLPTV]\d{2,3}S?\b")
+#: The part of a device's name that datasheets and drivers share, in capitals.
+_MODEL = re.compile(
+    r"\bRTX PRO \d+|\bRTX A?\d{3,4}(?: ?TI| SUPER| ADA)*|\bGTX \d{3,4}(?: ?TI)?|\bTITAN \w+"
+    r"|\bMI\d{2,3}[A-Z]?\b|\bGAUDI ?\d?|\bTPU V\d\w*|\bTRAINIUM ?\d?|\bMAX \d{4}\b"
+    r"|\bG?[ABHKLMPTV]\d{1,3}[GSX]?\b"
+)
+#: The form of a device, which decides its links.
+_FORM = re.compile(r"\b(SXM|PCIE|NVL)\d?\b")
 #: Name of a node or cluster: a device, the ranks of a node, and perhaps the number of nodes.
 _NODE = re.compile(r"(.+)-([1-9][0-9]{0,3})(?:x([1-9][0-9]{0,5}))?")
 #: A platform, a name of the gallery or a file.
@@ -109,6 +115,41 @@ def platforms() -> Table:
     )
 
 
+def find_models(name: str) -> frozenset[str]:
+    """Find the models that the name of a device names; none for an unknown device.
+
+    Examples
+    --------
+    >>> sorted(find_models("NVIDIA H100 80GB HBM3") | find_models("AMD Instinct MI250X / MI250"))
+    ['H100', 'MI250', 'MI250X']
+    """
+    return frozenset(model.replace(" ", "") for model in _MODEL.findall(name.upper()))
+
+
+def is_same_device(name: str, own: str) -> bool:
+    """Whether a device that a driver names may be that of a datasheet.
+
+    Names that tell no model are different if they hold a number or name another maker; a datasheet
+    without a known model may be any device.
+
+    Examples
+    --------
+    >>> is_same_device("NVIDIA H100 80GB HBM3", "NVIDIA H100 SXM5 80 GB")
+    True
+    >>> is_same_device("NVIDIA H100 PCIe", "NVIDIA H100 SXM5 80 GB")
+    False
+    """
+    known, models = find_models(own), find_models(name)
+    if not known:
+        return True
+    if not models:
+        maker = own.upper().split()[0]
+        return maker in name.upper() and not re.search(r"\d", name)
+    forms, own_forms = (set(_FORM.findall(text.upper())) for text in (name, own))
+    same_form = not forms or not own_forms or bool(forms & own_forms)
+    return bool(known & models) and same_form
+
+
 def find_similar(device: str) -> Platform:
     """Find the single node of the gallery, with the most ranks, that has the device a driver names.
 
@@ -122,7 +163,7 @@ def find_similar(device: str) -> Platform:
         for p in map(load_platform, list_gallery())
         if p.network.nodes == 1 and p.device.kind != "cpu"
     ]
-    found = [p for p in nodes if MODEL.findall(p.device.name) == MODEL.findall(device) != []]
+    found = [p for p in nodes if find_models(p.device.name) & find_models(device)]
     if not found:
         raise ValueError(
             f"base is missing and the gallery has no {show(device)}; name the most similar platform"

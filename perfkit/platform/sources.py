@@ -6,26 +6,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from perfkit.fitting import Fit, fit_collective, fit_over_ranks, fit_roofline
+from perfkit.fitting.collectives import MISSES
 from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import DTYPES, Device, Link, Network, Quantity
 from perfkit.ground.results import Table
-from perfkit.ground.units import check_choice, format_bytes
+from perfkit.ground.units import check_choice, escape, format_bytes, format_rate
 from perfkit.models.collectives import OPERATIONS, bus_factor
 from perfkit.models.hierarchy import OVERLAP
 from perfkit.models.roofline import attention_bytes, attention_flops, gemm_bytes, gemm_flops
 from perfkit.platform.collectives import LATE, Match
 from perfkit.platform.file import list_gallery
-from perfkit.platform.gallery import MODEL, load_platform
+from perfkit.platform.gallery import find_models, is_same_device, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.readers import kernel_database as database
-from perfkit.readers.datasheets import HOP, list_datasheets, read_datasheet
-from perfkit.readers.nccl import list_devices, read_nccl_tests
+from perfkit.readers.datasheets import HOP, find_adapter, list_datasheets, read_datasheet
+from perfkit.readers.nccl import NcclLogs, read_logs
 
 #: Spread above which a fit is called poor [-]; docs/formulas.md, table 1.4.
 POOR = 0.25
@@ -35,13 +36,29 @@ IN_NETWORK, LARGE = 0.85, 2**26
 UNFITTED = "no standard error: not fitted"
 #: Number formats to fit, if measured: those of gradients first.
 PREFERRED = ("bf16", "fp16", "fp32", "fp64")
+#: Sizes whose time over nodes is below this many times that inside them do not show the link
+#: between nodes [-]; docs/formulas.md, table 1.4.
+HIDDEN = 1.05
+#: Where this is so at the largest sizes, the link is only bounded; up to the second, the spread of
+#: the stages inside nodes counts [-].
+BOUNDED, UNCERTAIN = 1.02, 1.25
+#: Collectives whose bytes between nodes are known, whatever the algorithm.
+CROSSING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+#: How the note of a fit of rails begins that is only a bound, and the spread of such a fit [-].
+LOWER_BOUND, BOUND_SPREAD = "lower bound", 0.3
+#: A link between nodes is questionable above this many times its network adapters, or below [-].
+TOO_FAST, TOO_SLOW = 1.15, 0.02
+#: Spread of the stages inside nodes [-]: of fits of logs of one node.
+INSIDE_SPREAD = 0.06
+#: Share of a proven bandwidth that a fit may miss as noise [-].
+PROVEN = 0.97
 
 
 def _say_origin(fit: Fit, source: str, date: str) -> Fit:
     """Add source, files, formats and date to a fit; mark it as poor if its spread is wide."""
     text = ", ".join(filter(None, (source, *fit.sources, "/".join(sorted(fit.dtypes)))))
     fit = replace(fit, source=text, date=date)
-    if fit.spread <= POOR:
+    if fit.spread <= POOR or is_bound(fit):
         return fit
     note = f"poor fit: measurements scatter by {fit.spread:.0%} around this form"
     return replace(fit, quality="poor", notes=(*fit.notes, note))
@@ -82,6 +99,11 @@ def fit_curves(
     )
     for (operation, where), group in sorted(groups, key=lambda item: str(item[0])):
         fits |= _fit_operation(str(operation), str(where), group)
+    if not fits:
+        raise ValueError(
+            "every collective was measured at one size only; a curve needs two or more; run the "
+            "test from 8 B on, with -b 8 -e 8G -f 2"
+        )
     return {key: _say_origin(fit, source, date) for key, fit in fits.items()}
 
 
@@ -95,9 +117,15 @@ def _fit_operation(operation: str, place: str, rows: Table) -> dict[str, Fit]:
     """Fit the curves of one operation by rank count, and the law over the counts inside nodes."""
     fits, law, rail = {}, [], "rail" if place == "rail" else ""
     for (count,), group in sorted(rows.group_by("ranks"), key=lambda item: item[0]):
-        dtype = next(
-            (name for name in PREFERRED if name in group["dtype"]), group["dtype"].mode().sort()[0]
-        )
+        dtype = _choose_dtype(group)
+        if dtype is None:
+            size = format_bytes(float(group["nbytes"][0]))
+            warnings.warn(
+                f"{operation} on {count} ranks has one size, {size}, and is left out: a curve needs "
+                "two or more; run the test from 8 B on, with -b 8 -e 8G -f 2",
+                stacklevel=5,
+            )
+            continue
         key, ring = Key(operation, int(count), rail), group.filter(pl.col("dtype") == dtype)
         fits[str(key)] = curve = _fit_curve(ring)
         if place == "inside" and operation == "all_reduce" and _is_in_network(group):
@@ -118,6 +146,18 @@ def _fit_operation(operation: str, place: str, rows: Table) -> dict[str, Fit]:
         dtypes = tuple(sorted(every["dtype"].unique()))
         fits[f"{operation}.any"] = replace(fit, sources=_list_logs(every), dtypes=dtypes)
     return fits
+
+
+def _choose_dtype(rows: Table) -> str | None:
+    """Number format to fit: a preferred one, or the most frequent; None where none has two sizes."""
+    counts = rows.group_by("dtype").agg(pl.col("nbytes").n_unique())
+    usable = counts.filter(pl.col("nbytes") > 1)["dtype"].to_list()
+    if not usable:
+        return None
+    preferred = [name for name in PREFERRED if name in usable]
+    if preferred:
+        return preferred[0]
+    return str(rows.filter(pl.col("dtype").is_in(usable))["dtype"].mode().sort()[0])
 
 
 def _fit_curve(rows: Table, *notes: str) -> Fit:
@@ -154,8 +194,10 @@ def fit_rails(
     """Fit the stage between nodes of all_reduces over whole nodes: ``all_reduce.<nodes>.rail``.
 
     The stages inside the nodes are removed from the measured times: as both overlap
-    (`perfkit.models.hierarchy`), the rest is ``(t^q - t_inside^q)^(1/q)``. The platform is one node
-    with fits of reduce_scatter and all_gather.
+    (`perfkit.models.hierarchy`), the rest is ``(t^q - t_inside^q)^(1/q)``. Where the largest
+    messages leave no rest, the link is hidden: it took the whole time at most, which bounds its
+    bandwidth from below, and a note says so. The platform is one node with fits of reduce_scatter
+    and all_gather.
     """
     local, fits = platform.network.ranks_per_node, {}
     rows = _select(frame).filter((pl.col("operation") == "all_reduce") & (pl.col("ranks") > local))
@@ -163,19 +205,113 @@ def fit_rails(
         pl.col("nodes").fill_null(pl.col("ranks") // local) * local == pl.col("ranks")
     )
     for (ranks,), group in sorted(rows.group_by("ranks"), key=lambda item: item[0]):
+        if group["nbytes"].n_unique() < 2:
+            continue
         nbytes, whole = group["nbytes"].to_numpy().astype(float), group["seconds"].to_numpy()
         stages = [
             platform.collective_time(stage, nbytes, ranks=local)
             for stage in ("reduce_scatter", "all_gather")
         ]
-        inside = np.sum(stages, axis=0)
-        seen = whole > 1.05 * inside
-        between = (whole[seen] ** OVERLAP - inside[seen] ** OVERLAP) ** (1.0 / OVERLAP)
-        fit = fit_collective(nbytes[seen] / local, between)
+        rails = _separate_rails(nbytes, whole, np.sum(stages, axis=0))
+        fit = fit_collective(rails.nbytes / local, rails.seconds)
+        fit = replace(fit, spread=float(np.hypot(fit.spread, rails.uncertainty)))
         note = f"the rest of all_reduce on {ranks} ranks without the stages inside the nodes, q = {OVERLAP:g}"
         fit = replace(fit, notes=(*fit.notes, note), sources=_list_logs(group))
+        if rails.hidden_from is not None:
+            proven = prove_link(group, local)
+            fit = _mark_bound(fit, rails.hidden_from, 1.0 / proven, int(ranks) // local)
         fits[f"all_reduce.{int(ranks) // local}.rail"] = _say_origin(fit, source, date)
     return fits
+
+
+def prove_link(rows: Table, ranks_per_node: int) -> float:
+    """Bandwidth of the link between nodes that measured times prove, 0 where they prove none.
+
+    Parameters
+    ----------
+    rows : polars.DataFrame
+        Collectives, as `perfkit.readers.nccl.read_nccl_tests` returns them.
+    ranks_per_node : int
+        Ranks of a node, each on its own rail, where the rows have no nodes [-].
+
+    Returns
+    -------
+    bandwidth : float
+        Most bytes that every rail carried in the time of a whole collective; or in what the largest
+        size takes longer than the next one, which has no start-up, but at most 3 % more [B/s].
+
+    Notes
+    -----
+    A node sends and receives at least 2 (N - 1) / N of the bytes of an all_reduce over N nodes (no
+    reduction in the switches of the network), (N - 1) / N of an all_gather and a reduce_scatter,
+    and each of its ranks (N - 1) / N of an all_to_all.
+    """
+    nodes = pl.coalesce("nodes", (pl.col("ranks") / ranks_per_node).ceil().cast(pl.Int64))
+    across = _select(rows).with_columns(nodes=nodes).filter(pl.col("nodes") > 1)
+    best = 0.0
+    for (operation, ranks, count), group in across.group_by("operation", "ranks", "nodes"):
+        if operation not in CROSSING or int(ranks) % int(count):
+            continue
+        rails = 1 if operation == "all_to_all" else int(ranks) // int(count)
+        share = float(bus_factor(str(operation), int(count))) / rails
+        times = group.group_by("nbytes").agg(pl.col("seconds").median()).sort("nbytes")
+        sizes, seconds = (times[name].to_numpy().astype(float) for name in ("nbytes", "seconds"))
+        plain = float((share * sizes / seconds).max())
+        further = 0.0
+        if len(sizes) > 1 and seconds[-1] > seconds[-2]:
+            further = share * float((sizes[-1] - sizes[-2]) / (seconds[-1] - seconds[-2]))
+        best = max(best, plain, min(further, 1.03 * plain))
+    return best
+
+
+class _Rails(NamedTuple):
+    """Times of the stage between nodes, taken from those of whole collectives."""
+
+    nbytes: np.ndarray  # of the whole collective [B]
+    seconds: np.ndarray  # of the stage between nodes; an upper bound where it is hidden [s]
+    uncertainty: float  # extra spread, because the stages inside nodes are not known exactly [-]
+    hidden_from: float | None  # size from which the stages inside hide it; None if they do not [B]
+
+
+def _separate_rails(nbytes: np.ndarray, whole: np.ndarray, inside: np.ndarray) -> _Rails:
+    """Remove the stages inside nodes from whole times."""
+    rest = np.maximum(whole**OVERLAP - inside**OVERLAP, 0.0) ** (1.0 / OVERLAP)
+    ratio = float(np.median((whole / inside)[nbytes >= nbytes.max() / 4]))
+    shown = whole > HIDDEN * inside
+    if ratio < BOUNDED or len(np.unique(nbytes[shown])) < 2:
+        clear = whole >= UNCERTAIN * inside
+        hidden_from = float(nbytes[~clear].min())
+        return _Rails(nbytes, np.where(clear, rest, whole), 0.0, hidden_from)
+    uncertainty = 0.0
+    if ratio < UNCERTAIN:  # a change of the stages inside by 1 % changes the rest by more
+        uncertainty = INSIDE_SPREAD / (ratio**OVERLAP - 1.0)
+    return _Rails(nbytes[shown], rest[shown], min(uncertainty, 1.0), None)
+
+
+def _mark_bound(fit: Fit, hidden_from: float, beta: float, nodes: int) -> Fit:
+    """Give a fit of rails the time per byte that the log proves [s/B], and say that it is a bound."""
+    size = format_bytes(hidden_from)
+    note = (
+        f"{LOWER_BOUND} of the link between nodes: from {size} on the stages inside the nodes take "
+        "about as long as the whole, so the link may be faster"
+    )
+    last = min((name for name in fit if name.startswith("beta")), key=lambda name: fit[name])
+    parameters = {**fit.parameters, last: beta * float(bus_factor("all_reduce", nodes))}
+    stderr = {name: error for name, error in fit.stderr.items() if name != last}
+    spread = max(fit.spread, BOUND_SPREAD)
+    return replace(
+        fit,
+        parameters=parameters,
+        stderr=stderr,
+        spread=spread,
+        quality="poor",
+        notes=(*fit.notes, note),
+    )
+
+
+def is_bound(fit: Fit) -> bool:
+    """Whether a fit of rails only bounds the link between nodes."""
+    return any(note.startswith(LOWER_BOUND) for note in fit.notes)
 
 
 def fit_kernel(
@@ -298,12 +434,26 @@ def fit_database(
         frame = database.read_collectives(system)
         library = f"NCCL {frame['library_version'][0]}, medians over repeats"
         curves = fit_curves(frame, source=f"{label}, nccl {system}, {library}", date=date)
+    unused: list[str] = []
     if "gemm" in asked:
-        frame = database.read_gemms(system, dtype=None).filter(pl.col("collector") == "sglang")
-        kernels |= fit_gemms(frame, device, source=f"{label}, {system}", date=date)
+        every = database.read_gemms(system, dtype=None)
+        frame = every.filter(pl.col("collector") == "sglang")
+        if frame.is_empty():
+            unused.append(
+                f"matrix products of {_list_collectors(every)}: only those of sglang are used, which "
+                "multiplies random numbers (others take less power, so their times are too short)"
+            )
+        else:
+            kernels |= fit_gemms(frame, device, source=f"{label}, {system}", date=date)
     if "attention" in asked:
         flash = (pl.col("collector") == "vllm") & pl.col("kernel").str.contains("flash_attn")
-        frame = database.read_attention(system).filter(flash)
+        every = database.read_attention(system)
+        frame = every.filter(flash)
+        if frame.is_empty():
+            unused.append(
+                f"attention of {_list_collectors(every)}: only flash attention of vllm is used"
+            )
+    if "attention" in asked and not frame.is_empty():
         names = "/".join(sorted(frame["kernel"].unique()))
         notes = ["forward only; the backward pass is assumed to reach the same share of the peak"]
         if "fa3" in names or "fa4" in names:
@@ -314,9 +464,22 @@ def fit_database(
             frame, device, f"{label}, {system}, {names}", date, notes
         )
     if "elementwise" in asked:
-        frame = database.read_casts(system).filter(pl.col("kernel") == "torch_ops")
-        kernels["elementwise"] = fit_casts(frame, device, f"{label}, {system}, torch_ops", date)
+        every = database.read_casts(system)
+        frame = every.filter(pl.col("kernel") == "torch_ops")
+        if frame.is_empty():
+            unused.append(f"casts of {_list_collectors(every)}: only those of plain torch are used")
+        else:
+            kernels["elementwise"] = fit_casts(frame, device, f"{label}, {system}, torch_ops", date)
+    if unused and not curves and not kernels:
+        raise ValueError(f"{system} has nothing that can be used; not used are {'; '.join(unused)}")
+    for text in unused:
+        warnings.warn(f"{system}: not used are {text}", stacklevel=3)
     return curves, kernels
+
+
+def _list_collectors(rows: Table) -> str:
+    """Name the collectors of rows of the kernel database."""
+    return f"collector {', '.join(sorted(map(str, rows['collector'].unique())))}"
 
 
 def name_database() -> str:
@@ -417,9 +580,10 @@ def _fit_links(network: Network, fits: Mapping[str, Fit]) -> dict[str, Link]:
             if algorithm and match.smallest > LATE
             else Quantity(alpha, "s", "fitted", text, fit.date)
         )
-        wire = Quantity(
-            1.0 / beta, "B/s", "fitted", f"bus bandwidth, {why}", fit.date, basis="one way per rank"
-        )
+        rate = f"bus bandwidth, {why}"
+        if is_bound(fit):
+            rate = f"{LOWER_BOUND}, the link may be faster: {rate}"
+        wire = Quantity(1.0 / beta, "B/s", "fitted", rate, fit.date, basis="one way per rank")
         links[name] = replace(links[name], latency=hop) if name in links else Link(wire, hop)
     return links
 
@@ -452,14 +616,13 @@ def assemble_sources(
             f"base is {start!r}, a CPU; the sources are of GPUs; name a platform such as h100-sxm-8"
         )
     if kernel_database is not None:
-        names = [read_datasheet(sheet).device.name for sheet in _find_sheets(kernel_database)[-1:]]
+        sheets = [read_datasheet(sheet).device.name for sheet in _find_sheets(kernel_database)[-1:]]
+        stated = kernel_database.upper().replace("_", " ")
+        names = sheets or [stated]
         compare_devices(f"{kernel_database} is", names, platform)
-        found, own = (
-            MODEL.findall(text) for text in (kernel_database.upper(), platform.device.name)
-        )
-        if not names and found not in ([], own):
-            # it has no datasheet
-            device = replace(platform.device, name=f"{found[0]}, peaks assumed")
+        if not sheets and not is_same_device(stated, platform.device.name):
+            model = min(find_models(stated), default=stated)
+            device = replace(platform.device, name=f"{model}, peaks assumed")
             platform = replace(
                 platform, name=f"{kernel_database}-{platform.network.ranks_per_node}", device=device
             )
@@ -475,14 +638,39 @@ def assemble_sources(
 
 def compare_devices(what: str, names: Sequence[str], platform: Platform) -> None:
     """Warn about measurements of another device than that of their platform."""
-    own = MODEL.findall(platform.device.name)
-    others = [name for name in names if own and MODEL.findall(name) not in ([], own)]
+    others = [name for name in names if name and not is_same_device(name, platform.device.name)]
     if others:
         mixed = f"platform {platform.name!r} of {platform.device.name}: it now mixes both"
         warnings.warn(
-            f"{what} of {', '.join(others)}, {mixed}; take another base, or other sources",
+            f"{what} of {', '.join(map(escape, others))}, {mixed}; take another base, or other sources",
             stacklevel=4,
         )
+
+
+def _compare_logs(devices: Mapping[str, Sequence[str]]) -> None:
+    """Warn about logs of several kinds of GPU, in one file or over all files."""
+    for file, names in devices.items():
+        if kinds := _list_kinds(names):
+            warnings.warn(
+                f"{file} lists several kinds of GPU, {kinds}: its times are those of the slowest",
+                stacklevel=4,
+            )
+            return
+    if kinds := _list_kinds([name for names in devices.values() for name in names]):
+        warnings.warn(
+            f"the logs are of several kinds of GPU, {kinds}: their curves now mix; "
+            "calibrate each kind alone",
+            stacklevel=4,
+        )
+
+
+def _list_kinds(names: Sequence[str]) -> str:
+    """Devices of different kinds, one name for each; empty where all may be the same."""
+    kinds: list[str] = []
+    for name in names:
+        if not any(is_same_device(name, kind) and is_same_device(kind, name) for kind in kinds):
+            kinds.append(name)
+    return ", ".join(map(escape, kinds)) if len(kinds) > 1 else ""
 
 
 def find_base(system: str | None) -> Platform:
@@ -520,23 +708,46 @@ def _add_logs(
     platform: Platform, logs: Any, partial: bool, date: str, local: int | None
 ) -> Platform:
     """Replace collectives of a platform by fits of logs, and warn about unused files."""
-    frame = read_nccl_tests(logs, partial=partial)
+    read = read_logs(logs, partial=partial)
+    frame = _drop_single_ranks(read)
     said = {p / n for p, n in frame.select("ranks", "nodes").unique().rows() if n and 1 < n < p}
     local = local or (int(min(said)) if len(said) == 1 and min(said) % 1 == 0 else None)
     platform = (
         platform.with_nodes(platform.network.nodes, ranks_per_node=local) if local else platform
     )
-    compare_devices("logs are", list_devices(logs), platform)
+    _compare_logs(read.devices)
+    names = sorted({name for names in read.devices.values() for name in names})
+    compare_devices("logs are", names, platform)
     found = add_curves(platform, frame, source="nccl-tests", date=date)
     fits = {
         key: fit for key, fit in found.collectives.items() if fit != platform.collectives.get(key)
     }
+    for key, fit in fits.items():
+        for note in fit.notes:
+            if note.startswith(MISSES):
+                warnings.warn(f"{key}: {note}", stacklevel=3)
     for file in sorted(
         set(frame["file"]) - {file for fit in fits.values() for file in fit.sources}
     ):
         text = "perfkit has no model of its operation, or another log has it in half precision, which is preferred"
         warnings.warn(f"{file} is not used: {text}", stacklevel=3)
     return found
+
+
+def _drop_single_ranks(logs: NcclLogs) -> Table:
+    """Rows of logs without tables of one rank, which are named: they hold no exchange."""
+    alone = logs.rows.filter(pl.col("ranks") == 1)
+    if alone.is_empty():
+        return logs.rows
+    files = ", ".join(sorted(alone["file"].unique()))
+    text = (
+        f"{files}: a table of one rank holds no exchange; if mpirun or srun started several ranks, "
+        "build nccl-tests with MPI=1; on one node, run it with -g and the number of GPUs"
+    )
+    if len(alone) == len(logs.rows):
+        raise ValueError(text)
+    warnings.warn(text, stacklevel=4)
+    return logs.rows.filter(pl.col("ranks") > 1)
 
 
 def add_curves(platform: Platform, frame: Table, *, source: str, date: str) -> Platform:
@@ -547,9 +758,51 @@ def add_curves(platform: Platform, frame: Table, *, source: str, date: str) -> P
     ].max()
     fits = fit_curves(frame, ranks_per_node=local, source=source, date=date)
     wider = assemble(platform, nodes=max(platform.network.nodes, int(str(spans))), collectives=fits)
-    measured = any(Key.parse(key).algorithm == "rail" for key in fits)
-    return (
-        wider
-        if measured
-        else assemble(wider, collectives=fit_rails(frame, wider, source=source, date=date))
-    )
+    if not any(Key.parse(key).algorithm == "rail" for key in fits):
+        wider = assemble(wider, collectives=fit_rails(frame, wider, source=source, date=date))
+    return _check_link(wider, prove_link(frame, local))
+
+
+def _check_link(platform: Platform, proven: float) -> Platform:
+    """Keep the fitted link between nodes between what measured times prove and the network adapters
+    of the datasheet, and warn where both contradict each other."""
+    link = platform.network.links.get("inter")
+    if link is None or link.bandwidth.kind != "fitted" or not proven:
+        return platform
+    adapters = _find_adapters(platform)
+    wire, fitted = link.bandwidth, format_rate(link.bandwidth.value, "B/s")
+    if wire.value < PROVEN * proven:
+        text = f"measured times prove it, their fit says {fitted}: {wire.source}"
+        wire = replace(wire, value=proven, source=text)
+    elif adapters is not None and wire.value > max(adapters, proven):
+        text = f"at most the adapters of the datasheet, the fit says {fitted}: {wire.source}"
+        wire = replace(wire, value=max(adapters, proven), source=text)
+    if adapters is not None:
+        _compare_adapters(platform, proven, wire.value, adapters)
+    links = {**platform.network.links, "inter": replace(link, bandwidth=wire)}
+    return replace(platform, network=replace(platform.network, links=links))
+
+
+def _find_adapters(platform: Platform) -> float | None:
+    """Bandwidth of the network adapters in the datasheet of the device, for each rank [B/s]."""
+    try:
+        return find_adapter(platform.name, platform.device).bandwidth.value
+    except ValueError:
+        return None
+
+
+def _compare_adapters(platform: Platform, proven: float, link: float, adapters: float) -> None:
+    """Warn of a link between nodes that no adapter explains [B/s]."""
+    usual = f"the {format_rate(adapters, 'B/s')} of the adapters of {platform.device.name}"
+    if proven > TOO_FAST * adapters:
+        warnings.warn(
+            f"the times between nodes need a link of {format_rate(proven, 'B/s')} for each rank, more "
+            f"than {usual}; the ranks may have run on one server; check where they ran",
+            stacklevel=5,
+        )
+    if link < TOO_SLOW * adapters:
+        warnings.warn(
+            f"the link between nodes is {format_rate(link, 'B/s')} for each rank, far below {usual}; "
+            "NCCL may have used another network; check it with NCCL_DEBUG=INFO",
+            stacklevel=5,
+        )

@@ -305,6 +305,8 @@ def _quote_failure(lines: Sequence[tuple[int, str]], after: int = 0) -> str:
     for pattern in _FAILURES:
         for line, text in lines:
             if line > after and pattern.search(text):
+                if line == lines[-1][0]:  # the message shows it
+                    return ""
                 return f"; line {line} says {show(text.strip(), 160)}"
     return ""
 
@@ -502,7 +504,7 @@ def _collect(logs: Sequence["_Log"], partial: bool) -> NcclLogs:
         found, misfit = _read_text(log.name, log.text, partial)
         kept = sum(map(len, found))
         if misfit and not kept and len(logs) > 1:
-            unused.append(f"{file} {misfit}")
+            unused.append(f"{file} {misfit}".removesuffix(f"; {_ADVICE}"))
             continue
         if misfit and not partial:
             more = f"; partial=True keeps the {kept} measurements before it" if kept else ""
@@ -596,7 +598,8 @@ def _read_file(path: Path) -> str:
                 raise ValueError(f"it unpacks to more than {limit}; name a part of it")
         if data.startswith((b"\xff\xfe", b"\xfe\xff")):
             return data.decode("utf-16", errors="replace")
-        if data and (cause := explain_content(data[:4096], path.name)):
+        cause = explain_content(data[:4096], path.name)
+        if cause is not None:
             raise ValueError(cause)
         return data.decode("utf-8-sig", errors="replace")
 
