@@ -24,7 +24,7 @@ SEEN = 0.85
 INTERVAL = 1.2816
 #: Factor by which a curve may miss its largest size, and any size, without a note [-]; docs/formulas.md,
 #: table 1.3.
-MISSED_LARGEST, MISSED = 1.25, 1.5
+MISSED_LARGEST, MISSED = 1.35, 1.5
 
 
 @dataclass(frozen=True)
