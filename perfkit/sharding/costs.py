@@ -30,6 +30,7 @@ COLUMNS = (*SECONDS, "pooled", "partial", "indices", *MEMORY, "summed", "average
 #: Index of each cost in an array.
 AT = {name: place for place, name in enumerate(COLUMNS)}
 _INDEX = 8.0  # torch's int64 indices and offsets
+_FEWEST = 1e-12  # lookups a sample of a shard that has none; a table has more than 0
 #: A table may be copied to all ranks if its gradient is at most this many times its pooled rows
 #: [-]; docs/formulas.md, table 8.2.
 COPIED = 4.0
@@ -65,9 +66,7 @@ class Costs:
         self.footprint = self.rest.footprint if self.rest else 0.0
         #: Tables sorted by size, so that their order in the workload does not matter; which tables
         #: may be copied.
-        self.order = np.lexsort(
-            np.array([(t.exponent, t.pooling, t.dim, t.rows) for t in workload.tables]).T
-        )
+        self.order = _sort(workload.tables)
         self.worth = np.array([t.rows <= COPIED * workload.batch for t in workload.tables])
         #: Rank that holds the most popular row of a table split over all ranks: a different one for
         #: each table.
@@ -95,11 +94,14 @@ class Costs:
             return np.full(len(graph), self.iteration["per_operation"])
         return np.asarray(np.add(*price_host(graph, self.platform)))
 
-    def shards(self, numbers: np.ndarray, kind: str, part: float = 1.0) -> tuple[Array, Array]:
+    def shards(
+        self, numbers: np.ndarray, kind: str, part: float | Array = 1.0
+    ) -> tuple[Array, Array]:
         """Costs of one shard of each of these tables, and what the most popular row adds to the
         shard that holds it.
 
-        `part` is the share of the columns that a shard holds; costs are by `COLUMNS`.
+        `part` is the share of the columns that a shard holds, or one for each table; costs are by
+        `COLUMNS`.
         """
         if kind not in BY_ROWS:
             # those worth copying share the caches, and so do all others
@@ -147,7 +149,9 @@ class Costs:
             )
         else:
             over, first = int(size), split == "first rows"
-            pooling, scale = [share_lookups(t, over, first=first) for t in tables], scale / over
+            # where all lookups go to one row, the other shards have next to none
+            pooling = [max(share_lookups(t, over, first=first), _FEWEST) for t in tables]
+            scale = scale / over
             tables = [
                 replace(t, rows=-(-t.rows // over), pooling=p)
                 for t, p in zip(tables, pooling, strict=True)
@@ -202,6 +206,17 @@ class Costs:
         if not within or self.workload.embedding == "fused":
             out[:-1, AT["backward" if within else "update"]] *= growth
         return out[:-1], launch
+
+
+def _sort(tables: Sequence[EmbeddingTable]) -> np.ndarray:
+    """Numbers of the tables sorted by rows, columns, lookups and law; equal ones stay in their
+    order."""
+    keys = np.array([(t.exponent, t.pooling, t.dim, t.rows) for t in tables], dtype=float).T
+    # writing a law out takes long, and few tables differ in nothing else
+    numbers, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)[1:]
+    alike = counts[numbers.ravel()] > 1
+    laws = [repr(t.law) if t.law and same else "" for t, same in zip(tables, alike, strict=True)]
+    return np.lexsort((np.unique(laws, return_inverse=True)[1], *keys))
 
 
 def _record(

@@ -3,22 +3,45 @@ a table, search."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfkit.ground.units import check_choice, check_positive, check_type, format_bytes, steady
+from perfkit.ground.units import (
+    Array,
+    check_choice,
+    check_positive,
+    check_type,
+    format_bytes,
+    steady,
+)
 from perfkit.models.distributions import unique_rows
+from perfkit.platform.estimates import warn_once
 from perfkit.platform.platform import Platform
-from perfkit.sharding.problem import LOAD, NODE_KINDS, Constraints, Options, Problem, set_up
+from perfkit.sharding.problem import (
+    LOAD,
+    NODE_KINDS,
+    Constraints,
+    Floors,
+    Options,
+    Problem,
+    set_up,
+)
 from perfkit.sharding.result import PlanPrice, ShardingResult, find_price
-from perfkit.sharding.search import Found, State, search_plan
+from perfkit.sharding.search import Found, Progress, State, search_plan
 from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.placement import EVERYWHERE, KINDS, SPLIT_BY_COLUMNS, Placement, Plan
+from perfkit.workloads.placement import (
+    BY_ROWS,
+    EVERYWHERE,
+    KINDS,
+    SPLIT_BY_COLUMNS,
+    Placement,
+    Plan,
+)
 from perfkit.workloads.tables import EmbeddingTable, TableSet, name_tables
 
 #: Smallest number of columns in a shard [-]; docs/formulas.md, table 8.2.
@@ -148,7 +171,9 @@ def shard(
         are whole or split by columns.
     seconds : float, optional
         Work to spend on the search. Steps are counted, each with its time on one core of an AMD Zen
-        5. So the same input, seed and seconds give the same plan on every machine [s].
+        5. So the same input, seed and seconds give the same plan on every machine. The preparation
+        comes on top and is not counted: prices of all tables, the bound and the rules of thumb take
+        about 1 ms a table under a fused kernel and 3 ms without, more on many ranks [s].
     steps : int, optional
         Number of steps in place of `seconds`: trades between ranks, and tables that are placed. The
         same input, seed and steps give the same plan. With a few dozen tables, 7,000 steps take
@@ -160,7 +185,9 @@ def shard(
     together, apart : sequence of groups, optional
         Groups of tables that must share a rank, or must not.
     forbid : str, sequence of str or mapping, optional
-        Kinds of placement that no table may have; a mapping gives such kinds by table.
+        Kinds of placement that no table may have; a mapping gives such kinds by table. The search
+        without `forbid` goes first. It is repeated, with as much work each time, only if its plan
+        uses what is forbidden.
     inputs : str, optional
         ``local`` if the data loader of a rank reads the indices of its own tables, ``exchanged`` if
         an all_to_all brings them at the start of the iteration.
@@ -172,7 +199,7 @@ def shard(
     -------
     result : ShardingResult
         Plan, price, lower bound and gap, beside the rules of thumb; after Ctrl-C the best plan so
-        far.
+        far. Its `warnings` name the kinds of placement that were not tried, and why.
 
     Raises
     ------
@@ -184,9 +211,25 @@ def shard(
 
     Notes
     -----
-    The bound holds for all plans that are made of these placements: whole on one rank; copied to
-    every rank; columns halved one or more times; rows split over all ranks or over those of a node.
-    Splits of small tables and copies of large ones are left out, because they only add work.
+    The bound holds for all plans that keep the constraints and that `price_plan` can price. No plan
+    is slower than the rules of thumb, which keep the constraints as well.
+
+    The search tries these placements: whole on one rank; copied to every rank; columns halved one
+    or more times, over any ranks or inside one node; rows split. Splits of small tables and copies
+    of large ones are tried only where the bound uses them, because they mostly add work.
+
+    ``row_wise`` always splits the rows over all ranks. ``table_row_wise`` splits them over the ranks
+    of one node, and the search takes the cheapest node. Both need a model of reduce_scatter and
+    all_gather, over all ranks or inside a node, and ``data_parallel`` needs all_reduce over all
+    ranks. A kind is not tried if the platform has no such model; the result says so. Where both
+    kinds can be priced, the time decides. Partial sums of ``row_wise`` cross the links between
+    nodes, so it mostly wins where a table fits into no node.
+
+    What is guaranteed: equal input gives an equal plan. If `forbid` names only what the plan
+    without it does not use, plan and time stay the same, unless a rule of thumb under `forbid` is
+    faster. The order of the tables does not matter, except among tables that are alike. Other
+    constraints, and ranks that are named by `pin`, change the way of the search: another plan may
+    be found, within the gap.
 
     Examples
     --------
@@ -197,36 +240,172 @@ def shard(
     True
     """
     problem = set_up(workload, platform, ranks, memory, objective, inputs)
-    seconds = check_positive("seconds", seconds)
-    steps = None if steps is None else int(check_positive("steps", steps, integer=True))
-    seed = check_positive("seed", seed, integer=True, zero=True)
-    rules = {"pin": pin, "together": together, "apart": apart, "forbid": forbid}
-    constraints = read_constraints(name_tables(workload.tables), problem.costs.ranks, **rules)
-    problem = replace(problem, constraints=constraints)
-    options = list_options(problem)
-    check_memory(problem, options)
-    state = State(problem, options)
-    placed = {name: _place_greedily(state, name, seed) for name in BASELINES}
-    search = search_plan(state, seconds, seed, steps, progress)
-    over = search.best.overflow
-    if over > 0 and not any(placed.values()):
-        fault = f"the best one exceeds the {format_bytes(problem.capacity)} of a rank by {format_bytes(over)}"
-        advice = (
-            "allow more kinds, give more seconds or steps, ranks or memory, or drop constraints"
-        )
-        raise InfeasibleError(f"memory: no placement was found that fits; {fault}; {advice}")
-    priced = {
-        name: find_price(problem, _make_plan(state, own)) if own else None
-        for name, own in placed.items()
-    }
-    every = [price for price in priced.values() if price]
-    if over <= 0:
-        every.insert(0, find_price(problem, _make_plan(state, search.best)))
-    # or the least time of the device
-    best = min(every, key=lambda price: (price.time, -price.parts.get("host", 0.0)))
-    return ShardingResult(
-        best.plan, best, search.bound, objective, search.work, search.interrupted, priced
+    budget = _Budget(
+        check_positive("seconds", seconds),
+        None if steps is None else int(check_positive("steps", steps, integer=True)),
+        int(check_positive("seed", seed, integer=True, zero=True)),
     )
+    names, order = name_tables(workload.tables), problem.costs.order
+    rules = {"pin": pin, "together": together, "apart": apart}
+    constraints = read_constraints(names, problem.costs.ranks, order, **rules, forbid=forbid)
+    unforbidden = read_constraints(names, problem.costs.ranks, order, **rules)
+    prepared = _prepare(replace(problem, constraints=constraints))
+    check_memory(prepared.problem, prepared.state.options)
+    forbidden = [
+        kind for kind in KINDS if (constraints.allowed[kind] < unforbidden.allowed[kind]).any()
+    ]
+    attempts = _Attempts(prepared, unforbidden, forbidden, budget, progress)
+    outcome = attempts.run()
+    best, baselines = outcome.best, outcome.baselines
+    assert best is not None  # else the last search has raised an error
+    if outcome.state is not prepared.state:
+        baselines = _price_baselines(prepared.state, budget.seed)
+        best = _choose([find_price(prepared.problem, best.plan), *baselines.values()])
+    reasons = [f"{kind} was not tried: {text}" for kind, text in problem.left_out.items()]
+    return ShardingResult(
+        best.plan,
+        best,
+        prepared.bound,
+        objective,
+        attempts.work,
+        attempts.interrupted,
+        baselines,
+        warn_once(tuple(reasons), 3),
+    )
+
+
+class _Budget(NamedTuple):
+    """Work of one search [s], or its steps, and its seed."""
+
+    seconds: float
+    steps: int | None
+    seed: int
+
+
+class _Prepared(NamedTuple):
+    """A problem before its search: lower bound [s], and kinds of the units in relaxed problems."""
+
+    problem: Problem
+    bound: float
+    kinds: Sequence[np.ndarray]
+    state: State
+
+
+class _Outcome(NamedTuple):
+    """What one search found: its best price, which may be that of a rule of thumb; None if nothing
+    fits."""
+
+    state: State
+    best: PlanPrice | None
+    baselines: dict[str, PlanPrice | None]
+
+
+def _prepare(problem: Problem) -> _Prepared:
+    """Bound a problem and list its options."""
+    floors = list_floors(problem)
+    bound, choices = problem.bound(floors)
+    kinds = [floors.kind[choice] for choice in choices]
+    # options that rarely help are tried where the nearest relaxed problem uses them
+    helpful = {kind: kinds[0] == kind for kind in (*BY_ROWS, "data_parallel")}
+    return _Prepared(problem, bound, kinds, State(problem, list_options(problem, helpful)))
+
+
+@dataclass
+class _Attempts:
+    """Searches until a plan uses nothing that is forbidden.
+
+    The search without `forbid` goes first: what it finds stays the plan if it uses nothing that is
+    forbidden. So forbidding what a plan does not use changes nothing. Else the forbidden kinds that
+    it uses are ruled out, and the search is repeated. `prepared` has all constraints.
+    """
+
+    prepared: _Prepared
+    unforbidden: Constraints
+    forbidden: Sequence[str]
+    budget: _Budget
+    progress: Progress
+    work: float = 0.0
+    interrupted: bool = False
+
+    def run(self) -> _Outcome:
+        """The outcome of the first search whose plan keeps all constraints."""
+        constraints, ruled_out = self.prepared.problem.constraints, set[str]()
+        while True:
+            last = len(ruled_out) == len(self.forbidden)
+            outcome = self._search(self._allow(ruled_out), len(ruled_out), last)
+            if last:
+                return outcome
+            if outcome.best is None:
+                ruled_out = set(self.forbidden)
+                continue
+            used = {
+                placement.kind
+                for table, placement in enumerate(outcome.best.plan.placements)
+                if not constraints.allowed[placement.kind][table]
+            }
+            if not used:
+                if self.progress is not None:
+                    self.progress(1.0, outcome.best.time)
+                return outcome
+            ruled_out |= used
+            if self.interrupted:  # a last plan, with no more work than a start
+                ruled_out, self.budget = set(self.forbidden), self.budget._replace(steps=1)
+
+    def _allow(self, ruled_out: set[str]) -> _Prepared:
+        """The problem where only these of the forbidden kinds are forbidden."""
+        problem = self.prepared.problem
+        if len(ruled_out) == len(self.forbidden):
+            return self.prepared
+        allowed = {
+            kind: (problem.constraints if kind in ruled_out else self.unforbidden).allowed[kind]
+            for kind in KINDS
+        }
+        return _prepare(replace(problem, constraints=replace(problem.constraints, allowed=allowed)))
+
+    def _search(self, prepared: _Prepared, number: int, last: bool) -> _Outcome:
+        """Search once; if it is the last search and nothing fits, an error says what is missing."""
+        problem, state, budget = prepared.problem, prepared.state, self.budget
+        share = 1 / (len(self.forbidden) + 1)
+
+        def tell(done: float, time: float) -> None:
+            if self.progress is not None:
+                self.progress(1.0 if last and done == 1 else share * (number + done), time)
+
+        baselines = _price_baselines(state, budget.seed)
+        search = search_plan(
+            state, prepared.bound, prepared.kinds, budget.seconds, budget.seed, budget.steps, tell
+        )
+        self.work += search.work
+        self.interrupted |= search.interrupted
+        prices = [price for price in baselines.values() if price]
+        over = search.best.overflow
+        if over <= 0:
+            prices.insert(0, find_price(problem, _make_plan(state, search.best)))
+        if not prices and last:
+            room = format_bytes(problem.capacity)
+            fault = f"the best one exceeds the {room} of a rank by {format_bytes(over)}"
+            advice = (
+                "allow more kinds, give more seconds or steps, ranks or memory, or drop constraints"
+            )
+            raise InfeasibleError(f"memory: no placement was found that fits; {fault}; {advice}")
+        return _Outcome(state, _choose(prices) if prices else None, baselines)
+
+
+def _choose(prices: Sequence[PlanPrice | None]) -> PlanPrice:
+    """The first one of the shortest time; among equal times, of the shortest time of the device."""
+    return min(
+        (price for price in prices if price),
+        key=lambda price: (price.time, -price.parts.get("host", 0.0)),
+    )
+
+
+def _price_baselines(state: State, seed: int) -> dict[str, PlanPrice | None]:
+    """Price the plans of the rules of thumb; None for one that finds no room."""
+    prices = dict[str, PlanPrice | None]()
+    for name in BASELINES:
+        placed = _place_greedily(state, name, seed)
+        prices[name] = find_price(state.problem, _make_plan(state, placed)) if placed else None
+    return prices
 
 
 def _find(names: Sequence[str], table: Any, argument: str) -> int:
@@ -261,16 +440,22 @@ def _find_groups(names: Sequence[str], groups: Any, argument: str) -> list[list[
 def read_constraints(
     names: Sequence[str],
     ranks: int,
+    order: np.ndarray | None = None,
     *,
     pin: Any = None,
     together: Any = (),
     apart: Any = (),
     forbid: Any = (),
 ) -> Constraints:
-    """Check the constraints of `perfkit.shard`; returns them with tables by number."""
+    """Check the constraints of `perfkit.shard`; returns them with tables by number.
+
+    `order` lists the tables as units are numbered, so that the order in which tables were given does
+    not matter; by default they are numbered as given.
+    """
     fixed, groups = dict[int, int](), []
     check_type("pin", pin, Mapping | None)
-    first = np.arange(len(names))  # first table of the unit of each
+    # place of the first table of the unit of each
+    first = np.arange(len(names)) if order is None else np.argsort(order)
     for group in _find_groups(names, together, "together"):
         joined = first[group]
         first[np.isin(first, joined)] = joined.min()
@@ -311,33 +496,40 @@ def read_constraints(
     return Constraints(home, fixed, tuple(groups), allowed)
 
 
-def list_options(problem: Problem) -> Options:
+class _Entries(NamedTuple):
+    """Ways of one kind to place some tables: numbers of the tables, kind, and numbers by table."""
+
+    tables: np.ndarray
+    kind: str
+    numbers: tuple[np.ndarray, ...]
+
+
+def list_options(problem: Problem, helpful: Mapping[str, np.ndarray] | None = None) -> Options:
     """List the options of each unit of tables that may help; whole on one rank comes first where
     that is allowed.
 
-    What cannot help is left out: splits of tables below a fifth of the average load of a rank, and
-    copies of tables whose gradient has more than four times the bytes of their pooled rows.
+    What rarely helps is left out: splits of tables below a fifth of the average load of a rank, and
+    copies of tables whose gradient has more than four times the bytes of their pooled rows. It is
+    tried where `helpful` names it: by kind, which units of tables the relaxed problem places so.
     """
-    costs, constraints, capacity = problem.costs, problem.constraints, problem.capacity
-    tables, ranks, node, found = (
-        costs.workload.tables,
-        costs.ranks,
-        costs.node,
-        list[tuple[np.ndarray, ...]](),
-    )
-    rows, dim = np.array([(table.rows, table.dim) for table in tables]).T
+    costs, allowed = problem.costs, problem.constraints.allowed
+    tables, ranks, node = costs.workload.tables, costs.ranks, costs.node
+    rows, dim = _list_shapes(tables)
+    entries = list[_Entries]()
 
     def add(kind: str, members: np.ndarray, parts: int, part: float = 1.0) -> None:
-        own = np.flatnonzero(members & constraints.allowed[kind] & (kind in problem.kinds))
-        if len(own) or not found:
-            loads = map(problem.loads, costs.shards(own, kind, part))
-            found.append((own, np.full(len(own), kind), np.full(len(own), parts), *loads))
+        wanted = (helpful or {}).get(kind)
+        if wanted is not None:
+            members = members | (wanted[problem.constraints.home] & (rows >= (parts or 1)))
+        chosen = np.flatnonzero(members & allowed[kind] & (kind in problem.kinds))
+        if not len(chosen) and entries:
+            return
+        load, hot = map(problem.loads, costs.shards(chosen, kind, part))
+        entries.append(_Entries(chosen, kind, (np.full(len(chosen), parts), load, hot)))
 
     add("table_wise", rows > 0, 1)
     loads = problem.loads(costs.shards(np.arange(len(tables)), "table_wise")[0])
-    limit = (1.0 if problem.objective == "additive" else _LARGE) * loads.sum(axis=0) / ranks
-    limit[-1] = min(limit[-1], _LARGE * capacity) if capacity > 0 else limit[-1]
-    large = ((loads > limit) & (limit > 0)).any(axis=1) | ~constraints.allowed["table_wise"]
+    large = _find_large(problem, loads) | ~allowed["table_wise"]
     if ranks > 1:
         for kind, most in (
             ("column_wise", ranks),
@@ -348,22 +540,110 @@ def list_options(problem: Problem) -> Options:
         add("row_wise", large & (rows >= ranks), 0)
         if 1 < node < ranks:
             add("table_row_wise", large & (rows >= node), node)
-        add("data_parallel", costs.worth, 0)
-    table, kinds, parts, load, hot = (np.concatenate(part) for part in zip(*found, strict=True))
-    if len(missing := np.setdiff1d(np.arange(len(tables)), table)):
-        text = (
-            f"no kind is left for {name_tables(tables)[missing[0]]!r}: constraints rule out some of"
+    add("data_parallel", costs.worth & (ranks > 1), 0)
+    units, chosen, kinds, (parts, load, hot) = _join_units(problem, entries)
+    return Options(units, kinds, parts, load, hot, costs.home[chosen])
+
+
+def list_floors(problem: Problem) -> Floors:
+    """List the least loads of every kind of placement of each unit of tables, for the lower bound.
+
+    The parts of a split by columns look up the same rows, and each reads all indices. Together they
+    cost no less than the whole table or equal parts, whichever is less for a resource. The largest
+    part has at least the columns of an even split over all ranks.
+    """
+    costs, allowed = problem.costs, problem.constraints.allowed
+    tables, ranks, node = costs.workload.tables, costs.ranks, costs.node
+    rows, dim = _list_shapes(tables)
+    everything = np.arange(len(tables))
+    whole = problem.loads(costs.shards(everything, "table_wise")[0])
+    entries = list[_Entries]()
+
+    def add(kind: str, members: np.ndarray, average: Array, largest: Array) -> None:
+        chosen = np.flatnonzero(members & allowed[kind] & (kind in problem.kinds))
+        if len(chosen) or not entries:
+            entries.append(_Entries(chosen, kind, (average[chosen], largest[chosen])))
+
+    def add_split_by_rows(kind: str, parts: int) -> None:
+        members = (rows >= parts) & allowed[kind] & (kind in problem.kinds)
+        load, hot = np.zeros_like(whole), np.zeros_like(whole)
+        load[members], hot[members] = map(
+            problem.loads, costs.shards(np.flatnonzero(members), kind)
         )
+        add(kind, members, (parts * load + hot) / ranks, load + hot)
+
+    add("table_wise", rows > 0, whole / ranks, whole)
+    # Under one kernel of a GPU for all tables, splits of small tables only add work.
+    split = rows > 0
+    if costs.fused and costs.accelerated:
+        split = _find_large(problem, whole)
+    for kind, most in (("column_wise", ranks), ("table_column_wise", node)):
+        average, largest = whole / ranks, np.zeros_like(whole)
+        members = np.flatnonzero(split & allowed[kind] & (kind in problem.kinds))
+        largest[members] = whole[members]
+        for parts in (*(2**power for power in range(1, most.bit_length())), most):
+            chosen = members[dim[members] > 1]
+            if not len(chosen) or parts == 1:
+                continue
+            width = np.ceil(dim[chosen] / np.minimum(dim[chosen], parts)) / dim[chosen]
+            shard = problem.loads(costs.shards(chosen, kind, width)[0])
+            average[chosen] = np.minimum(average[chosen], shard / width[:, None] / ranks)
+            largest[chosen] = np.minimum(largest[chosen], shard)
+        add(kind, rows > 0, average, largest)
+    add_split_by_rows("row_wise", ranks)
+    add_split_by_rows("table_row_wise", node)
+    copies = np.zeros_like(whole)
+    copied = np.flatnonzero(allowed["data_parallel"] & ("data_parallel" in problem.kinds))
+    copies[copied] = problem.loads(costs.shards(copied, "data_parallel")[0])
+    add("data_parallel", rows > 0, copies, copies)
+    units, _, kinds, (average, largest) = _join_units(problem, entries)
+    return Floors(units, kinds, average, largest)
+
+
+def _list_shapes(tables: Sequence[EmbeddingTable]) -> tuple[Array, Array]:
+    """Rows and columns of tables, as floats: their products may pass the largest whole number."""
+    rows, columns = np.array([(table.rows, table.dim) for table in tables], dtype=float).T
+    return rows, columns
+
+
+def _find_large(problem: Problem, whole: Array) -> np.ndarray:
+    """Which tables are so large that it may help to split them, from their loads as a whole."""
+    share = 1.0 if problem.objective == "additive" else _LARGE
+    limit = share * whole.sum(axis=0) / problem.costs.ranks
+    if problem.capacity > 0:
+        limit[-1] = min(limit[-1], _LARGE * problem.capacity)
+    return np.asarray(((whole > limit) & (limit > 0)).any(axis=1))
+
+
+def _join_units(
+    problem: Problem, entries: Sequence[_Entries]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]:
+    """Entries sorted by unit of tables: unit, first table, kind, and numbers of each.
+
+    Tables of one unit are whole, so a unit of several has one entry: the sum of theirs.
+    """
+    home = problem.constraints.home
+    table = np.concatenate([entry.tables for entry in entries])
+    kinds = np.concatenate([np.full(len(entry.tables), entry.kind) for entry in entries])
+    numbers = [
+        np.concatenate(part) for part in zip(*(entry.numbers for entry in entries), strict=True)
+    ]
+    missing = np.setdiff1d(np.arange(len(home)), table)
+    if len(missing):
+        name = name_tables(problem.costs.workload.tables)[missing[0]]
+        text = f"no kind is left for {name!r}: constraints rule out some of"
         text += f" {', '.join(problem.kinds)}, and the others do not fit its shape or the ranks"
         raise InfeasibleError(f"{text}; allow another kind")
-    # Tables of one unit are whole, so they have one option: the sum of theirs.
-    order, home = np.argsort(constraints.home[table], kind="stable"), constraints.home
+    order = np.argsort(home[table], kind="stable")
     unit = home[table[order]]
-    first = np.flatnonzero((np.bincount(home)[unit] == 1) | (np.diff(unit, prepend=-1) > 0))
-    chosen, load = order[first], np.add.reduceat(load[order], first, axis=0)
-    return Options(
-        unit[first], kinds[chosen], parts[chosen], load, hot[chosen], costs.home[table[chosen]]
-    )
+    alone = np.bincount(home)[unit] == 1
+    first = np.flatnonzero(alone | (np.diff(unit, prepend=-1) > 0))
+    chosen = order[first]
+    joined = [
+        np.add.reduceat(part[order], first, axis=0) if part.ndim > 1 else part[chosen]
+        for part in numbers
+    ]
+    return unit[first], table[chosen], kinds[chosen], joined
 
 
 def check_memory(problem: Problem, options: Options) -> None:
@@ -374,8 +654,8 @@ def check_memory(problem: Problem, options: Options) -> None:
         name_tables(problem.costs.workload.tables),
     )
     names = [repr("+".join(tables[t] for t in unit)) for unit in problem.constraints.units]
-    taken = format_bytes(max(problem.reserved, 0.0))
-    rest = f"of the {format_bytes(capacity + problem.reserved)} of a rank, {taken} are taken by everything else"
+    taken = format_bytes(problem.reserved)
+    rest = f"of the {format_bytes(problem.memory)} of a rank, {taken} are taken by everything else"
     if capacity <= 0:
         raise InfeasibleError(
             f"memory: nothing is left for tables; {rest}; give more bytes, or a smaller batch"

@@ -61,6 +61,8 @@ _NEEDS = {"row_wise": "rows", "table_row_wise": "partial", "data_parallel": "gra
 #: Kinds that keep a table inside one node.
 NODE_KINDS = ("table_row_wise", "table_column_wise")
 _HALVINGS = 12
+#: What sums of floats in another order may differ by, relative to them [-].
+_ROUNDING = 1e-9
 _LOADS = {
     kind: np.array([[float(name in sums.get(part, ())) for part in RESOURCES] for name in COLUMNS])
     for kind, sums in OBJECTIVES.items()
@@ -86,9 +88,22 @@ class Curve:
         return float(np.min(times - slope * sizes)), float(slope)
 
     def slope_below(self, high: float) -> float:
-        """Slope of the steepest line through 0 that stays below the curve up to `high` [s/B]."""
-        sizes = self.nbytes[: max(int(np.searchsorted(self.nbytes, high)), 1)]
+        """Slope of the steepest line through 0 that stays below the curve up to `high` [s/B].
+
+        Between two sizes of the table the time is a straight line, and it is least per byte at one
+        of its ends: at a size of the table, or at `high`.
+        """
+        sizes = np.unique(np.minimum(self.nbytes, max(high, 1.0)))
         return float(np.min(self(sizes) / np.maximum(sizes, 1.0)))
+
+    def never_falling(self) -> "Curve":
+        """The curve below this one that no larger message is faster on.
+
+        A message of at least so many bytes takes at least this time, also where another protocol
+        makes a larger message faster.
+        """
+        least = np.minimum.accumulate(self.seconds[::-1])[::-1]
+        return Curve(self.nbytes, least)
 
 
 _NOTHING = Curve(np.array([0.0, 1e18]), np.zeros(2))
@@ -132,13 +147,53 @@ class Options:
         """Smallest value among the options of each table."""
         return np.asarray(np.minimum.reduceat(values, self.starts))
 
-    def most(self, values: Array) -> float:
-        """Sum over tables of the largest value among their options."""
-        return float(np.maximum.reduceat(values, self.starts).sum())
+    def take(self, kinds: np.ndarray) -> np.ndarray:
+        """First option of these kinds, one for each table; its first option where it has none."""
+        chosen = self.starts.copy()
+        for kind in np.unique(kinds):
+            options = np.flatnonzero(self.kind == kind)[::-1]  # the first one is written last
+            first = self.starts.copy()
+            first[self.table[options]] = options
+            chosen = np.where(kinds == kind, first, chosen)
+        return chosen
 
     def total(self, ranks: int) -> Array:
         """Load of each option on all ranks together."""
         return np.where(self.parts, self.parts, ranks)[:, None] * self.load + self.hot
+
+
+@dataclass(frozen=True, eq=False)
+class Floors:
+    """Least loads of every way to place each table, sorted by table: number of the table, kind, and
+    loads by resource.
+
+    No plan of that kind gives a rank less than `average` on the mean of all ranks, nor every rank
+    less than `largest`: some rank carries at least that. Unlike `Options` they cover all that
+    `perfkit.price_plan` takes: copies and splits of all tables, and columns of any width.
+    """
+
+    table: np.ndarray
+    kind: np.ndarray
+    average: Array
+    largest: Array
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """First entry of each table."""
+        return np.flatnonzero(np.diff(self.table, prepend=-1))
+
+    def least(self, values: Array) -> Array:
+        """Smallest value among the entries of each table."""
+        return np.asarray(np.minimum.reduceat(values, self.starts))
+
+    def cheapest(self, values: Array) -> np.ndarray:
+        """First entry of the smallest value of each table."""
+        smallest = np.flatnonzero(values == self.least(values)[self.table])
+        return smallest[np.unique(self.table[smallest], return_index=True)[1]]
+
+    def most(self, values: Array) -> float:
+        """Sum over tables of the largest value among their entries."""
+        return float(np.maximum.reduceat(values, self.starts).sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +235,9 @@ class Constraints:
 class Problem:
     """What has to be placed, and what it costs.
 
-    `capacity` is the memory of a rank for tables, `reserved` what everything else takes [B]. The
+    `memory` is that of a rank, `reserved` what everything else takes, and `capacity` what is left
+    for tables, 0 where everything else alone does not fit [B]; `from_platform` says whether nobody
+    gave the memory. The
     time of an iteration follows from the loads of the ranks; all work without tables takes `dense`
     on the device and `host` on the host [s]:
 
@@ -190,8 +247,8 @@ class Problem:
     Here f is lookup and update and b is backward of a rank, t_m is the time of a message, and h is
     the time of the host. Messages follow one after another, each as long as that of the fullest
     rank. `calls` is the time that a host takes for a kind of message, however many tables it
-    carries. The correction c is the predicted over the modelled time of one plan; it covers the
-    overlap of collectives. The time is within a few percent of `perfkit.predict`, except for a
+    carries. `missing` says by kind of message why the platform cannot price it. The correction c is
+    the predicted over the modelled time of one plan; it covers the overlap of collectives. The time is within a few percent of `perfkit.predict`, except for a
     host-bound DLRM with tables on few ranks: its sending ranks are taken to hold tables on all.
     """
 
@@ -200,11 +257,14 @@ class Problem:
     objective: str
     capacity: float
     reserved: float
+    memory: float
     dense: float = 0.0
     host: float = 0.0
     correction: float = 1.0
     curves: Mapping[str, Curve] = field(default_factory=dict)
     calls: Mapping[str, float] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    from_platform: bool = False
 
     def loads(self, costs: Array) -> Array:
         """Loads by resource; the additive objective puts all seconds into the first."""
@@ -258,6 +318,17 @@ class Problem:
             *(kind for kind, name in _NEEDS.items() if name in self.curves),
         )
 
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Why a kind of placement cannot be priced on this platform and number of ranks, by
+        kind."""
+        reasons = {
+            kind: self.missing[name] for kind, name in _NEEDS.items() if name in self.missing
+        }
+        if not 1 < self.costs.node < self.costs.ranks:
+            reasons.pop("table_row_wise", None)  # the same as row_wise, or as whole tables
+        return reasons
+
     def spread(self, parts: Mapping[str, float]) -> float:
         """Standard deviation of the logarithm of a time, from its parts with independent errors
         [-]."""
@@ -274,46 +345,49 @@ class Problem:
             np.hypot.reduce([spreads.get(name, 0.3) * part / total for name, part in parts.items()])
         )
 
-    def bound(self, options: Options) -> tuple[float, list[np.ndarray]]:
-        """Time that no plan made of these options can beat [s], and choices of options that come
-        near it.
+    def bound(self, floors: Floors) -> tuple[float, list[np.ndarray]]:
+        """Time that no plan of these kinds can beat [s], and choices of entries that come near it.
 
         Notes
         -----
         The fullest rank carries at least the average load of every resource. Each table takes its
-        best option at a price per exchanged byte (Lagrangian relaxation), with lines below the
-        curves of the messages on short intervals. Also, some rank carries the largest shard.
+        best kind at a price per exchanged byte (Lagrangian relaxation), with lines below the curves
+        of the messages on short intervals. Also, some rank carries the largest shard. Where a
+        larger message is faster, the fullest rank is charged the fastest of the larger messages.
         """
-        average = options.total(self.costs.ranks) / self.costs.ranks
-        alone = np.maximum(options.load + options.hot, options.least(average).sum(axis=0))
-        relaxed = self._relax(options, average)
-        host = self.correction * (self.host + float(options.least(average[:, LOAD["host"]]).sum()))
-        bound = max(relaxed[0].time, float(options.least(self.time(alone)).max()), host)
-        return bound, [part.choice for part in relaxed]
+        lowest = replace(
+            self, curves={name: curve.never_falling() for name, curve in self.curves.items()}
+        )
+        relaxed = lowest._relax(floors)
+        least = floors.least(floors.average).sum(axis=0)
+        with_largest_shard = lowest.time(np.maximum(floors.largest, least))
+        host = self.correction * (self.host + float(least[LOAD["host"]]))
+        bound = max(relaxed[0].time, float(floors.least(with_largest_shard).max()), host)
+        return bound * (1 - _ROUNDING), [part.choice for part in relaxed]
 
-    def _relax(self, options: Options, average: Array) -> list[_Relaxed]:
+    def _relax(self, floors: Floors) -> list[_Relaxed]:
         """Relaxed problems by the bytes that ranks reduce, the least time first: every table can be
         divided at will.
 
         The first ones are with and without each reduced message. The span of bytes with the least
         time is halved as long as its line is far below the curve.
         """
+        average = floors.average
         curves = {name: self.curves.get(name, _NOTHING) for name in MESSAGES}
         sizes = {name: average[:, LOAD[name]] for name in MESSAGES}
         seconds = average[:, LOAD["forward"]] + average[:, LOAD["backward"]]
         for name in ("indices", "partial"):
-            seconds = seconds + curves[name].slope_below(options.most(sizes[name])) * sizes[name]
+            seconds = seconds + curves[name].slope_below(floors.most(sizes[name])) * sizes[name]
 
         def solve(spans: Mapping[str, tuple[float, float]], floor: float = 0.0) -> _Relaxed:
             lines = {name: curves[name].line_below(*span) for name, span in spans.items()}
             cost = seconds + sum(slope * sizes[name] for name, (_, slope) in lines.items())
             cost[np.any([sizes[name] > high for name, (_, high) in spans.items()], axis=0)] = np.inf
-            if not np.isfinite(options.least(cost)).all():
-                return _Relaxed(np.inf, options.starts, spans, {})
-            time, price = _exchange(curves["pooled"], cost, sizes["pooled"], options)
+            if not np.isfinite(floors.least(cost)).all():
+                return _Relaxed(np.inf, floors.starts, spans, {})
+            time, price = _exchange(curves["pooled"], cost, sizes["pooled"], floors)
             time += self.dense + sum(start for start, _ in lines.values())
-            priced = np.split(cost + price * sizes["pooled"], options.starts[1:])
-            choice = options.starts + np.array([np.argmin(own) for own in priced])
+            choice = floors.cheapest(cost + price * sizes["pooled"])
             used = {
                 name: float(np.clip(sizes[name][choice].sum(), *span))
                 for name, span in spans.items()
@@ -324,7 +398,7 @@ class Problem:
             }
             return _Relaxed(max(self.correction * time, floor), choice, spans, gaps)
 
-        most = {name: options.most(sizes[name]) for name in _REDUCED}
+        most = {name: floors.most(sizes[name]) for name in _REDUCED}
         least = {
             name: np.min(sizes[name], initial=most[name], where=sizes[name] > 0)
             for name in _REDUCED
@@ -348,13 +422,13 @@ class Problem:
         return sorted((part for part in parts if part.time < np.inf), key=lambda part: part.time)
 
 
-def _exchange(curve: Curve, cost: Array, pooled: Array, options: Options) -> tuple[float, float]:
+def _exchange(curve: Curve, cost: Array, pooled: Array, floors: Floors) -> tuple[float, float]:
     """Least time with the exchange of pooled rows [s], interval by interval; and the price of a
     byte in it [s/B]."""
-    high = options.most(np.where(np.isfinite(cost), pooled, 0.0))
+    high = floors.most(np.where(np.isfinite(cost), pooled, 0.0))
     if not high or not curve.seconds.any():
-        return float(options.least(cost).sum()), 0.0
-    edges = np.concatenate([[0.0], steady(np.geomspace(high / 1e3, high, 40))])
+        return float(floors.least(cost).sum()), 0.0
+    edges = np.concatenate([[0.0], steady(np.geomspace(high / 1e3, high * (1 + 1e-6), 40))])
     start, slope = np.array(
         [curve.line_below(max(low, 1.0), up) for low, up in itertools.pairwise(edges)]
     ).T
@@ -363,7 +437,7 @@ def _exchange(curve: Curve, cost: Array, pooled: Array, options: Options) -> tup
     steepest = float(slope.max()) or 1.0
     prices = np.unique([0.0, *slope, *steady(np.geomspace(1e-3 * steepest, 1e2 * steepest, 80))])
     prices = np.concatenate([-prices[:0:-1], prices])
-    least = np.array([options.least(cost + price * pooled).sum() for price in prices])
+    least = np.array([floors.least(cost + price * pooled).sum() for price in prices])
     slack = prices[:, None] - slope
     values = start + least[:, None] - np.where(slack > 0, slack * edges[1:], slack * edges[:-1])
     place = int(np.argmin(values.max(axis=0)))
@@ -400,10 +474,13 @@ def set_up(
     pooled = 2 * workload.batch / ranks * sum(t.dim * t.itemsize for t in workload.tables)
     reserved = pooled if isinstance(workload, TableSet) else costs.footprint
     constraints = Constraints(np.arange(len(workload.tables)))
-    problem = Problem(costs, constraints, kind, capacity - reserved, reserved)
+    left = max(capacity - reserved, 0.0)
+    problem = Problem(
+        costs, constraints, kind, left, reserved, capacity, from_platform=memory is None
+    )
     if kind == "additive":
         return problem
-    curves = _find_curves(costs, sent, inputs)
+    curves, missing = _find_curves(costs, sent, inputs)
     *launch, issue = costs.launch()
     dense, host = dense + float(sum(launch)), host + float(issue)
     if sent and "gradients" in curves:
@@ -411,7 +488,13 @@ def set_up(
         nbytes, curve = curves["gradients"].nbytes, curves["gradients"]
         # of copies, in the same message
         curves["gradients"] = Curve(nbytes, curve(nbytes + sent) - curve(sent))
-    problem = replace(problem, dense=float(steady(dense)), host=float(steady(host)), curves=curves)
+    problem = replace(
+        problem,
+        dense=float(steady(dense)),
+        host=float(steady(host)),
+        curves=curves,
+        missing=missing,
+    )
     if not isinstance(workload, DLRM):
         return problem
     return replace(
@@ -438,9 +521,11 @@ def _count_calls(workload: DLRM, costs: Costs) -> dict[str, float]:
     return found
 
 
-def _find_curves(costs: Costs, reduced: float, inputs: str) -> dict[str, Curve]:
-    """Curves of the messages that the platform has a model of; `reduced` is the size of the dense
-    gradients [B]."""
+def _find_curves(
+    costs: Costs, reduced: float, inputs: str
+) -> tuple[dict[str, Curve], dict[str, str]]:
+    """Curves of the messages that the platform has a model of, and why it has none of the others;
+    `reduced` is the size of the dense gradients [B]."""
     tables, batch = costs.workload.tables, costs.workload.batch
     largest = dict.fromkeys(
         ("pooled", "rows", "partial"), float(batch * sum(t.dim * t.itemsize for t in tables))
@@ -448,7 +533,8 @@ def _find_curves(costs: Costs, reduced: float, inputs: str) -> dict[str, Curve]:
     largest["gradients"] = float(sum(t.nbytes for t in tables)) + reduced
     if inputs == "exchanged":
         largest["indices"] = 8.0 * batch * sum(t.pooling + 1 for t in tables)
-    curves, whole = {}, costs.iteration or {"scale": 1.0}
+    curves, missing = dict[str, Curve](), dict[str, str]()
+    whole = costs.iteration or {"scale": 1.0}
     delay = whole.get("per_collective", 0.0) + whole.get("per_resume", 0.0)
     for name, size in largest.items():
         ranks, nbytes = (
@@ -460,12 +546,13 @@ def _find_curves(costs: Costs, reduced: float, inputs: str) -> dict[str, Curve]:
             for operation in MESSAGES[name][1] if ranks > 1 else ():
                 time = costs.platform.collective_time(operation, nbytes, ranks=ranks)
                 seconds = seconds + steady(whole["scale"] * time + delay)
-        except ValueError:  # this collective has no model on so many ranks
+        except ValueError as error:  # this collective has no model on so many ranks
             if name == "pooled":
                 raise
+            missing[name] = str(error)
             continue
         curves[name] = Curve(nbytes, seconds)
-    return curves
+    return curves, missing
 
 
 def _correct(workload: DLRM, problem: Problem) -> float:

@@ -59,7 +59,8 @@ class PlanPrice(Tabular):
         Size of each kind of message: of the rank with the most, or of all ranks where they reduce
         it together [B].
     capacity, reserved : float
-        Memory of a rank for tables, and memory of a rank that everything else takes [B].
+        Memory of a rank for tables, 0 if everything else alone does not fit, and memory of a rank
+        that everything else takes [B].
     spread : float
         Standard deviation of the logarithm of the time [-].
     """
@@ -126,12 +127,18 @@ class PlanPrice(Tabular):
         -------
         frame : polars.DataFrame
             rank, seconds of lookup, pack, update, backward and host [s], bytes of messages and of
-            memory by use [B], and the share of the memory in use [-].
+            memory by use [B], and the share of the memory for tables in use [-]; null if there is
+            no memory for tables.
         """
         data: dict[str, Any] = {"rank": list(range(len(self.costs)))}
         for place, name in enumerate(COLUMNS[:-2]):  # without those that all ranks share
             data[name + ("_s" if name in SECONDS else "_bytes")] = self.costs[:, place]
-        return polars.DataFrame(data | {"memory_share": self.memory / self.capacity})
+        shares: list[float | None] = [None] * len(self.costs)
+        if self.capacity > 0:
+            shares = (self.memory / self.capacity).tolist()
+        return polars.DataFrame(
+            data | {"memory_share": polars.Series(shares, dtype=polars.Float64)}
+        )
 
     def next_move(self) -> "Move | None":
         """Find the best move of one shard to another rank; None if no move helps.
@@ -209,9 +216,16 @@ class PlanPrice(Tabular):
 
     def __repr__(self) -> str:
         low, high = map(format_time, self.interval())
-        full = f"{format_bytes(float(self.memory.max()))} of {format_bytes(self.capacity)}"
-        words = f"{format_time(self.time)} ({low}–{high}), memory {full}{'' if self.fits else ', does not fit'}"
-        return f"PlanPrice({words}; {self.bottleneck})"
+        full = format_bytes(float(self.memory.max()))
+        if self.capacity > 0:
+            full += f" of {format_bytes(self.capacity)}{'' if self.fits else ', does not fit'}"
+        else:
+            rank = format_bytes(self._problem.memory)
+            full += f", does not fit: everything else alone takes {format_bytes(self.reserved)}"
+            full += f" of the {rank} of a rank"
+        return (
+            f"PlanPrice({format_time(self.time)} ({low}–{high}), memory {full}; {self.bottleneck})"
+        )
 
 
 def price_placements(costs: Costs, plan: Plan) -> Shards:
@@ -292,7 +306,7 @@ class ShardingResult(Tabular):
     prediction : PlanPrice
         Time and memory of the placement.
     bound : float
-        Lower bound: no plan of the kinds that were tried takes less time [s].
+        Lower bound: no plan that keeps the constraints and can be priced takes less time [s].
     objective : str
         Time that was minimized: ``iteration`` or ``additive``.
     work : float
@@ -302,6 +316,8 @@ class ShardingResult(Tabular):
     baselines : mapping of str to PlanPrice or None
         Prices of the rules of thumb, see `perfkit.sharding.planner.BASELINES`; None for one that
         finds no room.
+    warnings : tuple of str
+        Kinds of placement that were not tried although nobody forbade them, and why.
     """
 
     plan: Plan
@@ -311,6 +327,7 @@ class ShardingResult(Tabular):
     work: float
     interrupted: bool
     baselines: Mapping[str, PlanPrice | None] = field(repr=False)
+    warnings: tuple[str, ...] = ()
 
     @property
     def gap(self) -> float:
@@ -395,7 +412,7 @@ class ShardingResult(Tabular):
         -------
         frame : polars.DataFrame
             rank, tables [-], lookup_s, backward_s, update_s [s], memory_bytes [B] and their share
-            of the memory [-].
+            of the memory for tables [-].
         """
         frame, placements = self.prediction.table(), self.plan.placements
         held = [sum(rank in place.ranks for place in placements) for rank in range(self.plan.ranks)]
@@ -443,13 +460,16 @@ class ShardingResult(Tabular):
         low, high, most = map(
             format_bytes, (float(memory.min()), float(memory.max()), price.capacity)
         )
+        rank, rest = map(format_bytes, (price._problem.memory, price.reserved))
         lines.append(f"  memory of tables: {low} to {high} a rank, of {most}")
+        if price._problem.from_platform:
+            lines[-1] += f" (a rank of the platform has {rank}; everything else takes {rest})"
         for name, other in self.baselines.items():
             worse = f"{other.time / price.time:.2f} times as long" if other else "finds no room"
             lines.append(f"  {name:>12}  {format_time(other.time) if other else '':>9}  {worse}")
         if self.interrupted:
             lines.append("  interrupted: the best plan so far")
-        return "\n".join(lines)
+        return "\n".join(lines + [f"  warning: {text}" for text in self.warnings])
 
     def __repr__(self) -> str:
         where = f"{self.plan.ranks} ranks of {self.prediction._problem.costs.platform.name}"

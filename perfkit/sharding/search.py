@@ -435,17 +435,25 @@ def _schedule(done: float, hot: float) -> tuple[float, int, float]:
 
 
 def search_plan(
-    state: State, seconds: float, seed: int, steps: int | None, progress: Progress
+    state: State,
+    bound: float,
+    kinds: Sequence[np.ndarray],
+    seconds: float,
+    seed: int,
+    steps: int | None,
+    progress: Progress,
 ) -> Search:
-    """Search for the placement with the shortest time.
+    """Search for the placement with the shortest time; `kinds` are those of the tables in relaxed
+    problems.
 
     A sixth of the work goes into starts. A start places the tables in the order of their largest
-    load, seconds or memory, each where it adds the least. Tables have the options of the relaxed
-    bound or are whole, and large ones are split by columns. Then simulated annealing improves the
-    best starts: a rank moves a shard or exchanges it, or a table gets another option. The maximum
-    over ranks is replaced by a power mean, whose power grows.
+    load, seconds or memory, each where it adds the least. Tables have the kinds of the relaxed
+    bound, or one kind where they can, or are whole; large ones are split by columns. Then simulated
+    annealing improves the best starts: a rank moves a shard or exchanges it, or a table gets
+    another option. The maximum over ranks is replaced by a power mean, whose power grows.
     """
-    bound, bases = state.problem.bound(state.options)
+    everywhere = [np.full(len(state.near), kind) for kind in np.unique(state.options.kind)]
+    bases = [state.options.take(each) for each in (*kinds, *everywhere)]
     search = Search(
         state,
         np.random.default_rng(seed),

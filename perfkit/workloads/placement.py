@@ -1,6 +1,7 @@
 """Plans: the rank of each embedding table or of its parts, also as JSON and for TorchRec."""
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +18,7 @@ from perfkit.ground.units import (
     check_positive,
     check_type,
     decode,
+    escape,
     read_number,
     show,
 )
@@ -42,6 +44,23 @@ BY_ROWS = ("row_wise", "table_row_wise")
 EVERYWHERE = ("data_parallel", "row_wise")
 #: Most ranks that store parts of one table [-].
 MOST_RANKS = 2**20
+#: Where or how each compute kernel of TorchRec stores a table; others are unknown.
+_COMPUTE_KERNELS = {
+    "dense": "device",
+    "fused": "device",
+    "fused_uvm": "in host memory",
+    "fused_uvm_caching": "in host memory",
+    "dense_uvm": "in host memory",
+    "dense_uvm_caching": "in host memory",
+    "key_value": "in host memory or on an SSD",
+    "ssd_virtual_table": "on an SSD",
+    "dram_virtual_table": "in host memory",
+    "quant": "of fewer bits",
+    "quant_uvm": "of fewer bits in host memory",
+    "quant_uvm_caching": "of fewer bits in host memory",
+}
+#: Fields of a table in a plan of TorchRec that are read.
+_READ_FIELDS = ("sharding_type", "compute_kernel", "ranks", "shards")
 
 
 class Shard(NamedTuple):
@@ -342,6 +361,10 @@ class Plan:
         with reading(origin, "compare with Plan.round_robin(2, ranks=2).to_json()"):
             data = json.loads(text)
             check_type("plan", data, dict)
+            if "format" not in data and _looks_like_torchrec(data):
+                text = "it is no plan that perfkit wrote, but modules with tables as in TorchRec"
+                advice = "read it with json.load and pass the dictionary to Plan.from_torchrec"
+                raise ValueError(f"{text}; {advice}")
             if type(data.get("format")) is not int or data["format"] != _FORMAT:
                 raise ValueError(
                     f"format is {data.get('format')!r}; this perfkit reads format {_FORMAT}"
@@ -427,11 +450,13 @@ class Plan:
         return {module: found}
 
     @classmethod
-    @reading("plan", "compare with Plan.to_torchrec")
     def from_torchrec(
         cls, plan: Mapping[str, Any], tables: Sequence[EmbeddingTable], *, ranks: int
     ) -> "Plan":
         """Read a dictionary like that of `to_torchrec`; it may have the tables of several modules.
+
+        Several shards by columns on one rank become one, with the sum of their columns. Each shard
+        of TorchRec reads the indices again, which is not counted here.
 
         Parameters
         ----------
@@ -445,29 +470,21 @@ class Plan:
         Raises
         ------
         ValueError
-            For a table that is missing or unknown, and for an unknown kind of placement.
+            For a table that is missing, unknown or in two modules, and for an unknown kind of
+            placement.
+
+        Warns
+        -----
+        UserWarning
+            For tables whose ``compute_kernel`` stores them elsewhere than in the memory of the
+            device, or is unknown: they are priced as if they were there. Also for fields that are
+            not used.
         """
-        entries = {
-            name: (f"{module}.{name}", entry)
-            for module, part in plan.items()
-            for name, entry in part.items()
-        }
-        names = name_tables(tables)
-        if odd := set(names) ^ set(entries):
-            raise ValueError(
-                f"{show(min(odd))} is in {'the tables' if min(odd) in names else 'the plan'} only"
-            )
-        owners = []
-        for name in names:
-            place, entry = entries[name]
-            found: dict[str, Any] = {
-                "kind": entry.get("sharding_type"),
-                "ranks": entry.get("ranks") or [],
-            }
-            if found["kind"] in SPLIT_BY_COLUMNS:
-                found["columns"] = [shard["sizes"][1] for shard in entry.get("shards", ())]
-            owners.append(_place(decode(_Entry, found, place), place))
-        return cls(ranks, tuple(owners), tuple(names))
+        with reading("plan", "compare with Plan.to_torchrec"):
+            read, notes = _read_torchrec(plan, tables, ranks)
+        if notes:
+            warnings.warn("; ".join(notes), UserWarning, stacklevel=2)
+        return read
 
 
 @dataclass(frozen=True)
@@ -490,3 +507,110 @@ def _place(entry: _Entry, place: str) -> Placement:
     """The placement in an entry of a file."""
     with reading(place, "compare with Plan.to_json"):
         return Placement(entry.kind, entry.ranks, entry.columns)
+
+
+def _looks_like_torchrec(data: Mapping[str, Any]) -> bool:
+    """Whether a table of a module has a ``sharding_type``."""
+    return any(
+        isinstance(entry, Mapping) and "sharding_type" in entry
+        for part in data.values()
+        if isinstance(part, Mapping)
+        for entry in part.values()
+    )
+
+
+def _read_torchrec(
+    plan: Mapping[str, Any], tables: Sequence[EmbeddingTable], ranks: int
+) -> tuple[Plan, list[str]]:
+    """A plan of TorchRec, and what in it is not used."""
+    check_type("plan", plan, Mapping)
+    if "format" in plan and "tables" in plan:
+        raise ValueError(
+            "it is a plan that perfkit wrote; read it with Plan.load or Plan.from_json"
+        )
+    entries = dict[str, tuple[str, Mapping[str, Any]]]()
+    for module, part in plan.items():
+        check_type(f"module {show(module)}", part, Mapping)
+        for name, entry in part.items():
+            place = f"{module}.{name}"
+            check_type(place, entry, Mapping)
+            if name in entries:
+                raise ValueError(
+                    f"{show(name)} is twice in the plan, as {entries[name][0]} and as {place}; "
+                    "a plan has each table once"
+                )
+            entries[name] = place, entry
+    names = name_tables(tables)
+    if odd := set(names) ^ set(entries):
+        raise ValueError(
+            f"{show(min(odd))} is in {'the tables' if min(odd) in names else 'the plan'} only"
+        )
+    owners = [
+        _place(_read_entry(*entries[name], table), entries[name][0])
+        for name, table in zip(names, tables, strict=True)
+    ]
+    read = Plan(ranks, tuple(owners), tuple(names))
+    return read, _list_unused({name: entries[name][1] for name in names})
+
+
+def _read_entry(place: str, entry: Mapping[str, Any], table: EmbeddingTable) -> "_Entry":
+    """One table of a plan of TorchRec."""
+    fields = {"kind": entry.get("sharding_type"), "ranks": entry.get("ranks") or []}
+    if fields["kind"] not in SPLIT_BY_COLUMNS:
+        return decode(_Entry, fields, place)
+    shards = entry.get("shards") or ()
+    check_type(f"shards of {place}", shards, Sequence[Mapping])
+    fields["columns"] = [shard["sizes"][1] for shard in shards]
+    if shards and all("rank" in shard for shard in shards):
+        fields["ranks"] = [shard["rank"] for shard in shards]
+    read = decode(_Entry, fields, place)
+    listed, columns, count = entry.get("ranks"), read.columns, len(read.ranks)
+    if listed and set(listed) != set(read.ranks):
+        raise ValueError(
+            f"{place} has ranks {show(listed)} and shards on ranks {show(read.ranks)}; "
+            "they must be the same"
+        )
+    if len(set(read.ranks)) == count:
+        return read
+    if not columns and table.dim % count:
+        raise ValueError(
+            f"{place} has {table.dim} columns; {count} equal shards need a multiple; give shards"
+        )
+    columns = columns or (table.dim // count,) * count
+    if len(columns) != count:
+        raise ValueError(f"{place} has {count} ranks and {len(columns)} shards; give one for each")
+    widths = dict.fromkeys(read.ranks, 0)
+    for rank, width in zip(read.ranks, columns, strict=True):
+        widths[rank] += width
+    return _Entry(read.kind, tuple(widths), tuple(widths.values()), read.name)
+
+
+def _list_unused(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What perfkit does not use of the tables of a plan of TorchRec, in words."""
+    by_kernel, by_field = dict[str, list[str]](), dict[str, list[str]]()
+    for name, entry in entries.items():
+        kernel = entry.get("compute_kernel")
+        if kernel is not None and _COMPUTE_KERNELS.get(str(kernel)) != "device":
+            by_kernel.setdefault(str(kernel), []).append(name)
+        for field_name, value in entry.items():
+            if field_name not in _READ_FIELDS and value is not None and value is not False:
+                by_field.setdefault(str(field_name), []).append(name)
+    notes = []
+    for kernel, names in by_kernel.items():
+        where = _COMPUTE_KERNELS.get(kernel)
+        if where is None:
+            fault = f"compute_kernel {show(kernel)} of {_count(names)} is unknown"
+        else:
+            fault = f"tables {where} are not priced: {kernel} of {_count(names)}"
+        notes.append(f"{fault}; time and memory are those of tables in the memory of the device")
+    if by_field:
+        listed = ", ".join(f"{show(name)} of {_count(names)}" for name, names in by_field.items())
+        notes.append(f"fields that are not used: {escape(listed, 400)}")
+    return notes
+
+
+def _count(names: Sequence[str]) -> str:
+    """The only table by its name, or how many and the first."""
+    if len(names) == 1:
+        return show(names[0])
+    return f"{len(names)} tables ({show(names[0])} first)"
