@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import perfkit as pk
 from perfkit.workloads.placement import KINDS, Placement, Plan
 from perfkit.workloads.tables import EmbeddingTable
 
@@ -104,6 +106,71 @@ def test_torchrec_dictionary() -> None:
     )
 
 
+def read_one(entry: dict[str, Any], *, ranks: int = 3) -> Plan:
+    """A plan of one table of 1,000 rows and 64 columns in TorchRec's form."""
+    return Plan.from_torchrec(
+        {"sparse.ebc": {"t0": entry}}, [EmbeddingTable(1000, 64, name="t0")], ranks=ranks
+    )
+
+
+TWO_ON_ONE = {
+    "sharding_type": "column_wise",
+    "compute_kernel": "fused",
+    "ranks": [0, 1, 1, 2],
+    "shards": [
+        {"rank": rank, "offsets": [0, 16 * place], "sizes": [1000, 16]}
+        for place, rank in enumerate((0, 1, 1, 2))
+    ],
+}
+
+
+@pytest.mark.parametrize("entry", [TWO_ON_ONE, {**TWO_ON_ONE, "shards": []}], ids=["", "equal"])
+def test_two_shards_of_columns_on_a_rank_are_one(entry: dict[str, Any]) -> None:
+    tables, plan = [EmbeddingTable(1000, 64, name="t0")], read_one(entry)
+    assert plan.placements == (Placement("column_wise", (0, 1, 2), (16, 32, 16)),)
+    assert Plan.from_json(plan.to_json()) == plan
+    assert Plan.from_torchrec(plan.to_torchrec(tables), tables, ranks=3) == plan
+    price = pk.price_plan(pk.TableSet(tuple(tables), batch=384), "h100-sxm-8", plan)
+    weights = price.table()["weights_bytes"].to_list()
+    assert weights == [64_000, 128_000, 64_000]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            {"compute_kernel": "fused_uvm"},
+            "tables in host memory are not priced: fused_uvm of 't0'",
+        ),
+        ({"compute_kernel": "fused_uvm_caching"}, "tables in host memory are not priced"),
+        ({"compute_kernel": "key_value"}, "in host memory or on an SSD are not priced: key_value"),
+        ({"compute_kernel": "quant"}, "tables of fewer bits are not priced: quant of 't0'"),
+        ({"compute_kernel": "fusd"}, "compute_kernel 'fusd' of 't0' is unknown"),
+        (
+            {"cache_params": {"load_factor": 0.2}},
+            "fields that are not used: 'cache_params' of 't0'",
+        ),
+    ],
+)
+def test_what_a_plan_of_torchrec_says_and_is_not_priced_is_told(
+    entry: dict[str, Any], message: str
+) -> None:
+    plain = {"sharding_type": "table_wise", "ranks": [1]}
+    with pytest.warns(UserWarning, match=re.escape(message)) as told:
+        plan = read_one({**plain, **entry})
+    assert len(told) == 1 and plan.owners == (1,)
+
+
+def test_plans_of_torchrec_in_the_memory_of_the_device_are_read_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for kernel in ("fused", "dense", None):
+            plan = read_one(
+                {"sharding_type": "table_wise", "compute_kernel": kernel, "ranks": [1], "x": None}
+            )
+            assert plan.owners == (1,)
+
+
 def file(**changes: Any) -> str:
     entry = {"name": "a", "kind": "table_wise", "ranks": [0], **changes.pop("entry", {})}
     return json.dumps({"format": 1, "ranks": 2, "tables": [entry], **changes})
@@ -194,6 +261,30 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
             {"m": {"a": {"sharding_type": "grid_shard", "ranks": [0]}}}, TABLES[:1], ranks=2
         ),
         "m.a: kind is 'grid_shard'; known are data_parallel",
+    ),
+    (
+        lambda: Plan.from_torchrec(json.loads(MIXED.to_json()), TABLES, ranks=4),
+        "it is a plan that perfkit wrote; read it with Plan.load or Plan.from_json",
+    ),
+    (
+        lambda: Plan.from_json(json.dumps(MIXED.to_torchrec(TABLES))),
+        "modules with tables as in TorchRec; read it with json.load and pass the dictionary to",
+    ),
+    (
+        lambda: Plan.from_torchrec("plan.json", TABLES, ranks=4),  # type: ignore[arg-type]
+        "plan is 'plan.json'; it must be a mapping",
+    ),
+    (
+        lambda: Plan.from_torchrec({"x": {"a": {}}, "y": {"a": {}}}, TABLES[:1], ranks=2),
+        "'a' is twice in the plan, as x.a and as y.a",
+    ),
+    (
+        lambda: read_one({**TWO_ON_ONE, "ranks": [0, 2]}),
+        "has ranks [0, 2] and shards on ranks (0, 1, 1, 2)",
+    ),
+    (
+        lambda: read_one({"sharding_type": "column_wise", "ranks": [0, 0, 1]}),
+        "has 64 columns; 3 equal shards need a multiple; give shards",
     ),
 ]
 

@@ -13,6 +13,7 @@ import pytest
 
 import perfkit as pk
 from perfkit.ground.units import steady
+from perfkit.models.distributions import Zipf
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.sharding import costs, planner, problem, search
@@ -30,6 +31,7 @@ from perfkit.sharding.result import ShardingResult, find_price, price_placements
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import KINDS, Placement, Plan
 from perfkit.workloads.tables import EmbeddingTable, TableSet, draw_tables
+from tests.fuzz.entries_sharding import check_bound, check_laws, check_sizes
 
 TABLES = TableSet(draw_tables(40, seed=5), batch=16384, embedding="fused")
 
@@ -514,7 +516,10 @@ def test_kinds_without_a_model_of_their_messages_are_left_out() -> None:
         for name, fit in platform.collectives.items()
         if not name.startswith("reduce_scatter")
     }
-    result = find(TABLES, bare := replace(platform, collectives=some))
+    bare = replace(platform, collectives=some)
+    with pytest.warns(UserWarning, match="row_wise was not tried: .* collective 'reduce_scatter'"):
+        result = find(TABLES, bare)
+    assert len(result.warnings) == 1 and result.warnings[0] in result.explain()
     assert not {p.kind for p in result.plan.placements} & {"row_wise", "table_row_wise"}
     with pytest.raises(ValueError, match="has no model of its messages; take one of"):
         price_plan(TABLES, bare, Plan(8, (Placement("row_wise", tuple(range(8))), *(0,) * 39)))
@@ -529,3 +534,164 @@ def test_a_result_explains_itself() -> None:
     ) and "PlanPrice(" in repr(result.prediction)
     assert text in html.unescape(result._repr_html_()) and "times as long" in text
     assert result.table()["memory_bytes"].sum() == pytest.approx(result.prediction.memory.sum())
+
+
+# Bounds, laws, and memory that does not suffice.
+
+LARGE = TableSet(
+    [EmbeddingTable(10**8, 32, name=f"t{number}") for number in range(8)],
+    batch=32768,
+    embedding="fused",
+)
+
+
+def test_the_bound_of_a_balanced_plan_is_its_price() -> None:
+    """Eight alike tables, split by rows inside four nodes: nothing is left to gain."""
+    forbid = ("data_parallel", "table_wise", "column_wise", "row_wise", "table_column_wise")
+    result = shard(LARGE, "h100-sxm-8x4", ranks=32, forbid=forbid, steps=100)
+    assert {placement.kind for placement in result.plan.placements} == {"table_row_wise"}
+    assert 0 <= result.gap < 1e-5
+    assert "at most 0.00% above the best" in repr(result)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(12))
+def test_no_plan_that_can_be_priced_is_below_the_bound(seed: int) -> None:
+    check_bound(np.random.default_rng([seed, 9]))
+
+
+@pytest.mark.parametrize(
+    ("tables", "ranks", "settings", "owner"),
+    [
+        # copies whose gradients are larger than four times the pooled rows
+        ([(1023, 16, 20.0)], 2, {"batch": 4}, Placement("data_parallel", (0, 1))),
+        # columns that do not halve to multiples of four
+        (
+            [(9645, 100, 4.5)],
+            2,
+            {"batch": 4096, "objective": "additive"},
+            Placement("column_wise", (0, 1)),
+        ),
+        (
+            [(10**6, 6, 2.0)],
+            3,
+            {"batch": 3, "objective": "additive"},
+            Placement("column_wise", (0, 1, 2)),
+        ),
+        # tables too small to be worth a split
+        ([(64, 4, 1.0)] * 60, 8, {"batch": 8}, Placement("row_wise", tuple(range(8)))),
+    ],
+)
+def test_the_bound_holds_for_plans_that_no_search_tries(
+    tables: list[tuple[int, int, float]], ranks: int, settings: dict[str, Any], owner: Placement
+) -> None:
+    batch, objective = settings["batch"], settings.get("objective", "iteration")
+    workload = TableSet([EmbeddingTable(*shape) for shape in tables], batch=batch)
+    result = find(workload, ranks=ranks, objective=objective, steps=20)
+    plan = Plan(ranks, (owner,) * len(tables))
+    assert result.bound <= price_plan(workload, "h100-sxm-8", plan, objective=objective).time
+
+
+def test_a_curve_that_falls_with_size_bounds_by_its_later_part() -> None:
+    curve = problem.Curve(np.array([1.0, 10.0, 20.0, 40.0]), np.array([1.0, 5.0, 2.0, 4.0]))
+    assert curve.never_falling().seconds.tolist() == [1.0, 2.0, 2.0, 4.0]
+    assert curve.slope_below(15.0) == pytest.approx(3.5 / 15)
+    assert curve.slope_below(40.0) == pytest.approx(0.1)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(8))
+def test_forbidding_what_is_unused_and_the_order_of_tables_change_nothing(seed: int) -> None:
+    check_laws(np.random.default_rng([seed, 8]))
+
+
+@pytest.mark.parametrize(
+    ("count", "rows", "columns"), [(2, 10**9, 128), (6, 150_000_000, 128), (6, 10**7, 64)]
+)
+def test_large_tables_keep_their_plan_if_an_unused_kind_is_forbidden(
+    count: int, rows: int, columns: int
+) -> None:
+    tables = TableSet(
+        [EmbeddingTable(rows, columns, name=f"t{number}") for number in range(count)],
+        batch=32768,
+        embedding="fused",
+    )
+    result = find(tables, "h100-sxm-8x4", ranks=32)
+    used = {placement.kind for placement in result.plan.placements}
+    for kind in set(KINDS) - used:
+        other = find(tables, "h100-sxm-8x4", ranks=32, forbid=kind)
+        assert other.plan == result.plan, kind
+        assert other.prediction.time == result.prediction.time, kind
+    [*_, kind] = used
+    with_less = find(tables, "h100-sxm-8x4", ranks=32, forbid=kind)
+    assert kind not in {placement.kind for placement in with_less.plan.placements}
+    again = find(tables, "h100-sxm-8x4", ranks=32, forbid={0: kind})
+    assert again.plan.placements[0].kind != kind
+
+
+def test_a_search_with_forbidden_kinds_counts_its_work_and_can_be_interrupted() -> None:
+    told: list[float] = []
+    plain = find()
+    kinds = {placement.kind for placement in plain.plan.placements}
+    result = find(forbid=kinds - {"table_wise"}, progress=lambda done, time: told.append(done))
+    assert result.work > plain.work, "the search without forbid goes first"
+    assert told == sorted(told) and told[-1] == 1.0
+
+    def interrupt(done: float, time: float) -> None:
+        raise KeyboardInterrupt
+
+    part = find(forbid=kinds - {"table_wise"}, progress=interrupt)
+    assert part.interrupted
+    assert not {placement.kind for placement in part.plan.placements} & (kinds - {"table_wise"})
+
+
+@pytest.mark.parametrize("ranks", [8, 32])
+def test_kinds_that_are_left_out_are_named_and_nothing_else(ranks: int) -> None:
+    platform = load_platform("h100-sxm-8x4" if ranks == 32 else "h100-sxm-8")
+    assert find(TABLES, platform, ranks=ranks, steps=10).warnings == ()
+    some = {
+        name: fit
+        for name, fit in platform.collectives.items()
+        if not name.startswith("reduce_scatter")
+    }
+    with pytest.warns(UserWarning, match="was not tried"):
+        result = find(TABLES, replace(platform, collectives=some), ranks=ranks, steps=10)
+    named = [text.split(" was not tried: ")[0] for text in result.warnings]
+    # an all_reduce across nodes is made of reduce_scatter and all_gather
+    expected = ["row_wise", "table_row_wise", "data_parallel"] if ranks == 32 else ["row_wise"]
+    assert named == expected
+    assert all("reduce_scatter" in text for text in result.warnings)
+
+
+def test_memory_that_everything_else_fills_is_said_and_never_negative() -> None:
+    tables = TableSet((EmbeddingTable(1000, 64),), batch=2**20)
+    price = price_plan(tables, "h100-sxm-8", Plan(2, (0,)), memory=1e6)
+    assert not price.fits and price.capacity == 0
+    text = "does not fit: everything else alone takes 268 MB of the 1 MB of a rank"
+    assert text in repr(price)
+    assert price.table()["memory_share"].to_list() == [None, None]
+    price.chart()
+    healthy = price_plan(tables, "h100-sxm-8", Plan(2, (0,)), memory=1e10)
+    assert healthy.fits and "everything else alone" not in repr(healthy)
+    assert 0 < healthy.table()["memory_share"][0] < 1
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(20))
+def test_no_number_of_a_price_is_negative_for_tables_of_any_size(seed: int) -> None:
+    try:
+        check_sizes(np.random.default_rng([seed, 7]))
+    except ValueError as error:
+        assert "it cannot be split by rows" in str(error)
+
+
+def test_a_row_that_gets_all_lookups_may_be_in_a_split_table() -> None:
+    hottest = EmbeddingTable(1000, 64, 4.0, law=Zipf(1000, 1.05, heavy_hitters=(1.0,)))
+    tables = TableSet((hottest,), batch=1024)
+    price = price_plan(tables, "h100-sxm-8", Plan(8, (Placement("row_wise", tuple(range(8))),)))
+    assert price.time > 0
+
+
+def test_where_the_memory_of_a_rank_comes_from_is_said() -> None:
+    assert "a rank of the platform has 80 GB" in find(steps=10).explain()
+    assert "a rank of the platform" not in find(steps=10, memory=5e10).explain()

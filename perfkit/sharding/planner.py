@@ -305,6 +305,9 @@ def _prepare(problem: Problem) -> _Prepared:
     floors = list_floors(problem)
     bound, choices = problem.bound(floors)
     kinds = [floors.kind[choice] for choice in choices]
+    # The search splits by columns what is too large for a rank.
+    whole = np.isin(np.arange(len(floors.starts)), floors.table[floors.kind == "table_wise"])
+    kinds = [np.where(whole & np.isin(own, SPLIT_BY_COLUMNS), "table_wise", own) for own in kinds]
     # options that rarely help are tried where the nearest relaxed problem uses them
     helpful = {kind: kinds[0] == kind for kind in (*BY_ROWS, "data_parallel")}
     return _Prepared(problem, bound, kinds, State(problem, list_options(problem, helpful)))

@@ -363,7 +363,10 @@ class Problem:
         with_largest_shard = lowest.time(np.maximum(floors.largest, least))
         host = self.correction * (self.host + float(least[LOAD["host"]]))
         bound = max(relaxed[0].time, float(floors.least(with_largest_shard).max()), host)
-        return bound * (1 - _ROUNDING), [part.choice for part in relaxed]
+        choices = [part.choice for part in relaxed]
+        if host > relaxed[0].time:
+            choices.insert(0, floors.cheapest(floors.average[:, LOAD["host"]]))
+        return bound * (1 - _ROUNDING), choices
 
     def _relax(self, floors: Floors) -> list[_Relaxed]:
         """Relaxed problems by the bytes that ranks reduce, the least time first: every table can be
