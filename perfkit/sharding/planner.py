@@ -256,8 +256,7 @@ def shard(
     ]
     attempts = _Attempts(prepared, unforbidden, forbidden, budget, progress)
     outcome = attempts.run()
-    best, baselines = outcome.best, outcome.baselines
-    assert best is not None  # else the last search has raised an error
+    best, baselines = _choose(outcome.prices), outcome.baselines
     if outcome.state is not prepared.state:
         baselines = _price_baselines(prepared.state, budget.seed)
         best = _choose([find_price(prepared.problem, best.plan), *baselines.values()])
@@ -292,11 +291,10 @@ class _Prepared(NamedTuple):
 
 
 class _Outcome(NamedTuple):
-    """What one search found: its best price, which may be that of a rule of thumb; None if nothing
-    fits."""
+    """What one search found: prices of the plans that fit, its own and those of rules of thumb."""
 
     state: State
-    best: PlanPrice | None
+    prices: Sequence[PlanPrice]
     baselines: dict[str, PlanPrice | None]
 
 
@@ -338,17 +336,18 @@ class _Attempts:
             outcome = self._search(self._allow(ruled_out), len(ruled_out), last)
             if last:
                 return outcome
-            if outcome.best is None:
+            if not outcome.prices:
                 ruled_out = set(self.forbidden)
                 continue
+            best = _choose(outcome.prices)
             used = {
                 placement.kind
-                for table, placement in enumerate(outcome.best.plan.placements)
+                for table, placement in enumerate(best.plan.placements)
                 if not constraints.allowed[placement.kind][table]
             }
             if not used:
                 if self.progress is not None:
-                    self.progress(1.0, outcome.best.time)
+                    self.progress(1.0, best.time)
                 return outcome
             ruled_out |= used
             if self.interrupted:  # a last plan, with no more work than a start
@@ -391,7 +390,7 @@ class _Attempts:
                 "allow more kinds, give more seconds or steps, ranks or memory, or drop constraints"
             )
             raise InfeasibleError(f"memory: no placement was found that fits; {fault}; {advice}")
-        return _Outcome(state, _choose(prices) if prices else None, baselines)
+        return _Outcome(state, prices, baselines)
 
 
 def _choose(prices: Sequence[PlanPrice | None]) -> PlanPrice:
