@@ -2,6 +2,7 @@
 and survive a file."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -301,3 +302,27 @@ def test_a_network_of_one_provider_says_so_in_its_name() -> None:
     node = load_platform("v100-sxm-8")
     with pytest.warns(ExtrapolationWarning, match="broadcast was fitted on 4 ranks"):
         assert node.collective("broadcast", 1e6, ranks=8).spread >= 0.3
+
+
+@pytest.mark.parametrize("name", platforms()["name"].to_list())
+def test_nodes_and_links_come_in_any_order(name: str) -> None:
+    """Both orders give the same platform, or a refusal whose advice gives it."""
+    start, link = load_platform(name), {"bandwidth": 25e9, "latency": 3e-6}
+    nodes = start.network.nodes + 1
+    first = start.with_link("inter", **link).with_nodes(nodes)  # type: ignore[arg-type]
+    try:
+        second = start.with_nodes(nodes).with_link("inter", **link)  # type: ignore[arg-type]
+    except ValueError as error:
+        advice = re.search(r"such as (\.with_link\(.*?\)\.with_nodes\(\d+\))", str(error))
+        assert advice, error
+        followed = eval(f"start{advice[1]}", {"start": start})  # our own message
+        assert followed.network.nodes == 2 and "inter" in followed.network.links
+        second = start.with_link("inter", **link).with_nodes(nodes)  # type: ignore[arg-type]
+    assert first.network == second.network and first.kernels == second.kernels
+    assert first.collectives.keys() == second.collectives.keys()
+    for key, fit in first.collectives.items():
+        other = second.collectives[key]
+        assert dict(fit) == pytest.approx(dict(other)) and fit.spread == pytest.approx(other.spread)
+    if "inter" not in start.network.links:
+        with pytest.raises(ValueError, match="give both"):
+            start.with_link("inter", bandwidth=25e9)

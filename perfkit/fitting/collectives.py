@@ -20,6 +20,8 @@ PRIOR, TRUST = 0.1, 4
 #: Smallest share of the start-up at the smallest size, and of the transfer at the largest, for a
 #: form with more than two parameters [-]; docs/formulas.md, table 1.3.
 SEEN = 0.85
+#: Most sizes that a curve is fitted to [-]: more take minutes, and say no more.
+MOST_SIZES = 400
 #: Half width of an 80 % interval, in standard deviations of the logarithm [-].
 INTERVAL = 1.2816
 #: Factor by which a curve may miss its largest size, and any size, without a note [-]; docs/formulas.md,
@@ -319,13 +321,25 @@ def _prepare(nbytes: Values, seconds: Values, *others: Values) -> tuple[Array, .
         )
     keep = columns[-1] > 0
     keys, place = np.unique(columns[:, keep], axis=1, return_inverse=True)
-    medians = np.array(
-        [np.median(times[keep][place.reshape(-1) == i]) for i in range(keys.shape[1])]
-    )
+    order = np.argsort(place.reshape(-1), kind="stable")
+    groups = np.split(times[keep][order], np.cumsum(np.bincount(place.reshape(-1)))[:-1])
+    medians = np.array([np.median(group) for group in groups])
     if (count := len(np.unique(keys[-1]))) < 2:
         advice = "a curve needs at least 2, better 16 KiB and 128 MiB; measure another size"
         raise ValueError(f"nbytes holds {count} size(s) above 0; {advice}")
     return (*keys, np.log(medians))
+
+
+def _thin_out(nbytes: Array, times: Array) -> tuple[Array, Array]:
+    """Join neighbours among very many sizes to `MOST_SIZES` points of their medians; the smallest
+    and the largest stay."""
+    if len(nbytes) <= MOST_SIZES:
+        return nbytes, times
+    inner = slice(1, -1)
+    groups = [np.array_split(values[inner], MOST_SIZES - 2) for values in (np.log(nbytes), times)]
+    sizes, joined = (np.array([np.median(group) for group in each]) for each in groups)
+    thin = np.concatenate([nbytes[:1], np.exp(sizes), nbytes[-1:]])
+    return thin, np.concatenate([times[:1], joined, times[-1:]])
 
 
 def fit_pipelined(
@@ -417,7 +431,7 @@ def fit_collective(nbytes: Values, seconds: Values, *, source: str = "", date: s
     >>> fit.form, round(fit["alpha2"] * 1e6, 3), fit_collective([2**14, 2**27], [1e-5, 6e-4]).form
     ('two_branch', 40.0, 'pipelined')
     """
-    nbytes, times = _prepare(nbytes, seconds)
+    nbytes, times = _thin_out(*_prepare(nbytes, seconds))
     sizes, n, note = np.log(nbytes), len(times), ""
     curve = pipelined_curve(sizes, times, sharpness=0.6)
     logs, left_out = curve.leave_out()

@@ -16,7 +16,13 @@ from perfkit.ground.units import check_choice, check_positive, check_type, forma
 from perfkit.models.collectives import ring_steps
 from perfkit.models.kernels import TERMS
 from perfkit.platform.file import PlatformError, find_file
-from perfkit.readers.datasheets import Datasheet, find_adapter, list_datasheets, read_datasheet
+from perfkit.readers.datasheets import (
+    ADAPTERS,
+    Datasheet,
+    find_adapter,
+    list_datasheets,
+    read_datasheet,
+)
 
 #: Extra spread of kernels on another device [-]; docs/formulas.md, table 2.4.
 DEVICE_SPREAD = 0.15
@@ -255,15 +261,15 @@ def with_link(
             f"platform {platform.name!r} does not know the {name} link that {fitted[0]} was fitted on"
         )
     if not new or (old is None and len(new) < 2):
-        need = (
-            f"both, platform {platform.name!r} has no {name} link yet"
-            if old is None
-            else "one of them"
-        )
+        need = "one of them"
+        if old is None:
+            need = f"both, platform {platform.name!r} has no {name} link yet"
         raise ValueError(
             f"bandwidth [B/s, one way, per rank] and latency [s per hop] are missing; give {need}"
         )
     link = replace(old, **new) if old else Link(new["bandwidth"], new["latency"])
+    if bandwidth is not None and link.name == ADAPTERS:
+        link = replace(link, name="")  # no adapter of the datasheet any more
     shown = [
         format_time(q.value) if q.unit == "s" else format_rate(q.value, q.unit)
         for q in new.values()

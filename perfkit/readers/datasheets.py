@@ -11,6 +11,8 @@ from perfkit.models.hierarchy import FAR
 #: Links between the ranks of a node, the fastest first, and out of it; ``fabric`` is the NVLink of
 #: other vendors.
 _LINKS = ("NVLink", "fabric", "PCIe", "NIC")
+#: Name of the link between nodes that comes from the datasheet.
+ADAPTERS = "adapters of the datasheet"
 #: Latency between nodes that no log gives.
 HOP = Quantity(
     FAR,
@@ -127,8 +129,8 @@ def find_adapter(platform: str, device: Device) -> Link:
     """Find the link between nodes in the datasheet of the device of a platform."""
     for sheet in map(read_datasheet, list_datasheets()):
         if sheet.device.name == device.name and "NIC" in sheet.links:
-            return Link(sheet.links["NIC"], HOP, "adapters of the datasheet")
-    such = ".with_link('inter', bandwidth=50e9, latency=1e-6) for 400 Gb/s per rank"
+            return Link(sheet.links["NIC"], HOP, ADAPTERS)
+    such = ".with_link('inter', bandwidth=50e9, latency=1e-6).with_nodes(2) for 400 Gb/s per rank"
     raise ValueError(
         f"platform {platform!r} knows nothing between nodes; add a link first, such as {such}"
     )
