@@ -7,11 +7,13 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given as drawn
+from hypothesis import settings
 from hypothesis import strategies as st
 
 import perfkit as pk
@@ -625,3 +627,68 @@ def test_products_of_another_collector_are_told(
     with pytest.warns(UserWarning, match=match):
         platform = assemble_sources(kernel_database="h100_sxm")
     assert platform.kernels["gemm"] == load_platform("h100-sxm-8").kernels["gemm"]
+
+
+def test_logs_that_contradict_each_other_are_named(tmp_path: Path) -> None:
+    write_log(tmp_path / "a.log", "all_reduce", 8, 1, law("all_reduce", 8))
+    write_log(tmp_path / "b.log", "all_reduce", 8, 1, 1.2 * law("all_reduce", 8))
+    assemble_sources("h100-sxm-8", nccl_logs=tmp_path)  # says nothing
+    write_log(tmp_path / "b.log", "all_reduce", 8, 1, 2.1 * law("all_reduce", 8))
+    with pytest.warns(
+        UserWarning, match=r"b\.log takes 2.1 times as long as a\.log for all_reduce"
+    ):
+        assemble_sources("h100-sxm-8", nccl_logs=tmp_path)
+
+
+# Laws: what must not change a curve.
+def curves_of(platform: Platform) -> dict[str, tuple[dict[str, float], float]]:
+    return {key: (dict(fit), fit.spread) for key, fit in platform.collectives.items()}
+
+
+@settings(max_examples=10)
+@drawn(st.randoms(use_true_random=False), st.sampled_from(["", " 0: ", "[1,0]<stdout>:"]))
+def test_order_and_prefixes_change_no_curve(
+    tmp_path_factory: pytest.TempPathFactory, random: Any, prefix: str
+) -> None:
+    folder = tmp_path_factory.mktemp("laws")
+    names = ("all_reduce", "all_gather", "reduce_scatter")
+    paths = [write_log(folder / f"{name}.log", name, 8, 1, law(name, 8)) for name in names]
+    known = curves_of(assemble_sources("h100-sxm-8", nccl_logs=folder))
+    # rows in any order, with a prefix
+    for path in paths:
+        lines = path.read_text(encoding="utf-8").split("\n")
+        rows = [line for line in lines if "float" in line]
+        start = lines.index(rows[0])
+        random.shuffle(rows)
+        lines[start : start + len(rows)] = rows
+        path.write_text("\n".join(prefix + line for line in lines), encoding="utf-8")
+    assert curves_of(assemble_sources("h100-sxm-8", nccl_logs=folder)) == known
+    # files in any order, and all tables in one file
+    random.shuffle(paths)
+    assert curves_of(assemble_sources("h100-sxm-8", nccl_logs=paths)) == known
+    joined = folder / "joined.txt"
+    joined.write_text("\n".join(path.read_text(encoding="utf-8") for path in paths))
+    assert curves_of(assemble_sources("h100-sxm-8", nccl_logs=joined)) == known
+
+
+@settings(max_examples=10)
+@drawn(st.sampled_from(["all_to_all", "reduce_scatter", "foreign", "empty", "one rank"]))
+def test_one_file_more_changes_only_what_it_adds(
+    tmp_path_factory: pytest.TempPathFactory, added: str
+) -> None:
+    folder = tmp_path_factory.mktemp("laws")
+    for name in ("all_reduce", "all_gather"):
+        write_log(folder / f"{name}.log", name, 8, 1, law(name, 8))
+    known = curves_of(assemble_sources("h100-sxm-8", nccl_logs=folder))
+    more = folder / "more.log"
+    if added in ("foreign", "empty"):
+        more.write_text("no port left" if added == "foreign" else "")
+    elif added == "one rank":
+        write_log(more, "all_reduce", 1, 1, 1e-6 + SIZES / 1e12)
+    else:
+        write_log(more, added, 8, 1, law("all_gather", 8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = curves_of(assemble_sources("h100-sxm-8", nccl_logs=folder))
+    changed = {key for key in known if found[key] != known[key]}
+    assert changed <= {f"{added}.8"} and found.keys() - known.keys() <= {f"{added}.8"}

@@ -290,3 +290,12 @@ def test_half_of_the_sizes_of_a_log_predict_the_other(shared_data: Path, name: s
     if name == "allreduce":
         inside = evaluate_collective(fit_collective(nbytes, seconds), 2.0**26, "all_reduce", 8)
         assert inside == pytest.approx(599e-6, rel=0.06)
+
+
+def test_very_many_sizes_give_the_curve_of_fewer() -> None:
+    law = {"alpha": 2e-5, "beta": 4e-12, "sharpness": 0.6}
+    many, few = (np.geomspace(1024, 2**30, count).round() for count in (5000, 40))
+    fits = [fit_collective(sizes, pipelined(sizes, **law)) for sizes in (many, few)]
+    assert fits[0].n == 400 and fits[0].ranges["nbytes"] == (1024, 2**30)
+    for name in ("alpha", "beta"):
+        assert fits[0][name] == pytest.approx(fits[1][name], rel=0.02)

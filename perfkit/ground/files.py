@@ -19,14 +19,16 @@ LARGEST_TEXT = 2**25
 MOST_ROWS = 200_000
 #: Bytes at the beginning of a file that tell what it is [B].
 _HEAD = 4096
+_EMPTY = "it is empty"
+_UTF_16 = "it is UTF-16 text, as PowerShell writes it; save it as UTF-8"
 #: First bytes of files that are often taken for another, what they are, and the next step.
 _SIGNATURES = (
     (
         b"version https://git-lfs",
         "it is a Git LFS pointer, not the file itself; run `git lfs pull` where it lies",
     ),
-    (b"\xff\xfe", "it is UTF-16 text, as PowerShell writes it; save it as UTF-8"),
-    (b"\xfe\xff", "it is UTF-16 text; save it as UTF-8"),
+    (b"\xff\xfe", _UTF_16),
+    (b"\xfe\xff", _UTF_16),
     (b"\x28\xb5\x2f\xfd", "it is compressed by zstd; unpack it first"),
     (b"\xfd7zXZ", "it is compressed by xz; unpack it first"),
     (b"BZh", "it is compressed by bzip2; unpack it first"),
@@ -118,7 +120,7 @@ def explain_content(head: bytes, name: str = "", *, unpacks: bool = False) -> st
     >>> explain_content(b"size,time")
     """
     if not head:
-        return "it is empty"
+        return _EMPTY
     if head.startswith(b"\x1f\x8b"):
         inside = _peek_gzip(head)
         if inside[257:262] == b"ustar":
@@ -216,6 +218,9 @@ def reading(
                     f"it has {format_bytes(facts.st_size)}; at most {format_bytes(most)} are read"
                 )
             opened = True
+            cause = _explain_file(str(source), unpacks)
+            if cause not in (None, _EMPTY, _UTF_16):  # some readers take these two
+                raise ValueError(f"{name} cannot be read: {cause}")
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit, Warning, ImportError):
         raise

@@ -50,6 +50,8 @@ LOWER_BOUND, BOUND_SPREAD = "lower bound", 0.3
 TOO_FAST, TOO_SLOW = 1.15, 0.02
 #: Spread of the stages inside nodes [-]: of fits of logs of one node.
 INSIDE_SPREAD = 0.06
+#: Ratio of times in two logs, at the same sizes, from which on they are of different systems [-].
+CONTRADICTION = 1.5
 #: Share of a proven bandwidth that a fit may miss as noise [-].
 PROVEN = 0.97
 
@@ -127,7 +129,8 @@ def _fit_operation(operation: str, place: str, rows: Table) -> dict[str, Fit]:
             )
             continue
         key, ring = Key(operation, int(count), rail), group.filter(pl.col("dtype") == dtype)
-        fits[str(key)] = curve = _fit_curve(ring)
+        curve = _fit_curve(ring, *_compare_files(ring, f"{operation} on {count} ranks"))
+        fits[str(key)] = curve
         if place == "inside" and operation == "all_reduce" and _is_in_network(group):
             ring = group.filter(pl.col("dtype") == "int8")
             fits[f"{key}.ring"] = _fit_curve(
@@ -146,6 +149,28 @@ def _fit_operation(operation: str, place: str, rows: Table) -> dict[str, Fit]:
         dtypes = tuple(sorted(every["dtype"].unique()))
         fits[f"{operation}.any"] = replace(fit, sources=_list_logs(every), dtypes=dtypes)
     return fits
+
+
+def _compare_files(rows: Table, what: str) -> tuple[str, ...]:
+    """Note and warning of two logs that contradict each other at the sizes that both have."""
+    if not {"file", "line"} <= set(rows.columns) or rows["file"].n_unique() < 2:
+        return ()
+    medians = rows.group_by("file", "nbytes").agg(pl.col("seconds").median())
+    both = medians.join(medians, on="nbytes", suffix="_other")
+    both = both.filter(pl.col("file") != pl.col("file_other"))
+    ratios = both.group_by("file", "file_other").agg(
+        (pl.col("seconds") / pl.col("seconds_other")).median().alias("ratio"),
+        pl.len().alias("sizes"),
+    )
+    worst = ratios.filter(pl.col("sizes") >= 2).sort("ratio", "file", "file_other").tail(1)
+    if worst.is_empty() or worst["ratio"][0] <= CONTRADICTION:
+        return ()
+    slow, fast, ratio = worst.select("file", "file_other", "ratio").row(0)
+    note = (
+        f"{slow} takes {ratio:.2g} times as long as {fast} for {what}: the curve lies between them"
+    )
+    warnings.warn(f"{note}; use the logs of one system", stacklevel=6)
+    return (note,)
 
 
 def _choose_dtype(rows: Table) -> str | None:
