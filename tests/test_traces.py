@@ -149,7 +149,13 @@ def test_dlrm_collectives_have_sizes_and_splits(shared_data: Path) -> None:
             np.array(uneven.filter(order=order)[name].to_list()) for name in ("sent", "received")
         )
         assert (sent == received.T).all()
-    assert "note" not in trace.explain().replace("note: the profiler", "")
+    # two ranks were still updating when the recording began
+    early = [note for note in trace.warnings if "no event of the host launched them" in note]
+    assert [note.split(":")[0] for note in early] == [
+        "kineto_rank1.json.gz",
+        "kineto_rank3.json.gz",
+    ]
+    assert trace.explain().count("note:") == 3
     assert trace.time == pytest.approx(16.0e-3, rel=0.01)
 
 
@@ -348,7 +354,9 @@ def test_casts_of_autocast_are_no_part_of_the_operation_that_they_are_for(tmp_pa
     trace = pk.read_trace(path)
     kinds = trace.breakdown().filter(phase="forward")["kind"].to_list()
     assert sorted(kinds) == ["convolution", "copy"]
-    assert [label[0] for label in trace.graph().labels] == ["_to_copy", "aten::conv2d"]
+    with pytest.warns(UserWarning, match="1 of 2 operations of trace.json have no sizes"):
+        graph = trace.graph()
+    assert [label[0] for label in graph.labels] == ["_to_copy", "aten::conv2d"]
 
 
 def test_the_shortest_time_over_ranks_is_the_transfer(tmp_path: Path) -> None:

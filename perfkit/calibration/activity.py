@@ -4,12 +4,13 @@ time goes."""
 import re
 from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from perfkit.calibration.collectives import COLLECTIVE, checked, list_names, spell_operation
+from perfkit.calibration.doubts import EXCHANGES
 from perfkit.ground.results import Table
 from perfkit.ground.units import escape
 from perfkit.readers.trace import DEVICE, TraceFile, find_iterations
@@ -22,13 +23,15 @@ _PHASES = list_names("phase")
 _NO_MODULE = re.compile(
     r"^(ProfilerStep|nccl:|c10d|Optimizer\.|enumerate\(|(## )?(forward|backward|optimizer)( ##)?$)"
 )
-#: Operators that launch collectives.
-_EXCHANGE = re.compile(r"^(nccl:|record_param_comms$)")
 #: Classes of operators and kernels that `perfkit.workloads.vocabulary` does not have; the first
 #: match counts.
 _CLASSES = list_names("class")
 #: Calls in which the host waits for the device.
-BLOCKING = "Synchronize|^(cuda|hip)(Memcpy|Malloc|Free|HostAlloc)$"
+BLOCKING = (
+    "Synchronize|^(cuda|hip)(Malloc|Free|HostAlloc)$"
+    "|^(cuda|hip)Memcpy(2D|3D|Peer|ToSymbol|FromSymbol|DtoH|HtoD|DtoD|WithStream)?$"
+    "|^cuMemcpy(DtoH|HtoD|DtoD)(_v2)?$"
+)
 #: Roles in order: where several overlap in time, the first counts. The device is busy in the first
 #: four.
 ROLES = (
@@ -60,6 +63,7 @@ _WORK = {
     "kernel": pl.String,
     "operation": pl.Int64,
     "exchange": pl.Int64,
+    "collective": pl.Int64,
     "name": pl.String,
     "kind": pl.String,
     "phase": pl.String,
@@ -91,7 +95,7 @@ def _read_name(cat: str, name: str) -> tuple[str, str, bool, bool, bool]:
         module = name.removeprefix("nn.Module: ") if name.startswith("nn.Module: ") else ""
     elif cat == "user_annotation" and not phase and not _NO_MODULE.search(name):
         module = name.strip("# ").removesuffix(".forward").replace(".", "_")
-    exchange = bool(_EXCHANGE.search(name))
+    exchange = bool(EXCHANGES.search(name))
     operator = cat == "cpu_op" and not (phase == "backward" or exchange)
     return phase, module, operator, operator and bool(_classify(name)), exchange
 
@@ -172,8 +176,10 @@ def list_work(file: TraceFile) -> Table:
     frame : polars.DataFrame
         Sorted by start: rank, index, iteration [-]; role (compute, communication, copies); stream
         [-]; start, end, and launched, when the host had launched it [ns]; kernel, its own name;
-        operation, index of its operator, and exchange, index of the operator that launched a
-        collective, -1 for none [-]; name of the operator; kind, as in `Graph`; phase, module.
+        operation, index of its operator; exchange, index of the operator that launched a
+        collective; collective, index of the first kernel of the same collective; -1 for none [-];
+        name of the operator; kind, as in `Graph`; phase, empty where no host event tells it;
+        module.
     """
     events, find, meets = file.events, _find_places(file), cache(COLLECTIVE.search)
     device = events.filter(pl.col("cat").is_in(DEVICE))
@@ -181,13 +187,27 @@ def list_work(file: TraceFile) -> Table:
         device = _find_workers(events.filter(pl.col("cat") == "cpu_op"), find)
     names, ends = events["name"].to_list(), (events["ts"] + events["dur"]).to_list()
     rows, columns = [], ("index", "iteration", "cat", "name", "stream", "index_correlation", "ts")
+    begun: dict[Any, int] = {}  # first kernel of each collective
     for index, iteration, cat, kernel, stream, launch, start in device.select(columns).iter_rows():
-        place = find(launch)
+        # what no host event launched has no known phase
+        place = find(launch) if launch >= 0 else _Place()
         owner = names[place.owner] if place.owner >= 0 else ""
-        collective = meets(kernel) if cat == "kernel" else cat == "cpu_op" and place.exchange >= 0
-        if collective or "Collective name" in file.args.get(index, {}):
+        facts = file.args.get(index, {})
+        # an operator inside of an exchange, such as a copy, does work of its own
+        exchanging = place.exchange >= 0 and (cat == "cpu_op" or place.owner < place.exchange)
+        named = cat == "kernel" and meets(kernel)
+        collective = -1
+        if named or exchanging or "Collective name" in facts:
             exchanged = names[place.exchange] if place.exchange >= 0 else ""
-            role, kind, name = "communication", "collective", spell_operation(exchanged, kernel)
+            stated = {**file.args.get(place.exchange, {}), **facts}.get("Collective name", "")
+            role, kind = "communication", "collective"
+            name = spell_operation(str(stated), exchanged, kernel)
+            group: Any = index
+            if place.exchange >= 0:
+                group = "exchange", place.exchange
+            elif not named and "External id" in facts:
+                group = "external", str(facts["External id"]), str(facts["Collective name"])
+            collective = begun.setdefault(group, index)
         else:
             role, name = (
                 "compute" if cat in ("kernel", "cpu_op") else "copies",
@@ -197,21 +217,9 @@ def list_work(file: TraceFile) -> Table:
                 owner, last=True
             )
         launched = ends[launch] if launch not in (-1, index) else -1
-        about = (place.owner, place.exchange, name, kind or "other", place.phase, place.module)
-        rows.append(
-            (
-                file.rank,
-                index,
-                iteration,
-                role,
-                stream,
-                start,
-                ends[index],
-                launched,
-                kernel,
-                *about,
-            )
-        )
+        work = (file.rank, index, iteration, role, stream, start, ends[index], launched, kernel)
+        owners = (place.owner, place.exchange, collective)
+        rows.append((*work, *owners, name, kind or "other", place.phase, place.module))
     return pl.DataFrame(rows, _WORK, orient="row").sort("start", "index")
 
 
@@ -365,13 +373,17 @@ def fill_time(file: TraceFile, work: Table, meetings: Table) -> Table:
         the next one is not launched; rest, after the last work.
     """
     start, finish, ends = pl.col("start"), pl.col("end"), pl.col("ts") + pl.col("dur")
-    both = work.join(
-        meetings.select("index", "waiting_s"), on="index", how="left", maintain_order="left"
+    waits = meetings.select("waiting_s", collective="index")
+    both = work.join(waits, on="collective", how="left", maintain_order="left")
+    # an exchange of several kernels lasts from the first to the last of them
+    of_exchange = pl.col("collective") >= 0
+    last = pl.when(of_exchange).then(finish.max().over("collective")).otherwise(finish)
+    both = both.with_columns(end=last).filter(
+        ~of_exchange | (pl.col("index") == pl.col("collective"))
     )
-    ready, events = (
-        start + (pl.col("waiting_s") * 1e9).fill_null(0).round().cast(pl.Int64),
-        file.events,
-    )
+    waited = (pl.col("waiting_s") * 1e9).fill_null(0).round().cast(pl.Int64)
+    both = both.with_columns(ready=start + waited)
+    ready, events = pl.col("ready"), file.events
     known = pl.when(pl.col("launched") >= 0).then("launched").otherwise(start)
     spans = {"waiting": (start, ready), "queued": (known, start)}
     spans["host"] = finish.cum_max().shift(1).fill_null(start), start
@@ -382,14 +394,14 @@ def fill_time(file: TraceFile, work: Table, meetings: Table) -> Table:
         (pl.col("index_correlation") >= 0) & pl.col("name").str.contains("Launch")
     ).select("ts")
     host = events.filter(pl.col("stream") < 0).select("name", start="ts", end=ends)
-    waits = host.filter(pl.col("name").str.contains(BLOCKING)).sort("end")
-    waits = waits.join_asof(
+    calls = host.filter(pl.col("name").str.contains(BLOCKING)).sort("end")
+    calls = calls.join_asof(
         launches, left_on="end", right_on="ts", strategy="forward", coalesce=False
     )
-    waits = waits.with_columns(end=pl.max_horizontal("end", "ts")).drop("ts")
+    calls = calls.with_columns(end=pl.max_horizontal("end", "ts")).drop("ts")
     whole = events.select(name=pl.lit(""), start=pl.min("ts"), end=ends.max())
     others = {
-        "synchronisation": waits,
+        "synchronisation": calls,
         "loading": host.filter(pl.col("name").str.contains(_LOADING)),
         "rest": whole,
     }

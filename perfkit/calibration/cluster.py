@@ -3,6 +3,8 @@ steps."""
 
 import math
 import os
+import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,20 +17,20 @@ import polars as pl
 from perfkit.calibration.activity import time_host
 from perfkit.calibration.collectives import fit_transfers
 from perfkit.calibration.context import expect_spread
-from perfkit.calibration.traces import Trace, read_trace
+from perfkit.calibration.traces import Trace, find_unsized, name_devices, read_trace
 from perfkit.fitting import Fit, fit_roofline
 from perfkit.ground.files import reading
 from perfkit.ground.hardware import Device, Quantity
-from perfkit.ground.units import Array
+from perfkit.ground.units import Array, escape
 from perfkit.measure.folders import Campaign
 from perfkit.measure.probes import LARGE, Probe, list_probes
 from perfkit.measure.processes import join_ranks, launched_ranks, run_processes
 from perfkit.measure.samples import load
 from perfkit.platform.estimates import keep_quiet
-from perfkit.platform.gallery import Named, find_similar, load_platform
+from perfkit.platform.gallery import MODEL, Named, find_similar, load_platform
 from perfkit.platform.kernels import find_unaligned
 from perfkit.platform.platform import ANY, Platform
-from perfkit.platform.sources import add_curves, assemble, compare_devices, fit_gemms, fit_kernel
+from perfkit.platform.sources import add_curves, assemble, fit_gemms, fit_kernel
 from perfkit.prediction.cost import classify, price, size_operations
 from perfkit.prediction.result import predict
 from perfkit.readers.trace import find_iterations, read_kineto
@@ -405,7 +407,9 @@ def _fit_steps(
         sizes, counts = size_operations(graph, platform), graph.column("launches")
         work = np.stack([sizes["flops"], sizes["nbytes"], seconds]) / np.maximum(counts, 1.0)
         table = np.stack([*work, sizes["peak"], sizes["bandwidth"]])
-        times = np.where(seconds > 0, counts, 0).astype(int)
+        # work of unknown size teaches nothing
+        known = (seconds > 0) & (sizes["flops"] + sizes["nbytes"] > 0)
+        times = np.where(known, counts, 0).astype(int)
         for (kind, variant), places in graph.kernels.items():
             if kind in ("collective", "transfer"):
                 continue
@@ -415,7 +419,7 @@ def _fit_steps(
     return {
         key: fit_roofline(flops, nbytes, each, peak=peak, bandwidth=bandwidth, source=source)
         for key, (flops, nbytes, each, peak, bandwidth) in joined.items()
-        if len(each) >= _LEAST and np.any(flops + nbytes)
+        if len(each) >= _LEAST
     }
 
 
@@ -453,20 +457,21 @@ def calibrate_traces(
         If the traces are of another device than the base.
     """
     trace = read_trace(traces)
-    names = [str(each.get("name", "")) for file in trace.files for each in file.devices[:1]]
+    names = name_devices(trace.files)
     old = load_platform(base or find_similar(names[0] if names else ""))
     if old.device.kind == "cpu":
         raise ValueError(
             f"base is {old.name!r}, a CPU; traces tell kernels of GPUs; name one such as h100-sxm-8"
         )
-    compare_devices("traces are", names, old)
+    _warn_of_other_devices(names, old)
     source = f"traces {', '.join(file.source for file in trace.files[:3])}{', ...' * (len(trace.files) > 3)}"
     nodes = math.ceil((trace.files[0].ranks or 1) / old.network.ranks_per_node)
     where = old.with_nodes(max(old.network.nodes, nodes))
     sized = [
         file for file in trace.files if any("Input Dims" in each for each in file.args.values())
     ]
-    kernels = _fit_steps([trace.record(file.rank) for file in sized], where, source)
+    steps = [trace.record(file.rank) for file in sized]
+    kernels = _fit_steps(steps, where, source)
     # the others need no scale
     known = {key: fit for key, fit in where.context.kernels.items() if key not in kernels}
     where = replace(where, context=replace(where.context, kernels=known))
@@ -477,12 +482,49 @@ def calibrate_traces(
         for file in trace.files
         if file not in sized
     ]
+    for graph, _ in steps:
+        if unsized := len(find_unsized(graph)):
+            lost.append(
+                f"work of {unsized} of {len(graph.labels)} operations of {graph.name}: their sizes "
+                "are unknown"
+            )
+    lost += trace.doubts
+    if not names:
+        lost.append("the name of the device, which is taken to be that of the base")
     if not kernels and where.collectives == old.collectives and where.host == old.host:
         raise ValueError(
             f"{source}: nothing can be fitted ({'; '.join(lost)}; host {host}); record_shapes=True"
         )
     story = {"traces": source, "base": old.name, "host": host, "not in the traces": "; ".join(lost)}
     return replace(where, name=name or old.name, provenance={**old.provenance, **story})
+
+
+def _warn_of_other_devices(names: Sequence[str], platform: Platform) -> None:
+    """Warn about traces of another device than that of their base, known or not."""
+    own = name_model(platform.device.name)
+    others = [name for name in names if own not in [name_model(part) for part in name.split("/")]]
+    if others:
+        warnings.warn(
+            f"traces are of {escape(', '.join(others), 200)}, platform {platform.name!r} of "
+            f"{platform.device.name}: it now mixes both; take another base, or other sources",
+            stacklevel=3,
+        )
+
+
+def name_model(device: str) -> str:
+    """The model in the name of a GPU, without its maker, form and memory; otherwise the name.
+
+    Examples
+    --------
+    >>> [name_model(name) for name in ("NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 3090 24 GB")]
+    ['H100', 'RTX 3090']
+    """
+    if models := MODEL.findall(device):
+        return str(models[0])
+    name = re.sub(r"\([^)]*\)|,.*", " ", device.upper())
+    name = re.sub(r"\b(SXM\d?|PCIE|OAM|HBM\d?E?|GDDR\d\w?|\d+ ?GI?B)\b", " ", name)
+    name = re.sub(r"\b(NVIDIA|AMD|INTEL|GOOGLE|AWS|TESLA|GEFORCE|QUADRO|INSTINCT|GPU)\b", " ", name)
+    return " ".join(re.split(r"[\s_-]+", name.strip())) or device
 
 
 def _fit_host(platform: Platform, trace: Trace, source: str) -> tuple[Platform, str]:

@@ -112,6 +112,7 @@ def _measure(dims: Any) -> int:
     )
 
 
+@checked
 def add_execution(file: TraceFile, execution: ExecutionTrace) -> TraceFile:
     """Add the operands in an execution trace to a Kineto trace, and the sizes of collectives, such
     as uneven splits.
@@ -147,25 +148,29 @@ def add_execution(file: TraceFile, execution: ExecutionTrace) -> TraceFile:
             f"{way} msg nelems": _measure(side.shapes[0]) if side.shapes else None
             for way, side in (("In", node.inputs), ("Out", node.outputs))
         }
-        facts = {
+        facts: dict[str, Any] = {
             "Collective name": said,
             "In split size": sent,
             "Out split size": received,
             **sides,
         }
-        args[index] = {
-            **facts,
-            "dtype": node.inputs.types[0].split("(")[-1].strip(")]"),
-            **args[index],
-        }
+        if node.inputs.types:
+            facts["dtype"] = node.inputs.types[0].split("(")[-1].strip(")]")
+        args[index] = {**facts, **args[index]}
     observers = (*file.observers, "an execution trace")
     return replace(file, args=args, groups={**execution.groups, **file.groups}, observers=observers)
 
 
-def _describe(file: TraceFile, kernel: str, index: int, exchange: int) -> dict[str, Any]:
-    """Operation, sizes and group of a collective, from its kernel and the host events around its
-    launch."""
-    facts, names = dict(file.args.get(index, {})), [kernel]
+def _describe(
+    file: TraceFile, kernels: Sequence[str], indices: Sequence[int], exchange: int
+) -> dict[str, Any]:
+    """Operation, sizes and group of a collective, from its kernels and the host events around
+    their launch."""
+    facts: dict[str, Any] = {}
+    for index in reversed(indices):
+        facts |= file.args.get(index, {})
+    kernel = next((name for name in kernels if COLLECTIVE.search(name)), kernels[0])
+    names = [kernel]
     for _ in range(3):
         if exchange >= 0:
             facts = {**file.args.get(exchange, {}), **facts}
@@ -221,10 +226,10 @@ def list_collectives(
     Returns
     -------
     frame : polars.DataFrame
-        rank, index of the kernel, iteration, group (its ranks, otherwise a name), ranks in it,
-        order in group and iteration [-]; operation, nbytes (as nccl-tests counts) [B]; dtype; sent,
-        received: elements to and from every rank of an uneven all_to_all [-]; time_s of the kernel
-        [s]; members, ranks of the group where known [-]; even, the message of an even collective
+        rank, index of its first kernel, iteration, group (its ranks, otherwise a name), ranks in
+        it, order in group and iteration [-]; operation, nbytes (as nccl-tests counts) [B]; dtype;
+        sent, received: elements to and from every rank of an uneven all_to_all [-]; time_s from the
+        start of its first kernel to the end of its last one [s]; members, ranks of the group where known [-]; even, the message of an even collective
         that takes as long: the rank with the most data limits an uneven one [B]; matched: ranks of
         the group that were read [-]; transfer_s, waiting_s [s]. transfer_s is the shortest time
         over the ranks, waiting_s the rest. Both are null where only one rank was read, or where the
@@ -237,28 +242,32 @@ def list_collectives(
     time of the transfer.
     """
     rows: list[dict[str, Any]] = []
-    columns = ("index", "exchange", "kernel", "stream", "iteration", "start", "end")
+    # one exchange may run several kernels, such as copies between signals
+    parts = (
+        pl.col("kernel", "index"),
+        pl.first("exchange", "stream", "iteration"),
+        pl.min("start"),
+        pl.max("end"),
+    )
     for file, work in zip(files, works, strict=True):
         groups: dict[str, str] = {}
-        met = work.filter(role="communication").select(columns)
-        for index, exchange, kernel, stream, step, start, end in met.iter_rows():
-            row = _describe(file, kernel, index, exchange)
-            row["nbytes"] = next(
-                (n for pattern, n in sizes.items() if fnmatchcase(kernel, pattern)), row["nbytes"]
+        met = work.filter(role="communication").group_by("collective", maintain_order=True)
+        for call in met.agg(parts).iter_rows(named=True):
+            row = _describe(file, call["kernel"], call["index"], call["exchange"])
+            given = (
+                nbytes
+                for pattern, nbytes in sizes.items()
+                if any(fnmatchcase(kernel, pattern) for kernel in call["kernel"])
             )
+            row["nbytes"] = next(given, row["nbytes"])
             if not row["members"]:  # then name and stream may mean another group on another rank
                 row["group"] = groups.setdefault(
-                    row["group"] or str(stream), f"group {len(groups)}"
+                    row["group"] or str(call["stream"]), f"group {len(groups)}"
                 )
-            rows.append(
-                row
-                | {
-                    "rank": file.rank,
-                    "index": index,
-                    "iteration": step,
-                    "time_s": 1e-9 * (end - start),
-                }
-            )
+            row["rank"], row["index"] = file.rank, call["collective"]
+            row["iteration"] = call["iteration"]
+            row["time_s"] = 1e-9 * (call["end"] - call["start"])
+            rows.append(row)
     own = ("rank", "iteration", "group")
     frame = pl.DataFrame(rows, _SCHEMA).with_columns(
         order=pl.int_range(pl.len()).over(own), own=pl.len().over(own)
@@ -320,6 +329,9 @@ def fit_transfers(platform: Platform, met: Table, source: str) -> tuple[Platform
     ]
     calls = met.filter(whole).group_by("iteration", "group", "order", maintain_order=True)
     each = calls.agg(pl.first("operation", "ranks", "nodes", "transfer_s"), nbytes=pl.max("even"))
+    untimed = each.filter(pl.col("transfer_s") <= 0)["operation"].value_counts(sort=True).rows()
+    lost += [f"{count} {name}, which took no time" for name, count in untimed]
+    each = each.filter(pl.col("transfer_s") > 0)
     for (operation, ranks, across), own in each.group_by(
         "operation", "ranks", "nodes", maintain_order=True
     ):

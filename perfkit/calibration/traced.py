@@ -2,11 +2,14 @@
 
 import ast
 import logging
+import re
+import warnings
 from bisect import bisect_left
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -15,10 +18,11 @@ from torch import Tensor
 
 from perfkit.calibration.activity import list_work
 from perfkit.calibration.collectives import checked, list_collectives
-from perfkit.ground.units import Array
+from perfkit.ground.units import Array, show
 from perfkit.readers.trace import DEVICE, TraceFile, find_iterations
 from perfkit.recording.recorder import Recorder
-from perfkit.workloads.graph import FEATURES, PHASES, Graph
+from perfkit.workloads.graph import FEATURES, PHASES, Graph, Label
+from perfkit.workloads.vocabulary import VIEWS, find_entry, walk_tensors
 
 #: Types of tensors by their name in traces.
 _TYPES = {
@@ -38,6 +42,147 @@ _ABOUT = {"device", "layout", "pin_memory", "memory_format", "generator", "dtype
 _MISFIT = object()
 #: Errors of PyTorch for arguments that an operation does not take.
 _REFUSED = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
+#: Functions of PyTorch that consist of operations of the vocabulary, or have sizes like them.
+#: Nothing else runs: a trace is a file from somewhere, and its names could name any operator.
+_COMPOSED = frozenset(
+    [
+        "_addmm_activation",
+        "_batch_norm_impl_index",
+        "_convolution",
+        "_euclidean_dist",
+        "_int_mm",
+        "_scaled_mm",
+        "_stack",
+        "_std_mean",
+        "_trilinear",
+        "_weight_norm",
+        "absolute",
+        "add",
+        "addbmm",
+        "addr",
+        "argsort",
+        "avg_pool1d",
+        "batch_norm",
+        "bilinear",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+        "cdist",
+        "clip",
+        "concat",
+        "concatenate",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "cross",
+        "cudnn_convolution",
+        "cudnn_convolution_transpose",
+        "cummax",
+        "cummin",
+        "dist",
+        "divide",
+        "dropout",
+        "dstack",
+        "elu",
+        "feature_dropout",
+        "flatten",
+        "floor_divide",
+        "frobenius_norm",
+        "gelu",
+        "greater",
+        "greater_equal",
+        "grid_sampler",
+        "grid_sampler_2d",
+        "grid_sampler_3d",
+        "group_norm",
+        "hardshrink",
+        "hardsigmoid",
+        "hardtanh",
+        "hstack",
+        "index_fill",
+        "inner",
+        "instance_norm",
+        "isclose",
+        "isfinite",
+        "isinf",
+        "isnan",
+        "kthvalue",
+        "layer_norm",
+        "leaky_relu",
+        "less",
+        "less_equal",
+        "linalg_cross",
+        "linalg_matmul",
+        "linalg_norm",
+        "linalg_vecdot",
+        "linear",
+        "log_sigmoid",
+        "log_softmax",
+        "masked_scatter",
+        "matmul",
+        "miopen_batch_norm",
+        "miopen_convolution",
+        "mish",
+        "mul",
+        "multiply",
+        "nansum",
+        "negative",
+        "nll_loss2d",
+        "nll_loss_nd",
+        "not_equal",
+        "one_hot",
+        "outer",
+        "pad",
+        "pairwise_distance",
+        "pdist",
+        "prelu",
+        "relu",
+        "remainder",
+        "renorm",
+        "reshape",
+        "rms_norm",
+        "rsub",
+        "scaled_dot_product_attention",
+        "softmax",
+        "softplus",
+        "softshrink",
+        "special_softmax",
+        "special_log_softmax",
+        "std_mean",
+        "sub",
+        "subtract",
+        "take",
+        "tensordot",
+        "thnn_conv2d",
+        "threshold",
+        "tile",
+        "to",
+        "trace",
+        "true_divide",
+        "type_as",
+        "vstack",
+        "adaptive_avg_pool1d",
+        "adaptive_max_pool1d",
+        "embedding_bag",
+        "max_pool1d",
+        "max_pool2d",
+        "max_pool3d",
+    ]
+)
+#: Functions that make a tensor from numbers alone, always the same one.
+_FACTORIES = frozenset(
+    ["arange", "eye", "full", "linspace", "ones", "tril_indices", "triu_indices"]
+)
+#: Patterns of the vocabulary also fit names that do something else than work on tensors.
+_NEVER = ("_backward", "_test_", "_make_dual", "_fw_primal", "_sobol_engine", "requires_grad")
+#: Types of arguments that hold tensors, and of arguments that are plain data, as schemas name them.
+_OF_TENSORS = {"Tensor", "Optional[Tensor]", "List[Tensor]", "List[Optional[Tensor]]"}
+_OF_DATA = {"int", "float", "bool", "number", "str"}
+#: Most dimensions of a tensor, which is PyTorch's own limit, and longest text of an argument [-].
+_DIMENSIONS, _LONGEST = 64, 4096
 
 
 @checked
@@ -82,20 +227,31 @@ def record_step(file: TraceFile) -> tuple[Graph, Array]:
             f"{file.source} holds no sizes of operands; record it with record_shapes=True"
         )
     step = _Step(file, work, number)
-    # it reports each overload that refuses arguments
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before, log.disabled = log.disabled, True
-    try:
-        with step.recorder.values.fake, step.recorder, torch.no_grad():
-            for key in sorted(step.calls, key=lambda key: (step.ts[step.find_host(key)], key)):
-                step.record(key, step.calls[key])
-    finally:
-        log.disabled = before
+    with _without_traces(), step.recorder.values.fake, step.recorder:
+        for key in sorted(step.calls, key=lambda key: (step.ts[step.find_host(key)], key)):
+            step.record(key, step.calls[key])
     graph = step.recorder.graph(file.source, "", step.ranks)
     rows, features = np.array(step.rows, dtype=float).reshape(-1, 4), graph.features.copy()
     features[:, [FEATURES.index(name) for name in ("launches", "calls", "bare")]] = rows[:, :3]
     groups = () if step.groups in ([], [tuple(range(step.ranks))]) else tuple(step.groups)
     return replace(graph, features=features, groups=groups), rows[:, 3]
+
+
+@contextmanager
+def _without_traces() -> Iterator[None]:
+    """Run operators so that neither they depend on settings of PyTorch, nor leave anything."""
+    # it reports each overload that refuses arguments
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, dtype = log.disabled, torch.get_default_dtype()
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        log.disabled = True
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            log.disabled = disabled
+            torch.set_default_dtype(dtype)
 
 
 class _Step:
@@ -120,8 +276,11 @@ class _Step:
                 cats[above] != "cpu_op" or "evaluate_function" in self.names[above]
             ):
                 above = parents[above]
-            key = row["index"] if above < 0 or row["index"] in found else above
-            self.calls.setdefault(key, []).append({**row, **found.get(key, {})})
+            meeting = found.get(row["collective"], {})
+            key = row["index"] if above < 0 else above
+            if meeting:
+                key = row["collective"]
+            self.calls.setdefault(key, []).append({**row, **meeting})
         busy = {self.outer[self.find_host(key)] for key in self.calls}
         bare = (
             i
@@ -130,6 +289,7 @@ class _Step:
         )
         self.bare, self.opened, self.passed = [self.ts[i] for i in bare], set[int](), 0
         self.groups: list[tuple[int, ...]] = []
+        self.recordings: dict[str, _Recording] = {}  # of calls that ran, by their text
         # of each operation: launches, calls, calls without a kernel, time
         self.rows: list[tuple[float, ...]] = []
 
@@ -164,7 +324,10 @@ class _Step:
             )
             spent = np.full(1, np.nan)
         elif name.startswith("aten::"):
-            _run(recorder, name.removeprefix("aten::").replace("contiguous", "clone"), given)
+            operator = name.removeprefix("aten::")
+            if operator == "contiguous":
+                operator = "clone"
+            _run_once(recorder, _Call.read(operator, given), self.recordings)
         if len(recorder.labels) == before:
             pairs = zip(given.get("Input Dims") or (), given.get("Input type") or (), strict=False)
             # only some rows of a table are read
@@ -190,32 +353,168 @@ class _Step:
         )
 
 
-def _run(recorder: Recorder, name: str, given: Mapping[str, Any]) -> None:
+class _Call(NamedTuple):
+    """One call of an operator as a trace states it; alike calls do the same work."""
+
+    name: str
+    dims: Any
+    types: Any
+    strides: Any
+    texts: Any
+
+    @classmethod
+    def read(cls, name: str, arguments: Mapping[str, Any]) -> "_Call":
+        """The call, from the arguments of an event."""
+        keys = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
+        columns = (arguments.get(key) for key in keys)
+        return cls(name, *(column if isinstance(column, list) else [] for column in columns))
+
+    def arguments(self, index: int) -> tuple[Any, ...]:
+        """Sizes, type, strides and text of one argument; empty where the trace has none."""
+        return tuple(column[index] if index < len(column) else "" for column in self[1:])
+
+
+class _Recording(NamedTuple):
+    """What one call added to a recorder, so that alike calls can add the same again."""
+
+    labels: Sequence[Label]
+    features: Sequence[Sequence[float]]
+    dtypes: Sequence[str]
+    accesses: Sequence[tuple[int, int, float, int]]  # relative to the first operation and storage
+    allocations: Sequence[tuple[int, float]]
+    storages: int
+
+    @classmethod
+    def since(cls, recorder: Recorder, mark: "_Mark") -> "_Recording":
+        """All that was added after a mark."""
+        storages = recorder.values.storages
+        return cls(
+            recorder.labels[mark.operations :],
+            [list(row) for row in recorder._features[mark.operations :]],
+            recorder._dtypes[mark.operations :],
+            [
+                (index - mark.operations, number - mark.storages, nbytes, flag)
+                for index, number, nbytes, flag in recorder._accesses[mark.accesses :]
+            ],
+            [
+                (number - mark.storages, nbytes)
+                for number, nbytes in storages.allocations[mark.allocations :]
+            ],
+            len(storages._held) - mark.storages,
+        )
+
+    def repeat(self, recorder: Recorder) -> None:
+        """Add the same operations once more, in the phase and module of now, on new storages."""
+        storages, mark = recorder.values.storages, _Mark.of(recorder)
+        for label in self.labels:
+            recorder._keys.append(recorder.exchanges.current.place)
+            recorder.labels.append((*label[:3], recorder.phase, recorder.module))
+        recorder._features += [list(row) for row in self.features]
+        recorder._dtypes += self.dtypes
+        for index, number, nbytes, flag in self.accesses:
+            access = (index + mark.operations, number + mark.storages, nbytes, flag)
+            recorder._accesses.append(access)
+        storages._held += [0.0] * self.storages
+        for number, nbytes in self.allocations:
+            storages.allocations.append((number + mark.storages, nbytes))
+
+
+class _Mark(NamedTuple):
+    """How much a recorder holds at one moment."""
+
+    operations: int
+    accesses: int
+    allocations: int
+    storages: int
+    tables: int
+
+    @classmethod
+    def of(cls, recorder: Recorder) -> "_Mark":
+        """How much it holds now."""
+        storages = recorder.values.storages
+        return cls(
+            len(recorder.labels),
+            len(recorder._accesses),
+            len(storages.allocations),
+            len(storages._held),
+            len(recorder._tables),
+        )
+
+
+def _run_once(recorder: Recorder, call: _Call, known: dict[str, _Recording]) -> None:
+    """Run a call, or repeat what an alike call recorded."""
+    key = repr(call)
+    if key in known:
+        known[key].repeat(recorder)
+        return
+    mark = _Mark.of(recorder)
+    _run(recorder, call)
+    recording = _Recording.since(recorder, mark)
+    of_old_storages = any(number < 0 for _, number, _, _ in recording.accesses)
+    # a table of embeddings is numbered when it is met
+    if not of_old_storages and len(recorder._tables) == mark.tables:
+        known[key] = recording
+
+
+def _run(recorder: Recorder, call: _Call) -> None:
     """Run an operation on its recorded arguments; without enough facts nothing is recorded."""
-    columns = [
-        given.get(key) or ()
-        for key in ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
-    ]
-    packet = getattr(torch.ops.aten, name, None)
-    for func in (getattr(packet, overload) for overload in packet.overloads()) if packet else ():
-        takes = func._schema.arguments
+    for overload in _find_overloads(call.name):
+        takes = overload._schema.arguments
         values = [
-            _adapt(name, a, *(part[i] if i < len(part) else "" for part in columns))
-            for i, a in enumerate(takes)
+            _adapt(call.name, argument, *call.arguments(index))
+            for index, argument in enumerate(takes)
         ]
         if any(value is _MISFIT for value in values):
             continue
-        named = {
-            a.name: v for a, v in zip(takes, values, strict=True) if a.kwarg_only and v is not None
-        }
+        if call.name not in _FACTORIES and next(walk_tensors(values), None) is None:
+            continue
+        plain, named = list[Any](), dict[str, Any]()
+        for argument, value in zip(takes, values, strict=True):
+            if not argument.kwarg_only:
+                plain.append(value)
+            elif value is not None:
+                named[argument.name] = value
         try:
             recorder.on = True
-            func(*(v for a, v in zip(takes, values, strict=True) if not a.kwarg_only), **named)
+            overload(*plain, **named)
             return
         except _REFUSED:  # the overload takes other arguments, or needs values
             continue
         finally:
             recorder.on = False
+
+
+@lru_cache(maxsize=4096)
+def _find_overloads(name: str) -> tuple[Any, ...]:
+    """Overloads of an operator of PyTorch that may run: known ones that take and give tensors."""
+    packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
+    if packet is None or name in VIEWS or name.startswith(_NEVER):
+        return ()
+    overloads = [getattr(packet, overload) for overload in packet.overloads()]
+    return tuple(overload for overload in overloads if _is_known(name, overload))
+
+
+def _is_known(name: str, overload: Any) -> bool:
+    """Whether an overload works on tensors alone, and perfkit knows its operation."""
+    pointwise = torch.Tag.pointwise in overload.tags
+    priced = find_entry(name, pointwise=pointwise).kind != "other"
+    if not (priced or name in _COMPOSED):
+        return False
+    schema = overload._schema
+    takes = [str(argument.type) for argument in schema.arguments]
+    gives = [str(result.type) for result in schema.returns]
+    writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+    of_tensors = name in _FACTORIES or bool(_OF_TENSORS & {*takes})
+    # an operation on a list in place gives nothing
+    makes = gives[0] in _OF_TENSORS if gives else writes
+    # as many results as a number says could be any number
+    unbounded = "List[Tensor]" in gives and not any(kind.startswith("List[") for kind in takes)
+    plain = all(
+        kind in _OF_TENSORS or re.sub(r"Optional\[|List\[|\]", "", kind) in _OF_DATA
+        for kind, argument in zip(takes, schema.arguments, strict=True)
+        if argument.name not in _ABOUT
+    )
+    return of_tensors and makes and plain and not unbounded
 
 
 def _adapt(name: str, argument: Any, dims: Any, kind: str, stride: Any, text: Any) -> Any:
@@ -231,17 +530,24 @@ def _adapt(name: str, argument: Any, dims: Any, kind: str, stride: Any, text: An
         )
         return [made] if "List" in takes and not several else made
     if takes == "Tensor":  # backward operations take an empty tensor where none is needed
-        return torch.empty(0) if "backward" in name else _MISFIT
+        empty = torch.empty(0, dtype=torch.float32, device="cpu")
+        return empty if "backward" in name else _MISFIT
     if "Tensor" in takes or argument.name in _ABOUT:
         return None
-    with suppress(ValueError, SyntaxError):
-        value = ast.literal_eval(str(text)) if text else value
+    if text and len(str(text)) <= _LONGEST:
+        # RecursionError and MemoryError: brackets inside of brackets
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            value = ast.literal_eval(str(text))
     return value
 
 
 def _make(dims: Any, kind: str, stride: Any = ()) -> Tensor:
-    """A tensor without values."""
+    """A tensor without values; a RuntimeError of PyTorch for sizes that no tensor has."""
     dtype = _TYPES.get(kind, torch.float32)
-    return (
-        torch.empty_strided(dims, stride, dtype=dtype) if stride else torch.empty(dims, dtype=dtype)
-    )
+    for sizes in (dims, stride or []):
+        whole = isinstance(sizes, list) and all(type(n) is int and n >= 0 for n in sizes)
+        if not whole or len(sizes) > _DIMENSIONS:
+            raise RuntimeError(f"sizes are {show(sizes)}; a tensor has whole numbers")
+    if stride:
+        return torch.empty_strided(dims, stride, dtype=dtype, device="cpu")
+    return torch.empty(dims, dtype=dtype, device="cpu")

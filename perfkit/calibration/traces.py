@@ -1,6 +1,7 @@
 """A measured iteration: where its time went, rank by rank, in the frames and charts of a
 prediction."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +12,7 @@ import polars as pl
 
 from perfkit.calibration.activity import ROLES, account, fill_time, list_steps, list_work, time_host
 from perfkit.calibration.collectives import list_collectives, read_ranks
+from perfkit.calibration.doubts import check_device, list_doubts
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cells
 from perfkit.ground.units import (
     Array,
@@ -27,7 +29,7 @@ from perfkit.platform.gallery import Named, load_platform
 from perfkit.prediction import accounts
 from perfkit.prediction.cost import size_operations
 from perfkit.prediction.result import Prediction
-from perfkit.readers.trace import TraceFile, find_basis
+from perfkit.readers.trace import DEVICE, TraceFile, find_basis
 from perfkit.workloads.graph import PHASES, Graph
 
 #: How the time of an iteration is measured, see `perfkit.readers.trace.find_basis`, in short and in
@@ -95,6 +97,12 @@ class Trace(Tabular):
     @cached_property
     def _works(self) -> list[Table]:
         return [list_work(file) for file in self.files]
+
+    @cached_property
+    def doubts(self) -> tuple[str, ...]:
+        """What the files lack, and where they contradict themselves."""
+        pairs = zip(self.files, self._works, strict=True)
+        return tuple(text for file, work in pairs for text in list_doubts(file, work))
 
     @cached_property
     def _accounts(self) -> Table:
@@ -180,7 +188,8 @@ class Trace(Tabular):
             f"{end}_s": (pl.col(end) - pl.col("begin")).clip(0, pl.col("time")) * _NS
             for end in ("start", "end")
         }
-        alone = pl.when(pl.col("operation") < 0).then(-1 - pl.col("index")).otherwise("operation")
+        first = pl.when(pl.col("collective") >= 0).then("collective").otherwise("index")
+        alone = pl.when(pl.col("operation") < 0).then(-1 - first).otherwise("operation")
         frame = frame.with_columns(stream="role", operation=alone, **times)
         sums = (pl.first("name", "kind", "phase", "module"), pl.min("start_s"), pl.max("end_s"))
         frame = frame.group_by("rank", "stream", "operation", maintain_order=True).agg(*sums)
@@ -286,8 +295,17 @@ class Trace(Tabular):
         -------
         graph : Graph
             As `pk.capture` would record it, see `perfkit.calibration.traced.record_step`.
+
+        Warns
+        -----
+        UserWarning
+            If operations have no sizes in the trace, such as those of CUDA graphs and of Triton:
+            their work is unknown.
         """
-        return self.record(rank)[0]
+        graph, _ = self.record(rank)
+        if text := describe_unsized(graph):
+            warnings.warn(text, stacklevel=2)
+        return graph
 
     def record(self, rank: int | None = None) -> tuple[Graph, Array]:
         """The `graph` of a recorded step, and how long its operations took.
@@ -426,10 +444,12 @@ class Trace(Tabular):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What makes the times less certain."""
+        notes = list(self.doubts)
         alone = self._collectives["transfer_s"].null_count()
-        notes = [
-            f"the times of {alone} collectives include waits: no other rank that was read took part"
-        ] * (alone > 0)
+        if alone:
+            notes.append(
+                f"the times of {alone} collectives include waits: no other rank that was read took part"
+            )
         if observers := " and ".join(
             dict.fromkeys(name for file in self.files for name in file.observers)
         ):
@@ -467,22 +487,51 @@ class Trace(Tabular):
         return "\n".join([*lines, *(f"  note: {text}" for text in self.warnings)])
 
     def __repr__(self) -> str:
-        names = [str(each.get("name", "")) for file in self.files for each in file.devices]
-        names += [
-            "an unnamed device"
-            if any("kernel" in file.events["cat"] for file in self.files)
-            else "a CPU"
-        ]
+        names = name_devices(self.files)
+        on_device = any(file.events["cat"].is_in(DEVICE).any() for file in self.files)
+        if not on_device:
+            device = f"the host of {names[0]}" if names else "a CPU"
+        else:
+            device = names[0] if names else "an unnamed device"
         count, steps = len(self.files), self._steps.filter("kept")["step"].n_unique()
         said = f"{steps} step{'s' * (steps > 1)}, " * ("span" not in self.basis) + BASES[self.basis]
         top = [
             f"{row[-1]:.0%} {row[0]} {row[1]}".replace("  ", " ")
             for row in self.breakdown().head(2).rows()
         ]
-        where = (
-            f"{count} rank{'s' * (count > 1)} on {escape(names[0], 60)}: {format_time(self.time)}"
-        )
+        where = f"{count} rank{'s' * (count > 1)} on {escape(device, 60)}: {format_time(self.time)}"
         return f"trace of {where} ({said}), {f'of rank {self.busiest}: ' * (count > 1)}{' and '.join(top)}"
+
+
+def name_devices(files: Sequence[TraceFile]) -> list[str]:
+    """Names of devices that traces state, each once; of each trace the first one."""
+    names = dict.fromkeys(
+        str(each["name"]) for file in files for each in file.devices[:1] if each.get("name")
+    )
+    return list(names)
+
+
+def find_unsized(graph: Graph) -> list[int]:
+    """Operations of a recorded step that have no sizes in its trace [-]."""
+    sized = {*graph.accesses[:, 0].astype(int).tolist()}
+    return [
+        index
+        for index, label in enumerate(graph.labels)
+        if label[1] == "other" and index not in sized
+    ]
+
+
+def describe_unsized(graph: Graph) -> str:
+    """Say how many operations of a recorded step have no sizes; empty if all have."""
+    unsized = find_unsized(graph)
+    if not unsized:
+        return ""
+    names = dict.fromkeys(escape(graph.labels[index][0], 40) for index in unsized)
+    shown = ", ".join(list(names)[:3]) + (", ..." if len(names) > 3 else "")
+    return (
+        f"{len(unsized)} of {len(graph.labels)} operations of {escape(graph.name, 200)} have no "
+        f"sizes in the trace ({shown}): a prediction counts their launches, and none of their work"
+    )
 
 
 def read_trace(
@@ -518,5 +567,12 @@ def read_trace(
         belong together, and for a basis that the trace does not have.
     """
     files = read_ranks(paths)
-    found = find_basis(files[0].events) if basis is None else check_choice("basis", basis, BASES)
-    return Trace(tuple(files), found, dict(sizes or {}))
+    for file in files:
+        check_device(file)
+    if basis is None:
+        # the first that all ranks allow
+        order = list(BASES)
+        basis = max((find_basis(file.events) for file in files), key=order.index)
+    else:
+        check_choice("basis", basis, BASES)
+    return Trace(tuple(files), basis, dict(sizes or {}))

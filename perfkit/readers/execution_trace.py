@@ -126,6 +126,10 @@ def _read_node(item: Any) -> Node:
             raise ValueError(
                 f"node {show(item.get('id'))} has {side} whose values, shapes and types do not match"
             )
+        if not all(isinstance(kind, str) for kind in lists[2]):
+            raise ValueError(
+                f"node {show(item.get('id'))} has {side} of types {show(lists[2], 60)}; they must be texts"
+            )
         operands.append(Operands(*lists))
     numbers: list[Any] = [facts.get(key) for key in ("id", "rf_id", "tid")]
     if not all(type(number) is int for number in numbers):

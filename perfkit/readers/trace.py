@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from types import NoneType
@@ -20,6 +20,11 @@ from perfkit.ground.units import format_bytes, show
 
 #: Largest trace that is read, unpacked [B]: columns and text take about three times as much memory.
 LARGEST_TRACE = 2**29
+#: Most lists and objects, and most values, of a trace that is read [-]. Real traces have one list
+#: or object in 31 bytes or more, and one value in 13; those of empty lists fill the memory.
+MOST_CONTAINERS, MOST_VALUES = 17_000_000, 45_000_000
+#: How much is unpacked at once [B].
+_PART = 2**24
 #: Today's names of the categories of old traces; other names only become lower case.
 _CATEGORIES = {
     "operator": "cpu_op",
@@ -37,12 +42,14 @@ _PLAIN = ("kernel", "Kernel", "cuda_runtime", "Runtime", "cuda_driver", "gpu_mem
 _OWN = ("cat", "name", "ts", "dur", "pid", "tid")
 _NUMBERS = ("pid", "tid", "stream", "correlation")
 _ADVICE = "pass the file that torch.profiler wrote with export_chrome_trace, whole"
+#: Times of the host and of a device may differ by this much [ns].
+CLOCKS = 1_000_000
 #: Largest time since the epoch [ns]: the year 2116.
 _LATEST = 2**62
 _NUMBER = re.compile(r"(?:\w+ )?(?:0x)?([0-9]{1,18})")
 #: Marks of the profiler around steps; the name ends with the number of the step.
 _STEP = r"^ProfilerStep#\d{1,15}$"
-_MARK = (pl.col("cat") == "user_annotation") & pl.col("name").str.contains(_STEP)
+MARK = (pl.col("cat") == "user_annotation") & pl.col("name").str.contains(_STEP)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,6 +78,8 @@ class TraceFile:
         What the profiler recorded beside, which slows the host: ``shapes``, ``stacks``, ``memory``.
     source : str
         Name of the file.
+    notes : tuple of str
+        What was left out, with its count.
     """
 
     events: pl.DataFrame
@@ -81,6 +90,7 @@ class TraceFile:
     groups: Mapping[str, tuple[int, ...]]
     observers: tuple[str, ...]
     source: str
+    notes: tuple[str, ...] = ()
 
 
 def read_kineto(path: str | Path) -> TraceFile:
@@ -101,14 +111,18 @@ def read_kineto(path: str | Path) -> TraceFile:
     ValueError
         For a file that is no trace, is cut off, or has impossible times or sizes.
     """
-    rows, kept = list[tuple[Any, ...]](), list[Any]()
+    rows, kept, begun = list[tuple[Any, ...]](), list[Any](), list[str]()
 
     def take(each: dict[str, Any]) -> dict[str, Any] | None:
         """Move an event with a duration into rows, drop other events, and leave all other objects
         in place."""
         # arguments may have a key "ph" too
         if each.get("ph") != "X" or not ("pid" in each or "ts" in each):
-            return None if "ph" in each and "pid" in each else each
+            if "ph" not in each or "pid" not in each:
+                return each
+            if each["ph"] in ("B", "b"):
+                begun.append(str(each.get("name", "")))
+            return None
         args = each.get("args") or {}
         if type(args) is not dict:
             raise ValueError(f"event {show(each, 60)} has arguments of another type")
@@ -120,12 +134,7 @@ def read_kineto(path: str | Path) -> TraceFile:
 
     with reading(path, _ADVICE, most=LARGEST_TRACE, unpacks=True), uncollected():
         facts = parse_document(read_text(path), str, take)
-        held = "a prediction, as save_trace writes it" * (
-            "prediction" in (facts.get("otherData") or ())
-        )
-        if held := held or (
-            "nodes of an execution trace" if "nodes" in facts else "" if kept else "no events"
-        ):
+        if held := _find_other_content(facts, bool(rows), len(begun)):
             raise ValueError(f"it holds {held}; a Kineto trace has events with measured times")
         base = facts.get("baseTimeNanoseconds", 0)
         if type(base) is not int or not 0 <= base < _LATEST // 2:
@@ -136,7 +145,23 @@ def read_kineto(path: str | Path) -> TraceFile:
         args = {
             index: found for index, row in enumerate(frame["row"].to_list()) if (found := kept[row])
         }
-        return _describe(facts, _link(frame.drop("row")), args, Path(path).name)
+        file = _describe(facts, _link(frame.drop("row")), args, Path(path).name)
+        if begun:
+            left = f"events that are written as a begin and an end are left out: {len(begun)}"
+            file = replace(file, notes=(*file.notes, left))
+        return file
+
+
+def _find_other_content(facts: Mapping[str, Any], has_events: bool, begun: int) -> str:
+    """What a document holds that is no Kineto trace, empty for one."""
+    about = facts.get("otherData")
+    if isinstance(about, Mapping) and "prediction" in about:
+        return "a prediction, as save_trace writes it"
+    if "nodes" in facts:
+        return "nodes of an execution trace"
+    if has_events:
+        return ""
+    return f"{begun} events without a duration (a begin and an end each)" if begun else "no events"
 
 
 def read_text(path: str | Path, most: int = LARGEST_TRACE) -> str:
@@ -144,8 +169,17 @@ def read_text(path: str | Path, most: int = LARGEST_TRACE) -> str:
     one."""
     with open(path, "rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
+    data, containers, values = bytearray(), 0, 0
     with gzip.open(path) if packed else open(path, "rb") as file:
-        data = file.read(most + 1)
+        while len(data) <= most and (part := file.read(min(_PART, most + 1 - len(data)))):
+            data += part
+            containers += part.count(b"[") + part.count(b"{")
+            values += part.count(b",")
+            if containers > MOST_CONTAINERS or values > MOST_VALUES:
+                raise ValueError(
+                    f"it has more than {MOST_CONTAINERS / 1e6:.0f} million lists and objects, or "
+                    f"{MOST_VALUES / 1e6:.0f} million values; record fewer steps"
+                )
     if len(data) > LARGEST_TRACE:
         raise ValueError(
             f"it unpacks to more than {format_bytes(LARGEST_TRACE)}; record fewer steps"
@@ -185,11 +219,54 @@ def parse_document(
     try:
         found, _ = decoder.raw_decode(text, len(text) - len(text.lstrip()))
     except json.JSONDecodeError as fault:
-        place = f"character {fault.pos}, {show(text[fault.pos : fault.pos + 30])}"
-        raise ValueError(f"it is cut off, or is no JSON, at {place}") from None
+        raise ValueError(_explain_syntax(text, fault)) from None
+    except RecursionError:
+        raise ValueError("it has lists inside of lists without end; it is no trace") from None
     if not isinstance(found, dict | list):
         raise ValueError("it is no JSON object")
     return found if isinstance(found, dict) else {"traceEvents": found}
+
+
+def _explain_syntax(text: str, fault: json.JSONDecodeError) -> str:
+    """Say why a text is no JSON: by its first characters, and by what stands at the fault."""
+    begin = text[:512].lstrip("\ufeff \t\r\n").lower()
+    if not begin:
+        return "it is empty"
+    if begin.startswith("version https://git-lfs"):
+        return "it is a Git LFS pointer, not the file itself; run `git lfs pull` where it lies"
+    if text[257:262] == "ustar" or begin.startswith("pk\x03\x04"):
+        return "it is an archive; unpack it, and name the files inside"
+    if begin.startswith(("<!doctype html", "<html", "<?xml")):
+        return "it is a web page, perhaps an error page; download the file itself"
+    if begin.startswith("sqlite format"):
+        return "it is a database, as Nsight Systems writes it; export a trace of PyTorch's profiler"
+    if any(character in "\0\ufffd" for character in text[:512]) and begin[0] not in "{[":
+        return "it is binary, such as a protobuf of Perfetto; export the trace as JSON"
+    if begin[0] not in "{[":
+        return f"it begins with {show(text[:30])}; JSON begins with an object or a list"
+    rest = text[fault.pos :]
+    place = f"at character {fault.pos}, {show(rest[:30])}"
+    if fault.pos >= len(text.rstrip()) or fault.msg.startswith("Unterminated string"):
+        return f"it is cut off {place}"
+    if "escape" in fault.msg:
+        around = show(text[max(fault.pos - 20, 0) : fault.pos + 20])
+        return (
+            f"a backslash stands alone at character {fault.pos}, in {around}; in JSON it is "
+            "written twice, such as in C:\\\\tools"
+        )
+    if rest.startswith(("//", "/*", "#")):
+        return f"a comment stands {place}; JSON has none"
+    if rest.startswith("'"):
+        return f"a text stands in single quotation marks {place}; JSON has double ones"
+    before = text[: fault.pos].rstrip()
+    if fault.msg.startswith("Expecting ',' delimiter") and before.endswith('"'):
+        return f'a quotation mark ends a text too early {place}; inside of a text it is written \\"'
+    if fault.msg.startswith("Expecting value") and (rest[0].isalpha() or rest[0] in "-+."):
+        word = re.match(r"[\w./+-]+", rest)
+        return f"{show(word[0] if word else rest[0])} is no number, text or null, {place}"
+    if before.endswith(",") and rest.startswith(("]", "}")):
+        return f"a comma has nothing after it {place}"
+    return f"it is no JSON {place}: {fault.msg}"
 
 
 @contextmanager
@@ -282,16 +359,17 @@ def _link(frame: pl.DataFrame) -> pl.DataFrame:
         ~pl.col("cat").is_in((*DEVICE, *_BESIDE)),
         pl.col("name").str.slice(13).cast(pl.Int64),
     )
-    steps = frame.filter(_MARK).select("ts", until=pl.col("ts") + pl.col("dur"), step=number)
+    steps = frame.filter(MARK).select("ts", until=pl.col("ts") + pl.col("dur"), step=number)
     inside = pl.when(host & (pl.col("ts") < pl.col("until"))).then("step").otherwise(-1)
     frame = frame.join_asof(steps, on="ts").with_columns(iteration=inside).drop("until", "step")
-    numbered = frame.filter(pl.col("correlation") > 0).select(
-        "index", "cat", "correlation", "iteration"
-    )
-    launches = numbered.filter(host).unique("correlation", keep="first", maintain_order=True)
-    pairs = numbered.filter(pl.col("cat").is_in(DEVICE)).join(
-        launches, on="correlation", maintain_order="left"
-    )
+    columns = ("index", "cat", "correlation", "iteration", "ts", "pid")
+    numbered = frame.filter(pl.col("correlation") > 0).select(columns)
+    # two processes may use one number: nothing runs before its launch
+    launches = numbered.filter(host).unique(["correlation", "pid"], keep="first")
+    started = numbered.filter(pl.col("cat").is_in(DEVICE)).with_columns(pl.col("ts") + CLOCKS)
+    pairs = started.join_asof(
+        launches.sort("ts"), on="ts", by="correlation", check_sortedness=False
+    ).drop_nulls("index_right")
     started = pairs.select("index", index_correlation="index_right", iteration="iteration_right")
     firsts = pairs.unique("index_right", keep="first", maintain_order=True)
     firsts = firsts.select(
@@ -371,7 +449,7 @@ def find_iterations(events: pl.DataFrame) -> pl.DataFrame:
         calls that allocate or free device memory, which stop everything else [-].
     """
     marks = (
-        events.filter(_MARK)
+        events.filter(MARK)
         .unique("iteration", maintain_order=True)
         .select("iteration", "ts", "dur")
     )

@@ -1,0 +1,638 @@
+"""Traces that lack something or contradict themselves: it is said, and said of no complete trace."""
+
+import gzip
+import json
+import random
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+import perfkit as pk
+from perfkit.calibration.cluster import name_model
+from perfkit.readers.trace import MOST_CONTAINERS
+
+Event = dict[str, Any]
+H100 = "NVIDIA H100 80GB HBM3"
+#: Start of the invented recordings [us].
+START = 1_700_000_000_000_000
+
+
+def event(cat: str, name: str, begin: float, dur: float, **facts: Any) -> Event:
+    """An event of the host, or of stream 7 of a device."""
+    device = cat == "kernel" or cat.startswith("gpu_mem")
+    place = {"pid": 0, "tid": 7} if device else {"pid": 1, "tid": 1}
+    place |= {key: facts.pop(key) for key in ("pid", "tid") if key in facts}
+    args = {key.replace("_", " "): value for key, value in facts.items()}
+    if device:
+        args = {"stream": place["tid"], "device": place["pid"]} | args
+    return {
+        "ph": "X",
+        "cat": cat,
+        "name": name,
+        **place,
+        "ts": START + begin,
+        "dur": dur,
+        "args": args,
+    }
+
+
+def step(begin: float = 0.0, dur: float = 1000.0, number: int = 1) -> Event:
+    """The mark of a step."""
+    return event("user_annotation", f"ProfilerStep#{number}", begin, dur)
+
+
+def operation(
+    name: str, begin: float, link: int, *, took: float = 100.0, size: int = 512, sized: bool = True
+) -> list[Event]:
+    """An operator of two square matrices that launches one kernel."""
+    shapes = {"Input_Dims": [[size, size]] * 2, "Input_type": ["float"] * 2} if sized else {}
+    return [
+        event("cpu_op", name, begin, 30, External_id=link, **shapes),
+        event("cuda_runtime", "cudaLaunchKernel", begin + 10, 5, correlation=link),
+        event("kernel", f"kernel of {name}", begin + 40, took, correlation=link),
+    ]
+
+
+def exchange(
+    begin: float,
+    link: int,
+    took: Iterable[tuple[float, float]],
+    *,
+    kernels: Iterable[str] = ("batch_mem_op.kd", "copy_buffer_batch.kd", "batch_mem_op.kd"),
+    annotated: bool = True,
+) -> list[Event]:
+    """One all_gather of two ranks, of 16.8 MB, that runs kernels at given times."""
+    facts = {
+        "Collective_name": "_allgather_base",
+        "dtype": "BFloat16",
+        "In_msg_nelems": 2**22,
+        "Out_msg_nelems": 2**23,
+        "Group_size": 2,
+        "Process_Group_Name": "0",
+        "Process_Group_Ranks": "[0, 1]",
+    }
+    events = [event("cpu_op", "record_param_comms", begin, 30, External_id=link, **facts)]
+    for place, ((start, dur), name) in enumerate(zip(took, kernels, strict=False)):
+        number = 1000 * link + place
+        launch = event("cuda_runtime", "hipLaunchKernel", begin + 5 + place, 1, correlation=number)
+        said = facts if annotated else {}
+        kernel = event(
+            "kernel", name, start, dur, tid=2, correlation=number, External_id=link, **said
+        )
+        events += [launch, kernel]
+    return events
+
+
+def write(path: Path, events: list[Event], *, device: str | None = H100, **head: Any) -> Path:
+    """A trace of these events."""
+    properties = {"deviceProperties": [{"id": 0, "name": device}]} if device is not None else {}
+    path.write_text(json.dumps({**properties, **head, "traceEvents": events}))
+    return path
+
+
+def write_ranks(folder: Path, ranks: Iterable[list[Event]], device: str = H100) -> list[Path]:
+    """A trace for each rank."""
+    every = list(ranks)
+    return [
+        write(
+            folder / f"rank{rank}.json",
+            events,
+            device=device,
+            distributedInfo={"rank": rank, "world_size": len(every)},
+        )
+        for rank, events in enumerate(every)
+    ]
+
+
+def healthy() -> list[Event]:
+    """A step whose two operations are recorded whole."""
+    return [step(), *operation("aten::mm", 20, 101), *operation("aten::add", 300, 102)]
+
+
+def notes_of(path: Path) -> list[str]:
+    """What is said of a trace, without what is said of the profiler."""
+    return [text for text in pk.read_trace(path).warnings if "profiler also" not in text]
+
+
+def test_nothing_is_said_of_a_complete_trace(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.json", healthy())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trace = pk.read_trace(path)
+        graph = trace.graph()
+    assert notes_of(path) == [] and len(graph.labels) == 2
+    assert repr(trace).startswith(f"trace of 1 rank on {H100}: 1 ms")
+
+
+# What a collective is.
+
+
+@pytest.mark.parametrize("annotated", [True, False])
+def test_kernels_of_one_exchange_are_one_collective(tmp_path: Path, annotated: bool) -> None:
+    """Copies between signals: one all_gather of 16.8 MB that takes 125 us, counted once."""
+    took = [(50, 5), (110, 50), (170, 5)]
+    rank = [
+        step(),
+        *exchange(10, 5, took, annotated=annotated),
+        *operation("aten::mm", 300, 101, took=200),
+    ]
+    paths = write_ranks(tmp_path, [rank, rank], "AMD Instinct MI300X")
+    trace = pk.read_trace(paths)
+    met = trace.collectives()
+    assert met["operation"].to_list() == ["all_gather"] * 2
+    assert met["nbytes"].to_list() == [2.0**24] * 2
+    assert met["time_s"].to_list() == pytest.approx([125e-6] * 2)
+    counts = trace.breakdown().filter(kind="collective")
+    assert counts["operations"].to_list() == [1]
+    drawn = trace.timeline().filter(stream="communication")
+    assert drawn["name"].to_list() == ["all_gather"] * 2
+    platform = pk.calibrate(traces=paths, base="mi300x-8")
+    assert platform.collective_time("all_gather", 2**24, ranks=2) > 60e-6
+    graph = trace.graph(0)
+    assert [label[1] for label in graph.labels].count("collective") == 1
+
+
+def test_the_wait_of_an_exchange_of_several_kernels_is_its_first_part(tmp_path: Path) -> None:
+    """Rank 0 begins 40 us before rank 1: this is waiting; all parts sum to the step."""
+    early = [step(), *exchange(10, 5, [(10, 5), (60, 90), (155, 5)])]
+    late = [step(), *exchange(50, 5, [(50, 5), (60, 90), (155, 5)])]
+    trace = pk.read_trace(write_ranks(tmp_path, [early, late]))
+    waits = trace.collectives().sort("rank")["waiting_s"].to_list()
+    assert waits == pytest.approx([40e-6, 0.0])
+    idle = trace.idle()
+    assert idle["waiting_s"].to_list() == pytest.approx([40e-6, 0.0])
+    columns = [name for name in idle.columns if name != "rank"]
+    assert idle.select(pl.sum_horizontal(columns)).to_series().to_list() == pytest.approx(
+        [1e-3] * 2
+    )
+    assert trace.breakdown().filter(kind="collective")["operations"].to_list() == [1]
+
+
+def test_alike_kernels_of_two_exchanges_stay_two_collectives(tmp_path: Path) -> None:
+    rank = [step()]
+    for number in range(2):
+        begin = 10 + 200 * number
+        rank += exchange(begin, 5 + number, [(begin + 20, 60)], kernels=["ncclDevKernel_AllGather"])
+    met = pk.read_trace(write_ranks(tmp_path, [rank, rank])).collectives()
+    assert met["order"].to_list() == [0, 1, 0, 1]
+    assert met["time_s"].to_list() == pytest.approx([60e-6] * 4)
+
+
+def test_a_copy_inside_of_an_exchange_is_no_collective(tmp_path: Path) -> None:
+    """Operators that an exchange calls, such as copies of its buckets, work for themselves."""
+    rank = [step(), *exchange(10, 5, [(60, 50)], kernels=["ncclDevKernel_AllGather"])]
+    rank[1]["dur"] = 60
+    rank += operation("aten::copy_", 30, 9)
+    met = pk.read_trace(write_ranks(tmp_path, [rank, rank])).collectives()
+    assert met["time_s"].to_list() == pytest.approx([50e-6] * 2)
+
+
+# What is missing.
+
+
+def test_a_trace_that_lost_its_kernels_is_refused(tmp_path: Path) -> None:
+    lost = [each for each in healthy() if each["cat"] != "kernel"]
+    with pytest.raises(ValueError, match="2 launches of kernels but no kernels: the profiler lost"):
+        pk.read_trace(write(tmp_path / "t.json", lost))
+
+
+def test_launches_without_a_kernel_are_counted(tmp_path: Path) -> None:
+    events = [step(dur=3000)]
+    for number in range(8):
+        events += operation("aten::mm", 20 + 300 * number, 101 + number)
+    kernels = [each for each in events if each["cat"] == "kernel"]
+    cut = [each for each in events if each not in kernels[::2]]
+    assert notes_of(write(tmp_path / "t.json", cut)) == [
+        "t.json: 4 of 8 launches have no kernel: part of the device's work is missing"
+    ]
+    assert notes_of(write(tmp_path / "t.json", events)) == []
+
+
+def test_operators_of_a_host_are_not_those_of_its_device(tmp_path: Path) -> None:
+    host = [each for each in healthy() if each["cat"] in ("cpu_op", "user_annotation")]
+    path = write(tmp_path / "t.json", host)
+    assert f"no work of {H100} was recorded" in notes_of(path)[0]
+    assert f"on the host of {H100}" in repr(pk.read_trace(path))
+    alone = write(tmp_path / "t.json", host, device=None)
+    assert notes_of(alone) == [] and "on a CPU" in repr(pk.read_trace(alone))
+
+
+def test_a_kernel_has_the_phase_that_the_host_tells_or_none(tmp_path: Path) -> None:
+    names = ("xmma_fprop", "batch_norm_backward", "multi_tensor_apply_adam")
+    alone = [
+        event("kernel", name, 100 + 30 * place, 25, correlation=0)
+        for place, name in enumerate(names)
+    ]
+    trace = pk.read_trace(write(tmp_path / "t.json", alone))
+    assert set(trace.breakdown()["phase"]) == {""}
+    assert "3 of 3 kernels and copies have no phase and no module" in trace.explain()
+    assert trace.timeline("stage")["phase"].to_list() == [""]
+
+
+def test_devices_without_a_name_are_unnamed(tmp_path: Path) -> None:
+    text = repr(pk.read_trace(write(tmp_path / "t.json", healthy(), device="")))
+    assert text.startswith("trace of 1 rank on an unnamed device: 1 ms")
+
+
+def test_operations_without_sizes_are_counted_and_teach_nothing(tmp_path: Path) -> None:
+    """Five kernels with sizes, and ten of a CUDA graph without any: only the five are fitted."""
+    events = [step()]
+    for number in range(5):
+        events += operation(
+            "own::step", 20 + 60 * number, 110 + number, took=4 + 2 * number, size=256 << number
+        )
+    events.append(event("cuda_runtime", "cudaGraphLaunch", 400, 20, correlation=900))
+    for node in range(10):
+        name = ("elementwise_kernel", "xmma_gemm")[node % 2]
+        events.append(event("kernel", name, 430 + 20 * node, 18, correlation=900))
+    path = write(tmp_path / "t.json", events, device="AMD Instinct MI300X")
+    with pytest.warns(UserWarning, match="10 of 15 operations of t.json have no sizes"):
+        graph = pk.read_trace(path).graph()
+    assert len(graph.labels) == 15
+    platform = pk.calibrate(traces=path, base="mi300x-8")
+    assert platform.kernels["other"].n == 5
+    missing = platform.provenance["not in the traces"]
+    assert "work of 10 of 15 operations of t.json: their sizes are unknown" in missing
+
+
+def test_collectives_without_kernels_are_counted(tmp_path: Path) -> None:
+    whole = exchange(10, 5, [(60, 50)], kernels=["ncclDevKernel_AllGather"])
+    lost = [each for each in exchange(200, 6, []) if each["cat"] != "kernel"]
+    (path, _) = write_ranks(tmp_path, [[step(), *whole, *lost]] * 2)
+    assert "kernels of 1 collective are missing" in notes_of(path)[0]
+    (path, _) = write_ranks(tmp_path, [[step(), *whole]] * 2)
+    assert not any("missing" in text for text in notes_of(path))
+
+
+def test_events_of_another_form_are_counted(tmp_path: Path) -> None:
+    pair = [{**operation("aten::mm", 500, 7)[0], "ph": form} for form in ("B", "E")]
+    assert notes_of(write(tmp_path / "t.json", healthy() + pair)) == [
+        "t.json: events that are written as a begin and an end are left out: 1"
+    ]
+    with pytest.raises(ValueError, match="it holds 1 events without a duration"):
+        pk.read_trace(write(tmp_path / "t.json", pair))
+
+
+def test_work_of_two_devices_is_named(tmp_path: Path) -> None:
+    second = event("kernel", "elementwise", 500, 20, pid=1, correlation=102)
+    assert notes_of(write(tmp_path / "t.json", [*healthy(), second])) == [
+        "t.json: it holds work of 2 devices, which counts as that of one rank"
+    ]
+
+
+# What contradicts itself.
+
+
+def test_a_kernel_that_outlasts_what_follows_is_named(tmp_path: Path) -> None:
+    events = healthy()
+    next(each for each in events if each["cat"] == "kernel")["dur"] = 3.6e9
+    (note,) = notes_of(write(tmp_path / "t.json", events))
+    assert "the next event of its stream starts before kernel of aten::mm ends" in note
+    assert "which takes 60 min" in note
+
+
+def test_a_step_or_operator_that_outlasts_the_next_step_is_named(tmp_path: Path) -> None:
+    second = [step(2000, 1000, number=2), *operation("aten::mm", 2020, 201)]
+    assert notes_of(write(tmp_path / "t.json", healthy() + second)) == []
+    long = [{**healthy()[0], "dur": 2500.0}, *healthy()[1:], *second]
+    (note,) = notes_of(write(tmp_path / "t.json", long))
+    assert "the next step starts before ProfilerStep#1 ends" in note
+    mine = [step(), {**healthy()[1], "dur": 2500.0}, *healthy()[2:], *second]
+    assert any(
+        "operator aten::mm lasts longer than until the next step" in note
+        for note in notes_of(write(tmp_path / "t.json", mine))
+    )
+
+
+def test_a_kernel_belongs_to_no_launch_that_came_later(tmp_path: Path) -> None:
+    """Two processes use one number: the kernel belongs to the launch before it."""
+    first, second = operation("aten::mm", 20, 101), operation("aten::add", 9000, 101)
+    other = [{**each, "pid": 2} for each in second if each["cat"] != "kernel"]
+    trace = pk.read_trace(write(tmp_path / "t.json", [step(0, 20_000), *other, *first]))
+    assert trace.breakdown().filter(phase="forward")["kind"].to_list() == ["gemm"]
+    only = [step(0, 20_000), *other, first[-1]]
+    trace = pk.read_trace(write(tmp_path / "t.json", only))
+    assert trace.breakdown().filter(phase="forward").is_empty()
+
+
+def test_blocking_copies_are_waits_of_the_host(tmp_path: Path) -> None:
+    """AMD's copies return when they are done: the host waits for its device."""
+    copy = [
+        event("cuda_runtime", "hipMemcpyWithStream", 300, 500, correlation=9),
+        event("gpu_memcpy", "Memcpy DtoH (Device -> Host)", 700, 50, correlation=9),
+    ]
+    events = [step(), *operation("aten::mm", 20, 101), *copy]
+    trace = pk.read_trace(write(tmp_path / "t.json", events))
+    assert trace.idle()["synchronisation_s"].item() > 50e-6
+    launches = trace.host().filter(overhead="launch")
+    assert launches["mean_s"].item() == pytest.approx(5e-6)
+
+
+# Files that are none.
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        (b'{"traceEvents": [{"ph": "X", "name": "C:\\tools\\lib"}]}', "a backslash stands alone"),
+        (
+            b'{"traceEvents": [{"ph": "X", "name": "say "no" here"}]}',
+            "a quotation mark ends a text",
+        ),
+        (b'{"traceEvents": [{"ph": "X", "dur": N/A}]}', "'N/A' is no number, text or null"),
+        (b'{"traceEvents": [{"ph": "X", "dur": -nan}]}', "is no number, text or null"),
+        (b'{"traceEvents": [{"ph": "X", "dur": 1.5', "it is cut off"),
+        (b'{"traceEvents": [{"ph": "X", "name": "atte', "it is cut off"),
+        (b'{"traceEvents": [ // by hand\n]}', "a comment stands"),
+        (b"{'traceEvents': []}", "a text stands in single quotation marks"),
+        (b'{"traceEvents": [1, ]}', "a comma has nothing after it|no JSON"),
+        (b"", "it is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer"),
+        (b"<!DOCTYPE html><html>login</html>", "a web page"),
+        (b"PK\x03\x04rest", "an? (zip )?archive"),
+        (b"\n\x1c\x08\x01\x12\x03abc\x00\x00\xff\xfe", "it is binary"),
+        (b"SQLite format 3\x00rest", "database"),
+        (b"rank,time\n0,1\n", "it begins with"),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_refusal_names_the_cause(
+    tmp_path: Path, content: bytes, cause: str, packed: bool
+) -> None:
+    path = tmp_path / ("t.json.gz" if packed else "t.json")
+    path.write_bytes(gzip.compress(content) if packed else content)
+    with pytest.raises(ValueError, match=cause) as refusal:
+        pk.read_trace(path)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("piece", ["[],", "{},", "[[]],", "1,", '"",', "null,"])
+@pytest.mark.parametrize("head", ['{"traceEvents": [', '{"schema": "1.1.1", "nodes": ['])
+def test_small_files_of_many_values_are_refused_at_once(
+    tmp_path: Path, piece: str, head: str
+) -> None:
+    path = tmp_path / "t.json.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(head.encode())
+        block = piece.encode() * 2**18
+        for _ in range(500_000_000 // len(block)):
+            file.write(block)
+    begin = time.process_time()
+    with pytest.raises(ValueError, match=f"more than {MOST_CONTAINERS / 1e6:.0f} million lists"):
+        pk.read_trace(path)
+    assert time.process_time() - begin < 20
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("ts", None), ("dur", None), ("name", 5), ("cat", None), ("args", 5), ("ts", [1])],
+)
+def test_fields_of_another_type_are_one_line(tmp_path: Path, name: str, value: Any) -> None:
+    events = healthy()
+    events[1][name] = value
+    with pytest.raises(ValueError, match=r"t\.json cannot be read: ") as refusal:
+        pk.read_trace(write(tmp_path / "t.json", events))
+    assert "\n" not in str(refusal.value)
+
+
+def test_types_of_an_execution_trace_are_texts(tmp_path: Path) -> None:
+    node = {
+        "name": "aten::mm",
+        "id": 2,
+        "rf_id": 1,
+        "tid": 1,
+        "inputs": [1],
+        "input_shapes": [[]],
+        "input_types": [7],
+        "outputs": [],
+        "output_shapes": [],
+        "output_types": [],
+    }
+    path = tmp_path / "et.json"
+    path.write_text(json.dumps({"schema": "1.0.1", "nodes": [node]}))
+    kineto = write(tmp_path / "t.json", healthy())
+    with pytest.raises(ValueError, match="has inputs of types"):
+        pk.read_trace([kineto, path])
+
+
+# Whose measurements these are.
+
+
+@pytest.mark.parametrize(
+    ("named", "base", "same"),
+    [
+        (H100, "h100-sxm-8", True),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm-8", True),
+        ("NVIDIA A100-PG509-200", "a100-sxm-8", True),
+        ("AMD Instinct MI300X", "mi300x-8", True),
+        ("NVIDIA GeForce RTX 3090", "rtx-3090", True),
+        ("AMD Instinct MI250X/MI250", "mi250-8", True),
+        ("AMD Instinct MI300X", "h100-sxm-8", False),
+        ("NVIDIA GeForce RTX 3090", "h100-sxm-8", False),
+        ("NVIDIA GeForce RTX 3090 Ti", "rtx-3090", False),
+        ("NVIDIA TITAN V", "v100-sxm-8", False),
+        ("AMD Radeon Graphics", "h100-sxm-8", False),
+        ("Intel(R) Data Center GPU Max 1550", "h100-sxm-8", False),
+        ("Ascend910B", "a100-sxm-8", False),
+        ("NVIDIA H100 80GB HBM3", "mi300x-8", False),
+    ],
+)
+def test_traces_of_another_device_are_named(
+    tmp_path: Path, named: str, base: str, same: bool
+) -> None:
+    events = [step(dur=9000)]
+    for number in range(8):
+        events += operation("aten::mm", 20 + 600 * number, 101 + number, size=128 * (number + 1))
+    path = write(tmp_path / "t.json", events, device=named)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        pk.calibrate(traces=path, base=base)
+    mixed = [str(each.message) for each in told if "it now mixes both" in str(each.message)]
+    assert len(mixed) == (0 if same else 1)
+    assert same or mixed[0].startswith(f"traces are of {named}, platform")
+
+
+def test_models_are_those_of_makers() -> None:
+    assert name_model("Tesla V100-SXM2-16GB") == name_model("NVIDIA V100 SXM2 16 GB") == "V100"
+
+
+# Laws.
+
+
+def shuffled(events: list[Event], seed: int) -> list[Event]:
+    """The events in another order."""
+    found = list(events)
+    random.Random(seed).shuffle(found)
+    return found
+
+
+def draw_rank(rng: random.Random, rank: int) -> list[Event]:
+    """Two steps of some operations and collectives of a rank."""
+    events, link = [], 10
+    for number in range(2):
+        begin = 3000.0 * number
+        events.append(step(begin, 2900, number + 1))
+        place = begin + 20
+        for _ in range(4):
+            link += 1
+            took = rng.randint(20, 200)
+            events += operation(rng.choice(("aten::mm", "aten::add")), place, link, took=took)
+            place += 300
+            link += 1
+            first = place + 20 + rng.randint(0, 60)
+            parts = [(first, 10.0), (first + 30, 40.0)][: rng.randint(1, 2)]
+            events += exchange(place, link, parts)
+            place += 250
+    return events
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_order_of_events_and_of_files_changes_nothing(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    ranks = [draw_rank(rng, rank) for rank in range(3)]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    plain = pk.read_trace(write_ranks(tmp_path / "a", ranks))
+    paths = write_ranks(tmp_path / "b", [shuffled(rank, seed) for rank in ranks])
+    rng.shuffle(paths)
+    other = pk.read_trace(paths)
+    for view in ("idle", "breakdown", "timeline", "collectives", "steps", "modules", "stragglers"):
+        assert getattr(plain, view)().equals(getattr(other, view)()), view
+    for rank in range(3):
+        graph, again = plain.graph(rank), other.graph(rank)
+        assert graph.labels == again.labels
+        assert np.array_equal(graph.features, again.features)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_parts_sum_to_the_step_and_timelines_end_with_it(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(10 + seed)
+    trace = pk.read_trace(write_ranks(tmp_path, [draw_rank(rng, rank) for rank in range(2)]))
+    times = trace.steps().filter("kept").group_by("rank").agg(pl.mean("time_s")).sort("rank")
+    idle = trace.idle().sort("rank")
+    columns = [name for name in idle.columns if name != "rank"]
+    sums = idle.select(pl.sum_horizontal(columns)).to_series()
+    assert sums.to_list() == pytest.approx(times["time_s"].to_list(), rel=1e-9)
+    whole = times.filter(rank=trace.busiest)["time_s"].item()
+    assert trace.breakdown()["time_s"].sum() == pytest.approx(whole, rel=1e-9)
+    for level in ("operation", "stage"):
+        drawn = trace.timeline(level)
+        longest = trace.steps().filter("kept")["time_s"].max()
+        assert isinstance(longest, float)
+        assert (drawn["start_s"] >= 0).all() and (drawn["end_s"] <= longest * (1 + 1e-9)).all()
+
+
+def test_one_more_rank_adds_only_its_own(tmp_path: Path) -> None:
+    """Works of a rank stay as they are; only its waits can be told."""
+    rng = random.Random(5)
+    paths = write_ranks(tmp_path, [draw_rank(rng, rank) for rank in range(3)])
+    few, many = pk.read_trace(paths[:2]), pk.read_trace(paths)
+    for name in ("steps", "host"):
+        own = getattr(many, name)().filter(pl.col("rank") < 2)
+        assert own.equals(getattr(few, name)())
+    same = ["rank", "busy_s", "copies_s", "host_s", "loading_s", "synchronisation_s"]
+    assert many.idle().filter(pl.col("rank") < 2).select(same).equals(few.idle().select(same))
+
+
+# What a trace may run.
+
+_STATE = """
+import io, json, os, resource, sys, warnings
+from contextlib import redirect_stderr, redirect_stdout
+import torch
+import perfkit as pk
+
+def read_state():
+    return (
+        torch.initial_seed(), torch.get_rng_state().sum().item(), torch.get_default_dtype(),
+        str(torch.get_default_device()), torch.is_grad_enabled(), torch.get_num_threads(),
+        torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu"),
+        torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(),
+        torch.backends.mkldnn.enabled, torch.is_autocast_cache_enabled(), sorted(os.listdir(".")),
+    )
+
+resource.setrlimit(resource.RLIMIT_AS, (12 * 2**30, 12 * 2**30))
+pk.read_trace(sys.argv[1]).graph()  # imports
+torch.set_default_dtype(torch.float64)
+state, peak = read_state(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+told = io.StringIO()
+with redirect_stdout(told), redirect_stderr(told), warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    graph = pk.read_trace(sys.argv[2]).graph()
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
+others = [str(each.message) for each in seen if "have no sizes" not in str(each.message)]
+print(json.dumps([state == read_state(), told.getvalue(), others, grown, len(graph.labels)]))
+"""
+
+
+def list_operators() -> list[str]:
+    """All operators of PyTorch's library, once each."""
+    names = torch._C._dispatch_get_all_op_names()
+    return sorted({each.split(".")[0] for each in names if each.startswith("aten::")})
+
+
+@pytest.mark.parametrize(
+    ("types", "texts"),
+    [
+        (["Scalar"] * 4, ["7", "7", "7", "7"]),
+        (["Scalar"] * 4, ["[1, 2]", "1000000000", "1000000000", "1000000000"]),
+        (["Scalar"] * 4, ["'note.txt'", "'w'", "1", "1"]),
+        (["float"] * 4, [""] * 4),
+        (["float", "Scalar", "Scalar", "Scalar"], ["", "1000000000", "2", "2"]),
+        (["float", "ScalarList", "Scalar", "Scalar"], ["", "[1000000, 1000000]", "1", "True"]),
+        (["TensorList(float)", "Scalar", "Scalar", "Scalar"], ["", "1000000000", "1", "1"]),
+    ],
+)
+def test_no_operator_that_a_trace_names_leaves_anything(
+    tmp_path: Path, types: list[str], texts: list[str]
+) -> None:
+    """All operators in one trace: PyTorch is as before, nothing is printed, written or filled."""
+    names = list_operators()
+    dims: list[Any] = [[2, 3] if kind == "float" else [] for kind in types]
+    dims = [
+        [[2, 3], [2, 3]] if kind[:10] == "TensorList" else size
+        for kind, size in zip(types, dims, strict=True)
+    ]
+    events = [step(0, 100.0 * len(names))]
+    for number, name in enumerate(names):
+        called, *rest = operation(name, 100.0 * number, 101 + number, took=10)
+        called["args"] |= {"Input Dims": dims, "Input type": types, "Concrete Inputs": texts}
+        events += [called, *rest]
+    path, first = write(tmp_path / "t.json", events), write(tmp_path / "first.json", healthy())
+    home = tmp_path / "home"
+    home.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", _STATE, str(first), str(path)],
+        capture_output=True,
+        text=True,
+        cwd=home,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    same, told, others, grown, count = json.loads(done.stdout)
+    assert same and not told and others == [] and grown < 500_000 and count >= len(names)
+
+
+def test_alike_calls_add_alike_operations(tmp_path: Path) -> None:
+    """What is repeated is what would run again, in its own phase and on tensors of its own."""
+    events = [step(dur=9000)]
+    names = ("aten::mm", "aten::cross_entropy_loss", "aten::add_", "aten::mm")
+    for number in range(8):
+        events += operation(names[number % 4], 20 + 600 * number, 101 + number)
+    graph = pk.read_trace(write(tmp_path / "t.json", events)).graph()
+    half = len(graph.labels) // 2
+    assert graph.labels[:half] == graph.labels[half:]
+    assert np.array_equal(graph.features[:half], graph.features[half:])
+    alone = pk.read_trace(write(tmp_path / "one.json", events[: 1 + 3 * 4])).graph()
+    assert np.array_equal(graph.accesses[: len(alone.accesses)], alone.accesses)
+    shift = alone.accesses[:, 1].max() + 1
+    assert np.array_equal(graph.accesses[len(alone.accesses) :, 1], alone.accesses[:, 1] + shift)
