@@ -3,8 +3,6 @@ steps."""
 
 import math
 import os
-import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,16 +19,16 @@ from perfkit.calibration.traces import Trace, find_unsized, name_devices, read_t
 from perfkit.fitting import Fit, fit_roofline
 from perfkit.ground.files import reading
 from perfkit.ground.hardware import Device, Quantity
-from perfkit.ground.units import Array, escape
+from perfkit.ground.units import Array
 from perfkit.measure.folders import Campaign
 from perfkit.measure.probes import LARGE, Probe, list_probes
 from perfkit.measure.processes import join_ranks, launched_ranks, run_processes
 from perfkit.measure.samples import load
 from perfkit.platform.estimates import keep_quiet
-from perfkit.platform.gallery import MODEL, Named, find_similar, load_platform
+from perfkit.platform.gallery import Named, find_similar, load_platform
 from perfkit.platform.kernels import find_unaligned
 from perfkit.platform.platform import ANY, Platform
-from perfkit.platform.sources import add_curves, assemble, fit_gemms, fit_kernel
+from perfkit.platform.sources import add_curves, assemble, compare_devices, fit_gemms, fit_kernel
 from perfkit.prediction.cost import classify, price, size_operations
 from perfkit.prediction.result import predict
 from perfkit.readers.trace import find_iterations, read_kineto
@@ -463,7 +461,7 @@ def calibrate_traces(
         raise ValueError(
             f"base is {old.name!r}, a CPU; traces tell kernels of GPUs; name one such as h100-sxm-8"
         )
-    _warn_of_other_devices(names, old)
+    compare_devices("traces are", names, old)
     source = f"traces {', '.join(file.source for file in trace.files[:3])}{', ...' * (len(trace.files) > 3)}"
     nodes = math.ceil((trace.files[0].ranks or 1) / old.network.ranks_per_node)
     where = old.with_nodes(max(old.network.nodes, nodes))
@@ -497,34 +495,6 @@ def calibrate_traces(
         )
     story = {"traces": source, "base": old.name, "host": host, "not in the traces": "; ".join(lost)}
     return replace(where, name=name or old.name, provenance={**old.provenance, **story})
-
-
-def _warn_of_other_devices(names: Sequence[str], platform: Platform) -> None:
-    """Warn about traces of another device than that of their base, known or not."""
-    own = name_model(platform.device.name)
-    others = [name for name in names if own not in [name_model(part) for part in name.split("/")]]
-    if others:
-        warnings.warn(
-            f"traces are of {escape(', '.join(others), 200)}, platform {platform.name!r} of "
-            f"{platform.device.name}: it now mixes both; take another base, or other sources",
-            stacklevel=3,
-        )
-
-
-def name_model(device: str) -> str:
-    """The model in the name of a GPU, without its maker, form and memory; otherwise the name.
-
-    Examples
-    --------
-    >>> [name_model(name) for name in ("NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 3090 24 GB")]
-    ['H100', 'RTX 3090']
-    """
-    if models := MODEL.findall(device):
-        return str(models[0])
-    name = re.sub(r"\([^)]*\)|,.*", " ", device.upper())
-    name = re.sub(r"\b(SXM\d?|PCIE|OAM|HBM\d?E?|GDDR\d\w?|\d+ ?GI?B)\b", " ", name)
-    name = re.sub(r"\b(NVIDIA|AMD|INTEL|GOOGLE|AWS|TESLA|GEFORCE|QUADRO|INSTINCT|GPU)\b", " ", name)
-    return " ".join(re.split(r"[\s_-]+", name.strip())) or device
 
 
 def _fit_host(platform: Platform, trace: Trace, source: str) -> tuple[Platform, str]:

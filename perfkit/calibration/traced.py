@@ -44,140 +44,47 @@ _MISFIT = object()
 _REFUSED = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 #: Functions of PyTorch that consist of operations of the vocabulary, or have sizes like them.
 #: Nothing else runs: a trace is a file from somewhere, and its names could name any operator.
-_COMPOSED = frozenset(
-    [
-        "_addmm_activation",
-        "_batch_norm_impl_index",
-        "_convolution",
-        "_euclidean_dist",
-        "_int_mm",
-        "_scaled_mm",
-        "_stack",
-        "_std_mean",
-        "_trilinear",
-        "_weight_norm",
-        "absolute",
-        "add",
-        "addbmm",
-        "addr",
-        "argsort",
-        "avg_pool1d",
-        "batch_norm",
-        "bilinear",
-        "bitwise_and",
-        "bitwise_or",
-        "bitwise_xor",
-        "cdist",
-        "clip",
-        "concat",
-        "concatenate",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "conv_transpose1d",
-        "conv_transpose2d",
-        "conv_transpose3d",
-        "cross",
-        "cudnn_convolution",
-        "cudnn_convolution_transpose",
-        "cummax",
-        "cummin",
-        "dist",
-        "divide",
-        "dropout",
-        "dstack",
-        "elu",
-        "feature_dropout",
-        "flatten",
-        "floor_divide",
-        "frobenius_norm",
-        "gelu",
-        "greater",
-        "greater_equal",
-        "grid_sampler",
-        "grid_sampler_2d",
-        "grid_sampler_3d",
-        "group_norm",
-        "hardshrink",
-        "hardsigmoid",
-        "hardtanh",
-        "hstack",
-        "index_fill",
-        "inner",
-        "instance_norm",
-        "isclose",
-        "isfinite",
-        "isinf",
-        "isnan",
-        "kthvalue",
-        "layer_norm",
-        "leaky_relu",
-        "less",
-        "less_equal",
-        "linalg_cross",
-        "linalg_matmul",
-        "linalg_norm",
-        "linalg_vecdot",
-        "linear",
-        "log_sigmoid",
-        "log_softmax",
-        "masked_scatter",
-        "matmul",
-        "miopen_batch_norm",
-        "miopen_convolution",
-        "mish",
-        "mul",
-        "multiply",
-        "nansum",
-        "negative",
-        "nll_loss2d",
-        "nll_loss_nd",
-        "not_equal",
-        "one_hot",
-        "outer",
-        "pad",
-        "pairwise_distance",
-        "pdist",
-        "prelu",
-        "relu",
-        "remainder",
-        "renorm",
-        "reshape",
-        "rms_norm",
-        "rsub",
-        "scaled_dot_product_attention",
-        "softmax",
-        "softplus",
-        "softshrink",
-        "special_softmax",
-        "special_log_softmax",
-        "std_mean",
-        "sub",
-        "subtract",
-        "take",
-        "tensordot",
-        "thnn_conv2d",
-        "threshold",
-        "tile",
-        "to",
-        "trace",
-        "true_divide",
-        "type_as",
-        "vstack",
-        "adaptive_avg_pool1d",
-        "adaptive_max_pool1d",
-        "embedding_bag",
-        "max_pool1d",
-        "max_pool2d",
-        "max_pool3d",
-    ]
-)
+_COMPOSED_NAMES = """
+    _addmm_activation _batch_norm_impl_index _convolution _euclidean_dist _int_mm _scaled_mm _stack
+    _trilinear _weight_norm absolute adaptive_avg_pool1d adaptive_max_pool1d add addbmm addr argsort
+    avg_pool1d batch_norm bilinear bitwise_and bitwise_or bitwise_xor cdist clip concat concatenate
+    conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d cross cudnn_convolution
+    cudnn_convolution_transpose cummax cummin dist divide dropout dstack elu embedding_bag
+    feature_dropout flatten floor_divide gelu greater greater_equal grid_sampler grid_sampler_2d
+    grid_sampler_3d group_norm hardshrink hardsigmoid hardtanh hstack index_fill inner instance_norm
+    isclose isfinite isinf isnan kthvalue layer_norm leaky_relu less less_equal linalg_cross
+    linalg_matmul linalg_norm linalg_vecdot linear log_sigmoid log_softmax masked_scatter matmul
+    max_pool1d max_pool2d max_pool3d miopen_batch_norm miopen_convolution mish mul multiply nansum
+    negative nll_loss2d nll_loss_nd not_equal one_hot outer pad pairwise_distance pdist prelu relu
+    remainder renorm reshape rms_norm rsub scaled_dot_product_attention softmax softplus softshrink
+    special_log_softmax special_softmax std_mean sub subtract take tensordot thnn_conv2d threshold
+    tile to trace true_divide type_as vstack
+"""
+_COMPOSED = frozenset(_COMPOSED_NAMES.split())
+#: Backward functions that run. Others that the vocabulary knows by their ending may end the process
+#: where a trace names too few of their tensors, such as those of recurrent cells.
+_BACKWARD_NAMES = """
+    _adaptive_avg_pool2d _adaptive_avg_pool3d _ctc_loss _efficient_attention _embedding_bag
+    _embedding_bag_dense _flash_attention _fused_rms_norm _prelu_kernel
+    _scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention
+    _scaled_dot_product_flash_attention _weight_norm_interface adaptive_max_pool2d
+    adaptive_max_pool3d avg_pool2d avg_pool3d batch_norm binary_cross_entropy convolution
+    cudnn_batch_norm cumprod diagonal elu embedding embedding_dense gather gelu glu grid_sampler_2d
+    grid_sampler_3d hardsigmoid hardswish hardtanh huber_loss index_select leaky_relu linear
+    log_sigmoid logit max_pool2d_with_indices max_pool3d_with_indices mish mse_loss
+    native_batch_norm native_dropout native_group_norm native_layer_norm nll_loss nll_loss2d
+    reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d
+    replication_pad3d select sigmoid silu slice smooth_l1_loss soft_margin_loss softplus softshrink
+    tanh threshold trace unfold upsample_bicubic2d upsample_bilinear2d upsample_linear1d
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d
+"""
+_BACKWARD = frozenset(f"{name}_backward" for name in _BACKWARD_NAMES.split())
 #: Functions that make a tensor from numbers alone, always the same one.
 _FACTORIES = frozenset(
     ["arange", "eye", "full", "linspace", "ones", "tril_indices", "triu_indices"]
 )
 #: Patterns of the vocabulary also fit names that do something else than work on tensors.
-_NEVER = ("_backward", "_test_", "_make_dual", "_fw_primal", "_sobol_engine", "requires_grad")
+_NEVER = ("_test_", "_make_dual", "_fw_primal", "_sobol_engine", "requires_grad", "random_")
 #: Types of arguments that hold tensors, and of arguments that are plain data, as schemas name them.
 _OF_TENSORS = {"Tensor", "Optional[Tensor]", "List[Tensor]", "List[Optional[Tensor]]"}
 _OF_DATA = {"int", "float", "bool", "number", "str"}
@@ -243,7 +150,9 @@ def _without_traces() -> Iterator[None]:
     # it reports each overload that refuses arguments
     log = logging.getLogger("torch._subclasses.fake_tensor")
     disabled, dtype = log.disabled, torch.get_default_dtype()
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), warnings.catch_warnings():
+    generators = torch.random.fork_rng(devices=[])
+    gradients, precision = torch.no_grad(), torch.autocast("cpu", enabled=False)
+    with generators, gradients, precision, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         log.disabled = True
         torch.set_default_dtype(torch.float32)
@@ -489,6 +398,8 @@ def _find_overloads(name: str) -> tuple[Any, ...]:
     """Overloads of an operator of PyTorch that may run: known ones that take and give tensors."""
     packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
     if packet is None or name in VIEWS or name.startswith(_NEVER):
+        return ()
+    if name.endswith("_backward") and name not in _BACKWARD:
         return ()
     overloads = [getattr(packet, overload) for overload in packet.overloads()]
     return tuple(overload for overload in overloads if _is_known(name, overload))
