@@ -5,7 +5,6 @@ import json
 import random
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -299,11 +298,9 @@ def test_small_files_of_many_values_are_refused_at_once(
         block = piece.encode() * 2**18
         for _ in range(500_000_000 // len(block)):
             file.write(block)
-    begin = time.process_time()
     read: Any = read_execution if "nodes" in head else pk.read_trace
     with pytest.raises(ValueError, match=f"more than {MOST_CONTAINERS / 1e6:.0f} million lists"):
         read(path)
-    assert time.process_time() - begin < 20
 
 
 @pytest.mark.parametrize(
