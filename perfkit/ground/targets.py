@@ -230,6 +230,20 @@ def write_text(path: str | Path, text: str) -> Path:
         If the file cannot be written, for example on a full disk; the message names it.
     ValueError
         For a name that cannot be written, see `find_target`, and text that no file can hold.
+    """
+    name = os.fspath(find_target("path", path).name)
+    try:
+        content = text.encode()
+    except UnicodeEncodeError as error:
+        half = show(text[error.start])
+        raise ValueError(
+            f"the text for {show(name, 200)} has half of a character, {half}; no file can hold it"
+        ) from error
+    return write_bytes(path, content)
+
+
+def write_bytes(path: str | Path, content: bytes) -> Path:
+    """Write a file of bytes completely or not at all, see `write_text`.
 
     Notes
     -----
@@ -239,13 +253,6 @@ def write_text(path: str | Path, text: str) -> Path:
     links, or of another owner, is written in place, once the disk has room for it.
     """
     target = find_target("path", path)
-    try:
-        content = text.encode()
-    except UnicodeEncodeError as error:
-        half = show(text[error.start])
-        raise ValueError(
-            f"the text for {show(target.name, 200)} has half of a character, {half}; no file can hold it"
-        ) from error
     try:
         if target.descriptor is not None:
             _write_descriptor(target.descriptor, content)

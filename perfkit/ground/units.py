@@ -173,6 +173,28 @@ def escape(text: Any, most: int = 80) -> str:
     return line if len(line) <= most else f"{line[: most - 3 - most // 4]}...{line[-(most // 4) :]}"
 
 
+#: Control characters, halves of characters and other code points that pictures and pages cannot
+#: hold, and marks that nobody sees and that turn the direction of text round.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff"
+    "\ufdd0-\ufdef\ufeff\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e007f]"
+)
+
+
+def clean(text: str) -> str:
+    """Write characters that nobody sees, and that a picture or a page cannot hold, as their codes;
+    tabs and ends of lines stay.
+
+    Examples
+    --------
+    >>> clean("a\\x1bb")
+    'a\\\\x1bb'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return _UNSAFE.sub(lambda match: repr(match[0])[1:-1], text)
+
+
 def show(value: Any, most: int = 80) -> str:
     """Write a value for a message: its repr in one line, shortened.
 

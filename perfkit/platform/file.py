@@ -143,10 +143,12 @@ def list_sections(platform: Any) -> Sections:
     levels = {
         level.name: level.bandwidth.value for level in platform.device.memory if level.bandwidth
     }
-    if peaks:
+    if peaks and levels:
         yield "", plots.roofline_chart([], peaks, levels, title=f"Roofs of {platform.device.name}")
     ranks, sizes = platform.network.ranks, [2.0**power for power in range(10, 31)]
     names = dict.fromkeys(key.split(".")[0] for key in platform.collectives)
+    if ranks == 1:  # it exchanges nothing
+        names = {}
     times = [
         (name, size, platform.collective_time(name, size, ranks=ranks))
         for name in names

@@ -1,7 +1,10 @@
 """What all charts share: their look, the colours of classes, axes with SI units, rows that JSON can
 hold."""
 
+import json
 import math
+import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any, TypeAlias
@@ -11,6 +14,9 @@ import numpy as np
 import polars
 
 from perfkit.ground.results import Table, read_records
+from perfkit.ground.targets import check_target, write_bytes
+from perfkit.ground.units import clean
+from perfkit.plots.pictures import PictureError, draw_picture
 
 #: A polars or pandas frame, or rows as mappings.
 Frame: TypeAlias = Any
@@ -62,6 +68,8 @@ CLASSES = {
     "other": "#D9D9D9",
     "everything else": "#D9D9D9",
 }
+#: Longest text in a chart; a longer name is cut in the middle [-].
+_LONGEST = 2000
 #: Nine shapes and eight colours: 72 series differ in one of both.
 _SHAPES = [
     "circle",
@@ -115,14 +123,17 @@ def _theme() -> alt.theme.ThemeConfig:
 def _show(spec: Row, **options: Any) -> Row:
     """The picture and, of a chart with sliders, the chart itself, under the newest name that
     JupyterLab 4 draws."""
-    import vl_convert
-
     live = (
         {"application/vnd.vegalite.v5+json": spec}
         if any("bind" in each for each in spec.get("params", ()))
         else {}
     )
-    return {"image/svg+xml": vl_convert.vegalite_to_svg(spec), **live}
+    try:
+        picture = {"image/svg+xml": draw_picture(json.dumps(spec)).decode()}
+    except PictureError as error:
+        warnings.warn(str(error), stacklevel=2)
+        picture = {"text/plain": spec.get("description", "a chart")}
+    return {**picture, **live}
 
 
 alt.renderers.register("perfkit", _show)
@@ -133,18 +144,87 @@ class _Themed(alt.TopLevelMixin):
     words."""
 
     def to_dict(self, *args: Any, **settings: Any) -> Row:
-        with alt.theme.enable("perfkit"):
-            spec: Row = super().to_dict(*args, **settings)
-        # it is a part of another chart, or has a description
-        if "$schema" not in spec or "description" in spec:
-            return spec
-        title = spec.get("title", "Chart")
-        lines = (
-            [title]
-            if isinstance(title, str)
-            else [title["text"], *np.atleast_1d(title.get("subtitle", []))]
-        )
-        return {**spec, "description": ". ".join(filter(None, lines))}
+        context = dict(settings.pop("context", None) or {})
+        if not context.get("top_level", True):  # it is a part of another chart
+            part: Row = super().to_dict(*args, context=context, **settings)
+            return part
+        form = settings.pop("format", "vega-lite")
+        # Altair adds the theme of the whole process to charts at the top level; this one has its own.
+        context |= {"top_level": False, "datasets": context.get("datasets", {})}
+        spec: Row = super().to_dict(*args, context=context, **settings)
+        spec = alt.utils.update_nested(_theme(), spec, copy=True)
+        spec.setdefault("$schema", alt.SCHEMA_URL)
+        if context["datasets"]:
+            spec["datasets"] = {**spec.get("datasets", {}), **context["datasets"]}
+        if "description" not in spec:
+            spec["description"] = _describe(spec)
+        spec = _clean(spec)
+        if form == "vega":
+            compiled: Row = alt.vegalite_compilers.get()(spec)
+            return compiled
+        return spec
+
+    def save(self, fp: Any, format: str | None = None, **options: Any) -> None:
+        """Write the chart to a file; see ``altair.Chart.save``.
+
+        Parameters
+        ----------
+        fp : str, Path or file object
+            File to write; pictures are drawn in a process of their own.
+        format : str, optional
+            ``json``, ``html``, ``png``, ``svg`` or ``pdf``; by default the ending of the name.
+        **options
+            As ``altair.Chart.save`` takes them, such as ``scale_factor``.
+
+        Raises
+        ------
+        ValueError
+            For a name that cannot be written.
+        PictureError
+            For a picture that cannot be drawn.
+        """
+        named = isinstance(fp, str | os.PathLike)
+        if named:
+            fp = check_target("fp", fp)
+        form = format or (fp.suffix.lstrip(".").lower() if named else None)
+        if form not in ("svg", "png", "pdf") or not options.keys() <= {"scale_factor", "ppi"}:
+            super().save(fp, format, **options)
+            return
+        names = {"scale_factor": "scale", "ppi": "ppi"}
+        chosen = {names[name]: value for name, value in options.items()}
+        if form == "svg":
+            chosen = {}  # it has no pixels
+        picture = draw_picture(json.dumps(self.to_dict()), form, **chosen)
+        if named:
+            write_bytes(fp, picture)
+        elif form == "svg":
+            fp.write(picture.decode())
+        else:
+            fp.write(picture)
+
+
+def _describe(spec: Row) -> str:
+    """A chart in words: its title and subtitle."""
+    title = spec.get("title", "Chart")
+    if isinstance(title, str):
+        return title
+    lines = [title["text"], *np.atleast_1d(title.get("subtitle", []))]
+    return ". ".join(filter(None, lines))
+
+
+def _clean(value: Any) -> Any:
+    """A part of a chart whose texts a picture can hold: visible characters, and no endless
+    names."""
+    if isinstance(value, str):
+        text = clean(value)
+        if len(text) > _LONGEST:
+            text = f"{text[: _LONGEST - 503]}...{text[-500:]}"
+        return text
+    if isinstance(value, dict):
+        return {_clean(key): _clean(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_clean(part) for part in value]
+    return value
 
 
 class Chart(_Themed, alt.Chart):

@@ -165,7 +165,11 @@ def collective_curves(
         Two log-log panels side by side. Colours tell operations apart, dashes and shapes the ranks
         and algorithms. For a single operation, colours tell ranks and algorithms apart.
     """
-    measured, fitted = (read_rows(frame) for frame in (points, curves))
+    # logarithmic axes have no place for what takes no time, such as a collective of one rank
+    measured, fitted = (
+        [row for row in read_rows(frame) if (row["time_s"] or 0) > 0 and (row["nbytes"] or 0) > 0]
+        for frame in (points, curves)
+    )
     rows, ranged = [*measured, *fitted], any(row.get("q1_s") for row in measured)
     for row in rows:
         named = (f"{row['ranks']} ranks", (row.get("algorithm") or "").replace("_", "-"))
