@@ -164,7 +164,7 @@ def draw_picture(spec: str, form: str = "svg", **options: Any) -> bytes:
         The chart in Vega-Lite, as JSON.
     form : str, optional
         ``svg``, ``png`` or ``pdf``.
-    **options
+    **options : object
         Options of vl_convert, such as ``scale``.
 
     Returns
