@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any, cast
 
 #: Longest time of one picture; 10,000 points take some seconds [s].
 PATIENCE = 300.0
@@ -87,21 +87,20 @@ class _Painter:
         """Call a function of vl_convert in the process; what it makes, as bytes."""
         with self._lock:
             process = self.start()
-            assert process.stdin is not None and process.stdout is not None
+            requests, answers = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
             try:
-                request = json.dumps([name, arguments]).encode() + b"\n"
-                process.stdin.write(request)
-                process.stdin.flush()
+                requests.write(json.dumps([name, arguments]).encode() + b"\n")
+                requests.flush()
                 deadline = time.monotonic() + PATIENCE
                 received = b""
                 while b"\n" not in received:
-                    received += _read_some(process.stdout.fileno(), deadline)
+                    received += _read_some(answers.fileno(), deadline)
                 line, _, content = received.partition(b"\n")
                 head = json.loads(line)
                 parts = [content]
                 missing = head["size"] - len(content)
                 while missing > 0:
-                    parts.append(_read_some(process.stdout.fileno(), deadline))
+                    parts.append(_read_some(answers.fileno(), deadline))
                     missing -= len(parts[-1])
             except (BrokenPipeError, EOFError) as error:
                 code = process.wait()
