@@ -17,6 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import perfkit as pk
+from perfkit.ground.files import find_reference
 from perfkit.models.collectives import bus_factor, over_ranks, pipelined
 from perfkit.models.hierarchy import OVERLAP
 from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
@@ -410,7 +411,7 @@ def test_measurements_of_another_device_are_told(
     for name, dtype in (("a.log", "float"), ("b.log", "half")):
         path = write_log(tmp_path / name, "all_gather", 8, 1, law("all_gather", 8))
         path.write_text(path.read_text(encoding="utf-8").replace("float", dtype), encoding="utf-8")
-    with pytest.warns(UserWarning, match=r"a\.log is not used: "):
+    with pytest.warns(UserWarning, match=r"a\.log is not used: another log .* is preferred"):
         assert (
             assemble_sources("h100-sxm-8", nccl_logs=tmp_path)
             .collectives["all_gather.8"]
@@ -692,3 +693,33 @@ def test_one_file_more_changes_only_what_it_adds(
         found = curves_of(assemble_sources("h100-sxm-8", nccl_logs=folder))
     changed = {key for key in known if found[key] != known[key]}
     assert changed <= {f"{added}.8"} and found.keys() - known.keys() <= {f"{added}.8"}
+
+
+def test_a_log_that_is_not_used_says_the_true_reason(tmp_path: Path) -> None:
+    write_log(tmp_path / "a.log", "all_reduce", 8, 1, law("all_reduce", 8))
+    write_log(tmp_path / "b.log", "all_reduce", 16, 2, 3 * law("all_reduce", 8))
+    write_log(tmp_path / "d.log", "all_reduce", 8, 2, 30 * law("all_reduce", 8))
+    unknown = write_log(tmp_path / "c.log", "all_gather", 8, 1, law("all_gather", 8))
+    unknown.write_text(unknown.read_text(encoding="utf-8").replace("allgather", "hypercube"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        platform = assemble_sources("h100-sxm-8", nccl_logs=tmp_path)
+    assert platform.collectives["all_reduce.8"].sources == ("a.log",)
+    said = [str(each.message) for each in caught]
+    assert said == [
+        "d.log has 8 ranks on 2 node(s), the platform has nodes of 8 ranks; pass logs of one kind of "
+        "node, or ranks_per_node; these rows are not used",
+        "c.log is not used: perfkit has no model of its operation hypercube",
+    ]
+
+
+def test_measurements_of_a_gpu_are_compared_with_the_base() -> None:
+    raw = find_reference("measured", "h100-1.measurements.json")
+    with pytest.warns(
+        UserWarning, match="the measurements are of NVIDIA H100.*'a100-sxm-8' of NVI"
+    ):
+        pk.calibrate(measurements=raw, base="a100-sxm-8")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pk.calibrate(measurements=raw)
+    assert not [each for each in caught if "it now mixes both" in str(each.message)]

@@ -232,6 +232,7 @@ def fit_cluster(
         [{column: row.get(column) for column in _COLUMNS} for row in timed],
         infer_schema_length=None,
     )
+    compare_devices("the measurements are", [measurements["facts"].get("name", "")], base)
     platform = replace(base, device=_describe(base.device, measurements["facts"], day))
     frame = frame.filter(pl.len().over("kind", "dtype", "ranks", "nodes") >= _LEAST, pl.col("cold"))
     if len(sent := frame.filter(stage="collectives").with_columns(operation="kind")):

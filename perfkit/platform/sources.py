@@ -743,6 +743,7 @@ def _add_logs(
     _compare_logs(read.devices)
     names = sorted({name for names in read.devices.values() for name in names})
     compare_devices("logs are", names, platform)
+    frame = _drop_misplaced(frame, platform.network.ranks_per_node)
     found = add_curves(platform, frame, source="nccl-tests", date=date)
     fits = {
         key: fit for key, fit in found.collectives.items() if fit != platform.collectives.get(key)
@@ -751,12 +752,51 @@ def _add_logs(
         for note in fit.notes:
             if note.startswith(MISSES):
                 warnings.warn(f"{key}: {note}", stacklevel=3)
-    for file in sorted(
-        set(frame["file"]) - {file for fit in fits.values() for file in fit.sources}
-    ):
-        text = "perfkit has no model of its operation, or another log has it in half precision, which is preferred"
-        warnings.warn(f"{file} is not used: {text}", stacklevel=3)
+    used = {file for fit in fits.values() for file in fit.sources}
+    for file in sorted(set(frame["file"]) - used):
+        reason = _explain_unused(frame.filter(pl.col("file") == file), frame)
+        if reason is not None:
+            warnings.warn(f"{file} is not used: {reason}", stacklevel=3)
     return found
+
+
+def _drop_misplaced(frame: Table, ranks_per_node: int) -> Table:
+    """Rows without those of ranks that lie on other nodes than those of the platform, which are
+    named: their curves would be taken for those of one node, or of several."""
+    nodes, ranks = pl.col("nodes"), pl.col("ranks")
+    expected = (ranks / ranks_per_node).ceil()
+    misplaced = (nodes.is_not_null() & (nodes != expected) & (nodes != ranks)).fill_null(False)
+    left_out = frame.filter(misplaced)
+    if left_out.is_empty():
+        return frame
+    places = left_out.select("file", "ranks", "nodes").unique().sort("file", "ranks", "nodes")
+    file, count, spread_over = places.row(0)
+    more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+    text = (
+        f"{file} has {count} ranks on {spread_over} node(s){more}, the platform has nodes of "
+        f"{ranks_per_node} ranks; pass logs of one kind of node, or ranks_per_node"
+    )
+    if len(left_out) == len(frame):
+        raise ValueError(text)
+    warnings.warn(f"{text}; these rows are not used", stacklevel=4)
+    return frame.filter(~misplaced)
+
+
+def _explain_unused(rows: Table, every: Table) -> str | None:
+    """Why no curve comes from a log; None where a warning has said it."""
+    unknown = sorted(set(rows["operation"]) - set(OPERATIONS))
+    if unknown:
+        return f"perfkit has no model of its operation {', '.join(unknown)}"
+    if _select(rows).is_empty():
+        return "it has no message with bytes out of place"
+    if all(
+        group["nbytes"].n_unique() < 2 for _, group in rows.group_by("operation", "ranks", "dtype")
+    ):
+        return None
+    same = every.join(rows.select("operation", "ranks").unique(), on=["operation", "ranks"])
+    if set(same["dtype"]) - set(rows["dtype"]):
+        return "another log has its collective in a number format that is preferred, such as bf16"
+    return "another log has its collective on as many ranks"
 
 
 def _drop_single_ranks(logs: NcclLogs) -> Table:
