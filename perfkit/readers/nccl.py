@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,36 +35,20 @@ _DTYPES = {
     "char": "int8",
     **dict.fromkeys(("f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2"), "fp8"),
 }
-_COLUMNS = [
-    "operation",
-    "ranks",
-    "nodes",
-    "dtype",
-    "redop",
-    "nbytes",
-    "seconds",
-    "algbw",
-    "busbw",
-    "in_place",
-    "file",
-    "line",
-]
-#: Columns of one half of a printed row: bandwidths as printed, each with half of its last digit.
-_HALF = [
-    "line",
-    "text",
-    "dtype",
-    "redop",
-    "root",
-    "in_place",
-    "nbytes",
-    "seconds",
-    "algbw",
-    "busbw",
-    "algbw_half",
-    "busbw_half",
-    "wrong",
-]
+_COLUMNS: dict[str, Any] = {
+    "operation": pl.String,
+    "ranks": pl.Int64,
+    "nodes": pl.Int64,
+    "dtype": pl.String,
+    "redop": pl.String,
+    "nbytes": pl.Int64,
+    "seconds": pl.Float64,
+    "algbw": pl.Float64,
+    "busbw": pl.Float64,
+    "in_place": pl.Boolean,
+    "file": pl.String,
+    "line": pl.Int64,
+}
 _BLOCK = ("time", "algbw", "busbw", "#wrong")
 _CLOSING = "'# Avg bus bandwidth'"
 #: Names of columns whose values are figures; any other column may hold text.
@@ -141,9 +126,36 @@ class _Device(NamedTuple):
     host: str
 
 
+class _Half(NamedTuple):
+    """One half of a printed row: bandwidths as printed, each with half of its last digit."""
+
+    line: int
+    text: str
+    dtype: str
+    redop: str | None
+    root: int
+    in_place: bool
+    nbytes: float  # [B]
+    seconds: float  # [s]
+    algbw: float  # [GB/s]
+    busbw: float  # [GB/s]
+    algbw_half: float  # [GB/s]
+    busbw_half: float  # [GB/s]
+    wrong: float  # results with wrong values; NaN if they were not checked [-]
+
+
+class _Bounds(NamedTuple):
+    """Bounds of the bus factor, busbw / algbw, of each half of the rows, within the printed
+    digits."""
+
+    low: np.ndarray
+    high: np.ndarray
+    torn: np.ndarray  # whether a half contradicts itself
+
+
 @dataclass
 class _Table:
-    """Output of one run of one program; each row has two halves with the columns `_HALF`."""
+    """Output of one run of one program."""
 
     label: str = ""
     command: str = ""
@@ -155,7 +167,7 @@ class _Table:
     devices: dict[int, _Device] = field(default_factory=dict)
     leading: tuple[str, ...] = ("size", "count", "type", "redop", "root")
     trailing: tuple[str, ...] = _BLOCK + _BLOCK
-    halves: list[tuple[Any, ...]] = field(default_factory=list)
+    halves: list[_Half] = field(default_factory=list)
     unread: tuple[str, ...] = ()  # words after the first row that has any that no column names
     stray: list[int] = field(default_factory=list)  # lines of rows after the closing line
 
@@ -179,7 +191,7 @@ class _Table:
     def take_row(self, line: int, text: str) -> bool:
         """Add both halves of a printed row; False if the row is not complete."""
         tokens, extra = self._split_words(text.split())
-        halves: list[tuple[Any, ...]] = []
+        halves: list[_Half] = []
         cut = max(len(tokens) - len(self.trailing), 0)
         lead, shown = tokens[:cut], list(zip(self.trailing, tokens[cut:], strict=False))
         # old all_to_all leaves this column empty
@@ -201,7 +213,7 @@ class _Table:
             time, algbw, busbw, wrong = map(float, exact)
             digits = (0.501 * 10.0 ** int(number.as_tuple().exponent) for number in exact[1:3])
             figures = (float(lead[0]), 1e-6 * time, algbw, busbw, *digits, wrong)
-            halves.append((line, text, lead[2], redop, root, start > 0, *figures))
+            halves.append(_Half(line, text, lead[2], redop, root, start > 0, *figures))
         self.halves += halves
         self.unread = self.unread or tuple(extra)
         return True
@@ -325,10 +337,10 @@ def _explain_absence(lines: Sequence[tuple[int, str]]) -> str:
     return f"no row of an nccl-tests table follows; {_ADVICE}"
 
 
-def _bound_factor(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add bounds of the bus factor, busbw / algbw, within the printed digits; `torn` marks
-    contradictory rows."""
-    nbytes, seconds, algbw, busbw, algbw_half, busbw_half = rows.select(_HALF[6:12]).to_numpy().T
+def _bound_factor(halves: Sequence[_Half]) -> _Bounds:
+    """Bounds of the bus factor of printed rows."""
+    figures = np.array([half[6:12] for half in halves])
+    nbytes, seconds, algbw, busbw, algbw_half, busbw_half = figures.T
     digit = 0.00501e-6  # half of the last printed digit of a time [s]
     room = 0.05 * nbytes + 1e9 * (algbw_half * (seconds + digit) + algbw * digit)
     torn = (abs(1e9 * algbw * seconds - nbytes) > room) | ((nbytes == 0) & (algbw > 0))
@@ -337,53 +349,59 @@ def _bound_factor(rows: pl.DataFrame) -> pl.DataFrame:
     high = np.where(telling, busbw + busbw_half, np.inf) / np.where(
         telling, algbw - algbw_half, 1.0
     )
-    return rows.with_columns(low=pl.Series(low), high=pl.Series(high), torn=pl.Series(torn))
+    return _Bounds(low, high, torn)
 
 
-def _agrees(rows: pl.DataFrame, operation: str, ranks: int) -> np.ndarray:
-    """Rows whose bounds hold the bus factor of so many ranks; all rows of an unknown program."""
+def _agrees(bounds: _Bounds, operation: str, ranks: int) -> np.ndarray:
+    """Halves whose bounds hold the bus factor of so many ranks; all of an unknown program."""
     if operation not in OPERATIONS:
-        return np.ones(len(rows), dtype=bool)
-    low, high = rows.select("low", "high").to_numpy().T
+        return np.ones(len(bounds.low), dtype=bool)
     factor = float(bus_factor(operation, ranks))
-    return np.asarray((low <= factor) & (factor <= high))
+    return np.asarray((bounds.low <= factor) & (factor <= bounds.high))
 
 
-def _fits(rows: pl.DataFrame, operation: str, ranks: int) -> bool:
+def _fits(bounds: _Bounds, operation: str, ranks: int) -> bool:
     """Whether the bus factor of most rows is that of so many ranks."""
-    telling = np.isfinite(rows["high"].to_numpy())
-    return bool(not telling.any() or _agrees(rows, operation, ranks)[telling].mean() > 0.5)
+    telling = np.isfinite(bounds.high)
+    return bool(not telling.any() or _agrees(bounds, operation, ranks)[telling].mean() > 0.5)
 
 
-def _bound_ranks(rows: pl.DataFrame, operation: str) -> tuple[int, float]:
+def _bound_ranks(bounds: _Bounds, operation: str) -> tuple[int, float]:
     """Fewest and most ranks that explain every row; 1 and 0 where none do."""
     if operation not in OPERATIONS:
         return 1, math.inf
-    factors = bus_factor(operation, _COUNTS) * np.ones(len(_COUNTS))
-    found = _COUNTS[(factors >= rows["low"].max()) & (factors <= rows["high"].min())]
+    factors = _list_factors(operation)
+    found = _COUNTS[(factors >= bounds.low.max()) & (factors <= bounds.high.min())]
     if not len(found):
         return 1, 0
     return int(found[0]), math.inf if found[-1] == _COUNTS[-1] else int(found[-1])
 
 
-def _name_operation(table: _Table, rows: pl.DataFrame, file: str) -> tuple[str, str]:
+@cache
+def _list_factors(operation: str) -> np.ndarray:
+    """Bus factors of all numbers of ranks that are tried."""
+    return np.asarray(bus_factor(operation, _COUNTS) * np.ones(len(_COUNTS)))
+
+
+def _name_operation(table: _Table, bounds: _Bounds, file: str) -> tuple[str, str]:
     """Operation from the label, from columns and figures, or from the file name; and a note if it
     is uncertain."""
     if table.label:
         return table.label, ""
-    first, (ranks, _), names = rows.row(0, named=True), table.count(), set(OPERATIONS)
-    names &= _ROOTED if first["root"] >= 0 else names - _ROOTED
-    names &= {*_REDUCING, "send_recv"} if first["redop"] else names - _REDUCING
+    first, (ranks, _), names = table.halves[0], table.count(), set(OPERATIONS)
+    names &= _ROOTED if first.root >= 0 else names - _ROOTED
+    names &= {*_REDUCING, "send_recv"} if first.redop else names - _REDUCING
     # in old logs only all_to_all has an empty column
-    if "root" not in table.leading and not first["redop"]:
+    if "root" not in table.leading and not first.redop:
         names &= {"all_to_all"} if "redop" in table.leading else {"all_gather", "send_recv"}
-    if rows["in_place"][:2].any() and first["wrong"] >= 0 and math.isnan(rows["wrong"][1]):
+    both = any(half.in_place for half in table.halves[:2])
+    if both and first.wrong >= 0 and math.isnan(table.halves[1].wrong):
         names &= {"all_to_all", "send_recv"}  # these cannot work in place
     known = [name for name in OPERATIONS if name in names]
     fitting = [
         name
         for name in known
-        if (_fits(rows, name, ranks) if ranks else _bound_ranks(rows, name)[1])
+        if (_fits(bounds, name, ranks) if ranks else _bound_ranks(bounds, name)[1])
     ]
     if len(fitting) == 1:
         return fitting[0], ""
@@ -398,12 +416,12 @@ def _name_operation(table: _Table, rows: pl.DataFrame, file: str) -> tuple[str, 
     return named, f"it may be {which}; only the name of the file says {named}"
 
 
-def _count_ranks(table: _Table, rows: pl.DataFrame, operation: str) -> tuple[int, int | None]:
+def _count_ranks(table: _Table, bounds: _Bounds, operation: str) -> tuple[int, int | None]:
     """Ranks and nodes that took part, from the list of devices or from the bus factor."""
     ranks, nodes = table.count()
     if ranks:
         return ranks, nodes
-    (low, high), step = _bound_ranks(rows, operation), table.gpus
+    (low, high), step = _bound_ranks(bounds, operation), table.gpus
     # ranks come in multiples of the GPUs of a process
     if high < math.inf and (low - 1) // step < high // step:
         low, high = step * math.ceil(low / step), high // step * step
@@ -428,17 +446,37 @@ def _describe_stray(lines: Sequence[int]) -> str:
 def _read_table(table: _Table, file: str) -> tuple[pl.DataFrame, _MisfitError | None]:
     """Rows before the first one that contradicts the others, and the error of that one; warns of
     other problems."""
-    rows = _bound_factor(pl.DataFrame(table.halves, _HALF, orient="row", infer_schema_length=None))
-    where, misfit = f"{file} line {rows['line'][0]}", None
+    halves, bounds = table.halves, _bound_factor(table.halves)
+    where = f"{file} line {halves[0].line}"
     try:
-        name, note = _name_operation(table, rows, file)
-        ranks, nodes = _count_ranks(table, rows, name)
+        name, note = _name_operation(table, bounds, file)
+        ranks, nodes = _count_ranks(table, bounds, name)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    notes, fits = [note] if note else [], _fits(rows, name, ranks)
+    fits = _fits(bounds, name, ranks)
+    notes = [note] if note else []
     if not fits:
         notes.append(f"busbw / algbw does not fit {name} of {ranks} ranks; check the log")
-    if wrong := rows.filter(pl.col("wrong").fill_nan(0.0) > 0)["line"].to_list():
+    for text in [*notes, *_list_notes(table)]:
+        warnings.warn(escape(f"{where}: {text}", 500), LogWarning, stacklevel=4)
+    misfit = None
+    if name in OPERATIONS:
+        bad = bounds.torn | (fits & ~_agrees(bounds, name, ranks))
+        if bad.any():
+            worst = int(bad.argmax())
+            reason = "busbw / algbw is not that of the other rows"
+            if bounds.torn[worst]:
+                reason = "algbw is not size / time"
+            misfit = _MisfitError(halves[worst].line, halves[worst].text, reason)
+            halves = [half for half in halves if half.line < halves[worst].line]
+    return _make_frame(halves, file, name, ranks, nodes), misfit
+
+
+def _list_notes(table: _Table) -> list[str]:
+    """What a reader must know of a table, whatever its operation."""
+    notes = []
+    wrong = [half.line for half in table.halves if half.wrong > 0]
+    if wrong:
         notes.append(
             f"{len(wrong)} results hold wrong values (the first in line {wrong[0]}); do not trust them"
         )
@@ -449,36 +487,36 @@ def _read_table(table: _Table, file: str) -> tuple[pl.DataFrame, _MisfitError | 
     if table.unread:
         words = show(" ".join(table.unread), 60)
         notes.append(f"words after the figures of a row are not used: {words}")
-    for text in notes:
-        warnings.warn(escape(f"{where}: {text}", 500), LogWarning, stacklevel=4)
-    known, torn = name in OPERATIONS, rows["torn"].to_numpy()
-    bad = known & (torn | (fits & ~_agrees(rows, name, ranks)))
-    if bad.any():
-        line, text = rows.row(int(bad.argmax()))[:2]
-        reason = (
-            "algbw is not size / time"
-            if torn[bad][0]
-            else "busbw / algbw is not that of the other rows"
-        )
-        rows, misfit = rows.filter(pl.col("line") < line), _MisfitError(line, text, reason)
-    seconds, algbw, busbw = pl.col("seconds"), 1e9 * pl.col("algbw"), 1e9 * pl.col("busbw")
-    if known:  # size and time have more digits than the printed bandwidth
-        algbw = pl.when(seconds > 0).then(pl.col("nbytes") / seconds).otherwise(algbw)
-        busbw = float(bus_factor(name, ranks)) * algbw
-    about = {
-        "operation": pl.lit(name),
-        "ranks": pl.lit(ranks, pl.Int64),
-        "nodes": pl.lit(nodes, pl.Int64),
+    return notes
+
+
+def _make_frame(
+    halves: Sequence[_Half], file: str, operation: str, ranks: int, nodes: int | None
+) -> pl.DataFrame:
+    """Halves of rows with the columns of a frame, in base units."""
+    nbytes = np.array([half.nbytes for half in halves], dtype=float)
+    seconds = np.array([half.seconds for half in halves], dtype=float)
+    algbw = 1e9 * np.array([half.algbw for half in halves], dtype=float)
+    busbw = 1e9 * np.array([half.busbw for half in halves], dtype=float)
+    if operation in OPERATIONS:  # size and time have more digits than the printed bandwidth
+        algbw = np.divide(nbytes, seconds, out=algbw, where=seconds > 0)
+        busbw = float(bus_factor(operation, ranks)) * algbw
+    count = len(halves)
+    columns = {
+        "operation": [operation] * count,
+        "ranks": [ranks] * count,
+        "nodes": [nodes] * count,
+        "dtype": [_DTYPES.get(half.dtype, half.dtype) for half in halves],
+        "redop": [half.redop for half in halves],
+        "nbytes": nbytes.astype(np.int64),
+        "seconds": seconds,
+        "algbw": algbw,
+        "busbw": busbw,
+        "in_place": [half.in_place for half in halves],
+        "file": [file] * count,
+        "line": [half.line for half in halves],
     }
-    about |= {
-        "dtype": pl.col("dtype").replace(_DTYPES),
-        "redop": pl.col("redop").cast(pl.String),
-        "file": pl.lit(file),
-    }
-    whole = pl.col("nbytes").cast(pl.Int64)
-    return rows.with_columns(**about, nbytes=whole, algbw=algbw, busbw=busbw).select(
-        _COLUMNS
-    ), misfit
+    return pl.DataFrame(columns, _COLUMNS)
 
 
 def _read_text(name: str, text: str, partial: bool) -> tuple[list[pl.DataFrame], str | None]:
