@@ -15,6 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import perfkit.ground.forks  # it watches forks from the beginning
+
 if TYPE_CHECKING:  # the public names, which are imported when they are first used
     from perfkit import fitting, models, plots, workloads
     from perfkit.calibration.campaign import calibrate, check

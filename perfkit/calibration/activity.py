@@ -11,6 +11,7 @@ import polars as pl
 
 from perfkit.calibration.collectives import COLLECTIVE, checked, list_names, spell_operation
 from perfkit.calibration.doubts import EXCHANGES
+from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Table
 from perfkit.ground.units import escape
 from perfkit.readers.trace import DEVICE, TraceFile, find_iterations
@@ -181,6 +182,7 @@ def list_work(file: TraceFile) -> Table:
         name of the operator; kind, as in `Graph`; phase, empty where no host event tells it;
         module.
     """
+    check_threads()
     events, find, meets = file.events, _find_places(file), cache(COLLECTIVE.search)
     device = events.filter(pl.col("cat").is_in(DEVICE))
     if device.is_empty():
@@ -259,6 +261,7 @@ def time_host(file: TraceFile) -> Table:
     .. [1] Z. Lin et al., "Building a performance model for deep learning recommendation model
        training on GPUs", 2022, arXiv:2201.07821, section 3.4 (the five overheads)
     """
+    check_threads()
     ts, end, threads = pl.col("ts"), pl.col("end"), ("pid", "tid")
     host = file.events.filter(pl.col("stream") < 0).with_columns(end=ts + pl.col("dur"))
     loading = pl.col("name").str.contains("DataLoader")
@@ -314,6 +317,7 @@ def time_host(file: TraceFile) -> Table:
 def list_steps(file: TraceFile, basis: str) -> Table:
     """List the steps of a rank: rank, step, begin, time [ns], time_s [s], kept, and the reason if
     not kept."""
+    check_threads()
     found, span = find_iterations(file.events), file.events
     # steps follow one another: the first kernels of a prefetched step run earlier
     if basis == "kernels":
@@ -434,6 +438,7 @@ def account(work: Table, begin: int, end: int) -> np.ndarray:
     own : array
         Time of each work, which sum to the part of the window with any work [ns].
     """
+    check_threads()
     starts, ends = (work[name].to_numpy().clip(begin, end) for name in ("start", "end"))
     own, roles = np.zeros(len(work), dtype=np.int64), work["role"].to_numpy()
     edges = np.unique(np.concatenate([starts, ends]))

@@ -12,6 +12,7 @@ import numpy as np
 from perfkit.calibration.pace import relate_run
 from perfkit.fitting import Fit
 from perfkit.ground.files import LARGEST_TEXT, reading
+from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Picture, Sections, Table, Tabular
 from perfkit.ground.targets import write_text
 from perfkit.ground.units import check_positive, format_table, format_time
@@ -272,6 +273,7 @@ class Comparison(Tabular):
             name, family, ranks [-], predicted_s, low_s, high_s, measured_s, measured_q1_s,
             measured_q3_s [s], error [-], flagged, bottleneck.
         """
+        check_threads()
         import polars
 
         rows = [{key: value for key, value in run.items() if key != "config"} for run in self.runs]

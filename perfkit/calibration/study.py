@@ -13,6 +13,7 @@ import polars
 from polars import col
 
 from perfkit.calibration.checks import Comparison, compare_run
+from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Table
 from perfkit.ground.units import check_positive, format_bytes, format_table, format_time
 from perfkit.measure.folders import open_campaign
@@ -287,6 +288,7 @@ class Trials(Comparison):
             the passes [-], predicted: regret of the predicted best [-], and the regret of every
             method by its name [-].
         """
+        check_threads()
 
         def judge(pick: str, times: str) -> polars.Expr:
             return col(times).get(col(pick).arg_min()) / col(times).min() - 1
@@ -331,6 +333,7 @@ class Trials(Comparison):
             that of the best baseline, and its standard error over models [-]; floor, repeat [-];
             hits, hits_repeat: share of models with a hit [-]; rank_correlation, rank_repeat [-].
         """
+        check_threads()
         frame, both = self.regrets(), polars.mean_horizontal("random", "random 2")
         regrets = frame.select("predicted", *(name for name in METHODS if name in frame.columns))
         regrets = regrets.with_columns(random=both).drop("random 2")

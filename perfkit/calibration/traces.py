@@ -13,6 +13,7 @@ import polars as pl
 from perfkit.calibration.activity import ROLES, account, fill_time, list_steps, list_work, time_host
 from perfkit.calibration.collectives import list_collectives, read_ranks
 from perfkit.calibration.doubts import check_device, list_doubts
+from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cells
 from perfkit.ground.units import (
     Array,
@@ -108,6 +109,7 @@ class Trace(Tabular):
     def _accounts(self) -> Table:
         """Work of the mean step of every rank: times, how often it ran [-]; own_s, its time that
         nothing hides [s]."""
+        check_threads()
         frames = []
         for file, work in zip(self.files, self._works, strict=True):
             filled = fill_time(file, work, self._collectives.filter(rank=file.rank))

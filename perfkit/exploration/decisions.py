@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 from perfkit.exploration.sweeps import Sweep, build
+from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Table
 from perfkit.ground.units import check_choice, check_positive, check_type, show
 from perfkit.platform.estimates import keep_quiet, name_sides, warn_once
@@ -87,6 +88,7 @@ def scaling(
     >>> pk.scaling(gpt, "a100-sxm-8", [1, 8]).table()["grew"].to_list()
     [None, 'collective']
     """
+    check_threads()
     import polars as pl
 
     where, batch = load_platform(platform), _find_batch(workload)

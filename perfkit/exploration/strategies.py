@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Picture, Sections, Table, Tabular
 from perfkit.ground.units import check_positive, check_type, format_bytes, format_time, show
 from perfkit.models.partitions import RECOMPUTED
@@ -89,6 +90,7 @@ class Exploration(Tabular):
     @property
     def best(self) -> Any:
         """The fastest `Strategy`, or for a DLRM the fastest `Plan`."""
+        check_threads()
         return (
             self.plans[0]
             if self.plans
@@ -98,6 +100,7 @@ class Exploration(Tabular):
     def front(self) -> Table:
         """Strategies that no other one beats in time, memory and ranks together, the fastest
         first."""
+        check_threads()
         rows, kept = self.frame.select("needs", "ranks").rows(), list[int]()
         for place, (needs, ranks) in enumerate(rows):
             if not any(rows[other][0] <= needs and rows[other][1] <= ranks for other in kept):

@@ -13,6 +13,7 @@ from warnings import catch_warnings
 
 import numpy as np
 
+from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Picture, Sections, Table, Tabular, read_columns
 from perfkit.ground.units import check_choice, escape, format_time, show
 from perfkit.platform.estimates import find_interval, keep_quiet, name_sides, warn_once
@@ -168,6 +169,8 @@ def sweep(
     ValueError
         For an empty grid, for names that the callable does not take, and if no configuration can be
         priced.
+    ForkError
+        In a process made by fork after Polars had answered a query; start it with spawn.
 
     Notes
     -----
@@ -184,6 +187,7 @@ def sweep(
     >>> pk.sweep(gpt, {"batch": [16, 256], "platform": ["a100-sxm-8"]}).table()["fits"].to_list()
     [True, False]
     """
+    check_threads()
     import polars as pl
 
     with catch_warnings(action="ignore"):  # a notebook without widgets shows a bar of text

@@ -15,6 +15,7 @@ import numpy as np
 from perfkit.fitting import Fit
 from perfkit.fitting.parameters import Key
 from perfkit.ground.files import find_reference, reading
+from perfkit.ground.forks import check_threads
 from perfkit.ground.hardware import DTYPES, KINDS, LINKS
 from perfkit.ground.results import Sections, Table
 from perfkit.ground.targets import check_target, write_text
@@ -137,6 +138,7 @@ def tabulate_numbers(platform: Any) -> Table:
 def list_sections(platform: Any) -> Sections:
     """Sections of a report: rooflines, curves of collectives, assumptions, provenance, and every
     number."""
+    check_threads()
     from perfkit import plots
 
     peaks = {name: peak.value for name, peak in platform.device.peaks.items()}

@@ -8,6 +8,7 @@ import altair as alt
 import numpy as np
 import polars as pl
 
+from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Table, name_column
 from perfkit.ground.units import format_time
 from perfkit.plots import canvas
@@ -115,6 +116,7 @@ def breakdown_bars(
     chart : altair.Chart
         Horizontal bars.
     """
+    check_threads()
     rows, seconds = read_frame(frame, run="", phase="", kind="", time_s=0.0), pl.sum("time_s")
     ranked = rows.group_by("kind", maintain_order=True).agg(seconds)
     kinds = ranked.sort("time_s", descending=True, maintain_order=True)["kind"].to_list()
@@ -232,6 +234,7 @@ def module_bars(frame: Frame, *, about: str = "") -> alt.LayerChart:
     chart : altair.LayerChart
         One bar for each module.
     """
+    check_threads()
     phases = ("forward", "backward", "update")
     times = dict.fromkeys([*(f"{phase}_s" for phase in phases), "idle_s"], 0.0)
     rows = read_frame(frame, module="", **times).with_columns(
@@ -337,6 +340,7 @@ def timeline_lanes(frame: Frame, *, about: str = "") -> alt.Chart:
         One lane for each rank and stream. Where charts are interactive, the time axis can be
         zoomed.
     """
+    check_threads()
     rows = read_frame(
         frame, rank=0, stream="", phase="", start_s=0.0, end_s=0.0, name="", module=""
     )

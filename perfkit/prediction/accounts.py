@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Table
 from perfkit.ground.units import check_choice, check_positive, rank_largest
 from perfkit.prediction.simulation import Lane, measure_overlap
@@ -202,6 +203,7 @@ def list_spans(operations: Table, level: str, depth: int | None = None) -> Table
     Columns rank, stream (the level), phase, module, operations [-], start_s, end_s [s]; spans of a
     rank do not overlap.
     """
+    check_threads()
     import polars
 
     keys, module = (
@@ -243,6 +245,7 @@ def sum_modules(lane: Lane, depth: int | None) -> Table:
     modules whose parameters and gradients it reads and writes, by their bytes; it counts as an
     operation of each. Time that was not simulated has its own rows, as idle time of the update.
     """
+    check_threads()
     import polars
 
     graph, owners = lane.graph, _find_owners(lane.graph)

@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from perfkit.ground.forks import check_threads
 from perfkit.ground.hardware import DTYPES, LINKS
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cells
 from perfkit.ground.units import check_positive, format_bytes, format_table, show
@@ -89,6 +90,7 @@ class PlatformComparison(Tabular):
         ValueError
             For predictions and priced plans, whose parts have no errors.
         """
+        check_threads()
         import polars as pl
 
         if not isinstance(self.a, Platform):
@@ -140,6 +142,7 @@ class PlatformComparison(Tabular):
 
     def _write(self) -> list[Sequence[str]]:
         """Rows of text with every quantity of both, the heads first."""
+        check_threads()
         cells = write_cells(self.table().select("quantity", "unit", "a", "b", "ratio"))
         return [("quantity", *_name_sides(self.a, self.b), "ratio"), *cells[1:]]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from perfkit.ground.files import reading
+from perfkit.ground.forks import check_threads
 from perfkit.ground.units import show
 from perfkit.readers.trace import DEVICE, LARGEST_TRACE, TraceFile, parse_document, read_text
 
@@ -186,6 +187,7 @@ def join_traces(trace: TraceFile, execution: ExecutionTrace) -> dict[int, Node]:
     alone and all ranks compute the same, the wrong rank cannot be told; then only splits of uneven
     collectives can be wrong.
     """
+    check_threads()
     host = trace.events.filter(trace.events["cat"].is_in(("cpu_op", "user_annotation")))
     names = dict(host.select("index", "name").iter_rows())
     records = {node.record: node for node in execution.nodes if node.record}

@@ -18,6 +18,7 @@ import polars as pl
 from polars.selectors import by_name, numeric
 
 from perfkit.ground.files import reading
+from perfkit.ground.forks import check_threads
 from perfkit.ground.units import check_choice, escape
 from perfkit.models.collectives import OPERATIONS, bus_factor
 
@@ -108,6 +109,7 @@ def list_tables(system: str | None = None) -> pl.DataFrame:
     ValueError
         For an unknown system. The message lists the systems with tables.
     """
+    check_threads()
     folder = find_database()
     own = (
         list(folder.glob(f"{system}/{_TABLES}"))
@@ -323,6 +325,7 @@ def _read(
 
     `dtype[0]` is the recorded column of number formats.
     """
+    check_threads()
     tables, folder, (column, wanted) = list_tables(system), find_database(), dtype
     check_choice(f"table of {system}", table, tables["table"].unique(maintain_order=True))
     columns = [

@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from perfkit.ground.files import LARGEST_TEXT, explain_content, reading
+from perfkit.ground.forks import check_threads
 from perfkit.ground.units import escape, format_bytes, show
 from perfkit.models.collectives import OPERATIONS, bus_factor
 
@@ -531,6 +532,7 @@ def _read_text(name: str, text: str, partial: bool) -> tuple[list[pl.DataFrame],
 
 def _collect(logs: Sequence["_Log"], partial: bool) -> NcclLogs:
     """Read logs into one frame; of several, those without a table are left out with a warning."""
+    check_threads()
     frames: list[pl.DataFrame] = []
     devices: dict[str, tuple[str, ...]] = {}
     unused: list[str] = []

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, group_rows, reading
+from perfkit.ground.forks import check_threads
 from perfkit.ground.results import read_records
 from perfkit.ground.units import check_choice, check_positive, escape, join_place
 from perfkit.models.distributions import ReuseHistogram, Zipf
@@ -227,6 +228,7 @@ def _number(text: str) -> Any:
 
 
 def _read_parquet(path: Path, itemsize: int) -> _Tables:
+    check_threads()
     import polars
 
     rows = enumerate(polars.scan_parquet(path).limit(MOST_ROWS + 1).collect().iter_rows(named=True))

@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from perfkit.ground.files import reading
+from perfkit.ground.forks import check_threads
 from perfkit.ground.units import format_bytes, show
 
 #: Largest trace that is read, unpacked [B]: columns and text take about three times as much memory.
@@ -311,6 +312,7 @@ def _read_number(value: Any, names: dict[str, int]) -> int:
 def _make_frame(rows: list[tuple[Any, ...]], base: int) -> pl.DataFrame:
     """Events sorted by time, outer ones before inner ones, without the category ``trace``, which
     spans everything."""
+    check_threads()
     columns: dict[str, Any] = dict(
         zip((*_OWN, *_NUMBERS[2:]), zip(*rows, strict=True), strict=True)
     )

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars
 
+from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Picture, Sections, Table, Tabular
 from perfkit.ground.units import Array, check_choice, format_bytes, format_time
 from perfkit.platform.estimates import check_time, find_interval
@@ -194,6 +195,7 @@ class PlanPrice(Tabular):
         chart : altair.HConcatChart
             Ready to be shown or saved.
         """
+        check_threads()
         from perfkit import plots
 
         frame, scale = self.table(), self._problem.correction
@@ -414,6 +416,7 @@ class ShardingResult(Tabular):
             rank, tables [-], lookup_s, backward_s, update_s [s], memory_bytes [B] and their share
             of the memory for tables [-].
         """
+        check_threads()
         frame, placements = self.prediction.table(), self.plan.placements
         held = [sum(rank in place.ranks for place in placements) for rank in range(self.plan.ranks)]
         columns = {

@@ -1,0 +1,122 @@
+"""In a process made by fork everything works, or says in one line what to do; nothing waits for
+ever."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: Prints what became of each call in a forked process of its own: "done", the error, or "waits".
+PROGRAM = """
+import json, os, sys, time, warnings
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+import perfkit as pk
+import polars as pl
+from perfkit import plots
+from tests.test_report import MODEL, some_comparison
+
+warnings.simplefilter("ignore")
+BERT, NAME = pk.Transformer.bert, "h100-sxm-8"
+GRID = {"batch": [8, 16]}
+platform = pk.load_platform(NAME)
+pl.DataFrame({"a": [1, 2]}).filter(pl.col("a") > 1)  # starts the threads of Polars
+result = pk.predict(MODEL, platform, ranks=2)
+comparison = pk.compare("a100-sxm-8", NAME, MODEL, ranks=1)
+sharding = pk.shard(MODEL, NAME, ranks=2, steps=10)
+exploration = pk.explore(BERT(batch=16), NAME, ranks=8)
+RIGHT = {
+    "predict": lambda: pk.predict(MODEL, platform, ranks=2).explain(),
+    "memory": lambda: repr(result.memory()),
+    "breakdown": lambda: result.breakdown(),
+    "critical_path": lambda: result.critical_path(),
+    "shard": lambda: pk.shard(MODEL, NAME, ranks=2, steps=10).explain(),
+    "tables": lambda: pk.TableSet((pk.EmbeddingTable(1000, 64),), batch=64).table(),
+    "explore": lambda: pk.explore(BERT(batch=16), NAME, ranks=8).table(),
+}
+ANY = {
+    "modules": lambda: result.modules(),
+    "chart": lambda: result.chart().to_dict(),
+    "trace": lambda: result.save_trace("t.json"),
+    "sections": lambda: [*result.sections()],
+    "sweep": lambda: pk.sweep(BERT, GRID, NAME, progress=False).table(),
+    "scaling": lambda: pk.scaling(MODEL, NAME, [1, 2]).table(),
+    "compare": lambda: pk.compare("a100-sxm-8", NAME, MODEL, ranks=1).explain(),
+    "comparison": lambda: (comparison.explain(), comparison.chart().to_dict(), comparison.table()),
+    "by_rank": lambda: sharding.by_rank(),
+    "plan chart": lambda: sharding.chart().to_dict(),
+    "front": lambda: exploration.front(),
+    "exploration": lambda: exploration.explain(),
+    "exploration chart": lambda: exploration.chart().to_dict(),
+    "report": lambda: pk.report(result, path="r.html"),
+    "platform report": lambda: pk.report(platform, path="p.html"),
+    "check": lambda: (some_comparison().as_text(), some_comparison().chart().to_dict()),
+    "platforms": lambda: pk.platforms(),
+    "sensitivity": lambda: result.sensitivity().chart().to_dict(),
+}
+CALLS = {**RIGHT, **ANY}
+
+
+def fork(name, call):
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            call()
+            said = "done"
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(writer, said.encode()[:4000])
+        os._exit(0)
+    os.close(writer)
+    return child, reader
+
+
+children = {name: fork(name, call) for name, call in CALLS.items()}
+verdicts, end = {}, time.monotonic() + 120
+while children and time.monotonic() < end:
+    for name, (child, reader) in [*children.items()]:
+        if os.waitpid(child, os.WNOHANG)[0]:
+            verdicts[name] = os.read(reader, 4000).decode()
+            del children[name]
+    time.sleep(0.02)
+for name, (child, _) in children.items():
+    os.kill(child, 9)
+    verdicts[name] = "waits"
+with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+    swept = pk.sweep(BERT, GRID, NAME, progress=False, executor=pool)
+verdicts["executor"] = "done" if len(swept.table()) == 2 else "lost rows"
+print(json.dumps(verdicts))
+"""
+
+
+def run_forks(folder: Path) -> dict[str, str]:
+    settings = {**os.environ, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(ROOT)])}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=folder,
+        env=settings,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr
+    verdicts: Any = json.loads(done.stdout)
+    return verdicts
+
+
+def test_after_queries_a_forked_process_works_or_says_a_line(tmp_path: Path) -> None:
+    verdicts = run_forks(tmp_path)
+    for name in ("predict", "memory", "breakdown", "critical_path", "shard", "tables", "explore"):
+        assert verdicts[name] == "done", name
+    assert verdicts["executor"] == "done", "a pool of forked processes works"
+    refused = "ForkError: this process was made by fork, and Polars, .*get_context.'spawn'."
+    for name, said in verdicts.items():
+        assert said == "done" or re.fullmatch(refused, said), (name, said)
+    for name in ("sweep", "chart", "report"):
+        assert verdicts[name] != "done", "the case that waited"
