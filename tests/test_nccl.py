@@ -5,6 +5,7 @@ import csv
 import gzip
 import math
 import re
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -651,6 +652,8 @@ WRITTEN = {
     "utf-8": lambda text: text.encode(),
     "windows": lambda text: text.replace("\n", "\r\n").encode("utf-8-sig"),
     "utf-16": lambda text: text.encode("utf-16"),
+    "utf-16 without a mark": lambda text: text.encode("utf-16-le"),
+    "old Mac": lambda text: text.replace("\n", "\r").encode(),
     "gzip": lambda text: gzip.compress(text.encode()),
     "colours": lambda text: text.replace("\n", "\x1b[0m\n\x1b[32m").encode(),
     "kubernetes": lambda text: text.replace("\n", "\n2025-01-02T03:04:05.678Z ").encode(),
@@ -707,3 +710,17 @@ def test_a_folder_gives_every_log_and_names_the_others_once(tmp_path: Path) -> N
     (tmp_path / "torn.log").write_text(text_of(Log())[:-120])
     with pytest.raises(ValueError, match=r"torn\.log .*partial=True keeps"):
         read_nccl_tests(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("count", "odd"), [(8, False), (7, True), (4, False), (10, False), (1, False)]
+)
+def test_adapters_that_do_not_divide_among_ranks_are_told(count: int, odd: bool) -> None:
+    names = " ".join(f"[{n}]mlx5_{n}:1/IB" for n in range(count))
+    line = f"host-0:7:7 [0] NCCL INFO NET/IB : Using {names} [RO]; OOB eno1:10.0.0.1<0>"
+    text = f"{line}\n{text_of(Log(ranks=16, gpus_per_node=8))}"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        parse_nccl_tests(text)
+    said = [str(each.message) for each in caught]
+    assert bool(said) == odd and all("NCCL lists 7 network adapters for the 8" in x for x in said)

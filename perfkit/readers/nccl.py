@@ -83,6 +83,8 @@ _FAILED = re.compile(r"Out of bounds values\s*:\s*\d+\s+FAILED")
 #: Names of columns of nccl-tests before 2019, whose times are in milliseconds.
 _ANCIENT = re.compile(r"bytes\s+N\s+type\s.*algbw\s+busbw\s+res\b")
 _USAGE = re.compile(r"^\W*USAGE\s*:?.*_perf\b", re.IGNORECASE)
+#: Network adapters that NCCL lists with NCCL_DEBUG=INFO, once for each node that says so.
+_ADAPTERS = re.compile(r"NET/IB : Using((?: \[\d+\][\w.-]+:\d+\S*)+)")
 #: Lines that say why a run ended, and lines that may.
 _FAILURES = (
     re.compile(
@@ -292,11 +294,10 @@ def _begin(tables: list[_Table], line: int, text: str, *, header: bool = False) 
 
 def _find_tables(text: str) -> tuple[list[_Table], _MisfitError | None]:
     """Tables with rows, and the first line that does not fit; lines after it are not read."""
-    lines = [
-        (i, line[:_LONGEST])
-        for i, line in enumerate(_COLOURS.sub("", text).split("\n"), 1)
-        if line.strip()
-    ]
+    plain = _COLOURS.sub("", text)
+    if "\n" not in plain:  # line ends of old Macs
+        plain = plain.replace("\r", "\n")
+    lines = [(i, line[:_LONGEST]) for i, line in enumerate(plain.split("\n"), 1) if line.strip()]
     tables, misfit = [_Table()], None
     try:
         for line in lines:
@@ -526,8 +527,34 @@ def _read_text(name: str, text: str, partial: bool) -> tuple[list[pl.DataFrame],
     with reading(file, _ADVICE):
         tables, misfit = _find_tables(text)
         pairs = [_read_table(table, file) for table in tables]
+        _compare_adapters(file, text, tables)
         misfit = next(filter(None, [*(wrong for _, wrong in pairs), misfit]), None)
     return [rows for rows, _ in pairs], None if misfit is None else str(misfit)
+
+
+def _compare_adapters(file: str, text: str, tables: Sequence[_Table]) -> None:
+    """Warn where the network adapters that NCCL lists do not divide among the ranks of a node: one
+    may be missing."""
+    listed = _ADAPTERS.search(text)
+    if listed is None:
+        return
+    names = listed[1].split()
+    for table in tables:
+        ranks, nodes = table.count()
+        if nodes is None or nodes < 2 or ranks % nodes:
+            continue
+        local = ranks // nodes
+        if len(names) < local and local % len(names):
+            warnings.warn(
+                escape(
+                    f"{file}: NCCL lists {len(names)} network adapters for the {local} ranks of a "
+                    f"node; one may be missing: {', '.join(names)}",
+                    500,
+                ),
+                LogWarning,
+                stacklevel=4,
+            )
+            return
 
 
 def _collect(logs: Sequence["_Log"], partial: bool) -> NcclLogs:
@@ -641,6 +668,8 @@ def _read_file(path: Path) -> str:
         cause = explain_content(data[:4096], path.name)
         if cause is not None:
             raise ValueError(cause)
+        if len(data) > 9 and not any(data[1:200:2]):  # UTF-16 without its mark
+            return data.decode("utf-16-le", errors="replace")
         return data.decode("utf-8-sig", errors="replace")
 
 
