@@ -19,6 +19,7 @@ import perfkit as pk
 from benchmarks import Row, command, find_shared_data, lay_out
 from perfkit.calibration.cluster import calibrate_traces
 from perfkit.calibration.collectives import fit_transfers
+from perfkit.calibration.traces import find_unsized
 from perfkit.ground.units import Array
 from perfkit.platform.estimates import keep_quiet
 from perfkit.prediction.cost import price
@@ -52,7 +53,7 @@ def compare_step(job: str) -> dict[str, Any]:
     """Means over ranks of the work of the device and of the step: measured, gallery, and from all
     traces [s]."""
     trace, base = pk.read_trace(list_paths(job)), JOBS[job][0]
-    graphs = [trace.graph(file.rank) for file in trace.files]
+    graphs = [trace.record(file.rank)[0] for file in trace.files]
     ranks = None if len(graphs) > 1 else graphs[0].ranks
     worked = (
         trace.idle()
@@ -70,13 +71,14 @@ def compare_step(job: str) -> dict[str, Any]:
 
 
 def sum_kernels(platform: pk.Platform, recorded: tuple[Graph, Array]) -> tuple[float, float]:
-    """Predicted and measured sum of the kernels of a recorded step, without collectives and copies
-    to the host [s]."""
+    """Predicted and measured sum of the kernels of a recorded step, without collectives, copies to
+    the host and kernels whose sizes are not in the trace [s]."""
     graph, seconds = recorded
     found = price([graph], platform, dtype=graph.dtype)[0].seconds
     kernels = ~np.isnan(seconds) & [
         label[1] not in ("collective", "transfer") for label in graph.labels
     ]
+    kernels[find_unsized(graph)] = False
     return float(found[kernels].sum()), float(seconds[kernels].sum())
 
 

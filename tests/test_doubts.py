@@ -176,6 +176,21 @@ def test_operations_without_sizes_are_counted_and_teach_nothing(tmp_path: Path) 
     assert "work of 10 of 15 operations of t.json: their sizes are unknown" in missing
 
 
+def test_collectives_without_a_size_are_counted(tmp_path: Path) -> None:
+    """A message of unknown size is not one of no bytes."""
+    rank = [*healthy(), *exchange(500, 5, [(560, 50)], kernels=["ncclDevKernel_AllGather"])]
+    for path in write_ranks(tmp_path, [rank, rank]):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            pk.read_trace(path).graph()
+    for each in rank:
+        for name in ("In msg nelems", "Out msg nelems"):
+            each["args"].pop(name, None)
+    (path, _) = write_ranks(tmp_path, [rank, rank])
+    with pytest.warns(UserWarning, match=r"1 of 3 operations of rank0.json have no sizes .*gather"):
+        pk.read_trace(path).graph()
+
+
 def test_collectives_without_kernels_are_counted(tmp_path: Path) -> None:
     whole = exchange(10, 5, [(60, 50)], kernels=["ncclDevKernel_AllGather"])
     lost = [each for each in exchange(200, 6, []) if each["cat"] != "kernel"]
@@ -192,6 +207,26 @@ def test_events_of_another_form_are_counted(tmp_path: Path) -> None:
     ]
     with pytest.raises(ValueError, match="it holds 1 events without a duration"):
         pk.read_trace(write(tmp_path / "t.json", pair))
+
+
+def test_categories_of_other_tools_are_counted_or_refused(tmp_path: Path) -> None:
+    extra = {**event("mtia_ccp_events", "work", 700, 20), "pid": 0}
+    assert notes_of(write(tmp_path / "t.json", [*healthy(), extra])) == [
+        "t.json: events of the category 'mtia_ccp_events' are not used: 1"
+    ]
+    foreign = [{**each, "cat": "XLA Ops"} for each in healthy()]
+    with pytest.raises(ValueError, match=r"categories 'xla ops'; .* so another tool wrote it"):
+        pk.read_trace(write(tmp_path / "t.json", foreign))
+    bare = [{key: each[key] for key in each if key != "cat"} for each in healthy()]
+    with pytest.raises(ValueError, match=r"categories ''; .* so another tool wrote it"):
+        pk.read_trace(write(tmp_path / "t.json", bare))
+
+
+def test_packed_data_that_end_too_early_are_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": healthy()}).encode())[:-20])
+    with pytest.raises(ValueError, match="it is cut off"):
+        pk.read_trace(path)
 
 
 def test_work_of_two_devices_is_named(tmp_path: Path) -> None:
@@ -482,9 +517,9 @@ print(json.dumps([state == read_state(), told.getvalue(), others, grown, len(gra
 
 
 def list_operators() -> list[str]:
-    """All operators of PyTorch's library, once each."""
-    names = torch._C._dispatch_get_all_op_names()
-    return sorted({each.split(".")[0] for each in names if each.startswith("aten::")})
+    """All operators of PyTorch's library, those of its scripts included, once each."""
+    names = {schema.name for schema in torch._C._jit_get_all_schemas()}
+    return sorted(name for name in names if name.startswith("aten::"))
 
 
 @pytest.mark.parametrize(

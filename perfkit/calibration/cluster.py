@@ -246,7 +246,7 @@ def fit_cluster(
     platform = _add_context(replace(platform, host=host), _list_traced(rows), source, day)
     parts = ((platform.kernels, base.kernels), (platform.collectives, base.collectives))
     kept = [key for new, old in parts for key, fit in new.items() if fit == old.get(key)]
-    kept += [part for part in ("host", "context") if getattr(platform, part) is getattr(base, part)]
+    kept += [part for part in ("host", "context") if getattr(platform, part) == getattr(base, part)]
     lost = Counter(
         f"{row['kind']} in {row['dtype']} ({row['failed']})" for row in rows if "failed" in row
     )

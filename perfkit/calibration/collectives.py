@@ -112,6 +112,18 @@ def _measure(dims: Any) -> int:
     )
 
 
+def _count_elements(facts: Mapping[str, Any]) -> int:
+    """Elements of the first operand of an operator; 0 where its size is not known [-]."""
+    dims, types = facts.get("Input Dims"), facts.get("Input type")
+    if not isinstance(dims, list) or not dims:
+        return 0
+    kind = str(types[0]) if isinstance(types, list) and types else ""
+    # one number has no dimensions, and so have lists whose sizes were not recorded
+    if dims[0] == [] and kind in ("", "TensorList", "Scalar", "ScalarList", "GenericList"):
+        return 0
+    return _measure(dims[:1])
+
+
 @checked
 def add_execution(file: TraceFile, execution: ExecutionTrace) -> TraceFile:
     """Add the operands in an execution trace to a Kineto trace, and the sizes of collectives, such
@@ -187,7 +199,7 @@ def _describe(
     ranks = facts.get("Group size") or len(members) or file.ranks
     sent, received = (facts.get(f"{way} msg nelems") for way in ("In", "Out"))
     if type(sent) is not int or type(received) is not int:
-        sent = _measure(facts.get("Input Dims", [])[:1])
+        sent = _count_elements(facts)
         received = sent * (ranks or 0) if operation == "all_gather" else sent
     elements = max(sent, received) if operation in ("all_gather", "reduce_scatter") else sent
     bits = re.search(r"(?:float|int)(\d{1,2})", dtype.lower())

@@ -10,7 +10,7 @@ from perfkit.ground.units import escape, format_time
 from perfkit.readers.trace import DEVICE, MARK, TraceFile
 
 #: Calls that start a kernel or a graph of kernels.
-_LAUNCHES = r"(?i)launch\w*kernel|modulelaunch|graphlaunch"
+_LAUNCHES = r"(?i)launch\w*kernel|kernellaunch|modulelaunch|graphlaunch"
 #: Operators that launch collectives.
 EXCHANGES = re.compile(r"^(nccl:|record_param_comms$)")
 #: How long two events may overlap that follow one another on a stream, or on the host [ns]: times
@@ -46,7 +46,7 @@ def check_device(file: TraceFile) -> None:
 def count_launches(file: TraceFile) -> tuple[int, int]:
     """Launches of kernels, and those of them without a kernel [-]."""
     host = pl.col("stream") < 0
-    calls = pl.col("cat").is_in(("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver"))
+    calls = pl.col("cat").str.contains("_(runtime|driver)$")
     launches = file.events.filter(host, calls, pl.col("name").str.contains(_LAUNCHES))
     return len(launches), int((launches["index_correlation"] < 0).sum())
 

@@ -516,11 +516,13 @@ def name_devices(files: Sequence[TraceFile]) -> list[str]:
 def find_unsized(graph: Graph) -> list[int]:
     """Operations of a recorded step that have no sizes in its trace [-]."""
     sized = {*graph.accesses[:, 0].astype(int).tolist()}
-    return [
-        index
-        for index, label in enumerate(graph.labels)
-        if label[1] == "other" and index not in sized
-    ]
+    nbytes = graph.column("nbytes")
+    unsized = []
+    for index, (_, kind, *_) in enumerate(graph.labels):
+        empty_message = kind == "collective" and not nbytes[index]
+        if empty_message or (kind == "other" and index not in sized):
+            unsized.append(index)
+    return unsized
 
 
 def describe_unsized(graph: Graph) -> str:

@@ -37,6 +37,21 @@ _CATEGORIES = {
 #: Categories of work on a device, and of other events about its streams.
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _BESIDE = ("gpu_user_annotation", "cuda_sync", "overhead")
+#: Categories of other events that PyTorch's profiler writes, in today's names, and how categories
+#: of calls of a driver end.
+_OTHERS = {
+    "cpu_op",
+    "cpu_instant_event",
+    "user_annotation",
+    "python_function",
+    "external_correlation",
+    "trace",
+    "ac2g",
+    "fwdbwd",
+    "async_cpu_to_gpu",
+    "collective_comm",
+}
+_CALLS = ("_runtime", "_driver")
 #: Categories of events whose arguments are not kept, unless they hold sizes.
 _PLAIN = ("kernel", "Kernel", "cuda_runtime", "Runtime", "cuda_driver", "gpu_memset", "Memset")
 #: Columns of a frame of events: members of an event, then members of its arguments.
@@ -146,11 +161,13 @@ def read_kineto(path: str | Path) -> TraceFile:
         args = {
             index: found for index, row in enumerate(frame["row"].to_list()) if (found := kept[row])
         }
-        file = _describe(facts, _link(frame.drop("row")), args, Path(path).name)
+        notes = _count_others(frame)
         if begun:
-            left = f"events that are written as a begin and an end are left out: {len(begun)}"
-            file = replace(file, notes=(*file.notes, left))
-        return file
+            notes.append(
+                f"events that are written as a begin and an end are left out: {len(begun)}"
+            )
+        file = _describe(facts, _link(frame.drop("row")), args, Path(path).name)
+        return replace(file, notes=tuple(notes))
 
 
 def _find_other_content(facts: Mapping[str, Any], has_events: bool, begun: int) -> str:
@@ -172,7 +189,13 @@ def read_text(path: str | Path, most: int = LARGEST_TRACE) -> str:
         packed = file.read(2) == b"\x1f\x8b"
     data, containers, values = bytearray(), 0, 0
     with gzip.open(path) if packed else open(path, "rb") as file:
-        while len(data) <= most and (part := file.read(min(_PART, most + 1 - len(data)))):
+        while len(data) <= most:
+            try:
+                part = file.read(min(_PART, most + 1 - len(data)))
+            except EOFError:
+                raise ValueError("it is cut off: its packed data end too early") from None
+            if not part:
+                break
             data += part
             containers += part.count(b"[") + part.count(b"{")
             values += part.count(b",")
@@ -334,12 +357,14 @@ def _make_frame(rows: list[tuple[Any, ...]], base: int) -> pl.DataFrame:
         columns[name] = [known[own] for own in values]
     types = {name: pl.String if name in ("cat", "name") else pl.Int64 for name in columns}
     lower = pl.col("cat").str.to_lowercase().replace(_CATEGORIES)
-    frame = (
-        pl.DataFrame(columns, types)
-        .with_columns(lower)
-        .with_row_index("row")
-        .filter(pl.col("cat") != "trace")
-    )
+    frame = pl.DataFrame(columns, types).with_columns(lower)
+    if not any(map(_is_of_profiler, frame["cat"].unique().to_list())):
+        named = ", ".join(show(name, 30) for name in frame["cat"].unique().sort().to_list()[:5])
+        raise ValueError(
+            f"its events have the categories {named}; those of PyTorch's profiler are cpu_op, "
+            "kernel and others, so another tool wrote it"
+        )
+    frame = frame.with_row_index("row").filter(pl.col("cat") != "trace")
     step = (pl.col("cat") == "cpu_op") & pl.col("name").str.contains(_STEP)
     place = pl.when(pl.col("cat") == "gpu_user_annotation").then("tid").otherwise("stream")
     frame = frame.with_columns(
@@ -353,6 +378,21 @@ def _make_frame(rows: list[tuple[Any, ...]], base: int) -> pl.DataFrame:
         )
     frame = frame.sort("ts", pl.col("dur").neg(), maintain_order=True)
     return frame.select(pl.int_range(pl.len()).alias("index"), pl.all())
+
+
+def _is_of_profiler(category: str) -> bool:
+    """Whether PyTorch's profiler writes events of this category."""
+    return category in {*DEVICE, *_BESIDE, *_OTHERS} or category.endswith(_CALLS)
+
+
+def _count_others(frame: pl.DataFrame) -> list[str]:
+    """Say how many events have categories that are not used."""
+    counts = frame["cat"].value_counts(sort=True).rows()
+    return [
+        f"events of the category {show(name, 40)} are not used: {count}"
+        for name, count in counts
+        if not _is_of_profiler(name)
+    ]
 
 
 def _link(frame: pl.DataFrame) -> pl.DataFrame:

@@ -13,13 +13,9 @@ from tests.fuzz.damage import Rng, choose
 from tests.fuzz.harness import Entry, Nonsense
 from tests.recordings import Event, exchange, healthy, operation, step, write, write_ranks
 
-#: All operators of PyTorch's library.
+#: All operators of PyTorch's library, those of its scripts included.
 OPERATORS = sorted(
-    {
-        name.split(".")[0]
-        for name in torch._C._dispatch_get_all_op_names()
-        if name.startswith("aten::")
-    }
+    {schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("aten::")}
 )
 #: Those of them that take no tensor in one of their forms: numbers, texts, settings.
 WITHOUT_TENSORS = [
@@ -30,6 +26,10 @@ WITHOUT_TENSORS = [
         not any("Tensor" in str(argument.type) for argument in overload._schema.arguments)
         for overload in [getattr(packet, form) for form in packet.overloads()]
     )
+]
+#: Those that draw random numbers, or whose names tell that they set something.
+SETTINGS = [
+    name for name in OPERATORS if any(w in name for w in ("rand", "seed", "set_", "normal"))
 ]
 #: Types and texts of arguments, as traces have them.
 ARGUMENTS = (
@@ -72,7 +72,7 @@ def name_operators(rng: Rng, folder: Path) -> None:
         for kind, _ in chosen:
             lists = [[2, 3], [2, 3]] if kind.startswith("TensorList") else []
             sizes.append([2, 3] if kind in ("float", "long int") else lists)
-        names = choose(rng, (OPERATORS, WITHOUT_TENSORS))
+        names = choose(rng, (OPERATORS, WITHOUT_TENSORS, SETTINGS))
         called, *rest = operation(choose(rng, names), 200.0 * number, 101 + number)
         called["args"] |= {
             "Input Dims": sizes,
