@@ -396,16 +396,11 @@ def test_what_follows_from_small_known_numbers_is_known() -> None:
     assert ("gemm", "nt") not in capture(_Masked(2.0), tokens).kernels, "the layer is left out"
     generator = torch.Generator().manual_seed(3)
     state = generator.get_state()
-    assert (
-        len(
-            capture(
-                lambda: (
-                    lambda: torch.randn(int(torch.randint(1, 9, (), generator=generator)), 5).sum()
-                )
-            )
+    with pytest.warns(UserWarning, match="numbers that the step draws decide"):
+        drawn = capture(
+            lambda: lambda: torch.randn(int(torch.randint(1, 9, (), generator=generator)), 5).sum()
         )
-        == 3
-    )
+    assert len(drawn) == 3
     assert torch.equal(generator.get_state(), state)
     shared = capture(
         _Masked(), [tokens], loss=lambda out: out.square().sum(), ranks=2, device="cuda"
@@ -571,7 +566,8 @@ def test_real_whole_numbers_decide_sizes() -> None:
         kept.sum().backward()
 
     capture(lambda: step)
-    assert found == [((2, 3), 3, [1, 3, 3, 2], 5)] * 2
+    assert len(found) >= 2
+    assert all(each == ((2, 3), 3, [1, 3, 3, 2], 5) for each in found)
 
 
 @pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
@@ -654,8 +650,11 @@ def test_the_next_step_may_wait_for_what_this_one_sends() -> None:
 def test_what_is_no_step_and_ranks_that_share_nothing_are_told() -> None:
     with pytest.raises(ValueError, match="make_step returned 3; it must return the step"):
         capture(lambda: 3)  # type: ignore[arg-type, return-value]
-    with pytest.warns(
-        UserWarning, match="has no collective between its 4 ranks; .*DistributedDataParallel"
+    with (
+        pytest.warns(UserWarning, match="the step ran no operation"),
+        pytest.warns(
+            UserWarning, match="has no collective between its 4 ranks; .*DistributedDataParallel"
+        ),
     ):
         capture(lambda: nn.Linear(4, 4).zero_grad, ranks=4)
 

@@ -426,6 +426,11 @@ def predict(
     loading = check_positive("loading", loading, zero=True)
     find = find_graphs if strategy is None else partial(find_stages, strategy)
     what, graphs, count = find(workload, where, ranks, plan, execution)
+    if any(not len(graph) for graph in graphs if isinstance(graph, Graph)):
+        raise ValueError(
+            "the graph has no operations, so there is nothing to predict; capture a step that runs its work in this "
+            "process"
+        )
     kinds = cast_ranks(graphs, count, slowdown or {})
     whole, device = where.context.find_iteration(what.family, count), where.device.kind != "cpu"
     costs = price([kind.graph for kind in kinds], where, dtype=what.dtype, ranks=count)

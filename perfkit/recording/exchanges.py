@@ -29,7 +29,10 @@ _NAMES = {
     "recv": "broadcast",
 }
 #: Assumption for a tensor that is sent.
-PAIR = "a send from one rank to another is priced as a broadcast between the two"
+PAIR = (
+    "a send from one rank to another is priced as a broadcast between the two; the time that a rank waits for the work "
+    "of the other is left out"
+)
 #: Assumption for kernels that are replayed.
 GRAPHED = "with torch.cuda.make_graphed_callables all kernels count as launched at once, also those of the optimizer"
 

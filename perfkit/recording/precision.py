@@ -12,13 +12,17 @@ References
 .. [4] PyTorch 2.13, aten/src/ATen/native/layer_norm.cpp, rms_norm_symint.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
@@ -81,6 +85,9 @@ _WIDEST = [
     "scatter_add",
     "vdot",
 ]
+_LIBRARIES = tuple(
+    str(Path(module.__file__ or "").parent) for module in (torch, sys.modules["perfkit"])
+)
 #: The innermost region of autocast, and weights converted to its data type, kept until the
 #: outermost region ends.
 _region: dict[str, Any] = {"enabled": False, "dtype": torch.float16}
@@ -165,6 +172,52 @@ def _normalize(x: Tensor, shape: Sequence[int], weight: Any, eps: Any) -> Tensor
     return torch.ops.aten._fused_rms_norm.default.redispatch(keys, x, shape, weight, eps)[0]
 
 
+def is_called_by_user(frame: Any) -> bool:
+    """Whether a call comes from code of the user, and not from an installed package."""
+    name = frame.f_code.co_filename
+    return "site-packages" not in name and not name.startswith(_LIBRARIES)
+
+
+def _answer(real: Any, value: Any) -> Callable[..., Any]:
+    """A function that answers code of the user with a value, and others as before: packages would
+    remember that there is a GPU."""
+
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        return value if is_called_by_user(sys._getframe(1)) else real(*args, **kwargs)
+
+    return asked
+
+
+def _list_answers() -> list[tuple[Any, dict[str, Any]]]:
+    """Answers to what scripts ask of a GPU before they use one; it is one such as A100."""
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    memory = int(80e9)
+    gpu = SimpleNamespace(
+        name="GPU", major=8, minor=0, total_memory=memory, multi_processor_count=108
+    )
+    answers = {
+        "is_available": True,
+        "device_count": ranks,
+        "current_device": 0,
+        "get_device_name": gpu.name,
+        "get_device_capability": (gpu.major, gpu.minor),
+        "get_device_properties": gpu,
+        "mem_get_info": (memory, memory),
+        "set_device": None,
+        "reset_peak_memory_stats": None,
+    }
+    of_cuda = {name: _answer(getattr(torch.cuda, name), value) for name, value in answers.items()}
+    found = [(torch.cuda, of_cuda)]
+    accelerator: Any = getattr(torch, "accelerator", None)
+    if accelerator is not None:  # since PyTorch 2.6
+        device = torch.device("cuda")
+        named = {"is_available": True, "device_count": ranks, "current_accelerator": device}
+        found.append(
+            (accelerator, {n: _answer(getattr(accelerator, n), v) for n, v in named.items()})
+        )
+    return found
+
+
 @contextmanager
 def pretend_gpu(note: Callable[[str], Any]) -> Iterator[None]:
     """Let calls act as on a GPU: autocast for every device that a region names, gradient scalers,
@@ -211,6 +264,8 @@ def pretend_gpu(note: Callable[[str], Any]) -> Iterator[None]:
         )
         others.fallback(torch.library.fallthrough_kernel, _KEY)
         for name in own._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
+            if not name.startswith("aten::"):  # an operation of another package, or of the user
+                continue
             packet, _, overload = name.removeprefix("aten::").partition(".")
             op = getattr(getattr(torch.ops.aten, packet), overload or "default")
             library.impl(op, partial(_run, op), _KEY)
@@ -223,7 +278,7 @@ def pretend_gpu(note: Callable[[str], Any]) -> Iterator[None]:
         stack.enter_context(
             patch.dict(_region, enabled=False, dtype=torch.get_autocast_dtype("cuda"))
         )
-        for owner, values in patches:
+        for owner, values in [*patches, *_list_answers()]:
             stack.enter_context(patch.multiple(owner, **values))
         stack.callback(_weights.clear)
         yield

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.optimize import brentq
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfkit.models.distributions import Zipf, unique_rows
@@ -23,15 +24,47 @@ from perfkit.recording.values import Values, are_sparse, is_whole
 from perfkit.workloads.execution import compile_graph
 from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
 from perfkit.workloads.tables import EmbeddingTable
-from perfkit.workloads.vocabulary import VIEWS, count_bytes, find_entry, walk_tensors
+from perfkit.workloads.vocabulary import (
+    VIEWS,
+    count_bytes,
+    find_entry,
+    is_unpriced,
+    walk_tensors,
+)
 
 _NAMES: dict[Any, str] = {
     **{dtype: name for name, dtype in DTYPES.items() if name != "tf32"},
     torch.float8_e4m3fn: "fp8",
     torch.float8_e5m2: "fp8",
+    torch.complex64: "fp32",
+    torch.complex128: "fp64",
 }
+#: Products whose number format is that of their factors, and not that of their result.
+_BY_FACTORS = {
+    "_scaled_mm",
+    "_scaled_mm_v2",
+    "_scaled_grouped_mm",
+    "_scaled_grouped_mm_v2",
+    "_int_mm",
+}
+#: Namespaces of operations that PyTorch itself brings.
+_BUILT_IN = ("aten", "prim", "prims", "profiler", "fsdp", "symm_mem", "quantized", "dtensor")
 #: PyTorch's switch for products of fp32 in TF32 on a GPU, by operation class.
 _SWITCHES = {"gemm": "matmul", "bmm": "matmul", "convolution": "conv"}
+#: Assumption for operations without a model whose work does not follow from their bytes.
+UNKNOWN_WORK = (
+    "perfkit has no model of the work of {}: it counts the bytes that they move, and their time may be far too short; "
+    "measure them and add their time"
+)
+#: Assumption for work on tensors of the host.
+HOST_WORK = (
+    "the step works on tensors of the host before it moves them to the GPU; this work, its gradients and the memory of "
+    "these tensors count as the GPU's"
+)
+#: What is said of a step without a trained weight.
+NOTHING_TRAINED = (
+    "no weight is trained: the {} numbers of the weights are frozen (requires_grad=False)"
+)
 #: The node of autograd that stores the gradient of a weight; DistributedDataParallel hooks into it.
 _KEEP = "torch::autograd::AccumulateGrad"
 #: Arguments of a fused optimizer that PyTorch declares as written.
@@ -52,6 +85,9 @@ class _Schema:
         #: Written arguments that are not read: they only receive results.
         self.lent = self.written if self.name[-1] != "_" else ()
         self.pointwise = torch.Tag.pointwise in func.tags
+        own = func.namespace not in _BUILT_IN and "c10d" not in func.namespace
+        #: Whether another package brings it, or the user.
+        self.foreign = own
         self.view = self.name in VIEWS or func.namespace in ("prim", "profiler")
         self.collective = name_collective(func)
         #: Whether its result is a view, or else a new tensor whose sizes depend only on those of
@@ -88,6 +124,26 @@ class _Schema:
 _COPY, _FILL = _Schema(torch.ops.aten.clone.default), _Schema(torch.ops.aten.masked_fill_.Scalar)
 
 
+class Trail:
+    """What one call of the step does, in brief: enough to see whether two calls do the same."""
+
+    def __init__(self, number: float = 1.0) -> None:
+        self.number = number  # what a computed number counts as where the step reads it
+        self.updating = 0  # how many optimizers are at work now
+        self.steps = 0  # calls of optimizers
+        self.operations: list[Any] = []  # names and shapes of results outside of optimizers
+        self.updates: list[Any] = []  # the same inside of optimizers
+        self.called = False  # whether a call of the step has begun
+        self.moved: set[int] = set()  # storages that this call has moved to the GPU
+        self.read = ""  # line where the step first reads a computed number
+        self.asked = False  # whether the step asked for a known number
+
+    def append(self, name: str, out: Any) -> None:
+        """Note an operation."""
+        shapes = tuple(tensor.shape for tensor in walk_tensors(out))
+        (self.updates if self.updating else self.operations).append((name, shapes))
+
+
 class Recorder(TorchDispatchMode):
     """Appends dispatched operations to columns. It never keeps tensors, as this would change what
     autograd does.
@@ -107,6 +163,16 @@ class Recorder(TorchDispatchMode):
         self.phase, self.leading = "forward", False
         self.modules: list[str] = []  # paths of the running modules, the innermost one last
         self.compiled: set[str] = set()  # phases that are compiled
+        self.placing = False  # whether the tensors made now are placed on the GPU
+        self.packing = False  # whether a hook of the user saves a tensor for the backward pass
+        self._hosted: set[int] = set()  # storages that the step has not placed on the GPU
+        self._begun = 0  # number of storages before the recorded call
+        self.optimizers: set[int] = set()  # identities of those that the recorded call runs
+        self.trail = Trail()  # what the present call of the step does, in brief
+        # operations whose work has no model, in the order they were met
+        self._unpriced: dict[str, None] = {}
+        self._frozen: dict[int, int] = {}  # weights without a gradient: numbers by storage
+        self._weights_of_modules: set[int] = set()  # storages of all parameters of modules
         self.labels: list[Label] = []
         self.viewed = self.bare = 0  # views, and calls of the framework without a kernel
         self._features: list[list[float]] = []
@@ -115,6 +181,7 @@ class Recorder(TorchDispatchMode):
         self._keys: list[float] = []
         self._tables: list[EmbeddingTable] = []
         self._trained: dict[int, int] = {}
+        self._inputs: set[int] = set()  # leaves with a gradient that are no parameters
         self._schemas: dict[Any, _Schema] = {}
         # table and bags of the last lookup, by storage of the weight
         self._weights: dict[int, tuple[int, float]] = {}
@@ -166,7 +233,10 @@ class Recorder(TorchDispatchMode):
             self._node, self._opened = (number, name), False
             if name == _KEEP:
                 held = getattr(node.variable, "_local_tensor", node.variable)
-                self._trained[self.values.number(held)] = held.numel()
+                number_of_leaf = self.values.number(held)
+                self._trained[number_of_leaf] = held.numel()
+                if not isinstance(node.variable, nn.Parameter):
+                    self._inputs.add(number_of_leaf)
         self.phase, self.leading = "backward", False
         if self.modules:  # a checkpoint, which is computed again in the backward pass
             return self.module
@@ -193,9 +263,14 @@ class Recorder(TorchDispatchMode):
             return args[0].detach()
         else:
             out = self.values.work_out(func, schema, args, kwargs, given)
+        hosted = self.accelerator and self._is_hosted(given)
         for made in walk_tensors(out):
             if isinstance(made, FakeTensor) and made.layout in (torch.strided, torch.sparse_coo):
-                self.values.number(made)
+                number = self.values.number(made)
+                if hosted:
+                    self._hosted.add(number)
+        if not (self.agreeing or schema.view):
+            self.trail.append(schema.name, out)
         if self.on and not self.agreeing:
             module, complete = self._locate(given), schema.complete(args, kwargs)
             if schema.collective:
@@ -223,6 +298,8 @@ class Recorder(TorchDispatchMode):
             entry = find_entry("<rows>")
         else:
             entry = find_entry(schema.name, pointwise=schema.pointwise, sparse=sparse)
+        if is_unpriced(schema.name) or (schema.foreign and entry.kind == "other"):
+            self._unpriced[schema.name] = None
         variant = entry.variant(schema.name, args) if callable(entry.variant) else entry.variant
         sizes = entry.sizes(args, out) | {"launches": entry.launches}
         if entry.kind.startswith("embedding") and variant != "dense_rows":
@@ -248,6 +325,8 @@ class Recorder(TorchDispatchMode):
         dtype = next(
             (_NAMES[t.dtype] for t in (*walk_tensors(out), *given) if t.dtype in _NAMES), ""
         )
+        if schema.name in _BY_FACTORS:
+            dtype = _NAMES.get(given[0].dtype, "int8")
         if self.accelerator and dtype == "fp32" and entry.kind in _SWITCHES:
             switch = torch._C._get_fp32_precision_getter("cuda", _SWITCHES[entry.kind])
             dtype = "tf32" if switch == "tf32" else dtype
@@ -278,6 +357,66 @@ class Recorder(TorchDispatchMode):
             for tensor in {id(t): t for t in tensors}.values():
                 if nbytes := count_bytes(tensor):
                     self._accesses.append((index, self.values.number(tensor), nbytes, flag))
+
+    def meet(self, module: Any) -> None:
+        """Note the weights of a module that has run: whether they are trained or frozen."""
+        for parameter in module._parameters.values():
+            if isinstance(parameter, Tensor) and not is_lazy(parameter):
+                held = getattr(parameter, "_local_tensor", parameter)
+                if _is_divided((type(held),)):
+                    continue
+                number = self.values.number(held)
+                self._weights_of_modules.add(number)
+                if not parameter.requires_grad:
+                    self._frozen[number] = held.numel()
+
+    def _count_weights(self, accesses: np.ndarray) -> tuple[list[int], list[str]]:
+        """Storages of trained and of frozen weights that the graph touches, and what to say of
+        them.
+
+        Where modules have weights, a leaf that is no weight, such as an input with a gradient, is
+        not trained.
+        """
+        touched = {int(number) for number in accesses[:, 1]}
+        inputs = self._inputs if self._weights_of_modules else set[int]()
+        trained = [number for number in self._trained if number not in inputs]
+        frozen = [number for number in self._frozen if number in touched]
+        notes = []
+        backward = any(label[3] == "backward" for label in self.labels)
+        if backward and frozen and not trained:
+            count = sum(self._frozen[number] for number in frozen)
+            notes.append(NOTHING_TRAINED.format(count))
+        self._trained = {number: self._trained[number] for number in trained}
+        return [*trained, *(number for number in frozen if number not in trained)], notes
+
+    def begin(self) -> None:
+        """Begin the call that is recorded."""
+        self.phase, self.on = "forward", True
+        self.values.storages.begin()
+        self._begun = self.values.storages.count
+
+    def _is_hosted(self, given: Sequence[Tensor]) -> bool:
+        """Whether the result of an operation stays on the host: it is made without a device, or
+        from such tensors alone."""
+        if not given:
+            return not self.placing
+        if not self._hosted or not all(isinstance(t, FakeTensor) for t in given):
+            return False
+        return all(self.values.number(t) in self._hosted for t in given)
+
+    def leave_host(self, tensor: Tensor) -> None:
+        """Move a tensor to the GPU that was made without a device: at no cost before the step, as
+        a copy within it."""
+        number = self.values.number(tensor)
+        if not self.on:
+            if self.trail.called:
+                return
+            self._hosted.discard(number)
+        elif number in self._hosted and number not in self.trail.moved:
+            self.trail.moved.add(number)
+            self.transfer("to_device", tensor)
+            if number >= self._begun:
+                self.values.notes[HOST_WORK] = None
 
     def transfer(self, direction: str, tensor: Tensor) -> None:
         """Append a copy between host and device that the host waits for; on a CPU there is none."""
@@ -331,7 +470,10 @@ class Recorder(TorchDispatchMode):
             work["fp32" if dtype == "tf32" else dtype] += flops  # not every device has TF32
         del work[""]
         main = max(work, key=lambda dtype: work[dtype], default="fp32")
-        weights = [(number, number in self._weights) for number in self._trained]
+        trained, notes = self._count_weights(accesses)
+        weights = [(number, number in self._weights) for number in trained]
+        if self._unpriced:
+            notes.append(UNKNOWN_WORK.format(", ".join(self._unpriced)))
         dtypes = tuple(dtype or main for dtype in names)
         graph = Graph(
             labels,
@@ -346,7 +488,7 @@ class Recorder(TorchDispatchMode):
             ranks,
             self.exchanges.list_groups(ranks),
             self.exchanges.list_waits(keys, order),
-            notes=tuple(self.values.notes),
+            notes=(*self.values.notes, *notes),
             weights=np.array(weights, dtype=int).reshape(-1, 2),
             device="cuda" if self.accelerator else "cpu",
             allocations=np.array(self.values.storages.allocations, dtype=float).reshape(-1, 2),

@@ -37,13 +37,17 @@ _cur_sdpa_kernel_backends                    attention kernels that the step all
 import copy
 import gc
 import linecache
+import logging
 import random
+import re
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -60,7 +64,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import distributed
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 from torch.optim import Optimizer, optimizer
-from torch.utils import _foreach_utils
+from torch.utils import _device, _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
 #: Backends and operations whose number format can be set.
@@ -78,6 +82,7 @@ _VALUES = (
 #: Largest tensors whose values are known, of whole numbers and of others [-]. Sizes and branches
 #: hardly depend on large tensors of others, such as masks that are added to scores.
 MOST_KNOWN, MOST_DRAWN = 1 << 24, 1 << 20
+_FAKE_LOGGER = "torch._subclasses.fake_tensor"
 _LAZY: tuple[Any, ...] = (UninitializedParameter, UninitializedBuffer)
 #: Held during a capture, whose patches affect the whole process.
 _ALONE = threading.RLock()
@@ -97,20 +102,29 @@ _NEEDED = (
     "torch.where or fixed sizes, or capture each branch as a step of its own"
 )
 _UNTOLD = "capture computes no values, and {1} in {0} has no rule for fake tensors; add torch.library.register_fake"
+PROCESSES = (
+    "the step starts another process in {0}, and capture follows only this one; give the step of one rank, and the "
+    "number of ranks as ranks="
+)
 OFFLOADED = (
     "CPUOffloadPolicy keeps and updates weights on the host, and capture follows a single device, in {0}; leave "
     "offload_policy out: copies between host and device and the host's update are then not in the graph"
 )
 
 
-def refuse(text: str, frames: Any = None, cause: Any = None) -> NoReturn:
-    """Raise a ValueError that names the innermost line outside of PyTorch and perfkit."""
+def find_line(frames: Any = None) -> str:
+    """The innermost line outside of PyTorch and perfkit, of these frames or of the callers."""
     place = "a place that could not be found"
     for frame in frames or traceback.extract_stack():
         if not frame.filename.startswith((*_LIBRARIES, "<")) or "<doctest" in frame.filename:
             code = linecache.getline(frame.filename, frame.lineno or 0).strip()
             place = f'{frame.filename}, line {frame.lineno}: "{code}"'
-    raise ValueError(text.format(place, getattr(cause, "func", ""))) from cause
+    return place
+
+
+def refuse(text: str, frames: Any = None, cause: Any = None) -> NoReturn:
+    """Raise a ValueError that names the innermost line outside of PyTorch and perfkit."""
+    raise ValueError(text.format(find_line(frames), getattr(cause, "func", ""))) from cause
 
 
 class Unknown(float):
@@ -184,6 +198,24 @@ def compute(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 @contextmanager
+def quieten() -> Iterator[None]:
+    """Keep warnings and log lines of PyTorch and transformers from the user: they speak of fake
+    tensors. What matters is said by notes of the capture."""
+    loggers = [logging.getLogger(name) for name in ("torch", "transformers", _FAKE_LOGGER)]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        for package in ("torch", "transformers", "perfkit.recording"):
+            warnings.filterwarnings("ignore", module=rf"{re.escape(package)}(\.|$)")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL + 1)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+@contextmanager
 def _keep_settings() -> Iterator[None]:
     """Restore random numbers and settings of PyTorch; number formats of products have settings
     under two names."""
@@ -195,7 +227,6 @@ def _keep_settings() -> Iterator[None]:
     ]
     settings: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
         (torch.get_default_dtype, torch.set_default_dtype),
-        (torch.get_default_device, torch.set_default_device),
         (torch.is_grad_enabled, torch.set_grad_enabled),
         (own._get_float32_matmul_precision, own._set_float32_matmul_precision),
         (own._get_cudnn_allow_tf32, own._set_cudnn_allow_tf32),
@@ -203,9 +234,12 @@ def _keep_settings() -> Iterator[None]:
     read, write = own._get_fp32_precision_getter, own._set_fp32_precision_setter
     settings += [(partial(read, *place), partial(write, *place)) for place in _FORMATS]
     before = [_read(get) for get, _ in settings]
+    device = _device.CURRENT_DEVICE
     try:
         yield
     finally:
+        if device != _device.CURRENT_DEVICE:
+            torch.set_default_device(device)
         for restore, state in generators:
             restore(state)
         for (get, restore), value in zip(settings, before, strict=True):
@@ -296,6 +330,7 @@ def load_batches(loader: Any) -> Iterator[Any]:
 def _list_patches(recorder: Any) -> list[Any]:
     """Patches of PyTorch: owners with their temporary attributes."""
     types, change = [*optimizer._foreach_supported_types, FakeTensor], torch.UntypedStorage.resize_
+    set_device = torch.set_default_device
 
     def resize(storage: Any, nbytes: int) -> Any:
         recorder.values.storages.resize(storage, nbytes)
@@ -340,6 +375,11 @@ def _list_patches(recorder: Any) -> list[Any]:
         (_foreach_utils, lists),
         (optimizer, lists),
         (sys, {"excepthook": sys.excepthook}),
+        (BaseProcess, {"start": lambda *_: refuse(PROCESSES)}),
+        (
+            torch,
+            {"set_default_device": lambda device: set_device(None if device is None else "cpu")},
+        ),
     ]
     if recorder.accelerator:
         patches += [(place, recorder.exchanges.list_streams()) for place in (torch.cpu, torch.cuda)]
@@ -446,6 +486,7 @@ def open_sandbox(recorder: Any, ranks: int, rank: int) -> Iterator[None]:
         For a step that needs a value that is not computed; the message names the line.
     """
     with _ALONE, ExitStack() as stack:
+        stack.enter_context(quieten())
         stack.enter_context(_keep_settings())
         stack.enter_context(_keep_objects())
         for owner, values in _list_patches(recorder):

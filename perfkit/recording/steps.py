@@ -1,36 +1,47 @@
 """Capture of any PyTorch training step: it runs without computing, and a recorder follows its
 calls."""
 
+import random
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._dynamo import eval_frame
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.overrides import TorchFunctionMode
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.data import DataLoader
 
 from perfkit.ground.units import check_choice, check_positive, show
 from perfkit.models.optimizers import find_optimizer
 from perfkit.recording import sandbox
 from perfkit.recording.modules import DTYPES, make_optimizer
-from perfkit.recording.precision import pretend_gpu
-from perfkit.recording.recorder import Recorder
+from perfkit.recording.precision import is_called_by_user, pretend_gpu
+from perfkit.recording.recorder import Recorder, Trail
 from perfkit.recording.sandbox import (
     OFFLOADED,
     Unknown,
+    compute,
     find_alive,
     find_caller,
+    find_line,
     load_batches,
     open_sandbox,
     refuse,
@@ -43,6 +54,48 @@ _VALUES = {
     getattr(Tensor, name)
     for name in ["item", "tolist", "numpy", "__array__", "__float__", "__int__", "__bool__"]
 }
+#: Recurrent layers and cells that a GPU runs as a few fused kernels.
+FUSED_RECURRENT = {"gru", "rnn_tanh", "rnn_relu", "lstm", "gru_cell", "lstm_cell"}
+#: Backends of `torch.compile` that merge no kernels.
+NOT_MERGING = ("eager", "aot_eager", "aot_eager_decomp_partition", "pre_dispatch_eager")
+#: Rows of all tables of a model from which they are tables and no vocabulary [-].
+MANY_ROWS = 1_000_000
+RECURRENT = (
+    "a GPU runs {} as a few fused kernels of cuDNN; the capture has a kernel for each time step and each gate instead, "
+    "so that its time is far too long"
+)
+RECURRENT_FP32 = (
+    "autocast leaves {} in fp32 in a capture; a GPU runs it in the precision of autocast"
+)
+OTHER_BACKEND = (
+    "torch.compile with backend={} counts like Inductor, which merges element-wise kernels"
+)
+COMPILER_OPTIONS = "options of torch.compile are not counted ({}): kernels count as those of its default mode, launched one by one"
+ONE_GPU = (
+    "nn.DataParallel counts as one GPU; to use several, wrap the model in "
+    "torch.nn.parallel.DistributedDataParallel and pass ranks="
+)
+SAVED_ON_HOST = (
+    "tensors saved for the backward pass are moved to the host; the capture keeps them in the memory of the GPU, and "
+    "does not count the copies as a GPU would run them"
+)
+NON_BLOCKING = "copies with non_blocking=True count like blocking ones, for which the host waits"
+QUANTIZED = (
+    "quantization_config is not used: weights and products count in the data type of the model"
+)
+FOREIGN_CODE = (
+    "make_step is {}, and transformers has no model for it without code of its own (auto_map), which is not run; build "
+    "the model yourself and give it"
+)
+DENSE_TABLES = (
+    "embedding tables of {0} weights get dense gradients and an update of every row by {1}; fused tables, as in "
+    "TorchRec, update only the rows in use: pk.DLRM(fused=True) or pk.shard"
+)
+COPIED_TABLES = (
+    "DistributedDataParallel copies embedding tables of {0} weights to each of the {1} ranks, and averages their "
+    "gradients; to split them over ranks use pk.shard"
+)
+_IS_CUDA = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 #: Assumption for data loaders.
 READY = "batches of a data loader count as ready when asked for; pass loading=pk.time_loader(loader) to predict"
@@ -54,6 +107,29 @@ ZEROS = "arrays of computed numbers, such as costs to match by, count as zeros; 
 COMPILED = "forward and backward pass are taken to be compiled as a whole; kernels are merged by the compiler's rules"
 
 
+#: Steps of at most so many operations are always called once more, and one whose drawn numbers may
+#: decide is called again until about so many operations, at most so many times [-].
+FEW_OPERATIONS, MOST_OPERATIONS, MOST_CALLS = 500, 30_000, 15
+#: What a computed number counts as in further calls, if the step reads one.
+OTHER_NUMBERS = (1e6, -1e6, 100.0, 1e-3)
+#: What is said of a step that reads a computed number and decides by it.
+DECIDED = (
+    "capture computes no values, and the step decides by one that it reads in {}; use torch.where, or capture each "
+    "branch as a step of its own"
+)
+#: What is said of calls that differ.
+DRAWN = (
+    "numbers that the step draws decide its operations or their sizes; the graph is one draw: capture the step with other "
+    "seeds too, and average"
+)
+CALLS = "the calls of the step differ, and the graph is the second call alone: {0}; give a step that spans a whole period"
+NO_UPDATE = (
+    "the recorded call makes gradients, and {} does not update their weights; if it does so in every n-th call only, "
+    "give a step that spans all n"
+)
+EMPTY = "the step ran no operation of PyTorch in this process; its graph is empty"
+
+
 def _at_home(device: Any) -> Any:
     """The device that stores a fake tensor: the CPU, as autograd knows only devices of this build
     of PyTorch."""
@@ -62,6 +138,13 @@ def _at_home(device: Any) -> Any:
         if isinstance(device, str | torch.device) and torch.device(device).type != "meta"
         else device
     )
+
+
+def _names_gpu(device: Any) -> bool:
+    """Whether a device that the step names is a GPU."""
+    if isinstance(device, str | torch.device):
+        return torch.device(device).type not in ("cpu", "meta")
+    return False
 
 
 class _Calls(TorchFunctionMode):
@@ -80,7 +163,14 @@ class _Calls(TorchFunctionMode):
                 func, args, kwargs = Tensor.to, args[:1], {**kwargs, "device": "cpu"}
             args = (args[0], *map(_at_home, args[1:]))
         if "device" in kwargs:
+            on_gpu = _names_gpu(kwargs["device"])
             kwargs = {**kwargs, "device": _at_home(kwargs["device"])}
+            if on_gpu and not recorder.placing and func is not Tensor.to:
+                recorder.placing = True
+                try:
+                    return self.__torch_function__(func, types, args, kwargs)
+                finally:
+                    recorder.placing = False
         if func in _VALUES:
             return self._ask(func, args, kwargs)
         if func is Tensor.pin_memory:
@@ -90,8 +180,12 @@ class _Calls(TorchFunctionMode):
             return self._spread(*args, **kwargs)
         if func is Tensor.backward:
             recorder.phase, recorder.leading = "backward", True
+        if recorder.accelerator and func == _IS_CUDA and is_called_by_user(sys._getframe(1)):
+            return isinstance(args[0], FakeTensor)
         operations, views = len(recorder.labels), recorder.viewed
         out = func(*args, **kwargs)
+        if recorder.accelerator and getattr(func, "__name__", "") in FUSED_RECURRENT:
+            self._check_recurrent(func.__name__, operations)
         if func == _SET_DATA:
             recorder.values.replace(*args)
         recorder.bare += recorder.viewed > views and len(recorder.labels) == operations
@@ -107,8 +201,29 @@ class _Calls(TorchFunctionMode):
         # the text "cpu" does.
         named = [torch.device(a).type for a in given if a != torch.device("cpu")]
         away = func is Tensor.cuda or any(name != "cpu" for name in named)
-        if away != isinstance(args[0], FakeTensor) and (away or named or func is Tensor.cpu):
-            self.recorder.transfer("to_device" if away else "to_host", args[0])
+        if not (away or named or func is Tensor.cpu):
+            return
+        recorder, fake = self.recorder, isinstance(args[0], FakeTensor)
+        if not away and fake:
+            recorder.transfer("to_host", args[0])
+            if recorder.packing:
+                recorder.values.notes[SAVED_ON_HOST] = None
+        elif away and not fake:
+            recorder.transfer("to_device", args[0])
+        elif away and fake:
+            recorder.leave_host(args[0])
+        if away and recorder.on and True in (kwargs.get("non_blocking"), *args[1:]):
+            recorder.values.notes[NON_BLOCKING] = None
+
+    def _check_recurrent(self, name: str, start: int) -> None:
+        """Say where a GPU runs a recurrent layer by other kernels than those that were
+        recorded."""
+        names = [label[0] for label in self.recorder.labels[start:]]
+        fused = any(each.startswith("mkldnn_rnn_layer") for each in names)
+        if names and not fused:
+            self.recorder.values.notes[RECURRENT.format(name)] = None
+        elif names and torch.is_autocast_enabled("cuda"):
+            self.recorder.values.notes[RECURRENT_FP32.format(name)] = None
 
     def _spread(self, classes: Tensor, num_classes: int = -1) -> Tensor:
         """Rows with a one at these classes, by the operations of real tensors; fake ones would
@@ -127,6 +242,7 @@ class _Calls(TorchFunctionMode):
                 args = (getattr(args[0], gather)(), *args[1:])
         known = None if args[0].requires_grad else self.recorder.values.pretend(args[0]).constant
         if known is not None:
+            self.recorder.trail.asked = True
             return sandbox.compute(func, known, *args[1:], **kwargs)
         if find_caller("grad_scaler.py"):
             self.recorder.transfer("to_host", args[0])
@@ -138,7 +254,9 @@ class _Calls(TorchFunctionMode):
             raise DataDependentOutputException(func)
         if func is Tensor.item:
             self.recorder.transfer("to_host", args[0])
-            return Unknown(1.0)
+            trail = self.recorder.trail
+            trail.read = trail.read or find_line()
+            return Unknown(trail.number)
         self.recorder.values.notes[ZEROS] = None
         return _make_zeros(args[0])
 
@@ -149,6 +267,13 @@ def _make_zeros(tensor: Tensor) -> sandbox.UnknownArray:
     dtype = torch.float32 if tensor.dtype in half else tensor.dtype
     zeros = sandbox.compute(lambda: torch.zeros(tensor.shape, dtype=dtype).numpy().copy())
     return zeros.view(sandbox.UnknownArray)
+
+
+def _see_calls(recorder: Recorder) -> Any:
+    """The mode that sees calls of PyTorch, for code that autograd calls outside of it."""
+    modes = _get_current_function_mode_stack()
+    seen = any(isinstance(mode, _Calls) for mode in modes)
+    return nullcontext() if seen else _Calls(recorder)
 
 
 def _find_model(given: Any) -> Any:
@@ -170,20 +295,85 @@ def _find_model(given: Any) -> Any:
         raise ValueError(
             "a configuration needs transformers; install it: pip install 'perfkit[models]'"
         ) from error
-    config = package.AutoConfig.from_pretrained(given) if isinstance(given, str | Path) else given
+    config = _read_configuration(package, given) if isinstance(given, str | Path) else given
+    if getattr(config, "quantization_config", None):
+        warnings.warn(QUANTIZED, stacklevel=3)
     kinds = [package.AutoModelForPreTraining, package.AutoModelForCausalLM, package.AutoModel]
-    kind = next((kind for kind in kinds if type(config) in kind._model_mapping), kinds[-1])
-    own = getattr(package, (config.architectures or [""])[0], None)
-    make: Any = partial(own or kind.from_config, config)
-    make.__name__ = (own or kind._model_mapping[type(config)]).__name__
+    kind = next((kind for kind in kinds if type(config) in kind._model_mapping), None)
+    named = getattr(package, (config.architectures or [""])[0], None)
+    if isinstance(named, type) and issubclass(named, nn.Module):
+        build, name = partial(named, config), named.__name__
+    elif kind is not None:
+        build = partial(kind.from_config, config, trust_remote_code=False)
+        name = kind._model_mapping[type(config)].__name__
+    else:
+        raise ValueError(FOREIGN_CODE.format(show(given if isinstance(given, str) else config)))
+
+    def make() -> Any:
+        try:
+            return build()
+        except (ImportError, OSError, KeyError, TypeError, AttributeError, ValueError) as error:
+            if str(error).startswith("capture "):  # a refusal of the capture itself
+                raise
+            raise ValueError(f"transformers cannot build {name}: {_shorten(error)}") from error
+
+    make.__name__ = name
     return make
 
 
+def _read_configuration(package: Any, given: str | Path) -> Any:
+    """A configuration of transformers from its file or folder. Nothing is downloaded, and code
+    that it names is not run."""
+    try:
+        with sandbox.quieten():
+            return package.AutoConfig.from_pretrained(
+                str(given), trust_remote_code=False, local_files_only=True
+            )
+    except Exception as error:
+        text = FOREIGN_CODE.format(show(str(given)))
+        if "trust_remote_code" not in str(error):
+            text = f"transformers cannot read {show(str(given))}: {_shorten(error)}"
+        raise ValueError(text) from error
+
+
+def _shorten(error: BaseException) -> str:
+    """The first line of a message, at most 200 characters of it."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:200]
+
+
+def _describe_tables(module: nn.Module, optimizer: str, ranks: int) -> list[str]:
+    """What to say of large embedding tables in a model that is trained as it is."""
+    tables = [
+        each
+        for each in module.modules()
+        if isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.weight.requires_grad
+    ]
+    if sum(table.num_embeddings for table in tables) < MANY_ROWS:
+        return []
+    dense = sum(table.weight.numel() for table in tables if not table.sparse)
+    count = sum(table.weight.numel() for table in tables)
+    notes = []
+    if dense:
+        notes.append(DENSE_TABLES.format(f"{dense / 1e6:,.0f} M", optimizer))
+    if ranks > 1:
+        notes.append(COPIED_TABLES.format(f"{count / 1e6:,.0f} M", ranks))
+    return notes
+
+
 def _train(
-    model: Any, inputs: Any, optimizer: str, loss: Any, amp: str | None, ranks: int, device: str
+    model: Any,
+    inputs: Any,
+    optimizer: str,
+    loss: Any,
+    amp: str | None,
+    ranks: int,
+    device: str,
+    notes: list[str],
 ) -> Callable[[], None]:
-    """The step of a model with these inputs."""
+    """The step of a model with these inputs; `notes` receives what to say of its tables."""
     module = (model if isinstance(model, nn.Module) else model()).train()
+    notes += _describe_tables(module, optimizer, ranks)
     module = nn.parallel.DistributedDataParallel(module) if ranks > 1 else module
     updates = make_optimizer(optimizer, module.parameters())
     region = torch.autocast(device, DTYPES[amp]) if amp else nullcontext()
@@ -260,14 +450,14 @@ def capture(
     Raises
     ------
     ValueError
-        For a step that depends on computed values (the message names the line), for anything that
-        is no step, and for attention for which the step allows no kernel.
+        For a step that depends on computed values (the message names the line), that starts
+        processes, for anything that is no step, and for attention for which the step allows no kernel.
 
     Warns
     -----
     UserWarning
-        If several ranks have no collective, if rows are chosen by computed scores, and for every
-        other assumption.
+        If several ranks have no collective, if rows are chosen by computed scores, if the work of
+        an operation has no model, if calls of the step differ, and for every other assumption.
 
     Notes
     -----
@@ -276,6 +466,10 @@ def capture(
     many rows were chosen by computed scores, as in a mixture of experts, every alternative counts
     as chosen equally often. Computed numbers count as finite if the step asks. An array of computed
     numbers that other packages match or sort holds zeros.
+
+    The second call of the step is recorded. Further calls follow if the first did something else,
+    if the step draws numbers that may decide, or if it reads a computed number: they must do the
+    same.
 
     Examples
     --------
@@ -289,11 +483,14 @@ def capture(
     1001000
     """
     check_choice("amp", "bf16" if amp is None else amp, ("bf16", "fp16"))
+    of_tables: list[str] = []
     if inputs is not None:
         find_optimizer(optimizer, dense=True)
         make_step = _find_model(make_step)
         name = name or getattr(make_step, "__name__", type(make_step).__name__)
-        make_step = partial(_train, make_step, inputs, optimizer, loss, amp, ranks, device)
+        make_step = partial(
+            _train, make_step, inputs, optimizer, loss, amp, ranks, device, of_tables
+        )
     elif isinstance(make_step, nn.Module) or (
         isinstance(make_step, type) and issubclass(make_step, nn.Module)
     ):
@@ -322,13 +519,19 @@ def capture(
             raise ValueError(
                 f"make_step returned {step!r}; it must return the step, a callable without arguments"
             )
-        step()
-        recorder.phase, recorder.on = "forward", True
-        recorder.values.storages.begin()
-        step()
+        first, _ = _run(recorder, step)
+        recorder.begin()
+        recorded, drawn = _run(recorder, step)
         recorder.on = False
         recorder.exchanges.end_backward()
         graph = recorder.graph(name, family, ranks)  # before tensors are released
+        notes = [*graph.notes, *of_tables]
+        if not len(graph):
+            notes.append(EMPTY)
+        if any(label[3] == "backward" for label in graph.labels):
+            notes += _find_unused_optimizers(recorder)
+        notes += _compare_calls(recorder, step, first, recorded, drawn)
+        graph = replace(graph, notes=tuple(notes))
         del step
     for note in graph.notes:
         warnings.warn(note, stacklevel=2)
@@ -338,6 +541,118 @@ def capture(
             f"{text}torch.nn.parallel.DistributedDataParallel inside make_step", stacklevel=2
         )
     return graph
+
+
+class Backend(NamedTuple):
+    """What `torch.compile` was given: the name of its backend, and options of Inductor."""
+
+    name: str
+    options: tuple[str, ...]
+
+
+def _find_backend(compiler: Any) -> Backend:
+    """Backend and options behind a callback of PyTorch's compiler; empty where they are hidden."""
+    name = ""
+    for _ in range(8):
+        name = getattr(compiler, "_compiler_name", None) or name
+        inner = getattr(compiler, "_torchdynamo_orig_backend", None)
+        if inner is None:
+            break
+        compiler = inner
+    options = getattr(compiler, "config", None)
+    chosen = [key for key, value in options.items() if value] if isinstance(options, dict) else []
+    return Backend(name, tuple(chosen))
+
+
+def _read_generators() -> list[Any]:
+    """States of the random generators of Python and NumPy, and of PyTorch."""
+    _, numbers, place, *_ = np.random.get_state()  # type: ignore[misc]
+    own = compute(lambda: torch.get_rng_state().numpy().tobytes())
+    return [random.getstate(), (np.asarray(numbers).tobytes(), place), own]
+
+
+def _run(recorder: Recorder, step: Callable[[], Any], number: float = 1.0) -> tuple[Trail, bool]:
+    """Call the step: what it did in brief, and whether drawn numbers may have decided it."""
+    recorder.trail = trail = Trail(number)
+    trail.called = True
+    before = _read_generators()
+    step()
+    python, numpy, own = (old != new for old, new in zip(before, _read_generators(), strict=True))
+    return trail, python or numpy or (own and trail.asked)
+
+
+def _repeat(recorder: Recorder, step: Callable[[], Any], number: float = 1.0) -> Trail | None:
+    """One more call, which is not recorded; None if the step cannot be called again."""
+    try:
+        return _run(recorder, step, number)[0]
+    except Exception:  # such as the end of the data; nothing is learned from this call
+        return None
+
+
+def _are_alike(one: Trail, other: Trail | None) -> bool:
+    """Whether two calls did the same; a call that failed tells nothing."""
+    if other is None:
+        return True
+    return one.operations == other.operations and one.updates == other.updates
+
+
+def _describe_difference(one: Trail, other: Trail) -> str:
+    """In what two calls differ, as a part of a sentence."""
+    if one.steps != other.steps:
+        return f"optimizers update {one.steps} times in it, and {other.steps} times in the next"
+    first, second = (len(call.operations) + len(call.updates) for call in (one, other))
+    if first != second:
+        return f"it has {first} operations, and the next call {second}"
+    return "the next call has other sizes"
+
+
+def _compare_calls(
+    recorder: Recorder, step: Callable[[], Any], first: Trail, recorded: Trail, drawn: bool
+) -> list[str]:
+    """Call the step again where its calls may differ, and say so if they do.
+
+    The first call may differ without need, as caches and states of optimizers are made in it. So a
+    difference counts only between later calls.
+
+    Raises
+    ------
+    ValueError
+        If the step decides by a computed number that it reads.
+    """
+    operations = len(recorded.operations) + len(recorded.updates)
+    differs = first.operations != recorded.operations or first.steps != recorded.steps
+    calls = 1 if differs or operations <= FEW_OPERATIONS else 0
+    if drawn:
+        calls = min(MOST_CALLS, max(2, MOST_OPERATIONS // max(operations, 1)))
+    for _ in range(calls):
+        other = _repeat(recorder, step)
+        if other is not None and not _are_alike(recorded, other):
+            if drawn:
+                return [DRAWN]
+            return [CALLS.format(_describe_difference(recorded, other))]
+    if recorded.read:
+        numbers = OTHER_NUMBERS if operations <= MOST_OPERATIONS else OTHER_NUMBERS[:1]
+        if not all(_are_alike(recorded, _repeat(recorder, step, n)) for n in numbers):
+            raise ValueError(DECIDED.format(recorded.read))
+    return []
+
+
+def _find_unused_optimizers(recorder: Recorder) -> list[str]:
+    """Say that an optimizer of the weights of this step did not update them in the recorded
+    call."""
+    alive = find_alive(Optimizer)
+    weights = {id(o): [p for group in o.param_groups for p in group["params"]] for o in alive}
+    updated = {id(p) for o in alive if id(o) in recorder.optimizers for p in weights[id(o)]}
+    for optimizer in alive:
+        own = [
+            p
+            for p in weights[id(optimizer)]
+            if getattr(p, "fake_mode", None) is recorder.values.fake
+            or isinstance(getattr(p, "grad", None), FakeTensor)
+        ]
+        if own and not any(id(p) in updated for p in own):
+            return [NO_UPDATE.format(type(optimizer).__name__)]
+    return []
 
 
 @contextmanager
@@ -370,11 +685,15 @@ def _follow(recorder: Recorder) -> Iterator[None]:
                     paths[id(each)] = re.sub(
                         r"(^|\.)_orig_mod\b", "", name.removeprefix("module.")
                     ).lstrip(".")
+        if recorder.accelerator and isinstance(module, nn.DataParallel):
+            recorder.values.notes[ONE_GPU] = None
         recorder.modules.append(paths.setdefault(id(module), ""))
         recorder.mark()
         entered.append(module)
 
-    def leave(*_: Any) -> None:
+    def leave(module: nn.Module, *_: Any) -> None:
+        if recorder.on:
+            recorder.meet(module)
         recorder.modules.pop()
         entered.pop()
         recorder.mark()
@@ -383,19 +702,65 @@ def _follow(recorder: Recorder) -> Iterator[None]:
         recorder.values.notes[READY] = None
         return load_batches(loader)
 
+    merges = [True]  # whether the compiler that was met last merges kernels
+
     def compile_nothing(compiler: Any) -> None:
-        if compiler:
-            recorder.values.notes[COMPILED] = None
-            recorder.compiled |= {"forward", "backward"}
+        if not compiler:
+            return
+        backend = _find_backend(compiler)
+        merges[0] = backend.name not in NOT_MERGING
+        if not merges[0]:
+            return
+        recorder.values.notes[COMPILED] = None
+        recorder.compiled |= {"forward", "backward"}
+        if backend.name and backend.name != "inductor":
+            recorder.values.notes[OTHER_BACKEND.format(backend.name)] = None
+        if backend.options:
+            recorder.values.notes[COMPILER_OPTIONS.format(", ".join(backend.options))] = None
+
+    def updated(*_: Any) -> None:
+        recorder.trail.updating -= 1
 
     def update(optimizer: Any, *_: Any) -> None:
         recorder.phase, recorder.leading = "update", False
-        if find_caller("_dynamo/eval_frame.py"):  # the optimizer is compiled too
+        recorder.trail.updating += 1
+        recorder.trail.steps += 1
+        if recorder.on:
+            recorder.optimizers.add(id(optimizer))
+        # the optimizer is compiled too
+        if find_caller("_dynamo/eval_frame.py") and merges[0]:
             recorder.compiled.add("update")
         for group in optimizer.param_groups if sized else ():
             group["params"] = [sized.get(id(p), (p, p))[1] for p in group["params"]]
 
+    save, keep = saved_tensors_hooks.__init__, save_on_cpu.__init__
+
+    def watch_hooks(self: Any, pack: Any, unpack: Any) -> None:
+        def pack_and_look(tensor: Any) -> Any:
+            recorder.packing = True
+            try:
+                with _see_calls(recorder):
+                    return pack(tensor)
+            finally:
+                recorder.packing = False
+
+        def unpack_and_look(packed: Any) -> Any:
+            with _see_calls(recorder):
+                return unpack(packed)
+
+        if type(self) is saved_tensors_hooks:
+            save(self, pack_and_look, unpack_and_look)
+        else:  # a checkpoint
+            save(self, pack, unpack)
+
+    def keep_on_host(self: Any, *args: Any, **kwargs: Any) -> None:
+        recorder.values.notes[SAVED_ON_HOST] = None
+        keep(self, *args, **kwargs)
+
     with ExitStack() as hooks:
+        if recorder.accelerator:
+            hooks.enter_context(patch.object(saved_tensors_hooks, "__init__", watch_hooks))
+            hooks.enter_context(patch.object(save_on_cpu, "__init__", keep_on_host))
         hooks.enter_context(patch.object(UninitializedTensorMixin, "materialize", size))
         hooks.enter_context(patch.object(DataLoader, "__iter__", load))
         hooks.enter_context(patch.object(eval_frame, "_callback_from_stance", compile_nothing))
@@ -408,4 +773,5 @@ def _follow(recorder: Recorder) -> Iterator[None]:
             nn.modules.module.register_module_forward_hook(leave, always_call=True).remove
         )
         hooks.callback(register_optimizer_step_pre_hook(update).remove)
+        hooks.callback(register_optimizer_step_post_hook(updated).remove)
         yield

@@ -121,10 +121,20 @@ def _factors(args: Sequence[Any]) -> list[Any]:
     return [each for each in args[:3] if hasattr(each, "shape")][-2:]
 
 
+def _count_real_products(factor: Any) -> float:
+    """Products of real numbers in a product of two numbers of this type: four if they are
+    complex."""
+    return 4.0 if "complex" in str(getattr(factor, "dtype", "")) else 1.0
+
+
 def _product(args: Sequence[Any], out: Any) -> _Sizes:
     a, b = _factors(args)
     return size_product(
-        a.shape[-2], b.shape[-1], a.shape[-1], batch=a.shape[0] if a.dim() == 3 else 1
+        a.shape[-2],
+        b.shape[-1],
+        a.shape[-1],
+        batch=a.shape[0] if a.dim() == 3 else 1,
+        passes=_count_real_products(a),
     )
 
 
@@ -147,7 +157,8 @@ def _groups(args: Sequence[Any], out: Any) -> _Sizes:
 
 def _vectors(args: Sequence[Any], out: Any) -> _Sizes:
     a, _ = _factors(args)
-    return size_product(a.numel() // max(a.shape[-1], 1), 1, a.shape[-1])
+    rows = a.numel() // max(a.shape[-1], 1)
+    return size_product(rows, 1, a.shape[-1], passes=_count_real_products(a))
 
 
 def _windows(
@@ -375,7 +386,26 @@ TABLE: tuple[Entry, ...] = (
         "cat",
         lambda a, o: {"elements": o._nnz() * prod(o.shape[1:]), "rows": o._nnz()},
     ),
-    Entry("mm addmm", "gemm", _layout, _product),
+    Entry("mm addmm _addmm_activation", "gemm", _layout, _product),
+    # products in FP8 and INT8; after the two factors come their scales
+    Entry(
+        "_scaled_mm _scaled_mm_v2 _int_mm",
+        "gemm",
+        lambda n, a: _layout(n, a[:2]),
+        lambda a, o: _product(a[:2], o),
+    ),
+    Entry(
+        "_scaled_grouped_mm",
+        "bmm",
+        lambda n, a: _layout(n, a[:2]),
+        lambda a, o: _groups([a[0], a[1], a[4]], o),
+    ),
+    Entry(
+        "_scaled_grouped_mm_v2",
+        "bmm",
+        lambda n, a: _layout(n, a[:2]),
+        lambda a, o: _groups([a[0], a[1], a[8]], o),
+    ),
     Entry("mv dot vdot addmv", "gemm", "nn", _vectors),  # a product with one column
     # an LSTM: inputs and states times weights; its forward pass has four results, its backward pass
     # seven
@@ -553,6 +583,41 @@ TABLE: tuple[Entry, ...] = (
     ),
     Entry("*", "other", "", _elements),  # timed by its traffic, and listed as unmodelled
 )
+
+
+#: Operations whose work is not proportional to the bytes they move, and which have no model:
+#: linear algebra, Fourier transforms, distances of all pairs, products that no line of the table
+#: describes.
+UNPRICED = (
+    "linalg_* _linalg_* cholesky* triangular_solve geqrf orgqr ormqr lu_* matrix_exp lstsq "
+    "_cholesky_solve_helper _cdist_* _pdist_* _euclidean_dist _fft_* _varlen_attn* "
+    "_flash_attention_* _efficient_attention_* _cudnn_attention_* _weight_int* _trilinear "
+    "_native_multi_head_attention _transformer_encoder_layer_fwd _sparse_mm* _sparse_addmm* "
+    "_sparse_semi_structured_* _cslt_sparse_mm _cudnn_rnn* miopen_* conv_tbc* flex_attention* "
+    "cudnn_convolution* mkldnn_convolution* slow_conv* _slow_conv2d* _conv_depthwise2d "
+    "conv_depthwise3d addbmm _compute_linear_combination"
+)
+#: Those of them whose work is proportional to their bytes.
+_PRICED = "linalg_vector_norm* linalg_cross linalg_diagonal _linalg_check_errors linalg_vecdot"
+
+
+@lru_cache(maxsize=4096)
+def is_unpriced(name: str) -> bool:
+    """Whether the work of an operation is not proportional to its bytes, and has no model.
+
+    Parameters
+    ----------
+    name : str
+        Name without namespace and overload.
+
+    Returns
+    -------
+    unpriced : bool
+        True for linear algebra, Fourier transforms and the like.
+    """
+    if any(fnmatchcase(name, pattern) for pattern in _PRICED.split()):
+        return False
+    return any(fnmatchcase(name, pattern) for pattern in UNPRICED.split())
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,583 @@
+"""What a capture says of what it does not count, and that it says nothing where all is counted."""
+
+import json
+import math
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="capture needs torch: pip install 'perfkit[measure]'")
+
+from torch import nn  # noqa: E402
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks  # noqa: E402
+
+from perfkit.prediction.result import predict  # noqa: E402
+from perfkit.recording.steps import capture  # noqa: E402
+
+
+class Twins(NamedTuple):
+    """A step that needs a note, a word of this note, and a healthy step that needs none."""
+
+    ill: Callable[[], Any]
+    word: str
+    healthy: Callable[[], Any]
+    device: str = "cuda"
+
+
+def run(function: Callable[[Any], Any], shape: tuple[int, ...] = (8, 8)) -> Callable[[], Any]:
+    """A function that makes the step: a function of a trained matrix, and its backward pass."""
+
+    def make_step() -> Callable[[], None]:
+        weight = nn.Parameter(torch.randn(shape, device="cuda"))
+        return lambda: function(weight).abs().sum().backward()
+
+    return make_step
+
+
+def call(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callable[[], Any]:
+    """A function that makes the step of a module, whose results may be in a tuple."""
+
+    def make_step() -> Callable[[], None]:
+        module, x = make().to("cuda"), torch.randn(shape, device="cuda")
+
+        def step() -> None:
+            out = module(x)
+            (out[0] if isinstance(out, tuple) else out).sum().backward()
+
+        return step
+
+    return make_step
+
+
+def count_calls(every: int) -> Callable[[], Any]:
+    """An optimizer that updates in every n-th call."""
+
+    def make_step() -> Callable[[], None]:
+        net, count = nn.Linear(4, 4), [0]
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+        def step() -> None:
+            count[0] += 1
+            net(torch.randn(3, 4)).sum().backward()
+            if count[0] % every == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+        return step
+
+    return make_step
+
+
+def grow(rows: int) -> Callable[[], Any]:
+    """A batch that grows by some rows with each call."""
+
+    def make_step() -> Callable[[], None]:
+        net, count = nn.Linear(4, 4), [0]
+
+        def step() -> None:
+            count[0] += 1
+            net(torch.randn(4 + rows * count[0], 4)).sum().backward()
+
+        return step
+
+    return make_step
+
+
+def fill_a_cache() -> Callable[[], None]:
+    """The first call makes a table that later calls use; momentum is made in it too."""
+    net, cache = nn.Linear(4, 4), list[Any]()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+    def step() -> None:
+        if not cache:
+            cache.append(torch.arange(4).sin())
+        optimizer.zero_grad()
+        net(torch.randn(3, 4) * cache[0]).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def drop_layers(draw: Callable[[], float], share: float) -> Callable[[], Any]:
+    """Layers that run or not, as drawn."""
+
+    def make_step() -> Callable[[], None]:
+        layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
+
+        def step() -> None:
+            x = torch.randn(3, 4)
+            for layer in layers:
+                if draw() >= share:
+                    x = layer(x)
+            x.sum().backward()
+
+        return step
+
+    return make_step
+
+
+def compiled(**options: Any) -> Callable[[], Any]:
+    """A compiled module."""
+    return call(lambda: torch.compile(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), **options), (4, 8))
+
+
+def save(hooks: Callable[[], Any]) -> Callable[[], Any]:
+    """A step whose saved tensors pass hooks."""
+
+    def make_step() -> Callable[[], None]:
+        net, x = nn.Linear(8, 8).to("cuda"), torch.randn(4, 8, device="cuda")
+
+        def step() -> None:
+            with hooks():
+                loss = net(x).square().sum()
+            loss.backward()
+
+        return step
+
+    return make_step
+
+
+def move(inside: bool, **options: Any) -> Callable[[], Any]:
+    """A batch of the host that is moved to the GPU; work on it comes before or after."""
+    outside = torch.randn(64, 8)
+
+    def make_step() -> Callable[[], None]:
+        net = nn.Linear(8, 8).to("cuda")
+        data = torch.randn(64, 8)
+
+        def step() -> None:
+            if inside:
+                x = data[torch.randperm(64)[:4]].mul_(2).to("cuda", **options)
+            else:
+                x = outside.to("cuda", **options)[:4].mul(2)
+            net(x).sum().backward()
+
+        return step
+
+    return make_step
+
+
+def freeze(*frozen: int) -> Callable[[], Any]:
+    """Two layers, some of them frozen."""
+
+    def make_step() -> Callable[[], None]:
+        net, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), torch.randn(3, 4)
+        for place in frozen:
+            net[place].requires_grad_(False)
+        x.requires_grad_(True)
+        return lambda: net(x).sum().backward()
+
+    return make_step
+
+
+def autocast(module: Callable[[], nn.Module], enabled: bool) -> Callable[[], Any]:
+    """A recurrent module under autocast."""
+
+    def make_step() -> Callable[[], None]:
+        net, x = module().to("cuda"), torch.randn(5, 2, 8, device="cuda")
+
+        def step() -> None:
+            with torch.autocast("cuda", torch.bfloat16, enabled=enabled):
+                out = net(x)[0].float()
+            out.sum().backward()
+
+        return step
+
+    return make_step
+
+
+def transform(name: str) -> Callable[[], Any]:
+    """A function of `torch.linalg` of a square matrix."""
+    return run(lambda w: getattr(torch.linalg, name)(w @ w.T + torch.eye(8)))
+
+
+PRODUCT, NO_MODEL = run(lambda w: w @ w.T), "no model of the work of"
+LSTM, PLAIN = call(lambda: nn.LSTM(8, 8), (5, 2, 8)), call(lambda: nn.Linear(8, 8), (4, 8))
+CASES: dict[str, Twins] = {
+    **{
+        name: Twins(transform(name), NO_MODEL, PRODUCT)
+        for name in ("eigvalsh", "svdvals", "inv", "cholesky", "matrix_exp", "det", "pinv")
+    },
+    "eigh": Twins(run(lambda w: torch.linalg.eigh(w @ w.T)[1]), "_linalg_eigh", PRODUCT),
+    "qr": Twins(run(lambda w: torch.linalg.qr(w)[0]), "linalg_qr", PRODUCT),
+    "lu": Twins(run(lambda w: torch.linalg.lu_factor(w)[0]), "linalg_lu", PRODUCT),
+    "solve": Twins(run(lambda w: torch.linalg.solve(w, w)), "_linalg_solve", PRODUCT),
+    "cdist": Twins(run(lambda w: torch.cdist(w, w + 1)), "_cdist_forward", PRODUCT),
+    "fft": Twins(run(torch.fft.fft), "_fft_r2c", run(torch.linalg.vector_norm)),
+    "bilinear": Twins(call(lambda: nn.Sequential(Pairs()), (4, 8)), "_trilinear", PLAIN),
+    **{
+        kind.__name__: Twins(call(lambda kind=kind: kind(8, 8), shape), "fused kernels", LSTM)
+        for kind, shape in (
+            (nn.GRU, (5, 2, 8)),
+            (nn.RNN, (5, 2, 8)),
+            (nn.LSTMCell, (2, 8)),
+            (nn.GRUCell, (2, 8)),
+        )
+    },
+    "projected": Twins(
+        call(lambda: nn.LSTM(8, 8, proj_size=4), (5, 2, 8)), "lstm as a few fused kernels", LSTM
+    ),
+    "GRU on a CPU": Twins(
+        call(lambda: nn.GRU(8, 8), (5, 2, 8)), "", call(lambda: nn.GRU(8, 8), (5, 2, 8)), "cpu"
+    ),
+    "LSTM in bf16": Twins(
+        autocast(lambda: nn.LSTM(8, 8), True),
+        "lstm in fp32",
+        autocast(lambda: nn.LSTM(8, 8), False),
+    ),
+    "graphs of the compiler": Twins(
+        compiled(mode="reduce-overhead"), "triton.cudagraphs", compiled()
+    ),
+    "autotuned": Twins(compiled(mode="max-autotune"), "max_autotune", compiled(mode="default")),
+    "every second call": Twins(count_calls(2), "calls of the step differ", count_calls(1), "cpu"),
+    "every fourth call": Twins(count_calls(4), "SGD does not update", count_calls(1), "cpu"),
+    "growing": Twins(grow(1), "other sizes", grow(0), "cpu"),
+    "cache": Twins(grow(2), "calls of the step differ", fill_a_cache, "cpu"),
+    "layer drop": Twins(
+        drop_layers(lambda: torch.rand([]), 0.5),
+        "one draw",
+        drop_layers(lambda: torch.rand([]), 0.0),
+        "cpu",
+    ),
+    "layer drop of Python": Twins(
+        drop_layers(random.random, 0.5), "one draw", drop_layers(random.random, 0.0), "cpu"
+    ),
+    "layer drop of NumPy": Twins(
+        drop_layers(np.random.rand, 0.5), "one draw", drop_layers(np.random.rand, 0.0), "cpu"
+    ),
+    "saved on the host": Twins(save(save_on_cpu), "saved for the backward pass", PLAIN),
+    "saved by hooks": Twins(
+        save(lambda: saved_tensors_hooks(lambda t: t.cpu(), lambda t: t.to("cuda"))),
+        "saved for the backward pass",
+        save(lambda: saved_tensors_hooks(lambda t: t.half(), lambda t: t.float())),
+    ),
+    "work of the host": Twins(move(True), "works on tensors of the host", move(False)),
+    "not blocking": Twins(move(False, non_blocking=True), "non_blocking", move(False)),
+    "several GPUs": Twins(call(lambda: nn.DataParallel(nn.Linear(8, 8)), (4, 8)), "one GPU", PLAIN),
+    "frozen": Twins(freeze(0, 1), "no weight is trained: the 30 numbers", freeze(0), "cpu"),
+    "nothing": Twins(lambda: lambda: None, "no operation", PLAIN, "cpu"),
+}
+
+
+class Pairs(nn.Module):
+    """A bilinear layer of two views of one input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Bilinear(8, 8, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x, x)
+
+
+def list_notes(make_step: Callable[[], Any], device: str) -> list[str]:
+    """Notes of a capture, which are its warnings too."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        graph = capture(make_step, device=device)
+    said = [str(each.message) for each in caught]
+    assert said == list(graph.notes)
+    return [note for note in said if "compiled as a whole" not in note]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_not_counted_is_said_once_and_only_where_it_is_so(name: str) -> None:
+    case = CASES[name]
+    notes = list_notes(case.ill, case.device)
+    assert sum(case.word in note for note in notes) == len(notes) == (1 if case.word else 0)
+    assert not list_notes(case.healthy, case.device)
+
+
+def test_a_backend_that_merges_nothing_leaves_the_operations_as_they_are() -> None:
+    graph = capture(compiled(backend="aot_eager"), device="cuda")
+    assert graph.execution == "eager"
+    assert not graph.notes
+
+
+# -- numbers that the step reads
+
+
+def read(use: Callable[[float], Any]) -> Callable[[], Any]:
+    """A step that reads its loss as a number, and runs a layer once more if `use` of it says so."""
+
+    def make_step() -> Callable[[], None]:
+        net, log = nn.Linear(4, 4), list[Any]()
+
+        def step() -> None:
+            x = net(torch.randn(3, 4))
+            loss = x.square().mean()
+            log.append(loss.item())
+            found = use(loss.item())
+            if found is True:
+                loss = net(x).sum()
+            loss.backward()
+
+        return step
+
+    return make_step
+
+
+DECISIONS: dict[str, Callable[[float], Any]] = {
+    "below": lambda loss: float(loss) < 0.5,
+    "above": lambda loss: float(loss) > 10_000,
+    "negative": lambda loss: float(loss) < 0,
+    "root": lambda loss: math.sqrt(abs(loss)) > 2,
+    "perplexity": lambda loss: math.exp(min(float(loss), 20.0)) < 20,
+    "mean": lambda loss: bool(np.mean([loss, 2.0]) > 1.7),
+    "text": lambda loss: float(f"{loss:.3f}") < 2,
+}
+
+
+@pytest.mark.parametrize("use", DECISIONS.values(), ids=DECISIONS)
+def test_a_branch_by_a_computed_number_is_refused(use: Any) -> None:
+    with pytest.raises(ValueError, match=r"decides by one that it reads in .*loss\.item\(\)"):
+        capture(read(use))
+
+
+LOGS: dict[str, Callable[[float], Any]] = {
+    "float": float,
+    "exp": math.exp,
+    "mean": lambda loss: np.mean([loss]),
+    "text": lambda loss: f"{loss:.3f}",
+    "product": lambda loss: loss * 2,
+}
+
+
+@pytest.mark.parametrize("use", LOGS.values(), ids=LOGS)
+def test_a_computed_number_may_be_logged(use: Any) -> None:
+    assert not list_notes(read(use), "cpu")
+
+
+def test_a_step_that_ends_its_data_is_captured() -> None:
+    def make_step() -> Callable[[], None]:
+        net, batches = nn.Linear(4, 4), iter([torch.randn(3, 4) for _ in range(2)])
+        return lambda: net(next(batches)).sum().backward()
+
+    assert len(capture(make_step))
+
+
+# -- products
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_a_complex_product_has_the_work_of_four(dtype: Any) -> None:
+    def make_step() -> Callable[[], None]:
+        weight, x = (torch.randn(16, 16, dtype=dtype) for _ in range(2))
+        weight = nn.Parameter(weight)
+        return lambda: (x @ weight).abs().sum().backward()
+
+    graph = capture(make_step)
+    rows = [graph[place] for place in range(len(graph))]
+    work = [row.features["flops"] for row in rows if row.kind == "gemm"]
+    assert work and set(work) == {8 * 16**3}
+
+
+@pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
+def test_a_scaled_product_is_a_product_in_fp8() -> None:
+    def make_step() -> Callable[[], Any]:
+        a, b = (torch.randn(256, 512, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
+        one = torch.ones((), device="cuda")
+        options = {"scale_a": one, "scale_b": one, "out_dtype": torch.bfloat16}
+        return lambda: torch._scaled_mm(a, b.t(), **options)
+
+    graph = capture(make_step, device="cuda")
+    assert graph[0].kind == "gemm"
+    assert graph[0].features["flops"] == 2 * 256 * 256 * 512
+    assert (graph.dtypes or [graph.dtype])[0] == "fp8"
+    assert not predict(graph, "h100-sxm-8").unmodelled
+
+
+# -- weights and memory
+
+
+@pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
+def test_frozen_weights_are_parameters_of_the_memory() -> None:
+    def make_step() -> Callable[[], None]:
+        big, small = nn.Linear(1024, 1024, bias=False), nn.Linear(1024, 8, bias=False)
+        big.weight.requires_grad_(False)
+        optimizer = torch.optim.AdamW(small.parameters())
+
+        def step() -> None:
+            optimizer.zero_grad()
+            small(big(torch.randn(16, 1024))).sum().backward()
+            optimizer.step()
+
+        return step
+
+    graph = capture(make_step)
+    parts = predict(graph, "zen5-2").memory().parts
+    assert parts["parameters"] == 4 * (1024 * 1024 + 8 * 1024)
+    assert graph.parameters == 8 * 1024
+
+
+@pytest.mark.parametrize(
+    ("rows", "ranks", "words"),
+    [
+        (2_000_000, 1, ["dense gradients and an update of every row by adamw"]),
+        (2_000_000, 8, ["dense gradients", "copies embedding tables of 16 M weights"]),
+        (50_000, 8, []),
+    ],
+)
+def test_large_tables_are_named(rows: int, ranks: int, words: list[str]) -> None:
+    model = nn.Sequential(nn.Embedding(rows, 8), nn.Linear(8, 1))
+    with pytest.warns(UserWarning) if words else warnings.catch_warnings():
+        graph = capture(model, torch.zeros(4, dtype=torch.long), ranks=ranks)
+    assert len(graph.notes) == len(words)
+    assert all(word in note for word, note in zip(words, graph.notes, strict=True))
+
+
+def test_an_empty_graph_is_not_predicted() -> None:
+    with pytest.warns(UserWarning, match="no operation"):
+        graph = capture(lambda: lambda: None)
+    with pytest.raises(ValueError, match="no operations"):
+        predict(graph, "h100-sxm-8")
+
+
+def test_work_of_other_processes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"starts another process in .*spawn"):
+        capture(lambda: lambda: torch.multiprocessing.spawn(print, nprocs=1))
+
+
+# -- what other packages say and leave behind
+
+
+def test_a_default_device_is_put_back_also_after_an_error() -> None:
+    def make_step() -> Callable[[], None]:
+        torch.set_default_device("cuda")
+        net = nn.Linear(4, 4)
+        return lambda: net(torch.randn(3, 4)).sum().backward()
+
+    def fail() -> None:
+        torch.set_default_device("cuda")
+        raise KeyError("own")
+
+    assert len(capture(make_step, device="cuda")) == 8
+    with pytest.raises(KeyError, match="own"):
+        capture(fail, device="cuda")
+    assert torch.utils._device.CURRENT_DEVICE is None
+
+
+@pytest.fixture
+def own_operation() -> Iterator[Any]:
+    with torch.library._scoped_library("perfkit_test", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CPU")
+        library.impl("twice", lambda x: torch.empty_like(x), "Meta")
+        library.impl("twice", lambda x: x * 2, "AutocastCUDA")
+        yield torch.ops.perfkit_test.twice
+
+
+def test_an_operation_of_the_user_with_a_rule_of_autocast(own_operation: Any) -> None:
+    net, x = nn.Linear(4, 4), torch.randn(3, 4)
+    with pytest.warns(UserWarning, match="work of twice"):
+        graph = capture(lambda: lambda: own_operation(net(x)), device="cuda")
+    assert [label[0] for label in graph.labels][-1] == "twice"
+    assert not capture(lambda: lambda: net(x).sum().backward(), device="cuda").notes
+
+
+def test_a_script_that_asks_for_a_gpu_gets_one() -> None:
+    found = []
+
+    def make_step() -> Callable[[], None]:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        net, x = nn.Linear(4, 4).to(device), torch.randn(3, 4)
+        if torch.cuda.is_available():
+            torch.cuda.set_device(0)
+        found.append((device, torch.cuda.device_count(), torch.ones(2, device=device).is_cuda))
+
+        def step() -> None:
+            net(x.to(device)).sum().backward()
+
+        return step
+
+    graph = capture(make_step, device="cuda")
+    assert found == [("cuda", 1, True)]
+    assert [graph.labels[place][2] for place in graph.transfers] == ["to_device"]
+    capture(lambda: lambda: found.append(torch.cuda.is_available()) or torch.ones(2))
+    assert found[-1] is torch.cuda.is_available()
+
+
+def write_configuration(folder: Path, **fields: Any) -> Path:
+    """A file of a configuration."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(fields))
+    return path
+
+
+TOKENS = {"input_ids": torch.ones(1, 8, dtype=torch.long)}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 100,
+}
+
+
+@pytest.mark.parametrize("by_folder", [True, False])
+def test_a_configuration_that_needs_its_own_code_is_refused(
+    tmp_path: Path, by_folder: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    pytest.importorskip("transformers", reason="configurations need transformers")
+    ran = tmp_path / "ran"
+    own = f"open({str(ran)!r}, 'w')\nclass OwnConfig: pass"
+    (tmp_path / "configuration_own.py").write_text(own)
+    path = write_configuration(
+        tmp_path,
+        architectures=["OwnForCausalLM"],
+        model_type="own_type",
+        auto_map={"AutoConfig": "configuration_own.OwnConfig"},
+    )
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(ValueError, match="code of its own") as refused:
+        capture(tmp_path if by_folder else path, TOKENS)
+    assert "\n" not in str(refused.value)
+    assert not ran.exists()
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "no_such_type"},
+        {"hello": 1},
+        {**LLAMA, "num_attention_heads": "two"},
+        {**LLAMA, "architectures": ["pipeline"], "model_type": "none"},
+    ],
+)
+def test_errors_of_transformers_are_one_line(tmp_path: Path, fields: dict[str, Any]) -> None:
+    pytest.importorskip("transformers", reason="configurations need transformers")
+    with pytest.raises(ValueError, match=r"^(make_step is|transformers cannot)") as refused:
+        capture(write_configuration(tmp_path, **fields), TOKENS)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 400
+
+
+def test_fields_that_are_not_used_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="configurations need transformers")
+    ill = write_configuration(tmp_path, **LLAMA, quantization_config={"load_in_8bit": True})
+    with pytest.warns(UserWarning, match="quantization_config is not used"):
+        capture(ill, TOKENS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        capture(write_configuration(tmp_path, **LLAMA), TOKENS)
+
+
+def test_pytorch_does_not_speak_of_the_capture(caplog: Any, capsys: Any) -> None:
+    def make_step() -> Callable[[], Any]:
+        net = nn.LSTM(4, 4, proj_size=2)
+        return lambda: net(torch.randn(3, 2, 4))[0].detach().numpy()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        graph = capture(make_step)
+    assert [str(each.message) for each in caught] == list(graph.notes)
+    assert not caplog.records
+    assert capsys.readouterr() == ("", "")
