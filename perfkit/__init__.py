@@ -10,6 +10,10 @@ Examples
 True
 """
 
+import perfkit.ground.interrupts  # isort: split
+
+perfkit.ground.interrupts.end_quietly()  # first, as imports take long
+
 import ast
 from importlib import import_module
 from pathlib import Path

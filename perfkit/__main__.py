@@ -535,7 +535,12 @@ def main(words: Sequence[str] | None = None) -> int:
         0 for success, 1 if `doctor` found a problem, 2 for an error (reported in one line), 130 for
         an interrupt [-].
     """
-    given = _make_parser().parse_args(words)
+    words = sys.argv[1:] if words is None else words
+    parser = _make_parser()
+    for word in words:
+        if word.startswith("--") and word.endswith("=--"):  # argparse takes it for no value at all
+            parser.error(f"argument {word[:-3]}: '--' is no value")
+    given = parser.parse_args(words)
     file = None if given.json == "-" else given.json
     page = getattr(given, "report", None)
 

@@ -4,6 +4,7 @@ torch."""
 import io
 import json
 import re
+import signal
 import subprocess
 import sys
 import warnings
@@ -76,6 +77,8 @@ BAD = {
     CALIBRATE + "--from-nccl-logs . --quick": "quick is given; it is for measuring this machine",
     "check --platform h100-sxm-8 --json no/such.json": "json is .*folder does not exist",
     "demo --report no/such/report.html": "report is .*folder does not exist",
+    "predict --model=-- --platform zen5-2": "argument --model: '--' is no value",
+    "predict --model=-- --platform=-- --ranks=--": "argument --model: '--' is no value",
 }
 
 
@@ -183,6 +186,70 @@ def test_an_error_is_one_line_and_while_measuring_leaves_a_log(
         for part in (*kept, "kernels: 20%\n", "Traceback (most recent", "in call", "\\udcff")
     )
     assert "10%" not in text, "only the last state of a progress bar"
+
+
+def start(code: str) -> "subprocess.CompletedProcess[str]":
+    """Run a program in which ``perfkit`` is the command."""
+    code = f"import sys; sys.argv = ['perfkit', 'models']\n{code}"
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT
+    )
+
+
+INTERRUPT = """
+import signal, sys
+class Interrupt:
+    def find_spec(self, name, *rest):
+        if name == WHERE:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+from perfkit.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("where", ["ast", "argparse", "numpy", "perfkit.workloads.dlrm"])
+def test_an_interrupt_of_an_import_ends_without_a_traceback(where: str) -> None:
+    done = start(f"sys.modules.pop('ast', None)\n{INTERRUPT.replace('WHERE', repr(where))}")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_an_interrupt_that_a_package_hides_is_one(capsys: Capture) -> None:
+    from perfkit.calibration.commands import run_command
+
+    def hide() -> int:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt as error:
+            raise ImportError("numpy is broken") from error
+        return 0
+
+    before = signal.getsignal(signal.SIGINT)
+    assert run_command(hide) == 130
+    assert capsys.readouterr().err == "perfkit: interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_program_that_imports_perfkit_keeps_its_interrupts() -> None:
+    code = (
+        "import signal, sys, perfkit\nsys.exit(signal.getsignal(2) is signal.default_int_handler)"
+    )
+    assert start(code.replace("sys.exit", "print")).stdout != "True\n", "the command has its own"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60)
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("closed", "model", "code", "said"),
+    [(">&-", "bert-base", 2, "standard output is closed"), ("2>&-", "bert", 2, "")],
+)
+def test_closed_streams_give_a_line_or_nothing(
+    closed: str, model: str, code: int, said: str
+) -> None:
+    line = f"{sys.executable} -m perfkit predict --model {model} --platform h100-sxm-8 {closed}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == code and said in done.stderr and len(done.stderr) < 200
+    assert not done.stdout
 
 
 def test_what_a_terminal_cannot_show_takes_nothing_else_with_it(

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from perfkit.ground.interrupts import Interrupts, noting_interrupts
 from perfkit.ground.targets import write_text
 from perfkit.ground.units import escape
 from perfkit.measure.machine import describe_machine, list_versions
@@ -59,13 +60,20 @@ def run_command(run: Callable[[], int], *, name: str = "perfkit", log: Path | No
             file=sys.stderr,
         )
 
+    if sys.stderr is None:  # closed by 2>&-; messages are lost, as the user wants
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     warnings.showwarning = say
+    if sys.stdout is None:  # closed by >&-
+        say("standard output is closed; send it to a file, or to /dev/null")
+        return 2
     if isinstance(sys.stdout, io.TextIOWrapper):
         # "?" for characters that the terminal does not have
         sys.stdout.reconfigure(errors="replace")
     printed: list[str] = []
+    interrupts = Interrupts()
     try:
         with (
+            noting_interrupts() as interrupts,
             redirect_stdout(_Copy(sys.stdout, printed)),
             redirect_stderr(_Copy(sys.stderr, printed)),
             tidy(),
@@ -79,18 +87,22 @@ def run_command(run: Callable[[], int], *, name: str = "perfkit", log: Path | No
         return 141
     except BaseException as error:
         code, text = 2, str(error)
-        if isinstance(error, KeyboardInterrupt):
-            code = 128 + (error.args or (2,))[0]
-            text = "interrupted; finished measurements are kept, the same command continues"
+        # an import that is interrupted may end with another error
+        interrupted = isinstance(error, KeyboardInterrupt) or interrupts.arrived
+        if interrupted:
+            number = error.args[0] if isinstance(error, KeyboardInterrupt) and error.args else 2
+            code = 128 + number
+            text = "interrupted"
+            if log is not None:
+                text += "; finished measurements are kept, the same command continues"
         say(text)
         if log and printed:
             with suppress(OSError):  # the error above matters more
                 say(
                     f"{_write_log(log, printed, error)} has machine, versions and output; send it with your question"
                 )
-        if not isinstance(
-            error, KeyboardInterrupt | ImportError | ValueError | OSError | RuntimeError
-        ):
+        expected = (ImportError, ValueError, OSError, RuntimeError)
+        if not interrupted and not isinstance(error, expected):
             raise
         return code
 
