@@ -176,9 +176,20 @@ def _shard(given: _Given) -> _Answer:
     workload, options = _read_tables(given), _pick(given, "ranks memory seconds steps seed")
     old = pk.Plan.load(given.plan) if given.plan else None
     before = pk.price_plan(workload, given.platform, old, memory=given.memory) if old else None
-    result = pk.shard(workload, given.platform, **{"ranks": 2, **options})
+    notes = []
+    if given.ranks is None:
+        platform = pk.load_platform(given.platform)
+        options["ranks"] = platform.network.ranks if old is None else old.ranks
+        reason = f"all of {platform.name}" if old is None else "as in --plan"
+        notes.append(f"ranks: {options['ranks']}, {reason}; --ranks takes another number")
+    result = pk.shard(workload, given.platform, **options)
     price = result.prediction
-    lines = [result.explain(), "", format_table(write_cells(result.by_rank()), numbers=True)]
+    lines = [
+        *notes,
+        result.explain(),
+        "",
+        format_table(write_cells(result.by_rank()), numbers=True),
+    ]
     if before:
         lines += ["", f"{given.plan}: {before!r}, {before.time / price.time:.2f} times as long"]
     if given.out:
@@ -386,12 +397,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "calibrate in two to three minutes; --measure: two models in less time",
     },
-    "ranks": {"type": int, "help": "ranks; default 2 to measure and to place tables"},
+    "ranks": {"type": int, "help": "ranks that take part"},
     "ranks-per-node": {
         "type": int,
         "help": "ranks per node of the logs; default: that of the logs or of --base",
     },
-    "report": {"metavar": "HTML", "help": "report to write; default of demo: perfkit-report.html"},
+    "report": {"metavar": "HTML", "help": "report to write"},
     "seconds": {
         "type": float,
         "help": "time of the search, default 1; --measure: time per placement and pass",
@@ -411,6 +422,22 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "FILE",
         "help": "CSV, Parquet or JSON file, recorded indices, or a name, see perfkit tables",
     },
+}
+
+
+#: Help of options that mean something of their own in one command, by command and option.
+_HELP = {
+    ("calibrate", "ranks"): "ranks that measure collectives; default 2, of GPUs all",
+    ("predict", "ranks"): "ranks that take part; default 1",
+    ("shard", "ranks"): "ranks that hold tables; default: all of the platform; --measure: 2",
+    ("calibrate", "quick"): "measure fewer sizes, in two to three minutes",
+    ("shard", "quick"): "with --measure: two models in less time",
+    ("demo", "quick"): "calibrate in two to three minutes",
+    ("calibrate", "out"): "platform file to write, NAME.toml",
+    ("shard", "out"): "plan to write, as JSON",
+    ("demo", "out"): "platform file to write; default perfkit-platform.toml",
+    ("demo", "report"): "report to write; default perfkit-report.html",
+    ("predict", "batch"): "samples or sequences over all ranks; default: that of the model",
 }
 
 
@@ -515,9 +542,9 @@ def _make_parser() -> _Parser:
         if command.files:
             added.add_argument("files", metavar="FILE", nargs="+", help=command.files)
         for option in [*command.needs.split(), *command.takes.split(), "json"]:
-            added.add_argument(
-                f"--{option}", required=option in command.needs.split(), **_OPTIONS[option]
-            )
+            settings = dict(_OPTIONS[option])
+            settings["help"] = _HELP.get((name, option), settings["help"])
+            added.add_argument(f"--{option}", required=option in command.needs.split(), **settings)
     return parser
 
 

@@ -62,7 +62,10 @@ BAD = {
     PREDICT + "bert-base --batch 0": "batch is 0; it must be a whole number above 0",
     PREDICT + "bert-base --batch nan": "argument --batch: .*'nan'",
     PREDICT + "dlrm-mlperf --sequence 8": "sequence is given; a DLRM has none; leave it out",
-    PREDICT + "bert-base --batch 16 --ranks 16": "ranks is 16; platform 'h100-sxm-8' has 8",
+    PREDICT + "bert-base --batch 16 --ranks 16": "ranks is 16; platform 'h100-sxm-8' has 8; take "
+    "at most 8, or 2 nodes: with_nodes.2., --platform h100-sxm-8x2",
+    "predict --model bert-base --batch 512 --ranks 512 --platform h100-sxm-8x8": "--platform h100-sxm-8x64",
+    "predict --model bert-base --batch 4 --ranks 4 --platform zen5-2": "has 2; take at most 2$",
     PREDICT + "bert-base --ranks all": "argument --ranks",
     "predict --platform h100-sxm-8": "required: --model",
     "": "required: command",
@@ -338,3 +341,31 @@ def test_calibrate_without_torch_says_what_to_install(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=env)
     assert done.returncode == 2 and "torch is not installed; run pip install torch" in done.stderr
     assert not (tmp_path / "P.toml").exists()
+
+
+def test_shard_takes_all_ranks_of_the_platform_and_says_so(capsys: Capture, tmp_path: Path) -> None:
+    line = "shard --model dlrm-default --platform h100-sxm-8 --steps 5 --json - "
+    assert run(line) == 0
+    assert len(json.loads(capsys.readouterr().out)["ranks"]) == 8
+    line = line.replace("--json - ", "")
+    assert run(f"{line}--out plan.json") == 0
+    assert "ranks: 8, all of h100-sxm-8; --ranks takes another number" in capsys.readouterr().out
+    assert run(f"{line}--ranks 4 --out plan.json") == 0
+    assert "another number" not in capsys.readouterr().out
+    assert run(f"{line}--plan plan.json") == 0
+    assert "ranks: 4, as in --plan" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("shard", "default: all of the platform"),
+        ("predict", "ranks that take part; default 1"),
+        ("demo", "default perfkit-report.html"),
+    ],
+)
+def test_help_of_an_option_is_about_its_command(command: str, said: str, capsys: Capture) -> None:
+    assert run([command, "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert said in text
+    assert "default of demo" not in text and "default 2 to measure and to place" not in text

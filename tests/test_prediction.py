@@ -333,7 +333,7 @@ def test_unmodelled_operations_are_listed_and_never_free(toy: Platform, kind: st
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"ranks": 3}, "ranks is 3; platform 'toy' has 2; take fewer, or more nodes"),
+        ({"ranks": 3}, "ranks is 3; platform 'toy' has 2; take at most 2$"),
         ({"loading": -1.0}, "loading is -1.0; it must be"),
         ({"ranks": 1.5}, "ranks is 1.5; it must be a whole number above 0"),
         ({"workload": DLRM(batch=64, dtype="bf16", **SMALL)}, "dtype is 'bf16'; known are fp32"),

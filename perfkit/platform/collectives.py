@@ -36,6 +36,7 @@ from perfkit.platform.estimates import (
     find_transfers,
     lacks,
 )
+from perfkit.platform.nodes import advise_nodes
 
 _RINGS = ("all_gather", "reduce_scatter", "broadcast", "reduce")
 _TEXTBOOK = {
@@ -251,9 +252,8 @@ def price_collective(
     most, local = network.nodes if algorithm == "rail" else network.ranks, network.ranks_per_node
     if ranks > most:
         where = "with one on each node " * (algorithm == "rail") + f"platform {platform.name!r}"
-        raise ValueError(
-            f"ranks is {ranks}; {where} has {most}; choose fewer, or more nodes, as with_nodes(4)"
-        )
+        advice = advise_nodes(platform, ranks, each_node=1 if algorithm == "rail" else None)
+        raise ValueError(f"ranks is {ranks}; {where} has {most}; {advice}")
     sizes = np.asarray(nbytes, dtype=float)
     if not _list_fits(platform, operation) and not (algorithm and operation in forms.OPERATIONS):
         raise _lacks(platform, operation, f"model for the collective {show(operation)}")

@@ -12,6 +12,7 @@ import numpy as np
 from perfkit.fitting import Fit
 from perfkit.ground.units import Array, check_choice, check_positive, show
 from perfkit.platform.estimates import CollectiveTime
+from perfkit.platform.nodes import advise_nodes
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import resize_nodes
 from perfkit.prediction.cost import price_host
@@ -162,7 +163,7 @@ def find_graphs(
         )
     if count > platform.network.ranks:
         known = f"platform {platform.name!r} has {platform.network.ranks}"
-        raise ValueError(f"ranks is {count}; {known}; take fewer, or more nodes, as with_nodes(4)")
+        raise ValueError(f"ranks is {count}; {known}; {advise_nodes(platform, count)}")
     check_choice(f"on {platform.name} dtype", what.dtype, platform.device.peaks)
     if execution == "graphs" and platform.device.kind == "cpu":
         raise ValueError(
