@@ -363,7 +363,7 @@ def test_where_the_time_of_a_rank_goes(mesh: tuple[list, bool, float]) -> None:
     for rank, lane in zip(ranks, timeline.lanes, strict=True):
         starts, ends, places = lane.starts, lane.ends, rank.kind.graph.collectives
         assert (
-            (starts >= -near).all()
+            (ends <= timeline.period + near).all()
             and (lane.waits >= -near).all()
             and (starts >= lane.issued - near).all()
         )

@@ -321,7 +321,30 @@ def _aggregate(rows: Table) -> Table:
     )
 
 
-def timeline_lanes(frame: Frame, *, about: str = "") -> alt.Chart:
+def _mark_iteration(end: float, x: alt.X) -> list[alt.Chart]:
+    """Lines where the iteration begins and ends, the second one with its length."""
+    label = f"iteration, {format_time(end)}"
+    edges = [{"start_s": 0.0, "label": ""}, {"start_s": end, "label": label}]
+    base = draw(edges, name="iteration").encode(x=x)
+    lines = base.mark_rule(color=INK, strokeDash=[4, 3])
+    words = base.mark_text(color=INK, align="right", dx=-4, dy=-6, baseline="bottom")
+    return [lines, words.encode(y=alt.value(0), text="label:N")]
+
+
+def _name_early(rows: Table) -> str:
+    """The line under a timeline that says which ranks begin before the iteration; empty if none
+    does."""
+    early = unique(rows.filter(pl.col("start_s") < 0)["rank"])
+    if not early:
+        return ""
+    named = ", ".join(map(str, early[:4])) + (" and others" if len(early) > 4 else "")
+    ranks = f"rank {named} begins" if len(early) == 1 else f"ranks {named} begin"
+    return f"left of 0: {ranks} early, while others end the iteration before"
+
+
+def timeline_lanes(
+    frame: Frame, *, about: str = "", time: float | None = None
+) -> alt.Chart | alt.LayerChart:
     """Draw what every rank and stream does over time, coloured by phase; bars are paler where a
     stream is often idle.
 
@@ -333,10 +356,12 @@ def timeline_lanes(frame: Frame, *, about: str = "") -> alt.Chart:
         length stay readable.
     about : str, optional
         A line below the heading.
+    time : float, optional
+        Time of the iteration; where a rank begins before 0, lines show both ends of it [s].
 
     Returns
     -------
-    chart : altair.Chart
+    chart : altair.Chart or altair.LayerChart
         One lane for each rank and stream. Where charts are interactive, the time axis can be
         zoomed.
     """
@@ -371,6 +396,8 @@ def timeline_lanes(frame: Frame, *, about: str = "") -> alt.Chart:
         {*rows.select("rank", "stream").rows()}, key=lambda pair: (pair[0], place[pair[1]])
     )
     names = [f"rank {rank} · {stream}" for rank, stream in pairs]
+    near = 1e-9 * float(rows["end_s"].max() or 0.0)  # type: ignore[arg-type]
+    early = _name_early(rows.filter(pl.col("start_s") < -near))
     drawn = _aggregate(rows.filter(pl.col("lane").is_in(names[:_LANES])))
     drawn = drawn.with_columns(
         busy=(pl.col("busy_s") / (pl.col("end_s") - pl.col("start_s"))).clip(0, 1)
@@ -380,6 +407,7 @@ def timeline_lanes(frame: Frame, *, about: str = "") -> alt.Chart:
     axis += f"; {len(names) - _LANES} more lanes are not drawn" if len(names) > _LANES else ""
     notes = (
         about,
+        early,
         "paler: the stream is idle for a part of the bar" * int((drawn["busy"] < 0.9).any()),
     )
     x, y = (
@@ -395,4 +423,8 @@ def timeline_lanes(frame: Frame, *, about: str = "") -> alt.Chart:
     heading = alt.Title(
         "Timeline of one iteration", subtitle=[*filter(None, notes)] or alt.Undefined
     )
-    return bars.add_params(zoom).properties(width=620, height=alt.Step(24), title=heading)
+    bars = bars.add_params(zoom)
+    looks = {"width": 620, "height": alt.Step(24), "title": heading}
+    if early and time is not None:
+        return LayerChart(layer=[bars, *_mark_iteration(time, x)]).properties(**looks)
+    return bars.properties(**looks)

@@ -142,7 +142,9 @@ class Prediction(Tabular):
     def timeline(self, level: str = "operation", *, depth: int | None = None) -> Table:
         """Start and end of every operation, module or stage of one steady-state iteration.
 
-        Ranks that do the same are listed once.
+        Ranks that do the same are listed once. The last operation of any rank ends with the
+        iteration, at `time`. A rank that has less to do than others begins the iteration early;
+        what it does before the others begin has times below zero.
 
         Parameters
         ----------
@@ -218,6 +220,9 @@ class Prediction(Tabular):
 
     def save_trace(self, path: str | Path, *, ranks: int = 8) -> Path:
         """Write the timeline as a Chrome trace, which ui.perfetto.dev opens.
+
+        As in `timeline`, the iteration lasts from 0 to `time`; what a rank or a host that is ahead
+        of the others begins before has times below zero.
 
         Parameters
         ----------
@@ -296,6 +301,8 @@ class Prediction(Tabular):
 
         check_choice("kind", kind, CHARTS)
         draw: Callable[..., Picture] = getattr(plots, CHARTS[kind])
+        if kind == "timeline":
+            return draw(self.timeline(), about=self._about, time=self.time)
         return draw(getattr(self, kind)(), about=self._about)
 
     @property

@@ -29,8 +29,9 @@ class Lane:
     runs [s].
 
     On a `device`, such as a GPU, kernels run behind the host. `starts`, `ends` and `issued` are
-    when an operation starts, when it ends and when the host has launched it, counted from the
-    earliest start on any rank. `waits` is how long a collective waits for other ranks. `stalls` is
+    when an operation starts, when it ends and when the host has launched it; the last operation of
+    any rank ends with the iteration, and what a rank with little to do begins before the iteration
+    has times below zero. `waits` is how long a collective waits for other ranks. `stalls` is
     how long the compute stream is idle before each operation, and at the end, because a collective
     has not ended; `exposed` is the part of it with a collective of this rank in flight. `stolen` is
     how much longer an operation takes because of collectives on the same core. `added` is the part
@@ -96,7 +97,8 @@ class Lane:
     def list_added(self) -> Iterator[tuple[str, float, float]]:
         """Name, start and end [s] of the time that was not simulated; it comes after everything
         else."""
-        end = float(self.starts[self.compute[:1]].sum()) + self.period - sum(self.added.values())
+        begin = min(float(self.starts[self.compute[:1]].sum()), 0.0)  # an early rank ends early too
+        end = begin + self.period - sum(self.added.values())
         for name, seconds in self.added.items():
             yield name, end, end + seconds
             end += seconds
@@ -291,9 +293,10 @@ class Timeline:
                     # what has landed is past
                     flights[rank] = [flight for flight in flights[rank] if flight[1] > begin]
                     if any(start < end for start, _ in flights[rank]):
-                        end = float(
+                        slowed = float(
                             _dilate(np.array(begin), np.array(work), flights[rank], contention)
                         )
+                        end = max(slowed, clock + latest)  # nothing ends before it is launched
                     if queue and end > queue[0][0]:  # until then more collectives may start
                         heapq.heappush(queue, (end, rank))
                         break
@@ -362,10 +365,16 @@ class Timeline:
 
     @cached_property
     def lanes(self) -> tuple[Lane, ...]:
-        """One iteration of all kinds of ranks, from the earliest start on."""
+        """One iteration of all kinds of ranks; the last operation of any rank ends with it.
+
+        A rank with little to do begins its next iteration while others still end theirs: what it
+        does before the iteration of the slowest ranks begins has times below zero.
+        """
         lanes = tuple(self.measure(index) for index in range(len(self.ranks)))
-        starts = [float(lane.starts.min(initial=math.inf)) for lane in lanes]
-        begin = min(starts) if self.device else min(marks[0][0] for marks in self.marks)
+        ends = [float(lane.ends.max(initial=-math.inf)) for lane in lanes]
+        begin = max(ends) - (self.period - sum(self.added.values()))
+        if math.isinf(begin):  # nothing runs
+            begin = 0.0
         for view in (view for lane in lanes for view in (lane.starts, lane.ends, lane.issued)):
             view -= begin
         return lanes
@@ -392,9 +401,13 @@ class Timeline:
         starts = ends - rank.seconds
         if self.contention:
             slows = flown[[one.slows for one in own], :2]
+            slowed = _dilate(resumed[of], work, slows, self.contention)
+            delays = slowed - resumed[of] - work
+            free_starts, free_ends = starts, ends
             starts = _dilate(resumed[of], work - rank.seconds, slows, self.contention)
-            ends = _dilate(resumed[of], work, slows, self.contention)
-            delays = ends - resumed[of] - work
+            ends = slowed
+            if self.device:  # nothing runs before it is launched
+                starts, ends = np.maximum(starts, free_starts), np.maximum(ends, free_ends)
             stolen = delays - np.where(np.isin(np.arange(len(of)), heads), 0.0, np.roll(delays, 1))
             stolen[stolen < 1e-9 * self.period] = 0.0
         launched = launched if self.device else starts.copy()
