@@ -616,16 +616,17 @@ def test_large_tables_keep_their_plan_if_an_unused_kind_is_forbidden(
         batch=32768,
         embedding="fused",
     )
-    result = find(tables, "h100-sxm-8x4", ranks=32)
+    settings: dict[str, Any] = {"ranks": 32, "steps": 100}
+    result = find(tables, "h100-sxm-8x4", **settings)
     used = {placement.kind for placement in result.plan.placements}
     for kind in set(KINDS) - used:
-        other = find(tables, "h100-sxm-8x4", ranks=32, forbid=kind)
+        other = find(tables, "h100-sxm-8x4", **settings, forbid=kind)
         assert other.plan == result.plan, kind
         assert other.prediction.time == result.prediction.time, kind
     [*_, kind] = used
-    with_less = find(tables, "h100-sxm-8x4", ranks=32, forbid=kind)
+    with_less = find(tables, "h100-sxm-8x4", **settings, forbid=kind)
     assert kind not in {placement.kind for placement in with_less.plan.placements}
-    again = find(tables, "h100-sxm-8x4", ranks=32, forbid={0: kind})
+    again = find(tables, "h100-sxm-8x4", **settings, forbid={0: kind})
     assert again.plan.placements[0].kind != kind
 
 
@@ -695,3 +696,32 @@ def test_a_row_that_gets_all_lookups_may_be_in_a_split_table() -> None:
 def test_where_the_memory_of_a_rank_comes_from_is_said() -> None:
     assert "a rank of the platform has 80 GB" in find(steps=10).explain()
     assert "a rank of the platform" not in find(steps=10, memory=5e10).explain()
+
+
+def test_the_names_of_the_ranks_do_not_change_the_price_of_a_plan() -> None:
+    """Shards of rows are on the ranks that the plan names, so the most popular row moves too."""
+    tables = TableSet(draw_tables(12, seed=3), batch=4096, embedding="fused")
+    rng = np.random.default_rng(0)
+    names = rng.permutation(8).tolist()
+
+    def price(ranks: list[int], owners: list[int]) -> Any:
+        split = Placement("row_wise", tuple(ranks))
+        placed = [ranks[owner] if number % 3 else split for number, owner in enumerate(owners)]
+        return price_plan(tables, "h100-sxm-8", Plan(8, tuple(placed)))
+
+    owners = rng.integers(0, 8, 12).tolist()
+    first, second = price(list(range(8)), owners), price(names, owners)
+    assert second.time == pytest.approx(first.time, rel=1e-12)
+    assert second.loads[names] == pytest.approx(first.loads, rel=1e-12)
+
+
+def test_a_search_starts_from_one_kind_for_all_tables() -> None:
+    options = list_options(
+        replace(
+            set_up(TABLES, "h100-sxm-8", 8, None, "iteration", "local"),
+            constraints=read_constraints([table.name for table in TABLES], 8),
+        )
+    )
+    taken = options.take(np.full(len(TABLES), "data_parallel"))
+    assert (options.table[taken] == np.arange(len(TABLES))).all()
+    assert set(options.kind[taken]) == {"data_parallel", "table_wise"}

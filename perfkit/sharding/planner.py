@@ -173,7 +173,7 @@ def shard(
         Work to spend on the search. Steps are counted, each with its time on one core of an AMD Zen
         5. So the same input, seed and seconds give the same plan on every machine. The preparation
         comes on top and is not counted: prices of all tables, the bound and the rules of thumb take
-        about 1 ms a table under a fused kernel and 3 ms without, more on many ranks [s].
+        1 to 4 ms a table [s].
     steps : int, optional
         Number of steps in place of `seconds`: trades between ranks, and tables that are placed. The
         same input, seed and steps give the same plan. With a few dozen tables, 7,000 steps take
@@ -282,11 +282,11 @@ class _Budget(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """A problem before its search: lower bound [s], and kinds of the units in relaxed problems."""
+    """A problem before its search: lower bound [s], and options of the units to start from."""
 
     problem: Problem
     bound: float
-    kinds: Sequence[np.ndarray]
+    bases: Sequence[np.ndarray]
     state: State
 
 
@@ -300,15 +300,13 @@ class _Outcome(NamedTuple):
 
 def _prepare(problem: Problem) -> _Prepared:
     """Bound a problem and list its options."""
-    floors = list_floors(problem)
-    bound, choices = problem.bound(floors)
-    kinds = [floors.kind[choice] for choice in choices]
-    # The search splits by columns what is too large for a rank.
-    whole = np.isin(np.arange(len(floors.starts)), floors.table[floors.kind == "table_wise"])
-    kinds = [np.where(whole & np.isin(own, SPLIT_BY_COLUMNS), "table_wise", own) for own in kinds]
-    # options that rarely help are tried where the nearest relaxed problem uses them
-    helpful = {kind: kinds[0] == kind for kind in (*BY_ROWS, "data_parallel")}
-    return _Prepared(problem, bound, kinds, State(problem, list_options(problem, helpful)))
+    bound = problem.bound(list_floors(problem))
+    # options that rarely help are tried where the bound uses them
+    helpful = {kind: bound.kinds == kind for kind in (*BY_ROWS, "data_parallel")}
+    options = list_options(problem, helpful)
+    bases = problem.relax(options)
+    bases.insert(0 if bound.by_host else len(bases), options.take(bound.kinds))
+    return _Prepared(problem, bound.time, bases, State(problem, options))
 
 
 @dataclass
@@ -375,7 +373,7 @@ class _Attempts:
 
         baselines = _price_baselines(state, budget.seed)
         search = search_plan(
-            state, prepared.bound, prepared.kinds, budget.seconds, budget.seed, budget.steps, tell
+            state, prepared.bound, prepared.bases, budget.seconds, budget.seed, budget.steps, tell
         )
         self.work += search.work
         self.interrupted |= search.interrupted
@@ -552,7 +550,9 @@ def list_floors(problem: Problem) -> Floors:
 
     The parts of a split by columns look up the same rows, and each reads all indices. Together they
     cost no less than the whole table or equal parts, whichever is less for a resource. The largest
-    part has at least the columns of an even split over all ranks.
+    part has at least the columns of an even split over all ranks. Under one kernel of a GPU for all
+    tables, splits of a table only add work, so small ones need no price of their own: only the
+    messages of a split by rows are others.
     """
     costs, allowed = problem.costs, problem.constraints.allowed
     tables, ranks, node = costs.workload.tables, costs.ranks, costs.node
@@ -566,22 +566,28 @@ def list_floors(problem: Problem) -> Floors:
         if len(chosen) or not entries:
             entries.append(_Entries(chosen, kind, (average[chosen], largest[chosen])))
 
-    def add_split_by_rows(kind: str, parts: int) -> None:
-        members = (rows >= parts) & allowed[kind] & (kind in problem.kinds)
-        load, hot = np.zeros_like(whole), np.zeros_like(whole)
-        load[members], hot[members] = map(
-            problem.loads, costs.shards(np.flatnonzero(members), kind)
-        )
-        add(kind, members, (parts * load + hot) / ranks, load + hot)
-
-    add("table_wise", rows > 0, whole / ranks, whole)
-    # Under one kernel of a GPU for all tables, splits of small tables only add work.
-    split = rows > 0
+    priced = rows > 0
     if costs.fused and costs.accelerated:
-        split = _find_large(problem, whole)
+        priced = _find_large(problem, whole)
+
+    def add_split_by_rows(kind: str, parts: int) -> None:
+        average, largest = whole / ranks, np.zeros_like(whole)
+        if kind == "row_wise":  # each rank has partial sums of the whole batch
+            average[:, LOAD["pooled"]] = 0.0
+            average[:, LOAD["rows"]] = whole[:, LOAD["pooled"]]
+        members = np.flatnonzero(priced & (rows >= parts) & allowed[kind] & (kind in problem.kinds))
+        load, hot = map(problem.loads, costs.shards(members, kind))
+        average[members] = (parts * load + hot) / ranks
+        largest[members] = load + hot
+        add(kind, (rows >= parts) & (needed | (kind == "row_wise")), average, largest)
+
+    # Small tables have no largest shard that counts, and splits that cost as much as they do as a
+    # whole are left out beside it.
+    add("table_wise", rows > 0, whole / ranks, np.where(priced[:, None], whole, 0.0))
+    needed = priced | ~allowed["table_wise"]
     for kind, most in (("column_wise", ranks), ("table_column_wise", node)):
         average, largest = whole / ranks, np.zeros_like(whole)
-        members = np.flatnonzero(split & allowed[kind] & (kind in problem.kinds))
+        members = np.flatnonzero(priced & allowed[kind] & (kind in problem.kinds))
         largest[members] = whole[members]
         for parts in (*(2**power for power in range(1, most.bit_length())), most):
             chosen = members[dim[members] > 1]
@@ -591,7 +597,7 @@ def list_floors(problem: Problem) -> Floors:
             shard = problem.loads(costs.shards(chosen, kind, width)[0])
             average[chosen] = np.minimum(average[chosen], shard / width[:, None] / ranks)
             largest[chosen] = np.minimum(largest[chosen], shard)
-        add(kind, rows > 0, average, largest)
+        add(kind, needed, average, largest)
     add_split_by_rows("row_wise", ranks)
     add_split_by_rows("table_row_wise", node)
     copies = np.zeros_like(whole)

@@ -196,6 +196,15 @@ class Floors:
         return float(np.maximum.reduceat(values, self.starts).sum())
 
 
+class Bound(NamedTuple):
+    """Lower bound of the time [s], the kinds of the tables where it is reached, and whether the
+    host sets it."""
+
+    time: float
+    kinds: np.ndarray
+    by_host: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Constraints:
     """What a placement must keep, with tables by number.
@@ -345,8 +354,8 @@ class Problem:
             np.hypot.reduce([spreads.get(name, 0.3) * part / total for name, part in parts.items()])
         )
 
-    def bound(self, floors: Floors) -> tuple[float, list[np.ndarray]]:
-        """Time that no plan of these kinds can beat [s], and choices of entries that come near it.
+    def bound(self, floors: Floors) -> "Bound":
+        """Time that no plan of these kinds can beat, and the kinds that come near it.
 
         Notes
         -----
@@ -363,10 +372,17 @@ class Problem:
         with_largest_shard = lowest.time(np.maximum(floors.largest, least))
         host = self.correction * (self.host + float(least[LOAD["host"]]))
         bound = max(relaxed[0].time, float(floors.least(with_largest_shard).max()), host)
-        choices = [part.choice for part in relaxed]
-        if host > relaxed[0].time:
-            choices.insert(0, floors.cheapest(floors.average[:, LOAD["host"]]))
-        return bound * (1 - _ROUNDING), choices
+        by_host = host > relaxed[0].time
+        choice = relaxed[0].choice
+        if by_host:
+            choice = floors.cheapest(floors.average[:, LOAD["host"]])
+        return Bound(bound * (1 - _ROUNDING), floors.kind[choice], by_host)
+
+    def relax(self, options: Options) -> list[np.ndarray]:
+        """Options of the tables in relaxed problems, the least time first."""
+        average = options.total(self.costs.ranks) / self.costs.ranks
+        floors = Floors(options.table, options.kind, average, options.load + options.hot)
+        return [part.choice for part in self._relax(floors)]
 
     def _relax(self, floors: Floors) -> list[_Relaxed]:
         """Relaxed problems by the bytes that ranks reduce, the least time first: every table can be

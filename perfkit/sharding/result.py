@@ -243,7 +243,9 @@ def price_placements(costs: Costs, plan: Plan) -> Shards:
         table, rank, first = np.array(entries).T
         cost, more = costs.shards(table, kind, part)
         if kind in EVERYWHERE:
-            found += [(table, 0 * rank - 1, cost), (table, costs.home[table], more)]
+            # ranks are named in the order of the shards
+            home = [plan.placements[number].ranks[costs.home[number]] for number in table.tolist()]
+            found += [(table, 0 * rank - 1, cost), (table, np.array(home), more)]
         else:
             found.append((table, rank, cost + more * first[:, None]))
     return Shards(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
@@ -453,9 +455,11 @@ class ShardingResult(Tabular):
         price, kinds = self.prediction, [p.kind for p in self.plan.placements]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         batch = price._problem.costs.workload.batch
+        low, high = map(format_time, price.interval(0.8))
         lines = [
             repr(self),
             f"  batch {batch:,}; {counts}; no plan can take less than {format_time(self.bound)}",
+            f"  80 % interval of the time: {low} to {high}",
         ]
         for name, share in price.parts.items():
             lines.append(f"  {share / price.time:6.1%}  {format_time(share):>9}  {name}")

@@ -268,20 +268,26 @@ def _starts(state: State, bases: Sequence[np.ndarray]) -> Iterator[tuple[np.ndar
     average = parts.sum(axis=0) / state.ranks
     average = np.where(average > 0, average, np.inf)
     room = np.append(average[:-1], max(state.capacity, 1.0))
+    keys = (parts / room).max(axis=1), parts[:, _MEMORY], parts[:, :2].sum(axis=1)
+    tries = [
+        (number, split, base)
+        for number in range(len(keys))
+        for split in _SPLITS
+        for base in (*bases, alone)
+    ]
+    # one kind for all tables that can have it
+    one_kind = [state.options.take(np.full(len(alone), kind)) for kind in np.unique(kinds)]
+    tries += [(0, _SPLITS[0], base) for base in one_kind]
     seen = set()
-    for number, key in enumerate(
-        ((parts / room).max(axis=1), parts[:, _MEMORY], parts[:, :2].sum(axis=1))
-    ):
-        for split in _SPLITS:
-            for base in (*bases, alone):
-                choice, fits = base.copy(), np.all(load <= split * average, axis=1)
-                for table in np.flatnonzero((kinds[base] == "table_wise") & ~fits[base]):
-                    own = np.arange(state.starts[table], state.starts[table + 1])
-                    own = own[np.isin(kinds[own], ("table_wise", "column_wise"))]
-                    choice[table] = own[np.argmax(fits[own])] if fits[own].any() else own[-1]
-                if (name := (number, choice.tobytes())) not in seen:
-                    seen.add(name)
-                    yield choice, key
+    for number, split, base in tries:
+        choice, fits = base.copy(), np.all(load <= split * average, axis=1)
+        for table in np.flatnonzero((kinds[base] == "table_wise") & ~fits[base]):
+            own = np.arange(state.starts[table], state.starts[table + 1])
+            own = own[np.isin(kinds[own], ("table_wise", "column_wise"))]
+            choice[table] = own[np.argmax(fits[own])] if fits[own].any() else own[-1]
+        if (name := (number, choice.tobytes())) not in seen:
+            seen.add(name)
+            yield choice, keys[number]
 
 
 @dataclass(eq=False)
@@ -437,23 +443,21 @@ def _schedule(done: float, hot: float) -> tuple[float, int, float]:
 def search_plan(
     state: State,
     bound: float,
-    kinds: Sequence[np.ndarray],
+    bases: Sequence[np.ndarray],
     seconds: float,
     seed: int,
     steps: int | None,
     progress: Progress,
 ) -> Search:
-    """Search for the placement with the shortest time; `kinds` are those of the tables in relaxed
+    """Search for the placement with the shortest time; `bases` are options of the tables in relaxed
     problems.
 
     A sixth of the work goes into starts. A start places the tables in the order of their largest
-    load, seconds or memory, each where it adds the least. Tables have the kinds of the relaxed
-    bound, or one kind where they can, or are whole; large ones are split by columns. Then simulated
-    annealing improves the best starts: a rank moves a shard or exchanges it, or a table gets
-    another option. The maximum over ranks is replaced by a power mean, whose power grows.
+    load, seconds or memory, each where it adds the least. Tables have the options of a relaxed
+    problem, or one kind where they can, or are whole; large ones are split by columns. Then
+    simulated annealing improves the best starts: a rank moves a shard or exchanges it, or a table
+    gets another option. The maximum over ranks is replaced by a power mean, whose power grows.
     """
-    everywhere = [np.full(len(state.near), kind) for kind in np.unique(state.options.kind)]
-    bases = [state.options.take(each) for each in (*kinds, *everywhere)]
     search = Search(
         state,
         np.random.default_rng(seed),
