@@ -244,7 +244,11 @@ def fit_rails(
         fit = replace(fit, notes=(*fit.notes, note), sources=_list_logs(group))
         if rails.hidden_from is not None:
             proven = prove_link(group, local)
-            fit = _mark_bound(fit, rails.hidden_from, 1.0 / proven, int(ranks) // local)
+            size = format_bytes(rails.hidden_from)
+            why = f"from {size} on, the stages inside nodes of {platform.name} hide it"
+            if rails.share > HIDDEN:
+                why += f" (they take {rails.share:.2g} times as long as the whole)"
+            fit = _mark_bound(fit, why, 1.0 / proven, int(ranks) // local)
         fits[f"all_reduce.{int(ranks) // local}.rail"] = _say_origin(fit, source, date)
     return fits
 
@@ -296,6 +300,7 @@ class _Rails(NamedTuple):
     seconds: np.ndarray  # of the stage between nodes; an upper bound where it is hidden [s]
     uncertainty: float  # extra spread, because the stages inside nodes are not known exactly [-]
     hidden_from: float | None  # size from which the stages inside hide it; None if they do not [B]
+    share: float  # of the whole time that the stages inside take at the largest sizes [-]
 
 
 def _separate_rails(nbytes: np.ndarray, whole: np.ndarray, inside: np.ndarray) -> _Rails:
@@ -306,20 +311,16 @@ def _separate_rails(nbytes: np.ndarray, whole: np.ndarray, inside: np.ndarray) -
     if ratio < BOUNDED or len(np.unique(nbytes[shown])) < 2:
         clear = whole >= UNCERTAIN * inside
         hidden_from = float(nbytes[~clear].min())
-        return _Rails(nbytes, np.where(clear, rest, whole), 0.0, hidden_from)
+        return _Rails(nbytes, np.where(clear, rest, whole), 0.0, hidden_from, 1.0 / ratio)
     uncertainty = 0.0
     if ratio < UNCERTAIN:  # a change of the stages inside by 1 % changes the rest by more
         uncertainty = INSIDE_SPREAD / (ratio**OVERLAP - 1.0)
-    return _Rails(nbytes[shown], rest[shown], min(uncertainty, 1.0), None)
+    return _Rails(nbytes[shown], rest[shown], min(uncertainty, 1.0), None, 1.0 / ratio)
 
 
-def _mark_bound(fit: Fit, hidden_from: float, beta: float, nodes: int) -> Fit:
+def _mark_bound(fit: Fit, why: str, beta: float, nodes: int) -> Fit:
     """Give a fit of rails the time per byte that the log proves [s/B], and say that it is a bound."""
-    size = format_bytes(hidden_from)
-    note = (
-        f"{LOWER_BOUND} of the link between nodes: from {size} on the stages inside the nodes take "
-        "about as long as the whole, so the link may be faster"
-    )
+    note = f"{LOWER_BOUND} of the link between nodes, which may be faster: {why}"
     last = min((name for name in fit if name.startswith("beta")), key=lambda name: fit[name])
     parameters = {**fit.parameters, last: beta * float(bus_factor("all_reduce", nodes))}
     stderr = {name: error for name, error in fit.stderr.items() if name != last}
