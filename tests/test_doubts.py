@@ -155,6 +155,24 @@ def test_devices_without_a_name_are_unnamed(tmp_path: Path) -> None:
     assert text.startswith("trace of 1 rank on an unnamed device: 1 ms")
 
 
+def test_a_device_is_named_by_its_number(tmp_path: Path) -> None:
+    """A host lists all of its devices; a rank works on one of them."""
+    listed = [{"id": 0, "name": "NVIDIA T4"}, {"id": 1, "name": H100}]
+    events = [
+        {**each, "pid": 1} if each["cat"] == "kernel" else {**each, "pid": 9} for each in healthy()
+    ]
+    trace = pk.read_trace(write(tmp_path / "t.json", events, deviceProperties=listed))
+    assert repr(trace).startswith(f"trace of 1 rank on {H100}: ")
+    assert not [text for text in trace.warnings if "profiler also" not in text]
+
+
+def test_two_documents_in_a_file_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.json", healthy())
+    path.write_text(path.read_text() + "\n" + path.read_text())
+    with pytest.raises(ValueError, match="a second document begins"):
+        pk.read_trace(path)
+
+
 def test_operations_without_sizes_are_counted_and_teach_nothing(tmp_path: Path) -> None:
     """Five kernels with sizes, and ten of a CUDA graph without any: only the five are fitted."""
     events = [step()]
@@ -443,12 +461,15 @@ def test_the_order_of_events_and_of_files_changes_nothing(tmp_path: Path, seed: 
     ranks = [draw_rank(rng, rank) for rank in range(3)]
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    plain = pk.read_trace(write_ranks(tmp_path / "a", ranks))
+    ordered = write_ranks(tmp_path / "a", ranks)
+    plain = pk.read_trace(ordered)
     paths = write_ranks(tmp_path / "b", [shuffled(rank, seed) for rank in ranks])
     rng.shuffle(paths)
     other = pk.read_trace(paths)
     for view in ("idle", "breakdown", "timeline", "collectives", "steps", "modules", "stragglers"):
         assert getattr(plain, view)().equals(getattr(other, view)()), view
+    one, same = (pk.calibrate(traces=found, base="h100-sxm-8") for found in (ordered, paths))
+    assert one.kernels == same.kernels and one.collectives == same.collectives
     for rank in range(3):
         graph, again = plain.graph(rank), other.graph(rank)
         assert graph.labels == again.labels

@@ -134,7 +134,7 @@ def record_step(file: TraceFile) -> tuple[Graph, Array]:
             f"{file.source} holds no sizes of operands; record it with record_shapes=True"
         )
     step = _Step(file, work, number)
-    with _without_traces(), step.recorder.values.fake, step.recorder:
+    with _apart_from_settings(), step.recorder.values.fake, step.recorder:
         for key in sorted(step.calls, key=lambda key: (step.ts[step.find_host(key)], key)):
             step.record(key, step.calls[key])
     graph = step.recorder.graph(file.source, "", step.ranks)
@@ -145,8 +145,8 @@ def record_step(file: TraceFile) -> tuple[Graph, Array]:
 
 
 @contextmanager
-def _without_traces() -> Iterator[None]:
-    """Run operators so that neither they depend on settings of PyTorch, nor leave anything."""
+def _apart_from_settings() -> Iterator[None]:
+    """Operators that run inside neither depend on settings of PyTorch nor change them."""
     # it reports each overload that refuses arguments
     log = logging.getLogger("torch._subclasses.fake_tensor")
     disabled, dtype = log.disabled, torch.get_default_dtype()

@@ -506,10 +506,15 @@ class Trace(Tabular):
 
 
 def name_devices(files: Sequence[TraceFile]) -> list[str]:
-    """Names of devices that traces state, each once; of each trace the first one."""
-    names = dict.fromkeys(
-        str(each["name"]) for file in files for each in file.devices[:1] if each.get("name")
-    )
+    """Names of the devices that worked, each once; of a trace that tells no device's number the
+    first one that it lists."""
+    names: dict[str, None] = {}
+    for file in files:
+        used = {*file.events.filter(pl.col("cat").is_in(DEVICE))["pid"].to_list()}
+        worked = [each for each in file.devices if each.get("id") in used]
+        for device in worked or file.devices[:1]:
+            if device.get("name"):
+                names[str(device["name"])] = None
     return list(names)
 
 

@@ -241,13 +241,17 @@ def parse_document(
     """
     decoder = json.JSONDecoder(parse_float=number, object_hook=take, strict=False)
     try:
-        found, _ = decoder.raw_decode(text, len(text) - len(text.lstrip()))
+        found, end = decoder.raw_decode(text, len(text) - len(text.lstrip()))
     except json.JSONDecodeError as fault:
         raise ValueError(_explain_syntax(text, fault)) from None
     except RecursionError:
         raise ValueError("it has lists inside of lists without end; it is no trace") from None
     if not isinstance(found, dict | list):
         raise ValueError("it is no JSON object")
+    if text[end : end + 100].lstrip().startswith(("{", "[")):
+        raise ValueError(
+            f"a second document begins after character {end}; name one file for each trace"
+        )
     return found if isinstance(found, dict) else {"traceEvents": found}
 
 
