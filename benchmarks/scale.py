@@ -238,6 +238,8 @@ def list_megablocks() -> Iterator[Row]:
                 "attention": "eager",
                 "dropout": 0.1,
                 "experts": n["experts"],
+                # replicas of Megatron do not run under autocast; see `price_rows`
+                "mixed": n["experts"] > 0,
             }
             about["capacity"] = float(row["kind"].partition("cf=")[2] or 1)
             shape = (n["layers"], n["hidden"], n["hidden"] // 64, 0, 0, 51200)

@@ -22,7 +22,7 @@ WORKSPACE = 2 * 32 * 2.0**20
 #: and optimizers.
 PARTS = ("parameters", "gradients", "states", "activations", "tables", "communication", "workspace")
 #: Uses that are known of the ranks of a strategy.
-HELD = ("parameters", "gradients", "states", "activations", "communication")
+HELD = ("parameters", "gradients", "states", "activations", "communication", "workspace")
 #: Operations that copy sharded weights before and after their collectives.
 _PACKING = ("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat")
 _AT = {name: number for number, name in enumerate(PARTS)}

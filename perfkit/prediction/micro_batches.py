@@ -72,8 +72,8 @@ def record_micro_batch(
     """Record what a rank does, see `perfkit.workloads.blocks.record_part`: odd sizes first, then
     those of strategies.
 
-    Strategies that are recorded together have the same `checkpoint`, and all or none share products
-    and tokens.
+    Strategies that are recorded together have the same `checkpoint`, all or none share products and
+    tokens, and all or none are `replicated`.
     """
     shares = np.all(np.greater(s.tp, 1))
     odd = (
@@ -85,9 +85,9 @@ def record_micro_batch(
     )
     batch, sequence, tensor, context, experts = (np.append(*each).astype(float) for each in odd)
     cut = Cut(batch, sequence, tensor, tensor if np.all(s.rows > 1) else 1, context, experts)
-    graph, weights = record_part(
-        replace(model, checkpoint=bool(np.all(np.equal(s.checkpoint, "full")))), cut
-    )
+    recomputed = bool(np.all(np.equal(s.checkpoint, "full")))
+    autocast = model.mixed and bool(np.all(s.replicated))
+    graph, weights = record_part(replace(model, checkpoint=recomputed), cut, autocast=autocast)
     return execute([graph], execution)[0], {
         name: np.broadcast_to(own, len(batch)) for name, own in weights.items()
     }

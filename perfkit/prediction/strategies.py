@@ -3,7 +3,7 @@ strategies at once."""
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -78,7 +78,7 @@ def _price_parts(
     """Times of a micro-batch as `price_micro_batch` names them [s], priced once for strategies of
     the same sizes."""
     parts = dict[str, Array]()
-    structure = (s.checkpoint == "full") + 2 * (s.rows > 1) + 4 * (s.tp > 1)
+    structure = (s.checkpoint == "full") + 2 * (s.rows > 1) + 4 * (s.tp > 1) + 8 * s.replicated
     for kind in np.unique(structure):
         members = np.flatnonzero(structure == kind)
         sizes = [
@@ -160,23 +160,43 @@ class _Iterations:
             **held,
         }
 
-    def gather(self, *names: str) -> tuple[Array, Array]:
-        """Sum of some parts over the slowest stage, and over all stages."""
+    def find_ends(self, *names: str) -> tuple[Array, Array, Array]:
+        """Sum of some parts over each end and over one layer: what the first and the last stage
+        take more than a stage between them, phase by phase, and the layer."""
         parts = [np.array([self.parts[f"{region}.{name}"] for name in names]) for region in REGIONS]
-        first, one, last = (own.sum(axis=0) for own in parts)
-        total = self.model.layers * one + first + last
-        parts = [
-            own + (layers - self.layers) * parts[1]
-            for own, layers in zip(parts, self.ends, strict=True)
-        ]
-        first, _, last = (own.sum(axis=0) for own in parts)
-        # GPipe: all forward passes come before all backward ones
-        phases = np.maximum(parts[0], parts[2]).sum(axis=0)
-        apart = np.where(self.s.schedule == "gpipe", phases, np.maximum(first, last))
+        first, layer, last = parts
+        first_layers, _, last_layers = self.ends
+        first = first + (first_layers - self.layers) * layer
+        last = last + (last_layers - self.layers) * layer
+        return first, layer, last
+
+    def find_slowest_end(self) -> tuple[Array, Array]:
+        """Whether the first stage is slower than the last one, and whether stages between them are
+        slower than both."""
+        times = self.find_ends("forward", "backward", "tensor.forward", "tensor.backward")
+        first, _, last = (own.sum(axis=0) for own in times)
+        return first > last, np.maximum(first, last) < 0.0
+
+    def gather(self, *names: str) -> tuple[Array, Array]:
+        """Sum of some parts over the slowest stage, or weights over the largest one, and over all
+        stages."""
+        first_phases, layer_phases, last_phases = self.find_ends(*names)
+        first, layer, last = (own.sum(axis=0) for own in (first_phases, layer_phases, last_phases))
+        if names == ("weights",):
+            slowest = np.maximum(np.maximum(first, last), 0.0)
+        else:
+            first_is_slower, between_is_slower = self.find_slowest_end()
+            slowest = np.where(first_is_slower, first, last)
+            slowest = np.where(between_is_slower, 0.0, slowest)
+            # GPipe: all forward passes come before all backward ones
+            phases = np.maximum(np.maximum(first_phases, last_phases), 0.0).sum(axis=0)
+            slowest = np.where(self.s.schedule == "gpipe", phases, slowest)
         breadth = (self.s.schedule == "breadth_first") | (self.micro <= self.s.pp)
         one_by_one = (self.s.pp == 1) | breadth & (self.s.chunks > 1)
-        ends = np.where(one_by_one, first + last, apart)
-        return self.layers * one + np.maximum(ends, 0.0), total
+        both = np.maximum(first, 0.0) + np.maximum(last, 0.0)
+        ends = np.where(one_by_one, both, slowest)
+        own_ends = [self.parts[f"{end}.{name}"] for end in ("embeddings", "head") for name in names]
+        return self.layers * layer + ends, self.model.layers * layer + sum(own_ends)
 
     def average(self) -> Array:
         """Mean number of ranks that share a weight; experts have fewer."""
@@ -197,9 +217,11 @@ class _Iterations:
         )
         return np.asarray(np.where(hidden, left, time))
 
-    def add_hosts(self, devices: Sequence[Array], hosts: Sequence[Array]) -> Array:
-        """Time that hosts add to the passes of devices [s]: pass by pass where these wait for
-        messages, else in all."""
+    def join_passes(
+        self, devices: Sequence[Array], hosts: Sequence[Array]
+    ) -> tuple[list[Array], Array]:
+        """Time that hosts add to each pass of devices [s], and to all passes if these did not wait
+        for messages."""
         often = [each / self.micro for each in self.count_rounds()]
         copied = self.copy(often[0], *often) * self.weights
         called = (
@@ -208,13 +230,20 @@ class _Iterations:
             * (self.layers + 2.0)
             * np.where(self.s.dp * self.s.cp > 1, self.parts["call"], 0.0)
         )
-        filled, grown = 1.0 + copied / sum(devices), 1.0 + called / sum(hosts)
-        passes = [
-            (filled * device, grown * host) for device, host in zip(devices, hosts, strict=True)
-        ]
-        apart = sum(join_host(*each, self.whole) for each in passes)
+        filled = 1.0 + copied / np.maximum(sum(devices), _TINY)
+        grown = 1.0 + called / np.maximum(sum(hosts), _TINY)
+        apart = []
+        for device, host in zip(devices, hosts, strict=True):
+            joined = join_host(filled * device, grown * host, self.whole)
+            apart.append(np.asarray(joined - filled * device))
         together = join_host(sum(devices) + copied, sum(hosts) + called, self.whole)
-        return np.asarray(np.where(self.s.pp > 1, apart, together) - copied - sum(devices))
+        return apart, np.asarray(together - copied - sum(devices))
+
+    def add_hosts(self, devices: Sequence[Array], hosts: Sequence[Array]) -> Array:
+        """Time that hosts add to the passes of devices [s]: pass by pass where these wait for
+        messages, else in all."""
+        apart, together = self.join_passes(devices, hosts)
+        return np.asarray(np.where(self.s.pp > 1, sum(apart), together))
 
     def count_passes(self) -> tuple[Array, Array]:
         """Chunks of a stage, in units of the largest one; and for how many micro-batches of a stage
@@ -269,6 +298,7 @@ class _Iterations:
         #: Time of the device and of the host in each pass of the stage with both ends, and of a
         #: stage between them.
         devices, hosts = [list[Array](), list[Array]()], [list[Array](), list[Array]()]
+        passes_of_stages = list[_PassTimes]()
         phases = zip(
             ("forward", "backward"), (2.0, moves_back), *_share_sequences(self), strict=True
         )
@@ -279,6 +309,16 @@ class _Iterations:
             one = p[f"layers.{phase}"] + left * p[f"layers.tensor.{phase}"]
             device = self.layers * (one + moves * moved) + passed
             calls = (1 + again) * launched + moves * (s.ep > 1) * (self.model.experts > 0)
+            passes_of_stages.append(
+                _PassTimes(
+                    layer=device / self.layers,
+                    embeddings=p[f"embeddings.{phase}"] + left * p[f"embeddings.tensor.{phase}"],
+                    head=p[f"head.{phase}"] + left * p[f"head.tensor.{phase}"],
+                    layer_host=p[f"layers.host.{phase}"] + calls * p["call"],
+                    embeddings_host=p[f"embeddings.host.{phase}"],
+                    head_host=p[f"head.host.{phase}"],
+                )
+            )
             host = self.layers * (p[f"layers.host.{phase}"] + calls * p["call"])
             host += 2.0 * s.chunks * (s.pp > 1) * p["call"]
             ends = (
@@ -293,7 +333,7 @@ class _Iterations:
             ring = ring + passed
         moved = self.layers * (2.0 + moves_back) * moved
         shared = ring + moved
-        borders, message, far = _pass_on(self)
+        borders = _pass_on(self)
         late, later = (
             self.add_hosts(device, host) for device, host in zip(devices, hosts, strict=True)
         )
@@ -301,20 +341,32 @@ class _Iterations:
         between = sum(devices[1]) + later
         # where the host makes a stage between the ends the slowest
         late = np.maximum(late, between - sum(devices[0]))
+        one_by_one = np.isin(s.schedule, ("1f1b", "zero_bubble")) & (s.pp > 1)
+        stages = _list_stages(self, passes_of_stages, borders)
+        longest = np.maximum.reduce([stage.forward + stage.backward for stage in stages])
+        late = np.where(one_by_one, np.maximum(longest - work - tensor - shared, 0.0), late)
+        total = np.where(one_by_one, _add_up_stages(self, stages), total)
+        busy = work + tensor + shared + late
         # than the pass beside it
-        longer = sum(np.maximum(message / 2.0 - one, 0.0) for one in devices[1])
+        longer = sum(np.maximum(borders.inside / 2.0 - one, 0.0) for one in devices[1])
+        # the ends receive one message, stages between them two
+        received = np.where(s.pp > 2, borders.inside + between - busy, 0.0)
+        received = np.maximum(received, borders.end / 2.0)
         open_ends = np.select(
-            [np.isin(s.schedule, partitions.CHUNKED), s.schedule == "gpipe"], [0.0, longer], message
+            [np.isin(s.schedule, partitions.CHUNKED), s.schedule == "gpipe"],
+            [0.0, longer],
+            received,
         )
-        slowest = work + tensor + shared + late + open_ends
-        open_ends = open_ends + _wait_for_regions(
-            self, far, open_ends, devices[1], slowest - between
+        slowest = busy + open_ends
+        between_regions = _wait_for_regions(
+            self, borders.far, open_ends, devices[1], slowest - between
         )
+        open_ends = open_ends + between_regions
         passes, around = self.count_passes()
-        total = total + borders * passes - _find_slack(self)
+        total = total + borders.all * passes
         # a chunk starts when the first micro-batch has passed all stages; a stage works on others
         # in the meantime
-        round_trip = around * between + (s.chunks - 1) * (borders + message)
+        round_trip = around * between + (s.chunks - 1) * (borders.all + borders.inside)
         bubble = np.where(s.pp > 1, np.maximum(round_trip, 0.0), 0.0) + partitions.bubble_time(
             total,
             slowest=slowest,
@@ -323,6 +375,9 @@ class _Iterations:
             micro_batches=self.micro,
             delayed=np.where(s.schedule == "zero_bubble", self.layers * p["delayed"], 0.0),
         )
+        pipeline = _time_pipeline(self, stages, total, between_regions)
+        rest = pipeline - self.micro * (busy + open_ends)
+        bubble = np.where(one_by_one, np.maximum(rest, 0.0), bubble)
         each = {
             "work": work,
             "tensor": tensor,
@@ -398,21 +453,45 @@ class _Iterations:
         )
 
 
-def _pass_on(own: _Iterations) -> tuple[Array, Array, Array]:
-    """Messages of a micro-batch between stages, forth and back [s]: over all borders, and over one
-    inside a region and between two; the last one is 0 if stages are in one region.
+class _Borders(NamedTuple):
+    """Messages of a micro-batch between stages, forth and back [s].
+
+    Over all borders; over the border of the first or last stage; over the slowest border inside a
+    region; and over one between two regions, 0 if stages are in one region.
+    """
+
+    all: Array
+    end: Array
+    inside: Array
+    far: Array
+
+
+def _pass_on(own: _Iterations) -> _Borders:
+    """Price the messages between stages.
+
+    Stages are neighbours: with several stages in a node, only some borders are between nodes.
     """
     s, network, distance = own.s, own.platform.network, own.s.ranks // own.s.pp
     node, region = network.ranks_per_node, network.ranks // network.regions
-    # beyond a node, some stages are on another one than the next
-    apart = np.maximum(distance, np.where(np.minimum(s.ranks, region) > node, node, 1))
-    ways = (np.minimum(s.pp, 2), apart), (np.minimum(own.regions, 2), np.maximum(distance, region))
-    near, far = (
-        2.0 * price_messages(own.platform, "send_recv", own.sizes.between, *way) for way in ways
-    )
+    two = np.minimum(s.pp, 2)
+
+    def price(count: Array, stride: Array) -> Array:
+        return 2.0 * price_messages(own.platform, "send_recv", own.sizes.between, count, stride)
+
+    across = price(two, np.maximum(distance, node))
+    local = price(two, distance)
+    far = price(np.minimum(own.regions, 2), np.maximum(distance, region))
     # each stage is a region of its own
-    near = np.where((own.regions > 1) & (distance >= region), 0.0, near)
-    return near * (s.pp - own.regions) + far * (own.regions - 1), near, far
+    separate = (own.regions > 1) & (distance >= region)
+    across, local = (np.where(separate, 0.0, message) for message in (across, local))
+    borders = s.pp - own.regions  # inside regions
+    nodes = -(-s.ranks // node)
+    between_nodes = np.where(2 * distance > node, borders, np.minimum(nodes - own.regions, borders))
+    between_nodes = np.maximum(between_nodes, 0)
+    total = across * between_nodes + local * (borders - between_nodes) + far * (own.regions - 1)
+    inside = np.where(between_nodes > 0, across, local)
+    end = np.where(2 * distance > node, across, local)
+    return _Borders(total, end, inside, far)
 
 
 def _wait_for_regions(
@@ -464,18 +543,124 @@ def _share_sequences(own: _Iterations) -> tuple[Array, Array]:
     return np.where(s.ulysses, 4.0 * swapped, passed), np.where(s.ulysses, 4.0 * (s.cp > 1), parts)
 
 
-def _find_slack(own: _Iterations) -> Array:
-    """Backward passes that a slow first stage still has to do while the last micro-batch is on
-    other stages [s]."""
-    s, p, one = own.s, own.parts, own.parts["layers.forward"] + own.parts["layers.backward"]
-    first, last = (
-        layers * one + p[f"{region}.forward"] + p[f"{region}.backward"]
-        for region, layers in (("embeddings", own.ends[0]), ("head", own.ends[2]))
+class _PassTimes(NamedTuple):
+    """Times of a pass through one layer, the embeddings and the head, on the device and on its host
+    [s]."""
+
+    layer: Array
+    embeddings: Array
+    head: Array
+    layer_host: Array
+    embeddings_host: Array
+    head_host: Array
+
+
+class _Stage(NamedTuple):
+    """A stage: its position from 0 and its layers [-], times of its two passes with their host, and
+    of the messages that it waits for before them [s]."""
+
+    position: Array
+    layers: Array
+    forward: Array
+    backward: Array
+    forward_message: Array
+    backward_message: Array
+
+
+def _list_stages(
+    own: _Iterations, passes: Sequence[_PassTimes], borders: _Borders
+) -> tuple[_Stage, _Stage, _Stage]:
+    """The first stage, the last one of the largest between (without layers, if there is none), and
+    the last stage."""
+    s, (first_layers, inner_layers, last_layers) = own.s, own.ends
+    inner_layers = np.where(s.pp > 2, inner_layers, 0)
+    stated = (s.first_layers > 0) * 1 + (s.last_layers > 0)
+    rest = own.model.layers - s.first_layers - s.last_layers
+    # stages with one layer more come first
+    longer = rest % np.maximum(s.pp - stated, 1)
+    last_longer = np.where(s.first_layers > 0, longer, longer - 1)
+    position = np.where(last_longer > 0, last_longer, s.pp - 2)
+    position = np.clip(position, 1, np.maximum(s.pp - 2, 1))
+
+    def make(position: Array, layers: Array, end: str, received: tuple[Array, Array]) -> _Stage:
+        devices, hosts = [], []
+        for one in passes:
+            device, host = layers * one.layer, layers * one.layer_host
+            host = host + 2.0 * s.chunks * (s.pp > 1) * own.parts["call"]
+            if end == "embeddings":
+                device, host = device + one.embeddings, host + one.embeddings_host
+            if end == "head":
+                device, host = device + one.head, host + one.head_host
+            devices.append(device)
+            hosts.append(host)
+        late, _ = own.join_passes(devices, hosts)
+        forward, backward = (
+            np.where(layers > 0, d + h, 0.0) for d, h in zip(devices, late, strict=True)
+        )
+        return _Stage(position, layers, forward, backward, *received)
+
+    none = np.zeros(len(borders.end))
+    return (
+        make(none, first_layers, "embeddings", (none, borders.end / 2.0)),
+        make(position, inner_layers, "", (borders.inside / 2.0, borders.inside / 2.0)),
+        make(s.pp - 1.0, last_layers, "head", (borders.end / 2.0, none)),
     )
-    backward = (np.minimum(s.pp, own.micro) - 1.0) * (
-        own.ends[0] * p["layers.backward"] + p["embeddings.backward"]
-    )
-    return np.where((first > last) & np.isin(s.schedule, ("1f1b", "zero_bubble")), backward, 0.0)
+
+
+def _add_up_stages(own: _Iterations, stages: tuple[_Stage, _Stage, _Stage]) -> Array:
+    """Time of a micro-batch on all stages, one after the other, without messages [s]."""
+    first, inner, last = (stage.forward + stage.backward for stage in stages)
+    between = own.model.layers - stages[0].layers - stages[2].layers
+    return np.asarray(first + last + inner * between / np.maximum(stages[1].layers, 1.0))
+
+
+def _time_pipeline(
+    own: _Iterations,
+    stages: tuple[_Stage, _Stage, _Stage],
+    total: Array,
+    between_regions: Array,
+) -> Array:
+    """Time of all micro-batches on stages that run 1F1B or H1 [s].
+
+    `total` is the time of a micro-batch on all stages with the messages between them; those
+    `between_regions` make each micro-batch of a stage longer.
+
+    Notes
+    -----
+    Each stage gives a bound, and the largest one is the time. Stage k of p starts when the first
+    micro-batch has passed the k stages before it, is busy with m micro-batches, and is followed by
+    the last backward pass of these k stages. It waits twice for the stages behind it, which take R
+    for a round trip: once until its first micro-batch returns, while it has d = p - 1 - k further
+    forward passes to do, and once until its last one returns, while it has as many backward passes
+    to do: max(0, R - d F) and max(0, R - d B). With m up to d + 1 micro-batches both are the same
+    wait. Of the last stage this is (m - 1) S + total, the usual time; of even stages all bounds are
+    equal. H1 leaves weight gradients W out of what is waited for: k of them on the stage itself,
+    and one on each other stage.
+    """
+    s, micro = own.s, own.micro
+    put_off = np.where(s.schedule == "zero_bubble", own.layers * own.parts["delayed"], 0.0)
+    first_time, inner_time = (stage.forward + stage.backward for stage in stages[:2])
+    time = np.zeros(len(micro))
+    for stage in stages:
+        position, busy = stage.position, stage.forward + stage.backward
+        message = stage.forward_message + stage.backward_message + between_regions
+        before = np.where(position > 0, first_time + (position - 1.0) * inner_time, 0.0)
+        is_last = position == s.pp - 1
+        before = np.where(is_last, total - busy, np.minimum(before, total - busy))
+        behind = np.where(is_last, 0.0, total - busy - before)
+        stages_behind = s.pp - 1.0 - position
+        meanwhile = np.minimum(stages_behind, micro - 1.0)
+        round_trip = behind - stages_behind * put_off
+        forward = stage.forward + stage.forward_message
+        backward = stage.backward + stage.backward_message
+        first_wait = np.maximum(round_trip - meanwhile * forward, 0.0)
+        last_wait = np.maximum(round_trip - meanwhile * backward, 0.0)
+        one_wait = micro <= meanwhile + 1.0
+        waits = np.where(one_wait, np.maximum(first_wait, last_wait), first_wait + last_wait)
+        saved = (position + np.minimum(position, micro - 1.0)) * put_off
+        bound = np.maximum(before - saved, 0.0) + micro * (busy + message) - message + waits
+        time = np.maximum(time, bound)
+    return time
 
 
 def _send(
@@ -516,16 +701,29 @@ def _measure_memory(own: _Iterations) -> dict[str, Array]:
         itemsize=sizes.itemsize,
     )
     given = 2.0 * inputs * m.routed * (m.experts > 0)  # what experts are given and give
-    kept = {name: keep(recompute=name) + given * (name != "full") for name in partitions.RECOMPUTED}
+    # with autocast the sum of all layers is fp32, and so are scores in memory
+    widened = np.where(s.replicated, sizes.wide - sizes.itemsize, 0.0) * tokens
+    extra = {"full": widened * m.hidden, "none": 2.0 * widened * m.hidden}
+    if m.attention in UNFUSED:
+        extra["none"] = extra["none"] + widened * m.heads * m.sequence
+    kept = {}
+    for name in partitions.RECOMPUTED:
+        kept[name] = keep(recompute=name) + extra.get(name, extra["none"])
+        if name != "full":
+            kept[name] = kept[name] + given
     each = np.select([s.checkpoint == name for name in kept], list(kept.values()))
     shared = partial(partitions.model_state_bytes, weights, ranks=ranks, zero=s.zero)
+    # with autocast the weights in use are those that the optimizer updates
+    autocast = s.replicated & (sizes.wide > sizes.itemsize)
     trained = shared(weight=sizes.itemsize, gradient=0.0, states=0.0)
+    trained = np.where(autocast, sizes.wide * weights, trained)
     sums = shared(weight=0.0, gradient=sizes.wide, states=0.0)
     sums += np.where(s.zero == 1, sizes.wide * weights / ranks, 0.0)  # what the optimizer reads
-    numbers = float(find_optimizer(m.optimizer).states)
+    optimizer = find_optimizer(m.optimizer)
+    numbers = np.full(len(weights), float(optimizer.states))
     if m.mixed and sizes.itemsize < 4:  # fp32 copies of the weights
-        numbers += 1.0
-    states = shared(weight=0.0, gradient=0.0, states=sizes.wide * numbers)
+        numbers = numbers + np.where(autocast, 0.0, 1.0)
+    states = sizes.wide * numbers * shared(weight=0.0, gradient=0.0, states=1.0)
     two, ends = 2.0 * layer, weights - own.layers * layer
     gathered = np.where(s.zero > 0, np.maximum(ends, two), 0.0) + np.where(
         s.zero > 2, ends + two, 0.0
@@ -534,15 +732,29 @@ def _measure_memory(own: _Iterations) -> dict[str, Array]:
     messages = (
         np.where(s.pp > 1, (2.0 * s.chunks - 1.0) * own.micro + s.chunks * held, 0.0) / s.rows
     )
-    sent = sizes.itemsize * gathered + inputs * messages
+    # DistributedDataParallel keeps all gradients a second time, in its buckets
+    buckets = np.where(s.replicated & (s.dp > 1), sizes.wide * weights, 0.0)
+    sent = sizes.itemsize * gathered + inputs * messages + buckets
     whole = np.where(s.rows > 1, inputs, 0.0)
     loss = tokens * m.vocabulary / s.tp * (sizes.itemsize + sizes.wide * np.where(s.tp > 1, 4, 3))
     # a layer that is computed again
     work = np.where(s.checkpoint == "none", 0.0, kept["none"]) + 3.0 * whole
     most, last = own.layers * each * held, own.layers * each * np.where(s.pp > 1, 1.0, held)
-    most = np.maximum(most + work, last + loss) + whole
+    # the copies that autocast has made for products, which the backward pass reads
+    inside = own.layers * layer + m.hidden * m.vocabulary
+    casts = np.where(autocast & (s.checkpoint != "full"), sizes.itemsize * inside, 0.0)
+    activations = np.maximum(most + work, last + loss) + whole + casts
+    # what an update of all weights at once writes beside its results; fused ones write nothing
+    steps = optimizer.for_each_update or optimizer.update
+    scratch = {name for step in steps for name in step.writes if name.startswith("scratch")}
+    updated = sizes.wide * weights / np.where(s.zero > 0, ranks, 1)
+    update_scratch = updated * (0 if m.fused else len(scratch))
     # gradients come while the activations of a single micro-batch go, but for what streams of their
     # own hold
-    both = (own.micro > 1) | (s.zero > 1)
-    parts = (trained, sums * (both | (sums > most)), states, most * (both | (sums <= most)), sent)
+    held_along = (own.micro > 1) | (s.zero > 1)
+    fullest_in_update = np.where(held_along, update_scratch, sums + update_scratch) > activations
+    gradients = np.where(held_along | fullest_in_update, sums, 0.0)
+    activations = np.where(fullest_in_update, 0.0, activations)
+    workspace = np.where(fullest_in_update, update_scratch, 0.0)
+    parts = (trained, gradients, states, activations, sent, workspace)
     return dict(zip(HELD, parts, strict=True))

@@ -86,9 +86,11 @@ def record_forward(tape: Tape, model: Any, cut: Cut, most: int, open_unit: Any) 
     # largest logit, sum of exponentials, and logit of the label
     for _ in range(3 * bool(np.any(cut.tensor > 1))):
         tape.emit("all_reduce", "collective", [], [], nbytes=4 * tokens)
-    layers.cross_entropy(
-        tape, layers.cast(tape, logits, 4) if model.mixed and tape.shards else logits, tokens
-    )
+    # autocast takes the logarithm of narrow numbers, and casts it for the loss
+    autocast = tape.wide > tape.itemsize
+    if model.mixed and not autocast:
+        logits = layers.cast(tape, logits, 4)
+    layers.cross_entropy(tape, logits, tokens)
 
 
 def _exchange(tape: Tape, x: Tensor, cut: Cut, *, ahead: bool) -> Tensor:
@@ -162,7 +164,9 @@ def _mix_experts(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
         cut.part(model.inner or 4 * model.hidden),
     )
     router = layers.linear(tape, x, tape.parameter(model.experts, hidden))
-    gates = tape.record("softmax", layers.cast(tape, router, 4))
+    probabilities = tape.record("softmax", layers.cast(tape, router, 4))
+    # as wide as the tokens; otherwise the sum of all layers would become fp32
+    gates = layers.cast(tape, probabilities, x.itemsize)
     local = model.experts // cut.experts
     rows = (tokens * model.routed * cut.experts + (model.experts - 1)) // model.experts
     sent = tape.record("repeat", x, out=(local, rows, hidden))
@@ -268,16 +272,48 @@ class Units:
         if again:
             self.tape.node(partial(self.unpack, layer, layer - 1))
 
+    def find_split_dimension(self, weight: Tensor) -> int:
+        """The dimension along which ranks split a weight.
+
+        It is the first one, but for weights of experts, (experts, inputs, outputs), whose experts
+        the ranks do not divide: `fully_shard` would fill up the last ranks with zeros there.
+        torchtitan and others split the inputs of such weights, and so does this.
+        """
+        if len(weight.shape) < 3 or weight.shape[0] % self.ranks == 0:
+            return 0
+        return 1
+
+    def list_by_rank(self, weights: list[Tensor]) -> list[Tensor]:
+        """Weights as collectives take them, the part of one rank after that of another.
+
+        Weights that are split along their first dimension are in this order already. The others
+        get a tensor of their own, which `reorder` reads or writes.
+        """
+        by_rank = []
+        for weight in weights:
+            if self.find_split_dimension(weight) > 0:
+                weight = self.tape.tensor(*weight.shape, itemsize=weight.itemsize)
+            by_rank.append(weight)
+        return by_rank
+
+    def reorder(self, source: Tensor, target: Tensor) -> None:
+        """Copy a weight or a gradient from or to the order of ranks, if it has another one."""
+        if source is target:
+            return
+        rows = source.numel // source.shape[-1]
+        sizes = {"elements": source.numel, "rows": rows}
+        self.tape.emit("cat", "copy", [source], [target], **sizes)
+
     def launch(self, layer: int, owner: int) -> None:
         """Gather the weights of a layer while its `owner`, another layer, is at work."""
         tape, weights = self.tape, self.weights[layer]
         before, tape.layer = tape.layer, layer
         for weight in (each for each in weights if each not in tape.shards):
-            shape = -(-weight.shape[0] // self.ranks), *weight.shape[1:]
-            tape.shards[weight], tape.groups[weight] = (
-                tape.tensor(*shape, itemsize=self.itemsize),
-                -1,
-            )
+            shape = list(weight.shape)
+            split = self.find_split_dimension(weight)
+            shape[split] = -(-shape[split] // self.ranks)
+            tape.shards[weight] = tape.tensor(*shape, itemsize=self.itemsize)
+            tape.groups[weight] = -1
         parts = [tape.shards[weight] for weight in weights]
         count = sum(part.numel for part in parts)
         narrow, self.buffers[layer] = tape.tensor(count), (whole := tape.tensor(count * self.ranks))
@@ -301,15 +337,18 @@ class Units:
             weight.storage = tape.tensor(*weight.shape).storage
         tape.bare += len(weights) + 3 if tape.phase == "forward" else 2
         rows = self.ranks * len(weights)
+        parts = self.list_by_rank(weights)
         tape.emit(
             "split_with_sizes_copy",
             "copy",
             [whole],
-            weights,
+            parts,
             "cat",
             elements=whole.numel,
             rows=rows,
         )
+        for part, weight in zip(parts, weights, strict=True):
+            self.reorder(part, weight)
         if ahead >= 0 and ahead in self.weights:
             self.launch(ahead, max(layer, 0))
 
@@ -325,7 +364,10 @@ class Units:
         shards, rows = [tape.shards[weight] for weight in weights], self.ranks * len(weights)
         count = sum(shard.numel for shard in shards)
         flat, own = (tape.tensor(count * size, itemsize=self.summed) for size in (self.ranks, 1))
-        parts = [tape.gradients.pop(weight) for weight in weights]
+        gradients = [tape.gradients.pop(weight) for weight in weights]
+        parts = self.list_by_rank(gradients)
+        for gradient, part in zip(gradients, parts, strict=True):
+            self.reorder(gradient, part)
         tape.emit("chunk_cat", "copy", parts, [flat], "cat", elements=flat.numel, rows=rows)
         tape.emit(
             "reduce_scatter", "collective", [flat], [own], nbytes=flat.nbytes, group=self.group
@@ -368,13 +410,14 @@ def share_perceptrons(
     return shared._replace(layers=count(), open_unit=units.open)
 
 
-def record_part(model: Any, cut: Cut) -> tuple[Graph, dict[str, Any]]:
+def record_part(model: Any, cut: Cut, *, autocast: bool = False) -> tuple[Graph, dict[str, Any]]:
     """Record one micro-batch of embeddings, one layer and the head on a rank, and the update of
     their weights.
 
     Sizes are arrays over cuts. Gradients are added to those of earlier micro-batches. With mixed
-    precision the sums of gradients and the weights that the optimizer updates are fp32, and
-    products read narrower copies of these.
+    precision the sums of gradients and the weights that the optimizer updates are fp32. With
+    `autocast` weights are cast in each micro-batch, and norms and sums of layers are fp32 too.
+    Otherwise the optimizer writes narrower copies of the weights, and layers work in their format.
 
     Parameters
     ----------
@@ -382,6 +425,8 @@ def record_part(model: Any, cut: Cut) -> tuple[Graph, dict[str, Any]]:
         The model.
     cut : Cut
         What the rank works on.
+    autocast : bool, optional
+        Whether mixed precision is that of autocast.
 
     Returns
     -------
@@ -392,7 +437,7 @@ def record_part(model: Any, cut: Cut) -> tuple[Graph, dict[str, Any]]:
     weights : dict of str to array
         Trained numbers of ``embeddings``, ``layers`` (one layer) and ``head`` [-].
     """
-    tape = Tape(ITEMSIZE.get(model.dtype, 2))
+    tape = Tape(ITEMSIZE.get(model.dtype, 2), mixed=autocast)
     record_forward(tape, model, cut, 1, nullcontext)
     inside = [place for place, weight in enumerate(tape.trained) if weight.layer == 0]
     bounds = {
@@ -406,7 +451,7 @@ def record_part(model: Any, cut: Cut) -> tuple[Graph, dict[str, Any]]:
     wide = 4 if model.mixed else tape.itemsize
     tape.kept = {weight: tape.tensor(*weight.shape, itemsize=wide) for weight in tape.trained}
     tape.backward()
-    if model.mixed:
+    if model.mixed and not autocast:
         for weight in tape.trained:
             tape.shards[weight] = shard = tape.tensor(*weight.shape, itemsize=wide)
             tape.gradients[shard] = tape.gradients[weight]

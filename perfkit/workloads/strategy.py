@@ -140,6 +140,12 @@ class Strategy:
         return np.where(np.greater(self.shards, 0), self.shards, self.dp) * self.cp
 
     @property
+    def replicated(self) -> Any:
+        """Whether ranks share nothing but the batch, as with DistributedDataParallel."""
+        shared = np.maximum(np.maximum(self.tp, self.pp), np.maximum(self.cp, self.ep))
+        return np.equal(shared, 1) & np.equal(self.zero, 0)
+
+    @property
     def scattered(self) -> Any:
         """Whether gradients are reduced after each micro-batch, so that a rank adds up only its
         shard."""
@@ -245,7 +251,8 @@ def spread_layers(layers: int, s: Strategy) -> tuple[Any, Any, Any]:
     -------
     first, inner, last : array
         Layers of the first stage, of the largest one between, and of the last [-]. With two stages
-        or one, `inner` is the larger of both.
+        or one, `inner` is the larger of both. Where layers do not divide, the first stages have one
+        more than the last ones.
 
     Examples
     --------
@@ -254,12 +261,20 @@ def spread_layers(layers: int, s: Strategy) -> tuple[Any, Any, Any]:
     >>> [int(each) for each in spread_layers(126, Strategy(pp=16, first_layers=7, last_layers=7))]
     [7, 8, 7]
     """
-    stated = np.greater(s.first_layers, 0) * 1 + np.greater(s.last_layers, 0)
-    each = np.ceil((layers - s.first_layers - s.last_layers) / np.maximum(s.pp - stated, 1))
-    first, last = (
-        np.where(np.greater(own, 0), own, each) for own in (s.first_layers, s.last_layers)
-    )
-    return first, np.where(s.pp > 2, each, np.maximum(first, last)), last
+    first_stated, last_stated = np.greater(s.first_layers, 0), np.greater(s.last_layers, 0)
+    rest = layers - s.first_layers - s.last_layers
+    # Chunks that are not stated; the earliest of them get one layer more if these do not divide.
+    chunks = np.maximum((s.pp - first_stated * 1 - last_stated) * s.chunks, 1)
+    each, longer = np.divmod(rest, chunks)
+
+    def count_layers(position: Any) -> Any:
+        """Layers of a stage by its position among those that are not stated."""
+        return each * s.chunks + np.clip(np.ceil((longer - position) / s.pp), 0, s.chunks)
+
+    first = np.where(first_stated, s.first_layers, count_layers(0))
+    second = count_layers(np.where(first_stated, 0, 1))
+    last = np.where(last_stated, s.last_layers, count_layers(s.pp - 1 - first_stated))
+    return first, np.where(s.pp > 2, second, np.maximum(first, last)), last
 
 
 def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
