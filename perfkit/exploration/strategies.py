@@ -57,6 +57,8 @@ class Exploration(Tabular):
         Where the tables of a DLRM are stored, a plan for each row; empty for a Transformer.
     doubled : float
         Time of the fastest strategy if a rank had twice the memory [s].
+    left_out : tuple of str
+        Those of the given strategies that have no row, each with its reason.
 
     Examples
     --------
@@ -72,6 +74,7 @@ class Exploration(Tabular):
     platform: Platform
     plans: tuple[Plan, ...] = ()
     doubled: float = np.inf
+    left_out: tuple[str, ...] = ()
 
     def table(self) -> Table:
         """A row for every strategy that fits, the fastest first.
@@ -207,6 +210,7 @@ class Exploration(Tabular):
                 )
                 what = f"  {name} {other[name]} instead of {best[name]} ({also}): {share:+.1%}, mostly {grown}"
                 texts.append(what.replace(" ()", ""))
+        texts += [f"  left out: {text}" for text in self.left_out]
         return "\n".join(texts)
 
     def __repr__(self) -> str:
@@ -218,7 +222,12 @@ class Exploration(Tabular):
         chosen = (
             ", ".join(f"{key} {best[key]}" for key in _SHARED) if self.plans else f"{self.best}"
         )
-        return f"{self.summary}: {len(self.frame)} of {self.tried} strategies fit; {best_takes}: {chosen}"
+        text = f"{self.summary}: {len(self.frame)} of {self.tried} strategies fit; {best_takes}: {chosen}"
+        if not self.left_out:
+            return text
+        further = len(self.left_out) - 1
+        more = f", and {further} more, see left_out" if further else ""
+        return f"{text}; left out: {self.left_out[0]}{more}"
 
 
 def explore(
@@ -338,10 +347,49 @@ def explore(
     frame = polars.DataFrame(
         {name: own[order] for name, own in columns.items() if plans or name not in HELD}
     )
-    about = f"{model.description} on {' or '.join(map(str, counts))} ranks of {where.name}"
+    what = model.description if isinstance(model, DLRM) else model.without_sharing().description
+    about = f"{what} on {' or '.join(map(str, counts))} ranks of {where.name}"
+    left_out = list[str]()
+    if strategies:
+        left_out += _list_misfits(model, strategies, counts)
+        names = plans if plans else [own for own, fit in zip(strategies, can, strict=True) if fit]
+        for one, needs in zip(names, found["needs"], strict=True):
+            if needs > (capacity or np.inf):
+                short = f"{format_bytes(needs)} of {format_bytes(capacity or np.inf)}"
+                left_out.append(f"{_name(one, strategies)} needs {short}")
     return Exploration(
-        frame, len(fits), about, where, tuple(plans[n] for n in order if plans), float(doubled)
+        frame,
+        len(fits),
+        about,
+        where,
+        tuple(plans[n] for n in order if plans),
+        float(doubled),
+        tuple(left_out),
     )
+
+
+def _name(strategy: Strategy | Plan, strategies: Sequence[Any]) -> str:
+    """A strategy as its fields, and a plan by its position among those given."""
+    if isinstance(strategy, Strategy):
+        return repr(strategy)
+    return f"plan {list(strategies).index(strategy)}"
+
+
+def _list_misfits(
+    model: Transformer | DLRM, strategies: Sequence[Any], counts: Sequence[int]
+) -> list[str]:
+    """Strategies that cannot be priced, each with its reason."""
+    misfits = []
+    for one in strategies:
+        name = _name(one, strategies)
+        if one.ranks not in counts:
+            misfits.append(f"{name} takes {one.ranks} ranks")
+        elif isinstance(model, Transformer):
+            parts = [part for part, fits in list_fits(model, one).items() if not np.all(fits)]
+            if parts:
+                sizes = ", ".join(f"{part} of the model, {getattr(model, part)}" for part in parts)
+                misfits.append(f"{name} cannot share {sizes}")
+    return misfits
 
 
 def _price_plan(

@@ -528,4 +528,5 @@ def find_stages(
     _, graphs, count = find_graphs(
         make_stages(workload, platform, strategy, execution), platform, ranks, plan
     )
-    return replace(workload, name=f"{workload.name}, {strategy}"), graphs, count
+    named = replace(workload.without_sharing(), name=f"{workload.name}, {strategy}")
+    return named, graphs, count

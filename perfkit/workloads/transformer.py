@@ -2,7 +2,7 @@
 iteration."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -84,8 +84,12 @@ class Transformer:
     fused : bool
         Whether one kernel of the optimizer updates all weights.
     mixed : bool
-        Whether weights, gradients, optimizer states, norms, softmax and loss stay fp32 while
-        products run in `dtype` (autocast). The scaling of an fp16 loss is not modelled.
+        Whether weights, gradients and optimizer states are fp32 while products run in `dtype`. On
+        one rank and with ``ddp``, or a `Strategy` that shares nothing but the batch, this is
+        autocast: norms, softmax, loss and the sum of all layers are fp32 too. Where weights are
+        sharded, or a `Strategy` shares more, layers work in `dtype` and only the loss is fp32, as
+        with FSDP's ``MixedPrecisionPolicy`` and Megatron. The scaling of an fp16 loss is not
+        modelled.
     overlap : bool
         Whether gradients are reduced in buckets during the backward pass (DistributedDataParallel),
         or in one piece after it.
@@ -199,6 +203,11 @@ class Transformer:
             "dropout": check_positive("dropout", self.dropout, maximum=1.0, zero=True),
         }
         vars(self).update(known)
+        if self.parallel == "hsdp":
+            raise ValueError(
+                "parallel is 'hsdp'; hybrid sharding is a strategy: "
+                "take strategy=Strategy(dp=64, zero=3, shards=8), with your numbers of ranks"
+            )
         for key, names in _CHOICES.items():
             check_choice(key, getattr(self, key), names)
         optimizer = find_optimizer(self.optimizer, dense=True)
@@ -337,12 +346,23 @@ class Transformer:
     @property
     def description(self) -> str:
         """What is computed, in a few words."""
-        said = [f"dropout {self.dropout:g}"] * (self.dropout > 0) + ["checkpoint"] * self.checkpoint
-        said += [f"{self.experts} experts, top {self.top_k}"] * (self.experts > 0)
-        said += [f"accumulate {self.accumulate}"] * (self.accumulate > 1) + [self.parallel] * (
-            self.parallel != "ddp"
-        )
-        return ", ".join([f"{self.name}, batch {self.batch}, sequence {self.sequence}", *said])
+        said = [self.name, f"batch {self.batch}", f"sequence {self.sequence}"]
+        if self.dropout > 0:
+            said.append(f"dropout {self.dropout:g}")
+        if self.checkpoint:
+            said.append("checkpoint")
+        if self.experts > 0:
+            said.append(f"{self.experts} experts, top {self.top_k}")
+        if self.accumulate > 1:
+            said.append(f"accumulate {self.accumulate}")
+        if self.parallel != "ddp":
+            said.append(self.parallel)
+        return ", ".join(said)
+
+    def without_sharing(self) -> "Transformer":
+        """The same model without what a `Strategy` replaces: sharding, checkpoints and
+        micro-batches."""
+        return replace(self, parallel="ddp", checkpoint=False, accumulate=1, overlap=True)
 
     def graphs(
         self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False
