@@ -100,7 +100,9 @@ def scaling(
     first = counts[0] if counts else 1
     if not strong and batch % first:
         fault = f"batch is {batch}; it is that of the first number of ranks, {first}"
-        raise ValueError(f"{fault}, and grows with them; take a multiple of {first}, or strong=True")
+        raise ValueError(
+            f"{fault}, and grows with them; take a multiple of {first}, or strong=True"
+        )
     rows, before, notes = list[dict[str, Any]](), dict[str, float](), dict[str, tuple[str, ...]]()
     for count in counts:
         size = batch if strong else batch * count // counts[0]

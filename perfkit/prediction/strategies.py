@@ -478,7 +478,8 @@ def _pass_on(own: _Iterations) -> _Borders:
     def price(count: Array, stride: Array) -> Array:
         return 2.0 * price_messages(own.platform, "send_recv", own.sizes.between, count, stride)
 
-    across = price(two, np.maximum(distance, node))
+    several_nodes = np.minimum(s.ranks, region) > node
+    across = price(two, np.where(several_nodes, np.maximum(distance, node), distance))
     local = price(two, distance)
     far = price(np.minimum(own.regions, 2), np.maximum(distance, region))
     # each stage is a region of its own
@@ -736,7 +737,11 @@ def _measure_memory(own: _Iterations) -> dict[str, Array]:
     buckets = np.where(s.replicated & (s.dp > 1), sizes.wide * weights, 0.0)
     sent = sizes.itemsize * gathered + inputs * messages + buckets
     whole = np.where(s.rows > 1, inputs, 0.0)
-    loss = tokens * m.vocabulary / s.tp * (sizes.itemsize + sizes.wide * np.where(s.tp > 1, 4, 3))
+    # of each logit: itself, in fp32 where layers are narrower, its logarithm, and the gradient
+    wide_copies = np.where(s.tp > 1, 4, 3) if m.mixed else np.where(s.tp > 1, 3, 2)
+    logit = np.where(autocast, 2.0 * (sizes.itemsize + sizes.wide), sizes.wide * wide_copies)
+    logit = logit + np.where(autocast, 0.0, sizes.itemsize)
+    loss = tokens * m.vocabulary / s.tp * logit
     # a layer that is computed again
     work = np.where(s.checkpoint == "none", 0.0, kept["none"]) + 3.0 * whole
     most, last = own.layers * each * held, own.layers * each * np.where(s.pp > 1, 1.0, held)
