@@ -62,6 +62,11 @@ class Sizes:
         #: gradients [-]. A message is filled from gradients as they are computed, unless those of
         #: several micro-batches were added up before.
         self.gathered = self.itemsize / self.wide
+        # Weights and gradients of the experts of a layer that are copied once more, as ranks do not
+        # divide the experts, relative to a copy of the sums of their gradients [-].
+        divided = (model.experts // s.ep) % self.sharers == 0
+        copied_again = np.greater(s.zero, 0) & np.logical_not(divided) & (model.experts > 0)
+        self.reordered = np.where(copied_again, self.gathered * self.experts, 0.0)
         straight = np.greater(s.zero, 0) & (s.scattered | np.equal(self.micro, 1))
         self.reduced = np.where(straight, (1.0 + self.gathered) / 2.0, 1.0)
 

@@ -269,10 +269,10 @@ class _Maker:
                 ("all_reduce", (whole - experts) / (self.owners if s.zero else 1), groups, _ACROSS)
             )
         if self.owners * groups > 1:
-            part = whole / sum(self.weights.values())
-            packing = table.copy(
-                self.packing, when, part * float(sizes.reduced if reduces else sizes.gathered)
-            )
+            copied = whole * float(sizes.reduced if reduces else sizes.gathered)
+            if region == "layers":
+                copied += float(sizes.reordered)
+            packing = table.copy(self.packing, when, copied / sum(self.weights.values()))
             program.run(table.make_block([packing] * (2 if reduces and not s.zero else 1)))
         sent = [
             program.send(table.send(name_, when, name, itemsize * numbers, group), layer)

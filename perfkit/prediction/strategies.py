@@ -267,6 +267,8 @@ class _Iterations:
         inner = self.layers * self.parts["layers.weights"] / self.weights  # ends stay whole
         copies = self.sizes.reduced * reduced + np.where(self.s.zero > 0, 0.0, packed)
         copies = copies + self.sizes.gathered * (gathered + inner * again)
+        reordered = self.layers * self.sizes.reordered / self.weights
+        copies = copies + reordered * (reduced + gathered + again)
         return np.asarray(np.where(self.s.dp * self.s.cp > 1, copies, 0.0) * self.parts["packing"])
 
     def share_experts(self) -> Array:
