@@ -194,6 +194,15 @@ def test_operations_without_sizes_are_counted_and_teach_nothing(tmp_path: Path) 
     assert "work of 10 of 15 operations of t.json: their sizes are unknown" in missing
 
 
+def test_lists_of_tensors_have_their_bytes(tmp_path: Path) -> None:
+    """An operation that perfkit does not know moves its operands, those in lists included."""
+    events = [step(), *operation("own::pack", 20, 101)]
+    sizes, types = [[[512, 512], [256, 256]], [64]], ["TensorList(float)", "float"]
+    events[1]["args"] |= {"Input Dims": sizes, "Input type": types}
+    graph = pk.read_trace(write(tmp_path / "t.json", events)).graph()
+    assert graph.accesses[:, 2].sum() == 4 * (512 * 512 + 256 * 256 + 64)
+
+
 def test_collectives_without_a_size_are_counted(tmp_path: Path) -> None:
     """A message of unknown size is not one of no bytes."""
     rank = [*healthy(), *exchange(500, 5, [(560, 50)], kernels=["ncclDevKernel_AllGather"])]

@@ -5,7 +5,7 @@ import logging
 import re
 import warnings
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -238,12 +238,10 @@ class _Step:
                 operator = "clone"
             _run_once(recorder, _Call.read(operator, given), self.recordings)
         if len(recorder.labels) == before:
-            pairs = zip(given.get("Input Dims") or (), given.get("Input type") or (), strict=False)
+            recorded = _Call.read(name, given)
             # only some rows of a table are read
-            tables = {"float", "c10::Half"} if "embedding" in name else ()
-            read = [
-                _make(dims, kind) for dims, kind in pairs if kind in _TYPES and kind not in tables
-            ]
+            tables = {"float", "c10::Half"} if "embedding" in name else set[str]()
+            read = _list_operands(recorded, tables)
             recorder.emit((name, "other", name), first["module"], {}, read, [])
         outer, added = self.outer[self.find_host(key)], len(recorder.labels) - before
         calls = np.arange(added) < (outer not in self.opened)
@@ -450,6 +448,17 @@ def _adapt(name: str, argument: Any, dims: Any, kind: str, stride: Any, text: An
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             value = ast.literal_eval(str(text))
     return value
+
+
+def _list_operands(call: _Call, left_out: Set[str]) -> list[Tensor]:
+    """Tensors that a call was given, those in lists included, without types that are left out."""
+    operands = []
+    for dims, kind in zip(call.dims, call.types, strict=False):
+        if kind in _TYPES and kind not in left_out:
+            operands.append(_make(dims, kind))
+        elif str(kind).startswith("TensorList") and isinstance(dims, list):
+            operands += [_make(sizes, kind[11:-1]) for sizes in dims if sizes]
+    return operands
 
 
 def _make(dims: Any, kind: str, stride: Any = ()) -> Tensor:
