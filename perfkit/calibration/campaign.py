@@ -336,6 +336,7 @@ def calibrate(
     if target is not None and measurements is None and traces is None and nccl_logs is None:
         check_target("the file of the raw measurements", raw_file)
     name, raw = target.stem if target else None, dict[str, Any]()
+    check_type("measurements", measurements, str | Path | None)
     if measurements is not None:
         raw = _read_measurements(Path(measurements))
     elif traces is None and nccl_logs is None:

@@ -206,6 +206,9 @@ def _check(measurements: Mapping[str, Any]) -> None:
         raise ValueError(
             f"format is {show(version)}; this perfkit reads measurements of format 1; measure again"
         )
+    check_positive("ranks", measurements["ranks"], integer=True, zero=True)
+    if "ranks_per_node" in measurements:
+        check_positive("ranks_per_node", measurements["ranks_per_node"], integer=True)
     for part, names in {
         "kernels": ("median", "q1", "nbytes"),
         "collectives": ("q1", "mean", "nbytes"),

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfkit.fitting.parameters import Fit
-from perfkit.fitting.regression import check_times
+from perfkit.fitting.regression import COLUMNS, check_column, check_times
+from perfkit.ground.forms import refuse_misfits
 from perfkit.ground.units import Array, Values, format_bytes, format_time
 from perfkit.models.collectives import ring_steps
 
@@ -312,10 +313,9 @@ def _prepare(nbytes: Values, seconds: Values, *others: Values) -> tuple[Array, .
     """Sort by size and what else is given, drop messages of 0 B, and take the median logarithm of
     repeated times."""
     times = check_times(seconds, 2)
-    columns = np.stack(
-        [np.broadcast_to(np.asarray(v, dtype=float), times.shape) for v in (*others, nbytes)]
-    )
-    if not np.all(np.isfinite(columns)) or np.any(columns < 0):
+    counts = [check_column("ranks", counts, len(times)) for counts in others]
+    columns = np.stack([*counts, check_column("nbytes", nbytes, len(times))])
+    if np.any(columns < 0):
         raise ValueError(
             f"nbytes holds {columns[-1].min()}; sizes must be finite and not below 0; drop broken rows"
         )
@@ -342,6 +342,7 @@ def _thin_out(nbytes: Array, times: Array) -> tuple[Array, Array]:
     return thin, np.concatenate([times[:1], joined, times[-1:]])
 
 
+@refuse_misfits(COLUMNS)
 def fit_pipelined(
     nbytes: Values, seconds: Values, *, sharpness: float | None = 0.6, source: str = ""
 ) -> Fit:
@@ -383,6 +384,7 @@ def fit_pipelined(
     return curve.build(*curve.leave_out(), {"nbytes": nbytes}, source)
 
 
+@refuse_misfits(COLUMNS)
 def fit_collective(nbytes: Values, seconds: Values, *, source: str = "", date: str = "") -> Fit:
     """Fit a collective with the form that predicts left-out sizes best.
 
@@ -449,6 +451,7 @@ def fit_collective(nbytes: Values, seconds: Values, *, source: str = "", date: s
     return curve.build(logs, left_out, {"nbytes": nbytes}, source, date, note)
 
 
+@refuse_misfits(COLUMNS)
 def fit_over_ranks(
     operation: str, ranks: Values, nbytes: Values, seconds: Values, *, source: str = ""
 ) -> Fit:

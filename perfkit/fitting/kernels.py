@@ -9,8 +9,16 @@ from typing import Any
 import numpy as np
 
 from perfkit.fitting.parameters import SPREAD_SLOPE, Fit
-from perfkit.fitting.regression import build_fit, check_times, find_spread, fit_terms
-from perfkit.ground.units import Array, Values
+from perfkit.fitting.regression import (
+    COLUMNS,
+    build_fit,
+    check_column,
+    check_times,
+    find_spread,
+    fit_terms,
+)
+from perfkit.ground.forms import refuse_misfits
+from perfkit.ground.units import Array, Values, check_type, read_numbers, show
 from perfkit.models.caches import miss_share
 from perfkit.models.roofline import roofline_time
 
@@ -31,6 +39,7 @@ _KNOWN = 0.7
 _EXACT = 0.11
 
 
+@refuse_misfits(COLUMNS)
 def fit_additive(
     terms: Mapping[str, Array],
     seconds: Array,
@@ -74,8 +83,11 @@ def fit_additive(
     (2.0, 1.0)
     """
     seconds = check_times(seconds, 2)
+    check_type("terms", terms, Mapping)
+    if not terms:
+        raise ValueError("terms is empty; it must have at least one term, such as launch")
     columns = np.stack(
-        [np.broadcast_to(np.asarray(v, dtype=float), seconds.shape) for v in terms.values()], axis=1
+        [check_column(f"terms[{show(name)}]", v, len(seconds)) for name, v in terms.items()], axis=1
     )
     known = np.array([(prior or {}).get(name, 0.0) for name in terms])
     # 10 % residuals against 50 % trust
@@ -86,6 +98,7 @@ def fit_additive(
     )
 
 
+@refuse_misfits(COLUMNS)
 def fit_roofline(
     flops: Values,
     nbytes: Values,
@@ -231,7 +244,10 @@ def _solve_roofline(work: Mapping[str, Array], seconds: Array) -> tuple[Array, A
 
 def _check_work(name: str, values: Values, n: int) -> Array:
     """Array with one number per measurement, from one number for all or one for each."""
-    found = np.asarray(values, dtype=float)
+    numbers = read_numbers(values)
+    if numbers is None:
+        raise ValueError(f"{name} is {show(values)}; it must be a number, or an array of numbers")
+    found = numbers
     least = 0.0 if name in ("flops", "nbytes") else np.finfo(float).tiny
     if found.shape not in ((), (n,)) or not np.all(np.isfinite(found)) or np.any(found < least):
         held = f"{name} has the shape {found.shape} and values from {found.min() if found.size else 'nothing'}"
@@ -240,6 +256,7 @@ def _check_work(name: str, values: Values, n: int) -> Array:
     return np.broadcast_to(found, (n,))
 
 
+@refuse_misfits(COLUMNS)
 def find_levels(
     working_set: Array, moved: Array, seconds: Array
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -269,6 +286,12 @@ def find_levels(
     doi:10.1214/aos/1176344136) and be slower by 15 %.
     """
     from scipy.optimize import nnls
+
+    seconds = check_times(seconds, 4)
+    working_set = check_column("working_set", working_set, len(seconds))
+    moved = check_column("moved", moved, len(seconds))
+    if np.any(working_set <= 0) or np.any(moved <= 0):
+        raise ValueError("working_set and moved must be sizes above 0")
 
     def solve(capacities: tuple[float, ...]) -> tuple[float, tuple[float, ...], Array]:
         far = (miss_share(working_set, capacity=c) * moved / seconds for c in capacities)

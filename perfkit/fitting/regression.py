@@ -13,7 +13,11 @@ from typing import Any
 import numpy as np
 
 from perfkit.fitting.parameters import Fit
-from perfkit.ground.units import Array
+from perfkit.ground.forms import refuse_misfits
+from perfkit.ground.units import Array, check_positive, read_numbers, show
+
+#: What fits ask for where they cannot take what they are given.
+COLUMNS = "give arrays with one number for each measurement"
 
 #: Prior of each term: value, standard deviation and unit; docs/formulas.md, table 4.2.
 _CONTEXT = {
@@ -158,7 +162,10 @@ def build_fit(
 def check_times(seconds: Any, least: int) -> Array:
     """Measured times as an array of floats [s]; a ValueError for too few, and for other than finite
     times above 0."""
-    values = np.asarray(seconds, dtype=float)
+    numbers = read_numbers(seconds)
+    if numbers is None:
+        raise ValueError(f"seconds is {show(seconds)}; it must be an array of times above 0")
+    values = numbers
     if (
         values.ndim != 1
         or len(values) < least
@@ -175,10 +182,29 @@ def check_times(seconds: Any, least: int) -> Array:
     return values
 
 
+def check_column(name: str, values: Any, count: int) -> Array:
+    """Sizes or numbers of an array with one for each of `count` measurements, or one for all; a
+    ValueError for other lengths, and for other than finite numbers."""
+    column = read_numbers(values)
+    if column is None:
+        raise ValueError(f"{name} is {show(values)}; it must be an array of numbers")
+    broken = column[~np.isfinite(column)]
+    if broken.size:
+        raise ValueError(
+            f"{name} holds {broken.flat[0]}; sizes must be finite and not below 0; drop broken rows"
+        )
+    if column.shape not in ((), (count,)):
+        raise ValueError(
+            f"{name} has the shape {column.shape}, seconds has {count} times; give one for each"
+        )
+    return np.broadcast_to(column, (count,))
+
+
 # -- what real iterations add
 # ------------------------------------------------------------------------------------------
 
 
+@refuse_misfits(COLUMNS)
 def fit_context(
     hot: Array,
     cold: Array,
@@ -217,7 +243,11 @@ def fit_context(
     several points.
     """
     measured = check_times(measured, 1)
-    columns = np.stack([hot, cold, np.ones_like(measured), page_walks], axis=1)
+    pull = check_positive("pull", pull, zero=True)
+    given = {"hot": hot, "cold": cold, "page_walks": page_walks}
+    sizes = {name: check_column(name, values, len(measured)) for name, values in given.items()}
+    ones = np.ones_like(measured)
+    columns = np.stack([sizes["hot"], sizes["cold"], ones, sizes["page_walks"]], axis=1)
     prior, widths = np.array([values[:2] for values in _CONTEXT.values()]).T
     units = {name: unit for name, (*_, unit) in _CONTEXT.items()}
     weights, strength = 1.0 / np.sqrt(measured * measured.mean()), math.sqrt(pull) / widths
@@ -226,6 +256,7 @@ def fit_context(
     )
 
 
+@refuse_misfits(COLUMNS)
 def fit_iteration(
     priced: Array,
     counts: Array,
@@ -265,6 +296,9 @@ def fit_iteration(
         ``scale`` [-] and ``per_operation``, or as named [s].
     """
     measured = check_times(measured, 1)
+    priced = check_column("priced", priced, len(measured))
+    counts = check_column("counts", counts, len(measured))
+    weights = check_column("weights", weights, len(measured))
     terms = np.stack([priced, counts], axis=1), measured, weights / measured
     pull = np.array(prior), 0.05 / np.array(trust)
     return fit_terms("iteration", {"scale": "-", each: "s"}, *terms, *pull, source=source)

@@ -17,6 +17,8 @@ LARGEST_TEXT = 2**25
 #: Most tables that a file may list [-]; they take some 4 s and 100 MB. Published sets have up to
 #: 856.
 MOST_ROWS = 200_000
+#: Lists and values of JSON that are parsed in any case [-]; they take at most 0.3 GB.
+FEW_VALUES = 2_000_000
 #: Bytes at the beginning of a file that tell what it is [B].
 _HEAD = 4096
 _EMPTY = "it is empty"
@@ -240,3 +242,34 @@ def reading(
                 + f"; {advice}"
             )
         raise error(text) from fault
+
+
+def check_values(text: str, what: str) -> None:
+    """Refuse JSON that holds far more values than its size suggests, before it is parsed: parsed
+    lists take up to thirty times the bytes of their text.
+
+    Texts that people or profilers write have at most an object or list for every 16 bytes, and a
+    value for every 4. Up to `FEW_VALUES` are parsed in any case.
+
+    Parameters
+    ----------
+    text : str
+        The text.
+    what : str
+        What it is in the error.
+
+    Examples
+    --------
+    >>> check_values("[" + "[]," * 10**6 + "[]]", "the trace")
+    Traceback (most recent call last):
+    ...
+    ValueError: the trace holds 2000002 lists and values in 3000004 bytes, far more than a file of this kind; write fewer
+    """
+    nested = text.count("[") + text.count("{")
+    values = nested + text.count(",")
+    is_dense = 16 * nested > len(text) or 4 * values > len(text)
+    if is_dense and values > FEW_VALUES:
+        raise ValueError(
+            f"{what} holds {values} lists and values in {len(text)} bytes, "
+            "far more than a file of this kind; write fewer"
+        )

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from perfkit.ground.units import Array, Values, read_number, read_numbers, show
+from perfkit.ground.units import Array, Values, escape, read_number, read_numbers, show
 
 _PACKAGE = str(Path(__file__).parent.parent)
 Form = TypeVar("Form", bound=Callable[..., Any])
@@ -87,27 +87,72 @@ def closed_form(*, other: Sequence[str] = ()) -> Callable[[Form], Form]:
                 return value
             return to_values(name, value)
 
+        guarded = refuse_misfits(
+            "give numbers, or arrays of the shapes that its documentation names"
+        )(form)
+
         @wraps(form)
         def checked(*arguments: Any, **keywords: Any) -> Any:
             names = [*places[: len(arguments)], *[many] * (len(arguments) - len(places))]
             arguments = tuple(map(convert, names, arguments))
             keywords = {name: convert(name, value) for name, value in keywords.items()}
             try:
-                return form(*arguments, **keywords)
+                return guarded(*arguments, **keywords)
             except ArithmeticError as error:
                 raise ValueError(
                     f"{form.__name__} of {show([*arguments, *keywords.values()])} is not a finite number; "
                     "sizes, rates and counts must be above 0 and below 1e300"
                 ) from error
-            except (TypeError, LookupError, ValueError) as error:
-                if _is_meant(error):
-                    raise
-                raise ValueError(
-                    f"{form.__name__} cannot take {show([*arguments, *keywords.values()])}; give numbers, "
-                    "or arrays of the shapes that its documentation names"
-                ) from error
 
         return checked  # type: ignore[return-value]
+
+    return decorate
+
+
+def refuse_misfits(advice: str) -> Callable[[Form], Form]:
+    """Make a function refuse arguments of other types and shapes in one line.
+
+    Parameters
+    ----------
+    advice : str
+        What to give instead.
+
+    Raises
+    ------
+    ValueError
+        From the function, in place of every error that it did not raise itself. Its own errors,
+        arithmetic ones, interrupts, warnings and missing packages pass, and so does the TypeError
+        of a call without an argument that is needed.
+
+    Examples
+    --------
+    >>> @refuse_misfits("give rows")
+    ... def count(rows):
+    ...     return len(rows)
+    >>> count(5)
+    Traceback (most recent call last):
+    ...
+    ValueError: count cannot take 5: TypeError object of type 'int' has no len(); give rows
+    """
+
+    def decorate(function: Form) -> Form:
+        @wraps(function)
+        def guarded(*arguments: Any, **keywords: Any) -> Any:
+            try:
+                return function(*arguments, **keywords)
+            except (ArithmeticError, ImportError, OSError, Warning):
+                raise
+            except Exception as error:
+                if _is_meant(error):
+                    raise
+                values = [*arguments, *keywords.values()]
+                given = ", ".join(show(value, 40) for value in values[:4])
+                cause = escape(str(error).strip().partition("\n")[0], 80)
+                raise ValueError(
+                    f"{function.__name__} cannot take {given}: {type(error).__name__} {cause}; {advice}"
+                ) from error
+
+        return guarded  # type: ignore[return-value]
 
     return decorate
 
@@ -147,8 +192,11 @@ def _cast_polars(value: Any) -> Any:
 
 
 def _is_meant(error: Exception) -> bool:
-    """Whether perfkit raised a ValueError itself; NumPy raises it for shapes that do not fit."""
+    """Whether perfkit raised a ValueError itself, or an argument is missing; NumPy raises a
+    ValueError for shapes that do not fit."""
     frames = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    if isinstance(error, TypeError) and len(frames) == 1:
+        return True
     return isinstance(error, ValueError) and frames[-1].startswith(_PACKAGE)
 
 

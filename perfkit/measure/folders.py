@@ -14,10 +14,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from perfkit.ground.units import format_bytes
 from perfkit.measure.machine import describe_machine, list_versions
 
 # a finished measurement is used for this time; later the machine may have changed [s]
 _KEEP = 7 * 86400.0
+#: Largest file of finished measurements that is read [B]; campaigns have up to 5 MB.
+LARGEST_KEPT = 2**27
 _UNUSED = 30 * 86400.0  # a campaign that nobody continues is removed after this time [s]
 #: Files that this process has locked, with the descriptor of the lock. A program that left a
 #: campaign by an error can open it again.
@@ -45,7 +48,15 @@ class Campaign:
         self.file, self.progress = file, progress
         self.done: dict[str, tuple[float, Any]] = {}
         self._began = time.time()
-        text = file.read_text(errors="replace") if file and file.exists() else ""
+        text = ""
+        if file and file.exists():
+            if file.stat().st_size <= LARGEST_KEPT:
+                text = file.read_text(errors="replace")
+            else:
+                warnings.warn(
+                    f"{file} has more than {format_bytes(LARGEST_KEPT)}, as no campaign keeps; its measurements are repeated",
+                    stacklevel=3,
+                )
         for line in filter(None, text.split("\n")):
             try:
                 name, moment, result = json.loads(line)

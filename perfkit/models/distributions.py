@@ -10,7 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from perfkit.ground.forms import closed_form
-from perfkit.ground.units import Array, Values, check_positive, check_type, read_number, show
+from perfkit.ground.units import (
+    Array,
+    Values,
+    check_positive,
+    check_type,
+    read_number,
+    read_numbers,
+    show,
+)
 
 Index: TypeAlias = npt.NDArray[np.int64]
 ALMOST_ONE = 1 - 2.0**-53  # keeps log(1 - p) finite for a table of one row
@@ -32,7 +40,6 @@ class Distribution:
         """Weights of groups of rows, and rows of each; by default one group of equal rows."""
         return np.ones(1), np.array([float(self.rows)])
 
-    @lru_cache(maxsize=4096)  # noqa: B019
     def buckets(self, n: int = _GROUPS) -> tuple[Array, Array]:
         """Group rows of equal or nearly equal probability.
 
@@ -48,6 +55,11 @@ class Distribution:
             Mean probability of one row of the bucket, and rows in the bucket; their products add up
             to 1 [-].
         """
+        return self._keep_buckets(check_positive("n", n, integer=True, maximum=10**7))
+
+    @lru_cache(maxsize=4096)  # noqa: B019
+    def _keep_buckets(self, n: int) -> tuple[Array, Array]:
+        """What `buckets` returns, computed once."""
         mass, rows = self._weigh(n)
         probabilities = mass / mass.sum() / rows
         for array in (probabilities, rows):
@@ -129,9 +141,11 @@ class Zipf(Distribution):
             raise ValueError(
                 f"heavy_hitters has {len(self.heavy_hitters)} entries; it must have fewer than the {self.rows} rows"
             )
-        shares = tuple(
-            check_positive("heavy_hitters", h, zero=True, maximum=1) for h in self.heavy_hitters
-        )
+        numbers = read_numbers(self.heavy_hitters)
+        if numbers is None or not np.all((numbers >= 0) & (numbers <= 1)):
+            for h in self.heavy_hitters:
+                check_positive("heavy_hitters", h, zero=True, maximum=1)
+        shares = tuple(map(float, self.heavy_hitters))
         total = sum(shares)
         if total > 1 + 1e-6:  # what single precision leaves of a sum of 1
             raise ValueError(
@@ -328,6 +342,7 @@ def unique_rows(distribution: Distribution, lookups: float | npt.ArrayLike) -> A
     >>> float(unique_rows(Uniform(100), 1)), round(float(unique_rows(Uniform(100), 1e6)))
     (1.0, 100)
     """
+    check_type("distribution", distribution, Distribution)
     return distinct_rows([distribution], np.asarray(lookups, dtype=float)[..., None])[..., 0]
 
 
@@ -393,6 +408,9 @@ def join_buckets(distributions: "Sequence[Distribution] | Buckets") -> Buckets:
     """
     if isinstance(distributions, Buckets):
         return distributions
+    check_type("distributions", distributions, Sequence[Distribution])
+    if not len(distributions):
+        raise ValueError("distributions is empty; it must hold at least one distribution")
     return (_join if len(distributions) < _MANY else _join.__wrapped__)(tuple(distributions))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfkit.ground.forms import closed_form
-from perfkit.ground.units import Array, significant
+from perfkit.ground.units import Array, check_type, significant
 from perfkit.models.distributions import ReuseHistogram, Zipf
 
 # most accesses of rows not seen, seen once, twice, 3-4 times, ...
@@ -114,6 +114,7 @@ def fit_zipf(histogram: ReuseHistogram) -> ZipfFit:
     >>> round(fit_zipf(bin_accesses(accesses, rows=1000)).exponent, 1)
     1.0
     """
+    check_type("histogram", histogram, ReuseHistogram)
     counts, rows, lookups = np.asarray(histogram.counts), histogram.rows, histogram.lookups
     squares = (np.linspace(0.0, math.sqrt(_STEEPEST), 49) ** 2) ** 2
     off = [counts - _expect(rows, lookups, square)[0] for square in squares]

@@ -26,6 +26,7 @@ from perfkit.ground.units import (
     format_bytes,
     format_rate,
     format_time,
+    show,
 )
 from perfkit.models.collectives import ring_collective
 from perfkit.models.kernels import REFERENCES, TERMS, additive
@@ -331,7 +332,11 @@ def find_transfers(label: str, fit: Fit) -> tuple[str, ...]:
 
 def lacks(platform: Any, what: str, have: Iterable[str]) -> ValueError:
     """Error for a model that a platform does not have, with the models it has."""
-    lack = f"platform {platform.name!r} has no {what}; it has {', '.join(dict.fromkeys(have)) or 'none'}"
+    known = list(dict.fromkeys(have))
+    listed = ", ".join(known[:8]) or "none"
+    if len(known) > 8:
+        listed += f" and {len(known) - 8} others"
+    lack = f"platform {show(platform.name)} has no {what}; it has {escape(listed, 200)}"
     return ValueError(f"{lack}; calibrate it or choose another platform")
 
 

@@ -29,6 +29,10 @@ EXAMPLE = "reference_data/platforms/h100-sxm-8.toml"
 #: Largest platform file that is read [B]: those of the gallery have up to 0.13 MB, and TOML is read
 #: at 2 MB/s.
 LARGEST_FILE = 2**20
+#: Keys of TOML with more than 30 dots; each dot makes a table in a table, and reading them takes long.
+_DOTTED = re.compile(
+    r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){31}"""
+)
 #: Largest time, scale or standard error of a parameter [s or -].
 LARGEST = 1e6
 _TINY = 5e-324  # the smallest number above 0
@@ -390,6 +394,11 @@ def save(platform: Any, path: str | Path) -> Path:
 
 def parse(text: str) -> dict[str, Any]:
     """Read the tables of a platform file."""
+    deep = _DOTTED.search(text)
+    if deep is not None:
+        raise ValueError(
+            f"a key begins with {show(deep[0], 40)}; a key of a platform file has a few dots at most"
+        )
     data = tomllib.loads(text)
     version = data.pop("format", None)
     if type(version) is not int or version != FORMAT:

@@ -336,7 +336,7 @@ def estimate_lookups(platform: Any, tables: Sequence[Any], *, batch: int) -> Est
     tables = getattr(tables, "tables", tables)
     if (
         not isinstance(tables, Collection)
-        or not tables
+        or not len(tables)
         or not all(hasattr(t, "distribution") for t in tables)
     ):
         raise ValueError(f"tables is {show(tables)}; pass at least one embedding table")

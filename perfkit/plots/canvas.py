@@ -21,6 +21,8 @@ from perfkit.plots.pictures import PictureError, draw_picture
 #: A polars or pandas frame, or rows as mappings.
 Frame: TypeAlias = Any
 Row: TypeAlias = dict[str, Any]
+#: What charts ask for where they cannot draw what they are given.
+ROWS = "give a frame or a list of dicts with the columns that its documentation names"
 #: Okabe and Ito, "Color Universal Design", 2008, with grey in place of black, and pale yellow last.
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#F0E442"]
 #: Colour of text, axes and reference lines.

@@ -9,10 +9,21 @@ import numpy as np
 import polars as pl
 
 from perfkit.ground.forks import check_threads
+from perfkit.ground.forms import refuse_misfits
 from perfkit.ground.results import Table, name_column
-from perfkit.ground.units import format_time
+from perfkit.ground.units import check_type, format_time
 from perfkit.plots import canvas
-from perfkit.plots.canvas import INK, Frame, LayerChart, draw, read_frame, read_rows, tips, unique
+from perfkit.plots.canvas import (
+    INK,
+    ROWS,
+    Frame,
+    LayerChart,
+    draw,
+    read_frame,
+    read_rows,
+    tips,
+    unique,
+)
 
 #: Order of the phases of an iteration; other phases come last.
 _PHASES = ("forward", "backward", "exchange", "optimizer", "update")
@@ -23,6 +34,7 @@ _KINDS, _MODULES, _LANES, _BARS = 7, 30, 32, 1_900
 _SHARES = ("efficiency", "kept", "exposed", "mfu")
 
 
+@refuse_misfits(ROWS)
 def predicted_vs_measured(
     runs: Frame, *, title: str = "Predicted and measured iteration time"
 ) -> alt.LayerChart:
@@ -43,6 +55,7 @@ def predicted_vs_measured(
     chart : altair.LayerChart
         Log-log chart, coloured by family.
     """
+    check_type("title", title, str)
     rows = [
         row
         for row in read_rows(runs)
@@ -95,6 +108,7 @@ def predicted_vs_measured(
     )
 
 
+@refuse_misfits(ROWS)
 def breakdown_bars(
     frame: Frame, *, title: str = "Where the time goes", about: str = ""
 ) -> alt.Chart:
@@ -117,6 +131,8 @@ def breakdown_bars(
         Horizontal bars.
     """
     check_threads()
+    check_type("title", title, str)
+    check_type("about", about, str)
     rows, seconds = read_frame(frame, run="", phase="", kind="", time_s=0.0), pl.sum("time_s")
     ranked = rows.group_by("kind", maintain_order=True).agg(seconds)
     kinds = ranked.sort("time_s", descending=True, maintain_order=True)["kind"].to_list()
@@ -144,6 +160,7 @@ def breakdown_bars(
     )
 
 
+@refuse_misfits(ROWS)
 def sweep_lines(
     frame: Frame,
     *,
@@ -173,6 +190,10 @@ def sweep_lines(
     chart : altair.LayerChart
         Lines with points, and bars for the intervals.
     """
+    check_type("title", title, str)
+    check_type("about", about, str)
+    check_type("x", x, str)
+    check_type("y", y, str)
     rows = [row for row in read_rows(frame) if (row.get(y) or 0) > 0]
     for row in rows:
         row["series"] = ", ".join(
@@ -215,6 +236,7 @@ def sweep_lines(
     return LayerChart(layer=[lines, *points]).properties(width=460, height=300, title=heading)
 
 
+@refuse_misfits(ROWS)
 def module_bars(frame: Frame, *, about: str = "") -> alt.LayerChart:
     """Draw forward, backward and update time of every module, and how long the device is idle in
     it.
@@ -235,6 +257,7 @@ def module_bars(frame: Frame, *, about: str = "") -> alt.LayerChart:
         One bar for each module.
     """
     check_threads()
+    check_type("about", about, str)
     phases = ("forward", "backward", "update")
     times = dict.fromkeys([*(f"{phase}_s" for phase in phases), "idle_s"], 0.0)
     rows = read_frame(frame, module="", **times).with_columns(
@@ -342,6 +365,7 @@ def _name_early(rows: Table) -> str:
     return f"left of 0: {ranks} early, while others end the iteration before"
 
 
+@refuse_misfits(ROWS)
 def timeline_lanes(
     frame: Frame, *, about: str = "", time: float | None = None
 ) -> alt.Chart | alt.LayerChart:
@@ -366,6 +390,7 @@ def timeline_lanes(
         zoomed.
     """
     check_threads()
+    check_type("about", about, str)
     rows = read_frame(
         frame, rank=0, stream="", phase="", start_s=0.0, end_s=0.0, name="", module=""
     )

@@ -7,11 +7,13 @@ from typing import Any
 
 import altair as alt
 
-from perfkit.ground.units import format_bytes, format_rate, format_time
+from perfkit.ground.forms import refuse_misfits
+from perfkit.ground.units import check_type, format_bytes, format_rate, format_time, show
 from perfkit.models.collectives import bus_bandwidth
 from perfkit.plots import canvas
 from perfkit.plots.canvas import (
     INK,
+    ROWS,
     Frame,
     HConcatChart,
     LayerChart,
@@ -29,6 +31,7 @@ _LINE = "M-1.4,-0.2H1.4V0.2H-1.4Z"
 _DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3], [4, 2, 1, 2, 1, 2], [12, 4])
 
 
+@refuse_misfits(ROWS)
 def roofline_chart(
     points: Frame,
     peaks: Mapping[str, float],
@@ -61,6 +64,7 @@ def roofline_chart(
     ValueError
         Without a peak or without a bandwidth.
     """
+    check_type("title", title, str)
     if not peaks or not bandwidths:
         raise ValueError(
             "roofline_chart needs at least one peak and one bandwidth; pass peaks={'fp32': ...}"
@@ -142,6 +146,7 @@ def _label_roofs(rates: Mapping[str, float], unit: str, lines: float) -> dict[fl
     return labels
 
 
+@refuse_misfits(ROWS)
 def collective_curves(
     points: Frame, curves: Frame, *, title: str = "Collectives"
 ) -> alt.HConcatChart:
@@ -165,6 +170,7 @@ def collective_curves(
         Two log-log panels side by side. Colours tell operations apart, dashes and shapes the ranks
         and algorithms. For a single operation, colours tell ranks and algorithms apart.
     """
+    check_type("title", title, str)
     # logarithmic axes have no place for what takes no time, such as a collective of one rank
     measured, fitted = (
         [row for row in read_rows(frame) if (row["time_s"] or 0) > 0 and (row["nbytes"] or 0) > 0]
@@ -235,6 +241,7 @@ def collective_curves(
     return HConcatChart(hconcat=panels, title=alt.Title(title, subtitle=note), spacing=36)
 
 
+@refuse_misfits(ROWS)
 def platform_ratios(frame: Frame, *, a: str, b: str) -> alt.LayerChart:
     """Draw by what factor one platform is better than another, for each quantity.
 
@@ -253,6 +260,8 @@ def platform_ratios(frame: Frame, *, a: str, b: str) -> alt.LayerChart:
         A dot with an interval for each quantity, on a logarithmic axis; right of the line `b` is
         better.
     """
+    check_type("a", a, str)
+    check_type("b", b, str)
     rows = [row for row in read_rows(frame) if (row.get("a") or 0) > 0 and (row.get("b") or 0) > 0]
     for row in rows:
         row["times"] = row["a"] / row["b"] if row["unit"] == "s" else row["b"] / row["a"]
@@ -278,6 +287,7 @@ def platform_ratios(frame: Frame, *, a: str, b: str) -> alt.LayerChart:
     return LayerChart(layer=[rule, *dots]).properties(width=380, height=alt.Step(18), title=heading)
 
 
+@refuse_misfits(ROWS)
 def tornado_bars(frame: Frame, *, time: float, factor: float, about: str = "") -> alt.LayerChart:
     """Draw the time of an iteration with less and with more of every resource, around its time
     today.
@@ -298,6 +308,7 @@ def tornado_bars(frame: Frame, *, time: float, factor: float, about: str = "") -
     chart : altair.LayerChart
         Two bars for every resource, one on each side.
     """
+    check_type("about", about, str)
     sides = {"less_s": f"1/{factor:g} as much", "more_s": f"{factor:g} times as much"}
     rows = [
         row | {"now_s": time, "side": side, "time_s": row[end]}
@@ -358,6 +369,7 @@ def _panel(
     return LayerChart(layer=layers).properties(width=330, height=alt.Step(24))
 
 
+@refuse_misfits(ROWS)
 def plan_bars(
     frame: Frame,
     *,
@@ -386,7 +398,11 @@ def plan_bars(
         Time on the left, memory on the right.
     """
     rows = read_rows(frame)
+    check_type("time", time, float | None)
+    check_type("capacity", capacity, float | None)
     for row in rows:
+        if "rank" not in row:
+            raise ValueError(f"a row is {show(row)}; it must have a rank")
         row |= {
             end: sum(value or 0.0 for key, value in row.items() if key.endswith(end))
             for end in ("_s", "_bytes")

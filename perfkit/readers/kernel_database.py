@@ -352,7 +352,7 @@ def _read(
             )
             sizes = {
                 "dtype": _rename(column),
-                "seconds": pl.col("latency") * 1e-3,
+                "seconds": pl.col("latency").cast(pl.Float64) * 1e-3,
                 "file": pl.lit(file),
             }
             raw.append(frame.with_columns(system=pl.lit(system), **sizes))
@@ -360,10 +360,15 @@ def _read(
     if wanted is not None:
         check_choice("dtype", wanted, rows["dtype"].unique().sort())
         rows = rows.filter(pl.col("dtype") == wanted)
-    untimed = (pl.col("seconds") > 0).not_().fill_null(True)
+    timed = (pl.col("seconds") > 0) & pl.col("seconds").is_finite()
+    untimed = timed.not_().fill_null(True)
     if len(lost := rows.filter(untimed)):
         text = f"{len(lost)} of {len(rows)} rows have no positive time and are left out"
         warnings.warn(f"{text}; the first is in {escape(lost['file'][0])}", stacklevel=4)
+    if len(lost) == len(rows):
+        raise ValueError(
+            f"{table} of {system} has no row with a time; {_INSTALL} brings a sound one"
+        )
     whole = (numeric() - by_name("seconds")).cast(pl.Int64)
     rows, version = rows.filter(~untimed), pl.col("collector_version")
     pairs = rows.select("collector", version).unique().sort(pl.all()).rows()
@@ -383,7 +388,8 @@ def _read_file(path: Path, needed: Sequence[str]) -> pl.DataFrame:
             f"{path} has no column {', '.join(missing)}; it has {', '.join(names[:40])}"
         )
     optional = (
-        pl.col(name) if name in names else pl.lit(None, pl.String).alias(name) for name in _OPTIONAL
+        pl.col(name).cast(pl.String) if name in names else pl.lit(None, pl.String).alias(name)
+        for name in _OPTIONAL
     )
     return scan.select(*needed, *optional).collect()
 

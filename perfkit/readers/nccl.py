@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -632,10 +633,19 @@ def _read_logs(source: str | Path | Sequence[str | Path]) -> list[_Log]:
     return logs
 
 
+#: Most files of a folder of logs, other ones included [-]; looking at them takes some seconds.
+_MOST_FILES = 50_000
+
+
 def _list_folder(folder: Path) -> list[Path]:
     """Files of a folder that are logs by their ending, or that hold the head of a table."""
+    inside = list(islice(folder.rglob("*"), _MOST_FILES + 1))
+    if len(inside) > _MOST_FILES:
+        raise ValueError(
+            f"{show(str(folder), 200)} holds more than {_MOST_FILES:,} files; name the folder of the logs alone"
+        )
     found = []
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(inside):
         if not path.is_file():
             continue
         if Path(path.name.removesuffix(".gz")).suffix in _SUFFIXES or _holds_table(path):

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, group_rows, reading
+from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, check_values, group_rows, reading
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import read_records
 from perfkit.ground.units import check_choice, check_positive, escape, join_place
@@ -23,6 +23,8 @@ from perfkit.readers.tbe_configs import parse_tbe_config
 from perfkit.workloads.tables import EmbeddingTable, TableSet
 
 _COLUMNS = ("rows", "dim", "pooling", "exponent", "itemsize", "name")
+#: Most columns of a CSV file [-].
+_MOST_COLUMNS = 1000
 _FOREIGN = {
     "num_embeddings": "rows",
     "embedding_dim": "dim",
@@ -203,6 +205,13 @@ def _read_csv(path: Path, itemsize: int) -> _Tables:
             cells = zip(header, map(str.strip, values), strict=True)
             yield place, {name: cell if name == "name" else _number(cell) for name, cell in cells}
 
+    data = path.read_bytes()
+    _check_count(data.count(b"\n") - data.count(b"\n\n") - 1, path.name)
+    columns = data.partition(b"\n")[0].count(b",") + 1
+    if columns > _MOST_COLUMNS:
+        raise ValueError(
+            f"{path.name} has {columns} columns; its first line must name columns: {', '.join(_COLUMNS)}"
+        )
     with open(path, encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
         try:
@@ -231,7 +240,9 @@ def _read_parquet(path: Path, itemsize: int) -> _Tables:
     check_threads()
     import polars
 
-    rows = enumerate(polars.scan_parquet(path).limit(MOST_ROWS + 1).collect().iter_rows(named=True))
+    scan = polars.scan_parquet(path)
+    _check_count(scan.select(polars.len()).collect().item(), path.name)
+    rows = enumerate(scan.collect().iter_rows(named=True))
     return _make_tables(((f"{path.name} row {i}", row) for i, row in rows), path.name, itemsize)
 
 
@@ -239,7 +250,11 @@ def _read_json(path: Path, itemsize: int) -> _Tables:
     """A list of tables, alone or as ``tables``, or configurations of FBGEMM."""
     name = path.name
     try:
-        content = json.loads(path.read_bytes().decode("utf-8-sig"))
+        text = path.read_bytes().decode("utf-8-sig")
+        check_values(text, name)
+        if '"T"' not in text:  # a table is one object
+            _check_count(text.count("{") - 1, name)
+        content = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(
             f"{name} line {error.lineno} is no JSON: {error.msg}; write a list of tables"

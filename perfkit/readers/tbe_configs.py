@@ -4,6 +4,7 @@ kernels."""
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from functools import cache
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -12,6 +13,8 @@ from perfkit.ground.units import check_choice, check_positive, show
 from perfkit.models.distributions import Zipf
 from perfkit.workloads.tables import EmbeddingTable
 
+#: Most heavy hitters of all tables together [-]; their laws take some 2 s.
+MOST_HITTERS = 3_000_000
 _KEYS = {
     "T",
     "E",
@@ -237,9 +240,16 @@ def _share_tables(config: _Section, rows: list[float], dims: list[float]) -> dic
 def _find_laws(section: _Section) -> Callable[[int], Zipf]:
     """Make a function from the rows of a table to its law: all tables have the same law, cut
     off."""
+    given = section.values.get("heavy_hitters")
+    if isinstance(given, list) and len(given) * section.tables > MOST_HITTERS:
+        raise ValueError(
+            f"{section.place}.heavy_hitters has {len(given)} entries for each of {section.tables} tables; "
+            f"perfkit takes at most {MOST_HITTERS:,} in all"
+        )
     hitters = section.take_list("heavy_hitters", None, zero=True, maximum=1)
     q, s = section.take("zipf_q"), section.take("zipf_s", zero=True, maximum=10)
 
+    @cache
     def cut(rows: int) -> Zipf:
         kept = hitters[:rows]
         if len(kept) == rows:  # the last row gets the rest

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from perfkit.ground.files import reading
+from perfkit.ground.files import check_values, reading
 from perfkit.ground.forks import check_threads
 from perfkit.ground.units import format_bytes, show
 
@@ -239,6 +239,7 @@ def parse_document(
     ValueError
         For anything else, with the place.
     """
+    check_values(text, "it")
     decoder = json.JSONDecoder(parse_float=number, object_hook=take, strict=False)
     try:
         found, end = decoder.raw_decode(text, len(text) - len(text.lstrip()))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, reading
+from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, check_values, reading
 from perfkit.ground.targets import write_text
 from perfkit.ground.units import (
     check_choice,
@@ -23,7 +23,7 @@ from perfkit.ground.units import (
     show,
 )
 from perfkit.workloads.strategy import Strategy
-from perfkit.workloads.tables import EmbeddingTable, name_tables
+from perfkit.workloads.tables import EmbeddingTable, list_tables, name_tables
 
 _FORMAT = 1
 #: Kinds of placement of a table, by their TorchRec names: a copy on each rank; whole on one rank;
@@ -148,6 +148,8 @@ class Placement:
         number : int
             Number of the table [-].
         """
+        check_type("table", table, EmbeddingTable)
+        number = check_positive("number", number, integer=True, zero=True)
         n, name = len(self.ranks), table.name or f"table {number}"
         if self.kind in SPLIT_BY_COLUMNS:
             if not self.columns and table.dim % n:
@@ -305,6 +307,7 @@ class Plan:
         rank : int
             Rank number [-].
         """
+        rank = check_positive("rank", rank, integer=True, zero=True)
         for table, owner in enumerate(self.owners):
             if isinstance(owner, Placement):
                 fault = f"table {table} is {owner.kind}; here every table must be whole on one rank"
@@ -320,6 +323,7 @@ class Plan:
         tables : sequence of EmbeddingTable
             The tables of this plan.
         """
+        tables = list_tables("tables", tables)
         if len(tables) != len(self.owners):
             raise ValueError(
                 f"plan places {len(self.owners)} tables; there are {len(tables)}; make a plan for these"
@@ -359,6 +363,8 @@ class Plan:
             Name of the text in errors [-].
         """
         with reading(origin, "compare with Plan.round_robin(2, ranks=2).to_json()"):
+            check_type("text", text, str)
+            check_values(text, "it")
             data = json.loads(text)
             check_type("plan", data, dict)
             if "format" not in data and _looks_like_torchrec(data):
@@ -429,6 +435,8 @@ class Plan:
         >>> plan["embeddings"]["table 0"]["shards"][1]
         {'rank': 1, 'offsets': [5, 0], 'sizes': [5, 16]}
         """
+        tables = list_tables("tables", tables)
+        check_type("module", module, str)
         shards: list[list[dict[str, Any]]] = [[] for _ in self.owners]
         for s in self.cut(tables):
             box = {

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -234,6 +234,14 @@ def name_tables(tables: Sequence[EmbeddingTable]) -> list[str]:
         One for each.
     """
     return [table.name or f"table {number}" for number, table in enumerate(tables)]
+
+
+def list_tables(name: str, tables: Any) -> tuple[EmbeddingTable, ...]:
+    """The tables of a set or sequence of tables; a ValueError for anything else."""
+    if isinstance(tables, TableSet):
+        return tables.tables
+    check_type(name, tables, Sequence[EmbeddingTable])
+    return tuple(tables)
 
 
 def share_lookups(table: EmbeddingTable, parts: int, *, first: bool) -> float:

@@ -333,6 +333,8 @@ class Transformer:
             "inner",
             *_LLAMA,
         } & changes.keys()
+        for key in shape & {"layers", *SIZES}:
+            check_size(key, changes[key])
         changed = any(np.any(changes[key] != getattr(plain, key)) for key in shape)
         length = changes.get("positions", plain.positions) if plain.causal else 128
         values |= {**changes, "sequence": length if sequence is None else sequence}

@@ -4,6 +4,7 @@ arguments."""
 import datetime
 import decimal
 import fractions
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -484,10 +485,10 @@ TAKERS: tuple[Example, ...] = (
     example(STACK.select, index=[0]),
     example(pk.TableSet, tables=TABLES, batch=64, embedding="fused", sparse=True, name="a"),
     example(pk.Platform.from_toml, text="format = 1", origin="a"),
-    example(pk.load_platform, name="zen5-2"),
+    by_place(pk.load_platform, "zen5-2"),
     example(pk.read_tables, source="mlperf-dlrm-dcnv2"),
-    example(pk.read_trace, path="a.json"),
-    example(pk.calibrate, measurements={"format": 1}, progress=False),
+    by_place(pk.read_trace, "a.json"),
+    example(pk.calibrate, measurements="a.json", progress=False),
     example(pk.tune, model=GPT, platform=H100, runs=[{"seconds": 1.0}]),
     example(pk.solve_for, unknown="batch", workload=SMALL, platform=H100, ranks=1),
     example(pk.allocate, jobs={"a": SMALL}, platform=H100, ranks=2),
@@ -502,8 +503,8 @@ TAKERS: tuple[Example, ...] = (
     example(pk.Estimate(1.0, 0.1, {"a": 1.0}, "a").interval, level=0.5),
     example(plots.plan_bars, frame=COSTS, time=1.0, capacity=1e9),
     example(plots.breakdown_bars, frame=RESULT.breakdown(), title="a", about="b"),
-    example(plots.timeline_lanes, frame=RESULT.timeline(), title="a"),
-    example(plots.module_bars, frame=RESULT.modules(), title="a"),
+    example(plots.timeline_lanes, frame=RESULT.timeline(), about="a"),
+    example(plots.module_bars, frame=RESULT.modules(), about="a"),
     example(plots.sweep_lines, frame=[{"x": 1, "time": 1.0}], x="x", y="time"),
     example(
         plots.predicted_vs_measured,
@@ -554,23 +555,82 @@ TAKERS: tuple[Example, ...] = (
         measured=np.array([1.1, 2.1, 3.1]),
     ),
 )
-#: Arguments whose objects would be measured, written or searched for long.
-LEFT = {"seconds", "steps"}
 
 
 def other_type(rng: Rng, folder: Path) -> Any:
     """A call with one object of another type."""
     call = choose(rng, TAKERS if rng.random() < 0.8 else FORMS)
-    name = choose(rng, [name for name in call.arguments if name not in LEFT or call in FORMS])
+    name = choose(rng, [*call.arguments])
     odd = choose(rng, OBJECTS)
-    if callable(odd) and not isinstance(odd, type) and name in ("until",):
+    if name == "measurements" and odd is None:  # it would measure
         return None
     found = call(**{name: odd})
-    return found if call in TAKERS and not isinstance(found, dict) else None
+    return found if any(call is taker for taker in TAKERS) else None
+
+
+# Kinds 3 and 4: long words, and small files with much in them.
+
+LONG: tuple[Any, ...] = (
+    range(10**7),
+    "x" * 10**6,
+    "\u202e" + "a" * 300,
+    [0] * 10**5,
+    (0.5,) * 10**5,
+    np.arange(10**5),
+    {f"key {i}": i for i in range(10**4)},
+    Path("\u202egnp.json"),
+    Path("y" * 200),
+)
+
+
+def long_words(rng: Rng, folder: Path) -> None:
+    """A call with a long argument, which a short line refuses in a short time."""
+    call = choose(rng, TAKERS)
+    begun = time.process_time()
+    try:
+        call(**{choose(rng, [*call.arguments]): choose(rng, LONG)})
+    except (ValueError, OSError) as error:
+        if len(str(error)) > 1000:
+            raise Nonsense(f"{len(str(error))} characters: {str(error)[:100]}") from error
+        raise
+    finally:
+        if time.process_time() - begun > 5:
+            raise Nonsense("takes longer than 5 s")
+
+
+def repeat(rng: Rng, *parts: str) -> str:
+    """One of the parts many times."""
+    return choose(rng, parts) * int(10 ** rng.uniform(4, 6.7))
+
+
+def crowded(rng: Rng, folder: Path) -> None:
+    """A file with many values, keys, rows or brackets, read in a short time and little memory."""
+    begun = time.process_time()
+    try:
+        if rng.random() < 0.3:
+            many = repeat(rng, "a.", '"a b".', "'a' . ", "a=1\n", "[[a]]\n", "x=[],[],")[:2_000_000]
+            (folder / "a.toml").write_text(choose(rng, ("", "[", "x = {")) + many + "a = 1")
+            pk.load_platform("./a.toml")
+        elif rng.random() < 0.5:
+            many = repeat(rng, "10,4\n", "a,", '"', "\n", ",", "10,4,")[:30_000_000]
+            (folder / "a.csv").write_text(choose(rng, ("rows,dim\n", "")) + many)
+            pk.read_tables("a.csv")
+        else:
+            many = repeat(rng, "[],", "{},", "0,", '{"rows":9,"dim":4},', "[", '{"a":', '"",')
+            name = choose(rng, ("a.json", "t.json"))
+            begin = choose(rng, ("[", '{"tables":[', '{"traceEvents":[', '{"schema":"1","nodes":['))
+            (folder / name).write_text(begin + many[:30_000_000] + "0]}")
+            pk.read_tables(name) if name == "a.json" else pk.read_trace(name)
+    finally:
+        if time.process_time() - begun > 8:
+            raise Nonsense("takes longer than 8 s")
 
 
 ENTRIES: dict[str, Entry] = {
+    "long-words": Entry(long_words, 0.3, new=True),
+    "crowded-files": Entry(crowded, 0.02, new=True),
     "numpy-numbers": Entry(number_of_numpy, 0.5, new=True),
     "numpy-arrays": Entry(array_of_numpy, 0.5, new=True),
     "no-numbers": Entry(no_number, 0.5, new=True),
+    "other-types": Entry(other_type, 1.0, new=True),
 }
