@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from perfkit import fitting, plots
 from perfkit.calibration.fit import fit_platform
 from perfkit.ground.files import check_values, find_reference
 from perfkit.measure.folders import LARGEST_KEPT, Campaign
+from perfkit.models import embedding
 from perfkit.readers.execution_trace import read_execution
 from perfkit.readers.nccl import read_nccl_tests
+from perfkit.workloads.dlrm import hold_tables
 from tests.fuzz.entries_numbers import FORMS, OBJECTS, TAKERS, Example
 
 TABLE = pk.EmbeddingTable(1000, 16)
@@ -197,3 +200,38 @@ def test_the_terminal_is_not_turned_round(tmp_path: Path) -> None:
     refused(lambda: read_nccl_tests(path), "u202e")
     refused(lambda: pk.read_tables(tmp_path / "\u202egnp.csv"), "u202e")
     refused(lambda: pk.load_platform(str(tmp_path / "\u202egnp.toml")), "u202e")
+
+
+# Growth.
+
+
+def test_many_ranks_share_what_they_have_in_common() -> None:
+    tables = tuple(pk.EmbeddingTable(1000, 16) for _ in range(26))
+    held = hold_tables(pk.Plan.round_robin(26, ranks=4096), tables)
+    assert len({id(rank.widths) for rank in held}) == 1
+    plan = pk.Plan.round_robin(1000, ranks=4)
+    read = pk.Plan.from_json(plan.to_json())
+    assert read == plan
+    row_wise = pk.Plan(2, (pk.Placement("row_wise", (0, 1)),) * 1000)
+    assert len({id(owner) for owner in pk.Plan.from_json(row_wise.to_json()).owners}) == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_predictions_are_the_same_where_numpy_raises() -> None:
+    model = pk.DLRM(rows=[10**7] * 8, dim=64, batch=2048, exponent=1.1, pooling=20)
+    plain = pk.predict(model, "h100-sxm-8", ranks=2).time
+    embedding._size.cache_clear()
+    with np.errstate(all="raise"):
+        assert pk.predict(model, "h100-sxm-8", ranks=2).time == plain
+
+
+def test_a_product_with_one_column_is_not_slowed_down() -> None:
+    l40s = pk.load_platform("l40s-8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one, eight = (l40s.gemm(20000, n, 4096, dtype="bf16").time for n in (1, 8))
+        row = l40s.gemm(1, 20001, 4096, dtype="bf16").time
+    assert one <= eight
+    assert row <= l40s.gemm(8, 20008, 4096, dtype="bf16").time
+    with pytest.warns(pk.ExtrapolationWarning, match="pad these sizes"):
+        assert l40s.gemm(20000, 129, 4096, dtype="bf16").time > one

@@ -97,7 +97,9 @@ def closed_form(*, other: Sequence[str] = ()) -> Callable[[Form], Form]:
             arguments = tuple(map(convert, names, arguments))
             keywords = {name: convert(name, value) for name, value in keywords.items()}
             try:
-                return guarded(*arguments, **keywords)
+                # shares that round to zero are no error, whatever the caller has set
+                with np.errstate(under="ignore"):
+                    return guarded(*arguments, **keywords)
             except ArithmeticError as error:
                 raise ValueError(
                     f"{form.__name__} of {show([*arguments, *keywords.values()])} is not a finite number; "
@@ -195,7 +197,8 @@ def _is_meant(error: Exception) -> bool:
     """Whether perfkit raised a ValueError itself, or an argument is missing; NumPy raises a
     ValueError for shapes that do not fit."""
     frames = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
-    if isinstance(error, TypeError) and len(frames) == 1:
+    is_missing = isinstance(error, TypeError) and len(frames) == 1
+    if is_missing or type(error).__module__.startswith("perfkit."):
         return True
     return isinstance(error, ValueError) and frames[-1].startswith(_PACKAGE)
 

@@ -460,7 +460,7 @@ def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
         raise ValueError(
             f"{place} is {show(value)}; it must be text of whole characters, which a file can hold"
         )
-    if type(value) is hint and (not read or hint in (str, float)):
+    if type(value) is hint and (not read or hint in (str, float, int)):
         return value
     (parts, kind, known), union = _take_apart(hint), isinstance(hint, UnionType)
     if union and NoneType in parts and (value is None or len(parts) == 2):

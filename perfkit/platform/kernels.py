@@ -178,7 +178,8 @@ def find_unaligned(
     columns, depth = (
         np.asarray(sizes[name]) / rows for name in ("n", "m" if variant == "tn" else "k")
     )
-    return (columns != np.floor(columns)) | (depth != np.floor(depth))
+    is_vector = (np.asarray(sizes["m"]) == 1) | (np.asarray(sizes["n"]) == 1)
+    return ((columns != np.floor(columns)) | (depth != np.floor(depth))) & ~is_vector
 
 
 def list_unaligned(platform: Any) -> tuple[float, float, float]:
@@ -192,7 +193,8 @@ def slow_unaligned(sizes: Mapping[str, Any], seconds: Any) -> Any:
     """Times of kernels [s] beyond their launch, longer for products whose rows in memory are not
     aligned.
 
-    Rows have ``n`` numbers, and ``k`` or, where the first operand is ``turned``, ``m``.
+    Rows have ``n`` numbers, and ``k`` or, where the first operand is ``turned``, ``m``. A product of
+    one row or column reads its matrix once, as a vector kernel does, and takes no longer.
     ``itemsize`` is 0 for other operations [B]; ``odd`` and ``even`` come from `list_unaligned`.
     """
     if not np.any(sizes["itemsize"]):
@@ -203,6 +205,8 @@ def slow_unaligned(sizes: Mapping[str, Any], seconds: Any) -> Any:
     ]
     far, near = ((rows[0] % step > 0) | (rows[1] % step > 0) for step in (4, 16))
     slower = np.where(far, sizes["odd"], np.where(near, sizes["even"], 1.0))
+    is_vector = (np.asarray(sizes["m"]) == 1) | (np.asarray(sizes["n"]) == 1)
+    slower = np.where(is_vector, 1.0, slower)
     return seconds + (slower - 1.0) * np.maximum(seconds - sizes["launch"], 0.0)
 
 

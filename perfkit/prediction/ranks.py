@@ -217,11 +217,15 @@ def cast_ranks(graphs: Sequence[Graph], ranks: int, slowdown: Mapping[int, float
     slowdown = {rank: float(factor) for rank, factor in slowdown.items()}
     own = list(graphs) * (ranks if len(graphs) == 1 else 1)
     named = dict[int, dict[int, Ranks]]()
+    everyone = range(ranks)
+    spaced: dict[int, Ranks] = {}  # of each group, which many graphs share, looked at once
     for graph in graphs:
         named[id(graph)] = {}
         for number in np.unique(graph.features[graph.collectives, _GROUP]).astype(int).tolist():
-            group: Ranks = graph.groups[number] if graph.groups else range(ranks)
-            named[id(graph)][number] = find_peers(group, group[0])
+            group: Ranks = graph.groups[number] if graph.groups else everyone
+            if id(group) not in spaced:
+                spaced[id(group)] = find_peers(group, group[0])
+            named[id(graph)][number] = spaced[id(group)]
     several = len(graphs) > 1
     colours = _number(
         (graph.content if several else 0, slowdown.get(rank, 1.0)) for rank, graph in enumerate(own)

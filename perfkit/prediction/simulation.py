@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -278,9 +277,9 @@ class Timeline:
         while queue:
             rank = heapq.heappop(queue)[1]
             marks, clock, front = self.marks[rank], clocks[rank], fronts[rank]
-            for sync, host, work, latest, wait, launched in islice(
-                self.steps[rank], len(marks), None
-            ):
+            steps = self.steps[rank]
+            for index in range(len(marks), len(steps)):
+                sync, host, work, latest, wait, launched = steps[index]
                 if wait is not None and wait.end == math.inf:
                     wait.parked.append(rank)
                     break

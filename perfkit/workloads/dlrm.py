@@ -375,9 +375,10 @@ def hold_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Held, ...
                 own = parts[rows, first]
             looked[shard.rank].append((group, own))
     ordered = [sorted(own, key=itemgetter(0)) for own in looked]
+    shared_widths = tuple(widths)  # one for all ranks, which may be many
     return tuple(
         Held(
-            tuple(t for _, t in own), tuple(g for g, _ in own), tuple(copied), tuple(widths), groups
+            tuple(t for _, t in own), tuple(g for g, _ in own), tuple(copied), shared_widths, groups
         )
         for own, copied in zip(ordered, copies, strict=True)
     )

@@ -379,7 +379,10 @@ class Plan:
             if isinstance(listed, list) and len(listed) > MOST_ROWS:
                 raise ValueError(f"tables has {len(listed)} entries; it may have {MOST_ROWS}")
             file: _File = decode(_File, data)
-            owners = tuple(_place(entry, f"tables[{i}]") for i, entry in enumerate(file.tables))
+            known: dict[tuple[Any, ...], Placement] = {}  # tables that lie alike share a placement
+            owners = tuple(
+                _place(entry, f"tables[{i}]", known) for i, entry in enumerate(file.tables)
+            )
             names = tuple(entry.name for entry in file.tables)
             shared = Strategy(**file.perceptrons) if file.perceptrons else None
             return cls(file.ranks, owners, names if all(names) else (), shared)
@@ -511,10 +514,13 @@ class _File:
     perceptrons: Mapping[str, int] | None = None
 
 
-def _place(entry: _Entry, place: str) -> Placement:
-    """The placement in an entry of a file."""
-    with reading(place, "compare with Plan.to_json"):
-        return Placement(entry.kind, entry.ranks, entry.columns)
+def _place(entry: _Entry, place: str, known: dict[tuple[Any, ...], Placement]) -> Placement:
+    """The placement in an entry of a file, one of those that are known if it is the same."""
+    key = (entry.kind, entry.ranks, entry.columns)
+    if key not in known:
+        with reading(place, "compare with Plan.to_json"):
+            known[key] = Placement(entry.kind, entry.ranks, entry.columns)
+    return known[key]
 
 
 def _looks_like_torchrec(data: Mapping[str, Any]) -> bool:
@@ -553,8 +559,9 @@ def _read_torchrec(
         raise ValueError(
             f"{show(min(odd))} is in {'the tables' if min(odd) in names else 'the plan'} only"
         )
+    known: dict[tuple[Any, ...], Placement] = {}
     owners = [
-        _place(_read_entry(*entries[name], table), entries[name][0])
+        _place(_read_entry(*entries[name], table), entries[name][0], known)
         for name, table in zip(names, tables, strict=True)
     ]
     read = Plan(ranks, tuple(owners), tuple(names))
