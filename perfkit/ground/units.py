@@ -23,6 +23,7 @@ Array: TypeAlias = npt.NDArray[np.float64]
 Values: TypeAlias = Any
 
 LARGEST = 2.0**63
+LARGEST_FLOAT = sys.float_info.max
 _SI = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _BRIEF = reprlib.Repr()  # a list of a million entries is not written out before it is shortened
@@ -490,6 +491,7 @@ def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
         kind in (tuple, Sequence)
         and isinstance(value, Sequence | np.ndarray)
         and not isinstance(value, str)
+        and not (isinstance(value, np.ndarray) and value.ndim == 0)
     ):
         return (
             tuple(decode(parts[0], v, f"{place}[{i}]", read=read) for i, v in enumerate(value))
@@ -500,8 +502,8 @@ def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
         number = read_number(value)
         if kind is int and isinstance(number, int):
             return number
-        if kind is float and number is not None:
-            return float(number) if abs(number) <= sys.float_info.max else number
+        if kind is float and number is not None and not LARGEST_FLOAT < abs(number) < math.inf:
+            return float(number)
     wide, never = {int: ((), ()), float: ((), ()), Sequence: (Sequence, str)}.get(kind, (kind, ()))
     if not isinstance(value, wide) or isinstance(value, never):
         kinds = [part for part in parts if part is not NoneType] if union else [kind]

@@ -230,7 +230,7 @@ def _record(
     narrow = ITEMSIZE[workload.dtype] if isinstance(workload, DLRM) else itemsize
     tape = Tape(narrow, mixed=getattr(workload, "mixed", False))
     stack = EmbeddingTable(rows, dim, pooling, itemsize=itemsize)
-    [pooled] = layers.embedding_bags(tape, workload, [stack], bags * ~last, copied=copied)
+    [pooled] = layers.embedding_bags(tape, workload, [stack], float(bags) * ~last, copied=copied)
     packed, back = (tape.tensor(*pooled.shape, itemsize=pooled.itemsize) for _ in range(2))
     tape.emit(
         "cat", "copy", [pooled], [packed], elements=pooled.numel, rows=pooled.shape[0], bare=1

@@ -111,8 +111,12 @@ def check_number(name: str, value: Any) -> Any:
 
 def _check(name: str, value: Any, *, integer: bool, maximum: float | None) -> Any:
     """A checked number, or a checked array of floats."""
-    if not isinstance(value, np.ndarray):
+    if not isinstance(value, np.ndarray) or value.ndim == 0:
         return check_positive(name, value, integer=integer, maximum=maximum)
+    if value.ndim > 1:
+        raise ValueError(
+            f"{name} has the shape {value.shape}; it must be a number, or one for each configuration"
+        )
     sizes = read_numbers(value)
     if sizes is None or value.dtype.kind == "b":
         raise ValueError(f"{name} is {show(value)}; it must be a number, or an array of numbers")
