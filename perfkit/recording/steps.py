@@ -111,7 +111,7 @@ COMPILED = "forward and backward pass are taken to be compiled as a whole; kerne
 #: decide is called again until about so many operations, at most so many times [-].
 FEW_OPERATIONS, MOST_OPERATIONS, MOST_CALLS = 500, 30_000, 15
 #: What a computed number counts as in further calls, if the step reads one.
-OTHER_NUMBERS = (1e6, -1e6, 100.0, 1e-3)
+OTHER_NUMBERS = (1e12, -1e12, 100.0, 1e-3)
 #: What is said of a step that reads a computed number and decides by it.
 DECIDED = (
     "capture computes no values, and the step decides by one that it reads in {}; use torch.where, or capture each "
