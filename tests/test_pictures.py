@@ -203,3 +203,17 @@ def test_charts_leave_out_what_takes_no_time() -> None:
     plots.collective_curves(rows[:1], []).to_dict()
     runs = [{**row, "measured_s": 0.0} for row in some_comparison().runs]
     plots.predicted_vs_measured(runs).to_dict()
+
+
+def test_charts_are_the_same_without_docstrings(tmp_path: Path) -> None:
+    code = (
+        "import json, perfkit as pk\nfrom perfkit import plots\n"
+        "print(json.dumps(plots.roofline_chart([], {'a': 1e12}, {'b': 1e11}).to_dict()))"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, *options, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        for options in ([], ["-OO"])
+    ]
+    assert said[0] == said[1] and said[0].startswith("{")

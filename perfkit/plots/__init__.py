@@ -1,6 +1,10 @@
 """Charts from frames: Altair charts, returned and never shown, in colours that colour-blind readers
 can tell apart."""
 
+from perfkit.plots.docstrings import keep_docstrings  # isort: split
+
+keep_docstrings()  # before anything else imports Altair
+
 from perfkit.plots.canvas import INK, PALETTE, use_svg
 from perfkit.plots.iterations import (
     breakdown_bars,

@@ -241,6 +241,11 @@ class HConcatChart(_Themed, alt.HConcatChart):
     """Charts side by side in perfkit's theme."""
 
 
+def is_chart(part: Any) -> bool:
+    """Whether a part of a result is a chart."""
+    return isinstance(part, alt.TopLevelMixin)
+
+
 def use_svg() -> None:
     """Show charts in notebooks as SVG in perfkit's theme: small, stored in the file, and readable
     without a network.

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
 
-import altair as alt
 import jinja2
 from markupsafe import Markup
 
@@ -24,6 +23,7 @@ from perfkit.ground.results import write_cells
 from perfkit.ground.targets import check_target, write_text
 from perfkit.ground.units import clean, show
 from perfkit.plots import INK
+from perfkit.plots.canvas import is_chart
 from perfkit.plots.pictures import PictureError, bundle_script, draw_picture, start_painter
 
 _LOADER = jinja2.PackageLoader("perfkit.reports", "")
@@ -142,6 +142,12 @@ def _draw(number: int, chart: Any, summary: str) -> dict[str, str]:
     }
 
 
+def _write_heading(result: Any) -> str:
+    """What a result is: the first line of its documentation, or its name where Python drops it."""
+    words = type(result).__doc__ or type(result).__name__
+    return words.partition("\n")[0].rstrip(".")
+
+
 def _list_results(given: tuple[Any, ...], drawn: bool) -> Iterator[dict[str, Any]]:
     """What the page shows of every result, and then, once each, of the platforms that they used;
     charts only where they are `drawn`."""
@@ -151,7 +157,7 @@ def _list_results(given: tuple[Any, ...], drawn: bool) -> Iterator[dict[str, Any
         for heading, part in result.sections():
             if hasattr(part, "sections"):
                 results += [part] * (part not in results)
-            elif isinstance(part, alt.TopLevelMixin):
+            elif is_chart(part):
                 if drawn:
                     number += 1
                     parts.append({"heading": heading, **_draw(number, part, repr(result))})
@@ -168,7 +174,7 @@ def _list_results(given: tuple[Any, ...], drawn: bool) -> Iterator[dict[str, Any
             if "disturbances" in each
         ]
         yield {
-            "heading": (type(result).__doc__ or "").partition("\n")[0].rstrip("."),
+            "heading": _write_heading(result),
             "summary": re.sub(r"^\w+\((.*)\)$", r"\1", repr(result)),
             "warnings": [*getattr(result, "warnings", ()), *disturbed],
             "parts": parts,
