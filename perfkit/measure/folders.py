@@ -168,8 +168,8 @@ def open_campaign(*options: object, progress: bool) -> Campaign:
         folder = find_cache()
         for old in folder.glob("*.jsonl"):
             with suppress(OSError):  # another process may have removed it
-                facts = old.lstat()
-                if stat.S_ISREG(facts.st_mode) and time.time() - facts.st_mtime > _UNUSED:
+                state = old.lstat()
+                if stat.S_ISREG(state.st_mode) and time.time() - state.st_mtime > _UNUSED:
                     old.unlink()
         while not _lock(file := folder / f"{key}-{len(holders) + 1}.jsonl"):
             holders.append(Campaign(file).done.get("owner", (0.0, "another process"))[1])

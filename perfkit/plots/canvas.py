@@ -166,7 +166,7 @@ class _Themed(alt.TopLevelMixin):
             return compiled
         return spec
 
-    def save(self, fp: Any, format: str | None = None, **options: Any) -> None:
+    def save(self, fp: Any, format: Any = None, **options: Any) -> None:
         """Write the chart to a file; see ``altair.Chart.save``.
 
         Parameters
