@@ -75,6 +75,10 @@ class PlatformError(ValueError):
 # Every number.
 
 
+#: Kinds of evidence, the strongest first.
+_EVIDENCE = ("measured", "fitted", "datasheet", "assumed")
+
+
 class Number(NamedTuple):
     """One number of a platform with its place and origin; see
     `perfkit.ground.hardware.Quantity`."""
@@ -137,6 +141,31 @@ def tabulate_numbers(platform: Any) -> Table:
         for name in Number._fields
     }
     return polars.DataFrame(list(list_numbers(platform)), schema=types, orient="row")
+
+
+def explain_numbers(platform: Any) -> str:
+    """Every number of the platform in words, by where it comes from: measured ones first.
+
+    Returns
+    -------
+    text : str
+        A line for each source with its kind and date, below it a line for each of its numbers with
+        its unit and, where known, its standard error. The spread of a fit, the standard deviation
+        of ln(measured / predicted), is one of its numbers.
+    """
+    numbers = list(list_numbers(platform))
+    by_source: dict[tuple[str, str, str], list[Number]] = {}
+    for number in numbers:
+        by_source.setdefault((number.kind, number.source, number.date), []).append(number)
+    lines = [f"{platform.name}: where its {len(numbers)} numbers come from"]
+    for kind, source, date in sorted(by_source, key=lambda key: (_EVIDENCE.index(key[0]), key[1:])):
+        lines.append(f"{kind}, {date}: {source}")
+        for number in by_source[kind, source, date]:
+            error = "" if number.stderr is None else f" ± {number.stderr:.2g}"
+            unit = "" if number.unit == "-" else f" {number.unit}"
+            basis = f" ({number.basis})" if number.basis else ""
+            lines.append(f"  {number.group} {number.name}: {number.value:.4g}{error}{unit}{basis}")
+    return "\n".join(lines)
 
 
 def list_sections(platform: Any) -> Sections:

@@ -471,6 +471,27 @@ class Platform(Typed, Shown):
         file.list_sections,
     )
 
+    def explain(self) -> str:
+        """Where each number comes from, in words: its kind (measured, fitted, from a datasheet or
+        assumed), source and date, and its value with the standard error.
+
+        The spread of a fit, the standard deviation of ln(measured / predicted), is one of its
+        numbers. `numbers` has the same as a frame.
+
+        Returns
+        -------
+        text : str
+            A line for each source, and below it a line for each number.
+
+        Examples
+        --------
+        >>> import perfkit as pk
+        >>> lines = pk.load_platform("h100-sxm-8").explain().splitlines()
+        >>> lines[0].partition(" numbers")[2], any(line.startswith("datasheet") for line in lines)
+        (' come from', True)
+        """
+        return file.explain_numbers(self)
+
     @classmethod
     def from_toml(cls, text: str, *, origin: str = "platform file") -> Self:
         """Read a platform from TOML; `PlatformError` says where it is wrong.

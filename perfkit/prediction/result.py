@@ -468,6 +468,7 @@ def predict(
     short = find_shortage([kind.graph for kind in kinds], where)
     notes = (*notes, *recorded, *found, *short)
     warn_once(notes, 3)
+    notes += uncertainty.list_defaults(lane, where)
     if natural > accounts.PACE * timeline.device_time and {q.kind for q in where.host.values()} & {
         "assumed"
     }:

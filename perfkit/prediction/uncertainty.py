@@ -11,6 +11,7 @@ import numpy as np
 from perfkit.fitting import Fit
 from perfkit.ground.results import Picture, Table, Tabular
 from perfkit.ground.units import check_positive, format_bytes, format_time
+from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.estimates import find_transfers, keep_quiet
 from perfkit.platform.kernels import find_unaligned, say_unaligned
 from perfkit.platform.platform import Platform
@@ -18,6 +19,7 @@ from perfkit.platform.whatif import list_resources
 from perfkit.prediction.cost import Costs, join_host
 from perfkit.prediction.simulation import Lane, Timeline, simulate
 from perfkit.workloads.graph import Graph
+from perfkit.workloads.tables import EmbeddingTable
 
 #: Spread of an iteration around the sum of its isolated kernels, without calibrated iterations [-];
 #: docs/formulas.md, table 9.1.
@@ -31,6 +33,8 @@ _UNCERTAIN = {"assumed": 0.3, "datasheet": 0.3, "fitted": 0.15, "measured": 0.1}
 _COMPILED = 1.0
 #: How many times as much of a resource an elasticity is taken over [-].
 _STEP = 1.01
+#: Weights of tables from which on it is said that they are updated as a whole [-].
+_LARGE = 1e7
 
 
 def find_host_error(platform: Platform, execution: str = "") -> float:
@@ -158,6 +162,54 @@ def list_notes(
             f"a rank works on {format_bytes(size)}; {known}, so that main memory may be slower than predicted"
         ]
     return tuple(notes), unmodelled
+
+
+def list_defaults(lane: Lane, platform: Platform) -> tuple[str, ...]:
+    """Settings that decide much of the time and that nobody may have chosen: products without
+    tensor cores, and dense updates of whole tables."""
+    graph, notes = lane.graph, []
+    peaks = {name: peak.value for name, peak in platform.device.peaks.items()}
+    faster = max(peaks.get("bf16", 0.0), peaks.get("tf32", 0.0)) / peaks.get("fp32", np.inf)
+    if platform.device.kind != "cpu" and faster >= 2.0:
+        dtypes = graph.dtypes or (graph.dtype,) * len(graph)
+        products = [
+            place
+            for place, label in enumerate(graph.labels)
+            if label[1] in ("gemm", "bmm", "convolution") and dtypes[place] == "fp32"
+        ]
+        share = float(lane.times.seconds[products].sum()) / lane.period if products else 0.0
+        if share > 0.1:
+            way = "take dtype='bf16' (mixed=True for autocast) or dtype='tf32'"
+            if graph.device:
+                way = "capture it with amp='bf16', or allow TF32 in the step"
+            notes.append(
+                f"products run in fp32 without tensor cores and take {share:.0%} of the time; "
+                f"the peak of {platform.name} in bf16 or TF32 is {faster:.0f} times as "
+                f"high; {way}"
+            )
+    tables = _find_dense_tables(graph)
+    weights = sum(table.rows * table.dim for table in tables)
+    if weights >= _LARGE:
+        way = "embedding='exact'"
+        if find_optimizer(graph.optimizer).sparse_rows:
+            way = "sparse=True or embedding='exact'"
+        notes.append(
+            f"tables of {weights / 1e6:,.0f} million weights have dense gradients and are updated "
+            f"whole by {graph.optimizer}; with {way} only the rows that were looked up are"
+        )
+    return tuple(notes)
+
+
+def _find_dense_tables(graph: Graph) -> list[EmbeddingTable]:
+    """Tables of a built graph whose weights an update changes as a whole."""
+    if not graph.optimizer:  # it was captured
+        return []
+    updates = {place for place, label in enumerate(graph.labels) if label[3] == "update"}
+    updated = {int(row[1]) for row in graph.accesses if row[3] and int(row[0]) in updates}
+    numbers = graph.weights[graph.weights[:, 1] == 1, 0].tolist()
+    return [
+        table for table, number in zip(graph.tables, numbers, strict=False) if number in updated
+    ]
 
 
 @dataclass(frozen=True)
