@@ -1,0 +1,82 @@
+"""Fuzzers of optimizers, timelines and waiting: laws that hold for every iteration."""
+
+from pathlib import Path
+from typing import Any
+
+import perfkit as pk
+from tests.fuzz.damage import Rng, choose
+from tests.fuzz.harness import Entry, Nonsense
+
+OPTIMIZERS = ("sgd", "sgd_momentum", "adagrad", "adam", "adamw")
+NUMBERS_KEPT = {"sgd": 0, "sgd_momentum": 1, "adagrad": 1, "adam": 2, "adamw": 2}
+
+
+def _predict_tables(rng: Rng) -> pk.Prediction:
+    """Unlike tables on ranks of which one may be slow."""
+    count = int(rng.integers(2, 12))
+    platform = choose(rng, ["h100-sxm-8", "v100-sxm-8", "zen5-2"])
+    ranks = 2 if platform == "zen5-2" else int(choose(rng, [2, 4, 8]))
+    model = pk.DLRM(
+        rows=[int(rows) for rows in 10 ** rng.uniform(2, 7, count)],
+        pooling=[int(pooling) for pooling in rng.integers(1, 60, count)],
+        dim=int(choose(rng, [8, 32, 128])),
+        bottom=[64],
+        top=[64],
+        features=4,
+        batch=ranks * int(choose(rng, [16, 512, 8192])),
+        overlap=bool(rng.integers(2)),
+    )
+    slowdown = {0: float(choose(rng, [1.0, 1.5, 4.0]))}
+    loading = float(choose(rng, [0.0, 0.02]))
+    return pk.predict(model, platform, ranks=ranks, slowdown=slowdown, loading=loading)
+
+
+def end_timelines(rng: Rng, folder: Path) -> Any:
+    """Operations and the critical path end with the iteration."""
+    r = _predict_tables(rng)
+    near = 1e-6 * r.time
+    for ends in (r.timeline()["end_s"], r.critical_path()["end_s"]):
+        if abs(float(ends.to_numpy().max()) - r.time) > near:
+            raise Nonsense(f"ends at {ends.max()} s, and the iteration takes {r.time} s")
+    return r
+
+
+def blame_hosts(rng: Rng, folder: Path) -> Any:
+    """No rank waits for others while its own host is not done."""
+    r = _predict_tables(rng)
+    if r.platform.device.kind == "cpu":
+        return r
+    lanes = {lane.times.kind.ranks[0]: lane.times for lane in r._timeline.lanes}
+    for row in r.idle().rows(named=True):
+        times = lanes[row["rank"]]
+        host = float(times.host.sum() + times.spacing.sum())
+        if row["waiting_s"] > max(r.time - host, 0.0) + 1e-6 * r.time:
+            raise Nonsense(
+                f"rank {row['rank']} waits {row['waiting_s']} s, its host takes {host} s"
+            )
+    return r
+
+
+def keep_states(rng: Rng, folder: Path) -> Any:
+    """States of an optimizer are the same in the memory of a model and of its strategy."""
+    name = choose(rng, OPTIMIZERS)
+    sizes = {"layers": int(rng.integers(1, 4)), "hidden": 128, "heads": 4, "sequence": 64}
+    needs = []
+    for optimizer in (name, "sgd"):
+        model = pk.Transformer.gpt2(batch=8, optimizer=optimizer, **sizes)
+        table = pk.explore(model, "h100-sxm-8", strategies=[pk.Strategy(dp=8)]).table()
+        memory = pk.predict(model, "h100-sxm-8", ranks=8).memory().parts["states"]
+        needs.append((float(table["needs"][0]), memory))
+    [graph] = model.graphs()
+    states = 4.0 * NUMBERS_KEPT[name] * graph.parameters
+    for kept, plain in zip(*needs, strict=True):
+        if abs(kept - plain - states) > 1e-3 * states + 1.0:
+            raise Nonsense(f"{name} keeps {kept - plain} B; its states are {states} B")
+    return needs
+
+
+ENTRIES = {
+    "timelines end": Entry(end_timelines, 0.05, new=True),
+    "waiting of hosts": Entry(blame_hosts, 0.05, new=True),
+    "states of optimizers": Entry(keep_states, 0.05, new=True),
+}
