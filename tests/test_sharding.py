@@ -725,3 +725,11 @@ def test_a_search_starts_from_one_kind_for_all_tables() -> None:
     taken = options.take(np.full(len(TABLES), "data_parallel"))
     assert (options.table[taken] == np.arange(len(TABLES))).all()
     assert set(options.kind[taken]) == {"data_parallel", "table_wise"}
+
+
+def test_a_short_search_is_no_worse_than_equally_many_tables_on_each_rank() -> None:
+    """The host launches kernels for each table and sets the time."""
+    tables = TableSet(draw_tables(40, seed=28), batch=256)
+    result = shard(tables, "v100-sxm-8", ranks=8, seconds=0.02)
+    even = price_plan(tables, "v100-sxm-8", Plan.round_robin(40, ranks=8))
+    assert result.prediction.time <= even.time * (1 + 1e-9)

@@ -64,6 +64,9 @@ BASELINES: MappingProxyType[str, Callable[[EmbeddingTable, int], float]] = Mappi
         "storage": lambda table, batch: float(table.nbytes),
     }
 )
+#: A rule that a search may start from: equally many tables on each rank, which suits a host that
+#: launches kernels for each table.
+_EVENLY = "equally many"
 
 
 class InfeasibleError(ValueError):
@@ -258,7 +261,8 @@ def shard(
     outcome = attempts.run()
     best, baselines = _choose(outcome.prices), outcome.baselines
     if outcome.state is not prepared.state:
-        baselines = _price_baselines(prepared.state, budget.seed)
+        placed = {name: _place_greedily(prepared.state, name, budget.seed) for name in BASELINES}
+        baselines = _price_baselines(prepared.state, placed)
         best = _choose([find_price(prepared.problem, best.plan), *baselines.values()])
     reasons = [f"{kind} was not tried: {text}" for kind, text in problem.left_out.items()]
     return ShardingResult(
@@ -371,9 +375,17 @@ class _Attempts:
             if self.progress is not None:
                 self.progress(1.0 if last and done == 1 else share * (number + done), time)
 
-        baselines = _price_baselines(state, budget.seed)
+        placed = {name: _place_greedily(state, name, budget.seed) for name in (*BASELINES, _EVENLY)}
+        baselines = _price_baselines(state, placed)
         search = search_plan(
-            state, prepared.bound, prepared.bases, budget.seconds, budget.seed, budget.steps, tell
+            state,
+            prepared.bound,
+            prepared.bases,
+            [found for found in placed.values() if found],
+            budget.seconds,
+            budget.seed,
+            budget.steps,
+            tell,
         )
         self.work += search.work
         self.interrupted |= search.interrupted
@@ -399,12 +411,14 @@ def _choose(prices: Sequence[PlanPrice | None]) -> PlanPrice:
     )
 
 
-def _price_baselines(state: State, seed: int) -> dict[str, PlanPrice | None]:
-    """Price the plans of the rules of thumb; None for one that finds no room."""
+def _price_baselines(
+    state: State, placed: Mapping[str, Found | None]
+) -> dict[str, PlanPrice | None]:
+    """Prices of the plans of the rules of thumb; None for one that finds no room."""
     prices = dict[str, PlanPrice | None]()
     for name in BASELINES:
-        placed = _place_greedily(state, name, seed)
-        prices[name] = find_price(state.problem, _make_plan(state, placed)) if placed else None
+        found = placed[name]
+        prices[name] = find_price(state.problem, _make_plan(state, found)) if found else None
     return prices
 
 
@@ -710,7 +724,9 @@ def _place_greedily(state: State, name: str, seed: int) -> Found | None:
         state.problem.costs.workload,
     )
     state.clear(alone)
-    keys = [BASELINES[name](table, workload.batch) for table in workload.tables]
+    keys = [1.0] * len(workload.tables)
+    if name != _EVENLY:
+        keys = [BASELINES[name](table, workload.batch) for table in workload.tables]
     weights = steady(
         np.array([sum(keys[table] for table in unit) for unit in state.problem.constraints.units])
     )

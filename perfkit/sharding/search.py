@@ -314,8 +314,14 @@ class Search:
     def _spend(self, seconds: float, steps: int = 1) -> None:
         self.work += _STEP * steps if self.steps is not None else seconds
 
-    def start(self, bases: Sequence[np.ndarray], seconds: float) -> list[Found]:
-        """Try starts; returns the best few, the best first."""
+    def start(
+        self, bases: Sequence[np.ndarray], placed: Sequence[Found], seconds: float
+    ) -> list[Found]:
+        """Try starts; returns the best few, the best first.
+
+        The best of the given placements is the best so far if no start is better; the last anneal
+        improves it.
+        """
         state, found = self.state, []
         for choice, key in _starts(state, bases):
             _construct(state, choice, key)
@@ -328,7 +334,12 @@ class Search:
             found.append(state.snapshot())
             if self.work > seconds or self.done():
                 break
-        return sorted(found, key=lambda each: each[:2])[: len(_HEATS)]
+        found.sort(key=lambda start: start[:2])
+        ready = min(placed, key=lambda start: start[:2], default=None)
+        if ready is not None and ready[:2] < self.best[:2]:
+            state.restore(ready)
+            self.best = state.snapshot(self.best)
+        return found[: len(_HEATS)]
 
     def anneal(self, start: Found, seconds: float, hot: float, progress: Progress = None) -> None:
         """Improve a placement at a falling temperature, with an amount of work [s]."""
@@ -444,13 +455,14 @@ def search_plan(
     state: State,
     bound: float,
     bases: Sequence[np.ndarray],
+    placed: Sequence[Found],
     seconds: float,
     seed: int,
     steps: int | None,
     progress: Progress,
 ) -> Search:
     """Search for the placement with the shortest time; `bases` are options of the tables in relaxed
-    problems.
+    problems, and `placed` are whole placements by rules of thumb.
 
     A sixth of the work goes into starts. A start places the tables in the order of their largest
     load, seconds or memory, each where it adds the least. Tables have the options of a relaxed
@@ -467,7 +479,7 @@ def search_plan(
     )
     seconds = steps * _STEP if steps else seconds
     try:
-        heads = search.start(bases, seconds / 6)
+        heads = search.start(bases, placed, seconds / 6)
         trials = int(np.clip(seconds / (_UNIT * len(state.near)), *_TRIALS))
         part = seconds * (_TRIALS_WORK if trials == _TRIALS[0] else 0.7) / trials
         for number in range(trials):
