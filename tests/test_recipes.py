@@ -12,7 +12,9 @@ import perfkit as pk
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-RECIPES = re.findall(r"### ([^\n]+)\n\n(?:[^#`\n][^\n]*(?:\n[^\n]+)*\n\n)?```python\n(.*?)```", TEXT, re.DOTALL)
+RECIPES = re.findall(
+    r"### ([^\n]+)\n\n(?:[^#`\n][^\n]*(?:\n[^\n]+)*\n\n)?```python\n(.*?)```", TEXT, re.DOTALL
+)
 
 
 def write_log(folder: Path) -> None:
