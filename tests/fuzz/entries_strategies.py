@@ -71,19 +71,25 @@ def compare_shardings(rng: Rng, folder: Path) -> Any:
 
 
 def add_experts(rng: Rng, folder: Path) -> Any:
-    """More experts need more memory, however they are shared."""
+    """Weights of experts are stored once, whole or in shards, and more of them need more memory."""
     few = int(rng.integers(2, 9))
     model = draw_model(rng, 64, top_k=int(rng.integers(1, 3)), experts=few)
     more = replace(model, experts=few + int(rng.integers(1, 9)))
-    sharding = str(choose(rng, SHARDINGS))
-    needs = [
-        pk.predict(replace(each, parallel=sharding), "h100-sxm-8", ranks=8).memory().total
-        for each in (model, more)
-    ]
+    sharding = str(choose(rng, ("ddp", "fsdp")))
+    needs = []
+    for each in (model, more):
+        memory = pk.predict(replace(each, parallel=sharding), "h100-sxm-8", ranks=8).memory()
+        needs.append(memory.total)
+        wanted = (4 if each.mixed else 2) * each.graphs()[0].parameters
+        if sharding == "fsdp":
+            wanted /= 8
+        if abs(memory.parts["parameters"] / wanted - 1) > 0.05:
+            held = memory.parts["parameters"]
+            raise Nonsense(f"weights of {each.experts} experts take {held} B of {wanted} B")
     strategy = Strategy(dp=8, zero=SHARDINGS.index(sharding), micro_batch=8)
     rows = [price(each, strategy, "h100-sxm-8")["needs"] for each in (model, more)]
     if not needs[0] < needs[1] or not rows[0] < rows[1]:
-        raise Nonsense(f"{few} and {more.experts} experts of {model} need {needs} and {rows} B")
+        raise Nonsense(f"{few} and {more.experts} experts need {needs} and {rows} B")
     return needs
 
 
