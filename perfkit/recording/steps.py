@@ -566,7 +566,7 @@ def _find_backend(compiler: Any) -> Backend:
 
 def _read_generators() -> list[Any]:
     """States of the random generators of Python and NumPy, and of PyTorch."""
-    _, numbers, place, *_ = np.random.get_state()  # type: ignore[misc]
+    _, numbers, place, *_ = np.random.get_state()
     own = compute(lambda: torch.get_rng_state().numpy().tobytes())
     return [random.getstate(), (np.asarray(numbers).tobytes(), place), own]
 

@@ -102,15 +102,16 @@ class FreshMemory:
 
     def mark(self, like: Tensor) -> None:
         """Take the elements that a fake tensor shows as written."""
-        place = like.shape, like.stride(), like.storage_offset()
-        compute(lambda: torch.as_strided(self._written, *place).fill_(True))
+        place, written = (like.shape, like.stride(), like.storage_offset()), self._written
+        if written is not None:
+            compute(lambda: torch.as_strided(written, *place).fill_(True))
 
     def is_written(self, like: Tensor) -> bool:
         """Whether all elements that a fake tensor shows are written."""
-        if self.values is None or like.dtype is not self.dtype:
+        place, written = (like.shape, like.stride(), like.storage_offset()), self._written
+        if written is None or like.dtype is not self.dtype:
             return False
-        place = like.shape, like.stride(), like.storage_offset()
-        return bool(compute(lambda: torch.as_strided(self._written, *place).all().item()))
+        return bool(compute(lambda: torch.as_strided(written, *place).all().item()))
 
 
 class Storages:
