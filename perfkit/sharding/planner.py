@@ -375,7 +375,10 @@ class _Attempts:
             if self.progress is not None:
                 self.progress(1.0 if last and done == 1 else share * (number + done), time)
 
-        placed = {name: _place_greedily(state, name, budget.seed) for name in (*BASELINES, _EVENLY)}
+        rules = [*BASELINES]
+        if not (problem.costs.fused and problem.costs.accelerated):
+            rules.append(_EVENLY)  # each table has kernels of its own
+        placed = {name: _place_greedily(state, name, budget.seed) for name in rules}
         baselines = _price_baselines(state, placed)
         search = search_plan(
             state,
