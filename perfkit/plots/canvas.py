@@ -154,7 +154,7 @@ class _Themed(alt.TopLevelMixin):
         # Altair adds the theme of the whole process to charts at the top level; this one has its own.
         context |= {"top_level": False, "datasets": context.get("datasets", {})}
         spec: Row = super().to_dict(*args, context=context, **settings)
-        spec = alt.utils.update_nested(_theme(), spec, copy=True)
+        spec = dict(alt.utils.update_nested(_theme(), spec, copy=True))
         spec.setdefault("$schema", alt.SCHEMA_URL)
         if context["datasets"]:
             spec["datasets"] = {**spec.get("datasets", {}), **context["datasets"]}
@@ -162,11 +162,14 @@ class _Themed(alt.TopLevelMixin):
             spec["description"] = _describe(spec)
         spec = _clean(spec)
         if form == "vega":
-            compiled: Row = alt.vegalite_compilers.get()(spec)
+            compile_spec: Any = alt.vegalite_compilers.get()
+            compiled: Row = compile_spec(spec)
             return compiled
         return spec
 
-    def save(self, fp: Any, format: Any = None, **options: Any) -> None:
+    def save(  # type: ignore[override]
+        self, fp: Any, format: Any = None, **options: Any
+    ) -> None:
         """Write the chart to a file; see ``altair.Chart.save``.
 
         Parameters
