@@ -263,15 +263,16 @@ def read_number(value: Any) -> int | float | None:
         return None
     if isinstance(value, Integral):
         return int(value)
+    exact: Any = value
     try:
-        real = float(value)
+        real = float(exact)
     except OverflowError:  # a fraction that is larger than any float
-        return math.inf if value > 0 else -math.inf
+        return math.inf if exact > 0 else -math.inf
     except ValueError:  # a decimal that signals that it is not a number
         return math.nan
     if isinstance(value, Rational | Decimal) and math.isfinite(real):
-        whole = int(value)
-        if whole == value:  # also where it has more digits than a float
+        whole = int(exact)
+        if whole == exact:  # also where it has more digits than a float
             return whole
     return real
 
