@@ -220,7 +220,7 @@ def test_speed_lists_jobs_that_run(toy: Platform) -> None:
     jobs = speed.list_jobs([toy])
     # to read an installed database, and traces that are not committed
     known = {job.bar for job in jobs} - {3.0, 1.5}
-    assert known == {0.5, 0.05, 5e-3, 1e-5, 1e-4 / 3, 1e-6, 1.0, 2.0}
+    assert known == {0.5, 0.05, 5e-3, 1e-5, 2e-5, 1e-4 / 3, 1e-6, 1.0, 2.0}
     for job in jobs:
         if not job.slow:
             next(job.calls)()

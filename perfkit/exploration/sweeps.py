@@ -349,7 +349,7 @@ def _price(
     given, at = _take(columns, usual, 0)
     if count > 1 and not events and _is_together(workload, given, at):
         left = _price_together(workload, usual, columns, out)
-    for place in left:
+    for place in left.tolist():
         _price_alone(workload, *_take(columns, usual, place), place, out)
     if all(texts is None for texts in out["warnings"]):
         out["warnings"][0] = ()  # a side without a note, see `name_sides`
@@ -486,10 +486,10 @@ def _build_together(workload: Any, columns: _Columns, given: Mapping[str, Any], 
     """A workload whose sizes are arrays; a ValueError if the callable makes another workload of
     them."""
     arrays = {name: np.array(columns[name]) for name in given if name in _NUMBERS}
-    lists = {}
+    lists = dict[str, list[np.ndarray]]()
     for name in given.keys() & {*_LISTS}:
         if _is_listed(given[name]):
-            entries = zip(*columns[name], strict=True)
+            entries: list[Any] = [*zip(*columns[name], strict=True)]
         else:
             entries = [columns[name]] * tables
         lists[name] = [np.array(sizes) for sizes in entries]

@@ -66,7 +66,8 @@ def price_configurations(
     """
     if platform.device.kind == "cpu":
         raise ValueError("sizes are arrays; on a CPU configurations are priced one after the other")
-    check_ranks(workload.batch, ranks, micro=getattr(workload, "accumulate", 1))
+    batch: Any = getattr(workload, "batch", ranks)  # a captured step has none
+    check_ranks(batch, ranks, micro=getattr(workload, "accumulate", 1))
     np.empty(_KEPT, dtype=np.uint8)  # is freed at once
     found: dict[str, np.ndarray] = {}
     count = max(count_configurations(workload), 1)
