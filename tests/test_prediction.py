@@ -127,7 +127,7 @@ def consistent(prediction: Prediction) -> None:
     for _, part in timeline.sort("start_s").group_by(["rank", "stream"], maintain_order=True):
         starts, ends = part["start_s"].to_numpy(), part["end_s"].to_numpy()
         assert (
-            (starts >= -1e-12).all()
+            (ends <= prediction.time * (1 + 1e-9)).all()
             and (ends >= starts).all()
             and (starts[1:] >= ends[:-1] - 1e-12).all()
         )
