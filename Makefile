@@ -23,7 +23,7 @@ EXTRAS_docs := measure,docs
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help run lab test fuzz bench gallery docs style lint refresh clean
+.PHONY: help run lab test quick fuzz bench gallery docs style lint refresh clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,10 @@ test: $(VENV)/installed-test style  ## lint, types, unit and property tests, doc
 	@$(BIN)/mypy & types=$$!; \
 	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/python -m pytest -m "not serial" -n auto --dist loadfile; tests=$$?; wait $$types && exit $$tests
 	$(BIN)/python -m pytest -m serial notebooks $$(grep -l mark.serial tests/*.py)
+
+# Fragments, contracts and docstrings are part of tests/test_structure.py.
+quick: $(VENV)/installed-test style  ## what a change touches: lint, types, golden numbers, tests that import it
+	@OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/python -m tests.quick $(ARGS)
 
 fuzz: $(VENV)/installed-test  ## 100,000 hostile inputs for everything that reads files or takes arguments
 	$(BIN)/python -m tests.fuzz $(ARGS)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import perfkit.ground.forks  # it watches forks from the beginning
+from perfkit.ground.version import __version__
 
 if TYPE_CHECKING:  # the public names, which are imported when they are first used
     from perfkit import fitting, models, plots, workloads
@@ -51,14 +52,13 @@ if TYPE_CHECKING:  # the public names, which are imported when they are first us
     from perfkit.workloads.tables import EmbeddingTable, TableSet, draw_tables
     from perfkit.workloads.transformer import Transformer
 
-__version__ = "0.2.0"
-
 #: Module of each public name, read from the imports above.
 _HOME = {
     name.name: str(node.module)
     for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
     if isinstance(node, ast.ImportFrom) and str(node.module).startswith("perfkit")
     for name in node.names
+    if name.name != "__version__"
 }
 __all__ = list(_HOME)
 

@@ -1,9 +1,11 @@
 """Fixtures that several test modules share."""
 
 import gc
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -13,6 +15,7 @@ from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
 from perfkit.measure.kernels import draw_cases
 from perfkit.models.kernels import term_names
 from perfkit.platform.platform import Platform
+from tests.quick import DURATIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 collect_ignore = ["golden"]  # answers to compare with, no tests
@@ -57,6 +60,19 @@ def settled() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Keep how long each test file took, by which `tests.quick` chooses."""
+    spent = dict[str, float]()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                name = report.nodeid.partition("::")[0]
+                spent[name] = spent.get(name, 0.0) + report.duration
+    if DURATIONS.parent.is_dir():
+        known = json.loads(DURATIONS.read_text(encoding="utf-8")) if DURATIONS.exists() else {}
+        DURATIONS.write_text(json.dumps(known | spent, indent=1, sort_keys=True), encoding="utf-8")
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,38 @@
-"""Answers are those that were kept; `python -m tests.golden --check --all` compares all of them."""
+"""Numbers are those that were kept; `python -m tests.golden --check --words` also shows texts."""
 
 import pytest
 
-from tests.golden.answers import answer
-from tests.golden.compare import differences, read, report
+from tests.golden.answers import TESTED, answer, has_all_sources
+from tests.golden.compare import Difference, compare, differences, report
+
+ADVICE = """
+Show all that differs:  python -m tests.golden --check --words {part}
+If all of it is meant:  python -m tests.golden --make {part}"""
 
 
-@pytest.mark.parametrize(("part", "stride"), [("predictions", 3), ("plans", 3)])
-def test_answers_are_those_that_were_kept(part: str, stride: int) -> None:
-    new = answer(part, stride)
-    found = list(
-        differences({name: value for name, value in read(part).items() if name in new}, new)
-    )
-    assert not found, report(part, found)
+@pytest.mark.parametrize("part", TESTED)
+def test_numbers_are_those_that_were_kept(part: str) -> None:
+    found = compare(part, answer(part), complete=has_all_sources())
+    moved = [each for each in found if not each.is_of_words]
+    assert not moved, report(part, moved) + ADVICE.format(part=part)
+
+
+def test_words_are_texts_and_lists_of_texts_and_nothing_else() -> None:
+    old = {"time": 1.0, "bound": "host", "warnings": ["a"], "fits": True, "gone": 1}
+    new = {"time": 1.1, "bound": "GEMM", "warnings": ["a", "b"], "fits": False, "added": "text"}
+    found = {each.path: each.is_of_words for each in differences(old, new)}
+    assert found == {
+        "time": False,
+        "bound": True,
+        "warnings": True,
+        "fits": False,
+        "gone": False,
+        "added": False,
+    }
+
+
+def test_a_number_within_its_tolerance_is_equal() -> None:
+    assert not [*differences({"a": [1.0, float("nan")]}, {"a": [1.0 + 1e-10, float("nan")]})]
+    assert [*differences(1.0, 1.0 + 1e-8)] == [
+        Difference("", 1.0, 1.0 + 1e-8, pytest.approx(1e-8, rel=1e-3))
+    ]

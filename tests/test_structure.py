@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -18,19 +17,6 @@ import perfkit
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "perfkit"
-#: Rooms by floor, from the ground up. A room imports only from floors below; two rooms on one floor
-#: know nothing of each other. A room is a package or a module directly under perfkit/.
-FLOORS = [
-    {"ground"},
-    {"models"},
-    {"workloads", "fitting", "plots"},
-    {"readers", "recording", "reports"},
-    {"platform", "measure"},
-    {"prediction"},
-    {"sharding"},
-    {"calibration", "exploration"},
-    {"__main__"},
-]
 
 
 def dotted(path: Path) -> str:
@@ -42,35 +28,18 @@ TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in SOU
 MODULES = [name for name in TREES if name != "perfkit"]  # the facade resolves names of every floor
 
 
-def imported(module: str) -> Iterator[str]:
-    """Modules of perfkit that `module` imports anywhere: at the top, inside functions, for type
-    checkers only."""
-    for node in ast.walk(TREES[module]):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "perfkit")
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{module} imports by a relative name"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-            if (node.module or "").split(".")[0] == "perfkit" and names != ["perfkit.__version__"]:
-                yield from (name if name in SOURCES else str(node.module) for name in names)
+def test_rooms_keep_to_the_contracts_of_pyproject() -> None:
+    """Floors of rooms and imports in a circle, see [tool.importlinter]."""
+    command = [Path(sys.executable).with_name("lint-imports"), "--no-cache", "--no-logo"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_room_imports_only_from_floors_below() -> None:
-    floor = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-    for module in MODULES:
-        room = module.split(".")[1]
-        assert room in floor, (
-            f"{module}: perfkit.{room} has no floor; add it to FLOORS and to DESIGN"
-        )
-        for other in imported(module):
-            below = other.split(".")[1] if other != "perfkit" else "__main__"
-            assert below == room or floor[below] < floor[room], (
-                f"{module} imports {other} of the same floor or above"
-            )
-
-
-def test_imports_make_no_circle() -> None:
-    TopologicalSorter({module: {*imported(module)} - {module} for module in MODULES}).prepare()
+def test_docstrings_keep_to_the_checks_of_pyproject() -> None:
+    """Sections and their order, parameters and results, see [tool.numpydoc_validation]."""
+    command = [Path(sys.executable).with_name("numpydoc"), "lint", *map(str, SOURCES.values())]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def public_definitions(module: str) -> Iterator[ast.FunctionDef | ast.ClassDef]:

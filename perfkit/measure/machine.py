@@ -12,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from perfkit.ground.version import __version__
+
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 #: Smallest and largest plausible size of a cache, by level [B].
 _CACHES = {"L1": (2**10, 2**24), "L2": (2**12, 2**30), "L3": (2**14, 2**33)}
@@ -230,8 +232,6 @@ def list_versions(
     versions : dict of str to str
         By package.
     """
-    from perfkit import __version__
-
     found = {"perfkit": __version__, "python": system.python_version()}
     for package in packages:
         with suppress(PackageNotFoundError):

@@ -18,10 +18,10 @@ from xml.sax.saxutils import escape, quoteattr
 import jinja2
 from markupsafe import Markup
 
-from perfkit import __version__
 from perfkit.ground.results import write_cells
 from perfkit.ground.targets import check_target, write_text
 from perfkit.ground.units import clean, show
+from perfkit.ground.version import __version__
 from perfkit.plots import INK
 from perfkit.plots.canvas import is_chart
 from perfkit.plots.pictures import PictureError, bundle_script, draw_picture, start_painter

@@ -509,7 +509,7 @@ def captures() -> Cases:
     torch."""
     if importlib.util.find_spec("torch") is None:
         return {}
-    from .steps import STEPS, twin
+    from golden.steps import STEPS, twin
 
     def look(make: Any, settings: dict[str, Any]) -> dict[str, Any]:
         graph = pk.capture(make, **settings)
@@ -727,13 +727,22 @@ def checks() -> Cases:
     return {path.name: partial(judge, path) for path in sorted(cpus)}
 
 
-FAST = (predictions, plans, primitives, captures, readers)
-PARTS: dict[str, Callable[[], Cases]] = {part.__name__: part for part in (*FAST, fits, checks)}
+PARTS: dict[str, Callable[[], Cases]] = {
+    part.__name__: part
+    for part in (predictions, plans, primitives, captures, readers, fits, checks)
+}
+#: Parts whose numbers `make test` compares; `checks` takes minutes.
+TESTED = ("predictions", "plans", "primitives", "fits", "captures", "readers")
 
 
-def answer(part: str, stride: int = 1) -> dict[str, Any]:
-    """Every answer of a part, or one in so many."""
+def has_all_sources() -> bool:
+    """Whether torch and the shared data are here, without which some answers cannot be given."""
+    return importlib.util.find_spec("torch") is not None and (DATA / "nccl_logs").is_dir()
+
+
+def answer(part: str) -> dict[str, Any]:
+    """Every answer of a part."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = {name: plain(attempt(ask)) for name, ask in list(PARTS[part]().items())[::stride]}
+        found = {name: plain(attempt(ask)) for name, ask in PARTS[part]().items()}
     return dict(json.loads(json.dumps(found)))

@@ -7,7 +7,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HOME = Path(__file__).resolve().parent
-RELATIVE, ABSOLUTE, WIDTH = 1e-9, 1e-15, 150
+#: Widest line of a file of answers [-].
+WIDTH = 150
+
+
+class Tolerance(NamedTuple):
+    """How far a number may be from the kept one."""
+
+    relative: float
+    absolute: float
+
+
+EXACT = Tolerance(relative=1e-9, absolute=1e-15)
+#: Of parts whose numbers are not `EXACT`: steps of a solver depend on the processor.
+TOLERANCES = {"fits": Tolerance(relative=1e-6, absolute=1e-9)}
 
 
 class Difference(NamedTuple):
@@ -18,6 +31,21 @@ class Difference(NamedTuple):
     old: Any
     new: Any
     change: float
+
+    @property
+    def is_of_words(self) -> bool:
+        """Whether only texts differ: one text, or a list of texts such as warnings."""
+        return _holds_texts(self.old) and _holds_texts(self.new)
+
+
+def _holds_texts(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(each, str) for each in value)
+    return isinstance(value, str) and value != ABSENT
+
+
+#: Stands for a value that one of two answers lacks.
+ABSENT = "(absent)"
 
 
 def write(part: str, answers: dict[str, Any]) -> None:
@@ -67,19 +95,31 @@ def _layout(value: Any, indent: str) -> str:
     )
 
 
-def differences(old: Any, new: Any, path: str = "") -> Iterator[Difference]:
+def compare(part: str, new: dict[str, Any], *, complete: bool) -> list[Difference]:
+    """List what differs from the kept answers of a part; unless `complete`, answers that `new`
+    lacks are left out."""
+    old = read(part)
+    if not complete:
+        old = {name: value for name, value in old.items() if name in new}
+    return list(differences(old, new, tolerance=TOLERANCES.get(part, EXACT)))
+
+
+def differences(
+    old: Any, new: Any, path: str = "", *, tolerance: Tolerance = EXACT
+) -> Iterator[Difference]:
     """List what differs; `new` goes through JSON first, so that both are of the same types."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in {**old, **new}:
             where = f"{path} / {key}" if path else key
-            yield from differences(old.get(key, "(absent)"), new.get(key, "(absent)"), where)
+            pair = old.get(key, ABSENT), new.get(key, ABSENT)
+            yield from differences(*pair, where, tolerance=tolerance)
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for number, pair in enumerate(zip(old, new, strict=True)):
-            yield from differences(*pair, f"{path}[{number}]")
+            yield from differences(*pair, f"{path}[{number}]", tolerance=tolerance)
     elif type(old) in (int, float) and type(new) in (int, float):
-        if not math.isclose(old, new, rel_tol=RELATIVE, abs_tol=ABSOLUTE) and not (
-            old != old and new != new
-        ):
+        both_nan = math.isnan(old) and math.isnan(new)
+        near = math.isclose(old, new, rel_tol=tolerance.relative, abs_tol=tolerance.absolute)
+        if not near and not both_nan:
             yield Difference(path, old, new, abs(new / old - 1) if old else math.inf)
     elif type(old) is not type(new) or old != new:
         yield Difference(path, old, new, math.inf)
