@@ -18,15 +18,16 @@ EXTRAS_lab := measure,notebooks
 EXTRAS_test := measure,models,dev
 EXTRAS_gallery := kernel-database
 EXTRAS_docs := measure,docs
+EXTRAS_release := dev,release
 
 # Jupyter refuses to run as root, which is what most containers are, unless it is told to.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help run lab test quick fuzz bench gallery docs style lint refresh clean
+.PHONY: help run lab test quick fuzz bench gallery docs release-check style lint refresh clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(VENV)/installed-run  ## demo: predict, calibrate this machine, measure, compare, write perfkit-report.html
 	$(BIN)/python -m perfkit demo $(ARGS)
@@ -58,6 +59,10 @@ gallery: $(VENV)/installed-gallery  ## build the GPU platforms of the gallery ag
 docs: $(VENV)/installed-docs  ## build the documentation site, which opens without a network: site/index.html
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet \
 	-c docs -d $(VENV)/doctrees . site
+
+# PYENV_VERSION=3.11.7:3.12.1:3.13.0 lets pyenv answer to all three.
+release-check: $(VENV)/installed-release  ## archive and wheel on Python 3.11 to 3.13, and with lowest versions
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.release $(ARGS)
 
 style: $(VENV)/installed-test
 	$(BIN)/ruff check .
