@@ -4,8 +4,8 @@ import argparse
 import sys
 import time
 
-from golden.answers import PARTS, answer, has_all_sources
-from golden.compare import compare, read, report, write
+from tests.golden.answers import PARTS, answer, has_all_sources
+from tests.golden.compare import compare, read, report, write
 
 
 def main() -> int:

@@ -509,7 +509,7 @@ def captures() -> Cases:
     torch."""
     if importlib.util.find_spec("torch") is None:
         return {}
-    from golden.steps import STEPS, twin
+    from tests.golden.steps import STEPS, twin
 
     def look(make: Any, settings: dict[str, Any]) -> dict[str, Any]:
         graph = pk.capture(make, **settings)
