@@ -553,7 +553,7 @@ SAME = {
 
 @pytest.mark.parametrize(("device", "base"), [*DEVICES.items(), *SAME.items()])
 def test_any_other_device_is_told(tmp_path: Path, device: str, base: str) -> None:
-    path = write_log(tmp_path / "a.log", "all_reduce", 4, 1, law("all_reduce", 4))
+    path = write_log(tmp_path / "a.log", "all_reduce", 4, 1, 20 * law("all_reduce", 4))
     path.write_text(path.read_text(encoding="utf-8").replace("NVIDIA H100", device))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import perfkit as pk
 from perfkit.ground.files import find_reference
 from perfkit.models.collectives import OPERATIONS, bus_factor
 from perfkit.readers.nccl import LogWarning, list_devices, parse_nccl_tests, read_nccl_tests
@@ -365,6 +366,14 @@ def test_the_operation_is_told_by_label_columns_and_ratio_or_the_name_of_the_fil
             operation
         }
     bare = text_of(Log("all_gather", style="middle")).replace("/usr/bin/all_gather_perf", "")
+    # nccl-tests does not check all_to_all and send_recv in place
+    assert set(parse_nccl_tests(bare)["operation"]) == {"all_gather"}
+    pair = text_of(Log("all_reduce", ranks=2, style="middle"))
+    assert set(parse_nccl_tests(pair.replace("/usr/bin/all_reduce_perf", ""))["operation"]) == {
+        "all_reduce"
+    }
+    unchecked = Log("all_gather", style="middle", validated=False)
+    bare = text_of(unchecked).replace("/usr/bin/all_gather_perf", "")
     with pytest.raises(
         ValueError,
         match=r"line 15: the operation is not named, .* all_gather or all_to_all; put its",
@@ -725,3 +734,136 @@ def test_adapters_that_do_not_divide_among_ranks_are_told(count: int, odd: bool)
         parse_nccl_tests(text)
     said = [str(each.message) for each in caught]
     assert bool(said) == odd and all("NCCL lists 7 network adapters for the 8" in x for x in said)
+
+
+# What a stranger's logs hold besides.
+def name_nothing(log: Log) -> str:
+    """Text of a log that does not name its program."""
+    lines = [line for line in log.lines() if "_perf" not in line]
+    return "\n".join(lines)
+
+
+def test_a_log_that_cannot_be_named_does_not_spoil_the_others(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(text_of(Log()))
+    unnamed = name_nothing(Log("all_gather", style="middle", validated=False))
+    (tmp_path / "b.log").write_text(unnamed)
+    with pytest.warns(LogWarning, match=r"b.log line \d+: the operation is not named.*not used"):
+        frame = read_nccl_tests(tmp_path)
+    assert set(frame["file"]) == {"a.log"}
+
+
+def test_a_line_that_does_not_fit_is_named_before_what_follows_from_it() -> None:
+    lines = name_nothing(Log(style="middle")).splitlines()
+    broken = next(i for i, line in enumerate(lines) if line.split()[:1] == ["1048576"])
+    lines[broken] = lines[broken].replace("35.20", "nan")
+    with pytest.raises(ValueError, match=rf"line {broken + 1} does not fit: .*not complete"):
+        parse_nccl_tests("\n".join(lines))
+
+
+def test_one_rank_each_is_the_cause_where_the_operation_is_not_named_either() -> None:
+    text = name_nothing(Log(ranks=1, style="middle"))
+    with pytest.raises(ValueError, match=r"a table of one rank holds no exchange; .*MPI=1"):
+        parse_nccl_tests(text)
+
+
+def test_lost_lines_of_devices_are_the_cause_where_no_operation_has_the_figures() -> None:
+    text = name_nothing(Log(ranks=16, style="middle"))
+    for rank in range(12, 16):
+        text = text.replace(f"#  Rank {rank}", "# lost")
+    with pytest.raises(ValueError, match="names 12 ranks, no operation of so many"):
+        parse_nccl_tests(text)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Invalid number of GPUs: 8 requested but only 4 were found.",
+        "There are not enough slots available in the system to satisfy the 16",
+        "bash: ./all_reduce_perf: Permission denied",
+        "ssh: connect to host gpu-7 port 22: Connection refused",
+    ],
+)
+def test_what_ended_a_run_before_its_table_is_quoted(said: str) -> None:
+    start = "# nThread 1 nGpus 8 minBytes 8 maxBytes 8 step: 2(factor) validation: 1"
+    with pytest.raises(ValueError, match=f"line 2 says .*{said[:30]}"):
+        parse_nccl_tests(f"{start}\n{said}\nbye")
+
+
+def test_utf_16_of_either_order_is_read_without_its_mark(tmp_path: Path) -> None:
+    for order in ("utf-16-le", "utf-16-be"):
+        (tmp_path / "a.log").write_bytes(text_of(Log()).encode(order))
+        assert len(read_nccl_tests(tmp_path / "a.log")) == 6
+
+
+@pytest.mark.parametrize("head", [b"\x04\x22\x4d\x18", b"Rar!\x1a\x07\x01\x00"])
+def test_archives_are_told_by_their_first_bytes(tmp_path: Path, head: bytes) -> None:
+    (tmp_path / "a.log").write_bytes(head + text_of(Log()).encode())
+    with pytest.raises(ValueError, match=r"lz4; unpack it first|rar archive; unpack it"):
+        read_nccl_tests(tmp_path / "a.log")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "host-0:12:12 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1.",
+        "+ mpirun -np 8 -x NCCL_P2P_DISABLE=1 -x NCCL_DEBUG=WARN all_reduce_perf -b 8",
+    ],
+)
+def test_variables_that_take_a_way_from_nccl_are_named_once(line: str) -> None:
+    with pytest.warns(LogWarning, match="recorded with NCCL_P2P_DISABLE=1") as said:
+        parse_nccl_tests(f"{line}\n{line}\n{text_of(Log())}")
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parse_nccl_tests(f"{line.replace('=1', '=0').replace('to 1', 'to 0')}\n{text_of(Log())}")
+
+
+def calibrate(folder: Path, *texts: str) -> tuple[pk.Platform, list[str]]:
+    """A platform from logs, and what was warned of."""
+    for index, text in enumerate(texts):
+        (folder / f"{index}.log").write_text(text)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        platform = pk.calibrate(nccl_logs=folder, base="h100-sxm-8")
+    return platform, [str(warning.message) for warning in said]
+
+
+def test_unequal_hosts_do_not_change_the_nodes_of_the_base(tmp_path: Path) -> None:
+    platform, said = calibrate(tmp_path, text_of(Log(ranks=12)))
+    assert platform.network.ranks_per_node == 8
+    assert len(said) == 1 and "host-0 holds 8 ranks and host host-1 4" in said[0]
+
+
+def test_a_table_that_contradicts_another_one_of_its_log_is_said(tmp_path: Path) -> None:
+    slow = Log(times=tuple((n, 9 * a, 9 * b) for n, a, b in Log().times))
+    _, said = calibrate(tmp_path, f"{text_of(Log())}\n{text_of(slow)}")
+    assert any("0.log (time 2) takes 9 times as long as 0.log (time 1)" in text for text in said)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    assert not calibrate(tmp_path, f"{text_of(Log())}\n{text_of(Log())}")[1]
+
+
+def test_sums_are_fitted_where_other_operations_were_measured_too(tmp_path: Path) -> None:
+    lines = text_of(Log()).splitlines()
+    rows = [i for i, line in enumerate(lines) if " sum " in line]
+    slow = Log(times=tuple((n, 9 * a, 9 * b) for n, a, b in Log().times))
+    products = [line.replace(" sum ", "prod ") for line in slow.lines() if " sum " in line]
+    both = [*lines[: rows[-1] + 1], *products, *lines[rows[-1] + 1 :]]
+    mixed, said = calibrate(tmp_path, "\n".join(both))
+    assert not said
+    alone, _ = calibrate(tmp_path, text_of(Log()))
+    assert mixed.collective("all_reduce", 1e6, ranks=8).time == pytest.approx(
+        alone.collective("all_reduce", 1e6, ranks=8).time
+    )
+
+
+def test_times_that_no_link_inside_a_node_explains_are_doubted(tmp_path: Path) -> None:
+    times = ((1024, 12.9e-6, 13.1e-6), (2**20, 35.2e-6, 34.1e-6), (2**30, 4e-4, 4e-4))
+    _, said = calibrate(tmp_path, text_of(Log(times=times)))
+    assert len(said) == 1 and "4.7 TB/s inside a node, far above the 450 GB/s" in said[0]
+
+
+def test_a_slice_of_a_device_is_another_device(tmp_path: Path) -> None:
+    text = text_of(Log()).replace("NVIDIA H100", "NVIDIA H100 80GB HBM3 MIG 3g.40gb")
+    _, said = calibrate(tmp_path, text)
+    assert len(said) == 1 and "MIG 3g.40gb" in said[0]

@@ -33,6 +33,8 @@ _SIGNATURES = (
     (b"\xfe\xff", _UTF_16),
     (b"\x28\xb5\x2f\xfd", "it is compressed by zstd; unpack it first"),
     (b"\xfd7zXZ", "it is compressed by xz; unpack it first"),
+    (b"\x04\x22\x4d\x18", "it is compressed by lz4; unpack it first"),
+    (b"Rar!\x1a\x07", "it is a rar archive; unpack it, and name the files inside"),
     (b"BZh", "it is compressed by bzip2; unpack it first"),
     (b"7z\xbc\xaf", "it is a 7z archive; unpack it, and name the files inside"),
     (b"%PDF", "it is a PDF; name the file with the data"),

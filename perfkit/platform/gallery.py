@@ -20,6 +20,8 @@ _MODEL = re.compile(
 )
 #: The form of a device, which decides its links.
 _FORM = re.compile(r"\b(SXM|PCIE|NVL)\d?\b")
+#: A slice of a device, as drivers name it, such as MIG 3g.40gb.
+_SLICE = re.compile(r"\bMIG \d+g\.", re.IGNORECASE)
 #: Name of a node or cluster: a device, the ranks of a node, and perhaps the number of nodes.
 _NODE = re.compile(r"(.+)-([1-9][0-9]{0,3})(?:x([1-9][0-9]{0,5}))?")
 #: A platform, a name of the gallery or a file.
@@ -142,6 +144,8 @@ def is_same_device(name: str, own: str) -> bool:
     known, models = find_models(own), find_models(name)
     if not known:
         return True
+    if _SLICE.search(name) and not _SLICE.search(own):
+        return False
     if not models:
         maker = own.upper().split()[0]
         return maker in name.upper() and not re.search(r"\d", name)

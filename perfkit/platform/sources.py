@@ -26,7 +26,7 @@ from perfkit.platform.gallery import find_models, is_same_device, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.readers import kernel_database as database
 from perfkit.readers.datasheets import HOP, find_adapter, list_datasheets, read_datasheet
-from perfkit.readers.nccl import NcclLogs, read_logs
+from perfkit.readers.nccl import ONE_RANK, NcclLogs, read_logs
 
 #: Spread above which a fit is called poor [-]; docs/formulas.md, table 1.4.
 POOR = 0.25
@@ -48,6 +48,9 @@ CROSSING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 LOWER_BOUND, BOUND_SPREAD = "lower bound", 0.3
 #: A link between nodes is questionable above this many times its network adapters, or below [-].
 TOO_FAST, TOO_SLOW = 1.15, 0.02
+#: Bus bandwidth inside a node, over the link of the datasheet, from which a log is doubted [-]:
+#: a switch that reduces gives up to 1.1.
+TOO_FAST_INSIDE = 1.5
 #: Spread of the stages inside nodes [-]: of fits of logs of one node.
 INSIDE_SPREAD = 0.06
 #: Ratio of times in two logs, at the same sizes, from which on they are of different systems [-].
@@ -110,9 +113,14 @@ def fit_curves(
 
 
 def _select(frame: Table) -> Table:
-    """Rows with bytes, out of place if that is known."""
+    """Rows with bytes, out of place if that is known, and of sums where there are sums."""
     rows = frame.filter(pl.col("nbytes") > 0)
-    return rows.filter(~pl.col("in_place")) if "in_place" in rows.columns else rows
+    if "in_place" in rows.columns:
+        rows = rows.filter(~pl.col("in_place"))
+    if "redop" in rows.columns:  # training sums; products take another kernel
+        is_sum = (pl.col("redop") == "sum").fill_null(False)
+        rows = rows.filter(is_sum | ~is_sum.any().over("operation", "ranks"))
+    return rows
 
 
 def _fit_operation(operation: str, place: str, rows: Table) -> dict[str, Fit]:
@@ -152,8 +160,12 @@ def _fit_operation(operation: str, place: str, rows: Table) -> dict[str, Fit]:
 
 
 def _compare_files(rows: Table, what: str) -> tuple[str, ...]:
-    """Note and warning of two logs that contradict each other at the sizes that both have."""
-    if not {"file", "line"} <= set(rows.columns) or rows["file"].n_unique() < 2:
+    """Note and warning of two logs, or two tables of one log, that contradict each other at the
+    sizes that both have."""
+    if not {"file", "line"} <= set(rows.columns):
+        return ()
+    rows = _name_runs(rows)
+    if rows["file"].n_unique() < 2:
         return ()
     medians = rows.group_by("file", "nbytes").agg(pl.col("seconds").median())
     both = medians.join(medians, on="nbytes", suffix="_other")
@@ -171,6 +183,14 @@ def _compare_files(rows: Table, what: str) -> tuple[str, ...]:
     )
     warnings.warn(f"{note}; use the logs of one system", stacklevel=6)
     return (note,)
+
+
+def _name_runs(rows: Table) -> Table:
+    """Rows whose file says which time it measured their size, if it measured sizes repeatedly."""
+    time = pl.int_range(1, pl.len() + 1).over("file", "nbytes", order_by="line")
+    repeated = (time > 1).any().over("file")
+    named = pl.when(repeated).then(pl.format("{} (time {})", "file", time)).otherwise("file")
+    return rows.with_columns(file=named)
 
 
 def _choose_dtype(rows: Table) -> str | None:
@@ -736,7 +756,10 @@ def _add_logs(
     """Replace collectives of a platform by fits of logs, and warn about unused files."""
     read = read_logs(logs, partial=partial)
     frame = _drop_single_ranks(read)
-    said = {p / n for p, n in frame.select("ranks", "nodes").unique().rows() if n and 1 < n < p}
+    for file, hosts in read.unequal.items():
+        warnings.warn(f"{file}: {hosts}", stacklevel=3)
+    even = frame.filter(~pl.col("file").is_in(list(read.unequal)))
+    said = {p / n for p, n in even.select("ranks", "nodes").unique().rows() if n and 1 < n < p}
     local = local or (int(min(said)) if len(said) == 1 and min(said) % 1 == 0 else None)
     platform = (
         platform.with_nodes(platform.network.nodes, ranks_per_node=local) if local else platform
@@ -745,6 +768,7 @@ def _add_logs(
     names = sorted({name for names in read.devices.values() for name in names})
     compare_devices("logs are", names, platform)
     frame = _drop_misplaced(frame, platform.network.ranks_per_node)
+    _check_inside(platform, frame)
     found = add_curves(platform, frame, source="nccl-tests", date=date)
     fits = {
         key: fit for key, fit in found.collectives.items() if fit != platform.collectives.get(key)
@@ -759,6 +783,26 @@ def _add_logs(
         if reason is not None:
             warnings.warn(f"{file} is not used: {reason}", stacklevel=3)
     return found
+
+
+def _check_inside(platform: Platform, frame: Table) -> None:
+    """Warn of times inside a node that the link of the datasheet cannot explain."""
+    link = platform.network.links.get("intra")
+    if link is None or link.bandwidth.kind != "datasheet":
+        return
+    nodes = pl.coalesce("nodes", (pl.col("ranks") / platform.network.ranks_per_node).ceil())
+    inside = _select(frame).filter(nodes == 1, pl.col("seconds") > 0)
+    inside = inside.filter(pl.col("operation").is_in(OPERATIONS))
+    fastest = inside.sort("busbw").tail(1)
+    if fastest.is_empty() or fastest["busbw"][0] <= TOO_FAST_INSIDE * link.bandwidth.value:
+        return
+    file, operation, busbw = fastest.select("file", "operation", "busbw").row(0)
+    warnings.warn(
+        f"{file}: {operation} has a bus bandwidth of {format_rate(busbw, 'B/s')} inside a node, far "
+        f"above the {format_rate(link.bandwidth.value, 'B/s')} of the link of "
+        f"{platform.device.name}; check the log and the base",
+        stacklevel=4,
+    )
 
 
 def _drop_misplaced(frame: Table, ranks_per_node: int) -> Table:
@@ -806,10 +850,7 @@ def _drop_single_ranks(logs: NcclLogs) -> Table:
     if alone.is_empty():
         return logs.rows
     files = ", ".join(sorted(alone["file"].unique()))
-    text = (
-        f"{files}: a table of one rank holds no exchange; if mpirun or srun started several ranks, "
-        "build nccl-tests with MPI=1; on one node, run it with -g and the number of GPUs"
-    )
+    text = f"{files}: {ONE_RANK}"
     if len(alone) == len(logs.rows):
         raise ValueError(text)
     warnings.warn(text, stacklevel=4)

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -67,6 +68,11 @@ _OLD = (
     "not read; run a newer nccl-tests"
 )
 _ADVICE = "pass the text that all_reduce_perf or its like print"
+#: What a table of one rank means, and the next step.
+ONE_RANK = (
+    "a table of one rank holds no exchange; if mpirun or srun started several ranks, build "
+    "nccl-tests with MPI=1; on one node, run it with -g and the number of GPUs"
+)
 #: Bytes of a file of a folder in which the head of a table is looked for [B].
 _SEARCHED = 2**20
 
@@ -86,11 +92,17 @@ _ANCIENT = re.compile(r"bytes\s+N\s+type\s.*algbw\s+busbw\s+res\b")
 _USAGE = re.compile(r"^\W*USAGE\s*:?.*_perf\b", re.IGNORECASE)
 #: Network adapters that NCCL lists with NCCL_DEBUG=INFO, once for each node that says so.
 _ADAPTERS = re.compile(r"NET/IB : Using((?: \[\d+\][\w.-]+:\d+\S*)+)")
+#: Variables that take a way of the data from NCCL, as it lists them or as a command sets them.
+_DISABLED = re.compile(
+    r"\b(NCCL_(?:P2P|SHM|IB|NET)_DISABLE)(?:=| set by environment to )([1-9]\d{0,8})\b"
+)
 #: Lines that say why a run ended, and lines that may.
 _FAILURES = (
     re.compile(
         r"(?:NCCL|RCCL|CUDA|Cuda|HIP|hip) (?:failure|error)|Test failure|unhandled \w+ error"
-        r"|Segmentation fault|out of memory|command not found|cannot open shared object"
+        r"|Segmentation fault|Bus error|out of memory|command not found|cannot open shared object"
+        r"|Invalid number of GPUs|not enough slots|Permission denied|cannot execute binary file"
+        r"|Host key verification failed|Connection (?:refused|timed out)"
         r"|No such file or directory|DUE TO TIME LIMIT|CANCELLED|Killed|Aborted"
         r"|srun: error|exited on signal|non-zero (?:exit code|status)"
     ),
@@ -109,6 +121,14 @@ class LogWarning(UserWarning):
     """A log contradicts itself, reports wrong results, or was read in part."""
 
 
+class _Content(NamedTuple):
+    """What one log holds."""
+
+    frames: list[pl.DataFrame]
+    misfit: str | None  # the first line that does not fit, and why
+    unequal: str  # hosts with unequal numbers of ranks, empty for none
+
+
 class _MisfitError(Exception):
     """A line that does not fit, and the reason."""
 
@@ -117,10 +137,11 @@ class _MisfitError(Exception):
 
 
 class NcclLogs(NamedTuple):
-    """What logs of nccl-tests hold: their rows, and the devices that each file names."""
+    """What logs of nccl-tests hold: their rows, and the devices and hosts that each file names."""
 
     rows: pl.DataFrame  # as `parse_nccl_tests` returns them
     devices: dict[str, tuple[str, ...]]  # by file, as printed, sorted
+    unequal: dict[str, str]  # files whose hosts hold unequal numbers of ranks, and which
 
 
 class _Device(NamedTuple):
@@ -183,6 +204,18 @@ class _Table:
         hosts = [host for group, host in self.devices.values() if group == first]
         ranks = len(hosts) if len(hosts) < len(self.devices) else max(self.devices, default=-1) + 1
         return ranks, len(set(hosts)) if hosts and len(hosts) == ranks else None
+
+    def describe_unequal_hosts(self) -> str:
+        """Say that hosts hold unequal numbers of ranks; empty where they do not."""
+        first = min((group for group, _ in self.devices.values()), default="")
+        by_host = Counter(host for group, host in self.devices.values() if group == first)
+        if len(set(by_host.values())) < 2:
+            return ""
+        ranks, listed = self.count()[0], by_host.total()
+        if listed < ranks:
+            return f"its list of devices lacks {ranks - listed} of {ranks} ranks: how many a node holds is unknown"
+        (most, many), *_, (least, few) = by_host.most_common()
+        return f"host {most} holds {many} ranks and host {least} {few}: its times are not those of whole nodes"
 
     def read_header(self, header: str) -> bool:
         """Read the names of the columns, and return whether the first three of a block are the
@@ -398,8 +431,10 @@ def _name_operation(table: _Table, bounds: _Bounds, file: str) -> tuple[str, str
     if "root" not in table.leading and not first.redop:
         names &= {"all_to_all"} if "redop" in table.leading else {"all_gather", "send_recv"}
     both = any(half.in_place for half in table.halves[:2])
-    if both and first.wrong >= 0 and math.isnan(table.halves[1].wrong):
-        names &= {"all_to_all", "send_recv"}  # these cannot work in place
+    if both and first.wrong >= 0:  # these two cannot work in place, so it is not checked there
+        unchecked = math.isnan(table.halves[1].wrong)
+        only_out_of_place = {"all_to_all", "send_recv"}
+        names = names & only_out_of_place if unchecked else names - only_out_of_place
     known = [name for name in OPERATIONS if name in names]
     fitting = [
         name
@@ -414,6 +449,13 @@ def _name_operation(table: _Table, bounds: _Bounds, file: str) -> tuple[str, str
     )
     named = _NAMES.get(max((name for name in _NAMES if name in text), key=len, default=""))
     if named not in fitting:
+        if ranks == 1:
+            raise ValueError(ONE_RANK)
+        if ranks and not fitting:
+            raise ValueError(
+                f"the list of devices names {ranks} ranks, no operation of so many has these "
+                "figures; lines of the list may be missing"
+            )
         advice = "put its name into the name of the file, such as all_gather.log"
         raise ValueError(f"the operation is not named, by its figures it is {which}; {advice}")
     return named, f"it may be {which}; only the name of the file says {named}"
@@ -522,15 +564,23 @@ def _make_frame(
     return pl.DataFrame(columns, _COLUMNS)
 
 
-def _read_text(name: str, text: str, partial: bool) -> tuple[list[pl.DataFrame], str | None]:
+def _read_text(name: str, text: str, partial: bool) -> _Content:
     """Frames of the tables of one log, and what does not fit in it."""
     file = escape(name, 200)
     with reading(file, _ADVICE):
         tables, misfit = _find_tables(text)
-        pairs = [_read_table(table, file) for table in tables]
+        try:
+            pairs = [_read_table(table, file) for table in tables]
+        except ValueError:
+            if misfit is None or partial:
+                raise
+            pairs = []  # the line that does not fit comes first
         _compare_adapters(file, text, tables)
+        _warn_of_disabled(file, text)
         misfit = next(filter(None, [*(wrong for _, wrong in pairs), misfit]), None)
-    return [rows for rows, _ in pairs], None if misfit is None else str(misfit)
+    unequal = next(filter(None, (table.describe_unequal_hosts() for table in tables)), "")
+    said = None if misfit is None else str(misfit)
+    return _Content([rows for rows, _ in pairs], said, unequal)
 
 
 def _compare_adapters(file: str, text: str, tables: Sequence[_Table]) -> None:
@@ -558,18 +608,37 @@ def _compare_adapters(file: str, text: str, tables: Sequence[_Table]) -> None:
             return
 
 
+def _warn_of_disabled(file: str, text: str) -> None:
+    """Warn of variables that took a way of the data from NCCL: other jobs may have it."""
+    found = {name: value for name, value in _DISABLED.findall(text)}
+    if found:
+        listed = ", ".join(f"{name}={value}" for name, value in sorted(found.items()))
+        warnings.warn(
+            f"{file} was recorded with {listed}: its times hold for jobs with it, no others",
+            LogWarning,
+            stacklevel=4,
+        )
+
+
 def _collect(logs: Sequence["_Log"], partial: bool) -> NcclLogs:
     """Read logs into one frame; of several, those without a table are left out with a warning."""
     check_threads()
     frames: list[pl.DataFrame] = []
     devices: dict[str, tuple[str, ...]] = {}
+    unequal: dict[str, str] = {}
     unused: list[str] = []
     for log in logs:
         file = escape(log.name, 200)
         if log.fault is not None:
             unused.append(log.fault)
             continue
-        found, misfit = _read_text(log.name, log.text, partial)
+        try:
+            found, misfit, unequal_hosts = _read_text(log.name, log.text, partial)
+        except ValueError as error:
+            if len(logs) == 1:
+                raise
+            unused.append(str(error))
+            continue
         kept = sum(map(len, found))
         if misfit and not kept and len(logs) > 1:
             unused.append(f"{file} {misfit}".removesuffix(f"; {_ADVICE}"))
@@ -583,6 +652,8 @@ def _collect(logs: Sequence["_Log"], partial: bool) -> NcclLogs:
             )
         frames += found
         devices[file] = _find_devices(log.text)
+        if unequal_hosts:
+            unequal[file] = unequal_hosts
     if not sum(map(len, frames)):
         first = f"; {unused[0]}" if unused else ""
         raise ValueError(
@@ -590,7 +661,7 @@ def _collect(logs: Sequence["_Log"], partial: bool) -> NcclLogs:
         )
     for text in unused:
         warnings.warn(f"{text}; the file is not used", LogWarning, stacklevel=3)
-    return NcclLogs(pl.concat(frames), devices)
+    return NcclLogs(pl.concat(frames), devices, unequal)
 
 
 def _find_devices(text: str) -> tuple[str, ...]:
@@ -680,6 +751,8 @@ def _read_file(path: Path) -> str:
             raise ValueError(cause)
         if len(data) > 9 and not any(data[1:200:2]):  # UTF-16 without its mark
             return data.decode("utf-16-le", errors="replace")
+        if len(data) > 9 and not any(data[0:200:2]):
+            return data.decode("utf-16-be", errors="replace")
         return data.decode("utf-8-sig", errors="replace")
 
 
