@@ -615,3 +615,72 @@ def test_alike_calls_add_alike_operations(tmp_path: Path) -> None:
     assert np.array_equal(graph.accesses[: len(alone.accesses)], alone.accesses)
     shift = alone.accesses[:, 1].max() + 1
     assert np.array_equal(graph.accesses[len(alone.accesses) :, 1], alone.accesses[:, 1] + shift)
+
+
+# -- what ranks say of one another, and why sizes are unknown
+# --------------------------------------------------------------------------------------------------
+
+
+def write_rank(path: Path, rank: int, ranks: int, device: str = H100) -> Path:
+    """A healthy step of one rank."""
+    return write(
+        path, healthy(), device=device, distributedInfo={"rank": rank, "world_size": ranks}
+    )
+
+
+def test_ranks_that_do_not_belong_together_are_told(tmp_path: Path) -> None:
+    first, second = tmp_path / "0.json", tmp_path / "1.json"
+    write_rank(first, 0, 2)
+    write_rank(second, 1, 2)
+    assert not pk.read_trace([first, second]).doubts
+    write_rank(second, 1, 4)
+    assert pk.read_trace([first, second]).doubts == (
+        "the files are of jobs with 2 and 4 ranks: these may not belong together",
+    )
+    write_rank(second, 1, 2, device="AMD Instinct MI300X")
+    (doubt,) = pk.read_trace([first, second]).doubts
+    assert doubt == (
+        f"the ranks worked on several kinds of device: {H100} (0.json), AMD Instinct MI300X (1.json)"
+    )
+    write_rank(first, 5, 2)
+    (doubt,) = pk.read_trace(first).doubts
+    assert doubt == "0.json: it is of rank 5, and says that there are 2 ranks"
+
+
+def test_kernels_without_their_launches_are_the_cause_not_missing_sizes(tmp_path: Path) -> None:
+    events = healthy()
+    for each in events:
+        each["args"].pop("correlation", None)
+    trace = pk.read_trace(write(tmp_path / "a.json", events))
+    assert "2 of 2 launches have no kernel, and 2 kernels no launch" in trace.doubts[0]
+    with pytest.raises(ValueError, match="links no kernel to the operator that launched it"):
+        trace.graph()
+
+
+def test_a_step_of_graphs_alone_is_told(tmp_path: Path) -> None:
+    events = [
+        step(),
+        event("cuda_runtime", "cudaGraphLaunch", 10, 5, correlation=1),
+        *(event("kernel", "gemm", 50 + 60 * i, 40, correlation=1) for i in range(3)),
+    ]
+    with pytest.raises(ValueError, match="holds kernels of graphs alone"):
+        pk.read_trace(write(tmp_path / "a.json", events)).graph()
+
+
+@pytest.mark.parametrize("dims", [[[512, 512]], [[-1, 512], [512, 512]]])
+def test_one_operation_with_damaged_sizes_does_not_spoil_the_graph(
+    tmp_path: Path, dims: list[list[int]]
+) -> None:
+    events = [*healthy(), *operation("aten::mm", 500, 103)]
+    events[1]["args"]["Input Dims"] = dims
+    trace = pk.read_trace(write(tmp_path / "a.json", events))
+    with pytest.warns(UserWarning, match=r"1 of 3 operations of a.json have no sizes"):
+        graph = trace.graph()
+    assert [kind for _, kind, *_ in graph.labels].count("gemm") == 1
+
+
+def test_products_of_complex_numbers_have_sizes(tmp_path: Path) -> None:
+    events = healthy()
+    events[1]["args"]["Input type"] = ["c10::complex<float>"] * 2
+    graph = pk.read_trace(write(tmp_path / "a.json", events)).graph()
+    assert graph.labels[0][1] == "gemm"

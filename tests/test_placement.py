@@ -171,6 +171,45 @@ def test_plans_of_torchrec_in_the_memory_of_the_device_are_read_without_a_warnin
             assert plan.owners == (1,)
 
 
+def shard(rank: int, offsets: tuple[int, int], sizes: tuple[int, int]) -> dict[str, Any]:
+    """One shard in TorchRec's form."""
+    return {"rank": rank, "offsets": list(offsets), "sizes": list(sizes)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "shards", "message"),
+    [
+        ("table_wise", [0], [shard(2, (0, 0), (1000, 64))], "ranks (0,) and shards on ranks [2]"),
+        ("table_wise", [0], [shard(0, (0, 0), (5000, 128))], "shards of 640000 numbers together"),
+        (
+            "column_wise",
+            [0, 1],
+            [shard(0, (0, 0), (1000, 32)), shard(1, (0, 32), (1000, 16))],
+            "shards of 48000 numbers together, the table has 1000 rows and 64 columns",
+        ),
+        (
+            "column_wise",
+            [0, 1],
+            [shard(0, (0, 0), (1000, 32)), shard(1, (0, 0), (1000, 32))],
+            "two shards at the same offsets",
+        ),
+        ("table_wise", [0], [{"sizes": [1000]}], "a shard with sizes [1000]"),
+    ],
+)
+def test_shards_of_torchrec_that_contradict_their_table_are_refused(
+    kind: str, ranks: list[int], shards: list[dict[str, Any]], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_one({"sharding_type": kind, "ranks": ranks, "shards": shards})
+
+
+def test_rows_of_torchrec_in_unequal_blocks_are_told() -> None:
+    shards = [shard(0, (0, 0), (900, 64)), shard(1, (900, 0), (100, 64))]
+    entry = {"sharding_type": "row_wise", "ranks": [0, 1], "shards": shards}
+    with pytest.warns(UserWarning, match="rows of the shards of 't0' are priced as equal blocks"):
+        read_one(entry, ranks=2)
+
+
 def file(**changes: Any) -> str:
     entry = {"name": "a", "kind": "table_wise", "ranks": [0], **changes.pop("entry", {})}
     return json.dumps({"format": 1, "ranks": 2, "tables": [entry], **changes})

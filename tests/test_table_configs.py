@@ -281,3 +281,17 @@ def test_tables_with_a_law() -> None:
     for message, arguments in bad.items():
         with pytest.raises(ValueError, match=message):
             EmbeddingTable(1000, 16, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rows,num_embeddings,dim\n10,99,4\n", "num_embeddings and rows, which are the same"),
+        (",rows,dim\n0,10,4\n", "a column without a name; write the file without an index"),
+        ("# mine\nrows,dim\n10,4\n", "the first line must name columns, without a comment"),
+    ],
+)
+def test_a_head_that_names_no_table_says_why(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "tables.csv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_tables(tmp_path / "tables.csv")

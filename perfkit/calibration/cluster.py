@@ -492,7 +492,7 @@ def calibrate_traces(
         lost.append("the name of the device, which is taken to be that of the base")
     if not kernels and where.collectives == old.collectives and where.host == old.host:
         raise ValueError(
-            f"{source}: nothing can be fitted ({'; '.join(lost)}; host {host}); record_shapes=True"
+            f"{source}: nothing can be fitted ({'; '.join([*lost, f'host {host}'])}); record_shapes=True"
         )
     story = {"traces": source, "base": old.name, "host": host, "not in the traces": "; ".join(lost)}
     return replace(where, name=name or old.name, provenance={**old.provenance, **story})

@@ -83,7 +83,13 @@ def _find_missing(file: TraceFile, work: Table) -> list[str]:
     events = file.events
     device = events.filter(pl.col("cat").is_in(DEVICE))
     launches, lost = count_launches(file)
-    if lost > _CUT * launches:
+    unlinked = len(device.filter(pl.col("index_correlation") < 0, cat="kernel"))
+    if lost > _CUT * launches and unlinked >= lost:
+        missing.append(
+            f"{lost} of {launches} launches have no kernel, and {unlinked} kernels no launch: their "
+            "numbers (correlation) are missing, or the clocks of host and device differ"
+        )
+    elif lost > _CUT * launches:
         missing.append(
             f"{lost} of {launches} launches have no kernel: part of the device's work is missing"
         )

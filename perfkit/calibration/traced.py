@@ -35,6 +35,11 @@ _TYPES = {
     "long int": torch.int64,
     "unsigned char": torch.uint8,
     "bool": torch.bool,
+    "signed char": torch.int8,
+    "short": torch.int16,
+    "short int": torch.int16,
+    "c10::complex<float>": torch.complex64,
+    "c10::complex<double>": torch.complex128,
 }
 #: Arguments for the storage and type of results, recorded as numbers that change with versions of
 #: PyTorch.
@@ -130,9 +135,7 @@ def record_step(file: TraceFile) -> tuple[Graph, Array]:
     number = [*steps["iteration"], -1][len(steps) // 2]
     work = list_work(file).filter(pl.col("iteration") == number)
     if not any("Input Dims" in file.args.get(index, {}) for index in work["operation"]):
-        raise ValueError(
-            f"{file.source} holds no sizes of operands; record it with record_shapes=True"
-        )
+        raise ValueError(f"{file.source} {_explain_unsized(file, work)}")
     step = _Step(file, work, number)
     with _apart_from_settings(), step.recorder.values.fake, step.recorder:
         for key in sorted(step.calls, key=lambda key: (step.ts[step.find_host(key)], key)):
@@ -142,6 +145,22 @@ def record_step(file: TraceFile) -> tuple[Graph, Array]:
     features[:, [FEATURES.index(name) for name in ("launches", "calls", "bare")]] = rows[:, :3]
     groups = () if step.groups in ([], [tuple(range(step.ranks))]) else tuple(step.groups)
     return replace(graph, features=features, groups=groups), rows[:, 3]
+
+
+def _explain_unsized(file: TraceFile, work: pl.DataFrame) -> str:
+    """Why no size of an operand is known."""
+    if (work["operation"] >= 0).any() or not len(work):
+        return "holds no sizes of operands; record it with record_shapes=True"
+    calls = file.events.filter(pl.col("index_correlation") >= 0, pl.col("stream") < 0)
+    if calls["name"].str.contains("GraphLaunch").any():
+        return (
+            "holds kernels of graphs alone, whose operands no trace has; record a step without "
+            "CUDA graphs"
+        )
+    return (
+        "links no kernel to the operator that launched it: numbers of launches (correlation) are "
+        "missing, or the clocks of host and device differ; record it again"
+    )
 
 
 @contextmanager
@@ -367,10 +386,13 @@ def _run(recorder: Recorder, call: _Call) -> None:
     """Run an operation on its recorded arguments; without enough facts nothing is recorded."""
     for overload in _find_overloads(call.name):
         takes = overload._schema.arguments
-        values = [
-            _adapt(call.name, argument, *call.arguments(index))
-            for index, argument in enumerate(takes)
-        ]
+        try:
+            values = [
+                _adapt(call.name, argument, *call.arguments(index))
+                for index, argument in enumerate(takes)
+            ]
+        except RuntimeError:  # sizes that no tensor has
+            return
         if any(value is _MISFIT for value in values):
             continue
         if call.name not in _FACTORIES and next(walk_tensors(values), None) is None:
@@ -451,13 +473,20 @@ def _adapt(name: str, argument: Any, dims: Any, kind: str, stride: Any, text: An
 
 
 def _list_operands(call: _Call, left_out: Set[str]) -> list[Tensor]:
-    """Tensors that a call was given, those in lists included, without types that are left out."""
+    """Tensors that a call was given, those in lists included, without types that are left out.
+
+    None where the sizes of one are damaged, so that the call counts as one without sizes.
+    """
     operands = []
-    for dims, kind in zip(call.dims, call.types, strict=False):
-        if kind in _TYPES and kind not in left_out:
-            operands.append(_make(dims, kind))
-        elif str(kind).startswith("TensorList") and isinstance(dims, list):
-            operands += [_make(sizes, kind[11:-1]) for sizes in dims if sizes]
+    for index in range(len(call.types)):
+        dims, kind, _, _ = call.arguments(index)
+        try:
+            if kind in _TYPES and kind not in left_out:
+                operands.append(_make(dims, kind))
+            elif str(kind).startswith("TensorList") and isinstance(dims, list):
+                operands += [_make(sizes, kind[11:-1]) for sizes in dims if sizes]
+        except RuntimeError:
+            return []
     return operands
 
 

@@ -103,7 +103,8 @@ class Trace(Tabular):
     def doubts(self) -> tuple[str, ...]:
         """What the files lack, and where they contradict themselves."""
         pairs = zip(self.files, self._works, strict=True)
-        return tuple(text for file, work in pairs for text in list_doubts(file, work))
+        doubts = [text for file, work in pairs for text in list_doubts(file, work)]
+        return (*doubts, *_compare_ranks(self.files))
 
     @cached_property
     def _accounts(self) -> Table:
@@ -516,6 +517,33 @@ def name_devices(files: Sequence[TraceFile]) -> list[str]:
             if device.get("name"):
                 names[str(device["name"])] = None
     return list(names)
+
+
+def _compare_ranks(files: Sequence[TraceFile]) -> list[str]:
+    """Say where files of several ranks cannot be of one job, or are of unlike devices."""
+    doubts = []
+    for file in files:
+        if file.rank is not None and file.ranks is not None and file.rank >= file.ranks:
+            doubts.append(
+                f"{escape(file.source, 200)}: it is of rank {file.rank}, and says that there are "
+                f"{file.ranks} ranks"
+            )
+    worlds = sorted({file.ranks for file in files if file.ranks is not None})
+    if len(worlds) > 1:
+        doubts.append(
+            f"the files are of jobs with {' and '.join(map(str, worlds))} ranks: these may not "
+            "belong together"
+        )
+    by_device: dict[str, str] = {}
+    for file in files:
+        for name in name_devices([file])[:1]:
+            by_device.setdefault(name, file.source)
+    if len(by_device) > 1:
+        listed = ", ".join(
+            f"{escape(name, 60)} ({escape(source, 60)})" for name, source in by_device.items()
+        )
+        doubts.append(f"the ranks worked on several kinds of device: {listed}")
+    return doubts
 
 
 def find_unsized(graph: Graph) -> list[int]:

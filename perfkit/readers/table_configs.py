@@ -176,6 +176,18 @@ def _make_tables(
             key: value for key, value in given.items() if value not in (None, "")
         }
         foreign |= _FOREIGN.keys() & record
+        if len(given) < len(record):
+            twice = next(
+                key for key in record if key in _FOREIGN and _FOREIGN[key] in {*record} - {key}
+            )
+            raise ValueError(
+                f"{place} has {escape(twice, 40)} and {_FOREIGN[twice]}, which are the same; give one"
+            )
+        if "" in given:
+            raise ValueError(
+                f"{place} has a column without a name; write the file without an index, and its "
+                f"first line with names: {', '.join(_COLUMNS)}"
+            )
         for key in given:
             join_place(place, key, _COLUMNS)
         if missing := [key for key in ("rows", "dim") if key not in values]:
@@ -201,6 +213,8 @@ def _read_csv(path: Path, itemsize: int) -> _Tables:
             place = f"{path.name} line {reader.line_num}"
             if len(values) != len(header):
                 text = f"{place} has {len(values)} values for {len(header)} columns"
+                if header[0].startswith("#"):
+                    raise ValueError(f"{text}; the first line must name columns, without a comment")
                 raise ValueError(f"{text}; write no thousands commas")
             cells = zip(header, map(str.strip, values), strict=True)
             yield place, {name: cell if name == "name" else _number(cell) for name, cell in cells}

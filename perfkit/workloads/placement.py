@@ -565,26 +565,36 @@ def _read_torchrec(
         for name, table in zip(names, tables, strict=True)
     ]
     read = Plan(ranks, tuple(owners), tuple(names))
-    return read, _list_unused({name: entries[name][1] for name in names})
+    notes = _list_unused({name: entries[name][1] for name in names})
+    uneven = [
+        name
+        for name, owner, table in zip(names, owners, tables, strict=True)
+        if _has_other_rows(entries[name][1], owner, table)
+    ]
+    if uneven:
+        notes.append(f"rows of the shards of {_count(uneven)} are priced as equal blocks")
+    return read, notes
 
 
 def _read_entry(place: str, entry: Mapping[str, Any], table: EmbeddingTable) -> "_Entry":
     """One table of a plan of TorchRec."""
     fields = {"kind": entry.get("sharding_type"), "ranks": entry.get("ranks") or []}
-    if fields["kind"] not in SPLIT_BY_COLUMNS:
-        return decode(_Entry, fields, place)
     shards = entry.get("shards") or ()
     check_type(f"shards of {place}", shards, Sequence[Mapping])
+    if fields["kind"] != "data_parallel":  # each of its ranks holds all
+        _check_shards(place, shards, table)
+    if fields["kind"] not in SPLIT_BY_COLUMNS:
+        read = decode(_Entry, fields, place)
+        if shards and all("rank" in shard for shard in shards):
+            _check_ranks(place, read.ranks, [shard["rank"] for shard in shards])
+        return read
     fields["columns"] = [shard["sizes"][1] for shard in shards]
     if shards and all("rank" in shard for shard in shards):
         fields["ranks"] = [shard["rank"] for shard in shards]
     read = decode(_Entry, fields, place)
     listed, columns, count = entry.get("ranks"), read.columns, len(read.ranks)
-    if listed and set(listed) != set(read.ranks):
-        raise ValueError(
-            f"{place} has ranks {show(listed)} and shards on ranks {show(read.ranks)}; "
-            "they must be the same"
-        )
+    if listed:
+        _check_ranks(place, listed, read.ranks)
     if len(set(read.ranks)) == count:
         return read
     if not columns and table.dim % count:
@@ -598,6 +608,50 @@ def _read_entry(place: str, entry: Mapping[str, Any], table: EmbeddingTable) -> 
     for rank, width in zip(read.ranks, columns, strict=True):
         widths[rank] += width
     return _Entry(read.kind, tuple(widths), tuple(widths.values()), read.name)
+
+
+def _check_ranks(place: str, listed: Sequence[Any], used: Sequence[Any]) -> None:
+    """Refuse a table whose shards lie on other ranks than it names."""
+    if set(listed) != set(used):
+        raise ValueError(
+            f"{place} has ranks {show(listed)} and shards on ranks {show(used)}; "
+            "they must be the same"
+        )
+
+
+def _check_shards(place: str, shards: Sequence[Mapping[str, Any]], table: EmbeddingTable) -> None:
+    """Refuse shards that do not hold each number of their table once."""
+    if not shards or not all("sizes" in shard for shard in shards):
+        return
+    for shard in shards:
+        for name in ("sizes", "offsets"):
+            pair = shard.get(name, (0, 0))
+            check_type(f"{name} of a shard of {place}", pair, Sequence[int])
+            if len(pair) != 2:
+                raise ValueError(
+                    f"{place} has a shard with {name} {show(pair)}; give rows and columns"
+                )
+    held = sum(rows * columns for rows, columns in (shard["sizes"] for shard in shards))
+    if held != table.rows * table.dim:
+        raise ValueError(
+            f"{place} has shards of {held} numbers together, the table has {table.rows} rows and "
+            f"{table.dim} columns; read the plan with its own tables"
+        )
+    begins = [
+        tuple(shard["offsets"]) for shard in shards if "offsets" in shard and all(shard["sizes"])
+    ]
+    if len(set(begins)) < len(begins):
+        raise ValueError(f"{place} has two shards at the same offsets; they must not overlap")
+
+
+def _has_other_rows(entry: Mapping[str, Any], placement: Placement, table: EmbeddingTable) -> bool:
+    """Whether the shards of a table that is split by rows have other heights than `Placement.cut`
+    gives them."""
+    shards = entry.get("shards") or ()
+    if placement.kind not in BY_ROWS or not all("sizes" in shard for shard in shards):
+        return False
+    heights = sorted(shard["sizes"][0] for shard in shards)
+    return bool(shards) and heights != sorted(shard.rows for shard in placement.cut(table))
 
 
 def _list_unused(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
