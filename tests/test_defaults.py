@@ -47,6 +47,30 @@ def test_nothing_is_said_where_products_take_little_of_the_time() -> None:
     assert not said(small, "h100-sxm-8", CORES)
 
 
+def test_nothing_is_said_of_tensor_cores_where_the_host_or_the_loader_sets_the_pace() -> None:
+    """Fused DLRM on eight ranks: tf32 changes nothing, as its products hide behind the host."""
+    sizes: dict[str, Any] = {"rows": [10**6] * 8, "dim": 64, "pooling": 20, "embedding": "fused"}
+    fp32, tf32 = (
+        pk.predict(pk.DLRM(batch=16_384, dtype=dtype, **sizes), "h100-sxm-8", ranks=8)
+        for dtype in ("fp32", "tf32")
+    )
+    assert fp32.bottleneck == "host-bound" and fp32.time == pytest.approx(tf32.time)
+    assert not [note for note in fp32.warnings if CORES in note]
+    assert not said(bert(), "h100-sxm-8", CORES, loading=2 * pk.predict(bert(), "h100-sxm-8").time)
+
+
+@pytest.mark.parametrize("embedding", ["separate", "fused", "exact"])
+def test_copies_of_large_tables_are_said_with_the_way_out(embedding: str) -> None:
+    """No way to look rows up makes gradients of copies sparse; another plan does."""
+    model = pk.DLRM(rows=[10**6] * 8, dim=64, pooling=2, embedding=embedding, batch=4096)
+    copies = (pk.Placement("data_parallel", tuple(range(8))),) * 8
+    [note] = said(model, "h100-sxm-8", WHOLE, ranks=8, plan=pk.Plan(8, copies))
+    assert "512 million weights are copied to all ranks" in note
+    assert "where a plan stores them once" in note
+    assert "embedding=" not in note and "sparse=" not in note
+    assert not said(model, "h100-sxm-8", WHOLE, ranks=8)
+
+
 def test_a_dense_update_of_large_tables_is_said() -> None:
     sizes: dict[str, Any] = {"dim": 64, "bottom": [64], "top": [64], "features": 4, "batch": 2048}
     large = {"rows": [4_000_000] * 2, "pooling": 2, **sizes}

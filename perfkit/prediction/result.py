@@ -112,16 +112,7 @@ class Prediction(Tabular):
     def bottleneck(self) -> str:
         """What sets the pace: data or the host if the device waits for them, else the class with
         the largest part."""
-        if ("", "loading") in self.parts:
-            return "input-bound"
-        seconds_by_kind: dict[str, float] = {}
-        for (_, kind), (_, seconds) in self.parts.items():
-            seconds_by_kind[kind] = seconds_by_kind.get(kind, 0.0) + seconds
-        host, device = float(self._timeline.hosts.max()), self.device_time
-        if any(len(rank.kind.graph.transfers) for rank in self._timeline.ranks):
-            # a host that waits for its device is part of the time of the device
-            device = self.time - accounts.sum_kinds(self.parts, "host", "handover")
-        return str(accounts.find_bottleneck(seconds_by_kind, host, device))
+        return _find_bottleneck(self.parts, self._timeline)
 
     def breakdown(self) -> Table:
         """Time of the slowest rank by phase and operation class; sums to the total.
@@ -369,6 +360,20 @@ class Prediction(Tabular):
         return f"{', '.join(filter(None, words))}: {time} ({low}–{high}), {self.bottleneck}{short}"
 
 
+def _find_bottleneck(parts: Mapping[tuple[str, str], tuple[int, float]], timeline: Timeline) -> str:
+    """What sets the pace of an iteration with these parts, see `Prediction.bottleneck`."""
+    if ("", "loading") in parts:
+        return "input-bound"
+    seconds_by_kind: dict[str, float] = {}
+    for (_, kind), (_, seconds) in parts.items():
+        seconds_by_kind[kind] = seconds_by_kind.get(kind, 0.0) + seconds
+    host, device = float(timeline.hosts.max()), timeline.device_time
+    if any(len(rank.kind.graph.transfers) for rank in timeline.ranks):
+        # a host that waits for its device is part of the time of the device
+        device = timeline.period - accounts.sum_kinds(parts, "host", "handover")
+    return str(accounts.find_bottleneck(seconds_by_kind, host, device))
+
+
 def predict(
     workload: Work,
     platform: Platform | str | Path,
@@ -468,7 +473,11 @@ def predict(
     short = find_shortage([kind.graph for kind in kinds], where)
     notes = (*notes, *recorded, *found, *short)
     warn_once(notes, 3)
-    notes += uncertainty.list_defaults(lane, where)
+    if _find_bottleneck(parts, timeline) not in ("host-bound", "input-bound"):
+        notes += uncertainty.list_idle_tensor_cores(lane, where)
+    placements = plan.placements if plan and count > 1 else ()
+    copies = sum(placement.kind == "data_parallel" for placement in placements)
+    notes += uncertainty.list_dense_tables(lane.graph, copies)
     if natural > accounts.PACE * timeline.device_time and {q.kind for q in where.host.values()} & {
         "assumed"
     }:

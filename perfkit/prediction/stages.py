@@ -473,7 +473,7 @@ def make_stages(
         For sizes that the strategy does not divide, for what only closed forms know (`tiled`,
         `two_level`), and for more operations than the event loop takes.
     """
-    s, ranks = check_strategy(model, strategy), int(strategy.ranks)
+    s, ranks = check_strategy(model, strategy).without_idle_zero(), int(strategy.ranks)
     priced = price_strategies(model, platform, Strategy.stack([s]), execution)
     held = np.array(
         [(place, float(priced[name][0])) for place, name in enumerate(HELD, -len(HELD))]

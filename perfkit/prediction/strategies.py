@@ -67,9 +67,9 @@ def price_strategies(
         raise ValueError(
             f"platform {platform.name!r} is a CPU; strategies are priced on GPUs, such as h100-sxm-8"
         )
-    return _Iterations(
-        model, platform, strategies, _price_parts(model, platform, strategies, execution)
-    ).add_up()
+    used = strategies.without_idle_zero()
+    parts = _price_parts(model, platform, used, execution)
+    return _Iterations(model, platform, used, parts).add_up()
 
 
 def _price_parts(

@@ -19,7 +19,6 @@ from perfkit.platform.whatif import list_resources
 from perfkit.prediction.cost import Costs, join_host
 from perfkit.prediction.simulation import Lane, Timeline, simulate
 from perfkit.workloads.graph import Graph
-from perfkit.workloads.tables import EmbeddingTable
 
 #: Spread of an iteration around the sum of its isolated kernels, without calibrated iterations [-];
 #: docs/formulas.md, table 9.1.
@@ -164,52 +163,75 @@ def list_notes(
     return tuple(notes), unmodelled
 
 
-def list_defaults(lane: Lane, platform: Platform) -> tuple[str, ...]:
-    """Settings that decide much of the time and that nobody may have chosen: products without
-    tensor cores, and dense updates of whole tables."""
-    graph, notes = lane.graph, []
+def list_idle_tensor_cores(lane: Lane, platform: Platform) -> tuple[str, ...]:
+    """A note where products take much of the time and do not use the tensor cores of the device,
+    which nobody may have chosen."""
+    graph = lane.graph
     peaks = {name: peak.value for name, peak in platform.device.peaks.items()}
     faster = max(peaks.get("bf16", 0.0), peaks.get("tf32", 0.0)) / peaks.get("fp32", np.inf)
-    if platform.device.kind != "cpu" and faster >= 2.0:
-        dtypes = graph.dtypes or (graph.dtype,) * len(graph)
-        products = [
-            place
-            for place, label in enumerate(graph.labels)
-            if label[1] in ("gemm", "bmm", "convolution") and dtypes[place] == "fp32"
-        ]
-        share = float(lane.times.seconds[products].sum()) / lane.period if products else 0.0
-        if share > 0.1:
-            way = "take dtype='bf16' (mixed=True for autocast) or dtype='tf32'"
-            if graph.device:
-                way = "capture it with amp='bf16', or allow TF32 in the step"
-            notes.append(
-                f"products run in fp32 without tensor cores and take {share:.0%} of the time; "
-                f"the peak of {platform.name} in bf16 or TF32 is {faster:.0f} times as "
-                f"high; {way}"
-            )
-    tables = _find_dense_tables(graph)
-    weights = sum(table.rows * table.dim for table in tables)
-    if weights >= _LARGE:
+    if platform.device.kind == "cpu" or faster < 2.0:
+        return ()
+    dtypes = graph.dtypes or (graph.dtype,) * len(graph)
+    products = [
+        place
+        for place, label in enumerate(graph.labels)
+        if label[1] in ("gemm", "bmm", "convolution") and dtypes[place] == "fp32"
+    ]
+    share = float(lane.times.seconds[products].sum()) / lane.period if products else 0.0
+    if share <= 0.1:
+        return ()
+    way = "take dtype='bf16' (mixed=True for autocast) or dtype='tf32'"
+    if graph.device:
+        way = "capture it with amp='bf16', or allow TF32 in the step"
+    note = (
+        f"products run in fp32 without tensor cores and take {share:.0%} of the time; "
+        f"the peak of {platform.name} in bf16 or TF32 is {faster:.0f} times as "
+        f"high; {way}"
+    )
+    return (note,)
+
+
+def list_dense_tables(graph: Graph, copies: int = 0) -> tuple[str, ...]:
+    """Notes where large tables are updated as a whole, which nobody may have chosen. The last
+    tables of the graph are `copies` of what all ranks hold."""
+    first_copy = len(graph.tables) - copies
+    updated = _find_dense_tables(graph)
+    own = sum(
+        graph.tables[place].rows * graph.tables[place].dim
+        for place in updated
+        if place < first_copy
+    )
+    copied = sum(
+        graph.tables[place].rows * graph.tables[place].dim
+        for place in updated
+        if place >= first_copy
+    )
+    notes = []
+    if own >= _LARGE:
         way = "embedding='exact'"
         if find_optimizer(graph.optimizer).sparse_rows:
             way = "sparse=True or embedding='exact'"
         notes.append(
-            f"tables of {weights / 1e6:,.0f} million weights have dense gradients and are updated "
+            f"tables of {own / 1e6:,.0f} million weights have dense gradients and are updated "
             f"whole by {graph.optimizer}; with {way} only the rows that were looked up are"
+        )
+    if copied >= _LARGE:
+        notes.append(
+            f"tables of {copied / 1e6:,.0f} million weights are copied to all ranks: their dense "
+            f"gradients are reduced, and they are updated whole by {graph.optimizer}; where a plan "
+            "stores them once, as that of pk.shard may, only pooled rows are exchanged"
         )
     return tuple(notes)
 
 
-def _find_dense_tables(graph: Graph) -> list[EmbeddingTable]:
-    """Tables of a built graph whose weights an update changes as a whole."""
+def _find_dense_tables(graph: Graph) -> list[int]:
+    """Positions of the tables of a built graph whose weights an update changes as a whole."""
     if not graph.optimizer:  # it was captured
         return []
     updates = {place for place, label in enumerate(graph.labels) if label[3] == "update"}
     updated = {int(row[1]) for row in graph.accesses if row[3] and int(row[0]) in updates}
     numbers = graph.weights[graph.weights[:, 1] == 1, 0].tolist()
-    return [
-        table for table, number in zip(graph.tables, numbers, strict=False) if number in updated
-    ]
+    return [place for place, number in enumerate(numbers) if number in updated]
 
 
 @dataclass(frozen=True)

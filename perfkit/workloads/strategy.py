@@ -151,6 +151,18 @@ class Strategy:
         shard."""
         return np.greater(self.zero, 1) & np.not_equal(self.schedule, "breadth_first")
 
+    def without_idle_zero(self) -> "Strategy":
+        """The same, with `zero` 0 where there is a single replica, which has nobody to share with.
+
+        Returns
+        -------
+        strategy : Strategy
+            One or many, as this one.
+        """
+        alone = np.equal(self.dp * self.cp, 1)
+        zero = np.where(alone, 0, self.zero)
+        return replace(self, zero=zero if zero.ndim else int(zero))
+
     @property
     def rows(self) -> Any:
         """Ranks that share the tokens of operations that are no products [-]."""
