@@ -7,6 +7,7 @@ import fractions
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pytest
 
@@ -194,3 +195,97 @@ def test_arrays_without_a_size_are_refused() -> None:
 def test_unique_rows_of_small_numbers_of_lookups() -> None:
     assert unique_rows(Uniform(1000), np.int8(100)) == unique_rows(Uniform(1000), 100)
     assert bus_factor("all_reduce", np.uint8(200)) == bus_factor("all_reduce", 200)
+
+
+NODE = pk.load_platform("h100-sxm-8")
+SMALL = pk.DLRM(rows=[1000] * 2, dim=16, pooling=2, batch=64, bottom=[16], top=[16])
+FRAME = pd.DataFrame({"rows": [100], "dim": [8]})
+#: Calls with one argument that is text, a choice, a switch, a function or a list.
+TAKERS_OF_ANYTHING: dict[str, Any] = {
+    "table_dtype": lambda odd: pk.DLRM(table_dtype=odd),
+    "parallel": lambda odd: pk.Transformer.bert(parallel=odd),
+    "kv_heads": lambda odd: pk.Transformer.bert(kv_heads=odd),
+    "norm": lambda odd: pk.Transformer.bert(norm=odd),
+    "gated": lambda odd: pk.Transformer.bert(gated=odd),
+    "execution": lambda odd: pk.predict(SMALL, NODE, execution=odd),
+    "ranks": lambda odd: pk.sweep(SMALL, {"batch": [64]}, NODE, ranks=odd),
+    "events": lambda odd: pk.sweep(SMALL, {"batch": [64]}, NODE, events=odd),
+    "progress": lambda odd: pk.sweep(SMALL, {"batch": [64]}, NODE, progress=odd),
+    "execution of a sweep": lambda odd: pk.sweep(SMALL, {"batch": [64]}, NODE, execution=odd),
+    "grid": lambda odd: pk.sweep(SMALL, odd, NODE),
+    "strong": lambda odd: pk.scaling(SMALL, NODE, strong=odd),
+    "strong of solve_for": lambda odd: pk.solve_for("ranks", SMALL, NODE, strong=odd),
+    "until": lambda odd: pk.solve_for("ranks", SMALL, NODE, odd),
+    "until answers": lambda odd: pk.solve_for("ranks", SMALL, NODE, lambda r: odd),
+    "worth": lambda odd: pk.allocate({"a": SMALL}, NODE, 2, odd),
+    "worth answers": lambda odd: pk.allocate({"a": SMALL}, NODE, 2, lambda r: odd),
+    "tables": lambda odd: NODE.lookup(odd, batch=64),
+    "loader": lambda odd: pk.time_loader(odd),
+    "sizes": lambda odd: pk.read_trace("reference_data/measured/xeon-2.step.json.gz", sizes=odd),
+    "partial": lambda odd: pk.calibrate(nccl_logs="none", partial=odd),
+    "ranks_per_node": lambda odd: NODE.with_nodes(2, ranks_per_node=odd),
+    "power": lambda odd: pk.predict(SMALL, NODE).cost(2.0, power=odd, samples=1e6),
+    "price_per_gpu_hour": lambda odd: pk.predict(SMALL, NODE).cost(odd, samples=1e6),
+    "rows": lambda odd: pk.read_tables(FRAME, batch=64, rows=odd),
+    "itemsize": lambda odd: pk.read_tables(FRAME, batch=64, itemsize=odd),
+    "correlation": lambda odd: pk.draw_tables(3, correlation=odd),
+    "a of compare": lambda odd: pk.compare(odd, "h100-sxm-8"),
+    "ranks of explore": lambda odd: pk.explore(pk.Transformer.bert(), NODE, ranks=odd),
+    "together": lambda odd: pk.shard(SMALL, NODE, ranks=2, steps=1, together=odd),
+    "forbid": lambda odd: pk.shard(SMALL, NODE, ranks=2, steps=1, forbid=odd),
+}
+#: Objects that answer a comparison or a question of truth with an error of their own.
+ODD_OBJECTS = [
+    pd.NA,
+    pd.Series([4]),
+    pl.Series([4]),
+    pl.col("a"),
+    np.array([4, 8]),
+    np.array([(1, 2)], dtype="i4,i4"),
+    np.ma.masked,
+    decimal.Decimal("sNaN"),
+    np.str_("odd"),
+]
+
+
+@pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
+@pytest.mark.parametrize("name", TAKERS_OF_ANYTHING)
+def test_what_answers_no_comparison_is_refused_with_the_name_of_the_argument(name: str) -> None:
+    for odd in ODD_OBJECTS:
+        try:
+            TAKERS_OF_ANYTHING[name](odd)
+        except ValueError as error:
+            text = str(error)
+            assert text.isprintable() and len(text) < 700, repr(odd)
+            assert "ambiguous" not in text and "truth value" not in text, repr(odd)
+            if name not in ("rows", "a of compare", "ranks of explore"):
+                assert name.split()[0] in text, text
+
+
+def test_an_empty_cell_of_whole_numbers_takes_the_default() -> None:
+    frame = pd.DataFrame({"rows": [100, 200], "dim": [8, 8], "pooling": [3, None]}, dtype="Int64")
+    assert [table.pooling for table in pk.read_tables(frame, batch=64).tables] == [3, 1]
+
+
+@pytest.mark.parametrize("column", ["rows", "dim", "pooling"])
+def test_an_odd_cell_is_refused_with_its_column(column: str) -> None:
+    for odd in (np.array([4, 8]), decimal.Decimal("sNaN"), pl.Series([4]), np.ma.masked, [4]):
+        record = {"rows": 100, "dim": 8, "pooling": 2, column: odd}
+        with pytest.raises(ValueError, match=f"source.*{column} is ") as caught:
+            pk.read_tables([record], batch=64)
+        assert str(caught.value).isprintable()
+
+
+@pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
+def test_arrays_without_axes_count_as_the_number_in_them() -> None:
+    four = np.array(4)
+    plain = pk.DLRM(rows=[1000] * 2, pooling=4, exponent=1.0)
+    assert pk.DLRM(rows=[1000] * 2, pooling=four, exponent=np.array(1.0)) == plain
+    assert len(pk.DLRM(rows=np.array(1000)).tables) == 1
+    with pytest.raises(ValueError, match="pooling is empty"):
+        pk.DLRM(rows=[1000], pooling=[])
+    swept = pk.sweep(pk.Transformer.bert, {"batch": four}, NODE).table()
+    assert swept["batch"].to_list() == [4]
+    for number in (np.longdouble(4), decimal.Decimal(4), four):
+        one = pk.sweep(pk.Transformer.bert, {"batch": [number]}, NODE).table()
+        assert one.equals(swept)

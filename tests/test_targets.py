@@ -2,6 +2,7 @@
 was."""
 
 import errno
+import io
 import os
 import re
 import socket
@@ -48,6 +49,11 @@ def write_json(path: Any) -> None:
         raise ValueError(f"path: exit code {code}")
 
 
+def make_chart(toy: pk.Platform) -> Any:
+    """The chart of a prediction."""
+    return pk.predict(MODEL, toy, ranks=1).chart()
+
+
 #: Everything public that writes a file, by name.
 WRITERS: dict[str, Callable[[Any, pk.Platform], Any]] = {
     "plan": lambda path, toy: PLAN.save(path),
@@ -56,6 +62,8 @@ WRITERS: dict[str, Callable[[Any, pk.Platform], Any]] = {
     "trace": lambda path, toy: pk.predict(MODEL, toy, ranks=1).save_trace(path),
     "report": lambda path, toy: pk.report(COMPARISON, path=path),
     "json": lambda path, toy: write_json(path),
+    "chart": lambda path, toy: make_chart(toy).save(path, format="html"),
+    "data of a chart": lambda path, toy: make_chart(toy).save(path, format="json"),
 }
 writers = pytest.mark.parametrize("write", WRITERS.values(), ids=[*WRITERS])
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
@@ -189,6 +197,56 @@ def test_a_full_disk_leaves_a_linked_file_as_it_was(
     with pytest.raises(OSError, match=r"No space left on device: '.*a'"):
         write_text(tmp_path / "a", "new content")
     assert (tmp_path / "b").read_text() == "old"
+
+
+def test_a_full_disk_leaves_the_page_of_a_chart_as_it_was(
+    toy: pk.Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    chart = make_chart(toy)
+    (tmp_path / "a.html").write_text("old")
+    monkeypatch.setattr(targets, "_write_all", fail)
+    with pytest.raises(OSError, match="No space left on device"):
+        chart.save(tmp_path / "a.html")
+    assert (tmp_path / "a.html").read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        (
+            "a.txt",
+            {},
+            "a.txt'; it must end with one of json, html, svg, png, pdf, vega; name it so",
+        ),
+        ("a.html", {"format": "docx"}, "format is 'docx'; known are json, html"),
+        ("a.html", {"format": ["svg"]}, r"format is \['svg'\]; known are json, html"),
+        ("a.png", {"scale_factor": "2"}, "scale_factor is '2'; it must be a number above 0"),
+        ("a.png", {"ppi": -3}, "ppi is -3; it must be a number above 0"),
+        ("a.svg", {"scale_factor": float("nan")}, "scale_factor is nan; it must be a number above"),
+        ("a.html", {"nope": 1}, "option is 'nope'; known are embed_options"),
+        ("a.png", {"inline": True}, "option is 'inline'; known are scale_factor, ppi"),
+        ("a.html", {"embed_options": 5}, "embed_options is 5; it must be a mapping"),
+        (None, {}, "fp is None; it must be the name of a file to write, or a file that is open"),
+        (io.BytesIO(), {"format": "svg"}, "format 'svg' is text; open the file for writing text"),
+        (io.StringIO(), {"format": "png"}, "format 'png' is bytes; open the file for writing by"),
+    ],
+)
+def test_a_chart_says_what_it_can_be_written_as(
+    name: Any, options: dict[str, Any], said: str, toy: pk.Platform, tmp_path: Path
+) -> None:
+    file = tmp_path / name if isinstance(name, str) else name
+    with pytest.raises(ValueError, match=said) as caught:
+        make_chart(toy).save(file, **options)
+    assert str(caught.value).isprintable()
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_ending_of_a_chart_may_be_in_capitals(toy: pk.Platform, tmp_path: Path) -> None:
+    make_chart(toy).save(tmp_path / "A.HTML")
+    assert "<html" in (tmp_path / "A.HTML").read_text()
 
 
 def test_attributes_of_a_replaced_file_are_kept(tmp_path: Path) -> None:

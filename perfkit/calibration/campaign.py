@@ -329,6 +329,7 @@ def calibrate(
     """
     check_choice("device", device, ("cpu", "cuda"))
     check_choice("models", models, MODELS)
+    check_type("partial", partial, bool)
     if partial and nccl_logs is None:
         raise ValueError("partial is True; it is for logs of nccl-tests, which nccl_logs names")
     target, campaign = check_target("out", out, ".toml") if out is not None else None, None

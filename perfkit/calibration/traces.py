@@ -603,6 +603,7 @@ def read_trace(
         For a file that is no trace, is cut off or has impossible values, for ranks that do not
         belong together, and for a basis that the trace does not have.
     """
+    check_type("sizes", sizes, Mapping | None)
     files = read_ranks(paths)
     for file in files:
         check_device(file)

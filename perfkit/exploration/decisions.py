@@ -1,15 +1,18 @@
 """Decisions: how far a job scales, which batch, ranks or link meet a condition, and how jobs share
 ranks."""
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from perfkit.exploration.sweeps import Sweep, build
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Table
-from perfkit.ground.units import check_choice, check_positive, check_type, show
+from perfkit.ground.units import check_choice, check_positive, check_type, read_number, show
 from perfkit.platform.estimates import keep_quiet, name_sides, warn_once
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
@@ -91,6 +94,8 @@ def scaling(
     check_threads()
     import polars as pl
 
+    check_type("strong", strong, bool)
+    check_type("execution", execution, str | None)
     where, batch = load_platform(platform), _find_batch(workload)
     if ranks is None:
         counts = [2**n for n in range(where.network.ranks.bit_length())]
@@ -198,7 +203,10 @@ def solve_for(
     """
     where, count = load_platform(platform), check_positive("ranks", ranks, integer=True)
     check_choice("unknown", unknown, ["batch", "ranks", *list_resources(where)])
-    batch, meets, values = _find_batch(workload), until or (lambda r: r.fits), _FACTORS
+    check_type("until", until, Callable | None)
+    check_type("strong", strong, bool)
+    check_type("execution", execution, str | None)
+    batch, values = _find_batch(workload), _FACTORS
     if unknown == "batch":
         values = range(_BATCH * count, 0, -count)
     if unknown == "ranks":
@@ -213,8 +221,12 @@ def solve_for(
             return _predict(workload, value, where, count, execution)
         return _predict(workload, batch, where.with_scale(**{unknown: value}), count, execution)
 
+    def meets(value: Any) -> bool:
+        prediction = attempt(value)
+        return bool(prediction.fits) if until is None else _read_truth(until(prediction))
+
     # the first that meets it
-    place = bisect_left(values, True, key=lambda value: bool(meets(attempt(value))))
+    place = bisect_left(values, True, key=meets)
     if place == len(values) or (place == 0 and unknown != "ranks"):
         tried = (
             f"{'no' if place else 'every'} {unknown} from {min(values):.7g} to {max(values):.7g}"
@@ -225,6 +237,31 @@ def solve_for(
     found = attempt(values[place])
     warn_once(found.warnings, 3)
     return values[place], found
+
+
+def _read_truth(answer: Any) -> bool:
+    """What `until` answers, as True or False."""
+    if isinstance(answer, bool | np.bool_):
+        return bool(answer)
+    if isinstance(answer, np.ndarray) and answer.ndim == 0 and answer.dtype == bool:
+        return bool(answer)
+    raise ValueError(
+        f"until answers {show(answer)}; it must answer True or False, as lambda r: r.fits does"
+    )
+
+
+def _find_worth(
+    prediction: Prediction, slowest: Prediction, worth: Callable[[Prediction], float] | None
+) -> float:
+    """What a prediction of a job is worth: how much faster it is, or what the user says."""
+    if worth is None:
+        return slowest.time / prediction.time
+    number = read_number(answer := worth(prediction))
+    if number is None or not math.isfinite(number):
+        raise ValueError(
+            f"worth answers {show(answer)}; it must answer a finite number, as lambda r: 1 / r.time"
+        )
+    return float(number)
 
 
 def allocate(
@@ -268,11 +305,13 @@ def allocate(
     where, best = load_platform(platform), {0: (0.0, tuple[tuple[Any, ...], ...]())}
     most = check_positive("ranks", ranks, integer=True, maximum=where.network.ranks)
     check_type("jobs", jobs, Mapping)
+    check_type("worth", worth, Callable | None)
     for name, job in jobs.items():
         batch, counts, wider = _find_batch(job), _count_ranks(where, most), type(best)()
         runs = [_predict(job, batch, where, count, None) for count in counts if batch % count == 0]
+        gains = {r.ranks: _find_worth(r, runs[0], worth) for r in runs}
         for r, (used, (total, chosen)) in product(runs, best.items()):
-            gain, taken = worth(r) if worth else runs[0].time / r.time, used + r.ranks
+            gain, taken = gains[r.ranks], used + r.ranks
             if taken <= most and (taken not in wider or total + gain > wider[taken][0]):
                 wider[taken] = (
                     total + gain,

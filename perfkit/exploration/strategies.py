@@ -1,7 +1,7 @@
 """Explore strategies: rank those that fit, find the front of time, memory and ranks, and explain
 the best one."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -12,7 +12,14 @@ import numpy as np
 
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Picture, Sections, Table, Tabular
-from perfkit.ground.units import check_positive, check_type, format_bytes, format_time, show
+from perfkit.ground.units import (
+    check_positive,
+    check_type,
+    format_bytes,
+    format_time,
+    is_listed,
+    show,
+)
 from perfkit.models.partitions import RECOMPUTED
 from perfkit.platform.estimates import find_interval, keep_quiet
 from perfkit.platform.gallery import Named, load_platform
@@ -292,7 +299,9 @@ def explore(
     kind: Any = Plan if isinstance(model, DLRM) else Strategy
     check_type("strategies", strategies, Sequence[kind] | None)
     ranks = [*{int(own.ranks): 0 for own in strategies or ()}] if ranks is None else ranks
-    where, counts = load_platform(platform), [*ranks] if isinstance(ranks, Iterable) else [ranks]
+    where = load_platform(platform)
+    listed_counts: Any = ranks if is_listed(ranks) else [ranks]
+    counts = [*listed_counts]
     if not counts:
         raise ValueError("ranks is None; give a count of ranks, or strategies")
     counts = [

@@ -15,7 +15,15 @@ import numpy as np
 
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Picture, Sections, Table, Tabular, read_columns
-from perfkit.ground.units import check_choice, escape, format_time, show
+from perfkit.ground.units import (
+    check_choice,
+    check_positive,
+    check_type,
+    escape,
+    format_time,
+    read_number,
+    show,
+)
 from perfkit.platform.estimates import find_interval, keep_quiet, name_sides, warn_once
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
@@ -193,16 +201,20 @@ def sweep(
     with catch_warnings(action="ignore"):  # a notebook without widgets shows a bar of text
         from tqdm.auto import tqdm
 
+    check_positive("ranks", ranks, integer=True)
+    check_type("execution", execution, str | None)
+    check_type("events", events, bool)
+    check_type("progress", progress, bool)
     if executor is not None and not hasattr(executor, "map"):
         raise ValueError(
             f"executor is {show(executor)}; it must be one of concurrent.futures, such as a pool"
         )
     if isinstance(grid, Mapping):
-        grid = {
-            name: [each] if isinstance(each, str | int | float | None) else each
-            for name, each in grid.items()
-        }
-    columns = read_columns("grid", grid)
+        grid = {name: [value] if _is_single(value) else value for name, value in grid.items()}
+    columns = {
+        name: [_read_plain(value) for value in values]
+        for name, values in read_columns("grid", grid).items()
+    }
     if isinstance(grid, Mapping):
         columns = dict(
             zip(columns, map(list, zip(*product(*columns.values()), strict=True)), strict=False)
@@ -217,7 +229,9 @@ def sweep(
         {name: [values[i] for i in members] for name, values in columns.items()}
         for members in groups
     ]
-    done = (executor.map if executor else map)(partial(_price, workload, usual, events), tasks)
+    done = (map if executor is None else executor.map)(
+        partial(_price, workload, usual, events), tasks
+    )
     with tqdm(total=_count(columns), delay=2, disable=not progress, unit="configuration") as bar:
         for members, part in zip(groups, done, strict=True):
             parts.append(part)
@@ -265,6 +279,17 @@ def sweep(
     return Sweep(
         frame, tuple(columns), about, tuple(wheres), warn_once(name_sides(notes)[:_NOTES], 3)
     )
+
+
+def _is_single(value: Any) -> bool:
+    """Whether an entry of a grid is one value rather than a sequence of values."""
+    return isinstance(value, str | int | float | None) or read_number(value) is not None
+
+
+def _read_plain(value: Any) -> Any:
+    """A value of a grid; numbers of NumPy, fractions and decimals as Python's, which frames hold."""
+    number = read_number(value)
+    return value if number is None else number
 
 
 def _count(columns: _Columns) -> int:

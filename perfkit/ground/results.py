@@ -2,10 +2,12 @@
 pass."""
 
 import html
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from perfkit.ground.units import format_bytes, format_rate, format_time, show
+import numpy as np
+
+from perfkit.ground.units import format_bytes, format_rate, format_time, is_listed, show
 
 if TYPE_CHECKING:
     import altair
@@ -113,14 +115,17 @@ def write_cell(column: str, value: Any, unit: str | None) -> str:
     return format_rate(value, unit) if unit and unit != "-" else number
 
 
+def _is_column(values: Any) -> bool:
+    """Whether these are the values of a column, and none is masked."""
+    return is_listed(values) and not np.ma.is_masked(values)
+
+
 def read_columns(name: str, frame: Any) -> dict[str, list[Any]]:
     """Columns of a polars or pandas frame, or of a mapping, as lists by name; a ValueError for
     anything else."""
     data = frame.to_dict(as_series=False) if hasattr(frame, "get_columns") else frame
-    data = data.to_dict("list") if hasattr(data, "to_dict") else data
-    if not isinstance(data, Mapping) or any(
-        isinstance(v, str) or not isinstance(v, Iterable) for v in data.values()
-    ):
+    data = data.to_dict("list") if hasattr(data, "to_dict") and hasattr(data, "columns") else data
+    if not isinstance(data, Mapping) or not all(map(_is_column, data.values())):
         raise ValueError(
             f"{name} is {show(frame)}; it must be a pandas or polars frame, or lists by name"
         )

@@ -306,6 +306,21 @@ def read_numbers(values: Any) -> Array | None:
         return None
 
 
+def is_listed(values: Any) -> bool:
+    """Whether these are several values rather than one: no text, no array without axes.
+
+    Examples
+    --------
+    >>> is_listed([3]), is_listed(np.array([3])), is_listed(np.array(3)), is_listed("abc")
+    (True, True, False, False)
+    """
+    return (
+        isinstance(values, Iterable)
+        and not isinstance(values, str | bytes)
+        and getattr(values, "ndim", 1) != 0
+    )
+
+
 def check_positive(
     name: str,
     value: Any,
@@ -407,6 +422,7 @@ _WORDS: Mapping[Any, str] = {
     int: "a whole number",
     float: "a number",
     Mapping: "a mapping",
+    Callable: "a function",
     Sequence: "a sequence",
     tuple: "a sequence",
 }

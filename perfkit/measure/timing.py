@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.ground.units import check_positive, show
+from perfkit.ground.units import check_positive, is_listed, show
 
 #: Shortest sample [s]: faster calls are timed in groups. Fewest and most samples of one thing [-].
 _SAMPLE, LEAST, MOST = 2e-4, 6, 400
@@ -158,8 +158,10 @@ def time_loader(loader: Iterable[Any], *, batches: int = 64) -> float:
     >>> 0 < time_loader([0.0] * 10) < 1
     True
     """
+    if not is_listed(loader):
+        raise ValueError(f"loader is {show(loader)}; it must give batches, as a DataLoader does")
     workers = max(int(getattr(loader, "num_workers", 0)), 1)
-    count = workers + check_positive("batches", batches, integer=True)
+    count = workers + check_positive("batches", batches, integer=True, maximum=10**9)
     came = np.array(
         [time.perf_counter() for _ in itertools.islice(loader, max(count, 2 * workers))]
     )

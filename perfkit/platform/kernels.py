@@ -19,6 +19,7 @@ from perfkit.ground.units import (
     check_sizes,
     check_type,
     format_rate,
+    is_listed,
     show,
 )
 from perfkit.models import embedding
@@ -340,6 +341,7 @@ def estimate_lookups(platform: Any, tables: Sequence[Any], *, batch: int) -> Est
     tables = getattr(tables, "tables", tables)
     if (
         not isinstance(tables, Collection)
+        or not is_listed(tables)
         or not len(tables)
         or not all(hasattr(t, "distribution") for t in tables)
     ):

@@ -107,8 +107,10 @@ def with_nodes(
         regions := check_positive("regions", old if regions is None else regions, integer=True)
     ):
         raise ValueError(f"regions is {regions}; it must divide nodes, {nodes}; change one of them")
-    if ranks_per_node not in (None, platform.network.ranks_per_node):
+    local = platform.network.ranks_per_node
+    if ranks_per_node is not None:
         local = check_positive("ranks_per_node", ranks_per_node, integer=True)
+    if local != platform.network.ranks_per_node:
         name = re.sub(rf"-\d+?(x{before})?$", f"-{local}", platform.name)
         platform, before = (
             derive(resize_nodes(platform, 1, local), name, f"{local} ranks a node"),

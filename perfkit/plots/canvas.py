@@ -1,6 +1,7 @@
 """What all charts share: their look, the colours of classes, axes with SI units, rows that JSON can
 hold."""
 
+import io
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import polars
 
 from perfkit.ground.results import Table, read_records
 from perfkit.ground.targets import check_target, write_bytes
-from perfkit.ground.units import clean
+from perfkit.ground.units import check_choice, check_positive, check_type, clean, escape, show
 from perfkit.plots.pictures import PictureError, draw_picture
 
 #: A polars or pandas frame, or rows as mappings.
@@ -72,6 +73,21 @@ CLASSES = {
 }
 #: Longest text in a chart; a longer name is cut in the middle [-].
 _LONGEST = 2000
+#: What a chart can be written as, and which of these are pictures.
+_FORMATS = ("json", "html", "svg", "png", "pdf", "vega")
+_PICTURES = ("svg", "png", "pdf")
+#: Largest options of a picture; it then has some 10,000 pixels in a row [-].
+_LARGEST = {"scale_factor": 20.0, "ppi": 1440.0}
+#: Options of Altair for pages and JSON.
+_OPTIONS = (
+    "embed_options",
+    "inline",
+    "json_kwds",
+    "override_data_transformer",
+    "vega_version",
+    "vegaembed_version",
+    "vegalite_version",
+)
 #: Nine shapes and eight colours: 72 series differ in one of both.
 _SHAPES = [
     "circle",
@@ -177,35 +193,82 @@ class _Themed(alt.TopLevelMixin):
         fp : str, Path or file object
             File to write; pictures are drawn in a process of their own.
         format : str, optional
-            ``json``, ``html``, ``png``, ``svg`` or ``pdf``; by default the ending of the name.
+            ``json``, ``html``, ``png``, ``svg``, ``pdf`` or ``vega``; by default the ending of the
+            name.
         **options
-            As ``altair.Chart.save`` takes them, such as ``scale_factor``.
+            Of a picture ``scale_factor`` and ``ppi``, pixels per inch; of others those that
+            ``altair.Chart.save`` takes, such as ``inline``.
 
         Raises
         ------
         ValueError
-            For a name that cannot be written.
+            For a name that cannot be written, an unknown format, and options that do not fit.
         PictureError
             For a picture that cannot be drawn.
         """
         named = isinstance(fp, str | os.PathLike)
         if named:
             fp = check_target("fp", fp)
-        form = format or (fp.suffix.lstrip(".").lower() if named else None)
-        if form not in ("svg", "png", "pdf") or not options.keys() <= {"scale_factor", "ppi"}:
-            super().save(fp, format, **options)
-            return
-        names = {"scale_factor": "scale", "ppi": "ppi"}
-        chosen = {names[name]: value for name, value in options.items()}
-        if form == "svg":
-            chosen = {}  # it has no pixels
-        picture = draw_picture(json.dumps(self.to_dict()), form, **chosen)
-        if named:
-            write_bytes(fp, picture)
-        elif form == "svg":
-            fp.write(picture.decode())
+        elif not hasattr(fp, "write"):
+            wanted = "the name of a file to write, or a file that is open for writing"
+            raise ValueError(f"fp is {show(fp)}; it must be {wanted}")
+        form = _find_format(fp, format, named)
+        if form in _PICTURES:
+            content = self._draw(form, options)
         else:
-            fp.write(picture)
+            content = self._write(form, options).encode()
+        if named:
+            # Altair would wait for ever for the reader of a named pipe, and leave half a file
+            write_bytes(fp, content)
+            return
+        is_text = form not in ("png", "pdf")
+        try:
+            fp.write(content.decode() if is_text else content)
+        except TypeError as error:
+            kind = "text" if is_text else "bytes"
+            raise ValueError(
+                f"fp is {show(fp)}; format {form!r} is {kind}; open the file for writing {kind}"
+            ) from error
+
+    def _draw(self, form: str, options: Row) -> bytes:
+        """The chart as a picture."""
+        names = {"scale_factor": "scale", "ppi": "ppi"}
+        chosen = {}
+        for name, value in options.items():
+            check_choice("option", name, names)
+            size = check_positive(name, value, maximum=_LARGEST[name])
+            if form != "svg":  # it has no pixels
+                chosen[names[name]] = size
+        return draw_picture(json.dumps(self.to_dict()), form, **chosen)
+
+    def _write(self, form: str, options: Row) -> str:
+        """The chart as a page or as JSON."""
+        for name in options:
+            check_choice("option", name, _OPTIONS)
+        for name in options.keys() & {"embed_options", "json_kwds"}:
+            check_type(name, options[name], Mapping | None)
+        text = io.StringIO()
+        try:
+            super().save(text, form, **options)  # type: ignore[arg-type]
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"the chart cannot be written as {form!r} with the options {show(options)}: "
+                f"{escape(error, 200)}; leave them out"
+            ) from error
+        return text.getvalue()
+
+
+def _find_format(fp: Any, format: Any, named: bool) -> str:
+    """The format of a file, by its name where none is given."""
+    if format is not None:
+        return check_choice("format", format, _FORMATS)
+    ending = fp.suffix.lstrip(".").lower() if named else ""
+    if ending not in _FORMATS:
+        endings = ", ".join(_FORMATS)
+        raise ValueError(
+            f"fp is {show(str(fp), 200)}; it must end with one of {endings}; name it so, or give format"
+        )
+    return ending
 
 
 def _describe(spec: Row) -> str:

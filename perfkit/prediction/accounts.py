@@ -572,8 +572,10 @@ def find_cost(
         check_choice("amount, as in samples=1e6,", unit, prediction.throughput)
     ]
     hours = check_positive(unit, count) * check_positive("epochs", epochs) / rate / 3600
-    taken, price = hours * prediction.ranks, check_positive("price", price_per_gpu_hour, zero=True)
-    energy = (
-        {"energy_kwh": taken * check_positive("power", power, zero=True) / 1000} if power else {}
-    )
-    return {"hours": hours, "gpu_hours": taken, "cost": taken * price, **energy}
+    gpu_hours = hours * prediction.ranks
+    price = check_positive("price_per_gpu_hour", price_per_gpu_hour, zero=True)
+    watts = check_positive("power", power, zero=True)
+    account = {"hours": hours, "gpu_hours": gpu_hours, "cost": gpu_hours * price}
+    if watts:
+        account["energy_kwh"] = gpu_hours * watts / 1000
+    return account

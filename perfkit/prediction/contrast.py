@@ -197,7 +197,8 @@ def compare(
         For two that cannot be compared, an unknown platform, more ranks than a platform has, or a
         workload that a platform cannot price.
     """
-    if hasattr(a, "compare") and not hasattr(a, "prediction"):
+    # a recorded trace; objects of other packages, such as decimals, have a method of this name too
+    if hasattr(a, "compare") and hasattr(a, "sections") and not hasattr(a, "prediction"):
         return a.compare(b)
     if not all(isinstance(each, Platform | str | Path) for each in (a, b)):
         sides = (

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from perfkit.fitting import Fit
-from perfkit.ground.units import Array, check_choice, check_positive, show
+from perfkit.ground.units import Array, check_choice, check_positive, check_type, show
 from perfkit.platform.estimates import CollectiveTime
 from perfkit.platform.nodes import advise_nodes
 from perfkit.platform.platform import Platform
@@ -165,6 +165,7 @@ def find_graphs(
         known = f"platform {platform.name!r} has {platform.network.ranks}"
         raise ValueError(f"ranks is {count}; {known}; {advise_nodes(platform, count)}")
     check_choice(f"on {platform.name} dtype", what.dtype, platform.device.peaks)
+    check_type("execution", execution, str | None)
     if execution == "graphs" and platform.device.kind == "cpu":
         raise ValueError(
             f"execution is 'graphs'; {platform.name!r} is a CPU, which has none; take eager or compiled"

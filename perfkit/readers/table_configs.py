@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +16,15 @@ import numpy as np
 from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, check_values, group_rows, reading
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import read_records
-from perfkit.ground.units import check_choice, check_positive, escape, join_place
+from perfkit.ground.units import (
+    check_choice,
+    check_positive,
+    escape,
+    is_listed,
+    join_place,
+    read_number,
+    show,
+)
 from perfkit.models.distributions import ReuseHistogram, Zipf
 from perfkit.models.skew import fit_zipf
 from perfkit.readers.index_arrays import read_indices
@@ -103,7 +112,8 @@ def read_tables(
     framed = not isinstance(source, str | Path)
     name, suffix = ("source", "") if framed else (str(source), _find_suffix(source))
     bare = suffix in _ARRAYS or (name in _histograms() and not framed)
-    if not bare and (dim, rows, tables) != (None, None, None):
+    has_sizes = dim is not None or rows is not None or tables is not None
+    if has_sizes and not bare:
         raise ValueError(
             f"{escape(name, 200)} has rows and columns of its own; leave dim, rows and tables out"
         )
@@ -116,7 +126,8 @@ def read_tables(
         # empty cells of a pandas frame hold NaN
         records = enumerate(read_records("source", source))
         places = (
-            (f"source row {i}", {k: v for k, v in row.items() if v == v}) for i, row in records
+            (f"source row {i}", {k: v for k, v in row.items() if not _is_missing(v)})
+            for i, row in records
         )
         with reading("source", "change the tables"):
             found, facts = _make_tables(places, "source", itemsize)
@@ -158,10 +169,19 @@ def _find_suffix(source: str | Path) -> str:
 
 
 def _check_itemsize(itemsize: Any) -> None:
-    if itemsize not in (1, 2, 4, 8):
+    if read_number(itemsize) not in (1, 2, 4, 8):
         raise ValueError(
-            f"itemsize is {itemsize!r}; it must be 1, 2, 4 or 8 bytes, not bits (fp32 is 4, fp16 is 2)"
+            f"itemsize is {show(itemsize)}; it must be 1, 2, 4 or 8 bytes, not bits (fp32 is 4, fp16 is 2)"
         )
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a cell is empty: no text, NaN, or what pandas has in its place."""
+    if value is None or isinstance(value, str):
+        return not value
+    if isinstance(value, float):
+        return math.isnan(value)
+    return type(value).__name__ in ("NAType", "NaTType")
 
 
 def _make_tables(
@@ -173,7 +193,7 @@ def _make_tables(
     for place, record in islice(records, MOST_ROWS + 1):
         given = {_FOREIGN.get(key, str(key)): value for key, value in record.items()}
         values = {"itemsize": itemsize} | {
-            key: value for key, value in given.items() if value not in (None, "")
+            key: value for key, value in given.items() if not _is_missing(value)
         }
         foreign |= _FOREIGN.keys() & record
         if len(given) < len(record):
@@ -195,6 +215,9 @@ def _make_tables(
                 f"{place} lacks {' and '.join(missing)}; give the rows and columns of the table"
             )
         with reading(place, "change the table"):
+            for key, value in values.items():
+                if key != "name" and is_listed(value):
+                    raise ValueError(f"{key} is {show(value)}; it must be one number")
             _check_itemsize(values["itemsize"])
             found.append(EmbeddingTable(**values))
     _check_count(len(found), name)

@@ -2,7 +2,7 @@
 a table, search."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -17,6 +17,7 @@ from perfkit.ground.units import (
     check_positive,
     check_type,
     format_bytes,
+    is_listed,
     steady,
 )
 from perfkit.models.distributions import unique_rows
@@ -438,7 +439,7 @@ def _find(names: Sequence[str], table: Any, argument: str) -> int:
 
 def _list(given: Any) -> list[Any]:
     """A list of the values, or of the only one."""
-    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    return list(given) if is_listed(given) else [given]
 
 
 def _find_groups(names: Sequence[str], groups: Any, argument: str) -> list[list[int]]:

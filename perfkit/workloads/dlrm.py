@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.ground.files import group_rows
-from perfkit.ground.units import check_choice, check_positive, check_type, show
+from perfkit.ground.units import check_choice, check_positive, check_type, is_listed, show
 from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads import layers
 from perfkit.workloads.blocks import share_perceptrons
@@ -72,7 +72,7 @@ def _make_tables(base: Mapping[str, Any], width: Any, itemsize: int) -> tuple[Em
     columns, count = [], 1
     for name in ("rows", "pooling", "exponent"):
         value = base[name]
-        listed = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+        listed = isinstance(value, Sequence | np.ndarray) and is_listed(value)
         values = [
             v.item() if isinstance(v, np.generic) else v
             for v in (value if listed else [value] * count)
@@ -80,7 +80,7 @@ def _make_tables(base: Mapping[str, Any], width: Any, itemsize: int) -> tuple[Em
         count = len(values) if name == "rows" else count
         if not values:
             raise ValueError(
-                "rows is empty; a DLRM needs at least one table; give the rows of each table"
+                f"{name} is empty; a DLRM needs at least one table; give the {name} of each table"
             )
         if len(values) != count:
             fault = f"{name} has {len(values)} entries; the model has {count} tables"
@@ -222,7 +222,9 @@ class DLRM:
         check_switches(
             check_choice("dtype", base["dtype"], ITEMSIZE), **{key: base[key] for key in _SWITCHES}
         )
-        base["table_dtype"] = base["table_dtype"] or ("fp32" if base["mixed"] else base["dtype"])
+        check_type("table_dtype", base["table_dtype"], str)
+        if not base["table_dtype"]:
+            base["table_dtype"] = "fp32" if base["mixed"] else base["dtype"]
         check_choice("table_dtype", base["table_dtype"], ITEMSIZE)
         summed = base["embedding"] == "exact" or (
             base["embedding"] == "separate" and not base["sparse"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from perfkit.ground.files import group_rows
-from perfkit.ground.units import check_choice, check_positive
+from perfkit.ground.units import check_choice, check_positive, check_type
 from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads.blocks import PARALLEL, UNFUSED, Cut, Units, record_forward
 from perfkit.workloads.graph import Graph
@@ -203,6 +203,7 @@ class Transformer:
             "dropout": check_positive("dropout", self.dropout, maximum=1.0, zero=True),
         }
         vars(self).update(known)
+        check_type("parallel", self.parallel, str)
         if self.parallel == "hsdp":
             raise ValueError(
                 "parallel is 'hsdp'; hybrid sharding is a strategy: "
@@ -335,10 +336,13 @@ class Transformer:
         } & changes.keys()
         for key in shape & {"layers", *SIZES}:
             check_size(key, changes[key])
-        changed = any(np.any(changes[key] != getattr(plain, key)) for key in shape)
         length = changes.get("positions", plain.positions) if plain.causal else 128
         values |= {**changes, "sequence": length if sequence is None else sequence}
-        return cls(family if changed else name, plain.causal, batch, **values)
+        # compared once the model has checked them: other types answer no comparison
+        model = cls(name, plain.causal, batch, **values)
+        if any(np.any(getattr(model, key) != getattr(plain, key)) for key in shape):
+            return replace(model, name=family)
+        return model
 
     @property
     def routed(self) -> float:
