@@ -58,6 +58,7 @@ def _calibrate(given: _Given) -> _Answer:
     based = given.base and given.device != "cuda" and not given.traces
     if given.from_nccl_logs or given.from_kernel_database or based:
         return _assemble(given)
+    _refuse(given, "partial ranks_per_node", "it is for logs, which --from-nccl-logs names")
     from perfkit.calibration.campaign import measure_collectives
     from perfkit.measure.folders import Campaign
     from perfkit.measure.processes import launched_ranks
@@ -217,10 +218,10 @@ def _read_tables(given: _Given) -> Any:
         )
     if given.tables:
         return replace(
-            pk.read_tables(given.tables, batch=given.batch, dim=given.dim),
+            pk.read_tables(given.tables, **_pick(given, "batch dim rows")),
             **_pick(given, "embedding"),
         )
-    _refuse(given, "dim", "a model knows the width of its tables")
+    _refuse(given, "dim rows", "a model knows the sizes of its tables")
     return pk.DLRM(
         check_choice("model", given.model, dlrm.PRESETS), **_pick(given, "batch embedding")
     )
@@ -343,7 +344,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "checkpoint": {"action": "store_true", "help": "compute layers again in the backward pass"},
     "device": {"choices": ("cpu", "cuda"), "help": "what to measure; default cpu"},
     "dim": {"type": int, "help": "columns of tables, for files without them"},
-    "dtype": {"help": "fp32, tf32, bf16, fp16, fp8"},
+    "dtype": {"help": "fp64, fp32, tf32, bf16, fp16, fp8, as far as the device has it"},
     "execution": {
         "choices": ("eager", "compiled", "graphs"),
         "help": "how the iteration runs; default eager",
@@ -403,6 +404,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "help": "ranks per node of the logs; default: that of the logs or of --base",
     },
     "report": {"metavar": "HTML", "help": "report to write"},
+    "rows": {"type": int, "help": "rows of every table, for files without them"},
     "seconds": {
         "type": float,
         "help": "time of the search, default 1; --measure: time per placement and pass",
@@ -472,7 +474,7 @@ _COMMANDS = {
         _shard,
         "Search for a placement of embedding tables, or measure placements on this machine.",
         "platform",
-        "model tables ranks batch dim embedding memory seconds steps seed plan out measure quick report",
+        "model tables ranks batch dim rows embedding memory seconds steps seed plan out measure quick report",
     ),
     "check": _Command(
         _check,

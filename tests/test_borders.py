@@ -225,6 +225,14 @@ def test_predictions_are_the_same_where_numpy_raises() -> None:
         assert pk.predict(model, "h100-sxm-8", ranks=2).time == plain
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_plans_are_the_same_where_numpy_raises() -> None:
+    model = pk.DLRM(rows=[10**5] * 6, dim=32, pooling=5, exponent=1.05, batch=1024)
+    plain = pk.shard(model, "h100-sxm-8", ranks=4, steps=50).plan
+    with np.errstate(all="raise"):
+        assert pk.shard(model, "h100-sxm-8", ranks=4, steps=50).plan == plain
+
+
 def test_a_product_with_one_column_is_not_slowed_down() -> None:
     l40s = pk.load_platform("l40s-8")
     with warnings.catch_warnings():

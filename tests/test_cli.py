@@ -73,6 +73,8 @@ BAD = {
     "calibrate --out no/such/P.toml": "out is .*folder does not exist; create it",
     "calibrate --out .": "out is '.'; it is a folder",
     "calibrate --out mine": "known by their ending; name it mine.toml",
+    CALIBRATE + "--partial": "partial is given; it is for logs",
+    CALIBRATE + "--ranks-per-node 4": "ranks_per_node is given; it is for logs",
     CALIBRATE + "--partial --from-kernel-database h100_sxm": "partial is given; it",
     CALIBRATE + "--base h100-sxm-8": "base is given; name the data to fit: --from-nccl",
     CALIBRATE + "--from-nccl-logs .": "base is missing; name the platform whose collectives",
@@ -369,3 +371,19 @@ def test_help_of_an_option_is_about_its_command(command: str, said: str, capsys:
     text = " ".join(capsys.readouterr().out.split())
     assert said in text
     assert "default of demo" not in text and "default 2 to measure and to place" not in text
+
+
+def test_published_tables_without_sizes_get_them_on_the_line(capsys: Capture) -> None:
+    line = "shard --platform h100-sxm-8 --tables dlrm-datasets-2021 --dim 4 --batch 64 --steps 1"
+    assert run(line) == 2
+    assert "pass rows=" in capsys.readouterr().err
+    assert run(line + " --rows 1000000") == 0
+    assert "856 tables" in capsys.readouterr().out
+
+
+def test_help_names_every_format_that_is_known(capsys: Capture) -> None:
+    assert run("predict --help") == 0
+    help_of_predict = capsys.readouterr().out
+    assert run("predict --model bert-base --platform h100-sxm-8 --dtype fp31") == 2
+    [known] = re.findall("known are ([^;\n]*)", capsys.readouterr().err)
+    assert all(dtype in help_of_predict for dtype in known.split(", "))

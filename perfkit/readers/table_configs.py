@@ -175,13 +175,16 @@ def _check_itemsize(itemsize: Any) -> None:
         )
 
 
+def _is_blank(value: Any) -> bool:
+    """Whether a cell of a file holds nothing, or no text."""
+    return value is None or (isinstance(value, str) and not value)
+
+
 def _is_missing(value: Any) -> bool:
-    """Whether a cell is empty: no text, NaN, or what pandas has in its place."""
-    if value is None or isinstance(value, str):
-        return not value
+    """Whether a cell of a frame is empty: also NaN, or what else pandas has in its place."""
     if isinstance(value, float):
         return math.isnan(value)
-    return type(value).__name__ in ("NAType", "NaTType")
+    return _is_blank(value) or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _make_tables(
@@ -193,7 +196,7 @@ def _make_tables(
     for place, record in islice(records, MOST_ROWS + 1):
         given = {_FOREIGN.get(key, str(key)): value for key, value in record.items()}
         values = {"itemsize": itemsize} | {
-            key: value for key, value in given.items() if not _is_missing(value)
+            key: value for key, value in given.items() if not _is_blank(value)
         }
         foreign |= _FOREIGN.keys() & record
         if len(given) < len(record):
@@ -421,8 +424,8 @@ def _read_published(name: str, dim: int, rows: Any, itemsize: int, law: str) -> 
             for i, size in enumerate(sizes)
         ]
         return found, {"embedding": "fused"}
-    if not isinstance(rows, int | np.integer):
-        raise ValueError(f"{name} lacks the rows of its tables; pass rows=")
+    if rows is None:
+        raise ValueError(f"{name} lacks the rows of its tables; pass rows=, 1_000_000 for example")
     each, tables = (
         int(check_positive("rows", rows, integer=True)),
         int(_histograms()[name][0]["tables"]),

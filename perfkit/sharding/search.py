@@ -233,8 +233,9 @@ class State:
 def _raise(loads: Array, squarings: int) -> Array:
     """Loads squared so many times, kept finite."""
     out = np.minimum(loads, 1e200 ** (0.5**squarings))
-    for _ in range(squarings):
-        np.multiply(out, out, out=out)
+    with np.errstate(under="ignore"):  # the load of an almost empty rank counts as zero
+        for _ in range(squarings):
+            np.multiply(out, out, out=out)
     return out
 
 
