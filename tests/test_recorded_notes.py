@@ -330,6 +330,8 @@ DECISIONS: dict[str, Callable[[float], Any]] = {
     "perplexity": lambda loss: math.exp(min(float(loss), 20.0)) < 20,
     "mean": lambda loss: bool(np.mean([loss, 2.0]) > 1.7),
     "text": lambda loss: float(f"{loss:.3f}") < 2,
+    "band": lambda loss: 0.5 < loss < 0.9,
+    "truth": bool,
 }
 
 
@@ -345,12 +347,63 @@ LOGS: dict[str, Callable[[float], Any]] = {
     "mean": lambda loss: np.mean([loss]),
     "text": lambda loss: f"{loss:.3f}",
     "product": lambda loss: loss * 2,
+    "round": lambda loss: round(loss, 4),
+    "best": lambda loss: min(loss, 3.0),
+    "guard": lambda loss: (_ for _ in ()).throw(OSError) if loss > 1e9 else None,
 }
 
 
 @pytest.mark.parametrize("use", LOGS.values(), ids=LOGS)
 def test_a_computed_number_may_be_logged(use: Any) -> None:
     assert not list_notes(read(use), "cpu")
+
+
+def read_tensor(use: Callable[[Any], Any]) -> Callable[[], Any]:
+    """A step that uses its scores, a tensor; it runs a layer once more if `use` says so."""
+
+    def make_step() -> Callable[[], None]:
+        net, log = nn.Linear(4, 4), list[Any]()
+
+        def step() -> None:
+            scores = net(torch.randn(3, 4))
+            log.append(use(scores))
+            if log[-1] is True:
+                scores = net(scores)
+            scores.sum().backward()
+
+        return step
+
+    return make_step
+
+
+TENSOR_LOGS: dict[str, Callable[[Any], Any]] = {
+    "float": lambda scores: float(scores.detach().sum()),
+    "text": lambda scores: f"{scores.sum():.3f}",
+    "count": lambda scores: f"{(scores.argmax(1) == 1).sum().item():d}",
+    "accuracy": lambda scores: 100 * (scores.argmax(1) == 1).sum().item() / 3,
+    "distribution": lambda scores: torch.distributions.Categorical(logits=scores).entropy(),
+}
+
+
+@pytest.mark.parametrize("use", TENSOR_LOGS.values(), ids=TENSOR_LOGS)
+def test_a_computed_tensor_may_be_logged(use: Any) -> None:
+    assert not list_notes(read_tensor(use), "cpu")
+
+
+TENSOR_DECISIONS: dict[str, Callable[[Any], Any]] = {
+    "float": lambda scores: float(scores.detach().sum()) < 3,
+    "largest": lambda scores: bool(np.argmax([s.item() for s in scores.sum(1)]) == 2),
+    "smallest": lambda scores: min(range(3), key=lambda i: scores[i, 0].item()) == 2,
+    "count": lambda scores: (scores.argmax(1) == 1).sum().item() > 2,
+    "size": lambda scores: torch.randn((scores.argmax(1) == 1).sum().item(), 3),
+    "range": lambda scores: list(range((scores.argmax(1) == 1).sum().item())),
+}
+
+
+@pytest.mark.parametrize("use", TENSOR_DECISIONS.values(), ids=TENSOR_DECISIONS)
+def test_a_branch_by_a_computed_tensor_is_refused(use: Any) -> None:
+    with pytest.raises(ValueError, match=r"capture computes no values, and the step .*scores"):
+        capture(read_tensor(use))
 
 
 def test_a_step_that_ends_its_data_is_captured() -> None:

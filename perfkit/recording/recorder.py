@@ -136,7 +136,15 @@ class Trail:
         self.called = False  # whether a call of the step has begun
         self.moved: set[int] = set()  # storages that this call has moved to the GPU
         self.read = ""  # line where the step first reads a computed number
+        self.reads = 0  # how many computed numbers it has read
+        self.bounds: list[float] = []  # what it compares computed numbers with
         self.asked = False  # whether the step asked for a known number
+
+    def count_read(self) -> float:
+        """What a computed number counts as that the step reads now: in a further call no two are
+        equal, so that the largest of several is not always the first."""
+        self.reads += 1
+        return self.number if self.number == 1.0 else self.number * (1 + self.reads / 1024)
 
     def append(self, name: str, out: Any) -> None:
         """Note an operation."""

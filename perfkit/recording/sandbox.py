@@ -38,6 +38,7 @@ import copy
 import gc
 import linecache
 import logging
+import operator
 import random
 import re
 import sys
@@ -46,11 +47,11 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from functools import partial, partialmethod
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 from unittest.mock import patch
 
 import numpy as np
@@ -128,15 +129,56 @@ def refuse(text: str, frames: Any = None, cause: Any = None) -> NoReturn:
 
 
 class Unknown(float):
-    """A number that was not computed: a step may add it up and print it, but not decide by it."""
+    """A number that was not computed. A step may add it up, compare and print it; what it compares
+    with is noted, so that further calls of the step tell whether anything depends on it.
+
+    Parameters
+    ----------
+    number : float
+        What it counts as in this call of the step.
+    bounds : list of float
+        Receives the numbers that it is compared with.
+    """
+
+    bounds: list[float]
+
+    def __new__(cls, number: float, bounds: list[float]) -> Self:
+        """A number that counts as this one."""
+        made = super().__new__(cls, number)
+        made.bounds = bounds
+        return made
 
     def _decide(self, *_: Any, **__: Any) -> NoReturn:
         refuse(_NEEDED)
 
     def _combine(self, *_: Any) -> "Unknown":
-        return Unknown(self)
+        return Unknown(float(self), self.bounds)
 
-    __bool__ = __int__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __round__ = _decide
+    def _compare(self, compare: Callable[[float, float], bool], other: Any) -> bool:
+        if not isinstance(other, int | float):
+            return NotImplemented
+        if not isinstance(other, Unknown):
+            self.bounds.append(float(other))
+        return compare(float(self), float(other))
+
+    def __bool__(self) -> bool:
+        return self._compare(operator.ne, 0.0)
+
+    def __round__(self, digits: Any = None) -> Any:
+        return self._decide() if digits is None else self._combine()
+
+    def __format__(self, text: str) -> str:
+        if text.endswith("d"):  # a count of computed things
+            return format(1, text)
+        return float.__format__(self, text)
+
+    __lt__ = partialmethod(_compare, operator.lt)
+    __le__ = partialmethod(_compare, operator.le)
+    __gt__ = partialmethod(_compare, operator.gt)
+    __ge__ = partialmethod(_compare, operator.ge)
+    __eq__ = partialmethod(_compare, operator.eq)  # type: ignore[assignment]
+    __ne__ = partialmethod(_compare, operator.ne)  # type: ignore[assignment]
+    __int__ = __index__ = _decide
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = (
         _combine
     )
@@ -498,3 +540,7 @@ def open_sandbox(recorder: Any, ranks: int, rank: int) -> Iterator[None]:
         except _VALUES as error:
             untold = isinstance(error, fake_tensor.UnsupportedOperatorException)
             refuse(_UNTOLD if untold else _NEEDED, traceback.extract_tb(error.__traceback__), error)
+        except TypeError as error:  # PyTorch was given a computed number as a size
+            if Unknown.__name__ not in str(error):
+                raise
+            refuse(_NEEDED, traceback.extract_tb(error.__traceback__), error)

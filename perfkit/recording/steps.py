@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -112,6 +113,8 @@ COMPILED = "forward and backward pass are taken to be compiled as a whole; kerne
 FEW_OPERATIONS, MOST_OPERATIONS, MOST_CALLS = 500, 30_000, 15
 #: What a computed number counts as in further calls, if the step reads one.
 OTHER_NUMBERS = (1e12, -1e12, 100.0, 1e-3)
+#: With so many of the numbers that it compares a computed number with, the step is tried [-].
+MOST_BOUNDS = 8
 #: What is said of a step that reads a computed number and decides by it.
 DECIDED = (
     "capture computes no values, and the step decides by one that it reads in {}; use torch.where, or capture each "
@@ -173,6 +176,8 @@ class _Calls(TorchFunctionMode):
                     recorder.placing = False
         if func in _VALUES:
             return self._ask(func, args, kwargs)
+        if func is Tensor.__format__ and not args[0].dim():
+            return format(self._ask(Tensor.item, args[:1], {}), *args[1:])
         if func is Tensor.pin_memory:
             recorder.values.notes[PINNED] = None
             return args[0]
@@ -247,16 +252,20 @@ class _Calls(TorchFunctionMode):
         if find_caller("grad_scaler.py"):
             self.recorder.transfer("to_host", args[0])
             return 0.0  # nothing overflowed, as in most iterations
-        if (
-            func not in (Tensor.item, Tensor.numpy, Tensor.__array__)
-            or not args[0].is_floating_point()
+        if func is Tensor.__bool__ and find_caller("distributions/distribution.py"):
+            self.recorder.transfer("to_host", args[0])
+            return True  # its parameters are valid, as in every iteration that goes on
+        dtype = args[0].dtype
+        if func in (Tensor.item, Tensor.__float__) and not (
+            dtype.is_complex or dtype is torch.bool
         ):
-            raise DataDependentOutputException(func)
-        if func is Tensor.item:
             self.recorder.transfer("to_host", args[0])
             trail = self.recorder.trail
             trail.read = trail.read or find_line()
-            return Unknown(trail.number)
+            number = trail.count_read()
+            return Unknown(number, trail.bounds) if func is Tensor.item else number
+        if func not in (Tensor.numpy, Tensor.__array__) or not dtype.is_floating_point:
+            raise DataDependentOutputException(func)
         self.recorder.values.notes[ZEROS] = None
         return _make_zeros(args[0])
 
@@ -606,6 +615,12 @@ def _describe_difference(one: Trail, other: Trail) -> str:
     return "the next call has other sizes"
 
 
+def _list_bounds(trail: Trail) -> list[float]:
+    """The first few numbers that the step compares computed numbers with."""
+    distinct = {bound: None for bound in trail.bounds if isfinite(bound)}
+    return [*distinct][:MOST_BOUNDS]
+
+
 def _compare_calls(
     recorder: Recorder, step: Callable[[], Any], first: Trail, recorded: Trail, drawn: bool
 ) -> list[str]:
@@ -631,7 +646,12 @@ def _compare_calls(
                 return [DRAWN]
             return [CALLS.format(_describe_difference(recorded, other))]
     if recorded.read:
-        numbers = OTHER_NUMBERS if operations <= MOST_OPERATIONS else OTHER_NUMBERS[:1]
+        numbers = [*OTHER_NUMBERS]
+        if operations > MOST_OPERATIONS and not recorded.bounds:
+            numbers = numbers[:1]
+        for bound in _list_bounds(recorded):
+            step_aside = max(1e-6, 1e-6 * abs(bound))
+            numbers += [bound - step_aside, bound, bound + step_aside]
         if not all(_are_alike(recorded, _repeat(recorder, step, n)) for n in numbers):
             raise ValueError(DECIDED.format(recorded.read))
     return []

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
 from perfkit.models.distributions import Uniform, unique_rows
-from perfkit.recording.sandbox import MOST_DRAWN, MOST_KNOWN, compute, is_small
+from perfkit.recording.sandbox import MOST_DRAWN, MOST_KNOWN, compute, find_caller, is_small
 from perfkit.workloads.vocabulary import walk_tensors
 
 #: Operations whose results still depend on a choice among alternatives, such as experts.
@@ -295,7 +295,9 @@ class Values:
         asks_for_inf = name == "ne" and isinstance(args[1], float) and args[1] == inf
         finite = asks_for_nan or asks_for_inf
         if not known and (finite or name in ("isinf", "isnan", "isposinf", "isneginf")):
-            self.notes[FINITE] = None
+            # a distribution checks its parameters, which is no decision of the step
+            if not find_caller("distributions/distribution.py"):
+                self.notes[FINITE] = None
             # a large one is one number that is repeated
             size = out.shape if out.numel() <= MOST_KNOWN else ()
             out.constant = compute(lambda: torch.full(size, finite).expand(out.shape))
