@@ -103,6 +103,14 @@ class Stream:
         """Let a stream (the current one by default) wait for this event."""
         (stream or self.exchanges.current).wait_stream(self)
 
+    def elapsed_time(self, _: "Stream") -> float:
+        """Milliseconds between two events, which a step may log; they are not known."""
+        return 1.0
+
+    def query(self) -> bool:
+        """Whether all work is done, as after `synchronize`."""
+        return True
+
     def synchronize(self) -> None:
         """The host waits until this stream has finished."""
         self.exchanges.compute.wait_stream(self)

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import torch
 import torch.distributed as dist
@@ -256,6 +256,7 @@ def pretend_gpu(note: Callable[[str], Any]) -> Iterator[None]:
         (torch, {"set_autocast_dtype": lambda *args: _region.update(dtype=args[-1])}),
         (torch.cuda, {"is_bf16_supported": lambda *_, **__: True}),
         (torch.cuda.amp.common, {"amp_definitely_not_available": lambda: False}),
+        (torch.cuda.nvtx, {"_nvtx": Mock()}),  # names of ranges for a profiler
     ]
     with ExitStack() as stack:
         others, library = (

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from scipy.optimize import brentq
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -371,7 +372,7 @@ class Recorder(TorchDispatchMode):
         for parameter in module._parameters.values():
             if isinstance(parameter, Tensor) and not is_lazy(parameter):
                 held = getattr(parameter, "_local_tensor", parameter)
-                if _is_divided((type(held),)):
+                if _is_divided((type(held),)) or is_functorch_wrapped_tensor(held):
                     continue
                 number = self.values.number(held)
                 self._weights_of_modules.add(number)

@@ -111,6 +111,8 @@ OFFLOADED = (
     "CPUOffloadPolicy keeps and updates weights on the host, and capture follows a single device, in {0}; leave "
     "offload_policy out: copies between host and device and the host's update are then not in the graph"
 )
+#: What is said of a step that begins a process group of another size.
+GROUP_SIZE = "the step begins a process group of {0} ranks, and ranks is {1}; give ranks={0}"
 
 
 def find_line(frames: Any = None) -> str:
@@ -431,6 +433,15 @@ def _list_patches(recorder: Any) -> list[Any]:
             for each in [*sys.modules.values()]
             if devices in getattr(each, "__dict__", ())
         ]
+        build = distributed.DistributedDataParallel.__init__
+
+        def build_replica(
+            replica: Any, module: Any, device_ids: Any = None, output: Any = None, *args: Any, **kw: Any
+        ) -> None:
+            kw.pop("output_device", None)
+            build(replica, module, None, None, *args, **kw)
+
+        patches.append((distributed.DistributedDataParallel, {"__init__": build_replica}))
     private: Any = torch._C._distributed_c10d
     wait, agree, make = private.Work.wait, private.Reducer._rebuild_buckets, DeviceMesh.__init__
 
@@ -496,11 +507,18 @@ def _fake_ranks(ranks: int, rank: int) -> Iterator[None]:
         pg_config_info=[],
     )
     _forget_meshes()
+
+    def begin(*args: Any, **kwargs: Any) -> None:
+        """What a script calls first; the ranks exist already."""
+        if kwargs.get("world_size", ranks) not in (ranks, -1):
+            raise ValueError(GROUP_SIZE.format(kwargs["world_size"], ranks))
+
     try:
         dist.init_process_group(
             "fake", rank=rank, world_size=ranks, store=FakeStore(), group_name="perfkit"
         )
-        yield
+        with patch.object(dist, "init_process_group", begin):
+            yield
     finally:
         gc.collect()  # DistributedDataParallel holds its process group in a cycle of references
         for name in world.pg_names.values():

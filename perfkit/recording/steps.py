@@ -136,6 +136,8 @@ EMPTY = "the step ran no operation of PyTorch in this process; its graph is empt
 def _at_home(device: Any) -> Any:
     """The device that stores a fake tensor: the CPU, as autograd knows only devices of this build
     of PyTorch."""
+    if _is_number(device):
+        return "cpu"
     return (
         "cpu"
         if isinstance(device, str | torch.device) and torch.device(device).type != "meta"
@@ -143,11 +145,16 @@ def _at_home(device: Any) -> Any:
     )
 
 
+def _is_number(device: Any) -> bool:
+    """Whether a device is given by its number, as in ``device=rank``; it is a GPU then."""
+    return isinstance(device, int) and not isinstance(device, bool)
+
+
 def _names_gpu(device: Any) -> bool:
     """Whether a device that the step names is a GPU."""
     if isinstance(device, str | torch.device):
         return torch.device(device).type not in ("cpu", "meta")
-    return False
+    return _is_number(device)
 
 
 class _Calls(TorchFunctionMode):
@@ -160,6 +167,8 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, recorder = kwargs or {}, self.recorder
+        if func in (torch.device, torch._C._nn._parse_to) and args and _is_number(args[0]):
+            args = (torch.device("cuda", args[0]), *args[1:])
         if func in (Tensor.to, Tensor.cuda, Tensor.cpu):
             self._move(func, args, kwargs)
             if func is not Tensor.to:
@@ -201,7 +210,11 @@ class _Calls(TorchFunctionMode):
         itself does not move."""
         if func is Tensor.cpu and self.recorder.accelerator and find_caller("_fsdp_param.py"):
             refuse(OFFLOADED)
-        given = [a for a in (*args[1:], *kwargs.values()) if isinstance(a, str | torch.device)]
+        given: list[Any] = [
+            a for a in (*args[1:], *kwargs.values()) if isinstance(a, str | torch.device)
+        ]
+        if len(args) > 1 and _is_number(args[1]) or _is_number(kwargs.get("device")):
+            given.append("cuda")
         # A device object of the CPU is what a fake tensor says of itself, so it names no target;
         # the text "cpu" does.
         named = [torch.device(a).type for a in given if a != torch.device("cpu")]
