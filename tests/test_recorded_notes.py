@@ -196,6 +196,25 @@ def transform(name: str) -> Callable[[], Any]:
     return run(lambda w: getattr(torch.linalg, name)(w @ w.T + torch.eye(8)))
 
 
+def place(first: Any, second: Any) -> Callable[[], Any]:
+    """Two layers, each on a device of its own, and their updates."""
+
+    def make_step() -> Callable[[], None]:
+        nets = [nn.Linear(4, 4).to(device) for device in (first, second)]
+        inputs = [torch.randn(3, 4, device=device) for device in (first, second)]
+        weights = [weight for net in nets for weight in net.parameters()]
+        optimizer = torch.optim.AdamW(weights)
+
+        def step() -> None:
+            for net, x in zip(nets, inputs, strict=True):
+                net(x).sum().backward()
+            optimizer.step()
+
+        return step
+
+    return make_step
+
+
 PRODUCT, NO_MODEL = run(lambda w: w @ w.T), "no model of the work of"
 LSTM, PLAIN = call(lambda: nn.LSTM(8, 8), (5, 2, 8)), call(lambda: nn.Linear(8, 8), (4, 8))
 CASES: dict[str, Twins] = {
@@ -259,6 +278,8 @@ CASES: dict[str, Twins] = {
     "work of the host": Twins(move(True), "works on tensors of the host", move(False)),
     "not blocking": Twins(move(False, non_blocking=True), "non_blocking", move(False)),
     "several GPUs": Twins(call(lambda: nn.DataParallel(nn.Linear(8, 8)), (4, 8)), "one GPU", PLAIN),
+    "two GPUs": Twins(place("cuda:0", "cuda:1"), "cuda:0, cuda:1", place("cuda:0", "cuda")),
+    "weights on the host": Twins(place("cpu", "cuda"), "leaves on the host", place("cuda", 0)),
     "frozen": Twins(freeze(0, 1), "no weight is trained: the 30 numbers", freeze(0), "cpu"),
     "nothing": Twins(lambda: lambda: None, "no operation", PLAIN, "cpu"),
 }
@@ -297,6 +318,118 @@ def test_a_backend_that_merges_nothing_leaves_the_operations_as_they_are() -> No
     graph = capture(compiled(backend="aot_eager"), device="cuda")
     assert graph.execution == "eager"
     assert not graph.notes
+
+
+def test_a_script_of_several_ranks_is_captured_as_it_is_written() -> None:
+    """Devices by their number, a process group of its own, events that time the step."""
+
+    def make_step() -> Callable[[], None]:
+        torch.distributed.init_process_group("nccl", rank=0, world_size=2)
+        rank = torch.distributed.get_rank()
+        net = nn.Linear(8, 8).to(rank)
+        net = nn.parallel.DistributedDataParallel(net, device_ids=[rank], output_device=rank)
+        x, log = torch.randn(4, 8, device=rank), list[float]()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+        def step() -> None:
+            torch.cuda.nvtx.range_push("step")
+            start.record()
+            net(x).sum().backward()
+            end.record()
+            torch.cuda.nvtx.range_pop()
+            log.append(start.elapsed_time(end))
+
+        return step
+
+    graph = capture(make_step, ranks=2, device="cuda")
+    assert len(graph.collectives) == 1
+    assert not graph.notes
+    with pytest.raises(ValueError, match="process group of 2 ranks, and ranks is 4"):
+        capture(make_step, ranks=4, device="cuda")
+
+
+def test_sequences_of_known_lengths_are_captured() -> None:
+    def make_step() -> Callable[[], None]:
+        layer, x = nn.LSTM(8, 16), torch.randn(5, 3, 8)
+
+        def step() -> None:
+            packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3, 2]))
+            layer(packed)[0].data.sum().backward()
+
+        return step
+
+    products = [label for label in capture(make_step).labels if label[1] == "gemm"]
+    assert len(products) > 5
+
+
+def test_gradients_of_each_sample_are_captured() -> None:
+    def make_step() -> Callable[[], Any]:
+        net, x = nn.Linear(8, 4), torch.randn(6, 8)
+        weights = {name: p.detach() for name, p in net.named_parameters()}
+
+        def loss(given: Any, one: Any) -> Any:
+            return torch.func.functional_call(net, given, (one[None],)).sum()
+
+        return lambda: torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, x)
+
+    assert not capture(make_step).notes
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_product_with_a_sparse_matrix_is_refused_with_its_line(layout: Any) -> None:
+    def make_step() -> Callable[[], None]:
+        weight = nn.Parameter(torch.randn(8, 4))
+        dense = torch.eye(8)
+        sparse = dense.to_sparse() if layout is torch.sparse_coo else dense.to_sparse_csr()
+        return lambda: (sparse @ weight).sum().backward()
+
+    with pytest.raises(
+        ValueError, match=r"no rule for fake tensors.*test_recorded|test_recorded.*"
+    ):
+        capture(make_step)
+
+
+def test_copies_into_given_memory_cross_between_host_and_gpu() -> None:
+    def make_step() -> Callable[[], None]:
+        net = nn.Linear(8, 8).cuda()
+        batch, kept = torch.empty(4, 8, device="cuda"), torch.empty(4, 8)
+        source = torch.randn(4, 8)
+
+        def step() -> None:
+            batch.copy_(source)
+            out = net(batch)
+            out.sum().backward()
+            kept.copy_(out.detach())
+
+        return step
+
+    graph = capture(make_step, device="cuda")
+    assert [graph.labels[i][2] for i in graph.transfers] == ["to_device", "to_host"]
+
+
+def test_a_failed_capture_leaves_no_switch_and_no_process_group() -> None:
+    def make_step() -> Callable[[], None]:
+        torch.backends.cudnn.benchmark = not before[0]
+        torch.autograd.set_detect_anomaly(True)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cuda.enable_flash_sdp(False)
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
+        raise OSError
+
+    def read() -> list[bool]:
+        return [
+            torch.backends.cudnn.benchmark,
+            torch.is_anomaly_enabled(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.distributed.is_initialized(),
+        ]
+
+    before = read()
+    with pytest.raises(OSError):
+        capture(make_step)
+    assert read() == before
 
 
 # -- numbers that the step reads

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from scipy.optimize import brentq
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -61,6 +62,16 @@ UNKNOWN_WORK = (
 HOST_WORK = (
     "the step works on tensors of the host before it moves them to the GPU; this work, its gradients and the memory of "
     "these tensors count as the GPU's"
+)
+#: Assumption for weights on the host in a step that names a GPU.
+HOST_WEIGHTS = (
+    "weights are trained that the step leaves on the host; they, their update and what is computed with them count as "
+    "the GPU's"
+)
+#: Assumption for a step that names several GPUs.
+SEVERAL_GPUS = (
+    "the step names several GPUs ({}); a capture follows one rank with one GPU, so that the work of all counts as that "
+    "of one, and copies between them are left out"
 )
 #: What is said of a step without a trained weight.
 NOTHING_TRAINED = (
@@ -176,6 +187,7 @@ class Recorder(TorchDispatchMode):
         self.packing = False  # whether a hook of the user saves a tensor for the backward pass
         self._hosted: set[int] = set()  # storages that the step has not placed on the GPU
         self._begun = 0  # number of storages before the recorded call
+        self.gpus: set[Any] = set()  # numbers of the GPUs that the step names; None for no number
         self.optimizers: set[int] = set()  # identities of those that the recorded call runs
         self.trail = Trail()  # what the present call of the step does, in brief
         # operations whose work has no model, in the order they were met
@@ -293,6 +305,9 @@ class Recorder(TorchDispatchMode):
                 self._append(_COPY, [args[0], None], given[:1], out, module)
                 self._append(_FILL, [out, *complete[1:]], [out, *given[1:]], out, module)
                 self._features[-1][COLUMN["calls"]] = 0.0
+            elif schema.name == "copy_" and self._crosses(given):
+                to_host = self.values.number(given[0]) in self._hosted
+                self.transfer("to_host" if to_host else "to_device", given[0])
             elif "c10d" not in func.namespace:
                 self._append(schema, complete, given, out, module)
         return out
@@ -396,6 +411,8 @@ class Recorder(TorchDispatchMode):
             count = sum(self._frozen[number] for number in frozen)
             notes.append(NOTHING_TRAINED.format(count))
         self._trained = {number: self._trained[number] for number in trained}
+        if self._has_host_and_gpu() and not self._hosted.isdisjoint(trained):
+            self.values.notes[HOST_WEIGHTS] = None
         return [*trained, *(number for number in frozen if number not in trained)], notes
 
     def begin(self) -> None:
@@ -407,11 +424,44 @@ class Recorder(TorchDispatchMode):
     def _is_hosted(self, given: Sequence[Tensor]) -> bool:
         """Whether the result of an operation stays on the host: it is made without a device, or
         from such tensors alone."""
+        if self.placing:
+            return False
         if not given:
-            return not self.placing
+            return True
         if not self._hosted or not all(isinstance(t, FakeTensor) for t in given):
             return False
         return all(self.values.number(t) in self._hosted for t in given)
+
+    def name_gpu(self, device: Any) -> None:
+        """Note a GPU that the step names."""
+        self.gpus.add(device if isinstance(device, int) else torch.device(device).index)
+        numbers = sorted(self.gpus - {None})
+        if self.accelerator and len(numbers) > 1:
+            for others in range(2, len(numbers)):
+                self.values.notes.pop(_list_gpus(numbers[:others]), None)
+            self.values.notes[_list_gpus(numbers)] = None
+
+    def _crosses(self, given: Sequence[Tensor]) -> bool:
+        """Whether a copy has one end on the host and the other on a GPU that the step names."""
+        if not (self.accelerator and self.gpus and len(given) == 2):
+            return False
+        if not all(isinstance(t, FakeTensor) and t.dim() for t in given):
+            return False
+        into, source = (self.values.number(t) in self._hosted for t in given)
+        return into != source
+
+    def _has_host_and_gpu(self) -> bool:
+        """Whether it is known what the step leaves on the host: it names a GPU, and its weights
+        are not divided among ranks, which places their parts anew."""
+        return self.accelerator and bool(self.gpus) and not dist.is_initialized()
+
+    def check_weights(self, weights: Sequence[Any]) -> None:
+        """Say so if an optimizer updates weights on the host, in a step that names a GPU."""
+        if not self._has_host_and_gpu():
+            return
+        dense = [w for w in weights if isinstance(w, FakeTensor) and w.layout is torch.strided]
+        if any(self.values.number(weight) in self._hosted for weight in dense):
+            self.values.notes[HOST_WEIGHTS] = None
 
     def leave_host(self, tensor: Tensor) -> None:
         """Move a tensor to the GPU that was made without a device: at no cost before the step, as
@@ -504,6 +554,11 @@ class Recorder(TorchDispatchMode):
         )
         graph = compile_graph(graph, self.compiled) if self.compiled else graph
         return replace(graph, execution="graphs") if GRAPHED in graph.notes else graph
+
+
+def _list_gpus(numbers: Sequence[int]) -> str:
+    """The note of these GPUs."""
+    return SEVERAL_GPUS.format(", ".join(f"cuda:{number}" for number in numbers))
 
 
 @lru_cache

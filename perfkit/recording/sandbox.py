@@ -103,6 +103,12 @@ _NEEDED = (
     "torch.where or fixed sizes, or capture each branch as a step of its own"
 )
 _UNTOLD = "capture computes no values, and {1} in {0} has no rule for fake tensors; add torch.library.register_fake"
+_NO_RULE = (
+    "capture computes no values, and an operation in {0} has no rule for fake tensors of this kind, such as sparse ones; "
+    "use dense tensors, or add torch.library.register_fake"
+)
+#: What PyTorch says of tensors and operations that fake tensors cannot follow.
+_NO_RULE_SAID = ("Cannot access storage of", "no fake impl registered")
 PROCESSES = (
     "the step starts another process in {0}, and capture follows only this one; give the step of one rank, and the "
     "number of ranks as ranks="
@@ -274,6 +280,15 @@ def _keep_settings() -> Iterator[None]:
         (torch.is_grad_enabled, torch.set_grad_enabled),
         (own._get_float32_matmul_precision, own._set_float32_matmul_precision),
         (own._get_cudnn_allow_tf32, own._set_cudnn_allow_tf32),
+        (own._get_cudnn_benchmark, own._set_cudnn_benchmark),
+        (own._get_cudnn_deterministic, own._set_cudnn_deterministic),
+        (own._get_flash_sdp_enabled, own._set_sdp_use_flash),
+        (own._get_math_sdp_enabled, own._set_sdp_use_math),
+        (own._get_mem_efficient_sdp_enabled, own._set_sdp_use_mem_efficient),
+        (own._get_cudnn_sdp_enabled, own._set_sdp_use_cudnn),
+        (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+        (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+        (torch.get_num_threads, torch.set_num_threads),
     ]
     read, write = own._get_fp32_precision_getter, own._set_fp32_precision_setter
     settings += [(partial(read, *place), partial(write, *place)) for place in _FORMATS]
@@ -376,6 +391,11 @@ def _list_patches(recorder: Any) -> list[Any]:
     types, change = [*optimizer._foreach_supported_types, FakeTensor], torch.UntypedStorage.resize_
     set_device = torch.set_default_device
 
+    def set_home(device: Any) -> None:
+        """Set the default device; on a GPU, tensors without a device are placed there."""
+        recorder.placing = device is not None and torch.device(device).type not in ("cpu", "meta")
+        set_device(None if device is None else "cpu")
+
     def resize(storage: Any, nbytes: int) -> Any:
         recorder.values.storages.resize(storage, nbytes)
         return change(storage, nbytes)
@@ -422,7 +442,7 @@ def _list_patches(recorder: Any) -> list[Any]:
         (BaseProcess, {"start": lambda *_: refuse(PROCESSES)}),
         (
             torch,
-            {"set_default_device": lambda device: set_device(None if device is None else "cpu")},
+            {"set_default_device": set_home},
         ),
     ]
     if recorder.accelerator:
@@ -436,7 +456,12 @@ def _list_patches(recorder: Any) -> list[Any]:
         build = distributed.DistributedDataParallel.__init__
 
         def build_replica(
-            replica: Any, module: Any, device_ids: Any = None, output: Any = None, *args: Any, **kw: Any
+            replica: Any,
+            module: Any,
+            device_ids: Any = None,
+            output: Any = None,
+            *args: Any,
+            **kw: Any,
         ) -> None:
             kw.pop("output_device", None)
             build(replica, module, None, None, *args, **kw)
@@ -528,6 +553,12 @@ def _fake_ranks(ranks: int, rank: int) -> Iterator[None]:
         own._update_default_pg(before.default_pg)
 
 
+def _end_group() -> None:
+    """End a process group that the step began and left."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 @contextmanager
 def open_sandbox(recorder: Any, ranks: int, rank: int) -> Iterator[None]:
     """Let a step run without computing, alone in the process; afterwards everything is as before.
@@ -553,11 +584,17 @@ def open_sandbox(recorder: Any, ranks: int, rank: int) -> Iterator[None]:
             stack.enter_context(patch.multiple(owner, create=True, **values))
         if ranks > 1 or dist.is_initialized():
             stack.enter_context(_fake_ranks(ranks, rank))
+        else:
+            stack.callback(_end_group)
         try:
             yield
         except _VALUES as error:
             untold = isinstance(error, fake_tensor.UnsupportedOperatorException)
             refuse(_UNTOLD if untold else _NEEDED, traceback.extract_tb(error.__traceback__), error)
+        except (NotImplementedError, RuntimeError) as error:
+            if not any(text in str(error) for text in _NO_RULE_SAID):
+                raise
+            refuse(_NO_RULE, traceback.extract_tb(error.__traceback__), error)
         except TypeError as error:  # PyTorch was given a computed number as a size
             if Unknown.__name__ not in str(error):
                 raise

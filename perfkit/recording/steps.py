@@ -176,6 +176,8 @@ class _Calls(TorchFunctionMode):
             args = (args[0], *map(_at_home, args[1:]))
         if "device" in kwargs:
             on_gpu = _names_gpu(kwargs["device"])
+            if on_gpu:
+                recorder.name_gpu(kwargs["device"])
             kwargs = {**kwargs, "device": _at_home(kwargs["device"])}
             if on_gpu and not recorder.placing and func is not Tensor.to:
                 recorder.placing = True
@@ -196,6 +198,8 @@ class _Calls(TorchFunctionMode):
             recorder.phase, recorder.leading = "backward", True
         if recorder.accelerator and func == _IS_CUDA and is_called_by_user(sys._getframe(1)):
             return isinstance(args[0], FakeTensor)
+        if getattr(func, "__name__", "") in FUSED_RECURRENT and len(args) > 1:
+            args = (args[0], _find_lengths(args[1]), *args[2:])
         operations, views = len(recorder.labels), recorder.viewed
         out = func(*args, **kwargs)
         if recorder.accelerator and getattr(func, "__name__", "") in FUSED_RECURRENT:
@@ -213,7 +217,7 @@ class _Calls(TorchFunctionMode):
         given: list[Any] = [
             a for a in (*args[1:], *kwargs.values()) if isinstance(a, str | torch.device)
         ]
-        if len(args) > 1 and _is_number(args[1]) or _is_number(kwargs.get("device")):
+        if (len(args) > 1 and _is_number(args[1])) or _is_number(kwargs.get("device")):
             given.append("cuda")
         # A device object of the CPU is what a fake tensor says of itself, so it names no target;
         # the text "cpu" does.
@@ -222,6 +226,9 @@ class _Calls(TorchFunctionMode):
         if not (away or named or func is Tensor.cpu):
             return
         recorder, fake = self.recorder, isinstance(args[0], FakeTensor)
+        if away:
+            places = [torch.device(a) for a in given if a != torch.device("cpu")]
+            recorder.name_gpu(places[0] if places else "cuda")
         if not away and fake:
             recorder.transfer("to_host", args[0])
             if recorder.packing:
@@ -281,6 +288,13 @@ class _Calls(TorchFunctionMode):
             raise DataDependentOutputException(func)
         self.recorder.values.notes[ZEROS] = None
         return _make_zeros(args[0])
+
+
+def _find_lengths(given: Any) -> Any:
+    """Known batch sizes of packed sequences as a real tensor, which recurrent layers read outside
+    of PyTorch's dispatch; anything else as it is."""
+    known = getattr(given, "constant", None) if isinstance(given, FakeTensor) else None
+    return given if known is None or known.is_floating_point() else known
 
 
 def _make_zeros(tensor: Tensor) -> sandbox.UnknownArray:
@@ -760,6 +774,7 @@ def _follow(recorder: Recorder) -> Iterator[None]:
         recorder.trail.steps += 1
         if recorder.on:
             recorder.optimizers.add(id(optimizer))
+            recorder.check_weights([p for group in optimizer.param_groups for p in group["params"]])
         # the optimizer is compiled too
         if find_caller("_dynamo/eval_frame.py") and merges[0]:
             recorder.compiled.add("update")
