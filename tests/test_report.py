@@ -240,3 +240,11 @@ def test_a_browser_draws_every_chart_without_a_complaint(
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert "CONSOLE" not in done.stderr, done.stderr
     assert done.stdout.count('<div class="vega-embed') == figures > 8
+
+
+def test_words_without_end_do_not_widen_the_page(tmp_path: Path) -> None:
+    """A browser breaks them where the page ends; tables keep whole words."""
+    tables = pk.TableSet((pk.EmbeddingTable(1000, 16),))
+    page = pk.report(tables, path=tmp_path / "a.html", notes="n" * 1000)
+    style = page.read_text(encoding="utf-8").split("</style>")[0]
+    assert re.search(r"body \{[^}]*overflow-wrap: break-word", style)
