@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from perfkit.ground.units import Array, Values, escape, read_number, read_numbers, show
 
+_FLOAT = np.dtype(np.float64)
 _PACKAGE = str(Path(__file__).parent.parent)
 Form = TypeVar("Form", bound=Callable[..., Any])
 #: Annotations of arguments that are numbers.
@@ -93,9 +94,11 @@ def closed_form(*, other: Sequence[str] = ()) -> Callable[[Form], Form]:
 
         @wraps(form)
         def checked(*arguments: Any, **keywords: Any) -> Any:
-            names = [*places[: len(arguments)], *[many] * (len(arguments) - len(places))]
-            arguments = tuple(map(convert, names, arguments))
-            keywords = {name: convert(name, value) for name, value in keywords.items()}
+            if not all(map(_is_converted, arguments)):
+                names = [*places[: len(arguments)], *[many] * (len(arguments) - len(places))]
+                arguments = tuple(map(convert, names, arguments))
+            if not all(map(_is_converted, keywords.values())):
+                keywords = {name: convert(name, value) for name, value in keywords.items()}
             try:
                 # shares that round to zero are no error, whatever the caller has set
                 with np.errstate(under="ignore"):
@@ -109,6 +112,12 @@ def closed_form(*, other: Sequence[str] = ()) -> Callable[[Form], Form]:
         return checked  # type: ignore[return-value]
 
     return decorate
+
+
+def _is_converted(value: Any) -> bool:
+    """Whether a value is a Python number or an array of float64 already, as most are."""
+    kind = type(value)
+    return kind is float or kind is int or (kind is np.ndarray and value.dtype is _FLOAT)
 
 
 def refuse_misfits(advice: str) -> Callable[[Form], Form]:

@@ -228,9 +228,13 @@ def _find_dense_tables(graph: Graph) -> list[int]:
     """Positions of the tables of a built graph whose weights an update changes as a whole."""
     if not graph.optimizer:  # it was captured
         return []
-    updates = {place for place, label in enumerate(graph.labels) if label[3] == "update"}
-    updated = {int(row[1]) for row in graph.accesses if row[3] and int(row[0]) in updates}
     numbers = graph.weights[graph.weights[:, 1] == 1, 0].tolist()
+    if not numbers:
+        return []
+    is_update = np.array([label[3] == "update" for label in graph.labels])
+    operations = graph.accesses[:, 0].astype(int)
+    writes_in_update = is_update[operations] & (graph.accesses[:, 3] != 0)
+    updated = set(graph.accesses[writes_in_update, 1].astype(int).tolist())
     return [place for place, number in enumerate(numbers) if number in updated]
 
 
