@@ -352,7 +352,7 @@ class _Iterations:
         # than the pass beside it
         longer = sum(np.maximum(borders.inside / 2.0 - one, 0.0) for one in devices[1])
         # the ends receive one message, stages between them two
-        received = np.where(s.pp > 2, borders.inside + between - busy, 0.0)
+        received = np.where(s.pp > 2, borders.both_sides + between - busy, 0.0)
         received = np.maximum(received, borders.end / 2.0)
         open_ends = np.select(
             [np.isin(s.schedule, partitions.CHUNKED), s.schedule == "gpipe"],
@@ -377,9 +377,15 @@ class _Iterations:
             micro_batches=self.micro,
             delayed=np.where(s.schedule == "zero_bubble", self.layers * p["delayed"], 0.0),
         )
-        pipeline = _time_pipeline(self, stages, total, between_regions)
+        chunked = np.isin(s.schedule, partitions.CHUNKED) & (s.pp > 1) & (s.chunks > 1)
+        both_ends = _pass_both_ends(self, passes_of_stages, borders)
+        bubble = np.where(chunked, np.maximum(bubble + both_ends, 0.0), bubble)
+        pipeline = _time_pipeline(self, stages, total, borders.all, between_regions)
         rest = pipeline - self.micro * (busy + open_ends)
         bubble = np.where(one_by_one, np.maximum(rest, 0.0), bubble)
+        # messages that weight gradients hide, where these are put off
+        hidden = np.where(one_by_one, np.maximum(-rest, 0.0) / self.micro, 0.0)
+        open_ends = np.maximum(open_ends - hidden, 0.0)
         each = {
             "work": work,
             "tensor": tensor,
@@ -459,12 +465,14 @@ class _Borders(NamedTuple):
     """Messages of a micro-batch between stages, forth and back [s].
 
     Over all borders; over the border of the first or last stage; over the slowest border inside a
-    region; and over one between two regions, 0 if stages are in one region.
+    region; forth over the one border and back over the other border of a stage between the ends;
+    and over one between two regions, 0 if stages are in one region.
     """
 
     all: Array
     end: Array
     inside: Array
+    both_sides: Array
     far: Array
 
 
@@ -494,7 +502,9 @@ def _pass_on(own: _Iterations) -> _Borders:
     total = across * between_nodes + local * (borders - between_nodes) + far * (own.regions - 1)
     inside = np.where(between_nodes > 0, across, local)
     end = np.where(2 * distance > node, across, local)
-    return _Borders(total, end, inside, far)
+    # of several stages in a node, each has a neighbour in it
+    both_sides = np.where(2 * distance > node, inside, (inside + local) / 2.0)
+    return _Borders(total, end, inside, both_sides, far)
 
 
 def _wait_for_regions(
@@ -559,13 +569,15 @@ class _PassTimes(NamedTuple):
 
 
 class _Stage(NamedTuple):
-    """A stage: its position from 0 and its layers [-], times of its two passes with their host, and
-    of the messages that it waits for before them [s]."""
+    """A stage: its position from 0 and its layers [-], times of its two passes with their host, of
+    the weight gradients in its backward pass that the schedule puts off, and of the messages that
+    it waits for before its passes [s]."""
 
     position: Array
     layers: Array
     forward: Array
     backward: Array
+    delayed: Array
     forward_message: Array
     backward_message: Array
 
@@ -600,12 +612,13 @@ def _list_stages(
         forward, backward = (
             np.where(layers > 0, d + h, 0.0) for d, h in zip(devices, late, strict=True)
         )
-        return _Stage(position, layers, forward, backward, *received)
+        delayed = np.where(s.schedule == "zero_bubble", layers * own.parts["delayed"], 0.0)
+        return _Stage(position, layers, forward, backward, delayed, *received)
 
     none = np.zeros(len(borders.end))
     return (
         make(none, first_layers, "embeddings", (none, borders.end / 2.0)),
-        make(position, inner_layers, "", (borders.inside / 2.0, borders.inside / 2.0)),
+        make(position, inner_layers, "", (borders.both_sides / 2.0, borders.both_sides / 2.0)),
         make(s.pp - 1.0, last_layers, "head", (borders.end / 2.0, none)),
     )
 
@@ -617,15 +630,50 @@ def _add_up_stages(own: _Iterations, stages: tuple[_Stage, _Stage, _Stage]) -> A
     return np.asarray(first + last + inner * between / np.maximum(stages[1].layers, 1.0))
 
 
+def _pass_both_ends(own: _Iterations, passes: Sequence[_PassTimes], borders: _Borders) -> Array:
+    """Time that embeddings and head of stages with several chunks add to that of the slowest stage
+    and the bubble, or take off [s].
+
+    Notes
+    -----
+    The longest path through all passes of one phase goes from chunk to chunk, v - 1 times. It
+    either follows a micro-batch through all stages, which takes p chunks and their messages, or
+    stays on its stage for the other m - 1 micro-batches. The difference of both is the gap g = (p -
+    m) t + messages. Only a path that stays on a stage once more meets both slow ends with all
+    micro-batches: with the faster end, e, it gains (m - 1) e and loses g. The slowest stage counts
+    the faster end m times, breadth first and where all forward passes come first, so that
+    min((m - 1) e, g) is taken off again. Other interleaved stages meet the faster end in the first
+    group of p micro-batches alone: p e, with the gap of their messages.
+    """
+    s, micro = own.s, own.micro
+    first_layers, _, last_layers = own.ends
+    interleaved = (s.schedule == "interleaved") & (micro > s.pp)
+    met = np.where(interleaved, s.pp, micro)
+    chunk_changes = np.maximum(s.chunks - 1.0, 1.0)
+    _, around = own.count_passes()
+    messages = (borders.all + borders.inside) / 2.0
+    time = np.zeros(len(micro))
+    for one in passes:
+        first_end = one.embeddings + (first_layers - own.layers) * one.layer
+        last_end = one.head + (last_layers - own.layers) * one.layer
+        faster_end = np.maximum(np.minimum(first_end, last_end), 0.0)
+        gap = around / chunk_changes * own.layers * one.layer + messages
+        taken_off = np.minimum((met - 1.0) * faster_end, np.maximum(gap, 0.0))
+        added = np.where(interleaved, met * faster_end, 0.0)
+        time = time + added - taken_off
+    return time
+
+
 def _time_pipeline(
     own: _Iterations,
     stages: tuple[_Stage, _Stage, _Stage],
     total: Array,
+    messages: Array,
     between_regions: Array,
 ) -> Array:
     """Time of all micro-batches on stages that run 1F1B or H1 [s].
 
-    `total` is the time of a micro-batch on all stages with the messages between them; those
+    `total` is the time of a micro-batch on all stages with the `messages` between them; those
     `between_regions` make each micro-batch of a stage longer.
 
     Notes
@@ -637,31 +685,57 @@ def _time_pipeline(
     forward passes to do, and once until its last one returns, while it has as many backward passes
     to do: max(0, R - d F) and max(0, R - d B). With m up to d + 1 micro-batches both are the same
     wait. Of the last stage this is (m - 1) S + total, the usual time; of even stages all bounds are
-    equal. H1 leaves weight gradients W out of what is waited for: k of them on the stage itself,
-    and one on each other stage.
+    equal.
+
+    H1 puts off weight gradients, W of each stage and micro-batch: a backward pass is followed by
+    those of k micro-batches before. No round trip R waits for them. Stage k has min(k + 1, m) of
+    them left when its last backward pass has ended; then follow the last backward passes of the k
+    stages before it and W of the first stage, or what it has left itself, whichever is longer. Once
+    stages do both passes in turn, in m - p micro-batches, W hides the message before a forward
+    pass.
     """
     s, micro = own.s, own.micro
-    put_off = np.where(s.schedule == "zero_bubble", own.layers * own.parts["delayed"], 0.0)
+    first_stage, inner_stage, last_stage = stages
     first_time, inner_time = (stage.forward + stage.backward for stage in stages[:2])
     time = np.zeros(len(micro))
     for stage in stages:
         position, busy = stage.position, stage.forward + stage.backward
         message = stage.forward_message + stage.backward_message + between_regions
         before = np.where(position > 0, first_time + (position - 1.0) * inner_time, 0.0)
+        before = before + position / np.maximum(s.pp - 1.0, 1.0) * messages
+        is_first = position == 0
         is_last = position == s.pp - 1
         before = np.where(is_last, total - busy, np.minimum(before, total - busy))
         behind = np.where(is_last, 0.0, total - busy - before)
         stages_behind = s.pp - 1.0 - position
+        inner_stages_before = np.maximum(position - 1.0, 0.0)
+        inner_stages_behind = np.maximum(stages_behind - 1.0, 0.0)
         meanwhile = np.minimum(stages_behind, micro - 1.0)
-        round_trip = behind - stages_behind * put_off
+        # waits for the stages behind
+        delayed_behind = inner_stages_behind * inner_stage.delayed + last_stage.delayed
+        round_trip = np.where(is_last, 0.0, behind - delayed_behind)
         forward = stage.forward + stage.forward_message
         backward = stage.backward + stage.backward_message
+        first_of_last_passes = np.maximum(micro - 1.0 - meanwhile, position)
+        delayed_meanwhile = np.maximum(micro - 1.0 - first_of_last_passes, 0.0)
+        not_meanwhile = (meanwhile - delayed_meanwhile) * stage.delayed
         first_wait = np.maximum(round_trip - meanwhile * forward, 0.0)
-        last_wait = np.maximum(round_trip - meanwhile * backward, 0.0)
+        last_wait = np.maximum(round_trip - (meanwhile * backward - not_meanwhile), 0.0)
         one_wait = micro <= meanwhile + 1.0
         waits = np.where(one_wait, np.maximum(first_wait, last_wait), first_wait + last_wait)
-        saved = (position + np.minimum(position, micro - 1.0)) * put_off
-        bound = np.maximum(before - saved, 0.0) + micro * (busy + message) - message + waits
+        # weight gradients that are left after the last backward pass
+        left = np.minimum(position + 1.0, micro) * stage.delayed
+        last_passes = (first_stage.backward - first_stage.delayed) + inner_stages_before * (
+            inner_stage.backward - inner_stage.delayed
+        )
+        afterwards = last_passes + first_stage.delayed
+        longer_end = np.where(is_first, 0.0, np.maximum(left - afterwards, 0.0))
+        saved = inner_stages_before * inner_stage.delayed + np.where(is_first, 0.0, left)
+        hidden_messages = np.maximum(micro - s.pp, 0.0) * np.minimum(
+            stage.forward_message, stage.delayed
+        )
+        passes = micro * (busy + message) - message - hidden_messages
+        bound = np.maximum(before + passes + waits + longer_end - saved, 0.0)
         time = np.maximum(time, bound)
     return time
 
