@@ -184,8 +184,8 @@ class Unknown(float):
     __le__ = partialmethod(_compare, operator.le)
     __gt__ = partialmethod(_compare, operator.gt)
     __ge__ = partialmethod(_compare, operator.ge)
-    __eq__ = partialmethod(_compare, operator.eq)  # type: ignore[assignment]
-    __ne__ = partialmethod(_compare, operator.ne)  # type: ignore[assignment]
+    __eq__ = partialmethod(_compare, operator.eq)
+    __ne__ = partialmethod(_compare, operator.ne)
     __int__ = __index__ = _decide
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = (
         _combine
