@@ -484,6 +484,33 @@ def test_slow_ends_of_all_schedules_agree_with_the_event_loop(schedule: str) -> 
     assert np.abs(errors).mean() <= 0.01, errors
 
 
+@pytest.mark.parametrize(
+    ("layers", "vocabulary", "micro_batches", "strategy"),
+    [
+        # one neighbour of each stage is in its node: 11 % too slow
+        (6, 1000, 12, Strategy(tp=2, pp=6, dp=2, micro_batch=4)),
+        # both ends are slow, and each has its own chunk: 3 % too fast
+        (8, 250_000, 6, Strategy(pp=2, schedule="interleaved", chunks=4, micro_batch=2)),
+        (24, 250_000, 32, Strategy(pp=8, schedule="interleaved", chunks=3, micro_batch=2)),
+    ],
+)
+def test_messages_and_both_ends_take_what_they_take_on_the_event_loop(
+    layers: int, vocabulary: int, micro_batches: int, strategy: Strategy
+) -> None:
+    model = Transformer.preset(
+        "gpt3-2.7b",
+        layers=layers,
+        vocabulary=vocabulary,
+        batch=strategy.dp * strategy.micro_batch * micro_batches,
+        sequence=1024,
+        fused=True,
+        **HALF,
+    )
+    events = pk.predict(model, "h100-sxm-8x8", strategy=strategy)
+    closed = price(model, strategy, "h100-sxm-8x8")
+    assert closed["time"] == pytest.approx(events.time, rel=0.025)
+
+
 @pytest.mark.parametrize("schedule", SCHEDULED)
 @pytest.mark.parametrize("micro_batches", [4, 8, 24])
 def test_the_time_of_all_schedules_is_continuous_in_the_vocabulary(
