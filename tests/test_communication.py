@@ -201,7 +201,7 @@ NONE: list[tuple[str, str, dict[str, Any]]] = [
     ("nor a link between nodes", "all_reduce", {"fits": INSIDE, "network": Network(8, 10)}),
     ("in_network.*across nodes", "all_reduce", {"algorithm": "in_network"}),
     (
-        "ranks is 80; with one on each node platform 'toy' has 10; choose fewer",
+        "ranks is 80; with one on each node platform 'toy' has 10; take at most 10, or 80 nodes",
         "all_reduce",
         {"algorithm": "rail"},
     ),

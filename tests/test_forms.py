@@ -327,7 +327,7 @@ def test_weights_that_stay_on_the_host_are_named(pinned: bool) -> None:
 
     with pytest.raises(
         ValueError,
-        match=r'(?s)host.*test_forms.py, line .*"return _train.*; leave offload_policy out',
+        match=r'(?s)host.*test_forms.py, line .*"fully_shard.*; leave offload_policy out',
     ):
         capture(make_step, ranks=2, device="cuda")
 
@@ -339,9 +339,12 @@ def test_pinning_is_not_counted_and_says_so() -> None:
             x.pin_memory().to("cuda", non_blocking=True)[rows.pin_memory().to("cuda")].sum()
         )
 
-    with pytest.warns(UserWarning, match="to pin memory is not counted"):
+    with (
+        pytest.warns(UserWarning, match="to pin memory is not counted"),
+        pytest.warns(UserWarning, match="non_blocking=True count like blocking ones"),
+    ):
         graph = capture(make_step, device="cuda")
-    assert [label[0] for label in graph.labels] == ["index", "sum"]
+    assert [label[0] for label in graph.labels] == ["to", "to", "index", "sum"]
 
 
 def test_graphs_of_a_gpu_are_named() -> None:

@@ -172,8 +172,10 @@ def test_bytes_of_an_update_are_those_that_predictions_price() -> None:
 def test_states_are_the_same_in_memory_and_in_strategies(name: str) -> None:
     strategy = pk.Strategy(dp=8, micro_batch=1)
     found: dict[str, list[float]] = {}
+    # other forms of an update also hold what they compute on the way
+    fused = bool(find_optimizer(name).fused_kernel)
     for optimizer in ("sgd", name):
-        model = build(optimizer)
+        model = build(optimizer, fused=fused)
         memory = pk.predict(model, "h100-sxm-8", ranks=8).memory()
         table = pk.explore(model, "h100-sxm-8", strategies=[strategy]).table()
         as_strategy = pk.predict(model, "h100-sxm-8", strategy=strategy).memory()
@@ -233,7 +235,8 @@ def test_a_new_optimizer_is_known_everywhere(monkeypatch: pytest.MonkeyPatch) ->
         float(pk.explore(m, "h100-sxm-8", strategies=[strategy]).table()["needs"][0])
         for m in (model, build("sgd"))
     ]
-    assert needs[0] - needs[1] == pytest.approx(states, rel=1e-3)
+    update_scratch = 4.0 * eager.parameters  # what the update computes on the way, of each weight
+    assert 0.999 * states <= needs[0] - needs[1] <= 1.001 * (states + update_scratch)
     assert pk.predict(model, "h100-sxm-8", strategy=strategy).memory().parts["states"] == (
         pytest.approx(states, rel=1e-3)
     )

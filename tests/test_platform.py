@@ -138,7 +138,7 @@ BROKEN = [
             '"fast"': "device.peaks.bf16.value is 'fast'; it must be a number",
             "2026-01-01": "device.peaks.bf16.value is datetime.date",
             "nan": r"peak bf16 is nan; it must be a number above 0 \[FLOP/s\]",
-            "1" + "0" * 400: "peak bf16 is 1000",
+            "1" + "0" * 400: "peaks.bf16.value is 1000",
         }.items()
     ),
     *(

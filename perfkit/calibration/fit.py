@@ -11,7 +11,7 @@ import numpy as np
 
 from perfkit.calibration.context import add_context
 from perfkit.calibration.pace import fit_paces, name_disturbances, relate_kernels
-from perfkit.fitting import Fit, find_levels, fit_additive, fit_pipelined
+from perfkit.fitting import Fit, find_levels, fit_additive, fit_sharpness
 from perfkit.ground.files import reading
 from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
 from perfkit.ground.units import Array, check_positive, show
@@ -188,11 +188,9 @@ def _fit_collectives(rows: Sequence[Row], ranks: int) -> dict[str, Fit]:
             np.array([row[key] for row in own], dtype=float) for key in ("nbytes", "q1")
         )
         slow = float(np.mean([row["mean"] / row["q1"] for row in own]))
-        tried = [fit_pipelined(nbytes, quartile, sharpness=q) for q in (0.6, None)]
-        # the spread of left-out sizes decides on a third parameter
-        fit = min(tried, key=lambda fit: fit.spread)
+        fit = fit_sharpness(nbytes, quartile)
         note = f"fitted to lower quartiles; the mean call takes {slow:.2f} times as long"
-        fits[f"{operation}.{ranks}"] = replace(fit, notes=(note,))
+        fits[f"{operation}.{ranks}"] = replace(fit, notes=(note, *fit.notes))
     return fits
 
 

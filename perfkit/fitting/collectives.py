@@ -157,9 +157,8 @@ class Curve:
         parameters = dict(zip(self.names, values.tolist(), strict=True))
         if self.sharpness is not None:
             parameters["sharpness"] = self.sharpness
+        spread = find_spread(left_out)
         left_out, n = np.clip(left_out, -0.7, 0.7), len(left_out)
-        variance = math.pi / 2 * float(np.abs(left_out).mean()) ** 2 if n else 0.0
-        spread = math.sqrt((TRUST * PRIOR**2 + n * variance) / (TRUST + n))
         miss = find_miss(self.sizes, self.times, value, spread)
         notes = [note] if note else []
         if miss is not None:
@@ -185,6 +184,15 @@ class Curve:
             units={name: units[name[0]] for name in parameters},
             at_bounds=tuple(name for name, at in zip(self.names, low | high, strict=True) if at),
         )
+
+
+def find_spread(left_out: Array) -> float:
+    """Spread [-] of a curve from the residuals of left-out points, pulled towards `PRIOR`."""
+    count = len(left_out)
+    variance = 0.0
+    if count:
+        variance = math.pi / 2 * float(np.abs(np.clip(left_out, -0.7, 0.7)).mean()) ** 2
+    return math.sqrt((TRUST * PRIOR**2 + count * variance) / (TRUST + count))
 
 
 @dataclass(frozen=True)
@@ -382,6 +390,46 @@ def fit_pipelined(
     nbytes, times = _prepare(nbytes, seconds)
     curve = pipelined_curve(np.log(nbytes), times, sharpness=sharpness)
     return curve.build(*curve.leave_out(), {"nbytes": nbytes}, source)
+
+
+@refuse_misfits(COLUMNS)
+def fit_sharpness(nbytes: Values, seconds: Values) -> Fit:
+    """Fit the pipelined form with its usual sharpness, or with a third parameter in its place if
+    this predicts left-out sizes better.
+
+    Parameters
+    ----------
+    nbytes : array
+        Message sizes [B].
+    seconds : array
+        Measured times [s].
+
+    Returns
+    -------
+    fit : Fit
+        The better of both, see `fit_pipelined`.
+
+    Raises
+    ------
+    ValueError
+        As `fit_pipelined` does.
+
+    Examples
+    --------
+    >>> from perfkit.models.collectives import pipelined
+    >>> n = 2.0 ** np.arange(10, 28, 3)
+    >>> round(fit_sharpness(n, pipelined(n, alpha=2e-5, beta=1e-11, sharpness=1.5))["sharpness"], 2)
+    1.5
+    """
+    nbytes, times = _prepare(nbytes, seconds)
+    usual = pipelined_curve(np.log(nbytes), times, sharpness=0.6)
+    free = pipelined_curve(np.log(nbytes), times, sharpness=None)
+    logs, left_out = usual.leave_out()
+    free_logs, free_left_out = free.leave_out()
+    # before a spread is widened for a size that the curve misses
+    if find_spread(free_left_out) < find_spread(left_out):
+        return free.build(free_logs, free_left_out, {"nbytes": nbytes}, "")
+    return usual.build(logs, left_out, {"nbytes": nbytes}, "")
 
 
 @refuse_misfits(COLUMNS)

@@ -341,7 +341,7 @@ def find_optimizer(name: str, *, dense: bool = False) -> Optimizer:
     >>> find_optimizer("rowwise_adagrad", dense=True)
     Traceback (most recent call last):
     ...
-    ValueError: optimizer is 'rowwise_adagrad'; known are sgd, sgd_momentum, adagrad, adam, adamw
+    ValueError: optimizer is 'rowwise_adagrad'; known are sgd, sgd_momentum, adagrad, adam, adamw; did you mean 'adagrad'?
     """
     if isinstance(name, str) and not dense:
         name = split_form(name)[0]

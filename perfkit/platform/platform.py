@@ -1,6 +1,7 @@
 """Platforms: a device, a network, fitted kernels and collectives, and what real iterations add to
 them."""
 
+import html
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -533,3 +534,7 @@ class Platform(Typed, Shown):
         ranks = f"{self.network.ranks} {'ranks' if self.network.ranks > 1 else 'rank'}"
         ranks += f" in {self.network.regions} regions" * (self.network.regions > 1)
         return f"Platform({self.name!r}: {ranks} of {self.device.name!r}, {models})"
+
+    def _repr_html_(self) -> str:
+        """One line; `explain` lists hundreds of numbers."""
+        return f"<pre>{html.escape(repr(self))}</pre>"

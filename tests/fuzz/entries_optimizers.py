@@ -63,7 +63,8 @@ def keep_states(rng: Rng, folder: Path) -> Any:
     sizes = {"layers": int(rng.integers(1, 4)), "hidden": 128, "heads": 4, "sequence": 64}
     needs = []
     for optimizer in (name, "sgd"):
-        model = pk.Transformer.gpt2(batch=8, optimizer=optimizer, **sizes)
+        # other forms of an update also hold what they compute on the way
+        model = pk.Transformer.gpt2(batch=8, optimizer=optimizer, fused=True, **sizes)
         table = pk.explore(model, "h100-sxm-8", strategies=[pk.Strategy(dp=8)]).table()
         memory = pk.predict(model, "h100-sxm-8", ranks=8).memory().parts["states"]
         needs.append((float(table["needs"][0]), memory))
