@@ -263,6 +263,7 @@ def test_a_log_that_breaks_off_is_refused_and_its_complete_rows_can_be_kept(
         assert frame.height in (2 * whole, 2 * whole + 2)
 
 
+@pytest.mark.filterwarnings("ignore:.*words after the figures of a row")
 @given(logs(), st.data())
 def test_a_row_that_other_output_cuts_in_two_is_refused_and_those_before_it_can_be_kept(log, data):
     lines, whole = log.lines(), data.draw(st.integers(0, len(log.times) - 1))

@@ -193,7 +193,8 @@ def test_gradients_are_scaled_as_on_a_gpu(fused: bool, reads: int) -> None:
     """The host reads once whether something overflowed; a fused optimizer finds out by itself."""
 
     def make() -> Callable[[], Any]:
-        net, x, scaler = mlp(), torch.randn(16, 256, device="cuda"), torch.amp.GradScaler("cuda")
+        net, x = mlp().to("cuda"), torch.randn(16, 256, device="cuda")
+        scaler = torch.amp.GradScaler("cuda")
         chosen = ADAMW(net.parameters(), fused=fused or None)
 
         def step() -> None:

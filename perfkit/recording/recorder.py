@@ -443,7 +443,7 @@ class Recorder(TorchDispatchMode):
 
     def _crosses(self, given: Sequence[Tensor]) -> bool:
         """Whether a copy has one end on the host and the other on a GPU that the step names."""
-        if not (self.accelerator and self.gpus and len(given) == 2):
+        if not (self._has_host_and_gpu() and len(given) == 2):
             return False
         if not all(isinstance(t, FakeTensor) and t.dim() for t in given):
             return False
