@@ -1,5 +1,6 @@
 """Sizes that are arrays over configurations: the same times as one prediction after the other."""
 
+import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -175,3 +176,10 @@ H100, PAIR = load_platform("h100-sxm-8"), np.array([1, 2])
 def test_bad_arrays_are_refused(ask: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ask()
+
+
+def test_an_error_of_arrays_travels_between_processes_as_its_words() -> None:
+    with pytest.raises(ValueError, match="batch is 0") as caught:
+        Transformer.bert(batch=np.array([2, 0]))
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert type(copy) is ValueError and str(copy) == str(caught.value)

@@ -737,7 +737,7 @@ def test_adapters_that_do_not_divide_among_ranks_are_told(count: int, odd: bool)
     assert bool(said) == odd and all("NCCL lists 7 network adapters for the 8" in x for x in said)
 
 
-# What a stranger's logs hold besides.
+# What logs of other sites hold besides.
 def name_nothing(log: Log) -> str:
     """Text of a log that does not name its program."""
     lines = [line for line in log.lines() if "_perf" not in line]

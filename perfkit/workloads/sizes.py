@@ -33,6 +33,10 @@ class SizesError(ValueError):
         count = f"{len(refused)} of {len(invalid)} configurations are refused"
         super().__init__(f"{self.find_reason(int(refused[0]))}; {count}")
 
+    def __reduce__(self) -> tuple[type[ValueError], tuple[str]]:
+        """Between processes it is a ValueError of the same words, as functions do not travel."""
+        return ValueError, (str(self),)
+
     def find_reason(self, index: int) -> str:
         """Why one configuration is refused, in the words of a configuration whose sizes are
         numbers."""
