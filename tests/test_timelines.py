@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import vl_convert
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -99,6 +100,7 @@ def test_a_rank_that_begins_early_is_drawn_before_zero_and_named(tmp_path: Path)
     assert said in chart["title"]["subtitle"]
     text = json.dumps(chart)
     assert f"iteration, {pk.units.format_time(r.time)}" in text
+    assert vl_convert.vegalite_to_png(text, scale=1).startswith(b"\x89PNG")
 
 
 def test_ranks_that_do_the_same_need_no_such_line() -> None:

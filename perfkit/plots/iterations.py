@@ -348,10 +348,12 @@ def _mark_iteration(end: float, x: alt.X) -> list[alt.Chart]:
     """Lines where the iteration begins and ends, the second one with its length."""
     label = f"iteration, {format_time(end)}"
     edges = [{"start_s": 0.0, "label": ""}, {"start_s": end, "label": label}]
-    base = draw(edges, name="iteration").encode(x=x)
-    lines = base.mark_rule(color=INK, strokeDash=[4, 3])
-    words = base.mark_text(color=INK, align="right", dx=-4, dy=-6, baseline="bottom")
-    return [lines, words.encode(y=alt.value(0), text="label:N")]
+    # each layer has a name of its own: renderers refuse two of one name
+    lines = draw(edges, name="iteration_ends").encode(x=x)
+    lines = lines.mark_rule(color=INK, strokeDash=[4, 3])
+    words = draw(edges, name="iteration_length").encode(x=x, y=alt.value(0), text="label:N")
+    words = words.mark_text(color=INK, align="right", dx=-4, dy=-6, baseline="bottom")
+    return [lines, words]
 
 
 def _name_early(rows: Table) -> str:
