@@ -352,7 +352,8 @@ def _mark_iteration(end: float, x: alt.X) -> list[alt.Chart]:
     lines = draw(edges, name="iteration_ends").encode(x=x)
     lines = lines.mark_rule(color=INK, strokeDash=[4, 3])
     words = draw(edges, name="iteration_length").encode(x=x, y=alt.value(0), text="label:N")
-    words = words.mark_text(color=INK, align="right", dx=-4, dy=-6, baseline="bottom")
+    # above the lanes, where marks of a chart that can be zoomed are cut off unless they say so
+    words = words.mark_text(color=INK, align="right", dx=4, dy=-4, baseline="bottom", clip=False)
     return [lines, words]
 
 
