@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="capture needs torch: pip install 'perfkit[measure]'")
 
 from torch import nn  # noqa: E402
+from torch._dynamo.eval_frame import TorchPatcher  # noqa: E402
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks  # noqa: E402
 
 from perfkit.prediction.result import predict  # noqa: E402
@@ -318,6 +319,50 @@ def test_a_backend_that_merges_nothing_leaves_the_operations_as_they_are() -> No
     graph = capture(compiled(backend="aot_eager"), device="cuda")
     assert graph.execution == "eager"
     assert not graph.notes
+
+
+@pytest.mark.parametrize("optimizer", ["SparseAdam", "Adam", "RAdam", "SGD"])
+def test_an_optimizer_is_not_compiled_because_something_else_was(optimizer: str) -> None:
+    """The first use of the compiler changes PyTorch's optimizers for the rest of the process."""
+
+    def make_step() -> Callable[[], None]:
+        table = nn.EmbeddingBag(1000, 16, mode="sum", sparse=optimizer == "SparseAdam")
+        rule = getattr(torch.optim, optimizer)(table.parameters(), lr=0.1)
+        rows = torch.arange(320).reshape(32, 10)
+
+        def step() -> None:
+            rule.zero_grad()
+            table(rows).square().mean().backward()
+            rule.step()
+
+        return step
+
+    TorchPatcher.patch()
+    with warnings.catch_warnings(action="ignore"):
+        names = [label[0] for label in capture(make_step).labels]
+    assert names
+    assert not [name for name in names if name.startswith("fused_")]
+
+
+@pytest.mark.parametrize(("disabled", "merged"), [(False, True), (True, False)])
+def test_an_optimizer_is_compiled_with_the_step_that_calls_it(disabled: bool, merged: bool) -> None:
+    def make_step() -> Callable[[], None]:
+        net = nn.Linear(64, 64)
+        rule = torch.optim.Adam(net.parameters(), foreach=False)
+        update = torch.compiler.disable(rule.step) if disabled else rule.step
+        x = torch.randn(8, 64)
+
+        @torch.compile
+        def step() -> None:
+            net(x).square().mean().backward()
+            update()
+
+        return step
+
+    with pytest.warns(UserWarning, match="compiled as a whole"):
+        frame = capture(make_step).table()
+    names = frame.filter(frame["phase"] == "update")["name"].to_list()
+    assert any(name.startswith("fused_") for name in names) == merged
 
 
 def test_a_script_of_several_ranks_is_captured_as_it_is_written() -> None:

@@ -219,6 +219,24 @@ def find_caller(name: str) -> bool:
     return frame is not None and bool(frame.f_code.co_filename.endswith(name))
 
 
+def is_called_by_compiled_code() -> bool:
+    """Whether `torch.compile` would compile what calls this: the nearest of PyTorch's own wrappers
+    compiles.
+
+    `torch.compiler.disable` has a wrapper in the same file. Once anything was compiled, PyTorch
+    wraps the steps of `SparseAdam` and `LBFGS` in it, for the rest of the process.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename.endswith("autograd/graph.py"):
+            return False
+        if code.co_filename.endswith("_dynamo/eval_frame.py"):
+            return not code.co_qualname.startswith("DisableContext.")
+        frame = frame.f_back
+    return False
+
+
 # -- state that a step would change
 # ------------------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ from perfkit.recording.sandbox import (
     find_alive,
     find_caller,
     find_line,
+    is_called_by_compiled_code,
     load_batches,
     open_sandbox,
     refuse,
@@ -776,7 +777,7 @@ def _follow(recorder: Recorder) -> Iterator[None]:
             recorder.optimizers.add(id(optimizer))
             recorder.check_weights([p for group in optimizer.param_groups for p in group["params"]])
         # the optimizer is compiled too
-        if find_caller("_dynamo/eval_frame.py") and merges[0]:
+        if merges[0] and is_called_by_compiled_code():
             recorder.compiled.add("update")
         for group in optimizer.param_groups if sized else ():
             group["params"] = [sized.get(id(p), (p, p))[1] for p in group["params"]]
