@@ -143,7 +143,7 @@ def test_lesson_has_the_shape_of_lessons_and_its_prose_says_what_outputs_show(pa
     assert len(before) <= 15
     assert cells[0][1].startswith(f"# {int(path.name[:2])}. ")
     assert all(f"**{word}" in cells[0][1] for word in ("Goal", "Before this", "Minutes"))
-    assert cells[1][0] == "code" and sum(map(bool, cells[1][1].split("\n"))) <= 6
+    assert cells[1][0] == "code" and len(ast.parse(cells[1][1]).body) <= 6
     setup = "\n".join(source for _, source, _ in cells).split("**Question")[0]
     assert len(setup.split()) <= 300, "what comes before the first question is short"
     assert 2 <= prose.count("**Question") == prose.count("**Takeaway"), (
