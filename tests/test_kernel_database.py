@@ -269,7 +269,7 @@ def test_unknown_names_are_answered_with_the_known_ones(add: Add) -> None:
     with pytest.raises(ValueError, match="table of h100_sxm is 'nccl'; known are gemm"):
         read_collectives("h100_sxm")
     add("h100_sxm/nccl/2.29.2", "nccl", sweep("2.29.2", nccl_dtype="fp5"))
-    with pytest.raises(ValueError, match="dtype of a message of h100_sxm is 'fp5'; known are fp64"):
+    with pytest.raises(ValueError, match="nccl of h100_sxm has no row that can be used: 1 rows have the unknown number format 'fp5'"):
         read_collectives("h100_sxm")
     row = list_tables().filter(pl.col("table") == "gemm").row(0, named=True)
     assert (row["collector"], row["version"], row["nbytes"]) == (
@@ -284,6 +284,71 @@ def test_what_was_not_measured_is_left_out_aloud(add: Add) -> None:
     text = "2 of 3 rows have no positive time and are left out; the first is in h/.*gemm"
     with pytest.warns(UserWarning, match=text):
         assert read_gemms("h")["m"].to_list() == [64]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"m": None},
+        {"n": 0},
+        {"k": -64},
+        {"m": "many"},
+        {"k": 2.5},
+        {"n": 1e300},
+        {"m": float("nan")},
+        {"gemm_dtype": None},
+        {"gemm_dtype": "?"},
+        {"latency": "slow"},
+        {"latency": None},
+        {"version": "newest"},
+    ],
+    ids=str,
+)
+def test_a_damaged_product_spoils_no_file(add: Add, damage: dict[str, Any]) -> None:
+    sound = [product(m=size) for size in (64, 128)]
+    add("h/sglang/0.5.14", "gemm", sound)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected = read_gemms("h", dtype=None)
+    add("h/sglang/0.5.14", "gemm", [sound[0], product(**damage), sound[1]])
+    with pytest.warns(UserWarning, match=r"1 of 3 rows ha(ve|s)|1 of 3 rows name") as told:
+        assert read_gemms("h", dtype=None).equals(expected)
+    assert len(told) == 1 and "are left out; the first is in h/" in str(told[0].message)
+    add("h/sglang/0.5.14", "gemm", [product(**damage)])
+    with pytest.raises(ValueError, match="gemm of h has no row that can be used: 1 rows"):
+        read_gemms("h", dtype=None)
+
+
+def test_damaged_rows_of_several_causes_are_counted_in_one_warning(add: Add) -> None:
+    damaged = [product(m=0), product(m=None), product(gemm_dtype="?"), product(0.0)]
+    add("h/sglang/0.5.14", "gemm", [product(), *damaged])
+    causes = (
+        r"4 of 5 rows are left out: 2 have no positive whole number m, 1 have no positive time, "
+        r"1 have the unknown number format '\?'; the first is in h/"
+    )
+    with pytest.warns(UserWarning, match=causes):
+        assert read_gemms("h", dtype=None)["m"].to_list() == [64]
+
+
+def test_damaged_messages_attention_and_casts_spoil_no_file(add: Add) -> None:
+    damaged = [
+        sweep("2.29.2", num_gpus=None),
+        sweep("2.29.2", message_size=0),
+        sweep("2.29.2", nccl_dtype="fp5"),
+        sweep("2.29.2", op_name="gossip"),
+    ]
+    add("h/nccl/2.29.2", "nccl", [*sweep("2.29.2"), *(row for rows in damaged for row in rows)])
+    with pytest.warns(UserWarning, match="4 of 5 rows are left out: .* operation 'gossip'"):
+        assert len(read_collectives("h")) == 1
+    add("h/sglang/0.5.14", "context_attention", [attend(), attend(step="x"), attend(isl=-1)])
+    with pytest.warns(UserWarning, match="2 of 3 rows are left out: .*number isl.*number step"):
+        assert len(read_attention("h")) == 1
+    cast = {"op_name": "scale_matrix", "quant_dtype": "fp8", "m": 1000, "k": 64, "latency": 0.01}
+    about = {"framework": "SGLang", "version": "0.5.14", "kernel_source": "torch_ops"}
+    rows = [{**about, **cast}, {**about, **cast, "m": None}]
+    add("h/sglang/0.5.14", "scale_matrix", rows)
+    with pytest.warns(UserWarning, match="1 of 2 rows have no positive whole number m"):
+        assert len(read_casts("h")) == 1
 
 
 def test_every_folder_on_the_way_finds_the_database(

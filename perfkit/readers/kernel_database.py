@@ -50,6 +50,20 @@ _OPTIONAL = (
     "step",
     "window_size",
 )
+#: Recorded columns of sizes, which must be positive; those of files that lack them are null.
+_SIZES = (
+    *("m", "n", "k", "num_gpus", "message_size"),
+    *("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim"),
+)
+#: Recorded columns of sizes that may be zero.
+_COUNTS = ("step", "window_size")
+#: Largest size that is no damage [-]: whole numbers up to here are exact as floating-point numbers.
+_MOST = 2**53
+#: Causes of lost rows that a warning names [-].
+_NAMED = 6
+#: A number format names its width, such as ``bf16``, ``fp8_block`` or ``int4_wo``, or is ``sq``
+#: (SmoothQuant).
+_FORMAT = r"(?i)(fp|bf|tf|int|w)\d|^sq$"
 #: Columns of a frame by name: another column, an expression, or None for the column of that name.
 _Names = Mapping[str, Any]
 #: Columns that tell who measured a row.
@@ -158,7 +172,13 @@ def read_collectives(system: str) -> pl.DataFrame:
     Raises
     ------
     ValueError
-        For an unknown system, for one without collectives, and for a number format of unknown size.
+        For an unknown system, for one without collectives, and where no row can be used.
+
+    Warns
+    -----
+    UserWarning
+        For rows without a positive time or size, or with an unknown operation or number format,
+        which are left out.
 
     Notes
     -----
@@ -186,8 +206,6 @@ def read_collectives(system: str) -> pl.DataFrame:
     }
     tables = [name for name in ("nccl", "oneccl") if name in held] or ["nccl"]
     rows = pl.concat(_read(system, table, ("nccl_dtype", None), names, table) for table in tables)
-    for dtype in rows["dtype"].unique().sort():
-        check_choice(f"dtype of a message of {system}", dtype, _BYTES)
     nbytes = pl.col("nbytes") * pl.col("dtype").replace_strict(_BYTES, return_dtype=pl.Int64)
     return rows.with_columns(nbytes).with_columns(algbw=algbw, busbw=busbw)
 
@@ -352,25 +370,27 @@ def _read(
             )
             sizes = {
                 "dtype": _rename(column),
-                "seconds": pl.col("latency").cast(pl.Float64) * 1e-3,
+                "seconds": pl.col("latency").cast(pl.Float64, strict=False) * 1e-3,
                 "file": pl.lit(file),
             }
-            raw.append(frame.with_columns(system=pl.lit(system), **sizes))
+            frame = frame.with_columns(system=pl.lit(system), **sizes)
+            raw.append(frame.with_columns(damage=_find_damage(needed, messages=bool(library))))
     rows = pl.concat(raw, how="diagonal_relaxed")
     if wanted is not None:
-        check_choice("dtype", wanted, rows["dtype"].unique().sort())
-        rows = rows.filter(pl.col("dtype") == wanted)
-    timed = (pl.col("seconds") > 0) & pl.col("seconds").is_finite()
-    untimed = timed.not_().fill_null(True)
-    if len(lost := rows.filter(untimed)):
-        text = f"{len(lost)} of {len(rows)} rows have no positive time and are left out"
-        warnings.warn(f"{text}; the first is in {escape(lost['file'][0])}", stacklevel=4)
-    if len(lost) == len(rows):
-        raise ValueError(
-            f"{table} of {system} has no row with a time; {_INSTALL} brings a sound one"
-        )
+        sound = rows.filter(pl.col("damage").is_null())["dtype"]
+        check_choice("dtype", wanted, (sound if len(sound) else rows["dtype"]).unique().sort())
+        # a row without a number format may be of any
+        rows = rows.filter((pl.col("dtype") == wanted) | pl.col("dtype").is_null())
+    if len(lost := rows.filter(pl.col("damage").is_not_null())):
+        text = _describe_damage(lost)
+        if len(lost) == len(rows):
+            raise ValueError(
+                f"{table} of {system} has no row that can be used: {len(rows)} rows {text}; "
+                f"{_INSTALL} brings a sound one"
+            )
+        warnings.warn(f"{len(lost)} of {len(rows)} rows {text}", stacklevel=4)
     whole = (numeric() - by_name("seconds")).cast(pl.Int64)
-    rows, version = rows.filter(~untimed), pl.col("collector_version")
+    rows, version = rows.filter(pl.col("damage").is_null()), pl.col("collector_version")
     pairs = rows.select("collector", version).unique().sort(pl.all()).rows()
     newest = {
         who: max((each for other, each in pairs if other == who), key=_order) for who, _ in pairs
@@ -379,19 +399,79 @@ def _read(
     return rows.select("system", *columns, "file").with_columns(whole)
 
 
+def _describe_damage(lost: pl.DataFrame) -> str:
+    """Count the causes for which rows are left out, and name the file of the first one."""
+    counts = lost["damage"].value_counts().sort("count", "damage", descending=[True, False])
+    first = f"the first is in {escape(lost['file'][0], 200)}"
+    if len(counts) == 1:
+        return f"{escape(counts['damage'][0])} and are left out; {first}"
+    causes = [f"{count} {escape(cause)}" for cause, count in counts.rows()[:_NAMED]]
+    if len(counts) > _NAMED:
+        causes.append(f"{counts['count'][_NAMED:].sum()} have other faults")
+    return f"are left out: {', '.join(causes)}; {first}"
+
+
+def _find_damage(needed: Sequence[str], *, messages: bool) -> pl.Expr:
+    """Why a row cannot be used, null where it can: the first of its causes."""
+    time = pl.col("seconds")
+    causes = [
+        pl.when(~((time > 0) & time.is_finite()).fill_null(False)).then(
+            pl.lit("have no positive time")
+        )
+    ]
+    for name in (*_SIZES, *_COUNTS):
+        if name not in needed and name not in _OPTIONAL:
+            continue
+        size = pl.col(name)
+        least = 0 if name in _COUNTS else 1
+        sound = (size >= least) & (size <= _MOST) & (size == size.floor())
+        if name in _OPTIONAL:  # absent in some files; damaged values are not a number
+            sound = sound | size.is_null()
+        word = "whole" if name in _COUNTS else "positive whole"
+        causes.append(
+            pl.when(~sound.fill_null(False)).then(pl.lit(f"have no {word} number {name}"))
+        )
+    version = pl.col("version")  # the newest one counts, so a damaged one would hide all others
+    numbered = version.is_null() | version.str.contains(r"^\d+(\.\d+)+")
+    causes.append(pl.when(~numbered).then(pl.lit("have no version such as 1.2.0")))
+    dtype = pl.col("dtype")
+    known = dtype.is_in([*_BYTES]) if messages else dtype.str.contains(_FORMAT)
+    causes.append(pl.when(dtype.is_null()).then(pl.lit("name no number format")))
+    causes.append(
+        pl.when(~known.fill_null(False)).then(
+            pl.format("have the unknown number format '{}'", dtype.str.slice(0, 40))
+        )
+    )
+    if messages:
+        name = pl.col("op_name").cast(pl.String).replace("alltoall", "all_to_all")
+        causes.append(
+            pl.when(~name.is_in([*OPERATIONS]).fill_null(False)).then(
+                pl.format("have the unknown operation '{}'", name.fill_null("").str.slice(0, 40))
+            )
+        )
+    return pl.coalesce(causes)
+
+
 def _read_file(path: Path, needed: Sequence[str]) -> pl.DataFrame:
-    """Some columns of one file; optional columns that are missing are null."""
+    """Some columns of one file; optional columns that are missing are null, and sizes are
+    numbers: NaN where one is no number, null where there is none."""
     scan = pl.scan_parquet(path)
     names = scan.collect_schema().names()
     if missing := [name for name in needed if name not in names]:
         raise ValueError(
             f"{path} has no column {', '.join(missing)}; it has {', '.join(names[:40])}"
         )
-    optional = (
-        pl.col(name).cast(pl.String) if name in names else pl.lit(None, pl.String).alias(name)
-        for name in _OPTIONAL
-    )
-    return scan.select(*needed, *optional).collect()
+    columns = []
+    for name in (*needed, *_OPTIONAL):
+        column = pl.col(name) if name in names else pl.lit(None, pl.String).alias(name)
+        if name in (*_SIZES, *_COUNTS):
+            number = column.cast(pl.Float64, strict=False)
+            lost = number.is_null() & column.is_not_null()
+            column = pl.when(lost).then(float("nan")).otherwise(number).alias(name)
+        elif name in _OPTIONAL:
+            column = column.cast(pl.String)
+        columns.append(column)
+    return scan.select(columns).collect()
 
 
 def _order(version: str | None) -> tuple[tuple[int, int], ...]:
