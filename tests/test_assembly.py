@@ -513,6 +513,21 @@ def test_a_link_that_no_adapter_explains_is_told(node: Platform) -> None:
     add_curves(node, two_nodes(1e-5 + 1.5 * inside), source="made", date="")  # says nothing
 
 
+def test_a_stage_between_nodes_is_judged_by_whole_times(node: Platform) -> None:
+    inside = sum(
+        node.collective_time(stage, SIZES, ranks=8) for stage in ("reduce_scatter", "all_gather")
+    )
+    # where whole times are close to those inside nodes, one at 300 % of the rest is 10 % off
+    whole = 1.1 * inside
+    whole[len(SIZES) // 2] *= 1.1
+    smooth = fit_rails(two_nodes(whole), node)["all_reduce.2.rail"]
+    assert not any(note.startswith("the curve misses") for note in smooth.notes)
+    whole[-1] *= 4
+    torn = fit_rails(two_nodes(whole), node)["all_reduce.2.rail"]
+    assert any(note.startswith("the curve misses 268 MB") for note in torn.notes)
+    assert torn.quality == "poor"
+
+
 def test_a_curve_that_misses_its_largest_size_says_so() -> None:
     times = law("all_gather", 8)
     times = np.where(SIZES[-1] == SIZES, times / 2.2, times)

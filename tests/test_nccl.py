@@ -308,10 +308,12 @@ MANIFEST_NAMES = {
 def test_real_logs_say_what_their_manifest_says(shared_data: Path) -> None:
     about = manifest(shared_data)
     assert len(about) == 13
-    with pytest.warns(
-        LogWarning, match="it may be gather or scatter; only the name of the file says scatter"
-    ):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         frame = read_nccl_tests(shared_data / "nccl_logs")
+    named, *forced = sorted(str(warning.message) for warning in caught)
+    assert "it may be gather or scatter; only the name of the file says scatter" in named
+    assert len(forced) == 1 and "scatter_raw.log was recorded with NCCL_PROTO=simple" in forced[0]
     assert set(frame["file"]) == set(about)
     for (file,), log in frame.group_by("file"):
         row = about[str(file)]
@@ -818,6 +820,41 @@ def test_variables_that_take_a_way_from_nccl_are_named_once(line: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         parse_nccl_tests(f"{line.replace('=1', '=0').replace('to 1', 'to 0')}\n{text_of(Log())}")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("host-0:12:12 [0] NCCL INFO NCCL_ALGO set by environment to Ring", "NCCL_ALGO=Ring:"),
+        (
+            "+ mpirun -x NCCL_PROTO=LL128 -x NCCL_ALGO=^Tree all_reduce_perf",
+            "=.Tree, NCCL_PROTO=LL128:",
+        ),
+        ("export NCCL_ALGO='allreduce:ring;broadcast:tree'", "=allreduce:ring;broadcast:tree:"),
+        ('"NCCL_PROTO": "Simple",', "NCCL_PROTO=Simple:"),
+        ("NCCL_NVLS_ENABLE=0", "NCCL_NVLS_ENABLE=0:"),
+    ],
+)
+def test_a_forced_algorithm_is_named_by_the_log_and_its_curves(
+    tmp_path: Path, line: str, said: str
+) -> None:
+    platform, warned = calibrate(tmp_path, f"{line}\n{text_of(Log())}")
+    assert [text for text in warned if re.search(f"0.log was recorded with .*{said}", text)]
+    notes = platform.collectives["all_reduce.8"].notes
+    assert any(
+        re.search(f"recorded with .*{said} the curve holds for jobs with it", n) for n in notes
+    )
+
+
+@pytest.mark.parametrize(
+    "line", ["NCCL_ALGO=", "unset NCCL_ALGO", "NCCL_NVLS_ENABLE=1", "ALGO=Ring"]
+)
+def test_a_free_choice_is_no_forced_one(tmp_path: Path, line: str) -> None:
+    platform, warned = calibrate(tmp_path, f"{line}\n{text_of(Log())}")
+    assert not [text for text in warned if "recorded with" in text]
+    assert not any(
+        "recorded with" in note for fit in platform.collectives.values() for note in fit.notes
+    )
 
 
 def calibrate(folder: Path, *texts: str) -> tuple[pk.Platform, list[str]]:

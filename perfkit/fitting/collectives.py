@@ -138,9 +138,10 @@ class Curve:
         source: str,
         date: str = "",
         note: str = "",
+        judged: bool = True,
     ) -> Fit:
         """Turn logarithms into parameters with standard errors, and residuals of left-out points
-        into the spread."""
+        into the spread; it is widened for a size that the curve misses, if times are `judged`."""
         value, slopes = (part[0] for part in self.evaluate(logs[None]))
         trust = 1.0 / np.sqrt(1.0 + ((self.times - value) / SCALE) ** 2)
         degrees = max(len(self.times) - len(self.names), 0)
@@ -159,7 +160,7 @@ class Curve:
             parameters["sharpness"] = self.sharpness
         spread = find_spread(left_out)
         left_out, n = np.clip(left_out, -0.7, 0.7), len(left_out)
-        miss = find_miss(self.sizes, self.times, value, spread)
+        miss = find_miss(self.sizes, self.times, value, spread) if judged else None
         notes = [note] if note else []
         if miss is not None:
             notes.append(str(miss))
@@ -433,7 +434,9 @@ def fit_sharpness(nbytes: Values, seconds: Values) -> Fit:
 
 
 @refuse_misfits(COLUMNS)
-def fit_collective(nbytes: Values, seconds: Values, *, source: str = "", date: str = "") -> Fit:
+def fit_collective(
+    nbytes: Values, seconds: Values, *, source: str = "", date: str = "", judged: bool = True
+) -> Fit:
     """Fit a collective with the form that predicts left-out sizes best.
 
     Parameters
@@ -447,6 +450,9 @@ def fit_collective(nbytes: Values, seconds: Values, *, source: str = "", date: s
         Data id.
     date : str, optional
         Day of the measurements, ISO 8601.
+    judged : bool, optional
+        Whether a size that the curve misses widens the spread and is noted; False for times that
+        are no measurements but differences of some.
 
     Returns
     -------
@@ -496,7 +502,7 @@ def fit_collective(nbytes: Values, seconds: Values, *, source: str = "", date: s
         if (old - new).mean() > (old - new).std(ddof=1) / math.sqrt(n):
             curve, logs, left_out = other, other_logs, other_left_out
             note = f"sizes left out err {new.mean():.1%}, with fewer parameters {old.mean():.1%}"
-    return curve.build(logs, left_out, {"nbytes": nbytes}, source, date, note)
+    return curve.build(logs, left_out, {"nbytes": nbytes}, source, date, note, judged)
 
 
 @refuse_misfits(COLUMNS)

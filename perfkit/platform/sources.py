@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 
 from perfkit.fitting import Fit, fit_collective, fit_over_ranks, fit_roofline
-from perfkit.fitting.collectives import MISSES
-from perfkit.fitting.parameters import Key
+from perfkit.fitting.collectives import MISSES, find_miss, find_spread
+from perfkit.fitting.parameters import Key, evaluate_collective
 from perfkit.ground.hardware import DTYPES, Device, Link, Network, Quantity
 from perfkit.ground.results import Table
 from perfkit.ground.units import check_choice, escape, format_bytes, format_rate
@@ -258,8 +258,10 @@ def fit_rails(
             for stage in ("reduce_scatter", "all_gather")
         ]
         rails = _separate_rails(nbytes, whole, np.sum(stages, axis=0))
-        fit = fit_collective(rails.nbytes / local, rails.seconds)
+        fit = fit_collective(rails.nbytes / local, rails.seconds, judged=False)
         fit = replace(fit, spread=float(np.hypot(fit.spread, rails.uncertainty)))
+        if rails.hidden_from is None:
+            fit = _judge_rails(fit, nbytes, whole, np.sum(stages, axis=0), local)
         note = f"the rest of all_reduce on {ranks} ranks without the stages inside the nodes, q = {OVERLAP:g}"
         fit = replace(fit, notes=(*fit.notes, note), sources=_list_logs(group))
         if rails.hidden_from is not None:
@@ -271,6 +273,29 @@ def fit_rails(
             fit = _mark_bound(fit, why, 1.0 / proven, int(ranks) // local)
         fits[f"all_reduce.{int(ranks) // local}.rail"] = _say_origin(fit, source, date)
     return fits
+
+
+def _judge_rails(
+    fit: Fit, nbytes: np.ndarray, whole: np.ndarray, inside: np.ndarray, local: int
+) -> Fit:
+    """Note a size whose whole time the curve misses, and widen its spread.
+
+    Where the stages inside nodes take most of the time, the rest is a small difference: the curve
+    may be far from it, and the whole time still right.
+    """
+    rest = evaluate_collective(fit, nbytes / local, "all_reduce", 2)
+    fitted = np.log(rest**OVERLAP + inside**OVERLAP) / OVERLAP
+    sizes, times = np.log(nbytes), np.log(whole)
+    miss = find_miss(sizes, times, fitted, find_spread(times - fitted))
+    if miss is None:
+        return fit
+    spread = max(fit.spread, miss.spread)
+    return replace(
+        fit,
+        spread=spread,
+        quality="poor",
+        notes=(*fit.notes, f"{miss}, with the stages inside the nodes"),
+    )
 
 
 def prove_link(rows: Table, ranks_per_node: int) -> float:
@@ -777,12 +802,29 @@ def _add_logs(
         for note in fit.notes:
             if note.startswith(MISSES):
                 warnings.warn(f"{key}: {note}", stacklevel=3)
+    found = _note_settings(found, fits, read.settings)
     used = {file for fit in fits.values() for file in fit.sources}
     for file in sorted(set(frame["file"]) - used):
         reason = _explain_unused(frame.filter(pl.col("file") == file), frame)
         if reason is not None:
             warnings.warn(f"{file} is not used: {reason}", stacklevel=3)
     return found
+
+
+def _note_settings(
+    platform: Platform, fits: Mapping[str, Fit], settings: Mapping[str, str]
+) -> Platform:
+    """Add a note to each curve of a log whose run was told how to exchange."""
+    noted = {}
+    for key, fit in fits.items():
+        notes = [
+            f"{file} was recorded with {settings[file]}: the curve holds for jobs with it"
+            for file in fit.sources
+            if file in settings
+        ]
+        if notes:
+            noted[key] = replace(fit, notes=(*fit.notes, *notes))
+    return replace(platform, collectives={**platform.collectives, **noted}) if noted else platform
 
 
 def _check_inside(platform: Platform, frame: Table) -> None:

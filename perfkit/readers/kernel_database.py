@@ -432,7 +432,7 @@ def _find_damage(needed: Sequence[str], *, messages: bool) -> pl.Expr:
             pl.when(~sound.fill_null(False)).then(pl.lit(f"have no {word} number {name}"))
         )
     version = pl.col("version")  # the newest one counts, so a damaged one would hide all others
-    numbered = version.is_null() | version.str.contains(r"^\d+(\.\d+)+")
+    numbered = version.is_null() | version.str.contains(r"^\d+(\.\d+)+|^[a-z-]+$")
     causes.append(pl.when(~numbered).then(pl.lit("have no version such as 1.2.0")))
     dtype = pl.col("dtype")
     known = dtype.is_in([*_BYTES]) if messages else dtype.str.contains(_FORMAT)

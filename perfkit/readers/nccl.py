@@ -92,9 +92,13 @@ _ANCIENT = re.compile(r"bytes\s+N\s+type\s.*algbw\s+busbw\s+res\b")
 _USAGE = re.compile(r"^\W*USAGE\s*:?.*_perf\b", re.IGNORECASE)
 #: Network adapters that NCCL lists with NCCL_DEBUG=INFO, once for each node that says so.
 _ADAPTERS = re.compile(r"NET/IB : Using((?: \[\d+\][\w.-]+:\d+\S*)+)")
-#: Variables that take a way of the data from NCCL, as it lists them or as a command sets them.
-_DISABLED = re.compile(
-    r"\b(NCCL_(?:P2P|SHM|IB|NET)_DISABLE)(?:=| set by environment to )([1-9]\d{0,8})\b"
+#: Variables that take a way of the data from NCCL, or its choice of an algorithm, as it lists them
+#: or as a command or a job script sets them.
+_SETTINGS = re.compile(
+    r"\b(?:(?P<off>NCCL_(?:P2P|SHM|IB|NET)_DISABLE)|(?P<on>NCCL_NVLS_ENABLE)"
+    r"|(?P<forced>NCCL_(?:ALGO|PROTO)))\b"
+    r"(?:[\"']?\s?[=:]\s?[\"']?| set by environment to )"
+    r"(?P<value>[\w^][\w^,;:@/+-]{0,79})"
 )
 #: Lines that say why a run ended, and lines that may.
 _FAILURES = (
@@ -127,6 +131,7 @@ class _Content(NamedTuple):
     frames: list[pl.DataFrame]
     misfit: str | None  # the first line that does not fit, and why
     unequal: str  # hosts with unequal numbers of ranks, empty for none
+    settings: str  # variables that told NCCL how to exchange, empty for none
 
 
 class _MisfitError(Exception):
@@ -142,6 +147,7 @@ class NcclLogs(NamedTuple):
     rows: pl.DataFrame  # as `parse_nccl_tests` returns them
     devices: dict[str, tuple[str, ...]]  # by file, as printed, sorted
     unequal: dict[str, str]  # files whose hosts hold unequal numbers of ranks, and which
+    settings: dict[str, str]  # files of runs that were told how to exchange, and by which variables
 
 
 class _Device(NamedTuple):
@@ -576,11 +582,12 @@ def _read_text(name: str, text: str, partial: bool) -> _Content:
                 raise
             pairs = []  # the line that does not fit comes first
         _compare_adapters(file, text, tables)
-        _warn_of_disabled(file, text)
+        settings = _list_settings(text)
+        _warn_of_settings(file, settings)
         misfit = next(filter(None, [*(wrong for _, wrong in pairs), misfit]), None)
     unequal = next(filter(None, (table.describe_unequal_hosts() for table in tables)), "")
     said = None if misfit is None else str(misfit)
-    return _Content([rows for rows, _ in pairs], said, unequal)
+    return _Content([rows for rows, _ in pairs], said, unequal, settings)
 
 
 def _compare_adapters(file: str, text: str, tables: Sequence[_Table]) -> None:
@@ -608,13 +615,30 @@ def _compare_adapters(file: str, text: str, tables: Sequence[_Table]) -> None:
             return
 
 
-def _warn_of_disabled(file: str, text: str) -> None:
-    """Warn of variables that took a way of the data from NCCL: other jobs may have it."""
-    found = {name: value for name, value in _DISABLED.findall(text)}
-    if found:
-        listed = ", ".join(f"{name}={value}" for name, value in sorted(found.items()))
+def _list_settings(text: str) -> str:
+    """Variables of a log that told NCCL how to exchange, such as ``NCCL_ALGO=Ring``; empty where it
+    chose by itself."""
+    found: dict[str, list[str]] = {}
+    for match in _SETTINGS.finditer(_COLOURS.sub("", text)):
+        value = match["value"].rstrip(".,;:")
+        is_zero = not value.strip("0")
+        # a way that is left on changes nothing, and NCCL asks 1 or 2 of what it may use anyway
+        if (match["off"] and is_zero) or (match["on"] and not is_zero):
+            continue
+        name = match["off"] or match["on"] or match["forced"]
+        values = found.setdefault(name, [])
+        if value not in values:
+            values.append(value)
+    return ", ".join(
+        f"{name}={escape(' and '.join(values), 100)}" for name, values in sorted(found.items())
+    )
+
+
+def _warn_of_settings(file: str, settings: str) -> None:
+    """Warn of times of a run that was told how to exchange: other jobs may choose better."""
+    if settings:
         warnings.warn(
-            f"{file} was recorded with {listed}: its times hold for jobs with it, no others",
+            f"{file} was recorded with {settings}: its times hold for jobs with it, no others",
             LogWarning,
             stacklevel=4,
         )
@@ -626,6 +650,7 @@ def _collect(logs: Sequence["_Log"], partial: bool) -> NcclLogs:
     frames: list[pl.DataFrame] = []
     devices: dict[str, tuple[str, ...]] = {}
     unequal: dict[str, str] = {}
+    settings: dict[str, str] = {}
     unused: list[str] = []
     for log in logs:
         file = escape(log.name, 200)
@@ -633,7 +658,7 @@ def _collect(logs: Sequence["_Log"], partial: bool) -> NcclLogs:
             unused.append(log.fault)
             continue
         try:
-            found, misfit, unequal_hosts = _read_text(log.name, log.text, partial)
+            found, misfit, unequal_hosts, variables = _read_text(log.name, log.text, partial)
         except ValueError as error:
             if len(logs) == 1:
                 raise
@@ -654,6 +679,8 @@ def _collect(logs: Sequence["_Log"], partial: bool) -> NcclLogs:
         devices[file] = _find_devices(log.text)
         if unequal_hosts:
             unequal[file] = unequal_hosts
+        if variables:
+            settings[file] = variables
     if not sum(map(len, frames)):
         first = f"; {unused[0]}" if unused else ""
         raise ValueError(
@@ -661,7 +688,7 @@ def _collect(logs: Sequence["_Log"], partial: bool) -> NcclLogs:
         )
     for text in unused:
         warnings.warn(f"{text}; the file is not used", LogWarning, stacklevel=3)
-    return NcclLogs(pl.concat(frames), devices, unequal)
+    return NcclLogs(pl.concat(frames), devices, unequal, settings)
 
 
 def _find_devices(text: str) -> tuple[str, ...]:
