@@ -23,7 +23,8 @@ from perfkit.fitting import Fit
 from perfkit.ground.units import Array
 from perfkit.models.roofline import smooth_maximum
 from perfkit.platform.estimates import keep_quiet
-from perfkit.platform.platform import Context, Platform
+from perfkit.platform.machine import Context
+from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import list_attention, price, price_host
 from perfkit.prediction.result import predict
 from perfkit.workloads.execution import execute

@@ -18,7 +18,8 @@ from perfkit.measure.kernels import Case, draw_cases
 from perfkit.measure.samples import dump
 from perfkit.models.collectives import pipelined
 from perfkit.models.kernels import additive, in_context
-from perfkit.platform.platform import Context, Platform
+from perfkit.platform.machine import Context
+from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import price
 from perfkit.prediction.result import predict
 from perfkit.workloads.dlrm import DLRM

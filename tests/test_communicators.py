@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfkit.platform.gallery import load_platform
-from perfkit.platform.platform import Context, Platform
+from perfkit.platform.machine import Context
+from perfkit.platform.platform import Platform
 from perfkit.prediction.ranks import cast_ranks, find_peers, time_collectives
 from perfkit.prediction.result import predict
 from perfkit.workloads.graph import COLUMN, FEATURES, Graph

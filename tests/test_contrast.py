@@ -12,7 +12,7 @@ import pytest
 
 import perfkit as pk
 from perfkit.platform.estimates import ExtrapolationWarning
-from perfkit.platform.file import PlatformError
+from perfkit.platform.machine import PlatformError
 from perfkit.prediction import contrast
 
 A100, H100 = pk.load_platform("a100-sxm-8"), pk.load_platform("h100-sxm-8")

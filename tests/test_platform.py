@@ -18,10 +18,11 @@ from perfkit.ground import units
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES, KINDS, MemoryLevel, Quantity
 from perfkit.platform.estimates import Estimate, ExtrapolationWarning
-from perfkit.platform.file import LARGEST, LIMITS, PlatformError, encode, format_toml, list_numbers
+from perfkit.platform.file import encode, format_toml
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.kernels import find_kernel
-from perfkit.platform.platform import Context, Platform
+from perfkit.platform.machine import LARGEST, LIMITS, Context, PlatformError, list_numbers
+from perfkit.platform.platform import Platform
 from perfkit.workloads.tables import EmbeddingTable, TableSet
 
 GALLERY = sorted(path.stem for path in find_reference("platforms").glob("*.toml"))

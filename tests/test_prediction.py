@@ -19,7 +19,8 @@ from benchmarks.eager import EagerDLRM
 from perfkit.fitting import Fit
 from perfkit.platform.estimates import ExtrapolationWarning
 from perfkit.platform.gallery import load_platform
-from perfkit.platform.platform import Context, Platform
+from perfkit.platform.machine import Context
+from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import price
 from perfkit.prediction.result import Prediction, predict
 from perfkit.workloads.dlrm import DLRM

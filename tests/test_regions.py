@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import regions
 from perfkit.models.collectives import ring_collective
-from perfkit.platform.file import PlatformError
 from perfkit.platform.gallery import load_platform
+from perfkit.platform.machine import PlatformError
 from perfkit.platform.platform import Platform
 from perfkit.prediction.contrast import compare
 from perfkit.prediction.result import predict

@@ -14,7 +14,7 @@ from perfkit.measure.kernels import draw_cases, draw_net_cases
 from perfkit.models.kernels import TERMS, term_names
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.kernels import TURNS, UNALIGNED, find_kernel, find_stand_in
-from perfkit.platform.platform import Context
+from perfkit.platform.machine import Context
 from perfkit.prediction.cost import price
 from perfkit.prediction.uncertainty import find_unmeasured
 from perfkit.workloads.graph import FEATURES, Graph

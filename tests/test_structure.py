@@ -107,6 +107,19 @@ def inits(node: ast.ClassDef) -> list[ast.FunctionDef]:
     ]
 
 
+def bases(node: ast.ClassDef) -> list[ast.ClassDef]:
+    """Dataclasses of the package that a class inherits its fields from."""
+    names = {ast.unparse(base) for base in node.bases}
+    every = (found for module in MODULES for found in public_definitions(module))
+    return [
+        found
+        for found in every
+        if isinstance(found, ast.ClassDef)
+        and found.name in names
+        and is_decorated(found, "dataclass")
+    ]
+
+
 def parameters(node: ast.FunctionDef | ast.ClassDef) -> list[str]:
     """Names of the signature; of a class, what creating it takes."""
     if isinstance(node, ast.ClassDef) and inits(node):
@@ -118,7 +131,8 @@ def parameters(node: ast.FunctionDef | ast.ClassDef) -> list[str]:
             if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
         ]
         given = [item for item in fields if not re.search("ClassVar|init=False", ast.unparse(item))]
-        return [name for item in given if (name := ast.unparse(item.target))[0] != "_"]
+        own = [name for item in given if (name := ast.unparse(item.target))[0] != "_"]
+        return [name for base in bases(node) for name in parameters(base)] + own
     a = node.args
     every = [
         *a.posonlyargs,

@@ -27,7 +27,8 @@ from perfkit.measure.samples import load
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import Named, find_similar, load_platform
 from perfkit.platform.kernels import find_unaligned
-from perfkit.platform.platform import ANY, Platform
+from perfkit.platform.machine import ANY
+from perfkit.platform.platform import Platform
 from perfkit.platform.sources import add_curves, assemble, compare_devices, fit_gemms, fit_kernel
 from perfkit.prediction.cost import classify, price, size_operations
 from perfkit.prediction.result import predict

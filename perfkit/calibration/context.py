@@ -15,7 +15,8 @@ from perfkit.ground.units import Array
 from perfkit.measure.samples import load
 from perfkit.models.kernels import in_context
 from perfkit.platform.estimates import keep_quiet
-from perfkit.platform.platform import ANY, Context, Platform
+from perfkit.platform.machine import ANY, Context
+from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import Costs, price
 from perfkit.prediction.result import predict
 from perfkit.workloads.graph import Graph

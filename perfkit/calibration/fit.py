@@ -19,7 +19,8 @@ from perfkit.models.caches import PAGE, miss_share
 from perfkit.models.distributions import Uniform, Zipf
 from perfkit.models.embedding import size_lookup
 from perfkit.models.kernels import TERMS, term_names
-from perfkit.platform.platform import Context, Platform
+from perfkit.platform.machine import Context
+from perfkit.platform.platform import Platform
 
 #: Numbers of pages in a translation buffer to try [-].
 _ENTRIES = (1024.0, 1536.0, 2048.0, 3072.0, 4096.0, 6144.0, 8192.0)

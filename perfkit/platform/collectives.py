@@ -36,6 +36,7 @@ from perfkit.platform.estimates import (
     find_transfers,
     lacks,
 )
+from perfkit.platform.machine import Machine
 from perfkit.platform.nodes import advise_nodes
 
 _RINGS = ("all_gather", "reduce_scatter", "broadcast", "reduce")
@@ -63,6 +64,8 @@ ACROSS_NODES = {
 COMPOSED, PAIR = 0.15, 0.4
 #: Spread of start-up and transfer from a datasheet or a textbook [-]; docs/formulas.md, table 1.4.
 START, MOVE = 0.9, 0.3
+#: Spread of messages between regions, whose links nobody measured [-].
+FAR_SPREAD = 0.3
 #: Extra spread of an all_reduce over nodes that may wait for chunks [-]; docs/formulas.md, table
 #: 1.4.
 UNSEEN = 0.4
@@ -146,24 +149,24 @@ class Match:
         )
 
 
-def _list_fits(platform: Any, operation: str) -> dict[Key, Fit]:
+def _list_fits(machine: Machine, operation: str) -> dict[Key, Fit]:
     """Fits of an operation by their names."""
-    named = ((Key.parse(name), fit) for name, fit in platform.collectives.items())
+    named = ((Key.parse(name), fit) for name, fit in machine.collectives.items())
     return {key: fit for key, fit in named if key.operation == operation}
 
 
-def find_match(platform: Any, operation: str, ranks: int, algorithm: str = "") -> Match | None:
+def find_match(machine: Machine, operation: str, ranks: int, algorithm: str = "") -> Match | None:
     """Find what prices a rank count: its own fit, else the law over counts or the nearest counts,
     poor fits last."""
     own = {
         key.ranks: fit
-        for key, fit in _list_fits(platform, operation).items()
+        for key, fit in _list_fits(machine, operation).items()
         if key.algorithm == algorithm
     }
     if ranks in own:
         return Match(operation, ranks, ((own[ranks], ranks, 1.0),), algorithm)
     # Fits inside nodes do not hold across them, and the other way round.
-    edge = math.inf if algorithm == "rail" else platform.network.ranks_per_node
+    edge = math.inf if algorithm == "rail" else machine.network.ranks_per_node
     found = []
     if law := own.pop(None, None):
         low, high = law.ranges.get("ranks", (2.0, min(edge, ranks) if algorithm else edge))
@@ -183,13 +186,13 @@ def find_match(platform: Any, operation: str, ranks: int, algorithm: str = "") -
     if fits := {
         count: fit for count, fit in own.items() if count and (count <= edge) == (ranks <= edge)
     }:
-        found.append(_match_nearest(platform, operation, ranks, algorithm, fits))
+        found.append(_match_nearest(machine, operation, ranks, algorithm, fits))
     found.sort(key=lambda match: match.parts[0][0].quality == "poor")
     return replace(found[0], others=tuple(found[1:])) if found else None
 
 
 def _match_nearest(
-    platform: Any, operation: str, ranks: int, algorithm: str, fits: Mapping[int, Fit]
+    machine: Machine, operation: str, ranks: int, algorithm: str, fits: Mapping[int, Fit]
 ) -> Match:
     """Between two counts the geometric mean of both times, beyond them the nearest fit, scaled."""
     near = min(fits, key=lambda count: abs(math.log(count / ranks)))
@@ -199,7 +202,7 @@ def _match_nearest(
     )
     text = f"{operation} was fitted on {', '.join(map(str, sorted(fits)))} ranks; {ranks} are "
     if not beyond:
-        scaled = _scale(platform, fits[near], operation, ranks, near, algorithm)
+        scaled = _scale(machine, fits[near], operation, ranks, near, algorithm)
         text += f"scaled from {near}"
         return Match(operation, ranks, ((scaled, ranks, 1.0),), algorithm, BEYOND * octaves, text)
     far = min(beyond, key=lambda count: abs(count - ranks))
@@ -215,7 +218,9 @@ def _match_nearest(
     )
 
 
-def _scale(platform: Any, fit: Fit, operation: str, ranks: int, near: int, algorithm: str) -> Fit:
+def _scale(
+    machine: Machine, fit: Fit, operation: str, ranks: int, near: int, algorithm: str
+) -> Fit:
     """Scale start-ups and times per byte from one rank count to another, as the algorithm does."""
     form = partial(
         _time_textbook,
@@ -231,15 +236,15 @@ def _scale(platform: Any, fit: Fit, operation: str, ranks: int, near: int, algor
         name: float(form(ranks=ranks, **link) / form(ranks=near, **link))
         for name, link in ends.items()
     }
-    if algorithm in ("", "rail") and platform.device.kind == "cuda":
-        starts = [_find_start(platform, operation, count, algorithm) for count in (ranks, near)]
+    if algorithm in ("", "rail") and machine.device.kind == "cuda":
+        starts = [_find_start(machine, operation, count, algorithm) for count in (ranks, near)]
         factors["alpha"] = starts[0] / starts[1]
     parameters = {name: value * factors.get(name.rstrip("012"), 1.0) for name, value in fit.items()}
     return replace(fit, parameters=parameters, stderr={})
 
 
 def price_collective(
-    platform: Any, operation: str, nbytes: Array, ranks: int, algorithm: str | None = None
+    machine: Machine, operation: str, nbytes: Array, ranks: int, algorithm: str | None = None
 ) -> CollectiveTime:
     """Price collectives as `Platform.collective_time` does, with parts, spread and warnings.
 
@@ -247,28 +252,28 @@ def price_collective(
     links allow.
     """
     check_type("operation", operation, str)
-    ranks, network = check_positive("ranks", ranks, integer=True), platform.network
+    ranks, network = check_positive("ranks", ranks, integer=True), machine.network
     algorithm = "" if algorithm is None else check_choice("algorithm", algorithm, ALGORITHMS)
     most, local = network.nodes if algorithm == "rail" else network.ranks, network.ranks_per_node
     if ranks > most:
-        where = "with one on each node " * (algorithm == "rail") + f"platform {platform.name!r}"
-        advice = advise_nodes(platform, ranks, each_node=1 if algorithm == "rail" else None)
+        where = "with one on each node " * (algorithm == "rail") + f"platform {machine.name!r}"
+        advice = advise_nodes(machine, ranks, each_node=1 if algorithm == "rail" else None)
         raise ValueError(f"ranks is {ranks}; {where} has {most}; {advice}")
     sizes = np.asarray(nbytes, dtype=float)
-    if not _list_fits(platform, operation) and not (algorithm and operation in forms.OPERATIONS):
-        raise _lacks(platform, operation, f"model for the collective {show(operation)}")
+    if not _list_fits(machine, operation) and not (algorithm and operation in forms.OPERATIONS):
+        raise _lacks(machine, operation, f"model for the collective {show(operation)}")
     if ranks == 1:
         return CollectiveTime(
             np.zeros(sizes.shape), formula="a single rank has nothing to exchange"
         )
     if ranks > (size := most // network.regions):
-        regions, alone = -(-ranks // size), replace(platform, network=replace(network, regions=1))
+        regions, alone = -(-ranks // size), replace(machine, network=replace(network, regions=1))
         inside = price_collective(alone, operation, sizes, size, algorithm or None)
-        return inside.join_far(platform, operation, sizes, size, regions)
+        return join_regions(machine, inside, operation, sizes, size, regions)
     if algorithm == "rail":
-        return _price_rail(platform, operation, sizes, ranks)
-    least = _find_least(platform, operation, sizes, ranks)
-    if match := find_match(platform, operation, ranks, algorithm):
+        return _price_rail(machine, operation, sizes, ranks)
+    least = _find_least(machine, operation, sizes, ranks)
+    if match := find_match(machine, operation, ranks, algorithm):
         found, name = match.price(sizes), "intra" if ranks <= local else "inter"
         link = network.links.get(name)
         if link and link.bandwidth.kind == "datasheet" and np.any(found.time < 0.98 * least):
@@ -281,23 +286,57 @@ def price_collective(
             raise ValueError(
                 f"ranks is {ranks}; across nodes it must be a multiple of the {local} ranks of a node"
             )
-        found = _compose(platform, operation, sizes, ranks // local, algorithm)
+        found = _compose(machine, operation, sizes, ranks // local, algorithm)
     elif algorithm in ("", "two_level"):
         levels = "two levels" if algorithm else f"{ranks} ranks of one node"
-        raise _lacks(platform, operation, f"model for the collective {operation!r} on {levels}")
+        raise _lacks(machine, operation, f"model for the collective {operation!r} on {levels}")
     else:
-        found = _price_textbook(platform, operation, sizes, ranks, algorithm)
+        found = _price_textbook(machine, operation, sizes, ranks, algorithm)
     time = np.maximum(found.time, least)
     if np.any(time != found.time):
         terms = {**found.terms, "limit of the link": time - found.time}
         found = replace(found, time=time, terms=terms)
     if ranks > local and not algorithm:
-        found = _limit_by_all_reduce(platform, found, operation, sizes, ranks)
+        found = _limit_by_all_reduce(machine, found, operation, sizes, ranks)
     return found
 
 
+def join_regions(
+    machine: Machine,
+    inside: CollectiveTime,
+    operation: str,
+    nbytes: Array,
+    local: int,
+    regions: int,
+) -> CollectiveTime:
+    """Add to the time inside regions of `local` ranks each what the far link between them takes.
+
+    One rank of each region is on a ring with its share of the bytes, with ``all_to_all`` with all
+    of them.
+    """
+    link = machine.network.links.get("far")
+    if link is None:
+        raise ValueError(
+            f"platform {machine.name!r} has {regions} regions and no link 'far' between them; "
+            "add it, such as .with_link('far', bandwidth=1e9, latency=0.01)"
+        )
+    alpha, beta = link.latency.value, 1.0 / link.bandwidth.value
+    share = nbytes if operation in ("all_to_all", "send_recv") else nbytes / local
+    ring = forms.ring_collective(
+        share, operation=operation, ranks=regions, alpha_hop=alpha, beta_link=beta
+    )
+    far = np.asarray(ring)
+    return CollectiveTime(
+        time=inside.time + far,
+        terms={"inside regions": inside.time, "between regions": far},
+        formula=f"inside regions + ring over {regions} regions, alpha_far = {alpha:.4g} s",
+        spread=np.hypot(inside.spread, FAR_SPREAD),
+        notes=inside.notes,
+    )
+
+
 def _limit_by_all_reduce(
-    platform: Any, found: CollectiveTime, operation: str, nbytes: Array, ranks: int
+    machine: Machine, found: CollectiveTime, operation: str, nbytes: Array, ranks: int
 ) -> CollectiveTime:
     """Keep a composed collective below a measured all_reduce on the same ranks, which contains it.
 
@@ -305,11 +344,11 @@ def _limit_by_all_reduce(
     """
     if operation not in _RINGS:
         return found
-    whole = platform.collectives.get(str(Key("all_reduce", ranks)))
+    whole = machine.collectives.get(str(Key("all_reduce", ranks)))
     if whole is None or whole.form == "over_ranks":
         return found
-    nodes = ranks // platform.network.ranks_per_node
-    start = _compose(platform, operation, np.zeros_like(nbytes), nodes, "").time
+    nodes = ranks // machine.network.ranks_per_node
+    start = _compose(machine, operation, np.zeros_like(nbytes), nodes, "").time
     most = np.maximum(evaluate_collective(whole, nbytes, "all_reduce", ranks), start)
     if np.all(found.time <= most):
         return found
@@ -318,27 +357,27 @@ def _limit_by_all_reduce(
     return replace(found, time=time, terms=terms)
 
 
-def _lacks(platform: Any, operation: str, what: str) -> ValueError:
+def _lacks(machine: Machine, operation: str, what: str) -> ValueError:
     """Error for a missing model, with the fits of the operation, or else the operations that have
     fits."""
-    fitted = [str(key) for key in _list_fits(platform, operation)]
+    fitted = [str(key) for key in _list_fits(machine, operation)]
     return lacks(
-        platform, what, fitted or [Key.parse(key).operation for key in platform.collectives]
+        machine.name, what, fitted or [Key.parse(key).operation for key in machine.collectives]
     )
 
 
-def _find_link(platform: Any, name: str, operation: str, what: str) -> Link:
+def _find_link(machine: Machine, name: str, operation: str, what: str) -> Link:
     """Link of the network by name; an error for a missing one says what it is needed for."""
-    links: Mapping[str, Link] = platform.network.links
+    links = machine.network.links
     if name not in links:
         where = "between" if name == "inter" else "inside"
-        raise _lacks(platform, operation, f"model of {operation} {what} nor a link {where} nodes")
+        raise _lacks(machine, operation, f"model of {operation} {what} nor a link {where} nodes")
     return links[name]
 
 
-def _find_start(platform: Any, operation: str, ranks: int, algorithm: str = "") -> float:
+def _find_start(machine: Machine, operation: str, ranks: int, algorithm: str = "") -> float:
     """Start-up of the algorithm that a library takes for vanishing messages [s]."""
-    network = platform.network
+    network = machine.network
     local, link = (
         1 if algorithm == "rail" else min(ranks, network.ranks_per_node),
         network.links.get("inter"),
@@ -348,14 +387,14 @@ def _find_start(platform: Any, operation: str, ranks: int, algorithm: str = "") 
     return float(network.starts) * float(start)
 
 
-def _find_least(platform: Any, operation: str, nbytes: Array, ranks: int) -> Array:
+def _find_least(machine: Machine, operation: str, nbytes: Array, ranks: int) -> Array:
     """Least time for the bytes that leave or reach a rank, or a node over all its rails, even if
     switches reduce."""
-    local, reduced = platform.network.ranks_per_node, 2.0 if operation == "all_reduce" else 1.0
+    local, reduced = machine.network.ranks_per_node, 2.0 if operation == "all_reduce" else 1.0
     inside = ranks <= local
     together = 1 if inside or operation in ("all_to_all", "send_recv") else local
     factor = forms.bus_factor(operation, ranks if inside else ranks // local) / reduced / together
-    link = platform.network.links.get("intra" if inside else "inter")
+    link = machine.network.links.get("intra" if inside else "inter")
     return nbytes * (factor / link.bandwidth.value if link else 0.0)
 
 
@@ -380,10 +419,10 @@ def _time_textbook(operation: str, nbytes: Array, algorithm: str, **sizes: float
 
 
 def _price_textbook(
-    platform: Any, operation: str, nbytes: Array, ranks: int, algorithm: str
+    machine: Machine, operation: str, nbytes: Array, ranks: int, algorithm: str
 ) -> CollectiveTime:
     """Price an algorithm inside a node from its textbook form and the link."""
-    link = _find_link(platform, "intra", operation, f"by {algorithm}")
+    link = _find_link(machine, "intra", operation, f"by {algorithm}")
     alpha, beta = link.latency.value, 1.0 / link.bandwidth.value
     note = f"{operation} by {algorithm} on {ranks} ranks was not measured: textbook form and the link inside nodes"
     formula = f"{algorithm} of the textbook, alpha_hop = {alpha:.4g} s, beta_link = {beta:.4g} s/B"
@@ -401,33 +440,33 @@ def _guess(start: Array | float, time: Array) -> Array:
 
 
 def _compose(
-    platform: Any, operation: str, nbytes: Array, nodes: int, algorithm: str
+    machine: Machine, operation: str, nbytes: Array, nodes: int, algorithm: str
 ) -> CollectiveTime:
     """Compose a collective over whole nodes from its stages inside nodes and between them."""
-    local, algorithm = platform.network.ranks_per_node, algorithm or ACROSS_NODES[operation]
+    local, algorithm = machine.network.ranks_per_node, algorithm or ACROSS_NODES[operation]
     if algorithm == "in_network":
         advice = f"leave the algorithm out, or calibrate it as {Key(operation, local * nodes, algorithm)}"
         raise ValueError(
             f"algorithm is 'in_network'; across nodes there is no form of it; {advice}"
         )
     if algorithm == "ring":
-        found = _price_ring(platform, operation, nbytes, nodes)
+        found = _price_ring(machine, operation, nbytes, nodes)
     elif algorithm == "tree":
-        found = _price_tree(platform, operation, nbytes, nodes)
+        found = _price_tree(machine, operation, nbytes, nodes)
     elif algorithm == "rail":  # one pair of ranks on two nodes
-        between = _price_rail(platform, operation, nbytes, nodes)
+        between = _price_rail(machine, operation, nbytes, nodes)
         found = replace(
             between,
             terms={"between nodes": between.time},
             formula=f"on one rail: {between.formula}",
         )
     elif operation == "all_reduce":
-        found = _choose_protocol(platform, operation, nbytes, nodes)
+        found = _choose_protocol(machine, operation, nbytes, nodes)
     else:
-        found = _price_levels(platform, operation, nbytes, nodes, flat=algorithm == "flat")
+        found = _price_levels(machine, operation, nbytes, nodes, flat=algorithm == "flat")
     what = f"{operation} on {local * nodes} ranks was not measured"
     note = f"{what}: composed of its shares inside and between {nodes} nodes"
-    measured = any(key.algorithm == "rail" for key in _list_fits(platform, operation))
+    measured = any(key.algorithm == "rail" for key in _list_fits(machine, operation))
     if not measured:
         size = format_bytes(max(float(np.max(nbytes, initial=0.0)) / local, LARGE))
         note += f"; one {operation} of {size} on one rank of each node would help most"
@@ -437,14 +476,14 @@ def _compose(
     return replace(found, spread=spread, notes=tuple(dict.fromkeys((note, *found.notes))))
 
 
-def _price_rail(platform: Any, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
+def _price_rail(machine: Machine, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
     """Price the stage between nodes, with one rank of each: from its fit, or as a ring over the
     link."""
     alpha, known = (
-        _find_start(platform, operation, nodes, "rail"),
-        "inter" in platform.network.links,
+        _find_start(machine, operation, nodes, "rail"),
+        "inter" in machine.network.links,
     )
-    if match := find_match(platform, operation, nodes, "rail"):
+    if match := find_match(machine, operation, nodes, "rail"):
         found = match.price(nbytes)
         guess = _guess(np.minimum(alpha, found.time), found.time)
         spread = np.minimum(found.spread, guess) if match.note and known else found.spread
@@ -459,33 +498,33 @@ def _price_rail(platform: Any, operation: str, nbytes: Array, nodes: int) -> Col
             terms={**found.terms, "unseen start-up": time - found.time},
             spread=spread,
         )
-    link = _find_link(platform, "inter", operation, f"over {nodes} nodes")
+    link = _find_link(machine, "inter", operation, f"over {nodes} nodes")
     beta = float(forms.bus_factor(operation, nodes)) / link.bandwidth.value
     formula = f"pipelined over the link, alpha = {alpha:.4g} s, beta = {beta:.4g} s/B"
     time = forms.pipelined(nbytes, alpha=alpha, beta=beta)
     return CollectiveTime(time, {}, formula, _guess(alpha, time))
 
 
-def _find_hops(platform: Any, operation: str, nodes: int) -> tuple[float, float, float]:
+def _find_hops(machine: Machine, operation: str, nodes: int) -> tuple[float, float, float]:
     """Time per byte inside nodes [s/B], latency of a hop between nodes [s], time per byte of a rail
     [s/B]."""
-    local, over, inside = platform.network.ranks_per_node, f"over {nodes} nodes", 0.0
+    local, over, inside = machine.network.ranks_per_node, f"over {nodes} nodes", 0.0
     if local > 1:
         stages = [
-            find_match(platform, stage, local) for stage in hierarchy.LEVELS.get(operation, ())
+            find_match(machine, stage, local) for stage in hierarchy.LEVELS.get(operation, ())
         ]
         betas = [match.find_hop()[1] for match in stages if match]
         if betas and len(betas) == len(stages):
             inside = sum(betas) / len(betas)
         else:
-            inside = 1.0 / _find_link(platform, "intra", operation, over).bandwidth.value
-    if match := find_match(platform, operation, nodes, "rail"):
+            inside = 1.0 / _find_link(machine, "intra", operation, over).bandwidth.value
+    if match := find_match(machine, operation, nodes, "rail"):
         return inside, *match.find_hop()
-    link = _find_link(platform, "inter", operation, over)
+    link = _find_link(machine, "inter", operation, over)
     return inside, link.latency.value, 1.0 / link.bandwidth.value
 
 
-def _price_ring(platform: Any, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
+def _price_ring(machine: Machine, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
     """Price rings over all ranks: with flags beside the bytes where that is faster, else at full
     bandwidth."""
     if operation in ("all_to_all", "send_recv"):
@@ -493,21 +532,21 @@ def _price_ring(platform: Any, operation: str, nbytes: Array, nodes: int) -> Col
             f"algorithm is 'ring'; {operation} goes around no ring; leave the algorithm out"
         )
     local, (inside, hop, rail) = (
-        platform.network.ranks_per_node,
-        _find_hops(platform, operation, nodes),
+        machine.network.ranks_per_node,
+        _find_hops(machine, operation, nodes),
     )
     numbers = f"alpha_hop = {hop:.4g} s, beta_intra = {inside:.4g} s/B, beta_rail = {rail:.4g} s/B"
     formula = f"rings over all ranks, {numbers}, q = {hierarchy.OVERLAP:g}"
     steps, far = (float(forms.ring_steps(operation, count)) for count in (local * nodes, nodes))
-    step = platform.network.starts * hierarchy.STEP
+    step = machine.network.starts * hierarchy.STEP
     links = {"ranks_per_node": local, "nodes": nodes, "beta_intra": inside, "beta_rail": rail}
     links["alpha_hop"] = step + far / steps * max(hop - step, 0.0)
     form: Callable[[Any], Any] = partial(hierarchy.ring_across_nodes, operation=operation, **links)
     # an all_reduce goes around twice, each time as a reduce_scatter does
     turns = steps / (local * nodes - 1)
-    start, first = turns * _find_start(platform, "reduce_scatter", local * nodes), form(0.0)
+    start, first = turns * _find_start(machine, "reduce_scatter", local * nodes), form(0.0)
     # in messages as long as those of this ring
-    between = _price_rail(platform, operation, nbytes / local, nodes)
+    between = _price_rail(machine, operation, nbytes / local, nodes)
 
     def choose(n: Array) -> Array:
         return np.asarray(np.minimum(start + hierarchy.FLAGS * (form(n) - first), form(n)))
@@ -515,13 +554,13 @@ def _price_ring(platform: Any, operation: str, nbytes: Array, nodes: int) -> Col
     return _price_form(choose, nbytes, formula, spread=between.spread, notes=between.notes)
 
 
-def _price_tree(platform: Any, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
+def _price_tree(machine: Machine, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
     """Price a tree over all ranks from its textbook form and the links."""
     local, (inside, far, rail) = (
-        platform.network.ranks_per_node,
-        _find_hops(platform, operation, nodes),
+        machine.network.ranks_per_node,
+        _find_hops(machine, operation, nodes),
     )
-    near = _find_link(platform, "intra", operation, "by tree").latency.value if local > 1 else 0.0
+    near = _find_link(machine, "intra", operation, "by tree").latency.value if local > 1 else 0.0
     beta = max(inside, rail / local)
     links: dict[str, Any] = {
         "ranks": local * nodes,
@@ -535,20 +574,20 @@ def _price_tree(platform: Any, operation: str, nbytes: Array, nodes: int) -> Col
     )
 
 
-def _choose_protocol(platform: Any, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
+def _choose_protocol(machine: Machine, operation: str, nbytes: Array, nodes: int) -> CollectiveTime:
     """Price two levels; where no start-up was measured, with flags beside the bytes or chunks at
     each hop of a tree."""
     found, match = (
-        _price_levels(platform, operation, nbytes, nodes),
-        find_match(platform, operation, nodes, "rail"),
+        _price_levels(machine, operation, nbytes, nodes),
+        find_match(machine, operation, nodes, "rail"),
     )
     if match and match.smallest <= LATE:
         return found
-    local, starts = platform.network.ranks_per_node, platform.network.starts
+    local, starts = machine.network.ranks_per_node, machine.network.starts
     tree = hierarchy.start_across(
         operation, ranks_per_node=local, nodes=nodes, call=0.0, **hierarchy.CHUNKS
     )
-    flags = _price_levels(platform, operation, hierarchy.FLAGS * nbytes, nodes).time
+    flags = _price_levels(machine, operation, hierarchy.FLAGS * nbytes, nodes).time
     time = np.minimum(flags, hierarchy.overlap_levels(found.time, starts * tree))
     spread = np.hypot(found.spread, UNSEEN * (1.0 - found.time / time))
     return replace(
@@ -557,20 +596,20 @@ def _choose_protocol(platform: Any, operation: str, nbytes: Array, nodes: int) -
 
 
 def _price_levels(
-    platform: Any, operation: str, nbytes: Array, nodes: int, flat: bool = False
+    machine: Machine, operation: str, nbytes: Array, nodes: int, flat: bool = False
 ) -> CollectiveTime:
     """Price the stages inside nodes and the stage between them; flat, all pairs exchange their
     messages at once."""
-    local, message = platform.network.ranks_per_node, platform.network.starts * hierarchy.MESSAGE
+    local, message = machine.network.ranks_per_node, machine.network.starts * hierarchy.MESSAGE
     stages, share = hierarchy.split_levels(operation, nbytes, ranks_per_node=local)
     if flat:
         stages = ((operation, nbytes / nodes),)
     parts = (
-        [price_collective(platform, stage, size, local) for stage, size in stages]
+        [price_collective(machine, stage, size, local) for stage, size in stages]
         if local > 1
         else []
     )
-    between = _price_rail(platform, operation, share, nodes)
+    between = _price_rail(machine, operation, share, nodes)
     inside = sum((part.time for part in parts), start=0.0 * nbytes)
     spread = np.maximum.reduce(
         [np.broadcast_to(part.spread, nbytes.shape) for part in (between, *parts)]
@@ -582,7 +621,7 @@ def _price_levels(
         rule = f"max(intra, inter + (g - 1) (N - 1) alpha_m), alpha_m = {message:g} s"
         rest = "more messages, less overlap"
     elif operation == "all_to_all":
-        memory = platform.device.main_bandwidth
+        memory = machine.device.main_bandwidth
         time = hierarchy.two_level_all_to_all(nbytes, inside, between.time, memory_bandwidth=memory)
         rule, rest = f"intra + inter + 4 n / W, W = {memory:.4g} B/s", "copies"
     else:

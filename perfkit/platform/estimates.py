@@ -28,12 +28,9 @@ from perfkit.ground.units import (
     format_time,
     show,
 )
-from perfkit.models.collectives import ring_collective
 from perfkit.models.kernels import REFERENCES, TERMS, additive
 from perfkit.models.roofline import roofline_time, round_up
 
-#: Spread of messages between regions, whose links nobody measured [-].
-FAR_SPREAD = 0.3
 _SHARES = "launch compute_efficiency memory_efficiency sharpness"
 _RATES = "t = launch + ((flops / (e peak))^q + (bytes / (e bandwidth))^q)^(1/q)"
 _LAW = "t = (alpha^q + (beta n)^q)^(1/q), alpha = alpha0 + alpha1 steps, beta = beta0 + beta1 (p - 1) / p"
@@ -232,33 +229,6 @@ class CollectiveTime:
     spread: float | Array = 0.0
     notes: tuple[str, ...] = ()
 
-    def join_far(
-        self, platform: Any, operation: str, nbytes: Array, local: int, regions: int
-    ) -> "CollectiveTime":
-        """Join this time, inside regions of `local` ranks each, with what the far link between them
-        takes.
-
-        One rank of each region is on a ring with its share of the bytes, with ``all_to_all`` with
-        all of them.
-        """
-        if not (link := platform.network.links.get("far")):
-            cure = "add it, such as .with_link('far', bandwidth=1e9, latency=0.01)"
-            raise ValueError(
-                f"platform {platform.name!r} has {regions} regions and no link 'far' between them; {cure}"
-            )
-        alpha, beta = link.latency.value, 1.0 / link.bandwidth.value
-        share = nbytes if operation in ("all_to_all", "send_recv") else nbytes / local
-        far = np.asarray(
-            ring_collective(
-                share, operation=operation, ranks=regions, alpha_hop=alpha, beta_link=beta
-            )
-        )
-        terms = {"inside regions": self.time, "between regions": far}
-        formula = f"inside regions + ring over {regions} regions, alpha_far = {alpha:.4g} s"
-        return CollectiveTime(
-            self.time + far, terms, formula, np.hypot(self.spread, FAR_SPREAD), self.notes
-        )
-
 
 def _roofline(
     sizes: Mapping[str, Array],
@@ -330,13 +300,13 @@ def find_transfers(label: str, fit: Fit) -> tuple[str, ...]:
     return tuple(f"{label}: transferred from {text}" for text in fit.transferred)
 
 
-def lacks(platform: Any, what: str, have: Iterable[str]) -> ValueError:
-    """Error for a model that a platform does not have, with the models it has."""
+def lacks(platform: str, what: str, have: Iterable[str]) -> ValueError:
+    """Error for a model that a platform of this name does not have, with the models it has."""
     known = list(dict.fromkeys(have))
     listed = ", ".join(known[:8]) or "none"
     if len(known) > 8:
         listed += f" and {len(known) - 8} others"
-    lack = f"platform {show(platform.name)} has no {what}; it has {escape(listed, 200)}"
+    lack = f"platform {show(platform)} has no {what}; it has {escape(listed, 200)}"
     return ValueError(f"{lack}; calibrate it or choose another platform")
 
 

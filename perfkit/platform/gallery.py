@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 from perfkit.ground.results import Table
 from perfkit.ground.units import show
-from perfkit.platform.file import find_file, list_gallery, list_numbers
+from perfkit.platform.file import find_file, list_gallery
+from perfkit.platform.machine import list_numbers
 from perfkit.platform.platform import Platform
 from perfkit.readers.datasheets import list_datasheets
 

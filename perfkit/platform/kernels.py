@@ -34,6 +34,7 @@ from perfkit.platform.estimates import (
     lacks,
     warn_once,
 )
+from perfkit.platform.machine import Machine
 
 Fits: TypeAlias = Mapping[str, Fit]
 _PRODUCTS, _HALF = ("gemm", "bmm", "attention"), {"bf16", "fp16"}
@@ -161,19 +162,19 @@ def _widen(fit: Fit, dtype: str) -> Fit:
     return replace(fit, notes=(note, *fit.notes))
 
 
-def find_turns(platform: Any, kind: str, variant: str, dtype: str) -> float:
+def find_turns(machine: Machine, kind: str, variant: str, dtype: str) -> float:
     """How many times a convolution moves its operands into the layout of tensor cores and back
     [-]."""
-    cores = platform.device.kind != "cpu" and dtype in TENSOR and not variant.endswith("_depthwise")
+    cores = machine.device.kind != "cpu" and dtype in TENSOR and not variant.endswith("_depthwise")
     return TURNS if kind == "convolution" and cores and "_last" not in variant else 0.0
 
 
 def find_unaligned(
-    platform: Any, kind: str, variant: str, dtype: str, sizes: Mapping[str, Values]
+    machine: Machine, kind: str, variant: str, dtype: str, sizes: Mapping[str, Values]
 ) -> np.ndarray:
     """Find products in a format of tensor cores whose rows in memory are no multiple of 16 B, as an
     array of bools."""
-    if platform.device.kind == "cpu" or kind not in ("gemm", "bmm") or dtype not in TENSOR:
+    if machine.device.kind == "cpu" or kind not in ("gemm", "bmm") or dtype not in TENSOR:
         return np.zeros(np.shape(sizes["n"]), dtype=bool)
     rows = 16 / DTYPES[dtype]  # numbers
     columns, depth = (
@@ -183,10 +184,10 @@ def find_unaligned(
     return ((columns != np.floor(columns)) | (depth != np.floor(depth))) & ~is_vector
 
 
-def list_unaligned(platform: Any) -> tuple[float, float, float]:
+def list_unaligned(machine: Machine) -> tuple[float, float, float]:
     """Slowdown of products whose rows are no multiple of 4 B, and of 16 B, and its spread [-], see
     `UNALIGNED`."""
-    capability = platform.device.capability
+    capability = machine.device.capability
     return UNALIGNED.get(min(10, int(capability.value)) if capability else 0, UNALIGNED[0])
 
 
@@ -211,10 +212,10 @@ def slow_unaligned(sizes: Mapping[str, Any], seconds: Any) -> Any:
     return seconds + (slower - 1.0) * np.maximum(seconds - sizes["launch"], 0.0)
 
 
-def say_unaligned(platform: Any, dtype: str, module: str = "") -> str:
+def say_unaligned(machine: Machine, dtype: str, module: str = "") -> str:
     """Say that such products take longer, or, where that was not measured, have a wider
     interval."""
-    rows, (odd, even, _) = f"{16 / DTYPES[dtype]:g}", list_unaligned(platform)
+    rows, (odd, even, _) = f"{16 / DTYPES[dtype]:g}", list_unaligned(machine)
     of = f" of module {module!r}" if module else ""
     text = f"products in {dtype}{of} with rows that are no multiple of {rows} numbers"
     if odd > 1:
@@ -228,48 +229,24 @@ def say_unaligned(platform: Any, dtype: str, module: str = "") -> str:
 
 
 def time_kernels(
-    platform: Any, kind: str, features: Mapping[str, Values], *, dtype: str = "fp32"
+    machine: Machine, kind: str, features: Mapping[str, Values], *, dtype: str = "fp32"
 ) -> Array:
-    """Times of kernels of one class, alone on the device, for arrays of sizes and without warnings.
-
-    Parameters
-    ----------
-    platform : Platform
-        Where they run.
-    kind : str
-        Operation class or a key of `Platform.kernels` [-].
-    features : mapping of str to float or array
-        Sizes by name, in base units: ``flops``, ``nbytes`` and what the form of the class needs.
-        ``working_set`` [B] decides on the level of memory; it is ``nbytes`` if not given. ``peak``
-        [FLOP/s] and ``bandwidth`` [B/s] replace those of the device.
-    dtype : str, optional
-        Number format whose peak applies [-].
-
-    Returns
-    -------
-    time : array
-        One time per element of the features [s].
-
-    Raises
-    ------
-    ValueError
-        For a class without a model, or a dtype without a peak.
-    """
+    """Times of kernels of one class [s], see `Platform.kernel_time`."""
     check_type("features", features, Mapping)
     check_type("kind", kind, str)
     key = ("kernel", kind, check_choice("dtype", dtype, DTYPES))
-    if (found := platform.memo.get(key)) is None:
-        found = platform.memo[key] = find_kernel(platform.kernels, kind, dtype=dtype)
+    if (found := machine.memo.get(key)) is None:
+        found = machine.memo[key] = find_kernel(machine.kernels, kind, dtype=dtype)
     if found is None:
-        raise lacks(platform, f"kernel model for {show(kind)}", platform.kernels)
-    check_choice("dtype", dtype, platform.device.peaks)
+        raise lacks(machine.name, f"kernel model for {show(kind)}", machine.kernels)
+    check_choice("dtype", dtype, machine.device.peaks)
     sizes = {
         name: check_sizes(f"features[{show(name)}]", values) for name, values in features.items()
     }
     form, fit = FORMS[found[1].form], found[1]
     ready = fit.form == "additive" and "beyond_l3" in sizes  # needs nothing of the device
     try:
-        return np.asarray(form(sizes if ready else _put_on_device(platform, sizes, dtype), **fit))
+        return np.asarray(form(sizes if ready else _put_on_device(machine, sizes, dtype), **fit))
     except KeyError as error:
         raise ValueError(
             f"features has no {error}; the model of {found[0]} needs it, in base units"
@@ -277,66 +254,23 @@ def time_kernels(
 
 
 def estimate_gemm(
-    platform: Any, m: int, n: int, k: int, *, dtype: str = "fp32", batch: int = 1
+    machine: Machine, m: int, n: int, k: int, *, dtype: str = "fp32", batch: int = 1
 ) -> Estimate:
-    """Time of a matrix product y[m, n] = x[m, k] w[k, n], alone on the device.
-
-    Parameters
-    ----------
-    platform : Platform
-        Where it runs.
-    m, n, k : int
-        Rows, columns and inner size [-].
-    dtype : str, optional
-        Number format, one of the device's peaks [-].
-    batch : int, optional
-        Products in one kernel; above 1 the class is ``bmm`` [-].
-
-    Returns
-    -------
-    estimate : Estimate
-        Predicted time with interval and parts [s].
-
-    Raises
-    ------
-    ValueError
-        For sizes that are not whole numbers above 0, and for an unknown dtype.
-    """
+    """Time of a matrix product, see `Platform.gemm`."""
     given = {"m": m, "n": n, "k": k, "batch": batch}
     sizes = {name: float(check_positive(name, size, integer=True)) for name, size in given.items()}
-    itemsize = DTYPES[check_choice("dtype", dtype, platform.device.peaks)]
+    itemsize = DTYPES[check_choice("dtype", dtype, machine.device.peaks)]
     features = {
         **sizes,
         "flops": gemm_flops(**sizes),
         "nbytes": gemm_bytes(**sizes, itemsize=itemsize),
     }
     title = f"gemm {m} x {n} x {k}" + (f", batch {batch}," if batch > 1 else "") + f" in {dtype}"
-    return _estimate(platform, title, "gemm" if batch == 1 else "bmm", features, dtype)
+    return _estimate(machine, title, "gemm" if batch == 1 else "bmm", features, dtype)
 
 
-def estimate_lookups(platform: Any, tables: Sequence[Any], *, batch: int) -> Estimate:
-    """Time of the forward lookups of embedding tables, one kernel after another, alone on the
-    device.
-
-    Parameters
-    ----------
-    platform : Platform
-        Where they run.
-    tables : sequence of Table
-        Tables with ``rows``, ``dim``, ``pooling``, ``distribution`` and ``itemsize`` [-].
-    batch : int
-        Samples [-].
-
-    Returns
-    -------
-    estimate : Estimate
-        Predicted time with interval and parts [s].
-
-    Raises
-    ------
-    ValueError
-        For a batch that is not a whole number above 0, or no table.
-    """
+def estimate_lookups(machine: Machine, tables: Sequence[Any], *, batch: int) -> Estimate:
+    """Time of the forward lookups of embedding tables, see `Platform.lookup`."""
     batch = check_positive("batch", batch, integer=True)
     tables = getattr(tables, "tables", tables)
     if (
@@ -347,15 +281,15 @@ def estimate_lookups(platform: Any, tables: Sequence[Any], *, batch: int) -> Est
     ):
         raise ValueError(f"tables is {show(tables)}; pass at least one embedding table")
     # sectors, cache lines
-    access: dict[str, Any] = {"granularity": 32.0 if platform.device.kind == "cuda" else 64.0}
+    access: dict[str, Any] = {"granularity": 32.0 if machine.device.kind == "cuda" else 64.0}
     columns = [(t.rows, t.dim, batch, batch * t.pooling, t.itemsize) for t in tables]
     rows, dim, bags, lookups, access["itemsize"] = np.array(columns, dtype=float).T
     laws, capacities = (
         [table.distribution for table in tables],
-        [max(c, 1.0) for c in platform.cache_capacities],
+        [max(c, 1.0) for c in machine.cache_capacities],
     )
     found = embedding.size_lookup(
-        laws, lookups, dim, capacities=capacities, entries=platform.page_entries, **access
+        laws, lookups, dim, capacities=capacities, entries=machine.page_entries, **access
     )
     nbytes = embedding.forward_bytes(bags, lookups, dim, **access)
     features = {
@@ -375,7 +309,7 @@ def estimate_lookups(platform: Any, tables: Sequence[Any], *, batch: int) -> Est
         },
     }
     return _estimate(
-        platform,
+        machine,
         f"lookup in {len(tables)} tables, batch {batch},",
         "embedding_forward",
         features,
@@ -384,22 +318,22 @@ def estimate_lookups(platform: Any, tables: Sequence[Any], *, batch: int) -> Est
 
 
 def _estimate(
-    platform: Any, title: str, kind: str, features: Mapping[str, Values], dtype: str
+    machine: Machine, title: str, kind: str, features: Mapping[str, Values], dtype: str
 ) -> Estimate:
     """Estimate kernels of one class, one after another, with the resource that limits them among
     the parts."""
-    variants = (item for item in platform.kernels.items() if Key.parse(item[0]).operation == kind)
+    variants = (item for item in machine.kernels.items() if Key.parse(item[0]).operation == kind)
     # any variant if there is no class
-    found = find_kernel(platform.kernels, kind, dtype=dtype) or next(variants, None)
+    found = find_kernel(machine.kernels, kind, dtype=dtype) or next(variants, None)
     if found is None:
-        raise lacks(platform, f"kernel model for {show(kind)}", platform.kernels)
-    fit, sizes = found[1], _put_on_device(platform, features, dtype)
+        raise lacks(machine.name, f"kernel model for {show(kind)}", machine.kernels)
+    fit, sizes = found[1], _put_on_device(machine, features, dtype)
     times = np.atleast_1d(FORMS[fit.form](sizes, **fit))
     unaligned = kind in ("gemm", "bmm") and np.any(
-        find_unaligned(platform, kind, "nn", dtype, features)
+        find_unaligned(machine, kind, "nn", dtype, features)
     )
     if unaligned and kind == "gemm":
-        odd, even, _ = list_unaligned(platform)
+        odd, even, _ = list_unaligned(machine)
         about = {
             "itemsize": DTYPES[dtype],
             "turned": False,
@@ -420,26 +354,28 @@ def _estimate(
     }
     peak, bandwidth = float(np.max(sizes["peak"])), float(np.max(sizes["bandwidth"]))
     rates = f"peak {format_rate(peak, 'FLOP/s')}, memory {format_rate(bandwidth, 'B/s')}"
-    formula = f"{title} on {platform.name}: {fill_in(fit)}; {rates}"
+    formula = f"{title} on {machine.name}: {fill_in(fit)}; {rates}"
     spread = float(fit.spread_at(times) @ times) / time if time else fit.spread
     notes = find_extrapolations(title, fit, features) + find_transfers(title.split()[0], fit)
     if unaligned:
-        spread = math.hypot(spread, list_unaligned(platform)[2])
-        notes = (*notes, say_unaligned(platform, dtype))
+        spread = math.hypot(spread, list_unaligned(machine)[2])
+        notes = (*notes, say_unaligned(machine, dtype))
     # raises for impossible times, before the warning
     estimate = Estimate(time, spread, terms, formula, notes)
     warn_once(notes, 4)
     return estimate
 
 
-def _put_on_device(platform: Any, features: Mapping[str, Values], dtype: str) -> dict[str, Array]:
+def _put_on_device(
+    machine: Machine, features: Mapping[str, Values], dtype: str
+) -> dict[str, Array]:
     """Add the peak, the bandwidth and the cache misses of the device to the sizes."""
-    device = platform.device
+    device = machine.device
     sizes: dict[str, Array] = {
         name: np.asarray(value, dtype=float) for name, value in features.items()
     }
     nbytes, held = sizes["nbytes"], sizes.get("working_set", sizes["nbytes"])
-    caches = zip(("beyond_l2", "beyond_l3"), platform.cache_capacities, strict=True)
+    caches = zip(("beyond_l2", "beyond_l3"), machine.cache_capacities, strict=True)
     known = {name: nbytes * miss_share(held, capacity=capacity) for name, capacity in caches}
     known["peak"] = np.asarray(device.peaks[check_choice("dtype", dtype, device.peaks)].value)
     known["bandwidth"] = device.bandwidth(held)

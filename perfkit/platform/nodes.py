@@ -1,19 +1,19 @@
 """How to get a platform with more ranks: what an error about too many ranks advises."""
 
 import re
-from typing import Any
 
 from perfkit.fitting.parameters import Key
 from perfkit.platform.file import list_gallery
+from perfkit.platform.machine import Machine
 from perfkit.readers.datasheets import find_adapter, list_datasheets
 
 
-def advise_nodes(platform: Any, ranks: int, *, each_node: int | None = None) -> str:
+def advise_nodes(machine: Machine, ranks: int, *, each_node: int | None = None) -> str:
     """Say how many nodes of a platform have so many ranks, and how to ask for them.
 
     Parameters
     ----------
-    platform : Platform
+    machine : Machine
         The platform that has too few.
     ranks : int
         Ranks that shall take part [-].
@@ -32,15 +32,15 @@ def advise_nodes(platform: Any, ranks: int, *, each_node: int | None = None) -> 
     >>> advise_nodes(load_platform("h100-sxm-8"), 12)
     'take at most 8, or 2 nodes: with_nodes(2), --platform h100-sxm-8x2'
     """
-    network = platform.network
+    network = machine.network
     local = network.ranks_per_node if each_node is None else each_node
     fewer = f"take at most {local * network.nodes}"
     nodes = -(-ranks // local)
     nodes = -(-nodes // network.regions) * network.regions
-    node = re.fullmatch(r"((.+)-\d+?)(?:x\d+)?(?: by datasheet)?", platform.name)
+    node = re.fullmatch(r"((.+)-\d+?)(?:x\d+)?(?: by datasheet)?", machine.name)
     if network.ranks == 1 and node is not None and node[2] in list_datasheets():
         return f"{fewer}, or a node of {ranks}: the platform {node[2]}-{ranks}"
-    if not _links_nodes(platform):
+    if not _links_nodes(machine):
         return fewer
     advice = f"{fewer}, or {nodes} nodes: with_nodes({nodes})"
     if node is None or network.regions > 1:
@@ -51,13 +51,13 @@ def advise_nodes(platform: Any, ranks: int, *, each_node: int | None = None) -> 
     return advice
 
 
-def _links_nodes(platform: Any) -> bool:
+def _links_nodes(machine: Machine) -> bool:
     """Whether `Platform.with_nodes` knows a link between nodes."""
-    fits = (Key.parse(key) for key in platform.collectives)
-    if "inter" in platform.network.links or any(key.algorithm == "rail" for key in fits):
+    fits = (Key.parse(key) for key in machine.collectives)
+    if "inter" in machine.network.links or any(key.algorithm == "rail" for key in fits):
         return True
     try:
-        find_adapter(platform.name, platform.device)
+        find_adapter(machine.name, machine.device)
     except ValueError:
         return False
     return True

@@ -1,27 +1,23 @@
-"""What if: platforms with other nodes, another device, other links, or faster resources; methods of
-`Platform`."""
+"""What if: platforms with other nodes, another device, other links, or faster resources."""
 
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from perfkit.fitting import Fit
 from perfkit.fitting.parameters import Key, evaluate_collective
 from perfkit.ground.hardware import DTYPES, LINKS, Device, Link, Quantity, check_base
-from perfkit.ground.units import check_choice, check_positive, check_type, format_rate, format_time
+from perfkit.ground.units import check_choice, check_positive, format_rate, format_time
 from perfkit.models.collectives import ring_steps
 from perfkit.models.kernels import TERMS
-from perfkit.platform.file import PlatformError, find_file
+from perfkit.platform.machine import Machine
 from perfkit.readers.datasheets import (
     ADAPTERS,
     Datasheet,
     find_adapter,
-    list_datasheets,
-    read_datasheet,
 )
 
 #: Extra spread of kernels on another device [-]; docs/formulas.md, table 2.4.
@@ -42,7 +38,7 @@ _STARTS = dict.fromkeys(("launch", "alpha", "per_collective", "per_resume"), "la
     "page_walks": "memory"
 }
 _TERMS = {**dict.fromkeys(TERMS, "peak"), **_STARTS, "beyond_l3": "memory"}
-P = TypeVar("P", bound=Any)  # a platform
+P = TypeVar("P", bound=Machine)  # a platform
 
 
 def resize_nodes(platform: P, nodes: int, local: int) -> P:
@@ -64,40 +60,7 @@ def resize_nodes(platform: P, nodes: int, local: int) -> P:
 def with_nodes(
     platform: P, nodes: int, *, ranks_per_node: int | None = None, regions: int | None = None
 ) -> P:
-    """Take more or fewer nodes of the same kind.
-
-    Parameters
-    ----------
-    platform : Platform
-        The platform.
-    nodes : int
-        Nodes [-].
-    ranks_per_node : int, optional
-        Ranks of a node; unchanged if not given. Collectives of more ranks than either node has are
-        left out [-].
-    regions : int, optional
-        Regions of equally many nodes, which the link ``far`` connects; unchanged if not given [-].
-
-    Returns
-    -------
-    variant : Platform
-        The platform with so many nodes; collectives between them are composed, see
-        `Platform.collective`. An unknown link between nodes is taken from the network adapters in
-        the datasheet of the device.
-
-    Raises
-    ------
-    ValueError
-        For several nodes without a link between them, in the platform or in a datasheet; for
-        regions that do not divide the nodes.
-
-    Examples
-    --------
-    >>> from perfkit.platform.gallery import load_platform
-    >>> cluster = load_platform("h100-sxm-8").with_nodes(4)
-    >>> cluster.network.ranks, cluster.network.links["inter"].bandwidth.value
-    (32, 50000000000.0)
-    """
+    """More or fewer nodes of the same kind, see `Platform.with_nodes`."""
     nodes, before, old = (
         check_positive("nodes", nodes, integer=True),
         platform.network.nodes,
@@ -136,43 +99,9 @@ def with_nodes(
     return derive(platform, stem + count + where + suffix, change + where, network=network)
 
 
-def with_datasheet(platform: P, other: "P | Datasheet | Device | str") -> P:
-    """Take another device: keep the fitted efficiencies, and replace the numbers of the datasheet.
-
-    Parameters
-    ----------
-    platform : Platform
-        The platform.
-    other : Platform, Datasheet, Device or str
-        The source of peaks, memories and links; a name is one of
-        `readers.datasheets.list_datasheets`, a platform of the gallery, or a file.
-
-    Returns
-    -------
-    variant : Platform
-        Launch times, efficiencies, start-ups and the layout of the network are unchanged; the time
-        per byte of collectives follows the link. All is ``assumed``, warns that it was transferred,
-        and has a wider interval.
-
-    Raises
-    ------
-    ValueError
-        For a device of another kind, and for kernels that were not fitted as efficiencies of a
-        datasheet.
-
-    Notes
-    -----
-    The extra spread was chosen on A100 and H100, each predicted with the datasheet of the other. On
-    other GPUs, large bf16 GEMMs have mean errors of 8.5 to 23 % and collectives of 6 to 28 %
-    (docs/formulas.md, section 2).
-
-    Examples
-    --------
-    >>> from perfkit.platform.gallery import load_platform
-    >>> load_platform("h100-sxm-8").with_datasheet("h200-sxm").device.memory[-1].name
-    'HBM3e'
-    """
-    name, device, links = _resolve(platform, other)
+def with_datasheet(platform: P, other: Machine | Datasheet | Device) -> P:
+    """Another device, see `Platform.with_datasheet`."""
+    name, device, links = _describe(platform, other)
     if device.kind != platform.device.kind:
         raise ValueError(
             f"{name} is {device.kind}, {platform.name} is {platform.device.kind}; fits do not carry over"
@@ -216,103 +145,51 @@ def with_datasheet(platform: P, other: "P | Datasheet | Device | str") -> P:
 def with_link(
     platform: P, name: str, *, bandwidth: float | None = None, latency: float | None = None
 ) -> P:
-    """Take a faster or slower link, or add the link between nodes.
-
-    Parameters
-    ----------
-    platform : Platform
-        The platform.
-    name : str
-        ``intra`` within a node, ``inter`` between nodes, ``far`` between regions [-].
-    bandwidth : float, optional
-        One way, per rank; unchanged if not given [B/s].
-    latency : float, optional
-        Time of one hop of a message without bytes; unchanged if not given [s].
-
-    Returns
-    -------
-    variant : Platform
-        Collectives over that link: the time per byte follows the bandwidth, and the start-up
-        changes by the latency times the steps of a ring. 0.3 times the logarithm of each change is
-        added to their spread, in quadrature.
-
-    Raises
-    ------
-    ValueError
-        For an unknown link, nothing to change, or a new link without bandwidth or latency.
-
-    Examples
-    --------
-    >>> from perfkit.platform.gallery import load_platform
-    >>> node = load_platform("h100-sxm-8")
-    >>> slow = node.with_link("intra", bandwidth=225e9)
-    >>> round(slow.collectives["all_gather.8"]["beta"] / node.collectives["all_gather.8"]["beta"], 6)
-    2.0
-    """
+    """Another link, see `Platform.with_link`."""
     check_choice("name", name, LINKS)
-    given = (("bandwidth", bandwidth, "B/s"), ("latency", latency, "s"))
-    new = {
-        k: Quantity(check_base(k, x, unit), unit, "assumed", "what if")
-        for k, x, unit in given
-        if x is not None
-    }
     old, local = platform.network.links.get(name), platform.network.ranks_per_node
     fitted = [key for key in platform.collectives if find_link(key, local) == name]
     if old is None and fitted:
         raise ValueError(
             f"platform {platform.name!r} does not know the {name} link that {fitted[0]} was fitted on"
         )
-    if not new or (old is None and len(new) < 2):
-        need = "one of them"
-        if old is None:
-            need = f"both, platform {platform.name!r} has no {name} link yet"
-        raise ValueError(
-            f"bandwidth [B/s, one way, per rank] and latency [s per hop] are missing; give {need}"
-        )
-    link = replace(old, **new) if old else Link(new["bandwidth"], new["latency"])
-    if bandwidth is not None and link.name == ADAPTERS:
-        link = replace(link, name="")  # no adapter of the datasheet any more
-    shown = [
-        format_time(q.value) if q.unit == "s" else format_rate(q.value, q.unit)
-        for q in new.values()
-    ]
+    lacking = "bandwidth [B/s, one way, per rank] and latency [s per hop] are missing; give"
+    if bandwidth is None and latency is None and old is not None:
+        raise ValueError(f"{lacking} one of them")
+    shown = []
+    new_bandwidth = old.bandwidth if old is not None else None
+    new_latency = old.latency if old is not None else None
+    if bandwidth is not None:
+        new_bandwidth = _suppose("bandwidth", bandwidth, "B/s")
+        shown.append(format_rate(new_bandwidth.value, "B/s"))
+    if latency is not None:
+        new_latency = _suppose("latency", latency, "s")
+        shown.append(format_time(new_latency.value))
+    if new_bandwidth is None or new_latency is None:
+        raise ValueError(f"{lacking} both, platform {platform.name!r} has no {name} link yet")
     change = f"{name} link of {' and '.join(shown)}"
-    carry = partial(
-        _follow_link, old=old, new=link, ranks_per_node=local, note=f"{platform.name}: {change}"
-    )
-    scaled = {key: carry(key, platform.collectives[key]) for key in fitted if old}
+    link_name = old.name if old is not None else ""
+    if bandwidth is not None and link_name == ADAPTERS:
+        link_name = ""  # no adapter of the datasheet any more
+    link = Link(new_bandwidth, new_latency, link_name)
+    collectives = dict(platform.collectives)
+    if old is not None:
+        note = f"{platform.name}: {change}"
+        for key in fitted:
+            collectives[key] = _follow_link(key, collectives[key], old, link, local, note)
     network = replace(platform.network, links={**platform.network.links, name: link})
-    fits = {**platform.collectives, **scaled}
-    return derive(platform, f"{platform.name}, {change}", change, network=network, collectives=fits)
+    return derive(
+        platform, f"{platform.name}, {change}", change, network=network, collectives=collectives
+    )
+
+
+def _suppose(name: str, value: float, unit: str) -> Quantity:
+    """A number that the caller supposes, in a base unit."""
+    return Quantity(check_base(name, value, unit), unit, "assumed", "what if")
 
 
 def with_host(platform: P, scale: float) -> P:
-    """Take a faster or slower host.
-
-    Parameters
-    ----------
-    platform : Platform
-        The platform.
-    scale : float
-        Factor on all host overheads: 0.5 for a host twice as fast, 0 for no waiting, as with
-        replayed graphs [-].
-
-    Returns
-    -------
-    variant : Platform
-        The platform with those overheads.
-
-    Raises
-    ------
-    ValueError
-        If the platform has no host overheads.
-
-    Examples
-    --------
-    >>> from perfkit.platform.gallery import load_platform
-    >>> load_platform("h100-sxm-8").with_host(0).host["launch"].value
-    0.0
-    """
+    """Another host, see `Platform.with_host`."""
     scale = check_positive("scale", scale, zero=True)
     change, known = f"host overheads x {scale:g}", platform.host
     overheads = {name: replace(q, value=scale * q.value, stderr=None) for name, q in known.items()}
@@ -329,7 +206,7 @@ def with_host(platform: P, scale: float) -> P:
     return derive(platform, f"{platform.name}, {change}", change, host=host, context=context)
 
 
-def list_resources(platform: Any) -> list[str]:
+def list_resources(platform: Machine) -> list[str]:
     """List the resources of a platform, some of `RESOURCES`."""
     known = platform.host or any("per_operation" in fit for fit in platform.context.fits().values())
     lacking = {*LINKS, "host"} - {*platform.network.links, "host" * bool(known)}
@@ -337,35 +214,7 @@ def list_resources(platform: Any) -> list[str]:
 
 
 def with_scale(platform: P, **scales: float) -> P:
-    """Take faster or slower resources.
-
-    Parameters
-    ----------
-    platform : Platform
-        The platform.
-    **scales : float
-        Factors on the speed [-]: ``peak`` of the processor and its caches; ``memory``, the
-        bandwidth of the main memory; ``intra``, ``inter`` and ``far``, the bandwidth of links
-        inside and between nodes and between regions; ``latency`` of kernels and collectives, their
-        start-ups; ``host``, its overheads. ``cache`` is a factor on the size of the caches.
-
-    Returns
-    -------
-    variant : Platform
-        Efficiencies are unchanged; times per byte, per operation and per start follow the
-        resources. Spreads grow as in `with_link`. Transfers to and from the host are unchanged.
-
-    Raises
-    ------
-    ValueError
-        For a resource that the platform does not have, or a factor that is not above 0.
-
-    Examples
-    --------
-    >>> from perfkit.platform.gallery import load_platform
-    >>> load_platform("h100-sxm-8").with_scale(memory=1.2, peak=2).device.main_bandwidth / 1e12
-    4.02
-    """
+    """Other speeds of resources, see `Platform.with_scale`."""
     known, local = list_resources(platform), platform.network.ranks_per_node
     given = {
         check_choice("resource", name, known): check_positive(name, scale)
@@ -451,27 +300,21 @@ def derive(platform: P, name: str, change: str, **parts: Any) -> P:
     return replace(platform, name=name, provenance=story, **parts)
 
 
-def _resolve(platform: Any, other: Any) -> tuple[str, Device, dict[str, Link]]:
-    """Name, device and links of the given platform, datasheet or device."""
-    check_type("other", other, type(platform) | Datasheet | Device | str | Path)
-    if isinstance(other, str) and other in list_datasheets():
-        other = read_datasheet(other)
-    elif isinstance(other, str | Path):
-        try:
-            other = type(platform).load(find_file(other))
-        except PlatformError as error:
-            raise PlatformError(f"{error}; datasheets are {', '.join(list_datasheets())}") from None
+def _describe(
+    machine: Machine, other: Machine | Datasheet | Device
+) -> tuple[str, Device, dict[str, Link]]:
+    """Name, device and links of another platform, datasheet or device."""
     if isinstance(other, Device):
         return other.name, other, {}
-    if not isinstance(other, Datasheet):
+    if isinstance(other, Machine):
         return other.name, other.device, dict(other.network.links)
     rates = {"intra": other.wire, "inter": other.links.get("NIC")}
-    ours = platform.network.links.items()
-    return (
-        other.system,
-        other.device,
-        {k: replace(x, bandwidth=rates[k]) for k, x in ours if rates.get(k)},
-    )
+    links = {}
+    for name, link in machine.network.links.items():
+        rate = rates.get(name)
+        if rate is not None:
+            links[name] = replace(link, bandwidth=rate)
+    return other.system, other.device, links
 
 
 def find_link(key: str, ranks_per_node: int) -> str:

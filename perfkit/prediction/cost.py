@@ -19,7 +19,8 @@ from perfkit.models.kernels import in_context
 from perfkit.models.roofline import smooth_maximum
 from perfkit.platform import kernels as isolated
 from perfkit.platform.estimates import FORMS, check_time
-from perfkit.platform.platform import ANY, Platform
+from perfkit.platform.machine import ANY
+from perfkit.platform.platform import Platform
 from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.tables import list_laws
 from perfkit.workloads.vocabulary import pick_attention

@@ -11,6 +11,7 @@ import numpy as np
 
 from perfkit.fitting import Fit
 from perfkit.ground.units import Array, check_choice, check_positive, check_type, show
+from perfkit.platform.collectives import join_regions
 from perfkit.platform.estimates import CollectiveTime
 from perfkit.platform.nodes import advise_nodes
 from perfkit.platform.platform import Platform
@@ -294,7 +295,7 @@ def price_group(
             if local > 1
             else none
         )
-        return inside.join_far(where, operation, nbytes, local, regions)
+        return join_regions(where, inside, operation, nbytes, local, regions)
     if operation == "send_recv":  # between two neighbours
         nodes, most = 3 - min(most, 2), min(most, 2)
         if not any(key.startswith(operation) for key in where.collectives):

@@ -1,0 +1,390 @@
+"""What is known about a machine: its device, network, fitted models and host overheads, each number
+with its origin and within limits."""
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from perfkit.fitting import Fit
+from perfkit.fitting.parameters import Key
+from perfkit.ground.files import reading
+from perfkit.ground.hardware import DTYPES, KINDS, LINKS, Device, Network, Quantity
+from perfkit.ground.units import Typed, check_choice, check_positive, show
+from perfkit.models.kernels import list_terms
+from perfkit.platform.estimates import KNOWN_FORMS
+
+#: Entry for every family that has none of its own.
+ANY = "any"
+#: Largest time, scale or standard error of a parameter [s or -].
+LARGEST = 1e6
+_TINY = 5e-324  # the smallest number above 0
+#: Smallest and largest value of the numbers of a fit, by name and in their unit; others go from 0
+#: to `LARGEST`. No machine comes near these limits: a number outside them is damaged or mistyped.
+LIMITS: Mapping[str, tuple[float, float]] = {
+    "alpha": (_TINY, LARGEST),
+    "beta": (_TINY, LARGEST),
+    "sharpness": (0.1, 1e3),
+    "contention": (0.0, 1.0),
+    "l2": (0.0, 1e18),
+    "l3": (0.0, 1e18),
+    "pages": (1.0, math.inf),
+    "l3_share": (1e-3, 1.0),
+    "compute_efficiency": (1e-6, 1e3),
+    "memory_efficiency": (1e-6, 1e3),
+    "tile_m": (1.0, 1e6),
+    "tile_n": (1.0, 1e6),
+    "spread": (0.0, 10.0),
+    "bias": (-10.0, 10.0),
+    "spread_time": (1e-12, LARGEST),
+}
+#: The unit of a fitted number is one of these, or one over another.
+UNITS = ("-", "1", "s", "B", "FLOP", "row", "lookup", "element", "table", "operation")
+#: Units of numbers outside fits, by group or by the last word of the name.
+_QUANTITIES = {
+    "peak": "FLOP/s",
+    "capacity": "B",
+    "bandwidth": "B/s",
+    "latency": "s",
+    "host": "s",
+    "capability": "-",
+}
+
+
+class PlatformError(ValueError):
+    """A platform or platform file that cannot be used; the message names place and reason."""
+
+
+@dataclass(frozen=True)
+class Context(Typed):
+    """What real iterations add to isolated kernels and collectives; false if nothing was calibrated
+    in iterations.
+
+    Parameters
+    ----------
+    kernels : mapping of str to Fit, optional
+        Parameters of `perfkit.models.kernels.in_context` by class of kernels, such as ``gemm`` and
+        ``gemm.nt`` [-].
+    iterations : mapping of str to Fit, optional
+        Whole iterations on one rank by workload family, ``any`` for other families: ``scale`` on
+        all operations [-] and host time ``per_operation`` [s].
+    parallel : mapping of str to Fit, optional
+        The same on several ranks, with the extra time ``per_collective`` of each collective and
+        ``per_resume`` of the kernels after it [s].
+    paces : mapping of str to Fit, optional
+        Parameters of `perfkit.models.kernels.at_usual_pace` by family, ``parallel``, ``kernels`` or
+        ``any`` [-].
+    overlap : Fit, optional
+        ``contention``: the share of its time that a running collective takes from kernels on the
+        same core [-].
+    caches : Fit, optional
+        Effective ``l2`` and ``l3`` [B], ``pages`` of the translation buffer, and the free share
+        ``l3_share`` [-].
+    """
+
+    kernels: Mapping[str, Fit] = field(default_factory=dict)
+    iterations: Mapping[str, Fit] = field(default_factory=dict)
+    parallel: Mapping[str, Fit] = field(default_factory=dict)
+    paces: Mapping[str, Fit] = field(default_factory=dict)
+    overlap: Fit | None = None
+    caches: Fit | None = None
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, part.name) for part in fields(self))
+
+    def fits(self) -> dict[str, Fit]:
+        """List all fits by the names of the part and the entry, such as ``iterations dlrm``."""
+        found = {}
+        for name, part in ((part.name, getattr(self, part.name)) for part in fields(self)):
+            if isinstance(part, Fit):
+                found[name] = part
+            elif part:
+                found |= {f"{name} {key}": fit for key, fit in part.items()}
+        return found
+
+    def map(self, change: Callable[[Fit], Fit]) -> "Context":
+        """Change every fit by a function of a fit."""
+
+        def apply(part: Any) -> Any:
+            return (
+                change(part)
+                if isinstance(part, Fit)
+                else part and {key: change(fit) for key, fit in part.items()}
+            )
+
+        return Context(**{part.name: apply(getattr(self, part.name)) for part in fields(self)})
+
+    def find(self, kind: str, variant: str, dtype: str = "") -> Fit | None:
+        """Find the fit of a class of kernels: of its variant and format, else of its variant,
+        format or kind alone."""
+        both = f"{kind}.{variant}", f"{kind}.{variant.replace('_causal', '')}"
+        stem = f"{kind}.{variant.partition('.')[0]}"
+        names = (*(f"{name}.{dtype}" for name in both), *both, stem, f"{kind}.{dtype}", kind)
+        return next((self.kernels[name] for name in names if name in self.kernels), None)
+
+    def find_iteration(self, family: str, ranks: int) -> Fit | None:
+        """Find the fit of whole iterations of a family on some ranks, or that of any family."""
+        if ranks > 1 and family in self.parallel:
+            return self.parallel[family]
+        alone = self.iterations.get(family) or self.iterations.get(ANY)
+        shared = self.parallel.get(ANY) if ranks > 1 else None
+        if not (alone and shared):
+            return alone
+        slower = {name: shared["scale"] * value for name, value in alone.items()}
+        more = {name: shared[name] for name in ("per_collective", "per_resume") if name in shared}
+        return replace(
+            alone,
+            parameters={**slower, **more},
+            stderr={},
+            units={**alone.units, **dict.fromkeys(more, "s")},
+            spread=math.hypot(alone.spread, shared.spread),
+        )
+
+
+@dataclass(frozen=True)
+class Machine(Typed):
+    """The numbers of a platform; `Platform` adds what is asked of it.
+
+    Parameters
+    ----------
+    name : str
+        Name shown in results [-].
+    device : Device
+        What one rank computes on [-].
+    network : Network
+        How the ranks are connected [-].
+    kernels : mapping of str to Fit, optional
+        Kernel models by operation class [-].
+    collectives : mapping of str to Fit, optional
+        Collective models by ``operation.ranks``, such as ``all_reduce.8`` [-].
+    host : mapping of str to Quantity, optional
+        Host overheads: ``gap`` (T1), ``before_launch`` (T2), ``after_launch`` (T3), ``launch`` (T4)
+        and ``between_launches`` (T5) [s].
+    context : Context, optional
+        What real iterations add to isolated kernels and collectives [-].
+    provenance : mapping of str to str, optional
+        Machine, versions and dates of a calibration [-].
+    """
+
+    name: str
+    device: Device
+    network: Network
+    kernels: Mapping[str, Fit] = field(default_factory=dict)
+    collectives: Mapping[str, Fit] = field(default_factory=dict)
+    host: Mapping[str, Quantity] = field(default_factory=dict)
+    context: Context = field(default_factory=Context)
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        with reading(
+            f"platform {show(self.name)}", "mend it, or calibrate again", error=PlatformError
+        ):
+            check_numbers(self)
+
+    @cached_property
+    def memo(self) -> dict[Any, Any]:
+        """Results that other modules keep for this platform."""
+        return {}
+
+    @property
+    def cache_capacities(self) -> tuple[float, float]:
+        """Capacities of the last two caches, fitted or nominal; a single one counts for both
+        [B]."""
+        if self.context.caches:
+            return self.context.caches["l2"], self.context.caches["l3"]
+        caches = [level.capacity.value for level in self.device.memory[:-1] if level.capacity] or [
+            0.0
+        ]
+        return caches[-2:][0], caches[-1]
+
+    def share_caches(self, ranks: int) -> tuple[float, float]:
+        """Capacities of the last two caches for one rank in iterations; the ranks of a CPU share
+        the last one.
+
+        Parameters
+        ----------
+        ranks : int
+            Ranks that take part [-].
+
+        Returns
+        -------
+        near, far : float
+            Effective capacities [B].
+        """
+        ranks = check_positive("ranks", ranks, integer=True)
+        near, far = self.cache_capacities
+        if not self.context.caches or self.device.kind != "cpu":
+            return near, far
+        return near, far * self.context.caches.get("l3_share", 1.0) / min(
+            ranks, self.network.ranks_per_node
+        )
+
+    @property
+    def largest_timed(self) -> float:
+        """Largest working set that was timed; infinite if that is not known [B]."""
+        caches = self.context.caches
+        return caches.ranges["nbytes"][1] if caches and "nbytes" in caches.ranges else math.inf
+
+    @property
+    def page_entries(self) -> float:
+        """Pages that the translation buffer effectively holds; infinite if that was not fitted
+        [-]."""
+        return self.context.caches.get("pages", math.inf) if self.context.caches else math.inf
+
+
+# Every number.
+
+
+class Number(NamedTuple):
+    """One number of a platform with its place and origin; see
+    `perfkit.ground.hardware.Quantity`."""
+
+    group: str
+    name: str
+    value: float
+    unit: str
+    kind: str
+    stderr: float | None
+    source: str
+    date: str
+    basis: str = ""
+
+
+def list_fits(machine: Machine) -> Iterator[tuple[str, str, Fit]]:
+    """List every fit of a platform: ``kernel``, ``collective`` or ``context``, its name there, and
+    the fit."""
+    parts = {
+        "kernel": machine.kernels,
+        "collective": machine.collectives,
+        "context": machine.context.fits(),
+    }
+    return ((group, key, fit) for group, fits in parts.items() for key, fit in fits.items())
+
+
+def _list_quantities(machine: Machine) -> Iterator[tuple[str, str, Quantity | None]]:
+    """List the numbers outside fits with their group and name; None for those that are not
+    known."""
+    for dtype, peak in machine.device.peaks.items():
+        yield "peak", dtype, peak
+    for level in machine.device.memory:
+        yield "memory", f"{level.name} capacity", level.capacity
+        yield "memory", f"{level.name} bandwidth", level.bandwidth
+    for name, link in machine.network.links.items():
+        yield "link", f"{name} bandwidth", link.bandwidth
+        yield "link", f"{name} latency", link.latency
+    for name, overhead in machine.host.items():
+        yield "host", name, overhead
+    yield "device", "capability", machine.device.capability
+
+
+def list_numbers(machine: Machine) -> Iterator[Number]:
+    """List peaks, memory, links, host overheads, then the parameters and the spread of every
+    fit."""
+    for group, name, quantity in _list_quantities(machine):
+        if quantity is not None:
+            yield Number(
+                group,
+                name,
+                quantity.value,
+                quantity.unit,
+                quantity.kind,
+                quantity.stderr,
+                quantity.source,
+                quantity.date,
+                quantity.basis,
+            )
+    for group, key, fit in list_fits(machine):
+        for name, value in {**fit, "spread": fit.spread}.items():
+            unit, error = fit.units.get(name, "-"), fit.stderr.get(name)
+            yield Number(group, f"{key} {name}", value, unit, fit.kind, error, fit.source, fit.date)
+
+
+def check_numbers(machine: Machine) -> None:
+    """Refuse a platform with numbers outside the limits, whether a file or Python code made it."""
+    device, network = machine.device, machine.network
+    check_choice("device.kind", device.kind, ("cpu", "cuda"))
+    for name in ("ranks_per_node", "nodes", "rails", "regions"):
+        check_positive(f"network.{name}", getattr(network, name), integer=True)
+    if network.nodes % network.regions:
+        raise ValueError(
+            f"network.regions is {network.regions}; it must divide {network.nodes} nodes"
+        )
+    check_positive("network.starts", network.starts)
+    for name in device.peaks:
+        check_choice("device.peaks", name, DTYPES)
+    for name in network.links:
+        check_choice("network.links", name, LINKS)
+    if (
+        not device.memory
+        or device.memory[-1].bandwidth is None
+        or any(x.capacity is None for x in device.memory[:-1])
+    ):
+        raise ValueError(
+            "device.memory has no bandwidth in its last level, or a cache without a capacity; state them"
+        )
+    for group, key, fit in list_fits(machine):
+        _check_fit(f"{group} {key}", group, key, fit)
+        _check_number(Number(group, f"{key} bias", fit.bias, "-", fit.kind, None, "", ""))
+        when = LARGEST if fit.spread_time is None else fit.spread_time
+        _check_number(Number(group, f"{key} spread_time", when, "s", fit.kind, None, "", ""))
+    for number in list_numbers(machine):
+        _check_number(number)
+
+
+def _check_number(number: Number) -> None:
+    """Refuse a number with a wrong unit or kind, without a source, or outside its limits."""
+    name, fitted = (
+        f"{number.group} {number.name}",
+        number.group in ("kernel", "collective", "context"),
+    )
+    parameter = name.rpartition(" ")[2]
+    unit = number.unit if fitted else _QUANTITIES.get(number.group) or _QUANTITIES[parameter]
+    if number.unit != unit or not {*unit.split("/")} <= {*UNITS}:
+        wanted = f"made of {', '.join(UNITS)}" if fitted else unit
+        raise ValueError(f"{name}: unit is {show(number.unit)}; it must be {wanted}")
+    if not fitted and not number.source.strip():
+        raise ValueError(f"{name}: source is blank; name a document, data id or machine")
+    low, high = (
+        LIMITS.get(parameter, (0.0, LARGEST))
+        if fitted or unit == "s"
+        else (_TINY, sys.float_info.max)
+    )
+    check_choice(f"{name}: kind", number.kind, KINDS)
+    if not low <= number.value <= high:
+        wanted = "above 0" if low == _TINY else f"from {low:g} to {high:g}"
+        raise ValueError(
+            f"{name} is {show(number.value)}; it must be a number {wanted} [{number.unit}]"
+        )
+    if not 0.0 <= (number.stderr or 0.0) <= max(high, LARGEST):
+        raise ValueError(
+            f"{name}: stderr is {show(number.stderr)}; it must be a number of 0 or more [{number.unit}]"
+        )
+
+
+def _check_fit(name: str, group: str, key: str, fit: Fit) -> None:
+    """Refuse a fit of an unknown form, with missing or unknown parameters, or with a range that is
+    none."""
+    if group == "collective":
+        Key.parse(key, collective=True)
+    own = {form: names for form, (owner, *names, _) in KNOWN_FORMS.items() if owner == group}
+    if (kind := key.partition(".")[0]) not in ("gemm", "bmm"):
+        own.pop("tiled", None)  # other classes have no tiles
+    needed, others = (
+        names.split() for names in own[check_choice(f"form of the {group}", fit.form, own)]
+    )
+    # terms whose sizes its class has
+    others = (fit.form == "additive" and list_terms(kind)) or others
+    missing, unknown = {*needed} - {*fit}, {*fit} - {*needed, *others}
+    for parameter in sorted(missing | unknown | {*fit.units, *fit.stderr} - {*fit}):
+        fault = "missing" if parameter in needed else "not a parameter of this fit"
+        raise ValueError(
+            f"{name}: {parameter} is {fault}; {fit.form} takes {', '.join((*needed, *others))}"
+        )
+    for variable, ends in fit.ranges.items():
+        if len(ends) != 2 or not -math.inf <= ends[0] <= ends[1]:
+            raise ValueError(
+                f"{name}: range of {show(variable)} is {show(ends)}; it must be a lower and an upper end"
+            )

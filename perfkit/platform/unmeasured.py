@@ -1,0 +1,120 @@
+"""Platforms of devices that were not measured: numbers of a datasheet, with the efficiencies of
+measured devices."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+from typing import Any, TypeVar
+
+from perfkit.fitting import Fit
+from perfkit.fitting.parameters import Key
+from perfkit.ground.hardware import DTYPES, Device, Link, MemoryLevel, Network, Quantity, check_base
+from perfkit.ground.units import check_choice, check_positive, check_type, show
+from perfkit.platform.machine import Machine
+from perfkit.platform.whatif import carry_fit, with_link
+from perfkit.readers.datasheets import Datasheet, list_datasheets, read_datasheet
+
+P = TypeVar("P", bound=Machine)  # a platform
+_GIVEN = "stated by the caller of Platform.from_datasheet"
+#: Spread of products whose rate was measured on such a device, or is assumed [-]; docs/formulas.md,
+#: table 2.4.
+RATE_SPREADS = {"measured": 0.17, "assumed": 0.36}
+
+
+def put_on_datasheet(
+    typical: P,
+    name: str,
+    *,
+    flops: Mapping[str, float] | None = None,
+    memory: tuple[float, float] | None = None,
+    link: float | None = None,
+    ranks: int | None = None,
+) -> P:
+    """One node of a device that was not measured, see `Platform.from_datasheet`; `typical` has the
+    efficiencies of measured devices."""
+    sheet, count = _read_sheet(name, flops, memory)
+    count = check_positive("ranks", count if ranks is None else ranks, integer=True)
+    wire = sheet.wire
+    if link is not None:
+        wire = Quantity(
+            check_base("link", link, "B/s"), "B/s", "datasheet", _GIVEN, basis="one way per rank"
+        )
+    if count > 1 and not wire:
+        raise ValueError(
+            f"link is missing; give its bandwidth for {count} ranks, one way per rank [B/s]"
+        )
+    kind = next((kind for kind, rate in sheet.links.items() if rate == wire), "")
+    links = {"intra": Link(wire, typical.network.links["intra"].latency, kind)} if wire else {}
+    lacking, name = (
+        DTYPES.keys() - sheet.device.peaks.keys(),
+        f"{sheet.system}-{count}" if flops is None else name,
+    )
+    fits = {
+        key: fit for key, fit in typical.kernels.items() if Key.parse(key).variant not in lacking
+    }
+    fits |= _set_products(fits, sheet)
+    return replace(
+        typical,
+        name=name,
+        device=sheet.device,
+        network=Network(count, links=links),
+        kernels={key: carry_fit(fit, typical.name, 0.0) for key, fit in fits.items()},
+        collectives=with_link(typical, "intra", bandwidth=wire.value).collectives if wire else {},
+    )
+
+
+def _read_sheet(name: str, flops: Mapping[str, float] | None, memory: Any) -> tuple[Datasheet, int]:
+    """Datasheet from the table, or from the numbers of the caller, and the ranks in its name."""
+    check_type("name", name, str)
+    if flops is None and memory is None:
+        match = re.fullmatch(r"(.+)-([1-9][0-9]{0,3})", name)
+        system, count = (
+            (name, 1) if match is None or name in list_datasheets() else (match[1], int(match[2]))
+        )
+        return read_datasheet(
+            check_choice("name, of no flops and memory,", system, list_datasheets())
+        ), count
+    if (
+        not isinstance(flops, Mapping)
+        or not flops
+        or not isinstance(memory, tuple | list)
+        or len(memory) != 2
+    ):
+        given = f"flops is {show(flops)} and memory is {show(memory)}"
+        raise ValueError(
+            f"{given}; give rates by format and two numbers: flops={{'bf16': 4e14}}, memory=(96e9, 3e12)"
+        )
+    rates = {
+        check_choice("flops", d, DTYPES): check_base(f"flops[{d!r}]", flops[d], "FLOP/s")
+        for d in flops
+    }
+    peaks = {d: Quantity(rate, "FLOP/s", "datasheet", _GIVEN) for d, rate in rates.items()}
+    sizes = zip(range(2), memory, ("B", "B/s"), strict=True)
+    size, rate = (
+        Quantity(check_base(f"memory[{i}]", x, unit), unit, "datasheet", _GIVEN)
+        for i, x, unit in sizes
+    )
+    level = MemoryLevel("DRAM", size, rate)
+    return Datasheet(name, Device(name, "cuda", peaks, (level,)), {}), 1
+
+
+def _set_products(fits: Mapping[str, Fit], sheet: Datasheet) -> dict[str, Fit]:
+    """Products at the rates that a datasheet's rows give, at most at the peak; convolutions in fp32
+    keep the usual."""
+    found = (
+        {"convolution.fp32": fits.get("convolution", fits["gemm"])}
+        if "fp32" in sheet.products
+        else {}
+    )
+    for kind, (dtype, rate) in product(("gemm", "bmm"), sheet.products.items()):
+        usual, key = fits[kind], Key(kind, variant="" if dtype in ("bf16", "fp16") else dtype)
+        own = {
+            **usual,
+            "compute_efficiency": min(rate.value / sheet.device.peaks[dtype].value, 1.0),
+        }
+        spread = max(RATE_SPREADS[rate.kind], usual.spread if kind == "bmm" else 0.0)
+        found[str(key)] = replace(
+            usual, parameters=own, spread=spread, source=rate.source, dtypes=(dtype,)
+        )
+    return found
