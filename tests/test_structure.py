@@ -200,47 +200,77 @@ def test_code_and_formulas_name_each_other_rightly() -> None:
 
 
 # Packaging.
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-LISTS = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
-REQUIREMENTS = {
-    requirement.name: requirement for texts in LISTS for requirement in map(Requirement, texts)
-}
+PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+ENVIRONMENT = (ROOT / "environment.yml").read_text(encoding="utf-8")
+CONSTRAINTS = (ROOT / "constraints.txt").read_text(encoding="utf-8")
 CONDA_NAMES = {"torch": "pytorch"}
 
 
-def test_conda_environment_has_the_bounds_of_pyproject() -> None:
-    lines = (ROOT / "environment.yml").read_text(encoding="utf-8").splitlines()
-    conda = [
-        Requirement(match.group(1))
-        for line in lines
-        if (match := re.match(r"^  - ([a-z][^:]*)$", line))
-    ]
-    found = {
-        requirement.name: requirement.specifier
-        for requirement in conda
-        if requirement.name != "conda-forge"
-    }
-    pins = {
-        CONDA_NAMES.get(name, name): requirement.specifier
-        for name, requirement in REQUIREMENTS.items()
-    }
-    pins["python"] = Requirement("python" + PROJECT["requires-python"]).specifier
-    first = "python jupyterlab numpy scipy pandas polars statsmodels altair jinja2 vl-convert-python pytorch nbval"
-    names = [*first.split(), "pytest", "tqdm"]
-    assert list(found) == [*names, "pip"]
-    assert {name: found[name] for name in names} == {name: pins[name] for name in names}
-    runtime = {Requirement(text).name for text in PROJECT["dependencies"]}
-    assert runtime - set(found) == {"tomli-w"}, (
-        "`pip install -e .` adds what conda users have no other use for"
-    )
-    assert lines[-2:] == ["  - pip:", "      - -e ."]
+def list_requirements(pyproject: str) -> list[Requirement]:
+    """What the package needs: Python, its dependencies, and those of its extras."""
+    project = tomllib.loads(pyproject)["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    texts = [text for group in groups for text in group]
+    return [Requirement("python" + project["requires-python"]), *map(Requirement, texts)]
+
+
+def find_unlike_bounds(pyproject: str, environment: str) -> list[str]:
+    """Where the conda environment and the requirements of the package differ."""
+    entries = re.findall(r"^ +- ([a-z][\w.<>=,-]*)$", environment, re.MULTILINE)
+    conda = {entry.name: entry.specifier for entry in map(Requirement, entries)}
+    assert conda.pop("conda-forge") == conda.pop("pip") == ""
+    unlike = []
+    for requirement in list_requirements(pyproject):
+        name = CONDA_NAMES.get(requirement.name, requirement.name)
+        if name not in conda:
+            unlike.append(f"{requirement} is not in environment.yml")
+        elif conda[name] != requirement.specifier:
+            unlike.append(f"{requirement} is {name}{conda[name]} in environment.yml")
+    needed = {CONDA_NAMES.get(each.name, each.name) for each in list_requirements(pyproject)}
+    return unlike + [f"{name} is not in pyproject.toml" for name in conda if name not in needed]
+
+
+def find_unlike_pins(pyproject: str, constraints: str) -> list[str]:
+    """Requirements that are not pinned, or to a version outside of their bounds."""
+    lines = constraints.splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    unlike = []
+    for requirement in list_requirements(pyproject)[1:]:
+        if requirement.name not in pins:
+            unlike.append(f"{requirement} is not in constraints.txt")
+        elif not requirement.specifier.contains(pins[requirement.name]):
+            unlike.append(f"{requirement} is pinned to {pins[requirement.name]}")
+    return unlike
+
+
+def test_conda_environment_has_all_requirements_with_their_bounds() -> None:
+    assert find_unlike_bounds(PYPROJECT, ENVIRONMENT) == []
+    assert ENVIRONMENT.endswith("      - -e .\n"), "pip installs perfkit itself"
 
 
 def test_constraints_pin_every_requirement_within_its_bounds() -> None:
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
-    assert set(REQUIREMENTS) <= set(pinned)
-    assert not [name for name, r in REQUIREMENTS.items() if not r.specifier.contains(pinned[name])]
+    assert find_unlike_pins(PYPROJECT, CONSTRAINTS) == []
+
+
+def test_a_bound_that_differs_in_one_file_is_found() -> None:
+    higher = PYPROJECT.replace('"scipy>=1.14"', '"scipy>=9.1"')
+    assert find_unlike_bounds(higher, ENVIRONMENT) == [
+        "scipy>=9.1 is scipy>=1.14 in environment.yml"
+    ]
+    assert find_unlike_pins(higher, CONSTRAINTS)[0].startswith("scipy>=9.1 is pinned to 1.")
+    capped = ENVIRONMENT.replace("pytorch>=2.9,<3", "pytorch>=2.9")
+    assert find_unlike_bounds(PYPROJECT, capped) == [
+        "torch<3,>=2.9 is pytorch>=2.9 in environment.yml"
+    ]
+    added = PYPROJECT.replace("release = [", 'release = ["twine>=6.1", ')
+    assert find_unlike_bounds(added, ENVIRONMENT) == ["twine>=6.1 is not in environment.yml"]
+    assert find_unlike_pins(added, CONSTRAINTS) == ["twine>=6.1 is not in constraints.txt"]
+    forgotten = ENVIRONMENT.replace("  - pip\n", "  - pip\n  - seaborn>=0.13\n")
+    assert find_unlike_bounds(PYPROJECT, forgotten) == ["seaborn is not in pyproject.toml"]
+    older = PYPROJECT.replace('requires-python = ">=3.11"', 'requires-python = ">=3.10"')
+    assert find_unlike_bounds(older, ENVIRONMENT) == [
+        "python>=3.10 is python>=3.11 in environment.yml"
+    ]
 
 
 def test_versions_agree() -> None:
