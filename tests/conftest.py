@@ -63,16 +63,16 @@ def settled() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Keep how long each test file took, by which `tests.quick` chooses."""
+    """Keep how long each test took, by which `tests.quick` chooses."""
     spent = dict[str, float]()
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
-                name = report.nodeid.partition("::")[0]
-                spent[name] = spent.get(name, 0.0) + report.duration
+                spent[report.nodeid] = spent.get(report.nodeid, 0.0) + report.duration
     if DURATIONS.parent.is_dir():
         known = json.loads(DURATIONS.read_text(encoding="utf-8")) if DURATIONS.exists() else {}
-        DURATIONS.write_text(json.dumps(known | spent, indent=1, sort_keys=True), encoding="utf-8")
+        rounded = {test: round(seconds, 3) for test, seconds in spent.items()}
+        DURATIONS.write_text(json.dumps(known | rounded, indent=1, sort_keys=True), "utf-8")
 
 
 @pytest.fixture(scope="session")

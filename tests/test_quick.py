@@ -1,0 +1,121 @@
+"""`make quick` chooses what a change touches, says what it leaves out, and needs no git to be told."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import quick
+
+ROOT = Path(__file__).resolve().parents[1]
+KERNELS = Path("perfkit/models/kernels.py")
+
+
+def choose(*names: str, durations: Any = None) -> quick.Selection:
+    return quick.choose([Path(name) for name in names], durations or {})
+
+
+def test_imports_are_followed_through_the_facade_and_through_helpers() -> None:
+    imports = quick.list_imports("tests.test_stand_ins")
+    assert "perfkit.platform.gallery" in imports and "perfkit" not in imports
+    assert quick.find_distance("tests.test_units", {"perfkit.ground.units"}) == 1
+    # tests/recordings.py writes traces, the tests import it
+    assert quick.find_distance("tests.test_doubts", {"tests.recordings"}) == 1
+    assert quick.find_distance("tests.test_units", {"perfkit.recording.sandbox"}) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "parts", "near"),
+    [
+        ("perfkit/models/kernels.py", quick.ANSWERS, "tests/test_fitting_kernels.py"),
+        ("perfkit/ground/units.py", quick.ANSWERS, "tests/test_units.py"),
+        ("perfkit/readers/nccl.py", ("readers",), "tests/test_nccl.py"),
+        ("perfkit/recording/values.py", ("captures",), "tests/test_recorded_values.py"),
+        ("tests/golden/fits.json", ("fits",), quick.GOLDEN),
+        ("reference_data/datasheets.csv", quick.ANSWERS, "tests/test_gallery.py"),
+        ("docs/recipes.md", (), "tests/test_recipes.py"),
+        ("tests/fuzz/entries_optimizers.py", (), "tests/test_fuzz.py"),
+        ("notebooks/01_roofline.ipynb", (), "notebooks/01_roofline.ipynb"),
+        ("CONTRIBUTING.md", (), quick.STRUCTURE),
+    ],
+)
+def test_a_change_asks_for_kept_answers_and_for_tests(
+    changed: str, parts: tuple[str, ...], near: str
+) -> None:
+    durations = {str(path): {f"{path}::test": 1e-3} for path in quick.list_modules().values()}
+    selection = choose(changed, durations=durations)
+    assert set(selection.parts) == set(parts)
+    assert near in selection.files and quick.STRUCTURE in selection.files
+    assert selection.left_out == selection.deselected == selection.untested == []
+
+
+def test_time_goes_to_what_is_near_and_cheap() -> None:
+    """A changed test runs whatever it takes; a long single test of another file does not."""
+    seconds = {str(path): 4.0 for path in quick.list_modules().values()}
+    durations = {name: {f"{name}::test": most} for name, most in seconds.items()}
+    near = "tests/test_fitting_kernels.py"
+    durations[near] = {f"{near}::test": 3.0, f"{near}::slow": 100.0}
+    selection = choose(str(KERNELS), "tests/test_units.py", durations=durations)
+    assert selection.deselected == [f"{near}::slow"]
+    assert near in selection.files and str(KERNELS) in selection.files
+    assert "tests/test_shardings.py" in selection.left_out
+    spent = sum(
+        4.0 for name in selection.files if name not in (near, quick.STRUCTURE, quick.GOLDEN)
+    )
+    assert 70 < spent + 3.0 <= quick.BUDGET
+    durations["tests/test_units.py"] = {"tests/test_units.py::test": 500.0}
+    assert "tests/test_units.py" in choose("tests/test_units.py", durations=durations).files
+
+
+def test_a_guess_and_a_gap_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    selection = choose("perfkit/models/caches.py")
+    assert "tests/test_caches.py" in selection.unmeasured
+    added = "perfkit.models.added"
+    modules = quick.list_modules() | {added: Path("perfkit/models/added.py")}
+    monkeypatch.setattr(quick, "list_modules", lambda: modules)
+    selection = choose("perfkit/models/added.py")
+    assert selection.untested == [added]
+    quick.tell([Path("perfkit/models/added.py")], selection)
+    assert f"no test imports: {added}\n" in capsys.readouterr().out
+
+
+def test_without_git_files_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(quick, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert quick.main([]) == 2
+    assert "not a git repository" in (said := capsys.readouterr().err)
+    assert "name what changed: python -m tests.quick FILE ..." in said and said.count("\n") == 1
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert quick.main([]) == 2
+    assert "there is no git here" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match=r"absent\.py is no file of this repository"):
+        quick.main(["absent.py"])
+
+
+def test_changes_are_those_of_the_work_tree_or_of_the_last_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def git(*words: str) -> None:
+        names = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        subprocess.run(["git", *names, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    monkeypatch.setattr(quick, "ROOT", tmp_path)
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    git("init")
+    (tmp_path / "a.py").write_text("1")
+    git("add", ".")
+    git("commit", "-m", "First of all")
+    assert quick.list_changed() == [Path("a.py")]
+    assert "nothing differs from the last commit" in (said := capsys.readouterr().out)
+    assert "First of all" in said
+    (tmp_path / "new.md").write_text("2")
+    assert quick.list_changed() == [Path("new.md")]
+    (tmp_path / "a.py").write_text("3")
+    assert quick.list_changed() == [Path("a.py"), Path("new.md")]
+    assert capsys.readouterr().out == ""
