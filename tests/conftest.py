@@ -3,7 +3,7 @@
 import gc
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from perfkit.platform.platform import Platform
 from tests.quick import DURATIONS
 
 ROOT = Path(__file__).resolve().parent.parent
-collect_ignore = ["golden"]  # answers to compare with, no tests
+collect_ignore = ["golden", "fuzz"]  # answers to compare with, and inputs: no tests
 gc.disable()  # until all is imported
 
 # A busy machine is no failure, and the same tree is judged the same way twice. With more examples, or with new ones:
@@ -62,16 +62,43 @@ def settled() -> None:
     gc.enable()
 
 
+class Meter:
+    """Processor time of this process and of those it has waited for [s]."""
+
+    def __init__(self) -> None:
+        self.read = self.total()
+
+    def total(self) -> float:
+        return sum(os.times()[:4])
+
+    def advance(self) -> float:
+        """Time since the last call."""
+        before, self.read = self.read, self.total()
+        return self.read - before
+
+
+METER = Meter()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Generator[None, Any, Any]:
+    """A busy machine makes no test dearer: a report has the processor time of its phase."""
+    report = yield
+    report.processor_s = METER.advance()
+    return report
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Keep how long each test took, by which `tests.quick` chooses."""
+    """Keep what each test took, by which `tests.quick` chooses."""
     spent = dict[str, float]()
     for reports in terminalreporter.stats.values():
         for report in reports:
-            if isinstance(report, pytest.TestReport):
-                spent[report.nodeid] = spent.get(report.nodeid, 0.0) + report.duration
+            seconds = getattr(report, "processor_s", 0.0)
+            if isinstance(report, pytest.TestReport) and seconds:
+                spent[report.nodeid] = spent.get(report.nodeid, 0.0) + seconds
     if DURATIONS.parent.is_dir():
         known = json.loads(DURATIONS.read_text(encoding="utf-8")) if DURATIONS.exists() else {}
-        rounded = {test: round(seconds, 3) for test, seconds in spent.items()}
+        rounded = {test: round(seconds, 2) for test, seconds in spent.items()}
         DURATIONS.write_text(json.dumps(known | rounded, indent=1, sort_keys=True), "utf-8")
 
 

@@ -20,7 +20,6 @@ import pytest
 import perfkit as pk
 from perfkit.calibration.activity import time_host
 from perfkit.calibration.cluster import fit_cluster, measure_cluster, plan_probes
-from perfkit.calibration.traced import record_step
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import Array
@@ -641,12 +640,15 @@ def test_kernels_take_in_iterations_what_they_took_in_a_traced_one(
 ) -> None:
     """Class by class: what isolated kernels take is what they took there, with the time between
     kernels."""
+    pytest.importorskip("torch", reason="graphs of traces need torch")
+    from perfkit.calibration import traced
+
     path, base = (
         shared_data / "traces" / "resnet50_v100x1_workers0.json.gz",
         pk.load_platform("v100-sxm-8"),
     )
     found = calibrate(Imagined(str(path), NONE, base, traced="resnet-large"), base)
-    graph, seconds = record_step(read_kineto(path))
+    graph, seconds = traced.record_step(read_kineto(path))
     busy, queued = pk.read_trace(path).idle().select("busy_s", "queued_s").row(0)
     raw = measure_cluster(Imagined(str(path), NONE, base, traced="resnet-large"), base)
     for row in (row for row in raw["probes"] if "trace" in row):

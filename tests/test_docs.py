@@ -10,6 +10,7 @@ import vl_convert
 
 from perfkit import plots
 
+pytestmark = pytest.mark.repository
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 INDEX = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")

@@ -7,6 +7,8 @@ import pytest
 
 from tests.fuzz.harness import deal, gather, run
 
+pytest.importorskip("torch", reason="fuzzers of captures and traces need torch")
+
 COUNTS = deal(2000)
 
 

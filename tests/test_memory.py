@@ -8,16 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.utils.checkpoint import checkpoint
 
 import perfkit as pk
 from perfkit.prediction.memory import Memory, measure_memory
 from perfkit.sharding.planner import price_plan
 from perfkit.workloads.graph import FEATURES, Graph
-from tests.golden.steps import ADAMW, SGD, twin
+
+torch = pytest.importorskip("torch", reason="capture needs torch: pip install 'perfkit[measure]'")
+
+from torch import nn  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from tests.golden.steps import ADAMW, SGD, twin  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
 

@@ -41,6 +41,7 @@ def test_wrong_nets_are_refused(changes: dict[str, Any], message: str) -> None:
 def test_nets_on_a_device_are_what_it_runs(name: str) -> None:
     """Optimizers update lists there, convolutions run in TF32, as on an H100, whose trace has as
     many operations."""
+    pytest.importorskip("torch", reason="nets need torch: pip install 'perfkit[measure]'")
     (cpu,), (gpu,) = (
         Net(name, **{**SMALL, "width": 64}).graphs(accelerator=own) for own in (False, True)
     )

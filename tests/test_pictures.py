@@ -52,9 +52,18 @@ def rename(toy: pk.Platform, name: str) -> pk.Platform:
     return replace(toy, name=name, device=device, provenance={name: name})
 
 
+@pytest.fixture(scope="module")
+def plain(toy: pk.Platform, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The report of a platform with a plain name."""
+    return pk.report(
+        rename(toy, "plain"), path=tmp_path_factory.mktemp("plain") / "plain.html"
+    ).read_text()
+
+
 @pytest.mark.parametrize("name", NAMES.values(), ids=[*NAMES])
-def test_any_name_is_drawn_and_shown_as_text(name: str, toy: pk.Platform, tmp_path: Path) -> None:
-    plain = pk.report(rename(toy, "plain"), path=tmp_path / "plain.html").read_text()
+def test_any_name_is_drawn_and_shown_as_text(
+    name: str, toy: pk.Platform, plain: str, tmp_path: Path
+) -> None:
     page = pk.report(rename(toy, name), path=tmp_path / "page.html").read_text()
     check_page(page)
     drawn = [tag for tag, _ in Tags(page).found if tag in ("svg", "path", "line", "rect", "g")]

@@ -63,7 +63,7 @@ def test_time_goes_to_what_is_near_and_cheap() -> None:
     spent = sum(
         4.0 for name in selection.files if name not in (near, quick.STRUCTURE, quick.GOLDEN)
     )
-    assert 70 < spent + 3.0 <= quick.BUDGET
+    assert quick.BUDGET - 5.0 < spent + 3.0 <= quick.BUDGET
     durations["tests/test_units.py"] = {"tests/test_units.py::test": 500.0}
     assert "tests/test_units.py" in choose("tests/test_units.py", durations=durations).files
 

@@ -30,6 +30,7 @@ def test_python_works_as_pasted_and_prints_what_is_shown():
     assert run.stdout == shown
 
 
+@pytest.mark.repository
 def test_targets_and_commands_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"`make (\w+)", TEXT + ACCURACY):

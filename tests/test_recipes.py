@@ -55,6 +55,8 @@ def test_a_recipe_runs(
         pytest.importorskip(
             "dask.distributed", reason="no dependency of perfkit: pip install 'dask[distributed]'"
         )
+    if "torch" in block or "pk.capture" in block:
+        pytest.importorskip("torch", reason="this recipe runs PyTorch")
     (tmp_path / "reference_data").symlink_to(ROOT / "reference_data")
     write_log(tmp_path / "logs")
     monkeypatch.chdir(tmp_path)

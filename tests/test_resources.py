@@ -42,6 +42,7 @@ def ask(home: Path, *, before: str = "") -> Path:
     return Path(done.stdout.strip())
 
 
+@pytest.mark.repository
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
 def test_an_install_finds_its_own_data(kind: str, tmp_path: Path) -> None:
     """A copy of the checkout, built as pip does and unpacked as an installer would."""
@@ -65,6 +66,7 @@ def test_an_install_finds_its_own_data(kind: str, tmp_path: Path) -> None:
     assert {path.name for path in (site / "perfkit/reference_data/platforms").iterdir()} == names
 
 
+@pytest.mark.repository
 def test_a_checkout_finds_its_data_and_names_what_is_missing(tmp_path: Path) -> None:
     assert ask(ROOT) == ROOT / H100
     assert not (ROOT / "perfkit" / "reference_data").exists(), "a second copy would hide the first"

@@ -18,6 +18,9 @@ from perfkit.prediction.strategies import PARTS, price_strategies
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.strategy import Strategy, spread_layers
 from perfkit.workloads.transformer import Transformer
+
+pytest.importorskip("torch", reason="capture needs torch: pip install 'perfkit[measure]'")
+
 from tests.test_sharded import (
     MixedPrecisionPolicy,
     capture,

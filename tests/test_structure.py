@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 
 import perfkit
 
+pytestmark = pytest.mark.repository
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "perfkit"
 

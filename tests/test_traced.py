@@ -17,7 +17,6 @@ from perfkit.__main__ import main
 from perfkit.calibration.activity import BLOCKING, list_steps, time_host
 from perfkit.calibration.cluster import calibrate_traces
 from perfkit.calibration.collectives import fit_transfers, read_ranks
-from perfkit.calibration.traced import record_step
 from perfkit.fitting.parameters import evaluate_collective
 from perfkit.ground.hardware import Quantity
 from perfkit.ground.units import Array
@@ -25,6 +24,10 @@ from perfkit.platform.estimates import keep_quiet
 from perfkit.prediction.cost import price_host
 from perfkit.readers.trace import TraceFile, find_basis
 from perfkit.workloads.graph import Graph
+
+pytest.importorskip("torch", reason="graphs of traces need torch")
+
+from perfkit.calibration.traced import record_step
 
 SETS = {
     "dlrm_v100x8_param": (8, True, "v100-sxm-8"),

@@ -680,7 +680,9 @@ def fits() -> Cases:
         platform = assemble_sources(base, nccl_logs=sorted((DATA / "nccl_logs").glob(pattern)))
         return [platform.collectives, platform.network]
 
-    cases: Cases = {name: partial(fitted, name) for name in ("zen3-2", "zen5-2", "xeon-2")}
+    cases: Cases = {}
+    if importlib.util.find_spec("torch") is not None:  # their iterations are captured again
+        cases |= {name: partial(fitted, name) for name in ("zen3-2", "zen5-2", "xeon-2")}
     cases |= {
         f"curve: {name}": partial(fit_collective, sizes, y * wiggle) for name, y in curves.items()
     }
