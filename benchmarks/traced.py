@@ -9,6 +9,7 @@ that was fitted. The traces are those of other people, in the folder that PERFKI
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,29 @@ def list_paths(job: str, ranks: int = 8) -> list[Path]:
     ]
 
 
+@cache
+def read_job(job: str, ranks: int = 8) -> pk.Trace:
+    """Traces of the first ranks of a job."""
+    return pk.read_trace(list_paths(job, ranks))
+
+
+@cache
+def record(job: str, ranks: int, rank: int) -> tuple[Graph, Array]:
+    """Graph of the step of a rank, and what its operations took [s]."""
+    return read_job(job, ranks).record(rank)
+
+
+@cache
+def fit_job(job: str, ranks: int = 8) -> pk.Platform:
+    """The gallery's platform with what the first ranks of a job show."""
+    return calibrate_traces(list_paths(job, ranks), JOBS[job][0])
+
+
 def compare_step(job: str) -> dict[str, Any]:
     """Means over ranks of the work of the device and of the step: measured, gallery, and from all
     traces [s]."""
-    trace, base = pk.read_trace(list_paths(job)), JOBS[job][0]
-    graphs = [trace.record(file.rank)[0] for file in trace.files]
+    trace, base = read_job(job), JOBS[job][0]
+    graphs = [record(job, 8, file.rank)[0] for file in trace.files]
     ranks = None if len(graphs) > 1 else graphs[0].ranks
     worked = (
         trace.idle()
@@ -63,7 +82,7 @@ def compare_step(job: str) -> dict[str, Any]:
     row = {"trace": job, "work": worked, "step": trace.time}
     for name, platform in (
         ("gallery", pk.load_platform(base)),
-        ("fitted", calibrate_traces(list_paths(job), base)),
+        ("fitted", fit_job(job)),
     ):
         found = pk.predict(graphs if ranks is None else graphs[0], platform, ranks=ranks)
         row |= {f"work_{name}": found.device_time, f"step_{name}": found.time}
@@ -85,12 +104,13 @@ def sum_kernels(platform: pk.Platform, recorded: tuple[Graph, Array]) -> tuple[f
 def judge_kernels(known: str, job: str) -> dict[str, Any]:
     """Errors of sums of kernels with fits of rank 0 of one job: in that job of all other ranks,
     else of rank 0 [%]."""
-    base, trace = JOBS[job][0], pk.read_trace(list_paths(job, 8 if job == known else 1))
-    ranks = [file.rank for file in trace.files[job == known :]]
-    fitted = calibrate_traces(list_paths(known, 1), base)
+    base, most = JOBS[job][0], 8 if job == known else 1
+    files = read_job(job, most).files
+    ranks = [file.rank for file in (files[1:] if job == known else files)]
+    fitted = fit_job(known, 1)
     row: dict[str, Any] = {"fitted": known, "judged": job, "n": len(ranks)}
     for name, platform in (("gallery", pk.load_platform(base)), ("error", fitted)):
-        pairs = [sum_kernels(platform, trace.record(rank)) for rank in ranks]
+        pairs = [sum_kernels(platform, record(job, most, rank)) for rank in ranks]
         errors = [100 * (predicted / measured - 1) for predicted, measured in pairs]
         row |= {name: np.abs(errors).mean(), f"{name}_bias": np.mean(errors)}
     return row
@@ -141,7 +161,7 @@ def judge_collectives(
 
 def list_collectives() -> Iterator[dict[str, Any]]:
     """Collectives of two jobs, some of them fitted and others judged."""
-    met, order = pk.read_trace(list_paths("DLRM, 8 V100")).collectives(), pl.col("order")
+    met, order = read_job("DLRM, 8 V100").collectives(), pl.col("order")
     one = [(met.filter(order == each), met.filter(order != each)) for each in range(8)]
     same = [(known, left.filter(operation=known["operation"][0])) for known, left in one]
     cases = {
@@ -152,7 +172,7 @@ def list_collectives() -> Iterator[dict[str, Any]]:
         {"fitted": f"DLRM: {known}", "judged": left, **judge_collectives("v100-sxm-8", pairs)}
         for known, (left, pairs) in cases.items()
     )
-    met = pk.read_trace(list_paths("GPT forward, 8 A100")).collectives()
+    met = read_job("GPT forward, 8 A100").collectives()
     large, small = met.filter(nbytes=2.0**26), met.filter(nbytes=2.0**15)
     every = large["order"].unique().sort()
     early = order <= every[39]

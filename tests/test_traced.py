@@ -52,6 +52,12 @@ def paths_of(home: Path, executions: bool) -> list[Path]:
     return [home / "kineto_rank0.json.gz", *([home / "et_rank0.json.gz"] if executions else [])]
 
 
+@cache
+def fit_rank_0(home: Path, executions: bool, base: str) -> pk.Platform:
+    """The gallery's platform with what the traces of rank 0 show."""
+    return calibrate_traces(paths_of(home, executions), base)
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_kernels_of_one_rank_predict_those_of_the_others(shared_data: Path, name: str) -> None:
     """Sum of compute kernels of each other rank within 15 %, from its operations and fits of rank
@@ -60,7 +66,7 @@ def test_kernels_of_one_rank_predict_those_of_the_others(shared_data: Path, name
     home = shared_data / "traces" / name
     recorded, platform = (
         load(home, ranks, executions)[1],
-        calibrate_traces(paths_of(home, executions), base),
+        fit_rank_0(home, executions, base),
     )
     for each in recorded[1:]:
         with keep_quiet():
@@ -140,7 +146,7 @@ def test_work_of_a_device_is_predicted_where_observers_held_its_host(shared_data
     recorded = load(home, 8, False)[1]
     with keep_quiet():
         found = pk.predict(
-            [graph for graph, _ in recorded], calibrate_traces(paths_of(home, False), "a100-sxm-8")
+            [graph for graph, _ in recorded], fit_rank_0(home, False, "a100-sxm-8")
         )
     trace = pk.read_trace([home / f"kineto_rank{rank}.json.gz" for rank in range(8)])
     worked = (
@@ -230,7 +236,7 @@ def test_what_is_not_known_is_said(
         )
     assert platform.provenance["base"] == "a100-sxm-8"
     assert "recorded shapes and stacks and memory" in platform.provenance["host"]
-    platform = calibrate_traces(paths_of(home / "dlrm_v100x8_param", True), "v100-sxm-8")
+    platform = fit_rank_0(home / "dlrm_v100x8_param", True, "v100-sxm-8")
     assert platform.collectives == pk.load_platform("v100-sxm-8").collectives
     assert (
         "5 all_to_all, of which not all ranks were read" in platform.provenance["not in the traces"]
