@@ -44,7 +44,7 @@ test: $(VENV)/installed-test style  ## lint, types, unit and property tests, doc
 	$(BIN)/python -m pytest -m serial notebooks $$(grep -l mark.serial tests/*.py)
 
 # Fragments, contracts and docstrings are part of tests/test_structure.py.
-quick: $(VENV)/installed-test style  ## what a change touches: lint, types, golden numbers, tests that import it
+quick: $(VENV)/installed-test style  ## what a change touches: lint, types, golden numbers, nearest tests
 	@OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/python -m tests.quick $(ARGS)
 
 fuzz: $(VENV)/installed-test  ## 100,000 hostile inputs for everything that reads files or takes arguments

@@ -48,6 +48,15 @@ def test_linked_files_and_notebooks_exist():
     assert {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")} == set(notebooks)
 
 
+def test_errors_that_lessons_print_are_those_of_the_lessons():
+    """`5.4 % off in mean (lesson 14)` is what an output of lesson 14 says."""
+    said = re.findall(r"(\d+\.\d) %[^.|]*?\(lesson (\d+)", TEXT)
+    assert [lesson for _, lesson in said] == ["14", "16"]
+    for error, lesson in said:
+        (path,) = (ROOT / "notebooks").glob(f"{lesson}_*.ipynb")
+        assert f"mean error {error} %" in path.read_text(encoding="utf-8"), (lesson, error)
+
+
 def rows(text: str) -> list[list[str]]:
     """Cells of the accuracy table."""
     lines = text.split("| what, on which machine, when |")[1].split("\n\n")[0].splitlines()[2:]
