@@ -145,9 +145,7 @@ def test_work_of_a_device_is_predicted_where_observers_held_its_host(shared_data
     home = shared_data / "traces" / "megatron_tp8_a100x8"
     recorded = load(home, 8, False)[1]
     with keep_quiet():
-        found = pk.predict(
-            [graph for graph, _ in recorded], fit_rank_0(home, False, "a100-sxm-8")
-        )
+        found = pk.predict([graph for graph, _ in recorded], fit_rank_0(home, False, "a100-sxm-8"))
     trace = pk.read_trace([home / f"kineto_rank{rank}.json.gz" for rank in range(8)])
     worked = (
         trace.idle()
