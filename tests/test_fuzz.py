@@ -1,5 +1,5 @@
-"""Every entry of the fuzzers takes or refuses what it gets; `make fuzz` draws fifty times as many
-inputs."""
+"""Every entry of the fuzzers takes or refuses what it gets; `make fuzz` draws a hundred times as
+many inputs."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tests.fuzz.harness import deal, gather, run
 
 pytest.importorskip("torch", reason="fuzzers of captures and traces need torch")
 
-COUNTS = deal(2000)
+COUNTS = deal(1000)
 
 
 @pytest.mark.parametrize("name", COUNTS)

@@ -236,6 +236,11 @@ WORKLOADS: dict[str, tuple[Any, int, str]] = {
         4,
         "",
     ),
+    "gpt2, experts with room, bf16": (
+        GPT2(batch=16, dtype="bf16", experts=8, top_k=2, capacity=1.25, parallel="fsdp"),
+        8,
+        "",
+    ),
 }
 
 
