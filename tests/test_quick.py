@@ -8,7 +8,7 @@ import pytest
 
 from tests import quick
 
-ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.repository
 KERNELS = Path("perfkit/models/kernels.py")
 
 
