@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,7 +79,12 @@ def try_wheel(wheel: Path, python: str, folder: Path, *, lowest: bool) -> Path:
     """Install the wheel into an empty environment, and predict; returns its interpreter."""
     run("uv", "venv", "--quiet", "--python", python, folder, where=ROOT)
     inside = folder / "bin" / "python"
-    resolution = "lowest-direct" if lowest else "highest"
+    resolution, wanted = "highest", [str(wheel)]
+    if lowest:
+        # only what is named here is direct: the wheel alone would bring the newest of what it needs
+        resolution = "lowest-direct"
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        wanted += project["dependencies"]
     run(
         "uv",
         "pip",
@@ -88,7 +94,7 @@ def try_wheel(wheel: Path, python: str, folder: Path, *, lowest: bool) -> Path:
         inside,
         "--resolution",
         resolution,
-        str(wheel),
+        *wanted,
         where=ROOT,
     )
     run(inside, "-c", TRIAL, where=folder)

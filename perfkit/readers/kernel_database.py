@@ -443,10 +443,12 @@ def _find_damage(needed: Sequence[str], *, messages: bool) -> pl.Expr:
         )
     )
     if messages:
-        name = pl.col("op_name").cast(pl.String).replace("alltoall", "all_to_all")
+        operation = pl.col("op_name").cast(pl.String).replace("alltoall", "all_to_all")
         causes.append(
-            pl.when(~name.is_in([*OPERATIONS]).fill_null(False)).then(
-                pl.format("have the unknown operation '{}'", name.fill_null("").str.slice(0, 40))
+            pl.when(~operation.is_in([*OPERATIONS]).fill_null(False)).then(
+                pl.format(
+                    "have the unknown operation '{}'", operation.fill_null("").str.slice(0, 40)
+                )
             )
         )
     return pl.coalesce(causes)
