@@ -183,8 +183,8 @@ BROKEN = [
         'alpha = "furlong"',
         "all_reduce.2 alpha: unit is 'furlong'; it must be made of",
     ),
-    ('alpha = "s", ', "", "collectives.all_reduce.2.units.alpha is missing"),
-    ('source = "test"\n', "", "collectives.all_reduce.2.source is missing"),
+    ('alpha = "s", ', "", 'collectives."all_reduce.2".units.alpha is missing'),
+    ('source = "test"\n', "", 'collectives."all_reduce.2".source is missing'),
     ('"all_reduce.2"', '"all_redoce.2"', "all_redoce.2.*must be <operation>.<ranks or any>"),
 ]
 

@@ -1,23 +1,25 @@
 """Reference data is found in a checkout, a wheel and an editable install; readers name the place of
 a fault."""
 
+import math
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import field
 
 from perfkit.calibration.checks import Comparison
 from perfkit.calibration.study import Trials
 from perfkit.ground.files import LARGEST_TEXT, find_reference, reading
+from perfkit.ground.schemas import Table, convert
 from perfkit.ground.targets import write_text
-from perfkit.ground.units import check_type, decode
+from perfkit.ground.units import check_type, coerce
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.workloads.placement import Plan
@@ -82,17 +84,32 @@ def test_a_checkout_finds_its_data_and_names_what_is_missing(tmp_path: Path) -> 
     assert f"tried {tmp_path / 'perfkit' / 'reference_data'} and" in caught.value.stderr
 
 
-@dataclass
-class Example:
+class Part(Table):
+    size: float = 0.0
+
+
+class Example(Table):
     name: str
     sizes: tuple[int, ...] = ()
+    parts: dict[str, Part] = field(default_factory=dict)
+    ends: tuple[float, float] | None = None
+    whole: bool = False
 
 
 def test_readers_give_what_they_were_told_to() -> None:
-    assert decode(Example, {"name": "a", "sizes": [1, 2]}) == Example("a", (1, 2))
-    assert decode(Example, {"name": "a"}) == Example("a")
-    assert decode(Mapping[str, float], {"x": 1}, "t") == {"x": 1.0}
-    assert decode(Example | None, None) is None
+    assert convert({"name": "a", "sizes": [1, 2]}, Example) == Example("a", (1, 2))
+    assert convert({"name": "a", "ends": [1, math.inf]}, Example).ends == (1.0, math.inf)
+    assert convert({"name": "a", "ends": None}, Example) == Example("a")
+    size = convert({"name": "a", "parts": {"b": {"size": 10**30}}}, Example).parts["b"].size
+    assert type(size) is float and size == 1e30
+
+
+def test_arguments_become_numbers_of_python() -> None:
+    assert coerce("t", {"x": np.int8(1)}, Mapping[str, float]) == {"x": 1.0}
+    assert coerce("t", np.array([1, 2]), Sequence[int]) == (1, 2)
+    assert coerce("t", None, Mapping[str, int] | None) is None
+    whole = [1, 2]
+    assert coerce("t", whole, Sequence) is whole
 
 
 FAULTS = [
@@ -104,17 +121,31 @@ FAULTS = [
     ([], r"^top is \[\]; it must be a table$"),
     (
         {"name": "a", "size": 1},
-        r"^top\.size is not known; known here are name, sizes; did you mean sizes\?$",
+        r"^top\.size is not known; known here are name, sizes, .*; did you mean sizes\?$",
     ),
     ({"name": "a", "a b": 1}, r"^top\.\"a b\" is not known"),
     ({"name": list(range(100))}, r"^top\.name is \[0, 1, 2.*\.\.\.\]; it must be text$"),
+    (
+        {"name": "a", "parts": {"good": {}, "a b": {"size": "2"}}},
+        r"^top\.parts\.\"a b\"\.size is '2'; it must be a number$",
+    ),
+    (
+        {"name": "a", "parts": {"b": {"size": 10**400}}},
+        r"^top\.parts\.b\.size is 1000.*; it must be a number$",
+    ),
+    ({"name": "a", "parts": []}, r"^top\.parts is \[\]; it must be a table$"),
+    ({"name": "a", "ends": [1.0]}, r"^top\.ends is \[1\.0\]; it must be a sequence of 2 entries$"),
+    ({"name": "a", "ends": [1, True]}, r"^top\.ends\[1\] is True; it must be a number$"),
+    ({"name": "a", "whole": 1}, r"^top\.whole is 1; it must be True or False$"),
+    # the key looks like a place
+    ({"name": "a", "x` - at `$.name": 1}, r"^top\.\"x` - at `\$\.name\" is not known"),
 ]
 
 
 @pytest.mark.parametrize(("value", "message"), FAULTS)
 def test_readers_name_the_place(value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        decode(Example, value, "top")
+        convert(value, Example, "top")
     # no table makes one here
     with pytest.raises(ValueError, match=r"^top is .*; it must be a Example$"):
         check_type("top", value, Example)

@@ -337,7 +337,7 @@ def test_no_test_reads_the_clock() -> None:
         )
 
 
-HEAVY = ("torch", "polars", "pandas", "altair", "statsmodels", "scipy", "vl_convert")
+HEAVY = ("torch", "polars", "pandas", "altair", "statsmodels", "scipy", "vl_convert", "msgspec")
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,12 @@ import re
 import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
 from decimal import Decimal
 from difflib import get_close_matches
 from functools import lru_cache
 from numbers import Integral, Rational, Real
 from types import NoneType, UnionType
-from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -416,7 +415,7 @@ def check_sizes(name: str, values: Any) -> Array:
 
 
 #: Names of types in messages.
-_WORDS: Mapping[Any, str] = {
+WORDS: Mapping[Any, str] = {
     bool: "True or False",
     str: "text",
     int: "a whole number",
@@ -427,106 +426,152 @@ _WORDS: Mapping[Any, str] = {
     tuple: "a sequence",
 }
 _HALF = re.compile("[\ud800-\udfff]")  # of a character, which no encoding of text writes
-#: Types of the fields of a dataclass, by name.
-find_hints: Callable[[Any], dict[str, Any]] = lru_cache(get_type_hints)
+
+
+class _Hint(NamedTuple):
+    """An annotation, taken apart."""
+
+    kind: Any  # the class without its arguments, or the whole union
+    arguments: tuple[Any, ...]
+    kinds: tuple[Any, ...]  # the classes that are allowed, without None
+    optional: bool  # whether None is allowed
 
 
 @lru_cache
-def _take_apart(hint: Any) -> tuple[tuple[Any, ...], Any, dict[str, bool]]:
-    """Arguments of an annotation, its type, and whether each field of a dataclass is required."""
-    kind = hint if isinstance(hint, UnionType) else get_origin(hint) or hint
-    items = fields(kind) if is_dataclass(kind) else ()
-    return (
-        get_args(hint),
-        kind,
-        {item.name: item.default is item.default_factory is MISSING for item in items},
-    )
+def _take_apart(hint: Any) -> _Hint:
+    """An annotation by its parts; ``X | None`` counts as an X that is optional."""
+    if isinstance(hint, UnionType):
+        optional = NoneType in get_args(hint)
+        alternatives = tuple(part for part in get_args(hint) if part is not NoneType)
+        if len(alternatives) > 1:
+            return _Hint(hint, (), alternatives, optional)
+        (hint,) = alternatives
+    else:
+        optional = False
+    kind = get_origin(hint) or hint
+    return _Hint(kind, get_args(hint), (kind,), optional)
 
 
-def decode(hint: Any, value: Any, place: str = "", *, read: bool = True) -> Any:
-    """Turn tables, lists and values of a file into the type of an annotation.
+#: Types of the fields of a dataclass, by name.
+_find_hints: Callable[[Any], dict[str, Any]] = lru_cache(get_type_hints)
+
+
+# Arguments are checked by hand: no library takes NumPy's numbers, fractions and infinities, refuses
+# halves of characters, and says so in one line. Files are checked by `perfkit.ground.schemas`.
+def coerce(name: str, value: Any, hint: Any) -> Any:
+    """Return an argument as the type of an annotation, or raise an error that says what is allowed.
 
     Parameters
     ----------
-    hint : type
-        A dataclass, mapping, sequence, union with None, or plain type.
+    name : str
+        Name of the argument, for errors.
     value : object
-        Content of the file.
-    place : str, optional
-        Dotted place in the file, for errors [-].
-    read : bool, optional
-        Whether to make dataclasses of tables; otherwise they must be dataclasses already.
+        The argument.
+    hint : type
+        A class, a number, a mapping or a sequence of such, or a union.
 
     Returns
     -------
-    made : object
-        An instance of the dataclass, a dict, a tuple or the value itself.
+    value : object
+        Numbers as Python's, mappings as dicts and sequences as tuples where the annotation says of
+        what they are; anything else unchanged.
 
     Raises
     ------
     ValueError
-        For missing or unknown keys and values of another type, with their dotted place.
+        For a value of another type.
 
     Examples
     --------
-    >>> decode(Mapping[str, tuple[float, ...]], {"sizes": [1, "2"]}, "file")
+    >>> coerce("sizes", [np.int8(1), 2.0], Sequence[float])
+    (1.0, 2.0)
+    >>> coerce("sizes", [1, "2"], Sequence[float])
     Traceback (most recent call last):
     ...
-    ValueError: file.sizes[1] is '2'; it must be a number
+    ValueError: sizes[1] is '2'; it must be a number
     """
-    if type(value) is str and not value.isascii() and _HALF.search(value):
-        raise ValueError(
-            f"{place} is {show(value)}; it must be text of whole characters, which a file can hold"
-        )
-    if type(value) is hint and (not read or hint in (str, float, int)):
+    if isinstance(value, str):
+        _check_text(name, value)
+    if type(value) is hint:
         return value
-    (parts, kind, known), union = _take_apart(hint), isinstance(hint, UnionType)
-    if union and NoneType in parts and (value is None or len(parts) == 2):
-        return None if value is None else decode(parts[0], value, place, read=read)
-    if read and known and isinstance(value, dict):
-        for key in (key for key in value if key not in known):
-            join_place(place, key, tuple(known))  # raises
-        for name in (name for name, needed in known.items() if needed and name not in value):
-            raise ValueError(f"{join_place(place, name)} is missing; it must be there")
-        hints = find_hints(kind)
-        return kind(
-            **{
-                k: decode(hints[k], entry, f"{place}.{k}".removeprefix("."))
-                for k, entry in value.items()
-            }
-        )
-    if kind is Mapping and isinstance(value, Mapping) and parts:
-        if {*parts} <= {str, float} and all(
-            type(k) is parts[0] and type(v) is parts[1] for k, v in value.items()
-        ):
-            return dict(value)  # a short cut for most numbers of a platform
-        entries = ((decode(parts[0], k, f"a key of {place}"), v) for k, v in value.items())
-        return {
-            key: decode(parts[1], v, join_place(place, str(key)), read=read) for key, v in entries
-        }
-    if (
-        kind in (tuple, Sequence)
-        and isinstance(value, Sequence | np.ndarray)
-        and not isinstance(value, str)
-        and not (isinstance(value, np.ndarray) and value.ndim == 0)
-    ):
-        return (
-            tuple(decode(parts[0], v, f"{place}[{i}]", read=read) for i, v in enumerate(value))
-            if parts
-            else value
-        )
-    if kind in (int, float):
+    wanted = _take_apart(hint)
+    if value is None and wanted.optional:
+        return None
+    if wanted.kind in (int, float):
         number = read_number(value)
-        if kind is int and isinstance(number, int):
+        if wanted.kind is int and isinstance(number, int):
             return number
-        if kind is float and number is not None and not LARGEST_FLOAT < abs(number) < math.inf:
+        if wanted.kind is float and number is not None and _fits_float(number):
             return float(number)
-    wide, never = {int: ((), ()), float: ((), ()), Sequence: (Sequence, str)}.get(kind, (kind, ()))
-    if not isinstance(value, wide) or isinstance(value, never):
-        kinds = [part for part in parts if part is not NoneType] if union else [kind]
-        wanted = [_WORDS.get(k, f"a {'table' if read and known else k.__name__}") for k in kinds]
-        raise ValueError(f"{place} is {show(value)}; it must be {' or '.join(wanted)}")
-    return value
+    elif wanted.kind is Mapping:
+        if isinstance(value, Mapping):
+            return _coerce_mapping(name, value, wanted.arguments)
+    elif wanted.kind in (tuple, Sequence):
+        if is_listed(value) and isinstance(value, Sequence | np.ndarray):
+            return _coerce_sequence(name, value, wanted.arguments)
+    elif isinstance(value, wanted.kind):
+        return value
+    words = [WORDS.get(kind, f"a {kind.__name__}") for kind in wanted.kinds]
+    raise ValueError(f"{name} is {show(value)}; it must be {' or '.join(words)}")
+
+
+def _check_text(name: str, text: str) -> None:
+    """Refuse text with a half of a character."""
+    if not text.isascii() and _HALF.search(text):
+        raise ValueError(
+            f"{name} is {show(text)}; it must be text of whole characters, which a file can hold"
+        )
+
+
+def _fits_float(number: int | float) -> bool:
+    """Whether a number is infinite, not a number, or within the range of floats."""
+    return not LARGEST_FLOAT < abs(number) < math.inf
+
+
+def _coerce_mapping(
+    name: str, value: Mapping[Any, Any], arguments: tuple[Any, ...]
+) -> Mapping[Any, Any]:
+    """A mapping as a dict of the types of an annotation."""
+    if not arguments:
+        return value
+    key_hint, entry_hint = arguments
+    entries = {}
+    for key, entry in value.items():
+        key = coerce(f"a key of {name}", key, key_hint)
+        if type(entry) is not float or entry_hint is not float:  # as most numbers of a platform are
+            entry = coerce(join_place(name, str(key)), entry, entry_hint)
+        entries[key] = entry
+    return entries
+
+
+def _coerce_sequence(name: str, value: Sequence[Any], arguments: tuple[Any, ...]) -> Sequence[Any]:
+    """A sequence as a tuple of the type of an annotation."""
+    if not arguments:
+        return value
+    return tuple(coerce(f"{name}[{i}]", entry, arguments[0]) for i, entry in enumerate(value))
+
+
+def check_type(name: str, value: Any, hint: Any) -> None:
+    """Raise an error for a value of another type that says what is allowed.
+
+    Examples
+    --------
+    >>> check_type("slowdown", {0: 1.5}, Mapping[int, float])
+    >>> check_type("slowdown", 5, Mapping[int, float] | None)
+    Traceback (most recent call last):
+    ...
+    ValueError: slowdown is 5; it must be a mapping
+    """
+    coerce(name, value, hint)
+
+
+class Typed:
+    """A dataclass that checks the types of its fields and keeps their numbers as Python's."""
+
+    def __post_init__(self) -> None:
+        for name, hint in _find_hints(type(self)).items():
+            value = coerce(f"{type(self).__name__}.{name}", getattr(self, name), hint)
+            object.__setattr__(self, name, value)
 
 
 def join_place(place: str, key: str, known: Sequence[str] = ()) -> str:
@@ -542,26 +587,3 @@ def join_place(place: str, key: str, known: Sequence[str] = ()) -> str:
         hints = [f"; did you mean {close}?" for close in get_close_matches(key, known, n=1)]
         raise ValueError(f"{path} is not known; known here are {', '.join(known)}{''.join(hints)}")
     return path
-
-
-def check_type(name: str, value: Any, hint: Any) -> None:
-    """Raise an error for a value of another type that says what is allowed.
-
-    Examples
-    --------
-    >>> check_type("slowdown", {0: 1.5}, Mapping[int, float])
-    >>> check_type("slowdown", 5, Mapping[int, float] | None)
-    Traceback (most recent call last):
-    ...
-    ValueError: slowdown is 5; it must be a mapping
-    """
-    decode(hint, value, name, read=False)
-
-
-class Typed:
-    """A dataclass that checks the types of its fields and keeps their numbers as Python's."""
-
-    def __post_init__(self) -> None:
-        for name, hint in find_hints(type(self)).items():
-            place = f"{type(self).__name__}.{name}"
-            object.__setattr__(self, name, decode(hint, getattr(self, name), place, read=False))

@@ -21,7 +21,7 @@ from perfkit.ground.units import (
     Values,
     check_positive,
     check_type,
-    decode,
+    coerce,
     escape,
     format_bytes,
     format_rate,
@@ -164,12 +164,12 @@ class Estimate(Shown):
 
     def __post_init__(self) -> None:
         for name in ("time", "spread"):
-            number = decode(float, getattr(self, name), name, read=False)
+            number = coerce(name, getattr(self, name), float)
             object.__setattr__(self, name, number)
-        terms = decode(Mapping[str, float], self.terms, "terms", read=False)
+        terms = coerce("terms", self.terms, Mapping[str, float])
         object.__setattr__(self, "terms", terms)
         check_type("formula", self.formula, str)
-        warnings = decode(tuple[str, ...], self.warnings, "warnings", read=False)
+        warnings = coerce("warnings", self.warnings, tuple[str, ...])
         object.__setattr__(self, "warnings", warnings)
         check_time(self.formula.partition(": ")[0], self.time, self.spread, self.terms.values())
 

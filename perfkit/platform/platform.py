@@ -15,7 +15,6 @@ from perfkit.ground.units import (
     check_positive,
     check_sizes,
     check_type,
-    decode,
     format_bytes,
 )
 from perfkit.platform import file, tables, whatif
@@ -541,9 +540,21 @@ class Platform(Machine, Shown):
         origin : str, optional
             Name of the file in errors [-].
         """
+        from perfkit.platform import schema  # msgspec takes time to import; not all read files
+
         with reading(origin, f"compare with {file.EXAMPLE}", error=PlatformError):
-            platform: Self = decode(cls, data := file.parse(text))
-            file.check_origins(data)
+            tables = schema.read_tables(file.parse(text))
+            platform = cls(
+                name=tables.name,
+                device=schema.make_device(tables.device),
+                network=schema.make_network(tables.network),
+                kernels=schema.make_fits(tables.kernels),
+                collectives=schema.make_fits(tables.collectives),
+                host=schema.make_quantities(tables.host),
+                context=schema.make_context(tables.context),
+                provenance=tables.provenance,
+            )
+            schema.check_units(tables)
             return platform
 
     @classmethod

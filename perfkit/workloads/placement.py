@@ -17,7 +17,7 @@ from perfkit.ground.units import (
     check_choice,
     check_positive,
     check_type,
-    decode,
+    coerce,
     escape,
     read_number,
     show,
@@ -124,7 +124,7 @@ class Placement:
                 f"{fault}; give one number for each rank, to column_wise and table_column_wise only"
             )
         for name, place in places.items():
-            object.__setattr__(self, name, decode(Sequence[int], getattr(self, name), place))
+            object.__setattr__(self, name, coerce(place, getattr(self, name), Sequence[int]))
         for rank in self.ranks:
             check_positive(f"rank of a {self.kind} shard", rank, integer=True, zero=True)
         if not ranks or len(set(self.ranks)) < ranks:
@@ -362,6 +362,8 @@ class Plan:
         origin : str, optional
             Name of the text in errors [-].
         """
+        from perfkit.workloads.plan_schema import read_tables  # msgspec takes time to import
+
         with reading(origin, "compare with Plan.round_robin(2, ranks=2).to_json()"):
             check_type("text", text, str)
             check_values(text, "it")
@@ -378,10 +380,11 @@ class Plan:
             listed = data.get("tables")
             if isinstance(listed, list) and len(listed) > MOST_ROWS:
                 raise ValueError(f"tables has {len(listed)} entries; it may have {MOST_ROWS}")
-            file: _File = decode(_File, data)
-            known: dict[tuple[Any, ...], Placement] = {}  # tables that lie alike share a placement
+            file = read_tables(data)
+            known: dict[_Entry, Placement] = {}  # tables that lie alike share a placement
             owners = tuple(
-                _place(entry, f"tables[{i}]", known) for i, entry in enumerate(file.tables)
+                _place(_Entry(entry.kind, entry.ranks, entry.columns), f"tables[{i}]", known)
+                for i, entry in enumerate(file.tables)
             )
             names = tuple(entry.name for entry in file.tables)
             shared = Strategy(**file.perceptrons) if file.perceptrons else None
@@ -498,29 +501,20 @@ class Plan:
         return read
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
+    """The fields of a placement that a file or a dictionary holds, before they are checked."""
+
     kind: str
     ranks: tuple[int, ...]
     columns: tuple[int, ...] = ()
-    name: str = ""
 
 
-@dataclass(frozen=True)
-class _File:
-    format: int
-    ranks: int
-    tables: tuple[_Entry, ...]
-    perceptrons: Mapping[str, int] | None = None
-
-
-def _place(entry: _Entry, place: str, known: dict[tuple[Any, ...], Placement]) -> Placement:
-    """The placement in an entry of a file, one of those that are known if it is the same."""
-    key = (entry.kind, entry.ranks, entry.columns)
-    if key not in known:
+def _place(entry: _Entry, place: str, known: dict[_Entry, Placement]) -> Placement:
+    """The placement of an entry, one of those that are known if it is the same."""
+    if entry not in known:
         with reading(place, "compare with Plan.to_json"):
-            known[key] = Placement(entry.kind, entry.ranks, entry.columns)
-    return known[key]
+            known[entry] = Placement(entry.kind, entry.ranks, entry.columns)
+    return known[entry]
 
 
 def _looks_like_torchrec(data: Mapping[str, Any]) -> bool:
@@ -559,7 +553,7 @@ def _read_torchrec(
         raise ValueError(
             f"{show(min(odd))} is in {'the tables' if min(odd) in names else 'the plan'} only"
         )
-    known: dict[tuple[Any, ...], Placement] = {}
+    known: dict[_Entry, Placement] = {}
     owners = [
         _place(_read_entry(*entries[name], table), entries[name][0], known)
         for name, table in zip(names, tables, strict=True)
@@ -576,27 +570,36 @@ def _read_torchrec(
     return read, notes
 
 
-def _read_entry(place: str, entry: Mapping[str, Any], table: EmbeddingTable) -> "_Entry":
+def _read_entry(place: str, entry: Mapping[str, Any], table: EmbeddingTable) -> _Entry:
     """One table of a plan of TorchRec."""
-    fields = {"kind": entry.get("sharding_type"), "ranks": entry.get("ranks") or []}
+    kind = coerce(f"{place}.sharding_type", entry.get("sharding_type"), str)
+    listed = entry.get("ranks") or []
     shards = entry.get("shards") or ()
     check_type(f"shards of {place}", shards, Sequence[Mapping])
-    if fields["kind"] != "data_parallel":  # each of its ranks holds all
+    if kind != "data_parallel":  # each of its ranks holds all
         _check_shards(place, shards, table)
-    if fields["kind"] not in SPLIT_BY_COLUMNS:
-        read = decode(_Entry, fields, place)
-        if shards and all("rank" in shard for shard in shards):
-            _check_ranks(place, read.ranks, [shard["rank"] for shard in shards])
-        return read
-    fields["columns"] = [shard["sizes"][1] for shard in shards]
-    if shards and all("rank" in shard for shard in shards):
-        fields["ranks"] = [shard["rank"] for shard in shards]
-    read = decode(_Entry, fields, place)
-    listed, columns, count = entry.get("ranks"), read.columns, len(read.ranks)
-    if listed:
-        _check_ranks(place, listed, read.ranks)
-    if len(set(read.ranks)) == count:
-        return read
+    shards_tell_ranks = bool(shards) and all("rank" in shard for shard in shards)
+    if shards_tell_ranks and kind in SPLIT_BY_COLUMNS:
+        ranks = coerce(f"{place}.ranks", [shard["rank"] for shard in shards], tuple[int, ...])
+        if listed:
+            _check_ranks(place, listed, ranks)
+    else:
+        ranks = coerce(f"{place}.ranks", listed, tuple[int, ...])
+        if shards_tell_ranks:
+            _check_ranks(place, ranks, [shard["rank"] for shard in shards])
+    if kind not in SPLIT_BY_COLUMNS:
+        return _Entry(kind, ranks)
+    widths = [shard["sizes"][1] for shard in shards]
+    columns = coerce(f"{place}.columns", widths, tuple[int, ...])
+    if len(set(ranks)) == len(ranks):
+        return _Entry(kind, ranks, columns)
+    return _join_shards(place, _Entry(kind, ranks, columns), table)
+
+
+def _join_shards(place: str, entry: _Entry, table: EmbeddingTable) -> _Entry:
+    """Join the shards by columns that lie on one rank."""
+    count = len(entry.ranks)
+    columns = entry.columns
     if not columns and table.dim % count:
         raise ValueError(
             f"{place} has {table.dim} columns; {count} equal shards need a multiple; give shards"
@@ -604,10 +607,10 @@ def _read_entry(place: str, entry: Mapping[str, Any], table: EmbeddingTable) -> 
     columns = columns or (table.dim // count,) * count
     if len(columns) != count:
         raise ValueError(f"{place} has {count} ranks and {len(columns)} shards; give one for each")
-    widths = dict.fromkeys(read.ranks, 0)
-    for rank, width in zip(read.ranks, columns, strict=True):
+    widths = dict.fromkeys(entry.ranks, 0)
+    for rank, width in zip(entry.ranks, columns, strict=True):
         widths[rank] += width
-    return _Entry(read.kind, tuple(widths), tuple(widths.values()), read.name)
+    return _Entry(entry.kind, tuple(widths), tuple(widths.values()))
 
 
 def _check_ranks(place: str, listed: Sequence[Any], used: Sequence[Any]) -> None:

@@ -14,7 +14,7 @@ from perfkit.ground.units import (
     check_choice,
     check_positive,
     check_type,
-    decode,
+    coerce,
     format_bytes,
     read_number,
     show,
@@ -339,7 +339,7 @@ def draw_tables(
     EmbeddingTable(rows=106662, dim=16, pooling=15.91, exponent=0.9, itemsize=4, name='table 0')
     """
     n = int(check_positive("n", n, integer=True, maximum=10_000_000))
-    correlation = decode(float, correlation, "correlation", read=False)
+    correlation = coerce("correlation", correlation, float)
     if not -1 <= correlation <= 1:
         raise ValueError(f"correlation is {show(correlation)}; it must be between -1 and 1")
     rng = np.random.default_rng([3, int(check_positive("seed", seed, integer=True, zero=True))])

@@ -1,0 +1,254 @@
+"""The schema of platform files: every table as it is written, and the records that are made of it."""
+
+from typing import Any
+
+from msgspec import field
+
+from perfkit.fitting import Fit
+from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
+from perfkit.ground.schemas import Table, convert
+from perfkit.ground.units import join_place
+from perfkit.platform.machine import Context
+
+
+class QuantityTable(Table):
+    """One number with its origin, see `perfkit.ground.hardware.Quantity`."""
+
+    value: float
+    unit: str
+    kind: str
+    source: str
+    date: str = ""
+    stderr: float | None = None
+    basis: str = ""
+
+
+class MemoryLevelTable(Table):
+    """One of ``[[device.memory]]``, see `perfkit.ground.hardware.MemoryLevel`."""
+
+    name: str
+    capacity: QuantityTable | None = None
+    bandwidth: QuantityTable | None = None
+
+
+class DeviceTable(Table):
+    """``[device]``, see `perfkit.ground.hardware.Device`."""
+
+    name: str
+    kind: str
+    peaks: dict[str, QuantityTable]
+    memory: tuple[MemoryLevelTable, ...]
+    never_left_cache: bool = False
+    capability: QuantityTable | None = None
+
+
+class LinkTable(Table):
+    """``[network.links.NAME]``, see `perfkit.ground.hardware.Link`."""
+
+    bandwidth: QuantityTable
+    latency: QuantityTable
+    name: str = ""
+
+
+class NetworkTable(Table):
+    """``[network]``, see `perfkit.ground.hardware.Network`."""
+
+    ranks_per_node: int
+    nodes: int = 1
+    links: dict[str, LinkTable] = field(default_factory=dict)
+    rails: int = 1
+    starts: float = 1.0
+    regions: int = 1
+
+
+class FitTable(Table):
+    """A fitted model, such as ``[kernels.gemm]``, see `perfkit.fitting.Fit`.
+
+    In a file, unlike in memory, it has a kind, a source, and a unit for each parameter: see
+    `check_units`.
+    """
+
+    form: str
+    parameters: dict[str, float]
+    kind: str
+    source: str
+    stderr: dict[str, float] = field(default_factory=dict)
+    spread: float = 0.0
+    bias: float = 0.0
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    n: int = 0
+    date: str = ""
+    notes: tuple[str, ...] = ()
+    units: dict[str, str] = field(default_factory=dict)
+    at_bounds: tuple[str, ...] = ()
+    spread_time: float | None = None
+    dtypes: tuple[str, ...] = ()
+    stands_for: str = ""
+    transferred: tuple[str, ...] = ()
+    quality: str = ""
+    sources: tuple[str, ...] = ()
+
+
+class ContextTable(Table):
+    """``[context]``, see `perfkit.platform.machine.Context`."""
+
+    kernels: dict[str, FitTable] = field(default_factory=dict)
+    iterations: dict[str, FitTable] = field(default_factory=dict)
+    parallel: dict[str, FitTable] = field(default_factory=dict)
+    paces: dict[str, FitTable] = field(default_factory=dict)
+    overlap: FitTable | None = None
+    caches: FitTable | None = None
+
+
+class PlatformFile(Table):
+    """A whole platform file, see `perfkit.platform.platform.Platform`."""
+
+    format: int
+    name: str
+    device: DeviceTable
+    network: NetworkTable
+    kernels: dict[str, FitTable] = field(default_factory=dict)
+    collectives: dict[str, FitTable] = field(default_factory=dict)
+    host: dict[str, QuantityTable] = field(default_factory=dict)
+    context: ContextTable = field(default_factory=ContextTable)
+    provenance: dict[str, str] = field(default_factory=dict)
+
+
+def read_tables(data: dict[str, Any]) -> PlatformFile:
+    """Check what was read from a platform file; a ValueError says where it is wrong."""
+    return convert(data, PlatformFile)
+
+
+def check_units(file: PlatformFile) -> None:
+    """Refuse a file with a parameter of a fit that has no unit."""
+    context = file.context
+    groups: dict[str, dict[str, FitTable | None]] = {
+        "kernels": {**file.kernels},
+        "collectives": {**file.collectives},
+        "context.kernels": {**context.kernels},
+        "context.iterations": {**context.iterations},
+        "context.parallel": {**context.parallel},
+        "context.paces": {**context.paces},
+        "context": {"overlap": context.overlap, "caches": context.caches},
+    }
+    for group, fits in groups.items():
+        for name, fit in fits.items():
+            if fit is not None:
+                _check_units_of_fit(join_place(group, name), fit)
+
+
+def _check_units_of_fit(place: str, fit: FitTable) -> None:
+    """Refuse a fit with a parameter that has no unit."""
+    for name in fit.parameters:
+        if name not in fit.units:
+            raise ValueError(f"{join_place(f'{place}.units', name)} is missing; it must be there")
+
+
+def make_quantity(table: QuantityTable) -> Quantity:
+    """Make one number."""
+    return Quantity(
+        value=table.value,
+        unit=table.unit,
+        kind=table.kind,
+        source=table.source,
+        date=table.date,
+        stderr=table.stderr,
+        basis=table.basis,
+    )
+
+
+def _make_optional_quantity(table: QuantityTable | None) -> Quantity | None:
+    """Make a number that a file may leave out."""
+    return None if table is None else make_quantity(table)
+
+
+def make_quantities(tables: dict[str, QuantityTable]) -> dict[str, Quantity]:
+    """Make numbers by name."""
+    return {name: make_quantity(table) for name, table in tables.items()}
+
+
+def make_device(table: DeviceTable) -> Device:
+    """Make the device with its levels of memory."""
+    levels = tuple(
+        MemoryLevel(
+            name=level.name,
+            capacity=_make_optional_quantity(level.capacity),
+            bandwidth=_make_optional_quantity(level.bandwidth),
+        )
+        for level in table.memory
+    )
+    return Device(
+        name=table.name,
+        kind=table.kind,
+        peaks=make_quantities(table.peaks),
+        memory=levels,
+        never_left_cache=table.never_left_cache,
+        capability=_make_optional_quantity(table.capability),
+    )
+
+
+def make_network(table: NetworkTable) -> Network:
+    """Make the network with its links."""
+    links = {
+        name: Link(
+            bandwidth=make_quantity(link.bandwidth),
+            latency=make_quantity(link.latency),
+            name=link.name,
+        )
+        for name, link in table.links.items()
+    }
+    return Network(
+        ranks_per_node=table.ranks_per_node,
+        nodes=table.nodes,
+        links=links,
+        rails=table.rails,
+        starts=table.starts,
+        regions=table.regions,
+    )
+
+
+def make_fit(table: FitTable) -> Fit:
+    """Make one fitted model."""
+    return Fit(
+        form=table.form,
+        parameters=table.parameters,
+        stderr=table.stderr,
+        spread=table.spread,
+        bias=table.bias,
+        ranges=table.ranges,
+        n=table.n,
+        kind=table.kind,
+        source=table.source,
+        date=table.date,
+        notes=table.notes,
+        units=table.units,
+        at_bounds=table.at_bounds,
+        spread_time=table.spread_time,
+        dtypes=table.dtypes,
+        stands_for=table.stands_for,
+        transferred=table.transferred,
+        quality=table.quality,
+        sources=table.sources,
+    )
+
+
+def _make_optional_fit(table: FitTable | None) -> Fit | None:
+    """Make a fitted model that a file may leave out."""
+    return None if table is None else make_fit(table)
+
+
+def make_fits(tables: dict[str, FitTable]) -> dict[str, Fit]:
+    """Make fitted models by name."""
+    return {name: make_fit(table) for name, table in tables.items()}
+
+
+def make_context(table: ContextTable) -> Context:
+    """Make what real iterations add to isolated kernels and collectives."""
+    return Context(
+        kernels=make_fits(table.kernels),
+        iterations=make_fits(table.iterations),
+        parallel=make_fits(table.parallel),
+        paces=make_fits(table.paces),
+        overlap=_make_optional_fit(table.overlap),
+        caches=_make_optional_fit(table.caches),
+    )
