@@ -4,19 +4,23 @@ import html
 import json
 import math
 import warnings
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from perfkit.fitting import Fit
 from perfkit.ground import units
 from perfkit.ground.files import find_reference
-from perfkit.ground.hardware import DTYPES, KINDS, MemoryLevel, Quantity
+from perfkit.ground.hardware import DTYPES, KINDS, Device, Link, MemoryLevel, Network, Quantity
+from perfkit.ground.schemas import Table
+from perfkit.platform import schema
 from perfkit.platform.estimates import Estimate, ExtrapolationWarning
 from perfkit.platform.file import encode, format_toml
 from perfkit.platform.gallery import load_platform
@@ -127,6 +131,41 @@ def test_gallery_entries_are_whole(name: str) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("table", "record"),
+    [
+        (schema.QuantityTable, Quantity),
+        (schema.MemoryLevelTable, MemoryLevel),
+        (schema.DeviceTable, Device),
+        (schema.LinkTable, Link),
+        (schema.NetworkTable, Network),
+        (schema.FitTable, Fit),
+        (schema.ContextTable, Context),
+    ],
+)
+def test_tables_of_a_file_have_the_fields_of_their_records(
+    table: type[Table], record: type[Any]
+) -> None:
+    assert {field.name for field in structs.fields(table)} == {
+        field.name for field in fields(record)
+    }
+
+
+def test_a_platform_file_has_the_fields_of_a_platform() -> None:
+    names = {field.name for field in structs.fields(schema.PlatformFile)}
+    assert names - {"format"} == {field.name for field in fields(Platform)}
+
+
+def test_what_could_not_be_read_back_is_not_written() -> None:
+    for change, message in (
+        ({"source": ""}, r"platform 'h100-sxm-8': kernels\.gemm\.source is missing"),
+        ({"units": {}}, r"platform 'h100-sxm-8': kernels\.gemm\.units\.launch is missing"),
+    ):
+        kernels = {"gemm": replace(H100.kernels["gemm"], **change)}
+        with pytest.raises(PlatformError, match=f"{message}.*; complete it first"):
+            replace(H100, kernels=kernels).to_toml()
+
+
 # Refusals: what is changed in a good file, and what the message must say.
 PEAK, HEAD = 'bf16 = { value = 9.894e14, unit = "FLOP/s", kind = "datasheet"', "format = 2\n"
 FIT = '[collectives."all_reduce.2"]\nform = "pipelined"\nparameters = { alpha = 6e-06'
@@ -173,6 +212,21 @@ BROKEN = [
         "network.ranks_per_node is 0; it must be a whole number above 0",
     ),
     ('kind = "cuda"', 'kind = "tpu"', "device.kind is 'tpu'; known are cpu, cuda"),
+    (
+        "ranks_per_node = 8\n",
+        "ranks_per_nodes = 8\n",
+        "network.ranks_per_nodes is not known; known here are .*; did you mean ranks_per_node",
+    ),
+    (
+        "ranks_per_node = 8\n",
+        "ranks_per_node = 8.0\n",
+        "network.ranks_per_node is 8.0; it must be a whole number",
+    ),
+    (
+        PEAK,
+        PEAK.replace("9.894e14", "true"),
+        "device.peaks.bf16.value is True; it must be a number",
+    ),
     (HEAD, "", "format is missing; this perfkit reads format 2"),
     (HEAD, "format = 3\n", "format is 3; this perfkit reads format 2"),
     (HEAD, "format = \n", r"h100.toml: Invalid value \(at line 1, column 10\)"),

@@ -12,7 +12,7 @@ import msgspec
 from perfkit.ground.units import WORDS, join_place, show
 
 
-class Table(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class Table(msgspec.Struct, forbid_unknown_fields=True):
     """A table of a file: a struct that knows all of its keys."""
 
 

@@ -452,10 +452,6 @@ def _take_apart(hint: Any) -> _Hint:
     return _Hint(kind, get_args(hint), (kind,), optional)
 
 
-#: Types of the fields of a dataclass, by name.
-_find_hints: Callable[[Any], dict[str, Any]] = lru_cache(get_type_hints)
-
-
 # Arguments are checked by hand: no library takes NumPy's numbers, fractions and infinities, refuses
 # halves of characters, and says so in one line. Files are checked by `perfkit.ground.schemas`.
 def coerce(name: str, value: Any, hint: Any) -> Any:
@@ -535,16 +531,17 @@ def _coerce_mapping(
     if not arguments:
         return value
     key_hint, entry_hint = arguments
+    key_name = f"a key of {name}"
     entries = {}
     for key, entry in value.items():
-        key = coerce(f"a key of {name}", key, key_hint)
-        if type(entry) is not float or entry_hint is not float:  # as most numbers of a platform are
+        key = coerce(key_name, key, key_hint)
+        if type(entry) is not entry_hint or entry_hint is str:  # saves time with what is right
             entry = coerce(join_place(name, str(key)), entry, entry_hint)
         entries[key] = entry
     return entries
 
 
-def _coerce_sequence(name: str, value: Sequence[Any], arguments: tuple[Any, ...]) -> Sequence[Any]:
+def _coerce_sequence(name: str, value: Any, arguments: tuple[Any, ...]) -> Any:
     """A sequence as a tuple of the type of an annotation."""
     if not arguments:
         return value
@@ -565,13 +562,31 @@ def check_type(name: str, value: Any, hint: Any) -> None:
     coerce(name, value, hint)
 
 
+class _Field(NamedTuple):
+    """A field of a dataclass, with its name in errors and its annotation."""
+
+    name: str
+    place: str
+    hint: Any
+
+
+@lru_cache
+def _list_fields(kind: type) -> list[_Field]:
+    """Fields of a dataclass, in their order."""
+    hints = get_type_hints(kind)
+    return [_Field(name, f"{kind.__name__}.{name}", hint) for name, hint in hints.items()]
+
+
 class Typed:
     """A dataclass that checks the types of its fields and keeps their numbers as Python's."""
 
     def __post_init__(self) -> None:
-        for name, hint in _find_hints(type(self)).items():
-            value = coerce(f"{type(self).__name__}.{name}", getattr(self, name), hint)
-            object.__setattr__(self, name, value)
+        kind: Any = type(self)  # which mypy takes for something that cannot be a key
+        for field in _list_fields(kind):
+            value = getattr(self, field.name)
+            coerced = coerce(field.place, value, field.hint)
+            if coerced is not value:
+                object.__setattr__(self, field.name, coerced)
 
 
 def join_place(place: str, key: str, known: Sequence[str] = ()) -> str:
