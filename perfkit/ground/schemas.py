@@ -11,6 +11,9 @@ import msgspec
 
 from perfkit.ground.units import WORDS, join_place, show
 
+#: Errors of msgspec; before 0.22 it raises a SystemError for a whole number larger than any float.
+_REFUSALS = (msgspec.ValidationError, SystemError)
+
 
 class Table(msgspec.Struct, forbid_unknown_fields=True):
     """A table of a file: a struct that knows all of its keys."""
@@ -54,7 +57,7 @@ def convert(data: Any, schema: type[AnyTable], place: str = "") -> AnyTable:
     """
     try:
         return msgspec.convert(data, schema)
-    except msgspec.ValidationError as error:
+    except _REFUSALS as error:
         raise ValueError(_explain(data, schema, place)) from error
 
 
@@ -71,7 +74,7 @@ def _explain(value: Any, expected: Any, place: str) -> str:
     for part_place, part, part_type in _list_parts(value, expected, place):
         try:
             msgspec.convert(part, part_type)
-        except msgspec.ValidationError:
+        except _REFUSALS:
             return _explain(part, part_type, part_place)
     return f"{place or 'it'} is {show(value)}; it must be {_describe(expected)}"
 
