@@ -133,11 +133,12 @@ def _toml_value(value: Any) -> str:
 
 def write(machine: Machine) -> str:
     """Write a platform as TOML, losslessly; `PlatformError` for fits without a source or units."""
-    from perfkit.platform.schema import check_units, read_tables  # msgspec takes time to import
+    from perfkit.ground.schemas import convert  # msgspec takes time to import
+    from perfkit.platform.schema import PlatformFile, check_units
 
     data = {"format": FORMAT, **encode(machine)}
     with reading(f"platform {show(machine.name)}", "complete it first", error=PlatformError):
-        check_units(read_tables(data))
+        check_units(convert(data, PlatformFile))
     return format_toml(data) + "\n"
 
 

@@ -540,10 +540,11 @@ class Platform(Machine, Shown):
         origin : str, optional
             Name of the file in errors [-].
         """
-        from perfkit.platform import schema  # msgspec takes time to import; not all read files
+        from perfkit.ground.schemas import convert  # msgspec takes time to import
+        from perfkit.platform import schema
 
         with reading(origin, f"compare with {file.EXAMPLE}", error=PlatformError):
-            tables = schema.read_tables(file.parse(text))
+            tables = convert(file.parse(text), schema.PlatformFile)
             platform = cls(
                 name=tables.name,
                 device=schema.make_device(tables.device),

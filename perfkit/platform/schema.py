@@ -1,12 +1,10 @@
 """The schema of platform files: every table as it is written, and the records that are made of it."""
 
-from typing import Any
-
 from msgspec import field
 
 from perfkit.fitting import Fit
 from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
-from perfkit.ground.schemas import Table, convert
+from perfkit.ground.schemas import Table
 from perfkit.ground.units import join_place
 from perfkit.platform.machine import Context
 
@@ -112,11 +110,6 @@ class PlatformFile(Table):
     host: dict[str, QuantityTable] = field(default_factory=dict)
     context: ContextTable = field(default_factory=ContextTable)
     provenance: dict[str, str] = field(default_factory=dict)
-
-
-def read_tables(data: dict[str, Any]) -> PlatformFile:
-    """Check what was read from a platform file; a ValueError says where it is wrong."""
-    return convert(data, PlatformFile)
 
 
 def check_units(file: PlatformFile) -> None:

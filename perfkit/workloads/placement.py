@@ -362,7 +362,8 @@ class Plan:
         origin : str, optional
             Name of the text in errors [-].
         """
-        from perfkit.workloads.plan_schema import read_tables  # msgspec takes time to import
+        from perfkit.ground.schemas import convert  # msgspec takes time to import
+        from perfkit.workloads.plan_schema import PlanFile
 
         with reading(origin, "compare with Plan.round_robin(2, ranks=2).to_json()"):
             check_type("text", text, str)
@@ -380,7 +381,7 @@ class Plan:
             listed = data.get("tables")
             if isinstance(listed, list) and len(listed) > MOST_ROWS:
                 raise ValueError(f"tables has {len(listed)} entries; it may have {MOST_ROWS}")
-            file = read_tables(data)
+            file = convert(data, PlanFile)
             known: dict[_Entry, Placement] = {}  # tables that lie alike share a placement
             owners = tuple(
                 _place(_Entry(entry.kind, entry.ranks, entry.columns), f"tables[{i}]", known)

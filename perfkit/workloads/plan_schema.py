@@ -1,8 +1,6 @@
 """The schema of plans in JSON, as `perfkit.workloads.placement.Plan.to_json` writes them."""
 
-from typing import Any
-
-from perfkit.ground.schemas import Table, convert
+from perfkit.ground.schemas import Table
 
 
 class EntryTable(Table):
@@ -21,8 +19,3 @@ class PlanFile(Table):
     ranks: int
     tables: tuple[EntryTable, ...]
     perceptrons: dict[str, int] | None = None
-
-
-def read_tables(data: dict[str, Any]) -> PlanFile:
-    """Check what was read from a plan; a ValueError says where it is wrong."""
-    return convert(data, PlanFile)
