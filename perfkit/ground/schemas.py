@@ -1,6 +1,6 @@
 """Schemas of files: what was read becomes structs, or an error in one plain sentence.
 
-Modules of schemas are imported where a file is read or written, and not before: predicting needs none.
+It is imported where a file is read or written, and not before: msgspec takes time to import.
 """
 
 from collections.abc import Iterator
