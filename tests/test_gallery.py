@@ -28,8 +28,9 @@ from perfkit.models.collectives import bus_factor
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.file import list_gallery
 from perfkit.platform.gallery import load_platform
-from perfkit.platform.platform import RATE_SPREADS, Platform
+from perfkit.platform.platform import Platform
 from perfkit.platform.sources import fit_gemms
+from perfkit.platform.unmeasured import RATE_SPREADS
 from perfkit.prediction.result import predict
 from perfkit.readers.datasheets import list_datasheets, read_datasheet
 from perfkit.readers.kernel_database import find_database
