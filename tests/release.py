@@ -75,16 +75,21 @@ def list_files(wheel: Path) -> list[str]:
         return sorted(held.namelist())
 
 
+def list_wanted(wheel: Path, *, lowest: bool) -> list[str]:
+    """What is installed: the wheel, and for lowest versions all that it needs by name, as those of
+    the wheel alone are not direct and would be the newest."""
+    wanted = [str(wheel)]
+    if lowest:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        wanted += project["dependencies"]
+    return wanted
+
+
 def try_wheel(wheel: Path, python: str, folder: Path, *, lowest: bool) -> Path:
     """Install the wheel into an empty environment, and predict; returns its interpreter."""
     run("uv", "venv", "--quiet", "--python", python, folder, where=ROOT)
     inside = folder / "bin" / "python"
-    resolution, wanted = "highest", [str(wheel)]
-    if lowest:
-        # only what is named here is direct: the wheel alone would bring the newest of what it needs
-        resolution = "lowest-direct"
-        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        wanted += project["dependencies"]
+    resolution = "lowest-direct" if lowest else "highest"
     run(
         "uv",
         "pip",
@@ -94,7 +99,7 @@ def try_wheel(wheel: Path, python: str, folder: Path, *, lowest: bool) -> Path:
         inside,
         "--resolution",
         resolution,
-        *wanted,
+        *list_wanted(wheel, lowest=lowest),
         where=ROOT,
     )
     run(inside, "-c", TRIAL, where=folder)

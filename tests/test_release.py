@@ -1,0 +1,30 @@
+"""The check of a release installs what it says."""
+
+from pathlib import Path
+
+import pytest
+
+from tests import release
+from tests.test_structure import PYPROJECT, list_requirements
+
+pytestmark = pytest.mark.repository
+WHEEL = Path("perfkit.whl")
+
+
+def test_lowest_versions_are_those_of_all_that_is_needed() -> None:
+    assert release.list_wanted(WHEEL, lowest=False) == ["perfkit.whl"]
+    first, *others = release.list_wanted(WHEEL, lowest=True)
+    assert first == "perfkit.whl" and "numpy>=2.0" in others
+    assert {text.split(">")[0] for text in others} <= {
+        requirement.name for requirement in list_requirements(PYPROJECT)
+    }
+
+
+def test_tests_that_need_the_checkout_have_the_mark_that_is_left_out() -> None:
+    assert f'"{release.NEEDS_CHECKOUT}: ' in PYPROJECT
+    marked = {
+        path.name
+        for path in (release.ROOT / "tests").glob("test_*.py")
+        if f"mark.{release.NEEDS_CHECKOUT}" in path.read_text(encoding="utf-8")
+    }
+    assert {"test_structure.py", "test_docs.py", "test_quick.py", "test_resources.py"} <= marked
