@@ -21,13 +21,13 @@ from benchmarks import AbsentError, command, find_shared_data, gallery_v100
 from benchmarks.gpu_context import GENERATION, read_scales
 from benchmarks.gpu_forms import DATASHEETS, read_sweeps
 from benchmarks.gpu_scales import add_published
-from perfkit.fitting import Fit, fit_collective
+from perfkit.fitting import Additive, CollectiveModel, Fit, KernelModel, fit_collective
 from perfkit.fitting.parameters import Key
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES, Device, Link, MemoryLevel, Network, Quantity
 from perfkit.ground.targets import write_text
 from perfkit.ground.units import check_choice
-from perfkit.models.collectives import OPERATIONS, bus_factor
+from perfkit.models.collectives import bus_factor
 from perfkit.models.roofline import gemm_flops
 from perfkit.platform.file import format_toml
 from perfkit.platform.gallery import load_platform
@@ -93,7 +93,7 @@ class Recipe:
 # ---------------------------------------------------------------------------------------------------------
 
 
-def _shared_collectives(system: str, platform: Platform) -> dict[str, Fit]:
+def _shared_collectives(system: str, platform: Platform) -> Mapping[str, Fit]:
     """Fits of shared sweeps, of the newest library."""
     frame = read_sweeps(system)
     versions = set(frame["library_version"]) - {"unrecorded"}
@@ -106,7 +106,7 @@ def _shared_collectives(system: str, platform: Platform) -> dict[str, Fit]:
     )
 
 
-def _shared_gemms(system: str, platform: Platform) -> dict[str, Fit]:
+def _shared_gemms(system: str, platform: Platform) -> Mapping[str, Fit]:
     """Fit of shared products with random data, as in training; a fifth is held out for tests."""
     frame = pl.read_csv(find_shared_data("gemm", f"gemm_bf16_{system}.csv")).filter(
         pl.col("split_random") == "train"
@@ -140,30 +140,29 @@ def _read_squares() -> pl.DataFrame:
 
 def _products_fp32(
     read: Callable[[], pl.DataFrame], sheet: str, text: str, more: float, platform: Platform
-) -> dict[str, Fit]:
+) -> Mapping[str, Fit]:
     """Fit of products in fp32 without TF32 on the PCIe card of the same chip, with more spread."""
     text = f"{text}, shares of the datasheet {sheet}"
     fit = fit_gemms(read(), read_datasheet(sheet).device, source=text, date=DATE)["gemm.fp32"]
     note = f"a call of the framework took {fit['launch'] * 1e6:.0f} µs there; the launch is that of gemm"
     errors = {key: error for key, error in fit.stderr.items() if key != "launch"}
-    own, spread = (
-        {**fit, "launch": platform.kernels["gemm"]["launch"]},
-        math.hypot(fit.spread, more),
-    )
     return {
-        "gemm.fp32": replace(
-            fit, parameters=own, stderr=errors, spread=spread, notes=(*fit.notes, note)
+        "gemm.fp32": fit.with_values(
+            {"launch": platform.kernels["gemm"]["launch"]},
+            stderr=errors,
+            spread=math.hypot(fit.spread, more),
+            notes=(*fit.notes, note),
         )
     }
 
 
-def _database(system: str, parts: Sequence[str], platform: Platform) -> dict[str, Fit]:
+def _database(system: str, parts: Sequence[str], platform: Platform) -> Mapping[str, Fit]:
     """Fits of the kernel database, of all or some of its parts."""
     curves, kernels = fit_database(system, platform.device, parts=parts, label=_DATABASE, date=DATE)
     return {**curves, **kernels}
 
 
-def _log(name: str, source: str, platform: Platform) -> dict[str, Fit]:
+def _log(name: str, source: str, platform: Platform) -> Mapping[str, Fit]:
     """Fits of a log of nccl-tests, for collectives without a fit so far."""
     fits = fit_curves(_read_log(name), source=source, date=DATE)
     known = {
@@ -183,7 +182,7 @@ def _read_log(name: str) -> pl.DataFrame:
         return read_nccl_tests(find_shared_data("nccl_logs", name))
 
 
-def _rail(name: str, source: str, platform: Platform) -> dict[str, Fit]:
+def _rail(name: str, source: str, platform: Platform) -> Mapping[str, Fit]:
     """Fits between nodes, from a log with one rank per node or, less the time inside nodes, from
     one of whole nodes."""
     frame = _read_log(name)
@@ -194,7 +193,7 @@ def _rail(name: str, source: str, platform: Platform) -> dict[str, Fit]:
     return rails or fit_rails(frame, platform, source=source, date=DATE)
 
 
-def _volta_kernels(platform: Platform) -> dict[str, Fit]:
+def _volta_kernels(platform: Platform) -> Mapping[str, Fit]:
     """Kernels of a V100 at locked clocks, with shares of the bandwidth of the datasheet, not of the
     measured one."""
     kernels, locked = gallery_v100.fit_kernels(), gallery_v100.build("v100-locked-1").device
@@ -205,9 +204,8 @@ def _volta_kernels(platform: Platform) -> dict[str, Fit]:
         return {name: value * scale.get(name, 1.0) for name, value in values.items()}
 
     return {
-        key: replace(
-            fit,
-            parameters=rescale(fit),
+        key: fit.with_values(
+            rescale(fit),
             stderr=rescale(fit.stderr),
             spread=1.25 * fit.spread,
             notes=(*fit.notes, note),
@@ -216,7 +214,7 @@ def _volta_kernels(platform: Platform) -> dict[str, Fit]:
     }
 
 
-def _volta_collectives(platform: Platform) -> dict[str, Fit]:
+def _volta_collectives(platform: Platform) -> Mapping[str, Fit]:
     """Curves of a paper: read off its plots for 4 ranks, and its published formula for 8 ranks."""
     paper = "arXiv 2404.12674, ml_perf_model (BSD-3)"
     folder = find_shared_data("nccl")
@@ -351,10 +349,13 @@ NAMES = (*RECIPES, *gallery_v100.NAMES)
 TYPICAL = "../typical"
 
 
-def _split(fits: Mapping[str, Fit]) -> tuple[dict[str, Fit], dict[str, Fit]]:
+def _split(
+    fits: Mapping[str, Fit],
+) -> tuple[dict[str, KernelModel], dict[str, CollectiveModel]]:
     """Split fits into those of kernels and those of collectives."""
-    curves = {key: fit for key, fit in fits.items() if Key.parse(key).operation in OPERATIONS}
-    return {key: fit for key, fit in fits.items() if key not in curves}, curves
+    kernels = {key: fit for key, fit in fits.items() if isinstance(fit, KernelModel)}
+    curves = {key: fit for key, fit in fits.items() if isinstance(fit, CollectiveModel)}
+    return kernels, curves
 
 
 def read_parts(name: str) -> tuple[Platform, list[str]]:
@@ -365,7 +366,7 @@ def read_parts(name: str) -> tuple[Platform, list[str]]:
         platform, missing = read_parts(recipe.node)
     else:
         platform = Platform.from_datasheet(recipe.system, ranks=recipe.ranks)
-        kernels = {}
+        kernels: dict[str, KernelModel] = {}
         # without finer classes; `add_own_steps` adds them
         for key, fit in platform.kernels.items():
             kind, finer, _ = key.partition(".")
@@ -441,8 +442,8 @@ def build_typical() -> Platform:
         for key, fit in {**node.kernels, **node.collectives}.items():
             if fit.kind == "fitted" and fit.form in ("roofline", "over_ranks"):
                 scale = {"beta0": wires[name] / wire, "beta1": wires[name] / wire}
-                parameters = {part: value * scale.get(part, 1.0) for part, value in fit.items()}
-                groups.setdefault(key, {})[name] = replace(fit, parameters=parameters)
+                scaled = {part: value * scale.get(part, 1.0) for part, value in fit.items()}
+                groups.setdefault(key, {})[name] = fit.with_values(scaled)
     found = {key: _take_middle(fits) for key, fits in sorted(groups.items()) if len(fits) > 2}
     for key, (model, least, why) in _FOLLOWS.items():
         fit = found[model]
@@ -450,12 +451,11 @@ def build_typical() -> Platform:
             fit, spread=max(least, fit.spread), source=f"{fit.source}; as {model}: {why}"
         )
     gather = found["all_gather.any"]
-    parameters = {**gather, "beta0": gather["beta0"] + gather["beta1"], "beta1": 0.0}
-    found["broadcast.any"] = replace(
-        gather, parameters=parameters, source=f"{gather.source}; busbw of all_gather"
+    whole = {"beta0": gather["beta0"] + gather["beta1"], "beta1": 0.0}
+    found["broadcast.any"] = gather.with_values(
+        whole, source=f"{gather.source}; busbw of all_gather"
     )
-    found["transfer"] = Fit(
-        "additive",
+    found["transfer"] = Additive.build(
         {"launch": 1e-6, "nbytes": 1 / 8.1e9},
         spread=0.5,
         units={"launch": "s", "nbytes": "s/B"},
@@ -491,8 +491,7 @@ def _take_middle(fits: Mapping[str, Fit]) -> Fit:
     spread = math.hypot(
         float(np.median([fit.spread for fit in fits.values()])), float(scatter), DEVICE_SPREAD
     )
-    return Fit(
-        first.form,
+    return first.build(
         {name: float(np.median(values)) for name, values in table.items()},
         spread=spread,
         kind="assumed",
@@ -540,9 +539,8 @@ def add_own_steps(platform: Platform) -> Platform:
             and scale.source == own.provenance["id"]
             and near >= net
         ):
-            fits[_WHOLE.get(key, key)] = replace(
-                fit,
-                parameters=_slow(fit, scale["scale"]),
+            fits[_WHOLE.get(key, key)] = fit.with_values(
+                _slow(fit, scale["scale"]),
                 stderr={},
                 ranges={},
                 dtypes=(),

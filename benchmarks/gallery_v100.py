@@ -20,7 +20,7 @@ import polars as pl
 from benchmarks import find_shared_data, read_numbers
 from benchmarks.eager import EagerDLRM
 from benchmarks.overheads import read_overheads
-from perfkit.fitting import Fit, fit_roofline
+from perfkit.fitting import Additive, KernelModel, Roofline, TiledRoofline, fit_roofline
 from perfkit.ground.hardware import Device, MemoryLevel, Network, Quantity
 from perfkit.models.roofline import gemm_bytes, gemm_flops
 from perfkit.platform.platform import Platform
@@ -136,7 +136,7 @@ def _rates(device: Device) -> dict[str, Any]:
     return {"peak": device.peaks["fp32"].value, "bandwidth": device.main_bandwidth}
 
 
-def _fit_moves(rows: Sequence[Mapping[str, Any]], kind: str, device: Device) -> Fit:
+def _fit_moves(rows: Sequence[Mapping[str, Any]], kind: str, device: Device) -> Roofline:
     """Fit of the kernels of the trace that only move data."""
     found = [
         (nbytes, row["seconds"]) for row in rows for name, nbytes in [_moved(row)] if name == kind
@@ -145,7 +145,7 @@ def _fit_moves(rows: Sequence[Mapping[str, Any]], kind: str, device: Device) -> 
     return fit_roofline(0.0, nbytes, seconds, **_rates(device), source=_TRACE, date=DATE)
 
 
-def _fit_products(device: Device) -> Fit:
+def _fit_products(device: Device) -> Roofline:
     """Fit of the unbatched products of the trace."""
     frame = pl.read_csv(find_shared_data("kernels_v100", "gemm_v100_fp32_from_trace.csv")).filter(
         pl.col("B") == 1
@@ -156,7 +156,7 @@ def _fit_products(device: Device) -> Fit:
     return replace(fit, dtypes=("fp32",))
 
 
-def _tile(gemm: Fit, moves: Fit) -> Fit:
+def _tile(gemm: Roofline, moves: Roofline) -> TiledRoofline:
     """Small batched products in whole tiles, with the shares of peak and bandwidth of large
     products and copies."""
     parameters = {
@@ -167,19 +167,27 @@ def _tile(gemm: Fit, moves: Fit) -> Fit:
         **_TILE,
     }
     note = "tiles as the kernel volta_sgemm_32x128 of the trace has them; its three batched products are up to 31 % off"
-    units = {**gemm.units, "tile_m": "-", "tile_n": "-"}
-    about = {"kind": "assumed", "source": _TRACE, "date": DATE, "dtypes": ("fp32",)}
-    return Fit("tiled", parameters, spread=0.25, notes=(note,), units=units, **about)  # type: ignore[arg-type]
+    return TiledRoofline.build(
+        parameters,
+        spread=0.25,
+        notes=(note,),
+        kind="assumed",
+        source=_TRACE,
+        date=DATE,
+        dtypes=("fp32",),
+    )
 
 
-def _carry(fit: Fit, note: str) -> Fit:
+def _carry(fit: Roofline, note: str) -> Roofline:
     """An assumed fit for a class that is not in the trace."""
-    return replace(fit, kind="assumed", stderr={}, spread=max(fit.spread, 0.3), n=0, notes=(note,))
+    return fit.with_values(
+        {}, stderr={}, kind="assumed", spread=max(fit.spread, 0.3), n=0, notes=(note,)
+    )
 
 
-def _time_at_full_rate(platform: Platform, model: EagerDLRM, name: str, moves: Fit) -> float:
+def _time_at_full_rate(platform: Platform, model: EagerDLRM, name: str, moves: Roofline) -> float:
     """Time of the operations of one name at the full bandwidth, without launches [s]."""
-    full = replace(moves, parameters={**moves, "memory_efficiency": 1.0, "launch": 1e-12})
+    full = moves.with_values({"memory_efficiency": 1.0, "launch": 1e-12})
     graph = model.graphs()[0]
     own = [label[0] == name for label in graph.labels]
     keys = {f"{label[1]}.{label[2]}" for label, mine in zip(graph.labels, own, strict=True) if mine}
@@ -188,7 +196,7 @@ def _time_at_full_rate(platform: Platform, model: EagerDLRM, name: str, moves: F
     )
 
 
-def _fit_share(shares: Sequence[float], moves: Fit) -> Fit:
+def _fit_share(shares: Sequence[float], moves: Roofline) -> Roofline:
     """Fit of a class that moves data at a share of the bandwidth: the geometric mean of these, at
     most 1."""
     logs = np.log(shares)
@@ -199,8 +207,7 @@ def _fit_share(shares: Sequence[float], moves: Fit) -> Fit:
     few = f"{len(shares)} kernel{'s' * (len(shares) > 1)}" + (
         f", each {off:.0%} from their mean" if off else ""
     )
-    return Fit(
-        "roofline",
+    return Roofline.build(
         {**moves, "memory_efficiency": reached},
         spread=max(off, 0.2),
         n=len(shares),
@@ -212,13 +219,14 @@ def _fit_share(shares: Sequence[float], moves: Fit) -> Fit:
     )
 
 
-def fit_kernels() -> dict[str, Fit]:
+def fit_kernels() -> dict[str, KernelModel]:
     """Kernel models of the V100, fitted to its kernel trace or taken from another class of the
     trace."""
     device, rows = _device("v100-locked-1"), read_trace()
     moves = {kind: _fit_moves(rows, kind, device) for kind in ("elementwise", "copy")}
-    kernels = {"gemm": _fit_products(device), **moves}
-    kernels["bmm"] = _tile(kernels["gemm"], moves["elementwise"])
+    gemm = _fit_products(device)
+    kernels: dict[str, KernelModel] = {"gemm": gemm, **moves}
+    kernels["bmm"] = _tile(gemm, moves["elementwise"])
     taken: dict[str, float] = {}
     # of an iteration; the gradient of the gather starts with zeros, which are a copy of their own
     for row in rows:
@@ -245,16 +253,13 @@ def fit_kernels() -> dict[str, Fit]:
         for model, seconds in pairs:
             full = _time_at_full_rate(platform, model, name, moves["elementwise"])
             shares.append(full / (seconds - launch))
-        kernels[f"embedding_{phase}.fused"] = _fit_share(shares, moves["elementwise"])
-        kernels[f"embedding_{phase}"] = _carry(
-            kernels[f"embedding_{phase}.fused"], "as fused lookups"
-        )
-    kernels["embedding_update"] = _carry(
-        kernels["embedding_backward.fused"], "as the backward of fused lookups"
-    )
+        fused = _fit_share(shares, moves["elementwise"])
+        kernels[f"embedding_{phase}.fused"] = fused
+        kernels[f"embedding_{phase}"] = _carry(fused, "as fused lookups")
+    kernels["embedding_update"] = _carry(fused, "as the backward of fused lookups")
     return kernels | {
         "rowwise": _carry(moves["elementwise"], "as element-wise kernels"),
-        "attention": _carry(kernels["gemm"], "as products"),
+        "attention": _carry(gemm, "as products"),
     }
 
 
@@ -270,14 +275,17 @@ def build(name: str) -> Platform:
     kernels = {
         key: fit
         if own
-        else replace(
-            fit, kind="assumed", stderr={}, spread=max(fit.spread, 0.2), transferred=(shared_rates,)
+        else fit.with_values(
+            {},
+            stderr={},
+            kind="assumed",
+            spread=max(fit.spread, 0.2),
+            transferred=(shared_rates,),
         )
         for key, fit in fit_kernels().items()
     }
     per_byte = 1e-9 / hardware["pcie_gbps"]
-    kernels["transfer"] = Fit(
-        "additive",
+    kernels["transfer"] = Additive.build(
         {"launch": 1e-6, "nbytes": per_byte},
         spread=0.2,
         kind="measured",

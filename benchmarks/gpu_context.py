@@ -106,7 +106,7 @@ def find_platform(device: str, ranks: int, bandwidth: str, link: str) -> pk.Plat
     found = replace(found, device=read_datasheet(device).device)
     if device == "a100-pcie":
         fit = found.kernels["gemm.fp32"]
-        slow = replace(fit, parameters={**fit, **PCIE}, spread=0.129)
+        slow = fit.with_values(PCIE, spread=0.129)
         found = replace(found, kernels={**found.kernels, "gemm.fp32": slow})
     *near, main = found.device.memory
     if bandwidth and main.bandwidth:

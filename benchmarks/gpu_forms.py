@@ -20,11 +20,18 @@ import polars as pl
 
 from benchmarks import Row, command, find_shared_data, lay_out
 from perfkit.calibration.checks import summarize_errors
-from perfkit.fitting import Fit, fit_collective, fit_over_ranks, fit_pipelined, fit_roofline
+from perfkit.fitting import (
+    CollectiveModel,
+    Roofline,
+    fit_collective,
+    fit_over_ranks,
+    fit_pipelined,
+    fit_roofline,
+)
 from perfkit.ground.hardware import Network
 from perfkit.ground.units import Array, check_choice
 from perfkit.models.roofline import gemm_bytes, gemm_flops
-from perfkit.platform.estimates import FORMS, keep_quiet
+from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.readers.datasheets import read_datasheet
 from perfkit.readers.kernel_database import list_tables, read_collectives, read_gemms
@@ -140,7 +147,7 @@ def read_curves(system: str) -> pl.DataFrame:
     return medians.sort([*_CURVE, "nbytes"], nulls_last=True)
 
 
-def _judge_curve(fits: dict[str, Fit], rows: pl.DataFrame) -> tuple[Any, Any]:
+def _judge_curve(fits: dict[str, CollectiveModel], rows: pl.DataFrame) -> tuple[Any, Any]:
     """Errors of a platform with these fits on rows of one curve, and which are inside its
     interval."""
     operation, ranks = rows["operation"][0], rows["ranks"][0]
@@ -151,7 +158,9 @@ def _judge_curve(fits: dict[str, Fit], rows: pl.DataFrame) -> tuple[Any, Any]:
     return found.time / seconds - 1, np.abs(np.log(seconds / found.time)) < 1.2816 * found.spread
 
 
-def judge_sizes(frame: pl.DataFrame, fit: Callable[..., Fit]) -> Iterator[tuple[Any, Any]]:
+def judge_sizes(
+    frame: pl.DataFrame, fit: Callable[..., CollectiveModel]
+) -> Iterator[tuple[Any, Any]]:
     """Fit every other size of a curve and judge the others, for both halves."""
     for rows in frame.partition_by(_CURVE, maintain_order=True):
         for start in (0, 1):
@@ -230,17 +239,17 @@ def load_shapes(system: str) -> pl.DataFrame:
     )
 
 
-def _fit_shapes(shapes: pl.DataFrame) -> Fit:
+def _fit_shapes(shapes: pl.DataFrame) -> Roofline:
     flops, nbytes, seconds = (shapes[name].to_numpy() for name in ("flops", "nbytes", "seconds"))
     return fit_roofline(
         flops, nbytes, seconds, peak=shapes["peak"][0], bandwidth=shapes["bandwidth"][0]
     )
 
 
-def _judge_shapes(fit: Fit, shapes: pl.DataFrame) -> tuple[Any, Any]:
+def _judge_shapes(fit: Roofline, shapes: pl.DataFrame) -> tuple[Any, Any]:
     """Errors of a fit on shapes, and which are inside its 80 % interval."""
     sizes = {name: shapes[name].to_numpy() for name in ("flops", "nbytes", "peak", "bandwidth")}
-    predicted = np.asarray(FORMS["roofline"](sizes, **fit))
+    predicted = fit.time(sizes)
     error = predicted / shapes["seconds"].to_numpy() - 1
     return error, np.abs(np.log1p(error)) <= 1.2816 * fit.spread_at(predicted)
 

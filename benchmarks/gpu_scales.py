@@ -13,13 +13,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from benchmarks.overheads import read_overheads
 from perfkit.calibration.runs import fit_logs
-from perfkit.fitting import Fit
+from perfkit.fitting import Fit, InContext, Iteration, Overlap
 from perfkit.ground.units import Array
 from perfkit.models.roofline import smooth_maximum
 from perfkit.platform.estimates import keep_quiet
@@ -31,6 +31,7 @@ from perfkit.workloads.execution import execute
 from perfkit.workloads.operations import ATTENTION
 from perfkit.workloads.transformer import Transformer
 
+F = TypeVar("F", bound=Fit)
 #: Prior of the scale of a class: its mean, and standard deviations of the logarithm for the part
 #: that all generations have in common and for the part of one generation. Hosts and sources have
 #: only a part of their own.
@@ -271,10 +272,9 @@ def add_published(
     Scales without a step of the generation are assumed, with an uncertainty of 30 % or more.
     """
 
-    def make(name: str, form: str, parameters: Mapping[str, float], spread: float = 0.0) -> Fit:
+    def make(name: str, model: type[F], parameters: Mapping[str, float], spread: float = 0.0) -> F:
         _, error, count = known[name, generation]
         about: dict[str, Any] = {
-            "units": dict.fromkeys(parameters, "-"),
             "source": source,
             "date": date,
             "n": count,
@@ -286,8 +286,7 @@ def add_published(
             about |= {"kind": "assumed", "notes": (note,)}
             least = 0.0 if name == "product" else _BORROWED  # isolated products were measured
             error, spread = max(error, least), max(spread, least)
-        return Fit(
-            form,
+        return model.build(
             parameters,
             spread=spread or error,
             stderr=dict.fromkeys(parameters, error),
@@ -307,7 +306,7 @@ def add_published(
     for kernel in ATTENTION:
         log = math.log(_FORWARD[kernel]) if kernel in _FORWARD else middle
         known.setdefault((f"attention.{kernel}", generation), (log, _BORROWED, 0))
-    fits: dict[str, Fit] = {}
+    fits: dict[str, InContext] = {}
     for name, scale in ((name, math.exp(values[0])) for (name, _), values in known.items()):
         kind, _, finer = name.partition(".")
         ends = [f".{finer}"] if finer else [""]
@@ -317,17 +316,17 @@ def add_published(
             "attention": ("attention.forward",),
         }.get(kind, ())
         fits |= {
-            one + end: make(name, "in_context", {"scale": scale}) for one in kinds for end in ends
+            one + end: make(name, InContext, {"scale": scale}) for one in kinds for end in ends
         }
         if kind == "attention":
             fits[f"attention.backward.{finer}"] = make(
-                name, "in_context", {"scale": BACKWARD[finer] * scale}
+                name, InContext, {"scale": BACKWARD[finer] * scale}
             )
     joined = {"scale": 1.0, "sharpness": _JOIN}
-    whole = {"transformer": make("spread", "iteration", joined, scales["spread", generation][0])}
+    whole = {"transformer": make("spread", Iteration, joined, scales["spread", generation][0])}
     share = min(math.exp(scales["exchange", generation][0]), 1.0)
     overlap, (host, error, count) = (
-        make("exchange", "overlap", {"contention": share}),
+        make("exchange", Overlap, {"contention": share}),
         scales["host", generation],
     )
     hosts = {}

@@ -23,6 +23,7 @@ import numpy as np
 import perfkit as pk
 from benchmarks import PLATFORM, command, find_shared_data, lay_out
 from benchmarks.scale import WAYS, ask_strategies
+from perfkit.fitting import TwoBranch
 from perfkit.ground.files import find_reference
 from perfkit.ground.units import check_positive
 from perfkit.measure.samples import draw_check
@@ -104,7 +105,7 @@ def _read_ranks(paths: Sequence[Path]) -> None:
 
 def _compose(nbytes: np.ndarray) -> Any:
     """Price all_reduce in two stages inside nodes of 8 and one stage between 8 nodes."""
-    curve = pk.Fit("two_branch", {"alpha1": 1e-5, "beta1": 6e-12, "alpha2": 3e-5, "beta2": 3e-12})
+    curve = TwoBranch.build({"alpha1": 1e-5, "beta1": 6e-12, "alpha2": 3e-5, "beta2": 3e-12})
     fits = {"reduce_scatter.8": curve, "all_gather.8": curve, "all_reduce.8.rail": curve}
     platform = replace(pk.load_platform("h100-sxm-8"), collectives=fits, network=pk.Network(8, 8))
     return platform.price_collective("all_reduce", nbytes, 64)

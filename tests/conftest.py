@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from perfkit.fitting import Fit
+from perfkit.fitting import Additive, Pipelined
 from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
 from perfkit.measure.kernels import draw_cases
 from perfkit.models.kernels import term_names
@@ -123,16 +123,12 @@ def toy() -> Platform:
     kernels, invented = {}, {"kind": "assumed", "source": "invented for tests"}
     for kind, variant in sorted({(case.kind, case.variant) for case in draw_cases(0, density=0.1)}):
         terms = {name: COSTS.get(name, 1e-11) for name in term_names(kind, variant)}
-        units = dict.fromkeys(terms, "s")
-        kernels[f"{kind}.{variant}"] = Fit("additive", terms, spread=0.05, **invented, units=units)
+        kernels[f"{kind}.{variant}"] = Additive.build(terms, spread=0.05, **invented)
     names = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
-    units = {"alpha": "s", "beta": "s/B", "sharpness": "-"}
-    curve = Fit(
-        "pipelined",
+    curve = Pipelined.build(
         {"alpha": 5e-5, "beta": 4e-10, "sharpness": 0.6},
         spread=0.05,
         **invented,
-        units=units,
     )
     near = MemoryLevel("L2", quantity(2.0**20, "B"), quantity(120e9, "B/s"))
     middle = MemoryLevel("L3", quantity(2.0**25, "B"), quantity(80e9, "B/s"))

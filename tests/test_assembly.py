@@ -113,7 +113,7 @@ def test_in_network_reduction_is_an_algorithm_of_its_own(gain: float, in_network
     fits = fit_curves(frame)
     assert ("all_reduce.8.in_network" in fits) == in_network == ("all_reduce.8.ring" in fits)
     if in_network:
-        assert fits["all_reduce.8"].parameters == fits["all_reduce.8.in_network"].parameters
+        assert dict(fits["all_reduce.8"]) == dict(fits["all_reduce.8.in_network"])
         assert any("NVLS" in note for note in fits["all_reduce.8"].notes)
         assert {name: fits["all_reduce.any"][name] for name in LAW} == pytest.approx(LAW, rel=0.1)
 
@@ -226,7 +226,7 @@ def test_what_nobody_measured_follows_what_was(node: Platform) -> None:
     assert platform.kernels["bmm"].kind == "assumed" and platform.kernels["bmm"].source.startswith(
         "as gemm: made"
     )
-    assert platform.kernels["bmm"].parameters == platform.kernels["gemm"].parameters
+    assert dict(platform.kernels["bmm"]) == dict(platform.kernels["gemm"])
     assert platform.kernels["copy"].source.startswith("median over h100-sxm-8")
     assert platform.collectives["broadcast.8"].source.startswith(
         "as all_gather.8, with the same start-up and busbw"

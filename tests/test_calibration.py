@@ -13,7 +13,7 @@ import pytest
 from benchmarks.accuracy import judge_kernels
 from perfkit.calibration.context import add_context, bound_spread, expect_spread
 from perfkit.calibration.fit import fit_platform, size_cases
-from perfkit.fitting import Fit
+from perfkit.fitting import Caches, Iteration
 from perfkit.measure.kernels import Case, draw_cases
 from perfkit.measure.samples import dump
 from perfkit.models.collectives import pipelined
@@ -165,12 +165,9 @@ def iteration_rows(truth: Platform) -> list[Raw]:
 
 @pytest.fixture(scope="module")
 def truth(toy: Platform) -> Platform:
-    units = {"l2": "B", "l3": "B", "pages": "-"}
     return replace(
         toy,
-        context=Context(
-            caches=Fit("caches", CAPACITIES, units=units, kind="assumed", source="test")
-        ),
+        context=Context(caches=Caches.build(CAPACITIES, kind="assumed", source="test")),
     )
 
 
@@ -326,8 +323,8 @@ def test_waiting_and_computing_longer_are_kept_apart(
     computing."""
     delay, rows, rng = 1e-3, copy.deepcopy(measurements), np.random.default_rng(9)
     more = {"per_collective": share * delay, "per_resume": (1.0 - share) * delay}
-    fit = Fit(
-        "iteration", {**platform.context.parallel["dlrm"], **more}, kind="assumed", source="test"
+    fit = Iteration.build(
+        {**platform.context.parallel["dlrm"], **more}, kind="assumed", source="test"
     )
     truth = replace(
         platform,

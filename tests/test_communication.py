@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfkit.fitting import Fit, fit_collective
+from perfkit.fitting import AlphaBeta, Fit, OverRanks, Pipelined, fit_collective
 from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
 from perfkit.models import collectives as c
@@ -49,13 +49,12 @@ def link(bandwidth: float, latency: float, kind: str = "datasheet") -> Link:
 def curve(beta: float, alpha: float = 1e-5, start: float = 512.0, end: float = 2.0**34) -> Fit:
     errors = {"alpha": 0.02 * alpha, "beta": 0.05 * beta}
     values = {"alpha": alpha, "beta": beta, "sharpness": 0.6}
-    return Fit("pipelined", values, errors, spread=0.06, ranges={"nbytes": (start, end)})
+    return Pipelined.build(values, stderr=errors, spread=0.06, ranges={"nbytes": (start, end)})
 
 
 def law(low: float, high: float) -> Fit:
     parameters = {"alpha0": 7e-6, "alpha1": 1e-6, "beta0": 1e-12, "beta1": 3e-12}
-    return Fit(
-        "over_ranks",
+    return OverRanks.build(
         parameters,
         spread=0.08,
         ranges={"nbytes": (512.0, 2.0**34), "ranks": (low, high)},
@@ -274,7 +273,7 @@ def test_no_price_beats_its_links_unsaid() -> None:
 
 def test_a_ring_over_nodes_hops_as_the_smallest_size_and_starts_as_the_library() -> None:
     exact = {"alpha": 9 * 20e-6, "beta": 0.9 / INTER}
-    rail = Fit("alpha_beta", exact, ranges={"nbytes": (2.0**25, 2.0**34)}, spread=0.05)
+    rail = AlphaBeta.build(exact, ranges={"nbytes": (2.0**25, 2.0**34)}, spread=0.05)
     found = price("all_gather", np.array([0.0, 1e9]), fits=INSIDE | {"all_gather.10.rail": rail})
     assert found.terms["start-up"] == pytest.approx(h.CALL + 70 * h.NEAR + 9 * 8e-6)
     hop = h.STEP + 9 / 79 * (20e-6 - h.STEP)

@@ -163,20 +163,14 @@ def test_a_captured_graph_is_predicted_like_its_workload(toy: Platform) -> None:
 
 
 def test_a_core_shared_with_collectives_hides_what_was_measured(toy: Platform) -> None:
-    from perfkit.fitting import Fit
+    from perfkit.fitting import Overlap
 
     graph = make_graph(
         ("add", 4), ("all_reduce", 1, 0), ("add", 64), ("add", 4), ranks=2, waits=[(3, 0)]
     )
     times = {}
     for share in (0.0, 0.5, 1.0):
-        fit = Fit(
-            "overlap",
-            {"contention": share},
-            units={"contention": "-"},
-            kind="assumed",
-            source="test",
-        )
+        fit = Overlap.build({"contention": share}, kind="assumed", source="test")
         found = predict(graph, replace(toy, context=Context(overlap=fit)))
         times[share] = found.time
         assert sum(seconds for _, seconds in found.parts.values()) == pytest.approx(found.time)

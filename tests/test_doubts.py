@@ -167,6 +167,15 @@ def test_a_device_is_named_by_its_number(tmp_path: Path) -> None:
     assert not [text for text in trace.warnings if "profiler also" not in text]
 
 
+@pytest.mark.parametrize("odd", [["1"], {"n": 1}, "1", 1.0, None])
+def test_a_device_with_another_number_than_a_whole_one_may_be_any(
+    tmp_path: Path, odd: object
+) -> None:
+    listed = [{"id": odd, "name": H100}]
+    trace = pk.read_trace(write(tmp_path / "t.json", healthy(), deviceProperties=listed))
+    assert repr(trace).startswith(f"trace of 1 rank on {H100}: ")
+
+
 def test_two_documents_in_a_file_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "t.json", healthy())
     path.write_text(path.read_text() + "\n" + path.read_text())

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfkit.fitting import Fit, fit_collective, fit_over_ranks, fit_pipelined
+from perfkit.fitting import OverRanks, Pipelined, fit_collective, fit_over_ranks, fit_pipelined
 from perfkit.fitting.collectives import Curve, pipelined_curve, ranks_curve, two_branch_curve
-from perfkit.fitting.parameters import choose_sample, evaluate_collective, spread_beyond
+from perfkit.fitting.extrapolation import choose_sample, spread_beyond
 from perfkit.ground.files import find_reference
 from perfkit.models.collectives import over_ranks, pipelined, ring_steps, two_branch
 from perfkit.readers.nccl import LogWarning, read_nccl_tests
@@ -76,7 +76,7 @@ def test_noise_that_earns_another_parameter_changes_little(
     sizes = np.geomspace(alpha / beta / 1e3, alpha / beta * 1e3, 21)
     truth = pipelined(sizes, alpha=alpha, beta=beta)
     fit = fit_collective(sizes, noisy(truth, seed))
-    assert evaluate_collective(fit, sizes, "all_reduce", 8) == pytest.approx(truth, rel=0.15)
+    assert fit.time(sizes, "all_reduce", 8) == pytest.approx(truth, rel=0.15)
 
 
 def test_more_parameters_are_rarely_taken_without_need() -> None:
@@ -120,8 +120,7 @@ def test_outliers_repeats_zeros_and_order_change_little(seed: int) -> None:
     assert dict(again) == pytest.approx(dict(fits[0])) and again.ranges == fits[0].ranges
     for fit in fits:
         assert (
-            np.median(np.abs(evaluate_collective(fit, SIZES, "all_reduce", 8) / truth - 1)) < 0.05
-            and fit.n == 21
+            np.median(np.abs(fit.time(SIZES, "all_reduce", 8) / truth - 1)) < 0.05 and fit.n == 21
         )
 
 
@@ -170,7 +169,7 @@ def test_coverage_of_noise_at_unseen_sizes() -> None:
         half = np.arange(len(SIZES)) % 2 == seed % 2
         times = noisy(pipelined(SIZES, **PLAIN), seed, 0.15)
         fit = fit_collective(SIZES[half], times[half])
-        predicted = evaluate_collective(fit, SIZES[~half], "all_reduce", 8)
+        predicted = fit.time(SIZES[~half], "all_reduce", 8)
         inside += list(np.abs(np.log(times[~half] / predicted)) < 1.2816 * fit.spread)
     assert 0.7 <= np.mean(inside) <= 0.9
 
@@ -182,7 +181,7 @@ def test_the_law_is_found_again_and_predicts_a_count_it_never_saw() -> None:
     truth, few = over_ranks(EACH, RANKS, "all_reduce", **LAW), RANKS < 8
     fit = fit_over_ranks("all_reduce", RANKS[few], EACH[few], noisy(truth[few], 0, 0.01))
     assert fit.form == "over_ranks" and fit.ranges["ranks"] == (2.0, 4.0) and fit.n == 42
-    assert evaluate_collective(fit, SIZES, "all_reduce", 8) == pytest.approx(truth[~few], rel=0.05)
+    assert fit.time(SIZES, "all_reduce", 8) == pytest.approx(truth[~few], rel=0.05)
     assert set(fit.units) == set(fit) and fit.units["alpha1"] == "s" and fit.units["beta0"] == "s/B"
 
 
@@ -216,9 +215,9 @@ def test_the_spread_grows_away_from_what_was_measured() -> None:
     beyond = spread_beyond(CURVE, SIZES[12:], "all_reduce", 8)
     assert np.all(np.diff(beyond) > 0) and beyond[1] < 2 * CURVE.spread and beyond[-1] > 0.15
     assert spread_beyond(CURVE, [], "all_reduce", 8).shape == (0,)
-    assumed = Fit("pipelined", {"alpha": 1e-5, "beta": 1e-11}, spread=0.3)
+    assumed = Pipelined.build({"alpha": 1e-5, "beta": 1e-11}, spread=0.3)
     assert spread_beyond(assumed, 1e9, "all_reduce", 8) == 0.3
-    law = Fit("over_ranks", LAW, ranges={"nbytes": (512.0, 2.0**29), "ranks": (2, 8)}, spread=0.1)
+    law = OverRanks.build(LAW, ranges={"nbytes": (512.0, 2.0**29), "ranks": (2, 8)}, spread=0.1)
     assert spread_beyond(law, 1e12, "all_reduce", 8) > 0.1
 
 
@@ -284,11 +283,11 @@ def test_half_of_the_sizes_of_a_log_predict_the_other(shared_data: Path, name: s
     nbytes, seconds = read_curve(shared_data, name)
     for half in (np.arange(len(nbytes)) % 2 == side for side in (0, 1)):
         fit = fit_collective(nbytes[half], seconds[half])
-        errors = evaluate_collective(fit, nbytes[~half], A100[name], 8) / seconds[~half] - 1
+        errors = fit.time(nbytes[~half], A100[name], 8) / seconds[~half] - 1
         assert len(fit.stderr) <= 4 and np.mean(np.abs(errors)) <= 0.08
     # in another machine's training step, a Megatron trace: the least over ranks, so no waiting
     if name == "allreduce":
-        inside = evaluate_collective(fit_collective(nbytes, seconds), 2.0**26, "all_reduce", 8)
+        inside = fit_collective(nbytes, seconds).time(2.0**26, "all_reduce", 8)
         assert inside == pytest.approx(599e-6, rel=0.06)
 
 

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfkit.fitting import Fit, find_levels, fit_roofline
+from perfkit.fitting import Fit, Roofline, find_levels, fit_roofline
 from perfkit.models.caches import miss_share
 from perfkit.models.roofline import gemm_bytes, gemm_flops
-from perfkit.platform.estimates import FORMS
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 
@@ -33,7 +32,7 @@ def shapes(rng: np.random.Generator, n: int) -> Work:
 
 def times(work: Work, parameters: Mapping[str, float] = TRUE) -> np.ndarray:
     rates = {name: np.asarray(rate) for name, rate in RATES.items()}
-    return np.asarray(FORMS["roofline"](rates | work, **parameters))
+    return Roofline.build(parameters).time(rates | work)
 
 
 def measured(
@@ -165,8 +164,8 @@ def test_any_data_give_parameters_within_bounds(seed: int, n: int, noise: float)
 def test_the_spread_falls_with_time_within_limits_and_platforms_keep_and_use_it(
     tmp_path: Path,
 ) -> None:
-    assert Fit("roofline", TRUE, spread=0.1).spread_at([1e-6, 1.0]) == pytest.approx(0.1)
-    curved = Fit("roofline", TRUE, spread=0.1, spread_time=1e-4)
+    assert Roofline.build(TRUE, spread=0.1).spread_at([1e-6, 1.0]) == pytest.approx(0.1)
+    curved = Roofline.build(TRUE, spread=0.1, spread_time=1e-4)
     assert curved.spread_at([1e-4, 1e-4 / 32, 32e-4, 0.0, 1e3]) == pytest.approx(
         [0.1, 0.2, 0.05, 0.3, 0.05]
     )

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks import gpu_forms
 from benchmarks.gpu_forms import BARS, PAIR, POOLED, Judged, make_records
+from perfkit.fitting import Roofline
 from perfkit.models.roofline import gemm_bytes, gemm_flops
-from perfkit.platform.estimates import FORMS
 from perfkit.readers.datasheets import read_datasheet
 
 PUBLISHED = Path(__file__).resolve().parent.parent / "reference_data" / "published"
@@ -40,7 +40,7 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "bandwidth": np.asarray(device.memory[-1].bandwidth.value),
     }
     work = {"flops": gemm_flops(m, n, k), "nbytes": gemm_bytes(m, n, k, itemsize=2)}
-    seconds = FORMS["roofline"](work | rates, **TRUE) * np.exp(0.05 * rng.standard_normal(m.size))
+    seconds = Roofline.build(TRUE).time(work | rates) * np.exp(0.05 * rng.standard_normal(m.size))
     frame = (
         pl.DataFrame({"m": m, "n": n, "k": k})
         .cast(pl.Int64)

@@ -6,7 +6,7 @@ import math
 import warnings
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from perfkit.fitting import Fit
+from perfkit.fitting import Additive, Caches, Fit, Overlap, Pipelined, Roofline, TiledRoofline
 from perfkit.ground import units
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES, KINDS, Device, Link, MemoryLevel, Network, Quantity
@@ -29,11 +29,12 @@ from perfkit.platform.machine import LARGEST, LIMITS, Context, PlatformError, li
 from perfkit.platform.platform import Platform
 from perfkit.workloads.tables import EmbeddingTable, TableSet
 
+F = TypeVar("F", bound=Fit)
+
 GALLERY = sorted(path.stem for path in find_reference("platforms").glob("*.toml"))
 HOSTILE = "<script>alert(1)</script>"
 H100 = load_platform("h100-sxm-8")
-CURVE = Fit(
-    "pipelined",
+CURVE = Pipelined.build(
     {"alpha": 6e-6, "beta": 3e-12, "sharpness": 0.6},
     ranges={"nbytes": (512.0, 5e8)},
     source="test",
@@ -60,8 +61,7 @@ def test_a_file_keeps_every_bit(data: st.DataObject) -> None:
         draw(seconds),
         draw(st.text(max_size=10)),
     )
-    fit = Fit(
-        "roofline",
+    fit = Roofline.build(
         {name: draw(st.floats(*LIMITS.get(name, (0.0, LARGEST)))) for name in H100.kernels["gemm"]},
         stderr={"launch": draw(seconds)},
         spread=draw(st.floats(*LIMITS["spread"])),
@@ -84,14 +84,7 @@ def test_a_file_keeps_every_bit(data: st.DataObject) -> None:
         host={draw(words): quantity},
         provenance={draw(words): draw(words)},
         context=Context(
-            overlap=replace(
-                fit,
-                form="overlap",
-                parameters={"contention": 0.5},
-                units={"contention": "-"},
-                stderr={},
-                at_bounds=(),
-            )
+            overlap=Overlap.build({"contention": 0.5}, source=fit.source, notes=fit.notes)
         ),
     )
     again = Platform.from_toml(platform.to_toml())
@@ -139,7 +132,6 @@ def test_gallery_entries_are_whole(name: str) -> None:
         (schema.DeviceTable, Device),
         (schema.LinkTable, Link),
         (schema.NetworkTable, Network),
-        (schema.FitTable, Fit),
         (schema.ContextTable, Context),
     ],
 )
@@ -151,19 +143,24 @@ def test_tables_of_a_file_have_the_fields_of_their_records(
     }
 
 
+def test_the_table_of_a_fit_has_its_form_its_parameters_and_the_fields_of_every_fit() -> None:
+    of_parameters = {"form", "parameters", "units", "stderr"}
+    assert {field.name for field in structs.fields(schema.FitTable)} == {
+        *of_parameters,
+        *(field.name for field in fields(Fit)),
+    }
+
+
 def test_a_platform_file_has_the_fields_of_a_platform() -> None:
     names = {field.name for field in structs.fields(schema.PlatformFile)}
     assert names - {"format"} == {field.name for field in fields(Platform)}
 
 
 def test_what_could_not_be_read_back_is_not_written() -> None:
-    for change, message in (
-        ({"source": ""}, r"platform 'h100-sxm-8': kernels\.gemm\.source is missing"),
-        ({"units": {}}, r"platform 'h100-sxm-8': kernels\.gemm\.units\.launch is missing"),
-    ):
-        kernels = {"gemm": replace(H100.kernels["gemm"], **change)}
-        with pytest.raises(PlatformError, match=f"{message}.*; complete it first"):
-            replace(H100, kernels=kernels).to_toml()
+    kernels = {"gemm": replace(H100.kernels["gemm"], source="")}
+    message = r"platform 'h100-sxm-8': kernels\.gemm\.source is missing.*; complete it first"
+    with pytest.raises(PlatformError, match=message):
+        replace(H100, kernels=kernels).to_toml()
 
 
 # Refusals: what is changed in a good file, and what the message must say.
@@ -231,7 +228,11 @@ BROKEN = [
     (HEAD, "format = 3\n", "format is 3; this perfkit reads format 2"),
     (HEAD, "format = \n", r"h100.toml: Invalid value \(at line 1, column 10\)"),
     (HEAD, "x = " + "[" * 5000 + "\n", "h100.toml: RecursionError"),
-    (FIT, FIT.replace("alpha", "alfa"), "collective all_reduce.2: alfa is not a parameter"),
+    (
+        FIT,
+        FIT.replace("alpha", "alfa"),
+        r"""collectives."all_reduce\.2": alfa is not a parameter""",
+    ),
     (
         'alpha = "s"',
         'alpha = "furlong"',
@@ -256,8 +257,8 @@ def test_a_broken_file_is_refused_with_place_and_reason(old: str, new: str, mess
     )
 
 
-def odd(form: str, **parameters: float) -> Fit:
-    return Fit(form, parameters, source="test", units=dict.fromkeys(parameters, "-"))
+def odd(model: type[F], **parameters: float) -> F:
+    return model.build(parameters, source="test")
 
 
 # Numbers that no machine has: what is changed in a platform, and the place that the message must
@@ -267,38 +268,40 @@ GAP = H100.host["gap"]
 L2 = MemoryLevel("L2", Quantity(math.inf, "B", "assumed", "x"))
 OUT_OF_RANGE = {
     **{
-        message: {"kernels": {"gemm": replace(GEMM, **change)}}
-        for message, change in {
-            "kernel gemm launch is -1.0": {"parameters": {**GEMM, "launch": -1.0}},
-            "kernel gemm sharpness is 1e-308; .* from 0.1 to 1000": {
-                "parameters": {**GEMM, "sharpness": 1e-308}
-            },
-            "kernel gemm launch: stderr is -1.0": {"stderr": {"launch": -1.0}},
-            "kernel gemm spread is 1e\\+30; .* from 0 to 10": {"spread": 1e30},
-            "kernel gemm bias is nan": {"bias": math.nan},
-            "form of the kernel is 'magic'": {"form": "magic"},
-            r"kernel gemm: range of 'flops' is \(2.0, 1.0\)": {"ranges": {"flops": (2.0, 1.0)}},
+        message: {"kernels": {"gemm": fit}}
+        for message, fit in {
+            "kernel gemm launch is -1.0": GEMM.with_values({"launch": -1.0}),
+            "kernel gemm sharpness is 1e-308; .* from 0.1 to 1000": GEMM.with_values(
+                {"sharpness": 1e-308}
+            ),
+            "kernel gemm launch: stderr is -1.0": GEMM.with_values({}, stderr={"launch": -1.0}),
+            "kernel gemm spread is 1e\\+30; .* from 0 to 10": replace(GEMM, spread=1e30),
+            "kernel gemm bias is nan": replace(GEMM, bias=math.nan),
+            r"kernel gemm: range of 'flops' is \(2.0, 1.0\)": replace(
+                GEMM, ranges={"flops": (2.0, 1.0)}
+            ),
         }.items()
     },
     "kernel gemm.nn: lookups is not a parameter of this fit; additive takes launch, tiled_flops": {
-        "kernels": {"gemm.nn": odd("additive", launch=1e-6, lookups=1e-9)}
+        "kernels": {"gemm.nn": odd(Additive, launch=1e-6, lookups=1e-9)}
     },
     "kernel transfer: flops is not a parameter of this fit": {
-        "kernels": {"transfer": odd("additive", flops=1e-9)}
+        "kernels": {"transfer": odd(Additive, flops=1e-9)}
     },
-    "form of the kernel is 'tiled'": {
-        "kernels": {"embedding_forward": replace(GEMM, form="tiled")}
+    "kernel embedding_forward: form is 'tiled'; only products have tiles": {
+        "kernels": {
+            "embedding_forward": TiledRoofline.build(
+                {**GEMM, "tile_m": 32.0, "tile_n": 32.0}, source="test"
+            )
+        }
     },
-    "kernel right of it right is -1.0": {"kernels": {"right of it": odd("additive", right=-1.0)}},
+    "kernel right of it right is -1.0": {"kernels": {"right of it": odd(Additive, right=-1.0)}},
     "collective all_reduce.2 beta is 0.0; .* above 0": {
-        "collectives": {"all_reduce.2": replace(CURVE, parameters={**CURVE, "beta": 0.0})}
+        "collectives": {"all_reduce.2": CURVE.with_values({"beta": 0.0})}
     },
-    "context overlap: contention is missing": {"context": Context(overlap=odd("overlap"))},
-    "context overlap contention is 1.5": {
-        "context": Context(overlap=odd("overlap", contention=1.5))
-    },
+    "context overlap contention is 1.5": {"context": Context(overlap=odd(Overlap, contention=1.5))},
     "context caches pages is -1.0": {
-        "context": Context(caches=odd("caches", l2=1, l3=1, pages=-1.0))
+        "context": Context(caches=odd(Caches, l2=1, l3=1, pages=-1.0))
     },
     "host gap: stderr is 1e\\+308": {"host": {"gap": replace(GAP, stderr=1e308)}},
     r"device\.memory has no bandwidth in its last level": {
@@ -358,7 +361,7 @@ def test_an_unknown_platform_lists_the_known_ones(name: object, message: str) ->
 
 
 def test_names_from_files_are_text_everywhere() -> None:
-    gemm = replace(H100.kernels["gemm"], source=HOSTILE, notes=(HOSTILE,), form="roofline")
+    gemm = replace(H100.kernels["gemm"], source=HOSTILE, notes=(HOSTILE,))
     device = replace(H100.device, name=HOSTILE)
     platform = replace(
         H100, name=HOSTILE, device=device, kernels={"gemm": gemm, HOSTILE: gemm}, collectives={}
@@ -422,7 +425,7 @@ def test_no_time_leaves_that_is_none() -> None:
                 {str(i): part for i, part in enumerate(parts)},
                 "all_reduce of 1 B on 'x': t = n",
             )
-    tiny = replace(GEMM, parameters={**GEMM, "compute_efficiency": 1e-6})
+    tiny = GEMM.with_values({"compute_efficiency": 1e-6})
     peaks = {"bf16": replace(H100.device.peaks["bf16"], value=1e-300)}
     slow = replace(H100, kernels={"gemm": tiny}, device=replace(H100.device, peaks=peaks))
     text = r"gemm .* in bf16 on h100-sxm-8 takes (nan|inf) s"
@@ -535,7 +538,7 @@ def test_kernels_are_found_by_variant_then_format_then_class() -> None:
     assert find_kernel(fits, "bmm") is None
     old = replace(gemm, dtypes=())  # whatever that was
     assert find_kernel({"gemm": old}, "gemm", dtype="fp8") == ("gemm", old)
-    slow = replace(gemm, parameters={**gemm.parameters, "launch": 1.0})
+    slow = gemm.with_values({"launch": 1.0})
     platform = replace(H100, kernels={"gemm": gemm, "gemm.fp8": slow})
     assert (
         platform.gemm(64, 64, 64, dtype="fp8").time

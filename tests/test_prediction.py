@@ -8,6 +8,7 @@ import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import polars
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.eager import EagerDLRM
-from perfkit.fitting import Fit
+from perfkit.fitting import Fit, Iteration
 from perfkit.platform.estimates import ExtrapolationWarning
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.machine import Context
@@ -26,6 +27,8 @@ from perfkit.prediction.result import Prediction, predict
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.transformer import Transformer
+
+F = TypeVar("F", bound=Fit)
 
 ROOT = Path(__file__).resolve().parent.parent
 H100 = load_platform("h100-sxm-8")
@@ -48,21 +51,14 @@ def with_context(
 ) -> Platform:
     """The platform as if it had been calibrated with iterations of these families."""
 
-    def fit(form: str, parameters: dict[str, float], spread: float) -> Fit:
-        return Fit(
-            form,
-            parameters,
-            spread=spread,
-            kind="assumed",
-            source="test",
-            units=dict.fromkeys(parameters, "-"),
-        )
+    def fit(model: type[F], parameters: dict[str, float], spread: float) -> F:
+        return model.build(parameters, spread=spread, kind="assumed", source="test")
 
     values = {"scale": scale, "per_operation": 2e-6}
-    iterations = {family: fit("iteration", values, spread) for family in families}
+    iterations = {family: fit(Iteration, values, spread) for family in families}
     return replace(
         platform,
-        context=Context(iterations=iterations | {"any": fit("iteration", values, 2 * spread)}),
+        context=Context(iterations=iterations | {"any": fit(Iteration, values, 2 * spread)}),
     )
 
 

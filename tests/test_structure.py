@@ -133,7 +133,8 @@ def parameters(node: ast.FunctionDef | ast.ClassDef) -> list[str]:
         ]
         given = [item for item in fields if not re.search("ClassVar|init=False", ast.unparse(item))]
         own = [name for item in given if (name := ast.unparse(item.target))[0] != "_"]
-        return [name for base in bases(node) for name in parameters(base)] + own
+        # fields that a class adds to another one are documented alone
+        return own or [name for base in bases(node) for name in parameters(base)]
     a = node.args
     every = [
         *a.posonlyargs,

@@ -17,7 +17,6 @@ from perfkit.__main__ import main
 from perfkit.calibration.activity import BLOCKING, list_steps, time_host
 from perfkit.calibration.cluster import calibrate_traces
 from perfkit.calibration.collectives import fit_transfers, read_ranks
-from perfkit.fitting.parameters import evaluate_collective
 from perfkit.ground.hardware import Quantity
 from perfkit.ground.units import Array
 from perfkit.platform.estimates import keep_quiet
@@ -297,7 +296,7 @@ def meet(
         for name, value in fit.items()
         if name != "sharpness"
     }
-    times = evaluate_collective(fit, np.array(sizes), "all_reduce", 8, **values)
+    times = fit.with_values(values).time(np.array(sizes), "all_reduce", 8)
     rows = {"even": sizes, "transfer_s": times, "order": [*range(len(sizes))]}
     about = {
         "iteration": 1,

@@ -145,7 +145,7 @@ CALLS: tuple[Callable[[], object], ...] = (
     lambda: replace(H100.device, peaks=5),
     lambda: replace(H100.network, nodes=2.5),
     lambda: replace(H100, kernels={"gemm": None}),
-    lambda: replace(GEMM, parameters={"launch": "1"}),
+    lambda: GEMM.with_values({"launch": "1"}),
     lambda: replace(GEMM, notes="one"),
 )
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfkit.fitting import Fit
+from perfkit.fitting import CollectiveModel, OverRanks, Pipelined, TwoBranch
 from perfkit.ground.hardware import Link, Quantity
 from perfkit.platform.estimates import ExtrapolationWarning
 from perfkit.platform.gallery import load_platform, platforms
@@ -23,18 +23,19 @@ from perfkit.readers.datasheets import read_datasheet
 BRANCHES = {"alpha1": 8e-6, "beta1": 2e-11, "alpha2": 3e-5, "beta2": 4e-12, "sharpness": 0.8}
 LAW = {"alpha0": 7e-6, "alpha1": 1e-6, "beta0": 1.5e-12, "beta1": 6e-12, "sharpness": 0.6}
 CURVES = {
-    "all_reduce.8": ("pipelined", {"alpha": 2e-5, "beta": 4e-12, "sharpness": 0.6}),
-    "all_gather.8": ("two_branch", BRANCHES),
-    "reduce_scatter.8": ("two_branch", BRANCHES),
-    "all_to_all.any": ("over_ranks", LAW),
-    "all_reduce.4.rail": ("pipelined", {"alpha": 4e-5, "beta": 4e-11, "sharpness": 0.6}),
+    "all_reduce.8": (Pipelined, {"alpha": 2e-5, "beta": 4e-12, "sharpness": 0.6}),
+    "all_gather.8": (TwoBranch, BRANCHES),
+    "reduce_scatter.8": (TwoBranch, BRANCHES),
+    "all_to_all.any": (OverRanks, LAW),
+    "all_reduce.4.rail": (Pipelined, {"alpha": 4e-5, "beta": 4e-11, "sharpness": 0.6}),
 }
 
 
-def fit(form: str, parameters: dict[str, float]) -> Fit:
-    units = {name: {"a": "s", "b": "s/B", "s": "-"}[name[0]] for name in parameters}
+def fit(model: type[CollectiveModel], parameters: dict[str, float]) -> CollectiveModel:
     errors = {name: 0.05 * value for name, value in parameters.items() if name != "sharpness"}
-    return Fit(form, parameters, errors, 0.1, n=20, source="a test", date="2026-01-01", units=units)
+    return model.build(
+        parameters, stderr=errors, spread=0.1, n=20, source="a test", date="2026-01-01"
+    )
 
 
 def link(bandwidth: float, latency: float) -> Link:

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from perfkit.calibration.pace import relate_run
-from perfkit.fitting import Fit
+from perfkit.fitting import Pace
 from perfkit.ground.files import LARGEST_TEXT, reading
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Picture, Sections, Table, Tabular
@@ -65,7 +65,7 @@ def compare_run(
     sample: Sample,
     prediction: Prediction | PlanPrice,
     passes: Sequence[Sequence[Mapping[str, Any]]],
-    paces: Mapping[str, Fit],
+    paces: Mapping[str, Pace],
 ) -> dict[str, Any]:
     """Join the prediction and the measurements of one configuration.
 
@@ -77,7 +77,7 @@ def compare_run(
         Its prediction.
     passes : sequence of sequence of mapping
         For each of two passes the results of all ranks.
-    paces : mapping of str to Fit
+    paces : mapping of str to Pace
         Usual pace of the machine, from the context of its platform.
 
     Returns

@@ -16,7 +16,7 @@ from perfkit.calibration.activity import time_host
 from perfkit.calibration.collectives import fit_transfers
 from perfkit.calibration.context import expect_spread
 from perfkit.calibration.traces import Trace, find_unsized, name_devices, read_trace
-from perfkit.fitting import Fit, fit_roofline
+from perfkit.fitting import InContext, Iteration, KernelModel, Roofline, fit_roofline
 from perfkit.ground.files import reading
 from perfkit.ground.hardware import Device, Quantity
 from perfkit.ground.units import Array
@@ -264,10 +264,14 @@ def fit_cluster(
     return replace(platform, provenance=story)
 
 
-def _fit_kernels(frame: pl.DataFrame, device: Device, source: str, day: str) -> dict[str, Fit]:
+def _fit_kernels(
+    frame: pl.DataFrame, device: Device, source: str, day: str
+) -> dict[str, KernelModel]:
     """Fits of timed kernels: products by number format, other classes as a whole and by variant."""
     products = frame.filter(kind="gemm")
-    fits = fit_gemms(products, device, source=source, date=day) if len(products) else {}
+    fits: dict[str, KernelModel] = {}
+    if len(products):
+        fits.update(fit_gemms(products, device, source=source, date=day))
     for (kind, dtype), rows in frame.filter(pl.col("kind") != "gemm").group_by(
         "kind", "dtype", maintain_order=True
     ):
@@ -336,28 +340,24 @@ def _add_context(
     own = {
         name: [log for family, log in logs if name in (ANY, family)] for name in (ANY, *dict(logs))
     }
-    about: dict[str, Any] = {"units": {"scale": "-"}, "source": source, "date": day}
+    about: dict[str, Any] = {"source": source, "date": day}
     fits = {
-        family: Fit("iteration", {"scale": 1.0}, spread=expect_spread(some), n=len(some), **about)
+        family: Iteration.build({"scale": 1.0}, spread=expect_spread(some), n=len(some), **about)
         for family, some in own.items()
     }
     context = replace(where.context, iterations=fits, parallel={**fits, **where.context.parallel})
     return replace(where, context=context)
 
 
-def _compare(columns: Array, source: str, day: str) -> Fit:
+def _compare(columns: Array, source: str, day: str) -> InContext:
     """Time of a class in iterations over the time of its isolated kernels; long operations weigh
     most."""
     alone, seconds = columns
     scale, weights = seconds.sum() / alone.sum(), seconds / seconds.sum()
     spread = float(np.sqrt(weights @ np.log(seconds / (scale * alone)) ** 2))
-    about: dict[str, Any] = {
-        "n": len(seconds),
-        "units": {"scale": "-"},
-        "source": source,
-        "date": day,
-    }
-    return Fit("in_context", {"scale": float(scale)}, spread=spread, **about)
+    return InContext.build(
+        {"scale": float(scale)}, spread=spread, n=len(seconds), source=source, date=day
+    )
 
 
 def _pair_times(row: Mapping[str, Any], platform: Platform) -> Iterator[tuple[str, Array]]:
@@ -397,7 +397,7 @@ def _pair_times(row: Mapping[str, Any], platform: Platform) -> Iterator[tuple[st
 
 def _fit_steps(
     recorded: Sequence[tuple[Graph, Array]], platform: Platform, source: str
-) -> dict[str, Fit]:
+) -> dict[str, Roofline]:
     """Rooflines of kernels in recorded steps, by class and, where there are enough, by variant.
 
     If an operation has several kernels, each of them counts with an equal share of the work.

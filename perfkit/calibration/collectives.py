@@ -14,9 +14,9 @@ import numpy as np
 import polars as pl
 
 from perfkit.calibration.runs import fit_logs
-from perfkit.fitting import Fit, fit_collective
+from perfkit.fitting import CollectiveModel, fit_collective
 from perfkit.fitting.collectives import PRIOR, TRUST
-from perfkit.fitting.parameters import Key, evaluate_collective
+from perfkit.fitting.parameters import Key
 from perfkit.ground.files import group_rows, reading
 from perfkit.ground.results import Table
 from perfkit.ground.units import Array, check_type, show
@@ -327,7 +327,7 @@ def fit_transfers(platform: Platform, met: Table, source: str) -> tuple[Platform
     are as uncertain as those of another machine, so small messages move the start-up, large ones
     the time per byte. Outside the measured sizes the interval widens by what stays unknown.
     """
-    local, fits = platform.network.ranks_per_node, dict[str, Fit]()
+    local, fits = platform.network.ranks_per_node, dict[str, CollectiveModel]()
     members = pl.col("members").list
     known = pl.when(members.len() > 0).then(members.eval(pl.element() // local).list.n_unique())
     met = met.with_columns(nodes=known.otherwise((pl.col("ranks") + local - 1) // local))
@@ -360,7 +360,7 @@ def fit_transfers(platform: Platform, met: Table, source: str) -> tuple[Platform
     return replace(platform, collectives={**platform.collectives, **fits}), lost
 
 
-def _scale_curve(platform: Platform, key: Key, rows: Table, source: str) -> Fit:
+def _scale_curve(platform: Platform, key: Key, rows: Table, source: str) -> CollectiveModel:
     """Scale the start-up and the time per byte of a curve to medians over calls, or fit a new one
     if they tell both."""
     if (fit := platform.collectives.get(str(key))) is None:
@@ -373,13 +373,13 @@ def _scale_curve(platform: Platform, key: Key, rows: Table, source: str) -> Fit:
         rows.select(pl.col("nbytes", "seconds", "calls").cast(pl.Float64)).to_numpy().T
     )
 
-    def scale(logs: Array) -> Fit:
+    def scale(logs: Array) -> CollectiveModel:
         return carry_fit(
             fit, "", 0.0, dict(zip(("alpha", "beta"), np.exp(logs).tolist(), strict=True))
         )
 
     def evaluate(logs: Array) -> Array:
-        return np.log(evaluate_collective(scale(logs), nbytes, key.operation, key.ranks or 1))
+        return np.log(scale(logs).time(nbytes, key.operation, key.ranks or 1))
 
     width, usual = np.hypot(fit.spread, _MACHINES), np.hypot(fit.spread, PRIOR / np.sqrt(calls))
     logs, covariance, slopes, errors, _ = fit_logs(
@@ -389,8 +389,8 @@ def _scale_curve(platform: Platform, key: Key, rows: Table, source: str) -> Fit:
     unsure = np.einsum("ij,jk,ik->i", slopes, covariance, slopes).mean()
     if len(rows) >= _SIZES and max(start / width[0], move / width[1]) <= _LEFT:
         return replace(fit_collective(nbytes, seconds), source=source)
-    return replace(
-        found,
+    return found.with_values(
+        {},
         kind="fitted",
         source=source,
         date="",

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from perfkit.calibration.pace import relate_run
-from perfkit.fitting import Fit, fit_context, fit_iteration
+from perfkit.fitting import Fit, Iteration, Overlap, fit_context, fit_iteration
 from perfkit.ground.units import Array
 from perfkit.measure.samples import load
 from perfkit.models.kernels import in_context
@@ -107,11 +107,7 @@ def add_context(platform: Platform, measurements: Mapping[str, Any]) -> Platform
     fits, context, caches = [], platform.context, platform.context.caches
     for share in _HELD:
         if caches is not None:
-            units = {**caches.units, "l3_share": "-"}
-            context = replace(
-                context,
-                caches=replace(caches, parameters={**caches, "l3_share": share}, units=units),
-            )
+            context = replace(context, caches=caches.with_values({"l3_share": share}))
         held = replace(platform, context=context)
         costs = [price([run.graphs[0]], held, dtype=run.graphs[0].dtype)[0] for run in alone[0]]
         fits += [_fit_families(list(map(_join_times, own, costs)), context) for own in alone]
@@ -186,7 +182,7 @@ def _sum(run: _Run, find: _Find) -> float:
     return total
 
 
-def _fit_walls(runs: Sequence[_Run], find: _Find) -> Fit:
+def _fit_walls(runs: Sequence[_Run], find: _Find) -> Iteration:
     sums, counts, walls = np.array(
         [(_sum(run, find), len(run.graphs[0]), run.wall) for run in runs]
     ).T
@@ -201,7 +197,7 @@ def _fit_families(runs: Sequence[_Run], known: Context) -> Context:
         name for run in runs for key in run.classes for name in (key, key.partition(".")[0])
     )
     families = {run.family: [other for other in runs if other.family == run.family] for run in runs}
-    fits: dict[str, Fit] = {}
+    fits: dict[str, Iteration] = {}
     for family, own in families.items():
         spread, bias = _UNKNOWN, 0.0
         if len(own) > 1:
@@ -221,12 +217,10 @@ def _fit_families(runs: Sequence[_Run], known: Context) -> Context:
             logs += _judge(own, others, [other for other in families if other != family])
         unseen = bound_spread(logs)
     scale, host = _average([*fits.values()])
-    whole = replace(
-        fits[runs[0].family],
-        parameters={"scale": scale, "per_operation": host},
+    whole = fits[runs[0].family].with_values(
+        {"scale": scale, "per_operation": host},
         stderr={},
         n=len(runs),
-        units={"scale": "-", "per_operation": "s"},
         spread=unseen,
         notes=("for families without calibration runs",),
     )
@@ -320,13 +314,7 @@ def _fit_parallel(tried: Sequence[Sequence[_Run]], platform: Platform, delay: fl
             notes = (
                 "share of its time that a collective in flight takes from kernels on the same core",
             )
-            overlap = Fit(
-                "overlap",
-                {"contention": share},
-                units={"contention": "-"},
-                n=len(runs),
-                notes=notes,
-            )
+            overlap = Overlap.build({"contention": share}, n=len(runs), notes=notes)
             context = replace(context, overlap=overlap)
         forecast = cache(
             partial(
@@ -348,8 +336,7 @@ def _forecast(
     more, parallel = {"per_collective": waited * delay, "per_resume": (1.0 - waited) * delay}, {}
     for family in dict.fromkeys(graphs[0].family for graphs in runs):
         values = {"scale": 1.0, **(platform.context.find_iteration(family, 1) or {}), **more}
-        units = {key: "-" if key == "scale" else "s" for key in values}
-        parallel[family] = Fit("iteration", values, units=units)
+        parallel[family] = Iteration.build(values)
     platform = replace(platform, context=replace(platform.context, parallel=parallel))
     with keep_quiet():  # no warnings that the platform is not calibrated yet
         found = [predict(graphs, platform) for graphs in runs]
@@ -389,10 +376,8 @@ def _fit_shared(
     parts = {"per_collective": waited * total} | (
         {"per_resume": (1.0 - waited) * total} if waited < 1.0 else {}
     )
-    whole = replace(
-        fit,
-        parameters={**fit.parameters, **parts},
-        units={**fit.units, **dict.fromkeys(parts, "s")},
+    whole = fit.with_values(
+        parts,
         spread=expect_spread(logs),
         notes=("iterations of ranks that share this machine",),
     )
@@ -406,11 +391,11 @@ def _fit_shared(
 
 def _fit_delays(
     times: Array, counts: Array, walls: Array, trust: Array, delay: float
-) -> tuple[Fit, list[float]]:
+) -> tuple[Iteration, list[float]]:
     """Fit scale and delay of iterations whose ranks share a machine, and their errors when left out
     one at a time."""
 
-    def fit_runs(kept: Any) -> Fit:
+    def fit_runs(kept: Any) -> Iteration:
         # Trust in the prior: 0.07 lets the scale differ by 20 % and the delay by three times its
         # prior, if iterations have an error of 15 %. A third of it misses two ranks on one core
         # (tests/machines.py); with 0.15 or 0.3 errors differ by less than 0.5 points.

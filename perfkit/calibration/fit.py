@@ -11,7 +11,14 @@ import numpy as np
 
 from perfkit.calibration.context import add_context
 from perfkit.calibration.pace import fit_paces, name_disturbances, relate_kernels
-from perfkit.fitting import Fit, find_levels, fit_additive, fit_sharpness
+from perfkit.fitting import (
+    Additive,
+    Caches,
+    CollectiveModel,
+    find_levels,
+    fit_additive,
+    fit_sharpness,
+)
 from perfkit.ground.files import reading
 from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
 from perfkit.ground.units import Array, check_positive, show
@@ -129,7 +136,7 @@ def size_cases(
 
 def _fit_kernels(
     measured: Iterable[Row], held: Mapping[str, float], prior: Mapping[str, float] | None = None
-) -> dict[str, Fit]:
+) -> dict[str, Additive]:
     """Fit all classes of kernels; a class with a single size counts as not measured."""
     groups: dict[str, list[Row]] = {}
     for row in measured:
@@ -149,7 +156,7 @@ def _fit_kernels(
     return fits
 
 
-def _average_spread(fits: Mapping[str, Fit]) -> float:
+def _average_spread(fits: Mapping[str, Additive]) -> float:
     return float(np.mean([fit.spread for fit in fits.values()] or [0.0]))
 
 
@@ -166,7 +173,7 @@ def _choose_caches(rows: Sequence[Row], pairs: Iterable[tuple[float, float]]) ->
     return min(tried, key=lambda held: _average_spread(_fit_kernels(tables, held)))
 
 
-def _fit_classes(rows: Sequence[Row], held: Mapping[str, float]) -> dict[str, Fit]:
+def _fit_classes(rows: Sequence[Row], held: Mapping[str, float]) -> dict[str, Additive]:
     """Fit all classes of kernels; other classes give a prior for bytes beyond the caches, which few
     sizes need."""
     alone = _fit_kernels(_streams(rows), held).values()
@@ -179,7 +186,7 @@ def _fit_classes(rows: Sequence[Row], held: Mapping[str, float]) -> dict[str, Fi
 # -----------------------------------------------------------------------------------------------------
 
 
-def _fit_collectives(rows: Sequence[Row], ranks: int) -> dict[str, Fit]:
+def _fit_collectives(rows: Sequence[Row], ranks: int) -> dict[str, CollectiveModel]:
     """Fit a pipelined curve to the lower quartiles of each operation; a note gives the cost of slow
     calls."""
     fits = {}
@@ -263,12 +270,10 @@ def fit_platform(measurements: Mapping[str, Any], *, name: str | None = None) ->
     held = _choose_caches(rows, _pair_caches([] if ladder else stated, levels, largest))
     tried = [rows, relate_kernels(rows, paces)] if paces else [rows]
     kernels = min((_fit_classes(own, held) for own in tried), key=_average_spread)
-    caches = Fit(
-        "caches",
+    caches = Caches.build(
         held,
         n=len(rows),
         ranges={"nbytes": (0.0, largest)},
-        units={name: "-" if name == "pages" else "B" for name in held},
         notes=("effective capacities, chosen from a coarse grid",),
     )
     # Older measurements of several ranks have no share of a core.
@@ -294,13 +299,12 @@ def fit_platform(measurements: Mapping[str, Any], *, name: str | None = None) ->
     curves = _fit_collectives(collectives, ranks)
     platform = Platform(name, device, network, kernels, curves, context=context, provenance=origin)
     platform = add_context(platform, measurements)
-    stamp, groups = (
-        partial(replace, source=source, date=day),
-        (platform.kernels, platform.collectives),
-    )
-    kernels, curves = ({key: stamp(fit) for key, fit in fits.items()} for fits in groups)
+    stamp = partial(replace, source=source, date=day)
     return replace(
-        platform, kernels=kernels, collectives=curves, context=platform.context.map(stamp)
+        platform,
+        kernels={key: stamp(fit) for key, fit in platform.kernels.items()},
+        collectives={key: stamp(fit) for key, fit in platform.collectives.items()},
+        context=platform.context.map(stamp),
     )
 
 

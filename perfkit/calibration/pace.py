@@ -2,12 +2,11 @@
 speeds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from perfkit.fitting import Fit
+from perfkit.fitting import Pace
 from perfkit.ground.units import Array
 from perfkit.models.kernels import REFERENCES, at_usual_pace
 
@@ -16,7 +15,7 @@ from perfkit.models.kernels import REFERENCES, at_usual_pace
 _PRIOR, _TRUST, _ALIKE = np.full(3, 1.0 / 3.0), 0.15, 4.0
 
 
-def fit_paces(measurements: Mapping[str, Any]) -> dict[str, Fit]:
+def fit_paces(measurements: Mapping[str, Any]) -> dict[str, Pace]:
     """Fit the usual pace of a machine, and how much each class of work depends on it.
 
     Parameters
@@ -26,7 +25,7 @@ def fit_paces(measurements: Mapping[str, Any]) -> dict[str, Fit]:
 
     Returns
     -------
-    paces : dict of str to Fit
+    paces : dict of str to Pace
         Parameters of `perfkit.models.kernels.at_usual_pace` by class: a family of iterations,
         ``parallel`` for iterations of several ranks, ``kernels``, and ``any`` for all other
         families. Empty without references.
@@ -51,9 +50,7 @@ def fit_paces(measurements: Mapping[str, Any]) -> dict[str, Fit]:
             paces[name] = _weigh(runs, usual)
     kernels = [[row["reference"]] for row in measurements["kernels"] if "reference" in row]
     if kernels and "any" in paces:
-        paces["kernels"] = replace(
-            paces["any"], parameters={**paces["any"], **_find_usual(kernels)}
-        )
+        paces["kernels"] = paces["any"].with_values(_find_usual(kernels))
     return paces
 
 
@@ -63,7 +60,7 @@ def _find_usual(references: Sequence[Any]) -> dict[str, float]:
     return dict(zip(REFERENCES, np.exp(middle).tolist(), strict=True))
 
 
-def _weigh(runs: Sequence[Mapping[str, Any]], usual: Mapping[str, float]) -> Fit:
+def _weigh(runs: Sequence[Mapping[str, Any]], usual: Mapping[str, float]) -> Pace:
     """Fit the weights of one class: how the blocks of a run vary with the references around
     them."""
     from scipy.optimize import nnls
@@ -94,12 +91,11 @@ def _weigh(runs: Sequence[Mapping[str, Any]], usual: Mapping[str, float]) -> Fit
     names = {
         f"{name}_weight": float(weight) for name, weight in zip(REFERENCES, weights, strict=True)
     }
-    units = {**dict.fromkeys(usual, "s"), **dict.fromkeys(names, "-")}
-    return Fit("pace", {**usual, **names}, units=units, n=len(seen))
+    return Pace.build({**usual, **names}, n=len(seen))
 
 
 def relate_kernels(
-    rows: Sequence[Mapping[str, Any]], paces: Mapping[str, Fit]
+    rows: Sequence[Mapping[str, Any]], paces: Mapping[str, Pace]
 ) -> list[dict[str, Any]]:
     """Convert times of isolated kernels to the usual pace.
 
@@ -107,7 +103,7 @@ def relate_kernels(
     ----------
     rows : sequence of mapping
         Measured kernels with their ``reference`` [s].
-    paces : mapping of str to Fit
+    paces : mapping of str to Pace
         From `fit_paces`.
 
     Returns
@@ -129,7 +125,7 @@ def relate_kernels(
 
 
 def relate_run(
-    runs: Sequence[Mapping[str, Any]], family: str, paces: Mapping[str, Fit]
+    runs: Sequence[Mapping[str, Any]], family: str, paces: Mapping[str, Pace]
 ) -> list[dict[str, Any]]:
     """Convert times of one measured configuration to the usual pace.
 
@@ -139,7 +135,7 @@ def relate_run(
         One result for each rank, see `perfkit.measure.iterations.time_iteration`.
     family : str
         Workload family.
-    paces : mapping of str to Fit
+    paces : mapping of str to Pace
         From `fit_paces`.
 
     Returns

@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from perfkit.calibration.context import expect_spread
+from perfkit.fitting import Fit
 from perfkit.ground.hardware import LINKS
 from perfkit.ground.results import Table, Tabular, read_records
 from perfkit.ground.units import Array, check_choice, check_positive, check_type, show
@@ -327,7 +328,7 @@ def _find_widths(platform: Platform, dtype: str) -> dict[str, float]:
         LINKS, MOVE
     )
     for name, kind in (("peak", "gemm"), ("memory", "elementwise")):
-        fit = platform.context.find(kind, "")
+        fit: Fit | None = platform.context.find(kind, "")
         # no step was fitted in this number format
         if fit is None or (fit.dtypes and dtype not in fit.dtypes):
             fit = platform.kernels.get(f"{kind}.{dtype}") or platform.kernels.get(kind)

@@ -1,10 +1,29 @@
-"""Fits: arrays of measurements become parameters with standard errors, range and origin, ready for
-their model."""
+"""Fits: arrays of measurements become fitted models, with standard errors, range and origin."""
 
 from perfkit.fitting.collectives import fit_collective, fit_over_ranks, fit_pipelined, fit_sharpness
 from perfkit.fitting.kernels import find_levels, fit_additive, fit_roofline
-from perfkit.fitting.parameters import Fit
+from perfkit.fitting.models import (
+    Additive,
+    AlphaBeta,
+    Caches,
+    CollectiveModel,
+    InContext,
+    Iteration,
+    KernelModel,
+    Overlap,
+    OverRanks,
+    Pace,
+    Pipelined,
+    Roofline,
+    TiledRoofline,
+    TwoBranch,
+    TwoRegime,
+)
+from perfkit.fitting.parameters import Fit, Parameter
 from perfkit.fitting.regression import fit_context, fit_iteration
 
-__all__ = ["Fit", "find_levels", "fit_additive", "fit_collective", "fit_context", "fit_iteration"]
-__all__ += ["fit_over_ranks", "fit_pipelined", "fit_roofline", "fit_sharpness"]
+__all__ = ["Additive", "AlphaBeta", "Caches", "CollectiveModel", "Fit", "InContext", "Iteration"]
+__all__ += ["KernelModel", "OverRanks", "Overlap", "Pace", "Parameter", "Pipelined", "Roofline"]
+__all__ += ["TiledRoofline", "TwoBranch", "TwoRegime", "find_levels", "fit_additive"]
+__all__ += ["fit_collective", "fit_context", "fit_iteration", "fit_over_ranks", "fit_pipelined"]
+__all__ += ["fit_roofline", "fit_sharpness"]

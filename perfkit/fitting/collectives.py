@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfkit.fitting.parameters import Fit
+from perfkit.fitting.models import CollectiveModel, OverRanks, Pipelined, TwoBranch
 from perfkit.fitting.regression import COLUMNS, check_column, check_times
 from perfkit.ground.forms import refuse_misfits
 from perfkit.ground.units import Array, Values, format_bytes, format_time
@@ -34,7 +34,7 @@ MISSED_LARGEST, MISSED = 1.35, 1.5
 class Curve:
     """A form of `perfkit.models.collectives` at measured points, ready to be fitted."""
 
-    form: str
+    model: type[CollectiveModel]
     names: tuple[str, ...]  # fitted parameters: start-ups, times per byte, sometimes the sharpness
     sizes: Array  # logarithms of message sizes, shape (points,)
     times: Array  # logarithms of measured times, shape (points,)
@@ -47,7 +47,7 @@ class Curve:
     def evaluate(self, p: Array) -> tuple[Array, Array]:
         """Logarithms of time, shape (problems, points), and their slopes over the logarithms of the
         parameters."""
-        if self.form != "two_branch":
+        if self.model is not TwoBranch:
             return self._join(p)
         (small, slopes1), (large, slopes2) = (self._join(half) for half in np.split(p, 2, axis=1))
         first = (small <= large)[..., None]
@@ -126,7 +126,7 @@ class Curve:
             again = self.solve(1.0 - folds, np.concatenate([logs, self.starts]))
             left_out = np.sum((self.times - self.evaluate(again)[0]) * folds, axis=0)
         # the branch of small messages first
-        if self.form == "two_branch" and logs[0, 0] > logs[0, 2]:
+        if self.model is TwoBranch and logs[0, 0] > logs[0, 2]:
             logs = np.roll(logs, 2, axis=1)
         return logs[0], left_out
 
@@ -139,7 +139,7 @@ class Curve:
         date: str = "",
         note: str = "",
         judged: bool = True,
-    ) -> Fit:
+    ) -> CollectiveModel:
         """Turn logarithms into parameters with standard errors, and residuals of left-out points
         into the spread; it is widened for a size that the curve misses, if times are `judged`."""
         value, slopes = (part[0] for part in self.evaluate(logs[None]))
@@ -153,7 +153,7 @@ class Curve:
         low, high = (np.abs(logs - bound) < 1e-6 for bound in (self.low, self.high))
         known = ~(low | high) & (np.diag(information) >= 1e-9)
         # A part of a law that runs to its lower bound is nowhere seen in the times.
-        values = np.where(low & (self.form == "over_ranks"), 0.0, np.exp(logs))
+        values = np.where(low & (self.model is OverRanks), 0.0, np.exp(logs))
         errors = values * np.sqrt(np.maximum(variances, 0.0))
         parameters = dict(zip(self.names, values.tolist(), strict=True))
         if self.sharpness is not None:
@@ -165,9 +165,7 @@ class Curve:
         if miss is not None:
             notes.append(str(miss))
             spread = miss.spread
-        units = {"a": "s", "b": "s/B", "s": "-"}  # of alpha, beta and sharpness
-        return Fit(
-            self.form,
+        return self.model.build(
             parameters,
             n=len(self.times),
             source=source,
@@ -182,7 +180,6 @@ class Curve:
             spread=spread,
             bias=float(left_out.mean()) if n else 0.0,
             ranges={name: (float(v.min()), float(v.max())) for name, v in ranges.items()},
-            units={name: units[name[0]] for name in parameters},
             at_bounds=tuple(name for name, at in zip(self.names, low | high, strict=True) if at),
         )
 
@@ -274,7 +271,7 @@ def pipelined_curve(sizes: Array, times: Array, *, sharpness: float | None) -> C
         )
         low, high = np.append(low, np.log(0.3)), np.append(high, np.log(50.0))
     return Curve(
-        "pipelined",
+        Pipelined,
         tuple(names),
         sizes,
         times,
@@ -299,7 +296,7 @@ def two_branch_curve(sizes: Array, times: Array) -> Curve:
         np.concatenate(np.split(sides, 2), axis=1),
     )
     names = ("alpha1", "beta1", "alpha2", "beta2")
-    return replace(branch, form="two_branch", names=names, starts=starts, low=low, high=high)
+    return replace(branch, model=TwoBranch, names=names, starts=starts, low=low, high=high)
 
 
 def ranks_curve(sizes: Array, times: Array, steps: Array, share: Array) -> Curve:
@@ -314,7 +311,7 @@ def ranks_curve(sizes: Array, times: Array, steps: Array, share: Array) -> Curve
     )
     columns, names = np.stack([one, steps, one, share]), ("alpha0", "alpha1", "beta0", "beta1")
     return replace(
-        plain, form="over_ranks", names=names, columns=columns, starts=starts, low=low, high=high
+        plain, model=OverRanks, names=names, columns=columns, starts=starts, low=low, high=high
     )
 
 
@@ -354,7 +351,7 @@ def _thin_out(nbytes: Array, times: Array) -> tuple[Array, Array]:
 @refuse_misfits(COLUMNS)
 def fit_pipelined(
     nbytes: Values, seconds: Values, *, sharpness: float | None = 0.6, source: str = ""
-) -> Fit:
+) -> CollectiveModel:
     """Fit start-up time and time per byte of a collective, by the logarithm of the measured times.
 
     Parameters
@@ -371,7 +368,7 @@ def fit_pipelined(
 
     Returns
     -------
-    fit : Fit
+    fit : CollectiveModel
         Parameters of `perfkit.models.collectives.pipelined`. The spread comes from sizes left out
         one at a time; with few sizes it is close to 10 %.
 
@@ -394,7 +391,7 @@ def fit_pipelined(
 
 
 @refuse_misfits(COLUMNS)
-def fit_sharpness(nbytes: Values, seconds: Values) -> Fit:
+def fit_sharpness(nbytes: Values, seconds: Values) -> CollectiveModel:
     """Fit the pipelined form with its usual sharpness, or with a third parameter in its place if
     this predicts left-out sizes better.
 
@@ -407,7 +404,7 @@ def fit_sharpness(nbytes: Values, seconds: Values) -> Fit:
 
     Returns
     -------
-    fit : Fit
+    fit : CollectiveModel
         The better of both, see `fit_pipelined`.
 
     Raises
@@ -436,7 +433,7 @@ def fit_sharpness(nbytes: Values, seconds: Values) -> Fit:
 @refuse_misfits(COLUMNS)
 def fit_collective(
     nbytes: Values, seconds: Values, *, source: str = "", date: str = "", judged: bool = True
-) -> Fit:
+) -> CollectiveModel:
     """Fit a collective with the form that predicts left-out sizes best.
 
     Parameters
@@ -456,7 +453,7 @@ def fit_collective(
 
     Returns
     -------
-    fit : Fit
+    fit : CollectiveModel
         Parameters of ``pipelined`` with q = 0.6 (two fitted), of ``pipelined`` with its own q
         (three, from 6 sizes on) or of ``two_branch`` with q = 0.8 (four, from 8 sizes on), all in
         `perfkit.models.collectives`. A note gives the left-out errors that decided for more than
@@ -508,7 +505,7 @@ def fit_collective(
 @refuse_misfits(COLUMNS)
 def fit_over_ranks(
     operation: str, ranks: Values, nbytes: Values, seconds: Values, *, source: str = ""
-) -> Fit:
+) -> CollectiveModel:
     """Fit the law of a collective over rank counts.
 
     Parameters
@@ -527,7 +524,7 @@ def fit_over_ranks(
 
     Returns
     -------
-    fit : Fit
+    fit : CollectiveModel
         Parameters of `perfkit.models.collectives.over_ranks` with q = 0.6; a part that no time
         shows is 0. The spread comes from rank counts left out one at a time, or from sizes where
         there are only two counts.

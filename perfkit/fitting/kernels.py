@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.fitting.parameters import SPREAD_SLOPE, Fit
+from perfkit.fitting.models import Additive, Roofline
+from perfkit.fitting.parameters import SPREAD_SLOPE
 from perfkit.fitting.regression import (
     COLUMNS,
     build_fit,
@@ -47,7 +48,7 @@ def fit_additive(
     prior: Mapping[str, float] | None = None,
     ranges: Mapping[str, tuple[float, float]] | None = None,
     source: str = "",
-) -> Fit:
+) -> Additive:
     """Fit the time of kernels as a sum of terms; relative errors count alike at all sizes.
 
     Parameters
@@ -66,7 +67,7 @@ def fit_additive(
 
     Returns
     -------
-    fit : Fit
+    fit : Additive
         Parameters of `perfkit.models.kernels.additive`; the spread comes from points left out one
         at a time.
 
@@ -94,7 +95,7 @@ def fit_additive(
     strength = np.divide(0.2, known, out=np.zeros(len(known)), where=known > 0)
     units, more = dict.fromkeys(terms, "s"), {"ranges": ranges or {}, "source": source}
     return fit_terms(
-        "additive", units, columns, seconds, 1.0 / seconds, known, strength, rounds=8, **more
+        Additive, units, columns, seconds, 1.0 / seconds, known, strength, rounds=8, **more
     )
 
 
@@ -109,7 +110,7 @@ def fit_roofline(
     source: str = "",
     date: str = "",
     notes: Sequence[str] = (),
-) -> Fit:
+) -> Roofline:
     """Fit kernels that compute while they move data, by the logarithm of the measured times.
 
     Parameters
@@ -134,7 +135,7 @@ def fit_roofline(
 
     Returns
     -------
-    fit : Fit
+    fit : Roofline
         ``launch`` [s], ``compute_efficiency``, ``memory_efficiency`` and ``sharpness`` of the form
         ``roofline``; the spread comes from points left out one at a time, see `Fit.spread_at`.
 
@@ -205,7 +206,7 @@ def fit_roofline(
     }
     errors = np.where(stopped | unknown | exact, np.nan, error) * np.exp(found)
     units = {name: unit for name, (*_, unit) in _ROOFLINE.items()}
-    fit = build_fit("roofline", units, np.exp(found), errors, np.expm1(left_out), **about)
+    fit = build_fit(Roofline, units, np.exp(found), errors, np.expm1(left_out), **about)
     return replace(
         fit, at_bounds=tuple(name for name, at in zip(_ROOFLINE, stopped, strict=True) if at)
     )

@@ -1,29 +1,120 @@
-"""Fits: parameters of a model with standard errors, range and origin; and what a fit of a
-collective predicts."""
+"""Parameters of fitted models, and what is known about a fit: how well it holds, for what, and from
+where."""
 
 import html
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields
+from functools import cache, cached_property, lru_cache
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from perfkit.ground.units import Array, Typed, Values, format_table, format_time, significant
-from perfkit.models import collectives as forms
+from perfkit.ground.units import (
+    Array,
+    Typed,
+    Values,
+    coerce,
+    escape,
+    format_table,
+    format_time,
+    significant,
+)
 from perfkit.models.collectives import OPERATIONS
 
 #: Exponent with which the spread of kernels falls with their time [-]; docs/formulas.md, table 9.1.
 SPREAD_SLOPE = 0.2
-#: Spread [-] where all of a start-up turns into transfer, or the reverse, beyond the fitted sizes;
-#: docs/formulas.md, table 1.3.
-CHANGE = 0.6
-_STEP = 1e-4  # relative step of numerical slopes
+#: Largest time, scale or standard error of a parameter [s or -].
+LARGEST = 1e6
+TINY = 5e-324  # the smallest number above 0
+#: Smallest and largest value of the numbers of a fit, by name and in their unit; others go from 0
+#: to `LARGEST`. No machine comes near these limits: a number outside them is damaged or mistyped.
+LIMITS: Mapping[str, tuple[float, float]] = {
+    "alpha": (TINY, LARGEST),
+    "beta": (TINY, LARGEST),
+    "sharpness": (0.1, 1e3),
+    "contention": (0.0, 1.0),
+    "l2": (0.0, 1e18),
+    "l3": (0.0, 1e18),
+    "pages": (1.0, math.inf),
+    "l3_share": (1e-3, 1.0),
+    "compute_efficiency": (1e-6, 1e3),
+    "memory_efficiency": (1e-6, 1e3),
+    "tile_m": (1.0, 1e6),
+    "tile_n": (1.0, 1e6),
+    "spread": (0.0, 10.0),
+    "bias": (-10.0, 10.0),
+    "spread_time": (1e-12, LARGEST),
+}
 #: Algorithms of collectives; ``rail`` is one rank of each node, over the network between nodes.
 ALGORITHMS = ("ring", "tree", "in_network", "two_level", "rail")
+#: Parameters that are pure numbers.
+_PURE = (
+    "sharpness",
+    "compute_efficiency",
+    "memory_efficiency",
+    "tile_m",
+    "tile_n",
+    "scale",
+    "cold_scale",
+    "contention",
+    "pages",
+    "l3_share",
+)
 _COLLECTIVE = re.compile(rf"(?:([2-9]|[1-9][0-9]+)|any)(?:\.({'|'.join(ALGORITHMS)}))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Parameter(Typed):
+    """A number of a fitted model.
+
+    Parameters
+    ----------
+    value : float
+        The number [unit].
+    unit : str, optional
+        ``-`` for pure numbers [-].
+    stderr : float, optional
+        Standard error; None for a number that was kept fixed or stopped at a bound [unit].
+    low, high : float, optional
+        Smallest and largest value that a model allows [unit].
+    """
+
+    value: float
+    unit: str = "-"
+    stderr: float | None = None
+    low: float = 0.0
+    high: float = LARGEST
+
+
+def find_unit(name: str) -> str:
+    """Unit of a parameter by its name, as perfkit's own fits have it; terms of sums are times.
+
+    Examples
+    --------
+    >>> [find_unit(name) for name in ("alpha1", "beta", "sharpness", "l2", "nbytes")]
+    ['s', 's/B', '-', 'B', 's']
+    """
+    if name.startswith("beta"):
+        return "s/B"
+    if name in ("l2", "l3"):
+        return "B"
+    return "-" if name in _PURE or name.endswith("_weight") else "s"
+
+
+def make_parameter(
+    name: str, value: float, unit: str | None = None, stderr: float | None = None
+) -> Parameter:
+    """Parameter of this name: in its usual unit if none is given, and between its `LIMITS`."""
+    low, high = LIMITS.get(name, (0.0, LARGEST))
+    return Parameter(
+        value=coerce(name, value, float),
+        unit=find_unit(name) if unit is None else coerce(f"unit of {name}", unit, str),
+        stderr=coerce(f"standard error of {name}", stderr, float | None),
+        low=low,
+        high=high,
+    )
 
 
 class Key(NamedTuple):
@@ -64,18 +155,16 @@ class Key(NamedTuple):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Fit(Typed, Mapping[str, float]):
-    """Parameters of one model form: a mapping, so that ``model(x, **fit)`` closes the loop.
+    """What is known about a fitted model; its parameters are fields of the models of
+    `perfkit.fitting.models`.
+
+    A fit is a mapping from the names of its parameters to their values, so that ``form(x, **fit)``
+    closes the loop.
 
     Parameters
     ----------
-    form : str
-        Name of the model the parameters belong to, for example ``pipelined`` [-].
-    parameters : mapping of str to float
-        Keyword arguments of the model, each in the unit given in `units`.
-    stderr : mapping of str to float, optional
-        Standard errors; a parameter without one was kept fixed or stopped at a bound.
     spread : float, optional
         Standard deviation of the log residuals, on held-out points where there are any [-].
     bias : float, optional
@@ -92,8 +181,6 @@ class Fit(Typed, Mapping[str, float]):
         Day of the fit, ISO 8601.
     notes : tuple of str, optional
         What a reader should know.
-    units : mapping of str to str, optional
-        Unit by parameter; ``-`` for pure numbers.
     at_bounds : tuple of str, optional
         Parameters that stopped at a bound of the fit; terms that stopped at zero are not among the
         parameters.
@@ -111,19 +198,15 @@ class Fit(Typed, Mapping[str, float]):
         ``poor`` where measurements scatter widely around the form, else empty [-].
     sources : tuple of str, optional
         Files that were read [-].
-
-    Examples
-    --------
-    >>> fit = Fit("pipelined", {"alpha": 2e-5, "beta": 5e-12}, units={"alpha": "s", "beta": "s/B"})
-    >>> dict(**fit)
-    {'alpha': 2e-05, 'beta': 5e-12}
-    >>> fit
-    Fit(pipelined: alpha=2e-05 s, beta=5e-12 s/B; spread 0%, n=0, fitted)
     """
 
-    form: str
-    parameters: Mapping[str, float]
-    stderr: Mapping[str, float] = field(default_factory=dict)
+    #: Name of the form in platform files.
+    form: ClassVar[str] = ""
+    #: The form as `Estimate.explain` writes it; n is the message, e an efficiency, q the sharpness.
+    equation: ClassVar[str] = ""
+    #: Names of parameters that a fit may lack.
+    optional: ClassVar[tuple[str, ...]] = ()
+
     spread: float = 0.0
     bias: float = 0.0
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -132,7 +215,6 @@ class Fit(Typed, Mapping[str, float]):
     source: str = ""
     date: str = ""
     notes: tuple[str, ...] = ()
-    units: Mapping[str, str] = field(default_factory=dict)
     at_bounds: tuple[str, ...] = ()
     spread_time: float | None = None
     dtypes: tuple[str, ...] = ()
@@ -141,8 +223,28 @@ class Fit(Typed, Mapping[str, float]):
     quality: str = ""
     sources: tuple[str, ...] = ()
 
+    @cached_property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """Parameters by name, without those that the fit lacks."""
+        own = {name: getattr(self, name) for name in self.list_parameters()}
+        return {name: parameter for name, parameter in own.items() if parameter is not None}
+
+    @property
+    def units(self) -> dict[str, str]:
+        """Unit of each parameter."""
+        return {name: parameter.unit for name, parameter in self.parameters.items()}
+
+    @property
+    def stderr(self) -> dict[str, float]:
+        """Standard errors by name of the parameter, where they are known."""
+        return {
+            name: parameter.stderr
+            for name, parameter in self.parameters.items()
+            if parameter.stderr is not None
+        }
+
     def __getitem__(self, name: str) -> float:
-        return self.parameters[name]
+        return self.parameters[name].value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.parameters)
@@ -150,12 +252,119 @@ class Fit(Typed, Mapping[str, float]):
     def __len__(self) -> int:
         return len(self.parameters)
 
+    @classmethod
+    def list_parameters(cls) -> tuple[str, ...]:
+        """Names of all parameters that the form has, needed ones first."""
+        return _list_own_fields(cls)
+
+    @classmethod
+    def build(
+        cls,
+        values: Mapping[str, float],
+        *,
+        units: Mapping[str, str] | None = None,
+        stderr: Mapping[str, float] | None = None,
+        **about: Any,
+    ) -> Self:
+        """Make a fit from plain numbers.
+
+        Parameters
+        ----------
+        values : mapping of str to float
+            Parameters by name, in their units.
+        units : mapping of str to str, optional
+            Units by name; by default those of `find_unit`.
+        stderr : mapping of str to float, optional
+            Standard errors by name, in the units of the parameters.
+        **about : object
+            Other fields of the fit.
+
+        Returns
+        -------
+        fit : Fit
+            The fitted model.
+
+        Raises
+        ------
+        ValueError
+            For a parameter that the form does not have, and for a missing one.
+
+        Examples
+        --------
+        >>> from perfkit.fitting import Pipelined
+        >>> Pipelined.build({"alpha": 2e-5, "beta": 5e-12})
+        Pipelined(alpha=2e-05 s, beta=5e-12 s/B; spread 0%, n=0, fitted)
+        """
+        return cls._assemble(cls._make_parameters(values, units or {}, stderr or {}), about)
+
+    @classmethod
+    def _make_parameters(
+        cls, values: Mapping[str, float], units: Mapping[str, str], stderr: Mapping[str, float]
+    ) -> dict[str, Parameter]:
+        """Parameters of this form by name, or an error for names that it does not have."""
+        known = cls.list_parameters()
+        for name in (*values, *units, *stderr):
+            if name not in known or name not in values:
+                raise ValueError(
+                    f"{escape(str(name), 80)} is not a parameter of this fit; "
+                    f"{cls.form} takes {', '.join(known)}"
+                )
+        for name in known:
+            if name not in values and name not in cls.optional:
+                raise ValueError(f"{name} is missing; {cls.form} takes {', '.join(known)}")
+        return {
+            name: make_parameter(name, value, units.get(name), stderr.get(name))
+            for name, value in values.items()
+        }
+
+    @classmethod
+    def _assemble(cls, parameters: Mapping[str, Parameter], about: Mapping[str, Any]) -> Self:
+        """Make a fit from its parameters by name, and from its other fields."""
+        given: dict[str, Any] = {**parameters, **about}
+        return cls(**given)
+
+    def with_values(
+        self,
+        values: Mapping[str, float],
+        *,
+        stderr: Mapping[str, float] | None = None,
+        **about: Any,
+    ) -> Self:
+        """Give some parameters other values.
+
+        Parameters
+        ----------
+        values : mapping of str to float
+            New values by name, also of parameters that the fit lacks.
+        stderr : mapping of str to float, optional
+            All standard errors by name; by default they stay as they are.
+        **about : object
+            Other fields of the fit.
+
+        Returns
+        -------
+        fit : Fit
+            The changed fit.
+
+        Raises
+        ------
+        ValueError
+            For a parameter that the form does not have.
+        """
+        errors = self.stderr if stderr is None else stderr
+        parameters = self._make_parameters({**self, **values}, self.units, errors)
+        evidence = {item.name: getattr(self, item.name) for item in fields(Fit)}
+        return self._assemble(parameters, {**evidence, **about})
+
     def __repr__(self) -> str:
         values = (
-            f"{name}={value:.4g} {self.units.get(name, '')}".rstrip(" -")
-            for name, value in self.items()
+            f"{name}={parameter.value:.4g} {parameter.unit}".rstrip(" -")
+            for name, parameter in self.parameters.items()
         )
-        return f"Fit({self.form}: {', '.join(values)}; spread {self.spread:.0%}, n={self.n}, {self.kind})"
+        return (
+            f"{type(self).__name__}({', '.join(values)}; "
+            f"spread {self.spread:.0%}, n={self.n}, {self.kind})"
+        )
 
     def spread_at(self, seconds: Values) -> Array:
         r"""Spread of measurements around the prediction, for predicted times.
@@ -181,7 +390,7 @@ class Fit(Typed, Mapping[str, float]):
 
         Examples
         --------
-        >>> fit = Fit("roofline", {"launch": 4e-6}, spread=0.1, spread_time=1e-4)
+        >>> fit = Fit(spread=0.1, spread_time=1e-4)
         >>> fit.spread_at([4e-6, 1e-4, 1.0]).round(3)
         array([0.19, 0.1 , 0.05])
         """
@@ -234,107 +443,7 @@ class Fit(Typed, Mapping[str, float]):
         return f"<pre>{html.escape(self.report())}</pre>"
 
 
-def evaluate_collective(
-    fit: Fit, nbytes: Values, operation: str, ranks: int, **changed: float
-) -> Array:
-    """Times [s] of a fitted collective for message sizes [B]; `changed` replaces parameters of the
-    fit.
-
-    Only a law over rank counts needs the operation and the ranks.
-
-    Examples
-    --------
-    >>> fit = Fit("alpha_beta", {"alpha": 1e-5, "beta": 1e-11})
-    >>> round(float(evaluate_collective(fit, 1e6, "all_reduce", 8)) * 1e6)
-    20
-    """
-    values: Mapping[str, float] = {**fit, **changed}
-    if fit.form == "over_ranks":
-        return np.asarray(forms.over_ranks(nbytes, ranks, operation, **values))
-    return np.asarray(getattr(forms, fit.form)(nbytes, **values))
-
-
-def _find_slopes(fit: Fit, nbytes: Array, operation: str, ranks: int) -> tuple[Array, Array]:
-    """Changes of the logarithm of time: by one standard error of each parameter, and per logarithm
-    of the size."""
-    base, errors = np.log(evaluate_collective(fit, nbytes, operation, ranks)), []
-    for name, error in fit.stderr.items():
-        if (value := fit[name]) > 0:
-            moved = np.log(
-                evaluate_collective(fit, nbytes, operation, ranks, **{name: value * (1 + _STEP)})
-            )
-            errors.append((moved - base) * (error / (_STEP * value)))
-    elastic = (
-        np.log(evaluate_collective(fit, nbytes * (1 + _STEP), operation, ranks)) - base
-    ) / _STEP
-    return np.stack(errors) if errors else np.zeros((1, *nbytes.shape)), elastic
-
-
-def spread_beyond(fit: Fit, nbytes: Values, operation: str, ranks: int) -> Array:
-    r"""Spread of measurements around a fitted collective, inside and outside its measured sizes.
-
-    It takes what `evaluate_collective` takes, and returns the standard deviation of log(measured /
-    predicted) [-].
-
-    Notes
-    -----
-    With e the share of the transfer in the time, which is the slope of log time over log size,
-    beyond the fitted sizes
-
-    .. math:: s^2 = s_{fit}^2 + \sum_i \left(\frac{\partial \ln t}{\partial \theta_i}
-    \sigma_i\right)^2 + (0.6\,
-       \Delta e)^2
-
-    where the change of e since the last fitted size says how much of the form was never measured.
-
-    Examples
-    --------
-    >>> fit = Fit("pipelined", {"alpha": 2e-5, "beta": 5e-12}, {"alpha": 2e-7, "beta": 1e-12}, spread=0.05,
-    ...           ranges={"nbytes": (512.0, 2.0**22)})
-    >>> spread_beyond(fit, [2.0**20, 2.0**30], "all_reduce", 8).round(2)
-    array([0.05, 0.34])
-    """
-    sizes = np.asarray(nbytes, dtype=float)
-    spread = fit.spread_at(evaluate_collective(fit, sizes, operation, ranks))
-    low, high = fit.ranges.get("nbytes", (0.0, np.inf))
-    if sizes.size == 0 or (sizes.min() >= low and sizes.max() <= high):
-        return spread
-    errors, elastic = _find_slopes(fit, sizes, operation, ranks)
-    change = elastic - _find_slopes(fit, np.clip(sizes, low, high), operation, ranks)[1]
-    beyond = np.sqrt(spread**2 + np.sum(errors**2, axis=0) + (CHANGE * change) ** 2)
-    return np.where((sizes < low) | (sizes > high), beyond, spread)
-
-
-def choose_sample(fit: Fit, nbytes: float, operation: str, ranks: int) -> float:
-    """Choose the message [B] to measure for a better estimate of a message outside the fitted
-    sizes.
-
-    Above the fitted sizes it is the smallest power of two that removes 95 % of the variance that a
-    measurement of the message itself would remove. Below them it is the message itself, which is
-    the cheapest.
-
-    Notes
-    -----
-    Standard errors are taken as independent, and the sample as noisy as the fit; `spread_beyond`
-    gives the variance. A100 and H100 curves known up to 256 KiB, 1, 4 and 16 MiB predict 512 MiB
-    with 80, 38, 22 and 12 % mean error. With the one sample chosen here, of 16 to 256 MiB, the
-    errors are 6, 5, 7 and 7 %.
-
-    Examples
-    --------
-    >>> fit = Fit("pipelined", {"alpha": 2e-5, "beta": 5e-12}, {"alpha": 2e-7, "beta": 1e-12}, spread=0.05,
-    ...           ranges={"nbytes": (512.0, 2.0**22)})
-    >>> round(choose_sample(fit, 2.0**30, "all_reduce", 8) / 2**20)
-    128
-    """
-    edge = fit.ranges.get("nbytes", (0.0, nbytes))[1]
-    if nbytes <= edge:
-        return nbytes
-    powers = 2.0 ** np.arange(np.floor(np.log2(max(edge, 1.0))) + 1, np.ceil(np.log2(nbytes)))
-    sizes = np.concatenate([[edge], powers, [nbytes]])
-    errors, elastic = _find_slopes(fit, sizes, operation, ranks)
-    noise = max(fit.spread, 0.01) ** 2
-    learnt = np.sum(errors * errors[:, -1:], axis=0) ** 2 / (np.sum(errors**2, axis=0) + noise)
-    learnt[0] = 0.0  # the last fitted size is no new sample
-    gain = learnt - (CHANGE * (elastic[-1] - elastic)) ** 2
-    return float(sizes[1:][np.argmax(gain[1:] - gain[0] >= 0.95 * (gain[-1] - gain[0]))])
+@cache
+def _list_own_fields(model: Any) -> tuple[str, ...]:
+    """Names of the fields that a model has beside those of every fit."""
+    return tuple(item.name for item in fields(model)[len(fields(Fit)) :])

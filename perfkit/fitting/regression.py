@@ -8,14 +8,16 @@ left-out points.
 import math
 from collections.abc import Mapping
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from perfkit.fitting.models import InContext, Iteration
 from perfkit.fitting.parameters import Fit
 from perfkit.ground.forms import refuse_misfits
 from perfkit.ground.units import Array, check_positive, read_numbers, show
 
+F = TypeVar("F", bound=Fit)
 #: What fits ask for where they cannot take what they are given.
 COLUMNS = "give arrays with one number for each measurement"
 
@@ -68,7 +70,7 @@ def solve_terms(
 
 
 def fit_terms(
-    form: str,
+    model: type[F],
     units: Mapping[str, str],
     columns: Array,
     target: Array,
@@ -78,7 +80,7 @@ def fit_terms(
     *,
     rounds: int = 1,
     **more: Any,
-) -> Fit:
+) -> F:
     """Solve as `solve_terms` does, and add standard errors and the spread of points left out one at
     a time.
 
@@ -99,7 +101,7 @@ def fit_terms(
     leverage = np.einsum("ij,jk,ik->i", rows, inverse, rows)[: len(target)]
     left_out = (target - predicted) / np.maximum(1.0 - leverage, 0.3)
     return build_fit(
-        form, units, found, errors, left_out / np.maximum(target - left_out, 0.05 * target), **more
+        model, units, found, errors, left_out / np.maximum(target - left_out, 0.05 * target), **more
     )
 
 
@@ -133,9 +135,14 @@ def find_spread(relative: Array) -> tuple[float, float]:
 
 
 def build_fit(
-    form: str, units: Mapping[str, str], found: Array, errors: Array, relative: Array, **more: Any
-) -> Fit:
-    """Build a `Fit` from a least-squares solution; terms that stopped at zero are listed in
+    model: type[F],
+    units: Mapping[str, str],
+    found: Array,
+    errors: Array,
+    relative: Array,
+    **more: Any,
+) -> F:
+    """Build a fitted model from a least-squares solution; terms that stopped at zero are listed in
     `at_bounds`.
 
     `found` and `errors` are values and standard errors in the order of `units`, `relative` are the
@@ -156,7 +163,7 @@ def build_fit(
         "bias": bias,
         "at_bounds": tuple(name for name in units if name not in kept),
     }
-    return Fit(form, {name: value for name, (value, _) in kept.items()}, **{**about, **more})
+    return model.build({name: value for name, (value, _) in kept.items()}, **{**about, **more})
 
 
 def check_times(seconds: Any, least: int) -> Array:
@@ -213,7 +220,7 @@ def fit_context(
     *,
     pull: float = 10.0,
     source: str = "",
-) -> Fit:
+) -> InContext:
     """Fit what real iterations add to the isolated time of one operation class.
 
     Parameters
@@ -232,7 +239,7 @@ def fit_context(
 
     Returns
     -------
-    fit : Fit
+    fit : InContext
         Parameters of `perfkit.models.kernels.in_context`.
 
     Notes
@@ -251,9 +258,7 @@ def fit_context(
     prior, widths = np.array([values[:2] for values in _CONTEXT.values()]).T
     units = {name: unit for name, (*_, unit) in _CONTEXT.items()}
     weights, strength = 1.0 / np.sqrt(measured * measured.mean()), math.sqrt(pull) / widths
-    return fit_terms(
-        "in_context", units, columns, measured, weights, prior, strength, source=source
-    )
+    return fit_terms(InContext, units, columns, measured, weights, prior, strength, source=source)
 
 
 @refuse_misfits(COLUMNS)
@@ -267,7 +272,7 @@ def fit_iteration(
     trust: tuple[float, float] = (0.05, 5e-6),
     weights: Array | float = 1.0,
     source: str = "",
-) -> Fit:
+) -> Iteration:
     """Fit whole iterations: a scale on the predicted time, and a time for each operation or
     collective.
 
@@ -292,7 +297,7 @@ def fit_iteration(
 
     Returns
     -------
-    fit : Fit
+    fit : Iteration
         ``scale`` [-] and ``per_operation``, or as named [s].
     """
     measured = check_times(measured, 1)
@@ -301,4 +306,4 @@ def fit_iteration(
     weights = check_column("weights", weights, len(measured))
     terms = np.stack([priced, counts], axis=1), measured, weights / measured
     pull = np.array(prior), 0.05 / np.array(trust)
-    return fit_terms("iteration", {"scale": "-", each: "s"}, *terms, *pull, source=source)
+    return fit_terms(Iteration, {"scale": "-", each: "s"}, *terms, *pull, source=source)

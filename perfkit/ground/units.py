@@ -6,6 +6,7 @@ import re
 import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from decimal import Decimal
 from difflib import get_close_matches
 from functools import lru_cache
@@ -571,10 +572,11 @@ class _Field(NamedTuple):
 
 
 @lru_cache
-def _list_fields(kind: type) -> list[_Field]:
+def _list_fields(kind: Any) -> list[_Field]:
     """Fields of a dataclass, in their order."""
     hints = get_type_hints(kind)
-    return [_Field(name, f"{kind.__name__}.{name}", hint) for name, hint in hints.items()]
+    names = [item.name for item in fields(kind)]
+    return [_Field(name, f"{kind.__name__}.{name}", hints[name]) for name in names]
 
 
 class Typed:

@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.fitting import Fit
+from perfkit.fitting import CollectiveModel, OverRanks
+from perfkit.fitting.extrapolation import choose_sample, spread_beyond
 from perfkit.fitting.parameters import (
     ALGORITHMS,
     Key,
-    choose_sample,
-    evaluate_collective,
-    spread_beyond,
 )
 from perfkit.ground.hardware import Link
 from perfkit.ground.units import (
@@ -78,7 +76,7 @@ class Match:
     operation: str
     ranks: int
     # each fit, the ranks it is evaluated for, and its weight
-    parts: tuple[tuple[Fit, int, float], ...]
+    parts: tuple[tuple[CollectiveModel, int, float], ...]
     algorithm: str = ""
     spread: float = 0.0  # in addition to the spread of the fits
     note: str = ""  # why these fits, where none was made on this rank count
@@ -92,10 +90,7 @@ class Match:
 
     def evaluate(self, nbytes: Array) -> Array:
         """Times of messages [s]."""
-        times = [
-            evaluate_collective(fit, nbytes, self.operation, p) ** weight
-            for fit, p, weight in self.parts
-        ]
+        times = [fit.time(nbytes, self.operation, p) ** weight for fit, p, weight in self.parts]
         return np.asarray(np.prod(times, axis=0))
 
     def find_hop(self) -> tuple[float, float]:
@@ -149,7 +144,7 @@ class Match:
         )
 
 
-def _list_fits(machine: Machine, operation: str) -> dict[Key, Fit]:
+def _list_fits(machine: Machine, operation: str) -> dict[Key, CollectiveModel]:
     """Fits of an operation by their names."""
     named = ((Key.parse(name), fit) for name, fit in machine.collectives.items())
     return {key: fit for key, fit in named if key.operation == operation}
@@ -192,7 +187,11 @@ def find_match(machine: Machine, operation: str, ranks: int, algorithm: str = ""
 
 
 def _match_nearest(
-    machine: Machine, operation: str, ranks: int, algorithm: str, fits: Mapping[int, Fit]
+    machine: Machine,
+    operation: str,
+    ranks: int,
+    algorithm: str,
+    fits: Mapping[int, CollectiveModel],
 ) -> Match:
     """Between two counts the geometric mean of both times, beyond them the nearest fit, scaled."""
     near = min(fits, key=lambda count: abs(math.log(count / ranks)))
@@ -219,8 +218,8 @@ def _match_nearest(
 
 
 def _scale(
-    machine: Machine, fit: Fit, operation: str, ranks: int, near: int, algorithm: str
-) -> Fit:
+    machine: Machine, fit: CollectiveModel, operation: str, ranks: int, near: int, algorithm: str
+) -> CollectiveModel:
     """Scale start-ups and times per byte from one rank count to another, as the algorithm does."""
     form = partial(
         _time_textbook,
@@ -239,8 +238,8 @@ def _scale(
     if algorithm in ("", "rail") and machine.device.kind == "cuda":
         starts = [_find_start(machine, operation, count, algorithm) for count in (ranks, near)]
         factors["alpha"] = starts[0] / starts[1]
-    parameters = {name: value * factors.get(name.rstrip("012"), 1.0) for name, value in fit.items()}
-    return replace(fit, parameters=parameters, stderr={})
+    scaled = {name: value * factors.get(name.rstrip("012"), 1.0) for name, value in fit.items()}
+    return fit.with_values(scaled, stderr={})
 
 
 def price_collective(
@@ -345,11 +344,11 @@ def _limit_by_all_reduce(
     if operation not in _RINGS:
         return found
     whole = machine.collectives.get(str(Key("all_reduce", ranks)))
-    if whole is None or whole.form == "over_ranks":
+    if whole is None or isinstance(whole, OverRanks):
         return found
     nodes = ranks // machine.network.ranks_per_node
     start = _compose(machine, operation, np.zeros_like(nbytes), nodes, "").time
-    most = np.maximum(evaluate_collective(whole, nbytes, "all_reduce", ranks), start)
+    most = np.maximum(whole.time(nbytes, "all_reduce", ranks), start)
     if np.all(found.time <= most):
         return found
     time = np.minimum(found.time, most)

@@ -1,5 +1,4 @@
-"""Estimates: a time with its interval, parts and formula; and the closed forms that platforms are
-fitted with."""
+"""Estimates: a time with its interval, parts and formula, and what warns about it."""
 
 import math
 import re
@@ -28,54 +27,7 @@ from perfkit.ground.units import (
     format_time,
     show,
 )
-from perfkit.models.kernels import REFERENCES, TERMS, additive
-from perfkit.models.roofline import roofline_time, round_up
 
-_SHARES = "launch compute_efficiency memory_efficiency sharpness"
-_RATES = "t = launch + ((flops / (e peak))^q + (bytes / (e bandwidth))^q)^(1/q)"
-_LAW = "t = (alpha^q + (beta n)^q)^(1/q), alpha = alpha0 + alpha1 steps, beta = beta0 + beta1 (p - 1) / p"
-#: Every form of a fit: its group of fits, required parameters, optional parameters, and the form as
-#: `Estimate.explain` writes it; n is the message, e an efficiency, q the sharpness.
-KNOWN_FORMS: Mapping[str, tuple[str, str, str, str]] = {
-    "roofline": ("kernel", _SHARES, "", _RATES),
-    "tiled": (
-        "kernel",
-        f"{_SHARES} tile_m tile_n",
-        "",
-        "as roofline, with the flops of whole tiles",
-    ),
-    "additive": (
-        "kernel",
-        "",
-        " ".join(TERMS),
-        "t = sum of parameter times term (bytes, rows, operations, ...)",
-    ),
-    "pipelined": ("collective", "alpha beta", "sharpness", "t = (alpha^q + (beta n)^q)^(1/q)"),
-    "alpha_beta": ("collective", "alpha beta", "", "t = alpha + beta n"),
-    "two_regime": (
-        "collective",
-        "alpha1 beta1 alpha2 beta2",
-        "",
-        "t = min(alpha1 + beta1 n, alpha2 + beta2 n)",
-    ),
-    "two_branch": (
-        "collective",
-        "alpha1 beta1 alpha2 beta2",
-        "sharpness",
-        "t = min over i of (alpha_i^q + (beta_i n)^q)^(1/q)",
-    ),
-    "over_ranks": ("collective", "alpha0 alpha1 beta0 beta1", "sharpness", _LAW),
-    "in_context": ("context", "", "scale cold_scale launch page_walks", ""),
-    "iteration": ("context", "scale", "per_operation per_collective per_resume sharpness", ""),
-    "pace": (
-        "context",
-        " ".join((*REFERENCES, *(f"{name}_weight" for name in REFERENCES))),
-        "",
-        "",
-    ),
-    "overlap": ("context", "contention", "", ""),
-    "caches": ("context", "l2 l3", "pages l3_share", ""),
-}
 _QUIET = ContextVar("quiet", default=False)
 #: A number that stands alone, with its unit.
 _NUMBER = re.compile(r"(?<![\w.'])\d[\d.,]*(?: [kMGTmµn]?[sB]\b)?")
@@ -230,51 +182,13 @@ class CollectiveTime:
     notes: tuple[str, ...] = ()
 
 
-def _roofline(
-    sizes: Mapping[str, Array],
-    *,
-    launch: float,
-    compute_efficiency: float,
-    memory_efficiency: float,
-    sharpness: float,
-) -> Array:
-    peak, bandwidth = compute_efficiency * sizes["peak"], memory_efficiency * sizes["bandwidth"]
-    if not np.any(sizes["flops"]):
-        return np.asarray(launch + sizes["nbytes"] / bandwidth)
-    rates: dict[str, Any] = {
-        "peak": peak,
-        "bandwidth": bandwidth,
-        "launch": launch,
-        "sharpness": sharpness,
-    }
-    return np.asarray(roofline_time(sizes["flops"], sizes["nbytes"], **rates))
-
-
-def _tiled(sizes: Mapping[str, Array], *, tile_m: float, tile_n: float, **shares: float) -> Array:
-    """Products computed in whole tiles: small batched products waste most of a tile."""
-    whole = (
-        round_up(sizes["m"], tile_m)
-        * round_up(sizes["n"], tile_n)
-        / np.maximum(sizes["m"] * sizes["n"], 1.0)
-    )
-    return _roofline({**sizes, "flops": whole * sizes["flops"]}, **shares)
-
-
-#: Kernel forms by name: ``form(sizes, **fit)`` gives seconds. Sizes are arrays that broadcast, with
-#: the ``peak`` [FLOP/s] and ``bandwidth`` [B/s] of the device.
-FORMS: dict[str, Callable[..., Values]] = {
-    "roofline": _roofline,
-    "tiled": _tiled,
-    "additive": additive,
-}
-
-
 def find_extrapolations(label: str, fit: Fit, features: Mapping[str, Values]) -> tuple[str, ...]:
     """Write one sentence for each size, in base units, that is outside the measured range of a fit.
 
     Examples
     --------
-    >>> fit = Fit("pipelined", {"alpha": 2e-5, "beta": 5e-12}, ranges={"nbytes": (512, 5e8)})
+    >>> from perfkit.fitting import Pipelined
+    >>> fit = Pipelined.build({"alpha": 2e-5, "beta": 5e-12}, ranges={"nbytes": (512, 5e8)})
     >>> find_extrapolations("all_reduce", fit, {"nbytes": 4e9})
     ('all_reduce: nbytes 4 GB is outside the fitted range 512 B to 500 MB',)
     """
@@ -312,7 +226,7 @@ def lacks(platform: str, what: str, have: Iterable[str]) -> ValueError:
 
 def fill_in(fit: Fit) -> str:
     """Write the equation of a fit and its numbers in one line."""
-    return f"{KNOWN_FORMS[fit.form][3]} with {fit!r}"
+    return f"{fit.equation} with {fit!r}"
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from perfkit.fitting import Fit
 from perfkit.ground.files import find_reference, reading
 from perfkit.ground.targets import check_target, write_text
 from perfkit.ground.units import check_choice, show
@@ -56,6 +57,8 @@ def find_file(platform: str | Path) -> Path:
 def encode(value: Any) -> Any:
     """Turn a dataclass, mapping or sequence into plain tables, lists and numbers for TOML, without
     empty fields."""
+    if isinstance(value, Fit):
+        return encode_fit(value)
     if is_dataclass(value):
         needed = {
             item.name for item in fields(value) if item.default is item.default_factory is MISSING
@@ -73,6 +76,34 @@ def encode(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [encode(entry) for entry in value]
     return value.item() if isinstance(value, np.generic) else value
+
+
+def encode_fit(fit: Fit) -> dict[str, Any]:
+    """Turn a fitted model into a plain table, as `perfkit.platform.schema.FitTable` has it."""
+    table = {
+        "form": fit.form,
+        "parameters": dict(fit),
+        "stderr": fit.stderr,
+        "spread": fit.spread,
+        "bias": fit.bias,
+        "ranges": fit.ranges,
+        "n": fit.n,
+        "kind": fit.kind,
+        "source": fit.source,
+        "date": fit.date,
+        "notes": fit.notes,
+        "units": fit.units,
+        "at_bounds": fit.at_bounds,
+        "spread_time": fit.spread_time,
+        "dtypes": fit.dtypes,
+        "stands_for": fit.stands_for,
+        "transferred": fit.transferred,
+        "quality": fit.quality,
+        "sources": fit.sources,
+    }
+    empty: tuple[Any, ...] = (None, "", [], {})
+    entries = {name: encode(value) for name, value in table.items()}
+    return {name: value for name, value in entries.items() if value not in empty}
 
 
 def format_toml(data: Mapping[str, Any], place: tuple[str, ...] = ()) -> str:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from perfkit.fitting import Fit
+from perfkit.fitting import Additive, KernelModel
 from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import (
@@ -26,7 +26,6 @@ from perfkit.models import embedding
 from perfkit.models.caches import miss_share
 from perfkit.models.roofline import gemm_bytes, gemm_flops
 from perfkit.platform.estimates import (
-    FORMS,
     Estimate,
     fill_in,
     find_extrapolations,
@@ -36,7 +35,7 @@ from perfkit.platform.estimates import (
 )
 from perfkit.platform.machine import Machine
 
-Fits: TypeAlias = Mapping[str, Fit]
+Models: TypeAlias = Mapping[str, KernelModel]
 _PRODUCTS, _HALF = ("gemm", "bmm", "attention"), {"bf16", "fp16"}
 #: Formats that run on tensor cores of a GPU that has them.
 TENSOR = {"tf32", "fp8", "fp4", "int8", *_HALF}
@@ -65,8 +64,8 @@ FUNCTION = 0.5
 
 
 def find_kernel(
-    kernels: Fits, kind: str, *, variant: str = "", dtype: str = "fp32"
-) -> tuple[str, Fit] | None:
+    kernels: Models, kind: str, *, variant: str = "", dtype: str = "fp32"
+) -> tuple[str, KernelModel] | None:
     """Find the fit of a class and its key: that of the variant and format, of the variant, of the
     format, or the class.
 
@@ -86,8 +85,8 @@ def find_kernel(
 
 
 def find_stand_in(
-    kernels: Fits, kind: str, *, variant: str = "", dtype: str = "fp32"
-) -> Fit | None:
+    kernels: Models, kind: str, *, variant: str = "", dtype: str = "fp32"
+) -> KernelModel | None:
     """Find the fit of a class; else, with a wide spread, the median of its variants or the fit of
     another class."""
     found = find_kernel(kernels, kind, variant=variant, dtype=dtype)
@@ -103,10 +102,8 @@ def find_stand_in(
         middle = {name: float(np.median([fit.get(name, 0.0) for fit in others])) for name in names}
         spread = math.hypot(FUNCTION, float(np.median([fit.spread for fit in others])))
         note = f"{kind}.{variant} was not measured; its time is the median of {len(others)} measured variants"
-        return Fit(
-            "additive",
+        return Additive.build(
             middle,
-            units=dict.fromkeys(names, "s"),
             spread=spread,
             kind="assumed",
             notes=(note,),
@@ -124,9 +121,8 @@ def find_stand_in(
     changed = {name: fit[name] / share if slower else fit[name] * share for name in rates}
     spread *= 2.0 if variant.endswith(("_depthwise", "_grouped")) else 1.0
     note = f"no {kind} was measured; its time assumes {share:.0%} of the rate of {other}"
-    return replace(
-        fit,
-        parameters={**fit, **changed},
+    return fit.with_values(
+        changed,
         spread=math.hypot(spread, fit.spread),
         spread_time=None,
         kind="assumed",
@@ -135,7 +131,7 @@ def find_stand_in(
     )
 
 
-def _widen(fit: Fit, dtype: str) -> Fit:
+def _widen(fit: KernelModel, dtype: str) -> KernelModel:
     """Widen the spread of a fit for a number format that was not measured, if its formats are
     known."""
     # both half formats are equally fast
@@ -153,8 +149,8 @@ def _widen(fit: Fit, dtype: str) -> Fit:
         note = (
             f"fitted in {names}; tf32 is assumed to reach {TF32:.2f} of that share of its own peak"
         )
-        slower = {**fit, "compute_efficiency": TF32 * fit["compute_efficiency"]}
-        return replace(fit, parameters=slower, notes=(note, *fit.notes))
+        slower = {"compute_efficiency": TF32 * fit["compute_efficiency"]}
+        return fit.with_values(slower, notes=(note, *fit.notes))
     if narrow:
         text = f"{names}: no product in {dtype} was measured here; fp8 on other GPUs takes twice as long"
         return replace(fit, transferred=(text, *fit.transferred))
@@ -243,10 +239,10 @@ def time_kernels(
     sizes = {
         name: check_sizes(f"features[{show(name)}]", values) for name, values in features.items()
     }
-    form, fit = FORMS[found[1].form], found[1]
-    ready = fit.form == "additive" and "beyond_l3" in sizes  # needs nothing of the device
+    fit = found[1]
+    ready = isinstance(fit, Additive) and "beyond_l3" in sizes  # needs nothing of the device
     try:
-        return np.asarray(form(sizes if ready else _put_on_device(machine, sizes, dtype), **fit))
+        return fit.time(sizes if ready else _put_on_device(machine, sizes, dtype))
     except KeyError as error:
         raise ValueError(
             f"features has no {error}; the model of {found[0]} needs it, in base units"
@@ -328,7 +324,7 @@ def _estimate(
     if found is None:
         raise lacks(machine.name, f"kernel model for {show(kind)}", machine.kernels)
     fit, sizes = found[1], _put_on_device(machine, features, dtype)
-    times = np.atleast_1d(FORMS[fit.form](sizes, **fit))
+    times = np.atleast_1d(fit.time(sizes))
     unaligned = kind in ("gemm", "bmm") and np.any(
         find_unaligned(machine, kind, "nn", dtype, features)
     )

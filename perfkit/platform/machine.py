@@ -4,42 +4,29 @@ with its origin and within limits."""
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from perfkit.fitting import Fit
-from perfkit.fitting.parameters import Key
+from perfkit.fitting import (
+    Caches,
+    CollectiveModel,
+    Fit,
+    InContext,
+    Iteration,
+    KernelModel,
+    Overlap,
+    Pace,
+)
+from perfkit.fitting.models import TiledRoofline
+from perfkit.fitting.parameters import LARGEST, LIMITS, TINY, Key, Parameter
 from perfkit.ground.files import reading
 from perfkit.ground.hardware import DTYPES, KINDS, LINKS, Device, Network, Quantity
 from perfkit.ground.units import Typed, check_choice, check_positive, show
 from perfkit.models.kernels import list_terms
-from perfkit.platform.estimates import KNOWN_FORMS
 
 #: Entry for every family that has none of its own.
 ANY = "any"
-#: Largest time, scale or standard error of a parameter [s or -].
-LARGEST = 1e6
-_TINY = 5e-324  # the smallest number above 0
-#: Smallest and largest value of the numbers of a fit, by name and in their unit; others go from 0
-#: to `LARGEST`. No machine comes near these limits: a number outside them is damaged or mistyped.
-LIMITS: Mapping[str, tuple[float, float]] = {
-    "alpha": (_TINY, LARGEST),
-    "beta": (_TINY, LARGEST),
-    "sharpness": (0.1, 1e3),
-    "contention": (0.0, 1.0),
-    "l2": (0.0, 1e18),
-    "l3": (0.0, 1e18),
-    "pages": (1.0, math.inf),
-    "l3_share": (1e-3, 1.0),
-    "compute_efficiency": (1e-6, 1e3),
-    "memory_efficiency": (1e-6, 1e3),
-    "tile_m": (1.0, 1e6),
-    "tile_n": (1.0, 1e6),
-    "spread": (0.0, 10.0),
-    "bias": (-10.0, 10.0),
-    "spread_time": (1e-12, LARGEST),
-}
 #: The unit of a fitted number is one of these, or one over another.
 UNITS = ("-", "1", "s", "B", "FLOP", "row", "lookup", "element", "table", "operation")
 #: Units of numbers outside fits, by group or by the last word of the name.
@@ -64,59 +51,73 @@ class Context(Typed):
 
     Parameters
     ----------
-    kernels : mapping of str to Fit, optional
-        Parameters of `perfkit.models.kernels.in_context` by class of kernels, such as ``gemm`` and
+    kernels : mapping of str to InContext, optional
+        Changes of `perfkit.models.kernels.in_context` by class of kernels, such as ``gemm`` and
         ``gemm.nt`` [-].
-    iterations : mapping of str to Fit, optional
+    iterations : mapping of str to Iteration, optional
         Whole iterations on one rank by workload family, ``any`` for other families: ``scale`` on
         all operations [-] and host time ``per_operation`` [s].
-    parallel : mapping of str to Fit, optional
+    parallel : mapping of str to Iteration, optional
         The same on several ranks, with the extra time ``per_collective`` of each collective and
         ``per_resume`` of the kernels after it [s].
-    paces : mapping of str to Fit, optional
+    paces : mapping of str to Pace, optional
         Parameters of `perfkit.models.kernels.at_usual_pace` by family, ``parallel``, ``kernels`` or
         ``any`` [-].
-    overlap : Fit, optional
+    overlap : Overlap, optional
         ``contention``: the share of its time that a running collective takes from kernels on the
         same core [-].
-    caches : Fit, optional
+    caches : Caches, optional
         Effective ``l2`` and ``l3`` [B], ``pages`` of the translation buffer, and the free share
         ``l3_share`` [-].
     """
 
-    kernels: Mapping[str, Fit] = field(default_factory=dict)
-    iterations: Mapping[str, Fit] = field(default_factory=dict)
-    parallel: Mapping[str, Fit] = field(default_factory=dict)
-    paces: Mapping[str, Fit] = field(default_factory=dict)
-    overlap: Fit | None = None
-    caches: Fit | None = None
+    kernels: Mapping[str, InContext] = field(default_factory=dict)
+    iterations: Mapping[str, Iteration] = field(default_factory=dict)
+    parallel: Mapping[str, Iteration] = field(default_factory=dict)
+    paces: Mapping[str, Pace] = field(default_factory=dict)
+    overlap: Overlap | None = None
+    caches: Caches | None = None
 
     def __bool__(self) -> bool:
         return any(getattr(self, part.name) for part in fields(self))
 
     def fits(self) -> dict[str, Fit]:
         """List all fits by the names of the part and the entry, such as ``iterations dlrm``."""
-        found = {}
-        for name, part in ((part.name, getattr(self, part.name)) for part in fields(self)):
-            if isinstance(part, Fit):
-                found[name] = part
-            elif part:
-                found |= {f"{name} {key}": fit for key, fit in part.items()}
+        found: dict[str, Fit] = {}
+        parts: dict[str, Mapping[str, Fit]] = {
+            "kernels": self.kernels,
+            "iterations": self.iterations,
+            "parallel": self.parallel,
+            "paces": self.paces,
+        }
+        for name, part in parts.items():
+            for key, fit in part.items():
+                found[f"{name} {key}"] = fit
+        if self.overlap is not None:
+            found["overlap"] = self.overlap
+        if self.caches is not None:
+            found["caches"] = self.caches
         return found
 
     def map(self, change: Callable[[Fit], Fit]) -> "Context":
-        """Change every fit by a function of a fit."""
+        """Change every fit by a function that returns a fit of the same form."""
 
-        def apply(part: Any) -> Any:
-            return (
-                change(part)
-                if isinstance(part, Fit)
-                else part and {key: change(fit) for key, fit in part.items()}
-            )
+        def change_all(part: Any) -> Any:
+            return {key: change(fit) for key, fit in part.items()}
 
-        return Context(**{part.name: apply(getattr(self, part.name)) for part in fields(self)})
+        def change_one(fit: Any) -> Any:
+            return None if fit is None else change(fit)
 
-    def find(self, kind: str, variant: str, dtype: str = "") -> Fit | None:
+        return Context(
+            kernels=change_all(self.kernels),
+            iterations=change_all(self.iterations),
+            parallel=change_all(self.parallel),
+            paces=change_all(self.paces),
+            overlap=change_one(self.overlap),
+            caches=change_one(self.caches),
+        )
+
+    def find(self, kind: str, variant: str, dtype: str = "") -> InContext | None:
         """Find the fit of a class of kernels: of its variant and format, else of its variant,
         format or kind alone."""
         both = f"{kind}.{variant}", f"{kind}.{variant.replace('_causal', '')}"
@@ -124,7 +125,7 @@ class Context(Typed):
         names = (*(f"{name}.{dtype}" for name in both), *both, stem, f"{kind}.{dtype}", kind)
         return next((self.kernels[name] for name in names if name in self.kernels), None)
 
-    def find_iteration(self, family: str, ranks: int) -> Fit | None:
+    def find_iteration(self, family: str, ranks: int) -> Iteration | None:
         """Find the fit of whole iterations of a family on some ranks, or that of any family."""
         if ranks > 1 and family in self.parallel:
             return self.parallel[family]
@@ -132,15 +133,12 @@ class Context(Typed):
         shared = self.parallel.get(ANY) if ranks > 1 else None
         if not (alone and shared):
             return alone
-        slower = {name: shared["scale"] * value for name, value in alone.items()}
-        more = {name: shared[name] for name in ("per_collective", "per_resume") if name in shared}
-        return replace(
-            alone,
-            parameters={**slower, **more},
-            stderr={},
-            units={**alone.units, **dict.fromkeys(more, "s")},
-            spread=math.hypot(alone.spread, shared.spread),
-        )
+        values = {name: shared["scale"] * value for name, value in alone.items()}
+        for name in ("per_collective", "per_resume"):
+            if name in shared:
+                values[name] = shared[name]
+        spread = math.hypot(alone.spread, shared.spread)
+        return alone.with_values(values, stderr={}, spread=spread)
 
 
 @dataclass(frozen=True)
@@ -155,9 +153,9 @@ class Machine(Typed):
         What one rank computes on [-].
     network : Network
         How the ranks are connected [-].
-    kernels : mapping of str to Fit, optional
+    kernels : mapping of str to KernelModel, optional
         Kernel models by operation class [-].
-    collectives : mapping of str to Fit, optional
+    collectives : mapping of str to CollectiveModel, optional
         Collective models by ``operation.ranks``, such as ``all_reduce.8`` [-].
     host : mapping of str to Quantity, optional
         Host overheads: ``gap`` (T1), ``before_launch`` (T2), ``after_launch`` (T3), ``launch`` (T4)
@@ -171,8 +169,8 @@ class Machine(Typed):
     name: str
     device: Device
     network: Network
-    kernels: Mapping[str, Fit] = field(default_factory=dict)
-    collectives: Mapping[str, Fit] = field(default_factory=dict)
+    kernels: Mapping[str, KernelModel] = field(default_factory=dict)
+    collectives: Mapping[str, CollectiveModel] = field(default_factory=dict)
     host: Mapping[str, Quantity] = field(default_factory=dict)
     context: Context = field(default_factory=Context)
     provenance: Mapping[str, str] = field(default_factory=dict)
@@ -297,9 +295,23 @@ def list_numbers(machine: Machine) -> Iterator[Number]:
                 quantity.basis,
             )
     for group, key, fit in list_fits(machine):
-        for name, value in {**fit, "spread": fit.spread}.items():
-            unit, error = fit.units.get(name, "-"), fit.stderr.get(name)
-            yield Number(group, f"{key} {name}", value, unit, fit.kind, error, fit.source, fit.date)
+        for name, parameter in fit.parameters.items():
+            yield _of_fit(group, f"{key} {name}", parameter, fit)
+        yield _of_fit(group, f"{key} spread", Parameter(fit.spread), fit)
+
+
+def _of_fit(group: str, name: str, parameter: Parameter, fit: Fit) -> Number:
+    """A number of a fit, with the origin of the fit."""
+    return Number(
+        group,
+        name,
+        parameter.value,
+        parameter.unit,
+        fit.kind,
+        parameter.stderr,
+        fit.source,
+        fit.date,
+    )
 
 
 def check_numbers(machine: Machine) -> None:
@@ -350,11 +362,11 @@ def _check_number(number: Number) -> None:
     low, high = (
         LIMITS.get(parameter, (0.0, LARGEST))
         if fitted or unit == "s"
-        else (_TINY, sys.float_info.max)
+        else (TINY, sys.float_info.max)
     )
     check_choice(f"{name}: kind", number.kind, KINDS)
     if not low <= number.value <= high:
-        wanted = "above 0" if low == _TINY else f"from {low:g} to {high:g}"
+        wanted = "above 0" if low == TINY else f"from {low:g} to {high:g}"
         raise ValueError(
             f"{name} is {show(number.value)}; it must be a number {wanted} [{number.unit}]"
         )
@@ -365,24 +377,20 @@ def _check_number(number: Number) -> None:
 
 
 def _check_fit(name: str, group: str, key: str, fit: Fit) -> None:
-    """Refuse a fit of an unknown form, with missing or unknown parameters, or with a range that is
-    none."""
+    """Refuse a fit under a name that fits of its form do not have, or with a range that is none."""
     if group == "collective":
         Key.parse(key, collective=True)
-    own = {form: names for form, (owner, *names, _) in KNOWN_FORMS.items() if owner == group}
-    if (kind := key.partition(".")[0]) not in ("gemm", "bmm"):
-        own.pop("tiled", None)  # other classes have no tiles
-    needed, others = (
-        names.split() for names in own[check_choice(f"form of the {group}", fit.form, own)]
-    )
-    # terms whose sizes its class has
-    others = (fit.form == "additive" and list_terms(kind)) or others
-    missing, unknown = {*needed} - {*fit}, {*fit} - {*needed, *others}
-    for parameter in sorted(missing | unknown | {*fit.units, *fit.stderr} - {*fit}):
-        fault = "missing" if parameter in needed else "not a parameter of this fit"
-        raise ValueError(
-            f"{name}: {parameter} is {fault}; {fit.form} takes {', '.join((*needed, *others))}"
-        )
+    kind = key.partition(".")[0]
+    if isinstance(fit, TiledRoofline) and kind not in ("gemm", "bmm"):
+        raise ValueError(f"{name}: form is 'tiled'; only products have tiles, gemm and bmm")
+    terms = list_terms(kind)
+    if fit.form == "additive" and terms:  # whose sizes its class has
+        for term in fit:
+            if term not in terms:
+                raise ValueError(
+                    f"{name}: {term} is not a parameter of this fit; "
+                    f"additive takes {', '.join(terms)}"
+                )
     for variable, ends in fit.ranges.items():
         if len(ends) != 2 or not -math.inf <= ends[0] <= ends[1]:
             raise ValueError(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from perfkit.fitting.models import COLLECTIVES, KERNELS
 from perfkit.ground.files import find_reference, reading
 from perfkit.ground.hardware import Device
 from perfkit.ground.results import Sections, Shown, Table
@@ -549,8 +550,8 @@ class Platform(Machine, Shown):
                 name=tables.name,
                 device=schema.make_device(tables.device),
                 network=schema.make_network(tables.network),
-                kernels=schema.make_fits(tables.kernels),
-                collectives=schema.make_fits(tables.collectives),
+                kernels=schema.make_fits("kernels", tables.kernels, KERNELS),
+                collectives=schema.make_fits("collectives", tables.collectives, COLLECTIVES),
                 host=schema.make_quantities(tables.host),
                 context=schema.make_context(tables.context),
                 provenance=tables.provenance,

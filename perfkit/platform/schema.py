@@ -1,12 +1,17 @@
 """The schema of platform files: every table as it is written, and the records that are made of it."""
 
+from collections.abc import Mapping
+from typing import TypeVar
+
 from msgspec import field
 
-from perfkit.fitting import Fit
+from perfkit.fitting import Caches, Fit, InContext, Iteration, Overlap, Pace
 from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
 from perfkit.ground.schemas import Table
-from perfkit.ground.units import join_place
+from perfkit.ground.units import check_choice, join_place
 from perfkit.platform.machine import Context
+
+F = TypeVar("F", bound=Fit)
 
 
 class QuantityTable(Table):
@@ -200,48 +205,56 @@ def make_network(table: NetworkTable) -> Network:
     )
 
 
-def make_fit(table: FitTable) -> Fit:
-    """Make one fitted model."""
-    return Fit(
-        form=table.form,
-        parameters=table.parameters,
-        stderr=table.stderr,
-        spread=table.spread,
-        bias=table.bias,
-        ranges=table.ranges,
-        n=table.n,
-        kind=table.kind,
-        source=table.source,
-        date=table.date,
-        notes=table.notes,
-        units=table.units,
-        at_bounds=table.at_bounds,
-        spread_time=table.spread_time,
-        dtypes=table.dtypes,
-        stands_for=table.stands_for,
-        transferred=table.transferred,
-        quality=table.quality,
-        sources=table.sources,
-    )
+def make_fit(place: str, table: FitTable, models: Mapping[str, type[F]]) -> F:
+    """Make one fitted model of one of the forms that are possible at its place in the file."""
+    form = check_choice(f"{place}.form", table.form, models)
+    try:
+        return models[form].build(
+            table.parameters,
+            units=table.units,
+            stderr=table.stderr,
+            spread=table.spread,
+            bias=table.bias,
+            ranges=table.ranges,
+            n=table.n,
+            kind=table.kind,
+            source=table.source,
+            date=table.date,
+            notes=table.notes,
+            at_bounds=table.at_bounds,
+            spread_time=table.spread_time,
+            dtypes=table.dtypes,
+            stands_for=table.stands_for,
+            transferred=table.transferred,
+            quality=table.quality,
+            sources=table.sources,
+        )
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
 
 
-def _make_optional_fit(table: FitTable | None) -> Fit | None:
-    """Make a fitted model that a file may leave out."""
-    return None if table is None else make_fit(table)
-
-
-def make_fits(tables: dict[str, FitTable]) -> dict[str, Fit]:
+def make_fits(
+    place: str, tables: dict[str, FitTable], models: Mapping[str, type[F]]
+) -> dict[str, F]:
     """Make fitted models by name."""
-    return {name: make_fit(table) for name, table in tables.items()}
+    return {
+        name: make_fit(join_place(place, name), table, models) for name, table in tables.items()
+    }
 
 
 def make_context(table: ContextTable) -> Context:
     """Make what real iterations add to isolated kernels and collectives."""
+    overlap, caches = None, None
+    if table.overlap is not None:
+        overlap = make_fit("context.overlap", table.overlap, {Overlap.form: Overlap})
+    if table.caches is not None:
+        caches = make_fit("context.caches", table.caches, {Caches.form: Caches})
+    iteration = {Iteration.form: Iteration}
     return Context(
-        kernels=make_fits(table.kernels),
-        iterations=make_fits(table.iterations),
-        parallel=make_fits(table.parallel),
-        paces=make_fits(table.paces),
-        overlap=_make_optional_fit(table.overlap),
-        caches=_make_optional_fit(table.caches),
+        kernels=make_fits("context.kernels", table.kernels, {InContext.form: InContext}),
+        iterations=make_fits("context.iterations", table.iterations, iteration),
+        parallel=make_fits("context.parallel", table.parallel, iteration),
+        paces=make_fits("context.paces", table.paces, {Pace.form: Pace}),
+        overlap=overlap,
+        caches=caches,
     )

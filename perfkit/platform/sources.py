@@ -6,14 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import polars as pl
 
-from perfkit.fitting import Fit, fit_collective, fit_over_ranks, fit_roofline
+from perfkit.fitting import (
+    CollectiveModel,
+    Fit,
+    KernelModel,
+    Roofline,
+    fit_collective,
+    fit_over_ranks,
+    fit_roofline,
+)
 from perfkit.fitting.collectives import MISSES, find_miss, find_spread
-from perfkit.fitting.parameters import Key, evaluate_collective
+from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import DTYPES, Device, Link, Network, Quantity
 from perfkit.ground.results import Table
 from perfkit.ground.units import check_choice, escape, format_bytes, format_rate
@@ -28,6 +36,7 @@ from perfkit.readers import kernel_database as database
 from perfkit.readers.datasheets import HOP, find_adapter, list_datasheets, read_datasheet
 from perfkit.readers.nccl import ONE_RANK, NcclLogs, read_logs
 
+F = TypeVar("F", bound=Fit)
 #: Spread above which a fit is called poor [-]; docs/formulas.md, table 1.4.
 POOR = 0.25
 #: The switch reduces if half precision takes less than this share of the time of int8 [-], from
@@ -59,7 +68,7 @@ CONTRADICTION = 1.5
 PROVEN = 0.97
 
 
-def _say_origin(fit: Fit, source: str, date: str) -> Fit:
+def _say_origin(fit: F, source: str, date: str) -> F:
     """Add source, files, formats and date to a fit; mark it as poor if its spread is wide."""
     text = ", ".join(filter(None, (source, *fit.sources, "/".join(sorted(fit.dtypes)))))
     fit = replace(fit, source=text, date=date)
@@ -75,7 +84,7 @@ def _list_logs(rows: Table) -> tuple[str, ...]:
 
 def fit_curves(
     frame: Table, *, ranks_per_node: int | None = None, source: str = "", date: str = ""
-) -> dict[str, Fit]:
+) -> dict[str, CollectiveModel]:
     """Fit every collective of a tidy frame: one curve per rank count, and a law over several
     counts.
 
@@ -98,7 +107,7 @@ def fit_curves(
         .when(nodes == pl.col("ranks"))
         .then(pl.lit("rail"))
     )
-    fits: dict[str, Fit] = {}
+    fits: dict[str, CollectiveModel] = {}
     groups = rows.with_columns(place=place.otherwise(pl.lit("across"))).group_by(
         "operation", "place"
     )
@@ -123,7 +132,7 @@ def _select(frame: Table) -> Table:
     return rows
 
 
-def _fit_operation(operation: str, place: str, rows: Table) -> dict[str, Fit]:
+def _fit_operation(operation: str, place: str, rows: Table) -> dict[str, CollectiveModel]:
     """Fit the curves of one operation by rank count, and the law over the counts inside nodes."""
     fits, law, rail = {}, [], "rail" if place == "rail" else ""
     for (count,), group in sorted(rows.group_by("ranks"), key=lambda item: item[0]):
@@ -205,7 +214,7 @@ def _choose_dtype(rows: Table) -> str | None:
     return str(rows.filter(pl.col("dtype").is_in(usable))["dtype"].mode().sort()[0])
 
 
-def _fit_curve(rows: Table, *notes: str) -> Fit:
+def _fit_curve(rows: Table, *notes: str) -> CollectiveModel:
     """Fit one curve in one number format."""
     nbytes = rows["nbytes"].to_numpy()
     fit, least = fit_collective(nbytes, rows["seconds"].to_numpy()), float(nbytes.min())
@@ -235,7 +244,7 @@ def _is_in_network(rows: Table) -> bool:
 
 def fit_rails(
     frame: Table, platform: Platform, *, source: str = "", date: str = ""
-) -> dict[str, Fit]:
+) -> dict[str, CollectiveModel]:
     """Fit the stage between nodes of all_reduces over whole nodes: ``all_reduce.<nodes>.rail``.
 
     The stages inside the nodes are removed from the measured times: as both overlap
@@ -276,14 +285,14 @@ def fit_rails(
 
 
 def _judge_rails(
-    fit: Fit, nbytes: np.ndarray, whole: np.ndarray, inside: np.ndarray, local: int
-) -> Fit:
+    fit: CollectiveModel, nbytes: np.ndarray, whole: np.ndarray, inside: np.ndarray, local: int
+) -> CollectiveModel:
     """Note a size whose whole time the curve misses, and widen its spread.
 
     Where the stages inside nodes take most of the time, the rest is a small difference: the curve
     may be far from it, and the whole time still right.
     """
-    rest = evaluate_collective(fit, nbytes / local, "all_reduce", 2)
+    rest = fit.time(nbytes / local, "all_reduce", 2)
     fitted = np.log(rest**OVERLAP + inside**OVERLAP) / OVERLAP
     sizes, times = np.log(nbytes), np.log(whole)
     miss = find_miss(sizes, times, fitted, find_spread(times - fitted))
@@ -363,16 +372,15 @@ def _separate_rails(nbytes: np.ndarray, whole: np.ndarray, inside: np.ndarray) -
     return _Rails(nbytes[shown], rest[shown], min(uncertainty, 1.0), None, 1.0 / ratio)
 
 
-def _mark_bound(fit: Fit, why: str, beta: float, nodes: int) -> Fit:
+def _mark_bound(fit: CollectiveModel, why: str, beta: float, nodes: int) -> CollectiveModel:
     """Give a fit of rails the time per byte that the log proves [s/B], and say that it is a bound."""
     note = f"{LOWER_BOUND} of the link between nodes, which may be faster: {why}"
     last = min((name for name in fit if name.startswith("beta")), key=lambda name: fit[name])
-    parameters = {**fit.parameters, last: beta * float(bus_factor("all_reduce", nodes))}
+    proven = {last: beta * float(bus_factor("all_reduce", nodes))}
     stderr = {name: error for name, error in fit.stderr.items() if name != last}
     spread = max(fit.spread, BOUND_SPREAD)
-    return replace(
-        fit,
-        parameters=parameters,
+    return fit.with_values(
+        proven,
         stderr=stderr,
         spread=spread,
         quality="poor",
@@ -395,7 +403,7 @@ def fit_kernel(
     source: str,
     date: str,
     notes: Sequence[str] = (),
-) -> Fit:
+) -> Roofline:
     """Fit a roofline of a device to the medians over rows of the same `sizes`, which are columns of
     the frame."""
     each = rows.group_by(*sizes).agg(pl.col("seconds").median()).sort(*sizes)
@@ -408,7 +416,9 @@ def _floats(*names: str) -> list[pl.Expr]:
     return [pl.col(name).cast(pl.Float64) for name in names]
 
 
-def fit_gemms(frame: Table, device: Device, *, source: str = "", date: str = "") -> dict[str, Fit]:
+def fit_gemms(
+    frame: Table, device: Device, *, source: str = "", date: str = ""
+) -> dict[str, Roofline]:
     """Fit the matrix products of a frame of `perfkit.readers.kernel_database.read_gemms`, each
     number format alone.
 
@@ -441,7 +451,7 @@ def fit_gemms(frame: Table, device: Device, *, source: str = "", date: str = "")
 
 def fit_attention(
     frame: Table, device: Device, source: str, date: str, notes: Sequence[str] = ()
-) -> Fit:
+) -> Roofline:
     """Fit fused attention over whole sequences, causal and full together.
 
     Rows of `perfkit.readers.kernel_database.read_attention` with a window, a past, keys in other
@@ -461,7 +471,7 @@ def fit_attention(
     return fit_kernel(rows, sizes, flops, nbytes, device, dtype, source, date, notes)
 
 
-def fit_casts(frame: Table, device: Device, source: str, date: str) -> Fit:
+def fit_casts(frame: Table, device: Device, source: str, date: str) -> Roofline:
     """Fit kernels that only move memory, from casts that are small or too large for the last cache
     of the device."""
     cache = (
@@ -480,7 +490,7 @@ def fit_casts(frame: Table, device: Device, source: str, date: str) -> Fit:
 
 def fit_database(
     system: str, device: Device, *, parts: Sequence[str] = (), label: str = "", date: str = ""
-) -> tuple[dict[str, Fit], dict[str, Fit]]:
+) -> tuple[dict[str, CollectiveModel], dict[str, KernelModel]]:
     """Fit the collectives and the kernels of a system in the kernel database, such as ``h100_sxm``.
 
     `parts` are some of ``collectives``, ``gemm``, ``attention`` and ``elementwise``, by default all
@@ -500,7 +510,7 @@ def fit_database(
         for part in parts or tables
         if parts or tables[part] in held
     ]
-    curves, kernels = dict[str, Fit](), dict[str, Fit]()
+    curves, kernels = dict[str, CollectiveModel](), dict[str, KernelModel]()
     if "collectives" in asked:
         frame = database.read_collectives(system)
         library = f"NCCL {frame['library_version'][0]}, medians over repeats"
@@ -566,8 +576,8 @@ def assemble(
     *,
     name: str | None = None,
     nodes: int | None = None,
-    collectives: Mapping[str, Fit] | None = None,
-    kernels: Mapping[str, Fit] | None = None,
+    collectives: Mapping[str, CollectiveModel] | None = None,
+    kernels: Mapping[str, KernelModel] | None = None,
     provenance: Mapping[str, str] | None = None,
 ) -> Platform:
     """Put fitted parts, from `fit_curves` and similar functions, into a platform; other parts are
@@ -599,14 +609,14 @@ def assemble(
     )
 
 
-def _follow(fit: Fit, name: str, **changes: Any) -> Fit:
+def _follow(fit: F, name: str, **changes: Any) -> F:
     """Fit of an operation that was not measured, from the fit of a similar one."""
     return replace(
         fit, source=f"as {name}: {fit.source}", n=0, kind="assumed", quality="", **changes
     )
 
 
-def _complete(fits: Mapping[str, Fit], ranks: int) -> dict[str, Fit]:
+def _complete(fits: Mapping[str, CollectiveModel], ranks: int) -> dict[str, CollectiveModel]:
     """Add a broadcast with the start-up and the bus bandwidth of all_gather, if there is no
     broadcast."""
     ranks = next((count for count in range(ranks, 1, -1) if f"all_gather.{count}" in fits), 0)
@@ -614,21 +624,22 @@ def _complete(fits: Mapping[str, Fit], ranks: int) -> dict[str, Fit]:
     if gather is None or any(Key.parse(key).operation == "broadcast" for key in fits):
         return dict(fits)
     scale = 1.0 / bus_factor("all_gather", ranks)
-    parameters = {
+    scaled = {
         key: value * (scale if key.startswith("beta") else 1.0) for key, value in gather.items()
     }
-    about = {
-        "stderr": {},
-        "spread": max(0.3, gather.spread),
-        "bias": 0.0,
-        "notes": (UNFITTED,),
-        "at_bounds": (),
-    }
     text = f"all_gather.{ranks}, with the same start-up and busbw"
-    return {**fits, f"broadcast.{ranks}": _follow(gather, text, parameters=parameters, **about)}
+    broadcast = _follow(
+        gather.with_values(scaled, stderr={}),
+        text,
+        spread=max(0.3, gather.spread),
+        bias=0.0,
+        notes=(UNFITTED,),
+        at_bounds=(),
+    )
+    return {**fits, f"broadcast.{ranks}": broadcast}
 
 
-def _fit_links(network: Network, fits: Mapping[str, Fit]) -> dict[str, Link]:
+def _fit_links(network: Network, fits: Mapping[str, CollectiveModel]) -> dict[str, Link]:
     """Links with the latency of a hop from fitted collectives, and the bandwidth between nodes from
     the rails."""
     links = dict(network.links)
@@ -812,7 +823,7 @@ def _add_logs(
 
 
 def _note_settings(
-    platform: Platform, fits: Mapping[str, Fit], settings: Mapping[str, str]
+    platform: Platform, fits: Mapping[str, CollectiveModel], settings: Mapping[str, str]
 ) -> Platform:
     """Add a note to each curve of a log whose run was told how to exchange."""
     noted = {}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, TypeVar
 
-from perfkit.fitting import Fit
+from perfkit.fitting import KernelModel
 from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import DTYPES, Device, Link, MemoryLevel, Network, Quantity, check_base
 from perfkit.ground.units import check_choice, check_positive, check_type, show
@@ -99,7 +99,7 @@ def _read_sheet(name: str, flops: Mapping[str, float] | None, memory: Any) -> tu
     return Datasheet(name, Device(name, "cuda", peaks, (level,)), {}), 1
 
 
-def _set_products(fits: Mapping[str, Fit], sheet: Datasheet) -> dict[str, Fit]:
+def _set_products(fits: Mapping[str, KernelModel], sheet: Datasheet) -> dict[str, KernelModel]:
     """Products at the rates that a datasheet's rows give, at most at the peak; convolutions in fp32
     keep the usual."""
     found = (
@@ -109,12 +109,9 @@ def _set_products(fits: Mapping[str, Fit], sheet: Datasheet) -> dict[str, Fit]:
     )
     for kind, (dtype, rate) in product(("gemm", "bmm"), sheet.products.items()):
         usual, key = fits[kind], Key(kind, variant="" if dtype in ("bf16", "fp16") else dtype)
-        own = {
-            **usual,
-            "compute_efficiency": min(rate.value / sheet.device.peaks[dtype].value, 1.0),
-        }
+        share = min(rate.value / sheet.device.peaks[dtype].value, 1.0)
         spread = max(RATE_SPREADS[rate.kind], usual.spread if kind == "bmm" else 0.0)
-        found[str(key)] = replace(
-            usual, parameters=own, spread=spread, source=rate.source, dtypes=(dtype,)
+        found[str(key)] = usual.with_values(
+            {"compute_efficiency": share}, spread=spread, source=rate.source, dtypes=(dtype,)
         )
     return found

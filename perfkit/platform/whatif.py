@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from perfkit.fitting import Fit
-from perfkit.fitting.parameters import Key, evaluate_collective
+from perfkit.fitting import Additive, CollectiveModel, Fit, OverRanks
+from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import DTYPES, LINKS, Device, Link, Quantity, check_base
 from perfkit.ground.units import check_choice, check_positive, format_rate, format_time
 from perfkit.models.collectives import ring_steps
@@ -39,6 +39,7 @@ _STARTS = dict.fromkeys(("launch", "alpha", "per_collective", "per_resume"), "la
 }
 _TERMS = {**dict.fromkeys(TERMS, "peak"), **_STARTS, "beyond_l3": "memory"}
 P = TypeVar("P", bound=Machine)  # a platform
+F = TypeVar("F", bound=Fit)
 
 
 def resize_nodes(platform: P, nodes: int, local: int) -> P:
@@ -107,7 +108,9 @@ def with_datasheet(platform: P, other: Machine | Datasheet | Device) -> P:
             f"{name} is {device.kind}, {platform.name} is {platform.device.kind}; fits do not carry over"
         )
     bound = [
-        key for key, fit in platform.kernels.items() if fit.form == "additive" and key != "transfer"
+        key
+        for key, fit in platform.kernels.items()
+        if isinstance(fit, Additive) and key != "transfer"
     ]
     if bound:  # transfers depend on the host
         held = f"platform {platform.name!r} holds seconds per byte for {bound[0]}, not efficiencies of a datasheet"
@@ -228,7 +231,7 @@ def with_scale(platform: P, **scales: float) -> P:
     )
     timed = ("peak", "memory", "cache", "latency")
     kernels = {
-        key: follow(fit, _TERMS if fit.form == "additive" else _STARTS, timed)
+        key: follow(fit, _TERMS if isinstance(fit, Additive) else _STARTS, timed)
         if key != "transfer"
         else fit
         for key, fit in platform.kernels.items()
@@ -241,7 +244,7 @@ def with_scale(platform: P, **scales: float) -> P:
     context = platform.context.map(lambda fit: follow(fit, _STARTS, timed))
     if caches := context.caches:
         sizes = {name: caches[name] * at["cache"] for name in ("l2", "l3")}
-        context = replace(context, caches=replace(caches, parameters={**caches, **sizes}))
+        context = replace(context, caches=caches.with_values(sizes))
     device, network = platform.device, platform.network
     *near, main = device.memory
     levels = [
@@ -272,8 +275,8 @@ def with_scale(platform: P, **scales: float) -> P:
 
 
 def _rescale(
-    fit: Fit, names: Mapping[str, str], used: tuple[str, ...], at: Mapping[str, float], note: str
-) -> Fit:
+    fit: F, names: Mapping[str, str], used: tuple[str, ...], at: Mapping[str, float], note: str
+) -> F:
     """Scale the parameters of a fit with their resources, and widen its spread for all resources
     that it uses."""
     changes = [math.log(at[name]) for name in used]
@@ -323,43 +326,42 @@ def find_link(key: str, ranks_per_node: int) -> str:
     return "inter" if algorithm == "rail" or (ranks or 0) > ranks_per_node else "intra"
 
 
-def _start(key: str, fit: Fit, ranks_per_node: int) -> float:
+def _start(key: str, fit: CollectiveModel, ranks_per_node: int) -> float:
     """Start-up time of a collective fit, above zero [s]."""
     operation, ranks, *_ = Key.parse(key)
-    return max(float(evaluate_collective(fit, 0.0, operation, ranks or ranks_per_node)), 1e-9)
+    return max(float(fit.time(0.0, operation, ranks or ranks_per_node)), 1e-9)
 
 
-def carry_fit(
-    fit: Fit, note: str, spread: float, factors: Mapping[str, float] | None = None
-) -> Fit:
+def carry_fit(fit: F, note: str, spread: float, factors: Mapping[str, float] | None = None) -> F:
     """Carry a fit over to another machine: scaled parameters, a wider spread, and a note about
     it."""
     scale = {
         name: next((f for stem, f in (factors or {}).items() if name.startswith(stem)), 1.0)
         for name in fit
     }
-    return replace(
-        fit,
+    return fit.with_values(
+        {name: value * scale[name] for name, value in fit.items()},
+        stderr={name: error * scale[name] for name, error in fit.stderr.items()},
         kind="assumed",
         spread=math.hypot(fit.spread, spread),
         transferred=(note, *fit.transferred),
-        parameters={name: value * scale[name] for name, value in fit.items()},
-        stderr={name: error * scale[name] for name, error in fit.stderr.items()},
     )
 
 
-def _follow_link(key: str, fit: Fit, old: Link, new: Link, ranks_per_node: int, note: str) -> Fit:
+def _follow_link(
+    key: str, fit: CollectiveModel, old: Link, new: Link, ranks_per_node: int, note: str
+) -> CollectiveModel:
     """Adapt a collective to a changed link: its time per byte to the bandwidth, its start-up to the
     latency."""
     ratio, change = old.bandwidth.value / new.bandwidth.value, new.latency.value - old.latency.value
     # if the start-up were nothing but hops
     least = min(new.latency.value / max(old.latency.value, 1e-12), 1.0)
     operation, ranks, *_ = Key.parse(key)
-    law = fit.form == "over_ranks"
+    law = isinstance(fit, OverRanks)
     steps = 1.0 if law else float(ring_steps(operation, ranks or ranks_per_node))
     moved = [name for name in fit if name == "alpha1" or (name.startswith("alpha") and not law)]
     starts = {name: max(fit[name] + steps * change, least * fit[name]) for name in moved}
-    carried = carry_fit(replace(fit, parameters={**fit, **starts}), note, 0.0, {"beta": ratio})
+    carried = carry_fit(fit.with_values(starts), note, 0.0, {"beta": ratio})
     growth = _start(key, carried, ranks_per_node) / _start(key, fit, ranks_per_node)
     return replace(
         carried,

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from perfkit.fitting import Fit
+from perfkit.fitting import InContext, Iteration, KernelModel
+from perfkit.fitting.models import KERNELS
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import Array, check_choice
 from perfkit.models.caches import PAGE, miss_share
@@ -18,7 +19,7 @@ from perfkit.models.embedding import row_traffic, size_lookup
 from perfkit.models.kernels import in_context
 from perfkit.models.roofline import smooth_maximum
 from perfkit.platform import kernels as isolated
-from perfkit.platform.estimates import FORMS, check_time
+from perfkit.platform.estimates import check_time
 from perfkit.platform.machine import ANY
 from perfkit.platform.platform import Platform
 from perfkit.workloads.graph import FEATURES, Graph
@@ -62,8 +63,8 @@ class Models(NamedTuple):
     arrays over classes."""
 
     classes: tuple[_Class, ...]
-    fits: list[Fit | None]
-    contexts: list[Fit | None]
+    fits: list[KernelModel | None]
+    contexts: list[InContext | None]
     numbers: dict[str, Array]
 
 
@@ -393,10 +394,10 @@ def _price_alone(sizes: dict[str, Array], platform: Platform) -> tuple[Array, Ar
                 for name in ("flops", "nbytes", *DISTANT[:2])
                 if name in part
             }
-        hot[members] = total = products * FORMS[form](part, **fit) + turned
+        hot[members] = total = products * KERNELS[form].evaluate(part, **fit) + turned
         if form == "additive":
             near = {name: values for name, values in fit.items() if name not in DISTANT}
-            hot[members] = np.minimum(products * FORMS[form](part, **near), total)
+            hot[members] = np.minimum(products * KERNELS[form].evaluate(part, **near), total)
             cold[members] = total - hot[members]
     return hot, cold
 
@@ -496,7 +497,7 @@ def price_host(graph: Graph, platform: Platform) -> tuple[Array, Array]:
     return first, np.maximum(launches - 1, 0.0) * (between + launch)
 
 
-def join_host(device: Any, host: Any, whole: Fit | None) -> Any:
+def join_host(device: Any, host: Any, whole: Iteration | None) -> Any:
     """Time of an iteration [s]: that of the slower of device and host, or a smooth maximum where
     steps were fitted."""
     return smooth_maximum(

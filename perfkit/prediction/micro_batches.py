@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.fitting import Fit
+from perfkit.fitting import Iteration
 from perfkit.ground.units import Array
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import join_host, price, price_host
@@ -193,7 +193,7 @@ def price_messages(
     return time
 
 
-def join_hosts(rank: RankTimes, whole: Fit | None) -> RankTimes:
+def join_hosts(rank: RankTimes, whole: Iteration | None) -> RankTimes:
     """Times of a rank of a stage; its host starts each pass with the device, as both wait for the
     same message."""
     graph, seconds = rank.kind.graph, rank.seconds.copy()

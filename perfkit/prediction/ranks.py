@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from perfkit.fitting import Fit
+from perfkit.fitting import Iteration
 from perfkit.ground.units import Array, check_choice, check_positive, check_type, show
 from perfkit.platform.collectives import join_regions
 from perfkit.platform.estimates import CollectiveTime
@@ -313,7 +313,7 @@ def price_group(
 
 
 def time_collectives(
-    kinds: Sequence[Kind], platform: Platform, whole: Fit | None = None
+    kinds: Sequence[Kind], platform: Platform, whole: Iteration | None = None
 ) -> tuple[list[Array], tuple[str, ...]]:
     """Time of each collective of every kind of rank [s], and what makes these times less certain
     than their spread.
@@ -358,7 +358,7 @@ def time_collectives(
 
 
 def time_rank(
-    kind: Kind, seconds: Array, durations: Array, platform: Platform, whole: Fit | None
+    kind: Kind, seconds: Array, durations: Array, platform: Platform, whole: Iteration | None
 ) -> RankTimes:
     """Times of the operations of a rank inside an iteration, of its collectives, and of its host
     [s].

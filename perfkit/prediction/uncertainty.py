@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.fitting import Fit
+from perfkit.fitting import Iteration
 from perfkit.ground.results import Picture, Table, Tabular
 from perfkit.ground.units import check_positive, format_bytes, format_time
 from perfkit.models.optimizers import find_optimizer
@@ -75,7 +75,7 @@ def join_errors(errors: Any, assumed: np.ndarray, waits: Any, whole: Any) -> Any
 
 
 def spread_host(
-    timeline: Timeline, error: float, loading: float, free: bool, whole: Fit | None
+    timeline: Timeline, error: float, loading: float, free: bool, whole: Iteration | None
 ) -> float:
     """Spread of the time of an iteration because all host times may be too short or too long
     together [-]."""

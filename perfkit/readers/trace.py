@@ -472,10 +472,11 @@ def _describe(
         "stacks": stacks,
         "memory": bool(facts.get("profile_memory")),
     }
-    devices, observers = (
-        tuple(tables(facts.get("deviceProperties"))),
-        tuple(name for name, on in seen.items() if on),
-    )
+    devices = tuple(tables(facts.get("deviceProperties")))
+    for device in devices:
+        if type(device.get("id")) is not int:  # its number is compared with those of kernels
+            device["id"] = None
+    observers = tuple(name for name, on in seen.items() if on)
     return TraceFile(events, args, rank, ranks, devices, groups, observers, source)
 
 

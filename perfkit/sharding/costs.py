@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfkit.fitting import Fit
+from perfkit.fitting import Caches, Iteration
 from perfkit.ground.units import Array, steady
 from perfkit.models.embedding import row_traffic, state_bytes
 from perfkit.models.optimizers import find_optimizer
@@ -50,7 +50,7 @@ class Costs:
         self.workload, self.platform, self.ranks = workload, platform, ranks
         #: What real iterations add (a fit, if there is one); ranks that take part in a node;
         #: whether they have a GPU.
-        self.iteration: Fit | None = platform.context.find_iteration("dlrm", ranks)
+        self.iteration: Iteration | None = platform.context.find_iteration("dlrm", ranks)
         self.node, self.accelerated = (
             min(platform.network.ranks_per_node, ranks),
             platform.device.kind != "cpu",
@@ -176,7 +176,7 @@ class Costs:
         }
         if (near := self.platform.memo.get(("caches", scale))) is None:
             context = self.platform.context
-            fit = Fit("caches", {**(context.caches or {}), **sizes})
+            fit = Caches.build({**(context.caches or {}), **sizes})
             near = self.platform.memo["caches", scale] = replace(
                 self.platform, context=replace(context, caches=fit)
             )

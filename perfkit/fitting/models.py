@@ -1,0 +1,455 @@
+"""Fitted models: of kernels, of collectives, and of what real iterations add, each with its
+parameters and one closed form."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from perfkit.fitting.parameters import Fit, Parameter
+from perfkit.ground.units import Array, Values
+from perfkit.models import collectives as forms
+from perfkit.models.kernels import TERMS, additive
+from perfkit.models.roofline import roofline_time, round_up
+
+#: Sizes of kernels by name, in base units: arrays that broadcast, with the ``peak`` [FLOP/s] and the
+#: ``bandwidth`` [B/s] of the device.
+Sizes = Mapping[str, Array]
+
+# Kernels.
+
+
+@dataclass(frozen=True, repr=False)
+class KernelModel(Fit):
+    """Time of kernels of one class, alone on the device."""
+
+    @staticmethod
+    @abstractmethod
+    def evaluate(sizes: Sizes, **parameters: Values) -> Array:
+        """Times of kernels [s] for parameters by name, which may be arrays."""
+
+    def time(self, sizes: Sizes) -> Array:
+        """Times of kernels.
+
+        Parameters
+        ----------
+        sizes : mapping of str to array
+            What the form needs, in base units: ``flops``, ``nbytes``, ``peak`` and ``bandwidth`` of
+            a roofline, the sizes of its terms for a sum.
+
+        Returns
+        -------
+        time : array
+            One time per kernel [s].
+        """
+        return self.evaluate(sizes, **self)
+
+
+@dataclass(frozen=True, repr=False)
+class Roofline(KernelModel):
+    """Launch time plus a smooth maximum of arithmetic and memory traffic.
+
+    Parameters
+    ----------
+    launch : Parameter
+        Time of an empty kernel [s].
+    compute_efficiency, memory_efficiency : Parameter
+        Share of the peak and of the memory bandwidth that large kernels reach [-].
+    sharpness : Parameter
+        Exponent of the smooth maximum [-].
+    """
+
+    form: ClassVar[str] = "roofline"
+    equation: ClassVar[str] = (
+        "t = launch + ((flops / (e peak))^q + (bytes / (e bandwidth))^q)^(1/q)"
+    )
+
+    launch: Parameter
+    compute_efficiency: Parameter
+    memory_efficiency: Parameter
+    sharpness: Parameter
+
+    @staticmethod
+    def evaluate(sizes: Sizes, **parameters: Values) -> Array:
+        """Times of kernels [s] for parameters by name, which may be arrays."""
+        launch, sharpness = parameters["launch"], parameters["sharpness"]
+        bandwidth = parameters["memory_efficiency"] * sizes["bandwidth"]
+        if not np.any(sizes["flops"]):
+            return np.asarray(launch + sizes["nbytes"] / bandwidth)
+        rates: dict[str, Any] = {
+            "peak": parameters["compute_efficiency"] * sizes["peak"],
+            "bandwidth": bandwidth,
+            "launch": launch,
+            "sharpness": sharpness,
+        }
+        return np.asarray(roofline_time(sizes["flops"], sizes["nbytes"], **rates))
+
+
+@dataclass(frozen=True, repr=False)
+class TiledRoofline(Roofline):
+    """A `Roofline` of products that are computed in whole tiles: small batched products waste most
+    of a tile.
+
+    Parameters
+    ----------
+    tile_m, tile_n : Parameter
+        Rows and columns of a tile [-].
+    """
+
+    form: ClassVar[str] = "tiled"
+    equation: ClassVar[str] = "as roofline, with the flops of whole tiles"
+
+    tile_m: Parameter
+    tile_n: Parameter
+
+    @staticmethod
+    def evaluate(sizes: Sizes, **parameters: Values) -> Array:
+        """Times of kernels [s] for parameters by name, which may be arrays."""
+        rows = round_up(sizes["m"], parameters["tile_m"])
+        columns = round_up(sizes["n"], parameters["tile_n"])
+        whole = rows * columns / np.maximum(sizes["m"] * sizes["n"], 1.0)
+        shares = {
+            name: value for name, value in parameters.items() if name not in ("tile_m", "tile_n")
+        }
+        return Roofline.evaluate({**sizes, "flops": whole * sizes["flops"]}, **shares)
+
+
+@dataclass(frozen=True, repr=False)
+class Additive(KernelModel):
+    """A sum of terms, each a size of the operation times a time.
+
+    Parameters
+    ----------
+    costs : mapping of str to Parameter
+        Time of one unit of each term, by names of `perfkit.models.kernels.TERMS` [s].
+    """
+
+    form: ClassVar[str] = "additive"
+    equation: ClassVar[str] = "t = sum of parameter times term (bytes, rows, operations, ...)"
+    optional: ClassVar[tuple[str, ...]] = tuple(TERMS)
+
+    costs: Mapping[str, Parameter]
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """Times of the terms by name."""
+        return self.costs
+
+    @classmethod
+    def list_parameters(cls) -> tuple[str, ...]:
+        """Names of all terms."""
+        return tuple(TERMS)
+
+    @classmethod
+    def _assemble(cls, parameters: Mapping[str, Parameter], about: Mapping[str, Any]) -> Self:
+        return cls(dict(parameters), **about)
+
+    @staticmethod
+    def evaluate(sizes: Sizes, **parameters: Values) -> Array:
+        """Times of kernels [s] for parameters by name, which may be arrays."""
+        costs: dict[str, Any] = parameters
+        return additive(sizes, **costs)
+
+
+# Collectives.
+
+
+@dataclass(frozen=True, repr=False)
+class CollectiveModel(Fit):
+    """Time of a collective over the size of its message."""
+
+    @abstractmethod
+    def time(self, nbytes: Values, operation: str = "", ranks: int = 0) -> Array:
+        """Times until the last rank has finished.
+
+        Parameters
+        ----------
+        nbytes : float or array
+            Message sizes in the nccl-tests convention [B].
+        operation : str, optional
+            Operation, such as ``all_reduce``; only a law over rank counts needs it [-].
+        ranks : int, optional
+            Ranks taking part; only a law over rank counts needs them [-].
+
+        Returns
+        -------
+        time : array
+            One time per size [s].
+        """
+
+
+@dataclass(frozen=True, repr=False)
+class Pipelined(CollectiveModel):
+    """Start-up and transfer that overlap.
+
+    Parameters
+    ----------
+    alpha : Parameter
+        Time of a vanishing message [s].
+    beta : Parameter
+        Time per byte of a huge message [s/B].
+    sharpness : Parameter, optional
+        Exponent of the smooth maximum; the usual one if not given [-].
+    """
+
+    form: ClassVar[str] = "pipelined"
+    equation: ClassVar[str] = "t = (alpha^q + (beta n)^q)^(1/q)"
+    optional: ClassVar[tuple[str, ...]] = ("sharpness",)
+
+    alpha: Parameter
+    beta: Parameter
+    sharpness: Parameter | None = None
+
+    def time(self, nbytes: Values, operation: str = "", ranks: int = 0) -> Array:
+        """Times for messages [B], see `CollectiveModel.time`."""
+        return np.asarray(forms.pipelined(nbytes, **self))
+
+
+@dataclass(frozen=True, repr=False)
+class AlphaBeta(CollectiveModel):
+    """Start-up and transfer, one after the other.
+
+    Parameters
+    ----------
+    alpha : Parameter
+        Time of a vanishing message [s].
+    beta : Parameter
+        Time per byte [s/B].
+    """
+
+    form: ClassVar[str] = "alpha_beta"
+    equation: ClassVar[str] = "t = alpha + beta n"
+
+    alpha: Parameter
+    beta: Parameter
+
+    def time(self, nbytes: Values, operation: str = "", ranks: int = 0) -> Array:
+        """Times for messages [B], see `CollectiveModel.time`.
+
+        Examples
+        --------
+        >>> fit = AlphaBeta.build({"alpha": 1e-5, "beta": 1e-11})
+        >>> round(float(fit.time(1e6)) * 1e6)
+        20
+        """
+        return np.asarray(forms.alpha_beta(nbytes, **self))
+
+
+@dataclass(frozen=True, repr=False)
+class TwoRegime(CollectiveModel):
+    """The faster of two protocols, each with a start-up and a transfer.
+
+    Parameters
+    ----------
+    alpha1, beta1 : Parameter
+        Start-up [s] and time per byte [s/B] of the protocol for small messages.
+    alpha2, beta2 : Parameter
+        Start-up [s] and time per byte [s/B] of the protocol for large messages.
+    """
+
+    form: ClassVar[str] = "two_regime"
+    equation: ClassVar[str] = "t = min(alpha1 + beta1 n, alpha2 + beta2 n)"
+
+    alpha1: Parameter
+    beta1: Parameter
+    alpha2: Parameter
+    beta2: Parameter
+
+    def time(self, nbytes: Values, operation: str = "", ranks: int = 0) -> Array:
+        """Times for messages [B], see `CollectiveModel.time`."""
+        return np.asarray(forms.two_regime(nbytes, **self))
+
+
+@dataclass(frozen=True, repr=False)
+class TwoBranch(CollectiveModel):
+    """The faster of two pipelined protocols.
+
+    Parameters
+    ----------
+    alpha1, beta1 : Parameter
+        Start-up [s] and time per byte [s/B] of the protocol for small messages.
+    alpha2, beta2 : Parameter
+        Start-up [s] and time per byte [s/B] of the protocol for large messages.
+    sharpness : Parameter, optional
+        Exponent of both smooth maxima; the usual one if not given [-].
+    """
+
+    form: ClassVar[str] = "two_branch"
+    equation: ClassVar[str] = "t = min over i of (alpha_i^q + (beta_i n)^q)^(1/q)"
+    optional: ClassVar[tuple[str, ...]] = ("sharpness",)
+
+    alpha1: Parameter
+    beta1: Parameter
+    alpha2: Parameter
+    beta2: Parameter
+    sharpness: Parameter | None = None
+
+    def time(self, nbytes: Values, operation: str = "", ranks: int = 0) -> Array:
+        """Times for messages [B], see `CollectiveModel.time`."""
+        return np.asarray(forms.two_branch(nbytes, **self))
+
+
+@dataclass(frozen=True, repr=False)
+class OverRanks(CollectiveModel):
+    """A law over rank counts.
+
+    Parameters
+    ----------
+    alpha0, alpha1 : Parameter
+        Start-up that does not depend on the ranks, and start-up of each step [s].
+    beta0, beta1 : Parameter
+        Time per byte that does not depend on the ranks, and per byte that leaves a rank [s/B].
+    sharpness : Parameter, optional
+        Exponent of the smooth maximum; the usual one if not given [-].
+    """
+
+    form: ClassVar[str] = "over_ranks"
+    equation: ClassVar[str] = (
+        "t = (alpha^q + (beta n)^q)^(1/q), alpha = alpha0 + alpha1 steps, "
+        "beta = beta0 + beta1 (p - 1) / p"
+    )
+    optional: ClassVar[tuple[str, ...]] = ("sharpness",)
+
+    alpha0: Parameter
+    alpha1: Parameter
+    beta0: Parameter
+    beta1: Parameter
+    sharpness: Parameter | None = None
+
+    def time(self, nbytes: Values, operation: str = "", ranks: int = 0) -> Array:
+        """Times for messages [B] of an operation on some ranks, see `CollectiveModel.time`."""
+        return np.asarray(forms.over_ranks(nbytes, ranks, operation, **self))
+
+
+# What real iterations add.
+
+
+@dataclass(frozen=True, repr=False)
+class ContextModel(Fit):
+    """What real iterations add to isolated kernels and collectives."""
+
+
+@dataclass(frozen=True, repr=False)
+class InContext(ContextModel):
+    """Kernels inside an iteration, see `perfkit.models.kernels.in_context`.
+
+    Parameters
+    ----------
+    scale, cold_scale : Parameter, optional
+        Factors on the isolated time, and on what distant operands add [-].
+    launch : Parameter, optional
+        Extra time of a call [s].
+    page_walks : Parameter, optional
+        Time of one page walk [s].
+    """
+
+    form: ClassVar[str] = "in_context"
+    optional: ClassVar[tuple[str, ...]] = ("scale", "cold_scale", "launch", "page_walks")
+
+    scale: Parameter | None = None
+    cold_scale: Parameter | None = None
+    launch: Parameter | None = None
+    page_walks: Parameter | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Iteration(ContextModel):
+    """Whole iterations of a family.
+
+    Parameters
+    ----------
+    scale : Parameter
+        Factor on all operations [-].
+    per_operation, per_collective, per_resume : Parameter, optional
+        Host time of an operation, extra time of a collective, and of the kernels after it [s].
+    sharpness : Parameter, optional
+        Exponent that joins host and device [-].
+    """
+
+    form: ClassVar[str] = "iteration"
+    optional: ClassVar[tuple[str, ...]] = (
+        "per_operation",
+        "per_collective",
+        "per_resume",
+        "sharpness",
+    )
+
+    scale: Parameter
+    per_operation: Parameter | None = None
+    per_collective: Parameter | None = None
+    per_resume: Parameter | None = None
+    sharpness: Parameter | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Pace(ContextModel):
+    """The usual pace of a machine, see `perfkit.models.kernels.at_usual_pace`.
+
+    Parameters
+    ----------
+    product, stream, gather : Parameter
+        Usual time of each reference work [s].
+    product_weight, stream_weight, gather_weight : Parameter
+        How much the class depends on it [-].
+    """
+
+    form: ClassVar[str] = "pace"
+
+    product: Parameter
+    stream: Parameter
+    gather: Parameter
+    product_weight: Parameter
+    stream_weight: Parameter
+    gather_weight: Parameter
+
+
+@dataclass(frozen=True, repr=False)
+class Overlap(ContextModel):
+    """Collectives beside kernels.
+
+    Parameters
+    ----------
+    contention : Parameter
+        Share of its time that a running collective takes from kernels on the same core [-].
+    """
+
+    form: ClassVar[str] = "overlap"
+
+    contention: Parameter
+
+
+@dataclass(frozen=True, repr=False)
+class Caches(ContextModel):
+    """Effective caches.
+
+    Parameters
+    ----------
+    l2, l3 : Parameter
+        Capacities of the last two caches [B].
+    pages : Parameter, optional
+        Pages that the translation buffer holds [-].
+    l3_share : Parameter, optional
+        Share of the last cache that is free for a rank [-].
+    """
+
+    form: ClassVar[str] = "caches"
+    optional: ClassVar[tuple[str, ...]] = ("pages", "l3_share")
+
+    l2: Parameter
+    l3: Parameter
+    pages: Parameter | None = None
+    l3_share: Parameter | None = None
+
+
+#: Models of kernels, of collectives and of iterations, by the name of their form.
+KERNELS: Mapping[str, type[KernelModel]] = {
+    model.form: model for model in (Roofline, TiledRoofline, Additive)
+}
+COLLECTIVES: Mapping[str, type[CollectiveModel]] = {
+    model.form: model for model in (Pipelined, AlphaBeta, TwoRegime, TwoBranch, OverRanks)
+}
+CONTEXT: Mapping[str, type[ContextModel]] = {
+    model.form: model for model in (InContext, Iteration, Pace, Overlap, Caches)
+}
