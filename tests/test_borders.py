@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from perfkit.ground.files import check_values, find_reference
 from perfkit.measure.folders import LARGEST_KEPT, Campaign
 from perfkit.models import embedding
 from perfkit.readers.execution_trace import read_execution
-from perfkit.readers.nccl import read_nccl_tests
+from perfkit.readers.nccl import parse_nccl_tests, read_nccl_tests
 from perfkit.workloads.dlrm import hold_tables
 from tests.fuzz.entries_numbers import FORMS, OBJECTS, TAKERS, Example
 
@@ -243,3 +244,37 @@ def test_a_product_with_one_column_is_not_slowed_down() -> None:
     assert row <= l40s.gemm(8, 20008, 4096, dtype="bf16").time
     with pytest.warns(pk.ExtrapolationWarning, match="pad these sizes"):
         assert l40s.gemm(20000, 129, 4096, dtype="bf16").time > one
+
+
+#: What takes names of files, and the argument that its errors name.
+NAMED_FILES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "logs": (lambda value: pk.calibrate(nccl_logs=value, base="h100-sxm-8"), "nccl_logs"),
+    "traces": (lambda value: pk.calibrate(traces=value, base="h100-sxm-8"), "traces"),
+    "trace": (pk.read_trace, "paths"),
+    "measurements": (lambda value: pk.calibrate(measurements=value), "measurements"),
+    "platform": (pk.Platform.load, "path"),
+    "plan": (pk.Plan.load, "path"),
+    "comparison": (pk.Comparison.load, "path"),
+    "tables": (pk.read_tables, "source"),
+    "text of a platform": (pk.Platform.from_toml, "text"),
+    "text of a log": (parse_nccl_tests, "text"),
+}
+
+
+@pytest.mark.parametrize("value", [4, 1.5, b"x", {3}, range(10**12)], ids=str)
+@pytest.mark.parametrize("reads", NAMED_FILES.values(), ids=[*NAMED_FILES])
+def test_what_is_no_name_of_a_file_is_refused_with_its_argument(
+    reads: tuple[Callable[[Any], Any], str], value: Any
+) -> None:
+    read, argument = reads
+    with pytest.raises(ValueError, match=r"; it must be the (name|text|content) of a") as caught:
+        read(value)
+    first = rf"{argument} is {re.escape(repr(value))}|{argument}\[0\] is 0"
+    assert re.match(first, str(caught.value)), caught.value
+
+
+@pytest.mark.parametrize("value", ["", "a\0b"])
+def test_names_that_no_file_has_are_refused(value: str) -> None:
+    for read in (pk.read_trace, pk.Plan.load, pk.Platform.load, pk.Comparison.load):
+        with pytest.raises(ValueError, match=r"it is empty; name a file|no name of a file holds"):
+            read(value)

@@ -6,8 +6,17 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import polars as pl
+import pytest
+
+import perfkit as pk
+from perfkit.ground import forks
+from perfkit.ground.files import reading
+from perfkit.readers.kernel_database import read_gemms
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -120,3 +129,34 @@ def test_after_queries_a_forked_process_works_or_says_a_line(tmp_path: Path) -> 
         assert said == "done" or re.fullmatch(refused, said), (name, said)
     for name in ("sweep", "chart", "report"):
         assert verdicts[name] != "done", "the case that waited"
+
+
+def test_readers_let_a_fork_error_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 0, "dur": 9}
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps({"traceEvents": [event]}))
+    tables = tmp_path / "tables.parquet"
+    pl.DataFrame({"rows": [1000], "dim": [64]}).write_parquet(tables)
+    folder = tmp_path / "data" / "h" / "family" / "sglang" / "0.5.14"
+    folder.mkdir(parents=True)
+    row = {"gemm_dtype": ["bfloat16"], "m": [64], "n": [64], "k": [64], "latency": [0.1]}
+    pl.DataFrame(row).write_parquet(folder / "gemm_perf.parquet")
+    monkeypatch.setenv("PERFKIT_KERNEL_DATABASE", str(tmp_path))
+    reads: dict[str, Callable[[], Any]] = {
+        "trace": lambda: pk.read_trace(trace),
+        "tables": lambda: pk.read_tables(tables),
+        "products": lambda: read_gemms("h"),
+    }
+    for read in reads.values():
+        read()
+    monkeypatch.setattr(forks._Threads, "lost", True)
+    for name, read in reads.items():
+        with pytest.raises(forks.ForkError, match=r"^this process was made by fork, and Polars"):
+            read()
+            pytest.fail(name)
+
+
+def test_a_reader_without_memory_does_not_blame_the_file(tmp_path: Path) -> None:
+    said = r"^big\.csv cannot be read: this process has too little memory"
+    with pytest.raises(ValueError, match=said), reading("big.csv", "name another"):
+        raise MemoryError

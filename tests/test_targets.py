@@ -351,6 +351,51 @@ def test_everything_that_writes_refuses_alike(
     assert {**before} == {entry.name: entry.lstat() for entry in tmp_path.iterdir()}
 
 
+@writers
+def test_a_dash_is_no_name_of_a_file(
+    write: Any, toy: pk.Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if write is WRITERS["json"]:  # of this option alone it is standard output
+        write("-", toy)
+    else:
+        with pytest.raises(ValueError, match=r" is '-', which stands for standard output elsewh"):
+            write("-", toy)
+    assert not [*tmp_path.iterdir()]
+
+
+COMMANDS = {
+    "predict": ["predict", "--model", "gpt2", "--platform", "h100-sxm-8", "--report"],
+    "shard": [
+        "shard",
+        "--model",
+        "dlrm-small",
+        "--platform",
+        "h100-sxm-8",
+        "--ranks",
+        "2",
+        "--out",
+    ],
+    "calibrate": ["calibrate", "--out"],
+    "demo": ["demo", "--out"],
+    "demo's report": ["demo", "--report"],
+}
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=[*COMMANDS])
+def test_a_dash_is_no_file_for_a_command(
+    words: list[str], tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, "-"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        f"{words[-1][2:]} is '-', which stands for standard output" in said
+        and said.count("\n") == 1
+    )
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_folder_without_room_for_drafts_is_known_before(tmp_path: Path) -> None:
     # permissions allow it, as root, but the disk does not
     with pytest.raises(ValueError, match="its folder cannot be written to; choose another"):

@@ -14,7 +14,7 @@ from perfkit.calibration.checks import Comparison, compare_run
 from perfkit.calibration.cluster import calibrate_traces, fit_cluster, measure_cluster, resize_base
 from perfkit.calibration.fit import find_caches, fit_platform
 from perfkit.calibration.pace import name_disturbances
-from perfkit.ground.files import LARGEST_TEXT, reading
+from perfkit.ground.files import LARGEST_TEXT, check_path, check_paths, reading
 from perfkit.ground.targets import check_target, write_text
 from perfkit.ground.units import check_choice, check_positive, check_type
 from perfkit.measure.folders import Campaign, open_campaign
@@ -332,13 +332,17 @@ def calibrate(
     check_type("partial", partial, bool)
     if partial and nccl_logs is None:
         raise ValueError("partial is True; it is for logs of nccl-tests, which nccl_logs names")
+    if traces is not None:
+        check_paths("traces", traces)
+    if nccl_logs is not None:
+        check_paths("nccl_logs", nccl_logs)
     target, campaign = check_target("out", out, ".toml") if out is not None else None, None
     raw_file = (target or Path("perfkit-platform.toml")).with_suffix(".measurements.json")
     if target is not None and measurements is None and traces is None and nccl_logs is None:
         check_target("the file of the raw measurements", raw_file)
     name, raw = target.stem if target else None, dict[str, Any]()
-    check_type("measurements", measurements, str | Path | None)
     if measurements is not None:
+        measurements = check_path("measurements", measurements)
         raw = _read_measurements(Path(measurements))
     elif traces is None and nccl_logs is None:
         ranks = _count_ranks(device, ranks)

@@ -17,9 +17,9 @@ from perfkit.calibration.runs import fit_logs
 from perfkit.fitting import CollectiveModel, fit_collective
 from perfkit.fitting.collectives import PRIOR, TRUST
 from perfkit.fitting.parameters import Key
-from perfkit.ground.files import group_rows, reading
+from perfkit.ground.files import check_paths, group_rows, reading
 from perfkit.ground.results import Table
-from perfkit.ground.units import Array, check_type, show
+from perfkit.ground.units import Array, show
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import carry_fit
 from perfkit.readers.execution_trace import (
@@ -416,12 +416,7 @@ def _scale_curve(platform: Platform, key: Key, rows: Table, source: str) -> Coll
 @uncollected()
 def read_ranks(paths: str | Path | Sequence[str | Path]) -> list[TraceFile]:
     """Read the traces of all ranks, with the operands in execution traces; see `pk.read_trace`."""
-    if isinstance(paths, str | Path):
-        paths = [paths]
-    check_type("paths", paths, Sequence)
-    for path in paths:
-        check_type("a path", path, str | Path)
-    named = [Path(path) for path in paths]
+    named = check_paths("paths", paths)
     executions = [path for path in named if _holds_nodes(path)]
     files = [read_kineto(path) for path in named if path not in executions]
     if not len(executions) <= len(files) > 0:

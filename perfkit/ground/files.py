@@ -4,12 +4,14 @@ import csv
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from perfkit.ground.units import escape, format_bytes
+from perfkit.ground.forks import ForkError
+from perfkit.ground.units import escape, format_bytes, show
 
 #: Largest file of JSON, TOML, CSV or a log that is read [B]: those that perfkit writes or ships
 #: have up to 0.6 MB, and parsed data take up to 30 times as much memory.
@@ -162,6 +164,50 @@ def _explain_file(path: str, unpacks: bool) -> str | None:
     return explain_content(head, path, unpacks=unpacks)
 
 
+def check_path(argument: str, path: Any) -> Path:
+    """The name of a file to read; a ValueError for anything else.
+
+    Examples
+    --------
+    >>> check_path("path", 4)
+    Traceback (most recent call last):
+    ...
+    ValueError: path is 4; it must be the name of a file, a str or a Path
+    """
+    name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(name, str):
+        raise ValueError(
+            f"{argument} is {show(path)}; it must be the name of a file, a str or a Path"
+        )
+    if not name:
+        raise ValueError(f"{argument} is ''; it is empty; name a file")
+    if "\0" in name:
+        raise ValueError(f"{argument} is {show(name, 200)}; no name of a file holds \\x00")
+    return Path(name)
+
+
+def check_paths(argument: str, paths: Any) -> list[Path]:
+    """The name of a file to read, or several, as a list; a ValueError for anything else.
+
+    Examples
+    --------
+    >>> check_paths("traces", ["a.json", 4])
+    Traceback (most recent call last):
+    ...
+    ValueError: traces[1] is 4; it must be the name of a file, a str or a Path
+    """
+    if isinstance(paths, str | os.PathLike):
+        return [check_path(argument, paths)]
+    if not isinstance(paths, Sequence) or isinstance(paths, bytes | bytearray | memoryview):
+        raise ValueError(
+            f"{argument} is {show(paths)}; it must be the name of a file, a str or a Path, or a "
+            "list of them"
+        )
+    if not len(paths):
+        raise ValueError(f"{argument} is {show(paths)}; it must name at least one file")
+    return [check_path(f"{argument}[{place}]", path) for place, path in enumerate(paths)]
+
+
 @contextmanager
 def reading(
     source: object,
@@ -196,8 +242,8 @@ def reading(
         For every error, panics of compiled readers included; the message is shortened and control
         characters are escaped. Errors that begin with the name of the source keep their words.
         Where the first bytes of a file tell that it is something else (a Git LFS pointer, an
-        archive, a web page), the message says that instead. Interrupts, warnings and missing
-        packages pass.
+        archive, a web page), the message says that instead. Interrupts, warnings, missing packages
+        and a `ForkError` pass: the file has no fault.
 
     Notes
     -----
@@ -212,6 +258,11 @@ def reading(
     ValueError: plan.json: KeyError 'tables'; name a plan
     """
     name, opened = escape(source, 200), False
+    if most is not None:
+        try:
+            check_path("path", source)
+        except ValueError as fault:
+            raise error(str(fault)) from None
     try:
         if most is not None:
             facts = os.stat(str(source))
@@ -226,8 +277,13 @@ def reading(
             if cause not in (None, _EMPTY, _UTF_16):  # some readers take these two
                 raise ValueError(f"{name} cannot be read: {cause}")
         yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit, Warning, ImportError):
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, Warning, ImportError, ForkError):
         raise
+    except MemoryError as fault:
+        raise error(
+            f"{name} cannot be read: this process has too little memory for it; allow it more, or "
+            "name a part of the file"
+        ) from fault
     except BaseException as fault:  # panics of Rust are no Exception
         cause = _explain_file(str(source), unpacks) if opened else None
         if cause and "is empty" not in str(fault):

@@ -72,7 +72,7 @@ def find_target(argument: str, path: Any) -> Target:
     Raises
     ------
     ValueError
-        For a name of another type, an empty, impossible or too long name, a folder, a read-only
+        For a name of another type, an empty, impossible or too long name, ``-``, a folder, a read-only
         file, a socket and a device that holds data, such as a disk.
     """
     name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
@@ -83,6 +83,10 @@ def find_target(argument: str, path: Any) -> Target:
     shown = f"{argument} is {show(name, 200)}"
     if not name:
         raise ValueError(f"{shown}; it is empty; name a file to write")
+    if name == "-":
+        raise ValueError(
+            f"{shown}, which stands for standard output elsewhere; name a file, or /dev/stdout"
+        )
     if "\0" in name:
         raise ValueError(f"{shown}; no name of a file holds the character \\x00; name it otherwise")
     try:

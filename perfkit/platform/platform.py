@@ -544,6 +544,11 @@ class Platform(Machine, Shown):
         from perfkit.ground.schemas import convert  # msgspec takes time to import
         from perfkit.platform import schema
 
+        if not isinstance(text, str):
+            raise PlatformError(
+                f"text is {show(text)}; it must be the content of a platform file, a str; "
+                "Platform.load takes its name"
+            )
         with reading(origin, f"compare with {file.EXAMPLE}", error=PlatformError):
             tables = convert(file.parse(text), schema.PlatformFile)
             platform = cls(

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from perfkit.ground.files import LARGEST_TEXT, explain_content, reading
+from perfkit.ground.files import LARGEST_TEXT, check_paths, explain_content, reading
 from perfkit.ground.forks import check_threads
 from perfkit.ground.units import escape, format_bytes, show
 from perfkit.models.collectives import OPERATIONS, bus_factor
@@ -706,8 +706,8 @@ class _Log(NamedTuple):
 
 def _read_logs(source: str | Path | Sequence[str | Path]) -> list[_Log]:
     """Name and text of each log; a file that is no text is a fault where there are several."""
-    paths = [Path(item) for item in ([source] if isinstance(source, str | Path) else source)]
-    folder = paths[0] if isinstance(source, str | Path) and os.path.isdir(paths[0]) else None
+    paths = check_paths("source", source)
+    folder = paths[0] if isinstance(source, str | os.PathLike) and paths[0].is_dir() else None
     if folder:
         paths = _list_folder(folder)
         if not paths:
@@ -859,6 +859,10 @@ def parse_nccl_tests(text: str, *, file: str = "text", partial: bool = False) ->
     >>> frame.select("operation", "ranks", "dtype", "nbytes", "in_place").row(1)
     ('all_reduce', 8, 'fp32', 67108864, True)
     """
+    if not isinstance(text, str):
+        raise ValueError(
+            f"text is {show(text)}; it must be the text of a log, a str; read_nccl_tests takes files"
+        )
     return _collect([_Log(file, text)], partial).rows
 
 

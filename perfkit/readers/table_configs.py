@@ -110,6 +110,11 @@ def read_tables(
     check_choice("law", law, ("histogram", "zipf"))
     _check_itemsize(itemsize)
     framed = not isinstance(source, str | Path)
+    if framed and not (isinstance(source, Mapping | list | tuple) or hasattr(source, "columns")):
+        raise ValueError(
+            f"source is {show(source)}; it must be the name of a file or of a published set, a "
+            "pandas or polars frame, or lists by name"
+        )
     name, suffix = ("source", "") if framed else (str(source), _find_suffix(source))
     bare = suffix in _ARRAYS or (name in _histograms() and not framed)
     has_sizes = dim is not None or rows is not None or tables is not None
