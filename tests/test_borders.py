@@ -5,6 +5,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +279,57 @@ def test_names_that_no_file_has_are_refused(value: str) -> None:
     for read in (pk.read_trace, pk.Plan.load, pk.Platform.load, pk.Comparison.load):
         with pytest.raises(ValueError, match=r"it is empty; name a file|no name of a file holds"):
             read(value)
+
+
+MANY = range(10**12)
+#: Calls with a sequence of a trillion values, and what is said; each ends at once.
+TOO_MANY: dict[str, tuple[Callable[[], Any], str]] = {
+    "rows of tables": (lambda: pk.DLRM(rows=MANY), "rows has .* values; .* at most 1,000,000"),
+    "lookups": (lambda: pk.DLRM(rows=[9, 9], pooling=MANY), "pooling has .* at most 1,000,000"),
+    "layers": (lambda: pk.DLRM(bottom=MANY), "bottom has .* values; .* at most 10,000"),
+    "owners": (lambda: pk.Plan(1, MANY), "owners has .* values; .* at most 10,000,000"),  # type: ignore[arg-type]
+    "owners of a sequence": (lambda: pk.Plan.from_owners(MANY, ranks=1), "owners has .* values"),
+    "names": (lambda: pk.Plan(1, (0,), MANY), "names has .* values"),  # type: ignore[arg-type]
+    "ranks of a shard": (lambda: pk.Placement("row_wise", MANY), "may be on at most 1048576"),  # type: ignore[arg-type]
+    "tables": (lambda: pk.TableSet(MANY, batch=4), "tables has .* values"),  # type: ignore[arg-type]
+    "strategies": (lambda: pk.Strategy.stack(MANY), "strategies has .* values"),  # type: ignore[arg-type]
+    "ranks": (lambda: pk.scaling(pk.DLRM(), "h100-sxm-8", MANY), "ranks has .* values"),
+    "points": (lambda: fitting.fit_collective(MANY, MANY), "range has .* values"),
+    "sizes": (
+        lambda: pk.load_platform("h100-sxm-8").kernel_time("gemm", {"flops": MANY}),
+        "the range has .* values",
+    ),
+    "configurations": (
+        lambda: pk.sweep(pk.DLRM, {"batch": MANY}, "h100-sxm-8", progress=False),
+        r"grid\['batch'\] has .* values",
+    ),
+    "products of configurations": (
+        lambda: pk.sweep(
+            pk.Transformer.bert,
+            {"batch": range(1, 10**6), "sequence": range(1, 10**6)},
+            "h100-sxm-8",
+            progress=False,
+        ),
+        "grid has 999,999 × 999,999 configurations, .* at most 10,000,000",
+    ),
+    "configurations without an end": (
+        lambda: pk.sweep(pk.DLRM, {"batch": count(1)}, "h100-sxm-8", progress=False),
+        r"grid\['batch'\] does not end",
+    ),
+    "more than an index": (lambda: pk.Plan(1, range(10**20)), "owners has more than 9,223,"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("case", TOO_MANY.values(), ids=[*TOO_MANY])
+def test_a_sequence_of_too_many_values_is_refused_by_its_count(
+    case: tuple[Callable[[], Any], str],
+) -> None:
+    call, said = case
+    with pytest.raises(ValueError, match=said) as caught:
+        call()
+    assert len(str(caught.value)) < 200
+
+
+def test_long_sequences_that_are_usual_are_taken() -> None:
+    assert len(pk.Plan(4, [0, 1, 2, 3] * 50_000).owners) == 200_000  # type: ignore[arg-type]
+    assert len(pk.DLRM(rows=range(100, 2100)).tables) == 2_000

@@ -12,7 +12,14 @@ import numpy as np
 from perfkit.exploration.sweeps import Sweep, build
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Table
-from perfkit.ground.units import check_choice, check_positive, check_type, read_number, show
+from perfkit.ground.units import (
+    check_choice,
+    check_positive,
+    check_type,
+    count_values,
+    read_number,
+    show,
+)
 from perfkit.platform.estimates import keep_quiet, name_sides, warn_once
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
@@ -101,6 +108,7 @@ def scaling(
         counts = [2**n for n in range(where.network.ranks.bit_length())]
     else:
         check_type("ranks", ranks, Sequence)
+        count_values("ranks", ranks)
         counts = [check_positive("ranks", count, integer=True) for count in ranks]
     first = counts[0] if counts else 1
     if not strong and batch % first:

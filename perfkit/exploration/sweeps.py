@@ -1,6 +1,7 @@
 """Sweeps: predict an iteration for each configuration of a grid; those of one structure are priced
 as arrays."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
@@ -16,6 +17,7 @@ import numpy as np
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Picture, Sections, Table, Tabular, read_columns
 from perfkit.ground.units import (
+    MOST_VALUES,
     check_choice,
     check_positive,
     check_type,
@@ -216,6 +218,12 @@ def sweep(
         for name, values in read_columns("grid", grid).items()
     }
     if isinstance(grid, Mapping):
+        count = math.prod(map(len, columns.values()))
+        if count > MOST_VALUES:
+            sizes = " × ".join(f"{len(values):,}" for values in columns.values())
+            raise ValueError(
+                f"grid has {sizes} configurations, {count:,}; it may have at most {MOST_VALUES:,}"
+            )
         columns = dict(
             zip(columns, map(list, zip(*product(*columns.values()), strict=True)), strict=False)
         )

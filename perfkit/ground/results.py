@@ -3,11 +3,20 @@ pass."""
 
 import html
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from perfkit.ground.units import format_bytes, format_rate, format_time, is_listed, show
+from perfkit.ground.units import (
+    MOST_VALUES,
+    count_values,
+    format_bytes,
+    format_rate,
+    format_time,
+    is_listed,
+    show,
+)
 
 if TYPE_CHECKING:
     import altair
@@ -129,7 +138,18 @@ def read_columns(name: str, frame: Any) -> dict[str, list[Any]]:
         raise ValueError(
             f"{name} is {show(frame)}; it must be a pandas or polars frame, or lists by name"
         )
-    return {str(key): [*values] for key, values in data.items()}
+    return {str(key): _copy_values(f"{name}[{key!r}]", values) for key, values in data.items()}
+
+
+def _copy_values(name: str, values: Any) -> list[Any]:
+    """The values of a column as a list; a ValueError for more than can be looked at."""
+    if hasattr(values, "__len__"):
+        count_values(name, values)
+        return [*values]
+    copied = [*islice(values, MOST_VALUES + 1)]  # an iterator may have no end
+    if len(copied) > MOST_VALUES:
+        raise ValueError(f"{name} does not end; it may have at most {MOST_VALUES:,} values")
+    return copied
 
 
 def read_records(name: str, frame: Any) -> list[dict[str, Any]]:

@@ -30,6 +30,10 @@ _BRIEF = reprlib.Repr()  # a list of a million entries is not written out before
 _BRIEF.maxstring = _BRIEF.maxother = 200
 
 
+#: Most values of a sequence that is given as an argument [-]; looking at them takes some seconds.
+MOST_VALUES = 10_000_000
+
+
 def _scaled(value: float, scales: Sequence[tuple[float, str]]) -> str:
     """Write three digits in the largest scale that leaves at least 1 before the point, after
     rounding."""
@@ -288,6 +292,8 @@ def read_numbers(values: Any) -> Array | None:
     """
     if np.ma.is_masked(values):
         return None
+    if isinstance(values, range):  # it holds no values until it is copied
+        count_values("the range", values)
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, OverflowError):  # rows of different lengths
@@ -319,6 +325,31 @@ def is_listed(values: Any) -> bool:
         and not isinstance(values, str | bytes)
         and getattr(values, "ndim", 1) != 0
     )
+
+
+def count_values(name: str, values: Any, most: int = MOST_VALUES) -> int:
+    """Number of the values of a sequence; a ValueError where there are too many to look at.
+
+    A sequence need not hold its values: ``range(10**12)`` takes no memory until it is copied.
+
+    Examples
+    --------
+    >>> count_values("owners", [0, 1, 0])
+    3
+    >>> count_values("owners", range(10**12))
+    Traceback (most recent call last):
+    ...
+    ValueError: owners has 1,000,000,000,000 values; it may have at most 10,000,000
+    """
+    try:
+        count = len(values)
+    except OverflowError:  # more than an index can be
+        raise ValueError(
+            f"{name} has more than {sys.maxsize:,} values; it may have at most {most:,}"
+        ) from None
+    if count > most:
+        raise ValueError(f"{name} has {count:,} values; it may have at most {most:,}")
+    return count
 
 
 def check_positive(
@@ -546,6 +577,7 @@ def _coerce_sequence(name: str, value: Any, arguments: tuple[Any, ...]) -> Any:
     """A sequence as a tuple of the type of an annotation."""
     if not arguments:
         return value
+    count_values(name, value)
     return tuple(coerce(f"{name}[{i}]", entry, arguments[0]) for i, entry in enumerate(value))
 
 

@@ -17,6 +17,7 @@ from perfkit.ground.units import (
     check_sizes,
     check_type,
     format_bytes,
+    show,
 )
 from perfkit.platform import file, tables, whatif
 from perfkit.platform.collectives import price_collective

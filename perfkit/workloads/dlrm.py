@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.ground.files import group_rows
-from perfkit.ground.units import check_choice, check_positive, check_type, is_listed, show
+from perfkit.ground.units import (
+    check_choice,
+    check_positive,
+    check_type,
+    count_values,
+    is_listed,
+    show,
+)
 from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads import layers
 from perfkit.workloads.blocks import share_perceptrons
@@ -21,6 +28,9 @@ from perfkit.workloads.placement import BY_ROWS, Plan
 from perfkit.workloads.sizes import check_size
 from perfkit.workloads.tables import EmbeddingTable, share_lookups
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_ranks, check_switches
+
+#: Most layers of an MLP, and most tables of a model [-]; so many tables take some ten seconds.
+MOST_LAYERS, MOST_TABLES = 10_000, 1_000_000
 
 _CHOICES = {
     "interaction": ("dot", "cross"),
@@ -57,6 +67,7 @@ def _end_with(name: str, widths: Any, last: Any) -> tuple[Any, ...]:
     """Widths of layers, of which the last one must have a given width and is appended where it is
     missing."""
     check_type(name, widths, Sequence)
+    count_values(name, widths, MOST_LAYERS)
     checked = tuple(check_size(name, width) for width in widths)
     same = np.equal(checked[-1], last) if checked else np.False_
     if same.any() and not same.all():
@@ -73,6 +84,8 @@ def _make_tables(base: Mapping[str, Any], width: Any, itemsize: int) -> tuple[Em
     for name in ("rows", "pooling", "exponent"):
         value = base[name]
         listed = isinstance(value, Sequence | np.ndarray) and is_listed(value)
+        if listed:
+            count_values(name, value, MOST_TABLES)
         values = [
             v.item() if isinstance(v, np.generic) else v
             for v in (value if listed else [value] * count)

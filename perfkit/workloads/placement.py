@@ -18,6 +18,7 @@ from perfkit.ground.units import (
     check_positive,
     check_type,
     coerce,
+    count_values,
     escape,
     read_number,
     show,
@@ -223,6 +224,7 @@ class Plan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks", int(check_positive("ranks", self.ranks, integer=True)))
         check_type("owners", self.owners, Sequence)
+        count_values("owners", self.owners)
         check_type("names", self.names, Sequence[str])
         if self.names and len(self.names) != len(self.owners):
             raise ValueError(
