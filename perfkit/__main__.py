@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -237,6 +238,7 @@ def _measure_plans(given: _Given) -> _Answer:
         "steps memory plan out report",
         "it is for a search; --measure has its own placements and --seconds",
     )
+    _check_measurable(given.platform)
     models = None
     if given.model or given.tables:
         found = _read_tables(given)
@@ -259,7 +261,11 @@ def _trace(given: _Given) -> _Answer:
 
 
 def _check(given: _Given) -> _Answer:
-    comparison = pk.check(given.platform, **_pick(given, "seed models"))
+    try:
+        comparison = pk.check(given.platform, **_pick(given, "seed models"))
+    except ValueError:
+        _check_measurable(given.platform)
+        raise
     platforms = [pk.load_platform(given.platform)] if given.report else []
     return _Answer(comparison.as_text(), comparison.to_dict(), results=[comparison, *platforms])
 
@@ -324,6 +330,86 @@ def _tables(given: _Given) -> _Answer:
     return _list_rows(rows)
 
 
+def _whole(text: str) -> int:
+    """A whole number of the command line."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{show(text)} is no whole number; write it in digits, such as 64"
+        ) from None
+
+
+def _number(text: str) -> float:
+    """A number of the command line."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{show(text)} is no number; write it without a unit, such as 80e9"
+        ) from None
+
+
+class _Saying(NamedTuple):
+    """Words of the library that a command line needs otherwise."""
+
+    library: str  # a pattern
+    command: str
+
+
+#: What the library says in the words of Python, and what to do on a command line.
+_SAYINGS = (
+    _Saying(
+        r"hybrid sharding is a strategy: take strategy=Strategy\(.*",
+        "hybrid sharding is a strategy, which only Python takes: pk.predict and pk.explore",
+    ),
+    _Saying(
+        r"the model has (\d+) positions; shorten it or raise positions",
+        r"the model has \1 positions; take --sequence \1 or less, or another model",
+    ),
+    _Saying(r"mixed is True with dtype '(\w+)'", r"--mixed is given with --dtype \1"),
+    _Saying(r"take bf16 or fp16, or leave it", "take --dtype bf16 or fp16, or leave --mixed out"),
+    _Saying(r"with_nodes\(\d+\), --platform", "--platform"),
+    _Saying(
+        r"or (\d+) nodes: with_nodes\(\d+\)",
+        r"or a platform file of \1 nodes, as Platform.with_nodes of Python makes",
+    ),
+    _Saying(r"partial=True keeps", "--partial keeps"),
+    _Saying(r"pass dim=, ", "pass --dim, "),
+    _Saying(r"leave dim, rows and tables out", "leave --dim and --rows out"),
+    _Saying(
+        r"pass a file that Plan\.save has written",
+        "name a plan that perfkit shard --out has written",
+    ),
+    _Saying(r"choose device cpu, or", "take --device cpu, or"),
+)
+
+
+def _say_for_commands(text: str) -> str:
+    """An error of the library in the words of the command line."""
+    for saying in _SAYINGS:
+        text = re.sub(saying.library, saying.command, text)
+    return text
+
+
+def _check_measurable(name: str) -> None:
+    """Refuse to measure iterations of a platform with GPUs on a machine without them."""
+    platform = pk.load_platform(name)
+    if platform.device.kind == "cpu":
+        return
+    from perfkit.measure.processes import check_torch
+
+    check_torch()
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ValueError(
+            f"platform is {show(name)}, which has GPUs; this command measures, and this machine has "
+            "no GPU that PyTorch can use; run it where the GPUs are, or name the platform file of "
+            "this machine"
+        )
+
+
 class _Parser(argparse.ArgumentParser):
     """Reports errors in one line, like the commands."""
 
@@ -335,15 +421,15 @@ class _Parser(argparse.ArgumentParser):
 _WORKLOAD = "batch dtype mixed sequence parallel accumulate checkpoint"
 #: Every option with its arguments for argparse.
 _OPTIONS: dict[str, dict[str, Any]] = {
-    "accumulate": {"type": int, "help": "micro-batches per rank; they share the batch"},
+    "accumulate": {"type": _whole, "help": "micro-batches per rank; they share the batch"},
     "base": {
         "metavar": "NAME",
         "help": "platform for all parts that are not fitted; default: the gallery's node",
     },
-    "batch": {"type": int, "help": "samples or sequences over all ranks"},
+    "batch": {"type": _whole, "help": "samples or sequences over all ranks"},
     "checkpoint": {"action": "store_true", "help": "compute layers again in the backward pass"},
     "device": {"choices": ("cpu", "cuda"), "help": "what to measure; default cpu"},
-    "dim": {"type": int, "help": "columns of tables, for files without them"},
+    "dim": {"type": _whole, "help": "columns of tables, for files without them"},
     "dtype": {"help": "fp64, fp32, tf32, bf16, fp16, fp8, as far as the device has it"},
     "execution": {
         "choices": ("eager", "compiled", "graphs"),
@@ -363,7 +449,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     },
     "json": {"metavar": "OUT", "help": "file for all figures; - prints them instead of the text"},
     "loading": {
-        "type": float,
+        "type": _number,
         "metavar": "SECONDS",
         "help": "time of the data loader per batch of a rank",
     },
@@ -376,7 +462,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "help": "measure nothing: fit the raw measurements of a calibration",
     },
     "memory": {
-        "type": float,
+        "type": _number,
         "metavar": "BYTES",
         "help": "memory of a rank; default: that of its device",
     },
@@ -398,21 +484,21 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "calibrate in two to three minutes; --measure: two models in less time",
     },
-    "ranks": {"type": int, "help": "ranks that take part"},
+    "ranks": {"type": _whole, "help": "ranks that take part"},
     "ranks-per-node": {
-        "type": int,
+        "type": _whole,
         "help": "ranks per node of the logs; default: that of the logs or of --base",
     },
     "report": {"metavar": "HTML", "help": "report to write"},
-    "rows": {"type": int, "help": "rows of every table, for files without them"},
+    "rows": {"type": _whole, "help": "rows of every table, for files without them"},
     "seconds": {
-        "type": float,
+        "type": _number,
         "help": "time of the search, default 1; --measure: time per placement and pass",
     },
-    "seed": {"type": int, "help": "seed of random numbers; default 0"},
-    "sequence": {"type": int, "help": "tokens of one sequence"},
+    "seed": {"type": _whole, "help": "seed of random numbers; default 0"},
+    "sequence": {"type": _whole, "help": "tokens of one sequence"},
     "steps": {
-        "type": int,
+        "type": _whole,
         "help": "steps of the search instead of --seconds: the same result on every machine",
     },
     "traces": {
@@ -531,6 +617,12 @@ def _find_log_folder(given: _Given) -> Path:
     return Path()
 
 
+def _list_options(name: str) -> list[str]:
+    """Options of a command, in their order."""
+    command = _COMMANDS[name]
+    return [*command.needs.split(), *command.takes.split(), "json"]
+
+
 @cache
 def _make_parser() -> _Parser:
     """Make the parser of all commands."""
@@ -543,11 +635,20 @@ def _make_parser() -> _Parser:
         added = commands.add_parser(name, help=command.text, description=command.text)
         if command.files:
             added.add_argument("files", metavar="FILE", nargs="+", help=command.files)
-        for option in [*command.needs.split(), *command.takes.split(), "json"]:
+        for option in _list_options(name):
             settings = dict(_OPTIONS[option])
             settings["help"] = _HELP.get((name, option), settings["help"])
             added.add_argument(f"--{option}", required=option in command.needs.split(), **settings)
     return parser
+
+
+def _refuse_words(command: str, unknown: Sequence[str]) -> NoReturn:
+    """Refuse words that a command does not know, and name the options that it has."""
+    options = _list_options(command)
+    known = ", ".join(f"--{option}" for option in options)
+    words = escape(" ".join(unknown), 200)
+    text = f"unrecognized arguments: {words}; perfkit {command} takes {known}"
+    _make_parser().exit(2, f"perfkit: {escape(text, 1000)}\n")
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -569,13 +670,18 @@ def main(words: Sequence[str] | None = None) -> int:
     for word in words:
         if word.startswith("--") and word.endswith("=--"):  # argparse takes it for no value at all
             parser.error(f"argument {word[:-3]}: '--' is no value")
-    given = parser.parse_args(words)
+    given, unknown = parser.parse_known_args(words)
+    if unknown:
+        _refuse_words(given.command, unknown)
     file = None if given.json == "-" else given.json
     page = getattr(given, "report", None)
 
     def run() -> int:
         _check_targets(given)
-        answer = _COMMANDS[given.command].run(given)
+        try:
+            answer = _COMMANDS[given.command].run(given)
+        except ValueError as error:
+            raise ValueError(_say_for_commands(str(error))) from error
         data = json.dumps(answer.data, indent=1, default=str)
         if text := data if given.json == "-" else answer.text:
             print(text)

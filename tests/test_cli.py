@@ -63,7 +63,7 @@ BAD = {
     PREDICT + "bert-base --batch nan": "argument --batch: .*'nan'",
     PREDICT + "dlrm-mlperf --sequence 8": "sequence is given; a DLRM has none; leave it out",
     PREDICT + "bert-base --batch 16 --ranks 16": "ranks is 16; platform 'h100-sxm-8' has 8; take "
-    "at most 8, or 2 nodes: with_nodes.2., --platform h100-sxm-8x2",
+    "at most 8, or 2 nodes: --platform h100-sxm-8x2",
     "predict --model bert-base --batch 512 --ranks 512 --platform h100-sxm-8x8": "--platform h100-sxm-8x64",
     "predict --model bert-base --batch 4 --ranks 4 --platform zen5-2": "has 2; take at most 2$",
     PREDICT + "bert-base --ranks all": "argument --ranks",
@@ -391,3 +391,61 @@ def test_help_names_every_format_that_is_known(capsys: Capture) -> None:
     assert run("predict --model bert-base --platform h100-sxm-8 --dtype fp31") == 2
     [known] = re.findall("known are ([^;\n]*)", capsys.readouterr().err)
     assert all(dtype in help_of_predict for dtype in known.split(", "))
+
+
+PREDICT = "predict --model gpt2 --platform h100-sxm-8"
+SHARD = "shard --model dlrm-default --platform h100-sxm-8 --ranks 2"
+#: Mistaken commands, and what a user of the command line can do about them.
+MISTAKES = {
+    f"{PREDICT} --parallel hsdp": "which only Python takes",
+    f"{PREDICT} --parallel tp": "known are ddp, zero1, zero2, fsdp",
+    f"{PREDICT} --sequence 4096": "take --sequence 1024 or less, or another model",
+    f"{PREDICT} --batch 1.5": r"argument --batch: '1\.5' is no whole number",
+    f"{PREDICT} --batch 1e3": "'1e3' is no whole number; write it in digits",
+    f"{PREDICT} --loading slow": "argument --loading: 'slow' is no number",
+    f"{PREDICT} --mixed": "--mixed is given with --dtype fp32; .* take --dtype bf16 or fp16, or leave",
+    f"{PREDICT} --ranks 16": r"take at most 8, or 2 nodes: --platform h100-sxm-8x2$",
+    f"{PREDICT} --tp 2": "unrecognized arguments: --tp 2; perfkit predict takes --model, .*--batch",
+    f"{PREDICT} --optimizer sgd": "unrecognized arguments: --optimizer sgd; perfkit predict takes",
+    "platforms h100": "unrecognized arguments: h100; perfkit platforms takes --json",
+    f"{SHARD} --memory 80GB": "'80GB' is no number; write it without a unit, such as 80e9",
+    f"{SHARD} --plan missing.json": "name a plan that perfkit shard --out has written",
+    "shard --tables dlrm-datasets-2021 --platform h100-sxm-8": "pass --dim, 64 for example",
+    "shard --tables mlperf-dlrm-v1 --platform h100-sxm-8 --rows 9": "leave --dim and --rows out",
+    "calibrate --out x.toml --from-nccl-logs cut.log --base h100-sxm-8": "--partial keeps the 2 measurements",
+    "calibrate --out x.toml --from-nccl-logs cut.log --base h100-sxm-8 --ranks-per-node 0": (
+        "ranks_per_node is 0; it must be a whole number above 0"
+    ),
+}
+#: What is no advice for a command line: calls and keywords of Python.
+PYTHON = re.compile(r"\w\(|\b[a-z_]+=[\w'\"(\[]|\bTrue\b|\bFalse\b|\bNone\b")
+
+
+@pytest.mark.parametrize(("command", "said"), MISTAKES.items(), ids=[*MISTAKES])
+def test_an_error_of_a_command_names_what_its_user_can_do(
+    command: str, said: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    head = "#  Rank  0 Pid 7 on a device  0 [0x00] X\n#  Rank  1 Pid 8 on a device  1 [0x01] X\n"
+    row = "1048576 262144 float sum -1 10.49 100.00 100.00 0 10.49 100.00 100.00 0\n"
+    Path("cut.log").write_text(f"{head}{row}2097152 524288 float sum -1 20.\n")
+    try:
+        code = main(command.split())
+    except SystemExit as end:
+        code = int(str(end.code))
+    text = capsys.readouterr().err
+    assert code == 2 and text.count("\n") == 1 and re.search(said, text.strip()), text
+    assert not PYTHON.search(text), text
+
+
+def test_iterations_of_gpus_are_not_measured_without_any(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for words in ("check --platform h100-sxm-8", "shard --measure --platform h100-sxm-8"):
+        assert main(words.split()) == 2
+        said = capsys.readouterr().err
+        assert "'h100-sxm-8', which has GPUs; this command measures" in said
+        assert "ranks" not in said and "device" not in said

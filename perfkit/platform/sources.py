@@ -24,7 +24,7 @@ from perfkit.fitting.collectives import MISSES, find_miss, find_spread
 from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import DTYPES, Device, Link, Network, Quantity
 from perfkit.ground.results import Table
-from perfkit.ground.units import check_choice, escape, format_bytes, format_rate
+from perfkit.ground.units import check_choice, check_positive, escape, format_bytes, format_rate
 from perfkit.models.collectives import OPERATIONS, bus_factor
 from perfkit.models.hierarchy import OVERLAP
 from perfkit.models.roofline import attention_bytes, attention_flops, gemm_bytes, gemm_flops
@@ -691,6 +691,8 @@ def assemble_sources(
         raise ValueError(
             "no source is given; name logs of nccl-tests, a system of the kernel database, or both"
         )
+    if ranks_per_node is not None:
+        ranks_per_node = int(check_positive("ranks_per_node", ranks_per_node, integer=True))
     platform = find_base(kernel_database) if base is None else load_platform(base)
     start, sources = platform.name, []
     if platform.device.kind == "cpu":
