@@ -260,6 +260,15 @@ def test_attributes_of_a_replaced_file_are_kept(tmp_path: Path) -> None:
     assert os.getxattr(path, "user.origin") == b"mine"
 
 
+def list_files(folder: Path) -> dict[str, tuple[int, ...]]:
+    """What a write changes of each entry of a folder; following a link changes when it was read."""
+    facts = {entry.name: entry.lstat() for entry in folder.iterdir()}
+    return {
+        name: (fact.st_ino, fact.st_mode, fact.st_size, fact.st_mtime_ns)
+        for name, fact in facts.items()
+    }
+
+
 def lay_socket(folder: Path) -> str:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("s.toml")
@@ -325,13 +334,13 @@ def test_what_cannot_be_written_is_refused_before_anything_is_computed(
     target, said = case
     monkeypatch.chdir(tmp_path)
     path = target(tmp_path) if callable(target) else target
-    before = {entry.name: entry.lstat() for entry in tmp_path.iterdir()}
+    before = list_files(tmp_path)
     with pytest.raises(ValueError) as caught:
         check_target("path", path)
     text = str(caught.value)
     assert text.startswith("path is ") and re.search(said, text)
     assert text.isprintable() and len(text) < 400
-    assert before == {entry.name: entry.lstat() for entry in tmp_path.iterdir()}
+    assert before == list_files(tmp_path)
 
 
 @writers
@@ -344,11 +353,11 @@ def test_everything_that_writes_refuses_alike(
         pytest.skip("words of a command line are text")
     monkeypatch.chdir(tmp_path)
     path = target(tmp_path) if callable(target) else target
-    before = {entry.name: entry.lstat() for entry in tmp_path.iterdir()}
+    before = list_files(tmp_path)
     with pytest.raises((ValueError, OSError)) as caught:
         write(path, toy)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 400
-    assert {**before} == {entry.name: entry.lstat() for entry in tmp_path.iterdir()}
+    assert before == list_files(tmp_path)
 
 
 @writers
