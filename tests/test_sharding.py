@@ -630,6 +630,24 @@ def test_large_tables_keep_their_plan_if_an_unused_kind_is_forbidden(
     assert again.plan.placements[0].kind != kind
 
 
+@pytest.mark.parametrize("seed", range(16))
+def test_forbidding_raises_the_bound_and_gains_no_more_than_the_gap(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    count, ranks = int(rng.choice([3, 6, 12])), int(rng.choice([2, 4, 8]))
+    embedding = str(rng.choice(["fused", "separate"]))
+    tables = TableSet(draw_tables(count, seed=seed), batch=8192, embedding=embedding)
+    free = shard(tables, "h100-sxm-8", ranks=ranks, steps=150)
+    for number in (1, 2, 3):
+        kinds = [str(kind) for kind in rng.choice(KINDS, size=number, replace=False)]
+        forbidden: Any = dict.fromkeys(range(0, count, 2), kinds) if seed % 2 else kinds
+        try:
+            held = shard(tables, "h100-sxm-8", ranks=ranks, steps=150, forbid=forbidden)
+        except planner.InfeasibleError:
+            continue
+        assert held.bound >= free.bound * (1 - 1e-12)
+        assert free.prediction.time <= held.prediction.time * (1 + free.gap) * (1 + 1e-12)
+
+
 def test_a_search_with_forbidden_kinds_counts_its_work_and_can_be_interrupted() -> None:
     told: list[float] = []
     plain = find()

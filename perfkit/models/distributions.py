@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -235,6 +235,11 @@ class ReuseHistogram(Distribution):
 
     def resize(self, rows: int) -> "ReuseHistogram":
         """A part of the rows has the same part of every bin and of the lookups."""
+        return self if rows == self.rows else self._take(rows)
+
+    @lru_cache(maxsize=4096)  # noqa: B019
+    def _take(self, rows: int) -> "ReuseHistogram":
+        """What `resize` returns for a part, made once."""
         part = rows / self.rows
         return ReuseHistogram(tuple(c * part for c in self.counts), self.lookups * part, rows)
 
@@ -247,6 +252,11 @@ class ReuseHistogram(Distribution):
         accesses : array, shape (17,)
             Mean accesses of one row [-].
         """
+        return self._means
+
+    @cached_property
+    def _means(self) -> Array:
+        """What `accesses` returns, computed once."""
         upper = 2.0 ** np.arange(17)
         # between the fewest and the most accesses of the bin
         means = np.sqrt(upper * (np.floor(upper / 2) + 1))
@@ -256,7 +266,8 @@ class ReuseHistogram(Distribution):
         fixed, free = means[:2] @ rows[:2], means[2:] @ rows[2:]
         if free > 0:
             means[2:] *= min(2.0, max(0.5, (self.lookups - fixed) / free))
-        return np.asarray(means, dtype=float)
+        means.setflags(write=False)
+        return means
 
 
 @dataclass(frozen=True)
@@ -368,8 +379,14 @@ def distinct_rows(
     gone = np.expm1(-np.repeat(lookups, buckets.sizes, axis=-1) * buckets.rates)
     found = np.minimum(buckets.add_up(-gone * buckets.rows), lookups)
     for i, law in enumerate(() if distributions is buckets else distributions):
-        if isinstance(law, ReuseHistogram):
-            found[..., i] = _unique_of_histogram(law, lookups[..., i] / law.lookups)
+        if not isinstance(law, ReuseHistogram):
+            continue
+        part = lookups[..., i] / law.lookups
+        _warn_of_more(law, part)
+        if part.ndim:
+            found[..., i] = _unique_of_histogram(law, part)
+        else:
+            found[i] = _keep_unique(law, float(part))
     return np.asarray(found)
 
 
@@ -457,13 +474,25 @@ def _bundle(shares: Array, rows: Array, sizes: Index) -> Buckets:
     return Buckets(rates, rows, shares, sizes, np.cumsum(sizes) - sizes)
 
 
-def _unique_of_histogram(histogram: ReuseHistogram, part: Array) -> Array:
+def _warn_of_more(histogram: ReuseHistogram, part: Array) -> None:
+    """Warn of more than twice the lookups of a histogram."""
     if np.any(part > 2):
         text = f"{np.max(part) * histogram.lookups:.3g} lookups are more than twice the {histogram.lookups:.3g} of the"
         warnings.warn(
             f"{text} reuse histogram; distinct rows beyond its batch are not identified",
             stacklevel=4,
         )
+
+
+@lru_cache(maxsize=8192)
+def _keep_unique(histogram: ReuseHistogram, part: float) -> float:
+    """What `_unique_of_histogram` returns for a number, computed once: splits of a table by columns
+    have the lookups of the whole table."""
+    return float(_unique_of_histogram(histogram, np.float64(part)))
+
+
+def _unique_of_histogram(histogram: ReuseHistogram, part: Array) -> Array:
+    """Distinct rows among a part of the lookups of a histogram, which may be more than all."""
     rows, seen = np.asarray(histogram.counts), sum(histogram.counts)
     inside = (1 - (1 - np.minimum(part, 1.0))[..., None] ** histogram.accesses()) @ rows
     unseen = max(histogram.rows - seen, 1e-300)

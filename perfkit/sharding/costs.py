@@ -17,7 +17,7 @@ from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import FEATURES, Graph
 from perfkit.workloads.iteration import average, make_graph, step
 from perfkit.workloads.placement import BY_ROWS, Plan
-from perfkit.workloads.tables import EmbeddingTable, TableSet, share_lookups
+from perfkit.workloads.tables import EmbeddingTable, TableSet, share_lookups, take_part
 from perfkit.workloads.tape import ITEMSIZE, Tape
 
 #: Times of a shard on its rank [s].
@@ -144,7 +144,7 @@ class Costs:
             bags, scale = max(bags // self.ranks, 1), 1.0
         elif split == "columns":
             tables, scale = (
-                [replace(t, dim=max(round(t.dim * size), 1)) for t in tables],
+                [take_part(t, dim=max(round(t.dim * size), 1)) for t in tables],
                 scale * size,
             )
         else:
@@ -153,7 +153,7 @@ class Costs:
             pooling = [max(share_lookups(t, over, first=first), _FEWEST) for t in tables]
             scale = scale / over
             tables = [
-                replace(t, rows=-(-t.rows // over), pooling=p)
+                take_part(t, rows=-(-t.rows // over), pooling=float(p))
                 for t, p in zip(tables, pooling, strict=True)
             ]
         known[members] = _size(self.workload, tables, bags, copied)

@@ -231,11 +231,11 @@ class State:
 
 
 def _raise(loads: Array, squarings: int) -> Array:
-    """Loads squared so many times, kept finite."""
+    """Loads squared so many times, kept finite; that of an almost empty rank underflows to zero,
+    which the caller lets NumPy do."""
     out = np.minimum(loads, 1e200 ** (0.5**squarings))
-    with np.errstate(under="ignore"):  # the load of an almost empty rank counts as zero
-        for _ in range(squarings):
-            np.multiply(out, out, out=out)
+    for _ in range(squarings):
+        np.multiply(out, out, out=out)
     return out
 
 

@@ -296,9 +296,16 @@ class Plan:
     @cached_property
     def placements(self) -> tuple[Placement, ...]:
         """Placement of every table, in table order."""
-        return tuple(
-            o if isinstance(o, Placement) else Placement("table_wise", (o,)) for o in self.owners
-        )
+        whole: dict[int, Placement] = {}  # tables on the same rank share a placement
+        placements = []
+        for owner in self.owners:
+            if isinstance(owner, Placement):
+                placements.append(owner)
+                continue
+            if owner not in whole:
+                whole[owner] = Placement("table_wise", (owner,))
+            placements.append(whole[owner])
+        return tuple(placements)
 
     def tables_of(self, rank: int) -> tuple[int, ...]:
         """Numbers of the tables on one rank; a table that is not whole on one rank raises a
