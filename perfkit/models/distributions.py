@@ -488,7 +488,7 @@ def _warn_of_more(histogram: ReuseHistogram, part: Array) -> None:
 def _keep_unique(histogram: ReuseHistogram, part: float) -> float:
     """What `_unique_of_histogram` returns for a number, computed once: splits of a table by columns
     have the lookups of the whole table."""
-    return float(_unique_of_histogram(histogram, np.float64(part)))
+    return float(_unique_of_histogram(histogram, np.asarray(part)))
 
 
 def _unique_of_histogram(histogram: ReuseHistogram, part: Array) -> Array:

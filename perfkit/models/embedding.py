@@ -19,7 +19,13 @@ from perfkit.models.caches import (
     page_walks,
     rotating_misses,
 )
-from perfkit.models.distributions import Buckets, Distribution, distinct_rows, join_buckets
+from perfkit.models.distributions import (
+    Buckets,
+    Distribution,
+    ReuseHistogram,
+    distinct_rows,
+    join_buckets,
+)
 from perfkit.models.optimizers import find_optimizer
 from perfkit.models.roofline import round_up
 
@@ -371,11 +377,11 @@ def _size(
     """Do what `size_lookup` says, once for the same arguments."""
     lookups, width, members, *batches = map(np.array, given)
     dense, row = np.array(dense), row_traffic(width, 1.0, least)
-    buckets, unique, known = (
-        join_buckets(laws),
-        distinct_rows(laws, lookups),
-        list(dict.fromkeys(capacities)),
-    )
+    # joined once: the laws of thousands of tables take most of the time
+    buckets, known = join_buckets(laws), list(dict.fromkeys(capacities))
+    if not isinstance(laws, Buckets) and not any(isinstance(law, ReuseHistogram) for law in laws):
+        laws = buckets
+    unique = distinct_rows(laws, lookups)
     rows = buckets.add_up(buckets.rows)
     shared, beside = (np.arange(len(rows)), np.zeros(1)) if cold else (members, dense)
     misses = lru_misses(

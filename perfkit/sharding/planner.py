@@ -112,6 +112,13 @@ def price_plan(
         For a plan of other tables, splits that do not fit a table or a node, or kinds that the
         platform cannot price.
 
+    Notes
+    -----
+    The time of a DLRM is a closed form that a search can bound, within 2 % of `perfkit.predict` for
+    the same plan on GPUs, and 6 % where tables are split by rows. There is one exception: where the host sets the time, it takes as many
+    ranks to send pooled rows as a balanced plan of whole tables has. `perfkit.predict` counts them:
+    each takes the host a copy more, some 20 µs, so the difference is up to a tenth on 16 ranks.
+
     Examples
     --------
     >>> from perfkit.workloads.tables import draw_tables
