@@ -268,7 +268,9 @@ def test_what_is_no_name_of_a_file_is_refused_with_its_argument(
     reads: tuple[Callable[[Any], Any], str], value: Any
 ) -> None:
     read, argument = reads
-    with pytest.raises(ValueError, match=r"; it must be the (name|text|content) of a") as caught:
+    with pytest.raises(
+        ValueError, match=r"; (it must be|or) the (name|text|content) of a"
+    ) as caught:
         read(value)
     first = rf"{argument} is {re.escape(repr(value))}|{argument}\[0\] is 0"
     assert re.match(first, str(caught.value)), caught.value
@@ -333,3 +335,29 @@ def test_a_sequence_of_too_many_values_is_refused_by_its_count(
 def test_long_sequences_that_are_usual_are_taken() -> None:
     assert len(pk.Plan(4, [0, 1, 2, 3] * 50_000).owners) == 200_000  # type: ignore[arg-type]
     assert len(pk.DLRM(rows=range(100, 2100)).tables) == 2_000
+
+
+@pytest.mark.parametrize("mark", [";", "\t", "|", " ; "])
+def test_other_separators_of_tables_are_named(mark: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"rows{mark}dim\n10{mark}4\n")
+    with pytest.raises(ValueError, match=r"a\.csv separates its columns by '.*'; separate values"):
+        pk.read_tables(path)
+
+
+def test_a_document_on_each_line_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    event = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 5, "dur": 8}
+    path.write_text("\n".join([json.dumps(event)] * 3))
+    with pytest.raises(ValueError, match="a second document begins after character"):
+        pk.read_trace(path)
+
+
+def test_commas_inside_of_numbers_of_a_log_are_told() -> None:
+    row = "1048576 262144 float sum -1 10,49 100,00 175,00 0 10,49 100,00 175,00 0"
+    with pytest.raises(ValueError, match="its figures have decimal commas; run the test with LC_A"):
+        parse_nccl_tests(row)
+    # a part of a number is no size
+    grouped = row.replace("1048576", "1,048,576").replace(",49", ".49").replace(",00", ".00")
+    with pytest.raises(ValueError, match="1,048,576 262144"):
+        parse_nccl_tests(grouped)

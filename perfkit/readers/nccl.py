@@ -113,7 +113,7 @@ _FAILURES = (
     re.compile(r"NCCL WARN"),
 )
 #: A row, whatever its launcher wrote before it ("3: ", "[1,0]<stdout>:", "pod | ", a date).
-_ROW = re.compile(r"(?<![\w.-])\d{1,18}\s+\d+\s+([A-Za-z]\w*)(?!\S)")
+_ROW = re.compile(r"(?<![\w.,-])\d{1,18}\s+\d+\s+([A-Za-z]\w*)(?!\S)")
 _DTYPE = re.compile(r"char|u?int\d*|half|b?float\d*|double|bf16|fp?\d+\w*")
 _VALUE = re.compile(r"N/A|[-+]?(?:nan|inf|\d{1,30}(?:\.\d*)?(?:e[-+]?\d{1,2})?)\*?")
 _ENDED = re.compile(
@@ -284,6 +284,8 @@ class _Table:
             return f"the row has {len(tokens)} values, the header names {expected} columns"
         if 7 <= len(tokens) <= 12 and not self.headed and re.fullmatch(r"\de[+-]\d\d", tokens[-1]):
             return f"it is not a row of 2019 or later; {_OLD}"
+        if any(re.fullmatch(r"\d+,\d+", token) for token in tokens):
+            return "its figures have decimal commas; run the test with LC_ALL=C"
         return "the row is not complete"
 
 

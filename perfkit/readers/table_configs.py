@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -112,8 +113,8 @@ def read_tables(
     framed = not isinstance(source, str | Path)
     if framed and not (isinstance(source, Mapping | list | tuple) or hasattr(source, "columns")):
         raise ValueError(
-            f"source is {show(source)}; it must be the name of a file or of a published set, a "
-            "pandas or polars frame, or lists by name"
+            f"source is {show(source)}; it must be a pandas or polars frame, or lists by name; or the "
+            "name of a file or of a published set, a str or a Path"
         )
     name, suffix = ("source", "") if framed else (str(source), _find_suffix(source))
     bare = suffix in _ARRAYS or (name in _histograms() and not framed)
@@ -265,6 +266,10 @@ def _read_csv(path: Path, itemsize: int) -> _Tables:
                 what = "names a column twice" if header else "is empty"
                 raise ValueError(
                     f"{path.name} {what}; its first line must name columns: {', '.join(_COLUMNS)}"
+                )
+            if len(header) == 1 and (other := re.search(r"\w\s*([;|\t])\s*\w", header[0])):
+                raise ValueError(
+                    f"{path.name} separates its columns by {show(other[1])}; separate values by commas"
                 )
             return _make_tables(walk(), path.name, itemsize)
         except csv.Error as error:

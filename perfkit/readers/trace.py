@@ -247,7 +247,7 @@ def parse_document(
         raise ValueError(_explain_syntax(text, fault)) from None
     except RecursionError:
         raise ValueError("it has lists inside of lists without end; it is no trace") from None
-    if not isinstance(found, dict | list):
+    if not isinstance(found, dict | list) and not text[end : end + 100].lstrip().startswith("{"):
         raise ValueError("it is no JSON object")
     if text[end : end + 100].lstrip().startswith(("{", "[")):
         raise ValueError(
