@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from scipy.optimize import brentq
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -21,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from perfkit.models.distributions import Zipf, unique_rows
 from perfkit.recording.exchanges import GRAPHED, Exchanges, answer, name_collective
 from perfkit.recording.modules import DTYPES
+from perfkit.recording.places import Places
 from perfkit.recording.sandbox import compute
 from perfkit.recording.values import Values, are_sparse, is_whole
 from perfkit.workloads.execution import compile_graph
@@ -146,7 +146,6 @@ class Trail:
         self.operations: list[Any] = []  # names and shapes of results outside of optimizers
         self.updates: list[Any] = []  # the same inside of optimizers
         self.called = False  # whether a call of the step has begun
-        self.moved: set[int] = set()  # storages that this call has moved to the GPU
         self.read = ""  # line where the step first reads a computed number
         self.reads = 0  # how many computed numbers it has read
         self.bounds: list[float] = []  # what it compares computed numbers with
@@ -183,11 +182,9 @@ class Recorder(TorchDispatchMode):
         self.phase, self.leading = "forward", False
         self.modules: list[str] = []  # paths of the running modules, the innermost one last
         self.compiled: set[str] = set()  # phases that are compiled
-        self.placing = False  # whether the tensors made now are placed on the GPU
+        self.places = Places(self.values, accelerator)  # which tensors are on the host
         self.packing = False  # whether a hook of the user saves a tensor for the backward pass
-        self._hosted: set[int] = set()  # storages that the step has not placed on the GPU
-        self._begun = 0  # number of storages before the recorded call
-        self.gpus: set[Any] = set()  # numbers of the GPUs that the step names; None for no number
+        self._copying = False  # whether a tensor is copied between host and GPU
         self.optimizers: set[int] = set()  # identities of those that the recorded call runs
         self.trail = Trail()  # what the present call of the step does, in brief
         # operations whose work has no model, in the order they were met
@@ -284,12 +281,12 @@ class Recorder(TorchDispatchMode):
             return args[0].detach()
         else:
             out = self.values.work_out(func, schema, args, kwargs, given)
-        hosted = self.accelerator and self._is_hosted(given)
         for made in walk_tensors(out):
             if isinstance(made, FakeTensor) and made.layout in (torch.strided, torch.sparse_coo):
-                number = self.values.number(made)
-                if hosted:
-                    self._hosted.add(number)
+                self.values.number(made)
+        if self._copying:
+            return out
+        self.places.note_result(schema.name, given, out, computed=self.on and not schema.view)
         if not (self.agreeing or schema.view):
             self.trail.append(schema.name, out)
         if self.on and not self.agreeing:
@@ -305,8 +302,8 @@ class Recorder(TorchDispatchMode):
                 self._append(_COPY, [args[0], None], given[:1], out, module)
                 self._append(_FILL, [out, *complete[1:]], [out, *given[1:]], out, module)
                 self._features[-1][COLUMN["calls"]] = 0.0
-            elif schema.name == "copy_" and self._crosses(given):
-                to_host = self.values.number(given[0]) in self._hosted
+            elif schema.name == "copy_" and self.places.crosses(given):
+                to_host = self.places.is_on_host(given[0])
                 self.transfer("to_host" if to_host else "to_device", given[0])
             elif "c10d" not in func.namespace:
                 self._append(schema, complete, given, out, module)
@@ -411,7 +408,7 @@ class Recorder(TorchDispatchMode):
             count = sum(self._frozen[number] for number in frozen)
             notes.append(NOTHING_TRAINED.format(count))
         self._trained = {number: self._trained[number] for number in trained}
-        if self._has_host_and_gpu() and not self._hosted.isdisjoint(trained):
+        if self.places.are_weights_known() and self.places.are_on_host(trained):
             self.values.notes[HOST_WEIGHTS] = None
         return [*trained, *(number for number in frozen if number not in trained)], notes
 
@@ -419,63 +416,42 @@ class Recorder(TorchDispatchMode):
         """Begin the call that is recorded."""
         self.phase, self.on = "forward", True
         self.values.storages.begin()
-        self._begun = self.values.storages.count
-
-    def _is_hosted(self, given: Sequence[Tensor]) -> bool:
-        """Whether the result of an operation stays on the host: it is made without a device, or
-        from such tensors alone."""
-        if self.placing:
-            return False
-        if not given:
-            return True
-        if not self._hosted or not all(isinstance(t, FakeTensor) for t in given):
-            return False
-        return all(self.values.number(t) in self._hosted for t in given)
 
     def name_gpu(self, device: Any) -> None:
         """Note a GPU that the step names."""
-        self.gpus.add(device if isinstance(device, int) else torch.device(device).index)
-        numbers = sorted(self.gpus - {None})
-        if self.accelerator and len(numbers) > 1:
+        new = self.places.name_gpu(device)
+        numbers = sorted(self.places.gpus - {None})
+        if self.accelerator and new and len(numbers) > 1:
             for others in range(2, len(numbers)):
                 self.values.notes.pop(_list_gpus(numbers[:others]), None)
             self.values.notes[_list_gpus(numbers)] = None
 
-    def _crosses(self, given: Sequence[Tensor]) -> bool:
-        """Whether a copy has one end on the host and the other on a GPU that the step names."""
-        if not (self._has_host_and_gpu() and len(given) == 2):
-            return False
-        if not all(isinstance(t, FakeTensor) and t.dim() for t in given):
-            return False
-        into, source = (self.values.number(t) in self._hosted for t in given)
-        return into != source
-
-    def _has_host_and_gpu(self) -> bool:
-        """Whether it is known what the step leaves on the host: it names a GPU, and its weights
-        are not divided among ranks, which places their parts anew."""
-        return self.accelerator and bool(self.gpus) and not dist.is_initialized()
-
     def check_weights(self, weights: Sequence[Any]) -> None:
         """Say so if an optimizer updates weights on the host, in a step that names a GPU."""
-        if not self._has_host_and_gpu():
+        if not self.places.are_weights_known():
             return
         dense = [w for w in weights if isinstance(w, FakeTensor) and w.layout is torch.strided]
-        if any(self.values.number(weight) in self._hosted for weight in dense):
+        if self.places.are_on_host([self.values.number(weight) for weight in dense]):
             self.values.notes[HOST_WEIGHTS] = None
 
-    def leave_host(self, tensor: Tensor) -> None:
-        """Move a tensor to the GPU that was made without a device: at no cost before the step, as
-        a copy within it."""
-        number = self.values.number(tensor)
-        if not self.on:
-            if self.trail.called:
-                return
-            self._hosted.discard(number)
-        elif number in self._hosted and number not in self.trail.moved:
-            self.trail.moved.add(number)
-            self.transfer("to_device", tensor)
-            if number >= self._begun:
-                self.values.notes[HOST_WORK] = None
+    def move(self, tensor: Tensor, *, to_host: bool) -> Tensor:
+        """A copy of a tensor on the other of host and GPU, for which the host waits. Before the
+        step it is free."""
+        if not to_host and self.on and self.places.is_computed_on_host(tensor):
+            self.values.notes[HOST_WORK] = None
+        self._copying = True
+        try:
+            made = tensor.clone()
+        finally:
+            self._copying = False
+        self.places.note_copy(made, on_host=to_host)
+        self.transfer("to_host" if to_host else "to_device", tensor if to_host else made)
+        return made
+
+    def read(self, tensor: Tensor) -> None:
+        """The host reads a tensor: it waits for a copy of one on the GPU."""
+        if not self.places.is_on_host(tensor):
+            self.transfer("to_host", tensor)
 
     def transfer(self, direction: str, tensor: Tensor) -> None:
         """Append a copy between host and device that the host waits for; on a CPU there is none."""
@@ -550,10 +526,20 @@ class Recorder(TorchDispatchMode):
             notes=(*self.values.notes, *notes),
             weights=np.array(weights, dtype=int).reshape(-1, 2),
             device="cuda" if self.accelerator else "cpu",
-            allocations=np.array(self.values.storages.allocations, dtype=float).reshape(-1, 2),
+            allocations=self._list_allocations(),
         )
         graph = compile_graph(graph, self.compiled) if self.compiled else graph
         return replace(graph, execution="graphs") if GRAPHED in graph.notes else graph
+
+    def _list_allocations(self) -> np.ndarray:
+        """Allocations of the device as a column of the graph; copies on the host are not among
+        them."""
+        changes = [
+            (number, nbytes)
+            for number, nbytes in self.values.storages.allocations
+            if number not in self.places.copies
+        ]
+        return np.array(changes, dtype=float).reshape(-1, 2)
 
 
 def _list_gpus(numbers: Sequence[int]) -> str:

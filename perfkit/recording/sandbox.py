@@ -411,7 +411,7 @@ def _list_patches(recorder: Any) -> list[Any]:
 
     def set_home(device: Any) -> None:
         """Set the default device; on a GPU, tensors without a device are placed there."""
-        recorder.placing = device is not None and torch.device(device).type not in ("cpu", "meta")
+        recorder.places.choose_default(device)
         set_device(None if device is None else "cpu")
 
     def resize(storage: Any, nbytes: int) -> Any:
@@ -458,12 +458,10 @@ def _list_patches(recorder: Any) -> list[Any]:
         (optimizer, lists),
         (sys, {"excepthook": sys.excepthook}),
         (BaseProcess, {"start": lambda *_: refuse(PROCESSES)}),
-        (
-            torch,
-            {"set_default_device": set_home},
-        ),
+        (torch, {"set_default_device": set_home}),
     ]
     if recorder.accelerator:
+        patches.append((FakeTensor, {"device": property(lambda t: recorder.places.answer(t))}))
         patches += [(place, recorder.exchanges.list_streams()) for place in (torch.cpu, torch.cuda)]
         devices = "_get_capturable_supported_devices"
         patches += [

@@ -5,13 +5,14 @@ import random
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from math import isfinite
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -34,7 +35,14 @@ from perfkit.ground.units import check_choice, check_positive, show
 from perfkit.models.optimizers import find_optimizer
 from perfkit.recording import sandbox
 from perfkit.recording.modules import DTYPES, make_optimizer
-from perfkit.recording.precision import is_called_by_user, pretend_gpu
+from perfkit.recording.places import (
+    find_storing_device,
+    is_asked_by_program,
+    is_number,
+    is_own_device,
+    names_gpu,
+)
+from perfkit.recording.precision import pretend_gpu
 from perfkit.recording.recorder import Recorder, Trail
 from perfkit.recording.sandbox import (
     OFFLOADED,
@@ -97,7 +105,9 @@ COPIED_TABLES = (
     "DistributedDataParallel copies embedding tables of {0} weights to each of the {1} ranks, and averages their "
     "gradients; to split them over ranks use pk.shard"
 )
-_IS_CUDA = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+_HOST = torch.device("cpu")
+#: The target of `Tensor.cpu`.
+_CPU = torch.device("cpu")
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 #: Assumption for data loaders.
 READY = "batches of a data loader count as ready when asked for; pass loading=pk.time_loader(loader) to predict"
@@ -134,28 +144,14 @@ NO_UPDATE = (
 EMPTY = "the step ran no operation of PyTorch in this process; its graph is empty"
 
 
-def _at_home(device: Any) -> Any:
-    """The device that stores a fake tensor: the CPU, as autograd knows only devices of this build
-    of PyTorch."""
-    if _is_number(device):
-        return "cpu"
-    return (
-        "cpu"
-        if isinstance(device, str | torch.device) and torch.device(device).type != "meta"
-        else device
-    )
-
-
-def _is_number(device: Any) -> bool:
-    """Whether a device is given by its number, as in ``device=rank``; it is a GPU then."""
-    return isinstance(device, int) and not isinstance(device, bool)
-
-
-def _names_gpu(device: Any) -> bool:
-    """Whether a device that the step names is a GPU."""
-    if isinstance(device, str | torch.device):
-        return torch.device(device).type not in ("cpu", "meta")
-    return _is_number(device)
+#: What a program may ask of the place of a tensor, and the answer from its device.
+_QUESTIONS: dict[Any, Callable[[torch.device], Any]] = {
+    Tensor.device.__get__: lambda device: device,
+    Tensor.is_cuda.__get__: lambda device: device.type == "cuda",  # type: ignore[attr-defined]
+    Tensor.is_cpu.__get__: lambda device: device.type == "cpu",  # type: ignore[attr-defined]
+    Tensor.get_device: lambda device: -1 if device.index is None else device.index,
+    torch.get_device: lambda device: -1 if device.index is None else device.index,
+}
 
 
 class _Calls(TorchFunctionMode):
@@ -168,24 +164,45 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, recorder = kwargs or {}, self.recorder
-        if func in (torch.device, torch._C._nn._parse_to) and args and _is_number(args[0]):
-            args = (torch.device("cuda", args[0]), *args[1:])
+        places = recorder.places
+        if func in (torch.device, torch._C._nn._parse_to) and args:
+            return self._parse_device(func, args, kwargs)
+        asked = (
+            func in _QUESTIONS and recorder.accelerator and is_asked_by_program(sys._getframe(1))
+        )
+        if asked and args and args[0].device.type != "meta":
+            return _QUESTIONS[func](places.find_device(args[0]))
         if func in (Tensor.to, Tensor.cuda, Tensor.cpu):
-            self._move(func, args, kwargs)
-            if func is not Tensor.to:
-                func, args, kwargs = Tensor.to, args[:1], {**kwargs, "device": "cpu"}
-            args = (args[0], *map(_at_home, args[1:]))
-        if "device" in kwargs:
-            on_gpu = _names_gpu(kwargs["device"])
-            if on_gpu:
-                recorder.name_gpu(kwargs["device"])
-            kwargs = {**kwargs, "device": _at_home(kwargs["device"])}
-            if on_gpu and not recorder.placing and func is not Tensor.to:
-                recorder.placing = True
-                try:
-                    return self.__torch_function__(func, types, args, kwargs)
-                finally:
-                    recorder.placing = False
+            return self._move(func, args, kwargs, sys._getframe(1))
+        if "device" not in kwargs:
+            return self._call(func, args, kwargs)
+        on_gpu = names_gpu(kwargs["device"])
+        if on_gpu and not places.is_answer(kwargs["device"]):
+            recorder.name_gpu(kwargs["device"])
+        before, place = places.placing, kwargs["device"]
+        if on_gpu or (place == _HOST and is_own_device(sys._getframe(1))):
+            places.placing = True
+        elif place in ("cpu", _HOST):
+            places.placing = False
+        try:
+            kwargs = {**kwargs, "device": find_storing_device(kwargs["device"])}
+            return self._call(func, args, kwargs)
+        finally:
+            places.placing = before
+
+    def _parse_device(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A device object, or what `Module.to` reads from its arguments; numbers are those of
+        GPUs."""
+        if is_number(args[0]):
+            args = (torch.device("cuda", args[0]), *args[1:])
+        if not self.recorder.places.is_answer(args[0]):
+            return func(*args, **kwargs)
+        # the same object: to pass on the device of a tensor names no GPU
+        return args[0] if func is torch.device else (args[0], *func(*args, **kwargs)[1:])
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function of PyTorch; whatever it answers about devices is settled already."""
+        recorder = self.recorder
         if func in _VALUES:
             return self._ask(func, args, kwargs)
         if func is Tensor.__format__ and not args[0].dim():
@@ -197,8 +214,6 @@ class _Calls(TorchFunctionMode):
             return self._spread(*args, **kwargs)
         if func is Tensor.backward:
             recorder.phase, recorder.leading = "backward", True
-        if recorder.accelerator and func == _IS_CUDA and is_called_by_user(sys._getframe(1)):
-            return isinstance(args[0], FakeTensor)
         if getattr(func, "__name__", "") in FUSED_RECURRENT and len(args) > 1:
             args = (args[0], _find_lengths(args[1]), *args[2:])
         operations, views = len(recorder.labels), recorder.viewed
@@ -210,36 +225,57 @@ class _Calls(TorchFunctionMode):
         recorder.bare += recorder.viewed > views and len(recorder.labels) == operations
         return out
 
-    def _move(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Record a copy between host and device that the host would wait for; the fake tensor
-        itself does not move."""
-        if func is Tensor.cpu and self.recorder.accelerator and find_caller("_fsdp_param.py"):
+    def _move(self, func: Any, args: Any, kwargs: Any, caller: FrameType) -> Any:
+        """Move a tensor between host and GPU, or convert it."""
+        recorder, places = self.recorder, self.recorder.places
+        if func is Tensor.cpu and recorder.accelerator and find_caller("_fsdp_param.py"):
             refuse(OFFLOADED)
-        given: list[Any] = [
-            a for a in (*args[1:], *kwargs.values()) if isinstance(a, str | torch.device)
-        ]
-        if (len(args) > 1 and _is_number(args[1])) or _is_number(kwargs.get("device")):
-            given.append("cuda")
-        # A device object of the CPU is what a fake tensor says of itself, so it names no target;
-        # the text "cpu" does.
-        named = [torch.device(a).type for a in given if a != torch.device("cpu")]
-        away = func is Tensor.cuda or any(name != "cpu" for name in named)
-        if not (away or named or func is Tensor.cpu):
-            return
-        recorder, fake = self.recorder, isinstance(args[0], FakeTensor)
-        if away:
-            places = [torch.device(a) for a in given if a != torch.device("cpu")]
-            recorder.name_gpu(places[0] if places else "cuda")
-        if not away and fake:
-            recorder.transfer("to_host", args[0])
+        given = self._list_targets(func, args, kwargs)
+        if is_own_device(caller):  # the CPU is what a fake tensor says of itself to PyTorch
+            given = [target for target in given if target is _CPU or target != _HOST]
+        named = [target for target in given if not places.is_answer(target)]
+        to_gpu = any(map(names_gpu, given))
+        if any(map(names_gpu, named)):
+            recorder.name_gpu(next(filter(names_gpu, named)))
+        tensor, *options = args
+        if func is not Tensor.to:
+            options, kwargs = [], {**kwargs, "device": "cpu"}
+        if recorder.accelerator and to_gpu and places.is_on_host(tensor):
+            tensor = recorder.move(tensor, to_host=False)
+        elif recorder.accelerator and given and not to_gpu and self._takes_to_host(tensor, given):
+            tensor = recorder.move(tensor, to_host=True)
             if recorder.packing:
                 recorder.values.notes[SAVED_ON_HOST] = None
-        elif away and not fake:
-            recorder.transfer("to_device", args[0])
-        elif away and fake:
-            recorder.leave_host(args[0])
-        if away and recorder.on and True in (kwargs.get("non_blocking"), *args[1:]):
+        non_blocking = any(option is True for option in (kwargs.get("non_blocking"), *args[1:]))
+        if to_gpu and recorder.on and non_blocking:
             recorder.values.notes[NON_BLOCKING] = None
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": find_storing_device(kwargs["device"])}
+        return self._call(Tensor.to, (tensor, *map(find_storing_device, options)), kwargs)
+
+    def _list_targets(self, func: Any, args: Any, kwargs: Any) -> list[Any]:
+        """Devices that a call of `Tensor.to`, `cuda` or `cpu` names."""
+        if func is Tensor.cpu:
+            return [_CPU]
+        targets = [*args[1:2], kwargs.get("device")]
+        devices = [each for each in targets if isinstance(each, str | torch.device)]
+        devices += [torch.device("cuda", each) for each in targets if is_number(each)]
+        if func is Tensor.cuda:
+            return devices or ["cuda"]
+        like = next((each for each in targets if isinstance(each, Tensor)), kwargs.get("other"))
+        if isinstance(like, Tensor) and self.recorder.accelerator:
+            devices.append(self.recorder.places.find_device(like))
+        return devices
+
+    def _takes_to_host(self, tensor: Any, targets: Sequence[Any]) -> bool:
+        """Whether a call that names the CPU as target copies a tensor from the GPU to the host."""
+        places = self.recorder.places
+        if not isinstance(tensor, FakeTensor) or places.is_on_host(tensor):
+            return False
+        if not all(target is _CPU or places.means_host(target) for target in targets):
+            return False
+        # without a GPU, what is made before the step and moved to the CPU is moved nowhere
+        return self.recorder.on or bool(places.gpus)
 
     def _check_recurrent(self, name: str, start: int) -> None:
         """Say where a GPU runs a recurrent layer by other kernels than those that were
@@ -271,16 +307,16 @@ class _Calls(TorchFunctionMode):
             self.recorder.trail.asked = True
             return sandbox.compute(func, known, *args[1:], **kwargs)
         if find_caller("grad_scaler.py"):
-            self.recorder.transfer("to_host", args[0])
+            self.recorder.read(args[0])
             return 0.0  # nothing overflowed, as in most iterations
         if func is Tensor.__bool__ and find_caller("distributions/distribution.py"):
-            self.recorder.transfer("to_host", args[0])
+            self.recorder.read(args[0])
             return True  # its parameters are valid, as in every iteration that goes on
         dtype = args[0].dtype
         if func in (Tensor.item, Tensor.__float__) and not (
             dtype.is_complex or dtype is torch.bool
         ):
-            self.recorder.transfer("to_host", args[0])
+            self.recorder.read(args[0])
             trail = self.recorder.trail
             trail.read = trail.read or find_line()
             number = trail.count_read()
@@ -802,6 +838,11 @@ def _follow(recorder: Recorder) -> Iterator[None]:
         else:  # a checkpoint
             save(self, pack, unpack)
 
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        """Code of the user in the backward pass is seen like that in the forward pass."""
+        with _see_calls(recorder):
+            return torch.autograd.graph._engine_run_backward(*args, **kwargs)
+
     def keep_on_host(self: Any, *args: Any, **kwargs: Any) -> None:
         recorder.values.notes[SAVED_ON_HOST] = None
         keep(self, *args, **kwargs)
@@ -810,6 +851,7 @@ def _follow(recorder: Recorder) -> Iterator[None]:
         if recorder.accelerator:
             hooks.enter_context(patch.object(saved_tensors_hooks, "__init__", watch_hooks))
             hooks.enter_context(patch.object(save_on_cpu, "__init__", keep_on_host))
+        hooks.enter_context(patch.object(torch.autograd, "_engine_run_backward", run_backward))
         hooks.enter_context(patch.object(UninitializedTensorMixin, "materialize", size))
         hooks.enter_context(patch.object(DataLoader, "__iter__", load))
         hooks.enter_context(patch.object(eval_frame, "_callback_from_stance", compile_nothing))

@@ -138,11 +138,6 @@ class Storages:
             self._change(self._known[key][0], storage.nbytes())
         return self._known[key][0]
 
-    @property
-    def count(self) -> int:
-        """Storages so far [-]."""
-        return len(self._held)
-
     def resize(self, storage: Any, nbytes: float) -> None:
         """Record a new size of a storage [B]."""
         if storage._cdata in self._known:

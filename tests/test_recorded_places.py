@@ -1,0 +1,182 @@
+"""What a captured step is told of the device of its tensors, and which copies it makes by that."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="capture needs torch: pip install 'perfkit[measure]'")
+
+from torch import nn  # noqa: E402
+
+from perfkit.prediction.result import predict  # noqa: E402
+from perfkit.recording.steps import capture  # noqa: E402
+from perfkit.workloads.graph import Graph  # noqa: E402
+
+HOST, GPU = torch.device("cpu"), torch.device("cuda", 0)
+BATCH = torch.randn(64, 8)
+
+
+def list_transfers(graph: Graph) -> list[str]:
+    """Directions of the copies between host and GPU."""
+    return [graph.labels[place][2] for place in graph.transfers]
+
+
+def ask(device: str) -> Callable[[list[Any]], Any]:
+    """A script that moves model and batch to a device, and asks where its tensors are."""
+
+    def make_step(answers: list[Any]) -> Callable[[], None]:
+        net, data = nn.Linear(8, 8).to(device), torch.randn(64, 8)
+
+        def step() -> None:
+            x, batch = data.to(device), BATCH.to(device)
+            out = net(x + batch)
+            answers[:] = [
+                *(x.device, batch.device, out.device, net.weight.device),
+                *(next(net.parameters()).device, x.new_zeros(3).device, torch.get_device(x)),
+                *(torch.zeros(3, device=x.device).device, str(x.device), x.get_device()),
+                *(x.is_cuda, x.is_cpu, out.device == torch.device("cuda:0"), x.device.type),
+                *(data.device, BATCH.device, (BATCH * 2).device, data[:3].device.type),
+                *(torch.zeros(3).device, data.is_cuda, BATCH.is_cpu, data.get_device()),
+            ]
+            out.sum().backward()
+
+        return step
+
+    return make_step
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_step_is_told_where_its_tensors_are(device: str) -> None:
+    answers = list[Any]()
+    graph = capture(lambda: ask(device)(answers), device=device)
+    home = GPU if device == "cuda" else HOST
+    number = 0 if device == "cuda" else -1
+    on_gpu = device == "cuda"
+    assert answers == [
+        *([home] * 6),
+        *(number, home, str(home), number),
+        *(on_gpu, not on_gpu, on_gpu, device),
+        *(HOST, HOST, HOST, "cpu", HOST, False, True, -1),
+    ]
+    assert list_transfers(graph) == ["to_device", "to_device"] * on_gpu
+    assert BATCH.device == HOST
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_step_that_names_no_device_is_on_that_of_the_capture(device: str) -> None:
+    """To pass on the device of a tensor names no GPU."""
+    answers = list[Any]()
+
+    def make_step() -> Callable[[], None]:
+        net = nn.Linear(8, 8)
+
+        def step() -> None:
+            x = torch.randn(64, 8, device=net.weight.device)
+            same = BATCH.to(x.device) + x.to(torch.device(x.device))
+            out = nn.Linear(8, 8).to(x.device)(net(same))
+            answers[:] = [out.device.type, BATCH.device.type, torch.zeros(3).device.type]
+            out.sum().backward()
+
+        return step
+
+    graph = capture(make_step, device=device)
+    assert answers == [device] * 3
+    assert not list_transfers(graph)
+    assert not graph.notes
+
+
+@pytest.mark.parametrize(("device", "format"), [("cuda", "bf16"), ("cpu", "fp32")])
+def test_a_branch_by_the_device_of_a_tensor_is_that_of_the_device(device: str, format: str) -> None:
+    """As in training scripts: mixed precision on a GPU alone."""
+
+    def make_step() -> Callable[[], None]:
+        net, x = nn.Linear(8, 8).to(device), torch.randn(64, 8).to(device)
+
+        def step() -> None:
+            low = x.device.type == "cuda"
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=low):
+                loss = net(x).sum()
+            loss.backward()
+
+        return step
+
+    graph = capture(make_step, device=device)
+    assert graph.dtype == format
+
+
+class Doubled(torch.autograd.Function):
+    """A function of the user that makes tensors in its backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * torch.full((1,), 2.0, device=x.device)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        assert gradient.is_cuda
+        factor = torch.full((1,), 2.0, device=gradient.device)
+        return gradient * factor.to("cuda") * torch.ones(1, device="cuda")
+
+
+def test_code_of_the_user_in_the_backward_pass_is_on_the_gpu() -> None:
+    seen = list[Any]()
+
+    def make_step() -> Callable[[], None]:
+        net, x = nn.Linear(8, 8).cuda(), torch.randn(4, 8, device="cuda")
+        net.weight.register_hook(
+            lambda g: seen.append(g.device) or torch.zeros_like(g, device="cuda")
+        )
+        return lambda: Doubled.apply(net(x)).sum().backward()
+
+    graph = capture(make_step, device="cuda")
+    assert set(seen) == {GPU}
+    assert not graph.notes
+    names = [label[0] for label in graph.labels if label[3] == "backward"]
+    assert names.count("mul") == 2
+
+
+@pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
+def test_a_copy_on_the_host_is_a_tensor_of_its_own() -> None:
+    """What is changed in a copy is not changed in the original, and it takes no memory of the
+    GPU."""
+    sizes = list[int]()
+
+    def make_step(kept: bool) -> Callable[[], None]:
+        net, x = nn.Linear(512, 512).cuda(), torch.randn(64, 512, device="cuda")
+        lengths = torch.arange(1, 5, device="cuda")
+
+        def step() -> None:
+            copied = lengths.cpu()
+            copied += 10
+            sizes.append(int(lengths.max()))
+            out = net(x)
+            if kept:
+                outs.append(out.detach().to("cpu"))
+            out.sum().backward()
+
+        outs = list[Any]()
+        return step
+
+    plain = capture(lambda: make_step(False), device="cuda")
+    graph = capture(lambda: make_step(True), device="cuda")
+    assert set(sizes) == {4}
+    assert list_transfers(plain) == ["to_host"]
+    assert list_transfers(graph) == ["to_host", "to_host"]
+    totals = [predict(each, "h100-sxm-8").memory().total for each in (plain, graph)]
+    assert totals[0] == totals[1]
+
+
+@pytest.mark.parametrize("read", [lambda loss: float(loss.cpu()), float])
+def test_a_number_on_the_host_is_read_without_another_copy(read: Callable[[Any], float]) -> None:
+    def make_step() -> Callable[[], None]:
+        net, x = nn.Linear(8, 8).cuda(), torch.randn(64, 8, device="cuda")
+
+        def step() -> None:
+            loss = net(x).sum()
+            loss.backward()
+            read(loss)
+
+        return step
+
+    assert list_transfers(capture(make_step, device="cuda")) == ["to_host"]
