@@ -21,8 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from perfkit.prediction.result import predict  # noqa: E402
+from perfkit.recording.places import Places  # noqa: E402
 from perfkit.recording.precision import pretend_gpu  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
+from perfkit.recording.values import Values  # noqa: E402
 from perfkit.workloads.graph import Graph  # noqa: E402
 from perfkit.workloads.vocabulary import VIEWS, walk_tensors  # noqa: E402
 from tests.golden.steps import ADAMW, SGD, Make, mlp, train  # noqa: E402
@@ -88,9 +90,9 @@ def test_autocast_takes_the_data_types_of_cuda(low: Any, monkeypatch: pytest.Mon
     items = [
         (key, item[0], item[1]) for key in lists for item in lists[key] if item[0] not in left_out
     ]
-    half = torch.ones(8, 8, dtype=FP16)
+    half, places = torch.ones(8, 8, dtype=FP16), Places(Values(), accelerator=True)
     items += [("", "rms_norm", (half, (8,))), ("", "einsum", ("ij,jk", half, half.float()))]
-    with FakeTensorMode(), pretend_gpu(print), torch.autocast("cuda", low):
+    with FakeTensorMode(), pretend_gpu(print, places), torch.autocast("cuda", low):
         ours = list_types(items, "cpu", low)
     with FakeTensorMode():
         torch.set_autocast_dtype("cuda", low)

@@ -180,3 +180,57 @@ def test_a_number_on_the_host_is_read_without_another_copy(read: Callable[[Any],
         return step
 
     assert list_transfers(capture(make_step, device="cuda")) == ["to_host"]
+
+
+def test_random_states_and_the_choice_of_a_gpu_are_answered() -> None:
+    """What scripts set before they train; the state of the user's random numbers is left as it
+    was."""
+    found = list[Any]()
+
+    def make_step() -> Callable[[], None]:
+        torch.cuda.set_device(1)
+        generator = torch.Generator(device="cuda").manual_seed(3)
+        net = nn.Linear(8, 8).cuda()
+
+        def step() -> None:
+            state = torch.cuda.get_rng_state()
+            first = torch.rand(2, device="cuda")
+            torch.cuda.set_rng_state(state)
+            same = torch.equal(first, torch.rand(2, device="cuda"))
+            with torch.cuda.device(0), torch.random.fork_rng(devices=[0]):
+                inner = torch.cuda.current_device()
+            found[:] = [same, inner, torch.cuda.current_device(), generator.device.type]
+            net(torch.randn(4, 8, device="cuda", generator=generator)).sum().backward()
+
+        return step
+
+    before = torch.get_rng_state()
+    assert not capture(make_step, device="cuda").notes
+    assert found == [True, 0, 1, "cuda"]
+    assert torch.equal(before, torch.get_rng_state())
+    assert isinstance(torch.default_generator, torch.Generator)
+    assert torch.Generator is torch._C.Generator
+
+
+def test_an_optimizer_whose_state_is_divided_among_ranks_updates_its_part() -> None:
+    """Its module is compiled to TorchScript where it is imported first, here within a capture."""
+
+    def make_step() -> Callable[[], None]:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        layers = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).cuda()
+        net = nn.parallel.DistributedDataParallel(layers, device_ids=[0])
+        optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            net(torch.randn(4, 64, device="cuda")).sum().backward()
+            optimizer.step()
+
+        return step
+
+    graph = capture(make_step, device="cuda", ranks=2)
+    names = [label[0] for label in graph.labels if label[3] == "update"]
+    assert names == ["_foreach_add_", *["broadcast"] * 4]
+    (update,) = (graph[i] for i, label in enumerate(graph.labels) if label[0] == "_foreach_add_")
+    assert update.features["elements"] == 64 * 65

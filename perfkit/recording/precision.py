@@ -30,6 +30,8 @@ from torch.amp.autocast_mode import autocast
 from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
 from torch.utils.weak import WeakIdKeyDictionary
 
+from perfkit.recording.places import Places, is_number
+from perfkit.recording.sandbox import compute
 from perfkit.workloads.vocabulary import pick_attention, walk_tensors
 
 #: Dispatch key of autocast on a device for which PyTorch has no kernels of its own.
@@ -85,6 +87,8 @@ _WIDEST = [
     "scatter_add",
     "vdot",
 ]
+#: The generator of PyTorch, of which it knows one for the CPU alone.
+_GENERATOR = torch.Generator
 _LIBRARIES = tuple(
     str(Path(module.__file__ or "").parent) for module in (torch, sys.modules["perfkit"])
 )
@@ -188,7 +192,57 @@ def _answer(real: Any, value: Any) -> Callable[..., Any]:
     return asked
 
 
-def _list_answers() -> list[tuple[Any, dict[str, Any]]]:
+class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
+    """The type of generators in a capture; those that were made before it are of this type too."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _GENERATOR)
+
+
+class _GpuGenerator(torch.Generator, metaclass=_AnyGenerator):
+    """What `torch.Generator` is in a capture for a GPU: it draws on the CPU."""
+
+    named: torch.device
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        """A generator for a device."""
+        made: Any = super().__new__(cls, "cpu")  # type: ignore[call-arg]
+        made.named = torch.device("cuda", device) if is_number(device) else torch.device(device)
+        return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The device that it was made for."""
+        return self.named
+
+
+def _list_random_states() -> dict[str, Any]:
+    """Functions of `torch.cuda` for the state of its random numbers, which are drawn on the
+    CPU."""
+
+    def get_rng_state(*_: Any, **__: Any) -> Tensor:
+        state: Tensor = compute(torch.get_rng_state)
+        return state
+
+    def set_rng_state(state: Any, *_: Any, **__: Any) -> None:
+        known = getattr(state, "constant", state)
+        if known is not None:
+            compute(torch.set_rng_state, known)
+
+    def set_rng_state_all(states: Any) -> None:
+        for state in states:
+            set_rng_state(state)
+
+    return {
+        "get_rng_state": get_rng_state,
+        "set_rng_state": set_rng_state,
+        "get_rng_state_all": lambda: [get_rng_state()],
+        "set_rng_state_all": set_rng_state_all,
+        "initial_seed": torch.initial_seed,
+    }
+
+
+def _list_answers(places: Any) -> list[tuple[Any, dict[str, Any]]]:
     """Answers to what scripts ask of a GPU before they use one; it is one such as A100."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     memory = int(80e9)
@@ -198,16 +252,32 @@ def _list_answers() -> list[tuple[Any, dict[str, Any]]]:
     answers = {
         "is_available": True,
         "device_count": ranks,
-        "current_device": 0,
         "get_device_name": gpu.name,
         "get_device_capability": (gpu.major, gpu.minor),
         "get_device_properties": gpu,
         "mem_get_info": (memory, memory),
-        "set_device": None,
-        "reset_peak_memory_stats": None,
     }
     of_cuda = {name: _answer(getattr(torch.cuda, name), value) for name, value in answers.items()}
-    found = [(torch.cuda, of_cuda)]
+
+    def choose(device: Any) -> int:
+        """Change the current GPU; the number of the one before."""
+        before: int = places.current
+        number = device if isinstance(device, int) else torch.device(device).index
+        places.current = before if number is None or number < 0 else number
+        return before
+
+    of_cuda |= _list_random_states()
+    of_cuda |= {
+        "current_device": lambda: places.current,
+        "set_device": choose,
+        "_exchange_device": choose,
+        "_maybe_exchange_device": choose,
+        "reset_peak_memory_stats": lambda *_, **__: None,
+    }
+    found: list[tuple[Any, dict[str, Any]]] = [
+        (torch.cuda, of_cuda),
+        (torch, {"Generator": _GpuGenerator}),
+    ]
     accelerator: Any = getattr(torch, "accelerator", None)
     if accelerator is not None:  # since PyTorch 2.6
         device = torch.device("cuda")
@@ -219,7 +289,7 @@ def _list_answers() -> list[tuple[Any, dict[str, Any]]]:
 
 
 @contextmanager
-def pretend_gpu(note: Callable[[str], Any]) -> Iterator[None]:
+def pretend_gpu(note: Callable[[str], Any], places: Places) -> Iterator[None]:
     """Let calls act as on a GPU: autocast for every device that a region names, gradient scalers,
     fused kernels.
 
@@ -227,6 +297,8 @@ def pretend_gpu(note: Callable[[str], Any]) -> Iterator[None]:
     ----------
     note : callable
         Receives notes for the user.
+    places : Places
+        Knows which GPU the step has chosen.
     """
     own: Any = torch._C
     build, enter = autocast.__init__, autocast.__enter__
@@ -279,7 +351,7 @@ def pretend_gpu(note: Callable[[str], Any]) -> Iterator[None]:
         stack.enter_context(
             patch.dict(_region, enabled=False, dtype=torch.get_autocast_dtype("cuda"))
         )
-        for owner, values in [*patches, *_list_answers()]:
+        for owner, values in [*patches, *_list_answers(places)]:
             stack.enter_context(patch.multiple(owner, **values))
         stack.callback(_weights.clear)
         yield

@@ -391,6 +391,12 @@ def _take_any_format(
     return rule(a.to(torch.bfloat16), b.to(torch.bfloat16), *more, **named).to(a.dtype)
 
 
+def _list_capturable_devices(supports_xla: bool = True) -> list[str]:
+    """Devices whose optimizers keep their counters there; PyTorch may compile this function to
+    TorchScript."""
+    return ["cpu"]
+
+
 def load_batches(loader: Any) -> Iterator[Any]:
     """Real batches of a data loader, made in this process without its workers."""
     alone = copy.copy(loader)
@@ -465,7 +471,7 @@ def _list_patches(recorder: Any) -> list[Any]:
         patches += [(place, recorder.exchanges.list_streams()) for place in (torch.cpu, torch.cuda)]
         devices = "_get_capturable_supported_devices"
         patches += [
-            (each, {devices: lambda **_: ["cpu"]})
+            (each, {devices: _list_capturable_devices})
             for each in [*sys.modules.values()]
             if devices in getattr(each, "__dict__", ())
         ]

@@ -858,7 +858,7 @@ def _follow(recorder: Recorder) -> Iterator[None]:
         # else a compiled module would warn of the hooks below, which are not those of the user
         hooks.enter_context(patch.object(nn.modules.module, "_has_any_global_hook", lambda: False))
         if recorder.accelerator:
-            hooks.enter_context(pretend_gpu(recorder.values.notes.setdefault))
+            hooks.enter_context(pretend_gpu(recorder.values.notes.setdefault, recorder.places))
         hooks.callback(nn.modules.module.register_module_forward_pre_hook(enter).remove)
         hooks.callback(
             nn.modules.module.register_module_forward_hook(leave, always_call=True).remove
