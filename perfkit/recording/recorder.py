@@ -290,9 +290,9 @@ class Recorder(TorchDispatchMode):
         if not (self.agreeing or schema.view):
             self.trail.append(schema.name, out)
         if self.on and not self.agreeing:
-            # what ranks exchange as it is, such as weights after their update, begins no forward pass
-            trained = given if func.namespace != "c10d" else []
-            module, complete = self._locate(trained), schema.complete(args, kwargs)
+            # weights that are exchanged after their update begin no forward pass
+            moved = schema.view or func.namespace == "c10d"
+            module, complete = self._locate([] if moved else given), schema.complete(args, kwargs)
             if schema.collective:
                 self.exchanges.record(schema.collective, func, complete, out, module, work)
             elif schema.name == "wait_tensor":
