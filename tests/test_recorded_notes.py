@@ -3,8 +3,12 @@
 import json
 import math
 import random
+import subprocess
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,6 +87,21 @@ def grow(rows: int) -> Callable[[], Any]:
         def step() -> None:
             count[0] += 1
             net(torch.randn(4 + rows * count[0], 4)).sum().backward()
+
+        return step
+
+    return make_step
+
+
+def grow_at_times(every: int) -> Callable[[], Any]:
+    """A batch that grows with every n-th call."""
+
+    def make_step() -> Callable[[], None]:
+        net, count = nn.Linear(4, 4), [0]
+
+        def step() -> None:
+            count[0] += 1
+            net(torch.randn(4 + count[0] // every, 4)).sum().backward()
 
         return step
 
@@ -216,6 +235,43 @@ def place(first: Any, second: Any) -> Callable[[], Any]:
     return make_step
 
 
+def share(use: Callable[[Any], Any]) -> Callable[[], Any]:
+    """An array and a tensor that share memory; each call uses the array."""
+
+    def make_step() -> Callable[[], None]:
+        net, numbers = nn.Linear(4, 4), np.arange(4.0)
+        kept = torch.from_numpy(numbers)
+
+        def step() -> None:
+            use(numbers)
+            net(torch.randn(3, 4) * kept.float()).sum().backward()
+
+        return step
+
+    return make_step
+
+
+def beside(work: Callable[[], Any]) -> Callable[[], Any]:
+    """A step that does something else too."""
+
+    def make_step() -> Callable[[], None]:
+        net = nn.Linear(4, 4)
+
+        def step() -> None:
+            work()
+            net(torch.randn(3, 4)).sum().backward()
+
+        return step
+
+    return make_step
+
+
+def work_in_a_thread(work: Callable[[], Any]) -> None:
+    """Do some work in a thread of a pool."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+
+
 PRODUCT, NO_MODEL = run(lambda w: w @ w.T), "no model of the work of"
 LSTM, PLAIN = call(lambda: nn.LSTM(8, 8), (5, 2, 8)), call(lambda: nn.Linear(8, 8), (4, 8))
 CASES: dict[str, Twins] = {
@@ -257,6 +313,27 @@ CASES: dict[str, Twins] = {
     "every second call": Twins(count_calls(2), "calls of the step differ", count_calls(1), "cpu"),
     "every fourth call": Twins(count_calls(4), "SGD does not update", count_calls(1), "cpu"),
     "growing": Twins(grow(1), "other sizes", grow(0), "cpu"),
+    "growing every fifth call": Twins(
+        grow_at_times(5), "a later call has other sizes", grow_at_times(99), "cpu"
+    ),
+    "shared by an array": Twins(
+        share(lambda array: np.add(array, 1, out=array)),
+        "share memory",
+        share(lambda array: array + 1),
+        "cpu",
+    ),
+    "threads": Twins(
+        beside(lambda: work_in_a_thread(lambda: torch.ones(3) + 1)),
+        "PyTorch in other threads",
+        beside(lambda: work_in_a_thread(lambda: sum(range(3)))),
+        "cpu",
+    ),
+    "another program": Twins(
+        beside(lambda: subprocess.run([sys.executable, "-c", ""], check=True)),
+        "runs another program",
+        beside(lambda: None),
+        "cpu",
+    ),
     "cache": Twins(grow(2), "calls of the step differ", fill_a_cache, "cpu"),
     "layer drop": Twins(
         drop_layers(lambda: torch.rand([]), 0.5),
@@ -557,6 +634,9 @@ def read_tensor(use: Callable[[Any], Any]) -> Callable[[], Any]:
 TENSOR_LOGS: dict[str, Callable[[Any], Any]] = {
     "float": lambda scores: float(scores.detach().sum()),
     "text": lambda scores: f"{scores.sum():.3f}",
+    "whole": lambda scores: int((scores.argmax(1) == 1).sum()),
+    "whole of an item": lambda scores: f"{int(scores.sum().item())} {round(scores.sum().item())}",
+    "divisor": lambda scores: scores.sum() / int((scores.argmax(1) == 1).sum()),
     "count": lambda scores: f"{(scores.argmax(1) == 1).sum().item():d}",
     "accuracy": lambda scores: 100 * (scores.argmax(1) == 1).sum().item() / 3,
     "distribution": lambda scores: torch.distributions.Categorical(logits=scores).entropy(),
@@ -574,6 +654,10 @@ TENSOR_DECISIONS: dict[str, Callable[[Any], Any]] = {
     "smallest": lambda scores: min(range(3), key=lambda i: scores[i, 0].item()) == 2,
     "count": lambda scores: (scores.argmax(1) == 1).sum().item() > 2,
     "size": lambda scores: torch.randn((scores.argmax(1) == 1).sum().item(), 3),
+    "whole": lambda scores: int((scores.argmax(1) == 1).sum()) > 2,
+    "whole size": lambda scores: torch.randn(int((scores.argmax(1) == 1).sum()), 3),
+    "loop": lambda scores: [torch.ones(2) + 1 for _ in range(int((scores > 1).sum()))],
+    "item of a list": lambda scores: [1, 2, 3][int((scores.argmax(1) == 1).sum())],
     "range": lambda scores: list(range((scores.argmax(1) == 1).sum().item())),
 }
 
@@ -672,6 +756,54 @@ def test_an_empty_graph_is_not_predicted() -> None:
 def test_work_of_other_processes_is_refused() -> None:
     with pytest.raises(ValueError, match=r"starts another process in .*spawn"):
         capture(lambda: lambda: torch.multiprocessing.spawn(print, nprocs=1))
+
+
+def test_work_on_tensors_of_the_capture_in_a_thread_is_refused(capsys: Any) -> None:
+    def make_step() -> Callable[[], None]:
+        net, other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def step() -> None:
+            helper = threading.Thread(target=lambda: other(torch.randn(3, 4)).sum().backward())
+            helper.start()
+            net(torch.randn(3, 4)).sum().backward()
+            helper.join()
+
+        return step
+
+    with pytest.raises(ValueError, match=r"in another thread, started in .*helper\.start\(\)"):
+        capture(make_step)
+    assert not capsys.readouterr().err
+
+
+def divide_by_types() -> Callable[[], None]:
+    """Weights that FSDP divides; the names of its first version and of its second are alike."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return FullyShardedDataParallel(nn.Linear(4, 4).cuda())
+
+
+def attend_by_scores() -> Callable[[], None]:
+    """Attention by a compiled kernel."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    query = nn.Parameter(torch.randn(1, 2, 16, 16, device="cuda"))
+    return lambda: flex_attention(query, query, query).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("make_step", "advice"),
+    [
+        (divide_by_types, "use torch.distributed.fsdp.fully_shard"),
+        (attend_by_scores, "use torch.nn.functional.scaled_dot_product_attention"),
+        (lambda: torch.cuda.FloatTensor(4), "name the device instead"),
+        (lambda: torch.cuda.memory_snapshot(), "leave this call out"),
+    ],
+)
+def test_what_needs_a_gpu_is_refused_in_a_line(make_step: Any, advice: str) -> None:
+    with pytest.raises(ValueError, match=advice) as caught:
+        capture(make_step, device="cuda", ranks=2)
+    assert "\n" not in str(caught.value)
+    assert "test_recorded_notes.py, line" in str(caught.value)
 
 
 # -- what other packages say and leave behind

@@ -1,6 +1,7 @@
 """What a captured step is told of the device of its tensors, and which copies it makes by that."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -234,3 +235,60 @@ def test_an_optimizer_whose_state_is_divided_among_ranks_updates_its_part() -> N
     assert names == ["_foreach_add_", *["broadcast"] * 4]
     (update,) = (graph[i] for i, label in enumerate(graph.labels) if label[0] == "_foreach_add_")
     assert update.features["elements"] == 64 * 65
+
+
+def test_batches_of_a_loader_are_moved_from_the_host() -> None:
+    def make_step() -> Callable[[], None]:
+        data = torch.utils.data.TensorDataset(torch.randn(8, 8))
+        loader, net = torch.utils.data.DataLoader(data, 4), nn.Linear(8, 8).cuda()
+
+        def step() -> None:
+            for (batch,) in loader:
+                net(batch.to("cuda")).sum().backward()
+
+        return step
+
+    with pytest.warns(UserWarning, match="data loader"):
+        graph = capture(make_step, device="cuda")
+    assert list_transfers(graph) == ["to_device", "to_device"]
+
+
+def test_what_numpy_writes_to_a_real_tensor_is_known() -> None:
+    lengths, found = torch.zeros(4, dtype=torch.long), list[int]()
+    array = lengths.numpy()
+
+    def make_step() -> Callable[[], None]:
+        net = nn.Linear(4, 4)
+
+        def step() -> None:
+            array[:] += 1
+            found.append(int(lengths.max()))
+            net(torch.randn(3, 4)).sum().backward()
+
+        return step
+
+    assert not capture(make_step).notes
+    assert found == list(range(1, len(found) + 1))
+
+
+def test_counts_of_classes_have_a_known_size() -> None:
+    def make_step() -> Callable[[], None]:
+        net, counts = nn.Linear(4, 4), torch.zeros(4, dtype=torch.long)
+
+        def step() -> None:
+            out = net(torch.randn(3, 4))
+            counts.add_(torch.bincount(out.argmax(1), minlength=4))
+            out.sum().backward()
+
+        return step
+
+    assert "bincount" in [label[0] for label in capture(make_step).labels]
+
+
+def test_a_compiled_step_leaves_the_checks_of_distributions_as_they_were() -> None:
+    """PyTorch's compiler switches them off for the rest of the process."""
+    net = nn.Linear(4, 4)
+    before = torch.distributions.Distribution._validate_args
+    with pytest.warns(UserWarning, match="compiled as a whole"):
+        capture(lambda: partial(torch.compile(net), torch.randn(3, 4)))
+    assert torch.distributions.Distribution._validate_args is before

@@ -214,6 +214,13 @@ class Places:
         if self.placing:
             self.name_gpu(device)
 
+    def note_batch(self, batch: Any) -> None:
+        """Note that the tensors of a batch are on the host, where a data loader makes them."""
+        for tensor in walk_tensors(batch):
+            number = self._number(tensor) if isinstance(tensor, FakeTensor) else None
+            if number is not None:
+                self._unplaced.add(number)
+
     def note_copy(self, tensor: Tensor, *, on_host: bool) -> None:
         """Note where a copy is that the step has made by moving a tensor."""
         number = self._number(tensor)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -136,10 +137,24 @@ class _Schema:
 _COPY, _FILL = _Schema(torch.ops.aten.clone.default), _Schema(torch.ops.aten.masked_fill_.Scalar)
 
 
-class Trail:
-    """What one call of the step does, in brief: enough to see whether two calls do the same."""
+class EndlessStep(Exception):
+    """A further call of the step does far more than the recorded one, such as a loop up to a
+    computed number."""
 
-    def __init__(self, number: float = 1.0) -> None:
+
+class Trail:
+    """What one call of the step does, in brief: enough to see whether two calls do the same.
+
+    Parameters
+    ----------
+    number : float
+        What a computed number counts as where the step reads it [-].
+    longest : float
+        Operations after which the call ends with `EndlessStep` [-].
+    """
+
+    def __init__(self, number: float = 1.0, longest: float = inf) -> None:
+        self.longest = longest
         self.number = number  # what a computed number counts as where the step reads it
         self.updating = 0  # how many optimizers are at work now
         self.steps = 0  # calls of optimizers
@@ -160,7 +175,10 @@ class Trail:
     def append(self, name: str, out: Any) -> None:
         """Note an operation."""
         shapes = tuple(tensor.shape for tensor in walk_tensors(out))
-        (self.updates if self.updating else self.operations).append((name, shapes))
+        operations = self.updates if self.updating else self.operations
+        operations.append((name, shapes))
+        if len(operations) > self.longest:
+            raise EndlessStep
 
 
 class Recorder(TorchDispatchMode):
@@ -186,6 +204,7 @@ class Recorder(TorchDispatchMode):
         self.packing = False  # whether a hook of the user saves a tensor for the backward pass
         self._copying = False  # whether a tensor is copied between host and GPU
         self.optimizers: set[int] = set()  # identities of those that the recorded call runs
+        self.lost = ""  # what a thread of the step does that the capture cannot follow
         self.trail = Trail()  # what the present call of the step does, in brief
         # operations whose work has no model, in the order they were met
         self._unpriced: dict[str, None] = {}

@@ -41,6 +41,7 @@ import logging
 import operator
 import random
 import re
+import subprocess
 import sys
 import threading
 import traceback
@@ -62,11 +63,15 @@ from torch._meta_registrations import _meta_grouped_mm_common
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributions import Distribution
 from torch.nn.parallel import distributed
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 from torch.optim import Optimizer, optimizer
+from torch.overrides import TorchFunctionMode
 from torch.utils import _device, _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
+
+from perfkit.workloads.vocabulary import walk_tensors
 
 #: Backends and operations whose number format can be set.
 _FORMATS = [
@@ -83,6 +88,8 @@ _VALUES = (
 #: Largest tensors whose values are known, of whole numbers and of others [-]. Sizes and branches
 #: hardly depend on large tensors of others, such as masks that are added to scores.
 MOST_KNOWN, MOST_DRAWN = 1 << 24, 1 << 20
+#: Largest whole number that a computed number counts as [-].
+MOST_COUNTED = 100_000
 _FAKE_LOGGER = "torch._subclasses.fake_tensor"
 _LAZY: tuple[Any, ...] = (UninitializedParameter, UninitializedBuffer)
 #: Held during a capture, whose patches affect the whole process.
@@ -90,6 +97,8 @@ _ALONE = threading.RLock()
 _LIBRARIES = tuple(
     str(Path(module.__file__ or "").parent) for module in (torch, sys.modules["perfkit"])
 )
+#: Folder of Python's own library.
+_PYTHON = str(Path(traceback.__file__).parent)
 
 
 # -- steps that depend on values
@@ -109,10 +118,46 @@ _NO_RULE = (
 )
 #: What PyTorch says of tensors and operations that fake tensors cannot follow.
 _NO_RULE_SAID = ("Cannot access storage of", "no fake impl registered")
+#: What PyTorch says where it needs a GPU, and what is said of it.
+_WITHOUT_GPU = {
+    "FSDP needs a non-CPU accelerator device": (
+        "FullyShardedDataParallel, the first version of FSDP, is not captured, in {0}; use "
+        "torch.distributed.fsdp.fully_shard, which sends the same bytes"
+    ),
+    "FlexAttention does not support backward on CPU": (
+        "the backward pass of flex_attention is a kernel that a compiler makes on a GPU, and is not captured, in {0}; "
+        "use torch.nn.functional.scaled_dot_product_attention, with is_causal=True or a mask"
+    ),
+    "type torch.cuda.": (
+        "types such as torch.cuda.FloatTensor need a GPU, and a capture has none, in {0}; name the device instead, as in "
+        "torch.empty(4, device='cuda')"
+    ),
+}
+_NO_GPU = (
+    "the step asks in {0} for what only a GPU can answer, and a capture has none; leave this call out, as it does not "
+    "train, and capture again"
+)
+_NO_GPU_SAID = (
+    "Torch not compiled with CUDA enabled",
+    "PyTorch was compiled without CUDA support",
+    "without ATen_cuda library",
+    "Found no NVIDIA driver",
+    "has no attribute '_cuda_",
+)
 PROCESSES = (
     "the step starts another process in {0}, and capture follows only this one; give the step of one rank, and the "
     "number of ranks as ranks="
 )
+#: What is said of threads that the step starts; {0} is the line that starts them.
+OTHER_THREADS = (
+    "the step runs PyTorch in other threads, started in {0}; capture follows one thread, so that their work is not in "
+    "the graph"
+)
+SHARED_WITH_THREADS = (
+    "the step works with its tensors in another thread, started in {0}, and capture follows one thread; let the step do "
+    "this work itself"
+)
+OTHER_PROGRAM = "the step runs another program in {0}; capture follows this process alone, so that its work is not in the graph"
 OFFLOADED = (
     "CPUOffloadPolicy keeps and updates weights on the host, and capture follows a single device, in {0}; leave "
     "offload_policy out: copies between host and device and the host's update are then not in the graph"
@@ -129,6 +174,16 @@ def find_line(frames: Any = None) -> str:
             code = linecache.getline(frame.filename, frame.lineno or 0).strip()
             place = f'{frame.filename}, line {frame.lineno}: "{code}"'
     return place
+
+
+def find_line_of_program() -> str:
+    """The innermost line of the callers outside of PyTorch, perfkit and Python's own library."""
+    frames = [
+        frame
+        for frame in traceback.extract_stack()
+        if not frame.filename.startswith(_PYTHON) or "site-packages" in frame.filename
+    ]
+    return find_line(frames)
 
 
 def refuse(text: str, frames: Any = None, cause: Any = None) -> NoReturn:
@@ -173,7 +228,11 @@ class Unknown(float):
         return self._compare(operator.ne, 0.0)
 
     def __round__(self, digits: Any = None) -> Any:
-        return self._decide() if digits is None else self._combine()
+        return int(self) if digits is None else self._combine()
+
+    def __int__(self) -> int:
+        """A whole number, small enough to count up to."""
+        return int(max(-MOST_COUNTED, min(MOST_COUNTED, float(self))))
 
     def __format__(self, text: str) -> str:
         if text.endswith("d"):  # a count of computed things
@@ -186,7 +245,7 @@ class Unknown(float):
     __ge__ = partialmethod(_compare, operator.ge)
     __eq__ = partialmethod(_compare, operator.eq)
     __ne__ = partialmethod(_compare, operator.ne)
-    __int__ = __index__ = _decide
+    __index__ = _decide
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = (
         _combine
     )
@@ -307,6 +366,8 @@ def _keep_settings() -> Iterator[None]:
         (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
         (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
         (torch.get_num_threads, torch.set_num_threads),
+        # the first use of the compiler switches these checks off
+        (lambda: Distribution._validate_args, Distribution.set_default_validate_args),
     ]
     read, write = own._get_fp32_precision_getter, own._set_fp32_precision_setter
     settings += [(partial(read, *place), partial(write, *place)) for place in _FORMATS]
@@ -410,6 +471,66 @@ def load_batches(loader: Any) -> Iterator[Any]:
 # -------------------------------------------------------------------------------------------------------
 
 
+class _WatchThread(TorchFunctionMode):
+    """Sees calls of PyTorch in a thread that the step has started.
+
+    Parameters
+    ----------
+    recorder : Recorder
+        Receives the note, or what the capture is refused for.
+    line : str
+        Where the thread was started.
+    """
+
+    def __init__(self, recorder: Any, line: str) -> None:
+        super().__init__()
+        self.recorder, self.line = recorder, line
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note a call; one with a tensor of the capture is not followed."""
+        if any(isinstance(t, FakeTensor) for t in walk_tensors([args, kwargs or {}])):
+            self.recorder.lost = SHARED_WITH_THREADS.format(self.line)
+            raise ValueError(self.recorder.lost)
+        self.recorder.values.notes[OTHER_THREADS.format(self.line)] = None
+        return func(*args, **(kwargs or {}))
+
+
+def _watch_threads_and_programs(recorder: Any) -> list[tuple[Any, dict[str, Any]]]:
+    """Patches that notice threads and programs that the step starts."""
+    own = threading.get_ident()
+    start, open_program, complain = (
+        threading.Thread.start,
+        subprocess.Popen.__init__,
+        threading.excepthook,
+    )
+
+    def begin(thread: Any) -> None:
+        if threading.get_ident() == own:
+            run, line = thread.run, find_line_of_program()
+
+            def run_and_watch() -> None:
+                with _WatchThread(recorder, line):
+                    run()
+
+            thread.run = run_and_watch
+        start(thread)
+
+    def begin_program(program: Any, *args: Any, **kwargs: Any) -> None:
+        if threading.get_ident() == own and recorder.trail.called:
+            recorder.values.notes[OTHER_PROGRAM.format(find_line_of_program())] = None
+        open_program(program, *args, **kwargs)
+
+    def complain_of_others(failure: Any) -> None:
+        if str(failure.exc_value) != recorder.lost:
+            complain(failure)
+
+    return [
+        (threading.Thread, {"start": begin}),
+        (threading, {"excepthook": complain_of_others}),
+        (subprocess.Popen, {"__init__": begin_program}),
+    ]
+
+
 def _list_patches(recorder: Any) -> list[Any]:
     """Patches of PyTorch: owners with their temporary attributes."""
     types, change = [*optimizer._foreach_supported_types, FakeTensor], torch.UntypedStorage.resize_
@@ -465,6 +586,7 @@ def _list_patches(recorder: Any) -> list[Any]:
         (sys, {"excepthook": sys.excepthook}),
         (BaseProcess, {"start": lambda *_: refuse(PROCESSES)}),
         (torch, {"set_default_device": set_home}),
+        *_watch_threads_and_programs(recorder),
     ]
     if recorder.accelerator:
         patches.append((FakeTensor, {"device": property(lambda t: recorder.places.answer(t))}))
@@ -581,6 +703,20 @@ def _end_group() -> None:
         dist.destroy_process_group()
 
 
+def _explain(error: Exception) -> str | None:
+    """What to say instead of an error of PyTorch that comes from the capture; None for others."""
+    said = str(error)
+    for beginning, text in _WITHOUT_GPU.items():
+        if beginning in said:
+            return text
+    if any(part in said for part in _NO_GPU_SAID):
+        return _NO_GPU
+    if isinstance(error, NotImplementedError | RuntimeError):
+        return _NO_RULE if any(part in said for part in _NO_RULE_SAID) else None
+    # PyTorch was given a computed number as a size
+    return _NEEDED if isinstance(error, TypeError) and Unknown.__name__ in said else None
+
+
 @contextmanager
 def open_sandbox(recorder: Any, ranks: int, rank: int) -> Iterator[None]:
     """Let a step run without computing, alone in the process; afterwards everything is as before.
@@ -613,11 +749,14 @@ def open_sandbox(recorder: Any, ranks: int, rank: int) -> Iterator[None]:
         except _VALUES as error:
             untold = isinstance(error, fake_tensor.UnsupportedOperatorException)
             refuse(_UNTOLD if untold else _NEEDED, traceback.extract_tb(error.__traceback__), error)
-        except (NotImplementedError, RuntimeError) as error:
-            if not any(text in str(error) for text in _NO_RULE_SAID):
+        except (
+            NotImplementedError,
+            RuntimeError,
+            TypeError,
+            AssertionError,
+            AttributeError,
+        ) as error:
+            text = _explain(error)
+            if text is None:
                 raise
-            refuse(_NO_RULE, traceback.extract_tb(error.__traceback__), error)
-        except TypeError as error:  # PyTorch was given a computed number as a size
-            if Unknown.__name__ not in str(error):
-                raise
-            refuse(_NEEDED, traceback.extract_tb(error.__traceback__), error)
+            refuse(text, traceback.extract_tb(error.__traceback__), error)

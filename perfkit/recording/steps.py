@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ from perfkit.recording.places import (
     names_gpu,
 )
 from perfkit.recording.precision import pretend_gpu
-from perfkit.recording.recorder import Recorder, Trail
+from perfkit.recording.recorder import EndlessStep, Recorder, Trail
 from perfkit.recording.sandbox import (
     OFFLOADED,
     Unknown,
@@ -115,13 +115,20 @@ READY = "batches of a data loader count as ready when asked for; pass loading=pk
 PINNED = "the time that the host takes to pin memory is not counted"
 #: Assumption for a step that hands an array to other packages.
 ZEROS = "arrays of computed numbers, such as costs to match by, count as zeros; work of the host on them is left out"
+#: Assumption for a tensor whose array was changed.
+SHARED_WITH_NUMPY = (
+    "an array of NumPy is changed after a tensor was made of it; they share memory, and a capture keeps them apart, so that "
+    "sizes and branches may follow from old numbers; make the tensor anew from the array"
+)
 #: Assumption for a step of which a part is compiled.
 COMPILED = "forward and backward pass are taken to be compiled as a whole; kernels are merged by the compiler's rules"
 
 
-#: Steps of at most so many operations are always called once more, and one whose drawn numbers may
-#: decide is called again until about so many operations, at most so many times [-].
-FEW_OPERATIONS, MOST_OPERATIONS, MOST_CALLS = 500, 30_000, 15
+#: Steps of at most so many operations are always called once more [-].
+FEW_OPERATIONS = 500
+#: A step is called again until about so many operations, one whose drawn numbers may decide until
+#: about so many, and at most so many times [-].
+USUAL_OPERATIONS, MOST_OPERATIONS, MOST_CALLS = 4_000, 30_000, 15
 #: What a computed number counts as in further calls, if the step reads one.
 OTHER_NUMBERS = (1e12, -1e12, 100.0, 1e-3)
 #: With so many of the numbers that it compares a computed number with, the step is tried [-].
@@ -321,6 +328,11 @@ class _Calls(TorchFunctionMode):
             trail.read = trail.read or find_line()
             number = trail.count_read()
             return Unknown(number, trail.bounds) if func is Tensor.item else number
+        if func is Tensor.__int__ and args[0].numel() == 1 and not dtype.is_complex:
+            self.recorder.read(args[0])
+            trail = self.recorder.trail
+            trail.read = trail.read or find_line()
+            return int(Unknown(trail.count_read(), trail.bounds))
         if func not in (Tensor.numpy, Tensor.__array__) or not dtype.is_floating_point:
             raise DataDependentOutputException(func)
         self.recorder.values.notes[ZEROS] = None
@@ -644,22 +656,44 @@ def _read_generators() -> list[Any]:
     return [random.getstate(), (np.asarray(numbers).tobytes(), place), own]
 
 
-def _run(recorder: Recorder, step: Callable[[], Any], number: float = 1.0) -> tuple[Trail, bool]:
+def _run(
+    recorder: Recorder, step: Callable[[], Any], number: float = 1.0, longest: float = inf
+) -> tuple[Trail, bool]:
     """Call the step: what it did in brief, and whether drawn numbers may have decided it."""
-    recorder.trail = trail = Trail(number)
+    recorder.trail = trail = Trail(number, longest)
     trail.called = True
     before = _read_generators()
     step()
+    if recorder.lost:
+        raise ValueError(recorder.lost)
+    if recorder.values.is_shared_memory_changed():
+        recorder.values.notes[SHARED_WITH_NUMPY] = None
     python, numpy, own = (old != new for old, new in zip(before, _read_generators(), strict=True))
     return trail, python or numpy or (own and trail.asked)
 
 
-def _repeat(recorder: Recorder, step: Callable[[], Any], number: float = 1.0) -> Trail | None:
+def _repeat(recorder: Recorder, step: Callable[[], Any]) -> Trail | None:
     """One more call, which is not recorded; None if the step cannot be called again."""
     try:
-        return _run(recorder, step, number)[0]
+        return _run(recorder, step)[0]
     except Exception:  # such as the end of the data; nothing is learned from this call
         return None
+
+
+def _does_decide(
+    recorder: Recorder, step: Callable[[], Any], recorded: Trail, number: float
+) -> bool:
+    """Whether the step does something else if the computed numbers that it reads are others."""
+    longest = 2 * (len(recorded.operations) + len(recorded.updates)) + FEW_OPERATIONS
+    try:
+        trail, _ = _run(recorder, step, number, longest)
+    except EndlessStep:
+        return True
+    except (IndexError, KeyError):  # an item by a computed number, or else the end of the data
+        return _repeat(recorder, step) is not None
+    except Exception:  # a check of the step itself, such as a loss that is too large
+        return False
+    return not _are_alike(recorded, trail)
 
 
 def _are_alike(one: Trail, other: Trail | None) -> bool:
@@ -672,11 +706,11 @@ def _are_alike(one: Trail, other: Trail | None) -> bool:
 def _describe_difference(one: Trail, other: Trail) -> str:
     """In what two calls differ, as a part of a sentence."""
     if one.steps != other.steps:
-        return f"optimizers update {one.steps} times in it, and {other.steps} times in the next"
+        return f"optimizers update {one.steps} times in it, and {other.steps} times in a later one"
     first, second = (len(call.operations) + len(call.updates) for call in (one, other))
     if first != second:
-        return f"it has {first} operations, and the next call {second}"
-    return "the next call has other sizes"
+        return f"it has {first} operations, and a later call {second}"
+    return "a later call has other sizes"
 
 
 def _list_bounds(trail: Trail) -> list[float]:
@@ -700,9 +734,11 @@ def _compare_calls(
     """
     operations = len(recorded.operations) + len(recorded.updates)
     differs = first.operations != recorded.operations or first.steps != recorded.steps
-    calls = 1 if differs or operations <= FEW_OPERATIONS else 0
+    fewest = 1 if differs or operations <= FEW_OPERATIONS else 0
+    budget = USUAL_OPERATIONS
     if drawn:
-        calls = min(MOST_CALLS, max(2, MOST_OPERATIONS // max(operations, 1)))
+        fewest, budget = 2, MOST_OPERATIONS
+    calls = min(MOST_CALLS, max(fewest, budget // max(operations, 1)))
     for _ in range(calls):
         other = _repeat(recorder, step)
         if other is not None and not _are_alike(recorded, other):
@@ -716,7 +752,7 @@ def _compare_calls(
         for bound in _list_bounds(recorded):
             step_aside = max(1e-6, 1e-6 * abs(bound))
             numbers += [bound - step_aside, bound, bound + step_aside]
-        if not all(_are_alike(recorded, _repeat(recorder, step, n)) for n in numbers):
+        if any(_does_decide(recorder, step, recorded, number) for number in numbers):
             raise ValueError(DECIDED.format(recorded.read))
     return []
 
@@ -784,7 +820,9 @@ def _follow(recorder: Recorder) -> Iterator[None]:
 
     def load(loader: Any) -> Iterator[Any]:
         recorder.values.notes[READY] = None
-        return load_batches(loader)
+        for batch in load_batches(loader):
+            recorder.places.note_batch(batch)
+            yield batch
 
     merges = [True]  # whether the compiler that was met last merges kernels
 

@@ -6,6 +6,7 @@ layer runs. So a step that asks for such a value gets an answer.
 """
 
 import weakref
+import zlib
 from collections.abc import Sequence
 from math import inf
 from typing import Any
@@ -74,6 +75,10 @@ _OVERWRITING = frozenset(
 _SIZES_ONLY = frozenset(
     ["_embedding_bag_backward", "_coalesce", "sparse_mask", "_ctc_loss", "_ctc_loss_backward"]
 )
+
+
+#: Largest memory that is compared with what it held before [B].
+MOST_SHARED = 1 << 16
 
 
 class FreshMemory:
@@ -165,6 +170,10 @@ class Values:
         self.storages = Storages()
         # real storages and their copies, which operations may change
         self._copies: dict[int, tuple[Any, Any]] = {}
+        # sums of the bytes of real storages when they were copied
+        self._contents: dict[int, int] = {}
+        # such storages, and the tensors that were made of them
+        self._shared: list[tuple[int, Any]] = []
         # number of memory that was allocated without values, by the storage of its values
         self._filled: dict[int, int] = {}
         self._generators: dict[int, tuple[Any, Any]] = {}  # random generators and their copies
@@ -196,8 +205,29 @@ class Values:
         # an operation may change the copy, but not the original
         if storage._cdata not in self._copies:
             self._copies[storage._cdata] = storage, compute(storage.clone)
+            self._contents[storage._cdata] = _sum_bytes(storage)
+        elif _sum_bytes(storage) != self._contents[storage._cdata]:  # written by NumPy
+            self._contents[storage._cdata] = _sum_bytes(storage)
+            compute(self._copies[storage._cdata][1].copy_, storage)
         place = self._copies[storage._cdata][1], tree.storage_offset(), tree.shape, tree.stride()
         return _keep(self.fake, compute(lambda: torch.empty(0, dtype=tree.dtype).set_(*place)))
+
+    # -- memory that tensors share with arrays of NumPy
+
+    def _note_shared(self, real: Any, made: Any) -> None:
+        """Note a tensor that was made of a real one, which may share memory with an array."""
+        if isinstance(real, FakeTensor) or not isinstance(made, FakeTensor):
+            return
+        key = real.untyped_storage()._cdata
+        if self._contents.get(key):
+            self._shared.append((key, weakref.ref(made)))
+
+    def is_shared_memory_changed(self) -> bool:
+        """Whether an array was changed after a tensor was made of it that is still there."""
+        self._shared = [(key, made) for key, made in self._shared if made() is not None]
+        return any(
+            _sum_bytes(self._copies[key][0]) != self._contents[key] for key, _ in self._shared
+        )
 
     def work_out(
         self, func: Any, schema: Any, args: Any, kwargs: Any, given: Sequence[Tensor]
@@ -220,6 +250,8 @@ class Values:
             written = list(walk_tensors([complete[i] for i in schema.written]))
         before = [getattr(tensor, "constant", None) for tensor in written]
         out = self._find_result(func, schema, args, kwargs, given, known)
+        if schema.name == "lift_fresh":
+            self._note_shared(args[0], out)
         allocated = schema.name in _ALLOCATING
         if allocated or schema.name in _SIZES_ONLY:
             self._strip(out, given)
@@ -258,6 +290,11 @@ class Values:
             rows = args[0].shape[0]
             count = round(float(unique_rows(self.laws.get(rows, Uniform(rows)), args[0]._nnz())))
             return _make_rows(args[0]._values(), count, args[0].shape)._coalesced_(True)
+        if name == "bincount" and not known and args[0].dim() == 1:
+            count = schema.complete(args, kwargs)[2]
+            if count > 0:  # such as the number of classes
+                dtype = torch.long if len(given) == 1 else given[1].dtype
+                return torch.empty(count, dtype=dtype)
         if name == "sparse_mask":
             return _make_rows(args[0], args[1]._nnz(), args[1].shape)._coalesced_(True)
         if name == "nonzero" and self._find_shares(given):
@@ -496,6 +533,15 @@ class Values:
             isinstance(index, Tensor) and index.dtype is torch.bool and self._find_shares([index])
         )
         return self._choose(index).unbind(1) if chosen else [index]
+
+
+def _sum_bytes(storage: Any) -> int:
+    """A sum of the bytes of a real storage; 0 for a large one, which is taken not to change."""
+    if not 0 < storage.nbytes() <= MOST_SHARED:
+        return 0
+    return compute(
+        lambda: zlib.crc32(torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes())
+    )
 
 
 def is_whole(tensor: Tensor) -> bool:
