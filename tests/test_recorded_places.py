@@ -292,3 +292,25 @@ def test_a_compiled_step_leaves_the_checks_of_distributions_as_they_were() -> No
     with pytest.warns(UserWarning, match="compiled as a whole"):
         capture(lambda: partial(torch.compile(net), torch.randn(3, 4)))
     assert torch.distributions.Distribution._validate_args is before
+
+
+def test_a_deep_copy_keeps_numbers_that_are_known() -> None:
+    """Averaged weights of a network with batch norm, whose counter of batches is a whole number."""
+
+    def make_step() -> Callable[[], None]:
+        net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        average = torch.optim.swa_utils.AveragedModel(net)
+        counter = average.module[1].num_batches_tracked
+
+        def step() -> None:
+            net(torch.randn(3, 4)).sum().backward()
+            found.append(int(counter))
+            average.update_parameters(net)
+
+        return step
+
+    found = list[int]()
+    names = [label[0] for label in capture(make_step).labels]
+    assert found[:2] == [0, 1]
+    assert names.count("native_batch_norm") == 1
+    assert any(name.startswith(("lerp", "_foreach_lerp", "copy_", "_foreach")) for name in names)

@@ -219,6 +219,8 @@ class _Calls(TorchFunctionMode):
             return args[0]
         if func is torch._C._nn.one_hot:
             return self._spread(*args, **kwargs)
+        if func is Tensor.__deepcopy__ and getattr(args[0], "constant", None) is not None:
+            return recorder.values.copy_deeply(*args)
         if func is Tensor.backward:
             recorder.phase, recorder.leading = "backward", True
         if getattr(func, "__name__", "") in FUSED_RECURRENT and len(args) > 1:

@@ -457,6 +457,18 @@ class Values:
         tensor.constant = values
         self.fake.fake_tensor_converter.add_constant_storage_mapping(tensor)
 
+    def copy_deeply(self, tensor: FakeTensor, memo: dict[int, Any]) -> Any:
+        """A deep copy of a tensor whose values are known; PyTorch would make the values fake."""
+        constant: Any = tensor.constant
+        tensor.constant = None
+        try:
+            made: Any = Tensor.__deepcopy__(tensor, memo)
+        finally:
+            tensor.constant = constant
+        if made.constant is None:
+            self._attach(made, compute(constant.clone))
+        return made
+
     def _overwrite(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Fill a tensor with known or drawn values; False where the values are not known."""
         target, *others = args
