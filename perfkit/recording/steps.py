@@ -231,7 +231,9 @@ class _Calls(TorchFunctionMode):
             self._check_recurrent(func.__name__, operations)
         if func == _SET_DATA:
             recorder.values.replace(*args)
-        recorder.bare += recorder.viewed > views and len(recorder.labels) == operations
+        # a function of the backward pass counts as one call of the framework
+        if torch._C._current_autograd_node() is None:
+            recorder.bare += recorder.viewed > views and len(recorder.labels) == operations
         return out
 
     def _move(self, func: Any, args: Any, kwargs: Any, caller: FrameType) -> Any:
@@ -615,9 +617,11 @@ def capture(
         notes = [*graph.notes, *of_tables]
         if not len(graph):
             notes.append(EMPTY)
+        unused = list[str]()
         if any(label[3] == "backward" for label in graph.labels):
-            notes += _find_unused_optimizers(recorder)
-        notes += _compare_calls(recorder, step, first, recorded, drawn)
+            unused = _find_unused_optimizers(recorder)
+        notes += unused
+        notes += _compare_calls(recorder, step, first, recorded, drawn, rare_update=bool(unused))
         graph = replace(graph, notes=tuple(notes))
         del step
     for note in graph.notes:
@@ -722,9 +726,16 @@ def _list_bounds(trail: Trail) -> list[float]:
 
 
 def _compare_calls(
-    recorder: Recorder, step: Callable[[], Any], first: Trail, recorded: Trail, drawn: bool
+    recorder: Recorder,
+    step: Callable[[], Any],
+    first: Trail,
+    recorded: Trail,
+    drawn: bool,
+    *,
+    rare_update: bool,
 ) -> list[str]:
-    """Call the step again where its calls may differ, and say so if they do.
+    """Call the step again where its calls may differ, and say so if they do. Of a `rare_update`,
+    which is not in the recorded call, all is said already.
 
     The first call may differ without need, as caches and states of optimizers are made in it. So a
     difference counts only between later calls.
@@ -743,6 +754,8 @@ def _compare_calls(
     calls = min(MOST_CALLS, max(fewest, budget // max(operations, 1)))
     for _ in range(calls):
         other = _repeat(recorder, step)
+        if rare_update and other is not None and other.steps != recorded.steps:
+            continue
         if other is not None and not _are_alike(recorded, other):
             if drawn:
                 return [DRAWN]
