@@ -755,7 +755,7 @@ def _compare_calls(
     for _ in range(calls):
         other = _repeat(recorder, step)
         if rare_update and other is not None and other.steps != recorded.steps:
-            continue
+            break
         if other is not None and not _are_alike(recorded, other):
             if drawn:
                 return [DRAWN]
