@@ -11,9 +11,11 @@ from perfkit.ground.units import Array
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import join_host, price, price_host
 from perfkit.prediction.ranks import RankTimes, price_group
+from perfkit.prediction.replicas import Gradient, time_buckets
 from perfkit.workloads.blocks import Cut, record_part
 from perfkit.workloads.execution import execute
-from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.graph import COLUMN, FEATURES, Graph
+from perfkit.workloads.iteration import fill_buckets
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tape import ITEMSIZE
 from perfkit.workloads.transformer import Transformer
@@ -28,6 +30,11 @@ _ODD = 1031
 #: Communicators of a graph of `perfkit.prediction.stages`: those below `PASSED` are waited for
 #: inside a pass, those from `PAIRS` on connect neighbouring stages [-].
 PASSED, PAIRS = 3, 6
+#: What replicas that share states do around their messages, see
+#: `perfkit.workloads.blocks.record_part`.
+EXCHANGED = ("gather.ends", "gather.layers", "regather.layers", "scatter.ends", "scatter.layers")
+#: Operations of these whose tensors are shards.
+_ON_SHARDS = ("_foreach_copy_", "all_gather_copy_in", "_to_copy")
 #: A collective as the host sees it: one call that launches one kernel.
 _CALL = np.isin(FEATURES, ("calls", "launches")).astype(float)[np.newaxis]
 
@@ -58,17 +65,18 @@ class Sizes:
         each = (2 + model.gated) * model.hidden * np.ceil((model.inner or 4 * model.hidden) / s.tp)
         self.experts = (model.experts // s.ep) * each
         self.sharers = np.maximum(s.owners // s.ep, 1)
-        #: Copies before a reduction and around a gather, relative to a copy of all sums of
-        #: gradients [-]. A message is filled from gradients as they are computed, unless those of
+        #: Whether gradients are copied for their reduction as they are computed. Otherwise those of
         #: several micro-batches were added up before.
-        self.gathered = self.itemsize / self.wide
-        # Weights and gradients of the experts of a layer that are copied once more, as ranks do not
-        # divide the experts, relative to a copy of the sums of their gradients [-].
+        self.straight = s.scattered | np.equal(self.micro, 1)
+        #: Bytes that this copy moves for a number, over those that it moves where gradients are
+        #: copied as they are computed [-].
+        self.widened = (self.wide + self.summed) / (self.itemsize + self.summed)
+        #: Numbers of the experts of a layer that are copied once more around each message, as ranks
+        #: do not divide the experts; and the copies [-].
         divided = (model.experts // s.ep) % self.sharers == 0
         copied_again = np.greater(s.zero, 0) & np.logical_not(divided) & (model.experts > 0)
-        self.reordered = np.where(copied_again, self.gathered * self.experts, 0.0)
-        straight = np.greater(s.zero, 0) & (s.scattered | np.equal(self.micro, 1))
-        self.reduced = np.where(straight, (1.0 + self.gathered) / 2.0, 1.0)
+        self.reordered = np.where(copied_again, self.experts, 0.0)
+        self.reorders = np.where(copied_again, 2.0 + model.gated, 0.0)
 
 
 def record_micro_batch(
@@ -78,7 +86,7 @@ def record_micro_batch(
     those of strategies.
 
     Strategies that are recorded together have the same `checkpoint`, all or none share products and
-    tokens, and all or none are `replicated`.
+    tokens, all or none are `replicated`, and all or none share states of the optimizer.
     """
     shares = np.all(np.greater(s.tp, 1))
     odd = (
@@ -91,32 +99,67 @@ def record_micro_batch(
     batch, sequence, tensor, context, experts = (np.append(*each).astype(float) for each in odd)
     cut = Cut(batch, sequence, tensor, tensor if np.all(s.rows > 1) else 1, context, experts)
     recomputed = bool(np.all(np.equal(s.checkpoint, "full")))
-    autocast = model.mixed and bool(np.all(s.replicated))
-    graph, weights = record_part(replace(model, checkpoint=recomputed), cut, autocast=autocast)
+    replicated = bool(np.all(s.replicated))
+    exchange = "whole"
+    if replicated:
+        exchange = "buckets"
+    elif np.all(np.greater(s.zero, 0)):
+        exchange = "shards"
+    graph, weights = record_part(
+        replace(model, checkpoint=recomputed),
+        cut,
+        autocast=model.mixed and replicated,
+        exchange=exchange,
+    )
     return execute([graph], execution)[0], {
         name: np.broadcast_to(own, len(batch)) for name, own in weights.items()
     }
 
 
 def price_micro_batch(
-    model: Transformer, platform: Platform, s: Strategy, execution: str | None
+    model: Transformer, platform: Platform, s: Strategy, several: Array, execution: str | None
 ) -> dict[str, Array]:
     """Times of a micro-batch on one rank by region and phase [s], trained numbers [-], and spread,
-    by strategy."""
+    by strategy.
+
+    `several` says whether a strategy has several micro-batches; it matters where replicas share
+    nothing but the batch.
+    """
     graph, weights = record_micro_batch(model, s, execution)
-    inside = np.array([label[4].startswith("layers") for label in graph.labels])
+    inside = np.array(
+        [label[4].startswith("layers") or label[4].endswith(".layers") for label in graph.labels]
+    )
     often = np.where(inside, float(model.layers), 1.0)
     [cost] = price([replace(graph, repeats=often)], platform, dtype=graph.dtype)
     seconds = cost.seconds
     names, kinds, variants, phases, modules = (
         np.array(column) for column in zip(*graph.labels, strict=True)
     )
+    inside = np.char.startswith(modules, "layers")
     exchange, added, ranks = np.zeros(seconds.shape), names == "add_", np.append(1, s.tp)
-    for operation in np.unique(names[graph.collectives]):
-        own = graph.collectives[names[graph.collectives] == operation]
+    of_layers = graph.collectives[~np.char.startswith(modules[graph.collectives], "exchange")]
+    for operation in np.unique(names[of_layers]):
+        own = of_layers[names[of_layers] == operation]
         nbytes = np.broadcast_to(graph.column("nbytes"), (len(graph), len(ranks)))[own]
         exchange[own] = price_messages(platform, operation, nbytes, ranks, 1)
     host = np.add(*price_host(replace(graph, columns={}), platform))
+    host_without_sums = _price_host_without(graph, names == "add_", platform)
+    inside = np.char.startswith(modules, "layers")
+    exchange, added, ranks = np.zeros(seconds.shape), names == "add_", np.append(1, s.tp)
+    of_layers = graph.collectives[~np.char.startswith(modules[graph.collectives], "exchange")]
+    for operation in np.unique(names[of_layers]):
+        own = of_layers[names[of_layers] == operation]
+        nbytes = np.broadcast_to(graph.column("nbytes"), (len(graph), len(ranks)))[own]
+        exchange[own] = price_messages(platform, operation, nbytes, ranks, 1)
+    host = np.add(*price_host(replace(graph, columns={}), platform))
+    # calls without a kernel, as of `AccumulateGrad`, which is called with every sum and without
+    no_bare = graph.features.copy()
+    no_bare[:, COLUMN["bare"]] = 0.0
+    host_of_kernels = np.add(*price_host(replace(graph, features=no_bare, columns={}), platform))
+    # what a kernel takes whatever its size
+    numbers = cost.models.numbers
+    fixed = numbers["context.scale"] * numbers["launch"] + numbers["context.launch"]
+    fixed = fixed[cost.classes]
     out = {}
     for name in REGIONS:
         own = np.char.startswith(modules, name)
@@ -124,9 +167,11 @@ def price_micro_batch(
             here = own & (phases == phase)
             out[f"{name}.{phase}"] = seconds[here & ~added].sum(axis=0)
             out[f"{name}.tensor.{phase}"] = exchange[here].sum(axis=0)
-            out[f"{name}.host.{phase}"] = host[here & ~added].sum()
-        out[f"{name}.weights"], out[f"{name}.host.added"] = weights[name], host[own & added].sum()
+            out[f"{name}.host.{phase}"] = host_without_sums[here].sum()
+        out[f"{name}.weights"] = weights[name]
+        out[f"{name}.host.added"] = (host - host_without_sums)[own].sum()
         out[f"{name}.added"] = seconds[own & added].sum(axis=0)
+        out[f"{name}.added.fixed"] = fixed[own & added].sum()
     again = 0
     for phase in ("forward", "backward"):
         cores = np.flatnonzero(
@@ -142,15 +187,29 @@ def price_micro_batch(
     out["delayed"] = seconds[
         inside & (phases == "backward") & (kinds == "gemm") & (variants == "tn")
     ].sum(axis=0)
-    for name, own in (
-        ("update", (phases == "update") & (modules != "packing")),
-        ("packing", modules == "packing"),
-    ):
-        out[name] = seconds[own].sum(axis=0) / sum(weights.values())
-    call = Graph(
-        (("all_to_all", "collective", "all_to_all", "forward", ""),), _CALL, np.zeros((0, 4))
-    )
-    out["call"] = np.add(*price_host(call, platform))[0]
+    updates = (phases == "update") & (modules != "exchange.whole")
+    out["update"] = seconds[updates].sum(axis=0) / sum(weights.values())
+    out["update.host"] = host[updates].sum()
+    out["packing"] = seconds[modules == "exchange.whole"].sum(axis=0) / sum(weights.values())
+    for way in EXCHANGED:
+        own = modules == f"exchange.{way}"
+        shards = own & np.isin(names, _ON_SHARDS)
+        sums = own & (names == "chunk_cat")
+        out[way] = seconds[own & ~shards].sum(axis=0) + fixed[shards].sum()
+        out[f"{way}.shared"] = seconds[shards].sum(axis=0) - fixed[shards].sum()
+        out[f"{way}.summed"] = seconds[sums].sum(axis=0) - fixed[sums].sum()
+        # copies ahead of the message
+        out[f"{way}.ahead"] = fixed[shards & (names != "_to_copy")].sum()
+        out[f"{way}.host"] = host[own].sum()
+    split = (modules == "exchange.gather.layers") & (names == "split_with_sizes_copy")
+    out["reorder.fixed"] = fixed[split].sum()
+    out["reorder"] = (seconds[split].sum(axis=0) - fixed[split].sum()) / weights["layers"]
+    out["buckets"] = out["buckets.host"] = 0.0
+    if (modules == "exchange.fill").any():
+        out["buckets"], out["buckets.host"] = _price_buckets(
+            model, platform, s, several, graph, seconds, host
+        )
+    out["call"] = _price_call(platform)
     # kernels of a kind have one fit and one scale, so that they err together, and so does all that
     # is only assumed
     causes = np.where(cost.assumed, "", [kind for kind, *_ in cost.models.classes])
@@ -159,6 +218,100 @@ def price_micro_batch(
         sum(np.square(errors[causes == cause].sum(axis=0)) for cause in np.unique(causes))
     )
     return {name: np.broadcast_to(values, seconds.shape[1])[1:] for name, values in out.items()}
+
+
+def _price_host_without(graph: Graph, left_out: Array, platform: Platform) -> Array:
+    """Time of the host for each operation, if some are left out [s]: 0 for these.
+
+    Calls without a kernel before them are made before the next operation.
+    """
+    features = graph.features.copy()
+    kept = np.flatnonzero(~left_out)
+    bare = COLUMN["bare"]
+    for place in np.flatnonzero(left_out).tolist():
+        later = kept[np.searchsorted(kept, place) :]
+        if len(later):
+            features[later[0], bare] += features[place, bare]
+    labels = tuple(graph.labels[place] for place in kept.tolist())
+    rest = replace(graph, labels=labels, features=features[kept], columns={})
+    host = np.zeros(len(graph))
+    host[kept] = np.add(*price_host(rest, platform))
+    return host
+
+
+def _price_call(platform: Platform) -> float:
+    """Time in which the host launches a collective [s]."""
+    label = ("all_to_all", "collective", "all_to_all", "forward", "")
+    call = Graph((label,), _CALL, np.zeros((0, 4)))
+    return float(np.add(*price_host(call, platform))[0])
+
+
+def _price_buckets(
+    model: Transformer,
+    platform: Platform,
+    s: Strategy,
+    several: Array,
+    graph: Graph,
+    seconds: Array,
+    host: Array,
+) -> tuple[Array, Array]:
+    """Time that replicas add to the last backward pass, if DistributedDataParallel reduces their
+    gradients in buckets, and time of its host [s].
+
+    Like `seconds`, both begin with the odd sizes.
+    """
+    replicas = np.append(1, s.dp)
+    adds = np.append(0.0, several)
+    modules = np.array([label[4] for label in graph.labels])
+    in_backward = np.array([label[3] == "backward" for label in graph.labels])
+    is_sum = np.array([label[0] == "add_" for label in graph.labels]) & in_backward
+    fills, empties = (np.flatnonzero(modules == f"exchange.{way}") for way in ("fill", "empty"))
+    elements = graph.column("elements")[:, 0] if graph.columns else graph.column("elements")
+    itemsize = ITEMSIZE.get(model.dtype, 2)
+    wide = 4 if model.mixed else itemsize
+    by_region: dict[str, list[Gradient]] = {}
+    rest: dict[str, Array] = {}
+    number = 0
+    hosts = 0.0
+    for region in reversed(REGIONS):
+        of_region = np.char.startswith(modules, region) & in_backward
+        often = model.layers if region == "layers" else 1
+        by_region[region] = []
+        work = np.zeros(seconds.shape[1])
+        for place in np.flatnonzero(of_region).tolist():
+            if not is_sum[place]:
+                work = work + seconds[place]
+                continue
+            fill, empty = fills[number], empties[number]
+            work = work + adds * seconds[place]
+            nbytes = wide * float(elements[place])
+            by_region[region].append(Gradient(work, nbytes, seconds[fill], seconds[empty]))
+            hosts += often * (host[fill] + host[empty])
+            work = np.zeros(seconds.shape[1])
+            number += 1
+        rest[region] = work
+    gradients = list[Gradient]()
+    waiting = np.zeros(seconds.shape[1])
+    for region in reversed(REGIONS):
+        for _ in range(model.layers if region == "layers" else 1):
+            for place, gradient in enumerate(by_region[region]):
+                if place == 0:
+                    gradient = gradient._replace(work=gradient.work + waiting)
+                    waiting = np.zeros(seconds.shape[1])
+                gradients.append(gradient)
+            waiting = waiting + rest[region]
+    buckets = fill_buckets([own.nbytes for own in gradients])
+    nbytes = np.array([sum(own.nbytes for own in gradients[bucket]) for bucket in buckets])
+    sizes = np.broadcast_to(nbytes[:, np.newaxis], (len(buckets), len(replicas)))
+    messages = price_messages(
+        platform, "all_reduce", sizes, np.broadcast_to(replicas, sizes.shape), 1
+    )
+    overlap = dict(platform.context.overlap or {})
+    time = time_buckets(gradients, buckets, messages, waiting, overlap.get("contention", 0.0))
+    alone = sum(own.work for own in gradients) + waiting
+    hosts += len(buckets) * _price_call(platform)
+    shares = replicas > 1
+    return np.where(shares, time - alone, 0.0), np.where(shares, hosts, 0.0)
 
 
 def price_messages(

@@ -14,6 +14,11 @@ from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import join_host
 from perfkit.prediction.memory import HELD, WORKSPACE
 from perfkit.prediction.micro_batches import REGIONS, Sizes, price_messages, price_micro_batch
+from perfkit.prediction.replicas import (
+    ShardedPass,
+    time_gathering_forward,
+    time_scattering_backward,
+)
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
 from perfkit.workloads.blocks import UNFUSED
 from perfkit.workloads.strategy import Strategy, spread_layers
@@ -78,16 +83,20 @@ def _price_parts(
     """Times of a micro-batch as `price_micro_batch` names them [s], priced once for strategies of
     the same sizes."""
     parts = dict[str, Array]()
-    structure = (s.checkpoint == "full") + 2 * (s.rows > 1) + 4 * (s.tp > 1) + 8 * s.replicated
+    structure = (s.checkpoint == "full") + 2 * (s.rows > 1) + 4 * (s.tp > 1)
+    structure = structure + 8 * s.replicated + 16 * (s.zero > 0)
+    several = np.broadcast_to(Sizes(model, s).micro > 1, structure.shape)
     for kind in np.unique(structure):
         members = np.flatnonzero(structure == kind)
-        sizes = [
-            np.asarray(own, dtype=np.int64)[members] for own in (s.micro_batch, s.tp, s.cp, s.ep)
-        ]
+        different = [s.micro_batch, s.tp, s.cp, s.ep]
+        if kind & 8:  # what buckets take depends on their ranks
+            different += [s.dp, several]
+        sizes = [np.asarray(own, dtype=np.int64)[members] for own in different]
         codes = np.ravel_multi_index(sizes, [own.max() + 1 for own in sizes])
         _, first, place = np.unique(codes, return_index=True, return_inverse=True)
+        chosen = members[first]
         for name, values in price_micro_batch(
-            model, platform, s.select(members[first]), execution
+            model, platform, s.select(chosen), several[chosen], execution
         ).items():
             parts.setdefault(name, np.zeros(len(structure)))[members] = values[place]
     parts["layers.backward"] += np.where(
@@ -124,10 +133,16 @@ class _Iterations:
         #: What was fitted to whole iterations of several ranks.
         self.whole = platform.context.find_iteration(model.family, 2)
         held = np.where(s.scattered, s.owners, 1)
-        for region in REGIONS:  # the gradients of a single micro-batch are added to nothing
-            several = np.where(self.micro > 1, 1.0, 0.0)
-            parts[f"{region}.backward"] += several * parts[f"{region}.added"] / held
-            parts[f"{region}.host.backward"] += several * parts[f"{region}.host.added"]
+        # the gradients of the first micro-batch are added to nothing
+        adds = (self.micro - 1.0) / self.micro
+        self.added_ends = np.zeros(len(self.micro))
+        for region in REGIONS:
+            fixed = parts[f"{region}.added.fixed"]
+            added = adds * (fixed + (parts[f"{region}.added"] - fixed) / held)
+            parts[f"{region}.backward"] += added
+            if region != "layers":
+                self.added_ends += added
+            parts[f"{region}.host.backward"] += adds * parts[f"{region}.host.added"]
         self.weights = self.gather("weights")[0]
 
     def add_up(self) -> dict[str, Array]:
@@ -140,6 +155,10 @@ class _Iterations:
         terms["update"] = (
             self.parts["update"] * weights / np.where(self.s.zero > 0, self.average(), 1)
         )
+        # the host of a single stage waits for nothing: it and its device join once
+        device = sum(terms.values())
+        joined = join_host(device, self.count_host(), self.whole)
+        terms["host"] = np.where(self.s.pp > 1, terms["host"], joined - device)
         time: Any = sum(terms.values())
         rest: Any = (
             sum(terms[name] for name in ("tensor", "context", "experts", "stages", "replicas"))
@@ -219,11 +238,10 @@ class _Iterations:
 
     def join_passes(
         self, devices: Sequence[Array], hosts: Sequence[Array]
-    ) -> tuple[list[Array], Array]:
-        """Time that hosts add to each pass of devices [s], and to all passes if these did not wait
-        for messages."""
+    ) -> list[Array]:
+        """Time that hosts add to each pass of devices [s]."""
         often = [each / self.micro for each in self.count_rounds()]
-        copied = self.copy(often[0], *often) * self.weights
+        copied = self.copy(often[0], *often)
         called = (
             2.0
             * sum(often)
@@ -236,14 +254,12 @@ class _Iterations:
         for device, host in zip(devices, hosts, strict=True):
             joined = join_host(filled * device, grown * host, self.whole)
             apart.append(np.asarray(joined - filled * device))
-        together = join_host(sum(devices) + copied, sum(hosts) + called, self.whole)
-        return apart, np.asarray(together - copied - sum(devices))
+        return apart
 
     def add_hosts(self, devices: Sequence[Array], hosts: Sequence[Array]) -> Array:
-        """Time that hosts add to the passes of devices [s]: pass by pass where these wait for
-        messages, else in all."""
-        apart, together = self.join_passes(devices, hosts)
-        return np.asarray(np.where(self.s.pp > 1, sum(apart), together))
+        """Time that hosts add to the passes of devices [s], pass by pass, as these wait for
+        messages; none for a single stage, see `count_host`."""
+        return np.asarray(np.where(self.s.pp > 1, sum(self.join_passes(devices, hosts)), 0.0))
 
     def count_passes(self) -> tuple[Array, Array]:
         """Chunks of a stage, in units of the largest one; and for how many micro-batches of a stage
@@ -261,15 +277,63 @@ class _Iterations:
         each, zero = np.where(self.s.scattered, self.micro, 1.0), self.s.zero
         return each, np.where(zero > 0, each, 0.0), np.where(zero > 2, each, 0.0)
 
-    def copy(self, packed: Array, reduced: Array, gathered: Array, again: Array) -> Array:
-        """Time of copies around messages for a number of each [s]; those of whole gradients are
-        packed and unpacked."""
-        inner = self.layers * self.parts["layers.weights"] / self.weights  # ends stay whole
-        copies = self.sizes.reduced * reduced + np.where(self.s.zero > 0, 0.0, packed)
-        copies = copies + self.sizes.gathered * (gathered + inner * again)
-        reordered = self.layers * self.sizes.reordered / self.weights
-        copies = copies + reordered * (reduced + gathered + again)
-        return np.asarray(np.where(self.s.dp * self.s.cp > 1, copies, 0.0) * self.parts["packing"])
+    def exchange(self, way: str) -> tuple[Array, Array]:
+        """Time of the kernels around a message of a layer, and of the other weights of the slowest
+        stage [s]: ``gather``, ``regather`` or ``scatter``."""
+        s, parts, sizes = self.s, self.parts, self.sizes
+        layer_weights = parts["layers.weights"]
+        experts = sizes.experts / layer_weights
+        shared = (1.0 - experts) / s.owners + experts / sizes.sharers
+        copied_again = sizes.reorders * parts["reorder.fixed"] + sizes.reordered * parts["reorder"]
+        layer = parts[f"{way}.layers"] + parts[f"{way}.layers.shared"] * shared + copied_again
+        if way == "regather":
+            return layer, np.zeros(len(layer))
+        ends = parts[f"{way}.ends"] + parts[f"{way}.ends.shared"] / s.owners
+        if way == "scatter":
+            wider = np.where(sizes.straight, 0.0, sizes.widened - 1.0)
+            layer = layer + wider * parts["scatter.layers.summed"]
+            ends = ends + wider * parts["scatter.ends.summed"]
+        all_ends = parts["embeddings.weights"] + parts["head.weights"]
+        share = (self.weights - self.layers * layer_weights) / np.maximum(all_ends, 1.0)
+        return layer, share * ends
+
+    def copy_ahead(self, unit: str) -> Array:
+        """Time of the copies ahead of the gathering message of a unit [s]."""
+        fixed, shared = self.parts[f"gather.{unit}.ahead"], self.parts[f"gather.{unit}.shared"]
+        return np.asarray(fixed + shared / self.s.owners)
+
+    def copy(
+        self, packed: Array, reduced: Array, gathered: Array, again: Array, *, inside: bool = False
+    ) -> Array:
+        """Time of copies around messages for a number of each [s], or only of those `inside`
+        layers; whole gradients are packed and unpacked."""
+        scatter, scatter_ends = self.exchange("scatter")
+        gather, gather_ends = self.exchange("gather")
+        regather, _ = self.exchange("regather")
+        layers = self.layers * (scatter * reduced + gather * gathered + regather * again)
+        weights = self.layers * self.parts["layers.weights"]
+        if not inside:
+            layers = layers + scatter_ends * reduced + gather_ends * gathered
+            weights = self.weights
+        whole = self.parts["packing"] * weights * (packed + reduced)
+        copies = np.where(self.s.zero > 0, layers, whole)
+        return np.asarray(np.where(self.s.dp * self.s.cp > 1, copies, 0.0))
+
+    def count_host(self) -> Array:
+        """Time of the host in an iteration of a single stage [s]."""
+        s, parts = self.s, self.parts
+        reduced, gathered, again = self.count_rounds()
+        shards = np.zeros(len(self.micro))
+        for way, often in (("scatter", reduced), ("gather", gathered), ("regather", again)):
+            shards = shards + often * self.layers * parts[f"{way}.layers.host"]
+            if way != "regather":
+                shards = shards + often * parts[f"{way}.ends.host"]
+        # a copy in, a message and a copy out of a layer
+        whole = 3.0 * (self.layers + 2.0) * parts["call"]
+        replicas = np.where(s.zero > 0, shards, np.where(s.replicated, 0.0, whole))
+        replicas = np.where(s.dp * s.cp > 1, replicas, 0.0)
+        passes = self.micro * self.pass_hosts
+        return np.asarray(passes + replicas + parts["buckets.host"] + parts["update.host"])
 
     def share_experts(self) -> Array:
         """Time of an all_to_all of the tokens of a layer among ranks that share experts [s]."""
@@ -333,6 +397,11 @@ class _Iterations:
             devices[1].append(device)
             hosts[1].append(host)
             ring = ring + passed
+        self.passes = passes_of_stages
+        self.pass_hosts = sum(
+            self.layers * one.layer_host + one.embeddings_host + one.head_host
+            for one in passes_of_stages
+        )
         moved = self.layers * (2.0 + moves_back) * moved
         shared = ring + moved
         borders = _pass_on(self)
@@ -416,7 +485,9 @@ class _Iterations:
             ("all_reduce", ranks // shared),
             ("all_reduce", s.dp * s.cp // ranks, ranks, shared),
         )
-        reduce = sum(sum(_send(self, name, sizes.summed, *how)) for name, *how in ways)
+        sent = [_send(self, name, sizes.summed, *how) for name, *how in ways]
+        reduce = sum(sum(own) for own in sent)
+        inner_reduce = sum(own[0] + own[2] for own in sent)
         inner, whole, routed = _send(self, "all_gather", sizes.itemsize, shared)
         gather, regather = inner + whole + routed, inner + routed
         # breadth-first: the gradients of a chunk hide behind all passes of the next one, those of
@@ -437,7 +508,7 @@ class _Iterations:
 
         def cover(time: Array, passed: Array, *copies: Array) -> Array:
             """Exposed time of messages beside a pass and its copies, which are all kernels."""
-            copied = self.copy(none, *copies) * weights
+            copied = self.copy(none, *copies)
             share = (kernels * passed + copied) / (passed + copied)
             return self.hide(time, passed + copied, pieces, s.overlap, share)
 
@@ -450,15 +521,72 @@ class _Iterations:
         time += more[1] * cover(regather, window * backward, none, none, one)
         # copies around messages, and in the last passes of other stages the copies of a layer
         slows = np.where(s.overlap & (s.zero < 2) & ~put_off, late, 0.0)
-        time += self.copy(reduced, reduced, gathered + more[0], again + more[1]) * weights
-        time += self.copy(slows, slows, none, none) * self.layers * layer
+        time += self.copy(reduced, reduced, gathered + more[0], again + more[1])
+        time += self.copy(slows, slows, none, none, inside=True)
         # the slowdown of the last passes of other stages; nothing is sent before the first piece is
         # complete
         beside = np.maximum(1.0 - passes / pieces, 0.0)
         window = window * backward / (1.0 - self.contention)
-        return np.asarray(
-            time + slows * self.contention * beside * kernels * np.minimum(reduce, window)
+        time = time + slows * self.contention * beside * kernels * np.minimum(reduce, window)
+        messages = (reduce, gather), (inner_reduce, regather)
+        alone = self.share_alone(*messages)
+        one_stage = (s.pp == 1) & s.overlap & (s.zero > 0)
+        time = np.where(one_stage, alone, time)
+        return np.asarray(np.where(s.replicated & s.overlap, self.parts["buckets"], time))
+
+    def share_alone(
+        self, whole: tuple[Array, Array], layers: tuple[Array, Array]
+    ) -> Array:
+        """Time that messages of shards and the copies around them add to the passes of a single
+        stage [s].
+
+        `whole` and `layers` are the messages of all gradients and of all weights, and those of
+        layers among them [s].
+        """
+        s, contention = self.s, self.contention
+        scatter, scatter_ends = self.exchange("scatter")
+        gather, gather_ends = self.exchange("gather")
+        regather, _ = self.exchange("regather")
+        (reduce, gathered), (inner_reduce, inner_gather) = whole, layers
+        layer_reduce, layer_gather = inner_reduce / self.layers, inner_gather / self.layers
+        gathers_again = s.zero > 2
+        again = np.where(gathers_again, layer_gather, 0.0)
+        forward, backward = (
+            ShardedPass(one.embeddings, one.layer, one.head, self.layers) for one in self.passes
         )
+        alone = [own.alone for own in (forward, backward)]
+        # copies of shards ahead of the first two messages, and sums of the last shards, run beside
+        # a message that the next pass waits for
+        ahead = self.copy_ahead("layers")
+        first_copies = self.copy_ahead("ends") + ahead
+        later = (self.micro - 1.0) / self.micro
+        beside_gradients = np.where(s.scattered, later * first_copies, 0.0)
+        sums = np.where(s.scattered, self.added_ends, 0.0)
+        forward = forward._replace(
+            first=forward.first + gather_ends - self.copy_ahead("ends"),
+            layer=forward.layer + gather,
+        )
+        gathering, left = time_gathering_forward(
+            forward, gathered - inner_gather, layer_gather, again, ahead, contention
+        )
+        gathering = gathering + first_copies - ahead - beside_gradients
+        backward = backward._replace(
+            first=backward.last,
+            last=backward.first - sums,
+            layer=backward.layer + scatter + np.where(gathers_again, regather, 0.0),
+        )
+        scattering = time_scattering_backward(
+            backward,
+            reduce - inner_reduce,
+            layer_reduce,
+            again,
+            left,
+            scatter_ends,
+            sums + beside_gradients,
+            contention,
+        )
+        reduced, gathered, _ = self.count_rounds()
+        return np.asarray(gathered * (gathering - alone[0]) + reduced * (scattering - alone[1]))
 
 
 class _Borders(NamedTuple):
@@ -608,7 +736,7 @@ def _list_stages(
                 device, host = device + one.head, host + one.head_host
             devices.append(device)
             hosts.append(host)
-        late, _ = own.join_passes(devices, hosts)
+        late = own.join_passes(devices, hosts)
         forward, backward = (
             np.where(layers > 0, d + h, 0.0) for d, h in zip(devices, late, strict=True)
         )
@@ -745,8 +873,11 @@ def _send(
 ) -> Array:
     """Times of messages of weights [s]: layer by layer, of the ends, and of experts, which fewer
     ranks share."""
-    s, layer, experts = own.s, own.parts["layers.weights"], own.sizes.experts
-    few = np.maximum(ranks // s.ep, 1) if own.model.experts else np.ones_like(ranks)
+    s, layer = own.s, own.parts["layers.weights"]
+    # those that all replicas hold go with the rest of their layer
+    apart_from_layer = (s.ep > 1) & (own.model.experts > 0)
+    experts = np.where(apart_from_layer, own.sizes.experts, 0.0)
+    few = np.where(apart_from_layer, np.maximum(ranks // s.ep, 1), 1)
     sizes = np.stack([layer - experts, own.weights - own.layers * layer, experts])
     distances = s.tp * apart * np.stack([np.ones_like(few), np.ones_like(few), s.ep + 0 * few])
     times = price_messages(

@@ -16,13 +16,16 @@ from perfkit.workloads.iteration import make_graph, step
 from perfkit.workloads.layers import Shared
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.strategy import Strategy
-from perfkit.workloads.tape import ITEMSIZE, Tape, accumulate
+from perfkit.workloads.tape import ITEMSIZE, Tape, accumulate, empty_bucket, fill_bucket
 
 #: Kinds of attention that store the scores in memory.
 UNFUSED = ("eager", "math")
 #: Ways to train on several ranks. Ranks share nothing; states of the optimizer; gradients too;
 #: weights too.
 PARALLEL = ("ddp", "zero1", "zero2", "fsdp")
+#: What replicas exchange: all gradients in one piece; in the buckets of DistributedDataParallel;
+#: shards of weights and gradients.
+EXCHANGES = ("whole", "buckets", "shards")
 #: Sizes that times on a GPU depend on.
 _TIMED = ("flops", "batch", "m", "n", "k", "lookups", "dim", "nbytes")
 
@@ -279,7 +282,7 @@ class Units:
         the ranks do not divide: `fully_shard` would fill up the last ranks with zeros there.
         torchtitan and others split the inputs of such weights, and so does this.
         """
-        if len(weight.shape) < 3 or weight.shape[0] % self.ranks == 0:
+        if self.ranks == 1 or len(weight.shape) < 3 or weight.shape[0] % self.ranks == 0:
             return 0
         return 1
 
@@ -410,7 +413,55 @@ def share_perceptrons(
     return shared._replace(layers=count(), open_unit=units.open)
 
 
-def record_part(model: Any, cut: Cut, *, autocast: bool = False) -> tuple[Graph, dict[str, Any]]:
+def _pack(tape: Tape, model: Any, wide: int) -> None:
+    """Copy all gradients to one tensor."""
+    tape.module = "exchange.whole"
+    parts = [tape.kept[weight] for weight in tape.trained]
+    flat = tape.tensor(sum(part.numel for part in parts), itemsize=wide)
+    tape.emit("cat", "copy", parts, [flat], elements=flat.numel, rows=len(parts))
+
+
+def _exchange_buckets(tape: Tape, model: Any, wide: int) -> None:
+    """Copy gradients to buckets and back, in the order in which they were computed."""
+    owners = {total.storage: weight for weight, total in tape.kept.items()}
+    # each was added to its sum once it was complete
+    sums = [
+        touched[-1][0]
+        for label, touched in zip(tape.labels, tape.touched, strict=True)
+        if label[0] == "add_" and label[3] == "backward"
+    ]
+    computed = [owners[storage] for storage in sums]
+    tape.phase, tape.module = "backward", "exchange.fill"
+    parts = [fill_bucket(tape, weight, tape.kept[weight]) for weight in computed]
+    tape.module = "exchange.empty"
+    for weight, part in zip(computed, parts, strict=True):
+        empty_bucket(tape, part, tape.kept[weight])
+
+
+def _exchange_shards(tape: Tape, model: Any, wide: int) -> None:
+    """Gather the weights of both units and reduce their gradients, as a single rank would."""
+    summed = ITEMSIZE.get(model.reduce_dtype, wide)
+    own = [weight for weight in tape.shards if weight.layer < 0]
+    units = Units(tape, tape.trained, 1, "fsdp", wide, summed)
+    names = {-1: "ends", 0: "layers"} if own else {0: "layers"}
+    for unit, name in names.items():
+        tape.phase, tape.opened, tape.module = "forward", 0, f"exchange.gather.{name}"
+        units.launch(unit, unit)
+        units.unpack(unit, -1)
+    # the operations of a node of the engine are one call
+    tape.phase, tape.opened, tape.module = "backward", 2, "exchange.regather.layers"
+    units.launch(0, 0)
+    units.unpack(0, -1)
+    for unit, name in names.items():
+        tape.opened, tape.module = 2, f"exchange.scatter.{name}"
+        for weight in units.weights[unit]:
+            tape.gradients[weight] = tape.tensor(*weight.shape)
+        units.reduce(unit, True)
+
+
+def record_part(
+    model: Any, cut: Cut, *, autocast: bool = False, exchange: str = "whole"
+) -> tuple[Graph, dict[str, Any]]:
     """Record one micro-batch of embeddings, one layer and the head on a rank, and the update of
     their weights.
 
@@ -427,13 +478,20 @@ def record_part(model: Any, cut: Cut, *, autocast: bool = False) -> tuple[Graph,
         What the rank works on.
     autocast : bool, optional
         Whether mixed precision is that of autocast.
+    exchange : str, optional
+        What replicas exchange, one of `EXCHANGES`.
 
     Returns
     -------
     graph : Graph
         Operations of the first cut, with the sizes of all cuts beside them. Their modules are
-        ``embeddings``, ``layers.0`` and ``head``, and ``packing`` for a copy of all gradients.
-        Collectives are those of the ranks that share layers.
+        ``embeddings``, ``layers.0`` and ``head``. Collectives are those of the ranks that share
+        layers. Behind the update follows what replicas do around their messages, with modules that
+        begin with ``exchange``: the copies of each gradient in the order in which they are
+        computed (``exchange.fill``, ``exchange.empty``); or the unit of a layer and that of all
+        other weights, as if a single rank held all shards (``exchange.gather.layers``,
+        ``exchange.gather.ends``, ``exchange.regather.layers``, ``exchange.scatter.layers``,
+        ``exchange.scatter.ends``); or a copy of all gradients (``exchange.whole``).
     weights : dict of str to array
         Trained numbers of ``embeddings``, ``layers`` (one layer) and ``head`` [-].
     """
@@ -451,18 +509,20 @@ def record_part(model: Any, cut: Cut, *, autocast: bool = False) -> tuple[Graph,
     wide = 4 if model.mixed else tape.itemsize
     tape.kept = {weight: tape.tensor(*weight.shape, itemsize=wide) for weight in tape.trained}
     tape.backward()
-    if model.mixed and not autocast:
+    if model.mixed and not autocast and exchange != "shards":
         for weight in tape.trained:
             tape.shards[weight] = shard = tape.tensor(*weight.shape, itemsize=wide)
             tape.gradients[shard] = tape.gradients[weight]
             tape.emit("_to_copy", "elementwise", [shard], [weight], elements=weight.numel)
+    if exchange == "shards":
+        for weight in tape.trained:
+            shard = tape.tensor(*weight.shape, itemsize=wide)
+            tape.shards[weight] = shard
+            tape.gradients[shard] = tape.gradients[weight]
     step(tape, model.optimizer, lists=True, fused=model.fused)
-    tape.module = "packing"
-    parts, flat = (
-        [tape.kept[weight] for weight in tape.trained],
-        tape.tensor(sum(weights.values()), itemsize=wide),
+    {"whole": _pack, "buckets": _exchange_buckets, "shards": _exchange_shards}[exchange](
+        tape, model, wide
     )
-    tape.emit("cat", "copy", parts, [flat], elements=flat.numel, rows=len(parts))
     graph = make_graph(tape, name=model.name, family=model.family, dtype=model.dtype)
     (operations, storages), nbytes = graph.accesses[:, :2, 0].T.astype(int), graph.accesses[:, 2]
     traffic, buffers = (

@@ -18,6 +18,7 @@ EXECUTIONS = {
     "graphs": ("graphs",),
 }
 _ELEMENTS, _ROWS, _N = (COLUMN[name] for name in ("elements", "rows", "n"))
+_CALLS = COLUMN["calls"]
 _HOST = [COLUMN[name] for name in ("launches", "calls", "bare")]
 #: Variants that stay kernels of their own, though they loop over elements; and sums.
 _ALONE = frozenset(
@@ -25,6 +26,10 @@ _ALONE = frozenset(
 )
 #: Number formats of products that a compiler pads to multiples of 16 B.
 _PADDED = ("tf32", "bf16", "fp16")
+#: Operations that hooks of FSDP run around their collectives, outside of compiled code.
+_IN_HOOKS = frozenset(
+    ["_foreach_copy_", "all_gather_copy_in", "split_with_sizes_copy", "chunk_cat"]
+)
 _SUMS = frozenset(["sum", "mean", "amax", "amin", "prod", "norm", "linalg_vector_norm"])
 #: Calls without a kernel that each weight costs the host in a pass of compiled code [-];
 #: docs/formulas.md, table 6.1.
@@ -47,6 +52,25 @@ class _Region:
     sums: float = -1.0
 
 
+def _find_compiled(graph: Graph, phases: Container[str]) -> np.ndarray:
+    """Whether each operation is in compiled code.
+
+    Sums of gradients over micro-batches (`AccumulateGrad`) and the copies around collectives of
+    weights and gradients are not: the engine and hooks run them between compiled functions.
+    """
+    inside = []
+    for (name, kind, variant, phase, _), calls in zip(
+        graph.labels, graph.features[:, _CALLS].tolist(), strict=True
+    ):
+        in_backward = phase == "backward"
+        adds_gradients = in_backward and name == "add_" and kind == "elementwise"
+        # the reducer of DistributedDataParallel copies without calls of the framework
+        moves_buckets = in_backward and calls == 0 and variant in ("mul_scalar", "copy_")
+        outside = adds_gradients or moves_buckets or name in _IN_HOOKS
+        inside.append(phase in phases and not outside)
+    return np.array(inside, dtype=bool)
+
+
 class _Fusion:
     """Regions of a graph, to which operations are added one by one."""
 
@@ -60,13 +84,14 @@ class _Fusion:
         # operation of each stretch, within which operations may be merged
         first = sorted(map(float, cuts))
         stretches = np.array(first)[np.searchsorted(first, np.arange(n), side="right") - 1].tolist()
+        self.compiled = _find_compiled(graph, phases)
         self.stretch = [
             start
-            if phase in phases
-            and kind in ("elementwise", "rowwise", "copy")
-            and variant not in _ALONE
+            if compiled and kind in ("elementwise", "rowwise", "copy") and variant not in _ALONE
             else -1.0
-            for start, (_, kind, variant, phase, _) in zip(stretches, graph.labels, strict=True)
+            for start, compiled, (_, kind, variant, *_) in zip(
+                stretches, self.compiled.tolist(), graph.labels, strict=True
+            )
         ]
         self.rows: list[list[list[float]]] = [[] for _ in range(n)]
         for place, *row in graph.accesses.tolist():
@@ -208,9 +233,11 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
     graph : Graph
         The same work. Element-wise functions, norms, copies and sums are merged into kernels of
         variant ``fused``. The traffic of such a kernel is what it reads from outside and writes for
-        others. Products, attention, convolutions, lookups and collectives are unchanged. A compiled
-        phase is one call of the framework, and two without a kernel for each weight, which its
-        kernels share evenly. Gradients of single rows are added without a sort.
+        others. Products, attention, convolutions, lookups and collectives are unchanged. The
+        compiled pass of a micro-batch is one call of the framework, and two without a kernel for
+        each weight, which its kernels share evenly. Sums of gradients over micro-batches and the
+        copies around collectives of weights and gradients stay as they are, as PyTorch's engine
+        and hooks run them. Gradients of single rows are added without a sort.
 
     Notes
     -----
@@ -234,7 +261,9 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
             "sizes are open, and the kernels of a compiler depend on them; compile one configuration"
         )
     fusion = _Fusion(graph, phases)
-    regions, called = fusion.order(), dict[str, list[int]]()
+    # kernels of each call of compiled code: one call in each stretch of a phase
+    regions, calls = fusion.order(), list[list[int]]()
+    phase_before = ""
     labels, touched = list[Label](), list[tuple[float, ...]]()
     heads, sizes = (
         np.array([count(region.members) for region in regions], int) for count in (min, len)
@@ -259,21 +288,26 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
                 nbytes * growth[int(number)] for number, nbytes, _ in found
             )
         labels.append(fusion.label(region) if merged else graph.labels[first])
-        if labels[row][3] in phases and labels[row][1] not in ("collective", "transfer"):
-            features[row, _HOST] = (
-                min(features[row, _HOST[0]], 1.0),
-                labels[row][3] not in called,
-                0.0,
-            )
-            called.setdefault(labels[row][3], []).append(row)
+        if labels[row][3] != phase_before:
+            phase_before = labels[row][3]
+            calls.append([])
+        if fusion.compiled[first] and labels[row][1] not in ("collective", "transfer"):
+            opens_call = not calls[-1]
+            features[row, _HOST] = (min(features[row, _HOST[0]], 1.0), opens_call, 0.0)
+            calls[-1].append(row)
+        elif labels[row][0] == "add_":  # its `AccumulateGrad` is among the calls of the weights
+            features[row, _HOST[2]] = 0.0
     updates = np.array([label[3] == "update" for label in graph.labels])[
         graph.accesses[:, 0].astype(int)
     ]
     read, written = (
         graph.accesses[rows, 1] for rows in (~updates, updates & (graph.accesses[:, 3] > 0))
     )
-    for rows in called.values():  # weights are what earlier operations read and the update writes
-        features[rows, _HOST[2]] = _HANDED * len(np.intersect1d(read, written)) / len(rows)
+    # weights are what earlier operations read and the update writes
+    handed = _HANDED * len(np.intersect1d(read, written))
+    for rows in calls:
+        if rows:
+            features[rows, _HOST[2]] = handed / len(rows)
     dtypes = tuple(graph.dtypes[first] for first in heads) if graph.dtypes else ()
     pieces = np.array(
         [

@@ -304,6 +304,37 @@ def _unroll(owners: np.ndarray, repeats: int) -> tuple[np.ndarray, np.ndarray]:
     return row, np.where(owners[row] > 1, repeats + owners[row] - 1, layer)
 
 
+def fill_buckets(sizes: Sequence[float]) -> list[slice]:
+    """Fill the buckets of DistributedDataParallel: a bucket is reduced once it is full.
+
+    Parameters
+    ----------
+    sizes : sequence of float
+        Bytes of the gradients of a module, in the order in which they are computed [B].
+
+    Returns
+    -------
+    buckets : list of slice
+        Neighbours in this order that share a bucket.
+
+    Examples
+    --------
+    >>> fill_buckets([2e6, 2e7, 2e7, 1e6])
+    [slice(0, 1, None), slice(1, 3, None), slice(3, 4, None)]
+    """
+    first, later = BUCKETS
+    buckets = list[slice]()
+    begin, total = 0, 0.0
+    for place, nbytes in enumerate(sizes):
+        total += nbytes
+        if total >= (later if buckets else first):
+            buckets.append(slice(begin, place + 1))
+            begin, total = place + 1, 0.0
+    if begin < len(sizes):
+        buckets.append(slice(begin, len(sizes)))
+    return buckets
+
+
 def _reduce(graph: Graph) -> Graph:
     """Reduce gradients in buckets as DistributedDataParallel does; each module has its own buckets.
 
@@ -323,19 +354,17 @@ def _reduce(graph: Graph) -> Graph:
     modules, sizes = features[pieces, _TABLE], features[pieces, _NBYTES].tolist()
     kept, into = np.ones(len(labels), dtype=bool), np.arange(len(labels))
     kept[pieces] = False
-    total, begun, first = 0.0, 0, True
-    order = np.argsort(modules, kind="stable").tolist()
-    for turn, member in enumerate(order):
-        total, last = total + sizes[member], pieces[member]
-        ends = turn + 1 == len(order) or modules[order[turn + 1]] != modules[member]
-        if ends or total >= BUCKETS[not first]:
-            into[pieces[order[begun : turn + 1]]], kept[last], features[last, _NBYTES] = (
-                last,
-                True,
-                total,
-            )
+    begun = 0
+    for module in np.unique(modules).tolist():
+        own = np.flatnonzero(modules == module)
+        for members in fill_buckets([sizes[member] for member in own]):
+            held = pieces[own[members]]
+            last = held[-1]
+            into[held] = last
+            kept[last] = True
+            features[last, _NBYTES] = sum(sizes[member] for member in own[members])
             waits.append((copies[begun], last))
-            total, begun, first = 0.0, turn + 1, ends
+            begun += len(held)
     for piece in pieces[~kept[pieces]]:
         features[piece + 1, _BARE] += features[piece, _BARE]
     features[pieces, _TABLE] = 0.0

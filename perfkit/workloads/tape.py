@@ -298,8 +298,7 @@ class Tape:
             self.complete.clear()
         self.module = ""  # buckets belong to no module
         for _, gradient, part, self.layer in sorted(self.pieces, key=itemgetter(0)):  # noqa: B020
-            sizes = {"elements": part.numel, "rows": part.numel // part.shape[-1], "calls": 0}
-            self.emit("copy_", "copy", [part], [gradient], **sizes)
+            empty_bucket(self, part, gradient)
         self.phase, self.layer = "update", -1
 
     def keep(self, weight: Tensor) -> None:
@@ -312,13 +311,8 @@ class Tape:
         accumulate(self, weight)
         if weight not in self.buckets:
             return
-        gradient, part = (
-            self.gradients[weight],
-            self.tensor(*weight.shape, itemsize=weight.itemsize),
-        )
-        self.emit(
-            "mul", "elementwise", [gradient], [part], "mul_scalar", elements=part.numel, calls=0
-        )
+        gradient = self.gradients[weight]
+        part = fill_bucket(self, weight, gradient)
         group = self.groups.get(weight, 0)
         self.emit(
             PIECE,
@@ -330,6 +324,20 @@ class Tape:
             group=group,
         )
         self.pieces.append((self.buckets[weight], gradient, part, weight.layer))
+
+
+def fill_bucket(tape: Tape, weight: Tensor, gradient: Tensor) -> Tensor:
+    """Copy a gradient to its part of a bucket, over the number of ranks, as the reducer of
+    DistributedDataParallel does."""
+    part = tape.tensor(*weight.shape, itemsize=weight.itemsize)
+    tape.emit("mul", "elementwise", [gradient], [part], "mul_scalar", elements=part.numel, calls=0)
+    return part
+
+
+def empty_bucket(tape: Tape, part: Tensor, gradient: Tensor) -> None:
+    """Copy a reduced gradient back from its part of a bucket."""
+    sizes = {"elements": part.numel, "rows": part.numel // part.shape[-1], "calls": 0}
+    tape.emit("copy_", "copy", [part], [gradient], **sizes)
 
 
 def _find(tape: Tape, name: str, tensors: dict[str, Any]) -> Any:
