@@ -111,9 +111,29 @@ def record_micro_batch(
         autocast=model.mixed and replicated,
         exchange=exchange,
     )
-    return execute([graph], execution)[0], {
-        name: np.broadcast_to(own, len(batch)) for name, own in weights.items()
-    }
+    executed = execute([graph], execution)[0]
+    if executed.execution == "compiled":
+        executed = _hand_weights_to_regions(executed)
+    return executed, {name: np.broadcast_to(own, len(batch)) for name, own in weights.items()}
+
+
+def _hand_weights_to_regions(graph: Graph) -> Graph:
+    """Give the calls that weights of compiled code cost to the kernels of their own region, as one
+    layer stands for many."""
+    features = graph.features.copy()
+    bare = features[:, COLUMN["bare"]]
+    names, _, _, phases, modules = (np.array(column) for column in zip(*graph.labels, strict=True))
+    regions = [np.char.startswith(modules, region) for region in REGIONS]
+    # each weight has a sum of gradients
+    weights = [int((own & (names == "add_")).sum()) for own in regions]
+    for phase in ("forward", "backward"):
+        for_weights = (phases == phase) & (bare > 0) & np.logical_or.reduce(regions)
+        total = bare[for_weights].sum()
+        for own, count in zip(regions, weights, strict=True):
+            rows = for_weights & own
+            if rows.any():
+                bare[rows] = total * count / sum(weights) / rows.sum()
+    return replace(graph, features=features)
 
 
 def price_micro_batch(
@@ -191,8 +211,18 @@ def price_micro_batch(
     out["update"] = seconds[updates].sum(axis=0) / sum(weights.values())
     out["update.host"] = host[updates].sum()
     out["packing"] = seconds[modules == "exchange.whole"].sum(axis=0) / sum(weights.values())
+    for unit in ("ends", "layers"):
+        sums = (modules == f"exchange.scatter.{unit}") & added
+        out[f"added.{unit}.fixed"] = fixed[sums].sum()
+        out[f"added.{unit}.shared"] = seconds[sums].sum(axis=0) - fixed[sums].sum()
+        out[f"added.{unit}.host"] = (host - host_without_sums)[
+            modules == f"exchange.scatter.{unit}"
+        ].sum()
+        widened = modules == f"exchange.widen.{unit}"
+        out[f"widened.{unit}"] = seconds[widened].sum(axis=0)
+        out[f"widened.{unit}.host"] = host[widened].sum()
     for way in EXCHANGED:
-        own = modules == f"exchange.{way}"
+        own = (modules == f"exchange.{way}") & ~added
         shards = own & np.isin(names, _ON_SHARDS)
         sums = own & (names == "chunk_cat")
         out[way] = seconds[own & ~shards].sum(axis=0) + fixed[shards].sum()
@@ -200,7 +230,7 @@ def price_micro_batch(
         out[f"{way}.summed"] = seconds[sums].sum(axis=0) - fixed[sums].sum()
         # copies ahead of the message
         out[f"{way}.ahead"] = fixed[shards & (names != "_to_copy")].sum()
-        out[f"{way}.host"] = host[own].sum()
+        out[f"{way}.host"] = host_without_sums[own].sum()
     split = (modules == "exchange.gather.layers") & (names == "split_with_sizes_copy")
     out["reorder.fixed"] = fixed[split].sum()
     out["reorder"] = (seconds[split].sum(axis=0) - fixed[split].sum()) / weights["layers"]

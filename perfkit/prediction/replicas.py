@@ -155,6 +155,7 @@ def time_scattering_backward(
     gathered: Array,
     left: Array,
     packing: Array,
+    last_packing: Array,
     beside: Array,
     contention: float,
 ) -> Array:
@@ -162,20 +163,23 @@ def time_scattering_backward(
     [s].
 
     `ends` and `layer` are messages of gradients, `gathered` those of a layer's weights or 0, `left`
-    what the forward pass left of the first of these, `packing` the copy of the gradients of the last
-    unit, and `beside` the kernels beside its message [s].
+    what the forward pass left of the first of these, `packing` and `last_packing` the copies of the
+    gradients of a layer and of the last unit, and `beside` the kernels beside the last message [s].
 
     Notes
     -----
-    A unit waits for the gradients of the unit before it, and for its own weights, which are
-    gathered one unit ahead. Little hides the gradients of the last unit.
+    A unit waits for the gradients of the unit before it when it packs its own, and for its own
+    weights, which are gathered one unit ahead, behind those gradients. Little hides the gradients of the last unit.
     """
     several = kernels.layers > 1
+    whole_layer = kernels.layer + packing
     head = _wait_for_both(kernels.first, left, contention)
-    begin = np.where(several, _wait_for_both(kernels.layer, gathered, contention), 0.0)
+    begin = np.where(several, _wait_for_both(whole_layer, gathered, contention), 0.0)
     middle = np.maximum(kernels.layers - 2.0, 0.0)
-    paces = middle * _wait_for_both(kernels.layer, layer + gathered, contention)
-    end = _wait_for_both(kernels.layer, np.where(several, layer, 0.0), contention)
+    packed = layer + _wait_for_both(packing, gathered, contention)
+    paces = middle * np.maximum(packed, _slow_down(whole_layer, layer + gathered, contention))
+    before = np.where(several, layer, 0.0)
+    end = np.maximum(before + packing, _slow_down(whole_layer, before, contention))
     last = _wait_for_both(kernels.last, layer, contention)
     tail = _wait_for_both(beside, ends, contention)
-    return np.asarray(head + begin + paces + end + last + packing + tail)
+    return np.asarray(head + begin + paces + end + last + last_packing + tail)

@@ -132,18 +132,41 @@ class _Iterations:
         self.contention = dict(platform.context.overlap or {}).get("contention", 0.0)
         #: What was fitted to whole iterations of several ranks.
         self.whole = platform.context.find_iteration(model.family, 2)
-        held = np.where(s.scattered, s.owners, 1)
-        # the gradients of the first micro-batch are added to nothing
+        self.add_gradients()
+        self.weights = self.gather("weights")[0]
+
+    def add_gradients(self) -> None:
+        """Add the sums of gradients over micro-batches to the backward pass, in the mean of these.
+
+        Those of the first micro-batch are added to nothing. A rank adds up its shards alone where
+        gradients are reduced with each micro-batch.
+        """
+        s, parts, sizes = self.s, self.parts, self.sizes
         adds = (self.micro - 1.0) / self.micro
+        first = np.where(self.micro > 1, 1.0 / self.micro, 0.0)
+        experts = sizes.experts / parts["layers.weights"]
+        shares = {
+            "layers": (1.0 - experts) / s.owners + experts / sizes.sharers,
+            "ends": 1.0 / s.owners,
+        }
+        ends = parts["embeddings.weights"] + parts["head.weights"]
+        #: Sums of shards outside of layers [s].
         self.added_ends = np.zeros(len(self.micro))
         for region in REGIONS:
-            fixed = parts[f"{region}.added.fixed"]
-            added = adds * (fixed + (parts[f"{region}.added"] - fixed) / held)
-            parts[f"{region}.backward"] += added
-            if region != "layers":
-                self.added_ends += added
-            parts[f"{region}.host.backward"] += adds * parts[f"{region}.host.added"]
-        self.weights = self.gather("weights")[0]
+            unit, part = ("layers", 1.0) if region == "layers" else ("ends", 0.0)
+            if unit == "ends":
+                part = parts[f"{region}.weights"] / np.maximum(ends, 1.0)
+            # PyTorch casts the first gradients of those that it adds up before it reduces them
+            casts = np.where((s.zero == 1) & (self.micro > 1), first, 0.0) * part
+            whole = adds * parts[f"{region}.added"] + casts * parts[f"widened.{unit}"]
+            host = adds * parts[f"{region}.host.added"] + casts * parts[f"widened.{unit}.host"]
+            shards = parts[f"added.{unit}.fixed"] + parts[f"added.{unit}.shared"] * shares[unit]
+            shards = adds * part * shards
+            host_of_shards = adds * part * parts[f"added.{unit}.host"]
+            parts[f"{region}.backward"] += np.where(s.scattered, shards, whole)
+            parts[f"{region}.host.backward"] += np.where(s.scattered, host_of_shards, host)
+            if unit == "ends":
+                self.added_ends += shards
 
     def add_up(self) -> dict[str, Array]:
         """Times and their parts [s], spread [-] and memory [B]."""
@@ -293,6 +316,7 @@ class _Iterations:
             wider = np.where(sizes.straight, 0.0, sizes.widened - 1.0)
             layer = layer + wider * parts["scatter.layers.summed"]
             ends = ends + wider * parts["scatter.ends.summed"]
+            self.reordered = copied_again
         all_ends = parts["embeddings.weights"] + parts["head.weights"]
         share = (self.weights - self.layers * layer_weights) / np.maximum(all_ends, 1.0)
         return layer, share * ends
@@ -573,7 +597,7 @@ class _Iterations:
         backward = backward._replace(
             first=backward.last,
             last=backward.first - sums,
-            layer=backward.layer + scatter + np.where(gathers_again, regather, 0.0),
+            layer=backward.layer + self.reordered + np.where(gathers_again, regather, 0.0),
         )
         scattering = time_scattering_backward(
             backward,
@@ -581,6 +605,7 @@ class _Iterations:
             layer_reduce,
             again,
             left,
+            scatter - self.reordered,
             scatter_ends,
             sums + beside_gradients,
             contention,

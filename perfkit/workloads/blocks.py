@@ -16,7 +16,7 @@ from perfkit.workloads.iteration import make_graph, step
 from perfkit.workloads.layers import Shared
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.strategy import Strategy
-from perfkit.workloads.tape import ITEMSIZE, Tape, accumulate, empty_bucket, fill_bucket
+from perfkit.workloads.tape import ITEMSIZE, WIDEN, Tape, accumulate, empty_bucket, fill_bucket
 
 #: Kinds of attention that store the scores in memory.
 UNFUSED = ("eager", "math")
@@ -355,14 +355,25 @@ class Units:
         if ahead >= 0 and ahead in self.weights:
             self.launch(ahead, max(layer, 0))
 
+    def widen(self, weights: list[Tensor]) -> None:
+        """Cast the gradients of a micro-batch that are added up before they are reduced, as
+        `to_accumulated_grad_if_needed` of PyTorch does."""
+        for weight in weights:
+            narrow = self.tape.gradients[weight]
+            if narrow.itemsize == self.itemsize:
+                continue
+            wide = self.tape.tensor(*narrow.shape, itemsize=self.itemsize)
+            self.tape.emit(
+                WIDEN, "elementwise", [narrow], [wide], "_to_copy", elements=narrow.numel
+            )
+            self.tape.gradients[weight] = wide
+
     def reduce(self, layer: int, done: bool) -> None:
         """Sum up the gradients of a layer over ranks, of which each gets its shards, and add
         earlier micro-batches."""
         tape, weights = self.tape, self.weights[layer]
         if not done:
-            tape.gradients |= {
-                w: layers.cast(tape, tape.gradients[w], self.itemsize) for w in weights
-            }
+            self.widen(weights)
             return
         shards, rows = [tape.shards[weight] for weight in weights], self.ranks * len(weights)
         count = sum(shard.numel for shard in shards)
@@ -444,6 +455,9 @@ def _exchange_shards(tape: Tape, model: Any, wide: int) -> None:
     own = [weight for weight in tape.shards if weight.layer < 0]
     units = Units(tape, tape.trained, 1, "fsdp", wide, summed)
     names = {-1: "ends", 0: "layers"} if own else {0: "layers"}
+    tape.kept = {
+        shard: tape.tensor(*shard.shape, itemsize=shard.itemsize) for shard in tape.shards.values()
+    }
     for unit, name in names.items():
         tape.phase, tape.opened, tape.module = "forward", 0, f"exchange.gather.{name}"
         units.launch(unit, unit)
@@ -453,10 +467,11 @@ def _exchange_shards(tape: Tape, model: Any, wide: int) -> None:
     units.launch(0, 0)
     units.unpack(0, -1)
     for unit, name in names.items():
-        tape.opened, tape.module = 2, f"exchange.scatter.{name}"
-        for weight in units.weights[unit]:
-            tape.gradients[weight] = tape.tensor(*weight.shape)
-        units.reduce(unit, True)
+        for module in ("widen", "scatter"):
+            tape.opened, tape.module = 2, f"exchange.{module}.{name}"
+            for weight in units.weights[unit]:
+                tape.gradients[weight] = tape.tensor(*weight.shape)
+            units.reduce(unit, done=module == "scatter")
 
 
 def record_part(
@@ -491,7 +506,8 @@ def record_part(
         computed (``exchange.fill``, ``exchange.empty``); or the unit of a layer and that of all
         other weights, as if a single rank held all shards (``exchange.gather.layers``,
         ``exchange.gather.ends``, ``exchange.regather.layers``, ``exchange.scatter.layers``,
-        ``exchange.scatter.ends``); or a copy of all gradients (``exchange.whole``).
+        ``exchange.scatter.ends``, and ``exchange.widen`` for gradients that are not yet reduced);
+        or a copy of all gradients (``exchange.whole``).
     weights : dict of str to array
         Trained numbers of ``embeddings``, ``layers`` (one layer) and ``head`` [-].
     """
