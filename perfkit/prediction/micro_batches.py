@@ -34,7 +34,7 @@ PASSED, PAIRS = 3, 6
 #: `perfkit.workloads.blocks.record_part`.
 EXCHANGED = ("gather.ends", "gather.layers", "regather.layers", "scatter.ends", "scatter.layers")
 #: Operations of these whose tensors are shards.
-_ON_SHARDS = ("_foreach_copy_", "all_gather_copy_in", "_to_copy")
+ON_SHARDS = ("_foreach_copy_", "all_gather_copy_in", "_to_copy")
 #: A collective as the host sees it: one call that launches one kernel.
 _CALL = np.isin(FEATURES, ("calls", "launches")).astype(float)[np.newaxis]
 
@@ -223,7 +223,7 @@ def price_micro_batch(
         out[f"widened.{unit}.host"] = host[widened].sum()
     for way in EXCHANGED:
         own = (modules == f"exchange.{way}") & ~added
-        shards = own & np.isin(names, _ON_SHARDS)
+        shards = own & np.isin(names, ON_SHARDS)
         sums = own & (names == "chunk_cat")
         out[way] = seconds[own & ~shards].sum(axis=0) + fixed[shards].sum()
         out[f"{way}.shared"] = seconds[shards].sum(axis=0) - fixed[shards].sum()
@@ -393,8 +393,5 @@ def join_hosts(rank: RankTimes, whole: Iteration | None) -> RankTimes:
     # the update is not waited for
     rest = [each[marks[-1] + 1 :].sum() for each in (busy, rank.host + rank.spacing)]
     device[-1], host[-1] = device[-1] - rest[0], host[-1] - rest[1]
-    if groups.max(initial=0.0) < PAIRS:  # a single stage waits for no messages
-        seconds[marks] = (join_host(device.sum(), host.sum(), whole) - device.sum()) / len(marks)
-    else:
-        seconds[marks] = join_host(device, host, whole) - device
+    seconds[marks] = join_host(device, host, whole) - device
     return replace(rank, seconds=seconds, host=np.zeros(len(graph)), spacing=np.zeros(len(graph)))

@@ -451,10 +451,11 @@ def predict(
         time_rank(k, c.seconds, own, where, whole)
         for k, c, own in zip(kinds, costs, durations, strict=True)
     ]
-    times = [join_hosts(own, whole) for own in times] if strategy else times
-    # strategies are charged no weights of compiled code
-    how = "" if strategy else kinds[0].graph.execution
-    overlap, error = where.context.overlap, uncertainty.find_host_error(where, how)
+    staged = strategy is not None and strategy.pp > 1
+    if staged:  # hosts of stages wait for messages in every pass
+        times = [join_hosts(own, whole) for own in times]
+    error = uncertainty.find_host_error(where, kinds[0].graph.execution)
+    overlap = where.context.overlap
     # no overlap on a core where it was not measured; on a GPU what was fitted to other families
     # does not hold
     shared = overlap["contention"] if overlap and (whole or not device) else float(not device)
@@ -485,12 +486,9 @@ def predict(
     spread = whole.spread if whole else uncertainty.CONTEXT if device or not where.context else 0.0
     if not whole or (device and "per_operation" not in whole):  # the host was not fitted
         waits = accounts.sum_kinds(parts, "waiting", "collective") / timeline.period
-        late = (
-            accounts.sum_kinds(parts, "host")
-            / timeline.period
-            * math.log(error)
-            * (strategy is not None)
-        )
+        late = 0.0
+        if staged:
+            late = accounts.sum_kinds(parts, "host") / timeline.period * math.log(error)
         around = uncertainty.find_spread(cost, lane, waits, spread)
         spread = math.hypot(
             around, late, uncertainty.spread_host(timeline, error, loading, free, whole)

@@ -12,13 +12,22 @@ from perfkit.ground.units import Array, check_type, show
 from perfkit.models.partitions import Step, list_steps
 from perfkit.platform.platform import Platform
 from perfkit.prediction.memory import HELD
-from perfkit.prediction.micro_batches import CORES, PAIRS, REGIONS, Sizes, record_micro_batch
+from perfkit.prediction.micro_batches import (
+    CORES,
+    ON_SHARDS,
+    PAIRS,
+    REGIONS,
+    Sizes,
+    record_micro_batch,
+)
 from perfkit.prediction.ranks import find_graphs
-from perfkit.prediction.strategies import price_strategies
+from perfkit.prediction.strategies import check_device, price_strategies
+from perfkit.workloads.blocks import PARALLEL
+from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.strategy import Strategy, list_fits
-from perfkit.workloads.transformer import Transformer
+from perfkit.workloads.transformer import MOST_PASSES, Transformer
 
 #: Communicators: ranks that share layers, sequences and experts; replicas, groups of replicas
 #: (hybrid sharding), and replicas of experts. Those of neighbouring stages follow, two for each
@@ -169,13 +178,23 @@ class _Maker:
             int(s.owners),
             int(self.sizes.sharers),
         )
+        #: Blocks by region, phase, and whether they are those of the first micro-batch.
         self.passes = {
-            (region, phase): self.record(region, phase) for region in REGIONS for phase in _PHASES
+            (region, phase, first): self.record(region, phase, first=first)
+            for region in REGIONS
+            for phase in _PHASES
+            for first in (False, True)
         }
-        [self.packing] = self.table.find("packing", "update")
+        self.updates = [
+            row for row in self.table.find("", "update") if not self.is_exchange(row)
+        ]
 
-    def record(self, region: str, phase: str) -> _Block:
-        """The block of a region in a pass."""
+    def is_exchange(self, row: int) -> bool:
+        """Whether an operation belongs to messages of replicas."""
+        return self.table.labels[row][4].startswith("exchange")
+
+    def record(self, region: str, phase: str, *, first: bool) -> _Block:
+        """The block of a region in a pass, of the first micro-batch or of a later one."""
         table, s, inside = self.table, self.s, region == "layers"
         rows = table.find(region, phase if phase == "forward" else "backward")
         if phase != "forward":
@@ -187,11 +206,37 @@ class _Maker:
             if s.scattered:
                 held = [table.copy(row, "backward", 1.0 / self.owners) for row in rows[added]]
                 rows[added] = held
-            # gradients of a single micro-batch are added to nothing
-            rows = rows[(late == (phase == "weights")) & ~(added & (self.micro == 1))]
+            # gradients of the first micro-batch are added to nothing
+            rows = rows[(late == (phase == "weights")) & ~(added & first)]
+            if first and phase == "backward" and s.zero == 1 and self.micro > 1:
+                rows = np.append(rows, self.copy_exchange("widen", region, "backward"))
+            rows = rows.astype(int)
         return (
             self.exchange(rows, phase) if inside and phase != "weights" else table.make_block(rows)
         )
+
+    def copy_exchange(self, way: str, region: str, phase: str) -> list[int]:
+        """Rows of what replicas that share states do around a message of a region, in a phase; see
+        `perfkit.workloads.blocks.record_part`."""
+        unit, part = "layers", 1.0
+        if region != "layers":
+            ends = self.weights["embeddings"] + self.weights["head"]
+            unit, part = "ends", self.weights[region] / ends
+        experts = float(self.sizes.experts) / self.weights["layers"] if unit == "layers" else 0.0
+        shard = (1.0 - experts) / self.owners + experts / self.sharers
+        rows = []
+        for row, label in enumerate(self.table.labels[: self.table.recorded]):
+            if label[4] == f"exchange.{way}.{unit}" and label[1] != "collective":
+                if label[0] == "add_":
+                    continue
+                factor = part * (shard if label[0] in ON_SHARDS else 1.0)
+                if label[0] == "chunk_cat" and not self.sizes.straight:
+                    factor *= float(self.sizes.widened)
+                rows.append(self.table.copy(row, phase, factor))
+                again = float(self.sizes.reordered) / self.weights["layers"]
+                if label[0] in ("split_with_sizes_copy", "chunk_cat") and unit == "layers" and again:
+                    rows.append(self.table.copy(row, phase, again))
+        return rows
 
     def exchange(self, rows: Array, phase: str) -> _Block:
         """A layer with the messages of ranks that share experts, before it, and sequences, around
@@ -255,7 +300,10 @@ class _Maker:
             self.table,
             phase == "reduce",
         )
-        whole, experts = self.weights[region], float(sizes.experts) * (region == "layers")
+        whole = self.weights[region]
+        # experts that all replicas hold go with the rest of their layer
+        apart = region == "layers" and s.ep > 1
+        experts = float(sizes.experts) if apart else 0.0
         name, when = "layers.0" if region == "layers" else region, "backward" if reduces else phase
         operation = "all_gather" if not reduces else "reduce_scatter" if s.zero else "all_reduce"
         itemsize = sizes.summed if reduces else sizes.itemsize
@@ -268,12 +316,17 @@ class _Maker:
             sends.append(
                 ("all_reduce", (whole - experts) / (self.owners if s.zero else 1), groups, _ACROSS)
             )
-        if self.owners * groups > 1:
-            copied = whole * float(sizes.reduced if reduces else sizes.gathered)
-            if region == "layers":
-                copied += float(sizes.reordered)
-            packing = table.copy(self.packing, when, copied / sum(self.weights.values()))
-            program.run(table.make_block([packing] * (2 if reduces and not s.zero else 1)))
+        if self.owners * groups > 1 and s.zero:
+            way = "gather"
+            if phase == "backward" and region == "layers":
+                way = "regather"
+            if reduces:
+                way = "scatter"
+            program.run(table.make_block(self.copy_exchange(way, region, when)))
+        elif self.owners * groups > 1:
+            [packing] = self.table.find("exchange.whole", "update")
+            share = whole / sum(self.weights.values())
+            program.run(table.make_block([table.copy(packing, when, share)] * 2))
         sent = [
             program.send(table.send(name_, when, name, itemsize * numbers, group), layer)
             for name_, numbers, ranks, group in sends
@@ -344,8 +397,7 @@ class _Maker:
         if self.s.zero:  # experts are shared with fewer others
             routed = float(self.sizes.experts) * regions.count("layers") / whole
             share *= (1.0 - routed) / self.owners + routed / self.sharers
-        rows = self.table.find("", "update")
-        updates = [self.table.copy(row, "update", share) for row in rows if row != self.packing]
+        updates = [self.table.copy(row, "update", share) for row in self.updates]
         program.run(self.table.make_block(updates))
 
     def run(self, program: _Program, step: Step, units: list[_Unit]) -> None:
@@ -367,9 +419,9 @@ class _Maker:
                         program, later, "forward" if forward else "backward"
                     )
             program.wait(*program.given.pop(unit, ()))
-            program.run(self.passes[unit[0], step.phase], unit[1])
+            program.run(self.passes[unit[0], step.phase, step.micro == 0], unit[1])
             # the host joins before it waits
-            if step.phase != "weights" and (s.pp == 1 or unit == order[-1]):
+            if step.phase != "weights" and s.pp > 1 and unit == order[-1]:
                 program.run(self.table.late[step.phase])
             whole = step.phase == (
                 "weights" if s.schedule == "zero_bubble" and unit[0] == "layers" else "backward"
@@ -445,6 +497,26 @@ def check_strategy(model: Any, s: Strategy) -> Strategy:
     return s
 
 
+def state_replicas(model: Transformer, s: Strategy) -> Transformer | None:
+    """State a strategy as settings of the model, if it shares nothing but what these say; else
+    None."""
+    shared = (s.tp, s.pp, s.cp, s.ep, s.chunks)
+    shards_of_all = s.shards in (0, s.dp)
+    ordinary = s.checkpoint != "selective" and s.schedule != "breadth_first"
+    micro_batches = model.batch // (s.dp * s.micro_batch)
+    if max(shared) > 1 or not (shards_of_all and ordinary and s.overlap):
+        return None
+    if micro_batches * model.layers > MOST_PASSES or (model.reduce_dtype and not s.zero):
+        return None
+    return replace(
+        model,
+        parallel=PARALLEL[s.zero],
+        checkpoint=s.checkpoint == "full",
+        accumulate=micro_batches,
+        overlap=True,
+    )
+
+
 def make_stages(
     model: Any, platform: Platform, strategy: Strategy, execution: str | None = None
 ) -> list[Graph]:
@@ -474,12 +546,16 @@ def make_stages(
         `two_level`), and for more operations than the event loop takes.
     """
     s, ranks = check_strategy(model, strategy).without_idle_zero(), int(strategy.ranks)
+    check_device(platform)
+    stated = state_replicas(model, s)
+    if stated is not None:
+        return execute(stated.graphs(ranks, accelerator=True), execution)
     priced = price_strategies(model, platform, Strategy.stack([s]), execution)
     held = np.array(
         [(place, float(priced[name][0])) for place, name in enumerate(HELD, -len(HELD))]
     )
     maker, apart = _Maker(model, s, execution), int(s.tp * s.cp * s.dp)
-    often = sum(len(maker.passes["layers", phase].rows) for phase in _PHASES[:2])
+    often = sum(len(maker.passes["layers", phase, False].rows) for phase in _PHASES[:2])
     if (count := often * maker.micro * model.layers) > _MOST:
         fault = f"strategy has {count:,} operations of {maker.micro} micro-batches"
         raise ValueError(

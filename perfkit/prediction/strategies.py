@@ -68,13 +68,18 @@ def price_strategies(
     collectives are priced by the closed forms of `predict`, once for all strategies that cut a
     layer into the same sizes.
     """
+    check_device(platform)
+    used = strategies.without_idle_zero()
+    parts = _price_parts(model, platform, used, execution)
+    return _Iterations(model, platform, used, parts, execution or "eager").add_up()
+
+
+def check_device(platform: Platform) -> None:
+    """Check that strategies can be priced on a platform; else a ValueError."""
     if platform.device.kind == "cpu":
         raise ValueError(
             f"platform {platform.name!r} is a CPU; strategies are priced on GPUs, such as h100-sxm-8"
         )
-    used = strategies.without_idle_zero()
-    parts = _price_parts(model, platform, used, execution)
-    return _Iterations(model, platform, used, parts).add_up()
 
 
 def _price_parts(
@@ -109,8 +114,14 @@ class _Iterations:
     """Iterations of many strategies, one element of each array for each of them."""
 
     def __init__(
-        self, model: Transformer, platform: Platform, s: Strategy, parts: dict[str, Array]
+        self,
+        model: Transformer,
+        platform: Platform,
+        s: Strategy,
+        parts: dict[str, Array],
+        execution: str,
     ) -> None:
+        self.execution = execution
         self.model, self.platform, self.s, self.parts, self.sizes = (
             model,
             platform,
@@ -192,7 +203,8 @@ class _Iterations:
             self.whole.spread if self.whole else CONTEXT,
         )
         known = join_errors(own[np.newaxis], np.zeros(1, dtype=bool), rest, around)
-        spread = np.hypot(known, terms["host"] / time * np.log(find_host_error(self.platform)))
+        error = find_host_error(self.platform, self.execution)
+        spread = np.hypot(known, terms["host"] / time * np.log(error))
         held = _measure_memory(self)
         return {
             "time": time,

@@ -424,7 +424,7 @@ def share_perceptrons(
     return shared._replace(layers=count(), open_unit=units.open)
 
 
-def _pack(tape: Tape, model: Any, wide: int) -> None:
+def _pack(tape: Tape, wide: int) -> None:
     """Copy all gradients to one tensor."""
     tape.module = "exchange.whole"
     parts = [tape.kept[weight] for weight in tape.trained]
@@ -432,7 +432,7 @@ def _pack(tape: Tape, model: Any, wide: int) -> None:
     tape.emit("cat", "copy", parts, [flat], elements=flat.numel, rows=len(parts))
 
 
-def _exchange_buckets(tape: Tape, model: Any, wide: int) -> None:
+def _exchange_buckets(tape: Tape) -> None:
     """Copy gradients to buckets and back, in the order in which they were computed."""
     owners = {total.storage: weight for weight, total in tape.kept.items()}
     # each was added to its sum once it was complete
@@ -536,9 +536,12 @@ def record_part(
             tape.shards[weight] = shard
             tape.gradients[shard] = tape.gradients[weight]
     step(tape, model.optimizer, lists=True, fused=model.fused)
-    {"whole": _pack, "buckets": _exchange_buckets, "shards": _exchange_shards}[exchange](
-        tape, model, wide
-    )
+    if exchange == "shards":
+        _exchange_shards(tape, model, wide)
+    else:
+        _pack(tape, wide)
+    if exchange == "buckets":
+        _exchange_buckets(tape)
     graph = make_graph(tape, name=model.name, family=model.family, dtype=model.dtype)
     (operations, storages), nbytes = graph.accesses[:, :2, 0].T.astype(int), graph.accesses[:, 2]
     traffic, buffers = (

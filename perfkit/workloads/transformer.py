@@ -25,6 +25,8 @@ PRESETS = {
     name: {size: int(row[size]) for size in _SIZES if row[size]} for name, [row] in _ROWS.items()
 }
 _LLAMA: dict[str, Any] = {"norm": "rms", "gated": True, "rotary": True, "tie": False, "bias": False}
+#: Most passes through layers in one direction: a graph has to fit into memory [-].
+MOST_PASSES = 10_000
 #: Sizes that may be arrays over configurations.
 SIZES = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions")
 _CHOICES = {
@@ -186,11 +188,10 @@ class Transformer:
     family: str = field(default="transformer", repr=False)
 
     def __post_init__(self) -> None:
-        # a graph has to fit into memory
-        layers = check_positive("layers", self.layers, integer=True, maximum=10_000)
+        layers = check_positive("layers", self.layers, integer=True, maximum=MOST_PASSES)
         known = {"layers": layers, **{key: check_size(key, getattr(self, key)) for key in SIZES}}
         micro = check_positive(
-            "accumulate", self.accumulate, integer=True, maximum=10_000 // layers
+            "accumulate", self.accumulate, integer=True, maximum=MOST_PASSES // layers
         )
         for key in ("kv_heads", "head_width", "inner", "experts"):
             known[key] = check_positive(key, getattr(self, key), integer=True, zero=True)
