@@ -137,9 +137,9 @@ class _Structure:
         order = np.lexsort([example[touched], buffers])
         kinds[buffers[order]] = touched[order]  # the last one, the bytes of the whole buffer
         whole = np.bincount(kinds[np.unique(buffers)], minlength=len(example))
-        self.sums = csr_array(
-            np.concatenate([traffic[first], [whole], list_peaks(one, kinds, example)])
-        )
+        peaks = list_peaks(one, kinds, example, accelerator=platform.device.kind != "cpu")
+        self.peaks = [len(own) for own in peaks]  # of each stream
+        self.sums = csr_array(np.concatenate([traffic[first], [whole], *peaks]))
         self.time_host(ranks, self.features[:, COLUMN["nbytes"]])
         begins, ends, *_ = self.rank.pieces
         work = np.zeros((len(begins), len(first)))
@@ -200,7 +200,9 @@ class _Structure:
         )
         vars(found).update(traffic=sums[:count], footprint=sums[count])
         tables = sum_untouched(one, graph.tables) if graph.tables else ()
-        return found, sums[count + 1 :].max(axis=0) + sum(tables) + WORKSPACE
+        streams = np.split(sums[count + 1 :], np.cumsum(self.peaks)[:-1])
+        needs = sum(moments.max(axis=0) for moments in streams)
+        return found, needs + sum(tables) + WORKSPACE
 
     def wait(self, seconds: Array) -> Array:
         """Time that collectives add to an iteration with these operation times [s], see

@@ -99,7 +99,7 @@ def _sort_buffers(graph: Graph, count: int) -> np.ndarray:
     return part
 
 
-def _find_lives(graph: Graph, part: np.ndarray) -> np.ndarray:
+def find_lives(graph: Graph, part: np.ndarray) -> np.ndarray:
     """Lives of buffers, from the operation that makes them to the last that touches them: begin,
     end, buffer, bytes.
 
@@ -125,9 +125,47 @@ def _find_lives(graph: Graph, part: np.ndarray) -> np.ndarray:
     begins = np.flatnonzero(opens | ((writes == 1.0) & (nbytes >= sizes) & ~read & ~lasting))
     ends = 2.0 * operations[np.append(begins[1:], len(opens)) - 1] + 1.0
     times = np.where(kept, -1.0, 2.0 * operations)[begins]
-    return np.stack(
-        [times, np.where(lasting[begins], np.inf, ends), buffers[begins], sizes[begins]]
-    )
+    ends = np.where(lasting[begins], np.inf, ends)
+    # weights that were gathered by one collective are freed together, but for those that are only
+    # copied to another order
+    names = np.array([label[0] for label in graph.labels])
+    unpacked = np.flatnonzero(names == "split_with_sizes_copy")
+    if len(unpacked):
+        last = np.full(len(graph), -1.0)
+        copied = np.isin(ends, 2.0 * np.flatnonzero(names == "cat") + 1.0)
+        of_unit = np.isin(times, 2.0 * unpacked) & ~copied
+        units = (times[of_unit] / 2.0).astype(int)
+        np.maximum.at(last, units, ends[of_unit])
+        ends[of_unit] = last[units]
+    return np.stack([times, ends, buffers[begins], sizes[begins]])
+
+
+def _find_streams(graph: Graph, count: int) -> np.ndarray:
+    """Stream of a GPU in which each buffer is made: that of kernels (0), that which gathers weights
+    (1), or that which reduces gradients (2).
+
+    PyTorch does not give memory of one stream to tensors of another.
+    """
+    streams = np.zeros(count, dtype=int)
+    names = np.array([label[0] for label in graph.labels])
+    operations, buffers = graph.accesses[:, :2].T.astype(int)
+    writes = graph.accesses[:, 3] == 1.0
+
+    def find_buffers(name: str, *, written: bool) -> np.ndarray:
+        return buffers[(names[operations] == name) & (writes == written)]
+
+    gathered = find_buffers("all_gather_copy_in", written=True)
+    streams[find_buffers("_foreach_copy_", written=True)] = len(gathered) > 0
+    streams[gathered] = 1
+    packed = find_buffers("chunk_cat", written=True)
+    reduced = find_buffers("reduce_scatter", written=True)
+    if len(packed):
+        streams[np.setdiff1d(reduced, packed)] = 2
+        # what they are cast to
+        casts = names[operations] == "_to_copy"
+        of_shards = np.unique(operations[casts & (streams[buffers] == 2)])
+        streams[buffers[np.isin(operations, of_shards) & writes]] = 2
+    return streams
 
 
 def _list_events(lives: np.ndarray) -> np.ndarray:
@@ -138,14 +176,26 @@ def _list_events(lives: np.ndarray) -> np.ndarray:
     return events.T[np.argsort(events[0], kind="stable"), 1:]
 
 
-def list_peaks(graph: Graph, kinds: np.ndarray, sizes: Array) -> Array:
-    """Moments of an iteration, one of which needs the most memory whatever the sizes are.
+def list_peaks(
+    graph: Graph, kinds: np.ndarray, sizes: Array, *, accelerator: bool
+) -> list[Array]:
+    """Moments of an iteration, one of which needs the most memory whatever the sizes are, for each
+    stream of a GPU.
 
     Each is the number of buffers held of every kind. Buffers of one of the `kinds` always have the
     same size; `sizes` is an example of the size of each kind [B].
     """
-    lives = _find_lives(graph, _sort_buffers(graph, len(kinds)))
+    lives = find_lives(graph, _sort_buffers(graph, len(kinds)))
     lives[3] = 1.0
+    stream = np.zeros(len(kinds), dtype=int)
+    if accelerator:
+        stream = _find_streams(graph, len(kinds))
+    of_life = stream[lives[2].astype(int)]
+    return [_list_peaks_of(lives[:, of_life == one], kinds, sizes) for one in np.unique(of_life)]
+
+
+def _list_peaks_of(lives: np.ndarray, kinds: np.ndarray, sizes: Array) -> Array:
+    """Moments of one stream, see `list_peaks`."""
     buffers, shares = _list_events(lives).T
     held = np.zeros((len(buffers), len(sizes)))
     held[np.arange(len(buffers)), kinds[buffers.astype(int)]] = shares
@@ -211,15 +261,20 @@ def _measure(graph: Graph, platform: Platform) -> Memory:
     captured = (graph.allocations[:, 0] < 0).any() or (
         len(graph.allocations) > 0 and graph.execution != "compiled"
     )
-    events = (
-        _list_events(_find_lives(graph, part))
-        if len(graph.accesses) and not captured
-        else graph.allocations
-    )
-    peak = np.argmax(np.append(0.0, np.cumsum(events[:, 1])))
-    held = np.bincount(
-        part[events[:peak, 0].astype(int)], weights=events[:peak, 1], minlength=len(PARTS)
-    )
+    streams = [graph.allocations]
+    if len(graph.accesses) and not captured:
+        lives = find_lives(graph, part)
+        stream = np.zeros(len(part), dtype=int)
+        if platform.device.kind != "cpu":
+            stream = _find_streams(graph, len(part))
+        of_life = stream[lives[2].astype(int)]
+        streams = [_list_events(lives[:, of_life == one]) for one in np.unique(of_life)]
+    held = np.zeros(len(PARTS))
+    for events in streams:
+        peak = np.argmax(np.append(0.0, np.cumsum(events[:, 1])))
+        held += np.bincount(
+            part[events[:peak, 0].astype(int)], weights=events[:peak, 1], minlength=len(PARTS)
+        )
     if not captured:
         held[[_AT["tables"], _AT["states"]]] += sum_untouched(graph, graph.tables)
     held[_AT["workspace"]] += WORKSPACE * (platform.device.kind != "cpu")

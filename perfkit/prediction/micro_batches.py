@@ -2,7 +2,7 @@
 times of both."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from perfkit.fitting import Iteration
 from perfkit.ground.units import Array
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import join_host, price, price_host
+from perfkit.prediction.kept import find_moments, find_saved
 from perfkit.prediction.ranks import RankTimes, price_group
 from perfkit.prediction.replicas import Gradient, time_buckets
 from perfkit.workloads.blocks import Cut, record_part
@@ -79,9 +80,18 @@ class Sizes:
         self.reorders = np.where(copied_again, 2.0 + model.gated, 0.0)
 
 
+class MicroBatch(NamedTuple):
+    """What a rank does, as it is executed and as it was recorded, and its trained numbers by
+    region [-]."""
+
+    graph: Graph
+    recorded: Graph
+    weights: dict[str, Array]
+
+
 def record_micro_batch(
     model: Transformer, s: Strategy, execution: str | None
-) -> tuple[Graph, dict[str, Array]]:
+) -> MicroBatch:
     """Record what a rank does, see `perfkit.workloads.blocks.record_part`: odd sizes first, then
     those of strategies.
 
@@ -114,7 +124,8 @@ def record_micro_batch(
     executed = execute([graph], execution)[0]
     if executed.execution == "compiled":
         executed = _hand_weights_to_regions(executed)
-    return executed, {name: np.broadcast_to(own, len(batch)) for name, own in weights.items()}
+    numbers = {name: np.broadcast_to(own, len(batch)) for name, own in weights.items()}
+    return MicroBatch(executed, graph, numbers)
 
 
 def _hand_weights_to_regions(graph: Graph) -> Graph:
@@ -145,7 +156,7 @@ def price_micro_batch(
     `several` says whether a strategy has several micro-batches; it matters where replicas share
     nothing but the batch.
     """
-    graph, weights = record_micro_batch(model, s, execution)
+    graph, recorded, weights = record_micro_batch(model, s, execution)
     inside = np.array(
         [label[4].startswith("layers") or label[4].endswith(".layers") for label in graph.labels]
     )
@@ -240,6 +251,11 @@ def price_micro_batch(
             model, platform, s, several, graph, seconds, host
         )
     out["call"] = _price_call(platform)
+    for region, nbytes in find_saved(recorded).items():
+        out[f"kept.{region}"] = nbytes
+    for key, moment in find_moments(graph).items():
+        out[f"activations.{'.'.join(key)}"] = moment.activations
+        out[f"gradients.{'.'.join(key)}"] = moment.gradients
     # kernels of a kind have one fit and one scale, so that they err together, and so does all that
     # is only assumed
     causes = np.where(cost.assumed, "", [kind for kind, *_ in cost.models.classes])

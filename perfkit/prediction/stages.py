@@ -164,7 +164,7 @@ class _Maker:
         # no other stage waits for what could be put off
         if s.pp == 1 and s.schedule == "zero_bubble":
             s = replace(s, schedule="1f1b")
-        graph, weights = record_micro_batch(model, s, execution)
+        graph, _, weights = record_micro_batch(model, s, execution)
         self.model, self.s, self.sizes, self.graph, self.table = (
             model,
             s,

@@ -2,25 +2,23 @@
 strategies at once."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfkit.ground.units import Array
 from perfkit.models import partitions
-from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import join_host
-from perfkit.prediction.memory import HELD, WORKSPACE
+from perfkit.prediction.memory import WORKSPACE
 from perfkit.prediction.micro_batches import REGIONS, Sizes, price_messages, price_micro_batch
 from perfkit.prediction.replicas import (
     ShardedPass,
     time_gathering_forward,
     time_scattering_backward,
 )
+from perfkit.prediction.strategy_memory import measure_strategies
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
-from perfkit.workloads.blocks import UNFUSED
 from perfkit.workloads.strategy import Strategy, spread_layers
 from perfkit.workloads.transformer import Transformer
 
@@ -205,7 +203,15 @@ class _Iterations:
         known = join_errors(own[np.newaxis], np.zeros(1, dtype=bool), rest, around)
         error = find_host_error(self.platform, self.execution)
         spread = np.hypot(known, terms["host"] / time * np.log(error))
-        held = _measure_memory(self)
+        held = measure_strategies(
+            self.model,
+            self.s,
+            self.sizes,
+            self.parts,
+            self.ends,
+            self.weights,
+            self.average(),
+        )
         return {
             "time": time,
             **terms,
@@ -921,89 +927,3 @@ def _send(
         own.platform, operation, itemsize * sizes / part, np.stack([ranks, ranks, few]), distances
     )
     return times * np.stack([own.layers, np.ones(len(layer)), own.layers])
-
-
-def _measure_memory(own: _Iterations) -> dict[str, Array]:
-    """Memory of the fullest rank without workspaces [B]; docs/formulas.md, table 9.3, says what
-    PyTorch holds."""
-    s, m, sizes, layer = own.s, own.model, own.sizes, own.parts["layers.weights"]
-    tokens, ranks, weights = s.micro_batch * m.sequence / s.cp, own.average(), own.weights
-    inputs = sizes.itemsize * tokens * m.hidden  # of a product whose tokens ranks gather
-    keep = partial(
-        partitions.activation_bytes,
-        s.micro_batch,
-        m.sequence / s.cp,
-        m.hidden,
-        heads=m.heads,
-        kv_share=(m.kv_heads or m.heads) / m.heads,
-        width=m.head_width * m.heads,
-        gated=m.gated,
-        inner=(m.inner or 4 * m.hidden) * (m.routed if m.experts else 1.0),
-        fused=m.attention not in UNFUSED,
-        dropout=m.dropout > 0,
-        tensor=s.tp,
-        sharing=s.rows,
-        itemsize=sizes.itemsize,
-    )
-    given = 2.0 * inputs * m.routed * (m.experts > 0)  # what experts are given and give
-    # with autocast the sum of all layers is fp32, and so are scores in memory
-    widened = np.where(s.replicated, sizes.wide - sizes.itemsize, 0.0) * tokens
-    extra = {"full": widened * m.hidden, "none": 2.0 * widened * m.hidden}
-    if m.attention in UNFUSED:
-        extra["none"] = extra["none"] + widened * m.heads * m.sequence
-    kept = {}
-    for name in partitions.RECOMPUTED:
-        kept[name] = keep(recompute=name) + extra.get(name, extra["none"])
-        if name != "full":
-            kept[name] = kept[name] + given
-    each = np.select([s.checkpoint == name for name in kept], list(kept.values()))
-    shared = partial(partitions.model_state_bytes, weights, ranks=ranks, zero=s.zero)
-    # with autocast the weights in use are those that the optimizer updates
-    autocast = s.replicated & (sizes.wide > sizes.itemsize)
-    trained = shared(weight=sizes.itemsize, gradient=0.0, states=0.0)
-    trained = np.where(autocast, sizes.wide * weights, trained)
-    sums = shared(weight=0.0, gradient=sizes.wide, states=0.0)
-    sums += np.where(s.zero == 1, sizes.wide * weights / ranks, 0.0)  # what the optimizer reads
-    optimizer = find_optimizer(m.optimizer)
-    numbers = np.full(len(weights), float(optimizer.states))
-    if m.mixed and sizes.itemsize < 4:  # fp32 copies of the weights
-        numbers = numbers + np.where(autocast, 0.0, 1.0)
-    states = sizes.wide * numbers * shared(weight=0.0, gradient=0.0, states=1.0)
-    two, ends = 2.0 * layer, weights - own.layers * layer
-    gathered = np.where(s.zero > 0, np.maximum(ends, two), 0.0) + np.where(
-        s.zero > 2, ends + two, 0.0
-    )
-    held = partitions.held_batches(own.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks)
-    messages = (
-        np.where(s.pp > 1, (2.0 * s.chunks - 1.0) * own.micro + s.chunks * held, 0.0) / s.rows
-    )
-    # DistributedDataParallel keeps all gradients a second time, in its buckets
-    buckets = np.where(s.replicated & (s.dp > 1), sizes.wide * weights, 0.0)
-    sent = sizes.itemsize * gathered + inputs * messages + buckets
-    whole = np.where(s.rows > 1, inputs, 0.0)
-    # of each logit: itself, in fp32 where layers are narrower, its logarithm, and the gradient
-    wide_copies = np.where(s.tp > 1, 4, 3) if m.mixed else np.where(s.tp > 1, 3, 2)
-    logit = np.where(autocast, 2.0 * (sizes.itemsize + sizes.wide), sizes.wide * wide_copies)
-    logit = logit + np.where(autocast, 0.0, sizes.itemsize)
-    loss = tokens * m.vocabulary / s.tp * logit
-    # a layer that is computed again
-    work = np.where(s.checkpoint == "none", 0.0, kept["none"]) + 3.0 * whole
-    most, last = own.layers * each * held, own.layers * each * np.where(s.pp > 1, 1.0, held)
-    # the copies that autocast has made for products, which the backward pass reads
-    inside = own.layers * layer + m.hidden * m.vocabulary
-    casts = np.where(autocast & (s.checkpoint != "full"), sizes.itemsize * inside, 0.0)
-    activations = np.maximum(most + work, last + loss) + whole + casts
-    # what an update of all weights at once writes beside its results; fused ones write nothing
-    steps = optimizer.for_each_update or optimizer.update
-    scratch = {name for step in steps for name in step.writes if name.startswith("scratch")}
-    updated = sizes.wide * weights / np.where(s.zero > 0, ranks, 1)
-    update_scratch = updated * (0 if m.fused else len(scratch))
-    # gradients come while the activations of a single micro-batch go, but for what streams of their
-    # own hold
-    held_along = (own.micro > 1) | (s.zero > 1)
-    fullest_in_update = np.where(held_along, update_scratch, sums + update_scratch) > activations
-    gradients = np.where(held_along | fullest_in_update, sums, 0.0)
-    activations = np.where(fullest_in_update, 0.0, activations)
-    workspace = np.where(fullest_in_update, update_scratch, 0.0)
-    parts = (trained, gradients, states, activations, sent, workspace)
-    return dict(zip(HELD, parts, strict=True))

@@ -1,0 +1,166 @@
+"""What a micro-batch of a strategy holds in memory: activations and new gradients, from the lives
+of the tensors that were recorded."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from perfkit.ground.units import Array
+from perfkit.prediction.memory import find_lives
+from perfkit.workloads.graph import Graph
+
+#: Parts of a pass in their order: a phase and a region.
+SEGMENTS = (
+    ("forward", "embeddings"),
+    ("forward", "layers"),
+    ("forward", "head"),
+    ("backward", "head"),
+    ("backward", "layers"),
+    ("backward", "embeddings"),
+)
+#: How long a gradient of a micro-batch is held: until it is added to a sum; until the gradients of
+#: its unit are reduced; or until the update.
+UNTIL = ("sum", "reduction", "update")
+
+
+class Moment(NamedTuple):
+    """What is held at the fullest moment of a segment [B].
+
+    Parameters
+    ----------
+    activations : array
+        Activations, with all that is freed inside the pass.
+    gradients : array
+        New gradients of weights.
+    """
+
+    activations: Array
+    gradients: Array
+
+
+class _Lives(NamedTuple):
+    """Lives of the tensors that a micro-batch makes, as positions of operations, and their bytes.
+
+    `saved` are those of the forward pass that the backward pass reads, `is_gradient` the new
+    gradients of weights. `phases` and `regions` are those of the operations.
+    """
+
+    begin: np.ndarray
+    end: np.ndarray
+    sizes: Array
+    saved: np.ndarray
+    is_gradient: np.ndarray
+    phases: np.ndarray
+    regions: np.ndarray
+
+
+def _list_lives(graph: Graph) -> _Lives:
+    """Lives of the tensors of a recorded micro-batch before its update.
+
+    They are those of `perfkit.prediction.memory`, which the memory of a graph is found from. Inputs
+    of products that ranks gather are gathered once more for the backward pass.
+    """
+    count = [label[3] for label in graph.labels].index("update")
+    labels = graph.labels[:count]
+    names = np.array([label[0] for label in labels])
+    phases = np.array([label[3] for label in labels])
+    regions = np.array([label[4].partition(".")[0] for label in labels])
+    accesses = graph.accesses[graph.accesses[:, 0] < count]
+    passes = replace(
+        graph,
+        labels=labels,
+        features=graph.features[:count],
+        accesses=accesses,
+        columns={},
+        dtypes=(),
+    )
+    buffers = int(accesses[:, 1].max()) + 1
+    begins, ends, numbers, _ = find_lives(passes, np.full(buffers, -1))
+    made = begins >= 0  # what is read first is a weight, a sum of gradients, or an input
+    begin = (begins[made] // 2).astype(int)
+    end = np.minimum(ends[made] // 2, count - 1).astype(int)
+    buffer = numbers[made].astype(int)
+    forward_end = int(np.flatnonzero(phases == "forward")[-1])
+    gathered = (names[begin] == "all_gather") & (begin <= forward_end)
+    used = accesses[accesses[:, 0] <= forward_end]
+    last_forward = np.zeros(buffers, dtype=int)
+    np.maximum.at(last_forward, used[:, 1].astype(int), used[:, 0].astype(int))
+    end = np.where(gathered, last_forward[buffer], end)
+    # each sum of gradients reads the sum and a gradient
+    sums = np.flatnonzero((names == "add_") & (phases == "backward"))
+    read = accesses[np.isin(accesses[:, 0], sums)]
+    totals = read[read[:, 3] == 1.0, 1]
+    gradients = read[~np.isin(read[:, 1], totals), 1].astype(int)
+    is_gradient = np.isin(buffer, gradients) & (begin > forward_end)
+    sizes = np.array(np.broadcast_arrays(*(graph.buffers[number] for number in buffer)))
+    saved = (begin <= forward_end) & (end > forward_end)
+    return _Lives(begin, end, sizes, saved, is_gradient, phases, regions)
+
+
+def find_saved(graph: Graph) -> dict[str, Array]:
+    """Find the activations of the forward pass that a region reads in the backward pass.
+
+    Parameters
+    ----------
+    graph : Graph
+        What `perfkit.workloads.blocks.record_part` records, with the sizes of several strategies.
+
+    Returns
+    -------
+    saved : dict of str to array
+        Activations whose last reader is in the backward pass of ``embeddings``, of the layer
+        (``layers``) or of the ``head``, as the input of the layer [B].
+    """
+    lives = _list_lives(graph)
+    saved = {}
+    for name in ("embeddings", "layers", "head"):
+        of_region = lives.saved & (lives.regions[lives.end] == name)
+        saved[name] = lives.sizes[of_region].sum(axis=0)
+    return saved
+
+
+def find_moments(graph: Graph) -> dict[tuple[str, str, str], Moment]:
+    """Find the fullest moment of each segment of a micro-batch.
+
+    Parameters
+    ----------
+    graph : Graph
+        As `perfkit.workloads.blocks.record_part` records it, or compiled.
+
+    Returns
+    -------
+    moments : dict of (str, str, str) to Moment
+        By how long gradients are held, see `UNTIL`, phase and region; with ``packing`` the end of
+        the backward pass of the layer.
+    """
+    lives = _list_lives(graph)
+    begin, end, regions = lives.begin, lives.end, lives.regions
+    in_backward = lives.phases == "backward"
+    last = len(regions) - 1
+    unit_end = np.full(len(begin), last)
+    of_layer = regions[begin] == "layers"
+    unit_end[of_layer] = np.flatnonzero(in_backward & (regions == "layers"))[-1]
+    held_until = {"sum": end, "reduction": unit_end, "update": np.full(len(end), last)}
+    places = np.arange(len(regions))[:, np.newaxis]
+    alive = (begin <= places) & (places <= end) & ~lives.is_gradient
+    activations = alive.astype(float) @ lives.sizes
+    columns = np.arange(lives.sizes.shape[1])
+    moments = {}
+    for until in UNTIL:
+        until_then = np.maximum(held_until[until], end)
+        held = (begin <= places) & (places <= until_then) & lives.is_gradient
+        gradients = held.astype(float) @ lives.sizes
+        total = activations + gradients
+        layer_end = np.flatnonzero(in_backward & (regions == "layers"))[-1]
+        moments[until, "packing", "layers"] = Moment(activations[layer_end], gradients[layer_end])
+        for phase, region in SEGMENTS:
+            inside = np.flatnonzero((lives.phases == phase) & (regions == region))
+            if not len(inside):  # a compiler has merged its kernels with those of another region
+                moments[until, phase, region] = Moment(*np.zeros((2, len(columns))))
+                continue
+            fullest = inside[np.argmax(total[inside], axis=0)]
+            moments[until, phase, region] = Moment(
+                activations[fullest, columns], gradients[fullest, columns]
+            )
+    return moments
