@@ -39,7 +39,7 @@ class Moment(NamedTuple):
     gradients: Array
 
 
-class _Lives(NamedTuple):
+class Lives(NamedTuple):
     """Lives of the tensors that a micro-batch makes, as positions of operations, and their bytes.
 
     `saved` are those of the forward pass that the backward pass reads, `is_gradient` the new
@@ -55,8 +55,9 @@ class _Lives(NamedTuple):
     regions: np.ndarray
 
 
-def _list_lives(graph: Graph) -> _Lives:
-    """Lives of the tensors of a recorded micro-batch before its update.
+def list_lives(graph: Graph) -> Lives:
+    """Lives of the tensors of a micro-batch before its update, as
+    `perfkit.workloads.blocks.record_part` records it or compiled.
 
     They are those of `perfkit.prediction.memory`, which the memory of a graph is found from. Inputs
     of products that ranks gather are gathered once more for the backward pass.
@@ -95,16 +96,16 @@ def _list_lives(graph: Graph) -> _Lives:
     is_gradient = np.isin(buffer, gradients) & (begin > forward_end)
     sizes = np.array(np.broadcast_arrays(*(graph.buffers[number] for number in buffer)))
     saved = (begin <= forward_end) & (end > forward_end)
-    return _Lives(begin, end, sizes, saved, is_gradient, phases, regions)
+    return Lives(begin, end, sizes, saved, is_gradient, phases, regions)
 
 
-def find_saved(graph: Graph) -> dict[str, Array]:
+def find_saved(lives: Lives) -> dict[str, Array]:
     """Find the activations of the forward pass that a region reads in the backward pass.
 
     Parameters
     ----------
-    graph : Graph
-        What `perfkit.workloads.blocks.record_part` records, with the sizes of several strategies.
+    lives : Lives
+        Of a micro-batch as it was recorded; a compiler moves operations to other regions.
 
     Returns
     -------
@@ -112,7 +113,6 @@ def find_saved(graph: Graph) -> dict[str, Array]:
         Activations whose last reader is in the backward pass of ``embeddings``, of the layer
         (``layers``) or of the ``head``, as the input of the layer [B].
     """
-    lives = _list_lives(graph)
     saved = {}
     for name in ("embeddings", "layers", "head"):
         of_region = lives.saved & (lives.regions[lives.end] == name)
@@ -120,13 +120,13 @@ def find_saved(graph: Graph) -> dict[str, Array]:
     return saved
 
 
-def find_moments(graph: Graph) -> dict[tuple[str, str, str], Moment]:
+def find_moments(lives: Lives) -> dict[tuple[str, str, str], Moment]:
     """Find the fullest moment of each segment of a micro-batch.
 
     Parameters
     ----------
-    graph : Graph
-        As `perfkit.workloads.blocks.record_part` records it, or compiled.
+    lives : Lives
+        Of a micro-batch as it is executed.
 
     Returns
     -------
@@ -134,28 +134,31 @@ def find_moments(graph: Graph) -> dict[tuple[str, str, str], Moment]:
         By how long gradients are held, see `UNTIL`, phase and region; with ``packing`` the end of
         the backward pass of the layer.
     """
-    lives = _list_lives(graph)
-    begin, end, regions = lives.begin, lives.end, lives.regions
+    regions = lives.regions
     in_backward = lives.phases == "backward"
+    segments = {
+        (phase, region): np.flatnonzero((lives.phases == phase) & (regions == region))
+        for phase, region in SEGMENTS
+    }
+    places = np.arange(len(regions))[:, np.newaxis]
+    new = lives.is_gradient
+    alive = (lives.begin[~new] <= places) & (places <= lives.end[~new])
+    activations = alive.astype(float) @ lives.sizes[~new]
+    begin, end, sizes = lives.begin[new], lives.end[new], lives.sizes[new]
     last = len(regions) - 1
     unit_end = np.full(len(begin), last)
     of_layer = regions[begin] == "layers"
     unit_end[of_layer] = np.flatnonzero(in_backward & (regions == "layers"))[-1]
     held_until = {"sum": end, "reduction": unit_end, "update": np.full(len(end), last)}
-    places = np.arange(len(regions))[:, np.newaxis]
-    alive = (begin <= places) & (places <= end) & ~lives.is_gradient
-    activations = alive.astype(float) @ lives.sizes
-    columns = np.arange(lives.sizes.shape[1])
+    columns = np.arange(sizes.shape[1])
     moments = {}
     for until in UNTIL:
-        until_then = np.maximum(held_until[until], end)
-        held = (begin <= places) & (places <= until_then) & lives.is_gradient
-        gradients = held.astype(float) @ lives.sizes
+        held = (begin <= places) & (places <= np.maximum(held_until[until], end))
+        gradients = held.astype(float) @ sizes
         total = activations + gradients
         layer_end = np.flatnonzero(in_backward & (regions == "layers"))[-1]
         moments[until, "packing", "layers"] = Moment(activations[layer_end], gradients[layer_end])
-        for phase, region in SEGMENTS:
-            inside = np.flatnonzero((lives.phases == phase) & (regions == region))
+        for (phase, region), inside in segments.items():
             if not len(inside):  # a compiler has merged its kernels with those of another region
                 moments[until, phase, region] = Moment(*np.zeros((2, len(columns))))
                 continue

@@ -10,7 +10,7 @@ from perfkit.fitting import Iteration
 from perfkit.ground.units import Array
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import join_host, price, price_host
-from perfkit.prediction.kept import find_moments, find_saved
+from perfkit.prediction.kept import find_moments, find_saved, list_lives
 from perfkit.prediction.ranks import RankTimes, price_group
 from perfkit.prediction.replicas import Gradient, time_buckets
 from perfkit.workloads.blocks import Cut, record_part
@@ -96,7 +96,7 @@ def record_micro_batch(
     those of strategies.
 
     Strategies that are recorded together have the same `checkpoint`, all or none share products and
-    tokens, all or none are `replicated`, and all or none share states of the optimizer.
+    tokens, and all or none are `replicated`.
     """
     shares = np.all(np.greater(s.tp, 1))
     odd = (
@@ -110,11 +110,7 @@ def record_micro_batch(
     cut = Cut(batch, sequence, tensor, tensor if np.all(s.rows > 1) else 1, context, experts)
     recomputed = bool(np.all(np.equal(s.checkpoint, "full")))
     replicated = bool(np.all(s.replicated))
-    exchange = "whole"
-    if replicated:
-        exchange = "buckets"
-    elif np.all(np.greater(s.zero, 0)):
-        exchange = "shards"
+    exchange = "buckets" if replicated else "shards"
     graph, weights = record_part(
         replace(model, checkpoint=recomputed),
         cut,
@@ -175,18 +171,6 @@ def price_micro_batch(
         exchange[own] = price_messages(platform, operation, nbytes, ranks, 1)
     host = np.add(*price_host(replace(graph, columns={}), platform))
     host_without_sums = _price_host_without(graph, names == "add_", platform)
-    inside = np.char.startswith(modules, "layers")
-    exchange, added, ranks = np.zeros(seconds.shape), names == "add_", np.append(1, s.tp)
-    of_layers = graph.collectives[~np.char.startswith(modules[graph.collectives], "exchange")]
-    for operation in np.unique(names[of_layers]):
-        own = of_layers[names[of_layers] == operation]
-        nbytes = np.broadcast_to(graph.column("nbytes"), (len(graph), len(ranks)))[own]
-        exchange[own] = price_messages(platform, operation, nbytes, ranks, 1)
-    host = np.add(*price_host(replace(graph, columns={}), platform))
-    # calls without a kernel, as of `AccumulateGrad`, which is called with every sum and without
-    no_bare = graph.features.copy()
-    no_bare[:, COLUMN["bare"]] = 0.0
-    host_of_kernels = np.add(*price_host(replace(graph, features=no_bare, columns={}), platform))
     # what a kernel takes whatever its size
     numbers = cost.models.numbers
     fixed = numbers["context.scale"] * numbers["launch"] + numbers["context.launch"]
@@ -218,7 +202,10 @@ def price_micro_batch(
     out["delayed"] = seconds[
         inside & (phases == "backward") & (kinds == "gemm") & (variants == "tn")
     ].sum(axis=0)
-    updates = (phases == "update") & (modules != "exchange.whole")
+    updates = (phases == "update") & ~np.isin(modules, ("exchange.whole", "exchange.narrow"))
+    narrow = modules == "exchange.narrow"
+    out["narrow"] = seconds[narrow].sum(axis=0) / sum(weights.values())
+    out["narrow.host"] = host[narrow].sum()
     out["update"] = seconds[updates].sum(axis=0) / sum(weights.values())
     out["update.host"] = host[updates].sum()
     out["packing"] = seconds[modules == "exchange.whole"].sum(axis=0) / sum(weights.values())
@@ -251,9 +238,11 @@ def price_micro_batch(
             model, platform, s, several, graph, seconds, host
         )
     out["call"] = _price_call(platform)
-    for region, nbytes in find_saved(recorded).items():
+    lives = list_lives(graph)
+    lives_before = lives if recorded.execution == graph.execution else list_lives(recorded)
+    for region, nbytes in find_saved(lives_before).items():
         out[f"kept.{region}"] = nbytes
-    for key, moment in find_moments(graph).items():
+    for key, moment in find_moments(lives).items():
         out[f"activations.{'.'.join(key)}"] = moment.activations
         out[f"gradients.{'.'.join(key)}"] = moment.gradients
     # kernels of a kind have one fit and one scale, so that they err together, and so does all that

@@ -397,7 +397,10 @@ class _Maker:
         if self.s.zero:  # experts are shared with fewer others
             routed = float(self.sizes.experts) * regions.count("layers") / whole
             share *= (1.0 - routed) / self.owners + routed / self.sharers
-        updates = [self.table.copy(row, "update", share) for row in self.updates]
+        rows = [*self.updates]
+        if not self.s.zero:  # shards are cast when they are gathered
+            rows += [row for row in self.table.find("exchange.narrow", "update")]
+        updates = [self.table.copy(row, "update", share) for row in rows]
         program.run(self.table.make_block(updates))
 
     def run(self, program: _Program, step: Step, units: list[_Unit]) -> None:

@@ -2,6 +2,7 @@
 strategies at once."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,7 +88,7 @@ def _price_parts(
     the same sizes."""
     parts = dict[str, Array]()
     structure = (s.checkpoint == "full") + 2 * (s.rows > 1) + 4 * (s.tp > 1)
-    structure = structure + 8 * s.replicated + 16 * (s.zero > 0)
+    structure = structure + 8 * s.replicated
     several = np.broadcast_to(Sizes(model, s).micro > 1, structure.shape)
     for kind in np.unique(structure):
         members = np.flatnonzero(structure == kind)
@@ -184,9 +185,10 @@ class _Iterations:
         terms["replicas"] = self.share_replicas(
             inside / terms["work"], (terms["work"] + terms["host"]) / inside
         )
-        terms["update"] = (
-            self.parts["update"] * weights / np.where(self.s.zero > 0, self.average(), 1)
-        )
+        # shards are cast when they are gathered
+        narrow = np.where(self.s.zero > 0, 0.0, self.parts["narrow"])
+        shards = np.where(self.s.zero > 0, self.average(), 1)
+        terms["update"] = (self.parts["update"] + narrow) * weights / shards
         # the host of a single stage waits for nothing: it and its device join once
         device = sum(terms.values())
         joined = join_host(device, self.count_host(), self.whole)
@@ -318,6 +320,18 @@ class _Iterations:
         each, zero = np.where(self.s.scattered, self.micro, 1.0), self.s.zero
         return each, np.where(zero > 0, each, 0.0), np.where(zero > 2, each, 0.0)
 
+    @cached_property
+    def exchanges(self) -> dict[str, tuple[Array, Array]]:
+        """What `exchange` finds for each way."""
+        return {way: self.exchange(way) for way in ("gather", "regather", "scatter")}
+
+    @cached_property
+    def copied_again(self) -> Array:
+        """Time of the copies of experts of a layer that ranks do not divide, around a message
+        [s]."""
+        fixed = self.sizes.reorders * self.parts["reorder.fixed"]
+        return np.asarray(fixed + self.sizes.reordered * self.parts["reorder"])
+
     def exchange(self, way: str) -> tuple[Array, Array]:
         """Time of the kernels around a message of a layer, and of the other weights of the slowest
         stage [s]: ``gather``, ``regather`` or ``scatter``."""
@@ -325,8 +339,8 @@ class _Iterations:
         layer_weights = parts["layers.weights"]
         experts = sizes.experts / layer_weights
         shared = (1.0 - experts) / s.owners + experts / sizes.sharers
-        copied_again = sizes.reorders * parts["reorder.fixed"] + sizes.reordered * parts["reorder"]
-        layer = parts[f"{way}.layers"] + parts[f"{way}.layers.shared"] * shared + copied_again
+        layer = parts[f"{way}.layers"] + parts[f"{way}.layers.shared"] * shared
+        layer = layer + self.copied_again
         if way == "regather":
             return layer, np.zeros(len(layer))
         ends = parts[f"{way}.ends"] + parts[f"{way}.ends.shared"] / s.owners
@@ -334,7 +348,6 @@ class _Iterations:
             wider = np.where(sizes.straight, 0.0, sizes.widened - 1.0)
             layer = layer + wider * parts["scatter.layers.summed"]
             ends = ends + wider * parts["scatter.ends.summed"]
-            self.reordered = copied_again
         all_ends = parts["embeddings.weights"] + parts["head.weights"]
         share = (self.weights - self.layers * layer_weights) / np.maximum(all_ends, 1.0)
         return layer, share * ends
@@ -349,9 +362,9 @@ class _Iterations:
     ) -> Array:
         """Time of copies around messages for a number of each [s], or only of those `inside`
         layers; whole gradients are packed and unpacked."""
-        scatter, scatter_ends = self.exchange("scatter")
-        gather, gather_ends = self.exchange("gather")
-        regather, _ = self.exchange("regather")
+        scatter, scatter_ends = self.exchanges["scatter"]
+        gather, gather_ends = self.exchanges["gather"]
+        regather, _ = self.exchanges["regather"]
         layers = self.layers * (scatter * reduced + gather * gathered + regather * again)
         weights = self.layers * self.parts["layers.weights"]
         if not inside:
@@ -375,7 +388,8 @@ class _Iterations:
         replicas = np.where(s.zero > 0, shards, np.where(s.replicated, 0.0, whole))
         replicas = np.where(s.dp * s.cp > 1, replicas, 0.0)
         passes = self.micro * self.pass_hosts
-        return np.asarray(passes + replicas + parts["buckets.host"] + parts["update.host"])
+        update = parts["update.host"] + np.where(s.zero > 0, 0.0, parts["narrow.host"])
+        return np.asarray(passes + replicas + parts["buckets.host"] + update)
 
     def share_experts(self) -> Array:
         """Time of an all_to_all of the tokens of a layer among ranks that share experts [s]."""
@@ -586,9 +600,9 @@ class _Iterations:
         layers among them [s].
         """
         s, contention = self.s, self.contention
-        scatter, scatter_ends = self.exchange("scatter")
-        gather, gather_ends = self.exchange("gather")
-        regather, _ = self.exchange("regather")
+        scatter, scatter_ends = self.exchanges["scatter"]
+        gather, gather_ends = self.exchanges["gather"]
+        regather, _ = self.exchanges["regather"]
         (reduce, gathered), (inner_reduce, inner_gather) = whole, layers
         layer_reduce, layer_gather = inner_reduce / self.layers, inner_gather / self.layers
         gathers_again = s.zero > 2
@@ -615,7 +629,7 @@ class _Iterations:
         backward = backward._replace(
             first=backward.last,
             last=backward.first - sums,
-            layer=backward.layer + self.reordered + np.where(gathers_again, regather, 0.0),
+            layer=backward.layer + self.copied_again + np.where(gathers_again, regather, 0.0),
         )
         scattering = time_scattering_backward(
             backward,
@@ -623,7 +637,7 @@ class _Iterations:
             layer_reduce,
             again,
             left,
-            scatter - self.reordered,
+            scatter - self.copied_again,
             scatter_ends,
             sums + beside_gradients,
             contention,

@@ -9,6 +9,7 @@ import numpy as np
 from perfkit.ground.units import Array
 from perfkit.models import partitions
 from perfkit.models.optimizers import find_optimizer
+from perfkit.prediction.kept import UNTIL
 from perfkit.prediction.memory import HELD
 from perfkit.prediction.micro_batches import Sizes
 from perfkit.workloads.blocks import UNFUSED
@@ -85,11 +86,18 @@ def measure_strategies(
     states = sizes.wide * (optimizer.states + masters) * all_weights / shards
     sums, until = _hold_sums(s, sizes, weights, autocast)
     candidates = _list_candidates(model, s, sizes, parts, stages, weights, sums, until)
-    totals = np.array([sum(one) for one in candidates])
-    fullest = np.argmax(totals, axis=0)
-    activations, gradients, gathered, scratch = (
-        np.choose(fullest, [one[place] for one in candidates]) for place in range(4)
-    )
+    activations, gradients, gathered, scratch = candidates[0]
+    most = sum(candidates[0])
+    for candidate in candidates[1:]:
+        total = sum(candidate)
+        fuller = total > most
+        most = np.where(fuller, total, most)
+        activations, gradients, gathered, scratch = (
+            np.where(fuller, own, known)
+            for own, known in zip(
+                candidate, (activations, gradients, gathered, scratch), strict=True
+            )
+        )
     # of shards: gradients that are not yet reduced are what collectives send
     sharded = s.zero > 0
     unreduced = np.where(sharded, gradients - sizes.wide * all_weights / shards, 0.0)
@@ -143,16 +151,23 @@ def _list_candidates(
     last_layers = np.where(s.pp > 1, last_layers, layers)
     saved = _save_by_checkpoint(model, s, sizes, parts)
     held = partitions.held_batches(sizes.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks)
+    # over a shared vocabulary, a shifted copy and a buffer of exponentials in place of one
+    tokens = s.micro_batch * model.sequence / s.cp
+    logits = np.where(s.tp > 1, sizes.wide * tokens * model.vocabulary / s.tp, 0.0)
     whole_inputs = np.where(s.rows > 1, sizes.column * model.hidden, 0.0)
+
+    later = [np.flatnonzero(until == place) for place in range(len(UNTIL))]
 
     def find(phase: str, region: str) -> tuple[Array, Array]:
         """Activations and new gradients at the fullest moment of a segment."""
         key = f"{phase}.{region}"
-        each = [
-            [parts[f"{what}.{when}.{key}"] for when in ("sum", "reduction", "update")]
-            for what in ("activations", "gradients")
-        ]
-        activations, gradients = (np.choose(until, own) for own in each)
+        activations = parts[f"activations.sum.{key}"].copy()
+        gradients = parts[f"gradients.sum.{key}"].copy()
+        for place, when in enumerate(UNTIL):
+            held = later[place]
+            if when != "sum" and len(held):
+                activations[held] = parts[f"activations.{when}.{key}"][held]
+                gradients[held] = parts[f"gradients.{when}.{key}"][held]
         return activations, gradients
 
     narrow = sizes.itemsize
@@ -162,8 +177,10 @@ def _list_candidates(
     once = whole & (s.zero < 3)  # gathered weights stay until their last use
     in_forward = np.where(once, all_layers + ends, np.where(whole, layer + ends, 0.0))
     in_head = np.where(once, all_layers + ends, np.where(whole, ends, 0.0))
-    in_backward = np.where(once, all_layers, np.where(whole, layer, 0.0))
-    at_end = np.where(whole, layer, 0.0)
+    # the norm of BERT's embeddings is among the last to be read
+    ends_to_the_end = np.where(whole, 0.0 if model.causal else ends, 0.0)
+    in_backward = ends_to_the_end + np.where(once, all_layers, np.where(whole, layer, 0.0))
+    at_end = ends_to_the_end + np.where(whole, layer, 0.0)
     autocast = s.replicated & (sizes.wide > sizes.itemsize)
     gradient = np.where(autocast, sizes.wide, narrow)
     inner_gradients = (layers - 1.0) * gradient * weights.layer * (until == 2)
@@ -180,18 +197,22 @@ def _list_candidates(
     ):
         activations, gradients = find(phase, region)
         again = 3.0 * whole_inputs if (phase, region) == ("backward", "layers") else 0.0
+        again = again + logits if region == "head" else again
         candidates.append(
             _Candidate(activations + kept + whole_inputs + again, sums + gradients, gathered, none)
         )
     activations, gradients = find("backward", "layers")
     candidates.append(_Candidate(activations, sums + gradients + inner_gradients, at_end, none))
     activations, gradients = find("backward", "embeddings")
-    candidates.append(_Candidate(activations, sums + gradients + inner_gradients, none, none))
+    candidates.append(
+        _Candidate(activations, sums + gradients + inner_gradients, ends_to_the_end, none)
+    )
     # gradients of a unit and the copy that is reduced
     activations, gradients = find("packing", "layers")
     packed = np.where(until == 1, sizes.summed * weights.layer, 0.0)
+    other_layers = ends_to_the_end + np.where(once, all_layers - layer, 0.0)
     candidates.append(
-        _Candidate(activations + kept_in_first, sums + gradients, in_backward + packed, none)
+        _Candidate(activations + kept_in_first, sums + gradients, other_layers + packed, none)
     )
     # when all else of the pass is gone
     packed = np.where(until == 1, sizes.summed * weights.ends, 0.0)

@@ -23,9 +23,9 @@ UNFUSED = ("eager", "math")
 #: Ways to train on several ranks. Ranks share nothing; states of the optimizer; gradients too;
 #: weights too.
 PARALLEL = ("ddp", "zero1", "zero2", "fsdp")
-#: What replicas exchange: all gradients in one piece; in the buckets of DistributedDataParallel;
-#: shards of weights and gradients.
-EXCHANGES = ("whole", "buckets", "shards")
+#: What replicas exchange: gradients in the buckets of DistributedDataParallel, or shards of weights
+#: and gradients.
+EXCHANGES = ("buckets", "shards")
 #: Sizes that times on a GPU depend on.
 _TIMED = ("flops", "batch", "m", "n", "k", "lookups", "dim", "nbytes")
 
@@ -92,8 +92,16 @@ def record_forward(tape: Tape, model: Any, cut: Cut, most: int, open_unit: Any) 
     # autocast takes the logarithm of narrow numbers, and casts it for the loss
     autocast = tape.wide > tape.itemsize
     if model.mixed and not autocast:
-        logits = layers.cast(tape, logits, 4)
+        narrow = logits
+        logits = layers.cast(tape, narrow, 4)
+        tape.node(partial(_hold, tape, narrow))
     layers.cross_entropy(tape, logits, tokens)
+
+
+def _hold(tape: Tape, tensor: Tensor) -> None:
+    """Let a tensor live until the last recorded operation, which does not read it: its memory is
+    free earlier, but too small for what is allocated meanwhile."""
+    tape.touched[-1].append((tensor.storage, 0.0, 0, tensor.layer))
 
 
 def _exchange(tape: Tape, x: Tensor, cut: Cut, *, ahead: bool) -> Tensor:
@@ -475,7 +483,7 @@ def _exchange_shards(tape: Tape, model: Any, wide: int) -> None:
 
 
 def record_part(
-    model: Any, cut: Cut, *, autocast: bool = False, exchange: str = "whole"
+    model: Any, cut: Cut, *, autocast: bool = False, exchange: str = "shards"
 ) -> tuple[Graph, dict[str, Any]]:
     """Record one micro-batch of embeddings, one layer and the head on a rank, and the update of
     their weights.
@@ -507,7 +515,8 @@ def record_part(
         other weights, as if a single rank held all shards (``exchange.gather.layers``,
         ``exchange.gather.ends``, ``exchange.regather.layers``, ``exchange.scatter.layers``,
         ``exchange.scatter.ends``, and ``exchange.widen`` for gradients that are not yet reduced);
-        or a copy of all gradients (``exchange.whole``).
+        besides a copy of all gradients (``exchange.whole``), and, with mixed precision that is not
+        autocast, of all weights that were updated (``exchange.narrow``).
     weights : dict of str to array
         Trained numbers of ``embeddings``, ``layers`` (one layer) and ``head`` [-].
     """
@@ -525,22 +534,21 @@ def record_part(
     wide = 4 if model.mixed else tape.itemsize
     tape.kept = {weight: tape.tensor(*weight.shape, itemsize=wide) for weight in tape.trained}
     tape.backward()
-    if model.mixed and not autocast and exchange != "shards":
-        for weight in tape.trained:
-            tape.shards[weight] = shard = tape.tensor(*weight.shape, itemsize=wide)
-            tape.gradients[shard] = tape.gradients[weight]
-            tape.emit("_to_copy", "elementwise", [shard], [weight], elements=weight.numel)
     if exchange == "shards":
         for weight in tape.trained:
             shard = tape.tensor(*weight.shape, itemsize=wide)
             tape.shards[weight] = shard
             tape.gradients[shard] = tape.gradients[weight]
     step(tape, model.optimizer, lists=True, fused=model.fused)
+    if model.mixed and not autocast:
+        tape.module = "exchange.narrow"
+        for weight in tape.trained:
+            shard = tape.shards[weight]
+            tape.emit("_to_copy", "elementwise", [shard], [weight], elements=weight.numel)
+    _pack(tape, wide)
     if exchange == "shards":
         _exchange_shards(tape, model, wide)
     else:
-        _pack(tape, wide)
-    if exchange == "buckets":
         _exchange_buckets(tape)
     graph = make_graph(tape, name=model.name, family=model.family, dtype=model.dtype)
     (operations, storages), nbytes = graph.accesses[:, :2, 0].T.astype(int), graph.accesses[:, 2]
