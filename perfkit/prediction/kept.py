@@ -131,7 +131,8 @@ def find_moments(lives: Lives) -> dict[tuple[str, str, str], Moment]:
     Returns
     -------
     moments : dict of (str, str, str) to Moment
-        By how long gradients are held, see `UNTIL`, phase and region; with ``packing`` the end of
+        By how long gradients are held, see `UNTIL`, which does not matter in the forward pass, by
+        phase and by region; with ``packing`` the end of
         the backward pass of the layer.
     """
     regions = lives.regions
@@ -159,6 +160,8 @@ def find_moments(lives: Lives) -> dict[tuple[str, str, str], Moment]:
         layer_end = np.flatnonzero(in_backward & (regions == "layers"))[-1]
         moments[until, "packing", "layers"] = Moment(activations[layer_end], gradients[layer_end])
         for (phase, region), inside in segments.items():
+            if phase == "forward" and until != UNTIL[0]:  # without gradients, as the first
+                continue
             if not len(inside):  # a compiler has merged its kernels with those of another region
                 moments[until, phase, region] = Moment(*np.zeros((2, len(columns))))
                 continue

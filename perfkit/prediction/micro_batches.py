@@ -244,7 +244,8 @@ def price_micro_batch(
         out[f"kept.{region}"] = nbytes
     for key, moment in find_moments(lives).items():
         out[f"activations.{'.'.join(key)}"] = moment.activations
-        out[f"gradients.{'.'.join(key)}"] = moment.gradients
+        if "forward" not in key:
+            out[f"gradients.{'.'.join(key)}"] = moment.gradients
     # kernels of a kind have one fit and one scale, so that they err together, and so does all that
     # is only assumed
     causes = np.where(cost.assumed, "", [kind for kind, *_ in cost.models.classes])

@@ -89,7 +89,8 @@ def _price_parts(
     parts = dict[str, Array]()
     structure = (s.checkpoint == "full") + 2 * (s.rows > 1) + 4 * (s.tp > 1)
     structure = structure + 8 * s.replicated
-    several = np.broadcast_to(Sizes(model, s).micro > 1, structure.shape)
+    micro_batches = model.batch / (s.dp * s.micro_batch)
+    several = np.broadcast_to(micro_batches > 1, structure.shape)
     for kind in np.unique(structure):
         members = np.flatnonzero(structure == kind)
         different = [s.micro_batch, s.tp, s.cp, s.ep]
@@ -232,7 +233,8 @@ class _Iterations:
         last = last + (last_layers - self.layers) * layer
         return first, layer, last
 
-    def find_slowest_end(self) -> tuple[Array, Array]:
+    @cached_property
+    def slowest_end(self) -> tuple[Array, Array]:
         """Whether the first stage is slower than the last one, and whether stages between them are
         slower than both."""
         times = self.find_ends("forward", "backward", "tensor.forward", "tensor.backward")
@@ -247,7 +249,7 @@ class _Iterations:
         if names == ("weights",):
             slowest = np.maximum(np.maximum(first, last), 0.0)
         else:
-            first_is_slower, between_is_slower = self.find_slowest_end()
+            first_is_slower, between_is_slower = self.slowest_end
             slowest = np.where(first_is_slower, first, last)
             slowest = np.where(between_is_slower, 0.0, slowest)
             # GPipe: all forward passes come before all backward ones
@@ -584,52 +586,66 @@ class _Iterations:
         beside = np.maximum(1.0 - passes / pieces, 0.0)
         window = window * backward / (1.0 - self.contention)
         time = time + slows * self.contention * beside * kernels * np.minimum(reduce, window)
-        messages = (reduce, gather), (inner_reduce, regather)
-        alone = self.share_alone(*messages)
-        one_stage = (s.pp == 1) & s.overlap & (s.zero > 0)
-        time = np.where(one_stage, alone, time)
+        chosen = np.flatnonzero((s.pp == 1) & s.overlap & (s.zero > 0))
+        if len(chosen):
+            time[chosen] = self.share_alone(
+                chosen, (reduce, gather), (inner_reduce, regather)
+            )
         return np.asarray(np.where(s.replicated & s.overlap, self.parts["buckets"], time))
 
     def share_alone(
-        self, whole: tuple[Array, Array], layers: tuple[Array, Array]
+        self,
+        chosen: np.ndarray,
+        whole: tuple[Array, Array],
+        layers: tuple[Array, Array],
     ) -> Array:
         """Time that messages of shards and the copies around them add to the passes of a single
-        stage [s].
+        stage, for the chosen strategies [s].
 
         `whole` and `layers` are the messages of all gradients and of all weights, and those of
         layers among them [s].
         """
+
+        def take(values: Any) -> Array:
+            return np.broadcast_to(values, len(self.micro))[chosen]
+
         s, contention = self.s, self.contention
-        scatter, scatter_ends = self.exchanges["scatter"]
-        gather, gather_ends = self.exchanges["gather"]
-        regather, _ = self.exchanges["regather"]
-        (reduce, gathered), (inner_reduce, inner_gather) = whole, layers
-        layer_reduce, layer_gather = inner_reduce / self.layers, inner_gather / self.layers
-        gathers_again = s.zero > 2
+        scatter, scatter_ends = (take(own) for own in self.exchanges["scatter"])
+        gather, gather_ends = (take(own) for own in self.exchanges["gather"])
+        regather = take(self.exchanges["regather"][0])
+        copied_again = take(self.copied_again)
+        (reduce, gathered), (inner_reduce, inner_gather) = (
+            [take(own) for own in messages] for messages in (whole, layers)
+        )
+        count = take(self.layers)
+        layer_reduce, layer_gather = inner_reduce / count, inner_gather / count
+        gathers_again = take(s.zero > 2)
+        scattered = take(s.scattered)
         again = np.where(gathers_again, layer_gather, 0.0)
         forward, backward = (
-            ShardedPass(one.embeddings, one.layer, one.head, self.layers) for one in self.passes
+            ShardedPass(take(one.embeddings), take(one.layer), take(one.head), count)
+            for one in self.passes
         )
         alone = [own.alone for own in (forward, backward)]
         # copies of shards ahead of the first two messages, and sums of the last shards, run beside
         # a message that the next pass waits for
-        ahead = self.copy_ahead("layers")
-        first_copies = self.copy_ahead("ends") + ahead
-        later = (self.micro - 1.0) / self.micro
-        beside_gradients = np.where(s.scattered, later * first_copies, 0.0)
-        sums = np.where(s.scattered, self.added_ends, 0.0)
+        ahead = take(self.copy_ahead("layers"))
+        ahead_of_ends = take(self.copy_ahead("ends"))
+        micro = take(self.micro)
+        later = (micro - 1.0) / micro
+        beside_gradients = np.where(scattered, later * (ahead_of_ends + ahead), 0.0)
+        sums = np.where(scattered, take(self.added_ends), 0.0)
         forward = forward._replace(
-            first=forward.first + gather_ends - self.copy_ahead("ends"),
-            layer=forward.layer + gather,
+            first=forward.first + gather_ends - ahead_of_ends, layer=forward.layer + gather
         )
         gathering, left = time_gathering_forward(
             forward, gathered - inner_gather, layer_gather, again, ahead, contention
         )
-        gathering = gathering + first_copies - ahead - beside_gradients
+        gathering = gathering + ahead_of_ends - beside_gradients
         backward = backward._replace(
             first=backward.last,
             last=backward.first - sums,
-            layer=backward.layer + self.copied_again + np.where(gathers_again, regather, 0.0),
+            layer=backward.layer + copied_again + np.where(gathers_again, regather, 0.0),
         )
         scattering = time_scattering_backward(
             backward,
@@ -637,13 +653,13 @@ class _Iterations:
             layer_reduce,
             again,
             left,
-            scatter - self.copied_again,
+            scatter - copied_again,
             scatter_ends,
             sums + beside_gradients,
             contention,
         )
-        reduced, gathered, _ = self.count_rounds()
-        return np.asarray(gathered * (gathering - alone[0]) + reduced * (scattering - alone[1]))
+        reduced, gathers = (take(often) for often in self.count_rounds()[:2])
+        return np.asarray(gathers * (gathering - alone[0]) + reduced * (scattering - alone[1]))
 
 
 class _Borders(NamedTuple):

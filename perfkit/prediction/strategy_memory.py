@@ -161,7 +161,10 @@ def _list_candidates(
     def find(phase: str, region: str) -> tuple[Array, Array]:
         """Activations and new gradients at the fullest moment of a segment."""
         key = f"{phase}.{region}"
-        activations = parts[f"activations.sum.{key}"].copy()
+        activations = parts[f"activations.sum.{key}"]
+        if phase == "forward":
+            return activations, none
+        activations = activations.copy()
         gradients = parts[f"gradients.sum.{key}"].copy()
         for place, when in enumerate(UNTIL):
             held = later[place]
