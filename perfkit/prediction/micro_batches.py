@@ -14,7 +14,7 @@ from perfkit.prediction.kept import find_moments, find_saved, list_lives
 from perfkit.prediction.ranks import RankTimes, price_group
 from perfkit.prediction.replicas import Gradient, time_buckets
 from perfkit.workloads.blocks import Cut, record_part
-from perfkit.workloads.execution import execute
+from perfkit.workloads.execution import HANDED, execute
 from perfkit.workloads.graph import COLUMN, FEATURES, Graph
 from perfkit.workloads.iteration import fill_buckets
 from perfkit.workloads.strategy import Strategy
@@ -134,12 +134,11 @@ def _hand_weights_to_regions(graph: Graph) -> Graph:
     # each weight has a sum of gradients
     weights = [int((own & (names == "add_")).sum()) for own in regions]
     for phase in ("forward", "backward"):
-        for_weights = (phases == phase) & (bare > 0) & np.logical_or.reduce(regions)
-        total = bare[for_weights].sum()
+        for_weights = (phases == phase) & (bare > 0)
         for own, count in zip(regions, weights, strict=True):
             rows = for_weights & own
             if rows.any():
-                bare[rows] = total * count / sum(weights) / rows.sum()
+                bare[rows] = HANDED * count / rows.sum()
     return replace(graph, features=features)
 
 
@@ -209,18 +208,18 @@ def price_micro_batch(
     out["update"] = seconds[updates].sum(axis=0) / sum(weights.values())
     out["update.host"] = host[updates].sum()
     out["packing"] = seconds[modules == "exchange.whole"].sum(axis=0) / sum(weights.values())
-    for unit in ("ends", "layers"):
-        sums = (modules == f"exchange.scatter.{unit}") & added
+    # sums and casts of gradients that hooks of FSDP run
+    compiled = graph.execution == "compiled"
+    hosts = [_price_in_hook(variant, platform, compiled) for variant in ("add_", "_to_copy")]
+    for unit, regions in (("layers", ("layers",)), ("ends", ("embeddings", "head"))):
+        sums = added & np.logical_or.reduce([np.char.startswith(modules, own) for own in regions])
         out[f"added.{unit}.fixed"] = fixed[sums].sum()
         out[f"added.{unit}.shared"] = seconds[sums].sum(axis=0) - fixed[sums].sum()
-        out[f"added.{unit}.host"] = (host - host_without_sums)[
-            modules == f"exchange.scatter.{unit}"
-        ].sum()
-        widened = modules == f"exchange.widen.{unit}"
-        out[f"widened.{unit}"] = seconds[widened].sum(axis=0)
-        out[f"widened.{unit}.host"] = host[widened].sum()
+        out[f"added.{unit}.host"], widened = (sums.sum() * host_time for host_time in hosts)
+        out[f"widened.{unit}"] = out["narrow"] * sum(weights[own] for own in regions)
+        out[f"widened.{unit}.host"] = widened if narrow.any() else 0.0
     for way in EXCHANGED:
-        own = (modules == f"exchange.{way}") & ~added
+        own = modules == f"exchange.{way}"
         shards = own & np.isin(names, ON_SHARDS)
         sums = own & (names == "chunk_cat")
         out[way] = seconds[own & ~shards].sum(axis=0) + fixed[shards].sum()
@@ -280,6 +279,16 @@ def _price_call(platform: Platform) -> float:
     label = ("all_to_all", "collective", "all_to_all", "forward", "")
     call = Graph((label,), _CALL, np.zeros((0, 4)))
     return float(np.add(*price_host(call, platform))[0])
+
+
+def _price_in_hook(variant: str, platform: Platform, compiled: bool) -> float:
+    """Time in which the host launches an elementwise kernel from a hook, without a call [s]."""
+    launches = np.isin(FEATURES, "launches").astype(float)[np.newaxis]
+    label = (variant, "elementwise", variant, "backward", "")
+    graph = Graph((label,), launches, np.zeros((0, 4)))
+    if compiled:
+        graph = replace(graph, execution="compiled")
+    return float(np.add(*price_host(graph, platform))[0])
 
 
 def _price_buckets(

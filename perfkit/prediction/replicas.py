@@ -107,13 +107,13 @@ class ShardedPass(NamedTuple):
         return self.first + self.layers * self.layer + self.last
 
 
-def _slow_down(kernels: Array, message: Array, contention: float) -> Array:
+def _slow_down(kernels: Array, message: Array, contention: Any) -> Array:
     """Time of kernels beside a message that begins with them [s]."""
-    all_beside = kernels / max(1.0 - contention, 1e-9)
+    all_beside = kernels / np.maximum(1.0 - contention, 1e-9)
     return np.asarray(kernels + contention * np.minimum(message, all_beside))
 
 
-def _wait_for_both(kernels: Array, message: Array, contention: float) -> Array:
+def _wait_for_both(kernels: Array, message: Array, contention: Any) -> Array:
     """Time of kernels and of a message that begins with them [s]."""
     return np.maximum(message, _slow_down(kernels, message, contention))
 
@@ -124,7 +124,7 @@ def time_gathering_forward(
     layer: Array,
     again: Array,
     copies: Array,
-    contention: float,
+    contention: Any,
 ) -> tuple[Array, Array]:
     """Time of a forward pass that gathers the weights of all units, and what it leaves of a message
     for the backward pass [s].
@@ -157,7 +157,7 @@ def time_scattering_backward(
     packing: Array,
     last_packing: Array,
     beside: Array,
-    contention: float,
+    contention: Any,
 ) -> Array:
     """Time of a backward pass that reduces the gradients of all units, and gathers weights again
     [s].

@@ -97,6 +97,14 @@ class _Table:
             )
         return self.known[key]
 
+    def call_before(self, row: int, bare: float) -> int:
+        """Row of an operation with more calls without a kernel before it."""
+        if (key := (row, "bare", bare)) not in self.known:
+            sizes = self.features[row].copy()
+            sizes[COLUMN["bare"]] += bare
+            self.known[key] = self._add(self.labels[row], sizes, self.traffic[row], row)
+        return self.known[key]
+
     def send(self, operation: str, phase: str, module: str, nbytes: Any, group: int) -> int:
         """Row of a collective."""
         if (key := (operation, phase, module, float(nbytes), group)) not in self.known:
@@ -206,14 +214,35 @@ class _Maker:
             if s.scattered:
                 held = [table.copy(row, "backward", 1.0 / self.owners) for row in rows[added]]
                 rows[added] = held
-            # gradients of the first micro-batch are added to nothing
-            rows = rows[(late == (phase == "weights")) & ~(added & first)]
-            if first and phase == "backward" and s.zero == 1 and self.micro > 1:
-                rows = np.append(rows, self.copy_exchange("widen", region, "backward"))
+            # gradients of a single micro-batch are added to nothing; those of the first of several
+            # too, but to the zeros of buffers where there are several stages
+            plain = first and (self.micro == 1 or s.pp == 1)
+            rows = self.leave_out_sums(rows, added & plain, late == (phase == "weights"))
+            if plain and phase == "backward" and s.zero == 1 and self.micro > 1:
+                # PyTorch casts the first gradients of those that it adds up
+                narrow = self.table.find("exchange.narrow", "update")
+                share = self.weights[region] / sum(self.weights.values())
+                casts = [self.table.copy(row, "backward", share) for row in narrow]
+                rows = np.append(rows, casts)
             rows = rows.astype(int)
         return (
             self.exchange(rows, phase) if inside and phase != "weights" else table.make_block(rows)
         )
+
+    def leave_out_sums(self, rows: Array, sums: Array, chosen: Array) -> Array:
+        """The chosen rows without some sums of gradients; the calls without a kernel before these
+        are made before the next operation."""
+        kept = []
+        bare = 0.0
+        for row, is_sum, is_chosen in zip(rows.tolist(), sums, chosen, strict=True):
+            if not is_chosen:
+                continue
+            if is_sum:
+                bare += float(self.table.features[row][COLUMN["bare"]])
+                continue
+            kept.append(self.table.call_before(row, bare) if bare else row)
+            bare = 0.0
+        return np.array(kept, dtype=int)
 
     def copy_exchange(self, way: str, region: str, phase: str) -> list[int]:
         """Rows of what replicas that share states do around a message of a region, in a phase; see
@@ -227,8 +256,6 @@ class _Maker:
         rows = []
         for row, label in enumerate(self.table.labels[: self.table.recorded]):
             if label[4] == f"exchange.{way}.{unit}" and label[1] != "collective":
-                if label[0] == "add_":
-                    continue
                 factor = part * (shard if label[0] in ON_SHARDS else 1.0)
                 if label[0] == "chunk_cat" and not self.sizes.straight:
                     factor *= float(self.sizes.widened)

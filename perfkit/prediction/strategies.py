@@ -149,12 +149,14 @@ class _Iterations:
     def add_gradients(self) -> None:
         """Add the sums of gradients over micro-batches to the backward pass, in the mean of these.
 
-        Those of the first micro-batch are added to nothing. A rank adds up its shards alone where
+        Those of the first micro-batch are added to nothing, but those of several stages to zeros,
+        as to the buffers of Megatron-LM. A rank adds up its shards alone where
         gradients are reduced with each micro-batch.
         """
         s, parts, sizes = self.s, self.parts, self.sizes
-        adds = (self.micro - 1.0) / self.micro
-        first = np.where(self.micro > 1, 1.0 / self.micro, 0.0)
+        several = np.where(self.micro > 1, 1.0, 0.0)
+        adds = np.where(s.pp > 1, several, (self.micro - 1.0) / self.micro)
+        first = np.where(s.pp > 1, 0.0, several / self.micro)
         experts = sizes.experts / parts["layers.weights"]
         shares = {
             "layers": (1.0 - experts) / s.owners + experts / sizes.sharers,
@@ -168,7 +170,7 @@ class _Iterations:
             if unit == "ends":
                 part = parts[f"{region}.weights"] / np.maximum(ends, 1.0)
             # PyTorch casts the first gradients of those that it adds up before it reduces them
-            casts = np.where((s.zero == 1) & (self.micro > 1), first, 0.0) * part
+            casts = np.where(s.zero == 1, first, 0.0) * part
             whole = adds * parts[f"{region}.added"] + casts * parts[f"widened.{unit}"]
             host = adds * parts[f"{region}.host.added"] + casts * parts[f"widened.{unit}.host"]
             shards = parts[f"added.{unit}.fixed"] + parts[f"added.{unit}.shared"] * shares[unit]
@@ -287,12 +289,7 @@ class _Iterations:
         """Time that hosts add to each pass of devices [s]."""
         often = [each / self.micro for each in self.count_rounds()]
         copied = self.copy(often[0], *often)
-        called = (
-            2.0
-            * sum(often)
-            * (self.layers + 2.0)
-            * np.where(self.s.dp * self.s.cp > 1, self.parts["call"], 0.0)
-        )
+        called = self.count_exchange_host(*often)
         filled = 1.0 + copied / np.maximum(sum(devices), _TINY)
         grown = 1.0 + called / np.maximum(sum(hosts), _TINY)
         apart = []
@@ -379,19 +376,24 @@ class _Iterations:
     def count_host(self) -> Array:
         """Time of the host in an iteration of a single stage [s]."""
         s, parts = self.s, self.parts
-        reduced, gathered, again = self.count_rounds()
-        shards = np.zeros(len(self.micro))
-        for way, often in (("scatter", reduced), ("gather", gathered), ("regather", again)):
-            shards = shards + often * self.layers * parts[f"{way}.layers.host"]
-            if way != "regather":
-                shards = shards + often * parts[f"{way}.ends.host"]
-        # a copy in, a message and a copy out of a layer
-        whole = 3.0 * (self.layers + 2.0) * parts["call"]
-        replicas = np.where(s.zero > 0, shards, np.where(s.replicated, 0.0, whole))
-        replicas = np.where(s.dp * s.cp > 1, replicas, 0.0)
+        replicas = self.count_exchange_host(*self.count_rounds())
+        replicas = np.where(s.replicated & s.overlap, parts["buckets.host"], replicas)
         passes = self.micro * self.pass_hosts
         update = parts["update.host"] + np.where(s.zero > 0, 0.0, parts["narrow.host"])
-        return np.asarray(passes + replicas + parts["buckets.host"] + update)
+        return np.asarray(passes + replicas + update)
+
+    def count_exchange_host(self, reduced: Array, gathered: Array, again: Array) -> Array:
+        """Time of the host for messages of replicas and the copies around them, for a number of
+        each [s]."""
+        s, parts = self.s, self.parts
+        shards = self.layers * again * parts["regather.layers.host"]
+        for way, often in (("scatter", reduced), ("gather", gathered)):
+            layers = self.layers * parts[f"{way}.layers.host"]
+            shards = shards + often * (layers + parts[f"{way}.ends.host"])
+        # a copy in, a message and a copy out
+        whole = 3.0 * reduced * (self.layers + 2.0) * parts["call"]
+        host = np.where(s.zero > 0, shards, whole)
+        return np.asarray(np.where(s.dp * s.cp > 1, host, 0.0))
 
     def share_experts(self) -> Array:
         """Time of an all_to_all of the tokens of a layer among ranks that share experts [s]."""
@@ -589,27 +591,29 @@ class _Iterations:
         chosen = np.flatnonzero((s.pp == 1) & s.overlap & (s.zero > 0))
         if len(chosen):
             time[chosen] = self.share_alone(
-                chosen, (reduce, gather), (inner_reduce, regather)
+                chosen, kernels, (reduce, gather), (inner_reduce, regather)
             )
         return np.asarray(np.where(s.replicated & s.overlap, self.parts["buckets"], time))
 
     def share_alone(
         self,
         chosen: np.ndarray,
+        kernels: Array,
         whole: tuple[Array, Array],
         layers: tuple[Array, Array],
     ) -> Array:
         """Time that messages of shards and the copies around them add to the passes of a single
         stage, for the chosen strategies [s].
 
-        `whole` and `layers` are the messages of all gradients and of all weights, and those of
-        layers among them [s].
+        `kernels` is their share of a pass; `whole` and `layers` are the messages of all gradients
+        and of all weights, and those of layers among them [s].
         """
 
         def take(values: Any) -> Array:
             return np.broadcast_to(values, len(self.micro))[chosen]
 
-        s, contention = self.s, self.contention
+        s = self.s
+        contention = self.contention * take(kernels)
         scatter, scatter_ends = (take(own) for own in self.exchanges["scatter"])
         gather, gather_ends = (take(own) for own in self.exchanges["gather"])
         regather = take(self.exchanges["regather"][0])

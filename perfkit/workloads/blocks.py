@@ -463,9 +463,6 @@ def _exchange_shards(tape: Tape, model: Any, wide: int) -> None:
     own = [weight for weight in tape.shards if weight.layer < 0]
     units = Units(tape, tape.trained, 1, "fsdp", wide, summed)
     names = {-1: "ends", 0: "layers"} if own else {0: "layers"}
-    tape.kept = {
-        shard: tape.tensor(*shard.shape, itemsize=shard.itemsize) for shard in tape.shards.values()
-    }
     for unit, name in names.items():
         tape.phase, tape.opened, tape.module = "forward", 0, f"exchange.gather.{name}"
         units.launch(unit, unit)
@@ -475,11 +472,10 @@ def _exchange_shards(tape: Tape, model: Any, wide: int) -> None:
     units.launch(0, 0)
     units.unpack(0, -1)
     for unit, name in names.items():
-        for module in ("widen", "scatter"):
-            tape.opened, tape.module = 2, f"exchange.{module}.{name}"
-            for weight in units.weights[unit]:
-                tape.gradients[weight] = tape.tensor(*weight.shape)
-            units.reduce(unit, done=module == "scatter")
+        tape.opened, tape.module = 2, f"exchange.scatter.{name}"
+        for weight in units.weights[unit]:
+            tape.gradients[weight] = tape.tensor(*weight.shape)
+        units.reduce(unit, True)
 
 
 def record_part(
@@ -514,7 +510,7 @@ def record_part(
         computed (``exchange.fill``, ``exchange.empty``); or the unit of a layer and that of all
         other weights, as if a single rank held all shards (``exchange.gather.layers``,
         ``exchange.gather.ends``, ``exchange.regather.layers``, ``exchange.scatter.layers``,
-        ``exchange.scatter.ends``, and ``exchange.widen`` for gradients that are not yet reduced);
+        ``exchange.scatter.ends``);
         besides a copy of all gradients (``exchange.whole``), and, with mixed precision that is not
         autocast, of all weights that were updated (``exchange.narrow``).
     weights : dict of str to array

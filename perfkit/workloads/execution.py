@@ -34,7 +34,7 @@ _IN_HOOKS = frozenset(
 _SUMS = frozenset(["sum", "mean", "amax", "amin", "prod", "norm", "linalg_vector_norm"])
 #: Calls without a kernel that each weight costs the host in a pass of compiled code [-];
 #: docs/formulas.md, table 6.1.
-_HANDED = 2.0
+HANDED = 2.0
 
 
 @dataclass(eq=False)
@@ -305,7 +305,7 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
         graph.accesses[rows, 1] for rows in (~updates, updates & (graph.accesses[:, 3] > 0))
     )
     # weights are what earlier operations read and the update writes
-    handed = _HANDED * len(np.intersect1d(read, written))
+    handed = HANDED * len(np.intersect1d(read, written))
     for rows in calls:
         if rows:
             features[rows, _HOST[2]] = handed / len(rows)
