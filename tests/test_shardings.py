@@ -35,6 +35,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.Extr
 SHARDINGS = ("ddp", "zero1", "zero2", "fsdp")
 #: Largest difference of the time of the same program on the same platform [-].
 SAME_TIME = 0.04
+#: Largest difference of its memory [-].
+SAME_MEMORY = 0.03
 HALF: dict[str, Any] = {"dtype": "bf16", "mixed": True}
 
 
@@ -87,11 +89,10 @@ def test_a_sharding_of_the_builder_is_the_strategy_of_the_same_ranks(
     batch = 64 * int(changes.get("accumulate", 1))
     model = Transformer.gpt2(batch=batch, dtype="bf16", mixed=mixed, **changes)
     built, events, closed = compare(model, sharding)
-    assert events.time == pytest.approx(built.time, rel=SAME_TIME)
+    assert events.time == built.time
     assert closed["time"] == pytest.approx(built.time, rel=SAME_TIME)
-    # streams of their own and the loss of a large vocabulary are counted more carefully
-    assert 0.75 <= built.memory().total / closed["needs"] <= 1.1
-    assert events.memory().total == pytest.approx(closed["needs"])
+    assert events.memory().parts == built.memory().parts
+    assert closed["needs"] == pytest.approx(built.memory().total, rel=SAME_MEMORY)
     flops = [
         sum(lane.graph.model_flops for lane in each._timeline.lanes) for each in (built, events)
     ]

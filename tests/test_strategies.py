@@ -89,13 +89,8 @@ def test_replicas_take_what_the_event_loop_takes() -> None:
             wanted = predict(model, "a100-sxm-8", ranks=8, execution=execution)
             found = price(model, strategy, execution=execution)
             ratios.append(found["time"] / wanted.time)
-            # streams of their own reserve gradients that are shared, and what is gathered of
-            # embeddings
-            own = (4 if model.mixed else 2) * 1.32e9 / 8 + 2 * (50257 + 1024) * 2048
-            assert found["needs"] == pytest.approx(
-                wanted.memory().total + (zero > 0) * own, rel=0.3
-            )
-    assert np.abs(np.log(ratios)).max() < 0.04 and np.abs(np.log(ratios)).mean() < 0.02, ratios
+            assert found["needs"] == pytest.approx(wanted.memory().total, rel=0.03)
+    assert np.abs(np.log(ratios)).max() < 0.03 and np.abs(np.log(ratios)).mean() < 0.01, ratios
 
 
 def test_products_of_all_layouts_err_together() -> None:
@@ -244,9 +239,9 @@ def test_experts_are_shared_and_tokens_go_to_them() -> None:
     assert shared["experts"] == pytest.approx(
         32 * 4 * where.collective("all_to_all", nbytes, ranks=8).time
     )
-    # of weights and gradients that a rank no longer holds
+    # of gathered weights that a rank no longer holds, and a little of the gradients of a layer
     numbers = 7 / 8 * 32 * 8 * 3 * 4096 * 14336
-    assert alone["needs"] - shared["needs"] == pytest.approx(2 * 2 * numbers, rel=0.1)
+    assert alone["needs"] - shared["needs"] == pytest.approx(2 * numbers, rel=0.15)
     assert shared["replicas"] < 0.5 * alone["replicas"]
     assert dropped["experts"] > 1.3 * shared["experts"] and dropped["work"] > 1.2 * shared["work"]
     assert dropped["needs"] > shared["needs"]
@@ -312,7 +307,8 @@ def test_heads_or_keys_go_round_and_shards_stay_near() -> None:
         for n in (8, 64)
     )
     near += take("all_reduce", 8, "rail", 8)
-    assert hybrid["replicas"] - whole["replicas"] == pytest.approx(near - far, rel=1e-6)
+    # with fewer ranks the copies of shards take a little longer
+    assert hybrid["replicas"] - whole["replicas"] == pytest.approx(near - far, rel=0.1)
 
 
 @pytest.mark.parametrize(

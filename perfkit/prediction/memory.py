@@ -176,9 +176,7 @@ def _list_events(lives: np.ndarray) -> np.ndarray:
     return events.T[np.argsort(events[0], kind="stable"), 1:]
 
 
-def list_peaks(
-    graph: Graph, kinds: np.ndarray, sizes: Array, *, accelerator: bool
-) -> list[Array]:
+def list_peaks(graph: Graph, kinds: np.ndarray, sizes: Array, *, accelerator: bool) -> list[Array]:
     """Moments of an iteration, one of which needs the most memory whatever the sizes are, for each
     stream of a GPU.
 

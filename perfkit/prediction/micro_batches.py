@@ -89,9 +89,7 @@ class MicroBatch(NamedTuple):
     weights: dict[str, Array]
 
 
-def record_micro_batch(
-    model: Transformer, s: Strategy, execution: str | None
-) -> MicroBatch:
+def record_micro_batch(model: Transformer, s: Strategy, execution: str | None) -> MicroBatch:
     """Record what a rank does, see `perfkit.workloads.blocks.record_part`: odd sizes first, then
     those of strategies.
 
@@ -255,7 +253,7 @@ def price_micro_batch(
     return {name: np.broadcast_to(values, seconds.shape[1])[1:] for name, values in out.items()}
 
 
-def _price_host_without(graph: Graph, left_out: Array, platform: Platform) -> Array:
+def _price_host_without(graph: Graph, left_out: np.ndarray, platform: Platform) -> Array:
     """Time of the host for each operation, if some are left out [s]: 0 for these.
 
     Calls without a kernel before them are made before the next operation.
@@ -295,7 +293,7 @@ def _price_buckets(
     model: Transformer,
     platform: Platform,
     s: Strategy,
-    several: Array,
+    several: np.ndarray,
     graph: Graph,
     seconds: Array,
     host: Array,
@@ -346,8 +344,8 @@ def _price_buckets(
                 gradients.append(gradient)
             waiting = waiting + rest[region]
     buckets = fill_buckets([own.nbytes for own in gradients])
-    nbytes = np.array([sum(own.nbytes for own in gradients[bucket]) for bucket in buckets])
-    sizes = np.broadcast_to(nbytes[:, np.newaxis], (len(buckets), len(replicas)))
+    in_bucket = np.array([sum(own.nbytes for own in gradients[bucket]) for bucket in buckets])
+    sizes = np.broadcast_to(in_bucket[:, np.newaxis], (len(buckets), len(replicas)))
     messages = price_messages(
         platform, "all_reduce", sizes, np.broadcast_to(replicas, sizes.shape), 1
     )

@@ -139,9 +139,7 @@ def time_gathering_forward(
     Nothing but these copies hides the first message. The layers are gathered one after another, two ahead of their pass: either messages or kernels
     set the pace.
     """
-    paces = np.maximum(kernels.layers - 1.0, 0.0) * _wait_for_both(
-        kernels.layer, layer, contention
-    )
+    paces = np.maximum(kernels.layers - 1.0, 0.0) * _wait_for_both(kernels.layer, layer, contention)
     first = _wait_for_both(kernels.first, layer, contention)
     last = _slow_down(kernels.layer + kernels.last, again, contention)
     ends = _wait_for_both(copies, ends, contention)

@@ -193,9 +193,7 @@ class _Maker:
             for phase in _PHASES
             for first in (False, True)
         }
-        self.updates = [
-            row for row in self.table.find("", "update") if not self.is_exchange(row)
-        ]
+        self.updates = [row for row in self.table.find("", "update") if not self.is_exchange(row)]
 
     def is_exchange(self, row: int) -> bool:
         """Whether an operation belongs to messages of replicas."""
@@ -229,7 +227,7 @@ class _Maker:
             self.exchange(rows, phase) if inside and phase != "weights" else table.make_block(rows)
         )
 
-    def leave_out_sums(self, rows: Array, sums: Array, chosen: Array) -> Array:
+    def leave_out_sums(self, rows: np.ndarray, sums: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         """The chosen rows without some sums of gradients; the calls without a kernel before these
         are made before the next operation."""
         kept = []
@@ -261,7 +259,11 @@ class _Maker:
                     factor *= float(self.sizes.widened)
                 rows.append(self.table.copy(row, phase, factor))
                 again = float(self.sizes.reordered) / self.weights["layers"]
-                if label[0] in ("split_with_sizes_copy", "chunk_cat") and unit == "layers" and again:
+                if (
+                    label[0] in ("split_with_sizes_copy", "chunk_cat")
+                    and unit == "layers"
+                    and again
+                ):
                     rows.append(self.table.copy(row, phase, again))
         return rows
 

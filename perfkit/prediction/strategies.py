@@ -166,7 +166,8 @@ class _Iterations:
         #: Sums of shards outside of layers [s].
         self.added_ends = np.zeros(len(self.micro))
         for region in REGIONS:
-            unit, part = ("layers", 1.0) if region == "layers" else ("ends", 0.0)
+            unit = "layers" if region == "layers" else "ends"
+            part: Any = 1.0
             if unit == "ends":
                 part = parts[f"{region}.weights"] / np.maximum(ends, 1.0)
             # PyTorch casts the first gradients of those that it adds up before it reduces them
@@ -283,9 +284,7 @@ class _Iterations:
         )
         return np.asarray(np.where(hidden, left, time))
 
-    def join_passes(
-        self, devices: Sequence[Array], hosts: Sequence[Array]
-    ) -> list[Array]:
+    def join_passes(self, devices: Sequence[Array], hosts: Sequence[Array]) -> list[Array]:
         """Time that hosts add to each pass of devices [s]."""
         often = [each / self.micro for each in self.count_rounds()]
         copied = self.copy(often[0], *often)
@@ -546,8 +545,8 @@ class _Iterations:
             ("all_reduce", s.dp * s.cp // ranks, ranks, shared),
         )
         sent = [_send(self, name, sizes.summed, *how) for name, *how in ways]
-        reduce = sum(sum(own) for own in sent)
-        inner_reduce = sum(own[0] + own[2] for own in sent)
+        reduce = np.sum([own.sum(axis=0) for own in sent], axis=0)
+        inner_reduce = np.sum([own[0] + own[2] for own in sent], axis=0)
         inner, whole, routed = _send(self, "all_gather", sizes.itemsize, shared)
         gather, regather = inner + whole + routed, inner + routed
         # breadth-first: the gradients of a chunk hide behind all passes of the next one, those of

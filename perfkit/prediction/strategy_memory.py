@@ -1,6 +1,6 @@
 """Memory of strategies: what the fullest rank holds, for many strategies at once."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ def measure_strategies(
     s: Strategy,
     sizes: Sizes,
     parts: Mapping[str, Array],
-    stages: tuple[Array, Array, Array],
+    stages: Sequence[Array],
     all_weights: Array,
     owners: Array,
 ) -> dict[str, Array]:
@@ -57,7 +57,7 @@ def measure_strategies(
         Sizes of a micro-batch.
     parts : mapping of str to array
         What `perfkit.prediction.micro_batches.price_micro_batch` finds.
-    stages : tuple of array
+    stages : sequence of array
         Layers of the first stage, of the largest between the ends, and of the last [-].
     all_weights : array
         Trained numbers of the largest stage [-].
@@ -140,15 +140,15 @@ def _list_candidates(
     s: Strategy,
     sizes: Sizes,
     parts: Mapping[str, Array],
-    stages: tuple[Array, Array, Array],
+    stages: Sequence[Array],
     weights: _Weights,
     sums: Array,
     until: Array,
 ) -> list[_Candidate]:
     """Moments one of which is the fullest."""
     none = np.zeros(len(sums))
-    first_layers, layers, last_layers = stages
-    last_layers = np.where(s.pp > 1, last_layers, layers)
+    layers = stages[1]
+    last_layers = np.where(s.pp > 1, stages[2], layers)
     saved = _save_by_checkpoint(model, s, sizes, parts)
     held = partitions.held_batches(sizes.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks)
     # over a shared vocabulary, a shifted copy and a buffer of exponentials in place of one
@@ -266,7 +266,7 @@ def _hold_messages(
     s: Strategy,
     sizes: Sizes,
     weights: _Weights,
-    stages: tuple[Array, Array, Array],
+    stages: Sequence[Array],
 ) -> Array:
     """What collectives and messages of stages hold through an iteration [B]."""
     layer, ends = sizes.itemsize * weights.layer, sizes.itemsize * weights.ends
