@@ -406,5 +406,8 @@ def join_hosts(rank: RankTimes, whole: Iteration | None) -> RankTimes:
     # the update is not waited for
     rest = [each[marks[-1] + 1 :].sum() for each in (busy, rank.host + rank.spacing)]
     device[-1], host[-1] = device[-1] - rest[0], host[-1] - rest[1]
-    seconds[marks] = join_host(device, host, whole) - device
+    if groups.max(initial=0.0) < PAIRS:  # a single stage waits for no messages
+        seconds[marks] = (join_host(device.sum(), host.sum(), whole) - device.sum()) / len(marks)
+    else:
+        seconds[marks] = join_host(device, host, whole) - device
     return replace(rank, seconds=seconds, host=np.zeros(len(graph)), spacing=np.zeros(len(graph)))

@@ -451,8 +451,9 @@ def predict(
         time_rank(k, c.seconds, own, where, whole)
         for k, c, own in zip(kinds, costs, durations, strict=True)
     ]
-    staged = strategy is not None and strategy.pp > 1
-    if staged:  # hosts of stages wait for messages in every pass
+    # hosts of ranks that share layers or sequences join their devices where a graph says so
+    staged = strategy is not None and ("host", "host") in kinds[0].graph.kernels
+    if staged:
         times = [join_hosts(own, whole) for own in times]
     error = uncertainty.find_host_error(where, kinds[0].graph.execution)
     overlap = where.context.overlap

@@ -213,8 +213,8 @@ class _Maker:
                 held = [table.copy(row, "backward", 1.0 / self.owners) for row in rows[added]]
                 rows[added] = held
             # gradients of a single micro-batch are added to nothing; those of the first of several
-            # too, but to the zeros of buffers where there are several stages
-            plain = first and (self.micro == 1 or s.pp == 1)
+            # too, but to the zeros of buffers where ranks share layers or sequences
+            plain = first and (self.micro == 1 or bool(s.alone))
             rows = self.leave_out_sums(rows, added & plain, late == (phase == "weights"))
             if plain and phase == "backward" and s.zero == 1 and self.micro > 1:
                 # PyTorch casts the first gradients of those that it adds up
@@ -453,7 +453,7 @@ class _Maker:
             program.wait(*program.given.pop(unit, ()))
             program.run(self.passes[unit[0], step.phase, step.micro == 0], unit[1])
             # the host joins before it waits
-            if step.phase != "weights" and s.pp > 1 and unit == order[-1]:
+            if step.phase != "weights" and (s.pp == 1 or unit == order[-1]):
                 program.run(self.table.late[step.phase])
             whole = step.phase == (
                 "weights" if s.schedule == "zero_bubble" and unit[0] == "layers" else "backward"

@@ -149,14 +149,14 @@ class _Iterations:
     def add_gradients(self) -> None:
         """Add the sums of gradients over micro-batches to the backward pass, in the mean of these.
 
-        Those of the first micro-batch are added to nothing, but those of several stages to zeros,
-        as to the buffers of Megatron-LM. A rank adds up its shards alone where
+        Those of the first micro-batch are added to nothing, but where ranks share layers or
+        sequences to zeros, as to the buffers of Megatron-LM. A rank adds up its shards alone where
         gradients are reduced with each micro-batch.
         """
         s, parts, sizes = self.s, self.parts, self.sizes
         several = np.where(self.micro > 1, 1.0, 0.0)
-        adds = np.where(s.pp > 1, several, (self.micro - 1.0) / self.micro)
-        first = np.where(s.pp > 1, 0.0, several / self.micro)
+        adds = np.where(s.alone, (self.micro - 1.0) / self.micro, several)
+        first = np.where(s.alone, several / self.micro, 0.0)
         experts = sizes.experts / parts["layers.weights"]
         shares = {
             "layers": (1.0 - experts) / s.owners + experts / sizes.sharers,
@@ -193,10 +193,10 @@ class _Iterations:
         narrow = np.where(self.s.zero > 0, 0.0, self.parts["narrow"])
         shards = np.where(self.s.zero > 0, self.average(), 1)
         terms["update"] = (self.parts["update"] + narrow) * weights / shards
-        # the host of a single stage waits for nothing: it and its device join once
+        # the host of a whole replica waits for nothing: it and its device join once
         device = sum(terms.values())
         joined = join_host(device, self.count_host(), self.whole)
-        terms["host"] = np.where(self.s.pp > 1, terms["host"], joined - device)
+        terms["host"] = np.where(self.s.alone, joined - device, terms["host"])
         time: Any = sum(terms.values())
         rest: Any = (
             sum(terms[name] for name in ("tensor", "context", "experts", "stages", "replicas"))
@@ -295,12 +295,15 @@ class _Iterations:
         for device, host in zip(devices, hosts, strict=True):
             joined = join_host(filled * device, grown * host, self.whole)
             apart.append(np.asarray(joined - filled * device))
-        return apart
+        together = join_host(sum(devices) + copied, sum(hosts) + called, self.whole)
+        return apart, np.asarray(together - copied - sum(devices))
 
     def add_hosts(self, devices: Sequence[Array], hosts: Sequence[Array]) -> Array:
-        """Time that hosts add to the passes of devices [s], pass by pass, as these wait for
-        messages; none for a single stage, see `count_host`."""
-        return np.asarray(np.where(self.s.pp > 1, sum(self.join_passes(devices, hosts)), 0.0))
+        """Time that hosts add to the passes of devices [s]: pass by pass where these wait for
+        messages, else in all; none for whole replicas, see `count_host`."""
+        apart, together = self.join_passes(devices, hosts)
+        shared = np.where(self.s.pp > 1, sum(apart), together)
+        return np.asarray(np.where(self.s.alone, 0.0, shared))
 
     def count_passes(self) -> tuple[Array, Array]:
         """Chunks of a stage, in units of the largest one; and for how many micro-batches of a stage
@@ -812,7 +815,7 @@ def _list_stages(
                 device, host = device + one.head, host + one.head_host
             devices.append(device)
             hosts.append(host)
-        late = own.join_passes(devices, hosts)
+        late, _ = own.join_passes(devices, hosts)
         forward, backward = (
             np.where(layers > 0, d + h, 0.0) for d, h in zip(devices, late, strict=True)
         )

@@ -207,9 +207,7 @@ def _list_candidates(
     activations, gradients = find("backward", "layers")
     candidates.append(_Candidate(activations, sums + gradients + inner_gradients, at_end, none))
     activations, gradients = find("backward", "embeddings")
-    candidates.append(
-        _Candidate(activations, sums + gradients + inner_gradients, ends_to_the_end, none)
-    )
+    candidates.append(_Candidate(activations, sums + gradients + inner_gradients, none, none))
     # gradients of a unit and the copy that is reduced
     activations, gradients = find("packing", "layers")
     packed = np.where(until == 1, sizes.summed * weights.layer, 0.0)

@@ -296,7 +296,8 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
             opens_call = not calls[-1]
             features[row, _HOST] = (min(features[row, _HOST[0]], 1.0), opens_call, 0.0)
             calls[-1].append(row)
-        elif labels[row][0] == "add_":  # its `AccumulateGrad` is among the calls of the weights
+        elif labels[row][1] == "elementwise" and labels[row][3] in phases:
+            # `AccumulateGrad` is among the calls of the weights
             features[row, _HOST[2]] = 0.0
     updates = np.array([label[3] == "update" for label in graph.labels])[
         graph.accesses[:, 0].astype(int)

@@ -142,8 +142,13 @@ class Strategy:
     @property
     def replicated(self) -> Any:
         """Whether ranks share nothing but the batch, as with DistributedDataParallel."""
+        return self.alone & np.equal(self.zero, 0)
+
+    @property
+    def alone(self) -> Any:
+        """Whether ranks are replicas of the whole model, with all of it or shards of it."""
         shared = np.maximum(np.maximum(self.tp, self.pp), np.maximum(self.cp, self.ep))
-        return np.equal(shared, 1) & np.equal(self.zero, 0)
+        return np.equal(shared, 1)
 
     @property
     def scattered(self) -> Any:
