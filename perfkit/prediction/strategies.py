@@ -284,8 +284,11 @@ class _Iterations:
         )
         return np.asarray(np.where(hidden, left, time))
 
-    def join_passes(self, devices: Sequence[Array], hosts: Sequence[Array]) -> list[Array]:
-        """Time that hosts add to each pass of devices [s]."""
+    def join_passes(
+        self, devices: Sequence[Array], hosts: Sequence[Array]
+    ) -> tuple[list[Array], Array]:
+        """Time that hosts add to each pass of devices [s], and to all passes if these did not wait
+        for messages."""
         often = [each / self.micro for each in self.count_rounds()]
         copied = self.copy(often[0], *often)
         called = self.count_exchange_host(*often)

@@ -208,6 +208,18 @@ def _list_candidates(
     candidates.append(_Candidate(activations, sums + gradients + inner_gradients, at_end, none))
     activations, gradients = find("backward", "embeddings")
     candidates.append(_Candidate(activations, sums + gradients + inner_gradients, none, none))
+    # weights that are gathered once are kept for the next micro-batch; the sums of the first one
+    # are only being made
+    kept_weights = (s.zero == 1) & (sizes.micro > 1)
+    made = np.where(sizes.micro > 2, sums, sums - sizes.wide * weights.ends)
+    candidates.append(
+        _Candidate(
+            np.where(kept_weights, activations, 0.0),
+            np.where(kept_weights, made + gradients, 0.0),
+            np.where(kept_weights, all_layers + ends, 0.0),
+            none,
+        )
+    )
     # gradients of a unit and the copy that is reduced
     activations, gradients = find("packing", "layers")
     packed = np.where(until == 1, sizes.summed * weights.layer, 0.0)
