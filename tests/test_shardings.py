@@ -152,7 +152,7 @@ def test_a_single_replica_of_shared_layers_has_nobody_to_share_with() -> None:
     whole, sharded = (
         price(model, Strategy(cp=2, zero=zero, micro_batch=8), "h100-sxm-8") for zero in (0, 3)
     )
-    assert sharded["parameters"] < whole["parameters"]
+    assert sharded["needs"] < whole["needs"]
 
 
 def test_mixed_strategies_have_the_loss_in_fp32() -> None:
@@ -200,7 +200,8 @@ def test_experts_of_fsdp_take_what_explore_said() -> None:
     for experts, least, most in ((2, 40e9, 50e9), (4, 43e9, 54e9), (8, 48e9, 64e9)):
         model = Transformer.gpt2("gpt2-xl", batch=64, experts=experts, top_k=2, **HALF)
         built, _, closed = compare(model, "fsdp")
-        assert least < built.memory().total < closed["needs"] < most
+        assert least < built.memory().total < most
+        assert closed["needs"] == pytest.approx(built.memory().total, rel=SAME_MEMORY)
 
 
 @pytest.mark.parametrize("experts", [0, 2, 4, 8, 12, 16])
@@ -582,7 +583,8 @@ def test_settings_that_a_strategy_replaces_are_not_printed() -> None:
 
 def test_strategies_without_a_row_are_named_with_their_reason() -> None:
     model = Transformer.preset("llama-3-8b", batch=64, **HALF)
-    given = [Strategy(dp=8, zero=3), Strategy(dp=8), Strategy(tp=3), Strategy(tp=8, micro_batch=3)]
+    fitting = Strategy(dp=8, zero=3, checkpoint="full")
+    given = [fitting, Strategy(dp=8), Strategy(tp=3), Strategy(tp=8, micro_batch=3)]
     found = pk.explore(model, "h100-sxm-8", 8, strategies=given)
     assert len(found.table()) == 1 and len(found.left_out) == 3
     text = found.explain()

@@ -72,6 +72,11 @@ class Sizes:
         #: Bytes that this copy moves for a number, over those that it moves where gradients are
         #: copied as they are computed [-].
         self.widened = (self.wide + self.summed) / (self.itemsize + self.summed)
+        #: Bytes that a copy before a reduction and one around a gather move where ranks share layers
+        #: or sequences, relative to a copy of all sums of gradients [-].
+        self.gathered = self.itemsize / self.wide
+        from_new = np.greater(s.zero, 0) & self.straight
+        self.reduced = np.where(from_new, (1.0 + self.gathered) / 2.0, 1.0)
         #: Numbers of the experts of a layer that are copied once more around each message, as ranks
         #: do not divide the experts; and the copies [-].
         divided = (model.experts // s.ep) % self.sharers == 0

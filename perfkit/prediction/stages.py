@@ -14,7 +14,6 @@ from perfkit.platform.platform import Platform
 from perfkit.prediction.memory import HELD
 from perfkit.prediction.micro_batches import (
     CORES,
-    ON_SHARDS,
     PAIRS,
     REGIONS,
     Sizes,
@@ -242,31 +241,6 @@ class _Maker:
             bare = 0.0
         return np.array(kept, dtype=int)
 
-    def copy_exchange(self, way: str, region: str, phase: str) -> list[int]:
-        """Rows of what replicas that share states do around a message of a region, in a phase; see
-        `perfkit.workloads.blocks.record_part`."""
-        unit, part = "layers", 1.0
-        if region != "layers":
-            ends = self.weights["embeddings"] + self.weights["head"]
-            unit, part = "ends", self.weights[region] / ends
-        experts = float(self.sizes.experts) / self.weights["layers"] if unit == "layers" else 0.0
-        shard = (1.0 - experts) / self.owners + experts / self.sharers
-        rows = []
-        for row, label in enumerate(self.table.labels[: self.table.recorded]):
-            if label[4] == f"exchange.{way}.{unit}" and label[1] != "collective":
-                factor = part * (shard if label[0] in ON_SHARDS else 1.0)
-                if label[0] == "chunk_cat" and not self.sizes.straight:
-                    factor *= float(self.sizes.widened)
-                rows.append(self.table.copy(row, phase, factor))
-                again = float(self.sizes.reordered) / self.weights["layers"]
-                if (
-                    label[0] in ("split_with_sizes_copy", "chunk_cat")
-                    and unit == "layers"
-                    and again
-                ):
-                    rows.append(self.table.copy(row, phase, again))
-        return rows
-
     def exchange(self, rows: Array, phase: str) -> _Block:
         """A layer with the messages of ranks that share experts, before it, and sequences, around
         attention."""
@@ -345,17 +319,13 @@ class _Maker:
             sends.append(
                 ("all_reduce", (whole - experts) / (self.owners if s.zero else 1), groups, _ACROSS)
             )
-        if self.owners * groups > 1 and s.zero:
-            way = "gather"
-            if phase == "backward" and region == "layers":
-                way = "regather"
-            if reduces:
-                way = "scatter"
-            program.run(table.make_block(self.copy_exchange(way, region, when)))
-        elif self.owners * groups > 1:
+        if self.owners * groups > 1:
+            copied = whole * float(sizes.reduced if reduces else sizes.gathered)
+            if region == "layers":
+                copied += float(sizes.gathered * sizes.reordered)
             [packing] = self.table.find("exchange.whole", "update")
-            share = whole / sum(self.weights.values())
-            program.run(table.make_block([table.copy(packing, when, share)] * 2))
+            copy = table.copy(packing, when, copied / sum(self.weights.values()))
+            program.run(table.make_block([copy] * (2 if reduces and not s.zero else 1)))
         sent = [
             program.send(table.send(name_, when, name, itemsize * numbers, group), layer)
             for name_, numbers, ranks, group in sends
@@ -426,9 +396,7 @@ class _Maker:
         if self.s.zero:  # experts are shared with fewer others
             routed = float(self.sizes.experts) * regions.count("layers") / whole
             share *= (1.0 - routed) / self.owners + routed / self.sharers
-        rows = [*self.updates]
-        if not self.s.zero:  # shards are cast when they are gathered
-            rows += [row for row in self.table.find("exchange.narrow", "update")]
+        rows = [*self.updates, *self.table.find("exchange.narrow", "update")]
         updates = [self.table.copy(row, "update", share) for row in rows]
         program.run(self.table.make_block(updates))
 

@@ -190,7 +190,8 @@ class _Iterations:
             inside / terms["work"], (terms["work"] + terms["host"]) / inside
         )
         # shards are cast when they are gathered
-        narrow = np.where(self.s.zero > 0, 0.0, self.parts["narrow"])
+        in_gathers = self.s.alone & (self.s.zero > 0)
+        narrow = np.where(in_gathers, 0.0, self.parts["narrow"])
         shards = np.where(self.s.zero > 0, self.average(), 1)
         terms["update"] = (self.parts["update"] + narrow) * weights / shards
         # the host of a whole replica waits for nothing: it and its device join once
@@ -374,8 +375,15 @@ class _Iterations:
         if not inside:
             layers = layers + scatter_ends * reduced + gather_ends * gathered
             weights = self.weights
-        whole = self.parts["packing"] * weights * (packed + reduced)
-        copies = np.where(self.s.zero > 0, layers, whole)
+        # ranks that share layers copy each unit in one piece
+        sizes = self.sizes
+        unpacked = np.where(self.s.zero > 0, 0.0, packed)
+        inner = self.layers * self.parts["layers.weights"] / weights
+        whole = sizes.reduced * reduced + unpacked + sizes.gathered * (gathered + inner * again)
+        reordered = sizes.gathered * self.layers * sizes.reordered / weights
+        whole = whole + reordered * (reduced + gathered + again)
+        whole = whole * self.parts["packing"] * weights
+        copies = np.where(self.s.alone & (self.s.zero > 0), layers, whole)
         return np.asarray(np.where(self.s.dp * self.s.cp > 1, copies, 0.0))
 
     def count_host(self) -> Array:
@@ -395,9 +403,9 @@ class _Iterations:
         for way, often in (("scatter", reduced), ("gather", gathered)):
             layers = self.layers * parts[f"{way}.layers.host"]
             shards = shards + often * (layers + parts[f"{way}.ends.host"])
-        # a copy in, a message and a copy out
-        whole = 3.0 * reduced * (self.layers + 2.0) * parts["call"]
-        host = np.where(s.zero > 0, shards, whole)
+        # a copy and a message
+        whole = 2.0 * (reduced + gathered + again) * (self.layers + 2.0) * parts["call"]
+        host = np.where(s.alone & (s.zero > 0), shards, whole)
         return np.asarray(np.where(s.dp * s.cp > 1, host, 0.0))
 
     def share_experts(self) -> Array:
@@ -593,7 +601,7 @@ class _Iterations:
         beside = np.maximum(1.0 - passes / pieces, 0.0)
         window = window * backward / (1.0 - self.contention)
         time = time + slows * self.contention * beside * kernels * np.minimum(reduce, window)
-        chosen = np.flatnonzero((s.pp == 1) & s.overlap & (s.zero > 0))
+        chosen = np.flatnonzero(s.alone & s.overlap & (s.zero > 0))
         if len(chosen):
             time[chosen] = self.share_alone(
                 chosen, kernels, (reduce, gather), (inner_reduce, regather)
