@@ -10,7 +10,6 @@ import numpy as np
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import check_choice
 from perfkit.workloads.graph import COLUMN, Graph, Label
-from perfkit.workloads.tape import WIDEN
 
 #: Ways to execute an iteration; for each, the ways in which a graph recorded so can be priced.
 EXECUTIONS = {
@@ -29,7 +28,7 @@ _ALONE = frozenset(
 _PADDED = ("tf32", "bf16", "fp16")
 #: Operations that hooks of FSDP run around their collectives, outside of compiled code.
 _IN_HOOKS = frozenset(
-    ["_foreach_copy_", "all_gather_copy_in", "split_with_sizes_copy", "chunk_cat", WIDEN]
+    ["_foreach_copy_", "all_gather_copy_in", "split_with_sizes_copy", "chunk_cat"]
 )
 _SUMS = frozenset(["sum", "mean", "amax", "amin", "prod", "norm", "linalg_vector_norm"])
 #: Calls without a kernel that each weight costs the host in a pass of compiled code [-];

@@ -17,7 +17,7 @@ ITEMSIZE = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 #: Name of the part that one gradient has in the reduction of a bucket.
 PIECE = "piece of a bucket"
 #: Name of the cast of gradients that FSDP adds up before it reduces them.
-WIDEN = "to_accumulated_grad"
+WIDEN = "_to_copy"
 
 
 def check_switches(dtype: str, *, mixed: bool, **others: bool) -> None:
