@@ -193,19 +193,10 @@ def eager_attention(
     k = _regroup(tape, k, width, count, width, sequence, lazy=True)
     scores = tape.record("scale", bmm(tape, copy(tape, q), copy(tape, k)))
     if causal:
-        scores = tape.record("add", scores, _share_mask(tape, sequence))
+        scores = tape.record("add", scores, tape.tensor(sequence, sequence))
     scores = dropout(tape, drop, tape.record("softmax", cast(tape, scores, tape.wide)))
     mixed = bmm(tape, scores, copy(tape, v))
     return copy(tape, _regroup(tape, mixed, width, batch, sequence, hidden), width)
-
-
-def _share_mask(tape: Tape, sequence: Any) -> Tensor:
-    """The mask that all layers add to their scores."""
-    if tape.mask is None:
-        layer, tape.layer = tape.layer, -1
-        tape.mask = tape.tensor(sequence, sequence)
-        tape.layer = layer
-    return tape.mask
 
 
 def _regroup(tape: Tape, x: Tensor, run: Any, *shape: Any, lazy: bool = False) -> Tensor:

@@ -123,7 +123,6 @@ class Tape:
         # number of the module in whose buckets the gradient is reduced
         self.buckets: dict[Tensor, int] = {}
         self.narrowed: dict[Tensor, Tensor] = {}  # the copy that autocast makes for products
-        self.mask: Tensor | None = None  # of causal attention that stores scores, for all layers
         # Operations: label, sizes, layer, and for each tensor its storage, bytes, 1 for a write,
         # and layer.
         self.labels: list[Label] = []
