@@ -459,10 +459,14 @@ def _compose(
             terms={"between nodes": between.time},
             formula=f"on one rail: {between.formula}",
         )
-    elif operation == "all_reduce":
+    elif algorithm == "two_level" and operation == "all_reduce":
         found = _choose_protocol(machine, operation, nbytes, nodes)
+    elif algorithm == "two_level":
+        found = _price_levels(machine, operation, nbytes, nodes)
+    elif algorithm == "flat":
+        found = _price_levels(machine, operation, nbytes, nodes, flat=True)
     else:
-        found = _price_levels(machine, operation, nbytes, nodes, flat=algorithm == "flat")
+        raise ValueError(f"algorithm is {show(algorithm)}; nothing prices it across nodes yet")
     what = f"{operation} on {local * nodes} ranks was not measured"
     note = f"{what}: composed of its shares inside and between {nodes} nodes"
     measured = any(key.algorithm == "rail" for key in _list_fits(machine, operation))

@@ -197,9 +197,11 @@ def _compare_files(rows: Table, what: str) -> tuple[str, ...]:
 def _name_runs(rows: Table) -> Table:
     """Rows whose file says which time it measured their size, if it measured sizes repeatedly."""
     time = pl.int_range(1, pl.len() + 1).over("file", "nbytes", order_by="line")
-    repeated = (time > 1).any().over("file")
-    named = pl.when(repeated).then(pl.format("{} (time {})", "file", time)).otherwise("file")
-    return rows.with_columns(file=named)
+    # a column of its own: before 1.36, polars takes no window inside a window
+    numbered = rows.with_columns(time=time)
+    repeated = (pl.col("time") > 1).any().over("file")
+    name = pl.when(repeated).then(pl.format("{} (time {})", "file", "time")).otherwise("file")
+    return numbered.with_columns(file=name).drop("time")
 
 
 def _choose_dtype(rows: Table) -> str | None:
