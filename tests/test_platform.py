@@ -350,7 +350,7 @@ UNKNOWN = [
     (Path("nowhere"), "nowhere"),
     (None, "platform is None"),
     (["x"], "known are"),
-    ("nul\0.toml", "cannot be read"),
+    ("nul\0.toml", "no name of a file holds"),
 ]
 
 
