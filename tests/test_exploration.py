@@ -189,7 +189,7 @@ def test_perceptrons_are_shared_with_the_best_plans_of_tables() -> None:
         one = predict(large, "a100-sxm-8x2", ranks=16, plan=found.best)
     assert found.best.perceptrons and one.time == pytest.approx(frame["time"][0])
     shown = next(part for heading, part in found.sections() if heading)
-    assert len({*shown["perceptrons"]}) > 1 and "ranks" not in shown.columns
+    assert len({*shown["tables"]}) > 1 and "ranks" not in shown.columns
     copied = frame.filter(pl.col("perceptrons") == "copied")["needs"].min()
     less = explore(large, "a100-sxm-8x2", strategies=found.plans, memory=0.9 * copied).table()
     assert 0 < len(less) < len(frame) and "copied" not in {*less["perceptrons"]}
@@ -223,3 +223,19 @@ def test_what_cannot_be_explored(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         explore(model, "a100-sxm-8", ranks, **changes)
+
+
+@pytest.mark.parametrize(("dtype", "told"), [("fp32", 1), ("bf16", 0), ("tf32", 0)])
+def test_idle_tensor_cores_are_told(dtype: str, told: int) -> None:
+    gpt = pk.Transformer.gpt2(batch=64, sequence=512, dtype=dtype)
+    found = pk.explore(gpt, "a100-sxm-8", 8)
+    assert len(found.warnings) == told
+    assert ("without tensor cores" in found.explain()) == bool(told)
+
+
+def test_warnings_are_those_of_the_best_plan() -> None:
+    found = pk.explore(pk.DLRM(batch=4096), "a100-sxm-8", 8)
+    with keep_quiet():
+        best = pk.predict(pk.DLRM(batch=4096), "a100-sxm-8", ranks=8, plan=found.best)
+    assert found.warnings == best.warnings
+    assert found.warnings

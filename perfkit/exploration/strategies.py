@@ -28,6 +28,7 @@ from perfkit.prediction.accounts import BOUND
 from perfkit.prediction.memory import HELD, find_capacity
 from perfkit.prediction.result import predict
 from perfkit.prediction.strategies import PARTS, price_strategies
+from perfkit.prediction.uncertainty import has_idle_tensor_cores, say_idle_tensor_cores
 from perfkit.sharding.planner import InfeasibleError, shard
 from perfkit.workloads.blocks import UNFUSED
 from perfkit.workloads.dlrm import DLRM
@@ -66,6 +67,8 @@ class Exploration(Tabular):
         Time of the fastest strategy if a rank had twice the memory [s].
     left_out : tuple of str
         Those of the given strategies that have no row, each with its reason.
+    warnings : tuple of str
+        What may be wrong with all strategies, or with the fastest plan of a DLRM.
 
     Examples
     --------
@@ -82,6 +85,7 @@ class Exploration(Tabular):
     plans: tuple[Plan, ...] = ()
     doubled: float = np.inf
     left_out: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def table(self) -> Table:
         """A row for every strategy that fits, the fastest first.
@@ -218,6 +222,7 @@ class Exploration(Tabular):
                 what = f"  {name} {other[name]} instead of {best[name]} ({also}): {share:+.1%}, mostly {grown}"
                 texts.append(what.replace(" ()", ""))
         texts += [f"  left out: {text}" for text in self.left_out]
+        texts += [f"  warning: {text}" for text in self.warnings]
         return "\n".join(texts)
 
     def __repr__(self) -> str:
@@ -366,6 +371,15 @@ def explore(
             if needs > (capacity or np.inf):
                 short = f"{format_bytes(needs)} of {format_bytes(capacity or np.inf)}"
                 left_out.append(f"{_name(one, strategies)} needs {short}")
+    notes: tuple[str, ...] = ()
+    if isinstance(model, DLRM):
+        with keep_quiet():
+            fastest = plans[order[0]]
+            notes = predict(
+                model, where, ranks=fastest.ranks, plan=fastest, execution=execution
+            ).warnings
+    elif model.dtype == "fp32" and has_idle_tensor_cores(where):
+        notes = (say_idle_tensor_cores(where),)
     return Exploration(
         frame,
         len(fits),
@@ -374,6 +388,7 @@ def explore(
         tuple(plans[n] for n in order if plans),
         float(doubled),
         tuple(left_out),
+        notes,
     )
 
 

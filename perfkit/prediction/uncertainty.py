@@ -167,9 +167,7 @@ def list_idle_tensor_cores(lane: Lane, platform: Platform) -> tuple[str, ...]:
     """A note where products take much of the time and do not use the tensor cores of the device,
     which nobody may have chosen."""
     graph = lane.graph
-    peaks = {name: peak.value for name, peak in platform.device.peaks.items()}
-    faster = max(peaks.get("bf16", 0.0), peaks.get("tf32", 0.0)) / peaks.get("fp32", np.inf)
-    if platform.device.kind == "cpu" or faster < 2.0:
+    if not has_idle_tensor_cores(platform):
         return ()
     dtypes = graph.dtypes or (graph.dtype,) * len(graph)
     products = [
@@ -180,15 +178,34 @@ def list_idle_tensor_cores(lane: Lane, platform: Platform) -> tuple[str, ...]:
     share = float(lane.times.seconds[products].sum()) / lane.period if products else 0.0
     if share <= 0.1:
         return ()
-    way = "take dtype='bf16' (mixed=True for autocast) or dtype='tf32'"
+    way = OTHER_FORMATS
     if graph.device:
         way = "capture it with amp='bf16', or allow TF32 in the step"
-    note = (
-        f"products run in fp32 without tensor cores and take {share:.0%} of the time; "
-        f"the peak of {platform.name} in bf16 or TF32 is {faster:.0f} times as "
+    return (say_idle_tensor_cores(platform, f" and take {share:.0%} of the time", way),)
+
+
+#: What a model of the library takes to use tensor cores.
+OTHER_FORMATS = "take dtype='bf16' (mixed=True for autocast) or dtype='tf32'"
+
+
+def _find_gain(platform: Platform) -> float:
+    """How many times as high the peak with tensor cores is as that of fp32 [-]."""
+    peaks = {name: peak.value for name, peak in platform.device.peaks.items()}
+    return max(peaks.get("bf16", 0.0), peaks.get("tf32", 0.0)) / peaks.get("fp32", np.inf)
+
+
+def has_idle_tensor_cores(platform: Platform) -> bool:
+    """Whether products in fp32 leave tensor cores of the device idle."""
+    return platform.device.kind != "cpu" and _find_gain(platform) >= 2.0
+
+
+def say_idle_tensor_cores(platform: Platform, share: str = "", way: str = OTHER_FORMATS) -> str:
+    """Say that products in fp32 leave tensor cores idle, what it costs, and what to do."""
+    return (
+        f"products run in fp32 without tensor cores{share}; "
+        f"the peak of {platform.name} in bf16 or TF32 is {_find_gain(platform):.0f} times as "
         f"high; {way}"
     )
-    return (note,)
 
 
 def list_dense_tables(graph: Graph, copies: int = 0) -> tuple[str, ...]:
