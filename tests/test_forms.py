@@ -363,7 +363,7 @@ def test_graphs_of_a_gpu_are_named() -> None:
     assert graph.execution == "graphs" and len(graph.kernels[("gemm", "nt")]) == 1
 
 
-def test_a_place_that_a_tensor_names_moves_nothing() -> None:
+def test_a_place_that_a_tensor_names_is_the_gpu() -> None:
     def make_step() -> Step:
         net = nn.Linear(4, 4).to("cuda")
         averaged = torch.optim.swa_utils.AveragedModel(net)
@@ -372,8 +372,9 @@ def test_a_place_that_a_tensor_names_moves_nothing() -> None:
             net(torch.randn(2, 4).to(net.weight.device)).cpu(),
         )
 
-    moved = capture(make_step, device="cuda")
-    assert [moved.labels[i][2] for i in moved.transfers] == ["to_host"]
+    with pytest.warns(UserWarning, match="the step works on tensors of the host"):
+        moved = capture(make_step, device="cuda")
+    assert [moved.labels[i][2] for i in moved.transfers] == ["to_device", "to_host"]
 
 
 def test_streams_and_events_say_what_waits_for_a_collective() -> None:

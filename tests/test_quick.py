@@ -9,7 +9,7 @@ import pytest
 from tests import quick
 
 pytestmark = pytest.mark.repository
-KERNELS = Path("perfkit/models/kernels.py")
+KERNELS = Path("perfkit/fitting/kernels.py")
 
 
 def choose(*names: str, durations: Any = None) -> quick.Selection:

@@ -451,7 +451,7 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         apart[-1].write_text(text)
     path = write_rank(tmp_path, 0, 0)
     cases: dict[str, Any] = {
-        "name one Kineto trace": {"paths": []},
+        "must name at least one file": {"paths": []},
         "for each execution trace the Kineto": {"paths": [path, host, host]},
         "read one trace for each rank": {"paths": [path, path]},
         "2 h apart; read one trace": {"paths": apart},
