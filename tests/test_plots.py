@@ -1,6 +1,7 @@
 """Charts are checked by what they hold (`to_dict`), and each is drawn once."""
 
 import json
+import math
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from perfkit import plots
 from perfkit.models.collectives import alpha_beta
 from perfkit.models.distributions import Uniform, unique_rows
 from perfkit.models.roofline import roofline_time
+from perfkit.plots import canvas
 
 Row = dict[str, Any]
 
@@ -417,3 +419,9 @@ def test_a_notebook_keeps_a_chart_with_sliders_beside_its_picture() -> None:
             "image/svg+xml",
         ]
         assert sorted(still._repr_mimebundle_()) == ["image/svg+xml"]
+
+
+@pytest.mark.parametrize("domain", [(0.0, 1e-320), (5e-324, 1.0), (1.0, math.inf)])
+def test_an_axis_of_numbers_that_no_machine_has_is_refused(domain: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match=r"size goes from .* to .*; a logarithmic axis takes"):
+        canvas.log_axis("size", "Size", domain, "B")

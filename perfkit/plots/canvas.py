@@ -412,6 +412,11 @@ def log_axis(
     """A logarithmic axis (`altair.X` or `altair.Y`) over a domain in a base unit, with SI
     prefixes."""
     low, high = domain
+    if not 0 < low <= high < math.inf or math.isinf(high / low):
+        raise ValueError(
+            f"{name} goes from {low:g} to {high:g}; a logarithmic axis takes numbers above 1e-300 "
+            "and below 1e300; give other numbers"
+        )
     decades, first, last = (
         math.log10(high / low),
         math.floor(math.log10(low)),

@@ -256,6 +256,11 @@ def parse_document(
     return found if isinstance(found, dict) else {"traceEvents": found}
 
 
+#: What a file ends with that is cut off inside a number or a word: the sign, point or exponent of a
+#: number, or the begin of a word of JSON.
+_BEGUN = re.compile(r"-|\.|\.?[0-9]*[eE][+-]?|t(ru?)?|f(a(ls?)?)?|n(ul?)?")
+
+
 def _explain_syntax(text: str, fault: json.JSONDecodeError) -> str:
     """Say why a text is no JSON: by its first characters, and by what stands at the fault."""
     begin = text[:512].lstrip("\ufeff \t\r\n").lower()
@@ -275,7 +280,8 @@ def _explain_syntax(text: str, fault: json.JSONDecodeError) -> str:
         return f"it begins with {show(text[:30])}; JSON begins with an object or a list"
     rest = text[fault.pos :]
     place = f"at character {fault.pos}, {show(rest[:30])}"
-    if fault.pos >= len(text.rstrip()) or fault.msg.startswith("Unterminated string"):
+    is_at_end = fault.pos >= len(text.rstrip()) or _BEGUN.fullmatch(rest.rstrip()) is not None
+    if is_at_end or fault.msg.startswith("Unterminated string"):
         return f"it is cut off {place}"
     if "escape" in fault.msg:
         around = show(text[max(fault.pos - 20, 0) : fault.pos + 20])
