@@ -324,6 +324,14 @@ def test_numbers_that_no_machine_has_are_refused_wherever_they_come_from(message
 
 
 # Finding platforms.
+@pytest.mark.parametrize("limits", [{"high": 1e-6}, {"low": 1e-5}])
+def test_a_parameter_outside_its_own_limits_is_refused(limits: dict[str, float]) -> None:
+    curve = replace(CURVE, alpha=replace(CURVE.alpha, **limits))
+    message = "collective all_reduce.2 alpha is 6e-06; it must be a number from "
+    with pytest.raises(PlatformError, match=message):
+        replace(H100, collectives={"all_reduce.2": curve})
+
+
 def test_platforms_are_found_by_name_path_and_value(tmp_path: Path) -> None:
     assert load_platform(H100) is H100
     path = H100.save(tmp_path / "mine.toml")

@@ -344,14 +344,25 @@ def check_numbers(machine: Machine) -> None:
         _check_number(Number(group, f"{key} spread_time", when, "s", fit.kind, None, "", ""))
     for number in list_numbers(machine):
         _check_number(number)
+    for group, key, fit in list_fits(machine):
+        for name, parameter in fit.parameters.items():
+            _check_limits(_of_fit(group, f"{key} {name}", parameter, fit), parameter)
+
+
+def _check_limits(number: Number, parameter: Parameter) -> None:
+    """Refuse a parameter outside the limits that it states itself; `_check_number` knows those of
+    its name."""
+    if not parameter.low <= number.value <= parameter.high:
+        raise ValueError(
+            f"{number.group} {number.name} is {show(number.value)}; it must be a number from "
+            f"{parameter.low:g} to {parameter.high:g} [{number.unit}]"
+        )
 
 
 def _check_number(number: Number) -> None:
     """Refuse a number with a wrong unit or kind, without a source, or outside its limits."""
-    name, fitted = (
-        f"{number.group} {number.name}",
-        number.group in ("kernel", "collective", "context"),
-    )
+    name = f"{number.group} {number.name}"
+    fitted = number.group in ("kernel", "collective", "context")
     parameter = name.rpartition(" ")[2]
     unit = number.unit if fitted else _QUANTITIES.get(number.group) or _QUANTITIES[parameter]
     if number.unit != unit or not {*unit.split("/")} <= {*UNITS}:

@@ -206,6 +206,7 @@ def _find_models(platform: Platform, classes: tuple[_Class, ...], scaled: bool) 
             | {f"context.{name}": value for name, value in {**_USUAL, **(context or {})}.items()}
         )
     names = dict.fromkeys(name for row in rows for name in row)
+    # a term that a class of kernels lacks costs nothing
     numbers = {name: np.array([row.get(name, 0.0) for row in rows]) for name in names}
     return Models(classes, fits, contexts, numbers)
 

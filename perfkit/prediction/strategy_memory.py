@@ -118,7 +118,7 @@ def _hold_sums(
     s: Strategy, sizes: Sizes, weights: _Weights, autocast: Array
 ) -> tuple[Array, Array]:
     """Sums of gradients that are held through an iteration [B], and until when the gradients of a
-    micro-batch are, as a position in `perfkit.prediction.kept.UNTIL`."""
+    micro-batch are, see `perfkit.prediction.kept.UNTIL`."""
     several = sizes.micro > 1
     shards = sizes.wide * weights.all / weights.owners
     whole = sizes.wide * weights.all
@@ -132,7 +132,7 @@ def _hold_sums(
     sums = np.where(s.zero > 0, shards + added_in_zero + added_to_shards, added_whole)
     reduced = (s.zero > 0) & (s.scattered | ~several)
     kept_alone = (s.zero == 0) & (added_whole == 0)
-    return sums, np.where(reduced, 1, np.where(kept_alone, 2, 0))
+    return sums, np.where(reduced, "reduction", np.where(kept_alone, "update", "sum"))
 
 
 def _list_candidates(
@@ -156,7 +156,7 @@ def _list_candidates(
     logits = np.where(s.tp > 1, sizes.wide * tokens * model.vocabulary / s.tp, 0.0)
     whole_inputs = np.where(s.rows > 1, sizes.column * model.hidden, 0.0)
 
-    later = [np.flatnonzero(until == place) for place in range(len(UNTIL))]
+    held_until = {when: np.flatnonzero(until == when) for when in UNTIL}
 
     def find(phase: str, region: str) -> tuple[Array, Array]:
         """Activations and new gradients at the fullest moment of a segment."""
@@ -166,11 +166,11 @@ def _list_candidates(
             return activations, none
         activations = activations.copy()
         gradients = parts[f"gradients.sum.{key}"].copy()
-        for place, when in enumerate(UNTIL):
-            held = later[place]
-            if when != "sum" and len(held):
-                activations[held] = parts[f"activations.{when}.{key}"][held]
-                gradients[held] = parts[f"gradients.{when}.{key}"][held]
+        for when in ("reduction", "update"):
+            chosen = held_until[when]
+            if len(chosen):
+                activations[chosen] = parts[f"activations.{when}.{key}"][chosen]
+                gradients[chosen] = parts[f"gradients.{when}.{key}"][chosen]
         return activations, gradients
 
     narrow = sizes.itemsize
@@ -186,7 +186,7 @@ def _list_candidates(
     at_end = ends_to_the_end + np.where(whole, layer, 0.0)
     autocast = s.replicated & (sizes.wide > sizes.itemsize)
     gradient = np.where(autocast, sizes.wide, narrow)
-    inner_gradients = (layers - 1.0) * gradient * weights.layer * (until == 2)
+    inner_gradients = (layers - 1.0) * gradient * weights.layer * (until == "update")
     candidates = []
     # the first stage holds several micro-batches, the last one a single one
     kept_in_first = (held * layers - 1.0) * saved + (held - 1.0) * parts["kept.embeddings"]
@@ -222,17 +222,17 @@ def _list_candidates(
     )
     # gradients of a unit and the copy that is reduced
     activations, gradients = find("packing", "layers")
-    packed = np.where(until == 1, sizes.summed * weights.layer, 0.0)
+    packed = np.where(until == "reduction", sizes.summed * weights.layer, 0.0)
     other_layers = ends_to_the_end + np.where(once, all_layers - layer, 0.0)
     candidates.append(
         _Candidate(activations + kept_in_first, sums + gradients, other_layers + packed, none)
     )
     # when all else of the pass is gone
-    packed = np.where(until == 1, sizes.summed * weights.ends, 0.0)
-    new = np.where(until == 1, narrow * weights.ends, 0.0)
+    packed = np.where(until == "reduction", sizes.summed * weights.ends, 0.0)
+    new = np.where(until == "reduction", narrow * weights.ends, 0.0)
     candidates.append(_Candidate(none, sums + new, packed, none))
     update = sizes.wide * weights.all / weights.owners
-    all_gradients = np.where(until == 2, gradient * weights.all, sums)
+    all_gradients = np.where(until == "update", gradient * weights.all, sums)
     candidates.append(_Candidate(none, all_gradients, none, update * _count_scratch(model)))
     return candidates
 

@@ -20,6 +20,8 @@ from perfkit.prediction.cost import Costs, join_host
 from perfkit.prediction.simulation import Lane, Timeline, simulate
 from perfkit.workloads.graph import Graph
 
+#: What a model of the library takes to use tensor cores.
+OTHER_FORMATS = "take dtype='bf16' (mixed=True for autocast) or dtype='tf32'"
 #: Spread of an iteration around the sum of its isolated kernels, without calibrated iterations [-];
 #: docs/formulas.md, table 9.1.
 CONTEXT = 0.08
@@ -182,10 +184,6 @@ def list_idle_tensor_cores(lane: Lane, platform: Platform) -> tuple[str, ...]:
     if graph.device:
         way = "capture it with amp='bf16', or allow TF32 in the step"
     return (say_idle_tensor_cores(platform, f" and take {share:.0%} of the time", way),)
-
-
-#: What a model of the library takes to use tensor cores.
-OTHER_FORMATS = "take dtype='bf16' (mixed=True for autocast) or dtype='tf32'"
 
 
 def _find_gain(platform: Platform) -> float:
