@@ -30,7 +30,7 @@ from perfkit.measure.samples import draw_check
 from perfkit.models.collectives import pipelined
 from perfkit.models.kernels import KERNEL_TERMS, additive
 from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
-from perfkit.prediction.ranks import Kind, RankTimes
+from perfkit.prediction.ranks import RankGroup, RankTimes
 from perfkit.prediction.simulation import simulate
 from perfkit.readers.kernel_database import (
     find_database,
@@ -145,9 +145,11 @@ def list_jobs(platforms: Sequence[pk.Platform]) -> list[Job]:
     kinds = np.where(seconds > 0, "elementwise", "collective").tolist()
     labels = tuple(("operation", kind, "", "forward", "") for kind in kinds)
     graph = Graph(labels, np.zeros((10_000, len(FEATURES))), np.zeros((0, 4)), waits=waits)
-    kind = Kind(graph, (0,), 1.0, {}, [0, 1, 0] * 33)
-    flights = np.full(99, 1e-3)
-    ranks = [RankTimes(kind, slow * seconds, host, none, flights) for slow in 1 + np.arange(8) / 10]
+    group = RankGroup(graph, (0,), 1.0, {}, [0, 1, 0] * 33)
+    durations = np.full(99, 1e-3)
+    ranks = [
+        RankTimes(group, slow * seconds, host, none, durations) for slow in 1 + np.arange(8) / 10
+    ]
     jobs += [
         Job(
             "collective, pipelined form",

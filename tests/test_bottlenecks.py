@@ -31,10 +31,12 @@ def unlike(seed: int, batch: int, **more: Any) -> pk.DLRM:
 
 def find_hosts(prediction: pk.Prediction) -> dict[int, float]:
     """Time of the host of each listed rank [s]."""
-    lanes = prediction._timeline.lanes
+    rank_timelines = prediction._timeline.rank_timelines
     return {
-        lane.times.kind.ranks[0]: float((lane.times.host + lane.times.spacing).sum())
-        for lane in lanes
+        rank_timeline.times.group.ranks[0]: float(
+            (rank_timeline.times.host + rank_timeline.times.launch_interval).sum()
+        )
+        for rank_timeline in rank_timelines
     }
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.machine import Context
 from perfkit.platform.platform import Platform
-from perfkit.prediction.ranks import cast_ranks, find_peers, time_collectives
+from perfkit.prediction.ranks import find_peers, group_identical_ranks, time_collectives
 from perfkit.prediction.result import predict
 from perfkit.workloads.graph import COLUMN, FEATURES, Graph
 
@@ -54,9 +54,9 @@ def test_a_straggler_splits_only_whom_it_meets() -> None:
     """Pairs (0, 1), (2, 3), ...: with rank 3 slow, its peer 2 is another kind, and all others are
     alike."""
     graph = make_graph(("add", 1), ("all_reduce", 4, 0), groups=((0, 1),), ranks=8)
-    (alike,) = cast_ranks([replace(graph, name=str(rank)) for rank in range(8)], 8, {})
+    (alike,) = group_identical_ranks([replace(graph, name=str(rank)) for rank in range(8)], 8, {})
     assert (alike.ranks, alike.communicators) == (tuple(range(8)), [0])
-    kinds = cast_ranks([graph], 8, {3: 2.0})
+    kinds = group_identical_ranks([graph], 8, {3: 2.0})
     assert [kind.ranks for kind in kinds] == [(0, 1, 4, 5, 6, 7), (2,), (3,)]
     assert [kind.slowdown for kind in kinds] == [1.0, 1.0, 2.0]
     keys = [kind.communicators[0] for kind in kinds]
@@ -70,11 +70,11 @@ def test_ranks_of_one_content_are_one_kind_however_many_they_are() -> None:
         make_graph(*(usual if rank % 8 else other), groups=(tuple(range(8)),), ranks=8192)
         for rank in range(16)
     ]
-    kinds = cast_ranks((graphs * 512)[:8192], 8192, {})
+    kinds = group_identical_ranks((graphs * 512)[:8192], 8192, {})
     assert [len(kind.ranks) for kind in kinds] == [1024, 7168]
     assert kinds[0].communicators == kinds[1].communicators
     different = replace(graphs[1], labels=(("mul", *graphs[1].labels[0][1:]), graphs[1].labels[1]))
-    assert len(cast_ranks([different, *graphs[1:8]], 8, {})) == 2
+    assert len(group_identical_ranks([different, *graphs[1:8]], 8, {})) == 2
 
 
 @given(st.dictionaries(st.integers(0, 7), st.sampled_from([1.5, 3.0]), max_size=3), st.booleans())
@@ -110,7 +110,7 @@ def test_kinds_of_ranks_take_as_long_as_all_ranks(
     )
     assert len(each.communication()) == 8 >= len(one.communication())
     assert one.time == pytest.approx(each.time, rel=1e-12)
-    kinds = [kind.ranks for kind in cast_ranks([graph], 8, slowdown)]
+    kinds = [kind.ranks for kind in group_identical_ranks([graph], 8, slowdown)]
     for column in ("total_s", "exposed_s", "waiting_s"):
         mine = {
             r: value
@@ -134,7 +134,7 @@ def test_a_group_is_priced_where_it_lies() -> None:
     times = {}
     for name, group in places.items():
         graph = make_graph(("all_reduce", 256, 0), groups=(group,), ranks=32)
-        (times[name],), _ = time_collectives(cast_ranks([graph], 32, {}), H100)
+        (times[name],), _ = time_collectives(group_identical_ranks([graph], 32, {}), H100)
     assert times["inside"][0] == pytest.approx(
         float(H100.collective_time("all_reduce", 256 * MIB, ranks=4))
     )

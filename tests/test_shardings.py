@@ -94,10 +94,11 @@ def test_a_sharding_of_the_builder_is_the_strategy_of_the_same_ranks(
     assert events.memory().parts == built.memory().parts
     assert closed["needs"] == pytest.approx(built.memory().total, rel=SAME_MEMORY)
     flops = [
-        sum(lane.graph.model_flops for lane in each._timeline.lanes) for each in (built, events)
+        sum(rank_timeline.graph.model_flops for rank_timeline in each._timeline.rank_timelines)
+        for each in (built, events)
     ]
     assert flops[0] == pytest.approx(flops[1], rel=1e-6)
-    sent = [_sum_bytes(each._timeline.lanes[0].graph) for each in (built, events)]
+    sent = [_sum_bytes(each._timeline.rank_timelines[0].graph) for each in (built, events)]
     assert sent[0] == pytest.approx(sent[1], rel=0.01)
 
 
@@ -181,7 +182,7 @@ def test_more_experts_take_more_memory_and_time(sharding: str, mixed: bool) -> N
         times.append([built.time, events.time, closed["time"]])
         parameters.append(built.memory().parts["parameters"])
         wide = 4 if mixed else 2
-        held = wide * built._timeline.lanes[0].graph.parameters
+        held = wide * built._timeline.rank_timelines[0].graph.parameters
         if sharding == "fsdp":
             assert parameters[-1] == pytest.approx(held / 8, rel=0.01)
         if sharding == "ddp":

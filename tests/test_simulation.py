@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfkit.prediction import accounts
-from perfkit.prediction.ranks import Kind, RankTimes
+from perfkit.prediction.ranks import RankGroup, RankTimes
 from perfkit.prediction.simulation import Timeline, simulate
 from perfkit.workloads.graph import FEATURES, Graph
 
@@ -28,7 +28,7 @@ def make(
     host: float = 0.0,
     *,
     waits: Any = None,
-    spacing: float = 0.0,
+    launch_interval: float = 0.0,
     launches: int = 1,
     modules: Sequence[str] = (),
     transfers: Sequence[int] = (),
@@ -64,14 +64,14 @@ def make(
         groups=((0, 1), (0, 1)) if "b" in work else (),
     )
     values = np.array([0.0 if isinstance(value, str) else value for value in work])
-    times = np.full(n, host), np.full(n, spacing), np.array(durations, dtype=float)
-    return RankTimes(Kind(graph, (rank,), 1.0, {}, keys), values, *times)
+    times = np.full(n, host), np.full(n, launch_interval), np.array(durations, dtype=float)
+    return RankTimes(RankGroup(graph, (rank,), 1.0, {}, keys), values, *times)
 
 
 def run(
     ranks: Sequence[RankTimes], durations: Sequence[float] = (), device: bool = False, **how: Any
 ) -> Timeline:
-    each = [np.array(durations[: len(rank.kind.communicators)], dtype=float) for rank in ranks]
+    each = [np.array(durations[: len(rank.group.communicators)], dtype=float) for rank in ranks]
     ranks = [replace(rank, durations=own) for rank, own in zip(ranks, each, strict=True)]
     return simulate(ranks, device=device, **how)
 
@@ -106,7 +106,7 @@ BUCKETS, AFTER = [4, "a", 4, "a", 4, "a", 2], {"waits": [(6, 0), (6, 1), (6, 2)]
         # by a millionth
         ([make([9.0, "a"], 5.0), make([10.00001, "a"])], [0.0], {"device": True}, 10.00001, None),
         # the last starts at 10
-        ([make([1.0], 1.0, spacing=9.0, launches=10)], [], {"device": True}, 10.0, 10.1),
+        ([make([1.0], 1.0, launch_interval=9.0, launches=10)], [], {"device": True}, 10.0, 10.1),
         # the last bucket alone is seen
         ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {"device": True}, 12 + 3 + 2, 17),
         ([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], {}, 17, 17),
@@ -142,27 +142,38 @@ def test_iterations_by_hand(ranks, durations, how, period, latency):
 
 
 def test_starts_stalls_and_stolen_time_by_hand() -> None:
-    lane = run([make([1.0, 2.0, 3.0], 0.5)]).lanes[0]
-    assert (lane.starts.tolist(), lane.ends.tolist()) == ([0.5, 2.0, 4.5], [1.5, 4.0, 7.5])
-    for device in (True, False):
-        lane = run([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], device).lanes[0]
-        assert lane.starts.tolist() == [0, 4, 4, 8, 8, 12, 15]
-        assert lane.stalls.tolist() == [0, 0, 0, 0, 0, 0, 3, 0] and lane.exposed.sum() == 3
-    lane = run([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], contention=1.0).lanes[0]
-    assert lane.ends.tolist() == [4, 7, 11, 14, 18, 21, 23] and (
-        lane.stolen.sum(),
-        lane.exposed.sum(),
-    ) == (6, 3)
-    lane = run([make(BUCKETS, **AFTER)], [6, 6, 6], True).lanes[0]
-    assert (
-        lane.starts[[1, 3, 5]].tolist() == [4, 10, 16]
-        and lane.stalls[6] == lane.exposed[6] == 22 - 12
+    rank_timeline = run([make([1.0, 2.0, 3.0], 0.5)]).rank_timelines[0]
+    assert (rank_timeline.starts.tolist(), rank_timeline.ends.tolist()) == (
+        [0.5, 2.0, 4.5],
+        [1.5, 4.0, 7.5],
     )
-    assert not lane.waits.any(), "no other rank is waited for"
-    lane = run([make([1, "a", 1], 10.0, waits=[(2, 0)])], [8.0], True).lanes[0]
-    assert lane.stalls.tolist() == [0, 0, 8, 0], "for that the stream is idle anyway"
-    assert lane.starts[2] - lane.ends[1] == 2
-    assert [lane.starts[0] for lane in run([make([1, "a"]), make([5, "b"])], [1.0]).lanes] == [0, 0]
+    for device in (True, False):
+        rank_timeline = run([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], device).rank_timelines[0]
+        assert rank_timeline.starts.tolist() == [0, 4, 4, 8, 8, 12, 15]
+        assert (
+            rank_timeline.stream_wait_time.tolist() == [0, 0, 0, 0, 0, 0, 3, 0]
+            and rank_timeline.exposed_time.sum() == 3
+        )
+    rank_timeline = run([make(BUCKETS, **AFTER)] * 2, [3, 3, 3], contention=1.0).rank_timelines[0]
+    assert rank_timeline.ends.tolist() == [4, 7, 11, 14, 18, 21, 23] and (
+        rank_timeline.contention_time.sum(),
+        rank_timeline.exposed_time.sum(),
+    ) == (6, 3)
+    rank_timeline = run([make(BUCKETS, **AFTER)], [6, 6, 6], True).rank_timelines[0]
+    assert (
+        rank_timeline.starts[[1, 3, 5]].tolist() == [4, 10, 16]
+        and rank_timeline.stream_wait_time[6] == rank_timeline.exposed_time[6] == 22 - 12
+    )
+    assert not rank_timeline.arrival_wait_time.any(), "no other rank is waited for"
+    rank_timeline = run([make([1, "a", 1], 10.0, waits=[(2, 0)])], [8.0], True).rank_timelines[0]
+    assert rank_timeline.stream_wait_time.tolist() == [0, 0, 8, 0], (
+        "for that the stream is idle anyway"
+    )
+    assert rank_timeline.starts[2] - rank_timeline.ends[1] == 2
+    assert [
+        rank_timeline.starts[0]
+        for rank_timeline in run([make([1, "a"]), make([5, "b"])], [1.0]).rank_timelines
+    ] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -203,10 +214,10 @@ class Machine:
         self.done: list[list[Fraction]] = [[] for _ in ranks]
 
     def members(self, key: tuple) -> set[int]:
-        return {rank for rank, mine in enumerate(self.ranks) if key[0] in mine.kind.communicators}
+        return {rank for rank, mine in enumerate(self.ranks) if key[0] in mine.group.communicators}
 
     def key(self, rank: int, iteration: int, number: int) -> tuple:
-        keys = self.ranks[rank].kind.communicators
+        keys = self.ranks[rank].group.communicators
         return (
             keys[number],
             iteration - (number < 0),
@@ -219,17 +230,17 @@ class Machine:
             for place, work in enumerate(self.ranks[rank].host):
                 yield Fraction(work)
                 self.passed.add(("launched", rank, iteration, place))
-                if place in self.ranks[rank].kind.graph.transfers:
+                if place in self.ranks[rank].group.graph.transfers:
                     yield "ended", rank, iteration, place
 
     def stream(self, rank: int, iterations: int) -> Iterator:
         """Seconds that a compute stream works, and what it waits for."""
-        mine, places = self.ranks[rank], self.ranks[rank].kind.graph.collectives.tolist()
+        mine, places = self.ranks[rank], self.ranks[rank].group.graph.collectives.tolist()
         for iteration in range(iterations):
             for place in range(len(mine.seconds) + 1):
                 yield from (
                     self.key(rank, iteration, number)
-                    for wait, number in mine.awaited
+                    for wait, number in mine.collective_waits
                     if wait == place
                 )
                 if place < len(mine.seconds):
@@ -347,7 +358,7 @@ def test_any_schedule_takes_as_long_as_event_by_event(mesh: tuple[list, bool, fl
     timeline = simulate(ranks, device=device, contention=contention)
     ends = Machine(*mesh).run(25 if contention else 72)
     # the first iteration leaves something
-    left = any(number < 0 for rank in ranks for _, number in rank.awaited)
+    left = any(number < 0 for rank in ranks for _, number in rank.collective_waits)
     assert left or timeline.latency == pytest.approx(float(ends[0]), abs=1e-9)
     assert timeline.period == pytest.approx(float(ends[-1] - ends[-13]) / 12, abs=1e-9)
 
@@ -360,40 +371,51 @@ def test_where_the_time_of_a_rank_goes(mesh: tuple[list, bool, float]) -> None:
         1e-9 * max(timeline.period, 1),
         dict[tuple[int, int], list[tuple[float, float, float]]](),
     )
-    for rank, lane in zip(ranks, timeline.lanes, strict=True):
-        starts, ends, places = lane.starts, lane.ends, rank.kind.graph.collectives
+    for rank, rank_timeline in zip(ranks, timeline.rank_timelines, strict=True):
+        starts, ends, places = (
+            rank_timeline.starts,
+            rank_timeline.ends,
+            rank.group.graph.collectives,
+        )
         assert (
             (ends <= timeline.period + near).all()
-            and (lane.waits >= -near).all()
-            and (starts >= lane.issued - near).all()
+            and (rank_timeline.arrival_wait_time >= -near).all()
+            and (starts >= rank_timeline.issued - near).all()
         )
-        assert (starts[lane.compute][1:] >= ends[lane.compute][:-1] - near).all(), (
-            "operations follow one another"
-        )
-        least = rank.seconds[lane.compute] - near
-        assert (ends - starts)[lane.compute] == pytest.approx(least, abs=2 * near) or contention
-        assert ((ends - starts)[lane.compute] >= least).all()
-        assert (lane.stalls >= lane.exposed - near).all() and (lane.exposed >= 0).all()
+        assert (
+            starts[rank_timeline.compute][1:] >= ends[rank_timeline.compute][:-1] - near
+        ).all(), "operations follow one another"
+        least = rank.seconds[rank_timeline.compute] - near
+        assert (ends - starts)[rank_timeline.compute] == pytest.approx(
+            least, abs=2 * near
+        ) or contention
+        assert ((ends - starts)[rank_timeline.compute] >= least).all()
+        assert (rank_timeline.stream_wait_time >= rank_timeline.exposed_time - near).all() and (
+            rank_timeline.exposed_time >= 0
+        ).all()
         shifted = [
-            (place, ends[places[n]] - timeline.period * (n < 0)) for place, n in rank.awaited
+            (place, ends[places[n]] - timeline.period * (n < 0))
+            for place, n in rank.collective_waits
         ]
         assert all(starts[place] >= end - near for place, end in shifted if place < len(starts))
         seen: dict[int, int] = {}
-        for key, place in zip(rank.kind.communicators, places, strict=True):
+        for key, place in zip(rank.group.communicators, places, strict=True):
             seen[key] = seen.get(key, 0) + 1
             met.setdefault((key, seen[key]), []).append(
-                (starts[place], ends[place], lane.waits[place])
+                (starts[place], ends[place], rank_timeline.arrival_wait_time[place])
             )
-        idle = accounts.sum_idle(lane)
+        idle = accounts.sum_idle(rank_timeline)
         assert (
             sum(idle.values()) == pytest.approx(timeline.period, rel=1e-6, abs=1e-6)
             and min(idle.values()) >= 0
         )
         assert idle["host_s"] >= (0.0 if device else rank.host.sum()) - 1e-6
-        modules = accounts.sum_modules(lane, 2)
+        modules = accounts.sum_modules(rank_timeline, 2)
         parts = sum(modules[f"{phase}_s"].sum() for phase in ("forward", "backward", "update"))
-        assert parts == pytest.approx(timeline.period, rel=1e-6, abs=1e-6) or not len(lane.compute)
-        assert modules["operations"].sum() == len(lane.starts)
+        assert parts == pytest.approx(timeline.period, rel=1e-6, abs=1e-6) or not len(
+            rank_timeline.compute
+        )
+        assert modules["operations"].sum() == len(rank_timeline.starts)
     for ends_of in met.values():
         begins, ends, waits = (np.array(column) for column in zip(*ends_of, strict=True))
         assert np.ptp(begins) <= 1e-6 and np.ptp(ends) <= 1e-6
@@ -407,8 +429,12 @@ def test_where_the_time_of_a_rank_goes(mesh: tuple[list, bool, float]) -> None:
 def test_the_critical_path_has_no_gap_and_slices_of_a_trace_do_not_overlap(mesh):
     ranks, device, contention = mesh
     timeline = simulate(ranks, device=device, contention=contention)
-    if timeline.period > 1e-3 and all(len(lane.compute) for lane in timeline.lanes):
-        steps = accounts.find_critical_path(timeline.lanes).select("start_s", "end_s").rows()
+    if timeline.period > 1e-3 and all(
+        len(rank_timeline.compute) for rank_timeline in timeline.rank_timelines
+    ):
+        steps = (
+            accounts.find_critical_path(timeline.rank_timelines).select("start_s", "end_s").rows()
+        )
         assert sum(end - start for start, end in steps) == pytest.approx(
             timeline.period, rel=1e-6, abs=1e-6
         )
@@ -416,7 +442,7 @@ def test_the_critical_path_has_no_gap_and_slices_of_a_trace_do_not_overlap(mesh)
             before[1] == pytest.approx(after[0], abs=1e-6) for before, after in pairwise(steps)
         )
     threads: dict[tuple[int, int], list[tuple[float, float]]] = {}
-    for event in json.loads(json.dumps(accounts.list_events(timeline.lanes, {0: 0}))):
+    for event in json.loads(json.dumps(accounts.list_events(timeline.rank_timelines, {0: 0}))):
         if event["ph"] == "X":
             assert event["dur"] >= 0
             threads.setdefault((event["pid"], event["tid"]), []).append(
@@ -435,15 +461,17 @@ def test_idle_time_by_cause_and_the_path_over_ranks() -> None:
     """Rank 0 computes 1 s, waits 3 s for rank 5, both reduce for 2 s, of which 0.5 s are under an
     operation."""
     ranks = [make([w, "a", 0.5, 1.0], waits=[(3, 0)], rank=r) for r, w in ((0, 1.0), (5, 4.0))]
-    lanes = run(ranks, [2.0]).lanes
-    fast, slow = (tuple(accounts.sum_idle(lane).values()) for lane in lanes)
+    rank_timelines = run(ranks, [2.0]).rank_timelines
+    fast, slow = (
+        tuple(accounts.sum_idle(rank_timeline).values()) for rank_timeline in rank_timelines
+    )
     assert fast == pytest.approx((2.5, 0.0, 0.0, 2.0, 2.5)), (
         "half a second of the waiting is under the operation"
     )
-    assert slow == pytest.approx((5.5, 0.0, 0.0, 1.5, 0.0)) and lanes[0].period == 7
-    path = accounts.find_critical_path(lanes).select("rank", "stream", "operation").rows()
+    assert slow == pytest.approx((5.5, 0.0, 0.0, 1.5, 0.0)) and rank_timelines[0].period == 7
+    path = accounts.find_critical_path(rank_timelines).select("rank", "stream", "operation").rows()
     assert path == [(5, "compute", 0), (5, "communication", 1), (5, "compute", 3)]
-    path = accounts.find_critical_path(run([make([1.0, "a", 1.0], 0.5)], [3.0]).lanes)
+    path = accounts.find_critical_path(run([make([1.0, "a", 1.0], 0.5)], [3.0]).rank_timelines)
     assert path["stream"].to_list() == [
         "host",
         "compute",
@@ -453,28 +481,32 @@ def test_idle_time_by_cause_and_the_path_over_ranks() -> None:
         "compute",
     ]
     for kernel, streams in ((1e-6, {"host"}), (1e-3, {"compute"})):
-        path = accounts.find_critical_path(run([make([kernel] * 9, 3e-5)], device=True).lanes)
+        path = accounts.find_critical_path(
+            run([make([kernel] * 9, 3e-5)], device=True).rank_timelines
+        )
         assert set(path["stream"]) == streams and set(path["operation"]) == set(range(9))
 
 
 def test_modules_and_spans_in_program_order() -> None:
     modules = ["net.a.x", "net.a.y", "net.b", "net.b", "net.a.x", ""]
-    (lane,) = run([make([1.0, 2.0, 3.0, "a", 4.0, 5.0], modules=modules)], [0.5]).lanes
-    rows = accounts.sum_modules(lane, 2).drop("share").rows()
+    (rank_timeline,) = run(
+        [make([1.0, 2.0, 3.0, "a", 4.0, 5.0], modules=modules)], [0.5]
+    ).rank_timelines
+    rows = accounts.sum_modules(rank_timeline, 2).drop("share").rows()
     assert rows == [
         ("net.a", 3, 3.0, 0.0, 4.0, 0.0),
         ("net.b", 2, 0.0, 3.5, 0.0, 0.5),
         ("", 1, 0.0, 0.0, 5.0, 0.0),
     ], "the collective is its module's"
-    assert accounts.sum_modules(lane, None)["module"].to_list() == [
+    assert accounts.sum_modules(rank_timeline, None)["module"].to_list() == [
         "net.a.x",
         "net.a.y",
         "net.b",
         "",
     ]
-    assert accounts.sum_modules(lane, 1)["operations"].to_list() == [5, 1]
-    lanes = run([make([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], modules=modules)]).lanes
-    spans = accounts.list_spans(accounts.list_operations(lanes), "module", 2)
+    assert accounts.sum_modules(rank_timeline, 1)["operations"].to_list() == [5, 1]
+    rank_timelines = run([make([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], modules=modules)]).rank_timelines
+    spans = accounts.list_spans(accounts.list_operations(rank_timelines), "module", 2)
     assert spans.select("phase", "module", "operations", "start_s", "end_s").rows() == [
         ("forward", "net.a", 2, 0.0, 3.0),
         ("backward", "net.b", 2, 3.0, 10.0),
@@ -482,7 +514,7 @@ def test_modules_and_spans_in_program_order() -> None:
         ("update", "", 1, 15.0, 21.0),
     ]
     frame = accounts.list_operations(
-        run([make([w, "a", 0.5], rank=r) for r, w in ((0, 1.0), (5, 2.0))], [2.0]).lanes
+        run([make([w, "a", 0.5], rank=r) for r, w in ((0, 1.0), (5, 2.0))], [2.0]).rank_timelines
     )
     assert frame.columns == [
         "rank",
@@ -516,14 +548,18 @@ def test_updates_belong_to_the_modules_whose_parameters_they_change() -> None:
     graph = Graph(
         labels, np.zeros((7, len(FEATURES))), np.array([(*row, 0) for row in touched], dtype=float)
     )
-    (lane,) = run(
+    (rank_timeline,) = run(
         [
             RankTimes(
-                Kind(graph, (0,), 1.0, {}, []), np.ones(7), np.zeros(7), np.zeros(7), np.zeros(0)
+                RankGroup(graph, (0,), 1.0, {}, []),
+                np.ones(7),
+                np.zeros(7),
+                np.zeros(7),
+                np.zeros(0),
             )
         ]
-    ).lanes
-    frame = accounts.sum_modules(lane, 2)
+    ).rank_timelines
+    frame = accounts.sum_modules(rank_timeline, 2)
     assert frame.select("module", "update_s").rows() == [("a", 1 + 1 + 0.25), ("b", 0.75), ("", 1)]
 
 
@@ -532,8 +568,8 @@ def test_a_trace_shows_ranks_streams_and_sizes() -> None:
         make([w, "a", 0.5, "b", 1.0], waits=[(4, 0), (5, 1)], rank=r)
         for r, w in ((0, 1.0), (1, 4.0))
     ]
-    lanes = run(ranks, [2.0, 0.25]).lanes
-    events = accounts.list_events(lanes, {0: 0, 1: 1, 5: 1})
+    rank_timelines = run(ranks, [2.0, 0.25]).rank_timelines
+    events = accounts.list_events(rank_timelines, {0: 0, 1: 1, 5: 1})
     assert {event["pid"] for event in events} == {0, 1, 5}
     names = {
         (e["pid"], e.get("tid")): e["args"]["name"]
@@ -552,4 +588,4 @@ def test_a_trace_shows_ranks_streams_and_sizes() -> None:
         for event in slices
         if event["pid"] == 0 and names[0, event["tid"]] == "compute"
     ]
-    assert sum(compute) == pytest.approx(accounts.sum_idle(lanes[0])["busy_s"] * 1e6)
+    assert sum(compute) == pytest.approx(accounts.sum_idle(rank_timelines[0])["busy_s"] * 1e6)

@@ -389,7 +389,10 @@ def test_a_strategy_runs_on_the_event_loop(schedule: str) -> None:
     assert held["states"] == pytest.approx(2 * held["parameters"])
     share = 2 * GPT.graphs()[0].parameters / 8  # the fullest of the stages has embeddings too
     assert share < held["parameters"] < 1.35 * share and held["activations"] > 0
-    trained = sum(lane.graph.model_flops * len(lane.times.kind.ranks) for lane in r._timeline.lanes)
+    trained = sum(
+        rank_timeline.graph.model_flops * len(rank_timeline.times.group.ranks)
+        for rank_timeline in r._timeline.rank_timelines
+    )
     [alone] = GPT.graphs()
     assert trained == pytest.approx(alone.model_flops, rel=0.01)  # nothing is lost or done twice
     # errors of idle stages and of messages differ
@@ -397,8 +400,8 @@ def test_a_strategy_runs_on_the_event_loop(schedule: str) -> None:
     spent = r.idle()
     assert spent.select(spent.columns[2:]).sum_horizontal().to_numpy() == pytest.approx(r.time)
     hosts = [
-        float(lane.times.seconds[lane.graph.kernels["host", "host"]].sum())
-        for lane in r._timeline.lanes
+        float(rank_timeline.times.seconds[rank_timeline.graph.kernels["host", "host"]].sum())
+        for rank_timeline in r._timeline.rank_timelines
     ]
     assert spent["host_s"].to_numpy() == pytest.approx(hosts, abs=1e-9 * r.time) and max(hosts) > 0
     modules = [
@@ -427,8 +430,12 @@ def test_layers_are_spread_over_stages(pp: int, first: int, last: int, layers: l
     )
     r = predict(model, "a100-sxm-8", strategy=own)
     modules = [
-        {label[4].split(".")[1] for label in lane.graph.labels if label[4].startswith("layers.")}
-        for lane in r._timeline.lanes
+        {
+            label[4].split(".")[1]
+            for label in rank_timeline.graph.labels
+            if label[4].startswith("layers.")
+        }
+        for rank_timeline in r._timeline.rank_timelines
     ]
     assert [len(each) for each in modules] == layers and len(set().union(*modules)) == sum(layers)
     assert r.time == pytest.approx(price(model, own)["time"], rel=0.1)  # which rounds layers up

@@ -53,11 +53,13 @@ def check_ends(r: pk.Prediction, path: Path) -> None:
     events = json.loads(r.save_trace(path).read_text(encoding="utf-8"))["traceEvents"]
     ends_of_slices = [event["ts"] + event["dur"] for event in events if event["ph"] == "X"]
     assert max(ends_of_slices) <= (r.time + near) * 1e6 + 0.002
-    for lane in r._timeline.lanes:
-        assert (lane.starts >= lane.issued - near).all(), "nothing runs before it is launched"
+    for rank_timeline in r._timeline.rank_timelines:
+        assert (rank_timeline.starts >= rank_timeline.issued - near).all(), (
+            "nothing runs before it is launched"
+        )
     # no rank is shown for longer than an iteration
-    for _, lane in r.timeline().filter(stream="compute").group_by("rank"):
-        assert lane["end_s"].max() - lane["start_s"].min() <= r.time + near
+    for _, rank_timeline in r.timeline().filter(stream="compute").group_by("rank"):
+        assert rank_timeline["end_s"].max() - rank_timeline["start_s"].min() <= r.time + near
 
 
 @given(

@@ -11,7 +11,7 @@ import numpy as np
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Table
 from perfkit.ground.units import check_choice, check_positive, rank_largest
-from perfkit.prediction.simulation import Lane, measure_overlap
+from perfkit.prediction.simulation import RankTimeline, measure_overlap
 from perfkit.workloads.graph import PHASES, Graph
 
 #: Bottleneck that a class of operations counts to; memory for the classes that are not listed.
@@ -55,35 +55,40 @@ _SHOWN = ("flops", "batch", "m", "n", "k", "elements", "rows", "lookups", "bags"
 _MODULES, _HOST, _COMPUTE, _COMMUNICATION = range(4)
 
 
-def split_period(lane: Lane) -> dict[tuple[str, str], tuple[int, float]]:
+def split_period(rank_timeline: RankTimeline) -> dict[tuple[str, str], tuple[int, float]]:
     """Number and time [s] of the operations of one rank, by phase and class.
 
     Waiting, host time and time that was not simulated are parts of their own; all parts sum to the
     period.
     """
-    graph, parts = lane.graph, dict[tuple[str, str], tuple[int, float]]()
+    graph, parts = rank_timeline.graph, dict[tuple[str, str], tuple[int, float]]()
     sums = (
-        np.bincount(graph.classes[1], weights).tolist() for weights in (None, lane.times.seconds)
+        np.bincount(graph.classes[1], weights).tolist()
+        for weights in (None, rank_timeline.times.seconds)
     )
     for (kind, _, phase), more, seconds in zip(graph.classes[0], *sums, strict=True):
         count, total = parts.get((phase, kind), (0, 0.0))
         parts[phase, kind] = (count + more, total + seconds)
     spent = {phase: 0.0 for phase, kind in parts if kind == "collective"}
     # exposed time counts in the phase of the collective
-    for place, number in dict(lane.times.awaited).items():
-        spent[graph.labels[graph.collectives[number]][3]] += float(lane.exposed[place])
-    for place in np.flatnonzero(lane.stolen).tolist():
+    for place, number in dict(rank_timeline.times.collective_waits).items():
+        spent[graph.labels[graph.collectives[number]][3]] += float(
+            rank_timeline.exposed_time[place]
+        )
+    for place in np.flatnonzero(rank_timeline.contention_time).tolist():
         phase = graph.labels[place][3]
-        spent[phase if phase in spent else next(iter(spent))] += float(lane.stolen[place])
+        spent[phase if phase in spent else next(iter(spent))] += float(
+            rank_timeline.contention_time[place]
+        )
     parts |= {
         (phase, "collective"): (parts[phase, "collective"][0], seconds)
         for phase, seconds in spent.items()
     }
-    if lane.waiting > _EQUAL * lane.period:
-        parts["", "waiting"] = (len(graph.collectives), lane.waiting)
-    parts |= {("", name): (1, seconds) for name, seconds in lane.added.items()}
-    rest = lane.period - sum(time for _, time in parts.values())
-    if abs(rest) > _EQUAL * lane.period:
+    if rank_timeline.wait_time_for_ranks > _EQUAL * rank_timeline.period:
+        parts["", "waiting"] = (len(graph.collectives), rank_timeline.wait_time_for_ranks)
+    parts |= {("", name): (1, seconds) for name, seconds in rank_timeline.added.items()}
+    rest = rank_timeline.period - sum(time for _, time in parts.values())
+    if abs(rest) > _EQUAL * rank_timeline.period:
         parts["", "host"] = (len(graph), rest)
     return parts
 
@@ -123,54 +128,73 @@ def find_bottleneck(parts: Mapping[str, Any], host: Any, device: Any) -> np.ndar
     return np.where(host_is_slower, "host-bound", named[largest])
 
 
-def sum_idle(lane: Lane) -> dict[str, float]:
+def sum_idle(rank_timeline: RankTimeline) -> dict[str, float]:
     """Busy and idle time of a compute stream by cause, see `Prediction.idle`; the times sum to the
     period [s]."""
     # time that hosts add to the stages of a pipeline
-    late: Any = lane.graph.kernels.get(("host", "host"), [])
-    parts = (np.delete(lane.times.seconds, late), lane.stolen, lane.exposed)
+    late: Any = rank_timeline.graph.kernels.get(("host", "host"), [])
+    parts = (
+        np.delete(rank_timeline.times.seconds, late),
+        rank_timeline.contention_time,
+        rank_timeline.exposed_time,
+    )
     busy, stolen, exposed = (float(seconds.sum()) for seconds in parts)
     times = {
         "busy_s": busy,
         "stolen_s": stolen,
-        "host_s": lane.period - busy - stolen - exposed - lane.waiting,
+        "host_s": rank_timeline.period
+        - busy
+        - stolen
+        - exposed
+        - rank_timeline.wait_time_for_ranks,
     }
-    times |= {"communication_s": exposed, "waiting_s": lane.waiting}
+    times |= {"communication_s": exposed, "waiting_s": rank_timeline.wait_time_for_ranks}
     return {
-        name: seconds if seconds > _EQUAL * lane.period else 0.0 for name, seconds in times.items()
+        name: seconds if seconds > _EQUAL * rank_timeline.period else 0.0
+        for name, seconds in times.items()
     }
 
 
-def sum_communication(lane: Lane) -> dict[str, float]:
+def sum_communication(rank_timeline: RankTimeline) -> dict[str, float]:
     """Time of a rank in collectives [s], and shares of the iteration [-], see
     `Prediction.communication`."""
-    flights = np.stack([lane.starts, lane.ends], axis=1)[lane.graph.collectives]
-    total = float(measure_overlap(flights, np.array([-np.inf]), np.array([np.inf]))[0])
-    stalled = float(lane.exposed.sum())
-    exposed = min(stalled + float(lane.stolen.sum()), total)
-    shares = {"exposed_share": exposed / lane.period, "waiting_share": lane.waiting / lane.period}
+    in_flight = np.stack([rank_timeline.starts, rank_timeline.ends], axis=1)[
+        rank_timeline.graph.collectives
+    ]
+    total = float(measure_overlap(in_flight, np.array([-np.inf]), np.array([np.inf]))[0])
+    stalled = float(rank_timeline.exposed_time.sum())
+    exposed = min(stalled + float(rank_timeline.contention_time.sum()), total)
+    shares = {
+        "exposed_share": exposed / rank_timeline.period,
+        "waiting_share": rank_timeline.wait_time_for_ranks / rank_timeline.period,
+    }
     return {
         "total_s": total,
         "exposed_s": exposed,
         "overlapped_s": total - exposed,
-        "waiting_s": lane.waiting,
+        "waiting_s": rank_timeline.wait_time_for_ranks,
     } | shares
 
 
-def list_operations(lanes: Sequence[Lane]) -> Table:
+def list_operations(rank_timelines: Sequence[RankTimeline]) -> Table:
     """Start and end of every operation in program order, see `Prediction.timeline`."""
     import polars
 
     schema = {"rank": polars.Int64, "stream": polars.String, "operation": polars.Int64}
     schema |= dict.fromkeys(("name", "kind", "phase", "module"), polars.String)
     rows = []
-    for lane in lanes:
-        times = zip(lane.graph.labels, lane.starts.tolist(), lane.ends.tolist(), strict=True)
+    for rank_timeline in rank_timelines:
+        times = zip(
+            rank_timeline.graph.labels,
+            rank_timeline.starts.tolist(),
+            rank_timeline.ends.tolist(),
+            strict=True,
+        )
         for place, ((name, kind, _, phase, module), *ends) in enumerate(times):
             rows.append(
                 (
-                    lane.times.kind.ranks[0],
-                    lane.name_stream(place),
+                    rank_timeline.times.group.ranks[0],
+                    rank_timeline.name_stream(place),
                     place,
                     name,
                     kind,
@@ -179,8 +203,10 @@ def list_operations(lanes: Sequence[Lane]) -> Table:
                     *ends,
                 )
             )
-        for name, *ends in lane.list_added():
-            rows.append((lane.times.kind.ranks[0], "compute", None, name, name, name, "", *ends))
+        for name, *ends in rank_timeline.list_added():
+            rows.append(
+                (rank_timeline.times.group.ranks[0], "compute", None, name, name, name, "", *ends)
+            )
     return polars.DataFrame(
         rows, {**schema, "start_s": polars.Float64, "end_s": polars.Float64}, orient="row"
     )
@@ -217,28 +243,35 @@ def list_spans(operations: Table, level: str, depth: int | None = None) -> Table
     return spans.agg(**ends, end_s=polars.last("end_s")).drop("span")
 
 
-def _list_idle(lane: Lane) -> Iterator[tuple[int, float]]:
+def _list_idle(rank_timeline: RankTimeline) -> Iterator[tuple[int, float]]:
     """Idle times of the compute stream [s], each with the position of the collective or operation
     it counts to.
 
     Position -1 is the time between two iterations.
     """
-    ends = lane.ends[lane.compute]
-    since = ends[-1:] - lane.period + sum(lane.added.values())
-    gaps = np.maximum(lane.starts[lane.compute] - np.concatenate((since, ends[:-1])), 0.0)
-    for later, held in lane.stalled.items() if len(gaps) else ():
+    ends = rank_timeline.ends[rank_timeline.compute]
+    since = ends[-1:] - rank_timeline.period + sum(rank_timeline.added.values())
+    gaps = np.maximum(
+        rank_timeline.starts[rank_timeline.compute] - np.concatenate((since, ends[:-1])), 0.0
+    )
+    for later, held in rank_timeline.waits_by_operation.items() if len(gaps) else ():
         for place in dict.fromkeys(place for place, *_ in held):
             ones = [one for wait, one, _ in held if wait == place]
             yield (
-                ones[rank_largest(lane.ends[ones], slack=_EQUAL * lane.period)[0]],
-                float(lane.stalls[place]),
+                ones[
+                    rank_largest(rank_timeline.ends[ones], slack=_EQUAL * rank_timeline.period)[0]
+                ],
+                float(rank_timeline.stream_wait_time[place]),
             )
-            gaps[later] -= lane.stalls[place]
-    for later in np.flatnonzero(gaps > _EQUAL * lane.period).tolist():
-        yield int(lane.compute[later]) if later or not lane.device else -1, float(gaps[later])
+            gaps[later] -= rank_timeline.stream_wait_time[place]
+    for later in np.flatnonzero(gaps > _EQUAL * rank_timeline.period).tolist():
+        yield (
+            int(rank_timeline.compute[later]) if later or not rank_timeline.device else -1,
+            float(gaps[later]),
+        )
 
 
-def sum_modules(lane: Lane, depth: int | None) -> Table:
+def sum_modules(rank_timeline: RankTimeline, depth: int | None) -> Table:
     """Time of every module in program order, see `Prediction.modules`.
 
     Idle time between two iterations belongs to no module. The time of an update is shared among the
@@ -248,20 +281,20 @@ def sum_modules(lane: Lane, depth: int | None) -> Table:
     check_threads()
     import polars
 
-    graph, owners = lane.graph, _find_owners(lane.graph)
+    graph, owners = rank_timeline.graph, _find_owners(rank_timeline.graph)
     labels = (*graph.labels, ("", "", "", "forward", ""))  # the last one: between two iterations
-    busy = np.where(lane.times.seconds > 0, lane.ends - lane.starts, 0.0)
+    busy = np.where(rank_timeline.times.seconds > 0, rank_timeline.ends - rank_timeline.starts, 0.0)
     spent = [
         (place, 1, own, own * (labels[place][1] == "host"))
         for place, own in enumerate(busy.tolist())
     ]
-    spent += [(place, 0, seconds, seconds) for place, seconds in _list_idle(lane)]
+    spent += [(place, 0, seconds, seconds) for place, seconds in _list_idle(rank_timeline)]
     rows = [
         (module, count, labels[place][3], share * seconds, share * idle)
         for place, count, seconds, idle in spent
         for module, share in owners.get(place, {labels[place][4]: 1.0}).items()
     ]
-    rows += [(name, 0, "update", seconds, seconds) for name, seconds in lane.added.items()]
+    rows += [(name, 0, "update", seconds, seconds) for name, seconds in rank_timeline.added.items()]
     frame = polars.DataFrame(
         rows, schema=("module", "operations", "phase", "time_s", "idle_s"), orient="row"
     )
@@ -272,7 +305,7 @@ def sum_modules(lane: Lane, depth: int | None) -> Table:
         polars.sum("operations"),
         *phases,
         polars.sum("idle_s"),
-        polars.sum("time_s").alias("share") / lane.period,
+        polars.sum("time_s").alias("share") / rank_timeline.period,
     )
     frame = frame.group_by(cut_path(depth), maintain_order=True).agg(*sums)
     return polars.concat([frame.filter(polars.col("module") != ""), frame.filter(module="")])
@@ -312,81 +345,109 @@ def _precede(places: np.ndarray, place: int, period: float) -> list[Place]:
     return [(int(places[number]), 0.0 if number >= 0 else -period)] if len(places) else []
 
 
-def _find_held(lane: Lane, place: int) -> list[Place]:
+def _find_held(rank_timeline: RankTimeline, place: int) -> list[Place]:
     """The collective that ended last, of those that an operation of the compute stream or its host
     waited for."""
-    near, found = _EQUAL * lane.period, lane.stalled.get(lane.find_next(place), ())
-    shifted = [(one, -lane.period * ((wait > place) + before)) for wait, one, before in found]
+    near, found = (
+        _EQUAL * rank_timeline.period,
+        rank_timeline.waits_by_operation.get(rank_timeline.find_next(place), ()),
+    )
+    shifted = [
+        (one, -rank_timeline.period * ((wait > place) + before)) for wait, one, before in found
+    ]
     over = [
         (one, shift)
         for one, shift in shifted
-        if lane.ends[one] + shift <= lane.starts[place] + near
+        if rank_timeline.ends[one] + shift <= rank_timeline.starts[place] + near
     ]
-    ends = [float(lane.ends[one]) + shift for one, shift in over]
+    ends = [float(rank_timeline.ends[one]) + shift for one, shift in over]
     return [over[number] for number in rank_largest(ends, slack=near)[:1]]
 
 
-def _launch(lane: Lane, place: int) -> tuple[Place, float, Place | None]:
+def _launch(rank_timeline: RankTimeline, place: int) -> tuple[Place, float, Place | None]:
     """What the host launched before an operation, when it was free again [s], and the operation it
     waited for."""
-    ((last, shift),) = _precede(np.arange(len(lane.starts)), place, lane.period)
-    kind, held = lane.graph.labels[last][1], [] if lane.device else _find_held(lane, place)
-    freed, found = float(lane.issued[last]) + shift, None
-    waits = [(last, shift)] if (kind == "transfer" if lane.device else kind != "collective") else []
+    ((last, shift),) = _precede(np.arange(len(rank_timeline.starts)), place, rank_timeline.period)
+    kind, held = (
+        rank_timeline.graph.labels[last][1],
+        [] if rank_timeline.device else _find_held(rank_timeline, place),
+    )
+    freed, found = float(rank_timeline.issued[last]) + shift, None
+    waits = (
+        [(last, shift)]
+        if (kind == "transfer" if rank_timeline.device else kind != "collective")
+        else []
+    )
     for one, later in dict.fromkeys([*waits, *held]):
-        if lane.ends[one] + later >= freed - _EQUAL * lane.period:
-            freed, found = float(lane.ends[one]) + later, (one, later)
+        if rank_timeline.ends[one] + later >= freed - _EQUAL * rank_timeline.period:
+            freed, found = float(rank_timeline.ends[one]) + later, (one, later)
     return (last, shift), freed, found
 
 
-def _find_last(lanes: Sequence[Lane], lane: Lane, place: int) -> tuple[Lane, int]:
+def _find_last(
+    rank_timelines: Sequence[RankTimeline], rank_timeline: RankTimeline, place: int
+) -> tuple[RankTimeline, int]:
     """The rank that was ready last for a collective, and the position of the collective there.
 
     All ranks run their part of a collective at the same time.
     """
-    near, parts = _EQUAL * lane.period, []
-    for other in lanes:
+    near, parts = _EQUAL * rank_timeline.period, []
+    for other in rank_timelines:
         at = other.graph.collectives
         same = (
-            abs(other.starts[at] - lane.starts[place]) + abs(other.ends[at] - lane.ends[place])
+            abs(other.starts[at] - rank_timeline.starts[place])
+            + abs(other.ends[at] - rank_timeline.ends[place])
             <= near
         )
-        parts += [(-other.waits[one], other, one) for one in at[same].tolist()]
+        parts += [(-other.arrival_wait_time[one], other, one) for one in at[same].tolist()]
     return parts[rank_largest([wait for wait, *_ in parts], slack=near)[0]][1:]
 
 
-def _walk_back(lanes: Sequence[Lane]) -> Iterator[tuple[Lane, str, int, float, float]]:
-    """Lane, stream, operation, start and end [s] of the steps of the critical path, the last first,
+def _walk_back(
+    rank_timelines: Sequence[RankTimeline],
+) -> Iterator[tuple[RankTimeline, str, int, float, float]]:
+    """RankTimeline, stream, operation, start and end [s] of the steps of the critical path, the last first,
     without a gap."""
-    period, near = lanes[0].period, _EQUAL * lanes[0].period
-    lane = lanes[rank_largest([lane.ends.max(initial=-np.inf) for lane in lanes], slack=near)[0]]
-    place, shift = rank_largest(lane.ends, slack=near)[0], 0.0
-    time = float(lane.ends[place])
+    period, near = rank_timelines[0].period, _EQUAL * rank_timelines[0].period
+    rank_timeline = rank_timelines[
+        rank_largest(
+            [rank_timeline.ends.max(initial=-np.inf) for rank_timeline in rank_timelines],
+            slack=near,
+        )[0]
+    ]
+    place, shift = rank_largest(rank_timeline.ends, slack=near)[0], 0.0
+    time = float(rank_timeline.ends[place])
     while True:
-        stream, end, time = lane.name_stream(place), time, float(lane.starts[place]) + shift
-        yield lane, stream, place, time, end
+        stream, end, time = (
+            rank_timeline.name_stream(place),
+            time,
+            float(rank_timeline.starts[place]) + shift,
+        )
+        yield rank_timeline, stream, place, time, end
         same = np.zeros(0)
         if stream != "compute":
-            lane, place = _find_last(lanes, lane, place)
-            at, group = lane.graph.collectives, lane.graph.column("group")
+            rank_timeline, place = _find_last(rank_timelines, rank_timeline, place)
+            at, group = rank_timeline.graph.collectives, rank_timeline.graph.column("group")
             same = at[group[at] == group[place]]
         known = (
             _precede(same, place, period)
-            + _find_held(lane, place)
-            + _precede(lane.compute, place, period)
+            + _find_held(rank_timeline, place)
+            + _precede(rank_timeline.compute, place, period)
         )
-        found = next((f for f in known if abs(lane.ends[f[0]] + f[1] + shift - time) <= near), None)
+        found = next(
+            (f for f in known if abs(rank_timeline.ends[f[0]] + f[1] + shift - time) <= near), None
+        )
         # it started when it was launched: back along the host's clock, to what that waited for
         while found is None:
-            last, freed, found = _launch(lane, place)
+            last, freed, found = _launch(rank_timeline, place)
             end, time = time, min(freed + shift, time)
-            yield lane, "host", place, time, end
+            yield rank_timeline, "host", place, time, end
             if found is None:
                 place, shift = last[0], last[1] + shift
         place, shift = found[0], found[1] + shift
 
 
-def find_critical_path(lanes: Sequence[Lane]) -> Table:
+def find_critical_path(rank_timelines: Sequence[RankTimeline]) -> Table:
     """The chain of operations that sets the time, see `Prediction.critical_path`.
 
     The path is followed backward from the last operation over two periods, and the earlier one is
@@ -396,44 +457,60 @@ def find_critical_path(lanes: Sequence[Lane]) -> Table:
     import polars
 
     # the simulated period
-    lanes = [replace(lane, period=lane.period - sum(lane.added.values())) for lane in lanes]
-    period, near = lanes[0].period, _EQUAL * lanes[0].period
-    last = max(float(lane.ends.max(initial=-np.inf)) for lane in lanes)
+    rank_timelines = [
+        replace(rank_timeline, period=rank_timeline.period - sum(rank_timeline.added.values()))
+        for rank_timeline in rank_timelines
+    ]
+    period, near = rank_timelines[0].period, _EQUAL * rank_timelines[0].period
+    last = max(float(rank_timeline.ends.max(initial=-np.inf)) for rank_timeline in rank_timelines)
     edges, rank = (
-        (last + np.cumsum([0.0, *lanes[0].added.values()])).tolist(),
-        lanes[0].times.kind.ranks[0],
+        (last + np.cumsum([0.0, *rank_timelines[0].added.values()])).tolist(),
+        rank_timelines[0].times.group.ranks[0],
     )
     steps = [
         (rank, "host", None, name, name, "", "", *edges[n : n + 2])
-        for n, name in enumerate(lanes[0].added)
+        for n, name in enumerate(rank_timelines[0].added)
     ][::-1]
-    most = 8 * sum(len(lane.starts) for lane in lanes)
-    for lane, stream, place, start, end in islice(_walk_back(lanes), most) if period > 0 else ():
+    most = 8 * sum(len(rank_timeline.starts) for rank_timeline in rank_timelines)
+    for rank_timeline, stream, place, start, end in (
+        islice(_walk_back(rank_timelines), most) if period > 0 else ()
+    ):
         start, end = max(start + period, last - period), min(end + period, last)
         if end <= last - period + near:
             break
         if end > start + near:
-            name, kind, _, phase, module = lane.graph.labels[place]
+            name, kind, _, phase, module = rank_timeline.graph.labels[place]
             steps.append(
-                (lane.times.kind.ranks[0], stream, place, name, kind, phase, module, start, end)
+                (
+                    rank_timeline.times.group.ranks[0],
+                    stream,
+                    place,
+                    name,
+                    kind,
+                    phase,
+                    module,
+                    start,
+                    end,
+                )
             )
     columns = ("rank", "stream", "operation", "name", "kind", "phase", "module", "start_s", "end_s")
     return polars.DataFrame(steps[::-1], schema=columns, orient="row")
 
 
-def list_events(lanes: Sequence[Lane], sources: Mapping[int, int]) -> list[Event]:
+def list_events(rank_timelines: Sequence[RankTimeline], sources: Mapping[int, int]) -> list[Event]:
     """Events of a trace: slices with sizes, and the names of their ranks and streams.
 
-    `sources` gives, for each rank of the trace, the lane it is like. Slices on one stream do not
+    `sources` gives, for each rank of the trace, the rank_timeline it is like. Slices on one stream do not
     overlap; slices of modules are nested.
     """
     slices, names = list[Event](), list[Event]()
     for rank, source in sources.items():
-        lane = lanes[source]
-        slices += _list_slices(lane, rank)
-        streams = {_MODULES: "modules"} | ({_HOST: "host"} if lane.device else {})
+        rank_timeline = rank_timelines[source]
+        slices += _list_slices(rank_timeline, rank)
+        streams = {_MODULES: "modules"} | ({_HOST: "host"} if rank_timeline.device else {})
         streams |= {
-            _find_thread(lane, place): lane.name_stream(place) for place in range(len(lane.starts))
+            _find_thread(rank_timeline, place): rank_timeline.name_stream(place)
+            for place in range(len(rank_timeline.starts))
         }
         named = [("process", {"pid": rank}, rank, f"rank {rank}")]
         named += [
@@ -448,15 +525,17 @@ def list_events(lanes: Sequence[Lane], sources: Mapping[int, int]) -> list[Event
     return [*names, *sorted(slices, key=lambda event: float(event["ts"]))]
 
 
-def _find_thread(lane: Lane, place: int) -> int:
-    collective = lane.graph.labels[place][1] == "collective"
-    return _COMMUNICATION + int(lane.graph.column("group")[place]) if collective else _COMPUTE
+def _find_thread(rank_timeline: RankTimeline, place: int) -> int:
+    collective = rank_timeline.graph.labels[place][1] == "collective"
+    return (
+        _COMMUNICATION + int(rank_timeline.graph.column("group")[place]) if collective else _COMPUTE
+    )
 
 
-def _list_slices(lane: Lane, rank: int) -> Iterator[Event]:
+def _list_slices(rank_timeline: RankTimeline, rank: int) -> Iterator[Event]:
     """Stages, their modules and the modules inside those; then every operation, and its launch on
     the host."""
-    graph, operations = lane.graph, list_operations([lane])
+    graph, operations = rank_timeline.graph, list_operations([rank_timeline])
     for depth in range(2 + max((label[4].count(".") for label in graph.labels), default=0)):
         level = "module" if depth else "stage"
         for _, _, phase, module, count, *ends in list_spans(
@@ -467,9 +546,9 @@ def _list_slices(lane: Lane, rank: int) -> Iterator[Event]:
                 yield _slice(
                     module or phase, level, rank, _MODULES, *ends, **more, operations=count
                 )
-    free = float(lane.issued[-1]) - lane.period if len(graph) else 0.0
+    free = float(rank_timeline.issued[-1]) - rank_timeline.period if len(graph) else 0.0
     for place, (name, kind, variant, phase, module) in enumerate(graph.labels):
-        sizes, issued = graph[place].features, float(lane.issued[place])
+        sizes, issued = graph[place].features, float(rank_timeline.issued[place])
         args: dict[str, Any] = {
             "operation": place,
             "phase": phase,
@@ -480,13 +559,13 @@ def _list_slices(lane: Lane, rank: int) -> Iterator[Event]:
         args["dtype"] = graph.dtypes[place] if graph.dtypes else graph.dtype
         args["bytes"] = int(sizes["nbytes"] or graph.traffic[place])
         if kind == "collective":
-            args["waiting_us"] = round(float(lane.waits[place]) * 1e6, 3)
-        start, end = float(lane.starts[place]), float(lane.ends[place])
-        yield _slice(name, kind, rank, _find_thread(lane, place), start, end, **args)
-        if lane.device:
+            args["waiting_us"] = round(float(rank_timeline.arrival_wait_time[place]) * 1e6, 3)
+        start, end = float(rank_timeline.starts[place]), float(rank_timeline.ends[place])
+        yield _slice(name, kind, rank, _find_thread(rank_timeline, place), start, end, **args)
+        if rank_timeline.device:
             yield _slice(name, "host", rank, _HOST, free, issued, operation=place)
         free = issued
-    for name, *ends in lane.list_added():
+    for name, *ends in rank_timeline.list_added():
         yield _slice(name, name, rank, _COMPUTE, *ends)
 
 
@@ -507,17 +586,20 @@ def find_throughput(prediction: Any) -> dict[str, float]:
     return {name: count / prediction.time for name, count in counts.items() if count}
 
 
-def sum_resources(lane: Lane) -> tuple[float, float, np.ndarray]:
+def sum_resources(rank_timeline: RankTimeline) -> tuple[float, float, np.ndarray]:
     """Time of the kernels of a rank, of its host, and of the collectives of each of its
     communicators [s]."""
-    times, lengths = lane.times, (lane.ends - lane.starts)[lane.graph.collectives]
-    moving = np.bincount(
-        np.array(times.kind.communicators, dtype=int), weights=lengths, minlength=1
+    times, lengths = (
+        rank_timeline.times,
+        (rank_timeline.ends - rank_timeline.starts)[rank_timeline.graph.collectives],
     )
-    late = float(times.seconds[lane.graph.kernels.get(("host", "host"), [])].sum())
+    moving = np.bincount(
+        np.array(times.group.communicators, dtype=int), weights=lengths, minlength=1
+    )
+    late = float(times.seconds[rank_timeline.graph.kernels.get(("host", "host"), [])].sum())
     return (
         float(times.seconds.sum()) - late,
-        lane.host_time + late,
+        rank_timeline.host_time + late,
         moving,
     )
 
@@ -526,7 +608,8 @@ def find_mfu(prediction: Any) -> float | None:
     """Model FLOP utilization: `Graph.model_flops` of all ranks over their peak [-]; None without
     products."""
     flops = sum(
-        len(lane.times.kind.ranks) * lane.graph.model_flops for lane in prediction._timeline.lanes
+        len(rank_timeline.times.group.ranks) * rank_timeline.graph.model_flops
+        for rank_timeline in prediction._timeline.rank_timelines
     )
     peak = prediction.platform.device.peaks[prediction.workload.dtype].value
     return flops / (prediction.time * prediction.ranks * peak) or None

@@ -11,7 +11,7 @@ from perfkit.platform.platform import Platform
 from perfkit.prediction.accounts import find_bottleneck
 from perfkit.prediction.cost import join_host, price
 from perfkit.prediction.memory import WORKSPACE, list_peaks, sum_untouched
-from perfkit.prediction.ranks import Workload, cast_ranks, time_collectives, time_rank
+from perfkit.prediction.ranks import Workload, group_identical_ranks, time_collectives, time_rank
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import COLUMN, Graph
@@ -141,7 +141,7 @@ class _Structure:
         self.peaks = [len(own) for own in peaks]  # of each stream
         self.sums = csr_array(np.concatenate([traffic[first], [whole], *peaks]))
         self.time_host(ranks, self.features[:, COLUMN["nbytes"]])
-        begins, ends, *_ = self.rank.pieces
+        begins, ends, *_ = self.rank.segments
         work = np.zeros((len(begins), len(first)))
         np.add.at(work, (np.repeat(np.arange(len(begins)), ends - begins), number), 1.0)
         self.work = csr_array(work)
@@ -152,7 +152,7 @@ class _Structure:
         `messages` are the numbers of the message sizes among the values.
         """
         one, platform = self.one, self.platform
-        [kind, *others] = cast_ranks([one], ranks, {})
+        [kind, *others] = group_identical_ranks([one], ranks, {})
         if (
             others
             or len({*kind.communicators}) > 1
@@ -169,7 +169,7 @@ class _Structure:
         )
         [durations], _ = time_collectives([kind], platform, self.whole)
         self.rank = time_rank(kind, np.zeros(len(one)), durations, platform, self.whole)
-        self.host = float(np.sum(self.rank.host + self.rank.spacing))
+        self.host = float(np.sum(self.rank.host + self.rank.launch_interval))
         self.contention = overlap["contention"] if overlap and self.whole else 0.0
 
     def size(self, graph: Graph) -> Array:
@@ -207,7 +207,7 @@ class _Structure:
     def wait(self, seconds: Array) -> Array:
         """Time that collectives add to an iteration with these operation times [s], see
         `simulate`."""
-        work, pieces = self.work @ seconds, self.rank.pieces[2:].T.tolist()
+        work, pieces = self.work @ seconds, self.rank.segments[2:].T.tolist()
         durations, share = self.rank.durations, self.contention
         count = len(durations)
         front = begin = network = np.zeros(work.shape[1])

@@ -397,7 +397,7 @@ def price_messages(
 def join_hosts(rank: RankTimes, whole: Iteration | None) -> RankTimes:
     """Times of a rank of a stage; its host starts each pass with the device, as both wait for the
     same message."""
-    graph, seconds = rank.kind.graph, rank.seconds.copy()
+    graph, seconds = rank.group.graph, rank.seconds.copy()
     marks, own = graph.kernels["host", "host"], graph.collectives
     groups, begins, busy = graph.column("group")[own], np.append(0, marks[:-1] + 1), seconds.copy()
     work = np.delete(np.arange(len(graph)), own)
@@ -407,12 +407,16 @@ def join_hosts(rank: RankTimes, whole: Iteration | None) -> RankTimes:
     busy[own] = np.where(
         groups < PASSED, np.maximum(rank.durations - np.where(hides, beside, 0.0), 0.0), 0.0
     )
-    device, host = (np.add.reduceat(each, begins) for each in (busy, rank.host + rank.spacing))
+    device, host = (
+        np.add.reduceat(each, begins) for each in (busy, rank.host + rank.launch_interval)
+    )
     # the update is not waited for
-    rest = [each[marks[-1] + 1 :].sum() for each in (busy, rank.host + rank.spacing)]
+    rest = [each[marks[-1] + 1 :].sum() for each in (busy, rank.host + rank.launch_interval)]
     device[-1], host[-1] = device[-1] - rest[0], host[-1] - rest[1]
     if groups.max(initial=0.0) < PAIRS:  # a single stage waits for no messages
         seconds[marks] = (join_host(device.sum(), host.sum(), whole) - device.sum()) / len(marks)
     else:
         seconds[marks] = join_host(device, host, whole) - device
-    return replace(rank, seconds=seconds, host=np.zeros(len(graph)), spacing=np.zeros(len(graph)))
+    return replace(
+        rank, seconds=seconds, host=np.zeros(len(graph)), launch_interval=np.zeros(len(graph))
+    )

@@ -50,7 +50,7 @@ class Workload(Protocol):
 Work: TypeAlias = Workload | Graph | Sequence[Graph]
 
 
-class Kind(NamedTuple):
+class RankGroup(NamedTuple):
     """Ranks that execute the same and meet the same kinds of ranks.
 
     `groups` are the ranks of each communicator of the first of them, by its number in the graph.
@@ -70,24 +70,24 @@ class RankTimes:
     """What a kind of rank executes: the time of each operation in program order, zero for
     collectives [s].
 
-    `host` is the time of the host up to the first launch of each operation, `spacing` from there to
+    `host` is the time of the host up to the first launch of each operation, `launch_interval` from there to
     its last, and `durations` is the time of each collective [s].
     """
 
-    kind: Kind
+    group: RankGroup
     seconds: Array
     host: Array
-    spacing: Array
+    launch_interval: Array
     durations: Array
 
     @cached_property
-    def awaited(self) -> list[tuple[int, int]]:
+    def collective_waits(self) -> list[tuple[int, int]]:
         """Positions that wait, in order, and the collectives they wait for; the end of the
         iteration for the rest.
 
         Numbers below 0 are collectives of the iteration before.
         """
-        graph = self.kind.graph
+        graph = self.group.graph
         places, n = graph.collectives.tolist(), len(graph)
         if graph.waits is None:
             return [(place + 1, number) for number, place in enumerate(places)]
@@ -96,18 +96,21 @@ class RankTimes:
         return [*pairs, *((n, number) for number in range(len(places)) if number not in known)]
 
     @cached_property
-    def pieces(self) -> np.ndarray:
+    def segments(self) -> np.ndarray:
         """Where pieces begin and end: after collectives and transfers, and at waits.
 
         With each stand the number of the collective that it waits for and of the one it launches at
         its end; where it has none, how many collectives there are.
         """
-        graph, n, none = self.kind.graph, len(self.seconds), len(self.kind.graph.collectives)
+        graph, n, none = self.group.graph, len(self.seconds), len(self.group.graph.collectives)
         bounds = {0, n, *(graph.collectives + 1).tolist(), *(graph.transfers + 1).tolist()}
         rows = sorted(
             [
-                *self.awaited,
-                *((place, none) for place in bounds - {place for place, _ in self.awaited}),
+                *self.collective_waits,
+                *(
+                    (place, none)
+                    for place in bounds - {place for place, _ in self.collective_waits}
+                ),
             ]
         )
         begins, waits = np.array(rows, dtype=int).T
@@ -125,12 +128,13 @@ class RankTimes:
         if not device:
             done = np.append(0.0, np.cumsum(self.host + self.seconds))
             return np.zeros(len(done)), done, np.full(len(done), -np.inf)
-        last = self.seconds / np.maximum(self.kind.graph.column("launches"), 1.0)
+        last = self.seconds / np.maximum(self.group.graph.column("launches"), 1.0)
         issued, done = (
-            np.append(0.0, np.cumsum(times)) for times in (self.host + self.spacing, self.seconds)
+            np.append(0.0, np.cumsum(times))
+            for times in (self.host + self.launch_interval, self.seconds)
         )
-        ends = np.maximum(issued[1:] - self.spacing + self.seconds, issued[1:] + last)
-        ends[self.kind.graph.collectives] = -np.inf
+        ends = np.maximum(issued[1:] - self.launch_interval + self.seconds, issued[1:] + last)
+        ends[self.group.graph.collectives] = -np.inf
         return issued, done, np.append(ends - done[1:], -np.inf)
 
 
@@ -203,7 +207,9 @@ def find_peers(group: Ranks, rank: int) -> Ranks:
     return range(first, first + block, group.step)
 
 
-def cast_ranks(graphs: Sequence[Graph], ranks: int, slowdown: Mapping[int, float]) -> list[Kind]:
+def group_identical_ranks(
+    graphs: Sequence[Graph], ranks: int, slowdown: Mapping[int, float]
+) -> list[RankGroup]:
     """Kinds of ranks, in order of their first ranks: equal graphs and speed, and equal kinds of
     ranks to meet.
 
@@ -263,7 +269,9 @@ def cast_ranks(graphs: Sequence[Graph], ranks: int, slowdown: Mapping[int, float
             seen[sorts[group]] += 1
         communicators = [keys[int(number)] for number in graph.features[graph.collectives, _GROUP]]
         kinds.append(
-            Kind(graph, tuple(members), float(slowdown.get(members[0], 1.0)), mine, communicators)
+            RankGroup(
+                graph, tuple(members), float(slowdown.get(members[0], 1.0)), mine, communicators
+            )
         )
     return kinds
 
@@ -313,52 +321,54 @@ def price_group(
 
 
 def time_collectives(
-    kinds: Sequence[Kind], platform: Platform, whole: Iteration | None = None
+    groups: Sequence[RankGroup], platform: Platform, whole: Iteration | None = None
 ) -> tuple[list[Array], tuple[str, ...]]:
-    """Time of each collective of every kind of rank [s], and what makes these times less certain
+    """Time of each collective of every group of ranks [s], and what makes these times less certain
     than their spread.
 
     Ranks fill one node after the other. `whole` is the fit of whole iterations: collectives inside
     them take longer.
     """
-    durations = [np.zeros(len(kind.graph.collectives)) for kind in kinds]
+    durations = [np.zeros(len(group.graph.collectives)) for group in groups]
     local, wanted = (
         platform.network.ranks_per_node,
         dict[tuple[str, Ranks], list[tuple[Array, int, float]]](),
     )
     region = platform.network.ranks // platform.network.regions
-    for kind, times in zip(kinds, durations, strict=True):
-        used = kind.graph.features[kind.graph.collectives]
+    for group, times in zip(groups, durations, strict=True):
+        used = group.graph.features[group.graph.collectives]
         columns = zip(
-            kind.graph.collectives.tolist(),
+            group.graph.collectives.tolist(),
             used[:, _NBYTES].tolist(),
             used[:, _GROUP].tolist(),
             strict=True,
         )
         for index, (place, nbytes, number) in enumerate(columns):
-            key = (kind.graph.labels[place][0], kind.groups[int(number)])
+            key = (group.graph.labels[place][0], group.groups[int(number)])
             wanted.setdefault(key, []).append((times, index, max(nbytes, 1.0)))
     notes: dict[str, None] = {}
-    for (operation, group), members in wanted.items():
-        nodes = Counter(rank // local for rank in group)
+    for (operation, ranks), members in wanted.items():
+        nodes = Counter(rank // local for rank in ranks)
         sizes = np.array([nbytes for *_, nbytes in members])
-        regions = len({rank // region for rank in group})
+        regions = len({rank // region for rank in ranks})
         found = price_group(
-            platform, operation, sizes, len(group), len(nodes), max(nodes.values()), regions
+            platform, operation, sizes, len(ranks), len(nodes), max(nodes.values()), regions
         )
         notes |= dict.fromkeys(found.notes)
         for (times, index, _), seconds in zip(members, found.time.tolist(), strict=True):
             times[index] = seconds
     if whole is not None:
         delay = (
-            whole.get("per_collective", 0.0) if sum(len(kind.ranks) for kind in kinds) > 1 else 0.0
+            whole.get("per_collective", 0.0)
+            if sum(len(group.ranks) for group in groups) > 1
+            else 0.0
         )
         durations = [whole["scale"] * times + delay for times in durations]
     return durations, tuple(notes)
 
 
 def time_rank(
-    kind: Kind, seconds: Array, durations: Array, platform: Platform, whole: Iteration | None
+    group: RankGroup, seconds: Array, durations: Array, platform: Platform, whole: Iteration | None
 ) -> RankTimes:
     """Times of the operations of a rank inside an iteration, of its collectives, and of its host
     [s].
@@ -366,7 +376,7 @@ def time_rank(
     `whole` is the fit of whole iterations, if there is one: it scales times, and may hold the time
     of the host.
     """
-    graph, slowdown = kind.graph, kind.slowdown
+    graph, slowdown = group.graph, group.slowdown
     if whole is not None and "per_operation" in whole:
         first, more = np.full(len(graph), whole["per_operation"]), np.zeros(len(graph))
     else:
@@ -378,4 +388,4 @@ def time_rank(
         seconds = whole["scale"] * seconds
     if platform.device.kind == "cpu":
         first = slowdown * first
-    return RankTimes(kind, slowdown * seconds, first, more, durations)
+    return RankTimes(group, slowdown * seconds, first, more, durations)

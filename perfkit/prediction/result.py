@@ -21,8 +21,8 @@ from perfkit.prediction.micro_batches import join_hosts
 from perfkit.prediction.ranks import (
     Work,
     Workload,
-    cast_ranks,
     find_graphs,
+    group_identical_ranks,
     time_collectives,
     time_rank,
 )
@@ -90,7 +90,7 @@ class Prediction(Tabular):
     unmodelled: Mapping[str, float]
     warnings: tuple[str, ...]
     _timeline: Timeline = field(repr=False)
-    _again: Callable[[Platform], "Prediction"] = field(repr=False)
+    _repredict: Callable[[Platform], "Prediction"] = field(repr=False)
 
     def __post_init__(self) -> None:
         parts = [seconds for _, seconds in self.parts.values()]
@@ -154,7 +154,7 @@ class Prediction(Tabular):
             each other, and ``loading``.
         """
         check_choice("level", level, ("operation", "module", "stage"))
-        frame = accounts.list_operations(self._timeline.lanes)
+        frame = accounts.list_operations(self._timeline.rank_timelines)
         return frame if level == "operation" else accounts.list_spans(frame, level, depth)
 
     def modules(self, depth: int | None = 2, *, rank: int | None = None) -> Table:
@@ -177,10 +177,20 @@ class Prediction(Tabular):
             have their own rows, under update.
         """
         check_type("rank", rank, int | None)
-        lanes = self._timeline.lanes
-        busiest = lanes[rank_largest([float(lane.times.seconds.sum()) for lane in lanes])[0]]
+        rank_timelines = self._timeline.rank_timelines
+        busiest = rank_timelines[
+            rank_largest(
+                [float(rank_timeline.times.seconds.sum()) for rank_timeline in rank_timelines]
+            )[0]
+        ]
         found = (
-            [busiest] if rank is None else [lane for lane in lanes if rank in lane.times.kind.ranks]
+            [busiest]
+            if rank is None
+            else [
+                rank_timeline
+                for rank_timeline in rank_timelines
+                if rank in rank_timeline.times.group.ranks
+            ]
         )
         if not found:
             raise ValueError(
@@ -207,7 +217,7 @@ class Prediction(Tabular):
         phase, module, start_s, end_s [s]. ``handover`` and ``loading`` come last. The steps sum to
         the time.
         """
-        return accounts.find_critical_path(self._timeline.lanes)
+        return accounts.find_critical_path(self._timeline.rank_timelines)
 
     def save_trace(self, path: str | Path, *, ranks: int = 8) -> Path:
         """Write the timeline as a Chrome trace, which ui.perfetto.dev opens.
@@ -223,12 +233,15 @@ class Prediction(Tabular):
             Most ranks to write; if there are more, some of every kind [-].
         """
         target = check_target("path", path)
-        most, lanes = check_positive("ranks", ranks, integer=True), self._timeline.lanes
-        kinds = [lane.times.kind.ranks for lane in lanes]
+        most, rank_timelines = (
+            check_positive("ranks", ranks, integer=True),
+            self._timeline.rank_timelines,
+        )
+        kinds = [rank_timeline.times.group.ranks for rank_timeline in rank_timelines]
         order = sorted(
             (n, rank, index) for index, alike in enumerate(kinds) for n, rank in enumerate(alike)
         )
-        events = accounts.list_events(lanes, dict(sorted(row[1:] for row in order[:most])))
+        events = accounts.list_events(rank_timelines, dict(sorted(row[1:] for row in order[:most])))
         lines = ",\n".join(json.dumps(event, ensure_ascii=False) for event in events)
         notes = json.dumps({"prediction": repr(self)}, ensure_ascii=False)
         return write_text(
@@ -239,7 +252,7 @@ class Prediction(Tabular):
     def memory(self) -> Memory:
         """Memory of the rank that needs most, by use: parameters, gradients, states, activations
         and more."""
-        graphs = [lane.graph for lane in self._timeline.lanes]
+        graphs = [rank_timeline.graph for rank_timeline in self._timeline.rank_timelines]
         return measure_memory(graphs, self.platform)
 
     throughput, mfu, cost = (
@@ -260,13 +273,19 @@ class Prediction(Tabular):
         parts = list(self.parts.items())
         return [parts[place] for place in rank_largest([seconds for _, (_, seconds) in parts])]
 
-    def _tabulate(self, account: Callable[[accounts.Lane], Mapping[str, float]]) -> Table:
+    def _tabulate(self, account: Callable[[accounts.RankTimeline], Mapping[str, float]]) -> Table:
         """A row for every kind of rank, with the columns of an account."""
         import polars
 
-        kinds = [(lane, lane.times.kind.ranks) for lane in self._timeline.lanes]
+        kinds = [
+            (rank_timeline, rank_timeline.times.group.ranks)
+            for rank_timeline in self._timeline.rank_timelines
+        ]
         return polars.DataFrame(
-            [{"rank": own[0], "ranks": len(own), **account(lane)} for lane, own in kinds]
+            [
+                {"rank": own[0], "ranks": len(own), **account(rank_timeline)}
+                for rank_timeline, own in kinds
+            ]
         )
 
     def communication(self) -> Table:
@@ -353,7 +372,7 @@ class Prediction(Tabular):
         time, low, high = map(format_time, (self.time, *self.interval(0.8)))
         what = self.workload
         dtype = what.dtype + (" autocast" if getattr(what, "mixed", False) else "")
-        kernels = "/".join(list_attention(self._timeline.lanes[0].graph, self.platform))
+        kernels = "/".join(list_attention(self._timeline.rank_timelines[0].graph, self.platform))
         attention = f"{kernels} attention" * bool(kernels)
         words = (self._about, dtype, getattr(what, "optimizer", ""), self.execution, attention)
         short = "" if self.fits is not False else f", {self.memory()}"
@@ -368,7 +387,7 @@ def _find_bottleneck(parts: Mapping[tuple[str, str], tuple[int, float]], timelin
     for (_, kind), (_, seconds) in parts.items():
         seconds_by_kind[kind] = seconds_by_kind.get(kind, 0.0) + seconds
     host, device = float(timeline.hosts.max()), timeline.device_time
-    if any(len(rank.kind.graph.transfers) for rank in timeline.ranks):
+    if any(len(rank.group.graph.transfers) for rank in timeline.ranks):
         # a host that waits for its device is part of the time of the device
         device = timeline.period - accounts.sum_kinds(parts, "host", "handover")
     return str(accounts.find_bottleneck(seconds_by_kind, host, device))
@@ -443,7 +462,7 @@ def predict(
             "the graph has no operations, so there is nothing to predict; capture a step that runs its work in this "
             "process"
         )
-    kinds = cast_ranks(graphs, count, slowdown or {})
+    kinds = group_identical_ranks(graphs, count, slowdown or {})
     whole, device = where.context.find_iteration(what.family, count), where.device.kind != "cpu"
     costs = price([kind.graph for kind in kinds], where, dtype=what.dtype, ranks=count)
     durations, notes = time_collectives(kinds, where, whole)
@@ -466,20 +485,22 @@ def predict(
         timeline.extend(handover=float(join_host(timeline.device_time, max(timeline.hosts), whole)))
     timeline.extend(loading=loading)
     slowest = rank_largest([float(own.seconds.sum()) for own in times])[0]
-    cost, lane = costs[slowest], timeline.measure(slowest)
-    fixed = float(cost.models.numbers["launch"][cost.classes] @ lane.graph.column("launches"))
-    parts = accounts.split_period(lane)
-    busy, hosts, moving = accounts.sum_resources(lane)
+    cost, rank_timeline = costs[slowest], timeline.measure(slowest)
+    fixed = float(
+        cost.models.numbers["launch"][cost.classes] @ rank_timeline.graph.column("launches")
+    )
+    parts = accounts.split_period(rank_timeline)
+    busy, hosts, moving = accounts.sum_resources(rank_timeline)
     recorded = dict.fromkeys(note for kind in kinds for note in kind.graph.notes)
-    found, unmodelled = uncertainty.list_notes(lane.graph, cost, where, what.family, count)
+    found, unmodelled = uncertainty.list_notes(rank_timeline.graph, cost, where, what.family, count)
     short = find_shortage([kind.graph for kind in kinds], where)
     notes = (*notes, *recorded, *found, *short)
     warn_once(notes, 3)
     if _find_bottleneck(parts, timeline) not in ("host-bound", "input-bound"):
-        notes += uncertainty.list_idle_tensor_cores(lane, where)
+        notes += uncertainty.list_idle_tensor_cores(rank_timeline, where)
     placements = plan.placements if plan and count > 1 else ()
     copies = sum(placement.kind == "data_parallel" for placement in placements)
-    notes += uncertainty.list_dense_tables(lane.graph, copies)
+    notes += uncertainty.list_dense_tables(rank_timeline.graph, copies)
     if natural > accounts.PACE * timeline.device_time and {q.kind for q in where.host.values()} & {
         "assumed"
     }:
@@ -490,7 +511,7 @@ def predict(
         late = 0.0
         if staged:
             late = accounts.sum_kinds(parts, "host") / timeline.period * math.log(error)
-        around = uncertainty.find_spread(cost, lane, waits, spread)
+        around = uncertainty.find_spread(cost, rank_timeline, waits, spread)
         spread = math.hypot(
             around, late, uncertainty.spread_host(timeline, error, loading, free, whole)
         )
@@ -508,9 +529,9 @@ def predict(
         latency=timeline.latency + loading,
         device_time=timeline.device_time,
         fixed_time=fixed,
-        execution=lane.graph.execution,
+        execution=rank_timeline.graph.execution,
         unmodelled=unmodelled,
         warnings=notes,
         _timeline=timeline,
-        _again=again,
+        _repredict=again,
     )

@@ -23,18 +23,32 @@ _FAR, _EQUAL = 1000, 1e-12
 
 
 @dataclass(frozen=True, eq=False)
-class Lane:
-    """One steady-state iteration on a kind of rank: its `times`, and when each of its operations
-    runs [s].
+class RankTimeline:
+    """One steady-state iteration on a group of identical ranks.
 
-    On a `device`, such as a GPU, kernels run behind the host. `starts`, `ends` and `issued` are
-    when an operation starts, when it ends and when the host has launched it; the last operation of
-    any rank ends with the iteration, and what a rank with little to do begins before the iteration
-    has times below zero. `waits` is how long a collective waits for other ranks. `stalls` is
-    how long the compute stream is idle before each operation, and at the end, because a collective
-    has not ended; `exposed` is the part of it with a collective of this rank in flight. `stolen` is
-    how much longer an operation takes because of collectives on the same core. `added` is the part
-    of the `period` that was not simulated, by name.
+    Parameters
+    ----------
+    times : RankTimes
+        What a rank executes, and how long each operation takes alone.
+    period : float
+        Time from one iteration to the next [s].
+    device : bool
+        Whether kernels run on a device behind the host, such as a GPU.
+    starts, ends, issued : array
+        When each operation starts, when it ends, and when the host has launched it. The last
+        operation of any rank ends with the iteration; what a rank with little to do begins before
+        the iteration has times below zero [s].
+    arrival_wait_time : array
+        How long each collective waits for other ranks after this one has arrived [s].
+    stream_wait_time : array
+        How long the compute stream is idle before each operation, and at the end, because a
+        collective has not ended [s].
+    exposed_time : array
+        The part of that time with a collective of this rank in flight [s].
+    contention_time : array
+        How much longer each operation takes because of collectives on the same core [s].
+    added : mapping of str to float
+        The part of the period that was not simulated, by name [s].
     """
 
     times: RankTimes
@@ -43,16 +57,16 @@ class Lane:
     starts: Array
     ends: Array
     issued: Array
-    waits: Array
-    stalls: Array
-    exposed: Array
-    stolen: Array
+    arrival_wait_time: Array
+    stream_wait_time: Array
+    exposed_time: Array
+    contention_time: Array
     added: Mapping[str, float]
 
     @property
     def graph(self) -> Graph:
         """What the rank executes."""
-        return self.times.kind.graph
+        return self.times.group.graph
 
     @cached_property
     def compute(self) -> np.ndarray:
@@ -60,15 +74,15 @@ class Lane:
         return np.delete(np.arange(len(self.starts)), self.graph.collectives)
 
     @cached_property
-    def stalled(self) -> dict[int, list[tuple[int, int, bool]]]:
+    def waits_by_operation(self) -> dict[int, list[tuple[int, int, bool]]]:
         """Waits that keep the compute stream idle, by the number of its next operation.
 
         Each is the position of the wait, the collective, and whether that is one of the iteration
         before.
         """
         found: dict[int, list[tuple[int, int, bool]]] = {}
-        for place, number in self.times.awaited:
-            if self.stalls[place] > 1e-9 * self.period:
+        for place, number in self.times.collective_waits:
+            if self.stream_wait_time[place] > 1e-9 * self.period:
                 held = (place, int(self.graph.collectives[number]), number < 0)
                 found.setdefault(self.find_next(place), []).append(held)
         return found
@@ -76,17 +90,17 @@ class Lane:
     @property
     def host_time(self) -> float:
         """Time of the host in an iteration, on a device [s]; on a CPU operations are part of it."""
-        return float(self.times.host.sum() + self.times.spacing.sum())
+        return float(self.times.host.sum() + self.times.launch_interval.sum())
 
     @cached_property
-    def waiting(self) -> float:
+    def wait_time_for_ranks(self) -> float:
         """Time in which the compute stream is idle because of other ranks alone [s].
 
         A host that is ahead of its device goes on launching while the device waits for a collective
         that other ranks join late. Without them, the iteration would still take as long as the host
         does: only what is longer counts as waiting for others, and the rest as time of the host.
         """
-        waited = float((self.stalls - self.exposed).sum())
+        waited = float((self.stream_wait_time - self.exposed_time).sum())
         if self.device:
             without_others = self.host_time
             simulated = self.period - sum(self.added.values())
@@ -116,7 +130,7 @@ class Lane:
         return f"communication{number}"
 
 
-def measure_overlap(flights: Array, starts: Array, ends: Array) -> Array:
+def measure_overlap(in_flight: Array, starts: Array, ends: Array) -> Array:
     """Time in each interval in which at least one collective is in flight [s].
 
     Examples
@@ -124,28 +138,28 @@ def measure_overlap(flights: Array, starts: Array, ends: Array) -> Array:
     >>> measure_overlap(np.array([(0.0, 2.0), (1.0, 3.0), (5.0, 9.0)]), np.array([1.0]), np.array([6.0])).tolist()
     [3.0]
     """
-    if not len(flights):
+    if not len(in_flight):
         return np.zeros(len(starts))
-    edges, active = _count_active(flights)
+    edges, active = _count_active(in_flight)
     flown = np.append(0.0, np.cumsum(np.diff(edges) * (active[:-1] > 0)))
     return np.asarray(np.interp(ends, edges, flown) - np.interp(starts, edges, flown))
 
 
-def _count_active(flights: Array) -> tuple[Array, np.ndarray]:
+def _count_active(in_flight: Array) -> tuple[Array, np.ndarray]:
     """Times at which collectives start or end [s], and how many are in flight from then on."""
-    starts, ends = np.sort(flights, axis=0).T
-    edges = np.unique(flights)
+    starts, ends = np.sort(in_flight, axis=0).T
+    edges = np.unique(in_flight)
     return edges, np.searchsorted(starts, edges, side="right") - np.searchsorted(
         ends, edges, side="right"
     )
 
 
 def _dilate(
-    clock: Array, work: Array, flights: Sequence[tuple[float, float]] | Array, contention: float
+    clock: Array, work: Array, in_flight: Sequence[tuple[float, float]] | Array, contention: float
 ) -> Array:
     """When work ends that begins at `clock` and is slower while collectives are in flight [s]."""
     begin = float(np.min(clock))
-    edges, active = _count_active(np.array([(begin, begin), *flights]))
+    edges, active = _count_active(np.array([(begin, begin), *in_flight]))
     rates = np.maximum(1.0 - contention * active, 0.0)
     done = np.append(0.0, np.cumsum(rates[:-1] * np.diff(edges)))
     until = np.interp(clock, edges, done) + np.maximum(clock - edges[-1], 0.0) + work
@@ -158,21 +172,21 @@ def _dilate(
 
 
 @dataclass(eq=False)
-class _Meeting:
+class CollectiveInstance:
     """A collective of some ranks: when each is `ready` for it, and when it starts and ends in this
     iteration [s]."""
 
-    previous: "_Meeting | None"  # on the same communicator
+    previous: "CollectiveInstance | None"  # on the same communicator
     members: list[int] = field(default_factory=list)
     slows: bool = True  # kernels that run at the same time
     duration: float = 0.0
     ready: list[float] = field(default_factory=list)
-    parked: list[int] = field(default_factory=list)  # ranks that wait for its end
+    waiting_ranks: list[int] = field(default_factory=list)  # ranks that wait for its end
     before: float = -math.inf  # end of the previous one
     start: float = 0.0
     end: float = math.inf
     # the one of the iteration before, where this iteration may wait for it
-    earlier: "_Meeting | None" = None
+    earlier: "CollectiveInstance | None" = None
 
 
 class Timeline:
@@ -194,27 +208,27 @@ class Timeline:
         self.ranks, self.device, self.contention = ranks, device, contention
         self.added: dict[str, float] = {}
         # by communicator, and how many come before it there
-        self.found: dict[tuple[int, int], _Meeting] = {}
-        self.meetings: list[list[_Meeting]] = [[] for _ in ranks]
+        self.collectives: dict[tuple[int, int], CollectiveInstance] = {}
+        self.collectives_of_rank: list[list[CollectiveInstance]] = [[] for _ in ranks]
         for index, rank in enumerate(ranks):
-            seen, graph = Counter[int](), rank.kind.graph
+            seen, graph = Counter[int](), rank.group.graph
             # nobody has measured that a message from one GPU to another slows their kernels
             slows = [
                 not device or graph.labels[place][0] != "send_recv" for place in graph.collectives
             ]
             for key, duration, slow in zip(
-                rank.kind.communicators, rank.durations.tolist(), slows, strict=True
+                rank.group.communicators, rank.durations.tolist(), slows, strict=True
             ):
-                meeting = self.found.setdefault(
-                    (key, seen[key]), _Meeting(self.found.get((key, seen[key] - 1)))
+                collective = self.collectives.setdefault(
+                    (key, seen[key]), CollectiveInstance(self.collectives.get((key, seen[key] - 1)))
                 )
-                meeting.members.append(index)
-                meeting.duration, meeting.slows = max(meeting.duration, duration), slow
-                self.meetings[index].append(meeting)
+                collective.members.append(index)
+                collective.duration, collective.slows = max(collective.duration, duration), slow
+                self.collectives_of_rank[index].append(collective)
                 seen[key] += 1
-        looks_back = any(number < 0 for rank in ranks for _, number in rank.awaited)
-        for (key, order), meeting in self.found.items():
-            some, every = len(meeting.members), len(self.found[key, 0].members)
+        looks_back = any(number < 0 for rank in ranks for _, number in rank.collective_waits)
+        for (key, order), collective in self.collectives.items():
+            some, every = len(collective.members), len(self.collectives[key, 0].members)
             if some != every:
                 fault = (
                     f"communicator {key} has {every} ranks and {some} launch its collective {order}"
@@ -223,14 +237,14 @@ class Timeline:
                     f"{fault}; all must launch the same ones; give the graphs of one iteration"
                 )
             if looks_back:
-                meeting.earlier = _Meeting(None, end=-math.inf)
-                if (key, order + 1) not in self.found:
-                    self.found[key, 0].previous = meeting.earlier
+                collective.earlier = CollectiveInstance(None, end=-math.inf)
+                if (key, order + 1) not in self.collectives:
+                    self.collectives[key, 0].previous = collective.earlier
         self.sums = [rank.add_up(device) for rank in ranks]
         self.steps = [self.list_steps(index) for index in range(len(ranks))]
         self.hosts = np.array([issued[-1] for issued, *_ in self.sums])
         # by their devices
-        self.held = np.array([device and len(rank.kind.graph.transfers) > 0 for rank in ranks])
+        self.held = np.array([device and len(rank.group.graph.transfers) > 0 for rank in ranks])
         self.clock, self.front = np.zeros(len(ranks)), np.zeros(len(ranks))
 
     def list_steps(self, index: int) -> list[tuple[Any, ...]]:
@@ -240,15 +254,15 @@ class Timeline:
         from the start of the host to the end on a free device [s]; then the collective that is
         waited for and the one that is launched.
         """
-        (issued, done, ready), own = self.sums[index], self.meetings[index]
-        meetings = [*own, None, *(meeting.earlier for meeting in own)]
-        begins, ends, waits, launches = self.ranks[index].pieces
+        (issued, done, ready), own = self.sums[index], self.collectives_of_rank[index]
+        collectives = [*own, None, *(collective.earlier for collective in own)]
+        begins, ends, waits, launches = self.ranks[index].segments
         latest = (
             np.where(begins < ends, np.maximum.reduceat(ready, begins), -np.inf)
             - issued[begins]
             + done[ends]
         )
-        syncs = np.isin(begins, self.ranks[index].kind.graph.transfers + 1) & (
+        syncs = np.isin(begins, self.ranks[index].group.graph.transfers + 1) & (
             np.diff(begins, prepend=-1) > 0
         )
         columns = (
@@ -257,7 +271,7 @@ class Timeline:
             done[ends] - done[begins],
             latest,
         )
-        known = ([meetings[number] for number in numbers] for numbers in (waits, launches))
+        known = ([collectives[number] for number in numbers] for numbers in (waits, launches))
         return list(zip(*(column.tolist() for column in columns), *known, strict=True))
 
     def run(self) -> None:
@@ -265,13 +279,13 @@ class Timeline:
         the marks."""
         clocks, fronts, contention = self.clock.tolist(), self.front.tolist(), self.contention
         self.marks: list[list[tuple[float, float, float]]] = [[] for _ in self.ranks]
-        flights: list[list[tuple[float, float]]] = [[] for _ in self.ranks]
-        for meeting in self.found.values():
-            if meeting.earlier and meeting.ready:
-                meeting.earlier.start, meeting.earlier.end = meeting.start, meeting.end
-                for rank in meeting.members if meeting.slows else ():
-                    flights[rank].append((meeting.start, meeting.end))
-            meeting.ready, meeting.end = [], math.inf
+        in_flight: list[list[tuple[float, float]]] = [[] for _ in self.ranks]
+        for collective in self.collectives.values():
+            if collective.earlier and collective.ready:
+                collective.earlier.start, collective.earlier.end = collective.start, collective.end
+                for rank in collective.members if collective.slows else ():
+                    in_flight[rank].append((collective.start, collective.end))
+            collective.ready, collective.end = [], math.inf
         queue = [(front, rank) for rank, front in enumerate(fronts)]
         heapq.heapify(queue)
         while queue:
@@ -281,7 +295,7 @@ class Timeline:
             for index in range(len(marks), len(steps)):
                 sync, host, work, latest, wait, launched = steps[index]
                 if wait is not None and wait.end == math.inf:
-                    wait.parked.append(rank)
+                    wait.waiting_ranks.append(rank)
                     break
                 clock, begin = (
                     max(clock, front) if sync else clock,
@@ -290,10 +304,12 @@ class Timeline:
                 end = max(begin + work, clock + latest)
                 if contention:
                     # what has landed is past
-                    flights[rank] = [flight for flight in flights[rank] if flight[1] > begin]
-                    if any(start < end for start, _ in flights[rank]):
+                    in_flight[rank] = [
+                        interval for interval in in_flight[rank] if interval[1] > begin
+                    ]
+                    if any(start < end for start, _ in in_flight[rank]):
                         slowed = float(
-                            _dilate(np.array(begin), np.array(work), flights[rank], contention)
+                            _dilate(np.array(begin), np.array(work), in_flight[rank], contention)
                         )
                         end = max(slowed, clock + latest)  # nothing ends before it is launched
                     if queue and end > queue[0][0]:  # until then more collectives may start
@@ -302,13 +318,13 @@ class Timeline:
                 marks.append((front, clock, begin))
                 clock, front = clock + host, end
                 if launched is not None:
-                    self.meet(launched, max(clock, front), queue, flights)
+                    self.arrive(launched, max(clock, front), queue, in_flight)
             clocks[rank], fronts[rank] = clock, front
         stuck = [
             rank for rank, steps in enumerate(self.steps) if len(self.marks[rank]) < len(steps)
         ]
         if stuck:
-            place, _, number, _ = self.ranks[stuck[0]].pieces[:, len(self.marks[stuck[0]])]
+            place, _, number, _ = self.ranks[stuck[0]].segments[:, len(self.marks[stuck[0]])]
             names = ", ".join(map(str, stuck))
             fault = f"operation {place} of rank {stuck[0]} waits for collective {number}, which another rank launches"
             raise ValueError(
@@ -316,19 +332,21 @@ class Timeline:
             )
         self.clock, self.front = np.array(clocks), np.array(fronts)
 
-    def meet(self, meeting: _Meeting, ready: float, queue: list[Any], flights: list[Any]) -> None:
+    def arrive(
+        self, collective: CollectiveInstance, ready: float, queue: list[Any], in_flight: list[Any]
+    ) -> None:
         """Note that a rank is ready for a collective; with the last rank it starts, and waiting
         ranks go on."""
-        meeting.ready.append(ready)
-        if len(meeting.ready) == len(meeting.members):
-            meeting.before = meeting.previous.end if meeting.previous else -math.inf
-            meeting.start = max(meeting.before, *meeting.ready)
-            meeting.end = meeting.start + meeting.duration
-            for rank in meeting.members if meeting.slows else ():
-                flights[rank].append((meeting.start, meeting.end))
-            for rank in meeting.parked:
-                heapq.heappush(queue, (meeting.end, rank))
-            meeting.parked = []
+        collective.ready.append(ready)
+        if len(collective.ready) == len(collective.members):
+            collective.before = collective.previous.end if collective.previous else -math.inf
+            collective.start = max(collective.before, *collective.ready)
+            collective.end = collective.start + collective.duration
+            for rank in collective.members if collective.slows else ():
+                in_flight[rank].append((collective.start, collective.end))
+            for rank in collective.waiting_ranks:
+                heapq.heappush(queue, (collective.end, rank))
+            collective.waiting_ranks = []
 
     def repeat(self, seen: list[Array]) -> float:
         """Run iterations until all ranks advance by the same time, or each by the same as before;
@@ -338,7 +356,9 @@ class Timeline:
         with them.
         """
         for _ in range(_MOST):
-            left = [meeting.end for meeting in self.found.values() if meeting.earlier]
+            left = [
+                collective.end for collective in self.collectives.values() if collective.earlier
+            ]
             seen.append(np.concatenate([self.front, self.clock[self.held], left]))
             near = _EQUAL * abs(seen[-1].max())
             for back in range(1, min(_PATTERN + 1, len(seen))):
@@ -363,37 +383,47 @@ class Timeline:
             self.period = max(self.period, time)
 
     @cached_property
-    def lanes(self) -> tuple[Lane, ...]:
+    def rank_timelines(self) -> tuple[RankTimeline, ...]:
         """One iteration of all kinds of ranks; the last operation of any rank ends with it.
 
         A rank with little to do begins its next iteration while others still end theirs: what it
         does before the iteration of the slowest ranks begins has times below zero.
         """
-        lanes = tuple(self.measure(index) for index in range(len(self.ranks)))
-        ends = [float(lane.ends.max(initial=-math.inf)) for lane in lanes]
+        rank_timelines = tuple(self.measure(index) for index in range(len(self.ranks)))
+        ends = [
+            float(rank_timeline.ends.max(initial=-math.inf)) for rank_timeline in rank_timelines
+        ]
         begin = max(ends) - (self.period - sum(self.added.values()))
         if math.isinf(begin):  # nothing runs
             begin = 0.0
-        for view in (view for lane in lanes for view in (lane.starts, lane.ends, lane.issued)):
+        for view in (
+            view
+            for rank_timeline in rank_timelines
+            for view in (rank_timeline.starts, rank_timeline.ends, rank_timeline.issued)
+        ):
             view -= begin
-        return lanes
+        return rank_timelines
 
-    def measure(self, index: int) -> Lane:
+    def measure(self, index: int) -> RankTimeline:
         """What a kind of rank did in the iteration that was run last, on the clock of the
         simulation."""
-        rank, (issued, done, ready), own = self.ranks[index], self.sums[index], self.meetings[index]
+        rank, (issued, done, ready), own = (
+            self.ranks[index],
+            self.sums[index],
+            self.collectives_of_rank[index],
+        )
         (begins, stops, numbers, _), (fronts, clocks, resumed) = (
-            rank.pieces,
+            rank.segments,
             np.array(self.marks[index]).T,
         )
-        places, waits, stolen = (
-            rank.kind.graph.collectives,
+        places, waits, contention_time = (
+            rank.group.graph.collectives,
             np.zeros(len(rank.seconds)),
             np.zeros(len(rank.seconds)),
         )
         flown = np.array([(one.start, one.end, one.before) for one in own]).reshape(-1, 3)
         of, heads = np.repeat(np.arange(len(begins)), stops - begins), begins[begins < stops]
-        launched = issued[1:] - rank.spacing + (clocks - issued[begins])[of]
+        launched = issued[1:] - rank.launch_interval + (clocks - issued[begins])[of]
         free, work = ready[:-1] + (clocks - issued[begins])[of], done[1:] - done[begins][of]
         free[heads] = np.maximum(free[heads], (resumed - done[begins])[of][heads])
         ends = done[1:] + np.maximum.accumulate(free)
@@ -407,25 +437,27 @@ class Timeline:
             ends = slowed
             if self.device:  # nothing runs before it is launched
                 starts, ends = np.maximum(starts, free_starts), np.maximum(ends, free_ends)
-            stolen = delays - np.where(np.isin(np.arange(len(of)), heads), 0.0, np.roll(delays, 1))
-            stolen[stolen < 1e-9 * self.period] = 0.0
+            contention_time = delays - np.where(
+                np.isin(np.arange(len(of)), heads), 0.0, np.roll(delays, 1)
+            )
+            contention_time[contention_time < 1e-9 * self.period] = 0.0
         launched = launched if self.device else starts.copy()
         arrived = np.maximum(launched, ends)[places]
-        starts[places], ends[places], stolen[places] = flown[:, 0], flown[:, 1], 0.0
+        starts[places], ends[places], contention_time[places] = flown[:, 0], flown[:, 1], 0.0
         waits[places] = np.maximum(flown[:, 0] - np.maximum(arrived, flown[:, 2]), 0.0)
         at, numbers, fronts = (
             column[numbers < len(places)] for column in (begins, numbers, fronts)
         )
         since = np.maximum(fronts, arrived[numbers] - self.period * (numbers < 0))
         until = np.maximum(since, flown[numbers, 1] - self.period * (numbers < 0))
-        flights = flown[:, :2]
+        in_flight = flown[:, :2]
         if numbers.min(initial=0) < 0:
-            flights = np.concatenate([flights, flights - self.period])
-        lengths = (until - since, measure_overlap(flights, since, until))
-        stalls, exposed = (
+            in_flight = np.concatenate([in_flight, in_flight - self.period])
+        lengths = (until - since, measure_overlap(in_flight, since, until))
+        stream_wait_time, exposed_time = (
             np.bincount(at, seconds, len(waits) + 1).astype(float) for seconds in lengths
         )
-        return Lane(
+        return RankTimeline(
             rank,
             self.period,
             self.device,
@@ -433,9 +465,9 @@ class Timeline:
             ends,
             launched,
             waits,
-            stalls,
-            exposed,
-            stolen,
+            stream_wait_time,
+            exposed_time,
+            contention_time,
             self.added,
         )
 
@@ -462,10 +494,10 @@ def simulate(ranks: Sequence[RankTimes], *, device: bool, contention: float = 0.
     timeline = Timeline(ranks, device, contention)
     timeline.run()
     timeline.latency, slowest = float(timeline.front.max()), timeline.hosts.max()
-    meetings = timeline.found.values()
+    collectives = timeline.collectives.values()
     if device:  # hosts that wait for nothing are far ahead of their devices
         timeline.clock[~timeline.held] = -np.inf
-    fresh = device or any(meeting.earlier for meeting in meetings)
+    fresh = device or any(collective.earlier for collective in collectives)
     timeline.period = timeline.device_time = timeline.repeat(
         [] if fresh else [np.zeros(len(ranks))]
     )
@@ -477,8 +509,8 @@ def simulate(ranks: Sequence[RankTimes], *, device: bool, contention: float = 0.
         timeline.held |= leads
         timeline.clock = np.where(leads, 0.0, timeline.clock - late)
         timeline.front -= late  # devices have done all that was launched
-        for meeting in meetings:
-            meeting.start, meeting.end = meeting.start - late, meeting.end - late
+        for collective in collectives:
+            collective.start, collective.end = collective.start - late, collective.end - late
         timeline.period = timeline.repeat([])
     far = np.isinf(timeline.clock)  # all is launched before the device begins
     timeline.clock[far] = (timeline.front - timeline.hosts)[far]

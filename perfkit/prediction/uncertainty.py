@@ -17,7 +17,7 @@ from perfkit.platform.kernels import find_unaligned, say_unaligned
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import list_resources
 from perfkit.prediction.cost import Costs, join_host
-from perfkit.prediction.simulation import Lane, Timeline, simulate
+from perfkit.prediction.simulation import RankTimeline, Timeline, simulate
 from perfkit.workloads.graph import Graph
 
 #: What a model of the library takes to use tensor cores.
@@ -49,13 +49,13 @@ def find_host_error(platform: Platform, execution: str = "") -> float:
     )
 
 
-def find_spread(costs: Costs, lane: Lane, waits: float, around: float) -> float:
+def find_spread(costs: Costs, rank_timeline: RankTimeline, waits: float, around: float) -> float:
     """Spread of the logarithm of the time of an iteration, the host aside [-].
 
     `waits` is the share of waiting and collectives, `around` the spread of iterations around the
     sum of their kernels.
     """
-    shares = lane.times.seconds / lane.period
+    shares = rank_timeline.times.seconds / rank_timeline.period
     errors = costs.spread * np.bincount(costs.classes, shares, len(costs.spread))
     return float(join_errors(errors, costs.assumed, waits, around * min(float(shares.sum()), 1.0)))
 
@@ -87,7 +87,7 @@ def spread_host(
             time = float(join_host(timeline.device_time, factor * max(timeline.hosts), whole))
         else:
             ranks = [
-                replace(own, host=factor * own.host, spacing=factor * own.spacing)
+                replace(own, host=factor * own.host, launch_interval=factor * own.launch_interval)
                 for own in timeline.ranks
             ]
             time = simulate(ranks, device=timeline.device, contention=timeline.contention).period
@@ -165,10 +165,10 @@ def list_notes(
     return tuple(notes), unmodelled
 
 
-def list_idle_tensor_cores(lane: Lane, platform: Platform) -> tuple[str, ...]:
+def list_idle_tensor_cores(rank_timeline: RankTimeline, platform: Platform) -> tuple[str, ...]:
     """A note where products take much of the time and do not use the tensor cores of the device,
     which nobody may have chosen."""
-    graph = lane.graph
+    graph = rank_timeline.graph
     if not has_idle_tensor_cores(platform):
         return ()
     dtypes = graph.dtypes or (graph.dtype,) * len(graph)
@@ -177,7 +177,11 @@ def list_idle_tensor_cores(lane: Lane, platform: Platform) -> tuple[str, ...]:
         for place, label in enumerate(graph.labels)
         if label[1] in ("gemm", "bmm", "convolution") and dtypes[place] == "fp32"
     ]
-    share = float(lane.times.seconds[products].sum()) / lane.period if products else 0.0
+    share = (
+        float(rank_timeline.times.seconds[products].sum()) / rank_timeline.period
+        if products
+        else 0.0
+    )
     if share <= 0.1:
         return ()
     way = OTHER_FORMATS
@@ -324,7 +328,7 @@ def find_sensitivity(prediction: Any, swing: float = 0.2) -> Sensitivity:
     import polars as pl
 
     factor, rows = 1 + check_positive("swing", swing), []
-    again, where, scales = prediction._again, prediction.platform, (_STEP, 1 / factor, factor)
+    again, where, scales = prediction._repredict, prediction.platform, (_STEP, 1 / factor, factor)
     for name in list_resources(where):
         with keep_quiet():
             slightly, less, more = (

@@ -46,10 +46,13 @@ def blame_hosts(rng: Rng, folder: Path) -> Any:
     r = _predict_tables(rng)
     if r.platform.device.kind == "cpu":
         return r
-    lanes = {lane.times.kind.ranks[0]: lane.times for lane in r._timeline.lanes}
+    rank_timelines = {
+        rank_timeline.times.group.ranks[0]: rank_timeline.times
+        for rank_timeline in r._timeline.rank_timelines
+    }
     for row in r.idle().rows(named=True):
-        times = lanes[row["rank"]]
-        host = float(times.host.sum() + times.spacing.sum())
+        times = rank_timelines[row["rank"]]
+        host = float(times.host.sum() + times.launch_interval.sum())
         if row["waiting_s"] > max(r.time - host, 0.0) + 1e-6 * r.time:
             raise Nonsense(
                 f"rank {row['rank']} waits {row['waiting_s']} s, its host takes {host} s"
