@@ -172,6 +172,17 @@ def judge(rows: Sequence[Row]) -> dict[str, float]:
     return {**summarize_errors(errors), "inside": 100 * float(inside.mean())}
 
 
+def join_passes(passes: Sequence[Row]) -> dict[str, Any]:
+    """Measured time and quartiles of a run of `Comparison`, as the means of its passes [s], and
+    their disagreement."""
+    median, q1, q3 = (
+        float(np.mean([one[key] for one in passes])) for key in ("median", "q1", "q3")
+    )
+    each = [one["median"] for one in passes]
+    about = {"measured_s": median, "measured_q1_s": q1, "measured_q3_s": q3, "flagged": False}
+    return about | {"passes_s": each, "noise": max(each) / min(each) - 1}
+
+
 class _Cells(Formatter):
     """Formats cells: ``time`` gives seconds a unit, ``.1fms`` turns them into milliseconds, truth
     becomes a word."""

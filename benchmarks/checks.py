@@ -3,17 +3,17 @@ predicted wrong.
 
     python -m benchmarks.checks zen3-2
 
-Also what other benchmarks do with saved runs: predict them again, and join passes of a measurement.
+Also what other benchmarks do with saved runs: predict them again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 import perfkit as pk
-from benchmarks import Row, command, lay_out
+from benchmarks import command, lay_out
 from perfkit.calibration.checks import Comparison, state_prediction
 from perfkit.calibration.study import Trials
 from perfkit.ground.files import find_reference
@@ -40,7 +40,7 @@ def pool_checks(name: str) -> Comparison:
     return Comparison.load(*sorted(find_reference("measured").glob(f"{name}.check-*.json")))
 
 
-def _load_model(run: Row) -> Any:
+def _load_model(run: Mapping[str, Any]) -> Any:
     """The workload of a saved run."""
     return load({key: value for key, value in run["config"].items() if key != "owners"})
 
@@ -57,17 +57,6 @@ def predict_again(saved: C, platform: pk.Platform) -> C:
                 found = pk.price_plan(workload, platform, plan)
         runs.append({**run, **state_prediction(found)})
     return replace(saved, runs=tuple(runs), platform=platform.name)
-
-
-def join_passes(passes: Sequence[Row]) -> dict[str, Any]:
-    """Measured time and quartiles of a run of `Comparison`, as the means of its passes [s], and
-    their disagreement."""
-    median, q1, q3 = (
-        float(np.mean([one[key] for one in passes])) for key in ("median", "q1", "q3")
-    )
-    each = [one["median"] for one in passes]
-    about = {"measured_s": median, "measured_q1_s": q1, "measured_q3_s": q3, "flagged": False}
-    return about | {"passes_s": each, "noise": max(each) / min(each) - 1}
 
 
 def format_errors(comparison: Comparison) -> str:

@@ -1,10 +1,16 @@
 """Training steps on one NVIDIA GPU, first predicted, then measured: models of transformers and the
 DLRM.
 
-python -m benchmarks.gpu_steps --platform h100-sxm-8 --predictions FILE      (anywhere; needs no GPU)
-python -m benchmarks.gpu_steps --predictions FILE --measure FOLDER           (on the GPU)
-python -m benchmarks.gpu_steps --predictions FILE --measured FILE [--json OUT]
-python -m benchmarks.gpu_steps --saved FILE
+    python -m benchmarks.gpu_steps --platform h100-sxm-8 --set third --predictions FILE   (anywhere)
+    python -m benchmarks.gpu_steps --predictions FILE --measure FOLDER                   (on the GPU)
+    python -m benchmarks.gpu_steps --predictions FILE --measured FILE ... [--json OUT]
+    python -m benchmarks.gpu_steps --saved FILE
+
+Predictions need no GPU. To measure takes torch, transformers and NumPy; the packages that predictions
+load (polars, msgspec, altair) may be missing there. Steps of one's own come from a file instead of a
+set: --steps FILE.json, a list such as
+
+    [{"model": "bert", "sizes": {"batch": 8, "sequence": 128}, "amp": "bf16", "execution": "graphs"}]
 """
 
 import gc
@@ -19,15 +25,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import perfkit as pk
-from benchmarks import OUT, SAVED, command
+from benchmarks import OUT, SAVED, command, join_passes
 from benchmarks.captures import make_step
-from benchmarks.checks import join_passes
 from perfkit.calibration.checks import Comparison, state_prediction
 from perfkit.ground.files import find_reference
 from perfkit.ground.targets import write_text
+from perfkit.ground.units import check_choice
 from perfkit.measure.machine import describe_machine, list_versions
 from perfkit.measure.timing import clock, summarize_samples
 from perfkit.platform.estimates import keep_quiet
+
+#: How a step may run.
+EXECUTIONS = ("eager", "compiled", "graphs")
 
 
 class Step(NamedTuple):
@@ -46,20 +55,37 @@ class Step(NamedTuple):
         return "-".join(filter(None, (self.model, sizes, self.amp or "fp32", self.execution)))
 
 
-def list_steps(*, more: bool = False) -> list[Step]:
-    """The steps of the committed runs on an H100: the first set, or with `more` the second set of
-    other sizes.
+#: Sets of steps by name: the committed run that has them. The second set was predicted and measured
+#: after the first one had been seen, the third after both.
+SETS = {
+    "first": "h100-1.check-1.json",
+    "second": "h100-1.check-2.json",
+    "third": "h200-2.check-1.json",
+}
 
-    The second set was predicted and measured after the first one had been seen.
-    """
-    runs = Comparison.load(find_reference("measured", f"h100-1.check-{1 + more}.json")).runs
+
+def list_steps(name: str = "first") -> list[Step]:
+    """The steps of a committed set, see `SETS`."""
+    file = SETS[check_choice("set", name, SETS)]
+    runs = Comparison.load(find_reference("measured", file)).runs
     return [Step(**run["config"]) for run in runs]
 
 
-def predict_steps(platform: pk.Platform, more: bool = False) -> list[dict[str, Any]]:
-    """Predict one set of steps on a platform: times with their interval [s], and memory [B]."""
+def read_steps(path: Path) -> list[Step]:
+    """Steps of a JSON file: a list of objects with the fields of `Step`."""
+    try:
+        return [Step(**fields) for fields in json.loads(path.read_text())]
+    except (TypeError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"steps is {str(path)!r}, which is no list of steps: {error}; each needs model and sizes, and may "
+            "have amp and execution"
+        ) from None
+
+
+def predict_steps(platform: "pk.Platform", steps: Sequence[Step]) -> list[dict[str, Any]]:
+    """Predict steps on a platform: times with their interval [s], and memory [B]."""
     rows = []
-    for step in list_steps(more=more):
+    for step in steps:
         with keep_quiet():
             make = partial(
                 make_step,
@@ -136,8 +162,22 @@ def time_step(step: Step, folder: Path | None) -> dict[str, Any]:
     return {**result, "profiled": profiled}
 
 
-def measure_steps(out: Path, steps: Sequence[Step], passes: int = 2) -> None:
-    """Time these steps; each is written when it is finished, or with the reason if it failed."""
+def measure_steps(
+    out: Path, steps: Sequence[Step], *, passes: int = 2, traced: Sequence[str] = EXECUTIONS
+) -> None:
+    """Time these steps; each is written when it is finished, or with the reason if it failed.
+
+    Parameters
+    ----------
+    out : Path
+        Folder for ``steps.json`` and traces.
+    steps : sequence of Step
+        What to time.
+    passes : int, optional
+        How often all steps are timed, one after another; compiled ones only once [-].
+    traced : sequence of str
+        Executions whose steps are traced, in the first pass.
+    """
     import torch
 
     out.mkdir(parents=True, exist_ok=True)
@@ -151,13 +191,10 @@ def measure_steps(out: Path, steps: Sequence[Step], passes: int = 2) -> None:
         for step in steps:
             if number and step.execution == "compiled":
                 continue
+            is_traced = number == 0 and step.execution in traced
+            folder = out / "traces" if is_traced else None
             try:
-                rows.append(
-                    {
-                        "pass": number,
-                        **time_step(step, None if number or passes == 1 else out / "traces"),
-                    }
-                )
+                rows.append({"pass": number, **time_step(step, folder)})
                 print(f"{step.name:<60} {1e3 * rows[-1]['in_a_row']['median']:8.2f} ms", flush=True)
             except (RuntimeError, ValueError, AttributeError, TypeError) as error:
                 rows.append(
@@ -171,13 +208,15 @@ def measure_steps(out: Path, steps: Sequence[Step], passes: int = 2) -> None:
             write_text(out / "steps.json", json.dumps({**facts, "rows": rows}, indent=1))
 
 
-def join_runs(predicted: dict[str, Any], measured: dict[str, Any]) -> Comparison:
-    """Join predictions and measurements of iterations in a row, the mean of both passes."""
+def join_runs(predicted: dict[str, Any], *measured: dict[str, Any]) -> Comparison:
+    """Join predictions and measurements of iterations in a row, the mean of all passes.
+
+    Measurements of several processes on one machine are passes, too.
+    """
     runs = []
+    rows = [row for file in measured for row in file["rows"] if "failed" not in row]
     for row in predicted["rows"]:
-        timed = [
-            one for one in measured["rows"] if one["name"] == row["name"] and "failed" not in one
-        ]
+        timed = [one for one in rows if one["name"] == row["name"]]
         if timed:
             apart = float(np.mean([one["one_by_one"]["median"] for one in timed]))
             sizes = {key: timed[0][key] for key in ("peak", "reserved")}
@@ -189,21 +228,40 @@ def join_runs(predicted: dict[str, Any], measured: dict[str, Any]) -> Comparison
                     **sizes,
                 }
             )
-    machine = {**measured["machine"], "device": measured["device"], "predicted": predicted["date"]}
-    return Comparison(tuple(runs), predicted["platform"], machine, measured["versions"])
+    first = measured[0]
+    machine = {**first["machine"], "device": first["device"], "predicted": predicted["date"]}
+    return Comparison(tuple(runs), predicted["platform"], machine, first["versions"])
 
 
 @command(
     {
         "--platform": {"metavar": "P.toml", "help": "platform to predict on"},
-        "--more": {"action": "store_true", "help": "the second set of steps"},
+        "--set": {"choices": [*SETS], "default": "first", "help": "which steps to predict"},
+        "--steps": {"type": Path, "metavar": "FILE.json", "help": "other steps, instead of a set"},
         "--predictions": {"type": Path, "metavar": "FILE", "help": "what was predicted"},
         "--measure": {
             "type": Path,
             "metavar": "FOLDER",
             "help": "time the steps here, into steps.json and traces",
         },
-        "--measured": {"type": Path, "metavar": "FILE", "help": "steps.json of the GPU"},
+        "--passes": {
+            "type": int,
+            "default": 2,
+            "metavar": "N",
+            "help": "how often to time all steps",
+        },
+        "--traced": {
+            "nargs": "*",
+            "choices": EXECUTIONS,
+            "default": EXECUTIONS,
+            "help": "executions whose steps are traced; default: all",
+        },
+        "--measured": {
+            "type": Path,
+            "nargs": "+",
+            "metavar": "FILE",
+            "help": "steps.json of the GPU, one of each process",
+        },
         **SAVED,
         **OUT,
     }
@@ -223,18 +281,19 @@ def main(given: Any) -> None:
         raise ValueError("predictions is missing; name its file, or give --saved")
     if given.platform:
         where = pk.load_platform(given.platform)
+        chosen = read_steps(given.steps) if given.steps else list_steps(given.set)
         about = {
             "platform": where.name,
             "date": date.today().isoformat(),
-            "rows": predict_steps(where, given.more),
+            "rows": predict_steps(where, chosen),
         }
         write_text(given.predictions, json.dumps(about, indent=1) + "\n")
         return
     predicted = json.loads(given.predictions.read_text())
     if given.measure:
         steps = [Step(**row["config"]) for row in predicted["rows"]]
-        return measure_steps(given.measure, steps, 1 if given.more else 2)
-    comparison = join_runs(predicted, json.loads(given.measured.read_text()))
+        return measure_steps(given.measure, steps, passes=given.passes, traced=given.traced)
+    comparison = join_runs(predicted, *(json.loads(path.read_text()) for path in given.measured))
     print(comparison.as_text())
     if given.json:
         comparison.save(given.json)

@@ -398,11 +398,12 @@ def test_placements_are_summarized_over_seeds() -> None:
 
 
 def test_steps_of_gpus_are_joined_by_name_and_failures_left_out() -> None:
-    names = [step.name for step in (*list_steps(), *list_steps(more=True))]
+    names = [step.name for step in (*list_steps("first"), *list_steps("second"))]
     assert len(names) == len({*names}) == 45
     times = {"median": 2.0, "q1": 1.9, "q3": 2.2}
     timed = {"name": names[0], "in_a_row": times, "one_by_one": times, "peak": 5.0, "reserved": 6.0}
     again = {**timed, "in_a_row": {**times, "median": 3.0}}
+    later = {**timed, "in_a_row": {**times, "median": 4.0}}
     about = {"predicted_s": 2.0, "low_s": 1.0, "high_s": 3.0, "family": "bert", "bottleneck": "x"}
     predicted = {
         "platform": "p",
@@ -417,6 +418,8 @@ def test_steps_of_gpus_are_joined_by_name_and_failures_left_out() -> None:
     }
     (run,) = join_runs(predicted, measured).runs
     assert (run["name"], run["measured_s"], run["noise"], run["peak"]) == (names[0], 2.5, 0.5, 5.0)
+    (run,) = join_runs(predicted, measured, {**measured, "rows": [later]}).runs
+    assert (run["measured_s"], run["noise"]) == (3.0, 1.0), "another process is another pass"
 
 
 def test_traces_of_others_that_are_not_here_are_told_in_one_line(

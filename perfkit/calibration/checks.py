@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -18,7 +18,9 @@ from perfkit.ground.targets import write_text
 from perfkit.ground.units import check_positive, format_table, format_time
 from perfkit.measure.samples import Sample, dump
 from perfkit.prediction.result import Prediction
-from perfkit.sharding.result import PlanPrice
+
+if TYPE_CHECKING:  # it loads polars, which a machine that only measures may lack
+    from perfkit.sharding.result import PlanPrice
 
 _MEASURED = ("measured_s", "measured_q1_s", "measured_q3_s")
 #: Times of a run: predicted with its interval, measured with its quartiles [s].
@@ -63,7 +65,7 @@ def summarize_errors(errors: Any) -> dict[str, float]:
 
 def compare_run(
     sample: Sample,
-    prediction: Prediction | PlanPrice,
+    prediction: "Prediction | PlanPrice",
     passes: Sequence[Sequence[Mapping[str, Any]]],
     paces: Mapping[str, Pace],
 ) -> dict[str, Any]:
@@ -115,7 +117,7 @@ def compare_run(
     return run
 
 
-def state_prediction(prediction: Prediction | PlanPrice) -> dict[str, Any]:
+def state_prediction(prediction: "Prediction | PlanPrice") -> dict[str, Any]:
     """Write a prediction as the runs of `Comparison` hold it.
 
     Parameters
