@@ -189,8 +189,12 @@ def _time_at_full_rate(platform: Platform, model: EagerDLRM, name: str, moves: R
     """Time of the operations of one name at the full bandwidth, without launches [s]."""
     full = moves.with_values({"memory_efficiency": 1.0, "launch": 1e-12})
     graph = model.graphs()[0]
-    own = [label[0] == name for label in graph.labels]
-    keys = {f"{label[1]}.{label[2]}" for label, mine in zip(graph.labels, own, strict=True) if mine}
+    own = [label.name == name for label in graph.labels]
+    keys = {
+        f"{label.kind}.{label.variant}"
+        for label, mine in zip(graph.labels, own, strict=True)
+        if mine
+    }
     return float(
         price([graph], replace(platform, kernels=dict.fromkeys(keys, full)))[0].seconds[own].sum()
     )

@@ -120,16 +120,18 @@ def split_step(
     hosts, kernels = np.add(*price_host(graph, bare)), list_attention(graph, bare)
     parts = dict.fromkeys((*_BESIDE, "memory"), 0.0)
     columns = (graph.labels, formats, costs.seconds, costs.spread[costs.classes], hosts)
-    for (_, kind, variant, phase, _), dtype, own, spread, host in zip(*columns, strict=True):
-        if phase == "update" and not update:
+    for label, dtype, own, spread, host in zip(*columns, strict=True):
+        if label.phase == "update" and not update:
             continue
-        name = _CLASSES.get(kind, "rest") + ".fused" * (variant == "fused")
-        if kind == "attention":
+        name = _CLASSES.get(label.kind, "rest")
+        if label.variant == "fused":
+            name += ".fused"
+        if label.kind == "attention":
             name = f"attention.{kernels[0]}"
-            own *= BACKWARD[kernels[0]] if variant.startswith("backward") else 1.0
+            own *= BACKWARD[kernels[0]] if label.variant.startswith("backward") else 1.0
         parts[name] = parts.get(name, 0.0) + float(own)
         parts["host"] += float(host)
-        if phase == "update":
+        if label.phase == "update":
             parts["update"] += float(own)
         if name == "product" and dtype not in _FORMATS:
             parts["uncertainty"] += float(own * spread)

@@ -67,7 +67,7 @@ def judge_embeddings(measurements: Mapping[str, Any]) -> Errors:
         platform = add_context(isolated, {**measurements, "iterations": others})
         workload, run = load(row["workload"]), row["runs"][0]
         graph = workload.graphs()[0]
-        embedding = np.array([kind.startswith("embedding") for _, kind, *_ in graph.labels])
+        embedding = np.array([label.kind.startswith("embedding") for label in graph.labels])
         times = np.array(
             [price([graph], platform, dtype=workload.dtype)[0].seconds, run["operation_seconds"]]
         )

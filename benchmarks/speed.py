@@ -40,7 +40,7 @@ from perfkit.readers.kernel_database import (
     read_gemms,
 )
 from perfkit.readers.nccl import parse_nccl_tests
-from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.graph import FEATURES, Graph, Label
 
 _N = 1_000_000  # sizes in one array
 
@@ -143,7 +143,7 @@ def list_jobs(platforms: Sequence[pk.Platform]) -> list[Job]:
     waits = np.stack([np.minimum(places + 150, 10_000), np.arange(99)], axis=1)
     host, none = np.full(10_000, 10e-6), np.zeros(10_000)
     kinds = np.where(seconds > 0, "elementwise", "collective").tolist()
-    labels = tuple(("operation", kind, "", "forward", "") for kind in kinds)
+    labels = tuple(Label("operation", kind, "", "forward", "") for kind in kinds)
     graph = Graph(labels, np.zeros((10_000, len(FEATURES))), np.zeros((0, 4)), waits=waits)
     group = RankGroup(graph, (0,), 1.0, {}, [0, 1, 0] * 33)
     durations = np.full(99, 1e-3)

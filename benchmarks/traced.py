@@ -95,7 +95,7 @@ def sum_kernels(platform: pk.Platform, recorded: tuple[Graph, Array]) -> tuple[f
     graph, seconds = recorded
     found = price([graph], platform, dtype=graph.dtype)[0].seconds
     kernels = ~np.isnan(seconds) & [
-        label[1] not in ("collective", "transfer") for label in graph.labels
+        label.kind not in ("collective", "transfer") for label in graph.labels
     ]
     kernels[find_unsized(graph)] = False
     return float(found[kernels].sum()), float(seconds[kernels].sum())

@@ -46,7 +46,7 @@ def predict_kernels() -> list[dict[str, Any]]:
         own = sum(
             s
             for s, label in zip(seconds, graph.labels, strict=True)
-            if label[1] == f"embedding_{phase}"
+            if label.kind == f"embedding_{phase}"
         )
         about = {"phase": phase, "tables": text, "batch": model.batch}
         found.append(

@@ -666,7 +666,7 @@ def test_kernels_take_in_iterations_what_they_took_in_a_traced_one(
     )
     with keep_quiet():
         priced = price([graph], found, dtype=graph.dtype)[0].seconds
-    kinds, timed = np.array([label[1] for label in graph.labels]), seconds > 0
+    kinds, timed = np.array([label.kind for label in graph.labels]), seconds > 0
     for kind in ("convolution", "rowwise", "elementwise"):
         own = timed & (kinds == kind)
         assert priced[own].sum() == pytest.approx(

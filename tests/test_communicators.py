@@ -12,7 +12,7 @@ from perfkit.platform.machine import Context
 from perfkit.platform.platform import Platform
 from perfkit.prediction.ranks import find_peers, group_identical_ranks, time_collectives
 from perfkit.prediction.result import predict
-from perfkit.workloads.graph import COLUMN, FEATURES, Graph
+from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
 
 H100 = load_platform("h100-sxm-8x4")
 MIB = 2.0**20
@@ -28,7 +28,8 @@ def make_graph(
     features[:, [COLUMN["launches"], COLUMN["calls"]]] = 1
     features[:, COLUMN["nbytes"]] = [MIB * size for _, size, *_ in operations]
     for index, (name, _, *group) in enumerate(operations):
-        labels.append((name, "collective" if group else "elementwise", name, "backward", "net"))
+        kind = "collective" if group else "elementwise"
+        labels.append(Label(name, kind, name, "backward", "net"))
         features[index, COLUMN["elements"]] = features[index, COLUMN["nbytes"]] / 4
         features[index, COLUMN["group"]] = sum(group)
     accesses = np.array(
@@ -73,7 +74,9 @@ def test_ranks_of_one_content_are_one_kind_however_many_they_are() -> None:
     kinds = group_identical_ranks((graphs * 512)[:8192], 8192, {})
     assert [len(kind.ranks) for kind in kinds] == [1024, 7168]
     assert kinds[0].communicators == kinds[1].communicators
-    different = replace(graphs[1], labels=(("mul", *graphs[1].labels[0][1:]), graphs[1].labels[1]))
+    different = replace(
+        graphs[1], labels=(graphs[1].labels[0]._replace(name="mul"), graphs[1].labels[1])
+    )
     assert len(group_identical_ranks([different, *graphs[1:8]], 8, {})) == 2
 
 
@@ -101,7 +104,7 @@ def test_kinds_of_ranks_take_as_long_as_all_ranks(
             replace(
                 graph,
                 groups=own,
-                labels=tuple((*label[:4], f"rank {rank}") for label in graph.labels),
+                labels=tuple(label._replace(module=f"rank {rank}") for label in graph.labels),
             )
             for rank, own in enumerate(groups)
         ],

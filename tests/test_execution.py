@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import perfkit as pk
 from perfkit.__main__ import main
 from perfkit.workloads.execution import compile_graph
-from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.graph import FEATURES, Graph, Label
 
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
 
@@ -24,7 +24,9 @@ def build(*rows: Row, **more: Any) -> Graph:
     """A graph of operations over 4-byte numbers in rows of 8; a buffer's first letter gives its
     elements."""
     sizes = {"x": 64.0, "w": 8.0, "s": 1.0}
-    labels = tuple((name, kind, name, more.get("phase", "forward"), "") for name, kind, *_ in rows)
+    labels = tuple(
+        Label(name, kind, name, more.get("phase", "forward"), "") for name, kind, *_ in rows
+    )
     features = np.zeros((len(rows), len(FEATURES)))
     names = sorted(
         {buffer for *_, read, written in rows for buffer in (*read.split(), *written.split())}
@@ -110,7 +112,7 @@ MM, ALL, SUM = ("mm", "gemm", 0.0), ("all_reduce", "collective", 0.0), ("sum", "
 )
 def test_kernels_and_what_they_move(rows: list[Row], kernels: list[str], traffic: float) -> None:
     found = compile_graph(build(*rows))
-    assert [label[0] for label in found.labels] == kernels and found.execution == "compiled"
+    assert [label.name for label in found.labels] == kernels and found.execution == "compiled"
     assert found.traffic.sum() == traffic and found.column("calls").tolist() == [1.0] + [0.0] * (
         len(kernels) - 1
     )
@@ -150,7 +152,7 @@ def test_a_region_comes_after_what_it_needs_whatever_it_takes_in() -> None:
     eager, merged = (
         pk.capture(partial(make_step, compiled), device="cuda") for compiled in (False, True)
     )
-    products = [sum(label[1] == "gemm" for label in graph.labels) for graph in (eager, merged)]
+    products = [sum(label.kind == "gemm" for label in graph.labels) for graph in (eager, merged)]
     assert (
         merged.execution == "compiled"
         and len(merged) < 0.7 * len(eager)
@@ -194,8 +196,8 @@ def test_nothing_is_merged_over_a_wait() -> None:
         compile_graph(build(*rows)),
         compile_graph(build(*rows, waits=np.array([[3, 0]]))),
     )
-    assert [label[0] for label in blocking.labels] == ["relu", "all_reduce", "fused_relu_add"]
-    assert [label[0] for label in later.labels] == ["all_reduce", "fused_relu", "fused_relu_add"]
+    assert [label.name for label in blocking.labels] == ["relu", "all_reduce", "fused_relu_add"]
+    assert [label.name for label in later.labels] == ["all_reduce", "fused_relu", "fused_relu_add"]
     assert later.waits is not None and later.waits.tolist() == [[2, 0]]
 
 
@@ -344,7 +346,7 @@ def test_each_weight_costs_the_host_of_compiled_code_two_calls_in_each_pass() ->
     model = pk.Transformer.gpt2(batch=1, sequence=64, layers=2, dtype="bf16", mixed=True)
     [graph] = model.graphs()
     found = compile_graph(graph)
-    phases = [label[3] for label in found.labels]
+    phases = [label.phase for label in found.labels]
     bare = {
         phase: found.column("bare")[[one == phase for one in phases]].sum()
         for phase in ("forward", "backward")

@@ -177,8 +177,8 @@ def test_the_operations_over_ranks_are_those_of_a_real_run(name: str) -> None:
             step()
     finally:
         dist.destroy_process_group()
-    assert [label[0] for label in graph.labels] == real.names
-    assert not [label for label in graph.labels if label[1] == "other"]
+    assert [label.name for label in graph.labels] == real.names
+    assert not [label for label in graph.labels if label.kind == "other"]
 
 
 def name_operations(settings: list[dict[str, Any]]) -> list[list[str]]:
@@ -200,7 +200,7 @@ def test_gradients_of_accumulated_and_averaged_weights_are_shared_as_on_two_rank
     job = {"task": "tests.test_forms:name_operations", "settings": [*COPIES.values()]}
     first, second = run_processes(job, ranks=2)
     graphs = [capture(partial(_copied, **each), ranks=2) for each in COPIES.values()]
-    assert [[label[0] for label in graph.labels] for graph in graphs] == first == second
+    assert [[label.name for label in graph.labels] for graph in graphs] == first == second
     assert [len(graph.collectives) for graph in graphs] == [1, 1], "one bucket, and only once"
 
 
@@ -241,7 +241,7 @@ def test_blocks_are_gathered_ahead_and_their_gradients_scattered_behind(again: b
     update = [
         graph[i].features["elements"]
         for i, label in enumerate(graph.labels)
-        if label[0] == "_foreach_lerp_"
+        if label.name == "_foreach_lerp_"
     ]
     assert update == [blocks * size / 8], "each rank updates its shard"
     split = next(
@@ -253,7 +253,7 @@ def test_blocks_are_gathered_ahead_and_their_gradients_scattered_behind(again: b
     )
     assert graph.waits is not None
     waits = dict(graph.waits[:, ::-1].tolist())
-    products = [i for i, label in enumerate(graph.labels) if label[1] == "gemm"]
+    products = [i for i, label in enumerate(graph.labels) if label.kind == "gemm"]
     # streams let a block be gathered once that before the last is there
     places = graph.collectives.tolist()[:blocks]
     hidden = [
@@ -261,7 +261,7 @@ def test_blocks_are_gathered_ahead_and_their_gradients_scattered_behind(again: b
     ]
     assert hidden == [0, 2, *[4] * (blocks - 2)]
     behind = [
-        graph.labels[waits[number]][0]
+        graph.labels[waits[number]].name
         for number, name in enumerate(names)
         if name == "reduce_scatter"
     ]
@@ -309,9 +309,11 @@ def test_a_compiled_module_is_recorded_as_kernels_and_says_so() -> None:
         and len(whole.notes) == 1
     )
     assert whole.labels == inside.labels == compile_graph(eager).labels != eager.labels
-    updates = [sum(label[3] == "update" for label in each.labels) for each in (eager, whole, step)]
+    updates = [
+        sum(label.phase == "update" for label in each.labels) for each in (eager, whole, step)
+    ]
     calls = [
-        each.column("calls")[[label[3] == "update" for label in each.labels]].sum()
+        each.column("calls")[[label.phase == "update" for label in each.labels]].sum()
         for each in (eager, whole, step)
     ]
     assert updates == [4, 4, 4] and calls == [4, 4, 1]
@@ -344,7 +346,7 @@ def test_pinning_is_not_counted_and_says_so() -> None:
         pytest.warns(UserWarning, match="non_blocking=True count like blocking ones"),
     ):
         graph = capture(make_step, device="cuda")
-    assert [label[0] for label in graph.labels] == ["to", "to", "index", "sum"]
+    assert [label.name for label in graph.labels] == ["to", "to", "index", "sum"]
 
 
 def test_graphs_of_a_gpu_are_named() -> None:
@@ -374,7 +376,7 @@ def test_a_place_that_a_tensor_names_is_the_gpu() -> None:
 
     with pytest.warns(UserWarning, match="the step works on tensors of the host"):
         moved = capture(make_step, device="cuda")
-    assert [moved.labels[i][2] for i in moved.transfers] == ["to_device", "to_host"]
+    assert [moved.labels[i].variant for i in moved.transfers] == ["to_device", "to_host"]
 
 
 def test_streams_and_events_say_what_waits_for_a_collective() -> None:
@@ -395,7 +397,7 @@ def test_streams_and_events_say_what_waits_for_a_collective() -> None:
         return step
 
     graph = capture(make_step, ranks=2, device="cuda")
-    assert [label[0] for label in graph.labels] == ["all_reduce", "mul", "add", "sub"]
+    assert [label.name for label in graph.labels] == ["all_reduce", "mul", "add", "sub"]
     assert graph.waits is not None and graph.waits.tolist() == [[3, 0]]
 
 

@@ -160,8 +160,8 @@ def test_nothing_of_the_iterations_is_in_the_platforms() -> None:
 def test_kernels_of_an_iteration(model: str) -> None:
     graph, found = record(model), dict.fromkeys(TRACED[model], 0.0)
     for seconds, label in zip(price([graph], V100)[0].seconds, graph.labels, strict=True):
-        if label[0] in found:
-            found[label[0]] += float(seconds)
+        if label.name in found:
+            found[label.name] += float(seconds)
     assert found == pytest.approx(TRACED[model], rel=0.15)
 
 
@@ -177,7 +177,7 @@ def test_an_iteration_has_as_many_calls_as_the_traces() -> None:
         calls = graph.column("calls").sum() + graph.column("bare").sum()
         assert calls == pytest.approx(gaps, rel=0.06)
         launches = {
-            label[0]: int(n)
+            label.name: int(n)
             for label, n in zip(graph.labels, graph.column("launches"), strict=True)
         }
         assert (launches["add_"], launches["zero_"], launches["index_put"]) == (
@@ -185,7 +185,7 @@ def test_an_iteration_has_as_many_calls_as_the_traces() -> None:
             weights,
             10,
         )
-        transfers = [graph.labels[i][2] for i in graph.transfers]
+        transfers = [graph.labels[i].variant for i in graph.transfers]
         assert transfers == ["to_device"] * 6 + ["to_host"] * 2
 
 
@@ -219,6 +219,6 @@ def test_the_host_of_an_iteration_adds_up() -> None:
     assert (first >= 0).all()
     assert (more[graph.column("launches") <= 1] == 0).all()
     assert first.sum() > floor
-    step = next(i for i, label in enumerate(graph.labels) if label[3] == "update")
+    step = next(i for i, label in enumerate(graph.labels) if label.phase == "update")
     expected = 15 * (host["between_launches.elementwise.update"] + host["launch"])
     assert more[step] == pytest.approx(expected)

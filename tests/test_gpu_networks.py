@@ -17,7 +17,7 @@ def test_nets_have_the_size_of_their_publications() -> None:
         graph = gpu_networks.capture_net(name, 2)
         assert graph.parameters == parameters
         first = 2 * 2 * flops  # a multiply-add is two, and two images
-        convolutions = [i for i, label in enumerate(graph.labels) if label[1] == "convolution"]
+        convolutions = [i for i, label in enumerate(graph.labels) if label.kind == "convolution"]
         forward = sum(
             graph[i].features["flops"] for i in convolutions if graph[i].phase == "forward"
         )

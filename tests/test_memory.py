@@ -12,7 +12,7 @@ import pytest
 import perfkit as pk
 from perfkit.prediction.memory import Memory, measure_memory
 from perfkit.sharding.planner import price_plan
-from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.graph import FEATURES, Graph, Label
 
 torch = pytest.importorskip("torch", reason="capture needs torch: pip install 'perfkit[measure]'")
 
@@ -45,7 +45,7 @@ def graph(*operations: tuple[str, str, str]) -> Graph:
         for write, letters in enumerate(touched)
         for letter in letters
     ]
-    labels = tuple(("add", "elementwise", "add", phase, "") for phase, *_ in operations)
+    labels = tuple(Label("add", "elementwise", "add", phase, "") for phase, *_ in operations)
     return Graph(
         labels, np.zeros((len(labels), len(FEATURES))), np.array(rows, dtype=float).reshape(-1, 4)
     )

@@ -46,9 +46,9 @@ def test_nets_on_a_device_are_what_it_runs(name: str) -> None:
         Net(name, **{**SMALL, "width": 64}).graphs(accelerator=own) for own in (False, True)
     )
     assert (
-        sum(label[3] == "update" for label in gpu.labels)
+        sum(label.phase == "update" for label in gpu.labels)
         < 10
-        < sum(label[3] == "update" for label in cpu.labels)
+        < sum(label.phase == "update" for label in cpu.labels)
     )
     assert ("tf32" in gpu.dtypes) == (name == "resnet")
 
@@ -110,7 +110,7 @@ def test_nets_run_what_is_captured(name: str, optimizer: str) -> None:
     with OperationTimer() as timer:
         step()
     graph = net.graphs()[0]
-    assert [label[0] for label in graph.labels] == timer.names
+    assert [label.name for label in graph.labels] == timer.names
     assert graph.parameters == sum(p.numel() for p in module.parameters())
     assert graph.traffic.sum() == pytest.approx(sum(timer.nbytes), rel=0.1)
     assert (graph.family, graph.ranks) == (NETS[name], 1)
@@ -126,7 +126,8 @@ def test_a_step_under_autocast_is_what_is_predicted() -> None:
         *model.graphs(accelerator=True),
     )
     captured, built = (
-        [label[0].replace("_for_cpu", "").rstrip("_") for label in graph.labels] for graph in graphs
+        [label.name.replace("_for_cpu", "").rstrip("_") for label in graph.labels]
+        for graph in graphs
     )
     assert captured == built
 

@@ -63,9 +63,9 @@ def list_updates(graph: Graph) -> list[tuple[str, str, str, float, float]]:
     """Name, kind, variant, elements and bytes of each operation of the update."""
     elements = graph.column("elements")
     return [
-        (*label[:3], elements[place], graph.traffic[place])
+        (label.name, *label.kernel, elements[place], graph.traffic[place])
         for place, label in enumerate(graph.labels)
-        if label[3] == "update"
+        if label.phase == "update"
     ]
 
 
@@ -331,7 +331,7 @@ def test_a_captured_model_may_have_each_optimizer() -> None:
             graph = pk.capture(
                 torch.nn.Linear(64, 64), torch.ones(8, 64), optimizer=name, device="cuda"
             )
-        names = [label[0] for label in graph.labels if label[3] == "update"]
+        names = [label.name for label in graph.labels if label.phase == "update"]
         assert names == [each.name for each in find_optimizer(name).operations("for_each")]
 
 

@@ -158,7 +158,7 @@ def send(graph: Graph) -> list[tuple[str, float, int]]:
     """Name, bytes and number of ranks of every collective."""
     groups = [len(group) for group in graph.groups] or [graph.ranks]
     rows = (
-        (graph.labels[i][0], graph.column("nbytes")[i], graph.column("group")[i])
+        (graph.labels[i].name, graph.column("nbytes")[i], graph.column("group")[i])
         for i in graph.collectives
     )
     return [(name, float(nbytes), groups[int(group)]) for name, nbytes, group in rows]
@@ -168,7 +168,9 @@ def list_names(graph: Graph) -> list[str]:
     """Names of operations up to the update, without those that make inputs; `div_` of gradients is
     in the backward."""
     made = ("randn", "rand", "randint", "arange")
-    return [name for name, *_, phase, _ in graph.labels if phase != "update" and name not in made]
+    return [
+        label.name for label in graph.labels if label.phase != "update" and label.name not in made
+    ]
 
 
 @pytest.mark.filterwarnings(
@@ -204,7 +206,7 @@ def test_shared_perceptrons_are_recorded_as_they_run(way: Strategy) -> None:
     ]
     assert ours.column("flops").sum() == theirs.column("flops").sum()
     if way.zero:
-        first, waits = [g.labels[0][0] for g in (ours, theirs)], [g.waits for g in (ours, theirs)]
+        first, waits = [g.labels[0].name for g in (ours, theirs)], [g.waits for g in (ours, theirs)]
         assert first[0] == "all_gather_copy_in" and all(each is not None for each in waits)
         assert [number for _, number in sorted(waits[0].tolist())][:-9] == [
             number for _, number in sorted(waits[1].tolist())

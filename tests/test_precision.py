@@ -39,7 +39,7 @@ def list_formats(graph: Graph, *kinds: str, phase: str = "") -> list[str]:
     return [
         dtype
         for label, dtype in each
-        if label[1] in (kinds or PRODUCTS) and label[3] in (phase or label[3])
+        if label.kind in (kinds or PRODUCTS) and label.phase in (phase or label.phase)
     ]
 
 
@@ -138,7 +138,7 @@ def test_regions_of_autocast_are_those_of_the_step() -> None:
     ]
     backward = ["fp32"] * 2 + ["fp16"] * 2 + ["bf16"] * 3 + ["fp32"] * 2 + ["bf16"] * 2
     assert list_formats(graph, "gemm", phase="backward") == backward
-    casts = [label[3:] for label in graph.labels if label[0] == "_to_copy"]
+    casts = [(label.phase, label.module) for label in graph.labels if label.name == "_to_copy"]
     assert casts.count(("forward", "layers.0")) == 4, (
         "the weight and the bias once, the input twice"
     )
@@ -171,7 +171,7 @@ def test_every_way_to_write_a_region_counts(region: Callable[..., Any]) -> None:
         train(lambda: Wrapped(region(dtype=BF16)), IMAGES, ADAMW, fused=True), device="cuda"
     )
     assert set(list_formats(graph)) == {"bf16"}
-    assert [label[0] for label in graph.labels if label[3] == "update"] == [
+    assert [label.name for label in graph.labels if label.phase == "update"] == [
         "_foreach_add_",
         "_fused_adamw_",
     ]
@@ -210,9 +210,11 @@ def test_gradients_are_scaled_as_on_a_gpu(fused: bool, reads: int) -> None:
         return step
 
     graph = capture(make, device="cuda")
-    names = [label[0] for label in graph.labels]
+    names = [label.name for label in graph.labels]
     assert set(list_formats(graph)) == {"fp16"}
-    assert [label[2] for label in graph.labels if label[1] == "transfer"] == ["to_host"] * reads
+    assert [label.variant for label in graph.labels if label.kind == "transfer"] == [
+        "to_host"
+    ] * reads
     assert "_amp_foreach_non_finite_check_and_unscale_" in names
     assert names[-1] == "_amp_update_scale_"
     assert ("_fused_adamw_" if fused else "_foreach_lerp_") in names
@@ -225,7 +227,7 @@ def test_the_short_form_takes_a_precision() -> None:
         assert set(list_formats(capture(mlp, x, device=device, amp="bf16"))) == {"bf16"}
         half = capture(mlp(), x, device=device, amp="fp16")
         assert set(list_formats(half)) == {"fp16"}
-        assert "_amp_update_scale_" in [label[0] for label in half.labels]
+        assert "_amp_update_scale_" in [label.name for label in half.labels]
     with pytest.raises(ValueError, match="amp is 'fp32'; known are bf16, fp16"):
         capture(mlp, x, amp="fp32")
     with pytest.raises(
@@ -353,7 +355,9 @@ def test_convolutions_say_how_their_channels_are_stored(last: bool) -> None:
         return lambda: net(images).sum().backward()
 
     variants = [
-        label[2] for label in capture(make_step, device="cuda").labels if label[1] == "convolution"
+        label.variant
+        for label in capture(make_step, device="cuda").labels
+        if label.kind == "convolution"
     ]
     names = ("forward", "forward_pointwise", "backward_pointwise", "backward")
     assert variants == [name.replace("ward", "ward_last") if last else name for name in names]
@@ -363,21 +367,20 @@ def test_convolutions_say_how_their_channels_are_stored(last: bool) -> None:
 def test_attention_runs_in_the_kernel_that_pytorch_takes(dtype, shape, given, allowed, kernel):
     graph = capture(attend(dtype, shape, given, allowed), device="cuda")
     causal = "_causal" * given.get("is_causal", False)
-    labels = [label[:3] for label in graph.labels if label[1] in ("attention", "bmm")]
+    labels = [label for label in graph.labels if label.kind in ("attention", "bmm")]
     if not kernel:
-        assert [label[1] for label in labels] == ["bmm"] * 6
+        assert [label.kind for label in labels] == ["bmm"] * 6
         return
     name = f"_scaled_dot_product_{kernel}_attention"
     open_or_named = {"efficient": ".efficient", "cudnn": ".flash3"}.get(kernel, "")
     forward = (name, "attention", f"forward{causal}{open_or_named}")
     backward = (f"{name}_backward", "attention", f"backward{causal}{open_or_named}")
-    assert labels == [forward, backward]
-    flops = graph.column("flops")
-    (done,) = (flops[i] for i, label in enumerate(graph.labels) if label[:3] == forward)
+    assert [(label.name, *label.kernel) for label in labels] == [forward, backward]
+    (done,) = graph.column("flops")[[label.name == name for label in graph.labels]]
     width = -(-shape[-1] // 8) * 8 if kernel == "flash" else shape[-1]
     rows = given.get("rows", shape[2])
     assert done == 4 * shape[0] * shape[1] * rows * shape[2] * width * (0.5 if causal else 1.0)
-    assert flops.sum() == 3.5 * done
+    assert graph.column("flops").sum() == 3.5 * done
 
 
 def test_attention_without_a_kernel_that_is_allowed_is_explained() -> None:
@@ -392,7 +395,7 @@ def test_attention_inside_of_pytorchs_own_layers_is_one_kernel() -> None:
     for settings, dtype, name in (({"amp": "bf16"}, "bf16", "flash"), ({}, "fp32", "efficient")):
         graph = capture(layer, torch.randn(8, 64, 128), device="cuda", **settings)
         assert list_formats(graph, "attention") == [dtype] * 2
-        assert f"_scaled_dot_product_{name}_attention" in [label[0] for label in graph.labels]
+        assert f"_scaled_dot_product_{name}_attention" in [label.name for label in graph.labels]
         assert set(list_formats(graph)) == {dtype}
 
 
@@ -433,7 +436,7 @@ def test_norms_are_one_kernel_where_pytorch_has_one(dtype, kept, shape, deep, or
         return F.rms_norm(x, shape[-deep:], weight)
 
     graph = capture(lambda: lambda: normalize("cpu", True).real.sum().backward(), device="cuda")
-    ours = [label[0] for label in graph.labels if "rms_norm" in label[0]]
+    ours = [label.name for label in graph.labels if "rms_norm" in label.name]
     with (
         FakeTensorMode(),
         torch.library._scoped_library("aten", "IMPL") as library,
@@ -567,7 +570,7 @@ def test_counts_of_steps_may_stay_on_the_device(
         place = sys.modules[f"torch.optim.{name}"]
         monkeypatch.setattr(place, "_get_capturable_supported_devices", lambda **_: ["cpu"])
     ran = [name for name, _ in run(make_step)]
-    updates = [label[0] for label in graph.labels if label[3] == "update"]
+    updates = [label.name for label in graph.labels if label.phase == "update"]
     assert len(updates) > 8 and updates == ran[-len(updates) :]
 
 
@@ -577,7 +580,7 @@ def test_random_steps_are_captured_as_they_run(first: int) -> None:
     for seed in range(first, first + 10):
         name, make_step = make_random(seed)
         graph, ran = capture(make_step), run(make_step)
-        assert [label[0] for label in graph.labels] == [each for each, _ in ran], name
+        assert [label.name for label in graph.labels] == [each for each, _ in ran], name
         names = {FP32: "fp32", BF16: "bf16"}
         each = zip(graph.dtypes or [graph.dtype] * len(graph), ran, strict=True)
         assert not [(ours, real) for ours, real in each if real[1] and names[real[1][0]] != ours], (

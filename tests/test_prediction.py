@@ -251,11 +251,11 @@ def test_overheads_of_a_class_come_before_those_of_all() -> None:
         }
         times.append(predict(workload, replace(H100, host=host)).time)
     products = [
-        label for label in workload.graphs(accelerator=True)[0].labels if label[1] == "gemm"
+        label for label in workload.graphs(accelerator=True)[0].labels if label.kind == "gemm"
     ]
     assert times == sorted(times, reverse=True)
     # in the backward, two products are one call
-    calls = sum(label[3] == "forward" for label in products) * 1.5
+    calls = sum(label.phase == "forward" for label in products) * 1.5
     assert times[1] - times[2] == pytest.approx(1e-4 * calls * 2 / 3, rel=0.05)
 
 
@@ -314,7 +314,9 @@ def test_unmodelled_operations_are_listed_and_never_free(toy: Platform, kind: st
         toy, kernels={k: f for k, f in toy.kernels.items() if not k.startswith(kind + ".")}
     )
     prediction, graph = predict(workload, without), workload.graphs()[0]
-    names = {label[0] for label in graph.labels if label[1] == kind and label[0] != "ones_like"}
+    names = {
+        label.name for label in graph.labels if label.kind == kind and label.name != "ones_like"
+    }
     assert names <= set(prediction.unmodelled) | {"addmm", "mm"}
     assert min(price([graph], without)[0].seconds) > 0 and min(prediction.unmodelled.values()) > 0
     assert all(name in prediction.explain() for name in prediction.unmodelled)

@@ -137,7 +137,7 @@ def test_scales_of_a_gpu_hold_for_the_family_they_were_fitted_to(name: str) -> N
     like = own if name == "zen5-2" else alone
     assert np.array_equal(other.seconds, like.seconds) and np.array_equal(other.spread, like.spread)
     if name != "zen5-2":
-        products = [place for place, label in enumerate(graph.labels) if label[1] == "gemm"]
+        products = [place for place, label in enumerate(graph.labels) if label.kind == "gemm"]
         scale = platform.context.kernels["gemm"]["scale"]
         assert own.seconds[products] == pytest.approx(scale * alone.seconds[products])
 

@@ -416,7 +416,7 @@ def test_an_optimizer_is_not_compiled_because_something_else_was(optimizer: str)
 
     TorchPatcher.patch()
     with warnings.catch_warnings(action="ignore"):
-        names = [label[0] for label in capture(make_step).labels]
+        names = [label.name for label in capture(make_step).labels]
     assert names
     assert not [name for name in names if name.startswith("fused_")]
 
@@ -480,7 +480,7 @@ def test_sequences_of_known_lengths_are_captured() -> None:
 
         return step
 
-    products = [label for label in capture(make_step).labels if label[1] == "gemm"]
+    products = [label for label in capture(make_step).labels if label.kind == "gemm"]
     assert len(products) > 5
 
 
@@ -526,7 +526,7 @@ def test_copies_into_given_memory_cross_between_host_and_gpu() -> None:
         return step
 
     graph = capture(make_step, device="cuda")
-    assert [graph.labels[i][2] for i in graph.transfers] == ["to_device", "to_host"]
+    assert [graph.labels[i].variant for i in graph.transfers] == ["to_device", "to_host"]
 
 
 def test_a_failed_capture_leaves_no_switch_and_no_process_group() -> None:
@@ -839,7 +839,7 @@ def test_an_operation_of_the_user_with_a_rule_of_autocast(own_operation: Any) ->
     net, x = nn.Linear(4, 4), torch.randn(3, 4)
     with pytest.warns(UserWarning, match="work of twice"):
         graph = capture(lambda: lambda: own_operation(net(x)), device="cuda")
-    assert [label[0] for label in graph.labels][-1] == "twice"
+    assert [label.name for label in graph.labels][-1] == "twice"
     assert not capture(lambda: lambda: net(x).sum().backward(), device="cuda").notes
 
 
@@ -860,7 +860,7 @@ def test_a_script_that_asks_for_a_gpu_gets_one() -> None:
 
     graph = capture(make_step, device="cuda")
     assert found == [("cuda", 1, True)]
-    assert [graph.labels[place][2] for place in graph.transfers] == ["to_device"]
+    assert [graph.labels[place].variant for place in graph.transfers] == ["to_device"]
     capture(lambda: lambda: found.append(torch.cuda.is_available()) or torch.ones(2))
     assert found[-1] is torch.cuda.is_available()
 

@@ -20,7 +20,7 @@ BATCH = torch.randn(64, 8)
 
 def list_transfers(graph: Graph) -> list[str]:
     """Directions of the copies between host and GPU."""
-    return [graph.labels[place][2] for place in graph.transfers]
+    return [graph.labels[place].variant for place in graph.transfers]
 
 
 def ask(device: str) -> Callable[[list[Any]], Any]:
@@ -133,7 +133,7 @@ def test_code_of_the_user_in_the_backward_pass_is_on_the_gpu() -> None:
     graph = capture(make_step, device="cuda")
     assert set(seen) == {GPU}
     assert not graph.notes
-    names = [label[0] for label in graph.labels if label[3] == "backward"]
+    names = [label.name for label in graph.labels if label.phase == "backward"]
     assert names.count("mul") == 2
 
 
@@ -231,9 +231,9 @@ def test_an_optimizer_whose_state_is_divided_among_ranks_updates_its_part() -> N
         return step
 
     graph = capture(make_step, device="cuda", ranks=2)
-    names = [label[0] for label in graph.labels if label[3] == "update"]
+    names = [label.name for label in graph.labels if label.phase == "update"]
     assert names == ["_foreach_add_", *["broadcast"] * 4]
-    (update,) = (graph[i] for i, label in enumerate(graph.labels) if label[0] == "_foreach_add_")
+    (update,) = (graph[i] for i, label in enumerate(graph.labels) if label.name == "_foreach_add_")
     assert update.features["elements"] == 64 * 65
 
 
@@ -282,7 +282,7 @@ def test_counts_of_classes_have_a_known_size() -> None:
 
         return step
 
-    assert "bincount" in [label[0] for label in capture(make_step).labels]
+    assert "bincount" in [label.name for label in capture(make_step).labels]
 
 
 def test_a_compiled_step_leaves_the_checks_of_distributions_as_they_were() -> None:
@@ -310,7 +310,7 @@ def test_a_deep_copy_keeps_numbers_that_are_known() -> None:
         return step
 
     found = list[int]()
-    names = [label[0] for label in capture(make_step).labels]
+    names = [label.name for label in capture(make_step).labels]
     assert found[:2] == [0, 1]
     assert names.count("native_batch_norm") == 1
     assert any(name.startswith(("lerp", "_foreach_lerp", "copy_", "_foreach")) for name in names)

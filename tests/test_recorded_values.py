@@ -161,7 +161,7 @@ def test_memory_that_nobody_wrote_does_not_decide(seed: int) -> None:
                 found.append(
                     str(
                         [
-                            (label[0], row)
+                            (label.name, row)
                             for label, row in zip(
                                 graph.labels, graph.features.tolist(), strict=True
                             )

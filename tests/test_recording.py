@@ -189,9 +189,9 @@ def test_the_captured_operations_are_those_of_a_real_run(name: str) -> None:
     step()
     with OperationTimer() as timer:
         step()
-    assert [label[0] for label in graph.labels] == timer.names
-    assert not [label for label in graph.labels if label[1] == "other"]
-    assert {label[3] for label in graph.labels} == {"forward", "backward", "update"}
+    assert [label.name for label in graph.labels] == timer.names
+    assert not [label for label in graph.labels if label.kind == "other"]
+    assert {label.phase for label in graph.labels} == {"forward", "backward", "update"}
 
 
 def test_data_types_phases_and_modules_of_operations() -> None:
@@ -200,14 +200,17 @@ def test_data_types_phases_and_modules_of_operations() -> None:
     assert graph.dtype == "bf16"
     assert {graph.dtypes[i] for i in products} == {"bf16"}
     assert "bf16" not in {
-        d for d, label in zip(graph.dtypes, graph.labels, strict=True) if label[3] == "update"
+        d for d, label in zip(graph.dtypes, graph.labels, strict=True) if label.phase == "update"
     }
-    assert [graph.labels[i][4] for i in products] == ["0", "3"] * 2
-    computed = [label for label in capture(STEPS["recompute"]).labels if label[0] == "addmm"]
-    assert [label[3] for label in computed].count("backward") == len(computed) / 2, (
+    assert [graph.labels[i].module for i in products] == ["0", "3"] * 2
+    computed = [label for label in capture(STEPS["recompute"]).labels if label.name == "addmm"]
+    assert [label.phase for label in computed].count("backward") == len(computed) / 2, (
         "the forward runs twice"
     )
-    assert {label[4].split(".")[0] for label in computed if label[3] == "backward"} == {"0", "1"}
+    assert {label.module.split(".")[0] for label in computed if label.phase == "backward"} == {
+        "0",
+        "1",
+    }
 
 
 def test_convolutions_are_counted_as_products() -> None:
@@ -233,9 +236,9 @@ def test_optimizers_on_a_gpu_work_on_lists_and_reading_a_loss_is_a_transfer() ->
         return lambda: net(x).sum().item()
 
     graph = capture(read_loss, device="cuda")
-    assert [graph.labels[i][2] for i in graph.transfers] == ["to_host"]
+    assert [graph.labels[i].variant for i in graph.transfers] == ["to_host"]
     assert "_foreach_add_" in [
-        label[0] for label in capture(STEPS["momentum"], device="cuda").labels
+        label.name for label in capture(STEPS["momentum"], device="cuda").labels
     ]
 
 
@@ -273,7 +276,7 @@ def test_groups_and_waits_of_collectives(tmp_path: Path) -> None:
     assert [op.features["group"] for op in found] == [0, 1, 0, 0]
     assert graph.waits is not None
     waited = [
-        graph.labels[position][0] if position < len(graph) else "" for position, _ in graph.waits
+        graph.labels[position].name if position < len(graph) else "" for position, _ in graph.waits
     ]
     assert waited == ["copy_", "ones", "all_reduce", "mul"], (
         "buckets, at once, by handle, when the result is used"
@@ -421,7 +424,7 @@ def test_experts_get_equally_many_tokens_and_a_warning_says_so(way: str, rows: i
         graph = capture(_Routed(way), torch.randn(1600, 16))
         assert graph.notes and graph.notes[0] in predict(graph, "h100-sxm-8").warnings
     assert [graph[int(i)].features["m"] for i in graph.kernels["gemm", "nt"]] == [1600] + [rows] * 8
-    assert not [label for label in graph.labels if label[1] == "other"]
+    assert not [label for label in graph.labels if label.kind == "other"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -439,7 +442,7 @@ def test_a_product_for_groups_of_rows_counts_as_one_product_for_each_group(dtype
     found = [
         graph[int(i)].features
         for key in graph.kernels
-        if key[0] == "bmm"
+        if key.kind == "bmm"
         for i in graph.kernels[key]
     ]
     assert {tuple(each[name] for name in ("batch", "m", "n", "k")) for each in found} == {
@@ -492,12 +495,12 @@ def test_what_the_host_asks_of_computed_numbers_is_assumed(
     weight = torch.randn(4, 8, requires_grad=True)
     step = lambda: follow(weight).backward()  # noqa: E731
     graph = capture(lambda: step, device="cuda")
-    assert [label[0] for label in graph.labels][: len(kernels)] == kernels
+    assert [label.name for label in graph.labels][: len(kernels)] == kernels
     assert len(graph.notes) == bool(note) and all(note in each for each in graph.notes)
     step()
     with OperationTimer() as timer:
         step()
-    names = [label[0] for label in capture(lambda: step).labels]
+    names = [label.name for label in capture(lambda: step).labels]
     assert names == [name for name in timer.names if name != "lift_fresh"], "on a CPU as it runs"
 
 
@@ -550,7 +553,7 @@ def test_known_lengths_decide_the_sizes_of_a_ctc_loss() -> None:
         return F.ctc_loss(scores.log_softmax(-1), targets, torch.tensor([7, 7]), lengths).backward()
 
     graph = capture(lambda: step)
-    assert [label[0] for label in graph.labels].count("_ctc_loss_backward") == 1
+    assert [label.name for label in graph.labels].count("_ctc_loss_backward") == 1
 
 
 def test_real_whole_numbers_decide_sizes() -> None:
@@ -621,7 +624,7 @@ def test_batches_of_a_data_loader_are_made_for_real() -> None:
     found: list[list[int]] = []
     with pytest.warns(UserWarning, match="data loader"):
         graph = capture(make_step)
-    assert [label[0] for label in graph.labels].count("mm") == 2 and len(
+    assert [label.name for label in graph.labels].count("mm") == 2 and len(
         set(found[0] + found[1])
     ) == 16
 
@@ -643,7 +646,7 @@ def test_the_next_step_may_wait_for_what_this_one_sends() -> None:
     assert (
         graph.waits is not None
         and graph.waits.tolist() == [[1, -1]]
-        and graph.labels[1][0] == "addmm"
+        and graph.labels[1].name == "addmm"
     )
 
 
@@ -772,7 +775,7 @@ def test_no_table_is_made_real_to_be_updated(optimizer: Any) -> None:
     """Fifteen terabytes: an operation that fell back on real tensors would not end."""
     graph = capture(train(partial(Bags, 10**10, 128), (1,), optimizer, lr=0.1))
     assert graph.parameters == 3 * 128 * 10**10 and "embedding_update" in {
-        label[1] for label in graph.labels
+        label.kind for label in graph.labels
     }
 
 

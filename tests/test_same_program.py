@@ -99,8 +99,8 @@ def test_each_micro_batch_calls_compiled_code(accumulate: int) -> None:
     model = Transformer.gpt2(batch=3, layers=3, sequence=128, dtype="bf16", accumulate=accumulate)
     [graph] = execute(model.graphs(1, accelerator=True), "compiled")
     calls = graph.column("calls")
-    names = np.array([label[0] for label in graph.labels])
-    phases = np.array([label[3] for label in graph.labels])
+    names = np.array([label.name for label in graph.labels])
+    phases = np.array([label.phase for label in graph.labels])
     sums = names == "add_"
     assert calls[phases == "forward"].sum() == accumulate
     assert calls[(phases == "backward") & ~sums].sum() == accumulate

@@ -99,7 +99,7 @@ def make_twin(model: Transformer, ranks: int, device: str) -> Callable[[], Any]:
 
 
 def name_all(graph: Graph) -> list[str]:
-    names = [label[0].removeprefix("_scaled_dot_product_") for label in graph.labels]
+    names = [label.name.removeprefix("_scaled_dot_product_") for label in graph.labels]
     for theirs, ours in SAME.items():
         names = [name.replace(theirs, ours) for name in names]
     return names
@@ -149,7 +149,7 @@ def test_a_spread_step_is_recorded_as_it_runs(
         and ours.parameters == theirs.parameters
     )
     sent = [
-        [(g.labels[i][0], g.column("nbytes")[i]) for i in g.collectives] for g in (ours, theirs)
+        [(g.labels[i].name, g.column("nbytes")[i]) for i in g.collectives] for g in (ours, theirs)
     ]
     assert sent[0] == sent[1]
     waits = [
@@ -234,9 +234,9 @@ def list_products(graph: Graph) -> list[tuple[Any, ...]]:
         strict=True,
     )
     return sorted(
-        (label[0], min(m, n), max(m, n), k, sent)
+        (label.name, min(m, n), max(m, n), k, sent)
         for label, m, n, k, sent in found
-        if label[0] in kept
+        if label.name in kept
     )
 
 
@@ -290,6 +290,6 @@ def test_products_are_those_of_transformers(name: str, head: int) -> None:
 
     ours, captured = model.graphs(1, accelerator=True)[0], capture(make_step, device="cuda")
     assert list_products(ours) == list_products(captured) and ours.parameters == captured.parameters
-    assert [label[0] for label in ours.labels].count("native_dropout") == (
+    assert [label.name for label in ours.labels].count("native_dropout") == (
         5 if name == "gpt2" else 0
     )

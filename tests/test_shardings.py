@@ -106,7 +106,7 @@ def _sum_bytes(graph: Graph) -> dict[str, float]:
     """Bytes of the collectives of a rank by operation [B]."""
     sums = dict[str, float]()
     for place in graph.collectives:
-        name = graph.labels[place][0]
+        name = graph.labels[place].name
         sums[name] = sums.get(name, 0.0) + float(graph.column("nbytes")[place])
     return sums
 
@@ -219,9 +219,9 @@ def test_what_is_unpacked_was_gathered_for_this_layer(
     last_writer = dict[float, int]()
     order = np.lexsort([graph.accesses[:, 3], graph.accesses[:, 0]])
     for operation, buffer, _, writes in graph.accesses[order]:
-        name = graph.labels[int(operation)][0]
+        name = graph.labels[int(operation)].name
         if name == "split_with_sizes_copy" and not writes:
-            assert graph.labels[last_writer[buffer]][0] == "all_gather"
+            assert graph.labels[last_writer[buffer]].name == "all_gather"
         if writes:
             last_writer[buffer] = int(operation)
 
@@ -234,7 +234,7 @@ def test_the_sum_of_layers_with_experts_stays_as_narrow_as_without() -> None:
         adds = [
             place
             for place, label in enumerate(graph.labels)
-            if label[0] == "add" and label[3] == "forward"
+            if label.name == "add" and label.phase == "forward"
         ]
         assert adds
         assert graph.traffic[adds].max() <= 3 * 2 * 8 * 1024 * 768
@@ -313,7 +313,7 @@ def test_experts_are_gathered_and_reduced_as_fully_shard_does(experts: int) -> N
             sorted(
                 float(graph.column("nbytes")[at])
                 for at in graph.collectives
-                if graph.labels[at][0] == operation
+                if graph.labels[at].name == operation
             )
             for graph in (ours, theirs)
         ]
@@ -325,7 +325,7 @@ def test_experts_are_gathered_and_reduced_as_fully_shard_does(experts: int) -> N
             assert max(own) <= itemsize * weights + small
     # the copies that put parts of ranks in order
     counts = [
-        sum(label[0] == "cat" and label[3] == "backward" for label in graph.labels)
+        sum(label.name == "cat" and label.phase == "backward" for label in graph.labels)
         for graph in (ours, theirs)
     ]
     # ours has attention, whose backward pass joins gradients of queries, keys and values

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from perfkit.prediction import accounts
 from perfkit.prediction.ranks import RankGroup, RankTimes
 from perfkit.prediction.simulation import Timeline, simulate
-from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.graph import FEATURES, Graph, Label
 
 seconds = st.floats(0, 10, allow_subnormal=False)
 Work = Sequence[float | str]
@@ -52,7 +52,7 @@ def make(
         f"net.{('one', 'two')[i % 2]}.part" if i < 2 * n / 3 else "" for i in range(n)
     ]
     labels = tuple(
-        (kind, kind, kind, phase, path)
+        Label(kind, kind, kind, phase, path)
         for kind, phase, path in zip(kinds, phases, paths, strict=True)
     )
     rows = None if waits is None else np.array(waits, dtype=int).reshape(-1, 2)
@@ -534,7 +534,7 @@ def test_modules_and_spans_in_program_order() -> None:
 
 def test_updates_belong_to_the_modules_whose_parameters_they_change() -> None:
     modules = [("forward", "a"), ("forward", "b"), ("backward", "a"), *[("update", "")] * 4]
-    labels = tuple(("add", "elementwise", "add", *place) for place in modules)
+    labels = tuple(Label("add", "elementwise", "add", phase, module) for phase, module in modules)
     first, second, gradient, state, step = range(5)
     touched = [
         (0, first, 8),

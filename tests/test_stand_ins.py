@@ -17,7 +17,7 @@ from perfkit.platform.kernels import TURNS, UNALIGNED, find_kernel, find_stand_i
 from perfkit.platform.machine import Context
 from perfkit.prediction.cost import price
 from perfkit.prediction.uncertainty import find_unmeasured
-from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.graph import FEATURES, Graph, Label
 
 CPU, GPU = load_platform("zen5-2"), load_platform("h100-sxm-8")
 
@@ -32,7 +32,7 @@ def make_graph(
     accesses = np.array(
         [(i, 2 * i + j, 6e6, j) for i in range(len(operations)) for j in (0, 1)], dtype=float
     )
-    labels = tuple((name, kind, variant, "forward", "") for name, kind, variant in operations)
+    labels = tuple(Label(name, kind, variant, "forward", "") for name, kind, variant in operations)
     return Graph(labels, features, accesses, dtypes=dtypes)
 
 
@@ -301,7 +301,7 @@ def test_what_is_measured_is_what_a_capture_counts() -> None:
             )
         if kind not in alone:
             graph = capture(lambda firsts=firsts: lambda: [call() for call in firsts])
-            assert [label[1:3] for label in graph.labels] == [
+            assert [label.kernel for label in graph.labels] == [
                 (kind, row["variant"]) for row in rows
             ]
             assert graph.traffic == pytest.approx([count_traffic(row) for row in rows])

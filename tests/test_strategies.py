@@ -431,9 +431,9 @@ def test_layers_are_spread_over_stages(pp: int, first: int, last: int, layers: l
     r = predict(model, "a100-sxm-8", strategy=own)
     modules = [
         {
-            label[4].split(".")[1]
+            label.module.split(".")[1]
             for label in rank_timeline.graph.labels
-            if label[4].startswith("layers.")
+            if label.module.startswith("layers.")
         }
         for rank_timeline in r._timeline.rank_timelines
     ]

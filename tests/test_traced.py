@@ -161,9 +161,9 @@ def test_a_graph_holds_what_the_trace_holds(shared_data: Path) -> None:
     kernel once."""
     files, recorded = load(shared_data / "traces" / "dlrm_v100x8_param", 8, True)
     for file, (graph, _) in zip(files, recorded, strict=True):
-        names = Counter(label[0] for label in graph.labels if label[1] == "collective")
+        names = Counter(label.name for label in graph.labels if label.kind == "collective")
         assert names == {"all_to_all": 5, "all_reduce": 3}
-        forward = [graph[i] for i, label in enumerate(graph.labels) if label[0] == "addmm"]
+        forward = [graph[i] for i, label in enumerate(graph.labels) if label.name == "addmm"]
         sizes = [(int(each.features["k"]), int(each.features["n"])) for each in forward]
         assert sizes == [
             (13, 256),
@@ -178,7 +178,7 @@ def test_a_graph_holds_what_the_trace_holds(shared_data: Path) -> None:
         device = file.events.filter((file.events["iteration"] >= 0) & (file.events["stream"] >= 0))
         assert graph.column("launches").sum() == len(device)
         assert graph.ranks == 8 and graph.groups == () and graph.dtype == "fp32"
-        phases = [label[3] for label in graph.labels]
+        phases = [label.phase for label in graph.labels]
         assert phases == sorted(phases, key=("forward", "backward", "update").index)
 
 

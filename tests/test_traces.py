@@ -358,7 +358,7 @@ def test_casts_of_autocast_are_no_part_of_the_operation_that_they_are_for(tmp_pa
     pytest.importorskip("torch", reason="graphs of traces need torch")
     with pytest.warns(UserWarning, match="1 of 2 operations of trace.json have no sizes"):
         graph = trace.graph()
-    assert [label[0] for label in graph.labels] == ["_to_copy", "aten::conv2d"]
+    assert [label.name for label in graph.labels] == ["_to_copy", "aten::conv2d"]
 
 
 def test_the_shortest_time_over_ranks_is_the_transfer(tmp_path: Path) -> None:

@@ -97,14 +97,19 @@ def count_flops(graph: Graph, step: Any) -> float:
         step()
     counted = float(sum(counter.get_flop_counts()["Global"].values()))
     names = {str(name).removeprefix("aten.") for name in counter.get_flop_counts()["Global"]}
-    if not names & {label[0] for label in graph.labels if label[1] == "attention"}:
-        for (kind, variant), members in graph.kernels.items():
-            for i in members if kind == "attention" else ():
+    if not names & {label.name for label in graph.labels if label.kind == "attention"}:
+        for kernel, members in graph.kernels.items():
+            for i in members if kernel.kind == "attention" else ():
                 s = graph[int(i)].features
                 forward = (
-                    4 * s["batch"] * s["m"] * s["n"] * s["k"] / (2 if "causal" in variant else 1)
+                    4
+                    * s["batch"]
+                    * s["m"]
+                    * s["n"]
+                    * s["k"]
+                    / (2 if "causal" in kernel.variant else 1)
                 )
-                counted += forward * (2.5 if variant.startswith("backward") else 1)
+                counted += forward * (2.5 if kernel.variant.startswith("backward") else 1)
     return counted
 
 
@@ -118,7 +123,7 @@ def test_what_runs_has_the_operations_bytes_and_flops_of_its_graph(name: str) ->
         step()
     torch.set_num_threads(threads)
     graph = MODELS[name].graphs()[0]
-    assert [label[0] for label in graph.labels] == counter.names
+    assert [label.name for label in graph.labels] == counter.names
     assert graph.parameters == sum(p.numel() for p in module.parameters())
     assert graph.column("flops").sum() == pytest.approx(count_flops(graph, step), rel=0.01)
     ours, theirs = graph.traffic.copy(), np.array(counter.nbytes)
@@ -127,19 +132,21 @@ def test_what_runs_has_the_operations_bytes_and_flops_of_its_graph(name: str) ->
         first, second = graph.accesses[(graph.accesses[:, 0] == i) & (graph.accesses[:, 3] == 0)]
         ours[i] -= first[2] if first[1] == second[1] else 0
     by_kind: dict[str, np.ndarray] = {}
-    for (kind, variant), members in graph.kernels.items():
-        by_kind[kind] = by_kind.get(kind, 0.0) + np.array(
+    for kernel, members in graph.kernels.items():
+        by_kind[kernel.kind] = by_kind.get(kernel.kind, 0.0) + np.array(
             [ours[members].sum(), theirs[members].sum()]
         )
-        if kind in ("gemm", "bmm", "attention"):
-            assert ours[members].tolist() == theirs[members].tolist(), (kind, variant)
+        if kernel.kind in ("gemm", "bmm", "attention"):
+            assert ours[members].tolist() == theirs[members].tolist(), kernel
     assert all(own == pytest.approx(other, rel=0.25) for own, other in by_kind.values()), by_kind
 
 
 def assert_equal(ours: Graph, built: Graph) -> None:
     """The same operations with the same sizes, bytes and waits; the host's work is known less
     exactly."""
-    assert [label[:4] for label in ours.labels] == [label[:4] for label in built.labels]
+    assert [(label.name, *label.operation_class) for label in ours.labels] == [
+        (label.name, *label.operation_class) for label in built.labels
+    ]
     sizes = [np.delete(g.features, HOST, axis=1) for g in (ours, built)]
     for i, (own, other) in enumerate(zip(*sizes, strict=True)):
         assert own.tolist() == other.tolist(), (i, built.labels[i])
@@ -257,9 +264,9 @@ def test_two_ranks_run_what_their_graphs_say(name: str, measured: dict[str, Any]
             [C10D.get(name, name) for name in result["names"]],
             sorted if name == "net" else list,
         )
-        assert order(label[0] for label in graph.labels) == order(names)
+        assert order(label.name for label in graph.labels) == order(names)
         assert [names[i] for i in graph.collectives] == [
-            graph.labels[i][0] for i in graph.collectives
+            graph.labels[i].name for i in graph.collectives
         ]
         assert (
             len(result["operation_seconds"]) == len(graph)

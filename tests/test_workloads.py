@@ -151,7 +151,9 @@ def test_cross_layers_are_two_products_each() -> None:
 
 def labels(graph: Graph, *, kind: str = "", phase: str = "") -> list[str]:
     return [
-        label[0] for label in graph.labels if kind in ("", label[1]) and phase in ("", label[3])
+        label.name
+        for label in graph.labels
+        if kind in ("", label.kind) and phase in ("", label.phase)
     ]
 
 
@@ -209,8 +211,8 @@ def test_mixed_precision_casts_what_products_need() -> None:
     )
     assert "_to_copy" not in labels(plain)
     assert sorted(name for name in labels(mixed) if name != "_to_copy") == sorted(labels(plain))
-    casts = np.array([label[0] == "_to_copy" for label in mixed.labels])
-    forward = np.array([label[3] == "forward" for label in mixed.labels])
+    casts = np.array([label.name == "_to_copy" for label in mixed.labels])
+    forward = np.array([label.phase == "forward" for label in mixed.labels])
     assert (mixed.traffic[casts] == 6 * mixed.column("elements")[casts]).all(), (
         "2 bytes one way, 4 the other"
     )
@@ -220,7 +222,9 @@ def test_mixed_precision_casts_what_products_need() -> None:
     assert weights + inputs + logits <= cast <= weights + inputs + logits + 2 * gelus
     for graph, itemsize in ((plain, 2), (mixed, 4)):
         step = [
-            i for i, label in enumerate(graph.labels) if label[3] == "update" and label[2] == "mul_"
+            i
+            for i, label in enumerate(graph.labels)
+            if label.phase == "update" and label.variant == "mul_"
         ]
         assert graph.traffic[step].tolist() == [2 * itemsize * graph.parameters] * 2
     tables = [
@@ -256,7 +260,7 @@ def test_fp8_is_a_format_of_the_products_of_blocks() -> None:
     assert narrow.column("flops").sum() == wide.column("flops").sum()
     h100 = load_platform("h100-sxm-8")
     fast, slow = (price([graph], h100, dtype=graph.dtype)[0].seconds for graph in (narrow, wide))
-    kinds = [np.array([label[1] == "gemm" for label in graph.labels]) for graph in (narrow, wide)]
+    kinds = [np.array([label.kind == "gemm" for label in graph.labels]) for graph in (narrow, wide)]
     assert 1.2 < slow[kinds[1]].sum() / fast[kinds[0]].sum() < 2.0, "the peak is twice as high"
     assert fast[~kinds[0]].sum() > slow[~kinds[1]].sum(), "casts take time"
     with pytest.raises(
@@ -300,7 +304,7 @@ def test_columns_agree_with_operations(name: str) -> None:
     assert [graph[int(i)].kind for i in graph.collectives] == ["collective"] * len(
         graph.collectives
     )
-    order = [PHASES.index(label[3]) for label in graph.labels]
+    order = [PHASES.index(label.phase) for label in graph.labels]
     assert order == sorted(order)
     frame = graph.table()
     assert frame["traffic"].to_list() == graph.traffic.tolist()
@@ -583,14 +587,16 @@ def test_split_tables_are_looked_up_and_sent_as_often_as_whole_ones(
     whole, graphs = model.graphs()[0], model.graphs(4, plan)
     for key in ("flops", "elements"):
         kinds = ("gemm", "bmm") if key == "flops" else ("embedding_forward",)
-        total = sum(g.column(key)[[label[1] in kinds for label in g.labels]].sum() for g in graphs)
+        total = sum(
+            g.column(key)[[label.kind in kinds for label in g.labels]].sum() for g in graphs
+        )
         assert total == pytest.approx(
-            whole.column(key)[[label[1] in kinds for label in whole.labels]].sum(), rel=0.02
+            whole.column(key)[[label.kind in kinds for label in whole.labels]].sum(), rel=0.02
         )
     sizes = {}
     for graph in graphs:
         for i in graph.collectives:
-            sizes.setdefault(graph.labels[i][0], []).append(graph[int(i)].features)
+            sizes.setdefault(graph.labels[i].name, []).append(graph[int(i)].features)
     pooled, vector = 64 * 16 * 4, 16 * 4
     if name == "columns":
         assert {f["nbytes"] for f in sizes["all_to_all"]} == {64 * 16 * 4}, (
@@ -627,7 +633,7 @@ def test_gradients_of_shards_are_summed_up_in_the_format_that_is_named() -> None
     sent = {}
     for name in ("", "bf16"):
         graph = make(parallel="fsdp", reduce_dtype=name).graphs(8)[0]
-        kinds, nbytes = [label[0] for label in graph.labels], graph.column("nbytes")
+        kinds, nbytes = [label.name for label in graph.labels], graph.column("nbytes")
         sent[name] = {
             kind: sum(nbytes[i] for i, own in enumerate(kinds) if own == kind)
             for kind in set(kinds)

@@ -371,14 +371,15 @@ def _pair_times(row: Mapping[str, Any], platform: Platform) -> Iterator[tuple[st
     busy, queued = trace.idle().select("busy_s", "queued_s").row(0)
     graph, seconds = trace.record()
     seconds = seconds * (1 + queued / busy)  # kernels start a little after the previous one ends
-    updates = np.array([label[3] == "update" for label in graph.labels])
+    updates = np.array([label.phase == "update" for label in graph.labels])
     sparse = isinstance(workload, DLRM) and workload.sparse
     models, number = classify([graph], platform, graph.dtype)
     alone, sizes = (
         price([graph], platform, dtype=graph.dtype)[0].hot,
         {name: graph.column(name) for name in "mnk"},
     )
-    for index, (kind, variant, dtype) in enumerate(models.classes):
+    for index, priced in enumerate(models.classes):
+        kind, variant, dtype = priced.kind, priced.variant, priced.dtype
         odd = find_unaligned(platform, kind, variant, dtype, sizes)
         chosen = (number == index) & (seconds > 0) & ~odd & ~(sparse & updates)
         if kind in ("collective", "transfer", "other") or not chosen.any():
@@ -389,8 +390,8 @@ def _pair_times(row: Mapping[str, Any], platform: Platform) -> Iterator[tuple[st
     if sparse:
         (known,) = workload.graphs(1, None, accelerator=True)
         alone = price([known], platform, dtype=known.dtype)[0].hot
-        rows = np.array([label[1] == "embedding_update" for label in known.labels])
-        dense = ~rows & [label[3] == "update" for label in known.labels]
+        rows = np.array([label.kind == "embedding_update" for label in known.labels])
+        dense = ~rows & [label.phase == "update" for label in known.labels]
         left = max(float(np.nansum(seconds[updates]) - alone[dense].sum()), 1e-7)
         yield "embedding_update", np.array([[alone[rows].sum()], [left]])
 
@@ -410,10 +411,10 @@ def _fit_steps(
         # work of unknown size teaches nothing
         known = (seconds > 0) & (sizes["flops"] + sizes["nbytes"] > 0)
         times = np.where(known, counts, 0).astype(int)
-        for (kind, variant), places in graph.kernels.items():
-            if kind in ("collective", "transfer"):
+        for kernel, places in graph.kernels.items():
+            if kernel.kind in ("collective", "transfer"):
                 continue
-            for key in (kind, f"{kind}.{variant}"):
+            for key in (kernel.kind, f"{kernel.kind}.{kernel.variant}"):
                 columns.setdefault(key, []).append(table[:, np.repeat(places, times[places])])
     joined = {key: np.concatenate(parts, axis=1) for key, parts in columns.items()}
     return {

@@ -142,10 +142,12 @@ def _join_times(run: _Run, costs: Costs) -> _Run:
     columns = np.stack(
         [costs.hot, costs.cold, costs.page_walks, seconds, costs.assumed[costs.classes]]
     )
-    kernels = {".".join(key): columns[:, places] for key, places in run.graphs[0].kernels.items()}
-    return replace(
-        run, classes={name: kernel for name, kernel in kernels.items() if name[:10] != "collective"}
-    )
+    classes = {
+        f"{kernel.kind}.{kernel.variant}": columns[:, places]
+        for kernel, places in run.graphs[0].kernels.items()
+        if kernel.kind != "collective"
+    }
+    return replace(run, classes=classes)
 
 
 _Find: TypeAlias = Callable[[str], Mapping[str, float]]

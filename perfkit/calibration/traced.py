@@ -244,7 +244,9 @@ class _Step:
             self.groups += [ranks] if ranks not in self.groups else []
             sizes = {"nbytes": first["even"] or 0.0, "group": self.groups.index(ranks)}
             recorder.emit(
-                (first["operation"], "collective", first["operation"]),
+                first["operation"],
+                "collective",
+                first["operation"],
                 first["module"],
                 sizes,
                 [],
@@ -261,7 +263,7 @@ class _Step:
             # only some rows of a table are read
             tables = {"float", "c10::Half"} if "embedding" in name else set[str]()
             read = _list_operands(recorded, tables)
-            recorder.emit((name, "other", name), first["module"], {}, read, [])
+            recorder.emit(name, "other", name, first["module"], {}, read, [])
         outer, added = self.outer[self.find_host(key)], len(recorder.labels) - before
         calls = np.arange(added) < (outer not in self.opened)
         self.opened.add(outer)
@@ -334,7 +336,8 @@ class _Recording(NamedTuple):
         storages, mark = recorder.values.storages, _Mark.of(recorder)
         for label in self.labels:
             recorder._keys.append(recorder.exchanges.current.place)
-            recorder.labels.append((*label[:3], recorder.phase, recorder.module))
+            here = label._replace(phase=recorder.phase, module=recorder.module)
+            recorder.labels.append(here)
         recorder._features += [list(row) for row in self.features]
         recorder._dtypes += self.dtypes
         for index, number, nbytes, flag in self.accesses:

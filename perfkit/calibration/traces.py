@@ -551,9 +551,9 @@ def find_unsized(graph: Graph) -> list[int]:
     sized = {*graph.accesses[:, 0].astype(int).tolist()}
     nbytes = graph.column("nbytes")
     unsized = []
-    for index, (_, kind, *_) in enumerate(graph.labels):
-        empty_message = kind == "collective" and not nbytes[index]
-        if empty_message or (kind == "other" and index not in sized):
+    for index, label in enumerate(graph.labels):
+        empty_message = label.kind == "collective" and not nbytes[index]
+        if empty_message or (label.kind == "other" and index not in sized):
             unsized.append(index)
     return unsized
 
@@ -563,7 +563,7 @@ def describe_unsized(graph: Graph) -> str:
     unsized = find_unsized(graph)
     if not unsized:
         return ""
-    names = dict.fromkeys(escape(graph.labels[index][0], 40) for index in unsized)
+    names = dict.fromkeys(escape(graph.labels[index].name, 40) for index in unsized)
     shown = ", ".join(list(names)[:3]) + (", ..." if len(names) > 3 else "")
     return (
         f"{len(unsized)} of {len(graph.labels)} operations of {escape(graph.name, 200)} have no "

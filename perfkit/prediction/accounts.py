@@ -12,7 +12,7 @@ from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Table
 from perfkit.ground.units import check_choice, check_positive, rank_largest
 from perfkit.prediction.simulation import RankTimeline, measure_overlap
-from perfkit.workloads.graph import PHASES, Graph
+from perfkit.workloads.graph import PHASES, STAGE_HOST, Graph, Label
 
 #: Bottleneck that a class of operations counts to; memory for the classes that are not listed.
 BOUND = {
@@ -63,20 +63,20 @@ def split_period(rank_timeline: RankTimeline) -> dict[tuple[str, str], tuple[int
     """
     graph, parts = rank_timeline.graph, dict[tuple[str, str], tuple[int, float]]()
     sums = (
-        np.bincount(graph.classes[1], weights).tolist()
+        np.bincount(graph.classes.of_operation, weights).tolist()
         for weights in (None, rank_timeline.times.seconds)
     )
-    for (kind, _, phase), more, seconds in zip(graph.classes[0], *sums, strict=True):
-        count, total = parts.get((phase, kind), (0, 0.0))
-        parts[phase, kind] = (count + more, total + seconds)
+    for own, more, seconds in zip(graph.classes.distinct, *sums, strict=True):
+        count, total = parts.get((own.phase, own.kind), (0, 0.0))
+        parts[own.phase, own.kind] = (count + more, total + seconds)
     spent = {phase: 0.0 for phase, kind in parts if kind == "collective"}
     # exposed time counts in the phase of the collective
     for place, number in dict(rank_timeline.times.collective_waits).items():
-        spent[graph.labels[graph.collectives[number]][3]] += float(
+        spent[graph.labels[graph.collectives[number]].phase] += float(
             rank_timeline.exposed_time[place]
         )
     for place in np.flatnonzero(rank_timeline.contention_time).tolist():
-        phase = graph.labels[place][3]
+        phase = graph.labels[place].phase
         spent[phase if phase in spent else next(iter(spent))] += float(
             rank_timeline.contention_time[place]
         )
@@ -132,7 +132,7 @@ def sum_idle(rank_timeline: RankTimeline) -> dict[str, float]:
     """Busy and idle time of a compute stream by cause, see `Prediction.idle`; the times sum to the
     period [s]."""
     # time that hosts add to the stages of a pipeline
-    late: Any = rank_timeline.graph.kernels.get(("host", "host"), [])
+    late: Any = rank_timeline.graph.kernels.get(STAGE_HOST, [])
     parts = (
         np.delete(rank_timeline.times.seconds, late),
         rank_timeline.contention_time,
@@ -190,16 +190,16 @@ def list_operations(rank_timelines: Sequence[RankTimeline]) -> Table:
             rank_timeline.ends.tolist(),
             strict=True,
         )
-        for place, ((name, kind, _, phase, module), *ends) in enumerate(times):
+        for place, (label, *ends) in enumerate(times):
             rows.append(
                 (
                     rank_timeline.times.group.ranks[0],
                     rank_timeline.name_stream(place),
                     place,
-                    name,
-                    kind,
-                    phase,
-                    module,
+                    label.name,
+                    label.kind,
+                    label.phase,
+                    label.module,
                     *ends,
                 )
             )
@@ -282,17 +282,20 @@ def sum_modules(rank_timeline: RankTimeline, depth: int | None) -> Table:
     import polars
 
     graph, owners = rank_timeline.graph, _find_owners(rank_timeline.graph)
-    labels = (*graph.labels, ("", "", "", "forward", ""))  # the last one: between two iterations
+    labels = (
+        *graph.labels,
+        Label("", "", "", "forward", ""),
+    )  # the last one: between two iterations
     busy = np.where(rank_timeline.times.seconds > 0, rank_timeline.ends - rank_timeline.starts, 0.0)
     spent = [
-        (place, 1, own, own * (labels[place][1] == "host"))
+        (place, 1, own, own * (labels[place].kind == "host"))
         for place, own in enumerate(busy.tolist())
     ]
     spent += [(place, 0, seconds, seconds) for place, seconds in _list_idle(rank_timeline)]
     rows = [
-        (module, count, labels[place][3], share * seconds, share * idle)
+        (module, count, labels[place].phase, share * seconds, share * idle)
         for place, count, seconds, idle in spent
-        for module, share in owners.get(place, {labels[place][4]: 1.0}).items()
+        for module, share in owners.get(place, {labels[place].module: 1.0}).items()
     ]
     rows += [(name, 0, "update", seconds, seconds) for name, seconds in rank_timeline.added.items()]
     frame = polars.DataFrame(
@@ -317,10 +320,10 @@ def _find_owners(graph: Graph) -> dict[int, dict[str, float]]:
     owner: dict[float, str] = {}
     touched: dict[int, list[tuple[float, float]]] = {}
     for place, buffer, nbytes in graph.accesses[:, :3].tolist():
-        _, kind, _, phase, module = graph.labels[int(place)]
-        if module:
-            owner.setdefault(buffer, module)
-        elif phase == "update" and kind != "collective":
+        label = graph.labels[int(place)]
+        if label.module:
+            owner.setdefault(buffer, label.module)
+        elif label.phase == "update" and label.kind != "collective":
             touched.setdefault(int(place), []).append((buffer, nbytes))
     # states of the optimizer belong to the module of the parameters they are used with
     for _ in range(2):
@@ -369,7 +372,7 @@ def _launch(rank_timeline: RankTimeline, place: int) -> tuple[Place, float, Plac
     waited for."""
     ((last, shift),) = _precede(np.arange(len(rank_timeline.starts)), place, rank_timeline.period)
     kind, held = (
-        rank_timeline.graph.labels[last][1],
+        rank_timeline.graph.labels[last].kind,
         [] if rank_timeline.device else _find_held(rank_timeline, place),
     )
     freed, found = float(rank_timeline.issued[last]) + shift, None
@@ -479,16 +482,16 @@ def find_critical_path(rank_timelines: Sequence[RankTimeline]) -> Table:
         if end <= last - period + near:
             break
         if end > start + near:
-            name, kind, _, phase, module = rank_timeline.graph.labels[place]
+            label = rank_timeline.graph.labels[place]
             steps.append(
                 (
                     rank_timeline.times.group.ranks[0],
                     stream,
                     place,
-                    name,
-                    kind,
-                    phase,
-                    module,
+                    label.name,
+                    label.kind,
+                    label.phase,
+                    label.module,
                     start,
                     end,
                 )
@@ -526,7 +529,7 @@ def list_events(rank_timelines: Sequence[RankTimeline], sources: Mapping[int, in
 
 
 def _find_thread(rank_timeline: RankTimeline, place: int) -> int:
-    collective = rank_timeline.graph.labels[place][1] == "collective"
+    collective = rank_timeline.graph.labels[place].kind == "collective"
     return (
         _COMMUNICATION + int(rank_timeline.graph.column("group")[place]) if collective else _COMPUTE
     )
@@ -536,7 +539,7 @@ def _list_slices(rank_timeline: RankTimeline, rank: int) -> Iterator[Event]:
     """Stages, their modules and the modules inside those; then every operation, and its launch on
     the host."""
     graph, operations = rank_timeline.graph, list_operations([rank_timeline])
-    for depth in range(2 + max((label[4].count(".") for label in graph.labels), default=0)):
+    for depth in range(2 + max((label.module.count(".") for label in graph.labels), default=0)):
         level = "module" if depth else "stage"
         for _, _, phase, module, count, *ends in list_spans(
             operations, level, depth or None
@@ -547,23 +550,24 @@ def _list_slices(rank_timeline: RankTimeline, rank: int) -> Iterator[Event]:
                     module or phase, level, rank, _MODULES, *ends, **more, operations=count
                 )
     free = float(rank_timeline.issued[-1]) - rank_timeline.period if len(graph) else 0.0
-    for place, (name, kind, variant, phase, module) in enumerate(graph.labels):
+    for place, label in enumerate(graph.labels):
         sizes, issued = graph[place].features, float(rank_timeline.issued[place])
         args: dict[str, Any] = {
             "operation": place,
-            "phase": phase,
-            "module": module,
-            "variant": variant,
+            "phase": label.phase,
+            "module": label.module,
+            "variant": label.variant,
         }
         args |= {key: int(sizes[key]) for key in _SHOWN if sizes[key]}
         args["dtype"] = graph.dtypes[place] if graph.dtypes else graph.dtype
         args["bytes"] = int(sizes["nbytes"] or graph.traffic[place])
-        if kind == "collective":
+        if label.kind == "collective":
             args["waiting_us"] = round(float(rank_timeline.arrival_wait_time[place]) * 1e6, 3)
         start, end = float(rank_timeline.starts[place]), float(rank_timeline.ends[place])
-        yield _slice(name, kind, rank, _find_thread(rank_timeline, place), start, end, **args)
+        thread = _find_thread(rank_timeline, place)
+        yield _slice(label.name, label.kind, rank, thread, start, end, **args)
         if rank_timeline.device:
-            yield _slice(name, "host", rank, _HOST, free, issued, operation=place)
+            yield _slice(label.name, "host", rank, _HOST, free, issued, operation=place)
         free = issued
     for name, *ends in rank_timeline.list_added():
         yield _slice(name, name, rank, _COMPUTE, *ends)
@@ -596,7 +600,7 @@ def sum_resources(rank_timeline: RankTimeline) -> tuple[float, float, np.ndarray
     moving = np.bincount(
         np.array(times.group.communicators, dtype=int), weights=lengths, minlength=1
     )
-    late = float(times.seconds[rank_timeline.graph.kernels.get(("host", "host"), [])].sum())
+    late = float(times.seconds[rank_timeline.graph.kernels.get(STAGE_HOST, [])].sum())
     return (
         float(times.seconds.sum()) - late,
         rank_timeline.host_time + late,

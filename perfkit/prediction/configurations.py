@@ -127,7 +127,7 @@ class _Structure:
         has = (one.column(name) > 0 for name in ("flops", "lookups"))
         formats = np.unique(graph.dtypes or [""] * len(graph), return_inverse=True)[1]
         timed = features[:, [COLUMN[name] for name in _TIMED]]
-        keys = np.column_stack([*has, graph.classes[1], formats, timed, traffic])
+        keys = np.column_stack([*has, graph.classes.of_operation, formats, timed, traffic])
         _, first, number, often = np.unique(
             keys, axis=0, return_index=True, return_inverse=True, return_counts=True
         )
@@ -256,7 +256,7 @@ class _Structure:
                 join_errors(cost.spread * times / time, cost.assumed, waits / time, around), slower
             )
         parts = {"collective": waits, "host": time - device}
-        for (kind, *_), seconds in zip(cost.models.classes, times, strict=True):
-            parts[kind] = parts.get(kind, 0.0) + seconds
+        for priced, seconds in zip(cost.models.classes, times, strict=True):
+            parts[priced.kind] = parts.get(priced.kind, 0.0) + seconds
         bottleneck = find_bottleneck(parts, host, device)
         return {"time": time, "spread": spread, "bottleneck": bottleneck, "needs": needs}

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,14 +55,21 @@ _ROOFLINE = {
 _USUAL = {"scale": 1.0, "cold_scale": 1.0, "launch": 0.0, "page_walks": 0.0}
 _UNTIMED = ("collective", "host")  # operations that are not kernels
 _TINY = float(np.finfo(float).tiny)
-_Class: TypeAlias = tuple[str, str, str]  # kind, variant and number format
+
+
+class PricedClass(NamedTuple):
+    """Operations that one fit prices: a kernel in a number format."""
+
+    kind: str
+    variant: str
+    dtype: str
 
 
 class Models(NamedTuple):
     """What prices operation classes: fits of isolated kernels, what iterations add, and both as
     arrays over classes."""
 
-    classes: tuple[_Class, ...]
+    classes: tuple[PricedClass, ...]
     fits: list[KernelModel | None]
     contexts: list[InContext | None]
     numbers: dict[str, Array]
@@ -119,7 +126,8 @@ def _size_lookups(
     """Rows of the operations that touch some: bytes, distinct bytes, page walks, and bytes from
     beyond each cache."""
     counts, dim = graph.column("lookups")[touched], graph.column("dim")[touched]
-    kinds, variants = (np.array([graph.labels[i][part] for i in touched]) for part in (1, 2))
+    kinds = np.array([graph.labels[index].kind for index in touched])
+    variants = np.array([graph.labels[index].variant for index in touched])
     out = {name: np.zeros(counts.shape) for name in _ROWS}
     out["row_bytes"] = counts * row_traffic(dim, itemsize, granularity)
     # rows of a gradient that was just zeroed
@@ -170,31 +178,32 @@ def _size_lookups(
     return out
 
 
-def _find_models(platform: Platform, classes: tuple[_Class, ...], scaled: bool) -> Models:
+def _find_models(platform: Platform, classes: tuple[PricedClass, ...], scaled: bool) -> Models:
     """What prices these classes; contexts only where times are `scaled`."""
     kernels, find = platform.kernels, platform.context.find
     fits = [
-        isolated.find_stand_in(kernels, kind, variant=variant, dtype=own)
-        for kind, variant, own in classes
+        isolated.find_stand_in(kernels, own.kind, variant=own.variant, dtype=own.dtype)
+        for own in classes
     ]
     contexts = [
-        find(kind, variant.replace("_last", ""), own) if scaled else None
-        for kind, variant, own in classes
+        find(own.kind, own.variant.replace("_last", ""), own.dtype) if scaled else None
+        for own in classes
     ]
     rows, (odd, even, _) = [], isolated.list_unaligned(platform)
-    for (kind, variant, own), fit, context in zip(classes, fits, contexts, strict=True):
+    for priced, fit, context in zip(classes, fits, contexts, strict=True):
+        kind, variant, dtype = priced.kind, priced.variant, priced.dtype
         assumed = fit is None or fit.kind == "assumed"
         row = {
             "form": fit.form if fit else "",
             "timed": float(kind not in _UNTIMED),
-            "peak": platform.device.peaks[own].value,
+            "peak": platform.device.peaks[dtype].value,
             "again": _AGAIN.get(variant.removeprefix("fused."), 1.0),
             "passes": 2.0 if {kind, f"{kind}.{variant}"} & _UPDATES else 1.0,
             "windows": assumed and kind == "convolution",
-            "turns": isolated.find_turns(platform, kind, variant, own) * assumed,
+            "turns": isolated.find_turns(platform, kind, variant, dtype) * assumed,
             "assumed": context.kind == "assumed" if context else assumed,
-            "itemsize": DTYPES[own]
-            * (kind == "gemm" and own in isolated.TENSOR and platform.device.kind != "cpu"),
+            "itemsize": DTYPES[dtype]
+            * (kind == "gemm" and dtype in isolated.TENSOR and platform.device.kind != "cpu"),
             "turned": variant == "tn",
             "odd": odd,
             "even": even,
@@ -217,29 +226,32 @@ def classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> tuple[M
     An operation in a format whose peak is not known counts as one in `dtype`.
     """
     check_choice("dtype", dtype, platform.device.peaks)
-    known: dict[_Class, int] = {}
+    known: dict[PricedClass, int] = {}
     numbers = []
     for graph in graphs:
-        names, of = graph.classes
-        keys = [(*name[:2], dtype) for name in names]
+        classes, of = graph.classes.distinct, graph.classes.of_operation
+        has_attention = any(operation_class.kind == "attention" for operation_class in classes)
         if graph.dtypes:
             formats = [own if own in platform.device.peaks else dtype for own in graph.dtypes]
-            keys, of = (
-                [(*names[n][:2], own) for n, own in zip(of, formats, strict=True)],
-                np.arange(len(graph)),
-            )
-        if platform.device.kind != "cpu" and any(kind == "attention" for kind, *_ in names):
+            keys = [
+                PricedClass(classes[number].kind, classes[number].variant, own)
+                for number, own in zip(of, formats, strict=True)
+            ]
+            of = np.arange(len(graph))
+        else:
+            keys = [PricedClass(own.kind, own.variant, dtype) for own in classes]
+        if platform.device.kind != "cpu" and has_attention:
             widths = graph.column("k").reshape(len(graph), -1)[:, 0]
             keys = [
                 _find_attention(key, widths[np.argmax(of == n)], platform)
-                if key[0] == "attention"
+                if key.kind == "attention"
                 else key
                 for n, key in enumerate(keys)
             ]
         numbers.append(
             np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.intp)[of]
         )
-    classes = tuple(known)
+    priced = tuple(known)
     # scales of a GPU are those of the families they were fitted to
     family = graphs[0].family if graphs else ""
     scaled = (
@@ -247,26 +259,26 @@ def classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> tuple[M
         or not family
         or bool({family, ANY} & {*platform.context.iterations})
     )
-    if (scaled, classes) not in platform.memo:
-        platform.memo[scaled, classes] = _find_models(platform, classes, scaled)
-    return platform.memo[scaled, classes], np.concatenate(numbers)
+    if (scaled, priced) not in platform.memo:
+        platform.memo[scaled, priced] = _find_models(platform, priced, scaled)
+    return platform.memo[scaled, priced], np.concatenate(numbers)
 
 
-def _find_attention(key: _Class, width: float, platform: Platform) -> _Class:
+def _find_attention(key: PricedClass, width: float, platform: Platform) -> PricedClass:
     """The class of attention with its kernel: the named one, if the device has it, else the one
     PyTorch chooses."""
-    kind, (phase, _, named), dtype = key[0], key[1].partition("."), key[2]
-    device, half = platform.device.capability, DTYPES[dtype] <= 2
+    phase, _, named = key.variant.partition(".")
+    device, half = platform.device.capability, DTYPES[key.dtype] <= 2
     taken = pick_attention(width, width, half=half, capability=device.value if device else 0.0)
     kernel = named if named in ("triton", *taken) else [*taken, "efficient"][0]
-    return kind, f"{phase}.{kernel}", dtype
+    return key._replace(variant=f"{phase}.{kernel}")
 
 
 def list_attention(graph: Graph, platform: Platform) -> list[str]:
     """Names of the fused kernels of attention that a graph runs on a GPU."""
     classes = classify([graph], platform, graph.dtype)[0].classes
     return sorted(
-        {variant.partition(".")[2] for kind, variant, _ in classes if kind == "attention"} - {""}
+        {own.variant.partition(".")[2] for own in classes if own.kind == "attention"} - {""}
     )
 
 
@@ -428,10 +440,12 @@ def _add_up_classes(
 ) -> Array:
     """Time of each class [s], and the mean spread of its logarithm [-]."""
     totals, spreads = found = np.zeros((2, len(models.classes), *seconds.shape[1:]))
-    for index, ((kind, variant, own), fit, context) in enumerate(zip(*models[:3], strict=True)):
+    priced_by = zip(models.classes, models.fits, models.contexts, strict=True)
+    for index, (priced, fit, context) in enumerate(priced_by):
+        kind, variant, dtype = priced.kind, priced.variant, priced.dtype
         members = find_members(number == index)
         # to iterations in this format
-        fitted = context and (not context.dtypes or own in context.dtypes)
+        fitted = context and (not context.dtypes or dtype in context.dtypes)
         times, weights = seconds[members], hot[members]
         if graph.repeats is not None:
             often = graph.repeats[members, None]
@@ -448,12 +462,12 @@ def _add_up_classes(
         spreads[index] = np.hypot(context.spread if context else 0.0, 0.0 if fitted else alone)
         if kind in ("gemm", "bmm") and platform.device.kind != "cpu":
             sizes = {name: graph.column(name)[members] for name in "mnk"}
-            slow = times * isolated.find_unaligned(platform, kind, variant, own, sizes)
+            slow = times * isolated.find_unaligned(platform, kind, variant, dtype, sizes)
             share = slow.sum(axis=0) / np.maximum(totals[index], _TINY)
             spreads[index] = np.hypot(spreads[index], isolated.list_unaligned(platform)[2] * share)
     largest = found.max(axis=tuple(range(2, found.ndim)))  # over configurations
-    for (kind, *_), time, spread in zip(models.classes, *largest.tolist(), strict=True):
-        check_time(f"{kind} on {platform.name!r}", time, spread, ())
+    for priced, time, spread in zip(models.classes, *largest.tolist(), strict=True):
+        check_time(f"{priced.kind} on {platform.name!r}", time, spread, ())
     return found
 
 
@@ -479,7 +493,8 @@ def price_host(graph: Graph, platform: Platform) -> tuple[Array, Array]:
     known = {name: quantity.value for name, quantity in platform.host.items()}
     gap, empty, launch = (known.get(name, 0.0) for name in ("gap", "bare", "launch"))
     table = []
-    for kind, variant, phase in graph.classes[0]:
+    for operation_class in graph.classes.distinct:
+        kind, variant, phase = operation_class
         # of the variant, else phase, class
         if (found := platform.memo.get(("host", kind, variant, phase))) is None:
             ends = (f".{kind}.{variant}", f".{kind}.{phase}", f".{kind}", "")
@@ -487,7 +502,7 @@ def price_host(graph: Graph, platform: Platform) -> tuple[Array, Array]:
             found = [next((known[t + end] for end in ends if t + end in known), 0.0) for t in terms]
             platform.memo["host", kind, variant, phase] = found
         table.append(found)
-    before, after, between = np.array(table).reshape(-1, 3)[graph.classes[1]].T
+    before, after, between = np.array(table).reshape(-1, 3)[graph.classes.of_operation].T
     calls, launches, bare = (graph.column(name) for name in ("calls", "launches", "bare"))
     first = calls * (gap + before) + bare * (gap + empty) + launch * np.minimum(launches, 1.0)
     # compiled code goes from launch to launch as the framework does from call to call

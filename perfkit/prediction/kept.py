@@ -62,11 +62,11 @@ def list_lives(graph: Graph) -> Lives:
     They are those of `perfkit.prediction.memory`, which the memory of a graph is found from. Inputs
     of products that ranks gather are gathered once more for the backward pass.
     """
-    count = [label[3] for label in graph.labels].index("update")
+    count = [label.phase for label in graph.labels].index("update")
     labels = graph.labels[:count]
-    names = np.array([label[0] for label in labels])
-    phases = np.array([label[3] for label in labels])
-    regions = np.array([label[4].partition(".")[0] for label in labels])
+    names = np.array([label.name for label in labels])
+    phases = np.array([label.phase for label in labels])
+    regions = np.array([label.module.partition(".")[0] for label in labels])
     accesses = graph.accesses[graph.accesses[:, 0] < count]
     passes = replace(
         graph,

@@ -11,7 +11,7 @@ from perfkit.ground.results import Shown
 from perfkit.ground.units import Array, format_bytes
 from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.platform import Platform
-from perfkit.workloads.graph import PHASES, Graph
+from perfkit.workloads.graph import PHASES, Graph, KernelKey
 from perfkit.workloads.tables import EmbeddingTable
 
 #: Workspaces of cuBLAS, one for the forward and one for the backward pass [B]; docs/formulas.md,
@@ -77,9 +77,8 @@ def _sort_buffers(graph: Graph, count: int) -> np.ndarray:
 
     operations, buffers, _, writes = graph.accesses.T
     operations, (first, places) = operations.astype(int), np.unique(buffers, return_index=True)
-    phases = np.array([phase for *_, phase in graph.classes[0]], dtype=str)[graph.classes[1]][
-        operations
-    ]
+    phase_of_class = np.array([own.phase for own in graph.classes.distinct], dtype=str)
+    phases = phase_of_class[graph.classes.of_operation][operations]
     forward, backward, update = (mark(buffers[phases == name]) for name in PHASES)
     # in every iteration; a buffer that is read first is kept
     made = mark(first[writes[places] == 1.0])
@@ -89,7 +88,7 @@ def _sort_buffers(graph: Graph, count: int) -> np.ndarray:
     moves = [
         n
         for n, label in enumerate(graph.labels)
-        if label[1] == "collective" or label[0] in _PACKING
+        if label.kind == "collective" or label.name in _PACKING
     ]
     part[mark(buffers[np.isin(operations, moves)]) | (trained & made)] = _AT["communication"]
     part[update & backward & ~trained] = _AT["gradients"]
@@ -109,11 +108,12 @@ def find_lives(graph: Graph, part: np.ndarray) -> np.ndarray:
     """
     reduces = [
         n
-        for n in graph.kernels.get(("collective", "all_reduce"), ())
-        if graph.labels[n][3] == "backward"
+        for n in graph.kernels.get(KernelKey("collective", "all_reduce"), ())
+        if graph.labels[n].phase == "backward"
     ]
     buckets = graph.accesses[np.isin(graph.accesses[:, 0], reduces), 1]
-    sorts = np.isin(graph.accesses[:, 0], graph.kernels.get(("embedding_backward", "exact"), ()))
+    exact = graph.kernels.get(KernelKey("embedding_backward", "exact"), ())
+    sorts = np.isin(graph.accesses[:, 0], exact)
     rows = graph.accesses[~sorts]  # one of their operands only represents traffic
     operations, buffers, nbytes, writes = rows[np.argsort(rows[:, 1], kind="stable")].T
     opens = np.diff(buffers, prepend=-1.0) > 0
@@ -128,7 +128,7 @@ def find_lives(graph: Graph, part: np.ndarray) -> np.ndarray:
     ends = np.where(lasting[begins], np.inf, ends)
     # weights that were gathered by one collective are freed together, but for those that are only
     # copied to another order
-    names = np.array([label[0] for label in graph.labels])
+    names = np.array([label.name for label in graph.labels])
     unpacked = np.flatnonzero(names == "split_with_sizes_copy")
     if len(unpacked):
         last = np.full(len(graph), -1.0)
@@ -147,7 +147,7 @@ def _find_streams(graph: Graph, count: int) -> np.ndarray:
     PyTorch does not give memory of one stream to tensors of another.
     """
     streams = np.zeros(count, dtype=int)
-    names = np.array([label[0] for label in graph.labels])
+    names = np.array([label.name for label in graph.labels])
     operations, buffers = graph.accesses[:, :2].T.astype(int)
     writes = graph.accesses[:, 3] == 1.0
 

@@ -15,7 +15,7 @@ from perfkit.prediction.ranks import RankTimes, price_group
 from perfkit.prediction.replicas import Gradient, time_buckets
 from perfkit.workloads.blocks import Cut, record_part
 from perfkit.workloads.execution import HANDED, execute
-from perfkit.workloads.graph import COLUMN, FEATURES, Graph
+from perfkit.workloads.graph import COLUMN, FEATURES, STAGE_HOST, Graph, Label
 from perfkit.workloads.iteration import fill_buckets
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tape import ITEMSIZE
@@ -132,7 +132,9 @@ def _hand_weights_to_regions(graph: Graph) -> Graph:
     layer stands for many."""
     features = graph.features.copy()
     bare = features[:, COLUMN["bare"]]
-    names, _, _, phases, modules = (np.array(column) for column in zip(*graph.labels, strict=True))
+    names = np.array([label.name for label in graph.labels])
+    phases = np.array([label.phase for label in graph.labels])
+    modules = np.array([label.module for label in graph.labels])
     regions = [np.char.startswith(modules, region) for region in REGIONS]
     # each weight has a sum of gradients
     weights = [int((own & (names == "add_")).sum()) for own in regions]
@@ -156,14 +158,19 @@ def price_micro_batch(
     """
     graph, recorded, weights = record_micro_batch(model, s, execution)
     inside = np.array(
-        [label[4].startswith("layers") or label[4].endswith(".layers") for label in graph.labels]
+        [
+            label.module.startswith("layers") or label.module.endswith(".layers")
+            for label in graph.labels
+        ]
     )
     often = np.where(inside, float(model.layers), 1.0)
     [cost] = price([replace(graph, repeats=often)], platform, dtype=graph.dtype)
     seconds = cost.seconds
-    names, kinds, variants, phases, modules = (
-        np.array(column) for column in zip(*graph.labels, strict=True)
-    )
+    names = np.array([label.name for label in graph.labels])
+    kinds = np.array([label.kind for label in graph.labels])
+    variants = np.array([label.variant for label in graph.labels])
+    phases = np.array([label.phase for label in graph.labels])
+    modules = np.array([label.module for label in graph.labels])
     inside = np.char.startswith(modules, "layers")
     exchange, added, ranks = np.zeros(seconds.shape), names == "add_", np.append(1, s.tp)
     of_layers = graph.collectives[~np.char.startswith(modules[graph.collectives], "exchange")]
@@ -250,7 +257,8 @@ def price_micro_batch(
             out[f"gradients.{'.'.join(key)}"] = moment.gradients
     # kernels of a kind have one fit and one scale, so that they err together, and so does all that
     # is only assumed
-    causes = np.where(cost.assumed, "", [kind for kind, *_ in cost.models.classes])
+    kinds_of_classes = [priced.kind for priced in cost.models.classes]
+    causes = np.where(cost.assumed, "", kinds_of_classes)
     errors = cost.spread * cost.totals / cost.totals.sum(axis=0)
     out["spread"] = np.sqrt(
         sum(np.square(errors[causes == cause].sum(axis=0)) for cause in np.unique(causes))
@@ -279,7 +287,7 @@ def _price_host_without(graph: Graph, left_out: np.ndarray, platform: Platform) 
 
 def _price_call(platform: Platform) -> float:
     """Time in which the host launches a collective [s]."""
-    label = ("all_to_all", "collective", "all_to_all", "forward", "")
+    label = Label("all_to_all", "collective", "all_to_all", "forward", "")
     call = Graph((label,), _CALL, np.zeros((0, 4)))
     return float(np.add(*price_host(call, platform))[0])
 
@@ -287,7 +295,7 @@ def _price_call(platform: Platform) -> float:
 def _price_in_hook(variant: str, platform: Platform, compiled: bool) -> float:
     """Time in which the host launches an elementwise kernel from a hook, without a call [s]."""
     launches = np.isin(FEATURES, "launches").astype(float)[np.newaxis]
-    label = (variant, "elementwise", variant, "backward", "")
+    label = Label(variant, "elementwise", variant, "backward", "")
     graph = Graph((label,), launches, np.zeros((0, 4)))
     if compiled:
         graph = replace(graph, execution="compiled")
@@ -310,9 +318,9 @@ def _price_buckets(
     """
     replicas = np.append(1, s.dp)
     adds = np.append(0.0, several)
-    modules = np.array([label[4] for label in graph.labels])
-    in_backward = np.array([label[3] == "backward" for label in graph.labels])
-    is_sum = np.array([label[0] == "add_" for label in graph.labels]) & in_backward
+    modules = np.array([label.module for label in graph.labels])
+    in_backward = np.array([label.phase == "backward" for label in graph.labels])
+    is_sum = np.array([label.name == "add_" for label in graph.labels]) & in_backward
     fills, empties = (np.flatnonzero(modules == f"exchange.{way}") for way in ("fill", "empty"))
     elements = graph.column("elements")[:, 0] if graph.columns else graph.column("elements")
     itemsize = ITEMSIZE.get(model.dtype, 2)
@@ -398,12 +406,12 @@ def join_hosts(rank: RankTimes, whole: Iteration | None) -> RankTimes:
     """Times of a rank of a stage; its host starts each pass with the device, as both wait for the
     same message."""
     graph, seconds = rank.group.graph, rank.seconds.copy()
-    marks, own = graph.kernels["host", "host"], graph.collectives
+    marks, own = graph.kernels[STAGE_HOST], graph.collectives
     groups, begins, busy = graph.column("group")[own], np.append(0, marks[:-1] + 1), seconds.copy()
     work = np.delete(np.arange(len(graph)), own)
     # keys on the ring run beside the next kernel
     beside = seconds[work[np.searchsorted(work, own)]]
-    hides = [graph.labels[place][0] == "send_recv" for place in own]
+    hides = [graph.labels[place].name == "send_recv" for place in own]
     busy[own] = np.where(
         groups < PASSED, np.maximum(rank.durations - np.where(hides, beside, 0.0), 0.0), 0.0
     )

@@ -344,7 +344,7 @@ def time_collectives(
             strict=True,
         )
         for index, (place, nbytes, number) in enumerate(columns):
-            key = (group.graph.labels[place][0], group.groups[int(number)])
+            key = (group.graph.labels[place].name, group.groups[int(number)])
             wanted.setdefault(key, []).append((times, index, max(nbytes, 1.0)))
     notes: dict[str, None] = {}
     for (operation, ranks), members in wanted.items():

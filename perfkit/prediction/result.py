@@ -28,7 +28,7 @@ from perfkit.prediction.ranks import (
 )
 from perfkit.prediction.simulation import Timeline, simulate
 from perfkit.prediction.stages import find_stages
-from perfkit.workloads.graph import Graph
+from perfkit.workloads.graph import STAGE_HOST, Graph
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.strategy import Strategy
 
@@ -471,7 +471,7 @@ def predict(
         for k, c, own in zip(kinds, costs, durations, strict=True)
     ]
     # hosts of ranks that share layers or sequences join their devices where a graph says so
-    staged = strategy is not None and ("host", "host") in kinds[0].graph.kernels
+    staged = strategy is not None and STAGE_HOST in kinds[0].graph.kernels
     if staged:
         times = [join_hosts(own, whole) for own in times]
     error = uncertainty.find_host_error(where, kinds[0].graph.execution)

@@ -124,7 +124,7 @@ class RankTimeline:
     def name_stream(self, place: int) -> str:
         """Stream of an operation: compute, or communication, with the communicator where there are
         several."""
-        if self.graph.labels[place][1] != "collective":
+        if self.graph.labels[place].kind != "collective":
             return "compute"
         number = f" {int(self.graph.column('group')[place])}" if len(self.graph.groups) > 1 else ""
         return f"communication{number}"
@@ -214,7 +214,7 @@ class Timeline:
             seen, graph = Counter[int](), rank.group.graph
             # nobody has measured that a message from one GPU to another slows their kernels
             slows = [
-                not device or graph.labels[place][0] != "send_recv" for place in graph.collectives
+                not device or graph.labels[place].name != "send_recv" for place in graph.collectives
             ]
             for key, duration, slow in zip(
                 rank.group.communicators, rank.durations.tolist(), slows, strict=True

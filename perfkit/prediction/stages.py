@@ -23,7 +23,7 @@ from perfkit.prediction.ranks import find_graphs
 from perfkit.prediction.strategies import check_device, price_strategies
 from perfkit.workloads.blocks import PARALLEL
 from perfkit.workloads.execution import execute
-from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
+from perfkit.workloads.graph import COLUMN, FEATURES, STAGE_HOST, Graph, KernelKey, Label
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.strategy import Strategy, list_fits
 from perfkit.workloads.transformer import MOST_PASSES, Transformer
@@ -63,9 +63,14 @@ class _Table:
         ]
         self.features = [*np.stack([column[:, -1] for column in columns], axis=1)]
         self.known, self.recorded = dict[Any, int](), len(graph)
-        late = self._add(
-            ("host", "host", "host", "forward", "stages"), np.zeros(len(FEATURES)), 0.0, 0
+        label = Label(
+            name="host",
+            kind=STAGE_HOST.kind,
+            variant=STAGE_HOST.variant,
+            phase="forward",
+            module="stages",
         )
+        late = self._add(label, np.zeros(len(FEATURES)), 0.0, 0)
         #: The time by which the host makes a pass longer, as an operation.
         self.late = {phase: self.make_block([self.copy(late, phase)]) for phase in _PHASES[:2]}
 
@@ -73,7 +78,11 @@ class _Table:
         """Rows of a region in a phase, as they were recorded."""
         own = self.labels[: self.recorded]
         return np.array(
-            [n for n, label in enumerate(own) if label[3] == phase and label[4].startswith(region)]
+            [
+                n
+                for n, label in enumerate(own)
+                if label.phase == phase and label.module.startswith(region)
+            ]
         )
 
     def find_cores(self, rows: Array) -> list[int]:
@@ -81,8 +90,8 @@ class _Table:
         labels = [self.labels[row] for row in rows]
         return [
             place
-            for place, own in enumerate(labels)
-            if own[1] in CORES and own[4].endswith("attention")
+            for place, label in enumerate(labels)
+            if label.kind in CORES and label.module.endswith("attention")
         ]
 
     def copy(self, row: int, phase: str, factor: float = 1.0) -> int:
@@ -90,10 +99,8 @@ class _Table:
         if (key := (row, phase, factor)) not in self.known:
             sizes = self.features[row].copy()
             sizes[[COLUMN["elements"], COLUMN["flops"]]] *= factor
-            name, kind, variant, _, module = self.labels[row]
-            self.known[key] = self._add(
-                (name, kind, variant, phase, module), sizes, factor * self.traffic[row], row
-            )
+            label = self.labels[row]._replace(phase=phase)
+            self.known[key] = self._add(label, sizes, factor * self.traffic[row], row)
         return self.known[key]
 
     def call_before(self, row: int, bare: float) -> int:
@@ -115,7 +122,7 @@ class _Table:
                 1.0,
             )
             self.known[key] = self._add(
-                (operation, "collective", operation, phase, module), sizes, 2.0 * nbytes, 0
+                Label(operation, "collective", operation, phase, module), sizes, 2.0 * nbytes, 0
             )
         return self.known[key]
 
@@ -129,7 +136,7 @@ class _Table:
     def make_block(self, rows: Any, late: Mapping[int, int] | None = None) -> _Block:
         """A block whose collectives are waited for at once, or at another place where `late` has
         theirs."""
-        own = [place for place, row in enumerate(rows) if self.labels[row][1] == "collective"]
+        own = [place for place, row in enumerate(rows) if self.labels[row].kind == "collective"]
         waits = [((late or {}).get(place, place + 1), number) for number, place in enumerate(own)]
         return _Block(np.array(rows, dtype=int), waits, len(own))
 
@@ -196,7 +203,7 @@ class _Maker:
 
     def is_exchange(self, row: int) -> bool:
         """Whether an operation belongs to messages of replicas."""
-        return self.table.labels[row][4].startswith("exchange")
+        return self.table.labels[row].module.startswith("exchange")
 
     def record(self, region: str, phase: str, *, first: bool) -> _Block:
         """The block of a region in a pass, of the first micro-batch or of a later one."""
@@ -205,9 +212,10 @@ class _Maker:
         if phase != "forward":
             split = inside and s.schedule == "zero_bubble"
             late = np.array(
-                [split and table.labels[row][1:3] == ("gemm", "tn") for row in rows], dtype=bool
+                [split and table.labels[row].kernel == KernelKey("gemm", "tn") for row in rows],
+                dtype=bool,
             )
-            added = np.array([table.labels[row][0] == "add_" for row in rows], dtype=bool)
+            added = np.array([table.labels[row].name == "add_" for row in rows], dtype=bool)
             if s.scattered:
                 held = [table.copy(row, "backward", 1.0 / self.owners) for row in rows[added]]
                 rows[added] = held
@@ -453,8 +461,9 @@ class _Maker:
         for block, layer in program.blocks:
             for row in block.rows.tolist():
                 if (row, layer) not in names:
-                    *rest, module = table.labels[row]
-                    names[row, layer] = (*rest, module.replace("layers.0", f"layers.{layer}"))
+                    label = table.labels[row]
+                    module = label.module.replace("layers.0", f"layers.{layer}")
+                    names[row, layer] = label._replace(module=module)
         labels = tuple(
             names[row, layer] for block, layer in program.blocks for row in block.rows.tolist()
         )

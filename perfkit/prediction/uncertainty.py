@@ -102,24 +102,25 @@ def find_unmeasured(
     that says so [s]."""
     unmodelled, stand_ins = defaultdict[str, float](float), defaultdict[str, float](float)
     sizes = {name: graph.column(name) for name in "mnk"}
-    for index, ((kind, variant, dtype), fit, context) in enumerate(
-        zip(*costs.models[:3], strict=True)
-    ):
+    models = costs.models
+    priced_by = zip(models.classes, models.fits, models.contexts, strict=True)
+    for index, (priced, fit, context) in enumerate(priced_by):
+        kind, variant, dtype = priced.kind, priced.variant, priced.dtype
         if kind in ("collective", "host"):
             continue
         total = float(costs.totals[index])
         if fit is None:
             for place in np.flatnonzero(costs.classes == index):
-                unmodelled[graph.labels[place][0]] += float(costs.hot[place])
+                unmodelled[graph.labels[place].name] += float(costs.hot[place])
         if kind in ("gemm", "bmm"):
             unaligned = find_unaligned(platform, kind, variant, dtype, sizes) & (
                 costs.classes == index
             )
             slow = costs.seconds * unaligned
             if slow.any():
-                stand_ins[say_unaligned(platform, dtype, graph.labels[int(slow.argmax())][4])] += (
-                    float(slow.sum())
-                )
+                stand_ins[
+                    say_unaligned(platform, dtype, graph.labels[int(slow.argmax())].module)
+                ] += float(slow.sum())
         if fit and fit.stands_for:
             stand_ins["".join(fit.notes[:1]) or f"{kind} was not measured"] += total
         if context and context.kind == "assumed":
@@ -175,7 +176,7 @@ def list_idle_tensor_cores(rank_timeline: RankTimeline, platform: Platform) -> t
     products = [
         place
         for place, label in enumerate(graph.labels)
-        if label[1] in ("gemm", "bmm", "convolution") and dtypes[place] == "fp32"
+        if label.kind in ("gemm", "bmm", "convolution") and dtypes[place] == "fp32"
     ]
     share = (
         float(rank_timeline.times.seconds[products].sum()) / rank_timeline.period
@@ -250,7 +251,7 @@ def _find_dense_tables(graph: Graph) -> list[int]:
     numbers = graph.weights[graph.weights[:, 1] == 1, 0].tolist()
     if not numbers:
         return []
-    is_update = np.array([label[3] == "update" for label in graph.labels])
+    is_update = np.array([label.phase == "update" for label in graph.labels])
     operations = graph.accesses[:, 0].astype(int)
     writes_in_update = is_update[operations] & (graph.accesses[:, 3] != 0)
     updated = set(graph.accesses[writes_in_update, 1].astype(int).tolist())

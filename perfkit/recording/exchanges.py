@@ -200,7 +200,7 @@ class Exchanges:
             row = first.numel() / max(first.shape[0], 1) if first.numel() else 1
             nbytes = len(ranks) * max(splits) * row * first.element_size()
         sizes = {"nbytes": float(nbytes), "group": self._groups.index(ranks)}
-        self._recorder.emit((name, "collective", name), module, sizes, reads, writes)
+        self._recorder.emit(name, "collective", name, module, sizes, reads, writes)
         number = len(self._launched)
         self._launched.append(len(self._recorder.labels))
         if given.get("async_op") is False:  # its caller waits immediately

@@ -373,12 +373,21 @@ class Recorder(TorchDispatchMode):
             switch = torch._C._get_fp32_precision_getter("cuda", _SWITCHES[entry.kind])
             dtype = "tf32" if switch == "tf32" else dtype
         self.emit(
-            (schema.name, entry.kind, variant or schema.name), module, sizes, reads, writes, dtype
+            schema.name,
+            entry.kind,
+            variant or schema.name,
+            module,
+            sizes,
+            reads,
+            writes,
+            dtype,
         )
 
     def emit(
         self,
-        label: tuple[str, str, str],
+        name: str,
+        kind: str,
+        variant: str,
         module: str,
         sizes: dict[str, Any],
         reads: Any,
@@ -392,7 +401,7 @@ class Recorder(TorchDispatchMode):
         for key, value in {"launches": 1, "calls": calls, **sizes, "bare": self.bare}.items():
             row[COLUMN[key]] = value
         self.bare, self._opened = 0, True
-        self.labels.append((*label, self.phase, module))
+        self.labels.append(Label(name, kind, variant, self.phase, module))
         self._features.append(row)
         self._dtypes.append(dtype)
         for flag, tensors in enumerate((reads, writes)):
@@ -424,7 +433,7 @@ class Recorder(TorchDispatchMode):
         trained = [number for number in self._trained if number not in inputs]
         frozen = [number for number in self._frozen if number in touched]
         notes = []
-        backward = any(label[3] == "backward" for label in self.labels)
+        backward = any(label.phase == "backward" for label in self.labels)
         if backward and frozen and not trained:
             count = sum(self._frozen[number] for number in frozen)
             notes.append(NOTHING_TRAINED.format(count))
@@ -479,7 +488,7 @@ class Recorder(TorchDispatchMode):
         if not (self.accelerator and self.on):
             return
         sizes, dtype = {"elements": tensor.numel()}, _NAMES.get(tensor.dtype, "")
-        self.emit(("to", "transfer", direction), self.module, sizes, [], [tensor], dtype)
+        self.emit("to", "transfer", direction, self.module, sizes, [], [tensor], dtype)
 
     def _find_table(self, name: str, args: list[Any], sizes: dict[str, float]) -> dict[str, float]:
         """Number of the table of a lookup, or of its backward pass or update; a new table is

@@ -291,7 +291,7 @@ class _Calls(TorchFunctionMode):
     def _check_recurrent(self, name: str, start: int) -> None:
         """Say where a GPU runs a recurrent layer by other kernels than those that were
         recorded."""
-        names = [label[0] for label in self.recorder.labels[start:]]
+        names = [label.name for label in self.recorder.labels[start:]]
         fused = any(each.startswith("mkldnn_rnn_layer") for each in names)
         if names and not fused:
             self.recorder.values.notes[RECURRENT.format(name)] = None
@@ -618,7 +618,7 @@ def capture(
         if not len(graph):
             notes.append(EMPTY)
         unused = list[str]()
-        if any(label[3] == "backward" for label in graph.labels):
+        if any(label.phase == "backward" for label in graph.labels):
             unused = _find_unused_optimizers(recorder)
         notes += unused
         notes += _compare_calls(recorder, step, first, recorded, drawn, rare_update=bool(unused))

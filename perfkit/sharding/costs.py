@@ -14,7 +14,7 @@ from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import price, price_host
 from perfkit.workloads import layers
 from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.graph import FEATURES, Graph, KernelKey, Label
 from perfkit.workloads.iteration import average, make_graph, step
 from perfkit.workloads.placement import BY_ROWS, Plan
 from perfkit.workloads.tables import EmbeddingTable, TableSet, share_lookups, take_part
@@ -182,21 +182,21 @@ class Costs:
             )
         out, launch = np.zeros((len(tables) + 1, len(SECONDS))), np.zeros(len(SECONDS))
         for row, time in zip(rows, self.seconds(graph, near)[rows], strict=True):
-            first = slice(row.min(), row.min() + 1)
-            [(name, kind, _, phase, _)] = graph.labels[first]
-            if name in ("clone", "all_reduce"):  # other memory traffic, and a message
+            first = row.min()
+            label = graph.labels[first]
+            if label.name in ("clone", "all_reduce"):  # other memory traffic, and a message
                 continue
-            at = AT[phase if phase != "forward" else "pack" if kind == "copy" else "lookup"]
+            at = AT[_find_part(label)]
             # The host time is that of an operation which follows one of its own class.
-            [host] = self.issue(Graph(graph.labels[first], graph.features[first], np.zeros((0, 4))))
+            [host] = self.issue(Graph((label,), graph.features[[first]], np.zeros((0, 4))))
             time, host = (time, host) if self.accelerated else (time + host, 0.0)
-            one_kernel = name in ("cat", "div_") or (
-                self.accelerated and (self.fused or kind == "elementwise")
+            one_kernel = label.name in ("cat", "div_") or (
+                self.accelerated and (self.fused or label.kind == "elementwise")
             )
             if one_kernel:  # of all tables
                 empty = time[-1]
                 time = np.maximum(time - empty, 0.0)
-                if phase != "update":  # dense weights start that kernel in any case
+                if label.phase != "update":  # dense weights start that kernel in any case
                     launch[[at, AT["host"]]] += empty, host
             else:
                 out[:, AT["host"]] += host
@@ -206,6 +206,15 @@ class Costs:
         if not within or self.workload.embedding == "fused":
             out[:-1, AT["backward" if within else "update"]] *= growth
         return out[:-1], launch
+
+
+def _find_part(label: Label) -> str:
+    """The part of `SECONDS` that an operation counts in."""
+    if label.phase != "forward":
+        return label.phase
+    if label.kind == "copy":
+        return "pack"
+    return "lookup"
 
 
 def _sort(tables: Sequence[EmbeddingTable]) -> np.ndarray:
@@ -247,7 +256,7 @@ def _record(
     graph = make_graph(tape, family=workload.family)
     # the traffic of each table follows its own law of lookups
     if workload.embedding == "exact" and not copied:
-        [exact] = graph.kernels["embedding_backward", "exact"]
+        [exact] = graph.kernels[KernelKey("embedding_backward", "exact")]
         place = np.flatnonzero(graph.accesses[:, 0, 0] == exact)[-1]
         graph.accesses[place, 2] = [
             *(layers.exact_traffic(t, bags, workload.optimizer) for t in tables),
@@ -265,7 +274,7 @@ def _spread(
     The backward pass visits separate tables in the reverse order.
     """
     each = np.arange(len(tables) + 1)
-    turned = np.array([label[3] == "backward" and not fused for label in graph.labels])
+    turned = np.array([label.phase == "backward" and not fused for label in graph.labels])
     rows = np.arange(len(graph))[:, None] * len(each) + np.where(turned[:, None], each[::-1], each)
     features = np.empty((rows.size, len(FEATURES)))
     features[rows] = np.moveaxis(graph.features, 1, 2)

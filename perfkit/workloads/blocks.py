@@ -447,7 +447,7 @@ def _exchange_buckets(tape: Tape) -> None:
     sums = [
         touched[-1][0]
         for label, touched in zip(tape.labels, tape.touched, strict=True)
-        if label[0] == "add_" and label[3] == "backward"
+        if label.name == "add_" and label.phase == "backward"
     ]
     computed = [owners[storage] for storage in sums]
     tape.phase, tape.module = "backward", "exchange.fill"

@@ -59,16 +59,19 @@ def _find_compiled(graph: Graph, phases: Container[str]) -> np.ndarray:
     weights and gradients are not: the engine and hooks run them between compiled functions.
     """
     inside = []
-    for (name, kind, variant, phase, _), calls in zip(
-        graph.labels, graph.features[:, _CALLS].tolist(), strict=True
-    ):
-        in_backward = phase == "backward"
-        adds_gradients = in_backward and name == "add_" and kind == "elementwise"
+    for label, calls in zip(graph.labels, graph.features[:, _CALLS].tolist(), strict=True):
+        in_backward = label.phase == "backward"
+        adds_gradients = in_backward and label.name == "add_" and label.kind == "elementwise"
         # the reducer of DistributedDataParallel copies without calls of the framework
-        moves_buckets = in_backward and calls == 0 and variant in ("mul_scalar", "copy_")
-        outside = adds_gradients or moves_buckets or name in _IN_HOOKS
-        inside.append(phase in phases and not outside)
+        moves_buckets = in_backward and calls == 0 and label.variant in ("mul_scalar", "copy_")
+        outside = adds_gradients or moves_buckets or label.name in _IN_HOOKS
+        inside.append(label.phase in phases and not outside)
     return np.array(inside, dtype=bool)
+
+
+def _can_be_merged(label: Label) -> bool:
+    """Whether the compiler may merge an operation with others."""
+    return label.kind in ("elementwise", "rowwise", "copy") and label.variant not in _ALONE
 
 
 class _Fusion:
@@ -80,16 +83,16 @@ class _Fusion:
             *(graph.transfers + 1).tolist(),
             *(graph.collectives + 1 if graph.waits is None else graph.waits[:, 0]),
         }
-        cuts |= {i for i in range(n) if i == 0 or graph.labels[i][3] != graph.labels[i - 1][3]}
+        cuts |= {
+            i for i in range(n) if i == 0 or graph.labels[i].phase != graph.labels[i - 1].phase
+        }
         # operation of each stretch, within which operations may be merged
         first = sorted(map(float, cuts))
         stretches = np.array(first)[np.searchsorted(first, np.arange(n), side="right") - 1].tolist()
         self.compiled = _find_compiled(graph, phases)
         self.stretch = [
-            start
-            if compiled and kind in ("elementwise", "rowwise", "copy") and variant not in _ALONE
-            else -1.0
-            for start, compiled, (_, kind, variant, *_) in zip(
+            start if compiled and _can_be_merged(label) else -1.0
+            for start, compiled, label in zip(
                 stretches, self.compiled.tolist(), graph.labels, strict=True
             )
         ]
@@ -117,7 +120,7 @@ class _Fusion:
         for place in reversed(roots):  # what only one operation needs is computed with it
             user = next(iter(self.users[place]), place)
             if len(self.users[place]) == 1 and self.stretch[user] == self.stretch[place] >= 0:
-                roots[place] = roots[user] if graph.labels[place][1] != "rowwise" else place
+                roots[place] = roots[user] if graph.labels[place].kind != "rowwise" else place
         for place, root in enumerate(roots):
             parts.setdefault(root, []).append(place)
         for root in sorted(parts):
@@ -147,7 +150,7 @@ class _Fusion:
         )
         elements, rows, n = self.graph.features[root, [_ELEMENTS, _ROWS, _N]].tolist()
         region.loop = self.stretch[root], elements
-        if self.graph.labels[root][2] in _SUMS:
+        if self.graph.labels[root].variant in _SUMS:
             read, made = (
                 max([b for _, b, write in self.rows[root] if write == flag] or [0.0])
                 for flag in (0, 1)
@@ -207,15 +210,18 @@ class _Fusion:
         return [(buffer, nbytes, write) for (write, buffer), nbytes in sorted(found.items())]
 
     def label(self, region: _Region) -> Label:
-        """Name, kind, variant, phase and module of a region; with sums it is row-wise."""
-        names, kinds, variants, phases, modules = zip(
-            *(self.graph.labels[m] for m in region.members), strict=True
+        """The label of the kernel of a region; with sums it is row-wise."""
+        labels = [self.graph.labels[member] for member in region.members]
+        names = dict.fromkeys(label.name for label in labels)
+        kinds = {label.kind for label in labels}
+        batch_norms = [label.variant for label in labels if "batch_norm" in label.variant]
+        return Label(
+            name="fused_" + "_".join(names),
+            kind=next(kind for kind in ("rowwise", "elementwise", "copy") if kind in kinds),
+            variant=f"fused.{batch_norms[0]}" if batch_norms else "fused",
+            phase=labels[0].phase,
+            module=labels[-1].module,
         )
-        kind = next(kind for kind in ("rowwise", "elementwise", "copy") if kind in kinds)
-        again = next(
-            (f"fused.{variant}" for variant in variants if "batch_norm" in variant), "fused"
-        )
-        return "fused_" + "_".join(dict.fromkeys(names)), kind, again, phases[0], modules[-1]
 
 
 def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")) -> Graph:
@@ -288,17 +294,17 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
                 nbytes * growth[int(number)] for number, nbytes, _ in found
             )
         labels.append(fusion.label(region) if merged else graph.labels[first])
-        if labels[row][3] != phase_before:
-            phase_before = labels[row][3]
+        if labels[row].phase != phase_before:
+            phase_before = labels[row].phase
             calls.append([])
-        if fusion.compiled[first] and labels[row][1] not in ("collective", "transfer"):
+        if fusion.compiled[first] and labels[row].kind not in ("collective", "transfer"):
             opens_call = not calls[-1]
             features[row, _HOST] = (min(features[row, _HOST[0]], 1.0), opens_call, 0.0)
             calls[-1].append(row)
-        elif labels[row][1] == "elementwise" and labels[row][3] in phases:
+        elif labels[row].kind == "elementwise" and labels[row].phase in phases:
             # `AccumulateGrad` is among the calls of the weights
             features[row, _HOST[2]] = 0.0
-    updates = np.array([label[3] == "update" for label in graph.labels])[
+    updates = np.array([label.phase == "update" for label in graph.labels])[
         graph.accesses[:, 0].astype(int)
     ]
     read, written = (

@@ -4,7 +4,7 @@ they read and write."""
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,6 @@ from perfkit.ground.results import Table, Tabular
 from perfkit.models.kernels import reuse_distances
 from perfkit.workloads.tables import EmbeddingTable
 
-#: Name, kind, variant, phase and module of an operation.
-Label: TypeAlias = tuple[str, str, str, str, str]
 PHASES = ("forward", "backward", "update")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
@@ -44,6 +42,78 @@ COLUMN = {name: place for place, name in enumerate(FEATURES)}
 _PRODUCTS = ("gemm", "bmm", "attention", "convolution")
 #: Properties of a graph that do not depend on sizes.
 _STRUCTURE = ("classes", "kernels", "collectives", "transfers")
+
+
+class KernelKey(NamedTuple):
+    """What kernel an operation runs: operations with equal keys share a kernel model.
+
+    Parameters
+    ----------
+    kind, variant : str
+        See `Operation`.
+    """
+
+    kind: str
+    variant: str
+
+
+#: What the host takes between two passes of a stage, as an operation of a graph of stages.
+STAGE_HOST = KernelKey("host", "host")
+
+
+class OperationClass(NamedTuple):
+    """A kernel in a phase of the iteration: calls of one class cost the host the same.
+
+    Parameters
+    ----------
+    kind, variant, phase : str
+        See `Operation`.
+    """
+
+    kind: str
+    variant: str
+    phase: str
+
+
+class OperationClasses(NamedTuple):
+    """The operation classes of a graph, and which operation belongs to which.
+
+    Parameters
+    ----------
+    distinct : list of OperationClass
+        Every class once, in order of first appearance.
+    of_operation : array of int
+        For each operation, the position of its class in `distinct` [-].
+    """
+
+    distinct: list[OperationClass]
+    of_operation: np.ndarray
+
+
+class Label(NamedTuple):
+    """What an operation is called, and what kind of work it is.
+
+    Parameters
+    ----------
+    name, kind, variant, phase, module : str
+        See `Operation`.
+    """
+
+    name: str
+    kind: str
+    variant: str
+    phase: str
+    module: str
+
+    @property
+    def kernel(self) -> KernelKey:
+        """The kernel that it runs."""
+        return KernelKey(self.kind, self.variant)
+
+    @property
+    def operation_class(self) -> OperationClass:
+        """The kernel that it runs, and the phase."""
+        return OperationClass(self.kind, self.variant, self.phase)
 
 
 @dataclass(frozen=True)
@@ -83,7 +153,7 @@ class Graph(Tabular):
 
     Parameters
     ----------
-    labels : tuple of (str, str, str, str, str)
+    labels : tuple of Label
         Name, kind, variant, phase and module of every operation.
     features : array
         One row per operation, one column per entry of `FEATURES`, each in its unit [-].
@@ -163,7 +233,7 @@ class Graph(Tabular):
 
     def __getitem__(self, index: int) -> Operation:
         sizes = dict(zip(FEATURES, map(float, self.features[index]), strict=True))
-        return Operation(*self.labels[index], features=sizes)
+        return Operation(**self.labels[index]._asdict(), features=sizes)
 
     def __repr__(self) -> str:
         return f"Graph({len(self)} operations, {self.column('flops').sum():.3g} FLOP, {self.parameters} parameters)"
@@ -210,31 +280,34 @@ class Graph(Tabular):
         )
 
     @cached_property
-    def classes(self) -> tuple[list[tuple[str, str, str]], np.ndarray]:
-        """Every (kind, variant, phase) in order of first appearance, and for each operation the
-        number of its own."""
+    def classes(self) -> OperationClasses:
+        """The classes of its operations, and the class of each operation."""
         known: dict[tuple[str, str, str], int] = {}
-        numbers = [known.setdefault(label[1:4], len(known)) for label in self.labels]
-        return list(known), np.array(numbers, dtype=np.intp)
+        numbers = [
+            known.setdefault((label.kind, label.variant, label.phase), len(known))
+            for label in self.labels
+        ]
+        distinct = [OperationClass(*key) for key in known]
+        return OperationClasses(distinct, np.array(numbers, dtype=np.intp))
 
     @cached_property
-    def kernels(self) -> dict[tuple[str, str], np.ndarray]:
-        """Indices of the operations by (kind, variant), in order of first appearance."""
-        found: dict[tuple[str, str], list[int]] = {}
-        for place, label in enumerate(self.labels):
-            found.setdefault(label[1:3], []).append(place)
-        return {pair: np.array(places) for pair, places in found.items()}
+    def kernels(self) -> dict[KernelKey, np.ndarray]:
+        """Indices of the operations of each kernel, in order of first appearance."""
+        operations: dict[tuple[str, str], list[int]] = {}
+        for index, label in enumerate(self.labels):
+            operations.setdefault((label.kind, label.variant), []).append(index)
+        return {KernelKey(*key): np.array(indices) for key, indices in operations.items()}
 
     @cached_property
     def collectives(self) -> np.ndarray:
         """Positions of the collectives in program order."""
-        return np.flatnonzero([label[1] == "collective" for label in self.labels])
+        return np.flatnonzero([label.kind == "collective" for label in self.labels])
 
     @cached_property
     def transfers(self) -> np.ndarray:
         """Positions of the copies between host and device that the host waits for, in program
         order."""
-        return np.flatnonzero([label[1] == "transfer" for label in self.labels])
+        return np.flatnonzero([label.kind == "transfer" for label in self.labels])
 
     @cached_property
     def traffic(self) -> np.ndarray:
@@ -253,7 +326,7 @@ class Graph(Tabular):
         Work that is computed again counts once; causal attention counts half (arXiv:2204.02311,
         appendix B).
         """
-        phases = [label[3] if label[1] in _PRODUCTS else "" for label in self.labels]
+        phases = [label.phase if label.kind in _PRODUCTS else "" for label in self.labels]
         forward = float(self.column("flops")[np.array(phases, dtype=str) == "forward"].sum())
         return forward * (3.0 if "backward" in phases else 1.0)
 
@@ -309,8 +382,6 @@ class Graph(Tabular):
         """
         import polars
 
-        labels = polars.DataFrame(
-            self.labels, ["name", "kind", "variant", "phase", "module"], orient="row"
-        )
+        labels = polars.DataFrame(self.labels, list(Label._fields), orient="row")
         sizes = {name: self.column(name) for name in FEATURES}
         return labels.hstack(polars.DataFrame(sizes | {"traffic": self.traffic}))

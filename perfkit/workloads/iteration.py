@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from perfkit.models.optimizers import ElementwiseStep, find_optimizer
-from perfkit.workloads.graph import COLUMN, FEATURES, Graph
+from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.sizes import Program, Size, alter, count_configurations, map_sizes
 from perfkit.workloads.tape import PIECE, Tape
@@ -251,7 +251,7 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
         after, sent = _list_waits(graph).T  # positions of operations
         waits = np.stack([after, np.searchsorted(graph.collectives, sent)], axis=1)
     # only products are fp8
-    formats = ("fp8" if label[0] == "_scaled_mm" else "bf16" for label in graph.labels)
+    formats = ("fp8" if label.name == "_scaled_mm" else "bf16" for label in graph.labels)
     vars(graph).update(waits=waits, dtypes=tuple(formats) if graph.dtype == "fp8" else ())
     return graph
 
@@ -280,11 +280,17 @@ def _repeat(graph: Graph, tape: Tape) -> Graph:
     )
     weights[:, 0] = number[weights[:, 0]]
     named = zip(graph.labels, tape.layers, strict=True)
-    texts = [label[4].replace(f"layers.{own}", "layers.{}", 1) for label, own in named]
-    copies = zip(rows.tolist(), layer.tolist(), strict=True)
-    labels = tuple((*graph.labels[row][:4], texts[row].format(at)) for row, at in copies)
+    texts = [label.module.replace(f"layers.{own}", "layers.{}", 1) for label, own in named]
+    labels = []
+    for row, number_of_layer in zip(rows.tolist(), layer.tolist(), strict=True):
+        label, module = graph.labels[row], texts[row].format(number_of_layer)
+        labels.append(Label(label.name, label.kind, label.variant, label.phase, module))
     return replace(
-        graph, labels=labels, features=graph.features[rows], accesses=accesses, weights=weights
+        graph,
+        labels=tuple(labels),
+        features=graph.features[rows],
+        accesses=accesses,
+        weights=weights,
     )
 
 
@@ -348,8 +354,8 @@ def _reduce(graph: Graph) -> Graph:
         graph.accesses,
         [*np.array(graph.waits)],
     )
-    pieces = np.flatnonzero([label[0] == PIECE for label in labels])
-    end = [label[3] for label in labels].index("update")
+    pieces = np.flatnonzero([label.name == PIECE for label in labels])
+    end = [label.phase for label in labels].index("update")
     copies = np.arange(end - len(pieces), end)
     modules, sizes = features[pieces, _TABLE], features[pieces, _NBYTES].tolist()
     kept, into = np.ones(len(labels), dtype=bool), np.arange(len(labels))
@@ -373,7 +379,9 @@ def _reduce(graph: Graph) -> Graph:
     # a bucket is read and then written
     order = np.lexsort([np.isin(own, pieces) * accesses[:, 3], accesses[:, 0]])
     found = [
-        ("all_reduce", "collective", "all_reduce", *label[3:]) if label[0] == PIECE else label
+        Label("all_reduce", "collective", "all_reduce", label.phase, label.module)
+        if label.name == PIECE
+        else label
         for label, keep in zip(labels, kept, strict=True)
         if keep
     ]
@@ -390,14 +398,16 @@ def _list_waits(graph: Graph) -> np.ndarray:
     summed up over groups by the last alone.
     """
     labels, noted = graph.labels, np.array(graph.waits)
-    found = [np.flatnonzero([label[0] == name for label in labels]) for name in _STEPS]
+    found = [np.flatnonzero([label.name == name for label in labels]) for name in _STEPS]
     split, gather, scatter, add = (np.setdiff1d(places, noted[:, 1]) for places in found)
     ends = [
-        n == "chunk_cat" or p == "update" or (n == _STEPS[0] and p == "forward")
-        for n, _, _, p, _ in labels
+        label.name == "chunk_cat"
+        or label.phase == "update"
+        or (label.name == _STEPS[0] and label.phase == "forward")
+        for label in labels
     ]
     after = np.flatnonzero(ends)[np.searchsorted(np.flatnonzero(ends), scatter)]
-    update = np.full_like(add, np.argmax([label[3] == "update" for label in labels]))
+    update = np.full_like(add, np.argmax([label.phase == "update" for label in labels]))
     return np.concatenate(
         [noted, np.stack([np.r_[split, after, update], np.r_[gather, scatter, add]], axis=1)]
     )

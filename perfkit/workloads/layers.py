@@ -145,7 +145,7 @@ def recompute(tape: Tape, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         tape.gradients[again.root] = tape.gradients.pop(y.root)
         # the backward pass of a sum or a product does not need its result
         for name in ("add", "mm"):
-            if tape.labels[-1][0].endswith(name):
+            if tape.labels[-1].name.endswith(name):
                 del tape.labels[-1], tape.sizes[-1], tape.layers[-1], tape.touched[-1]
 
     tape.node(backward)

@@ -208,7 +208,7 @@ class Tape:
         """Append one operation with its sizes and the tensors it reads and writes; returns its
         position."""
         layer = self.layer
-        self.labels.append((name, kind, variant or name, self.phase, self.module))
+        self.labels.append(Label(name, kind, variant or name, self.phase, self.module))
         self.layers.append(layer)
         self.sizes.append({"launches": 1, "calls": self.opened != 1, "bare": self.bare, **sizes})
         self.bare, self.opened = 0, self.opened and 1
