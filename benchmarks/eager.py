@@ -98,7 +98,7 @@ class _EagerTape(Tape):
             self.emit(name, "elementwise", reads, [gradient], elements=n)
             if mean:
                 self.emit("div_", "elementwise", [gradient], [gradient], elements=n)
-            self.arrive(target, gradient)
+            self.pass_on(target, gradient)
 
         self.emit("sigmoid", "elementwise", [logits], [scores], elements=n)
         self.node(lambda: back("sigmoid_backward", [self.gradient(scores), scores], logits))

@@ -13,6 +13,18 @@ import numpy as np
 from perfkit.workloads import layers
 from perfkit.workloads.graph import COLUMN, Graph
 from perfkit.workloads.iteration import make_graph, step
+from perfkit.workloads.layer_types import (
+    Add,
+    Attention,
+    Fold,
+    Gelu,
+    GeluTanh,
+    Multiply,
+    Repeat,
+    Silu,
+    Softmax,
+    split,
+)
 from perfkit.workloads.layers import Shared
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.strategy import Strategy
@@ -70,10 +82,10 @@ def record_forward(tape: Tape, model: Any, cut: Cut, most: int, open_unit: Any) 
         places = None if model.rotary else tape.parameter(model.positions, hidden)
         x = _exchange(tape, layers.look_up(tape, words, tokens, batch, sequence), cut, ahead=False)
         if places:
-            x = tape.record("add", x, layers.look_up(tape, places, rows, rows))
+            x = tape.apply(Add(), x, layers.look_up(tape, places, rows, rows))
         if not model.causal:
             types = layers.look_up(tape, tape.parameter(2, hidden), batch * rows, batch, rows)
-            x = layers.norm(tape, model.norm, tape.record("add", x, types))
+            x = layers.norm(tape, model.norm, tape.apply(Add(), x, types))
         x = layers.dropout(tape, model.dropout, x)
         for tape.layer in range(min(model.layers, most)):
             with open_unit(tape.layer):
@@ -81,7 +93,7 @@ def record_forward(tape: Tape, model: Any, cut: Cut, most: int, open_unit: Any) 
                 x = layers.recompute(tape, run, x) if model.checkpoint else run(x)
         tape.module, tape.layer = "head", -1
         if not model.causal:
-            x = tape.record("gelu", _project(tape, model, x, hidden))
+            x = tape.apply(Gelu(), _project(tape, model, x, hidden))
         x = _exchange(tape, layers.norm(tape, model.norm, x), cut, ahead=True)
         columns = cut.part(model.vocabulary)
         weight = words if model.tie else tape.parameter(columns, hidden)
@@ -145,17 +157,18 @@ def _layer(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
             tape, layers.norm(tape, model.norm, x) if model.causal else x, cut, ahead=True
         )
         inner = _exchange(tape, body(tape, model, cut, inner), cut, ahead=False)
-        x = tape.record("add", x, layers.dropout(tape, model.dropout, inner))
+        x = tape.apply(Add(), x, layers.dropout(tape, model.dropout, inner))
         x = x if model.causal else layers.norm(tape, model.norm, x)
     return x
 
 
 def _activate(tape: Tape, model: Any, product: Callable[[], Tensor]) -> Tensor:
     """A product with its activation, which gates a second product in some models."""
-    wide = tape.record(
-        "silu" if model.gated else "gelu_tanh" if model.causal else "gelu", product()
-    )
-    return tape.record("multiply", wide, product()) if model.gated else wide
+    if model.gated:
+        gate = tape.apply(Silu(), product())
+        return tape.apply(Multiply(), gate, product())
+    activation = GeluTanh() if model.causal else Gelu()
+    return tape.apply(activation, product())
 
 
 def _feed_forward(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
@@ -175,17 +188,18 @@ def _mix_experts(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
         cut.part(model.inner or 4 * model.hidden),
     )
     router = layers.linear(tape, x, tape.parameter(model.experts, hidden))
-    probabilities = tape.record("softmax", layers.cast(tape, router, 4))
+    probabilities = tape.apply(Softmax(), layers.cast(tape, router, 4))
     # as wide as the tokens; otherwise the sum of all layers would become fp32
     gates = layers.cast(tape, probabilities, x.itemsize)
     local = model.experts // cut.experts
     rows = (tokens * model.routed * cut.experts + (model.experts - 1)) // model.experts
-    sent = tape.record("repeat", x, out=(local, rows, hidden))
+    sent = tape.apply(Repeat(local, rows, hidden), x)
     wide = _activate(
         tape, model, lambda: layers.bmm(tape, sent, tape.parameter(local, hidden, inner))
     )
-    found = layers.bmm(tape, wide, tape.parameter(local, inner, hidden))
-    return tape.record("fold", tape.record("multiply", found, gates), out=x.shape)
+    results = layers.bmm(tape, wide, tape.parameter(local, inner, hidden))
+    weighted = tape.apply(Multiply(), results, gates)
+    return tape.apply(Fold(*x.shape), weighted)
 
 
 def _attention(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
@@ -193,7 +207,7 @@ def _attention(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
     head, heads = model.head_width or model.hidden // model.heads, cut.part(model.heads)
     hidden, kv = head * heads, head * cut.part(model.kv_heads) if model.kv_heads else head * heads
     if model.causal and not model.rotary and np.all(kv == hidden):
-        q, k, v = layers.split(tape, _project(tape, model, x, 3 * hidden), 3)
+        q, k, v = split(tape, _project(tape, model, x, 3 * hidden), 3)
     else:
         q, k, v = (_project(tape, model, x, size) for size in (hidden, kv, kv))
     if model.qk_norm:
@@ -206,12 +220,14 @@ def _attention(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
         angles = tape.tensor(cut.sequence, head // 2, itemsize=8)
         q, k = (layers.rotate(tape, each, angles) for each in (q, k))
     layers.count_views(tape, 6)  # of queries, keys and values: split into heads, and transposed
-    about: dict[str, Any] = {"heads": heads, "causal": model.causal}
     if model.attention in UNFUSED:
-        mixed = layers.eager_attention(tape, q, k, v, drop=model.dropout, **about)
+        mixed = layers.eager_attention(
+            tape, q, k, v, heads=heads, causal=model.causal, drop=model.dropout
+        )
     else:
-        kernel = model.attention.removeprefix("fused")
-        mixed = layers.attention(tape, q, k, v, kernel=kernel, context=cut.context, **about)
+        kernel = "" if model.attention == "fused" else model.attention
+        attention = Attention(heads, causal=model.causal, kernel=kernel, context=cut.context)
+        mixed = tape.apply(attention, q, k, v)
     layers.count_views(tape, 2)
     return _project(tape, model, mixed, model.hidden)
 

@@ -1,4 +1,5 @@
-"""Layers of recommendation and language models, recorded on a tape."""
+"""Parts of recommendation and language models, recorded on a tape: layers of
+`perfkit.workloads.layer_types` with the casts of mixed precision, and exchanges between ranks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -11,7 +12,32 @@ import numpy as np
 from perfkit.models.distributions import distinct_rows
 from perfkit.models.embedding import exact_backward_bytes, row_traffic
 from perfkit.models.optimizers import find_optimizer
-from perfkit.workloads.operations import SORT, Tensor, size_product
+from perfkit.workloads.layer_types import (
+    Add,
+    BatchedProduct,
+    BatchedProductOfRows,
+    BinaryCrossEntropy,
+    Cast,
+    Concatenate,
+    Dropout,
+    Embedding,
+    LayerNorm,
+    Linear,
+    LinearFp8,
+    LinearWithoutBias,
+    LogSoftmax,
+    Multiply,
+    NegativeLogLikelihood,
+    Relu,
+    Repeat,
+    RmsNorm,
+    Rotate,
+    Scale,
+    Softmax,
+    TakePairs,
+    start_backward,
+)
+from perfkit.workloads.operations import SORT, Tensor
 from perfkit.workloads.sizes import Size, round_size
 from perfkit.workloads.tables import EmbeddingTable, list_laws
 from perfkit.workloads.tape import Tape, copy
@@ -21,7 +47,7 @@ def cast(tape: Tape, x: Tensor, itemsize: int) -> Tensor:
     """The same numbers in another data type, or the tensor itself if it has this type already."""
     if x.itemsize == itemsize:
         return x
-    return tape.record("cast", x, out=tape.tensor(*x.shape, itemsize=itemsize, grad=x.grad))
+    return tape.apply(Cast(itemsize), x)
 
 
 def linear(
@@ -29,15 +55,21 @@ def linear(
 ) -> Tensor:
     """Linear layer; its weight (outputs × inputs) is cast once in an iteration. Products may run in
     `fp8`."""
-    operands = [cast(tape, x, tape.itemsize)]
-    for own in (weight, bias) if bias else (weight,):
-        if own not in tape.narrowed:
-            tape.narrowed[own] = cast(tape, own, tape.itemsize)
-        operands.append(tape.narrowed[own])
-    out = (*x.shape[:-1], weight.shape[0])
+    x = cast(tape, x, tape.itemsize)
+    trained = [weight] if bias is None else [weight, bias]
+    narrow = [_narrow(tape, own) for own in trained]
     if fp8:
-        operands += [tape.tensor(*shape, itemsize=1) for shape in (x.shape, weight.shape, out)]
-    return tape.record(("linear" if bias else "project") + "_fp8" * fp8, *operands, out=out)
+        return tape.apply(LinearFp8(), x, *narrow)
+    if bias is None:
+        return tape.apply(LinearWithoutBias(), x, *narrow)
+    return tape.apply(Linear(), x, *narrow)
+
+
+def _narrow(tape: Tape, weight: Tensor) -> Tensor:
+    """A weight in the data type of products, cast at its first use in an iteration."""
+    if weight not in tape.narrowed:
+        tape.narrowed[weight] = cast(tape, weight, tape.itemsize)
+    return tape.narrowed[weight]
 
 
 class Shared(NamedTuple):
@@ -88,7 +120,8 @@ def mlp(tape: Tape, x: Tensor, widths: Sequence[int], shared: Shared, *, last_re
             x = linear(tape, x, *own)
         if parts > 1 and behind:
             [x] = swap(x, x.shape[0] // parts, x.shape[1:], x.nbytes, operations=names[::-1])()
-        x = x if last and not last_relu else tape.record("relu", x)
+        if last_relu or not last:
+            x = tape.apply(Relu(), x)
     tape.layer = -1
     return x
 
@@ -96,27 +129,29 @@ def mlp(tape: Tape, x: Tensor, widths: Sequence[int], shared: Shared, *, last_re
 def norm(tape: Tape, kind: str, x: Tensor) -> Tensor:
     """Norm of each row: ``layer`` with trained weight and bias, or ``rms`` (root mean square) with
     a weight."""
-    own = [tape.parameter(x.shape[-1]) for _ in range(2 - (kind == "rms"))]
-    statistics = [tape.tensor(x.numel // x.shape[-1], itemsize=tape.wide) for _ in own]
-    return tape.record(f"{kind}_norm", cast(tape, x, tape.wide), *own, *statistics)
+    width = x.shape[-1]
+    weight = tape.parameter(width)
+    if kind == "rms":
+        return tape.apply(RmsNorm(), cast(tape, x, tape.wide), weight)
+    bias = tape.parameter(width)
+    return tape.apply(LayerNorm(), cast(tape, x, tape.wide), weight, bias)
 
 
 def dropout(tape: Tape, share: float, x: Tensor) -> Tensor:
     """Set a random share of the numbers to zero; a mask says which ones."""
-    return tape.record("dropout", x, tape.tensor(*x.shape, itemsize=1)) if share else x
+    return tape.apply(Dropout(), x) if share else x
 
 
 def rotate(tape: Tape, x: Tensor, angles: Tensor) -> Tensor:
     """Rotary positions: pairs of numbers are complex fp32 numbers, multiplied by the angle of their
     position."""
-    return cast(tape, tape.record("rotate", cast(tape, x, 4), angles), x.itemsize)
+    rotated = tape.apply(Rotate(), cast(tape, x, 4), angles)
+    return cast(tape, rotated, x.itemsize)
 
 
-def bmm(tape: Tape, a: Tensor, b: Tensor, layout: str = "") -> Tensor:
-    """Batched product of (batch, m, k) with (batch, k, n), or with ``_nt`` of (batch, n, k)."""
-    same, a = a is b, cast(tape, a, tape.itemsize)
-    b = a if same else cast(tape, b, tape.itemsize)
-    return tape.record("bmm" + layout, a, b, out=(*a.shape[:2], b.shape[1 if layout else 2]))
+def bmm(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
+    """Batched product of (batch, m, k) with (batch, k, n)."""
+    return tape.apply(BatchedProduct(), cast(tape, a, tape.itemsize), cast(tape, b, tape.itemsize))
 
 
 def count_views(tape: Tape, count: int) -> None:
@@ -152,34 +187,6 @@ def recompute(tape: Tape, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return y
 
 
-def attention(
-    tape: Tape,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    heads: int,
-    causal: bool,
-    kernel: str = "",
-    context: Any = 1,
-) -> Tensor:
-    """Scaled dot-product attention in one kernel, of any kind unless it is named; the backward pass
-    recomputes scores.
-
-    If `context` ranks share a sequence, each of them has its part of the queries, and the keys and
-    values of all.
-    """
-    batch, sequence, hidden = q.shape
-    # two products; half of them if tiles above the diagonal are skipped
-    passes = 1.0 if causal else 2.0
-    sizes: Any = size_product(
-        sequence, sequence * context, hidden // heads, batch=batch * heads, passes=passes
-    )
-    statistics = tape.tensor(batch, heads, sequence)
-    name = "attention" + "_causal" * causal + f".{kernel}" * bool(kernel)
-    return tape.record(name, q, k, v, statistics, **sizes)
-
-
 def eager_attention(
     tape: Tape, q: Tensor, k: Tensor, v: Tensor, *, heads: int, causal: bool, drop: float
 ) -> Tensor:
@@ -187,15 +194,17 @@ def eager_attention(
     views."""
     batch, sequence, hidden = q.shape
     if np.any(k.shape[-1] != hidden):  # several heads of queries share a head of keys and values
-        k, v = (tape.record("repeat", x, out=(batch, sequence, hidden)) for x in (k, v))
+        k, v = (tape.apply(Repeat(batch, sequence, hidden), x) for x in (k, v))
     count, width = batch * heads, hidden // heads
     q, v = (_regroup(tape, x, width, count, sequence, width) for x in (q, v))
     k = _regroup(tape, k, width, count, width, sequence, lazy=True)
-    scores = tape.record("scale", bmm(tape, copy(tape, q), copy(tape, k)))
+    scores = tape.apply(Scale(), bmm(tape, copy(tape, q), copy(tape, k)))
     if causal:
-        scores = tape.record("add", scores, tape.tensor(sequence, sequence))
-    scores = dropout(tape, drop, tape.record("softmax", cast(tape, scores, tape.wide)))
-    mixed = bmm(tape, scores, copy(tape, v))
+        mask = tape.tensor(sequence, sequence)
+        scores = tape.apply(Add(), scores, mask)
+    probabilities = tape.apply(Softmax(), cast(tape, scores, tape.wide))
+    probabilities = dropout(tape, drop, probabilities)
+    mixed = bmm(tape, probabilities, copy(tape, v))
     return copy(tape, _regroup(tape, mixed, width, batch, sequence, hidden), width)
 
 
@@ -208,31 +217,17 @@ def _regroup(tape: Tape, x: Tensor, run: Any, *shape: Any, lazy: bool = False) -
         gradient = tape.gradient(out).view(*x.shape)
         if lazy:
             tape.strided.add(gradient.storage)
-        tape.arrive(x, gradient if lazy else copy(tape, gradient, run))
+        tape.pass_on(x, gradient if lazy else copy(tape, gradient, run))
 
     tape.node(backward)
     return out
-
-
-def split(tape: Tape, x: Tensor, parts: int) -> list[Tensor]:
-    """Equal parts of the last dimension, as views; their gradients are concatenated."""
-    *leading, width = x.shape
-    views = [
-        Tensor(x.storage, (*leading, width // parts), x.itemsize, True, x.layer)
-        for _ in range(parts)
-    ]
-    tape.record("split", x, views, rows=parts * x.numel // width)
-    return views
 
 
 def cat(tape: Tape, parts: list[Tensor]) -> Tensor:
     """Concatenation along the last dimension; gradients are slices of one tensor."""
     if len(parts) == 1:
         return parts[0]
-    rows = parts[0].shape[0]
-    return tape.record(
-        "cat", parts, out=(rows, sum(part.shape[1] for part in parts)), rows=rows * len(parts)
-    )
+    return tape.apply(Concatenate(), *parts)
 
 
 # -- interactions
@@ -245,14 +240,13 @@ def dot(tape: Tape, x: Tensor, dense: Tensor) -> Tensor:
 
     On a GPU the backward pass sorts the indices to add without conflicts.
     """
-    batch, n, _ = x.shape
+    n = x.shape[1]
     pairs = n * (n - 1) // 2
     count_views(tape, 2)  # vectors by sample, and these transposed
-    index = [tape.tensor(pairs, itemsize=8) for _ in range(2)]
-    triangle = tape.record(
-        "triangle", bmm(tape, x, x, "_nt"), *index, out=(batch, pairs), rows=batch
-    )
-    return cat(tape, [dense, triangle])
+    rows, columns = (tape.tensor(pairs, itemsize=8) for _ in range(2))
+    vectors = cast(tape, x, tape.itemsize)
+    products = tape.apply(BatchedProductOfRows(), vectors, vectors)
+    return cat(tape, [dense, tape.apply(TakePairs(), products, rows, columns)])
 
 
 def cross(tape: Tape, x: Tensor, layers: int, rank: int, shared: Shared) -> Tensor:
@@ -263,9 +257,8 @@ def cross(tape: Tape, x: Tensor, layers: int, rank: int, shared: Shared) -> Tens
         with shared.open_unit(tape.layer):
             bias, narrow, wide = tape.parameter(n), tape.parameter(rank, n), tape.parameter(n, rank)
             projected = linear(tape, linear(tape, x, narrow), wide)
-            x = tape.record(
-                "add", tape.record("multiply", first, tape.record("add", projected, bias)), x
-            )
+            projected = tape.apply(Add(), projected, bias)
+            x = tape.apply(Add(), tape.apply(Multiply(), first, projected), x)
     return x
 
 
@@ -275,14 +268,8 @@ def cross(tape: Tape, x: Tensor, layers: int, rank: int, shared: Shared) -> Tens
 
 def look_up(tape: Tape, weight: Tensor, indices: int, *leading: int) -> Tensor:
     """Lookup of `indices` rows of a table; the gradient is as large as the table."""
-    sizes: dict[str, Any] = {"lookups": indices, "bags": indices, "dim": weight.shape[1]}
-    return tape.record(
-        "embedding",
-        weight,
-        tape.tensor(indices, itemsize=8),
-        out=(*leading, weight.shape[1]),
-        **sizes,
-    )
+    index = tape.tensor(indices, itemsize=8)
+    return tape.apply(Embedding(*leading), weight, index)
 
 
 def embedding_bags(
@@ -351,7 +338,7 @@ def _return_bags(tape: Tape, name: str, variant: str, looked: Sequence[tuple[Any
             name, "embedding_backward", [tape.gradient(out), *reads], writes, variant, **sizes
         )
         if gradient:
-            tape.arrive(weight, gradient)
+            tape.pass_on(weight, gradient)
 
 
 def exact_traffic(table: EmbeddingTable, bags: Any, optimizer: str) -> Any:
@@ -400,7 +387,7 @@ def exchange(
     def accept() -> None:
         tape.waits.append((len(tape.labels), launched[0]))
         if send:
-            tape.arrive(send, back[0])
+            tape.pass_on(send, back[0])
 
     def backward() -> None:
         flat = tape.gradient(parts[0]) if whole else tape.tensor(received.numel, itemsize=itemsize)
@@ -431,16 +418,13 @@ def exchange(
 def binary_cross_entropy(tape: Tape, logits: Tensor) -> None:
     """Mean binary cross entropy with logits."""
     logits = cast(tape, logits, tape.wide)
-    labels = tape.tensor(*logits.shape, itemsize=tape.wide)
-    loss, one = (tape.tensor(1, itemsize=tape.wide, grad=True) for _ in range(2))
-    tape.record("binary_cross_entropy", logits, labels, loss, one)
-    tape.record("seed", loss, out=one)
+    labels = tape.like(logits)
+    start_backward(tape, tape.apply(BinaryCrossEntropy(), logits, labels))
 
 
 def cross_entropy(tape: Tape, logits: Tensor, rows: int) -> None:
     """Mean cross entropy of `rows` decoded tokens."""
     labels, wide = tape.tensor(rows, itemsize=8), max(tape.wide, logits.itemsize)
-    loss, total, one = (tape.tensor(1, itemsize=wide, grad=True) for _ in range(3))
-    probability = tape.record("log_softmax", logits.view(rows, logits.numel // rows))
-    tape.record("nll_loss", cast(tape, probability, wide), labels, loss, total, one)
-    tape.record("seed", loss, out=one)
+    logarithms = tape.apply(LogSoftmax(), logits.view(rows, logits.numel // rows))
+    loss = tape.apply(NegativeLogLikelihood(), cast(tape, logarithms, wide), labels)
+    start_backward(tape, loss)

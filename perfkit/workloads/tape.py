@@ -3,12 +3,13 @@ computing anything."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from operator import itemgetter
-from typing import Any
+from typing import Any, ClassVar
 
 from perfkit.ground.units import check_positive, check_type
 from perfkit.workloads.graph import Label
-from perfkit.workloads.operations import RULES, Line, Rule, Tensor
+from perfkit.workloads.operations import Layout, Tensor, size_product
 from perfkit.workloads.sizes import refuse_sizes
 from perfkit.workloads.tables import EmbeddingTable
 
@@ -162,35 +163,41 @@ class Tape:
         self.due[weight] = 0
         return weight
 
-    def record(
-        self,
-        name: str,
-        *operands: Tensor | list[Tensor],
-        out: Tensor | tuple[Any, ...] = (),
-        **sizes: Any,
-    ) -> Tensor:
-        """Run a layer of `RULES` forward and note its backward pass.
+    def like(self, tensor: Tensor) -> Tensor:
+        """A tensor of the same shape and data type, with a storage of its own."""
+        return self.tensor(*tensor.shape, itemsize=tensor.itemsize)
 
-        `out` is the result or its shape; by default it has the shape of the first operand. `sizes`
-        are those that no tensor of the layer shows.
+    def apply(self, layer: "Layer", *operands: Tensor) -> Tensor:
+        """Run a layer forward, and note its backward pass if an operand needs a gradient.
+
+        Parameters
+        ----------
+        layer : Layer
+            The layer; it is run once.
+        *operands : Tensor
+            What its `forward` takes.
+
+        Returns
+        -------
+        y : Tensor
+            Its result.
         """
-        flat = [t for o in operands for t in (o if isinstance(o, list) else (o,))]
-        rule, trained = RULES[name], [tensor for tensor in flat if tensor.grad]
-        tensors: dict[str, Any] = dict(zip(rule.operands, operands, strict=True))
-        if isinstance(out, Tensor):
-            y = out
-        else:
-            itemsize = max(tensor.itemsize for tensor in trained or flat)
-            y = self.tensor(*(out or flat[0].shape), itemsize=itemsize, grad=bool(trained))
-        tensors["y"] = y
-        for weight in trained:
-            if weight in self.due:
-                self.due[weight] += 1
-        for line in rule.forward:
-            self._run(line, tensors, sizes)
-        if trained:
-            self.node(partial(self._answer, rule, tensors, sizes))
+        y = layer.forward(self, *operands)
+        y.grad = any(operand.grad for operand in operands)
+        for operand in operands:
+            if operand in self.due:
+                self.due[operand] += 1
+        if y.grad:
+            self.node(partial(self._run_backward, layer, y))
         return y
+
+    def _run_backward(self, layer: "Layer", y: Tensor) -> None:
+        """Run a layer backward, from the gradient of its result."""
+        self.bare += layer.backward_views
+        dy = self.gradient(y)
+        if dy.storage in self.strided:
+            dy = copy(self, dy)
+        layer.backward(self, dy)
 
     def node(self, backward: Callable[[], Any]) -> None:
         """Append a step of the backward pass; it runs before all earlier ones."""
@@ -218,62 +225,135 @@ class Tape:
         )
         return len(self.labels) - 1
 
-    def _run(self, line: Line, tensors: dict[str, Any], stated: dict[str, Any]) -> None:
-        """Run one operation of a rule, unless all that it computes are gradients that nobody
-        wants."""
-        wanted = [tensors[name[1:]] for name in line.writes if name[0] == "d"]
-        if wanted and not any(tensor.grad for tensor in wanted):
-            return
-        reads: list[Tensor] = []
-        for name in line.reads:
-            found = _find(self, name, tensors)
-            reads += found if isinstance(found, list) else (found,)
-        for name in line.writes:
-            if name not in tensors:
-                like = tensors[name[1:] if name[0] == "d" else "x"]
-                tensors[name] = self.tensor(*like.shape, itemsize=like.itemsize)
-        writes = [tensors[name] for name in line.writes]
-        self.emit(
-            line.name, line.kind, reads, writes, line.variant, **line.size(reads, writes, stated)
-        )
+    def elementwise(
+        self, name: str, reads: Sequence[Tensor], writes: Sequence[Tensor], function: str = ""
+    ) -> None:
+        """Append an operation on each element of the first tensor that it reads.
 
-    def _answer(self, rule: Rule, tensors: dict[str, Any], stated: dict[str, Any]) -> None:
-        """Run a layer backward and pass its gradients on."""
-        self.bare += rule.bare
-        for line in rule.backward:
-            self._run(line, tensors, stated)
-        for given, name in rule.gives:
-            passed, target = tensors["y"].itemsize if given == "dy" else 0, tensors[name]
-            for tensor in target if isinstance(target, list) else (target,):
-                if tensor.grad:
-                    gradient = _find(self, given, tensors)
-                    part = gradient.view(*tensor.shape) if target is not tensor else gradient
-                    self.arrive(tensor, part, passed=passed)
+        Parameters
+        ----------
+        name : str
+            Name in the framework.
+        reads, writes : sequence of Tensor
+            Tensors that it reads and writes.
+        function : str, optional
+            What it computes, where several functions have one name.
+        """
+        self.emit(name, "elementwise", reads, writes, function, elements=reads[0].numel)
+
+    def rowwise(
+        self, name: str, reads: Sequence[Tensor], writes: Sequence[Tensor], function: str = ""
+    ) -> None:
+        """Append an operation on the rows of the first tensor that it writes: norms, sums,
+        softmax.
+
+        Parameters
+        ----------
+        name : str
+            Name in the framework.
+        reads, writes : sequence of Tensor
+            Tensors that it reads and writes.
+        function : str, optional
+            What it computes, where that is not its name.
+        """
+        *leading, n = writes[0].shape
+        sizes = {"elements": writes[0].numel, "rows": prod(leading), "n": n}
+        self.emit(name, "rowwise", reads, writes, function, **sizes)
+
+    def copy(
+        self,
+        name: str,
+        reads: Sequence[Tensor],
+        writes: Sequence[Tensor],
+        function: str = "",
+        **sizes: Any,
+    ) -> None:
+        """Append a copy that fills the first tensor that it writes.
+
+        Parameters
+        ----------
+        name : str
+            Name in the framework.
+        reads, writes : sequence of Tensor
+            Tensors that it reads and writes.
+        function : str, optional
+            What it computes, where that is not its name.
+        **sizes : int or array
+            Further sizes: `rows` are the pieces that are copied in one go [-].
+        """
+        self.emit(name, "copy", reads, writes, function, elements=writes[0].numel, **sizes)
+
+    def product(
+        self,
+        name: str,
+        layout: Layout,
+        left: Tensor,
+        right: Tensor,
+        result: Tensor,
+        *,
+        bias: Tensor | None = None,
+    ) -> None:
+        """Append a product of matrices; all dimensions of `left` but the last are its rows.
+
+        Parameters
+        ----------
+        name : str
+            Name in the framework.
+        layout : Layout
+            Which operand is transposed.
+        left, right, result : Tensor
+            Operands and result.
+        bias : Tensor, optional
+            What is added to each row.
+        """
+        *leading, columns = left.shape
+        rows = prod(leading)
+        m, k = (columns, rows) if layout.left_is_transposed else (rows, columns)
+        n = right.shape[-2] if layout.right_is_transposed else right.shape[-1]
+        reads = [left, right] if bias is None else [bias, left, right]
+        self.emit(name, "gemm", reads, [result], layout.name, **size_product(m, n, k))
+
+    def batched_product(
+        self, name: str, layout: Layout, left: Tensor, right: Tensor, result: Tensor
+    ) -> None:
+        """Append one product for each matrix of a batch.
+
+        Parameters
+        ----------
+        name : str
+            Name in the framework.
+        layout : Layout
+            Which operand is transposed.
+        left, right, result : Tensor
+            Operands and result, with the batch as first of three dimensions.
+        """
+        batch, rows, columns = left.shape
+        m, k = (columns, rows) if layout.left_is_transposed else (rows, columns)
+        n = right.shape[-2] if layout.right_is_transposed else right.shape[-1]
+        sizes = size_product(m, n, k, batch=batch)
+        self.emit(name, "bmm", [left, right], [result], layout.name, **sizes)
 
     def gradient(self, tensor: Tensor) -> Tensor:
         """The gradient that has arrived at a tensor, in the shape of the tensor."""
         return self.gradients[tensor.root].view(*tensor.shape)
 
-    def arrive(self, tensor: Tensor, gradient: Tensor, *, passed: int = 0) -> None:
-        """Note a gradient of a tensor; `passed` is the itemsize of a result whose gradient is
-        passed on unchanged.
+    def pass_on(self, tensor: Tensor, gradient: Tensor) -> None:
+        """Hand the gradient of an operand on: it is the first one, or is added to those that have
+        arrived.
 
-        Such a gradient is summed up or cast where the tensor is smaller or has another data type.
+        Parameters
+        ----------
+        tensor : Tensor
+            Operand of a layer; nothing happens if it needs no gradient.
+        gradient : Tensor
+            Its gradient.
         """
-        if passed and len(gradient.shape) > len(tensor.shape):
-            rows, n = gradient.numel // tensor.numel, tensor.numel
-            wide, gradient = (
-                gradient.view(rows, n),
-                self.tensor(*tensor.shape, itemsize=gradient.itemsize),
-            )
-            self.emit("sum", "rowwise", [wide], [gradient], elements=wide.numel, rows=rows, n=n)
-        if passed and passed != tensor.itemsize:
-            wide, gradient = gradient, self.tensor(*gradient.shape, itemsize=tensor.itemsize)
-            self.emit("_to_copy", "elementwise", [wide], [gradient], elements=wide.numel)
+        if not tensor.grad:
+            return
         root = tensor.root
         first = self.gradients.get(root)
         if first is not None:
-            total = self.tensor(*first.shape, itemsize=first.itemsize)
+            total = self.like(first)
             self.emit("add", "elementwise", [first, gradient], [total], elements=total.numel)
             gradient = total
         self.gradients[root] = gradient
@@ -281,6 +361,33 @@ class Tape:
             self.due[root] -= 1
             if self.due[root] <= 0:
                 self.complete.append(root)
+
+    def pass_through(self, tensor: Tensor, dy: Tensor) -> None:
+        """Hand the gradient of a result on as that of an operand, as sums and casts do.
+
+        It is summed up over rows if the operand has fewer dimensions than the result, and cast if
+        the operand has another data type.
+
+        Parameters
+        ----------
+        tensor : Tensor
+            Operand of a layer; nothing happens if it needs no gradient.
+        dy : Tensor
+            Gradient of the result.
+        """
+        if not tensor.grad:
+            return
+        if len(dy.shape) > len(tensor.shape):
+            rows, n = dy.numel // tensor.numel, tensor.numel
+            total = self.tensor(*tensor.shape, itemsize=dy.itemsize)
+            sizes = {"elements": dy.numel, "rows": rows, "n": n}
+            self.emit("sum", "rowwise", [dy], [total], **sizes)
+            dy = total
+        if dy.itemsize != tensor.itemsize:
+            cast = self.tensor(*dy.shape, itemsize=tensor.itemsize)
+            self.elementwise("_to_copy", [dy], [cast])
+            dy = cast
+        self.pass_on(tensor, dy)
 
     def backward(self) -> None:
         """Run the backward nodes, each as one call of the framework, and after each keep the
@@ -342,18 +449,6 @@ def empty_bucket(tape: Tape, part: Tensor, gradient: Tensor) -> None:
     tape.emit("copy_", "copy", [part], [gradient], **sizes)
 
 
-def _find(tape: Tape, name: str, tensors: dict[str, Any]) -> Any:
-    """A tensor of a rule by its name, or the gradient of one, copied first if its elements are
-    permuted."""
-    if name not in tensors:
-        target = tensors[name[1:]]
-        if isinstance(target, list):
-            return [tape.gradient(tensor) for tensor in target]
-        gradient = tape.gradient(target)
-        tensors[name] = copy(tape, gradient) if gradient.storage in tape.strided else gradient
-    return tensors[name]
-
-
 def accumulate(tape: Tape, weight: Tensor) -> None:
     """Add the gradient of a weight to the sum of earlier micro-batches, if there were some."""
     if weight in tape.kept:
@@ -376,3 +471,30 @@ def copy(tape: Tape, x: Tensor, run: Any = None) -> Tensor:
         rows=x.numel // (x.shape[-1] if run is None else run),
     )
     return out
+
+
+class Layer:
+    """What a model is built of: `Tape.apply` runs it forward, and the backward pass in reverse.
+
+    A layer is run once. `forward` appends its operations to the tape and keeps the tensors that
+    `backward` reads. `backward` gets the gradient of the result, computes those of the operands that
+    need one, and hands them on by `Tape.pass_on` or `Tape.pass_through`.
+    """
+
+    #: Views that the backward pass makes first: calls without a kernel [-].
+    backward_views: ClassVar[int] = 0
+
+    #: Takes the tape and the operands, and returns the result.
+    forward: Callable[..., Tensor]
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append the operations of the backward pass.
+
+        Parameters
+        ----------
+        tape : Tape
+            The tape that has recorded the forward pass.
+        dy : Tensor
+            Gradient of the result.
+        """
+        raise NotImplementedError

@@ -1,0 +1,735 @@
+"""Layers of neural networks, and the operations that PyTorch's eager mode dispatches for each of
+them, forward and backward.
+
+A layer is a small class with `forward` and `backward`; see `perfkit.workloads.tape.Layer`. In
+`backward`, `dy` is the gradient of the result, and `dx` that of the operand `x`.
+"""
+
+from typing import Any
+
+from perfkit.workloads.operations import NN, NT, SORT, TN, Tensor, size_product
+from perfkit.workloads.tape import Layer, Tape
+
+#: Arithmetic of fused attention, backward over forward: it has five products instead of two
+#: (`perfkit.models.roofline.attention_flops`) [-].
+_ATTENTION_BACKWARD = 2.5
+
+
+def _widest(*tensors: Tensor) -> int:
+    """Bytes of a number in a result of several tensors, which has the wider data type [B]."""
+    return max(tensor.itemsize for tensor in tensors)
+
+
+# -- products of matrices ------------------------------------------------------------------------------------
+
+
+class Linear(Layer):
+    """Product with a weight (outputs × inputs), plus a bias: `addmm`.
+
+    Backward: a `mm` each for the gradients of the operand and of the weight. That of the bias is the
+    sum of the rows of `dy`.
+    """
+
+    backward_views = 1  # the weight, transposed
+
+    def forward(self, tape: Tape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Append `addmm`."""
+        self.x, self.weight, self.bias = x, weight, bias
+        y = tape.tensor(*x.shape[:-1], weight.shape[0], itemsize=x.itemsize)
+        tape.product("addmm", NT, x, weight, y, bias=bias)
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append the products of the gradients."""
+        dx, dw = tape.like(self.x), tape.like(self.weight)
+        if self.x.grad:
+            tape.product("mm", NN, dy, self.weight, dx)
+        if self.weight.grad:
+            tape.product("mm", TN, dy, self.x, dw)
+        tape.pass_through(self.bias, dy)
+        tape.pass_on(self.x, dx)
+        tape.pass_on(self.weight, dw)
+
+
+class LinearWithoutBias(Layer):
+    """Product with a weight (outputs × inputs): `mm`.
+
+    Backward: a `mm` each for the gradients of the weight and of the operand.
+    """
+
+    backward_views = 1  # the weight, transposed
+
+    def forward(self, tape: Tape, x: Tensor, weight: Tensor) -> Tensor:
+        """Append `mm`."""
+        self.x, self.weight = x, weight
+        y = tape.tensor(*x.shape[:-1], weight.shape[0], itemsize=x.itemsize)
+        tape.product("mm", NT, x, weight, y)
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append the products of the gradients."""
+        dx, dw = tape.like(self.x), tape.like(self.weight)
+        if self.weight.grad:
+            tape.product("mm", TN, dy, self.x, dw)
+        if self.x.grad:
+            tape.product("mm", NN, dy, self.weight, dx)
+        tape.pass_on(self.x, dx)
+        tape.pass_on(self.weight, dw)
+
+
+class LinearFp8(Layer):
+    """Product in fp8 with a weight (outputs × inputs), with or without a bias: `_scaled_mm`.
+
+    As in Transformer Engine, operands are cast (`_to_copy`) with known scales: operand and weight
+    forward, `dy` backward. The backward pass has a `_scaled_mm` for each gradient.
+    """
+
+    backward_views = 1  # the weight, transposed
+
+    def forward(self, tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Append two casts and a `_scaled_mm`."""
+        self.x, self.weight, self.bias = x, weight, bias
+        y = tape.tensor(*x.shape[:-1], weight.shape[0], itemsize=x.itemsize)
+        self.x_fp8 = self._cast(tape, x)
+        self.weight_fp8 = self._cast(tape, weight)
+        tape.product("_scaled_mm", NT, self.x_fp8, self.weight_fp8, y, bias=bias)
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append a cast, and the products of the gradients."""
+        dx, dw = tape.like(self.x), tape.like(self.weight)
+        dy_fp8 = self._cast(tape, dy)
+        if self.x.grad:
+            tape.product("_scaled_mm", NN, dy_fp8, self.weight_fp8, dx)
+        if self.weight.grad:
+            tape.product("_scaled_mm", TN, dy_fp8, self.x_fp8, dw)
+        if self.bias is not None:
+            tape.pass_through(self.bias, dy)
+        tape.pass_on(self.x, dx)
+        tape.pass_on(self.weight, dw)
+
+    def _cast(self, tape: Tape, tensor: Tensor) -> Tensor:
+        """The same numbers in fp8."""
+        narrow = tape.tensor(*tensor.shape, itemsize=1)
+        tape.elementwise("_to_copy", [tensor], [narrow])
+        return narrow
+
+
+class BatchedProduct(Layer):
+    """Products of many matrices in one kernel: `bmm` of (batch, m, k) with (batch, k, n).
+
+    Backward: a `bmm` for each operand.
+    """
+
+    def forward(self, tape: Tape, a: Tensor, b: Tensor) -> Tensor:
+        """Append `bmm`."""
+        self.a, self.b = a, b
+        batch, rows, _ = a.shape
+        y = tape.tensor(batch, rows, b.shape[2], itemsize=_widest(a, b))
+        tape.batched_product("bmm", NN, a, b, y)
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append the products of the gradients."""
+        da, db = tape.like(self.a), tape.like(self.b)
+        if self.b.grad:
+            tape.batched_product("bmm", TN, self.a, dy, db)
+        if self.a.grad:
+            tape.batched_product("bmm", NT, dy, self.b, da)
+        tape.pass_on(self.b, db)
+        tape.pass_on(self.a, da)
+
+
+class BatchedProductOfRows(Layer):
+    """Products of the rows of many matrices: `bmm` of (batch, m, k) with (batch, n, k), whose
+    matrices are transposed views.
+
+    Backward: a `bmm` for each operand.
+    """
+
+    def forward(self, tape: Tape, a: Tensor, b: Tensor) -> Tensor:
+        """Append `bmm`."""
+        self.a, self.b = a, b
+        batch, rows, _ = a.shape
+        y = tape.tensor(batch, rows, b.shape[1], itemsize=_widest(a, b))
+        tape.batched_product("bmm", NT, a, b, y)
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append the products of the gradients."""
+        da, db = tape.like(self.a), tape.like(self.b)
+        if self.b.grad:
+            tape.batched_product("bmm", TN, self.a, dy, db)
+        if self.a.grad:
+            tape.batched_product("bmm", NN, dy, self.b, da)
+        tape.pass_on(self.b, db)
+        tape.pass_on(self.a, da)
+
+
+class Attention(Layer):
+    """Scaled dot-product attention in one kernel, which stores a number for each row of scores:
+    `_scaled_dot_product_flash_attention_for_cpu`, on every device.
+
+    The backward pass is one kernel too, which computes the scores again:
+    `_scaled_dot_product_flash_attention_for_cpu_backward`.
+
+    Parameters
+    ----------
+    heads : int or array
+        Heads of the queries [-].
+    causal : bool
+        Whether tiles above the diagonal of the scores are skipped.
+    kernel : str
+        One of `perfkit.workloads.operations.ATTENTION`; empty for any kernel.
+    context : int or array
+        Ranks that share a sequence; each has its part of the queries, and the keys and values of
+        all [-].
+    """
+
+    def __init__(self, heads: Any, *, causal: bool, kernel: str = "", context: Any = 1) -> None:
+        self.heads, self.causal, self.context = heads, causal, context
+        self.function = "_causal" if causal else ""
+        if kernel:
+            self.function += f".{kernel}"
+
+    def forward(self, tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Append the kernel."""
+        self.q, self.k, self.v = q, k, v
+        batch, sequence, hidden = q.shape
+        # two products; half of them if tiles above the diagonal are skipped
+        self.sizes = size_product(
+            sequence,
+            sequence * self.context,
+            hidden // self.heads,
+            batch=batch * self.heads,
+            passes=1.0 if self.causal else 2.0,
+        )
+        self.statistics = tape.tensor(batch, self.heads, sequence)
+        self.y = tape.tensor(*q.shape, itemsize=_widest(q, k, v))
+        tape.emit(
+            "_scaled_dot_product_flash_attention_for_cpu",
+            "attention",
+            [q, k, v],
+            [self.y, self.statistics],
+            f"forward{self.function}",
+            **self.sizes,
+        )
+        return self.y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append the kernel of the backward pass."""
+        dq, dk, dv = tape.like(self.q), tape.like(self.k), tape.like(self.v)
+        sizes = {**self.sizes, "flops": _ATTENTION_BACKWARD * self.sizes["flops"]}
+        tape.emit(
+            "_scaled_dot_product_flash_attention_for_cpu_backward",
+            "attention",
+            [dy, self.q, self.k, self.v, self.y, self.statistics],
+            [dq, dk, dv],
+            f"backward{self.function}",
+            **sizes,
+        )
+        tape.pass_on(self.q, dq)
+        tape.pass_on(self.k, dk)
+        tape.pass_on(self.v, dv)
+
+
+# -- element-wise functions ----------------------------------------------------------------------------------
+
+
+class Cast(Layer):
+    """The same numbers in another data type: `_to_copy`. Backward: their gradient, cast back.
+
+    Parameters
+    ----------
+    itemsize : int
+        Bytes of a number of the result [B].
+    """
+
+    def __init__(self, itemsize: int) -> None:
+        self.itemsize = itemsize
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """Append `_to_copy`."""
+        self.x = x
+        y = tape.tensor(*x.shape, itemsize=self.itemsize)
+        tape.elementwise("_to_copy", [x], [y])
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Hand the gradient on, which is cast."""
+        tape.pass_through(self.x, dy)
+
+
+class Relu(Layer):
+    """Rectifier: `relu`. Backward: `threshold_backward`, which reads the result."""
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """Append `relu`."""
+        self.x, self.y = x, tape.like(x)
+        tape.elementwise("relu", [x], [self.y])
+        return self.y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `threshold_backward`."""
+        dx = tape.like(self.x)
+        tape.elementwise("threshold_backward", [dy, self.y], [dx])
+        tape.pass_on(self.x, dx)
+
+
+class Gelu(Layer):
+    """Gaussian error linear unit: `gelu`. Backward: `gelu_backward`, which reads the operand."""
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """Append `gelu`."""
+        self.x = x
+        y = tape.like(x)
+        tape.elementwise("gelu", [x], [y])
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `gelu_backward`."""
+        dx = tape.like(self.x)
+        tape.elementwise("gelu_backward", [dy, self.x], [dx])
+        tape.pass_on(self.x, dx)
+
+
+class GeluTanh(Layer):
+    """Gaussian error linear unit by a hyperbolic tangent: `gelu`, with another function than that
+    of `Gelu`. Backward: `gelu_backward`, which reads the operand."""
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """Append `gelu`."""
+        self.x = x
+        y = tape.like(x)
+        tape.elementwise("gelu", [x], [y], "gelu_tanh")
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `gelu_backward`."""
+        dx = tape.like(self.x)
+        tape.elementwise("gelu_backward", [dy, self.x], [dx], "gelu_backward_tanh")
+        tape.pass_on(self.x, dx)
+
+
+class Silu(Layer):
+    """Sigmoid linear unit: `silu`. Backward: `silu_backward`, which reads the operand."""
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """Append `silu`."""
+        self.x = x
+        y = tape.like(x)
+        tape.elementwise("silu", [x], [y])
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `silu_backward`."""
+        dx = tape.like(self.x)
+        tape.elementwise("silu_backward", [dy, self.x], [dx])
+        tape.pass_on(self.x, dx)
+
+
+class Dropout(Layer):
+    """Set a random share of the numbers to zero; a mask says which: `native_dropout`. Backward:
+    `native_dropout_backward`, which reads the mask."""
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """Append `native_dropout`."""
+        self.x = x
+        self.mask = tape.tensor(*x.shape, itemsize=1)
+        y = tape.like(x)
+        tape.elementwise("native_dropout", [x], [y, self.mask])
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `native_dropout_backward`."""
+        dx = tape.like(self.x)
+        tape.elementwise("native_dropout_backward", [dy, self.mask], [dx])
+        tape.pass_on(self.x, dx)
+
+
+class Rotate(Layer):
+    """Pairs of numbers as complex numbers, times the angle of their position: `mul`. Backward:
+    `mul`."""
+
+    def forward(self, tape: Tape, x: Tensor, angles: Tensor) -> Tensor:
+        """Append `mul`."""
+        self.x, self.angles = x, angles
+        y = tape.like(x)
+        tape.elementwise("mul", [x, angles], [y])
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `mul`."""
+        dx = tape.like(self.x)
+        tape.elementwise("mul", [dy, self.angles], [dx])
+        tape.pass_on(self.x, dx)
+
+
+class Scale(Layer):
+    """Product with one number: `mul`. Backward: `mul`."""
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """Append `mul`."""
+        self.x = x
+        y = tape.like(x)
+        tape.elementwise("mul", [x], [y], "mul_scalar")
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `mul`."""
+        dx = tape.like(self.x)
+        tape.elementwise("mul", [dy], [dx], "mul_scalar")
+        tape.pass_on(self.x, dx)
+
+
+class Add(Layer):
+    """Sum of two tensors, of which the second may be smaller: `add`. Backward: both take the
+    gradient as it is, the smaller one its sum over rows."""
+
+    def forward(self, tape: Tape, x: Tensor, b: Tensor) -> Tensor:
+        """Append `add`."""
+        self.x, self.b = x, b
+        y = tape.tensor(*x.shape, itemsize=_widest(x, b))
+        tape.elementwise("add", [x, b], [y])
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Hand the gradient on to both."""
+        tape.pass_through(self.x, dy)
+        tape.pass_through(self.b, dy)
+
+
+class Multiply(Layer):
+    """Product of two tensors, number by number: `mul`. Backward: a `mul` for each operand."""
+
+    def forward(self, tape: Tape, x: Tensor, b: Tensor) -> Tensor:
+        """Append `mul`."""
+        self.x, self.b = x, b
+        y = tape.tensor(*x.shape, itemsize=_widest(x, b))
+        tape.elementwise("mul", [x, b], [y])
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append a `mul` for each gradient."""
+        dx, db = tape.like(self.x), tape.like(self.b)
+        if self.x.grad:
+            tape.elementwise("mul", [dy, self.b], [dx])
+        if self.b.grad:
+            tape.elementwise("mul", [dy, self.x], [db])
+        tape.pass_on(self.x, dx)
+        tape.pass_on(self.b, db)
+
+
+# -- rows ----------------------------------------------------------------------------------------------------
+
+
+class Softmax(Layer):
+    """Softmax of each row: `_softmax`. Backward: `_softmax_backward_data`, which reads the
+    result."""
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """Append `_softmax`."""
+        self.x, self.y = x, tape.like(x)
+        tape.rowwise("_softmax", [x], [self.y])
+        return self.y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `_softmax_backward_data`."""
+        dx = tape.like(self.x)
+        tape.rowwise("_softmax_backward_data", [dy, self.y], [dx])
+        tape.pass_on(self.x, dx)
+
+
+class LogSoftmax(Layer):
+    """Logarithm of the softmax of each row: `_log_softmax`. Backward:
+    `_log_softmax_backward_data`, which reads the result."""
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """Append `_log_softmax`."""
+        self.x, self.y = x, tape.like(x)
+        tape.rowwise("_log_softmax", [x], [self.y])
+        return self.y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `_log_softmax_backward_data`."""
+        dx = tape.like(self.x)
+        tape.rowwise("_log_softmax_backward_data", [dy, self.y], [dx])
+        tape.pass_on(self.x, dx)
+
+
+class LayerNorm(Layer):
+    """Norm of each row by its mean and deviation, with trained weight and bias:
+    `native_layer_norm`, which stores both. Backward: `native_layer_norm_backward`."""
+
+    def forward(self, tape: Tape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Append `native_layer_norm`."""
+        self.x, self.weight, self.bias = x, weight, bias
+        rows = x.numel // x.shape[-1]
+        self.mean, self.inverse = (tape.tensor(rows, itemsize=tape.wide) for _ in range(2))
+        y = tape.tensor(*x.shape, itemsize=_widest(x, weight))
+        tape.rowwise("native_layer_norm", [x, weight, bias], [y, self.mean, self.inverse])
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `native_layer_norm_backward`."""
+        dx, dw, db = tape.like(self.x), tape.like(self.weight), tape.like(self.bias)
+        reads = [dy, self.x, self.mean, self.inverse, self.weight, self.bias]
+        tape.rowwise("native_layer_norm_backward", reads, [dx, dw, db])
+        tape.pass_on(self.x, dx)
+        tape.pass_on(self.weight, dw)
+        tape.pass_on(self.bias, db)
+
+
+class RmsNorm(Layer):
+    """Norm of each row by its root mean square, with a trained weight: `_fused_rms_norm`. Backward:
+    `_fused_rms_norm_backward`. Both are timed as the kernels of `LayerNorm`."""
+
+    def forward(self, tape: Tape, x: Tensor, weight: Tensor) -> Tensor:
+        """Append `_fused_rms_norm`."""
+        self.x, self.weight = x, weight
+        self.inverse = tape.tensor(x.numel // x.shape[-1], itemsize=tape.wide)
+        y = tape.tensor(*x.shape, itemsize=_widest(x, weight))
+        tape.rowwise("_fused_rms_norm", [x, weight], [y, self.inverse], "native_layer_norm")
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `_fused_rms_norm_backward`."""
+        dx, dw = tape.like(self.x), tape.like(self.weight)
+        reads = [dy, self.x, self.inverse, self.weight]
+        function = "native_layer_norm_backward"
+        tape.rowwise("_fused_rms_norm_backward", reads, [dx, dw], function)
+        tape.pass_on(self.x, dx)
+        tape.pass_on(self.weight, dw)
+
+
+class Repeat(Layer):
+    """Copy a tensor several times: `clone`. Backward: the sum over all copies, `sum`.
+
+    Parameters
+    ----------
+    *shape : int or array
+        Shape of the result [-].
+    """
+
+    def __init__(self, *shape: Any) -> None:
+        self.shape = shape
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """Append `clone`."""
+        self.x = x
+        y = tape.tensor(*self.shape, itemsize=x.itemsize)
+        tape.copy("clone", [x], [y])
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `sum`."""
+        dx = tape.like(self.x)
+        tape.rowwise("sum", [dy], [dx])
+        tape.pass_on(self.x, dx)
+
+
+class Fold(Layer):
+    """Sum of the copies of a tensor: `sum`. Backward: its gradient for each of them, `clone`.
+
+    Parameters
+    ----------
+    *shape : int or array
+        Shape of the result [-].
+    """
+
+    def __init__(self, *shape: Any) -> None:
+        self.shape = shape
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """Append `sum`."""
+        self.x = x
+        y = tape.tensor(*self.shape, itemsize=x.itemsize)
+        tape.rowwise("sum", [x], [y])
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `clone`."""
+        dx = tape.like(self.x)
+        tape.copy("clone", [dy], [dx])
+        tape.pass_on(self.x, dx)
+
+
+# -- copies --------------------------------------------------------------------------------------------------
+
+
+class Concatenate(Layer):
+    """Matrices as one, along their columns: `cat`. Backward: each gets its part of the gradient, as
+    a view."""
+
+    def forward(self, tape: Tape, *parts: Tensor) -> Tensor:
+        """Append `cat`."""
+        self.parts = parts
+        rows, columns = parts[0].shape[0], sum(part.shape[1] for part in parts)
+        y = tape.tensor(rows, columns, itemsize=_widest(*parts))
+        tape.copy("cat", parts, [y], rows=rows * len(parts))
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Hand a part of the gradient on to each."""
+        for part in self.parts:
+            tape.pass_through(part, dy.view(*part.shape))
+
+
+class TakePairs(Layer):
+    """Numbers of each matrix of a batch by row and column, such as those below its diagonal:
+    `index`.
+
+    Backward: they are added to zeros by `new_zeros` and `index_put`, which sorts the indices on a
+    GPU to add without conflicts.
+    """
+
+    def forward(self, tape: Tape, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """Append `index`."""
+        self.x, self.rows, self.columns = x, rows, columns
+        self.batch = x.shape[0]
+        y = tape.tensor(self.batch, rows.shape[0], itemsize=x.itemsize)
+        tape.copy("index", [x, rows, columns], [y], rows=self.batch)
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `new_zeros` and `index_put`."""
+        zeros, dx = tape.like(self.x), tape.like(self.x)
+        tape.copy("new_zeros", [], [zeros])
+        sizes = {"elements": dy.numel, "rows": self.batch, "launches": SORT}
+        tape.emit("index_put", "copy", [zeros, self.rows, self.columns, dy], [dx], **sizes)
+        tape.pass_on(self.x, dx)
+
+
+def split(tape: Tape, x: Tensor, parts: int) -> list[Tensor]:
+    """Equal parts of the last dimension, as views. Backward: their gradients become one, `cat`.
+
+    Parameters
+    ----------
+    tape : Tape
+        The tape.
+    x : Tensor
+        What is split.
+    parts : int
+        Number of parts [-].
+
+    Returns
+    -------
+    views : list of Tensor
+        The parts.
+    """
+    *leading, width = x.shape
+    shape = (*leading, width // parts)
+    views = [Tensor(x.storage, shape, x.itemsize, True, x.layer) for _ in range(parts)]
+
+    def backward() -> None:
+        dx = tape.like(x)
+        gradients = [tape.gradient(view) for view in views]
+        tape.copy("cat", gradients, [dx], rows=parts * x.numel // width)
+        tape.pass_on(x, dx)
+
+    tape.node(backward)
+    return views
+
+
+# -- embeddings ----------------------------------------------------------------------------------------------
+
+
+class Embedding(Layer):
+    """Lookup of rows of a table: `embedding`. Backward: `embedding_dense_backward`, whose result is
+    as large as the table.
+
+    Parameters
+    ----------
+    *leading : int or array
+        Shape of the result without its last dimension [-].
+    """
+
+    def __init__(self, *leading: Any) -> None:
+        self.leading = leading
+
+    def forward(self, tape: Tape, weight: Tensor, index: Tensor) -> Tensor:
+        """Append `embedding`."""
+        self.weight, self.index = weight, index
+        y = tape.tensor(*self.leading, weight.shape[1], itemsize=weight.itemsize)
+        tape.rowwise("embedding", [index], [y])
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `embedding_dense_backward`."""
+        rows, width = self.weight.shape
+        lookups = self.index.numel
+        sizes = {"lookups": lookups, "bags": lookups, "dim": width, "rows": rows}
+        dw = tape.like(self.weight)
+        tape.emit(
+            "embedding_dense_backward",
+            "embedding_backward",
+            [dy, self.index],
+            [dw],
+            "dense_rows",
+            elements=dw.numel,
+            **sizes,
+        )
+        tape.pass_on(self.weight, dw)
+
+
+# -- losses --------------------------------------------------------------------------------------------------
+
+
+class BinaryCrossEntropy(Layer):
+    """Mean binary cross entropy of logits: `binary_cross_entropy_with_logits`. Backward: `sigmoid`,
+    `sub`, `mul` and `div_`."""
+
+    def forward(self, tape: Tape, x: Tensor, labels: Tensor) -> Tensor:
+        """Append the loss."""
+        self.x, self.labels = x, labels
+        loss = tape.tensor(1, itemsize=x.itemsize)
+        tape.elementwise("binary_cross_entropy_with_logits", [x, labels], [loss])
+        return loss
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append the probability less the label, times the gradient of the loss, over the number of
+        samples."""
+        probability, difference, dx = (tape.like(self.x) for _ in range(3))
+        tape.elementwise("sigmoid", [self.x], [probability])
+        tape.elementwise("sub", [probability, self.labels], [difference])
+        tape.elementwise("mul", [difference, dy], [dx])
+        tape.elementwise("div_", [dx], [dx])
+        tape.pass_on(self.x, dx)
+
+
+class NegativeLogLikelihood(Layer):
+    """Mean of the logarithms of probabilities at the labels: `nll_loss_forward`, which stores the
+    weight of all labels. Backward: `nll_loss_backward`."""
+
+    def forward(self, tape: Tape, x: Tensor, labels: Tensor) -> Tensor:
+        """Append `nll_loss_forward`."""
+        self.x, self.labels = x, labels
+        loss, self.total = (tape.tensor(1, itemsize=x.itemsize) for _ in range(2))
+        sizes = {"elements": labels.numel, "rows": labels.numel}
+        tape.emit("nll_loss_forward", "rowwise", [labels], [loss, self.total], **sizes)
+        return loss
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `nll_loss_backward`."""
+        dx = tape.like(self.x)
+        tape.rowwise("nll_loss_backward", [dy, self.labels, self.total], [dx])
+        tape.pass_on(self.x, dx)
+
+
+def start_backward(tape: Tape, loss: Tensor) -> None:
+    """Let the backward pass start with the gradient of the loss, which is one: `ones_like`.
+
+    Parameters
+    ----------
+    tape : Tape
+        The tape.
+    loss : Tensor
+        The loss.
+    """
+
+    def backward() -> None:
+        one = tape.like(loss)
+        tape.copy("ones_like", [loss], [one], "new_zeros")
+        tape.pass_on(loss, one)
+
+    tape.node(backward)

@@ -1,0 +1,137 @@
+"""Layers as small classes: what they record forward and backward, and how one is added."""
+
+import re
+
+import pytest
+
+import perfkit as pk
+from perfkit.workloads import layer_types
+from perfkit.workloads.graph import Graph
+from perfkit.workloads.iteration import make_graph
+from perfkit.workloads.layer_types import Linear, Relu, start_backward
+from perfkit.workloads.operations import ATTENTION, Tensor
+from perfkit.workloads.tape import Layer, Tape
+
+
+class Square(Layer):
+    """Each number times itself: `square`. Backward: `square_backward`, which reads the operand."""
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """Append `square`."""
+        self.x = x
+        y = tape.like(x)
+        tape.elementwise("square", [x], [y], "mul")
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `square_backward`."""
+        dx = tape.like(self.x)
+        tape.elementwise("square_backward", [dy, self.x], [dx], "mul")
+        tape.pass_on(self.x, dx)
+
+
+def list_names(graph: Graph, phase: str) -> list[str]:
+    operations = (graph[index] for index in range(len(graph)))
+    return [operation.name for operation in operations if operation.phase == phase]
+
+
+def finish_backward(tape: Tape, y: Tensor) -> Graph:
+    """The graph of what was recorded, and of its backward pass from `y`."""
+    start_backward(tape, y)
+    tape.backward()
+    return make_graph(tape, family="transformer")
+
+
+def test_a_layer_is_a_class_with_forward_and_backward() -> None:
+    tape = Tape()
+    x = tape.tensor(64, 8)
+    weight, bias = tape.parameter(16, 8), tape.parameter(16)
+    y = tape.apply(Square(), tape.apply(Linear(), x, weight, bias))
+    graph = finish_backward(tape, y)
+    assert list_names(graph, "forward") == ["addmm", "square"]
+    # nobody wants the gradient of the input; that of the bias is a sum over rows
+    assert list_names(graph, "backward") == ["ones_like", "square_backward", "mm", "sum"]
+    square, square_backward = (graph[index] for index in (1, 3))
+    assert square.features["elements"] == square_backward.features["elements"] == 64 * 16
+    assert graph.traffic[1] == 2 * 64 * 16 * 4, "reads one tensor and writes one"
+    assert graph.traffic[3] == 3 * 64 * 16 * 4, "reads two tensors and writes one"
+    product = graph[4].features
+    assert (product["m"], product["n"], product["k"]) == (16, 8, 64)
+    assert graph.parameters == 16 * 8 + 16
+    assert pk.predict(graph, "h100-sxm-8").time > 0
+
+
+def test_gradients_that_arrive_twice_are_added() -> None:
+    tape = Tape()
+    weight = tape.parameter(64, 8)
+    first = tape.apply(Relu(), weight)
+    second = tape.apply(Square(), weight)
+    y = tape.apply(layer_types.Add(), first, second)
+    graph = finish_backward(tape, y)
+    names = list_names(graph, "backward")
+    assert names == ["ones_like", "square_backward", "threshold_backward", "add"]
+    assert tape.due[weight] == 0
+
+
+def test_without_a_gradient_there_is_no_backward_pass() -> None:
+    tape = Tape()
+    y = tape.apply(Square(), tape.tensor(64, 8))
+    assert not y.grad and not tape.nodes
+
+
+BATCH, ROWS, WIDTH = 4, 6, 8
+MATRIX, ROW, STACK = (ROWS, WIDTH), (WIDTH,), (BATCH, ROWS, WIDTH)
+#: An instance of each layer, and the shapes of its operands.
+INSTANCES: dict[str, tuple[Layer, list[tuple[int, ...]]]] = {
+    "Linear": (layer_types.Linear(), [MATRIX, (5, WIDTH), (5,)]),
+    "LinearWithoutBias": (layer_types.LinearWithoutBias(), [MATRIX, (5, WIDTH)]),
+    "LinearFp8": (layer_types.LinearFp8(), [MATRIX, (5, WIDTH), (5,)]),
+    "BatchedProduct": (layer_types.BatchedProduct(), [STACK, (BATCH, WIDTH, 5)]),
+    "BatchedProductOfRows": (layer_types.BatchedProductOfRows(), [STACK, (BATCH, 5, WIDTH)]),
+    "Attention": (layer_types.Attention(2, causal=True, kernel=ATTENTION[0]), [STACK] * 3),
+    "Cast": (layer_types.Cast(2), [MATRIX]),
+    "Relu": (layer_types.Relu(), [MATRIX]),
+    "Gelu": (layer_types.Gelu(), [MATRIX]),
+    "GeluTanh": (layer_types.GeluTanh(), [MATRIX]),
+    "Silu": (layer_types.Silu(), [MATRIX]),
+    "Dropout": (layer_types.Dropout(), [MATRIX]),
+    "Rotate": (layer_types.Rotate(), [MATRIX, MATRIX]),
+    "Scale": (layer_types.Scale(), [MATRIX]),
+    "Add": (layer_types.Add(), [MATRIX, ROW]),
+    "Multiply": (layer_types.Multiply(), [MATRIX, MATRIX]),
+    "Softmax": (layer_types.Softmax(), [MATRIX]),
+    "LogSoftmax": (layer_types.LogSoftmax(), [MATRIX]),
+    "LayerNorm": (layer_types.LayerNorm(), [MATRIX, ROW, ROW]),
+    "RmsNorm": (layer_types.RmsNorm(), [MATRIX, ROW]),
+    "Repeat": (layer_types.Repeat(3, ROWS, WIDTH), [MATRIX]),
+    "Fold": (layer_types.Fold(ROWS, WIDTH), [STACK]),
+    "Concatenate": (layer_types.Concatenate(), [MATRIX, MATRIX]),
+    "TakePairs": (layer_types.TakePairs(), [STACK, (3,), (3,)]),
+    "Embedding": (layer_types.Embedding(2, 5), [MATRIX, (10,)]),
+    "BinaryCrossEntropy": (layer_types.BinaryCrossEntropy(), [ROW, ROW]),
+    "NegativeLogLikelihood": (layer_types.NegativeLogLikelihood(), [MATRIX, (ROWS,)]),
+}
+#: Operations that the tape adds where a gradient is handed on unchanged.
+PASSED = {"sum", "_to_copy"}
+
+
+def test_each_layer_has_an_instance_here() -> None:
+    layers = [own for own in Layer.__subclasses__() if own.__module__ == layer_types.__name__]
+    assert {layer.__name__ for layer in layers} == {*INSTANCES}
+
+
+@pytest.mark.parametrize("name", INSTANCES)
+def test_a_layer_says_which_operations_it_dispatches(name: str) -> None:
+    layer, shapes = INSTANCES[name]
+    tape = Tape()
+    operands = [tape.parameter(*shape) for shape in shapes]
+    graph = finish_backward(tape, tape.apply(layer, *operands))
+    backward = set(list_names(graph, "backward")) - {"ones_like"}
+    recorded = {*list_names(graph, "forward"), *(backward - PASSED)}
+    said = set(re.findall(r"`(\w+)`", type(layer).__doc__ or ""))
+    assert recorded <= said, f"the docstring of {name} does not name {recorded - said}"
+    reached = [operand for operand in operands if operand in tape.gradients]
+    assert reached, "an operand gets a gradient"
+    for operand in reached:
+        gradient = tape.gradients[operand]
+        assert gradient.numel == operand.numel and gradient.itemsize == operand.itemsize
