@@ -16,6 +16,7 @@ set: --steps FILE.json, a list such as
 import gc
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from itertools import count
@@ -233,6 +234,21 @@ def join_runs(predicted: dict[str, Any], *measured: dict[str, Any]) -> Compariso
     return Comparison(tuple(runs), predicted["platform"], machine, first["versions"])
 
 
+def format_executions(found: Comparison) -> str:
+    """Errors by execution [%]."""
+    lines = []
+    for execution in EXECUTIONS:
+        runs = [run for run in found.runs if run["config"]["execution"] == execution]
+        if runs:
+            part = replace(found, runs=tuple(runs))
+            size, bias = 100 * np.mean(np.abs(part.errors)), 100 * np.mean(part.errors)
+            inside = 100 * part.coverage()
+            lines.append(
+                f"{execution}: {len(runs)} runs, mean {size:.1f} %, bias {bias:+.1f} %, {inside:.0f} % inside"
+            )
+    return "\n".join(lines)
+
+
 @command(
     {
         "--platform": {"metavar": "P.toml", "help": "platform to predict on"},
@@ -271,6 +287,7 @@ def main(given: Any) -> None:
     if given.saved:
         found = Comparison.load(*given.saved)
         print(found.summary_as_text())
+        print(format_executions(found))
         peaks = np.array([run["predicted_peak"] / run["peak"] - 1 for run in found.runs])
         near, mean = int(np.sum(np.abs(peaks) <= 0.1)), 100 * np.mean(np.abs(peaks))
         print(

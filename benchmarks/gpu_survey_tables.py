@@ -1,14 +1,25 @@
 """What `benchmarks.gpu_survey` makes of its times: one file of all passes, and tables."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import perfkit as pk
+from benchmarks import judge, widen
+from perfkit.ground.files import find_reference
+from perfkit.ground.hardware import DTYPES
 from perfkit.ground.targets import write_text
+from perfkit.ground.units import Array, check_choice, format_table
+from perfkit.platform.estimates import keep_quiet
+from perfkit.platform.platform import Platform
+from perfkit.prediction.cost import price
+from perfkit.workloads.graph import COLUMN, Graph, Label
+from perfkit.workloads.operations import size_product
 
 #: Facts of the machine in the first line of a pass.
 _FACTS = ("device", "memory", "cache", "machine", "versions", "date")
@@ -117,8 +128,462 @@ def read_survey(path: Path) -> Survey:
     return Survey(facts, tuple(timings))
 
 
+# What perfkit says of the same operations.
+
+
+@dataclass(frozen=True)
+class Work:
+    """An operation as perfkit knows it.
+
+    Parameters
+    ----------
+    kind, variant, dtype : str
+        Its class and number format.
+    sizes : mapping of str to float
+        Its sizes in base units.
+    nbytes : float
+        What it reads and writes, each operand once [B].
+    """
+
+    kind: str
+    variant: str
+    dtype: str
+    sizes: Mapping[str, float]
+    nbytes: float
+
+
+def _multiply(
+    kind: str, variant: str, dtype: str, m: float, n: float, k: float, batch: float = 1
+) -> Work:
+    """A product in a format, with its result in the same, or in bf16 if that is wider."""
+    read, written = DTYPES[dtype], max(DTYPES[dtype], 2)
+    nbytes = batch * (read * (m * k + k * n) + written * m * n)
+    return Work(kind, variant, dtype, size_product(m, n, k, batch=batch), nbytes)
+
+
+def _list_accumulation(timing: Timing) -> list[Work]:
+    m, n, k = (timing.sizes[name] for name in "mnk")
+    product = _multiply("gemm", "tn", "bf16", m, n, k)
+    if timing.name == "product":
+        return [product]
+    if timing.name.startswith("added_after"):
+        dtype = timing.name.rpartition("_")[2]
+        nbytes = (2 + 2 * DTYPES[dtype]) * m * n  # the product, and the buffer read and written
+        return [product, Work("elementwise", "add_", dtype, {"elements": m * n}, nbytes)]
+    return []
+
+
+def _list_fp8(timing: Timing) -> list[Work]:
+    formats = {"bf16": "bf16", "tensor": "fp8", "tensor_fast": "fp8"}
+    if timing.name not in formats:
+        return []
+    return [_multiply("gemm", "nt", formats[timing.name], *(timing.sizes[x] for x in "mnk"))]
+
+
+def _list_attention(timing: Timing) -> list[Work]:
+    backend, phase = timing.name.split("_")
+    kernels = {"flash": "flash2", "cudnn": "flash3", "efficient": "efficient"}
+    if backend not in kernels:
+        return []
+    batch, heads, sequence, width, causal = (
+        timing.sizes[name] for name in ("batch", "heads", "sequence", "width", "causal")
+    )
+    # two products; half of each if tiles above the diagonal are skipped
+    passes = 1.0 if causal else 2.0
+    sizes = size_product(sequence, sequence, width, batch=batch * heads, passes=passes)
+    tensors = 4.0
+    if phase == "backward":
+        sizes["flops"] *= 2.5
+        tensors = 8.0
+    rows = batch * heads * sequence
+    mask = "_causal" if causal else ""
+    nbytes = 2 * tensors * rows * width + 4 * rows
+    return [Work("attention", f"{phase}{mask}.{kernels[backend]}", "bf16", sizes, nbytes)]
+
+
+#: Products one by one that the host queues while the device waits [-]. With 64 and more it fell
+#: behind: each took 9 to 12 us, whatever its size.
+_QUEUED = 8
+
+
+def _list_grouped(timing: Timing) -> list[Work]:
+    m, n, k, batch = (timing.sizes[name] for name in ("m", "n", "k", "batch"))
+    if timing.name == "one_by_one":
+        if batch > _QUEUED:
+            return []
+        return [_multiply("gemm", "nn", "bf16", m, n, k)] * int(batch)
+    if timing.name == "grouped_input_gradient":
+        return [_multiply("bmm", "nt", "bf16", m, k, n, batch)]
+    if timing.name == "grouped_weight_gradient":
+        return [_multiply("bmm", "tn", "bf16", k, n, m, batch)]
+    return [_multiply("bmm", "nn", "bf16", m, n, k, batch)]
+
+
+def _list_batched(timing: Timing) -> list[Work]:
+    m, n, k, batch = (timing.sizes[name] for name in ("m", "n", "k", "batch"))
+    return [_multiply("bmm", timing.name, timing.dtype, m, n, k, batch)]
+
+
+def _list_rowwise(timing: Timing) -> list[Work]:
+    name, _, phase = timing.name.rpartition("_")
+    variant = {"layer_norm": "native_layer_norm", "rms_norm": "native_layer_norm"}.get(
+        name, f"_{name}"
+    )
+    tensors = 2
+    if phase == "backward":
+        variant += "_backward_data" if "softmax" in name else "_backward"
+        tensors = 3
+    rows, n = timing.sizes["rows"], timing.sizes["n"]
+    sizes = {"elements": rows * n, "rows": rows, "n": n}
+    nbytes = tensors * DTYPES[timing.dtype] * rows * n
+    return [Work("rowwise", variant, timing.dtype, sizes, nbytes)]
+
+
+#: By section: a kernel of the survey as operations of perfkit, none if it knows no such kernel.
+_LISTS: Mapping[str, Callable[[Timing], list[Work]]] = {
+    "accumulation": _list_accumulation,
+    "fp8": _list_fp8,
+    "attention": _list_attention,
+    "grouped": _list_grouped,
+    "batched": _list_batched,
+    "rowwise": _list_rowwise,
+}
+
+
+def list_work(timing: Timing) -> list[Work]:
+    """A kernel of the survey as operations of perfkit; none if it knows no such kernel."""
+    known = _LISTS.get(timing.section)
+    return known(timing) if known and not timing.failed else []
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Predicted times of kernels of a survey: `alone` and inside a training step, `in_step` [s],
+    and `spread`, the standard deviation of the logarithm of the first [-]."""
+
+    alone: Array
+    in_step: Array
+    spread: Array
+
+
+def price_work(work: Sequence[Sequence[Work]], platform: Platform) -> Priced:
+    """Price kernels, each of some operations that run one after another."""
+    flat = [one for each in work for one in each]
+    owner = np.repeat(np.arange(len(work)), [len(each) for each in work])
+    features = np.zeros((len(flat), len(COLUMN)))
+    for row, one in zip(features, flat, strict=True):
+        for name, size in {"launches": 1, "calls": 1, **one.sizes}.items():
+            row[COLUMN[name]] = size
+    accesses = np.array([(i, i, one.nbytes, 0.0) for i, one in enumerate(flat)])
+    labels = tuple(Label(one.variant, one.kind, one.variant, "forward", "") for one in flat)
+    dtypes = tuple(one.dtype for one in flat)
+    with keep_quiet():
+        (costs,) = price([Graph(labels, features, accesses, dtypes=dtypes)], platform, dtype="bf16")
+    alone = costs.hot + costs.cold
+    spreads = np.zeros(len(flat))
+    for number, fit in enumerate(costs.models.fits):
+        members = costs.classes == number
+        spreads[members] = fit.spread_at(alone[members]) if fit else 1.0
+
+    def add_up(values: Array) -> Array:
+        return np.bincount(owner, weights=values).astype(float)
+
+    spread = add_up(alone * spreads) / add_up(alone)
+    return Priced(add_up(alone), add_up(costs.seconds), spread)
+
+
+#: Platforms that are compared with a survey, by the device: one of the gallery, and a calibration.
+_PLATFORMS = {"NVIDIA H200": ("h200-sxm-8", "h200-1")}
+_FIGURES = {
+    "geomean": "{:.1f}",
+    "mean": "{:.1f}",
+    "p95": "{:.0f}",
+    "bias": "{:+.1f}",
+    "inside": "{:.0f}",
+    "in a step": "{:+.0f}",
+}
+
+
+def _name_group(timing: Timing) -> str:
+    """Name of a kernel in the table; products with rows that are no multiple of 16 B stand apart."""
+    is_odd = any(timing.sizes[name] % 4 for name in "mnk" if name in timing.sizes)
+    return timing.name + ", odd rows" * (timing.section == "batched" and is_odd)
+
+
+def format_errors(survey: Survey) -> str:
+    """Errors of the platforms of this device by section, kernel and format [%]."""
+    work = {i: known for i, one in enumerate(survey.timings) if (known := list_work(one))}
+    timings = [survey.timings[i] for i in work]
+    names = _PLATFORMS[check_choice("device", survey.facts["device"], _PLATFORMS)]
+    priced = []
+    for name in names:
+        own = find_reference("measured") / f"{name}.toml"
+        platform = pk.load_platform(own if own.exists() else name)
+        priced.append(price_work([*work.values()], platform))
+    groups = defaultdict[tuple[str, str, str], list[int]](list)
+    for place, timing in enumerate(timings):
+        groups[timing.section, _name_group(timing), timing.dtype].append(place)
+    first, *others = _FIGURES
+    lines: list[Sequence[str]] = [("", "", "", "", "")]
+    lines.append(("section", "kernel", "format", "n", "floor"))
+    for name in names:
+        lines[0] = (*lines[0], name, *[""] * len(others))
+        lines[1] = (*lines[1], first, *others)
+    for (section, kernel, dtype), places in sorted(groups.items()):
+        noise = 100 * np.mean([timings[i].noise for i in places])
+        line = [section, kernel, dtype, f"{len(places)}", f"{noise:.1f}"]
+        for one in priced:
+            stated = [widen(one.alone[i], one.spread[i], timings[i].seconds) for i in places]
+            figures = judge(stated)
+            steps = [one.in_step[i] / timings[i].seconds - 1 for i in places]
+            figures["in a step"] = 100 * float(np.mean(steps))
+            line += [form.format(figures[name]) for name, form in _FIGURES.items()]
+        lines.append(line)
+    return format_table(lines)
+
+
+# What perfkit has no form for: ratios of measured times.
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of times of kernels of equal sizes, to be printed by one of the sizes.
+
+    Parameters
+    ----------
+    says : str
+        What is divided by what, in words.
+    above, below : tuple of str
+        Names of the kernels, whose times are added.
+    only : mapping, optional
+        Sizes that the kernels must have.
+    """
+
+    says: str
+    above: tuple[str, ...]
+    below: tuple[str, ...]
+    only: Mapping[str, float] = field(default_factory=dict)
+
+    def divide(self, timings: Sequence[Timing], by: str) -> dict[float, list[float]]:
+        """Ratios by a size [-]."""
+        times = defaultdict[str, dict[str, float]](dict)
+        sizes = dict[str, Mapping[str, float]]()
+        for timing in timings:
+            if not timing.failed and all(timing.sizes.get(k) == v for k, v in self.only.items()):
+                key = json.dumps(timing.sizes)
+                sizes[key] = timing.sizes
+                times[key][timing.name] = timing.seconds
+        found = defaultdict[float, list[float]](list)
+        for key, known in times.items():
+            if known.keys() >= {*self.above, *self.below}:
+                above, below = (sum(known[n] for n in part) for part in (self.above, self.below))
+                found[sizes[key][by]].append(above / below)
+        return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True)
+class RatioTable:
+    """Ratios of one section with a common size in the columns.
+
+    Parameters
+    ----------
+    section, head : str
+        Section of the survey, and what the table says.
+    by, word : str
+        The size that decides the column, and its name.
+    ratios : tuple of Ratio
+        Its rows.
+    ranges : bool, optional
+        Whether the smallest and the largest ratio are printed, too.
+    """
+
+    section: str
+    head: str
+    by: str
+    word: str
+    ratios: tuple[Ratio, ...]
+    ranges: bool = True
+
+
+def _compare_backends() -> Iterator[Ratio]:
+    only = {"width": 128, "causal": 1}
+    for backend, word in {"cudnn": "cuDNN", "efficient": "efficient", "math": "math"}.items():
+        for phase in ("forward", "backward"):
+            says = f"{word} over flash, {phase}"
+            yield Ratio(says, (f"{backend}_{phase}",), (f"flash_{phase}",), only)
+
+
+def _compare_updates() -> Iterator[Ratio]:
+    fused = ("rowwise_adagrad_one_kernel",)
+    for exponent, ids in ((0.0, "even ids"), (1.05, "ids by Zipf's law")):
+        only = {"exponent": exponent}
+        for name, word in {
+            "rowwise_adagrad": "row-wise Adagrad",
+            "adagrad": "Adagrad",
+            "sgd": "SGD",
+        }.items():
+            yield Ratio(f"{word} over one kernel, {ids}", (name,), fused, only)
+        yield Ratio(f"sort over one kernel, {ids}", ("sort",), fused, only)
+        whole = "coalesce and row-wise Adagrad over sort and one kernel"
+        yield Ratio(f"{whole}, {ids}", ("coalesce", "rowwise_adagrad"), ("sort", *fused), only)
+
+
+_GROUPED = ("grouped",)
+RATIOS = (
+    RatioTable(
+        "accumulation",
+        "gradient of a weight, added to a buffer in the product or after it",
+        "k",
+        "tokens",
+        (
+            Ratio("inside over after, fp32", ("added_inside_fp32",), ("added_after_fp32",)),
+            Ratio("inside over after, bf16", ("added_inside_bf16",), ("added_after_bf16",)),
+            Ratio("inside, fp32, over no addition", ("added_inside_fp32",), ("product",)),
+            Ratio("after, fp32, over no addition", ("added_after_fp32",), ("product",)),
+        ),
+    ),
+    RatioTable(
+        "fp8",
+        "products in fp8, over one scale for a matrix",
+        "m",
+        "rows",
+        (
+            Ratio("bf16", ("bf16",), ("tensor",)),
+            Ratio("fast accumulation", ("tensor_fast",), ("tensor",)),
+            Ratio("a scale for a row", ("row",), ("tensor",)),
+            Ratio("a scale for a row, fast accumulation", ("row_fast",), ("tensor",)),
+            Ratio("1 x 128 by 128 x 128", ("block_1x128_by_128x128",), ("tensor",)),
+            Ratio("1 x 128 by 1 x 128", ("block_1x128_by_1x128",), ("tensor",)),
+        ),
+    ),
+    RatioTable(
+        "fp8",
+        "casts to fp8, eager over compiled",
+        "rows",
+        "rows",
+        tuple(
+            Ratio(f"scale of a {kind}", (f"cast_{kind}",), (f"cast_{kind}_compiled",))
+            for kind in ("tensor", "row", "block")
+        ),
+    ),
+    RatioTable(
+        "attention",
+        "backends of attention, causal, heads of 128",
+        "sequence",
+        "tokens",
+        tuple(_compare_backends()),
+        ranges=False,
+    ),
+    RatioTable(
+        "grouped",
+        "products of experts, one kernel for all (grouped) over others",
+        "m",
+        "rows of an expert",
+        (
+            Ratio("over batched", _GROUPED, ("batched",)),
+            Ratio("over one by one, 8 experts", _GROUPED, ("one_by_one",), {"batch": 8}),
+            Ratio("over one by one, 64 experts (host)", _GROUPED, ("one_by_one",), {"batch": 64}),
+            Ratio("over one by one, 128 experts (host)", _GROUPED, ("one_by_one",), {"batch": 128}),
+            Ratio("gradient of inputs over forward", ("grouped_input_gradient",), _GROUPED),
+            Ratio("gradient of weights over forward", ("grouped_weight_gradient",), _GROUPED),
+            Ratio("by Zipf's law over even", ("grouped_zipf",), _GROUPED),
+        ),
+        ranges=False,
+    ),
+    RatioTable(
+        "adagrad",
+        "updates of the rows of lookups, in PyTorch's operations over one kernel",
+        "lookups",
+        "lookups",
+        tuple(_compare_updates()),
+    ),
+)
+
+
+def format_ratios(survey: Survey, table: RatioTable) -> str:
+    """Geometric means of ratios, with the smallest and the largest, by a size."""
+    timings = [timing for timing in survey.timings if timing.section == table.section]
+    found = [(ratio.says, ratio.divide(timings, table.by)) for ratio in table.ratios]
+    sizes = sorted({size for _, each in found for size in each})
+    lines: list[Sequence[str]] = [(table.word, *(f"{size:g}" for size in sizes))]
+    for says, each in found:
+        cells = (_summarize(each.get(size, ()), ranges=table.ranges) for size in sizes)
+        lines.append((says, *cells))
+    return f"{table.head}\n{format_table(lines)}"
+
+
+def _summarize(ratios: Sequence[float], *, ranges: bool) -> str:
+    """Geometric mean, and smallest and largest if they are asked for; nothing for none."""
+    if not ratios:
+        return ""
+    mean = float(np.exp(np.mean(np.log(ratios))))
+    if not ranges:
+        return f"{mean:.2f}"
+    return f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def format_widths(survey: Survey) -> str:
+    """Time of one FLOP of causal attention over 2048 tokens, relative to heads of 128 [-]."""
+    only = {"sequence": 2048, "causal": 1}
+    times = defaultdict[str, dict[float, float]](dict)
+    for timing in survey.timings:
+        fits = all(timing.sizes.get(name) == size for name, size in only.items())
+        if timing.section == "attention" and fits and timing.name[:4] != "math":
+            width = timing.sizes["width"]
+            times[timing.name][width] = timing.seconds / width if timing.medians else np.nan
+    widths = sorted({width for each in times.values() for width in each})
+    lines: list[Sequence[str]] = [("width of a head", *(f"{width:g}" for width in widths))]
+    for name, each in sorted(times.items()):
+        ratios = (each[width] / each[128] for width in widths)
+        lines.append((name.replace("_", ", "), *(f"{r:.2f}".replace("nan", "-") for r in ratios)))
+    return f"time of one FLOP of attention over that with heads of 128, 2048 tokens\n{format_table(lines)}"
+
+
+def format_casts(survey: Survey) -> str:
+    """Compiled casts of a matrix to fp8, over the product of it with 4096 by 4096, by rows [-]."""
+    casts, products = dict[tuple[str, float], float](), dict[float, float]()
+    for timing in survey.timings:
+        if timing.section != "fp8" or timing.sizes["n"] != 4096:
+            continue
+        if timing.name == "tensor" and timing.sizes["k"] == 4096:
+            products[timing.sizes["m"]] = timing.seconds
+        if timing.name.endswith("_compiled"):
+            casts[timing.name, timing.sizes["rows"]] = timing.seconds
+    lines: list[Sequence[str]] = [("rows", *(f"{rows:g}" for rows in sorted(products)))]
+    for kind in ("tensor", "row", "block"):
+        name = f"cast_{kind}_compiled"
+        cells = (f"{casts[name, rows] / products[rows]:.2f}" for rows in sorted(products))
+        lines.append((f"scale of a {kind}", *cells))
+    return f"compiled cast of the first operand over the product with 4096 x 4096\n{format_table(lines)}"
+
+
+#: Widths of rows in the table of rates.
+_WIDTHS = (64, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536, 50257)
+
+
+def format_rates(survey: Survey) -> str:
+    """Share of the memory bandwidth that kernels over 2^25 numbers reach, by the width of a row
+    [%]."""
+    name = _PLATFORMS[check_choice("device", survey.facts["device"], _PLATFORMS)][0]
+    bandwidth = pk.load_platform(name).device.main_bandwidth
+    rates = defaultdict[tuple[str, str], dict[float, float]](dict)
+    for timing in survey.timings:
+        if timing.section == "rowwise" and timing.sizes["elements"] > 2**24:
+            (work,) = list_work(timing)
+            rate = 100 * work.nbytes / timing.seconds / bandwidth
+            rates[timing.name, timing.dtype][timing.sizes["n"]] = rate
+    lines: list[Sequence[str]] = [("width of a row", "", *(f"{width}" for width in _WIDTHS))]
+    for (kernel, dtype), each in sorted(rates.items()):
+        cells = (f"{each[width]:.0f}" if width in each else "" for width in _WIDTHS)
+        lines.append((kernel, dtype, *cells))
+    return f"operands of 2^25 numbers, read and written once, over the memory bandwidth, %\n{format_table(lines)}"
+
+
 def print_tables(survey: Survey) -> None:
-    """Print how many kernels each section has, and how far its passes differ."""
-    for section in dict.fromkeys(timing.section for timing in survey.timings):
-        noises = [t.noise for t in survey.timings if t.section == section and not t.failed]
-        print(f"{section:<14} {len(noises):4d} kernels, passes differ by {np.median(noises):.1%}")
+    """Print the errors of perfkit, then what it has no form for."""
+    print(f"errors of kernels alone, and bias inside a step, %\n{format_errors(survey)}\n")
+    print(f"{format_rates(survey)}\n")
+    parts = [format_ratios(survey, table) for table in RATIOS]
+    print(
+        "\n\n".join([*parts[:3], format_casts(survey), parts[3], format_widths(survey), *parts[4:]])
+    )

@@ -18,6 +18,7 @@ from benchmarks import gpu_survey_tables as tables
 from benchmarks.gpu_survey import SECTIONS
 from perfkit.calibration.traces import read_trace
 from perfkit.ground.files import find_reference
+from perfkit.platform.gallery import load_platform
 
 ROOT = Path(__file__).parents[1]
 #: Operands of a dry run at most [B].
@@ -213,3 +214,55 @@ def test_chosen_steps_are_traced_in_the_first_pass(
     first = [("eager", True), ("compiled", False), ("graphs", False)]
     assert asked == [*first, ("eager", False), ("graphs", False)]
     assert len(json.loads((tmp_path / "steps.json").read_text())["rows"]) == 5
+
+
+def test_kernels_of_the_survey_are_operations_of_perfkit() -> None:
+    sizes = {"m": 8.0, "n": 16.0, "k": 32.0}
+    after = tables.Timing("accumulation", "added_after_fp32", "bf16", sizes, (1.0,))
+    product, addition = tables.list_work(after)
+    assert (product.variant, product.sizes["flops"]) == ("tn", 2 * 8 * 16 * 32)
+    assert product.nbytes == 2 * (8 * 32 + 32 * 16 + 8 * 16)
+    assert addition.nbytes == (2 + 4 + 4) * 8 * 16
+    (narrow,) = tables.list_work(tables.Timing("fp8", "tensor", "fp8", sizes, (1.0,)))
+    assert narrow.nbytes == 8 * 32 + 32 * 16 + 2 * 8 * 16, "its result is in bf16"
+    whole = {"batch": 1.0, "heads": 2.0, "sequence": 64.0, "width": 32.0, "causal": 1.0}
+    (forward,) = tables.list_work(
+        tables.Timing("attention", "cudnn_forward", "bf16", whole, (1.0,))
+    )
+    assert (forward.variant, forward.sizes["flops"]) == (
+        "forward_causal.flash3",
+        2 * 2 * 64**2 * 32,
+    )
+    for name in ("added_inside_fp32", "row", "math_forward"):
+        section = "attention" if "math" in name else "accumulation"
+        assert tables.list_work(tables.Timing(section, name, "bf16", whole | sizes, (1.0,))) == []
+
+
+def test_prices_are_those_of_the_platform() -> None:
+    timings = [
+        tables.Timing("accumulation", name, "bf16", {"m": 512.0, "n": 256.0, "k": 128.0}, (1.0,))
+        for name in ("product", "added_after_bf16")
+    ]
+    product, both = (tables.list_work(timing) for timing in timings)
+    platform = load_platform("h200-sxm-8")
+    priced = tables.price_work([product, both], platform)
+    alone = platform.gemm(512, 256, 128, dtype="bf16")
+    assert priced.alone[0] == pytest.approx(alone.time)
+    assert priced.spread[0] == pytest.approx(alone.spread)
+    assert priced.alone[1] > priced.alone[0]
+
+
+def test_ratios_pair_kernels_of_equal_sizes() -> None:
+    def time(name: str, k: float, seconds: float) -> tables.Timing:
+        return tables.Timing("s", name, "bf16", {"m": 1.0, "k": k}, (seconds, seconds))
+
+    timings = [time("a", 1, 2.0), time("b", 1, 1.0), time("a", 2, 9.0), time("b", 2, 3.0)]
+    timings += [time("c", 2, 6.0), time("a", 4, 1.0)]
+    assert tables.Ratio("", ("a",), ("b",)).divide(timings, "k") == {1: [2.0], 2: [3.0]}
+    assert tables.Ratio("", ("a",), ("b", "c")).divide(timings, "k") == {2: [1.0]}
+    assert tables.Ratio("", ("a",), ("b",), {"k": 1}).divide(timings, "k") == {1: [2.0]}
+
+
+def test_a_survey_of_another_device_is_refused() -> None:
+    with pytest.raises(ValueError, match="NVIDIA H200"):
+        tables.format_errors(tables.Survey({"device": "toy"}, ()))
