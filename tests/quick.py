@@ -40,7 +40,7 @@ GOLDEN_PARTS: Mapping[str, tuple[str, ...]] = {
     "calibration": ("fits",),
 }
 #: Processor time for chosen test files, that of a file which never ran, and the longest single test [s].
-BUDGET, UNKNOWN, LONG = 60.0, 10.0, 15.0
+BUDGET, UNKNOWN, LONG = 52.0, 10.0, 15.0
 
 
 class ChangesUnknownError(Exception):

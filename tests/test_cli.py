@@ -445,8 +445,7 @@ def test_an_error_of_a_command_names_what_its_user_can_do(
 def test_iterations_of_gpus_are_not_measured_without_any(
     monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    import torch
-
+    torch = pytest.importorskip("torch", reason="measuring needs torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for words in ("check --platform h100-sxm-8", "shard --measure --platform h100-sxm-8"):
         assert main(words.split()) == 2

@@ -28,6 +28,7 @@ from multiprocessing import get_context
 import perfkit as pk
 import polars as pl
 from perfkit import plots
+from perfkit.platform.sources import fit_curves
 from tests.test_report import MODEL, some_comparison
 
 warnings.simplefilter("ignore")
@@ -39,6 +40,12 @@ result = pk.predict(MODEL, platform, ranks=2)
 comparison = pk.compare("a100-sxm-8", NAME, MODEL, ranks=1)
 sharding = pk.shard(MODEL, NAME, ranks=2, steps=10)
 exploration = pk.explore(BERT(batch=16), NAME, ranks=8)
+SIZES = [1024 * 4**i for i in range(8)]
+TIMES = pl.DataFrame({"nbytes": SIZES, "seconds": [1e-5 + n / 1e11 for n in SIZES]}).with_columns(
+    operation=pl.lit("all_reduce"), ranks=pl.lit(8), dtype=pl.lit("fp16"), in_place=pl.lit(False)
+)
+GPT = pk.Transformer.gpt2("gpt2-xl")
+RUNS = [{"batch": 32, "ranks": 8, "seconds": 0.8 + 0.05 * i} for i in range(6)]
 RIGHT = {
     "predict": lambda: pk.predict(MODEL, platform, ranks=2).explain(),
     "memory": lambda: repr(result.memory()),
@@ -67,6 +74,8 @@ ANY = {
     "check": lambda: (some_comparison().as_text(), some_comparison().chart().to_dict()),
     "platforms": lambda: pk.platforms(),
     "sensitivity": lambda: result.sensitivity().chart().to_dict(),
+    "curves": lambda: fit_curves(TIMES),
+    "runs": lambda: pk.tune(GPT, "a100-sxm-8", RUNS).table(),
 }
 CALLS = {**RIGHT, **ANY}
 
@@ -105,7 +114,13 @@ print(json.dumps(verdicts))
 
 
 def run_forks(folder: Path) -> dict[str, str]:
-    settings = {**os.environ, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(ROOT)])}
+    # with one thread Polars answers some queries in the process itself, and nothing waits
+    threads = {"POLARS_MAX_THREADS": "4"}
+    settings = {
+        **os.environ,
+        **threads,
+        "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(ROOT)]),
+    }
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         cwd=folder,

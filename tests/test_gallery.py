@@ -6,7 +6,9 @@ import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks import find_shared_data
@@ -24,7 +26,7 @@ from benchmarks.gallery import (
 from benchmarks.gpu_context import PCIE
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES
-from perfkit.models.collectives import bus_factor
+from perfkit.models.collectives import bus_factor, ring_steps
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.file import list_gallery
 from perfkit.platform.gallery import load_platform
@@ -147,6 +149,40 @@ def test_a_device_of_three_numbers_has_a_roofline() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             Platform.from_datasheet("mine", **given)  # type: ignore[arg-type]
+
+
+def test_the_simplest_roofline_is_one_line() -> None:
+    """Everything takes its FLOP, bytes and messages at one share of the datasheet, and nothing else
+    takes time."""
+    simple = Platform.from_datasheet("h100-sxm-8", efficiency=0.5)
+    link = simple.network.links["intra"]
+    rate = simple.device.main_bandwidth / 2
+    with keep_quiet():
+        for dtype, peak in simple.device.peaks.items():
+            for m, n, k in ((8192, 8192, 8192), (8192, 50257, 768), (4096, 1, 4096)):
+                flops = 2 * m * n * k / (peak.value / 2)
+                nbytes = (m * k + k * n + m * n) * DTYPES[dtype] / rate
+                found = simple.gemm(m, n, k, dtype=dtype).time
+                assert found == pytest.approx(max(flops, nbytes), rel=1e-3)
+        for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"):
+            for nbytes in (1e3, 1e9):
+                starts = ring_steps(name, 8) * link.latency.value
+                moved = bus_factor(name, 8) * nbytes / (link.bandwidth.value / 2)
+                found = simple.collective(name, nbytes, ranks=8).time
+                assert found == pytest.approx(starts + moved, rel=1e-6)
+        bert = Transformer.bert("bert-large", batch=8, dtype="bf16")
+        graph = bert.graphs(1)[0]
+        peak = simple.device.peaks["bf16"].value / 2
+        times = np.maximum(graph.column("flops") / peak, graph.traffic / rate)
+        prediction = predict(bert, simple)
+    assert prediction.time == pytest.approx(times.sum(), rel=2e-3)
+    assert prediction.bottleneck != "host-bound"
+
+
+@pytest.mark.parametrize("wrong", [0, -0.5, 1.5, 60, "half", True, float("nan")])
+def test_an_efficiency_is_a_share(wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"^efficiency is"):
+        Platform.from_datasheet("h100-sxm-8", efficiency=wrong)
 
 
 def test_cards_without_a_plug_multiply_slowly_in_fp32() -> None:

@@ -18,6 +18,7 @@ from perfkit.calibration.context import expect_spread
 from perfkit.calibration.traces import Trace, find_unsized, name_devices, read_trace
 from perfkit.fitting import InContext, Iteration, KernelModel, Roofline, fit_roofline
 from perfkit.ground.files import reading
+from perfkit.ground.forks import check_threads
 from perfkit.ground.hardware import Device, Quantity
 from perfkit.ground.units import Array
 from perfkit.measure.folders import Campaign
@@ -218,6 +219,7 @@ def fit_cluster(
     ValueError
         If no probe has a time.
     """
+    check_threads()
     base = resize_base(
         base or measurements["base"], measurements["ranks_per_node"], measurements["nodes"]
     )

@@ -18,6 +18,7 @@ from perfkit.fitting import CollectiveModel, fit_collective
 from perfkit.fitting.collectives import PRIOR, TRUST
 from perfkit.fitting.parameters import Key
 from perfkit.ground.files import check_paths, group_rows, reading
+from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Table
 from perfkit.ground.units import Array, show
 from perfkit.platform.platform import Platform
@@ -253,6 +254,7 @@ def list_collectives(
     rank is ready. So the rank that was ready last hardly waits, and its time, the shortest, is the
     time of the transfer.
     """
+    check_threads()
     rows: list[dict[str, Any]] = []
     # one exchange may run several kernels, such as copies between signals
     parts = (
@@ -327,6 +329,7 @@ def fit_transfers(platform: Platform, met: Table, source: str) -> tuple[Platform
     are as uncertain as those of another machine, so small messages move the start-up, large ones
     the time per byte. Outside the measured sizes the interval widens by what stays unknown.
     """
+    check_threads()
     local, fits = platform.network.ranks_per_node, dict[str, CollectiveModel]()
     members = pl.col("members").list
     known = pl.when(members.len() > 0).then(members.eval(pl.element() // local).list.n_unique())

@@ -15,6 +15,7 @@ import polars as pl
 
 from perfkit.calibration.context import expect_spread
 from perfkit.fitting import Fit
+from perfkit.ground.forks import check_threads
 from perfkit.ground.hardware import LINKS
 from perfkit.ground.results import Table, Tabular, read_records
 from perfkit.ground.units import Array, check_choice, check_positive, check_type, show
@@ -230,6 +231,7 @@ def tune(model: Transformer, platform: Named, runs: Any) -> Tuning:
     >>> len(pk.tune(gpt, "a100-sxm-8", runs).table())
     6
     """
+    check_threads()
     check_type("model", model, Transformer)
     where, rows = load_platform(platform), _read(runs)
     if len(rows) < _FEWEST:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from perfkit.calibration.activity import list_work
 from perfkit.calibration.collectives import checked, list_collectives
+from perfkit.ground.forks import check_threads
 from perfkit.ground.units import Array, show
 from perfkit.readers.trace import DEVICE, TraceFile, find_iterations
 from perfkit.recording.recorder import Recorder
@@ -127,6 +128,7 @@ def record_step(file: TraceFile) -> tuple[Graph, Array]:
     that cannot run again has the kind ``other`` and the bytes of its arguments. Every argument
     counts as a separate tensor, and each collective is waited for at once.
     """
+    check_threads()
     steps = find_iterations(file.events).filter(pl.col("kernels") > 0)
     if not file.events["cat"].is_in(DEVICE).any():
         raise ValueError(

@@ -430,9 +430,10 @@ class Platform(Machine, Shown):
         memory: tuple[float, float] | None = None,
         link: float | None = None,
         ranks: int | None = None,
+        efficiency: float | None = None,
     ) -> Self:
         """Describe one node of a device that was not measured, with the efficiencies of measured
-        devices.
+        devices or with one of your own.
 
         Parameters
         ----------
@@ -448,11 +449,18 @@ class Platform(Machine, Shown):
             given [B/s].
         ranks : int, optional
             Ranks of the node; by default the number in the name, else 1 [-].
+        efficiency : float, optional
+            Share of the peak, of the memory bandwidth and of the link that everything reaches, up to
+            1 [-]. It makes the simplest roofline there is: a kernel takes the longer of FLOP over
+            peak and bytes over bandwidth; a collective takes the latency of the link for each step
+            of a ring and its bytes over the link (Williams 2009, doi:10.1145/1498765.1498785;
+            Hockney 1994, doi:10.1016/S0167-8191(06)80021-9). Launches, the host and caches take no
+            time.
 
         Returns
         -------
         platform : Platform
-            Shares of peak, bandwidth and link are the median of the measured devices, with
+            Unless `efficiency` is given: shares of peak, bandwidth and link are the median of the measured devices, with
             intervals as wide as their differences; products take a rate that others measured on the
             device, if there is one. All of it is ``assumed``. No time is below FLOP over peak or
             bytes over bandwidth. Host overheads are published for another machine.
@@ -469,9 +477,23 @@ class Platform(Machine, Shown):
         >>> mine = Platform.from_datasheet("mine", flops={"bf16": 4e14}, memory=(96e9, 3e12), link=450e9, ranks=8)
         >>> mine.network.ranks, mine.kernels["gemm"].kind
         (8, 'assumed')
+
+        A product of 4096 by 4096 by 4096 numbers has 2 · 4096³ FLOP, and 200 TFLOP/s are reached:
+
+        >>> simple = Platform.from_datasheet("mine", flops={"bf16": 4e14}, memory=(96e9, 3e12), efficiency=0.5)
+        >>> round(simple.gemm(4096, 4096, 4096, dtype="bf16").time * 1e6), round(2 * 4096**3 / 200e12 * 1e6)
+        (687, 687)
         """
         typical = cls.load(find_reference("typical.toml"))
-        return put_on_datasheet(typical, name, flops=flops, memory=memory, link=link, ranks=ranks)
+        return put_on_datasheet(
+            typical,
+            name,
+            flops=flops,
+            memory=memory,
+            link=link,
+            ranks=ranks,
+            efficiency=efficiency,
+        )
 
     def to_toml(self) -> str:
         """Write the platform as TOML, losslessly.

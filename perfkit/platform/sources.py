@@ -22,6 +22,7 @@ from perfkit.fitting import (
 )
 from perfkit.fitting.collectives import MISSES, find_miss, find_spread
 from perfkit.fitting.parameters import Key
+from perfkit.ground.forks import check_threads
 from perfkit.ground.hardware import DTYPES, Device, Link, Network, Quantity
 from perfkit.ground.results import Table
 from perfkit.ground.units import check_choice, check_positive, escape, format_bytes, format_rate
@@ -123,6 +124,7 @@ def fit_curves(
 
 def _select(frame: Table) -> Table:
     """Rows with bytes, out of place if that is known, and of sums where there are sums."""
+    check_threads()
     rows = frame.filter(pl.col("nbytes") > 0)
     if "in_place" in rows.columns:
         rows = rows.filter(~pl.col("in_place"))

@@ -7,11 +7,11 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, TypeVar
 
-from perfkit.fitting import KernelModel
+from perfkit.fitting import KernelModel, Roofline
 from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import DTYPES, Device, Link, MemoryLevel, Network, Quantity, check_base
 from perfkit.ground.units import check_choice, check_positive, check_type, show
-from perfkit.platform.machine import Machine
+from perfkit.platform.machine import Context, Machine
 from perfkit.platform.whatif import carry_fit, with_link
 from perfkit.readers.datasheets import Datasheet, list_datasheets, read_datasheet
 
@@ -20,6 +20,17 @@ _GIVEN = "stated by the caller of Platform.from_datasheet"
 #: Spread of products whose rate was measured on such a device, or is assumed [-]; docs/formulas.md,
 #: table 2.4.
 RATE_SPREADS = {"measured": 0.17, "assumed": 0.36}
+#: Exponent of a smooth maximum that is within 0.07 % of the larger of two times [-].
+SHARPEST = 1e3
+#: Messages that each rank of a ring sends, in messages less one rank's part, (p - 1) / p [-]; a
+#: broadcast sends all of it whatever the ranks.
+_BYTES_SENT = {
+    "all_reduce": 2.0,
+    "all_gather": 1.0,
+    "reduce_scatter": 1.0,
+    "all_to_all": 1.0,
+    "broadcast": 0.0,
+}
 
 
 def put_on_datasheet(
@@ -30,9 +41,12 @@ def put_on_datasheet(
     memory: tuple[float, float] | None = None,
     link: float | None = None,
     ranks: int | None = None,
+    efficiency: float | None = None,
 ) -> P:
     """One node of a device that was not measured, see `Platform.from_datasheet`; `typical` has the
     efficiencies of measured devices."""
+    if efficiency is not None:
+        check_positive("efficiency", efficiency, maximum=1.0)
     sheet, count = _read_sheet(name, flops, memory)
     count = check_positive("ranks", count if ranks is None else ranks, integer=True)
     wire = sheet.wire
@@ -53,14 +67,69 @@ def put_on_datasheet(
     fits = {
         key: fit for key, fit in typical.kernels.items() if Key.parse(key).variant not in lacking
     }
-    fits |= _set_products(fits, sheet)
-    return replace(
+    if efficiency is None:
+        fits |= _set_products(fits, sheet)
+    platform = replace(
         typical,
         name=name,
         device=sheet.device,
         network=Network(count, links=links),
         kernels={key: carry_fit(fit, typical.name, 0.0) for key, fit in fits.items()},
         collectives=with_link(typical, "intra", bandwidth=wire.value).collectives if wire else {},
+    )
+    if efficiency is None:
+        return platform
+    return _simplify(platform, efficiency)
+
+
+def _simplify(platform: P, efficiency: float) -> P:
+    """The platform as the simplest roofline there is.
+
+    A kernel takes the longer of FLOP over peak and bytes over bandwidth, a collective start-ups and
+    bytes over the link, where all rates are reached to the same share. Nothing else takes time, but
+    copies that the host waits for.
+    """
+    source = f"efficiency={efficiency:g} of Platform.from_datasheet"
+    roofline = Roofline.build(
+        {
+            "launch": 0.0,
+            "compute_efficiency": efficiency,
+            "memory_efficiency": efficiency,
+            "sharpness": SHARPEST,
+        },
+        spread=platform.kernels["gemm"].spread,
+        kind="assumed",
+        source=source,
+        dtypes=tuple(DTYPES),
+    )
+    kinds = {Key.parse(key).operation for key in platform.kernels} | {"convolution", "pooling"}
+    kernels: dict[str, KernelModel] = dict.fromkeys(sorted(kinds - {"transfer"}), roofline)
+    kernels["transfer"] = platform.kernels["transfer"]
+    collectives = {}
+    for key, law in platform.collectives.items():
+        link = platform.network.links["intra"]
+        reached = efficiency * link.bandwidth.value
+        operation = Key.parse(key).operation
+        values = {
+            "alpha0": 0.0,
+            "alpha1": link.latency.value,
+            "beta0": 1 / reached if operation == "broadcast" else 0.0,
+            "beta1": _BYTES_SENT[operation] / reached,
+            "sharpness": 1.0,
+        }
+        collectives[key] = law.with_values(values, source=source)
+    host = {
+        name: replace(overhead, value=0.0, stderr=None, source=source)
+        for name, overhead in platform.host.items()
+    }
+    return replace(
+        platform,
+        # without its generation, products whose rows are not aligned take no longer
+        device=replace(platform.device, capability=None),
+        kernels=kernels,
+        collectives=collectives,
+        host=host,
+        context=Context(),
     )
 
 

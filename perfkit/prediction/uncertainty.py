@@ -337,8 +337,7 @@ def find_sensitivity(prediction: Any, swing: float = 0.2) -> Sensitivity:
             )
         share = math.log(slightly / prediction.time) / math.log(_STEP)
         rows.append((name, share, prediction.time - slightly, less, more))
+    rows.sort(key=lambda row: round(row[1], 9))  # by elasticity
     columns = ("resource", "elasticity", "gain_s", "less_s", "more_s")
-    frame = pl.DataFrame(rows, columns, orient="row").sort(
-        pl.col("elasticity").round(9), maintain_order=True
-    )
+    frame = pl.DataFrame(rows, columns, orient="row")
     return Sensitivity(frame, prediction.time, prediction._about, factor)
