@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfkit.workloads.dlrm import DLRM, hold_tables, record_layers
+from perfkit.workloads.dlrm import DLRM, hold_tables, order_weights, record_layers
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import make_graph
 from perfkit.workloads.layers import Shared
-from perfkit.workloads.operations import Tensor
+from perfkit.workloads.operations import Tensor, Weight
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.tape import ITEMSIZE, Tape
 
@@ -59,9 +59,9 @@ class _EagerTape(Tape):
         self.emit("new_zeros", "copy", [], [zeros], elements=x.numel)
         self.emit("copy_", "copy", [self.gradient(x)], [zeros], elements=x.numel, rows=x.shape[0])
 
-    def zero(self) -> list[Tensor]:
+    def zero(self) -> list[Weight]:
         """Zero the gradients of the dense weights."""
-        dense = [weight for weight in self.trained if weight not in self.groups]
+        dense = [weight for weight in self.trained if weight.table is None]
         self.kept = {weight: self.tensor(*weight.shape) for weight in dense}
         self.phase, self.module = "backward", ""
         elements = sum(weight.numel for weight in dense)
@@ -75,7 +75,7 @@ class _EagerTape(Tape):
         )
         return dense
 
-    def keep(self, weight: Tensor) -> None:
+    def keep(self, weight: Weight) -> None:
         """Add a gradient to the zeros."""
         if weight not in self.kept:
             return super().keep(weight)
@@ -138,7 +138,9 @@ class EagerDLRM:
         offsets = model.batch * len(model.tables) + 1
         for part in (inputs, *(tape.tensor(n, itemsize=4) for n in (lookups, offsets))):
             tape.transfer("to_device", part)
-        tape.loss(record_layers(tape, Shared(), model, held, inputs))
+        logits = record_layers(tape, Shared(), model, held, inputs)
+        order_weights(tape)
+        tape.loss(logits)
         dense = tape.zero()
         tape.backward()
         tape.module, elements = "", sum(weight.numel for weight in dense)

@@ -2,10 +2,12 @@
 
 import re
 
+import numpy as np
 import pytest
 
 import perfkit as pk
 from perfkit.workloads import layer_types
+from perfkit.workloads.blocks import Cut, record_part
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import make_graph
 from perfkit.workloads.layer_types import Linear, Relu, start_backward
@@ -70,13 +72,34 @@ def test_gradients_that_arrive_twice_are_added() -> None:
     graph = finish_backward(tape, y)
     names = list_names(graph, "backward")
     assert names == ["ones_like", "square_backward", "threshold_backward", "add"]
-    assert tape.due[weight] == 0
+    assert weight.due == 0
 
 
 def test_without_a_gradient_there_is_no_backward_pass() -> None:
     tape = Tape()
     y = tape.apply(Square(), tape.tensor(64, 8))
     assert not y.grad and not tape.nodes
+
+
+def test_buckets_hold_no_gradients_of_shards() -> None:
+    model = pk.Transformer.gpt2("gpt2", dtype="bf16", mixed=True)
+    cut = Cut(np.array([1.0, 2.0]), np.array([128.0, 128.0]))
+    with pytest.raises(ValueError, match=r"exchange is 'buckets' .* take exchange='shards'"):
+        record_part(model, cut, exchange="buckets")
+    graph, _ = record_part(model, cut, exchange="shards")
+    assert "exchange.narrow" in {label.module for label in graph.labels}
+
+
+def test_weights_of_another_tape_start_anew() -> None:
+    probe, tape = Tape(), Tape()
+    weight = probe.parameter(4, 8)
+    weight.group, weight.shard = None, probe.tensor(2, 8)
+    tape.tensor(1)
+    tape.adopt(probe.trained)
+    adopted = tape.parameter(4, 8)
+    assert adopted is tape.trained[0] and adopted is not weight
+    assert (adopted.shape, adopted.storage) == (weight.shape, 1)
+    assert adopted.group == 0 and adopted.stored is adopted and weight.stored is weight.shard
 
 
 BATCH, ROWS, WIDTH = 4, 6, 8

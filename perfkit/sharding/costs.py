@@ -249,7 +249,7 @@ def _record(
     tape.gradients[pooled] = back
     tape.backward()
     # each gradient is stored before the next one is computed
-    tape.sizes[-1]["bare"], tape.bare = tape.bare, 0
+    tape.operations[-1].sizes["bare"], tape.bare = tape.bare, 0
     if copied:
         average(tape)
     step(tape, "sgd", lists=costs.accelerated)

@@ -1,7 +1,7 @@
 """Blocks of a Transformer as one rank records them: whole, its part of shared layers, or with
 weights in shards."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -26,9 +26,18 @@ from perfkit.workloads.layer_types import (
     split,
 )
 from perfkit.workloads.layers import Shared
-from perfkit.workloads.operations import Tensor
+from perfkit.workloads.operations import Tensor, Weight
 from perfkit.workloads.strategy import Strategy
-from perfkit.workloads.tape import ITEMSIZE, WIDEN, Tape, accumulate, empty_bucket, fill_bucket
+from perfkit.workloads.tape import (
+    ITEMSIZE,
+    WIDEN,
+    Access,
+    Calls,
+    Tape,
+    accumulate,
+    empty_bucket,
+    fill_bucket,
+)
 
 #: Kinds of attention that store the scores in memory.
 UNFUSED = ("eager", "math")
@@ -113,7 +122,8 @@ def record_forward(tape: Tape, model: Any, cut: Cut, most: int, open_unit: Any) 
 def _hold(tape: Tape, tensor: Tensor) -> None:
     """Let a tensor live until the last recorded operation, which does not read it: its memory is
     free earlier, but too small for what is allocated meanwhile."""
-    tape.touched[-1].append((tensor.storage, 0.0, 0, tensor.layer))
+    access = Access(tensor.storage, 0.0, False, tensor.layer)
+    tape.operations[-1].accesses.append(access)
 
 
 def _exchange(tape: Tape, x: Tensor, cut: Cut, *, ahead: bool) -> Tensor:
@@ -244,9 +254,7 @@ class Units:
     Parameters
     ----------
     tape : Tape
-        An empty tape.
-    trained : list of Tensor
-        All weights, in the order of their use.
+        A tape that knows all weights and has recorded nothing.
     ranks : int
         Ranks that share them [-].
     parallel : str
@@ -264,7 +272,6 @@ class Units:
     def __init__(
         self,
         tape: Tape,
-        trained: list[Tensor],
         ranks: int,
         parallel: str,
         itemsize: int,
@@ -277,10 +284,9 @@ class Units:
             itemsize,
             summed,
         )
-        tape.trained, tape.due = trained, dict.fromkeys(trained, 0)
-        self.weights = {
-            own.layer: [each for each in trained if each.layer == own.layer] for own in trained
-        }
+        self.weights: dict[int, list[Weight]] = {}
+        for weight in tape.trained:
+            self.weights.setdefault(weight.layer, []).append(weight)
         self.buffers: dict[int, Tensor] = {}
 
     @contextmanager
@@ -310,13 +316,13 @@ class Units:
             return 0
         return 1
 
-    def list_by_rank(self, weights: list[Tensor]) -> list[Tensor]:
+    def list_by_rank(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """Weights as collectives take them, the part of one rank after that of another.
 
         Weights that are split along their first dimension are in this order already. The others
         get a tensor of their own, which `reorder` reads or writes.
         """
-        by_rank = []
+        by_rank: list[Tensor] = []
         for weight in weights:
             if self.find_split_dimension(weight) > 0:
                 weight = self.tape.tensor(*weight.shape, itemsize=weight.itemsize)
@@ -335,13 +341,15 @@ class Units:
         """Gather the weights of a layer while its `owner`, another layer, is at work."""
         tape, weights = self.tape, self.weights[layer]
         before, tape.layer = tape.layer, layer
-        for weight in (each for each in weights if each not in tape.shards):
+        for weight in weights:
+            if weight.shard is not None:
+                continue
             shape = list(weight.shape)
             split = self.find_split_dimension(weight)
             shape[split] = -(-shape[split] // self.ranks)
-            tape.shards[weight] = tape.tensor(*shape, itemsize=self.itemsize)
-            tape.groups[weight] = -1
-        parts = [tape.shards[weight] for weight in weights]
+            weight.shard = tape.tensor(*shape, itemsize=self.itemsize)
+            weight.group = None
+        parts = [weight.stored for weight in weights]
         count = sum(part.numel for part in parts)
         narrow, self.buffers[layer] = tape.tensor(count), (whole := tape.tensor(count * self.ranks))
         tape.layer, own, tape.bare = (
@@ -379,7 +387,7 @@ class Units:
         if ahead >= 0 and ahead in self.weights:
             self.launch(ahead, max(layer, 0))
 
-    def widen(self, weights: list[Tensor]) -> None:
+    def widen(self, weights: Sequence[Weight]) -> None:
         """Cast the gradients of a micro-batch that are added up before they are reduced, as
         `to_accumulated_grad_if_needed` of PyTorch does."""
         for weight in weights:
@@ -399,7 +407,7 @@ class Units:
         if not done:
             self.widen(weights)
             return
-        shards, rows = [tape.shards[weight] for weight in weights], self.ranks * len(weights)
+        shards, rows = [weight.stored for weight in weights], self.ranks * len(weights)
         count = sum(shard.numel for shard in shards)
         flat, own = (tape.tensor(count * size, itemsize=self.summed) for size in (self.ranks, 1))
         gradients = [tape.gradients.pop(weight) for weight in weights]
@@ -430,14 +438,13 @@ def share_perceptrons(
         return groups.setdefault(tuple(range(*spaced)), len(groups))
 
     tp, ranks, owners = (s.tp, s.tp * s.dp, s.tp * int(s.owners)) if s else (1, 1, 1)
-    shared = Shared(tp, number(tp) if tp > 1 else 0, number(0, ranks, tp) if ranks > tp else -1)
+    shared = Shared(tp, number(tp) if tp > 1 else 0, number(0, ranks, tp) if ranks > tp else None)
     if s is None or not s.zero or owners == tp:
         return shared
     probe, parallel = Tape(tape.itemsize, overlap=tape.overlap), "fsdp" if s.zero == 3 else "zero2"
     record(probe, shared._replace(layers=count()))
-    for weight in probe.due:
-        weight.storage = tape.tensor(0).storage
-    units = Units(tape, [*probe.due], owners // tp, parallel, tape.wide, tape.wide)
+    tape.adopt(probe.trained)
+    units = Units(tape, owners // tp, parallel, tape.wide, tape.wide)
     units.group, units.replicas = (
         number(0, owners, tp),
         number(0, ranks, owners) if owners < ranks else 0,
@@ -461,9 +468,9 @@ def _exchange_buckets(tape: Tape) -> None:
     owners = {total.storage: weight for weight, total in tape.kept.items()}
     # each was added to its sum once it was complete
     sums = [
-        touched[-1][0]
-        for label, touched in zip(tape.labels, tape.touched, strict=True)
-        if label.name == "add_" and label.phase == "backward"
+        operation.accesses[-1].storage
+        for operation in tape.operations
+        if operation.label.name == "add_" and operation.label.phase == "backward"
     ]
     computed = [owners[storage] for storage in sums]
     tape.phase, tape.module = "backward", "exchange.fill"
@@ -476,19 +483,19 @@ def _exchange_buckets(tape: Tape) -> None:
 def _exchange_shards(tape: Tape, model: Any, wide: int) -> None:
     """Gather the weights of both units and reduce their gradients, as a single rank would."""
     summed = ITEMSIZE.get(model.reduce_dtype, wide)
-    own = [weight for weight in tape.shards if weight.layer < 0]
-    units = Units(tape, tape.trained, 1, "fsdp", wide, summed)
+    own = [weight for weight in tape.trained if weight.shard is not None and weight.layer < 0]
+    units = Units(tape, 1, "fsdp", wide, summed)
     names = {-1: "ends", 0: "layers"} if own else {0: "layers"}
     for unit, name in names.items():
-        tape.phase, tape.opened, tape.module = "forward", 0, f"exchange.gather.{name}"
+        tape.phase, tape.calls, tape.module = "forward", Calls.EACH, f"exchange.gather.{name}"
         units.launch(unit, unit)
         units.unpack(unit, -1)
     # the operations of a node of the engine are one call
-    tape.phase, tape.opened, tape.module = "backward", 2, "exchange.regather.layers"
+    tape.phase, tape.calls, tape.module = "backward", Calls.NEXT, "exchange.regather.layers"
     units.launch(0, 0)
     units.unpack(0, -1)
     for unit, name in names.items():
-        tape.opened, tape.module = 2, f"exchange.scatter.{name}"
+        tape.calls, tape.module = Calls.NEXT, f"exchange.scatter.{name}"
         for weight in units.weights[unit]:
             tape.gradients[weight] = tape.tensor(*weight.shape)
         units.reduce(unit, True)
@@ -531,7 +538,15 @@ def record_part(
         autocast, of all weights that were updated (``exchange.narrow``).
     weights : dict of str to array
         Trained numbers of ``embeddings``, ``layers`` (one layer) and ``head`` [-].
+
+    Raises
+    ------
+    ValueError
+        For buckets with mixed precision that is not autocast, where the optimizer updates shards.
     """
+    if model.mixed and not autocast and exchange == "buckets":
+        fault = "exchange is 'buckets' with mixed precision that is not autocast"
+        raise ValueError(f"{fault}; the optimizer updates shards then; take exchange='shards'")
     tape = Tape(ITEMSIZE.get(model.dtype, 2), mixed=autocast)
     record_forward(tape, model, cut, 1, nullcontext)
     inside = [place for place, weight in enumerate(tape.trained) if weight.layer == 0]
@@ -548,15 +563,13 @@ def record_part(
     tape.backward()
     if exchange == "shards":
         for weight in tape.trained:
-            shard = tape.tensor(*weight.shape, itemsize=wide)
-            tape.shards[weight] = shard
-            tape.gradients[shard] = tape.gradients[weight]
+            weight.shard = tape.tensor(*weight.shape, itemsize=wide)
+            tape.gradients[weight.shard] = tape.gradients[weight]
     step(tape, model.optimizer, lists=True, fused=model.fused)
     if model.mixed and not autocast:
         tape.module = "exchange.narrow"
         for weight in tape.trained:
-            shard = tape.shards[weight]
-            tape.emit("_to_copy", "elementwise", [shard], [weight], elements=weight.numel)
+            tape.emit("_to_copy", "elementwise", [weight.stored], [weight], elements=weight.numel)
     _pack(tape, wide)
     if exchange == "shards":
         _exchange_shards(tape, model, wide)

@@ -418,7 +418,11 @@ def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[Graph, ...]:
             groups = {own: place for place, own in enumerate(held.groups)}
             record = partial(record_layers, model=model, held=held)
             shared = share_perceptrons(tape, record, plan.perceptrons, groups)
-            layers.binary_cross_entropy(tape, record(tape, shared))
+            logits = record(tape, shared)
+            order_weights(tape)
+            if tape.overlap:
+                _fill_buckets(tape)
+            layers.binary_cross_entropy(tape, logits)
             known[key] = finish(
                 tape,
                 model,
@@ -441,9 +445,8 @@ def record_layers(
     )
     # rows are exchanged while the bottom MLP works
     receive = _look_up(tape, model, held) if tape.overlap else []
-    tape.module, known = "bottom", tape.drawn
+    tape.module = "bottom"
     dense = layers.mlp(tape, inputs, model.bottom, shared, last_relu=True)
-    bottom = tape.trained[known : tape.drawn]
     receive = receive or _look_up(tape, model, held)
     tape.module = "interaction"
     vectors = layers.cat(tape, [dense, *(part for wait in receive for part in wait())])
@@ -453,17 +456,26 @@ def record_layers(
         vectors = vectors.view(inputs.shape[0], len(model.tables) + 1, model.tables[0].dim)
         joined = layers.dot(tape, vectors, dense)
     tape.module = "top"
-    logits = layers.mlp(tape, joined, model.top, shared, last_relu=False)
-    place = dict.fromkeys(bottom, 1) | dict.fromkeys(tape.tables, 2)
-    tape.trained.sort(key=lambda weight: place.get(weight, 3))  # in the order of the modules
-    if tape.overlap:  # modules reduce gradients apart, and so do groups
-        reduced = {
-            weight: group for weight in tape.trained if (group := tape.groups.get(weight, 0)) >= 0
-        }
-        tape.buckets = {
-            weight: place.get(weight, 0) + 3 * (group > 0) for weight, group in reduced.items()
-        }
-    return logits
+    return layers.mlp(tape, joined, model.top, shared, last_relu=False)
+
+
+def order_weights(tape: Tape) -> None:
+    """Put the weights of a DLRM in the order of its modules, in which optimizers update them: bottom
+    MLP, tables, and all others."""
+    order = {"bottom": 0, "embeddings": 1}
+    tape.trained.sort(key=lambda weight: order.get(weight.module, 2))
+
+
+def _fill_buckets(tape: Tape) -> None:
+    """Let the gradients of each module, and those of ranks that share it, be reduced in buckets of
+    their own."""
+    modules = {"bottom": 1, "embeddings": 2}
+    for weight in tape.trained:
+        if weight.group is None:
+            continue
+        weight.bucket = modules.get(weight.module, 0)
+        if weight.group > 0:  # ranks that share a module reduce apart
+            weight.bucket += 1 + len(modules)
 
 
 def _look_up(tape: Tape, model: DLRM, held: Held) -> list[Callable[[], list[Tensor]]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from perfkit.models.optimizers import ElementwiseStep, find_optimizer
 from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
-from perfkit.workloads.operations import Tensor
+from perfkit.workloads.operations import Tensor, Weight
 from perfkit.workloads.sizes import Program, Size, alter, count_configurations, map_sizes
 from perfkit.workloads.tape import PIECE, Tape
 
@@ -92,8 +92,8 @@ def average(tape: Tape) -> None:
     """Average the dense gradients over ranks: copy those of a group to one tensor, reduce it and
     divide it."""
     tape.module = ""
-    for group in sorted({tape.groups.get(weight, 0) for weight in tape.trained} - {-1}):
-        own = [weight for weight in tape.trained if tape.groups.get(weight, 0) == group]
+    for group in sorted({w.group for w in tape.trained if w.group is not None}):
+        own = [weight for weight in tape.trained if weight.group == group]
         count, elements = _count(tape, own)
         flat = tape.tensor(elements, itemsize=tape.wide)
         tape.emit(
@@ -113,11 +113,10 @@ def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False
     """Update the weights: one after the other, in lists, or all by one fused kernel; of some tables
     single rows."""
     tape.module = ""
-    shards = (tape.shards.get(weight, weight) for weight in tape.trained)
     # others were updated by the backward pass
-    weights = [weight for weight in shards if weight in tape.gradients]
-    dense = [weight for weight in weights if weight not in tape.sparse]
-    rows = [weight for weight in weights if weight in tape.sparse]
+    weights = [weight for weight in tape.trained if weight.stored in tape.gradients]
+    dense = [weight.stored for weight in weights if weight.row_update is None]
+    rows = [weight for weight in weights if weight.row_update is not None]
     chosen = find_optimizer(optimizer)
     if rows and not chosen.sparse_rows:
         raise ValueError(
@@ -132,15 +131,15 @@ def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False
             _update_rows(tape, weight)
         return
     for weight in weights:
-        if weight in tape.sparse:
+        if weight.row_update is not None:
             _update_rows(tape, weight)
         else:
-            _update_dense(tape, [weight], chosen.operations("eager"), listed=False)
+            _update_dense(tape, [weight.stored], chosen.operations("eager"), listed=False)
 
 
-def _update_rows(tape: Tape, weight: Tensor) -> None:
+def _update_rows(tape: Tape, weight: Weight) -> None:
     """Add the gradients of the looked-up rows of a table to these rows."""
-    sizes = tape.sparse[weight]
+    sizes = weight.row_update or {}
     tape.emit("add_", "embedding_update", [tape.gradients[weight]], [], "sparse", **sizes)
 
 
@@ -215,28 +214,28 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
     The layer that represents several ones is repeated. If sizes are arrays, features and accesses
     have another axis.
     """
-    touched = [(place, *each) for place, own in enumerate(tape.touched) for each in own]
+    touched = [(place, *each) for place, own in enumerate(tape.operations) for each in own.accesses]
     shape = next(
         (nbytes.shape for _, _, nbytes, *_ in touched if isinstance(nbytes, np.ndarray)), ()
     )
     features, accesses = (
-        np.zeros((len(tape.sizes), len(FEATURES), *shape)),
+        np.zeros((len(tape.operations), len(FEATURES), *shape)),
         np.empty((len(touched), 4, *shape)),
     )
-    for row, sizes in zip(features, tape.sizes, strict=True):
-        for name, value in sizes.items():
+    for row, operation in zip(features, tape.operations, strict=True):
+        for name, value in operation.sizes.items():
             row[COLUMN[name]] = value
     for access, (*values, _) in zip(accesses, touched, strict=True):
         for column, value in enumerate(values):
             access[column] = value
     outside = [
-        (weight.storage, weight in tape.tables) for weight in tape.trained if weight.layer < 0
+        (weight.storage, weight.table is not None) for weight in tape.trained if weight.layer < 0
     ]
     graph = Graph(
-        tuple(tape.labels),
+        tuple(operation.label for operation in tape.operations),
         features,
         accesses,
-        tuple(tape.tables.values()),
+        tuple(tape.tables),
         _count(tape, tape.trained)[1],
         waits=np.array(tape.waits, dtype=np.intp).reshape(-1, 2),
         weights=np.array(outside, dtype=int).reshape(-1, 2),
@@ -244,7 +243,7 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
     )
     if tape.repeats > 1:
         graph = _repeat(graph, tape)
-    if tape.buckets:
+    if any(weight.bucket is not None for weight in tape.trained):
         graph = _reduce(graph)
     waits: Any = None
     if tape.overlap:
@@ -258,8 +257,8 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
 
 def _repeat(graph: Graph, tape: Tape) -> Graph:
     """Repeat the second layer, each time with new storages."""
-    homes, owners = np.array(tape.homes), np.array(tape.layers)
-    holders = np.array([layer for own in tape.touched for *_, layer in own])
+    homes, owners = np.array(tape.homes), np.array([own.layer for own in tape.operations])
+    holders = np.array([access.layer for own in tape.operations for access in own.accesses])
     # of a storage among those of its layer, or of no layer
     number = np.zeros(len(homes), dtype=int)
     for home in range(-1, homes.max() + 1):
@@ -279,7 +278,7 @@ def _repeat(graph: Graph, tape: Tape) -> Graph:
         home < 0, 0, outside + (own + home - owner) * inside
     )
     weights[:, 0] = number[weights[:, 0]]
-    named = zip(graph.labels, tape.layers, strict=True)
+    named = zip(graph.labels, owners.tolist(), strict=True)
     texts = [label.module.replace(f"layers.{own}", "layers.{}", 1) for label, own in named]
     labels = []
     for row, number_of_layer in zip(rows.tolist(), layer.tolist(), strict=True):

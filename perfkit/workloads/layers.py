@@ -37,10 +37,10 @@ from perfkit.workloads.layer_types import (
     TakePairs,
     start_backward,
 )
-from perfkit.workloads.operations import SORT, Tensor
+from perfkit.workloads.operations import SORT, Tensor, Weight
 from perfkit.workloads.sizes import Size, round_size
 from perfkit.workloads.tables import EmbeddingTable, list_laws
-from perfkit.workloads.tape import Tape, copy
+from perfkit.workloads.tape import Calls, Tape, contiguous
 
 
 def cast(tape: Tape, x: Tensor, itemsize: int) -> Tensor:
@@ -51,7 +51,7 @@ def cast(tape: Tape, x: Tensor, itemsize: int) -> Tensor:
 
 
 def linear(
-    tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, fp8: bool = False
+    tape: Tape, x: Tensor, weight: Weight, bias: Weight | None = None, *, fp8: bool = False
 ) -> Tensor:
     """Linear layer; its weight (outputs × inputs) is cast once in an iteration. Products may run in
     `fp8`."""
@@ -65,11 +65,11 @@ def linear(
     return tape.apply(Linear(), x, *narrow)
 
 
-def _narrow(tape: Tape, weight: Tensor) -> Tensor:
-    """A weight in the data type of products, cast at its first use in an iteration."""
-    if weight not in tape.narrowed:
-        tape.narrowed[weight] = cast(tape, weight, tape.itemsize)
-    return tape.narrowed[weight]
+def _narrow(tape: Tape, weight: Weight) -> Tensor:
+    """A weight in the data type of products, cast at its first use in a micro-batch."""
+    if weight.narrow is None:
+        weight.narrow = cast(tape, weight, tape.itemsize)
+    return weight.narrow
 
 
 class Shared(NamedTuple):
@@ -80,8 +80,8 @@ class Shared(NamedTuple):
     tensor : int
         Ranks of a group that share products [-].
     group, replicas : int
-        Number of this group, and of the group that averages the gradients of what it shares; -1 for
-        none [-].
+        Number of this group, and of the group that averages the gradients of what it shares; None
+        for no group [-].
     layers : iterator of int
         Number of each layer whose weights are sharded, in the order of use; -1 for others [-].
     open_unit : callable
@@ -90,7 +90,7 @@ class Shared(NamedTuple):
 
     tensor: int = 1
     group: int = 0
-    replicas: int = 0
+    replicas: int | None = 0
     layers: Iterator[int] = repeat(-1)
     open_unit: Callable[[int], Any] = nullcontext
 
@@ -113,11 +113,12 @@ def mlp(tape: Tape, x: Tensor, widths: Sequence[int], shared: Shared, *, last_re
             x, width = cast(tape, x, tape.itemsize), width // parts
             [x] = swap(x, parts * x.shape[0], x.shape[1:], parts * x.nbytes, operations=names)()
         with shared.open_unit(tape.layer):
-            own = tape.parameter(width, x.shape[-1]), tape.parameter(width)
-            tape.groups |= {
-                weight: tape.groups.get(weight, shared.replicas) for weight in own if parts > 1
-            }
-            x = linear(tape, x, *own)
+            weight, bias = tape.parameter(width, x.shape[-1]), tape.parameter(width)
+            if parts > 1:
+                for own in (weight, bias):
+                    if own.shard is None:  # replicas average what is not in shards
+                        own.group = shared.replicas
+            x = linear(tape, x, weight, bias)
         if parts > 1 and behind:
             [x] = swap(x, x.shape[0] // parts, x.shape[1:], x.nbytes, operations=names[::-1])()
         if last_relu or not last:
@@ -171,17 +172,17 @@ def recompute(tape: Tape, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     y = run(x)
     del tape.nodes[nodes:]
     for weight in tape.trained[weights : tape.drawn]:
-        tape.due[weight] = 0
-        tape.narrowed.pop(weight, None)
+        weight.due = 0
+        weight.narrow = None
 
     def backward() -> None:
-        tape.drawn, tape.opened = weights, 0
+        tape.drawn, tape.calls = weights, Calls.EACH
         again = run(x)
         tape.gradients[again.root] = tape.gradients.pop(y.root)
         # the backward pass of a sum or a product does not need its result
         for name in ("add", "mm"):
-            if tape.labels[-1].name.endswith(name):
-                del tape.labels[-1], tape.sizes[-1], tape.layers[-1], tape.touched[-1]
+            if tape.operations[-1].label.name.endswith(name):
+                tape.operations.pop()
 
     tape.node(backward)
     return y
@@ -198,14 +199,14 @@ def eager_attention(
     count, width = batch * heads, hidden // heads
     q, v = (_regroup(tape, x, width, count, sequence, width) for x in (q, v))
     k = _regroup(tape, k, width, count, width, sequence, lazy=True)
-    scores = tape.apply(Scale(), bmm(tape, copy(tape, q), copy(tape, k)))
+    scores = tape.apply(Scale(), bmm(tape, contiguous(tape, q), contiguous(tape, k)))
     if causal:
         mask = tape.tensor(sequence, sequence)
         scores = tape.apply(Add(), scores, mask)
     probabilities = tape.apply(Softmax(), cast(tape, scores, tape.wide))
     probabilities = dropout(tape, drop, probabilities)
-    mixed = bmm(tape, probabilities, copy(tape, v))
-    return copy(tape, _regroup(tape, mixed, width, batch, sequence, hidden), width)
+    mixed = bmm(tape, probabilities, contiguous(tape, v))
+    return contiguous(tape, _regroup(tape, mixed, width, batch, sequence, hidden), width)
 
 
 def _regroup(tape: Tape, x: Tensor, run: Any, *shape: Any, lazy: bool = False) -> Tensor:
@@ -217,7 +218,7 @@ def _regroup(tape: Tape, x: Tensor, run: Any, *shape: Any, lazy: bool = False) -
         gradient = tape.gradient(out).view(*x.shape)
         if lazy:
             tape.strided.add(gradient.storage)
-        tape.pass_on(x, gradient if lazy else copy(tape, gradient, run))
+        tape.pass_on(x, gradient if lazy else contiguous(tape, gradient, run))
 
     tape.node(backward)
     return out
@@ -293,7 +294,8 @@ def embedding_bags(
     for number, table in enumerate(tables, len(tape.tables)):
         lookups = round_size(bags * table.pooling)
         weight = tape.parameter(table.rows, table.dim, itemsize=table.itemsize)
-        tape.tables[weight] = table
+        weight.table = table
+        tape.tables.append(table)
         sizes = {
             "lookups": lookups,
             "bags": bags,
@@ -302,9 +304,9 @@ def embedding_bags(
             "elements": lookups * table.dim,
         }
         if not copied:
-            tape.groups[weight] = -1
+            weight.group = None
         if sparse:
-            tape.sparse[weight] = {**sizes, "rows": lookups}
+            weight.row_update = {**sizes, "rows": lookups}
         if fused and pooled:  # the kernel of the first table does this one too
             sizes |= {"launches": 0, "calls": 0}
         reads = [tape.tensor(size, itemsize=tape.index) for size in (lookups, bags)]
@@ -385,14 +387,14 @@ def exchange(
     launched: list[int] = []
 
     def accept() -> None:
-        tape.waits.append((len(tape.labels), launched[0]))
+        tape.waits.append((len(tape.operations), launched[0]))
         if send:
             tape.pass_on(send, back[0])
 
     def backward() -> None:
         flat = tape.gradient(parts[0]) if whole else tape.tensor(received.numel, itemsize=itemsize)
         if not whole:
-            gradients = [copy(tape, tape.gradient(part)) for part in reversed(parts)][::-1]
+            gradients = [contiguous(tape, tape.gradient(part)) for part in reversed(parts)][::-1]
             tape.emit("cat", "copy", gradients, [flat], elements=flat.numel, rows=len(parts))
         launched.append(
             tape.emit(operations[1], "collective", [flat], back, nbytes=nbytes, group=group)
@@ -401,7 +403,7 @@ def exchange(
             accept()
 
     def receive() -> list[Tensor]:
-        tape.waits.append((len(tape.labels), sent))
+        tape.waits.append((len(tape.operations), sent))
         if wanted:
             tape.node(backward)
         return parts

@@ -1,10 +1,12 @@
-"""Tensors, and the sizes of products of them: what layers of workloads are described with."""
+"""Tensors and weights, and the sizes of products of them: what layers of workloads are described
+with."""
 
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
 from perfkit.models.roofline import gemm_flops
+from perfkit.workloads.tables import EmbeddingTable
 
 #: Kernels that a GPU starts to sort by key [-].
 SORT = 10
@@ -49,6 +51,45 @@ class Tensor:
     def view(self, *shape: Any) -> "Tensor":
         """A view with another shape, or of a part."""
         return Tensor(self.storage, shape, self.itemsize, self.grad, self.layer, self.root)
+
+
+@dataclass(slots=True, eq=False)
+class Weight(Tensor):
+    """A trained tensor, and what is known of it.
+
+    Parameters
+    ----------
+    module : str
+        Part of the model.
+    table : EmbeddingTable, optional
+        The embedding table that it holds.
+    shard : Tensor, optional
+        The part that this rank stores, if ranks share the weight.
+    group : int, optional
+        Number of the group of ranks that average its gradient; None if no ranks do [-].
+    bucket : int, optional
+        Number of the module in whose buckets its gradient is reduced; None for no buckets [-].
+    row_update : dict, optional
+        Sizes of an update of its looked-up rows alone; None if all of it is updated.
+    narrow : Tensor, optional
+        The copy that autocast has made for products of this micro-batch.
+    due : int
+        Gradients that are still to arrive in this micro-batch [-].
+    """
+
+    module: str = ""
+    table: EmbeddingTable | None = None
+    shard: Tensor | None = None
+    group: int | None = 0
+    bucket: int | None = None
+    row_update: dict[str, Any] | None = None
+    narrow: Tensor | None = None
+    due: int = 0
+
+    @property
+    def stored(self) -> Tensor:
+        """What this rank stores of it, and updates."""
+        return self if self.shard is None else self.shard
 
 
 class Layout(NamedTuple):

@@ -2,14 +2,15 @@
 computing anything."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from math import prod
-from operator import itemgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from perfkit.ground.units import check_positive, check_type
 from perfkit.workloads.graph import Label
-from perfkit.workloads.operations import Layout, Tensor, size_product
+from perfkit.workloads.operations import Layout, Tensor, Weight, size_product
 from perfkit.workloads.sizes import refuse_sizes
 from perfkit.workloads.tables import EmbeddingTable
 
@@ -87,6 +88,85 @@ def check_ranks(batch: Any, ranks: Any, plan: Any = None, micro: int = 1) -> int
     return ranks
 
 
+class Calls(Enum):
+    """Which operations are calls of the framework; the others are further kernels of the last
+    call."""
+
+    EACH = "each operation"
+    NEXT = "the next operation, and those after it belong to its call"
+    NONE = "no operation"
+
+
+class Access(NamedTuple):
+    """A tensor that an operation reads or writes.
+
+    Parameters
+    ----------
+    storage : int
+        Number of its storage [-].
+    nbytes : int or array
+        Bytes [B].
+    is_write : bool
+        Whether it is written.
+    layer : int
+        Number of the layer for which it is touched; -1 for none [-].
+    """
+
+    storage: int
+    nbytes: Any
+    is_write: bool
+    layer: int
+
+
+@dataclass(slots=True, eq=False)
+class RecordedOperation:
+    """An operation on a tape.
+
+    Parameters
+    ----------
+    label : Label
+        Name, kind, variant, phase and module.
+    sizes : dict
+        Sizes by the names of `perfkit.workloads.graph.FEATURES`.
+    layer : int
+        Number of its layer; -1 for none [-].
+    accesses : list of Access
+        What it reads, and then what it writes.
+    """
+
+    label: Label
+    sizes: dict[str, Any]
+    layer: int
+    accesses: list[Access]
+
+
+class Node(NamedTuple):
+    """A step of the backward pass, with its module and layer."""
+
+    module: str
+    layer: int
+    run: Callable[[], Any]
+
+
+class Piece(NamedTuple):
+    """A gradient, and the part of a bucket to which it was copied.
+
+    Parameters
+    ----------
+    bucket : int
+        Number of the module in whose buckets it is reduced [-].
+    gradient, part : Tensor
+        The gradient, and its copy.
+    layer : int
+        Layer of the weight; -1 for none [-].
+    """
+
+    bucket: int
+    gradient: Tensor
+    part: Tensor
+    layer: int
+
+
 class Tape:
     """Records operations in the order in which PyTorch's eager mode and its autograd engine
     dispatch them.
@@ -111,57 +191,55 @@ class Tape:
         self.overlap = overlap
         self.index = 8  # bytes of an index
         self.phase, self.module, self.layer = "forward", "", -1
-        # Weights, in the order of their first use, and what is known of some of them.
-        self.trained: list[Tensor] = []
+        self.trained: list[Weight] = []  # in the order of their first use
         # how many were used since the first layer; a layer that is recorded again uses the same
         # ones
         self.drawn = 0
-        self.tables: dict[Tensor, EmbeddingTable] = {}
-        self.shards: dict[Tensor, Tensor] = {}  # the part of a weight that this rank stores
-        # group whose ranks average its gradient, if not all; -1 for none
-        self.groups: dict[Tensor, int] = {}
-        self.sparse: dict[Tensor, dict[str, Any]] = {}  # sizes of an update of single rows
-        # number of the module in whose buckets the gradient is reduced
-        self.buckets: dict[Tensor, int] = {}
-        self.narrowed: dict[Tensor, Tensor] = {}  # the copy that autocast makes for products
-        # Operations: label, sizes, layer, and for each tensor its storage, bytes, 1 for a write,
-        # and layer.
-        self.labels: list[Label] = []
-        self.sizes: list[dict[str, Any]] = []
-        self.layers: list[int] = []
-        self.touched: list[list[tuple[int, Any, int, int]]] = []
+        self.tables: list[EmbeddingTable] = []
+        self.operations: list[RecordedOperation] = []
         self.homes: list[int] = []  # layer of every storage
         self.middle, self.repeats = 0, 1  # the layer that represents several ones, and how many
         # position of an operation, and of the collective it waits for
         self.waits: list[tuple[int, int]] = []
-        # calls without a kernel before the next operation; see `backward`
-        self.bare, self.opened = 0, 0
+        self.bare = 0  # calls without a kernel before the next operation
+        self.calls = Calls.EACH
         # Gradients.
-        self.nodes: list[tuple[str, int, Callable[[], Any]]] = []
+        self.nodes: list[Node] = []
         self.gradients: dict[Tensor, Tensor] = {}
         self.kept: dict[Tensor, Tensor] = {}  # sums of the gradients of earlier micro-batches
         self.last = True  # whether this is the last micro-batch
-        self.due: dict[Tensor, int] = {}  # how many gradients of a weight are still to arrive
         # weights whose last gradient the running node has computed
-        self.complete: list[Tensor] = []
+        self.complete: list[Weight] = []
         self.strided: set[int] = set()  # storages of gradients whose elements are permuted
-        # of buckets: their module, gradient, part and layer
-        self.pieces: list[tuple[int, Tensor, Tensor, int]] = []
+        self.pieces: list[Piece] = []
 
     def tensor(self, *shape: Any, itemsize: int = 0, grad: bool = False) -> Tensor:
         """A tensor with a storage of its own."""
         self.homes.append(self.layer)
         return Tensor(len(self.homes) - 1, shape, itemsize or self.itemsize, grad, self.layer)
 
-    def parameter(self, *shape: Any, itemsize: int = 0) -> Tensor:
+    def parameter(self, *shape: Any, itemsize: int = 0) -> Weight:
         """A weight: a new one, or the next known one where layers are recorded again."""
         self.drawn += 1
         if self.drawn <= len(self.trained):
             return self.trained[self.drawn - 1]
-        weight = self.tensor(*shape, itemsize=itemsize or self.wide, grad=True)
+        weight = self._make_weight(shape, itemsize or self.wide, self.layer)
+        weight.module = self.module
         self.trained.append(weight)
-        self.due[weight] = 0
         return weight
+
+    def adopt(self, weights: Sequence[Weight]) -> None:
+        """Take the weights that another tape has found, in the order of their first use. Their
+        storages are new here, and only their places in the model are known."""
+        for weight in weights:
+            own = self._make_weight(weight.shape, weight.itemsize, weight.layer)
+            own.module = weight.module
+            self.trained.append(own)
+
+    def _make_weight(self, shape: tuple[Any, ...], itemsize: int, layer: int) -> Weight:
+        """A weight with a storage of its own."""
+        self.homes.append(self.layer)
+        return Weight(len(self.homes) - 1, shape, itemsize, True, layer)
 
     def like(self, tensor: Tensor) -> Tensor:
         """A tensor of the same shape and data type, with a storage of its own."""
@@ -185,8 +263,8 @@ class Tape:
         y = layer.forward(self, *operands)
         y.grad = any(operand.grad for operand in operands)
         for operand in operands:
-            if operand in self.due:
-                self.due[operand] += 1
+            if isinstance(operand, Weight):
+                operand.due += 1
         if y.grad:
             self.node(partial(self._run_backward, layer, y))
         return y
@@ -196,12 +274,12 @@ class Tape:
         self.bare += layer.backward_views
         dy = self.gradient(y)
         if dy.storage in self.strided:
-            dy = copy(self, dy)
+            dy = contiguous(self, dy)
         layer.backward(self, dy)
 
     def node(self, backward: Callable[[], Any]) -> None:
         """Append a step of the backward pass; it runs before all earlier ones."""
-        self.nodes.append((self.module, self.layer, backward))
+        self.nodes.append(Node(self.module, self.layer, backward))
 
     def emit(
         self,
@@ -215,15 +293,19 @@ class Tape:
         """Append one operation with its sizes and the tensors it reads and writes; returns its
         position."""
         layer = self.layer
-        self.labels.append(Label(name, kind, variant or name, self.phase, self.module))
-        self.layers.append(layer)
-        self.sizes.append({"launches": 1, "calls": self.opened != 1, "bare": self.bare, **sizes})
-        self.bare, self.opened = 0, self.opened and 1
-        both = ((t, write) for write, tensors in enumerate((reads, writes)) for t in tensors)
-        self.touched.append(
-            [(t.storage, t.nbytes, write, t.layer if layer < 0 else layer) for t, write in both]
-        )
-        return len(self.labels) - 1
+        label = Label(name, kind, variant or name, self.phase, self.module)
+        opens_call = self.calls is not Calls.NONE
+        sizes = {"launches": 1, "calls": opens_call, "bare": self.bare, **sizes}
+        accesses = [
+            Access(tensor.storage, tensor.nbytes, is_write, tensor.layer if layer < 0 else layer)
+            for is_write, tensors in ((False, reads), (True, writes))
+            for tensor in tensors
+        ]
+        self.operations.append(RecordedOperation(label, sizes, layer, accesses))
+        self.bare = 0
+        if self.calls is Calls.NEXT:
+            self.calls = Calls.NONE
+        return len(self.operations) - 1
 
     def elementwise(
         self, name: str, reads: Sequence[Tensor], writes: Sequence[Tensor], function: str = ""
@@ -357,9 +439,9 @@ class Tape:
             self.emit("add", "elementwise", [first, gradient], [total], elements=total.numel)
             gradient = total
         self.gradients[root] = gradient
-        if root in self.due:
-            self.due[root] -= 1
-            if self.due[root] <= 0:
+        if isinstance(root, Weight):
+            root.due -= 1
+            if root.due <= 0:
                 self.complete.append(root)
 
     def pass_through(self, tensor: Tensor, dy: Tensor) -> None:
@@ -397,20 +479,23 @@ class Tape:
         """
         self.phase = "backward"
         while self.nodes:
-            self.module, self.layer, run = self.nodes.pop()
-            self.opened = 2  # the next operation opens a call, and further ones belong to it
-            run()
-            self.bare += self.opened == 2
-            self.opened = 0
+            node = self.nodes.pop()
+            self.module, self.layer = node.module, node.layer
+            self.calls = Calls.NEXT
+            node.run()
+            if self.calls is Calls.NEXT:  # a call without a kernel
+                self.bare += 1
+            self.calls = Calls.EACH
             for weight in self.complete:
                 self.keep(weight)
             self.complete.clear()
         self.module = ""  # buckets belong to no module
-        for _, gradient, part, self.layer in sorted(self.pieces, key=itemgetter(0)):  # noqa: B020
-            empty_bucket(self, part, gradient)
+        for piece in sorted(self.pieces, key=lambda piece: piece.bucket):
+            self.layer = piece.layer
+            empty_bucket(self, piece.part, piece.gradient)
         self.phase, self.layer = "update", -1
 
-    def keep(self, weight: Tensor) -> None:
+    def keep(self, weight: Weight) -> None:
         """Keep the gradient of a weight, and copy it to a bucket if it is reduced in one.
 
         Each copy is followed by a `PIECE` of a reduction. Which pieces form a bucket follows when
@@ -418,21 +503,20 @@ class Tape:
         """
         self.bare += 1
         accumulate(self, weight)
-        if weight not in self.buckets:
+        if weight.bucket is None:
             return
         gradient = self.gradients[weight]
         part = fill_bucket(self, weight, gradient)
-        group = self.groups.get(weight, 0)
-        self.emit(
-            PIECE,
-            "collective",
-            [part],
-            [part],
-            table=self.buckets[weight],
-            nbytes=part.nbytes,
-            group=group,
-        )
-        self.pieces.append((self.buckets[weight], gradient, part, weight.layer))
+        sizes = {"table": weight.bucket, "nbytes": part.nbytes, "group": weight.group}
+        self.emit(PIECE, "collective", [part], [part], **sizes)
+        self.pieces.append(Piece(weight.bucket, gradient, part, weight.layer))
+
+    def start_micro_batch(self) -> None:
+        """Go on with the next micro-batch: gradients are kept, and weights are cast once more."""
+        self.kept, self.gradients = self.gradients, {}
+        self.phase = "forward"
+        for weight in self.trained:
+            weight.narrow = None
 
 
 def fill_bucket(tape: Tape, weight: Tensor, gradient: Tensor) -> Tensor:
@@ -457,7 +541,7 @@ def accumulate(tape: Tape, weight: Tensor) -> None:
         tape.gradients[weight] = total
 
 
-def copy(tape: Tape, x: Tensor, run: Any = None) -> Tensor:
+def contiguous(tape: Tape, x: Tensor, run: Any = None) -> Tensor:
     """A copy of a permuted view with its elements in order, `run` at a time; a gradient passes
     through."""
     out = tape.tensor(*x.shape, itemsize=x.itemsize, grad=True)

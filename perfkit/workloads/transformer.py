@@ -413,16 +413,18 @@ def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[Graph]:
         record_forward(probe, model, cut, most, nullcontext)
         wide = 4 if model.mixed else tape.itemsize
         summed = ITEMSIZE.get(model.reduce_dtype, wide)
-        open_unit = Units(tape, probe.trained, ranks, model.parallel, wide, summed).open
+        tape.adopt(probe.trained)
+        open_unit = Units(tape, ranks, model.parallel, wide, summed).open
     elif model.reduce_dtype and ranks > 1:
         fault = f"reduce_dtype is {model.reduce_dtype!r} and parallel 'ddp', whose gradients are summed up as they are"
         raise ValueError(f"{fault}; leave it out, or take parallel='fsdp'")
     for number in range(model.accumulate):
         if number:
             tape.backward()
-            tape.kept, tape.gradients, tape.narrowed, tape.phase = tape.gradients, {}, {}, "forward"
+            tape.start_micro_batch()
         tape.last = number + 1 == model.accumulate
         record_forward(tape, model, cut, most, open_unit)
     if overlap and not sharded:
-        tape.buckets = dict.fromkeys(tape.trained, 0)
+        for weight in tape.trained:
+            weight.bucket = 0
     return (finish(tape, model, ranks=ranks, lists=accelerator),)
