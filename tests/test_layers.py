@@ -104,6 +104,7 @@ def test_weights_of_another_tape_start_anew() -> None:
 
 BATCH, ROWS, WIDTH = 4, 6, 8
 MATRIX, ROW, STACK = (ROWS, WIDTH), (WIDTH,), (BATCH, ROWS, WIDTH)
+TAPE = Tape()
 #: An instance of each layer, and the shapes of its operands.
 INSTANCES: dict[str, tuple[Layer, list[tuple[int, ...]]]] = {
     "Linear": (layer_types.Linear(), [MATRIX, (5, WIDTH), (5,)]),
@@ -131,6 +132,12 @@ INSTANCES: dict[str, tuple[Layer, list[tuple[int, ...]]]] = {
     "Concatenate": (layer_types.Concatenate(), [MATRIX, MATRIX]),
     "TakePairs": (layer_types.TakePairs(), [STACK, (3,), (3,)]),
     "Embedding": (layer_types.Embedding(2, 5), [MATRIX, (10,)]),
+    "EmbeddingBag": (
+        layer_types.EmbeddingBag(
+            layer_types.TableLookup(TAPE, TAPE.parameter(*MATRIX), 0, 10, 4), sparse=False
+        ),
+        [MATRIX],
+    ),
     "BinaryCrossEntropy": (layer_types.BinaryCrossEntropy(), [ROW, ROW]),
     "NegativeLogLikelihood": (layer_types.NegativeLogLikelihood(), [MATRIX, (ROWS,)]),
 }

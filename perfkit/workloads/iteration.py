@@ -115,8 +115,8 @@ def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False
     tape.module = ""
     # others were updated by the backward pass
     weights = [weight for weight in tape.trained if weight.stored in tape.gradients]
-    dense = [weight.stored for weight in weights if weight.row_update is None]
-    rows = [weight for weight in weights if weight.row_update is not None]
+    dense = [weight.stored for weight in weights if not weight.updates_rows]
+    rows = [weight for weight in weights if weight.updates_rows]
     chosen = find_optimizer(optimizer)
     if rows and not chosen.sparse_rows:
         raise ValueError(
@@ -131,7 +131,7 @@ def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False
             _update_rows(tape, weight)
         return
     for weight in weights:
-        if weight.row_update is not None:
+        if weight.updates_rows:
             _update_rows(tape, weight)
         else:
             _update_dense(tape, [weight.stored], chosen.operations("eager"), listed=False)
@@ -139,8 +139,8 @@ def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False
 
 def _update_rows(tape: Tape, weight: Weight) -> None:
     """Add the gradients of the looked-up rows of a table to these rows."""
-    sizes = weight.row_update or {}
-    tape.emit("add_", "embedding_update", [tape.gradients[weight]], [], "sparse", **sizes)
+    gradient = tape.gradients[weight]
+    tape.emit("add_", "embedding_update", [gradient], [], "sparse", **weight.row_update)
 
 
 def finish(

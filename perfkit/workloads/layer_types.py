@@ -5,9 +5,11 @@ A layer is a small class with `forward` and `backward`; see `perfkit.workloads.t
 `backward`, `dy` is the gradient of the result, and `dx` that of the operand `x`.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from perfkit.workloads.operations import NN, NT, SORT, TN, Tensor, size_product
+from perfkit.workloads.operations import NN, NT, SORT, TN, Tensor, Weight, size_product
 from perfkit.workloads.tape import Layer, Tape
 
 #: Arithmetic of fused attention, backward over forward: it has five products instead of two
@@ -670,6 +672,171 @@ class Embedding(Layer):
             **sizes,
         )
         tape.pass_on(self.weight, dw)
+
+
+class TableLookup:
+    """Sum-pooled lookup of rows of one table: which rows, and where the sums begin.
+
+    Parameters
+    ----------
+    tape : Tape
+        The tape.
+    weight : Weight
+        The table.
+    number : int
+        Number of the table [-].
+    lookups, bags : int or array
+        Rows that are looked up, and their sums [-].
+    """
+
+    def __init__(self, tape: Tape, weight: Weight, number: int, lookups: Any, bags: Any) -> None:
+        self.weight = weight
+        self.rows, self.dim = weight.shape
+        self.lookups, self.bags = lookups, bags
+        self.indices = tape.tensor(lookups, itemsize=tape.index)
+        self.offsets = tape.tensor(bags, itemsize=tape.index)
+        self.sizes: dict[str, Any] = {
+            "lookups": lookups,
+            "bags": bags,
+            "dim": self.dim,
+            "table": number,
+            "elements": lookups * self.dim,
+        }
+
+
+class EmbeddingBag(Layer):
+    """Sum-pooled lookup of a table in a kernel of its own: `_embedding_bag`. Backward:
+    `_embedding_bag_backward`, whose result is as large as the table, or has one row for each lookup
+    if it is sparse.
+
+    Parameters
+    ----------
+    lookup : TableLookup
+        What is looked up.
+    sparse : bool
+        Whether the gradient is sparse, and updates single rows.
+    """
+
+    def __init__(self, lookup: TableLookup, *, sparse: bool) -> None:
+        self.lookup, self.sparse = lookup, sparse
+
+    def forward(self, tape: Tape, weight: Weight) -> Tensor:
+        """Append `_embedding_bag`."""
+        self.weight = weight
+        lookup = self.lookup
+        if self.sparse:
+            weight.row_update = {**lookup.sizes, "rows": lookup.lookups}
+        pooled = tape.tensor(lookup.bags, lookup.dim, itemsize=tape.wide)
+        reads = [lookup.indices, lookup.offsets]
+        tape.emit("_embedding_bag", "embedding_forward", reads, [pooled], **lookup.sizes)
+        return pooled
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `_embedding_bag_backward`."""
+        lookup = self.lookup
+        rows = lookup.lookups if self.sparse else lookup.rows
+        dw = tape.tensor(rows, lookup.dim, itemsize=tape.wide)
+        reads = [dy, lookup.indices, lookup.offsets]
+        variant = "sparse" if self.sparse else "dense"
+        sizes = {**lookup.sizes, "elements": dw.numel, "rows": rows}
+        name = "_embedding_bag_backward"
+        tape.emit(name, "embedding_backward", reads, [dw], variant, **sizes)
+        tape.pass_on(self.weight, dw)
+
+
+class FusedEmbeddings:
+    """Sum-pooled lookups of several tables in one kernel, as in FBGEMM: `fused_embeddings`.
+    Backward: one kernel, `fused_embeddings_backward`, which computes gradients as large as the
+    tables. Both are recorded as one operation for each table, of which the first starts the kernel.
+
+    Parameters
+    ----------
+    lookups : sequence of TableLookup
+        What is looked up, at least one.
+    """
+
+    def __init__(self, lookups: Sequence[TableLookup]) -> None:
+        self.lookups = lookups
+        for lookup in lookups[1:]:  # the kernel of the first table does these too
+            lookup.sizes |= {"launches": 0, "calls": 0}
+
+    def apply(self, tape: Tape) -> list[Tensor]:
+        """Append the forward pass, and note the backward pass.
+
+        Parameters
+        ----------
+        tape : Tape
+            The tape.
+
+        Returns
+        -------
+        pooled : list of Tensor
+            Sums of rows of each table.
+        """
+        self.pooled = []
+        for lookup in self.lookups:
+            pooled = tape.tensor(lookup.bags, lookup.dim, itemsize=tape.wide, grad=True)
+            reads = [lookup.indices, lookup.offsets]
+            name = "fused_embeddings"
+            tape.emit(name, "embedding_forward", reads, [pooled], "fused", **lookup.sizes)
+            self.pooled.append(pooled)
+        tape.node(partial(self.backward, tape))
+        return self.pooled
+
+    def backward(self, tape: Tape) -> None:
+        """Append the backward pass.
+
+        Parameters
+        ----------
+        tape : Tape
+            The tape.
+        """
+        for lookup, pooled in zip(self.lookups, self.pooled, strict=True):
+            self._return_bags(tape, lookup, tape.gradient(pooled))
+
+    def _return_bags(self, tape: Tape, lookup: TableLookup, dy: Tensor) -> None:
+        """Compute the gradient of one table."""
+        dw = tape.like(lookup.weight)
+        reads = [dy, lookup.indices, lookup.offsets]
+        name = "fused_embeddings_backward"
+        tape.emit(name, "embedding_backward", reads, [dw], "dense", **lookup.sizes)
+        tape.pass_on(lookup.weight, dw)
+
+
+class FusedEmbeddingUpdates(FusedEmbeddings):
+    """As `FusedEmbeddings`, but the backward pass computes no gradients of tables: it updates a row
+    for each lookup."""
+
+    def _return_bags(self, tape: Tape, lookup: TableLookup, dy: Tensor) -> None:
+        """Update rows of one table."""
+        reads = [dy, lookup.indices, lookup.offsets]
+        name = "fused_embeddings_backward"
+        tape.emit(name, "embedding_backward", reads, [], "fused", **lookup.sizes)
+
+
+class ExactEmbeddingUpdates(FusedEmbeddings):
+    """As `FusedEmbeddings`, but the backward pass computes no gradients of tables: it sorts the
+    lookups, adds up the gradients of the same row, and updates each distinct row once.
+
+    Parameters
+    ----------
+    lookups : sequence of TableLookup
+        What is looked up, at least one.
+    row_bytes : sequence of float or array
+        Bytes of each table that the sort and the updates move [B].
+    """
+
+    def __init__(self, lookups: Sequence[TableLookup], row_bytes: Sequence[Any]) -> None:
+        super().__init__(lookups)
+        self.row_bytes = dict(zip(lookups, row_bytes, strict=True))
+
+    def _return_bags(self, tape: Tape, lookup: TableLookup, dy: Tensor) -> None:
+        """Update distinct rows of one table, which are part of the traffic instead of lookups."""
+        rows = tape.tensor(self.row_bytes[lookup], itemsize=1)
+        reads = [dy, lookup.indices, lookup.offsets, rows]
+        sizes = {"launches": SORT, **lookup.sizes, "lookups": 0}
+        name = "fused_embeddings_backward"
+        tape.emit(name, "embedding_backward", reads, [], "exact", **sizes)
 
 
 # -- losses --------------------------------------------------------------------------------------------------

@@ -21,6 +21,10 @@ from perfkit.workloads.layer_types import (
     Concatenate,
     Dropout,
     Embedding,
+    EmbeddingBag,
+    ExactEmbeddingUpdates,
+    FusedEmbeddings,
+    FusedEmbeddingUpdates,
     LayerNorm,
     Linear,
     LinearFp8,
@@ -34,10 +38,11 @@ from perfkit.workloads.layer_types import (
     Rotate,
     Scale,
     Softmax,
+    TableLookup,
     TakePairs,
     start_backward,
 )
-from perfkit.workloads.operations import SORT, Tensor, Weight
+from perfkit.workloads.operations import Tensor, Weight
 from perfkit.workloads.sizes import Size, round_size
 from perfkit.workloads.tables import EmbeddingTable, list_laws
 from perfkit.workloads.tape import Calls, Tape, contiguous
@@ -284,63 +289,33 @@ def embedding_bags(
     distinct row once (``exact``). Tables that are `copied` to all ranks have gradients as large as
     themselves, which are averaged.
     """
-    fused = model.embedding != "separate"
-    sparse, updated = model.sparse and not (fused or copied), fused and not copied
-    name = "fused_embeddings" if fused else "_embedding_bag"
-    variant = "sparse" if sparse else model.embedding if updated else "dense"
-    pooled: list[Tensor] = []
-    # by the last call: weight, gradient, pooled rows, what is read, and sizes
-    looked: list[tuple[Any, ...]] = []
-    for number, table in enumerate(tables, len(tape.tables)):
-        lookups = round_size(bags * table.pooling)
+    lookups = []
+    for table in tables:
         weight = tape.parameter(table.rows, table.dim, itemsize=table.itemsize)
         weight.table = table
-        tape.tables.append(table)
-        sizes = {
-            "lookups": lookups,
-            "bags": bags,
-            "dim": table.dim,
-            "table": number,
-            "elements": lookups * table.dim,
-        }
         if not copied:
             weight.group = None
-        if sparse:
-            weight.row_update = {**sizes, "rows": lookups}
-        if fused and pooled:  # the kernel of the first table does this one too
-            sizes |= {"launches": 0, "calls": 0}
-        reads = [tape.tensor(size, itemsize=tape.index) for size in (lookups, bags)]
-        out = tape.tensor(bags, table.dim, itemsize=tape.wide, grad=True)
-        tape.emit(name, "embedding_forward", reads, [out], "fused" * fused, **sizes)
-        pooled.append(out)
-        if variant == "exact":  # the rows are part of its traffic
-            given = (exact_traffic, table, bags, model.optimizer)
-            nbytes = (
-                bags.program.add(*given) if isinstance(bags, Size) else exact_traffic(*given[1:])
-            )
-            reads = [*reads, tape.tensor(nbytes, itemsize=1)]
-            sizes = {"launches": SORT, **sizes, "lookups": 0}
-        gradient = None
-        if not updated:
-            rows = lookups if sparse else table.rows
-            gradient = tape.tensor(rows, table.dim, itemsize=table.itemsize if fused else tape.wide)
-            sizes = sizes if fused else {**sizes, "elements": gradient.numel, "rows": rows}
-        if not (fused and looked):  # a call of its own
-            looked = []
-            tape.node(partial(_return_bags, tape, f"{name}_backward", variant, looked))
-        looked.append((weight, gradient, out, reads, sizes))
-    return pooled
+        count = round_size(bags * table.pooling)
+        lookups.append(TableLookup(tape, weight, len(tape.tables), count, bags))
+        tape.tables.append(table)
+    if model.embedding == "separate":
+        sparse = model.sparse and not copied
+        return [tape.apply(EmbeddingBag(own, sparse=sparse), own.weight) for own in lookups]
+    if not lookups:
+        return []
+    if copied:
+        return FusedEmbeddings(lookups).apply(tape)
+    if model.embedding == "fused":
+        return FusedEmbeddingUpdates(lookups).apply(tape)
+    row_bytes = [_find_exact_traffic(table, bags, model.optimizer) for table in tables]
+    return ExactEmbeddingUpdates(lookups, row_bytes).apply(tape)
 
 
-def _return_bags(tape: Tape, name: str, variant: str, looked: Sequence[tuple[Any, ...]]) -> None:
-    """The backward pass of one call: the gradients of its tables, or the updates of their rows."""
-    for weight, gradient, out, reads, sizes in looked:
-        writes = [gradient] if gradient else []
-        tape.emit(
-            name, "embedding_backward", [tape.gradient(out), *reads], writes, variant, **sizes
-        )
-        if gradient:
-            tape.pass_on(weight, gradient)
+def _find_exact_traffic(table: EmbeddingTable, bags: Any, optimizer: str) -> Any:
+    """`exact_traffic`, which is an open size if that of the batch is open."""
+    if isinstance(bags, Size):
+        return bags.program.add(exact_traffic, table, bags, optimizer)
+    return exact_traffic(table, bags, optimizer)
 
 
 def exact_traffic(table: EmbeddingTable, bags: Any, optimizer: str) -> Any:

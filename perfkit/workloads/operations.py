@@ -69,8 +69,8 @@ class Weight(Tensor):
         Number of the group of ranks that average its gradient; None if no ranks do [-].
     bucket : int, optional
         Number of the module in whose buckets its gradient is reduced; None for no buckets [-].
-    row_update : dict, optional
-        Sizes of an update of its looked-up rows alone; None if all of it is updated.
+    row_update : dict
+        Sizes of an update of its looked-up rows alone; empty if all of it is updated.
     narrow : Tensor, optional
         The copy that autocast has made for products of this micro-batch.
     due : int
@@ -82,9 +82,14 @@ class Weight(Tensor):
     shard: Tensor | None = None
     group: int | None = 0
     bucket: int | None = None
-    row_update: dict[str, Any] | None = None
+    row_update: dict[str, Any] = field(default_factory=dict)
     narrow: Tensor | None = None
     due: int = 0
+
+    @property
+    def updates_rows(self) -> bool:
+        """Whether only the rows that were looked up are updated."""
+        return bool(self.row_update)
 
     @property
     def stored(self) -> Tensor:
