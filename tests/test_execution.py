@@ -231,7 +231,9 @@ def test_the_bottleneck_is_what_the_breakdown_shows(
     workload: Any, gpu: str, ranks: int, execution: str
 ) -> None:
     r = pk.predict(workload, gpu, ranks=ranks, execution=execution)
-    host = sum(r.parts.get(("", kind), (0, 0.0))[1] for kind in ("host", "handover"))
+    host = sum(
+        r.parts.get(("", kind), (0, 0.0))[1] for kind in ("host", "host_device_synchronization")
+    )
     bound, hosts = (
         r.bottleneck == "host-bound",
         {quantity.kind for quantity in r.platform.host.values()},

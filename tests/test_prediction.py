@@ -214,19 +214,19 @@ def test_data_that_come_late_set_the_pace(toy: Platform) -> None:
 def test_time_that_host_and_device_wait_for_each_other_is_a_part_of_its_own() -> None:
     r = predict(Transformer.bert("bert-base", batch=64, sequence=512, dtype="bf16"), H100, ranks=8)
     consistent(r)
-    more = pytest.approx(r.parts["", "handover"][1])
+    more = pytest.approx(r.parts["", "host_device_synchronization"][1])
     assert r.bottleneck == "host-bound" and 0.02 * r.time < more.expected < 0.19 * r.time
     last = r.timeline().sort("end_s").row(-1, named=True)
     assert (last["name"], last["operation"], last["end_s"]) == (
-        "handover",
+        "host_device_synchronization",
         None,
         pytest.approx(r.time),
     )
     modules = {row["module"]: row for row in r.modules().to_dicts()}
     assert (
         last["end_s"] - last["start_s"]
-        == modules["handover"]["idle_s"]
-        == modules["handover"]["update_s"]
+        == modules["host_device_synchronization"]["idle_s"]
+        == modules["host_device_synchronization"]["update_s"]
         == more
     )
     assert modules["embeddings"]["share"] < 0.05 < modules[""]["idle_s"] / r.time, (
@@ -382,7 +382,9 @@ def test_views_sum_to_the_time_and_the_trace_holds_some_ranks_of_every_kind(tmp_
         prediction.idle(),
         prediction.modules(depth=1),
     )
-    causes = polars.sum_horizontal("busy_s", "stolen_s", "host_s", "communication_s", "waiting_s")
+    causes = polars.sum_horizontal(
+        "busy_s", "contention_s", "host_s", "communication_s", "waiting_s"
+    )
     assert idle["ranks"].sum() == 8 and idle.select(causes).to_series().to_list() == [time] * len(
         idle
     )
@@ -394,7 +396,9 @@ def test_views_sum_to_the_time_and_the_trace_holds_some_ranks_of_every_kind(tmp_
     )
     large = predict(Transformer.gpt2(batch=64, dtype="bf16"), H100)  # its kernels set the pace
     path = large.critical_path().with_columns(seconds=polars.col("end_s") - polars.col("start_s"))
-    assert path["name"][-1] == "handover" and path["seconds"].sum() == pytest.approx(large.time)
+    assert path["name"][-1] == "host_device_synchronization" and path[
+        "seconds"
+    ].sum() == pytest.approx(large.time)
     assert path.filter(stream="compute")["seconds"].sum() > 0.99 * large.time
     assert any(
         "of module 'head' with rows that are no multiple of 8" in text for text in large.warnings

@@ -24,7 +24,6 @@ from perfkit.platform.estimates import keep_quiet, name_sides, warn_once
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import list_resources
-from perfkit.prediction.accounts import sum_kinds
 from perfkit.prediction.result import Prediction, predict
 
 #: Largest batch of a rank, and factors on a resource, in steps of 1 %, that `solve_for` tries [-].
@@ -121,7 +120,9 @@ def scaling(
         size = batch if strong else batch * count // counts[0]
         r = _predict(workload, size, where, count, execution)
         (low, high), memory = r.interval(), r.memory()
-        shares = {kind: sum_kinds(r.parts, kind) / r.time for _, kind in r.parts}
+        shares: dict[str, float] = {}
+        for (_, kind), (_, seconds) in r.parts.items():
+            shares[kind] = shares.get(kind, 0.0) + seconds / r.time
         grew = (
             max(shares, key=lambda kind: round(shares[kind] - before.get(kind, 0.0), 9))
             if before

@@ -24,7 +24,7 @@ from perfkit.models.partitions import RECOMPUTED
 from perfkit.platform.estimates import find_interval, keep_quiet
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
-from perfkit.prediction.accounts import BOUND
+from perfkit.prediction.breakdown import RESOURCES
 from perfkit.prediction.memory import HELD, find_capacity
 from perfkit.prediction.result import predict
 from perfkit.prediction.strategies import PARTS, price_strategies
@@ -39,8 +39,8 @@ from perfkit.workloads.transformer import Transformer
 _FIELDS = tuple(own.name for own in fields(Strategy))
 #: Columns that say how ranks share a DLRM.
 _SHARED = ("tables", "perceptrons", "ranks")
-#: Parts of the time of a DLRM: what bounds its classes of operations.
-_BOUNDS = tuple(dict.fromkeys((*BOUND.values(), "memory")))
+#: Parts of the time of a DLRM: what limits its kernels, and the rest.
+_BOUNDS = (*dict.fromkeys(RESOURCES.values()), "communication", "host", "imbalance", "memory")
 #: Schedules that are tried, with their chunks; 0 means chunks of one layer [-].
 _SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("interleaved", 0))
 #: Most sequences of a micro-batch, and most ranks of one sequence, that are tried [-].
@@ -434,9 +434,9 @@ def _price_plan(
         "ranks": plan.ranks,
         "time": one.time,
     }
-    row |= {**dict.fromkeys(_BOUNDS, 0.0), "spread": one.spread, "needs": one.memory().total}
-    for (_, kind), (_, seconds) in one.parts.items():
-        row[BOUND.get(kind, "memory")] += seconds
+    by_resource = one.causes.sum_by_resource()
+    row |= {resource: by_resource[resource] for resource in _BOUNDS}
+    row |= {"spread": one.spread, "needs": one.memory().total}
     return row
 
 

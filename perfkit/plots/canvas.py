@@ -37,7 +37,7 @@ PHASES = {
     "update": "#009E73",
     "optimizer": "#009E73",
     "host": "#8C8C8C",
-    "handover": "#AAAAAA",
+    "host_device_synchronization": "#AAAAAA",
     "loading": "#CC6677",
 }
 CLASSES = {
@@ -67,7 +67,7 @@ CLASSES = {
     "queued": "#B5B5B5",
     "synchronisation": "#666666",
     "loading": "#CC6677",
-    "handover": "#AAAAAA",
+    "host_device_synchronization": "#AAAAAA",
     "other": "#D9D9D9",
     "everything else": "#D9D9D9",
 }

@@ -14,35 +14,6 @@ from perfkit.ground.units import check_choice, check_positive, rank_largest
 from perfkit.prediction.simulation import RankTimeline, measure_overlap
 from perfkit.workloads.graph import PHASES, STAGE_HOST, Graph, Label
 
-#: Bottleneck that a class of operations counts to; memory for the classes that are not listed.
-BOUND = {
-    "gemm": "GEMM",
-    "bmm": "GEMM",
-    "attention": "attention",
-    "convolution": "convolution",
-    "transfer": "transfer",
-    "embedding_forward": "embedding",
-    "embedding_backward": "embedding",
-    "embedding_update": "embedding",
-    "collective": "communication",
-    "host": "host",
-    "handover": "host",
-    "waiting": "imbalance",
-}
-#: What sets the pace, in the order in which equal parts are named.
-_LIMITS = (
-    "GEMM",
-    "attention",
-    "convolution",
-    "embedding",
-    "memory",
-    "communication",
-    "imbalance",
-    "transfer",
-    "host",
-)
-#: The host sets the pace where an iteration takes this many times as long as its device alone [-].
-PACE = 1.02
 #: Position of an operation, and how much later its iteration is than the one shown [s].
 Place: TypeAlias = tuple[int, float]
 #: Two times are equal if they differ by less than this share of the period [-].
@@ -55,158 +26,62 @@ _SHOWN = ("flops", "batch", "m", "n", "k", "elements", "rows", "lookups", "bags"
 _MODULES, _HOST, _COMPUTE, _COMMUNICATION = range(4)
 
 
-def split_period(rank_timeline: RankTimeline) -> dict[tuple[str, str], tuple[int, float]]:
-    """Number and time [s] of the operations of one rank, by phase and class.
-
-    Waiting, host time and time that was not simulated are parts of their own; all parts sum to the
-    period.
-    """
-    graph, parts = rank_timeline.graph, dict[tuple[str, str], tuple[int, float]]()
-    sums = (
-        np.bincount(graph.classes.of_operation, weights).tolist()
-        for weights in (None, rank_timeline.times.seconds)
-    )
-    for own, more, seconds in zip(graph.classes.distinct, *sums, strict=True):
-        count, total = parts.get((own.phase, own.kind), (0, 0.0))
-        parts[own.phase, own.kind] = (count + more, total + seconds)
-    spent = {phase: 0.0 for phase, kind in parts if kind == "collective"}
-    # exposed time counts in the phase of the collective
-    for place, number in dict(rank_timeline.times.collective_waits).items():
-        spent[graph.labels[graph.collectives[number]].phase] += float(
-            rank_timeline.exposed_time[place]
-        )
-    for place in np.flatnonzero(rank_timeline.contention_time).tolist():
-        phase = graph.labels[place].phase
-        spent[phase if phase in spent else next(iter(spent))] += float(
-            rank_timeline.contention_time[place]
-        )
-    parts |= {
-        (phase, "collective"): (parts[phase, "collective"][0], seconds)
-        for phase, seconds in spent.items()
-    }
-    if rank_timeline.wait_time_for_ranks > _EQUAL * rank_timeline.period:
-        parts["", "waiting"] = (len(graph.collectives), rank_timeline.wait_time_for_ranks)
-    parts |= {("", name): (1, seconds) for name, seconds in rank_timeline.added.items()}
-    rest = rank_timeline.period - sum(time for _, time in parts.values())
-    if abs(rest) > _EQUAL * rank_timeline.period:
-        parts["", "host"] = (len(graph), rest)
-    return parts
-
-
-def sum_kinds(parts: Mapping[tuple[str, str], tuple[int, float]], *kinds: str) -> float:
-    """Time of the parts of some classes [s]."""
-    return sum(seconds for (_, kind), (_, seconds) in parts.items() if kind in kinds)
-
-
-def find_bottleneck(parts: Mapping[str, Any], host: Any, device: Any) -> np.ndarray:
-    """What sets the pace: the host where it takes longer than the device, else the class with the
-    largest part.
-
-    Parameters
-    ----------
-    parts : mapping of str to float or array
-        Time by operation class, with ``host`` and ``handover`` [s].
-    host : float or array
-        Time of the host [s].
-    device : float or array
-        Time of an iteration whose host has launched everything before [s].
-
-    Returns
-    -------
-    names : array of str
-        A name such as ``host-bound`` for each configuration.
-    """
-    totals = {limit: np.zeros(np.shape(device)) for limit in _LIMITS}
-    for kind, seconds in parts.items():
-        limit = BOUND.get(kind, "memory")
-        totals[limit] = totals[limit] + seconds
-    times = np.stack([*totals.values()])
-    equal = times >= (1.0 - _EQUAL) * times.max(axis=0)
-    largest = np.argmax(equal, axis=0)  # the first of equal parts
-    named = np.array([f"{limit}-bound" for limit in _LIMITS], dtype=object)
-    host_is_slower = np.asarray(host) > PACE * np.asarray(device)
-    return np.where(host_is_slower, "host-bound", named[largest])
-
-
-def sum_idle(rank_timeline: RankTimeline) -> dict[str, float]:
+def sum_idle(timeline: RankTimeline) -> dict[str, float]:
     """Busy and idle time of a compute stream by cause, see `Prediction.idle`; the times sum to the
     period [s]."""
     # time that hosts add to the stages of a pipeline
-    late: Any = rank_timeline.graph.kernels.get(STAGE_HOST, [])
-    parts = (
-        np.delete(rank_timeline.times.seconds, late),
-        rank_timeline.contention_time,
-        rank_timeline.exposed_time,
-    )
-    busy, stolen, exposed = (float(seconds.sum()) for seconds in parts)
+    pipeline_hosts: Any = timeline.graph.kernels.get(STAGE_HOST, [])
+    busy = float(np.delete(timeline.times.seconds, pipeline_hosts).sum())
+    contention = float(timeline.contention_time.sum())
+    exposed = float(timeline.exposed_time.sum())
+    wait_for_ranks = timeline.wait_time_for_ranks
     times = {
         "busy_s": busy,
-        "stolen_s": stolen,
-        "host_s": rank_timeline.period
-        - busy
-        - stolen
-        - exposed
-        - rank_timeline.wait_time_for_ranks,
+        "contention_s": contention,
+        "host_s": timeline.period - busy - contention - exposed - wait_for_ranks,
+        "communication_s": exposed,
+        "waiting_s": wait_for_ranks,
     }
-    times |= {"communication_s": exposed, "waiting_s": rank_timeline.wait_time_for_ranks}
-    return {
-        name: seconds if seconds > _EQUAL * rank_timeline.period else 0.0
-        for name, seconds in times.items()
-    }
+    rounding = _EQUAL * timeline.period
+    return {name: seconds if seconds > rounding else 0.0 for name, seconds in times.items()}
 
 
-def sum_communication(rank_timeline: RankTimeline) -> dict[str, float]:
+def sum_communication(timeline: RankTimeline) -> dict[str, float]:
     """Time of a rank in collectives [s], and shares of the iteration [-], see
     `Prediction.communication`."""
-    in_flight = np.stack([rank_timeline.starts, rank_timeline.ends], axis=1)[
-        rank_timeline.graph.collectives
-    ]
+    collectives = timeline.graph.collectives
+    in_flight = np.stack([timeline.starts, timeline.ends], axis=1)[collectives]
     total = float(measure_overlap(in_flight, np.array([-np.inf]), np.array([np.inf]))[0])
-    stalled = float(rank_timeline.exposed_time.sum())
-    exposed = min(stalled + float(rank_timeline.contention_time.sum()), total)
-    shares = {
-        "exposed_share": exposed / rank_timeline.period,
-        "waiting_share": rank_timeline.wait_time_for_ranks / rank_timeline.period,
-    }
+    exposed = float(timeline.exposed_time.sum()) + float(timeline.contention_time.sum())
+    exposed = min(exposed, total)
     return {
         "total_s": total,
         "exposed_s": exposed,
         "overlapped_s": total - exposed,
-        "waiting_s": rank_timeline.wait_time_for_ranks,
-    } | shares
+        "waiting_s": timeline.wait_time_for_ranks,
+        "exposed_share": exposed / timeline.period,
+        "waiting_share": timeline.wait_time_for_ranks / timeline.period,
+    }
 
 
-def list_operations(rank_timelines: Sequence[RankTimeline]) -> Table:
+def list_operations(timelines: Sequence[RankTimeline]) -> Table:
     """Start and end of every operation in program order, see `Prediction.timeline`."""
     import polars
 
     schema = {"rank": polars.Int64, "stream": polars.String, "operation": polars.Int64}
     schema |= dict.fromkeys(("name", "kind", "phase", "module"), polars.String)
-    rows = []
-    for rank_timeline in rank_timelines:
-        times = zip(
-            rank_timeline.graph.labels,
-            rank_timeline.starts.tolist(),
-            rank_timeline.ends.tolist(),
-            strict=True,
-        )
-        for place, (label, *ends) in enumerate(times):
-            rows.append(
-                (
-                    rank_timeline.times.group.ranks[0],
-                    rank_timeline.name_stream(place),
-                    place,
-                    label.name,
-                    label.kind,
-                    label.phase,
-                    label.module,
-                    *ends,
-                )
-            )
-        for name, *ends in rank_timeline.list_added():
-            rows.append(
-                (rank_timeline.times.group.ranks[0], "compute", None, name, name, name, "", *ends)
-            )
+    rows: list[tuple[Any, ...]] = []
+    for timeline in timelines:
+        rank = timeline.times.group.ranks[0]
+        times = zip(timeline.starts.tolist(), timeline.ends.tolist(), strict=True)
+        for place, (label, (start, end)) in enumerate(
+            zip(timeline.graph.labels, times, strict=True)
+        ):
+            stream = timeline.name_stream(place)
+            names = (label.name, label.kind, label.phase, label.module)
+            rows.append((rank, stream, place, *names, start, end))
+        for cause, start, end in timeline.list_added():
+            rows.append((rank, "compute", None, cause, cause, cause, "", start, end))
     return polars.DataFrame(
         rows, {**schema, "start_s": polars.Float64, "end_s": polars.Float64}, orient="row"
     )
@@ -243,35 +118,31 @@ def list_spans(operations: Table, level: str, depth: int | None = None) -> Table
     return spans.agg(**ends, end_s=polars.last("end_s")).drop("span")
 
 
-def _list_idle(rank_timeline: RankTimeline) -> Iterator[tuple[int, float]]:
+def _list_idle(timeline: RankTimeline) -> Iterator[tuple[int, float]]:
     """Idle times of the compute stream [s], each with the position of the collective or operation
     it counts to.
 
     Position -1 is the time between two iterations.
     """
-    ends = rank_timeline.ends[rank_timeline.compute]
-    since = ends[-1:] - rank_timeline.period + sum(rank_timeline.added.values())
-    gaps = np.maximum(
-        rank_timeline.starts[rank_timeline.compute] - np.concatenate((since, ends[:-1])), 0.0
-    )
-    for later, held in rank_timeline.waits_by_operation.items() if len(gaps) else ():
+    ends = timeline.ends[timeline.compute]
+    since = ends[-1:] - timeline.period + timeline.added.total
+    gaps = np.maximum(timeline.starts[timeline.compute] - np.concatenate((since, ends[:-1])), 0.0)
+    for later, held in timeline.waits_by_operation.items() if len(gaps) else ():
         for place in dict.fromkeys(place for place, *_ in held):
             ones = [one for wait, one, _ in held if wait == place]
             yield (
-                ones[
-                    rank_largest(rank_timeline.ends[ones], slack=_EQUAL * rank_timeline.period)[0]
-                ],
-                float(rank_timeline.stream_wait_time[place]),
+                ones[rank_largest(timeline.ends[ones], slack=_EQUAL * timeline.period)[0]],
+                float(timeline.stream_wait_time[place]),
             )
-            gaps[later] -= rank_timeline.stream_wait_time[place]
-    for later in np.flatnonzero(gaps > _EQUAL * rank_timeline.period).tolist():
+            gaps[later] -= timeline.stream_wait_time[place]
+    for later in np.flatnonzero(gaps > _EQUAL * timeline.period).tolist():
         yield (
-            int(rank_timeline.compute[later]) if later or not rank_timeline.device else -1,
+            int(timeline.compute[later]) if later or not timeline.device else -1,
             float(gaps[later]),
         )
 
 
-def sum_modules(rank_timeline: RankTimeline, depth: int | None) -> Table:
+def sum_modules(timeline: RankTimeline, depth: int | None) -> Table:
     """Time of every module in program order, see `Prediction.modules`.
 
     Idle time between two iterations belongs to no module. The time of an update is shared among the
@@ -281,23 +152,23 @@ def sum_modules(rank_timeline: RankTimeline, depth: int | None) -> Table:
     check_threads()
     import polars
 
-    graph, owners = rank_timeline.graph, _find_owners(rank_timeline.graph)
-    labels = (
-        *graph.labels,
-        Label("", "", "", "forward", ""),
-    )  # the last one: between two iterations
-    busy = np.where(rank_timeline.times.seconds > 0, rank_timeline.ends - rank_timeline.starts, 0.0)
+    graph, owners = timeline.graph, _find_owners(timeline.graph)
+    between_iterations = Label("", "", "", "forward", "")
+    labels = (*graph.labels, between_iterations)
+    busy = np.where(timeline.times.seconds > 0, timeline.ends - timeline.starts, 0.0)
     spent = [
         (place, 1, own, own * (labels[place].kind == "host"))
         for place, own in enumerate(busy.tolist())
     ]
-    spent += [(place, 0, seconds, seconds) for place, seconds in _list_idle(rank_timeline)]
+    spent += [(place, 0, seconds, seconds) for place, seconds in _list_idle(timeline)]
     rows = [
         (module, count, labels[place].phase, share * seconds, share * idle)
         for place, count, seconds, idle in spent
         for module, share in owners.get(place, {labels[place].module: 1.0}).items()
     ]
-    rows += [(name, 0, "update", seconds, seconds) for name, seconds in rank_timeline.added.items()]
+    rows += [
+        (name, 0, "update", seconds, seconds) for name, seconds in timeline.added.list_causes()
+    ]
     frame = polars.DataFrame(
         rows, schema=("module", "operations", "phase", "time_s", "idle_s"), orient="row"
     )
@@ -308,7 +179,7 @@ def sum_modules(rank_timeline: RankTimeline, depth: int | None) -> Table:
         polars.sum("operations"),
         *phases,
         polars.sum("idle_s"),
-        polars.sum("time_s").alias("share") / rank_timeline.period,
+        polars.sum("time_s").alias("share") / timeline.period,
     )
     frame = frame.group_by(cut_path(depth), maintain_order=True).agg(*sums)
     return polars.concat([frame.filter(polars.col("module") != ""), frame.filter(module="")])
@@ -348,58 +219,54 @@ def _precede(places: np.ndarray, place: int, period: float) -> list[Place]:
     return [(int(places[number]), 0.0 if number >= 0 else -period)] if len(places) else []
 
 
-def _find_held(rank_timeline: RankTimeline, place: int) -> list[Place]:
+def _find_held(timeline: RankTimeline, place: int) -> list[Place]:
     """The collective that ended last, of those that an operation of the compute stream or its host
     waited for."""
     near, found = (
-        _EQUAL * rank_timeline.period,
-        rank_timeline.waits_by_operation.get(rank_timeline.find_next(place), ()),
+        _EQUAL * timeline.period,
+        timeline.waits_by_operation.get(timeline.find_next(place), ()),
     )
-    shifted = [
-        (one, -rank_timeline.period * ((wait > place) + before)) for wait, one, before in found
-    ]
+    shifted = [(one, -timeline.period * ((wait > place) + before)) for wait, one, before in found]
     over = [
         (one, shift)
         for one, shift in shifted
-        if rank_timeline.ends[one] + shift <= rank_timeline.starts[place] + near
+        if timeline.ends[one] + shift <= timeline.starts[place] + near
     ]
-    ends = [float(rank_timeline.ends[one]) + shift for one, shift in over]
+    ends = [float(timeline.ends[one]) + shift for one, shift in over]
     return [over[number] for number in rank_largest(ends, slack=near)[:1]]
 
 
-def _launch(rank_timeline: RankTimeline, place: int) -> tuple[Place, float, Place | None]:
+def _launch(timeline: RankTimeline, place: int) -> tuple[Place, float, Place | None]:
     """What the host launched before an operation, when it was free again [s], and the operation it
     waited for."""
-    ((last, shift),) = _precede(np.arange(len(rank_timeline.starts)), place, rank_timeline.period)
+    ((last, shift),) = _precede(np.arange(len(timeline.starts)), place, timeline.period)
     kind, held = (
-        rank_timeline.graph.labels[last].kind,
-        [] if rank_timeline.device else _find_held(rank_timeline, place),
+        timeline.graph.labels[last].kind,
+        [] if timeline.device else _find_held(timeline, place),
     )
-    freed, found = float(rank_timeline.issued[last]) + shift, None
+    freed, found = float(timeline.issued[last]) + shift, None
     waits = (
-        [(last, shift)]
-        if (kind == "transfer" if rank_timeline.device else kind != "collective")
-        else []
+        [(last, shift)] if (kind == "transfer" if timeline.device else kind != "collective") else []
     )
     for one, later in dict.fromkeys([*waits, *held]):
-        if rank_timeline.ends[one] + later >= freed - _EQUAL * rank_timeline.period:
-            freed, found = float(rank_timeline.ends[one]) + later, (one, later)
+        if timeline.ends[one] + later >= freed - _EQUAL * timeline.period:
+            freed, found = float(timeline.ends[one]) + later, (one, later)
     return (last, shift), freed, found
 
 
 def _find_last(
-    rank_timelines: Sequence[RankTimeline], rank_timeline: RankTimeline, place: int
+    timelines: Sequence[RankTimeline], timeline: RankTimeline, place: int
 ) -> tuple[RankTimeline, int]:
     """The rank that was ready last for a collective, and the position of the collective there.
 
     All ranks run their part of a collective at the same time.
     """
-    near, parts = _EQUAL * rank_timeline.period, []
-    for other in rank_timelines:
+    near, parts = _EQUAL * timeline.period, []
+    for other in timelines:
         at = other.graph.collectives
         same = (
-            abs(other.starts[at] - rank_timeline.starts[place])
-            + abs(other.ends[at] - rank_timeline.ends[place])
+            abs(other.starts[at] - timeline.starts[place])
+            + abs(other.ends[at] - timeline.ends[place])
             <= near
         )
         parts += [(-other.arrival_wait_time[one], other, one) for one in at[same].tolist()]
@@ -407,50 +274,50 @@ def _find_last(
 
 
 def _walk_back(
-    rank_timelines: Sequence[RankTimeline],
+    timelines: Sequence[RankTimeline],
 ) -> Iterator[tuple[RankTimeline, str, int, float, float]]:
     """RankTimeline, stream, operation, start and end [s] of the steps of the critical path, the last first,
     without a gap."""
-    period, near = rank_timelines[0].period, _EQUAL * rank_timelines[0].period
-    rank_timeline = rank_timelines[
+    period, near = timelines[0].period, _EQUAL * timelines[0].period
+    timeline = timelines[
         rank_largest(
-            [rank_timeline.ends.max(initial=-np.inf) for rank_timeline in rank_timelines],
+            [timeline.ends.max(initial=-np.inf) for timeline in timelines],
             slack=near,
         )[0]
     ]
-    place, shift = rank_largest(rank_timeline.ends, slack=near)[0], 0.0
-    time = float(rank_timeline.ends[place])
+    place, shift = rank_largest(timeline.ends, slack=near)[0], 0.0
+    time = float(timeline.ends[place])
     while True:
         stream, end, time = (
-            rank_timeline.name_stream(place),
+            timeline.name_stream(place),
             time,
-            float(rank_timeline.starts[place]) + shift,
+            float(timeline.starts[place]) + shift,
         )
-        yield rank_timeline, stream, place, time, end
+        yield timeline, stream, place, time, end
         same = np.zeros(0)
         if stream != "compute":
-            rank_timeline, place = _find_last(rank_timelines, rank_timeline, place)
-            at, group = rank_timeline.graph.collectives, rank_timeline.graph.column("group")
+            timeline, place = _find_last(timelines, timeline, place)
+            at, group = timeline.graph.collectives, timeline.graph.column("group")
             same = at[group[at] == group[place]]
         known = (
             _precede(same, place, period)
-            + _find_held(rank_timeline, place)
-            + _precede(rank_timeline.compute, place, period)
+            + _find_held(timeline, place)
+            + _precede(timeline.compute, place, period)
         )
         found = next(
-            (f for f in known if abs(rank_timeline.ends[f[0]] + f[1] + shift - time) <= near), None
+            (f for f in known if abs(timeline.ends[f[0]] + f[1] + shift - time) <= near), None
         )
         # it started when it was launched: back along the host's clock, to what that waited for
         while found is None:
-            last, freed, found = _launch(rank_timeline, place)
+            last, freed, found = _launch(timeline, place)
             end, time = time, min(freed + shift, time)
-            yield rank_timeline, "host", place, time, end
+            yield timeline, "host", place, time, end
             if found is None:
                 place, shift = last[0], last[1] + shift
         place, shift = found[0], found[1] + shift
 
 
-def find_critical_path(rank_timelines: Sequence[RankTimeline]) -> Table:
+def find_critical_path(timelines: Sequence[RankTimeline]) -> Table:
     """The chain of operations that sets the time, see `Prediction.critical_path`.
 
     The path is followed backward from the last operation over two periods, and the earlier one is
@@ -460,60 +327,47 @@ def find_critical_path(rank_timelines: Sequence[RankTimeline]) -> Table:
     import polars
 
     # the simulated period
-    rank_timelines = [
-        replace(rank_timeline, period=rank_timeline.period - sum(rank_timeline.added.values()))
-        for rank_timeline in rank_timelines
+    timelines = [
+        replace(timeline, period=timeline.period - timeline.added.total) for timeline in timelines
     ]
-    period, near = rank_timelines[0].period, _EQUAL * rank_timelines[0].period
-    last = max(float(rank_timeline.ends.max(initial=-np.inf)) for rank_timeline in rank_timelines)
-    edges, rank = (
-        (last + np.cumsum([0.0, *rank_timelines[0].added.values()])).tolist(),
-        rank_timelines[0].times.group.ranks[0],
-    )
-    steps = [
-        (rank, "host", None, name, name, "", "", *edges[n : n + 2])
-        for n, name in enumerate(rank_timelines[0].added)
-    ][::-1]
-    most = 8 * sum(len(rank_timeline.starts) for rank_timeline in rank_timelines)
-    for rank_timeline, stream, place, start, end in (
-        islice(_walk_back(rank_timelines), most) if period > 0 else ()
+    period, near = timelines[0].period, _EQUAL * timelines[0].period
+    last = max(float(timeline.ends.max(initial=-np.inf)) for timeline in timelines)
+    first_rank = timelines[0].times.group.ranks[0]
+    end = last
+    unsimulated = []
+    for cause, seconds in timelines[0].added.list_causes():
+        unsimulated.append((first_rank, "host", None, cause, cause, "", "", end, end + seconds))
+        end += seconds
+    steps: list[tuple[Any, ...]] = unsimulated[::-1]
+    most = 8 * sum(len(timeline.starts) for timeline in timelines)
+    for timeline, stream, place, start, end in (
+        islice(_walk_back(timelines), most) if period > 0 else ()
     ):
         start, end = max(start + period, last - period), min(end + period, last)
         if end <= last - period + near:
             break
         if end > start + near:
-            label = rank_timeline.graph.labels[place]
-            steps.append(
-                (
-                    rank_timeline.times.group.ranks[0],
-                    stream,
-                    place,
-                    label.name,
-                    label.kind,
-                    label.phase,
-                    label.module,
-                    start,
-                    end,
-                )
-            )
+            label = timeline.graph.labels[place]
+            names = (label.name, label.kind, label.phase, label.module)
+            steps.append((timeline.times.group.ranks[0], stream, place, *names, start, end))
     columns = ("rank", "stream", "operation", "name", "kind", "phase", "module", "start_s", "end_s")
     return polars.DataFrame(steps[::-1], schema=columns, orient="row")
 
 
-def list_events(rank_timelines: Sequence[RankTimeline], sources: Mapping[int, int]) -> list[Event]:
+def list_events(timelines: Sequence[RankTimeline], sources: Mapping[int, int]) -> list[Event]:
     """Events of a trace: slices with sizes, and the names of their ranks and streams.
 
-    `sources` gives, for each rank of the trace, the rank_timeline it is like. Slices on one stream do not
+    `sources` gives, for each rank of the trace, the timeline it is like. Slices on one stream do not
     overlap; slices of modules are nested.
     """
     slices, names = list[Event](), list[Event]()
     for rank, source in sources.items():
-        rank_timeline = rank_timelines[source]
-        slices += _list_slices(rank_timeline, rank)
-        streams = {_MODULES: "modules"} | ({_HOST: "host"} if rank_timeline.device else {})
+        timeline = timelines[source]
+        slices += _list_slices(timeline, rank)
+        streams = {_MODULES: "modules"} | ({_HOST: "host"} if timeline.device else {})
         streams |= {
-            _find_thread(rank_timeline, place): rank_timeline.name_stream(place)
-            for place in range(len(rank_timeline.starts))
+            _find_thread(timeline, place): timeline.name_stream(place)
+            for place in range(len(timeline.starts))
         }
         named = [("process", {"pid": rank}, rank, f"rank {rank}")]
         named += [
@@ -528,17 +382,15 @@ def list_events(rank_timelines: Sequence[RankTimeline], sources: Mapping[int, in
     return [*names, *sorted(slices, key=lambda event: float(event["ts"]))]
 
 
-def _find_thread(rank_timeline: RankTimeline, place: int) -> int:
-    collective = rank_timeline.graph.labels[place].kind == "collective"
-    return (
-        _COMMUNICATION + int(rank_timeline.graph.column("group")[place]) if collective else _COMPUTE
-    )
+def _find_thread(timeline: RankTimeline, place: int) -> int:
+    collective = timeline.graph.labels[place].kind == "collective"
+    return _COMMUNICATION + int(timeline.graph.column("group")[place]) if collective else _COMPUTE
 
 
-def _list_slices(rank_timeline: RankTimeline, rank: int) -> Iterator[Event]:
+def _list_slices(timeline: RankTimeline, rank: int) -> Iterator[Event]:
     """Stages, their modules and the modules inside those; then every operation, and its launch on
     the host."""
-    graph, operations = rank_timeline.graph, list_operations([rank_timeline])
+    graph, operations = timeline.graph, list_operations([timeline])
     for depth in range(2 + max((label.module.count(".") for label in graph.labels), default=0)):
         level = "module" if depth else "stage"
         for _, _, phase, module, count, *ends in list_spans(
@@ -549,9 +401,9 @@ def _list_slices(rank_timeline: RankTimeline, rank: int) -> Iterator[Event]:
                 yield _slice(
                     module or phase, level, rank, _MODULES, *ends, **more, operations=count
                 )
-    free = float(rank_timeline.issued[-1]) - rank_timeline.period if len(graph) else 0.0
+    free = float(timeline.issued[-1]) - timeline.period if len(graph) else 0.0
     for place, label in enumerate(graph.labels):
-        sizes, issued = graph[place].features, float(rank_timeline.issued[place])
+        sizes, issued = graph[place].features, float(timeline.issued[place])
         args: dict[str, Any] = {
             "operation": place,
             "phase": label.phase,
@@ -562,14 +414,14 @@ def _list_slices(rank_timeline: RankTimeline, rank: int) -> Iterator[Event]:
         args["dtype"] = graph.dtypes[place] if graph.dtypes else graph.dtype
         args["bytes"] = int(sizes["nbytes"] or graph.traffic[place])
         if label.kind == "collective":
-            args["waiting_us"] = round(float(rank_timeline.arrival_wait_time[place]) * 1e6, 3)
-        start, end = float(rank_timeline.starts[place]), float(rank_timeline.ends[place])
-        thread = _find_thread(rank_timeline, place)
+            args["waiting_us"] = round(float(timeline.arrival_wait_time[place]) * 1e6, 3)
+        start, end = float(timeline.starts[place]), float(timeline.ends[place])
+        thread = _find_thread(timeline, place)
         yield _slice(label.name, label.kind, rank, thread, start, end, **args)
-        if rank_timeline.device:
+        if timeline.device:
             yield _slice(label.name, "host", rank, _HOST, free, issued, operation=place)
         free = issued
-    for name, *ends in rank_timeline.list_added():
+    for name, *ends in timeline.list_added():
         yield _slice(name, name, rank, _COMPUTE, *ends)
 
 
@@ -590,20 +442,20 @@ def find_throughput(prediction: Any) -> dict[str, float]:
     return {name: count / prediction.time for name, count in counts.items() if count}
 
 
-def sum_resources(rank_timeline: RankTimeline) -> tuple[float, float, np.ndarray]:
+def sum_resources(timeline: RankTimeline) -> tuple[float, float, np.ndarray]:
     """Time of the kernels of a rank, of its host, and of the collectives of each of its
     communicators [s]."""
     times, lengths = (
-        rank_timeline.times,
-        (rank_timeline.ends - rank_timeline.starts)[rank_timeline.graph.collectives],
+        timeline.times,
+        (timeline.ends - timeline.starts)[timeline.graph.collectives],
     )
     moving = np.bincount(
         np.array(times.group.communicators, dtype=int), weights=lengths, minlength=1
     )
-    late = float(times.seconds[rank_timeline.graph.kernels.get(STAGE_HOST, [])].sum())
+    late = float(times.seconds[timeline.graph.kernels.get(STAGE_HOST, [])].sum())
     return (
         float(times.seconds.sum()) - late,
-        rank_timeline.host_time + late,
+        timeline.host_time + late,
         moving,
     )
 
@@ -612,8 +464,8 @@ def find_mfu(prediction: Any) -> float | None:
     """Model FLOP utilization: `Graph.model_flops` of all ranks over their peak [-]; None without
     products."""
     flops = sum(
-        len(rank_timeline.times.group.ranks) * rank_timeline.graph.model_flops
-        for rank_timeline in prediction._timeline.rank_timelines
+        len(timeline.times.group.ranks) * timeline.graph.model_flops
+        for timeline in prediction._timeline.rank_timelines
     )
     peak = prediction.platform.device.peaks[prediction.workload.dtype].value
     return flops / (prediction.time * prediction.ranks * peak) or None

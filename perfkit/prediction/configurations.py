@@ -8,7 +8,7 @@ import numpy as np
 
 from perfkit.ground.units import Array
 from perfkit.platform.platform import Platform
-from perfkit.prediction.accounts import find_bottleneck
+from perfkit.prediction.breakdown import find_bottleneck, find_resource
 from perfkit.prediction.cost import join_host, price
 from perfkit.prediction.memory import WORKSPACE, list_peaks, sum_untouched
 from perfkit.prediction.ranks import Workload, group_identical_ranks, time_collectives, time_rank
@@ -255,8 +255,9 @@ class _Structure:
             spread = np.hypot(
                 join_errors(cost.spread * times / time, cost.assumed, waits / time, around), slower
             )
-        parts = {"collective": waits, "host": time - device}
+        by_resource = {"communication": waits, "host": time - device}
         for priced, seconds in zip(cost.models.classes, times, strict=True):
-            parts[priced.kind] = parts.get(priced.kind, 0.0) + seconds
-        bottleneck = find_bottleneck(parts, host, device)
+            resource = find_resource(priced.kind)
+            by_resource[resource] = by_resource.get(resource, 0.0) + seconds
+        bottleneck = find_bottleneck(by_resource, host, device)
         return {"time": time, "spread": spread, "bottleneck": bottleneck, "needs": needs}

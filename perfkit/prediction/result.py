@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from perfkit.platform.estimates import check_time, find_interval, warn_once
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction import accounts, uncertainty
+from perfkit.prediction.breakdown import PACE, Breakdown, break_down, find_bottleneck
 from perfkit.prediction.cost import join_host, list_attention, price
 from perfkit.prediction.memory import Memory, find_shortage, measure_memory
 from perfkit.prediction.micro_batches import join_hosts
@@ -54,9 +55,8 @@ class Prediction(Tabular):
         Steady-state time from one iteration to the next [s].
     spread : float
         Standard deviation of the logarithm of the time [-].
-    parts : mapping of (str, str) to (int, float)
-        Number and time of the operations of the slowest rank, by phase and class; the times sum to
-        `time` [s].
+    causes : Breakdown
+        Time of the slowest rank by cause; all causes sum to `time`.
     lower_bound : float
         Time of the busiest single resource, without any dependency [s].
     serial : float
@@ -80,7 +80,7 @@ class Prediction(Tabular):
     ranks: int
     time: float
     spread: float
-    parts: Mapping[tuple[str, str], tuple[int, float]]
+    causes: Breakdown
     lower_bound: float
     serial: float
     latency: float
@@ -112,7 +112,13 @@ class Prediction(Tabular):
     def bottleneck(self) -> str:
         """What sets the pace: data or the host if the device waits for them, else the class with
         the largest part."""
-        return _find_bottleneck(self.parts, self._timeline)
+        return _find_bottleneck(self.causes, self._timeline)
+
+    @cached_property
+    def parts(self) -> Mapping[tuple[str, str], tuple[int, float]]:
+        """Number and time of the operations of the slowest rank, by phase and class; the times sum
+        to `time` [s]."""
+        return self.causes.list_parts()
 
     def breakdown(self) -> Table:
         """Time of the slowest rank by phase and operation class; sums to the total.
@@ -150,8 +156,8 @@ class Prediction(Tabular):
         frame : polars.DataFrame
             rank, stream, operation, name, kind, phase, module, start_s [s], end_s [s]; of modules
             and stages rank, stream, phase, module, operations [-], start_s [s], end_s [s]. The last
-            rows are no operations and have no number: ``handover``, when host and device wait for
-            each other, and ``loading``.
+            rows are no operations and have no number: ``host_device_synchronization``, when
+            host and device wait for each other, and ``loading``.
         """
         check_choice("level", level, ("operation", "module", "stage"))
         frame = accounts.list_operations(self._timeline.rank_timelines)
@@ -173,22 +179,22 @@ class Prediction(Tabular):
         frame : polars.DataFrame
             module (empty for operations of no module and for idle time between iterations),
             operations [-], forward_s, backward_s, update_s [s], idle_s (part of those three) [s],
-            share [-], in program order. The three sum to the time; ``handover`` and ``loading``
-            have their own rows, under update.
+            share [-], in program order. The three sum to the time; ``host_device_synchronization`` and
+            ``loading`` have their own rows, under update.
         """
         check_type("rank", rank, int | None)
-        rank_timelines = self._timeline.rank_timelines
-        busiest = rank_timelines[
-            rank_largest(
-                [float(rank_timeline.times.seconds.sum()) for rank_timeline in rank_timelines]
-            )[0]
+        timelines = self._timeline.rank_timelines
+        busiest = timelines[
+            rank_largest([float(rank_timeline.times.seconds.sum()) for rank_timeline in timelines])[
+                0
+            ]
         ]
         found = (
             [busiest]
             if rank is None
             else [
                 rank_timeline
-                for rank_timeline in rank_timelines
+                for rank_timeline in timelines
                 if rank in rank_timeline.times.group.ranks
             ]
         )
@@ -202,9 +208,9 @@ class Prediction(Tabular):
         """Busy and idle time of the compute streams, by cause; ranks that do the same are listed
         once.
 
-        Columns rank, ranks (how many do the same) [-]; busy_s; stolen_s (how much longer operations
-        take because of collectives on the same core); host_s (nothing is launched, with handover
-        and loading); communication_s (a collective that the stream waits for is in flight);
+        Columns rank, ranks (how many do the same) [-]; busy_s; contention_s (how much longer operations
+        take because of collectives on the same core); host_s (nothing is launched, with
+        synchronization and loading); communication_s (a collective that the stream waits for is in flight);
         waiting_s (that collective waits for other ranks) [s]. The times of a rank sum to the time.
         """
         return self._tabulate(accounts.sum_idle)
@@ -214,7 +220,7 @@ class Prediction(Tabular):
         any rank and stream.
 
         Columns rank, stream (``host`` while an operation is launched), operation, name, kind,
-        phase, module, start_s, end_s [s]. ``handover`` and ``loading`` come last. The steps sum to
+        phase, module, start_s, end_s [s]. ``host_device_synchronization`` and ``loading`` come last. The steps sum to
         the time.
         """
         return accounts.find_critical_path(self._timeline.rank_timelines)
@@ -233,15 +239,15 @@ class Prediction(Tabular):
             Most ranks to write; if there are more, some of every kind [-].
         """
         target = check_target("path", path)
-        most, rank_timelines = (
+        most, timelines = (
             check_positive("ranks", ranks, integer=True),
             self._timeline.rank_timelines,
         )
-        kinds = [rank_timeline.times.group.ranks for rank_timeline in rank_timelines]
+        kinds = [rank_timeline.times.group.ranks for rank_timeline in timelines]
         order = sorted(
             (n, rank, index) for index, alike in enumerate(kinds) for n, rank in enumerate(alike)
         )
-        events = accounts.list_events(rank_timelines, dict(sorted(row[1:] for row in order[:most])))
+        events = accounts.list_events(timelines, dict(sorted(row[1:] for row in order[:most])))
         lines = ",\n".join(json.dumps(event, ensure_ascii=False) for event in events)
         notes = json.dumps({"prediction": repr(self)}, ensure_ascii=False)
         return write_text(
@@ -379,18 +385,16 @@ class Prediction(Tabular):
         return f"{', '.join(filter(None, words))}: {time} ({low}–{high}), {self.bottleneck}{short}"
 
 
-def _find_bottleneck(parts: Mapping[tuple[str, str], tuple[int, float]], timeline: Timeline) -> str:
-    """What sets the pace of an iteration with these parts, see `Prediction.bottleneck`."""
-    if ("", "loading") in parts:
+def _find_bottleneck(causes: Breakdown, timeline: Timeline) -> str:
+    """What sets the pace of an iteration with these causes, see `Prediction.bottleneck`."""
+    if causes.loading:
         return "input-bound"
-    seconds_by_kind: dict[str, float] = {}
-    for (_, kind), (_, seconds) in parts.items():
-        seconds_by_kind[kind] = seconds_by_kind.get(kind, 0.0) + seconds
+    by_resource = causes.sum_by_resource()
     host, device = float(timeline.hosts.max()), timeline.device_time
     if any(len(rank.group.graph.transfers) for rank in timeline.ranks):
         # a host that waits for its device is part of the time of the device
-        device = timeline.period - accounts.sum_kinds(parts, "host", "handover")
-    return str(accounts.find_bottleneck(seconds_by_kind, host, device))
+        device = timeline.period - by_resource["host"]
+    return str(find_bottleneck(by_resource, host, device))
 
 
 def predict(
@@ -482,35 +486,38 @@ def predict(
     timeline = simulate(times, device=device, contention=shared)
     natural, free = timeline.period, device and not any(len(kind.graph.transfers) for kind in kinds)
     if free:  # no host waits for its device
-        timeline.extend(handover=float(join_host(timeline.device_time, max(timeline.hosts), whole)))
-    timeline.extend(loading=loading)
+        timeline.extend(
+            "host_device_synchronization",
+            float(join_host(timeline.device_time, max(timeline.hosts), whole)),
+        )
+    timeline.extend("loading", loading)
     slowest = rank_largest([float(own.seconds.sum()) for own in times])[0]
     cost, rank_timeline = costs[slowest], timeline.measure(slowest)
     fixed = float(
         cost.models.numbers["launch"][cost.classes] @ rank_timeline.graph.column("launches")
     )
-    parts = accounts.split_period(rank_timeline)
+    causes = break_down(rank_timeline)
     busy, hosts, moving = accounts.sum_resources(rank_timeline)
     recorded = dict.fromkeys(note for kind in kinds for note in kind.graph.notes)
     found, unmodelled = uncertainty.list_notes(rank_timeline.graph, cost, where, what.family, count)
     short = find_shortage([kind.graph for kind in kinds], where)
     notes = (*notes, *recorded, *found, *short)
     warn_once(notes, 3)
-    if _find_bottleneck(parts, timeline) not in ("host-bound", "input-bound"):
+    if _find_bottleneck(causes, timeline) not in ("host-bound", "input-bound"):
         notes += uncertainty.list_idle_tensor_cores(rank_timeline, where)
     placements = plan.placements if plan and count > 1 else ()
     copies = sum(placement.kind == "data_parallel" for placement in placements)
     notes += uncertainty.list_dense_tables(rank_timeline.graph, copies)
-    if natural > accounts.PACE * timeline.device_time and {q.kind for q in where.host.values()} & {
+    if natural > PACE * timeline.device_time and {q.kind for q in where.host.values()} & {
         "assumed"
     }:
         notes += (f"{_ASSUMED}; the device alone takes {format_time(timeline.device_time)}",)
     spread = whole.spread if whole else uncertainty.CONTEXT if device or not where.context else 0.0
     if not whole or (device and "per_operation" not in whole):  # the host was not fitted
-        waits = accounts.sum_kinds(parts, "waiting", "collective") / timeline.period
+        waits = (causes.wait_time_for_ranks + causes.collective_time) / timeline.period
         late = 0.0
         if staged:
-            late = accounts.sum_kinds(parts, "host") / timeline.period * math.log(error)
+            late = causes.host_time / timeline.period * math.log(error)
         around = uncertainty.find_spread(cost, rank_timeline, waits, spread)
         spread = math.hypot(
             around, late, uncertainty.spread_host(timeline, error, loading, free, whole)
@@ -521,7 +528,7 @@ def predict(
         ranks=count,
         time=timeline.period,
         spread=spread,
-        parts=parts,
+        causes=causes,
         lower_bound=min(
             max(busy, float(moving.max()), hosts if device else 0.0, loading), timeline.period
         ),

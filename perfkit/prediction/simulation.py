@@ -4,10 +4,10 @@ ranks."""
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,31 @@ _MOST, _PATTERN = 72, 12
 #: Iterations that a device is ahead of a slow host at first, and the relative difference of two
 #: equal times [-].
 _FAR, _EQUAL = 1000, 1e-12
+
+
+class UnsimulatedTime(NamedTuple):
+    """The part of a period that was not simulated; it comes after everything else.
+
+    Parameters
+    ----------
+    host_device_synchronization : float, optional
+        What an iteration takes beyond the longer of host and device, because each waits for the
+        other at times [s].
+    loading : float, optional
+        What it takes beyond that because its data loader is slower [s].
+    """
+
+    host_device_synchronization: float = 0.0
+    loading: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Both together [s]."""
+        return self.host_device_synchronization + self.loading
+
+    def list_causes(self) -> list[tuple[str, float]]:
+        """Name and time of each cause that takes any [s]."""
+        return [(name, seconds) for name, seconds in self._asdict().items() if seconds]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +72,8 @@ class RankTimeline:
         The part of that time with a collective of this rank in flight [s].
     contention_time : array
         How much longer each operation takes because of collectives on the same core [s].
-    added : mapping of str to float
-        The part of the period that was not simulated, by name [s].
+    added : UnsimulatedTime
+        The part of the period that was not simulated.
     """
 
     times: RankTimes
@@ -61,7 +86,7 @@ class RankTimeline:
     stream_wait_time: Array
     exposed_time: Array
     contention_time: Array
-    added: Mapping[str, float]
+    added: UnsimulatedTime
 
     @property
     def graph(self) -> Graph:
@@ -103,7 +128,7 @@ class RankTimeline:
         waited = float((self.stream_wait_time - self.exposed_time).sum())
         if self.device:
             without_others = self.host_time
-            simulated = self.period - sum(self.added.values())
+            simulated = self.period - self.added.total
             waited = min(waited, max(simulated - without_others, 0.0))
         return waited
 
@@ -111,8 +136,8 @@ class RankTimeline:
         """Name, start and end [s] of the time that was not simulated; it comes after everything
         else."""
         begin = min(float(self.starts[self.compute[:1]].sum()), 0.0)  # an early rank ends early too
-        end = begin + self.period - sum(self.added.values())
-        for name, seconds in self.added.items():
+        end = begin + self.period - self.added.total
+        for name, seconds in self.added.list_causes():
             yield name, end, end + seconds
             end += seconds
 
@@ -197,7 +222,7 @@ class Timeline:
     from one iteration to the next once the pattern repeats; `latency` that of a first iteration
     from a common start; `device_time` the period if hosts that wait for nothing had launched
     everything before; `hosts` the host time of an iteration by rank; `added` is what makes the
-    period longer than the simulated one, by name.
+    period longer than the simulated one.
     """
 
     period: float
@@ -206,7 +231,7 @@ class Timeline:
 
     def __init__(self, ranks: Sequence[RankTimes], device: bool, contention: float) -> None:
         self.ranks, self.device, self.contention = ranks, device, contention
-        self.added: dict[str, float] = {}
+        self.added = UnsimulatedTime()
         # by communicator, and how many come before it there
         self.collectives: dict[tuple[int, int], CollectiveInstance] = {}
         self.collectives_of_rank: list[list[CollectiveInstance]] = [[] for _ in ranks]
@@ -375,12 +400,20 @@ class Timeline:
             self.run()
         return period
 
-    def extend(self, **times: float) -> None:
-        """Make the period as long as each of some times [s], and note what each adds."""
-        for name, time in times.items():
-            if (more := time - self.period) > 1e-9 * time:
-                self.added[name] = more
-            self.period = max(self.period, time)
+    def extend(self, cause: str, time: float) -> None:
+        """Make the period at least as long as a time, and note what the cause adds.
+
+        Parameters
+        ----------
+        cause : str
+            Field of `UnsimulatedTime`.
+        time : float
+            Least time from one iteration to the next [s].
+        """
+        more = time - self.period
+        if more > 1e-9 * time:
+            self.added = self.added._replace(**{cause: more})
+        self.period = max(self.period, time)
 
     @cached_property
     def rank_timelines(self) -> tuple[RankTimeline, ...]:
@@ -393,7 +426,7 @@ class Timeline:
         ends = [
             float(rank_timeline.ends.max(initial=-math.inf)) for rank_timeline in rank_timelines
         ]
-        begin = max(ends) - (self.period - sum(self.added.values()))
+        begin = max(ends) - (self.period - self.added.total)
         if math.isinf(begin):  # nothing runs
             begin = 0.0
         for view in (
