@@ -662,6 +662,21 @@ def draw_strategies(count: int, seed: int = 7) -> list[tuple[Transformer, str, S
     return found
 
 
+def draw_even_pipelines(count: int, seed: int) -> list[tuple[Transformer, str, Strategy, str]]:
+    """Random strategies as `draw_strategies` finds them, with stages of as many layers each.
+
+    Their models have small and large vocabularies, which make the first and the last stage slow.
+    """
+    rng = np.random.default_rng(seed)
+    found = []
+    for model, where, strategy, execution in draw_strategies(3 * count, seed):
+        stages = strategy.pp * strategy.chunks
+        if strategy.pp > 1 and model.layers % stages == 0:
+            vocabulary = int(rng.choice([8_000, 32_000, 50_304, 128_256, 256_000]))
+            found.append((replace(model, vocabulary=vocabulary), where, strategy, execution))
+    return found[:count]
+
+
 def compare_events(drawn: Sequence[tuple[Transformer, str, Strategy, str]]) -> list[float]:
     """Time of the simulation over that of the closed forms [-]."""
     ratios = []

@@ -208,9 +208,9 @@ def price_micro_batch(
             host[core].sum(),
         )
         again = len(cores) if np.all(np.equal(s.checkpoint, "full")) else 0
-    out["delayed"] = seconds[
-        inside & (phases == "backward") & (kinds == "gemm") & (variants == "tn")
-    ].sum(axis=0)
+    put_off = inside & (phases == "backward") & (kinds == "gemm") & (variants == "tn")
+    out["delayed"] = seconds[put_off].sum(axis=0)
+    out["delayed.host"] = host_without_sums[put_off].sum()
     updates = (phases == "update") & ~np.isin(modules, ("exchange.whole", "exchange.narrow"))
     narrow = modules == "exchange.narrow"
     out["narrow"] = seconds[narrow].sum(axis=0) / sum(weights.values())

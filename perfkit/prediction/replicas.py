@@ -181,3 +181,272 @@ def time_scattering_backward(
     last = _wait_for_both(kernels.last, layer, contention)
     tail = _wait_for_both(beside, ends, contention)
     return np.asarray(head + begin + paces + end + last + last_packing + tail)
+
+
+class UnitTimes(NamedTuple):
+    """A time of each unit of a stage: its embeddings, one of its layers, and its head; 0 for what
+    the stage does not hold [s]."""
+
+    embeddings: Array
+    layer: Array
+    head: Array
+
+
+class UnitMessages(NamedTuple):
+    """Messages of each unit of a stage, and those of the experts of a layer, which fewer ranks
+    share on a communicator of their own [s]."""
+
+    embeddings: Array
+    layer: Array
+    head: Array
+    experts: Array
+
+    @property
+    def longest(self) -> Array:
+        """Time until the messages of a layer have landed on both communicators [s]."""
+        return np.maximum(self.layer, self.experts)
+
+
+class Passed(NamedTuple):
+    """When the kernels of a pass end, after which its activations or their gradients go to the next
+    stage, and when its messages of replicas have landed too, from the start of the pass [s]."""
+
+    kernels: Array
+    landed: Array
+
+
+class Contention(NamedTuple):
+    """Share of the speed of kernels that a `single` message beside them takes, and that `two` take,
+    on two communicators [-]."""
+
+    single: Array
+    two: Array
+
+
+def _slow_for_two(kernels: Array, one: Array, other: Array, contention: Contention) -> Array:
+    """Time of kernels beside the messages of two communicators that begin with them [s].
+
+    First both are on their way, then the longer one alone, then none.
+    """
+    both = np.minimum(one, other)
+    alone = np.maximum(one, other) - both
+    done_beside_both = (1.0 - contention.two) * both
+    done_beside_one = (1.0 - contention.single) * alone
+    slowed_by_both = kernels / np.maximum(1.0 - contention.two, 1e-9)
+    slowed_by_one = both + (kernels - done_beside_both) / np.maximum(1.0 - contention.single, 1e-9)
+    after_both = kernels + both - done_beside_both + alone - done_beside_one
+    time = np.where(kernels <= done_beside_both + done_beside_one, slowed_by_one, after_both)
+    return np.asarray(np.where(kernels <= done_beside_both, slowed_by_both, time))
+
+
+def time_gathers_ahead(
+    kernels: UnitTimes,
+    copies: UnitTimes,
+    messages: UnitMessages,
+    layers: Array,
+    all_layers: Array,
+    contention: Contention,
+) -> Array:
+    """Time of the first forward pass of a stage whose weights are all gathered ahead of it [s].
+
+    `layers` are those of the pass, `all_layers` those of all chunks of the stage, which are
+    gathered after them.
+
+    Notes
+    -----
+    All copies come first, and each message begins when its copy has ended and the message before it
+    has landed. A unit starts when the unit before it has ended and its own weights have landed: the
+    time is the longest of the ways on which the pass waits last for the embeddings, for the first
+    layer, for the last layer, or for the head. What lies between is no longer than one of these, as
+    all layers are alike.
+    """
+    copied_layers = all_layers * copies.layer
+    copying = copied_layers + copies.head
+    sent = messages.embeddings + all_layers * messages.layer + messages.head
+    routed = all_layers * messages.experts
+    copied = copies.embeddings + _slow_for_two(copying, sent, routed, contention)
+    landed = copies.embeddings + messages.embeddings
+    begin = np.maximum(copied, landed)
+    all_kernels = kernels.embeddings + layers * kernels.layer + kernels.head
+    still = np.maximum(copies.embeddings + sent - begin, 0.0)
+    still_routed = np.maximum(copies.embeddings + copies.layer + routed - begin, 0.0)
+    times = [begin + _slow_for_two(all_kernels, still, still_routed, contention)]
+    first_routed = copies.embeddings + copies.layer
+    first_landed = np.maximum(landed, first_routed) + messages.layer
+    first_landed = np.maximum(first_landed, first_routed + messages.experts)
+    later = np.maximum(all_layers - 1.0, 0.0)
+    since_first = _slow_for_two(
+        layers * kernels.layer + kernels.head,
+        later * messages.layer + messages.head,
+        later * messages.experts,
+        contention,
+    )
+    times.append(first_landed + since_first)
+    last_landed = np.maximum(
+        landed + layers * messages.layer, first_routed + layers * messages.experts
+    )
+    times.append(
+        last_landed + _slow_down(kernels.layer + kernels.head, messages.head, contention.single)
+    )
+    times.append(landed + layers * messages.layer + messages.head + kernels.head)
+    return np.asarray(np.maximum.reduce(np.broadcast_arrays(*times)))
+
+
+def time_gathers_beside(
+    kernels: UnitTimes,
+    copies: UnitTimes,
+    messages: UnitMessages,
+    layers: Array,
+    contention: Contention,
+) -> Array:
+    """Time of a forward pass that gathers the weights of each unit one unit ahead [s].
+
+    Notes
+    -----
+    Nothing hides the first message. While a unit computes, the next one is gathered: either kernels
+    or messages set the pace.
+    """
+    longest = messages.longest
+    has_embeddings = messages.embeddings > 0
+    first_copy = np.where(has_embeddings, copies.embeddings, copies.layer)
+    first_message = np.where(has_embeddings, messages.embeddings, longest)
+    time = first_copy + _wait_for_both(copies.layer, first_message, contention.single)
+    beside_embeddings = np.maximum(
+        longest,
+        _slow_for_two(kernels.embeddings, messages.layer, messages.experts, contention),
+    )
+    time = time + np.where(has_embeddings, beside_embeddings, 0.0)
+    pace = np.maximum(
+        longest,
+        _slow_for_two(kernels.layer + copies.layer, messages.layer, messages.experts, contention),
+    )
+    time = time + np.maximum(layers - 1.0, 0.0) * pace
+    return np.asarray(
+        time
+        + _wait_for_both(kernels.layer + copies.head, messages.head, contention.single)
+        + kernels.head
+    )
+
+
+class Backlog(NamedTuple):
+    """What is left of the messages of earlier passes when a pass begins, on both communicators
+    [s]."""
+
+    layer: Array
+    experts: Array
+
+
+def time_reductions(
+    kernels: UnitTimes,
+    copies: UnitTimes,
+    messages: UnitMessages,
+    layers: Array,
+    lead: Array,
+    host: Array,
+    left: Backlog,
+    contention: Contention,
+) -> Passed:
+    """Times of a backward pass in which the gradients of each unit are reduced as soon as they are
+    complete.
+
+    `lead` is the part of a layer, at its beginning, in which it waits for messages of its own, and
+    `host` by how much the host makes the pass longer [s].
+
+    Notes
+    -----
+    Messages follow one another: all have landed when the last ones, from any unit on, have followed
+    its kernels without a gap. With equal layers the longest of these ways begins with what is left,
+    with the head, the first layer, the last one, or the embeddings.
+    """
+    layer = kernels.layer - lead + copies.layer
+    head = _slow_for_two(kernels.head + copies.head, left.layer, left.experts, contention)
+    sent = np.maximum(left.layer - head, 0.0) + messages.head
+    routed = np.maximum(left.experts - head, 0.0)
+    has_embeddings = messages.embeddings > 0
+    before_last_layer = np.where(has_embeddings, 0.0, host)
+    later = np.maximum(layers - 1.0, 0.0)
+    # nothing slows down what a layer waits for
+    beside_kernels = np.maximum(messages.layer - lead, 0.0)
+    routed_beside_kernels = np.maximum(messages.experts - lead, 0.0)
+    first = layer + before_last_layer * (layers <= 1)
+    first = head + lead + _slow_for_two(first, sent, routed, contention)
+    last = layers * layer + before_last_layer
+    sent_before = sent + later * beside_kernels
+    routed_before = routed + later * routed_beside_kernels
+    last = head + layers * lead + _slow_for_two(last, sent_before, routed_before, contention)
+    end = layers * layer + kernels.embeddings + copies.embeddings + host
+    sent_before = sent_before + messages.layer
+    routed_before = routed_before + messages.experts
+    end = head + layers * lead + _slow_for_two(end, sent_before, routed_before, contention)
+    end = np.where(has_embeddings, end, last)
+    all_layers = layers * messages.layer
+    landed = [
+        end + messages.embeddings,
+        last + messages.layer + messages.embeddings,
+        last + messages.experts,
+        first + all_layers + messages.embeddings,
+        first + layers * messages.experts,
+        head + sent + all_layers + messages.embeddings,
+        head + routed + layers * messages.experts,
+    ]
+    return Passed(end, np.maximum.reduce(np.broadcast_arrays(*landed)))
+
+
+def time_regathering_backward(
+    kernels: UnitTimes,
+    gather_copies: UnitTimes,
+    gathers: UnitMessages,
+    copies: UnitTimes,
+    messages: UnitMessages,
+    layers: Array,
+    host: Array,
+    contention: Contention,
+) -> Passed:
+    """Times of a backward pass that gathers the weights of each layer one unit ahead, and reduces
+    its gradients.
+
+    Notes
+    -----
+    Both kinds of messages share a communicator, in the order in which they are launched: the
+    weights of a layer are gathered behind the gradients of the unit before last, and its kernels
+    wait for them.
+    """
+    gather = gathers.longest
+    reduced = messages.longest
+    several = layers > 1
+    layer = kernels.layer + copies.layer
+    has_head = messages.head > 0
+    beside_head = np.maximum(
+        gather, _slow_for_two(kernels.head, gathers.layer, gathers.experts, contention)
+    )
+    beside_copy = _wait_for_both(gather_copies.layer * several, gather, contention.single)
+    head = np.where(has_head, beside_head + copies.head, beside_copy)
+    time = gather_copies.layer + head
+    first_message = messages.head + gather
+    first = np.maximum(
+        first_message,
+        _slow_for_two(
+            layer + gather_copies.layer,
+            messages.head + gathers.layer,
+            gathers.experts,
+            contention,
+        ),
+    )
+    time = time + np.where(several, first, 0.0)
+    pace = np.maximum(
+        reduced + gather,
+        _slow_for_two(
+            layer + gather_copies.layer,
+            messages.layer + gathers.layer,
+            messages.experts + gathers.experts,
+            contention,
+        ),
+    )
+    time = time + np.maximum(layers - 2.0, 0.0) * pace
+    before = np.where(several, reduced, messages.head)
+    last = np.maximum(before, _slow_down(layer, before, contention.single))
+    has_embeddings = messages.embeddings > 0
+    rest = kernels.embeddings + copies.embeddings + host
+    end = time + last + np.where(has_embeddings, _slow_down(rest, reduced, contention.single), host)
+    landed = time + last + np.where(has_embeddings, 0.0, host) + reduced
+    return Passed(end, np.maximum(landed, end) + messages.embeddings)

@@ -15,8 +15,18 @@ from perfkit.prediction.memory import WORKSPACE
 from perfkit.prediction.micro_batches import REGIONS, Sizes, price_messages, price_micro_batch
 from perfkit.prediction.replicas import (
     ShardedPass,
+    UnitMessages,
+    UnitTimes,
     time_gathering_forward,
     time_scattering_backward,
+)
+from perfkit.prediction.stage_replicas import (
+    Exchange,
+    StageKind,
+    add_to_each_pass,
+    slow_passes,
+    time_each_micro_batch,
+    time_once,
 )
 from perfkit.prediction.strategy_memory import measure_strategies
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
@@ -178,22 +188,24 @@ class _Iterations:
             shards = adds * part * shards
             host_of_shards = adds * part * parts[f"added.{unit}.host"]
             parts[f"{region}.backward"] += np.where(s.scattered, shards, whole)
-            parts[f"{region}.host.backward"] += np.where(s.scattered, host_of_shards, host)
+            # only FSDP adds up shards in hooks
+            in_hooks = s.scattered & s.alone
+            parts[f"{region}.host.backward"] += np.where(in_hooks, host_of_shards, host)
             if unit == "ends":
                 self.added_ends += shards
 
     def add_up(self) -> dict[str, Array]:
         """Times and their parts [s], spread [-] and memory [B]."""
-        terms, weights = self.share_stages(), self.weights
+        terms = self.share_stages()
         inside = sum(terms[name] for name in ("work", "tensor", "context", "experts", "host"))
-        terms["replicas"] = self.share_replicas(
-            inside / terms["work"], (terms["work"] + terms["host"]) / inside
-        )
+        # messages of experts come before the kernels of a layer, the host behind a pass
+        late = np.where(self.s.pp > 1, terms["host"], 0.0)
+        kernels = terms["work"] + terms["host"] - late
+        terms["replicas"] = self.share_replicas(kernels / (inside - terms["experts"] - late))
         # shards are cast when they are gathered
         in_gathers = self.s.alone & (self.s.zero > 0)
         narrow = np.where(in_gathers, 0.0, self.parts["narrow"])
-        shards = np.where(self.s.zero > 0, self.average(), 1)
-        terms["update"] = (self.parts["update"] + narrow) * weights / shards
+        terms["update"] = (self.parts["update"] + narrow) * self.count_updated()
         # the host of a whole replica waits for nothing: it and its device join once
         device = sum(terms.values())
         joined = join_host(device, self.count_host(), self.whole)
@@ -266,6 +278,16 @@ class _Iterations:
         own_ends = [self.parts[f"{end}.{name}"] for end in ("embeddings", "head") for name in names]
         return self.layers * layer + ends, self.model.layers * layer + sum(own_ends)
 
+    def count_updated(self) -> Array:
+        """Weights that a rank of the first stage updates, whose iteration ends last [-]."""
+        s, parts, sizes = self.s, self.parts, self.sizes
+        first_layers = self.ends[0]
+        head = np.where(s.pp > 1, 0.0, parts["head.weights"])
+        weights = first_layers * parts["layers.weights"] + parts["embeddings.weights"] + head
+        experts = first_layers * sizes.experts
+        shards = (weights - experts) / s.owners + experts / sizes.sharers
+        return np.asarray(np.where(s.zero > 0, shards, weights))
+
     def average(self) -> Array:
         """Mean number of ranks that share a weight; experts have fewer."""
         share = self.layers * self.sizes.experts / self.weights
@@ -285,28 +307,65 @@ class _Iterations:
         )
         return np.asarray(np.where(hidden, left, time))
 
-    def join_passes(
-        self, devices: Sequence[Array], hosts: Sequence[Array]
-    ) -> tuple[list[Array], Array]:
-        """Time that hosts add to each pass of devices [s], and to all passes if these did not wait
-        for messages."""
-        often = [each / self.micro for each in self.count_rounds()]
-        copied = self.copy(often[0], *often)
-        called = self.count_exchange_host(*often)
-        filled = 1.0 + copied / np.maximum(sum(devices), _TINY)
-        grown = 1.0 + called / np.maximum(sum(hosts), _TINY)
+    def join_passes(self, devices: Sequence[Array], hosts: Sequence[Array]) -> list[Array]:
+        """Time that hosts add to each pass of devices that waits for messages [s]."""
+        s = self.s
+        if not np.any(s.scattered):
+            filled = grown = np.ones(len(self.micro))
+        else:
+            # messages of a single micro-batch are added to its passes alone
+            often = [each / self.micro for each in self.count_rounds()]
+            copied = self.copy(often[0], *often)
+            called = self.count_exchange_host(*often)
+            filled = 1.0 + s.scattered * copied / np.maximum(sum(devices), _TINY)
+            grown = 1.0 + s.scattered * called / np.maximum(sum(hosts), _TINY)
         apart = []
         for device, host in zip(devices, hosts, strict=True):
             joined = join_host(filled * device, grown * host, self.whole)
             apart.append(np.asarray(joined - filled * device))
-        together = join_host(sum(devices) + copied, sum(hosts) + called, self.whole)
-        return apart, np.asarray(together - copied - sum(devices))
+        return apart
+
+    def join_all_passes(self, devices: Sequence[Array], hosts: Sequence[Array]) -> Array:
+        """Time that hosts add to all passes of devices that wait for no messages [s]."""
+        often = [each / self.micro for each in self.count_rounds()]
+        device = sum(devices) + self.copy(often[0], *often)
+        host = sum(hosts) + self.count_exchange_host(*often)
+        return np.asarray(join_host(device, host, self.whole) - device)
+
+    def join_exchanges(
+        self, devices: Sequence[Array], hosts: Sequence[Array], layers: Array, end: str
+    ) -> tuple[Array, Array]:
+        """Time that the host adds to the first forward and to the last backward pass of a chunk of
+        a stage, if weights are gathered and gradients reduced once [s]."""
+        s, parts, sizes = self.s, self.parts, self.sizes
+        several = (s.dp * s.cp > 1) & ~s.scattered
+        weights, units = layers * parts["layers.weights"], layers
+        if end:
+            weights, units = weights + parts[f"{end}.weights"], units + 1.0
+        reordered = sizes.gathered * sizes.reordered * layers
+        packing = parts["packing"]
+        gathers = np.where(several & (s.zero > 0), 1.0, 0.0)
+        gathers = gathers / np.where(s.zero > 1, s.chunks, 1.0)
+        gathered = gathers * packing * (sizes.gathered * weights + reordered)
+        gather_calls = gathers * 2.0 * units * parts["call"]
+        # without overlap gradients are reduced when the host waits for nothing any more; those of
+        # layers, too, if they are put off
+        reduces = np.where(several & s.overlap & (s.schedule != "zero_bubble"), 1.0, 0.0) / s.chunks
+        copies = np.where(s.zero > 0, 1.0, 2.0)
+        reduced = reduces * packing * (copies * sizes.reduced * weights + reordered)
+        reduce_calls = reduces * (1.0 + copies) * units * parts["call"]
+        forward = devices[0] / s.chunks + gathered
+        backward = devices[1] / s.chunks + reduced
+        first = join_host(forward, hosts[0] / s.chunks + gather_calls, self.whole) - forward
+        last = join_host(backward, hosts[1] / s.chunks + reduce_calls, self.whole) - backward
+        return np.asarray(first), np.asarray(last)
 
     def add_hosts(self, devices: Sequence[Array], hosts: Sequence[Array]) -> Array:
         """Time that hosts add to the passes of devices [s]: pass by pass where these wait for
         messages, else in all; none for whole replicas, see `count_host`."""
-        apart, together = self.join_passes(devices, hosts)
-        shared = np.where(self.s.pp > 1, sum(apart), together)
+        shared = sum(self.join_passes(devices, hosts))
+        if np.any(self.s.pp == 1):
+            shared = np.where(self.s.pp > 1, shared, self.join_all_passes(devices, hosts))
         return np.asarray(np.where(self.s.alone, 0.0, shared))
 
     def count_passes(self) -> tuple[Array, Array]:
@@ -362,19 +421,15 @@ class _Iterations:
         fixed, shared = self.parts[f"gather.{unit}.ahead"], self.parts[f"gather.{unit}.shared"]
         return np.asarray(fixed + shared / self.s.owners)
 
-    def copy(
-        self, packed: Array, reduced: Array, gathered: Array, again: Array, *, inside: bool = False
-    ) -> Array:
-        """Time of copies around messages for a number of each [s], or only of those `inside`
-        layers; whole gradients are packed and unpacked."""
+    def copy(self, packed: Array, reduced: Array, gathered: Array, again: Array) -> Array:
+        """Time of copies around messages for a number of each [s]; whole gradients are packed and
+        unpacked."""
         scatter, scatter_ends = self.exchanges["scatter"]
         gather, gather_ends = self.exchanges["gather"]
         regather, _ = self.exchanges["regather"]
         layers = self.layers * (scatter * reduced + gather * gathered + regather * again)
-        weights = self.layers * self.parts["layers.weights"]
-        if not inside:
-            layers = layers + scatter_ends * reduced + gather_ends * gathered
-            weights = self.weights
+        layers = layers + scatter_ends * reduced + gather_ends * gathered
+        weights = self.weights
         # ranks that share layers copy each unit in one piece
         sizes = self.sizes
         unpacked = np.where(self.s.zero > 0, 0.0, packed)
@@ -475,21 +530,27 @@ class _Iterations:
             self.layers * one.layer_host + one.embeddings_host + one.head_host
             for one in passes_of_stages
         )
+        self.lead = moves_back * moved
         moved = self.layers * (2.0 + moves_back) * moved
         shared = ring + moved
-        borders = _pass_on(self)
+        borders = self.borders = _pass_on(self)
         late, later = (
             self.add_hosts(device, host) for device, host in zip(devices, hosts, strict=True)
         )
+        self.late = late
         total = works + tensors + shared * s.pp + late + later * (s.pp - 1)
         between = sum(devices[1]) + later
         # where the host makes a stage between the ends the slowest
         late = np.maximum(late, between - sum(devices[0]))
         one_by_one = np.isin(s.schedule, ("1f1b", "zero_bubble")) & (s.pp > 1)
-        stages = _list_stages(self, passes_of_stages, borders)
+        self.one_by_one = one_by_one
+        stages = self.stages = _list_stages(self, passes_of_stages, borders)
+        gpipe = (s.schedule == "gpipe") & (s.pp > 1)
+        in_full = one_by_one | gpipe
         longest = np.maximum.reduce([stage.forward + stage.backward for stage in stages])
-        late = np.where(one_by_one, np.maximum(longest - work - tensor - shared, 0.0), late)
-        total = np.where(one_by_one, _add_up_stages(self, stages), total)
+        longest = np.where(gpipe, sum(_find_slowest_passes(stages)), longest)
+        late = np.where(in_full, np.maximum(longest - work - tensor - shared, 0.0), late)
+        total = np.where(in_full, _add_up_stages(self, stages), total)
         busy = work + tensor + shared + late
         # than the pass beside it
         longer = sum(np.maximum(borders.inside / 2.0 - one, 0.0) for one in devices[1])
@@ -520,13 +581,18 @@ class _Iterations:
             delayed=np.where(s.schedule == "zero_bubble", self.layers * p["delayed"], 0.0),
         )
         chunked = np.isin(s.schedule, partitions.CHUNKED) & (s.pp > 1) & (s.chunks > 1)
-        both_ends = _pass_both_ends(self, passes_of_stages, borders)
-        bubble = np.where(chunked, np.maximum(bubble + both_ends, 0.0), bubble)
+        if np.any(chunked):
+            both_ends = _pass_both_ends(self, passes_of_stages, borders)
+            bubble = np.where(chunked, np.maximum(bubble + both_ends, 0.0), bubble)
         pipeline = _time_pipeline(self, stages, total, borders.all, between_regions)
+        if np.any(gpipe):
+            all_at_once = _time_gpipe(self, stages, total, borders.inside / 2.0)
+            pipeline = np.where(gpipe, all_at_once + self.micro * between_regions, pipeline)
+        self.total, self.between_regions, self.pipeline = total, between_regions, pipeline
         rest = pipeline - self.micro * (busy + open_ends)
-        bubble = np.where(one_by_one, np.maximum(rest, 0.0), bubble)
+        bubble = np.where(in_full, np.maximum(rest, 0.0), bubble)
         # messages that weight gradients hide, where these are put off
-        hidden = np.where(one_by_one, np.maximum(-rest, 0.0) / self.micro, 0.0)
+        hidden = np.where(in_full, np.maximum(-rest, 0.0) / self.micro, 0.0)
         open_ends = np.maximum(open_ends - hidden, 0.0)
         each = {
             "work": work,
@@ -538,88 +604,184 @@ class _Iterations:
         }
         return {name: self.micro * own for name, own in each.items()} | {"bubble": bubble}
 
-    def share_replicas(self, stretch: Array, kernels: Array) -> Array:
+    def share_replicas(self, kernels: Array) -> Array:
         """Exposed messages of gradients and weights among replicas, with the copies around them
         [s].
 
-        A pass takes `stretch` times as long as its kernels alone; `kernels` is their share of it,
-        with the host.
+        `kernels` is the share of a pass that its kernels take, with the host.
+
+        Notes
+        -----
+        Where gradients are reduced once, the iteration begins with what the first stage waits for
+        its weights; other stages gather theirs while they wait for the first micro-batch. It ends
+        when the gradients of the first stage have landed, whose last backward pass is the last of
+        all. Before that come the last backward passes of the other stages, which copies and
+        messages make longer; theirs land while the stages before them compute.
         """
-        s, sizes, ranks, weights = self.s, self.sizes, self.s.owners, self.weights
-        layer = self.parts["layers.weights"]
-        # weight gradients, which only their own pass hides
-        put_off = (s.schedule == "zero_bubble") & (s.pp > 1)
-        forward, backward = (stretch * self.gather(name)[0] for name in ("forward", "backward"))
-        backward = np.where(put_off, stretch * self.layers * self.parts["delayed"], backward)
+        s = self.s
+        gathers, reductions = self.price_exchanges()
+        time = np.zeros(len(self.micro))
+        shards = s.alone & (s.zero > 0)
+        several = (s.dp * s.cp > 1) & ~shards & ~(s.replicated & s.overlap)
+        once = np.flatnonzero(several & ~s.scattered)
+        if len(once):
+            time[once] = time_once(self.select_exchange(once, kernels, gathers, reductions))
+        in_turn = self.one_by_one & s.scattered
+        often = np.flatnonzero(several & s.scattered & ~in_turn)
+        if len(often):
+            exchange = self.select_exchange(often, kernels, gathers, reductions)
+            time[often] = time_each_micro_batch(exchange)
+        if np.any(in_turn):
+            everything = np.arange(len(self.micro))
+            exchange = self.select_exchange(everything, kernels, gathers, reductions)
+            time = np.where(in_turn, self.lengthen_pipeline(exchange), time)
+        serial = shards & ~s.overlap
+        if np.any(serial):
+            reduced, gathered, again = self.count_rounds()
+            layers = self.layers * gathers.layer + self.layers * gathers.experts
+            ends = gathers.embeddings + gathers.head
+            sums = reductions.embeddings + reductions.head
+            sums = sums + self.layers * (reductions.layer + reductions.experts)
+            messages = reduced * sums + gathered * (layers + ends) + again * layers
+            copies = self.copy(reduced, reduced, gathered, again)
+            time = np.where(serial, messages + copies, time)
+        chosen = np.flatnonzero(shards & s.overlap)
+        if len(chosen):
+            time[chosen] = self.share_alone(chosen, kernels, gathers, reductions)
+        # copies may fill time in which a device waits for its host
+        time = np.maximum(time, 0.0)
+        return np.asarray(np.where(s.replicated & s.overlap, self.parts["buckets"], time))
+
+    def price_exchanges(self) -> tuple[UnitMessages, UnitMessages]:
+        """Messages of the weights and of the gradients of each unit [s]."""
+        s, sizes, ranks = self.s, self.sizes, self.s.owners
         shared = np.where(s.zero > 0, ranks, 1)
+        gathers = _send(self, "all_gather", sizes.itemsize, shared)
         # with hybrid sharding, the sums of each group are added up over groups
         ways = (
             ("reduce_scatter", shared),
             ("all_reduce", ranks // shared),
             ("all_reduce", s.dp * s.cp // ranks, ranks, shared),
         )
-        sent = [_send(self, name, sizes.summed, *how) for name, *how in ways]
-        reduce = np.sum([own.sum(axis=0) for own in sent], axis=0)
-        inner_reduce = np.sum([own[0] + own[2] for own in sent], axis=0)
-        inner, whole, routed = _send(self, "all_gather", sizes.itemsize, shared)
-        gather, regather = inner + whole + routed, inner + routed
-        # breadth-first: the gradients of a chunk hide behind all passes of the next one, those of
-        # the last do not
-        window = (
-            np.where(s.schedule == "breadth_first", self.micro * (s.chunks - 1), 0.0) + 1
-        ) / s.chunks
-        passes, around = self.count_passes()
-        # the last passes of the other stages, one after another, which messages of replicas make
-        # longer
-        late = (s.pp - 1) / passes + np.where(self.micro == 1, around, 0.0)
-        reduced, gathered, again = self.count_rounds()
-        ends = np.array([self.parts["embeddings.weights"], self.parts["head.weights"]])
-        # the largest piece: ends are not cut in layers
-        ends = np.where(s.zero > 1, ends.sum(axis=0), ends.max(axis=0))
-        pieces = weights / np.maximum(layer, ends)
-        one, none = np.ones(len(weights)), np.zeros(len(weights))
+        sent = [_send(self, name, sizes.summed, *how) for name, *how in ways if np.any(how[0] > 1)]
+        reductions = np.zeros_like(gathers)
+        for messages in sent:
+            reductions = reductions + messages
+        return UnitMessages(*gathers), UnitMessages(*reductions)
 
-        def cover(time: Array, passed: Array, *copies: Array) -> Array:
-            """Exposed time of messages beside a pass and its copies, which are all kernels."""
-            copied = self.copy(none, *copies)
-            share = (kernels * passed + copied) / (passed + copied)
-            return self.hide(time, passed + copied, pieces, s.overlap, share)
+    def select_exchange(
+        self, chosen: np.ndarray, kernels: Array, gathers: UnitMessages, reductions: UnitMessages
+    ) -> Exchange:
+        """What stages exchange, for the chosen strategies."""
+        s, sizes, parts = self.s, self.sizes, self.parts
 
-        # beside the backward pass gradients are reduced and, with stage 3, weights are gathered
-        # again; beside the forward pass weights are gathered; other stages repeat both gathers
-        both = reduce + np.where(s.zero > 2, regather, 0.0)
-        time = reduced * cover(both, window * backward, one, none, np.where(s.zero > 2, 1.0, 0.0))
-        more = late * (s.zero > 1), late * (s.zero > 2)
-        time += (gathered + more[0]) * cover(gather, forward, none, one, none)
-        time += more[1] * cover(regather, window * backward, none, none, one)
-        # copies around messages, and in the last passes of other stages the copies of a layer
-        slows = np.where(s.overlap & (s.zero < 2) & ~put_off, late, 0.0)
-        time += self.copy(reduced, reduced, gathered + more[0], again + more[1])
-        time += self.copy(slows, slows, none, none, inside=True)
-        # the slowdown of the last passes of other stages; nothing is sent before the first piece is
-        # complete
-        beside = np.maximum(1.0 - passes / pieces, 0.0)
-        window = window * backward / (1.0 - self.contention)
-        time = time + slows * self.contention * beside * kernels * np.minimum(reduce, window)
-        chosen = np.flatnonzero(s.alone & s.overlap & (s.zero > 0))
-        if len(chosen):
-            time[chosen] = self.share_alone(
-                chosen, kernels, (reduce, gather), (inner_reduce, regather)
+        def take(values: Any) -> Array:
+            return np.broadcast_to(values, len(self.micro))[chosen]
+
+        def take_all(messages: UnitMessages) -> UnitMessages:
+            return UnitMessages(*(take(message) for message in messages))
+
+        packing = parts["packing"] * (s.dp * s.cp > 1)
+        gathered = packing * sizes.gathered
+        reduced = packing * sizes.reduced * np.where(s.zero > 0, 1.0, 2.0)
+        reordered = packing * sizes.gathered * sizes.reordered
+        weights = [parts[f"{region}.weights"] for region in REGIONS]
+        copies = [
+            UnitTimes(
+                take(one * weights[0]), take(one * weights[1] + reordered), take(one * weights[2])
             )
-        return np.asarray(np.where(s.replicated & s.overlap, self.parts["buckets"], time))
+            for one in (gathered, reduced)
+        ]
+        several = s.pp > 1
+        between = self.model.layers - self.stages[0].layers - self.stages[2].layers
+        # in units of the largest of them
+        inner = between / np.maximum(self.stages[1].layers, 1.0)
+        # the host of a single stage waits for no messages between passes
+        late = np.where(several | s.alone, 0.0, self.late / (2.0 * (self.layers + 2.0)))
+        passes = [
+            UnitTimes(take(one.embeddings + late), take(one.layer + late), take(one.head + late))
+            for one in self.passes
+        ]
+        counts = (
+            np.ones(len(self.micro)),
+            np.where(s.pp > 2, inner, 0.0),
+            np.where(several, 1.0, 0.0),
+        )
+        kinds = []
+        for index, (stage, count) in enumerate(zip(self.stages, counts, strict=True)):
+            hosts = (
+                stage.forward_host,
+                stage.backward_host,
+                stage.first_host,
+                stage.last_host,
+            )
+            kinds.append(
+                StageKind(
+                    take(count),
+                    take(np.maximum(stage.layers, 1.0)),
+                    take(np.full(len(self.micro), index == 0)),
+                    take(np.where(several, index == 2, index == 0)),
+                    *(take(np.where(several, host, 0.0)) for host in hosts),
+                )
+            )
+        return Exchange(
+            stages=(kinds[0], kinds[1], kinds[2]),
+            micro=take(self.micro),
+            chunks=take(s.chunks),
+            pp=take(s.pp),
+            zero=take(s.zero),
+            overlap=take(s.overlap),
+            put_off=take((s.schedule == "zero_bubble") & several),
+            gpipe=take(s.schedule == "gpipe"),
+            breadth_first=take(s.schedule == "breadth_first"),
+            forward=passes[0],
+            backward=passes[1],
+            delayed=take(parts["delayed"]),
+            gather_copies=copies[0],
+            reduce_copies=copies[1],
+            gathers=take_all(gathers),
+            reductions=take_all(reductions),
+            lead=take(self.lead),
+            border=take(self.borders.inside / 2.0),
+            contention=slow_passes(take(kernels), self.contention),
+        )
+
+    def lengthen_pipeline(self, exchange: Exchange) -> Array:
+        """Time that messages of replicas with each micro-batch add to stages that run 1F1B or H1
+        [s]."""
+        stages = []
+        more: Any = 0.0
+        for stage, kind in zip(self.stages, exchange.stages, strict=True):
+            added = add_to_each_pass(exchange, kind)
+            more = more + kind.number * (added.forward + added.backward + added.weights)
+            stages.append(
+                stage._replace(
+                    forward=stage.forward + added.forward,
+                    backward=stage.backward + added.backward + added.weights,
+                    delayed=stage.delayed + added.weights,
+                    landing=added.landed - added.backward,
+                )
+            )
+        longer = _time_pipeline(
+            self,
+            (stages[0], stages[1], stages[2]),
+            self.total + more,
+            self.borders.all,
+            self.between_regions,
+        )
+        return np.asarray(longer - self.pipeline)
 
     def share_alone(
         self,
         chosen: np.ndarray,
         kernels: Array,
-        whole: tuple[Array, Array],
-        layers: tuple[Array, Array],
+        gathers: UnitMessages,
+        reductions: UnitMessages,
     ) -> Array:
         """Time that messages of shards and the copies around them add to the passes of a single
         stage, for the chosen strategies [s].
 
-        `kernels` is their share of a pass; `whole` and `layers` are the messages of all gradients
-        and of all weights, and those of layers among them [s].
+        `kernels` is their share of a pass.
         """
 
         def take(values: Any) -> Array:
@@ -631,11 +793,11 @@ class _Iterations:
         gather, gather_ends = (take(own) for own in self.exchanges["gather"])
         regather = take(self.exchanges["regather"][0])
         copied_again = take(self.copied_again)
-        (reduce, gathered), (inner_reduce, inner_gather) = (
-            [take(own) for own in messages] for messages in (whole, layers)
-        )
         count = take(self.layers)
-        layer_reduce, layer_gather = inner_reduce / count, inner_gather / count
+        layer_reduce = take(reductions.layer + reductions.experts)
+        layer_gather = take(gathers.layer + gathers.experts)
+        ends_reduce = take(reductions.embeddings + reductions.head)
+        ends_gather = take(gathers.embeddings + gathers.head)
         gathers_again = take(s.zero > 2)
         scattered = take(s.scattered)
         again = np.where(gathers_again, layer_gather, 0.0)
@@ -656,7 +818,7 @@ class _Iterations:
             first=forward.first + gather_ends - ahead_of_ends, layer=forward.layer + gather
         )
         gathering, left = time_gathering_forward(
-            forward, gathered - inner_gather, layer_gather, again, ahead, contention
+            forward, ends_gather, layer_gather, again, ahead, contention
         )
         gathering = gathering + ahead_of_ends - beside_gradients
         backward = backward._replace(
@@ -666,7 +828,7 @@ class _Iterations:
         )
         scattering = time_scattering_backward(
             backward,
-            reduce - inner_reduce,
+            ends_reduce,
             layer_reduce,
             again,
             left,
@@ -675,8 +837,8 @@ class _Iterations:
             sums + beside_gradients,
             contention,
         )
-        reduced, gathers = (take(often) for often in self.count_rounds()[:2])
-        return np.asarray(gathers * (gathering - alone[0]) + reduced * (scattering - alone[1]))
+        reduced, gathered = (take(often) for often in self.count_rounds()[:2])
+        return np.asarray(gathered * (gathering - alone[0]) + reduced * (scattering - alone[1]))
 
 
 class _Borders(NamedTuple):
@@ -789,7 +951,13 @@ class _PassTimes(NamedTuple):
 class _Stage(NamedTuple):
     """A stage: its position from 0 and its layers [-], times of its two passes with their host, of
     the weight gradients in its backward pass that the schedule puts off, and of the messages that
-    it waits for before its passes [s]."""
+    it waits for before its passes [s].
+
+    Then by how much the host makes longer the forward pass, the backward pass, the weight gradients
+    that are put off, and, of one chunk, the first forward and the last backward pass with messages
+    of replicas that are sent once [s]; last what the stage waits for messages of replicas after
+    each backward pass [s].
+    """
 
     position: Array
     layers: Array
@@ -798,13 +966,25 @@ class _Stage(NamedTuple):
     delayed: Array
     forward_message: Array
     backward_message: Array
+    forward_host: Array
+    backward_host: Array
+    delayed_host: Array
+    first_host: Array
+    last_host: Array
+    landing: Array
 
 
 def _list_stages(
     own: _Iterations, passes: Sequence[_PassTimes], borders: _Borders
 ) -> tuple[_Stage, _Stage, _Stage]:
     """The first stage, the last one of the largest between (without layers, if there is none), and
-    the last stage."""
+    the last stage.
+
+    Notes
+    -----
+    Weight gradients that are put off are launched with the next forward pass, for which their host
+    counts; behind the last backward pass the host waits for nothing, and only their kernels count.
+    """
     s, (first_layers, inner_layers, last_layers) = own.s, own.ends
     inner_layers = np.where(s.pp > 2, inner_layers, 0)
     stated = (s.first_layers > 0) * 1 + (s.last_layers > 0)
@@ -826,14 +1006,38 @@ def _list_stages(
                 device, host = device + one.head, host + one.head_host
             devices.append(device)
             hosts.append(host)
-        late, _ = own.join_passes(devices, hosts)
-        forward, backward = (
-            np.where(layers > 0, d + h, 0.0) for d, h in zip(devices, late, strict=True)
+        delayed = delayed_host = none
+        if np.any(put_off):
+            delayed = np.where(put_off, layers * own.parts["delayed"], 0.0)
+            delayed_calls = np.where(put_off, layers * own.parts["delayed.host"], 0.0)
+            # the weight gradients of a micro-batch are launched with the next forward pass
+            [both_host] = own.join_passes([devices[0] + delayed], [hosts[0] + delayed_calls])
+            [alone_host] = own.join_passes(devices[:1], hosts[:1])
+            delayed_host = np.where(put_off, both_host - alone_host, 0.0)
+            devices[1], hosts[1] = devices[1] - delayed, hosts[1] - delayed_calls
+        forward_host, backward_host = own.join_passes(devices, hosts)
+        first_host, last_host = own.join_exchanges(devices, hosts, layers, end)
+        delayed = np.where(layers > 0, delayed + delayed_host, 0.0)
+        forward = devices[0] + forward_host
+        backward = devices[1] + backward_host + delayed
+        forward, backward = (np.where(layers > 0, one, 0.0) for one in (forward, backward))
+        return _Stage(
+            position,
+            layers,
+            forward,
+            backward,
+            delayed,
+            *received,
+            forward_host,
+            backward_host,
+            np.where(layers > 0, delayed_host, 0.0),
+            first_host,
+            last_host,
+            none,
         )
-        delayed = np.where(s.schedule == "zero_bubble", layers * own.parts["delayed"], 0.0)
-        return _Stage(position, layers, forward, backward, delayed, *received)
 
     none = np.zeros(len(borders.end))
+    put_off = s.schedule == "zero_bubble"
     return (
         make(none, first_layers, "embeddings", (none, borders.end / 2.0)),
         make(position, inner_layers, "", (borders.both_sides / 2.0, borders.both_sides / 2.0)),
@@ -846,6 +1050,34 @@ def _add_up_stages(own: _Iterations, stages: tuple[_Stage, _Stage, _Stage]) -> A
     first, inner, last = (stage.forward + stage.backward for stage in stages)
     between = own.model.layers - stages[0].layers - stages[2].layers
     return np.asarray(first + last + inner * between / np.maximum(stages[1].layers, 1.0))
+
+
+def _find_slowest_passes(stages: Sequence[_Stage]) -> tuple[Array, Array]:
+    """The longest forward pass of all stages, and the longest backward pass [s]."""
+    forward = np.maximum.reduce([stage.forward for stage in stages])
+    backward = np.maximum.reduce([stage.backward for stage in stages])
+    return forward, backward
+
+
+def _time_gpipe(
+    own: _Iterations, stages: tuple[_Stage, _Stage, _Stage], total: Array, message: Array
+) -> Array:
+    """Time of all micro-batches on stages that run all forward passes before all backward ones
+    (GPipe) [s].
+
+    `total` is the time of a micro-batch on all stages with the messages between them, of which
+    `message` is the longest.
+
+    Notes
+    -----
+    The passes of one phase are a flow shop of m equal jobs: a way through it goes from stage to
+    stage with one micro-batch and stays on one stage for the other m - 1, so that the longest takes
+    the sum of all stages and m - 1 times the slowest. A link between stages, which sends one
+    message after another, is a stage like others.
+    """
+    forward, backward = _find_slowest_passes(stages)
+    slowest = np.maximum(forward, message) + np.maximum(backward, message)
+    return np.asarray(total + (own.micro - 1.0) * slowest)
 
 
 def _pass_both_ends(own: _Iterations, passes: Sequence[_PassTimes], borders: _Borders) -> Array:
@@ -942,35 +1174,55 @@ def _time_pipeline(
         one_wait = micro <= meanwhile + 1.0
         waits = np.where(one_wait, np.maximum(first_wait, last_wait), first_wait + last_wait)
         # weight gradients that are left after the last backward pass
-        left = np.minimum(position + 1.0, micro) * stage.delayed
+        delayed_alone = stage.delayed - stage.delayed_host
+        left = np.minimum(position + 1.0, micro) * delayed_alone
         last_passes = (first_stage.backward - first_stage.delayed) + inner_stages_before * (
             inner_stage.backward - inner_stage.delayed
         )
-        afterwards = last_passes + first_stage.delayed
+        afterwards = last_passes + first_stage.delayed - first_stage.delayed_host
         longer_end = np.where(is_first, 0.0, np.maximum(left - afterwards, 0.0))
-        saved = inner_stages_before * inner_stage.delayed + np.where(is_first, 0.0, left)
+        saved = inner_stages_before * inner_stage.delayed + first_stage.delayed_host
+        saved = saved + np.where(is_first, 0.0, np.minimum(position + 1.0, micro) * stage.delayed)
         hidden_messages = np.maximum(micro - s.pp, 0.0) * np.minimum(
             stage.forward_message, stage.delayed
         )
-        passes = micro * (busy + message) - message - hidden_messages
-        bound = np.maximum(before + passes + waits + longer_end - saved, 0.0)
-        time = np.maximum(time, bound)
+        passes = micro * (busy + message + stage.landing) - message - hidden_messages
+        passes = passes + np.where(is_first, 0.0, first_stage.landing - stage.landing)
+        bound = before + passes + waits + longer_end - saved
+        # of two stages, none lies between the ends
+        time = np.where(stage.layers > 0, np.maximum(time, bound), time)
     return time
 
 
 def _send(
     own: _Iterations, operation: str, itemsize: float, ranks: Array, apart: Any = 1, part: Any = 1
 ) -> Array:
-    """Times of messages of weights [s]: layer by layer, of the ends, and of experts, which fewer
-    ranks share."""
+    """Times of messages of weights of the embeddings, of a layer, of the head, and of the experts
+    of a layer, which fewer ranks share [s]."""
     s, layer = own.s, own.parts["layers.weights"]
     # those that all replicas hold go with the rest of their layer
     apart_from_layer = (s.ep > 1) & (own.model.experts > 0)
     experts = np.where(apart_from_layer, own.sizes.experts, 0.0)
     few = np.where(apart_from_layer, np.maximum(ranks // s.ep, 1), 1)
-    sizes = np.stack([layer - experts, own.weights - own.layers * layer, experts])
-    distances = s.tp * apart * np.stack([np.ones_like(few), np.ones_like(few), s.ep + 0 * few])
-    times = price_messages(
-        own.platform, operation, itemsize * sizes / part, np.stack([ranks, ranks, few]), distances
+    embeddings, head = own.parts["embeddings.weights"], own.parts["head.weights"]
+    # replicas of the whole model send both ends in one message
+    together = s.alone & (s.zero > 0)
+    sizes = np.stack(
+        [
+            np.where(together, embeddings + head, embeddings),
+            layer - experts,
+            np.where(together, 0.0, head),
+            experts,
+        ]
     )
-    return times * np.stack([own.layers, np.ones(len(layer)), own.layers])
+    near = s.tp * apart * np.ones_like(few)
+    rows = 4 if own.model.experts else 3
+    messages = np.zeros(sizes.shape)
+    messages[:rows] = price_messages(
+        own.platform,
+        operation,
+        itemsize * sizes[:rows] / part,
+        np.stack([ranks, ranks, np.where(together, 1, ranks), few])[:rows],
+        np.stack([near, near, near, near * s.ep])[:rows],
+    )
+    return np.where(sizes > 0, messages, 0.0)

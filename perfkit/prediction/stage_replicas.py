@@ -1,0 +1,475 @@
+"""What replicas exchange beside the passes of the stages of a pipeline: time that gathers of weights
+and reductions of gradients add."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from perfkit.ground.units import Array
+from perfkit.prediction.replicas import (
+    Backlog,
+    Contention,
+    Passed,
+    UnitMessages,
+    UnitTimes,
+    time_gathers_ahead,
+    time_gathers_beside,
+    time_reductions,
+    time_regathering_backward,
+)
+
+
+class StageKind(NamedTuple):
+    """Stages that are alike: their number [-], their layers [-], whether they hold the
+    embeddings and the head, and by how much the host makes their two passes longer: those of any
+    micro-batch through all chunks, and the first forward and the last backward pass of a chunk, with
+    messages that are sent once [s]."""
+
+    number: Array
+    layers: Array
+    has_embeddings: np.ndarray
+    has_head: np.ndarray
+    forward_host: Array
+    backward_host: Array
+    first_host: Array
+    last_host: Array
+
+
+class Exchange(NamedTuple):
+    """What stages and their replicas do in an iteration, for strategies that reduce gradients with
+    the same rhythm.
+
+    Parameters
+    ----------
+    stages : tuple of StageKind
+        The first stage, those between the ends, and the last one.
+    micro, chunks, pp : array
+        Micro-batches, chunks of a stage, and stages [-].
+    zero : array
+        What replicas share [-].
+    overlap, put_off, gpipe, breadth_first : array of bool
+        Whether messages run beside kernels, whether the schedule puts off weight gradients, and
+        whether it is GPipe or breadth-first.
+    forward, backward : UnitTimes
+        Kernels of each unit, with the messages inside of layers [s].
+    delayed : array
+        Weight gradients of a layer in its backward pass, which may be put off [s].
+    gather_copies, reduce_copies : UnitTimes
+        Copies before messages [s].
+    gathers, reductions : UnitMessages
+        Messages of weights and of gradients [s].
+    lead : array
+        What a layer waits for at the beginning of its backward pass: tokens that go to experts [s].
+    border : array
+        Message between two stages [s].
+    contention : Contention
+        Share of the speed of a pass that messages beside it take.
+    """
+
+    stages: tuple[StageKind, StageKind, StageKind]
+    micro: Array
+    chunks: Array
+    pp: Array
+    zero: Array
+    overlap: np.ndarray
+    put_off: np.ndarray
+    gpipe: np.ndarray
+    breadth_first: np.ndarray
+    forward: UnitTimes
+    backward: UnitTimes
+    delayed: Array
+    gather_copies: UnitTimes
+    reduce_copies: UnitTimes
+    gathers: UnitMessages
+    reductions: UnitMessages
+    lead: Array
+    border: Array
+    contention: Contention
+
+
+class Added(NamedTuple):
+    """Time that messages of replicas add to the passes of a stage [s].
+
+    To a forward pass, to a backward pass until its gradients go to the stage before, until all of
+    its messages have landed, and to the pass of weight gradients that were put off.
+    """
+
+    forward: Array
+    backward: Array
+    landed: Array
+    weights: Array
+
+
+def slow_passes(kernels: Array, contention: float) -> Contention:
+    """What messages beside a pass take of its speed, if they take a share of the speed of its
+    `kernels` alone, which are a share of the pass [-].
+
+    Notes
+    -----
+    Beside a message a pass takes q / (1 - c) + 1 - q times as long, with q the share of its kernels
+    and c the `contention`. A pass that lost the share c' of its speed would take 1 / (1 - c') times
+    as long: c' = c q / (1 - c + c q). Two messages take 2 c, at most all.
+    """
+    shares = [min(count * contention, 1.0) for count in (1, 2)]
+    single, two = (share * kernels / (1.0 - share + share * kernels) for share in shares)
+    return Contention(np.asarray(single), np.asarray(two))
+
+
+def _keep_units(times: UnitTimes, stage: StageKind) -> UnitTimes:
+    """Times of the units that a stage holds."""
+    return UnitTimes(
+        np.where(stage.has_embeddings, times.embeddings, 0.0),
+        times.layer,
+        np.where(stage.has_head, times.head, 0.0),
+    )
+
+
+def _keep_messages(messages: UnitMessages, stage: StageKind) -> UnitMessages:
+    """Messages of the units that a stage holds."""
+    return messages._replace(
+        embeddings=np.where(stage.has_embeddings, messages.embeddings, 0.0),
+        head=np.where(stage.has_head, messages.head, 0.0),
+    )
+
+
+def _add_up(times: UnitTimes, layers: Array) -> Array:
+    """Time of all units [s]."""
+    return np.asarray(times.embeddings + layers * times.layer + times.head)
+
+
+def _add_up_messages(messages: UnitMessages, layers: Array) -> Array:
+    """Time of all messages, one after another, but for those of experts, which run beside those of
+    their layer [s]."""
+    return np.asarray(messages.embeddings + layers * messages.longest + messages.head)
+
+
+def _find_chunk(stage: StageKind, exchange: Exchange, *, last: bool) -> StageKind:
+    """The first chunk of a stage, or a later one; of the ends, each is in one chunk."""
+    one = exchange.chunks <= 1
+    longest = np.ceil(stage.layers / exchange.chunks)
+    others = (stage.layers - longest) / np.maximum(exchange.chunks - 1.0, 1.0)
+    return stage._replace(
+        layers=longest if not last else np.where(one, longest, others),
+        has_embeddings=stage.has_embeddings & (one | (not last)),
+        has_head=stage.has_head & (one | last),
+        forward_host=stage.forward_host / exchange.chunks,
+        backward_host=stage.backward_host / exchange.chunks,
+    )
+
+
+def _gather_ahead(exchange: Exchange, chunk: StageKind, stage: StageKind) -> Array:
+    """Time that gathers of all weights add to the first forward pass of a stage (ZeRO stage 1)
+    [s]."""
+    kernels = _keep_units(exchange.forward, chunk)
+    copies = _keep_units(exchange.gather_copies, stage)
+    messages = _keep_messages(exchange.gathers, stage)
+    alone = _add_up(kernels, chunk.layers)
+    hidden = time_gathers_ahead(
+        kernels, copies, messages, chunk.layers, stage.layers, exchange.contention
+    )
+    exposed = alone + _add_up(copies, stage.layers) + _add_up_messages(messages, stage.layers)
+    late = chunk.first_host - chunk.forward_host
+    return np.asarray(np.where(exchange.overlap, hidden, exposed) - alone + late)
+
+
+def _gather_beside(exchange: Exchange, chunk: StageKind) -> Array:
+    """Time that gathers of weights add to a forward pass (ZeRO stages 2 and 3) [s]."""
+    kernels = _keep_units(exchange.forward, chunk)
+    copies = _keep_units(exchange.gather_copies, chunk)
+    messages = _keep_messages(exchange.gathers, chunk)
+    alone = _add_up(kernels, chunk.layers)
+    hidden = time_gathers_beside(kernels, copies, messages, chunk.layers, exchange.contention)
+    exposed = alone + _add_up(copies, chunk.layers) + _add_up_messages(messages, chunk.layers)
+    return np.asarray(np.where(exchange.overlap, hidden, exposed) - alone)
+
+
+def _regather(exchange: Exchange, chunk: StageKind) -> Array:
+    """Time that gathers of the weights of layers, without reductions, add to a backward pass (ZeRO
+    stage 3) [s]."""
+    layers_alone = chunk._replace(
+        has_embeddings=np.zeros_like(chunk.has_embeddings),
+        has_head=np.zeros_like(chunk.has_head),
+    )
+    kernels = _keep_units(exchange.backward, layers_alone)
+    copies = _keep_units(exchange.gather_copies, layers_alone)
+    messages = _keep_messages(exchange.gathers, layers_alone)
+    hidden = time_gathers_beside(kernels, copies, messages, chunk.layers, exchange.contention)
+    # the head hides the first one
+    first = copies.layer + messages.longest
+    head = np.where(chunk.has_head, exchange.backward.head, 0.0)
+    hidden = hidden - np.minimum(head, first)
+    alone = _add_up(kernels, chunk.layers)
+    exposed = alone + chunk.layers * (copies.layer + messages.longest)
+    return np.asarray(np.where(exchange.overlap, hidden, exposed) - alone)
+
+
+def _reduce(
+    exchange: Exchange, chunk: StageKind, left: Backlog, host: Array, chunks: Array | float = 1.0
+) -> Passed:
+    """Times that reductions of gradients add to a backward pass: until its kernels have ended, and
+    until all gradients have landed, those of `chunks` where nothing hides them [s]."""
+    kernels = _keep_units(exchange.backward, chunk)
+    copies = _keep_units(exchange.reduce_copies, chunk)
+    messages = _keep_messages(exchange.reductions, chunk)
+    hidden = time_reductions(
+        kernels,
+        copies,
+        messages,
+        chunk.layers,
+        exchange.lead,
+        host,
+        left,
+        exchange.contention,
+    )
+    alone = _add_up(kernels, chunk.layers) + chunk.backward_host
+    # without overlap all chunks are reduced at the end
+    layers = chunk.layers * chunks
+    exposed = _add_up(copies, layers) + _add_up_messages(messages, layers)
+    return Passed(
+        np.where(exchange.overlap, hidden.kernels - alone, 0.0),
+        np.where(exchange.overlap, hidden.landed - alone, exposed),
+    )
+
+
+def _reduce_put_off(exchange: Exchange, stage: StageKind) -> tuple[Passed, Array]:
+    """Times that reductions add to a backward pass without weight gradients, and to the pass of
+    these, after which all have landed [s].
+
+    The gradients of the head and of the embeddings are complete in the first of both, those of
+    layers in the second.
+    """
+    copies = _keep_units(exchange.reduce_copies, stage)
+    messages = _keep_messages(exchange.reductions, stage)
+    rest = exchange.backward.layer - exchange.delayed
+    none = np.zeros(len(exchange.micro))
+    nothing_left = Backlog(none, none)
+    only_head = UnitMessages(none, none, messages.head, none)
+    first = time_reductions(
+        UnitTimes(none, rest, np.where(stage.has_head, exchange.backward.head, 0.0)),
+        UnitTimes(none, none, copies.head),
+        only_head,
+        stage.layers,
+        exchange.lead,
+        stage.backward_host,
+        nothing_left,
+        exchange.contention,
+    )
+    head = np.where(stage.has_head, exchange.backward.head, 0.0)
+    alone = head + stage.layers * rest + stage.backward_host
+    passed = Passed(first.kernels - alone, first.landed - alone)
+    layers = time_reductions(
+        UnitTimes(none, exchange.delayed, none),
+        UnitTimes(none, copies.layer, copies.embeddings),
+        UnitMessages(none, messages.layer, messages.embeddings, messages.experts),
+        stage.layers,
+        none,
+        none,
+        nothing_left,
+        exchange.contention,
+    )
+    hidden = layers.landed - stage.layers * exchange.delayed
+    exposed = _add_up(copies, stage.layers) + _add_up_messages(messages, stage.layers)
+    passed = Passed(
+        np.where(exchange.overlap, passed.kernels, 0.0),
+        np.where(exchange.overlap, passed.landed, 0.0),
+    )
+    return passed, np.where(exchange.overlap, hidden, exposed)
+
+
+def _change_chunks(exchange: Exchange, stage: StageKind) -> Array:
+    """Time that reductions of gradients of a chunk before the last one add [s].
+
+    Notes
+    -----
+    Until the last micro-batch returns to the next chunk, it passes all stages, each of which its
+    messages make longer; or a stage works on the next chunk for the other micro-batches, which what
+    is left of the messages slows down. The longer of both counts.
+    """
+    x = exchange
+    none = np.zeros(len(x.micro))
+    chunk = _find_chunk(stage, x, last=True)
+    chunk = chunk._replace(has_head=np.zeros_like(stage.has_head))
+    passed = _reduce(x, chunk, Backlog(none, none), stage.last_host)
+    one_pass = chunk.layers * x.backward.layer + chunk.backward_host
+    others = np.where(x.breadth_first, np.maximum(x.micro - x.pp, 0.0), 0.0)
+    slack = np.maximum(others * one_pass - x.pp * x.border, 0.0)
+    on_other_stages = (x.pp - 1.0) * passed.kernels - slack
+    left = np.where(x.overlap, passed.landed - passed.kernels, 0.0)
+    next_passes = np.where(x.breadth_first, x.micro, np.minimum(x.micro, x.pp)) - 1.0
+    slowed = next_passes * one_pass / np.maximum(1.0 - x.contention.single, 1e-9)
+    on_this_stage = x.contention.single * np.minimum(left, slowed)
+    return np.asarray(passed.kernels + np.maximum(on_other_stages, on_this_stage))
+
+
+def _find_backlog(exchange: Exchange, stage: StageKind, change: Array) -> Backlog:
+    """What is left of the messages of earlier chunks when the last backward pass of the iteration
+    begins, if messages make each `change` to the next chunk longer [s].
+
+    A chunk follows on as many backward passes as there are micro-batches (breadth-first), or on
+    those of a group of one for each stage (interleaved).
+    """
+    layers = stage.layers / exchange.chunks
+    kernels = exchange.backward.layer + exchange.reduce_copies.layer
+    passes = np.where(exchange.breadth_first, np.maximum(exchange.micro, exchange.pp), exchange.pp)
+    one_pass = layers * exchange.backward.layer + stage.backward_host / exchange.chunks
+    between = passes * one_pass + change
+    several = exchange.overlap & (exchange.chunks > 1)
+
+    def find_left(message: Array) -> Array:
+        sent = layers * message
+        after_pass = np.maximum(message, sent - (layers - 1.0) * kernels)
+        before = np.maximum(exchange.chunks - 2.0, 0.0) * np.maximum(sent - between, 0.0)
+        left = np.maximum(before + after_pass - (between - one_pass), 0.0)
+        return np.asarray(np.where(several, left, 0.0))
+
+    return Backlog(find_left(exchange.reductions.layer), find_left(exchange.reductions.experts))
+
+
+def time_once(exchange: Exchange) -> Array:
+    """Time that messages of replicas add to an iteration in which gradients are reduced once [s].
+
+    Notes
+    -----
+    The iteration begins with what the first stage waits for its weights; other stages gather theirs
+    while they wait for the first micro-batch. It ends when the gradients of the first stage have
+    landed, whose last backward pass is the last of all. Before that come the last backward passes
+    of the other stages, one after another, which copies and messages make longer; their messages
+    land while the stages before them compute.
+
+    Of several chunks, the last micro-batch passes each. Its passes through the chunks before the
+    last one lie on the way of the iteration on one stage if the stage has other micro-batches to
+    work on, else on all stages.
+    """
+    x = exchange
+    first, inner, last = x.stages
+    none = np.zeros(len(x.micro))
+    zero = x.zero
+    first_chunk = _find_chunk(first, x, last=False)
+    time = np.where(zero == 1, _gather_ahead(x, first_chunk, first), 0.0)
+    if np.any(zero > 1):
+        gathered, again = none, none
+        for stage in x.stages:
+            chunk = _find_chunk(stage, x, last=False)
+            gathered = gathered + stage.number * _gather_beside(x, chunk)
+            again = again + stage.number * _regather(x, chunk)
+        on_all_stages = np.where(x.micro < x.pp, x.chunks, 1.0)
+        on_one_stage = x.chunks - on_all_stages
+        gathered = (on_all_stages + on_one_stage / x.pp) * gathered
+        again = (on_all_stages + on_one_stage / x.pp) * again
+        time = time + np.where(zero > 1, gathered, 0.0) + np.where(zero > 2, again, 0.0)
+    inner_chunk, last_chunk = (_find_chunk(one, x, last=False) for one in (inner, last))
+    # other stages only copy ahead of their first forward pass
+    for stage, chunk in ((inner, inner_chunk), (last, last_chunk)):
+        late = stage.number * (chunk.first_host - chunk.forward_host)
+        time = time + np.where(zero == 1, late, 0.0)
+    change, left = none, Backlog(none, none)
+    if np.any(x.chunks > 1):
+        change = _change_chunks(x, first)
+        left = _find_backlog(x, first, change)
+    landed = _reduce(x, first_chunk, left, first_chunk.last_host, x.chunks).landed
+    passed_inner = _reduce(x, inner_chunk, left, inner.last_host).kernels
+    passed_last = _reduce(x, last_chunk, left, last.last_host).kernels
+    if np.any(x.put_off):
+        first_put_off, after = _reduce_put_off(x, first)
+        last_put_off, _ = _reduce_put_off(x, last)
+        passed_inner = np.where(x.put_off, 0.0, passed_inner)
+        passed_last = np.where(x.put_off, last_put_off.kernels, passed_last)
+        landed = np.where(x.put_off, first_put_off.kernels + after, landed)
+    time = time + inner.number * passed_inner + last.number * passed_last + landed
+    return np.asarray(time + (x.chunks - 1.0) * change)
+
+
+def add_to_each_pass(exchange: Exchange, stage: StageKind) -> Added:
+    """Time that messages of replicas add to each pass of a stage that gathers weights and reduces
+    gradients with each micro-batch [s]."""
+    x = exchange
+    forward = _gather_beside(x, stage)
+    none = np.zeros(len(x.micro))
+    reduced = _reduce(x, stage, Backlog(none, none), stage.backward_host)
+    kernels = _keep_units(x.backward, stage)
+    both = time_regathering_backward(
+        kernels,
+        x.gather_copies,
+        x.gathers,
+        _keep_units(x.reduce_copies, stage),
+        _keep_messages(x.reductions, stage),
+        stage.layers,
+        stage.backward_host,
+        x.contention,
+    )
+    alone = _add_up(kernels, stage.layers) + stage.backward_host
+    again = _regather(x, stage)
+    with_gathers = Passed(
+        np.where(x.overlap, both.kernels - alone, reduced.kernels + again),
+        np.where(x.overlap, both.landed - alone, reduced.landed + again),
+    )
+    backward = np.where(x.zero > 2, with_gathers.kernels, reduced.kernels)
+    landed = np.where(x.zero > 2, with_gathers.landed, reduced.landed)
+    weights = none
+    if np.any(x.put_off):
+        passed, _ = _reduce_put_off(x, stage)
+        regathered = np.where(x.zero > 2, again, 0.0)
+        backward = np.where(x.put_off, passed.kernels + regathered, backward)
+        copies = _keep_units(x.reduce_copies, stage)
+        messages = _keep_messages(x.reductions, stage)
+        head = np.where(x.overlap, passed.landed, copies.head + messages.head)
+        ends = head + copies.embeddings + messages.embeddings
+        landed = np.where(x.put_off, ends + regathered, landed)
+        nothing = np.zeros_like(stage.has_head)
+        without_ends = stage._replace(has_embeddings=nothing, has_head=nothing)
+        _, layers = _reduce_put_off(x, without_ends)
+        weights = np.where(x.put_off, layers, 0.0)
+    return Added(forward, backward, landed, weights)
+
+
+def add_to_all_chunks(exchange: Exchange, stage: StageKind) -> Added:
+    """Time that messages of replicas add to the passes of a micro-batch through all chunks of a
+    stage, see `add_to_each_pass` [s]."""
+    chunk = stage._replace(
+        layers=stage.layers / exchange.chunks,
+        forward_host=stage.forward_host / exchange.chunks,
+        backward_host=stage.backward_host / exchange.chunks,
+    )
+    with_ends = add_to_each_pass(exchange, chunk)
+    if np.all(exchange.chunks <= 1):
+        return with_ends
+    nothing = np.zeros_like(stage.has_head)
+    other = add_to_each_pass(exchange, chunk._replace(has_embeddings=nothing, has_head=nothing))
+    others = exchange.chunks - 1.0
+    return Added(*(one + others * rest for one, rest in zip(with_ends, other, strict=True)))
+
+
+def time_each_micro_batch(exchange: Exchange) -> Array:
+    """Time that messages of replicas add where these gather weights and reduce gradients with each
+    micro-batch, on one stage, with GPipe and with interleaved chunks [s].
+
+    Notes
+    -----
+    Every pass waits for its own messages. The passes of all micro-batches follow one another on the
+    slowest stage; one of each phase lies on the way on all other stages. Gradients go to the stage
+    before when the kernels of a pass have ended: only the stage itself waits for its messages.
+    """
+    x = exchange
+    none = np.zeros(len(x.micro))
+    on_all_stages = stages = none
+    # forward, backward, and both
+    slowest = [none, none, none]
+    alone = [none, none, none]
+    for stage in x.stages:
+        added = add_to_all_chunks(x, stage)
+        present = np.where(stage.number > 0, 1.0, 0.0)
+        forward = _add_up(_keep_units(x.forward, stage), stage.layers) + stage.forward_host
+        backward = _add_up(_keep_units(x.backward, stage), stage.layers) + stage.backward_host
+        on_all_stages = on_all_stages + stage.number * (added.forward + added.backward)
+        stages = stages + stage.number
+        passes = (
+            (forward, added.forward),
+            (backward, added.landed),
+            (forward + backward, added.forward + added.landed),
+        )
+        for phase, (time, more) in enumerate(passes):
+            alone[phase] = np.maximum(alone[phase], present * time)
+            slowest[phase] = np.maximum(slowest[phase], present * (time + more))
+    phase_by_phase = slowest[0] - alone[0] + slowest[1] - alone[1]
+    more = np.where(x.gpipe, phase_by_phase, slowest[2] - alone[2])
+    return np.asarray(x.micro * more + (1.0 - 1.0 / stages) * on_all_stages / x.chunks)
