@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks import command, lay_out
 from perfkit.ground.units import check_choice
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 
 #: Sizes of `build`: layers (tables of a DLRM), width, heads, tokens of a sequence (pixels of an
 #: edge of an image, lookups in a table), sequences (images, samples), and words (classes, rows of a

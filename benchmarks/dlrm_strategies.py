@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks import command, lay_out
 from perfkit.ground.files import group_rows
 from perfkit.platform.estimates import keep_quiet
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.strategy import Strategy

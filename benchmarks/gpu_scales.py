@@ -26,7 +26,7 @@ from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.machine import Context
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import list_attention, price, price_host
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.workloads.execution import execute
 from perfkit.workloads.operations import ATTENTION
 from perfkit.workloads.transformer import Transformer
@@ -99,7 +99,7 @@ def split_step(
     ranks : int, optional
         Ranks that take part [-].
     execution : str, optional
-        As in `perfkit.prediction.result.predict`.
+        As in `perfkit.prediction.predictor.predict`.
     update : bool, optional
         Whether the step includes the optimizer.
 

@@ -21,7 +21,7 @@ from benchmarks import command, judge, lay_out, read_csv, widen
 from perfkit.ground.files import find_reference
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.prediction.strategies import price_strategies
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer

@@ -27,7 +27,7 @@ from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.memory import find_capacity
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.prediction.stages import check_strategy
 from perfkit.prediction.strategies import price_strategies
 from perfkit.workloads.strategy import Strategy

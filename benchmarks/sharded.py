@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks import OUT, PLATFORM, command, save_rows
 from perfkit.ground.units import format_table
 from perfkit.measure.processes import run_processes
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 
 _RANKS = 2
 #: Rows of the input, width and number of blocks; the first is the one that was looked at.

@@ -9,7 +9,7 @@ from typing import Any
 
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.workloads.dlrm import DLRM
 
 

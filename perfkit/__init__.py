@@ -39,7 +39,8 @@ if TYPE_CHECKING:  # the public names, which are imported when they are first us
     from perfkit.platform.gallery import load_platform, platforms
     from perfkit.platform.platform import Platform
     from perfkit.prediction.contrast import PlatformComparison, compare
-    from perfkit.prediction.result import Prediction, predict
+    from perfkit.prediction.predictor import predict
+    from perfkit.prediction.result import Prediction
     from perfkit.readers.table_configs import read_tables
     from perfkit.recording.steps import capture
     from perfkit.reports.page import report

@@ -32,7 +32,7 @@ from perfkit.measure.kernels import draw_cases
 from perfkit.measure.samples import draw_check, dump
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
 

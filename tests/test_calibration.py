@@ -21,7 +21,7 @@ from perfkit.models.kernels import additive, in_context
 from perfkit.platform.machine import Context
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import price
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.transformer import Transformer

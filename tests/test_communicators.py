@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.machine import Context
 from perfkit.platform.platform import Platform
+from perfkit.prediction.predictor import predict
 from perfkit.prediction.ranks import find_peers, group_identical_ranks, time_collectives
-from perfkit.prediction.result import predict
 from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
 
 H100 = load_platform("h100-sxm-8x4")

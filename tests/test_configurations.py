@@ -10,7 +10,7 @@ import pytest
 
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.configurations import price_configurations
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.workloads import iteration
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.sizes import select_sizes

@@ -11,9 +11,10 @@ import pytest
 
 from benchmarks.eager import EagerDLRM
 from perfkit.ground.units import Array
-from perfkit.prediction import result
+from perfkit.prediction import predictor
 from perfkit.prediction.cost import Costs
-from perfkit.prediction.result import Prediction, predict
+from perfkit.prediction.predictor import predict
+from perfkit.prediction.result import Prediction
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.transformer import Transformer
@@ -66,7 +67,7 @@ def assert_alike(ours: pl.DataFrame, theirs: pl.DataFrame, time: float) -> None:
 def shaken(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Every operation and collective takes longer or shorter by some 1e-12 of its time, as a seed
     has it."""
-    price, meet = result.price, result.time_collectives
+    price, meet = predictor.price, predictor.time_collectives
 
     def shake(seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -84,8 +85,8 @@ def shaken(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
             durations, notes = meet(*args)
             return [noise(own) for own in durations], notes
 
-        monkeypatch.setattr(result, "price", shaken_price)
-        monkeypatch.setattr(result, "time_collectives", shaken_meet)
+        monkeypatch.setattr(predictor, "price", shaken_price)
+        monkeypatch.setattr(predictor, "time_collectives", shaken_meet)
 
     return shake
 

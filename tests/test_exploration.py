@@ -12,7 +12,7 @@ import perfkit as pk
 from perfkit.exploration.strategies import Exploration, explore
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.prediction.strategies import PARTS, price_strategies
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.strategy import Strategy

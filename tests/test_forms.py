@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perfkit.platform.gallery import load_platform
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 
 torch = pytest.importorskip("torch", reason="capture needs torch: pip install 'perfkit[measure]'")
 

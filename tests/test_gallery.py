@@ -33,7 +33,7 @@ from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.platform.sources import fit_gemms
 from perfkit.platform.unmeasured import RATE_SPREADS
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.readers.datasheets import list_datasheets, read_datasheet
 from perfkit.readers.kernel_database import find_database
 from perfkit.workloads.transformer import Transformer

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 
 torch = pytest.importorskip("torch", reason="capture needs torch: pip install 'perfkit[measure]'")
 

@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks.dlrm_strategies import compare, count_pairs
 from perfkit.platform.estimates import keep_quiet
-from perfkit.prediction.result import Prediction, predict
+from perfkit.prediction.predictor import predict
+from perfkit.prediction.result import Prediction
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Placement, Plan

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from perfkit.prediction.result import predict  # noqa: E402
+from perfkit.prediction.predictor import predict  # noqa: E402
 from perfkit.recording.places import Places  # noqa: E402
 from perfkit.recording.precision import pretend_gpu  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402

@@ -23,7 +23,8 @@ from perfkit.platform.gallery import load_platform
 from perfkit.platform.machine import Context
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import price
-from perfkit.prediction.result import Prediction, predict
+from perfkit.prediction.predictor import predict
+from perfkit.prediction.result import Prediction
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.transformer import Transformer

@@ -25,7 +25,7 @@ from perfkit.models.roofline import smooth_maximum
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.cost import price
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.workloads.transformer import Transformer
 
 TRUE = {"product": 1.02, "memory": 1.5, "attention.triton": 1.7, "host": 0.8, "exchange": 0.5}

@@ -21,7 +21,7 @@ from torch import nn  # noqa: E402
 from torch._dynamo.eval_frame import TorchPatcher  # noqa: E402
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks  # noqa: E402
 
-from perfkit.prediction.result import predict  # noqa: E402
+from perfkit.prediction.predictor import predict  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
 
 

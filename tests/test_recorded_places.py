@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="capture needs torch: pip install 'p
 
 from torch import nn  # noqa: E402
 
-from perfkit.prediction.result import predict  # noqa: E402
+from perfkit.prediction.predictor import predict  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
 from perfkit.workloads.graph import Graph  # noqa: E402
 

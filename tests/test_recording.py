@@ -16,7 +16,7 @@ from scipy.optimize import linear_sum_assignment
 
 from perfkit import recording
 from perfkit.measure.processes import run_processes
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.recording.nets import Net
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import Graph

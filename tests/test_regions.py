@@ -13,7 +13,7 @@ from perfkit.platform.gallery import load_platform
 from perfkit.platform.machine import PlatformError
 from perfkit.platform.platform import Platform
 from perfkit.prediction.contrast import compare
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.prediction.strategies import price_strategies
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer

@@ -16,7 +16,7 @@ from perfkit.ground.files import find_reference
 from perfkit.measure.samples import load
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
 from tests.machines import MACHINES, thin

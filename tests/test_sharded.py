@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.transformer import Transformer
 

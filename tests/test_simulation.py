@@ -1,4 +1,4 @@
-"""The simulation of ranks, streams and their meetings, by hand and against an oracle, and the views
+"""The simulation of ranks, streams and their collectives, by hand and against an oracle, and the views
 of its timeline."""
 
 import json
@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfkit.prediction import accounts
+from perfkit.prediction.breakdown import break_down
 from perfkit.prediction.ranks import RankGroup, RankTimes
 from perfkit.prediction.simulation import Timeline, simulate
 from perfkit.workloads.graph import FEATURES, Graph, Label
@@ -141,7 +142,7 @@ def test_iterations_by_hand(ranks, durations, how, period, latency):
     assert latency is None or timeline.latency == pytest.approx(latency, rel=1e-12)
 
 
-def test_starts_stalls_and_stolen_time_by_hand() -> None:
+def test_starts_waits_and_contention_by_hand() -> None:
     rank_timeline = run([make([1.0, 2.0, 3.0], 0.5)]).rank_timelines[0]
     assert (rank_timeline.starts.tolist(), rank_timeline.ends.tolist()) == (
         [0.5, 2.0, 4.5],
@@ -589,3 +590,21 @@ def test_a_trace_shows_ranks_streams_and_sizes() -> None:
         if event["pid"] == 0 and names[0, event["tid"]] == "compute"
     ]
     assert sum(compute) == pytest.approx(accounts.sum_idle(rank_timelines[0])["busy_s"] * 1e6)
+
+
+def test_a_breakdown_has_a_field_for_each_cause() -> None:
+    timeline = run([make([1.0, "a", 1.0]), make([5.0, "a", 1.0])], [2.0], device=True)
+    assert timeline.period == 8.0
+    timeline.extend("host_device_synchronization", 9.0)
+    timeline.extend("loading", 12.0)
+    causes = break_down(timeline.measure(0))
+    kernels = {(part.phase, part.kind): part.time for part in causes.kernels}
+    assert kernels == {("forward", "elementwise"): 1.0, ("update", "elementwise"): 1.0}
+    assert causes.exposed_time == pytest.approx(2.0) and causes.contention_time == 0.0
+    assert causes.wait_time_for_ranks == pytest.approx(4.0) and causes.host == 0.0
+    assert (causes.host_device_synchronization, causes.loading) == (1.0, 3.0)
+    assert causes.sum_by_resource()["imbalance"] == causes.wait_time_for_ranks
+    parts = causes.list_parts()
+    assert parts["", "waiting"] == (1, causes.wait_time_for_ranks)
+    assert parts["", "host_device_synchronization"] == (1, 1.0) and ("", "host") not in parts
+    assert sum(seconds for _, seconds in parts.values()) == pytest.approx(12.0)

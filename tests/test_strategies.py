@@ -14,7 +14,7 @@ from perfkit.exploration.strategies import explore
 from perfkit.exploration.sweeps import sweep
 from perfkit.models.partitions import CHUNKED, held_batches, list_steps
 from perfkit.platform.gallery import load_platform
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.prediction.strategies import PARTS, price_strategies
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.strategy import Strategy

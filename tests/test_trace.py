@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from perfkit.calibration.activity import list_steps
 from perfkit.platform.estimates import keep_quiet
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.readers.execution_trace import join_traces, read_execution
 from perfkit.readers.trace import DEVICE, find_basis, find_iterations, parse_document, read_kineto
 from perfkit.workloads.transformer import Transformer

@@ -18,7 +18,7 @@ from perfkit.ground.units import (
     significant,
 )
 from perfkit.platform.gallery import load_platform
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.tables import EmbeddingTable, draw_tables

@@ -17,7 +17,7 @@ from perfkit.models.distributions import Uniform, Zipf
 from perfkit.models.kernels import KERNEL_TERMS
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.cost import price
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.workloads import dlrm
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import COLLECTIVES, FEATURES, PHASES, Graph

@@ -32,7 +32,7 @@ from perfkit.measure.timing import LARGEST, find_disagreement, summarize_samples
 from perfkit.platform.gallery import Named, find_similar, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.platform.sources import assemble_sources
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.workloads.graph import COLLECTIVES
 
 _GROUP = 110  # kernels timed by one process

@@ -32,7 +32,7 @@ from perfkit.platform.machine import ANY
 from perfkit.platform.platform import Platform
 from perfkit.platform.sources import add_curves, assemble, compare_devices, fit_gemms, fit_kernel
 from perfkit.prediction.cost import classify, price, size_operations
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.readers.trace import find_iterations, read_kineto
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import Graph

@@ -18,7 +18,7 @@ from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.machine import ANY, Context
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import Costs, price
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
 

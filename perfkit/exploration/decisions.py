@@ -24,7 +24,8 @@ from perfkit.platform.estimates import keep_quiet, name_sides, warn_once
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import list_resources
-from perfkit.prediction.result import Prediction, predict
+from perfkit.prediction.predictor import predict
+from perfkit.prediction.result import Prediction
 
 #: Largest batch of a rank, and factors on a resource, in steps of 1 %, that `solve_for` tries [-].
 _BATCH = 2**20

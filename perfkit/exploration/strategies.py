@@ -26,7 +26,7 @@ from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import RESOURCES
 from perfkit.prediction.memory import HELD, find_capacity
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.prediction.strategies import PARTS, price_strategies
 from perfkit.prediction.uncertainty import has_idle_tensor_cores, say_idle_tensor_cores
 from perfkit.sharding.planner import InfeasibleError, shard

@@ -31,7 +31,8 @@ from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.configurations import price_configurations
 from perfkit.prediction.memory import find_capacity
-from perfkit.prediction.result import Prediction, predict
+from perfkit.prediction.predictor import predict
+from perfkit.prediction.result import Prediction
 from perfkit.workloads.sizes import SizesError, alter, check_size, select_sizes
 
 #: Arguments that may be arrays over configurations: numbers, and lists of numbers.

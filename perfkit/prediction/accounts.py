@@ -4,7 +4,7 @@ trace."""
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -14,8 +14,6 @@ from perfkit.ground.units import check_choice, check_positive, rank_largest
 from perfkit.prediction.simulation import RankTimeline, measure_overlap
 from perfkit.workloads.graph import PHASES, STAGE_HOST, Graph, Label
 
-#: Position of an operation, and how much later its iteration is than the one shown [s].
-Place: TypeAlias = tuple[int, float]
 #: Two times are equal if they differ by less than this share of the period [-].
 _EQUAL = 1e-9
 #: An event of a trace that ui.perfetto.dev and chrome://tracing open: ranks are processes, streams
@@ -124,22 +122,23 @@ def _list_idle(timeline: RankTimeline) -> Iterator[tuple[int, float]]:
 
     Position -1 is the time between two iterations.
     """
-    ends = timeline.ends[timeline.compute]
-    since = ends[-1:] - timeline.period + timeline.added.total
-    gaps = np.maximum(timeline.starts[timeline.compute] - np.concatenate((since, ends[:-1])), 0.0)
-    for later, held in timeline.waits_by_operation.items() if len(gaps) else ():
-        for place in dict.fromkeys(place for place, *_ in held):
-            ones = [one for wait, one, _ in held if wait == place]
-            yield (
-                ones[rank_largest(timeline.ends[ones], slack=_EQUAL * timeline.period)[0]],
-                float(timeline.stream_wait_time[place]),
-            )
-            gaps[later] -= timeline.stream_wait_time[place]
-    for later in np.flatnonzero(gaps > _EQUAL * timeline.period).tolist():
-        yield (
-            int(timeline.compute[later]) if later or not timeline.device else -1,
-            float(gaps[later]),
-        )
+    compute = timeline.compute
+    if not len(compute):
+        return
+    starts, ends = timeline.starts[compute], timeline.ends[compute]
+    ends_before = np.append(ends[-1] - timeline.simulated_period, ends[:-1])
+    gaps = np.maximum(starts - ends_before, 0.0)
+    rounding = _EQUAL * timeline.period
+    for index, waits in timeline.waits_by_operation.items():
+        for position in dict.fromkeys(wait.position for wait in waits):
+            collectives = [wait.collective for wait in waits if wait.position == position]
+            last = rank_largest(timeline.ends[collectives], slack=rounding)[0]
+            wait_time = float(timeline.stream_wait_time[position])
+            yield collectives[last], wait_time
+            gaps[index] -= wait_time
+    for index in np.flatnonzero(gaps > rounding).tolist():
+        between_iterations = index == 0 and timeline.device
+        yield -1 if between_iterations else int(compute[index]), float(gaps[index])
 
 
 def sum_modules(timeline: RankTimeline, depth: int | None) -> Table:
@@ -156,10 +155,10 @@ def sum_modules(timeline: RankTimeline, depth: int | None) -> Table:
     between_iterations = Label("", "", "", "forward", "")
     labels = (*graph.labels, between_iterations)
     busy = np.where(timeline.times.seconds > 0, timeline.ends - timeline.starts, 0.0)
-    spent = [
-        (place, 1, own, own * (labels[place].kind == "host"))
-        for place, own in enumerate(busy.tolist())
-    ]
+    spent = []
+    for place, seconds in enumerate(busy.tolist()):
+        idle = seconds if labels[place].kind == "host" else 0.0
+        spent.append((place, 1, seconds, idle))
     spent += [(place, 0, seconds, seconds) for place, seconds in _list_idle(timeline)]
     rows = [
         (module, count, labels[place].phase, share * seconds, share * idle)
@@ -199,9 +198,9 @@ def _find_owners(graph: Graph) -> dict[int, dict[str, float]]:
     # states of the optimizer belong to the module of the parameters they are used with
     for _ in range(2):
         for buffers in touched.values():
-            known = {owner[buffer] for buffer, _ in buffers if buffer in owner}
-            if len(known) == 1:
-                owner |= dict.fromkeys((buffer for buffer, _ in buffers), known.pop())
+            modules = {owner[buffer] for buffer, _ in buffers if buffer in owner}
+            if len(modules) == 1:
+                owner |= dict.fromkeys((buffer for buffer, _ in buffers), modules.pop())
     shares: dict[int, dict[str, float]] = {}
     for place, buffers in touched.items():
         owned = [(owner[buffer], nbytes) for buffer, nbytes in buffers if buffer in owner]
@@ -212,109 +211,171 @@ def _find_owners(graph: Graph) -> dict[int, dict[str, float]]:
     return shares
 
 
-def _precede(places: np.ndarray, place: int, period: float) -> list[Place]:
+class _Event(NamedTuple):
+    """An operation in this iteration or an earlier one.
+
+    Parameters
+    ----------
+    position : int
+        Of the operation [-].
+    shift : float
+        How much later its iteration is than the one shown; below 0 for an earlier one [s].
+    """
+
+    position: int
+    shift: float
+
+
+class _Launch(NamedTuple):
+    """What the host did before it launched an operation.
+
+    Parameters
+    ----------
+    previous : _Event
+        What it launched before.
+    free : float
+        When it was free again [s].
+    waited_for : _Event or None
+        The operation that it waited for in between.
+    """
+
+    previous: _Event
+    free: float
+    waited_for: _Event | None
+
+
+class _Step(NamedTuple):
+    """A step of the critical path.
+
+    Parameters
+    ----------
+    timeline : RankTimeline
+        Iteration of the rank.
+    stream : str
+        ``host`` while an operation is launched.
+    position : int
+        Of the operation [-].
+    start, end : float
+        [s].
+    """
+
+    timeline: RankTimeline
+    stream: str
+    position: int
+    start: float
+    end: float
+
+
+def _precede(positions: np.ndarray, position: int, period: float) -> list[_Event]:
     """The last of some positions before a given one, in this iteration or the one before, if there
     are any."""
-    number = int(np.searchsorted(places, place)) - 1
-    return [(int(places[number]), 0.0 if number >= 0 else -period)] if len(places) else []
+    if not len(positions):
+        return []
+    index = int(np.searchsorted(positions, position)) - 1
+    shift = 0.0 if index >= 0 else -period
+    return [_Event(int(positions[index]), shift)]
 
 
-def _find_held(timeline: RankTimeline, place: int) -> list[Place]:
+def _find_awaited(timeline: RankTimeline, position: int) -> list[_Event]:
     """The collective that ended last, of those that an operation of the compute stream or its host
     waited for."""
-    near, found = (
-        _EQUAL * timeline.period,
-        timeline.waits_by_operation.get(timeline.find_next(place), ()),
-    )
-    shifted = [(one, -timeline.period * ((wait > place) + before)) for wait, one, before in found]
-    over = [
-        (one, shift)
-        for one, shift in shifted
-        if timeline.ends[one] + shift <= timeline.starts[place] + near
-    ]
-    ends = [float(timeline.ends[one]) + shift for one, shift in over]
-    return [over[number] for number in rank_largest(ends, slack=near)[:1]]
+    rounding = _EQUAL * timeline.period
+    start = timeline.starts[position]
+    events, ends = [], []
+    for wait in timeline.waits_by_operation.get(timeline.find_next(position), ()):
+        iterations = int(wait.position > position) + int(wait.of_iteration_before)
+        event = _Event(wait.collective, -timeline.period * iterations)
+        end = float(timeline.ends[event.position]) + event.shift
+        if end <= start + rounding:
+            events.append(event)
+            ends.append(end)
+    return [events[index] for index in rank_largest(ends, slack=rounding)[:1]]
 
 
-def _launch(timeline: RankTimeline, place: int) -> tuple[Place, float, Place | None]:
-    """What the host launched before an operation, when it was free again [s], and the operation it
-    waited for."""
-    ((last, shift),) = _precede(np.arange(len(timeline.starts)), place, timeline.period)
-    kind, held = (
-        timeline.graph.labels[last].kind,
-        [] if timeline.device else _find_held(timeline, place),
-    )
-    freed, found = float(timeline.issued[last]) + shift, None
-    waits = (
-        [(last, shift)] if (kind == "transfer" if timeline.device else kind != "collective") else []
-    )
-    for one, later in dict.fromkeys([*waits, *held]):
-        if timeline.ends[one] + later >= freed - _EQUAL * timeline.period:
-            freed, found = float(timeline.ends[one]) + later, (one, later)
-    return (last, shift), freed, found
+def _find_launch(timeline: RankTimeline, position: int) -> _Launch:
+    """What the host did before it launched an operation."""
+    everything = np.arange(len(timeline.starts))
+    (previous,) = _precede(everything, position, timeline.period)
+    kind = timeline.graph.labels[previous.position].kind
+    if timeline.device:
+        host_waits = kind == "transfer"
+        awaited = []
+    else:
+        host_waits = kind != "collective"
+        awaited = _find_awaited(timeline, position)
+    if host_waits:
+        awaited = [previous, *awaited]
+    free = float(timeline.issued[previous.position]) + previous.shift
+    waited_for = None
+    for event in dict.fromkeys(awaited):
+        end = float(timeline.ends[event.position]) + event.shift
+        if end >= free - _EQUAL * timeline.period:
+            free, waited_for = end, event
+    return _Launch(previous, free, waited_for)
 
 
 def _find_last(
-    timelines: Sequence[RankTimeline], timeline: RankTimeline, place: int
+    timelines: Sequence[RankTimeline], timeline: RankTimeline, position: int
 ) -> tuple[RankTimeline, int]:
     """The rank that was ready last for a collective, and the position of the collective there.
 
     All ranks run their part of a collective at the same time.
     """
-    near, parts = _EQUAL * timeline.period, []
-    for other in timelines:
-        at = other.graph.collectives
-        same = (
-            abs(other.starts[at] - timeline.starts[place])
-            + abs(other.ends[at] - timeline.ends[place])
-            <= near
-        )
-        parts += [(-other.arrival_wait_time[one], other, one) for one in at[same].tolist()]
-    return parts[rank_largest([wait for wait, *_ in parts], slack=near)[0]][1:]
+    rounding = _EQUAL * timeline.period
+    start, end = timeline.starts[position], timeline.ends[position]
+    parts: list[tuple[RankTimeline, int]] = []
+    wait_times: list[float] = []
+    for peer in timelines:
+        collectives = peer.graph.collectives
+        differences = abs(peer.starts[collectives] - start) + abs(peer.ends[collectives] - end)
+        for part in collectives[differences <= rounding].tolist():
+            parts.append((peer, part))
+            wait_times.append(-peer.arrival_wait_time[part])
+    return parts[rank_largest(wait_times, slack=rounding)[0]]
 
 
-def _walk_back(
-    timelines: Sequence[RankTimeline],
-) -> Iterator[tuple[RankTimeline, str, int, float, float]]:
-    """RankTimeline, stream, operation, start and end [s] of the steps of the critical path, the last first,
-    without a gap."""
-    period, near = timelines[0].period, _EQUAL * timelines[0].period
-    timeline = timelines[
-        rank_largest(
-            [timeline.ends.max(initial=-np.inf) for timeline in timelines],
-            slack=near,
-        )[0]
-    ]
-    place, shift = rank_largest(timeline.ends, slack=near)[0], 0.0
-    time = float(timeline.ends[place])
+def _walk_back(timelines: Sequence[RankTimeline]) -> Iterator[_Step]:
+    """Steps of the critical path, the last first, without a gap."""
+    period = timelines[0].period
+    rounding = _EQUAL * period
+    last_ends = [timeline.ends.max(initial=-np.inf) for timeline in timelines]
+    timeline = timelines[rank_largest(last_ends, slack=rounding)[0]]
+    position = rank_largest(timeline.ends, slack=rounding)[0]
+    shift = 0.0
+    time = float(timeline.ends[position])
     while True:
-        stream, end, time = (
-            timeline.name_stream(place),
-            time,
-            float(timeline.starts[place]) + shift,
-        )
-        yield timeline, stream, place, time, end
-        same = np.zeros(0)
+        stream = timeline.name_stream(position)
+        end, time = time, float(timeline.starts[position]) + shift
+        yield _Step(timeline, stream, position, time, end)
+        same_communicator = np.zeros(0)
         if stream != "compute":
-            timeline, place = _find_last(timelines, timeline, place)
-            at, group = timeline.graph.collectives, timeline.graph.column("group")
-            same = at[group[at] == group[place]]
-        known = (
-            _precede(same, place, period)
-            + _find_held(timeline, place)
-            + _precede(timeline.compute, place, period)
-        )
-        found = next(
-            (f for f in known if abs(timeline.ends[f[0]] + f[1] + shift - time) <= near), None
-        )
+            timeline, position = _find_last(timelines, timeline, position)
+            collectives = timeline.graph.collectives
+            communicators = timeline.graph.column("group")
+            same = communicators[collectives] == communicators[position]
+            same_communicator = collectives[same]
+        candidates = [
+            *_precede(same_communicator, position, period),
+            *_find_awaited(timeline, position),
+            *_precede(timeline.compute, position, period),
+        ]
+        cause = None
+        for event in candidates:
+            event_end = timeline.ends[event.position] + event.shift + shift
+            if abs(event_end - time) <= rounding:
+                cause = event
+                break
         # it started when it was launched: back along the host's clock, to what that waited for
-        while found is None:
-            last, freed, found = _launch(timeline, place)
-            end, time = time, min(freed + shift, time)
-            yield timeline, "host", place, time, end
-            if found is None:
-                place, shift = last[0], last[1] + shift
-        place, shift = found[0], found[1] + shift
+        while cause is None:
+            launch = _find_launch(timeline, position)
+            end, time = time, min(launch.free + shift, time)
+            yield _Step(timeline, "host", position, time, end)
+            cause = launch.waited_for
+            if cause is None:
+                position = launch.previous.position
+                shift += launch.previous.shift
+        position = cause.position
+        shift += cause.shift
 
 
 def find_critical_path(timelines: Sequence[RankTimeline]) -> Table:
@@ -326,11 +387,9 @@ def find_critical_path(timelines: Sequence[RankTimeline]) -> Table:
     """
     import polars
 
-    # the simulated period
-    timelines = [
-        replace(timeline, period=timeline.period - timeline.added.total) for timeline in timelines
-    ]
-    period, near = timelines[0].period, _EQUAL * timelines[0].period
+    timelines = [replace(timeline, period=timeline.simulated_period) for timeline in timelines]
+    period = timelines[0].period
+    rounding = _EQUAL * period
     last = max(float(timeline.ends.max(initial=-np.inf)) for timeline in timelines)
     first_rank = timelines[0].times.group.ranks[0]
     end = last
@@ -338,20 +397,19 @@ def find_critical_path(timelines: Sequence[RankTimeline]) -> Table:
     for cause, seconds in timelines[0].added.list_causes():
         unsimulated.append((first_rank, "host", None, cause, cause, "", "", end, end + seconds))
         end += seconds
-    steps: list[tuple[Any, ...]] = unsimulated[::-1]
+    rows: list[tuple[Any, ...]] = unsimulated[::-1]
     most = 8 * sum(len(timeline.starts) for timeline in timelines)
-    for timeline, stream, place, start, end in (
-        islice(_walk_back(timelines), most) if period > 0 else ()
-    ):
-        start, end = max(start + period, last - period), min(end + period, last)
-        if end <= last - period + near:
+    for step in islice(_walk_back(timelines), most) if period > 0 else ():
+        start, end = max(step.start + period, last - period), min(step.end + period, last)
+        if end <= last - period + rounding:
             break
-        if end > start + near:
-            label = timeline.graph.labels[place]
+        if end > start + rounding:
+            label = step.timeline.graph.labels[step.position]
             names = (label.name, label.kind, label.phase, label.module)
-            steps.append((timeline.times.group.ranks[0], stream, place, *names, start, end))
+            rank = step.timeline.times.group.ranks[0]
+            rows.append((rank, step.stream, step.position, *names, start, end))
     columns = ("rank", "stream", "operation", "name", "kind", "phase", "module", "start_s", "end_s")
-    return polars.DataFrame(steps[::-1], schema=columns, orient="row")
+    return polars.DataFrame(rows[::-1], schema=columns, orient="row")
 
 
 def list_events(timelines: Sequence[RankTimeline], sources: Mapping[int, int]) -> list[Event]:
@@ -440,24 +498,6 @@ def find_throughput(prediction: Any) -> dict[str, float]:
     batch, sequence = (getattr(prediction.workload, name, 0) for name in ("batch", "sequence"))
     counts = {"iterations": 1, "samples": batch, "tokens": batch * sequence}
     return {name: count / prediction.time for name, count in counts.items() if count}
-
-
-def sum_resources(timeline: RankTimeline) -> tuple[float, float, np.ndarray]:
-    """Time of the kernels of a rank, of its host, and of the collectives of each of its
-    communicators [s]."""
-    times, lengths = (
-        timeline.times,
-        (timeline.ends - timeline.starts)[timeline.graph.collectives],
-    )
-    moving = np.bincount(
-        np.array(times.group.communicators, dtype=int), weights=lengths, minlength=1
-    )
-    late = float(times.seconds[timeline.graph.kernels.get(STAGE_HOST, [])].sum())
-    return (
-        float(times.seconds.sum()) - late,
-        timeline.host_time + late,
-        moving,
-    )
 
 
 def find_mfu(prediction: Any) -> float | None:

@@ -5,9 +5,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfkit.prediction.simulation import RankTimeline
+from perfkit.prediction.simulation import RankTimeline, Timeline
 
-#: Resource that limits a class of kernels; memory for the classes that are not listed.
+#: What limits classes of kernels that are not in `RESOURCES`.
+MEMORY = "memory"
+#: Resource that limits a class of kernels.
 RESOURCES = {
     "gemm": "GEMM",
     "bmm": "GEMM",
@@ -114,11 +116,6 @@ class Breakdown(NamedTuple):
     host: float
 
     @property
-    def collective_time(self) -> float:
-        """What collectives add to the iteration [s]."""
-        return sum(part.time for part in self.collectives)
-
-    @property
     def exposed_time(self) -> float:
         """How long the compute stream is idle with a collective in flight [s]."""
         return sum(part.exposed_time for part in self.collectives)
@@ -161,10 +158,13 @@ class Breakdown(NamedTuple):
         """Time that each of `LIMITS` takes, the data loader aside [s]."""
         times = dict.fromkeys(LIMITS, 0.0)
         for part in self.kernels:
-            times[find_resource(part.kind)] += part.time
-        times["communication"] += self.collective_time
+            times[RESOURCES.get(part.kind, MEMORY)] += part.time
+        for part in self.pipeline_hosts:
+            times["host"] += part.time
+        for collectives in self.collectives:
+            times["communication"] += collectives.time
         times["imbalance"] += self.wait_time_for_ranks
-        times["host"] += self.host_time + self.host_device_synchronization
+        times["host"] += self.host + self.host_device_synchronization
         return times
 
 
@@ -182,16 +182,19 @@ def break_down(timeline: RankTimeline) -> Breakdown:
         Causes that sum to the period.
     """
     graph = timeline.graph
-    kernels = list[KernelPart]()
-    pipeline_hosts = list[KernelPart]()
-    collective_counts = dict[str, int]()
-    for part in _sum_operations(timeline):
-        if part.kind == "collective":
-            collective_counts[part.phase] = part.operations
-        elif part.kind == "host":
-            pipeline_hosts.append(part)
-        else:
-            kernels.append(part)
+    classes = graph.classes
+    counts = np.bincount(classes.of_operation).tolist()
+    times = np.bincount(classes.of_operation, timeline.times.seconds).tolist()
+    parts = dict[tuple[str, str], KernelPart]()
+    for operation_class, count, seconds in zip(classes.distinct, counts, times, strict=True):
+        key = (operation_class.phase, operation_class.kind)
+        before = parts.get(key, KernelPart(*key, 0, 0.0))
+        parts[key] = KernelPart(*key, before.operations + count, before.time + seconds)
+    kernels = [part for part in parts.values() if part.kind not in ("collective", "host")]
+    pipeline_hosts = [part for part in parts.values() if part.kind == "host"]
+    collective_counts = {
+        part.phase: part.operations for part in parts.values() if part.kind == "collective"
+    }
     exposed_time = dict.fromkeys(collective_counts, 0.0)
     for position, collective in dict(timeline.times.collective_waits).items():
         phase = graph.labels[graph.collectives[collective]].phase
@@ -210,7 +213,7 @@ def break_down(timeline: RankTimeline) -> Breakdown:
     wait_time_for_ranks = timeline.wait_time_for_ranks
     if wait_time_for_ranks <= rounding:
         wait_time_for_ranks = 0.0
-    host = timeline.period - timeline.added.total - wait_time_for_ranks
+    host = timeline.simulated_period - wait_time_for_ranks
     host -= sum(part.time for part in (*kernels, *pipeline_hosts))
     host -= sum(part.time for part in collectives)
     if abs(host) <= rounding:
@@ -226,33 +229,32 @@ def break_down(timeline: RankTimeline) -> Breakdown:
     )
 
 
-def _sum_operations(timeline: RankTimeline) -> list[KernelPart]:
-    """Number and time of the operations of a rank, by phase and class; collectives take none."""
-    classes = timeline.graph.classes
-    counts = np.bincount(classes.of_operation).tolist()
-    times = np.bincount(classes.of_operation, timeline.times.seconds).tolist()
-    parts = dict[tuple[str, str], KernelPart]()
-    for operation_class, count, seconds in zip(classes.distinct, counts, times, strict=True):
-        phase, kind = operation_class.phase, operation_class.kind
-        before = parts.get((phase, kind), KernelPart(phase, kind, 0, 0.0))
-        parts[phase, kind] = KernelPart(
-            phase, kind, before.operations + count, before.time + seconds
-        )
-    return [*parts.values()]
+def find_bottleneck(causes: Breakdown, timeline: Timeline) -> str:
+    """What sets the pace of an iteration.
 
+    Parameters
+    ----------
+    causes : Breakdown
+        Where the time of its slowest rank goes.
+    timeline : Timeline
+        The iteration on all ranks.
 
-def find_resource(kind: str) -> str:
-    """Resource that limits kernels of a class.
-
-    Examples
-    --------
-    >>> find_resource("bmm"), find_resource("elementwise")
-    ('GEMM', 'memory')
+    Returns
+    -------
+    name : str
+        ``input-bound`` if it waits for its data loader, else see `name_bottleneck`.
     """
-    return RESOURCES.get(kind, "memory")
+    if causes.loading:
+        return "input-bound"
+    times = causes.sum_by_resource()
+    device_time = timeline.device_time
+    if any(len(rank.group.graph.transfers) for rank in timeline.ranks):
+        # a host that waits for its device is part of the time of the device
+        device_time = timeline.period - times["host"]
+    return str(name_bottleneck(times, float(timeline.hosts.max()), device_time))
 
 
-def find_bottleneck(times: Mapping[str, Any], host: Any, device: Any) -> np.ndarray:
+def name_bottleneck(times: Mapping[str, Any], host: Any, device: Any) -> np.ndarray:
     """What sets the pace: the host where it takes longer than the device, else the resource with
     the largest part.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from perfkit.ground.units import Array
 from perfkit.platform.platform import Platform
-from perfkit.prediction.breakdown import find_bottleneck, find_resource
+from perfkit.prediction.breakdown import MEMORY, RESOURCES, name_bottleneck
 from perfkit.prediction.cost import join_host, price
 from perfkit.prediction.memory import WORKSPACE, list_peaks, sum_untouched
 from perfkit.prediction.ranks import Workload, group_identical_ranks, time_collectives, time_rank
@@ -141,7 +141,8 @@ class _Structure:
         self.peaks = [len(own) for own in peaks]  # of each stream
         self.sums = csr_array(np.concatenate([traffic[first], [whole], *peaks]))
         self.time_host(ranks, self.features[:, COLUMN["nbytes"]])
-        begins, ends, *_ = self.rank.segments
+        segments = self.rank.segments
+        begins, ends = segments.begins, segments.ends
         work = np.zeros((len(begins), len(first)))
         np.add.at(work, (np.repeat(np.arange(len(begins)), ends - begins), number), 1.0)
         self.work = csr_array(work)
@@ -207,15 +208,17 @@ class _Structure:
     def wait(self, seconds: Array) -> Array:
         """Time that collectives add to an iteration with these operation times [s], see
         `simulate`."""
-        work, pieces = self.work @ seconds, self.rank.segments[2:].T.tolist()
+        work = self.work @ seconds
+        segments = self.rank.segments
+        collectives = list(zip(segments.awaits.tolist(), segments.launches.tolist(), strict=True))
         durations, share = self.rank.durations, self.contention
         count = len(durations)
         front = begin = network = np.zeros(work.shape[1])
         ended, before = [front] * count, [front] * count
         # a collective may end in the next iteration
-        for _ in range(1 + 2 * any(wait < 0 for wait, _ in pieces)):
+        for _ in range(1 + 2 * any(wait < 0 for wait, _ in collectives)):
             ended, before, begin = [front] * count, ended, front
-            for own, (wait, launched) in zip(work, pieces, strict=True):
+            for own, (wait, launched) in zip(work, collectives, strict=True):
                 if wait != count:
                     front = np.maximum(front, before[wait] if wait < 0 else ended[wait])
                 if share:
@@ -257,7 +260,7 @@ class _Structure:
             )
         by_resource = {"communication": waits, "host": time - device}
         for priced, seconds in zip(cost.models.classes, times, strict=True):
-            resource = find_resource(priced.kind)
+            resource = RESOURCES.get(priced.kind, MEMORY)
             by_resource[resource] = by_resource.get(resource, 0.0) + seconds
-        bottleneck = find_bottleneck(by_resource, host, device)
+        bottleneck = name_bottleneck(by_resource, host, device)
         return {"time": time, "spread": spread, "bottleneck": bottleneck, "needs": needs}

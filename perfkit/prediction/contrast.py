@@ -13,8 +13,8 @@ from perfkit.ground.units import check_positive, format_bytes, format_table, sho
 from perfkit.platform.estimates import Estimate, keep_quiet, name_sides, warn_once
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
+from perfkit.prediction.predictor import predict
 from perfkit.prediction.ranks import Workload
-from perfkit.prediction.result import predict
 from perfkit.workloads.placement import Plan
 
 #: Examples of matrix products: a large square, a feed-forward layer of BERT-large on 4,096 tokens,

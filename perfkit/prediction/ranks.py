@@ -50,28 +50,99 @@ class Workload(Protocol):
 Work: TypeAlias = Workload | Graph | Sequence[Graph]
 
 
-class RankGroup(NamedTuple):
-    """Ranks that execute the same and meet the same kinds of ranks.
+class ResolvedWorkload(NamedTuple):
+    """What is predicted, as graphs of ranks.
 
-    `groups` are the ranks of each communicator of the first of them, by its number in the graph.
-    `communicators` is the communicator of each collective in program order: the same number on all
-    kinds that share it [-].
+    Parameters
+    ----------
+    workload : Workload or Graph
+        What was given; the first graph if several were.
+    graphs : sequence of Graph
+        One for each rank, or one for all.
+    ranks : int
+        How many take part [-].
+    """
+
+    workload: Workload | Graph
+    graphs: Sequence[Graph]
+    ranks: int
+
+
+class RankGroup(NamedTuple):
+    """Ranks that execute the same and meet the same groups of ranks.
+
+    Parameters
+    ----------
+    graph : Graph
+        What each of them executes.
+    ranks : tuple of int
+        Their numbers [-].
+    slowdown : float
+        How many times longer their operations take [-].
+    communicator_ranks : mapping of int to sequence of int
+        Ranks of each communicator of the first of them, by its number in the graph [-].
+    communicators : list of int
+        Communicator of each collective, in program order: the same number on all groups that share
+        it [-].
     """
 
     graph: Graph
     ranks: tuple[int, ...]
     slowdown: float
-    groups: Mapping[int, Ranks]
+    communicator_ranks: Mapping[int, Ranks]
     communicators: list[int]
+
+
+class CollectiveWait(NamedTuple):
+    """An operation that waits for a collective.
+
+    Parameters
+    ----------
+    position : int
+        Of the operation; the number of operations for the end of the iteration [-].
+    collective : int
+        Number of the collective; those of the iteration before are below 0 [-].
+    """
+
+    position: int
+    collective: int
+
+
+class Segments(NamedTuple):
+    """Parts of an iteration between two points at which a rank waits for something or launches a
+    collective.
+
+    Parameters
+    ----------
+    begins, ends : array of int
+        Positions of the first operation and of the one behind the last [-].
+    awaits, launches : array of int
+        Number of the collective that is waited for before, and of the one that is launched at the
+        end; the number of all collectives where there is none [-].
+    """
+
+    begins: np.ndarray
+    ends: np.ndarray
+    awaits: np.ndarray
+    launches: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
 class RankTimes:
-    """What a kind of rank executes: the time of each operation in program order, zero for
-    collectives [s].
+    """How long the operations of a group of ranks take, in program order.
 
-    `host` is the time of the host up to the first launch of each operation, `launch_interval` from there to
-    its last, and `durations` is the time of each collective [s].
+    Parameters
+    ----------
+    group : RankGroup
+        The ranks, and what they execute.
+    seconds : array
+        Time of each operation, zero for collectives [s].
+    host : array
+        Time of the host up to the first launch of each operation [s].
+    launch_interval : array
+        Time from there to its last launch [s].
+    durations : array
+        Time of each collective [s].
     """
 
     group: RankGroup
@@ -81,42 +152,37 @@ class RankTimes:
     durations: Array
 
     @cached_property
-    def collective_waits(self) -> list[tuple[int, int]]:
-        """Positions that wait, in order, and the collectives they wait for; the end of the
-        iteration for the rest.
-
-        Numbers below 0 are collectives of the iteration before.
-        """
+    def collective_waits(self) -> list[CollectiveWait]:
+        """What waits for collectives, in program order; the end of the iteration waits for those
+        that nothing else waits for."""
         graph = self.group.graph
-        places, n = graph.collectives.tolist(), len(graph)
+        positions = graph.collectives.tolist()
         if graph.waits is None:
-            return [(place + 1, number) for number, place in enumerate(places)]
-        pairs = sorted(map(tuple, graph.waits.tolist()))
-        known = {number % len(places) for _, number in pairs}
-        return [*pairs, *((n, number) for number in range(len(places)) if number not in known)]
+            return [
+                CollectiveWait(position + 1, number) for number, position in enumerate(positions)
+            ]
+        waits = [CollectiveWait(*row) for row in sorted(map(tuple, graph.waits.tolist()))]
+        awaited = {wait.collective % len(positions) for wait in waits}
+        for number in range(len(positions)):
+            if number not in awaited:
+                waits.append(CollectiveWait(len(graph), number))
+        return waits
 
     @cached_property
-    def segments(self) -> np.ndarray:
-        """Where pieces begin and end: after collectives and transfers, and at waits.
-
-        With each stand the number of the collective that it waits for and of the one it launches at
-        its end; where it has none, how many collectives there are.
-        """
-        graph, n, none = self.group.graph, len(self.seconds), len(self.group.graph.collectives)
-        bounds = {0, n, *(graph.collectives + 1).tolist(), *(graph.transfers + 1).tolist()}
-        rows = sorted(
-            [
-                *self.collective_waits,
-                *(
-                    (place, none)
-                    for place in bounds - {place for place, _ in self.collective_waits}
-                ),
-            ]
-        )
-        begins, waits = np.array(rows, dtype=int).T
-        ends, launches = np.append(begins[1:], n), np.full(n + 1, none)
-        launches[graph.collectives] = np.arange(none)
-        return np.stack([begins, ends, waits, np.where(begins < ends, launches[ends - 1], none)])
+    def segments(self) -> Segments:
+        """Parts between collectives, transfers and waits."""
+        graph = self.group.graph
+        count = len(self.seconds)
+        none = len(graph.collectives)
+        bounds = {0, count, *(graph.collectives + 1).tolist(), *(graph.transfers + 1).tolist()}
+        without_wait = bounds - {wait.position for wait in self.collective_waits}
+        rows = [*self.collective_waits, *((position, none) for position in without_wait)]
+        begins, awaits = np.array(sorted(rows), dtype=int).T
+        ends = np.append(begins[1:], count)
+        launched_at = np.full(count + 1, none)
+        launched_at[graph.collectives] = np.arange(none)
+        launches = np.where(begins < ends, launched_at[ends - 1], none)
+        return Segments(begins, ends, awaits, launches)
 
     def add_up(self, device: bool) -> tuple[Array, Array, Array]:
         """Host and device time before each operation, and how far its end is from the second on a
@@ -128,59 +194,101 @@ class RankTimes:
         if not device:
             done = np.append(0.0, np.cumsum(self.host + self.seconds))
             return np.zeros(len(done)), done, np.full(len(done), -np.inf)
-        last = self.seconds / np.maximum(self.group.graph.column("launches"), 1.0)
-        issued, done = (
-            np.append(0.0, np.cumsum(times))
-            for times in (self.host + self.launch_interval, self.seconds)
-        )
-        ends = np.maximum(issued[1:] - self.launch_interval + self.seconds, issued[1:] + last)
-        ends[self.group.graph.collectives] = -np.inf
+        graph = self.group.graph
+        time_of_last_launch = self.seconds / np.maximum(graph.column("launches"), 1.0)
+        issued = np.append(0.0, np.cumsum(self.host + self.launch_interval))
+        done = np.append(0.0, np.cumsum(self.seconds))
+        end_from_first_launch = issued[1:] - self.launch_interval + self.seconds
+        end_from_last_launch = issued[1:] + time_of_last_launch
+        ends = np.maximum(end_from_first_launch, end_from_last_launch)
+        ends[graph.collectives] = -np.inf
         return issued, done, np.append(ends - done[1:], -np.inf)
 
 
-def find_graphs(
+def resolve_workload(
     workload: Work,
     platform: Platform,
     ranks: int | None,
     plan: Plan | None,
     execution: str | None = None,
-) -> tuple[Workload | Graph, Sequence[Graph], int]:
-    """What is priced, its graphs, and how many ranks take part; a ValueError names arguments that
-    do not fit."""
+) -> ResolvedWorkload:
+    """Find the graphs of all ranks of a workload.
+
+    Parameters
+    ----------
+    workload : Workload, Graph or sequence of Graph
+        See `predict`.
+    platform : Platform
+        Where it runs.
+    ranks : int or None
+        Ranks that take part; None for one, or those that graphs were captured for [-].
+    plan : Plan or None
+        Placement of embedding tables.
+    execution : str, optional
+        See `predict`.
+
+    Returns
+    -------
+    resolved : ResolvedWorkload
+        Graphs with numbers in them.
+
+    Raises
+    ------
+    ValueError
+        Names arguments that do not fit.
+    """
     listed: Sequence[Any] = workload if isinstance(workload, list | tuple) else [workload]
-    given = None if ranks is None else int(check_positive("ranks", ranks, integer=True))
+    asked = None if ranks is None else int(check_positive("ranks", ranks, integer=True))
     captured = bool(listed) and all(isinstance(graph, Graph) for graph in listed)
-    what: Any = listed[0] if captured else workload
-    count = what.ranks if captured else given or 1
-    if not captured and not (hasattr(what, "graphs") and hasattr(what, "family")):
-        known = "a DLRM, a Transformer, a Net or captured graphs, such as Transformer.bert(batch=8)"
-        raise ValueError(f"workload is {show(what)}; it must be {known}")
-    if captured and plan is not None:
-        raise ValueError(
-            "plan is given with graphs, which already have a place for every table; leave it out"
+    source: Any = listed[0] if captured else workload
+    if not captured and not (hasattr(source, "graphs") and hasattr(source, "family")):
+        allowed = (
+            "a DLRM, a Transformer, a Net or captured graphs, such as Transformer.bert(batch=8)"
         )
-    found = {graph.ranks for graph in listed} if captured else {count}
-    if found != {given or count} or (captured and len(listed) not in (1, count)):
-        held = f"workload holds {len(listed)} graphs of {', '.join(map(str, sorted(found)))} ranks"
-        held += f" and ranks is {given}; it must be" if given else "; it must be"
-        raise ValueError(
-            f"{held} one graph for all ranks or one for each; capture it for the ranks that take part"
-        )
+        raise ValueError(f"workload is {show(source)}; it must be {allowed}")
+    if captured:
+        count = source.ranks
+        _check_captured(listed, asked, plan)
+    else:
+        count = asked or 1
     if count > platform.network.ranks:
-        known = f"platform {platform.name!r} has {platform.network.ranks}"
-        raise ValueError(f"ranks is {count}; {known}; {advise_nodes(platform, count)}")
-    check_choice(f"on {platform.name} dtype", what.dtype, platform.device.peaks)
+        most = f"platform {platform.name!r} has {platform.network.ranks}"
+        raise ValueError(f"ranks is {count}; {most}; {advise_nodes(platform, count)}")
+    check_choice(f"on {platform.name} dtype", source.dtype, platform.device.peaks)
     check_type("execution", execution, str | None)
-    if execution == "graphs" and platform.device.kind == "cpu":
+    on_cpu = platform.device.kind == "cpu"
+    if execution == "graphs" and on_cpu:
         raise ValueError(
             f"execution is 'graphs'; {platform.name!r} is a CPU, which has none; take eager or compiled"
         )
-    graphs = (
-        listed if captured else what.graphs(count, plan, accelerator=platform.device.kind != "cpu")
-    )
+    graphs = listed if captured else source.graphs(count, plan, accelerator=not on_cpu)
     if any(graph.columns or graph.sizes is not None for graph in graphs):
         raise ValueError("sizes are arrays; find their times with perfkit.sweep")
-    return what, execute(graphs, execution), count
+    executed = execute(graphs, execution)
+    if any(not len(graph) for graph in executed if isinstance(graph, Graph)):
+        raise ValueError(
+            "the graph has no operations, so there is nothing to predict; capture a step that runs "
+            "its work in this process"
+        )
+    return ResolvedWorkload(source, executed, count)
+
+
+def _check_captured(graphs: Sequence[Graph], ranks: int | None, plan: Plan | None) -> None:
+    """Raise a ValueError if captured graphs do not fit together, or to the other arguments."""
+    if plan is not None:
+        raise ValueError(
+            "plan is given with graphs, which already have a place for every table; leave it out"
+        )
+    count = graphs[0].ranks
+    captured_for = {graph.ranks for graph in graphs}
+    if captured_for != {ranks or count} or len(graphs) not in (1, count):
+        fault = f"workload holds {len(graphs)} graphs of {', '.join(map(str, sorted(captured_for)))} ranks"
+        if ranks:
+            fault += f" and ranks is {ranks}"
+        raise ValueError(
+            f"{fault}; it must be one graph for all ranks or one for each; capture it for the "
+            "ranks that take part"
+        )
 
 
 def find_peers(group: Ranks, rank: int) -> Ranks:
@@ -210,11 +318,26 @@ def find_peers(group: Ranks, rank: int) -> Ranks:
 def group_identical_ranks(
     graphs: Sequence[Graph], ranks: int, slowdown: Mapping[int, float]
 ) -> list[RankGroup]:
-    """Kinds of ranks, in order of their first ranks: equal graphs and speed, and equal kinds of
-    ranks to meet.
+    """Group ranks that execute the same at the same speed, and meet the same groups of ranks.
 
-    `graphs` are one for each rank, or one for all; `slowdown` is how many times longer the
-    operations of a rank take, by rank [-]. A ValueError names a rank that does not exist.
+    Parameters
+    ----------
+    graphs : sequence of Graph
+        One for each rank, or one for all.
+    ranks : int
+        How many there are [-].
+    slowdown : mapping of int to float
+        How many times longer the operations of a rank take, by rank [-].
+
+    Returns
+    -------
+    groups : list of RankGroup
+        In the order of their first ranks.
+
+    Raises
+    ------
+    ValueError
+        For a slow rank that does not exist.
     """
     for rank, factor in slowdown.items():
         if rank not in range(ranks):
@@ -222,68 +345,104 @@ def group_identical_ranks(
                 f"slowdown names rank {show(rank)}; the ranks are 0 to {ranks - 1}; choose one of these"
             )
         check_positive(f"slowdown of rank {rank}", factor)
-    slowdown = {rank: float(factor) for rank, factor in slowdown.items()}
-    own = list(graphs) * (ranks if len(graphs) == 1 else 1)
-    named = dict[int, dict[int, Ranks]]()
+    named = _list_communicators(graphs, ranks)
+    if len(graphs) == 1 and not slowdown:
+        (graph,) = graphs
+        of_first = {number: find_peers(peers, 0) for number, peers in named[0].items()}
+        order = {number: index for index, number in enumerate(of_first)}
+        numbers = graph.features[graph.collectives, _GROUP].astype(int).tolist()
+        communicators = [order[number] for number in numbers]
+        return [RankGroup(graph, tuple(range(ranks)), 1.0, of_first, communicators)]
+    return _group_unlike_ranks(graphs, named, ranks, slowdown)
+
+
+def _list_communicators(graphs: Sequence[Graph], ranks: int) -> list[dict[int, Ranks]]:
+    """Ranks of the communicators of each graph, by their numbers in the graph [-]."""
     everyone = range(ranks)
     spaced: dict[int, Ranks] = {}  # of each group, which many graphs share, looked at once
+    communicators = dict[int, dict[int, Ranks]]()  # of each graph, which many ranks may share
     for graph in graphs:
-        named[id(graph)] = {}
-        for number in np.unique(graph.features[graph.collectives, _GROUP]).astype(int).tolist():
+        if id(graph) in communicators:
+            continue
+        numbers = np.unique(graph.features[graph.collectives, _GROUP]).astype(int).tolist()
+        communicators[id(graph)] = {}
+        for number in numbers:
             group: Ranks = graph.groups[number] if graph.groups else everyone
             if id(group) not in spaced:
                 spaced[id(group)] = find_peers(group, group[0])
-            named[id(graph)][number] = spaced[id(group)]
+            communicators[id(graph)][number] = spaced[id(group)]
+    return [communicators[id(graph)] for graph in graphs]
+
+
+def _group_unlike_ranks(
+    graphs: Sequence[Graph],
+    named: Sequence[Mapping[int, Ranks]],
+    ranks: int,
+    slowdown: Mapping[int, float],
+) -> list[RankGroup]:
+    """Group ranks by refining colours: ranks of one colour execute the same, until they also meet
+    the same colours.
+
+    `named` are the communicators of each graph.
+    """
     several = len(graphs) > 1
+    graph_of_rank = list(graphs) if several else list(graphs) * ranks
+    named_of_rank = list(named) if several else list(named) * ranks
     colours = _number(
-        (graph.content if several else 0, slowdown.get(rank, 1.0)) for rank, graph in enumerate(own)
+        (graph.content if several else 0, float(slowdown.get(rank, 1.0)))
+        for rank, graph in enumerate(graph_of_rank)
     )
-    groups = [
-        {number: find_peers(group, rank) for number, group in named[id(graph)].items()}
-        for rank, graph in enumerate(own if max(colours) else own[:1])
+    different = range(ranks) if max(colours) else range(1)
+    communicators = [
+        {number: find_peers(peers, rank) for number, peers in named_of_rank[rank].items()}
+        for rank in different
     ]
     while True:
-        every = dict.fromkeys(group for mine in groups for group in mine.values())
-        numbers = _number(tuple(sorted(colours[rank] for rank in group)) for group in every)
-        sorts = dict(zip(every, numbers, strict=True))
+        distinct = dict.fromkeys(peers for of_rank in communicators for peers in of_rank.values())
+        met_colours = _number(tuple(sorted(colours[rank] for rank in peers)) for peers in distinct)
+        colour_of_peers = dict(zip(distinct, met_colours, strict=True))
         finer = _number(
-            (c, *map(sorts.get, mine.values())) for c, mine in zip(colours, groups, strict=False)
+            (colour, *map(colour_of_peers.get, of_rank.values()))
+            for colour, of_rank in zip(colours, communicators, strict=False)
         )
         if max(finer) == max(colours):
             break
         colours = finer
-    alike: dict[int, list[int]] = {}
+    ranks_of_colour: dict[int, list[int]] = {}
     for rank, colour in enumerate(colours):
-        alike.setdefault(colour, []).append(rank)
-    names: dict[tuple[int, int], int] = {}
-    kinds = []
-    for members in alike.values():
-        graph, mine, keys, seen = (
-            own[members[0]],
-            groups[members[0]],
-            dict[int, int](),
-            Counter[int](),
-        )
-        for number, group in mine.items():
-            keys[number] = names.setdefault((sorts[group], seen[sorts[group]]), len(names))
-            seen[sorts[group]] += 1
-        communicators = [keys[int(number)] for number in graph.features[graph.collectives, _GROUP]]
-        kinds.append(
+        ranks_of_colour.setdefault(colour, []).append(rank)
+    shared_numbers: dict[tuple[int, int], int] = {}
+    groups = []
+    for members in ranks_of_colour.values():
+        first = members[0]
+        graph, of_rank = graph_of_rank[first], communicators[first]
+        seen = Counter[int]()
+        keys = dict[int, int]()
+        for number, peers in of_rank.items():
+            colour = colour_of_peers[peers]
+            keys[number] = shared_numbers.setdefault((colour, seen[colour]), len(shared_numbers))
+            seen[colour] += 1
+        numbers = graph.features[graph.collectives, _GROUP].astype(int).tolist()
+        groups.append(
             RankGroup(
-                graph, tuple(members), float(slowdown.get(members[0], 1.0)), mine, communicators
+                graph=graph,
+                ranks=tuple(members),
+                slowdown=float(slowdown.get(first, 1.0)),
+                communicator_ranks=of_rank,
+                communicators=[keys[number] for number in numbers],
             )
         )
-    return kinds
+    return groups
 
 
 def _number(values: Iterable[object]) -> list[int]:
     """Number of each value, from 0 in order of first appearance."""
-    found: dict[object, int] = {}
-    return [found.setdefault(value, len(found)) for value in values]
+    numbers: dict[object, int] = {}
+    return [numbers.setdefault(value, len(numbers)) for value in values]
 
 
 def price_group(
-    where: Platform,
+    platform: Platform,
     operation: str,
     nbytes: Array,
     count: int,
@@ -297,95 +456,138 @@ def price_group(
     A message between two ranks that was not measured is priced as an all_gather of the two.
     """
     if regions > 1:
-        local, none = -(-count // regions), CollectiveTime(np.zeros(nbytes.shape))
-        inside = (
-            price_group(where, operation, nbytes, local, -(-nodes // regions), most)
-            if local > 1
-            else none
-        )
-        return join_regions(where, inside, operation, nbytes, local, regions)
+        local = -(-count // regions)
+        inside = CollectiveTime(np.zeros(nbytes.shape))
+        if local > 1:
+            inside = price_group(platform, operation, nbytes, local, -(-nodes // regions), most)
+        return join_regions(platform, inside, operation, nbytes, local, regions)
     if operation == "send_recv":  # between two neighbours
         nodes, most = 3 - min(most, 2), min(most, 2)
-        if not any(key.startswith(operation) for key in where.collectives):
+        if not any(key.startswith(operation) for key in platform.collectives):
             operation, nbytes, count = "all_gather", 2.0 * nbytes, 2
-    if nodes == 1 or most == where.network.ranks_per_node:
-        return where.price_collective(operation, nbytes, count)
+    if nodes == 1 or most == platform.network.ranks_per_node:
+        return platform.price_collective(operation, nbytes, count)
     if most == 1:
-        return where.price_collective(operation, nbytes, count, "rail")
-    if (nodes, most) not in where.memo:
-        where.memo[nodes, most] = resize_nodes(where, nodes, most)
-    found: CollectiveTime = where.memo[nodes, most].price_collective(
-        operation, nbytes, most * nodes
-    )
-    return found
+        return platform.price_collective(operation, nbytes, count, "rail")
+    if (nodes, most) not in platform.memo:
+        platform.memo[nodes, most] = resize_nodes(platform, nodes, most)
+    resized: Platform = platform.memo[nodes, most]
+    return resized.price_collective(operation, nbytes, most * nodes)
+
+
+class _Message(NamedTuple):
+    """A collective whose time is asked for.
+
+    Parameters
+    ----------
+    times : array
+        Times of the collectives of its group of ranks, which receive the answer [s].
+    number : int
+        Its number there [-].
+    nbytes : float
+        Its size [B].
+    """
+
+    times: Array
+    number: int
+    nbytes: float
 
 
 def time_collectives(
-    groups: Sequence[RankGroup], platform: Platform, whole: Iteration | None = None
+    groups: Sequence[RankGroup], platform: Platform, iteration_fit: Iteration | None = None
 ) -> tuple[list[Array], tuple[str, ...]]:
-    """Time of each collective of every group of ranks [s], and what makes these times less certain
-    than their spread.
+    """Time the collectives of all groups, those of the same ranks and operation in one pass.
 
-    Ranks fill one node after the other. `whole` is the fit of whole iterations: collectives inside
-    them take longer.
+    Parameters
+    ----------
+    groups : sequence of RankGroup
+        Ranks, which fill one node after the other.
+    platform : Platform
+        Where they run.
+    iteration_fit : Iteration, optional
+        Fit of whole iterations: collectives inside them take longer.
+
+    Returns
+    -------
+    durations : list of array
+        Time of each collective, by group [s].
+    notes : tuple of str
+        What makes these times less certain than their spread.
     """
     durations = [np.zeros(len(group.graph.collectives)) for group in groups]
-    local, wanted = (
-        platform.network.ranks_per_node,
-        dict[tuple[str, Ranks], list[tuple[Array, int, float]]](),
-    )
-    region = platform.network.ranks // platform.network.regions
+    messages = dict[tuple[str, Ranks], list[_Message]]()
     for group, times in zip(groups, durations, strict=True):
-        used = group.graph.features[group.graph.collectives]
-        columns = zip(
-            group.graph.collectives.tolist(),
-            used[:, _NBYTES].tolist(),
-            used[:, _GROUP].tolist(),
-            strict=True,
-        )
-        for index, (place, nbytes, number) in enumerate(columns):
-            key = (group.graph.labels[place].name, group.groups[int(number)])
-            wanted.setdefault(key, []).append((times, index, max(nbytes, 1.0)))
+        positions = group.graph.collectives
+        sizes = group.graph.features[positions, _NBYTES].tolist()
+        communicators = group.graph.features[positions, _GROUP].astype(int).tolist()
+        for number, position in enumerate(positions.tolist()):
+            operation = group.graph.labels[position].name
+            ranks = group.communicator_ranks[communicators[number]]
+            message = _Message(times, number, max(sizes[number], 1.0))
+            messages.setdefault((operation, ranks), []).append(message)
+    ranks_per_node = platform.network.ranks_per_node
+    ranks_per_region = platform.network.ranks // platform.network.regions
     notes: dict[str, None] = {}
-    for (operation, ranks), members in wanted.items():
-        nodes = Counter(rank // local for rank in ranks)
-        sizes = np.array([nbytes for *_, nbytes in members])
-        regions = len({rank // region for rank in ranks})
-        found = price_group(
-            platform, operation, sizes, len(ranks), len(nodes), max(nodes.values()), regions
+    for (operation, ranks), alike in messages.items():
+        ranks_of_node = Counter(rank // ranks_per_node for rank in ranks)
+        priced = price_group(
+            platform,
+            operation,
+            np.array([message.nbytes for message in alike]),
+            count=len(ranks),
+            nodes=len(ranks_of_node),
+            most=max(ranks_of_node.values()),
+            regions=len({rank // ranks_per_region for rank in ranks}),
         )
-        notes |= dict.fromkeys(found.notes)
-        for (times, index, _), seconds in zip(members, found.time.tolist(), strict=True):
-            times[index] = seconds
-    if whole is not None:
-        delay = (
-            whole.get("per_collective", 0.0)
-            if sum(len(group.ranks) for group in groups) > 1
-            else 0.0
-        )
-        durations = [whole["scale"] * times + delay for times in durations]
+        notes |= dict.fromkeys(priced.notes)
+        for message, seconds in zip(alike, priced.time.tolist(), strict=True):
+            message.times[message.number] = seconds
+    if iteration_fit is not None:
+        delay = 0.0
+        if sum(len(group.ranks) for group in groups) > 1:
+            delay = iteration_fit.get("per_collective", 0.0)
+        durations = [iteration_fit["scale"] * times + delay for times in durations]
     return durations, tuple(notes)
 
 
 def time_rank(
-    group: RankGroup, seconds: Array, durations: Array, platform: Platform, whole: Iteration | None
+    group: RankGroup,
+    seconds: Array,
+    durations: Array,
+    platform: Platform,
+    iteration_fit: Iteration | None,
 ) -> RankTimes:
-    """Times of the operations of a rank inside an iteration, of its collectives, and of its host
-    [s].
+    """Times of the operations of a rank inside an iteration, of its collectives, and of its host.
 
-    `whole` is the fit of whole iterations, if there is one: it scales times, and may hold the time
-    of the host.
+    Parameters
+    ----------
+    group : RankGroup
+        The rank, and those that are like it.
+    seconds, durations : array
+        Times of its operations and of its collectives [s].
+    platform : Platform
+        Where it runs.
+    iteration_fit : Iteration or None
+        Fit of whole iterations, if there is one: it scales times, and may hold the time of the
+        host.
+
+    Returns
+    -------
+    times : RankTimes
+        What the simulation takes.
     """
     graph, slowdown = group.graph, group.slowdown
-    if whole is not None and "per_operation" in whole:
-        first, more = np.full(len(graph), whole["per_operation"]), np.zeros(len(graph))
+    if iteration_fit is not None and "per_operation" in iteration_fit:
+        host = np.full(len(graph), iteration_fit["per_operation"])
+        launch_interval = np.zeros(len(graph))
     else:
-        first, more = price_host(graph, platform)
+        host, launch_interval = price_host(graph, platform)
     if graph.execution == "graphs":  # the first launch is that of all
-        first[1:], more[:] = 0.0, 0.0
-    if whole is not None:
-        first[graph.collectives] += whole.get("per_resume", 0.0)
-        seconds = whole["scale"] * seconds
+        host[1:] = 0.0
+        launch_interval[:] = 0.0
+    if iteration_fit is not None:
+        host[graph.collectives] += iteration_fit.get("per_resume", 0.0)
+        seconds = iteration_fit["scale"] * seconds
     if platform.device.kind == "cpu":
-        first = slowdown * first
-    return RankTimes(group, slowdown * seconds, first, more, durations)
+        host = slowdown * host
+    return RankTimes(group, slowdown * seconds, host, launch_interval, durations)

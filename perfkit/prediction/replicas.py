@@ -72,14 +72,14 @@ def time_buckets(
     landing = np.zeros(np.shape(rest))
     landings = []
     for bucket, message in zip(buckets, messages, strict=True):
-        work = sum(own.work + own.fill for own in gradients[bucket])
+        work = sum(gradient.work + gradient.fill for gradient in gradients[bucket])
         clock = _advance(clock, work, landing, contention)
         landing = np.maximum(landing, clock) + message
         landings.append(landing)
     clock = _advance(clock, rest, landing, contention)
     for bucket, landed in zip(buckets, landings, strict=True):
         clock = np.maximum(clock, landed)
-        copies = sum(own.empty for own in gradients[bucket])
+        copies = sum(gradient.empty for gradient in gradients[bucket])
         clock = _advance(clock, copies, landing, contention)
     return clock
 
@@ -122,14 +122,14 @@ def time_gathering_forward(
     kernels: ShardedPass,
     ends: Array,
     layer: Array,
-    again: Array,
+    regathered: Array,
     copies: Array,
     contention: Any,
 ) -> tuple[Array, Array]:
     """Time of a forward pass that gathers the weights of all units, and what it leaves of a message
     for the backward pass [s].
 
-    `ends` and `layer` are messages of the unit of all other weights and of a layer; `again` is the
+    `ends` and `layer` are messages of the unit of all other weights and of a layer; `regathered` is the
     message of the last layer where its weights are gathered once more, for the backward pass, else
     0; `copies` are those ahead of the message of the first layer, of which there is one more than
     layers have [s].
@@ -141,9 +141,9 @@ def time_gathering_forward(
     """
     paces = np.maximum(kernels.layers - 1.0, 0.0) * _wait_for_both(kernels.layer, layer, contention)
     first = _wait_for_both(kernels.first, layer, contention)
-    last = _slow_down(kernels.layer + kernels.last, again, contention)
+    last = _slow_down(kernels.layer + kernels.last, regathered, contention)
     ends = _wait_for_both(copies, ends, contention)
-    return np.asarray(ends + first + paces + last - copies), np.maximum(again - last, 0.0)
+    return np.asarray(ends + first + paces + last - copies), np.maximum(regathered - last, 0.0)
 
 
 def time_scattering_backward(
@@ -170,14 +170,14 @@ def time_scattering_backward(
     weights, which are gathered one unit ahead, behind those gradients. Little hides the gradients of the last unit.
     """
     several = kernels.layers > 1
-    whole_layer = kernels.layer + packing
+    packed_layer = kernels.layer + packing
     head = _wait_for_both(kernels.first, left, contention)
-    begin = np.where(several, _wait_for_both(whole_layer, gathered, contention), 0.0)
+    begin = np.where(several, _wait_for_both(packed_layer, gathered, contention), 0.0)
     middle = np.maximum(kernels.layers - 2.0, 0.0)
     packed = layer + _wait_for_both(packing, gathered, contention)
-    paces = middle * np.maximum(packed, _slow_down(whole_layer, layer + gathered, contention))
+    paces = middle * np.maximum(packed, _slow_down(packed_layer, layer + gathered, contention))
     before = np.where(several, layer, 0.0)
-    end = np.maximum(before + packing, _slow_down(whole_layer, before, contention))
+    end = np.maximum(before + packing, _slow_down(packed_layer, before, contention))
     last = _wait_for_both(kernels.last, layer, contention)
     tail = _wait_for_both(beside, ends, contention)
     return np.asarray(head + begin + paces + end + last + last_packing + tail)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,10 +16,11 @@ from perfkit.prediction.ranks import RankTimes
 from perfkit.workloads.graph import Graph
 
 #: Most iterations that are run, and the longest pattern of iterations that is looked for [-].
-_MOST, _PATTERN = 72, 12
-#: Iterations that a device is ahead of a slow host at first, and the relative difference of two
-#: equal times [-].
-_FAR, _EQUAL = 1000, 1e-12
+_MOST_ITERATIONS, _LONGEST_PATTERN = 72, 12
+#: Iterations that a device is ahead of a slow host at first [-].
+_ITERATIONS_AHEAD = 1000
+#: Relative difference of two equal times of the simulation, and of what it shows [-].
+_EQUAL, _ROUNDING = 1e-12, 1e-9
 
 
 class UnsimulatedTime(NamedTuple):
@@ -37,14 +38,27 @@ class UnsimulatedTime(NamedTuple):
     host_device_synchronization: float = 0.0
     loading: float = 0.0
 
-    @property
-    def total(self) -> float:
-        """Both together [s]."""
-        return self.host_device_synchronization + self.loading
-
     def list_causes(self) -> list[tuple[str, float]]:
         """Name and time of each cause that takes any [s]."""
         return [(name, seconds) for name, seconds in self._asdict().items() if seconds]
+
+
+class StreamWait(NamedTuple):
+    """A wait of the compute stream for a collective.
+
+    Parameters
+    ----------
+    position : int
+        Position of the operation that waits [-].
+    collective : int
+        Position of the collective [-].
+    of_iteration_before : bool
+        Whether it is one of the iteration before.
+    """
+
+    position: int
+    collective: int
+    of_iteration_before: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +69,8 @@ class RankTimeline:
     ----------
     times : RankTimes
         What a rank executes, and how long each operation takes alone.
-    period : float
-        Time from one iteration to the next [s].
+    period, simulated_period : float
+        Time from one iteration to the next, with and without the time that was not simulated [s].
     device : bool
         Whether kernels run on a device behind the host, such as a GPU.
     starts, ends, issued : array
@@ -78,6 +92,7 @@ class RankTimeline:
 
     times: RankTimes
     period: float
+    simulated_period: float
     device: bool
     starts: Array
     ends: Array
@@ -99,18 +114,15 @@ class RankTimeline:
         return np.delete(np.arange(len(self.starts)), self.graph.collectives)
 
     @cached_property
-    def waits_by_operation(self) -> dict[int, list[tuple[int, int, bool]]]:
-        """Waits that keep the compute stream idle, by the number of its next operation.
-
-        Each is the position of the wait, the collective, and whether that is one of the iteration
-        before.
-        """
-        found: dict[int, list[tuple[int, int, bool]]] = {}
-        for place, number in self.times.collective_waits:
-            if self.stream_wait_time[place] > 1e-9 * self.period:
-                held = (place, int(self.graph.collectives[number]), number < 0)
-                found.setdefault(self.find_next(place), []).append(held)
-        return found
+    def waits_by_operation(self) -> dict[int, list[StreamWait]]:
+        """Waits that keep the compute stream idle, by the number of its next operation."""
+        waits: dict[int, list[StreamWait]] = {}
+        for position, number in self.times.collective_waits:
+            if self.stream_wait_time[position] > _ROUNDING * self.period:
+                collective = int(self.graph.collectives[number])
+                wait = StreamWait(position, collective, of_iteration_before=number < 0)
+                waits.setdefault(self.find_next(position), []).append(wait)
+        return waits
 
     @property
     def host_time(self) -> float:
@@ -125,34 +137,35 @@ class RankTimeline:
         that other ranks join late. Without them, the iteration would still take as long as the host
         does: only what is longer counts as waiting for others, and the rest as time of the host.
         """
-        waited = float((self.stream_wait_time - self.exposed_time).sum())
+        wait_time = float((self.stream_wait_time - self.exposed_time).sum())
         if self.device:
-            without_others = self.host_time
-            simulated = self.period - self.added.total
-            waited = min(waited, max(simulated - without_others, 0.0))
-        return waited
+            time_without_others = self.host_time
+            time_of_others = max(self.simulated_period - time_without_others, 0.0)
+            wait_time = min(wait_time, time_of_others)
+        return wait_time
 
     def list_added(self) -> Iterator[tuple[str, float, float]]:
         """Name, start and end [s] of the time that was not simulated; it comes after everything
         else."""
         begin = min(float(self.starts[self.compute[:1]].sum()), 0.0)  # an early rank ends early too
-        end = begin + self.period - self.added.total
+        end = begin + self.simulated_period
         for name, seconds in self.added.list_causes():
             yield name, end, end + seconds
             end += seconds
 
-    def find_next(self, place: int) -> int:
+    def find_next(self, position: int) -> int:
         """Number, on the compute stream, of the operation at a position or of the next one after
         it."""
-        return int(np.searchsorted(self.compute, place)) % max(len(self.compute), 1)
+        return int(np.searchsorted(self.compute, position)) % max(len(self.compute), 1)
 
-    def name_stream(self, place: int) -> str:
+    def name_stream(self, position: int) -> str:
         """Stream of an operation: compute, or communication, with the communicator where there are
         several."""
-        if self.graph.labels[place].kind != "collective":
+        if self.graph.labels[position].kind != "collective":
             return "compute"
-        number = f" {int(self.graph.column('group')[place])}" if len(self.graph.groups) > 1 else ""
-        return f"communication{number}"
+        if len(self.graph.groups) > 1:
+            return f"communication {int(self.graph.column('group')[position])}"
+        return "communication"
 
 
 def measure_overlap(in_flight: Array, starts: Array, ends: Array) -> Array:
@@ -166,236 +179,372 @@ def measure_overlap(in_flight: Array, starts: Array, ends: Array) -> Array:
     if not len(in_flight):
         return np.zeros(len(starts))
     edges, active = _count_active(in_flight)
-    flown = np.append(0.0, np.cumsum(np.diff(edges) * (active[:-1] > 0)))
-    return np.asarray(np.interp(ends, edges, flown) - np.interp(starts, edges, flown))
+    time_in_flight = np.append(0.0, np.cumsum(np.diff(edges) * (active[:-1] > 0)))
+    before_ends = np.interp(ends, edges, time_in_flight)
+    before_starts = np.interp(starts, edges, time_in_flight)
+    return np.asarray(before_ends - before_starts)
 
 
 def _count_active(in_flight: Array) -> tuple[Array, np.ndarray]:
     """Times at which collectives start or end [s], and how many are in flight from then on."""
     starts, ends = np.sort(in_flight, axis=0).T
     edges = np.unique(in_flight)
-    return edges, np.searchsorted(starts, edges, side="right") - np.searchsorted(
-        ends, edges, side="right"
-    )
+    started = np.searchsorted(starts, edges, side="right")
+    ended = np.searchsorted(ends, edges, side="right")
+    return edges, started - ended
 
 
-def _dilate(
-    clock: Array, work: Array, in_flight: Sequence[tuple[float, float]] | Array, contention: float
+def _end_beside_collectives(
+    begin: Array,
+    work: Array,
+    in_flight: Sequence[tuple[float, float]] | Array,
+    contention: float,
 ) -> Array:
-    """When work ends that begins at `clock` and is slower while collectives are in flight [s]."""
-    begin = float(np.min(clock))
-    edges, active = _count_active(np.array([(begin, begin), *in_flight]))
+    """When work ends that is slower while collectives are in flight.
+
+    Parameters
+    ----------
+    begin, work : array
+        When it begins, and how long it takes alone [s].
+    in_flight : sequence of (float, float)
+        Starts and ends of collectives [s].
+    contention : float
+        Share of its rate that work loses to each of them [-].
+
+    Returns
+    -------
+    ends : array
+        [s].
+    """
+    first = float(np.min(begin))
+    edges, active = _count_active(np.array([(first, first), *in_flight]))
     rates = np.maximum(1.0 - contention * active, 0.0)
-    done = np.append(0.0, np.cumsum(rates[:-1] * np.diff(edges)))
-    until = np.interp(clock, edges, done) + np.maximum(clock - edges[-1], 0.0) + work
+    done_at_edges = np.append(0.0, np.cumsum(rates[:-1] * np.diff(edges)))
+    done_before = np.interp(begin, edges, done_at_edges) + np.maximum(begin - edges[-1], 0.0)
+    done_after = done_before + work
     # work that ends where a pause begins does not wait for the end of the pause
-    piece = np.maximum(np.searchsorted(done, (1 - _EQUAL) * until) - 1, 0)
-    left = until - done[piece]
-    return np.maximum(
-        edges[piece] + np.divide(left, rates[piece], out=np.zeros_like(left), where=left > 0), clock
-    )
+    interval = np.searchsorted(done_at_edges, (1 - _EQUAL) * done_after) - 1
+    interval = np.maximum(interval, 0)
+    left = done_after - done_at_edges[interval]
+    rate = rates[interval]
+    time_left = np.divide(left, rate, out=np.zeros_like(left), where=left > 0)
+    return np.maximum(edges[interval] + time_left, begin)
 
 
 @dataclass(eq=False)
 class CollectiveInstance:
-    """A collective of some ranks: when each is `ready` for it, and when it starts and ends in this
-    iteration [s]."""
+    """A collective of some ranks in one iteration.
 
-    previous: "CollectiveInstance | None"  # on the same communicator
+    Parameters
+    ----------
+    previous : CollectiveInstance or None
+        The one before on the same communicator.
+    members : list of int
+        Groups of ranks that take part [-].
+    slows_kernels : bool
+        Whether kernels that run at the same time take longer.
+    duration : float
+        Time once all ranks are ready [s].
+    ready : list of float
+        When each of them was ready [s].
+    waiting_ranks : list of int
+        Groups of ranks that wait for its end [-].
+    previous_end : float
+        When the one before has ended [s].
+    start, end : float
+        When it starts and ends [s].
+    of_iteration_before : CollectiveInstance or None
+        The same of the iteration before, where this iteration may wait for it.
+    """
+
+    previous: "CollectiveInstance | None"
     members: list[int] = field(default_factory=list)
-    slows: bool = True  # kernels that run at the same time
+    slows_kernels: bool = True
     duration: float = 0.0
     ready: list[float] = field(default_factory=list)
-    waiting_ranks: list[int] = field(default_factory=list)  # ranks that wait for its end
-    before: float = -math.inf  # end of the previous one
+    waiting_ranks: list[int] = field(default_factory=list)
+    previous_end: float = -math.inf
     start: float = 0.0
     end: float = math.inf
-    # the one of the iteration before, where this iteration may wait for it
-    earlier: "CollectiveInstance | None" = None
+    of_iteration_before: "CollectiveInstance | None" = None
+
+
+class Segment(NamedTuple):
+    """Operations of a rank that run without waiting for anything in between.
+
+    Parameters
+    ----------
+    waits_for_device : bool
+        Whether the host waits for its device before.
+    host_time, device_time : float
+        Time of the host and of the device [s].
+    latest_end : float
+        From the start of the host to the end on a device that is free [s].
+    awaited : CollectiveInstance or None
+        The collective that the stream waits for before.
+    launched : CollectiveInstance or None
+        The collective that is launched at the end.
+    """
+
+    waits_for_device: bool
+    host_time: float
+    device_time: float
+    latest_end: float
+    awaited: CollectiveInstance | None
+    launched: CollectiveInstance | None
 
 
 class Timeline:
-    """All ranks of an iteration, each with the clock of its host and the front of its compute
-    stream [s].
+    """All ranks of an iteration, each with the clock of its host and of its compute stream.
 
-    The front is the time at which the stream has done all that was launched. `period` is the time
-    from one iteration to the next once the pattern repeats; `latency` that of a first iteration
-    from a common start; `device_time` the period if hosts that wait for nothing had launched
-    everything before; `hosts` the host time of an iteration by rank; `added` is what makes the
-    period longer than the simulated one.
+    Parameters
+    ----------
+    ranks : sequence of RankTimes
+        Times of each group of identical ranks.
+    device : bool
+        Whether kernels run on a device behind the host.
+    contention : float
+        Share of its rate that a kernel loses to each collective in flight [-].
+
+    Attributes
+    ----------
+    period, simulated_period : float
+        Time from one iteration to the next once the pattern repeats, with and without the time that
+        was not simulated [s].
+    latency : float
+        Time of a first iteration from a common start [s].
+    device_time : float
+        The period if hosts that wait for nothing had launched everything before [s].
+    hosts : array
+        Time of the host in an iteration, by group [s].
+    added : UnsimulatedTime
+        What makes the period longer than the simulated one.
+    host_free, stream_free : array
+        When the host has launched, and the compute stream has done, all that came before, by group
+        [s].
     """
 
     period: float
+    simulated_period: float
     latency: float
     device_time: float
 
     def __init__(self, ranks: Sequence[RankTimes], device: bool, contention: float) -> None:
-        self.ranks, self.device, self.contention = ranks, device, contention
+        self.ranks = ranks
+        self.device = device
+        self.contention = contention
         self.added = UnsimulatedTime()
         # by communicator, and how many come before it there
         self.collectives: dict[tuple[int, int], CollectiveInstance] = {}
-        self.collectives_of_rank: list[list[CollectiveInstance]] = [[] for _ in ranks]
-        for index, rank in enumerate(ranks):
-            seen, graph = Counter[int](), rank.group.graph
-            # nobody has measured that a message from one GPU to another slows their kernels
-            slows = [
-                not device or graph.labels[place].name != "send_recv" for place in graph.collectives
-            ]
-            for key, duration, slow in zip(
-                rank.group.communicators, rank.durations.tolist(), slows, strict=True
-            ):
-                collective = self.collectives.setdefault(
-                    (key, seen[key]), CollectiveInstance(self.collectives.get((key, seen[key] - 1)))
-                )
-                collective.members.append(index)
-                collective.duration, collective.slows = max(collective.duration, duration), slow
-                self.collectives_of_rank[index].append(collective)
-                seen[key] += 1
-        looks_back = any(number < 0 for rank in ranks for _, number in rank.collective_waits)
-        for (key, order), collective in self.collectives.items():
-            some, every = len(collective.members), len(self.collectives[key, 0].members)
-            if some != every:
+        self.collectives_of_rank = [self._list_collectives(index) for index in range(len(ranks))]
+        looks_back = any(wait.collective < 0 for rank in ranks for wait in rank.collective_waits)
+        for (communicator, order), collective in self.collectives.items():
+            count = len(collective.members)
+            first = self.collectives[communicator, 0]
+            if count != len(first.members):
                 fault = (
-                    f"communicator {key} has {every} ranks and {some} launch its collective {order}"
+                    f"communicator {communicator} has {len(first.members)} ranks and {count} "
+                    f"launch its collective {order}"
                 )
                 raise ValueError(
                     f"{fault}; all must launch the same ones; give the graphs of one iteration"
                 )
             if looks_back:
-                collective.earlier = CollectiveInstance(None, end=-math.inf)
-                if (key, order + 1) not in self.collectives:
-                    self.collectives[key, 0].previous = collective.earlier
+                before = CollectiveInstance(None, end=-math.inf)
+                collective.of_iteration_before = before
+                if (communicator, order + 1) not in self.collectives:
+                    first.previous = before
         self.sums = [rank.add_up(device) for rank in ranks]
-        self.steps = [self.list_steps(index) for index in range(len(ranks))]
+        self.segments = [self._list_segments(index) for index in range(len(ranks))]
         self.hosts = np.array([issued[-1] for issued, *_ in self.sums])
-        # by their devices
-        self.held = np.array([device and len(rank.group.graph.transfers) > 0 for rank in ranks])
-        self.clock, self.front = np.zeros(len(ranks)), np.zeros(len(ranks))
+        transfers = [len(rank.group.graph.transfers) for rank in ranks]
+        self.host_waits_for_device = np.array([device and count > 0 for count in transfers])
+        self.host_free = np.zeros(len(ranks))
+        self.stream_free = np.zeros(len(ranks))
 
-    def list_steps(self, index: int) -> list[tuple[Any, ...]]:
-        """Pieces of a rank between two waits or launches of collectives, as `run` takes them.
+    def _list_collectives(self, index: int) -> list[CollectiveInstance]:
+        """Collectives of a group of ranks, in program order; those of all groups are matched by
+        their order on a communicator."""
+        rank = self.ranks[index]
+        graph = rank.group.graph
+        launched = Counter[int]()
+        collectives = []
+        columns = zip(
+            graph.collectives.tolist(),
+            rank.group.communicators,
+            rank.durations.tolist(),
+            strict=True,
+        )
+        for position, communicator, duration in columns:
+            order = launched[communicator]
+            launched[communicator] += 1
+            if (communicator, order) not in self.collectives:
+                previous = self.collectives.get((communicator, order - 1))
+                self.collectives[communicator, order] = CollectiveInstance(previous)
+            collective = self.collectives[communicator, order]
+            collective.members.append(index)
+            collective.duration = max(collective.duration, duration)
+            # nobody has measured that a message from one GPU to another slows their kernels
+            collective.slows_kernels = not (
+                self.device and graph.labels[position].name == "send_recv"
+            )
+            collectives.append(collective)
+        return collectives
 
-        Each has whether the host waits for its device before, host time, device time, and the time
-        from the start of the host to the end on a free device [s]; then the collective that is
-        waited for and the one that is launched.
-        """
-        (issued, done, ready), own = self.sums[index], self.collectives_of_rank[index]
-        collectives = [*own, None, *(collective.earlier for collective in own)]
-        begins, ends, waits, launches = self.ranks[index].segments
-        latest = (
-            np.where(begins < ends, np.maximum.reduceat(ready, begins), -np.inf)
-            - issued[begins]
-            + done[ends]
+    def _list_segments(self, index: int) -> list[Segment]:
+        """Segments of a group of ranks, as `run` takes them."""
+        issued, done, ready = self.sums[index]
+        collectives = self.collectives_of_rank[index]
+        before = [collective.of_iteration_before for collective in collectives]
+        by_number = [*collectives, None, *before]
+        begins, ends, awaits, launches = self.ranks[index].segments
+        latest_ready = np.where(begins < ends, np.maximum.reduceat(ready, begins), -np.inf)
+        latest_ends = latest_ready - issued[begins] + done[ends]
+        follows_transfer = np.isin(begins, self.ranks[index].group.graph.transfers + 1)
+        is_first_there = np.diff(begins, prepend=-1) > 0
+        waits_for_device = follows_transfer & is_first_there & self.device
+        columns = zip(
+            waits_for_device.tolist(),
+            (issued[ends] - issued[begins]).tolist(),
+            (done[ends] - done[begins]).tolist(),
+            latest_ends.tolist(),
+            [by_number[number] for number in awaits],
+            [by_number[number] for number in launches],
+            strict=True,
         )
-        syncs = np.isin(begins, self.ranks[index].group.graph.transfers + 1) & (
-            np.diff(begins, prepend=-1) > 0
-        )
-        columns = (
-            syncs & self.device,
-            issued[ends] - issued[begins],
-            done[ends] - done[begins],
-            latest,
-        )
-        known = ([collectives[number] for number in numbers] for numbers in (waits, launches))
-        return list(zip(*(column.tolist() for column in columns), *known, strict=True))
+        return list(map(Segment._make, columns))
 
     def run(self) -> None:
-        """Run one iteration of all ranks in the order of time, move clocks and fronts on, and note
-        the marks."""
-        clocks, fronts, contention = self.clock.tolist(), self.front.tolist(), self.contention
+        """Run one iteration of all ranks in the order of time, move their clocks on, and note when
+        each segment starts."""
+        host_clocks, stream_clocks = self.host_free.tolist(), self.stream_free.tolist()
+        contention = self.contention
+        # of each segment: when stream and host were free before, and when the segment begins
         self.marks: list[list[tuple[float, float, float]]] = [[] for _ in self.ranks]
         in_flight: list[list[tuple[float, float]]] = [[] for _ in self.ranks]
         for collective in self.collectives.values():
-            if collective.earlier and collective.ready:
-                collective.earlier.start, collective.earlier.end = collective.start, collective.end
-                for rank in collective.members if collective.slows else ():
-                    in_flight[rank].append((collective.start, collective.end))
+            before = collective.of_iteration_before
+            if before and collective.ready:
+                before.start, before.end = collective.start, collective.end
+                if collective.slows_kernels:
+                    for rank in collective.members:
+                        in_flight[rank].append((collective.start, collective.end))
             collective.ready, collective.end = [], math.inf
-        queue = [(front, rank) for rank, front in enumerate(fronts)]
+        queue = [(stream_clock, rank) for rank, stream_clock in enumerate(stream_clocks)]
         heapq.heapify(queue)
         while queue:
             rank = heapq.heappop(queue)[1]
-            marks, clock, front = self.marks[rank], clocks[rank], fronts[rank]
-            steps = self.steps[rank]
-            for index in range(len(marks), len(steps)):
-                sync, host, work, latest, wait, launched = steps[index]
-                if wait is not None and wait.end == math.inf:
-                    wait.waiting_ranks.append(rank)
+            marks, segments = self.marks[rank], self.segments[rank]
+            host_free, stream_free = host_clocks[rank], stream_clocks[rank]
+            for index in range(len(marks), len(segments)):
+                segment = segments[index]
+                awaited = segment.awaited
+                if awaited is not None and awaited.end == math.inf:
+                    awaited.waiting_ranks.append(rank)
                     break
-                clock, begin = (
-                    max(clock, front) if sync else clock,
-                    max(front, wait.end) if wait else front,
-                )
-                end = max(begin + work, clock + latest)
+                if segment.waits_for_device:
+                    host_free = max(host_free, stream_free)
+                begin = stream_free
+                if awaited is not None:
+                    begin = max(begin, awaited.end)
+                earliest_end = host_free + segment.latest_end  # once it has been launched
+                end = max(begin + segment.device_time, earliest_end)
                 if contention:
-                    # what has landed is past
                     in_flight[rank] = [
                         interval for interval in in_flight[rank] if interval[1] > begin
                     ]
                     if any(start < end for start, _ in in_flight[rank]):
-                        slowed = float(
-                            _dilate(np.array(begin), np.array(work), in_flight[rank], contention)
+                        slowed = _end_beside_collectives(
+                            np.array(begin),
+                            np.array(segment.device_time),
+                            in_flight[rank],
+                            contention,
                         )
-                        end = max(slowed, clock + latest)  # nothing ends before it is launched
+                        end = max(float(slowed), earliest_end)
                     if queue and end > queue[0][0]:  # until then more collectives may start
                         heapq.heappush(queue, (end, rank))
                         break
-                marks.append((front, clock, begin))
-                clock, front = clock + host, end
-                if launched is not None:
-                    self.arrive(launched, max(clock, front), queue, in_flight)
-            clocks[rank], fronts[rank] = clock, front
+                marks.append((stream_free, host_free, begin))
+                host_free, stream_free = host_free + segment.host_time, end
+                if segment.launched is not None:
+                    self.arrive(segment.launched, max(host_free, stream_free), queue, in_flight)
+            host_clocks[rank], stream_clocks[rank] = host_free, stream_free
         stuck = [
-            rank for rank, steps in enumerate(self.steps) if len(self.marks[rank]) < len(steps)
+            rank
+            for rank, segments in enumerate(self.segments)
+            if len(self.marks[rank]) < len(segments)
         ]
         if stuck:
-            place, _, number, _ = self.ranks[stuck[0]].segments[:, len(self.marks[stuck[0]])]
-            names = ", ".join(map(str, stuck))
-            fault = f"operation {place} of rank {stuck[0]} waits for collective {number}, which another rank launches"
-            raise ValueError(
-                f"ranks {names} wait for one another: {fault} later; order the collectives alike on all"
-            )
-        self.clock, self.front = np.array(clocks), np.array(fronts)
+            raise ValueError(self._explain_stuck(stuck))
+        self.host_free, self.stream_free = np.array(host_clocks), np.array(stream_clocks)
+
+    def _explain_stuck(self, stuck: list[int]) -> str:
+        """Say that ranks wait for one another, and for what the first of them waits."""
+        first = stuck[0]
+        segments, segment = self.ranks[first].segments, len(self.marks[first])
+        position, number = segments.begins[segment], segments.awaits[segment]
+        names = ", ".join(map(str, stuck))
+        return (
+            f"ranks {names} wait for one another: operation {position} of rank {first} waits for "
+            f"collective {number}, which another rank launches later; order the collectives alike "
+            "on all"
+        )
 
     def arrive(
-        self, collective: CollectiveInstance, ready: float, queue: list[Any], in_flight: list[Any]
+        self,
+        collective: CollectiveInstance,
+        ready: float,
+        queue: list[tuple[float, int]],
+        in_flight: list[list[tuple[float, float]]],
     ) -> None:
         """Note that a rank is ready for a collective; with the last rank it starts, and waiting
         ranks go on."""
         collective.ready.append(ready)
-        if len(collective.ready) == len(collective.members):
-            collective.before = collective.previous.end if collective.previous else -math.inf
-            collective.start = max(collective.before, *collective.ready)
-            collective.end = collective.start + collective.duration
-            for rank in collective.members if collective.slows else ():
+        if len(collective.ready) < len(collective.members):
+            return
+        if collective.previous is None:
+            collective.previous_end = -math.inf
+        else:
+            collective.previous_end = collective.previous.end
+        collective.start = max(collective.previous_end, *collective.ready)
+        collective.end = collective.start + collective.duration
+        if collective.slows_kernels:
+            for rank in collective.members:
                 in_flight[rank].append((collective.start, collective.end))
-            for rank in collective.waiting_ranks:
-                heapq.heappush(queue, (collective.end, rank))
-            collective.waiting_ranks = []
+        for rank in collective.waiting_ranks:
+            heapq.heappush(queue, (collective.end, rank))
+        collective.waiting_ranks = []
 
-    def repeat(self, seen: list[Array]) -> float:
+    def repeat(self, states: list[Array]) -> float:
         """Run iterations until all ranks advance by the same time, or each by the same as before;
         the longest of these.
 
-        A rank that advances by less never waits for the slowest ranks, and then begins together
-        with them.
+        `states` are the clocks after earlier iterations [s]. A rank that advances by less never
+        waits for the slowest ranks, and then begins together with them.
         """
-        for _ in range(_MOST):
-            left = [
-                collective.end for collective in self.collectives.values() if collective.earlier
+        for _ in range(_MOST_ITERATIONS):
+            ends_awaited_later = [
+                collective.end
+                for collective in self.collectives.values()
+                if collective.of_iteration_before
             ]
-            seen.append(np.concatenate([self.front, self.clock[self.held], left]))
-            near = _EQUAL * abs(seen[-1].max())
-            for back in range(1, min(_PATTERN + 1, len(seen))):
-                step = seen[-1] - seen[-1 - back]
-                period, ahead = float(step.max()) / back, step < step.max() - near
-                again = (
-                    2 * back < len(seen)
-                    and abs(step - seen[-1 - back] + seen[-1 - 2 * back]).max() <= near
-                )
-                if again or not ahead.any():
-                    late = np.where(ahead[: len(self.front)], self.front.max() - self.front, 0.0)
-                    self.clock, self.front = self.clock + late, self.front + late
+            clocks = (self.stream_free, self.host_free[self.host_waits_for_device])
+            states.append(np.concatenate([*clocks, ends_awaited_later]))
+            rounding = _EQUAL * abs(states[-1].max())
+            for iterations in range(1, min(_LONGEST_PATTERN + 1, len(states))):
+                advance = states[-1] - states[-1 - iterations]
+                period = float(advance.max()) / iterations
+                is_ahead = advance < advance.max() - rounding
+                repeats = False
+                if 2 * iterations < len(states):
+                    advance_before = states[-1 - iterations] - states[-1 - 2 * iterations]
+                    repeats = abs(advance - advance_before).max() <= rounding
+                if repeats or not is_ahead.any():
+                    latest = self.stream_free.max()
+                    is_ahead = is_ahead[: len(self.stream_free)]
+                    shift = np.where(is_ahead, latest - self.stream_free, 0.0)
+                    self.host_free = self.host_free + shift
+                    self.stream_free = self.stream_free + shift
                     return period
             self.run()
         return period
@@ -411,106 +560,144 @@ class Timeline:
             Least time from one iteration to the next [s].
         """
         more = time - self.period
-        if more > 1e-9 * time:
+        if more > _ROUNDING * time:
             self.added = self.added._replace(**{cause: more})
-        self.period = max(self.period, time)
+            self.period = time
 
     @cached_property
     def rank_timelines(self) -> tuple[RankTimeline, ...]:
-        """One iteration of all kinds of ranks; the last operation of any rank ends with it.
+        """One iteration of all groups of ranks; the last operation of any rank ends with it.
 
         A rank with little to do begins its next iteration while others still end theirs: what it
         does before the iteration of the slowest ranks begins has times below zero.
         """
-        rank_timelines = tuple(self.measure(index) for index in range(len(self.ranks)))
-        ends = [
-            float(rank_timeline.ends.max(initial=-math.inf)) for rank_timeline in rank_timelines
-        ]
-        begin = max(ends) - (self.period - self.added.total)
+        timelines = tuple(self.measure(index) for index in range(len(self.ranks)))
+        last_end = max(float(timeline.ends.max(initial=-math.inf)) for timeline in timelines)
+        begin = last_end - self.simulated_period
         if math.isinf(begin):  # nothing runs
             begin = 0.0
-        for view in (
-            view
-            for rank_timeline in rank_timelines
-            for view in (rank_timeline.starts, rank_timeline.ends, rank_timeline.issued)
-        ):
-            view -= begin
-        return rank_timelines
+        for timeline in timelines:
+            for times in (timeline.starts, timeline.ends, timeline.issued):
+                times -= begin
+        return timelines
 
     def measure(self, index: int) -> RankTimeline:
-        """What a kind of rank did in the iteration that was run last, on the clock of the
-        simulation."""
-        rank, (issued, done, ready), own = (
-            self.ranks[index],
-            self.sums[index],
-            self.collectives_of_rank[index],
-        )
-        (begins, stops, numbers, _), (fronts, clocks, resumed) = (
-            rank.segments,
-            np.array(self.marks[index]).T,
-        )
-        places, waits, contention_time = (
-            rank.group.graph.collectives,
-            np.zeros(len(rank.seconds)),
-            np.zeros(len(rank.seconds)),
-        )
-        flown = np.array([(one.start, one.end, one.before) for one in own]).reshape(-1, 3)
-        of, heads = np.repeat(np.arange(len(begins)), stops - begins), begins[begins < stops]
-        launched = issued[1:] - rank.launch_interval + (clocks - issued[begins])[of]
-        free, work = ready[:-1] + (clocks - issued[begins])[of], done[1:] - done[begins][of]
-        free[heads] = np.maximum(free[heads], (resumed - done[begins])[of][heads])
-        ends = done[1:] + np.maximum.accumulate(free)
+        """What a group of ranks did in the iteration that was run last, on the clock of the
+        simulation.
+
+        Parameters
+        ----------
+        index : int
+            Which group [-].
+
+        Returns
+        -------
+        timeline : RankTimeline
+            Starts, ends and waits [s].
+        """
+        rank = self.ranks[index]
+        issued, done, ready = self.sums[index]
+        segments = rank.segments
+        begins = segments.begins
+        stream_free, host_free, segment_begins = np.array(self.marks[index]).T
+        positions = rank.group.graph.collectives
+        collectives = self.collectives_of_rank[index]
+        in_flight = np.array([(one.start, one.end) for one in collectives]).reshape(-1, 2)
+
+        # each operation starts behind the one before it, and when it has been launched
+        segment_of = np.repeat(np.arange(len(begins)), segments.ends - begins)
+        host_offset = (host_free - issued[begins])[segment_of]
+        launched = issued[1:] - rank.launch_interval + host_offset
+        ready_on_free_device = ready[:-1] + host_offset
+        heads = begins[begins < segments.ends]
+        stream_offset = (segment_begins - done[begins])[segment_of]
+        ready_on_free_device[heads] = np.maximum(ready_on_free_device[heads], stream_offset[heads])
+        ends = done[1:] + np.maximum.accumulate(ready_on_free_device)
         starts = ends - rank.seconds
-        if self.contention:
-            slows = flown[[one.slows for one in own], :2]
-            slowed = _dilate(resumed[of], work, slows, self.contention)
-            delays = slowed - resumed[of] - work
-            free_starts, free_ends = starts, ends
-            starts = _dilate(resumed[of], work - rank.seconds, slows, self.contention)
-            ends = slowed
+        contention_time = np.zeros(len(rank.seconds))
+        if self.contention and len(collectives):
+            slows_kernels = [collective.slows_kernels for collective in collectives]
+            begin = segment_begins[segment_of]
+            work = done[1:] - done[begins][segment_of]
+            beside = in_flight[slows_kernels]
+            work_before = work - rank.seconds
+            slowed_starts = _end_beside_collectives(begin, work_before, beside, self.contention)
+            slowed_ends = _end_beside_collectives(begin, work, beside, self.contention)
+            delays = slowed_ends - begin - work
+            delays_before = np.roll(delays, 1)
+            delays_before[heads] = 0.0
+            contention_time = delays - delays_before
+            contention_time[contention_time < _ROUNDING * self.period] = 0.0
             if self.device:  # nothing runs before it is launched
-                starts, ends = np.maximum(starts, free_starts), np.maximum(ends, free_ends)
-            contention_time = delays - np.where(
-                np.isin(np.arange(len(of)), heads), 0.0, np.roll(delays, 1)
-            )
-            contention_time[contention_time < 1e-9 * self.period] = 0.0
-        launched = launched if self.device else starts.copy()
-        arrived = np.maximum(launched, ends)[places]
-        starts[places], ends[places], contention_time[places] = flown[:, 0], flown[:, 1], 0.0
-        waits[places] = np.maximum(flown[:, 0] - np.maximum(arrived, flown[:, 2]), 0.0)
-        at, numbers, fronts = (
-            column[numbers < len(places)] for column in (begins, numbers, fronts)
+                starts = np.maximum(slowed_starts, starts)
+                ends = np.maximum(slowed_ends, ends)
+            else:
+                starts, ends = slowed_starts, slowed_ends
+        if not self.device:
+            launched = starts.copy()
+
+        # collectives run on streams of their own, once their last rank has arrived
+        arrived = np.maximum(launched, ends)[positions]
+        previous_ends = np.array([collective.previous_end for collective in collectives])
+        arrival_wait_time = np.zeros(len(rank.seconds))
+        arrival_wait_time[positions] = np.maximum(
+            in_flight[:, 0] - np.maximum(arrived, previous_ends), 0.0
         )
-        since = np.maximum(fronts, arrived[numbers] - self.period * (numbers < 0))
-        until = np.maximum(since, flown[numbers, 1] - self.period * (numbers < 0))
-        in_flight = flown[:, :2]
-        if numbers.min(initial=0) < 0:
+        starts[positions] = in_flight[:, 0]
+        ends[positions] = in_flight[:, 1]
+        contention_time[positions] = 0.0
+
+        # the compute stream waits from when it is free, or the rank has arrived, to the end
+        waits = segments.awaits < len(positions)
+        awaited = segments.awaits[waits]
+        shift = self.period * (awaited < 0)
+        wait_begins = np.maximum(stream_free[waits], arrived[awaited] - shift)
+        wait_ends = np.maximum(wait_begins, in_flight[awaited, 1] - shift)
+        if awaited.min(initial=0) < 0:
             in_flight = np.concatenate([in_flight, in_flight - self.period])
-        lengths = (until - since, measure_overlap(in_flight, since, until))
-        stream_wait_time, exposed_time = (
-            np.bincount(at, seconds, len(waits) + 1).astype(float) for seconds in lengths
-        )
+        wait_times = wait_ends - wait_begins
+        exposed_times = wait_times
+        if len(awaited):
+            exposed_times = measure_overlap(in_flight, wait_begins, wait_ends)
+        count = len(rank.seconds) + 1
         return RankTimeline(
-            rank,
-            self.period,
-            self.device,
-            starts,
-            ends,
-            launched,
-            waits,
-            stream_wait_time,
-            exposed_time,
-            contention_time,
-            self.added,
+            times=rank,
+            period=self.period,
+            simulated_period=self.simulated_period,
+            device=self.device,
+            starts=starts,
+            ends=ends,
+            issued=launched,
+            arrival_wait_time=arrival_wait_time,
+            stream_wait_time=np.bincount(begins[waits], wait_times, count).astype(float),
+            exposed_time=np.bincount(begins[waits], exposed_times, count).astype(float),
+            contention_time=contention_time,
+            added=self.added,
         )
 
 
 def simulate(ranks: Sequence[RankTimes], *, device: bool, contention: float = 0.0) -> Timeline:
     """Run all ranks on their clocks until iterations repeat.
 
-    `contention` is the share of a core that a collective in flight takes from kernels [-]. Where
-    the ranks of a collective have different times for it, the longest counts. A ValueError names
-    waits that come before their collective, and ranks whose collectives do not match.
+    Parameters
+    ----------
+    ranks : sequence of RankTimes
+        Times of each group of identical ranks. Where the ranks of a collective have different times
+        for it, the longest counts.
+    device : bool
+        Whether kernels run on a device behind the host.
+    contention : float, optional
+        Share of a core that a collective in flight takes from kernels [-].
+
+    Returns
+    -------
+    timeline : Timeline
+        The iteration.
+
+    Raises
+    ------
+    ValueError
+        For waits that come before their collective, and ranks whose collectives do not match.
 
     Notes
     -----
@@ -526,26 +713,27 @@ def simulate(ranks: Sequence[RankTimes], *, device: bool, contention: float = 0.
     """
     timeline = Timeline(ranks, device, contention)
     timeline.run()
-    timeline.latency, slowest = float(timeline.front.max()), timeline.hosts.max()
+    timeline.latency = float(timeline.stream_free.max())
+    slowest_host = timeline.hosts.max()
     collectives = timeline.collectives.values()
     if device:  # hosts that wait for nothing are far ahead of their devices
-        timeline.clock[~timeline.held] = -np.inf
-    fresh = device or any(collective.earlier for collective in collectives)
-    timeline.period = timeline.device_time = timeline.repeat(
-        [] if fresh else [np.zeros(len(ranks))]
-    )
-    if slowest > (1 + _EQUAL) * timeline.device_time:  # a host is slower than all devices together
-        leads, late = (
-            timeline.hosts >= (1 - _EQUAL) * slowest,
-            timeline.front.max() + _FAR * slowest,
-        )
-        timeline.held |= leads
-        timeline.clock = np.where(leads, 0.0, timeline.clock - late)
-        timeline.front -= late  # devices have done all that was launched
+        timeline.host_free[~timeline.host_waits_for_device] = -np.inf
+    looks_back = any(collective.of_iteration_before for collective in collectives)
+    first_states = [] if device or looks_back else [np.zeros(len(ranks))]
+    timeline.period = timeline.device_time = timeline.repeat(first_states)
+    if slowest_host > (1 + _EQUAL) * timeline.device_time:
+        # a host is slower than all devices together: devices have done all that was launched
+        is_slowest = timeline.hosts >= (1 - _EQUAL) * slowest_host
+        lead = timeline.stream_free.max() + _ITERATIONS_AHEAD * slowest_host
+        timeline.host_waits_for_device |= is_slowest
+        timeline.host_free = np.where(is_slowest, 0.0, timeline.host_free - lead)
+        timeline.stream_free -= lead
         for collective in collectives:
-            collective.start, collective.end = collective.start - late, collective.end - late
+            collective.start -= lead
+            collective.end -= lead
         timeline.period = timeline.repeat([])
-    far = np.isinf(timeline.clock)  # all is launched before the device begins
-    timeline.clock[far] = (timeline.front - timeline.hosts)[far]
+    timeline.simulated_period = timeline.period
+    is_far_ahead = np.isinf(timeline.host_free)  # all is launched before the device begins
+    timeline.host_free[is_far_ahead] = (timeline.stream_free - timeline.hosts)[is_far_ahead]
     timeline.run()  # the iteration that is shown
     return timeline

@@ -19,7 +19,7 @@ from perfkit.prediction.micro_batches import (
     Sizes,
     record_micro_batch,
 )
-from perfkit.prediction.ranks import find_graphs
+from perfkit.prediction.ranks import resolve_workload
 from perfkit.prediction.strategies import check_device, price_strategies
 from perfkit.workloads.blocks import PARALLEL
 from perfkit.workloads.execution import execute
@@ -609,8 +609,8 @@ def find_stages(
     execution: str | None,
 ) -> tuple[Transformer, Sequence[Graph], int]:
     """A Transformer with its strategy in its name, the graphs of its ranks, and their number; see
-    `find_graphs`."""
-    _, graphs, count = find_graphs(
+    `resolve_workload`."""
+    _, graphs, count = resolve_workload(
         make_stages(workload, platform, strategy, execution), platform, ranks, plan
     )
     named = replace(workload.without_sharing(), name=f"{workload.name}, {strategy}")

@@ -49,17 +49,6 @@ def find_host_error(platform: Platform, execution: str = "") -> float:
     )
 
 
-def find_spread(costs: Costs, rank_timeline: RankTimeline, waits: float, around: float) -> float:
-    """Spread of the logarithm of the time of an iteration, the host aside [-].
-
-    `waits` is the share of waiting and collectives, `around` the spread of iterations around the
-    sum of their kernels.
-    """
-    shares = rank_timeline.times.seconds / rank_timeline.period
-    errors = costs.spread * np.bincount(costs.classes, shares, len(costs.spread))
-    return float(join_errors(errors, costs.assumed, waits, around * min(float(shares.sum()), 1.0)))
-
-
 def join_errors(errors: Any, assumed: np.ndarray, waits: Any, whole: Any) -> Any:
     """Join relative errors: of classes, which are independent where they were fitted, and of the
     rest [-].
@@ -77,18 +66,44 @@ def join_errors(errors: Any, assumed: np.ndarray, waits: Any, whole: Any) -> Any
 
 
 def spread_host(
-    timeline: Timeline, error: float, loading: float, free: bool, whole: Iteration | None
+    timeline: Timeline,
+    error: float,
+    loading: float,
+    hosts_run_ahead: bool,
+    iteration_fit: Iteration | None,
 ) -> float:
     """Spread of the time of an iteration because all host times may be too short or too long
-    together [-]."""
+    together.
+
+    Parameters
+    ----------
+    timeline : Timeline
+        The iteration.
+    error : float
+        How many times longer or shorter all host times may be [-].
+    loading : float
+        Time of a data loader for one iteration [s].
+    hosts_run_ahead : bool
+        Whether hosts launch kernels on devices and wait for none of them.
+    iteration_fit : Iteration or None
+        Fit of whole iterations, which says how host and device join.
+
+    Returns
+    -------
+    spread : float
+        Half of what lies between the logarithms of both times [-].
+    """
     times = []
     for factor in (error, 1 / error):
-        if free:
-            time = float(join_host(timeline.device_time, factor * max(timeline.hosts), whole))
+        if hosts_run_ahead:
+            host_time = factor * max(timeline.hosts)
+            time = float(join_host(timeline.device_time, host_time, iteration_fit))
         else:
             ranks = [
-                replace(own, host=factor * own.host, launch_interval=factor * own.launch_interval)
-                for own in timeline.ranks
+                replace(
+                    rank, host=factor * rank.host, launch_interval=factor * rank.launch_interval
+                )
+                for rank in timeline.ranks
             ]
             time = simulate(ranks, device=timeline.device, contention=timeline.contention).period
         times.append(max(time, loading))
@@ -154,15 +169,15 @@ def list_notes(
     notes += dict.fromkeys(
         text for fit in platform.kernels.values() for text in find_transfers("kernels", fit)
     )
-    size, timed = (
-        graph.footprint + sum(table.nbytes for table in graph.tables),
-        platform.largest_timed,
-    )
-    if platform.device.never_left_cache and size > timed:
-        known = f"the largest working set timed on {platform.name} was {format_bytes(timed)} and never left the caches"
-        notes += [
-            f"a rank works on {format_bytes(size)}; {known}, so that main memory may be slower than predicted"
-        ]
+    if platform.device.never_left_cache:
+        size = graph.footprint + sum(table.nbytes for table in graph.tables)
+        timed = platform.largest_timed
+        if size > timed:
+            notes.append(
+                f"a rank works on {format_bytes(size)}; the largest working set timed on "
+                f"{platform.name} was {format_bytes(timed)} and never left the caches, so that main "
+                "memory may be slower than predicted"
+            )
     return tuple(notes), unmodelled
 
 
@@ -214,30 +229,28 @@ def say_idle_tensor_cores(platform: Platform, share: str = "", way: str = OTHER_
 def list_dense_tables(graph: Graph, copies: int = 0) -> tuple[str, ...]:
     """Notes where large tables are updated as a whole, which nobody may have chosen. The last
     tables of the graph are `copies` of what all ranks hold."""
+    if not graph.tables:
+        return ()
     first_copy = len(graph.tables) - copies
-    updated = _find_dense_tables(graph)
-    own = sum(
-        graph.tables[place].rows * graph.tables[place].dim
-        for place in updated
-        if place < first_copy
-    )
-    copied = sum(
-        graph.tables[place].rows * graph.tables[place].dim
-        for place in updated
-        if place >= first_copy
-    )
+    placed_weights = copied_weights = 0.0
+    for position in _find_dense_tables(graph):
+        table = graph.tables[position]
+        if position < first_copy:
+            placed_weights += table.rows * table.dim
+        else:
+            copied_weights += table.rows * table.dim
     notes = []
-    if own >= _LARGE:
+    if placed_weights >= _LARGE:
         way = "embedding='exact'"
         if find_optimizer(graph.optimizer).sparse_rows:
             way = "sparse=True or embedding='exact'"
         notes.append(
-            f"tables of {own / 1e6:,.0f} million weights have dense gradients and are updated "
+            f"tables of {placed_weights / 1e6:,.0f} million weights have dense gradients and are updated "
             f"whole by {graph.optimizer}; with {way} only the rows that were looked up are"
         )
-    if copied >= _LARGE:
+    if copied_weights >= _LARGE:
         notes.append(
-            f"tables of {copied / 1e6:,.0f} million weights are copied to all ranks: their dense "
+            f"tables of {copied_weights / 1e6:,.0f} million weights are copied to all ranks: their dense "
             f"gradients are reduced, and they are updated whole by {graph.optimizer}; where a plan "
             "stores them once, as that of pk.shard may, only pooled rows are exchanged"
         )
@@ -255,7 +268,7 @@ def _find_dense_tables(graph: Graph) -> list[int]:
     operations = graph.accesses[:, 0].astype(int)
     writes_in_update = is_update[operations] & (graph.accesses[:, 3] != 0)
     updated = set(graph.accesses[writes_in_update, 1].astype(int).tolist())
-    return [place for place, number in enumerate(numbers) if number in updated]
+    return [position for position, number in enumerate(numbers) if number in updated]
 
 
 @dataclass(frozen=True)
@@ -328,15 +341,17 @@ def find_sensitivity(prediction: Any, swing: float = 0.2) -> Sensitivity:
     """
     import polars as pl
 
-    factor, rows = 1 + check_positive("swing", swing), []
-    again, where, scales = prediction._repredict, prediction.platform, (_STEP, 1 / factor, factor)
-    for name in list_resources(where):
+    factor = 1 + check_positive("swing", swing)
+    rows = []
+    platform, time = prediction.platform, prediction.time
+    for name in list_resources(platform):
         with keep_quiet():
             slightly, less, more = (
-                again(where.with_scale(**{name: scale})).time for scale in scales
+                prediction._repredict(platform.with_scale(**{name: scale})).time
+                for scale in (_STEP, 1 / factor, factor)
             )
-        share = math.log(slightly / prediction.time) / math.log(_STEP)
-        rows.append((name, share, prediction.time - slightly, less, more))
+        elasticity = math.log(slightly / time) / math.log(_STEP)
+        rows.append((name, elasticity, time - slightly, less, more))
     rows.sort(key=lambda row: round(row[1], 9))  # by elasticity
     columns = ("resource", "elasticity", "gain_s", "less_s", "more_s")
     frame = pl.DataFrame(rows, columns, orient="row")

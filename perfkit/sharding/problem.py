@@ -17,7 +17,7 @@ from perfkit.platform.gallery import load_platform
 from perfkit.platform.kernels import find_kernel
 from perfkit.platform.platform import Platform
 from perfkit.prediction.memory import find_capacity
-from perfkit.prediction.result import predict
+from perfkit.prediction.predictor import predict
 from perfkit.sharding.costs import AT, COLUMNS, MEMORY, Costs
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import SPLIT_BY_COLUMNS, Placement, Plan

@@ -1,0 +1,481 @@
+"""The time of one training iteration, in named steps.
+
+`predict` is the table of contents: what ranks execute, how long each operation and collective takes,
+when each of them starts and ends, and what that says. Each step takes and returns records.
+"""
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from perfkit.fitting import Iteration
+from perfkit.ground.units import check_positive, check_type, format_time, rank_largest
+from perfkit.platform.estimates import warn_once
+from perfkit.platform.gallery import load_platform
+from perfkit.platform.platform import Platform
+from perfkit.prediction.breakdown import PACE, Breakdown, break_down, find_bottleneck
+from perfkit.prediction.cost import Costs, join_host, price
+from perfkit.prediction.memory import find_shortage
+from perfkit.prediction.micro_batches import join_hosts
+from perfkit.prediction.ranks import (
+    RankGroup,
+    RankTimes,
+    ResolvedWorkload,
+    Work,
+    group_identical_ranks,
+    resolve_workload,
+    time_collectives,
+    time_rank,
+)
+from perfkit.prediction.result import Prediction
+from perfkit.prediction.simulation import RankTimeline, Timeline, simulate
+from perfkit.prediction.stages import find_stages
+from perfkit.prediction.uncertainty import (
+    CONTEXT,
+    find_host_error,
+    join_errors,
+    list_dense_tables,
+    list_idle_tensor_cores,
+    list_notes,
+    spread_host,
+)
+from perfkit.workloads.graph import STAGE_HOST
+from perfkit.workloads.placement import Plan
+from perfkit.workloads.strategy import Strategy
+
+
+class PricedIteration(NamedTuple):
+    """An iteration whose operations, collectives and hosts have times.
+
+    Parameters
+    ----------
+    groups : list of RankGroup
+        Ranks that execute the same.
+    costs : list of Costs
+        Times of the operations of each group, with what they rest on.
+    times : list of RankTimes
+        Times of operations, collectives and the host of each group inside an iteration.
+    iteration_fit : Iteration or None
+        What was fitted to whole iterations of such workloads on this platform, if anything was.
+    has_pipeline_hosts : bool
+        Whether hosts wait for messages with their devices, as those of pipeline stages do.
+    notes : tuple of str
+        What makes the times of collectives less certain.
+    """
+
+    groups: list[RankGroup]
+    costs: list[Costs]
+    times: list[RankTimes]
+    iteration_fit: Iteration | None
+    has_pipeline_hosts: bool
+    notes: tuple[str, ...]
+
+
+class Timings(NamedTuple):
+    """When everything in an iteration starts and ends.
+
+    Parameters
+    ----------
+    timeline : Timeline
+        The iteration on all groups of ranks.
+    hosts_run_ahead : bool
+        Whether hosts launch kernels on devices and wait for none of them.
+    slowest : RankTimeline
+        The iteration on the ranks with the most work.
+    costs : Costs
+        Times of the operations of these ranks.
+    """
+
+    timeline: Timeline
+    hosts_run_ahead: bool
+    slowest: RankTimeline
+    costs: Costs
+
+
+class Bounds(NamedTuple):
+    """What the time lies between, waiting for other ranks aside.
+
+    Parameters
+    ----------
+    lower : float
+        Time of the busiest resource alone [s].
+    serial : float
+        Time of all resources, one after another [s].
+    """
+
+    lower: float
+    serial: float
+
+
+class Notes(NamedTuple):
+    """What a reader should know before trusting a time.
+
+    Parameters
+    ----------
+    doubts : tuple of str
+        What makes the time less certain, which `predict` warns of.
+    advice : tuple of str
+        What somebody may not have chosen, or would want to know.
+    unmodelled : mapping of str to float
+        Operations without a model, and their time [s].
+    """
+
+    doubts: tuple[str, ...]
+    advice: tuple[str, ...]
+    unmodelled: Mapping[str, float]
+
+
+def predict(
+    workload: Work,
+    platform: Platform | str | Path,
+    *,
+    ranks: int | None = None,
+    plan: Plan | None = None,
+    slowdown: Mapping[int, float] | None = None,
+    execution: str | None = None,
+    loading: float = 0.0,
+    strategy: Strategy | None = None,
+) -> Prediction:
+    """Predict the time of one training iteration and what limits it.
+
+    Parameters
+    ----------
+    workload : Workload, Graph or sequence of Graph
+        The iteration: a DLRM, Transformer or Net, whose batch is that of all ranks together; one
+        graph for all ranks; or one for each.
+    platform : Platform, str or Path
+        A platform, a name of the gallery or a file.
+    ranks : int, optional
+        Ranks that take part; one, unless given, or those that a graph was captured for [-].
+    plan : Plan, optional
+        Placement of embedding tables; round-robin by default.
+    slowdown : mapping of int to float, optional
+        How many times longer the operations of a slow rank take, by rank [-].
+    execution : str, optional
+        ``eager``; ``compiled``, which merges element-wise work of the forward and backward pass
+        into fewer kernels; or ``graphs``, where the host launches all kernels of a GPU at once. As
+        recorded, unless given: mostly eager.
+    loading : float, optional
+        Time of a rank's data loader for the batch of an iteration, while the iteration before runs
+        [s].
+    strategy : Strategy, optional
+        How ranks share a Transformer; it replaces what the Transformer says of sharing, checkpoints
+        and micro-batches.
+
+    Returns
+    -------
+    prediction : Prediction
+        Time, interval, bounds, breakdown and timeline.
+
+    Raises
+    ------
+    ValueError
+        For more ranks than the platform has, a batch that the ranks cannot share evenly, an unknown
+        platform, or graphs that do not belong together.
+
+    Examples
+    --------
+    >>> import perfkit as pk
+    >>> r = pk.predict(pk.Transformer.bert("bert-base", batch=2, sequence=128), "zen3-2")
+    >>> r.lower_bound <= r.time <= r.serial * 1.001
+    True
+    """
+    machine = load_platform(platform)
+    check_type("slowdown", slowdown, Mapping | None)
+    loading_time = check_positive("loading", loading, zero=True)
+
+    # 1. What each rank executes, once for ranks that execute the same.
+    if strategy is None:
+        resolved = resolve_workload(workload, machine, ranks, plan, execution)
+    else:
+        stages = find_stages(strategy, workload, machine, ranks, plan, execution)
+        resolved = ResolvedWorkload(*stages)
+    groups = group_identical_ranks(resolved.graphs, resolved.ranks, slowdown or {})
+
+    # 2. How long every operation, collective and launch takes.
+    priced = price_iteration(resolved, groups, machine, has_strategy=strategy is not None)
+
+    # 3. When each of them starts and ends, on all ranks together.
+    timings = simulate_iteration(priced, machine, loading_time)
+
+    # 4. Where the time goes, what limits it, and what a reader must know before trusting it.
+    causes = break_down(timings.slowest)
+    bottleneck = find_bottleneck(causes, timings.timeline)
+    bounds = bound_time(timings, loading_time)
+    notes = collect_notes(resolved, priced, timings, machine, bottleneck, plan)
+    warn_once(notes.doubts, 3)
+    spread = estimate_spread(priced, timings, causes, machine, loading_time)
+
+    launch_times = timings.costs.models.numbers["launch"][timings.costs.classes]
+    return Prediction(
+        workload=resolved.workload,
+        platform=machine,
+        ranks=resolved.ranks,
+        time=timings.timeline.period,
+        spread=spread,
+        causes=causes,
+        bottleneck=bottleneck,
+        lower_bound=bounds.lower,
+        serial=bounds.serial,
+        latency=timings.timeline.latency + loading_time,
+        device_time=timings.timeline.device_time,
+        fixed_time=float(launch_times @ timings.slowest.graph.column("launches")),
+        execution=timings.slowest.graph.execution,
+        unmodelled=notes.unmodelled,
+        warnings=notes.doubts + notes.advice,
+        _timeline=timings.timeline,
+        _repredict=partial(
+            predict,
+            workload,
+            ranks=ranks,
+            plan=plan,
+            slowdown=slowdown,
+            execution=execution,
+            loading=loading,
+            strategy=strategy,
+        ),
+    )
+
+
+def price_iteration(
+    resolved: ResolvedWorkload,
+    groups: list[RankGroup],
+    platform: Platform,
+    *,
+    has_strategy: bool,
+) -> PricedIteration:
+    """Time all operations, collectives and launches of an iteration.
+
+    Parameters
+    ----------
+    resolved : ResolvedWorkload
+        What is predicted.
+    groups : list of RankGroup
+        Ranks that execute the same.
+    platform : Platform
+        Where it runs.
+    has_strategy : bool
+        Whether a strategy says how ranks share the workload.
+
+    Returns
+    -------
+    priced : PricedIteration
+        Times by group.
+    """
+    workload = resolved.workload
+    iteration_fit = platform.context.find_iteration(workload.family, resolved.ranks)
+    graphs = [group.graph for group in groups]
+    costs = price(graphs, platform, dtype=workload.dtype, ranks=resolved.ranks)
+    collective_times, notes = time_collectives(groups, platform, iteration_fit)
+    times = []
+    for group, cost, durations in zip(groups, costs, collective_times, strict=True):
+        times.append(time_rank(group, cost.seconds, durations, platform, iteration_fit))
+    has_pipeline_hosts = has_strategy and STAGE_HOST in graphs[0].kernels
+    if has_pipeline_hosts:
+        times = [join_hosts(rank_times, iteration_fit) for rank_times in times]
+    return PricedIteration(groups, costs, times, iteration_fit, has_pipeline_hosts, notes)
+
+
+def simulate_iteration(priced: PricedIteration, platform: Platform, loading: float) -> Timings:
+    """Run the iteration on all ranks, with their hosts, devices, collectives and data loaders.
+
+    Parameters
+    ----------
+    priced : PricedIteration
+        Times of operations, collectives and hosts.
+    platform : Platform
+        Where it runs.
+    loading : float
+        Time of a data loader for one iteration [s].
+
+    Returns
+    -------
+    timings : Timings
+        Starts, ends and the time of the iteration.
+
+    Notes
+    -----
+    A CPU shares its cores between kernels and collectives: no overlap, unless one was measured.
+    On a GPU, what was fitted to other families does not hold.
+    """
+    on_device = platform.device.kind != "cpu"
+    overlap = platform.context.overlap
+    contention = 0.0 if on_device else 1.0
+    if overlap and (priced.iteration_fit or not on_device):
+        contention = overlap["contention"]
+    timeline = simulate(priced.times, device=on_device, contention=contention)
+    hosts_wait = any(len(group.graph.transfers) for group in priced.groups)
+    hosts_run_ahead = on_device and not hosts_wait
+    if hosts_run_ahead:
+        host_time = max(timeline.hosts)
+        joined = join_host(timeline.device_time, host_time, priced.iteration_fit)
+        timeline.extend("host_device_synchronization", float(joined))
+    timeline.extend("loading", loading)
+    kernel_times = [float(times.seconds.sum()) for times in priced.times]
+    slowest = rank_largest(kernel_times)[0]
+    return Timings(
+        timeline=timeline,
+        hosts_run_ahead=hosts_run_ahead,
+        slowest=timeline.measure(slowest),
+        costs=priced.costs[slowest],
+    )
+
+
+def bound_time(timings: Timings, loading: float) -> Bounds:
+    """Bounds of the time of the slowest ranks: everything overlaps, and nothing does.
+
+    Parameters
+    ----------
+    timings : Timings
+        Starts and ends.
+    loading : float
+        Time of a data loader for one iteration [s].
+
+    Returns
+    -------
+    bounds : Bounds
+        Time of the busiest resource, and of all [s].
+    """
+    slowest = timings.slowest
+    graph = slowest.graph
+    pipeline_hosts: Any = graph.kernels.get(STAGE_HOST, [])
+    pipeline_host_time = float(slowest.times.seconds[pipeline_hosts].sum())
+    kernel_time = float(slowest.times.seconds.sum()) - pipeline_host_time
+    host_time = slowest.host_time + pipeline_host_time
+    collective_times = (slowest.ends - slowest.starts)[graph.collectives]
+    communicators = np.array(slowest.times.group.communicators, dtype=int)
+    communicator_times = np.bincount(communicators, weights=collective_times, minlength=1)
+    busiest = max(kernel_time, float(communicator_times.max()), loading)
+    if slowest.device:
+        busiest = max(busiest, host_time)
+    return Bounds(
+        lower=min(busiest, timings.timeline.period),
+        serial=kernel_time + float(communicator_times.sum()) + host_time + loading,
+    )
+
+
+def collect_notes(
+    resolved: ResolvedWorkload,
+    priced: PricedIteration,
+    timings: Timings,
+    platform: Platform,
+    bottleneck: str,
+    plan: Plan | None,
+) -> Notes:
+    """Say what the time rests on that was not measured, and what somebody may not have chosen.
+
+    Parameters
+    ----------
+    resolved : ResolvedWorkload
+        What is predicted.
+    priced : PricedIteration
+        What the times rest on.
+    timings : Timings
+        How long the iteration and its device take.
+    platform : Platform
+        Where it runs.
+    bottleneck : str
+        What limits the iteration.
+    plan : Plan or None
+        Placement of embedding tables.
+
+    Returns
+    -------
+    notes : Notes
+        Sentences.
+    """
+    graphs = [group.graph for group in priced.groups]
+    slowest = timings.slowest
+    of_times, unmodelled = list_notes(
+        slowest.graph, timings.costs, platform, resolved.workload.family, resolved.ranks
+    )
+    of_graphs = dict.fromkeys(note for graph in graphs for note in graph.notes)
+    of_memory = find_shortage(graphs, platform)
+    doubts = (*priced.notes, *of_graphs, *of_times, *of_memory)
+
+    advice: tuple[str, ...] = ()
+    if bottleneck not in ("host-bound", "input-bound"):
+        advice += list_idle_tensor_cores(slowest, platform)
+    placements = plan.placements if plan and resolved.ranks > 1 else ()
+    copied_tables = sum(placement.kind == "data_parallel" for placement in placements)
+    advice += list_dense_tables(slowest.graph, copied_tables)
+    device_time = timings.timeline.device_time
+    host_is_assumed = any(overhead.kind == "assumed" for overhead in platform.host.values())
+    if host_is_assumed and timings.timeline.simulated_period > PACE * device_time:
+        advice += (
+            "the host sets the pace, and how fast it is was assumed from another machine; "
+            f"the device alone takes {format_time(device_time)}",
+        )
+    return Notes(doubts, advice, unmodelled)
+
+
+def estimate_spread(
+    priced: PricedIteration,
+    timings: Timings,
+    causes: Breakdown,
+    platform: Platform,
+    loading: float,
+) -> float:
+    """Join the errors of all models that the time rests on.
+
+    Parameters
+    ----------
+    priced : PricedIteration
+        What the times rest on.
+    timings : Timings
+        The iteration.
+    causes : Breakdown
+        Where its time goes.
+    platform : Platform
+        Where it runs.
+    loading : float
+        Time of a data loader for one iteration [s].
+
+    Returns
+    -------
+    spread : float
+        Standard deviation of the logarithm of the time [-].
+
+    Notes
+    -----
+    Where whole iterations were fitted with their hosts, their spread holds all errors. Else
+    operation classes, collectives with their waiting, iterations around the sum of their kernels,
+    and hosts have independent errors, each by its share of the time.
+    """
+    iteration_fit = priced.iteration_fit
+    on_device = timings.timeline.device
+    if iteration_fit:
+        iteration_spread = iteration_fit.spread
+        if not on_device or "per_operation" in iteration_fit:
+            return iteration_spread
+    elif on_device or not platform.context:
+        iteration_spread = CONTEXT
+    else:
+        iteration_spread = 0.0
+
+    time = timings.timeline.period
+    costs = timings.costs
+    kernel_shares = timings.slowest.times.seconds / timings.slowest.period
+    class_shares = np.bincount(costs.classes, kernel_shares, len(costs.spread))
+    busy_share = min(float(kernel_shares.sum()), 1.0)
+    by_resource = causes.sum_by_resource()
+    collective_share = (by_resource["imbalance"] + by_resource["communication"]) / time
+    kernel_spread = join_errors(
+        costs.spread * class_shares,
+        costs.assumed,
+        collective_share,
+        iteration_spread * busy_share,
+    )
+
+    host_error = find_host_error(platform, priced.groups[0].graph.execution)
+    pipeline_host_spread = 0.0
+    if priced.has_pipeline_hosts:
+        pipeline_host_spread = causes.host_time / time * math.log(host_error)
+    host_spread = spread_host(
+        timings.timeline, host_error, loading, timings.hosts_run_ahead, iteration_fit
+    )
+    return math.hypot(float(kernel_spread), pipeline_host_spread, host_spread)
