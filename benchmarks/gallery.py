@@ -21,7 +21,15 @@ from benchmarks import AbsentError, command, find_shared_data, gallery_v100
 from benchmarks.gpu_context import GENERATION, read_scales
 from benchmarks.gpu_forms import DATASHEETS, read_sweeps
 from benchmarks.gpu_scales import add_published
-from perfkit.fitting import Additive, CollectiveModel, Fit, KernelModel, fit_collective
+from benchmarks.gpu_survey_tables import list_softmax, list_work, read_survey
+from perfkit.fitting import (
+    Additive,
+    CollectiveModel,
+    Fit,
+    KernelModel,
+    fit_collective,
+    fit_roofline,
+)
 from perfkit.fitting.parameters import Key
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES, Device, Link, MemoryLevel, Network, Quantity
@@ -72,6 +80,8 @@ _WHOLE = {
 #: Fewest operations for a class in its own number format, and the smallest spread on another
 #: generation [-].
 _OFTEN, _ELSEWHERE = 10, 0.3
+#: Survey of kernels of our own, and the generation of its GPU.
+_SURVEY, _SURVEYED = "h200-2", 9.0
 #: A function that returns the fits of one source.
 Part: TypeAlias = Callable[[Platform], Mapping[str, Fit]]
 
@@ -559,6 +569,48 @@ def add_own_steps(platform: Platform) -> Platform:
     return replace(platform, kernels={**platform.kernels, **fits})
 
 
+def add_own_kernels(platform: Platform) -> Platform:
+    """Add softmax as perfkit timed it on an H200, alone and cold: docs/formulas.md, table 2.5.
+
+    It goes where classes of our own steps go: to GPUs of the same generation, and with a wide spread
+    to later and unknown ones. Older generations get nothing, because their scales were fitted
+    without it.
+    """
+    survey = read_survey(find_reference("measured") / f"{_SURVEY}.survey.json")
+    capability, rowwise = platform.device.capability, platform.kernels.get("rowwise")
+    is_older = capability is not None and capability.value < _SURVEYED
+    if is_older or rowwise is None or rowwise.kind != "assumed":
+        return platform
+    is_near = capability is not None and capability.value == _SURVEYED
+    bandwidth = read_datasheet(DATASHEETS["h200_sxm"]).device.main_bandwidth
+    fits = dict[str, KernelModel]()
+    for variant in ("_softmax", "_softmax_backward_data"):
+        for dtype in ("fp32", "bf16"):
+            timings = [one for one in list_softmax(survey, variant) if one.dtype == dtype]
+            fit = fit_roofline(
+                0.0,
+                np.array([list_work(one)[0].nbytes for one in timings]),
+                np.array([one.seconds for one in timings]),
+                peak=1.0,
+                bandwidth=bandwidth,
+                source=f"perfkit, {_SURVEY}: kernels alone",
+                date=survey.facts["date"],
+            )
+            extra = 0.0 if platform.device.main_bandwidth == bandwidth else DEVICE_SPREAD
+            key = f"rowwise.{variant}.fp32" if dtype == "fp32" else f"rowwise.{variant}"
+            fits[key] = fit.with_values(
+                {},
+                spread=math.hypot(fit.spread, extra if is_near else _ELSEWHERE),
+                spread_time=None,
+                kind="fitted" if is_near else "assumed",
+                stderr={},
+                ranges={},
+                dtypes=(),
+                notes=(UNFITTED,),
+            )
+    return replace(platform, kernels={**platform.kernels, **fits})
+
+
 def _slow(fit: Fit, scale: float) -> dict[str, float]:
     """Parameters of a roofline that takes `scale` times as long, with efficiencies of at most 1."""
     return {
@@ -574,7 +626,7 @@ def _slow(fit: Fit, scale: float) -> dict[str, float]:
 def add_context(platform: Platform, default: str = "") -> Platform:
     """Add the scales of the generation of the device, which `benchmarks.gpu_context` fits to
     published steps."""
-    platform = add_own_steps(platform)
+    platform = add_own_kernels(add_own_steps(platform))
     words = platform.device.name.lower().split()
     known = (GENERATION[word] for word in words if word in GENERATION)
     generation = next(known, default)

@@ -304,10 +304,38 @@ _FIGURES = {
 }
 
 
+#: Widths of the rows of softmax that the gallery is fitted to; the others judge. They are every other
+#: one of the survey.
+FITTED_WIDTHS = (64, 256, 768, 1600, 4096, 8192, 16384, 32768, 50304, 128256)
+
+
+def _is_softmax(timing: Timing) -> bool:
+    return timing.name in ("softmax_forward", "softmax_backward")
+
+
+def list_softmax(survey: Survey, variant: str) -> list[Timing]:
+    """The kernels of softmax, forward or backward, that the gallery is fitted to."""
+    return [
+        timing
+        for timing in survey.timings
+        if _is_softmax(timing)
+        and timing.sizes["n"] in FITTED_WIDTHS
+        and list_work(timing)[0].variant == variant
+    ]
+
+
 def _name_group(timing: Timing) -> str:
-    """Name of a kernel in the table; products with rows that are no multiple of 16 B stand apart."""
+    """Name of a kernel in the table.
+
+    Products with rows that are no multiple of 16 B stand apart, and so does what the gallery is
+    fitted to.
+    """
     is_odd = any(timing.sizes[name] % 4 for name in "mnk" if name in timing.sizes)
-    return timing.name + ", odd rows" * (timing.section == "batched" and is_odd)
+    if timing.section == "batched" and is_odd:
+        return f"{timing.name}, odd rows"
+    if _is_softmax(timing) and timing.sizes["n"] in FITTED_WIDTHS:
+        return f"{timing.name}, fitted"
+    return timing.name
 
 
 def format_errors(survey: Survey) -> str:

@@ -266,3 +266,25 @@ def test_ratios_pair_kernels_of_equal_sizes() -> None:
 def test_a_survey_of_another_device_is_refused() -> None:
     with pytest.raises(ValueError, match="NVIDIA H200"):
         tables.format_errors(tables.Survey({"device": "toy"}, ()))
+
+
+def test_softmax_of_the_gallery_holds_for_widths_that_were_not_fitted() -> None:
+    survey = tables.read_survey(find_reference("measured", "h200-2.survey.json"))
+    held = [
+        timing
+        for timing in survey.timings
+        if timing.name in ("softmax_forward", "softmax_backward")
+        and timing.sizes["n"] not in tables.FITTED_WIDTHS
+    ]
+    platform = load_platform("h200-sxm-8")
+    priced = tables.price_work([tables.list_work(timing) for timing in held], platform)
+    errors = priced.alone / [timing.seconds for timing in held] - 1
+    assert abs(errors).mean() < 0.2
+    assert abs(errors.mean()) < 0.05
+
+
+def test_gpus_of_older_generations_have_no_softmax_of_their_own() -> None:
+    key = "rowwise._softmax"
+    assert load_platform("h100-sxm-8").kernels[key].kind == "fitted"
+    assert load_platform("b200-sxm-8").kernels[key].kind == "assumed"
+    assert key not in load_platform("a100-sxm-8").kernels
