@@ -18,7 +18,8 @@ from perfkit.ground.units import Array, check_choice, format_table
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import price
-from perfkit.workloads.graph import COLUMN, Graph, Label
+from perfkit.workloads.columns import Accesses, Features
+from perfkit.workloads.graph import Graph, Label
 from perfkit.workloads.operations import size_product
 
 #: Facts of the machine in the first line of a pass.
@@ -270,11 +271,8 @@ def price_work(work: Sequence[Sequence[Work]], platform: Platform) -> Priced:
     """Price kernels, each of some operations that run one after another."""
     flat = [one for each in work for one in each]
     owner = np.repeat(np.arange(len(work)), [len(each) for each in work])
-    features = np.zeros((len(flat), len(COLUMN)))
-    for row, one in zip(features, flat, strict=True):
-        for name, size in {"launches": 1, "calls": 1, **one.sizes}.items():
-            row[COLUMN[name]] = size
-    accesses = np.array([(i, i, one.nbytes, 0.0) for i, one in enumerate(flat)])
+    features = Features.from_rows([{"launches": 1, "calls": 1, **one.sizes} for one in flat])
+    accesses = Accesses.from_rows([(i, i, one.nbytes, False) for i, one in enumerate(flat)])
     labels = tuple(Label(one.variant, one.kind, one.variant, "forward", "") for one in flat)
     dtypes = tuple(one.dtype for one in flat)
     with keep_quiet():

@@ -40,7 +40,8 @@ from perfkit.readers.kernel_database import (
     read_gemms,
 )
 from perfkit.readers.nccl import parse_nccl_tests
-from perfkit.workloads.graph import FEATURES, Graph, Label
+from perfkit.workloads.columns import Accesses, Features, Waits
+from perfkit.workloads.graph import Graph, Label
 
 _N = 1_000_000  # sizes in one array
 
@@ -140,11 +141,11 @@ def list_jobs(platforms: Sequence[pk.Platform]) -> list[Job]:
     places, seconds = np.arange(100, 10_000, 100), rng.uniform(1e-6, 1e-4, 10_000)
     seconds[places] = 0.0  # collectives have their own times
     # always one or two in flight
-    waits = np.stack([np.minimum(places + 150, 10_000), np.arange(99)], axis=1)
+    waits = Waits(np.minimum(places + 150, 10_000), np.arange(99), np.zeros(99, dtype=bool))
     host, none = np.full(10_000, 10e-6), np.zeros(10_000)
     kinds = np.where(seconds > 0, "elementwise", "collective").tolist()
     labels = tuple(Label("operation", kind, "", "forward", "") for kind in kinds)
-    graph = Graph(labels, np.zeros((10_000, len(FEATURES))), np.zeros((0, 4)), waits=waits)
+    graph = Graph(labels, Features.zeros(10_000), Accesses.from_rows(), waits=waits)
     group = RankGroup(graph, (0,), 1.0, {}, [0, 1, 0] * 33)
     durations = np.full(99, 1e-3)
     ranks = [

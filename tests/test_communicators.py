@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +11,8 @@ from perfkit.platform.machine import Context
 from perfkit.platform.platform import Platform
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.ranks import find_peers, group_identical_ranks, time_collectives
-from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
+from perfkit.workloads.columns import Accesses, Features, Wait, Waits
+from perfkit.workloads.graph import Graph, Label
 
 H100 = load_platform("h100-sxm-8x4")
 MIB = 2.0**20
@@ -24,19 +24,31 @@ def make_graph(
     *operations: tuple[str, float] | tuple[str, float, int], groups=(), ranks=1, waits=None
 ) -> Graph:
     """Elementwise operations of so many MiB, and collectives of so many MiB on a communicator."""
-    labels, features = [], np.zeros((len(operations), len(FEATURES)))
-    features[:, [COLUMN["launches"], COLUMN["calls"]]] = 1
-    features[:, COLUMN["nbytes"]] = [MIB * size for _, size, *_ in operations]
-    for index, (name, _, *group) in enumerate(operations):
+    labels, rows = [], []
+    for name, size, *group in operations:
         kind = "collective" if group else "elementwise"
         labels.append(Label(name, kind, name, "backward", "net"))
-        features[index, COLUMN["elements"]] = features[index, COLUMN["nbytes"]] / 4
-        features[index, COLUMN["group"]] = sum(group)
-    accesses = np.array(
+        rows.append(
+            {
+                "launches": 1,
+                "calls": 1,
+                "nbytes": MIB * size,
+                "elements": MIB * size / 4,
+                "group": sum(group),
+            }
+        )
+    accesses = Accesses.from_rows(
         [(index, index, MIB * size, 1) for index, (_, size, *_) in enumerate(operations)]
     )
-    rows = None if waits is None else np.array(waits)
-    return Graph(tuple(labels), features, accesses, groups=groups, ranks=ranks, waits=rows)
+    noted = None if waits is None else Waits.from_rows([Wait(*row) for row in waits])
+    return Graph(
+        tuple(labels),
+        Features.from_rows(rows),
+        accesses,
+        groups=groups,
+        ranks=ranks,
+        waits=noted,
+    )
 
 
 def test_ranks_have_the_same_peers_in_a_mesh() -> None:

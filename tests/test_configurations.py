@@ -127,10 +127,9 @@ def test_a_structure_that_is_met_again_gives_the_same_graphs(
     def look() -> list[Any]:
         iteration._fill.cache_clear()
         graphs = build(batch=batch).graphs(ranks)
-        waits = [None if g.waits is None else g.waits.tolist() for g in graphs]
+        waits = [None if g.waits is None else list(g.waits) for g in graphs]
         return [
-            [g.labels, g.features.tolist(), g.accesses.tolist(), g.parameters, g.tables]
-            for g in graphs
+            [g.labels, g.table().rows(), list(g.accesses), g.parameters, g.tables] for g in graphs
         ] + waits
 
     iteration._list_meetings.cache_clear()

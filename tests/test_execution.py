@@ -5,15 +5,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import perfkit as pk
 from perfkit.__main__ import main
+from perfkit.workloads.columns import Accesses, Features, Wait, Waits
 from perfkit.workloads.execution import compile_graph
-from perfkit.workloads.graph import FEATURES, Graph, Label
+from perfkit.workloads.graph import Graph, Label
 
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
 
@@ -27,11 +27,10 @@ def build(*rows: Row, **more: Any) -> Graph:
     labels = tuple(
         Label(name, kind, name, more.get("phase", "forward"), "") for name, kind, *_ in rows
     )
-    features = np.zeros((len(rows), len(FEATURES)))
     names = sorted(
         {buffer for *_, read, written in rows for buffer in (*read.split(), *written.split())}
     )
-    accesses = []
+    accesses, sizes_of_rows = [], []
     for place, (_, kind, elements, *both) in enumerate(rows):
         sized = {
             "elements": elements,
@@ -40,10 +39,15 @@ def build(*rows: Row, **more: Any) -> Graph:
             "rows": 8 * (kind == "rowwise"),
             "n": 8,
         }
-        features[place] = [sized.get(name, 0.0) for name in FEATURES]
+        sizes_of_rows.append(sized)
         for write, buffers in enumerate(both):
             accesses += [(place, names.index(b), 4 * sizes[b[0]], write) for b in buffers.split()]
-    return Graph(labels, features, np.array(accesses, dtype=float), waits=more.get("waits"))
+    return Graph(
+        labels,
+        Features.from_rows(sizes_of_rows),
+        Accesses.from_rows(accesses),
+        waits=more.get("waits"),
+    )
 
 
 ADD, ACT, NORM = (
@@ -194,11 +198,11 @@ def test_nothing_is_merged_over_a_wait() -> None:
     ]
     blocking, later = (
         compile_graph(build(*rows)),
-        compile_graph(build(*rows, waits=np.array([[3, 0]]))),
+        compile_graph(build(*rows, waits=Waits.from_rows([Wait(3, 0)]))),
     )
     assert [label.name for label in blocking.labels] == ["relu", "all_reduce", "fused_relu_add"]
     assert [label.name for label in later.labels] == ["all_reduce", "fused_relu", "fused_relu_add"]
-    assert later.waits is not None and later.waits.tolist() == [[2, 0]]
+    assert later.waits is not None and list(later.waits) == [(2, 0, False)]
 
 
 WORKLOADS = st.one_of(
@@ -260,10 +264,10 @@ def test_compiled_kernels_do_the_same_work(workload: Any, ranks: int) -> None:
             graph.labels[i] for i in graph.collectives
         ]
         # nothing is read before it is written, unless it was there before
-        touched: list[set[float]] = [set(), set()]
+        touched: list[set[int]] = [set(), set()]
         for place, graphs in enumerate((graph, found)):
-            for _, buffer, _, write in graphs.accesses:
-                if write == 0 and buffer not in {b for b in touched[place] if b >= 0}:
+            for _, buffer, _, is_write in graphs.accesses:
+                if not is_write and buffer not in {b for b in touched[place] if b >= 0}:
                     touched[place].add(-1 - buffer)
                 touched[place].add(buffer)
         assert {b for b in touched[1] if b < 0} <= {b for b in touched[0] if b < 0}

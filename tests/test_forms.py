@@ -252,7 +252,7 @@ def test_blocks_are_gathered_ahead_and_their_gradients_scattered_behind(again: b
         "a piece of each of six weights from each rank"
     )
     assert graph.waits is not None
-    waits = dict(graph.waits[:, ::-1].tolist())
+    waits = {wait.collective: wait.operation for wait in graph.waits}
     products = [i for i, label in enumerate(graph.labels) if label.kind == "gemm"]
     # streams let a block be gathered once that before the last is there
     places = graph.collectives.tolist()[:blocks]
@@ -398,7 +398,7 @@ def test_streams_and_events_say_what_waits_for_a_collective() -> None:
 
     graph = capture(make_step, ranks=2, device="cuda")
     assert [label.name for label in graph.labels] == ["all_reduce", "mul", "add", "sub"]
-    assert graph.waits is not None and graph.waits.tolist() == [[3, 0]]
+    assert graph.waits is not None and list(graph.waits) == [(3, 0, False)]
 
 
 def test_what_is_sent_along_a_pipeline_meets_its_receiver() -> None:

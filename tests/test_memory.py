@@ -12,7 +12,8 @@ import pytest
 import perfkit as pk
 from perfkit.prediction.memory import Memory, measure_memory
 from perfkit.sharding.planner import price_plan
-from perfkit.workloads.graph import FEATURES, Graph, Label
+from perfkit.workloads.columns import Accesses, Features
+from perfkit.workloads.graph import Graph, Label
 
 torch = pytest.importorskip("torch", reason="capture needs torch: pip install 'perfkit[measure]'")
 
@@ -46,9 +47,7 @@ def graph(*operations: tuple[str, str, str]) -> Graph:
         for letter in letters
     ]
     labels = tuple(Label("add", "elementwise", "add", phase, "") for phase, *_ in operations)
-    return Graph(
-        labels, np.zeros((len(labels), len(FEATURES))), np.array(rows, dtype=float).reshape(-1, 4)
-    )
+    return Graph(labels, Features.zeros(len(labels)), Accesses.from_rows(rows))
 
 
 @pytest.mark.parametrize(

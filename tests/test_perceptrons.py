@@ -209,8 +209,8 @@ def test_shared_perceptrons_are_recorded_as_they_run(way: Strategy) -> None:
     if way.zero:
         first, waits = [g.labels[0].name for g in (ours, theirs)], [g.waits for g in (ours, theirs)]
         assert first[0] == "all_gather_copy_in" and all(each is not None for each in waits)
-        assert [number for _, number in sorted(waits[0].tolist())][:-9] == [
-            number for _, number in sorted(waits[1].tolist())
+        assert [wait.collective for wait in sorted(waits[0])][:-9] == [
+            wait.collective for wait in sorted(waits[1])
         ][:-9]
 
 
@@ -301,7 +301,7 @@ def test_configurations_of_arrays_equal_single_ones() -> None:
     [graph, *_] = many.graphs(8, plan)
     for place, batch in enumerate((64, 128)):
         alone = DLRM(**{**SMALL, "batch": batch}, bottom=(32, 48), top=(64, 24)).graphs(8, plan)[0]
-        assert np.array_equal(graph.fill(graph.sizes[:, place]).features, alone.features)
+        assert graph.fill(graph.sizes[:, place]).table().equals(alone.table())
 
 
 def test_tensor_parallel_pays_where_weights_are_large_and_links_between_nodes_slow() -> None:

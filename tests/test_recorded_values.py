@@ -161,10 +161,8 @@ def test_memory_that_nobody_wrote_does_not_decide(seed: int) -> None:
                 found.append(
                     str(
                         [
-                            (label.name, row)
-                            for label, row in zip(
-                                graph.labels, graph.features.tolist(), strict=True
-                            )
+                            (operation.name, operation.features)
+                            for operation in map(graph.__getitem__, range(len(graph)))
                         ]
                     )
                 )

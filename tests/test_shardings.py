@@ -216,14 +216,14 @@ def test_what_is_unpacked_was_gathered_for_this_layer(
         batch=64, layers=7, experts=experts, parallel=sharding, checkpoint=checkpoint, **HALF
     )
     graph = model.graphs(8, accelerator=True)[0]
-    last_writer = dict[float, int]()
-    order = np.lexsort([graph.accesses[:, 3], graph.accesses[:, 0]])
-    for operation, buffer, _, writes in graph.accesses[order]:
-        name = graph.labels[int(operation)].name
-        if name == "split_with_sizes_copy" and not writes:
-            assert graph.labels[last_writer[buffer]].name == "all_gather"
-        if writes:
-            last_writer[buffer] = int(operation)
+    last_writer = dict[int, int]()
+    # an operation reads, then it writes
+    for access in sorted(graph.accesses, key=lambda access: (access.operation, access.is_write)):
+        name = graph.labels[access.operation].name
+        if name == "split_with_sizes_copy" and not access.is_write:
+            assert graph.labels[last_writer[access.buffer]].name == "all_gather"
+        if access.is_write:
+            last_writer[access.buffer] = access.operation
 
 
 def test_the_sum_of_layers_with_experts_stays_as_narrow_as_without() -> None:

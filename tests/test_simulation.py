@@ -18,7 +18,8 @@ from perfkit.prediction import accounts
 from perfkit.prediction.breakdown import break_down
 from perfkit.prediction.ranks import RankGroup, RankTimes
 from perfkit.prediction.simulation import Timeline, simulate
-from perfkit.workloads.graph import FEATURES, Graph, Label
+from perfkit.workloads.columns import Accesses, Features, Wait, Waits
+from perfkit.workloads.graph import Graph, Label
 
 seconds = st.floats(0, 10, allow_subnormal=False)
 Work = Sequence[float | str]
@@ -37,11 +38,11 @@ def make(
     durations: Sequence[float] = (),
 ) -> RankTimes:
     """Operations of so many seconds; a letter is a collective on a communicator, a to z."""
-    n, features = len(work), np.zeros((len(work), len(FEATURES)))
+    n, features = len(work), Features.zeros(len(work))
     at = [place for place, value in enumerate(work) if isinstance(value, str)]
     keys = [ord(str(work[place])) - ord("a") for place in at]
-    features[at, FEATURES.index("group")] = keys
-    features[:, [FEATURES.index("nbytes"), FEATURES.index("launches")]] = 64, launches
+    features.group[at] = keys
+    features.nbytes[:], features.launches[:] = 64, launches
     kinds = [
         "collective" if i in at else "transfer" if i in transfers else "elementwise"
         for i in range(n)
@@ -56,11 +57,13 @@ def make(
         Label(kind, kind, kind, phase, path)
         for kind, phase, path in zip(kinds, phases, paths, strict=True)
     )
-    rows = None if waits is None else np.array(waits, dtype=int).reshape(-1, 2)
+    rows = None
+    if waits is not None:  # numbers below 0 are collectives of the iteration before
+        rows = Waits.from_rows([Wait(place, key % len(at), key < 0) for place, key in waits])
     graph = Graph(
         labels,
         features,
-        np.zeros((0, 4)),
+        Accesses.from_rows(),
         waits=rows,
         groups=((0, 1), (0, 1)) if "b" in work else (),
     )
@@ -546,9 +549,7 @@ def test_updates_belong_to_the_modules_whose_parameters_they_change() -> None:
         (4, gradient, 8),
     ]
     touched += [(5, first, 8), (5, second, 24), (6, step, 4)]
-    graph = Graph(
-        labels, np.zeros((7, len(FEATURES))), np.array([(*row, 0) for row in touched], dtype=float)
-    )
+    graph = Graph(labels, Features.zeros(7), Accesses.from_rows([(*row, False) for row in touched]))
     (rank_timeline,) = run(
         [
             RankTimes(

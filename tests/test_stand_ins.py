@@ -17,7 +17,8 @@ from perfkit.platform.kernels import TURNS, UNALIGNED, find_kernel, find_stand_i
 from perfkit.platform.machine import Context
 from perfkit.prediction.cost import price
 from perfkit.prediction.uncertainty import find_unmeasured
-from perfkit.workloads.graph import FEATURES, Graph, Label
+from perfkit.workloads.columns import Accesses, Features
+from perfkit.workloads.graph import Graph, Label
 
 CPU, GPU = load_platform("zen5-2"), load_platform("h100-sxm-8")
 
@@ -26,11 +27,9 @@ def make_graph(
     *operations: tuple[str, str, str], dtypes: tuple[str, ...] = (), **sizes: float
 ) -> Graph:
     """Operations (name, kind, variant) of the same sizes, each of 12 MB of its own."""
-    features = np.zeros((len(operations), len(FEATURES)))
-    for name, value in {"launches": 1.0, "calls": 1.0, **sizes}.items():
-        features[:, FEATURES.index(name)] = value
-    accesses = np.array(
-        [(i, 2 * i + j, 6e6, j) for i in range(len(operations)) for j in (0, 1)], dtype=float
+    features = Features.from_rows([{"launches": 1.0, "calls": 1.0, **sizes} for _ in operations])
+    accesses = Accesses.from_rows(
+        [(i, 2 * i + j, 6e6, j) for i in range(len(operations)) for j in (0, 1)]
     )
     labels = tuple(Label(name, kind, variant, "forward", "") for name, kind, variant in operations)
     return Graph(labels, features, accesses, dtypes=dtypes)

@@ -19,8 +19,9 @@ from perfkit.platform.gallery import load_platform
 from perfkit.prediction.cost import price
 from perfkit.prediction.predictor import predict
 from perfkit.workloads import dlrm
+from perfkit.workloads.columns import FEATURES
 from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.graph import COLLECTIVES, FEATURES, PHASES, Graph
+from perfkit.workloads.graph import COLLECTIVES, PHASES, Graph
 from perfkit.workloads.iteration import make_graph
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.tables import EmbeddingTable
@@ -287,18 +288,17 @@ GRAPHS = {
 @pytest.mark.parametrize("name", GRAPHS)
 def test_columns_agree_with_operations(name: str) -> None:
     graph, kinds = GRAPHS[name], {key.partition(".")[0] for key in KERNEL_TERMS} | {"collective"}
-    assert graph.features.shape == (len(graph), len(FEATURES))
+    assert all(graph.column(name).shape == (len(graph),) for name in FEATURES)
     for index in range(len(graph)):
         operation = graph[index]
         assert operation.kind in kinds and operation.phase in PHASES
         assert operation.kind != "collective" or operation.name in COLLECTIVES
         assert operation.features == {key: graph.column(key)[index] for key in FEATURES}
-    assert (
-        np.isfinite(graph.features).all()
-        and (graph.features >= 0).all()
-        and (graph.traffic > 0).all()
-    )
-    assert graph.traffic.sum() == graph.accesses[:, 2].sum()
+    for name in FEATURES:
+        sizes = graph.column(name)
+        assert np.isfinite(sizes).all() and (sizes >= 0).all(), name
+    assert (graph.traffic > 0).all()
+    assert graph.traffic.sum() == graph.accesses.nbytes.sum()
     members = np.concatenate([*graph.kernels.values(), np.array([], dtype=int)])
     assert sorted(members) == list(range(len(graph)))
     assert [graph[int(i)].kind for i in graph.collectives] == ["collective"] * len(
@@ -538,7 +538,9 @@ def test_any_dlrm_has_a_graph(
     )
     graphs = model.graphs(ranks)
     assert len(graphs) == ranks
-    assert all(isinstance(graph, Graph) and (graph.features >= 0).all() for graph in graphs)
+    for graph in graphs:
+        assert isinstance(graph, Graph)
+        assert all((graph.column(name) >= 0).all() for name in FEATURES)
     own = sum(graph.parameters for graph in graphs) - sum(rows) * dim
     assert own % ranks == 0, "the dense weights are the same on every rank"
 

@@ -22,7 +22,7 @@ from perfkit.ground.forks import check_threads
 from perfkit.ground.units import Array, show
 from perfkit.readers.trace import DEVICE, TraceFile, find_iterations
 from perfkit.recording.recorder import Recorder
-from perfkit.workloads.graph import FEATURES, PHASES, Graph, Label
+from perfkit.workloads.graph import PHASES, Graph, Label
 from perfkit.workloads.vocabulary import VIEWS, find_entry, walk_tensors
 
 #: Types of tensors by their name in traces.
@@ -143,10 +143,10 @@ def record_step(file: TraceFile) -> tuple[Graph, Array]:
         for key in sorted(step.calls, key=lambda key: (step.ts[step.find_host(key)], key)):
             step.record(key, step.calls[key])
     graph = step.recorder.graph(file.source, "", step.ranks)
-    rows, features = np.array(step.rows, dtype=float).reshape(-1, 4), graph.features.copy()
-    features[:, [FEATURES.index(name) for name in ("launches", "calls", "bare")]] = rows[:, :3]
+    launches, calls, bare, seconds = np.array(step.rows, dtype=float).reshape(-1, 4).T
+    features = replace(graph.features, launches=launches, calls=calls, bare=bare)
     groups = () if step.groups in ([], [tuple(range(step.ranks))]) else tuple(step.groups)
-    return replace(graph, features=features, groups=groups), rows[:, 3]
+    return replace(graph, features=features, groups=groups), seconds
 
 
 def _explain_unsized(file: TraceFile, work: pl.DataFrame) -> str:
@@ -308,7 +308,7 @@ class _Recording(NamedTuple):
     """What one call added to a recorder, so that alike calls can add the same again."""
 
     labels: Sequence[Label]
-    features: Sequence[Sequence[float]]
+    sizes: Sequence[dict[str, float]]
     dtypes: Sequence[str]
     accesses: Sequence[tuple[int, int, float, int]]  # relative to the first operation and storage
     allocations: Sequence[tuple[int, float]]
@@ -320,7 +320,7 @@ class _Recording(NamedTuple):
         storages = recorder.values.storages
         return cls(
             recorder.labels[mark.operations :],
-            [list(row) for row in recorder._features[mark.operations :]],
+            [{**sizes} for sizes in recorder._sizes[mark.operations :]],
             recorder._dtypes[mark.operations :],
             [
                 (index - mark.operations, number - mark.storages, nbytes, flag)
@@ -340,7 +340,7 @@ class _Recording(NamedTuple):
             recorder._keys.append(recorder.exchanges.current.place)
             here = label._replace(phase=recorder.phase, module=recorder.module)
             recorder.labels.append(here)
-        recorder._features += [list(row) for row in self.features]
+        recorder._sizes += [{**sizes} for sizes in self.sizes]
         recorder._dtypes += self.dtypes
         for index, number, nbytes, flag in self.accesses:
             access = (index + mark.operations, number + mark.storages, nbytes, flag)

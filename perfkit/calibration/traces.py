@@ -548,7 +548,7 @@ def _compare_ranks(files: Sequence[TraceFile]) -> list[str]:
 
 def find_unsized(graph: Graph) -> list[int]:
     """Operations of a recorded step that have no sizes in its trace [-]."""
-    sized = {*graph.accesses[:, 0].astype(int).tolist()}
+    sized = {*graph.accesses.operation.tolist()}
     nbytes = graph.column("nbytes")
     unsized = []
     for index, label in enumerate(graph.labels):

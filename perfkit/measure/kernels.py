@@ -142,7 +142,7 @@ class Case:
 
     The kind is the operation class, see `perfkit.workloads.graph.Operation`. The variant is a
     layout, a function or a form of gradients. Sizes are those of
-    `perfkit.workloads.graph.FEATURES`; embeddings also have ``exponent``, ``table_rows`` and
+    `perfkit.workloads.columns.FEATURES`; embeddings also have ``exponent``, ``table_rows`` and
     ``index_batches``; pictures have ``image``, ``channels`` and windows [-].
     """
 

@@ -187,14 +187,14 @@ def sum_modules(timeline: RankTimeline, depth: int | None) -> Table:
 def _find_owners(graph: Graph) -> dict[int, dict[str, float]]:
     """Shares of modules in each update without a module, by the bytes of their parameters and
     gradients [-]."""
-    owner: dict[float, str] = {}
-    touched: dict[int, list[tuple[float, float]]] = {}
-    for place, buffer, nbytes in graph.accesses[:, :3].tolist():
-        label = graph.labels[int(place)]
+    owner: dict[int, str] = {}
+    touched: dict[int, list[tuple[int, float]]] = {}
+    for access in graph.accesses:
+        label = graph.labels[access.operation]
         if label.module:
-            owner.setdefault(buffer, label.module)
+            owner.setdefault(access.buffer, label.module)
         elif label.phase == "update" and label.kind != "collective":
-            touched.setdefault(int(place), []).append((buffer, nbytes))
+            touched.setdefault(access.operation, []).append((access.buffer, access.nbytes))
     # states of the optimizer belong to the module of the parameters they are used with
     for _ in range(2):
         for buffers in touched.values():

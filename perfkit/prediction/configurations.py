@@ -13,8 +13,9 @@ from perfkit.prediction.cost import join_host, price
 from perfkit.prediction.memory import WORKSPACE, list_peaks, sum_untouched
 from perfkit.prediction.ranks import Workload, group_identical_ranks, time_collectives, time_rank
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
+from perfkit.workloads.columns import FEATURES
 from perfkit.workloads.execution import execute
-from perfkit.workloads.graph import COLUMN, Graph
+from perfkit.workloads.graph import Graph
 from perfkit.workloads.sizes import alter, count_configurations, select_sizes
 from perfkit.workloads.tape import check_ranks
 
@@ -113,26 +114,27 @@ class _Structure:
             platform,
             workload,
         )
-        operations, buffers = graph.accesses[:, :2].T.astype(int)
+        operations, buffers = graph.accesses.operation, graph.accesses.buffer
         self.values, places = np.unique(
-            np.r_[graph.features.ravel(), graph.accesses[:, 2]], return_inverse=True
+            np.concatenate([*vars(graph.features).values(), graph.accesses.nbytes]),
+            return_inverse=True,
         )
-        features, touched = np.split(places, [graph.features.size])
-        features, traffic = (
-            features.reshape(graph.features.shape),
-            np.zeros((len(graph), len(self.values))),
-        )
+        of_features, touched = np.split(places, [len(graph) * len(FEATURES)])
+        # the number of each size among the values
+        features = dict(zip(FEATURES, of_features.reshape(-1, len(graph)), strict=True))
+        traffic = np.zeros((len(graph), len(self.values)))
         np.add.at(traffic, (operations, touched), 1.0)
         # `price` takes neighbours together
         has = (one.column(name) > 0 for name in ("flops", "lookups"))
         formats = np.unique(graph.dtypes or [""] * len(graph), return_inverse=True)[1]
-        timed = features[:, [COLUMN[name] for name in _TIMED]]
-        keys = np.column_stack([*has, graph.classes.of_operation, formats, timed, traffic])
+        timed = (features[name] for name in _TIMED)
+        keys = np.column_stack([*has, graph.classes.of_operation, formats, *timed, traffic])
         _, first, number, often = np.unique(
             keys, axis=0, return_index=True, return_inverse=True, return_counts=True
         )
-        self.first, self.often, self.features = first, often.astype(float), features[first]
-        kinds = np.zeros(1 + max(buffers.max(), graph.weights[:, 0].max(initial=0)), int)
+        self.first, self.often = first, often.astype(float)
+        self.features = {name: numbers[first] for name, numbers in features.items()}
+        kinds = np.zeros(1 + max(buffers.max(), graph.weights.buffer.max(initial=0)), int)
         example = self.size(graph)[:, 0]
         order = np.lexsort([example[touched], buffers])
         kinds[buffers[order]] = touched[order]  # the last one, the bytes of the whole buffer
@@ -140,7 +142,7 @@ class _Structure:
         peaks = list_peaks(one, kinds, example, accelerator=platform.device.kind != "cpu")
         self.peaks = [len(own) for own in peaks]  # of each stream
         self.sums = csr_array(np.concatenate([traffic[first], [whole], *peaks]))
-        self.time_host(ranks, self.features[:, COLUMN["nbytes"]])
+        self.time_host(ranks, self.features["nbytes"])
         segments = self.rank.segments
         begins, ends = segments.begins, segments.ends
         work = np.zeros((len(begins), len(first)))
@@ -184,7 +186,7 @@ class _Structure:
         they need [B]."""
         sizes, one, count = self.size(graph), self.one, len(self.first)
         sums = self.sums @ sizes
-        known = ((name, self.features[:, COLUMN[name]]) for name in _TIMED)
+        known = ((name, self.features[name]) for name in _TIMED)
         columns = {
             name: sizes[own]
             for name, own in known
@@ -193,7 +195,7 @@ class _Structure:
         found = replace(
             one,
             labels=tuple(one.labels[n] for n in self.first),
-            features=one.features[self.first],
+            features=one.features.select(self.first),
             columns=columns,
             dtypes=tuple(one.dtypes[n] for n in self.first) if one.dtypes else (),
             tables=graph.tables,

@@ -22,7 +22,8 @@ from perfkit.platform import kernels as isolated
 from perfkit.platform.estimates import check_time
 from perfkit.platform.machine import ANY
 from perfkit.platform.platform import Platform
-from perfkit.workloads.graph import FEATURES, Graph
+from perfkit.workloads.columns import FEATURES
+from perfkit.workloads.graph import Graph
 from perfkit.workloads.tables import list_laws
 from perfkit.workloads.vocabulary import pick_attention
 
@@ -309,8 +310,9 @@ def _size_operations(
     ):
         far = []
         for graph in graphs:
-            nbytes = graph.accesses[:, 2] * miss_share(graph.distances, capacity=capacity)
-            far.append(np.bincount(graph.accesses[:, 0].astype(np.intp), nbytes, len(graph)))
+            accesses = graph.accesses
+            nbytes = accesses.nbytes * miss_share(graph.distances, capacity=capacity)
+            far.append(np.bincount(accesses.operation, nbytes, len(graph)))
         sizes[f"beyond_{level}"] = np.concatenate(far) + sizes[f"rows_{level}"]
     return sizes
 

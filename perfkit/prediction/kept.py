@@ -67,16 +67,16 @@ def list_lives(graph: Graph) -> Lives:
     names = np.array([label.name for label in labels])
     phases = np.array([label.phase for label in labels])
     regions = np.array([label.module.partition(".")[0] for label in labels])
-    accesses = graph.accesses[graph.accesses[:, 0] < count]
+    accesses = graph.accesses.select(graph.accesses.operation < count)
     passes = replace(
         graph,
         labels=labels,
-        features=graph.features[:count],
+        features=graph.features.select(slice(count)),
         accesses=accesses,
         columns={},
         dtypes=(),
     )
-    buffers = int(accesses[:, 1].max()) + 1
+    buffers = int(accesses.buffer.max()) + 1
     begins, ends, numbers, _ = find_lives(passes, np.full(buffers, -1))
     made = begins >= 0  # what is read first is a weight, a sum of gradients, or an input
     begin = (begins[made] // 2).astype(int)
@@ -84,15 +84,15 @@ def list_lives(graph: Graph) -> Lives:
     buffer = numbers[made].astype(int)
     forward_end = int(np.flatnonzero(phases == "forward")[-1])
     gathered = (names[begin] == "all_gather") & (begin <= forward_end)
-    used = accesses[accesses[:, 0] <= forward_end]
+    used = accesses.select(accesses.operation <= forward_end)
     last_forward = np.zeros(buffers, dtype=int)
-    np.maximum.at(last_forward, used[:, 1].astype(int), used[:, 0].astype(int))
+    np.maximum.at(last_forward, used.buffer, used.operation)
     end = np.where(gathered, last_forward[buffer], end)
     # each sum of gradients reads the sum and a gradient
     sums = np.flatnonzero((names == "add_") & (phases == "backward"))
-    read = accesses[np.isin(accesses[:, 0], sums)]
-    totals = read[read[:, 3] == 1.0, 1]
-    gradients = read[~np.isin(read[:, 1], totals), 1].astype(int)
+    of_sums = accesses.select(accesses.find_of(sums))
+    totals = of_sums.buffer[of_sums.is_write]
+    gradients = np.setdiff1d(of_sums.buffer, totals)
     is_gradient = np.isin(buffer, gradients) & (begin > forward_end)
     sizes = np.array(np.broadcast_arrays(*(graph.buffers[number] for number in buffer)))
     saved = (begin <= forward_end) & (end > forward_end)

@@ -11,6 +11,7 @@ from perfkit.ground.results import Shown
 from perfkit.ground.units import Array, format_bytes
 from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.platform import Platform
+from perfkit.workloads.columns import Allocations
 from perfkit.workloads.graph import PHASES, Graph, KernelKey
 from perfkit.workloads.tables import EmbeddingTable
 
@@ -73,16 +74,16 @@ def _sort_buffers(graph: Graph, count: int) -> np.ndarray:
 
     def mark(chosen: np.ndarray) -> np.ndarray:
         """Whether each buffer is among those chosen."""
-        return np.bincount(chosen.astype(int), minlength=count) > 0
+        return np.bincount(chosen, minlength=count) > 0
 
-    operations, buffers, _, writes = graph.accesses.T
-    operations, (first, places) = operations.astype(int), np.unique(buffers, return_index=True)
+    operations, buffers = graph.accesses.operation, graph.accesses.buffer
+    first, places = np.unique(buffers, return_index=True)
     phase_of_class = np.array([own.phase for own in graph.classes.distinct], dtype=str)
     phases = phase_of_class[graph.classes.of_operation][operations]
     forward, backward, update = (mark(buffers[phases == name]) for name in PHASES)
     # in every iteration; a buffer that is read first is kept
-    made = mark(first[writes[places] == 1.0])
-    trained, own = mark(graph.weights[:, 0]), update & ~forward & ~backward
+    made = mark(first[graph.accesses.is_write[places]])
+    trained, own = mark(graph.weights.buffer), update & ~forward & ~backward
     part = np.full(count, _AT["activations"])
     part[own] = _AT["workspace"]
     moves = [
@@ -94,7 +95,7 @@ def _sort_buffers(graph: Graph, count: int) -> np.ndarray:
     part[update & backward & ~trained] = _AT["gradients"]
     part[own & ~made] = _AT["states"]
     part[(trained | (update & forward)) & ~made] = _AT["parameters"]
-    part[graph.weights[graph.weights[:, 1] == 1, 0]] = _AT["tables"]
+    part[graph.weights.table_buffers] = _AT["tables"]
     return part
 
 
@@ -111,18 +112,20 @@ def find_lives(graph: Graph, part: np.ndarray) -> np.ndarray:
         for n in graph.kernels.get(KernelKey("collective", "all_reduce"), ())
         if graph.labels[n].phase == "backward"
     ]
-    buckets = graph.accesses[np.isin(graph.accesses[:, 0], reduces), 1]
+    buckets = graph.accesses.buffer[graph.accesses.find_of(reduces)]
     exact = graph.kernels.get(KernelKey("embedding_backward", "exact"), ())
-    sorts = np.isin(graph.accesses[:, 0], exact)
-    rows = graph.accesses[~sorts]  # one of their operands only represents traffic
-    operations, buffers, nbytes, writes = rows[np.argsort(rows[:, 1], kind="stable")].T
-    opens = np.diff(buffers, prepend=-1.0) > 0
+    # one operand of such a sort only represents traffic
+    accesses = graph.accesses.select(~graph.accesses.find_of(exact))
+    accesses = accesses.select(np.argsort(accesses.buffer, kind="stable"))
+    operations, buffers, nbytes = accesses.operation, accesses.buffer, accesses.nbytes
+    opens = np.diff(buffers, prepend=-1) > 0
     starts, number = np.flatnonzero(opens), np.cumsum(opens) - 1
     sizes = np.maximum.reduceat(nbytes, starts)[number]
-    kept = ((writes[starts] == 0.0) | np.isin(buffers[starts], buckets))[number]
-    lasting = kept | (part[buffers.astype(int)] == _AT["gradients"])
-    read = (np.diff(operations, prepend=-1.0) == 0) & ~opens  # by the same operation
-    begins = np.flatnonzero(opens | ((writes == 1.0) & (nbytes >= sizes) & ~read & ~lasting))
+    kept = (~accesses.is_write[starts] | np.isin(buffers[starts], buckets))[number]
+    lasting = kept | (part[buffers] == _AT["gradients"])
+    read = (np.diff(operations, prepend=-1) == 0) & ~opens  # by the same operation
+    is_whole = accesses.is_write & (nbytes >= sizes)
+    begins = np.flatnonzero(opens | (is_whole & ~read & ~lasting))
     ends = 2.0 * operations[np.append(begins[1:], len(opens)) - 1] + 1.0
     times = np.where(kept, -1.0, 2.0 * operations)[begins]
     ends = np.where(lasting[begins], np.inf, ends)
@@ -148,8 +151,8 @@ def _find_streams(graph: Graph, count: int) -> np.ndarray:
     """
     streams = np.zeros(count, dtype=int)
     names = np.array([label.name for label in graph.labels])
-    operations, buffers = graph.accesses[:, :2].T.astype(int)
-    writes = graph.accesses[:, 3] == 1.0
+    operations, buffers = graph.accesses.operation, graph.accesses.buffer
+    writes = graph.accesses.is_write
 
     def find_buffers(name: str, *, written: bool) -> np.ndarray:
         return buffers[(names[operations] == name) & (writes == written)]
@@ -168,12 +171,15 @@ def _find_streams(graph: Graph, count: int) -> np.ndarray:
     return streams
 
 
-def _list_events(lives: np.ndarray) -> np.ndarray:
-    """Allocations and releases in order: buffer, and bytes, which are negative where they are
-    released."""
-    made, released = lives[[0, 2, 3]], lives[[1, 2, 3]] * [[1], [1], [-1]]
-    events = np.concatenate([made, released[:, np.isfinite(released[0])]], axis=1)
-    return events.T[np.argsort(events[0], kind="stable"), 1:]
+def _list_allocations(lives: np.ndarray) -> Allocations:
+    """Allocations and releases of buffers with these lives."""
+    begins, ends, buffers, nbytes = lives
+    released = np.isfinite(ends)
+    order = np.argsort(np.concatenate([begins, ends[released]]), kind="stable")
+    return Allocations(
+        buffer=np.concatenate([buffers, buffers[released]]).astype(np.intp)[order],
+        nbytes=np.concatenate([nbytes, -nbytes[released]])[order],
+    )
 
 
 def list_peaks(graph: Graph, kinds: np.ndarray, sizes: Array, *, accelerator: bool) -> list[Array]:
@@ -194,9 +200,10 @@ def list_peaks(graph: Graph, kinds: np.ndarray, sizes: Array, *, accelerator: bo
 
 def _list_peaks_of(lives: np.ndarray, kinds: np.ndarray, sizes: Array) -> Array:
     """Moments of one stream, see `list_peaks`."""
-    buffers, shares = _list_events(lives).T
-    held = np.zeros((len(buffers), len(sizes)))
-    held[np.arange(len(buffers)), kinds[buffers.astype(int)]] = shares
+    events = _list_allocations(lives)
+    shares = events.nbytes
+    held = np.zeros((len(events), len(sizes)))
+    held[np.arange(len(events)), kinds[events.buffer]] = shares
     rest = np.cumsum(held, axis=0)[(shares > 0) & (np.append(shares[1:], -1.0) < 0)]
     moves = (rest != rest[:1]).any(axis=0)
     whole, rest = rest, rest[:, moves]
@@ -216,8 +223,8 @@ def _list_peaks_of(lives: np.ndarray, kinds: np.ndarray, sizes: Array) -> Array:
 def sum_untouched(graph: Graph, tables: Sequence[EmbeddingTable]) -> list[Any]:
     """Bytes of the tables that are only looked up and updated row by row, and of their optimizer
     states [B]."""
-    numbers = graph.weights[graph.weights[:, 1] == 1, 0].tolist()
-    met = set(graph.accesses[:, 1].tolist())
+    numbers = graph.weights.table_buffers.tolist()
+    met = set(graph.accesses.buffer.tolist())
     own = [table for table, number in zip(tables, numbers, strict=False) if number not in met]
     return [sum((table.nbytes for table in own), start=0.0), sum_states(graph, own)]
 
@@ -251,12 +258,14 @@ def measure_memory(graphs: Sequence[Graph], platform: Platform) -> Memory:
 
 def _measure(graph: Graph, platform: Platform) -> Memory:
     """Memory of a rank; a captured graph that is compiled allocates less than it recorded."""
-    buffers = np.concatenate([graph.accesses[:, 1], graph.weights[:, 0], graph.allocations[:, 0]])
+    buffers = np.concatenate(
+        [graph.accesses.buffer, graph.weights.buffer, graph.allocations.buffer]
+    )
     part = np.append(
-        _sort_buffers(graph, int(buffers.max(initial=0.0)) + 1), [_AT[name] for name in HELD]
+        _sort_buffers(graph, int(buffers.max(initial=0)) + 1), [_AT[name] for name in HELD]
     )
     # buffers below 0 are the parts of a strategy
-    captured = (graph.allocations[:, 0] < 0).any() or (
+    captured = (graph.allocations.buffer < 0).any() or (
         len(graph.allocations) > 0 and graph.execution != "compiled"
     )
     streams = [graph.allocations]
@@ -266,12 +275,12 @@ def _measure(graph: Graph, platform: Platform) -> Memory:
         if platform.device.kind != "cpu":
             stream = _find_streams(graph, len(part))
         of_life = stream[lives[2].astype(int)]
-        streams = [_list_events(lives[:, of_life == one]) for one in np.unique(of_life)]
+        streams = [_list_allocations(lives[:, of_life == one]) for one in np.unique(of_life)]
     held = np.zeros(len(PARTS))
     for events in streams:
-        peak = np.argmax(np.append(0.0, np.cumsum(events[:, 1])))
+        peak = np.argmax(np.append(0.0, np.cumsum(events.nbytes)))
         held += np.bincount(
-            part[events[:peak, 0].astype(int)], weights=events[:peak, 1], minlength=len(PARTS)
+            part[events.buffer[:peak]], weights=events.nbytes[:peak], minlength=len(PARTS)
         )
     if not captured:
         held[[_AT["tables"], _AT["states"]]] += sum_untouched(graph, graph.tables)

@@ -14,8 +14,9 @@ from perfkit.prediction.kept import find_moments, find_saved, list_lives
 from perfkit.prediction.ranks import RankTimes, price_group
 from perfkit.prediction.replicas import Gradient, time_buckets
 from perfkit.workloads.blocks import Cut, record_part
+from perfkit.workloads.columns import Accesses, Features
 from perfkit.workloads.execution import HANDED, execute
-from perfkit.workloads.graph import COLUMN, FEATURES, STAGE_HOST, Graph, Label
+from perfkit.workloads.graph import STAGE_HOST, Graph, Label
 from perfkit.workloads.iteration import fill_buckets
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tape import ITEMSIZE
@@ -37,7 +38,7 @@ EXCHANGED = ("gather.ends", "gather.layers", "regather.layers", "scatter.ends", 
 #: Operations of these whose tensors are shards.
 ON_SHARDS = ("_foreach_copy_", "all_gather_copy_in", "_to_copy")
 #: A collective as the host sees it: one call that launches one kernel.
-_CALL = np.isin(FEATURES, ("calls", "launches")).astype(float)[np.newaxis]
+_CALL = Features.from_rows([{"calls": 1.0, "launches": 1.0}])
 
 
 class Sizes:
@@ -130,8 +131,7 @@ def record_micro_batch(model: Transformer, s: Strategy, execution: str | None) -
 def _hand_weights_to_regions(graph: Graph) -> Graph:
     """Give the calls that weights of compiled code cost to the kernels of their own region, as one
     layer stands for many."""
-    features = graph.features.copy()
-    bare = features[:, COLUMN["bare"]]
+    bare = graph.features.bare.copy()
     names = np.array([label.name for label in graph.labels])
     phases = np.array([label.phase for label in graph.labels])
     modules = np.array([label.module for label in graph.labels])
@@ -144,7 +144,7 @@ def _hand_weights_to_regions(graph: Graph) -> Graph:
             rows = for_weights & own
             if rows.any():
                 bare[rows] = HANDED * count / rows.sum()
-    return replace(graph, features=features)
+    return replace(graph, features=replace(graph.features, bare=bare))
 
 
 def price_micro_batch(
@@ -271,15 +271,15 @@ def _price_host_without(graph: Graph, left_out: np.ndarray, platform: Platform) 
 
     Calls without a kernel before them are made before the next operation.
     """
-    features = graph.features.copy()
+    bare = graph.features.bare.copy()
     kept = np.flatnonzero(~left_out)
-    bare = COLUMN["bare"]
     for place in np.flatnonzero(left_out).tolist():
         later = kept[np.searchsorted(kept, place) :]
         if len(later):
-            features[later[0], bare] += features[place, bare]
+            bare[later[0]] += bare[place]
     labels = tuple(graph.labels[place] for place in kept.tolist())
-    rest = replace(graph, labels=labels, features=features[kept], columns={})
+    features = replace(graph.features, bare=bare).select(kept)
+    rest = replace(graph, labels=labels, features=features, columns={})
     host = np.zeros(len(graph))
     host[kept] = np.add(*price_host(rest, platform))
     return host
@@ -288,15 +288,15 @@ def _price_host_without(graph: Graph, left_out: np.ndarray, platform: Platform) 
 def _price_call(platform: Platform) -> float:
     """Time in which the host launches a collective [s]."""
     label = Label("all_to_all", "collective", "all_to_all", "forward", "")
-    call = Graph((label,), _CALL, np.zeros((0, 4)))
+    call = Graph((label,), _CALL, Accesses.from_rows())
     return float(np.add(*price_host(call, platform))[0])
 
 
 def _price_in_hook(variant: str, platform: Platform, compiled: bool) -> float:
     """Time in which the host launches an elementwise kernel from a hook, without a call [s]."""
-    launches = np.isin(FEATURES, "launches").astype(float)[np.newaxis]
+    launches = Features.from_rows([{"launches": 1.0}])
     label = Label(variant, "elementwise", variant, "backward", "")
-    graph = Graph((label,), launches, np.zeros((0, 4)))
+    graph = Graph((label,), launches, Accesses.from_rows())
     if compiled:
         graph = replace(graph, execution="compiled")
     return float(np.add(*price_host(graph, platform))[0])

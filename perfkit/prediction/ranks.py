@@ -18,11 +18,10 @@ from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import resize_nodes
 from perfkit.prediction.cost import price_host
 from perfkit.workloads.execution import execute
-from perfkit.workloads.graph import COLUMN, Graph
+from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
 
 Ranks = Sequence[int]
-_NBYTES, _GROUP = COLUMN["nbytes"], COLUMN["group"]
 
 
 class Workload(Protocol):
@@ -161,8 +160,14 @@ class RankTimes:
             return [
                 CollectiveWait(position + 1, number) for number, position in enumerate(positions)
             ]
-        waits = [CollectiveWait(*row) for row in sorted(map(tuple, graph.waits.tolist()))]
-        awaited = {wait.collective % len(positions) for wait in waits}
+        waits, awaited = list[CollectiveWait](), set[int]()
+        for wait in graph.waits:
+            awaited.add(wait.collective)
+            number = wait.collective
+            if wait.of_previous_iteration:
+                number -= len(positions)
+            waits.append(CollectiveWait(wait.operation, number))
+        waits.sort()
         for number in range(len(positions)):
             if number not in awaited:
                 waits.append(CollectiveWait(len(graph), number))
@@ -350,7 +355,7 @@ def group_identical_ranks(
         (graph,) = graphs
         of_first = {number: find_peers(peers, 0) for number, peers in named[0].items()}
         order = {number: index for index, number in enumerate(of_first)}
-        numbers = graph.features[graph.collectives, _GROUP].astype(int).tolist()
+        numbers = graph.features.group[graph.collectives].astype(int).tolist()
         communicators = [order[number] for number in numbers]
         return [RankGroup(graph, tuple(range(ranks)), 1.0, of_first, communicators)]
     return _group_unlike_ranks(graphs, named, ranks, slowdown)
@@ -364,7 +369,7 @@ def _list_communicators(graphs: Sequence[Graph], ranks: int) -> list[dict[int, R
     for graph in graphs:
         if id(graph) in communicators:
             continue
-        numbers = np.unique(graph.features[graph.collectives, _GROUP]).astype(int).tolist()
+        numbers = np.unique(graph.features.group[graph.collectives]).astype(int).tolist()
         communicators[id(graph)] = {}
         for number in numbers:
             group: Ranks = graph.groups[number] if graph.groups else everyone
@@ -422,7 +427,7 @@ def _group_unlike_ranks(
             colour = colour_of_peers[peers]
             keys[number] = shared_numbers.setdefault((colour, seen[colour]), len(shared_numbers))
             seen[colour] += 1
-        numbers = graph.features[graph.collectives, _GROUP].astype(int).tolist()
+        numbers = graph.features.group[graph.collectives].astype(int).tolist()
         groups.append(
             RankGroup(
                 graph=graph,
@@ -518,8 +523,8 @@ def time_collectives(
     messages = dict[tuple[str, Ranks], list[_Message]]()
     for group, times in zip(groups, durations, strict=True):
         positions = group.graph.collectives
-        sizes = group.graph.features[positions, _NBYTES].tolist()
-        communicators = group.graph.features[positions, _GROUP].astype(int).tolist()
+        sizes = group.graph.features.nbytes[positions].tolist()
+        communicators = group.graph.features.group[positions].astype(int).tolist()
         for number, position in enumerate(positions.tolist()):
             operation = group.graph.labels[position].name
             ranks = group.communicator_ranks[communicators[number]]

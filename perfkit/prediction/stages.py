@@ -22,8 +22,9 @@ from perfkit.prediction.micro_batches import (
 from perfkit.prediction.ranks import resolve_workload
 from perfkit.prediction.strategies import check_device, price_strategies
 from perfkit.workloads.blocks import PARALLEL
+from perfkit.workloads.columns import FEATURES, Accesses, Allocations, Features, Wait, Waits
 from perfkit.workloads.execution import execute
-from perfkit.workloads.graph import COLUMN, FEATURES, STAGE_HOST, Graph, KernelKey, Label
+from perfkit.workloads.graph import STAGE_HOST, Graph, KernelKey, Label
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.strategy import Strategy, list_fits
 from perfkit.workloads.transformer import MOST_PASSES, Transformer
@@ -57,11 +58,8 @@ class _Table:
     def __init__(self, graph: Graph) -> None:
         self.labels, self.traffic = [*graph.labels], [*graph.traffic[:, -1]]
         self.dtypes = [*(graph.dtypes or (graph.dtype,) * len(graph))]
-        columns = [
-            np.broadcast_to(graph.column(name), (len(graph), graph.traffic.shape[1]))
-            for name in FEATURES
-        ]
-        self.features = [*np.stack([column[:, -1] for column in columns], axis=1)]
+        columns = [graph.column(name)[:, -1].tolist() for name in FEATURES]
+        self.sizes = [dict(zip(FEATURES, row, strict=True)) for row in zip(*columns, strict=True)]
         self.known, self.recorded = dict[Any, int](), len(graph)
         label = Label(
             name="host",
@@ -70,7 +68,7 @@ class _Table:
             phase="forward",
             module="stages",
         )
-        late = self._add(label, np.zeros(len(FEATURES)), 0.0, 0)
+        late = self._add(label, {}, 0.0, 0)
         #: The time by which the host makes a pass longer, as an operation.
         self.late = {phase: self.make_block([self.copy(late, phase)]) for phase in _PHASES[:2]}
 
@@ -97,8 +95,9 @@ class _Table:
     def copy(self, row: int, phase: str, factor: float = 1.0) -> int:
         """Row of an operation in another phase, or with `factor` times as many numbers."""
         if (key := (row, phase, factor)) not in self.known:
-            sizes = self.features[row].copy()
-            sizes[[COLUMN["elements"], COLUMN["flops"]]] *= factor
+            sizes = {**self.sizes[row]}
+            for name in ("elements", "flops"):
+                sizes[name] = factor * sizes.get(name, 0.0)
             label = self.labels[row]._replace(phase=phase)
             self.known[key] = self._add(label, sizes, factor * self.traffic[row], row)
         return self.known[key]
@@ -106,29 +105,22 @@ class _Table:
     def call_before(self, row: int, bare: float) -> int:
         """Row of an operation with more calls without a kernel before it."""
         if (key := (row, "bare", bare)) not in self.known:
-            sizes = self.features[row].copy()
-            sizes[COLUMN["bare"]] += bare
+            sizes = {**self.sizes[row], "bare": self.sizes[row].get("bare", 0.0) + bare}
             self.known[key] = self._add(self.labels[row], sizes, self.traffic[row], row)
         return self.known[key]
 
     def send(self, operation: str, phase: str, module: str, nbytes: Any, group: int) -> int:
         """Row of a collective."""
         if (key := (operation, phase, module, float(nbytes), group)) not in self.known:
-            sizes = np.zeros(len(FEATURES))
-            sizes[[COLUMN[name] for name in ("nbytes", "group", "launches", "calls")]] = (
-                nbytes,
-                group,
-                1.0,
-                1.0,
-            )
+            sizes = {"nbytes": float(nbytes), "group": group, "launches": 1.0, "calls": 1.0}
             self.known[key] = self._add(
                 Label(operation, "collective", operation, phase, module), sizes, 2.0 * nbytes, 0
             )
         return self.known[key]
 
-    def _add(self, label: Label, sizes: Array, traffic: float, like: int) -> int:
+    def _add(self, label: Label, sizes: dict[str, float], traffic: float, like: int) -> int:
         self.labels.append(label)
-        self.features.append(sizes)
+        self.sizes.append(sizes)
         self.traffic.append(traffic)
         self.dtypes.append(self.dtypes[like])
         return len(self.labels) - 1
@@ -146,7 +138,7 @@ class _Program:
 
     def __init__(self) -> None:
         self.blocks: list[tuple[_Block, int]] = []  # with their layers
-        self.waits: list[tuple[int, int]] = []
+        self.waits: list[Wait] = []
         self.length = self.sent = 0
         #: Collectives that a pass or a unit waits for, and that the update waits for, by their
         #: numbers.
@@ -157,7 +149,9 @@ class _Program:
 
     def run(self, block: _Block, layer: int = 0) -> None:
         """Append a block."""
-        self.waits += [(self.length + place, self.sent + number) for place, number in block.waits]
+        self.waits += [
+            Wait(self.length + place, self.sent + number) for place, number in block.waits
+        ]
         self.blocks.append((block, layer))
         self.length, self.sent = self.length + len(block.rows), self.sent + block.sent
 
@@ -168,7 +162,7 @@ class _Program:
 
     def wait(self, *numbers: int) -> None:
         """Go on only when these collectives have ended."""
-        self.waits += [(self.length, number) for number in numbers]
+        self.waits += [Wait(self.length, number) for number in numbers]
 
 
 class _Maker:
@@ -243,7 +237,7 @@ class _Maker:
             if not is_chosen:
                 continue
             if is_sum:
-                bare += float(self.table.features[row][COLUMN["bare"]])
+                bare += self.table.sizes[row].get("bare", 0.0)
                 continue
             kept.append(self.table.call_before(row, bare) if bare else row)
             bare = 0.0
@@ -468,18 +462,18 @@ class _Maker:
             names[row, layer] for block, layer in program.blocks for row in block.rows.tolist()
         )
         places, traffic = np.arange(len(rows)), np.array(table.traffic)[rows]
-        accesses = np.stack([places, places, traffic, np.ones(len(rows))], axis=1)
+        accesses = Accesses(places, places, traffic, np.ones(len(rows), dtype=bool))
         dtypes = tuple(table.dtypes[row] for row in rows.tolist()) if self.graph.dtypes else ()
         return Graph(
             labels,
-            np.array(table.features)[rows],
+            Features.from_rows(table.sizes).select(rows),
             accesses,
             name=self.model.name,
             family=self.model.family,
             dtype=self.model.dtype,
             dtypes=dtypes,
             ranks=ranks,
-            waits=np.array(program.waits).reshape(-1, 2),
+            waits=Waits.from_rows(program.waits),
             execution=self.graph.execution,
         )
 
@@ -560,7 +554,7 @@ def make_stages(
     if stated is not None:
         return execute(stated.graphs(ranks, accelerator=True), execution)
     priced = price_strategies(model, platform, Strategy.stack([s]), execution)
-    held = np.array(
+    held = Allocations.from_rows(
         [(place, float(priced[name][0])) for place, name in enumerate(HELD, -len(HELD))]
     )
     maker, apart = _Maker(model, s, execution), int(s.tp * s.cp * s.dp)

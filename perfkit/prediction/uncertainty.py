@@ -261,13 +261,12 @@ def _find_dense_tables(graph: Graph) -> list[int]:
     """Positions of the tables of a built graph whose weights an update changes as a whole."""
     if not graph.optimizer:  # it was captured
         return []
-    numbers = graph.weights[graph.weights[:, 1] == 1, 0].tolist()
+    numbers = graph.weights.table_buffers.tolist()
     if not numbers:
         return []
     is_update = np.array([label.phase == "update" for label in graph.labels])
-    operations = graph.accesses[:, 0].astype(int)
-    writes_in_update = is_update[operations] & (graph.accesses[:, 3] != 0)
-    updated = set(graph.accesses[writes_in_update, 1].astype(int).tolist())
+    writes_in_update = is_update[graph.accesses.operation] & graph.accesses.is_write
+    updated = set(graph.accesses.buffer[writes_in_update].tolist())
     return [position for position, number in enumerate(numbers) if number in updated]
 
 

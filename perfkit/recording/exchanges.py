@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from perfkit.recording.sandbox import find_caller
+from perfkit.workloads.columns import Waits
 from perfkit.workloads.vocabulary import walk_tensors
 
 #: The calibrated collective for an operation of a process group, by the first letters of its name.
@@ -240,7 +241,7 @@ class Exchanges:
         """Ranks of each communicator; empty if there is only one, of all ranks."""
         return () if self._groups in ([], [tuple(range(ranks))]) else tuple(self._groups)
 
-    def list_waits(self, keys: np.ndarray, order: np.ndarray) -> np.ndarray | None:
+    def list_waits(self, keys: np.ndarray, order: np.ndarray) -> Waits | None:
         """Waits of all collectives as a column of `perfkit.workloads.graph.Graph`; None if each is
         waited for at once.
 
@@ -249,15 +250,26 @@ class Exchanges:
         launched = np.argsort(order)[np.array(self._launched, dtype=int) - 1]
         ends = [self._waits.get(number, len(keys)) for number in range(len(launched))]
         numbers = np.argsort(np.argsort(launched))
+        previous = np.zeros(len(launched), dtype=bool)
         left = sorted(number for number, _ in self._open.values() if number not in self._waits)
         # the next step waits for what this step leaves open, in the same order
         if len(left) == len(self._earlier):
             for number, place in zip(left, self._earlier, strict=True):
-                ends[number], numbers[number] = place, numbers[number] - len(launched)
-        places = np.searchsorted(keys[order], ends)
-        rows = sorted(zip(places.tolist(), numbers.tolist(), strict=True))
-        at_once = [(place + 1, number) for number, place in enumerate(sorted(launched.tolist()))]
-        return None if rows == at_once else np.array(rows, dtype=int)
+                ends[number], previous[number] = place, True
+        operations = np.searchsorted(keys[order], ends)
+        # collectives of the iteration before come first
+        by_operation = np.lexsort([numbers, ~previous, operations])
+        waits = Waits(
+            operation=operations[by_operation],
+            collective=numbers[by_operation],
+            of_previous_iteration=previous[by_operation],
+        )
+        follow_at_once = (
+            np.array_equal(waits.operation, np.sort(launched) + 1)
+            and np.array_equal(waits.collective, np.arange(len(launched)))
+            and not previous.any()
+        )
+        return None if follow_at_once else waits
 
 
 def _refuse_graph(*_: Any, **__: Any) -> NoReturn:

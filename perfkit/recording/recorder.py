@@ -24,8 +24,9 @@ from perfkit.recording.modules import DTYPES
 from perfkit.recording.places import Places
 from perfkit.recording.sandbox import compute
 from perfkit.recording.values import Values, are_sparse, is_whole
+from perfkit.workloads.columns import Accesses, Allocations, Features, Weights
 from perfkit.workloads.execution import compile_graph
-from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
+from perfkit.workloads.graph import Graph, Label
 from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.vocabulary import (
     VIEWS,
@@ -212,7 +213,7 @@ class Recorder(TorchDispatchMode):
         self._weights_of_modules: set[int] = set()  # storages of all parameters of modules
         self.labels: list[Label] = []
         self.viewed = self.bare = 0  # views, and calls of the framework without a kernel
-        self._features: list[list[float]] = []
+        self._sizes: list[dict[str, float]] = []  # of each operation, by name
         self._accesses: list[tuple[int, int, float, int]] = []
         self._dtypes: list[str] = []
         self._keys: list[float] = []
@@ -322,7 +323,7 @@ class Recorder(TorchDispatchMode):
                 # a copy that is then filled: two kernels
                 self._append(_COPY, [args[0], None], given[:1], out, module)
                 self._append(_FILL, [out, *complete[1:]], [out, *given[1:]], out, module)
-                self._features[-1][COLUMN["calls"]] = 0.0
+                self._sizes[-1]["calls"] = 0.0
             elif schema.name == "copy_" and self.places.crosses(given):
                 to_host = self.places.is_on_host(given[0])
                 self.transfer("to_host" if to_host else "to_device", given[0])
@@ -395,14 +396,12 @@ class Recorder(TorchDispatchMode):
         dtype: str = "",
     ) -> None:
         """Append one operation to the columns."""
-        index, row = len(self.labels), [0.0] * len(FEATURES)
+        index = len(self.labels)
         self._keys.append(self.exchanges.current.place)
         calls = not (self._node and self._opened and not self.modules)
-        for key, value in {"launches": 1, "calls": calls, **sizes, "bare": self.bare}.items():
-            row[COLUMN[key]] = value
-        self.bare, self._opened = 0, True
+        bare, self.bare, self._opened = self.bare, 0, True
         self.labels.append(Label(name, kind, variant, self.phase, module))
-        self._features.append(row)
+        self._sizes.append({"launches": 1, "calls": calls, **sizes, "bare": bare})
         self._dtypes.append(dtype)
         for flag, tensors in enumerate((reads, writes)):
             for tensor in {id(t): t for t in tensors}.values():
@@ -421,14 +420,14 @@ class Recorder(TorchDispatchMode):
                 if not parameter.requires_grad:
                     self._frozen[number] = held.numel()
 
-    def _count_weights(self, accesses: np.ndarray) -> tuple[list[int], list[str]]:
+    def _count_weights(self, accesses: Accesses) -> tuple[list[int], list[str]]:
         """Storages of trained and of frozen weights that the graph touches, and what to say of
         them.
 
         Where modules have weights, a leaf that is no weight, such as an input with a gradient, is
         not trained.
         """
-        touched = {int(number) for number in accesses[:, 1]}
+        touched = {*accesses.buffer.tolist()}
         inputs = self._inputs if self._weights_of_modules else set[int]()
         trained = [number for number in self._trained if number not in inputs]
         frozen = [number for number in self._frozen if number in touched]
@@ -522,16 +521,15 @@ class Recorder(TorchDispatchMode):
         begin."""
         keys = np.array(self._keys, dtype=float)
         order = np.argsort(keys, kind="stable")
-        features = np.array(self._features, dtype=float).reshape(-1, len(FEATURES))[order]
-        accesses = np.array(self._accesses, dtype=float).reshape(-1, 4)
-        accesses[:, 0] = np.argsort(order)[accesses[:, 0].astype(int)]
-        accesses = accesses[np.argsort(accesses[:, 0], kind="stable")]
+        features = Features.from_rows(self._sizes).select(order)
+        accesses = Accesses.from_rows(self._accesses)
+        accesses = replace(accesses, operation=np.argsort(order)[accesses.operation]).sort()
         names, labels = (
             [self._dtypes[place] for place in order],
             tuple(self.labels[place] for place in order),
         )
         work = Counter[str]()
-        for dtype, flops in zip(names, features[:, COLUMN["flops"]] + 1.0, strict=True):
+        for dtype, flops in zip(names, features.flops + 1.0, strict=True):
             work["fp32" if dtype == "tf32" else dtype] += flops  # not every device has TF32
         del work[""]
         main = max(work, key=lambda dtype: work[dtype], default="fp32")
@@ -554,14 +552,14 @@ class Recorder(TorchDispatchMode):
             self.exchanges.list_groups(ranks),
             self.exchanges.list_waits(keys, order),
             notes=(*self.values.notes, *notes),
-            weights=np.array(weights, dtype=int).reshape(-1, 2),
+            weights=Weights.from_rows(weights),
             device="cuda" if self.accelerator else "cpu",
             allocations=self._list_allocations(),
         )
         graph = compile_graph(graph, self.compiled) if self.compiled else graph
         return replace(graph, execution="graphs") if GRAPHED in graph.notes else graph
 
-    def _list_allocations(self) -> np.ndarray:
+    def _list_allocations(self) -> Allocations:
         """Allocations of the device as a column of the graph; copies on the host are not among
         them."""
         changes = [
@@ -569,7 +567,7 @@ class Recorder(TorchDispatchMode):
             for number, nbytes in self.values.storages.allocations
             if number not in self.places.copies
         ]
-        return np.array(changes, dtype=float).reshape(-1, 2)
+        return Allocations.from_rows(changes)
 
 
 def _list_gpus(numbers: Sequence[int]) -> str:

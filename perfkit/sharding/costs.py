@@ -13,8 +13,9 @@ from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import price, price_host
 from perfkit.workloads import layers
+from perfkit.workloads.columns import Accesses, Features
 from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.graph import FEATURES, Graph, KernelKey, Label
+from perfkit.workloads.graph import Graph, KernelKey, Label
 from perfkit.workloads.iteration import average, make_graph, step
 from perfkit.workloads.placement import BY_ROWS, Plan
 from perfkit.workloads.tables import EmbeddingTable, TableSet, share_lookups, take_part
@@ -188,7 +189,9 @@ class Costs:
                 continue
             at = AT[_find_part(label)]
             # The host time is that of an operation which follows one of its own class.
-            [host] = self.issue(Graph((label,), graph.features[[first]], np.zeros((0, 4))))
+            [host] = self.issue(
+                Graph((label,), graph.features.select([first]), Accesses.from_rows())
+            )
             time, host = (time, host) if self.accelerated else (time + host, 0.0)
             one_kernel = label.name in ("cat", "div_") or (
                 self.accelerated and (self.fused or label.kind == "elementwise")
@@ -257,8 +260,8 @@ def _record(
     # the traffic of each table follows its own law of lookups
     if workload.embedding == "exact" and not copied:
         [exact] = graph.kernels[KernelKey("embedding_backward", "exact")]
-        place = np.flatnonzero(graph.accesses[:, 0, 0] == exact)[-1]
-        graph.accesses[place, 2] = [
+        place = np.flatnonzero(graph.accesses.operation == exact)[-1]
+        graph.accesses.nbytes[place] = [
             *(layers.exact_traffic(t, bags, workload.optimizer) for t in tables),
             0.0,
         ]
@@ -276,13 +279,17 @@ def _spread(
     each = np.arange(len(tables) + 1)
     turned = np.array([label.phase == "backward" and not fused for label in graph.labels])
     rows = np.arange(len(graph))[:, None] * len(each) + np.where(turned[:, None], each[::-1], each)
-    features = np.empty((rows.size, len(FEATURES)))
-    features[rows] = np.moveaxis(graph.features, 1, 2)
-    features[rows, FEATURES.index("table")] = each % max(len(tables), 1)
-    own, storage, nbytes, write = np.moveaxis(graph.accesses, 1, 0)
-    touched = rows[own.astype(int), each], storage * len(each) + each, nbytes, write
-    accesses = np.stack(touched, axis=2).reshape(-1, 4)
-    accesses = accesses[np.argsort(accesses[:, 0], kind="stable")]
+    features = Features.zeros(rows.size)
+    for name, values in vars(graph.features).items():
+        vars(features)[name][rows] = values
+    features.table[rows] = each % max(len(tables), 1)
+    recorded = graph.accesses
+    accesses = Accesses(
+        operation=rows[recorded.operation].ravel(),
+        buffer=(recorded.buffer[:, None] * len(each) + each).ravel(),
+        nbytes=recorded.nbytes.ravel(),
+        is_write=np.repeat(recorded.is_write, len(each)),
+    ).sort()
     labels = tuple(label for label in graph.labels for _ in each)
     return Graph(labels, features, accesses, tuple(tables), family=graph.family), rows
 

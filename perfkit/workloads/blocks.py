@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.workloads import layers
-from perfkit.workloads.graph import COLUMN, Graph
+from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import make_graph, step
 from perfkit.workloads.layer_types import (
     Add,
@@ -576,16 +576,17 @@ def record_part(
     else:
         _exchange_buckets(tape)
     graph = make_graph(tape, name=model.name, family=model.family, dtype=model.dtype)
-    (operations, storages), nbytes = graph.accesses[:, :2, 0].T.astype(int), graph.accesses[:, 2]
-    traffic, buffers = (
-        np.zeros((len(graph), nbytes.shape[1])),
-        np.zeros((len(tape.homes), nbytes.shape[1])),
-    )
-    np.add.at(traffic, operations, nbytes)
-    np.maximum.at(buffers, storages, nbytes)
-    columns = {name: graph.features[:, COLUMN[name]] for name in _TIMED} | {"traffic": traffic}
-    features, accesses = graph.features[..., 0], graph.accesses[..., 0]
+    accesses, configurations = graph.accesses, graph.accesses.nbytes.shape[1]
+    traffic = np.zeros((len(graph), configurations))
+    np.add.at(traffic, accesses.operation, accesses.nbytes)
+    buffers = np.zeros((len(tape.homes), configurations))
+    np.maximum.at(buffers, accesses.buffer, accesses.nbytes)
+    columns = {name: graph.column(name) for name in _TIMED} | {"traffic": traffic}
     graph = replace(
-        graph, features=features, accesses=accesses, columns=columns, buffers=tuple(buffers)
+        graph,
+        features=graph.features.change(lambda values: values[:, 0]),
+        accesses=replace(accesses, nbytes=accesses.nbytes[:, 0]),
+        columns=columns,
+        buffers=tuple(buffers),
     )
     return graph, weights

@@ -9,7 +9,8 @@ import numpy as np
 
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import check_choice
-from perfkit.workloads.graph import COLUMN, Graph, Label
+from perfkit.workloads.columns import Access, Accesses
+from perfkit.workloads.graph import Graph, Label
 
 #: Ways to execute an iteration; for each, the ways in which a graph recorded so can be priced.
 EXECUTIONS = {
@@ -17,9 +18,6 @@ EXECUTIONS = {
     "compiled": ("compiled", "graphs"),
     "graphs": ("graphs",),
 }
-_ELEMENTS, _ROWS, _N = (COLUMN[name] for name in ("elements", "rows", "n"))
-_CALLS = COLUMN["calls"]
-_HOST = [COLUMN[name] for name in ("launches", "calls", "bare")]
 #: Variants that stay kernels of their own, though they loop over elements; and sums.
 _ALONE = frozenset(
     ["sort", "topk", "cumsum", "cumprod", "logcumsumexp", "index_put", "scatter_add"]
@@ -59,7 +57,7 @@ def _find_compiled(graph: Graph, phases: Container[str]) -> np.ndarray:
     weights and gradients are not: the engine and hooks run them between compiled functions.
     """
     inside = []
-    for label, calls in zip(graph.labels, graph.features[:, _CALLS].tolist(), strict=True):
+    for label, calls in zip(graph.labels, graph.features.calls.tolist(), strict=True):
         in_backward = label.phase == "backward"
         adds_gradients = in_backward and label.name == "add_" and label.kind == "elementwise"
         # the reducer of DistributedDataParallel copies without calls of the framework
@@ -81,7 +79,7 @@ class _Fusion:
         self.graph, n = graph, len(graph)
         cuts = {
             *(graph.transfers + 1).tolist(),
-            *(graph.collectives + 1 if graph.waits is None else graph.waits[:, 0]),
+            *(graph.collectives + 1 if graph.waits is None else graph.waits.operation).tolist(),
         }
         cuts |= {
             i for i in range(n) if i == 0 or graph.labels[i].phase != graph.labels[i - 1].phase
@@ -96,25 +94,27 @@ class _Fusion:
                 stretches, self.compiled.tolist(), graph.labels, strict=True
             )
         ]
-        self.rows: list[list[list[float]]] = [[] for _ in range(n)]
-        for place, *row in graph.accesses.tolist():
-            self.rows[int(place)].append(row)
+        self.accesses: list[list[Access]] = [[] for _ in range(n)]
+        for access in graph.accesses:
+            self.accesses[access.operation].append(access)
         # by buffer, the operation that wrote what each operation reads; -1 for none
-        self.reads = list[dict[float, int]]()
+        self.reads = list[dict[int, int]]()
         # operations that read what an operation has written to a buffer
-        self.readers = defaultdict[tuple[int, float], set[int]](set)
+        self.readers = defaultdict[tuple[int, int], set[int]](set)
         self.needs, self.users = list[set[int]](), [set[int]() for _ in range(n)]
-        made = defaultdict[float, int](lambda: -1)
-        for place, rows in enumerate(self.rows):
-            self.reads.append({buffer: made[buffer] for buffer, _, write in rows if not write})
-            before = [(made[buffer], buffer) for buffer, _, write in rows if write]
+        made = defaultdict[int, int](lambda: -1)
+        for place, accesses in enumerate(self.accesses):
+            read = [access.buffer for access in accesses if not access.is_write]
+            written = [access.buffer for access in accesses if access.is_write]
+            self.reads.append({buffer: made[buffer] for buffer in read})
+            before = [(made[buffer], buffer) for buffer in written]
             after = {one for key in before for one in (key[0], *self.readers[key])}
             self.needs.append({*self.reads[place].values(), *after} - {place, -1})
             for one in self.needs[place]:
                 self.users[one].add(place)
             for buffer, maker in self.reads[place].items():
                 self.readers[maker, buffer].add(place)
-            made |= dict.fromkeys((buffer for _, buffer in before), place)
+            made |= dict.fromkeys(written, place)
         self.home, parts = dict[int, _Region](), dict[int, list[int]]()
         roots = list(range(n))
         for place in reversed(roots):  # what only one operation needs is computed with it
@@ -148,13 +148,13 @@ class _Fusion:
             ready,
             max([members[0], *(first + 0.5 for last, first in places if last == ready)]),
         )
-        elements, rows, n = self.graph.features[root, [_ELEMENTS, _ROWS, _N]].tolist()
+        sizes = self.graph.features
+        elements, rows, n = (float(own[root]) for own in (sizes.elements, sizes.rows, sizes.n))
         region.loop = self.stretch[root], elements
         if self.graph.labels[root].variant in _SUMS:
-            read, made = (
-                max([b for _, b, write in self.rows[root] if write == flag] or [0.0])
-                for flag in (0, 1)
-            )
+            accesses = self.accesses[root]
+            read = max([own.nbytes for own in accesses if not own.is_write], default=0.0)
+            made = max([own.nbytes for own in accesses if own.is_write], default=0.0)
             columns = n > 1 and rows > 1 and abs(made * rows - read) <= abs(made * n - read)
             region.loop, region.sums = (*region.loop, n)[: 2 + columns], n if columns else rows
         makers = {one for m in members for one in self.reads[m].values()} - {*members, -1}
@@ -195,19 +195,27 @@ class _Fusion:
             keys[region] = min([region.members[-1], *(keys[user] for user in users)])
         return sorted(regions, key=lambda region: keys[region])
 
-    def touch(self, region: _Region) -> list[tuple[float, float, float]]:
-        """Buffers that a region reads from outside or writes for others, with their bytes and 1 for
-        a write."""
-        inside, found = {*region.members}, dict[tuple[float, float], float]()
+    def list_accesses(self, region: _Region, operation: int) -> list[Access]:
+        """What a region reads from outside or writes for others, as accesses of one
+        `operation`."""
+        if len(region.members) == 1:
+            [member] = region.members
+            return [access._replace(operation=operation) for access in self.accesses[member]]
+        inside, largest = {*region.members}, dict[tuple[bool, int], float]()
         for place in region.members:
-            for buffer, nbytes, write in self.rows[place]:
-                readers = self.readers.get((place, buffer), set())
-                within = (
-                    readers and readers <= inside if write else self.reads[place][buffer] in inside
-                )
+            for access in self.accesses[place]:
+                if access.is_write:
+                    readers = self.readers.get((place, access.buffer), set())
+                    within = len(readers) > 0 and readers <= inside
+                else:
+                    within = self.reads[place][access.buffer] in inside
                 if not within:
-                    found[write, buffer] = max(found.get((write, buffer), 0.0), nbytes)
-        return [(buffer, nbytes, write) for (write, buffer), nbytes in sorted(found.items())]
+                    key = (access.is_write, access.buffer)
+                    largest[key] = max(largest.get(key, 0.0), access.nbytes)
+        return [
+            Access(operation, buffer, nbytes, is_write)
+            for (is_write, buffer), nbytes in sorted(largest.items())
+        ]
 
     def label(self, region: _Region) -> Label:
         """The label of the kernel of a region; with sums it is row-wise."""
@@ -270,7 +278,7 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
     # kernels of each call of compiled code: one call in each stretch of a phase
     regions, calls = fusion.order(), list[list[int]]()
     phase_before = ""
-    labels, touched = list[Label](), list[tuple[float, ...]]()
+    labels, accesses = list[Label](), list[Access]()
     heads, sizes = (
         np.array([count(region.members) for region in regions], int) for count in (min, len)
     )
@@ -278,66 +286,64 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
         np.array([m for region in regions for m in region.members], int),
         np.cumsum(sizes) - sizes,
     )
-    features, *rest = (
-        np.maximum.reduceat(v[members], starts) if len(v) else v
-        for v in (graph.features, *graph.columns.values())
-    )
-    columns = dict(zip(graph.columns, rest, strict=True))
+
+    def take_largest(values: np.ndarray) -> np.ndarray:
+        return np.maximum.reduceat(values[members], starts) if len(values) else values
+
+    features = graph.features.change(take_largest)
+    columns = {name: take_largest(values) for name, values in graph.columns.items()}
     # relative to the first configuration
     growth = [sizes / max(sizes[0], 1.0) for sizes in graph.buffers]
     for row, region in enumerate(regions):
         merged, first = len(region.members) > 1, region.members[0]
-        found = fusion.touch(region) if merged else fusion.rows[first]
-        touched += [(row, *rest) for rest in found]
+        own = fusion.list_accesses(region, row)
+        accesses += own
         if merged and columns:
-            columns["traffic"][row] = sum(
-                nbytes * growth[int(number)] for number, nbytes, _ in found
-            )
+            columns["traffic"][row] = sum(access.nbytes * growth[access.buffer] for access in own)
         labels.append(fusion.label(region) if merged else graph.labels[first])
         if labels[row].phase != phase_before:
             phase_before = labels[row].phase
             calls.append([])
         if fusion.compiled[first] and labels[row].kind not in ("collective", "transfer"):
             opens_call = not calls[-1]
-            features[row, _HOST] = (min(features[row, _HOST[0]], 1.0), opens_call, 0.0)
+            features.launches[row] = min(features.launches[row], 1.0)
+            features.calls[row] = opens_call
+            features.bare[row] = 0.0
             calls[-1].append(row)
         elif labels[row].kind == "elementwise" and labels[row].phase in phases:
             # `AccumulateGrad` is among the calls of the weights
-            features[row, _HOST[2]] = 0.0
-    updates = np.array([label.phase == "update" for label in graph.labels])[
-        graph.accesses[:, 0].astype(int)
-    ]
-    read, written = (
-        graph.accesses[rows, 1] for rows in (~updates, updates & (graph.accesses[:, 3] > 0))
-    )
+            features.bare[row] = 0.0
+    in_update = np.array([label.phase == "update" for label in graph.labels])
+    by_update = in_update[graph.accesses.operation]
+    read = graph.accesses.buffer[~by_update]
+    written = graph.accesses.buffer[by_update & graph.accesses.is_write]
     # weights are what earlier operations read and the update writes
     handed = HANDED * len(np.intersect1d(read, written))
     for rows in calls:
         if rows:
-            features[rows, _HOST[2]] = handed / len(rows)
+            features.bare[rows] = handed / len(rows)
     dtypes = tuple(graph.dtypes[first] for first in heads) if graph.dtypes else ()
     pieces = np.array(
         [
             16 / DTYPES[own]
-            if kind in ("gemm", "bmm") and phase in phases and own in _PADDED
+            if label.kind in ("gemm", "bmm") and label.phase in phases and own in _PADDED
             else 1.0
-            for (_, kind, _, phase, _), own in zip(
-                labels, dtypes or [graph.dtype] * len(labels), strict=True
-            )
+            for label, own in zip(labels, dtypes or [graph.dtype] * len(labels), strict=True)
         ]
     )
     for name in "mnk":
-        for sides in (features[:, COLUMN[name]], *([columns[name]] if name in columns else ())):
+        for sides in (vars(features)[name], *([columns[name]] if name in columns else ())):
             piece = pieces.reshape(-1, *[1] * (sides.ndim - 1))
             sides += np.where((piece > 1) & (sides > 1), -sides % piece, 0.0)
     waits = graph.waits
     if waits is not None:
-        waits = np.stack([[(heads < place).sum() for place in waits[:, 0]], waits[:, 1]], axis=1)
+        later = np.array([(heads < place).sum() for place in waits.operation], dtype=np.intp)
+        waits = replace(waits, operation=later)
     return replace(
         graph,
         labels=tuple(labels),
         features=features,
-        accesses=np.array(touched, dtype=float).reshape(-1, 4),
+        accesses=Accesses.from_rows(accesses),
         dtypes=dtypes,
         waits=waits,
         columns=columns,

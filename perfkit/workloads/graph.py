@@ -3,42 +3,19 @@ they read and write."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfkit.ground.results import Table, Tabular
 from perfkit.models.kernels import reuse_distances
+from perfkit.workloads.columns import FEATURES, Accesses, Allocations, Features, Waits, Weights
 from perfkit.workloads.tables import EmbeddingTable
 
 PHASES = ("forward", "backward", "update")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
-#: Sizes that the closed forms need, one number per operation; zero where one does not apply. Three
-#: count the work of the host: ``launches`` of kernels (0 for a part of the last kernel), ``calls``
-#: of the framework (0 for a further kernel of the last call), and ``bare`` calls without a kernel
-#: before. ``group`` is the number of a communicator.
-FEATURES = (
-    "flops",
-    "batch",
-    "m",
-    "n",
-    "k",
-    "elements",
-    "rows",
-    "lookups",
-    "bags",
-    "dim",
-    "table",
-    "nbytes",
-    "launches",
-    "calls",
-    "bare",
-    "group",
-)
-#: Number of the column of each size.
-COLUMN = {name: place for place, name in enumerate(FEATURES)}
 _PRODUCTS = ("gemm", "bmm", "attention", "convolution")
 #: Properties of a graph that do not depend on sizes.
 _STRUCTURE = ("classes", "kernels", "collectives", "transfers")
@@ -136,7 +113,7 @@ class Operation:
     module : str
         Path of its module.
     features : mapping
-        Sizes by name, see `FEATURES`.
+        Sizes by name, see `perfkit.workloads.columns.FEATURES`.
     """
 
     name: str
@@ -155,11 +132,10 @@ class Graph(Tabular):
     ----------
     labels : tuple of Label
         Name, kind, variant, phase and module of every operation.
-    features : array
-        One row per operation, one column per entry of `FEATURES`, each in its unit [-].
-    accesses : array
-        Operation index, buffer number, bytes [B] and 1 for a write, one row per tensor read or
-        written.
+    features : Features
+        Sizes of every operation.
+    accesses : Accesses
+        Which operation reads or writes which tensor.
     tables : tuple of EmbeddingTable
         Tables; the feature ``table`` of an embedding operation is a number of one.
     parameters : int
@@ -173,10 +149,8 @@ class Graph(Tabular):
     groups : tuple of tuple of int
         Ranks of each communicator; the feature ``group`` is a number of one. Empty if there is one
         of all ranks.
-    waits : array or None
-        One row per wait: position of an operation, and number of the collective in program order
-        that must end before it starts [-]. The number is negative for a collective of the iteration
-        before: its number less their count. None if every collective is waited for at once.
+    waits : Waits or None
+        Which operation waits for which collective; None if every collective is waited for at once.
     repeats : array or None
         How often each operation runs where one represents several equal ones; None for once [-].
     columns : mapping of str to array
@@ -186,13 +160,12 @@ class Graph(Tabular):
         With several configurations: bytes of each buffer; one layer represents all equal ones [B].
     sizes : array or None
         With several configurations: values of the open sizes, a row for each size; features and
-        accesses hold the number of a row as a negative number [-].
-    weights : array
-        One row per trained tensor outside of layers: buffer number, and 1 for an embedding table
-        [-].
-    allocations : array
-        Allocations in their order, first those made before the iteration: buffer number and bytes,
-        negative for a release [B]. Empty if a buffer exists from its first to its last use.
+        bytes of accesses hold the number of a row as a negative number [-].
+    weights : Weights
+        Trained tensors outside of layers.
+    allocations : Allocations
+        Allocations in their order, first those made before the iteration. Empty if a buffer exists
+        from its first to its last use.
     notes : tuple of str
         Assumptions of the recording; predictions show them as warnings.
     execution : str
@@ -206,8 +179,8 @@ class Graph(Tabular):
     """
 
     labels: tuple[Label, ...]
-    features: np.ndarray
-    accesses: np.ndarray
+    features: Features
+    accesses: Accesses
     tables: tuple[EmbeddingTable, ...] = ()
     parameters: int = 0
     name: str = "graph"
@@ -216,13 +189,13 @@ class Graph(Tabular):
     dtypes: tuple[str, ...] = ()
     ranks: int = 1
     groups: tuple[tuple[int, ...], ...] = ()
-    waits: np.ndarray | None = None
+    waits: Waits | None = None
     repeats: np.ndarray | None = None
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     buffers: tuple[Any, ...] = ()
     sizes: Any = None
-    weights: np.ndarray = field(default_factory=partial(np.zeros, (0, 2), int))
-    allocations: np.ndarray = field(default_factory=partial(np.zeros, (0, 2)))
+    weights: Weights = field(default_factory=Weights.from_rows)
+    allocations: Allocations = field(default_factory=Allocations.from_rows)
     notes: tuple[str, ...] = ()
     execution: str = "eager"
     device: str = ""
@@ -232,8 +205,7 @@ class Graph(Tabular):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> Operation:
-        sizes = dict(zip(FEATURES, map(float, self.features[index]), strict=True))
-        return Operation(**self.labels[index]._asdict(), features=sizes)
+        return Operation(**self.labels[index]._asdict(), features=self.features.row(index))
 
     def __repr__(self) -> str:
         return f"Graph({len(self)} operations, {self.column('flops').sum():.3g} FLOP, {self.parameters} parameters)"
@@ -249,7 +221,7 @@ class Graph(Tabular):
         Parameters
         ----------
         name : str
-            One of `FEATURES`.
+            One of `perfkit.workloads.columns.FEATURES`.
 
         Returns
         -------
@@ -257,27 +229,20 @@ class Graph(Tabular):
             One number per operation, in the unit of the feature; of several configurations, a row
             per operation.
         """
-        found = self.features[:, FEATURES.index(name)]
-        return (
-            self.columns.get(name, found[:, None])
-            if self.columns or self.repeats is not None
-            else found
-        )
+        values = vars(self.features)[name]
+        if self.columns or self.repeats is not None:
+            return self.columns.get(name, values[:, None])
+        return values
 
     @cached_property
     def content(self) -> int:
         """A number that graphs with the same operations share; the names of groups of ranks do not
         count."""
-        arrays = (self.features, self.accesses, np.zeros(0) if self.waits is None else self.waits)
-        return hash(
-            (
-                self.labels,
-                self.tables,
-                self.dtype,
-                self.dtypes,
-                *(each.tobytes() for each in arrays),
-            )
-        )
+        arrays = [*vars(self.features).values(), *vars(self.accesses).values()]
+        if self.waits is not None:
+            arrays += vars(self.waits).values()
+        numbers = tuple(array.tobytes() for array in arrays)
+        return hash((self.labels, self.tables, self.dtype, self.dtypes, numbers))
 
     @cached_property
     def classes(self) -> OperationClasses:
@@ -315,7 +280,7 @@ class Graph(Tabular):
         if self.columns:
             return self.columns["traffic"]
         return np.bincount(
-            self.accesses[:, 0].astype(np.intp), weights=self.accesses[:, 2], minlength=len(self)
+            self.accesses.operation, weights=self.accesses.nbytes, minlength=len(self)
         )
 
     @property
@@ -337,19 +302,21 @@ class Graph(Tabular):
         Iterations follow one another. An operation in place has just read what it writes: its
         distance is zero.
         """
-        operations, buffers, nbytes, writes = self.accesses.T
-        found = reuse_distances(buffers.astype(np.intp), nbytes)
-        places = operations * (buffers.max(initial=0.0) + 1.0) + buffers
-        return np.where((writes == 1.0) & np.isin(places, places[writes == 0.0]), 0.0, found)
+        accesses = self.accesses
+        distances = reuse_distances(accesses.buffer, accesses.nbytes)
+        # one number for each pair of operation and buffer
+        pairs = accesses.operation * (accesses.buffer.max(initial=0) + 1) + accesses.buffer
+        in_place = accesses.is_write & np.isin(pairs, pairs[~accesses.is_write])
+        return np.where(in_place, 0.0, distances)
 
     @cached_property
     def footprint(self) -> Any:
         """Distinct bytes that one iteration touches, without rows of embeddings [B]."""
         if self.buffers or not len(self.accesses):
             return sum(self.buffers, start=0.0)
-        order = np.argsort(self.accesses[:, 1], kind="stable")
-        starts = np.flatnonzero(np.diff(self.accesses[order, 1], prepend=-1))
-        return np.maximum.reduceat(self.accesses[order, 2], starts).sum()
+        accesses = self.accesses.select(np.argsort(self.accesses.buffer, kind="stable"))
+        starts = np.flatnonzero(np.diff(accesses.buffer, prepend=-1))
+        return np.maximum.reduceat(accesses.nbytes, starts).sum()
 
     def fill(self, sizes: np.ndarray) -> "Graph":
         """Fill in open sizes.
@@ -364,11 +331,16 @@ class Graph(Tabular):
         graph : Graph
             The same operations with these sizes.
         """
-        filled = []
-        for array in (self.features, self.accesses):
-            numbers = -1 - np.minimum(array, -1.0)  # of open sizes; 0 elsewhere
-            filled.append(np.where(array < 0, sizes[numbers.astype(np.intp)], array))
-        found = replace(self, features=filled[0], accesses=filled[1], sizes=None)
+
+        def fill_in(values: np.ndarray) -> np.ndarray:
+            filled, is_open = values.copy(), values < 0
+            if is_open.any():
+                filled[is_open] = sizes[(-1 - values[is_open]).astype(np.intp)]
+            return filled
+
+        accesses = replace(self.accesses, nbytes=fill_in(self.accesses.nbytes))
+        features = self.features.change(fill_in)
+        found = replace(self, features=features, accesses=accesses, sizes=None)
         vars(found).update({name: getattr(self, name) for name in _STRUCTURE})
         return found
 
@@ -378,7 +350,7 @@ class Graph(Tabular):
         Returns
         -------
         frame : polars.DataFrame
-            One row per operation; sizes as in `FEATURES`, ``traffic`` in bytes.
+            One row per operation; sizes as in `perfkit.workloads.columns.FEATURES`, ``traffic`` in bytes.
         """
         import polars
 

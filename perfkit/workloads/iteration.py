@@ -4,12 +4,13 @@ layers."""
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfkit.models.optimizers import ElementwiseStep, find_optimizer
-from perfkit.workloads.graph import COLUMN, FEATURES, Graph, Label
+from perfkit.workloads.columns import Accesses, Features, Waits, Weights
+from perfkit.workloads.graph import Graph, Label
 from perfkit.workloads.operations import Tensor, Weight
 from perfkit.workloads.sizes import Program, Size, alter, count_configurations, map_sizes
 from perfkit.workloads.tape import PIECE, Tape
@@ -20,7 +21,6 @@ BUCKETS = (2**20, 25 * 2**20)
 
 #: Bytes of a step counter, which is fp32 in every precision [B].
 _COUNTER = 4
-_NBYTES, _TABLE, _BARE = (COLUMN[name] for name in ("nbytes", "table", "bare"))
 #: Operations of sharded weights that wait for collectives, and these.
 _STEPS = ("split_with_sizes_copy", "all_gather", "reduce_scatter", "all_reduce")
 _Record = Callable[..., tuple[Graph, ...]]
@@ -214,20 +214,15 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
     The layer that represents several ones is repeated. If sizes are arrays, features and accesses
     have another axis.
     """
-    touched = [(place, *each) for place, own in enumerate(tape.operations) for each in own.accesses]
-    shape = next(
-        (nbytes.shape for _, _, nbytes, *_ in touched if isinstance(nbytes, np.ndarray)), ()
-    )
-    features, accesses = (
-        np.zeros((len(tape.operations), len(FEATURES), *shape)),
-        np.empty((len(touched), 4, *shape)),
-    )
-    for row, operation in zip(features, tape.operations, strict=True):
-        for name, value in operation.sizes.items():
-            row[COLUMN[name]] = value
-    for access, (*values, _) in zip(accesses, touched, strict=True):
-        for column, value in enumerate(values):
-            access[column] = value
+    rows = [
+        (position, access.storage, access.nbytes, access.is_write)
+        for position, operation in enumerate(tape.operations)
+        for access in operation.accesses
+    ]
+    shapes = (nbytes.shape for _, _, nbytes, _ in rows if isinstance(nbytes, np.ndarray))
+    shape = next(shapes, ())
+    features = Features.from_rows([operation.sizes for operation in tape.operations], shape)
+    accesses = Accesses.from_rows(rows, shape)
     outside = [
         (weight.storage, weight.table is not None) for weight in tape.trained if weight.layer < 0
     ]
@@ -237,18 +232,15 @@ def make_graph(tape: Tape, **about: Any) -> Graph:
         accesses,
         tuple(tape.tables),
         _count(tape, tape.trained)[1],
-        waits=np.array(tape.waits, dtype=np.intp).reshape(-1, 2),
-        weights=np.array(outside, dtype=int).reshape(-1, 2),
+        weights=Weights.from_rows(outside),
         **about,
     )
     if tape.repeats > 1:
         graph = _repeat(graph, tape)
+    noted = [_LaunchWait(operation, launch) for operation, launch in tape.waits]
     if any(weight.bucket is not None for weight in tape.trained):
-        graph = _reduce(graph)
-    waits: Any = None
-    if tape.overlap:
-        after, sent = _list_waits(graph).T  # positions of operations
-        waits = np.stack([after, np.searchsorted(graph.collectives, sent)], axis=1)
+        graph, noted = _reduce(graph, noted)
+    waits = _list_waits(graph, noted) if tape.overlap else None
     # only products are fp8
     formats = ("fp8" if label.name == "_scaled_mm" else "bf16" for label in graph.labels)
     vars(graph).update(waits=waits, dtypes=tuple(formats) if graph.dtype == "fp8" else ())
@@ -270,14 +262,15 @@ def _repeat(graph: Graph, tape: Tape) -> Graph:
     place[rows] = np.arange(len(rows))[:, None]
     place[rows, layer] = np.arange(len(rows))
     taken, own = _unroll(holders, tape.repeats)
-    accesses, owner, weights = graph.accesses[taken], holders[taken], graph.weights.copy()
-    operation, storage = accesses[:, :2].T.astype(int)
-    home = homes[storage]
-    accesses[:, 0] = place[operation, own]
-    accesses[:, 1] = number[storage] + np.where(
-        home < 0, 0, outside + (own + home - owner) * inside
+    accesses, owner = graph.accesses.select(taken), holders[taken]
+    home = homes[accesses.buffer]
+    of_layer = np.where(home < 0, 0, outside + (own + home - owner) * inside)
+    accesses = replace(
+        accesses,
+        operation=place[accesses.operation, own],
+        buffer=number[accesses.buffer] + of_layer,
     )
-    weights[:, 0] = number[weights[:, 0]]
+    weights = replace(graph.weights, buffer=number[graph.weights.buffer])
     named = zip(graph.labels, owners.tolist(), strict=True)
     texts = [label.module.replace(f"layers.{own}", "layers.{}", 1) for label, own in named]
     labels = []
@@ -287,7 +280,7 @@ def _repeat(graph: Graph, tape: Tape) -> Graph:
     return replace(
         graph,
         labels=tuple(labels),
-        features=graph.features[rows],
+        features=graph.features.select(rows),
         accesses=accesses,
         weights=weights,
     )
@@ -340,23 +333,25 @@ def fill_buckets(sizes: Sequence[float]) -> list[slice]:
     return buckets
 
 
-def _reduce(graph: Graph) -> Graph:
+class _LaunchWait(NamedTuple):
+    """An operation that waits for a collective, both by their positions in the recording."""
+
+    operation: int
+    launch: int
+
+
+def _reduce(graph: Graph, noted: Sequence[_LaunchWait]) -> tuple[Graph, list[_LaunchWait]]:
     """Reduce gradients in buckets as DistributedDataParallel does; each module has its own buckets.
 
     A full bucket is reduced during the backward pass. The first copy back from it waits for that.
     Buckets are filled in the order in which gradients are computed, as PyTorch does from the second
-    iteration on.
+    iteration on. `noted` are the waits so far; all waits are returned with the graph.
     """
-    labels, features, accesses, waits = (
-        graph.labels,
-        graph.features,
-        graph.accesses,
-        [*np.array(graph.waits)],
-    )
+    labels, features, accesses, waits = graph.labels, graph.features, graph.accesses, [*noted]
     pieces = np.flatnonzero([label.name == PIECE for label in labels])
     end = [label.phase for label in labels].index("update")
     copies = np.arange(end - len(pieces), end)
-    modules, sizes = features[pieces, _TABLE], features[pieces, _NBYTES].tolist()
+    modules, sizes = features.table[pieces], features.nbytes[pieces].tolist()
     kept, into = np.ones(len(labels), dtype=bool), np.arange(len(labels))
     kept[pieces] = False
     begun = 0
@@ -367,16 +362,17 @@ def _reduce(graph: Graph) -> Graph:
             last = held[-1]
             into[held] = last
             kept[last] = True
-            features[last, _NBYTES] = sum(sizes[member] for member in own[members])
-            waits.append((copies[begun], last))
+            features.nbytes[last] = sum(sizes[member] for member in own[members])
+            waits.append(_LaunchWait(copies[begun], last))
             begun += len(held)
     for piece in pieces[~kept[pieces]]:
-        features[piece + 1, _BARE] += features[piece, _BARE]
-    features[pieces, _TABLE] = 0.0
-    new, own = np.concatenate([[0], np.cumsum(kept)]), accesses[:, 0].astype(int)
-    accesses[:, 0] = new[into[own]]
+        features.bare[piece + 1] += features.bare[piece]
+    features.table[pieces] = 0.0
+    new = np.concatenate([[0], np.cumsum(kept)])
+    of_piece = accesses.find_of(pieces)
+    accesses = replace(accesses, operation=new[into[accesses.operation]])
     # a bucket is read and then written
-    order = np.lexsort([np.isin(own, pieces) * accesses[:, 3], accesses[:, 0]])
+    order = np.lexsort([of_piece & accesses.is_write, accesses.operation])
     found = [
         Label("all_reduce", "collective", "all_reduce", label.phase, label.module)
         if label.name == PIECE
@@ -384,21 +380,24 @@ def _reduce(graph: Graph) -> Graph:
         for label, keep in zip(labels, kept, strict=True)
         if keep
     ]
-    moved = {"features": features[kept], "accesses": accesses[order], "waits": new[np.array(waits)]}
-    return replace(graph, labels=tuple(found), **moved)
+    reduced = replace(
+        graph, labels=tuple(found), features=features.select(kept), accesses=accesses.select(order)
+    )
+    moved = [_LaunchWait(new[wait.operation], new[wait.launch]) for wait in waits]
+    return reduced, moved
 
 
-def _list_waits(graph: Graph) -> np.ndarray:
-    """Waits for collectives: positions of an operation and of the collective; to those noted add
-    sharded weights'.
+def _list_waits(graph: Graph, noted: Sequence[_LaunchWait]) -> Waits:
+    """Waits for collectives: those noted, and those for sharded weights.
 
     Gathered weights are unpacked in the order in which they are gathered. Reduced gradients are
     waited for before the next ones are packed, by the next micro-batch, and by the optimizer; those
     summed up over groups by the last alone.
     """
-    labels, noted = graph.labels, np.array(graph.waits)
+    labels = graph.labels
     found = [np.flatnonzero([label.name == name for label in labels]) for name in _STEPS]
-    split, gather, scatter, add = (np.setdiff1d(places, noted[:, 1]) for places in found)
+    launches = np.array([wait.launch for wait in noted], dtype=np.intp)
+    split, gather, scatter, add = (np.setdiff1d(places, launches) for places in found)
     ends = [
         label.name == "chunk_cat"
         or label.phase == "update"
@@ -407,6 +406,10 @@ def _list_waits(graph: Graph) -> np.ndarray:
     ]
     after = np.flatnonzero(ends)[np.searchsorted(np.flatnonzero(ends), scatter)]
     update = np.full_like(add, np.argmax([label.phase == "update" for label in labels]))
-    return np.concatenate(
-        [noted, np.stack([np.r_[split, after, update], np.r_[gather, scatter, add]], axis=1)]
+    waiting = np.array([wait.operation for wait in noted], dtype=np.intp)
+    launched = np.concatenate([launches, gather, scatter, add])
+    return Waits(
+        operation=np.concatenate([waiting, split, after, update]),
+        collective=np.searchsorted(graph.collectives, launched),
+        of_previous_iteration=np.zeros(len(launched), dtype=bool),
     )

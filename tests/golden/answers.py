@@ -111,6 +111,16 @@ def mark(value: Any) -> str:
     return hashlib.sha256(json.dumps(plain(value)).encode()).hexdigest()[:12]
 
 
+def list_waits(graph: pk.Graph) -> Any:
+    """Waits as rows of an operation and of a collective, which is negative if it is one of the
+    iteration before: its number less their count."""
+    if graph.waits is None:
+        return None
+    count = len(graph.collectives)
+    numbers = graph.waits.collective - count * graph.waits.of_previous_iteration
+    return np.stack([graph.waits.operation, numbers], axis=1)
+
+
 def tell(p: pk.Prediction, *, full: bool = False) -> dict[str, Any]:
     """What a prediction says."""
     found = {
@@ -531,7 +541,7 @@ def captures() -> Cases:
             "kinds": kinds,
             "operations": digest(frame),
             "groups": graph.groups,
-            "waits": graph.waits,
+            "waits": list_waits(graph),
             "dtypes": mark(graph.dtypes),
             "zen5-2": attempt(lambda: tell(pk.predict(graph, "zen5-2"), full="twin" in graph.name)),
             "h100-sxm-8x4": attempt(lambda: tell(pk.predict(graph, "h100-sxm-8x4"))),

@@ -1,0 +1,371 @@
+"""Columns of a graph: sizes of its operations, which tensors they read and write, which of these
+are weights, when memory is allocated, and which operations wait for collectives."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from perfkit.ground.units import Array
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Sizes that the closed forms need: one array for each size, one element for each operation;
+    zero where a size does not apply.
+
+    With open sizes, negative numbers stand for these. With arrays of sizes, each array has a row for
+    each operation.
+
+    Parameters
+    ----------
+    flops : array
+        Floating-point operations [FLOP].
+    batch, m, n, k : array
+        Count, rows, columns and inner size of matrix products [-].
+    elements : array
+        Numbers that an element-wise function makes, or that are copied [-].
+    rows : array
+        Rows of a row-wise function, or of an embedding table [-].
+    lookups, bags, dim : array
+        Looked-up rows, sums of rows, and numbers in a row of an embedding table [-].
+    table : array
+        Number of the embedding table [-].
+    nbytes : array
+        Message of a collective, in the convention of nccl-tests, or bytes of a transfer [B].
+    launches : array
+        Kernels that the host launches; 0 for a part of the last kernel [-].
+    calls : array
+        Calls of the framework; 0 for a further kernel of the last call [-].
+    bare : array
+        Calls without a kernel before this operation [-].
+    group : array
+        Number of the communicator of a collective [-].
+    """
+
+    flops: Array
+    batch: Array
+    m: Array
+    n: Array
+    k: Array
+    elements: Array
+    rows: Array
+    lookups: Array
+    bags: Array
+    dim: Array
+    table: Array
+    nbytes: Array
+    launches: Array
+    calls: Array
+    bare: Array
+    group: Array
+
+    def __len__(self) -> int:
+        return len(self.flops)
+
+    @classmethod
+    def zeros(cls, operations: int, shape: tuple[int, ...] = ()) -> "Features":
+        """Make sizes that are all zero.
+
+        Parameters
+        ----------
+        operations : int
+            Number of operations [-].
+        shape : tuple of int, optional
+            Further axes, such as one of configurations.
+
+        Returns
+        -------
+        features : Features
+            One zero per operation and size.
+        """
+        return cls(**{name: np.zeros((operations, *shape)) for name in FEATURES})
+
+    @classmethod
+    def from_rows(
+        cls, rows: Sequence[Mapping[str, Any]], shape: tuple[int, ...] = ()
+    ) -> "Features":
+        """Turn the sizes of each operation into columns.
+
+        Parameters
+        ----------
+        rows : sequence of mapping
+            Sizes of each operation by name; those that are absent are zero.
+        shape : tuple of int, optional
+            Further axes, such as one of configurations.
+
+        Returns
+        -------
+        features : Features
+            The same sizes.
+        """
+        features = cls.zeros(len(rows), shape)
+        columns = vars(features)
+        for operation, sizes in enumerate(rows):
+            for name, value in sizes.items():
+                columns[name][operation] = value
+        return features
+
+    def change(self, function: Callable[[Array], Array]) -> "Features":
+        """Apply a function to each array.
+
+        Parameters
+        ----------
+        function : callable
+            Takes the values of one size and returns new ones.
+
+        Returns
+        -------
+        features : Features
+            What the function has returned.
+        """
+        return Features(**{name: function(values) for name, values in vars(self).items()})
+
+    def select(self, operations: Any) -> "Features":
+        """Take the sizes of some operations.
+
+        Parameters
+        ----------
+        operations : array or slice
+            Their positions in the order wanted, or whether to take each one.
+
+        Returns
+        -------
+        features : Features
+            The sizes of those operations.
+        """
+        return self.change(lambda values: values[operations])
+
+    def row(self, operation: int) -> dict[str, float]:
+        """Sizes of one operation by name."""
+        return {name: float(values[operation]) for name, values in vars(self).items()}
+
+
+#: Names of the sizes.
+FEATURES = tuple(field.name for field in fields(Features))
+
+
+class Access(NamedTuple):
+    """One operation reads or writes one tensor.
+
+    Parameters
+    ----------
+    operation, buffer, nbytes, is_write : int, int, float, bool
+        See `Accesses`.
+    """
+
+    operation: int
+    buffer: int
+    nbytes: float
+    is_write: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Accesses:
+    """The tensors that operations read and write: one element of each array per access.
+
+    Parameters
+    ----------
+    operation : array of int
+        Position of the operation [-].
+    buffer : array of int
+        Number of the buffer that holds the tensor [-].
+    nbytes : array
+        Bytes that are read or written [B]; with arrays of sizes, a row for each access. With open
+        sizes, negative numbers stand for these.
+    is_write : array of bool
+        Whether the tensor is written; else it is read [-].
+    """
+
+    operation: np.ndarray
+    buffer: np.ndarray
+    nbytes: Array
+    is_write: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.operation)
+
+    def __iter__(self) -> Iterator[Access]:
+        columns = (self.operation, self.buffer, self.nbytes, self.is_write)
+        return map(Access, *(column.tolist() for column in columns))
+
+    @classmethod
+    def from_rows(
+        cls, rows: Sequence[tuple[int, int, Any, Any]] = (), shape: tuple[int, ...] = ()
+    ) -> "Accesses":
+        """Turn rows into columns.
+
+        Parameters
+        ----------
+        rows : sequence of (int, int, float, bool)
+            Operation, buffer, bytes and whether it is a write, of each access.
+        shape : tuple of int, optional
+            Further axes of the bytes, such as one of configurations.
+
+        Returns
+        -------
+        accesses : Accesses
+            The same accesses.
+        """
+        nbytes = np.empty((len(rows), *shape))
+        for position, (_, _, value, _) in enumerate(rows):
+            nbytes[position] = value
+        return cls(
+            operation=np.array([operation for operation, _, _, _ in rows], dtype=np.intp),
+            buffer=np.array([buffer for _, buffer, _, _ in rows], dtype=np.intp),
+            nbytes=nbytes,
+            is_write=np.array([is_write for _, _, _, is_write in rows], dtype=bool),
+        )
+
+    def select(self, rows: np.ndarray) -> "Accesses":
+        """Take some accesses.
+
+        Parameters
+        ----------
+        rows : array
+            Their positions in the order wanted, or whether to take each one.
+
+        Returns
+        -------
+        accesses : Accesses
+            Those accesses.
+        """
+        return Accesses(
+            self.operation[rows], self.buffer[rows], self.nbytes[rows], self.is_write[rows]
+        )
+
+    def find_of(self, operations: Any) -> np.ndarray:
+        """Find the accesses of some operations.
+
+        Parameters
+        ----------
+        operations : array of int
+            Positions of operations [-].
+
+        Returns
+        -------
+        chosen : array of bool
+            Whether each access is by one of them.
+        """
+        return np.isin(self.operation, operations)
+
+    def sort(self) -> "Accesses":
+        """Sort the accesses by operation; those of one operation stay in their order."""
+        return self.select(np.argsort(self.operation, kind="stable"))
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Trained tensors outside of repeated layers: one element of each array per tensor.
+
+    Parameters
+    ----------
+    buffer : array of int
+        Number of its buffer [-].
+    is_table : array of bool
+        Whether it is an embedding table [-].
+    """
+
+    buffer: np.ndarray
+    is_table: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.buffer)
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[tuple[int, bool]] = ()) -> "Weights":
+        """Turn rows of buffer numbers, and of whether each is a table, into columns."""
+        buffers, tables = zip(*rows, strict=True) if rows else ((), ())
+        return cls(np.array(buffers, dtype=np.intp), np.array(tables, dtype=bool))
+
+    @property
+    def table_buffers(self) -> np.ndarray:
+        """Numbers of the buffers of embedding tables [-]."""
+        return self.buffer[self.is_table]
+
+
+@dataclass(frozen=True, eq=False)
+class Allocations:
+    """Allocations and releases of memory in their order: one element of each array per change.
+
+    Parameters
+    ----------
+    buffer : array of int
+        Number of the buffer; below 0 for parts of the memory of a strategy [-].
+    nbytes : array
+        Bytes that are allocated, negative for a release [B].
+    """
+
+    buffer: np.ndarray
+    nbytes: Array
+
+    def __len__(self) -> int:
+        return len(self.buffer)
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[tuple[int, float]] = ()) -> "Allocations":
+        """Turn rows of buffer numbers and bytes into columns."""
+        buffers, nbytes = zip(*rows, strict=True) if rows else ((), ())
+        return cls(np.array(buffers, dtype=np.intp), np.array(nbytes, dtype=float))
+
+
+class Wait(NamedTuple):
+    """One operation waits for one collective.
+
+    Parameters
+    ----------
+    operation, collective, of_previous_iteration : int, int, bool
+        See `Waits`.
+    """
+
+    operation: int
+    collective: int
+    of_previous_iteration: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Waits:
+    """Which operation waits for which collective: one element of each array per wait.
+
+    Parameters
+    ----------
+    operation : array of int
+        Position of the operation that starts only when the collective has ended [-].
+    collective : array of int
+        Number of the collective in program order [-].
+    of_previous_iteration : array of bool
+        Whether it is the collective that the iteration before has launched [-].
+    """
+
+    operation: np.ndarray
+    collective: np.ndarray
+    of_previous_iteration: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.operation)
+
+    def __iter__(self) -> Iterator[Wait]:
+        columns = (self.operation, self.collective, self.of_previous_iteration)
+        return map(Wait, *(column.tolist() for column in columns))
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Wait] = ()) -> "Waits":
+        """Turn rows into columns.
+
+        Parameters
+        ----------
+        rows : sequence of Wait
+            One row per wait.
+
+        Returns
+        -------
+        waits : Waits
+            The same waits.
+        """
+        operations, collectives, previous = zip(*rows, strict=True) if rows else ((),) * 3
+        return cls(
+            np.array(operations, dtype=np.intp),
+            np.array(collectives, dtype=np.intp),
+            np.array(previous, dtype=bool),
+        )
