@@ -37,6 +37,7 @@ from perfkit.ground.targets import write_text
 from perfkit.ground.units import check_choice
 from perfkit.models.collectives import bus_factor
 from perfkit.models.roofline import gemm_flops
+from perfkit.platform.datasheets import read_datasheet
 from perfkit.platform.file import format_toml
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.kernels import find_stand_in
@@ -51,7 +52,6 @@ from perfkit.platform.sources import (
     fit_rails,
 )
 from perfkit.platform.whatif import DEVICE_SPREAD
-from perfkit.readers.datasheets import read_datasheet
 
 #: Day on which the numbers were entered; the measurements have no date.
 DATE = "2026-11-21"

@@ -23,8 +23,8 @@ from benchmarks import WRITE, Row, command, judge, lay_out, read_csv, widen, wri
 from benchmarks.gpu_scales import Scales, Step, add_published, fit_scales, predict_steps, split_step
 from perfkit.ground.files import find_reference
 from perfkit.ground.targets import write_text
+from perfkit.platform.datasheets import read_datasheet
 from perfkit.platform.estimates import keep_quiet
-from perfkit.readers.datasheets import read_datasheet
 
 #: Node of the gallery for a device, by the first part of its name.
 NODES = {

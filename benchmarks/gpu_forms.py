@@ -31,9 +31,9 @@ from perfkit.fitting import (
 from perfkit.ground.hardware import Network
 from perfkit.ground.units import Array, check_choice
 from perfkit.models.roofline import gemm_bytes, gemm_flops
+from perfkit.platform.datasheets import read_datasheet
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
-from perfkit.readers.datasheets import read_datasheet
 from perfkit.readers.kernel_database import list_tables, read_collectives, read_gemms
 
 #: Systems whose errors are also pooled; all bars hold for both together.

@@ -21,7 +21,7 @@ parameter was fitted to them, and no form was chosen with them. The sources of e
   the kernel trace, see `benchmarks.gallery_v100`. Rates of memory, L2 and PCIe were measured by the
   study. Peaks are those of locked clocks.
 - Host: T1 to T5 of the published tables, without the cost of the profiler as far as it is known;
-  see `perfkit.readers.datasheets`. One table for all three machines.
+  see `perfkit.platform.datasheets`. One table for all three machines.
 - TITAN Xp and P100 reach the same shares of peak and bandwidth as the V100.
 
 The iterations were compared after all these choices. One change was made later, because of two

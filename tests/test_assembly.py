@@ -21,6 +21,7 @@ from perfkit.ground.files import find_reference
 from perfkit.models.collectives import bus_factor, over_ranks, pipelined
 from perfkit.models.hierarchy import OVERLAP
 from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
+from perfkit.platform.datasheets import read_datasheet
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.platform.sources import (
@@ -35,7 +36,6 @@ from perfkit.platform.sources import (
     is_bound,
     prove_link,
 )
-from perfkit.readers.datasheets import read_datasheet
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = 2.0 ** np.arange(10, 30, 2)

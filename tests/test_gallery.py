@@ -27,6 +27,7 @@ from benchmarks.gpu_context import PCIE
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES
 from perfkit.models.collectives import bus_factor, ring_steps
+from perfkit.platform.datasheets import list_datasheets, read_datasheet
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.file import list_gallery
 from perfkit.platform.gallery import load_platform
@@ -34,7 +35,6 @@ from perfkit.platform.platform import Platform
 from perfkit.platform.sources import fit_gemms
 from perfkit.platform.unmeasured import RATE_SPREADS
 from perfkit.prediction.predictor import predict
-from perfkit.readers.datasheets import list_datasheets, read_datasheet
 from perfkit.readers.kernel_database import find_database
 from perfkit.workloads.transformer import Transformer
 

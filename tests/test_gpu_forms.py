@@ -12,7 +12,7 @@ from benchmarks import gpu_forms
 from benchmarks.gpu_forms import BARS, PAIR, POOLED, Judged, make_records
 from perfkit.fitting import Roofline
 from perfkit.models.roofline import gemm_bytes, gemm_flops
-from perfkit.readers.datasheets import read_datasheet
+from perfkit.platform.datasheets import read_datasheet
 
 PUBLISHED = Path(__file__).resolve().parent.parent / "reference_data" / "published"
 KEYS = ["system", "quantity", "form", "parameters", "split", "n", "geomean", "mean", "p95", "bias"]

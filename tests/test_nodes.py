@@ -5,8 +5,8 @@ import re
 import pytest
 
 import perfkit as pk
+from perfkit.platform.datasheets import list_datasheets
 from perfkit.platform.nodes import advise_nodes
-from perfkit.readers.datasheets import list_datasheets
 
 NAMES = [*pk.platforms()["name"], *list_datasheets(), "mi300x-8", "h100-sxm-8x4"]
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from perfkit.fitting import CollectiveModel, OverRanks, Pipelined, TwoBranch
 from perfkit.ground.hardware import Link, Quantity
+from perfkit.platform.datasheets import read_datasheet
 from perfkit.platform.estimates import ExtrapolationWarning
 from perfkit.platform.gallery import load_platform, platforms
 from perfkit.platform.platform import Platform
-from perfkit.readers.datasheets import read_datasheet
 
 BRANCHES = {"alpha1": 8e-6, "beta1": 2e-11, "alpha2": 3e-5, "beta2": 4e-12, "sharpness": 0.8}
 LAW = {"alpha0": 7e-6, "alpha1": 1e-6, "beta0": 1.5e-12, "beta1": 6e-12, "sharpness": 0.6}

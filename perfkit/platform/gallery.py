@@ -8,10 +8,10 @@ from typing import TypeAlias
 
 from perfkit.ground.results import Table
 from perfkit.ground.units import show
+from perfkit.platform.datasheets import list_datasheets
 from perfkit.platform.file import find_file, list_gallery
 from perfkit.platform.machine import list_numbers
 from perfkit.platform.platform import Platform
-from perfkit.readers.datasheets import list_datasheets
 
 #: The part of a device's name that datasheets and drivers share, in capitals.
 _MODEL = re.compile(

@@ -3,9 +3,9 @@
 import re
 
 from perfkit.fitting.parameters import Key
+from perfkit.platform.datasheets import find_adapter, list_datasheets
 from perfkit.platform.file import list_gallery
 from perfkit.platform.machine import Machine
-from perfkit.readers.datasheets import find_adapter, list_datasheets
 
 
 def advise_nodes(machine: Machine, ranks: int, *, each_node: int | None = None) -> str:

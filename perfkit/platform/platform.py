@@ -21,11 +21,11 @@ from perfkit.ground.units import (
 )
 from perfkit.platform import file, tables, whatif
 from perfkit.platform.collectives import price_collective
+from perfkit.platform.datasheets import Datasheet, list_datasheets, read_datasheet
 from perfkit.platform.estimates import CollectiveTime, Estimate, warn_once
 from perfkit.platform.kernels import estimate_gemm, estimate_lookups, time_kernels
 from perfkit.platform.machine import Machine, PlatformError, list_numbers
 from perfkit.platform.unmeasured import put_on_datasheet
-from perfkit.readers.datasheets import Datasheet, list_datasheets, read_datasheet
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,7 @@ class Platform(Machine, Shown):
         ----------
         other : Platform, Datasheet, Device, str or Path
             The source of peaks, memories and links; a name is one of
-            `readers.datasheets.list_datasheets`, a platform of the gallery, or a file.
+            `platform.datasheets.list_datasheets`, a platform of the gallery, or a file.
 
         Returns
         -------
@@ -438,7 +438,7 @@ class Platform(Machine, Shown):
         Parameters
         ----------
         name : str
-            One of `readers.datasheets.list_datasheets`, with or without a number of ranks, such as
+            One of `platform.datasheets.list_datasheets`, with or without a number of ranks, such as
             ``mi300x-8``; any name where `flops` and `memory` are given [-].
         flops : mapping of str to float, optional
             Peak by number format, dense [FLOP/s].

@@ -30,11 +30,11 @@ from perfkit.models.collectives import OPERATIONS, bus_factor
 from perfkit.models.hierarchy import OVERLAP
 from perfkit.models.roofline import attention_bytes, attention_flops, gemm_bytes, gemm_flops
 from perfkit.platform.collectives import LATE, Match
+from perfkit.platform.datasheets import HOP, find_adapter, list_datasheets, read_datasheet
 from perfkit.platform.file import list_gallery
 from perfkit.platform.gallery import find_models, is_same_device, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.readers import kernel_database as database
-from perfkit.readers.datasheets import HOP, find_adapter, list_datasheets, read_datasheet
 from perfkit.readers.nccl import ONE_RANK, NcclLogs, read_logs
 
 F = TypeVar("F", bound=Fit)

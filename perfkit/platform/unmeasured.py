@@ -11,9 +11,9 @@ from perfkit.fitting import KernelModel, Roofline
 from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import DTYPES, Device, Link, MemoryLevel, Network, Quantity, check_base
 from perfkit.ground.units import check_choice, check_positive, check_type, show
+from perfkit.platform.datasheets import Datasheet, list_datasheets, read_datasheet
 from perfkit.platform.machine import Context, Machine
 from perfkit.platform.whatif import carry_fit, with_link
-from perfkit.readers.datasheets import Datasheet, list_datasheets, read_datasheet
 
 P = TypeVar("P", bound=Machine)  # a platform
 _GIVEN = "stated by the caller of Platform.from_datasheet"

@@ -13,12 +13,12 @@ from perfkit.ground.hardware import DTYPES, LINKS, Device, Link, Quantity, check
 from perfkit.ground.units import check_choice, check_positive, format_rate, format_time
 from perfkit.models.collectives import ring_steps
 from perfkit.models.kernels import TERMS
-from perfkit.platform.machine import Machine
-from perfkit.readers.datasheets import (
+from perfkit.platform.datasheets import (
     ADAPTERS,
     Datasheet,
     find_adapter,
 )
+from perfkit.platform.machine import Machine
 
 #: Extra spread of kernels on another device [-]; docs/formulas.md, table 2.4.
 DEVICE_SPREAD = 0.15

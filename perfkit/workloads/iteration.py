@@ -36,26 +36,13 @@ def record_graphs(
 
 @lru_cache(maxsize=64)
 def _fill(record: _Record, names: tuple[str, ...], model: Any, *given: Any) -> tuple[Graph, ...]:
-    """Graphs of one configuration.
-
-    A structure that was met before is recorded with open sizes, which takes longer, and filled from
-    then on.
-    """
+    """Graphs of one configuration: its structure, which is recorded once with open sizes, with its
+    sizes filled in."""
     structure = alter(model, {name: -1 - place for place, name in enumerate(names)})
-    met = _list_meetings(record, structure, *given)
-    if not met:
-        met.append(True)
-        return record(model, *given)
     program, forms = _record_open(record, structure, *given)
     values = program.run(*(getattr(model, name) for name in names))
     found = {form: form.fill(values) for form in dict.fromkeys(forms)}
     return tuple(found[form] for form in forms)
-
-
-@lru_cache(maxsize=128)
-def _list_meetings(record: _Record, structure: Any, *given: Any) -> list[bool]:
-    """A list for each structure, empty at first."""
-    return []
 
 
 def _fill_together(

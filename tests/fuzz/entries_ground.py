@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import perfkit as pk
-from perfkit.readers.datasheets import list_datasheets
+from perfkit.platform.datasheets import list_datasheets
 from tests.fuzz.damage import Rng, choose
 from tests.fuzz.harness import Entry, Nonsense
 
