@@ -1,9 +1,9 @@
-"""How ranks share the perceptrons of three large DLRMs, beside the answers of MAD-Max.
+"""How ranks share the MLPs of three large DLRMs, beside the answers of MAD-Max.
 
     python -m benchmarks.dlrm_strategies
 
 MAD-Max (arXiv:2310.02784) models DLRM-A, -I and -F on 128 A100 (ZionEX) and asks how to share their
-perceptrons, with tables split over all ranks. What it measured is not public in a form that we
+MLPs, with tables split over all ranks. What it measured is not public in a form that we
 could read; its model is, and reference_data/published/madmax_dlrm.csv holds its answers. It knows
 neither start-up times nor the host, so perfkit's are those of graphs of launches. Widths are
 rounded to whole shares. There are fewer and wider tables, with as many bytes in lookups and in
@@ -23,7 +23,7 @@ from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.strategy import Strategy
 
-#: Layers of each perceptron and their width, columns and number of our tables, and what MAD-Max
+#: Layers of each MLP and their width, columns and number of our tables, and what MAD-Max
 #: says of its own: their number, rows, columns and lookups [-].
 MODELS = {
     "DLRM-A": (10, 3968, 3968, 11, (4096, 2_080_000, 94, 15)),
@@ -33,7 +33,7 @@ MODELS = {
 PLATFORM = "a100-sxm-8x16"
 _COLUMNS = {
     "model": "{model}",
-    "perceptrons": "{strategy}",
+    "mlps": "{strategy}",
     "perfkit [ms]": "{time:.1f}",
     "MAD-Max [ms]": "{other:.1f}",
     "relative to copies": "{relative:.2f}",
@@ -78,7 +78,7 @@ def compare(names: Iterable[str] = MODELS) -> list[dict[str, Any]]:
                     model,
                     PLATFORM,
                     ranks=128,
-                    plan=replace(plan, perceptrons=way),
+                    plan=replace(plan, mlps=way),
                     execution="graphs",
                 )
             times = {"time": 1e3 * one.time, "other": 1e3 * float(row["time"])}
@@ -103,7 +103,7 @@ def count_pairs(rows: list[dict[str, Any]]) -> tuple[int, int]:
 
 @command({})
 def main(given: Any) -> None:
-    """Strategies for perceptrons beside MAD-Max."""
+    """Strategies for MLPs beside MAD-Max."""
     rows = compare()
     print(lay_out(rows, _COLUMNS, numbers=True))
     print("pairs in the same order: {} of {}".format(*count_pairs(rows)))

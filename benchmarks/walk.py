@@ -102,7 +102,7 @@ def main(given: Any) -> None:
     for name in CASES:
         found = walk(name)
         later = found[1:]
-        differing = set.union(*later) - set.intersection(*later)
+        differing = set[Function]().union(*later) - later[0].intersection(*later[1:])
         counts = [len(found[number]) for number in (0, 1, -1)]
         files = len({file for file, _ in found[-1]})
         milliseconds = 1e3 * time_new_batches(name)

@@ -71,8 +71,8 @@ def test_the_chart_and_the_report_show_the_front(both: Exploration) -> None:
     assert heads[:4] == ["time", "low", "high", "needs"] and "tp" in heads and "work" not in heads
     plans = explore(DLRM, "h100-sxm-8", 2)
     shown = {row["strategy"] for own in plans.chart().to_dict()["datasets"].values() for row in own}
-    rows = plans.table().select("tables", "perceptrons", "ranks").rows()
-    assert shown <= {f"tables {own}, perceptrons {way}, ranks {ranks}" for own, way, ranks in rows}
+    rows = plans.table().select("tables", "mlps", "ranks").rows()
+    assert shown <= {f"tables {own}, mlps {way}, ranks {ranks}" for own, way, ranks in rows}
 
 
 def test_days_and_money_of_a_training(both: Exploration) -> None:
@@ -164,7 +164,7 @@ def test_plans_that_do_not_fit_are_not_ranked() -> None:
     assert "data_parallel" not in {*less.table()["tables"]}
 
 
-def test_perceptrons_are_shared_with_the_best_plans_of_tables() -> None:
+def test_mlps_are_shared_with_the_best_plans_of_tables() -> None:
     """Large layers on slow links: shared in nodes; what is shared needs less memory, and fits where
     copies do not."""
     about: dict[str, Any] = {
@@ -180,22 +180,20 @@ def test_perceptrons_are_shared_with_the_best_plans_of_tables() -> None:
         found.table(),
         {"copied", "zero 1", "zero 3", "zero 3 shards 8", "tp 8", "tp 8 zero 3"},
     )
-    assert {*frame["perceptrons"]} == ways and frame["perceptrons"][0] in (
+    assert {*frame["mlps"]} == ways and frame["mlps"][0] in (
         "tp 8",
         "zero 3 shards 8",
     )
-    assert "perceptrons copied instead of" in found.explain() and len(frame) == found.tried
+    assert "mlps copied instead of" in found.explain() and len(frame) == found.tried
     with keep_quiet():
         one = predict(large, "a100-sxm-8x2", ranks=16, plan=found.best)
-    assert found.best.perceptrons and one.time == pytest.approx(frame["time"][0])
+    assert found.best.mlps and one.time == pytest.approx(frame["time"][0])
     shown = next(part for heading, part in found.sections() if heading)
     assert len({*shown["tables"]}) > 1 and "ranks" not in shown.columns
-    copied = frame.filter(pl.col("perceptrons") == "copied")["needs"].min()
+    copied = frame.filter(pl.col("mlps") == "copied")["needs"].min()
     less = explore(large, "a100-sxm-8x2", strategies=found.plans, memory=0.9 * copied).table()
-    assert 0 < len(less) < len(frame) and "copied" not in {*less["perceptrons"]}
-    again = explore(
-        large, "a100-sxm-8x2", strategies=[found.best, replace(found.best, perceptrons=None)]
-    )
+    assert 0 < len(less) < len(frame) and "copied" not in {*less["mlps"]}
+    again = explore(large, "a100-sxm-8x2", strategies=[found.best, replace(found.best, mlps=None)])
     assert again.table()["tables"].to_list() == ["plan 0", "plan 1"] and again.best == found.best
 
 

@@ -38,7 +38,7 @@ from perfkit.workloads.transformer import Transformer
 
 _FIELDS = tuple(own.name for own in fields(Strategy))
 #: Columns that say how ranks share a DLRM.
-_SHARED = ("tables", "perceptrons", "ranks")
+_SHARED = ("tables", "mlps", "ranks")
 #: Parts of the time of a DLRM: what limits its kernels, and the rest.
 _BOUNDS = (*dict.fromkeys(RESOURCES.values()), "communication", "host", "imbalance", "memory")
 #: Schedules that are tried, with their chunks; 0 means chunks of one layer [-].
@@ -97,7 +97,7 @@ class Exploration(Tabular):
             its parts, see `perfkit.prediction.strategies.price_strategies` [s]; spread [-]; needs,
             the memory of the fullest rank [B]; time [s]; tokens_per_s [1/s]. For a DLRM:
             ``tables``, how they are shared, instead of the fields; parts by what bounds them; and
-            samples_per_s. ``perceptrons`` says how all other weights are shared.
+            samples_per_s. ``mlps`` says how all other weights are shared.
         """
         return self.frame
 
@@ -268,7 +268,7 @@ def explore(
     strategies : sequence of Strategy or Plan, optional
         What to choose from; for a DLRM, plans. By default all powers of two of ranks that divide
         the model; for a DLRM, all tables placed in one way of `perfkit.workloads.placement.KINDS`,
-        and the best plan of `perfkit.shard`. With the two fastest of these, perceptrons are also
+        and the best plan of `perfkit.shard`. With the two fastest of these, MLPs are also
         sharded (ZeRO 1 and 3, over all ranks or inside nodes) and tensor parallel inside nodes.
     execution : str, optional
         ``eager`` or ``compiled``.
@@ -288,7 +288,7 @@ def explore(
     Times of a Transformer are closed forms, see `perfkit.prediction.strategies.price_strategies`;
     the order of events is not simulated. Times of a DLRM are those of `perfkit.predict`. A table
     that cannot be cut in some way is stored whole on one rank. Ranks do the same work on
-    perceptrons wherever the tables are, so that the best plans of tables with copies of perceptrons
+    MLPs wherever the tables are, so that the best plans of tables with copies of MLPs
     are nearly always the best ones with shared ones, too; see docs/accuracy.md.
 
     Examples
@@ -430,7 +430,7 @@ def _price_plan(
     shared = " ".join(f"{name} {value}" for name, value in said.items())
     row: dict[str, Any] = {
         "tables": tables,
-        "perceptrons": shared or "copied",
+        "mlps": shared or "copied",
         "ranks": plan.ranks,
         "time": one.time,
     }
@@ -443,7 +443,7 @@ def _price_plan(
 def _price_plans(
     model: DLRM, where: Platform, execution: str | None, ranks: int, capacity: Any
 ) -> dict[Plan, Any]:
-    """Prices of plans with copies of perceptrons, and of the two best of them with shared ones."""
+    """Prices of plans with copies of MLPs, and of the two best of them with shared ones."""
     price, local = (
         partial(_price_plan, model, where, execution),
         min(where.network.ranks_per_node, ranks),
@@ -458,9 +458,7 @@ def _price_plans(
     ways = [(1, 1, 0), (1, 3, 0), (local, 0, 0), *nodes] if local > 1 else []
     for plan, (tp, zero, shards) in product(best, ways):
         with suppress(ValueError):  # ranks do not divide a width
-            way = replace(
-                plan, perceptrons=Strategy(tp=tp, dp=ranks // tp, zero=zero, shards=shards)
-            )
+            way = replace(plan, mlps=Strategy(tp=tp, dp=ranks // tp, zero=zero, shards=shards))
             rows[way] = price(way, rows[plan]["tables"])
     return rows
 

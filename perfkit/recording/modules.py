@@ -48,7 +48,7 @@ _BUILT = {
     "qk_norm": False,
     "tie": True,
     "bias": True,
-    "perceptrons": None,
+    "mlps": None,
 }
 
 

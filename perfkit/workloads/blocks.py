@@ -428,10 +428,10 @@ class Units:
             accumulate(tape, shard)
 
 
-def share_perceptrons(
+def share_mlps(
     tape: Tape, record: Callable[..., Any], s: Strategy | None, groups: dict[Any, int]
 ) -> Shared:
-    """How an empty tape records the perceptrons of a DLRM that ranks share as `s` says; adds to the
+    """How an empty tape records the MLPs of a DLRM that ranks share as `s` says; adds to the
     numbered groups."""
 
     def number(*spaced: int) -> int:

@@ -1,5 +1,5 @@
 """Deep learning recommendation models: embedding tables, their interaction and two multilayer
-perceptrons."""
+MLPs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -20,7 +20,7 @@ from perfkit.ground.units import (
 )
 from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads import layers
-from perfkit.workloads.blocks import share_perceptrons
+from perfkit.workloads.blocks import share_mlps
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import finish, record_graphs
 from perfkit.workloads.operations import Tensor
@@ -309,7 +309,7 @@ class DLRM:
         tp = plan.shared.get("tp", 1)
         for width in (own for own in (*self.bottom[:-1:2], *self.top[:-1:2]) if np.any(own % tp)):
             raise ValueError(
-                f"perceptrons has tp {tp}; take one that divides {width}, a width that ranks split"
+                f"mlps has tp {tp}; take one that divides {width}, a width that ranks split"
             )
         return plan
 
@@ -417,7 +417,7 @@ def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[Graph, ...]:
             )
             groups = {own: place for place, own in enumerate(held.groups)}
             record = partial(record_layers, model=model, held=held)
-            shared = share_perceptrons(tape, record, plan.perceptrons, groups)
+            shared = share_mlps(tape, record, plan.mlps, groups)
             logits = record(tape, shared)
             order_weights(tape)
             if tape.overlap:

@@ -78,7 +78,7 @@ def _narrow(tape: Tape, weight: Weight) -> Tensor:
 
 
 class Shared(NamedTuple):
-    """How ranks share perceptrons; by default each has a copy.
+    """How ranks share MLPs; by default each has a copy.
 
     Parameters
     ----------

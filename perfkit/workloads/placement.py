@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, check_values, reading
+from perfkit.ground.renamed import with_old_names
 from perfkit.ground.targets import write_text
 from perfkit.ground.units import (
     check_choice,
@@ -184,6 +185,7 @@ def _read_rank(owner: Any) -> int | None:
     return rank if isinstance(rank, int) else None
 
 
+@with_old_names(perceptrons="mlps")
 @dataclass(frozen=True)
 class Plan:
     """The placement of every table.
@@ -196,7 +198,7 @@ class Plan:
         For each table its rank, if it is stored whole on one, or its `Placement`.
     names : tuple of str, optional
         Names of the tables, for files; plans that differ only in names are equal.
-    perceptrons : Strategy, optional
+    mlps : Strategy, optional
         How the ranks share all other weights, by its `tp`, `dp`, `zero` and `shards`; by default
         each has a copy. The ranks of a group of `tp` are neighbours. They share the products of
         pairs of layers, and gather the samples of the group for these.
@@ -205,7 +207,7 @@ class Plan:
     ------
     ValueError
         For a rank outside ``0 … ranks - 1``, for tables that are not on all ranks although their
-        kind is, and for perceptrons that are shared in another way or by other ranks.
+        kind is, and for MLPs that are shared in another way or by other ranks.
 
     Examples
     --------
@@ -219,7 +221,7 @@ class Plan:
     ranks: int
     owners: tuple[int | Placement, ...]
     names: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    perceptrons: Strategy | None = None
+    mlps: Strategy | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks", int(check_positive("ranks", self.ranks, integer=True)))
@@ -246,24 +248,20 @@ class Plan:
             if placed and owner.kind == "table_wise":
                 owners[table] = owner.ranks[0]
         object.__setattr__(self, "owners", tuple(owners))
-        check_type("perceptrons", s := self.perceptrons, Strategy | None)
+        check_type("mlps", s := self.mlps, Strategy | None)
         if s and (
             any(map(np.ndim, vars(s).values()))
             or s != Strategy(**self.shared)
             or s.ranks != self.ranks
         ):
             raise ValueError(
-                f"perceptrons is {s}; give tp, dp, zero and shards alone, with tp times dp = {self.ranks}"
+                f"mlps is {s}; give tp, dp, zero and shards alone, with tp times dp = {self.ranks}"
             )
 
     @property
     def shared(self) -> dict[str, int]:
-        """Fields of the strategy by which ranks share perceptrons; empty if each has a copy [-]."""
-        return {
-            key: getattr(self.perceptrons, key)
-            for key in ("tp", "dp", "zero", "shards")
-            if self.perceptrons
-        }
+        """Fields of the strategy by which ranks share MLPs; empty if each has a copy [-]."""
+        return {key: getattr(self.mlps, key) for key in ("tp", "dp", "zero", "shards") if self.mlps}
 
     @classmethod
     def round_robin(cls, tables: int, *, ranks: int) -> "Plan":
@@ -356,7 +354,7 @@ class Plan:
             entries.append(
                 json.dumps(entry | ({"columns": placement.columns} if placement.columns else {}))
             )
-        shared = f'"perceptrons": {json.dumps(self.shared)}, ' if self.shared else ""
+        shared = f'"mlps": {json.dumps(self.shared)}, ' if self.shared else ""
         head = f'{{"format": {_FORMAT}, "ranks": {self.ranks}, {shared}"tables": [\n'
         return head + ",\n".join(entries) + "\n]}\n"
 
@@ -397,7 +395,8 @@ class Plan:
                 for i, entry in enumerate(file.tables)
             )
             names = tuple(entry.name for entry in file.tables)
-            shared = Strategy(**file.perceptrons) if file.perceptrons else None
+            fields = file.mlps or file.perceptrons
+            shared = Strategy(**fields) if fields else None
             return cls(file.ranks, owners, names if all(names) else (), shared)
 
     def save(self, path: str | Path) -> Path:

@@ -18,4 +18,5 @@ class PlanFile(Table):
     format: int
     ranks: int
     tables: tuple[EntryTable, ...]
-    perceptrons: dict[str, int] | None = None
+    mlps: dict[str, int] | None = None
+    perceptrons: dict[str, int] | None = None  # the name of `mlps` before version 0.3

@@ -147,7 +147,7 @@ def owners(rng: Rng) -> Any:
 
 
 def shared(rng: Rng) -> Any:
-    """A way to share perceptrons, mostly on two or four ranks."""
+    """A way to share MLPs, mostly on two or four ranks."""
     ways = [
         pk.Strategy(tp=tp, dp=dp, zero=zero)
         for tp in (1, 2)
@@ -163,7 +163,7 @@ def shared(rng: Rng) -> Any:
 
 PLAN = {"owners": owners, "ranks": (2, 4)}
 PLANS = (
-    *[Call(pk.Plan, PLAN, {"names": ((), ("a", "b", "c")), "perceptrons": shared})] * 6,
+    *[Call(pk.Plan, PLAN, {"names": ((), ("a", "b", "c")), "mlps": shared})] * 6,
     *[Call(pk.Plan.from_owners, PLAN)] * 3,
     Call(pk.Plan.round_robin, {"tables": 3, "ranks": (2, 4)}),
 )

@@ -35,7 +35,7 @@ SMALL: dict[str, Any] = {
     "batch": 64,
 }
 WIDTHS: dict[str, Any] = {"bottom": (32, 48), "top": (64, 24), "overlap": True}
-#: Ways in which eight ranks share perceptrons.
+#: Ways in which eight ranks share MLPs.
 WAYS = [
     Strategy(dp=8, zero=1),
     Strategy(dp=8, zero=3),
@@ -94,9 +94,9 @@ class Pairs(nn.Module):
 
 
 def make_twin(model: DLRM, plan: Plan) -> Callable[[], Any]:
-    """The step of a DLRM whose ranks share its perceptrons, on a GPU."""
-    way, names = plan.perceptrons or Strategy(dp=plan.ranks), ("replicas", "shards", "tensor")
-    module = _Recommendation(model, replace(plan, perceptrons=None), dist.get_rank())
+    """The step of a DLRM whose ranks share its MLPs, on a GPU."""
+    way, names = plan.mlps or Strategy(dp=plan.ranks), ("replicas", "shards", "tensor")
+    module = _Recommendation(model, replace(plan, mlps=None), dist.get_rank())
     owners = way.shards or way.dp
     mesh = init_device_mesh("cuda", (way.dp // owners, owners, way.tp), mesh_dim_names=names)
     if way.tp > 1:
@@ -188,11 +188,11 @@ def list_names(graph: Graph) -> list[str]:
         Strategy(tp=2, dp=2, zero=3),
     ],
 )
-def test_shared_perceptrons_are_recorded_as_they_run(way: Strategy) -> None:
+def test_shared_mlps_are_recorded_as_they_run(way: Strategy) -> None:
     """Against `fully_shard` and tensor parallel layers by hand: the same operations and
     collectives, in their order."""
     model = DLRM(**SMALL, **{**WIDTHS, "overlap": way.zero > 0})
-    plan = replace(Plan.round_robin(4, ranks=way.ranks), perceptrons=way)
+    plan = replace(Plan.round_robin(4, ranks=way.ranks), mlps=way)
     [ours, *_], theirs = (
         model.graphs(way.ranks, plan, accelerator=True),
         capture(lambda: make_twin(model, plan), ranks=way.ranks, device="cuda"),
@@ -219,7 +219,7 @@ def price(
 ) -> Prediction:
     """Predict a DLRM, warnings aside."""
     with keep_quiet():
-        plan = replace(Plan.round_robin(len(model.tables), ranks=ranks), perceptrons=way)
+        plan = replace(Plan.round_robin(len(model.tables), ranks=ranks), mlps=way)
         return predict(model, platform, ranks=ranks, plan=plan)
 
 
@@ -244,7 +244,7 @@ def test_ranks_share_the_same_work(way: Strategy, interaction: str) -> None:
     }
     model = DLRM(**SMALL, **{**about, "overlap": True})
     plain, shared = (
-        model.graphs(8, replace(Plan.round_robin(4, ranks=8), perceptrons=s)) for s in (None, way)
+        model.graphs(8, replace(Plan.round_robin(4, ranks=8), mlps=s)) for s in (None, way)
     )
     work = [
         sum(float(graph.column("flops").sum()) for graph in graphs) for graphs in (plain, shared)
@@ -282,12 +282,12 @@ def test_memory_falls_by_the_share() -> None:
 
 def test_copies_and_one_rank_are_as_before() -> None:
     whole = Plan.round_robin(8, ranks=8)
-    copied = LARGE.graphs(8, replace(whole, perceptrons=Strategy(dp=8)))
+    copied = LARGE.graphs(8, replace(whole, mlps=Strategy(dp=8)))
     assert [graph.content for graph in copied] == [
         graph.content for graph in LARGE.graphs(8, whole)
     ]
     for way in (Strategy(zero=3), Strategy()):
-        one = replace(Plan.round_robin(8, ranks=1), perceptrons=way)
+        one = replace(Plan.round_robin(8, ranks=1), mlps=way)
         assert LARGE.graphs(1, one)[0].content == LARGE.graphs(1)[0].content
 
 
@@ -295,7 +295,7 @@ def test_configurations_of_arrays_equal_single_ones() -> None:
     plan = Plan(
         8,
         (Placement("data_parallel", tuple(range(8))),) * 4,
-        perceptrons=Strategy(tp=2, dp=4, zero=3),
+        mlps=Strategy(tp=2, dp=4, zero=3),
     )
     many = DLRM(**{**SMALL, "batch": np.array([64, 128])}, bottom=(32, 48), top=(64, 24))
     [graph, *_] = many.graphs(8, plan)
@@ -345,17 +345,14 @@ def test_two_models_of_large_dlrms_mostly_agree() -> None:
     assert last["time"] == pytest.approx(last["other"], rel=0.1)
 
 
-def test_plans_keep_how_perceptrons_are_shared() -> None:
+def test_plans_keep_how_mlps_are_shared() -> None:
     plan = Plan(
         8,
         (0, Placement("row_wise", tuple(range(8)))),
-        perceptrons=Strategy(tp=2, dp=4, zero=3, shards=2),
+        mlps=Strategy(tp=2, dp=4, zero=3, shards=2),
     )
-    assert Plan.from_json(plan.to_json()) == plan != replace(plan, perceptrons=None)
-    assert (
-        "perceptrons" not in replace(plan, perceptrons=None).to_json()
-        and plan.shared["shards"] == 2
-    )
+    assert Plan.from_json(plan.to_json()) == plan != replace(plan, mlps=None)
+    assert "mlps" not in replace(plan, mlps=None).to_json() and plan.shared["shards"] == 2
     with pytest.raises(ValueError, match="zero is 9; it must be"):
         Plan.from_json(plan.to_json().replace('"zero": 3', '"zero": 9'))
 
@@ -365,26 +362,42 @@ def test_plans_keep_how_perceptrons_are_shared() -> None:
     [
         (
             Strategy(dp=4),
-            r"perceptrons is Strategy\(tp=1, pp=1, dp=4\); give tp, dp, zero and shards alone, with "
+            r"mlps is Strategy\(tp=1, pp=1, dp=4\); give tp, dp, zero and shards alone, with "
             r"tp times dp = 8",
         ),
-        (Strategy(dp=4, pp=2), "perceptrons is .*pp=2.* alone"),
+        (Strategy(dp=4, pp=2), "mlps is .*pp=2.* alone"),
         (Strategy(dp=8, sequence_parallel=True), "alone"),
         (Strategy(dp=np.array([8, 8])), "alone"),
-        ("fsdp", "perceptrons is 'fsdp'"),
+        ("fsdp", "mlps is 'fsdp'"),
     ],
 )
 def test_other_ways_are_refused(way: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        replace(Plan.round_robin(4, ranks=8), perceptrons=way)
+        replace(Plan.round_robin(4, ranks=8), mlps=way)
 
 
 def test_faults_name_the_layer_and_what_is_not_measured() -> None:
     model, plan = DLRM(**SMALL, bottom=(30, 48), top=(64,)), Plan.round_robin(4, ranks=8)
     with pytest.raises(
-        ValueError, match="perceptrons has tp 8; take one that divides 30, a width that ranks split"
+        ValueError, match="mlps has tp 8; take one that divides 30, a width that ranks split"
     ):
-        model.graphs(8, replace(plan, perceptrons=Strategy(tp=8)))
-    model.graphs(8, replace(plan, perceptrons=Strategy(tp=2, dp=4)))
-    with pytest.raises(ValueError, match=r"perceptrons is Strategy.*only None is measured"):
-        build_step(model, plan=replace(plan, perceptrons=Strategy(dp=8, zero=3)))
+        model.graphs(8, replace(plan, mlps=Strategy(tp=8)))
+    model.graphs(8, replace(plan, mlps=Strategy(tp=2, dp=4)))
+    with pytest.raises(ValueError, match=r"mlps is Strategy.*only None is measured"):
+        build_step(model, plan=replace(plan, mlps=Strategy(dp=8, zero=3)))
+
+
+def test_the_old_name_of_shared_mlps_works_and_warns() -> None:
+    way = Strategy(tp=2, dp=4)
+    plan = Plan(8, tuple(range(8)), mlps=way)
+    with pytest.warns(
+        DeprecationWarning, match=r"^Plan: perceptrons is now called mlps; the old name"
+    ):
+        assert Plan(8, tuple(range(8)), perceptrons=way) == plan
+    with pytest.warns(DeprecationWarning, match="perceptrons is now called mlps"):
+        assert plan.perceptrons == way
+    with pytest.raises(TypeError, match=r"^Plan takes mlps or perceptrons, its old name, not both"):
+        Plan(8, tuple(range(8)), mlps=way, perceptrons=way)
+    old = plan.to_json().replace('"mlps"', '"perceptrons"')
+    assert Plan.from_json(old) == plan
+    assert replace(plan, names=("t",) * 8) == plan
