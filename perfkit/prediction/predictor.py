@@ -20,7 +20,6 @@ from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import PACE, Breakdown, break_down, find_bottleneck
 from perfkit.prediction.cost import Costs, join_host, price
 from perfkit.prediction.memory import find_shortage
-from perfkit.prediction.micro_batches import join_hosts
 from perfkit.prediction.ranks import (
     RankGroup,
     RankTimes,
@@ -33,7 +32,6 @@ from perfkit.prediction.ranks import (
 )
 from perfkit.prediction.result import Prediction
 from perfkit.prediction.simulation import RankTimeline, Timeline, simulate
-from perfkit.prediction.stages import find_stages
 from perfkit.prediction.uncertainty import (
     CONTEXT,
     find_host_error,
@@ -192,6 +190,9 @@ def predict(
     if strategy is None:
         resolved = resolve_workload(workload, machine, ranks, plan, execution)
     else:
+        # strategies are a room of their own, which the core can do without
+        from perfkit.prediction.stages import find_stages
+
         stages = find_stages(strategy, workload, machine, ranks, plan, execution)
         resolved = ResolvedWorkload(*stages)
     groups = group_identical_ranks(resolved.graphs, resolved.ranks, slowdown or {})
@@ -276,6 +277,8 @@ def price_iteration(
         times.append(time_rank(group, cost.seconds, durations, platform, iteration_fit))
     has_pipeline_hosts = has_strategy and STAGE_HOST in graphs[0].kernels
     if has_pipeline_hosts:
+        from perfkit.prediction.micro_batches import join_hosts
+
         times = [join_hosts(rank_times, iteration_fit) for rank_times in times]
     return PricedIteration(groups, costs, times, iteration_fit, has_pipeline_hosts, notes)
 
