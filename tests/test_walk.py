@@ -1,8 +1,14 @@
 """A prediction takes the same road whatever was asked before."""
 
+from typing import Any
+
 import pytest
 
 from benchmarks.walk import CASES, walk
+from perfkit.platform.estimates import keep_quiet
+from perfkit.platform.gallery import load_platform
+from perfkit.prediction import predictor
+from perfkit.workloads.dlrm import DLRM
 
 pytestmark = pytest.mark.repository
 
@@ -12,3 +18,23 @@ def test_other_batches_run_the_same_functions(name: str) -> None:
     _, second, *later = walk(name, 6)
     for functions in later:
         assert functions == second
+
+
+@pytest.mark.parametrize("nodes", [32, 64])
+def test_like_ranks_are_priced_once_however_many_there_are(
+    monkeypatch: pytest.MonkeyPatch, nodes: int
+) -> None:
+    """Two ranks hold a table each, the others none."""
+    priced: list[int] = []
+    price = predictor.price
+
+    def count(graphs: Any, *given: Any, **named: Any) -> Any:
+        priced.append(len(graphs))
+        return price(graphs, *given, **named)
+
+    monkeypatch.setattr(predictor, "price", count)
+    ranks = 8 * nodes
+    model = DLRM(rows=[1000] * 2, dim=16, pooling=1, bottom=[16], top=[16], batch=ranks)
+    with keep_quiet():
+        predictor.predict(model, load_platform("h100-sxm-8x8").with_nodes(nodes), ranks=ranks)
+    assert priced == [3]
