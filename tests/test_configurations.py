@@ -118,23 +118,26 @@ def test_ranks_that_do_the_same_wait_as_in_the_event_loop(platform, ranks, execu
 @pytest.mark.parametrize(
     "build", [partial(Transformer.gpt2, layers=5), DLRM, partial(DLRM, "dlrm-dcnv2", overlap=True)]
 )
-def test_a_structure_that_is_met_again_gives_the_same_graphs(
-    build: Callable[..., Any], ranks: int, batch: int
+def test_sizes_that_are_filled_in_give_the_graphs_of_plain_numbers(
+    monkeypatch: pytest.MonkeyPatch, build: Callable[..., Any], ranks: int, batch: int
 ) -> None:
-    """First recorded with plain numbers, later filled into what was recorded for all sizes, beyond
-    64 bits too."""
+    """A structure is recorded with open sizes, which are filled in; recorded with plain numbers it
+    is the same, beyond 64 bits too."""
 
     def look() -> list[Any]:
-        iteration._fill.cache_clear()
         graphs = build(batch=batch).graphs(ranks)
         waits = [None if g.waits is None else list(g.waits) for g in graphs]
         return [
             [g.labels, g.table().rows(), list(g.accesses), g.parameters, g.tables] for g in graphs
         ] + waits
 
-    iteration._list_meetings.cache_clear()
-    first = look()
-    assert look() == first
+    filled = look()
+
+    def record_plainly(record: Any, names: Any, model: Any, *given: Any) -> Any:
+        return record(model, *given)
+
+    monkeypatch.setattr(iteration, "_fill", record_plainly)
+    assert look() == filled
 
 
 H100, PAIR = load_platform("h100-sxm-8"), np.array([1, 2])
@@ -182,3 +185,18 @@ def test_an_error_of_arrays_travels_between_processes_as_its_words() -> None:
         Transformer.bert(batch=np.array([2, 0]))
     copy = pickle.loads(pickle.dumps(caught.value))
     assert type(copy) is ValueError and str(copy) == str(caught.value)
+
+
+def test_buckets_of_weights_of_many_sizes_are_refused_and_swept() -> None:
+    """Which gradients share a bucket depends on the sizes of weights, so one structure cannot hold
+    them."""
+    sizes = np.array([13, 4096, 20000])
+    given = {"rows": [1000] * 2, "dim": 64, "pooling": 1, "bottom": [512, 64], "top": [256]}
+    many = DLRM(batch=64, features=sizes, overlap=True, **given)
+    with pytest.raises(
+        ValueError, match=r"^sizes of weights are arrays, and which gradients share"
+    ):
+        many.graphs(8, accelerator=True)
+    hidden = Transformer("gpt", True, 64, 128, 2, sizes[1:] - sizes[1:] % 8, 8, 5000, 128)
+    with pytest.raises(ValueError, match=r"^sizes of weights are arrays"):
+        hidden.graphs(8, accelerator=True)

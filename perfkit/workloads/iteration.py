@@ -339,6 +339,11 @@ def _reduce(graph: Graph, noted: Sequence[_LaunchWait]) -> tuple[Graph, list[_La
     end = [label.phase for label in labels].index("update")
     copies = np.arange(end - len(pieces), end)
     modules, sizes = features.table[pieces], features.nbytes[pieces].tolist()
+    if np.any(features.nbytes[pieces] < 0):
+        raise ValueError(
+            "sizes of weights are arrays, and which gradients share a bucket depends on them; take "
+            "numbers, or pk.sweep"
+        )
     kept, into = np.ones(len(labels), dtype=bool), np.arange(len(labels))
     kept[pieces] = False
     begun = 0
