@@ -104,9 +104,10 @@ class _Fusion:
         self.needs, self.users = list[set[int]](), [set[int]() for _ in range(n)]
         made = defaultdict[int, int](lambda: -1)
         for place, accesses in enumerate(self.accesses):
-            read = [access.buffer for access in accesses if not access.is_write]
-            written = [access.buffer for access in accesses if access.is_write]
-            self.reads.append({buffer: made[buffer] for buffer in read})
+            self.reads.append(
+                {own.buffer: made[own.buffer] for own in accesses if not own.is_write}
+            )
+            written = [own.buffer for own in accesses if own.is_write]
             before = [(made[buffer], buffer) for buffer in written]
             after = {one for key in before for one in (key[0], *self.readers[key])}
             self.needs.append({*self.reads[place].values(), *after} - {place, -1})
@@ -200,7 +201,10 @@ class _Fusion:
         `operation`."""
         if len(region.members) == 1:
             [member] = region.members
-            return [access._replace(operation=operation) for access in self.accesses[member]]
+            return [
+                Access(operation, access.buffer, access.nbytes, access.is_write)
+                for access in self.accesses[member]
+            ]
         inside, largest = {*region.members}, dict[tuple[bool, int], float]()
         for place in region.members:
             for access in self.accesses[place]:
