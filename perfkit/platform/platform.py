@@ -74,7 +74,8 @@ class Platform(Machine, Shown):
         ranks : int
             Ranks taking part [-].
         algorithm : str, optional
-            ``ring``, ``tree``, ``in_network``, ``two_level`` (inside nodes, then between them) or
+            ``ring``, ``tree``, ``in_network``, ``two_level`` (a share on each rail between
+            nodes, and inside nodes) or
             ``rail`` (one rank of each node); by default what the library chose when it was measured
             [-].
 
@@ -106,7 +107,8 @@ class Platform(Machine, Shown):
         ranks : int
             Ranks taking part [-].
         algorithm : str, optional
-            ``ring``, ``tree``, ``in_network``, ``two_level`` (inside nodes, then between them) or
+            ``ring``, ``tree``, ``in_network``, ``two_level`` (a share on each rail between
+            nodes, and inside nodes) or
             ``rail`` (one rank of each node); by default what the library chose when it was measured
             [-].
 
