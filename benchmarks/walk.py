@@ -9,13 +9,16 @@ the second and the hundredth prediction, those that not all of the later ones ru
 time of a new batch. Lambdas, comprehensions and the bodies of classes do not count.
 """
 
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
 
+import perfkit
 from benchmarks import command
 from perfkit.ground.units import check_choice
 from perfkit.platform.estimates import keep_quiet
@@ -27,6 +30,7 @@ from perfkit.workloads.transformer import Transformer
 #: A file below `perfkit`, and the name of a function in it.
 Function: TypeAlias = tuple[str, str]
 _PREDICTIONS = 100
+_PACKAGE = str(Path(perfkit.__file__).parent) + os.sep
 
 
 def _make_bert(number: int) -> Transformer:
@@ -52,8 +56,8 @@ def find_functions(run: Callable[[], Any]) -> set[Function]:
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if event == "call" and "/perfkit/" in code.co_filename and not code.co_name.startswith("<"):
-            functions.add((code.co_filename.rpartition("/perfkit/")[2], code.co_qualname))
+        if event == "call" and code.co_filename.startswith(_PACKAGE) and code.co_name[0] != "<":
+            functions.add((code.co_filename.removeprefix(_PACKAGE), code.co_qualname))
 
     sys.setprofile(note)
     try:

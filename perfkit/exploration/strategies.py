@@ -18,6 +18,7 @@ from perfkit.ground.units import (
     format_bytes,
     format_time,
     is_listed,
+    rank_largest,
     show,
 )
 from perfkit.models.partitions import RECOMPUTED
@@ -351,7 +352,8 @@ def explore(
         raise ValueError(
             f"no strategy on {show(ranks)} ranks fits; the least takes {least}; take more ranks"
         )
-    order = np.flatnonzero(fits)[np.argsort(found["time"][fits], kind="stable")]
+    # equal times differ in their last digits, and then the first, which has the fewest ranks, leads
+    order = np.flatnonzero(fits)[rank_largest(-found["time"][fits])]
     low, high = find_interval(found["time"], found["spread"], 0.8)
     doubled = found["time"][found["needs"] <= 2 * (capacity or np.inf)].min()
     time, rate = found.pop("time"), "samples_per_s" if plans else "tokens_per_s"
