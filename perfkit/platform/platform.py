@@ -457,7 +457,7 @@ class Platform(Machine, Shown):
             peak and bytes over bandwidth; a collective takes the latency of the link for each step
             of a ring and its bytes over the link (Williams 2009, doi:10.1145/1498765.1498785;
             Hockney 1994, doi:10.1016/S0167-8191(06)80021-9). Launches, the host and caches take no
-            time.
+            time. Intervals stay those of a device that nobody measured.
 
         Returns
         -------

@@ -31,8 +31,8 @@ from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tape import (
     ITEMSIZE,
     WIDEN,
-    Access,
     Calls,
+    RecordedAccess,
     Tape,
     accumulate,
     empty_bucket,
@@ -122,7 +122,7 @@ def record_forward(tape: Tape, model: Any, cut: Cut, most: int, open_unit: Any) 
 def _hold(tape: Tape, tensor: Tensor) -> None:
     """Let a tensor live until the last recorded operation, which does not read it: its memory is
     free earlier, but too small for what is allocated meanwhile."""
-    access = Access(tensor.storage, 0.0, False, tensor.layer)
+    access = RecordedAccess(tensor.storage, 0.0, False, tensor.layer)
     tape.operations[-1].accesses.append(access)
 
 

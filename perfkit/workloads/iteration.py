@@ -31,7 +31,9 @@ def record_graphs(
 ) -> tuple[Graph, ...]:
     """Graphs of a model; a structure is recorded once for all values of the sizes of these names,
     and of arrays."""
-    return (_fill_together if count_configurations(model) else _fill)(record, names, model, *given)
+    if count_configurations(model):
+        return _fill_together(record, names, model, *given)
+    return _fill(record, names, model, *given)
 
 
 @lru_cache(maxsize=64)

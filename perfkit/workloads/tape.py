@@ -97,7 +97,7 @@ class Calls(Enum):
     NONE = "no operation"
 
 
-class Access(NamedTuple):
+class RecordedAccess(NamedTuple):
     """A tensor that an operation reads or writes.
 
     Parameters
@@ -130,14 +130,14 @@ class RecordedOperation:
         Sizes by the names of `perfkit.workloads.graph.FEATURES`.
     layer : int
         Number of its layer; -1 for none [-].
-    accesses : list of Access
+    accesses : list of RecordedAccess
         What it reads, and then what it writes.
     """
 
     label: Label
     sizes: dict[str, Any]
     layer: int
-    accesses: list[Access]
+    accesses: list[RecordedAccess]
 
 
 class Node(NamedTuple):
@@ -297,7 +297,9 @@ class Tape:
         opens_call = self.calls is not Calls.NONE
         sizes = {"launches": 1, "calls": opens_call, "bare": self.bare, **sizes}
         accesses = [
-            Access(tensor.storage, tensor.nbytes, is_write, tensor.layer if layer < 0 else layer)
+            RecordedAccess(
+                tensor.storage, tensor.nbytes, is_write, tensor.layer if layer < 0 else layer
+            )
             for is_write, tensors in ((False, reads), (True, writes))
             for tensor in tensors
         ]
