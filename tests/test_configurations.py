@@ -11,7 +11,7 @@ import pytest
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.configurations import price_configurations
 from perfkit.prediction.predictor import predict
-from perfkit.workloads import iteration
+from perfkit.workloads import structure
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.sizes import select_sizes
 from perfkit.workloads.transformer import Transformer
@@ -133,11 +133,24 @@ def test_sizes_that_are_filled_in_give_the_graphs_of_plain_numbers(
 
     filled = look()
 
-    def record_plainly(record: Any, names: Any, model: Any, *given: Any) -> Any:
-        return record(model, *given)
+    def record_plainly(record: Any, model: Any, fields: Any, *options: Any) -> Any:
+        return tuple(graph.fill() for graph in record(model, *options))
 
-    monkeypatch.setattr(iteration, "_fill", record_plainly)
+    monkeypatch.setattr(structure, "_fill", record_plainly)
     assert look() == filled
+
+
+def test_workloads_that_differ_in_open_sizes_have_one_structure() -> None:
+    """Also those whose sizes are arrays. Every other array is an open size, the same array the same one."""
+    structure = Transformer.gpt2(batch=8, sequence=64).structure(2)
+    many = Transformer.gpt2(batch=np.array([8, 16]), sequence=32)
+    assert many.structure(2) is structure
+    assert structure.read_sizes(many)["batch"].tolist() == [8.0, 16.0]
+    assert Transformer.gpt2(batch=8, sequence=64, layers=3).structure(2) is not structure
+    pooling = np.array([1.0, 2.0])  # of both tables
+    tables = DLRM(rows=[1000, 2000], pooling=[pooling, pooling], top=[np.array([8, 16])])
+    names = [str(size) for size in tables.structure().open_sizes]
+    assert sorted(names) == ["batch", "tables[0].pooling", "top[0]"]
 
 
 H100, PAIR = load_platform("h100-sxm-8"), np.array([1, 2])
@@ -196,7 +209,7 @@ def test_buckets_of_weights_of_many_sizes_are_refused_and_swept() -> None:
     with pytest.raises(
         ValueError, match=r"^sizes of weights are arrays, and which gradients share"
     ):
-        many.graphs(8, accelerator=True)
+        many.structure(8, accelerator=True)
     hidden = Transformer("gpt", True, 64, 128, 2, sizes[1:] - sizes[1:] % 8, 8, 5000, 128)
     with pytest.raises(ValueError, match=r"^sizes of weights are arrays"):
-        hidden.graphs(8, accelerator=True)
+        hidden.structure(8, accelerator=True)

@@ -298,10 +298,10 @@ def test_configurations_of_arrays_equal_single_ones() -> None:
         mlps=Strategy(tp=2, dp=4, zero=3),
     )
     many = DLRM(**{**SMALL, "batch": np.array([64, 128])}, bottom=(32, 48), top=(64, 24))
-    [graph, *_] = many.graphs(8, plan)
-    for place, batch in enumerate((64, 128)):
+    structure = many.structure(8, plan)
+    for batch in (64, 128):
         alone = DLRM(**{**SMALL, "batch": batch}, bottom=(32, 48), top=(64, 24)).graphs(8, plan)[0]
-        assert graph.fill(graph.sizes[:, place]).table().equals(alone.table())
+        assert structure.fill({"batch": batch})[0].table().equals(alone.table())
 
 
 def test_tensor_parallel_pays_where_weights_are_large_and_links_between_nodes_slow() -> None:

@@ -13,11 +13,10 @@ from perfkit.prediction.cost import join_host, price
 from perfkit.prediction.memory import WORKSPACE, list_peaks, sum_untouched
 from perfkit.prediction.ranks import Workload, group_identical_ranks, time_collectives, time_rank
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
-from perfkit.workloads.columns import FEATURES
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import Graph
-from perfkit.workloads.sizes import alter, count_configurations, select_sizes
-from perfkit.workloads.tape import check_ranks
+from perfkit.workloads.sizes import alter, count_configurations
+from perfkit.workloads.structure import Structure
 
 # configurations in one pass: few calls of numpy, and arrays that fit into the cache
 _TOGETHER = 2000
@@ -67,75 +66,102 @@ def price_configurations(
     """
     if platform.device.kind == "cpu":
         raise ValueError("sizes are arrays; on a CPU configurations are priced one after the other")
-    batch: Any = getattr(workload, "batch", ranks)  # a captured step has none
-    check_ranks(batch, ranks, micro=getattr(workload, "accumulate", 1))
+    if not hasattr(workload, "structure"):
+        raise ValueError(f"{workload.description} has no open sizes; price it with predict")
     np.empty(_KEPT, dtype=np.uint8)  # is freed at once
     found: dict[str, np.ndarray] = {}
     count = max(count_configurations(workload), 1)
-    sizes: Any = {name: np.broadcast_to(getattr(workload, name, 1), count) for name in _WEIGHTS}
-    width = sizes["hidden"] / sizes["heads"]  # decides on the kernel of attention
-    shared = sizes["heads"] * (getattr(workload, "kv_heads", 0) > 0)
-    alike = _WEIGHTS if ranks > 1 else ()  # messages are the same for all configurations of a pass
-    order = np.lexsort(settings := [width, shared, *(sizes[name] for name in alike)])
-    differs = np.any([np.diff(own[order]) for own in settings], axis=0)
-    for members in np.split(order, np.flatnonzero(differs) + 1):
-        structure: _Structure | None = None
+    for members in _split_by_settings(workload, ranks, count):
+        # what decides on messages is a number for all of them
+        alike = {
+            name: int(sizes[members[0]]) for name, sizes in _list_alike(workload, ranks, count)
+        }
+        part = alter(workload, alike)
+        structure = part.structure(ranks, accelerator=True)
+        sizes = {
+            name: np.broadcast_to(values, count)
+            for name, values in structure.read_sizes(part).items()
+        }
+        times: _StructureTimes | None = None
         for chosen in np.split(members, range(_TOGETHER, len(members), _TOGETHER)):
-            same = {name: int(sizes[name][chosen[0]]) for name in alike if hasattr(workload, name)}
-            part = alter(select_sizes(workload, chosen), same)
-            if not count_configurations(part):  # what varied is the same for all of this pass
-                part = alter(part, {"batch": np.full(len(chosen), float(part.batch))})
-            graphs = execute(part.graphs(ranks, accelerator=True), execution)
-            if any(graph is not graphs[0] for graph in graphs):
-                raise ValueError(
-                    "sizes are arrays and ranks differ; configurations are priced one after the other"
-                )
-            structure = structure or _Structure(graphs[0], platform, workload, ranks)
-            for name, values in structure.price(graphs[0]).items():
-                found.setdefault(name, np.empty(count, values.dtype))[chosen] = values
+            chosen_sizes = {name: values[chosen] for name, values in sizes.items()}
+            values = structure.expressions.evaluate(chosen_sizes)
+            if times is None:
+                times = _StructureTimes(structure, values, platform, workload, ranks, execution)
+            for name, column in times.price(values).items():
+                found.setdefault(name, np.empty(count, column.dtype))[chosen] = column
     return found
 
 
-class _Structure:
+def _list_alike(workload: Workload, ranks: int, count: int) -> list[tuple[str, np.ndarray]]:
+    """Sizes that all configurations of a pass must share, each for all configurations."""
+    if ranks == 1:
+        return []
+    return [
+        (name, np.broadcast_to(getattr(workload, name), count))
+        for name in _WEIGHTS
+        if hasattr(workload, name)
+    ]
+
+
+def _split_by_settings(workload: Any, ranks: int, count: int) -> list[np.ndarray]:
+    """Numbers of the configurations that run the same kernels and, on several ranks, send the same
+    messages."""
+    hidden = np.broadcast_to(getattr(workload, "hidden", 1), count)
+    heads = np.broadcast_to(getattr(workload, "heads", 1), count)
+    settings = [hidden / heads]  # decides on the kernel of attention
+    if getattr(workload, "kv_heads", 0) > 0:
+        settings.append(heads)
+    settings += [sizes for _, sizes in _list_alike(workload, ranks, count)]
+    order = np.lexsort(settings)
+    differs = np.any([np.diff(column[order]) for column in settings], axis=0)
+    return np.split(order, np.flatnonzero(differs) + 1)
+
+
+class _StructureTimes:
     """What configurations of one structure have in common, on the ranks of a platform.
 
-    `values` are the different numbers in features and accesses; negative ones are numbers of open
-    sizes. Of operations that are equal only the `first` is priced, with how `often` it comes;
-    `work` is how many there are in each piece. `sums` is how often each value is in a sum: the
-    traffic of each operation, the bytes of all buffers, and the bytes held at each moment that may
-    need the most memory.
+    Of operations that are equal only the `first` is priced, with how `often` it comes; `work` is how
+    many there are in each piece. `features` are the rows of these in the table of sizes of the
+    graph. `sums` is how often each row is in a sum: the traffic of each operation, the bytes of all
+    buffers, and the bytes held at each moment that may need the most memory.
     """
 
-    def __init__(self, graph: Graph, platform: Platform, workload: Workload, ranks: int) -> None:
+    def __init__(
+        self,
+        structure: Structure,
+        values: Array,
+        platform: Platform,
+        workload: Workload,
+        ranks: int,
+        execution: str | None,
+    ) -> None:
         from scipy.sparse import csr_array
 
-        self.one, self.platform, self.workload = (
-            (one := graph.fill(graph.sizes[:, 0])),
-            platform,
-            workload,
-        )
+        graph = structure.graphs[0]
+        if any(other is not graph for other in structure.graphs):
+            raise ValueError(
+                "sizes are arrays and ranks differ; configurations are priced one after the other"
+            )
+        self.graph, self.platform, self.workload = graph, platform, workload
+        [one] = execute([graph.fill(values[:, 0])], execution)
+        self.one = one
         operations, buffers = graph.accesses.operation, graph.accesses.buffer
-        self.values, places = np.unique(
-            np.concatenate([*vars(graph.features).values(), graph.accesses.nbytes]),
-            return_inverse=True,
-        )
-        of_features, touched = np.split(places, [len(graph) * len(FEATURES)])
-        # the number of each size among the values
-        features = dict(zip(FEATURES, of_features.reshape(-1, len(graph)), strict=True))
-        traffic = np.zeros((len(graph), len(self.values)))
+        touched: np.ndarray = graph.accesses.nbytes
+        traffic = np.zeros((len(one), len(graph.sizes)))
         np.add.at(traffic, (operations, touched), 1.0)
         # `price` takes neighbours together
         has = (one.column(name) > 0 for name in ("flops", "lookups"))
-        formats = np.unique(graph.dtypes or [""] * len(graph), return_inverse=True)[1]
-        timed = (features[name] for name in _TIMED)
-        keys = np.column_stack([*has, graph.classes.of_operation, formats, *timed, traffic])
+        formats = np.unique(one.dtypes or [""] * len(one), return_inverse=True)[1]
+        timed = (vars(graph.features)[name] for name in _TIMED)
+        keys = np.column_stack([*has, one.classes.of_operation, formats, *timed, traffic])
         _, first, number, often = np.unique(
             keys, axis=0, return_index=True, return_inverse=True, return_counts=True
         )
         self.first, self.often = first, often.astype(float)
-        self.features = {name: numbers[first] for name, numbers in features.items()}
-        kinds = np.zeros(1 + max(buffers.max(), graph.weights.buffer.max(initial=0)), int)
-        example = self.size(graph)[:, 0]
+        self.features = {name: rows[first] for name, rows in vars(graph.features).items()}
+        kinds = np.zeros(1 + max(buffers.max(), one.weights.buffer.max(initial=0)), int)
+        example = graph.sizes.fill(values[:, 0])
         order = np.lexsort([example[touched], buffers])
         kinds[buffers[order]] = touched[order]  # the last one, the bytes of the whole buffer
         whole = np.bincount(kinds[np.unique(buffers)], minlength=len(example))
@@ -152,7 +178,7 @@ class _Structure:
     def time_host(self, ranks: int, messages: np.ndarray) -> None:
         """Time the host and the collectives, which are the same for all configurations.
 
-        `messages` are the numbers of the message sizes among the values.
+        `messages` are the rows of the message sizes.
         """
         one, platform = self.one, self.platform
         [kind, *others] = group_identical_ranks([one], ranks, {})
@@ -160,7 +186,7 @@ class _Structure:
             others
             or len({*kind.communicators}) > 1
             or len(one.transfers)
-            or (self.values[messages] < 0).any()
+            or self.graph.sizes.is_symbolic[messages].any()
         ):
             fault = (
                 "sizes are arrays, and ranks differ or wait for more than collectives of fixed size"
@@ -175,37 +201,33 @@ class _Structure:
         self.host = float(np.sum(self.rank.host + self.rank.launch_interval))
         self.contention = overlap["contention"] if overlap and self.whole else 0.0
 
-    def size(self, graph: Graph) -> Array:
-        """Values of every configuration."""
-        count, many = np.searchsorted(self.values, 0.0), graph.sizes.shape[1]
-        fixed = np.repeat(self.values[count:, None], many, axis=1)
-        return np.concatenate([graph.sizes[(-1 - self.values[:count]).astype(int)], fixed])
-
-    def reduce(self, graph: Graph) -> tuple[Graph, Array]:
+    def reduce(self, values: Array) -> tuple[Graph, Array]:
         """One operation of each kind, with the sizes of all configurations, and the memory that
         they need [B]."""
-        sizes, one, count = self.size(graph), self.one, len(self.first)
+        sizes, one, count = self.graph.sizes.fill(values), self.one, len(self.first)
+        is_symbolic = self.graph.sizes.is_symbolic
         sums = self.sums @ sizes
-        known = ((name, self.features[name]) for name in _TIMED)
+        rows_of_feature = ((name, self.features[name]) for name in _TIMED)
         columns = {
-            name: sizes[own]
-            for name, own in known
-            if name == "lookups" or (self.values[own] < 0).any()
+            name: sizes[rows]
+            for name, rows in rows_of_feature
+            if name == "lookups" or is_symbolic[rows].any()
         }
+        tables = self.graph.fill_tables(values)
         found = replace(
             one,
             labels=tuple(one.labels[n] for n in self.first),
             features=one.features.select(self.first),
             columns=columns,
             dtypes=tuple(one.dtypes[n] for n in self.first) if one.dtypes else (),
-            tables=graph.tables,
+            tables=tables,
             repeats=self.often,
         )
         vars(found).update(traffic=sums[:count], footprint=sums[count])
-        tables = sum_untouched(one, graph.tables) if graph.tables else ()
+        untouched = sum_untouched(one, tables) if tables else ()
         streams = np.split(sums[count + 1 :], np.cumsum(self.peaks)[:-1])
         needs = sum(moments.max(axis=0) for moments in streams)
-        return found, needs + sum(tables) + WORKSPACE
+        return found, needs + sum(untouched) + WORKSPACE
 
     def wait(self, seconds: Array) -> Array:
         """Time that collectives add to an iteration with these operation times [s], see
@@ -231,9 +253,9 @@ class _Structure:
                     ended[launched] = network = np.maximum(network, front) + durations[launched]
         return front - begin - work.sum(axis=0)
 
-    def price(self, many: Graph) -> dict[str, np.ndarray]:
-        """Price configurations that fit into one pass."""
-        graph, needs = self.reduce(many)
+    def price(self, values: Array) -> dict[str, np.ndarray]:
+        """Price configurations that fit into one pass, from the values of all symbolic sizes."""
+        graph, needs = self.reduce(values)
         [cost] = price([graph], self.platform, dtype=self.workload.dtype)
         if "additive" in cost.models.numbers["form"]:
             raise ValueError(

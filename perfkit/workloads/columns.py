@@ -15,8 +15,8 @@ class Features:
     """Sizes that the closed forms need: one array for each size, one element for each operation;
     zero where a size does not apply.
 
-    With open sizes, negative numbers stand for these. With arrays of sizes, each array has a row for
-    each operation.
+    With arrays of sizes, each array has a row for each operation. In a
+    `perfkit.workloads.structure.OpenGraph` each number is that of a row in its table of sizes.
 
     Parameters
     ----------
@@ -65,42 +65,36 @@ class Features:
         return len(self.flops)
 
     @classmethod
-    def zeros(cls, operations: int, shape: tuple[int, ...] = ()) -> "Features":
+    def zeros(cls, operations: int) -> "Features":
         """Make sizes that are all zero.
 
         Parameters
         ----------
         operations : int
             Number of operations [-].
-        shape : tuple of int, optional
-            Further axes, such as one of configurations.
 
         Returns
         -------
         features : Features
             One zero per operation and size.
         """
-        return cls(**{name: np.zeros((operations, *shape)) for name in FEATURES})
+        return cls(**{name: np.zeros(operations) for name in FEATURES})
 
     @classmethod
-    def from_rows(
-        cls, rows: Sequence[Mapping[str, Any]], shape: tuple[int, ...] = ()
-    ) -> "Features":
+    def from_rows(cls, rows: Sequence[Mapping[str, Any]]) -> "Features":
         """Turn the sizes of each operation into columns.
 
         Parameters
         ----------
         rows : sequence of mapping
             Sizes of each operation by name; those that are absent are zero.
-        shape : tuple of int, optional
-            Further axes, such as one of configurations.
 
         Returns
         -------
         features : Features
             The same sizes.
         """
-        features = cls.zeros(len(rows), shape)
+        features = cls.zeros(len(rows))
         columns = vars(features)
         for operation, sizes in enumerate(rows):
             for name, value in sizes.items():
@@ -172,8 +166,8 @@ class Accesses:
     buffer : array of int
         Number of the buffer that holds the tensor [-].
     nbytes : array
-        Bytes that are read or written [B]; with arrays of sizes, a row for each access. With open
-        sizes, negative numbers stand for these.
+        Bytes that are read or written [B]; with arrays of sizes, a row for each access. In a
+        `perfkit.workloads.structure.OpenGraph` each is the number of a row in its table of sizes.
     is_write : array of bool
         Whether the tensor is written; else it is read [-].
     """
@@ -192,7 +186,7 @@ class Accesses:
 
     @classmethod
     def from_rows(
-        cls, rows: Sequence[tuple[int, int, Any, Any]] = (), shape: tuple[int, ...] = ()
+        cls, rows: Sequence[tuple[int, int, Any, Any]] = (), dtype: Any = float
     ) -> "Accesses":
         """Turn rows into columns.
 
@@ -200,21 +194,18 @@ class Accesses:
         ----------
         rows : sequence of (int, int, float, bool)
             Operation, buffer, bytes and whether it is a write, of each access.
-        shape : tuple of int, optional
-            Further axes of the bytes, such as one of configurations.
+        dtype : type, optional
+            Type of the bytes, or of what stands in place of them.
 
         Returns
         -------
         accesses : Accesses
             The same accesses.
         """
-        nbytes = np.empty((len(rows), *shape))
-        for position, (_, _, value, _) in enumerate(rows):
-            nbytes[position] = value
         return cls(
             operation=np.array([operation for operation, _, _, _ in rows], dtype=np.intp),
             buffer=np.array([buffer for _, buffer, _, _ in rows], dtype=np.intp),
-            nbytes=nbytes,
+            nbytes=np.array([nbytes for _, _, nbytes, _ in rows], dtype=dtype),
             is_write=np.array([is_write for _, _, _, is_write in rows], dtype=bool),
         )
 

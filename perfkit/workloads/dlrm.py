@@ -22,16 +22,19 @@ from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads import layers
 from perfkit.workloads.blocks import share_mlps
 from perfkit.workloads.graph import Graph
-from perfkit.workloads.iteration import finish, record_graphs
+from perfkit.workloads.iteration import finish
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.placement import BY_ROWS, Plan
 from perfkit.workloads.sizes import check_size
+from perfkit.workloads.structure import OpenGraph, Structure, record_graphs, record_structure
 from perfkit.workloads.tables import EmbeddingTable, share_lookups
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_ranks, check_switches
 
 #: Most layers of an MLP, and most tables of a model [-]; so many tables take some ten seconds.
 MOST_LAYERS, MOST_TABLES = 10_000, 1_000_000
 
+#: Sizes that may differ between workloads of one structure.
+_OPEN = ("batch",)
 _CHOICES = {
     "interaction": ("dot", "cross"),
     "embedding": ("separate", "fused", "exact"),
@@ -332,7 +335,28 @@ class DLRM:
         graphs : tuple of Graph
             One per rank; ranks that do the same share one.
         """
-        return record_graphs(_record, self, ("batch",), self.place(plan, ranks), accelerator)
+        return record_graphs(_record, self, _OPEN, self.place(plan, ranks), accelerator)
+
+    def structure(
+        self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False
+    ) -> Structure:
+        """What all batches of this model have in common; its arrays are open sizes too.
+
+        Parameters
+        ----------
+        ranks : int
+            Ranks [-].
+        plan : Plan, optional
+            Placement of the tables; by default they are placed round-robin.
+        accelerator : bool
+            Whether it runs on a GPU, where the optimizer updates lists of tensors.
+
+        Returns
+        -------
+        structure : Structure
+            One graph per rank; ranks that do the same share one.
+        """
+        return record_structure(_record, self, _OPEN, self.place(plan, ranks), accelerator)
 
 
 class Held(NamedTuple):
@@ -399,10 +423,10 @@ def hold_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Held, ...
     )
 
 
-def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[Graph, ...]:
+def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[OpenGraph, ...]:
     """Record the iteration of every rank, once for ranks whose tables differ in nothing but their
     names."""
-    known: dict[Any, Graph] = {}
+    known: dict[Any, OpenGraph] = {}
     graphs, ranks = [], plan.ranks
     for held in hold_tables(plan, model.tables):
         tables = (*held.looked, *held.copies)
@@ -430,9 +454,10 @@ def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[Graph, ...]:
                 lists=accelerator,
                 groups=tuple(groups) if ranks > 1 else (),
             )
-        graphs.append(
-            known[key] if known[key].tables == tables else replace(known[key], tables=tables)
-        )
+        graph = known[key]
+        if graph.tables != tables:
+            graph = graph.with_tables(tables)
+        graphs.append(graph)
     return tuple(graphs)
 
 

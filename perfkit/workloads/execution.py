@@ -274,10 +274,6 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
     .. [2] PyTorch 2.13, ``shape_padding`` in torch/_inductor/config.py (on by default) and
        torch/_inductor/fx_passes/pad_mm.py
     """
-    if graph.sizes is not None:
-        raise ValueError(
-            "sizes are open, and the kernels of a compiler depend on them; compile one configuration"
-        )
     fusion = _Fusion(graph, phases)
     # kernels of each call of compiled code: one call in each stretch of a phase
     regions, calls = fusion.order(), list[list[int]]()

@@ -2,7 +2,7 @@
 they read and write."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -17,8 +17,6 @@ PHASES = ("forward", "backward", "update")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
 _PRODUCTS = ("gemm", "bmm", "attention", "convolution")
-#: Properties of a graph that do not depend on sizes.
-_STRUCTURE = ("classes", "kernels", "collectives", "transfers")
 
 
 class KernelKey(NamedTuple):
@@ -158,9 +156,6 @@ class Graph(Tabular):
         per operation. The features are those of one configuration.
     buffers : tuple of float or array
         With several configurations: bytes of each buffer; one layer represents all equal ones [B].
-    sizes : array or None
-        With several configurations: values of the open sizes, a row for each size; features and
-        bytes of accesses hold the number of a row as a negative number [-].
     weights : Weights
         Trained tensors outside of layers.
     allocations : Allocations
@@ -193,7 +188,6 @@ class Graph(Tabular):
     repeats: np.ndarray | None = None
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     buffers: tuple[Any, ...] = ()
-    sizes: Any = None
     weights: Weights = field(default_factory=Weights.from_rows)
     allocations: Allocations = field(default_factory=Allocations.from_rows)
     notes: tuple[str, ...] = ()
@@ -317,32 +311,6 @@ class Graph(Tabular):
         accesses = self.accesses.select(np.argsort(self.accesses.buffer, kind="stable"))
         starts = np.flatnonzero(np.diff(accesses.buffer, prepend=-1))
         return np.maximum.reduceat(accesses.nbytes, starts).sum()
-
-    def fill(self, sizes: np.ndarray) -> "Graph":
-        """Fill in open sizes.
-
-        Parameters
-        ----------
-        sizes : array
-            Values of all sizes, from `perfkit.workloads.sizes.Program.run` [-].
-
-        Returns
-        -------
-        graph : Graph
-            The same operations with these sizes.
-        """
-
-        def fill_in(values: np.ndarray) -> np.ndarray:
-            filled, is_open = values.copy(), values < 0
-            if is_open.any():
-                filled[is_open] = sizes[(-1 - values[is_open]).astype(np.intp)]
-            return filled
-
-        accesses = replace(self.accesses, nbytes=fill_in(self.accesses.nbytes))
-        features = self.features.change(fill_in)
-        found = replace(self, features=features, accesses=accesses, sizes=None)
-        vars(found).update({name: getattr(self, name) for name in _STRUCTURE})
-        return found
 
     def table(self) -> Table:
         """Every operation with its labels, sizes and traffic as a Polars frame.

@@ -1,19 +1,19 @@
 """From a tape to the graph of an iteration: average gradients over ranks, update weights, repeat
-layers."""
+layers, reduce gradients in buckets."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfkit.models.optimizers import ElementwiseStep, find_optimizer
-from perfkit.workloads.columns import Accesses, Features, Waits, Weights
+from perfkit.workloads.columns import FEATURES, Accesses, Features, Waits, Weights
 from perfkit.workloads.graph import Graph, Label
 from perfkit.workloads.operations import Tensor, Weight
-from perfkit.workloads.sizes import Program, Size, alter, count_configurations, map_sizes
-from perfkit.workloads.tape import PIECE, Tape
+from perfkit.workloads.structure import OpenGraph, SizeTable
+from perfkit.workloads.symbolic_sizes import SymbolicSize
+from perfkit.workloads.tape import PIECE, LaunchWait, Tape
 
 #: Bytes at which DistributedDataParallel reduces the first bucket of gradients, and each later one
 #: [B].
@@ -23,58 +23,6 @@ BUCKETS = (2**20, 25 * 2**20)
 _COUNTER = 4
 #: Operations of sharded weights that wait for collectives, and these.
 _STEPS = ("split_with_sizes_copy", "all_gather", "reduce_scatter", "all_reduce")
-_Record = Callable[..., tuple[Graph, ...]]
-
-
-def record_graphs(
-    record: _Record, model: Any, names: tuple[str, ...], *given: Any
-) -> tuple[Graph, ...]:
-    """Graphs of a model; a structure is recorded once for all values of the sizes of these names,
-    and of arrays."""
-    if count_configurations(model):
-        return _fill_together(record, names, model, *given)
-    return _fill(record, names, model, *given)
-
-
-@lru_cache(maxsize=64)
-def _fill(record: _Record, names: tuple[str, ...], model: Any, *given: Any) -> tuple[Graph, ...]:
-    """Graphs of one configuration: its structure, which is recorded once with open sizes, with its
-    sizes filled in."""
-    structure = alter(model, {name: -1 - place for place, name in enumerate(names)})
-    program, forms = _record_open(record, structure, *given)
-    values = program.run(*(getattr(model, name) for name in names))
-    found = {form: form.fill(values) for form in dict.fromkeys(forms)}
-    return tuple(found[form] for form in forms)
-
-
-def _fill_together(
-    record: _Record, names: tuple[str, ...], model: Any, *given: Any
-) -> tuple[Graph, ...]:
-    """Graphs of several configurations, with the values of all open sizes beside them."""
-    count, known = count_configurations(model), dict[int, np.ndarray]()
-    many = alter(model, {name: np.broadcast_to(getattr(model, name), count) for name in names})
-
-    def number(sizes: np.ndarray) -> int:
-        """The same number for the same array."""
-        known.setdefault(id(sizes), sizes)
-        return -1 - [*known].index(id(sizes))
-
-    program, forms = _record_open(record, map_sizes(many, np.ndarray, number), *given)
-    values = program.run(*known.values())
-    held = [map_sizes(form.tables, Size, lambda size: values[size.number]) for form in forms]
-    return tuple(
-        replace(form, sizes=values, tables=own) for form, own in zip(forms, held, strict=True)
-    )
-
-
-@lru_cache(maxsize=128)
-def _record_open(record: _Record, structure: Any, *given: Any) -> tuple[Program, tuple[Graph, ...]]:
-    """Graphs of a structure, in which a whole number below 0 is an open size, and the program that
-    finds the sizes."""
-    program = Program()
-    return program, record(
-        map_sizes(structure, int, lambda n: program.add(None, -1 - n) if n < 0 else n), *given
-    )
 
 
 def average(tape: Tape) -> None:
@@ -134,14 +82,14 @@ def _update_rows(tape: Tape, weight: Weight) -> None:
 
 def finish(
     tape: Tape, model: Any, *, ranks: int, lists: bool, groups: tuple[tuple[int, ...], ...] = ()
-) -> Graph:
+) -> OpenGraph:
     """Record the backward pass and the update; gradients are averaged unless it reduces them.
     Returns the graph."""
     tape.backward()
     if ranks > 1 and not tape.overlap:
         average(tape)
     step(tape, model.optimizer, lists=lists, fused=model.fused)
-    return make_graph(
+    return make_open_graph(
         tape,
         name=model.name,
         family=model.family,
@@ -198,81 +146,138 @@ def _count(tape: Tape, weights: Sequence[Tensor]) -> tuple[int, Any]:
 
 
 def make_graph(tape: Tape, **about: Any) -> Graph:
-    """The graph of what a tape has recorded; `about` holds further fields of it, such as its name.
+    """The graph of what a tape has recorded with numbers, or with arrays of sizes: features and
+    bytes of accesses have another axis then. `about` holds further fields, such as its name."""
+    return make_open_graph(tape, **about).fill()
 
-    The layer that represents several ones is repeated. If sizes are arrays, features and accesses
-    have another axis.
+
+class _Rows(NamedTuple):
+    """What a tape has recorded, in columns.
+
+    Parameters
+    ----------
+    labels : sequence of Label
+        Of every operation.
+    features : Features
+        A row of the table of sizes for each feature and operation.
+    accesses : Accesses
+        What operations read and write; in place of bytes, rows of the table of sizes.
     """
-    rows = [
-        (position, access.storage, access.nbytes, access.is_write)
-        for position, operation in enumerate(tape.operations)
-        for access in operation.accesses
-    ]
-    shapes = (nbytes.shape for _, _, nbytes, _ in rows if isinstance(nbytes, np.ndarray))
-    shape = next(shapes, ())
-    features = Features.from_rows([operation.sizes for operation in tape.operations], shape)
-    accesses = Accesses.from_rows(rows, shape)
-    outside = [
-        (weight.storage, weight.table is not None) for weight in tape.trained if weight.layer < 0
-    ]
-    graph = Graph(
-        tuple(operation.label for operation in tape.operations),
-        features,
-        accesses,
+
+    labels: Sequence[Label]
+    features: Features
+    accesses: Accesses
+
+
+def make_open_graph(tape: Tape, **about: Any) -> OpenGraph:
+    """The graph of what a tape has recorded, whose sizes may be symbolic.
+
+    The layer that represents several ones is repeated, and gradients are reduced in buckets. `about`
+    holds further fields of the graph, such as its name.
+    """
+    sizes = SizeTable()
+    rows = _list_rows(tape, sizes)
+    outside = [weight for weight in tape.trained if weight.layer < 0]
+    weights = Weights.from_rows([(one.storage, one.table is not None) for one in outside])
+    if tape.repeats > 1:
+        layout = _lay_out_storages(tape)
+        rows = _repeat(rows, tape, layout)
+        weights = replace(weights, buffer=layout.number[weights.buffer])
+    noted: Sequence[LaunchWait] = tape.waits
+    if any(weight.bucket is not None for weight in tape.trained):
+        rows, noted = _reduce(rows, sizes, noted)
+    unknown = np.broadcast_to(np.nan, len(rows.labels))
+    frame = Graph(
+        tuple(rows.labels),
+        Features(**dict.fromkeys(FEATURES, unknown)),
+        replace(rows.accesses, nbytes=np.broadcast_to(np.nan, len(rows.accesses))),
         tuple(tape.tables),
         _count(tape, tape.trained)[1],
-        weights=Weights.from_rows(outside),
+        weights=weights,
+        waits=_list_waits(rows.labels, noted) if tape.overlap else None,
         **about,
     )
-    if tape.repeats > 1:
-        graph = _repeat(graph, tape)
-    noted = [_LaunchWait(operation, launch) for operation, launch in tape.waits]
-    if any(weight.bucket is not None for weight in tape.trained):
-        graph, noted = _reduce(graph, noted)
-    waits = _list_waits(graph, noted) if tape.overlap else None
-    # only products are fp8
-    formats = ("fp8" if label.name == "_scaled_mm" else "bf16" for label in graph.labels)
-    vars(graph).update(waits=waits, dtypes=tuple(formats) if graph.dtype == "fp8" else ())
-    return graph
+    if frame.dtype == "fp8":  # only products are
+        formats = ("fp8" if label.name == "_scaled_mm" else "bf16" for label in rows.labels)
+        frame = replace(frame, dtypes=tuple(formats))
+    return OpenGraph(frame, sizes, rows.features, rows.accesses)
 
 
-def _repeat(graph: Graph, tape: Tape) -> Graph:
-    """Repeat the second layer, each time with new storages."""
-    homes, owners = np.array(tape.homes), np.array([own.layer for own in tape.operations])
-    holders = np.array([access.layer for own in tape.operations for access in own.accesses])
-    # of a storage among those of its layer, or of no layer
+def _list_rows(tape: Tape, sizes: SizeTable) -> _Rows:
+    """The operations of a tape in columns; their sizes are added to the table."""
+    rows: dict[str, Any] = {
+        name: np.zeros(len(tape.operations), dtype=np.intp) for name in FEATURES
+    }
+    accesses = []
+    for position, operation in enumerate(tape.operations):
+        for name, size in operation.sizes.items():
+            rows[name][position] = sizes.add(size)
+        for access in operation.accesses:
+            accesses.append((position, access.storage, sizes.add(access.nbytes), access.is_write))
+    return _Rows(
+        labels=[operation.label for operation in tape.operations],
+        features=Features(**rows),
+        accesses=Accesses.from_rows(accesses, dtype=np.intp),
+    )
+
+
+class _StorageLayout(NamedTuple):
+    """Where the storages of repeated layers are: first those of no layer, then those of one layer
+    after the other.
+
+    Parameters
+    ----------
+    homes : array of int
+        Layer of each storage; -1 for none [-].
+    number : array of int
+        Number of each storage among those of its layer, or of no layer [-].
+    outside, inside : int
+        Storages of no layer, and most storages of a layer [-].
+    """
+
+    homes: np.ndarray
+    number: np.ndarray
+    outside: int
+    inside: int
+
+
+def _lay_out_storages(tape: Tape) -> _StorageLayout:
+    """Number the storages of each layer of a tape."""
+    homes = np.array(tape.homes)
     number = np.zeros(len(homes), dtype=int)
     for home in range(-1, homes.max() + 1):
         number[homes == home] = np.arange((homes == home).sum())
-    outside, inside = (homes < 0).sum(), number[homes >= 0].max() + 1
+    inside = number[homes >= 0].max() + 1
+    return _StorageLayout(homes, number, (homes < 0).sum(), inside)
+
+
+def _repeat(recorded: _Rows, tape: Tape, layout: _StorageLayout) -> _Rows:
+    """Repeat the second layer, each time with new storages."""
+    owners = np.array([operation.layer for operation in tape.operations])
+    holders = np.array(
+        [access.layer for operation in tape.operations for access in operation.accesses]
+    )
     rows, layer = _unroll(owners, tape.repeats)
     # of every operation, for each layer
     place = np.empty((len(owners), tape.repeats + 3), dtype=int)
     place[rows] = np.arange(len(rows))[:, None]
     place[rows, layer] = np.arange(len(rows))
     taken, own = _unroll(holders, tape.repeats)
-    accesses, owner = graph.accesses.select(taken), holders[taken]
-    home = homes[accesses.buffer]
-    of_layer = np.where(home < 0, 0, outside + (own + home - owner) * inside)
+    accesses, owner = recorded.accesses.select(taken), holders[taken]
+    home = layout.homes[accesses.buffer]
+    of_layer = layout.outside + (own + home - owner) * layout.inside
     accesses = replace(
         accesses,
         operation=place[accesses.operation, own],
-        buffer=number[accesses.buffer] + of_layer,
+        buffer=layout.number[accesses.buffer] + np.where(home < 0, 0, of_layer),
     )
-    weights = replace(graph.weights, buffer=number[graph.weights.buffer])
-    named = zip(graph.labels, owners.tolist(), strict=True)
+    named = zip(recorded.labels, owners.tolist(), strict=True)
     texts = [label.module.replace(f"layers.{own}", "layers.{}", 1) for label, own in named]
     labels = []
     for row, number_of_layer in zip(rows.tolist(), layer.tolist(), strict=True):
-        label, module = graph.labels[row], texts[row].format(number_of_layer)
+        label, module = recorded.labels[row], texts[row].format(number_of_layer)
         labels.append(Label(label.name, label.kind, label.variant, label.phase, module))
-    return replace(
-        graph,
-        labels=tuple(labels),
-        features=graph.features.select(rows),
-        accesses=accesses,
-        weights=weights,
-    )
+    return _Rows(labels, recorded.features.select(rows), accesses)
 
 
 def _unroll(owners: np.ndarray, repeats: int) -> tuple[np.ndarray, np.ndarray]:
@@ -322,26 +327,22 @@ def fill_buckets(sizes: Sequence[float]) -> list[slice]:
     return buckets
 
 
-class _LaunchWait(NamedTuple):
-    """An operation that waits for a collective, both by their positions in the recording."""
-
-    operation: int
-    launch: int
-
-
-def _reduce(graph: Graph, noted: Sequence[_LaunchWait]) -> tuple[Graph, list[_LaunchWait]]:
+def _reduce(
+    rows: _Rows, table: SizeTable, noted: Sequence[LaunchWait]
+) -> tuple[_Rows, list[LaunchWait]]:
     """Reduce gradients in buckets as DistributedDataParallel does; each module has its own buckets.
 
     A full bucket is reduced during the backward pass. The first copy back from it waits for that.
     Buckets are filled in the order in which gradients are computed, as PyTorch does from the second
-    iteration on. `noted` are the waits so far; all waits are returned with the graph.
+    iteration on. `noted` are the waits so far; all waits are returned with the operations.
     """
-    labels, features, accesses, waits = graph.labels, graph.features, graph.accesses, [*noted]
+    labels, features, accesses, waits = rows.labels, rows.features, rows.accesses, [*noted]
     pieces = np.flatnonzero([label.name == PIECE for label in labels])
     end = [label.phase for label in labels].index("update")
     copies = np.arange(end - len(pieces), end)
-    modules, sizes = features.table[pieces], features.nbytes[pieces].tolist()
-    if np.any(features.nbytes[pieces] < 0):
+    modules = np.array([table[row] for row in features.table[pieces]])
+    sizes = [table[row] for row in features.nbytes[pieces]]
+    if any(isinstance(size, SymbolicSize) for size in sizes):
         raise ValueError(
             "sizes of weights are arrays, and which gradients share a bucket depends on them; take "
             "numbers, or pk.sweep"
@@ -356,12 +357,13 @@ def _reduce(graph: Graph, noted: Sequence[_LaunchWait]) -> tuple[Graph, list[_La
             last = held[-1]
             into[held] = last
             kept[last] = True
-            features.nbytes[last] = sum(sizes[member] for member in own[members])
-            waits.append(_LaunchWait(copies[begun], last))
+            features.nbytes[last] = table.add(sum(sizes[member] for member in own[members]))
+            waits.append(LaunchWait(copies[begun], last))
             begun += len(held)
     for piece in pieces[~kept[pieces]]:
-        features.bare[piece + 1] += features.bare[piece]
-    features.table[pieces] = 0.0
+        calls = table[features.bare[piece]] + table[features.bare[piece + 1]]
+        features.bare[piece + 1] = table.add(calls)
+    features.table[pieces] = table.add(0)
     new = np.concatenate([[0], np.cumsum(kept)])
     of_piece = accesses.find_of(pieces)
     accesses = replace(accesses, operation=new[into[accesses.operation]])
@@ -374,21 +376,19 @@ def _reduce(graph: Graph, noted: Sequence[_LaunchWait]) -> tuple[Graph, list[_La
         for label, keep in zip(labels, kept, strict=True)
         if keep
     ]
-    reduced = replace(
-        graph, labels=tuple(found), features=features.select(kept), accesses=accesses.select(order)
-    )
-    moved = [_LaunchWait(new[wait.operation], new[wait.launch]) for wait in waits]
+    reduced = _Rows(found, features.select(kept), accesses.select(order))
+    moved = [LaunchWait(new[wait.operation], new[wait.launch]) for wait in waits]
     return reduced, moved
 
 
-def _list_waits(graph: Graph, noted: Sequence[_LaunchWait]) -> Waits:
+def _list_waits(labels: Sequence[Label], noted: Sequence[LaunchWait]) -> Waits:
     """Waits for collectives: those noted, and those for sharded weights.
 
     Gathered weights are unpacked in the order in which they are gathered. Reduced gradients are
     waited for before the next ones are packed, by the next micro-batch, and by the optimizer; those
     summed up over groups by the last alone.
     """
-    labels = graph.labels
+    collectives = np.flatnonzero([label.kind == "collective" for label in labels])
     found = [np.flatnonzero([label.name == name for label in labels]) for name in _STEPS]
     launches = np.array([wait.launch for wait in noted], dtype=np.intp)
     split, gather, scatter, add = (np.setdiff1d(places, launches) for places in found)
@@ -404,6 +404,6 @@ def _list_waits(graph: Graph, noted: Sequence[_LaunchWait]) -> Waits:
     launched = np.concatenate([launches, gather, scatter, add])
     return Waits(
         operation=np.concatenate([waiting, split, after, update]),
-        collective=np.searchsorted(graph.collectives, launched),
+        collective=np.searchsorted(collectives, launched),
         of_previous_iteration=np.zeros(len(launched), dtype=bool),
     )

@@ -43,7 +43,8 @@ from perfkit.workloads.layer_types import (
     start_backward,
 )
 from perfkit.workloads.operations import Tensor, Weight
-from perfkit.workloads.sizes import Size, round_size
+from perfkit.workloads.sizes import round_size
+from perfkit.workloads.symbolic_sizes import SymbolicSize
 from perfkit.workloads.tables import EmbeddingTable, list_laws
 from perfkit.workloads.tape import Calls, Tape, contiguous
 
@@ -312,9 +313,9 @@ def embedding_bags(
 
 
 def _find_exact_traffic(table: EmbeddingTable, bags: Any, optimizer: str) -> Any:
-    """`exact_traffic`, which is an open size if that of the batch is open."""
-    if isinstance(bags, Size):
-        return bags.program.add(exact_traffic, table, bags, optimizer)
+    """`exact_traffic`, which is a symbolic size if the bags are."""
+    if isinstance(bags, SymbolicSize):
+        return bags.expressions.add(exact_traffic, table, bags, optimizer)
     return exact_traffic(table, bags, optimizer)
 
 
@@ -362,7 +363,7 @@ def exchange(
     launched: list[int] = []
 
     def accept() -> None:
-        tape.waits.append((len(tape.operations), launched[0]))
+        tape.wait_for(launched[0])
         if send:
             tape.pass_on(send, back[0])
 
@@ -378,7 +379,7 @@ def exchange(
             accept()
 
     def receive() -> list[Tensor]:
-        tape.waits.append((len(tape.operations), sent))
+        tape.wait_for(sent)
         if wanted:
             tape.node(backward)
         return parts

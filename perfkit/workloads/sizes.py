@@ -1,7 +1,5 @@
-"""Sizes of a workload: numbers, arrays over configurations, or open until the structure of a graph
-is recorded."""
+"""Sizes of a workload: numbers, or arrays over configurations; how they are checked and replaced."""
 
-import operator
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import is_dataclass
@@ -9,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.ground.units import LARGEST, Array, check_positive, read_numbers, show
+from perfkit.ground.units import LARGEST, check_positive, read_numbers, show
 
 
 class SizesError(ValueError):
@@ -203,7 +201,7 @@ def count_configurations(value: Any) -> int:
 
 
 def round_size(value: Any) -> Any:
-    """The nearest whole number of a size: a number, an array, or an open size.
+    """The nearest whole number of a size: a number, an array, or a symbolic size.
 
     Examples
     --------
@@ -211,78 +209,3 @@ def round_size(value: Any) -> Any:
     (True, 2, array([2., 4.]))
     """
     return np.rint(value) if isinstance(value, np.ndarray) else round(value)
-
-
-class Size:
-    """An open size, which a program finds later; as a float it is a negative number."""
-
-    __slots__ = ("number", "program")
-    #: Numbers and arrays of NumPy leave sums and products with a size to it.
-    __array_ufunc__ = None
-
-    def __init__(self, program: "Program", number: int) -> None:
-        self.program, self.number = program, number
-
-    def __float__(self) -> float:
-        return -1.0 - self.number
-
-    def __mul__(self, other: Any) -> "Size":
-        return (
-            self
-            if isinstance(other, int) and other == 1
-            else self.program.add(operator.mul, self, other)
-        )
-
-    def __add__(self, other: Any) -> "Size":
-        return self.program.add(operator.add, self, other)
-
-    def __floordiv__(self, other: Any) -> "Size":
-        return self.program.add(operator.floordiv, self, other)
-
-    def __rfloordiv__(self, other: Any) -> "Size":
-        return self.program.add(operator.floordiv, other, self)
-
-    def __round__(self) -> "Size":
-        return self.program.add(round_size, self)
-
-    __rmul__, __radd__ = __mul__, __add__
-
-
-class Program:
-    """How all sizes of a structure follow from the first ones, which are known when the program
-    runs.
-
-    Examples
-    --------
-    >>> program = Program()
-    >>> batch, sequence = program.add(None, 0), program.add(None, 1)
-    >>> float(batch * sequence * 4)
-    -4.0
-    >>> program.run(8, 128).tolist()
-    [8.0, 128.0, 1024.0, 4096.0]
-    """
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[Any, ...]] = []
-        self.known: dict[tuple[Any, ...], Size] = {}
-
-    def add(self, function: Callable[..., Any] | None, *given: Any) -> Size:
-        """The size that a function finds from other sizes; without a function, the given size of
-        this number."""
-        step = (function, *given)
-        if step not in self.known:
-            self.known[step] = Size(self, len(self.steps))
-            self.steps.append(step)
-        return self.known[step]
-
-    def run(self, *sizes: Any) -> Array:
-        """All sizes in the order of their numbers: a number each, or a row over configurations if
-        arrays are given."""
-        values: list[Any] = []
-        for function, *given in self.steps:
-            plain: list[Any] = [
-                g if isinstance(g, int | float) else map_sizes(g, Size, lambda g: values[g.number])
-                for g in given
-            ]
-            values.append(function(*plain) if function else sizes[plain[0]])
-        return np.array(values, dtype=float)

@@ -167,6 +167,13 @@ class Piece(NamedTuple):
     layer: int
 
 
+class LaunchWait(NamedTuple):
+    """An operation that waits for a collective, both by their positions in the recording [-]."""
+
+    operation: int
+    launch: int
+
+
 class Tape:
     """Records operations in the order in which PyTorch's eager mode and its autograd engine
     dispatch them.
@@ -199,8 +206,7 @@ class Tape:
         self.operations: list[RecordedOperation] = []
         self.homes: list[int] = []  # layer of every storage
         self.middle, self.repeats = 0, 1  # the layer that represents several ones, and how many
-        # position of an operation, and of the collective it waits for
-        self.waits: list[tuple[int, int]] = []
+        self.waits: list[LaunchWait] = []
         self.bare = 0  # calls without a kernel before the next operation
         self.calls = Calls.EACH
         # Gradients.
@@ -308,6 +314,10 @@ class Tape:
         if self.calls is Calls.NEXT:
             self.calls = Calls.NONE
         return len(self.operations) - 1
+
+    def wait_for(self, launch: int) -> None:
+        """Let the next operation wait for the collective at this position."""
+        self.waits.append(LaunchWait(len(self.operations), launch))
 
     def elementwise(
         self, name: str, reads: Sequence[Tensor], writes: Sequence[Tensor], function: str = ""

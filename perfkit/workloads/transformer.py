@@ -12,10 +12,11 @@ from perfkit.ground.units import check_choice, check_positive, check_type
 from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads.blocks import PARALLEL, UNFUSED, Cut, Units, record_forward
 from perfkit.workloads.graph import Graph
-from perfkit.workloads.iteration import finish, record_graphs
+from perfkit.workloads.iteration import finish
 from perfkit.workloads.operations import ATTENTION
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.sizes import check_size, refuse_sizes
+from perfkit.workloads.structure import OpenGraph, Structure, record_graphs, record_structure
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_ranks, check_switches
 
 _SIZES = ("vocabulary", "positions", "layers", "hidden", "heads", "kv_heads", "inner")
@@ -29,6 +30,8 @@ _LLAMA: dict[str, Any] = {"norm": "rms", "gated": True, "rotary": True, "tie": F
 MOST_PASSES = 10_000
 #: Sizes that may be arrays over configurations.
 SIZES = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions")
+#: Sizes that may differ between workloads of one structure.
+_OPEN = ("batch", "sequence")
 _CHOICES = {
     "attention": (*UNFUSED, "fused", *ATTENTION),
     "dtype": (*ITEMSIZE, "fp8"),
@@ -396,10 +399,32 @@ class Transformer:
             If the batch does not divide by the ranks or a plan is given.
         """
         ranks = check_ranks(self.batch, ranks, plan, self.accumulate)
-        return record_graphs(_record, self, ("batch", "sequence"), ranks, accelerator) * ranks
+        return record_graphs(_record, self, _OPEN, ranks, accelerator) * ranks
+
+    def structure(
+        self, ranks: int = 1, plan: Plan | None = None, *, accelerator: bool = False
+    ) -> Structure:
+        """What all batches and sequences of this model have in common; its arrays are open sizes too.
+
+        Parameters
+        ----------
+        ranks : int
+            Ranks [-].
+        plan : None
+            A Transformer has no tables to place.
+        accelerator : bool
+            Whether it runs on a GPU, where the optimizer updates lists of tensors.
+
+        Returns
+        -------
+        structure : Structure
+            One graph, which all ranks share.
+        """
+        ranks = check_ranks(self.batch, ranks, plan, self.accumulate)
+        return record_structure(_record, self, _OPEN, ranks, accelerator)
 
 
-def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[Graph]:
+def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[OpenGraph]:
     """Record the iteration of one rank: the first and the last layers, and one that represents all
     others."""
     sharded = ranks > 1 and model.parallel != "ddp"

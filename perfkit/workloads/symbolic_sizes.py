@@ -1,0 +1,170 @@
+"""Sizes that are not known yet: open ones, such as the batch of a workload, and expressions of them."""
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from perfkit.ground.units import Array
+from perfkit.workloads.sizes import map_sizes, round_size
+
+#: Functions of two operands, and how they are written between them.
+_SYMBOLS: Mapping[Any, str] = {operator.mul: "*", operator.add: "+", operator.floordiv: "//"}
+
+
+@dataclass(frozen=True)
+class OpenSize:
+    """A size that varies: it stands in a workload where its number or array is not known yet.
+
+    Parameters
+    ----------
+    path : tuple of str or int
+        Fields and indices that lead to it, such as ``("tables", 0, "pooling")``.
+    """
+
+    path: tuple[str | int, ...]
+
+    def __str__(self) -> str:
+        text = ""
+        for key in self.path:
+            text += f"[{key}]" if isinstance(key, int) else f".{key}"
+        return text.removeprefix(".")
+
+    def read(self, workload: Any) -> Any:
+        """Its number or array in a workload."""
+        value = workload
+        for key in self.path:
+            value = value[key] if isinstance(key, int) else getattr(value, key)
+        return value
+
+
+class SymbolicSize:
+    """A size that follows from open ones: row `number` of the expressions.
+
+    Sums, products and floored quotients with it are further symbolic sizes.
+    """
+
+    __slots__ = ("expressions", "number")
+    #: Numbers and arrays of NumPy leave sums and products with a symbolic size to it.
+    __array_ufunc__ = None
+
+    def __init__(self, expressions: "Expressions", number: int) -> None:
+        self.expressions, self.number = expressions, number
+
+    def __str__(self) -> str:
+        return self.expressions.describe(self.number)
+
+    def __repr__(self) -> str:
+        return f"SymbolicSize({self})"
+
+    def __mul__(self, other: Any) -> "SymbolicSize":
+        if isinstance(other, int) and other == 1:
+            return self
+        return self.expressions.add(operator.mul, self, other)
+
+    def __add__(self, other: Any) -> "SymbolicSize":
+        return self.expressions.add(operator.add, self, other)
+
+    def __floordiv__(self, other: Any) -> "SymbolicSize":
+        return self.expressions.add(operator.floordiv, self, other)
+
+    def __rfloordiv__(self, other: Any) -> "SymbolicSize":
+        return self.expressions.add(operator.floordiv, other, self)
+
+    def __round__(self) -> "SymbolicSize":
+        return self.expressions.add(round_size, self)
+
+    __rmul__, __radd__ = __mul__, __add__
+
+
+class _Expression(NamedTuple):
+    """A function, and what it is applied to: numbers, symbolic sizes, or tables that hold these."""
+
+    function: Callable[..., Any]
+    operands: tuple[Any, ...]
+
+
+class Expressions:
+    """How all symbolic sizes of a structure follow from its open sizes; equal ones are one.
+
+    Examples
+    --------
+    >>> expressions = Expressions()
+    >>> batch, sequence = (expressions.open(OpenSize((name,))) for name in ("batch", "sequence"))
+    >>> tokens = batch // 8 * sequence
+    >>> tokens
+    SymbolicSize((batch // 8) * sequence)
+    >>> float(expressions.evaluate({"batch": 64, "sequence": 512})[tokens.number])
+    4096.0
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[OpenSize | _Expression] = []
+        self._known: dict[OpenSize | _Expression, SymbolicSize] = {}
+
+    def open(self, size: OpenSize) -> SymbolicSize:
+        """The symbolic size that is an open size itself."""
+        return self._add(size)
+
+    def add(self, function: Callable[..., Any], *operands: Any) -> SymbolicSize:
+        """The symbolic size that a function finds from operands: numbers, symbolic sizes, and tables
+        that hold such."""
+        return self._add(_Expression(function, operands))
+
+    def _add(self, row: OpenSize | _Expression) -> SymbolicSize:
+        if row not in self._known:
+            self._known[row] = SymbolicSize(self, len(self._rows))
+            self._rows.append(row)
+        return self._known[row]
+
+    def evaluate(self, sizes: Mapping[str, Any]) -> Array:
+        """Find the values of all symbolic sizes.
+
+        Parameters
+        ----------
+        sizes : mapping of str to int, float or array
+            Values of the open sizes by name: numbers, or arrays over configurations [-].
+
+        Returns
+        -------
+        values : array
+            A number for each symbolic size, by its number; or a row over configurations [-].
+        """
+        values: list[Any] = []
+
+        def look_up(size: SymbolicSize) -> Any:
+            return values[size.number]
+
+        for row in self._rows:
+            if isinstance(row, OpenSize):
+                values.append(sizes[str(row)])
+                continue
+            operands = [
+                operand
+                if isinstance(operand, int | float)
+                else map_sizes(operand, SymbolicSize, look_up)
+                for operand in row.operands
+            ]
+            values.append(row.function(*operands))
+        return np.array(values, dtype=float)
+
+    def describe(self, number: int) -> str:
+        """The symbolic size of this number as a formula of open sizes."""
+        row = self._rows[number]
+        if isinstance(row, OpenSize):
+            return str(row)
+        texts = [self._describe_operand(operand) for operand in row.operands]
+        symbol = _SYMBOLS.get(row.function)
+        if symbol is None:
+            return f"{row.function.__name__}({', '.join(texts)})"
+        return f" {symbol} ".join(texts)
+
+    def _describe_operand(self, operand: Any) -> str:
+        if not isinstance(operand, SymbolicSize):
+            return type(operand).__name__ if is_dataclass(operand) else repr(operand)
+        text = self.describe(operand.number)
+        row = self._rows[operand.number]
+        is_infix = isinstance(row, _Expression) and row.function in _SYMBOLS
+        return f"({text})" if is_infix else text
