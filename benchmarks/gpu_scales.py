@@ -25,7 +25,9 @@ from perfkit.models.roofline import smooth_maximum
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.machine import Context
 from perfkit.platform.platform import Platform
-from perfkit.prediction.cost import list_attention, price, price_host
+from perfkit.prediction.classes import list_attention
+from perfkit.prediction.cost import price
+from perfkit.prediction.host import price_host
 from perfkit.prediction.predictor import predict
 from perfkit.workloads.execution import execute
 from perfkit.workloads.operations import ATTENTION

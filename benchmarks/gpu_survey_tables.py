@@ -279,9 +279,9 @@ def price_work(work: Sequence[Sequence[Work]], platform: Platform) -> Priced:
         (costs,) = price([Graph(labels, features, accesses, dtypes=dtypes)], platform, dtype="bf16")
     alone = costs.hot + costs.cold
     spreads = np.zeros(len(flat))
-    for number, fit in enumerate(costs.models.fits):
+    for number, model in enumerate(costs.models):
         members = costs.classes == number
-        spreads[members] = fit.spread_at(alone[members]) if fit else 1.0
+        spreads[members] = model.fit.spread_at(alone[members]) if model.fit else 1.0
 
     def add_up(values: Array) -> Array:
         return np.bincount(owner, weights=values).astype(float)

@@ -11,7 +11,8 @@ from benchmarks.eager import EagerDLRM
 from benchmarks.overheads import read_overheads
 from perfkit.ground.files import find_reference
 from perfkit.platform.gallery import load_platform
-from perfkit.prediction.cost import price, price_host
+from perfkit.prediction.cost import price
+from perfkit.prediction.host import price_host
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import Graph
 

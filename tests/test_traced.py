@@ -20,7 +20,7 @@ from perfkit.calibration.collectives import fit_transfers, read_ranks
 from perfkit.ground.hardware import Quantity
 from perfkit.ground.units import Array
 from perfkit.platform.estimates import keep_quiet
-from perfkit.prediction.cost import price_host
+from perfkit.prediction.host import price_host
 from perfkit.readers.trace import TraceFile, find_basis
 from perfkit.workloads.graph import Graph
 

@@ -31,7 +31,8 @@ from perfkit.platform.kernels import find_unaligned
 from perfkit.platform.machine import ANY
 from perfkit.platform.platform import Platform
 from perfkit.platform.sources import add_curves, assemble, compare_devices, fit_gemms, fit_kernel
-from perfkit.prediction.cost import classify, price, size_operations
+from perfkit.prediction.classes import classify
+from perfkit.prediction.cost import price, size_rooflines
 from perfkit.prediction.predictor import predict
 from perfkit.readers.trace import find_iterations, read_kineto
 from perfkit.workloads.dlrm import DLRM
@@ -375,15 +376,15 @@ def _pair_times(row: Mapping[str, Any], platform: Platform) -> Iterator[tuple[st
     seconds = seconds * (1 + queued / busy)  # kernels start a little after the previous one ends
     updates = np.array([label.phase == "update" for label in graph.labels])
     sparse = isinstance(workload, DLRM) and workload.sparse
-    models, number = classify([graph], platform, graph.dtype)
+    operations = classify([graph], platform, graph.dtype)
     alone, sizes = (
         price([graph], platform, dtype=graph.dtype)[0].hot,
         {name: graph.column(name) for name in "mnk"},
     )
-    for index, priced in enumerate(models.classes):
-        kind, variant, dtype = priced.kind, priced.variant, priced.dtype
+    for index, model in enumerate(operations.models):
+        kind, variant, dtype = model.kind, model.variant, model.dtype
         odd = find_unaligned(platform, kind, variant, dtype, sizes)
-        chosen = (number == index) & (seconds > 0) & ~odd & ~(sparse & updates)
+        chosen = (operations.of_operation == index) & (seconds > 0) & ~odd & ~(sparse & updates)
         if kind in ("collective", "transfer", "other") or not chosen.any():
             continue
         finer = f"{kind}.{variant.replace('_causal', '')}"
@@ -407,11 +408,11 @@ def _fit_steps(
     """
     columns: dict[str, list[Array]] = {}
     for graph, seconds in recorded:
-        sizes, counts = size_operations(graph, platform), graph.column("launches")
-        work = np.stack([sizes["flops"], sizes["nbytes"], seconds]) / np.maximum(counts, 1.0)
-        table = np.stack([*work, sizes["peak"], sizes["bandwidth"]])
+        work, counts = size_rooflines(graph, platform), graph.column("launches")
+        shares = np.stack([work.flops, work.nbytes, seconds]) / np.maximum(counts, 1.0)
+        table = np.stack([*shares, work.peak, work.bandwidth])
         # work of unknown size teaches nothing
-        known = (seconds > 0) & (sizes["flops"] + sizes["nbytes"] > 0)
+        known = (seconds > 0) & (work.flops + work.nbytes > 0)
         times = np.where(known, counts, 0).astype(int)
         for kernel, places in graph.kernels.items():
             if kernel.kind in ("collective", "transfer"):

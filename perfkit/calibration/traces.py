@@ -28,7 +28,7 @@ from perfkit.ground.units import (
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.prediction import accounts
-from perfkit.prediction.cost import size_operations
+from perfkit.prediction.cost import size_rooflines
 from perfkit.prediction.result import Prediction
 from perfkit.readers.trace import DEVICE, TraceFile, find_basis
 from perfkit.workloads.graph import PHASES, Graph
@@ -353,13 +353,13 @@ class Trace(Tabular):
         """
         (graph, seconds), where = self.record(rank), load_platform(platform)
         with keep_quiet():
-            sizes = size_operations(graph, where)
+            work = size_rooflines(graph, where)
         limits = {
-            "peak_share": sizes["flops"] / sizes["peak"],
-            "bandwidth_share": sizes["nbytes"] / sizes["bandwidth"],
+            "peak_share": work.flops / work.peak,
+            "bandwidth_share": work.nbytes / work.bandwidth,
         }
-        work = {"time_s": seconds, "flops": sizes["flops"], "nbytes": sizes["nbytes"], **limits}
-        frame = graph.table().select("name", "kind", "phase", "module").with_columns(**work)
+        columns = {"time_s": seconds, "flops": work.flops, "nbytes": work.nbytes, **limits}
+        frame = graph.table().select("name", "kind", "phase", "module").with_columns(**columns)
         frame = frame.filter(
             pl.col("time_s") > 0, ~pl.col("kind").is_in(("other", "collective", "transfer"))
         )

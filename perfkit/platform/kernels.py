@@ -4,7 +4,7 @@ memory."""
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -165,6 +165,63 @@ def find_turns(machine: Machine, kind: str, variant: str, dtype: str) -> float:
     return TURNS if kind == "convolution" and cores and "_last" not in variant else 0.0
 
 
+class UnalignedRows(NamedTuple):
+    """Which products have rows in memory that are no multiple of what a kernel loads at once.
+
+    Parameters
+    ----------
+    of_4_bytes, of_16_bytes : array of bool
+        Whether rows are no multiple of 4 B, and of 16 B.
+    """
+
+    of_4_bytes: np.ndarray
+    of_16_bytes: np.ndarray
+
+
+class UnalignedSlowdown(NamedTuple):
+    """How much longer products with such rows take, see `UNALIGNED`.
+
+    Parameters
+    ----------
+    of_4_bytes, of_16_bytes : float
+        Factor on the time beyond the launch where rows are no multiple of 4 B, and of 16 B [-].
+    spread : float
+        Extra spread of the logarithm of the time [-].
+    """
+
+    of_4_bytes: float
+    of_16_bytes: float
+    spread: float
+
+
+def find_unaligned_rows(
+    m: Values, n: Values, k: Values, *, itemsize: Values, is_transposed: Any
+) -> UnalignedRows:
+    """Find matrix products whose rows in memory are not aligned.
+
+    Parameters
+    ----------
+    m, n, k : float or array
+        Rows, columns and inner size [-].
+    itemsize : float or array
+        Bytes of a number [B].
+    is_transposed : bool or array of bool
+        Whether the first operand is stored with rows of ``m`` numbers; else they have ``k``.
+
+    Returns
+    -------
+    rows : UnalignedRows
+        A product of one row or column reads its matrix once, as a vector kernel does: it is never
+        among them.
+    """
+    bytes_of_first: Array = np.where(is_transposed, m, k) * np.asarray(itemsize)
+    bytes_of_second: Array = np.asarray(n) * np.asarray(itemsize)
+    is_vector = (np.asarray(m) == 1) | (np.asarray(n) == 1)
+    of_4_bytes = (bytes_of_first % 4 > 0) | (bytes_of_second % 4 > 0)
+    of_16_bytes = (bytes_of_first % 16 > 0) | (bytes_of_second % 16 > 0)
+    return UnalignedRows(of_4_bytes & ~is_vector, of_16_bytes & ~is_vector)
+
+
 def find_unaligned(
     machine: Machine, kind: str, variant: str, dtype: str, sizes: Mapping[str, Values]
 ) -> np.ndarray:
@@ -172,40 +229,26 @@ def find_unaligned(
     array of bools."""
     if machine.device.kind == "cpu" or kind not in ("gemm", "bmm") or dtype not in TENSOR:
         return np.zeros(np.shape(sizes["n"]), dtype=bool)
-    rows = 16 / DTYPES[dtype]  # numbers
-    columns, depth = (
-        np.asarray(sizes[name]) / rows for name in ("n", "m" if variant == "tn" else "k")
+    rows = find_unaligned_rows(
+        sizes["m"], sizes["n"], sizes["k"], itemsize=DTYPES[dtype], is_transposed=variant == "tn"
     )
-    is_vector = (np.asarray(sizes["m"]) == 1) | (np.asarray(sizes["n"]) == 1)
-    return ((columns != np.floor(columns)) | (depth != np.floor(depth))) & ~is_vector
+    return rows.of_16_bytes
 
 
-def list_unaligned(machine: Machine) -> tuple[float, float, float]:
-    """Slowdown of products whose rows are no multiple of 4 B, and of 16 B, and its spread [-], see
-    `UNALIGNED`."""
+def list_unaligned(machine: Machine) -> UnalignedSlowdown:
+    """Slowdown of products whose rows are not aligned, on the generation of this GPU."""
     capability = machine.device.capability
-    return UNALIGNED.get(min(10, int(capability.value)) if capability else 0, UNALIGNED[0])
+    generation = min(10, int(capability.value)) if capability else 0
+    return UnalignedSlowdown(*UNALIGNED.get(generation, UNALIGNED[0]))
 
 
-def slow_unaligned(sizes: Mapping[str, Any], seconds: Any) -> Any:
-    """Times of kernels [s] beyond their launch, longer for products whose rows in memory are not
-    aligned.
-
-    Rows have ``n`` numbers, and ``k`` or, where the first operand is ``turned``, ``m``. A product of
-    one row or column reads its matrix once, as a vector kernel does, and takes no longer.
-    ``itemsize`` is 0 for other operations [B]; ``odd`` and ``even`` come from `list_unaligned`.
-    """
-    if not np.any(sizes["itemsize"]):
-        return seconds
-    rows = [
-        sizes["n"] * sizes["itemsize"],
-        np.where(sizes["turned"], sizes["m"], sizes["k"]) * sizes["itemsize"],
-    ]
-    far, near = ((rows[0] % step > 0) | (rows[1] % step > 0) for step in (4, 16))
-    slower = np.where(far, sizes["odd"], np.where(near, sizes["even"], 1.0))
-    is_vector = (np.asarray(sizes["m"]) == 1) | (np.asarray(sizes["n"]) == 1)
-    slower = np.where(is_vector, 1.0, slower)
-    return seconds + (slower - 1.0) * np.maximum(seconds - sizes["launch"], 0.0)
+def slow_unaligned(
+    seconds: Values, rows: UnalignedRows, slowdown: UnalignedSlowdown, *, launch: Values
+) -> Array:
+    """Times of products [s], longer beyond their launch [s] where rows in memory are not aligned."""
+    slower = np.where(rows.of_16_bytes, slowdown.of_16_bytes, 1.0)
+    slower = np.where(rows.of_4_bytes, slowdown.of_4_bytes, slower)
+    return np.asarray(seconds + (slower - 1.0) * np.maximum(np.subtract(seconds, launch), 0.0))
 
 
 def say_unaligned(machine: Machine, dtype: str, module: str = "") -> str:
@@ -325,19 +368,15 @@ def _estimate(
         raise lacks(machine.name, f"kernel model for {show(kind)}", machine.kernels)
     fit, sizes = found[1], _put_on_device(machine, features, dtype)
     times = np.atleast_1d(fit.time(sizes))
-    unaligned = kind in ("gemm", "bmm") and np.any(
-        find_unaligned(machine, kind, "nn", dtype, features)
-    )
-    if unaligned and kind == "gemm":
-        odd, even, _ = list_unaligned(machine)
-        about = {
-            "itemsize": DTYPES[dtype],
-            "turned": False,
-            "odd": odd,
-            "even": even,
-            "launch": fit.get("launch", 0.0),
-        }
-        times = slow_unaligned(sizes | about, times)
+    has_unaligned = False
+    if kind in ("gemm", "bmm") and machine.device.kind != "cpu" and dtype in TENSOR:
+        rows = find_unaligned_rows(
+            sizes["m"], sizes["n"], sizes["k"], itemsize=DTYPES[dtype], is_transposed=False
+        )
+        has_unaligned = bool(np.any(rows.of_16_bytes))
+        if kind == "gemm":
+            slowdown = list_unaligned(machine)
+            times = slow_unaligned(times, rows, slowdown, launch=fit.get("launch", 0.0))
     time = float(times.sum())
     compute, memory = sizes["flops"] / sizes["peak"], sizes["nbytes"] / sizes["bandwidth"]
     name = "arithmetic" if np.sum(compute) > np.sum(memory) else "memory traffic"
@@ -353,8 +392,8 @@ def _estimate(
     formula = f"{title} on {machine.name}: {fill_in(fit)}; {rates}"
     spread = float(fit.spread_at(times) @ times) / time if time else fit.spread
     notes = find_extrapolations(title, fit, features) + find_transfers(title.split()[0], fit)
-    if unaligned:
-        spread = math.hypot(spread, list_unaligned(machine)[2])
+    if has_unaligned:
+        spread = math.hypot(spread, list_unaligned(machine).spread)
         notes = (*notes, say_unaligned(machine, dtype))
     # raises for impossible times, before the warning
     estimate = Estimate(time, spread, terms, formula, notes)

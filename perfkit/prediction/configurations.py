@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from perfkit.fitting import Additive
 from perfkit.ground.units import Array
 from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import MEMORY, RESOURCES, name_bottleneck
-from perfkit.prediction.cost import join_host, price
+from perfkit.prediction.cost import price
+from perfkit.prediction.host import join_host
 from perfkit.prediction.memory import WORKSPACE, list_peaks, sum_untouched
 from perfkit.prediction.ranks import Workload, group_identical_ranks, time_collectives, time_rank
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
@@ -257,7 +259,7 @@ class _StructureTimes:
         """Price configurations that fit into one pass, from the values of all symbolic sizes."""
         graph, needs = self.reduce(values)
         [cost] = price([graph], self.platform, dtype=self.workload.dtype)
-        if "additive" in cost.models.numbers["form"]:
+        if any(isinstance(model.fit, Additive) for model in cost.models):
             raise ValueError(
                 "sizes are arrays and kernels are sums of terms; configurations are priced one by one"
             )
@@ -283,8 +285,8 @@ class _StructureTimes:
                 join_errors(cost.spread * times / time, cost.assumed, waits / time, around), slower
             )
         by_resource = {"communication": waits, "host": time - device}
-        for priced, seconds in zip(cost.models.classes, times, strict=True):
-            resource = RESOURCES.get(priced.kind, MEMORY)
+        for model, seconds in zip(cost.models, times, strict=True):
+            resource = RESOURCES.get(model.kind, MEMORY)
             by_resource[resource] = by_resource.get(resource, 0.0) + seconds
         bottleneck = name_bottleneck(by_resource, host, device)
         return {"time": time, "spread": spread, "bottleneck": bottleneck, "needs": needs}

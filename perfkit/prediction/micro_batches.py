@@ -9,7 +9,8 @@ import numpy as np
 from perfkit.fitting import Iteration
 from perfkit.ground.units import Array
 from perfkit.platform.platform import Platform
-from perfkit.prediction.cost import join_host, price, price_host
+from perfkit.prediction.cost import price
+from perfkit.prediction.host import join_host, price_host
 from perfkit.prediction.kept import find_moments, find_saved, list_lives
 from perfkit.prediction.ranks import RankTimes, price_group
 from perfkit.prediction.replicas import Gradient, time_buckets
@@ -181,9 +182,7 @@ def price_micro_batch(
     host = np.add(*price_host(replace(graph, columns={}), platform))
     host_without_sums = _price_host_without(graph, names == "add_", platform)
     # what a kernel takes whatever its size
-    numbers = cost.models.numbers
-    fixed = numbers["context.scale"] * numbers["launch"] + numbers["context.launch"]
-    fixed = fixed[cost.classes]
+    fixed = np.array([model.fixed_time for model in cost.models])[cost.classes]
     out = {}
     for name in REGIONS:
         own = np.char.startswith(modules, name)
@@ -257,7 +256,7 @@ def price_micro_batch(
             out[f"gradients.{'.'.join(key)}"] = moment.gradients
     # kernels of a kind have one fit and one scale, so that they err together, and so does all that
     # is only assumed
-    kinds_of_classes = [priced.kind for priced in cost.models.classes]
+    kinds_of_classes = [model.kind for model in cost.models]
     causes = np.where(cost.assumed, "", kinds_of_classes)
     errors = cost.spread * cost.totals / cost.totals.sum(axis=0)
     out["spread"] = np.sqrt(

@@ -18,7 +18,8 @@ from perfkit.platform.estimates import warn_once
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import PACE, Breakdown, break_down, find_bottleneck
-from perfkit.prediction.cost import Costs, join_host, price
+from perfkit.prediction.cost import Costs, price
+from perfkit.prediction.host import join_host
 from perfkit.prediction.memory import find_shortage
 from perfkit.prediction.ranks import (
     RankGroup,
@@ -211,7 +212,7 @@ def predict(
     warn_once(notes.doubts, 3)
     spread = estimate_spread(priced, timings, causes, machine, loading_time)
 
-    launch_times = timings.costs.models.numbers["launch"][timings.costs.classes]
+    launch_times = np.array([model.launch for model in timings.costs.models])[timings.costs.classes]
     return Prediction(
         workload=resolved.workload,
         platform=machine,

@@ -16,7 +16,7 @@ from perfkit.platform.estimates import CollectiveTime
 from perfkit.platform.nodes import advise_nodes
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import resize_nodes
-from perfkit.prediction.cost import price_host
+from perfkit.prediction.host import price_host
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan

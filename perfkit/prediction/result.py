@@ -13,7 +13,7 @@ from perfkit.platform.estimates import check_time, find_interval
 from perfkit.platform.platform import Platform
 from perfkit.prediction import accounts, uncertainty
 from perfkit.prediction.breakdown import Breakdown
-from perfkit.prediction.cost import list_attention
+from perfkit.prediction.classes import list_attention
 from perfkit.prediction.memory import Memory, measure_memory
 from perfkit.prediction.ranks import (
     Workload,

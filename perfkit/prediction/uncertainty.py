@@ -16,7 +16,8 @@ from perfkit.platform.estimates import find_transfers, keep_quiet
 from perfkit.platform.kernels import find_unaligned, say_unaligned
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import list_resources
-from perfkit.prediction.cost import Costs, join_host
+from perfkit.prediction.cost import Costs
+from perfkit.prediction.host import join_host
 from perfkit.prediction.simulation import RankTimeline, Timeline, simulate
 from perfkit.workloads.graph import Graph
 
@@ -117,11 +118,10 @@ def find_unmeasured(
     that says so [s]."""
     unmodelled, stand_ins = defaultdict[str, float](float), defaultdict[str, float](float)
     sizes = {name: graph.column(name) for name in "mnk"}
-    models = costs.models
-    priced_by = zip(models.classes, models.fits, models.contexts, strict=True)
-    for index, (priced, fit, context) in enumerate(priced_by):
-        kind, variant, dtype = priced.kind, priced.variant, priced.dtype
-        if kind in ("collective", "host"):
+    for index, model in enumerate(costs.models):
+        kind, variant, dtype = model.kind, model.variant, model.dtype
+        fit, context = model.fit, model.context
+        if not model.is_kernel:
             continue
         total = float(costs.totals[index])
         if fit is None:

@@ -11,7 +11,8 @@ from perfkit.ground.units import Array, steady
 from perfkit.models.embedding import row_traffic, state_bytes
 from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.platform import Platform
-from perfkit.prediction.cost import price, price_host
+from perfkit.prediction.cost import price
+from perfkit.prediction.host import price_host
 from perfkit.workloads import layers
 from perfkit.workloads.columns import Accesses, Features
 from perfkit.workloads.dlrm import DLRM

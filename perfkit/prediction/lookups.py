@@ -1,0 +1,346 @@
+"""Rows of embedding tables: what operations touch of them, and how much of it no cache holds."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from perfkit.ground.hardware import DTYPES
+from perfkit.ground.units import Array
+from perfkit.models.caches import PAGE, miss_share
+from perfkit.models.distributions import Uniform, distinct_rows
+from perfkit.models.embedding import row_traffic, size_lookup
+from perfkit.platform.platform import Platform
+from perfkit.workloads.columns import Features
+from perfkit.workloads.graph import Graph
+from perfkit.workloads.tables import list_laws
+
+
+class CacheLimits(NamedTuple):
+    """What the caches of one rank hold.
+
+    Parameters
+    ----------
+    l2, l3 : float
+        Effective capacities of the last two caches [B].
+    page_entries : float
+        Pages that the translation buffer holds [-].
+    granularity : float
+        Smallest access: a cache line of a CPU, a sector of a GPU [B].
+    """
+
+    l2: float
+    l3: float
+    page_entries: float
+    granularity: float
+
+    @classmethod
+    def of_rank(cls, platform: Platform, ranks: int) -> "CacheLimits":
+        """Limits for one of several ranks; those of a CPU share its last cache."""
+        l2, l3 = platform.share_caches(ranks)
+        granularity = 64.0 if platform.device.kind == "cpu" else 32.0
+        return cls(l2, l3, platform.page_entries, granularity)
+
+
+@dataclass(frozen=True, eq=False)
+class RowSizes:
+    """Rows of embedding tables that operations touch: one element of each array per operation; zero
+    for operations that touch none.
+
+    Parameters
+    ----------
+    row_bytes : array
+        Bytes of all lookups [B].
+    unique_bytes : array
+        Bytes of the distinct rows [B].
+    page_walks : array
+        Lookups whose page address is not cached [-].
+    beyond_l2, beyond_l3 : array
+        Bytes that come from beyond each cache [B].
+    """
+
+    row_bytes: Array
+    unique_bytes: Array
+    page_walks: Array
+    beyond_l2: Array
+    beyond_l3: Array
+
+    @classmethod
+    def zeros(cls, shape: tuple[int, ...]) -> "RowSizes":
+        """Sizes of operations that touch no rows."""
+        return cls(*(np.zeros(shape) for _ in range(5)))
+
+
+class _RowOperations(NamedTuple):
+    """The operations that touch rows of tables.
+
+    Parameters
+    ----------
+    operation : array of int
+        Position among all operations [-].
+    graph : array of int
+        Position of its graph [-].
+    table : array of int
+        Number of its table in this graph [-].
+    kind, variant : array of str
+        See `perfkit.workloads.graph.Operation`.
+    lookups, dim, row_bytes : array
+        Looked-up rows, numbers in a row [-], and bytes of all looked-up rows [B].
+    itemsize : array
+        Bytes of a number [B].
+    """
+
+    operation: np.ndarray
+    graph: np.ndarray
+    table: np.ndarray
+    kind: np.ndarray
+    variant: np.ndarray
+    lookups: Array
+    dim: Array
+    row_bytes: Array
+    itemsize: Array
+
+    def select(self, members: np.ndarray) -> "_RowOperations":
+        """Take some of them: their positions here, or whether to take each one."""
+        return _RowOperations(*(values[members] for values in self))
+
+
+class _TableSizes(NamedTuple):
+    """What lookups into tables touch and miss: one element of each array per operation, that of its
+    table, see `perfkit.models.embedding.LookupSizes`.
+
+    Parameters
+    ----------
+    unique, unique_bytes : array
+        Distinct rows [-] and their bytes [B].
+    l2_misses, l3_misses : array
+        Share of looked-up bytes that comes from beyond each cache [-].
+    page_walks : array
+        Page walks of the lookups [-].
+    l2_update_misses, l3_update_misses, update_page_walks : array
+        Likewise of an update of the distinct rows.
+    """
+
+    unique: Array
+    unique_bytes: Array
+    l2_misses: Array
+    l3_misses: Array
+    page_walks: Array
+    l2_update_misses: Array
+    l3_update_misses: Array
+    update_page_walks: Array
+
+
+def size_rows(
+    graphs: Sequence[Graph], features: Features, traffic: Array, limits: CacheLimits, dtype: str
+) -> RowSizes:
+    """Size the rows of embedding tables that the operations of some graphs touch.
+
+    Parameters
+    ----------
+    graphs : sequence of Graph
+        What ranks execute, each with caches of its own.
+    features : Features
+        Sizes of all their operations, one graph after the other.
+    traffic : array
+        Bytes of other operands of each operation [B].
+    limits : CacheLimits
+        What the caches of a rank hold.
+    dtype : str
+        Number format of rows of graphs without tables.
+
+    Returns
+    -------
+    rows : RowSizes
+        One element per operation.
+    """
+    rows = RowSizes.zeros(features.lookups.shape)
+    touching = np.flatnonzero(features.lookups.reshape(len(features), -1).any(axis=1))
+    if not len(touching):
+        return rows
+    operations = _list_row_operations(graphs, features, limits, dtype, touching)
+    rows.row_bytes[operations.operation] = operations.row_bytes
+
+    is_forward = operations.kind == "embedding_forward"
+    is_fused = operations.variant == "fused"
+    looks_up_in_fused = np.isin(operations.graph, operations.graph[is_fused])
+    has_lookups = np.isin(operations.graph, operations.graph[is_forward])
+    # a fused kernel goes from table to table and finds no rows of an iteration before
+    for finds_empty_caches in (False, True):
+        chosen = has_lookups & (looks_up_in_fused == finds_empty_caches)
+        if chosen.any():
+            _size_rows_of_tables(
+                rows, operations.select(chosen), graphs, traffic, limits, finds_empty_caches
+            )
+    rows_of_gradient = operations.select(operations.variant == "dense_rows")
+    if len(rows_of_gradient.operation) and limits.page_entries < math.inf:
+        _size_rows_of_gradients(rows, rows_of_gradient, features, traffic, limits)
+    return rows
+
+
+def _list_row_operations(
+    graphs: Sequence[Graph],
+    features: Features,
+    limits: CacheLimits,
+    dtype: str,
+    operation: np.ndarray,
+) -> _RowOperations:
+    """The operations that touch rows, at these positions among those of all graphs."""
+    lengths = [len(graph) for graph in graphs]
+    graph_of_operation = np.repeat(np.arange(len(graphs)), lengths)[operation]
+    first_of_graph = np.cumsum([0, *lengths])
+    kinds, variants = [], []
+    for position, number in zip(operation.tolist(), graph_of_operation.tolist(), strict=True):
+        label = graphs[number].labels[position - first_of_graph[number]]
+        kinds.append(label.kind)
+        variants.append(label.variant)
+    itemsizes = []
+    for graph in graphs:
+        itemsizes.append(graph.tables[0].itemsize if graph.tables else DTYPES[dtype])
+    itemsize = np.array(itemsizes, dtype=float)[graph_of_operation]
+    lookups = features.lookups[operation]
+    dim = features.dim[operation]
+    itemsize_of_rows = itemsize.reshape(-1, *[1] * (lookups.ndim - 1))
+    return _RowOperations(
+        operation=operation,
+        graph=graph_of_operation,
+        # a table is the same in all configurations
+        table=features.table[operation].reshape(len(operation), -1)[:, 0].astype(int),
+        kind=np.array(kinds),
+        variant=np.array(variants),
+        lookups=lookups,
+        dim=np.broadcast_to(dim, lookups.shape),
+        row_bytes=lookups * row_traffic(itemsize_of_rows * dim, 1.0, limits.granularity),
+        itemsize=itemsize,
+    )
+
+
+def _size_rows_of_tables(
+    rows: RowSizes,
+    operations: _RowOperations,
+    graphs: Sequence[Graph],
+    traffic: Array,
+    limits: CacheLimits,
+    finds_empty_caches: bool,
+) -> None:
+    """Size rows of graphs that look up tables, and write them into `rows`."""
+    tables = _size_tables(operations, graphs, limits, finds_empty_caches)
+    is_forward = operations.kind == "embedding_forward"
+    is_update = operations.kind == "embedding_update"
+    is_dense_gradient = operations.variant == "dense"
+    touches_table = operations.variant != "dense_rows"
+    misses_as_lookup = is_forward
+    if finds_empty_caches:  # fused kernels of the backward pass read rows as lookups do
+        misses_as_lookup = operations.variant == "fused"
+    position = operations.operation
+
+    rows.unique_bytes[position[touches_table]] = tables.unique_bytes[touches_table]
+
+    by_cache = (
+        (rows.beyond_l2, tables.l2_misses, tables.l2_update_misses),
+        (rows.beyond_l3, tables.l3_misses, tables.l3_update_misses),
+    )
+    for beyond, misses, update_misses in by_cache:
+        lookup_bytes = misses * operations.row_bytes
+        update_bytes = update_misses * tables.unique_bytes
+        beyond[position[misses_as_lookup]] = lookup_bytes[misses_as_lookup]
+        beyond[position[is_update]] = update_bytes[is_update]
+
+    gradient = position[is_dense_gradient]
+    # rows of a gradient that was just zeroed
+    gradient_misses = miss_share(traffic[gradient] / PAGE, capacity=limits.page_entries)
+    rows.page_walks[position[is_forward]] = tables.page_walks[is_forward]
+    rows.page_walks[position[is_update]] = tables.update_page_walks[is_update]
+    rows.page_walks[gradient] = tables.unique[is_dense_gradient] * gradient_misses
+
+
+def _size_tables(
+    operations: _RowOperations,
+    graphs: Sequence[Graph],
+    limits: CacheLimits,
+    finds_empty_caches: bool,
+) -> _TableSizes:
+    """Size the lookups of all graphs in one pass; those of a graph share its caches."""
+    lookups = operations.select(operations.kind == "embedding_forward")
+    count = len(lookups.operation)
+    configurations = lookups.lookups.shape[1] if lookups.lookups.ndim > 1 else 0
+    graph_numbers, cache_of_lookup = np.unique(lookups.graph, return_inverse=True)
+    tables = []
+    for graph, table in zip(lookups.graph.tolist(), lookups.table.tolist(), strict=True):
+        tables.append(graphs[graph].tables[table])
+    # all lookups of the first configuration, all of the second, ...
+    repeats = max(configurations, 1)
+    caches_before = len(graph_numbers) * np.repeat(np.arange(repeats), count)
+    shape = (len(graph_numbers), *lookups.lookups.shape[1:])
+    dense_bytes = np.empty(shape)
+    for row, number in enumerate(graph_numbers.tolist()):
+        dense_bytes[row] = graphs[number].footprint
+    sizes = size_lookup(
+        list_laws(tables, configurations),
+        lookups.lookups.T.ravel(),
+        lookups.dim.T.ravel(),
+        capacities=(limits.l2, limits.l3),
+        entries=limits.page_entries,
+        itemsize=np.tile(lookups.itemsize, repeats),
+        granularity=limits.granularity,
+        dense_bytes=dense_bytes.T.ravel(),
+        groups=caches_before + np.tile(cache_of_lookup, repeats),
+        cold=finds_empty_caches,
+    )
+    lookup_of_operation = _find_lookups(operations, lookups)
+
+    def by_operation(values: Array) -> Array:
+        if configurations:
+            values = values.reshape(configurations, count).T
+        return values[lookup_of_operation]
+
+    return _TableSizes(
+        unique=by_operation(sizes.unique),
+        unique_bytes=by_operation(sizes.unique_bytes),
+        l2_misses=by_operation(sizes.misses[0]),
+        l3_misses=by_operation(sizes.misses[1]),
+        page_walks=by_operation(sizes.walks),
+        l2_update_misses=by_operation(sizes.update_misses[0]),
+        l3_update_misses=by_operation(sizes.update_misses[1]),
+        update_page_walks=by_operation(sizes.update_walks),
+    )
+
+
+def _find_lookups(operations: _RowOperations, lookups: _RowOperations) -> np.ndarray:
+    """Position of the lookup whose rows each operation touches: its own, or that of its table; the
+    first one of its graph where nothing looks its table up."""
+    lookup_of_operation: dict[int, int] = {}
+    lookup_of_table: dict[tuple[int, int], int] = {}
+    first_of_graph: dict[int, int] = {}
+    columns = (lookups.operation.tolist(), lookups.graph.tolist(), lookups.table.tolist())
+    for position, (operation, graph, table) in enumerate(zip(*columns, strict=True)):
+        lookup_of_operation[operation] = position
+        lookup_of_table[graph, table] = position
+        first_of_graph.setdefault(graph, position)
+    positions = []
+    columns = (operations.operation.tolist(), operations.graph.tolist(), operations.table.tolist())
+    for operation, graph, table in zip(*columns, strict=True):
+        if operation in lookup_of_operation:
+            positions.append(lookup_of_operation[operation])
+        elif (graph, table) in lookup_of_table:
+            positions.append(lookup_of_table[graph, table])
+        else:
+            positions.append(first_of_graph[graph])
+    return np.array(positions, dtype=np.intp)
+
+
+def _size_rows_of_gradients(
+    rows: RowSizes,
+    operations: _RowOperations,
+    features: Features,
+    traffic: Array,
+    limits: CacheLimits,
+) -> None:
+    """Page walks of gradients whose rows another operation looked up; these are taken to be
+    uniform."""
+    position = operations.operation
+    laws = [Uniform(int(count)) for count in features.rows[position]]
+    misses = miss_share(traffic[position] / PAGE, capacity=limits.page_entries)
+    rows.page_walks[position] = misses * distinct_rows(laws, operations.lookups)
