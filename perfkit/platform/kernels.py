@@ -214,7 +214,8 @@ def find_unaligned_rows(
         A product of one row or column reads its matrix once, as a vector kernel does: it is never
         among them.
     """
-    bytes_of_first: Array = np.where(is_transposed, m, k) * np.asarray(itemsize)
+    numbers_of_first = np.where(np.asarray(is_transposed), np.asarray(m), np.asarray(k))
+    bytes_of_first: Array = numbers_of_first * np.asarray(itemsize)
     bytes_of_second: Array = np.asarray(n) * np.asarray(itemsize)
     is_vector = (np.asarray(m) == 1) | (np.asarray(n) == 1)
     of_4_bytes = (bytes_of_first % 4 > 0) | (bytes_of_second % 4 > 0)
