@@ -106,15 +106,20 @@ def try_wheel(wheel: Path, python: str, folder: Path, *, lowest: bool) -> Path:
     return inside
 
 
-def run_tests(inside: Path, archive: Path, folder: Path) -> None:
-    """Run the tests that need no torch against the installed wheel."""
+def run_tests(inside: Path, archive: Path, folder: Path) -> bool:
+    """Run the tests that need no torch against the installed wheel, and return whether all
+    passed."""
     run("uv", "pip", "install", "--quiet", "--python", inside, *TEST_PACKAGES, where=ROOT)
     with tarfile.open(archive) as held:
         held.extractall(folder, filter="data")
     [source] = folder.glob("perfkit-*")
     shutil.rmtree(source / "perfkit")  # the installed one counts
     command = [inside, "-m", "pytest", "-q", "-n", "auto", "--dist", "loadfile"]
-    run(*command, "-m", f"not serial and not {NEEDS_CHECKOUT}", "tests", where=source)
+    try:
+        run(*command, "-m", f"not serial and not {NEEDS_CHECKOUT}", "tests", where=source)
+    except subprocess.CalledProcessError:
+        return False
+    return True
 
 
 def list_working(names: Sequence[str]) -> list[str]:
@@ -130,7 +135,7 @@ def list_working(names: Sequence[str]) -> list[str]:
 
 
 def main() -> int:
-    """Run all checks; the first that fails ends it."""
+    """Run all checks; tests that fail on one interpreter do not keep the others from running."""
     parser = argparse.ArgumentParser(prog="python -m tests.release", description=__doc__)
     parser.add_argument("--pythons", nargs="+", default=PYTHONS, help="interpreters to try")
     parser.add_argument("--skip-tests", action="store_true", help="install and predict only")
@@ -142,10 +147,16 @@ def main() -> int:
         folder = Path(held)
         archive, wheel = build(folder / "built")
         trials = [(name, False) for name in pythons] + [(pythons[0], True)]
+        failed = []
         for number, (python, lowest) in enumerate(trials):
             inside = try_wheel(wheel, python, folder / f"environment-{number}", lowest=lowest)
-            if not given.skip_tests and not lowest:
-                run_tests(inside, archive, folder / f"tests-{number}")
+            if given.skip_tests or lowest:
+                continue
+            print(f"tests on {python}", flush=True)
+            if not run_tests(inside, archive, folder / f"tests-{number}"):
+                failed.append(python)
+    if failed:
+        raise SystemExit(f"tests failed on {', '.join(failed)}")
     print("release checks passed:", ", ".join(pythons), "and lowest versions")
     return 0
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch", reason="the survey runs operations of torch")
+
 from benchmarks import gpu_steps
 from benchmarks import gpu_survey_points as points
 from benchmarks import gpu_survey_tables as tables

@@ -1,5 +1,7 @@
 """The check of a release installs what it says."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,3 +30,17 @@ def test_tests_that_need_the_checkout_have_the_mark_that_is_left_out() -> None:
         if f"mark.{release.NEEDS_CHECKOUT}" in path.read_text(encoding="utf-8")
     }
     assert {"test_structure.py", "test_docs.py", "test_quick.py", "test_resources.py"} <= marked
+
+
+def test_every_test_is_collected_without_torch() -> None:
+    """Where there is no torch, a test is skipped with a reason; none fails to import."""
+    code = (
+        "import sys, pytest\n"
+        "sys.modules['torch'] = None\n"
+        f"marks = 'not serial and not {release.NEEDS_CHECKOUT}'\n"
+        "sys.exit(pytest.main(['--collect-only', '-q', '-p', 'no:cacheprovider', '-m', marks, 'tests']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=release.ROOT, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
