@@ -14,7 +14,6 @@ from perfkit.models.distributions import (
     Distribution,
     distinct_rows,
     join_buckets,
-    unique_rows,
 )
 from perfkit.models.distributions import Uniform as Uniform
 
@@ -323,13 +322,20 @@ def cold_misses(
     >>> cold_misses(Uniform(1000), [1, 1e5], 500).round().tolist()
     [1.0, 50154.0]
     """
-    lookups = np.asarray(lookups, dtype=float)
-    tables = _Tables([distribution], 1.0)
-    times = tables.fill(lambda rows, growth: (rows, growth), rows_cached, 0.0)
-    filling = np.minimum(lookups, times[0])
-    return np.asarray(
-        unique_rows(distribution, filling) + (lookups - filling) * tables.missed(times)[0]
+    counts = np.asarray(lookups, dtype=float)
+    some = counts[counts > 0]
+    each_alone = np.arange(len(some))
+    shares = lru_misses(
+        [distribution] * len(some),
+        some,
+        np.ones(len(some)),
+        capacity=rows_cached,
+        groups=each_alone,
+        cold=True,
     )
+    misses = np.zeros(counts.shape)
+    misses[counts > 0] = some * shares
+    return misses
 
 
 @closed_form()

@@ -291,9 +291,9 @@ def model_state_bytes(
     *,
     ranks: Values = 1,
     zero: Values = 0,
-    weight: float = 2.0,
-    gradient: float = 2.0,
-    states: float = 12.0,
+    weight: Values = 2.0,
+    gradient: Values = 2.0,
+    states: Values = 12.0,
 ) -> Values:
     """Memory of weights, gradients and optimizer states.
 
@@ -305,7 +305,7 @@ def model_state_bytes(
         Ranks that share them [-].
     zero : int or array, optional
         Stage: nothing is shared (0), states (1), gradients too (2), weights too (3) [-].
-    weight, gradient, states : float, optional
+    weight, gradient, states : float or array, optional
         Bytes of a weight, its gradient, and its states; Adam keeps an fp32 copy and two moments
         [B].
 

@@ -201,7 +201,13 @@ def gemm_bytes(
 
 @closed_form()
 def attention_flops(
-    batch: Values, heads: Values, sequence: Values, head_dim: Values, *, causal: Values = False
+    batch: Values,
+    heads: Values,
+    sequence: Values,
+    head_dim: Values,
+    *,
+    causal: Values = False,
+    keys: Values | None = None,
 ) -> Values:
     """Arithmetic of the two products of attention, forward; a fused backward pass has 2.5 times as
     much.
@@ -213,6 +219,9 @@ def attention_flops(
     causal : bool, array or expression, optional
         Whether the masked half of the scores is skipped; eager attention computes it all the same
         [-].
+    keys : int, array or expression, optional
+        Tokens of keys and values; by default as many as `sequence`, which is then the tokens of the
+        queries alone: ranks that share a sequence have a part of its queries [-].
 
     Returns
     -------
@@ -234,7 +243,9 @@ def attention_flops(
     >>> attention_flops(8, 16, 512, 64)
     8589934592.0
     """
-    return 4.0 * (1.0 - 0.5 * causal) * batch * heads * sequence * sequence * head_dim
+    if keys is None:
+        keys = sequence
+    return 4.0 * (1.0 - 0.5 * causal) * batch * heads * sequence * keys * head_dim
 
 
 @closed_form()

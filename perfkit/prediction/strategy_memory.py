@@ -80,10 +80,21 @@ def measure_strategies(
     weights = _Weights(layer, all_weights - layers * layer, all_weights, shards)
     autocast = s.replicated & (sizes.wide > sizes.itemsize)
     # weights that the optimizer updates, and copies of them that layers work with
-    trained = np.where(autocast | (s.zero > 0), sizes.wide, sizes.itemsize) * all_weights / shards
+    itemsize = np.where(autocast | (s.zero > 0), sizes.wide, sizes.itemsize)
+    # what FSDP gathers in its stages 1 and 2 counts as communication: it trains shards alone
+    shared = {"ranks": owners, "zero": np.where(s.zero > 0, 3, 0)}
+    trained = partitions.model_state_bytes(
+        all_weights, weight=itemsize, gradient=0.0, states=0.0, **shared
+    )
     masters = np.where((s.zero > 0) | autocast, 0.0, 1.0 * (sizes.wide > sizes.itemsize))
     optimizer = find_optimizer(model.optimizer)
-    states = sizes.wide * (optimizer.states + masters) * all_weights / shards
+    states = partitions.model_state_bytes(
+        all_weights,
+        weight=0.0,
+        gradient=0.0,
+        states=sizes.wide * (optimizer.states + masters),
+        **shared,
+    )
     sums, until = _hold_sums(s, sizes, weights, autocast)
     candidates = _list_candidates(model, s, sizes, parts, stages, weights, sums, until)
     activations, gradients, gathered, scratch = candidates[0]

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from perfkit.workloads.operations import NN, NT, SORT, TN, Tensor, Weight, size_product
+from perfkit.models.roofline import attention_flops
+from perfkit.workloads.operations import NN, NT, SORT, TN, Tensor, Weight
 from perfkit.workloads.tape import Layer, Tape
 
 #: Arithmetic of fused attention, backward over forward: it has five products instead of two
@@ -198,14 +199,16 @@ class Attention(Layer):
         """Append the kernel."""
         self.q, self.k, self.v = q, k, v
         batch, sequence, hidden = q.shape
-        # two products; half of them if tiles above the diagonal are skipped
-        self.sizes = size_product(
-            sequence,
-            sequence * self.context,
-            hidden // self.heads,
-            batch=batch * self.heads,
-            passes=1.0 if self.causal else 2.0,
-        )
+        keys, head_dim = sequence * self.context, hidden // self.heads
+        self.sizes = {
+            "flops": attention_flops(
+                batch, self.heads, sequence, head_dim, causal=self.causal, keys=keys
+            ),
+            "batch": batch * self.heads,
+            "m": sequence,
+            "n": keys,
+            "k": head_dim,
+        }
         self.statistics = tape.tensor(batch, self.heads, sequence)
         self.y = tape.tensor(*q.shape, itemsize=_widest(q, k, v))
         tape.emit(

@@ -1,0 +1,342 @@
+"""What lessons teach is what predictions call: a closed form that is changed by 1 % moves one.
+
+The forms are all public functions of `perfkit.models` that return numbers. A new one has to move
+one of `PREDICTIONS`, or stand in `EXEMPT` with a reason.
+"""
+
+import functools
+import importlib
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import perfkit as pk
+from perfkit import models
+from perfkit.fitting import AlphaBeta, OverRanks, Pipelined, TwoBranch, TwoRegime
+from perfkit.models import embedding, roofline
+from perfkit.models.distributions import Uniform, Zipf
+from perfkit.models.optimizers import list_optimizers
+from perfkit.prediction.cost import size_operations
+from perfkit.prediction.strategies import price_strategies
+from perfkit.readers.index_arrays import count_indices
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+Form = Callable[..., Any]
+
+#: Forms that no prediction calls, and why.
+EXEMPT = {
+    "partitions.compressed_time": "no workload compresses its gradients",
+    "kernels.at_usual_pace": "corrects what was measured on a disturbed machine",
+    "caches.rotating_misses": "kernels are measured with a few batches of indices in turn; every "
+    "iteration of training draws fresh ones",
+}
+#: Another reading of a form that predictions call, which it calls itself.
+READINGS = {
+    "caches.lru_hit_rate": ("caches.lru_misses", (Zipf(1000, 1.0), 100.0), {}),
+    "caches.cold_misses": ("caches.lru_misses", (Zipf(1000, 1.0), 500.0, 100.0), {}),
+    "distributions.unique_rows": ("distributions.distinct_rows", (Uniform(1000), 500.0), {}),
+    "collectives.bus_bandwidth": (
+        "collectives.bus_factor",
+        (8e9, 0.03),
+        {"ranks": 8, "operation": "all_reduce"},
+    ),
+}
+#: Sums over tensors that predictions record one by one, to place each in a memory level. The tests
+#: at the end of this file hold both equal.
+SUMS = {
+    "roofline.optimizer_bytes",
+    "roofline.attention_bytes",
+    "embedding.fused_backward_bytes",
+}
+#: Public functions that return names or records, and no numbers.
+NO_NUMBERS = {
+    "distributions.join_buckets",
+    "kernels.term_names",
+    "kernels.list_terms",
+    "optimizers.list_optimizers",
+    "optimizers.find_optimizer",
+    "optimizers.split_form",
+    "partitions.list_steps",
+}
+
+
+def list_functions() -> dict[str, Form]:
+    """Public functions of `perfkit.models` by module and name."""
+    functions = {}
+    for module in pkgutil.iter_modules(models.__path__):
+        space = importlib.import_module(f"perfkit.models.{module.name}")
+        for name, value in vars(space).items():
+            if inspect.isclass(value) or not callable(value) or name.startswith("_"):
+                continue
+            if value.__module__ == space.__name__:
+                functions[f"{module.name}.{name}"] = value
+    return functions
+
+
+FORMS = {name: form for name, form in list_functions().items() if name not in NO_NUMBERS}
+
+
+# -- predictions ---------------------------------------------------------------------------------
+
+
+def bert(**settings: Any) -> pk.Transformer:
+    return pk.Transformer.bert("bert-base", **{"batch": 8, "sequence": 128, **settings})
+
+
+def dlrm(**settings: Any) -> pk.DLRM:
+    given = {"batch": 2048, "rows": [1000, 100_000], "dim": 64, "pooling": 20, "exponent": 1.05}
+    return pk.DLRM(**{**given, **settings})
+
+
+def answer(prediction: pk.Prediction) -> list[float]:
+    """Times of an iteration and of its kernels, which a host may hide, and memory of a rank."""
+    kernels = sum(part.time for part in prediction.causes.kernels)
+    return [prediction.time, kernels, prediction.memory().total]
+
+
+def language_model_on_gpus() -> list[float]:
+    return answer(pk.predict(bert(dtype="bf16"), "h100-sxm-8", ranks=8))
+
+
+def fused_attention_on_gpus() -> list[float]:
+    model = pk.Transformer.gpt2("gpt2", batch=8, sequence=128, dtype="bf16", attention="fused")
+    return answer(pk.predict(model, "h100-sxm-8"))
+
+
+def language_model_on_a_processor() -> list[float]:
+    return answer(pk.predict(bert(), "zen5-2"))
+
+
+def recommendation_on_a_processor() -> list[float]:
+    return answer(pk.predict(dlrm(rows=[10_000, 5_000_000]), "zen5-2"))
+
+
+def recommendation_on_gpus() -> list[float]:
+    model = dlrm(embedding="exact", optimizer="adagrad", sparse=False)
+    return answer(pk.predict(model, "h100-sxm-8", ranks=8))
+
+
+def recommendation_on_one_gpu() -> list[float]:
+    return answer(pk.predict(dlrm(embedding="fused"), "h100-sxm-8"))
+
+
+def ranks_on_nodes() -> list[float]:
+    platform = pk.load_platform("h100-sxm-8x8")
+    pairs = [("all_reduce", None), ("all_to_all", None), ("all_to_all", "two_level")]
+    pairs += [("all_gather", None), ("all_reduce", "tree"), ("all_reduce", "two_level")]
+    return [platform.collective(o, 1e8, ranks=64, algorithm=a).time for o, a in pairs]
+
+
+def ranks_of_a_datasheet() -> list[float]:
+    """Collectives inside a node that nobody measured: forms of textbooks."""
+    platform = pk.Platform.from_datasheet(
+        "made up", ranks=8, flops={"bf16": 1e15}, memory=(8e10, 3e12), link=4.5e11
+    )
+    names = ("ring", "tree", "in_network")
+    return [platform.collective("all_reduce", 1e8, ranks=8, algorithm=a).time for a in names]
+
+
+def curves_of_files() -> list[float]:
+    """Collectives by each form that a platform file may have."""
+    two = {"alpha1": 1e-5, "beta1": 1e-9, "alpha2": 1e-4, "beta2": 1e-11}
+    over = {"alpha0": 1e-5, "alpha1": 1e-6, "beta0": 1e-12, "beta1": 1e-11}
+    line = {"alpha": 1e-5, "beta": 1e-11}
+    curves = [AlphaBeta.build(line), Pipelined.build(line), OverRanks.build(over)]
+    curves += [TwoRegime.build(two), TwoBranch.build(two)]
+    platform = pk.load_platform("h100-sxm-8")
+    times = []
+    for curve in curves:
+        count = "any" if isinstance(curve, OverRanks) else "8"
+        known = replace(platform, collectives={f"all_reduce.{count}": curve})
+        times.append(pk.predict(bert(), known, ranks=8).time)
+    return times
+
+
+def strategies() -> list[float]:
+    model = pk.Transformer.preset("gpt3-175b", batch=256, attention="eager")
+    chosen = pk.Strategy(tp=8, pp=8, dp=1, schedule="interleaved", chunks=2, checkpoint="selective")
+    sharded = pk.Strategy(tp=8, pp=1, dp=8, zero=3, tiled=True)
+    platform = pk.load_platform("h100-sxm-8x8")
+    found = price_strategies(model, platform, pk.Strategy.stack([chosen, sharded]))
+    return [*found["time"].tolist(), *found["needs"].tolist()]
+
+
+def hidden_messages() -> list[float]:
+    """Messages of tensor parallelism that take longer than the products beside them."""
+    model = bert(dtype="bf16", batch=64, sequence=512)
+    chosen = pk.Strategy(tp=4, dp=2, micro_batch=8, tiled=True)
+    platform = pk.load_platform("l40s-8")
+    return price_strategies(model, platform, pk.Strategy.stack([chosen]))["time"].tolist()
+
+
+def single_kernels() -> list[float]:
+    platform = pk.load_platform("h100-sxm-8")
+    lookup = platform.lookup(dlrm().tables, batch=2048)
+    return [platform.gemm(64, 64, 64, dtype="bf16").time, lookup.time]
+
+
+def recorded_lookups() -> list[float]:
+    """A batch of indices, by its histogram and by the law that is fitted to it."""
+    rows = np.random.default_rng(0).zipf(1.2, 40_000)
+    [found] = count_indices(rows[rows < 1_000_000], rows=1_000_000)
+    times = []
+    for law in ("histogram", "zipf"):
+        table = found.to_table(64, law=law)
+        platform = pk.load_platform("zen5-2")
+        times.append(platform.lookup([table], batch=40_000).time)
+    return times
+
+
+PREDICTIONS: list[Callable[[], list[float]]] = [
+    language_model_on_gpus,
+    language_model_on_a_processor,
+    fused_attention_on_gpus,
+    recommendation_on_gpus,
+    recommendation_on_one_gpu,
+    recommendation_on_a_processor,
+    ranks_on_nodes,
+    ranks_of_a_datasheet,
+    curves_of_files,
+    strategies,
+    single_kernels,
+    recorded_lookups,
+    hidden_messages,
+]
+
+
+# -- changes -------------------------------------------------------------------------------------
+
+
+def grow(value: Any) -> Any:
+    """A result of a form, with each number 1 % larger."""
+    if isinstance(value, (bool, str)) or value is None:
+        return value
+    if isinstance(value, (int, float, np.number)):
+        return 1.01 * value
+    if isinstance(value, np.ndarray):
+        return 1.01 * value if value.dtype.kind == "f" else value
+    if isinstance(value, tuple):
+        grown = [grow(entry) for entry in value]
+        return type(value)(*grown) if hasattr(value, "_fields") else tuple(grown)
+    if is_dataclass(value):
+        numbers = {field.name: grow(getattr(value, field.name)) for field in fields(value)}
+        return replace(value, **numbers)
+    return 1.01 * value  # an open size of a workload
+
+
+def list_modules() -> list[ModuleType]:
+    """Modules of perfkit that are imported."""
+    return [module for name, module in [*sys.modules.items()] if name.startswith("perfkit")]
+
+
+def forget() -> None:
+    """Empty all caches of perfkit, those of platforms among them."""
+    for module in list_modules():
+        members = [*vars(module).values()]
+        classes = [member for member in members if inspect.isclass(member)]
+        for member in members + [value for kind in classes for value in vars(kind).values()]:
+            if hasattr(type(member), "cache_clear"):
+                member.cache_clear()
+
+
+@pytest.fixture
+def change(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Form], None]]:
+    """Changes a form wherever the library has it."""
+
+    def replace_everywhere(form: Form) -> None:
+        @functools.wraps(form)
+        def grown(*arguments: Any, **keywords: Any) -> Any:
+            return grow(form(*arguments, **keywords))
+
+        for module in list_modules():
+            for key, value in [*vars(module).items()]:
+                if value is form:
+                    monkeypatch.setattr(module, key, grown)
+        forget()
+
+    yield replace_everywhere
+    monkeypatch.undo()
+    forget()
+
+
+@functools.cache
+def unchanged(prediction: Callable[[], list[float]]) -> list[float]:
+    forget()
+    return prediction()
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_taught_form_moves_a_prediction(name: str, change: Callable[[Form], None]) -> None:
+    before = [unchanged(prediction) for prediction in PREDICTIONS]
+    change(FORMS[name])
+    for prediction, known in zip(PREDICTIONS, before, strict=True):
+        moved = not np.allclose(prediction(), known, rtol=1e-9, atol=0.0)
+        if moved:
+            break
+    if name in {*EXEMPT, *READINGS, *SUMS}:
+        assert not moved, f"{name} moves {prediction.__name__}: it is exempt no more"
+    else:
+        assert moved, f"no prediction calls {name}: let one, or say in EXEMPT why not"
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_a_reading_calls_the_form_of_predictions(name: str, change: Callable[[Form], None]) -> None:
+    called, arguments, keywords = READINGS[name]
+    before = FORMS[name](*arguments, **keywords)
+    change(FORMS[called])
+    assert FORMS[name](*arguments, **keywords) != pytest.approx(before, rel=1e-6)
+
+
+def test_every_name_is_that_of_a_function() -> None:
+    assert {*EXEMPT, *READINGS, *SUMS} <= {*FORMS}
+    assert {*list_functions()} >= NO_NUMBERS
+
+
+# -- sums of recorded tensors --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("optimizer", list_optimizers(dense=True))
+def test_recorded_updates_move_what_is_taught(optimizer: str, fused: bool) -> None:
+    graph = bert(optimizer=optimizer, fused=fused).graphs(1, accelerator=True)[0]
+    updates = np.array([label.phase == "update" for label in graph.labels])
+    name = f"{optimizer}_fused" if fused else optimizer
+    taught = roofline.optimizer_bytes(name, graph.parameters)
+    # the step counters of the weights are 4 B each, and not taught
+    assert graph.traffic[updates].sum() == pytest.approx(taught, rel=1e-4)
+
+
+def test_recorded_products_and_attention_move_what_is_taught() -> None:
+    batch, heads, sequence, head_dim = 8, 12, 128, 64
+    graph = bert(dtype="bf16", attention="fused").graphs(1, accelerator=True)[0]
+    products = graph.kernels["gemm", "nn"]
+    m, n, k = (graph.column(name)[products] for name in "mnk")
+    taught = roofline.gemm_bytes(m, n, k, itemsize=2)
+    assert graph.traffic[products] == pytest.approx(taught, rel=1e-12)
+    forward = graph.kernels["attention", "forward"]
+    sizes = {"kv_heads": heads, "itemsize": 2}
+    attention = roofline.attention_bytes(batch, heads, sequence, head_dim, **sizes)
+    row_sums = 2.0 * batch * heads * sequence  # a number for each row of scores, and not taught
+    assert graph.traffic[forward] == pytest.approx(attention + row_sums, rel=1e-12)
+
+
+def test_recorded_lookups_move_what_is_taught() -> None:
+    batch, pooling, dim = 2048, 20, 64
+    graph = dlrm(rows=[100_000], embedding="fused").graphs(1, accelerator=True)[0]
+    platform = pk.load_platform("h100-sxm-8")
+    nbytes = size_operations(graph, platform)["nbytes"]
+    sizes = {"itemsize": 4, "granularity": 32}
+    [forward] = graph.kernels["embedding_forward", "fused"]
+    taught = embedding.forward_bytes(batch, batch * pooling, dim, **sizes)
+    assert nbytes[forward] == pytest.approx(taught, rel=1e-12)
+    [backward] = graph.kernels["embedding_backward", "fused"]
+    taught = embedding.fused_backward_bytes(batch, batch * pooling, dim, **sizes)
+    indices = 8.0 * batch * pooling + 8.0 * batch  # indices and offsets, and not taught
+    assert nbytes[backward] == pytest.approx(taught + indices, rel=1e-12)
