@@ -235,6 +235,48 @@ def test_time_that_host_and_device_wait_for_each_other_is_a_part_of_its_own() ->
     )
 
 
+@pytest.mark.parametrize(("ranks", "fused"), [(1, False), (1, True), (8, False)])
+def test_a_list_wise_update_is_shared_among_modules_by_their_weights(
+    ranks: int, fused: bool
+) -> None:
+    """A table takes the share of the update that it has of the weights, also where the gradients of
+    all other modules are averaged in one tensor."""
+    model = DLRM(
+        rows=[20_000] * ranks,
+        dim=64,
+        pooling=1,
+        bottom=[512, 64],
+        top=[4096, 2048],
+        features=13,
+        batch=512,
+        sparse=False,
+        optimizer="adam",
+        fused=fused,
+    )
+    prediction = predict(model, H100, ranks=ranks)
+    consistent(prediction)
+    rows = prediction.modules(depth=1).rows(named=True)
+    update = {row["module"]: row["update_s"] for row in rows}
+    modules = ("embeddings", "bottom", "top")
+    weights = model.graphs(ranks)[0].parameters
+    share = update["embeddings"] / sum(update[module] for module in modules)
+    assert share == pytest.approx(20_000 * 64 / weights, rel=0.11)  # each rank has one table
+
+
+def test_each_layer_takes_its_share_of_a_list_wise_update() -> None:
+    """Layers are recorded once and repeated; tied weights belong to the embeddings."""
+    model = Transformer.bert("bert-base", batch=8, sequence=128, dtype="bf16")
+    rows = predict(model, H100).modules(depth=2).rows(named=True)
+    update = {row["module"]: row["update_s"] for row in rows}
+    layers = [update[f"layers.{layer}"] for layer in range(12)]
+    assert layers == pytest.approx([layers[0]] * 12)
+    of_weights = sum(layers) + update["embeddings"] + update["head"]
+    hidden = 768
+    layer_weights = 12 * hidden**2 + 13 * hidden  # matrices; biases and norms
+    share = 12 * layer_weights / model.graphs()[0].parameters
+    assert sum(layers) / of_weights == pytest.approx(share, rel=0.01)
+
+
 def test_overheads_of_a_class_come_before_those_of_all() -> None:
     """A variant before its phase, before its class, before all operations."""
     workload = Transformer.bert(batch=1, **{**TINY, "sequence": 16})

@@ -16,6 +16,7 @@ from scipy.optimize import linear_sum_assignment
 
 from perfkit import recording
 from perfkit.measure.processes import run_processes
+from perfkit.platform.estimates import keep_quiet
 from perfkit.prediction.predictor import predict
 from perfkit.recording.nets import Net
 from perfkit.workloads.dlrm import DLRM
@@ -240,6 +241,30 @@ def test_optimizers_on_a_gpu_work_on_lists_and_reading_a_loss_is_a_transfer() ->
     assert "_foreach_add_" in [
         label.name for label in capture(STEPS["momentum"], device="cuda").labels
     ]
+
+
+@pytest.mark.parametrize("kind", ["foreach", "fused"])
+def test_a_captured_update_in_lists_is_shared_among_modules(kind: str) -> None:
+    """States that are updated without their weights belong to the module of the weights."""
+
+    def make() -> Any:
+        model = nn.Sequential(nn.Linear(4096, 8192), nn.ReLU(), nn.Linear(8192, 1024))
+        optimizer = torch.optim.Adam(model.parameters(), **{kind: True})
+        x = torch.randn(256, 4096)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+
+        return step
+
+    with keep_quiet():
+        prediction = predict(capture(make, device="cuda"), "h100-sxm-8")
+    rows = prediction.modules().rows(named=True)
+    update = {row["module"]: row["update_s"] for row in rows}
+    assert update["0"] / (update["0"] + update["2"]) == pytest.approx(4096 / (4096 + 1024), 0.01)
+    assert update.get("", 0.0) < 0.05 * sum(update.values())
 
 
 def test_groups_and_waits_of_collectives(tmp_path: Path) -> None:

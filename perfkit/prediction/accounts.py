@@ -145,7 +145,7 @@ def sum_modules(timeline: RankTimeline, depth: int | None) -> Table:
     """Time of every module in program order, see `Prediction.modules`.
 
     Idle time between two iterations belongs to no module. The time of an update is shared among the
-    modules whose parameters and gradients it reads and writes, by their bytes; it counts as an
+    modules whose weights, gradients and states it reads and writes, by their bytes; it counts as an
     operation of each. Time that was not simulated has its own rows, as idle time of the update.
     """
     check_threads()
@@ -185,9 +185,9 @@ def sum_modules(timeline: RankTimeline, depth: int | None) -> Table:
 
 
 def _find_owners(graph: Graph) -> dict[int, dict[str, float]]:
-    """Shares of modules in each update without a module, by the bytes of their parameters and
-    gradients [-]."""
-    owner: dict[int, str] = {}
+    """Shares of modules in each update without a module, by the bytes of their weights, gradients
+    and states [-]."""
+    owner = dict(zip(graph.owners.buffer.tolist(), graph.owners.module, strict=True))
     touched: dict[int, list[tuple[int, float]]] = {}
     for access in graph.accesses:
         label = graph.labels[access.operation]
@@ -195,7 +195,7 @@ def _find_owners(graph: Graph) -> dict[int, dict[str, float]]:
             owner.setdefault(access.buffer, label.module)
         elif label.phase == "update" and label.kind != "collective":
             touched.setdefault(access.operation, []).append((access.buffer, access.nbytes))
-    # states of the optimizer belong to the module of the parameters they are used with
+    # states of a weight that is updated alone belong to its module; those of lists are known
     for _ in range(2):
         for buffers in touched.values():
             modules = {owner[buffer] for buffer, _ in buffers if buffer in owner}

@@ -27,10 +27,10 @@ _INSIDE = tuple(
 )
 #: The device that stores a fake tensor.
 _STORED: Any = vars(FakeTensor)["device"].fget
-#: Operations that may take tensors of the host and of the GPU at once, and the beginnings of their
-#: names.
+#: Operations that may take tensors of the host and of the GPU at once, as those on lists may.
 _MIXING = ("copy_", "index", "_index_put_impl_", "index_put", "index_put_")
-_LISTS = ("_foreach_", "_fused_")
+#: Beginnings of the names of operations on lists of tensors.
+LISTS = ("_foreach_", "_fused_")
 #: Modules of PyTorch, which are given the device of their weights.
 _MODULES = str(Path(nn.__file__ or "").parent / "modules")
 
@@ -184,7 +184,7 @@ class Places:
             return
         stays = not self.placing and all(map(self._is_made_on_host, given))
         divided = dist.is_initialized() and any(isinstance(t, nn.Parameter) for t in given)
-        mixed = not (stays or name in _MIXING or name.startswith(_LISTS))
+        mixed = not (stays or name in _MIXING or name.startswith(LISTS))
         for tensor in walk_tensors(out):
             if not isinstance(tensor, FakeTensor):
                 continue

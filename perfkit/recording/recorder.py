@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from perfkit.models.distributions import Zipf, unique_rows
 from perfkit.recording.exchanges import GRAPHED, Exchanges, answer, name_collective
 from perfkit.recording.modules import DTYPES
-from perfkit.recording.places import Places
+from perfkit.recording.places import LISTS, Places
 from perfkit.recording.sandbox import compute
 from perfkit.recording.values import Values, are_sparse, is_whole
-from perfkit.workloads.columns import Accesses, Allocations, Features, Weights
+from perfkit.workloads.columns import Accesses, Allocations, Features, Owners, Weights
 from perfkit.workloads.execution import compile_graph
 from perfkit.workloads.graph import Graph, Label
 from perfkit.workloads.tables import EmbeddingTable
@@ -215,6 +215,8 @@ class Recorder(TorchDispatchMode):
         self.viewed = self.bare = 0  # views, and calls of the framework without a kernel
         self._sizes: list[dict[str, float]] = []  # of each operation, by name
         self._accesses: list[tuple[int, int, float, int]] = []
+        # storages of tensors that updates in lists use together: a weight, its gradient and states
+        self._partners: dict[tuple[int, ...], None] = {}
         self._dtypes: list[str] = []
         self._keys: list[float] = []
         self._tables: list[EmbeddingTable] = []
@@ -383,6 +385,32 @@ class Recorder(TorchDispatchMode):
             writes,
             dtype,
         )
+        if self.phase == "update" and schema.name.startswith(LISTS):
+            self._note_partners([*args, out])
+
+    def _note_partners(self, values: Sequence[Any]) -> None:
+        """Note which tensors of the lists of an operation belong together: those with the same
+        place in their lists."""
+        lists = [list(walk_tensors(value)) for value in values if isinstance(value, list | tuple)]
+        longest = max(map(len, lists), default=0)
+        for together in zip(*(each for each in lists if len(each) == longest), strict=True):
+            self._partners[tuple(self.values.number(tensor) for tensor in together)] = None
+
+    def _find_owners(self, labels: Sequence[Label], accesses: Accesses) -> Owners:
+        """Modules of the tensors that are updated in lists: a weight, its gradient or a state is
+        used by a module or beside a tensor of which the module is known."""
+        owner: dict[int, str] = {}
+        for access in accesses:
+            if labels[access.operation].module:
+                owner.setdefault(access.buffer, labels[access.operation].module)
+        rows: dict[int, str] = {}
+        # states may be updated before they meet their weight
+        for _ in range(2):
+            for together in self._partners:
+                modules = [owner[number] for number in together if number in owner]
+                for number in together if modules else ():
+                    rows[number] = owner.setdefault(number, modules[0])
+        return Owners.from_rows([*rows.items()])
 
     def emit(
         self,
@@ -553,6 +581,7 @@ class Recorder(TorchDispatchMode):
             self.exchanges.list_waits(keys, order),
             notes=(*self.values.notes, *notes),
             weights=Weights.from_rows(weights),
+            owners=self._find_owners(labels, accesses),
             device="cuda" if self.accelerator else "cpu",
             allocations=self._list_allocations(),
         )

@@ -1,5 +1,5 @@
 """Columns of a graph: sizes of its operations, which tensors they read and write, which of these
-are weights, when memory is allocated, and which operations wait for collectives."""
+are weights, which modules own them, when memory is allocated, and which operations wait for collectives."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -274,6 +274,32 @@ class Weights:
     def table_buffers(self) -> np.ndarray:
         """Numbers of the buffers of embedding tables [-]."""
         return self.buffer[self.is_table]
+
+
+@dataclass(frozen=True, eq=False)
+class Owners:
+    """Modules of the tensors that an optimizer updates in lists: weights, and states that belong to
+    them. One element of each column per tensor.
+
+    Parameters
+    ----------
+    buffer : array of int
+        Number of its buffer [-].
+    module : tuple of str
+        Path of the module of the weight.
+    """
+
+    buffer: np.ndarray
+    module: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.buffer)
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[tuple[int, str]] = ()) -> "Owners":
+        """Turn rows of buffer numbers and modules into columns."""
+        buffers, modules = zip(*rows, strict=True) if rows else ((), ())
+        return cls(np.array(buffers, dtype=np.intp), tuple(modules))
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,15 @@ import numpy as np
 
 from perfkit.ground.results import Table, Tabular
 from perfkit.models.kernels import reuse_distances
-from perfkit.workloads.columns import FEATURES, Accesses, Allocations, Features, Waits, Weights
+from perfkit.workloads.columns import (
+    FEATURES,
+    Accesses,
+    Allocations,
+    Features,
+    Owners,
+    Waits,
+    Weights,
+)
 from perfkit.workloads.tables import EmbeddingTable
 
 PHASES = ("forward", "backward", "update")
@@ -158,6 +166,8 @@ class Graph(Tabular):
         With several configurations: bytes of each buffer; one layer represents all equal ones [B].
     weights : Weights
         Trained tensors outside of layers.
+    owners : Owners
+        Modules of weights and of their states, where an optimizer updates them in lists.
     allocations : Allocations
         Allocations in their order, first those made before the iteration. Empty if a buffer exists
         from its first to its last use.
@@ -189,6 +199,7 @@ class Graph(Tabular):
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     buffers: tuple[Any, ...] = ()
     weights: Weights = field(default_factory=Weights.from_rows)
+    owners: Owners = field(default_factory=Owners.from_rows)
     allocations: Allocations = field(default_factory=Allocations.from_rows)
     notes: tuple[str, ...] = ()
     execution: str = "eager"

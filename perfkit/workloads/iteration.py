@@ -1,14 +1,14 @@
 """From a tape to the graph of an iteration: average gradients over ranks, update weights, repeat
 layers, reduce gradients in buckets."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfkit.models.optimizers import ElementwiseStep, find_optimizer
-from perfkit.workloads.columns import FEATURES, Accesses, Features, Waits, Weights
+from perfkit.workloads.columns import FEATURES, Accesses, Features, Owners, Waits, Weights
 from perfkit.workloads.graph import Graph, Label
 from perfkit.workloads.operations import Tensor, Weight
 from perfkit.workloads.structure import OpenGraph, SizeTable
@@ -52,7 +52,7 @@ def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False
     tape.module = ""
     # others were updated by the backward pass
     weights = [weight for weight in tape.trained if weight.stored in tape.gradients]
-    dense = [weight.stored for weight in weights if not weight.updates_rows]
+    dense = [weight for weight in weights if not weight.updates_rows]
     rows = [weight for weight in weights if weight.updates_rows]
     chosen = find_optimizer(optimizer)
     if rows and not chosen.sparse_rows:
@@ -71,7 +71,7 @@ def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False
         if weight.updates_rows:
             _update_rows(tape, weight)
         else:
-            _update_dense(tape, [weight.stored], chosen.operations("eager"), listed=False)
+            _update_dense(tape, [weight], chosen.operations("eager"), listed=False)
 
 
 def _update_rows(tape: Tape, weight: Weight) -> None:
@@ -101,24 +101,40 @@ def finish(
 
 
 def _update_dense(
-    tape: Tape, weights: Sequence[Tensor], operations: Sequence[ElementwiseStep], *, listed: bool
+    tape: Tape, weights: Sequence[Weight], operations: Sequence[ElementwiseStep], *, listed: bool
 ) -> None:
     """Run the operations of an optimizer on a dense weight or on a list of them."""
-    count, elements = _count(tape, weights) if listed else (1, weights[0].numel)
+    stored = [weight.stored for weight in weights]
+    count, elements = _count(tape, stored) if listed else (1, stored[0].numel)
     tensors: dict[str, list[Tensor]] = {
-        "weight": [*weights],
-        "gradient": [tape.gradients[weight] for weight in weights],
+        "weight": stored,
+        "gradient": [tape.gradients[tensor] for tensor in stored],
     }
     for operation in operations:
         for operand in operation.reads + operation.writes:
             if operand not in tensors:
-                tensors[operand] = _make_operands(tape, operand, weights)
+                tensors[operand] = _make_operands(tape, operand, stored)
         reads = [tensor for operand in operation.reads for tensor in tensors[operand]]
         writes = [tensor for operand in operation.writes for tensor in tensors[operand]]
-        tape.layer = -1 if listed else weights[0].layer
+        tape.layer = -1 if listed else stored[0].layer
         size = count if operation.counts_steps else elements
         tape.emit(operation.name, "elementwise", reads, writes, operation.variant, elements=size)
     tape.layer = -1
+    if listed:
+        _note_owners(tape, weights, tensors)
+
+
+def _note_owners(
+    tape: Tape, weights: Sequence[Weight], tensors: Mapping[str, Sequence[Tensor]]
+) -> None:
+    """Note the modules of the operands of a list-wise update.
+
+    Gradients are left out: averaged ones of several modules share a storage.
+    """
+    for operand, of_weights in tensors.items():
+        if operand not in ("gradient", "one"):
+            for weight, tensor in zip(weights, of_weights, strict=True):
+                tape.owners[tensor.storage] = weight.module
 
 
 def _make_operands(tape: Tape, operand: str, weights: Sequence[Tensor]) -> list[Tensor]:
@@ -179,8 +195,10 @@ def make_open_graph(tape: Tape, **about: Any) -> OpenGraph:
     rows = _list_rows(tape, sizes)
     outside = [weight for weight in tape.trained if weight.layer < 0]
     weights = Weights.from_rows([(one.storage, one.table is not None) for one in outside])
+    owners = Owners.from_rows([*tape.owners.items()])
     if tape.repeats > 1:
         layout = _lay_out_storages(tape)
+        owners = _repeat_owners(tape, layout)
         rows = _repeat(rows, tape, layout)
         weights = replace(weights, buffer=layout.number[weights.buffer])
     noted: Sequence[LaunchWait] = tape.waits
@@ -194,6 +212,7 @@ def make_open_graph(tape: Tape, **about: Any) -> OpenGraph:
         tuple(tape.tables),
         _count(tape, tape.trained)[1],
         weights=weights,
+        owners=owners,
         waits=_list_waits(rows.labels, noted) if tape.overlap else None,
         **about,
     )
@@ -278,6 +297,30 @@ def _repeat(recorded: _Rows, tape: Tape, layout: _StorageLayout) -> _Rows:
         label, module = recorded.labels[row], texts[row].format(number_of_layer)
         labels.append(Label(label.name, label.kind, label.variant, label.phase, module))
     return _Rows(labels, recorded.features.select(rows), accesses)
+
+
+def _repeat_owners(tape: Tape, layout: _StorageLayout) -> Owners:
+    """Modules of tensors that are updated in lists, for each of the layers that one represents."""
+    rows: list[tuple[int, str]] = []
+    for storage, module in tape.owners.items():
+        home, number = tape.homes[storage], int(layout.number[storage])
+        if home < 0:
+            rows.append((number, module))
+            continue
+        text = module.replace(f"layers.{home}", "layers.{}", 1)
+        for layer in _list_layers(home, tape.repeats):
+            buffer = int(number + layout.outside + layer * layout.inside)
+            rows.append((buffer, text.format(layer)))
+    return Owners.from_rows(rows)
+
+
+def _list_layers(recorded: int, repeats: int) -> range:
+    """Numbers of the layers that a recorded one represents: the second one stands for several."""
+    if recorded == 0:
+        return range(1)
+    if recorded == 1:
+        return range(1, repeats + 1)
+    return range(repeats + recorded - 1, repeats + recorded)
 
 
 def _unroll(owners: np.ndarray, repeats: int) -> tuple[np.ndarray, np.ndarray]:

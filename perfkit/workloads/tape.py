@@ -205,6 +205,8 @@ class Tape:
         self.tables: list[EmbeddingTable] = []
         self.operations: list[RecordedOperation] = []
         self.homes: list[int] = []  # layer of every storage
+        # module of each weight and state that is updated in lists, by its storage
+        self.owners: dict[int, str] = {}
         self.middle, self.repeats = 0, 1  # the layer that represents several ones, and how many
         self.waits: list[LaunchWait] = []
         self.bare = 0  # calls without a kernel before the next operation
