@@ -222,11 +222,7 @@ class Machine:
 
     def key(self, rank: int, iteration: int, number: int) -> tuple:
         keys = self.ranks[rank].group.communicators
-        return (
-            keys[number],
-            iteration - (number < 0),
-            keys[: number % len(keys)].count(keys[number]),
-        )
+        return keys[number], iteration, keys[:number].count(keys[number])
 
     def host(self, rank: int, iterations: int) -> Iterator:
         """Seconds that the host of a device works, and what it waits for."""
@@ -243,9 +239,9 @@ class Machine:
         for iteration in range(iterations):
             for place in range(len(mine.seconds) + 1):
                 yield from (
-                    self.key(rank, iteration, number)
-                    for wait, number in mine.collective_waits
-                    if wait == place
+                    self.key(rank, iteration - wait.of_previous_iteration, wait.collective)
+                    for wait in mine.collective_waits
+                    if wait.position == place
                 )
                 if place < len(mine.seconds):
                     if self.device:
@@ -362,7 +358,7 @@ def test_any_schedule_takes_as_long_as_event_by_event(mesh: tuple[list, bool, fl
     timeline = simulate(ranks, device=device, contention=contention)
     ends = Machine(*mesh).run(25 if contention else 72)
     # the first iteration leaves something
-    left = any(number < 0 for rank in ranks for _, number in rank.collective_waits)
+    left = any(wait.of_previous_iteration for rank in ranks for wait in rank.collective_waits)
     assert left or timeline.latency == pytest.approx(float(ends[0]), abs=1e-9)
     assert timeline.period == pytest.approx(float(ends[-1] - ends[-13]) / 12, abs=1e-9)
 
@@ -398,8 +394,11 @@ def test_where_the_time_of_a_rank_goes(mesh: tuple[list, bool, float]) -> None:
             rank_timeline.exposed_time >= 0
         ).all()
         shifted = [
-            (place, ends[places[n]] - timeline.period * (n < 0))
-            for place, n in rank.collective_waits
+            (
+                wait.position,
+                ends[places[wait.collective]] - timeline.period * wait.of_previous_iteration,
+            )
+            for wait in rank.collective_waits
         ]
         assert all(starts[place] >= end - near for place, end in shifted if place < len(starts))
         seen: dict[int, int] = {}

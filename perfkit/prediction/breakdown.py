@@ -196,7 +196,9 @@ def break_down(timeline: RankTimeline) -> Breakdown:
         part.phase: part.operations for part in parts.values() if part.kind == "collective"
     }
     exposed_time = dict.fromkeys(collective_counts, 0.0)
-    for position, collective in dict(timeline.times.collective_waits).items():
+    # all waits at a position are one time, which belongs to the last of them
+    last_waits = {wait.position: wait.collective for wait in timeline.times.collective_waits}
+    for position, collective in last_waits.items():
         phase = graph.labels[graph.collectives[collective]].phase
         exposed_time[phase] += float(timeline.exposed_time[position])
     contention_time = dict.fromkeys(collective_counts, 0.0)

@@ -236,23 +236,24 @@ class _StructureTimes:
         `simulate`."""
         work = self.work @ seconds
         segments = self.rank.segments
-        collectives = list(zip(segments.awaits.tolist(), segments.launches.tolist(), strict=True))
         durations, share = self.rank.durations, self.contention
-        count = len(durations)
         front = begin = network = np.zeros(work.shape[1])
-        ended, before = [front] * count, [front] * count
-        # a collective may end in the next iteration
-        for _ in range(1 + 2 * any(wait < 0 for wait, _ in collectives)):
-            ended, before, begin = [front] * count, ended, front
-            for own, (wait, launched) in zip(work, collectives, strict=True):
-                if wait != count:
-                    front = np.maximum(front, before[wait] if wait < 0 else ended[wait])
+        ended = ended_before = [front] * len(durations)
+        looks_back = any(wait is not None and wait.of_previous_iteration for wait in segments.waits)
+        iterations = 3 if looks_back else 1  # a collective may end in the next iteration
+        for _ in range(iterations):
+            ended, ended_before, begin = [front] * len(durations), ended, front
+            for own, wait, launched in zip(work, segments.waits, segments.launches, strict=True):
+                if wait is not None:
+                    ends = ended_before if wait.of_previous_iteration else ended
+                    front = np.maximum(front, ends[wait.collective])
                 if share:
                     left = np.maximum(network - front, 0.0)
                     own = own + share * np.minimum(own / max(1.0 - share, 1e-12), left)
                 front = front + own
-                if launched != count:
-                    ended[launched] = network = np.maximum(network, front) + durations[launched]
+                if launched is not None:
+                    network = np.maximum(network, front) + durations[launched]
+                    ended[launched] = network
         return front - begin - work.sum(axis=0)
 
     def price(self, values: Array) -> dict[str, np.ndarray]:

@@ -100,11 +100,19 @@ class CollectiveWait(NamedTuple):
     position : int
         Of the operation; the number of operations for the end of the iteration [-].
     collective : int
-        Number of the collective; those of the iteration before are below 0 [-].
+        Number of the collective in program order [-].
+    of_previous_iteration : bool
+        Whether it is the one that the iteration before has launched.
     """
 
     position: int
     collective: int
+    of_previous_iteration: bool
+
+
+def _order_wait(wait: CollectiveWait) -> tuple[int, bool, int]:
+    """A key to sort waits: by position, and those for the iteration before come first."""
+    return wait.position, not wait.of_previous_iteration, wait.collective
 
 
 class Segments(NamedTuple):
@@ -115,15 +123,16 @@ class Segments(NamedTuple):
     ----------
     begins, ends : array of int
         Positions of the first operation and of the one behind the last [-].
-    awaits, launches : array of int
-        Number of the collective that is waited for before, and of the one that is launched at the
-        end; the number of all collectives where there is none [-].
+    waits : list of CollectiveWait or None
+        What is waited for before; None where the rank waits for no collective.
+    launches : list of int or None
+        Number of the collective that is launched at the end; None where there is none [-].
     """
 
     begins: np.ndarray
     ends: np.ndarray
-    awaits: np.ndarray
-    launches: np.ndarray
+    waits: list[CollectiveWait | None]
+    launches: list[int | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,19 +167,15 @@ class RankTimes:
         positions = graph.collectives.tolist()
         if graph.waits is None:
             return [
-                CollectiveWait(position + 1, number) for number, position in enumerate(positions)
+                CollectiveWait(position + 1, number, of_previous_iteration=False)
+                for number, position in enumerate(positions)
             ]
-        waits, awaited = list[CollectiveWait](), set[int]()
-        for wait in graph.waits:
-            awaited.add(wait.collective)
-            number = wait.collective
-            if wait.of_previous_iteration:
-                number -= len(positions)
-            waits.append(CollectiveWait(wait.operation, number))
-        waits.sort()
+        waits = [CollectiveWait(*wait) for wait in graph.waits]
+        waits.sort(key=_order_wait)
+        awaited = {wait.collective for wait in waits}
         for number in range(len(positions)):
             if number not in awaited:
-                waits.append(CollectiveWait(len(graph), number))
+                waits.append(CollectiveWait(len(graph), number, of_previous_iteration=False))
         return waits
 
     @cached_property
@@ -178,16 +183,21 @@ class RankTimes:
         """Parts between collectives, transfers and waits."""
         graph = self.group.graph
         count = len(self.seconds)
-        none = len(graph.collectives)
         bounds = {0, count, *(graph.collectives + 1).tolist(), *(graph.transfers + 1).tolist()}
         without_wait = bounds - {wait.position for wait in self.collective_waits}
-        rows = [*self.collective_waits, *((position, none) for position in without_wait)]
-        begins, awaits = np.array(sorted(rows), dtype=int).T
+        starts: list[tuple[int, CollectiveWait | None]] = [
+            (wait.position, wait) for wait in sorted(self.collective_waits, key=_order_wait)
+        ]
+        starts += [(position, None) for position in without_wait]
+        starts.sort(key=lambda start: start[0])  # waits at one position stay in their order
+        begins = np.array([position for position, _ in starts], dtype=int)
         ends = np.append(begins[1:], count)
-        launched_at = np.full(count + 1, none)
-        launched_at[graph.collectives] = np.arange(none)
-        launches = np.where(begins < ends, launched_at[ends - 1], none)
-        return Segments(begins, ends, awaits, launches)
+        launched_at = {position: n for n, position in enumerate(graph.collectives.tolist())}
+        launches = [
+            launched_at.get(end - 1) if begin < end else None
+            for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
+        ]
+        return Segments(begins, ends, [wait for _, wait in starts], launches)
 
     def add_up(self, device: bool) -> tuple[Array, Array, Array]:
         """Host and device time before each operation, and how far its end is from the second on a

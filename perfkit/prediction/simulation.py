@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfkit.ground.units import Array
-from perfkit.prediction.ranks import RankTimes
+from perfkit.prediction.ranks import CollectiveWait, RankTimes
 from perfkit.workloads.graph import Graph
 
 #: Most iterations that are run, and the longest pattern of iterations that is looked for [-].
@@ -117,11 +117,11 @@ class RankTimeline:
     def waits_by_operation(self) -> dict[int, list[StreamWait]]:
         """Waits that keep the compute stream idle, by the number of its next operation."""
         waits: dict[int, list[StreamWait]] = {}
-        for position, number in self.times.collective_waits:
-            if self.stream_wait_time[position] > _ROUNDING * self.period:
-                collective = int(self.graph.collectives[number])
-                wait = StreamWait(position, collective, of_iteration_before=number < 0)
-                waits.setdefault(self.find_next(position), []).append(wait)
+        for wait in self.times.collective_waits:
+            if self.stream_wait_time[wait.position] > _ROUNDING * self.period:
+                collective = int(self.graph.collectives[wait.collective])
+                idle = StreamWait(wait.position, collective, wait.of_previous_iteration)
+                waits.setdefault(self.find_next(wait.position), []).append(idle)
         return waits
 
     @property
@@ -269,6 +269,16 @@ class CollectiveInstance:
     of_iteration_before: "CollectiveInstance | None" = None
 
 
+def _find_awaited(
+    collectives: Sequence[CollectiveInstance], wait: CollectiveWait
+) -> CollectiveInstance | None:
+    """The collective of this or of the previous iteration that a rank waits for."""
+    collective = collectives[wait.collective]
+    if wait.of_previous_iteration:
+        return collective.of_iteration_before
+    return collective
+
+
 class Segment(NamedTuple):
     """Operations of a rank that run without waiting for anything in between.
 
@@ -337,7 +347,9 @@ class Timeline:
         # by communicator, and how many come before it there
         self.collectives: dict[tuple[int, int], CollectiveInstance] = {}
         self.collectives_of_rank = [self._list_collectives(index) for index in range(len(ranks))]
-        looks_back = any(wait.collective < 0 for rank in ranks for wait in rank.collective_waits)
+        looks_back = any(
+            wait.of_previous_iteration for rank in ranks for wait in rank.collective_waits
+        )
         for (communicator, order), collective in self.collectives.items():
             count = len(collective.members)
             first = self.collectives[communicator, 0]
@@ -395,9 +407,9 @@ class Timeline:
         """Segments of a group of ranks, as `run` takes them."""
         issued, done, ready = self.sums[index]
         collectives = self.collectives_of_rank[index]
-        before = [collective.of_iteration_before for collective in collectives]
-        by_number = [*collectives, None, *before]
-        begins, ends, awaits, launches = self.ranks[index].segments
+        begins, ends, waits, launches = self.ranks[index].segments
+        awaited = [None if wait is None else _find_awaited(collectives, wait) for wait in waits]
+        launched = [None if number is None else collectives[number] for number in launches]
         latest_ready = np.where(begins < ends, np.maximum.reduceat(ready, begins), -np.inf)
         latest_ends = latest_ready - issued[begins] + done[ends]
         follows_transfer = np.isin(begins, self.ranks[index].group.graph.transfers + 1)
@@ -408,8 +420,8 @@ class Timeline:
             (issued[ends] - issued[begins]).tolist(),
             (done[ends] - done[begins]).tolist(),
             latest_ends.tolist(),
-            [by_number[number] for number in awaits],
-            [by_number[number] for number in launches],
+            awaited,
+            launched,
             strict=True,
         )
         return list(map(Segment._make, columns))
@@ -482,11 +494,12 @@ class Timeline:
         """Say that ranks wait for one another, and for what the first of them waits."""
         first = stuck[0]
         segments, segment = self.ranks[first].segments, len(self.marks[first])
-        position, number = segments.begins[segment], segments.awaits[segment]
+        position, wait = segments.begins[segment], segments.waits[segment]
+        awaited = "a collective" if wait is None else f"collective {wait.collective}"
         names = ", ".join(map(str, stuck))
         return (
             f"ranks {names} wait for one another: operation {position} of rank {first} waits for "
-            f"collective {number}, which another rank launches later; order the collectives alike "
+            f"{awaited}, which another rank launches later; order the collectives alike "
             "on all"
         )
 
@@ -648,12 +661,14 @@ class Timeline:
         contention_time[positions] = 0.0
 
         # the compute stream waits from when it is free, or the rank has arrived, to the end
-        waits = segments.awaits < len(positions)
-        awaited = segments.awaits[waits]
-        shift = self.period * (awaited < 0)
+        waits = np.array([wait is not None for wait in segments.waits])
+        awaited_waits = [wait for wait in segments.waits if wait is not None]
+        awaited = np.array([wait.collective for wait in awaited_waits], dtype=int)
+        of_previous = np.array([wait.of_previous_iteration for wait in awaited_waits], dtype=bool)
+        shift = self.period * of_previous
         wait_begins = np.maximum(stream_free[waits], arrived[awaited] - shift)
         wait_ends = np.maximum(wait_begins, in_flight[awaited, 1] - shift)
-        if awaited.min(initial=0) < 0:
+        if of_previous.any():
             in_flight = np.concatenate([in_flight, in_flight - self.period])
         wait_times = wait_ends - wait_begins
         exposed_times = wait_times
