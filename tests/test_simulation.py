@@ -11,13 +11,18 @@ from typing import Any
 import numpy as np
 import polars
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perfkit.prediction import accounts
 from perfkit.prediction.breakdown import break_down
 from perfkit.prediction.ranks import RankGroup, RankTimes
-from perfkit.prediction.simulation import Timeline, simulate
+from perfkit.prediction.simulation import (
+    Timeline,
+    _end_beside_collectives,
+    _end_segment,
+    simulate,
+)
 from perfkit.workloads.columns import Accesses, Features, Wait, Waits
 from perfkit.workloads.graph import Graph, Label
 
@@ -608,3 +613,21 @@ def test_a_breakdown_has_a_field_for_each_cause() -> None:
     assert parts["", "waiting"] == (1, causes.wait_time_for_ranks)
     assert parts["", "host_device_synchronization"] == (1, 1.0) and ("", "host") not in parts
     assert sum(seconds for _, seconds in parts.values()) == pytest.approx(12.0)
+
+
+@example(0, 3, [(3, 2)], 1.0)  # ends where a pause begins
+@given(
+    st.integers(0, 8),
+    st.integers(0, 8),
+    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), min_size=1, max_size=4),
+    st.sampled_from([0.25, 0.5, 1.0]),
+)
+def test_one_segment_ends_when_many_do(
+    begin: int, work: int, drawn: list[tuple[int, int]], contention: float
+) -> None:
+    in_flight = [(float(start), float(start + length)) for start, length in drawn]
+    one = _end_segment(float(begin), float(work), in_flight, contention)
+    many = _end_beside_collectives(
+        np.array([float(begin)]), np.array([float(work)]), np.array(in_flight), contention
+    )
+    assert one == pytest.approx(float(many[0]), rel=1e-9)

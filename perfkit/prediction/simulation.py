@@ -194,11 +194,32 @@ def _count_active(in_flight: Array) -> tuple[Array, np.ndarray]:
     return edges, started - ended
 
 
+def _end_segment(
+    begin: float, work: float, in_flight: Sequence[tuple[float, float]], contention: float
+) -> float:
+    """When one segment ends that is slower while collectives are in flight [s]: what
+    `_end_beside_collectives` says of many pieces of work, without an array.
+
+    Each collective in flight, from its start to its end [s], takes the share `contention` of the
+    rate.
+    """
+    if work <= 0:
+        return begin
+    changes = sorted(edge for interval in in_flight for edge in interval if edge > begin)
+    time, left = begin, work
+    for change in changes:
+        active = sum(start <= time < end for start, end in in_flight)
+        rate = max(1.0 - contention * active, 0.0)
+        done = rate * (change - time)
+        # work that ends where a pause begins does not wait for the end of the pause
+        if done >= left - _EQUAL * work:
+            return time + left / rate
+        time, left = change, left - done
+    return time + left
+
+
 def _end_beside_collectives(
-    begin: Array,
-    work: Array,
-    in_flight: Sequence[tuple[float, float]] | Array,
-    contention: float,
+    begin: Array, work: Array, in_flight: Array, contention: float
 ) -> Array:
     """When work ends that is slower while collectives are in flight.
 
@@ -206,7 +227,7 @@ def _end_beside_collectives(
     ----------
     begin, work : array
         When it begins, and how long it takes alone [s].
-    in_flight : sequence of (float, float)
+    in_flight : array, shape (collectives, 2)
         Starts and ends of collectives [s].
     contention : float
         Share of its rate that work loses to each of them [-].
@@ -466,13 +487,10 @@ class Timeline:
                         interval for interval in in_flight[rank] if interval[1] > begin
                     ]
                     if any(start < end for start, _ in in_flight[rank]):
-                        slowed = _end_beside_collectives(
-                            np.array(begin),
-                            np.array(segment.device_time),
-                            in_flight[rank],
-                            contention,
+                        slowed_end = _end_segment(
+                            begin, segment.device_time, in_flight[rank], contention
                         )
-                        end = max(float(slowed), earliest_end)
+                        end = max(slowed_end, earliest_end)
                     if queue and end > queue[0][0]:  # until then more collectives may start
                         heapq.heappush(queue, (end, rank))
                         break
