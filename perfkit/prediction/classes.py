@@ -112,26 +112,26 @@ class ClassModel:
     counts_products: bool
     tensor_core_itemsize: float
 
-    @property
+    @cached_property
     def is_kernel(self) -> bool:
         """Whether its operations are kernels; others take no time here."""
         return self.kind not in _WITHOUT_KERNEL
 
-    @property
+    @cached_property
     def is_fitted_in_iterations(self) -> bool:
         """Whether iterations in this number format were fitted, so that their spread is known."""
         if self.context is None:
             return False
         return not self.context.dtypes or self.dtype in self.context.dtypes
 
-    @property
+    @cached_property
     def spread_alone(self) -> float:
         """Spread of the logarithm of the time of the lone kernel [-]."""
         if self.fit is not None:
             return self.fit.spread
         return 0.0 if self.kind == "host" else 1.0
 
-    @property
+    @cached_property
     def fixed_time(self) -> float:
         """What one of its kernels takes in an iteration, whatever its size [s]."""
         return self.in_iteration.scale * self.launch + self.in_iteration.launch
@@ -165,10 +165,13 @@ class ClassifiedOperations:
         What times each class.
     of_operation : array of int
         Position of the class of each operation [-].
+    dimensions : int
+        Axes of the arrays of their sizes: 2 with configurations, else 1.
     """
 
     models: tuple[ClassModel, ...]
     of_operation: np.ndarray
+    dimensions: int
 
     def __len__(self) -> int:
         return len(self.of_operation)
@@ -192,11 +195,13 @@ class ClassifiedOperations:
                 by_fit.append(FittedOperations(model.fit, operations, model.counts_products))
         return by_fit
 
-    def repeat(self, numbers: Sequence[float], dimensions: int = 1) -> Array:
-        """The number of its class for each operation, with axes of length 1 behind for
-        configurations."""
+    def repeat(self, numbers: Sequence[float]) -> Array:
+        """The number of its class for each operation; with configurations, in an array of one
+        column."""
         values = np.array(numbers, dtype=float)[self.of_operation]
-        return values.reshape(-1, *[1] * (dimensions - 1))
+        if self.dimensions > 1:
+            return values[:, None]
+        return values
 
 
 def classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> ClassifiedOperations:
@@ -239,9 +244,11 @@ def classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> Classif
         for kernel_class in kernel_classes:
             numbers_of_graph.append(numbers.setdefault(kernel_class, len(numbers)))
         of_operation.append(np.array(numbers_of_graph, dtype=np.intp)[of_graph])
-    family = graphs[0].family if graphs else ""
-    models = _find_models(platform, tuple(numbers), has_context=_knows_family(platform, family))
-    return ClassifiedOperations(models, np.concatenate(of_operation))
+    has_context = _knows_family(platform, graphs[0].family)
+    models = _find_models(platform, tuple(numbers), has_context=has_context)
+    has_configurations = bool(graphs[0].columns) or graphs[0].repeats is not None
+    dimensions = 2 if has_configurations else 1
+    return ClassifiedOperations(models, np.concatenate(of_operation), dimensions)
 
 
 def _list_with_formats(

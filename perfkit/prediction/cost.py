@@ -90,11 +90,6 @@ class OperationSizes:
     beyond_l2: Array
     beyond_l3: Array
 
-    @property
-    def dimensions(self) -> int:
-        """Axes of the arrays: 2 with configurations, else 1."""
-        return self.operand_bytes.ndim
-
     def list_terms(self, operations: np.ndarray) -> dict[str, Array]:
         """Sizes of some operations by the names that sums of terms have for them, see
         `perfkit.models.kernels.TERMS`."""
@@ -310,7 +305,7 @@ def find_work(
     operations: ClassifiedOperations, sizes: OperationSizes, platform: Platform
 ) -> RooflineWork:
     """Work and traffic of all operations, as rooflines take them."""
-    peak = operations.repeat([model.peak for model in operations.models], sizes.dimensions)
+    peak = operations.repeat([model.peak for model in operations.models])
     traffic = find_traffic(operations, sizes, platform)
     features = sizes.features
     return RooflineWork(
@@ -332,13 +327,13 @@ def find_traffic(
     levels = platform.device.memory
     main_bandwidth = levels[-1].bandwidth.value if levels[-1].bandwidth else 1e9
     cache_bandwidth = levels[-2].bandwidth if len(levels) > 1 else None
-    operand_passes = operations.repeat([model.operand_passes for model in models], sizes.dimensions)
+    operand_passes = operations.repeat([model.operand_passes for model in models])
     from_memory = operand_passes * sizes.operand_bytes
     bandwidth = np.broadcast_to(main_bandwidth, from_memory.shape)
     rows = sizes.rows
     if not rows.row_bytes.any():
         return Traffic(from_memory, bandwidth)
-    row_passes = operations.repeat([model.row_passes for model in models], sizes.dimensions)
+    row_passes = operations.repeat([model.row_passes for model in models])
     nbytes = from_memory + row_passes * rows.row_bytes
     bandwidth = np.broadcast_to(main_bandwidth, nbytes.shape)
     if cache_bandwidth is not None:
@@ -357,8 +352,8 @@ def find_aligned_products(
 ) -> AlignedProducts:
     """Find the products on tensor cores, and which of them lack aligned rows."""
     models = operations.models
-    itemsize = operations.repeat([model.tensor_core_itemsize for model in models], sizes.dimensions)
-    is_transposed = operations.repeat([model.variant == "tn" for model in models], sizes.dimensions)
+    itemsize = operations.repeat([model.tensor_core_itemsize for model in models])
+    is_transposed = operations.repeat([model.variant == "tn" for model in models])
     products = np.flatnonzero(itemsize)
     features = sizes.features
     unaligned = find_unaligned_rows(
@@ -398,7 +393,7 @@ def time_isolated(
     """
     work = find_work(operations, sizes, platform)
     near = np.zeros(sizes.operand_bytes.shape)
-    distant = np.zeros((len(operations), *[1] * (sizes.dimensions - 1)))
+    distant = np.zeros((len(operations), *[1] * (operations.dimensions - 1)))
     if any(isinstance(fitted.fit, Additive) for fitted in operations.by_fit):
         distant = np.zeros(near.shape)
     for fit, members, counts_products in operations.by_fit:
@@ -415,15 +410,15 @@ def time_isolated(
             near[members] = time_roofline(fit, work.select(members), gradients)
     layout_passes = [model.layout_passes for model in operations.models]
     if any(layout_passes):
-        layout_bytes = operations.repeat(layout_passes, sizes.dimensions) * work.nbytes
+        layout_bytes = operations.repeat(layout_passes) * work.nbytes
         near = near + layout_bytes / work.bandwidth
     near = slow_unaligned_gemms(operations, near, products, platform)
 
     # further kernels of the operation, or none where it is a part of the one before
     models = operations.models
-    launch = operations.repeat([model.launch for model in models], sizes.dimensions)
+    launch = operations.repeat([model.launch for model in models])
     near = np.maximum(near + (sizes.features.launches - 1) * launch, 0.0)
-    is_kernel = operations.repeat([model.is_kernel for model in models], sizes.dimensions)
+    is_kernel = operations.repeat([model.is_kernel for model in models])
     return IsolatedTimes(is_kernel * near, distant)
 
 
@@ -471,8 +466,8 @@ def slow_unaligned_gemms(
     if not products.unaligned.of_16_bytes.any():
         return seconds
     models = operations.models
-    launch = operations.repeat([model.launch for model in models], seconds.ndim)
-    is_gemm = operations.repeat([model.kind == "gemm" for model in models], seconds.ndim)
+    launch = operations.repeat([model.launch for model in models])
+    is_gemm = operations.repeat([model.kind == "gemm" for model in models])
     members = products.operations
     slowed = slow_unaligned(
         seconds[members], products.unaligned, list_unaligned(platform), launch=launch[members]
@@ -487,19 +482,18 @@ def time_in_iteration(
 ) -> Array:
     """Times of all kernels inside an iteration [s], see `perfkit.models.kernels.in_context`."""
     added = [model.in_iteration for model in operations.models]
-    dimensions = sizes.dimensions
     numbers: dict[str, Any] = {
-        "scale": operations.repeat([of_class.scale for of_class in added], dimensions),
-        "cold_scale": operations.repeat([of_class.cold_scale for of_class in added], dimensions),
-        "launch": operations.repeat([of_class.launch for of_class in added], dimensions),
-        "page_walks": operations.repeat([of_class.page_walks for of_class in added], dimensions),
+        "scale": operations.repeat([of_class.scale for of_class in added]),
+        "cold_scale": operations.repeat([of_class.cold_scale for of_class in added]),
+        "launch": operations.repeat([of_class.launch for of_class in added]),
+        "page_walks": operations.repeat([of_class.page_walks for of_class in added]),
     }
     near_and_distant = {
         "hot": alone.near,
         "cold": alone.distant,
         "page_walks": sizes.rows.page_walks,
     }
-    is_kernel = operations.repeat([model.is_kernel for model in operations.models], dimensions)
+    is_kernel = operations.repeat([model.is_kernel for model in operations.models])
     return np.asarray(is_kernel * in_context(near_and_distant, **numbers))
 
 
