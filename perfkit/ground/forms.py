@@ -78,10 +78,13 @@ def closed_form(*, other: Sequence[str] = ()) -> Callable[[Form], Form]:
             if name in mappings:
                 if not isinstance(value, Mapping):
                     raise ValueError(f"{name} is {show(value)}; it must be a mapping of numbers")
-                return {
-                    key: entry if _is_text(entry) else to_values(f"{name}[{show(key)}]", entry)
-                    for key, entry in value.items()
-                }
+                entries = {}
+                for key, entry in value.items():
+                    if _is_converted(entry) or _is_text(entry):
+                        entries[key] = entry
+                    else:
+                        entries[key] = to_values(f"{name}[{show(key)}]", entry)
+                return entries
             if name not in numeric and not (any_name and name not in places):
                 return value
             if value is None and name in optional:

@@ -152,7 +152,6 @@ class _StructureTimes:
         touched: np.ndarray = graph.accesses.nbytes
         traffic = np.zeros((len(one), len(graph.sizes)))
         np.add.at(traffic, (operations, touched), 1.0)
-        # `price` takes neighbours together
         has = (one.column(name) > 0 for name in ("flops", "lookups"))
         formats = np.unique(one.dtypes or [""] * len(one), return_inverse=True)[1]
         timed = (vars(graph.features)[name] for name in _TIMED)

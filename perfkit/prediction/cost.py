@@ -25,6 +25,8 @@ from perfkit.prediction.lookups import CacheLimits, RowSizes, size_rows
 from perfkit.workloads.columns import FEATURES, Features
 from perfkit.workloads.graph import Graph
 
+#: Terms of operands that no cache holds.
+DISTANT_TERMS = ("beyond_l2", "beyond_l3", "page_walks")
 _TINY = float(np.finfo(float).tiny)
 
 
@@ -448,11 +450,11 @@ def time_sum_of_terms(fit: Additive, terms: dict[str, Array], gradients: Array) 
     near, and what those that are not add."""
     for name in ("flops", "nbytes", "beyond_l2", "beyond_l3"):
         terms[name] = terms[name] / gradients
-    time = gradients * fit.time(terms)
-    nothing = np.zeros(terms["nbytes"].shape)
-    near_terms = terms | dict.fromkeys(("beyond_l2", "beyond_l3", "page_walks"), nothing)
-    near = np.minimum(gradients * fit.time(near_terms), time)
-    return IsolatedTimes(near, time - near)
+    distant = np.zeros(terms["nbytes"].shape)
+    for name in DISTANT_TERMS:
+        distant += fit.get(name, 0.0) * terms[name]
+        terms[name] = np.zeros(terms["nbytes"].shape)
+    return IsolatedTimes(near=gradients * fit.time(terms), distant=gradients * distant)
 
 
 def slow_unaligned_gemms(
