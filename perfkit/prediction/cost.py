@@ -587,5 +587,6 @@ def _sum_groups(values: Array, group: np.ndarray, shape: tuple[int, ...]) -> Arr
     if values.ndim == 1:
         return np.bincount(group, values, groups).astype(float).reshape(shape)
     sums = np.zeros((groups, *shape[2:]))
-    np.add.at(sums, group, values)
+    for number in np.unique(group):
+        sums[number] = values[group == number].sum(axis=0)
     return sums.reshape(shape)
