@@ -166,7 +166,7 @@ class ClassifiedOperations:
     of_operation : array of int
         Position of the class of each operation [-].
     dimensions : int
-        Axes of the arrays of their sizes: 2 with configurations, else 1.
+        Axes of the arrays of their sizes: 2 with configurations, else 1 [-].
     """
 
     models: tuple[ClassModel, ...]
