@@ -77,11 +77,12 @@ def list_lives(graph: Graph) -> Lives:
         dtypes=(),
     )
     buffers = int(accesses.buffer.max()) + 1
-    begins, ends, numbers, _ = find_lives(passes, np.full(buffers, -1))
-    made = begins >= 0  # what is read first is a weight, a sum of gradients, or an input
-    begin = (begins[made] // 2).astype(int)
-    end = np.minimum(ends[made] // 2, count - 1).astype(int)
-    buffer = numbers[made].astype(int)
+    everything = find_lives(passes, is_gradient=np.zeros(buffers, dtype=bool))
+    # what is there before is a weight, a sum of gradients, or an input
+    lives = everything.select(np.isfinite(everything.begins))
+    begin = (lives.begins // 2).astype(int)
+    end = np.minimum(lives.ends // 2, count - 1).astype(int)
+    buffer = lives.buffers
     forward_end = int(np.flatnonzero(phases == "forward")[-1])
     gathered = (names[begin] == "all_gather") & (begin <= forward_end)
     used = accesses.select(accesses.operation <= forward_end)

@@ -3,7 +3,7 @@ has as much."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -99,13 +99,40 @@ def _sort_buffers(graph: Graph, count: int) -> np.ndarray:
     return part
 
 
-def find_lives(graph: Graph, part: np.ndarray) -> np.ndarray:
-    """Lives of buffers, from the operation that makes them to the last that touches them: begin,
-    end, buffer, bytes.
+class BufferLives(NamedTuple):
+    """BufferLives of buffers, from the operation that makes them to the last that touches them: one
+    element of each array per life.
 
-    Operations begin at even and end at odd numbers. A buffer that is written as a whole begins a
-    new life. Buffers that are read first are kept from one iteration to the next, and so are
-    buckets of gradients, which are reduced in place. Gradients are kept to the end.
+    The clock counts operations: number n begins at 2n and ends at 2n + 1.
+
+    Parameters
+    ----------
+    begins : array
+        Clock at the begin; minus infinity if the buffer is there before the iteration [-].
+    ends : array
+        Clock at the end; infinity if it lasts beyond the iteration [-].
+    buffers : array of int
+        Number of the buffer [-].
+    nbytes : array
+        Its size [B].
+    """
+
+    begins: Array
+    ends: Array
+    buffers: np.ndarray
+    nbytes: Array
+
+    def select(self, lives: np.ndarray) -> "BufferLives":
+        """Take some lives: an array says of each whether to take it."""
+        return BufferLives(*(column[lives] for column in self))
+
+
+def find_lives(graph: Graph, is_gradient: np.ndarray) -> BufferLives:
+    """Find the lives of the buffers of a graph; `is_gradient` says which hold gradients.
+
+    A buffer that is written as a whole begins a new life. Buffers that are read first are kept from
+    one iteration to the next, and so are buckets of gradients, which are reduced in place. Gradients
+    are kept to the end.
     """
     reduces = [
         n
@@ -122,12 +149,12 @@ def find_lives(graph: Graph, part: np.ndarray) -> np.ndarray:
     starts, number = np.flatnonzero(opens), np.cumsum(opens) - 1
     sizes = np.maximum.reduceat(nbytes, starts)[number]
     kept = (~accesses.is_write[starts] | np.isin(buffers[starts], buckets))[number]
-    lasting = kept | (part[buffers] == _AT["gradients"])
+    lasting = kept | is_gradient[buffers]
     read = (np.diff(operations, prepend=-1) == 0) & ~opens  # by the same operation
     is_whole = accesses.is_write & (nbytes >= sizes)
     begins = np.flatnonzero(opens | (is_whole & ~read & ~lasting))
     ends = 2.0 * operations[np.append(begins[1:], len(opens)) - 1] + 1.0
-    times = np.where(kept, -1.0, 2.0 * operations)[begins]
+    times = np.where(kept, -np.inf, 2.0 * operations)[begins]
     ends = np.where(lasting[begins], np.inf, ends)
     # weights that were gathered by one collective are freed together, but for those that are only
     # copied to another order
@@ -140,7 +167,7 @@ def find_lives(graph: Graph, part: np.ndarray) -> np.ndarray:
         units = (times[of_unit] / 2.0).astype(int)
         np.maximum.at(last, units, ends[of_unit])
         ends[of_unit] = last[units]
-    return np.stack([times, ends, buffers[begins], sizes[begins]])
+    return BufferLives(times, ends, buffers[begins], sizes[begins])
 
 
 def _find_streams(graph: Graph, count: int) -> np.ndarray:
@@ -171,14 +198,13 @@ def _find_streams(graph: Graph, count: int) -> np.ndarray:
     return streams
 
 
-def _list_allocations(lives: np.ndarray) -> Allocations:
+def _list_allocations(lives: BufferLives) -> Allocations:
     """Allocations and releases of buffers with these lives."""
-    begins, ends, buffers, nbytes = lives
-    released = np.isfinite(ends)
-    order = np.argsort(np.concatenate([begins, ends[released]]), kind="stable")
+    released = lives.select(np.isfinite(lives.ends))
+    order = np.argsort(np.concatenate([lives.begins, released.ends]), kind="stable")
     return Allocations(
-        buffer=np.concatenate([buffers, buffers[released]]).astype(np.intp)[order],
-        nbytes=np.concatenate([nbytes, -nbytes[released]])[order],
+        buffer=np.concatenate([lives.buffers, released.buffers])[order],
+        nbytes=np.concatenate([lives.nbytes, -released.nbytes])[order],
     )
 
 
@@ -189,16 +215,18 @@ def list_peaks(graph: Graph, kinds: np.ndarray, sizes: Array, *, accelerator: bo
     Each is the number of buffers held of every kind. Buffers of one of the `kinds` always have the
     same size; `sizes` is an example of the size of each kind [B].
     """
-    lives = find_lives(graph, _sort_buffers(graph, len(kinds)))
-    lives[3] = 1.0
+    lives = find_lives(graph, _sort_buffers(graph, len(kinds)) == _AT["gradients"])
+    lives = lives._replace(nbytes=np.ones(len(lives.buffers)))
     stream = np.zeros(len(kinds), dtype=int)
     if accelerator:
         stream = _find_streams(graph, len(kinds))
-    of_life = stream[lives[2].astype(int)]
-    return [_list_peaks_of(lives[:, of_life == one], kinds, sizes) for one in np.unique(of_life)]
+    of_life = stream[lives.buffers]
+    return [
+        _list_peaks_of(lives.select(of_life == one), kinds, sizes) for one in np.unique(of_life)
+    ]
 
 
-def _list_peaks_of(lives: np.ndarray, kinds: np.ndarray, sizes: Array) -> Array:
+def _list_peaks_of(lives: BufferLives, kinds: np.ndarray, sizes: Array) -> Array:
     """Moments of one stream, see `list_peaks`."""
     events = _list_allocations(lives)
     shares = events.nbytes
@@ -272,12 +300,12 @@ def _measure(graph: Graph, platform: Platform) -> Memory:
     )
     streams = [graph.allocations]
     if len(graph.accesses) and not captured:
-        lives = find_lives(graph, part)
+        lives = find_lives(graph, part == _AT["gradients"])
         stream = np.zeros(len(part), dtype=int)
         if platform.device.kind != "cpu":
             stream = _find_streams(graph, len(part))
-        of_life = stream[lives[2].astype(int)]
-        streams = [_list_allocations(lives[:, of_life == one]) for one in np.unique(of_life)]
+        of_life = stream[lives.buffers]
+        streams = [_list_allocations(lives.select(of_life == one)) for one in np.unique(of_life)]
     held = np.zeros(len(PARTS))
     for events in streams:
         peak = np.argmax(np.append(0.0, np.cumsum(events.nbytes)))
