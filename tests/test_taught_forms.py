@@ -23,7 +23,7 @@ from perfkit.fitting import AlphaBeta, OverRanks, Pipelined, TwoBranch, TwoRegim
 from perfkit.models import embedding, roofline
 from perfkit.models.distributions import Uniform, Zipf
 from perfkit.models.optimizers import list_optimizers
-from perfkit.prediction.cost import size_operations
+from perfkit.prediction.cost import size_rooflines
 from perfkit.prediction.strategies import price_strategies
 from perfkit.readers.index_arrays import count_indices
 
@@ -331,7 +331,7 @@ def test_recorded_lookups_move_what_is_taught() -> None:
     batch, pooling, dim = 2048, 20, 64
     graph = dlrm(rows=[100_000], embedding="fused").graphs(1, accelerator=True)[0]
     platform = pk.load_platform("h100-sxm-8")
-    nbytes = size_operations(graph, platform)["nbytes"]
+    nbytes = size_rooflines(graph, platform).nbytes
     sizes = {"itemsize": 4, "granularity": 32}
     [forward] = graph.kernels["embedding_forward", "fused"]
     taught = embedding.forward_bytes(batch, batch * pooling, dim, **sizes)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from perfkit.models.roofline import ATTENTION_BACKWARD, attention_flops
 from perfkit.workloads.operations import size_product
 
 #: Batches of indices among which the calls of an embedding kernel rotate; see
@@ -191,15 +192,15 @@ def _bmms(rng: np.random.Generator, n: int) -> Iterator[Case]:
 
 
 def _attentions(rng: np.random.Generator, n: int, larger: float) -> Iterator[Case]:
-    for causal, share in (("", 2.0), ("_causal", 1.0)):
+    for causal in ("", "_causal"):
         for heads, sequence, dim in spread_sizes(rng, n, (2, 160), (24, 512 * larger), (16, 128)):
             s, d = round(sequence), round(dim / 8) * 8
-            for phase, passes in (("forward", share), ("backward", 2.5 * share)):
-                yield Case(
-                    "attention",
-                    phase + causal,
-                    size_product(s, s, d, batch=round(heads), passes=passes),
-                )
+            flops = attention_flops(round(heads), 1, s, d, causal=bool(causal))
+            sizes = {"batch": round(heads), "m": s, "n": s, "k": d}
+            yield Case("attention", f"forward{causal}", {"flops": flops, **sizes})
+            yield Case(
+                "attention", f"backward{causal}", {"flops": ATTENTION_BACKWARD * flops, **sizes}
+            )
 
 
 def _elementwise(rng: np.random.Generator, n: int, largest: float) -> Iterator[Case]:

@@ -19,7 +19,7 @@ from perfkit.models.roofline import round_up
 
 _Sizes = Mapping[str, Array]
 #: Sizes that are terms without a change.
-_PLAIN = [
+_PLAIN = (
     "flops",
     "nbytes",
     "beyond_l2",
@@ -30,29 +30,81 @@ _PLAIN = [
     "lookups",
     "row_bytes",
     "page_walks",
-]
-_PLAIN += ["unique_bytes"]
+    "unique_bytes",
+)
 
 #: Reference work that is timed between other measurements: a matrix product, a pass through memory,
 #: a gather of rows.
 REFERENCES = ("product", "stream", "gather")
 
+
+def _count_calls(sizes: _Sizes) -> Values:
+    return 1.0
+
+
+def _count_flops_in_blocks(sizes: _Sizes) -> Values:
+    """Grouped convolutions compute 16 channels at once, of inputs and of outputs."""
+    return sizes["flops"] * (round_up(sizes["n"], 16) / np.maximum(sizes["n"], 1.0)) ** 2
+
+
+def _count_flops_of_wide_windows(sizes: _Sizes) -> Values:
+    """Windows of more than 3 by 3 have no code of their own."""
+    return sizes["flops"] * (sizes["k"] > 9)
+
+
+def _count_flops_in_tiles(sizes: _Sizes) -> Values:
+    """Products compute tiles of 8 rows and 32 columns."""
+    return 2 * sizes["batch"] * round_up(sizes["m"], 8) * round_up(sizes["n"], 32) * sizes["k"]
+
+
+def _count_products(sizes: _Sizes) -> Values:
+    return sizes["batch"]
+
+
+def _count_rows_of_products(sizes: _Sizes) -> Values:
+    return sizes["batch"] * sizes["m"]
+
+
+def _count_results(sizes: _Sizes) -> Values:
+    return sizes["batch"] * sizes["m"] * sizes["n"]
+
+
+def _count_numbers_in_windows(sizes: _Sizes) -> Values:
+    return sizes["m"] * sizes["k"]
+
+
+def _count_numbers_on_the_left(sizes: _Sizes) -> Values:
+    return sizes["batch"] * sizes["m"] * sizes["k"]
+
+
+def _count_numbers_on_the_right(sizes: _Sizes) -> Values:
+    return sizes["batch"] * sizes["k"] * sizes["n"]
+
+
+def _count_columns(sizes: _Sizes) -> Values:
+    return sizes["n"]
+
+
+def _count_steps_of_a_sort(sizes: _Sizes) -> Values:
+    return sizes["lookups"] * np.log2(np.maximum(sizes["lookups"], 2.0))
+
+
 #: Terms by name: how many units of each an operation has, from its sizes; the fitted parameter is
 #: the time of a unit. Tiles, blocks and wide windows: docs/formulas.md, table 2.2.
 TERMS: dict[str, Callable[[_Sizes], Values]] = {
     **{name: itemgetter(name) for name in _PLAIN},
-    "launch": lambda s: 1.0,
-    "blocked_flops": lambda s: s["flops"] * (round_up(s["n"], 16) / np.maximum(s["n"], 1.0)) ** 2,
-    "wide_flops": lambda s: s["flops"] * (s["k"] > 9),
-    "tiled_flops": lambda s: 2 * s["batch"] * round_up(s["m"], 8) * round_up(s["n"], 32) * s["k"],
-    "products": lambda s: s["batch"],
-    "product_rows": lambda s: s["batch"] * s["m"],
-    "outputs": lambda s: s["batch"] * s["m"] * s["n"],
-    "windows": lambda s: s["m"] * s["k"],
-    "left": lambda s: s["batch"] * s["m"] * s["k"],
-    "right": lambda s: s["batch"] * s["k"] * s["n"],
-    "columns": lambda s: s["n"],
-    "sorted_lookups": lambda s: s["lookups"] * np.log2(np.maximum(s["lookups"], 2.0)),
+    "launch": _count_calls,
+    "blocked_flops": _count_flops_in_blocks,
+    "wide_flops": _count_flops_of_wide_windows,
+    "tiled_flops": _count_flops_in_tiles,
+    "products": _count_products,
+    "product_rows": _count_rows_of_products,
+    "outputs": _count_results,
+    "windows": _count_numbers_in_windows,
+    "left": _count_numbers_on_the_left,
+    "right": _count_numbers_on_the_right,
+    "columns": _count_columns,
+    "sorted_lookups": _count_steps_of_a_sort,
 }
 
 _MEMORY = ("beyond_l2", "beyond_l3")
@@ -155,11 +207,11 @@ def list_terms(kind: str) -> list[str]:
     names : list of str
         Keys of `TERMS`.
     """
-    return [
-        *dict.fromkeys(
-            n for key, names in KERNEL_TERMS.items() if key.split(".")[0] == kind for n in names
-        )
-    ]
+    found = dict[str, None]()
+    for key, names in KERNEL_TERMS.items():
+        if key.split(".")[0] == kind:
+            found |= dict.fromkeys(names)
+    return [*found]
 
 
 @closed_form()

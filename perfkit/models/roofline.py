@@ -8,6 +8,9 @@ from perfkit.ground.units import Values
 from perfkit.models.optimizers import find_optimizer, split_form
 
 _TINY = float(np.finfo(float).tiny)
+#: Arithmetic of fused attention, backward over forward: scores that were not kept are computed
+#: again, five products for two (Dao 2023, arXiv:2307.08691, section 4.1) [-].
+ATTENTION_BACKWARD = 2.5
 
 
 @closed_form()

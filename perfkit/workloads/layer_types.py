@@ -9,13 +9,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from perfkit.models.roofline import attention_flops
+from perfkit.models.roofline import ATTENTION_BACKWARD, attention_flops
 from perfkit.workloads.operations import NN, NT, SORT, TN, Tensor, Weight
 from perfkit.workloads.tape import Layer, Tape
-
-#: Arithmetic of fused attention, backward over forward: it has five products instead of two
-#: (`perfkit.models.roofline.attention_flops`) [-].
-_ATTENTION_BACKWARD = 2.5
 
 
 def _widest(*tensors: Tensor) -> int:
@@ -224,7 +220,7 @@ class Attention(Layer):
     def backward(self, tape: Tape, dy: Tensor) -> None:
         """Append the kernel of the backward pass."""
         dq, dk, dv = tape.like(self.q), tape.like(self.k), tape.like(self.v)
-        sizes = {**self.sizes, "flops": _ATTENTION_BACKWARD * self.sizes["flops"]}
+        sizes = {**self.sizes, "flops": ATTENTION_BACKWARD * self.sizes["flops"]}
         tape.emit(
             "_scaled_dot_product_flash_attention_for_cpu_backward",
             "attention",

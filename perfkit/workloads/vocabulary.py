@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from itertools import dropwhile
 from math import prod
 from typing import Any
 
+from perfkit.models.roofline import ATTENTION_BACKWARD, attention_flops
 from perfkit.workloads.operations import SORT, size_product
 
 #: Operations without work: views, bookkeeping, and copies that only a dispatch mode makes.
@@ -155,6 +155,32 @@ def _groups(args: Sequence[Any], out: Any) -> _Sizes:
     return size_product(*sizes, batch=parts)
 
 
+def _product_of_first_two(args: Sequence[Any], out: Any) -> _Sizes:
+    """Scales of both factors come after them."""
+    return _product(args[:2], out)
+
+
+def _scaled_groups(args: Sequence[Any], out: Any) -> _Sizes:
+    """Arguments: two factors, their scales, and where groups end."""
+    left, right, _, _, ends = args[:5]
+    return _groups([left, right, ends], out)
+
+
+def _scaled_groups_v2(args: Sequence[Any], out: Any) -> _Sizes:
+    """Arguments: two factors, for each of them scales, a recipe and a layout, and where groups
+    end."""
+    return _groups([args[0], args[1], args[8]], out)
+
+
+def _recurrent_layer(args: Sequence[Any], out: Any) -> _Sizes:
+    """An LSTM: inputs and states times weights. Its forward pass has four results, its backward
+    pass, of two products, seven."""
+    steps_and_samples, input_weights, state_weights = args[:3]
+    steps, samples = steps_and_samples.shape[:2]
+    depth = input_weights.shape[1] + state_weights.shape[1]
+    return size_product(steps * samples, len(input_weights), depth, passes=len(out) // 3)
+
+
 def _vectors(args: Sequence[Any], out: Any) -> _Sizes:
     a, _ = _factors(args)
     rows = a.numel() // max(a.shape[-1], 1)
@@ -174,10 +200,36 @@ def _windows(
     return sizes | {"elements": y.numel(), "rows": y.shape[0]}
 
 
-def _attention(q: Any, k: Any, v: Any, causal: bool, factor: float) -> _Sizes:
-    (b, h, m, d), n = q.shape, k.shape[2]
-    share = factor * (0.5 if causal else 1.0) * (d + v.shape[3]) / d
-    return size_product(m, n, d, batch=b * h, passes=share)
+def _convolution(args: Sequence[Any], out: Any) -> _Sizes:
+    x, weight, transposed, groups = args[0], args[1], args[6], args[8]
+    return _windows(x, weight, next(walk_tensors(out)), transposed, groups)
+
+
+def _convolution_backward(args: Sequence[Any], out: Any) -> _Sizes:
+    """As many products as gradients are wanted, of input and weight."""
+    dy, x, weight, transposed, groups, wanted = *args[:3], args[7], args[9], args[10]
+    products = float(wanted[0]) + float(wanted[1])
+    return _windows(x, weight, dy, transposed, groups, products)
+
+
+def _attention(q: Any, k: Any, v: Any, causal: bool) -> _Sizes:
+    """Forward; heads of values may be wider or narrower than those of queries and keys."""
+    (batch, heads, sequence, width), keys = q.shape, k.shape[2]
+    mean_width = (width + v.shape[3]) / 2
+    flops = attention_flops(batch, heads, sequence, mean_width, causal=causal, keys=keys)
+    return {"flops": flops, "batch": batch * heads, "m": sequence, "n": keys, "k": width}
+
+
+def _attention_forward(args: Sequence[Any], out: Any) -> _Sizes:
+    q, k, v = args[:3]
+    return _attention(q, k, v, _is_causal(args))
+
+
+def _attention_backward(args: Sequence[Any], out: Any) -> _Sizes:
+    """The gradient of the result comes first."""
+    _, q, k, v = args[:4]
+    sizes = _attention(q, k, v, _is_causal(args))
+    return {**sizes, "flops": ATTENTION_BACKWARD * sizes["flops"]}
 
 
 def pick_attention(width: float, deep: float, *, half: bool, capability: float = 0.0) -> list[str]:
@@ -218,14 +270,28 @@ def _name_attention(name: str, args: Sequence[Any], phase: str) -> str:
     on the device."""
     kernels = {"cudnn": ".flash3", "efficient": ".efficient"}
     kernel = next((kernel for word, kernel in kernels.items() if f"_product_{word}_" in name), "")
-    return phase + "_causal" * _is_causal(args) + kernel
+    causal = "_causal" if _is_causal(args) else ""
+    return f"{phase}{causal}{kernel}"
+
+
+def _name_attention_forward(name: str, args: Sequence[Any]) -> str:
+    return _name_attention(name, args, "forward")
+
+
+def _name_attention_backward(name: str, args: Sequence[Any]) -> str:
+    return _name_attention(name, args, "backward")
 
 
 def _is_causal(args: Sequence[Any]) -> bool:
     """Whether attention is causal; in all kernels this flag is the next one after the share of
     dropout."""
-    flags = [a for a in dropwhile(lambda a: not isinstance(a, float), args) if isinstance(a, bool)]
-    return bool(flags and flags[0])
+    share_was_seen = False
+    for argument in args:
+        if isinstance(argument, float):
+            share_was_seen = True
+        elif share_was_seen and isinstance(argument, bool):
+            return argument
+    return False
 
 
 def _elements(args: Sequence[Any], out: Any) -> _Sizes:
@@ -242,6 +308,37 @@ def _split(x: Any, rows: float, n: float | None = None) -> _Sizes:
 
 def _rows(x: Any, n: float | None = None) -> _Sizes:
     return _split(x, x.numel() // max(x.shape[-1], 1) if x.dim() else 1, n)
+
+
+def _elements_of_first(args: Sequence[Any], out: Any) -> _Sizes:
+    return {"elements": args[0].numel()}
+
+
+def _rows_of_first(args: Sequence[Any], out: Any) -> _Sizes:
+    """In a backward pass the first argument is the gradient of the result, as large as the
+    input."""
+    return _rows(args[0])
+
+
+def _rows_of_second(args: Sequence[Any], out: Any) -> _Sizes:
+    return _rows(args[1])
+
+
+def _channels(args: Sequence[Any], out: Any) -> _Sizes:
+    """A row is a channel of all samples."""
+    x = args[0]
+    return _split(x, x.shape[1])
+
+
+def _groups_of_channels(args: Sequence[Any], out: Any) -> _Sizes:
+    """A row is a channel of one sample."""
+    x = args[0]
+    return _split(x, prod(x.shape[:2]), 0)
+
+
+def _labels(args: Sequence[Any], out: Any) -> _Sizes:
+    labels = args[1]
+    return _split(labels, labels.numel(), 0)
 
 
 def _reduced(args: Sequence[Any], out: Any) -> _Sizes:
@@ -262,6 +359,41 @@ def _pooled(x: Any, y: Any, window: Sequence[int] = ()) -> _Sizes:
     if len(window) == 1:
         k **= max(x.dim() - 2, 1)
     return {"elements": x.numel(), "rows": prod(x.shape[:2]), "m": y.numel(), "k": k}
+
+
+def _pooling(args: Sequence[Any], out: Any) -> _Sizes:
+    x, window = args[:2]
+    return _pooled(x, next(walk_tensors(out)), window)
+
+
+def _pooling_backward(args: Sequence[Any], out: Any) -> _Sizes:
+    dy, x, window = args[:3]
+    return _pooled(x, dy, window)
+
+
+def _adaptive_pooling(args: Sequence[Any], out: Any) -> _Sizes:
+    return _pooled(args[0], next(walk_tensors(out)))
+
+
+def _adaptive_pooling_backward(args: Sequence[Any], out: Any) -> _Sizes:
+    dy, x = args[:2]
+    return _pooled(x, dy)
+
+
+def _moved_to_results(args: Sequence[Any], out: Any) -> _Sizes:
+    return _moved(out, out)
+
+
+def _chunks_to_buffer(args: Sequence[Any], out: Any) -> _Sizes:
+    """Arguments: tensors, the dimension, chunks of each tensor, and the buffer."""
+    tensors, _, chunks, buffer = args[:4]
+    return {"elements": buffer.numel(), "rows": chunks * len(tensors)}
+
+
+def _parts_of_buffer(args: Sequence[Any], out: Any) -> _Sizes:
+    """Arguments: the buffer, widths of the parts, and the dimension along which they lie."""
+    buffer, widths, dimension = args[:3]
+    return {"elements": buffer.numel(), "rows": prod(buffer.shape[:dimension]) * len(widths)}
 
 
 def _moved(args: Sequence[Any], out: Any) -> _Sizes:
@@ -285,6 +417,48 @@ def _looked_up(lookups: float, bags: float, dim: float, rows: float) -> _Sizes:
     return {"lookups": lookups, "bags": bags, "dim": dim, "elements": rows * dim, "rows": rows}
 
 
+def _sparse_update(args: Sequence[Any], out: Any) -> _Sizes:
+    """A sparse gradient is added to a table."""
+    table, gradient = args[:2]
+    rows = gradient._nnz()
+    return _looked_up(rows, rows, prod(table.shape[1:]), rows)
+
+
+def _rows_of_sparse_result(args: Sequence[Any], out: Any) -> _Sizes:
+    return {"elements": out._nnz() * prod(out.shape[1:]), "rows": out._nnz()}
+
+
+def _rows_of_sparse_operand(args: Sequence[Any], out: Any) -> _Sizes:
+    rows = args[-1]._nnz()
+    return {"elements": rows * prod(out.shape[1:]), "rows": rows}
+
+
+def _bags(args: Sequence[Any], out: Any) -> _Sizes:
+    """Rows are priced by lookups, not by bytes."""
+    table, indices = args[:2]
+    lookups = indices.numel()
+    sizes = _looked_up(lookups, out[0].shape[0], table.shape[1], lookups)
+    return {**sizes, "rows": 0}
+
+
+def _bags_backward(args: Sequence[Any], out: Any) -> _Sizes:
+    """A gradient has one row for each lookup, or is as large as the table."""
+    dy, indices, rows_of_table, is_sparse = args[0], args[1], args[6], args[9]
+    lookups = indices.numel()
+    rows = lookups if is_sparse else rows_of_table
+    return _looked_up(lookups, dy.shape[0], dy.shape[1], rows)
+
+
+def _rows_of_a_table(args: Sequence[Any], out: Any) -> _Sizes:
+    table, indices = args[:2]
+    return _split(out, indices.numel(), table.shape[1])
+
+
+def _dense_gradient_of_rows(args: Sequence[Any], out: Any) -> _Sizes:
+    lookups = args[1].numel()
+    return _looked_up(lookups, lookups, out.shape[1], out.shape[0])
+
+
 # -- variants
 # ----------------------------------------------------------------------------------------------------------
 
@@ -299,6 +473,32 @@ def _layout(name: str, args: Sequence[Any]) -> str:
     return letters.replace("tt", "nt")
 
 
+def _layout_of_first_two(name: str, args: Sequence[Any]) -> str:
+    return _layout(name, args[:2])
+
+
+def _name_gradient_of_bags(name: str, args: Sequence[Any]) -> str:
+    is_sparse = args[9]
+    return "sparse" if is_sparse else "dense"
+
+
+def _name_softmax(name: str, args: Sequence[Any]) -> str:
+    return name.replace("_safe", "")
+
+
+def _name_norm_of_rows(name: str, args: Sequence[Any]) -> str:
+    return name.replace("_fused_rms", "native_layer")
+
+
+def _name_batch_norm(name: str, args: Sequence[Any]) -> str:
+    return "native_batch_norm_backward" if name.endswith("_backward") else "native_batch_norm"
+
+
+def _name_without_lists(name: str, args: Sequence[Any]) -> str:
+    """Most are sums of columns, as gradients of biases are."""
+    return name.removeprefix("_foreach_")
+
+
 def _windowed(name: str, args: Sequence[Any]) -> str:
     """Pass and kind of a convolution; libraries run pointwise, grouped and depthwise ones with
     other code.
@@ -309,7 +509,9 @@ def _windowed(name: str, args: Sequence[Any]) -> str:
     backward = name.endswith("backward")  # the gradient comes first
     x, weight, stride, groups = (args[i + backward] for i in (0, 1, 3, 8))
     last = any(t.shape[1] > 1 and t.stride()[1] == 1 < prod(t.shape[2:]) for t in (x, weight))
-    phase = ("backward" if backward else "forward") + "_last" * last
+    phase = "backward" if backward else "forward"
+    if last:
+        phase += "_last"
     if groups > 1:
         return phase + ("_depthwise" if groups == x.shape[1] else "_grouped")
     return phase + ("_pointwise" if prod(weight.shape[2:]) * max(stride) == 1 else "")
@@ -376,163 +578,145 @@ TABLE: tuple[Entry, ...] = (
     Entry(
         "<sparse>",
         "embedding_update",
-        "sparse",  # a sparse gradient added to a table
-        lambda a, o: _looked_up(a[1]._nnz(), a[1]._nnz(), prod(a[0].shape[1:]), a[1]._nnz()),
+        "sparse",
+        _sparse_update,
     ),
     # the rows of two sparse gradients in one list
     Entry(
         "<rows>",
         "copy",
         "cat",
-        lambda a, o: {"elements": o._nnz() * prod(o.shape[1:]), "rows": o._nnz()},
+        _rows_of_sparse_result,
     ),
     Entry("mm addmm _addmm_activation", "gemm", _layout, _product),
-    # products in FP8 and INT8; after the two factors come their scales
     Entry(
         "_scaled_mm _scaled_mm_v2 _int_mm",
         "gemm",
-        lambda n, a: _layout(n, a[:2]),
-        lambda a, o: _product(a[:2], o),
+        _layout_of_first_two,
+        _product_of_first_two,
     ),
     Entry(
         "_scaled_grouped_mm",
         "bmm",
-        lambda n, a: _layout(n, a[:2]),
-        lambda a, o: _groups([a[0], a[1], a[4]], o),
+        _layout_of_first_two,
+        _scaled_groups,
     ),
     Entry(
         "_scaled_grouped_mm_v2",
         "bmm",
-        lambda n, a: _layout(n, a[:2]),
-        lambda a, o: _groups([a[0], a[1], a[8]], o),
+        _layout_of_first_two,
+        _scaled_groups_v2,
     ),
     Entry("mv dot vdot addmv", "gemm", "nn", _vectors),  # a product with one column
-    # an LSTM: inputs and states times weights; its forward pass has four results, its backward pass
-    # seven
     Entry(
         "mkldnn_rnn_layer*",
         "gemm",
         "nt",
-        lambda a, o: size_product(
-            len(a[0]) * a[0].shape[1], len(a[1]), a[1].shape[1] + a[2].shape[1], passes=len(o) // 3
-        ),
+        _recurrent_layer,
     ),
     Entry("bmm baddbmm", "bmm", _layout, _product),
-    Entry("_grouped_mm", "bmm", lambda n, a: _layout(n, a[:2]), _groups),
-    # scores are computed again: 2.5 times the forward (Dao 2023, arXiv:2307.08691, 4.1)
+    Entry("_grouped_mm", "bmm", _layout_of_first_two, _groups),
     Entry(
         "_scaled_dot_product_*_backward",
         "attention",
-        lambda n, a: _name_attention(n, a, "backward"),
-        lambda a, o: _attention(a[1], a[2], a[3], _is_causal(a), 2.5),
+        _name_attention_backward,
+        _attention_backward,
     ),
     Entry(
         "_scaled_dot_product_*",
         "attention",
-        lambda n, a: _name_attention(n, a, "forward"),
-        # half the work where causal
-        lambda a, o: _attention(a[0], a[1], a[2], _is_causal(a), 1.0),
+        _name_attention_forward,
+        _attention_forward,
     ),
     Entry(
         "convolution",
         "convolution",
         _windowed,
-        lambda a, o: _windows(a[0], a[1], next(walk_tensors(o)), a[6], a[8]),
+        _convolution,
     ),
-    # as many products as gradients are wanted
     Entry(
         "convolution_backward",
         "convolution",
         _windowed,
-        lambda a, o: _windows(a[1], a[2], a[0], a[7], a[9], float(a[10][0]) + float(a[10][1])),
+        _convolution_backward,
     ),
-    Entry("*adaptive*pool?d*_backward", "pooling", "", lambda a, o: _pooled(a[1], a[0])),
-    Entry("*adaptive*pool?d*", "pooling", "", lambda a, o: _pooled(a[0], next(walk_tensors(o)))),
-    Entry("*pool?d*_backward", "pooling", "", lambda a, o: _pooled(a[1], a[0], a[2])),
-    Entry("*pool?d*", "pooling", "", lambda a, o: _pooled(a[0], next(walk_tensors(o)), a[1])),
-    # rows are priced by lookups, not by bytes; a gradient has one row per lookup, or is as large as
-    # the table
+    Entry("*adaptive*pool?d*_backward", "pooling", "", _adaptive_pooling_backward),
+    Entry("*adaptive*pool?d*", "pooling", "", _adaptive_pooling),
+    Entry("*pool?d*_backward", "pooling", "", _pooling_backward),
+    Entry("*pool?d*", "pooling", "", _pooling),
     Entry(
         "_embedding_bag",
         "embedding_forward",
         "",
-        lambda a, o: (
-            _looked_up(a[1].numel(), o[0].shape[0], a[0].shape[1], a[1].numel()) | {"rows": 0}
-        ),
+        _bags,
         (0,),
     ),
     Entry(
         "_embedding_bag_backward",
         "embedding_backward",
-        lambda n, a: "sparse" if a[9] else "dense",
-        lambda a, o: _looked_up(
-            a[1].numel(), a[0].shape[0], a[0].shape[1], a[1].numel() if a[9] else a[6]
-        ),
+        _name_gradient_of_bags,
+        _bags_backward,
         (3, 4, 5),
     ),
-    Entry("embedding", "rowwise", "", lambda a, o: _split(o, a[1].numel(), a[0].shape[1]), (0,)),
+    Entry("embedding", "rowwise", "", _rows_of_a_table, (0,)),
     Entry(
         "embedding_dense_backward",
         "embedding_backward",
         "dense_rows",
-        lambda a, o: _looked_up(a[1].numel(), a[1].numel(), o.shape[1], o.shape[0]),
+        _dense_gradient_of_rows,
     ),
     Entry(
         "nll_loss*_forward",
         "rowwise",
         "nll_loss_forward",
-        lambda a, o: _split(a[1], a[1].numel(), 0),
+        _labels,
         (0,),
     ),
-    Entry("nll_loss*_backward", "rowwise", "nll_loss_backward", lambda a, o: _rows(a[1]), (1,)),
-    Entry(
-        "binary_cross_entropy* *_loss", "elementwise", "", lambda a, o: {"elements": a[0].numel()}
-    ),
+    Entry("nll_loss*_backward", "rowwise", "nll_loss_backward", _rows_of_second, (1,)),
+    Entry("binary_cross_entropy* *_loss", "elementwise", "", _elements_of_first),
     Entry(
         "_softmax _safe_softmax _log_softmax cumsum sort topk logcumsumexp cumprod _softmax_backward_data "
         "_log_softmax_backward_data",
         "rowwise",
-        lambda n, a: n.replace("_safe", ""),
-        lambda a, o: _rows(a[0]),
+        _name_softmax,
+        _rows_of_first,
     ),
-    # in the backward pass the first argument is the gradient of the result, as large as the input
     Entry(
         "native_layer_norm* _fused_rms_norm*",
         "rowwise",
-        lambda n, a: n.replace("_fused_rms", "native_layer"),
-        lambda a, o: _rows(a[0]),
+        _name_norm_of_rows,
+        _rows_of_first,
     ),
     Entry(
         "native_batch_norm* _native_batch_norm_legit* _batch_norm_with_update* cudnn_batch_norm* "
         "batch_norm_backward",
         "rowwise",
-        lambda n, a: "native_batch_norm" + "_backward" * n.endswith("_backward"),
-        lambda a, o: _split(a[0], a[0].shape[1]),
-    ),  # a row is a channel
-    Entry("_weight_norm_interface*", "rowwise", "norm", lambda a, o: _rows(a[0])),
-    Entry("native_group_norm*", "rowwise", "", lambda a, o: _split(a[0], prod(a[0].shape[:2]), 0)),
+        _name_batch_norm,
+        _channels,
+    ),
+    Entry("_weight_norm_interface*", "rowwise", "norm", _rows_of_first),
+    Entry("native_group_norm*", "rowwise", "", _groups_of_channels),
     Entry(
         "sum mean var std var_mean amax amin max min argmax argmin any all prod norm logsumexp linalg_vector_norm "
         "_foreach_norm _amp_foreach_non_finite_check_and_unscale_ count_nonzero median aminmax",
         "rowwise",
-        # mostly of columns, as gradients of biases
-        lambda n, a: n.removeprefix("_foreach_"),
+        _name_without_lists,
         _reduced,
     ),
     Entry("cat stack", "copy", "cat", _concatenated),
     # a fully sharded module gathers its weights in one buffer, and shards its gradients from one
-    Entry("all_gather_copy_in", "copy", "copy_", lambda a, o: _moved(o, o), (1,)),
+    Entry("all_gather_copy_in", "copy", "copy_", _moved_to_results, (1,)),
     Entry(
         "chunk_cat",
         "copy",
         "cat",
-        lambda a, o: {"elements": a[3].numel(), "rows": a[2] * len(a[0])},
+        _chunks_to_buffer,
     ),
     Entry(
         "split_with_sizes_copy",
         "copy",
         "cat",
-        lambda a, o: {"elements": a[0].numel(), "rows": prod(a[0].shape[: a[2]]) * len(a[1])},
+        _parts_of_buffer,
     ),
     Entry("clone contiguous", "copy", "clone", _moved),
     Entry("index masked_select", "copy", "", _indexed),
@@ -554,7 +738,7 @@ TABLE: tuple[Entry, ...] = (
         "_coalesce sparse_mask",
         "copy",
         "scatter_add",  # rows of a sparse gradient
-        lambda a, o: {"elements": a[-1]._nnz() * prod(o.shape[1:]), "rows": a[-1]._nnz()},
+        _rows_of_sparse_operand,
     ),
     Entry(
         "scatter scatter_ scatter_add scatter_add_ index_add index_add_ scatter_reduce index_copy*",
