@@ -14,6 +14,7 @@ import pytest
 from benchmarks import __main__ as everything
 from benchmarks import (
     accuracy,
+    beside,
     calculon,
     learning,
     left_out,
@@ -451,3 +452,19 @@ def test_collectives_of_traces_are_judged_call_by_call() -> None:
     assert errors == pytest.approx([0.5, 0.5]) and inside == 0
     row = traced.judge_collectives("a100-sxm-8", [(pl.DataFrame(rows[:1]), pl.DataFrame(rows[1:]))])
     assert (row["n"], row["gallery"]) == (1, pytest.approx(50)) and row["error"] < 30
+
+
+def test_calls_of_two_commits_take_turns(monkeypatch: Patch) -> None:
+    names = ("import_perfkit", "predict_same_workload")
+    monkeypatch.setattr(beside, "CALLS", {name: beside.CALLS[name] for name in names})
+    seconds = beside.time_calls([beside.ROOT, beside.ROOT], rounds=2)
+    assert [*seconds] == [*names]
+    assert all(len(times) == 2 and min(times) > 0 for both in seconds.values() for times in both)
+    table = beside.format_times({"known": [[0.002, 0.004, 0.3], [0.002, 0.001, 0.008]]}, "abc")
+    assert table.splitlines()[-1].split() == ["known", "4", "ms", "2", "ms", "0.50"]
+
+
+@pytest.mark.repository
+def test_a_commit_that_git_does_not_know_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"commit is 'nowhere'; git says .*; take one of git log"):
+        beside.unpack("nowhere", tmp_path)

@@ -1,0 +1,138 @@
+"""How long perfkit takes beside an older commit: processor time of the same calls, in one run.
+
+    python -m benchmarks.beside COMMIT [--rounds N]
+
+The older commit is unpacked into a folder of its own. Two processes, which differ in their
+PYTHONPATH alone, take turns, so that a busy moment of the machine meets both.
+"""
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks import command, lay_out
+from benchmarks.beside_calls import CALLS, FRESH
+from perfkit.ground.units import check_positive, format_time
+
+ROOT = Path(__file__).parents[1]
+_SCRIPT = Path(__file__).with_name("beside_calls.py")
+
+
+class Runner:
+    """A process that runs calls of one commit.
+
+    Parameters
+    ----------
+    checkout : Path
+        Folder in which this commit lies.
+    """
+
+    def __init__(self, checkout: Path) -> None:
+        self.checkout = checkout
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "POLARS_MAX_THREADS"), "1")
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", str(_SCRIPT)],
+            env={**os.environ, **threads, "PYTHONPATH": str(checkout)},
+            cwd=checkout,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, name: str, number: int) -> float:
+        """Processor time of one call [s]; an error if the commit has no such call."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{name} {number}\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise ValueError(f"{name} fails on {self.checkout}; its error is above")
+        return float(answer)
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.communicate()
+
+
+def unpack(commit: str, folder: Path) -> None:
+    """Unpack a commit of this repository into a folder."""
+    packed = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=False)
+    if packed.returncode:
+        reason = packed.stderr.decode().strip().splitlines()[-1]
+        raise ValueError(f"commit is {commit!r}; git says {reason}; take one of git log")
+    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+
+
+def time_calls(checkouts: Sequence[Path], rounds: int) -> dict[str, list[list[float]]]:
+    """Time all calls.
+
+    Parameters
+    ----------
+    checkouts : sequence of Path
+        Folders of commits.
+    rounds : int
+        How often each call is timed [-].
+
+    Returns
+    -------
+    seconds : dict of str to list of list of float
+        By call, and then by commit: one time for each round [s].
+    """
+    seconds: dict[str, list[list[float]]] = {name: [[] for _ in checkouts] for name in CALLS}
+    runners = [Runner(checkout) for checkout in checkouts]
+    try:
+        for name in CALLS:
+            if name not in FRESH:
+                for runner in runners:  # imports modules, loads platforms
+                    runner.run(name, 0)
+        for number in range(1, rounds + 1):
+            for name in CALLS:
+                order = range(len(checkouts))
+                for place in order if number % 2 else reversed(order):
+                    runner = Runner(checkouts[place]) if name in FRESH else runners[place]
+                    seconds[name][place].append(runner.run(name, number))
+                    if name in FRESH:
+                        runner.close()
+    finally:
+        for runner in runners:
+            runner.close()
+    return seconds
+
+
+def format_times(seconds: dict[str, list[list[float]]], commit: str) -> str:
+    """Medians of both commits, and their ratio, as a table."""
+    rows = [
+        {
+            "call": name,
+            "before": format_time(median(before)),
+            "now": format_time(median(now)),
+            "ratio": median(now) / median(before),
+        }
+        for name, (before, now) in seconds.items()
+    ]
+    heads = {"call": "{call}", commit: "{before}", "now": "{now}", "ratio": "{ratio:.2f}"}
+    return lay_out(rows, heads)
+
+
+@command(
+    {
+        "commit": {"metavar": "COMMIT", "help": "the older commit"},
+        "--rounds": {"type": int, "default": 9, "help": "how often each call is timed"},
+    }
+)
+def main(given: Any) -> None:
+    """Processor time of perfkit beside an older commit."""
+    rounds = int(check_positive("--rounds", given.rounds, integer=True))
+    with TemporaryDirectory() as folder:
+        older = Path(folder)
+        unpack(given.commit, older)
+        print(format_times(time_calls([older, ROOT], rounds), given.commit))
