@@ -356,10 +356,12 @@ def price_rows(rows: Sequence[Row]) -> list[dict[str, float]]:
             np.array([rows[n].model.batch for n in places]),
         )
         many, model = Strategy.stack([rows[n].strategy for n in places]), replace(kind, batch=batch)
-        found = price_strategies(model, platform, many, execution)
+        found = price_strategies(model, platform, many, execution, near=np.inf)
         # weights in half precision, updated as copies in fp32
         if kind.dtype == "fp16" and not kind.mixed:
-            wide = price_strategies(replace(model, mixed=True), platform, many, execution)
+            wide = price_strategies(
+                replace(model, mixed=True), platform, many, execution, near=np.inf
+            )
             found["time"] = found["time"] + wide["update"] - found["update"]
         for n, place in enumerate(places):
             one = {name: float(own[n]) for name, own in found.items()}
@@ -674,6 +676,28 @@ def draw_even_pipelines(count: int, seed: int) -> list[tuple[Transformer, str, S
         if strategy.pp > 1 and model.layers % stages == 0:
             vocabulary = int(rng.choice([8_000, 32_000, 50_304, 128_256, 256_000]))
             found.append((replace(model, vocabulary=vocabulary), where, strategy, execution))
+    return found[:count]
+
+
+def draw_unlike_pipelines(count: int, seed: int) -> list[tuple[Transformer, str, Strategy, str]]:
+    """Random strategies as `draw_strategies` finds them, with 2 to 8 stages of unlike layers, or
+    whose replicas share gradients or weights (ZeRO stages 2 and 3)."""
+    rng = np.random.default_rng(seed)
+    found = list[tuple[Transformer, str, Strategy, str]]()
+    for model, where, drawn, execution in draw_strategies(6 * count, seed):
+        layers = model.layers - int(rng.integers(0, 4))
+        pp = int(rng.choice([2, 3, 4, 5, 6, 8]))
+        zero = int(rng.integers(4))
+        schedule = str(rng.choice(SCHEDULES))
+        chunks = int(rng.integers(2, 4)) if schedule in CHUNKED else 1
+        tp = min(drawn.tp, 4)
+        strategy = replace(drawn, tp=tp, cp=1, pp=pp, zero=zero, schedule=schedule, chunks=chunks)
+        model = replace(model, layers=layers)
+        unlike = layers % (pp * chunks) != 0
+        with suppress(ValueError):
+            check_strategy(model, strategy)
+            if strategy.ranks <= 128 and (unlike or zero > 1):
+                found.append((model, where, strategy, execution))
     return found[:count]
 
 

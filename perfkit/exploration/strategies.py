@@ -95,7 +95,8 @@ class Exploration(Tabular):
         -------
         frame : polars.DataFrame
             Fields of `Strategy`; ranks [-]; low and high end of the 80 % interval of the time, and
-            its parts, see `perfkit.prediction.strategies.price_strategies` [s]; spread [-]; needs,
+            its parts, see `perfkit.prediction.strategies.price_strategies` [s]; run, whether its passes
+            were run, as closed forms are rough for it; spread [-]; needs,
             the memory of the fullest rank [B]; time [s]; tokens_per_s [1/s]. For a DLRM:
             ``tables``, how they are shared, instead of the fields; parts by what bounds them; and
             samples_per_s. ``mlps`` says how all other weights are shared.
@@ -209,6 +210,11 @@ class Exploration(Tabular):
         texts.append(
             f"  others inside its interval, which may be faster: {near}; with twice the memory: {gain:+.1%}"
         )
+        if not self.plans and self.frame["run"].any():
+            texts.append(
+                f"  passes were run of {self.frame['run'].sum()} strategies near the fastest, whose "
+                "closed forms are rough"
+            )
         for name in names:
             for other in self.frame.unique(name, keep="first", maintain_order=True).to_dicts()[1:]:
                 share, grown = (
@@ -286,8 +292,10 @@ def explore(
 
     Notes
     -----
-    Times of a Transformer are closed forms, see `perfkit.prediction.strategies.price_strategies`;
-    the order of events is not simulated. Times of a DLRM are those of `perfkit.predict`. A table
+    Times of a Transformer are closed forms, see `perfkit.prediction.strategies.price_strategies`.
+    These are rough where stages are unlike, or exchange weights or gradients with each micro-batch:
+    of such strategies the passes are run, one by one, if they fit and take at most a quarter longer
+    than the fastest. Times of a DLRM are those of `perfkit.predict`. A table
     that cannot be cut in some way is stored whole on one rank. Ranks do the same work on
     MLPs wherever the tables are, so that the best plans of tables with copies of MLPs
     are nearly always the best ones with shared ones, too; see docs/accuracy.md.
@@ -346,7 +354,7 @@ def explore(
         heads = {
             key: own.astype(np.int64) if own.dtype.kind == "f" else own for key, own in said.items()
         }
-        found = price_strategies(model, where, tried, execution)
+        found = price_strategies(model, where, tried, execution, memory=capacity or np.inf)
     if not (fits := found["needs"] <= (capacity or np.inf)).any():
         least = format_bytes(found["needs"].min())
         raise ValueError(

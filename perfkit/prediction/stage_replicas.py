@@ -422,6 +422,51 @@ def add_to_each_pass(exchange: Exchange, stage: StageKind) -> Added:
     return Added(forward, backward, landed, weights)
 
 
+class AddedOnce(NamedTuple):
+    """Time that messages of replicas add to the passes of a chunk, if weights are gathered and
+    gradients reduced once [s].
+
+    To the first forward pass of the first chunk of the first stage, and of a chunk of another
+    stage; to the first backward pass; to the last one; then what is left of its messages behind the
+    last one, and all of them, one after another.
+    """
+
+    gathering: Array
+    gathering_later: Array
+    regathering: Array
+    reducing: Array
+    tail: Array
+    queue: Array
+
+
+def exchange_once(exchange: Exchange, chunk: StageKind) -> AddedOnce:
+    """Time that messages of replicas add to the passes of a chunk in an iteration in which gradients
+    are reduced once [s].
+
+    Notes
+    -----
+    With ZeRO stage 1 a stage gathers all weights before its first pass: the first stage waits for
+    them, others gather theirs while they wait for the first micro-batch.
+    """
+    x = exchange
+    none = np.zeros(len(x.micro))
+    stage = chunk._replace(layers=chunk.layers * x.chunks)
+    beside = np.where(x.zero > 1, _gather_beside(x, chunk), 0.0)
+    ahead = np.where(x.zero == 1, _gather_ahead(x, chunk, stage), beside)
+    late = np.where(x.zero == 1, chunk.first_host - chunk.forward_host, beside)
+    regathering = np.where(x.zero > 2, _regather(x, chunk), 0.0)
+    passed = _reduce(x, chunk, Backlog(none, none), chunk.last_host, x.chunks)
+    messages = _add_up_messages(_keep_messages(x.reductions, chunk), chunk.layers)
+    return AddedOnce(
+        ahead,
+        late,
+        regathering,
+        passed.kernels,
+        passed.landed - passed.kernels,
+        np.where(x.overlap, messages, 0.0),
+    )
+
+
 def add_to_all_chunks(exchange: Exchange, stage: StageKind) -> Added:
     """Time that messages of replicas add to the passes of a micro-batch through all chunks of a
     stage, see `add_to_each_pass` [s]."""

@@ -13,6 +13,7 @@ from perfkit.platform.platform import Platform
 from perfkit.prediction.host import join_host
 from perfkit.prediction.memory import WORKSPACE
 from perfkit.prediction.micro_batches import REGIONS, Sizes, price_messages, price_micro_batch
+from perfkit.prediction.passes import ChunkTimes, PipelineTimes, Schedule, run_iteration
 from perfkit.prediction.replicas import (
     ShardedPass,
     UnitMessages,
@@ -21,9 +22,12 @@ from perfkit.prediction.replicas import (
     time_scattering_backward,
 )
 from perfkit.prediction.stage_replicas import (
+    Added,
+    AddedOnce,
     Exchange,
     StageKind,
     add_to_each_pass,
+    exchange_once,
     slow_passes,
     time_each_micro_batch,
     time_once,
@@ -35,11 +39,20 @@ from perfkit.workloads.transformer import Transformer
 
 #: Parts of the time of an iteration.
 PARTS = ("work", "tensor", "context", "experts", "host", "stages", "bubble", "replicas", "update")
+#: How many times as long as the fastest strategy others may take, so that their passes are run:
+#: closed forms were seen to err by up to 20 % (docs/accuracy.md) [-].
+NEAR = 1.25
 _TINY = 1e-30
 
 
 def price_strategies(
-    model: Transformer, platform: Platform, strategies: Strategy, execution: str | None = None
+    model: Transformer,
+    platform: Platform,
+    strategies: Strategy,
+    execution: str | None = None,
+    *,
+    memory: float = np.inf,
+    near: float = NEAR,
 ) -> dict[str, Array]:
     """Price an iteration for each of many strategies.
 
@@ -55,13 +68,18 @@ def price_strategies(
         Each field an array, with one value for each strategy.
     execution : str, optional
         ``eager`` or ``compiled``.
+    memory : float, optional
+        What a rank may use [B].
+    near : float, optional
+        How many times as long as the fastest strategy that fits others may take, so that their
+        passes are run where closed forms are rough; infinite to run all of these [-].
 
     Returns
     -------
     columns : dict of str to array
         ``time`` and its parts, which add up to it: ``work`` of the slowest stage; exposed messages
         of ``tensor``, ``context``, ``experts`` and ``stages``; ``host``; ``bubble``; ``replicas``
-        (gradients and weights); ``update`` [s]. ``spread`` of the logarithm of the time [-].
+        (gradients and weights); ``update`` [s]. ``run``, whether passes were run. ``spread`` of the logarithm of the time [-].
         ``needs``, the memory of the fullest rank, and its parts, see
         `perfkit.prediction.memory.HELD` [B].
 
@@ -80,7 +98,8 @@ def price_strategies(
     check_device(platform)
     used = strategies.without_idle_zero()
     parts = _price_parts(model, platform, used, execution)
-    return _Iterations(model, platform, used, parts, execution or "eager").add_up()
+    iterations = _Iterations(model, platform, used, parts, execution or "eager")
+    return iterations.add_up(memory, near)
 
 
 def check_device(platform: Platform) -> None:
@@ -194,14 +213,16 @@ class _Iterations:
             if unit == "ends":
                 self.added_ends += shards
 
-    def add_up(self) -> dict[str, Array]:
-        """Times and their parts [s], spread [-] and memory [B]."""
+    def add_up(self, memory: float, near: float) -> dict[str, Array]:
+        """Times and their parts [s], spread [-] and memory [B]; passes are run of rough strategies
+        that fit in `memory` [B] and take at most `near` times as long as the fastest [-]."""
         terms = self.share_stages()
         inside = sum(terms[name] for name in ("work", "tensor", "context", "experts", "host"))
         # messages of experts come before the kernels of a layer, the host behind a pass
         late = np.where(self.s.pp > 1, terms["host"], 0.0)
         kernels = terms["work"] + terms["host"] - late
-        terms["replicas"] = self.share_replicas(kernels / (inside - terms["experts"] - late))
+        kernel_share = kernels / (inside - terms["experts"] - late)
+        terms["replicas"] = self.share_replicas(kernel_share)
         # shards are cast when they are gathered
         in_gathers = self.s.alone & (self.s.zero > 0)
         narrow = np.where(in_gathers, 0.0, self.parts["narrow"])
@@ -210,18 +231,6 @@ class _Iterations:
         device = sum(terms.values())
         joined = join_host(device, self.count_host(), self.whole)
         terms["host"] = np.where(self.s.alone, joined - device, terms["host"])
-        time: Any = sum(terms.values())
-        rest: Any = (
-            sum(terms[name] for name in ("tensor", "context", "experts", "stages", "replicas"))
-            / time
-        )
-        own, around = (
-            self.parts["spread"] * (1 - rest),
-            self.whole.spread if self.whole else CONTEXT,
-        )
-        known = join_errors(own[np.newaxis], np.zeros(1, dtype=bool), rest, around)
-        error = find_host_error(self.platform, self.execution)
-        spread = np.hypot(known, terms["host"] / time * np.log(error))
         held = measure_strategies(
             self.model,
             self.s,
@@ -231,13 +240,33 @@ class _Iterations:
             self.weights,
             self.average(),
         )
+        needs = sum(held.values()) + WORKSPACE
+        time: Any = sum(terms.values())
+        run = self.find_rough() & (needs <= memory)
+        if run.any():
+            fastest = time[needs <= memory].min()
+            run = run & (time <= near * fastest)
+        if run.any():
+            self.run_passes(np.flatnonzero(run), kernel_share, terms)
+            time = sum(terms.values())
         return {
             "time": time,
             **terms,
-            "spread": spread,
-            "needs": sum(held.values()) + WORKSPACE,
+            "run": run,
+            "spread": self.estimate_spread(time, terms),
+            "needs": needs,
             **held,
         }
+
+    def estimate_spread(self, time: Array, terms: dict[str, Array]) -> Array:
+        """Standard deviation of the logarithm of the time [-]."""
+        messages = ("tensor", "context", "experts", "stages", "replicas")
+        rest: Any = sum(terms[name] for name in messages) / time
+        own = self.parts["spread"] * (1 - rest)
+        around = self.whole.spread if self.whole else CONTEXT
+        known = join_errors(own[np.newaxis], np.zeros(1, dtype=bool), rest, around)
+        error = find_host_error(self.platform, self.execution)
+        return np.asarray(np.hypot(known, terms["host"] / time * np.log(error)))
 
     def find_ends(self, *names: str) -> tuple[Array, Array, Array]:
         """Sum of some parts over each end and over one layer: what the first and the last stage
@@ -746,6 +775,34 @@ class _Iterations:
             contention=slow_passes(take(kernels), self.contention),
         )
 
+    def find_rough(self) -> np.ndarray:
+        """Whether the closed forms of strategies are rough: layers do not divide into chunks, or stages
+        exchange weights or gradients with each micro-batch."""
+        s = self.s
+        unlike = self.model.layers % (s.pp * s.chunks) != 0
+        unlike = unlike | (s.first_layers > 0) | (s.last_layers > 0)
+        exchanges_often = s.scattered & (s.dp * s.cp > 1)
+        unlike_stages = np.isin(s.schedule, ("gpipe", *partitions.CHUNKED)) & unlike
+        rough = (s.pp > 1) & (self.regions <= 1) & (unlike_stages | exchanges_often)
+        return np.asarray(rough)
+
+    def run_passes(self, chosen: np.ndarray, kernel_share: Array, terms: dict[str, Array]) -> None:
+        """Run the passes of the chosen strategies; the bubble is what their time is longer than
+        the other terms, and messages of replicas are shorter if it would be below 0."""
+        gathers, reductions = self.price_exchanges()
+        exchange = self.select_exchange(chosen, kernel_share, gathers, reductions)
+        chunks = _list_chunks(self, chosen, exchange)
+        times = _run_pipelines(self, chosen, chunks)
+        names = ("work", "tensor", "context", "experts", "host", "stages")
+        busy: Any = sum(terms[name][chosen] for name in names)
+        waits = np.maximum(times - busy, 0.0)
+        replicas = np.minimum(terms["replicas"][chosen], waits)
+        terms["replicas"][chosen] = replicas
+        terms["bubble"][chosen] = waits - replicas
+        short = np.minimum(times / busy, 1.0)
+        for name in names:
+            terms[name][chosen] = terms[name][chosen] * short
+
     def lengthen_pipeline(self, exchange: Exchange) -> Array:
         """Time that messages of replicas with each micro-batch add to stages that run 1F1B or H1
         [s]."""
@@ -846,7 +903,8 @@ class _Borders(NamedTuple):
 
     Over all borders; over the border of the first or last stage; over the slowest border inside a
     region; forth over the one border and back over the other border of a stage between the ends;
-    and over one between two regions, 0 if stages are in one region.
+    over one between two regions, 0 if stages are in one region; and over a border that lies between
+    nodes, and in a node.
     """
 
     all: Array
@@ -854,6 +912,8 @@ class _Borders(NamedTuple):
     inside: Array
     both_sides: Array
     far: Array
+    across: Array
+    local: Array
 
 
 def _pass_on(own: _Iterations) -> _Borders:
@@ -884,7 +944,7 @@ def _pass_on(own: _Iterations) -> _Borders:
     end = np.where(2 * distance > node, across, local)
     # of several stages in a node, each has a neighbour in it
     both_sides = np.where(2 * distance > node, inside, (inside + local) / 2.0)
-    return _Borders(total, end, inside, both_sides, far)
+    return _Borders(total, end, inside, both_sides, far, across, local)
 
 
 def _wait_for_regions(
@@ -1043,6 +1103,206 @@ def _list_stages(
         make(position, inner_layers, "", (borders.both_sides / 2.0, borders.both_sides / 2.0)),
         make(s.pp - 1.0, last_layers, "head", (borders.end / 2.0, none)),
     )
+
+
+class _Spread(NamedTuple):
+    """Layers of the chunks of a pipeline: of the first one, of those between with a layer more and
+    without, and of the last one; and the position, in all chunks, behind those with more [-]."""
+
+    first: Array
+    longer: Array
+    shorter: Array
+    last: Array
+    with_more: Array
+
+
+def _spread_chunks(layers: int, s: Strategy) -> _Spread:
+    """Spread layers over chunks: the first ones have a layer more if they do not divide."""
+    stated = (s.first_layers > 0) * 1 + (s.last_layers > 0)
+    rest = layers - s.first_layers - s.last_layers
+    each, more = np.divmod(rest, np.maximum(s.pp * s.chunks - stated, 1))
+    return _Spread(
+        first=np.where(s.first_layers > 0, s.first_layers, each + (more > 0)),
+        longer=each + 1,
+        # of two chunks, none lies between the ends
+        shorter=np.maximum(each, 1),
+        last=np.where(s.last_layers > 0, s.last_layers, each),
+        with_more=more + (s.first_layers > 0),
+    )
+
+
+def _list_chunks(own: _Iterations, chosen: np.ndarray, exchange: Exchange) -> list[ChunkTimes]:
+    """Times of the first chunk, with the embeddings; of those between with a layer more and
+    without; and of the last one, with the head."""
+    spread = _spread_chunks(own.model.layers, own.s)
+    kinds = [
+        (spread.first, "embeddings"),
+        (spread.longer, ""),
+        (spread.shorter, ""),
+        (spread.last, "head"),
+    ]
+    return [_time_chunk(own, chosen, exchange, 1.0 * layers, end) for layers, end in kinds]
+
+
+def _time_chunk(
+    own: _Iterations, chosen: np.ndarray, exchange: Exchange, layers: Array, end: str
+) -> ChunkTimes:
+    """Times of the activities of a chunk of some layers and an end, if it has one, for the chosen
+    strategies."""
+    s, parts = own.s, own.parts
+    put_off = s.schedule == "zero_bubble"
+
+    def take(values: Array) -> Array:
+        return np.broadcast_to(values, len(own.micro))[chosen]
+
+    # of all chunks of a stage, as if they were alike
+    devices, hosts = [], []
+    for one in own.passes:
+        device, host = layers * one.layer, layers * one.layer_host + 2.0 * parts["call"]
+        if end == "embeddings":
+            device, host = device + one.embeddings, host + one.embeddings_host
+        if end == "head":
+            device, host = device + one.head, host + one.head_host
+        devices.append(s.chunks * device)
+        hosts.append(s.chunks * host)
+    delayed = np.where(put_off, s.chunks * layers * parts["delayed"], 0.0)
+    delayed_calls = np.where(put_off, s.chunks * layers * parts["delayed.host"], 0.0)
+    devices[1], hosts[1] = devices[1] - delayed, hosts[1] - delayed_calls
+    forward_copies, backward_copies, weights_copies = _list_exchange_work(own, layers, end)
+    forward_host = _add_host(own, devices[0], hosts[0], forward_copies)
+    backward_host = _add_host(own, devices[1], hosts[1], backward_copies)
+    # the weight gradients of a micro-batch are launched with the next forward pass
+    both = _HostedWork(
+        delayed + forward_copies.device + weights_copies.device,
+        delayed_calls + forward_copies.host + weights_copies.host,
+    )
+    both_hosts = _add_host(own, devices[0], hosts[0], both)
+    delayed_host = np.where(put_off, both_hosts - forward_host, 0.0)
+    first_host, last_host = own.join_exchanges(devices, hosts, s.chunks * layers, end)
+    chunk = StageKind(
+        number=np.ones(len(chosen)),
+        layers=take(layers),
+        has_embeddings=np.full(len(chosen), end == "embeddings"),
+        has_head=np.full(len(chosen), end == "head"),
+        forward_host=take(forward_host / s.chunks),
+        backward_host=take(backward_host / s.chunks),
+        first_host=take(first_host),
+        last_host=take(last_host),
+    )
+    scattered = take(s.scattered)
+    often = [np.where(scattered, time, 0.0) for time in add_to_each_pass(exchange, chunk)]
+    often_added = Added(*often)
+    once = [np.where(scattered, 0.0, time) for time in exchange_once(exchange, chunk)]
+    once_added = AddedOnce(*once)
+    return ChunkTimes(
+        forward=take((devices[0] + forward_host) / s.chunks) + often_added.forward,
+        backward=take((devices[1] + backward_host) / s.chunks) + often_added.backward,
+        weights=take((delayed + delayed_host) / s.chunks) + often_added.weights,
+        reduction=often_added.landed - often_added.backward,
+        first_gather=once_added.gathering,
+        later_gather=once_added.gathering_later,
+        regather=once_added.regathering,
+        last_reduction=once_added.reducing,
+        tail=once_added.tail,
+        queue=once_added.queue,
+    )
+
+
+class _HostedWork(NamedTuple):
+    """Work of a pass beside its layers, on the device and on its host [s]."""
+
+    device: Array
+    host: Array
+
+
+def _add_host(own: _Iterations, device: Array, host: Array, more: _HostedWork) -> Array:
+    """Time that the host adds to a pass with more work [s]."""
+    device = device + more.device
+    return np.asarray(join_host(device, host + more.host, own.whole) - device)
+
+
+def _list_exchange_work(
+    own: _Iterations, layers: Array, end: str
+) -> tuple[_HostedWork, _HostedWork, _HostedWork]:
+    """Copies and calls around messages of replicas with each micro-batch, in the passes of all
+    chunks of a stage with as many layers: forward, backward, and that of weight gradients which
+    were put off.
+
+    Without overlap the host launches the reductions behind a pass, with the pass that follows.
+    """
+    s, parts, sizes = own.s, own.parts, own.sizes
+    often = np.where(s.scattered & (s.dp * s.cp > 1), s.chunks, 0.0)
+    packing = often * parts["packing"]
+    end_weights = parts[f"{end}.weights"] if end else 0.0
+    ends = 1.0 if end else 0.0
+    layer_copy = packing * (sizes.gathered * parts["layers.weights"])
+    layer_copy = layer_copy + packing * sizes.gathered * sizes.reordered
+    end_copy = packing * sizes.gathered * end_weights
+    layer_reduce = packing * sizes.reduced * parts["layers.weights"]
+    layer_reduce = layer_reduce + packing * sizes.gathered * sizes.reordered
+    end_reduce = packing * sizes.reduced * end_weights
+    # a copy and a message, and one of experts
+    experts_apart = (s.ep > 1) & (own.model.experts > 0)
+    layer_calls = often * (2.0 + 1.0 * experts_apart) * parts["call"]
+    end_calls = 2.0 * often * ends * parts["call"]
+    again = np.where(s.zero > 2, layers, 0.0)
+    put_off = s.schedule == "zero_bubble"
+    in_backward = np.where(put_off, 0.0, layers)
+    in_weights = np.where(put_off, layers, 0.0)
+    forward = [layers * layer_copy + end_copy, layers * layer_calls + end_calls]
+    backward = [again * layer_copy, again * layer_calls]
+    reductions = [in_backward * layer_reduce + end_reduce, in_backward * layer_calls + end_calls]
+    weights = [in_weights * layer_reduce, in_weights * layer_calls]
+    several = own.micro > 1
+    gpipe = s.schedule == "gpipe"
+    beside_backward = s.overlap | (gpipe & several)
+    beside_forward = ~s.overlap & ~gpipe & several
+    for index in range(2):
+        forward[index] = forward[index] + np.where(beside_forward, reductions[index], 0.0)
+        backward[index] = backward[index] + np.where(beside_backward, reductions[index], 0.0)
+    return _HostedWork(*forward), _HostedWork(*backward), _HostedWork(*weights)
+
+
+def _run_pipelines(own: _Iterations, chosen: np.ndarray, kinds: Sequence[ChunkTimes]) -> Array:
+    """Times of the chosen strategies, pass by pass [s]."""
+    s = own.s.select(chosen)
+    micro = own.micro[chosen]
+    across, local = (message[chosen] / 2.0 for message in (own.borders.across, own.borders.local))
+    ranks_of_stage = s.ranks // s.pp
+    ranks_of_node = own.platform.network.ranks_per_node
+    chunks_with_more = _spread_chunks(own.model.layers, s).with_more
+    times = np.zeros(len(chosen))
+    for index in range(len(chosen)):
+        first, longer, shorter, last = (
+            ChunkTimes(*(float(times_of_all[index]) for times_of_all in kind)) for kind in kinds
+        )
+        stages, chunks = int(s.pp[index]), int(s.chunks[index])
+        between = range(1, stages * chunks - 1)
+        in_order = [longer if place < chunks_with_more[index] else shorter for place in between]
+        crosses = _cross_nodes(stages, int(ranks_of_stage[index]), ranks_of_node)
+        times[index] = run_iteration(
+            Schedule(
+                name=str(s.schedule[index]),
+                stages=stages,
+                micro_batches=int(micro[index]),
+                chunks=chunks,
+                scattered=bool(s.scattered[index]),
+            ),
+            PipelineTimes(
+                chunks=[first, *in_order, last],
+                stages=stages,
+                messages=[float(across[index] if far else local[index]) for far in crosses],
+            ),
+        )
+    return times
+
+
+def _cross_nodes(stages: int, ranks: int, ranks_of_node: int) -> list[bool]:
+    """Whether stages of as many ranks each send messages between nodes to the stage behind them,
+    the last one to the first one."""
+    ends = [(stage * ranks, (stage + 2) * ranks - 1) for stage in range(stages - 1)]
+    ends.append((0, stages * ranks - 1))
+    return [first // ranks_of_node != last // ranks_of_node for first, last in ends]
 
 
 def _add_up_stages(own: _Iterations, stages: tuple[_Stage, _Stage, _Stage]) -> Array:

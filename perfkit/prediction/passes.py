@@ -1,0 +1,385 @@
+"""An iteration of a pipeline, pass by pass: when each pass of each stage begins and ends."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from perfkit.models.partitions import Step, list_steps
+
+#: Groups of micro-batches, one for each stage, that are run of many; the rest repeats the last of
+#: them. For 200 random pipelines whose chunks differ by 10 %, and 200 by a factor of three, the time
+#: differs from that of all micro-batches by 0.01 % in mean and 1 % at most (4.1 % with four groups)
+#: [-].
+GROUPS_RUN = 8
+
+
+class Activity(NamedTuple):
+    """What takes time in a pipeline.
+
+    Parameters
+    ----------
+    kind : str
+        ``forward``, ``backward`` or ``weights``: a pass; ``message`` to another stage; ``reduction``
+        of the gradients of a pass, which the next pass of the stage waits for; of messages of
+        gradients that no pass waits for, ``tail`` behind the last pass of a chunk, and ``queue``
+        behind the messages of the chunk before, and ``landed``, when both have ended.
+    stage, chunk : int
+        Where it runs, from 0; a message runs on the border behind stage `stage` [-].
+    first, last : bool
+        Whether it belongs to the first and to the last micro-batch.
+    """
+
+    kind: str
+    stage: int
+    chunk: int
+    first: bool = False
+    last: bool = False
+
+
+class Pipeline(NamedTuple):
+    """Passes of an iteration and what each waits for, in an order in which they can be run.
+
+    Parameters
+    ----------
+    activities : tuple of Activity
+        Those that differ.
+    events : tuple of tuple of int
+        For each event the numbers of three events that come before it, and of its activity. Event
+        0 is the begin of the iteration.
+    begins, ends : tuple of tuple of int
+        By stage: the numbers of the events before its first pass, and of the last events.
+    """
+
+    activities: tuple[Activity, ...]
+    events: tuple[tuple[int, int, int, int], ...]
+    begins: tuple[tuple[int, ...], ...]
+    ends: tuple[tuple[int, ...], ...]
+
+    def run(self, durations: Sequence[float]) -> float:
+        """Time of an iteration [s].
+
+        Parameters
+        ----------
+        durations : sequence of float
+            Time of each of `activities` [s].
+
+        Returns
+        -------
+        time : float
+            Longest time of a stage from the begin of its first pass to the end of its last
+            activity, after which it begins the next iteration [s].
+        """
+        ends = [0.0]
+        for one, other, third, activity in self.events:
+            ends.append(max(ends[one], ends[other], ends[third]) + durations[activity])
+        times = []
+        for before, last in zip(self.begins, self.ends, strict=True):
+            begin = max(ends[event] for event in before)
+            end = max(ends[event] for event in last)
+            times.append(end - begin)
+        return max(times)
+
+
+class _Stage:
+    """A stage while its pipeline is built: its passes, and the last events on it."""
+
+    def __init__(self, steps: list[Step]) -> None:
+        self.steps = steps
+        self.passes = [step for step in steps if step.phase != "weights"]
+        #: Steps and passes that are built [-].
+        self.built_steps = self.built_passes = 0
+        #: Events after which the stage goes on: the last one, and before each pass, the last one
+        #: then.
+        self.last = 0
+        self.before_pass: list[int] = []
+        #: Events in which each pass ends.
+        self.pass_ends: list[int] = []
+        #: Events after which the stage is ready for the next message.
+        self.landings: list[int] = []
+        self.landed = 0
+
+
+class _Builder:
+    """Builds a `Pipeline`."""
+
+    def __init__(self, schedule: "Schedule") -> None:
+        self.stages, self.chunks = schedule.stages, schedule.chunks
+        self.micro_batches, self.scattered = schedule.micro_batches, schedule.scattered
+        #: Whether messages are received beside the pass before, and no stage waits for what it
+        #: sends.
+        self.ahead = schedule.chunks > 1 or schedule.name == "gpipe"
+        self.put_off = schedule.name == "zero_bubble"
+        self.activities: dict[Activity, int] = {}
+        self.events: list[tuple[int, int, int, int]] = []
+        self.progress = [
+            _Stage(
+                list_steps(
+                    schedule.name,
+                    stage,
+                    stages=schedule.stages,
+                    micro_batches=schedule.micro_batches,
+                    chunks=schedule.chunks,
+                )
+            )
+            for stage in range(schedule.stages)
+        ]
+        #: Where each pass stands among those of its stage.
+        self.numbers = [
+            {step: number for number, step in enumerate(stage.passes)} for stage in self.progress
+        ]
+        #: Messages by the stage and the pass that send them; the last one of each border and way.
+        self.messages: dict[tuple[int, Step], int] = {}
+        self.last_messages: dict[tuple[int, str], int] = {}
+        self.begins: list[tuple[int, ...]] = [(0,)] * schedule.stages
+
+    def add(self, activity: Activity, *before: int) -> int:
+        """Add an event behind up to three others; return its number."""
+        number = self.activities.setdefault(activity, len(self.activities))
+        one, other, third = (*before, 0, 0, 0)[:3]
+        self.events.append((one, other, third, number))
+        return len(self.events)
+
+    def find_neighbour(self, stage: int, step: Step, *, forth: bool) -> tuple[int, Step] | None:
+        """The pass that takes what a pass gives (`forth`), or gives what it takes, with its stage."""
+        way = 1 if (step.phase == "forward") == forth else -1
+        place = step.chunk * self.stages + stage + way
+        if not 0 <= place < self.stages * self.chunks:
+            return None
+        chunk, neighbour = divmod(place, self.stages)
+        return neighbour, step._replace(chunk=chunk)
+
+    def find_message(self, stage: int, step: Step) -> int | None:
+        """The event in which the message of a pass arrives; 0 if it sends none, None if something
+        before it is not built yet."""
+        taker = self.find_neighbour(stage, step, forth=True)
+        if taker is None:
+            return 0
+        if (stage, step) in self.messages:
+            return self.messages[stage, step]
+        sender, (to_stage, to_step) = self.progress[stage], taker
+        number, receiver = self.numbers[stage][step], self.progress[to_stage]
+        if number >= sender.built_passes:
+            return None
+        # when the receiver is ready
+        position = self.numbers[to_stage][to_step]
+        if position == 0:
+            ready = 0
+        elif self.ahead:
+            if position - 1 >= len(receiver.before_pass):
+                return None
+            ready = receiver.before_pass[position - 1]
+        else:
+            if position - 1 >= receiver.built_passes:
+                return None
+            ready = receiver.landings[position - 1]
+        border = stage if step.phase == "forward" else to_stage
+        before = self.last_messages.get((border, step.phase), 0)
+        event = self.add(Activity("message", border, 0), sender.pass_ends[number], ready, before)
+        self.messages[stage, step] = self.last_messages[border, step.phase] = event
+        return event
+
+    def build_step(self, stage: int) -> bool:
+        """Build the next step of a stage, if all before it is built; say whether it was."""
+        own = self.progress[stage]
+        step = own.steps[own.built_steps]
+        first, last = step.micro == 0, step.micro == self.micro_batches - 1
+        activity = Activity(step.phase, stage, step.chunk, first, last)
+        if step.phase == "weights":
+            own.last = self.add(activity, own.last)
+            own.built_steps += 1
+            return True
+        number = own.built_passes
+        if len(own.before_pass) == number:
+            own.before_pass.append(own.last)
+        received: int | None = 0
+        giver = self.find_neighbour(stage, step, forth=False)
+        if giver is not None:
+            received = self.find_message(*giver)
+        sent: int | None = 0
+        if number and not self.ahead:
+            sent = self.find_message(stage, own.passes[number - 1])
+        if received is None or sent is None:
+            return False
+        if number == 0:
+            self.begins[stage] = (own.last, received)
+        end = self.add(activity, own.last, received, sent)
+        own.pass_ends.append(end)
+        own.last = end
+        if step.phase == "backward":
+            if self.scattered and self.put_off and last:
+                # weight gradients that were put off hide it
+                own.landed = self.add(Activity("reduction", stage, step.chunk), end)
+            elif self.scattered:
+                own.last = self.add(Activity("reduction", stage, step.chunk), end)
+            elif last:
+                tail = self.add(Activity("tail", stage, step.chunk), end)
+                queue = self.add(Activity("queue", stage, step.chunk), own.landed)
+                own.landed = self.add(Activity("landed", stage, 0), tail, queue)
+        own.landings.append(own.last)
+        own.built_passes += 1
+        own.built_steps += 1
+        return True
+
+    def build(self) -> Pipeline:
+        """Build all steps of all stages."""
+        waiting = list(range(self.stages))
+        while waiting:
+            moved = False
+            for stage in waiting:
+                own = self.progress[stage]
+                while own.built_steps < len(own.steps) and self.build_step(stage):
+                    moved = True
+            waiting = [
+                n for n in waiting if self.progress[n].built_steps < len(self.progress[n].steps)
+            ]
+            if waiting and not moved:
+                raise ValueError(f"stages {waiting} wait for one another; give another schedule")
+        ends = tuple((stage.last, stage.landed) for stage in self.progress)
+        return Pipeline(tuple(self.activities), tuple(self.events), tuple(self.begins), ends)
+
+
+class Schedule(NamedTuple):
+    """Which passes a pipeline runs in which order: the name of the schedule, see
+    `perfkit.models.partitions.SCHEDULES`; stages, micro-batches and chunks of a stage [-]; and
+    whether gradients are reduced with each micro-batch."""
+
+    name: str
+    stages: int
+    micro_batches: int
+    chunks: int
+    scattered: bool
+
+
+@lru_cache(maxsize=256)
+def build_pipeline(schedule: Schedule) -> Pipeline:
+    """Build the passes of an iteration.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Their order.
+
+    Returns
+    -------
+    pipeline : Pipeline
+        What each waits for: the pass before it on its stage, and the message of the stage before
+        it. With 1F1B and H1 also what its stage has sent, which the next stage takes when its last
+        pass has ended; other schedules take messages one pass ahead.
+    """
+    return _Builder(schedule).build()
+
+
+class ChunkTimes(NamedTuple):
+    """Times of a chunk of layers, of one strategy or of many [s].
+
+    Parameters
+    ----------
+    forward, backward, weights : float or array
+        Its passes: forward, backward, and of weight gradients that were put off.
+    reduction : float or array
+        Messages of gradients behind a backward pass that the stage waits for.
+    first_gather, later_gather : float or array
+        What gathers of weights add to the forward pass of the first micro-batch, if they are gathered
+        once: with the chunk that begins the iteration, and with any other.
+    regather : float or array
+        The same of the backward pass of the first micro-batch.
+    last_reduction : float or array
+        What reductions of gradients add to the backward pass of the last micro-batch, if they are
+        reduced once.
+    tail, queue : float or array
+        What is left of these messages behind that pass; and all of them, one after another.
+    """
+
+    forward: Any
+    backward: Any
+    weights: Any
+    reduction: Any
+    first_gather: Any
+    later_gather: Any
+    regather: Any
+    last_reduction: Any
+    tail: Any
+    queue: Any
+
+
+class PipelineTimes(NamedTuple):
+    """Times of one pipeline: of its chunks, in the order of a forward pass, and of the messages
+    from each stage to the next one, from the last to the first one, too [s]; stages [-]."""
+
+    chunks: Sequence[ChunkTimes]
+    stages: int
+    messages: Sequence[float]
+
+    def find(self, activity: Activity) -> float:
+        """Time of an activity [s]."""
+        chunk = self.chunks[activity.chunk * self.stages + activity.stage]
+        if activity.kind == "message":
+            return self.messages[activity.stage]
+        if activity.kind == "forward":
+            time = float(chunk.forward)
+            begins_iteration = activity.stage == 0 and activity.chunk == 0
+            if activity.first and begins_iteration:
+                time += chunk.first_gather
+            if activity.first and not begins_iteration:
+                time += chunk.later_gather
+            return time
+        if activity.kind == "backward":
+            time = float(chunk.backward)
+            if activity.first:
+                time += chunk.regather
+            if activity.last:
+                time += chunk.last_reduction
+            return time
+        times = {
+            "weights": chunk.weights,
+            "reduction": chunk.reduction,
+            "tail": chunk.tail,
+            "queue": chunk.queue,
+            "landed": 0.0,
+        }
+        return float(times[activity.kind])
+
+
+def run_iteration(schedule: Schedule, times: PipelineTimes) -> float:
+    """Run an iteration of a pipeline.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Order of its passes.
+    times : PipelineTimes
+        How long each takes.
+
+    Returns
+    -------
+    time : float
+        From the begin of an iteration to the next one, without the update [s].
+
+    Notes
+    -----
+    Once the pipeline is full, it repeats itself with every group of p micro-batches. Of many
+    micro-batches only `GROUPS_RUN` groups are run, and one less; their difference is the time of a
+    group.
+
+    Examples
+    --------
+    Four even stages of 1 and 2 s take (8 + 3) 3 s:
+
+    >>> chunk = ChunkTimes(1.0, 2.0, *[0.0] * 8)
+    >>> times = PipelineTimes([chunk] * 4, 4, [0.0] * 4)
+    >>> run_iteration(Schedule("1f1b", 4, 8, 1, False), times)
+    33.0
+    """
+
+    def run(micro_batches: int) -> float:
+        pipeline = build_pipeline(schedule._replace(micro_batches=micro_batches))
+        return pipeline.run([times.find(activity) for activity in pipeline.activities])
+
+    group = schedule.stages
+    groups_left_out = (schedule.micro_batches - GROUPS_RUN * group) // group
+    if groups_left_out < 2:
+        return run(schedule.micro_batches)
+    # as many micro-batches more than whole groups as there are
+    most = schedule.micro_batches - groups_left_out * group
+    longer = run(most)
+    return longer + groups_left_out * (longer - run(most - group))
