@@ -16,9 +16,10 @@ import pytest
 import perfkit as pk
 from perfkit import fitting, plots
 from perfkit.calibration.fit import fit_platform
-from perfkit.ground.files import check_values, find_reference
+from perfkit.ground.files import check_values, find_reference, reading
 from perfkit.measure.folders import LARGEST_KEPT, Campaign
 from perfkit.models import embedding
+from perfkit.platform.platform import Platform
 from perfkit.readers.execution_trace import read_execution
 from perfkit.readers.nccl import parse_nccl_tests, read_nccl_tests
 from perfkit.workloads.dlrm import hold_tables
@@ -361,3 +362,13 @@ def test_commas_inside_of_numbers_of_a_log_are_told() -> None:
     grouped = row.replace("1048576", "1,048,576").replace(",49", ".49").replace(",00", ".00")
     with pytest.raises(ValueError, match="1,048,576 262144"):
         parse_nccl_tests(grouped)
+
+
+def test_a_mistake_in_the_code_of_a_reader_is_not_told_as_a_fault_of_the_file() -> None:
+    with pytest.raises(NameError, match="never_defined"), reading("p.toml", "mend it"):
+        never_defined()  # type: ignore[name-defined]  # noqa: F821
+
+
+def test_a_name_of_the_gallery_is_no_path_and_the_error_names_who_takes_it() -> None:
+    with pytest.raises(ValueError, match=r"`load_platform` takes names of the gallery"):
+        Platform.load("h100-sxm-8")

@@ -18,6 +18,7 @@ from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
 from perfkit.models import collectives as c
 from perfkit.models import hierarchy as h
+from perfkit.platform import collectives
 from perfkit.platform.estimates import CollectiveTime
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
@@ -451,3 +452,12 @@ def test_two_nodes_on_a_slower_network_from_the_datasheet(shared_data: Path) -> 
     errors = found.time / seconds - 1
     assert np.all(errors[nbytes >= 2**29] > -0.15) and np.all(errors < 0)
     assert 0.6 <= np.mean(np.abs(np.log(seconds / found.time)) < 1.2816 * found.spread) <= 0.9
+
+
+def test_a_new_algorithm_without_a_price_inside_a_node_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(collectives, "ALGORITHMS", (*collectives.ALGORITHMS, "leader"))
+    platform = load_platform("a100-sxm-8")
+    with pytest.raises(ValueError, match=r"algorithm inside a node is 'leader'; known are ring"):
+        platform.collective("all_reduce", 1e6, ranks=8, algorithm="leader")

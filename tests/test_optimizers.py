@@ -332,6 +332,8 @@ def test_rows_are_updated_by_their_own_optimizer_or_not_at_all() -> None:
 def test_a_captured_model_may_have_each_optimizer() -> None:
     torch = pytest.importorskip("torch", reason="needs torch: pip install 'perfkit[measure]'")
     for name in DENSE:
+        if not find_optimizer(name).torch_class:
+            continue  # PyTorch cannot run it, and a capture refuses it
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             graph = pk.capture(

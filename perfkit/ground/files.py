@@ -242,8 +242,8 @@ def reading(
         For every error, panics of compiled readers included; the message is shortened and control
         characters are escaped. Errors that begin with the name of the source keep their words.
         Where the first bytes of a file tell that it is something else (a Git LFS pointer, an
-        archive, a web page), the message says that instead. Interrupts, warnings, missing packages
-        and a `ForkError` pass: the file has no fault.
+        archive, a web page), the message says that instead. Interrupts, warnings, missing packages,
+        names that the reader's own code lacks and a `ForkError` pass: the file has no fault.
 
     Notes
     -----
@@ -278,6 +278,8 @@ def reading(
                 raise ValueError(f"{name} cannot be read: {cause}")
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit, Warning, ImportError, ForkError):
+        raise
+    except NameError:  # a mistake of whoever wrote the reader
         raise
     except MemoryError as fault:
         raise error(

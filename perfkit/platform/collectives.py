@@ -407,6 +407,8 @@ def _price_form(
 
 def _time_textbook(operation: str, nbytes: Array, algorithm: str, **sizes: float) -> Array:
     """Time of a textbook algorithm [s], a ring where none is named."""
+    if algorithm:
+        check_choice("algorithm inside a node", algorithm, _TEXTBOOK)
     if algorithm and operation not in _TEXTBOOK[algorithm]:
         fault = f"a textbook form is known for {', '.join(_TEXTBOOK[algorithm])} and not for {operation}"
         advice = f"leave the algorithm out, or calibrate it as {Key(operation, int(sizes['ranks']), algorithm)}"

@@ -600,7 +600,7 @@ class Platform(Machine, Shown):
         """
         with reading(
             path,
-            "pass a platform file or a gallery name",
+            "pass the path of a platform file; `load_platform` takes names of the gallery as well",
             error=PlatformError,
             most=file.LARGEST_FILE,
         ):
