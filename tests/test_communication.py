@@ -227,6 +227,11 @@ def test_what_no_algorithm_does_is_refused(
         price(operation, **asked)
 
 
+def test_a_gather_over_nodes_that_only_a_node_measured_is_refused() -> None:
+    with pytest.raises(ValueError, match="has no model of gather over 10 nodes"):
+        price("gather", fits={"gather.8": curve(2.7e-12)})
+
+
 @pytest.mark.parametrize("algorithm", [None, "ring", "tree", "two_level"])
 @pytest.mark.parametrize("operation", [*NODE, "reduce", "send_recv"])
 @pytest.mark.parametrize("fits", [FITS, INSIDE], ids=["rails", "links"])

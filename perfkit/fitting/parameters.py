@@ -21,7 +21,7 @@ from perfkit.ground.units import (
     format_time,
     significant,
 )
-from perfkit.models.collectives import OPERATIONS
+from perfkit.models.collectives import ALGORITHMS, OPERATIONS
 
 #: Exponent with which the spread of kernels falls with their time [-]; docs/formulas.md, table 9.1.
 SPREAD_SLOPE = 0.2
@@ -47,8 +47,6 @@ LIMITS: Mapping[str, tuple[float, float]] = {
     "bias": (-10.0, 10.0),
     "spread_time": (1e-12, LARGEST),
 }
-#: Algorithms of collectives; ``rail`` is one rank of each node, over the network between nodes.
-ALGORITHMS = ("ring", "tree", "in_network", "two_level", "rail")
 #: Parameters that are pure numbers.
 _PURE = (
     "sharpness",

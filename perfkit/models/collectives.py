@@ -2,6 +2,7 @@
 `hierarchy`."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -9,14 +10,113 @@ from perfkit.ground.forms import closed_form
 from perfkit.ground.units import Values, check_choice
 from perfkit.models.roofline import smooth_maximum
 
-#: Bus factor by operation: the multiple of (p - 1) / p for the first group, of 1 for the second.
-_SHARED: Mapping[str, float] = {
-    "all_reduce": 2.0,
-    **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), 1.0),
+#: Algorithms of collectives; ``rail`` is one rank of each node, over the network between nodes.
+ALGORITHMS = ("ring", "tree", "in_network", "two_level", "rail")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective operation: how it moves a message, and by which algorithms.
+
+    Parameters
+    ----------
+    name : str
+        Name in the vocabulary of nccl-tests.
+    rounds : int
+        How often each byte of the message goes around a ring [-].
+    in_shares : bool
+        Whether each of p ranks has a p-th part of the message from the start or at the end, and so
+        sends or receives the other parts alone.
+    reduces : bool
+        Whether it adds up numbers.
+    has_root : bool
+        Whether one rank sends to all others or receives from them.
+    in_pairs : bool
+        Whether each message goes from one rank straight to another, and not around a ring or a
+        tree.
+    in_workloads : bool
+        Whether graphs of workloads have it; `perfkit calibrate` measures these.
+    textbook : tuple of str
+        Entries of `ALGORITHMS` of which a form inside a node is known.
+    across_nodes : str
+        How libraries do it across nodes: an entry of `ALGORITHMS`, or ``flat``, where all pairs of
+        ranks exchange their messages at once; empty where nothing is known.
+    stages_inside_nodes : tuple of str
+        Operations inside each node on two levels, each of which moves the whole message.
+    """
+
+    name: str
+    rounds: int = 1
+    in_shares: bool = True
+    reduces: bool = False
+    has_root: bool = False
+    in_pairs: bool = False
+    in_workloads: bool = False
+    textbook: tuple[str, ...] = ()
+    across_nodes: str = ""
+    stages_inside_nodes: tuple[str, ...] = ()
+
+
+#: Operations by name.
+COLLECTIVES: Mapping[str, Collective] = {
+    collective.name: collective
+    for collective in (
+        Collective(
+            "all_reduce",
+            rounds=2,
+            reduces=True,
+            in_workloads=True,
+            textbook=("ring", "tree", "in_network"),
+            across_nodes="two_level",
+            stages_inside_nodes=("reduce_scatter", "all_gather"),
+        ),
+        Collective(
+            "all_gather",
+            in_workloads=True,
+            textbook=("ring",),
+            across_nodes="ring",
+            stages_inside_nodes=("all_gather",),
+        ),
+        Collective(
+            "reduce_scatter",
+            reduces=True,
+            in_workloads=True,
+            textbook=("ring",),
+            across_nodes="ring",
+            stages_inside_nodes=("reduce_scatter",),
+        ),
+        Collective(
+            "all_to_all",
+            in_pairs=True,
+            in_workloads=True,
+            across_nodes="flat",
+            stages_inside_nodes=("all_to_all",),
+        ),
+        Collective("gather", has_root=True, in_pairs=True),
+        Collective("scatter", has_root=True, in_pairs=True),
+        Collective(
+            "broadcast",
+            in_shares=False,
+            has_root=True,
+            in_workloads=True,
+            textbook=("ring", "tree"),
+            across_nodes="ring",
+            stages_inside_nodes=("broadcast",),
+        ),
+        Collective(
+            "reduce",
+            in_shares=False,
+            reduces=True,
+            has_root=True,
+            textbook=("ring", "tree"),
+            across_nodes="ring",
+            stages_inside_nodes=("reduce",),
+        ),
+        Collective("send_recv", in_shares=False, in_pairs=True, across_nodes="rail"),
+    )
 }
-_WHOLE = ("broadcast", "reduce", "send_recv")
-#: Operations in the vocabulary of nccl-tests.
-OPERATIONS = (*_SHARED, *_WHOLE)
+#: Names of the operations.
+OPERATIONS = tuple(COLLECTIVES)
 
 
 @closed_form()
@@ -46,11 +146,9 @@ def ring_steps(operation: str, ranks: Values) -> Values:
     (14, 7)
     """
     check_choice("operation", operation, OPERATIONS)
-    return (
-        ranks * 0 + 1
-        if operation == "send_recv"
-        else (2 if operation == "all_reduce" else 1) * (ranks - 1)
-    )
+    if operation == "send_recv":
+        return ranks * 0 + 1
+    return COLLECTIVES[operation].rounds * (ranks - 1)
 
 
 @closed_form()
@@ -85,7 +183,10 @@ def bus_factor(operation: str, ranks: Values) -> Values:
     (1.75, 0.875, 1.0)
     """
     check_choice("operation", operation, OPERATIONS)
-    return _SHARED[operation] * (ranks - 1) / ranks if operation in _SHARED else ranks * 0 + 1.0
+    collective = COLLECTIVES[operation]
+    if collective.in_shares:
+        return float(collective.rounds) * (ranks - 1) / ranks
+    return ranks * 0 + float(collective.rounds)
 
 
 @closed_form()

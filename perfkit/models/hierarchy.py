@@ -8,7 +8,7 @@ import numpy as np
 
 from perfkit.ground.forms import closed_form
 from perfkit.ground.units import Values, check_choice
-from perfkit.models.collectives import bus_factor, ring_steps
+from perfkit.models.collectives import COLLECTIVES, bus_factor, ring_steps
 from perfkit.models.roofline import smooth_maximum
 
 #: Sharpness of the overlap of links inside nodes with those between them [-]; docs/formulas.md,
@@ -28,11 +28,9 @@ CHUNKS = {"near": 28e-6, "alpha_rail": 50e-6}
 FLAGS = 4.0
 #: Stages inside a node by operation across nodes; each stage moves the whole message.
 LEVELS: Mapping[str, tuple[str, ...]] = {
-    "all_reduce": ("reduce_scatter", "all_gather"),
-    **{
-        name: (name,)
-        for name in ("all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")
-    },
+    name: collective.stages_inside_nodes
+    for name, collective in COLLECTIVES.items()
+    if collective.stages_inside_nodes
 }
 
 
@@ -179,9 +177,11 @@ def start_across(
     68
     """
     g, far = ranks_per_node, np.minimum(nodes - 1, 1)
-    if operation in ("all_to_all", "gather", "scatter", "send_recv"):
-        messages = far * (g * (nodes - 1) - 1) * (operation != "send_recv")
-        return call + near + far * (alpha_rail - near) + messages * MESSAGE
+    if operation == "send_recv":
+        return call + near + far * (alpha_rail - near)
+    if COLLECTIVES[check_choice("operation", operation, COLLECTIVES)].in_pairs:
+        further_messages = far * (g * (nodes - 1) - 1)
+        return call + near + far * (alpha_rail - near) + further_messages * MESSAGE
     if operation == "all_reduce":
         return call + 2.0 * ((g - 1) * near + np.log2(nodes) * alpha_rail)
     return (
@@ -405,8 +405,9 @@ def tree_collective(
     >>> round(float(tree_collective(1e6, operation="all_reduce", ranks=64, alpha_hop=5e-6, beta_link=1 / 25e9)) * 1e6)
     140
     """
+    check_choice("operation", operation, COLLECTIVES)
     hops = np.log2(ranks / nodes) * alpha_hop + np.log2(nodes) * alpha_rail
-    return (2.0 if operation == "all_reduce" else 1.0) * (hops + beta_link * nbytes)
+    return float(COLLECTIVES[operation].rounds) * (hops + beta_link * nbytes)
 
 
 @closed_form()

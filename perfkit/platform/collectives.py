@@ -11,10 +11,7 @@ import numpy as np
 
 from perfkit.fitting import CollectiveModel, OverRanks
 from perfkit.fitting.extrapolation import choose_sample, spread_beyond
-from perfkit.fitting.parameters import (
-    ALGORITHMS,
-    Key,
-)
+from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import Link
 from perfkit.ground.units import (
     Array,
@@ -37,12 +34,6 @@ from perfkit.platform.estimates import (
 from perfkit.platform.machine import Machine
 from perfkit.platform.nodes import advise_nodes
 
-_RINGS = ("all_gather", "reduce_scatter", "broadcast", "reduce")
-_TEXTBOOK = {
-    "ring": ("all_reduce", *_RINGS),
-    "tree": ("all_reduce", *_RINGS[2:]),
-    "in_network": ("all_reduce",),
-}
 #: Extra spread per doubling of ranks beyond a law, between two counts, beyond one [-];
 #: docs/formulas.md, table 1.4.
 LAW, BETWEEN, BEYOND = 0.05, 0.1, 0.15
@@ -50,13 +41,6 @@ LAW, BETWEEN, BEYOND = 0.05, 0.1, 0.15
 LARGE = 2.0**27
 #: A fit whose smallest size is above this one does not show the start-up [B].
 LATE = 2.0**20
-#: Algorithms that libraries take across nodes.
-ACROSS_NODES = {
-    "all_reduce": "two_level",
-    "all_to_all": "flat",
-    "send_recv": "rail",
-    **dict.fromkeys(_RINGS, "ring"),
-}
 #: Spread of times composed of measured parts, and of a single pair of ranks [-]; docs/formulas.md,
 #: table 1.4.
 COMPOSED, PAIR = 0.15, 0.4
@@ -252,7 +236,7 @@ def price_collective(
     """
     check_type("operation", operation, str)
     ranks, network = check_positive("ranks", ranks, integer=True), machine.network
-    algorithm = "" if algorithm is None else check_choice("algorithm", algorithm, ALGORITHMS)
+    algorithm = "" if algorithm is None else check_choice("algorithm", algorithm, forms.ALGORITHMS)
     most, local = network.nodes if algorithm == "rail" else network.ranks, network.ranks_per_node
     if ranks > most:
         where = "with one on each node " * (algorithm == "rail") + f"platform {machine.name!r}"
@@ -341,7 +325,7 @@ def _limit_by_all_reduce(
 
     The start-up stays: a ring has more steps than a tree.
     """
-    if operation not in _RINGS:
+    if forms.COLLECTIVES[operation].across_nodes != "ring":
         return found
     whole = machine.collectives.get(str(Key("all_reduce", ranks)))
     if whole is None or isinstance(whole, OverRanks):
@@ -389,7 +373,7 @@ def _find_start(machine: Machine, operation: str, ranks: int, algorithm: str = "
 def _find_least(machine: Machine, operation: str, nbytes: Array, ranks: int) -> Array:
     """Least time for the bytes that leave or reach a rank, or a node over all its rails, even if
     switches reduce."""
-    local, reduced = machine.network.ranks_per_node, 2.0 if operation == "all_reduce" else 1.0
+    local, reduced = machine.network.ranks_per_node, forms.COLLECTIVES[operation].rounds
     inside = ranks <= local
     together = 1 if inside or operation in ("all_to_all", "send_recv") else local
     factor = forms.bus_factor(operation, ranks if inside else ranks // local) / reduced / together
@@ -407,10 +391,12 @@ def _price_form(
 
 def _time_textbook(operation: str, nbytes: Array, algorithm: str, **sizes: float) -> Array:
     """Time of a textbook algorithm [s], a ring where none is named."""
+    with_textbook = [name for own in forms.COLLECTIVES.values() for name in own.textbook]
     if algorithm:
-        check_choice("algorithm inside a node", algorithm, _TEXTBOOK)
-    if algorithm and operation not in _TEXTBOOK[algorithm]:
-        fault = f"a textbook form is known for {', '.join(_TEXTBOOK[algorithm])} and not for {operation}"
+        check_choice("algorithm inside a node", algorithm, [*dict.fromkeys(with_textbook)])
+    if algorithm and algorithm not in forms.COLLECTIVES[operation].textbook:
+        known = [name for name, own in forms.COLLECTIVES.items() if algorithm in own.textbook]
+        fault = f"a textbook form is known for {', '.join(known)} and not for {operation}"
         advice = f"leave the algorithm out, or calibrate it as {Key(operation, int(sizes['ranks']), algorithm)}"
         raise ValueError(f"algorithm is {algorithm!r}; {fault}; {advice}")
     if algorithm == "in_network":
@@ -444,7 +430,10 @@ def _compose(
     machine: Machine, operation: str, nbytes: Array, nodes: int, algorithm: str
 ) -> CollectiveTime:
     """Compose a collective over whole nodes from its stages inside nodes and between them."""
-    local, algorithm = machine.network.ranks_per_node, algorithm or ACROSS_NODES[operation]
+    local = machine.network.ranks_per_node
+    algorithm = algorithm or forms.COLLECTIVES[operation].across_nodes
+    if not algorithm:
+        raise _lacks(machine, operation, f"model of {operation} over {nodes} nodes")
     if algorithm == "in_network":
         advice = f"leave the algorithm out, or calibrate it as {Key(operation, local * nodes, algorithm)}"
         raise ValueError(

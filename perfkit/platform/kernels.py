@@ -48,15 +48,67 @@ TF32 = 1 / 1.2
 #: Factor on the bytes of operands of a convolution on tensor cores that are not in channels_last
 #: [-]; docs/formulas.md, table 2.4.
 TURNS = 3.0
-#: Slowdown of products on tensor cores whose rows in memory are no multiple of 4 B, and of 16 B,
-#: and its extra spread, by generation (0: unknown or older, 10: this and later) [-];
-#: docs/formulas.md, table 2.4.
-UNALIGNED = {0: (1.0, 1.0, 0.7), 8: (2.9, 1.7, 0.5), 9: (5.7, 2.9, 0.3), 10: (5.7, 2.9, 0.7)}
-#: For a class that was not measured: the class that is taken instead, the share of its rate on a
-#: CPU core, on a GPU and on tensor cores, and the extra spread [-]; docs/formulas.md, table 2.4.
-_STAND_INS = {
-    "convolution": ("gemm", 0.8, 1.0, 0.7, 0.4),
-    "pooling": ("elementwise", 0.05, 0.6, 0.6, 0.8),
+
+
+class UnalignedSlowdown(NamedTuple):
+    """How much longer products take whose rows in memory are not aligned, on tensor cores.
+
+    Parameters
+    ----------
+    of_4_bytes, of_16_bytes : float
+        Factor on the time beyond the launch where rows are no multiple of 4 B, and of 16 B [-].
+    spread : float
+        Extra spread of the logarithm of the time [-].
+    """
+
+    of_4_bytes: float
+    of_16_bytes: float
+    spread: float
+
+
+#: Slowdowns by generation (0: unknown or older, 10: this and later); docs/formulas.md, table 2.4.
+UNALIGNED = {
+    0: UnalignedSlowdown(of_4_bytes=1.0, of_16_bytes=1.0, spread=0.7),
+    8: UnalignedSlowdown(of_4_bytes=2.9, of_16_bytes=1.7, spread=0.5),
+    9: UnalignedSlowdown(of_4_bytes=5.7, of_16_bytes=2.9, spread=0.3),
+    10: UnalignedSlowdown(of_4_bytes=5.7, of_16_bytes=2.9, spread=0.7),
+}
+
+
+class Substitute(NamedTuple):
+    """What times an operation class that was not measured: another class, slowed down.
+
+    Parameters
+    ----------
+    measured_class : str
+        The other class.
+    cpu_share, gpu_share, tensor_core_share : float
+        Share of its rate on a CPU core, on a GPU, and on the tensor cores of one [-].
+    spread : float
+        Extra spread of this guess [-].
+    """
+
+    measured_class: str
+    cpu_share: float
+    gpu_share: float
+    tensor_core_share: float
+    spread: float
+
+    def find_share(self, fit: KernelModel, dtype: str) -> float:
+        """Share of the rate of the class that was measured [-]."""
+        if fit.form == "additive":
+            return self.cpu_share
+        return self.tensor_core_share if dtype in TENSOR else self.gpu_share
+
+
+#: By the class that was not measured; docs/formulas.md, table 2.4.
+SUBSTITUTES = {
+    "convolution": Substitute(
+        "gemm", cpu_share=0.8, gpu_share=1.0, tensor_core_share=0.7, spread=0.4
+    ),
+    "pooling": Substitute(
+        "elementwise", cpu_share=0.05, gpu_share=0.6, tensor_core_share=0.6, spread=0.8
+    ),
 }
 #: Extra spread of functions that were not measured, such as square roots [-]; docs/formulas.md,
 #: table 2.4.
@@ -111,15 +163,21 @@ def find_stand_in(
             source=others[0].source,
             n=others[0].n,
         )
-    other, *shares, spread = _STAND_INS.get(kind, ("", 0.0))
-    fit = find_stand_in(kernels, other, variant="nn", dtype=dtype) if other else None
+    substitute = SUBSTITUTES.get(kind)
+    if substitute is None:
+        return None
+    other = substitute.measured_class
+    fit = find_stand_in(kernels, other, variant="nn", dtype=dtype)
     if fit is None:
         return None
-    slower = fit.form == "additive"
-    share = shares[0 if slower else 2 if dtype in TENSOR else 1]
-    rates = set(fit) if slower else {"compute_efficiency", "memory_efficiency"}
-    changed = {name: fit[name] / share if slower else fit[name] * share for name in rates}
-    spread *= 2.0 if variant.endswith(("_depthwise", "_grouped")) else 1.0
+    share = substitute.find_share(fit, dtype)
+    if fit.form == "additive":
+        changed = {name: time / share for name, time in fit.items()}
+    else:
+        changed = {name: fit[name] * share for name in ("compute_efficiency", "memory_efficiency")}
+    spread = substitute.spread
+    if variant.endswith(("_depthwise", "_grouped")):
+        spread *= 2.0
     note = f"no {kind} was measured; its time assumes {share:.0%} of the rate of {other}"
     return fit.with_values(
         changed,
@@ -178,22 +236,6 @@ class UnalignedRows(NamedTuple):
     of_16_bytes: np.ndarray
 
 
-class UnalignedSlowdown(NamedTuple):
-    """How much longer products with such rows take, see `UNALIGNED`.
-
-    Parameters
-    ----------
-    of_4_bytes, of_16_bytes : float
-        Factor on the time beyond the launch where rows are no multiple of 4 B, and of 16 B [-].
-    spread : float
-        Extra spread of the logarithm of the time [-].
-    """
-
-    of_4_bytes: float
-    of_16_bytes: float
-    spread: float
-
-
 def find_unaligned_rows(
     m: Values, n: Values, k: Values, *, itemsize: Values, is_transposed: Any
 ) -> UnalignedRows:
@@ -240,7 +282,7 @@ def list_unaligned(machine: Machine) -> UnalignedSlowdown:
     """Slowdown of products whose rows are not aligned, on the generation of this GPU."""
     capability = machine.device.capability
     generation = min(10, int(capability.value)) if capability else 0
-    return UnalignedSlowdown(*UNALIGNED.get(generation, UNALIGNED[0]))
+    return UNALIGNED.get(generation, UNALIGNED[0])
 
 
 def slow_unaligned(

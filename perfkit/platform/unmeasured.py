@@ -11,6 +11,7 @@ from perfkit.fitting import KernelModel, Roofline
 from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import DTYPES, Device, Link, MemoryLevel, Network, Quantity, check_base
 from perfkit.ground.units import check_choice, check_positive, check_type, show
+from perfkit.models.collectives import COLLECTIVES
 from perfkit.platform.datasheets import Datasheet, list_datasheets, read_datasheet
 from perfkit.platform.machine import Context, Machine
 from perfkit.platform.whatif import carry_fit, with_link
@@ -22,15 +23,6 @@ _GIVEN = "stated by the caller of Platform.from_datasheet"
 RATE_SPREADS = {"measured": 0.17, "assumed": 0.36}
 #: Exponent of a smooth maximum that is within 0.07 % of the larger of two times [-].
 SHARPEST = 1e3
-#: Messages that each rank of a ring sends, in messages less one rank's part, (p - 1) / p [-]; a
-#: broadcast sends all of it whatever the ranks.
-_BYTES_SENT = {
-    "all_reduce": 2.0,
-    "all_gather": 1.0,
-    "reduce_scatter": 1.0,
-    "all_to_all": 1.0,
-    "broadcast": 0.0,
-}
 
 
 def put_on_datasheet(
@@ -109,12 +101,14 @@ def _simplify(platform: P, efficiency: float) -> P:
     for key, law in platform.collectives.items():
         link = platform.network.links["intra"]
         reached = efficiency * link.bandwidth.value
-        operation = Key.parse(key).operation
+        collective = COLLECTIVES[Key.parse(key).operation]
+        time_of_a_byte = collective.rounds / reached
         values = {
             "alpha0": 0.0,
             "alpha1": link.latency.value,
-            "beta0": 1 / reached if operation == "broadcast" else 0.0,
-            "beta1": _BYTES_SENT[operation] / reached,
+            # a rank sends the whole message, or all of it but the part of one rank
+            "beta0": 0.0 if collective.in_shares else time_of_a_byte,
+            "beta1": time_of_a_byte if collective.in_shares else 0.0,
             "sharpness": 1.0,
         }
         collectives[key] = law.with_values(values, source=source)

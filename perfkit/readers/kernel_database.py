@@ -19,6 +19,7 @@ from polars.selectors import by_name, numeric
 
 from perfkit.ground.files import reading
 from perfkit.ground.forks import check_threads
+from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import check_choice, escape
 from perfkit.models.collectives import OPERATIONS, bus_factor
 
@@ -39,7 +40,7 @@ _DTYPES = {
     "double": "fp64",
 }
 #: Bytes of one element of a message [B].
-_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
+_BYTES = {name: DTYPES[name] for name in ("fp64", "fp32", "bf16", "fp16", "fp8", "int8")}
 #: Recorded columns that some files do not have.
 _OPTIONAL = (
     "framework",

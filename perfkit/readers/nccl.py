@@ -20,16 +20,14 @@ import polars as pl
 from perfkit.ground.files import LARGEST_TEXT, check_paths, explain_content, reading
 from perfkit.ground.forks import check_threads
 from perfkit.ground.units import escape, format_bytes, show
-from perfkit.models.collectives import OPERATIONS, bus_factor
+from perfkit.models.collectives import COLLECTIVES, OPERATIONS, bus_factor
 
 #: Endings of the files of a folder that are taken for logs; others are where a table is in them.
 _SUFFIXES = (".log", ".out", ".txt", ".dat", ".nccl", ".stdout")
 # the programs are called alltoall_perf, sendrecv_perf
 _NAMES = {name.replace("_", ""): name for name in OPERATIONS}
-_REDUCING, _ROOTED = (
-    {"all_reduce", "reduce_scatter", "reduce"},
-    {"broadcast", "reduce", "gather", "scatter"},
-)
+_REDUCING = {name for name, collective in COLLECTIVES.items() if collective.reduces}
+_ROOTED = {name for name, collective in COLLECTIVES.items() if collective.has_root}
 _DTYPES = {
     "float": "fp32",
     "half": "fp16",

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.ground.results import Table, Tabular
+from perfkit.models import collectives
 from perfkit.models.kernels import reuse_distances
 from perfkit.workloads.columns import (
     FEATURES,
@@ -22,7 +23,8 @@ from perfkit.workloads.columns import (
 from perfkit.workloads.tables import EmbeddingTable
 
 PHASES = ("forward", "backward", "update")
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+#: Collective operations of workloads.
+COLLECTIVES = tuple(name for name, own in collectives.COLLECTIVES.items() if own.in_workloads)
 
 _PRODUCTS = ("gemm", "bmm", "attention", "convolution")
 

@@ -8,6 +8,7 @@ from functools import partial
 from math import prod
 from typing import Any, ClassVar, NamedTuple
 
+from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import check_positive, check_type
 from perfkit.workloads.graph import Label
 from perfkit.workloads.operations import Layout, Tensor, Weight, size_product
@@ -15,7 +16,7 @@ from perfkit.workloads.sizes import refuse_sizes
 from perfkit.workloads.tables import EmbeddingTable
 
 #: Bytes of one number by data type [B].
-ITEMSIZE = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
+ITEMSIZE = {name: int(DTYPES[name]) for name in ("fp64", "fp32", "tf32", "bf16", "fp16")}
 #: Name of the part that one gradient has in the reduction of a bucket.
 PIECE = "piece of a bucket"
 #: Name of the cast of gradients that FSDP adds up before it reduces them.
