@@ -18,7 +18,6 @@ from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
 from perfkit.models import collectives as c
 from perfkit.models import hierarchy as h
-from perfkit.platform import collectives
 from perfkit.platform.estimates import CollectiveTime
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
@@ -462,7 +461,7 @@ def test_two_nodes_on_a_slower_network_from_the_datasheet(shared_data: Path) -> 
 def test_a_new_algorithm_without_a_price_inside_a_node_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(collectives, "ALGORITHMS", (*collectives.ALGORITHMS, "leader"))
+    monkeypatch.setattr(c, "ALGORITHMS", (*c.ALGORITHMS, "leader"))
     platform = load_platform("a100-sxm-8")
     with pytest.raises(ValueError, match=r"algorithm inside a node is 'leader'; known are ring"):
         platform.collective("all_reduce", 1e6, ranks=8, algorithm="leader")
