@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfkit.workloads.dlrm import DLRM, hold_tables, order_weights, record_layers
+from perfkit.workloads.dlrm import DLRM, list_local_tables, order_weights, record_layers
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import make_graph
-from perfkit.workloads.layers import Shared
+from perfkit.workloads.layers import MLPParallelism
 from perfkit.workloads.operations import Tensor, Weight
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.tape import ITEMSIZE, Tape
@@ -130,7 +130,7 @@ class EagerDLRM:
         """The graph of one iteration on the GPU."""
         model = self.model
         (held,), tape = (
-            hold_tables(model.place(plan, 1), model.tables),
+            list_local_tables(model.place(plan, 1), model.tables),
             _EagerTape(ITEMSIZE[model.dtype]),
         )
         inputs = tape.tensor(model.batch, model.features)
@@ -138,7 +138,7 @@ class EagerDLRM:
         offsets = model.batch * len(model.tables) + 1
         for part in (inputs, *(tape.tensor(n, itemsize=4) for n in (lookups, offsets))):
             tape.transfer("to_device", part)
-        logits = record_layers(tape, Shared(), model, held, inputs)
+        logits = record_layers(tape, MLPParallelism(), model, held, inputs)
         order_weights(tape)
         tape.loss(logits)
         dense = tape.zero()

@@ -5,7 +5,7 @@ python -m benchmarks.gpu_vision
 
 - 39 steps of 20 models on an RTX 3090, known by its datasheet and its large products (timm's
   benchmark: autocast to fp16, SGD with momentum). How much longer convolutions take in NCHW
-  (`TURNS`, docs/formulas.md, table 2.4) was chosen with the first ten models in view; the second
+  (`LAYOUT_CONVERSION_TRAFFIC`, docs/formulas.md, table 2.4) was chosen with the first ten models in view; the second
   ten were predicted afterwards.
 - 12 steps of ResNet-50 on V100 and A100 (NVIDIA's examples). The share of the peak that
   convolutions reach on tensor cores was fitted to six of those in channels_last.

@@ -22,7 +22,7 @@ from perfkit.models import embedding
 from perfkit.platform.platform import Platform
 from perfkit.readers.execution_trace import read_execution
 from perfkit.readers.nccl import parse_nccl_tests, read_nccl_tests
-from perfkit.workloads.dlrm import hold_tables
+from perfkit.workloads.dlrm import list_local_tables
 from tests.fuzz.entries_numbers import FORMS, OBJECTS, TAKERS, Example
 
 TABLE = pk.EmbeddingTable(1000, 16)
@@ -210,7 +210,7 @@ def test_the_terminal_is_not_turned_round(tmp_path: Path) -> None:
 
 def test_many_ranks_share_what_they_have_in_common() -> None:
     tables = tuple(pk.EmbeddingTable(1000, 16) for _ in range(26))
-    held = hold_tables(pk.Plan.round_robin(26, ranks=4096), tables)
+    held = list_local_tables(pk.Plan.round_robin(26, ranks=4096), tables)
     assert len({id(rank.widths) for rank in held}) == 1
     plan = pk.Plan.round_robin(1000, ranks=4)
     read = pk.Plan.from_json(plan.to_json())

@@ -75,7 +75,9 @@ def test_the_shipped_datasheets_are_whole() -> None:
             [True, False],
             [False],
         )
-        assert sheet.wire is not None and sheet.products.keys() <= sheet.device.peaks.keys()
+        assert (
+            sheet.link_bandwidth is not None and sheet.products.keys() <= sheet.device.peaks.keys()
+        )
 
 
 def test_dense_and_sparse_one_way_and_both_are_told_apart() -> None:
@@ -333,3 +335,9 @@ def test_the_builder_says_what_is_missing(
     assert "PERFKIT_SHARED_DATA" in text and "PERFKIT_KERNEL_DATABASE" in text
     assert main(["nonsense"]) == 2
     assert "name is 'nonsense'; known are a100-sxm-8" in capsys.readouterr().err
+
+
+def test_the_old_name_of_the_bandwidth_of_a_link_warns() -> None:
+    sheet = read_datasheet("h100-sxm")
+    with pytest.warns(DeprecationWarning, match="Datasheet: wire is now called link_bandwidth"):
+        assert sheet.wire is sheet.link_bandwidth  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ import pytest
 
 import perfkit as pk
 from perfkit.workloads import layer_types
-from perfkit.workloads.blocks import Cut, record_part
+from perfkit.workloads.blocks import RankShare, record_part
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import make_graph
 from perfkit.workloads.layer_types import Linear, Relu, start_backward
@@ -83,10 +83,10 @@ def test_without_a_gradient_there_is_no_backward_pass() -> None:
 
 def test_buckets_hold_no_gradients_of_shards() -> None:
     model = pk.Transformer.gpt2("gpt2", dtype="bf16", mixed=True)
-    cut = Cut(np.array([1.0, 2.0]), np.array([128.0, 128.0]))
+    share = RankShare(np.array([1.0, 2.0]), np.array([128.0, 128.0]))
     with pytest.raises(ValueError, match=r"exchange is 'buckets' .* take exchange='shards'"):
-        record_part(model, cut, exchange="buckets")
-    graph, _ = record_part(model, cut, exchange="shards")
+        record_part(model, share, exchange="buckets")
+    graph, _ = record_part(model, share, exchange="shards")
     assert "exchange.narrow" in {label.module for label in graph.labels}
 
 

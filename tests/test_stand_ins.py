@@ -13,7 +13,12 @@ from perfkit.ground.files import find_reference
 from perfkit.measure.kernels import draw_cases, draw_net_cases
 from perfkit.models.kernels import TERMS, term_names
 from perfkit.platform.gallery import load_platform
-from perfkit.platform.kernels import TURNS, UNALIGNED, find_kernel, find_stand_in
+from perfkit.platform.kernels import (
+    LAYOUT_CONVERSION_TRAFFIC,
+    UNALIGNED,
+    find_kernel,
+    find_stand_in,
+)
 from perfkit.platform.machine import Context
 from perfkit.prediction.cost import price
 from perfkit.prediction.uncertainty import find_unmeasured
@@ -85,8 +90,8 @@ def test_convolutions_on_tensor_cores_reach_less_than_products(dtype: str, share
 @pytest.mark.parametrize(
     ("dtype", "variant", "turns"),
     [
-        ("fp16", "forward", TURNS),
-        ("tf32", "backward_pointwise", TURNS),
+        ("fp16", "forward", LAYOUT_CONVERSION_TRAFFIC),
+        ("tf32", "backward_pointwise", LAYOUT_CONVERSION_TRAFFIC),
         ("fp16", "forward_depthwise", 0.0),
         ("fp32", "forward", 0.0),
     ],

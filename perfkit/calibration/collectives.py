@@ -22,7 +22,7 @@ from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Table
 from perfkit.ground.units import Array, show
 from perfkit.platform.platform import Platform
-from perfkit.platform.whatif import carry_fit
+from perfkit.platform.whatif import rescale_fit
 from perfkit.readers.execution_trace import (
     ExecutionTrace,
     join_traces,
@@ -377,7 +377,7 @@ def _scale_curve(platform: Platform, key: Key, rows: Table, source: str) -> Coll
     )
 
     def scale(logs: Array) -> CollectiveModel:
-        return carry_fit(
+        return rescale_fit(
             fit, "", 0.0, dict(zip(("alpha", "beta"), np.exp(logs).tolist(), strict=True))
         )
 

@@ -19,7 +19,7 @@ from perfkit.ground.forks import check_threads
 from perfkit.ground.hardware import LINKS
 from perfkit.ground.results import Table, Tabular, read_records
 from perfkit.ground.units import Array, check_choice, check_positive, check_type, show
-from perfkit.platform.collectives import MOVE, START
+from perfkit.platform.collectives import SIGMA_START_UP, SIGMA_TRANSFER
 from perfkit.platform.estimates import find_interval, warn_once
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
@@ -326,15 +326,16 @@ def _evaluate(
 def _find_widths(platform: Platform, dtype: str) -> dict[str, float]:
     """Standard deviation of the logarithm of each resource before the runs [-], from the fits of
     its kernels."""
-    known = {"latency": START, "host": math.log(find_host_error(platform))} | dict.fromkeys(
-        LINKS, MOVE
-    )
+    known = {
+        "latency": SIGMA_START_UP,
+        "host": math.log(find_host_error(platform)),
+    } | dict.fromkeys(LINKS, SIGMA_TRANSFER)
     for name, kind in (("peak", "gemm"), ("memory", "elementwise")):
         fit: Fit | None = platform.context.find(kind, "")
         # no step was fitted in this number format
         if fit is None or (fit.dtypes and dtype not in fit.dtypes):
             fit = platform.kernels.get(f"{kind}.{dtype}") or platform.kernels.get(kind)
-        known[name] = fit.spread if fit else MOVE
+        known[name] = fit.spread if fit else SIGMA_TRANSFER
     return {
         name: math.hypot(known[name], _OTHERS) for name in list_resources(platform) if name in known
     }

@@ -26,31 +26,31 @@ from perfkit.models import collectives as forms
 from perfkit.models import hierarchy
 from perfkit.platform.estimates import (
     CollectiveTime,
-    fill_in,
     find_extrapolations,
     find_transfers,
-    lacks,
+    format_equation,
+    missing_data_error,
 )
 from perfkit.platform.machine import Machine
 from perfkit.platform.nodes import advise_nodes
 
 #: Extra spread per doubling of ranks beyond a law, between two counts, beyond one [-];
 #: docs/formulas.md, table 1.4.
-LAW, BETWEEN, BEYOND = 0.05, 0.1, 0.15
+SIGMA_OF_LAW, SIGMA_BETWEEN_COUNTS, SIGMA_BEYOND_COUNTS = 0.05, 0.1, 0.15
 #: Smallest size that advice to measure names: nearly all transfer on any network [B].
-LARGE = 2.0**27
+MESSAGE_TO_MEASURE = 2.0**27
 #: A fit whose smallest size is above this one does not show the start-up [B].
-LATE = 2.0**20
+LARGEST_START_UP = 2.0**20
 #: Spread of times composed of measured parts, and of a single pair of ranks [-]; docs/formulas.md,
 #: table 1.4.
-COMPOSED, PAIR = 0.15, 0.4
+SIGMA_COMPOSED, SIGMA_OF_PAIR = 0.15, 0.4
 #: Spread of start-up and transfer from a datasheet or a textbook [-]; docs/formulas.md, table 1.4.
-START, MOVE = 0.9, 0.3
+SIGMA_START_UP, SIGMA_TRANSFER = 0.9, 0.3
 #: Spread of messages between regions, whose links nobody measured [-].
-FAR_SPREAD = 0.3
+SIGMA_BETWEEN_REGIONS = 0.3
 #: Extra spread of an all_reduce over nodes that may wait for chunks [-]; docs/formulas.md, table
 #: 1.4.
-UNSEEN = 0.4
+SIGMA_UNSEEN_PROTOCOL = 0.4
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Match:
         times = [fit.time(nbytes, self.operation, p) ** weight for fit, p, weight in self.parts]
         return np.asarray(np.prod(times, axis=0))
 
-    def find_hop(self) -> tuple[float, float]:
+    def invert_ring(self) -> tuple[float, float]:
         """Latency of a hop [s], from the smallest fitted size, and time per byte [s/B] of a link,
         if this is a ring."""
         # the last one is nothing but transfer
@@ -91,7 +91,7 @@ class Match:
         help most."""
         operation, notes = self.operation, []
         if self.note:
-            size = format_bytes(max(float(np.max(nbytes, initial=0.0)), LARGE))
+            size = format_bytes(max(float(np.max(nbytes, initial=0.0)), MESSAGE_TO_MEASURE))
             notes.append(
                 f"{self.note}; one {operation} of {size} on {self._place(self.ranks)} would help most"
             )
@@ -122,9 +122,10 @@ class Match:
 
     def __str__(self) -> str:
         if len(self.parts) == 1:
-            return fill_in(self.parts[0][0])
+            return format_equation(self.parts[0][0])
         return "; ".join(
-            f"{weight:.2f} of {ranks} ranks: {fill_in(fit)}" for fit, ranks, weight in self.parts
+            f"{weight:.2f} of {ranks} ranks: {format_equation(fit)}"
+            for fit, ranks, weight in self.parts
         )
 
 
@@ -158,7 +159,7 @@ def find_match(machine: Machine, operation: str, ranks: int, algorithm: str = ""
                     ranks,
                     ((law, ranks, 1.0),),
                     algorithm,
-                    LAW * far,
+                    SIGMA_OF_LAW * far,
                     text if far else "",
                 )
             )
@@ -187,7 +188,14 @@ def _match_nearest(
     if not beyond:
         scaled = _scale(machine, fits[near], operation, ranks, near, algorithm)
         text += f"scaled from {near}"
-        return Match(operation, ranks, ((scaled, ranks, 1.0),), algorithm, BEYOND * octaves, text)
+        return Match(
+            operation,
+            ranks,
+            ((scaled, ranks, 1.0),),
+            algorithm,
+            SIGMA_BEYOND_COUNTS * octaves,
+            text,
+        )
     far = min(beyond, key=lambda count: abs(count - ranks))
     weight = math.log(ranks / near) / math.log(far / near)
     parts = ((fits[near], near, 1.0 - weight), (fits[far], far, weight))
@@ -196,7 +204,7 @@ def _match_nearest(
         ranks,
         parts,
         algorithm,
-        BETWEEN * octaves,
+        SIGMA_BETWEEN_COUNTS * octaves,
         f"{text}interpolated between {near} and {far}",
     )
 
@@ -313,7 +321,7 @@ def join_regions(
         time=inside.time + far,
         terms={"inside regions": inside.time, "between regions": far},
         formula=f"inside regions + ring over {regions} regions, alpha_far = {alpha:.4g} s",
-        spread=np.hypot(inside.spread, FAR_SPREAD),
+        spread=np.hypot(inside.spread, SIGMA_BETWEEN_REGIONS),
         notes=inside.notes,
     )
 
@@ -344,7 +352,7 @@ def _lacks(machine: Machine, operation: str, what: str) -> ValueError:
     """Error for a missing model, with the fits of the operation, or else the operations that have
     fits."""
     fitted = [str(key) for key in _list_fits(machine, operation)]
-    return lacks(
+    return missing_data_error(
         machine.name, what, fitted or [Key.parse(key).operation for key in machine.collectives]
     )
 
@@ -423,7 +431,7 @@ def _price_textbook(
 def _guess(start: Array | float, time: Array) -> Array:
     """Spread of a time that was not measured, by the share of the start-up in it."""
     share = start / time
-    return np.hypot(START * share, MOVE * (1.0 - share))
+    return np.hypot(SIGMA_START_UP * share, SIGMA_TRANSFER * (1.0 - share))
 
 
 def _compose(
@@ -462,9 +470,9 @@ def _compose(
     note = f"{what}: composed of its shares inside and between {nodes} nodes"
     measured = any(key.algorithm == "rail" for key in _list_fits(machine, operation))
     if not measured:
-        size = format_bytes(max(float(np.max(nbytes, initial=0.0)) / local, LARGE))
+        size = format_bytes(max(float(np.max(nbytes, initial=0.0)) / local, MESSAGE_TO_MEASURE))
         note += f"; one {operation} of {size} on one rank of each node would help most"
-    spread = np.maximum(found.spread, PAIR if algorithm == "rail" else COMPOSED)
+    spread = np.maximum(found.spread, SIGMA_OF_PAIR if algorithm == "rail" else SIGMA_COMPOSED)
     if algorithm == "tree" or (algorithm == "ring" and not measured):
         spread = np.maximum(spread, _guess(found.terms["start-up"], found.time))
     return replace(found, spread=spread, notes=tuple(dict.fromkeys((note, *found.notes))))
@@ -481,7 +489,7 @@ def _price_rail(machine: Machine, operation: str, nbytes: Array, nodes: int) -> 
         found = match.price(nbytes)
         guess = _guess(np.minimum(alpha, found.time), found.time)
         spread = np.minimum(found.spread, guess) if match.note and known else found.spread
-        if match.smallest <= LATE:
+        if match.smallest <= LARGEST_START_UP:
             return replace(found, spread=spread)
         # below the smallest size, the start-up of the link is as good a guess
         time = np.maximum(found.time, alpha)
@@ -499,7 +507,7 @@ def _price_rail(machine: Machine, operation: str, nbytes: Array, nodes: int) -> 
     return CollectiveTime(time, {}, formula, _guess(alpha, time))
 
 
-def _find_hops(machine: Machine, operation: str, nodes: int) -> tuple[float, float, float]:
+def _find_ring_links(machine: Machine, operation: str, nodes: int) -> tuple[float, float, float]:
     """Time per byte inside nodes [s/B], latency of a hop between nodes [s], time per byte of a rail
     [s/B]."""
     local, over, inside = machine.network.ranks_per_node, f"over {nodes} nodes", 0.0
@@ -507,13 +515,13 @@ def _find_hops(machine: Machine, operation: str, nodes: int) -> tuple[float, flo
         stages = [
             find_match(machine, stage, local) for stage in hierarchy.LEVELS.get(operation, ())
         ]
-        betas = [match.find_hop()[1] for match in stages if match]
+        betas = [match.invert_ring()[1] for match in stages if match]
         if betas and len(betas) == len(stages):
             inside = sum(betas) / len(betas)
         else:
             inside = 1.0 / _find_link(machine, "intra", operation, over).bandwidth.value
     if match := find_match(machine, operation, nodes, "rail"):
-        return inside, *match.find_hop()
+        return inside, *match.invert_ring()
     link = _find_link(machine, "inter", operation, over)
     return inside, link.latency.value, 1.0 / link.bandwidth.value
 
@@ -527,7 +535,7 @@ def _price_ring(machine: Machine, operation: str, nbytes: Array, nodes: int) -> 
         )
     local, (inside, hop, rail) = (
         machine.network.ranks_per_node,
-        _find_hops(machine, operation, nodes),
+        _find_ring_links(machine, operation, nodes),
     )
     numbers = f"alpha_hop = {hop:.4g} s, beta_intra = {inside:.4g} s/B, beta_rail = {rail:.4g} s/B"
     formula = f"rings over all ranks, {numbers}, q = {hierarchy.OVERLAP:g}"
@@ -552,7 +560,7 @@ def _price_tree(machine: Machine, operation: str, nbytes: Array, nodes: int) -> 
     """Price a tree over all ranks from its textbook form and the links."""
     local, (inside, far, rail) = (
         machine.network.ranks_per_node,
-        _find_hops(machine, operation, nodes),
+        _find_ring_links(machine, operation, nodes),
     )
     near = _find_link(machine, "intra", operation, "by tree").latency.value if local > 1 else 0.0
     beta = max(inside, rail / local)
@@ -575,7 +583,7 @@ def _choose_protocol(machine: Machine, operation: str, nbytes: Array, nodes: int
         _price_levels(machine, operation, nbytes, nodes),
         find_match(machine, operation, nodes, "rail"),
     )
-    if match and match.smallest <= LATE:
+    if match and match.smallest <= LARGEST_START_UP:
         return found
     local, starts = machine.network.ranks_per_node, machine.network.starts
     tree = hierarchy.start_across(
@@ -583,7 +591,7 @@ def _choose_protocol(machine: Machine, operation: str, nbytes: Array, nodes: int
     )
     flags = _price_levels(machine, operation, hierarchy.FLAGS * nbytes, nodes).time
     time = np.minimum(flags, hierarchy.overlap_levels(found.time, starts * tree))
-    spread = np.hypot(found.spread, UNSEEN * (1.0 - found.time / time))
+    spread = np.hypot(found.spread, SIGMA_UNSEEN_PROTOCOL * (1.0 - found.time / time))
     return replace(
         found, time=time, terms={**found.terms, "protocol": time - found.time}, spread=spread
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from perfkit.ground.files import group_rows
 from perfkit.ground.hardware import Device, Link, MemoryLevel, Quantity
+from perfkit.ground.renamed import with_old_names
 from perfkit.ground.units import check_choice
 from perfkit.models.hierarchy import FAR
 
@@ -23,6 +24,7 @@ HOP = Quantity(
 )
 
 
+@with_old_names(wire="link_bandwidth")
 @dataclass(frozen=True)
 class Datasheet:
     """Datasheet of one device and of its links.
@@ -47,7 +49,7 @@ class Datasheet:
     products: Mapping[str, Quantity] = field(default_factory=dict)
 
     @property
-    def wire(self) -> Quantity | None:
+    def link_bandwidth(self) -> Quantity | None:
         """Bandwidth between the ranks of a node, one way per rank, where stated [B/s]."""
         return next((self.links[name] for name in _LINKS[:3] if name in self.links), None)
 

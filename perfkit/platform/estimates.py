@@ -214,7 +214,7 @@ def find_transfers(label: str, fit: Fit) -> tuple[str, ...]:
     return tuple(f"{label}: transferred from {text}" for text in fit.transferred)
 
 
-def lacks(platform: str, what: str, have: Iterable[str]) -> ValueError:
+def missing_data_error(platform: str, what: str, have: Iterable[str]) -> ValueError:
     """Error for a model that a platform of this name does not have, with the models it has."""
     known = list(dict.fromkeys(have))
     listed = ", ".join(known[:8]) or "none"
@@ -224,7 +224,7 @@ def lacks(platform: str, what: str, have: Iterable[str]) -> ValueError:
     return ValueError(f"{lack}; calibrate it or choose another platform")
 
 
-def fill_in(fit: Fit) -> str:
+def format_equation(fit: Fit) -> str:
     """Write the equation of a fit and its numbers in one line."""
     return f"{fit.equation} with {fit!r}"
 

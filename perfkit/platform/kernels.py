@@ -27,10 +27,10 @@ from perfkit.models.caches import miss_share
 from perfkit.models.roofline import gemm_bytes, gemm_flops
 from perfkit.platform.estimates import (
     Estimate,
-    fill_in,
     find_extrapolations,
     find_transfers,
-    lacks,
+    format_equation,
+    missing_data_error,
     warn_once,
 )
 from perfkit.platform.machine import Machine
@@ -41,13 +41,13 @@ _PRODUCTS, _HALF = ("gemm", "bmm", "attention"), {"bf16", "fp16"}
 TENSOR = {"tf32", "fp8", "fp4", "int8", *_HALF}
 #: Extra spread of products in a format that was not measured: fp8 or fp4, and others [-];
 #: docs/formulas.md, table 2.4.
-NARROW, FORMAT = 1.0, 0.25
+SIGMA_NARROW_FORMAT, SIGMA_OTHER_FORMAT = 1.0, 0.25
 #: Share of its peak that tf32 reaches, over the share that half precision reaches [-];
 #: docs/formulas.md, table 2.4.
 TF32 = 1 / 1.2
 #: Factor on the bytes of operands of a convolution on tensor cores that are not in channels_last
 #: [-]; docs/formulas.md, table 2.4.
-TURNS = 3.0
+LAYOUT_CONVERSION_TRAFFIC = 3.0
 
 
 class UnalignedSlowdown(NamedTuple):
@@ -112,7 +112,7 @@ SUBSTITUTES = {
 }
 #: Extra spread of functions that were not measured, such as square roots [-]; docs/formulas.md,
 #: table 2.4.
-FUNCTION = 0.5
+SIGMA_OTHER_FUNCTION = 0.5
 
 
 def find_kernel(
@@ -152,7 +152,7 @@ def find_stand_in(
     if others and not kind.startswith(("embedding", "attention")):
         names = dict.fromkeys(name for fit in others for name in fit)
         middle = {name: float(np.median([fit.get(name, 0.0) for fit in others])) for name in names}
-        spread = math.hypot(FUNCTION, float(np.median([fit.spread for fit in others])))
+        spread = math.hypot(SIGMA_OTHER_FUNCTION, float(np.median([fit.spread for fit in others])))
         note = f"{kind}.{variant} was not measured; its time is the median of {len(others)} measured variants"
         return Additive.build(
             middle,
@@ -200,7 +200,7 @@ def _widen(fit: KernelModel, dtype: str) -> KernelModel:
     fit = replace(
         fit,
         kind="assumed",
-        spread=math.hypot(fit.spread, NARROW if narrow else FORMAT),
+        spread=math.hypot(fit.spread, SIGMA_NARROW_FORMAT if narrow else SIGMA_OTHER_FORMAT),
         spread_time=None,
     )
     if dtype == "tf32" and formats & _HALF and "compute_efficiency" in fit:
@@ -216,11 +216,15 @@ def _widen(fit: KernelModel, dtype: str) -> KernelModel:
     return replace(fit, notes=(note, *fit.notes))
 
 
-def find_turns(machine: Machine, kind: str, variant: str, dtype: str) -> float:
+def find_layout_passes(machine: Machine, kind: str, variant: str, dtype: str) -> float:
     """How many times a convolution moves its operands into the layout of tensor cores and back
     [-]."""
     cores = machine.device.kind != "cpu" and dtype in TENSOR and not variant.endswith("_depthwise")
-    return TURNS if kind == "convolution" and cores and "_last" not in variant else 0.0
+    return (
+        LAYOUT_CONVERSION_TRAFFIC
+        if kind == "convolution" and cores and "_last" not in variant
+        else 0.0
+    )
 
 
 class UnalignedRows(NamedTuple):
@@ -320,7 +324,7 @@ def time_kernels(
     if (found := machine.memo.get(key)) is None:
         found = machine.memo[key] = find_kernel(machine.kernels, kind, dtype=dtype)
     if found is None:
-        raise lacks(machine.name, f"kernel model for {show(kind)}", machine.kernels)
+        raise missing_data_error(machine.name, f"kernel model for {show(kind)}", machine.kernels)
     check_choice("dtype", dtype, machine.device.peaks)
     sizes = {
         name: check_sizes(f"features[{show(name)}]", values) for name, values in features.items()
@@ -408,7 +412,7 @@ def _estimate(
     # any variant if there is no class
     found = find_kernel(machine.kernels, kind, dtype=dtype) or next(variants, None)
     if found is None:
-        raise lacks(machine.name, f"kernel model for {show(kind)}", machine.kernels)
+        raise missing_data_error(machine.name, f"kernel model for {show(kind)}", machine.kernels)
     fit, sizes = found[1], _put_on_device(machine, features, dtype)
     times = np.atleast_1d(fit.time(sizes))
     has_unaligned = False
@@ -432,7 +436,7 @@ def _estimate(
     }
     peak, bandwidth = float(np.max(sizes["peak"])), float(np.max(sizes["bandwidth"]))
     rates = f"peak {format_rate(peak, 'FLOP/s')}, memory {format_rate(bandwidth, 'B/s')}"
-    formula = f"{title} on {machine.name}: {fill_in(fit)}; {rates}"
+    formula = f"{title} on {machine.name}: {format_equation(fit)}; {rates}"
     spread = float(fit.spread_at(times) @ times) / time if time else fit.spread
     notes = find_extrapolations(title, fit, features) + find_transfers(title.split()[0], fit)
     if has_unaligned:

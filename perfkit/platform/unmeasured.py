@@ -14,7 +14,7 @@ from perfkit.ground.units import check_choice, check_positive, check_type, show
 from perfkit.models.collectives import COLLECTIVES
 from perfkit.platform.datasheets import Datasheet, list_datasheets, read_datasheet
 from perfkit.platform.machine import Context, Machine
-from perfkit.platform.whatif import carry_fit, with_link
+from perfkit.platform.whatif import rescale_fit, with_link
 
 P = TypeVar("P", bound=Machine)  # a platform
 _GIVEN = "stated by the caller of Platform.from_datasheet"
@@ -41,17 +41,21 @@ def put_on_datasheet(
         check_positive("efficiency", efficiency, maximum=1.0)
     sheet, count = _read_sheet(name, flops, memory)
     count = check_positive("ranks", count if ranks is None else ranks, integer=True)
-    wire = sheet.wire
+    link_bandwidth = sheet.link_bandwidth
     if link is not None:
-        wire = Quantity(
+        link_bandwidth = Quantity(
             check_base("link", link, "B/s"), "B/s", "datasheet", _GIVEN, basis="one way per rank"
         )
-    if count > 1 and not wire:
+    if count > 1 and not link_bandwidth:
         raise ValueError(
             f"link is missing; give its bandwidth for {count} ranks, one way per rank [B/s]"
         )
-    kind = next((kind for kind, rate in sheet.links.items() if rate == wire), "")
-    links = {"intra": Link(wire, typical.network.links["intra"].latency, kind)} if wire else {}
+    kind = next((kind for kind, rate in sheet.links.items() if rate == link_bandwidth), "")
+    links = (
+        {"intra": Link(link_bandwidth, typical.network.links["intra"].latency, kind)}
+        if link_bandwidth
+        else {}
+    )
     lacking, name = (
         DTYPES.keys() - sheet.device.peaks.keys(),
         f"{sheet.system}-{count}" if flops is None else name,
@@ -66,8 +70,10 @@ def put_on_datasheet(
         name=name,
         device=sheet.device,
         network=Network(count, links=links),
-        kernels={key: carry_fit(fit, typical.name, 0.0) for key, fit in fits.items()},
-        collectives=with_link(typical, "intra", bandwidth=wire.value).collectives if wire else {},
+        kernels={key: rescale_fit(fit, typical.name, 0.0) for key, fit in fits.items()},
+        collectives=with_link(typical, "intra", bandwidth=link_bandwidth.value).collectives
+        if link_bandwidth
+        else {},
     )
     if efficiency is None:
         return platform

@@ -118,14 +118,14 @@ def with_datasheet(platform: P, other: Machine | Datasheet | Device) -> P:
     change = f"datasheet of {name} instead of {platform.device.name}"
     ours, local = platform.network.links, platform.network.ranks_per_node
     note, lacking = f"{platform.name}: {change}", DTYPES.keys() - device.peaks.keys()
-    carry = partial(carry_fit, note=note, spread=DEVICE_SPREAD)
+    carry = partial(rescale_fit, note=note, spread=DEVICE_SPREAD)
     collectives = {}
     for key, fit in platform.collectives.items():
         old, new = (known.get(find_link(key, local)) for known in (ours, links))
         ratio = old.bandwidth.value / new.bandwidth.value if old and new else 1.0
-        collectives[key] = carry_fit(fit, note, SAME_LINK_SPREAD)
+        collectives[key] = rescale_fit(fit, note, SAME_LINK_SPREAD)
         if ratio != 1:
-            carried = carry_fit(
+            carried = rescale_fit(
                 fit, f"{note}, time per byte x {ratio:.3g}", START_SPREAD, {"beta": ratio}
             )
             collectives[key] = replace(carried, spread_time=SPREAD_AT * _start(key, fit, local))
@@ -201,7 +201,7 @@ def with_host(platform: P, scale: float) -> P:
         for name, q in overheads.items()
     }
     carry = partial(
-        carry_fit, note=f"{platform.name}: {change}", spread=0.0, factors={"per_operation": scale}
+        rescale_fit, note=f"{platform.name}: {change}", spread=0.0, factors={"per_operation": scale}
     )
     context = platform.context.map(lambda fit: carry(fit) if "per_operation" in fit else fit)
     if not host and context == platform.context:
@@ -281,7 +281,7 @@ def _rescale(
     that it uses."""
     changes = [math.log(at[name]) for name in used]
     factors = {name: 1 / at[resource] for name, resource in names.items()}
-    moved = carry_fit(fit, note, SCALE_SPREAD * math.hypot(*changes), factors)
+    moved = rescale_fit(fit, note, SCALE_SPREAD * math.hypot(*changes), factors)
     return replace(moved, kind=fit.kind) if any(changes) else fit
 
 
@@ -311,7 +311,7 @@ def _describe(
         return other.name, other, {}
     if isinstance(other, Machine):
         return other.name, other.device, dict(other.network.links)
-    rates = {"intra": other.wire, "inter": other.links.get("NIC")}
+    rates = {"intra": other.link_bandwidth, "inter": other.links.get("NIC")}
     links = {}
     for name, link in machine.network.links.items():
         rate = rates.get(name)
@@ -332,7 +332,7 @@ def _start(key: str, fit: CollectiveModel, ranks_per_node: int) -> float:
     return max(float(fit.time(0.0, operation, ranks or ranks_per_node)), 1e-9)
 
 
-def carry_fit(fit: F, note: str, spread: float, factors: Mapping[str, float] | None = None) -> F:
+def rescale_fit(fit: F, note: str, spread: float, factors: Mapping[str, float] | None = None) -> F:
     """Carry a fit over to another machine: scaled parameters, a wider spread, and a note about
     it."""
     scale = {
@@ -361,7 +361,7 @@ def _follow_link(
     steps = 1.0 if law else float(ring_steps(operation, ranks or ranks_per_node))
     moved = [name for name in fit if name == "alpha1" or (name.startswith("alpha") and not law)]
     starts = {name: max(fit[name] + steps * change, least * fit[name]) for name in moved}
-    carried = carry_fit(fit.with_values(starts), note, 0.0, {"beta": ratio})
+    carried = rescale_fit(fit.with_values(starts), note, 0.0, {"beta": ratio})
     growth = _start(key, carried, ranks_per_node) / _start(key, fit, ranks_per_node)
     return replace(
         carried,

@@ -10,7 +10,7 @@ import numpy as np
 from perfkit.fitting import InContext, KernelModel
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import Array, check_choice
-from perfkit.platform.kernels import TENSOR, find_stand_in, find_turns
+from perfkit.platform.kernels import TENSOR, find_layout_passes, find_stand_in
 from perfkit.platform.machine import ANY
 from perfkit.platform.platform import Platform
 from perfkit.workloads.graph import Graph
@@ -327,7 +327,7 @@ def _find_model(platform: Platform, kernel_class: KernelClass, *, has_context: b
     updates_rows = kind == "embedding_update" or (kind, variant) in _ROW_UPDATES
     layout_passes = 0.0
     if fit is not None and fit.kind == "assumed":
-        layout_passes = find_turns(platform, kind, variant, dtype)
+        layout_passes = find_layout_passes(platform, kind, variant, dtype)
     needs_aligned_rows = on_device and kind in ("gemm", "bmm") and dtype in TENSOR
     return ClassModel(
         kind=kind,

@@ -14,7 +14,7 @@ from perfkit.prediction.host import join_host, price_host
 from perfkit.prediction.kept import find_moments, find_saved, list_lives
 from perfkit.prediction.ranks import RankTimes, price_group
 from perfkit.prediction.replicas import Gradient, time_buckets
-from perfkit.workloads.blocks import Cut, record_part
+from perfkit.workloads.blocks import RankShare, record_part
 from perfkit.workloads.columns import Accesses, Features
 from perfkit.workloads.execution import HANDED, execute
 from perfkit.workloads.graph import STAGE_HOST, Graph, Label
@@ -112,7 +112,7 @@ def record_micro_batch(model: Transformer, s: Strategy, execution: str | None) -
         (1, s.ep),
     )
     batch, sequence, tensor, context, experts = (np.append(*each).astype(float) for each in odd)
-    cut = Cut(batch, sequence, tensor, tensor if np.all(s.rows > 1) else 1, context, experts)
+    cut = RankShare(batch, sequence, tensor, tensor if np.all(s.rows > 1) else 1, context, experts)
     recomputed = bool(np.all(np.equal(s.checkpoint, "full")))
     replicated = bool(np.all(s.replicated))
     exchange = "buckets" if replicated else "shards"

@@ -25,7 +25,7 @@ from perfkit.workloads.layer_types import (
     Softmax,
     split,
 )
-from perfkit.workloads.layers import Shared
+from perfkit.workloads.layers import MLPParallelism
 from perfkit.workloads.operations import Tensor, Weight
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tape import (
@@ -51,7 +51,7 @@ EXCHANGES = ("buckets", "shards")
 _TIMED = ("flops", "batch", "m", "n", "k", "lookups", "dim", "nbytes")
 
 
-class Cut(NamedTuple):
+class RankShare(NamedTuple):
     """What one rank works on, and how many ranks share each part of the work.
 
     Parameters
@@ -80,16 +80,18 @@ class Cut(NamedTuple):
         return -(-size // self.tensor) if np.any(self.tensor > 1) else size
 
 
-def record_forward(tape: Tape, model: Any, cut: Cut, most: int, open_unit: Any) -> None:
+def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_unit: Any) -> None:
     """Record the forward pass of a micro-batch, with at most so many layers; `open_unit` makes
     their weights ready."""
-    hidden, batch, sequence = model.hidden, cut.batch, cut.sequence
-    tokens, rows = batch * sequence, sequence // cut.rows if np.any(cut.rows > 1) else sequence
+    hidden, batch, sequence = model.hidden, share.batch, share.sequence
+    tokens, rows = batch * sequence, sequence // share.rows if np.any(share.rows > 1) else sequence
     tape.module, tape.layer, tape.drawn = "embeddings", -1, 0
     with open_unit(-1):
-        words = tape.parameter(cut.part(model.vocabulary), hidden)
+        words = tape.parameter(share.part(model.vocabulary), hidden)
         places = None if model.rotary else tape.parameter(model.positions, hidden)
-        x = _exchange(tape, layers.look_up(tape, words, tokens, batch, sequence), cut, ahead=False)
+        x = _exchange(
+            tape, layers.look_up(tape, words, tokens, batch, sequence), share, ahead=False
+        )
         if places:
             x = tape.apply(Add(), x, layers.look_up(tape, places, rows, rows))
         if not model.causal:
@@ -98,17 +100,17 @@ def record_forward(tape: Tape, model: Any, cut: Cut, most: int, open_unit: Any) 
         x = layers.dropout(tape, model.dropout, x)
         for tape.layer in range(min(model.layers, most)):
             with open_unit(tape.layer):
-                run = partial(_layer, tape, model, cut)
+                run = partial(_layer, tape, model, share)
                 x = layers.recompute(tape, run, x) if model.checkpoint else run(x)
         tape.module, tape.layer = "head", -1
         if not model.causal:
             x = tape.apply(Gelu(), _project(tape, model, x, hidden))
-        x = _exchange(tape, layers.norm(tape, model.norm, x), cut, ahead=True)
-        columns = cut.part(model.vocabulary)
+        x = _exchange(tape, layers.norm(tape, model.norm, x), share, ahead=True)
+        columns = share.part(model.vocabulary)
         weight = words if model.tie else tape.parameter(columns, hidden)
         logits = layers.linear(tape, x, weight, None if model.causal else tape.parameter(columns))
     # largest logit, sum of exponentials, and logit of the label
-    for _ in range(3 * bool(np.any(cut.tensor > 1))):
+    for _ in range(3 * bool(np.any(share.tensor > 1))):
         tape.emit("all_reduce", "collective", [], [], nbytes=4 * tokens)
     # autocast takes the logarithm of narrow numbers, and casts it for the loss
     autocast = tape.wide > tape.itemsize
@@ -126,19 +128,19 @@ def _hold(tape: Tape, tensor: Tensor) -> None:
     tape.operations[-1].accesses.append(access)
 
 
-def _exchange(tape: Tape, x: Tensor, cut: Cut, *, ahead: bool) -> Tensor:
+def _exchange(tape: Tape, x: Tensor, share: RankShare, *, ahead: bool) -> Tensor:
     """Communicate `ahead` of products that ranks share, or behind them.
 
     Ahead of them a rank gathers the tokens of all ranks, if these share tokens. Behind them ranks
     sum up their parts. In the backward pass it is the other way round.
     """
-    if not np.any(cut.tensor > 1):
+    if not np.any(share.tensor > 1):
         return x
     gather, add, out = "", "all_reduce", x
-    if np.any(cut.rows > 1):
-        gather, add, rows = "all_gather", "reduce_scatter", 1 if ahead else cut.rows
+    if np.any(share.rows > 1):
+        gather, add, rows = "all_gather", "reduce_scatter", 1 if ahead else share.rows
         out = tape.tensor(
-            cut.batch, cut.sequence // rows, x.shape[-1], itemsize=x.itemsize, grad=True
+            share.batch, share.sequence // rows, x.shape[-1], itemsize=x.itemsize, grad=True
         )
         out.root = x.root
     nbytes, (forth, back) = (out if ahead else x).nbytes, (gather, add) if ahead else (add, gather)
@@ -156,7 +158,7 @@ def _project(tape: Tape, model: Any, x: Tensor, width: Any) -> Tensor:
     return layers.linear(tape, x, weight, bias, fp8=model.dtype == "fp8" and tape.layer >= 0)
 
 
-def _layer(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
+def _layer(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     """One Transformer layer, with its norms before (GPT-2) or after (BERT) each residual sum."""
     for name, body in (
         ("attention", _attention),
@@ -164,9 +166,9 @@ def _layer(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
     ):
         tape.module = f"layers.{tape.layer}.{name}"
         inner = _exchange(
-            tape, layers.norm(tape, model.norm, x) if model.causal else x, cut, ahead=True
+            tape, layers.norm(tape, model.norm, x) if model.causal else x, share, ahead=True
         )
-        inner = _exchange(tape, body(tape, model, cut, inner), cut, ahead=False)
+        inner = _exchange(tape, body(tape, model, share, inner), share, ahead=False)
         x = tape.apply(Add(), x, layers.dropout(tape, model.dropout, inner))
         x = x if model.causal else layers.norm(tape, model.norm, x)
     return x
@@ -181,28 +183,28 @@ def _activate(tape: Tape, model: Any, product: Callable[[], Tensor]) -> Tensor:
     return tape.apply(activation, product())
 
 
-def _feed_forward(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
+def _feed_forward(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     """Two products with an activation between."""
-    inner = cut.part(model.inner or 4 * model.hidden)
+    inner = share.part(model.inner or 4 * model.hidden)
     return _project(
         tape, model, _activate(tape, model, lambda: _project(tape, model, x, inner)), model.hidden
     )
 
 
-def _mix_experts(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
+def _mix_experts(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     """A router and experts; all experts get equally many tokens, which are sent to the rank of the
     expert."""
     tokens, hidden, inner = (
         x.numel // x.shape[-1],
         model.hidden,
-        cut.part(model.inner or 4 * model.hidden),
+        share.part(model.inner or 4 * model.hidden),
     )
     router = layers.linear(tape, x, tape.parameter(model.experts, hidden))
     probabilities = tape.apply(Softmax(), layers.cast(tape, router, 4))
     # as wide as the tokens; otherwise the sum of all layers would become fp32
     gates = layers.cast(tape, probabilities, x.itemsize)
-    local = model.experts // cut.experts
-    rows = (tokens * model.routed * cut.experts + (model.experts - 1)) // model.experts
+    local = model.experts // share.experts
+    rows = (tokens * model.routed * share.experts + (model.experts - 1)) // model.experts
     sent = tape.apply(Repeat(local, rows, hidden), x)
     wide = _activate(
         tape, model, lambda: layers.bmm(tape, sent, tape.parameter(local, hidden, inner))
@@ -212,10 +214,10 @@ def _mix_experts(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
     return tape.apply(Fold(*x.shape), weighted)
 
 
-def _attention(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
+def _attention(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     """Self-attention with its projections."""
-    head, heads = model.head_width or model.hidden // model.heads, cut.part(model.heads)
-    hidden, kv = head * heads, head * cut.part(model.kv_heads) if model.kv_heads else head * heads
+    head, heads = model.head_width or model.hidden // model.heads, share.part(model.heads)
+    hidden, kv = head * heads, head * share.part(model.kv_heads) if model.kv_heads else head * heads
     if model.causal and not model.rotary and np.all(kv == hidden):
         q, k, v = split(tape, _project(tape, model, x, 3 * hidden), 3)
     else:
@@ -227,7 +229,7 @@ def _attention(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
         )
         q, k = (own.view(*each.shape) for own, each in zip(apart, (q, k), strict=True))
     if model.rotary:
-        angles = tape.tensor(cut.sequence, head // 2, itemsize=8)
+        angles = tape.tensor(share.sequence, head // 2, itemsize=8)
         q, k = (layers.rotate(tape, each, angles) for each in (q, k))
     layers.count_views(tape, 6)  # of queries, keys and values: split into heads, and transposed
     if model.attention in UNFUSED:
@@ -236,13 +238,13 @@ def _attention(tape: Tape, model: Any, cut: Cut, x: Tensor) -> Tensor:
         )
     else:
         kernel = "" if model.attention == "fused" else model.attention
-        attention = Attention(heads, causal=model.causal, kernel=kernel, context=cut.context)
+        attention = Attention(heads, causal=model.causal, kernel=kernel, context=share.context)
         mixed = tape.apply(attention, q, k, v)
     layers.count_views(tape, 2)
     return _project(tape, model, mixed, model.hidden)
 
 
-class Units:
+class FSDPUnits:
     """Weights in shards over ranks, as PyTorch's `fully_shard` handles them.
 
     A unit is a layer, or all weights outside of layers (-1). Its weights are gathered by one
@@ -430,7 +432,7 @@ class Units:
 
 def share_mlps(
     tape: Tape, record: Callable[..., Any], s: Strategy | None, groups: dict[Any, int]
-) -> Shared:
+) -> MLPParallelism:
     """How an empty tape records the MLPs of a DLRM that ranks share as `s` says; adds to the
     numbered groups."""
 
@@ -438,13 +440,15 @@ def share_mlps(
         return groups.setdefault(tuple(range(*spaced)), len(groups))
 
     tp, ranks, owners = (s.tp, s.tp * s.dp, s.tp * int(s.owners)) if s else (1, 1, 1)
-    shared = Shared(tp, number(tp) if tp > 1 else 0, number(0, ranks, tp) if ranks > tp else None)
+    shared = MLPParallelism(
+        tp, number(tp) if tp > 1 else 0, number(0, ranks, tp) if ranks > tp else None
+    )
     if s is None or not s.zero or owners == tp:
         return shared
     probe, parallel = Tape(tape.itemsize, overlap=tape.overlap), "fsdp" if s.zero == 3 else "zero2"
     record(probe, shared._replace(layers=count()))
     tape.adopt(probe.trained)
-    units = Units(tape, owners // tp, parallel, tape.wide, tape.wide)
+    units = FSDPUnits(tape, owners // tp, parallel, tape.wide, tape.wide)
     units.group, units.replicas = (
         number(0, owners, tp),
         number(0, ranks, owners) if owners < ranks else 0,
@@ -484,7 +488,7 @@ def _exchange_shards(tape: Tape, model: Any, wide: int) -> None:
     """Gather the weights of both units and reduce their gradients, as a single rank would."""
     summed = ITEMSIZE.get(model.reduce_dtype, wide)
     own = [weight for weight in tape.trained if weight.shard is not None and weight.layer < 0]
-    units = Units(tape, 1, "fsdp", wide, summed)
+    units = FSDPUnits(tape, 1, "fsdp", wide, summed)
     names = {-1: "ends", 0: "layers"} if own else {0: "layers"}
     for unit, name in names.items():
         tape.phase, tape.calls, tape.module = "forward", Calls.EACH, f"exchange.gather.{name}"
@@ -502,12 +506,12 @@ def _exchange_shards(tape: Tape, model: Any, wide: int) -> None:
 
 
 def record_part(
-    model: Any, cut: Cut, *, autocast: bool = False, exchange: str = "shards"
+    model: Any, share: RankShare, *, autocast: bool = False, exchange: str = "shards"
 ) -> tuple[Graph, dict[str, Any]]:
     """Record one micro-batch of embeddings, one layer and the head on a rank, and the update of
     their weights.
 
-    Sizes are arrays over cuts. Gradients are added to those of earlier micro-batches. With mixed
+    Sizes are arrays over shares. Gradients are added to those of earlier micro-batches. With mixed
     precision the sums of gradients and the weights that the optimizer updates are fp32. With
     `autocast` weights are cast in each micro-batch, and norms and sums of layers are fp32 too.
     Otherwise the optimizer writes narrower copies of the weights, and layers work in their format.
@@ -516,7 +520,7 @@ def record_part(
     ----------
     model : Transformer
         The model.
-    cut : Cut
+    share : RankShare
         What the rank works on.
     autocast : bool, optional
         Whether mixed precision is that of autocast.
@@ -526,7 +530,7 @@ def record_part(
     Returns
     -------
     graph : Graph
-        Operations of the first cut, with the sizes of all cuts beside them. Their modules are
+        Operations of the first share, with the sizes of all shares beside them. Their modules are
         ``embeddings``, ``layers.0`` and ``head``. Collectives are those of the ranks that share
         layers. Behind the update follows what replicas do around their messages, with modules that
         begin with ``exchange``: the copies of each gradient in the order in which they are
@@ -548,7 +552,7 @@ def record_part(
         fault = "exchange is 'buckets' with mixed precision that is not autocast"
         raise ValueError(f"{fault}; the optimizer updates shards then; take exchange='shards'")
     tape = Tape(ITEMSIZE.get(model.dtype, 2), mixed=autocast)
-    record_forward(tape, model, cut, 1, nullcontext)
+    record_forward(tape, model, share, 1, nullcontext)
     inside = [place for place, weight in enumerate(tape.trained) if weight.layer == 0]
     bounds = {
         "embeddings": (0, inside[0]),

@@ -359,7 +359,7 @@ class DLRM:
         return record_structure(_record, self, _OPEN, self.place(plan, ranks), accelerator)
 
 
-class Held(NamedTuple):
+class LocalTables(NamedTuple):
     """What one rank stores of the tables, and what ranks exchange.
 
     Parameters
@@ -385,7 +385,7 @@ class Held(NamedTuple):
     groups: tuple[tuple[int, ...], ...]
 
 
-def hold_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Held, ...]:
+def list_local_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[LocalTables, ...]:
     """What each rank of a plan stores."""
     everyone = tuple(range(plan.ranks))
     split = {p.ranks for p in plan.placements if p.kind in BY_ROWS and len(p.ranks) > 1} - {
@@ -416,7 +416,7 @@ def hold_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Held, ...
     ordered = [sorted(own, key=itemgetter(0)) for own in looked]
     shared_widths = tuple(widths)  # one for all ranks, which may be many
     return tuple(
-        Held(
+        LocalTables(
             tuple(t for _, t in own), tuple(g for g, _ in own), tuple(copied), shared_widths, groups
         )
         for own, copied in zip(ordered, copies, strict=True)
@@ -428,10 +428,10 @@ def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[OpenGraph, ...]
     names."""
     known: dict[Any, OpenGraph] = {}
     graphs, ranks = [], plan.ranks
-    for held in hold_tables(plan, model.tables):
-        tables = (*held.looked, *held.copies)
+    for local in list_local_tables(plan, model.tables):
+        tables = (*local.looked, *local.copies)
         key = (
-            (held.sums, *((t.rows, t.dim, t.pooling, t.exponent, t.law) for t in tables))
+            (local.sums, *((t.rows, t.dim, t.pooling, t.exponent, t.law) for t in tables))
             if ranks > 1
             else ()
         )
@@ -439,8 +439,8 @@ def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[OpenGraph, ...]
             tape = Tape(
                 ITEMSIZE[model.dtype], mixed=model.mixed, overlap=model.overlap and ranks > 1
             )
-            groups = {own: place for place, own in enumerate(held.groups)}
-            record = partial(record_layers, model=model, held=held)
+            groups = {own: place for place, own in enumerate(local.groups)}
+            record = partial(record_layers, model=model, local=local)
             shared = share_mlps(tape, record, plan.mlps, groups)
             logits = record(tape, shared)
             order_weights(tape)
@@ -462,17 +462,21 @@ def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[OpenGraph, ...]
 
 
 def record_layers(
-    tape: Tape, shared: layers.Shared, model: DLRM, held: Held, inputs: Tensor | None = None
+    tape: Tape,
+    shared: layers.MLPParallelism,
+    model: DLRM,
+    local: LocalTables,
+    inputs: Tensor | None = None,
 ) -> Tensor:
     """Record the layers of one rank from its dense `inputs` and its tables; returns the logits."""
     inputs = inputs or tape.tensor(
-        model.batch // len(held.widths), model.features, itemsize=tape.wide
+        model.batch // len(local.widths), model.features, itemsize=tape.wide
     )
     # rows are exchanged while the bottom MLP works
-    receive = _look_up(tape, model, held) if tape.overlap else []
+    receive = _look_up(tape, model, local) if tape.overlap else []
     tape.module = "bottom"
     dense = layers.mlp(tape, inputs, model.bottom, shared, last_relu=True)
-    receive = receive or _look_up(tape, model, held)
+    receive = receive or _look_up(tape, model, local)
     tape.module = "interaction"
     vectors = layers.cat(tape, [dense, *(part for wait in receive for part in wait())])
     if model.interaction == "cross":
@@ -503,17 +507,17 @@ def _fill_buckets(tape: Tape) -> None:
             weight.bucket += 1 + len(modules)
 
 
-def _look_up(tape: Tape, model: DLRM, held: Held) -> list[Callable[[], list[Tensor]]]:
+def _look_up(tape: Tape, model: DLRM, local: LocalTables) -> list[Callable[[], list[Tensor]]]:
     """Look tables up and launch the exchanges; each function of the result waits for pooled rows
     and returns them."""
-    tape.module, ranks, batch = "embeddings", len(held.widths), model.batch // len(held.widths)
-    looked = layers.embedding_bags(tape, model, held.looked, model.batch)
+    tape.module, ranks, batch = "embeddings", len(local.widths), model.batch // len(local.widths)
+    looked = layers.embedding_bags(tape, model, local.looked, model.batch)
     receive: list[Callable[[], list[Tensor]]] = []
-    pooled = [part for part, own in zip(looked, held.sums, strict=True) if own < 0]
-    for group in sorted({*held.sums} - {-1}):
-        members = len(held.groups[group])
+    pooled = [part for part, own in zip(looked, local.sums, strict=True) if own < 0]
+    for group in sorted({*local.sums} - {-1}):
+        members = len(local.groups[group])
         part = layers.cat(
-            tape, [part for part, own in zip(looked, held.sums, strict=True) if own == group]
+            tape, [part for part, own in zip(looked, local.sums, strict=True) if own == group]
         )
         wait = layers.exchange(
             tape,
@@ -530,12 +534,12 @@ def _look_up(tape: Tape, model: DLRM, held: Held) -> list[Callable[[], list[Tens
             pooled += [sent.view(model.batch, sent.shape[1] // members) for sent in wait()]
     if ranks == 1:
         receive.append(lambda: looked)
-    elif any(held.widths):
+    elif any(local.widths):
         send = layers.cat(tape, pooled) if pooled else None
         # an uneven exchange takes as long as that of the fullest rank
-        nbytes = model.batch * max(held.widths) * tape.wide
-        receive.insert(0, layers.exchange(tape, send, batch, held.widths, nbytes))
-    if held.copies:
-        copies = layers.embedding_bags(tape, model, held.copies, batch, copied=True)
+        nbytes = model.batch * max(local.widths) * tape.wide
+        receive.insert(0, layers.exchange(tape, send, batch, local.widths, nbytes))
+    if local.copies:
+        copies = layers.embedding_bags(tape, model, local.copies, batch, copied=True)
         receive.append(lambda: copies)
     return receive

@@ -78,7 +78,7 @@ def _narrow(tape: Tape, weight: Weight) -> Tensor:
     return weight.narrow
 
 
-class Shared(NamedTuple):
+class MLPParallelism(NamedTuple):
     """How ranks share MLPs; by default each has a copy.
 
     Parameters
@@ -101,7 +101,9 @@ class Shared(NamedTuple):
     open_unit: Callable[[int], Any] = nullcontext
 
 
-def mlp(tape: Tape, x: Tensor, widths: Sequence[int], shared: Shared, *, last_relu: bool) -> Tensor:
+def mlp(
+    tape: Tape, x: Tensor, widths: Sequence[int], shared: MLPParallelism, *, last_relu: bool
+) -> Tensor:
     """Linear layers with rectifiers between them, and behind the last one if `last_relu`.
 
     If ranks share products, a pair of layers is split by columns and then by rows: its ranks gather
@@ -256,7 +258,7 @@ def dot(tape: Tape, x: Tensor, dense: Tensor) -> Tensor:
     return cat(tape, [dense, tape.apply(TakePairs(), products, rows, columns)])
 
 
-def cross(tape: Tape, x: Tensor, layers: int, rank: int, shared: Shared) -> Tensor:
+def cross(tape: Tape, x: Tensor, layers: int, rank: int, shared: MLPParallelism) -> Tensor:
     """Low-rank cross layers: the first input times a projection to `rank` columns and back, plus
     the last result."""
     first, n = x, x.shape[-1]

@@ -10,7 +10,7 @@ import numpy as np
 from perfkit.ground.files import group_rows
 from perfkit.ground.units import check_choice, check_positive, check_type
 from perfkit.models.optimizers import find_optimizer
-from perfkit.workloads.blocks import PARALLEL, UNFUSED, Cut, Units, record_forward
+from perfkit.workloads.blocks import PARALLEL, UNFUSED, FSDPUnits, RankShare, record_forward
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import finish
 from perfkit.workloads.operations import ATTENTION
@@ -432,14 +432,14 @@ def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[OpenGrap
     settings: dict[str, Any] = {"mixed": model.mixed and not sharded, "overlap": overlap}
     tape, probe = (Tape(ITEMSIZE.get(model.dtype, 2), **settings) for _ in range(2))
     tape.middle, tape.repeats = min(most // 2, 1), max(model.layers - most + 1, 1)
-    cut = Cut(model.batch // (ranks * model.accumulate), model.sequence)
+    share = RankShare(model.batch // (ranks * model.accumulate), model.sequence)
     open_unit: Any = nullcontext
     if sharded:
-        record_forward(probe, model, cut, most, nullcontext)
+        record_forward(probe, model, share, most, nullcontext)
         wide = 4 if model.mixed else tape.itemsize
         summed = ITEMSIZE.get(model.reduce_dtype, wide)
         tape.adopt(probe.trained)
-        open_unit = Units(tape, ranks, model.parallel, wide, summed).open
+        open_unit = FSDPUnits(tape, ranks, model.parallel, wide, summed).open
     elif model.reduce_dtype and ranks > 1:
         fault = f"reduce_dtype is {model.reduce_dtype!r} and parallel 'ddp', whose gradients are summed up as they are"
         raise ValueError(f"{fault}; leave it out, or take parallel='fsdp'")
@@ -448,7 +448,7 @@ def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[OpenGrap
             tape.backward()
             tape.start_micro_batch()
         tape.last = number + 1 == model.accumulate
-        record_forward(tape, model, cut, most, open_unit)
+        record_forward(tape, model, share, most, open_unit)
     if overlap and not sharded:
         for weight in tape.trained:
             weight.bucket = 0
