@@ -22,6 +22,7 @@ from perfkit.models.collectives import bus_factor, over_ranks, pipelined
 from perfkit.models.hierarchy import OVERLAP
 from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
 from perfkit.platform.datasheets import read_datasheet
+from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.platform.sources import (
@@ -538,6 +539,38 @@ def test_a_curve_that_misses_its_largest_size_says_so() -> None:
     )
     healthy = fit_curves(sweep("all_gather", 8, "fp16", law("all_gather", 8)))["all_gather.8"]
     assert healthy.quality == "" and healthy.spread < 0.1
+
+
+def test_large_messages_alone_say_little_of_the_start_up() -> None:
+    """Times of pairs on 8 H100, from nccl-tests: 67 MB take as long as 134 MB, which a curve without
+    smaller messages shows as a start-up of 0.2 ms."""
+    sizes = 2.0 ** np.arange(25, 32)
+    slow = np.array([422, 820, 826, 896, 1509, 2975, 5904]) * 1e-6
+    frame = pl.DataFrame(
+        {"operation": "send_recv", "nbytes": sizes, "seconds": slow, "ranks": 8, "nodes": 1}
+    ).with_columns(dtype=pl.lit("fp64"))
+    fit = fit_curves(frame)["send_recv.8"]
+    assert fit.form == "two_branch" and "tuning table" in fit.notes[-1]
+    assert 5e-6 < fit.time(4e3) < 20e-6
+    misses = np.log(fit.time(sizes) / slow)
+    assert np.abs(misses).max() < 0.45, "measured sizes keep their curve"
+    # a small message shows the start-up, whatever it is
+    small = frame.head(1).with_columns(nbytes=pl.lit(1024.0), seconds=pl.lit(2e-4))
+    assert fit_curves(pl.concat([small, frame]))["send_recv.8"].time(1024) > 1e-4
+    plausible = pipelined(sizes, alpha=9e-6, beta=2.3e-12, sharpness=0.6)
+    whole = frame.with_columns(seconds=pl.Series(plausible))
+    assert fit_curves(whole)["send_recv.8"].form == "pipelined"
+
+
+def test_pairs_on_two_nodes_take_no_less_than_pairs_on_one() -> None:
+    cluster = load_platform("h100-sxm-8x8")
+    sizes = np.array([4e3, 1e6, 1e7, 1e8, 1e9])
+    with keep_quiet():
+        inside, across = (
+            np.asarray(cluster.collective_time("send_recv", sizes, ranks=ranks))
+            for ranks in (8, 16)
+        )
+    assert np.all(across >= inside)
 
 
 DEVICES = {

@@ -1,6 +1,7 @@
 """Platforms from data that people already have: logs of nccl-tests, a kernel database, and parts
 measured before."""
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,9 @@ from perfkit.fitting import (
     CollectiveModel,
     Fit,
     KernelModel,
+    Pipelined,
     Roofline,
+    TwoBranch,
     fit_collective,
     fit_over_ranks,
     fit_roofline,
@@ -27,9 +30,9 @@ from perfkit.ground.hardware import DTYPES, Device, Link, Network, Quantity
 from perfkit.ground.results import Table
 from perfkit.ground.units import check_choice, check_positive, escape, format_bytes, format_rate
 from perfkit.models.collectives import OPERATIONS, bus_factor
-from perfkit.models.hierarchy import OVERLAP
+from perfkit.models.hierarchy import OVERLAP, start_across
 from perfkit.models.roofline import attention_bytes, attention_flops, gemm_bytes, gemm_flops
-from perfkit.platform.collectives import LARGEST_START_UP, Match
+from perfkit.platform.collectives import LARGEST_START_UP, SIGMA_START_UP, Match
 from perfkit.platform.datasheets import HOP, find_adapter, list_datasheets, read_datasheet
 from perfkit.platform.file import list_gallery
 from perfkit.platform.gallery import find_models, is_same_device, load_platform
@@ -149,6 +152,8 @@ def _fit_operation(operation: str, place: str, rows: Table) -> dict[str, Collect
             continue
         key, ring = Key(operation, int(count), rail), group.filter(pl.col("dtype") == dtype)
         curve = _fit_curve(ring, *_compare_files(ring, f"{operation} on {count} ranks"))
+        if place != "across":
+            curve = _limit_start(curve, ring, operation, 1 if place == "inside" else int(count))
         fits[str(key)] = curve
         if place == "inside" and operation == "all_reduce" and _is_in_network(group):
             ring = group.filter(pl.col("dtype") == "int8")
@@ -229,6 +234,48 @@ def _fit_curve(rows: Table, *notes: str) -> CollectiveModel:
         )
     return replace(
         fit, notes=(*fit.notes, *notes), sources=_list_logs(rows), dtypes=(rows["dtype"][0],)
+    )
+
+
+def _limit_start(
+    curve: CollectiveModel, rows: Table, operation: str, nodes: int
+) -> CollectiveModel:
+    """Bound the time of messages below all measured ones, where no start-up was measured.
+
+    The start-up of a curve through large messages holds whatever slows these down. A smaller message
+    needs no more than the start-up of the library, and for each byte what the smallest measured one
+    took: a second branch of the curve. It is slower at all measured sizes. A start-up that is that of
+    the library within its uncertainty stays.
+    """
+    if not isinstance(curve, Pipelined):
+        return curve
+    least, _ = curve.ranges["nbytes"]
+    ranks = int(rows["ranks"][0])
+    start = float(start_across(operation, ranks_per_node=ranks // nodes, nodes=nodes))
+    if least <= LARGEST_START_UP or curve["alpha"] <= start * math.exp(SIGMA_START_UP):
+        return curve
+    measured = rows.filter(pl.col("nbytes") == least)["seconds"].to_numpy()
+    per_byte = float(np.median(measured)) / least
+    parameters = {
+        "alpha1": start,
+        "beta1": per_byte,
+        "alpha2": curve["alpha"],
+        "beta2": curve["beta"],
+        "sharpness": curve["sharpness"],
+    }
+    errors = {f"{name}2": error for name, error in curve.stderr.items() if name != "sharpness"}
+    return TwoBranch.build(
+        parameters,
+        stderr={"alpha1": SIGMA_START_UP * start} | errors,
+        spread=curve.spread,
+        bias=curve.bias,
+        ranges=curve.ranges,
+        n=curve.n,
+        notes=(*curve.notes, "below it, the start-up is that of NCCL's tuning table"),
+        at_bounds=tuple(f"{name}2" for name in curve.at_bounds),
+        quality=curve.quality,
+        sources=curve.sources,
+        dtypes=curve.dtypes,
     )
 
 
