@@ -242,9 +242,9 @@ def test_parameters_are_found_again(platform: Platform, truth: Platform) -> None
     for name in ("relu", "add", "mul_", "addcdiv_"):
         found, known = platform.kernels[f"elementwise.{name}"], truth.kernels[f"elementwise.{name}"]
         assert found["launch"] == pytest.approx(known["launch"], rel=0.1)
-        assert (
-            found["nbytes"] == pytest.approx(known["nbytes"], rel=0.25) and found.spread < 4 * NOISE
-        )
+        assert found["nbytes"] == pytest.approx(known["nbytes"], rel=0.25)
+        few_sizes = found.n - len(found) < 3  # their residuals say little, and the spread is wide
+        assert few_sizes == (found.spread > 0.4) and (few_sizes or found.spread < 4 * NOISE)
     assert platform.cache_capacities == pytest.approx(
         (CAPACITIES["l2"], CAPACITIES["l3"]), rel=0.35
     )

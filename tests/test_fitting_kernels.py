@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfkit.fitting import Fit, Roofline, find_levels, fit_roofline
+from benchmarks import few_sizes
+from perfkit.fitting import Fit, Roofline, find_levels, fit_additive, fit_roofline
 from perfkit.models.caches import miss_share
 from perfkit.models.roofline import gemm_bytes, gemm_flops
 from perfkit.platform.gallery import load_platform
@@ -254,3 +255,24 @@ def test_noise_does_not_break_it() -> None:
             SIZES, 2 * SIZES, curve((2e6, 7.5e7), (1.2e11, 5.7e10, 3e10), 0.5, seed)
         )
         assert all(a < b for a, b in itertools.pairwise(found)) and all(s > 0 for s in speeds)
+
+
+def test_a_sum_of_terms_from_few_sizes_knows_that_it_knows_little() -> None:
+    """Through three sizes a sum of three terms passes exactly, which says nothing of other sizes."""
+    n = np.array([1e3, 1e5, 1e7, 2e7, 4e7, 8e7, 1e8])
+    terms = {"launch": np.ones(7), "nbytes": n, "beyond_l2": np.maximum(n - 1e6, 0.0)}
+    seconds = 2e-6 + 1e-11 * n + 3e-11 * terms["beyond_l2"]
+    few = [
+        fit_additive({name: values[:count] for name, values in terms.items()}, seconds[:count])
+        for count in (3, 4, 5, 6, 7)
+    ]
+    assert [len(fit) for fit in few] == [3] * 5
+    assert [round(fit.spread, 2) for fit in few] == [0.92, 0.56, 0.47, 0.0, 0.0]
+    assert not few[0].stderr and "measure more" in few[0].notes[-1]
+    assert few[1].stderr and not few[1].notes
+
+
+def test_intervals_from_few_sizes_hold_on_a_machine_that_did_not_set_them() -> None:
+    fits = list(few_sizes.fit_few("zen5-2"))
+    for beyond in (0, 1, 2):
+        assert few_sizes.hold([fit for fit in fits if fit.beyond == beyond]) > 0.8

@@ -16,9 +16,9 @@ from perfkit.fitting import (
     Caches,
     CollectiveModel,
     find_levels,
-    fit_additive,
     fit_sharpness,
 )
+from perfkit.fitting.kernels import fit_residuals, widen_few
 from perfkit.ground.files import reading
 from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
 from perfkit.ground.units import Array, check_positive, show
@@ -152,7 +152,7 @@ def _fit_kernels(
         ranges = {name: (float(n.min()), float(n.max())) for name, n in swept.items()}
         terms = {name: TERMS[name](sizes) for name in term_names(*key.split(".", 1))}
         seconds = np.array([row["median"] for row in rows])
-        fits[key] = fit_additive(terms, seconds, prior=prior, ranges=ranges)
+        fits[key] = fit_residuals(terms, seconds, prior=prior, ranges=ranges)
     return fits
 
 
@@ -269,7 +269,8 @@ def fit_platform(measurements: Mapping[str, Any], *, name: str | None = None) ->
     stated = [facts.get(level, {}).get("value") or 0.0 for level in ("L2", "L3")]
     held = _choose_caches(rows, _pair_caches([] if ladder else stated, levels, largest))
     tried = [rows, relate_kernels(rows, paces)] if paces else [rows]
-    kernels = min((_fit_classes(own, held) for own in tried), key=_average_spread)
+    classes = min((_fit_classes(own, held) for own in tried), key=_average_spread)
+    kernels = {key: widen_few(fit) for key, fit in classes.items()}
     caches = Caches.build(
         held,
         n=len(rows),

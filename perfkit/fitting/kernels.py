@@ -38,6 +38,9 @@ _KNOWN = 0.7
 #: Smallest spread of a fit with as many measurements as parameters, whose residuals say nothing
 #: [-]; docs/formulas.md, table 2.2: a mean error of 8.7 % on other shapes.
 _EXACT = 0.11
+#: Least spread of a sum of terms from as many measurements as terms, one more, and two more, whose
+#: residuals say little [-]; docs/formulas.md, table 2.2: sizes left out on zen3-2.
+_FEW = (0.92, 0.56, 0.47)
 
 
 @refuse_misfits(COLUMNS)
@@ -76,6 +79,13 @@ def fit_additive(
     ValueError
         For fewer than two measurements or times that are not above zero.
 
+    Notes
+    -----
+    Where hardly more sizes were measured than terms are found, the sum passes through all of them,
+    and what it misses elsewhere does not show. The spread is then at least that of sizes left out on
+    another machine (docs/formulas.md, table 2.2), and with no measurement to spare the terms have no
+    standard errors.
+
     Examples
     --------
     >>> n = np.array([1e3, 1e4, 1e5, 1e6])
@@ -83,6 +93,20 @@ def fit_additive(
     >>> round(fit["launch"] * 1e6, 6), round(fit["nbytes"] * 1e11, 6)
     (2.0, 1.0)
     """
+    return widen_few(fit_residuals(terms, seconds, prior=prior, ranges=ranges, source=source))
+
+
+@refuse_misfits(COLUMNS)
+def fit_residuals(
+    terms: Mapping[str, Array],
+    seconds: Array,
+    *,
+    prior: Mapping[str, float] | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+    source: str = "",
+) -> Additive:
+    """Fit as `fit_additive` does, but leave the spread that of the residuals, also of few
+    measurements: it compares fits to the same sizes, and is no error of other sizes."""
     seconds = check_times(seconds, 2)
     check_type("terms", terms, Mapping)
     if not terms:
@@ -97,6 +121,30 @@ def fit_additive(
     return fit_terms(
         Additive, units, columns, seconds, 1.0 / seconds, known, strength, rounds=8, **more
     )
+
+
+def widen_few(fit: Additive) -> Additive:
+    """Give a sum of terms from few measurements the spread that it has elsewhere.
+
+    Parameters
+    ----------
+    fit : Additive
+        From `fit_residuals`; its spread says how well it fits what was measured.
+
+    Returns
+    -------
+    fit : Additive
+        With at least the spread of sizes left out on another machine; with no measurement to spare
+        also without standard errors, and with a note.
+    """
+    to_spare = fit.n - len(fit)
+    if to_spare >= len(_FEW):
+        return fit
+    fit = replace(fit, spread=max(fit.spread, _FEW[max(to_spare, 0)]))
+    if to_spare > 0:
+        return fit
+    note = "no more measurements than terms: what it misses elsewhere is not known; measure more"
+    return fit.with_values({}, stderr={}, notes=(*fit.notes, note))
 
 
 @refuse_misfits(COLUMNS)

@@ -1,0 +1,96 @@
+"""How far sums of terms err that are fitted to few sizes of a kernel, from saved measurements.
+
+    python -m benchmarks.few_sizes [--machines NAME ...]
+
+A few of the measured sizes of each class are drawn and fitted; sizes left out are judged if their
+time lies between those of the drawn ones. A fit with as many terms as sizes has no residuals, so its
+spread is the least spread of `perfkit.fitting.fit_additive`, which comes from zen3-2.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks import command, lay_out
+from perfkit.calibration.fit import fit_platform, size_cases
+from perfkit.fitting import fit_additive
+from perfkit.ground.files import find_reference
+from perfkit.models.kernels import TERMS, term_names
+
+#: Sizes that are drawn of a class [-], and how often.
+_SIZES, _DRAWS = (2, 3, 4, 5, 6), 6
+#: Half width of an 80 % interval, in standard deviations.
+_INTERVAL = 1.2816
+
+
+@dataclass(frozen=True)
+class FewSizes:
+    """A fit to few sizes: measurements beyond its terms, its spread, and the errors of sizes left
+    out (logarithm of measured over fitted) [-]."""
+
+    beyond: int
+    spread: float
+    errors: np.ndarray
+
+
+def fit_few(machine: str, seed: int = 1) -> Iterator[FewSizes]:
+    """Fit every class of a measured machine to a few of its sizes, drawn again and again."""
+    path = find_reference("measured", f"{machine}.measurements.json")
+    measurements = json.loads(path.read_text(encoding="utf-8"))
+    context = fit_platform(measurements).context
+    caches: Mapping[str, float] = context.caches or {"l2": np.inf, "l3": np.inf}
+    classes: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in measurements["kernels"]:
+        classes.setdefault((row["kind"], row["variant"]), []).append(row)
+    rng = np.random.default_rng(seed)
+    for (kind, variant), rows in classes.items():
+        sizes = size_cases(rows, (caches["l2"], caches["l3"]), caches.get("pages", np.inf))
+        terms = {
+            name: np.broadcast_to(TERMS[name](sizes), len(rows))
+            for name in term_names(kind, variant)
+        }
+        seconds = np.array([row["median"] for row in rows])
+        for count in [count for count in _SIZES for _ in range(_DRAWS) if count + 3 <= len(rows)]:
+            drawn = rng.permutation(len(rows))[:count]
+            fit = fit_additive({name: n[drawn] for name, n in terms.items()}, seconds[drawn])
+            between = (seconds > seconds[drawn].min()) & (seconds < seconds[drawn].max())
+            between[drawn] = False
+            fitted = sum((fit.get(name, 0.0) * n for name, n in terms.items()), np.zeros(len(rows)))
+            yield FewSizes(count - len(fit), fit.spread, np.log(seconds[between] / fitted[between]))
+
+
+def hold(fits: list[FewSizes]) -> float:
+    """Share of left-out sizes inside the 80 % intervals [-]."""
+    inside = [np.abs(fit.errors) < _INTERVAL * fit.spread for fit in fits]
+    return float(np.concatenate(inside).mean())
+
+
+@command({"--machines": {"nargs": "*", "default": ["zen3-2", "zen5-2", "xeon-2"]}})
+def main(given: Any) -> None:
+    """Print the spread that holds 80 % of the sizes left out, and how many the intervals hold."""
+    rows = []
+    for machine in given.machines:
+        fits = list(fit_few(machine))
+        for beyond in (0, 1, 2, 3):
+            some = [fit for fit in fits if fit.beyond == beyond]
+            errors = np.abs(np.concatenate([fit.errors for fit in some]))
+            rows.append(
+                {
+                    "machine": machine,
+                    "beyond": beyond,
+                    "fits": len(some),
+                    "needed": float(np.quantile(errors, 0.8)) / _INTERVAL,
+                    "held": hold(some),
+                }
+            )
+    columns = {
+        "machine": "{machine}",
+        "sizes beyond terms": "{beyond}",
+        "fits": "{fits}",
+        "spread that holds 80 %": "{needed:.2f}",
+        "80 % intervals hold": "{held:.0%}",
+    }
+    print(lay_out(rows, columns))
