@@ -165,6 +165,20 @@ def test_newest_version(add: Add, older: str, newer: str) -> None:
     assert read_gemms("h")["collector_version"].to_list() == [newer]
 
 
+def test_a_version_of_few_rows_that_hides_the_others_is_named(add: Add) -> None:
+    """A file is measured by one version; another one on one row may be damage."""
+    rows = [product(n=2**power) for power in range(5, 12)]
+    add("h/sglang/0.5.14", "gemm", [*rows, product(version="2.5")])
+    with pytest.warns(UserWarning, match=r"1 of 8 rows of .* version 2\.5 .* correct it") as said:
+        assert read_gemms("h")["collector_version"].to_list() == ["2.5"]
+    assert len(said) == 1
+    add("h/sglang/0.5.14", "gemm", rows)
+    add("h/sglang/2.5", "gemm", [product(version="2.5")])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_gemms("h")["collector_version"].to_list() == ["2.5"]
+
+
 def test_each_collector_has_its_newest_version(add: Add) -> None:
     add("h/sglang/0.5.14", "gemm", [product(0.3)])
     add("h/vllm/0.24.0", "gemm", [product(0.1, framework="VLLM", version="0.24.0")])

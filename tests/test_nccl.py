@@ -311,9 +311,9 @@ def test_real_logs_say_what_their_manifest_says(shared_data: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         frame = read_nccl_tests(shared_data / "nccl_logs")
-    named, *forced = sorted(str(warning.message) for warning in caught)
+    # the plugin of EFA sets NCCL_PROTO in each job, which is no choice of this one
+    (named,) = [str(warning.message) for warning in caught]
     assert "it may be gather or scatter; only the name of the file says scatter" in named
-    assert len(forced) == 1 and "scatter_raw.log was recorded with NCCL_PROTO=simple" in forced[0]
     assert set(frame["file"]) == set(about)
     for (file,), log in frame.group_by("file"):
         row = about[str(file)]

@@ -396,8 +396,28 @@ def _read(
     newest = {
         who: max((each for other, each in pairs if other == who), key=_order) for who, _ in pairs
     }
-    rows = rows.filter(version.eq_missing(pl.col("collector").replace(newest)))
+    rows = rows.with_columns(newest=version.eq_missing(pl.col("collector").replace(newest)))
+    _warn_of_few(rows)
+    rows = rows.filter("newest")
     return rows.select("system", *columns, "file").with_columns(whole)
+
+
+def _warn_of_few(rows: pl.DataFrame) -> None:
+    """Warn where the newest version is that of few rows of a file, beside more of older versions: a
+    file is measured by one version, so a damaged number may hide what was measured."""
+    files = rows.group_by("collector", "file", maintain_order=True).agg(
+        pl.col("newest").sum(),
+        older=(~pl.col("newest")).sum(),
+        version=pl.col("collector_version").filter("newest").first(),
+    )
+    few = (pl.col("newest") > 0) & (pl.col("newest") < pl.col("older"))
+    for file in files.filter(few).to_dicts():
+        warnings.warn(
+            f"{file['newest']} of {file['newest'] + file['older']} rows of "
+            f"{escape(file['file'], 200)} say that version {escape(file['version'])} measured them: "
+            "as the newest, these alone count; if it is wrong, correct it or drop the rows",
+            stacklevel=5,
+        )
 
 
 def _describe_damage(lost: pl.DataFrame) -> str:

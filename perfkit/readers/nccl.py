@@ -98,6 +98,9 @@ _SETTINGS = re.compile(
     r"(?:[\"']?\s?[=:]\s?[\"']?| set by environment to )"
     r"(?P<value>[\w^][\w^,;:@/+-]{0,79})"
 )
+#: Variables that the network plugin of EFA sets by itself where nobody else has, in every job on
+#: such a network: aws-ofi-nccl, src/platform-aws.c (Apache-2.0).
+_BY_PLUGIN = re.compile(r"NET/OFI Setting (?P<name>NCCL_\w+) to [\"']?(?P<value>[\w^,;:@/+-]{1,80})")
 #: Lines that say why a run ended, and lines that may.
 _FAILURES = (
     re.compile(
@@ -617,15 +620,19 @@ def _compare_adapters(file: str, text: str, tables: Sequence[_Table]) -> None:
 
 def _list_settings(text: str) -> str:
     """Variables of a log that told NCCL how to exchange, such as ``NCCL_ALGO=Ring``; empty where it
-    chose by itself."""
+    or its network plugin chose."""
     found: dict[str, list[str]] = {}
-    for match in _SETTINGS.finditer(_COLOURS.sub("", text)):
+    text = _COLOURS.sub("", text)
+    by_plugin = {(match["name"], match["value"]) for match in _BY_PLUGIN.finditer(text)}
+    for match in _SETTINGS.finditer(text):
         value = match["value"].rstrip(".,;:")
         is_zero = not value.strip("0")
         # a way that is left on changes nothing, and NCCL asks 1 or 2 of what it may use anyway
         if (match["off"] and is_zero) or (match["on"] and not is_zero):
             continue
         name = match["off"] or match["on"] or match["forced"]
+        if (name, value) in by_plugin:
+            continue
         values = found.setdefault(name, [])
         if value not in values:
             values.append(value)
