@@ -302,8 +302,10 @@ def join_regions(
 ) -> CollectiveTime:
     """Add to the time inside regions of `local` ranks each what the far link between them takes.
 
-    One rank of each region is on a ring with its share of the bytes, with ``all_to_all`` with all
-    of them.
+    One rank of each region is on a ring with its share of the bytes, with ``all_to_all`` and
+    ``send_recv`` with all of them, whatever the algorithm inside the regions. So all ranks of a
+    region send at once, and the bandwidth of the link is that of each rank. Regions in which one rank
+    sends all bytes would take up to `local` times as long between regions.
     """
     link = machine.network.links.get("far")
     if link is None:

@@ -100,7 +100,9 @@ _SETTINGS = re.compile(
 )
 #: Variables that the network plugin of EFA sets by itself where nobody else has, in every job on
 #: such a network: aws-ofi-nccl, src/platform-aws.c (Apache-2.0).
-_BY_PLUGIN = re.compile(r"NET/OFI Setting (?P<name>NCCL_\w+) to [\"']?(?P<value>[\w^,;:@/+-]{1,80})")
+_BY_PLUGIN = re.compile(
+    r"NET/OFI Setting (?P<name>NCCL_\w+) to [\"']?(?P<value>[\w^,;:@/+-]{1,80})"
+)
 #: Lines that say why a run ended, and lines that may.
 _FAILURES = (
     re.compile(
