@@ -692,6 +692,22 @@ def test_a_complex_product_has_the_work_of_four(dtype: Any) -> None:
     assert work and set(work) == {8 * 16**3}
 
 
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [(torch.complex32, "fp16"), (torch.complex64, "fp32"), (torch.complex128, "fp64")],
+)
+def test_conjugates_are_views_and_complex_numbers_have_a_format(dtype: Any, name: str) -> None:
+    """PyTorch marks a tensor as conjugate or negative, and runs no kernel for it."""
+
+    def make_step() -> Callable[[], None]:
+        weight = nn.Parameter(torch.zeros(16, 16, dtype=dtype))
+        return lambda: (weight * weight.conj()).imag.sum().backward()
+
+    graph = capture(make_step)
+    assert graph.dtype == name
+    assert not {"_conj", "_neg_view"} & {label.name for label in graph.labels}
+
+
 @pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
 def test_a_scaled_product_is_a_product_in_fp8() -> None:
     def make_step() -> Callable[[], Any]:
@@ -790,9 +806,16 @@ def attend_by_scores() -> Callable[[], None]:
     return lambda: flex_attention(query, query, query).sum().backward()
 
 
+def join_statistics() -> Callable[[], None]:
+    """Batch norm over the batches of all ranks."""
+    net = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm2d(8)).cuda()
+    return lambda: net(torch.randn(4, 8, 5, 5, device="cuda")).sum().backward()
+
+
 @pytest.mark.parametrize(
     ("make_step", "advice"),
     [
+        (join_statistics, "capture with BatchNorm"),
         (divide_by_types, "use torch.distributed.fsdp.fully_shard"),
         (attend_by_scores, "use torch.nn.functional.scaled_dot_product_attention"),
         (lambda: torch.cuda.FloatTensor(4), "name the device instead"),

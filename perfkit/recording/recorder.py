@@ -40,6 +40,7 @@ _NAMES: dict[Any, str] = {
     **{dtype: name for name, dtype in DTYPES.items() if name != "tf32"},
     torch.float8_e4m3fn: "fp8",
     torch.float8_e5m2: "fp8",
+    torch.complex32: "fp16",
     torch.complex64: "fp32",
     torch.complex128: "fp64",
 }

@@ -128,6 +128,11 @@ _WITHOUT_GPU = {
         "the backward pass of flex_attention is a kernel that a compiler makes on a GPU, and is not captured, in {0}; "
         "use torch.nn.functional.scaled_dot_product_attention, with is_causal=True or a mask"
     ),
+    "SyncBatchNorm expected input tensor to be on": (
+        "SyncBatchNorm joins statistics of several ranks by kernels that only a GPU has, and is not captured, in {0}; "
+        "capture with BatchNorm: the graph then lacks, for each layer, an all_gather forward and an all_reduce backward "
+        "of two numbers for each channel, and their waits"
+    ),
     "type torch.cuda.": (
         "types such as torch.cuda.FloatTensor need a GPU, and a capture has none, in {0}; name the device instead, as in "
         "torch.empty(4, device='cuda')"
@@ -753,6 +758,7 @@ def open_sandbox(recorder: Any, ranks: int, rank: int) -> Iterator[None]:
             NotImplementedError,
             RuntimeError,
             TypeError,
+            ValueError,
             AssertionError,
             AttributeError,
         ) as error:

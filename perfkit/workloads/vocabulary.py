@@ -48,6 +48,8 @@ VIEWS = frozenset(
         "view_as_complex",
         "real",
         "imag",
+        "_conj",
+        "_neg_view",
         "detach_",
         "squeeze_",
         "unsqueeze_",
