@@ -26,9 +26,11 @@ def main() -> int:
     if unknown:
         parser.error(f"unknown part {', '.join(sorted(unknown))}; parts are {', '.join(PARTS)}")
     failed = False
-    for part in given.parts or PARTS:
+    parts = given.parts or [*PARTS]
+    for number, part in enumerate(parts, 1):
+        print(f"{part}, part {number} of {len(parts)}", file=sys.stderr, flush=True)
         start = time.perf_counter()
-        new = answer(part)
+        new = answer(part, show_progress if sys.stderr.isatty() else None)
         if given.make:
             make(part, new)
             said = f"{part}: {len(new)} answers written"
@@ -40,6 +42,11 @@ def main() -> int:
             said = report(part, shown) if shown else f"{part}: {len(new)} answers equal"
         print(f"{said}, {time.perf_counter() - start:.1f} s", flush=True)
     return int(failed)
+
+
+def show_progress(text: str) -> None:
+    """Write over the last line of a terminal."""
+    print(f"\r\x1b[K  {text[:76]}", end="\r", file=sys.stderr, flush=True)
 
 
 def make(part: str, new: dict[str, object]) -> None:

@@ -757,9 +757,14 @@ def has_all_sources() -> bool:
     return importlib.util.find_spec("torch") is not None and (DATA / "nccl_logs").is_dir()
 
 
-def answer(part: str) -> dict[str, Any]:
-    """Every answer of a part."""
+def answer(part: str, watch: Callable[[str], None] | None = None) -> dict[str, Any]:
+    """Every answer of a part; `watch` is told before each which one it is."""
+    found = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = {name: plain(attempt(ask)) for name, ask in PARTS[part]().items()}
+        cases = PARTS[part]()
+        for number, (name, ask) in enumerate(cases.items(), 1):
+            if watch is not None:
+                watch(f"{number} of {len(cases)}: {name}")
+            found[name] = plain(attempt(ask))
     return dict(json.loads(json.dumps(found)))
