@@ -14,12 +14,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="capture needs torch: pip install 'perfkit[measure]'")
 
 import torch.nn.functional as F  # noqa: E402
-from torch import nn  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from perfkit.platform.gallery import load_platform  # noqa: E402
+from perfkit.prediction.classes import list_attention  # noqa: E402
 from perfkit.prediction.predictor import predict  # noqa: E402
 from perfkit.recording.places import Places  # noqa: E402
 from perfkit.recording.precision import pretend_gpu  # noqa: E402
@@ -586,3 +588,25 @@ def test_random_steps_are_captured_as_they_run(first: int) -> None:
         assert not [(ours, real) for ours, real in each if real[1] and names[real[1][0]] != ours], (
             name
         )
+
+
+def test_attention_over_heads_of_each_width_runs_its_own_kernel() -> None:
+    """PyTorch chooses by the width of heads; the first attention of a graph decides for no other."""
+
+    class TwoWidths(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, narrow: Tensor, wide: Tensor) -> Tensor:
+            first = F.scaled_dot_product_attention(narrow, narrow, narrow)
+            second = F.scaled_dot_product_attention(wide, wide, wide)
+            return self.scale * (first.float().sum() + second.float().sum())
+
+    inputs = [
+        torch.zeros(2, 4, 128, width, dtype=torch.bfloat16, requires_grad=True)
+        for width in (64, 512)
+    ]
+    graph = capture(TwoWidths(), tuple(inputs), device="cuda")
+    kernels = list_attention(graph, load_platform("h100-sxm-8"))
+    assert len(kernels) == 2

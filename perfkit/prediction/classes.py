@@ -255,14 +255,19 @@ def _list_with_formats(
     graph: Graph, platform: Platform, dtype: str
 ) -> tuple[list[KernelClass], np.ndarray]:
     """Kernel classes of a graph whose operations have number formats of their own, and which of
-    them each operation has."""
-    numbers: dict[KernelClass, int] = {}
+    them each operation has.
+
+    Attention over heads of another width is listed apart, as it may run another kernel.
+    """
+    widths = graph.column("k").reshape(len(graph), -1)[:, 0].tolist()
+    numbers: dict[tuple[KernelClass, float], int] = {}
     of_operation = []
-    for label, own in zip(graph.labels, graph.dtypes, strict=True):
+    for label, own, width in zip(graph.labels, graph.dtypes, widths, strict=True):
         known = own if own in platform.device.peaks else dtype
         kernel_class = KernelClass(label.kind, label.variant, known)
-        of_operation.append(numbers.setdefault(kernel_class, len(numbers)))
-    return list(numbers), np.array(of_operation, dtype=np.intp)
+        head_width = width if label.kind == "attention" else 0.0
+        of_operation.append(numbers.setdefault((kernel_class, head_width), len(numbers)))
+    return [kernel_class for kernel_class, _ in numbers], np.array(of_operation, dtype=np.intp)
 
 
 def _name_attention(
