@@ -5,6 +5,7 @@ import random
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from perfkit.platform.gallery import load_platform  # noqa: E402
-from perfkit.prediction.classes import list_attention  # noqa: E402
+from perfkit.prediction.classes import classify  # noqa: E402
 from perfkit.prediction.predictor import predict  # noqa: E402
 from perfkit.recording.places import Places  # noqa: E402
 from perfkit.recording.precision import pretend_gpu  # noqa: E402
@@ -608,5 +609,12 @@ def test_attention_over_heads_of_each_width_runs_its_own_kernel() -> None:
         for width in (64, 512)
     ]
     graph = capture(TwoWidths(), tuple(inputs), device="cuda")
-    kernels = list_attention(graph, load_platform("h100-sxm-8"))
-    assert len(kernels) == 2
+    unnamed = []
+    for label in graph.labels:
+        if label.kind == "attention":
+            label = label._replace(variant=label.variant.partition(".")[0])
+        unnamed.append(label)
+    operations = classify([replace(graph, labels=unnamed)], load_platform("h100-sxm-8"), "bf16")
+    variants = [operations.models[number].variant for number in operations.of_operation]
+    forward = [variant for variant in variants if variant.startswith("forward.")]
+    assert len(set(forward)) == 2
