@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -213,3 +214,34 @@ def test_buckets_of_weights_of_many_sizes_are_refused_and_swept() -> None:
     hidden = Transformer("gpt", True, 64, 128, 2, sizes[1:] - sizes[1:] % 8, 8, 5000, 128)
     with pytest.raises(ValueError, match=r"^sizes of weights are arrays"):
         hidden.structure(8, accelerator=True)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"batch": 64}, "sizes are given for 'batch'; open are batch, sequence"),
+        ({"batch": 64, "sequence": 64, "layers": 3}, "'layers'; open are batch, sequence"),
+        ({"batch": -8, "sequence": 64}, "size batch is -8"),
+        ({"batch": 0, "sequence": 64}, "size batch is 0"),
+        ({"batch": "8", "sequence": 64}, "size batch is '8'"),
+        (
+            {"batch": 65, "sequence": 64},
+            "size batch is 65; it is shared in 8 parts; give a multiple",
+        ),
+        ({"batch": 8.5, "sequence": 64}, r"size batch is 8\.5; it is shared in 8 parts"),
+        ([64, 64], "sizes"),
+    ],
+)
+def test_a_structure_refuses_sizes_of_which_a_graph_would_be_wrong(
+    sizes: Any, message: str
+) -> None:
+    structure = Transformer.gpt2(batch=8, sequence=64, accumulate=2).structure(4)
+    with pytest.raises(ValueError, match=message):
+        structure.fill(sizes)
+
+
+def test_a_structure_is_filled_with_what_the_workload_takes() -> None:
+    model = Transformer.gpt2(batch=8, sequence=64, accumulate=2)
+    [filled, *_] = model.structure(4).fill({"batch": 24, "sequence": 32})
+    [recorded, *_] = replace(model, batch=24, sequence=32).graphs(4)
+    assert filled.table().equals(recorded.table())

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from perfkit.ground.units import Array
+from perfkit.ground.units import Array, check_positive, check_type, show
 from perfkit.workloads.columns import Accesses, Features
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.sizes import alter, count_configurations, map_sizes
@@ -242,10 +242,37 @@ class Structure:
         -------
         graphs : tuple of Graph
             One per rank; ranks that do the same share one.
+
+        Raises
+        ------
+        ValueError
+            For a size that is missing, not open or not above zero, and for one that ranks cannot
+            share evenly. Other limits are those of the workload, such as its number of positions:
+            only its method `graphs` checks them.
         """
+        self._check(sizes)
         values = self.expressions.evaluate(sizes)
         filled = {graph: graph.fill(values) for graph in dict.fromkeys(self.graphs)}
         return tuple(filled[graph] for graph in self.graphs)
+
+    def _check(self, sizes: Mapping[str, float]) -> None:
+        """Refuse sizes of which a graph would be wrong."""
+        check_type("sizes", sizes, Mapping)
+        names = [str(size) for size in self.open_sizes]
+        if {*sizes} != {*names}:
+            raise ValueError(
+                f"sizes are given for {', '.join(map(show, sizes)) or 'nothing'}; open are "
+                f"{', '.join(names)}; give a number for each of these"
+            )
+        for name, size in sizes.items():
+            check_positive(f"size {name}", size)
+        for share in self.expressions.list_shares():
+            size = sizes[share.name]
+            if size % share.parts != 0:
+                raise ValueError(
+                    f"size {share.name} is {show(size)}; it is shared in {share.parts} parts; give a "
+                    f"multiple of {share.parts}"
+                )
 
     def read_sizes(self, workload: Any) -> dict[str, Any]:
         """The open sizes of a workload of this structure, by name: numbers, or arrays over

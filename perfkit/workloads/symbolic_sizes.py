@@ -40,6 +40,13 @@ class OpenSize:
         return value
 
 
+class Share(NamedTuple):
+    """An open size, by its name, and the number of equal parts it is cut into [-]."""
+
+    name: str
+    parts: int
+
+
 class SymbolicSize:
     """A size that follows from open ones: row `number` of the expressions.
 
@@ -149,6 +156,19 @@ class Expressions:
             ]
             values.append(row.function(*operands))
         return np.array(values, dtype=float)
+
+    def list_shares(self) -> list[Share]:
+        """Open sizes that ranks or micro-batches share evenly."""
+        shares = []
+        for row in self._rows:
+            if isinstance(row, OpenSize) or row.function is not operator.floordiv:
+                continue
+            size, parts = row.operands
+            if isinstance(size, SymbolicSize) and isinstance(parts, int):
+                whole = self._rows[size.number]
+                if isinstance(whole, OpenSize):
+                    shares.append(Share(str(whole), parts))
+        return shares
 
     def describe(self, number: int) -> str:
         """The symbolic size of this number as a formula of open sizes."""
