@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from perfkit.fitting import Additive, Pipelined
 from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
@@ -23,7 +23,13 @@ gc.disable()  # until all is imported
 
 # A busy machine is no failure, and the same tree is judged the same way twice. With more examples, or with new ones:
 #     HYPOTHESIS_PROFILE=nightly pytest    HYPOTHESIS_PROFILE=explore pytest
-settings.register_profile("perfkit", deadline=None, derandomize=True, max_examples=25)
+settings.register_profile(
+    "perfkit",
+    deadline=None,
+    derandomize=True,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.register_profile("nightly", deadline=None, derandomize=True, max_examples=200)
 settings.register_profile("explore", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "perfkit"))
