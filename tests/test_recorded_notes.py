@@ -124,13 +124,15 @@ def fill_a_cache() -> Callable[[], None]:
 
 
 def drop_layers(draw: Callable[[], float], share: float) -> Callable[[], Any]:
-    """Layers that run or not, as drawn."""
+    """Layers that run or not, as drawn, behind one that always runs: without any, nothing would
+    have a gradient."""
 
     def make_step() -> Callable[[], None]:
+        first = nn.Linear(4, 4)
         layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
 
         def step() -> None:
-            x = torch.randn(3, 4)
+            x = first(torch.randn(3, 4))
             for layer in layers:
                 if draw() >= share:
                     x = layer(x)
