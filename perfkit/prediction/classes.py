@@ -2,27 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from perfkit.fitting import InContext, KernelModel
+from perfkit.fitting import InContext
 from perfkit.ground.hardware import DTYPES
-from perfkit.ground.units import Array, check_choice
-from perfkit.platform.kernels import TENSOR, find_layout_passes, find_stand_in
+from perfkit.ground.units import check_choice
+from perfkit.platform.kernel_times import ClassifiedKernels, LoneModel, find_lone_model
 from perfkit.platform.machine import ANY
 from perfkit.platform.platform import Platform
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.vocabulary import pick_attention
-
-#: Bytes that a batch normalization moves, relative to its operands [-]; docs/formulas.md, table
-#: 2.2.
-OPERAND_PASSES = {"native_batch_norm": 1.5, "native_batch_norm_backward": 5.0 / 3.0}
-#: Kernels that read rows of a table and write them, by kind and variant.
-_ROW_UPDATES = {("embedding_backward", "fused")}
-#: Operations that are not kernels.
-_WITHOUT_KERNEL = ("collective", "host")
 
 
 class KernelClass(NamedTuple):
@@ -66,142 +57,48 @@ class InIteration(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class ClassModel:
-    """What times the operations of one class.
+class ClassModel(LoneModel):
+    """What times the operations of one class inside iterations; what times them alone is that of
+    the platform.
 
     Parameters
     ----------
-    kind, variant, dtype : str
-        The class, see `KernelClass`.
-    fit : KernelModel or None
-        Fit of the lone kernel; None where nothing like it was measured.
     context : InContext or None
         Fit of such kernels inside iterations, if there is one.
     in_iteration : InIteration
         Its numbers, or those that leave a kernel as it is.
     is_assumed : bool
         Whether the time rests on an assumption or another machine alone.
-    peak : float
-        Arithmetic rate of the device in this format [FLOP/s].
-    launch : float
-        Launch of a kernel on a device [s].
-    operand_passes, row_passes : float
-        How often a kernel under a roofline moves its operands, and the embedding rows that it
-        touches [-].
-    layout_passes : float
-        How often it moves its operands besides, into the layout of tensor cores and back [-].
-    counts_products : bool
-        Whether it is a convolution that is timed as matrix products, one for each gradient.
-    tensor_core_itemsize : float
-        Bytes of a number of a product on tensor cores, which needs aligned rows; 0 for all other
-        operations [B].
     """
 
-    kind: str
-    variant: str
-    dtype: str
-    fit: KernelModel | None
     context: InContext | None
     in_iteration: InIteration
     is_assumed: bool
-    peak: float
-    launch: float
-    operand_passes: float
-    row_passes: float
-    layout_passes: float
-    counts_products: bool
-    tensor_core_itemsize: float
 
-    @cached_property
-    def is_kernel(self) -> bool:
-        """Whether its operations are kernels; others take no time here."""
-        return self.kind not in _WITHOUT_KERNEL
-
-    @cached_property
+    @property
     def is_fitted_in_iterations(self) -> bool:
         """Whether iterations in this number format were fitted, so that their spread is known."""
         if self.context is None:
             return False
         return not self.context.dtypes or self.dtype in self.context.dtypes
 
-    @cached_property
-    def spread_alone(self) -> float:
-        """Spread of the logarithm of the time of the lone kernel [-]."""
-        if self.fit is not None:
-            return self.fit.spread
-        return 0.0 if self.kind == "host" else 1.0
-
-    @cached_property
+    @property
     def fixed_time(self) -> float:
         """What one of its kernels takes in an iteration, whatever its size [s]."""
         return self.in_iteration.scale * self.launch + self.in_iteration.launch
 
 
-class FittedOperations(NamedTuple):
-    """Operations that one fit times.
-
-    Parameters
-    ----------
-    fit : KernelModel or None
-        The fit; None for operations without one.
-    operations : array of int
-        Their positions [-].
-    counts_products : bool
-        Whether they are convolutions that are timed as matrix products.
-    """
-
-    fit: KernelModel | None
-    operations: np.ndarray
-    counts_products: bool
-
-
 @dataclass(frozen=True, eq=False)
-class ClassifiedOperations:
+class ClassifiedOperations(ClassifiedKernels):
     """Operations of some graphs, one graph after the other, with the class of each.
 
     Parameters
     ----------
     models : tuple of ClassModel
         What times each class.
-    of_operation : array of int
-        Position of the class of each operation [-].
-    dimensions : int
-        Axes of the arrays of their sizes: 2 with configurations, else 1 [-].
     """
 
     models: tuple[ClassModel, ...]
-    of_operation: np.ndarray
-    dimensions: int
-
-    def __len__(self) -> int:
-        return len(self.of_operation)
-
-    @cached_property
-    def by_fit(self) -> list[FittedOperations]:
-        """Kernels by the fit that times them; classes may share one."""
-        classes_of_fit: dict[int, list[int]] = {}
-        for number, model in enumerate(self.models):
-            if model.is_kernel:
-                classes_of_fit.setdefault(id(model.fit), []).append(number)
-        fit_of_class = np.full(len(self.models), -1)
-        for classes in classes_of_fit.values():
-            fit_of_class[classes] = classes[0]
-        fit_of_operation = fit_of_class[self.of_operation]
-        by_fit = []
-        for classes in classes_of_fit.values():
-            operations = np.flatnonzero(fit_of_operation == classes[0])
-            if len(operations):
-                model = self.models[classes[0]]
-                by_fit.append(FittedOperations(model.fit, operations, model.counts_products))
-        return by_fit
-
-    def repeat(self, numbers: Sequence[float]) -> Array:
-        """The number of its class for each operation; with configurations, in an array of one
-        column."""
-        values = np.array(numbers, dtype=float)[self.of_operation]
-        if self.dimensions > 1:
-            return values[:, None]
-        return values
 
 
 def classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> ClassifiedOperations:
@@ -319,36 +216,19 @@ def _find_models(
 def _find_model(platform: Platform, kernel_class: KernelClass, *, has_context: bool) -> ClassModel:
     """What times one class."""
     kind, variant, dtype = kernel_class
-    on_device = platform.device.kind != "cpu"
-    fit = find_stand_in(platform.kernels, kind, variant=variant, dtype=dtype)
+    alone = find_lone_model(platform, kind, variant, dtype)
     context = None
     if has_context:
         context = platform.context.find(kind, variant.replace("_last", ""), dtype)
-    fit_is_assumed = fit is None or fit.kind == "assumed"
-    is_assumed = fit_is_assumed if context is None else context.kind == "assumed"
-    launch = 0.0
-    if fit is not None and on_device:
-        launch = fit.get("launch", 0.0)
-    updates_rows = kind == "embedding_update" or (kind, variant) in _ROW_UPDATES
-    layout_passes = 0.0
-    if fit is not None and fit.kind == "assumed":
-        layout_passes = find_layout_passes(platform, kind, variant, dtype)
-    needs_aligned_rows = on_device and kind in ("gemm", "bmm") and dtype in TENSOR
+    if context is None:
+        is_assumed = alone.fit is None or alone.fit.kind == "assumed"
+    else:
+        is_assumed = context.kind == "assumed"
     return ClassModel(
-        kind=kind,
-        variant=variant,
-        dtype=dtype,
-        fit=fit,
+        **vars(alone),
         context=context,
         in_iteration=InIteration.from_fit(context),
         is_assumed=is_assumed,
-        peak=platform.device.peaks[dtype].value,
-        launch=launch,
-        operand_passes=OPERAND_PASSES.get(variant.removeprefix("fused."), 1.0),
-        row_passes=2.0 if updates_rows else 1.0,
-        layout_passes=layout_passes,
-        counts_products=fit_is_assumed and kind == "convolution",
-        tensor_core_itemsize=DTYPES[dtype] if needs_aligned_rows else 0.0,
     )
 
 

@@ -7,26 +7,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfkit.fitting import Additive, KernelModel
+from perfkit.fitting import Additive
 from perfkit.ground.units import Array
 from perfkit.models.caches import miss_share
 from perfkit.models.kernels import in_context
-from perfkit.models.roofline import smooth_maximum
 from perfkit.platform.estimates import check_time
-from perfkit.platform.kernels import (
-    UnalignedRows,
-    find_unaligned_rows,
-    list_unaligned,
-    slow_unaligned,
+from perfkit.platform.kernel_times import (
+    AlignedProducts,
+    IsolatedTimes,
+    KernelSizes,
+    find_aligned_products,
+    find_traffic,
+    time_alone,
 )
+from perfkit.platform.kernels import list_unaligned
 from perfkit.platform.platform import Platform
 from perfkit.prediction.classes import ClassifiedOperations, ClassModel, classify
 from perfkit.prediction.lookups import CacheLimits, RowSizes, size_rows
 from perfkit.workloads.columns import FEATURES, Features
 from perfkit.workloads.graph import Graph
 
-#: Terms of operands that no cache holds.
-DISTANT_TERMS = ("beyond_l2", "beyond_l3", "page_walks")
 _TINY = float(np.finfo(float).tiny)
 
 
@@ -92,19 +92,6 @@ class OperationSizes:
     beyond_l2: Array
     beyond_l3: Array
 
-    def list_terms(self, operations: np.ndarray) -> dict[str, Array]:
-        """Sizes of some operations by the names that sums of terms have for them, see
-        `perfkit.models.kernels.TERMS`."""
-        terms = vars(self.features) | {
-            "nbytes": self.operand_bytes,
-            "row_bytes": self.rows.row_bytes,
-            "unique_bytes": self.rows.unique_bytes,
-            "page_walks": self.rows.page_walks,
-            "beyond_l2": self.beyond_l2,
-            "beyond_l3": self.beyond_l3,
-        }
-        return {name: values[operations] for name, values in terms.items()}
-
 
 class RooflineWork(NamedTuple):
     """What rooflines take of operations: one element of each array for each.
@@ -115,61 +102,12 @@ class RooflineWork(NamedTuple):
         Work [FLOP] and traffic [B].
     peak, bandwidth : array
         Limits of the device [FLOP/s], [B/s].
-    m, n : array
-        Rows and columns of products, which tiles cover [-].
     """
 
     flops: Array
     nbytes: Array
     peak: Array
     bandwidth: Array
-    m: Array
-    n: Array
-
-    def select(self, operations: np.ndarray) -> "RooflineWork":
-        """Take the operations at these positions."""
-        return RooflineWork(*(values[operations] for values in self))
-
-
-class Traffic(NamedTuple):
-    """Bytes that kernels move, and how fast.
-
-    Parameters
-    ----------
-    nbytes, bandwidth : array
-        [B], [B/s].
-    """
-
-    nbytes: Array
-    bandwidth: Array
-
-
-class IsolatedTimes(NamedTuple):
-    """Times of lone kernels.
-
-    Parameters
-    ----------
-    near, distant : array
-        Time of each with all operands near, and what distant operands add [s].
-    """
-
-    near: Array
-    distant: Array
-
-
-class AlignedProducts(NamedTuple):
-    """Products on tensor cores, which need aligned rows.
-
-    Parameters
-    ----------
-    operations : array of int
-        Their positions [-].
-    unaligned : UnalignedRows
-        Which of them lack aligned rows.
-    """
-
-    operations: np.ndarray
-    unaligned: UnalignedRows
 
 
 class ClassTotals(NamedTuple):
@@ -205,10 +143,11 @@ def price(
 
     # 2. Sizes, and how much no cache holds.
     sizes = size_operations(graphs, operations, platform, dtype, ranks)
-    products = find_aligned_products(operations, sizes)
+    sizes_of_kernels = list_sizes(operations, sizes, platform)
+    products = find_aligned_products(operations, sizes_of_kernels)
 
     # 3. Time of the lone kernel, with near and with distant operands.
-    alone = time_isolated(operations, sizes, products, platform)
+    alone = time_alone(operations, sizes_of_kernels, products, platform)
 
     # 4. Time inside an iteration.
     seconds = time_in_iteration(operations, sizes, alone)
@@ -240,7 +179,8 @@ def size_rooflines(graph: Graph, platform: Platform) -> RooflineWork:
     """Work and traffic of the operations of one rank, as rooflines take them."""
     operations = classify([graph], platform, graph.dtype)
     sizes = size_operations([graph], operations, platform, graph.dtype, ranks=1)
-    return find_work(operations, sizes, platform)
+    found = list_sizes(operations, sizes, platform)
+    return RooflineWork(found["flops"], found["traffic"], found["peak"], found["bandwidth"])
 
 
 def size_operations(
@@ -303,180 +243,29 @@ def _count_distant_bytes(graphs: Sequence[Graph], capacity: float) -> Array:
     return np.concatenate(distant)
 
 
-def find_work(
+def list_sizes(
     operations: ClassifiedOperations, sizes: OperationSizes, platform: Platform
-) -> RooflineWork:
-    """Work and traffic of all operations, as rooflines take them."""
-    peak = operations.repeat([model.peak for model in operations.models])
-    traffic = find_traffic(operations, sizes, platform)
-    features = sizes.features
-    return RooflineWork(
-        flops=features.flops,
-        nbytes=traffic.nbytes,
-        peak=peak,
-        bandwidth=traffic.bandwidth,
-        m=features.m,
-        n=features.n,
-    )
+) -> KernelSizes:
+    """Sizes by the names that fits of kernels have for them.
 
-
-def find_traffic(
-    operations: ClassifiedOperations, sizes: OperationSizes, platform: Platform
-) -> Traffic:
-    """Traffic of kernels under a roofline and its bandwidth; the last cache serves rows alone
-    (formulas, table 3.2)."""
-    models = operations.models
-    levels = platform.device.memory
-    main_bandwidth = levels[-1].bandwidth.value if levels[-1].bandwidth else 1e9
-    cache_bandwidth = levels[-2].bandwidth if len(levels) > 1 else None
-    operand_passes = operations.repeat([model.operand_passes for model in models])
-    from_memory = operand_passes * sizes.operand_bytes
-    bandwidth = np.broadcast_to(main_bandwidth, from_memory.shape)
-    rows = sizes.rows
-    if not rows.row_bytes.any():
-        return Traffic(from_memory, bandwidth)
-    row_passes = operations.repeat([model.row_passes for model in models])
-    nbytes = from_memory + row_passes * rows.row_bytes
-    bandwidth = np.broadcast_to(main_bandwidth, nbytes.shape)
-    if cache_bandwidth is not None:
-        from_memory = from_memory + row_passes * rows.beyond_l3
-        time_of_memory = from_memory / main_bandwidth
-        time_of_cache = (nbytes - from_memory) / cache_bandwidth.value
-        time = np.asarray(smooth_maximum(time_of_memory, time_of_cache, sharpness=2.0))
-        mean_bandwidth = np.full(nbytes.shape, main_bandwidth)
-        np.divide(nbytes, time, out=mean_bandwidth, where=time > 0)
-        bandwidth = mean_bandwidth
-    return Traffic(nbytes, bandwidth)
-
-
-def find_aligned_products(
-    operations: ClassifiedOperations, sizes: OperationSizes
-) -> AlignedProducts:
-    """Find the products on tensor cores, and which of them lack aligned rows."""
-    models = operations.models
-    itemsize = operations.repeat([model.tensor_core_itemsize for model in models])
-    is_transposed = operations.repeat([model.variant == "tn" for model in models])
-    products = np.flatnonzero(itemsize)
-    features = sizes.features
-    unaligned = find_unaligned_rows(
-        features.m[products],
-        features.n[products],
-        features.k[products],
-        itemsize=itemsize[products],
-        is_transposed=is_transposed[products],
-    )
-    return AlignedProducts(products, unaligned)
-
-
-def time_isolated(
-    operations: ClassifiedOperations,
-    sizes: OperationSizes,
-    products: AlignedProducts,
-    platform: Platform,
-) -> IsolatedTimes:
-    """Times of all kernels, each alone on the device.
-
-    Parameters
-    ----------
-    operations : ClassifiedOperations
-        Operations, with the fit of each class.
-    sizes : OperationSizes
-        Their sizes.
-    products : AlignedProducts
-        Those that take longer without aligned rows.
-    platform : Platform
-        Where they run.
-
-    Returns
-    -------
-    times : IsolatedTimes
-        Zero for operations that are no kernels. Distant operands add nothing under a roofline: its
-        bandwidth is that of the main memory.
+    Under a roofline all operands come from main memory: between two uses of them, an iteration
+    touches more than caches hold.
     """
-    work = find_work(operations, sizes, platform)
-    near = np.zeros(sizes.operand_bytes.shape)
-    distant = np.zeros((len(operations), *[1] * (operations.dimensions - 1)))
-    if any(isinstance(fitted.fit, Additive) for fitted in operations.by_fit):
-        distant = np.zeros(near.shape)
-    for fit, members, counts_products in operations.by_fit:
-        gradients: Array = np.asarray(1.0)
-        if counts_products:
-            gradients = count_gradients(sizes.features.select(members))
-        if fit is None:
-            bytes_moved = sizes.operand_bytes[members] + sizes.rows.row_bytes[members]
-            near[members] = time_without_model(work.select(members), bytes_moved, platform)
-        elif isinstance(fit, Additive):
-            times = time_sum_of_terms(fit, sizes.list_terms(members), gradients)
-            near[members], distant[members] = times
-        else:
-            near[members] = time_roofline(fit, work.select(members), gradients)
-    layout_passes = [model.layout_passes for model in operations.models]
-    if any(layout_passes):
-        layout_bytes = operations.repeat(layout_passes) * work.nbytes
-        near = near + layout_bytes / work.bandwidth
-    near = slow_unaligned_gemms(operations, near, products, platform)
-
-    # further kernels of the operation, or none where it is a part of the one before
-    models = operations.models
-    launch = operations.repeat([model.launch for model in models])
-    near = np.maximum(near + (sizes.features.launches - 1) * launch, 0.0)
-    is_kernel = operations.repeat([model.is_kernel for model in models])
-    return IsolatedTimes(is_kernel * near, distant)
-
-
-def time_without_model(work: RooflineWork, bytes_moved: Array, platform: Platform) -> Array:
-    """Time of kernels of which nothing like them was measured: at the rates of the datasheet
-    [s]."""
-    bandwidth = float(platform.device.bandwidth(1e12))
-    return np.maximum(bytes_moved / bandwidth, work.flops / work.peak)
-
-
-def count_gradients(convolutions: Features) -> Array:
-    """Matrix products that each convolution takes: its backward pass has one for each gradient
-    [-]."""
-    sizes = convolutions
-    flops_of_product = np.maximum(2.0 * sizes.batch * sizes.m * sizes.n * sizes.k, 1.0)
-    return np.maximum(np.round(sizes.flops / flops_of_product), 1.0)
-
-
-def time_roofline(fit: KernelModel, work: RooflineWork, gradients: Array) -> Array:
-    """Times of kernels under a roofline, each of which is so many products [s]."""
-    one_product = work._replace(flops=work.flops / gradients, nbytes=work.nbytes / gradients)
-    return gradients * fit.time(one_product._asdict())
-
-
-def time_sum_of_terms(fit: Additive, terms: dict[str, Array], gradients: Array) -> IsolatedTimes:
-    """Times of kernels whose costs add up, each of which is so many products: with all operands
-    near, and what those that are not add."""
-    for name in ("flops", "nbytes", "beyond_l2", "beyond_l3"):
-        terms[name] = terms[name] / gradients
-    distant = np.zeros(terms["nbytes"].shape)
-    for name in DISTANT_TERMS:
-        distant += fit.get(name, 0.0) * terms[name]
-        terms[name] = np.zeros(terms["nbytes"].shape)
-    return IsolatedTimes(near=gradients * fit.time(terms), distant=gradients * distant)
-
-
-def slow_unaligned_gemms(
-    operations: ClassifiedOperations,
-    seconds: Array,
-    products: AlignedProducts,
-    platform: Platform,
-) -> Array:
-    """Times of kernels [s]; matrix products without aligned rows take longer, batched ones do
-    not."""
-    if not products.unaligned.of_16_bytes.any():
-        return seconds
-    models = operations.models
-    launch = operations.repeat([model.launch for model in models])
-    is_gemm = operations.repeat([model.kind == "gemm" for model in models])
-    members = products.operations
-    slowed = slow_unaligned(
-        seconds[members], products.unaligned, list_unaligned(platform), launch=launch[members]
+    rows = sizes.rows
+    traffic = find_traffic(
+        operations, platform, sizes.operand_bytes, rows.row_bytes, rows.beyond_l3
     )
-    seconds = seconds.copy()
-    seconds[members] = np.where(is_gemm[members], slowed, seconds[members])
-    return seconds
+    return vars(sizes.features) | {
+        "nbytes": sizes.operand_bytes,
+        "row_bytes": rows.row_bytes,
+        "unique_bytes": rows.unique_bytes,
+        "page_walks": rows.page_walks,
+        "beyond_l2": sizes.beyond_l2,
+        "beyond_l3": sizes.beyond_l3,
+        "traffic": traffic.nbytes,
+        "bandwidth": traffic.bandwidth,
+        "peak": operations.repeat([model.peak for model in operations.models]),
+    }
 
 
 def time_in_iteration(

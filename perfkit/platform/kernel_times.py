@@ -1,0 +1,438 @@
+"""Times of kernels alone on a device: the one place where fits, rates and factors become seconds.
+
+Questions to a platform, such as `Platform.gemm`, and predictions of iterations both call `time_alone`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from perfkit.fitting import Additive, KernelModel
+from perfkit.ground.hardware import DTYPES
+from perfkit.ground.units import Array
+from perfkit.models.roofline import smooth_maximum
+from perfkit.platform.kernels import (
+    TENSOR,
+    UnalignedRows,
+    find_layout_passes,
+    find_stand_in,
+    find_unaligned_rows,
+    list_unaligned,
+    slow_unaligned,
+)
+from perfkit.platform.machine import Machine
+
+#: Bytes that a batch normalization moves, relative to its operands [-]; docs/formulas.md, table
+#: 2.2.
+OPERAND_PASSES = {"native_batch_norm": 1.5, "native_batch_norm_backward": 5.0 / 3.0}
+#: Kernels that read rows of a table and write them, by kind and variant.
+_ROW_UPDATES = {("embedding_backward", "fused")}
+#: Operations that are not kernels.
+_WITHOUT_KERNEL = ("collective", "host")
+#: Terms of operands that no cache holds.
+DISTANT_TERMS = ("beyond_l2", "beyond_l3", "page_walks")
+#: Sizes that are shared among the products of a convolution.
+_SHARED_BY_PRODUCTS = ("flops", "nbytes", "beyond_l2", "beyond_l3")
+#: Sizes that rooflines take, that say how many products a convolution is, and that time a kernel
+#: without a fit.
+_ROOFLINE_SIZES = ("flops", "traffic", "peak", "bandwidth", "m", "n")
+_PRODUCT_SIZES = ("flops", "batch", "m", "n", "k")
+_BARE_SIZES = ("flops", "nbytes", "row_bytes", "peak")
+
+#: Sizes of kernels by name, one element of each array for each kernel: those of
+#: `perfkit.models.kernels.TERMS` for sums of terms, where ``nbytes`` are the operands [B]; for
+#: rooflines ``flops`` [FLOP], the ``traffic`` [B], the ``bandwidth`` [B/s] and the ``peak``
+#: [FLOP/s]; for convolutions and for alignment ``batch``, ``m``, ``n`` and ``k``; and ``launches``
+#: of kernels, 0 for a part of the one before [-].
+KernelSizes = Mapping[str, Array]
+
+
+@dataclass(frozen=True, eq=False)
+class LoneModel:
+    """What times the kernels of one class, alone on the device.
+
+    Parameters
+    ----------
+    kind, variant, dtype : str
+        The class, and the number format.
+    fit : KernelModel or None
+        Fit of the class; None where nothing like it was measured.
+    peak : float
+        Arithmetic rate of the device in this format [FLOP/s].
+    launch : float
+        Launch of a kernel on a device [s].
+    operand_passes, row_passes : float
+        How often a kernel under a roofline moves its operands, and the embedding rows that it
+        touches [-].
+    layout_passes : float
+        How often it moves its operands besides, into the layout of tensor cores and back [-].
+    counts_products : bool
+        Whether it is a convolution that is timed as matrix products, one for each gradient.
+    tensor_core_itemsize : float
+        Bytes of a number of a product on tensor cores, which needs aligned rows; 0 for all other
+        operations [B].
+    """
+
+    kind: str
+    variant: str
+    dtype: str
+    fit: KernelModel | None
+    peak: float
+    launch: float
+    operand_passes: float
+    row_passes: float
+    layout_passes: float
+    counts_products: bool
+    tensor_core_itemsize: float
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether its operations are kernels; others take no time here."""
+        return self.kind not in _WITHOUT_KERNEL
+
+    @property
+    def spread_alone(self) -> float:
+        """Spread of the logarithm of the time of the lone kernel [-]."""
+        if self.fit is not None:
+            return self.fit.spread
+        return 0.0 if self.kind == "host" else 1.0
+
+
+def find_lone_model(machine: Machine, kind: str, variant: str, dtype: str) -> LoneModel:
+    """Find what times the kernels of one class: its fit, a stand-in, or none.
+
+    Parameters
+    ----------
+    machine : Machine
+        A platform.
+    kind, variant : str
+        The class, see `perfkit.workloads.graph.Operation`.
+    dtype : str
+        Number format, one of the device's peaks.
+
+    Returns
+    -------
+    model : LoneModel
+        What `time_alone` needs to know of the class.
+    """
+    on_device = machine.device.kind != "cpu"
+    fit = find_stand_in(machine.kernels, kind, variant=variant, dtype=dtype)
+    is_assumed = fit is None or fit.kind == "assumed"
+    launch = 0.0
+    if fit is not None and on_device:
+        launch = fit.get("launch", 0.0)
+    layout_passes = 0.0
+    if fit is not None and is_assumed:
+        layout_passes = find_layout_passes(machine, kind, variant, dtype)
+    updates_rows = kind == "embedding_update" or (kind, variant) in _ROW_UPDATES
+    needs_aligned_rows = on_device and kind in ("gemm", "bmm") and dtype in TENSOR
+    return LoneModel(
+        kind=kind,
+        variant=variant,
+        dtype=dtype,
+        fit=fit,
+        peak=machine.device.peaks[dtype].value,
+        launch=launch,
+        operand_passes=OPERAND_PASSES.get(variant.removeprefix("fused."), 1.0),
+        row_passes=2.0 if updates_rows else 1.0,
+        layout_passes=layout_passes,
+        counts_products=is_assumed and kind == "convolution",
+        tensor_core_itemsize=DTYPES[dtype] if needs_aligned_rows else 0.0,
+    )
+
+
+class FittedKernels(NamedTuple):
+    """Kernels that one fit times.
+
+    Parameters
+    ----------
+    fit : KernelModel or None
+        The fit; None for kernels without one.
+    members : array of int
+        Their positions [-].
+    counts_products : bool
+        Whether they are convolutions that are timed as matrix products.
+    """
+
+    fit: KernelModel | None
+    members: np.ndarray
+    counts_products: bool
+
+
+@dataclass(frozen=True, eq=False)
+class ClassifiedKernels:
+    """Kernels with the class of each.
+
+    Parameters
+    ----------
+    models : tuple of LoneModel
+        What times each class.
+    of_operation : array of int
+        Position of the class of each kernel [-].
+    dimensions : int
+        Axes of the arrays of their sizes: 2 with configurations, else 1 [-].
+    """
+
+    models: tuple[LoneModel, ...]
+    of_operation: np.ndarray
+    dimensions: int
+
+    def __len__(self) -> int:
+        return len(self.of_operation)
+
+    @cached_property
+    def by_fit(self) -> list[FittedKernels]:
+        """Kernels by the fit that times them; classes may share one."""
+        classes_of_fit: dict[int, list[int]] = {}
+        for number, model in enumerate(self.models):
+            if model.is_kernel:
+                classes_of_fit.setdefault(id(model.fit), []).append(number)
+        fit_of_class = np.full(len(self.models), -1)
+        for classes in classes_of_fit.values():
+            fit_of_class[classes] = classes[0]
+        fit_of_operation = fit_of_class[self.of_operation]
+        by_fit = []
+        for classes in classes_of_fit.values():
+            members = np.flatnonzero(fit_of_operation == classes[0])
+            if len(members):
+                model = self.models[classes[0]]
+                by_fit.append(FittedKernels(model.fit, members, model.counts_products))
+        return by_fit
+
+    def repeat(self, numbers: Sequence[float]) -> Array:
+        """The number of its class for each kernel; with configurations, in an array of one
+        column."""
+        values = np.array(numbers, dtype=float)[self.of_operation]
+        if self.dimensions > 1:
+            return values[:, None]
+        return values
+
+
+class Traffic(NamedTuple):
+    """Bytes that kernels move, and how fast.
+
+    Parameters
+    ----------
+    nbytes, bandwidth : array
+        [B], [B/s].
+    """
+
+    nbytes: Array
+    bandwidth: Array
+
+
+class AlignedProducts(NamedTuple):
+    """Products on tensor cores, which need aligned rows.
+
+    Parameters
+    ----------
+    operations : array of int
+        Their positions [-].
+    unaligned : UnalignedRows
+        Which of them lack aligned rows.
+    """
+
+    operations: np.ndarray
+    unaligned: UnalignedRows
+
+
+class IsolatedTimes(NamedTuple):
+    """Times of lone kernels.
+
+    Parameters
+    ----------
+    near, distant : array
+        Time of each with all operands near, and what distant operands add [s].
+    """
+
+    near: Array
+    distant: Array
+
+
+def find_traffic(
+    kernels: ClassifiedKernels,
+    machine: Machine,
+    operand_bytes: Array,
+    row_bytes: Array,
+    rows_beyond_l3: Array,
+) -> Traffic:
+    """Traffic of kernels under a roofline and its bandwidth; the last cache serves rows alone
+    (formulas, table 3.2).
+
+    Parameters
+    ----------
+    kernels : ClassifiedKernels
+        The kernels.
+    machine : Machine
+        Where they run.
+    operand_bytes : array
+        Bytes of the operands of each, all from main memory [B].
+    row_bytes, rows_beyond_l3 : array
+        Bytes of the embedding rows that each touches, and of those that the last cache does not
+        hold [B].
+
+    Returns
+    -------
+    traffic : Traffic
+        One element per kernel.
+    """
+    models = kernels.models
+    levels = machine.device.memory
+    main_bandwidth = levels[-1].bandwidth.value if levels[-1].bandwidth else 1e9
+    cache_bandwidth = levels[-2].bandwidth if len(levels) > 1 else None
+    operand_passes = kernels.repeat([model.operand_passes for model in models])
+    from_memory = operand_passes * operand_bytes
+    if not row_bytes.any():
+        return Traffic(from_memory, np.broadcast_to(main_bandwidth, from_memory.shape))
+    row_passes = kernels.repeat([model.row_passes for model in models])
+    nbytes = from_memory + row_passes * row_bytes
+    if cache_bandwidth is None:
+        return Traffic(nbytes, np.broadcast_to(main_bandwidth, nbytes.shape))
+    from_memory = from_memory + row_passes * rows_beyond_l3
+    time_of_memory = from_memory / main_bandwidth
+    time_of_cache = (nbytes - from_memory) / cache_bandwidth.value
+    time = np.asarray(smooth_maximum(time_of_memory, time_of_cache, sharpness=2.0))
+    mean_bandwidth = np.full(nbytes.shape, main_bandwidth)
+    np.divide(nbytes, time, out=mean_bandwidth, where=time > 0)
+    return Traffic(nbytes, mean_bandwidth)
+
+
+def find_aligned_products(kernels: ClassifiedKernels, sizes: KernelSizes) -> AlignedProducts:
+    """Find the products on tensor cores, and which of them lack aligned rows."""
+    models = kernels.models
+    itemsize = kernels.repeat([model.tensor_core_itemsize for model in models])
+    is_transposed = kernels.repeat([model.variant == "tn" for model in models])
+    products = np.flatnonzero(itemsize)
+    unaligned = find_unaligned_rows(
+        sizes["m"][products],
+        sizes["n"][products],
+        sizes["k"][products],
+        itemsize=itemsize[products],
+        is_transposed=is_transposed[products],
+    )
+    return AlignedProducts(products, unaligned)
+
+
+def time_alone(
+    kernels: ClassifiedKernels,
+    sizes: KernelSizes,
+    products: AlignedProducts,
+    machine: Machine,
+) -> IsolatedTimes:
+    """Times of kernels, each alone on the device.
+
+    Parameters
+    ----------
+    kernels : ClassifiedKernels
+        Kernels, with the fit of each class.
+    sizes : KernelSizes
+        Their sizes.
+    products : AlignedProducts
+        Those that take longer without aligned rows.
+    machine : Machine
+        Where they run.
+
+    Returns
+    -------
+    times : IsolatedTimes
+        Zero for operations that are no kernels. Distant operands add nothing under a roofline,
+        whose traffic they are part of.
+    """
+    models = kernels.models
+    near = np.zeros(sizes["nbytes"].shape)
+    distant = np.zeros((len(kernels), *[1] * (kernels.dimensions - 1)))
+    if any(isinstance(fitted.fit, Additive) for fitted in kernels.by_fit):
+        distant = np.zeros(near.shape)
+    for fit, members, counts_products in kernels.by_fit:
+        gradients: Array = np.asarray(1.0)
+        if counts_products:
+            gradients = count_gradients(_select(sizes, _PRODUCT_SIZES, members))
+        if fit is None:
+            near[members] = time_without_model(_select(sizes, _BARE_SIZES, members), machine)
+        elif isinstance(fit, Additive):
+            terms = _select(sizes, sizes, members)
+            near[members], distant[members] = time_sum_of_terms(fit, terms, gradients)
+        else:
+            work = _select(sizes, _ROOFLINE_SIZES, members)
+            near[members] = time_roofline(fit, work, gradients)
+
+    # operands that are moved into another layout
+    layout_passes = [model.layout_passes for model in models]
+    if any(layout_passes):
+        near = near + kernels.repeat(layout_passes) * sizes["traffic"] / sizes["bandwidth"]
+
+    # products without aligned rows; batched ones take no longer
+    if products.unaligned.of_16_bytes.any():
+        near = slow_unaligned_gemms(kernels, near, products, machine)
+
+    # further kernels of the operation, or none where it is a part of the one before
+    launch = kernels.repeat([model.launch for model in models])
+    near = np.maximum(near + (sizes["launches"] - 1) * launch, 0.0)
+    is_kernel = kernels.repeat([model.is_kernel for model in models])
+    return IsolatedTimes(is_kernel * near, distant)
+
+
+def _select(sizes: KernelSizes, names: Iterable[str], members: np.ndarray) -> KernelSizes:
+    """Take some sizes of some kernels; those that are absent stay so."""
+    return {name: sizes[name][members] for name in names if name in sizes}
+
+
+def time_without_model(sizes: KernelSizes, machine: Machine) -> Array:
+    """Time of kernels of which nothing like them was measured: at the rates of the datasheet
+    [s]."""
+    bandwidth = float(machine.device.bandwidth(1e12))
+    bytes_moved = sizes["nbytes"] + sizes["row_bytes"]
+    return np.maximum(bytes_moved / bandwidth, sizes["flops"] / sizes["peak"])
+
+
+def count_gradients(convolutions: KernelSizes) -> Array:
+    """Matrix products that each convolution takes: its backward pass has one for each gradient
+    [-]."""
+    sizes = convolutions
+    flops_of_product = 2.0 * sizes["batch"] * sizes["m"] * sizes["n"] * sizes["k"]
+    return np.maximum(np.round(sizes["flops"] / np.maximum(flops_of_product, 1.0)), 1.0)
+
+
+def time_roofline(fit: KernelModel, sizes: KernelSizes, gradients: Array) -> Array:
+    """Times of kernels under a roofline, each of which is so many products [s]."""
+    one_product = {
+        **sizes,
+        "flops": sizes["flops"] / gradients,
+        "nbytes": sizes["traffic"] / gradients,
+    }
+    return gradients * fit.time(one_product)
+
+
+def time_sum_of_terms(fit: Additive, sizes: KernelSizes, gradients: Array) -> IsolatedTimes:
+    """Times of kernels whose costs add up, each of which is so many products: with all operands
+    near, and what those that are not add."""
+    terms = dict(sizes)
+    for name in _SHARED_BY_PRODUCTS:
+        if name in terms:
+            terms[name] = terms[name] / gradients
+    distant = np.zeros(sizes["nbytes"].shape)
+    for name in DISTANT_TERMS:
+        if name in fit:
+            distant += fit[name] * terms[name]
+            terms[name] = np.zeros(distant.shape)
+    return IsolatedTimes(near=gradients * fit.time(terms), distant=gradients * distant)
+
+
+def slow_unaligned_gemms(
+    kernels: ClassifiedKernels, seconds: Array, products: AlignedProducts, machine: Machine
+) -> Array:
+    """Times of kernels [s]; matrix products without aligned rows take longer, batched ones do
+    not."""
+    models = kernels.models
+    launch = kernels.repeat([model.launch for model in models])
+    is_gemm = kernels.repeat([model.kind == "gemm" for model in models])
+    members = products.operations
+    slowed = slow_unaligned(
+        seconds[members], products.unaligned, list_unaligned(machine), launch=launch[members]
+    )
+    seconds = seconds.copy()
+    seconds[members] = np.where(is_gemm[members], slowed, seconds[members])
+    return seconds
