@@ -100,6 +100,11 @@ class Device(Typed):
         main = self.memory[-1].bandwidth
         return main.value if main else math.nan
 
+    @property
+    def access_granularity(self) -> float:
+        """Smallest access to memory: a cache line of a CPU, a sector of a GPU [B]."""
+        return 64.0 if self.kind == "cpu" else 32.0
+
     def bandwidth(self, working_set: Values) -> Array:
         """Memory bandwidth for a working set, continuous in its size.
 

@@ -118,8 +118,15 @@ def find_lone_model(machine: Machine, kind: str, variant: str, dtype: str) -> Lo
     model : LoneModel
         What `time_alone` needs to know of the class.
     """
-    on_device = machine.device.kind != "cpu"
     fit = find_stand_in(machine.kernels, kind, variant=variant, dtype=dtype)
+    return make_lone_model(machine, kind, variant, dtype, fit)
+
+
+def make_lone_model(
+    machine: Machine, kind: str, variant: str, dtype: str, fit: KernelModel | None
+) -> LoneModel:
+    """Take a fit for the kernels of one class, see `find_lone_model`."""
+    on_device = machine.device.kind != "cpu"
     is_assumed = fit is None or fit.kind == "assumed"
     launch = 0.0
     if fit is not None and on_device:
@@ -280,32 +287,53 @@ def find_traffic(
         One element per kernel.
     """
     models = kernels.models
-    levels = machine.device.memory
-    main_bandwidth = levels[-1].bandwidth.value if levels[-1].bandwidth else 1e9
-    cache_bandwidth = levels[-2].bandwidth if len(levels) > 1 else None
+    main_bandwidth = machine.device.main_bandwidth
     operand_passes = kernels.repeat([model.operand_passes for model in models])
     from_memory = operand_passes * operand_bytes
     if not row_bytes.any():
         return Traffic(from_memory, np.broadcast_to(main_bandwidth, from_memory.shape))
     row_passes = kernels.repeat([model.row_passes for model in models])
     nbytes = from_memory + row_passes * row_bytes
-    if cache_bandwidth is None:
-        return Traffic(nbytes, np.broadcast_to(main_bandwidth, nbytes.shape))
     from_memory = from_memory + row_passes * rows_beyond_l3
+    return Traffic(nbytes, find_mean_bandwidth(machine, from_memory, nbytes - from_memory))
+
+
+def find_mean_bandwidth(machine: Machine, from_memory: Array, from_cache: Array) -> Array:
+    """Bandwidth of bytes of which a part comes from main memory and the rest from the last cache.
+
+    Parameters
+    ----------
+    machine : Machine
+        Whose memory it is.
+    from_memory, from_cache : array
+        Bytes from each [B].
+
+    Returns
+    -------
+    bandwidth : array
+        That of the main memory where that of the cache is not known [B/s].
+    """
+    levels = machine.device.memory
+    main_bandwidth = machine.device.main_bandwidth
+    bandwidth = np.full(from_memory.shape, main_bandwidth)
+    if len(levels) == 1 or levels[-2].bandwidth is None:
+        return bandwidth
     time_of_memory = from_memory / main_bandwidth
-    time_of_cache = (nbytes - from_memory) / cache_bandwidth.value
+    time_of_cache = from_cache / levels[-2].bandwidth.value
     time = np.asarray(smooth_maximum(time_of_memory, time_of_cache, sharpness=2.0))
-    mean_bandwidth = np.full(nbytes.shape, main_bandwidth)
-    np.divide(nbytes, time, out=mean_bandwidth, where=time > 0)
-    return Traffic(nbytes, mean_bandwidth)
+    np.divide(from_memory + from_cache, time, out=bandwidth, where=time > 0)
+    return bandwidth
 
 
 def find_aligned_products(kernels: ClassifiedKernels, sizes: KernelSizes) -> AlignedProducts:
     """Find the products on tensor cores, and which of them lack aligned rows."""
     models = kernels.models
     itemsize = kernels.repeat([model.tensor_core_itemsize for model in models])
-    is_transposed = kernels.repeat([model.variant == "tn" for model in models])
     products = np.flatnonzero(itemsize)
+    if not len(products):
+        nothing = np.zeros(0, dtype=bool)
+        return AlignedProducts(products, UnalignedRows(nothing, nothing))
+    is_transposed = kernels.repeat([model.variant == "tn" for model in models])
     unaligned = find_unaligned_rows(
         sizes["m"][products],
         sizes["n"][products],
@@ -342,7 +370,7 @@ def time_alone(
         whose traffic they are part of.
     """
     models = kernels.models
-    near = np.zeros(sizes["nbytes"].shape)
+    near = np.zeros(sizes["traffic"].shape)
     distant = np.zeros((len(kernels), *[1] * (kernels.dimensions - 1)))
     if any(isinstance(fitted.fit, Additive) for fitted in kernels.by_fit):
         distant = np.zeros(near.shape)
@@ -413,7 +441,7 @@ def time_sum_of_terms(fit: Additive, sizes: KernelSizes, gradients: Array) -> Is
     for name in _SHARED_BY_PRODUCTS:
         if name in terms:
             terms[name] = terms[name] / gradients
-    distant = np.zeros(sizes["nbytes"].shape)
+    distant = np.zeros(sizes["traffic"].shape)
     for name in DISTANT_TERMS:
         if name in fit:
             distant += fit[name] * terms[name]

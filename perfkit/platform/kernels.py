@@ -1,8 +1,7 @@
-"""Times of kernels on a device: from the fit of a class, the peak of a format and the level of
-memory."""
+"""Fits of kernels: which one times a class, what stands in for it, and what slows products down."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,23 +14,7 @@ from perfkit.ground.units import (
     Array,
     Values,
     check_choice,
-    check_positive,
-    check_sizes,
     check_type,
-    format_rate,
-    is_listed,
-    show,
-)
-from perfkit.models import embedding
-from perfkit.models.caches import miss_share
-from perfkit.models.roofline import gemm_bytes, gemm_flops
-from perfkit.platform.estimates import (
-    Estimate,
-    find_extrapolations,
-    find_transfers,
-    format_equation,
-    missing_data_error,
-    warn_once,
 )
 from perfkit.platform.machine import Machine
 
@@ -312,157 +295,3 @@ def say_unaligned(machine: Machine, dtype: str, module: str = "") -> str:
         )
         return f"{text} take {even:g}{most}; pad these sizes"
     return f"{text} may take twice as long: none was measured; pad these sizes"
-
-
-def time_kernels(
-    machine: Machine, kind: str, features: Mapping[str, Values], *, dtype: str = "fp32"
-) -> Array:
-    """Times of kernels of one class [s], see `Platform.kernel_time`."""
-    check_type("features", features, Mapping)
-    check_type("kind", kind, str)
-    key = ("kernel", kind, check_choice("dtype", dtype, DTYPES))
-    if (found := machine.memo.get(key)) is None:
-        found = machine.memo[key] = find_kernel(machine.kernels, kind, dtype=dtype)
-    if found is None:
-        raise missing_data_error(machine.name, f"kernel model for {show(kind)}", machine.kernels)
-    check_choice("dtype", dtype, machine.device.peaks)
-    sizes = {
-        name: check_sizes(f"features[{show(name)}]", values) for name, values in features.items()
-    }
-    fit = found[1]
-    ready = isinstance(fit, Additive) and "beyond_l3" in sizes  # needs nothing of the device
-    try:
-        return fit.time(sizes if ready else _put_on_device(machine, sizes, dtype))
-    except KeyError as error:
-        raise ValueError(
-            f"features has no {error}; the model of {found[0]} needs it, in base units"
-        ) from None
-
-
-def estimate_gemm(
-    machine: Machine, m: int, n: int, k: int, *, dtype: str = "fp32", batch: int = 1
-) -> Estimate:
-    """Time of a matrix product, see `Platform.gemm`."""
-    given = {"m": m, "n": n, "k": k, "batch": batch}
-    sizes = {name: float(check_positive(name, size, integer=True)) for name, size in given.items()}
-    itemsize = DTYPES[check_choice("dtype", dtype, machine.device.peaks)]
-    features = {
-        **sizes,
-        "flops": gemm_flops(**sizes),
-        "nbytes": gemm_bytes(**sizes, itemsize=itemsize),
-    }
-    title = f"gemm {m} x {n} x {k}" + (f", batch {batch}," if batch > 1 else "") + f" in {dtype}"
-    return _estimate(machine, title, "gemm" if batch == 1 else "bmm", features, dtype)
-
-
-def estimate_lookups(machine: Machine, tables: Sequence[Any], *, batch: int) -> Estimate:
-    """Time of the forward lookups of embedding tables, see `Platform.lookup`."""
-    batch = check_positive("batch", batch, integer=True)
-    tables = getattr(tables, "tables", tables)
-    if (
-        not isinstance(tables, Collection)
-        or not is_listed(tables)
-        or not len(tables)
-        or not all(hasattr(t, "distribution") for t in tables)
-    ):
-        raise ValueError(f"tables is {show(tables)}; pass at least one embedding table")
-    # sectors, cache lines
-    access: dict[str, Any] = {"granularity": 32.0 if machine.device.kind == "cuda" else 64.0}
-    columns = [(t.rows, t.dim, batch, batch * t.pooling, t.itemsize) for t in tables]
-    rows, dim, bags, lookups, access["itemsize"] = np.array(columns, dtype=float).T
-    laws, capacities = (
-        [table.distribution for table in tables],
-        [max(c, 1.0) for c in machine.cache_capacities],
-    )
-    found = embedding.size_lookup(
-        laws, lookups, dim, capacities=capacities, entries=machine.page_entries, **access
-    )
-    nbytes = embedding.forward_bytes(bags, lookups, dim, **access)
-    features = {
-        "rows": rows,
-        "dim": dim,
-        "bags": bags,
-        "lookups": lookups,
-        "flops": lookups * dim,
-        "nbytes": nbytes,
-        "row_bytes": found.row_bytes,
-        "unique_bytes": found.unique_bytes,
-        "page_walks": found.walks,
-        "working_set": nbytes - found.row_bytes + found.unique_bytes,
-        **{
-            f"beyond_{level}": share * found.row_bytes
-            for level, share in zip(("l2", "l3"), found.misses, strict=True)
-        },
-    }
-    return _estimate(
-        machine,
-        f"lookup in {len(tables)} tables, batch {batch},",
-        "embedding_forward",
-        features,
-        "fp32",
-    )
-
-
-def _estimate(
-    machine: Machine, title: str, kind: str, features: Mapping[str, Values], dtype: str
-) -> Estimate:
-    """Estimate kernels of one class, one after another, with the resource that limits them among
-    the parts."""
-    variants = (item for item in machine.kernels.items() if Key.parse(item[0]).operation == kind)
-    # any variant if there is no class
-    found = find_kernel(machine.kernels, kind, dtype=dtype) or next(variants, None)
-    if found is None:
-        raise missing_data_error(machine.name, f"kernel model for {show(kind)}", machine.kernels)
-    fit, sizes = found[1], _put_on_device(machine, features, dtype)
-    times = np.atleast_1d(fit.time(sizes))
-    has_unaligned = False
-    if kind in ("gemm", "bmm") and machine.device.kind != "cpu" and dtype in TENSOR:
-        rows = find_unaligned_rows(
-            sizes["m"], sizes["n"], sizes["k"], itemsize=DTYPES[dtype], is_transposed=False
-        )
-        has_unaligned = bool(np.any(rows.of_16_bytes))
-        if kind == "gemm":
-            slowdown = list_unaligned(machine)
-            times = slow_unaligned(times, rows, slowdown, launch=fit.get("launch", 0.0))
-    time = float(times.sum())
-    compute, memory = sizes["flops"] / sizes["peak"], sizes["nbytes"] / sizes["bandwidth"]
-    name = "arithmetic" if np.sum(compute) > np.sum(memory) else "memory traffic"
-    launch = min(times.size * fit.get("launch", 0.0), time)
-    bound = min(float(np.maximum(compute, memory).sum()), time - launch)
-    terms = {
-        "launch": launch,
-        f"{name} at the full rate": bound,
-        "below that rate": time - launch - bound,
-    }
-    peak, bandwidth = float(np.max(sizes["peak"])), float(np.max(sizes["bandwidth"]))
-    rates = f"peak {format_rate(peak, 'FLOP/s')}, memory {format_rate(bandwidth, 'B/s')}"
-    formula = f"{title} on {machine.name}: {format_equation(fit)}; {rates}"
-    spread = float(fit.spread_at(times) @ times) / time if time else fit.spread
-    notes = find_extrapolations(title, fit, features) + find_transfers(title.split()[0], fit)
-    if has_unaligned:
-        spread = math.hypot(spread, list_unaligned(machine).spread)
-        notes = (*notes, say_unaligned(machine, dtype))
-    # raises for impossible times, before the warning
-    estimate = Estimate(time, spread, terms, formula, notes)
-    warn_once(notes, 4)
-    return estimate
-
-
-def _put_on_device(
-    machine: Machine, features: Mapping[str, Values], dtype: str
-) -> dict[str, Array]:
-    """Add the peak, the bandwidth and the cache misses of the device to the sizes."""
-    device = machine.device
-    sizes: dict[str, Array] = {
-        name: np.asarray(value, dtype=float) for name, value in features.items()
-    }
-    nbytes, held = sizes["nbytes"], sizes.get("working_set", sizes["nbytes"])
-    caches = zip(("beyond_l2", "beyond_l3"), machine.cache_capacities, strict=True)
-    known = {name: nbytes * miss_share(held, capacity=capacity) for name, capacity in caches}
-    known["peak"] = np.asarray(device.peaks[check_choice("dtype", dtype, device.peaks)].value)
-    known["bandwidth"] = device.bandwidth(held)
-    if "beyond_l3" in sizes:  # a part comes from main memory
-        slow, *near = [level.bandwidth.value for level in device.memory[:-3:-1] if level.bandwidth]
-        far = np.clip(sizes["beyond_l3"] / np.maximum(nbytes, 1.0), 0.0, 1.0)
-        known["bandwidth"] = np.asarray(1.0 / (far / slow + (1.0 - far) / (near or [slow])[0]))
-    return known | sizes

@@ -40,8 +40,7 @@ class CacheLimits(NamedTuple):
     def of_rank(cls, platform: Platform, ranks: int) -> "CacheLimits":
         """Limits for one of several ranks; those of a CPU share its last cache."""
         l2, l3 = platform.share_caches(ranks)
-        granularity = 64.0 if platform.device.kind == "cpu" else 32.0
-        return cls(l2, l3, platform.page_entries, granularity)
+        return cls(l2, l3, platform.page_entries, platform.device.access_granularity)
 
 
 @dataclass(frozen=True, eq=False)

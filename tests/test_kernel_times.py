@@ -1,0 +1,126 @@
+"""Questions about single kernels and predictions of iterations take the same times."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import perfkit as pk
+from perfkit.platform import kernel_times
+from perfkit.platform.gallery import list_gallery
+from perfkit.prediction.cost import Costs, price
+from perfkit.workloads.graph import Graph
+
+BERT = pk.Transformer.bert("bert-base", batch=8, sequence=128, dtype="fp32")
+TABLES = pk.DLRM(rows=[10**6] * 4, dim=64, pooling=10, batch=2048, fused=False)
+
+
+def price_alone(
+    model: pk.Transformer | pk.DLRM, platform: pk.Platform, name: str, variant: str
+) -> tuple[Graph, Costs, int]:
+    """One rank's operations, what they cost, and the position of the first with these names."""
+    accelerator = platform.device.kind != "cpu"
+    [graph] = model.graphs(1, None, accelerator=accelerator)
+    [costs] = price([graph], platform, dtype="fp32")
+    labels = [(label.name, label.variant) for label in graph.labels]
+    return graph, costs, labels.index((name, variant))
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pk.ExtrapolationWarning)
+        yield
+
+
+@pytest.mark.parametrize("name", list_gallery())
+def test_a_product_beside_the_same_product_in_a_prediction(name: str) -> None:
+    """They differ where `Platform.gemm` says so, and nowhere else."""
+    platform = pk.load_platform(name)
+    graph, costs, product = price_alone(BERT, platform, "mm", "nn")
+    m, n, k = (int(graph.column(size)[product]) for size in "mnk")
+    alone = platform.gemm(m, n, k).time
+    near, distant = costs.hot[product], costs.cold[product]
+    if platform.device.kind == "cpu":  # a part of the operands is still in a cache, here and there
+        assert near < alone < 1.001 * (near + distant)
+    elif platform.device.memory[-2].bandwidth is not None:  # the cache serves a part of them
+        assert 0.99 * near < alone < near
+    else:
+        assert alone == pytest.approx(near, rel=1e-12)
+    of_class = costs.models[costs.classes[product]].in_iteration
+    within = of_class.scale * near + of_class.cold_scale * distant + of_class.launch
+    assert costs.seconds[product] == pytest.approx(within, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in list_gallery() if not name.startswith("zen")])
+def test_lookups_beside_the_same_lookups_in_a_prediction(name: str) -> None:
+    """On GPUs whose cache has no bandwidth of its own, all rows come from the main memory."""
+    platform = pk.load_platform(name)
+    _, costs, first = price_alone(TABLES, platform, "_embedding_bag", "_embedding_bag")
+    alone = platform.lookup(TABLES.tables, batch=TABLES.batch).time / len(TABLES.tables)
+    assert alone == pytest.approx(costs.hot[first], rel=0.02)
+    if platform.device.memory[-2].bandwidth is None:
+        assert alone == pytest.approx(costs.hot[first], rel=1e-12)
+
+
+#: What a colleague may change, and a platform that it times.
+PLACES = {"time_roofline": "h100-sxm-8", "time_sum_of_terms": "zen5-2"}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_term_that_is_added_moves_questions_and_predictions(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform = pk.load_platform(PLACES[place])
+    sizes = {"m": 512, "n": 512, "k": 512, "batch": 1}
+    work = {**sizes, "flops": 2.0 * 512**3, "nbytes": 12.0 * 512**2}
+
+    def ask() -> list[float]:
+        kind = "gemm" if "gemm" in platform.kernels else "gemm.nn"
+        _, costs, product = price_alone(BERT, platform, "mm", "nn")
+        return [
+            platform.gemm(512, 512, 512).time,
+            float(platform.kernel_time(kind, work)),
+            platform.lookup(TABLES.tables, batch=2048).time,
+            float(costs.hot[product] + costs.cold[product]),
+        ]
+
+    before = ask()
+    original: Callable[..., Any] = getattr(kernel_times, place)
+
+    def slower(*given: Any) -> Any:
+        times = original(*given)
+        if isinstance(times, kernel_times.IsolatedTimes):
+            return kernel_times.IsolatedTimes(2 * times.near, 2 * times.distant)
+        return 2 * times
+
+    monkeypatch.setattr(kernel_times, place, slower)
+    assert ask() == pytest.approx([2 * time for time in before], rel=1e-12)
+
+
+def test_kernels_by_their_whole_key_count_what_their_class_counts() -> None:
+    """A batch normalization reads its operands more than once; rows of products may be unaligned."""
+    h100 = pk.load_platform("h100-sxm-8")
+    fit = h100.kernels["rowwise.native_batch_norm.bf16"]
+    moved = kernel_times.OPERAND_PASSES["native_batch_norm"] * 1e9
+    expected = fit["launch"] + moved / (fit["memory_efficiency"] * h100.device.main_bandwidth)
+    found = h100.kernel_time("rowwise.native_batch_norm.bf16", {"nbytes": 1e9, "flops": 0.0})
+    assert float(found) == pytest.approx(expected, rel=1e-9)
+
+    def time(n: int) -> float:
+        work: Mapping[str, float] = {
+            "flops": 2.0 * 4096 * 4096 * 1024,
+            "nbytes": 5e7,
+            "m": 4096,
+            "n": n,
+            "k": 1024,
+        }
+        return float(h100.kernel_time("gemm", work, dtype="bf16"))
+
+    assert time(4095) > 3 * time(4096)
+    broadcast = h100.kernel_time(
+        "gemm", {"flops": np.array([[1e9], [1e12]]), "nbytes": [1e6, 1e7, 1e8]}
+    )
+    assert broadcast.shape == (2, 3)
