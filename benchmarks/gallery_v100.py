@@ -34,6 +34,12 @@ NAMES: Mapping[str, tuple[str, str, int]] = {
     "titan-xp-1": ("TITAN Xp", "NVIDIA TITAN Xp, clocks locked to 5505 and 1404 MHz", 30 * 128),
     "p100-1": ("P100", "NVIDIA P100, clocks locked to 715 and 1189 MHz", 56 * 64),
 }
+#: Compute capability of each GPU [-], and the list of NVIDIA that has it.
+_CAPABILITIES: Mapping[str, tuple[float, str]] = {
+    "v100-locked-1": (7.0, "https://developer.nvidia.com/cuda-gpus"),
+    "titan-xp-1": (6.1, "https://developer.nvidia.com/cuda-legacy-gpus"),
+    "p100-1": (6.0, "https://developer.nvidia.com/cuda-legacy-gpus"),
+}
 _STUDY = "arXiv 2404.12674 and 2201.07821, owensgroup/ml_perf_model (BSD-3)"
 _TRACE = f"{_STUDY}: kernels of DLRM-MLPerf, batch 2048, fp32, on a V100 at 1297 MHz"
 #: Fused lookups of 8 tables of a million rows, 64 columns, 100 lookups, batch 2048, forward and
@@ -87,7 +93,16 @@ def _device(name: str) -> Device:
                 _quantity(hardware[rate] * 1e9, "B/s", f"hw_params, {rate}"),
             )
         )
-    return Device(product, "cuda", {"fp32": peak}, tuple(levels))
+    number, page = _CAPABILITIES[name]
+    capability = Quantity(
+        number,
+        "-",
+        "datasheet",
+        f"NVIDIA CUDA GPU Compute Capability, {page}",
+        "2026-11-27",
+        basis="compute capability",
+    )
+    return Device(product, "cuda", {"fp32": peak}, tuple(levels), capability=capability)
 
 
 # -- kernels of the trace

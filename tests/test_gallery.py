@@ -80,6 +80,20 @@ def test_the_shipped_datasheets_are_whole() -> None:
         )
 
 
+def test_every_nvidia_gpu_says_its_compute_capability() -> None:
+    """Rules for generations, such as that for rows that are not aligned, would else pass it by."""
+    devices = [load_platform(name).device for name in list_gallery()]
+    devices += [read_datasheet(system).device for system in list_datasheets()]
+    nvidia = [device for device in devices if device.name.startswith("NVIDIA")]
+    assert len(nvidia) > 25
+    for device in nvidia:
+        assert device.capability is not None, device.name
+        assert 6.0 <= device.capability.value <= 12.1 and "nvidia.com" in device.capability.source
+    for device in devices:
+        if device not in nvidia:
+            assert device.capability is None, device.name
+
+
 def test_dense_and_sparse_one_way_and_both_are_told_apart() -> None:
     """Twice the dense rate, or both ways of a link, is what the sheets print; the platforms need
     half of it."""

@@ -109,6 +109,7 @@ def test_platforms_follow_from_the_hardware_and_the_kernel_trace(
     assert built.host == kept.host
     assert built.device.memory == kept.device.memory
     assert built.device.peaks == kept.device.peaks
+    assert built.device.capability == kept.device.capability
 
 
 def test_the_table_of_overheads_follows_from_the_published_traces(shared_data: Path) -> None:
