@@ -18,6 +18,7 @@ from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
 from perfkit.models import collectives as c
 from perfkit.models import hierarchy as h
+from perfkit.platform.collectives import find_cost
 from perfkit.platform.estimates import CollectiveTime
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
@@ -80,6 +81,8 @@ def price(
     main = MemoryLevel("HBM", None, Quantity(memory, "B/s", "assumed", "a test"))
     platform = Platform("toy", Device("a GPU", "cuda", {}, (main,)), network, collectives=fits)
     found = platform.price_collective(operation, np.asarray(nbytes, dtype=float), ranks, algorithm)
+    times = find_cost(platform, operation, ranks, algorithm).time(np.asarray(nbytes, dtype=float))
+    assert np.array_equal(times, found.time)
     if found.terms:
         assert sum(found.terms.values()) == pytest.approx(found.time, rel=1e-9)
     return found

@@ -10,6 +10,7 @@ import pytest
 
 import perfkit as pk
 from perfkit.exploration.strategies import Exploration, explore
+from perfkit.platform import collective_costs
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.predictor import predict
@@ -39,6 +40,20 @@ def test_what_fits_is_ranked_and_priced_as_alone() -> None:
     assert float(alone["time"][0]) == pytest.approx(frame["time"][0]) and found.best.ranks == 16
     one = explore(GPT, "a100-sxm-8x2", strategies=[found.best, replace(found.best, micro_batch=64)])
     assert one.tried == len(one.table()) == 1 and one.best == found.best
+
+
+def test_times_of_messages_are_asked_for_without_their_spread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The spread of a collective and its warnings take longer than its time, and no strategy uses
+    them: a collective that is not to be shown asks for times alone."""
+
+    def fail(*arguments: Any) -> Any:
+        raise AssertionError("nobody asked how sure a collective is")
+
+    monkeypatch.setattr(collective_costs, "spread_beyond", fail)
+    monkeypatch.setattr(collective_costs, "choose_sample", fail)
+    assert explore(GPT, "h100-sxm-8x8", 64).best.ranks == 64
 
 
 def test_the_front_holds_what_nothing_beats_in_time_memory_and_ranks(both: Exploration) -> None:

@@ -19,7 +19,7 @@ from perfkit.ground.forks import check_threads
 from perfkit.ground.hardware import LINKS
 from perfkit.ground.results import Table, Tabular, read_records
 from perfkit.ground.units import Array, check_choice, check_positive, check_type, show
-from perfkit.platform.collectives import SIGMA_START_UP, SIGMA_TRANSFER
+from perfkit.platform.collective_costs import SIGMA_START_UP, SIGMA_TRANSFER
 from perfkit.platform.estimates import find_interval, warn_once
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform

@@ -1,6 +1,8 @@
 """Spread of collectives outside the sizes that were fitted, and the measurement that would help
 most."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from perfkit.fitting.models import CollectiveModel
@@ -12,20 +14,30 @@ CHANGE = 0.6
 _STEP = 1e-4  # relative step of numerical slopes
 
 
-def _find_slopes(
-    fit: CollectiveModel, nbytes: Array, operation: str, ranks: int
-) -> tuple[Array, Array]:
-    """Changes of the logarithm of time: by one standard error of each parameter, and per logarithm
-    of the size."""
-    base, errors = np.log(fit.time(nbytes, operation, ranks)), []
+class _Slopes(NamedTuple):
+    """How the logarithm of a time changes: by one standard error of each parameter (a row each),
+    and with the logarithm of the size, which is the share of the transfer [-]."""
+
+    by_error: Array
+    by_size: Array
+
+
+def _find_slopes(fit: CollectiveModel, nbytes: Array, operation: str, ranks: int) -> _Slopes:
+    """Slopes of a fit at some sizes [B], numerically."""
+    values = dict(fit)
+    log_time = np.log(fit.evaluate(nbytes, operation, ranks, **values))
+    by_error = []
     for name, error in fit.stderr.items():
-        if (value := fit[name]) > 0:
-            near = fit.with_values({name: value * (1 + _STEP)})
-            moved = np.log(near.time(nbytes, operation, ranks))
-            errors.append((moved - base) * (error / (_STEP * value)))
-    further = np.log(fit.time(nbytes * (1 + _STEP), operation, ranks))
-    elastic = (further - base) / _STEP
-    return np.stack(errors) if errors else np.zeros((1, *nbytes.shape)), elastic
+        value = values[name]
+        if value <= 0:
+            continue
+        moved = {**values, name: value * (1 + _STEP)}
+        log_moved = np.log(fit.evaluate(nbytes, operation, ranks, **moved))
+        by_error.append((log_moved - log_time) * (error / (_STEP * value)))
+    if not by_error:
+        by_error.append(np.zeros(nbytes.shape))
+    log_larger = np.log(fit.evaluate(nbytes * (1 + _STEP), operation, ranks, **values))
+    return _Slopes(np.stack(by_error), by_size=(log_larger - log_time) / _STEP)
 
 
 def spread_beyond(fit: CollectiveModel, nbytes: Values, operation: str, ranks: int) -> Array:
@@ -61,12 +73,13 @@ def spread_beyond(fit: CollectiveModel, nbytes: Values, operation: str, ranks: i
     if not np.any(outside):
         return spread
     far = sizes[outside]
-    errors, elastic = _find_slopes(fit, far, operation, ranks)
-    change = elastic - _find_slopes(fit, np.clip(far, low, high), operation, ranks)[1]
-    beyond = np.sqrt(spread[outside] ** 2 + np.sum(errors**2, axis=0) + (CHANGE * change) ** 2)
-    found = np.array(spread)
-    found[outside] = beyond
-    return found
+    slopes = _find_slopes(fit, far, operation, ranks)
+    slopes_at_edge = _find_slopes(fit, np.clip(far, low, high), operation, ranks)
+    from_parameters = np.sum(slopes.by_error**2, axis=0)
+    from_form = (CHANGE * (slopes.by_size - slopes_at_edge.by_size)) ** 2
+    widened = np.array(spread)
+    widened[outside] = np.sqrt(spread[outside] ** 2 + from_parameters + from_form)
+    return widened
 
 
 def choose_sample(fit: CollectiveModel, nbytes: float, operation: str, ranks: int) -> float:
@@ -98,7 +111,8 @@ def choose_sample(fit: CollectiveModel, nbytes: float, operation: str, ranks: in
         return nbytes
     powers = 2.0 ** np.arange(np.floor(np.log2(max(edge, 1.0))) + 1, np.ceil(np.log2(nbytes)))
     sizes = np.concatenate([[edge], powers, [nbytes]])
-    errors, elastic = _find_slopes(fit, sizes, operation, ranks)
+    slopes = _find_slopes(fit, sizes, operation, ranks)
+    errors, elastic = slopes.by_error, slopes.by_size
     noise = max(fit.spread, 0.01) ** 2
     learnt = np.sum(errors * errors[:, -1:], axis=0) ** 2 / (np.sum(errors**2, axis=0) + noise)
     learnt[0] = 0.0  # the last fitted size is no new sample

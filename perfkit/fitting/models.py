@@ -160,7 +160,6 @@ class Additive(KernelModel):
 class CollectiveModel(Fit):
     """Time of a collective over the size of its message."""
 
-    @abstractmethod
     def time(self, nbytes: Values, operation: str = "", ranks: int = 0) -> Array:
         """Times until the last rank has finished.
 
@@ -178,6 +177,13 @@ class CollectiveModel(Fit):
         time : array
             One time per size [s].
         """
+        return self.evaluate(nbytes, operation, ranks, **self)
+
+    @staticmethod
+    @abstractmethod
+    def evaluate(nbytes: Values, operation: str, ranks: int, **parameters: float) -> Array:
+        """Times of messages [s] for parameters by name, which need not be those of a fit; see
+        `time`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -202,9 +208,10 @@ class Pipelined(CollectiveModel):
     beta: Parameter
     sharpness: Parameter | None = None
 
-    def time(self, nbytes: Values, operation: str = "", ranks: int = 0) -> Array:
-        """Times for messages [B], see `CollectiveModel.time`."""
-        return np.asarray(forms.pipelined(nbytes, **self))
+    @staticmethod
+    def evaluate(nbytes: Values, operation: str, ranks: int, **parameters: float) -> Array:
+        """Times of messages [s], see `CollectiveModel.evaluate`."""
+        return np.asarray(forms.pipelined(nbytes, **parameters))
 
 
 @dataclass(frozen=True, repr=False)
@@ -217,6 +224,12 @@ class AlphaBeta(CollectiveModel):
         Time of a vanishing message [s].
     beta : Parameter
         Time per byte [s/B].
+
+    Examples
+    --------
+    >>> fit = AlphaBeta.build({"alpha": 1e-5, "beta": 1e-11})
+    >>> round(float(fit.time(1e6)) * 1e6)
+    20
     """
 
     form: ClassVar[str] = "alpha_beta"
@@ -225,16 +238,10 @@ class AlphaBeta(CollectiveModel):
     alpha: Parameter
     beta: Parameter
 
-    def time(self, nbytes: Values, operation: str = "", ranks: int = 0) -> Array:
-        """Times for messages [B], see `CollectiveModel.time`.
-
-        Examples
-        --------
-        >>> fit = AlphaBeta.build({"alpha": 1e-5, "beta": 1e-11})
-        >>> round(float(fit.time(1e6)) * 1e6)
-        20
-        """
-        return np.asarray(forms.alpha_beta(nbytes, **self))
+    @staticmethod
+    def evaluate(nbytes: Values, operation: str, ranks: int, **parameters: float) -> Array:
+        """Times of messages [s], see `CollectiveModel.evaluate`."""
+        return np.asarray(forms.alpha_beta(nbytes, **parameters))
 
 
 @dataclass(frozen=True, repr=False)
@@ -257,9 +264,10 @@ class TwoRegime(CollectiveModel):
     alpha2: Parameter
     beta2: Parameter
 
-    def time(self, nbytes: Values, operation: str = "", ranks: int = 0) -> Array:
-        """Times for messages [B], see `CollectiveModel.time`."""
-        return np.asarray(forms.two_regime(nbytes, **self))
+    @staticmethod
+    def evaluate(nbytes: Values, operation: str, ranks: int, **parameters: float) -> Array:
+        """Times of messages [s], see `CollectiveModel.evaluate`."""
+        return np.asarray(forms.two_regime(nbytes, **parameters))
 
 
 @dataclass(frozen=True, repr=False)
@@ -286,9 +294,10 @@ class TwoBranch(CollectiveModel):
     beta2: Parameter
     sharpness: Parameter | None = None
 
-    def time(self, nbytes: Values, operation: str = "", ranks: int = 0) -> Array:
-        """Times for messages [B], see `CollectiveModel.time`."""
-        return np.asarray(forms.two_branch(nbytes, **self))
+    @staticmethod
+    def evaluate(nbytes: Values, operation: str, ranks: int, **parameters: float) -> Array:
+        """Times of messages [s], see `CollectiveModel.evaluate`."""
+        return np.asarray(forms.two_branch(nbytes, **parameters))
 
 
 @dataclass(frozen=True, repr=False)
@@ -318,9 +327,10 @@ class OverRanks(CollectiveModel):
     beta1: Parameter
     sharpness: Parameter | None = None
 
-    def time(self, nbytes: Values, operation: str = "", ranks: int = 0) -> Array:
-        """Times for messages [B] of an operation on some ranks, see `CollectiveModel.time`."""
-        return np.asarray(forms.over_ranks(nbytes, ranks, operation, **self))
+    @staticmethod
+    def evaluate(nbytes: Values, operation: str, ranks: int, **parameters: float) -> Array:
+        """Times of messages [s] of an operation on some ranks, see `CollectiveModel.evaluate`."""
+        return np.asarray(forms.over_ranks(nbytes, ranks, operation, **parameters))
 
 
 # What real iterations add.

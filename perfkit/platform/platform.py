@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from perfkit.fitting.models import COLLECTIVES, KERNELS
 from perfkit.ground.files import find_reference, reading
 from perfkit.ground.hardware import Device
@@ -20,7 +22,7 @@ from perfkit.ground.units import (
     show,
 )
 from perfkit.platform import file, tables, whatif
-from perfkit.platform.collectives import price_collective
+from perfkit.platform.collectives import find_cost, price_collective
 from perfkit.platform.datasheets import Datasheet, list_datasheets, read_datasheet
 from perfkit.platform.estimates import CollectiveTime, Estimate, warn_once
 from perfkit.platform.machine import Machine, PlatformError, list_numbers
@@ -89,9 +91,8 @@ class Platform(Machine, Shown):
         ValueError
             For an operation or algorithm without a model, or more ranks than the network has.
         """
-        return self.price_collective(
-            operation, check_sizes("nbytes", nbytes), ranks, algorithm
-        ).time
+        sizes = np.asarray(check_sizes("nbytes", nbytes), dtype=float)
+        return find_cost(self, operation, ranks, algorithm).time(sizes)
 
     def collective(
         self, operation: str, nbytes: float, *, ranks: int, algorithm: str | None = None

@@ -32,7 +32,12 @@ from perfkit.ground.units import check_choice, check_positive, escape, format_by
 from perfkit.models.collectives import OPERATIONS, bus_factor
 from perfkit.models.hierarchy import OVERLAP, start_across
 from perfkit.models.roofline import attention_bytes, attention_flops, gemm_bytes, gemm_flops
-from perfkit.platform.collectives import LARGEST_START_UP, SIGMA_START_UP, Match
+from perfkit.platform.collective_costs import (
+    LARGEST_START_UP,
+    SIGMA_START_UP,
+    FittedCost,
+    FittedCurve,
+)
 from perfkit.platform.datasheets import HOP, find_adapter, list_datasheets, read_datasheet
 from perfkit.platform.file import list_gallery
 from perfkit.platform.gallery import find_models, is_same_device, load_platform
@@ -705,12 +710,13 @@ def _fit_links(network: Network, fits: Mapping[str, CollectiveModel]) -> dict[st
             continue
         key = keys[-1] if algorithm else max(keys[:3], key=lambda key: key.ranks or 0)
         count, fit = key.ranks or 0, fits[str(key)]
-        alpha, beta = (match := Match(key.operation, count, ((fit, count, 1.0),))).invert_ring()
+        fitted = FittedCost(key.operation, count, (FittedCurve(fit, count),))
+        alpha, beta = fitted.invert_ring()
         why = f"{key.operation} on {count} ranks: {fit.source}"
         text = f"what the smallest size takes beyond its transfer, over its ring steps, {why}"
         hop = (
             HOP
-            if algorithm and match.smallest > LARGEST_START_UP
+            if algorithm and fitted.smallest > LARGEST_START_UP
             else Quantity(alpha, "s", "fitted", text, fit.date)
         )
         rate = f"bus bandwidth, {why}"

@@ -8,11 +8,12 @@ import numpy as np
 
 from perfkit.fitting import Iteration
 from perfkit.ground.units import Array
+from perfkit.platform.collectives import find_cost
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import price
 from perfkit.prediction.host import join_host, price_host
 from perfkit.prediction.kept import find_moments, find_saved, list_lives
-from perfkit.prediction.ranks import RankTimes, price_group
+from perfkit.prediction.ranks import RankTimes, find_group_cost
 from perfkit.prediction.replicas import Gradient, time_buckets
 from perfkit.workloads.blocks import RankShare, record_part
 from perfkit.workloads.columns import Accesses, Features
@@ -393,11 +394,11 @@ def price_messages(
         many, inside = divmod(rest, local + 1)
         sizes, place = np.unique(nbytes[own], return_inverse=True)
         if algorithm and local < many and inside == local:
-            time[own] = platform.price_collective(operation, sizes, many, algorithm).time[place]
+            cost = find_cost(platform, operation, many, algorithm)
         else:
-            time[own] = price_group(
-                platform, operation, sizes, many, -(-many // inside), inside, regions
-            ).time[place]
+            nodes = -(-many // inside)
+            cost = find_group_cost(platform, operation, many, nodes, inside, regions)
+        time[own] = cost.time(sizes)[place]
     return time
 
 

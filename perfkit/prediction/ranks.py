@@ -11,8 +11,8 @@ import numpy as np
 
 from perfkit.fitting import Iteration
 from perfkit.ground.units import Array, check_choice, check_positive, check_type, show
-from perfkit.platform.collectives import join_regions
-from perfkit.platform.estimates import CollectiveTime
+from perfkit.platform.collective_costs import AsAllGather, CollectiveCost, NoExchange
+from perfkit.platform.collectives import find_cost, join_regions
 from perfkit.platform.nodes import advise_nodes
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import resize_nodes
@@ -456,38 +456,37 @@ def _number(values: Iterable[object]) -> list[int]:
     return [numbers.setdefault(value, len(numbers)) for value in values]
 
 
-def price_group(
+def find_group_cost(
     platform: Platform,
     operation: str,
-    nbytes: Array,
     count: int,
     nodes: int,
     most: int,
     regions: int = 1,
-) -> CollectiveTime:
-    """Price collectives of `count` ranks that are spread over some nodes, at `most` so many ranks
-    on one node.
+) -> CollectiveCost:
+    """Find what prices collectives of `count` ranks that are spread over some nodes, at `most` so
+    many ranks on one node.
 
     A message between two ranks that was not measured is priced as an all_gather of the two.
     """
     if regions > 1:
         local = -(-count // regions)
-        inside = CollectiveTime(np.zeros(nbytes.shape))
+        inside: CollectiveCost = NoExchange()
         if local > 1:
-            inside = price_group(platform, operation, nbytes, local, -(-nodes // regions), most)
-        return join_regions(platform, inside, operation, nbytes, local, regions)
+            inside = find_group_cost(platform, operation, local, -(-nodes // regions), most)
+        return join_regions(platform, inside, operation, local, regions)
     if operation == "send_recv":  # between two neighbours
         nodes, most = 3 - min(most, 2), min(most, 2)
         if not any(key.startswith(operation) for key in platform.collectives):
-            operation, nbytes, count = "all_gather", 2.0 * nbytes, 2
+            return AsAllGather(find_group_cost(platform, "all_gather", 2, nodes, most))
     if nodes == 1 or most == platform.network.ranks_per_node:
-        return platform.price_collective(operation, nbytes, count)
+        return find_cost(platform, operation, count)
     if most == 1:
-        return platform.price_collective(operation, nbytes, count, "rail")
+        return find_cost(platform, operation, count, "rail")
     if (nodes, most) not in platform.memo:
         platform.memo[nodes, most] = resize_nodes(platform, nodes, most)
     resized: Platform = platform.memo[nodes, most]
-    return resized.price_collective(operation, nbytes, most * nodes)
+    return find_cost(resized, operation, most * nodes)
 
 
 class _Message(NamedTuple):
@@ -545,15 +544,15 @@ def time_collectives(
     notes: dict[str, None] = {}
     for (operation, ranks), alike in messages.items():
         ranks_of_node = Counter(rank // ranks_per_node for rank in ranks)
-        priced = price_group(
+        cost = find_group_cost(
             platform,
             operation,
-            np.array([message.nbytes for message in alike]),
             count=len(ranks),
             nodes=len(ranks_of_node),
             most=max(ranks_of_node.values()),
             regions=len({rank // ranks_per_region for rank in ranks}),
         )
+        priced = cost.price(np.array([message.nbytes for message in alike]))
         notes |= dict.fromkeys(priced.notes)
         for message, seconds in zip(alike, priced.time.tolist(), strict=True):
             message.times[message.number] = seconds

@@ -1,0 +1,862 @@
+"""Cost models of collectives: times of messages, and how sure they are.
+
+`perfkit.platform.collectives` chooses the cost model of a collective and fills in the numbers of a
+machine. What is here only counts.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from perfkit.fitting import CollectiveModel
+from perfkit.fitting.extrapolation import choose_sample, spread_beyond
+from perfkit.fitting.parameters import Key
+from perfkit.ground.units import Array, check_choice, format_bytes, format_rate
+from perfkit.models import collectives as forms
+from perfkit.models import hierarchy
+from perfkit.platform.estimates import (
+    CollectiveTime,
+    find_extrapolations,
+    find_transfers,
+    format_equation,
+)
+
+#: Smallest size that advice to measure names: nearly all transfer on any network [B].
+MESSAGE_TO_MEASURE = 2.0**27
+#: A fit whose smallest size is above this one does not show the start-up [B].
+LARGEST_START_UP = 2.0**20
+#: Spread of times composed of measured parts, and of a single pair of ranks [-]; docs/formulas.md,
+#: table 1.4.
+SIGMA_COMPOSED, SIGMA_OF_PAIR = 0.15, 0.4
+#: Spread of start-up and transfer from a datasheet or a textbook [-]; docs/formulas.md, table 1.4.
+SIGMA_START_UP, SIGMA_TRANSFER = 0.9, 0.3
+#: Spread of messages between regions, whose links nobody measured [-].
+SIGMA_BETWEEN_REGIONS = 0.3
+#: Extra spread of an all_reduce over nodes that may wait for chunks [-]; docs/formulas.md, table
+#: 1.4.
+SIGMA_UNSEEN_PROTOCOL = 0.4
+#: Operations in which a rank sends all of its message between nodes or regions. Of the others, the
+#: ranks of a node share the message.
+UNSHARED = ("all_to_all", "send_recv")
+
+
+class CollectiveCost(ABC):
+    """How long a collective of one operation takes on one group of ranks."""
+
+    @abstractmethod
+    def time(self, nbytes: Array) -> Array:
+        """Times of messages [s] of some sizes [B]."""
+
+    @abstractmethod
+    def price(self, nbytes: Array) -> CollectiveTime:
+        """Times of messages of some sizes [B] with their parts, spread and warnings."""
+
+
+@dataclass(frozen=True)
+class NoExchange(CollectiveCost):
+    """A single rank, which has nothing to exchange."""
+
+    def time(self, nbytes: Array) -> Array:
+        """No time [s]."""
+        return np.zeros(nbytes.shape)
+
+    def price(self, nbytes: Array) -> CollectiveTime:
+        """No time, which is certain."""
+        return CollectiveTime(self.time(nbytes), formula="a single rank has nothing to exchange")
+
+
+# Fits.
+
+
+@dataclass(frozen=True)
+class FittedCurve:
+    """A fit that prices a collective, alone or together with that of another rank count.
+
+    Parameters
+    ----------
+    fit : CollectiveModel
+        Time over the size of a message.
+    ranks : int
+        Ranks that it is evaluated for [-].
+    weight : float, optional
+        Its exponent in the geometric mean of all curves [-].
+    scaled : mapping of str to float, optional
+        Parameters of the fit, scaled to another rank count than the one it was made on.
+    """
+
+    fit: CollectiveModel
+    ranks: int
+    weight: float = 1.0
+    scaled: Mapping[str, float] | None = None
+
+    def time(self, nbytes: Array, operation: str) -> Array:
+        """Times of messages [s], to the power of the weight."""
+        parameters = self.fit if self.scaled is None else self.scaled
+        times = self.fit.evaluate(nbytes, operation, self.ranks, **parameters)
+        return times if self.weight == 1.0 else times**self.weight
+
+    @property
+    def scaled_fit(self) -> CollectiveModel:
+        """The fit with the scaled parameters, whose standard errors are unknown."""
+        if self.scaled is None:
+            return self.fit
+        return self.fit.with_values(self.scaled, stderr={})
+
+    @property
+    def smallest(self) -> float:
+        """Smallest message that was fitted [B]."""
+        return self.fit.ranges.get("nbytes", (0.0, 0.0))[0]
+
+
+@dataclass(frozen=True)
+class FittedCost(CollectiveCost):
+    """Fits whose weighted geometric mean is the time of a collective.
+
+    Parameters
+    ----------
+    operation : str
+        Such as ``all_reduce``.
+    ranks : int
+        Ranks that take part [-].
+    curves : tuple of FittedCurve
+        The fits.
+    algorithm : str, optional
+        Algorithm that was measured; empty where the library chose one.
+    spread : float, optional
+        Spread in addition to that of the fits [-].
+    note : str, optional
+        Why these fits, where none was made on this rank count.
+    alternatives : tuple of FittedCost, optional
+        Other fits for the same ranks: the smallest spread of all counts.
+    """
+
+    operation: str
+    ranks: int
+    curves: tuple[FittedCurve, ...]
+    algorithm: str = ""
+    spread: float = 0.0
+    note: str = ""
+    alternatives: tuple["FittedCost", ...] = ()
+
+    @property
+    def smallest(self) -> float:
+        """Smallest message that was fitted [B]."""
+        return min(curve.smallest for curve in self.curves)
+
+    def time(self, nbytes: Array) -> Array:
+        """Times of messages [s]."""
+        time = self.curves[0].time(nbytes, self.operation)
+        for curve in self.curves[1:]:
+            time = time * curve.time(nbytes, self.operation)
+        return np.asarray(time)
+
+    def invert_ring(self) -> tuple[float, float]:
+        """Latency of a hop [s], from the smallest fitted size, and time per byte [s/B] of a link,
+        if this is a ring."""
+        huge = 1e18  # nothing but transfer
+        time_of_smallest, time_of_huge = self.time(np.array([self.smallest, huge])).tolist()
+        beta = time_of_huge / huge
+        steps = float(forms.ring_steps(self.operation, self.ranks))
+        hop = max(time_of_smallest - beta * self.smallest, 0.0) / steps
+        return hop, beta / float(forms.bus_factor(self.operation, self.ranks))
+
+    def price(self, nbytes: Array) -> CollectiveTime:
+        """Times with spread; outside what was fitted, the warnings name the one sample that would
+        help most."""
+        time, start_up = self.time(nbytes), self.time(0.0 * nbytes)
+        return CollectiveTime(
+            time,
+            {"start-up": start_up, "transfer": time - start_up},
+            self,
+            self._estimate_spread(nbytes),
+            self._list_notes(nbytes),
+        )
+
+    def _estimate_spread(self, nbytes: Array) -> Array:
+        """The largest spread of these fits, or the smallest of the alternatives if that is less."""
+        spreads = [
+            spread_beyond(curve.scaled_fit, nbytes, self.operation, curve.ranks)
+            for curve in self.curves
+        ]
+        spread = np.hypot(np.maximum.reduce(spreads), self.spread)
+        for alternative in self.alternatives:
+            spread = np.minimum(spread, alternative._estimate_spread(nbytes))
+        return np.asarray(spread)
+
+    def _list_notes(self, nbytes: Array) -> tuple[str, ...]:
+        """What makes the times less certain than the fits are."""
+        notes = []
+        if self.note:
+            size = format_bytes(max(float(np.max(nbytes, initial=0.0)), MESSAGE_TO_MEASURE))
+            notes.append(f"{self.note}; {self._advise(size, self.ranks)}")
+        for curve in self.curves:
+            fit, ranks = curve.scaled_fit, curve.ranks
+            low, high = fit.ranges.get("nbytes", (0.0, math.inf))
+            # a size inside the range, rounded to whole elements, may lie a little outside
+            is_near = np.clip(nbytes, 0.98 * low, 1.02 * high) == nbytes
+            sizes = {"nbytes": np.where(is_near, np.clip(nbytes, low, high), nbytes)}
+            label = f"{self.operation} on {self._describe(ranks)}"
+            for text in find_extrapolations(label, fit, sizes):
+                largest = float(np.max(nbytes))
+                furthest = largest if largest > high else float(np.min(nbytes))
+                sample = format_bytes(choose_sample(fit, furthest, self.operation, ranks))
+                notes.append(f"{text}; {self._advise(sample, ranks)}")
+            notes += find_transfers(self.operation, fit)
+        return tuple(notes)
+
+    def _advise(self, size: str, ranks: int) -> str:
+        """The measurement that would help most."""
+        return f"one {self.operation} of {size} on {self._describe(ranks)} would help most"
+
+    def _describe(self, ranks: int) -> str:
+        """Which ranks take part, in words."""
+        if self.algorithm == "rail":
+            return f"one rank of each of {ranks} nodes"
+        return f"{ranks} ranks"
+
+    def __str__(self) -> str:
+        if len(self.curves) == 1:
+            return format_equation(self.curves[0].scaled_fit)
+        return "; ".join(
+            f"{curve.weight:.2f} of {curve.ranks} ranks: {format_equation(curve.scaled_fit)}"
+            for curve in self.curves
+        )
+
+
+@dataclass(frozen=True)
+class ComparedFit(CollectiveCost):
+    """A fit beside the bandwidth that a datasheet states for its link.
+
+    Parameters
+    ----------
+    fitted : FittedCost
+        What prices the collective.
+    link : str
+        Name of the link.
+    bandwidth : float
+        Its bandwidth [B/s].
+    least_beta : float
+        Least time per byte of the message over the link [s/B].
+    """
+
+    fitted: FittedCost
+    link: str
+    bandwidth: float
+    least_beta: float
+
+    def time(self, nbytes: Array) -> Array:
+        """Times of the fit [s]."""
+        return self.fitted.time(nbytes)
+
+    def price(self, nbytes: Array) -> CollectiveTime:
+        """Times of the fit, with a warning where they are too short for the link."""
+        priced = self.fitted.price(nbytes)
+        if not np.any(priced.time < 0.98 * (nbytes * self.least_beta)):
+            return priced
+        rate = format_rate(self.bandwidth, "B/s")
+        on_ranks = f"{self.fitted.operation} on {self.fitted.ranks} ranks"
+        fault = f"{on_ranks}: the fit is faster than the {rate} of the {self.link} link"
+        return replace(priced, notes=(*priced.notes, f"{fault}; check its sizes"))
+
+
+# Forms on the numbers of links.
+
+
+def guess_spread(start_up: Array | float, time: Array) -> Array:
+    """Spread of a time that was not measured, by the share of the start-up in it."""
+    share = start_up / time
+    return np.hypot(SIGMA_START_UP * share, SIGMA_TRANSFER * (1.0 - share))
+
+
+def time_textbook(operation: str, nbytes: Array, algorithm: str, **sizes: float) -> Array:
+    """Time of a textbook algorithm [s], a ring where none is named."""
+    if algorithm:
+        known = [name for each in forms.COLLECTIVES.values() for name in each.textbook]
+        check_choice("algorithm inside a node", algorithm, [*dict.fromkeys(known)])
+    if algorithm and algorithm not in forms.COLLECTIVES[operation].textbook:
+        able = [name for name, each in forms.COLLECTIVES.items() if algorithm in each.textbook]
+        fault = f"a textbook form is known for {', '.join(able)} and not for {operation}"
+        key = Key(operation, int(sizes["ranks"]), algorithm)
+        advice = f"leave the algorithm out, or calibrate it as {key}"
+        raise ValueError(f"algorithm is {algorithm!r}; {fault}; {advice}")
+    if algorithm == "in_network":
+        return np.asarray(hierarchy.in_network_all_reduce(nbytes, **sizes))
+    if algorithm == "tree":
+        return np.asarray(hierarchy.tree_collective(nbytes, operation=operation, **sizes))
+    return np.asarray(forms.ring_collective(nbytes, operation=operation, **sizes))
+
+
+def _split(cost: CollectiveCost, nbytes: Array) -> tuple[Array, dict[str, Array]]:
+    """Times of messages, and their parts: start-up and transfer [s]."""
+    time, start_up = cost.time(nbytes), cost.time(0.0 * nbytes)
+    return time, {"start-up": start_up, "transfer": time - start_up}
+
+
+@dataclass(frozen=True)
+class TextbookCost(CollectiveCost):
+    """A textbook algorithm on the numbers of a link that was not measured with it.
+
+    Parameters
+    ----------
+    operation, algorithm : str
+        Such as ``all_reduce`` and ``tree``.
+    sizes : mapping of str to float
+        Ranks and numbers of links, as `time_textbook` takes them.
+    formula : str
+        The form with its numbers.
+    note : str, optional
+        A warning.
+    """
+
+    operation: str
+    algorithm: str
+    sizes: Mapping[str, float]
+    formula: str
+    note: str = ""
+
+    def time(self, nbytes: Array) -> Array:
+        """Times of the algorithm [s]."""
+        return time_textbook(self.operation, nbytes, self.algorithm, **self.sizes)
+
+    def price(self, nbytes: Array) -> CollectiveTime:
+        """Times with the spread of a guess."""
+        time, parts = _split(self, nbytes)
+        spread = guess_spread(parts["start-up"], time)
+        notes = (self.note,) if self.note else ()
+        return CollectiveTime(time, parts, self.formula, spread, notes)
+
+
+@dataclass(frozen=True)
+class LimitedByLink(CollectiveCost):
+    """A cost that is never below what the link allows.
+
+    Parameters
+    ----------
+    cost : CollectiveCost
+        What prices the collective.
+    least_beta : float
+        Least time per byte of the message over the link [s/B].
+    """
+
+    cost: CollectiveCost
+    least_beta: float
+
+    def time(self, nbytes: Array) -> Array:
+        """Times [s], at least those of the bytes on the link."""
+        return np.maximum(self.cost.time(nbytes), nbytes * self.least_beta)
+
+    def price(self, nbytes: Array) -> CollectiveTime:
+        """Times with a part for the limit, where it holds."""
+        priced = self.cost.price(nbytes)
+        time = np.maximum(priced.time, nbytes * self.least_beta)
+        if np.all(time == priced.time):
+            return priced
+        terms = {**priced.terms, "limit of the link": time - priced.time}
+        return replace(priced, time=time, terms=terms)
+
+
+@dataclass(frozen=True)
+class LimitedByAllReduce(CollectiveCost):
+    """A composed collective, which takes no longer than a measured all_reduce on the same ranks: an
+    all_reduce contains it.
+
+    Parameters
+    ----------
+    cost : CollectiveCost
+        What prices the collective.
+    all_reduce : FittedCurve
+        The measured all_reduce.
+    start_up : float
+        Start-up of the collective [s], which stays: a ring has more steps than a tree.
+    """
+
+    cost: CollectiveCost
+    all_reduce: FittedCurve
+    start_up: float
+
+    def time(self, nbytes: Array) -> Array:
+        """Times [s], at most those of the all_reduce."""
+        return self._limit(self.cost.time(nbytes), nbytes)
+
+    def price(self, nbytes: Array) -> CollectiveTime:
+        """Times with a part for the limit, where it holds."""
+        priced = self.cost.price(nbytes)
+        time = self._limit(priced.time, nbytes)
+        if np.all(time == priced.time):
+            return priced
+        terms = {**priced.terms, "limit of the all_reduce": time - priced.time}
+        return replace(priced, time=time, terms=terms)
+
+    def _limit(self, time: Array, nbytes: Array) -> Array:
+        most = np.maximum(self.all_reduce.time(nbytes, "all_reduce"), self.start_up)
+        return np.minimum(time, most)
+
+
+# Between nodes.
+
+
+@dataclass(frozen=True)
+class FittedRail(CollectiveCost):
+    """A stage between nodes with one rank of each, from its fit.
+
+    Parameters
+    ----------
+    fitted : FittedCost
+        Its fits.
+    start_up : float
+        Start-up of the library over the link [s].
+    link_is_known : bool
+        Whether the link between nodes is.
+    """
+
+    fitted: FittedCost
+    start_up: float
+    link_is_known: bool
+
+    @property
+    def shows_start_up(self) -> bool:
+        """Whether messages were measured that are nothing but start-up."""
+        return self.fitted.smallest <= LARGEST_START_UP
+
+    def time(self, nbytes: Array) -> Array:
+        """Times of the fit [s], at least a start-up."""
+        time = self.fitted.time(nbytes)
+        if self.shows_start_up:
+            return time
+        # below the smallest size, the start-up of the link is as good a guess
+        return np.maximum(time, self.start_up)
+
+    def price(self, nbytes: Array) -> CollectiveTime:
+        """Times with a spread that is no larger than that of a guess from the link."""
+        priced = self.fitted.price(nbytes)
+        guess = guess_spread(np.minimum(self.start_up, priced.time), priced.time)
+        spread = priced.spread
+        if self.fitted.note and self.link_is_known:
+            spread = np.minimum(spread, guess)
+        if self.shows_start_up:
+            return replace(priced, spread=spread)
+        time = np.maximum(priced.time, self.start_up)
+        is_unseen = nbytes < 0.98 * self.fitted.smallest
+        return replace(
+            priced,
+            time=time,
+            terms={**priced.terms, "unseen start-up": time - priced.time},
+            spread=np.where(is_unseen, np.maximum(spread, guess), spread),
+        )
+
+
+@dataclass(frozen=True)
+class LinkedRail(CollectiveCost):
+    """A stage between nodes with one rank of each, pipelined over the link.
+
+    Parameters
+    ----------
+    alpha : float
+        Start-up [s].
+    beta : float
+        Time per byte [s/B].
+    """
+
+    alpha: float
+    beta: float
+
+    def time(self, nbytes: Array) -> Array:
+        """Times over the link [s]."""
+        return np.asarray(forms.pipelined(nbytes, alpha=self.alpha, beta=self.beta))
+
+    def price(self, nbytes: Array) -> CollectiveTime:
+        """Times with the spread of a guess."""
+        time = self.time(nbytes)
+        numbers = f"alpha = {self.alpha:.4g} s, beta = {self.beta:.4g} s/B"
+        formula = f"pipelined over the link, {numbers}"
+        return CollectiveTime(time, {}, formula, guess_spread(self.alpha, time))
+
+
+#: A stage between nodes.
+RailCost = FittedRail | LinkedRail
+
+
+@dataclass(frozen=True)
+class PairOnRail(CollectiveCost):
+    """One pair of ranks on two nodes.
+
+    Parameters
+    ----------
+    between : FittedRail or LinkedRail
+        The stage between the nodes.
+    """
+
+    between: RailCost
+
+    def time(self, nbytes: Array) -> Array:
+        """Times between the nodes [s]."""
+        return self.between.time(nbytes)
+
+    def price(self, nbytes: Array) -> CollectiveTime:
+        """Times between the nodes as the only part."""
+        priced = self.between.price(nbytes)
+        formula = f"on one rail: {priced.formula}"
+        return replace(priced, terms={"between nodes": priced.time}, formula=formula)
+
+
+@dataclass(frozen=True)
+class RingCost(CollectiveCost):
+    """Rings over all ranks: with flags beside the bytes where that is faster, else at full
+    bandwidth.
+
+    Parameters
+    ----------
+    operation : str
+        Such as ``all_gather``.
+    links : mapping of str to float
+        Ranks, nodes and numbers of links, as `perfkit.models.hierarchy.ring_across_nodes` takes
+        them.
+    start_up : float
+        Start-up of messages with flags [s].
+    formula : str
+        The form with its numbers.
+    between : FittedRail or LinkedRail
+        The stage between nodes, which is as sure as the ring.
+    """
+
+    operation: str
+    links: Mapping[str, Any]
+    start_up: float
+    formula: str
+    between: RailCost
+
+    def time(self, nbytes: Array) -> Array:
+        """Times of the faster ring [s]."""
+        at_full_bandwidth = self._go_around(nbytes)
+        transfer = at_full_bandwidth - self._go_around(0.0)
+        with_flags = self.start_up + hierarchy.FLAGS * transfer
+        return np.asarray(np.minimum(with_flags, at_full_bandwidth))
+
+    def _go_around(self, nbytes: Any) -> Any:
+        """Times at full bandwidth [s]."""
+        return hierarchy.ring_across_nodes(nbytes, operation=self.operation, **self.links)
+
+    def price(self, nbytes: Array) -> CollectiveTime:
+        """Times as sure as messages between nodes that are as long as those of the ring."""
+        time, parts = _split(self, nbytes)
+        between = self.between.price(nbytes / self.links["ranks_per_node"])
+        return CollectiveTime(time, parts, self.formula, between.spread, between.notes)
+
+
+@dataclass(frozen=True)
+class TreeCost(TextbookCost):
+    """A tree over all ranks, whose spread `ComposedCost` adds."""
+
+    def price(self, nbytes: Array) -> CollectiveTime:
+        """Times with start-up and transfer."""
+        time, parts = _split(self, nbytes)
+        return CollectiveTime(time, parts, self.formula)
+
+
+@dataclass(frozen=True)
+class StagesCost(CollectiveCost):
+    """Stages inside nodes and one between them.
+
+    Parameters
+    ----------
+    operation : str
+        Such as ``all_reduce``.
+    ranks_per_node, nodes : int
+        Ranks that take part [-].
+    inside : sequence of CollectiveCost
+        Stages inside a node; empty for nodes of one rank.
+    between : FittedRail or LinkedRail
+        The stage between nodes.
+    """
+
+    operation: str
+    ranks_per_node: int
+    nodes: int
+    inside: Sequence[CollectiveCost]
+    between: RailCost
+
+    #: Name of what the time is longer or shorter than both stages.
+    rest = ""
+
+    def size_stages(self, nbytes: Array) -> tuple[list[Array], Array]:
+        """Sizes of messages of each stage inside nodes, and of that between them [B]."""
+        stages, share = hierarchy.split_levels(
+            self.operation, nbytes, ranks_per_node=self.ranks_per_node
+        )
+        return [np.asarray(size) for _, size in stages], np.asarray(share)
+
+    @abstractmethod
+    def join(self, nbytes: Array, inside: Array, between: Array) -> Array:
+        """Times of both together [s]."""
+
+    @abstractmethod
+    def write_rule(self) -> str:
+        """The rule by which both are joined."""
+
+    def time(self, nbytes: Array) -> Array:
+        """Times of all stages [s]."""
+        sizes_inside, share = self.size_stages(nbytes)
+        inside = 0.0 * nbytes
+        for stage, size in zip(self.inside, sizes_inside, strict=False):
+            inside = inside + stage.time(size)
+        return self.join(nbytes, inside, self.between.time(share))
+
+    def price(self, nbytes: Array) -> CollectiveTime:
+        """Times with both parts, as sure as the least sure of them."""
+        sizes_inside, share = self.size_stages(nbytes)
+        stages = [stage.price(size) for stage, size in zip(self.inside, sizes_inside, strict=False)]
+        between = self.between.price(share)
+        inside = 0.0 * nbytes
+        for stage in stages:
+            inside = inside + stage.time
+        time = self.join(nbytes, inside, between.time)
+        terms = {
+            "inside nodes": inside,
+            "between nodes": between.time,
+            self.rest: time - inside - between.time,
+        }
+        formula = f"{self.write_rule()}; inter: {between.formula}"
+        spreads = [np.broadcast_to(part.spread, nbytes.shape) for part in (between, *stages)]
+        notes = tuple(text for part in (between, *stages) for text in part.notes)
+        return CollectiveTime(time, terms, formula, np.maximum.reduce(spreads), notes)
+
+
+@dataclass(frozen=True)
+class TwoLevels(StagesCost):
+    """Stages that overlap, chunk by chunk."""
+
+    rest = "overlap"
+
+    def join(self, nbytes: Array, inside: Array, between: Array) -> Array:
+        """Times of both [s]."""
+        return np.asarray(hierarchy.overlap_levels(inside, between))
+
+    def write_rule(self) -> str:
+        """The rule by which both are joined."""
+        return f"(intra^q + inter^q)^(1/q), q = {hierarchy.OVERLAP:g}"
+
+
+@dataclass(frozen=True)
+class TwoLevelAllToAll(StagesCost):
+    """An all_to_all inside nodes and one between them, with copies.
+
+    Parameters
+    ----------
+    memory_bandwidth : float
+        That of the main memory [B/s].
+    """
+
+    memory_bandwidth: float = math.inf
+
+    rest = "copies"
+
+    def join(self, nbytes: Array, inside: Array, between: Array) -> Array:
+        """Times of both and of the copies [s]."""
+        time = hierarchy.two_level_all_to_all(
+            nbytes, inside, between, memory_bandwidth=self.memory_bandwidth
+        )
+        return np.asarray(time)
+
+    def write_rule(self) -> str:
+        """The rule by which both are joined."""
+        return f"intra + inter + 4 n / W, W = {self.memory_bandwidth:.4g} B/s"
+
+
+@dataclass(frozen=True)
+class FlatAllToAll(StagesCost):
+    """An all_to_all in which all pairs of ranks exchange their messages at once.
+
+    Parameters
+    ----------
+    alpha_message : float
+        Start-up of each further message between nodes [s].
+    """
+
+    alpha_message: float = 0.0
+
+    rest = "more messages, less overlap"
+
+    def size_stages(self, nbytes: Array) -> tuple[list[Array], Array]:
+        """Sizes of messages inside a node, and between nodes [B]."""
+        _, share = super().size_stages(nbytes)
+        return [nbytes / self.nodes], share
+
+    def join(self, nbytes: Array, inside: Array, between: Array) -> Array:
+        """Times of both [s]."""
+        time = hierarchy.flat_all_to_all(
+            inside,
+            between,
+            ranks_per_node=self.ranks_per_node,
+            nodes=self.nodes,
+            alpha_message=self.alpha_message,
+        )
+        return np.asarray(time)
+
+    def write_rule(self) -> str:
+        """The rule by which both are joined."""
+        times = "max(intra, inter + (g - 1) (N - 1) alpha_m)"
+        return f"{times}, alpha_m = {self.alpha_message:g} s"
+
+
+@dataclass(frozen=True)
+class TwoProtocols(CollectiveCost):
+    """Two levels whose start-up was not measured: with flags beside the bytes, or with chunks at
+    each hop of a tree.
+
+    Parameters
+    ----------
+    levels : TwoLevels
+        The stages.
+    tree_start_up : float
+        What chunks wait at the hops of the tree [s].
+    """
+
+    levels: TwoLevels
+    tree_start_up: float
+
+    def time(self, nbytes: Array) -> Array:
+        """Times of the faster protocol [s]."""
+        return self._choose(nbytes, self.levels.time(nbytes))
+
+    def _choose(self, nbytes: Array, levels: Array) -> Array:
+        """Times of the faster protocol [s], from those of the levels without waits for chunks."""
+        with_flags = self.levels.time(hierarchy.FLAGS * nbytes)
+        in_chunks = hierarchy.overlap_levels(levels, self.tree_start_up)
+        return np.minimum(with_flags, in_chunks)
+
+    def price(self, nbytes: Array) -> CollectiveTime:
+        """Times, less sure the more the protocol adds."""
+        priced = self.levels.price(nbytes)
+        time = self._choose(nbytes, priced.time)
+        spread = np.hypot(priced.spread, SIGMA_UNSEEN_PROTOCOL * (1.0 - priced.time / time))
+        terms = {**priced.terms, "protocol": time - priced.time}
+        return replace(priced, time=time, terms=terms, spread=spread)
+
+
+@dataclass(frozen=True)
+class ComposedCost(CollectiveCost):
+    """A collective over whole nodes that was not measured, with the warning and the spread of that.
+
+    Parameters
+    ----------
+    cost : CollectiveCost
+        Its form.
+    operation : str
+        Such as ``all_gather``.
+    ranks_per_node, nodes : int
+        Ranks that take part [-].
+    least_spread : float
+        Of composed times [-].
+    rail_is_measured : bool
+        Whether the operation was measured with one rank of each node.
+    is_guess : bool
+        Whether start-up and transfer are as uncertain as those of a textbook.
+    """
+
+    cost: CollectiveCost
+    operation: str
+    ranks_per_node: int
+    nodes: int
+    least_spread: float
+    rail_is_measured: bool
+    is_guess: bool
+
+    def time(self, nbytes: Array) -> Array:
+        """Times of the form [s]."""
+        return self.cost.time(nbytes)
+
+    def price(self, nbytes: Array) -> CollectiveTime:
+        """Times with the spread of composed ones, and the measurement that would help most."""
+        priced = self.cost.price(nbytes)
+        what = f"{self.operation} on {self.ranks_per_node * self.nodes} ranks was not measured"
+        note = f"{what}: composed of its shares inside and between {self.nodes} nodes"
+        if not self.rail_is_measured:
+            share = float(np.max(nbytes, initial=0.0)) / self.ranks_per_node
+            size = format_bytes(max(share, MESSAGE_TO_MEASURE))
+            note += f"; one {self.operation} of {size} on one rank of each node would help most"
+        spread = np.maximum(priced.spread, self.least_spread)
+        if self.is_guess:
+            spread = np.maximum(spread, guess_spread(priced.terms["start-up"], priced.time))
+        return replace(priced, spread=spread, notes=tuple(dict.fromkeys((note, *priced.notes))))
+
+
+# Between regions.
+
+
+@dataclass(frozen=True)
+class RegionsCost(CollectiveCost):
+    """A collective inside regions, and a ring between them.
+
+    Parameters
+    ----------
+    inside : CollectiveCost
+        What prices the collective inside a region.
+    operation : str
+        Such as ``all_reduce``.
+    ranks_of_region, regions : int
+        Ranks that take part [-].
+    alpha : float
+        Latency of the far link [s].
+    beta : float
+        Its time per byte [s/B].
+    """
+
+    inside: CollectiveCost
+    operation: str
+    ranks_of_region: int
+    regions: int
+    alpha: float
+    beta: float
+
+    def time(self, nbytes: Array) -> Array:
+        """Times inside regions and between them [s]."""
+        return self.inside.time(nbytes) + self.time_between(nbytes)
+
+    def time_between(self, nbytes: Array) -> Array:
+        """Times between regions [s]: one rank of each is on a ring, with its share of the bytes or
+        with all of them."""
+        share = nbytes if self.operation in UNSHARED else nbytes / self.ranks_of_region
+        time = forms.ring_collective(
+            share,
+            operation=self.operation,
+            ranks=self.regions,
+            alpha_hop=self.alpha,
+            beta_link=self.beta,
+        )
+        return np.asarray(time)
+
+    def price(self, nbytes: Array) -> CollectiveTime:
+        """Times with both parts."""
+        inside, between = self.inside.price(nbytes), self.time_between(nbytes)
+        return CollectiveTime(
+            time=inside.time + between,
+            terms={"inside regions": inside.time, "between regions": between},
+            formula=f"inside regions + ring over {self.regions} regions, alpha_far = {self.alpha:.4g} s",
+            spread=np.hypot(inside.spread, SIGMA_BETWEEN_REGIONS),
+            notes=inside.notes,
+        )
+
+
+@dataclass(frozen=True)
+class AsAllGather(CollectiveCost):
+    """A message between two ranks that was not measured: an all_gather of the two.
+
+    Parameters
+    ----------
+    all_gather : CollectiveCost
+        What prices it.
+    """
+
+    all_gather: CollectiveCost
+
+    def time(self, nbytes: Array) -> Array:
+        """Times of the all_gather, to which each rank gives the message [s]."""
+        return self.all_gather.time(2.0 * nbytes)
+
+    def price(self, nbytes: Array) -> CollectiveTime:
+        """Times of the all_gather."""
+        return self.all_gather.price(2.0 * nbytes)

@@ -1,0 +1,210 @@
+"""Which fits of a machine price a collective on some ranks, and what its links add to them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from perfkit.fitting import CollectiveModel
+from perfkit.fitting.parameters import Key
+from perfkit.ground.hardware import Link
+from perfkit.models import hierarchy
+from perfkit.platform.collective_costs import FittedCost, FittedCurve, time_textbook
+from perfkit.platform.estimates import missing_data_error
+from perfkit.platform.machine import Machine
+
+#: Extra spread per doubling of ranks beyond a law, between two counts, beyond one [-];
+#: docs/formulas.md, table 1.4.
+SIGMA_OF_LAW, SIGMA_BETWEEN_COUNTS, SIGMA_BEYOND_COUNTS = 0.05, 0.1, 0.15
+
+
+def list_fits(machine: Machine, operation: str) -> dict[Key, CollectiveModel]:
+    """Fits of an operation by their names."""
+    fits = {}
+    for name, fit in machine.collectives.items():
+        key = Key.parse(name)
+        if key.operation == operation:
+            fits[key] = fit
+    return fits
+
+
+def lacks_model(machine: Machine, operation: str, what: str) -> ValueError:
+    """Error for a missing model, with the fits of the operation, or else the operations that have
+    fits."""
+    known = [str(key) for key in list_fits(machine, operation)]
+    if not known:
+        known = [Key.parse(name).operation for name in machine.collectives]
+    return missing_data_error(machine.name, what, known)
+
+
+def find_link(machine: Machine, name: str, operation: str, what: str) -> Link:
+    """Link of the network by name; an error for a missing one says what it is needed for."""
+    links = machine.network.links
+    if name not in links:
+        where = "between" if name == "inter" else "inside"
+        missing = f"model of {operation} {what} nor a link {where} nodes"
+        raise lacks_model(machine, operation, missing)
+    return links[name]
+
+
+def find_start_up(machine: Machine, operation: str, ranks: int, algorithm: str = "") -> float:
+    """Start-up of the algorithm that a library takes for vanishing messages [s]."""
+    network = machine.network
+    ranks_per_node = 1 if algorithm == "rail" else min(ranks, network.ranks_per_node)
+    nodes = ranks / ranks_per_node
+    alpha_rail = hierarchy.FAR
+    if "inter" in network.links:
+        alpha_rail = network.links["inter"].latency.value / network.starts
+    start_up = hierarchy.start_across(
+        operation, ranks_per_node=ranks_per_node, nodes=nodes, alpha_rail=alpha_rail
+    )
+    return float(network.starts) * float(start_up)
+
+
+def find_fitted_cost(
+    machine: Machine, operation: str, ranks: int, algorithm: str = ""
+) -> FittedCost | None:
+    """Find the fits that price a rank count.
+
+    Parameters
+    ----------
+    machine : Machine
+        The platform.
+    operation : str
+        Such as ``all_reduce``.
+    ranks : int
+        Ranks that take part [-].
+    algorithm : str, optional
+        Algorithm that was measured; empty where the library chose one.
+
+    Returns
+    -------
+    cost : FittedCost or None
+        Of the fit of this rank count, else of the law over counts or of the nearest counts, poor
+        fits last; None where there is no fit.
+    """
+    by_count = {
+        key.ranks: fit
+        for key, fit in list_fits(machine, operation).items()
+        if key.algorithm == algorithm
+    }
+    if ranks in by_count:
+        curve = FittedCurve(by_count[ranks], ranks)
+        return FittedCost(operation, ranks, (curve,), algorithm)
+    # fits inside nodes do not hold across them, and the other way round
+    most_inside = math.inf if algorithm == "rail" else machine.network.ranks_per_node
+    costs = []
+    law = by_count.pop(None, None)
+    if law is not None:
+        most = most_inside
+        if algorithm:
+            most = min(most_inside, ranks)
+        low, high = law.ranges.get("ranks", (2.0, most))
+        if (high <= most_inside) == (ranks <= most_inside):
+            costs.append(_apply_law(law, operation, ranks, algorithm, low, high))
+    fits = {
+        count: fit
+        for count, fit in by_count.items()
+        if count and (count <= most_inside) == (ranks <= most_inside)
+    }
+    if fits:
+        costs.append(_match_nearest(machine, operation, ranks, algorithm, fits))
+    if not costs:
+        return None
+    costs.sort(key=lambda cost: cost.curves[0].fit.quality == "poor")
+    return replace(costs[0], alternatives=tuple(costs[1:]))
+
+
+def _apply_law(
+    law: CollectiveModel, operation: str, ranks: int, algorithm: str, low: float, high: float
+) -> FittedCost:
+    """A law over rank counts, fitted from `low` to `high` ranks."""
+    octaves = abs(math.log2(ranks / min(max(ranks, low), high)))
+    note = ""
+    if octaves:
+        note = (
+            f"the law of {operation} was fitted on {low:g} to {high:g} ranks, {ranks} are outside"
+        )
+    return FittedCost(
+        operation,
+        ranks,
+        (FittedCurve(law, ranks),),
+        algorithm,
+        spread=SIGMA_OF_LAW * octaves,
+        note=note,
+    )
+
+
+def _match_nearest(
+    machine: Machine,
+    operation: str,
+    ranks: int,
+    algorithm: str,
+    fits: Mapping[int, CollectiveModel],
+) -> FittedCost:
+    """Between two counts the geometric mean of both times, beyond them the nearest fit, scaled."""
+    near = min(fits, key=lambda count: abs(math.log(count / ranks)))
+    octaves = abs(math.log2(ranks / near))
+    counts = ", ".join(map(str, sorted(fits)))
+    note = f"{operation} was fitted on {counts} ranks; {ranks} are "
+    on_other_side = [count for count in fits if (count < ranks) != (near < ranks)]
+    if not on_other_side:
+        scaled = _scale(machine, fits[near], operation, ranks, near, algorithm)
+        return FittedCost(
+            operation,
+            ranks,
+            (FittedCurve(fits[near], ranks, scaled=scaled),),
+            algorithm,
+            spread=SIGMA_BEYOND_COUNTS * octaves,
+            note=f"{note}scaled from {near}",
+        )
+    far = min(on_other_side, key=lambda count: abs(count - ranks))
+    weight = math.log(ranks / near) / math.log(far / near)
+    return FittedCost(
+        operation,
+        ranks,
+        (FittedCurve(fits[near], near, 1.0 - weight), FittedCurve(fits[far], far, weight)),
+        algorithm,
+        spread=SIGMA_BETWEEN_COUNTS * octaves,
+        note=f"{note}interpolated between {near} and {far}",
+    )
+
+
+def _scale(
+    machine: Machine, fit: CollectiveModel, operation: str, ranks: int, near: int, algorithm: str
+) -> dict[str, float]:
+    """Parameters of a fit with start-ups and times per byte scaled from one rank count to another,
+    as the algorithm does."""
+    textbook = algorithm if algorithm in ("tree", "in_network") else ""
+
+    def compare_counts(alpha_hop: float, beta_link: float) -> float:
+        """Time on these ranks over that on those of the fit [-]."""
+        here, there = (
+            time_textbook(
+                operation,
+                np.array(1.0),
+                textbook,
+                ranks=count,
+                alpha_hop=alpha_hop,
+                beta_link=beta_link,
+            )
+            for count in (ranks, near)
+        )
+        return float(here / there)
+
+    if algorithm in ("", "rail") and machine.device.kind == "cuda":
+        start_up = find_start_up(machine, operation, ranks, algorithm)
+        of_start_up = start_up / find_start_up(machine, operation, near, algorithm)
+    else:
+        of_start_up = compare_counts(alpha_hop=1.0, beta_link=0.0)
+    of_transfer = compare_counts(alpha_hop=0.0, beta_link=1.0)
+    scaled = {}
+    for name, value in fit.items():
+        if name.startswith("alpha"):
+            scaled[name] = value * of_start_up
+        elif name.startswith("beta"):
+            scaled[name] = value * of_transfer
+        else:
+            scaled[name] = value
+    return scaled
