@@ -264,8 +264,13 @@ def _compose(machine: Machine, operation: str, nodes: int, algorithm: str) -> Co
 
 def _find_rail(machine: Machine, operation: str, nodes: int) -> RailCost:
     """The stage between nodes, with one rank of each: from its fit, or as a ring over the link."""
-    start_up = find_start_up(machine, operation, nodes, "rail")
     fitted = find_fitted_cost(machine, operation, nodes, "rail")
+    return _make_rail(machine, operation, nodes, fitted)
+
+
+def _make_rail(machine: Machine, operation: str, nodes: int, fitted: FittedCost | None) -> RailCost:
+    """The stage between nodes, from its fit if there is one."""
+    start_up = find_start_up(machine, operation, nodes, "rail")
     if fitted is not None:
         return FittedRail(fitted, start_up, link_is_known="inter" in machine.network.links)
     link = find_link(machine, "inter", operation, f"over {nodes} nodes")
@@ -281,8 +286,11 @@ class _RingLinks(NamedTuple):
     beta_rail: float  # time per byte of a rail [s/B]
 
 
-def _find_ring_links(machine: Machine, operation: str, nodes: int) -> _RingLinks:
-    """Links of a ring, from measured collectives where there are any."""
+def _find_ring_links(
+    machine: Machine, operation: str, nodes: int, fitted: FittedCost | None
+) -> _RingLinks:
+    """Links of a ring, from measured collectives where there are any; `fitted` are those of one
+    rank of each node."""
     local, over = machine.network.ranks_per_node, f"over {nodes} nodes"
     beta_intra = 0.0
     if local > 1:
@@ -293,7 +301,6 @@ def _find_ring_links(machine: Machine, operation: str, nodes: int) -> _RingLinks
             beta_intra = sum(betas) / len(betas)
         else:
             beta_intra = 1.0 / find_link(machine, "intra", operation, over).bandwidth.value
-    fitted = find_fitted_cost(machine, operation, nodes, "rail")
     if fitted is not None:
         alpha_rail, beta_rail = fitted.invert_ring()
         return _RingLinks(beta_intra, alpha_rail, beta_rail)
@@ -309,7 +316,8 @@ def _find_ring(machine: Machine, operation: str, nodes: int) -> RingCost:
         )
     local = machine.network.ranks_per_node
     ranks = local * nodes
-    links = _find_ring_links(machine, operation, nodes)
+    fitted_rail = find_fitted_cost(machine, operation, nodes, "rail")
+    links = _find_ring_links(machine, operation, nodes, fitted_rail)
     numbers = f"alpha_hop = {links.alpha_rail:.4g} s, beta_intra = {links.beta_intra:.4g} s/B, "
     numbers += f"beta_rail = {links.beta_rail:.4g} s/B"
     steps = float(forms.ring_steps(operation, ranks))
@@ -329,14 +337,15 @@ def _find_ring(machine: Machine, operation: str, nodes: int) -> RingCost:
         },
         start_up=turns * find_start_up(machine, "reduce_scatter", ranks),
         formula=f"rings over all ranks, {numbers}, q = {hierarchy.OVERLAP:g}",
-        between=_find_rail(machine, operation, nodes),
+        between=_make_rail(machine, operation, nodes, fitted_rail),
     )
 
 
 def _find_tree(machine: Machine, operation: str, nodes: int) -> TreeCost:
     """A tree over all ranks, from its textbook form and the links."""
     local = machine.network.ranks_per_node
-    links = _find_ring_links(machine, operation, nodes)
+    fitted_rail = find_fitted_cost(machine, operation, nodes, "rail")
+    links = _find_ring_links(machine, operation, nodes, fitted_rail)
     alpha_hop = 0.0
     if local > 1:
         alpha_hop = find_link(machine, "intra", operation, "by tree").latency.value

@@ -2,18 +2,18 @@
 times of both."""
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from perfkit.fitting import Iteration
 from perfkit.ground.units import Array
-from perfkit.platform.collectives import find_cost
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import price
 from perfkit.prediction.host import join_host, price_host
 from perfkit.prediction.kept import find_moments, find_saved, list_lives
-from perfkit.prediction.ranks import RankTimes, find_group_cost
+from perfkit.prediction.messages import MessageTimes
+from perfkit.prediction.ranks import RankTimes
 from perfkit.prediction.replicas import Gradient, time_buckets
 from perfkit.workloads.blocks import RankShare, record_part
 from perfkit.workloads.columns import Accesses, Features
@@ -150,14 +150,19 @@ def _hand_weights_to_regions(graph: Graph) -> Graph:
 
 
 def price_micro_batch(
-    model: Transformer, platform: Platform, s: Strategy, several: Array, execution: str | None
+    model: Transformer,
+    messages: MessageTimes,
+    s: Strategy,
+    several: Array,
+    execution: str | None,
 ) -> dict[str, Array]:
     """Times of a micro-batch on one rank by region and phase [s], trained numbers [-], and spread,
-    by strategy.
+    by strategy, on the platform of `messages`.
 
     `several` says whether a strategy has several micro-batches; it matters where replicas share
     nothing but the batch.
     """
+    platform = messages.platform
     graph, recorded, weights = record_micro_batch(model, s, execution)
     inside = np.array(
         [
@@ -179,7 +184,7 @@ def price_micro_batch(
     for operation in np.unique(names[of_layers]):
         own = of_layers[names[of_layers] == operation]
         nbytes = np.broadcast_to(graph.column("nbytes"), (len(graph), len(ranks)))[own]
-        exchange[own] = price_messages(platform, operation, nbytes, ranks, 1)
+        exchange[own] = messages.time(operation, nbytes, ranks, 1)
     host = np.add(*price_host(replace(graph, columns={}), platform))
     host_without_sums = _price_host_without(graph, names == "add_", platform)
     # what a kernel takes whatever its size
@@ -244,7 +249,7 @@ def price_micro_batch(
     out["buckets"] = out["buckets.host"] = 0.0
     if (modules == "exchange.fill").any():
         out["buckets"], out["buckets.host"] = _price_buckets(
-            model, platform, s, several, graph, seconds, host
+            model, messages, s, several, graph, seconds, host
         )
     out["call"] = _price_call(platform)
     lives = list_lives(graph)
@@ -304,7 +309,7 @@ def _price_in_hook(variant: str, platform: Platform, compiled: bool) -> float:
 
 def _price_buckets(
     model: Transformer,
-    platform: Platform,
+    messages: MessageTimes,
     s: Strategy,
     several: np.ndarray,
     graph: Graph,
@@ -359,47 +364,14 @@ def _price_buckets(
     buckets = fill_buckets([own.nbytes for own in gradients])
     in_bucket = np.array([sum(own.nbytes for own in gradients[bucket]) for bucket in buckets])
     sizes = np.broadcast_to(in_bucket[:, np.newaxis], (len(buckets), len(replicas)))
-    messages = price_messages(
-        platform, "all_reduce", sizes, np.broadcast_to(replicas, sizes.shape), 1
-    )
+    platform = messages.platform
+    reductions = messages.time("all_reduce", sizes, replicas, 1)
     overlap = dict(platform.context.overlap or {})
-    time = time_buckets(gradients, buckets, messages, waiting, overlap.get("contention", 0.0))
+    time = time_buckets(gradients, buckets, reductions, waiting, overlap.get("contention", 0.0))
     alone = sum(own.work for own in gradients) + waiting
     hosts += len(buckets) * _price_call(platform)
     shares = replicas > 1
     return np.where(shares, time - alone, 0.0), np.where(shares, hosts, 0.0)
-
-
-def price_messages(
-    platform: Platform,
-    operation: str,
-    nbytes: Array,
-    count: Array,
-    stride: Any,
-    algorithm: str = "",
-) -> Array:
-    """Time of collectives of `count` ranks that are `stride` apart [s]; an algorithm is used across
-    nodes only.
-
-    Messages of one size are priced once.
-    """
-    network, time = platform.network, np.zeros(nbytes.shape)
-    local, region = network.ranks_per_node, network.ranks // network.regions
-    counts = (count, np.maximum(local // stride, 1), np.maximum(region // stride, 1))
-    ranks, near, same = (np.broadcast_to(own, nbytes.shape).astype(int) for own in counts)
-    spread = np.minimum(-(-ranks // same), network.regions)
-    sorts = (ranks * (local + 1) + np.minimum(near, ranks)) * (network.regions + 1) + spread
-    for sort in np.unique(sorts[ranks > 1]).tolist():
-        own, (rest, regions) = (sorts == sort) & (ranks > 1), divmod(sort, network.regions + 1)
-        many, inside = divmod(rest, local + 1)
-        sizes, place = np.unique(nbytes[own], return_inverse=True)
-        if algorithm and local < many and inside == local:
-            cost = find_cost(platform, operation, many, algorithm)
-        else:
-            nodes = -(-many // inside)
-            cost = find_group_cost(platform, operation, many, nodes, inside, regions)
-        time[own] = cost.time(sizes)[place]
-    return time
 
 
 def join_hosts(rank: RankTimes, whole: Iteration | None) -> RankTimes:

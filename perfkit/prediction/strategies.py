@@ -12,7 +12,8 @@ from perfkit.models import partitions
 from perfkit.platform.platform import Platform
 from perfkit.prediction.host import join_host
 from perfkit.prediction.memory import WORKSPACE
-from perfkit.prediction.micro_batches import REGIONS, Sizes, price_messages, price_micro_batch
+from perfkit.prediction.messages import MessageTimes
+from perfkit.prediction.micro_batches import REGIONS, Sizes, price_micro_batch
 from perfkit.prediction.passes import ChunkTimes, PipelineTimes, Schedule, run_iteration
 from perfkit.prediction.replicas import (
     ShardedPass,
@@ -97,8 +98,9 @@ def price_strategies(
     """
     check_device(platform)
     used = strategies.without_idle_zero()
-    parts = _price_parts(model, platform, used, execution)
-    iterations = _Iterations(model, platform, used, parts, execution or "eager")
+    messages = MessageTimes(platform)
+    parts = _price_parts(model, messages, used, execution)
+    iterations = _Iterations(model, messages, used, parts, execution or "eager")
     return iterations.add_up(memory, near)
 
 
@@ -111,7 +113,7 @@ def check_device(platform: Platform) -> None:
 
 
 def _price_parts(
-    model: Transformer, platform: Platform, s: Strategy, execution: str | None
+    model: Transformer, messages: MessageTimes, s: Strategy, execution: str | None
 ) -> dict[str, Array]:
     """Times of a micro-batch as `price_micro_batch` names them [s], priced once for strategies of
     the same sizes."""
@@ -130,7 +132,7 @@ def _price_parts(
         _, first, place = np.unique(codes, return_index=True, return_inverse=True)
         chosen = members[first]
         for name, values in price_micro_batch(
-            model, platform, s.select(chosen), several[chosen], execution
+            model, messages, s.select(chosen), several[chosen], execution
         ).items():
             parts.setdefault(name, np.zeros(len(structure)))[members] = values[place]
     parts["layers.backward"] += np.where(
@@ -145,19 +147,18 @@ class _Iterations:
     def __init__(
         self,
         model: Transformer,
-        platform: Platform,
+        messages: MessageTimes,
         s: Strategy,
         parts: dict[str, Array],
         execution: str,
     ) -> None:
         self.execution = execution
-        self.model, self.platform, self.s, self.parts, self.sizes = (
-            model,
-            platform,
-            s,
-            parts,
-            Sizes(model, s),
-        )
+        self.model = model
+        self.messages = messages
+        self.platform = platform = messages.platform
+        self.s = s
+        self.parts = parts
+        self.sizes = Sizes(model, s)
         self.micro: Array = self.sizes.micro
         #: Layers of the first stage, of the largest stage between the ends, and of the last stage
         #: [-].
@@ -497,10 +498,7 @@ class _Iterations:
         s, stride, routed = self.s, self.s.tp * self.s.cp, self.sizes.routed
         ways = ("", np.where(s.two_level, 1, s.ep)), ("two_level", np.where(s.two_level, s.ep, 1))
         return np.asarray(
-            sum(
-                price_messages(self.platform, "all_to_all", routed, ep, stride, way)
-                for way, ep in ways
-            )
+            sum(self.messages.time("all_to_all", routed, ep, stride, way) for way, ep in ways)
         )
 
     def share_stages(self) -> dict[str, Array]:
@@ -926,7 +924,7 @@ def _pass_on(own: _Iterations) -> _Borders:
     two = np.minimum(s.pp, 2)
 
     def price(count: Array, stride: Array) -> Array:
-        return 2.0 * price_messages(own.platform, "send_recv", own.sizes.between, count, stride)
+        return 2.0 * own.messages.time("send_recv", own.sizes.between, count, stride)
 
     several_nodes = np.minimum(s.ranks, region) > node
     across = price(two, np.where(several_nodes, np.maximum(distance, node), distance))
@@ -981,12 +979,10 @@ def _share_sequences(own: _Iterations) -> tuple[Array, Array]:
     exchanged for heads.
     """
     s, p, keys = own.s, own.parts, own.sizes.keys
-    step = price_messages(
-        own.platform, "send_recv", np.stack([2.0 * keys, 4.0 * keys]), np.minimum(s.cp, 2), s.tp
+    step = own.messages.time(
+        "send_recv", np.stack([2.0 * keys, 4.0 * keys]), np.minimum(s.cp, 2), s.tp
     )
-    swapped = price_messages(
-        own.platform, "all_to_all", own.sizes.swapped, np.where(s.ulysses, s.cp, 1), s.tp
-    )
+    swapped = own.messages.time("all_to_all", own.sizes.swapped, np.where(s.ulysses, s.cp, 1), s.tp)
     beside, hosts = (
         np.stack([p[f"attention.{kind}{phase}"] for phase in ("forward", "backward")])
         for kind in ("", "host.")
@@ -1478,8 +1474,7 @@ def _send(
     near = s.tp * apart * np.ones_like(few)
     rows = 4 if own.model.experts else 3
     messages = np.zeros(sizes.shape)
-    messages[:rows] = price_messages(
-        own.platform,
+    messages[:rows] = own.messages.time(
         operation,
         itemsize * sizes[:rows] / part,
         np.stack([ranks, ranks, np.where(together, 1, ranks), few])[:rows],

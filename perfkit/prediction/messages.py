@@ -1,0 +1,113 @@
+"""Times of messages among ranks that strategies lay out over nodes and regions."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from perfkit.ground.units import Array
+from perfkit.platform.collective_costs import CollectiveCost
+from perfkit.platform.collectives import find_cost
+from perfkit.platform.platform import Platform
+from perfkit.prediction.ranks import find_group_cost
+
+
+class Layout(NamedTuple):
+    """How ranks that exchange messages lie on a network.
+
+    Parameters
+    ----------
+    ranks : int
+        Ranks that take part [-].
+    ranks_of_node : int
+        Most of them on one node [-].
+    regions : int
+        Regions that they are in [-].
+    """
+
+    ranks: int
+    ranks_of_node: int
+    regions: int
+
+
+class MessageTimes:
+    """Times of messages on a platform.
+
+    What prices an operation on ranks of one layout is found once.
+
+    Parameters
+    ----------
+    platform : Platform
+        Where the ranks are.
+    """
+
+    def __init__(self, platform: Platform) -> None:
+        self.platform = platform
+        self.costs: dict[tuple[str, Layout, str], CollectiveCost] = {}
+
+    def time(
+        self, operation: str, nbytes: Array, count: Any, stride: Any, algorithm: str = ""
+    ) -> Array:
+        """Times of collectives.
+
+        Parameters
+        ----------
+        operation : str
+            Such as ``all_reduce``.
+        nbytes : array
+            Sizes of messages [B].
+        count : int or array
+            Ranks that take part in each; with a single one there is no message [-].
+        stride : int or array
+            How far these ranks are apart [-].
+        algorithm : str, optional
+            Algorithm of ranks on several nodes that take part as a whole.
+
+        Returns
+        -------
+        times : array
+            One for each message [s].
+        """
+        network = self.platform.network
+        local = network.ranks_per_node
+        of_region = network.ranks // network.regions
+        shape = nbytes.shape
+        ranks = np.broadcast_to(count, shape).astype(int)
+        most_of_node = np.broadcast_to(np.maximum(local // stride, 1), shape).astype(int)
+        ranks_of_node = np.minimum(most_of_node, ranks)
+        ranks_of_region = np.broadcast_to(np.maximum(of_region // stride, 1), shape).astype(int)
+        regions = np.minimum(-(-ranks // ranks_of_region), network.regions)
+        times = np.zeros(shape)
+        # one number for each layout
+        codes = (ranks * (local + 1) + ranks_of_node) * (network.regions + 1) + regions
+        exchanges = ranks > 1
+        for code in np.unique(codes[exchanges]).tolist():
+            alike = (codes == code) & exchanges
+            first = np.argmax(alike)
+            layout = Layout(
+                int(ranks.flat[first]), int(ranks_of_node.flat[first]), int(regions.flat[first])
+            )
+            # messages of one size are priced once
+            sizes, position = np.unique(nbytes[alike], return_inverse=True)
+            times[alike] = self.find_cost(operation, layout, algorithm).time(sizes)[position]
+        return times
+
+    def find_cost(self, operation: str, layout: Layout, algorithm: str) -> CollectiveCost:
+        """Find what prices an operation on ranks of a layout."""
+        key = (operation, layout, algorithm)
+        if key not in self.costs:
+            self.costs[key] = self._choose_cost(operation, layout, algorithm)
+        return self.costs[key]
+
+    def _choose_cost(self, operation: str, layout: Layout, algorithm: str) -> CollectiveCost:
+        local = self.platform.network.ranks_per_node
+        fills_nodes = layout.ranks_of_node == local and layout.ranks > local
+        if algorithm and fills_nodes:
+            return find_cost(self.platform, operation, layout.ranks, algorithm)
+        return find_group_cost(
+            self.platform,
+            operation,
+            layout.ranks,
+            nodes=-(-layout.ranks // layout.ranks_of_node),
+            most=layout.ranks_of_node,
+            regions=layout.regions,
+        )
