@@ -272,7 +272,7 @@ def guess_spread(start_up: Array | float, time: Array) -> Array:
     return np.hypot(SIGMA_START_UP * share, SIGMA_TRANSFER * (1.0 - share))
 
 
-def time_textbook(operation: str, nbytes: Array, algorithm: str, **sizes: float) -> Array:
+def time_textbook(operation: str, nbytes: Array, algorithm: str, **sizes: Any) -> Array:
     """Time of a textbook algorithm [s], a ring where none is named."""
     if algorithm:
         known = [name for each in forms.COLLECTIVES.values() for name in each.textbook]

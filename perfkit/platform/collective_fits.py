@@ -3,12 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from perfkit.fitting import CollectiveModel
-from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import Link
+from perfkit.ground.units import Array
 from perfkit.models import hierarchy
 from perfkit.platform.collective_costs import FittedCost, FittedCurve, time_textbook
 from perfkit.platform.estimates import missing_data_error
@@ -19,22 +20,13 @@ from perfkit.platform.machine import Machine
 SIGMA_OF_LAW, SIGMA_BETWEEN_COUNTS, SIGMA_BEYOND_COUNTS = 0.05, 0.1, 0.15
 
 
-def list_fits(machine: Machine, operation: str) -> dict[Key, CollectiveModel]:
-    """Fits of an operation by their names."""
-    fits = {}
-    for name, fit in machine.collectives.items():
-        key = Key.parse(name)
-        if key.operation == operation:
-            fits[key] = fit
-    return fits
-
-
 def lacks_model(machine: Machine, operation: str, what: str) -> ValueError:
     """Error for a missing model, with the fits of the operation, or else the operations that have
     fits."""
-    known = [str(key) for key in list_fits(machine, operation)]
+    fits = machine.collectives_by_operation
+    known = [str(key) for key in fits.get(operation, {})]
     if not known:
-        known = [Key.parse(name).operation for name in machine.collectives]
+        known = [*fits]
     return missing_data_error(machine.name, what, known)
 
 
@@ -48,18 +40,23 @@ def find_link(machine: Machine, name: str, operation: str, what: str) -> Link:
     return links[name]
 
 
-def find_start_up(machine: Machine, operation: str, ranks: int, algorithm: str = "") -> float:
-    """Start-up of the algorithm that a library takes for vanishing messages [s]."""
+def find_start_up(machine: Machine, operation: str, ranks: int | Array, algorithm: str = "") -> Any:
+    """Start-up of the algorithm that a library takes for vanishing messages, for each rank count
+    [s]."""
     network = machine.network
-    ranks_per_node = 1 if algorithm == "rail" else min(ranks, network.ranks_per_node)
-    nodes = ranks / ranks_per_node
+    ranks_per_node: Any = 1
+    if algorithm != "rail":
+        ranks_per_node = np.minimum(ranks, network.ranks_per_node)
     alpha_rail = hierarchy.FAR
     if "inter" in network.links:
         alpha_rail = network.links["inter"].latency.value / network.starts
     start_up = hierarchy.start_across(
-        operation, ranks_per_node=ranks_per_node, nodes=nodes, alpha_rail=alpha_rail
+        operation,
+        ranks_per_node=ranks_per_node,
+        nodes=ranks / ranks_per_node,
+        alpha_rail=alpha_rail,
     )
-    return float(network.starts) * float(start_up)
+    return network.starts * start_up
 
 
 def find_fitted_cost(
@@ -86,7 +83,7 @@ def find_fitted_cost(
     """
     by_count = {
         key.ranks: fit
-        for key, fit in list_fits(machine, operation).items()
+        for key, fit in machine.collectives_by_operation.get(operation, {}).items()
         if key.algorithm == algorithm
     }
     if ranks in by_count:
@@ -176,29 +173,26 @@ def _scale(
 ) -> dict[str, float]:
     """Parameters of a fit with start-ups and times per byte scaled from one rank count to another,
     as the algorithm does."""
+    counts = np.array([ranks, near], dtype=float)
     textbook = algorithm if algorithm in ("tree", "in_network") else ""
 
-    def compare_counts(alpha_hop: float, beta_link: float) -> float:
-        """Time on these ranks over that on those of the fit [-]."""
-        here, there = (
-            time_textbook(
-                operation,
-                np.array(1.0),
-                textbook,
-                ranks=count,
-                alpha_hop=alpha_hop,
-                beta_link=beta_link,
-            )
-            for count in (ranks, near)
+    def time_on_both(alpha_hop: float, beta_link: float) -> Array:
+        """Times on these ranks and on those of the fit [s]."""
+        return time_textbook(
+            operation,
+            np.array(1.0),
+            textbook,
+            ranks=counts,
+            alpha_hop=alpha_hop,
+            beta_link=beta_link,
         )
-        return float(here / there)
 
     if algorithm in ("", "rail") and machine.device.kind == "cuda":
-        start_up = find_start_up(machine, operation, ranks, algorithm)
-        of_start_up = start_up / find_start_up(machine, operation, near, algorithm)
+        start_up = find_start_up(machine, operation, counts, algorithm)
     else:
-        of_start_up = compare_counts(alpha_hop=1.0, beta_link=0.0)
-    of_transfer = compare_counts(alpha_hop=0.0, beta_link=1.0)
+        start_up = time_on_both(alpha_hop=1.0, beta_link=0.0)
+    transfer = time_on_both(alpha_hop=0.0, beta_link=1.0)
+    of_start_up, of_transfer = float(start_up[0] / start_up[1]), float(transfer[0] / transfer[1])
     scaled = {}
     for name, value in fit.items():
         if name.startswith("alpha"):

@@ -40,7 +40,6 @@ from perfkit.platform.collective_fits import (
     find_link,
     find_start_up,
     lacks_model,
-    list_fits,
 )
 from perfkit.platform.estimates import CollectiveTime
 from perfkit.platform.machine import Machine
@@ -114,7 +113,7 @@ def _check_operation(machine: Machine, operation: str, algorithm: str) -> None:
     """Raise an error for an operation that was not measured, unless an algorithm is asked for whose
     form is known."""
     has_form = algorithm and operation in forms.OPERATIONS
-    if not has_form and not list_fits(machine, operation):
+    if not has_form and operation not in machine.collectives_by_operation:
         raise lacks_model(machine, operation, f"model for the collective {show(operation)}")
 
 
@@ -250,7 +249,9 @@ def _compose(machine: Machine, operation: str, nodes: int, algorithm: str) -> Co
         cost = _find_flat_all_to_all(machine, operation, nodes)
     else:
         raise ValueError(f"algorithm is {show(algorithm)}; nothing prices it across nodes yet")
-    rail_is_measured = any(key.algorithm == "rail" for key in list_fits(machine, operation))
+    rail_is_measured = any(
+        key.algorithm == "rail" for key in machine.collectives_by_operation.get(operation, {})
+    )
     return ComposedCost(
         cost,
         operation,
@@ -270,7 +271,7 @@ def _find_rail(machine: Machine, operation: str, nodes: int) -> RailCost:
 
 def _make_rail(machine: Machine, operation: str, nodes: int, fitted: FittedCost | None) -> RailCost:
     """The stage between nodes, from its fit if there is one."""
-    start_up = find_start_up(machine, operation, nodes, "rail")
+    start_up = float(find_start_up(machine, operation, nodes, "rail"))
     if fitted is not None:
         return FittedRail(fitted, start_up, link_is_known="inter" in machine.network.links)
     link = find_link(machine, "inter", operation, f"over {nodes} nodes")
@@ -335,7 +336,7 @@ def _find_ring(machine: Machine, operation: str, nodes: int) -> RingCost:
             "beta_intra": links.beta_intra,
             "beta_rail": links.beta_rail,
         },
-        start_up=turns * find_start_up(machine, "reduce_scatter", ranks),
+        start_up=turns * float(find_start_up(machine, "reduce_scatter", ranks)),
         formula=f"rings over all ranks, {numbers}, q = {hierarchy.OVERLAP:g}",
         between=_make_rail(machine, operation, nodes, fitted_rail),
     )

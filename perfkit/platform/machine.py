@@ -187,6 +187,15 @@ class Machine(Typed):
         """Results that other modules keep for this platform."""
         return {}
 
+    @cached_property
+    def collectives_by_operation(self) -> dict[str, dict[Key, CollectiveModel]]:
+        """Fits of collectives by their operation, such as ``all_reduce``, and by their name."""
+        fits: dict[str, dict[Key, CollectiveModel]] = {}
+        for name, fit in self.collectives.items():
+            key = Key.parse(name)
+            fits.setdefault(key.operation, {})[key] = fit
+        return fits
+
     @property
     def cache_capacities(self) -> tuple[float, float]:
         """Capacities of the last two caches, fitted or nominal; a single one counts for both

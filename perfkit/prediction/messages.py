@@ -77,18 +77,19 @@ class MessageTimes:
         ranks_of_region = np.broadcast_to(np.maximum(of_region // stride, 1), shape).astype(int)
         regions = np.minimum(-(-ranks // ranks_of_region), network.regions)
         times = np.zeros(shape)
-        # one number for each layout
+        # one number for each layout, in the order of which those that are alike follow one another
         codes = (ranks * (local + 1) + ranks_of_node) * (network.regions + 1) + regions
-        exchanges = ranks > 1
-        for code in np.unique(codes[exchanges]).tolist():
-            alike = (codes == code) & exchanges
-            first = np.argmax(alike)
+        exchanging = np.flatnonzero(ranks > 1)
+        in_order = exchanging[np.argsort(codes.flat[exchanging], kind="stable")]
+        changes = np.flatnonzero(np.diff(codes.flat[in_order])) + 1
+        for alike in np.split(in_order, changes) if len(in_order) else ():
+            first = alike[0]
             layout = Layout(
                 int(ranks.flat[first]), int(ranks_of_node.flat[first]), int(regions.flat[first])
             )
             # messages of one size are priced once
-            sizes, position = np.unique(nbytes[alike], return_inverse=True)
-            times[alike] = self.find_cost(operation, layout, algorithm).time(sizes)[position]
+            sizes, position = np.unique(nbytes.flat[alike], return_inverse=True)
+            times.flat[alike] = self.find_cost(operation, layout, algorithm).time(sizes)[position]
         return times
 
     def find_cost(self, operation: str, layout: Layout, algorithm: str) -> CollectiveCost:
