@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perfkit.workloads.columns import OperationSizes
 from perfkit.workloads.dlrm import DLRM, list_local_tables, order_weights, record_layers
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import make_graph
@@ -19,6 +20,8 @@ from perfkit.workloads.placement import Plan
 from perfkit.workloads.tape import ITEMSIZE, Tape
 
 __all__ = ["EagerDLRM"]
+
+_NO_SIZES = OperationSizes()
 
 
 class _EagerTape(Tape):
@@ -35,29 +38,35 @@ class _EagerTape(Tape):
         kind: str,
         reads: Sequence[Tensor],
         writes: Sequence[Tensor],
+        sizes: OperationSizes = _NO_SIZES,
+        *,
         variant: str = "",
-        **sizes: Any,
+        launches: int = 1,
+        is_call: bool = True,
     ) -> int:
         """Append one operation, and before it the kernels that it needs."""
         if name == "addmm":
-            rows = {"elements": writes[0].numel, "rows": sizes["m"], "calls": 0}
-            super().emit("expand", "copy", [reads[0]], [writes[0]], **rows)
+            copied = OperationSizes(elements=writes[0].numel, rows=sizes.m)
+            super().emit("expand", "copy", [reads[0]], [writes[0]], copied, is_call=False)
         elif name == "index":  # of a slice that is the whole tensor
             self.bare += 1
             self.node(lambda: self._fill(reads[0]))
             for part in reads[1:]:
                 self.transfer("to_device", part)
-        return super().emit(name, kind, reads, writes, variant, **sizes)
+        return super().emit(
+            name, kind, reads, writes, sizes, variant=variant, launches=launches, is_call=is_call
+        )
 
     def transfer(self, direction: str, tensor: Tensor) -> None:
         """A copy through pageable memory."""
-        self.emit("to", "transfer", [], [tensor], direction, elements=tensor.numel)
+        sizes = OperationSizes(elements=tensor.numel)
+        self.emit("to", "transfer", [], [tensor], sizes, variant=direction)
 
     def _fill(self, x: Tensor) -> None:
         """The gradient of a slice is copied into zeros."""
         zeros = self.tensor(*x.shape)
-        self.emit("new_zeros", "copy", [], [zeros], elements=x.numel)
-        self.emit("copy_", "copy", [self.gradient(x)], [zeros], elements=x.numel, rows=x.shape[0])
+        self.copy("new_zeros", [], [zeros])
+        self.copy("copy_", [self.gradient(x)], [zeros], rows=x.shape[0])
 
     def zero(self) -> list[Weight]:
         """Zero the gradients of the dense weights."""
@@ -70,7 +79,7 @@ class _EagerTape(Tape):
             "elementwise",
             [],
             list(self.kept.values()),
-            elements=elements,
+            OperationSizes(elements=elements),
             launches=len(dense),
         )
         return dense
@@ -80,9 +89,7 @@ class _EagerTape(Tape):
         if weight not in self.kept:
             return super().keep(weight)
         kept = self.kept[weight]
-        self.emit(
-            "accumulate", "elementwise", [kept, self.gradients[weight]], [kept], elements=kept.numel
-        )
+        self.elementwise("accumulate", [kept, self.gradients[weight]], [kept])
         self.gradients[weight] = kept
         return None
 
@@ -95,23 +102,24 @@ class _EagerTape(Tape):
 
         def back(name: str, reads: Sequence[Tensor], target: Tensor, *, mean: bool = False) -> None:
             gradient = self.tensor(*logits.shape)
-            self.emit(name, "elementwise", reads, [gradient], elements=n)
+            self.emit(name, "elementwise", reads, [gradient], OperationSizes(elements=n))
             if mean:
-                self.emit("div_", "elementwise", [gradient], [gradient], elements=n)
+                self.elementwise("div_", [gradient], [gradient])
             self.pass_on(target, gradient)
 
-        self.emit("sigmoid", "elementwise", [logits], [scores], elements=n)
+        self.elementwise("sigmoid", [logits], [scores])
         self.node(lambda: back("sigmoid_backward", [self.gradient(scores), scores], logits))
         self.transfer("to_device", labels)
-        self.emit("binary_cross_entropy", "elementwise", [scores, labels], [losses], elements=n)
-        self.emit("mean", "rowwise", [losses], [loss], elements=n, rows=1, n=n, calls=0)
+        self.elementwise("binary_cross_entropy", [scores, labels], [losses])
+        one_row = OperationSizes(elements=n, rows=1, n=n)
+        self.emit("mean", "rowwise", [losses], [loss], one_row, is_call=False)
         for tensor in (loss, scores):
             self.bare += 1  # detached
             self.transfer("to_host", tensor)
         self.node(
             lambda: back("binary_cross_entropy_backward", [one, scores, labels], scores, mean=True)
         )
-        self.node(lambda: self.emit("ones_like", "copy", [loss], [one], "new_zeros", elements=1))
+        self.node(lambda: self.copy("ones_like", [loss], [one], "new_zeros"))
 
 
 @dataclass(frozen=True)
@@ -145,5 +153,6 @@ class EagerDLRM:
         tape.backward()
         tape.module, elements = "", sum(weight.numel for weight in dense)
         reads = [*dense, *(tape.gradients[weight] for weight in dense)]
-        tape.emit("add_", "elementwise", reads, dense, elements=elements, launches=len(dense))
+        sizes = OperationSizes(elements=elements)
+        tape.emit("add_", "elementwise", reads, dense, sizes, launches=len(dense))
         return (make_graph(tape, name=model.name, family=self.family, dtype=model.dtype),)

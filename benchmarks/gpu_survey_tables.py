@@ -18,9 +18,8 @@ from perfkit.ground.units import Array, check_choice, format_table
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import price
-from perfkit.workloads.columns import Accesses, Features
+from perfkit.workloads.columns import Accesses, Features, OperationSizes
 from perfkit.workloads.graph import Graph, Label
-from perfkit.workloads.operations import size_product
 
 #: Facts of the machine in the first line of a pass.
 _FACTS = ("device", "memory", "cache", "machine", "versions", "date")
@@ -140,8 +139,8 @@ class Work:
     ----------
     kind, variant, dtype : str
         Its class and number format.
-    sizes : mapping of str to float
-        Its sizes in base units.
+    sizes : OperationSizes
+        How much it computes or copies.
     nbytes : float
         What it reads and writes, each operand once [B].
     """
@@ -149,7 +148,7 @@ class Work:
     kind: str
     variant: str
     dtype: str
-    sizes: Mapping[str, float]
+    sizes: OperationSizes
     nbytes: float
 
 
@@ -159,7 +158,7 @@ def _multiply(
     """A product in a format, with its result in the same, or in bf16 if that is wider."""
     read, written = DTYPES[dtype], max(DTYPES[dtype], 2)
     nbytes = batch * (read * (m * k + k * n) + written * m * n)
-    return Work(kind, variant, dtype, size_product(m, n, k, batch=batch), nbytes)
+    return Work(kind, variant, dtype, OperationSizes.of_product(m, n, k, batch=batch), nbytes)
 
 
 def _list_accumulation(timing: Timing) -> list[Work]:
@@ -170,7 +169,7 @@ def _list_accumulation(timing: Timing) -> list[Work]:
     if timing.name.startswith("added_after"):
         dtype = timing.name.rpartition("_")[2]
         nbytes = (2 + 2 * DTYPES[dtype]) * m * n  # the product, and the buffer read and written
-        return [product, Work("elementwise", "add_", dtype, {"elements": m * n}, nbytes)]
+        return [product, Work("elementwise", "add_", dtype, OperationSizes(elements=m * n), nbytes)]
     return []
 
 
@@ -191,11 +190,11 @@ def _list_attention(timing: Timing) -> list[Work]:
     )
     # two products; half of each if tiles above the diagonal are skipped
     passes = 1.0 if causal else 2.0
-    sizes = size_product(sequence, sequence, width, batch=batch * heads, passes=passes)
     tensors = 4.0
     if phase == "backward":
-        sizes["flops"] *= 2.5
+        passes *= 2.5
         tensors = 8.0
+    sizes = OperationSizes.of_product(sequence, sequence, width, batch=batch * heads, passes=passes)
     rows = batch * heads * sequence
     mask = "_causal" if causal else ""
     nbytes = 2 * tensors * rows * width + 4 * rows
@@ -235,7 +234,7 @@ def _list_rowwise(timing: Timing) -> list[Work]:
         variant += "_backward_data" if "softmax" in name else "_backward"
         tensors = 3
     rows, n = timing.sizes["rows"], timing.sizes["n"]
-    sizes = {"elements": rows * n, "rows": rows, "n": n}
+    sizes = OperationSizes(elements=rows * n, rows=rows, n=n)
     nbytes = tensors * DTYPES[timing.dtype] * rows * n
     return [Work("rowwise", variant, timing.dtype, sizes, nbytes)]
 
@@ -271,7 +270,7 @@ def price_work(work: Sequence[Sequence[Work]], platform: Platform) -> Priced:
     """Price kernels, each of some operations that run one after another."""
     flat = [one for each in work for one in each]
     owner = np.repeat(np.arange(len(work)), [len(each) for each in work])
-    features = Features.from_rows([{"launches": 1, "calls": 1, **one.sizes} for one in flat])
+    features = Features.from_rows([one.sizes for one in flat])
     accesses = Accesses.from_rows([(i, i, one.nbytes, False) for i, one in enumerate(flat)])
     labels = tuple(Label(one.variant, one.kind, one.variant, "forward", "") for one in flat)
     dtypes = tuple(one.dtype for one in flat)

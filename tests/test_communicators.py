@@ -11,7 +11,7 @@ from perfkit.platform.machine import Context
 from perfkit.platform.platform import Platform
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.ranks import find_peers, group_identical_ranks, time_collectives
-from perfkit.workloads.columns import Accesses, Features, Wait, Waits
+from perfkit.workloads.columns import Accesses, Features, OperationSizes, Wait, Waits
 from perfkit.workloads.graph import Graph, Label
 
 H100 = load_platform("h100-sxm-8x4")
@@ -28,15 +28,7 @@ def make_graph(
     for name, size, *group in operations:
         kind = "collective" if group else "elementwise"
         labels.append(Label(name, kind, name, "backward", "net"))
-        rows.append(
-            {
-                "launches": 1,
-                "calls": 1,
-                "nbytes": MIB * size,
-                "elements": MIB * size / 4,
-                "group": sum(group),
-            }
-        )
+        rows.append(OperationSizes(nbytes=MIB * size, elements=MIB * size / 4, group=sum(group)))
     accesses = Accesses.from_rows(
         [(index, index, MIB * size, 1) for index, (_, size, *_) in enumerate(operations)]
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import perfkit as pk
 from perfkit.__main__ import main
-from perfkit.workloads.columns import Accesses, Features, Wait, Waits
+from perfkit.workloads.columns import Accesses, Features, OperationSizes, Wait, Waits
 from perfkit.workloads.execution import compile_graph
 from perfkit.workloads.graph import Graph, Label
 
@@ -32,14 +32,8 @@ def build(*rows: Row, **more: Any) -> Graph:
     )
     accesses, sizes_of_rows = [], []
     for place, (_, kind, elements, *both) in enumerate(rows):
-        sized = {
-            "elements": elements,
-            "launches": 1,
-            "calls": 1,
-            "rows": 8 * (kind == "rowwise"),
-            "n": 8,
-        }
-        sizes_of_rows.append(sized)
+        rows_of_kernel = 8 if kind == "rowwise" else 0
+        sizes_of_rows.append(OperationSizes(elements=elements, rows=rows_of_kernel, n=8))
         for write, buffers in enumerate(both):
             accesses += [(place, names.index(b), 4 * sizes[b[0]], write) for b in buffers.split()]
     return Graph(

@@ -222,7 +222,7 @@ def test_kernels_of_the_survey_are_operations_of_perfkit() -> None:
     sizes = {"m": 8.0, "n": 16.0, "k": 32.0}
     after = tables.Timing("accumulation", "added_after_fp32", "bf16", sizes, (1.0,))
     product, addition = tables.list_work(after)
-    assert (product.variant, product.sizes["flops"]) == ("tn", 2 * 8 * 16 * 32)
+    assert (product.variant, product.sizes.flops) == ("tn", 2 * 8 * 16 * 32)
     assert product.nbytes == 2 * (8 * 32 + 32 * 16 + 8 * 16)
     assert addition.nbytes == (2 + 4 + 4) * 8 * 16
     (narrow,) = tables.list_work(tables.Timing("fp8", "tensor", "fp8", sizes, (1.0,)))
@@ -231,7 +231,7 @@ def test_kernels_of_the_survey_are_operations_of_perfkit() -> None:
     (forward,) = tables.list_work(
         tables.Timing("attention", "cudnn_forward", "bf16", whole, (1.0,))
     )
-    assert (forward.variant, forward.sizes["flops"]) == (
+    assert (forward.variant, forward.sizes.flops) == (
         "forward_causal.flash3",
         2 * 2 * 64**2 * 32,
     )

@@ -8,6 +8,7 @@ import pytest
 import perfkit as pk
 from perfkit.workloads import layer_types
 from perfkit.workloads.blocks import RankShare, record_part
+from perfkit.workloads.columns import FEATURES, HostCalls, OperationSizes
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import make_graph
 from perfkit.workloads.layer_types import Linear, Relu, start_backward
@@ -61,6 +62,19 @@ def test_a_layer_is_a_class_with_forward_and_backward() -> None:
     assert (product["m"], product["n"], product["k"]) == (16, 8, 64)
     assert graph.parameters == 16 * 8 + 16
     assert pk.predict(graph, "h100-sxm-8").time > 0
+
+
+def test_sizes_are_records_whose_fields_are_columns_of_a_graph() -> None:
+    tape = Tape()
+    x = tape.tensor(64, 8)
+    tape.emit("first", "copy", [x], [x], OperationSizes(elements=512, rows=64), launches=2)
+    tape.emit("second", "copy", [x], [x], is_call=False)
+    features = make_graph(tape).features
+    assert (features.elements.tolist(), features.rows.tolist()) == ([512, 0], [64, 0])
+    assert (features.launches.tolist(), features.calls.tolist()) == ([2, 1], [1, 0])
+    assert {*OperationSizes._fields, *HostCalls._fields} == {*FEATURES}
+    with pytest.raises(TypeError, match="element"):
+        OperationSizes(element=512)  # type: ignore[call-arg]
 
 
 def test_gradients_that_arrive_twice_are_added() -> None:

@@ -22,7 +22,7 @@ from perfkit.platform.kernels import (
 from perfkit.platform.machine import Context
 from perfkit.prediction.cost import price
 from perfkit.prediction.uncertainty import find_unmeasured
-from perfkit.workloads.columns import Accesses, Features
+from perfkit.workloads.columns import Accesses, Features, OperationSizes
 from perfkit.workloads.graph import Graph, Label
 
 CPU, GPU = load_platform("zen5-2"), load_platform("h100-sxm-8")
@@ -32,7 +32,7 @@ def make_graph(
     *operations: tuple[str, str, str], dtypes: tuple[str, ...] = (), **sizes: float
 ) -> Graph:
     """Operations (name, kind, variant) of the same sizes, each of 12 MB of its own."""
-    features = Features.from_rows([{"launches": 1.0, "calls": 1.0, **sizes} for _ in operations])
+    features = Features.from_rows([OperationSizes(**sizes)] * len(operations))
     accesses = Accesses.from_rows(
         [(i, 2 * i + j, 6e6, j) for i in range(len(operations)) for j in (0, 1)]
     )

@@ -22,6 +22,7 @@ from perfkit.ground.forks import check_threads
 from perfkit.ground.units import Array, show
 from perfkit.readers.trace import DEVICE, TraceFile, find_iterations
 from perfkit.recording.recorder import Recorder
+from perfkit.workloads.columns import HostCalls, OperationSizes
 from perfkit.workloads.graph import PHASES, Graph, Label
 from perfkit.workloads.vocabulary import VIEWS, find_entry, walk_tensors
 
@@ -244,7 +245,7 @@ class _Step:
         if "nbytes" in first:
             ranks = tuple(first["members"] or range(first["ranks"] or self.ranks))
             self.groups += [ranks] if ranks not in self.groups else []
-            sizes = {"nbytes": first["even"] or 0.0, "group": self.groups.index(ranks)}
+            sizes = OperationSizes(nbytes=first["even"] or 0.0, group=self.groups.index(ranks))
             recorder.emit(
                 first["operation"],
                 "collective",
@@ -265,7 +266,7 @@ class _Step:
             # only some rows of a table are read
             tables = {"float", "c10::Half"} if "embedding" in name else set[str]()
             read = _list_operands(recorded, tables)
-            recorder.emit(name, "other", name, first["module"], {}, read, [])
+            recorder.emit(name, "other", name, first["module"], OperationSizes(), read, [])
         outer, added = self.outer[self.find_host(key)], len(recorder.labels) - before
         calls = np.arange(added) < (outer not in self.opened)
         self.opened.add(outer)
@@ -308,7 +309,8 @@ class _Recording(NamedTuple):
     """What one call added to a recorder, so that alike calls can add the same again."""
 
     labels: Sequence[Label]
-    sizes: Sequence[dict[str, float]]
+    sizes: Sequence[OperationSizes]
+    host_calls: Sequence[HostCalls]
     dtypes: Sequence[str]
     accesses: Sequence[tuple[int, int, float, int]]  # relative to the first operation and storage
     allocations: Sequence[tuple[int, float]]
@@ -320,7 +322,8 @@ class _Recording(NamedTuple):
         storages = recorder.values.storages
         return cls(
             recorder.labels[mark.operations :],
-            [{**sizes} for sizes in recorder._sizes[mark.operations :]],
+            recorder._sizes[mark.operations :],
+            recorder._host_calls[mark.operations :],
             recorder._dtypes[mark.operations :],
             [
                 (index - mark.operations, number - mark.storages, nbytes, flag)
@@ -340,7 +343,8 @@ class _Recording(NamedTuple):
             recorder._keys.append(recorder.exchanges.current.place)
             here = label._replace(phase=recorder.phase, module=recorder.module)
             recorder.labels.append(here)
-        recorder._sizes += [{**sizes} for sizes in self.sizes]
+        recorder._sizes += self.sizes
+        recorder._host_calls += self.host_calls
         recorder._dtypes += self.dtypes
         for index, number, nbytes, flag in self.accesses:
             access = (index + mark.operations, number + mark.storages, nbytes, flag)

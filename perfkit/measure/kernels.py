@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from perfkit.models.roofline import ATTENTION_BACKWARD, attention_flops
-from perfkit.workloads.operations import size_product
+from perfkit.models.roofline import ATTENTION_BACKWARD, attention_flops, gemm_flops
 
 #: Batches of indices among which the calls of an embedding kernel rotate; see
 #: `perfkit.models.caches.rotating_misses`.
@@ -150,6 +149,23 @@ class Case:
     kind: str
     variant: str
     sizes: dict[str, float]
+
+
+def size_product(m: float, n: float, k: float, *, batch: float = 1) -> dict[str, float]:
+    """Sizes of a product of matrices, as a case of a measurement states them.
+
+    Parameters
+    ----------
+    m, n, k, batch : float
+        Rows, columns, inner dimension and number of products [-].
+
+    Returns
+    -------
+    sizes : dict
+        ``flops`` [FLOP] and the dimensions [-].
+    """
+    flops = float(gemm_flops(m, n, k, batch=batch))
+    return {"flops": flops, "batch": batch, "m": m, "n": n, "k": k}
 
 
 def spread_sizes(rng: np.random.Generator, n: int, *ranges: tuple[float, float]) -> np.ndarray:

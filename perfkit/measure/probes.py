@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfkit.measure.kernels import draw_cases
+from perfkit.measure.kernels import draw_cases, size_product
 from perfkit.measure.samples import draw_calibration, dump
 from perfkit.models.embedding import forward_bytes
 from perfkit.recording.nets import Net
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import COLLECTIVES
-from perfkit.workloads.operations import size_product
 from perfkit.workloads.transformer import Transformer
 
 #: Number formats of matrix products in the order of a plan; the first one that a device has is used

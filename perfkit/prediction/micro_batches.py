@@ -16,7 +16,7 @@ from perfkit.prediction.messages import MessageTimes
 from perfkit.prediction.ranks import RankTimes
 from perfkit.prediction.replicas import Gradient, time_buckets
 from perfkit.workloads.blocks import RankShare, record_part
-from perfkit.workloads.columns import Accesses, Features
+from perfkit.workloads.columns import Accesses, Features, HostCalls, OperationSizes
 from perfkit.workloads.execution import HANDED, execute
 from perfkit.workloads.graph import STAGE_HOST, Graph, Label
 from perfkit.workloads.iteration import fill_buckets
@@ -40,7 +40,7 @@ EXCHANGED = ("gather.ends", "gather.layers", "regather.layers", "scatter.ends", 
 #: Operations of these whose tensors are shards.
 ON_SHARDS = ("_foreach_copy_", "all_gather_copy_in", "_to_copy")
 #: A collective as the host sees it: one call that launches one kernel.
-_CALL = Features.from_rows([{"calls": 1.0, "launches": 1.0}])
+_CALL = Features.from_rows([OperationSizes()])
 
 
 class Sizes:
@@ -299,7 +299,7 @@ def _price_call(platform: Platform) -> float:
 
 def _price_in_hook(variant: str, platform: Platform, compiled: bool) -> float:
     """Time in which the host launches an elementwise kernel from a hook, without a call [s]."""
-    launches = Features.from_rows([{"launches": 1.0}])
+    launches = Features.from_rows([OperationSizes()], [HostCalls(launches=1)])
     label = Label(variant, "elementwise", variant, "backward", "")
     graph = Graph((label,), launches, Accesses.from_rows())
     if compiled:

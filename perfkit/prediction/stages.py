@@ -1,7 +1,7 @@
 """Stages of a strategy for the event loop: the operations of one rank of each stage, micro-batch
 after micro-batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -22,7 +22,16 @@ from perfkit.prediction.micro_batches import (
 from perfkit.prediction.ranks import resolve_workload
 from perfkit.prediction.strategies import check_device, price_strategies
 from perfkit.workloads.blocks import PARALLEL
-from perfkit.workloads.columns import FEATURES, Accesses, Allocations, Features, Wait, Waits
+from perfkit.workloads.columns import (
+    ONE_CALL,
+    Accesses,
+    Allocations,
+    Features,
+    HostCalls,
+    OperationSizes,
+    Wait,
+    Waits,
+)
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import STAGE_HOST, Graph, KernelKey, Label
 from perfkit.workloads.placement import Plan
@@ -51,6 +60,12 @@ class _Block(NamedTuple):
     sent: int  # collectives
 
 
+def _list_rows(graph: Graph, names: Sequence[str]) -> Iterator[tuple[float, ...]]:
+    """Features of these names of each operation, those of the last configuration."""
+    columns = [graph.column(name)[:, -1].tolist() for name in names]
+    return zip(*columns, strict=True)
+
+
 class _Table:
     """Operations that stages repeat: their labels, number formats, sizes, and the bytes that each
     reads and writes."""
@@ -58,8 +73,8 @@ class _Table:
     def __init__(self, graph: Graph) -> None:
         self.labels, self.traffic = [*graph.labels], [*graph.traffic[:, -1]]
         self.dtypes = [*(graph.dtypes or (graph.dtype,) * len(graph))]
-        columns = [graph.column(name)[:, -1].tolist() for name in FEATURES]
-        self.sizes = [dict(zip(FEATURES, row, strict=True)) for row in zip(*columns, strict=True)]
+        self.sizes = [OperationSizes(*row) for row in _list_rows(graph, OperationSizes._fields)]
+        self.host_calls = [HostCalls(*row) for row in _list_rows(graph, HostCalls._fields)]
         self.known, self.recorded = dict[Any, int](), len(graph)
         label = Label(
             name="host",
@@ -68,7 +83,7 @@ class _Table:
             phase="forward",
             module="stages",
         )
-        late = self._add(label, {}, 0.0, 0)
+        late = self._add(label, OperationSizes(), HostCalls(), 0.0, 0)
         #: The time by which the host makes a pass longer, as an operation.
         self.late = {phase: self.make_block([self.copy(late, phase)]) for phase in _PHASES[:2]}
 
@@ -95,32 +110,41 @@ class _Table:
     def copy(self, row: int, phase: str, factor: float = 1.0) -> int:
         """Row of an operation in another phase, or with `factor` times as many numbers."""
         if (key := (row, phase, factor)) not in self.known:
-            sizes = {**self.sizes[row]}
-            for name in ("elements", "flops"):
-                sizes[name] = factor * sizes.get(name, 0.0)
-            label = self.labels[row]._replace(phase=phase)
-            self.known[key] = self._add(label, sizes, factor * self.traffic[row], row)
+            sizes = self.sizes[row]
+            elements, flops = factor * sizes.elements, factor * sizes.flops
+            sizes = sizes._replace(elements=elements, flops=flops)
+            label, traffic = self.labels[row]._replace(phase=phase), factor * self.traffic[row]
+            self.known[key] = self._add(label, sizes, self.host_calls[row], traffic, row)
         return self.known[key]
 
     def call_before(self, row: int, bare: float) -> int:
         """Row of an operation with more calls without a kernel before it."""
         if (key := (row, "bare", bare)) not in self.known:
-            sizes = {**self.sizes[row], "bare": self.sizes[row].get("bare", 0.0) + bare}
-            self.known[key] = self._add(self.labels[row], sizes, self.traffic[row], row)
+            host_calls = self.host_calls[row]
+            host_calls = host_calls._replace(bare=host_calls.bare + bare)
+            label, traffic = self.labels[row], self.traffic[row]
+            self.known[key] = self._add(label, self.sizes[row], host_calls, traffic, row)
         return self.known[key]
 
     def send(self, operation: str, phase: str, module: str, nbytes: Any, group: int) -> int:
         """Row of a collective."""
         if (key := (operation, phase, module, float(nbytes), group)) not in self.known:
-            sizes = {"nbytes": float(nbytes), "group": group, "launches": 1.0, "calls": 1.0}
-            self.known[key] = self._add(
-                Label(operation, "collective", operation, phase, module), sizes, 2.0 * nbytes, 0
-            )
+            label = Label(operation, "collective", operation, phase, module)
+            sizes = OperationSizes(nbytes=float(nbytes), group=group)
+            self.known[key] = self._add(label, sizes, ONE_CALL, 2.0 * nbytes, 0)
         return self.known[key]
 
-    def _add(self, label: Label, sizes: dict[str, float], traffic: float, like: int) -> int:
+    def _add(
+        self,
+        label: Label,
+        sizes: OperationSizes,
+        host_calls: HostCalls,
+        traffic: float,
+        like: int,
+    ) -> int:
         self.labels.append(label)
         self.sizes.append(sizes)
+        self.host_calls.append(host_calls)
         self.traffic.append(traffic)
         self.dtypes.append(self.dtypes[like])
         return len(self.labels) - 1
@@ -237,7 +261,7 @@ class _Maker:
             if not is_chosen:
                 continue
             if is_sum:
-                bare += self.table.sizes[row].get("bare", 0.0)
+                bare += self.table.host_calls[row].bare
                 continue
             kept.append(self.table.call_before(row, bare) if bare else row)
             bare = 0.0
@@ -466,7 +490,7 @@ class _Maker:
         dtypes = tuple(table.dtypes[row] for row in rows.tolist()) if self.graph.dtypes else ()
         return Graph(
             labels,
-            Features.from_rows(table.sizes).select(rows),
+            Features.from_rows(table.sizes, table.host_calls).select(rows),
             accesses,
             name=self.model.name,
             family=self.model.family,

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from perfkit.recording.sandbox import find_caller
-from perfkit.workloads.columns import Waits
+from perfkit.workloads.columns import OperationSizes, Waits
 from perfkit.workloads.vocabulary import walk_tensors
 
 #: The calibrated collective for an operation of a process group, by the first letters of its name.
@@ -200,7 +200,7 @@ class Exchanges:
             first = next(t for t in (*reads, *writes) if t.dim())
             row = first.numel() / max(first.shape[0], 1) if first.numel() else 1
             nbytes = len(ranks) * max(splits) * row * first.element_size()
-        sizes = {"nbytes": float(nbytes), "group": self._groups.index(ranks)}
+        sizes = OperationSizes(nbytes=float(nbytes), group=self._groups.index(ranks))
         self._recorder.emit(name, "collective", name, module, sizes, reads, writes)
         number = len(self._launched)
         self._launched.append(len(self._recorder.labels))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,7 +24,16 @@ from perfkit.recording.modules import DTYPES
 from perfkit.recording.places import LISTS, Places
 from perfkit.recording.sandbox import compute
 from perfkit.recording.values import Values, are_sparse, is_whole
-from perfkit.workloads.columns import Accesses, Allocations, Features, Owners, Weights
+from perfkit.workloads.columns import (
+    Accesses,
+    Allocations,
+    Features,
+    HostCalls,
+    OperationSizes,
+    Owners,
+    Size,
+    Weights,
+)
 from perfkit.workloads.execution import compile_graph
 from perfkit.workloads.graph import Graph, Label
 from perfkit.workloads.tables import EmbeddingTable
@@ -214,7 +223,8 @@ class Recorder(TorchDispatchMode):
         self._weights_of_modules: set[int] = set()  # storages of all parameters of modules
         self.labels: list[Label] = []
         self.viewed = self.bare = 0  # views, and calls of the framework without a kernel
-        self._sizes: list[dict[str, float]] = []  # of each operation, by name
+        self._sizes: list[OperationSizes] = []  # of each operation
+        self._host_calls: list[HostCalls] = []  # of each operation
         self._accesses: list[tuple[int, int, float, int]] = []
         # storages of tensors that updates in lists use together: a weight, its gradient and states
         self._partners: dict[tuple[int, ...], None] = {}
@@ -225,7 +235,7 @@ class Recorder(TorchDispatchMode):
         self._inputs: set[int] = set()  # leaves with a gradient that are no parameters
         self._schemas: dict[Any, _Schema] = {}
         # table and bags of the last lookup, by storage of the weight
-        self._weights: dict[int, tuple[int, float]] = {}
+        self._weights: dict[int, tuple[int, Size]] = {}
         # table, by storage of the indices and rows of the table
         self._indices: dict[tuple[int, int], int] = {}
         # number of the next node of autograd where a module begins or ends
@@ -326,7 +336,7 @@ class Recorder(TorchDispatchMode):
                 # a copy that is then filled: two kernels
                 self._append(_COPY, [args[0], None], given[:1], out, module)
                 self._append(_FILL, [out, *complete[1:]], [out, *given[1:]], out, module)
-                self._sizes[-1]["calls"] = 0.0
+                self._host_calls[-1] = self._host_calls[-1]._replace(calls=0)
             elif schema.name == "copy_" and self.places.crosses(given):
                 to_host = self.places.is_on_host(given[0])
                 self.transfer("to_host" if to_host else "to_device", given[0])
@@ -347,9 +357,9 @@ class Recorder(TorchDispatchMode):
         if is_unpriced(schema.name) or (schema.foreign and entry.kind == "other"):
             self._unpriced[schema.name] = None
         variant = entry.variant(schema.name, args) if callable(entry.variant) else entry.variant
-        sizes = entry.sizes(args, out) | {"launches": entry.launches}
+        sizes = entry.sizes(args, out)
         if entry.kind.startswith("embedding") and variant != "dense_rows":
-            sizes |= self._find_table(schema.name, args, sizes)
+            sizes = self._find_table(schema.name, args, sizes)
         reads = list(
             walk_tensors([a for i, a in enumerate(args) if i not in (*entry.unread, *schema.lent)])
         )
@@ -366,8 +376,7 @@ class Recorder(TorchDispatchMode):
         if finishing:
             self.exchanges.touch(reads)
         reduced = self._node is not None and self._node[1] == _KEEP and schema.name == "mul"
-        if finishing or reduced:  # copies of DistributedDataParallel
-            sizes |= {"calls": 0}
+        copied_for_reducer = finishing or reduced  # by DistributedDataParallel
         dtype = next(
             (_NAMES[t.dtype] for t in (*walk_tensors(out), *given) if t.dtype in _NAMES), ""
         )
@@ -385,6 +394,8 @@ class Recorder(TorchDispatchMode):
             reads,
             writes,
             dtype,
+            launches=entry.launches,
+            is_call=not copied_for_reducer,
         )
         if self.phase == "update" and schema.name.startswith(LISTS):
             self._note_partners([*args, out])
@@ -419,18 +430,24 @@ class Recorder(TorchDispatchMode):
         kind: str,
         variant: str,
         module: str,
-        sizes: dict[str, Any],
+        sizes: OperationSizes,
         reads: Any,
         writes: Any,
         dtype: str = "",
+        *,
+        launches: int = 1,
+        is_call: bool = True,
     ) -> None:
-        """Append one operation to the columns."""
+        """Append one operation to the columns; `is_call` says whether the framework is called for
+        it, unless it belongs to the call of the running node anyway."""
         index = len(self.labels)
         self._keys.append(self.exchanges.current.place)
-        calls = not (self._node and self._opened and not self.modules)
-        bare, self.bare, self._opened = self.bare, 0, True
+        within_node = self._node and self._opened and not self.modules
+        calls = 1 if is_call and not within_node else 0
+        self._host_calls.append(HostCalls(launches, calls, self.bare))
+        self.bare, self._opened = 0, True
         self.labels.append(Label(name, kind, variant, self.phase, module))
-        self._sizes.append({"launches": 1, "calls": calls, **sizes, "bare": bare})
+        self._sizes.append(sizes)
         self._dtypes.append(dtype)
         for flag, tensors in enumerate((reads, writes)):
             for tensor in {id(t): t for t in tensors}.values():
@@ -515,42 +532,44 @@ class Recorder(TorchDispatchMode):
         """Append a copy between host and device that the host waits for; on a CPU there is none."""
         if not (self.accelerator and self.on):
             return
-        sizes, dtype = {"elements": tensor.numel()}, _NAMES.get(tensor.dtype, "")
+        sizes, dtype = OperationSizes(elements=tensor.numel()), _NAMES.get(tensor.dtype, "")
         self.emit("to", "transfer", direction, self.module, sizes, [], [tensor], dtype)
 
-    def _find_table(self, name: str, args: list[Any], sizes: dict[str, float]) -> dict[str, float]:
-        """Number of the table of a lookup, or of its backward pass or update; a new table is
-        added."""
+    def _find_table(self, name: str, args: list[Any], sizes: OperationSizes) -> OperationSizes:
+        """Sizes of a lookup, or of its backward pass or update, with the number of its table; a new
+        table is added."""
         if name == "_embedding_bag_backward":
             rows = args[6]
             similar = (number for (_, size), number in self._indices.items() if size == rows)
             # none in a trace, which holds no indices
             found = self._indices.get((self.values.number(args[1]), rows))
-            return {"table": next(similar, 0) if found is None else found}
+            return sizes._replace(table=next(similar, 0) if found is None else found)
         weight = self.values.number(args[0])
-        number, bags = self._weights.get(weight, (0, sizes["lookups"]))
+        number, bags = self._weights.get(weight, (0, sizes.lookups))
         if name != "_embedding_bag":
-            return {"table": number, "bags": bags}
+            return sizes._replace(table=number, bags=bags)
         rows, dim = args[0].shape
         if weight not in self._weights:
             number = len(self._tables)
-            pooling = sizes["lookups"] / max(sizes["bags"], 1.0) or 1.0
+            # a capture knows all sizes as numbers
+            lookups, all_bags = cast(float, sizes.lookups), cast(float, sizes.bags)
+            pooling = lookups / max(all_bags, 1.0) or 1.0
             exponent = _fit_exponent(self.values.pretend(args[1]).constant, rows)
             table = EmbeddingTable(
                 rows, dim, pooling, exponent, args[0].element_size(), f"table {number}"
             )
             self._tables.append(table)
             self.values.laws.setdefault(rows, table.distribution)
-        self._weights[weight] = number, sizes["bags"]
+        self._weights[weight] = number, sizes.bags
         self._indices[self.values.number(args[1]), rows] = number
-        return {"table": number}
+        return sizes._replace(table=number)
 
     def graph(self, name: str, family: str, ranks: int) -> Graph:
         """The recorded graph; operations of side streams stand where the compute stream lets them
         begin."""
         keys = np.array(self._keys, dtype=float)
         order = np.argsort(keys, kind="stable")
-        features = Features.from_rows(self._sizes).select(order)
+        features = Features.from_rows(self._sizes, self._host_calls).select(order)
         accesses = Accesses.from_rows(self._accesses)
         accesses = replace(accesses, operation=np.argsort(order)[accesses.operation]).sort()
         names, labels = (

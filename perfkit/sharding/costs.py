@@ -245,15 +245,16 @@ def _record(
     stack = EmbeddingTable(rows, dim, pooling, itemsize=itemsize)
     [pooled] = layers.embedding_bags(tape, workload, [stack], float(bags) * ~last, copied=copied)
     packed, back = (tape.tensor(*pooled.shape, itemsize=pooled.itemsize) for _ in range(2))
-    tape.emit(
-        "cat", "copy", [pooled], [packed], elements=pooled.numel, rows=pooled.shape[0], bare=1
-    )
+    tape.bare = 1  # the host makes a view of the pooled rows
+    tape.copy("cat", [pooled], [packed], rows=pooled.shape[0])
     rest = tape.tensor(last * costs.footprint * scale, itemsize=1)
     tape.emit("clone", "copy", [rest], [back])  # all other memory traffic of the rank
     tape.gradients[pooled] = back
     tape.backward()
     # each gradient is stored before the next one is computed
-    tape.operations[-1].sizes["bare"], tape.bare = tape.bare, 0
+    last_gradient = tape.operations[-1]
+    last_gradient.host_calls = last_gradient.host_calls._replace(bare=tape.bare)
+    tape.bare = 0
     if copied:
         average(tape)
     step(tape, "sgd", lists=costs.accelerated)

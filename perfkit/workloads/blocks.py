@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.workloads import layers
+from perfkit.workloads.columns import OperationSizes
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import make_graph, step
 from perfkit.workloads.layer_types import (
@@ -30,7 +31,6 @@ from perfkit.workloads.operations import Tensor, Weight
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tape import (
     ITEMSIZE,
-    WIDEN,
     Calls,
     RecordedAccess,
     Tape,
@@ -111,7 +111,7 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
         logits = layers.linear(tape, x, weight, None if model.causal else tape.parameter(columns))
     # largest logit, sum of exponentials, and logit of the label
     for _ in range(3 * bool(np.any(share.tensor > 1))):
-        tape.emit("all_reduce", "collective", [], [], nbytes=4 * tokens)
+        tape.collective("all_reduce", [], [], nbytes=4 * tokens)
     # autocast takes the logarithm of narrow numbers, and casts it for the loss
     autocast = tape.wide > tape.itemsize
     if model.mixed and not autocast:
@@ -145,9 +145,9 @@ def _exchange(tape: Tape, x: Tensor, share: RankShare, *, ahead: bool) -> Tensor
         out.root = x.root
     nbytes, (forth, back) = (out if ahead else x).nbytes, (gather, add) if ahead else (add, gather)
     if forth:
-        tape.emit(forth, "collective", [x], [out], nbytes=nbytes)
+        tape.collective(forth, [x], [out], nbytes=nbytes)
     if back:
-        tape.node(lambda: tape.emit(back, "collective", [], [], nbytes=nbytes))
+        tape.node(lambda: tape.collective(back, [], [], nbytes=nbytes))
     return out
 
 
@@ -335,9 +335,7 @@ class FSDPUnits:
         """Copy a weight or a gradient from or to the order of ranks, if it has another one."""
         if source is target:
             return
-        rows = source.numel // source.shape[-1]
-        sizes = {"elements": source.numel, "rows": rows}
-        self.tape.emit("cat", "copy", [source], [target], **sizes)
+        self.tape.copy("cat", [source], [target], rows=source.numel // source.shape[-1])
 
     def launch(self, layer: int, owner: int) -> None:
         """Gather the weights of a layer while its `owner`, another layer, is at work."""
@@ -360,10 +358,10 @@ class FSDPUnits:
             tape.bare + 5 * (tape.phase == "forward"),
         )
         if self.itemsize != tape.itemsize:
-            tape.emit("_foreach_copy_", "copy", parts, [narrow], "copy_", elements=count, rows=1)
+            tape.copy("_foreach_copy_", parts, [narrow], "copy_", rows=1)
             parts = [narrow]
-        tape.emit("all_gather_copy_in", "copy", parts, [own], "copy_", elements=count, rows=1)
-        tape.emit("all_gather", "collective", [own], [whole], nbytes=whole.nbytes, group=self.group)
+        tape.copy("all_gather_copy_in", parts, [own], "copy_", rows=1)
+        tape.collective("all_gather", [own], [whole], nbytes=whole.nbytes, group=self.group)
         tape.layer = before
 
     def unpack(self, layer: int, ahead: int) -> None:
@@ -375,15 +373,8 @@ class FSDPUnits:
         tape.bare += len(weights) + 3 if tape.phase == "forward" else 2
         rows = self.ranks * len(weights)
         parts = self.list_by_rank(weights)
-        tape.emit(
-            "split_with_sizes_copy",
-            "copy",
-            [whole],
-            parts,
-            "cat",
-            elements=whole.numel,
-            rows=rows,
-        )
+        sizes = OperationSizes(elements=whole.numel, rows=rows)
+        tape.emit("split_with_sizes_copy", "copy", [whole], parts, sizes, variant="cat")
         for part, weight in zip(parts, weights, strict=True):
             self.reorder(part, weight)
         if ahead >= 0 and ahead in self.weights:
@@ -397,9 +388,7 @@ class FSDPUnits:
             if narrow.itemsize == self.itemsize:
                 continue
             wide = self.tape.tensor(*narrow.shape, itemsize=self.itemsize)
-            self.tape.emit(
-                WIDEN, "elementwise", [narrow], [wide], "_to_copy", elements=narrow.numel
-            )
+            self.tape.elementwise("_to_copy", [narrow], [wide])
             self.tape.gradients[weight] = wide
 
     def reduce(self, layer: int, done: bool) -> None:
@@ -416,14 +405,10 @@ class FSDPUnits:
         parts = self.list_by_rank(gradients)
         for gradient, part in zip(gradients, parts, strict=True):
             self.reorder(gradient, part)
-        tape.emit("chunk_cat", "copy", parts, [flat], "cat", elements=flat.numel, rows=rows)
-        tape.emit(
-            "reduce_scatter", "collective", [flat], [own], nbytes=flat.nbytes, group=self.group
-        )
+        tape.copy("chunk_cat", parts, [flat], "cat", rows=rows)
+        tape.collective("reduce_scatter", [flat], [own], nbytes=flat.nbytes, group=self.group)
         if self.replicas:
-            tape.emit(
-                "all_reduce", "collective", [own], [own], nbytes=own.nbytes, group=self.replicas
-            )
+            tape.collective("all_reduce", [own], [own], nbytes=own.nbytes, group=self.replicas)
         own = layers.cast(tape, own, self.itemsize)
         for shard in shards:
             tape.gradients[shard] = own.view(*shard.shape)
@@ -464,7 +449,7 @@ def _pack(tape: Tape, wide: int) -> None:
     tape.module = "exchange.whole"
     parts = [tape.kept[weight] for weight in tape.trained]
     flat = tape.tensor(sum(part.numel for part in parts), itemsize=wide)
-    tape.emit("cat", "copy", parts, [flat], elements=flat.numel, rows=len(parts))
+    tape.copy("cat", parts, [flat], rows=len(parts))
 
 
 def _exchange_buckets(tape: Tape) -> None:
@@ -573,7 +558,8 @@ def record_part(
     if model.mixed and not autocast:
         tape.module = "exchange.narrow"
         for weight in tape.trained:
-            tape.emit("_to_copy", "elementwise", [weight.stored], [weight], elements=weight.numel)
+            sizes = OperationSizes(elements=weight.numel)
+            tape.emit("_to_copy", "elementwise", [weight.stored], [weight], sizes)
     _pack(tape, wide)
     if exchange == "shards":
         _exchange_shards(tape, model, wide)

@@ -1,13 +1,86 @@
 """Columns of a graph: sizes of its operations, which tensors they read and write, which of these
 are weights, which modules own them, when memory is allocated, and which operations wait for collectives."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from perfkit.ground.units import Array
+from perfkit.models.roofline import gemm_flops
+from perfkit.workloads.symbolic_sizes import SymbolicSize
+
+#: A size of an operation: a number, an array over configurations, or one that is not known yet.
+Size: TypeAlias = float | np.ndarray | SymbolicSize
+
+
+class OperationSizes(NamedTuple):
+    """How much one operation computes, copies or sends: the sizes that apply to it; all others are
+    zero.
+
+    Parameters
+    ----------
+    flops, batch, m, n, k, elements, rows, lookups, bags, dim, table, nbytes, group : Size
+        See `Features`.
+
+    Examples
+    --------
+    >>> OperationSizes(elements=1024, rows=32).elements
+    1024
+    """
+
+    flops: Size = 0
+    batch: Size = 0
+    m: Size = 0
+    n: Size = 0
+    k: Size = 0
+    elements: Size = 0
+    rows: Size = 0
+    lookups: Size = 0
+    bags: Size = 0
+    dim: Size = 0
+    table: Size = 0
+    nbytes: Size = 0
+    group: Size = 0
+
+    @classmethod
+    def of_product(
+        cls, m: Any, n: Any, k: Any, *, batch: Any = 1, passes: float = 1.0
+    ) -> "OperationSizes":
+        """Sizes of a product of matrices.
+
+        Parameters
+        ----------
+        m, n, k, batch : Size
+            Rows, columns, inner dimension and number of products [-].
+        passes : float, optional
+            How often the arithmetic of one product is done [-].
+
+        Returns
+        -------
+        sizes : OperationSizes
+            The dimensions [-], and the arithmetic [FLOP].
+        """
+        return cls(flops=passes * gemm_flops(m, n, k, batch=batch), batch=batch, m=m, n=n, k=k)
+
+
+class HostCalls(NamedTuple):
+    """What the host does for one operation.
+
+    Parameters
+    ----------
+    launches, calls, bare : float
+        See `Features`.
+    """
+
+    launches: float = 0
+    calls: float = 0
+    bare: float = 0
+
+
+#: What the host does for an operation that is one call and one kernel.
+ONE_CALL = HostCalls(launches=1, calls=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,25 +154,34 @@ class Features:
         return cls(**{name: np.zeros(operations) for name in FEATURES})
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Mapping[str, Any]]) -> "Features":
+    def from_rows(
+        cls, sizes: Sequence[OperationSizes], host_calls: Sequence[HostCalls] | None = None
+    ) -> "Features":
         """Turn the sizes of each operation into columns.
 
         Parameters
         ----------
-        rows : sequence of mapping
-            Sizes of each operation by name; those that are absent are zero.
+        sizes : sequence of OperationSizes
+            How much each operation computes, copies or sends: numbers.
+        host_calls : sequence of HostCalls, optional
+            What the host does for each; by default each is one call that starts one kernel.
 
         Returns
         -------
         features : Features
             The same sizes.
         """
-        features = cls.zeros(len(rows))
-        columns = vars(features)
-        for operation, sizes in enumerate(rows):
-            for name, value in sizes.items():
-                columns[name][operation] = value
-        return features
+        if host_calls is None:
+            host_calls = [ONE_CALL] * len(sizes)
+        columns: dict[str, Array] = {}
+        for names, rows in (
+            (OperationSizes._fields, sizes),
+            (HostCalls._fields, host_calls),
+        ):
+            table = np.array(rows, dtype=float).reshape(len(rows), len(names))
+            for name, column in zip(names, table.T, strict=True):
+                columns[name] = column.copy()
+        return cls(**columns)
 
     def change(self, function: Callable[[Array], Array]) -> "Features":
         """Apply a function to each array.

@@ -8,12 +8,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.models.optimizers import ElementwiseStep, find_optimizer
-from perfkit.workloads.columns import FEATURES, Accesses, Features, Owners, Waits, Weights
+from perfkit.workloads.columns import (
+    FEATURES,
+    Accesses,
+    Features,
+    HostCalls,
+    OperationSizes,
+    Owners,
+    Size,
+    Waits,
+    Weights,
+)
 from perfkit.workloads.graph import Graph, Label
 from perfkit.workloads.operations import Tensor, Weight
 from perfkit.workloads.structure import OpenGraph, SizeTable
 from perfkit.workloads.symbolic_sizes import SymbolicSize
-from perfkit.workloads.tape import PIECE, LaunchWait, Tape
+from perfkit.workloads.tape import LaunchWait, RecordedAccess, Tape
 
 #: Bytes at which DistributedDataParallel reduces the first bucket of gradients, and each later one
 #: [B].
@@ -33,16 +43,10 @@ def average(tape: Tape) -> None:
         own = [weight for weight in tape.trained if weight.group == group]
         count, elements = _count(tape, own)
         flat = tape.tensor(elements, itemsize=tape.wide)
-        tape.emit(
-            "cat",
-            "copy",
-            [tape.gradients[weight] for weight in own],
-            [flat],
-            elements=elements,
-            rows=count,
-        )
-        tape.emit("all_reduce", "collective", [flat], [flat], nbytes=flat.nbytes, group=group)
-        tape.emit("div_", "elementwise", [flat], [flat], elements=elements)
+        gradients = [tape.gradients[weight] for weight in own]
+        tape.copy("cat", gradients, [flat], rows=count)
+        tape.collective("all_reduce", [flat], [flat], nbytes=flat.nbytes, group=group)
+        tape.elementwise("div_", [flat], [flat])
         tape.gradients |= {w: Tensor(flat.storage, w.shape, tape.wide, layer=w.layer) for w in own}
 
 
@@ -52,8 +56,8 @@ def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False
     tape.module = ""
     # others were updated by the backward pass
     weights = [weight for weight in tape.trained if weight.stored in tape.gradients]
-    dense = [weight for weight in weights if not weight.updates_rows]
-    rows = [weight for weight in weights if weight.updates_rows]
+    dense = [weight for weight in weights if weight.row_update is None]
+    rows = [weight for weight in weights if weight.row_update is not None]
     chosen = find_optimizer(optimizer)
     if rows and not chosen.sparse_rows:
         raise ValueError(
@@ -68,16 +72,17 @@ def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False
             _update_rows(tape, weight)
         return
     for weight in weights:
-        if weight.updates_rows:
+        if weight.row_update is not None:
             _update_rows(tape, weight)
         else:
             _update_dense(tape, [weight], chosen.operations("eager"), listed=False)
 
 
 def _update_rows(tape: Tape, weight: Weight) -> None:
-    """Add the gradients of the looked-up rows of a table to these rows."""
-    gradient = tape.gradients[weight]
-    tape.emit("add_", "embedding_update", [gradient], [], "sparse", **weight.row_update)
+    """Add the gradients of the looked-up rows of a table to these rows, if only these are updated."""
+    gradient, sizes = tape.gradients[weight], weight.row_update
+    if sizes is not None:
+        tape.emit("add_", "embedding_update", [gradient], [], sizes, variant="sparse")
 
 
 def finish(
@@ -118,7 +123,8 @@ def _update_dense(
         writes = [tensor for operand in operation.writes for tensor in tensors[operand]]
         tape.layer = -1 if listed else stored[0].layer
         size = count if operation.counts_steps else elements
-        tape.emit(operation.name, "elementwise", reads, writes, operation.variant, elements=size)
+        sizes = OperationSizes(elements=size)
+        tape.emit(operation.name, "elementwise", reads, writes, sizes, variant=operation.variant)
     tape.layer = -1
     if listed:
         _note_owners(tape, weights, tensors)
@@ -178,11 +184,15 @@ class _Rows(NamedTuple):
         A row of the table of sizes for each feature and operation.
     accesses : Accesses
         What operations read and write; in place of bytes, rows of the table of sizes.
+    buckets : sequence of (int or None)
+        Of every operation that reduces one gradient of a bucket, the number of the module in whose
+        buckets that is [-].
     """
 
     labels: Sequence[Label]
     features: Features
     accesses: Accesses
+    buckets: Sequence[int | None]
 
 
 def make_open_graph(tape: Tape, **about: Any) -> OpenGraph:
@@ -224,20 +234,37 @@ def make_open_graph(tape: Tape, **about: Any) -> OpenGraph:
 
 def _list_rows(tape: Tape, sizes: SizeTable) -> _Rows:
     """The operations of a tape in columns; their sizes are added to the table."""
-    rows: dict[str, Any] = {
-        name: np.zeros(len(tape.operations), dtype=np.intp) for name in FEATURES
-    }
-    accesses = []
+    positions, accesses = [], list[RecordedAccess]()
     for position, operation in enumerate(tape.operations):
-        for name, size in operation.sizes.items():
-            rows[name][position] = sizes.add(size)
-        for access in operation.accesses:
-            accesses.append((position, access.storage, sizes.add(access.nbytes), access.is_write))
+        positions += [position] * len(operation.accesses)
+        accesses += operation.accesses
+    work = [operation.sizes for operation in tape.operations]
+    host_calls = [operation.host_calls for operation in tape.operations]
+    features = Features(
+        **_number_sizes(OperationSizes._fields, work, sizes),
+        **_number_sizes(HostCalls._fields, host_calls, sizes),
+    )
     return _Rows(
         labels=[operation.label for operation in tape.operations],
-        features=Features(**rows),
-        accesses=Accesses.from_rows(accesses, dtype=np.intp),
+        features=features,
+        accesses=Accesses(
+            operation=np.array(positions, dtype=np.intp),
+            buffer=np.array([access.storage for access in accesses], dtype=np.intp),
+            nbytes=np.array(sizes.add_all(access.nbytes for access in accesses), dtype=np.intp),
+            is_write=np.array([access.is_write for access in accesses], dtype=bool),
+        ),
+        buckets=[operation.bucket for operation in tape.operations],
     )
+
+
+def _number_sizes(
+    names: Sequence[str], records: Sequence[tuple[Size, ...]], sizes: SizeTable
+) -> dict[str, np.ndarray]:
+    """For each field of the records of all operations, the rows of the table in which its values
+    are."""
+    numbers = sizes.add_all(size for record in records for size in record)
+    columns = np.array(numbers, dtype=np.intp).reshape(len(records), len(names)).T.copy()
+    return dict(zip(names, columns, strict=True))
 
 
 class _StorageLayout(NamedTuple):
@@ -266,8 +293,8 @@ def _lay_out_storages(tape: Tape) -> _StorageLayout:
     number = np.zeros(len(homes), dtype=int)
     for home in range(-1, homes.max() + 1):
         number[homes == home] = np.arange((homes == home).sum())
-    inside = number[homes >= 0].max() + 1
-    return _StorageLayout(homes, number, (homes < 0).sum(), inside)
+    inside = int(number[homes >= 0].max()) + 1
+    return _StorageLayout(homes, number, int((homes < 0).sum()), inside)
 
 
 def _repeat(recorded: _Rows, tape: Tape, layout: _StorageLayout) -> _Rows:
@@ -290,28 +317,45 @@ def _repeat(recorded: _Rows, tape: Tape, layout: _StorageLayout) -> _Rows:
         operation=place[accesses.operation, own],
         buffer=layout.number[accesses.buffer] + np.where(home < 0, 0, of_layer),
     )
-    named = zip(recorded.labels, owners.tolist(), strict=True)
-    texts = [label.module.replace(f"layers.{own}", "layers.{}", 1) for label, own in named]
+    modules = _ModuleNames()
     labels = []
     for row, number_of_layer in zip(rows.tolist(), layer.tolist(), strict=True):
-        label, module = recorded.labels[row], texts[row].format(number_of_layer)
-        labels.append(Label(label.name, label.kind, label.variant, label.phase, module))
-    return _Rows(labels, recorded.features.select(rows), accesses)
+        label, recorded_layer = recorded.labels[row], tape.operations[row].layer
+        if number_of_layer != recorded_layer:
+            module = modules.rename(label.module, recorded_layer, number_of_layer)
+            label = Label(label.name, label.kind, label.variant, label.phase, module)
+        labels.append(label)
+    buckets = [recorded.buckets[row] for row in rows.tolist()]
+    return _Rows(labels, recorded.features.select(rows), accesses, buckets)
 
 
 def _repeat_owners(tape: Tape, layout: _StorageLayout) -> Owners:
     """Modules of tensors that are updated in lists, for each of the layers that one represents."""
     rows: list[tuple[int, str]] = []
+    modules = _ModuleNames()
     for storage, module in tape.owners.items():
         home, number = tape.homes[storage], int(layout.number[storage])
         if home < 0:
             rows.append((number, module))
             continue
-        text = module.replace(f"layers.{home}", "layers.{}", 1)
         for layer in _list_layers(home, tape.repeats):
-            buffer = int(number + layout.outside + layer * layout.inside)
-            rows.append((buffer, text.format(layer)))
+            buffer = number + layout.outside + layer * layout.inside
+            rows.append((buffer, modules.rename(module, home, layer)))
     return Owners.from_rows(rows)
+
+
+class _ModuleNames:
+    """Names of the modules of layers that a recorded one represents; each is made once."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[str, int], str] = {}
+
+    def rename(self, module: str, recorded: int, layer: int) -> str:
+        """The module of a `layer` that is called `module` in the recorded one."""
+        key = (module, layer)
+        if key not in self._names:
+            self._names[key] = module.replace(f"layers.{recorded}", f"layers.{layer}", 1)
+        return self._names[key]
 
 
 def _list_layers(recorded: int, repeats: int) -> range:
@@ -380,10 +424,10 @@ def _reduce(
     iteration on. `noted` are the waits so far; all waits are returned with the operations.
     """
     labels, features, accesses, waits = rows.labels, rows.features, rows.accesses, [*noted]
-    pieces = np.flatnonzero([label.name == PIECE for label in labels])
+    pieces = np.flatnonzero([bucket is not None for bucket in rows.buckets])
     end = [label.phase for label in labels].index("update")
     copies = np.arange(end - len(pieces), end)
-    modules = np.array([table[row] for row in features.table[pieces]])
+    modules = np.array([rows.buckets[piece] for piece in pieces.tolist()])
     sizes = [table[row] for row in features.nbytes[pieces]]
     if any(isinstance(size, SymbolicSize) for size in sizes):
         raise ValueError(
@@ -406,20 +450,18 @@ def _reduce(
     for piece in pieces[~kept[pieces]]:
         calls = table[features.bare[piece]] + table[features.bare[piece + 1]]
         features.bare[piece + 1] = table.add(calls)
-    features.table[pieces] = table.add(0)
     new = np.concatenate([[0], np.cumsum(kept)])
     of_piece = accesses.find_of(pieces)
     accesses = replace(accesses, operation=new[into[accesses.operation]])
     # a bucket is read and then written
     order = np.lexsort([of_piece & accesses.is_write, accesses.operation])
-    found = [
-        Label("all_reduce", "collective", "all_reduce", label.phase, label.module)
-        if label.name == PIECE
-        else label
-        for label, keep in zip(labels, kept, strict=True)
-        if keep
-    ]
-    reduced = _Rows(found, features.select(kept), accesses.select(order))
+    remaining = np.flatnonzero(kept).tolist()
+    reduced = _Rows(
+        labels=[labels[row] for row in remaining],
+        features=features.select(remaining),
+        accesses=accesses.select(order),
+        buckets=[rows.buckets[row] for row in remaining],
+    )
     moved = [LaunchWait(new[wait.operation], new[wait.launch]) for wait in waits]
     return reduced, moved
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from perfkit.models.roofline import ATTENTION_BACKWARD, attention_flops
+from perfkit.workloads.columns import OperationSizes
 from perfkit.workloads.operations import NN, NT, SORT, TN, Tensor, Weight
 from perfkit.workloads.tape import Layer, Tape
 
@@ -196,15 +197,12 @@ class Attention(Layer):
         self.q, self.k, self.v = q, k, v
         batch, sequence, hidden = q.shape
         keys, head_dim = sequence * self.context, hidden // self.heads
-        self.sizes = {
-            "flops": attention_flops(
-                batch, self.heads, sequence, head_dim, causal=self.causal, keys=keys
-            ),
-            "batch": batch * self.heads,
-            "m": sequence,
-            "n": keys,
-            "k": head_dim,
-        }
+        self.flops = attention_flops(
+            batch, self.heads, sequence, head_dim, causal=self.causal, keys=keys
+        )
+        self.sizes = OperationSizes(
+            flops=self.flops, batch=batch * self.heads, m=sequence, n=keys, k=head_dim
+        )
         self.statistics = tape.tensor(batch, self.heads, sequence)
         self.y = tape.tensor(*q.shape, itemsize=_widest(q, k, v))
         tape.emit(
@@ -212,22 +210,22 @@ class Attention(Layer):
             "attention",
             [q, k, v],
             [self.y, self.statistics],
-            f"forward{self.function}",
-            **self.sizes,
+            self.sizes,
+            variant=f"forward{self.function}",
         )
         return self.y
 
     def backward(self, tape: Tape, dy: Tensor) -> None:
         """Append the kernel of the backward pass."""
         dq, dk, dv = tape.like(self.q), tape.like(self.k), tape.like(self.v)
-        sizes = {**self.sizes, "flops": ATTENTION_BACKWARD * self.sizes["flops"]}
+        sizes = self.sizes._replace(flops=ATTENTION_BACKWARD * self.flops)
         tape.emit(
             "_scaled_dot_product_flash_attention_for_cpu_backward",
             "attention",
             [dy, self.q, self.k, self.v, self.y, self.statistics],
             [dq, dk, dv],
-            f"backward{self.function}",
-            **sizes,
+            sizes,
+            variant=f"backward{self.function}",
         )
         tape.pass_on(self.q, dq)
         tape.pass_on(self.k, dk)
@@ -596,8 +594,9 @@ class TakePairs(Layer):
         """Append `new_zeros` and `index_put`."""
         zeros, dx = tape.like(self.x), tape.like(self.x)
         tape.copy("new_zeros", [], [zeros])
-        sizes = {"elements": dy.numel, "rows": self.batch, "launches": SORT}
-        tape.emit("index_put", "copy", [zeros, self.rows, self.columns, dy], [dx], **sizes)
+        reads = [zeros, self.rows, self.columns, dy]
+        sizes = OperationSizes(elements=dy.numel, rows=self.batch)
+        tape.emit("index_put", "copy", reads, [dx], sizes, launches=SORT)
         tape.pass_on(self.x, dx)
 
 
@@ -659,16 +658,17 @@ class Embedding(Layer):
         """Append `embedding_dense_backward`."""
         rows, width = self.weight.shape
         lookups = self.index.numel
-        sizes = {"lookups": lookups, "bags": lookups, "dim": width, "rows": rows}
         dw = tape.like(self.weight)
+        sizes = OperationSizes(
+            lookups=lookups, bags=lookups, dim=width, rows=rows, elements=dw.numel
+        )
         tape.emit(
             "embedding_dense_backward",
             "embedding_backward",
             [dy, self.index],
             [dw],
-            "dense_rows",
-            elements=dw.numel,
-            **sizes,
+            sizes,
+            variant="dense_rows",
         )
         tape.pass_on(self.weight, dw)
 
@@ -686,21 +686,23 @@ class TableLookup:
         Number of the table [-].
     lookups, bags : int or array
         Rows that are looked up, and their sums [-].
+
+    Attributes
+    ----------
+    launches : int
+        Kernels that its lookup starts: 0 if the kernel of another table looks it up too [-].
     """
 
     def __init__(self, tape: Tape, weight: Weight, number: int, lookups: Any, bags: Any) -> None:
         self.weight = weight
         self.rows, self.dim = weight.shape
         self.lookups, self.bags = lookups, bags
+        self.launches = 1
         self.indices = tape.tensor(lookups, itemsize=tape.index)
         self.offsets = tape.tensor(bags, itemsize=tape.index)
-        self.sizes: dict[str, Any] = {
-            "lookups": lookups,
-            "bags": bags,
-            "dim": self.dim,
-            "table": number,
-            "elements": lookups * self.dim,
-        }
+        self.sizes = OperationSizes(
+            lookups=lookups, bags=bags, dim=self.dim, table=number, elements=lookups * self.dim
+        )
 
 
 class EmbeddingBag(Layer):
@@ -724,10 +726,10 @@ class EmbeddingBag(Layer):
         self.weight = weight
         lookup = self.lookup
         if self.sparse:
-            weight.row_update = {**lookup.sizes, "rows": lookup.lookups}
+            weight.row_update = lookup.sizes._replace(rows=lookup.lookups)
         pooled = tape.tensor(lookup.bags, lookup.dim, itemsize=tape.wide)
         reads = [lookup.indices, lookup.offsets]
-        tape.emit("_embedding_bag", "embedding_forward", reads, [pooled], **lookup.sizes)
+        tape.emit("_embedding_bag", "embedding_forward", reads, [pooled], lookup.sizes)
         return pooled
 
     def backward(self, tape: Tape, dy: Tensor) -> None:
@@ -737,9 +739,9 @@ class EmbeddingBag(Layer):
         dw = tape.tensor(rows, lookup.dim, itemsize=tape.wide)
         reads = [dy, lookup.indices, lookup.offsets]
         variant = "sparse" if self.sparse else "dense"
-        sizes = {**lookup.sizes, "elements": dw.numel, "rows": rows}
+        sizes = lookup.sizes._replace(elements=dw.numel, rows=rows)
         name = "_embedding_bag_backward"
-        tape.emit(name, "embedding_backward", reads, [dw], variant, **sizes)
+        tape.emit(name, "embedding_backward", reads, [dw], sizes, variant=variant)
         tape.pass_on(self.weight, dw)
 
 
@@ -757,7 +759,7 @@ class FusedEmbeddings:
     def __init__(self, lookups: Sequence[TableLookup]) -> None:
         self.lookups = lookups
         for lookup in lookups[1:]:  # the kernel of the first table does these too
-            lookup.sizes |= {"launches": 0, "calls": 0}
+            lookup.launches = 0
 
     def apply(self, tape: Tape) -> list[Tensor]:
         """Append the forward pass, and note the backward pass.
@@ -775,9 +777,16 @@ class FusedEmbeddings:
         self.pooled = []
         for lookup in self.lookups:
             pooled = tape.tensor(lookup.bags, lookup.dim, itemsize=tape.wide, grad=True)
-            reads = [lookup.indices, lookup.offsets]
-            name = "fused_embeddings"
-            tape.emit(name, "embedding_forward", reads, [pooled], "fused", **lookup.sizes)
+            tape.emit(
+                "fused_embeddings",
+                "embedding_forward",
+                [lookup.indices, lookup.offsets],
+                [pooled],
+                lookup.sizes,
+                variant="fused",
+                launches=lookup.launches,
+                is_call=lookup.launches > 0,
+            )
             self.pooled.append(pooled)
         tape.node(partial(self.backward, tape))
         return self.pooled
@@ -797,9 +806,31 @@ class FusedEmbeddings:
         """Compute the gradient of one table."""
         dw = tape.like(lookup.weight)
         reads = [dy, lookup.indices, lookup.offsets]
-        name = "fused_embeddings_backward"
-        tape.emit(name, "embedding_backward", reads, [dw], "dense", **lookup.sizes)
+        self._emit_backward(tape, lookup, reads, [dw], lookup.sizes, variant="dense")
         tape.pass_on(lookup.weight, dw)
+
+    def _emit_backward(
+        self,
+        tape: Tape,
+        lookup: TableLookup,
+        reads: Sequence[Tensor],
+        writes: Sequence[Tensor],
+        sizes: OperationSizes,
+        *,
+        variant: str,
+        launches: int = 1,
+    ) -> None:
+        """Append the part of the backward kernel that is of one table."""
+        tape.emit(
+            "fused_embeddings_backward",
+            "embedding_backward",
+            reads,
+            writes,
+            sizes,
+            variant=variant,
+            launches=launches * lookup.launches,
+            is_call=lookup.launches > 0,
+        )
 
 
 class FusedEmbeddingUpdates(FusedEmbeddings):
@@ -809,8 +840,7 @@ class FusedEmbeddingUpdates(FusedEmbeddings):
     def _return_bags(self, tape: Tape, lookup: TableLookup, dy: Tensor) -> None:
         """Update rows of one table."""
         reads = [dy, lookup.indices, lookup.offsets]
-        name = "fused_embeddings_backward"
-        tape.emit(name, "embedding_backward", reads, [], "fused", **lookup.sizes)
+        self._emit_backward(tape, lookup, reads, [], lookup.sizes, variant="fused")
 
 
 class ExactEmbeddingUpdates(FusedEmbeddings):
@@ -833,9 +863,8 @@ class ExactEmbeddingUpdates(FusedEmbeddings):
         """Update distinct rows of one table, which are part of the traffic instead of lookups."""
         rows = tape.tensor(self.row_bytes[lookup], itemsize=1)
         reads = [dy, lookup.indices, lookup.offsets, rows]
-        sizes = {"launches": SORT, **lookup.sizes, "lookups": 0}
-        name = "fused_embeddings_backward"
-        tape.emit(name, "embedding_backward", reads, [], "exact", **sizes)
+        sizes = lookup.sizes._replace(lookups=0)
+        self._emit_backward(tape, lookup, reads, [], sizes, variant="exact", launches=SORT)
 
 
 # -- losses --------------------------------------------------------------------------------------------------
@@ -871,8 +900,8 @@ class NegativeLogLikelihood(Layer):
         """Append `nll_loss_forward`."""
         self.x, self.labels = x, labels
         loss, self.total = (tape.tensor(1, itemsize=x.itemsize) for _ in range(2))
-        sizes = {"elements": labels.numel, "rows": labels.numel}
-        tape.emit("nll_loss_forward", "rowwise", [labels], [loss, self.total], **sizes)
+        sizes = OperationSizes(elements=labels.numel, rows=labels.numel)
+        tape.emit("nll_loss_forward", "rowwise", [labels], [loss, self.total], sizes)
         return loss
 
     def backward(self, tape: Tape, dy: Tensor) -> None:

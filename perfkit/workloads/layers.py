@@ -355,8 +355,8 @@ def exchange(
     """
     itemsize, wanted = (send.itemsize, send.grad) if send else (tape.wide, True)
     received = tape.tensor(batch * sum(widths), itemsize=itemsize, grad=wanted)
-    sent = tape.emit(
-        operations[0], "collective", [send] if send else [], [received], nbytes=nbytes, group=group
+    sent = tape.collective(
+        operations[0], [send] if send else [], [received], nbytes=nbytes, group=group
     )
     back = [tape.tensor(*send.shape, itemsize=itemsize)] if send else []
     parts = [
@@ -373,10 +373,8 @@ def exchange(
         flat = tape.gradient(parts[0]) if whole else tape.tensor(received.numel, itemsize=itemsize)
         if not whole:
             gradients = [contiguous(tape, tape.gradient(part)) for part in reversed(parts)][::-1]
-            tape.emit("cat", "copy", gradients, [flat], elements=flat.numel, rows=len(parts))
-        launched.append(
-            tape.emit(operations[1], "collective", [flat], back, nbytes=nbytes, group=group)
-        )
+            tape.copy("cat", gradients, [flat], rows=len(parts))
+        launched.append(tape.collective(operations[1], [flat], back, nbytes=nbytes, group=group))
         if not tape.overlap:
             accept()
 

@@ -1,11 +1,10 @@
-"""Tensors and weights, and the sizes of products of them: what layers of workloads are described
-with."""
+"""Tensors, weights and layouts of products: what layers of workloads are described with."""
 
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
-from perfkit.models.roofline import gemm_flops
+from perfkit.workloads.columns import OperationSizes
 from perfkit.workloads.tables import EmbeddingTable
 
 #: Kernels that a GPU starts to sort by key [-].
@@ -69,8 +68,8 @@ class Weight(Tensor):
         Number of the group of ranks that average its gradient; None if no ranks do [-].
     bucket : int, optional
         Number of the module in whose buckets its gradient is reduced; None for no buckets [-].
-    row_update : dict
-        Sizes of an update of its looked-up rows alone; empty if all of it is updated.
+    row_update : OperationSizes, optional
+        Sizes of an update of its looked-up rows alone; None if all of it is updated.
     narrow : Tensor, optional
         The copy that autocast has made for products of this micro-batch.
     due : int
@@ -82,14 +81,9 @@ class Weight(Tensor):
     shard: Tensor | None = None
     group: int | None = 0
     bucket: int | None = None
-    row_update: dict[str, Any] = field(default_factory=dict)
+    row_update: OperationSizes | None = None
     narrow: Tensor | None = None
     due: int = 0
-
-    @property
-    def updates_rows(self) -> bool:
-        """Whether only the rows that were looked up are updated."""
-        return bool(self.row_update)
 
     @property
     def stored(self) -> Tensor:
@@ -118,29 +112,3 @@ class Layout(NamedTuple):
 NN = Layout("nn")
 NT = Layout("nt", right_is_transposed=True)
 TN = Layout("tn", left_is_transposed=True)
-
-
-def size_product(
-    m: float, n: float, k: float, *, batch: float = 1, passes: float = 1.0
-) -> dict[str, float]:
-    """Features of a product of matrices.
-
-    Parameters
-    ----------
-    m, n, k, batch : float
-        Rows, columns, inner dimension and number of products [-].
-    passes : float, optional
-        How often the arithmetic of one product is done [-].
-
-    Returns
-    -------
-    sizes : dict
-        ``flops`` [FLOP] and the dimensions [-].
-    """
-    return {
-        "flops": passes * gemm_flops(m, n, k, batch=batch),
-        "batch": batch,
-        "m": m,
-        "n": n,
-        "k": k,
-    }

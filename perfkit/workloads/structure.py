@@ -64,6 +64,15 @@ class SizeTable:
             self._sizes.append(size)
         return row
 
+    def add_all(self, sizes: Iterable[Any]) -> list[int]:
+        """The row of each size."""
+        rows = []
+        for size in sizes:
+            # most sizes of an operation are zero or known; arrays are no keys
+            row = None if isinstance(size, np.ndarray) else self._rows.get(size)
+            rows.append(self.add(size) if row is None else row)
+        return rows
+
     @cached_property
     def is_symbolic(self) -> np.ndarray:
         """Whether each row is a symbolic size; to be asked for when all rows are there."""

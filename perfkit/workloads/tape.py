@@ -10,17 +10,16 @@ from typing import Any, ClassVar, NamedTuple
 
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import check_positive, check_type
+from perfkit.workloads.columns import HostCalls, OperationSizes, Size
 from perfkit.workloads.graph import Label
-from perfkit.workloads.operations import Layout, Tensor, Weight, size_product
+from perfkit.workloads.operations import Layout, Tensor, Weight
 from perfkit.workloads.sizes import refuse_sizes
 from perfkit.workloads.tables import EmbeddingTable
 
 #: Bytes of one number by data type [B].
 ITEMSIZE = {name: int(DTYPES[name]) for name in ("fp64", "fp32", "tf32", "bf16", "fp16")}
-#: Name of the part that one gradient has in the reduction of a bucket.
-PIECE = "piece of a bucket"
-#: Name of the cast of gradients that FSDP adds up before it reduces them.
-WIDEN = "_to_copy"
+#: Sizes of an operation that is timed by its bytes alone.
+_NO_SIZES = OperationSizes()
 
 
 def check_switches(dtype: str, *, mixed: bool, **others: bool) -> None:
@@ -127,18 +126,24 @@ class RecordedOperation:
     ----------
     label : Label
         Name, kind, variant, phase and module.
-    sizes : dict
-        Sizes by the names of `perfkit.workloads.graph.FEATURES`.
+    sizes : OperationSizes
+        How much it computes, copies or sends.
+    host_calls : HostCalls
+        What the host does for it.
     layer : int
         Number of its layer; -1 for none [-].
     accesses : list of RecordedAccess
         What it reads, and then what it writes.
+    bucket : int, optional
+        If it reduces one gradient of a bucket: number of the module in whose buckets that is [-].
     """
 
     label: Label
-    sizes: dict[str, Any]
+    sizes: OperationSizes
+    host_calls: HostCalls
     layer: int
     accesses: list[RecordedAccess]
+    bucket: int | None = None
 
 
 class Node(NamedTuple):
@@ -296,15 +301,40 @@ class Tape:
         kind: str,
         reads: Sequence[Tensor],
         writes: Sequence[Tensor],
+        sizes: OperationSizes = _NO_SIZES,
+        *,
         variant: str = "",
-        **sizes: Any,
+        launches: int = 1,
+        is_call: bool = True,
     ) -> int:
-        """Append one operation with its sizes and the tensors it reads and writes; returns its
-        position."""
+        """Append one operation.
+
+        Parameters
+        ----------
+        name : str
+            Name in the framework.
+        kind : str
+            Class of operations, see `perfkit.workloads.graph.Operation`.
+        reads, writes : sequence of Tensor
+            Tensors that it reads and writes.
+        sizes : OperationSizes, optional
+            How much it computes, copies or sends.
+        variant : str, optional
+            Finer class within the kind; by default the name.
+        launches : int, optional
+            Kernels that a GPU starts for it [-].
+        is_call : bool, optional
+            Whether the framework is called for it; else it belongs to an earlier call.
+
+        Returns
+        -------
+        position : int
+            Its position on the tape [-].
+        """
         layer = self.layer
         label = Label(name, kind, variant or name, self.phase, self.module)
-        opens_call = self.calls is not Calls.NONE
-        sizes = {"launches": 1, "calls": opens_call, "bare": self.bare, **sizes}
+        opens_call = is_call and self.calls is not Calls.NONE
+        host_calls = HostCalls(launches, opens_call, self.bare)
         accesses = [
             RecordedAccess(
                 tensor.storage, tensor.nbytes, is_write, tensor.layer if layer < 0 else layer
@@ -312,7 +342,7 @@ class Tape:
             for is_write, tensors in ((False, reads), (True, writes))
             for tensor in tensors
         ]
-        self.operations.append(RecordedOperation(label, sizes, layer, accesses))
+        self.operations.append(RecordedOperation(label, sizes, host_calls, layer, accesses))
         self.bare = 0
         if self.calls is Calls.NEXT:
             self.calls = Calls.NONE
@@ -336,7 +366,8 @@ class Tape:
         function : str, optional
             What it computes, where several functions have one name.
         """
-        self.emit(name, "elementwise", reads, writes, function, elements=reads[0].numel)
+        sizes = OperationSizes(elements=reads[0].numel)
+        self.emit(name, "elementwise", reads, writes, sizes, variant=function)
 
     def rowwise(
         self, name: str, reads: Sequence[Tensor], writes: Sequence[Tensor], function: str = ""
@@ -354,8 +385,8 @@ class Tape:
             What it computes, where that is not its name.
         """
         *leading, n = writes[0].shape
-        sizes = {"elements": writes[0].numel, "rows": prod(leading), "n": n}
-        self.emit(name, "rowwise", reads, writes, function, **sizes)
+        sizes = OperationSizes(elements=writes[0].numel, rows=prod(leading), n=n)
+        self.emit(name, "rowwise", reads, writes, sizes, variant=function)
 
     def copy(
         self,
@@ -363,9 +394,10 @@ class Tape:
         reads: Sequence[Tensor],
         writes: Sequence[Tensor],
         function: str = "",
-        **sizes: Any,
+        *,
+        rows: Size = 0,
     ) -> None:
-        """Append a copy that fills the first tensor that it writes.
+        """Append a copy; as many numbers as the first tensor that it writes has.
 
         Parameters
         ----------
@@ -375,10 +407,41 @@ class Tape:
             Tensors that it reads and writes.
         function : str, optional
             What it computes, where that is not its name.
-        **sizes : int or array
-            Further sizes: `rows` are the pieces that are copied in one go [-].
+        rows : Size, optional
+            Pieces that are copied in one go each; 0 for a copy of whole tensors [-].
         """
-        self.emit(name, "copy", reads, writes, function, elements=writes[0].numel, **sizes)
+        sizes = OperationSizes(elements=writes[0].numel, rows=rows)
+        self.emit(name, "copy", reads, writes, sizes, variant=function)
+
+    def collective(
+        self,
+        name: str,
+        reads: Sequence[Tensor],
+        writes: Sequence[Tensor],
+        *,
+        nbytes: Size,
+        group: int = 0,
+    ) -> int:
+        """Append a collective.
+
+        Parameters
+        ----------
+        name : str
+            One of `perfkit.workloads.graph.COLLECTIVES`.
+        reads, writes : sequence of Tensor
+            Tensors that it sends and receives.
+        nbytes : Size
+            Its message, in the convention of nccl-tests [B].
+        group : int, optional
+            Number of its communicator [-].
+
+        Returns
+        -------
+        position : int
+            Its position on the tape [-].
+        """
+        sizes = OperationSizes(nbytes=nbytes, group=group)
+        return self.emit(name, "collective", reads, writes, sizes)
 
     def product(
         self,
@@ -408,7 +471,8 @@ class Tape:
         m, k = (columns, rows) if layout.left_is_transposed else (rows, columns)
         n = right.shape[-2] if layout.right_is_transposed else right.shape[-1]
         reads = [left, right] if bias is None else [bias, left, right]
-        self.emit(name, "gemm", reads, [result], layout.name, **size_product(m, n, k))
+        sizes = OperationSizes.of_product(m, n, k)
+        self.emit(name, "gemm", reads, [result], sizes, variant=layout.name)
 
     def batched_product(
         self, name: str, layout: Layout, left: Tensor, right: Tensor, result: Tensor
@@ -427,8 +491,8 @@ class Tape:
         batch, rows, columns = left.shape
         m, k = (columns, rows) if layout.left_is_transposed else (rows, columns)
         n = right.shape[-2] if layout.right_is_transposed else right.shape[-1]
-        sizes = size_product(m, n, k, batch=batch)
-        self.emit(name, "bmm", [left, right], [result], layout.name, **sizes)
+        sizes = OperationSizes.of_product(m, n, k, batch=batch)
+        self.emit(name, "bmm", [left, right], [result], sizes, variant=layout.name)
 
     def gradient(self, tensor: Tensor) -> Tensor:
         """The gradient that has arrived at a tensor, in the shape of the tensor."""
@@ -451,7 +515,7 @@ class Tape:
         first = self.gradients.get(root)
         if first is not None:
             total = self.like(first)
-            self.emit("add", "elementwise", [first, gradient], [total], elements=total.numel)
+            self.elementwise("add", [first, gradient], [total])
             gradient = total
         self.gradients[root] = gradient
         if isinstance(root, Weight):
@@ -477,8 +541,8 @@ class Tape:
         if len(dy.shape) > len(tensor.shape):
             rows, n = dy.numel // tensor.numel, tensor.numel
             total = self.tensor(*tensor.shape, itemsize=dy.itemsize)
-            sizes = {"elements": dy.numel, "rows": rows, "n": n}
-            self.emit("sum", "rowwise", [dy], [total], **sizes)
+            sizes = OperationSizes(elements=dy.numel, rows=rows, n=n)
+            self.emit("sum", "rowwise", [dy], [total], sizes)
             dy = total
         if dy.itemsize != tensor.itemsize:
             cast = self.tensor(*dy.shape, itemsize=tensor.itemsize)
@@ -513,8 +577,8 @@ class Tape:
     def keep(self, weight: Weight) -> None:
         """Keep the gradient of a weight, and copy it to a bucket if it is reduced in one.
 
-        Each copy is followed by a `PIECE` of a reduction. Which pieces form a bucket follows when
-        all are known.
+        Each copy is followed by its reduction. Which gradients form a bucket, and are reduced by
+        one collective, follows when all are known.
         """
         self.bare += 1
         accumulate(self, weight)
@@ -522,8 +586,9 @@ class Tape:
             return
         gradient = self.gradients[weight]
         part = fill_bucket(self, weight, gradient)
-        sizes = {"table": weight.bucket, "nbytes": part.nbytes, "group": weight.group}
-        self.emit(PIECE, "collective", [part], [part], **sizes)
+        group = weight.group or 0
+        reduction = self.collective("all_reduce", [part], [part], nbytes=part.nbytes, group=group)
+        self.operations[reduction].bucket = weight.bucket
         self.pieces.append(Piece(weight.bucket, gradient, part, weight.layer))
 
     def start_micro_batch(self) -> None:
@@ -538,21 +603,22 @@ def fill_bucket(tape: Tape, weight: Tensor, gradient: Tensor) -> Tensor:
     """Copy a gradient to its part of a bucket, over the number of ranks, as the reducer of
     DistributedDataParallel does."""
     part = tape.tensor(*weight.shape, itemsize=weight.itemsize)
-    tape.emit("mul", "elementwise", [gradient], [part], "mul_scalar", elements=part.numel, calls=0)
+    sizes = OperationSizes(elements=part.numel)
+    tape.emit("mul", "elementwise", [gradient], [part], sizes, variant="mul_scalar", is_call=False)
     return part
 
 
 def empty_bucket(tape: Tape, part: Tensor, gradient: Tensor) -> None:
     """Copy a reduced gradient back from its part of a bucket."""
-    sizes = {"elements": part.numel, "rows": part.numel // part.shape[-1], "calls": 0}
-    tape.emit("copy_", "copy", [part], [gradient], **sizes)
+    sizes = OperationSizes(elements=part.numel, rows=part.numel // part.shape[-1])
+    tape.emit("copy_", "copy", [part], [gradient], sizes, is_call=False)
 
 
 def accumulate(tape: Tape, weight: Tensor) -> None:
     """Add the gradient of a weight to the sum of earlier micro-batches, if there were some."""
     if weight in tape.kept:
         total, gradient = tape.kept[weight], tape.gradients[weight]
-        tape.emit("add_", "elementwise", [total, gradient], [total], elements=total.numel)
+        tape.elementwise("add_", [total, gradient], [total])
         tape.gradients[weight] = total
 
 
@@ -561,14 +627,9 @@ def contiguous(tape: Tape, x: Tensor, run: Any = None) -> Tensor:
     through."""
     out = tape.tensor(*x.shape, itemsize=x.itemsize, grad=True)
     out.root = x.root
-    tape.emit(
-        "clone",
-        "copy",
-        [x],
-        [out],
-        elements=x.numel,
-        rows=x.numel // (x.shape[-1] if run is None else run),
-    )
+    if run is None:
+        run = x.shape[-1]
+    tape.copy("clone", [x], [out], rows=x.numel // run)
     return out
 
 

@@ -8,7 +8,8 @@ from math import prod
 from typing import Any
 
 from perfkit.models.roofline import ATTENTION_BACKWARD, attention_flops
-from perfkit.workloads.operations import SORT, size_product
+from perfkit.workloads.columns import OperationSizes
+from perfkit.workloads.operations import SORT
 
 #: Operations without work: views, bookkeeping, and copies that only a dispatch mode makes.
 VIEWS = frozenset(
@@ -69,8 +70,6 @@ VIEWS = frozenset(
     ]
 )
 
-_Sizes = dict[str, float]
-
 
 def walk_tensors(tree: Any) -> Iterator[Any]:
     """The tensors among arguments or results, in order, also those in lists and mappings.
@@ -129,9 +128,9 @@ def _count_real_products(factor: Any) -> float:
     return 4.0 if "complex" in str(getattr(factor, "dtype", "")) else 1.0
 
 
-def _product(args: Sequence[Any], out: Any) -> _Sizes:
+def _product(args: Sequence[Any], out: Any) -> OperationSizes:
     a, b = _factors(args)
-    return size_product(
+    return OperationSizes.of_product(
         a.shape[-2],
         b.shape[-1],
         a.shape[-1],
@@ -140,7 +139,7 @@ def _product(args: Sequence[Any], out: Any) -> _Sizes:
     )
 
 
-def _groups(args: Sequence[Any], out: Any) -> _Sizes:
+def _groups(args: Sequence[Any], out: Any) -> OperationSizes:
     """Products of groups of rows, such as those of experts; one dimension is split over the
     groups."""
     a, b, ends = args[:3]
@@ -154,84 +153,86 @@ def _groups(args: Sequence[Any], out: Any) -> _Sizes:
         n / parts**split
         for n, split in zip((a.shape[-2], b.shape[-1], a.shape[-1]), shares, strict=True)
     )
-    return size_product(*sizes, batch=parts)
+    return OperationSizes.of_product(*sizes, batch=parts)
 
 
-def _product_of_first_two(args: Sequence[Any], out: Any) -> _Sizes:
+def _product_of_first_two(args: Sequence[Any], out: Any) -> OperationSizes:
     """Scales of both factors come after them."""
     return _product(args[:2], out)
 
 
-def _scaled_groups(args: Sequence[Any], out: Any) -> _Sizes:
+def _scaled_groups(args: Sequence[Any], out: Any) -> OperationSizes:
     """Arguments: two factors, their scales, and where groups end."""
     left, right, _, _, ends = args[:5]
     return _groups([left, right, ends], out)
 
 
-def _scaled_groups_v2(args: Sequence[Any], out: Any) -> _Sizes:
+def _scaled_groups_v2(args: Sequence[Any], out: Any) -> OperationSizes:
     """Arguments: two factors, for each of them scales, a recipe and a layout, and where groups
     end."""
     return _groups([args[0], args[1], args[8]], out)
 
 
-def _recurrent_layer(args: Sequence[Any], out: Any) -> _Sizes:
+def _recurrent_layer(args: Sequence[Any], out: Any) -> OperationSizes:
     """An LSTM: inputs and states times weights. Its forward pass has four results, its backward
     pass, of two products, seven."""
     steps_and_samples, input_weights, state_weights = args[:3]
     steps, samples = steps_and_samples.shape[:2]
     depth = input_weights.shape[1] + state_weights.shape[1]
-    return size_product(steps * samples, len(input_weights), depth, passes=len(out) // 3)
+    return OperationSizes.of_product(
+        steps * samples, len(input_weights), depth, passes=len(out) // 3
+    )
 
 
-def _vectors(args: Sequence[Any], out: Any) -> _Sizes:
+def _vectors(args: Sequence[Any], out: Any) -> OperationSizes:
     a, _ = _factors(args)
     rows = a.numel() // max(a.shape[-1], 1)
-    return size_product(rows, 1, a.shape[-1], passes=_count_real_products(a))
+    return OperationSizes.of_product(rows, 1, a.shape[-1], passes=_count_real_products(a))
 
 
 def _windows(
     x: Any, weight: Any, y: Any, transposed: bool, groups: int, passes: float = 1.0
-) -> _Sizes:
+) -> OperationSizes:
     """A convolution as a product: output places × output channels × window."""
     if transposed:  # a transposed convolution is the gradient of one from y to x
         x, y = y, x
     places, window = y.shape[0] * prod(y.shape[2:]), prod(weight.shape[2:])
-    sizes = size_product(
+    sizes = OperationSizes.of_product(
         places, y.shape[1] // groups, x.shape[1] // groups * window, batch=groups, passes=passes
     )
-    return sizes | {"elements": y.numel(), "rows": y.shape[0]}
+    return sizes._replace(elements=y.numel(), rows=y.shape[0])
 
 
-def _convolution(args: Sequence[Any], out: Any) -> _Sizes:
+def _convolution(args: Sequence[Any], out: Any) -> OperationSizes:
     x, weight, transposed, groups = args[0], args[1], args[6], args[8]
     return _windows(x, weight, next(walk_tensors(out)), transposed, groups)
 
 
-def _convolution_backward(args: Sequence[Any], out: Any) -> _Sizes:
+def _convolution_backward(args: Sequence[Any], out: Any) -> OperationSizes:
     """As many products as gradients are wanted, of input and weight."""
     dy, x, weight, transposed, groups, wanted = *args[:3], args[7], args[9], args[10]
     products = float(wanted[0]) + float(wanted[1])
     return _windows(x, weight, dy, transposed, groups, products)
 
 
-def _attention(q: Any, k: Any, v: Any, causal: bool) -> _Sizes:
-    """Forward; heads of values may be wider or narrower than those of queries and keys."""
+def _attention(q: Any, k: Any, v: Any, causal: bool, passes: float = 1.0) -> OperationSizes:
+    """Forward, or `passes` times as much arithmetic; heads of values may be wider or narrower than
+    those of queries and keys."""
     (batch, heads, sequence, width), keys = q.shape, k.shape[2]
     mean_width = (width + v.shape[3]) / 2
     flops = attention_flops(batch, heads, sequence, mean_width, causal=causal, keys=keys)
-    return {"flops": flops, "batch": batch * heads, "m": sequence, "n": keys, "k": width}
+    return OperationSizes(flops=passes * flops, batch=batch * heads, m=sequence, n=keys, k=width)
 
 
-def _attention_forward(args: Sequence[Any], out: Any) -> _Sizes:
+def _attention_forward(args: Sequence[Any], out: Any) -> OperationSizes:
     q, k, v = args[:3]
     return _attention(q, k, v, _is_causal(args))
 
 
-def _attention_backward(args: Sequence[Any], out: Any) -> _Sizes:
+def _attention_backward(args: Sequence[Any], out: Any) -> OperationSizes:
     """The gradient of the result comes first."""
     _, q, k, v = args[:4]
-    sizes = _attention(q, k, v, _is_causal(args))
-    return {**sizes, "flops": ATTENTION_BACKWARD * sizes["flops"]}
+    return _attention(q, k, v, _is_causal(args), ATTENTION_BACKWARD)
 
 
 def pick_attention(width: float, deep: float, *, half: bool, capability: float = 0.0) -> list[str]:
@@ -296,54 +297,56 @@ def _is_causal(args: Sequence[Any]) -> bool:
     return False
 
 
-def _elements(args: Sequence[Any], out: Any) -> _Sizes:
+def _elements(args: Sequence[Any], out: Any) -> OperationSizes:
     """The elements of the results, or of what is changed in place."""
     written = [t.numel() for t in walk_tensors(out)] or [t.numel() for t in walk_tensors(args[0])]
     lists = isinstance(args[0] if args else None, list | tuple)
-    return {"elements": sum(written) if lists else max(written, default=0)}
+    return OperationSizes(elements=sum(written) if lists else max(written, default=0))
 
 
-def _split(x: Any, rows: float, n: float | None = None) -> _Sizes:
+def _split(x: Any, rows: float, n: float | None = None) -> OperationSizes:
     """All elements, in rows of `n`, or of equal length."""
-    return {"elements": x.numel(), "rows": rows, "n": x.numel() // max(rows, 1) if n is None else n}
+    if n is None:
+        n = x.numel() // max(rows, 1)
+    return OperationSizes(elements=x.numel(), rows=rows, n=n)
 
 
-def _rows(x: Any, n: float | None = None) -> _Sizes:
+def _rows(x: Any, n: float | None = None) -> OperationSizes:
     return _split(x, x.numel() // max(x.shape[-1], 1) if x.dim() else 1, n)
 
 
-def _elements_of_first(args: Sequence[Any], out: Any) -> _Sizes:
-    return {"elements": args[0].numel()}
+def _elements_of_first(args: Sequence[Any], out: Any) -> OperationSizes:
+    return OperationSizes(elements=args[0].numel())
 
 
-def _rows_of_first(args: Sequence[Any], out: Any) -> _Sizes:
+def _rows_of_first(args: Sequence[Any], out: Any) -> OperationSizes:
     """In a backward pass the first argument is the gradient of the result, as large as the
     input."""
     return _rows(args[0])
 
 
-def _rows_of_second(args: Sequence[Any], out: Any) -> _Sizes:
+def _rows_of_second(args: Sequence[Any], out: Any) -> OperationSizes:
     return _rows(args[1])
 
 
-def _channels(args: Sequence[Any], out: Any) -> _Sizes:
+def _channels(args: Sequence[Any], out: Any) -> OperationSizes:
     """A row is a channel of all samples."""
     x = args[0]
     return _split(x, x.shape[1])
 
 
-def _groups_of_channels(args: Sequence[Any], out: Any) -> _Sizes:
+def _groups_of_channels(args: Sequence[Any], out: Any) -> OperationSizes:
     """A row is a channel of one sample."""
     x = args[0]
     return _split(x, prod(x.shape[:2]), 0)
 
 
-def _labels(args: Sequence[Any], out: Any) -> _Sizes:
+def _labels(args: Sequence[Any], out: Any) -> OperationSizes:
     labels = args[1]
     return _split(labels, labels.numel(), 0)
 
 
-def _reduced(args: Sequence[Any], out: Any) -> _Sizes:
+def _reduced(args: Sequence[Any], out: Any) -> OperationSizes:
     """Each row is summed up, or, if the first dimension is reduced, the rows are added to one
     another."""
     elements = sum(t.numel() for t in walk_tensors(args[0]))
@@ -351,99 +354,98 @@ def _reduced(args: Sequence[Any], out: Any) -> _Sizes:
     dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
     leading = any(d % max(args[0].dim(), 1) == 0 for d in dims)
     rows, n = (elements // kept, kept) if leading else (kept, elements // kept)
-    return {"elements": elements, "rows": rows, "n": n}
+    return OperationSizes(elements=elements, rows=rows, n=n)
 
 
-def _pooled(x: Any, y: Any, window: Sequence[int] = ()) -> _Sizes:
+def _pooled(x: Any, y: Any, window: Sequence[int] = ()) -> OperationSizes:
     """Output places, ``m``, and the window of each, ``k``; an adaptive window follows from both
     sizes."""
     k: float = prod(window) if window else x.numel() / max(y.numel(), 1)
     if len(window) == 1:
         k **= max(x.dim() - 2, 1)
-    return {"elements": x.numel(), "rows": prod(x.shape[:2]), "m": y.numel(), "k": k}
+    return OperationSizes(elements=x.numel(), rows=prod(x.shape[:2]), m=y.numel(), k=k)
 
 
-def _pooling(args: Sequence[Any], out: Any) -> _Sizes:
+def _pooling(args: Sequence[Any], out: Any) -> OperationSizes:
     x, window = args[:2]
     return _pooled(x, next(walk_tensors(out)), window)
 
 
-def _pooling_backward(args: Sequence[Any], out: Any) -> _Sizes:
+def _pooling_backward(args: Sequence[Any], out: Any) -> OperationSizes:
     dy, x, window = args[:3]
     return _pooled(x, dy, window)
 
 
-def _adaptive_pooling(args: Sequence[Any], out: Any) -> _Sizes:
+def _adaptive_pooling(args: Sequence[Any], out: Any) -> OperationSizes:
     return _pooled(args[0], next(walk_tensors(out)))
 
 
-def _adaptive_pooling_backward(args: Sequence[Any], out: Any) -> _Sizes:
+def _adaptive_pooling_backward(args: Sequence[Any], out: Any) -> OperationSizes:
     dy, x = args[:2]
     return _pooled(x, dy)
 
 
-def _moved_to_results(args: Sequence[Any], out: Any) -> _Sizes:
+def _moved_to_results(args: Sequence[Any], out: Any) -> OperationSizes:
     return _moved(out, out)
 
 
-def _chunks_to_buffer(args: Sequence[Any], out: Any) -> _Sizes:
+def _chunks_to_buffer(args: Sequence[Any], out: Any) -> OperationSizes:
     """Arguments: tensors, the dimension, chunks of each tensor, and the buffer."""
     tensors, _, chunks, buffer = args[:4]
-    return {"elements": buffer.numel(), "rows": chunks * len(tensors)}
+    return OperationSizes(elements=buffer.numel(), rows=chunks * len(tensors))
 
 
-def _parts_of_buffer(args: Sequence[Any], out: Any) -> _Sizes:
+def _parts_of_buffer(args: Sequence[Any], out: Any) -> OperationSizes:
     """Arguments: the buffer, widths of the parts, and the dimension along which they lie."""
     buffer, widths, dimension = args[:3]
-    return {"elements": buffer.numel(), "rows": prod(buffer.shape[:dimension]) * len(widths)}
+    rows = prod(buffer.shape[:dimension]) * len(widths)
+    return OperationSizes(elements=buffer.numel(), rows=rows)
 
 
-def _moved(args: Sequence[Any], out: Any) -> _Sizes:
+def _moved(args: Sequence[Any], out: Any) -> OperationSizes:
     return _rows(next(walk_tensors([out, args])), 0)
 
 
-def _concatenated(args: Sequence[Any], out: Any) -> _Sizes:
+def _concatenated(args: Sequence[Any], out: Any) -> OperationSizes:
     inner = prod(out.shape[args[1] % max(out.dim(), 1) :])
-    return {
-        "elements": out.numel(),
-        "rows": out.numel() // max(inner, 1) * sum(t.numel() > 0 for t in args[0]),
-    }
+    parts = sum(1 for tensor in args[0] if tensor.numel() > 0)
+    return OperationSizes(elements=out.numel(), rows=out.numel() // max(inner, 1) * parts)
 
 
-def _indexed(args: Sequence[Any], out: Any) -> _Sizes:
+def _indexed(args: Sequence[Any], out: Any) -> OperationSizes:
     values = args[2] if len(args) > 2 and hasattr(args[2], "shape") else out
-    return {"elements": values.numel(), "rows": values.shape[0] if values.dim() else 1}
+    return OperationSizes(elements=values.numel(), rows=values.shape[0] if values.dim() else 1)
 
 
-def _looked_up(lookups: float, bags: float, dim: float, rows: float) -> _Sizes:
-    return {"lookups": lookups, "bags": bags, "dim": dim, "elements": rows * dim, "rows": rows}
+def _looked_up(lookups: float, bags: float, dim: float, rows: float) -> OperationSizes:
+    return OperationSizes(lookups=lookups, bags=bags, dim=dim, elements=rows * dim, rows=rows)
 
 
-def _sparse_update(args: Sequence[Any], out: Any) -> _Sizes:
+def _sparse_update(args: Sequence[Any], out: Any) -> OperationSizes:
     """A sparse gradient is added to a table."""
     table, gradient = args[:2]
     rows = gradient._nnz()
     return _looked_up(rows, rows, prod(table.shape[1:]), rows)
 
 
-def _rows_of_sparse_result(args: Sequence[Any], out: Any) -> _Sizes:
-    return {"elements": out._nnz() * prod(out.shape[1:]), "rows": out._nnz()}
+def _rows_of_sparse_result(args: Sequence[Any], out: Any) -> OperationSizes:
+    return OperationSizes(elements=out._nnz() * prod(out.shape[1:]), rows=out._nnz())
 
 
-def _rows_of_sparse_operand(args: Sequence[Any], out: Any) -> _Sizes:
+def _rows_of_sparse_operand(args: Sequence[Any], out: Any) -> OperationSizes:
     rows = args[-1]._nnz()
-    return {"elements": rows * prod(out.shape[1:]), "rows": rows}
+    return OperationSizes(elements=rows * prod(out.shape[1:]), rows=rows)
 
 
-def _bags(args: Sequence[Any], out: Any) -> _Sizes:
+def _bags(args: Sequence[Any], out: Any) -> OperationSizes:
     """Rows are priced by lookups, not by bytes."""
     table, indices = args[:2]
     lookups = indices.numel()
     sizes = _looked_up(lookups, out[0].shape[0], table.shape[1], lookups)
-    return {**sizes, "rows": 0}
+    return sizes._replace(rows=0)
 
 
-def _bags_backward(args: Sequence[Any], out: Any) -> _Sizes:
+def _bags_backward(args: Sequence[Any], out: Any) -> OperationSizes:
     """A gradient has one row for each lookup, or is as large as the table."""
     dy, indices, rows_of_table, is_sparse = args[0], args[1], args[6], args[9]
     lookups = indices.numel()
@@ -451,12 +453,12 @@ def _bags_backward(args: Sequence[Any], out: Any) -> _Sizes:
     return _looked_up(lookups, dy.shape[0], dy.shape[1], rows)
 
 
-def _rows_of_a_table(args: Sequence[Any], out: Any) -> _Sizes:
+def _rows_of_a_table(args: Sequence[Any], out: Any) -> OperationSizes:
     table, indices = args[:2]
     return _split(out, indices.numel(), table.shape[1])
 
 
-def _dense_gradient_of_rows(args: Sequence[Any], out: Any) -> _Sizes:
+def _dense_gradient_of_rows(args: Sequence[Any], out: Any) -> OperationSizes:
     lookups = args[1].numel()
     return _looked_up(lookups, lookups, out.shape[1], out.shape[0])
 
@@ -569,7 +571,7 @@ class Entry:
     names: str
     kind: str
     variant: str | Callable[[str, Sequence[Any]], str]
-    sizes: Callable[[Sequence[Any], Any], _Sizes]
+    sizes: Callable[[Sequence[Any], Any], OperationSizes]
     unread: tuple[int, ...] = ()
     launches: int = 1
 
