@@ -46,6 +46,10 @@ class KernelModel(Fit):
         """
         return self.evaluate(sizes, **self)
 
+    @abstractmethod
+    def split(self, sizes: Sizes) -> dict[str, Array]:
+        """Parts that sum to `time`, by name [s]; an account of a time shows them."""
+
 
 @dataclass(frozen=True, repr=False)
 class Roofline(KernelModel):
@@ -86,6 +90,23 @@ class Roofline(KernelModel):
         }
         return np.asarray(roofline_time(sizes["flops"], sizes["nbytes"], **rates))
 
+    def split(self, sizes: Sizes) -> dict[str, Array]:
+        """Parts that sum to `time`: the launch, the larger of arithmetic and memory traffic, and
+        what the smaller one adds, because they do not overlap completely [s]."""
+        launch = np.asarray(self["launch"])
+        arithmetic = self.count_flops(sizes) / (self["compute_efficiency"] * sizes["peak"])
+        traffic = sizes["nbytes"] / (self["memory_efficiency"] * sizes["bandwidth"])
+        return {
+            "launch": launch,
+            "arithmetic": np.where(arithmetic > traffic, arithmetic, 0.0),
+            "memory traffic": np.where(arithmetic > traffic, 0.0, traffic),
+            "what does not overlap": self.time(sizes) - launch - np.maximum(arithmetic, traffic),
+        }
+
+    def count_flops(self, sizes: Sizes) -> Array:
+        """What kernels compute [FLOP]."""
+        return sizes["flops"]
+
 
 @dataclass(frozen=True, repr=False)
 class TiledRoofline(Roofline):
@@ -107,13 +128,21 @@ class TiledRoofline(Roofline):
     @staticmethod
     def evaluate(sizes: Sizes, **parameters: Values) -> Array:
         """Times of kernels [s] for parameters by name, which may be arrays."""
-        rows = round_up(sizes["m"], parameters["tile_m"])
-        columns = round_up(sizes["n"], parameters["tile_n"])
-        whole = rows * columns / np.maximum(sizes["m"] * sizes["n"], 1.0)
         shares = {
             name: value for name, value in parameters.items() if name not in ("tile_m", "tile_n")
         }
-        return Roofline.evaluate({**sizes, "flops": whole * sizes["flops"]}, **shares)
+        flops = _fill_tiles(sizes, parameters["tile_m"], parameters["tile_n"])
+        return Roofline.evaluate({**sizes, "flops": flops}, **shares)
+
+    def count_flops(self, sizes: Sizes) -> Array:
+        """What kernels compute in whole tiles [FLOP]."""
+        return _fill_tiles(sizes, self["tile_m"], self["tile_n"])
+
+
+def _fill_tiles(sizes: Sizes, tile_m: Values, tile_n: Values) -> Array:
+    """Operations of products in whole tiles [FLOP]."""
+    whole = round_up(sizes["m"], tile_m) * round_up(sizes["n"], tile_n)
+    return np.asarray(whole / np.maximum(sizes["m"] * sizes["n"], 1.0) * sizes["flops"])
 
 
 @dataclass(frozen=True, repr=False)
@@ -151,6 +180,10 @@ class Additive(KernelModel):
         """Times of kernels [s] for parameters by name, which may be arrays."""
         costs: dict[str, Any] = parameters
         return additive(sizes, **costs)
+
+    def split(self, sizes: Sizes) -> dict[str, Array]:
+        """The time of each term [s]."""
+        return {name: additive(sizes, **{name: cost}) for name, cost in self.items()}
 
 
 # Collectives.

@@ -424,23 +424,27 @@ def count_gradients(convolutions: KernelSizes) -> Array:
     return np.maximum(np.round(sizes["flops"] / np.maximum(flops_of_product, 1.0)), 1.0)
 
 
+def size_one_product(fit: KernelModel, sizes: KernelSizes, gradients: Array) -> KernelSizes:
+    """Sizes as a fit takes them, of one of the products that each kernel is; the bytes of a roofline
+    are its traffic."""
+    own = dict(sizes)
+    if not isinstance(fit, Additive):
+        own["nbytes"] = sizes["traffic"]
+    for name in _SHARED_BY_PRODUCTS:
+        if name in own:
+            own[name] = own[name] / gradients
+    return own
+
+
 def time_roofline(fit: KernelModel, sizes: KernelSizes, gradients: Array) -> Array:
     """Times of kernels under a roofline, each of which is so many products [s]."""
-    one_product = {
-        **sizes,
-        "flops": sizes["flops"] / gradients,
-        "nbytes": sizes["traffic"] / gradients,
-    }
-    return gradients * fit.time(one_product)
+    return gradients * fit.time(size_one_product(fit, sizes, gradients))
 
 
 def time_sum_of_terms(fit: Additive, sizes: KernelSizes, gradients: Array) -> IsolatedTimes:
     """Times of kernels whose costs add up, each of which is so many products: with all operands
     near, and what those that are not add."""
-    terms = dict(sizes)
-    for name in _SHARED_BY_PRODUCTS:
-        if name in terms:
-            terms[name] = terms[name] / gradients
+    terms = dict(size_one_product(fit, sizes, gradients))
     distant = np.zeros(sizes["traffic"].shape)
     for name in DISTANT_TERMS:
         if name in fit:

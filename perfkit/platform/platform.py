@@ -238,7 +238,8 @@ class Platform(Machine, Shown):
         (``context.kernels`` of the platform: a factor on the time, one on what distant operands
         add, and a time of each call); operands that other operations have driven out of the
         caches; and its own layout, such as ``nt``. A collective beside it slows it down
-        (`perfkit.prediction.simulation`).
+        (`perfkit.prediction.simulation`). `Prediction.explain_operation` lists these steps for one
+        operation.
 
         Examples
         --------

@@ -141,7 +141,7 @@ def classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> Classif
         for kernel_class in kernel_classes:
             numbers_of_graph.append(numbers.setdefault(kernel_class, len(numbers)))
         of_operation.append(np.array(numbers_of_graph, dtype=np.intp)[of_graph])
-    has_context = _knows_family(platform, graphs[0].family)
+    has_context = knows_family(platform, graphs[0].family)
     models = _find_models(platform, tuple(numbers), has_context=has_context)
     has_configurations = bool(graphs[0].columns) or graphs[0].repeats is not None
     dimensions = 2 if has_configurations else 1
@@ -190,7 +190,7 @@ def _name_attention(
     return named_classes
 
 
-def _knows_family(platform: Platform, family: str) -> bool:
+def knows_family(platform: Platform, family: str) -> bool:
     """Whether what iterations add holds for workloads of a family: on a GPU, it was fitted to
     some."""
     if platform.device.kind == "cpu" or not family:

@@ -15,6 +15,7 @@ from perfkit.prediction import accounts, uncertainty
 from perfkit.prediction.breakdown import Breakdown
 from perfkit.prediction.classes import list_attention
 from perfkit.prediction.memory import Memory, measure_memory
+from perfkit.prediction.operation_accounts import OperationAccount, explain_operation
 from perfkit.prediction.ranks import (
     Workload,
 )
@@ -172,11 +173,49 @@ class Prediction(Tabular):
         if rank is None:
             kernel_times = [float(timeline.times.seconds.sum()) for timeline in timelines]
             return accounts.sum_modules(timelines[rank_largest(kernel_times)[0]], depth)
-        for timeline in timelines:
+        return accounts.sum_modules(self._find_timeline(rank), depth)
+
+    def _find_timeline(self, rank: int) -> accounts.RankTimeline:
+        """The iteration of a rank; a ValueError for one that does not exist."""
+        for timeline in self._timeline.rank_timelines:
             if rank in timeline.times.group.ranks:
-                return accounts.sum_modules(timeline, depth)
+                return timeline
         raise ValueError(
             f"rank is {rank}; the ranks are 0 to {self.ranks - 1}; choose one of these"
+        )
+
+    def explain_operation(self, operation: int, *, rank: int = 0) -> OperationAccount:
+        """Why one operation takes its time: its sizes, its fit with each term, and each factor of
+        the iteration, which together make the time.
+
+        Parameters
+        ----------
+        operation : int
+            Its number in `timeline` [-].
+        rank : int, optional
+            On which rank [-].
+
+        Returns
+        -------
+        account : OperationAccount
+            Steps whose times sum to that of the operation; ``print(account.explain())`` shows them,
+            ``table`` has them as a frame.
+
+        Raises
+        ------
+        ValueError
+            For an operation or a rank that does not exist, and for operations that are no kernels,
+            such as collectives.
+        """
+        number = check_positive("operation", operation, integer=True, zero=True)
+        return explain_operation(
+            self._find_timeline(rank),
+            self.platform,
+            number,
+            rank,
+            dtype=self.workload.dtype,
+            family=self.workload.family,
+            ranks=self.ranks,
         )
 
     def idle(self) -> Table:
