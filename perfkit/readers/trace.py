@@ -24,6 +24,9 @@ LARGEST_TRACE = 2**29
 #: Most lists and objects, and most values, of a trace that is read [-]. Real traces have one list
 #: or object in 31 bytes or more, and one value in 13; those of empty lists fill the memory.
 MOST_CONTAINERS, MOST_VALUES = 17_000_000, 45_000_000
+#: Objects that Python's garbage collector searches through in a millisecond or so [-]; fewer are
+#: not worth hiding from it.
+_MANY_OBJECTS = 20_000
 #: How much is unpacked at once [B].
 _PART = 2**24
 #: Today's names of the categories of old traces; other names only become lower case.
@@ -313,7 +316,9 @@ def uncollected() -> Iterator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():
+        made_since_collected = gc.get_count()[0]
+        # counting what is frozen takes as long as a small trace
+        if made_since_collected > _MANY_OBJECTS and not gc.get_freeze_count():
             gc.freeze()
             # counts as old from here on, so that nothing soon searches through it again
             gc.unfreeze()
