@@ -26,8 +26,7 @@ from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.machine import Context
 from perfkit.platform.platform import Platform
 from perfkit.prediction.classes import list_attention
-from perfkit.prediction.cost import price
-from perfkit.prediction.host import price_host
+from perfkit.prediction.cost import price, price_hosts
 from perfkit.prediction.predictor import predict
 from perfkit.workloads.execution import execute
 from perfkit.workloads.operations import ATTENTION
@@ -119,7 +118,7 @@ def split_step(
     [graph] = execute(workload.graphs(ranks, accelerator=True)[:1], execution)
     costs = price([graph], bare, dtype=graph.dtype, ranks=ranks)[0]
     formats = graph.dtypes or (graph.dtype,) * len(graph)
-    hosts, kernels = np.add(*price_host(graph, bare)), list_attention(graph, bare)
+    hosts, kernels = np.add(*price_hosts([graph], bare)[0]), list_attention(graph, bare)
     parts = dict.fromkeys((*_BESIDE, "memory"), 0.0)
     columns = (graph.labels, formats, costs.seconds, costs.spread[costs.classes], hosts)
     for label, dtype, own, spread, host in zip(*columns, strict=True):

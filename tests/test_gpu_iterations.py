@@ -11,8 +11,7 @@ from benchmarks.eager import EagerDLRM
 from benchmarks.overheads import read_overheads
 from perfkit.ground.files import find_reference
 from perfkit.platform.gallery import load_platform
-from perfkit.prediction.cost import price
-from perfkit.prediction.host import price_host
+from perfkit.prediction.cost import price, price_hosts
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import Graph
 
@@ -214,7 +213,7 @@ def test_overheads_are_published_ones_less_the_profiler() -> None:
 
 def test_the_host_of_an_iteration_adds_up() -> None:
     graph = record("dlrm-mlperf", 512)
-    first, more = price_host(graph, V100)
+    first, more = price_hosts([graph], V100)[0]
     host = {name: quantity.value for name, quantity in V100.host.items()}
     calls, bare = graph.column("calls").sum(), graph.column("bare").sum()
     floor = (calls + bare) * host["gap"] + bare * host["bare"]

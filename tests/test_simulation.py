@@ -245,8 +245,8 @@ class Machine:
             for place in range(len(mine.seconds) + 1):
                 yield from (
                     self.key(rank, iteration - wait.of_previous_iteration, wait.collective)
-                    for wait in mine.collective_waits
-                    if wait.position == place
+                    for wait in mine.group.graph.collective_waits
+                    if wait.operation == place
                 )
                 if place < len(mine.seconds):
                     if self.device:
@@ -363,7 +363,9 @@ def test_any_schedule_takes_as_long_as_event_by_event(mesh: tuple[list, bool, fl
     timeline = simulate(ranks, device=device, contention=contention)
     ends = Machine(*mesh).run(25 if contention else 72)
     # the first iteration leaves something
-    left = any(wait.of_previous_iteration for rank in ranks for wait in rank.collective_waits)
+    left = any(
+        wait.of_previous_iteration for rank in ranks for wait in rank.group.graph.collective_waits
+    )
     assert left or timeline.latency == pytest.approx(float(ends[0]), abs=1e-9)
     assert timeline.period == pytest.approx(float(ends[-1] - ends[-13]) / 12, abs=1e-9)
 
@@ -400,10 +402,10 @@ def test_where_the_time_of_a_rank_goes(mesh: tuple[list, bool, float]) -> None:
         ).all()
         shifted = [
             (
-                wait.position,
+                wait.operation,
                 ends[places[wait.collective]] - timeline.period * wait.of_previous_iteration,
             )
-            for wait in rank.collective_waits
+            for wait in rank.group.graph.collective_waits
         ]
         assert all(starts[place] >= end - near for place, end in shifted if place < len(starts))
         seen: dict[int, int] = {}

@@ -20,7 +20,7 @@ from perfkit.calibration.collectives import fit_transfers, read_ranks
 from perfkit.ground.hardware import Quantity
 from perfkit.ground.units import Array
 from perfkit.platform.estimates import keep_quiet
-from perfkit.prediction.host import price_host
+from perfkit.prediction.cost import price_hosts
 from perfkit.readers.trace import TraceFile, find_basis
 from perfkit.workloads.graph import Graph
 
@@ -97,7 +97,9 @@ def test_calls_of_a_host_are_those_of_its_graph(
         }
         priced.append(
             loading
-            + np.concatenate(price_host(graph, replace(pk.load_platform(base), host=host))).sum()
+            + np.concatenate(
+                price_hosts([graph], replace(pk.load_platform(base), host=host))[0]
+            ).sum()
         )
     waits = (
         files[0]

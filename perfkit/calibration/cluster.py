@@ -27,7 +27,6 @@ from perfkit.measure.processes import join_ranks, launched_ranks, run_processes
 from perfkit.measure.samples import load
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import Named, find_similar, load_platform
-from perfkit.platform.kernels import find_unaligned
 from perfkit.platform.machine import ANY
 from perfkit.platform.platform import Platform
 from perfkit.platform.sources import add_curves, assemble, compare_devices, fit_gemms, fit_kernel
@@ -377,14 +376,12 @@ def _pair_times(row: Mapping[str, Any], platform: Platform) -> Iterator[tuple[st
     updates = np.array([label.phase == "update" for label in graph.labels])
     sparse = isinstance(workload, DLRM) and workload.sparse
     operations = classify([graph], platform, graph.dtype)
-    alone, sizes = (
-        price([graph], platform, dtype=graph.dtype)[0].hot,
-        {name: graph.column(name) for name in "mnk"},
-    )
+    [costs] = price([graph], platform, dtype=graph.dtype)
+    alone = costs.hot
+    is_chosen = (seconds > 0) & ~costs.is_unaligned & ~(sparse & updates)
     for index, model in enumerate(operations.models):
         kind, variant, dtype = model.kind, model.variant, model.dtype
-        odd = find_unaligned(platform, kind, variant, dtype, sizes)
-        chosen = (operations.of_operation == index) & (seconds > 0) & ~odd & ~(sparse & updates)
+        chosen = (operations.of_operation == index) & is_chosen
         if kind in ("collective", "transfer", "other") or not chosen.any():
             continue
         finer = f"{kind}.{variant.replace('_causal', '')}"

@@ -92,7 +92,7 @@ def size_cases(
     Returns
     -------
     sizes : dict of str to array
-        As `perfkit.prediction.cost.list_sizes` returns them for the operations of an iteration.
+        As `perfkit.prediction.cost.size_operations` returns them for the operations of an iteration.
     """
     names = dict.fromkeys(name for row in rows for name in row["sizes"])
     # files of early campaigns have negative numbers of outputs of a pooling

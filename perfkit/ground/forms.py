@@ -91,10 +91,6 @@ def closed_form(*, other: Sequence[str] = ()) -> Callable[[Form], Form]:
                 return value
             return to_values(name, value)
 
-        guarded = refuse_misfits(
-            "give numbers, or arrays of the shapes that its documentation names"
-        )(form)
-
         @wraps(form)
         def checked(*arguments: Any, **keywords: Any) -> Any:
             if not all(map(_is_converted, arguments)):
@@ -105,12 +101,20 @@ def closed_form(*, other: Sequence[str] = ()) -> Callable[[Form], Form]:
             try:
                 # shares that round to zero are no error, whatever the caller has set
                 with np.errstate(under="ignore"):
-                    return guarded(*arguments, **keywords)
+                    return form(*arguments, **keywords)
+            except (ImportError, OSError, Warning):
+                raise
             except ArithmeticError as error:
                 raise ValueError(
                     f"{form.__name__} of {show([*arguments, *keywords.values()])} is not a finite number; "
                     "sizes, rates and counts must be above 0 and below 1e300"
                 ) from error
+            except Exception as error:
+                if _is_meant(error):
+                    raise
+                advice = "give numbers, or arrays of the shapes that its documentation names"
+                values = [*arguments, *keywords.values()]
+                raise ValueError(_say_misfit(form, values, error, advice)) from error
 
         return checked  # type: ignore[return-value]
 
@@ -160,15 +164,20 @@ def refuse_misfits(advice: str) -> Callable[[Form], Form]:
                 if _is_meant(error):
                     raise
                 values = [*arguments, *keywords.values()]
-                given = ", ".join(show(value, 40) for value in values[:4])
-                cause = escape(str(error).strip().partition("\n")[0], 80)
-                raise ValueError(
-                    f"{function.__name__} cannot take {given}: {type(error).__name__} {cause}; {advice}"
-                ) from error
+                raise ValueError(_say_misfit(function, values, error, advice)) from error
 
         return guarded  # type: ignore[return-value]
 
     return decorate
+
+
+def _say_misfit(
+    function: Callable[..., Any], values: Sequence[Any], error: Exception, advice: str
+) -> str:
+    """Say in one line that a function cannot take these values."""
+    given = ", ".join(show(value, 40) for value in values[:4])
+    cause = escape(str(error).strip().partition("\n")[0], 80)
+    return f"{function.__name__} cannot take {given}: {type(error).__name__} {cause}; {advice}"
 
 
 def to_values(name: str, value: Any) -> Any:

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -180,7 +181,7 @@ class Network(Typed):
     starts: float = 1.0
     regions: int = 1
 
-    @property
+    @cached_property
     def ranks(self) -> int:
         """Ranks of the whole network [-]."""
         return self.ranks_per_node * self.nodes

@@ -88,12 +88,12 @@ class LoneModel:
     counts_products: bool
     tensor_core_itemsize: float
 
-    @property
+    @cached_property
     def is_kernel(self) -> bool:
         """Whether its operations are kernels; others take no time here."""
         return self.kind not in _WITHOUT_KERNEL
 
-    @property
+    @cached_property
     def spread_alone(self) -> float:
         """Spread of the logarithm of the time of the lone kernel [-]."""
         if self.fit is not None:
@@ -186,9 +186,6 @@ class ClassifiedKernels:
     models: tuple[LoneModel, ...]
     of_operation: np.ndarray
     dimensions: int
-
-    def __len__(self) -> int:
-        return len(self.of_operation)
 
     @cached_property
     def by_fit(self) -> list[FittedKernels]:
@@ -371,7 +368,7 @@ def time_alone(
     """
     models = kernels.models
     near = np.zeros(sizes["traffic"].shape)
-    distant = np.zeros((len(kernels), *[1] * (kernels.dimensions - 1)))
+    distant = np.zeros((len(kernels.of_operation), *[1] * (kernels.dimensions - 1)))
     if any(isinstance(fitted.fit, Additive) for fitted in kernels.by_fit):
         distant = np.zeros(near.shape)
     for fit, members, counts_products in kernels.by_fit:

@@ -252,19 +252,6 @@ def find_unaligned_rows(
     return UnalignedRows(of_4_bytes & ~is_vector, of_16_bytes & ~is_vector)
 
 
-def find_unaligned(
-    machine: Machine, kind: str, variant: str, dtype: str, sizes: Mapping[str, Values]
-) -> np.ndarray:
-    """Find products in a format of tensor cores whose rows in memory are no multiple of 16 B, as an
-    array of bools."""
-    if machine.device.kind == "cpu" or kind not in ("gemm", "bmm") or dtype not in TENSOR:
-        return np.zeros(np.shape(sizes["n"]), dtype=bool)
-    rows = find_unaligned_rows(
-        sizes["m"], sizes["n"], sizes["k"], itemsize=DTYPES[dtype], is_transposed=variant == "tn"
-    )
-    return rows.of_16_bytes
-
-
 def list_unaligned(machine: Machine) -> UnalignedSlowdown:
     """Slowdown of products whose rows are not aligned, on the generation of this GPU."""
     capability = machine.device.capability

@@ -129,9 +129,9 @@ class Context(Typed):
         """Find the fit of whole iterations of a family on some ranks, or that of any family."""
         if ranks > 1 and family in self.parallel:
             return self.parallel[family]
-        alone = self.iterations.get(family) or self.iterations.get(ANY)
+        alone = self.iterations.get(family, self.iterations.get(ANY))
         shared = self.parallel.get(ANY) if ranks > 1 else None
-        if not (alone and shared):
+        if alone is None or shared is None:
             return alone
         values = {name: shared["scale"] * value for name, value in alone.items()}
         for name in ("per_collective", "per_resume"):
@@ -239,7 +239,17 @@ class Machine(Typed):
     def page_entries(self) -> float:
         """Pages that the translation buffer effectively holds; infinite if that was not fitted
         [-]."""
-        return self.context.caches.get("pages", math.inf) if self.context.caches else math.inf
+        caches = self.context.caches
+        return math.inf if caches is None else caches.get("pages", math.inf)
+
+    @cached_property
+    def has_timed_caches(self) -> bool:
+        """Whether the time of a kernel under a roofline depends on what caches hold: a cache of
+        measured bandwidth serves rows of tables, and a translation buffer of known size misses
+        pages."""
+        levels = self.device.memory
+        serves_rows = len(levels) > 1 and levels[-2].bandwidth is not None
+        return serves_rows or self.page_entries < math.inf
 
 
 # Every number.

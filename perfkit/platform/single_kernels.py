@@ -240,7 +240,7 @@ def _put_on_device(
     """Add what is not given: the peak, and the traffic, bandwidth and cache misses of operands that
     are used again and again."""
     (model,) = kernels.models
-    count = len(kernels)
+    count = len(kernels.of_operation)
     known = {
         "launches": np.ones(count),
         "peak": np.full(count, model.peak),

@@ -197,7 +197,7 @@ def break_down(timeline: RankTimeline) -> Breakdown:
     }
     exposed_time = dict.fromkeys(collective_counts, 0.0)
     # all waits at a position are one time, which belongs to the last of them
-    last_waits = {wait.position: wait.collective for wait in timeline.times.collective_waits}
+    last_waits = {wait.operation: wait.collective for wait in graph.collective_waits}
     for position, collective in last_waits.items():
         phase = graph.labels[graph.collectives[collective]].phase
         exposed_time[phase] += float(timeline.exposed_time[position])

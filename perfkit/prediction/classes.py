@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -75,7 +76,7 @@ class ClassModel(LoneModel):
     in_iteration: InIteration
     is_assumed: bool
 
-    @property
+    @cached_property
     def is_fitted_in_iterations(self) -> bool:
         """Whether iterations in this number format were fitted, so that their spread is known."""
         if self.context is None:

@@ -10,10 +10,9 @@ from perfkit.fitting import Additive
 from perfkit.ground.units import Array
 from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import MEMORY, RESOURCES, name_bottleneck
-from perfkit.prediction.cost import price
-from perfkit.prediction.host import join_host
+from perfkit.prediction.cost import join_host, price
 from perfkit.prediction.memory import WORKSPACE, list_peaks, sum_untouched
-from perfkit.prediction.ranks import Workload, group_identical_ranks, time_collectives, time_rank
+from perfkit.prediction.ranks import Workload, group_identical_ranks, time_collectives, time_ranks
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import Graph
@@ -170,7 +169,7 @@ class _StructureTimes:
         self.peaks = [len(own) for own in peaks]  # of each stream
         self.sums = csr_array(np.concatenate([traffic[first], [whole], *peaks]))
         self.time_host(ranks, self.features["nbytes"])
-        segments = self.rank.segments
+        segments = self.one.segments
         begins, ends = segments.begins, segments.ends
         work = np.zeros((len(begins), len(first)))
         np.add.at(work, (np.repeat(np.arange(len(begins)), ends - begins), number), 1.0)
@@ -198,7 +197,7 @@ class _StructureTimes:
             platform.context.overlap,
         )
         [durations], _ = time_collectives([kind], platform, self.whole)
-        self.rank = time_rank(kind, np.zeros(len(one)), durations, platform, self.whole)
+        [self.rank] = time_ranks([kind], [np.zeros(len(one))], [durations], platform, self.whole)
         self.host = float(np.sum(self.rank.host + self.rank.launch_interval))
         self.contention = overlap["contention"] if overlap and self.whole else 0.0
 
@@ -234,7 +233,7 @@ class _StructureTimes:
         """Time that collectives add to an iteration with these operation times [s], see
         `simulate`."""
         work = self.work @ seconds
-        segments = self.rank.segments
+        segments = self.one.segments
         durations, share = self.rank.durations, self.contention
         front = begin = network = np.zeros(work.shape[1])
         ended = ended_before = [front] * len(durations)

@@ -1,16 +1,19 @@
-"""From operations to seconds: the time of every operation of a graph on the device of a
-platform."""
+"""From operations to seconds: the time of every operation on the device of a platform, and of the
+call on its host."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfkit.fitting import Additive
+from perfkit.fitting import Additive, Iteration
+from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import Array
 from perfkit.models.caches import miss_share
+from perfkit.models.embedding import row_traffic
 from perfkit.models.kernels import in_context
+from perfkit.models.roofline import smooth_maximum
 from perfkit.platform.estimates import check_time
 from perfkit.platform.kernel_times import (
     AlignedProducts,
@@ -25,7 +28,7 @@ from perfkit.platform.platform import Platform
 from perfkit.prediction.classes import ClassifiedOperations, ClassModel, classify
 from perfkit.prediction.lookups import CacheLimits, RowSizes, size_rows
 from perfkit.workloads.columns import FEATURES, Features
-from perfkit.workloads.graph import Graph
+from perfkit.workloads.graph import Graph, OperationClass
 
 _TINY = float(np.finfo(float).tiny)
 
@@ -52,6 +55,10 @@ class Costs:
         Time of each class [s].
     spread : array
         Spread of the logarithm of this time [-].
+    assumed : array of bool
+        Whether the time of each class rests on an assumption or another machine alone [-].
+    is_unaligned : array of bool
+        Whether each operation is a product whose rows in memory are no multiple of 16 B [-].
     """
 
     models: tuple[ClassModel, ...]
@@ -62,35 +69,8 @@ class Costs:
     classes: np.ndarray
     totals: Array
     spread: Array
-
-    @property
-    def assumed(self) -> np.ndarray:
-        """Whether the time of each class rests on an assumption or another machine alone."""
-        return np.array([model.is_assumed for model in self.models])
-
-
-@dataclass(frozen=True, eq=False)
-class OperationSizes:
-    """Sizes of operations, one element of each array for each; with configurations, a row for each.
-
-    Parameters
-    ----------
-    features : Features
-        What the graphs say of each operation.
-    operand_bytes : array
-        Bytes of its operands [B].
-    rows : RowSizes
-        Rows of embedding tables that it touches.
-    beyond_l2, beyond_l3 : array
-        Bytes of operands and rows that come from beyond each cache; those of rows alone where
-        kernels are timed by rooflines [B].
-    """
-
-    features: Features
-    operand_bytes: Array
-    rows: RowSizes
-    beyond_l2: Array
-    beyond_l3: Array
+    assumed: np.ndarray
+    is_unaligned: np.ndarray
 
 
 class RooflineWork(NamedTuple):
@@ -143,11 +123,10 @@ def price(
 
     # 2. Sizes, and how much no cache holds.
     sizes = size_operations(graphs, operations, platform, dtype, ranks)
-    sizes_of_kernels = list_sizes(operations, sizes, platform)
-    products = find_aligned_products(operations, sizes_of_kernels)
+    products = find_aligned_products(operations, sizes)
 
     # 3. Time of the lone kernel, with near and with distant operands.
-    alone = time_alone(operations, sizes_of_kernels, products, platform)
+    alone = time_alone(operations, sizes, products, platform)
 
     # 4. Time inside an iteration.
     seconds = time_in_iteration(operations, sizes, alone)
@@ -155,6 +134,9 @@ def price(
     # 5. Time of each class, and how well it is known.
     totals = add_up_classes(graphs, operations, products, seconds, alone.near, platform)
 
+    assumed = np.array([model.is_assumed for model in operations.models], dtype=bool)
+    is_unaligned = np.zeros(sizes["nbytes"].shape, dtype=bool)
+    is_unaligned[products.operations] = products.unaligned.of_16_bytes
     costs = []
     begin = 0
     for number, graph in enumerate(graphs):
@@ -166,10 +148,12 @@ def price(
                 seconds=seconds[of_graph],
                 hot=alone.near[of_graph],
                 cold=alone.distant[of_graph],
-                page_walks=sizes.rows.page_walks[of_graph],
+                page_walks=sizes["page_walks"][of_graph],
                 classes=operations.of_operation[of_graph],
                 totals=totals.seconds[number],
                 spread=totals.spread[number],
+                assumed=assumed,
+                is_unaligned=is_unaligned[of_graph],
             )
         )
     return costs
@@ -179,8 +163,7 @@ def size_rooflines(graph: Graph, platform: Platform) -> RooflineWork:
     """Work and traffic of the operations of one rank, as rooflines take them."""
     operations = classify([graph], platform, graph.dtype)
     sizes = size_operations([graph], operations, platform, graph.dtype, ranks=1)
-    found = list_sizes(operations, sizes, platform)
-    return RooflineWork(found["flops"], found["traffic"], found["peak"], found["bandwidth"])
+    return RooflineWork(sizes["flops"], sizes["traffic"], sizes["peak"], sizes["bandwidth"])
 
 
 def size_operations(
@@ -189,8 +172,8 @@ def size_operations(
     platform: Platform,
     dtype: str,
     ranks: int,
-) -> OperationSizes:
-    """Sizes of the operations of all graphs.
+) -> KernelSizes:
+    """Sizes of the operations of all graphs, by the names that fits of kernels have for them.
 
     Parameters
     ----------
@@ -207,22 +190,83 @@ def size_operations(
 
     Returns
     -------
-    sizes : OperationSizes
-        One element per operation.
+    sizes : mapping of str to array
+        One element per operation; with configurations, a row for each.
+
+    Notes
+    -----
+    Under a roofline all operands come from main memory: between two uses of them, an iteration
+    touches more than caches hold. So caches are asked about only where kernels are sums of terms,
+    or where they serve rows of tables.
     """
-    columns = {name: _join([graph.column(name) for graph in graphs]) for name in FEATURES}
-    features = Features(**columns)
+    features = {name: _join([graph.column(name) for graph in graphs]) for name in FEATURES}
     operand_bytes = _join([graph.traffic for graph in graphs])
-    limits = CacheLimits.of_rank(platform, ranks)
-    rows = size_rows(graphs, features, operand_bytes, limits, dtype)
-    sizes = OperationSizes(features, operand_bytes, rows, rows.beyond_l2, rows.beyond_l3)
-    if any(isinstance(model.fit, Additive) for model in operations.models):
-        return replace(
-            sizes,
-            beyond_l2=rows.beyond_l2 + _count_distant_bytes(graphs, limits.l2),
-            beyond_l3=rows.beyond_l3 + _count_distant_bytes(graphs, limits.l3),
-        )
-    return sizes
+    itemsizes = find_itemsizes(graphs, dtype)
+    row_bytes = count_row_bytes(graphs, features, itemsizes, platform.device.access_granularity)
+    sums_terms = any(isinstance(model.fit, Additive) for model in operations.models)
+    if sums_terms or platform.has_timed_caches:
+        limits = CacheLimits.of_rank(platform, ranks)
+        rows = size_rows(graphs, Features(**features), operand_bytes, row_bytes, itemsizes, limits)
+    else:
+        nothing = np.zeros(row_bytes.shape)
+        rows = RowSizes(row_bytes, nothing, nothing, nothing, nothing)
+    traffic = find_traffic(operations, platform, operand_bytes, row_bytes, rows.beyond_l3)
+    beyond_l2, beyond_l3 = rows.beyond_l2, rows.beyond_l3
+    if sums_terms:
+        beyond_l2 = beyond_l2 + _count_distant_bytes(graphs, limits.l2)
+        beyond_l3 = beyond_l3 + _count_distant_bytes(graphs, limits.l3)
+    return features | {
+        "nbytes": operand_bytes,
+        "row_bytes": row_bytes,
+        "unique_bytes": rows.unique_bytes,
+        "page_walks": rows.page_walks,
+        "beyond_l2": beyond_l2,
+        "beyond_l3": beyond_l3,
+        "traffic": traffic.nbytes,
+        "bandwidth": traffic.bandwidth,
+        "peak": operations.repeat([model.peak for model in operations.models]),
+    }
+
+
+def find_itemsizes(graphs: Sequence[Graph], dtype: str) -> Array:
+    """Bytes of a number of the tables that each graph looks up; of the number format `dtype` where
+    it has no tables [B]."""
+    itemsizes = []
+    for graph in graphs:
+        itemsizes.append(graph.tables[0].itemsize if graph.tables else DTYPES[dtype])
+    return np.array(itemsizes, dtype=float)
+
+
+def count_row_bytes(
+    graphs: Sequence[Graph], features: Mapping[str, Array], itemsizes: Array, granularity: float
+) -> Array:
+    """Bytes of the rows of embedding tables that each operation looks up.
+
+    Parameters
+    ----------
+    graphs : sequence of Graph
+        What ranks execute.
+    features : mapping of str to array
+        Sizes of all their operations, one graph after the other: ``lookups`` and ``dim`` [-].
+    itemsizes : array
+        Bytes of a number of the tables of each graph [B].
+    granularity : float
+        Smallest access [B].
+
+    Returns
+    -------
+    row_bytes : array
+        One element per operation; zero where no rows are touched [B].
+    """
+    lookups = features["lookups"]
+    row_bytes = np.zeros(lookups.shape)
+    touching = np.flatnonzero(lookups.reshape(len(lookups), -1).any(axis=1))
+    if len(touching):
+        itemsize = np.repeat(itemsizes, [len(graph) for graph in graphs])[touching]
+        itemsize = itemsize.reshape(-1, *[1] * (lookups.ndim - 1))
+        bytes_of_row = row_traffic(itemsize * features["dim"][touching], 1.0, granularity)
+        row_bytes[touching] = lookups[touching] * bytes_of_row
+    return row_bytes
 
 
 def _join(columns: Sequence[Array]) -> Array:
@@ -243,33 +287,8 @@ def _count_distant_bytes(graphs: Sequence[Graph], capacity: float) -> Array:
     return np.concatenate(distant)
 
 
-def list_sizes(
-    operations: ClassifiedOperations, sizes: OperationSizes, platform: Platform
-) -> KernelSizes:
-    """Sizes by the names that fits of kernels have for them.
-
-    Under a roofline all operands come from main memory: between two uses of them, an iteration
-    touches more than caches hold.
-    """
-    rows = sizes.rows
-    traffic = find_traffic(
-        operations, platform, sizes.operand_bytes, rows.row_bytes, rows.beyond_l3
-    )
-    return vars(sizes.features) | {
-        "nbytes": sizes.operand_bytes,
-        "row_bytes": rows.row_bytes,
-        "unique_bytes": rows.unique_bytes,
-        "page_walks": rows.page_walks,
-        "beyond_l2": sizes.beyond_l2,
-        "beyond_l3": sizes.beyond_l3,
-        "traffic": traffic.nbytes,
-        "bandwidth": traffic.bandwidth,
-        "peak": operations.repeat([model.peak for model in operations.models]),
-    }
-
-
 def time_in_iteration(
-    operations: ClassifiedOperations, sizes: OperationSizes, alone: IsolatedTimes
+    operations: ClassifiedOperations, sizes: KernelSizes, alone: IsolatedTimes
 ) -> Array:
     """Times of all kernels inside an iteration [s], see `perfkit.models.kernels.in_context`."""
     added = [model.in_iteration for model in operations.models]
@@ -282,7 +301,7 @@ def time_in_iteration(
     near_and_distant = {
         "hot": alone.near,
         "cold": alone.distant,
-        "page_walks": sizes.rows.page_walks,
+        "page_walks": sizes["page_walks"],
     }
     is_kernel = operations.repeat([model.is_kernel for model in operations.models])
     return np.asarray(is_kernel * in_context(near_and_distant, **numbers))
@@ -379,3 +398,142 @@ def _sum_groups(values: Array, group: np.ndarray, shape: tuple[int, ...]) -> Arr
     for number in np.unique(group):
         sums[number] = values[group == number].sum(axis=0)
     return sums.reshape(shape)
+
+
+class CallOverheads(NamedTuple):
+    """What calls of one class of operations cost the host.
+
+    Parameters
+    ----------
+    before_launch, after_launch, between_launches : float
+        Time of a call up to its first launch (T2), after its last (T3), and between two (T5) [s].
+    """
+
+    before_launch: float
+    after_launch: float
+    between_launches: float
+
+
+class HostTimes(NamedTuple):
+    """Host time of every operation of a rank.
+
+    Parameters
+    ----------
+    first_launch : array
+        Up to its first launch [s].
+    later_launches : array
+        From there to its last [s].
+    """
+
+    first_launch: Array
+    later_launches: Array
+
+
+def price_hosts(graphs: Sequence[Graph], platform: Platform) -> list[HostTimes]:
+    """Host time of every operation of some graphs, such as those of several ranks, all in one pass.
+
+    The platform's ``host`` overheads are ``gap`` (T1), ``before_launch`` (T2), ``after_launch``
+    (T3), ``launch`` (T4), ``between_launches`` (T5) and ``bare`` (a call without a launch). They
+    are the same for all operations or, as ``before_launch.gemm.backward``, those of a class and of
+    its phase or variant.
+
+    Parameters
+    ----------
+    graphs : sequence of Graph
+        What ranks execute.
+    platform : Platform
+        Where they do.
+
+    Returns
+    -------
+    hosts : list of HostTimes
+        Times of each graph.
+
+    Notes
+    -----
+    A call of the framework costs T1 + T2 + T4 up to its first kernel, T5 + T4 for every further one
+    and T3 after the last; T3 is counted with the next call. A call without a kernel costs T1 and
+    its own time.
+
+    References
+    ----------
+    .. [1] Z. Lin et al., "Building a performance model for deep learning recommendation model
+       training on GPUs", 2022, arXiv:2201.07821, section 3.4 (the five overheads)
+    """
+    known = {name: quantity.value for name, quantity in platform.host.items()}
+    gap = known.get("gap", 0.0)
+    call_without_kernel = known.get("bare", 0.0)
+    launch = known.get("launch", 0.0)
+    numbers: dict[OperationClass, int] = {}
+    classes_of_graphs = []
+    for graph in graphs:
+        numbers_of_graph = []
+        for operation_class in graph.classes.distinct:
+            numbers_of_graph.append(numbers.setdefault(operation_class, len(numbers)))
+        class_of_operation = np.array(numbers_of_graph, dtype=np.intp)[graph.classes.of_operation]
+        classes_of_graphs.append(class_of_operation)
+    overheads = [find_overheads(known, operation_class) for operation_class in numbers]
+    of_classes = np.array(overheads).reshape(-1, len(CallOverheads._fields))
+    before_launch, after_launch, between_launches = of_classes[_join(classes_of_graphs)].T
+    calls = _join([graph.column("calls") for graph in graphs])
+    launches = _join([graph.column("launches") for graph in graphs])
+    calls_without_kernel = _join([graph.column("bare") for graph in graphs])
+
+    first_launch = calls * (gap + before_launch) + launch * np.minimum(launches, 1.0)
+    first_launch += calls_without_kernel * (gap + call_without_kernel)
+    # a further kernel of the last call; compiled code goes from launch to launch as the framework
+    # does from call to call
+    lengths = [len(graph) for graph in graphs]
+    is_compiled = np.repeat([graph.execution == "compiled" for graph in graphs], lengths)
+    until_next_kernel = np.where(is_compiled, np.minimum(between_launches, gap), between_launches)
+    first_launch += np.where((calls == 0) & (launches > 0), until_next_kernel, 0.0)
+    later_launches = np.maximum(launches - 1, 0.0) * (between_launches + launch)
+
+    hosts = []
+    begin = 0
+    for length in lengths:
+        of_graph = slice(begin, begin + length)
+        begin += length
+        # what a call does after its last launch delays the next call; the last one delays the first
+        opens_call = np.flatnonzero(calls[of_graph])
+        delays = after_launch[of_graph][opens_call]
+        first_launch[of_graph][opens_call] += np.concatenate([delays[-1:], delays[:-1]])
+        hosts.append(HostTimes(first_launch[of_graph], later_launches[of_graph]))
+    return hosts
+
+
+def find_overheads(known: Mapping[str, float], operation_class: OperationClass) -> CallOverheads:
+    """Find what a call costs: of its variant, else of its phase, of its class, or of all calls.
+
+    Parameters
+    ----------
+    known : mapping of str to float
+        Overheads of the host by name, see `price_hosts` [s].
+    operation_class : OperationClass
+        Class of the call.
+
+    Returns
+    -------
+    overheads : CallOverheads
+        Zero where nothing is known.
+    """
+    kind, variant, phase = operation_class
+    scopes = (f".{kind}.{variant}", f".{kind}.{phase}", f".{kind}", "")
+    overheads = []
+    for name in CallOverheads._fields:
+        overhead = 0.0
+        for scope in scopes:
+            if name + scope in known:
+                overhead = known[name + scope]
+                break
+        overheads.append(overhead)
+    return CallOverheads(*overheads)
+
+
+def join_host(device: Any, host: Any, iteration_fit: Iteration | None) -> Any:
+    """Time of an iteration [s]: that of the slower of device and host, or a smooth maximum where
+    steps were fitted."""
+    sharpness = np.inf
+    if iteration_fit is not None:
+        sharpness = iteration_fit.get("sharpness", np.inf)
+    return smooth_maximum(device, host, sharpness=sharpness)

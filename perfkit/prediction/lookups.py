@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import Array
 from perfkit.models.caches import PAGE, miss_share
 from perfkit.models.distributions import Uniform, distinct_rows
-from perfkit.models.embedding import row_traffic, size_lookup
+from perfkit.models.embedding import size_lookup
 from perfkit.platform.platform import Platform
 from perfkit.workloads.columns import Features
 from perfkit.workloads.graph import Graph
@@ -28,7 +27,7 @@ class CacheLimits(NamedTuple):
     page_entries : float
         Pages that the translation buffer holds [-].
     granularity : float
-        Smallest access: a cache line of a CPU, a sector of a GPU [B].
+        Smallest access to memory [B].
     """
 
     l2: float
@@ -66,11 +65,6 @@ class RowSizes:
     beyond_l2: Array
     beyond_l3: Array
 
-    @classmethod
-    def zeros(cls, shape: tuple[int, ...]) -> "RowSizes":
-        """Sizes of operations that touch no rows."""
-        return cls(*(np.zeros(shape) for _ in range(5)))
-
 
 class _RowOperations(NamedTuple):
     """The operations that touch rows of tables.
@@ -88,7 +82,7 @@ class _RowOperations(NamedTuple):
     lookups, dim, row_bytes : array
         Looked-up rows, numbers in a row [-], and bytes of all looked-up rows [B].
     itemsize : array
-        Bytes of a number [B].
+        Bytes of a number of its table [B].
     """
 
     operation: np.ndarray
@@ -133,9 +127,15 @@ class _TableSizes(NamedTuple):
 
 
 def size_rows(
-    graphs: Sequence[Graph], features: Features, traffic: Array, limits: CacheLimits, dtype: str
+    graphs: Sequence[Graph],
+    features: Features,
+    traffic: Array,
+    row_bytes: Array,
+    itemsizes: Array,
+    limits: CacheLimits,
 ) -> RowSizes:
-    """Size the rows of embedding tables that the operations of some graphs touch.
+    """Size the rows of embedding tables that the operations of some graphs touch, with what caches
+    hold of them.
 
     Parameters
     ----------
@@ -143,25 +143,23 @@ def size_rows(
         What ranks execute, each with caches of its own.
     features : Features
         Sizes of all their operations, one graph after the other.
-    traffic : array
-        Bytes of other operands of each operation [B].
+    traffic, row_bytes : array
+        Bytes of other operands of each operation, and of the rows that it looks up [B].
+    itemsizes : array
+        Bytes of a number of the tables of each graph [B].
     limits : CacheLimits
         What the caches of a rank hold.
-    dtype : str
-        Number format of rows of graphs without tables.
 
     Returns
     -------
     rows : RowSizes
         One element per operation.
     """
-    rows = RowSizes.zeros(features.lookups.shape)
-    touching = np.flatnonzero(features.lookups.reshape(len(features), -1).any(axis=1))
-    if not len(touching):
+    shape = row_bytes.shape
+    rows = RowSizes(row_bytes, np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape))
+    if not row_bytes.any():
         return rows
-    operations = _list_row_operations(graphs, features, limits, dtype, touching)
-    rows.row_bytes[operations.operation] = operations.row_bytes
-
+    operations = _list_row_operations(graphs, features, row_bytes, itemsizes)
     is_forward = operations.kind == "embedding_forward"
     is_fused = operations.variant == "fused"
     looks_up_in_fused = np.isin(operations.graph, operations.graph[is_fused])
@@ -180,13 +178,10 @@ def size_rows(
 
 
 def _list_row_operations(
-    graphs: Sequence[Graph],
-    features: Features,
-    limits: CacheLimits,
-    dtype: str,
-    operation: np.ndarray,
+    graphs: Sequence[Graph], features: Features, row_bytes: Array, itemsizes: Array
 ) -> _RowOperations:
-    """The operations that touch rows, at these positions among those of all graphs."""
+    """The operations of all graphs that touch rows."""
+    operation = np.flatnonzero(features.lookups.reshape(len(features), -1).any(axis=1))
     lengths = [len(graph) for graph in graphs]
     graph_of_operation = np.repeat(np.arange(len(graphs)), lengths)[operation]
     first_of_graph = np.cumsum([0, *lengths])
@@ -195,13 +190,7 @@ def _list_row_operations(
         label = graphs[number].labels[position - first_of_graph[number]]
         kinds.append(label.kind)
         variants.append(label.variant)
-    itemsizes = []
-    for graph in graphs:
-        itemsizes.append(graph.tables[0].itemsize if graph.tables else DTYPES[dtype])
-    itemsize = np.array(itemsizes, dtype=float)[graph_of_operation]
     lookups = features.lookups[operation]
-    dim = features.dim[operation]
-    itemsize_of_rows = itemsize.reshape(-1, *[1] * (lookups.ndim - 1))
     return _RowOperations(
         operation=operation,
         graph=graph_of_operation,
@@ -210,9 +199,9 @@ def _list_row_operations(
         kind=np.array(kinds),
         variant=np.array(variants),
         lookups=lookups,
-        dim=np.broadcast_to(dim, lookups.shape),
-        row_bytes=lookups * row_traffic(itemsize_of_rows * dim, 1.0, limits.granularity),
-        itemsize=itemsize,
+        dim=np.broadcast_to(features.dim[operation], lookups.shape),
+        row_bytes=row_bytes[operation],
+        itemsize=itemsizes[graph_of_operation],
     )
 
 

@@ -322,19 +322,20 @@ def find_shortage(graphs: Sequence[Graph], platform: Platform) -> tuple[str, ...
     """The warning if a rank has too little memory; first checks whether all its buffers together
     would fit."""
     capacity = find_capacity(platform)
-    most = max(
-        graph.footprint
-        + sum(table.nbytes for table in graph.tables)
-        + sum_states(graph, graph.tables)
-        for graph in graphs
-    )
-    if (
-        capacity is None
-        or most + WORKSPACE <= capacity
-        or (found := measure_memory(graphs, platform)).fits
-    ):
+    if capacity is None:
+        return ()
+    most = 0.0
+    for graph in graphs:
+        nbytes = graph.footprint
+        if graph.tables:
+            nbytes += sum(table.nbytes for table in graph.tables) + sum_states(graph, graph.tables)
+        most = max(most, nbytes)
+    if most + WORKSPACE <= capacity:
+        return ()
+    memory = measure_memory(graphs, platform)
+    if memory.fits:
         return ()
     shared = "" if any(graph.tables for graph in graphs) else "fsdp, checkpoints, "
     return (
-        f"a rank {found}; take {shared}more ranks, a smaller batch or a device with more memory",
+        f"a rank {memory}; take {shared}more ranks, a smaller batch or a device with more memory",
     )

@@ -9,8 +9,7 @@ import numpy as np
 from perfkit.fitting import Iteration
 from perfkit.ground.units import Array
 from perfkit.platform.platform import Platform
-from perfkit.prediction.cost import price
-from perfkit.prediction.host import join_host, price_host
+from perfkit.prediction.cost import join_host, price, price_hosts
 from perfkit.prediction.kept import find_moments, find_saved, list_lives
 from perfkit.prediction.messages import MessageTimes
 from perfkit.prediction.ranks import RankTimes
@@ -185,7 +184,7 @@ def price_micro_batch(
         own = of_layers[names[of_layers] == operation]
         nbytes = np.broadcast_to(graph.column("nbytes"), (len(graph), len(ranks)))[own]
         exchange[own] = messages.time(operation, nbytes, ranks, 1)
-    host = np.add(*price_host(replace(graph, columns={}), platform))
+    host = np.add(*price_hosts([replace(graph, columns={})], platform)[0])
     host_without_sums = _price_host_without(graph, names == "add_", platform)
     # what a kernel takes whatever its size
     fixed = np.array([model.fixed_time for model in cost.models])[cost.classes]
@@ -286,7 +285,7 @@ def _price_host_without(graph: Graph, left_out: np.ndarray, platform: Platform) 
     features = replace(graph.features, bare=bare).select(kept)
     rest = replace(graph, labels=labels, features=features, columns={})
     host = np.zeros(len(graph))
-    host[kept] = np.add(*price_host(rest, platform))
+    host[kept] = np.add(*price_hosts([rest], platform)[0])
     return host
 
 
@@ -294,7 +293,7 @@ def _price_call(platform: Platform) -> float:
     """Time in which the host launches a collective [s]."""
     label = Label("all_to_all", "collective", "all_to_all", "forward", "")
     call = Graph((label,), _CALL, Accesses.from_rows())
-    return float(np.add(*price_host(call, platform))[0])
+    return float(np.add(*price_hosts([call], platform)[0])[0])
 
 
 def _price_in_hook(variant: str, platform: Platform, compiled: bool) -> float:
@@ -304,7 +303,7 @@ def _price_in_hook(variant: str, platform: Platform, compiled: bool) -> float:
     graph = Graph((label,), launches, Accesses.from_rows())
     if compiled:
         graph = replace(graph, execution="compiled")
-    return float(np.add(*price_host(graph, platform))[0])
+    return float(np.add(*price_hosts([graph], platform)[0])[0])
 
 
 def _price_buckets(

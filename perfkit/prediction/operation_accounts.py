@@ -22,7 +22,7 @@ from perfkit.platform.kernel_times import (
 from perfkit.platform.kernels import find_kernel
 from perfkit.platform.platform import Platform
 from perfkit.prediction.classes import ClassModel, classify, knows_family
-from perfkit.prediction.cost import list_sizes, size_operations
+from perfkit.prediction.cost import size_operations
 from perfkit.prediction.simulation import RankTimeline
 from perfkit.workloads.graph import Label
 
@@ -201,9 +201,7 @@ def explain_operation(
         )
     sizes_of_all = size_operations([graph], operations, platform, dtype, ranks)
     own = slice(operation, operation + 1)
-    sizes = {
-        name: values[own] for name, values in list_sizes(operations, sizes_of_all, platform).items()
-    }
+    sizes = {name: values[own] for name, values in sizes_of_all.items()}
     found = find_kernel(platform.kernels, model.kind, variant=model.variant, dtype=model.dtype)
     steps = _list_steps_alone(model, sizes, platform)
     near = sum(step.added for step in steps)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,7 @@ from perfkit.platform.estimates import warn_once
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import PACE, Breakdown, break_down, find_bottleneck
-from perfkit.prediction.cost import Costs, price
-from perfkit.prediction.host import join_host
+from perfkit.prediction.cost import Costs, join_host, price
 from perfkit.prediction.memory import find_shortage
 from perfkit.prediction.ranks import (
     RankGroup,
@@ -29,7 +28,7 @@ from perfkit.prediction.ranks import (
     group_identical_ranks,
     resolve_workload,
     time_collectives,
-    time_rank,
+    time_ranks,
 )
 from perfkit.prediction.result import Prediction
 from perfkit.prediction.simulation import RankTimeline, Timeline, simulate
@@ -183,8 +182,9 @@ def predict(
     >>> r.lower_bound <= r.time <= r.serial * 1.001
     True
     """
-    machine = load_platform(platform)
-    check_type("slowdown", slowdown, Mapping | None)
+    machine = platform if isinstance(platform, Platform) else load_platform(platform)
+    if slowdown is not None:
+        check_type("slowdown", slowdown, Mapping)
     loading_time = check_positive("loading", loading, zero=True)
 
     # 1. What each rank executes, once for ranks that execute the same.
@@ -207,7 +207,7 @@ def predict(
     # 4. Where the time goes, what limits it, and what a reader must know before trusting it.
     causes = break_down(timings.slowest)
     bottleneck = find_bottleneck(causes, timings.timeline)
-    bounds = bound_time(timings, loading_time)
+    bounds = bound_time(timings, causes, loading_time)
     notes = collect_notes(resolved, priced, timings, machine, bottleneck, plan)
     warn_once(notes.doubts, 3)
     spread = estimate_spread(priced, timings, causes, machine, loading_time)
@@ -273,9 +273,8 @@ def price_iteration(
     graphs = [group.graph for group in groups]
     costs = price(graphs, platform, dtype=workload.dtype, ranks=resolved.ranks)
     collective_times, notes = time_collectives(groups, platform, iteration_fit)
-    times = []
-    for group, cost, durations in zip(groups, costs, collective_times, strict=True):
-        times.append(time_rank(group, cost.seconds, durations, platform, iteration_fit))
+    seconds = [cost.seconds for cost in costs]
+    times = time_ranks(groups, seconds, collective_times, platform, iteration_fit)
     has_pipeline_hosts = has_strategy and STAGE_HOST in graphs[0].kernels
     if has_pipeline_hosts:
         from perfkit.prediction.micro_batches import join_hosts
@@ -309,13 +308,13 @@ def simulate_iteration(priced: PricedIteration, platform: Platform, loading: flo
     on_device = platform.device.kind != "cpu"
     overlap = platform.context.overlap
     contention = 0.0 if on_device else 1.0
-    if overlap and (priced.iteration_fit or not on_device):
+    if overlap is not None and (priced.iteration_fit is not None or not on_device):
         contention = overlap["contention"]
     timeline = simulate(priced.times, device=on_device, contention=contention)
     hosts_wait = any(len(group.graph.transfers) for group in priced.groups)
     hosts_run_ahead = on_device and not hosts_wait
     if hosts_run_ahead:
-        host_time = max(timeline.hosts)
+        host_time = float(max(timeline.hosts))
         joined = join_host(timeline.device_time, host_time, priced.iteration_fit)
         timeline.extend("host_device_synchronization", float(joined))
     timeline.extend("loading", loading)
@@ -329,13 +328,15 @@ def simulate_iteration(priced: PricedIteration, platform: Platform, loading: flo
     )
 
 
-def bound_time(timings: Timings, loading: float) -> Bounds:
+def bound_time(timings: Timings, causes: Breakdown, loading: float) -> Bounds:
     """Bounds of the time of the slowest ranks: everything overlaps, and nothing does.
 
     Parameters
     ----------
     timings : Timings
         Starts and ends.
+    causes : Breakdown
+        Where the time of these ranks goes.
     loading : float
         Time of a data loader for one iteration [s].
 
@@ -345,12 +346,9 @@ def bound_time(timings: Timings, loading: float) -> Bounds:
         Time of the busiest resource, and of all [s].
     """
     slowest = timings.slowest
-    graph = slowest.graph
-    pipeline_hosts: Any = graph.kernels.get(STAGE_HOST, [])
-    pipeline_host_time = float(slowest.times.seconds[pipeline_hosts].sum())
-    kernel_time = float(slowest.times.seconds.sum()) - pipeline_host_time
-    host_time = slowest.host_time + pipeline_host_time
-    collective_times = (slowest.ends - slowest.starts)[graph.collectives]
+    kernel_time = sum(part.time for part in causes.kernels)
+    host_time = slowest.host_time + sum(part.time for part in causes.pipeline_hosts)
+    collective_times = (slowest.ends - slowest.starts)[slowest.graph.collectives]
     communicators = np.array(slowest.times.group.communicators, dtype=int)
     communicator_times = np.bincount(communicators, weights=collective_times, minlength=1)
     busiest = max(kernel_time, float(communicator_times.max()), loading)
@@ -404,9 +402,10 @@ def collect_notes(
     advice: tuple[str, ...] = ()
     if bottleneck not in ("host-bound", "input-bound"):
         advice += list_idle_tensor_cores(slowest, platform)
-    placements = plan.placements if plan and resolved.ranks > 1 else ()
-    copied_tables = sum(placement.kind == "data_parallel" for placement in placements)
-    advice += list_dense_tables(slowest.graph, copied_tables)
+    if slowest.graph.tables:
+        placements = plan.placements if plan and resolved.ranks > 1 else ()
+        copied_tables = sum(placement.kind == "data_parallel" for placement in placements)
+        advice += list_dense_tables(slowest.graph, copied_tables)
     device_time = timings.timeline.device_time
     host_is_assumed = any(overhead.kind == "assumed" for overhead in platform.host.values())
     if host_is_assumed and timings.timeline.simulated_period > PACE * device_time:
@@ -452,7 +451,7 @@ def estimate_spread(
     """
     iteration_fit = priced.iteration_fit
     on_device = timings.timeline.device
-    if iteration_fit:
+    if iteration_fit is not None:
         iteration_spread = iteration_fit.spread
         if not on_device or "per_operation" in iteration_fit:
             return iteration_spread

@@ -4,19 +4,18 @@ long each takes."""
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from perfkit.fitting import Iteration
-from perfkit.ground.units import Array, check_choice, check_positive, check_type, show
+from perfkit.ground.units import Array, check_choice, check_positive, show
 from perfkit.platform.collective_costs import AsAllGather, CollectiveCost, NoExchange
 from perfkit.platform.collectives import find_cost, join_regions
 from perfkit.platform.nodes import advise_nodes
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import resize_nodes
-from perfkit.prediction.host import price_host
+from perfkit.prediction.cost import HostTimes, price_hosts
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
@@ -92,49 +91,6 @@ class RankGroup(NamedTuple):
     communicators: list[int]
 
 
-class CollectiveWait(NamedTuple):
-    """An operation that waits for a collective.
-
-    Parameters
-    ----------
-    position : int
-        Of the operation; the number of operations for the end of the iteration [-].
-    collective : int
-        Number of the collective in program order [-].
-    of_previous_iteration : bool
-        Whether it is the one that the iteration before has launched.
-    """
-
-    position: int
-    collective: int
-    of_previous_iteration: bool
-
-
-def _order_wait(wait: CollectiveWait) -> tuple[int, bool, int]:
-    """A key to sort waits: by position, and those for the iteration before come first."""
-    return wait.position, not wait.of_previous_iteration, wait.collective
-
-
-class Segments(NamedTuple):
-    """Parts of an iteration between two points at which a rank waits for something or launches a
-    collective.
-
-    Parameters
-    ----------
-    begins, ends : array of int
-        Positions of the first operation and of the one behind the last [-].
-    waits : list of CollectiveWait or None
-        What is waited for before; None where the rank waits for no collective.
-    launches : list of int or None
-        Number of the collective that is launched at the end; None where there is none [-].
-    """
-
-    begins: np.ndarray
-    ends: np.ndarray
-    waits: list[CollectiveWait | None]
-    launches: list[int | None]
-
-
 @dataclass(frozen=True, eq=False)
 class RankTimes:
     """How long the operations of a group of ranks take, in program order.
@@ -158,46 +114,6 @@ class RankTimes:
     host: Array
     launch_interval: Array
     durations: Array
-
-    @cached_property
-    def collective_waits(self) -> list[CollectiveWait]:
-        """What waits for collectives, in program order; the end of the iteration waits for those
-        that nothing else waits for."""
-        graph = self.group.graph
-        positions = graph.collectives.tolist()
-        if graph.waits is None:
-            return [
-                CollectiveWait(position + 1, number, of_previous_iteration=False)
-                for number, position in enumerate(positions)
-            ]
-        waits = [CollectiveWait(*wait) for wait in graph.waits]
-        waits.sort(key=_order_wait)
-        awaited = {wait.collective for wait in waits}
-        for number in range(len(positions)):
-            if number not in awaited:
-                waits.append(CollectiveWait(len(graph), number, of_previous_iteration=False))
-        return waits
-
-    @cached_property
-    def segments(self) -> Segments:
-        """Parts between collectives, transfers and waits."""
-        graph = self.group.graph
-        count = len(self.seconds)
-        bounds = {0, count, *(graph.collectives + 1).tolist(), *(graph.transfers + 1).tolist()}
-        without_wait = bounds - {wait.position for wait in self.collective_waits}
-        starts: list[tuple[int, CollectiveWait | None]] = [
-            (wait.position, wait) for wait in sorted(self.collective_waits, key=_order_wait)
-        ]
-        starts += [(position, None) for position in without_wait]
-        starts.sort(key=lambda start: start[0])  # waits at one position stay in their order
-        begins = np.array([position for position, _ in starts], dtype=int)
-        ends = np.append(begins[1:], count)
-        launched_at = {position: n for n, position in enumerate(graph.collectives.tolist())}
-        launches = [
-            launched_at.get(end - 1) if begin < end else None
-            for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
-        ]
-        return Segments(begins, ends, [wait for _, wait in starts], launches)
 
     def add_up(self, device: bool) -> tuple[Array, Array, Array]:
         """Host and device time before each operation, and how far its end is from the second on a
@@ -270,7 +186,6 @@ def resolve_workload(
         most = f"platform {platform.name!r} has {platform.network.ranks}"
         raise ValueError(f"ranks is {count}; {most}; {advise_nodes(platform, count)}")
     check_choice(f"on {platform.name} dtype", source.dtype, platform.device.peaks)
-    check_type("execution", execution, str | None)
     on_cpu = platform.device.kind == "cpu"
     if execution == "graphs" and on_cpu:
         raise ValueError(
@@ -279,7 +194,7 @@ def resolve_workload(
     graphs = listed if captured else source.graphs(count, plan, accelerator=not on_cpu)
     if any(graph.columns for graph in graphs):
         raise ValueError("sizes are arrays; find their times with perfkit.sweep")
-    executed = execute(graphs, execution)
+    executed = graphs if execution is None else execute(graphs, execution)
     if any(not len(graph) for graph in executed if isinstance(graph, Graph)):
         raise ValueError(
             "the graph has no operations, so there is nothing to predict; capture a step that runs "
@@ -564,44 +479,53 @@ def time_collectives(
     return durations, tuple(notes)
 
 
-def time_rank(
-    group: RankGroup,
-    seconds: Array,
-    durations: Array,
+def time_ranks(
+    groups: Sequence[RankGroup],
+    seconds: Sequence[Array],
+    durations: Sequence[Array],
     platform: Platform,
     iteration_fit: Iteration | None,
-) -> RankTimes:
-    """Times of the operations of a rank inside an iteration, of its collectives, and of its host.
+) -> list[RankTimes]:
+    """Times of the operations of all ranks inside an iteration, of their collectives, and of their
+    hosts.
 
     Parameters
     ----------
-    group : RankGroup
-        The rank, and those that are like it.
-    seconds, durations : array
-        Times of its operations and of its collectives [s].
+    groups : sequence of RankGroup
+        Ranks that execute the same.
+    seconds, durations : sequence of array
+        Times of the operations and of the collectives of each group [s].
     platform : Platform
-        Where it runs.
+        Where they run.
     iteration_fit : Iteration or None
         Fit of whole iterations, if there is one: it scales times, and may hold the time of the
         host.
 
     Returns
     -------
-    times : RankTimes
-        What the simulation takes.
+    times : list of RankTimes
+        What the simulation takes, by group.
     """
-    graph, slowdown = group.graph, group.slowdown
+    graphs = [group.graph for group in groups]
     if iteration_fit is not None and "per_operation" in iteration_fit:
-        host = np.full(len(graph), iteration_fit["per_operation"])
-        launch_interval = np.zeros(len(graph))
+        per_operation = iteration_fit["per_operation"]
+        hosts = []
+        for graph in graphs:
+            operations = np.zeros(len(graph))
+            hosts.append(HostTimes(operations + per_operation, operations))
     else:
-        host, launch_interval = price_host(graph, platform)
-    if graph.execution == "graphs":  # the first launch is that of all
-        host[1:] = 0.0
-        launch_interval[:] = 0.0
-    if iteration_fit is not None:
-        host[graph.collectives] += iteration_fit.get("per_resume", 0.0)
-        seconds = iteration_fit["scale"] * seconds
-    if platform.device.kind == "cpu":
-        host = slowdown * host
-    return RankTimes(group, slowdown * seconds, host, launch_interval, durations)
+        hosts = price_hosts(graphs, platform)
+    times = []
+    for group, host, kernels, collectives in zip(groups, hosts, seconds, durations, strict=True):
+        first_launch, later_launches = host
+        if group.graph.execution == "graphs":  # the first launch is that of all
+            first_launch[1:] = 0.0
+            later_launches[:] = 0.0
+        if iteration_fit is not None:
+            first_launch[group.graph.collectives] += iteration_fit.get("per_resume", 0.0)
+            kernels = iteration_fit["scale"] * kernels
+        if platform.device.kind == "cpu":
+            first_launch = group.slowdown * first_launch
+        kernels = group.slowdown * kernels
+        times.append(RankTimes(group, kernels, first_launch, later_launches, collectives))
+    return times

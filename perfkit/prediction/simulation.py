@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from perfkit.ground.units import Array
-from perfkit.prediction.ranks import CollectiveWait, RankTimes
+from perfkit.prediction.ranks import RankTimes
+from perfkit.workloads.columns import Wait
 from perfkit.workloads.graph import Graph
 
 #: Most iterations that are run, and the longest pattern of iterations that is looked for [-].
@@ -117,11 +118,11 @@ class RankTimeline:
     def waits_by_operation(self) -> dict[int, list[StreamWait]]:
         """Waits that keep the compute stream idle, by the number of its next operation."""
         waits: dict[int, list[StreamWait]] = {}
-        for wait in self.times.collective_waits:
-            if self.stream_wait_time[wait.position] > _ROUNDING * self.period:
+        for wait in self.graph.collective_waits:
+            if self.stream_wait_time[wait.operation] > _ROUNDING * self.period:
                 collective = int(self.graph.collectives[wait.collective])
-                idle = StreamWait(wait.position, collective, wait.of_previous_iteration)
-                waits.setdefault(self.find_next(wait.position), []).append(idle)
+                idle = StreamWait(wait.operation, collective, wait.of_previous_iteration)
+                waits.setdefault(self.find_next(wait.operation), []).append(idle)
         return waits
 
     @property
@@ -291,7 +292,7 @@ class CollectiveInstance:
 
 
 def _find_awaited(
-    collectives: Sequence[CollectiveInstance], wait: CollectiveWait
+    collectives: Sequence[CollectiveInstance], wait: Wait
 ) -> CollectiveInstance | None:
     """The collective of this or of the previous iteration that a rank waits for."""
     collective = collectives[wait.collective]
@@ -369,7 +370,9 @@ class Timeline:
         self.collectives: dict[tuple[int, int], CollectiveInstance] = {}
         self.collectives_of_rank = [self._list_collectives(index) for index in range(len(ranks))]
         looks_back = any(
-            wait.of_previous_iteration for rank in ranks for wait in rank.collective_waits
+            wait.of_previous_iteration
+            for rank in ranks
+            for wait in rank.group.graph.collective_waits
         )
         for (communicator, order), collective in self.collectives.items():
             count = len(collective.members)
@@ -428,16 +431,16 @@ class Timeline:
         """Segments of a group of ranks, as `run` takes them."""
         issued, done, ready = self.sums[index]
         collectives = self.collectives_of_rank[index]
-        begins, ends, waits, launches = self.ranks[index].segments
-        awaited = [None if wait is None else _find_awaited(collectives, wait) for wait in waits]
-        launched = [None if number is None else collectives[number] for number in launches]
+        segments = self.ranks[index].group.graph.segments
+        begins, ends = segments.begins, segments.ends
+        awaited = [
+            None if wait is None else _find_awaited(collectives, wait) for wait in segments.waits
+        ]
+        launched = [None if number is None else collectives[number] for number in segments.launches]
         latest_ready = np.where(begins < ends, np.maximum.reduceat(ready, begins), -np.inf)
         latest_ends = latest_ready - issued[begins] + done[ends]
-        follows_transfer = np.isin(begins, self.ranks[index].group.graph.transfers + 1)
-        is_first_there = np.diff(begins, prepend=-1) > 0
-        waits_for_device = follows_transfer & is_first_there & self.device
         columns = zip(
-            waits_for_device.tolist(),
+            (segments.follows_transfer & self.device).tolist(),
             (issued[ends] - issued[begins]).tolist(),
             (done[ends] - done[begins]).tolist(),
             latest_ends.tolist(),
@@ -511,7 +514,7 @@ class Timeline:
     def _explain_stuck(self, stuck: list[int]) -> str:
         """Say that ranks wait for one another, and for what the first of them waits."""
         first = stuck[0]
-        segments, segment = self.ranks[first].segments, len(self.marks[first])
+        segments, segment = self.ranks[first].group.graph.segments, len(self.marks[first])
         position, wait = segments.begins[segment], segments.waits[segment]
         awaited = "a collective" if wait is None else f"collective {wait.collective}"
         names = ", ".join(map(str, stuck))
@@ -628,7 +631,7 @@ class Timeline:
         """
         rank = self.ranks[index]
         issued, done, ready = self.sums[index]
-        segments = rank.segments
+        segments = rank.group.graph.segments
         begins = segments.begins
         stream_free, host_free, segment_begins = np.array(self.marks[index]).T
         positions = rank.group.graph.collectives

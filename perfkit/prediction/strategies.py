@@ -10,7 +10,7 @@ import numpy as np
 from perfkit.ground.units import Array
 from perfkit.models import partitions
 from perfkit.platform.platform import Platform
-from perfkit.prediction.host import join_host
+from perfkit.prediction.cost import join_host
 from perfkit.prediction.memory import WORKSPACE
 from perfkit.prediction.messages import MessageTimes
 from perfkit.prediction.micro_batches import REGIONS, Sizes, price_micro_batch

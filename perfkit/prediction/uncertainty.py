@@ -13,11 +13,10 @@ from perfkit.ground.results import Picture, Table, Tabular
 from perfkit.ground.units import check_positive, format_bytes, format_time
 from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.estimates import find_transfers, keep_quiet
-from perfkit.platform.kernels import find_unaligned, say_unaligned
+from perfkit.platform.kernels import say_unaligned
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import list_resources
-from perfkit.prediction.cost import Costs
-from perfkit.prediction.host import join_host
+from perfkit.prediction.cost import Costs, join_host
 from perfkit.prediction.simulation import RankTimeline, Timeline, simulate
 from perfkit.workloads.graph import Graph
 
@@ -97,7 +96,7 @@ def spread_host(
     times = []
     for factor in (error, 1 / error):
         if hosts_run_ahead:
-            host_time = factor * max(timeline.hosts)
+            host_time = factor * float(max(timeline.hosts))
             time = float(join_host(timeline.device_time, host_time, iteration_fit))
         else:
             ranks = [
@@ -117,31 +116,28 @@ def find_unmeasured(
     """Time of operations without a model, by name, and of those priced by a stand-in, by the note
     that says so [s]."""
     unmodelled, stand_ins = defaultdict[str, float](float), defaultdict[str, float](float)
-    sizes = {name: graph.column(name) for name in "mnk"}
+    unaligned_times = costs.seconds * costs.is_unaligned
+    has_unaligned = bool(unaligned_times.any())
     for index, model in enumerate(costs.models):
-        kind, variant, dtype = model.kind, model.variant, model.dtype
-        fit, context = model.fit, model.context
+        kind, fit, context = model.kind, model.fit, model.context
         if not model.is_kernel:
             continue
         total = float(costs.totals[index])
         if fit is None:
             for place in np.flatnonzero(costs.classes == index):
                 unmodelled[graph.labels[place].name] += float(costs.hot[place])
-        if kind in ("gemm", "bmm"):
-            unaligned = find_unaligned(platform, kind, variant, dtype, sizes) & (
-                costs.classes == index
-            )
-            slow = costs.seconds * unaligned
+        if has_unaligned and kind in ("gemm", "bmm"):
+            slow = unaligned_times * (costs.classes == index)
             if slow.any():
-                stand_ins[
-                    say_unaligned(platform, dtype, graph.labels[int(slow.argmax())].module)
-                ] += float(slow.sum())
-        if fit and fit.stands_for:
-            stand_ins["".join(fit.notes[:1]) or f"{kind} was not measured"] += total
-        if context and context.kind == "assumed":
-            stand_ins["".join(context.notes[:1]) or f"{kind} was not measured in iterations"] += (
-                total
-            )
+                module = graph.labels[int(slow.argmax())].module
+                note = say_unaligned(platform, model.dtype, module)
+                stand_ins[note] += float(slow.sum())
+        if fit is not None and fit.stands_for:
+            note = fit.notes[0] if fit.notes else f"{kind} was not measured"
+            stand_ins[note] += total
+        if context is not None and context.kind == "assumed":
+            note = context.notes[0] if context.notes else f"{kind} was not measured in iterations"
+            stand_ins[note] += total
     return unmodelled, stand_ins
 
 
@@ -185,7 +181,7 @@ def list_idle_tensor_cores(rank_timeline: RankTimeline, platform: Platform) -> t
     """A note where products take much of the time and do not use the tensor cores of the device,
     which nobody may have chosen."""
     graph = rank_timeline.graph
-    if not has_idle_tensor_cores(platform):
+    if "fp32" not in (graph.dtypes or (graph.dtype,)) or not has_idle_tensor_cores(platform):
         return ()
     dtypes = graph.dtypes or (graph.dtype,) * len(graph)
     products = [
@@ -193,11 +189,9 @@ def list_idle_tensor_cores(rank_timeline: RankTimeline, platform: Platform) -> t
         for place, label in enumerate(graph.labels)
         if label.kind in ("gemm", "bmm", "convolution") and dtypes[place] == "fp32"
     ]
-    share = (
-        float(rank_timeline.times.seconds[products].sum()) / rank_timeline.period
-        if products
-        else 0.0
-    )
+    if not products:
+        return ()
+    share = float(rank_timeline.times.seconds[products].sum()) / rank_timeline.period
     if share <= 0.1:
         return ()
     way = OTHER_FORMATS
@@ -227,10 +221,8 @@ def say_idle_tensor_cores(platform: Platform, share: str = "", way: str = OTHER_
 
 
 def list_dense_tables(graph: Graph, copies: int = 0) -> tuple[str, ...]:
-    """Notes where large tables are updated as a whole, which nobody may have chosen. The last
-    tables of the graph are `copies` of what all ranks hold."""
-    if not graph.tables:
-        return ()
+    """Notes where large tables of a graph are updated as a whole, which nobody may have chosen. The
+    last of its tables are `copies` of what all ranks hold."""
     first_copy = len(graph.tables) - copies
     placed_weights = copied_weights = 0.0
     for position in _find_dense_tables(graph):

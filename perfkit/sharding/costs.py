@@ -11,8 +11,7 @@ from perfkit.ground.units import Array, steady
 from perfkit.models.embedding import row_traffic, state_bytes
 from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.platform import Platform
-from perfkit.prediction.cost import price
-from perfkit.prediction.host import price_host
+from perfkit.prediction.cost import price, price_hosts
 from perfkit.workloads import layers
 from perfkit.workloads.columns import Accesses, Features
 from perfkit.workloads.dlrm import DLRM
@@ -94,7 +93,7 @@ class Costs:
         """Host time of each operation inside an iteration [s]."""
         if self.iteration and "per_operation" in self.iteration:
             return np.full(len(graph), self.iteration["per_operation"])
-        return np.asarray(np.add(*price_host(graph, self.platform)))
+        return np.asarray(np.add(*price_hosts([graph], self.platform)[0]))
 
     def shards(
         self, numbers: np.ndarray, kind: str, part: float | Array = 1.0

@@ -17,6 +17,7 @@ from perfkit.workloads.columns import (
     Allocations,
     Features,
     Owners,
+    Wait,
     Waits,
     Weights,
 )
@@ -99,6 +100,34 @@ class Label(NamedTuple):
     def operation_class(self) -> OperationClass:
         """The kernel that it runs, and the phase."""
         return OperationClass(self.kind, self.variant, self.phase)
+
+
+class Segments(NamedTuple):
+    """Parts of an iteration between two points at which a rank waits for something or launches a
+    collective.
+
+    Parameters
+    ----------
+    begins, ends : array of int
+        Positions of the first operation and of the one behind the last [-].
+    waits : list of Wait or None
+        What is waited for before; None where the rank waits for no collective.
+    launches : list of int or None
+        Number of the collective that is launched at the end; None where there is none [-].
+    follows_transfer : array of bool
+        Whether the host has just waited for a copy between host and device [-].
+    """
+
+    begins: np.ndarray
+    ends: np.ndarray
+    waits: list[Wait | None]
+    launches: list[int | None]
+    follows_transfer: np.ndarray
+
+
+def _order_wait(wait: Wait) -> tuple[int, bool, int]:
+    """A key to sort waits: by operation, and those for the iteration before come first."""
+    return wait.operation, not wait.of_previous_iteration, wait.collective
 
 
 @dataclass(frozen=True)
@@ -273,13 +302,61 @@ class Graph(Tabular):
     @cached_property
     def collectives(self) -> np.ndarray:
         """Positions of the collectives in program order."""
-        return np.flatnonzero([label.kind == "collective" for label in self.labels])
+        return self._find_kind("collective")
 
     @cached_property
     def transfers(self) -> np.ndarray:
         """Positions of the copies between host and device that the host waits for, in program
         order."""
-        return np.flatnonzero([label.kind == "transfer" for label in self.labels])
+        return self._find_kind("transfer")
+
+    def _find_kind(self, kind: str) -> np.ndarray:
+        """Positions of the operations of a kind in program order."""
+        is_of_kind = np.array(
+            [of_class.kind == kind for of_class in self.classes.distinct], dtype=bool
+        )
+        return np.flatnonzero(is_of_kind[self.classes.of_operation])
+
+    @cached_property
+    def collective_waits(self) -> list[Wait]:
+        """What waits for collectives, in program order; the end of the iteration waits for those
+        that nothing else waits for."""
+        positions = self.collectives.tolist()
+        if self.waits is None:
+            return [Wait(position + 1, number) for number, position in enumerate(positions)]
+        waits = sorted(self.waits, key=_order_wait)
+        awaited = {wait.collective for wait in waits}
+        for number in range(len(positions)):
+            if number not in awaited:
+                waits.append(Wait(len(self), number))
+        return waits
+
+    @cached_property
+    def segments(self) -> Segments:
+        """Parts between collectives, transfers and waits."""
+        count = len(self)
+        bounds = {0, count, *(self.collectives + 1).tolist(), *(self.transfers + 1).tolist()}
+        without_wait = bounds - {wait.operation for wait in self.collective_waits}
+        starts: list[tuple[int, Wait | None]] = [
+            (wait.operation, wait) for wait in sorted(self.collective_waits, key=_order_wait)
+        ]
+        starts += [(position, None) for position in without_wait]
+        starts.sort(key=lambda start: start[0])  # waits at one position stay in their order
+        begins = np.array([position for position, _ in starts], dtype=int)
+        ends = np.append(begins[1:], count)
+        launched_at = {position: n for n, position in enumerate(self.collectives.tolist())}
+        launches = [
+            launched_at.get(end - 1) if begin < end else None
+            for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
+        ]
+        is_first_there = np.diff(begins, prepend=-1) > 0
+        return Segments(
+            begins=begins,
+            ends=ends,
+            waits=[wait for _, wait in starts],
+            launches=launches,
+            follows_transfer=np.isin(begins, self.transfers + 1) & is_first_there,
+        )
 
     @cached_property
     def traffic(self) -> np.ndarray:
@@ -319,11 +396,12 @@ class Graph(Tabular):
     @cached_property
     def footprint(self) -> Any:
         """Distinct bytes that one iteration touches, without rows of embeddings [B]."""
-        if self.buffers or not len(self.accesses):
+        accesses = self.accesses
+        if self.buffers or not len(accesses.buffer):
             return sum(self.buffers, start=0.0)
-        accesses = self.accesses.select(np.argsort(self.accesses.buffer, kind="stable"))
-        starts = np.flatnonzero(np.diff(accesses.buffer, prepend=-1))
-        return np.maximum.reduceat(accesses.nbytes, starts).sum()
+        largest = np.zeros((int(accesses.buffer.max()) + 1, *accesses.nbytes.shape[1:]))
+        np.maximum.at(largest, accesses.buffer, accesses.nbytes)
+        return largest.sum()
 
     def table(self) -> Table:
         """Every operation with its labels, sizes and traffic as a Polars frame.

@@ -27,7 +27,7 @@ from perfkit.workloads.symbolic_sizes import Expressions, OpenSize, SymbolicSize
 from perfkit.workloads.tables import EmbeddingTable
 
 #: Properties of a graph that do not depend on its sizes, and which all graphs of a structure share.
-_SHARED = ("classes", "kernels", "collectives", "transfers")
+_SHARED = ("classes", "collectives", "transfers", "collective_waits", "segments")
 
 
 class SizeTable:
@@ -160,15 +160,30 @@ class OpenGraph:
         graph : Graph
             Features and bytes are numbers, or arrays if the table of sizes holds arrays.
         """
-        sizes, frame = self.sizes.fill(values), self.frame
-        graph = replace(
-            frame,
-            features=self.features.change(lambda rows: sizes[rows]),
-            accesses=replace(self.accesses, nbytes=sizes[self.accesses.nbytes]),
-            tables=self.fill_tables(values),
+        sizes = self.sizes.fill(values)
+        accesses = Accesses(
+            operation=self.accesses.operation,
+            buffer=self.accesses.buffer,
+            nbytes=sizes[self.accesses.nbytes],
+            is_write=self.accesses.is_write,
         )
-        vars(graph).update({name: getattr(frame, name) for name in _SHARED})
+        tables = self.frame.tables
+        if self._has_symbolic_tables:
+            tables = self.fill_tables(values)
+        graph = replace(
+            self.frame,
+            features=Features(*sizes[self._feature_rows]),
+            accesses=accesses,
+            tables=tables,
+        )
+        for name in _SHARED:
+            vars(graph)[name] = getattr(self.frame, name)
         return graph
+
+    @cached_property
+    def _feature_rows(self) -> np.ndarray:
+        """The rows of all features in one array, which has a row for each feature."""
+        return np.array([*vars(self.features).values()])
 
     def fill_tables(self, values: Array | None) -> tuple[EmbeddingTable, ...]:
         """The embedding tables with numbers, or arrays over configurations, in place of symbolic
@@ -260,14 +275,21 @@ class Structure:
             only its method `graphs` checks them.
         """
         self._check(sizes)
-        values = self.expressions.evaluate(sizes)
+        return self._fill(self.expressions.evaluate(sizes))
+
+    def fill_like(self, workload: Any) -> tuple[Graph, ...]:
+        """The graphs of a workload of this structure, which has checked its own sizes."""
+        return self._fill(self.expressions.evaluate(self.read_sizes(workload)))
+
+    def _fill(self, values: Array) -> tuple[Graph, ...]:
+        """The graphs with the values of all symbolic sizes."""
         filled = {graph: graph.fill(values) for graph in dict.fromkeys(self.graphs)}
         return tuple(filled[graph] for graph in self.graphs)
 
     def _check(self, sizes: Mapping[str, float]) -> None:
         """Refuse sizes of which a graph would be wrong."""
         check_type("sizes", sizes, Mapping)
-        names = [str(size) for size in self.open_sizes]
+        names = [size.name for size in self.open_sizes]
         if {*sizes} != {*names}:
             raise ValueError(
                 f"sizes are given for {', '.join(map(show, sizes)) or 'nothing'}; open are "
@@ -286,7 +308,7 @@ class Structure:
     def read_sizes(self, workload: Any) -> dict[str, Any]:
         """The open sizes of a workload of this structure, by name: numbers, or arrays over
         configurations [-]."""
-        return {str(size): size.read(workload) for size in self.open_sizes}
+        return {size.name: size.read(workload) for size in self.open_sizes}
 
 
 #: Records the graphs of a workload, some of whose sizes may be symbolic, on each rank.
@@ -371,6 +393,6 @@ def record_graphs(
 def _fill(
     record: Record, workload: Any, fields: tuple[str, ...], *options: Any
 ) -> tuple[Graph, ...]:
-    """The graphs of a workload; those of the last ones are kept."""
-    structure = record_structure(record, workload, fields, *options)
-    return structure.fill(structure.read_sizes(workload))
+    """The graphs of a workload without arrays; those of the last ones are kept."""
+    opened = alter(workload, {name: OpenSize((name,)) for name in fields})
+    return _record(record, opened, *options).fill_like(workload)

@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,11 +27,16 @@ class OpenSize:
 
     path: tuple[str | int, ...]
 
-    def __str__(self) -> str:
+    @cached_property
+    def name(self) -> str:
+        """The path as it is written, such as ``tables[0].pooling``."""
         text = ""
         for key in self.path:
             text += f"[{key}]" if isinstance(key, int) else f".{key}"
         return text.removeprefix(".")
+
+    def __str__(self) -> str:
+        return self.name
 
     def read(self, workload: Any) -> Any:
         """Its number or array in a workload."""
@@ -140,20 +146,20 @@ class Expressions:
             A number for each symbolic size, by its number; or a row over configurations [-].
         """
         values: list[Any] = []
-
-        def look_up(size: SymbolicSize) -> Any:
-            return values[size.number]
-
         for row in self._rows:
             if isinstance(row, OpenSize):
-                values.append(sizes[str(row)])
+                values.append(sizes[row.name])
                 continue
-            operands = [
-                operand
-                if isinstance(operand, int | float)
-                else map_sizes(operand, SymbolicSize, look_up)
-                for operand in row.operands
-            ]
+            operands = []
+            for operand in row.operands:
+                if isinstance(operand, SymbolicSize):
+                    operands.append(values[operand.number])
+                elif is_dataclass(operand):  # a table, of which some sizes are symbolic
+                    operands.append(
+                        map_sizes(operand, SymbolicSize, lambda size: values[size.number])
+                    )
+                else:
+                    operands.append(operand)
             values.append(row.function(*operands))
         return np.array(values, dtype=float)
 
@@ -167,14 +173,14 @@ class Expressions:
             if isinstance(size, SymbolicSize) and isinstance(parts, int):
                 whole = self._rows[size.number]
                 if isinstance(whole, OpenSize):
-                    shares.append(Share(str(whole), parts))
+                    shares.append(Share(whole.name, parts))
         return shares
 
     def describe(self, number: int) -> str:
         """The symbolic size of this number as a formula of open sizes."""
         row = self._rows[number]
         if isinstance(row, OpenSize):
-            return str(row)
+            return row.name
         texts = [self._describe_operand(operand) for operand in row.operands]
         symbol = _SYMBOLS.get(row.function)
         if symbol is None:
