@@ -30,7 +30,6 @@ class _EagerTape(Tape):
     def __init__(self, itemsize: int) -> None:
         super().__init__(itemsize)
         self.index = 4
-        self.kept: dict[Tensor, Tensor] = {}
 
     def emit(
         self,
@@ -71,14 +70,15 @@ class _EagerTape(Tape):
     def zero(self) -> list[Weight]:
         """Zero the gradients of the dense weights."""
         dense = [weight for weight in self.trained if weight.table is None]
-        self.kept = {weight: self.tensor(*weight.shape) for weight in dense}
+        for weight in dense:
+            weight.gradient_sum = self.tensor(*weight.shape)
         self.phase, self.module = "backward", ""
         elements = sum(weight.numel for weight in dense)
         self.emit(
             "zero_",
             "elementwise",
             [],
-            list(self.kept.values()),
+            [weight.gradient_sum for weight in dense if weight.gradient_sum is not None],
             OperationSizes(elements=elements),
             launches=len(dense),
         )
@@ -86,17 +86,17 @@ class _EagerTape(Tape):
 
     def keep(self, weight: Weight) -> None:
         """Add a gradient to the zeros."""
-        if weight not in self.kept:
-            return super().keep(weight)
-        kept = self.kept[weight]
-        self.elementwise("accumulate", [kept, self.gradients[weight]], [kept])
-        self.gradients[weight] = kept
-        return None
+        total = weight.gradient_sum
+        if total is None:
+            super().keep(weight)
+            return
+        self.elementwise("accumulate", [total, self.find_gradient(weight)], [total])
+        weight.gradient = total
 
     def loss(self, logits: Tensor) -> None:
         """Sigmoid, loss of every sample and mean; labels are copied here, loss and predictions are
         read at once."""
-        scores, losses = self.tensor(*logits.shape, grad=True), self.tensor(*logits.shape)
+        scores, losses = self.tensor(*logits.shape, needs_gradient=True), self.tensor(*logits.shape)
         labels, loss, one = (self.tensor(*shape) for shape in (logits.shape, (1,), (1,)))
         n = logits.numel
 
@@ -152,7 +152,7 @@ class EagerDLRM:
         dense = tape.zero()
         tape.backward()
         tape.module, elements = "", sum(weight.numel for weight in dense)
-        reads = [*dense, *(tape.gradients[weight] for weight in dense)]
+        reads = [*dense, *(tape.find_gradient(weight) for weight in dense)]
         sizes = OperationSizes(elements=elements)
         tape.emit("add_", "elementwise", reads, dense, sizes, launches=len(dense))
         return (make_graph(tape, name=model.name, family=self.family, dtype=model.dtype),)

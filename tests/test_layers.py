@@ -89,10 +89,36 @@ def test_gradients_that_arrive_twice_are_added() -> None:
     assert weight.due == 0
 
 
+class Forgetful(Square):
+    """Hands no gradient on: `square`."""
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Do nothing."""
+
+
+def test_a_layer_that_hands_no_gradient_on_is_an_error() -> None:
+    tape = Tape()
+    tape.module = "head"
+    weight = tape.parameter(64, 8)
+    y = tape.apply(Forgetful(), tape.apply(Square(), weight))
+    with pytest.raises(ValueError, match=r"no gradient .* of 'head'; .* Tape.pass_on"):
+        finish_backward(tape, y)
+
+
+def test_what_is_of_no_layer_says_so() -> None:
+    tape = Tape()
+    outside = tape.tensor(4)
+    tape.layer = 0
+    inside = tape.tensor(4)
+    tape.elementwise("copy_", [outside], [inside])
+    assert (outside.layer, inside.layer, tape.storage_layers) == (None, 0, [None, 0])
+    assert [access.layer for access in tape.operations[0].accesses] == [0, 0]
+
+
 def test_without_a_gradient_there_is_no_backward_pass() -> None:
     tape = Tape()
     y = tape.apply(Square(), tape.tensor(64, 8))
-    assert not y.grad and not tape.nodes
+    assert not y.needs_gradient and not tape.nodes
 
 
 def test_buckets_hold_no_gradients_of_shards() -> None:
@@ -174,8 +200,8 @@ def test_a_layer_says_which_operations_it_dispatches(name: str) -> None:
     recorded = {*list_names(graph, "forward"), *(backward - PASSED)}
     said = set(re.findall(r"`(\w+)`", type(layer).__doc__ or ""))
     assert recorded <= said, f"the docstring of {name} does not name {recorded - said}"
-    reached = [operand for operand in operands if operand in tape.gradients]
+    reached = [operand for operand in operands if operand.gradient is not None]
     assert reached, "an operand gets a gradient"
     for operand in reached:
-        gradient = tape.gradients[operand]
+        gradient = tape.gradient(operand)
         assert gradient.numel == operand.numel and gradient.itemsize == operand.itemsize

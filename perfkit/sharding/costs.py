@@ -248,7 +248,7 @@ def _record(
     tape.copy("cat", [pooled], [packed], rows=pooled.shape[0])
     rest = tape.tensor(last * costs.footprint * scale, itemsize=1)
     tape.emit("clone", "copy", [rest], [back])  # all other memory traffic of the rank
-    tape.gradients[pooled] = back
+    pooled.root.gradient = back
     tape.backward()
     # each gradient is stored before the next one is computed
     last_gradient = tape.operations[-1]

@@ -2,7 +2,7 @@
 weights in shards."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -85,8 +85,8 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
     their weights ready."""
     hidden, batch, sequence = model.hidden, share.batch, share.sequence
     tokens, rows = batch * sequence, sequence // share.rows if np.any(share.rows > 1) else sequence
-    tape.module, tape.layer, tape.drawn = "embeddings", -1, 0
-    with open_unit(-1):
+    tape.module, tape.layer, tape.drawn = "embeddings", None, 0
+    with open_unit(None):
         words = tape.parameter(share.part(model.vocabulary), hidden)
         places = None if model.rotary else tape.parameter(model.positions, hidden)
         x = _exchange(
@@ -102,7 +102,7 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
             with open_unit(tape.layer):
                 run = partial(_layer, tape, model, share)
                 x = layers.recompute(tape, run, x) if model.checkpoint else run(x)
-        tape.module, tape.layer = "head", -1
+        tape.module, tape.layer = "head", None
         if not model.causal:
             x = tape.apply(Gelu(), _project(tape, model, x, hidden))
         x = _exchange(tape, layers.norm(tape, model.norm, x), share, ahead=True)
@@ -140,7 +140,11 @@ def _exchange(tape: Tape, x: Tensor, share: RankShare, *, ahead: bool) -> Tensor
     if np.any(share.rows > 1):
         gather, add, rows = "all_gather", "reduce_scatter", 1 if ahead else share.rows
         out = tape.tensor(
-            share.batch, share.sequence // rows, x.shape[-1], itemsize=x.itemsize, grad=True
+            share.batch,
+            share.sequence // rows,
+            x.shape[-1],
+            itemsize=x.itemsize,
+            needs_gradient=True,
         )
         out.root = x.root
     nbytes, (forth, back) = (out if ahead else x).nbytes, (gather, add) if ahead else (add, gather)
@@ -155,7 +159,7 @@ def _project(tape: Tape, model: Any, x: Tensor, width: Any) -> Tensor:
     """A linear layer, with a bias if the model has biases."""
     weight = tape.parameter(width, x.shape[-1])
     bias = tape.parameter(width) if model.bias else None
-    return layers.linear(tape, x, weight, bias, fp8=model.dtype == "fp8" and tape.layer >= 0)
+    return layers.linear(tape, x, weight, bias, fp8=model.dtype == "fp8" and tape.layer is not None)
 
 
 def _layer(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
@@ -247,7 +251,7 @@ def _attention(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
 class FSDPUnits:
     """Weights in shards over ranks, as PyTorch's `fully_shard` handles them.
 
-    A unit is a layer, or all weights outside of layers (-1). Its weights are gathered by one
+    A unit is a layer, or all weights outside of layers (None). Its weights are gathered by one
     collective, and its gradients are reduced by one. Collectives run on streams of their own. In
     the forward pass a unit is gathered as soon as the last unit but one has been unpacked; in the
     backward pass, as soon as the unit before it has been. Gradients are reduced when their unit is
@@ -286,26 +290,50 @@ class FSDPUnits:
             itemsize,
             summed,
         )
-        self.weights: dict[int, list[Weight]] = {}
+        self.weights: dict[int | None, list[Weight]] = {}
         for weight in tape.trained:
             self.weights.setdefault(weight.layer, []).append(weight)
-        self.buffers: dict[int, Tensor] = {}
+        self.buffers: dict[int | None, Tensor] = {}
 
-    @contextmanager
-    def open(self, layer: int) -> Iterator[None]:
+    def open(self, layer: int | None) -> AbstractContextManager[None]:
         """Gather the weights of a unit for what is recorded inside, and reduce its gradients in the
         backward pass."""
-        again, split = self.parallel == "fsdp" and layer >= 0, self.parallel != "zero1"
-        if split or not self.tape.kept:
-            for each in (-1, 0) if layer < 0 else ():
-                self.launch(each, each)
-            self.unpack(layer, layer + 2)
-        if again and layer + 1 not in self.weights:
-            self.launch(layer, layer)
-        self.tape.node(partial(self.reduce, layer, split or self.tape.last))
+        if layer is None:
+            return self._open_outside()
+        return self._open_layer(layer)
+
+    @property
+    def _reduces_each(self) -> bool:
+        """Whether each micro-batch gathers weights and reduces gradients."""
+        return self.parallel != "zero1"
+
+    @contextmanager
+    def _open_outside(self) -> Iterator[None]:
+        """Open the unit of the weights outside of layers, with which an iteration begins."""
+        if self._reduces_each or self.tape.is_first_micro_batch:
+            self.launch(None, None)
+            self.launch(0, 0)
+            self.unpack(None, 1)
+        self._note_reduction(None)
         yield
-        if again:
+
+    @contextmanager
+    def _open_layer(self, layer: int) -> Iterator[None]:
+        """Open the unit of a layer."""
+        regathers = self.parallel == "fsdp"
+        if self._reduces_each or self.tape.is_first_micro_batch:
+            self.unpack(layer, layer + 2)
+        if regathers and layer + 1 not in self.weights:
+            self.launch(layer, layer)
+        self._note_reduction(layer)
+        yield
+        if regathers:
             self.tape.node(partial(self.unpack, layer, layer - 1))
+
+    def _note_reduction(self, layer: int | None) -> None:
+        """Let the backward pass end a unit with the reduction of its gradients."""
+        is_complete = self._reduces_each or self.tape.is_last_micro_batch
+        self.tape.node(partial(self.reduce, layer, is_complete))
 
     def find_split_dimension(self, weight: Tensor) -> int:
         """The dimension along which ranks split a weight.
@@ -337,7 +365,7 @@ class FSDPUnits:
             return
         self.tape.copy("cat", [source], [target], rows=source.numel // source.shape[-1])
 
-    def launch(self, layer: int, owner: int) -> None:
+    def launch(self, layer: int | None, owner: int | None) -> None:
         """Gather the weights of a layer while its `owner`, another layer, is at work."""
         tape, weights = self.tape, self.weights[layer]
         before, tape.layer = tape.layer, layer
@@ -364,9 +392,9 @@ class FSDPUnits:
         tape.collective("all_gather", [own], [whole], nbytes=whole.nbytes, group=self.group)
         tape.layer = before
 
-    def unpack(self, layer: int, ahead: int) -> None:
-        """Copy gathered weights to storages of their own, and gather the next layer, `ahead`, if
-        there is one."""
+    def unpack(self, layer: int | None, ahead: int | None = None) -> None:
+        """Copy gathered weights to storages of their own, and gather the layer `ahead`, if there is
+        one."""
         tape, weights, whole = self.tape, self.weights[layer], self.buffers[layer]
         for weight in weights:
             weight.storage = tape.tensor(*weight.shape).storage
@@ -377,31 +405,33 @@ class FSDPUnits:
         tape.emit("split_with_sizes_copy", "copy", [whole], parts, sizes, variant="cat")
         for part, weight in zip(parts, weights, strict=True):
             self.reorder(part, weight)
-        if ahead >= 0 and ahead in self.weights:
-            self.launch(ahead, max(layer, 0))
+        if ahead is not None and ahead in self.weights:
+            self.launch(ahead, 0 if layer is None else layer)
 
     def widen(self, weights: Sequence[Weight]) -> None:
         """Cast the gradients of a micro-batch that are added up before they are reduced, as
         `to_accumulated_grad_if_needed` of PyTorch does."""
         for weight in weights:
-            narrow = self.tape.gradients[weight]
+            narrow = self.tape.find_gradient(weight)
             if narrow.itemsize == self.itemsize:
                 continue
             wide = self.tape.tensor(*narrow.shape, itemsize=self.itemsize)
             self.tape.elementwise("_to_copy", [narrow], [wide])
-            self.tape.gradients[weight] = wide
+            weight.gradient = wide
 
-    def reduce(self, layer: int, done: bool) -> None:
-        """Sum up the gradients of a layer over ranks, of which each gets its shards, and add
-        earlier micro-batches."""
+    def reduce(self, layer: int | None, is_complete: bool) -> None:
+        """Sum up the gradients of a unit over ranks, of which each gets its shards, and add earlier
+        micro-batches; unless later micro-batches are added first."""
         tape, weights = self.tape, self.weights[layer]
-        if not done:
+        if not is_complete:
             self.widen(weights)
             return
         shards, rows = [weight.stored for weight in weights], self.ranks * len(weights)
         count = sum(shard.numel for shard in shards)
         flat, own = (tape.tensor(count * size, itemsize=self.summed) for size in (self.ranks, 1))
-        gradients = [tape.gradients.pop(weight) for weight in weights]
+        gradients = [tape.find_gradient(weight) for weight in weights]
+        for weight in weights:
+            weight.gradient = None
         parts = self.list_by_rank(gradients)
         for gradient, part in zip(gradients, parts, strict=True):
             self.reorder(gradient, part)
@@ -411,7 +441,7 @@ class FSDPUnits:
             tape.collective("all_reduce", [own], [own], nbytes=own.nbytes, group=self.replicas)
         own = layers.cast(tape, own, self.itemsize)
         for shard in shards:
-            tape.gradients[shard] = own.view(*shard.shape)
+            shard.gradient = own.view(*shard.shape)
             accumulate(tape, shard)
 
 
@@ -438,7 +468,7 @@ def share_mlps(
         number(0, owners, tp),
         number(0, ranks, owners) if owners < ranks else 0,
     )
-    units.weights.pop(-1, None)  # tables
+    units.weights.pop(None, None)  # tables
     for layer in (0, 1):  # at the start of an iteration
         units.launch(layer, layer)
     return shared._replace(layers=count(), open_unit=units.open)
@@ -447,46 +477,51 @@ def share_mlps(
 def _pack(tape: Tape, wide: int) -> None:
     """Copy all gradients to one tensor."""
     tape.module = "exchange.whole"
-    parts = [tape.kept[weight] for weight in tape.trained]
+    parts = _list_sums(tape)
     flat = tape.tensor(sum(part.numel for part in parts), itemsize=wide)
     tape.copy("cat", parts, [flat], rows=len(parts))
 
 
+def _list_sums(tape: Tape) -> list[Tensor]:
+    """Sums of the gradients of earlier micro-batches."""
+    return [weight.gradient_sum for weight in tape.trained if weight.gradient_sum is not None]
+
+
 def _exchange_buckets(tape: Tape) -> None:
     """Copy gradients to buckets and back, in the order in which they were computed."""
-    owners = {total.storage: weight for weight, total in tape.kept.items()}
-    # each was added to its sum once it was complete
-    sums = [
-        operation.accesses[-1].storage
-        for operation in tape.operations
-        if operation.label.name == "add_" and operation.label.phase == "backward"
-    ]
-    computed = [owners[storage] for storage in sums]
+    by_storage = {total.storage: total for total in _list_sums(tape)}
+    computed = []
+    for operation in tape.operations:
+        # a gradient was added to its sum once it was complete
+        if operation.label.name == "add_" and operation.label.phase == "backward":
+            computed.append(by_storage[operation.accesses[-1].storage])
     tape.phase, tape.module = "backward", "exchange.fill"
-    parts = [fill_bucket(tape, weight, tape.kept[weight]) for weight in computed]
+    parts = [fill_bucket(tape, total) for total in computed]
     tape.module = "exchange.empty"
-    for weight, part in zip(computed, parts, strict=True):
-        empty_bucket(tape, part, tape.kept[weight])
+    for total, part in zip(computed, parts, strict=True):
+        empty_bucket(tape, part, total)
 
 
 def _exchange_shards(tape: Tape, model: Any, wide: int) -> None:
     """Gather the weights of both units and reduce their gradients, as a single rank would."""
     summed = ITEMSIZE.get(model.reduce_dtype, wide)
-    own = [weight for weight in tape.trained if weight.shard is not None and weight.layer < 0]
+    names: dict[int | None, str] = {}
+    if any(weight.layer is None for weight in tape.trained):
+        names[None] = "ends"
+    names[0] = "layers"
     units = FSDPUnits(tape, 1, "fsdp", wide, summed)
-    names = {-1: "ends", 0: "layers"} if own else {0: "layers"}
     for unit, name in names.items():
         tape.phase, tape.calls, tape.module = "forward", Calls.EACH, f"exchange.gather.{name}"
         units.launch(unit, unit)
-        units.unpack(unit, -1)
+        units.unpack(unit)
     # the operations of a node of the engine are one call
     tape.phase, tape.calls, tape.module = "backward", Calls.NEXT, "exchange.regather.layers"
     units.launch(0, 0)
-    units.unpack(0, -1)
+    units.unpack(0)
     for unit, name in names.items():
         tape.calls, tape.module = Calls.NEXT, f"exchange.scatter.{name}"
         for weight in units.weights[unit]:
-            tape.gradients[weight] = tape.tensor(*weight.shape)
+            weight.gradient = tape.tensor(*weight.shape)
         units.reduce(unit, True)
 
 
@@ -548,12 +583,13 @@ def record_part(
         name: sum(each.numel for each in tape.trained[slice(*own)]) for name, own in bounds.items()
     }
     wide = 4 if model.mixed else tape.itemsize
-    tape.kept = {weight: tape.tensor(*weight.shape, itemsize=wide) for weight in tape.trained}
+    for weight in tape.trained:
+        weight.gradient_sum = tape.tensor(*weight.shape, itemsize=wide)
     tape.backward()
     if exchange == "shards":
         for weight in tape.trained:
             weight.shard = tape.tensor(*weight.shape, itemsize=wide)
-            tape.gradients[weight.shard] = tape.gradients[weight]
+            weight.shard.gradient = weight.gradient
     step(tape, model.optimizer, lists=True, fused=model.fused)
     if model.mixed and not autocast:
         tape.module = "exchange.narrow"
@@ -569,7 +605,7 @@ def record_part(
     accesses, configurations = graph.accesses, graph.accesses.nbytes.shape[1]
     traffic = np.zeros((len(graph), configurations))
     np.add.at(traffic, accesses.operation, accesses.nbytes)
-    buffers = np.zeros((len(tape.homes), configurations))
+    buffers = np.zeros((len(tape.storage_layers), configurations))
     np.maximum.at(buffers, accesses.buffer, accesses.nbytes)
     columns = {name: graph.column(name) for name in _TIMED} | {"traffic": traffic}
     graph = replace(

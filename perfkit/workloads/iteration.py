@@ -40,14 +40,15 @@ def average(tape: Tape) -> None:
     divide it."""
     tape.module = ""
     for group in sorted({w.group for w in tape.trained if w.group is not None}):
-        own = [weight for weight in tape.trained if weight.group == group]
-        count, elements = _count(tape, own)
+        weights = [weight for weight in tape.trained if weight.group == group]
+        count, elements = _count(tape, weights)
         flat = tape.tensor(elements, itemsize=tape.wide)
-        gradients = [tape.gradients[weight] for weight in own]
+        gradients = [tape.find_gradient(weight) for weight in weights]
         tape.copy("cat", gradients, [flat], rows=count)
         tape.collective("all_reduce", [flat], [flat], nbytes=flat.nbytes, group=group)
         tape.elementwise("div_", [flat], [flat])
-        tape.gradients |= {w: Tensor(flat.storage, w.shape, tape.wide, layer=w.layer) for w in own}
+        for weight in weights:
+            weight.gradient = Tensor(flat.storage, weight.shape, tape.wide, layer=weight.layer)
 
 
 def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False) -> None:
@@ -55,7 +56,7 @@ def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False
     single rows."""
     tape.module = ""
     # others were updated by the backward pass
-    weights = [weight for weight in tape.trained if weight.stored in tape.gradients]
+    weights = [weight for weight in tape.trained if weight.stored.gradient is not None]
     dense = [weight for weight in weights if weight.row_update is None]
     rows = [weight for weight in weights if weight.row_update is not None]
     chosen = find_optimizer(optimizer)
@@ -80,9 +81,9 @@ def step(tape: Tape, optimizer: str, *, lists: bool = False, fused: bool = False
 
 def _update_rows(tape: Tape, weight: Weight) -> None:
     """Add the gradients of the looked-up rows of a table to these rows, if only these are updated."""
-    gradient, sizes = tape.gradients[weight], weight.row_update
-    if sizes is not None:
-        tape.emit("add_", "embedding_update", [gradient], [], sizes, variant="sparse")
+    if weight.row_update is not None:
+        gradient = tape.find_gradient(weight)
+        tape.emit("add_", "embedding_update", [gradient], [], weight.row_update, variant="sparse")
 
 
 def finish(
@@ -113,7 +114,7 @@ def _update_dense(
     count, elements = _count(tape, stored) if listed else (1, stored[0].numel)
     tensors: dict[str, list[Tensor]] = {
         "weight": stored,
-        "gradient": [tape.gradients[tensor] for tensor in stored],
+        "gradient": [tape.find_gradient(tensor) for tensor in stored],
     }
     for operation in operations:
         for operand in operation.reads + operation.writes:
@@ -121,11 +122,11 @@ def _update_dense(
                 tensors[operand] = _make_operands(tape, operand, stored)
         reads = [tensor for operand in operation.reads for tensor in tensors[operand]]
         writes = [tensor for operand in operation.writes for tensor in tensors[operand]]
-        tape.layer = -1 if listed else stored[0].layer
+        tape.layer = None if listed else stored[0].layer
         size = count if operation.counts_steps else elements
         sizes = OperationSizes(elements=size)
         tape.emit(operation.name, "elementwise", reads, writes, sizes, variant=operation.variant)
-    tape.layer = -1
+    tape.layer = None
     if listed:
         _note_owners(tape, weights, tensors)
 
@@ -146,7 +147,7 @@ def _note_owners(
 def _make_operands(tape: Tape, operand: str, weights: Sequence[Tensor]) -> list[Tensor]:
     """New tensors for an operand of an update: states, step counters and intermediate results."""
     if operand == "one":
-        tape.layer = -1
+        tape.layer = None
         return [tape.tensor(1, itemsize=_COUNTER)]
     made = []
     for weight in weights:
@@ -203,7 +204,7 @@ def make_open_graph(tape: Tape, **about: Any) -> OpenGraph:
     """
     sizes = SizeTable()
     rows = _list_rows(tape, sizes)
-    outside = [weight for weight in tape.trained if weight.layer < 0]
+    outside = [weight for weight in tape.trained if weight.layer is None]
     weights = Weights.from_rows([(one.storage, one.table is not None) for one in outside])
     owners = Owners.from_rows([*tape.owners.items()])
     if tape.repeats > 1:
@@ -273,15 +274,18 @@ class _StorageLayout(NamedTuple):
 
     Parameters
     ----------
-    homes : array of int
-        Layer of each storage; -1 for none [-].
+    is_outside : array of bool
+        Whether each storage is of no layer.
+    layer : array of int
+        Layer of each storage; 0 where it is of none [-].
     number : array of int
         Number of each storage among those of its layer, or of no layer [-].
     outside, inside : int
         Storages of no layer, and most storages of a layer [-].
     """
 
-    homes: np.ndarray
+    is_outside: np.ndarray
+    layer: np.ndarray
     number: np.ndarray
     outside: int
     inside: int
@@ -289,44 +293,62 @@ class _StorageLayout(NamedTuple):
 
 def _lay_out_storages(tape: Tape) -> _StorageLayout:
     """Number the storages of each layer of a tape."""
-    homes = np.array(tape.homes)
-    number = np.zeros(len(homes), dtype=int)
-    for home in range(-1, homes.max() + 1):
-        number[homes == home] = np.arange((homes == home).sum())
-    inside = int(number[homes >= 0].max()) + 1
-    return _StorageLayout(homes, number, int((homes < 0).sum()), inside)
+    counts: dict[int | None, int] = {}  # storages of each layer so far
+    number = []
+    for layer in tape.storage_layers:
+        number.append(counts.get(layer, 0))
+        counts[layer] = number[-1] + 1
+    outside = counts.pop(None, 0)
+    return _StorageLayout(
+        is_outside=np.array([layer is None for layer in tape.storage_layers]),
+        layer=_number_layers(tape.storage_layers),
+        number=np.array(number),
+        outside=outside,
+        inside=max(counts.values()),
+    )
+
+
+def _number_layers(layers: Sequence[int | None]) -> np.ndarray:
+    """Numbers of layers as an array, with 0 for no layer."""
+    return np.array([0 if layer is None else layer for layer in layers])
 
 
 def _repeat(recorded: _Rows, tape: Tape, layout: _StorageLayout) -> _Rows:
     """Repeat the second layer, each time with new storages."""
-    owners = np.array([operation.layer for operation in tape.operations])
-    holders = np.array(
-        [access.layer for operation in tape.operations for access in operation.accesses]
-    )
-    rows, layer = _unroll(owners, tape.repeats)
-    # of every operation, for each layer
-    place = np.empty((len(owners), tape.repeats + 3), dtype=int)
-    place[rows] = np.arange(len(rows))[:, None]
-    place[rows, layer] = np.arange(len(rows))
-    taken, own = _unroll(holders, tape.repeats)
-    accesses, owner = recorded.accesses.select(taken), holders[taken]
-    home = layout.homes[accesses.buffer]
-    of_layer = layout.outside + (own + home - owner) * layout.inside
+    layers_of_operations = [operation.layer for operation in tape.operations]
+    operations = _unroll(layers_of_operations, tape.repeats)
+    positions = np.arange(len(operations.row))
+    # where each recorded operation stands in each layer; one that is not repeated, in all of them
+    position = np.empty((len(layers_of_operations), tape.repeats + 3), dtype=int)
+    position[operations.row] = positions[:, None]
+    position[operations.row, operations.layer] = positions
+
+    layers_of_accesses = [
+        access.layer for operation in tape.operations for access in operation.accesses
+    ]
+    unrolled = _unroll(layers_of_accesses, tape.repeats)
+    accesses = recorded.accesses.select(unrolled.row)
+    recorded_layer = _number_layers(layers_of_accesses)[unrolled.row]
+    # a layer may read a storage of another one, which is as far away in each layer
+    layer_of_storage = unrolled.layer + layout.layer[accesses.buffer] - recorded_layer
+    first_of_layer = layout.outside + layer_of_storage * layout.inside
+    first = np.where(layout.is_outside[accesses.buffer], 0, first_of_layer)
     accesses = replace(
         accesses,
-        operation=place[accesses.operation, own],
-        buffer=layout.number[accesses.buffer] + np.where(home < 0, 0, of_layer),
+        operation=position[accesses.operation, unrolled.layer],
+        buffer=layout.number[accesses.buffer] + first,
     )
+
     modules = _ModuleNames()
-    labels = []
-    for row, number_of_layer in zip(rows.tolist(), layer.tolist(), strict=True):
-        label, recorded_layer = recorded.labels[row], tape.operations[row].layer
-        if number_of_layer != recorded_layer:
-            module = modules.rename(label.module, recorded_layer, number_of_layer)
+    labels, buckets = [], []
+    for row, layer in zip(operations.row.tolist(), operations.layer.tolist(), strict=True):
+        label, recorded_as = recorded.labels[row], layers_of_operations[row]
+        if recorded_as is not None and layer != recorded_as:
+            module = modules.rename(label.module, recorded_as, layer)
             label = Label(label.name, label.kind, label.variant, label.phase, module)
         labels.append(label)
-    buckets = [recorded.buckets[row] for row in rows.tolist()]
-    return _Rows(labels, recorded.features.select(rows), accesses, buckets)
+        buckets.append(recorded.buckets[row])
+    return _Rows(labels, recorded.features.select(operations.row), accesses, buckets)
 
 
 def _repeat_owners(tape: Tape, layout: _StorageLayout) -> Owners:
@@ -334,13 +356,13 @@ def _repeat_owners(tape: Tape, layout: _StorageLayout) -> Owners:
     rows: list[tuple[int, str]] = []
     modules = _ModuleNames()
     for storage, module in tape.owners.items():
-        home, number = tape.homes[storage], int(layout.number[storage])
-        if home < 0:
+        recorded, number = tape.storage_layers[storage], int(layout.number[storage])
+        if recorded is None:
             rows.append((number, module))
             continue
-        for layer in _list_layers(home, tape.repeats):
+        for layer in _list_layers(recorded, tape.repeats):
             buffer = number + layout.outside + layer * layout.inside
-            rows.append((buffer, modules.rename(module, home, layer)))
+            rows.append((buffer, modules.rename(module, recorded, layer)))
     return Owners.from_rows(rows)
 
 
@@ -367,20 +389,40 @@ def _list_layers(recorded: int, repeats: int) -> range:
     return range(repeats + recorded - 1, repeats + recorded)
 
 
-def _unroll(owners: np.ndarray, repeats: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows in which those of the second layer are repeated, and the layer of each; backward passes
+class _Unrolled(NamedTuple):
+    """What was recorded of one layer that represents several ones, in the order in which all run.
+
+    Parameters
+    ----------
+    row : array of int
+        Its position among what was recorded [-].
+    layer : array of int
+        Number of the layer for which it runs; 0 for no layer [-].
+    """
+
+    row: np.ndarray
+    layer: np.ndarray
+
+
+def _unroll(layers: Sequence[int | None], repeats: int) -> _Unrolled:
+    """Repeat what is of the second layer, from the layers of all that was recorded; backward passes
     run in reverse."""
-    rows, found, last = [], [], 0
-    for start, end in np.flatnonzero(np.diff(owners == 1, prepend=False, append=False)).reshape(
-        -1, 2
-    ):
-        numbers = np.arange(1, repeats + 1)[:: 1 if owners[start - 1] == 0 else -1]
-        rows += [np.arange(last, start), np.tile(np.arange(start, end), repeats)]
-        found += [owners[last:start], np.repeat(numbers, end - start)]
-        last = end
-    row = np.concatenate([*rows, np.arange(last, len(owners))])
-    layer = np.concatenate([*found, owners[last:]])
-    return row, np.where(owners[row] > 1, repeats + owners[row] - 1, layer)
+    is_repeated = np.array([layer == 1 for layer in layers], dtype=bool)
+    changes = np.flatnonzero(np.diff(is_repeated, prepend=False, append=False))
+    recorded = _number_layers(layers)
+    rows, numbers, end_before = [], [], 0
+    for start, end in changes.reshape(-1, 2).tolist():
+        repeated_layers = np.arange(1, repeats + 1)
+        is_forward = layers[start - 1] == 0
+        if not is_forward:
+            repeated_layers = repeated_layers[::-1]
+        rows += [np.arange(end_before, start), np.tile(np.arange(start, end), repeats)]
+        numbers += [recorded[end_before:start], np.repeat(repeated_layers, end - start)]
+        end_before = end
+    row = np.concatenate([*rows, np.arange(end_before, len(layers))])
+    layer = np.concatenate([*numbers, recorded[end_before:]])
+    is_behind = recorded[row] > 1
+    return _Unrolled(row, np.where(is_behind, repeats + recorded[row] - 1, layer))
 
 
 def fill_buckets(sizes: Sequence[float]) -> list[slice]:

@@ -42,9 +42,9 @@ class Linear(Layer):
     def backward(self, tape: Tape, dy: Tensor) -> None:
         """Append the products of the gradients."""
         dx, dw = tape.like(self.x), tape.like(self.weight)
-        if self.x.grad:
+        if self.x.needs_gradient:
             tape.product("mm", NN, dy, self.weight, dx)
-        if self.weight.grad:
+        if self.weight.needs_gradient:
             tape.product("mm", TN, dy, self.x, dw)
         tape.pass_through(self.bias, dy)
         tape.pass_on(self.x, dx)
@@ -69,9 +69,9 @@ class LinearWithoutBias(Layer):
     def backward(self, tape: Tape, dy: Tensor) -> None:
         """Append the products of the gradients."""
         dx, dw = tape.like(self.x), tape.like(self.weight)
-        if self.weight.grad:
+        if self.weight.needs_gradient:
             tape.product("mm", TN, dy, self.x, dw)
-        if self.x.grad:
+        if self.x.needs_gradient:
             tape.product("mm", NN, dy, self.weight, dx)
         tape.pass_on(self.x, dx)
         tape.pass_on(self.weight, dw)
@@ -99,9 +99,9 @@ class LinearFp8(Layer):
         """Append a cast, and the products of the gradients."""
         dx, dw = tape.like(self.x), tape.like(self.weight)
         dy_fp8 = self._cast(tape, dy)
-        if self.x.grad:
+        if self.x.needs_gradient:
             tape.product("_scaled_mm", NN, dy_fp8, self.weight_fp8, dx)
-        if self.weight.grad:
+        if self.weight.needs_gradient:
             tape.product("_scaled_mm", TN, dy_fp8, self.x_fp8, dw)
         if self.bias is not None:
             tape.pass_through(self.bias, dy)
@@ -132,9 +132,9 @@ class BatchedProduct(Layer):
     def backward(self, tape: Tape, dy: Tensor) -> None:
         """Append the products of the gradients."""
         da, db = tape.like(self.a), tape.like(self.b)
-        if self.b.grad:
+        if self.b.needs_gradient:
             tape.batched_product("bmm", TN, self.a, dy, db)
-        if self.a.grad:
+        if self.a.needs_gradient:
             tape.batched_product("bmm", NT, dy, self.b, da)
         tape.pass_on(self.b, db)
         tape.pass_on(self.a, da)
@@ -158,9 +158,9 @@ class BatchedProductOfRows(Layer):
     def backward(self, tape: Tape, dy: Tensor) -> None:
         """Append the products of the gradients."""
         da, db = tape.like(self.a), tape.like(self.b)
-        if self.b.grad:
+        if self.b.needs_gradient:
             tape.batched_product("bmm", TN, self.a, dy, db)
-        if self.a.grad:
+        if self.a.needs_gradient:
             tape.batched_product("bmm", NN, dy, self.b, da)
         tape.pass_on(self.b, db)
         tape.pass_on(self.a, da)
@@ -411,9 +411,9 @@ class Multiply(Layer):
     def backward(self, tape: Tape, dy: Tensor) -> None:
         """Append a `mul` for each gradient."""
         dx, db = tape.like(self.x), tape.like(self.b)
-        if self.x.grad:
+        if self.x.needs_gradient:
             tape.elementwise("mul", [dy, self.b], [dx])
-        if self.b.grad:
+        if self.b.needs_gradient:
             tape.elementwise("mul", [dy, self.x], [db])
         tape.pass_on(self.x, dx)
         tape.pass_on(self.b, db)
@@ -776,7 +776,7 @@ class FusedEmbeddings:
         """
         self.pooled = []
         for lookup in self.lookups:
-            pooled = tape.tensor(lookup.bags, lookup.dim, itemsize=tape.wide, grad=True)
+            pooled = tape.tensor(lookup.bags, lookup.dim, itemsize=tape.wide, needs_gradient=True)
             tape.emit(
                 "fused_embeddings",
                 "embedding_forward",

@@ -89,7 +89,7 @@ class MLPParallelism(NamedTuple):
         Number of this group, and of the group that averages the gradients of what it shares; None
         for no group [-].
     layers : iterator of int
-        Number of each layer whose weights are sharded, in the order of use; -1 for others [-].
+        Number of each layer whose weights are sharded, in the order of use; None for others [-].
     open_unit : callable
         Makes the weights of a layer ready for what is recorded inside.
     """
@@ -97,8 +97,8 @@ class MLPParallelism(NamedTuple):
     tensor: int = 1
     group: int = 0
     replicas: int | None = 0
-    layers: Iterator[int] = repeat(-1)
-    open_unit: Callable[[int], Any] = nullcontext
+    layers: Iterator[int | None] = repeat(None)
+    open_unit: Callable[[int | None], Any] = nullcontext
 
 
 def mlp(
@@ -131,7 +131,7 @@ def mlp(
             [x] = swap(x, x.shape[0] // parts, x.shape[1:], x.nbytes, operations=names[::-1])()
         if last_relu or not last:
             x = tape.apply(Relu(), x)
-    tape.layer = -1
+    tape.layer = None
     return x
 
 
@@ -186,7 +186,7 @@ def recompute(tape: Tape, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     def backward() -> None:
         tape.drawn, tape.calls = weights, Calls.EACH
         again = run(x)
-        tape.gradients[again.root] = tape.gradients.pop(y.root)
+        again.root.gradient, y.root.gradient = y.root.gradient, None
         # the backward pass of a sum or a product does not need its result
         for name in ("add", "mm"):
             if tape.operations[-1].label.name.endswith(name):
@@ -353,8 +353,8 @@ def exchange(
     were waited for, and waits for them where the exchange was launched. The gradients of parts are
     slices, which are copied first, unless they are `whole`.
     """
-    itemsize, wanted = (send.itemsize, send.grad) if send else (tape.wide, True)
-    received = tape.tensor(batch * sum(widths), itemsize=itemsize, grad=wanted)
+    itemsize, wanted = (send.itemsize, send.needs_gradient) if send else (tape.wide, True)
+    received = tape.tensor(batch * sum(widths), itemsize=itemsize, needs_gradient=wanted)
     sent = tape.collective(
         operations[0], [send] if send else [], [received], nbytes=nbytes, group=group
     )

@@ -26,20 +26,26 @@ class Tensor:
         Sizes: numbers, or arrays over configurations [-].
     itemsize : int
         Bytes of one element [B].
-    grad : bool
-        Whether it has a gradient.
-    layer : int
-        Number of its layer, -1 for none [-].
+    needs_gradient : bool
+        Whether the backward pass computes its gradient.
+    layer : int, optional
+        Number of its layer; None for no layer [-].
     root : Tensor, optional
         The tensor of which it is a view.
+    gradient : Tensor, optional
+        The gradient that has arrived in this micro-batch; views have that of their root.
+    gradient_sum : Tensor, optional
+        Sum of the gradients of earlier micro-batches, of what is trained.
     """
 
     storage: int
     shape: tuple[Any, ...]
     itemsize: int
-    grad: bool = False
-    layer: int = -1
+    needs_gradient: bool = False
+    layer: int | None = None
     root: Any = None
+    gradient: "Tensor | None" = None
+    gradient_sum: "Tensor | None" = None
     numel: Any = field(init=False)
     nbytes: Any = field(init=False)
 
@@ -49,7 +55,9 @@ class Tensor:
 
     def view(self, *shape: Any) -> "Tensor":
         """A view with another shape, or of a part."""
-        return Tensor(self.storage, shape, self.itemsize, self.grad, self.layer, self.root)
+        return Tensor(
+            self.storage, shape, self.itemsize, self.needs_gradient, self.layer, self.root
+        )
 
 
 @dataclass(slots=True, eq=False)

@@ -108,14 +108,14 @@ class RecordedAccess(NamedTuple):
         Bytes [B].
     is_write : bool
         Whether it is written.
-    layer : int
-        Number of the layer for which it is touched; -1 for none [-].
+    layer : int, optional
+        Number of the layer for which it is touched; None for no layer [-].
     """
 
     storage: int
     nbytes: Any
     is_write: bool
-    layer: int
+    layer: int | None
 
 
 @dataclass(slots=True, eq=False)
@@ -130,8 +130,8 @@ class RecordedOperation:
         How much it computes, copies or sends.
     host_calls : HostCalls
         What the host does for it.
-    layer : int
-        Number of its layer; -1 for none [-].
+    layer : int, optional
+        Number of its layer; None for no layer [-].
     accesses : list of RecordedAccess
         What it reads, and then what it writes.
     bucket : int, optional
@@ -141,7 +141,7 @@ class RecordedOperation:
     label: Label
     sizes: OperationSizes
     host_calls: HostCalls
-    layer: int
+    layer: int | None
     accesses: list[RecordedAccess]
     bucket: int | None = None
 
@@ -150,7 +150,7 @@ class Node(NamedTuple):
     """A step of the backward pass, with its module and layer."""
 
     module: str
-    layer: int
+    layer: int | None
     run: Callable[[], Any]
 
 
@@ -163,14 +163,14 @@ class Piece(NamedTuple):
         Number of the module in whose buckets it is reduced [-].
     gradient, part : Tensor
         The gradient, and its copy.
-    layer : int
-        Layer of the weight; -1 for none [-].
+    layer : int, optional
+        Layer of the weight; None for no layer [-].
     """
 
     bucket: int
     gradient: Tensor
     part: Tensor
-    layer: int
+    layer: int | None
 
 
 class LaunchWait(NamedTuple):
@@ -203,14 +203,15 @@ class Tape:
         self.itemsize, self.wide = itemsize, 4 if mixed else itemsize
         self.overlap = overlap
         self.index = 8  # bytes of an index
-        self.phase, self.module, self.layer = "forward", "", -1
+        self.phase, self.module = "forward", ""
+        self.layer: int | None = None  # of what is recorded now
         self.trained: list[Weight] = []  # in the order of their first use
         # how many were used since the first layer; a layer that is recorded again uses the same
         # ones
         self.drawn = 0
         self.tables: list[EmbeddingTable] = []
         self.operations: list[RecordedOperation] = []
-        self.homes: list[int] = []  # layer of every storage
+        self.storage_layers: list[int | None] = []  # layer of every storage
         # module of each weight and state that is updated in lists, by its storage
         self.owners: dict[int, str] = {}
         self.middle, self.repeats = 0, 1  # the layer that represents several ones, and how many
@@ -219,18 +220,21 @@ class Tape:
         self.calls = Calls.EACH
         # Gradients.
         self.nodes: list[Node] = []
-        self.gradients: dict[Tensor, Tensor] = {}
-        self.kept: dict[Tensor, Tensor] = {}  # sums of the gradients of earlier micro-batches
-        self.last = True  # whether this is the last micro-batch
+        self.is_first_micro_batch = self.is_last_micro_batch = True
         # weights whose last gradient the running node has computed
         self.complete: list[Weight] = []
         self.strided: set[int] = set()  # storages of gradients whose elements are permuted
         self.pieces: list[Piece] = []
 
-    def tensor(self, *shape: Any, itemsize: int = 0, grad: bool = False) -> Tensor:
+    def tensor(self, *shape: Any, itemsize: int = 0, needs_gradient: bool = False) -> Tensor:
         """A tensor with a storage of its own."""
-        self.homes.append(self.layer)
-        return Tensor(len(self.homes) - 1, shape, itemsize or self.itemsize, grad, self.layer)
+        storage = self._add_storage()
+        return Tensor(storage, shape, itemsize or self.itemsize, needs_gradient, self.layer)
+
+    def _add_storage(self) -> int:
+        """The number of a new storage."""
+        self.storage_layers.append(self.layer)
+        return len(self.storage_layers) - 1
 
     def parameter(self, *shape: Any, itemsize: int = 0) -> Weight:
         """A weight: a new one, or the next known one where layers are recorded again."""
@@ -246,14 +250,13 @@ class Tape:
         """Take the weights that another tape has found, in the order of their first use. Their
         storages are new here, and only their places in the model are known."""
         for weight in weights:
-            own = self._make_weight(weight.shape, weight.itemsize, weight.layer)
-            own.module = weight.module
-            self.trained.append(own)
+            adopted = self._make_weight(weight.shape, weight.itemsize, weight.layer)
+            adopted.module = weight.module
+            self.trained.append(adopted)
 
-    def _make_weight(self, shape: tuple[Any, ...], itemsize: int, layer: int) -> Weight:
+    def _make_weight(self, shape: tuple[Any, ...], itemsize: int, layer: int | None) -> Weight:
         """A weight with a storage of its own."""
-        self.homes.append(self.layer)
-        return Weight(len(self.homes) - 1, shape, itemsize, True, layer)
+        return Weight(self._add_storage(), shape, itemsize, True, layer)
 
     def like(self, tensor: Tensor) -> Tensor:
         """A tensor of the same shape and data type, with a storage of its own."""
@@ -275,11 +278,11 @@ class Tape:
             Its result.
         """
         y = layer.forward(self, *operands)
-        y.grad = any(operand.grad for operand in operands)
+        y.needs_gradient = any(operand.needs_gradient for operand in operands)
         for operand in operands:
             if isinstance(operand, Weight):
                 operand.due += 1
-        if y.grad:
+        if y.needs_gradient:
             self.node(partial(self._run_backward, layer, y))
         return y
 
@@ -337,7 +340,7 @@ class Tape:
         host_calls = HostCalls(launches, opens_call, self.bare)
         accesses = [
             RecordedAccess(
-                tensor.storage, tensor.nbytes, is_write, tensor.layer if layer < 0 else layer
+                tensor.storage, tensor.nbytes, is_write, tensor.layer if layer is None else layer
             )
             for is_write, tensors in ((False, reads), (True, writes))
             for tensor in tensors
@@ -495,8 +498,34 @@ class Tape:
         self.emit(name, "bmm", [left, right], [result], sizes, variant=layout.name)
 
     def gradient(self, tensor: Tensor) -> Tensor:
-        """The gradient that has arrived at a tensor, in the shape of the tensor."""
-        return self.gradients[tensor.root].view(*tensor.shape)
+        """The gradient that has arrived at a tensor, as a view in the shape of the tensor."""
+        return self.find_gradient(tensor).view(*tensor.shape)
+
+    def find_gradient(self, tensor: Tensor) -> Tensor:
+        """The gradient that has arrived at a tensor, as it is: one that is sparse has fewer rows.
+
+        Parameters
+        ----------
+        tensor : Tensor
+            Result of a layer, or a weight.
+
+        Returns
+        -------
+        gradient : Tensor
+            Its gradient.
+
+        Raises
+        ------
+        ValueError
+            If none has arrived.
+        """
+        gradient = tensor.root.gradient
+        if gradient is None:
+            raise ValueError(
+                f"no gradient has arrived at a tensor of {self.module!r}; a layer that reads it must "
+                "hand one on in its backward, by Tape.pass_on or Tape.pass_through"
+            )
+        return gradient
 
     def pass_on(self, tensor: Tensor, gradient: Tensor) -> None:
         """Hand the gradient of an operand on: it is the first one, or is added to those that have
@@ -509,15 +538,14 @@ class Tape:
         gradient : Tensor
             Its gradient.
         """
-        if not tensor.grad:
+        if not tensor.needs_gradient:
             return
         root = tensor.root
-        first = self.gradients.get(root)
-        if first is not None:
-            total = self.like(first)
-            self.elementwise("add", [first, gradient], [total])
+        if root.gradient is not None:
+            total = self.like(root.gradient)
+            self.elementwise("add", [root.gradient, gradient], [total])
             gradient = total
-        self.gradients[root] = gradient
+        root.gradient = gradient
         if isinstance(root, Weight):
             root.due -= 1
             if root.due <= 0:
@@ -536,7 +564,7 @@ class Tape:
         dy : Tensor
             Gradient of the result.
         """
-        if not tensor.grad:
+        if not tensor.needs_gradient:
             return
         if len(dy.shape) > len(tensor.shape):
             rows, n = dy.numel // tensor.numel, tensor.numel
@@ -572,7 +600,7 @@ class Tape:
         for piece in sorted(self.pieces, key=lambda piece: piece.bucket):
             self.layer = piece.layer
             empty_bucket(self, piece.part, piece.gradient)
-        self.phase, self.layer = "update", -1
+        self.phase, self.layer = "update", None
 
     def keep(self, weight: Weight) -> None:
         """Keep the gradient of a weight, and copy it to a bucket if it is reduced in one.
@@ -584,25 +612,30 @@ class Tape:
         accumulate(self, weight)
         if weight.bucket is None:
             return
-        gradient = self.gradients[weight]
-        part = fill_bucket(self, weight, gradient)
+        gradient = self.find_gradient(weight)
+        part = fill_bucket(self, gradient)
         group = weight.group or 0
         reduction = self.collective("all_reduce", [part], [part], nbytes=part.nbytes, group=group)
         self.operations[reduction].bucket = weight.bucket
         self.pieces.append(Piece(weight.bucket, gradient, part, weight.layer))
 
     def start_micro_batch(self) -> None:
-        """Go on with the next micro-batch: gradients are kept, and weights are cast once more."""
-        self.kept, self.gradients = self.gradients, {}
+        """Go on with the next micro-batch: gradients become sums of earlier ones, and weights are
+        cast once more."""
+        self.is_first_micro_batch = False
         self.phase = "forward"
         for weight in self.trained:
             weight.narrow = None
+            weight.gradient_sum, weight.gradient = weight.gradient, None
+            shard = weight.shard
+            if shard is not None:
+                shard.gradient_sum, shard.gradient = shard.gradient, None
 
 
-def fill_bucket(tape: Tape, weight: Tensor, gradient: Tensor) -> Tensor:
+def fill_bucket(tape: Tape, gradient: Tensor) -> Tensor:
     """Copy a gradient to its part of a bucket, over the number of ranks, as the reducer of
     DistributedDataParallel does."""
-    part = tape.tensor(*weight.shape, itemsize=weight.itemsize)
+    part = tape.like(gradient)
     sizes = OperationSizes(elements=part.numel)
     tape.emit("mul", "elementwise", [gradient], [part], sizes, variant="mul_scalar", is_call=False)
     return part
@@ -616,16 +649,16 @@ def empty_bucket(tape: Tape, part: Tensor, gradient: Tensor) -> None:
 
 def accumulate(tape: Tape, weight: Tensor) -> None:
     """Add the gradient of a weight to the sum of earlier micro-batches, if there were some."""
-    if weight in tape.kept:
-        total, gradient = tape.kept[weight], tape.gradients[weight]
-        tape.elementwise("add_", [total, gradient], [total])
-        tape.gradients[weight] = total
+    total = weight.gradient_sum
+    if total is not None:
+        tape.elementwise("add_", [total, tape.find_gradient(weight)], [total])
+        weight.gradient = total
 
 
 def contiguous(tape: Tape, x: Tensor, run: Any = None) -> Tensor:
     """A copy of a permuted view with its elements in order, `run` at a time; a gradient passes
     through."""
-    out = tape.tensor(*x.shape, itemsize=x.itemsize, grad=True)
+    out = tape.tensor(*x.shape, itemsize=x.itemsize, needs_gradient=True)
     out.root = x.root
     if run is None:
         run = x.shape[-1]

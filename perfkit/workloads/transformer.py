@@ -447,7 +447,7 @@ def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[OpenGrap
         if number:
             tape.backward()
             tape.start_micro_batch()
-        tape.last = number + 1 == model.accumulate
+        tape.is_last_micro_batch = number + 1 == model.accumulate
         record_forward(tape, model, share, most, open_unit)
     if overlap and not sharded:
         for weight in tape.trained:
