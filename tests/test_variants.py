@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfkit.fitting import CollectiveModel, OverRanks, Pipelined, TwoBranch
+from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import Link, Quantity
 from perfkit.platform.datasheets import read_datasheet
 from perfkit.platform.estimates import ExtrapolationWarning
@@ -201,6 +202,12 @@ def test_latency_is_paid_by_every_step_and_a_start_up_shrinks_by_no_more_than_it
     for key, old in NODE.collectives.items():
         for name, value in quick[key].items():
             assert value >= old[name] * (0.01 if name.startswith("alpha") else 1.0) * (1 - 1e-12)
+
+
+def test_nodes_of_one_rank_keep_what_was_measured_on_rails() -> None:
+    single = load_platform("h100-sxm-8x4").with_nodes(8, ranks_per_node=1)
+    assert single.network.ranks == 8
+    assert {Key.parse(key).algorithm for key in single.collectives} == {"rail"}
 
 
 def test_a_host_twice_as_fast() -> None:

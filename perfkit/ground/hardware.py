@@ -172,6 +172,9 @@ class Network(Typed):
         Start-ups of the library, in collectives composed over nodes, over the measured ones [-].
     regions : int, optional
         Regions of equally many nodes, which only the link ``far`` connects [-].
+    algorithms : mapping of str to str, optional
+        Algorithm of an operation that is chosen in place of what the library takes, see
+        `Platform.with_algorithm` [-].
     """
 
     ranks_per_node: int
@@ -180,6 +183,7 @@ class Network(Typed):
     rails: int = 1
     starts: float = 1.0
     regions: int = 1
+    algorithms: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def ranks(self) -> int:

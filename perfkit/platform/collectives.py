@@ -72,7 +72,8 @@ def find_cost(
     ranks : int
         Ranks that take part, which fill one node after the other [-].
     algorithm : str, optional
-        One of `perfkit.models.collectives.ALGORITHMS`; by default what the library chooses.
+        One of `perfkit.models.collectives.ALGORITHMS`; by default the one that the platform names
+        for the operation, else what the library chooses.
 
     Returns
     -------
@@ -86,7 +87,10 @@ def find_cost(
     """
     check_type("operation", operation, str)
     ranks = check_positive("ranks", ranks, integer=True)
-    algorithm = "" if algorithm is None else check_choice("algorithm", algorithm, forms.ALGORITHMS)
+    if algorithm is None:
+        algorithm = _find_chosen(machine, operation, ranks)
+    else:
+        check_choice("algorithm", algorithm, forms.ALGORITHMS)
     most = _count_ranks(machine, ranks, algorithm)
     _check_operation(machine, operation, algorithm)
     ranks_of_region = most // machine.network.regions
@@ -95,6 +99,35 @@ def find_cost(
     inside = _find_in_region(machine, operation, ranks_of_region, algorithm)
     regions = -(-ranks // ranks_of_region)
     return join_regions(machine, inside, operation, ranks_of_region, regions)
+
+
+def _find_chosen(machine: Machine, operation: str, ranks: int) -> str:
+    """Algorithm that a platform names for an operation; empty where it leaves the choice to the
+    library. The two levels of a collective inside a node are one."""
+    chosen = machine.network.algorithms.get(operation, "")
+    if chosen == "two_level" and ranks <= machine.network.ranks_per_node:
+        return ""
+    return chosen
+
+
+def list_algorithms(machine: Machine, operation: str) -> list[str]:
+    """Algorithms of an operation that have a time on all ranks of a node or of the network.
+
+    ``rail``, with one rank of each node, is none of them.
+    """
+    network = machine.network
+    counts = {network.ranks_per_node, network.ranks} - {1}
+    found = []
+    for algorithm in forms.ALGORITHMS:
+        for ranks in sorted(counts):
+            try:
+                find_cost(machine, operation, ranks, algorithm).time(np.ones(1))
+            except ValueError:
+                continue
+            if algorithm != "rail":
+                found.append(algorithm)
+            break
+    return found
 
 
 def _count_ranks(machine: Machine, ranks: int, algorithm: str) -> int:

@@ -23,6 +23,7 @@ from perfkit.fitting.parameters import LARGEST, LIMITS, TINY, Key, Parameter
 from perfkit.ground.files import reading
 from perfkit.ground.hardware import DTYPES, KINDS, LINKS, Device, Network, Quantity
 from perfkit.ground.units import Typed, check_choice, check_positive, show
+from perfkit.models import collectives as forms
 from perfkit.models.kernels import list_terms
 
 #: Entry for every family that has none of its own.
@@ -344,6 +345,9 @@ def check_numbers(machine: Machine) -> None:
             f"network.regions is {network.regions}; it must divide {network.nodes} nodes"
         )
     check_positive("network.starts", network.starts)
+    for operation, algorithm in network.algorithms.items():
+        check_choice("network.algorithms", operation, forms.OPERATIONS)
+        check_choice(f"network.algorithms.{operation}", algorithm, forms.ALGORITHMS)
     for name in device.peaks:
         check_choice("device.peaks", name, DTYPES)
     for name in network.links:

@@ -62,6 +62,7 @@ class NetworkTable(Table):
     rails: int = 1
     starts: float = 1.0
     regions: int = 1
+    algorithms: dict[str, str] = field(default_factory=dict)
 
 
 class FitTable(Table):
@@ -202,6 +203,7 @@ def make_network(table: NetworkTable) -> Network:
         rails=table.rails,
         starts=table.starts,
         regions=table.regions,
+        algorithms=table.algorithms,
     )
 
 

@@ -11,8 +11,9 @@ from perfkit.fitting import Additive, CollectiveModel, Fit, OverRanks
 from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import DTYPES, LINKS, Device, Link, Quantity, check_base
 from perfkit.ground.units import check_choice, check_positive, format_rate, format_time
-from perfkit.models.collectives import ring_steps
+from perfkit.models.collectives import COLLECTIVES, ring_steps
 from perfkit.models.kernels import TERMS
+from perfkit.platform.collectives import list_algorithms
 from perfkit.platform.datasheets import (
     ADAPTERS,
     Datasheet,
@@ -50,10 +51,11 @@ def resize_nodes(platform: P, nodes: int, local: int) -> P:
         _, ranks, algorithm, _ = Key.parse(key)
         if algorithm == "rail" or (ranks is not None and ranks <= min(local, before)):
             kept[key] = fit
-        elif ranks is None and (high := fit.ranges.get("ranks", (2.0, 2.0))[1]) <= before:
-            kept[key] = replace(
-                fit, ranges={**fit.ranges, "ranks": (2.0, float(local if local < before else high))}
-            )
+        elif ranks is None and local > 1:  # a law over rank counts needs two ranks
+            high = fit.ranges.get("ranks", (2.0, 2.0))[1]
+            if high <= before:
+                most = float(local) if local < before else high
+                kept[key] = replace(fit, ranges={**fit.ranges, "ranks": (2.0, most)})
     network = replace(platform.network, ranks_per_node=local, nodes=nodes, regions=1)
     return replace(platform, network=network, collectives=kept)
 
@@ -207,6 +209,23 @@ def with_host(platform: P, scale: float) -> P:
     if not host and context == platform.context:
         raise ValueError(f"platform {platform.name!r} knows no host overheads; calibrate it first")
     return derive(platform, f"{platform.name}, {change}", change, host=host, context=context)
+
+
+def with_algorithm(platform: P, operation: str, algorithm: str | None) -> P:
+    """Another algorithm of a collective, see `Platform.with_algorithm`."""
+    check_choice("operation", operation, COLLECTIVES)
+    chosen = {name: own for name, own in platform.network.algorithms.items() if name != operation}
+    change = f"{operation} as the library chooses"
+    if algorithm is not None:
+        known = list_algorithms(platform, operation)
+        if not known:
+            raise ValueError(
+                f"platform {platform.name!r} knows no algorithm of {operation}; leave it to the library"
+            )
+        chosen[operation] = check_choice(f"algorithm of {operation}", algorithm, known)
+        change = f"{operation} by {algorithm}"
+    network = replace(platform.network, algorithms=chosen)
+    return derive(platform, f"{platform.name}, {change}", change, network=network)
 
 
 def list_resources(platform: Machine) -> list[str]:

@@ -3,7 +3,7 @@ long each takes."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -382,7 +382,8 @@ def find_group_cost(
     """Find what prices collectives of `count` ranks that are spread over some nodes, at `most` so
     many ranks on one node.
 
-    A message between two ranks that was not measured is priced as an all_gather of the two.
+    A message between two ranks that was not measured is priced as an all_gather of the two, by the
+    algorithm of the library.
     """
     if regions > 1:
         local = -(-count // regions)
@@ -393,10 +394,13 @@ def find_group_cost(
     if operation == "send_recv":  # between two neighbours
         nodes, most = 3 - min(most, 2), min(most, 2)
         if not any(key.startswith(operation) for key in platform.collectives):
+            if platform.network.algorithms:
+                network = replace(platform.network, algorithms={})
+                platform = replace(platform, network=network)
             return AsAllGather(find_group_cost(platform, "all_gather", 2, nodes, most))
     if nodes == 1 or most == platform.network.ranks_per_node:
         return find_cost(platform, operation, count)
-    if most == 1:
+    if most == 1 and operation not in platform.network.algorithms:
         return find_cost(platform, operation, count, "rail")
     if (nodes, most) not in platform.memo:
         platform.memo[nodes, most] = resize_nodes(platform, nodes, most)

@@ -241,6 +241,10 @@ METHODS = (
         OF | {"other": ("h200-sxm", "a100-sxm-8", pk.load_platform("zen5-2"))},
     ),
     Call(
+        method("with_algorithm"),
+        OF | {"operation": ("all_reduce", "broadcast"), "algorithm": ("ring", "tree", None)},
+    ),
+    Call(
         method("with_link"),
         OF | {"name": ("intra", "inter", "far")},
         {"bandwidth": 1e9, "latency": 1e-6},

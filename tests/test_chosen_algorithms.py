@@ -1,0 +1,160 @@
+"""Platforms that name the algorithm of a collective: everything that is asked of them takes it."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import perfkit as pk
+from perfkit.models import collectives as forms
+from perfkit.platform import collective_costs
+from perfkit.platform.collectives import list_algorithms
+
+NODE = pk.load_platform("h100-sxm-8")
+CLUSTER = pk.load_platform("h100-sxm-8x4")
+BERT = pk.Transformer.bert("bert-base", batch=64, dtype="bf16", layers=2)
+LARGE = pk.Transformer.bert("bert-large", batch=64, dtype="bf16", layers=2)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pk.ExtrapolationWarning)
+        yield
+
+
+def time_reductions(platform: pk.Platform, ranks: int) -> dict[float, float]:
+    """Time of the last all_reduce of an iteration, and its message."""
+    prediction = pk.predict(BERT, platform, ranks=ranks)
+    frame = prediction.timeline().filter(kind="collective", rank=0)
+    [graph] = BERT.graphs(ranks, None, accelerator=True)[:1]
+    sizes = graph.column("nbytes")[graph.collectives]
+    times = (frame["end_s"] - frame["start_s"]).to_numpy()
+    return dict(zip(sizes.tolist(), times.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("algorithm", list_algorithms(NODE, "all_reduce"))
+def test_predictions_take_the_algorithm_inside_a_node(algorithm: str) -> None:
+    chosen = NODE.with_algorithm("all_reduce", algorithm)
+    times = time_reductions(chosen, 8)
+    asked = NODE.collective_time("all_reduce", [*times], ranks=8, algorithm=algorithm)
+    scale = NODE.context.find_iteration("transformer", 8)
+    added = [*times.values()] - asked
+    assert np.ptp(added) < 1e-9 * sum(times.values())  # iterations add the same to each
+    assert scale is None or added[0] == pytest.approx(scale.get("per_collective", 0.0), abs=1e-9)
+    is_measured = any(key.endswith(f".{algorithm}") for key in NODE.collectives)
+    note = f"all_reduce by {algorithm} on 8 ranks was not measured"
+    found = any(note in text for text in pk.predict(BERT, chosen, ranks=8).warnings)
+    assert found != is_measured
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "two_level"])
+def test_predictions_take_the_algorithm_across_nodes(algorithm: str) -> None:
+    chosen = CLUSTER.with_algorithm("all_reduce", algorithm)
+    asked = CLUSTER.collective_time("all_reduce", 64e6, ranks=32, algorithm=algorithm)
+    assert chosen.collective("all_reduce", 64e6, ranks=32).time == asked
+    quick, plain = (time_reductions(platform, 32) for platform in (chosen, CLUSTER))
+    usual = forms.COLLECTIVES["all_reduce"].across_nodes
+    assert (quick == plain) == (algorithm == usual)
+
+
+def test_two_levels_inside_a_node_are_one() -> None:
+    chosen = CLUSTER.with_algorithm("all_reduce", "two_level")
+    asked = [platform.collective("all_reduce", 1e6, ranks=8).time for platform in (chosen, CLUSTER)]
+    assert asked[0] == asked[1]
+
+
+def test_strategies_and_one_rank_of_each_node_take_it() -> None:
+    one_of_each_node = pk.Strategy(tp=8, dp=4)
+    tree = CLUSTER.with_algorithm("all_reduce", "tree")
+    for way in (one_of_each_node, pk.Strategy(dp=32)):
+        found = [
+            pk.predict(LARGE, platform, strategy=way).communication()["total_s"][0]
+            for platform in (CLUSTER, tree)
+        ]
+        assert found[0] != pytest.approx(found[1], rel=1e-3)
+
+
+def test_other_operations_and_stages_stay() -> None:
+    ring = CLUSTER.with_algorithm("all_gather", "ring")
+    for operation, ranks in (("all_reduce", 32), ("all_reduce", 8), ("broadcast", 32)):
+        assert ring.collective(operation, 1e7, ranks=ranks) == replace(
+            CLUSTER, name=ring.name
+        ).collective(operation, 1e7, ranks=ranks)
+    pipeline = pk.Strategy(pp=8, dp=1)
+    one, other = (
+        pk.predict(replace(BERT, layers=8), platform, strategy=pipeline).time
+        for platform in (NODE, NODE.with_algorithm("all_gather", "ring"))
+    )
+    assert one == other  # messages between two stages are no all_gather of the workload
+
+
+def test_the_choice_is_kept_and_taken_back(tmp_path: Any) -> None:
+    tree = CLUSTER.with_algorithm("all_reduce", "tree")
+    assert pk.Platform.load(tree.save(tmp_path / "tree.toml")) == tree
+    assert tree.name == "h100-sxm-8x4, all_reduce by tree"
+    assert tree.with_scale(inter=2).with_nodes(2).network.algorithms == {"all_reduce": "tree"}
+    back = tree.with_algorithm("all_reduce", None)
+    assert back.network == CLUSTER.network
+    assert "algorithms" not in CLUSTER.to_toml()
+
+
+REFUSED: dict[str, Callable[[], object]] = {
+    r"algorithm of all_reduce is 'rng'; known are ring, tree, in_network; did you mean 'ring'": (
+        lambda: NODE.with_algorithm("all_reduce", "rng")
+    ),
+    r"algorithm of all_reduce is 5; known are ring, tree": (
+        lambda: NODE.with_algorithm("all_reduce", 5)  # type: ignore[arg-type]
+    ),
+    "algorithm of all_gather is 'tree'; known are ring": (
+        lambda: NODE.with_algorithm("all_gather", "tree")
+    ),
+    "operation is 'all_reduc'; known are all_reduce": (
+        lambda: NODE.with_algorithm("all_reduc", "ring")
+    ),
+    "knows no algorithm of all_to_all; leave it to the library": (
+        lambda: NODE.with_algorithm("all_to_all", "ring")
+    ),
+    "algorithm is 'in_network'; across nodes there is no form of it": (
+        lambda: pk.predict(BERT, CLUSTER.with_algorithm("all_reduce", "in_network"), ranks=32)
+    ),
+    "network.algorithms.all_reduce is 'rng'; known are": (
+        lambda: replace(NODE, network=replace(NODE.network, algorithms={"all_reduce": "rng"}))
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_nothing_prices_is_refused(message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        REFUSED[message]()
+
+
+def test_a_new_algorithm_reaches_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CONTRIBUTING, "a collective algorithm": a name, the operations that can do it, and a price."""
+    monkeypatch.setattr(forms, "ALGORITHMS", (*forms.ALGORITHMS, "leader"))
+    able = replace(
+        forms.COLLECTIVES["all_reduce"],
+        textbook=(*forms.COLLECTIVES["all_reduce"].textbook, "leader"),
+    )
+    monkeypatch.setattr(
+        forms, "COLLECTIVES", MappingProxyType({**forms.COLLECTIVES, "all_reduce": able})
+    )
+    time_textbook = collective_costs.time_textbook
+
+    def time(operation: str, nbytes: Any, algorithm: str, **sizes: Any) -> Any:
+        if algorithm == "leader":
+            return 0.123 + 0.0 * np.asarray(nbytes)
+        return time_textbook(operation, nbytes, algorithm, **sizes)
+
+    monkeypatch.setattr(collective_costs, "time_textbook", time)
+    with pytest.raises(
+        ValueError, match="known are ring, tree, in_network, leader; did you mean 'leader'"
+    ):
+        NODE.with_algorithm("all_reduce", "leadr")
+    slow = NODE.with_algorithm("all_reduce", "leader")
+    assert min(time_reductions(slow, 8).values()) >= 0.123
