@@ -44,7 +44,7 @@ class KernelModel(Fit):
         time : array
             One time per kernel [s].
         """
-        return self.evaluate(sizes, **self)
+        return self.evaluate(sizes, **self.values_by_name)
 
     @abstractmethod
     def split(self, sizes: Sizes) -> dict[str, Array]:
@@ -210,7 +210,7 @@ class CollectiveModel(Fit):
         time : array
             One time per size [s].
         """
-        return self.evaluate(nbytes, operation, ranks, **self)
+        return self.evaluate(nbytes, operation, ranks, **self.values_by_name)
 
     @staticmethod
     @abstractmethod

@@ -241,8 +241,13 @@ class Fit(Typed, Mapping[str, float]):
             if parameter.stderr is not None
         }
 
+    @cached_property
+    def values_by_name(self) -> Mapping[str, float]:
+        """Values of the parameters by name, as closed forms take them."""
+        return {name: parameter.value for name, parameter in self.parameters.items()}
+
     def __getitem__(self, name: str) -> float:
-        return self.parameters[name].value
+        return self.values_by_name[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.parameters)

@@ -94,14 +94,14 @@ class Device(Typed):
     never_left_cache: bool = False
     capability: Quantity | None = None
 
-    @property
+    @cached_property
     def main_bandwidth(self) -> float:
         """Bandwidth of the main memory; NaN if it is not known, which a platform does not allow
         [B/s]."""
         main = self.memory[-1].bandwidth
         return main.value if main else math.nan
 
-    @property
+    @cached_property
     def access_granularity(self) -> float:
         """Smallest access to memory: a cache line of a CPU, a sector of a GPU [B]."""
         return 64.0 if self.kind == "cpu" else 32.0

@@ -25,6 +25,7 @@ from perfkit.ground.hardware import DTYPES, KINDS, LINKS, Device, Network, Quant
 from perfkit.ground.units import Typed, check_choice, check_positive, show
 from perfkit.models import collectives as forms
 from perfkit.models.kernels import list_terms
+from perfkit.platform.estimates import find_transfers
 
 #: Entry for every family that has none of its own.
 ANY = "any"
@@ -242,6 +243,14 @@ class Machine(Typed):
         [-]."""
         caches = self.context.caches
         return math.inf if caches is None else caches.get("pages", math.inf)
+
+    @cached_property
+    def transferred_kernels(self) -> tuple[str, ...]:
+        """A sentence for each machine or format that fits of kernels were carried over from."""
+        notes: dict[str, None] = {}
+        for fit in self.kernels.values():
+            notes |= dict.fromkeys(find_transfers("kernels", fit))
+        return tuple(notes)
 
     @cached_property
     def has_timed_caches(self) -> bool:

@@ -24,11 +24,14 @@ class KernelClass(NamedTuple):
     ----------
     kind, variant, dtype : str
         See `perfkit.workloads.graph.Operation`; ``dtype`` is the format.
+    head_width : float
+        Numbers in a head of attention, which decide what kernel runs; 0 for other kernels [-].
     """
 
     kind: str
     variant: str
     dtype: str
+    head_width: float = 0.0
 
 
 class InIteration(NamedTuple):
@@ -125,70 +128,75 @@ def classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> Classif
         For a format that the platform has no peak for.
     """
     check_choice("dtype", dtype, platform.device.peaks)
-    numbers: dict[KernelClass, int] = {}
+    has_context = knows_family(platform, graphs[0].family)
+    models: list[ClassModel] = []
+    numbers: dict[tuple[str, str, str], int] = {}
     of_operation = []
     for graph in graphs:
         if graph.dtypes:
             kernel_classes, of_graph = _list_with_formats(graph, platform, dtype)
         else:
-            kernel_classes = []
-            for operation_class in graph.classes.distinct:
-                kind, variant, _ = operation_class
-                kernel_classes.append(KernelClass(kind, variant, dtype))
+            kernel_classes = _list_in_one_format(graph, dtype)
             of_graph = graph.classes.of_operation
-        if platform.device.kind != "cpu":
-            kernel_classes = _name_attention(kernel_classes, of_graph, graph, platform)
         numbers_of_graph = []
         for kernel_class in kernel_classes:
-            numbers_of_graph.append(numbers.setdefault(kernel_class, len(numbers)))
+            # looked up once for each platform
+            key = (kernel_class, has_context)
+            if key not in platform.memo:
+                platform.memo[key] = _find_model(platform, kernel_class, has_context=has_context)
+            model = platform.memo[key]
+            # heads of two widths may run one kernel
+            number = numbers.setdefault((model.kind, model.variant, model.dtype), len(models))
+            if number == len(models):
+                models.append(model)
+            numbers_of_graph.append(number)
         of_operation.append(np.array(numbers_of_graph, dtype=np.intp)[of_graph])
-    has_context = knows_family(platform, graphs[0].family)
-    models = _find_models(platform, tuple(numbers), has_context=has_context)
     has_configurations = bool(graphs[0].columns) or graphs[0].repeats is not None
     dimensions = 2 if has_configurations else 1
-    return ClassifiedOperations(models, np.concatenate(of_operation), dimensions)
+    return ClassifiedOperations(tuple(models), np.concatenate(of_operation), dimensions)
+
+
+def _list_in_one_format(graph: Graph, dtype: str) -> list[KernelClass]:
+    """Kernel classes of a graph whose operations have one number format, in the order of
+    `Graph.classes`."""
+    kernel_classes = []
+    for number, operation_class in enumerate(graph.classes.distinct):
+        head_width = 0.0
+        if operation_class.kind == "attention":
+            first = int(np.argmax(graph.classes.of_operation == number))
+            head_width = float(graph.column("k")[first].flat[0])
+        kernel_class = KernelClass(operation_class.kind, operation_class.variant, dtype, head_width)
+        kernel_classes.append(kernel_class)
+    return kernel_classes
 
 
 def _list_with_formats(
     graph: Graph, platform: Platform, dtype: str
 ) -> tuple[list[KernelClass], np.ndarray]:
     """Kernel classes of a graph whose operations have number formats of their own, and which of
-    them each operation has.
-
-    Attention over heads of another width is listed apart, as it may run another kernel.
-    """
+    them each operation has."""
     widths = graph.column("k").reshape(len(graph), -1)[:, 0].tolist()
-    numbers: dict[tuple[KernelClass, float], int] = {}
+    numbers: dict[KernelClass, int] = {}
     of_operation = []
     for label, own, width in zip(graph.labels, graph.dtypes, widths, strict=True):
         known = own if own in platform.device.peaks else dtype
-        kernel_class = KernelClass(label.kind, label.variant, known)
         head_width = width if label.kind == "attention" else 0.0
-        of_operation.append(numbers.setdefault((kernel_class, head_width), len(numbers)))
-    return [kernel_class for kernel_class, _ in numbers], np.array(of_operation, dtype=np.intp)
+        kernel_class = KernelClass(label.kind, label.variant, known, head_width)
+        of_operation.append(numbers.setdefault(kernel_class, len(numbers)))
+    return list(numbers), np.array(of_operation, dtype=np.intp)
 
 
-def _name_attention(
-    kernel_classes: list[KernelClass], of_operation: np.ndarray, graph: Graph, platform: Platform
-) -> list[KernelClass]:
-    """Say which kernel attention runs: the named one, if the device has it, else the one PyTorch
+def _name_attention(platform: Platform, kernel_class: KernelClass) -> str:
+    """Variant of attention on a GPU: the named kernel, if the device has it, else the one PyTorch
     chooses for the width of its heads."""
-    if not any(kernel_class.kind == "attention" for kernel_class in kernel_classes):
-        return kernel_classes
     capability = platform.device.capability.value if platform.device.capability else 0.0
-    named_classes = []
-    for number, kernel_class in enumerate(kernel_classes):
-        if kernel_class.kind == "attention":
-            first = int(np.argmax(of_operation == number))
-            width = float(graph.column("k")[first].flat[0])
-            half = DTYPES[kernel_class.dtype] <= 2
-            available = pick_attention(width, width, half=half, capability=capability)
-            phase, _, kernel = kernel_class.variant.partition(".")
-            if kernel != "triton" and kernel not in available:
-                kernel = available[0] if available else "efficient"
-            kernel_class = kernel_class._replace(variant=f"{phase}.{kernel}")
-        named_classes.append(kernel_class)
-    return named_classes
+    width = kernel_class.head_width
+    half = DTYPES[kernel_class.dtype] <= 2
+    available = pick_attention(width, width, half=half, capability=capability)
+    phase, _, kernel = kernel_class.variant.partition(".")
+    if kernel != "triton" and kernel not in available:
+        kernel = available[0] if available else "efficient"
+    return f"{phase}.{kernel}"
 
 
 def knows_family(platform: Platform, family: str) -> bool:
@@ -200,23 +208,11 @@ def knows_family(platform: Platform, family: str) -> bool:
     return family in iterations or ANY in iterations
 
 
-def _find_models(
-    platform: Platform, kernel_classes: tuple[KernelClass, ...], *, has_context: bool
-) -> tuple[ClassModel, ...]:
-    """What times these classes, and inside iterations only if it `has_context`; looked up once for
-    each platform."""
-    models = []
-    for kernel_class in kernel_classes:
-        key = (kernel_class, has_context)
-        if key not in platform.memo:
-            platform.memo[key] = _find_model(platform, kernel_class, has_context=has_context)
-        models.append(platform.memo[key])
-    return tuple(models)
-
-
 def _find_model(platform: Platform, kernel_class: KernelClass, *, has_context: bool) -> ClassModel:
     """What times one class."""
-    kind, variant, dtype = kernel_class
+    kind, variant, dtype, _ = kernel_class
+    if kind == "attention" and platform.device.kind != "cpu":
+        variant = _name_attention(platform, kernel_class)
     alone = find_lone_model(platform, kind, variant, dtype)
     context = None
     if has_context:

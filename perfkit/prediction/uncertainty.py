@@ -12,7 +12,7 @@ from perfkit.fitting import Iteration
 from perfkit.ground.results import Picture, Table, Tabular
 from perfkit.ground.units import check_positive, format_bytes, format_time
 from perfkit.models.optimizers import find_optimizer
-from perfkit.platform.estimates import find_transfers, keep_quiet
+from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.kernels import say_unaligned
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import list_resources
@@ -162,9 +162,7 @@ def list_notes(
     if sum(unmodelled.values()) > 0.02 * total:
         notes.append(f"{', '.join(unmodelled)} have no model and are timed as memory traffic")
     notes += [note for note, seconds in stand_ins.items() if seconds > 0.05 * total]
-    notes += dict.fromkeys(
-        text for fit in platform.kernels.values() for text in find_transfers("kernels", fit)
-    )
+    notes += platform.transferred_kernels
     if platform.device.never_left_cache:
         size = graph.footprint + sum(table.nbytes for table in graph.tables)
         timed = platform.largest_timed

@@ -8,7 +8,8 @@ from perfkit.ground.units import check_choice, check_positive
 from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
-from perfkit.workloads.tape import ITEMSIZE, check_ranks
+from perfkit.workloads.sizes import check_ranks
+from perfkit.workloads.tape import ITEMSIZE
 
 #: Workload family by net. Published as arXiv 1512.03385 (bottleneck blocks), 1409.1556, 1801.04381,
 #: 1608.06993, 1512.00567, 1602.07360 and 1906.08237, in this order.

@@ -21,9 +21,8 @@ from perfkit.prediction.predictor import predict
 from perfkit.sharding.costs import AT, COLUMNS, MEMORY, Costs
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import SPLIT_BY_COLUMNS, Placement, Plan
-from perfkit.workloads.sizes import alter
+from perfkit.workloads.sizes import alter, check_ranks
 from perfkit.workloads.tables import TableSet
-from perfkit.workloads.tape import check_ranks
 
 #: Resources of a rank, and the costs that load each. No collective is between update and lookup, so
 #: their sum counts.

@@ -25,10 +25,10 @@ from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import finish
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.placement import BY_ROWS, Plan
-from perfkit.workloads.sizes import check_size
+from perfkit.workloads.sizes import check_ranks, check_size
 from perfkit.workloads.structure import OpenGraph, Structure, record_graphs, record_structure
 from perfkit.workloads.tables import EmbeddingTable, share_lookups
-from perfkit.workloads.tape import ITEMSIZE, Tape, check_ranks, check_switches
+from perfkit.workloads.tape import ITEMSIZE, Tape, check_switches
 
 #: Most layers of an MLP, and most tables of a model [-]; so many tables take some ten seconds.
 MOST_LAYERS, MOST_TABLES = 10_000, 1_000_000

@@ -141,6 +141,48 @@ def _check(name: str, value: Any, *, integer: bool, maximum: float | None) -> An
     return sizes
 
 
+def check_ranks(batch: Any, ranks: Any, plan: Any = None, micro: int = 1) -> int:
+    """Check that the ranks are a whole number that divides the batch; a workload without tables
+    takes no plan.
+
+    Parameters
+    ----------
+    batch : int or array
+        Samples of one iteration over all ranks [-].
+    ranks : int
+        Ranks [-].
+    plan : None
+        Anything else is refused.
+    micro : int
+        Micro-batches of a rank [-].
+
+    Returns
+    -------
+    ranks : int
+        The same number [-].
+
+    Raises
+    ------
+    ValueError
+        If the batch does not divide by the ranks or a plan is given.
+    """
+    ranks = int(check_positive("ranks", ranks, integer=True))
+    if plan is not None:
+        raise ValueError("plan is given; this workload has no tables to place; leave it out")
+    whole = ranks * micro
+    parts = f"{ranks} ranks"
+    if micro > 1:
+        parts += f" with {micro} micro-batches each"
+    refuse_sizes(
+        batch % whole != 0,
+        lambda size: (
+            f"batch is {int(size)}; it must divide by the {parts}; take a multiple of {whole}"
+        ),
+        batch,
+    )
+    return ranks
+
+
 def alter(value: Any, changes: Mapping[str, Any]) -> Any:
     """A copy of a workload or graph with other values in some fields; its constructor does not
     check them again."""

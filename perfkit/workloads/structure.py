@@ -275,14 +275,12 @@ class Structure:
             only its method `graphs` checks them.
         """
         self._check(sizes)
-        return self._fill(self.expressions.evaluate(sizes))
+        return self.fill_checked(sizes)
 
-    def fill_like(self, workload: Any) -> tuple[Graph, ...]:
-        """The graphs of a workload of this structure, which has checked its own sizes."""
-        return self._fill(self.expressions.evaluate(self.read_sizes(workload)))
-
-    def _fill(self, values: Array) -> tuple[Graph, ...]:
-        """The graphs with the values of all symbolic sizes."""
+    def fill_checked(self, sizes: Mapping[str, float]) -> tuple[Graph, ...]:
+        """The graphs of one configuration whose sizes are right, such as those of a workload, which
+        has checked them."""
+        values = self.expressions.evaluate(sizes)
         filled = {graph: graph.fill(values) for graph in dict.fromkeys(self.graphs)}
         return tuple(filled[graph] for graph in self.graphs)
 
@@ -395,4 +393,5 @@ def _fill(
 ) -> tuple[Graph, ...]:
     """The graphs of a workload without arrays; those of the last ones are kept."""
     opened = alter(workload, {name: OpenSize((name,)) for name in fields})
-    return _record(record, opened, *options).fill_like(workload)
+    structure = _record(record, opened, *options)
+    return structure.fill_checked(structure.read_sizes(workload))

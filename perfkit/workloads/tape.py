@@ -9,11 +9,10 @@ from math import prod
 from typing import Any, ClassVar, NamedTuple
 
 from perfkit.ground.hardware import DTYPES
-from perfkit.ground.units import check_positive, check_type
+from perfkit.ground.units import check_type
 from perfkit.workloads.columns import HostCalls, OperationSizes, Size
 from perfkit.workloads.graph import Label
 from perfkit.workloads.operations import Layout, Tensor, Weight
-from perfkit.workloads.sizes import refuse_sizes
 from perfkit.workloads.tables import EmbeddingTable
 
 #: Bytes of one number by data type [B].
@@ -44,48 +43,6 @@ def check_switches(dtype: str, *, mixed: bool, **others: bool) -> None:
     if mixed and ITEMSIZE.get(dtype, 2) != 2:
         fault = f"mixed is True with dtype {dtype!r}; weights are fp32 already"
         raise ValueError(f"{fault}; take bf16 or fp16, or leave it")
-
-
-def check_ranks(batch: Any, ranks: Any, plan: Any = None, micro: int = 1) -> int:
-    """Check that the ranks are a whole number that divides the batch; a workload without tables
-    takes no plan.
-
-    Parameters
-    ----------
-    batch : int or array
-        Samples of one iteration over all ranks [-].
-    ranks : int
-        Ranks [-].
-    plan : None
-        Anything else is refused.
-    micro : int
-        Micro-batches of a rank [-].
-
-    Returns
-    -------
-    ranks : int
-        The same number [-].
-
-    Raises
-    ------
-    ValueError
-        If the batch does not divide by the ranks or a plan is given.
-    """
-    ranks = int(check_positive("ranks", ranks, integer=True))
-    if plan is not None:
-        raise ValueError("plan is given; this workload has no tables to place; leave it out")
-    whole = ranks * micro
-    parts = f"{ranks} ranks"
-    if micro > 1:
-        parts += f" with {micro} micro-batches each"
-    refuse_sizes(
-        batch % whole != 0,
-        lambda size: (
-            f"batch is {int(size)}; it must divide by the {parts}; take a multiple of {whole}"
-        ),
-        batch,
-    )
-    return ranks
 
 
 class Calls(Enum):

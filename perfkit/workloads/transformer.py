@@ -15,9 +15,9 @@ from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import finish
 from perfkit.workloads.operations import ATTENTION
 from perfkit.workloads.placement import Plan
-from perfkit.workloads.sizes import check_size, refuse_sizes
+from perfkit.workloads.sizes import check_ranks, check_size, refuse_sizes
 from perfkit.workloads.structure import OpenGraph, Structure, record_graphs, record_structure
-from perfkit.workloads.tape import ITEMSIZE, Tape, check_ranks, check_switches
+from perfkit.workloads.tape import ITEMSIZE, Tape, check_switches
 
 _SIZES = ("vocabulary", "positions", "layers", "hidden", "heads", "kv_heads", "inner")
 _ROWS = group_rows("model", "published", "transformers.csv")
