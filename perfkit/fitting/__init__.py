@@ -1,7 +1,11 @@
-"""Fits: arrays of measurements become fitted models, with standard errors, range and origin."""
+"""Fits: arrays of measurements become fitted models, with standard errors, range and origin.
 
-from perfkit.fitting.collectives import fit_collective, fit_over_ranks, fit_pipelined, fit_sharpness
-from perfkit.fitting.kernels import find_levels, fit_additive, fit_roofline
+What fits is imported when it is first used: a prediction takes fitted models and fits nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from perfkit.fitting.models import (
     Additive,
     AlphaBeta,
@@ -20,10 +24,33 @@ from perfkit.fitting.models import (
     TwoRegime,
 )
 from perfkit.fitting.parameters import Fit, Parameter
-from perfkit.fitting.regression import fit_context, fit_iteration
+
+if TYPE_CHECKING:
+    from perfkit.fitting.collectives import (
+        fit_collective,
+        fit_over_ranks,
+        fit_pipelined,
+        fit_sharpness,
+    )
+    from perfkit.fitting.kernels import find_levels, fit_additive, fit_roofline
+    from perfkit.fitting.regression import fit_context, fit_iteration
 
 __all__ = ["Additive", "AlphaBeta", "Caches", "CollectiveModel", "Fit", "InContext", "Iteration"]
 __all__ += ["KernelModel", "OverRanks", "Overlap", "Pace", "Parameter", "Pipelined", "Roofline"]
 __all__ += ["TiledRoofline", "TwoBranch", "TwoRegime", "find_levels", "fit_additive"]
 __all__ += ["fit_collective", "fit_context", "fit_iteration", "fit_over_ranks", "fit_pipelined"]
 __all__ += ["fit_roofline", "fit_sharpness"]
+
+#: Modules of this package that fit, and what is public of each.
+_FITTING = {
+    "collectives": ("fit_collective", "fit_over_ranks", "fit_pipelined", "fit_sharpness"),
+    "kernels": ("find_levels", "fit_additive", "fit_roofline"),
+    "regression": ("fit_context", "fit_iteration"),
+}
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _FITTING.items():
+        if name in names:
+            return getattr(import_module(f"perfkit.fitting.{module}"), name)
+    raise AttributeError(f"module 'perfkit.fitting' has no attribute {name!r}")

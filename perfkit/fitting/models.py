@@ -21,7 +21,6 @@ Sizes = Mapping[str, Array]
 # Kernels.
 
 
-@dataclass(frozen=True, repr=False)
 class KernelModel(Fit):
     """Time of kernels of one class, alone on the device."""
 
@@ -51,7 +50,7 @@ class KernelModel(Fit):
         """Parts that sum to `time`, by name [s]; an account of a time shows them."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Roofline(KernelModel):
     """Launch time plus a smooth maximum of arithmetic and memory traffic.
 
@@ -108,7 +107,7 @@ class Roofline(KernelModel):
         return sizes["flops"]
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TiledRoofline(Roofline):
     """A `Roofline` of products that are computed in whole tiles: small batched products waste most
     of a tile.
@@ -145,7 +144,7 @@ def _fill_tiles(sizes: Sizes, tile_m: Values, tile_n: Values) -> Array:
     return np.asarray(whole / np.maximum(sizes["m"] * sizes["n"], 1.0) * sizes["flops"])
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Additive(KernelModel):
     """A sum of terms, each a size of the operation times a time.
 
@@ -189,7 +188,6 @@ class Additive(KernelModel):
 # Collectives.
 
 
-@dataclass(frozen=True, repr=False)
 class CollectiveModel(Fit):
     """Time of a collective over the size of its message."""
 
@@ -219,7 +217,7 @@ class CollectiveModel(Fit):
         `time`."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Pipelined(CollectiveModel):
     """Start-up and transfer that overlap.
 
@@ -247,7 +245,7 @@ class Pipelined(CollectiveModel):
         return np.asarray(forms.pipelined(nbytes, **parameters))
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class AlphaBeta(CollectiveModel):
     """Start-up and transfer, one after the other.
 
@@ -277,7 +275,7 @@ class AlphaBeta(CollectiveModel):
         return np.asarray(forms.alpha_beta(nbytes, **parameters))
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TwoRegime(CollectiveModel):
     """The faster of two protocols, each with a start-up and a transfer.
 
@@ -303,7 +301,7 @@ class TwoRegime(CollectiveModel):
         return np.asarray(forms.two_regime(nbytes, **parameters))
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TwoBranch(CollectiveModel):
     """The faster of two pipelined protocols.
 
@@ -333,7 +331,7 @@ class TwoBranch(CollectiveModel):
         return np.asarray(forms.two_branch(nbytes, **parameters))
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class OverRanks(CollectiveModel):
     """A law over rank counts.
 
@@ -369,12 +367,11 @@ class OverRanks(CollectiveModel):
 # What real iterations add.
 
 
-@dataclass(frozen=True, repr=False)
 class ContextModel(Fit):
     """What real iterations add to isolated kernels and collectives."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class InContext(ContextModel):
     """Kernels inside an iteration, see `perfkit.models.kernels.in_context`.
 
@@ -397,7 +394,7 @@ class InContext(ContextModel):
     page_walks: Parameter | None = None
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Iteration(ContextModel):
     """Whole iterations of a family.
 
@@ -426,7 +423,7 @@ class Iteration(ContextModel):
     sharpness: Parameter | None = None
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Pace(ContextModel):
     """The usual pace of a machine, see `perfkit.models.kernels.at_usual_pace`.
 
@@ -448,7 +445,7 @@ class Pace(ContextModel):
     gather_weight: Parameter
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Overlap(ContextModel):
     """Collectives beside kernels.
 
@@ -463,7 +460,7 @@ class Overlap(ContextModel):
     contention: Parameter
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Caches(ContextModel):
     """Effective caches.
 

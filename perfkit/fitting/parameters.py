@@ -153,7 +153,7 @@ class Key(NamedTuple):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Fit(Typed, Mapping[str, float]):
     """What is known about a fitted model; its parameters are fields of the models of
     `perfkit.fitting.models`.
@@ -248,6 +248,15 @@ class Fit(Typed, Mapping[str, float]):
 
     def __getitem__(self, name: str) -> float:
         return self.values_by_name[name]
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        names = [item.name for item in fields(self)]
+        # as tuples, since a number that is not a number equals itself
+        return tuple(getattr(self, name) for name in names) == tuple(
+            getattr(other, name) for name in names
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.parameters)

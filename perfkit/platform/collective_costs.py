@@ -56,7 +56,7 @@ class CollectiveCost(ABC):
         """Times of messages of some sizes [B] with their parts, spread and warnings."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class NoExchange(CollectiveCost):
     """A single rank, which has nothing to exchange."""
 
@@ -72,7 +72,7 @@ class NoExchange(CollectiveCost):
 # Fits.
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class FittedCurve:
     """A fit that prices a collective, alone or together with that of another rank count.
 
@@ -112,7 +112,7 @@ class FittedCurve:
         return self.fit.ranges.get("nbytes", (0.0, 0.0))[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class FittedCost(CollectiveCost):
     """Fits whose weighted geometric mean is the time of a collective.
 
@@ -227,7 +227,7 @@ class FittedCost(CollectiveCost):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ComparedFit(CollectiveCost):
     """A fit beside the bandwidth that a datasheet states for its link.
 
@@ -296,7 +296,7 @@ def _split(cost: CollectiveCost, nbytes: Array) -> tuple[Array, dict[str, Array]
     return time, {"start-up": start_up, "transfer": time - start_up}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class TextbookCost(CollectiveCost):
     """A textbook algorithm on the numbers of a link that was not measured with it.
 
@@ -330,7 +330,7 @@ class TextbookCost(CollectiveCost):
         return CollectiveTime(time, parts, self.formula, spread, notes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LimitedByLink(CollectiveCost):
     """A cost that is never below what the link allows.
 
@@ -359,7 +359,7 @@ class LimitedByLink(CollectiveCost):
         return replace(priced, time=time, terms=terms)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LimitedByAllReduce(CollectiveCost):
     """A composed collective, which takes no longer than a measured all_reduce on the same ranks: an
     all_reduce contains it.
@@ -399,7 +399,7 @@ class LimitedByAllReduce(CollectiveCost):
 # Between nodes.
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class FittedRail(CollectiveCost):
     """A stage between nodes with one rank of each, from its fit.
 
@@ -449,7 +449,7 @@ class FittedRail(CollectiveCost):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LinkedRail(CollectiveCost):
     """A stage between nodes with one rank of each, pipelined over the link.
 
@@ -480,7 +480,7 @@ class LinkedRail(CollectiveCost):
 RailCost = FittedRail | LinkedRail
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class PairOnRail(CollectiveCost):
     """One pair of ranks on two nodes.
 
@@ -503,7 +503,7 @@ class PairOnRail(CollectiveCost):
         return replace(priced, terms={"between nodes": priced.time}, formula=formula)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class RingCost(CollectiveCost):
     """Rings over all ranks: with flags beside the bytes where that is faster, else at full
     bandwidth.
@@ -547,7 +547,7 @@ class RingCost(CollectiveCost):
         return CollectiveTime(time, parts, self.formula, between.spread, between.notes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class TreeCost(TextbookCost):
     """A tree over all ranks, whose spread `ComposedCost` adds."""
 
@@ -557,7 +557,7 @@ class TreeCost(TextbookCost):
         return CollectiveTime(time, parts, self.formula)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class StagesCost(CollectiveCost):
     """Stages inside nodes and one between them.
 
@@ -625,7 +625,7 @@ class StagesCost(CollectiveCost):
         return CollectiveTime(time, terms, formula, np.maximum.reduce(spreads), notes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class TwoLevels(StagesCost):
     """Stages that overlap, chunk by chunk."""
 
@@ -640,7 +640,7 @@ class TwoLevels(StagesCost):
         return f"(intra^q + inter^q)^(1/q), q = {hierarchy.OVERLAP:g}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class TwoLevelAllToAll(StagesCost):
     """An all_to_all inside nodes and one between them, with copies.
 
@@ -666,7 +666,7 @@ class TwoLevelAllToAll(StagesCost):
         return f"intra + inter + 4 n / W, W = {self.memory_bandwidth:.4g} B/s"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class FlatAllToAll(StagesCost):
     """An all_to_all in which all pairs of ranks exchange their messages at once.
 
@@ -702,7 +702,7 @@ class FlatAllToAll(StagesCost):
         return f"{times}, alpha_m = {self.alpha_message:g} s"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class TwoProtocols(CollectiveCost):
     """Two levels whose start-up was not measured: with flags beside the bytes, or with chunks at
     each hop of a tree.
@@ -737,7 +737,7 @@ class TwoProtocols(CollectiveCost):
         return replace(priced, time=time, terms=terms, spread=spread)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ComposedCost(CollectiveCost):
     """A collective over whole nodes that was not measured, with the warning and the spread of that.
 
@@ -787,7 +787,7 @@ class ComposedCost(CollectiveCost):
 # Between regions.
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class RegionsCost(CollectiveCost):
     """A collective inside regions, and a ring between them.
 
@@ -841,7 +841,7 @@ class RegionsCost(CollectiveCost):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class AsAllGather(CollectiveCost):
     """A message between two ranks that was not measured: an all_gather of the two.
 

@@ -294,7 +294,7 @@ def _list_communicators(graphs: Sequence[Graph], ranks: int) -> list[dict[int, R
     for graph in graphs:
         if id(graph) in communicators:
             continue
-        numbers = np.unique(graph.features.group[graph.collectives]).astype(int).tolist()
+        numbers = sorted({*graph.features.group[graph.collectives].astype(int).tolist()})
         communicators[id(graph)] = {}
         for number in numbers:
             group: Ranks = graph.groups[number] if graph.groups else everyone
