@@ -14,7 +14,7 @@ import numpy as np
 
 from perfkit.fitting import Iteration
 from perfkit.ground.units import check_positive, check_type, format_time, rank_largest
-from perfkit.platform.estimates import warn_once
+from perfkit.platform.estimates import check_time, warn_once
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import PACE, Breakdown, break_down, find_bottleneck
@@ -211,6 +211,9 @@ def predict(
     notes = collect_notes(resolved, priced, timings, machine, bottleneck, plan)
     warn_once(notes.doubts, 3)
     spread = estimate_spread(priced, timings, causes, machine, loading_time)
+    parts = [*causes.sum_by_resource().values(), causes.loading]
+    title = f"{resolved.workload.description} on {machine.name!r}"
+    check_time(title, timings.timeline.period, spread, parts)
 
     launch_times = np.array([model.launch for model in timings.costs.models])[timings.costs.classes]
     return Prediction(

@@ -9,7 +9,7 @@ from pathlib import Path
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cell
 from perfkit.ground.targets import check_target, write_text
 from perfkit.ground.units import check_choice, check_positive, check_type, format_time, rank_largest
-from perfkit.platform.estimates import check_time, find_interval
+from perfkit.platform.estimates import find_interval
 from perfkit.platform.platform import Platform
 from perfkit.prediction import accounts, uncertainty
 from perfkit.prediction.breakdown import Breakdown
@@ -84,11 +84,6 @@ class Prediction(Tabular):
     warnings: tuple[str, ...]
     _timeline: Timeline = field(repr=False)
     _repredict: Callable[[Platform], "Prediction"] = field(repr=False)
-
-    def __post_init__(self) -> None:
-        times = [*self.causes.sum_by_resource().values(), self.causes.loading]
-        what = f"{self.workload.description} on {self.platform.name!r}"
-        check_time(what, self.time, self.spread, times)
 
     def interval(self, level: float = 0.8) -> tuple[float, float]:
         """Range that holds the measured time with the probability `level` [s].

@@ -87,6 +87,8 @@ class RankTimeline:
         The part of that time with a collective of this rank in flight [s].
     contention_time : array
         How much longer each operation takes because of collectives on the same core [s].
+    host_time : float
+        Time of the host in an iteration, on a device [s]; on a CPU operations are part of it.
     added : UnsimulatedTime
         The part of the period that was not simulated.
     """
@@ -102,6 +104,7 @@ class RankTimeline:
     stream_wait_time: Array
     exposed_time: Array
     contention_time: Array
+    host_time: float
     added: UnsimulatedTime
 
     @property
@@ -124,11 +127,6 @@ class RankTimeline:
                 idle = StreamWait(wait.operation, collective, wait.of_previous_iteration)
                 waits.setdefault(self.find_next(wait.operation), []).append(idle)
         return waits
-
-    @property
-    def host_time(self) -> float:
-        """Time of the host in an iteration, on a device [s]; on a CPU operations are part of it."""
-        return float(self.times.host.sum() + self.times.launch_interval.sum())
 
     @cached_property
     def wait_time_for_ranks(self) -> float:
@@ -708,6 +706,7 @@ class Timeline:
             stream_wait_time=np.bincount(begins[waits], wait_times, count).astype(float),
             exposed_time=np.bincount(begins[waits], exposed_times, count).astype(float),
             contention_time=contention_time,
+            host_time=float(rank.host.sum() + rank.launch_interval.sum()),
             added=self.added,
         )
 

@@ -306,7 +306,13 @@ class Structure:
     def read_sizes(self, workload: Any) -> dict[str, Any]:
         """The open sizes of a workload of this structure, by name: numbers, or arrays over
         configurations [-]."""
-        return {size.name: size.read(workload) for size in self.open_sizes}
+        sizes = {}
+        for size in self.open_sizes:
+            value = workload
+            for key in size.path:
+                value = value[key] if isinstance(key, int) else getattr(value, key)
+            sizes[size.name] = value
+        return sizes
 
 
 #: Records the graphs of a workload, some of whose sizes may be symbolic, on each rank.

@@ -38,13 +38,6 @@ class OpenSize:
     def __str__(self) -> str:
         return self.name
 
-    def read(self, workload: Any) -> Any:
-        """Its number or array in a workload."""
-        value = workload
-        for key in self.path:
-            value = value[key] if isinstance(key, int) else getattr(value, key)
-        return value
-
 
 class Share(NamedTuple):
     """An open size, by its name, and the number of equal parts it is cut into [-]."""
