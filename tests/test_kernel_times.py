@@ -124,3 +124,19 @@ def test_kernels_by_their_whole_key_count_what_their_class_counts() -> None:
         "gemm", {"flops": np.array([[1e9], [1e12]]), "nbytes": [1e6, 1e7, 1e8]}
     )
     assert broadcast.shape == (2, 3)
+
+
+def test_graphs_without_products_are_timed_over_configurations() -> None:
+    h100 = pk.load_platform("h100-sxm-8")
+    for dtype in ("fp32", "bf16"):
+        copies = [kernel_times.find_lone_model(h100, "copy", "copy_", dtype)]
+        kernels = kernel_times.ClassifiedKernels(tuple(copies), np.zeros(3, dtype=int), 2)
+        products = kernel_times.find_aligned_products(kernels, {"m": np.zeros((3, 1))})
+        is_unaligned = np.zeros((3, 5), dtype=bool)
+        is_unaligned[products.operations] = products.unaligned.of_16_bytes
+        assert not is_unaligned.any()
+    where = {"batch": [8, 16], "sequence": [128, 256]}
+    assert (
+        pk.sweep(pk.Transformer.bert(dtype="fp32"), where, platform="h100-sxm-8").table().height
+        == 4
+    )

@@ -328,7 +328,7 @@ def find_aligned_products(kernels: ClassifiedKernels, sizes: KernelSizes) -> Ali
     itemsize = kernels.repeat([model.tensor_core_itemsize for model in models])
     products = np.flatnonzero(itemsize)
     if not len(products):
-        nothing = np.zeros(0, dtype=bool)
+        nothing = np.zeros((0, *[1] * (kernels.dimensions - 1)), dtype=bool)
         return AlignedProducts(products, UnalignedRows(nothing, nothing))
     is_transposed = kernels.repeat([model.variant == "tn" for model in models])
     unaligned = find_unaligned_rows(
