@@ -26,7 +26,6 @@ from perfkit.models.partitions import CHUNKED, SCHEDULES
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
-from perfkit.prediction.memory import find_capacity
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.stages import check_strategy
 from perfkit.prediction.strategies import price_strategies
@@ -659,7 +658,7 @@ def draw_strategies(count: int, seed: int = 7) -> list[tuple[Transformer, str, S
             needs = price_strategies(model, platform, Strategy.stack([strategy]), execution)[
                 "needs"
             ][0]
-            if 1 < strategy.ranks <= 128 and needs <= (find_capacity(platform) or 0.0):
+            if 1 < strategy.ranks <= 128 and needs <= (platform.memory_of_rank or 0.0):
                 found.append((model, where, strategy, execution))
     return found
 

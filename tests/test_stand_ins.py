@@ -13,9 +13,9 @@ from perfkit.ground.files import find_reference
 from perfkit.measure.kernels import draw_cases, draw_net_cases
 from perfkit.models.kernels import TERMS, term_names
 from perfkit.platform.gallery import load_platform
+from perfkit.platform.kernel_times import UNALIGNED
 from perfkit.platform.kernels import (
     LAYOUT_CONVERSION_TRAFFIC,
-    UNALIGNED,
     find_kernel,
     find_stand_in,
 )

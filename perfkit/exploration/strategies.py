@@ -26,7 +26,7 @@ from perfkit.platform.estimates import find_interval, keep_quiet
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import RESOURCES
-from perfkit.prediction.memory import HELD, find_capacity
+from perfkit.prediction.memory import HELD
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.strategies import PARTS, price_strategies
 from perfkit.prediction.uncertainty import has_idle_tensor_cores, say_idle_tensor_cores
@@ -323,7 +323,7 @@ def explore(
         for count in counts
     ]
     capacity, plans = (
-        find_capacity(where) if memory is None else check_positive("memory", memory),
+        where.memory_of_rank if memory is None else check_positive("memory", memory),
         list[Plan](),
     )
     if isinstance(model, DLRM):

@@ -30,7 +30,6 @@ from perfkit.platform.estimates import find_interval, keep_quiet, name_sides, wa
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.configurations import price_configurations
-from perfkit.prediction.memory import find_capacity
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.result import Prediction
 from perfkit.workloads.sizes import SizesError, alter, check_size, select_sizes
@@ -491,7 +490,7 @@ def _fill_in(
 ) -> None:
     """Fill in what was found of some configurations; `first` is the prediction of the first one."""
     low, high = find_interval(found["time"], found["spread"], 0.8)
-    capacity = find_capacity(first.platform)
+    capacity = first.platform.memory_of_rank
     out["time"][places] = found["time"]
     out["low"][places] = low
     out["high"][places] = high

@@ -6,22 +6,18 @@ Questions to a platform, such as `Platform.gemm`, and predictions of iterations 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfkit.fitting import Additive, KernelModel
 from perfkit.ground.hardware import DTYPES
-from perfkit.ground.units import Array
+from perfkit.ground.units import Array, Values
 from perfkit.models.roofline import smooth_maximum
 from perfkit.platform.kernels import (
     TENSOR,
-    UnalignedRows,
     find_layout_passes,
     find_stand_in,
-    find_unaligned_rows,
-    list_unaligned,
-    slow_unaligned,
 )
 from perfkit.platform.machine import Machine
 
@@ -41,6 +37,32 @@ _SHARED_BY_PRODUCTS = ("flops", "nbytes", "beyond_l2", "beyond_l3")
 _ROOFLINE_SIZES = ("flops", "traffic", "peak", "bandwidth", "m", "n")
 _PRODUCT_SIZES = ("flops", "batch", "m", "n", "k")
 _BARE_SIZES = ("flops", "nbytes", "row_bytes", "peak")
+
+
+class UnalignedSlowdown(NamedTuple):
+    """How much longer products take whose rows in memory are not aligned, on tensor cores.
+
+    Parameters
+    ----------
+    of_4_bytes, of_16_bytes : float
+        Factor on the time beyond the launch where rows are no multiple of 4 B, and of 16 B [-].
+    spread : float
+        Extra spread of the logarithm of the time [-].
+    """
+
+    of_4_bytes: float
+    of_16_bytes: float
+    spread: float
+
+
+#: Slowdowns by generation (0: unknown or older, 10: this and later); docs/formulas.md, table 2.4.
+UNALIGNED = {
+    0: UnalignedSlowdown(of_4_bytes=1.0, of_16_bytes=1.0, spread=0.7),
+    8: UnalignedSlowdown(of_4_bytes=2.9, of_16_bytes=1.7, spread=0.5),
+    9: UnalignedSlowdown(of_4_bytes=5.7, of_16_bytes=2.9, spread=0.3),
+    10: UnalignedSlowdown(of_4_bytes=5.7, of_16_bytes=2.9, spread=0.7),
+}
+
 
 #: Sizes of kernels by name, one element of each array for each kernel: those of
 #: `perfkit.models.kernels.TERMS` for sums of terms, where ``nbytes`` are the operands [B]; for
@@ -228,6 +250,19 @@ class Traffic(NamedTuple):
     bandwidth: Array
 
 
+class UnalignedRows(NamedTuple):
+    """Which products have rows in memory that are no multiple of what a kernel loads at once.
+
+    Parameters
+    ----------
+    of_4_bytes, of_16_bytes : array of bool
+        Whether rows are no multiple of 4 B, and of 16 B.
+    """
+
+    of_4_bytes: np.ndarray
+    of_16_bytes: np.ndarray
+
+
 class AlignedProducts(NamedTuple):
     """Products on tensor cores, which need aligned rows.
 
@@ -320,6 +355,35 @@ def find_mean_bandwidth(machine: Machine, from_memory: Array, from_cache: Array)
     time = np.asarray(smooth_maximum(time_of_memory, time_of_cache, sharpness=2.0))
     np.divide(from_memory + from_cache, time, out=bandwidth, where=time > 0)
     return bandwidth
+
+
+def find_unaligned_rows(
+    m: Values, n: Values, k: Values, *, itemsize: Values, is_transposed: Any
+) -> UnalignedRows:
+    """Find matrix products whose rows in memory are not aligned.
+
+    Parameters
+    ----------
+    m, n, k : float or array
+        Rows, columns and inner size [-].
+    itemsize : float or array
+        Bytes of a number [B].
+    is_transposed : bool or array of bool
+        Whether the first operand is stored with rows of ``m`` numbers; else they have ``k``.
+
+    Returns
+    -------
+    rows : UnalignedRows
+        A product of one row or column reads its matrix once, as a vector kernel does: it is never
+        among them.
+    """
+    numbers_of_first = np.where(np.asarray(is_transposed), np.asarray(m), np.asarray(k))
+    bytes_of_first: Array = numbers_of_first * np.asarray(itemsize)
+    bytes_of_second: Array = np.asarray(n) * np.asarray(itemsize)
+    is_vector = (np.asarray(m) == 1) | (np.asarray(n) == 1)
+    of_4_bytes = (bytes_of_first % 4 > 0) | (bytes_of_second % 4 > 0)
+    of_16_bytes = (bytes_of_first % 16 > 0) | (bytes_of_second % 16 > 0)
+    return UnalignedRows(of_4_bytes & ~is_vector, of_16_bytes & ~is_vector)
 
 
 def find_aligned_products(kernels: ClassifiedKernels, sizes: KernelSizes) -> AlignedProducts:
@@ -450,18 +514,42 @@ def time_sum_of_terms(fit: Additive, sizes: KernelSizes, gradients: Array) -> Is
     return IsolatedTimes(near=gradients * fit.time(terms), distant=gradients * distant)
 
 
+def list_unaligned(machine: Machine) -> UnalignedSlowdown:
+    """Slowdown of products whose rows are not aligned, on the generation of this GPU."""
+    capability = machine.device.capability
+    generation = min(10, int(capability.value)) if capability else 0
+    return UNALIGNED.get(generation, UNALIGNED[0])
+
+
 def slow_unaligned_gemms(
     kernels: ClassifiedKernels, seconds: Array, products: AlignedProducts, machine: Machine
 ) -> Array:
-    """Times of kernels [s]; matrix products without aligned rows take longer, batched ones do
-    not."""
+    """Times of kernels [s]; matrix products without aligned rows take longer beyond their launch,
+    batched ones do not."""
+    slowdown = list_unaligned(machine)
     models = kernels.models
-    launch = kernels.repeat([model.launch for model in models])
-    is_gemm = kernels.repeat([model.kind == "gemm" for model in models])
     members = products.operations
-    slowed = slow_unaligned(
-        seconds[members], products.unaligned, list_unaligned(machine), launch=launch[members]
-    )
-    seconds = seconds.copy()
-    seconds[members] = np.where(is_gemm[members], slowed, seconds[members])
-    return seconds
+    launch = kernels.repeat([model.launch for model in models])[members]
+    is_gemm = kernels.repeat([model.kind == "gemm" for model in models])[members]
+    factor = np.where(products.unaligned.of_16_bytes, slowdown.of_16_bytes, 1.0)
+    factor = np.where(products.unaligned.of_4_bytes, slowdown.of_4_bytes, factor)
+    factor = np.where(is_gemm, factor, 1.0)
+    slowed = seconds.copy()
+    slowed[members] += (factor - 1.0) * np.maximum(seconds[members] - launch, 0.0)
+    return slowed
+
+
+def say_unaligned(machine: Machine, dtype: str, module: str = "") -> str:
+    """Say that products without aligned rows take longer, or, where that was not measured, have a
+    wider interval."""
+    rows, (odd, even, _) = f"{16 / DTYPES[dtype]:g}", list_unaligned(machine)
+    of = f" of module {module!r}" if module else ""
+    text = f"products in {dtype}{of} with rows that are no multiple of {rows} numbers"
+    if odd > 1:
+        most = (
+            f" to {odd:g} times as long, odd ones the longest"
+            if DTYPES[dtype] <= 2
+            else " times as long"
+        )
+        return f"{text} take {even:g}{most}; pad these sizes"
+    return f"{text} may take twice as long: none was measured; pad these sizes"

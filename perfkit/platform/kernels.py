@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -11,8 +11,6 @@ from perfkit.fitting import Additive, KernelModel
 from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import (
-    Array,
-    Values,
     check_choice,
     check_type,
 )
@@ -31,31 +29,6 @@ TF32 = 1 / 1.2
 #: Factor on the bytes of operands of a convolution on tensor cores that are not in channels_last
 #: [-]; docs/formulas.md, table 2.4.
 LAYOUT_CONVERSION_TRAFFIC = 3.0
-
-
-class UnalignedSlowdown(NamedTuple):
-    """How much longer products take whose rows in memory are not aligned, on tensor cores.
-
-    Parameters
-    ----------
-    of_4_bytes, of_16_bytes : float
-        Factor on the time beyond the launch where rows are no multiple of 4 B, and of 16 B [-].
-    spread : float
-        Extra spread of the logarithm of the time [-].
-    """
-
-    of_4_bytes: float
-    of_16_bytes: float
-    spread: float
-
-
-#: Slowdowns by generation (0: unknown or older, 10: this and later); docs/formulas.md, table 2.4.
-UNALIGNED = {
-    0: UnalignedSlowdown(of_4_bytes=1.0, of_16_bytes=1.0, spread=0.7),
-    8: UnalignedSlowdown(of_4_bytes=2.9, of_16_bytes=1.7, spread=0.5),
-    9: UnalignedSlowdown(of_4_bytes=5.7, of_16_bytes=2.9, spread=0.3),
-    10: UnalignedSlowdown(of_4_bytes=5.7, of_16_bytes=2.9, spread=0.7),
-}
 
 
 class Substitute(NamedTuple):
@@ -208,77 +181,3 @@ def find_layout_passes(machine: Machine, kind: str, variant: str, dtype: str) ->
         if kind == "convolution" and cores and "_last" not in variant
         else 0.0
     )
-
-
-class UnalignedRows(NamedTuple):
-    """Which products have rows in memory that are no multiple of what a kernel loads at once.
-
-    Parameters
-    ----------
-    of_4_bytes, of_16_bytes : array of bool
-        Whether rows are no multiple of 4 B, and of 16 B.
-    """
-
-    of_4_bytes: np.ndarray
-    of_16_bytes: np.ndarray
-
-
-def find_unaligned_rows(
-    m: Values, n: Values, k: Values, *, itemsize: Values, is_transposed: Any
-) -> UnalignedRows:
-    """Find matrix products whose rows in memory are not aligned.
-
-    Parameters
-    ----------
-    m, n, k : float or array
-        Rows, columns and inner size [-].
-    itemsize : float or array
-        Bytes of a number [B].
-    is_transposed : bool or array of bool
-        Whether the first operand is stored with rows of ``m`` numbers; else they have ``k``.
-
-    Returns
-    -------
-    rows : UnalignedRows
-        A product of one row or column reads its matrix once, as a vector kernel does: it is never
-        among them.
-    """
-    numbers_of_first = np.where(np.asarray(is_transposed), np.asarray(m), np.asarray(k))
-    bytes_of_first: Array = numbers_of_first * np.asarray(itemsize)
-    bytes_of_second: Array = np.asarray(n) * np.asarray(itemsize)
-    is_vector = (np.asarray(m) == 1) | (np.asarray(n) == 1)
-    of_4_bytes = (bytes_of_first % 4 > 0) | (bytes_of_second % 4 > 0)
-    of_16_bytes = (bytes_of_first % 16 > 0) | (bytes_of_second % 16 > 0)
-    return UnalignedRows(of_4_bytes & ~is_vector, of_16_bytes & ~is_vector)
-
-
-def list_unaligned(machine: Machine) -> UnalignedSlowdown:
-    """Slowdown of products whose rows are not aligned, on the generation of this GPU."""
-    capability = machine.device.capability
-    generation = min(10, int(capability.value)) if capability else 0
-    return UNALIGNED.get(generation, UNALIGNED[0])
-
-
-def slow_unaligned(
-    seconds: Values, rows: UnalignedRows, slowdown: UnalignedSlowdown, *, launch: Values
-) -> Array:
-    """Times of products [s], longer beyond their launch [s] where rows in memory are not aligned."""
-    slower = np.where(rows.of_16_bytes, slowdown.of_16_bytes, 1.0)
-    slower = np.where(rows.of_4_bytes, slowdown.of_4_bytes, slower)
-    return np.asarray(seconds + (slower - 1.0) * np.maximum(np.subtract(seconds, launch), 0.0))
-
-
-def say_unaligned(machine: Machine, dtype: str, module: str = "") -> str:
-    """Say that such products take longer, or, where that was not measured, have a wider
-    interval."""
-    rows, (odd, even, _) = f"{16 / DTYPES[dtype]:g}", list_unaligned(machine)
-    of = f" of module {module!r}" if module else ""
-    text = f"products in {dtype}{of} with rows that are no multiple of {rows} numbers"
-    if odd > 1:
-        most = (
-            f" to {odd:g} times as long, odd ones the longest"
-            if DTYPES[dtype] <= 2
-            else " times as long"
-        )
-        return f"{text} take {even:g}{most}; pad these sizes"
-    return f"{text} may take twice as long: none was measured; pad these sizes"

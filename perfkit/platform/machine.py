@@ -80,8 +80,13 @@ class Context(Typed):
     overlap: Overlap | None = None
     caches: Caches | None = None
 
-    def __bool__(self) -> bool:
+    @cached_property
+    def is_calibrated(self) -> bool:
+        """Whether anything was calibrated in iterations."""
         return any(getattr(self, part.name) for part in fields(self))
+
+    def __bool__(self) -> bool:
+        return self.is_calibrated
 
     def fits(self) -> dict[str, Fit]:
         """List all fits by the names of the part and the entry, such as ``iterations dlrm``."""
@@ -236,6 +241,16 @@ class Machine(Typed):
         """Largest working set that was timed; infinite if that is not known [B]."""
         caches = self.context.caches
         return caches.ranges["nbytes"][1] if caches and "nbytes" in caches.ranges else math.inf
+
+    @cached_property
+    def memory_of_rank(self) -> float | None:
+        """Memory of one rank [B], None if it is not known; ranks of a CPU share that of their
+        node."""
+        memory = self.device.memory[-1].capacity if self.device.memory else None
+        if memory is None:
+            return None
+        sharers = self.network.ranks_per_node if self.device.kind == "cpu" else 1
+        return memory.value / sharers
 
     @property
     def page_entries(self) -> float:

@@ -44,10 +44,12 @@ from perfkit.platform.kernel_times import (
     find_lone_model,
     find_mean_bandwidth,
     find_traffic,
+    list_unaligned,
     make_lone_model,
+    say_unaligned,
     time_alone,
 )
-from perfkit.platform.kernels import find_kernel, list_unaligned, say_unaligned
+from perfkit.platform.kernels import find_kernel
 from perfkit.platform.machine import Machine
 
 

@@ -21,9 +21,9 @@ from perfkit.platform.kernel_times import (
     KernelSizes,
     find_aligned_products,
     find_traffic,
+    list_unaligned,
     time_alone,
 )
-from perfkit.platform.kernels import list_unaligned
 from perfkit.platform.platform import Platform
 from perfkit.prediction.classes import ClassifiedOperations, ClassModel, classify
 from perfkit.prediction.lookups import CacheLimits, RowSizes, size_rows

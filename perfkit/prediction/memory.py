@@ -59,16 +59,6 @@ class Memory(Shown):
         return f"needs {format_bytes(self.total)}{known}{': does not fit' if self.fits is False else ''}"
 
 
-def find_capacity(platform: Platform) -> float | None:
-    """Memory of one rank [B], None if it is not known; ranks of a CPU share that of their node."""
-    whole = platform.device.memory[-1].capacity if platform.device.memory else None
-    return (
-        whole.value / (platform.network.ranks_per_node if platform.device.kind == "cpu" else 1)
-        if whole
-        else None
-    )
-
-
 def _sort_buffers(graph: Graph, count: int) -> np.ndarray:
     """Use of each buffer as its number in `PARTS`, from the operations that touch it."""
 
@@ -315,13 +305,13 @@ def _measure(graph: Graph, platform: Platform) -> Memory:
     if not captured:
         held[[_AT["tables"], _AT["states"]]] += sum_untouched(graph, graph.tables)
     held[_AT["workspace"]] += WORKSPACE * (platform.device.kind != "cpu")
-    return Memory(dict(zip(PARTS, held.tolist(), strict=True)), find_capacity(platform))
+    return Memory(dict(zip(PARTS, held.tolist(), strict=True)), platform.memory_of_rank)
 
 
 def find_shortage(graphs: Sequence[Graph], platform: Platform) -> tuple[str, ...]:
     """The warning if a rank has too little memory; first checks whether all its buffers together
     would fit."""
-    capacity = find_capacity(platform)
+    capacity = platform.memory_of_rank
     if capacity is None:
         return ()
     most = 0.0

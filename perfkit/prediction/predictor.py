@@ -458,7 +458,7 @@ def estimate_spread(
         iteration_spread = iteration_fit.spread
         if not on_device or "per_operation" in iteration_fit:
             return iteration_spread
-    elif on_device or not platform.context:
+    elif on_device or not platform.context.is_calibrated:
         iteration_spread = CONTEXT
     else:
         iteration_spread = 0.0

@@ -275,6 +275,8 @@ def group_identical_ranks(
                 f"slowdown names rank {show(rank)}; the ranks are 0 to {ranks - 1}; choose one of these"
             )
         check_positive(f"slowdown of rank {rank}", factor)
+    if len({id(graph) for graph in graphs}) == 1:  # all ranks execute one graph
+        graphs = graphs[:1]
     named = _list_communicators(graphs, ranks)
     if len(graphs) == 1 and not slowdown:
         (graph,) = graphs

@@ -13,7 +13,7 @@ from perfkit.ground.results import Picture, Table, Tabular
 from perfkit.ground.units import check_positive, format_bytes, format_time
 from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.estimates import keep_quiet
-from perfkit.platform.kernels import say_unaligned
+from perfkit.platform.kernel_times import say_unaligned
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import list_resources
 from perfkit.prediction.cost import Costs, join_host
@@ -148,11 +148,11 @@ def list_notes(
     a model [s]."""
     unmodelled, stand_ins = find_unmeasured(graph, costs, platform)
     notes, kind, context, total = [], family or "such", platform.context, float(costs.seconds.sum())
-    if context and family not in context.iterations:
+    if context.is_calibrated and family not in context.iterations:
         notes.append(
             f"{platform.name} was never calibrated with {kind} iterations; the interval is wider"
         )
-    elif context and ranks > 1 and family not in context.parallel:
+    elif context.is_calibrated and ranks > 1 and family not in context.parallel:
         notes.append(
             f"{platform.name} was never calibrated with {kind} iterations on several ranks"
         )

@@ -16,7 +16,6 @@ from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.kernels import find_kernel
 from perfkit.platform.platform import Platform
-from perfkit.prediction.memory import find_capacity
 from perfkit.prediction.predictor import predict
 from perfkit.sharding.costs import AT, COLUMNS, MEMORY, Costs
 from perfkit.workloads.dlrm import DLRM
@@ -485,7 +484,7 @@ def set_up(
         raise ValueError(
             f"ranks is {ranks}; platform {where.name!r} has {where.network.ranks}; take fewer"
         )
-    capacity = find_capacity(where) if memory is None else float(check_positive("memory", memory))
+    capacity = where.memory_of_rank if memory is None else float(check_positive("memory", memory))
     if capacity is None:
         raise ValueError(f"platform {where.name!r} states no memory; give memory in bytes")
     costs, sent, dense, host = Costs(workload, where, ranks), 0.0, 0.0, 0.0
