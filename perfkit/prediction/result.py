@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cell
 from perfkit.ground.targets import check_target, write_text
@@ -15,12 +16,14 @@ from perfkit.prediction import accounts, uncertainty
 from perfkit.prediction.breakdown import Breakdown
 from perfkit.prediction.classes import list_attention
 from perfkit.prediction.memory import Memory, measure_memory
-from perfkit.prediction.operation_accounts import OperationAccount, explain_operation
 from perfkit.prediction.ranks import (
     Workload,
 )
 from perfkit.prediction.simulation import Timeline
 from perfkit.workloads.graph import Graph
+
+if TYPE_CHECKING:
+    from perfkit.prediction.operation_accounts import OperationAccount
 
 #: Pictures of an iteration.
 CHARTS = {"breakdown": "breakdown_bars", "timeline": "timeline_lanes", "modules": "module_bars"}
@@ -105,6 +108,12 @@ class Prediction(Tabular):
         """Time of the slowest rank by phase and operation class; sums to the total.
 
         Columns phase, kind, operations [-], time_s [s], share [-].
+
+        Notes
+        -----
+        The kind is that of the kernel, as traces have it. So an update of whole embedding tables is
+        ``elementwise``: the same kernel updates them and the weights of MLPs, often in one launch.
+        `modules` shares its time among the modules.
         """
         import polars
 
@@ -179,7 +188,7 @@ class Prediction(Tabular):
             f"rank is {rank}; the ranks are 0 to {self.ranks - 1}; choose one of these"
         )
 
-    def explain_operation(self, operation: int, *, rank: int = 0) -> OperationAccount:
+    def explain_operation(self, operation: int, *, rank: int = 0) -> "OperationAccount":
         """Why one operation takes its time: its sizes, its fit with each term, and each factor of
         the iteration, which together make the time.
 
@@ -202,6 +211,8 @@ class Prediction(Tabular):
             For an operation or a rank that does not exist, and for operations that are no kernels,
             such as collectives.
         """
+        from perfkit.prediction.operation_accounts import explain_operation
+
         number = check_positive("operation", operation, integer=True, zero=True)
         return explain_operation(
             self._find_timeline(rank),
