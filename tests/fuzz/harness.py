@@ -79,6 +79,21 @@ VIEWS: dict[str, dict[str, Any]] = {
 }
 
 
+def check_account(found: pk.Prediction, rng: Rng) -> None:
+    """The account of some kernel of a prediction sums to its time in the timeline."""
+    rows = found.timeline().drop_nulls("operation").to_dicts()
+    kernels = [row for row in rows if row["kind"] not in ("collective", "host")]
+    if not kernels:
+        return
+    row = choose(rng, kernels)
+    account = found.explain_operation(row["operation"], rank=row["rank"])
+    total = sum(step.added for step in account.steps)
+    seconds = row["end_s"] - row["start_s"]
+    if not np.allclose([total, account.time], seconds, rtol=1e-6, atol=1e-8 * found.time):
+        raise Nonsense(f"steps of {account!r} sum to {total} s, the timeline has {seconds} s")
+    account.explain()
+
+
 def look(found: Any, rng: Rng) -> None:
     """Hold a result against sense and show it, by one view of many."""
     for part in found if isinstance(found, list | tuple) else ():
@@ -96,6 +111,7 @@ def look(found: Any, rng: Rng) -> None:
         ):
             raise Nonsense("parts do not sum to the time, or it is 0")
         look([found.lower_bound, found.serial, found.latency, found.spread], rng)
+        check_account(found, rng)
     if isinstance(found, pk.Prediction | pk.PlanPrice | pk.Estimate):
         low, high = found.interval()
         if not 0 <= low <= found.time <= high < np.inf:
