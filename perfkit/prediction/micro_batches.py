@@ -8,8 +8,7 @@ import numpy as np
 
 from perfkit.fitting import Iteration
 from perfkit.ground.units import Array
-from perfkit.platform.platform import Platform
-from perfkit.prediction.cost import join_host, price, price_hosts
+from perfkit.prediction.cost import HostTimes, join_host, price, price_hosts
 from perfkit.prediction.kept import find_moments, find_saved, list_lives
 from perfkit.prediction.messages import MessageTimes
 from perfkit.prediction.ranks import RankTimes
@@ -38,8 +37,23 @@ PASSED, PAIRS = 3, 6
 EXCHANGED = ("gather.ends", "gather.layers", "regather.layers", "scatter.ends", "scatter.layers")
 #: Operations of these whose tensors are shards.
 ON_SHARDS = ("_foreach_copy_", "all_gather_copy_in", "_to_copy")
-#: A collective as the host sees it: one call that launches one kernel.
-_CALL = Features.from_rows([OperationSizes()])
+
+
+def _make_operation(label: Label, host_calls: HostCalls) -> Graph:
+    """A single operation, as the host sees it."""
+    features = Features.from_rows([OperationSizes()], [host_calls])
+    return Graph((label,), features, Accesses.from_rows())
+
+
+#: A collective: one call that launches one kernel.
+_CALL = _make_operation(
+    Label("all_to_all", "collective", "all_to_all", "forward", ""), HostCalls(calls=1, launches=1)
+)
+#: Sums and casts of gradients that hooks launch, without a call.
+_IN_HOOKS = tuple(
+    _make_operation(Label(name, "elementwise", name, "backward", ""), HostCalls(launches=1))
+    for name in ("add_", "_to_copy")
+)
 
 
 class Sizes:
@@ -154,9 +168,9 @@ def price_micro_batch(
     s: Strategy,
     several: Array,
     execution: str | None,
-) -> dict[str, Array]:
+) -> dict[str, Array | float]:
     """Times of a micro-batch on one rank by region and phase [s], trained numbers [-], and spread,
-    by strategy, on the platform of `messages`.
+    on the platform of `messages`: one for each strategy, or one for all.
 
     `several` says whether a strategy has several micro-batches; it matters where replicas share
     nothing but the batch.
@@ -184,8 +198,20 @@ def price_micro_batch(
         own = of_layers[names[of_layers] == operation]
         nbytes = np.broadcast_to(graph.column("nbytes"), (len(graph), len(ranks)))[own]
         exchange[own] = messages.time(operation, nbytes, ranks, 1)
-    host = np.add(*price_hosts([replace(graph, columns={})], platform)[0])
-    host_without_sums = _price_host_without(graph, names == "add_", platform)
+    others = np.flatnonzero(~added)
+    # the same for all sizes
+    executed, without_sums, call, *in_hooks = price_hosts(
+        [
+            replace(graph, columns={}),
+            _leave_out(graph, added),
+            _CALL,
+            *(replace(kernel, execution=graph.execution) for kernel in _IN_HOOKS),
+        ],
+        platform,
+    )
+    host, call_time = np.add(*executed), _add_up_host(call)
+    host_without_sums = np.zeros(len(graph))
+    host_without_sums[others] = np.add(*without_sums)
     # what a kernel takes whatever its size
     fixed = np.array([model.fixed_time for model in cost.models])[cost.classes]
     out = {}
@@ -223,8 +249,7 @@ def price_micro_batch(
     out["update.host"] = host[updates].sum()
     out["packing"] = seconds[modules == "exchange.whole"].sum(axis=0) / sum(weights.values())
     # sums and casts of gradients that hooks of FSDP run
-    compiled = graph.execution == "compiled"
-    hosts = [_price_in_hook(variant, platform, compiled) for variant in ("add_", "_to_copy")]
+    hosts = [_add_up_host(kernel) for kernel in in_hooks]
     for unit, regions in (("layers", ("layers",)), ("ends", ("embeddings", "head"))):
         sums = added & np.logical_or.reduce([np.char.startswith(modules, own) for own in regions])
         out[f"added.{unit}.fixed"] = fixed[sums].sum()
@@ -248,9 +273,9 @@ def price_micro_batch(
     out["buckets"] = out["buckets.host"] = 0.0
     if (modules == "exchange.fill").any():
         out["buckets"], out["buckets.host"] = _price_buckets(
-            model, messages, s, several, graph, seconds, host
+            model, messages, s, several, graph, seconds, host, call_time
         )
-    out["call"] = _price_call(platform)
+    out["call"] = call_time
     lives = list_lives(graph)
     lives_before = lives if recorded.execution == graph.execution else list_lives(recorded)
     for region, nbytes in find_saved(lives_before).items():
@@ -267,43 +292,23 @@ def price_micro_batch(
     out["spread"] = np.sqrt(
         sum(np.square(errors[causes == cause].sum(axis=0)) for cause in np.unique(causes))
     )
-    return {name: np.broadcast_to(values, seconds.shape[1])[1:] for name, values in out.items()}
+    # without the odd sizes
+    return {name: values[1:] if np.ndim(values) else values for name, values in out.items()}
 
 
-def _price_host_without(graph: Graph, left_out: np.ndarray, platform: Platform) -> Array:
-    """Time of the host for each operation, if some are left out [s]: 0 for these.
-
-    Calls without a kernel before them are made before the next operation.
-    """
-    bare = graph.features.bare.copy()
+def _leave_out(graph: Graph, left_out: np.ndarray) -> Graph:
+    """A graph without some operations, for its host; calls without a kernel before them are made
+    before the next operation."""
     kept = np.flatnonzero(~left_out)
-    for place in np.flatnonzero(left_out).tolist():
-        later = kept[np.searchsorted(kept, place) :]
-        if len(later):
-            bare[later[0]] += bare[place]
-    labels = tuple(graph.labels[place] for place in kept.tolist())
-    features = replace(graph.features, bare=bare).select(kept)
-    rest = replace(graph, labels=labels, features=features, columns={})
-    host = np.zeros(len(graph))
-    host[kept] = np.add(*price_hosts([rest], platform)[0])
-    return host
+    made_before = np.append(0.0, np.cumsum(graph.features.bare)[kept])
+    features = replace(graph.features.select(kept), bare=np.diff(made_before))
+    labels = tuple(graph.labels[position] for position in kept.tolist())
+    return replace(graph, labels=labels, features=features, columns={})
 
 
-def _price_call(platform: Platform) -> float:
-    """Time in which the host launches a collective [s]."""
-    label = Label("all_to_all", "collective", "all_to_all", "forward", "")
-    call = Graph((label,), _CALL, Accesses.from_rows())
-    return float(np.add(*price_hosts([call], platform)[0])[0])
-
-
-def _price_in_hook(variant: str, platform: Platform, compiled: bool) -> float:
-    """Time in which the host launches an elementwise kernel from a hook, without a call [s]."""
-    launches = Features.from_rows([OperationSizes()], [HostCalls(launches=1)])
-    label = Label(variant, "elementwise", variant, "backward", "")
-    graph = Graph((label,), launches, Accesses.from_rows())
-    if compiled:
-        graph = replace(graph, execution="compiled")
-    return float(np.add(*price_hosts([graph], platform)[0])[0])
+def _add_up_host(alone: HostTimes) -> float:
+    """Time of the host for a single operation [s]."""
+    return float(np.add(*alone)[0])
 
 
 def _price_buckets(
@@ -314,9 +319,10 @@ def _price_buckets(
     graph: Graph,
     seconds: Array,
     host: Array,
+    call_time: float,
 ) -> tuple[Array, Array]:
     """Time that replicas add to the last backward pass, if DistributedDataParallel reduces their
-    gradients in buckets, and time of its host [s].
+    gradients in buckets, and time of its host, which launches a collective in `call_time` [s].
 
     Like `seconds`, both begin with the odd sizes.
     """
@@ -368,7 +374,7 @@ def _price_buckets(
     overlap = dict(platform.context.overlap or {})
     time = time_buckets(gradients, buckets, reductions, waiting, overlap.get("contention", 0.0))
     alone = sum(own.work for own in gradients) + waiting
-    hosts += len(buckets) * _price_call(platform)
+    hosts += len(buckets) * call_time
     shares = replicas > 1
     return np.where(shares, time - alone, 0.0), np.where(shares, hosts, 0.0)
 

@@ -134,7 +134,9 @@ def _price_parts(
         for name, values in price_micro_batch(
             model, messages, s.select(chosen), several[chosen], execution
         ).items():
-            parts.setdefault(name, np.zeros(len(structure)))[members] = values[place]
+            if name not in parts:
+                parts[name] = np.zeros(len(structure))
+            parts[name][members] = values[place] if isinstance(values, np.ndarray) else values
     parts["layers.backward"] += np.where(
         s.checkpoint == "selective", parts["attention.forward"], 0.0
     )
