@@ -63,6 +63,7 @@ NO_NUMBERS = {
     "optimizers.list_optimizers",
     "optimizers.find_optimizer",
     "optimizers.split_form",
+    "collectives.find_collective",
     "partitions.list_steps",
 }
 

@@ -415,6 +415,8 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
     ...
     ValueError: dtype is 'fp31'; known are bf16, fp32; did you mean 'fp32'?
     """
+    if type(value) is str and isinstance(choices, tuple | dict) and value in choices:
+        return value  # saves time with what is right
     known = [str(choice) for choice in choices]
     if isinstance(value, str) and value in known:
         return str(value)

@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -55,6 +56,18 @@ class Collective:
     textbook: tuple[str, ...] = ()
     across_nodes: str = ""
     stages_inside_nodes: tuple[str, ...] = ()
+
+    def count_steps(self, ranks: Any) -> Any:
+        """Steps of a ring of some ranks, see `ring_steps` [-]."""
+        if self.name == "send_recv":
+            return ranks * 0 + 1
+        return self.rounds * (ranks - 1)
+
+    def find_bus_factor(self, ranks: Any) -> Any:
+        """Ratio of bus to algorithm bandwidth on some ranks, see `bus_factor` [-]."""
+        if self.in_shares:
+            return float(self.rounds) * (ranks - 1) / ranks
+        return ranks * 0 + float(self.rounds)
 
 
 #: Operations by name.
@@ -119,6 +132,17 @@ COLLECTIVES: Mapping[str, Collective] = {
 OPERATIONS = tuple(COLLECTIVES)
 
 
+def find_collective(operation: str) -> Collective:
+    """Find an operation by its name; a ValueError lists the known ones.
+
+    Examples
+    --------
+    >>> find_collective("all_reduce").rounds
+    2
+    """
+    return COLLECTIVES[check_choice("operation", operation, OPERATIONS)]
+
+
 @closed_form()
 def ring_steps(operation: str, ranks: Values) -> Values:
     """Steps of a ring, or of a sequence of pairs for all_to_all, one after another.
@@ -145,10 +169,8 @@ def ring_steps(operation: str, ranks: Values) -> Values:
     >>> ring_steps("all_reduce", 8), ring_steps("all_gather", 8)
     (14, 7)
     """
-    check_choice("operation", operation, OPERATIONS)
-    if operation == "send_recv":
-        return ranks * 0 + 1
-    return COLLECTIVES[operation].rounds * (ranks - 1)
+    steps: Values = find_collective(operation).count_steps(ranks)
+    return steps
 
 
 @closed_form()
@@ -182,11 +204,8 @@ def bus_factor(operation: str, ranks: Values) -> Values:
     >>> bus_factor("all_reduce", 8), bus_factor("all_to_all", 8), bus_factor("broadcast", 8)
     (1.75, 0.875, 1.0)
     """
-    check_choice("operation", operation, OPERATIONS)
-    collective = COLLECTIVES[operation]
-    if collective.in_shares:
-        return float(collective.rounds) * (ranks - 1) / ranks
-    return ranks * 0 + float(collective.rounds)
+    factor: Values = find_collective(operation).find_bus_factor(ranks)
+    return factor
 
 
 @closed_form()
@@ -473,7 +492,8 @@ def over_ranks(
     >>> [round(float(over_ranks(64 * 2**20, p, "all_reduce", **law)) * 1e6) for p in (2, 4, 8)]
     [366, 492, 579]
     """
-    alpha, share = alpha0 + alpha1 * ring_steps(operation, ranks), (ranks - 1) / ranks
+    steps = find_collective(operation).count_steps(ranks)
+    alpha, share = alpha0 + alpha1 * steps, (ranks - 1) / ranks
     return pipelined(nbytes, alpha=alpha, beta=beta0 + beta1 * share, sharpness=sharpness)
 
 
@@ -524,6 +544,7 @@ def ring_collective(
     >>> round(ring_collective(1e9, operation="all_gather", ranks=8, alpha_hop=2e-6, beta_link=1 / 250e9) * 1e3, 2)
     3.51
     """
-    return (
-        ring_steps(operation, ranks) * alpha_hop + bus_factor(operation, ranks) * beta_link * nbytes
-    )
+    collective = find_collective(operation)
+    steps, factor = collective.count_steps(ranks), collective.find_bus_factor(ranks)
+    time: Values = steps * alpha_hop + factor * beta_link * nbytes
+    return time

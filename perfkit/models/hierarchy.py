@@ -8,7 +8,7 @@ import numpy as np
 
 from perfkit.ground.forms import closed_form
 from perfkit.ground.units import Values, check_choice
-from perfkit.models.collectives import COLLECTIVES, bus_factor, ring_steps
+from perfkit.models.collectives import COLLECTIVES, find_collective
 from perfkit.models.roofline import smooth_maximum
 
 #: Sharpness of the overlap of links inside nodes with those between them [-]; docs/formulas.md,
@@ -179,15 +179,16 @@ def start_across(
     g, far = ranks_per_node, np.minimum(nodes - 1, 1)
     if operation == "send_recv":
         return call + near + far * (alpha_rail - near)
-    if COLLECTIVES[check_choice("operation", operation, COLLECTIVES)].in_pairs:
+    collective = find_collective(operation)
+    if collective.in_pairs:
         further_messages = far * (g * (nodes - 1) - 1)
         return call + near + far * (alpha_rail - near) + further_messages * MESSAGE
     if operation == "all_reduce":
         return call + 2.0 * ((g - 1) * near + np.log2(nodes) * alpha_rail)
     return (
         call
-        + ring_steps(operation, nodes * (g - 1) + 1) * near
-        + ring_steps(operation, nodes) * alpha_rail
+        + collective.count_steps(nodes * (g - 1) + 1) * near
+        + collective.count_steps(nodes) * alpha_rail
     )
 
 
@@ -258,8 +259,9 @@ def ring_across_nodes(
     """
     ranks = ranks_per_node * nodes
     inside, between = (ranks_per_node - 1) / ranks_per_node * beta_intra, beta_rail / ranks_per_node
-    traffic = bus_factor(operation, ranks) * nbytes
-    return ring_steps(operation, ranks) * alpha_hop + traffic * smooth_maximum(
+    collective = find_collective(operation)
+    traffic = collective.find_bus_factor(ranks) * nbytes
+    return collective.count_steps(ranks) * alpha_hop + traffic * smooth_maximum(
         inside, between, sharpness=sharpness
     )
 
