@@ -3,7 +3,6 @@ ranks."""
 
 import heapq
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -251,7 +250,7 @@ def _end_beside_collectives(
     return np.maximum(edges[interval] + time_left, begin)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class CollectiveInstance:
     """A collective of some ranks in one iteration.
 
@@ -265,8 +264,10 @@ class CollectiveInstance:
         Whether kernels that run at the same time take longer.
     duration : float
         Time once all ranks are ready [s].
-    ready : list of float
-        When each of them was ready [s].
+    arrived : int
+        How many of them are ready [-].
+    ready : float
+        When the last of these was ready [s].
     waiting_ranks : list of int
         Groups of ranks that wait for its end [-].
     previous_end : float
@@ -281,7 +282,8 @@ class CollectiveInstance:
     members: list[int] = field(default_factory=list)
     slows_kernels: bool = True
     duration: float = 0.0
-    ready: list[float] = field(default_factory=list)
+    arrived: int = 0
+    ready: float = -math.inf
     waiting_ranks: list[int] = field(default_factory=list)
     previous_end: float = -math.inf
     start: float = 0.0
@@ -324,6 +326,73 @@ class Segment(NamedTuple):
     launched: CollectiveInstance | None
 
 
+class CollectivesBeside:
+    """Collectives that run beside the kernels of each rank and slow them.
+
+    Parameters
+    ----------
+    contention : float
+        Share of its rate that a kernel loses to each collective in flight [-]. If there is none,
+        collectives are not noted.
+    ranks : int
+        Groups of ranks [-].
+
+    Attributes
+    ----------
+    in_flight : list of list of (float, float)
+        Starts and ends of collectives by group of ranks [s].
+    awaits_others : list of int
+        Collectives for which the group is ready, and others are not [-].
+    """
+
+    def __init__(self, contention: float, ranks: int) -> None:
+        self.contention = contention
+        self.in_flight: list[list[tuple[float, float]]] = [[] for _ in range(ranks)]
+        self.awaits_others = [0] * ranks
+
+    def start(self, collective: CollectiveInstance) -> None:
+        """Note a collective that starts."""
+        if self.contention and collective.slows_kernels:
+            for rank in collective.members:
+                self.in_flight[rank].append((collective.start, collective.end))
+
+    def wait_for_others(self, rank: int, collective: CollectiveInstance) -> None:
+        """Note a group of ranks that is ready for a collective before others are."""
+        if self.contention and collective.slows_kernels:
+            self.awaits_others[rank] += 1
+
+    def stop_waiting(self, last_rank: int, collective: CollectiveInstance) -> None:
+        """Note that the last group of ranks is ready for a collective."""
+        if self.contention and collective.slows_kernels:
+            for rank in collective.members:
+                if rank != last_rank:
+                    self.awaits_others[rank] -= 1
+
+    def slow(self, rank: int, begin: float, work: float) -> float:
+        """End of kernels that take `work` alone [s], beside the collectives in flight; those that
+        have ended before are forgotten."""
+        left = [interval for interval in self.in_flight[rank] if interval[1] > begin]
+        self.in_flight[rank] = left
+        end = begin + work
+        if any(start < end for start, _ in left):
+            return _end_segment(begin, work, left, self.contention)
+        return end
+
+
+def _check_members(communicator: int, launched: Sequence[CollectiveInstance]) -> None:
+    """Raise an error for a collective that not all ranks of its communicator launch."""
+    count = len(launched[0].members)
+    for order, collective in enumerate(launched):
+        if len(collective.members) != count:
+            fault = (
+                f"communicator {communicator} has {count} ranks and {len(collective.members)} "
+                f"launch its collective {order}"
+            )
+            raise ValueError(
+                f"{fault}; all must launch the same ones; give the graphs of one iteration"
+            )
+
+
 class Timeline:
     """All ranks of an iteration, each with the clock of its host and of its compute stream.
 
@@ -364,30 +433,23 @@ class Timeline:
         self.device = device
         self.contention = contention
         self.added = UnsimulatedTime()
-        # by communicator, and how many come before it there
-        self.collectives: dict[tuple[int, int], CollectiveInstance] = {}
+        # by communicator, in the order in which they are launched there
+        self.communicators: dict[int, list[CollectiveInstance]] = {}
         self.collectives_of_rank = [self._list_collectives(index) for index in range(len(ranks))]
         looks_back = any(
             wait.of_previous_iteration
             for rank in ranks
             for wait in rank.group.graph.collective_waits
         )
-        for (communicator, order), collective in self.collectives.items():
-            count = len(collective.members)
-            first = self.collectives[communicator, 0]
-            if count != len(first.members):
-                fault = (
-                    f"communicator {communicator} has {len(first.members)} ranks and {count} "
-                    f"launch its collective {order}"
-                )
-                raise ValueError(
-                    f"{fault}; all must launch the same ones; give the graphs of one iteration"
-                )
+        for communicator, launched in self.communicators.items():
+            _check_members(communicator, launched)
             if looks_back:
-                before = CollectiveInstance(None, end=-math.inf)
-                collective.of_iteration_before = before
-                if (communicator, order + 1) not in self.collectives:
-                    first.previous = before
+                for collective in launched:
+                    collective.of_iteration_before = CollectiveInstance(None, end=-math.inf)
+                launched[0].previous = launched[-1].of_iteration_before
+        self.collectives = [
+            collective for launched in self.communicators.values() for collective in launched
+        ]
         self.sums = [rank.add_up(device) for rank in ranks]
         self.segments = [self._list_segments(index) for index in range(len(ranks))]
         self.hosts = np.array([issued[-1] for issued, *_ in self.sums])
@@ -401,7 +463,7 @@ class Timeline:
         their order on a communicator."""
         rank = self.ranks[index]
         graph = rank.group.graph
-        launched = Counter[int]()
+        count = dict.fromkeys(rank.group.communicators, 0)
         collectives = []
         columns = zip(
             graph.collectives.tolist(),
@@ -410,18 +472,18 @@ class Timeline:
             strict=True,
         )
         for position, communicator, duration in columns:
-            order = launched[communicator]
-            launched[communicator] += 1
-            if (communicator, order) not in self.collectives:
-                previous = self.collectives.get((communicator, order - 1))
-                self.collectives[communicator, order] = CollectiveInstance(previous)
-            collective = self.collectives[communicator, order]
+            launched = self.communicators.setdefault(communicator, [])
+            order = count[communicator]
+            count[communicator] = order + 1
+            if order == len(launched):  # this rank is the first one to launch it
+                previous = launched[-1] if launched else None
+                # nobody has measured that a message from one GPU to another slows their kernels
+                is_message = self.device and graph.labels[position].name == "send_recv"
+                launched.append(CollectiveInstance(previous, slows_kernels=not is_message))
+            collective = launched[order]
             collective.members.append(index)
-            collective.duration = max(collective.duration, duration)
-            # nobody has measured that a message from one GPU to another slows their kernels
-            collective.slows_kernels = not (
-                self.device and graph.labels[position].name == "send_recv"
-            )
+            if duration > collective.duration:
+                collective.duration = duration
             collectives.append(collective)
         return collectives
 
@@ -452,18 +514,15 @@ class Timeline:
         """Run one iteration of all ranks in the order of time, move their clocks on, and note when
         each segment starts."""
         host_clocks, stream_clocks = self.host_free.tolist(), self.stream_free.tolist()
-        contention = self.contention
         # of each segment: when stream and host were free before, and when the segment begins
         self.marks: list[list[tuple[float, float, float]]] = [[] for _ in self.ranks]
-        in_flight: list[list[tuple[float, float]]] = [[] for _ in self.ranks]
-        for collective in self.collectives.values():
+        beside = CollectivesBeside(self.contention, len(self.ranks))
+        for collective in self.collectives:
             before = collective.of_iteration_before
-            if before and collective.ready:
+            if before is not None and collective.arrived:
                 before.start, before.end = collective.start, collective.end
-                if collective.slows_kernels:
-                    for rank in collective.members:
-                        in_flight[rank].append((collective.start, collective.end))
-            collective.ready, collective.end = [], math.inf
+                beside.start(collective)
+            collective.arrived, collective.ready, collective.end = 0, -math.inf, math.inf
         queue = [(stream_clock, rank) for rank, stream_clock in enumerate(stream_clocks)]
         heapq.heapify(queue)
         while queue:
@@ -472,33 +531,31 @@ class Timeline:
             host_free, stream_free = host_clocks[rank], stream_clocks[rank]
             for index in range(len(marks), len(segments)):
                 segment = segments[index]
-                awaited = segment.awaited
-                if awaited is not None and awaited.end == math.inf:
-                    awaited.waiting_ranks.append(rank)
-                    break
-                if segment.waits_for_device:
-                    host_free = max(host_free, stream_free)
                 begin = stream_free
-                if awaited is not None:
-                    begin = max(begin, awaited.end)
-                earliest_end = host_free + segment.latest_end  # once it has been launched
-                end = max(begin + segment.device_time, earliest_end)
-                if contention:
-                    in_flight[rank] = [
-                        interval for interval in in_flight[rank] if interval[1] > begin
-                    ]
-                    if any(start < end for start, _ in in_flight[rank]):
-                        slowed_end = _end_segment(
-                            begin, segment.device_time, in_flight[rank], contention
-                        )
-                        end = max(slowed_end, earliest_end)
-                    if queue and end > queue[0][0]:  # until then more collectives may start
-                        heapq.heappush(queue, (end, rank))
+                if segment.awaited is not None:
+                    awaited_end = segment.awaited.end
+                    if awaited_end == math.inf:
+                        segment.awaited.waiting_ranks.append(rank)
                         break
+                    if awaited_end > begin:
+                        begin = awaited_end
+                if segment.waits_for_device and stream_free > host_free:
+                    host_free = stream_free
+                end = begin + segment.device_time
+                earliest_end = host_free + segment.latest_end  # once it has been launched
+                if beside.in_flight[rank]:
+                    end = beside.slow(rank, begin, segment.device_time)
+                if earliest_end > end:
+                    end = earliest_end
+                # until then, a collective may start for which other ranks are not ready yet
+                if beside.awaits_others[rank] and queue and end > queue[0][0]:
+                    heapq.heappush(queue, (end, rank))
+                    break
                 marks.append((stream_free, host_free, begin))
                 host_free, stream_free = host_free + segment.host_time, end
                 if segment.launched is not None:
-                    self.arrive(segment.launched, max(host_free, stream_free), queue, in_flight)
+                    ready = stream_free if stream_free > host_free else host_free
+                    self.arrive(rank, segment.launched, ready, queue, beside)
             host_clocks[rank], stream_clocks[rank] = host_free, stream_free
         stuck = [
             rank
@@ -524,28 +581,32 @@ class Timeline:
 
     def arrive(
         self,
+        rank: int,
         collective: CollectiveInstance,
         ready: float,
         queue: list[tuple[float, int]],
-        in_flight: list[list[tuple[float, float]]],
+        beside: CollectivesBeside,
     ) -> None:
         """Note that a rank is ready for a collective; with the last rank it starts, and waiting
         ranks go on."""
-        collective.ready.append(ready)
-        if len(collective.ready) < len(collective.members):
+        collective.arrived += 1
+        if ready > collective.ready:
+            collective.ready = ready
+        if collective.arrived < len(collective.members):
+            beside.wait_for_others(rank, collective)
             return
-        if collective.previous is None:
-            collective.previous_end = -math.inf
-        else:
-            collective.previous_end = collective.previous.end
-        collective.start = max(collective.previous_end, *collective.ready)
-        collective.end = collective.start + collective.duration
-        if collective.slows_kernels:
-            for rank in collective.members:
-                in_flight[rank].append((collective.start, collective.end))
-        for rank in collective.waiting_ranks:
-            heapq.heappush(queue, (collective.end, rank))
-        collective.waiting_ranks = []
+        previous_end = -math.inf if collective.previous is None else collective.previous.end
+        start = previous_end if previous_end > collective.ready else collective.ready
+        collective.previous_end = previous_end
+        collective.start = start
+        collective.end = start + collective.duration
+        if len(collective.members) > 1:
+            beside.stop_waiting(rank, collective)
+        beside.start(collective)
+        if collective.waiting_ranks:
+            for waiting in collective.waiting_ranks:
+                heapq.heappush(queue, (collective.end, waiting))
+            collective.waiting_ranks = []
 
     def repeat(self, states: list[Array]) -> float:
         """Run iterations until all ranks advance by the same time, or each by the same as before;
@@ -556,9 +617,7 @@ class Timeline:
         """
         for _ in range(_MOST_ITERATIONS):
             ends_awaited_later = [
-                collective.end
-                for collective in self.collectives.values()
-                if collective.of_iteration_before
+                collective.end for collective in self.collectives if collective.of_iteration_before
             ]
             clocks = (self.stream_free, self.host_free[self.host_waits_for_device])
             states.append(np.concatenate([*clocks, ends_awaited_later]))
@@ -750,7 +809,7 @@ def simulate(ranks: Sequence[RankTimes], *, device: bool, contention: float = 0.
     timeline.run()
     timeline.latency = float(timeline.stream_free.max())
     slowest_host = timeline.hosts.max()
-    collectives = timeline.collectives.values()
+    collectives = timeline.collectives
     if device:  # hosts that wait for nothing are far ahead of their devices
         timeline.host_free[~timeline.host_waits_for_device] = -np.inf
     looks_back = any(collective.of_iteration_before for collective in collectives)
