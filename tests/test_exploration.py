@@ -56,6 +56,12 @@ def test_times_of_messages_are_asked_for_without_their_spread(
     assert explore(GPT, "h100-sxm-8x8", 64).best.ranks == 64
 
 
+def test_strategies_without_products_on_tensor_cores_are_priced() -> None:
+    """Sizes of many strategies are arrays also where none is a size of such a product."""
+    model = Transformer.preset("gpt3-1.3b", batch=64, dtype="fp32")
+    assert explore(model, "h100-sxm-8", 8).best.ranks == 8
+
+
 def test_the_front_holds_what_nothing_beats_in_time_memory_and_ranks(both: Exploration) -> None:
     rows, front = (
         each.select("time", "needs", "ranks").rows() for each in (both.table(), both.front())
