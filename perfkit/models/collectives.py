@@ -58,13 +58,35 @@ class Collective:
     stages_inside_nodes: tuple[str, ...] = ()
 
     def count_steps(self, ranks: Any) -> Any:
-        """Steps of a ring of some ranks, see `ring_steps` [-]."""
+        """Steps of a ring, see `ring_steps`.
+
+        Parameters
+        ----------
+        ranks : int, array or expression
+            Ranks taking part [-].
+
+        Returns
+        -------
+        steps : same kind as `ranks`
+            Steps, one after another [-].
+        """
         if self.name == "send_recv":
             return ranks * 0 + 1
         return self.rounds * (ranks - 1)
 
     def find_bus_factor(self, ranks: Any) -> Any:
-        """Ratio of bus to algorithm bandwidth on some ranks, see `bus_factor` [-]."""
+        """Ratio of bus to algorithm bandwidth, see `bus_factor`.
+
+        Parameters
+        ----------
+        ranks : int, array or expression
+            Ranks taking part [-].
+
+        Returns
+        -------
+        factor : same kind as `ranks`
+            The ratio [-].
+        """
         if self.in_shares:
             return float(self.rounds) * (ranks - 1) / ranks
         return ranks * 0 + float(self.rounds)
@@ -133,7 +155,22 @@ OPERATIONS = tuple(COLLECTIVES)
 
 
 def find_collective(operation: str) -> Collective:
-    """Find an operation by its name; a ValueError lists the known ones.
+    """Find an operation by its name.
+
+    Parameters
+    ----------
+    operation : str
+        One of `OPERATIONS` [-].
+
+    Returns
+    -------
+    collective : Collective
+        What is known about it.
+
+    Raises
+    ------
+    ValueError
+        For an unknown operation; the message lists the known ones.
 
     Examples
     --------
