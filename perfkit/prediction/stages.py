@@ -33,7 +33,14 @@ from perfkit.workloads.columns import (
     Waits,
 )
 from perfkit.workloads.execution import execute
-from perfkit.workloads.graph import STAGE_HOST, Graph, KernelKey, Label
+from perfkit.workloads.graph import (
+    STAGE_HOST,
+    Graph,
+    KernelKey,
+    Label,
+    OperationClass,
+    OperationClasses,
+)
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.strategy import Strategy, list_fits
 from perfkit.workloads.transformer import MOST_PASSES, Transformer
@@ -52,12 +59,28 @@ _Unit: TypeAlias = tuple[str, int]
 
 
 class _Block(NamedTuple):
-    """Operations that follow one another, as rows of a table; places that wait for a collective, by
-    its number."""
+    """Operations that follow one another.
+
+    Parameters
+    ----------
+    rows : array of int
+        Their rows in a table [-].
+    waiting : array of int
+        Positions in the block, or its length for what follows, that wait for collectives of the
+        block [-].
+    awaited : array of int
+        Numbers of these collectives in the block [-].
+    sent : int
+        Collectives of the block [-].
+    """
 
     rows: np.ndarray
-    waits: Sequence[tuple[int, int]]
-    sent: int  # collectives
+    waiting: np.ndarray
+    awaited: np.ndarray
+    sent: int
+
+
+_NOTHING = np.zeros(0, dtype=int)
 
 
 def _list_rows(graph: Graph, names: Sequence[str]) -> Iterator[tuple[float, ...]]:
@@ -152,9 +175,41 @@ class _Table:
     def make_block(self, rows: Any, late: Mapping[int, int] | None = None) -> _Block:
         """A block whose collectives are waited for at once, or at another place where `late` has
         theirs."""
-        own = [place for place, row in enumerate(rows) if self.labels[row].kind == "collective"]
-        waits = [((late or {}).get(place, place + 1), number) for number, place in enumerate(own)]
-        return _Block(np.array(rows, dtype=int), waits, len(own))
+        collectives = [
+            position for position, row in enumerate(rows) if self.labels[row].kind == "collective"
+        ]
+        waiting = [(late or {}).get(position, position + 1) for position in collectives]
+        return _Block(
+            np.array(rows, dtype=int),
+            np.array(waiting, dtype=int),
+            np.arange(len(collectives)),
+            len(collectives),
+        )
+
+    def find_label(self, row: int, layer: int) -> Label:
+        """Label of an operation in a layer."""
+        label = self.labels[row]
+        if layer == 0:
+            return label
+        module = label.module.replace("layers.0", f"layers.{layer}")
+        return Label(label.name, label.kind, label.variant, label.phase, module)
+
+    def find_classes(self, rows: np.ndarray) -> OperationClasses:
+        """Classes of operations, which do not depend on their layers, in the order in which they
+        come."""
+        numbers: dict[OperationClass, int] = {}
+        of_table = np.array(
+            [numbers.setdefault(label.operation_class, len(numbers)) for label in self.labels]
+        )
+        found, first, of_operation = np.unique(
+            of_table[rows], return_index=True, return_inverse=True
+        )
+        in_order = np.argsort(first)
+        known = [*numbers]
+        return OperationClasses(
+            [known[number] for number in found[in_order].tolist()],
+            np.argsort(in_order)[of_operation],
+        )
 
 
 class _Program:
@@ -162,6 +217,7 @@ class _Program:
 
     def __init__(self) -> None:
         self.blocks: list[tuple[_Block, int]] = []  # with their layers
+        #: Waits that are not those of a block.
         self.waits: list[Wait] = []
         self.length = self.sent = 0
         #: Collectives that a pass or a unit waits for, and that the update waits for, by their
@@ -173,20 +229,31 @@ class _Program:
 
     def run(self, block: _Block, layer: int = 0) -> None:
         """Append a block."""
-        self.waits += [
-            Wait(self.length + place, self.sent + number) for place, number in block.waits
-        ]
         self.blocks.append((block, layer))
         self.length, self.sent = self.length + len(block.rows), self.sent + block.sent
 
     def send(self, row: int, layer: int = 0) -> int:
         """Launch a collective and return its number."""
-        self.run(_Block(np.array([row]), (), 1), layer)
+        self.run(_Block(np.array([row]), _NOTHING, _NOTHING, 1), layer)
         return self.sent - 1
 
     def wait(self, *numbers: int) -> None:
         """Go on only when these collectives have ended."""
         self.waits += [Wait(self.length, number) for number in numbers]
+
+    def list_waits(self) -> Waits:
+        """All waits, those of blocks first."""
+        blocks = [block for block, _ in self.blocks]
+        begins = np.cumsum([0, *(len(block.rows) for block in blocks)])[:-1]
+        sent_before = np.cumsum([0, *(block.sent for block in blocks)])[:-1]
+        counts = [len(block.waiting) for block in blocks]
+        waiting = np.concatenate([block.waiting for block in blocks]) + np.repeat(begins, counts)
+        awaited = np.concatenate([block.awaited for block in blocks])
+        awaited = awaited + np.repeat(sent_before, counts)
+        others = Waits.from_rows(self.waits)
+        operation = np.concatenate([waiting, others.operation])
+        collective = np.concatenate([awaited, others.collective])
+        return Waits(operation, collective, np.zeros(len(operation), dtype=bool))
 
 
 class _Maker:
@@ -472,34 +539,40 @@ class _Maker:
             )
         ]
 
-    def finish(self, program: _Program, ranks: int) -> Graph:
-        """The graph of a program."""
-        table, names = self.table, dict[tuple[int, int], Label]()
-        rows = np.concatenate([block.rows for block, _ in program.blocks])
-        for block, layer in program.blocks:
-            for row in block.rows.tolist():
-                if (row, layer) not in names:
-                    label = table.labels[row]
-                    module = label.module.replace("layers.0", f"layers.{layer}")
-                    names[row, layer] = label._replace(module=module)
-        labels = tuple(
-            names[row, layer] for block, layer in program.blocks for row in block.rows.tolist()
-        )
-        places, traffic = np.arange(len(rows)), np.array(table.traffic)[rows]
-        accesses = Accesses(places, places, traffic, np.ones(len(rows), dtype=bool))
-        dtypes = tuple(table.dtypes[row] for row in rows.tolist()) if self.graph.dtypes else ()
-        return Graph(
-            labels,
-            Features.from_rows(table.sizes, table.host_calls).select(rows),
-            accesses,
-            name=self.model.name,
-            family=self.model.family,
-            dtype=self.model.dtype,
-            dtypes=dtypes,
-            ranks=ranks,
-            waits=Waits.from_rows(program.waits),
-            execution=self.graph.execution,
-        )
+    def finish(self, programs: Sequence[_Program], ranks: int, **about: Any) -> list[Graph]:
+        """The graphs of programs; `about` are other fields of each."""
+        table, layers = self.table, self.model.layers
+        features = Features.from_rows(table.sizes, table.host_calls)
+        traffic = np.array(table.traffic)
+        graphs = []
+        for program in programs:
+            rows = np.concatenate([block.rows for block, _ in program.blocks])
+            layer_of_block = [layer for _, layer in program.blocks]
+            layer = np.repeat(layer_of_block, [len(block.rows) for block, _ in program.blocks])
+            # operations of one row have the same label in all micro-batches of a layer
+            codes, number = np.unique(rows * layers + layer, return_inverse=True)
+            labels = [table.find_label(*divmod(code, layers)) for code in codes.tolist()]
+            positions = np.arange(len(rows))
+            dtypes: tuple[str, ...] = ()
+            if self.graph.dtypes:
+                dtypes = tuple(table.dtypes[row] for row in rows.tolist())
+            graph = Graph(
+                tuple([labels[place] for place in number.tolist()]),
+                features.select(rows),
+                Accesses(positions, positions, traffic[rows], np.ones(len(rows), dtype=bool)),
+                name=self.model.name,
+                family=self.model.family,
+                dtype=self.model.dtype,
+                dtypes=dtypes,
+                ranks=ranks,
+                waits=program.list_waits(),
+                execution=self.graph.execution,
+                **about,
+            )
+            # the same as those of its labels, of which there are many more
+            vars(graph)["classes"] = table.find_classes(rows)
+            graphs.append(graph)
+        return graphs
 
 
 def check_strategy(model: Any, s: Strategy) -> Strategy:
@@ -598,10 +671,9 @@ def make_stages(
         (maker.sharers, s.tp * s.ep),
     ]
     groups = tuple(tuple(range(0, count * step, step)) for count, step in near)
+    programs = [maker.make(stage) for stage in range(s.pp)]
     graphs = []
-    for stage in range(s.pp):
-        graph = maker.finish(maker.make(stage), ranks)
-        graph = replace(graph, allocations=held, groups=groups)
+    for stage, graph in enumerate(maker.finish(programs, ranks, allocations=held)):
         for rank in range(stage * apart, (stage + 1) * apart):
             lines = [range(rank % apart, ranks, apart)[k] for k in range(s.pp)]
             pairs = [

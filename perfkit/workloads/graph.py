@@ -294,10 +294,18 @@ class Graph(Tabular):
     @cached_property
     def kernels(self) -> dict[KernelKey, np.ndarray]:
         """Indices of the operations of each kernel, in order of first appearance."""
-        operations: dict[tuple[str, str], list[int]] = {}
-        for index, label in enumerate(self.labels):
-            operations.setdefault((label.kind, label.variant), []).append(index)
-        return {KernelKey(*key): np.array(indices) for key, indices in operations.items()}
+        numbers: dict[KernelKey, int] = {}
+        of_classes = np.array(
+            [
+                numbers.setdefault(KernelKey(kind, variant), len(numbers))
+                for kind, variant, _ in self.classes.distinct
+            ],
+            dtype=np.intp,
+        )
+        of_operation = of_classes[self.classes.of_operation]
+        in_order = np.argsort(of_operation, kind="stable")
+        ends = np.cumsum(np.bincount(of_operation, minlength=len(numbers)))
+        return dict(zip(numbers, np.split(in_order, ends[:-1]), strict=True)) if numbers else {}
 
     @cached_property
     def collectives(self) -> np.ndarray:
