@@ -339,13 +339,16 @@ def _repeat(recorded: _Rows, tape: Tape, layout: _StorageLayout) -> _Rows:
         buffer=layout.number[accesses.buffer] + first,
     )
 
-    modules = _ModuleNames()
     labels, buckets = [], []
+    renamed: dict[tuple[Label, int], Label] = {}  # many operations of a layer have the same label
     for row, layer in zip(operations.row.tolist(), operations.layer.tolist(), strict=True):
         label, recorded_as = recorded.labels[row], layers_of_operations[row]
         if recorded_as is not None and layer != recorded_as:
-            module = modules.rename(label.module, recorded_as, layer)
-            label = Label(label.name, label.kind, label.variant, label.phase, module)
+            key = (label, layer)
+            if key not in renamed:
+                module = _rename_module(label.module, recorded_as, layer)
+                renamed[key] = label._replace(module=module)
+            label = renamed[key]
         labels.append(label)
         buckets.append(recorded.buckets[row])
     return _Rows(labels, recorded.features.select(operations.row), accesses, buckets)
@@ -353,31 +356,26 @@ def _repeat(recorded: _Rows, tape: Tape, layout: _StorageLayout) -> _Rows:
 
 def _repeat_owners(tape: Tape, layout: _StorageLayout) -> Owners:
     """Modules of tensors that are updated in lists, for each of the layers that one represents."""
-    rows: list[tuple[int, str]] = []
-    modules = _ModuleNames()
+    buffers: list[int] = []
+    modules: list[str] = []
+    names: dict[str, list[str]] = {}  # of a recorded module, in all layers that it represents
     for storage, module in tape.owners.items():
         recorded, number = tape.storage_layers[storage], int(layout.number[storage])
         if recorded is None:
-            rows.append((number, module))
+            buffers.append(number)
+            modules.append(module)
             continue
-        for layer in _list_layers(recorded, tape.repeats):
-            buffer = number + layout.outside + layer * layout.inside
-            rows.append((buffer, modules.rename(module, recorded, layer)))
-    return Owners.from_rows(rows)
+        layers = _list_layers(recorded, tape.repeats)
+        if module not in names:
+            names[module] = [_rename_module(module, recorded, layer) for layer in layers]
+        modules += names[module]
+        buffers += [number + layout.outside + layer * layout.inside for layer in layers]
+    return Owners(np.array(buffers, dtype=np.intp), tuple(modules))
 
 
-class _ModuleNames:
-    """Names of the modules of layers that a recorded one represents; each is made once."""
-
-    def __init__(self) -> None:
-        self._names: dict[tuple[str, int], str] = {}
-
-    def rename(self, module: str, recorded: int, layer: int) -> str:
-        """The module of a `layer` that is called `module` in the recorded one."""
-        key = (module, layer)
-        if key not in self._names:
-            self._names[key] = module.replace(f"layers.{recorded}", f"layers.{layer}", 1)
-        return self._names[key]
+def _rename_module(module: str, recorded: int, layer: int) -> str:
+    """The module of a `layer` that is called `module` in the recorded one."""
+    return module.replace(f"layers.{recorded}", f"layers.{layer}", 1)
 
 
 def _list_layers(recorded: int, repeats: int) -> range:

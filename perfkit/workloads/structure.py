@@ -68,8 +68,10 @@ class SizeTable:
         """The row of each size."""
         rows = []
         for size in sizes:
-            # most sizes of an operation are zero or known; arrays are no keys
-            row = None if isinstance(size, np.ndarray) else self._rows.get(size)
+            try:
+                row = self._rows.get(size)  # most sizes of an operation are zero or known
+            except TypeError:  # arrays are no keys
+                row = None
             rows.append(self.add(size) if row is None else row)
         return rows
 
