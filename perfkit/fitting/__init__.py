@@ -51,6 +51,12 @@ _FITTING = {
 
 def __getattr__(name: str) -> object:
     for module, names in _FITTING.items():
+        if name == module:
+            return import_module(f"perfkit.fitting.{module}")
         if name in names:
             return getattr(import_module(f"perfkit.fitting.{module}"), name)
     raise AttributeError(f"module 'perfkit.fitting' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_FITTING, "models", "parameters"])

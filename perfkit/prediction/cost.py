@@ -201,7 +201,11 @@ def size_operations(
     """
     features = {name: _join([graph.column(name) for graph in graphs]) for name in FEATURES}
     operand_bytes = _join([graph.traffic for graph in graphs])
-    itemsizes = find_itemsizes(graphs, dtype)
+    # bytes of a number of the tables of each graph; of the number format where it has none
+    itemsizes = np.array(
+        [graph.tables[0].itemsize if graph.tables else DTYPES[dtype] for graph in graphs],
+        dtype=float,
+    )
     row_bytes = count_row_bytes(graphs, features, itemsizes, platform.device.access_granularity)
     sums_terms = any(isinstance(model.fit, Additive) for model in operations.models)
     if sums_terms or platform.has_timed_caches:
@@ -226,15 +230,6 @@ def size_operations(
         "bandwidth": traffic.bandwidth,
         "peak": operations.repeat([model.peak for model in operations.models]),
     }
-
-
-def find_itemsizes(graphs: Sequence[Graph], dtype: str) -> Array:
-    """Bytes of a number of the tables that each graph looks up; of the number format `dtype` where
-    it has no tables [B]."""
-    itemsizes = []
-    for graph in graphs:
-        itemsizes.append(graph.tables[0].itemsize if graph.tables else DTYPES[dtype])
-    return np.array(itemsizes, dtype=float)
 
 
 def count_row_bytes(
