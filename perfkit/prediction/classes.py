@@ -13,7 +13,7 @@ from perfkit.ground.units import check_choice
 from perfkit.platform.kernel_times import ClassifiedKernels, LoneModel, find_lone_model
 from perfkit.platform.machine import ANY
 from perfkit.platform.platform import Platform
-from perfkit.workloads.graph import Graph
+from perfkit.workloads.graph import Graph, OperationClass, OperationClasses
 from perfkit.workloads.vocabulary import pick_attention
 
 
@@ -128,61 +128,78 @@ def classify(graphs: Sequence[Graph], platform: Platform, dtype: str) -> Classif
         For a format that the platform has no peak for.
     """
     check_choice("dtype", dtype, platform.device.peaks)
+    if any(graph.dtypes for graph in graphs):
+        kernel_classes, class_of_operation = _list_with_formats(graphs, platform, dtype)
+    else:
+        classes = join_classes(graphs)
+        class_of_operation = classes.of_operation
+        kernel_classes = []
+        for kind, variant, phase in classes.distinct:
+            head_width = 0.0
+            if kind == "attention":
+                head_width = _find_head_width(graphs, OperationClass(kind, variant, phase))
+            kernel_classes.append(KernelClass(kind, variant, dtype, head_width))
+
     has_context = knows_family(platform, graphs[0].family)
     models: list[ClassModel] = []
     numbers: dict[tuple[str, str, str], int] = {}
-    of_operation = []
-    for graph in graphs:
-        if graph.dtypes:
-            kernel_classes, of_graph = _list_with_formats(graph, platform, dtype)
-        else:
-            kernel_classes = _list_in_one_format(graph, dtype)
-            of_graph = graph.classes.of_operation
-        numbers_of_graph = []
-        for kernel_class in kernel_classes:
-            # looked up once for each platform
-            key = (kernel_class, has_context)
-            if key not in platform.memo:
-                platform.memo[key] = _find_model(platform, kernel_class, has_context=has_context)
-            model = platform.memo[key]
-            # heads of two widths may run one kernel
-            number = numbers.setdefault((model.kind, model.variant, model.dtype), len(models))
-            if number == len(models):
-                models.append(model)
-            numbers_of_graph.append(number)
-        of_operation.append(np.array(numbers_of_graph, dtype=np.intp)[of_graph])
+    numbers_of_classes = []
+    for kernel_class in kernel_classes:
+        # looked up once for each platform
+        key = (kernel_class, has_context)
+        if key not in platform.memo:
+            platform.memo[key] = _find_model(platform, kernel_class, has_context=has_context)
+        model = platform.memo[key]
+        # calls of two phases, and heads of two widths, may run one kernel
+        number = numbers.setdefault((model.kind, model.variant, model.dtype), len(models))
+        if number == len(models):
+            models.append(model)
+        numbers_of_classes.append(number)
+    of_operation = np.array(numbers_of_classes, dtype=np.intp)[class_of_operation]
     has_configurations = bool(graphs[0].columns) or graphs[0].repeats is not None
     dimensions = 2 if has_configurations else 1
-    return ClassifiedOperations(tuple(models), np.concatenate(of_operation), dimensions)
+    return ClassifiedOperations(tuple(models), of_operation, dimensions)
 
 
-def _list_in_one_format(graph: Graph, dtype: str) -> list[KernelClass]:
-    """Kernel classes of a graph whose operations have one number format, in the order of
-    `Graph.classes`."""
-    kernel_classes = []
-    for number, operation_class in enumerate(graph.classes.distinct):
-        head_width = 0.0
-        if operation_class.kind == "attention":
+def join_classes(graphs: Sequence[Graph]) -> OperationClasses:
+    """The operation classes of some graphs, one graph after the other; equal ones are one."""
+    if len(graphs) == 1:
+        return graphs[0].classes
+    numbers: dict[OperationClass, int] = {}
+    of_operation = []
+    for graph in graphs:
+        numbers_of_graph = []
+        for operation_class in graph.classes.distinct:
+            numbers_of_graph.append(numbers.setdefault(operation_class, len(numbers)))
+        of_operation.append(np.array(numbers_of_graph, dtype=np.intp)[graph.classes.of_operation])
+    return OperationClasses(list(numbers), np.concatenate(of_operation))
+
+
+def _find_head_width(graphs: Sequence[Graph], operation_class: OperationClass) -> float:
+    """Numbers in a head of the first operation of a class of attention [-]."""
+    for graph in graphs:
+        if operation_class in graph.classes.distinct:
+            number = graph.classes.distinct.index(operation_class)
             first = int(np.argmax(graph.classes.of_operation == number))
-            head_width = float(graph.column("k")[first].flat[0])
-        kernel_class = KernelClass(operation_class.kind, operation_class.variant, dtype, head_width)
-        kernel_classes.append(kernel_class)
-    return kernel_classes
+            return float(graph.column("k")[first].flat[0])
+    raise ValueError(f"no graph has the class {operation_class}")
 
 
 def _list_with_formats(
-    graph: Graph, platform: Platform, dtype: str
+    graphs: Sequence[Graph], platform: Platform, dtype: str
 ) -> tuple[list[KernelClass], np.ndarray]:
-    """Kernel classes of a graph whose operations have number formats of their own, and which of
-    them each operation has."""
-    widths = graph.column("k").reshape(len(graph), -1)[:, 0].tolist()
+    """Kernel classes of graphs whose operations have number formats of their own, and which of them
+    each operation has."""
     numbers: dict[KernelClass, int] = {}
     of_operation = []
-    for label, own, width in zip(graph.labels, graph.dtypes, widths, strict=True):
-        known = own if own in platform.device.peaks else dtype
-        head_width = width if label.kind == "attention" else 0.0
-        kernel_class = KernelClass(label.kind, label.variant, known, head_width)
-        of_operation.append(numbers.setdefault(kernel_class, len(numbers)))
+    for graph in graphs:
+        widths = graph.column("k").reshape(len(graph), -1)[:, 0].tolist()
+        formats = graph.dtypes or (dtype,) * len(graph)
+        for label, own, width in zip(graph.labels, formats, widths, strict=True):
+            known = own if own in platform.device.peaks else dtype
+            head_width = width if label.kind == "attention" else 0.0
+            kernel_class = KernelClass(label.kind, label.variant, known, head_width)
+            of_operation.append(numbers.setdefault(kernel_class, len(numbers)))
     return list(numbers), np.array(of_operation, dtype=np.intp)
 
 

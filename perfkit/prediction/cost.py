@@ -25,7 +25,7 @@ from perfkit.platform.kernel_times import (
     time_alone,
 )
 from perfkit.platform.platform import Platform
-from perfkit.prediction.classes import ClassifiedOperations, ClassModel, classify
+from perfkit.prediction.classes import ClassifiedOperations, ClassModel, classify, join_classes
 from perfkit.prediction.lookups import CacheLimits, RowSizes, size_rows
 from perfkit.workloads.columns import FEATURES, Features
 from perfkit.workloads.graph import Graph, OperationClass
@@ -459,17 +459,10 @@ def price_hosts(graphs: Sequence[Graph], platform: Platform) -> list[HostTimes]:
     gap = known.get("gap", 0.0)
     call_without_kernel = known.get("bare", 0.0)
     launch = known.get("launch", 0.0)
-    numbers: dict[OperationClass, int] = {}
-    classes_of_graphs = []
-    for graph in graphs:
-        numbers_of_graph = []
-        for operation_class in graph.classes.distinct:
-            numbers_of_graph.append(numbers.setdefault(operation_class, len(numbers)))
-        class_of_operation = np.array(numbers_of_graph, dtype=np.intp)[graph.classes.of_operation]
-        classes_of_graphs.append(class_of_operation)
-    overheads = [find_overheads(known, operation_class) for operation_class in numbers]
+    classes = join_classes(graphs)
+    overheads = [find_overheads(known, operation_class) for operation_class in classes.distinct]
     of_classes = np.array(overheads).reshape(-1, len(CallOverheads._fields))
-    before_launch, after_launch, between_launches = of_classes[_join(classes_of_graphs)].T
+    before_launch, after_launch, between_launches = of_classes[classes.of_operation].T
     calls = _join([graph.column("calls") for graph in graphs])
     launches = _join([graph.column("launches") for graph in graphs])
     calls_without_kernel = _join([graph.column("bare") for graph in graphs])

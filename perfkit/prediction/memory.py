@@ -9,6 +9,7 @@ import numpy as np
 
 from perfkit.ground.results import Shown
 from perfkit.ground.units import Array, format_bytes
+from perfkit.models.embedding import state_bytes
 from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.platform import Platform
 from perfkit.workloads.columns import Allocations
@@ -252,7 +253,12 @@ def sum_states(graph: Graph, tables: Sequence[EmbeddingTable]) -> Any:
     if not graph.optimizer:
         return 0.0
     optimizer = find_optimizer(graph.optimizer)
-    states = [optimizer.state_bytes(table.rows, table.dim, table.itemsize) for table in tables]
+    if not optimizer.states and not optimizer.states_per_row:
+        return 0.0
+    states = [
+        state_bytes(table.rows, table.dim, table.itemsize, optimizer=graph.optimizer)
+        for table in tables
+    ]
     return sum(states, start=0.0)
 
 
