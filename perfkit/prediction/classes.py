@@ -1,7 +1,7 @@
 """Classes of operations: kernels that share a fit, with all that times them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import NamedTuple
 
@@ -239,7 +239,7 @@ def _find_model(platform: Platform, kernel_class: KernelClass, *, has_context: b
     else:
         is_assumed = context.kind == "assumed"
     return ClassModel(
-        **vars(alone),
+        **{field.name: getattr(alone, field.name) for field in fields(alone)},
         context=context,
         in_iteration=InIteration.from_fit(context),
         is_assumed=is_assumed,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from perfkit.fitting import Iteration
-from perfkit.ground.units import Array, check_choice, check_positive, show
+from perfkit.ground.units import Array, check_choice, check_positive, check_type, show
 from perfkit.platform.collective_costs import AsAllGather, CollectiveCost, NoExchange
 from perfkit.platform.collectives import find_cost, join_regions
 from perfkit.platform.nodes import advise_nodes
@@ -186,6 +186,8 @@ def resolve_workload(
         most = f"platform {platform.name!r} has {platform.network.ranks}"
         raise ValueError(f"ranks is {count}; {most}; {advise_nodes(platform, count)}")
     check_choice(f"on {platform.name} dtype", source.dtype, platform.device.peaks)
+    if execution is not None:  # a missing value of pandas cannot be compared
+        check_type("execution", execution, str)
     on_cpu = platform.device.kind == "cpu"
     if execution == "graphs" and on_cpu:
         raise ValueError(
