@@ -3,6 +3,7 @@ layers, reduce gradients in buckets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -263,7 +264,7 @@ def _number_sizes(
 ) -> dict[str, np.ndarray]:
     """For each field of the records of all operations, the rows of the table in which its values
     are."""
-    numbers = sizes.add_all(size for record in records for size in record)
+    numbers = sizes.add_all(chain.from_iterable(records))
     columns = np.array(numbers, dtype=np.intp).reshape(len(records), len(names)).T.copy()
     return dict(zip(names, columns, strict=True))
 
@@ -347,7 +348,7 @@ def _repeat(recorded: _Rows, tape: Tape, layout: _StorageLayout) -> _Rows:
             key = (label, layer)
             if key not in renamed:
                 module = _rename_module(label.module, recorded_as, layer)
-                renamed[key] = label._replace(module=module)
+                renamed[key] = Label(label.name, label.kind, label.variant, label.phase, module)
             label = renamed[key]
         labels.append(label)
         buckets.append(recorded.buckets[row])

@@ -120,10 +120,12 @@ class Expressions:
         return self._add(_Expression(function, operands))
 
     def _add(self, row: OpenSize | _Expression) -> SymbolicSize:
-        if row not in self._known:
-            self._known[row] = SymbolicSize(self, len(self._rows))
+        size = self._known.get(row)
+        if size is None:
+            size = SymbolicSize(self, len(self._rows))
+            self._known[row] = size
             self._rows.append(row)
-        return self._known[row]
+        return size
 
     def evaluate(self, sizes: Mapping[str, Any]) -> Array:
         """Find the values of all symbolic sizes.
