@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -140,3 +141,14 @@ def test_graphs_without_products_are_timed_over_configurations() -> None:
         pk.sweep(pk.Transformer.bert(dtype="fp32"), where, platform="h100-sxm-8").table().height
         == 4
     )
+
+
+def test_caches_are_asked_only_where_a_time_depends_on_them() -> None:
+    h100 = pk.load_platform("h100-sxm-8")
+    asked = replace(h100, name="asked")
+    vars(asked)["has_timed_caches"] = True
+    assert not h100.has_timed_caches
+    model = pk.DLRM("dlrm-mlperf", batch=2048)
+    times = [pk.predict(model, platform, ranks=8).time for platform in (h100, asked)]
+    assert times[0] == times[1]
+    assert pk.load_platform("v100-locked-1").has_timed_caches
