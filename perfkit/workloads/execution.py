@@ -2,14 +2,16 @@
 a whole."""
 
 from collections import defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import check_choice
-from perfkit.workloads.columns import Access, Accesses
+from perfkit.workloads.columns import Access, Accesses, Features, Waits
 from perfkit.workloads.graph import Graph, Label
 
 #: Ways to execute an iteration; for each, the ways in which a graph recorded so can be priced.
@@ -34,20 +36,59 @@ _SUMS = frozenset(["sum", "mean", "amax", "amin", "prod", "norm", "linalg_vector
 HANDED = 2.0
 
 
+class _Loop(NamedTuple):
+    """What a kernel loops over; kernels with equal loops can be one.
+
+    Parameters
+    ----------
+    stretch : int
+        First operation of the stretch of the iteration, within which operations may be merged [-].
+    elements : float
+        Numbers [-].
+    columns : float, optional
+        Columns that are summed up; None if nothing is summed up over rows [-].
+    """
+
+    stretch: int
+    elements: float
+    columns: float | None = None
+
+
+class _Order(NamedTuple):
+    """Where a kernel runs among all others: they are sorted by it.
+
+    Parameters
+    ----------
+    after : float
+        The last position that it needs [-].
+    tie : float
+        Sorts those with the same [-].
+    """
+
+    after: float
+    tie: float
+
+
 @dataclass(eq=False)
 class _Region:
     """Operations that one kernel computes, by their positions.
 
-    `place` orders the kernels: by the last position that one needs, then by a second number. `loop`
-    is the loop of the kernel: the stretch of the iteration, its elements, and its columns if these
-    are summed up; it is empty if nothing can be merged with it. `sums` is the number of sums that
-    it computes [-].
+    Parameters
+    ----------
+    members : list of int
+        Positions of the operations, in their order [-].
+    order : _Order
+        Where it runs.
+    loop : _Loop, optional
+        The loop of the kernel; None if nothing can be merged with it.
+    sums : float, optional
+        Number of sums that it computes; None if it computes none [-].
     """
 
     members: list[int]
-    place: tuple[float, float]
-    loop: tuple[float, ...] = ()
-    sums: float = -1.0
+    order: _Order
+    loop: _Loop | None = None
+    sums: float | None = None
 
 
 def _find_compiled(graph: Graph, phases: Container[str]) -> np.ndarray:
@@ -72,129 +113,192 @@ def _can_be_merged(label: Label) -> bool:
     return label.kind in ("elementwise", "rowwise", "copy") and label.variant not in _ALONE
 
 
+def _find_stretches(graph: Graph) -> list[int]:
+    """For each operation, the first one of its stretch of the iteration. Nothing is merged over the
+    ends of stretches: copies to the host, waits for collectives, and ends of phases."""
+    begins = {0, *(graph.transfers + 1).tolist()}
+    if graph.waits is None:
+        begins |= {*(graph.collectives + 1).tolist()}
+    else:
+        begins |= {*graph.waits.operation.tolist()}
+    stretches, begin, phase_before = [], 0, ""
+    for operation, label in enumerate(graph.labels):
+        if operation in begins or label.phase != phase_before:
+            begin, phase_before = operation, label.phase
+        stretches.append(begin)
+    return stretches
+
+
+@dataclass(eq=False)
+class _Dataflow:
+    """Which operations of a graph need which others, all by their positions.
+
+    Parameters
+    ----------
+    accesses : list of list of Access
+        What each operation reads and writes.
+    writers : list of dict of int to (int or None)
+        For each operation and each buffer that it reads, the operation that wrote what it reads;
+        None if none did.
+    readers : dict of (int or None, int) to set of int
+        By an operation and a buffer that it has written, those that read that.
+    needs, users : list of set of int
+        Operations that have to run before each one, and after it.
+    """
+
+    accesses: list[list[Access]]
+    writers: list[dict[int, int | None]]
+    readers: dict[tuple[int | None, int], set[int]]
+    needs: list[set[int]]
+    users: list[set[int]]
+
+    @classmethod
+    def follow(cls, graph: Graph) -> "_Dataflow":
+        """Follow the buffers of a graph from operation to operation."""
+        accesses: list[list[Access]] = [[] for _ in range(len(graph))]
+        for access in graph.accesses:
+            accesses[access.operation].append(access)
+        users: list[set[int]] = [set() for _ in range(len(graph))]
+        flow = cls(accesses, [], defaultdict(set), [], users)
+        last_writer: dict[int, int] = {}  # of each buffer
+        for operation, touched in enumerate(accesses):
+            written = [access.buffer for access in touched if access.is_write]
+            writers = {
+                access.buffer: last_writer.get(access.buffer)
+                for access in touched
+                if not access.is_write
+            }
+            needs = {*writers.values()}
+            for buffer in written:  # what it held before has been written and read
+                writer = last_writer.get(buffer)
+                needs.add(writer)
+                needs |= flow.readers[writer, buffer]
+            flow.writers.append(writers)
+            flow.needs.append({need for need in needs if need is not None and need != operation})
+            for need in flow.needs[operation]:
+                users[need].add(operation)
+            for buffer, writer in writers.items():
+                flow.readers[writer, buffer].add(operation)
+            for buffer in written:
+                last_writer[buffer] = operation
+        return flow
+
+
 class _Fusion:
     """Regions of a graph, to which operations are added one by one."""
 
     def __init__(self, graph: Graph, phases: Container[str]) -> None:
-        self.graph, n = graph, len(graph)
-        cuts = {
-            *(graph.transfers + 1).tolist(),
-            *(graph.collectives + 1 if graph.waits is None else graph.waits.operation).tolist(),
-        }
-        cuts |= {
-            i for i in range(n) if i == 0 or graph.labels[i].phase != graph.labels[i - 1].phase
-        }
-        # operation of each stretch, within which operations may be merged
-        first = sorted(map(float, cuts))
-        stretches = np.array(first)[np.searchsorted(first, np.arange(n), side="right") - 1].tolist()
+        self.graph = graph
         self.compiled = _find_compiled(graph, phases)
-        self.stretch = [
-            start if compiled and _can_be_merged(label) else -1.0
-            for start, compiled, label in zip(
-                stretches, self.compiled.tolist(), graph.labels, strict=True
-            )
-        ]
-        self.accesses: list[list[Access]] = [[] for _ in range(n)]
-        for access in graph.accesses:
-            self.accesses[access.operation].append(access)
-        # by buffer, the operation that wrote what each operation reads; -1 for none
-        self.reads = list[dict[int, int]]()
-        # operations that read what an operation has written to a buffer
-        self.readers = defaultdict[tuple[int, int], set[int]](set)
-        self.needs, self.users = list[set[int]](), [set[int]() for _ in range(n)]
-        made = defaultdict[int, int](lambda: -1)
-        for place, accesses in enumerate(self.accesses):
-            self.reads.append(
-                {own.buffer: made[own.buffer] for own in accesses if not own.is_write}
-            )
-            written = [own.buffer for own in accesses if own.is_write]
-            before = [(made[buffer], buffer) for buffer in written]
-            after = {one for key in before for one in (key[0], *self.readers[key])}
-            self.needs.append({*self.reads[place].values(), *after} - {place, -1})
-            for one in self.needs[place]:
-                self.users[one].add(place)
-            for buffer, maker in self.reads[place].items():
-                self.readers[maker, buffer].add(place)
-            made |= dict.fromkeys(written, place)
-        self.home, parts = dict[int, _Region](), dict[int, list[int]]()
-        roots = list(range(n))
-        for place in reversed(roots):  # what only one operation needs is computed with it
-            user = next(iter(self.users[place]), place)
-            if len(self.users[place]) == 1 and self.stretch[user] == self.stretch[place] >= 0:
-                roots[place] = roots[user] if graph.labels[place].kind != "rowwise" else place
-        for place, root in enumerate(roots):
-            parts.setdefault(root, []).append(place)
-        for root in sorted(parts):
-            self.begin(root, parts[root])
+        # of each operation that may be merged, the stretch in which it may
+        self.stretches: list[int | None] = []
+        for stretch, is_compiled, label in zip(
+            _find_stretches(graph), self.compiled.tolist(), graph.labels, strict=True
+        ):
+            may_be_merged = is_compiled and _can_be_merged(label)
+            self.stretches.append(stretch if may_be_merged else None)
+        self.flow = _Dataflow.follow(graph)
+        self.regions: dict[int, _Region] = {}  # of each operation
+        members_of_root: dict[int, list[int]] = {}
+        for operation, root in enumerate(self._find_roots()):
+            members_of_root.setdefault(root, []).append(operation)
+        for root in sorted(members_of_root):
+            self.begin(root, members_of_root[root])
+
+    def _find_roots(self) -> list[int]:
+        """For each operation, the one with which it is computed: what only one operation needs is
+        computed with it."""
+        roots = list(range(len(self.graph)))
+        for operation in reversed(range(len(self.graph))):
+            users = self.flow.users[operation]
+            if len(users) != 1 or self.graph.labels[operation].kind == "rowwise":
+                continue
+            [user] = users
+            stretch = self.stretches[operation]
+            if stretch is not None and self.stretches[user] == stretch:
+                roots[operation] = roots[user]
+        return roots
 
     def list_around(self, links: list[set[int]], members: list[int]) -> list[_Region]:
         """Existing regions of the operations that members need, or that need members, by their
         `links`."""
-        return [
-            self.home[one]
-            for one in {one for m in members for one in links[m]} - {*members}
-            if one in self.home
-        ]
+        around = {other for member in members for other in links[member]}
+        around.difference_update(members)
+        return [self.regions[other] for other in around if other in self.regions]
 
     def begin(self, root: int, members: list[int]) -> None:
         """Make a region of an operation and of what only it needs, and join it with earlier
         ones."""
-        region = _Region(members, (float(root), -1.0))
-        self.home |= dict.fromkeys(members, region)
-        if self.stretch[root] < 0:
+        region = _Region(members, _Order(float(root), -1.0))
+        self.regions |= dict.fromkeys(members, region)
+        stretch = self.stretches[root]
+        if stretch is None:
             return
-        places = [one.place for one in self.list_around(self.needs, members)]
-        ready = max([self.stretch[root] - 0.5, *(ready for ready, _ in places)])
-        region.place = (
-            ready,
-            max([members[0], *(first + 0.5 for last, first in places if last == ready)]),
-        )
-        sizes = self.graph.features
-        elements, rows, n = (float(own[root]) for own in (sizes.elements, sizes.rows, sizes.n))
-        region.loop = self.stretch[root], elements
+        needed = [other.order for other in self.list_around(self.flow.needs, members)]
+        after = max([stretch - 0.5, *(order.after for order in needed)])
+        ties = [order.tie + 0.5 for order in needed if order.after == after]
+        region.order = _Order(after, max([members[0], *ties]))
+        features = self.graph.features
+        region.loop = _Loop(stretch, float(features.elements[root]))
         if self.graph.labels[root].variant in _SUMS:
-            accesses = self.accesses[root]
-            read = max([own.nbytes for own in accesses if not own.is_write], default=0.0)
-            made = max([own.nbytes for own in accesses if own.is_write], default=0.0)
-            columns = n > 1 and rows > 1 and abs(made * rows - read) <= abs(made * n - read)
-            region.loop, region.sums = (*region.loop, n)[: 2 + columns], n if columns else rows
-        makers = {one for m in members for one in self.reads[m].values()} - {*members, -1}
-        beside = {
-            one
-            for m in members
-            for buffer, maker in self.reads[m].items()
-            for one in self.readers[maker, buffer]
-        }
-        for one in (*sorted(makers, reverse=True), *sorted(beside, reverse=True)):
-            if one in self.home:
-                self.join(self.home[one], self.home[root], one in makers)
+            if self._sums_columns(root):
+                region.sums = float(features.n[root])
+                region.loop = region.loop._replace(columns=region.sums)
+            else:
+                region.sums = float(features.rows[root])
 
-    def join(self, one: _Region, other: _Region, after: bool) -> None:
-        """Merge regions with the same loop, or of which one uses sums of the other, if nothing runs
-        in between."""
-        if one is other or not one.loop or one.loop[:1] != other.loop[:1]:
+        writers, beside = set[int](), set[int]()
+        for member in members:
+            for buffer, writer in self.flow.writers[member].items():
+                beside |= self.flow.readers[writer, buffer]
+                if writer is not None and writer not in members:
+                    writers.add(writer)
+        for other in chain(sorted(writers, reverse=True), sorted(beside, reverse=True)):
+            if other in self.regions:
+                self.join(self.regions[other], self.regions[root], uses=other in writers)
+
+    def _sums_columns(self, operation: int) -> bool:
+        """Whether a sum is one over rows, of each column: its result is as large as a row."""
+        features = self.graph.features
+        rows, n = float(features.rows[operation]), float(features.n[operation])
+        accesses = self.flow.accesses[operation]
+        read = max((access.nbytes for access in accesses if not access.is_write), default=0.0)
+        written = max((access.nbytes for access in accesses if access.is_write), default=0.0)
+        return n > 1 and rows > 1 and abs(written * rows - read) <= abs(written * n - read)
+
+    def join(self, one: _Region, other: _Region, *, uses: bool) -> None:
+        """Merge two regions if nothing has to run in between: those with the same loop, or of which
+        the other one uses sums of the first."""
+        if one is other or one.loop is None or other.loop is None:
             return
-        alike = one.loop == other.loop and not (after and len(one.loop) > 2)
-        if not alike and not (after and one.sums == other.loop[1]):
+        if one.loop.stretch != other.loop.stretch:
+            return
+        # sums over rows are complete only when all rows have been read
+        is_read_too_early = uses and one.loop.columns is not None
+        has_same_loop = one.loop == other.loop and not is_read_too_early
+        uses_sums = uses and one.sums == other.loop.elements
+        if not has_same_loop and not uses_sums:
             return
         members = sorted([*one.members, *other.members])
-        place = max(one.place[0], other.place[0]), min(one.place[1], other.place[1])
-        below = all(need.place < place for need in self.list_around(self.needs, members))
-        if below and all(user.place > place for user in self.list_around(self.users, members)):
-            one.members, one.place, one.sums = members, place, max(one.sums, other.sums)
-            self.home |= dict.fromkeys(other.members, one)
+        order = _Order(max(one.order.after, other.order.after), min(one.order.tie, other.order.tie))
+        if any(need.order >= order for need in self.list_around(self.flow.needs, members)):
+            return
+        if any(user.order <= order for user in self.list_around(self.flow.users, members)):
+            return
+        sums = [count for count in (one.sums, other.sums) if count is not None]
+        one.members, one.order, one.sums = members, order, max(sums, default=None)
+        self.regions |= dict.fromkeys(other.members, one)
 
     def order(self) -> list[_Region]:
         """All regions in their order; each runs as late as its last operation, but before those
         that need it."""
-        regions = sorted(
-            dict.fromkeys(self.home[n] for n in range(len(self.graph))), key=lambda r: r.place
-        )
-        keys = dict[_Region, int]()
+        distinct = dict.fromkeys(self.regions[position] for position in range(len(self.graph)))
+        regions = sorted(distinct, key=lambda region: region.order)
+        latest: dict[_Region, int] = {}
         for region in reversed(regions):
-            users = self.list_around(self.users, region.members)
-            keys[region] = min([region.members[-1], *(keys[user] for user in users)])
-        return sorted(regions, key=lambda region: keys[region])
+            users = self.list_around(self.flow.users, region.members)
+            latest[region] = min([region.members[-1], *(latest[user] for user in users)])
+        return sorted(regions, key=lambda region: latest[region])
 
     def list_accesses(self, region: _Region, operation: int) -> list[Access]:
         """What a region reads from outside or writes for others, as accesses of one
@@ -203,17 +307,18 @@ class _Fusion:
             [member] = region.members
             return [
                 Access(operation, access.buffer, access.nbytes, access.is_write)
-                for access in self.accesses[member]
+                for access in self.flow.accesses[member]
             ]
-        inside, largest = {*region.members}, dict[tuple[bool, int], float]()
-        for place in region.members:
-            for access in self.accesses[place]:
+        largest: dict[tuple[bool, int], float] = {}
+        members = {*region.members}
+        for member in region.members:
+            for access in self.flow.accesses[member]:
                 if access.is_write:
-                    readers = self.readers.get((place, access.buffer), set())
-                    within = len(readers) > 0 and readers <= inside
+                    readers = self.flow.readers.get((member, access.buffer), set())
+                    stays_inside = len(readers) > 0 and readers <= members
                 else:
-                    within = self.reads[place][access.buffer] in inside
-                if not within:
+                    stays_inside = self.flow.writers[member][access.buffer] in members
+                if not stays_inside:
                     key = (access.is_write, access.buffer)
                     largest[key] = max(largest.get(key, 0.0), access.nbytes)
         return [
@@ -224,6 +329,8 @@ class _Fusion:
     def label(self, region: _Region) -> Label:
         """The label of the kernel of a region; with sums it is row-wise."""
         labels = [self.graph.labels[member] for member in region.members]
+        if len(labels) == 1:
+            return labels[0]
         names = dict.fromkeys(label.name for label in labels)
         kinds = {label.kind for label in labels}
         batch_norms = [label.variant for label in labels if "batch_norm" in label.variant]
@@ -275,80 +382,116 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
        torch/_inductor/fx_passes/pad_mm.py
     """
     fusion = _Fusion(graph, phases)
-    # kernels of each call of compiled code: one call in each stretch of a phase
-    regions, calls = fusion.order(), list[list[int]]()
-    phase_before = ""
-    labels, accesses = list[Label](), list[Access]()
-    heads, sizes = (
-        np.array([count(region.members) for region in regions], int) for count in (min, len)
-    )
-    members, starts = (
-        np.array([m for region in regions for m in region.members], int),
-        np.cumsum(sizes) - sizes,
-    )
+    regions = fusion.order()
+    sizes = np.array([len(region.members) for region in regions], int)
+    members = np.array([*chain.from_iterable(region.members for region in regions)], int)
+    starts = np.cumsum(sizes) - sizes
+    heads = members[starts]
 
     def take_largest(values: np.ndarray) -> np.ndarray:
+        """The largest value of the operations of each kernel."""
         return np.maximum.reduceat(values[members], starts) if len(values) else values
 
     features = graph.features.change(take_largest)
     columns = {name: take_largest(values) for name, values in graph.columns.items()}
+    labels = [fusion.label(region) for region in regions]
+    accesses: list[Access] = []
     # relative to the first configuration
     growth = [sizes / max(sizes[0], 1.0) for sizes in graph.buffers]
-    for row, region in enumerate(regions):
-        merged, first = len(region.members) > 1, region.members[0]
-        own = fusion.list_accesses(region, row)
-        accesses += own
-        if merged and columns:
-            columns["traffic"][row] = sum(access.nbytes * growth[access.buffer] for access in own)
-        labels.append(fusion.label(region) if merged else graph.labels[first])
-        if labels[row].phase != phase_before:
-            phase_before = labels[row].phase
-            calls.append([])
-        if fusion.compiled[first] and labels[row].kind not in ("collective", "transfer"):
-            opens_call = not calls[-1]
-            features.launches[row] = min(features.launches[row], 1.0)
-            features.calls[row] = opens_call
-            features.bare[row] = 0.0
-            calls[-1].append(row)
-        elif labels[row].kind == "elementwise" and labels[row].phase in phases:
-            # `AccumulateGrad` is among the calls of the weights
-            features.bare[row] = 0.0
-    in_update = np.array([label.phase == "update" for label in graph.labels])
-    by_update = in_update[graph.accesses.operation]
-    read = graph.accesses.buffer[~by_update]
-    written = graph.accesses.buffer[by_update & graph.accesses.is_write]
-    # weights are what earlier operations read and the update writes
-    handed = HANDED * len(np.intersect1d(read, written))
-    for rows in calls:
-        if rows:
-            features.bare[rows] = handed / len(rows)
-    dtypes = tuple(graph.dtypes[first] for first in heads) if graph.dtypes else ()
-    pieces = np.array(
-        [
-            16 / DTYPES[own]
-            if label.kind in ("gemm", "bmm") and label.phase in phases and own in _PADDED
-            else 1.0
-            for label, own in zip(labels, dtypes or [graph.dtype] * len(labels), strict=True)
-        ]
-    )
-    for name in "mnk":
-        for sides in (vars(features)[name], *([columns[name]] if name in columns else ())):
-            piece = pieces.reshape(-1, *[1] * (sides.ndim - 1))
-            sides += np.where((piece > 1) & (sides > 1), -sides % piece, 0.0)
-    waits = graph.waits
-    if waits is not None:
-        later = np.array([(heads < place).sum() for place in waits.operation], dtype=np.intp)
-        waits = replace(waits, operation=later)
+    for kernel, region in enumerate(regions):
+        touched = fusion.list_accesses(region, kernel)
+        accesses += touched
+        if len(region.members) > 1 and columns:
+            columns["traffic"][kernel] = sum(
+                access.nbytes * growth[access.buffer] for access in touched
+            )
+    _count_host_calls(features, graph, labels, fusion.compiled[heads], phases)
+    dtypes = tuple(graph.dtypes[head] for head in heads) if graph.dtypes else ()
+    formats = dtypes or (graph.dtype,) * len(labels)
+    _pad_products(features, columns, labels, formats, phases)
     return replace(
         graph,
         labels=tuple(labels),
         features=features,
         accesses=Accesses.from_rows(accesses),
         dtypes=dtypes,
-        waits=waits,
+        waits=_move_waits(graph.waits, heads),
         columns=columns,
         execution="compiled",
     )
+
+
+def _count_host_calls(
+    features: Features,
+    graph: Graph,
+    labels: Sequence[Label],
+    is_compiled: np.ndarray,
+    phases: Container[str],
+) -> None:
+    """Count what the host does for the kernels of a compiled graph: the compiled pass of a
+    micro-batch is one call. The calls without a kernel of its weights are shared evenly."""
+    passes: list[list[int]] = []  # kernels of each pass
+    phase_before = ""
+    for kernel, label in enumerate(labels):
+        if label.phase != phase_before:
+            phase_before = label.phase
+            passes.append([])
+        if is_compiled[kernel] and label.kind not in ("collective", "transfer"):
+            is_first = not passes[-1]
+            features.launches[kernel] = min(features.launches[kernel], 1.0)
+            features.calls[kernel] = 1.0 if is_first else 0.0
+            passes[-1].append(kernel)
+        elif label.kind == "elementwise" and label.phase in phases:
+            # `AccumulateGrad` is among the calls of the weights
+            features.bare[kernel] = 0.0
+    calls_of_weights = HANDED * _count_weights(graph)
+    for kernels in passes:
+        if kernels:
+            features.bare[kernels] = calls_of_weights / len(kernels)
+
+
+def _count_weights(graph: Graph) -> int:
+    """Weights of a graph: what earlier operations read and the update writes."""
+    in_update = np.array([label.phase == "update" for label in graph.labels])
+    by_update = in_update[graph.accesses.operation]
+    read = graph.accesses.buffer[~by_update]
+    written = graph.accesses.buffer[by_update & graph.accesses.is_write]
+    return len(np.intersect1d(read, written))
+
+
+def _pad_products(
+    features: Features,
+    columns: Mapping[str, np.ndarray],
+    labels: Sequence[Label],
+    formats: Sequence[str],
+    phases: Container[str],
+) -> None:
+    """Pad the sides of compiled products on tensor cores to multiples of 16 B."""
+    multiples = np.ones(len(labels))
+    for kernel, (label, dtype) in enumerate(zip(labels, formats, strict=True)):
+        is_product = label.kind in ("gemm", "bmm") and label.phase in phases
+        if is_product and dtype in _PADDED:
+            multiples[kernel] = 16 / DTYPES[dtype]
+    for name in ("m", "n", "k"):
+        _pad(vars(features)[name], multiples)
+        if name in columns:
+            _pad(columns[name], multiples)
+
+
+def _pad(sides: np.ndarray, multiples: np.ndarray) -> None:
+    """Raise sides above 1 to multiples; several configurations are on a second axis."""
+    if sides.ndim > 1:
+        multiples = multiples[:, None]
+    sides += np.where((multiples > 1) & (sides > 1), -sides % multiples, 0.0)
+
+
+def _move_waits(waits: Waits | None, heads: np.ndarray) -> Waits | None:
+    """Waits of the kernels whose first operations are `heads`: the first one that does not begin
+    before the operation that waited."""
+    if waits is None:
+        return None
+    later = [int((heads < operation).sum()) for operation in waits.operation]
+    return replace(waits, operation=np.array(later, dtype=np.intp))
 
 
 def execute(graphs: Sequence[Graph], execution: str | None) -> list[Graph]:
@@ -375,15 +518,18 @@ def execute(graphs: Sequence[Graph], execution: str | None) -> list[Graph]:
     if execution is None:
         return [*graphs]
     check_choice("execution", execution, EXECUTIONS)
-    found = dict[Graph, Graph]()
+    executed: dict[Graph, Graph] = {}
     for graph in dict.fromkeys(graphs):
-        if execution not in (known := EXECUTIONS[graph.execution]):
+        allowed = EXECUTIONS[graph.execution]
+        if execution not in allowed:
             fault = (
                 f"execution is {execution!r} and {graph.name} was recorded as {graph.execution!r}"
             )
             raise ValueError(
-                f"{fault}; it can be priced as {' or '.join(known)}; else record it again"
+                f"{fault}; it can be priced as {' or '.join(allowed)}; else record it again"
             )
-        merged = execution == "compiled" != graph.execution
-        found[graph] = compile_graph(graph) if merged else replace(graph, execution=execution)
-    return [found[graph] for graph in graphs]
+        if execution == "compiled" and graph.execution != "compiled":
+            executed[graph] = compile_graph(graph)
+        else:
+            executed[graph] = replace(graph, execution=execution)
+    return [executed[graph] for graph in graphs]
