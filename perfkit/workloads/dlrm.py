@@ -4,7 +4,7 @@ MLPs."""
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from operator import itemgetter
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from perfkit.workloads.blocks import share_mlps
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import finish
 from perfkit.workloads.operations import Tensor
-from perfkit.workloads.placement import BY_ROWS, Plan
+from perfkit.workloads.placement import BY_ROWS, Placement, Plan
 from perfkit.workloads.sizes import check_ranks, check_size
 from perfkit.workloads.structure import OpenGraph, Structure, record_graphs, record_structure
 from perfkit.workloads.tables import EmbeddingTable, share_lookups
@@ -359,17 +359,31 @@ class DLRM:
         return record_structure(_record, self, _OPEN, self.place(plan, ranks), accelerator)
 
 
+class SummedTables(NamedTuple):
+    """Parts of tables on one rank, whose pooled rows a group of ranks adds up.
+
+    Parameters
+    ----------
+    group : int
+        Number of the group in `LocalTables.groups` [-].
+    tables : tuple of EmbeddingTable
+        The parts.
+    """
+
+    group: int
+    tables: tuple[EmbeddingTable, ...]
+
+
 class LocalTables(NamedTuple):
     """What one rank stores of the tables, and what ranks exchange.
 
     Parameters
     ----------
-    looked : tuple of EmbeddingTable
-        Tables and parts of tables that the rank looks up for the whole batch: first those whose
-        rows it pools alone, then those whose pooled rows are sums over a group of ranks, group by
-        group.
-    sums : tuple of int
-        Number of the group of each of them; -1 for those that it pools alone [-].
+    pooled_alone : tuple of EmbeddingTable
+        Tables and parts of tables that the rank looks up for the whole batch, and whose rows it
+        pools alone.
+    summed : tuple of SummedTables
+        Parts that it looks up for the whole batch too, group by group.
     copies : tuple of EmbeddingTable
         Tables that every rank stores and looks up for its own samples.
     widths : tuple of int
@@ -378,48 +392,68 @@ class LocalTables(NamedTuple):
         Groups of ranks: all ranks, and then those that add up pooled rows among themselves.
     """
 
-    looked: tuple[EmbeddingTable, ...]
-    sums: tuple[int, ...]
+    pooled_alone: tuple[EmbeddingTable, ...]
+    summed: tuple[SummedTables, ...]
     copies: tuple[EmbeddingTable, ...]
     widths: tuple[int, ...]
     groups: tuple[tuple[int, ...], ...]
+
+    @property
+    def of_whole_batch(self) -> tuple[EmbeddingTable, ...]:
+        """All that the rank looks up for the whole batch."""
+        parts = (table for summed in self.summed for table in summed.tables)
+        return (*self.pooled_alone, *parts)
+
+
+def _is_summed(placement: Placement) -> bool:
+    """Whether pooled rows are sums over several ranks."""
+    return placement.kind in BY_ROWS and len(placement.ranks) > 1
 
 
 def list_local_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[LocalTables, ...]:
     """What each rank of a plan stores."""
     everyone = tuple(range(plan.ranks))
-    split = {p.ranks for p in plan.placements if p.kind in BY_ROWS and len(p.ranks) > 1} - {
-        everyone
-    }
-    groups = (everyone, *sorted(split))
-    looked: list[list[tuple[int, EmbeddingTable]]] = [[] for _ in everyone]
+    adding_up = {placement.ranks for placement in plan.placements if _is_summed(placement)}
+    groups = (everyone, *sorted(adding_up - {everyone}))
+    alone: list[list[EmbeddingTable]] = [[] for _ in everyone]
+    summed: list[dict[int, list[EmbeddingTable]]] = [{} for _ in everyone]  # by group
     copies: list[list[EmbeddingTable]] = [[] for _ in everyone]
     widths = [0] * plan.ranks
     for number, (placement, table) in enumerate(zip(plan.placements, tables, strict=True)):
-        members = placement.ranks
-        group = groups.index(members) if placement.kind in BY_ROWS and len(members) > 1 else -1
-        parts: dict[tuple[int, bool], EmbeddingTable] = {}
-        for shard in placement.cut(table, number):
-            if placement.kind == "data_parallel":
+        shards = placement.cut(table, number)
+        if placement.kind == "data_parallel":
+            for shard in shards:
                 copies[shard.rank].append(table)
-                continue
-            if group:  # sums over all ranks are not exchanged once more
-                widths[shard.rank] += shard.columns if group < 0 else shard.columns // len(members)
-            own = table if shard.columns is table.dim else replace(table, dim=shard.columns)
-            if group >= 0:
-                rows, first = max(shard.rows, 1), shard.first_row == 0
-                if (rows, first) not in parts:
-                    pooling = share_lookups(table, len(members), first=first)
-                    parts[rows, first] = replace(table, rows=rows, pooling=pooling)
-                own = parts[rows, first]
-            looked[shard.rank].append((group, own))
-    ordered = [sorted(own, key=itemgetter(0)) for own in looked]
+        elif _is_summed(placement):
+            group = groups.index(placement.ranks)
+            parts: dict[tuple[int, bool], EmbeddingTable] = {}
+            for shard in shards:
+                if group > 0:  # sums over all ranks are not exchanged once more
+                    widths[shard.rank] += shard.columns // len(placement.ranks)
+                rows, is_first = max(shard.rows, 1), shard.first_row == 0
+                if (rows, is_first) not in parts:
+                    pooling = share_lookups(table, len(placement.ranks), first=is_first)
+                    parts[rows, is_first] = replace(table, rows=rows, pooling=pooling)
+                summed[shard.rank].setdefault(group, []).append(parts[rows, is_first])
+        else:
+            for shard in shards:
+                widths[shard.rank] += shard.columns
+                is_whole = shard.columns is table.dim  # which may be an array
+                part = table if is_whole else replace(table, dim=shard.columns)
+                alone[shard.rank].append(part)
     shared_widths = tuple(widths)  # one for all ranks, which may be many
     return tuple(
         LocalTables(
-            tuple(t for _, t in own), tuple(g for g, _ in own), tuple(copied), shared_widths, groups
+            pooled_alone=tuple(alone[rank]),
+            summed=tuple(
+                SummedTables(group, tuple(parts_of_group))
+                for group, parts_of_group in sorted(summed[rank].items())
+            ),
+            copies=tuple(copies[rank]),
+            widths=shared_widths,
+            groups=groups,
         )
-        for own, copied in zip(ordered, copies, strict=True)
+        for rank in everyone
     )
 
 
@@ -429,17 +463,13 @@ def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[OpenGraph, ...]
     known: dict[Any, OpenGraph] = {}
     graphs, ranks = [], plan.ranks
     for local in list_local_tables(plan, model.tables):
-        tables = (*local.looked, *local.copies)
-        key = (
-            (local.sums, *((t.rows, t.dim, t.pooling, t.exponent, t.law) for t in tables))
-            if ranks > 1
-            else ()
-        )
+        tables = (*local.of_whole_batch, *local.copies)
+        key = _describe_sizes(local) if ranks > 1 else ()
         if key not in known:
             tape = Tape(
                 ITEMSIZE[model.dtype], mixed=model.mixed, overlap=model.overlap and ranks > 1
             )
-            groups = {own: place for place, own in enumerate(local.groups)}
+            groups = {members: number for number, members in enumerate(local.groups)}
             record = partial(record_layers, model=model, local=local)
             shared = share_mlps(tape, record, plan.mlps, groups)
             logits = record(tape, shared)
@@ -459,6 +489,16 @@ def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[OpenGraph, ...]
             graph = graph.with_tables(tables)
         graphs.append(graph)
     return tuple(graphs)
+
+
+def _describe_sizes(local: LocalTables) -> tuple[Any, ...]:
+    """All that operations on the tables of a rank depend on; their names are not part of it."""
+    groups = [(summed.group, len(summed.tables)) for summed in local.summed]
+    sizes = [
+        (table.rows, table.dim, table.pooling, table.exponent, table.law)
+        for table in (*local.of_whole_batch, *local.copies)
+    ]
+    return (len(local.pooled_alone), *groups, *sizes)
 
 
 def record_layers(
@@ -510,30 +550,31 @@ def _fill_buckets(tape: Tape) -> None:
 def _look_up(tape: Tape, model: DLRM, local: LocalTables) -> list[Callable[[], list[Tensor]]]:
     """Look tables up and launch the exchanges; each function of the result waits for pooled rows
     and returns them."""
-    tape.module, ranks, batch = "embeddings", len(local.widths), model.batch // len(local.widths)
-    looked = layers.embedding_bags(tape, model, local.looked, model.batch)
+    tape.module = "embeddings"
+    ranks = len(local.widths)
+    batch = model.batch // ranks
+    looked_up = layers.embedding_bags(tape, model, local.of_whole_batch, model.batch)
+    pooled = looked_up[: len(local.pooled_alone)]
+    remaining = iter(looked_up[len(local.pooled_alone) :])
     receive: list[Callable[[], list[Tensor]]] = []
-    pooled = [part for part, own in zip(looked, local.sums, strict=True) if own < 0]
-    for group in sorted({*local.sums} - {-1}):
-        members = len(local.groups[group])
-        part = layers.cat(
-            tape, [part for part, own in zip(looked, local.sums, strict=True) if own == group]
-        )
+    for summed in local.summed:
+        members = len(local.groups[summed.group])
+        partial_sums = layers.cat(tape, list(islice(remaining, len(summed.tables))))
         wait = layers.exchange(
             tape,
-            part,
+            partial_sums,
             model.batch // members,
-            [part.shape[1]],
-            part.nbytes,
+            [partial_sums.shape[1]],
+            partial_sums.nbytes,
             operations=("reduce_scatter", "all_gather"),
-            group=group,
+            group=summed.group,
         )
         if members == ranks:
             receive.append(wait)
         else:  # each rank of the group sends its samples to all ranks
             pooled += [sent.view(model.batch, sent.shape[1] // members) for sent in wait()]
     if ranks == 1:
-        receive.append(lambda: looked)
+        receive.append(lambda: looked_up)
     elif any(local.widths):
         send = layers.cat(tape, pooled) if pooled else None
         # an uneven exchange takes as long as that of the fullest rank
