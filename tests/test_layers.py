@@ -12,7 +12,7 @@ from perfkit.workloads.columns import FEATURES, HostCalls, OperationSizes
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import make_graph
 from perfkit.workloads.layer_types import Linear, Relu, start_backward
-from perfkit.workloads.operations import ATTENTION, Tensor
+from perfkit.workloads.operations import ATTENTION, NT, Tensor
 from perfkit.workloads.tape import Layer, Tape
 
 
@@ -145,18 +145,18 @@ def test_weights_of_another_tape_start_anew() -> None:
 BATCH, ROWS, WIDTH = 4, 6, 8
 MATRIX, ROW, STACK = (ROWS, WIDTH), (WIDTH,), (BATCH, ROWS, WIDTH)
 TAPE = Tape()
-#: An instance of each layer, and the shapes of its operands.
+#: An instance of each layer, by its name and perhaps an option, and the shapes of its operands.
 INSTANCES: dict[str, tuple[Layer, list[tuple[int, ...]]]] = {
     "Linear": (layer_types.Linear(), [MATRIX, (5, WIDTH), (5,)]),
     "LinearWithoutBias": (layer_types.LinearWithoutBias(), [MATRIX, (5, WIDTH)]),
     "LinearFp8": (layer_types.LinearFp8(), [MATRIX, (5, WIDTH), (5,)]),
     "BatchedProduct": (layer_types.BatchedProduct(), [STACK, (BATCH, WIDTH, 5)]),
-    "BatchedProductOfRows": (layer_types.BatchedProductOfRows(), [STACK, (BATCH, 5, WIDTH)]),
+    "BatchedProduct transposed": (layer_types.BatchedProduct(NT), [STACK, (BATCH, 5, WIDTH)]),
     "Attention": (layer_types.Attention(2, causal=True, kernel=ATTENTION[0]), [STACK] * 3),
     "Cast": (layer_types.Cast(2), [MATRIX]),
     "Relu": (layer_types.Relu(), [MATRIX]),
     "Gelu": (layer_types.Gelu(), [MATRIX]),
-    "GeluTanh": (layer_types.GeluTanh(), [MATRIX]),
+    "Gelu tanh": (layer_types.Gelu(tanh=True), [MATRIX]),
     "Silu": (layer_types.Silu(), [MATRIX]),
     "Dropout": (layer_types.Dropout(), [MATRIX]),
     "Rotate": (layer_types.Rotate(), [MATRIX, MATRIX]),
@@ -164,11 +164,11 @@ INSTANCES: dict[str, tuple[Layer, list[tuple[int, ...]]]] = {
     "Add": (layer_types.Add(), [MATRIX, ROW]),
     "Multiply": (layer_types.Multiply(), [MATRIX, MATRIX]),
     "Softmax": (layer_types.Softmax(), [MATRIX]),
-    "LogSoftmax": (layer_types.LogSoftmax(), [MATRIX]),
+    "Softmax logarithm": (layer_types.Softmax(logarithm=True), [MATRIX]),
     "LayerNorm": (layer_types.LayerNorm(), [MATRIX, ROW, ROW]),
     "RmsNorm": (layer_types.RmsNorm(), [MATRIX, ROW]),
     "Repeat": (layer_types.Repeat(3, ROWS, WIDTH), [MATRIX]),
-    "Fold": (layer_types.Fold(ROWS, WIDTH), [STACK]),
+    "AddCopies": (layer_types.AddCopies(ROWS, WIDTH), [STACK]),
     "Concatenate": (layer_types.Concatenate(), [MATRIX, MATRIX]),
     "TakePairs": (layer_types.TakePairs(), [STACK, (3,), (3,)]),
     "Embedding": (layer_types.Embedding(2, 5), [MATRIX, (10,)]),
@@ -187,7 +187,7 @@ PASSED = {"sum", "_to_copy"}
 
 def test_each_layer_has_an_instance_here() -> None:
     layers = [own for own in Layer.__subclasses__() if own.__module__ == layer_types.__name__]
-    assert {layer.__name__ for layer in layers} == {*INSTANCES}
+    assert {layer.__name__ for layer in layers} == {name.partition(" ")[0] for name in INSTANCES}
 
 
 @pytest.mark.parametrize("name", INSTANCES)

@@ -16,10 +16,9 @@ from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import make_graph, step
 from perfkit.workloads.layer_types import (
     Add,
+    AddCopies,
     Attention,
-    Fold,
     Gelu,
-    GeluTanh,
     Multiply,
     Repeat,
     Silu,
@@ -183,8 +182,7 @@ def _activate(tape: Tape, model: Any, product: Callable[[], Tensor]) -> Tensor:
     if model.gated:
         gate = tape.apply(Silu(), product())
         return tape.apply(Multiply(), gate, product())
-    activation = GeluTanh() if model.causal else Gelu()
-    return tape.apply(activation, product())
+    return tape.apply(Gelu(tanh=model.causal), product())
 
 
 def _feed_forward(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
@@ -215,7 +213,7 @@ def _mix_experts(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     )
     results = layers.bmm(tape, wide, tape.parameter(local, inner, hidden))
     weighted = tape.apply(Multiply(), results, gates)
-    return tape.apply(Fold(*x.shape), weighted)
+    return tape.apply(AddCopies(*x.shape), weighted)
 
 
 def _attention(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 from perfkit.models.roofline import ATTENTION_BACKWARD, attention_flops
 from perfkit.workloads.columns import OperationSizes
-from perfkit.workloads.operations import NN, NT, SORT, TN, Tensor, Weight
+from perfkit.workloads.operations import NN, NT, SORT, TN, Layout, Tensor, Weight
 from perfkit.workloads.tape import Layer, Tape
 
 
@@ -116,17 +116,27 @@ class LinearFp8(Layer):
 
 
 class BatchedProduct(Layer):
-    """Products of many matrices in one kernel: `bmm` of (batch, m, k) with (batch, k, n).
+    """Products of many matrices in one kernel: `bmm` of (batch, m, k) with (batch, k, n), or, if the
+    right ones are transposed views (`NT`), with (batch, n, k).
 
     Backward: a `bmm` for each operand.
+
+    Parameters
+    ----------
+    layout : Layout, optional
+        `NN` or `NT`.
     """
+
+    def __init__(self, layout: Layout = NN) -> None:
+        self.layout = layout
 
     def forward(self, tape: Tape, a: Tensor, b: Tensor) -> Tensor:
         """Append `bmm`."""
         self.a, self.b = a, b
         batch, rows, _ = a.shape
-        y = tape.tensor(batch, rows, b.shape[2], itemsize=_widest(a, b))
-        tape.batched_product("bmm", NN, a, b, y)
+        columns = b.shape[1] if self.layout.right_is_transposed else b.shape[2]
+        y = tape.tensor(batch, rows, columns, itemsize=_widest(a, b))
+        tape.batched_product("bmm", self.layout, a, b, y)
         return y
 
     def backward(self, tape: Tape, dy: Tensor) -> None:
@@ -135,33 +145,8 @@ class BatchedProduct(Layer):
         if self.b.needs_gradient:
             tape.batched_product("bmm", TN, self.a, dy, db)
         if self.a.needs_gradient:
-            tape.batched_product("bmm", NT, dy, self.b, da)
-        tape.pass_on(self.b, db)
-        tape.pass_on(self.a, da)
-
-
-class BatchedProductOfRows(Layer):
-    """Products of the rows of many matrices: `bmm` of (batch, m, k) with (batch, n, k), whose
-    matrices are transposed views.
-
-    Backward: a `bmm` for each operand.
-    """
-
-    def forward(self, tape: Tape, a: Tensor, b: Tensor) -> Tensor:
-        """Append `bmm`."""
-        self.a, self.b = a, b
-        batch, rows, _ = a.shape
-        y = tape.tensor(batch, rows, b.shape[1], itemsize=_widest(a, b))
-        tape.batched_product("bmm", NT, a, b, y)
-        return y
-
-    def backward(self, tape: Tape, dy: Tensor) -> None:
-        """Append the products of the gradients."""
-        da, db = tape.like(self.a), tape.like(self.b)
-        if self.b.needs_gradient:
-            tape.batched_product("bmm", TN, self.a, dy, db)
-        if self.a.needs_gradient:
-            tape.batched_product("bmm", NN, dy, self.b, da)
+            layout = NN if self.layout.right_is_transposed else NT
+            tape.batched_product("bmm", layout, dy, self.b, da)
         tape.pass_on(self.b, db)
         tape.pass_on(self.a, da)
 
@@ -276,37 +261,28 @@ class Relu(Layer):
 
 
 class Gelu(Layer):
-    """Gaussian error linear unit: `gelu`. Backward: `gelu_backward`, which reads the operand."""
+    """Gaussian error linear unit: `gelu`. Backward: `gelu_backward`, which reads the operand.
+
+    Parameters
+    ----------
+    tanh : bool, optional
+        Whether it is found by a hyperbolic tangent, as in GPT-2: another function for a kernel.
+    """
+
+    def __init__(self, *, tanh: bool = False) -> None:
+        self.suffix = "_tanh" if tanh else ""
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
         """Append `gelu`."""
         self.x = x
         y = tape.like(x)
-        tape.elementwise("gelu", [x], [y])
+        tape.elementwise("gelu", [x], [y], f"gelu{self.suffix}")
         return y
 
     def backward(self, tape: Tape, dy: Tensor) -> None:
         """Append `gelu_backward`."""
         dx = tape.like(self.x)
-        tape.elementwise("gelu_backward", [dy, self.x], [dx])
-        tape.pass_on(self.x, dx)
-
-
-class GeluTanh(Layer):
-    """Gaussian error linear unit by a hyperbolic tangent: `gelu`, with another function than that
-    of `Gelu`. Backward: `gelu_backward`, which reads the operand."""
-
-    def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        """Append `gelu`."""
-        self.x = x
-        y = tape.like(x)
-        tape.elementwise("gelu", [x], [y], "gelu_tanh")
-        return y
-
-    def backward(self, tape: Tape, dy: Tensor) -> None:
-        """Append `gelu_backward`."""
-        dx = tape.like(self.x)
-        tape.elementwise("gelu_backward", [dy, self.x], [dx], "gelu_backward_tanh")
+        tape.elementwise("gelu_backward", [dy, self.x], [dx], f"gelu_backward{self.suffix}")
         tape.pass_on(self.x, dx)
 
 
@@ -423,36 +399,28 @@ class Multiply(Layer):
 
 
 class Softmax(Layer):
-    """Softmax of each row: `_softmax`. Backward: `_softmax_backward_data`, which reads the
-    result."""
+    """Softmax of each row, or its logarithm: `_softmax` or `_log_softmax`. Backward:
+    `_softmax_backward_data` or `_log_softmax_backward_data`, which reads the result.
+
+    Parameters
+    ----------
+    logarithm : bool, optional
+        Whether the logarithm is found.
+    """
+
+    def __init__(self, *, logarithm: bool = False) -> None:
+        self.name = "_log_softmax" if logarithm else "_softmax"
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        """Append `_softmax`."""
+        """Append the function."""
         self.x, self.y = x, tape.like(x)
-        tape.rowwise("_softmax", [x], [self.y])
+        tape.rowwise(self.name, [x], [self.y])
         return self.y
 
     def backward(self, tape: Tape, dy: Tensor) -> None:
-        """Append `_softmax_backward_data`."""
+        """Append its derivative."""
         dx = tape.like(self.x)
-        tape.rowwise("_softmax_backward_data", [dy, self.y], [dx])
-        tape.pass_on(self.x, dx)
-
-
-class LogSoftmax(Layer):
-    """Logarithm of the softmax of each row: `_log_softmax`. Backward:
-    `_log_softmax_backward_data`, which reads the result."""
-
-    def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        """Append `_log_softmax`."""
-        self.x, self.y = x, tape.like(x)
-        tape.rowwise("_log_softmax", [x], [self.y])
-        return self.y
-
-    def backward(self, tape: Tape, dy: Tensor) -> None:
-        """Append `_log_softmax_backward_data`."""
-        dx = tape.like(self.x)
-        tape.rowwise("_log_softmax_backward_data", [dy, self.y], [dx])
+        tape.rowwise(f"{self.name}_backward_data", [dy, self.y], [dx])
         tape.pass_on(self.x, dx)
 
 
@@ -501,6 +469,20 @@ class RmsNorm(Layer):
         tape.pass_on(self.weight, dw)
 
 
+def _copy_to(tape: Tape, x: Tensor, shape: Sequence[Any]) -> Tensor:
+    """Copies of a tensor that fill a larger shape."""
+    y = tape.tensor(*shape, itemsize=x.itemsize)
+    tape.copy("clone", [x], [y])
+    return y
+
+
+def _add_up_to(tape: Tape, x: Tensor, shape: Sequence[Any]) -> Tensor:
+    """The sum of the parts of a tensor that have a smaller shape."""
+    y = tape.tensor(*shape, itemsize=x.itemsize)
+    tape.rowwise("sum", [x], [y])
+    return y
+
+
 class Repeat(Layer):
     """Copy a tensor several times: `clone`. Backward: the sum over all copies, `sum`.
 
@@ -514,21 +496,18 @@ class Repeat(Layer):
         self.shape = shape
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        """Append `clone`."""
+        """Copy the operand."""
         self.x = x
-        y = tape.tensor(*self.shape, itemsize=x.itemsize)
-        tape.copy("clone", [x], [y])
-        return y
+        return _copy_to(tape, x, self.shape)
 
     def backward(self, tape: Tape, dy: Tensor) -> None:
-        """Append `sum`."""
-        dx = tape.like(self.x)
-        tape.rowwise("sum", [dy], [dx])
-        tape.pass_on(self.x, dx)
+        """Add up the gradients of the copies."""
+        tape.pass_on(self.x, _add_up_to(tape, dy, self.x.shape))
 
 
-class Fold(Layer):
-    """Sum of the copies of a tensor: `sum`. Backward: its gradient for each of them, `clone`.
+class AddCopies(Layer):
+    """The reverse of `Repeat`, the sum over the copies of a tensor: `sum`. Backward: its gradient
+    for each of them, `clone`.
 
     Parameters
     ----------
@@ -540,17 +519,13 @@ class Fold(Layer):
         self.shape = shape
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        """Append `sum`."""
+        """Add up the copies."""
         self.x = x
-        y = tape.tensor(*self.shape, itemsize=x.itemsize)
-        tape.rowwise("sum", [x], [y])
-        return y
+        return _add_up_to(tape, x, self.shape)
 
     def backward(self, tape: Tape, dy: Tensor) -> None:
-        """Append `clone`."""
-        dx = tape.like(self.x)
-        tape.copy("clone", [dy], [dx])
-        tape.pass_on(self.x, dx)
+        """Copy the gradient."""
+        tape.pass_on(self.x, _copy_to(tape, dy, self.x.shape))
 
 
 # -- copies --------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads.layer_types import (
     Add,
     BatchedProduct,
-    BatchedProductOfRows,
     BinaryCrossEntropy,
     Cast,
     Concatenate,
@@ -29,7 +28,6 @@ from perfkit.workloads.layer_types import (
     Linear,
     LinearFp8,
     LinearWithoutBias,
-    LogSoftmax,
     Multiply,
     NegativeLogLikelihood,
     Relu,
@@ -42,7 +40,7 @@ from perfkit.workloads.layer_types import (
     TakePairs,
     start_backward,
 )
-from perfkit.workloads.operations import Tensor, Weight
+from perfkit.workloads.operations import NT, Tensor, Weight
 from perfkit.workloads.sizes import round_size
 from perfkit.workloads.symbolic_sizes import SymbolicSize
 from perfkit.workloads.tables import EmbeddingTable, list_laws
@@ -254,7 +252,7 @@ def dot(tape: Tape, x: Tensor, dense: Tensor) -> Tensor:
     count_views(tape, 2)  # vectors by sample, and these transposed
     rows, columns = (tape.tensor(pairs, itemsize=8) for _ in range(2))
     vectors = cast(tape, x, tape.itemsize)
-    products = tape.apply(BatchedProductOfRows(), vectors, vectors)
+    products = tape.apply(BatchedProduct(NT), vectors, vectors)
     return cat(tape, [dense, tape.apply(TakePairs(), products, rows, columns)])
 
 
@@ -403,6 +401,6 @@ def binary_cross_entropy(tape: Tape, logits: Tensor) -> None:
 def cross_entropy(tape: Tape, logits: Tensor, rows: int) -> None:
     """Mean cross entropy of `rows` decoded tokens."""
     labels, wide = tape.tensor(rows, itemsize=8), max(tape.wide, logits.itemsize)
-    logarithms = tape.apply(LogSoftmax(), logits.view(rows, logits.numel // rows))
+    logarithms = tape.apply(Softmax(logarithm=True), logits.view(rows, logits.numel // rows))
     loss = tape.apply(NegativeLogLikelihood(), cast(tape, logarithms, wide), labels)
     start_backward(tape, loss)
