@@ -2,7 +2,7 @@
 long each takes."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -412,22 +412,41 @@ def find_group_cost(
     return find_cost(resized, operation, most * nodes)
 
 
-class _Message(NamedTuple):
-    """A collective whose time is asked for.
+class _Messages(NamedTuple):
+    """Collectives of one operation and the same ranks in one group of ranks.
 
     Parameters
     ----------
     times : array
-        Times of the collectives of its group of ranks, which receive the answer [s].
-    number : int
-        Its number there [-].
-    nbytes : float
-        Its size [B].
+        Times of the collectives of the group, which receive the answer [s].
+    numbers : array of int
+        Numbers of these there [-].
+    nbytes : array
+        Their sizes [B].
     """
 
     times: Array
-    number: int
-    nbytes: float
+    numbers: np.ndarray
+    nbytes: Array
+
+
+def _list_messages(group: RankGroup, times: Array) -> Iterator[tuple[tuple[str, Ranks], _Messages]]:
+    """Collectives of a group of ranks by operation and ranks, with their `times`, which are still
+    to be found."""
+    graph = group.graph
+    positions = graph.collectives
+    nbytes = np.maximum(graph.features.nbytes[positions], 1.0)
+    communicators = graph.features.group[positions].astype(int).tolist()
+    kinds: dict[tuple[str, int], int] = {}
+    kind_of_collective = [
+        kinds.setdefault((graph.labels[position].name, communicator), len(kinds))
+        for position, communicator in zip(positions.tolist(), communicators, strict=True)
+    ]
+    kind_numbers = np.array(kind_of_collective, dtype=int)
+    for (operation, communicator), kind in kinds.items():
+        numbers = np.flatnonzero(kind_numbers == kind)
+        ranks = group.communicator_ranks[communicator]
+        yield (operation, ranks), _Messages(times, numbers, nbytes[numbers])
 
 
 def time_collectives(
@@ -452,16 +471,10 @@ def time_collectives(
         What makes these times less certain than their spread.
     """
     durations = [np.zeros(len(group.graph.collectives)) for group in groups]
-    messages = dict[tuple[str, Ranks], list[_Message]]()
+    messages = dict[tuple[str, Ranks], list[_Messages]]()
     for group, times in zip(groups, durations, strict=True):
-        positions = group.graph.collectives
-        sizes = group.graph.features.nbytes[positions].tolist()
-        communicators = group.graph.features.group[positions].astype(int).tolist()
-        for number, position in enumerate(positions.tolist()):
-            operation = group.graph.labels[position].name
-            ranks = group.communicator_ranks[communicators[number]]
-            message = _Message(times, number, max(sizes[number], 1.0))
-            messages.setdefault((operation, ranks), []).append(message)
+        for kind, of_group in _list_messages(group, times):
+            messages.setdefault(kind, []).append(of_group)
     ranks_per_node = platform.network.ranks_per_node
     ranks_per_region = platform.network.ranks // platform.network.regions
     notes: dict[str, None] = {}
@@ -475,10 +488,17 @@ def time_collectives(
             most=max(ranks_of_node.values()),
             regions=len({rank // ranks_per_region for rank in ranks}),
         )
-        priced = cost.price(np.array([message.nbytes for message in alike]))
+        # messages of one size are priced once
+        nbytes = np.concatenate([of_group.nbytes for of_group in alike])
+        sizes, size_of_message = np.unique(nbytes, return_inverse=True)
+        priced = cost.price(sizes)
         notes |= dict.fromkeys(priced.notes)
-        for message, seconds in zip(alike, priced.time.tolist(), strict=True):
-            message.times[message.number] = seconds
+        seconds = priced.time[size_of_message]
+        begin = 0
+        for of_group in alike:
+            end = begin + len(of_group.numbers)
+            of_group.times[of_group.numbers] = seconds[begin:end]
+            begin = end
     if iteration_fit is not None:
         delay = 0.0
         if sum(len(group.ranks) for group in groups) > 1:

@@ -259,7 +259,7 @@ class CollectiveInstance:
     previous : CollectiveInstance or None
         The one before on the same communicator.
     members : list of int
-        Groups of ranks that take part [-].
+        Groups of ranks of its communicator, which all its collectives share [-].
     slows_kernels : bool
         Whether kernels that run at the same time take longer.
     duration : float
@@ -268,8 +268,8 @@ class CollectiveInstance:
         How many of them are ready [-].
     ready : float
         When the last of these was ready [s].
-    waiting_ranks : list of int
-        Groups of ranks that wait for its end [-].
+    waiting_ranks : list of int or None
+        Groups of ranks that wait for its end, if any does [-].
     previous_end : float
         When the one before has ended [s].
     start, end : float
@@ -284,11 +284,30 @@ class CollectiveInstance:
     duration: float = 0.0
     arrived: int = 0
     ready: float = -math.inf
-    waiting_ranks: list[int] = field(default_factory=list)
+    waiting_ranks: list[int] | None = None
     previous_end: float = -math.inf
     start: float = 0.0
     end: float = math.inf
     of_iteration_before: "CollectiveInstance | None" = None
+
+
+@dataclass(eq=False)
+class Communicator:
+    """Groups of ranks that launch collectives together.
+
+    Parameters
+    ----------
+    members : list of int
+        The groups of ranks [-].
+    launches : list of int
+        How many collectives each of them launches [-].
+    collectives : list of CollectiveInstance
+        In the order in which they are launched.
+    """
+
+    members: list[int] = field(default_factory=list)
+    launches: list[int] = field(default_factory=list)
+    collectives: list[CollectiveInstance] = field(default_factory=list)
 
 
 def _find_awaited(
@@ -379,18 +398,18 @@ class CollectivesBeside:
         return end
 
 
-def _check_members(communicator: int, launched: Sequence[CollectiveInstance]) -> None:
+def _check_launches(number: int, communicator: Communicator) -> None:
     """Raise an error for a collective that not all ranks of its communicator launch."""
-    count = len(launched[0].members)
-    for order, collective in enumerate(launched):
-        if len(collective.members) != count:
-            fault = (
-                f"communicator {communicator} has {count} ranks and {len(collective.members)} "
-                f"launch its collective {order}"
-            )
-            raise ValueError(
-                f"{fault}; all must launch the same ones; give the graphs of one iteration"
-            )
+    fewest = min(communicator.launches)
+    launching = sum(count > fewest for count in communicator.launches)
+    if launching:
+        fault = (
+            f"communicator {number} has {len(communicator.members)} ranks and {launching} "
+            f"launch its collective {fewest}"
+        )
+        raise ValueError(
+            f"{fault}; all must launch the same ones; give the graphs of one iteration"
+        )
 
 
 class Timeline:
@@ -433,23 +452,22 @@ class Timeline:
         self.device = device
         self.contention = contention
         self.added = UnsimulatedTime()
-        # by communicator, in the order in which they are launched there
-        self.communicators: dict[int, list[CollectiveInstance]] = {}
+        self.communicators: dict[int, Communicator] = {}
         self.collectives_of_rank = [self._list_collectives(index) for index in range(len(ranks))]
         looks_back = any(
             wait.of_previous_iteration
             for rank in ranks
             for wait in rank.group.graph.collective_waits
         )
-        for communicator, launched in self.communicators.items():
-            _check_members(communicator, launched)
+        self.collectives: list[CollectiveInstance] = []
+        for number, communicator in self.communicators.items():
+            _check_launches(number, communicator)
+            launched = communicator.collectives
             if looks_back:
                 for collective in launched:
                     collective.of_iteration_before = CollectiveInstance(None, end=-math.inf)
                 launched[0].previous = launched[-1].of_iteration_before
-        self.collectives = [
-            collective for launched in self.communicators.values() for collective in launched
-        ]
+            self.collectives += launched
         self.sums = [rank.add_up(device) for rank in ranks]
         self.segments = [self._list_segments(index) for index in range(len(ranks))]
         self.hosts = np.array([issued[-1] for issued, *_ in self.sums])
@@ -463,7 +481,10 @@ class Timeline:
         their order on a communicator."""
         rank = self.ranks[index]
         graph = rank.group.graph
-        count = dict.fromkeys(rank.group.communicators, 0)
+        for number in dict.fromkeys(rank.group.communicators):
+            communicator = self.communicators.setdefault(number, Communicator())
+            communicator.members.append(index)
+            communicator.launches.append(0)
         collectives = []
         columns = zip(
             graph.collectives.tolist(),
@@ -471,17 +492,20 @@ class Timeline:
             rank.durations.tolist(),
             strict=True,
         )
-        for position, communicator, duration in columns:
-            launched = self.communicators.setdefault(communicator, [])
-            order = count[communicator]
-            count[communicator] = order + 1
+        for position, number, duration in columns:
+            communicator = self.communicators[number]
+            launched = communicator.collectives
+            order = communicator.launches[-1]
+            communicator.launches[-1] = order + 1
             if order == len(launched):  # this rank is the first one to launch it
                 previous = launched[-1] if launched else None
                 # nobody has measured that a message from one GPU to another slows their kernels
                 is_message = self.device and graph.labels[position].name == "send_recv"
-                launched.append(CollectiveInstance(previous, slows_kernels=not is_message))
+                collective = CollectiveInstance(
+                    previous, communicator.members, slows_kernels=not is_message
+                )
+                launched.append(collective)
             collective = launched[order]
-            collective.members.append(index)
             if duration > collective.duration:
                 collective.duration = duration
             collectives.append(collective)
@@ -535,6 +559,8 @@ class Timeline:
                 if segment.awaited is not None:
                     awaited_end = segment.awaited.end
                     if awaited_end == math.inf:
+                        if segment.awaited.waiting_ranks is None:
+                            segment.awaited.waiting_ranks = []
                         segment.awaited.waiting_ranks.append(rank)
                         break
                     if awaited_end > begin:
@@ -606,7 +632,7 @@ class Timeline:
         if collective.waiting_ranks:
             for waiting in collective.waiting_ranks:
                 heapq.heappush(queue, (collective.end, waiting))
-            collective.waiting_ranks = []
+            collective.waiting_ranks = None
 
     def repeat(self, states: list[Array]) -> float:
         """Run iterations until all ranks advance by the same time, or each by the same as before;

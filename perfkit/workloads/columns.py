@@ -448,6 +448,16 @@ class Waits:
         columns = (self.operation, self.collective, self.of_previous_iteration)
         return map(Wait, *(column.tolist() for column in columns))
 
+    def sort(self) -> "Waits":
+        """The same waits by operation, those for the iteration before first."""
+        keys = (self.collective, ~self.of_previous_iteration, self.operation)
+        in_order = np.lexsort(keys)
+        return Waits(
+            self.operation[in_order],
+            self.collective[in_order],
+            self.of_previous_iteration[in_order],
+        )
+
     @classmethod
     def from_rows(cls, rows: Sequence[Wait] = ()) -> "Waits":
         """Turn rows into columns.

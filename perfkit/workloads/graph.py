@@ -332,7 +332,7 @@ class Graph(Tabular):
         positions = self.collectives.tolist()
         if self.waits is None:
             return [Wait(position + 1, number) for number, position in enumerate(positions)]
-        waits = sorted(self.waits, key=_order_wait)
+        waits = [*self.waits.sort()]
         awaited = {wait.collective for wait in waits}
         for number in range(len(positions)):
             if number not in awaited:
@@ -342,26 +342,29 @@ class Graph(Tabular):
     @cached_property
     def segments(self) -> Segments:
         """Parts between collectives, transfers and waits."""
-        count = len(self)
-        bounds = {0, count, *(self.collectives + 1).tolist(), *(self.transfers + 1).tolist()}
-        without_wait = bounds - {wait.operation for wait in self.collective_waits}
-        starts: list[tuple[int, Wait | None]] = [
-            (wait.operation, wait) for wait in sorted(self.collective_waits, key=_order_wait)
-        ]
-        starts += [(position, None) for position in without_wait]
-        starts.sort(key=lambda start: start[0])  # waits at one position stay in their order
-        begins = np.array([position for position, _ in starts], dtype=int)
+        count, collectives = len(self), self.collectives
+        waits = sorted(self.collective_waits, key=_order_wait)
+        waiting = np.array([wait.operation for wait in waits], dtype=int)
+        bounds = np.concatenate([[0, count], collectives + 1, self.transfers + 1])
+        without_wait = np.setdiff1d(bounds, waiting)
+        # waits at one position stay in their order
+        positions = np.concatenate([waiting, without_wait])
+        in_order = np.argsort(positions, kind="stable")
+        begins = positions[in_order]
         ends = np.append(begins[1:], count)
-        launched_at = {position: n for n, position in enumerate(self.collectives.tolist())}
+        wait_of: list[Wait | None] = [*waits, *[None] * len(without_wait)]
+        # a segment with operations may end with a collective
+        numbers = np.searchsorted(collectives, ends - 1)
+        is_launched = np.isin(ends - 1, collectives) & (begins < ends)
         launches = [
-            launched_at.get(end - 1) if begin < end else None
-            for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
+            number if launched else None
+            for number, launched in zip(numbers.tolist(), is_launched.tolist(), strict=True)
         ]
         is_first_there = np.diff(begins, prepend=-1) > 0
         return Segments(
             begins=begins,
             ends=ends,
-            waits=[wait for _, wait in starts],
+            waits=[wait_of[number] for number in in_order.tolist()],
             launches=launches,
             follows_transfer=np.isin(begins, self.transfers + 1) & is_first_there,
         )
