@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import perfkit as pk
+from perfkit.platform.kernel_times import UNALIGNED
 from perfkit.prediction.result import Prediction
 
 BERT = pk.Transformer.bert("bert-base", batch=8, sequence=128, layers=2)
@@ -89,9 +90,19 @@ def test_an_account_names_fit_terms_and_factors() -> None:
     assert [step.factor for step in slow.steps if "slowdown" in step.cause] == [1.5]
     assert quick.fit_name == "kernels.gemm.nt" and quick.sizes["m"] == 4 * 128
     text = quick.explain()
-    assert "tiled flops" in text and "distant operands: beyond l3" in text and "together" in text
+    assert "tiled flops" in text and "distant operands, beyond l3: " in text and "together" in text
     h100 = predict("bert, h100")
     assert h100.explain_operation(find(h100, "mm")).sizes["peak"] == pytest.approx(989.4e12)
+
+
+def test_an_account_shows_how_much_longer_unaligned_rows_take() -> None:
+    prediction = predict("bert, h100")  # whose 30522 words are no multiple of 8
+    head = prediction.timeline().filter(rank=0, module="head", kind="gemm")
+    accounts = [prediction.explain_operation(number) for number in head["operation"]]
+    [step, *_] = [
+        step for account in accounts for step in account.steps if "not aligned" in step.cause
+    ]
+    assert step.factor == pytest.approx(UNALIGNED[9].of_16_bytes)
 
 
 def test_an_account_shows_what_collectives_beside_it_take() -> None:
@@ -107,7 +118,8 @@ def test_what_is_no_kernel_is_refused() -> None:
     prediction = predict("bert, h100")
     frame = prediction.timeline().filter(kind="collective")
     with pytest.raises(
-        ValueError, match=r"operation is \d+, the collective 'all_reduce'; take a kernel"
+        ValueError,
+        match=r"operation is \d+, the collective 'all_reduce'; take a kernel; platform.collective\('all_reduce', .*, ranks=8\)",
     ):
         prediction.explain_operation(frame["operation"][0])
     with pytest.raises(

@@ -197,7 +197,7 @@ def explain_operation(
     if not model.is_kernel:
         raise ValueError(
             f"operation is {operation}, the {label.kind} {label.name!r}; take a kernel; "
-            "Platform.collective explains collectives"
+            f"{_advise(timeline, operation)}"
         )
     sizes_of_all = size_operations([graph], operations, platform, dtype, ranks)
     own = slice(operation, operation + 1)
@@ -237,6 +237,18 @@ def explain_operation(
     )
 
 
+def _advise(timeline: RankTimeline, operation: int) -> str:
+    """Say what explains an operation that is no kernel."""
+    graph = timeline.graph
+    if graph.labels[operation].kind != "collective":
+        return "time of the host is in `breakdown`"
+    group = int(graph.column("group")[operation])
+    ranks = len(timeline.times.group.communicator_ranks[group])
+    nbytes = float(graph.column("nbytes")[operation])
+    name = graph.labels[operation].name
+    return f"platform.collective({name!r}, {nbytes:g}, ranks={ranks}).explain() is its account"
+
+
 def _name_stand_in(model: LoneModel) -> str:
     """Say what times a class that was not measured."""
     if model.fit is None:
@@ -252,15 +264,22 @@ def _list_steps_alone(model: LoneModel, sizes: KernelSizes, platform: Platform) 
     in_layout = replace(model, tensor_core_itemsize=0.0)
     steps = _list_terms(plain, sizes, platform)
     time = _time_near(plain, one_launch, platform)
-    for cause, changed, launched in (
-        ("operands are moved into the layout of tensor cores and back", in_layout, one_launch),
-        ("rows in memory are not aligned", model, one_launch),
-        (f"{sizes['launches'][0]:g} kernels instead of one", model, sizes),
-    ):
-        longer = _time_near(changed, launched, platform)
-        if longer != time:
-            steps.append(Step(cause, longer - time))
-        time = longer
+    longer = _time_near(in_layout, one_launch, platform)
+    if longer != time:
+        steps.append(
+            Step("operands are moved into the layout of tensor cores and back", longer - time)
+        )
+    time = longer
+    longer = _time_near(model, one_launch, platform)
+    if longer != time:
+        slowdown = (longer - model.launch) / (time - model.launch)
+        steps.append(
+            Step("rows in memory are not aligned, beyond the launch", longer - time, slowdown)
+        )
+    time = longer
+    longer = _time_near(model, sizes, platform)
+    if longer != time:
+        steps.append(Step(f"{sizes['launches'][0]:g} kernels instead of one", longer - time))
     return steps
 
 
@@ -283,12 +302,25 @@ def _list_terms(model: LoneModel, sizes: KernelSizes, platform: Platform) -> lis
     steps = []
     parts = fit.split(size_one_product(fit, sizes, np.array([products])))
     for name, seconds in parts.items():
-        if name not in DISTANT_TERMS and float(np.sum(seconds)):
-            steps.append(Step(name.replace("_", " "), float(np.sum(seconds))))
+        time = float(np.sum(seconds))
+        if name not in DISTANT_TERMS and time:
+            steps.append(Step(_name_term(fit, name, time), time))
     if products != 1.0:
         time = sum(step.added for step in steps)
         steps.append(Step("a product for each gradient", (products - 1.0) * time, products))
     return steps
+
+
+def _name_term(fit: KernelModel, name: str, seconds: float) -> str:
+    """Name a part of the time of a fit, with the number of the fit that makes it."""
+    words = name.replace("_", " ")
+    if isinstance(fit, Additive):
+        return f"{words}: {seconds / fit[name]:.6g} times {fit[name]:.4g} s"
+    if name == "arithmetic":
+        return f"arithmetic at {fit['compute_efficiency']:.1%} of the peak"
+    if name == "memory traffic":
+        return f"memory traffic at {fit['memory_efficiency']:.1%} of the bandwidth"
+    return words
 
 
 def _list_steps_in_iteration(
@@ -299,8 +331,8 @@ def _list_steps_in_iteration(
     context = _name_context(model, platform, family)
     steps = [Step(context, (added.scale - 1.0) * near, added.scale)]
     distant = _time_distant(model, sizes)
-    steps += [Step(f"distant operands: {name}", time) for name, time in distant.items() if time]
-    if added.cold_scale != 1.0 and any(distant.values()):
+    steps += [Step(f"distant operands, {name}", time) for name, time in distant.items()]
+    if added.cold_scale != 1.0 and distant:
         time = sum(distant.values())
         cause = "distant operands in iterations"
         steps.append(Step(cause, (added.cold_scale - 1.0) * time, added.cold_scale))
@@ -321,11 +353,12 @@ def _time_distant(model: LoneModel, sizes: KernelSizes) -> dict[str, float]:
     if model.counts_products:
         gradients = count_gradients(sizes)
     parts = fit.split(size_one_product(fit, sizes, gradients))
-    return {
-        name.replace("_", " "): float(gradients[0] * parts[name][0])
-        for name in DISTANT_TERMS
-        if name in parts
-    }
+    times = {}
+    for name in DISTANT_TERMS:
+        time = float(gradients[0] * parts[name][0]) if name in parts else 0.0
+        if time:
+            times[_name_term(fit, name, time)] = time
+    return times
 
 
 def _name_context(model: ClassModel, platform: Platform, family: str) -> str:
