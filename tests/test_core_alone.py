@@ -34,6 +34,7 @@ AROUND = (
     "stages",
     "strategies",
     "strategy_memory",
+    "strategy_records",
 )
 PROGRAM = """
 import sys

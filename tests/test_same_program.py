@@ -132,4 +132,4 @@ def test_a_layer_keeps_its_input_alone_where_it_is_computed_again() -> None:
     strategy = Strategy.stack([Strategy(micro_batch=4, checkpoint="full")])
     _, recorded, _ = record_micro_batch(model, strategy, None)
     saved = find_saved(list_lives(recorded))
-    assert saved["layers"][-1] == 2 * 4 * 1024 * 768
+    assert saved.layer[-1] == 2 * 4 * 1024 * 768

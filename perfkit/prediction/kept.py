@@ -8,24 +8,12 @@ import numpy as np
 
 from perfkit.ground.units import Array
 from perfkit.prediction.memory import find_lives
+from perfkit.prediction.strategy_records import REGIONS, ByRegion
 from perfkit.workloads.graph import Graph
-
-#: Parts of a pass in their order: a phase and a region.
-SEGMENTS = (
-    ("forward", "embeddings"),
-    ("forward", "layers"),
-    ("forward", "head"),
-    ("backward", "head"),
-    ("backward", "layers"),
-    ("backward", "embeddings"),
-)
-#: How long a gradient of a micro-batch is held: until it is added to a sum; until the gradients of
-#: its unit are reduced; or until the update.
-UNTIL = ("sum", "reduction", "update")
 
 
 class Moment(NamedTuple):
-    """What is held at the fullest moment of a segment [B].
+    """What is held at the fullest moment of a part of a pass [B].
 
     Parameters
     ----------
@@ -37,6 +25,41 @@ class Moment(NamedTuple):
 
     activations: Array
     gradients: Array
+
+
+class BackwardMoments(NamedTuple):
+    """Fullest moments of a backward pass.
+
+    Parameters
+    ----------
+    head, layer, embeddings : Moment
+        Of each region.
+    layer_end : Moment
+        The end of the backward pass of a layer, when its gradients are packed to be reduced.
+    """
+
+    head: Moment
+    layer: Moment
+    layer_end: Moment
+    embeddings: Moment
+
+
+class Moments(NamedTuple):
+    """Fullest moments of a micro-batch.
+
+    Parameters
+    ----------
+    forward : ByRegion
+        Activations of the forward pass through each region [B].
+    until_sum, until_reduction, until_update : BackwardMoments
+        Those of the backward pass, if a gradient is held until it is added to a sum, until the
+        gradients of its unit are reduced, or until the update.
+    """
+
+    forward: ByRegion[Array]
+    until_sum: BackwardMoments
+    until_reduction: BackwardMoments
+    until_update: BackwardMoments
 
 
 class Lives(NamedTuple):
@@ -100,7 +123,7 @@ def list_lives(graph: Graph) -> Lives:
     return Lives(begin, end, sizes, saved, is_gradient, phases, regions)
 
 
-def find_saved(lives: Lives) -> dict[str, Array]:
+def find_saved(lives: Lives) -> ByRegion[Array]:
     """Find the activations of the forward pass that a region reads in the backward pass.
 
     Parameters
@@ -110,19 +133,19 @@ def find_saved(lives: Lives) -> dict[str, Array]:
 
     Returns
     -------
-    saved : dict of str to array
-        Activations whose last reader is in the backward pass of ``embeddings``, of the layer
-        (``layers``) or of the ``head``, as the input of the layer [B].
+    saved : ByRegion
+        Activations whose last reader is in the backward pass of the region, as the input of the
+        layer [B].
     """
-    saved = {}
-    for name in ("embeddings", "layers", "head"):
+    saved = []
+    for name in REGIONS:
         of_region = lives.saved & (lives.regions[lives.end] == name)
-        saved[name] = lives.sizes[of_region].sum(axis=0)
-    return saved
+        saved.append(lives.sizes[of_region].sum(axis=0))
+    return ByRegion(*saved)
 
 
-def find_moments(lives: Lives) -> dict[tuple[str, str, str], Moment]:
-    """Find the fullest moment of each segment of a micro-batch.
+def find_moments(lives: Lives) -> Moments:
+    """Find the fullest moments of a micro-batch.
 
     Parameters
     ----------
@@ -131,43 +154,71 @@ def find_moments(lives: Lives) -> dict[tuple[str, str, str], Moment]:
 
     Returns
     -------
-    moments : dict of (str, str, str) to Moment
-        By how long gradients are held, see `UNTIL`, which does not matter in the forward pass, by
-        phase and by region; with ``packing`` the end of
-        the backward pass of the layer.
+    moments : Moments
+        One for each phase and region, and for how long gradients are held.
     """
-    regions = lives.regions
-    in_backward = lives.phases == "backward"
-    segments = {
-        (phase, region): np.flatnonzero((lives.phases == phase) & (regions == region))
-        for phase, region in SEGMENTS
-    }
-    places = np.arange(len(regions))[:, np.newaxis]
-    new = lives.is_gradient
-    alive = (lives.begin[~new] <= places) & (places <= lives.end[~new])
-    activations = alive.astype(float) @ lives.sizes[~new]
-    begin, end, sizes = lives.begin[new], lives.end[new], lives.sizes[new]
-    last = len(regions) - 1
-    unit_end = np.full(len(begin), last)
-    of_layer = regions[begin] == "layers"
-    unit_end[of_layer] = np.flatnonzero(in_backward & (regions == "layers"))[-1]
-    held_until = {"sum": end, "reduction": unit_end, "update": np.full(len(end), last)}
-    columns = np.arange(sizes.shape[1])
-    moments = {}
-    for until in UNTIL:
-        held = (begin <= places) & (places <= np.maximum(held_until[until], end))
-        gradients = held.astype(float) @ sizes
-        total = activations + gradients
-        layer_end = np.flatnonzero(in_backward & (regions == "layers"))[-1]
-        moments[until, "packing", "layers"] = Moment(activations[layer_end], gradients[layer_end])
-        for (phase, region), inside in segments.items():
-            if phase == "forward" and until != UNTIL[0]:  # without gradients, as the first
-                continue
-            if not len(inside):  # a compiler has merged its kernels with those of another region
-                moments[until, phase, region] = Moment(*np.zeros((2, len(columns))))
-                continue
-            fullest = inside[np.argmax(total[inside], axis=0)]
-            moments[until, phase, region] = Moment(
-                activations[fullest, columns], gradients[fullest, columns]
-            )
-    return moments
+    operations = np.arange(len(lives.regions))[:, np.newaxis]
+    is_activation = ~lives.is_gradient
+    begin, end = lives.begin[is_activation], lives.end[is_activation]
+    alive = (begin <= operations) & (operations <= end)
+    activations = alive.astype(float) @ lives.sizes[is_activation]
+    last = len(lives.regions) - 1
+    layer_end = np.flatnonzero((lives.phases == "backward") & (lives.regions == "layers"))[-1]
+    made = lives.begin[lives.is_gradient]
+    added = lives.end[lives.is_gradient]
+    # the gradients of a layer are one unit, those of both ends another
+    reduced = np.where(lives.regions[made] == "layers", layer_end, last)
+    updated = np.full(len(made), last)
+    return Moments(
+        forward=_find_forward_moments(lives, activations),
+        until_sum=_find_backward_moments(lives, activations, added),
+        until_reduction=_find_backward_moments(lives, activations, reduced),
+        until_update=_find_backward_moments(lives, activations, updated),
+    )
+
+
+def _find_forward_moments(lives: Lives, activations: Array) -> ByRegion[Array]:
+    """Activations at the fullest moment of each region of a forward pass [B]."""
+    fullest = []
+    for region in REGIONS:
+        rows = np.flatnonzero((lives.phases == "forward") & (lives.regions == region))
+        fullest.append(_find_fullest(rows, activations, np.zeros(activations.shape)).activations)
+    return ByRegion(*fullest)
+
+
+def _find_backward_moments(
+    lives: Lives, activations: Array, held_until: np.ndarray
+) -> BackwardMoments:
+    """Fullest moments of a backward pass whose gradients are `held_until` some operations, or as
+    long as they are read."""
+    made = lives.begin[lives.is_gradient]
+    read = lives.end[lives.is_gradient]
+    operations = np.arange(len(lives.regions))[:, np.newaxis]
+    held = (made <= operations) & (operations <= np.maximum(held_until, read))
+    gradients = held.astype(float) @ lives.sizes[lives.is_gradient]
+
+    def find(region: str) -> Moment:
+        return _find_fullest(find_rows(region), activations, gradients)
+
+    def find_rows(region: str) -> np.ndarray:
+        return np.flatnonzero((lives.phases == "backward") & (lives.regions == region))
+
+    layer_end = find_rows("layers")[-1]
+    return BackwardMoments(
+        head=find("head"),
+        layer=find("layers"),
+        layer_end=Moment(activations[layer_end], gradients[layer_end]),
+        embeddings=find("embeddings"),
+    )
+
+
+def _find_fullest(rows: np.ndarray, activations: Array, gradients: Array) -> Moment:
+    """The fullest moment of some operations; empty if a compiler has merged all of them with those
+    of another region."""
+    count = activations.shape[1]
+    if not len(rows):
+        return Moment(np.zeros(count), np.zeros(count))
+    held = activations + gradients
+    fullest = rows[np.argmax(held[rows], axis=0)]
+    columns = np.arange(count)
+    return Moment(activations[fullest, columns], gradients[fullest, columns])

@@ -1,18 +1,21 @@
 """One micro-batch of a strategy on one rank: its operations, the sizes of its messages, and the
 times of both."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfkit.fitting import Iteration
 from perfkit.ground.units import Array
-from perfkit.prediction.cost import HostTimes, join_host, price, price_hosts
-from perfkit.prediction.kept import find_moments, find_saved, list_lives
+from perfkit.platform.platform import Platform
+from perfkit.prediction.cost import Costs, HostTimes, join_host, price, price_hosts
+from perfkit.prediction.kept import Moments, find_moments, find_saved, list_lives
 from perfkit.prediction.messages import MessageTimes
 from perfkit.prediction.ranks import RankTimes
 from perfkit.prediction.replicas import Gradient, time_buckets
+from perfkit.prediction.strategy_records import REGIONS, ByRegion, Quantity, Work, map_arrays
 from perfkit.workloads.blocks import RankShare, record_part
 from perfkit.workloads.columns import Accesses, Features, HostCalls, OperationSizes
 from perfkit.workloads.execution import HANDED, execute
@@ -22,8 +25,6 @@ from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tape import ITEMSIZE
 from perfkit.workloads.transformer import Transformer
 
-#: Parts of a model, in the order of its forward pass.
-REGIONS = ("embeddings", "layers", "head")
 #: Kinds of operations of attention between its projections.
 CORES = ("bmm", "attention")
 #: Tokens of a sequence in the first column of a recorded graph. A compiler merges what has equal
@@ -32,9 +33,6 @@ _ODD = 1031
 #: Communicators of a graph of `perfkit.prediction.stages`: those below `PASSED` are waited for
 #: inside a pass, those from `PAIRS` on connect neighbouring stages [-].
 PASSED, PAIRS = 3, 6
-#: What replicas that share states do around their messages, see
-#: `perfkit.workloads.blocks.record_part`.
-EXCHANGED = ("gather.ends", "gather.layers", "regather.layers", "scatter.ends", "scatter.layers")
 #: Operations of these whose tensors are shards.
 ON_SHARDS = ("_foreach_copy_", "all_gather_copy_in", "_to_copy")
 
@@ -49,56 +47,125 @@ def _make_operation(label: Label, host_calls: HostCalls) -> Graph:
 _CALL = _make_operation(
     Label("all_to_all", "collective", "all_to_all", "forward", ""), HostCalls(calls=1, launches=1)
 )
-#: Sums and casts of gradients that hooks launch, without a call.
-_IN_HOOKS = tuple(
-    _make_operation(Label(name, "elementwise", name, "backward", ""), HostCalls(launches=1))
-    for name in ("add_", "_to_copy")
+#: A sum and a cast of a gradient that a hook launches, without a call.
+_SUM_IN_HOOK = _make_operation(
+    Label("add_", "elementwise", "add_", "backward", ""), HostCalls(launches=1)
+)
+_CAST_IN_HOOK = _make_operation(
+    Label("_to_copy", "elementwise", "_to_copy", "backward", ""), HostCalls(launches=1)
 )
 
 
-class Sizes:
-    """Sizes of a micro-batch and of the messages of its ranks; arrays if the strategy holds
-    many."""
+class Sizes(NamedTuple):
+    """Sizes of a micro-batch and of the messages of its ranks; arrays if a strategy holds many.
 
-    def __init__(self, model: Transformer, s: Strategy) -> None:
-        #: Micro-batches of a replica [-].
-        self.micro = model.batch / (s.dp * s.micro_batch)
-        #: Bytes of an activation or a weight in use, of a sum of gradients, and of one while ranks
-        #: reduce it [B].
-        self.itemsize = ITEMSIZE.get(model.dtype, 2)
-        self.wide = 4 if model.mixed else self.itemsize
-        self.summed = ITEMSIZE.get(model.reduce_dtype, self.wide)
-        #: One number of each token of a rank, and the activations between stages [B].
-        self.column = self.itemsize * s.micro_batch * model.sequence / s.cp
-        self.between = self.column * model.hidden / s.rows
-        #: Keys of a layer, and the mean of queries, keys, values and outputs, which change places
-        #: with heads [B].
-        head = model.head_width or model.hidden / model.heads
-        self.keys = self.column * head * np.ceil((model.kv_heads or model.heads) / s.tp)
-        self.swapped = (self.column * (head * model.heads / s.tp) + self.keys) / 2.0
-        #: Tokens that go to experts [B]; numbers of the experts of a layer on a rank, and ranks
-        #: that share them [-].
-        self.routed = self.column * model.hidden * model.routed * (model.experts > 0)
-        each = (2 + model.gated) * model.hidden * np.ceil((model.inner or 4 * model.hidden) / s.tp)
-        self.experts = (model.experts // s.ep) * each
-        self.sharers = np.maximum(s.owners // s.ep, 1)
-        #: Whether gradients are copied for their reduction as they are computed. Otherwise those of
-        #: several micro-batches were added up before.
-        self.straight = s.scattered | np.equal(self.micro, 1)
-        #: Bytes that this copy moves for a number, over those that it moves where gradients are
-        #: copied as they are computed [-].
-        self.widened = (self.wide + self.summed) / (self.itemsize + self.summed)
-        #: Bytes that a copy before a reduction and one around a gather move where ranks share layers
-        #: or sequences, relative to a copy of all sums of gradients [-].
-        self.gathered = self.itemsize / self.wide
-        from_new = np.greater(s.zero, 0) & self.straight
-        self.reduced = np.where(from_new, (1.0 + self.gathered) / 2.0, 1.0)
-        #: Numbers of the experts of a layer that are copied once more around each message, as ranks
-        #: do not divide the experts; and the copies [-].
-        divided = (model.experts // s.ep) % self.sharers == 0
-        copied_again = np.greater(s.zero, 0) & np.logical_not(divided) & (model.experts > 0)
-        self.reordered = np.where(copied_again, self.experts, 0.0)
-        self.reorders = np.where(copied_again, 2.0 + model.gated, 0.0)
+    Parameters
+    ----------
+    micro : array
+        Micro-batches of a replica [-].
+    itemsize, wide, summed : int
+        Bytes of an activation or a weight in use, of a sum of gradients, and of one while ranks
+        reduce it [B].
+    column : array
+        One number of each token of a rank [B].
+    between : array
+        Activations that a stage sends to the next one [B].
+    keys : array
+        Keys of a layer [B].
+    swapped : array
+        Mean of the queries, keys, values and outputs of a layer, which change places with heads
+        [B].
+    routed : array
+        Tokens of a layer that go to experts [B].
+    experts : array
+        Numbers of the experts of a layer on a rank [-].
+    sharers : array
+        Ranks that share these [-].
+    straight : array of bool
+        Whether gradients are copied for their reduction as they are computed. Otherwise those of
+        several micro-batches were added up before [-].
+    widened : array
+        Bytes that this copy moves for a number, over those that it moves where gradients are copied
+        as they are computed [-].
+    gathered, reduced : array
+        Bytes that a copy around a gather and one before a reduction move where ranks share layers or
+        sequences, relative to a copy of all sums of gradients [-].
+    reordered, reorders : array
+        Numbers of the experts of a layer that are copied once more around each message, as ranks do
+        not divide the experts; and the copies [-].
+    """
+
+    micro: Array
+    itemsize: int
+    wide: int
+    summed: int
+    column: Array
+    between: Array
+    keys: Array
+    swapped: Array
+    routed: Array
+    experts: Array
+    sharers: Array
+    straight: np.ndarray
+    widened: float
+    gathered: float
+    reduced: Array
+    reordered: Array
+    reorders: Array
+
+
+def size_micro_batch(model: Transformer, s: Strategy) -> Sizes:
+    """Sizes of a micro-batch and of the messages of its ranks.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    s : Strategy
+        One or many.
+
+    Returns
+    -------
+    sizes : Sizes
+        Numbers, or arrays with an element for each strategy.
+    """
+    micro = model.batch / (s.dp * s.micro_batch)
+    itemsize = ITEMSIZE.get(model.dtype, 2)
+    wide = 4 if model.mixed else itemsize
+    summed = ITEMSIZE.get(model.reduce_dtype, wide)
+    column = itemsize * s.micro_batch * model.sequence / s.cp
+    head_width = model.head_width or model.hidden / model.heads
+    keys = column * head_width * np.ceil((model.kv_heads or model.heads) / s.tp)
+    queries = column * (head_width * model.heads / s.tp)
+    has_experts = model.experts > 0
+    matrices = 2 + model.gated
+    inner = np.ceil((model.inner or 4 * model.hidden) / s.tp)
+    experts = (model.experts // s.ep) * (matrices * model.hidden * inner)
+    sharers = np.maximum(s.owners // s.ep, 1)
+    straight = s.scattered | np.equal(micro, 1)
+    shares_states = np.greater(s.zero, 0)
+    gathered = itemsize / wide
+    divided = (model.experts // s.ep) % sharers == 0
+    copied_again = shares_states & np.logical_not(divided) & has_experts
+    return Sizes(
+        micro=micro,
+        itemsize=itemsize,
+        wide=wide,
+        summed=summed,
+        column=column,
+        between=column * model.hidden / s.rows,
+        keys=keys,
+        swapped=(queries + keys) / 2.0,
+        routed=column * model.hidden * model.routed if has_experts else 0.0 * column,
+        experts=experts,
+        sharers=sharers,
+        straight=straight,
+        widened=(wide + summed) / (itemsize + summed),
+        gathered=gathered,
+        reduced=np.where(shares_states & straight, (1.0 + gathered) / 2.0, 1.0),
+        reordered=np.where(copied_again, experts, 0.0),
+        reorders=np.where(copied_again, 1.0 * matrices, 0.0),
+    )
 
 
 class MicroBatch(NamedTuple):
@@ -107,7 +174,274 @@ class MicroBatch(NamedTuple):
 
     graph: Graph
     recorded: Graph
-    weights: dict[str, Array]
+    weights: ByRegion[Array]
+
+
+class PhaseTimes(NamedTuple):
+    """One pass of a micro-batch through a region of the model.
+
+    Parameters
+    ----------
+    device, host : array
+        Time of the kernels, and of the calls of the host that launch them [s].
+    tensor_messages : array
+        Time of the messages among ranks that share layers, if nothing hides them [s].
+    """
+
+    device: Array
+    host: Array
+    tensor_messages: Array
+
+
+class RegionTimes(NamedTuple):
+    """A region of the model: the embeddings, one layer, or the head.
+
+    Parameters
+    ----------
+    forward, backward : PhaseTimes
+        Its passes; the backward pass without sums of gradients.
+    gradient_sums : Work
+        Sums of its gradients with those of earlier micro-batches [s].
+    weights : array
+        Its trained numbers on a rank [-].
+    saved : array
+        Activations of the forward pass that its backward pass reads [B].
+    """
+
+    forward: PhaseTimes
+    backward: PhaseTimes
+    gradient_sums: Work
+    weights: Array
+    saved: Array
+
+
+class PassWork(NamedTuple):
+    """A part of both passes.
+
+    Parameters
+    ----------
+    forward, backward : Work
+        Kernels and calls of each pass [s].
+    """
+
+    forward: Work
+    backward: Work
+
+
+class WeightWork(NamedTuple):
+    """What is done once with all weights.
+
+    Parameters
+    ----------
+    device : array
+        Time of the kernels for one trained number [s].
+    host : array
+        Time of the calls for all of them [s].
+    """
+
+    device: Array
+    host: Array
+
+
+class ShardWork(NamedTuple):
+    """Kernels that work on the shards of a unit of weights.
+
+    Parameters
+    ----------
+    fixed : array
+        Time that they take whatever their size [s].
+    divided : array
+        What they take beyond that if one rank holds all shards; ranks divide it [s].
+    host : array
+        Time of the calls [s].
+    """
+
+    fixed: Array
+    divided: Array
+    host: Array
+
+
+class MessageCopies(NamedTuple):
+    """Copies around one message of a unit of weights.
+
+    Parameters
+    ----------
+    whole : array
+        Time of the copies of whole weights or gradients, and what copies of shards take whatever
+        their size [s].
+    divided : array
+        What copies of shards take beyond that if one rank holds all of them; ranks divide it [s].
+    packing : array
+        What the copies of gradients into the message take by their size; it is part of `whole`
+        [s].
+    ahead : array
+        What the copies of shards ahead of the message take whatever their size; it is part of
+        `whole` [s].
+    host : array
+        Time of the calls [s].
+    """
+
+    whole: Array
+    divided: Array
+    packing: Array
+    ahead: Array
+    host: Array
+
+
+class UnitCopies(NamedTuple):
+    """What replicas do with a unit whose weights or gradients they share: a layer, or both ends
+    together.
+
+    Parameters
+    ----------
+    gather, regather, scatter : MessageCopies
+        Copies around the message that gathers its weights for the forward pass, once more for the
+        backward pass, and that reduces its gradients.
+    sums : ShardWork
+        Sums of the shards of its gradients.
+    casts : Work
+        Casts of its gradients before they are reduced [s].
+    """
+
+    gather: MessageCopies
+    regather: MessageCopies
+    scatter: MessageCopies
+    sums: ShardWork
+    casts: Work
+
+
+class ExpertReorder(NamedTuple):
+    """Copies of experts that ranks do not divide, around a message.
+
+    Parameters
+    ----------
+    fixed : array
+        What a copy takes whatever its size [s].
+    each : array
+        What it takes beyond that for a trained number [s].
+    """
+
+    fixed: Array
+    each: Array
+
+
+class MicroBatchTimes(NamedTuple):
+    """One micro-batch on one rank, with an element of each array for each strategy.
+
+    Parameters
+    ----------
+    embeddings, layer, head : RegionTimes
+        Passes through each region; a layer stands for all layers.
+    attention : PassWork
+        Attention of a layer between its projections, without what is computed again.
+    weight_gradients : Work
+        Weight gradients of a layer, which a schedule may put off; they are part of its backward
+        pass [s].
+    update : WeightWork
+        What the optimizer does.
+    weight_casts : WeightWork
+        Copies of the updated weights in the format in which layers work.
+    packing : array
+        Time of a copy of one gradient to a message [s].
+    layer_copies, end_copies : UnitCopies
+        What replicas do around messages of a layer, and of both ends together.
+    reorder : ExpertReorder
+        Copies of the experts of a layer.
+    buckets : Work
+        What the buckets of DistributedDataParallel add to an iteration [s].
+    call : array
+        Time in which the host launches a collective [s].
+    moments : Moments
+        Fullest moments of the memory of a rank [B].
+    spread : array
+        Spread of the logarithm of the time of its kernels [-].
+    """
+
+    embeddings: RegionTimes
+    layer: RegionTimes
+    head: RegionTimes
+    attention: PassWork
+    weight_gradients: Work
+    update: WeightWork
+    weight_casts: WeightWork
+    packing: Array
+    layer_copies: UnitCopies
+    end_copies: UnitCopies
+    reorder: ExpertReorder
+    buckets: Work
+    call: Array
+    moments: Moments
+    spread: Array
+
+    @property
+    def regions(self) -> tuple[RegionTimes, RegionTimes, RegionTimes]:
+        """Embeddings, layer and head."""
+        return self.embeddings, self.layer, self.head
+
+    def list_by_region(self, read: Callable[[RegionTimes], Quantity]) -> ByRegion[Quantity]:
+        """A quantity of each region.
+
+        Parameters
+        ----------
+        read : callable
+            Takes a region, and returns the quantity.
+
+        Returns
+        -------
+        quantities : ByRegion
+            In the order of the forward pass.
+        """
+        return ByRegion(read(self.embeddings), read(self.layer), read(self.head))
+
+
+class _Hosts(NamedTuple):
+    """Time of the host, whatever the sizes.
+
+    For each operation of a rank; for each if gradients are not added up; and for a collective, and
+    a sum and a cast of a gradient in a hook [s].
+    """
+
+    operations: Array
+    without_sums: Array
+    call: Array
+    sum_in_hook: Array
+    cast_in_hook: Array
+
+
+class _Rows(NamedTuple):
+    """Operations of a rank, a row each; times have a column for the odd sizes and for each
+    strategy.
+
+    Labels of the operations, their kernels and messages [s], what a kernel takes whatever its size
+    [s], and hosts.
+    """
+
+    names: np.ndarray
+    kinds: np.ndarray
+    variants: np.ndarray
+    phases: np.ndarray
+    modules: np.ndarray
+    device: Array
+    tensor_messages: Array
+    fixed: Array
+    hosts: _Hosts
+
+    @property
+    def are_sums(self) -> np.ndarray:
+        """Whether each operation adds gradients to those of earlier micro-batches."""
+        return self.names == "add_"
+
+    def find_region(self, region: str) -> np.ndarray:
+        """Whether each operation belongs to a region."""
+        return np.char.startswith(self.modules, region)
+
+    def add_device(self, chosen: np.ndarray | slice) -> Array:
+        """Time of the chosen kernels [s]."""
+        return self.device[chosen].sum(axis=0)
+
+    def add_beyond_fixed(self, chosen: np.ndarray) -> Array:
+        """Time of the chosen kernels beyond what they take whatever their size [s]."""
+        return self.device[chosen].sum(axis=0) - self.fixed[chosen].sum()
 
 
 def record_micro_batch(model: Transformer, s: Strategy, execution: str | None) -> MicroBatch:
@@ -139,8 +473,8 @@ def record_micro_batch(model: Transformer, s: Strategy, execution: str | None) -
     executed = execute([graph], execution)[0]
     if executed.execution == "compiled":
         executed = _hand_weights_to_regions(executed)
-    numbers = {name: np.broadcast_to(own, len(batch)) for name, own in weights.items()}
-    return MicroBatch(executed, graph, numbers)
+    by_region = ByRegion(*(np.broadcast_to(weights[name], len(batch)) for name in REGIONS))
+    return MicroBatch(executed, graph, by_region)
 
 
 def _hand_weights_to_regions(graph: Graph) -> Graph:
@@ -168,132 +502,267 @@ def price_micro_batch(
     s: Strategy,
     several: Array,
     execution: str | None,
-) -> dict[str, Array | float]:
-    """Times of a micro-batch on one rank by region and phase [s], trained numbers [-], and spread,
-    on the platform of `messages`: one for each strategy, or one for all.
+) -> MicroBatchTimes:
+    """Price one micro-batch of strategies whose graphs differ in their sizes alone.
 
-    `several` says whether a strategy has several micro-batches; it matters where replicas share
-    nothing but the batch.
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    messages : MessageTimes
+        Times of messages on the platform.
+    s : Strategy
+        Each field an array.
+    several : array of bool
+        Whether a strategy has several micro-batches; it matters where replicas share nothing but
+        the batch [-].
+    execution : str or None
+        ``eager`` or ``compiled``.
+
+    Returns
+    -------
+    times : MicroBatchTimes
+        An element of each array for each strategy, or a number for all of them.
     """
     platform = messages.platform
-    graph, recorded, weights = record_micro_batch(model, s, execution)
-    inside = np.array(
-        [
-            label.module.startswith("layers") or label.module.endswith(".layers")
-            for label in graph.labels
-        ]
+    micro_batch = record_micro_batch(model, s, execution)
+    graph = micro_batch.graph
+    costs = _price_kernels(micro_batch, platform, model.layers)
+    rows = _list_rows(micro_batch, costs, messages, s)
+    lives = list_lives(graph)
+    lives_before = lives
+    if micro_batch.recorded.execution != graph.execution:
+        lives_before = list_lives(micro_batch.recorded)
+    saved = find_saved(lives_before)
+    weights = micro_batch.weights
+    all_weights = weights.embeddings + weights.layer + weights.head
+    recomputed = bool(np.all(np.equal(s.checkpoint, "full")))
+    weight_casts = _time_with_weights(rows, rows.modules == "exchange.narrow", all_weights)
+    times = MicroBatchTimes(
+        embeddings=_time_region(rows, "embeddings", weights.embeddings, saved.embeddings),
+        layer=_time_region(rows, "layers", weights.layer, saved.layer),
+        head=_time_region(rows, "head", weights.head, saved.head),
+        attention=_time_attention(rows, recomputed),
+        weight_gradients=_time_weight_gradients(rows),
+        update=_time_with_weights(rows, _find_update(rows), all_weights),
+        weight_casts=weight_casts,
+        packing=rows.add_device(rows.modules == "exchange.whole") / all_weights,
+        layer_copies=_time_unit(rows, "layers", ("layers",), weights.layer * weight_casts.device),
+        end_copies=_time_unit(
+            rows,
+            "ends",
+            ("embeddings", "head"),
+            (weights.embeddings + weights.head) * weight_casts.device,
+        ),
+        reorder=_time_reorder(rows, weights.layer),
+        buckets=_time_buckets(model, messages, s, several, graph, rows),
+        call=rows.hosts.call,
+        moments=find_moments(lives),
+        spread=_estimate_spread(costs),
     )
-    often = np.where(inside, float(model.layers), 1.0)
-    [cost] = price([replace(graph, repeats=often)], platform, dtype=graph.dtype)
-    seconds = cost.seconds
+    return map_arrays(_leave_out_odd_sizes, times)
+
+
+def _leave_out_odd_sizes(values: Array) -> Array:
+    """The elements of strategies; a number that is the same for all sizes stays one."""
+    if np.ndim(values) == 0:
+        return values
+    return values[1:]
+
+
+def _price_kernels(micro_batch: MicroBatch, platform: Platform, layers: int) -> Costs:
+    """Price the operations of a rank, whose layer runs as often as there are layers."""
+    graph = micro_batch.graph
+    repeats = []
+    for label in graph.labels:
+        of_layer = label.module.startswith("layers") or label.module.endswith(".layers")
+        repeats.append(float(layers) if of_layer else 1.0)
+    [costs] = price([replace(graph, repeats=np.array(repeats))], platform, dtype=graph.dtype)
+    return costs
+
+
+def _list_rows(micro_batch: MicroBatch, costs: Costs, messages: MessageTimes, s: Strategy) -> _Rows:
+    """Operations of a rank with what they take on its device and on its host."""
+    graph, platform = micro_batch.graph, messages.platform
     names = np.array([label.name for label in graph.labels])
-    kinds = np.array([label.kind for label in graph.labels])
-    variants = np.array([label.variant for label in graph.labels])
-    phases = np.array([label.phase for label in graph.labels])
     modules = np.array([label.module for label in graph.labels])
-    inside = np.char.startswith(modules, "layers")
-    exchange, added, ranks = np.zeros(seconds.shape), names == "add_", np.append(1, s.tp)
-    of_layers = graph.collectives[~np.char.startswith(modules[graph.collectives], "exchange")]
+    fixed_of_classes = np.array([model.fixed_time for model in costs.models])
+    return _Rows(
+        names=names,
+        kinds=np.array([label.kind for label in graph.labels]),
+        variants=np.array([label.variant for label in graph.labels]),
+        phases=np.array([label.phase for label in graph.labels]),
+        modules=modules,
+        device=costs.seconds,
+        tensor_messages=_time_tensor_messages(graph, names, modules, messages, s),
+        fixed=fixed_of_classes[costs.classes],
+        hosts=_price_hosts(graph, names == "add_", platform),
+    )
+
+
+def _time_tensor_messages(
+    graph: Graph, names: np.ndarray, modules: np.ndarray, messages: MessageTimes, s: Strategy
+) -> Array:
+    """Times of the messages among ranks that share layers, a row for each operation [s]."""
+    ranks = np.append(1, s.tp)
+    times = np.zeros((len(graph), len(ranks)))
+    nbytes = np.broadcast_to(graph.column("nbytes"), times.shape)
+    is_exchange = np.char.startswith(modules[graph.collectives], "exchange")
+    of_layers = graph.collectives[~is_exchange]
     for operation in np.unique(names[of_layers]):
-        own = of_layers[names[of_layers] == operation]
-        nbytes = np.broadcast_to(graph.column("nbytes"), (len(graph), len(ranks)))[own]
-        exchange[own] = messages.time(operation, nbytes, ranks, 1)
-    others = np.flatnonzero(~added)
-    # the same for all sizes
-    executed, without_sums, call, *in_hooks = price_hosts(
+        chosen = of_layers[names[of_layers] == operation]
+        times[chosen] = messages.time(operation, nbytes[chosen], ranks, 1)
+    return times
+
+
+def _time_region(rows: _Rows, region: str, weights: Array, saved: Array) -> RegionTimes:
+    """Both passes through a region, and the sums of its gradients."""
+    of_region = rows.find_region(region)
+    sums = of_region & rows.are_sums
+    phases = []
+    for phase in ("forward", "backward"):
+        of_phase = of_region & (rows.phases == phase)
+        phases.append(
+            PhaseTimes(
+                device=rows.add_device(of_phase & ~rows.are_sums),
+                host=rows.hosts.without_sums[of_phase].sum(),
+                tensor_messages=rows.tensor_messages[of_phase].sum(axis=0),
+            )
+        )
+    host_of_sums = (rows.hosts.operations - rows.hosts.without_sums)[of_region].sum()
+    return RegionTimes(
+        forward=phases[0],
+        backward=phases[1],
+        gradient_sums=Work(rows.add_device(sums), host_of_sums),
+        weights=weights,
+        saved=saved,
+    )
+
+
+def _time_attention(rows: _Rows, recomputed: bool) -> PassWork:
+    """Attention between its projections in both passes.
+
+    A backward pass that computes the layer again begins with the attention of the forward pass.
+    """
+    of_attention = np.char.endswith(rows.modules, "attention") & np.isin(rows.kinds, CORES)
+    forward = np.flatnonzero(of_attention & (rows.phases == "forward"))
+    backward = np.flatnonzero(of_attention & (rows.phases == "backward"))
+    if recomputed:
+        backward = backward[len(forward) :]
+    works = []
+    for core in (forward, backward):
+        all_between = slice(core.min(), core.max() + 1)
+        works.append(Work(rows.add_device(all_between), rows.hosts.operations[all_between].sum()))
+    return PassWork(*works)
+
+
+def _time_weight_gradients(rows: _Rows) -> Work:
+    """Weight gradients of a layer, which a schedule may put off: products of activations, which are
+    transposed, with gradients."""
+    of_layer = rows.find_region("layers") & (rows.phases == "backward")
+    products = of_layer & (rows.kinds == "gemm") & (rows.variants == "tn")
+    return Work(rows.add_device(products), rows.hosts.without_sums[products].sum())
+
+
+def _find_update(rows: _Rows) -> np.ndarray:
+    """Whether each operation belongs to the optimizer."""
+    copies = np.isin(rows.modules, ("exchange.whole", "exchange.narrow"))
+    return (rows.phases == "update") & ~copies
+
+
+def _time_with_weights(rows: _Rows, chosen: np.ndarray, weights: Array) -> WeightWork:
+    """Time of operations on all weights, for each of them."""
+    return WeightWork(rows.add_device(chosen) / weights, rows.hosts.operations[chosen].sum())
+
+
+def _time_unit(
+    rows: _Rows,
+    unit: str,
+    regions: Sequence[str],
+    casts: Array,
+) -> UnitCopies:
+    """What replicas do around the messages of a unit, which holds some regions.
+
+    Shards are added up, and gradients cast, in hooks of FSDP. `casts` is the time of their kernels
+    [s].
+    """
+    of_unit = np.logical_or.reduce([rows.find_region(region) for region in regions])
+    sums = of_unit & rows.are_sums
+    host_of_casts = np.zeros(())
+    if (rows.modules == "exchange.narrow").any():
+        host_of_casts = sums.sum() * rows.hosts.cast_in_hook
+    return UnitCopies(
+        gather=_time_copies(rows, f"exchange.gather.{unit}"),
+        regather=_time_copies(rows, f"exchange.regather.{unit}"),
+        scatter=_time_copies(rows, f"exchange.scatter.{unit}"),
+        sums=ShardWork(
+            fixed=rows.fixed[sums].sum(),
+            divided=rows.add_beyond_fixed(sums),
+            host=sums.sum() * rows.hosts.sum_in_hook,
+        ),
+        casts=Work(casts, host_of_casts),
+    )
+
+
+def _time_copies(rows: _Rows, module: str) -> MessageCopies:
+    """Copies around the message of a unit, all of which are recorded in one module."""
+    copies = rows.modules == module
+    on_shards = copies & np.isin(rows.names, ON_SHARDS)
+    into_message = copies & (rows.names == "chunk_cat")
+    ahead = on_shards & (rows.names != "_to_copy")
+    return MessageCopies(
+        whole=rows.add_device(copies & ~on_shards) + rows.fixed[on_shards].sum(),
+        divided=rows.add_beyond_fixed(on_shards),
+        packing=rows.add_beyond_fixed(into_message),
+        ahead=rows.fixed[ahead].sum(),
+        host=rows.hosts.without_sums[copies].sum(),
+    )
+
+
+def _time_reorder(rows: _Rows, weights: Array) -> ExpertReorder:
+    """Copies of experts that ranks do not divide: as the copies of a gathered layer with as many
+    `weights`."""
+    of_gather = rows.modules == "exchange.gather.layers"
+    split = of_gather & (rows.names == "split_with_sizes_copy")
+    return ExpertReorder(rows.fixed[split].sum(), rows.add_beyond_fixed(split) / weights)
+
+
+def _estimate_spread(costs: Costs) -> Array:
+    """Spread of the logarithm of the time of all kernels [-].
+
+    Kernels of a kind have one fit and one scale, so that they err together, and so does all that is
+    only assumed.
+    """
+    kinds = [model.kind for model in costs.models]
+    causes = np.where(costs.assumed, "", kinds)
+    errors = costs.spread * costs.totals / costs.totals.sum(axis=0)
+    variance: Any = 0.0
+    for cause in np.unique(causes):
+        variance = variance + np.square(errors[causes == cause].sum(axis=0))
+    return np.asarray(np.sqrt(variance))
+
+
+def _price_hosts(graph: Graph, are_sums: np.ndarray, platform: Platform) -> _Hosts:
+    """Time of the host for the operations of a rank, and for single ones."""
+    executed, without_sums, call, sum_in_hook, cast_in_hook = price_hosts(
         [
             replace(graph, columns={}),
-            _leave_out(graph, added),
+            _leave_out(graph, are_sums),
             _CALL,
-            *(replace(kernel, execution=graph.execution) for kernel in _IN_HOOKS),
+            replace(_SUM_IN_HOOK, execution=graph.execution),
+            replace(_CAST_IN_HOOK, execution=graph.execution),
         ],
         platform,
     )
-    host, call_time = np.add(*executed), _add_up_host(call)
-    host_without_sums = np.zeros(len(graph))
-    host_without_sums[others] = np.add(*without_sums)
-    # what a kernel takes whatever its size
-    fixed = np.array([model.fixed_time for model in cost.models])[cost.classes]
-    out = {}
-    for name in REGIONS:
-        own = np.char.startswith(modules, name)
-        for phase in ("forward", "backward"):
-            here = own & (phases == phase)
-            out[f"{name}.{phase}"] = seconds[here & ~added].sum(axis=0)
-            out[f"{name}.tensor.{phase}"] = exchange[here].sum(axis=0)
-            out[f"{name}.host.{phase}"] = host_without_sums[here].sum()
-        out[f"{name}.weights"] = weights[name]
-        out[f"{name}.host.added"] = (host - host_without_sums)[own].sum()
-        out[f"{name}.added"] = seconds[own & added].sum(axis=0)
-        out[f"{name}.added.fixed"] = fixed[own & added].sum()
-    again = 0
-    for phase in ("forward", "backward"):
-        cores = np.flatnonzero(
-            np.char.endswith(modules, "attention") & (phases == phase) & np.isin(kinds, CORES)
-        )
-        cores = cores[again:]  # what is computed again comes first
-        core = slice(cores.min(), cores.max() + 1)
-        out[f"attention.{phase}"], out[f"attention.host.{phase}"] = (
-            seconds[core].sum(axis=0),
-            host[core].sum(),
-        )
-        again = len(cores) if np.all(np.equal(s.checkpoint, "full")) else 0
-    put_off = inside & (phases == "backward") & (kinds == "gemm") & (variants == "tn")
-    out["delayed"] = seconds[put_off].sum(axis=0)
-    out["delayed.host"] = host_without_sums[put_off].sum()
-    updates = (phases == "update") & ~np.isin(modules, ("exchange.whole", "exchange.narrow"))
-    narrow = modules == "exchange.narrow"
-    out["narrow"] = seconds[narrow].sum(axis=0) / sum(weights.values())
-    out["narrow.host"] = host[narrow].sum()
-    out["update"] = seconds[updates].sum(axis=0) / sum(weights.values())
-    out["update.host"] = host[updates].sum()
-    out["packing"] = seconds[modules == "exchange.whole"].sum(axis=0) / sum(weights.values())
-    # sums and casts of gradients that hooks of FSDP run
-    hosts = [_add_up_host(kernel) for kernel in in_hooks]
-    for unit, regions in (("layers", ("layers",)), ("ends", ("embeddings", "head"))):
-        sums = added & np.logical_or.reduce([np.char.startswith(modules, own) for own in regions])
-        out[f"added.{unit}.fixed"] = fixed[sums].sum()
-        out[f"added.{unit}.shared"] = seconds[sums].sum(axis=0) - fixed[sums].sum()
-        out[f"added.{unit}.host"], widened = (sums.sum() * host_time for host_time in hosts)
-        out[f"widened.{unit}"] = out["narrow"] * sum(weights[own] for own in regions)
-        out[f"widened.{unit}.host"] = widened if narrow.any() else 0.0
-    for way in EXCHANGED:
-        own = modules == f"exchange.{way}"
-        shards = own & np.isin(names, ON_SHARDS)
-        sums = own & (names == "chunk_cat")
-        out[way] = seconds[own & ~shards].sum(axis=0) + fixed[shards].sum()
-        out[f"{way}.shared"] = seconds[shards].sum(axis=0) - fixed[shards].sum()
-        out[f"{way}.summed"] = seconds[sums].sum(axis=0) - fixed[sums].sum()
-        # copies ahead of the message
-        out[f"{way}.ahead"] = fixed[shards & (names != "_to_copy")].sum()
-        out[f"{way}.host"] = host_without_sums[own].sum()
-    split = (modules == "exchange.gather.layers") & (names == "split_with_sizes_copy")
-    out["reorder.fixed"] = fixed[split].sum()
-    out["reorder"] = (seconds[split].sum(axis=0) - fixed[split].sum()) / weights["layers"]
-    out["buckets"] = out["buckets.host"] = 0.0
-    if (modules == "exchange.fill").any():
-        out["buckets"], out["buckets.host"] = _price_buckets(
-            model, messages, s, several, graph, seconds, host, call_time
-        )
-    out["call"] = call_time
-    lives = list_lives(graph)
-    lives_before = lives if recorded.execution == graph.execution else list_lives(recorded)
-    for region, nbytes in find_saved(lives_before).items():
-        out[f"kept.{region}"] = nbytes
-    for key, moment in find_moments(lives).items():
-        out[f"activations.{'.'.join(key)}"] = moment.activations
-        if "forward" not in key:
-            out[f"gradients.{'.'.join(key)}"] = moment.gradients
-    # kernels of a kind have one fit and one scale, so that they err together, and so does all that
-    # is only assumed
-    kinds_of_classes = [model.kind for model in cost.models]
-    causes = np.where(cost.assumed, "", kinds_of_classes)
-    errors = cost.spread * cost.totals / cost.totals.sum(axis=0)
-    out["spread"] = np.sqrt(
-        sum(np.square(errors[causes == cause].sum(axis=0)) for cause in np.unique(causes))
+    of_others = np.zeros(len(graph))
+    of_others[~are_sums] = _add_up_host(without_sums)
+    return _Hosts(
+        operations=_add_up_host(executed),
+        without_sums=of_others,
+        call=_add_up_host(call)[0],
+        sum_in_hook=_add_up_host(sum_in_hook)[0],
+        cast_in_hook=_add_up_host(cast_in_hook)[0],
     )
-    # without the odd sizes
-    return {name: values[1:] if np.ndim(values) else values for name, values in out.items()}
 
 
 def _leave_out(graph: Graph, left_out: np.ndarray) -> Graph:
@@ -306,77 +775,234 @@ def _leave_out(graph: Graph, left_out: np.ndarray) -> Graph:
     return replace(graph, labels=labels, features=features, columns={})
 
 
-def _add_up_host(alone: HostTimes) -> float:
-    """Time of the host for a single operation [s]."""
-    return float(np.add(*alone)[0])
+def _add_up_host(host: HostTimes) -> Array:
+    """Time of the host for each operation, with all of its launches [s]."""
+    return np.asarray(np.add(*host))
 
 
-def _price_buckets(
+class _RegionGradients(NamedTuple):
+    """Gradients of a region in the order in which they are computed, the kernels of its backward
+    pass behind the last of them, and the calls of the copies to and from buckets [s]."""
+
+    gradients: list[Gradient]
+    rest: Array
+    host: Array
+
+
+def _time_buckets(
     model: Transformer,
     messages: MessageTimes,
     s: Strategy,
     several: np.ndarray,
     graph: Graph,
-    seconds: Array,
-    host: Array,
-    call_time: float,
-) -> tuple[Array, Array]:
-    """Time that replicas add to the last backward pass, if DistributedDataParallel reduces their
-    gradients in buckets, and time of its host, which launches a collective in `call_time` [s].
+    rows: _Rows,
+) -> Work:
+    """What DistributedDataParallel adds to an iteration: time by which buckets make the last
+    backward pass longer, and calls of copies and messages [s].
 
-    Like `seconds`, both begin with the odd sizes.
+    Arrays begin with the odd sizes. Both are 0 where nothing is reduced in buckets.
     """
+    if not (rows.modules == "exchange.fill").any():
+        return Work(np.zeros(()), np.zeros(()))
     replicas = np.append(1, s.dp)
-    adds = np.append(0.0, several)
-    modules = np.array([label.module for label in graph.labels])
-    in_backward = np.array([label.phase == "backward" for label in graph.labels])
-    is_sum = np.array([label.name == "add_" for label in graph.labels]) & in_backward
-    fills, empties = (np.flatnonzero(modules == f"exchange.{way}") for way in ("fill", "empty"))
-    elements = graph.column("elements")[:, 0] if graph.columns else graph.column("elements")
-    itemsize = ITEMSIZE.get(model.dtype, 2)
-    wide = 4 if model.mixed else itemsize
-    by_region: dict[str, list[Gradient]] = {}
-    rest: dict[str, Array] = {}
-    number = 0
-    hosts = 0.0
-    for region in reversed(REGIONS):
-        of_region = np.char.startswith(modules, region) & in_backward
-        often = model.layers if region == "layers" else 1
-        by_region[region] = []
-        work = np.zeros(seconds.shape[1])
-        for place in np.flatnonzero(of_region).tolist():
-            if not is_sum[place]:
-                work = work + seconds[place]
-                continue
-            fill, empty = fills[number], empties[number]
-            work = work + adds * seconds[place]
-            nbytes = wide * float(elements[place])
-            by_region[region].append(Gradient(work, nbytes, seconds[fill], seconds[empty]))
-            hosts += often * (host[fill] + host[empty])
-            work = np.zeros(seconds.shape[1])
-            number += 1
-        rest[region] = work
-    gradients = list[Gradient]()
-    waiting = np.zeros(seconds.shape[1])
-    for region in reversed(REGIONS):
-        for _ in range(model.layers if region == "layers" else 1):
-            for place, gradient in enumerate(by_region[region]):
-                if place == 0:
-                    gradient = gradient._replace(work=gradient.work + waiting)
-                    waiting = np.zeros(seconds.shape[1])
-                gradients.append(gradient)
-            waiting = waiting + rest[region]
-    buckets = fill_buckets([own.nbytes for own in gradients])
-    in_bucket = np.array([sum(own.nbytes for own in gradients[bucket]) for bucket in buckets])
-    sizes = np.broadcast_to(in_bucket[:, np.newaxis], (len(buckets), len(replicas)))
-    platform = messages.platform
+    by_region = _list_gradients(model, graph, rows, np.append(0.0, several))
+    gradients, rest = _order_gradients(by_region, model.layers)
+    buckets = fill_buckets([gradient.nbytes for gradient in gradients])
+    in_bucket = [sum(gradient.nbytes for gradient in gradients[bucket]) for bucket in buckets]
+    sizes = np.broadcast_to(np.array(in_bucket)[:, np.newaxis], (len(buckets), len(replicas)))
     reductions = messages.time("all_reduce", sizes, replicas, 1)
-    overlap = dict(platform.context.overlap or {})
-    time = time_buckets(gradients, buckets, reductions, waiting, overlap.get("contention", 0.0))
-    alone = sum(own.work for own in gradients) + waiting
-    hosts += len(buckets) * call_time
+    contention = dict(messages.platform.context.overlap or {}).get("contention", 0.0)
+    time = time_buckets(gradients, buckets, reductions, rest, contention)
+    time_without = sum(gradient.work for gradient in gradients) + rest
+    host = by_region.head.host + model.layers * by_region.layer.host + by_region.embeddings.host
+    host = host + len(buckets) * rows.hosts.call
     shares = replicas > 1
-    return np.where(shares, time - alone, 0.0), np.where(shares, hosts, 0.0)
+    return Work(np.where(shares, time - time_without, 0.0), np.where(shares, host, 0.0))
+
+
+def _list_gradients(
+    model: Transformer, graph: Graph, rows: _Rows, several: Array
+) -> ByRegion[_RegionGradients]:
+    """Gradients of each region; those of `several` micro-batches are added up before (1, else 0).
+
+    Copies of gradients to buckets and back are recorded in the order of the backward pass.
+    """
+    fills = np.flatnonzero(rows.modules == "exchange.fill")
+    empties = np.flatnonzero(rows.modules == "exchange.empty")
+    elements = graph.column("elements")
+    if graph.columns:
+        elements = elements[:, 0]
+    itemsize = ITEMSIZE.get(model.dtype, 2)
+    sum_itemsize = 4 if model.mixed else itemsize
+    columns = rows.device.shape[1]
+    listed = {}
+    number = 0
+    for region in reversed(REGIONS):
+        gradients = []
+        work = np.zeros(columns)
+        host = 0.0
+        of_backward = rows.find_region(region) & (rows.phases == "backward")
+        for row in np.flatnonzero(of_backward).tolist():
+            if not rows.are_sums[row]:
+                work = work + rows.device[row]
+                continue
+            work = work + several * rows.device[row]
+            fill, empty = fills[number], empties[number]
+            nbytes = sum_itemsize * float(elements[row])
+            gradients.append(Gradient(work, nbytes, rows.device[fill], rows.device[empty]))
+            host += rows.hosts.operations[fill] + rows.hosts.operations[empty]
+            work = np.zeros(columns)
+            number += 1
+        listed[region] = _RegionGradients(gradients, work, np.asarray(host))
+    return ByRegion(*(listed[region] for region in REGIONS))
+
+
+def _order_gradients(
+    by_region: ByRegion[_RegionGradients], layers: int
+) -> tuple[list[Gradient], Array]:
+    """All gradients of a backward pass in the order in which they are computed, and the kernels
+    behind the last one [s]."""
+    gradients = list[Gradient]()
+    waiting = np.zeros(by_region.head.rest.shape)
+    backward = [by_region.head, *[by_region.layer] * layers, by_region.embeddings]
+    for region in backward:
+        for index, gradient in enumerate(region.gradients):
+            if index == 0:
+                gradient = gradient._replace(work=gradient.work + waiting)
+                waiting = np.zeros(waiting.shape)
+            gradients.append(gradient)
+        waiting = waiting + region.rest
+    return gradients, waiting
+
+
+class GradientSums(NamedTuple):
+    """Sums of the gradients of a region with those of earlier micro-batches, in the mean of all
+    micro-batches.
+
+    Parameters
+    ----------
+    whole : Work
+        If a rank adds up whole gradients: their sums, and casts of those of the first micro-batch
+        [s].
+    shards : Work
+        If it adds up its shards alone [s].
+    """
+
+    whole: Work
+    shards: Work
+
+
+def time_gradient_sums(times: MicroBatchTimes, s: Strategy, sizes: Sizes) -> ByRegion[GradientSums]:
+    """Sums of gradients over micro-batches.
+
+    Parameters
+    ----------
+    times : MicroBatchTimes
+        One micro-batch of each strategy.
+    s : Strategy
+        Each field an array.
+    sizes : Sizes
+        Of the same strategies.
+
+    Returns
+    -------
+    sums : ByRegion of GradientSums
+        Of the embeddings, of one layer, and of the head.
+
+    Notes
+    -----
+    The gradients of the first of m micro-batches are added to nothing, but where ranks share layers
+    or sequences to zeros, as to the buffers of Megatron-LM: there are (m - 1) / m sums for each
+    micro-batch, or one. PyTorch casts the first gradients before it reduces them (ZeRO stage 1).
+    """
+    several = np.where(sizes.micro > 1, 1.0, 0.0)
+    sums = np.where(s.alone, (sizes.micro - 1.0) / sizes.micro, several)
+    casts = np.where(s.alone & (s.zero == 1), several / sizes.micro, 0.0)
+    experts = sizes.experts / times.layer.weights
+    layer_shard = (1.0 - experts) / s.owners + experts / sizes.sharers
+    end_shard = 1.0 / s.owners
+    weights_of_ends = np.maximum(times.embeddings.weights + times.head.weights, 1.0)
+
+    def time_region(
+        region: RegionTimes, copies: UnitCopies, shard: Array, part_of_unit: Any
+    ) -> GradientSums:
+        casts_of_part = casts * part_of_unit
+        sums_of_part = sums * part_of_unit
+        of_shards = copies.sums.fixed + copies.sums.divided * shard
+        return GradientSums(
+            whole=Work(
+                sums * region.gradient_sums.device + casts_of_part * copies.casts.device,
+                sums * region.gradient_sums.host + casts_of_part * copies.casts.host,
+            ),
+            shards=Work(sums_of_part * of_shards, sums_of_part * copies.sums.host),
+        )
+
+    def time_end(region: RegionTimes) -> GradientSums:
+        return time_region(region, times.end_copies, end_shard, region.weights / weights_of_ends)
+
+    return ByRegion(
+        embeddings=time_end(times.embeddings),
+        layer=time_region(times.layer, times.layer_copies, layer_shard, 1.0),
+        head=time_end(times.head),
+    )
+
+
+def add_gradient_sums(
+    times: MicroBatchTimes, sums: ByRegion[GradientSums], s: Strategy
+) -> MicroBatchTimes:
+    """Add sums of gradients to the backward pass.
+
+    Parameters
+    ----------
+    times : MicroBatchTimes
+        One micro-batch of each strategy, without them.
+    sums : ByRegion of GradientSums
+        What `time_gradient_sums` finds.
+    s : Strategy
+        Each field an array.
+
+    Returns
+    -------
+    times : MicroBatchTimes
+        With them. A rank adds up its shards where gradients are reduced with each micro-batch, of
+        which the host of FSDP alone launches fewer kernels: it does so in hooks.
+    """
+    in_hooks = s.scattered & s.alone
+
+    def add(region: RegionTimes, added: GradientSums) -> RegionTimes:
+        device = np.where(s.scattered, added.shards.device, added.whole.device)
+        host = np.where(in_hooks, added.shards.host, added.whole.host)
+        backward = region.backward._replace(
+            device=region.backward.device + device, host=region.backward.host + host
+        )
+        return region._replace(backward=backward)
+
+    return times._replace(
+        embeddings=add(times.embeddings, sums.embeddings),
+        layer=add(times.layer, sums.layer),
+        head=add(times.head, sums.head),
+    )
+
+
+def compute_attention_again(times: MicroBatchTimes, s: Strategy) -> MicroBatchTimes:
+    """Add the kernels of attention to the backward pass of ``selective`` checkpoints.
+
+    Parameters
+    ----------
+    times : MicroBatchTimes
+        One micro-batch of each strategy, without them.
+    s : Strategy
+        Each field an array.
+
+    Returns
+    -------
+    times : MicroBatchTimes
+        With them.
+    """
+    layer = times.layer
+    again = np.where(s.checkpoint == "selective", times.attention.forward.device, 0.0)
+    backward = layer.backward._replace(device=layer.backward.device + again)
+    return times._replace(layer=layer._replace(backward=backward))
 
 
 def join_hosts(rank: RankTimes, whole: Iteration | None) -> RankTimes:

@@ -15,12 +15,12 @@ from perfkit.prediction.memory import HELD
 from perfkit.prediction.micro_batches import (
     CORES,
     PAIRS,
-    REGIONS,
-    Sizes,
     record_micro_batch,
+    size_micro_batch,
 )
 from perfkit.prediction.ranks import resolve_workload
 from perfkit.prediction.strategies import check_device, price_strategies
+from perfkit.prediction.strategy_records import REGIONS
 from perfkit.workloads.blocks import PARALLEL
 from perfkit.workloads.columns import (
     ONE_CALL,
@@ -267,11 +267,13 @@ class _Maker:
         self.model, self.s, self.sizes, self.graph, self.table = (
             model,
             s,
-            Sizes(model, s),
+            size_micro_batch(model, s),
             graph,
             _Table(graph),
         )
-        self.weights = {name: float(own[-1]) for name, own in weights.items()}
+        self.weights = {
+            region: float(numbers[-1]) for region, numbers in zip(REGIONS, weights, strict=True)
+        }
         self.micro, self.owners, self.sharers = (
             int(self.sizes.micro),
             int(s.owners),

@@ -13,7 +13,17 @@ from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import join_host
 from perfkit.prediction.memory import WORKSPACE
 from perfkit.prediction.messages import MessageTimes
-from perfkit.prediction.micro_batches import REGIONS, Sizes, price_micro_batch
+from perfkit.prediction.micro_batches import (
+    MessageCopies,
+    MicroBatchTimes,
+    PhaseTimes,
+    RegionTimes,
+    add_gradient_sums,
+    compute_attention_again,
+    price_micro_batch,
+    size_micro_batch,
+    time_gradient_sums,
+)
 from perfkit.prediction.passes import ChunkTimes, PipelineTimes, Schedule, run_iteration
 from perfkit.prediction.replicas import (
     ShardedPass,
@@ -34,6 +44,7 @@ from perfkit.prediction.stage_replicas import (
     time_once,
 )
 from perfkit.prediction.strategy_memory import measure_strategies
+from perfkit.prediction.strategy_records import ByRegion, Group, join_groups, map_arrays, select
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
 from perfkit.workloads.strategy import Strategy, spread_layers
 from perfkit.workloads.transformer import Transformer
@@ -99,8 +110,8 @@ def price_strategies(
     check_device(platform)
     used = strategies.without_idle_zero()
     messages = MessageTimes(platform)
-    parts = _price_parts(model, messages, used, execution)
-    iterations = _Iterations(model, messages, used, parts, execution or "eager")
+    times = price_micro_batches(model, messages, used, execution)
+    iterations = _Iterations(model, messages, used, times, execution or "eager")
     return iterations.add_up(memory, near)
 
 
@@ -112,35 +123,93 @@ def check_device(platform: Platform) -> None:
         )
 
 
-def _price_parts(
+def price_micro_batches(
     model: Transformer, messages: MessageTimes, s: Strategy, execution: str | None
-) -> dict[str, Array]:
-    """Times of a micro-batch as `price_micro_batch` names them [s], priced once for strategies of
-    the same sizes."""
-    parts = dict[str, Array]()
-    structure = (s.checkpoint == "full") + 2 * (s.rows > 1) + 4 * (s.tp > 1)
-    structure = structure + 8 * s.replicated
+) -> MicroBatchTimes:
+    """Price one micro-batch of each of many strategies.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    messages : MessageTimes
+        Times of messages on the platform.
+    s : Strategy
+        Each field an array.
+    execution : str or None
+        ``eager`` or ``compiled``.
+
+    Returns
+    -------
+    times : MicroBatchTimes
+        An element of each array for each strategy. Backward passes compute attention again where
+        checkpoints are ``selective``.
+
+    Notes
+    -----
+    Strategies whose graphs differ in their sizes alone are priced together, and those of equal sizes
+    once.
+    """
+    structure = (s.checkpoint == "full", s.rows > 1, s.tp > 1, s.replicated)
+    structures = np.ravel_multi_index([1 * flags for flags in structure], (2, 2, 2, 2))
     micro_batches = model.batch / (s.dp * s.micro_batch)
-    several = np.broadcast_to(micro_batches > 1, structure.shape)
-    for kind in np.unique(structure):
-        members = np.flatnonzero(structure == kind)
+    several = np.broadcast_to(micro_batches > 1, structures.shape)
+    groups = []
+    for number in np.unique(structures):
+        members = np.flatnonzero(structures == number)
         different = [s.micro_batch, s.tp, s.cp, s.ep]
-        if kind & 8:  # what buckets take depends on their ranks
+        if s.replicated[members[0]]:  # what buckets take depends on their ranks
             different += [s.dp, several]
-        sizes = [np.asarray(own, dtype=np.int64)[members] for own in different]
-        codes = np.ravel_multi_index(sizes, [own.max() + 1 for own in sizes])
-        _, first, place = np.unique(codes, return_index=True, return_inverse=True)
+        sizes = [np.asarray(values, dtype=np.int64)[members] for values in different]
+        codes = np.ravel_multi_index(sizes, [values.max() + 1 for values in sizes])
+        _, first, rows = np.unique(codes, return_index=True, return_inverse=True)
         chosen = members[first]
-        for name, values in price_micro_batch(
-            model, messages, s.select(chosen), several[chosen], execution
-        ).items():
-            if name not in parts:
-                parts[name] = np.zeros(len(structure))
-            parts[name][members] = values[place] if isinstance(values, np.ndarray) else values
-    parts["layers.backward"] += np.where(
-        s.checkpoint == "selective", parts["attention.forward"], 0.0
-    )
-    return parts
+        times = price_micro_batch(model, messages, s.select(chosen), several[chosen], execution)
+        groups.append(Group(members, rows, times))
+    return compute_attention_again(join_groups(groups, len(structures)), s)
+
+
+class _ShardCopies(NamedTuple):
+    """Kernels around messages of replicas that hold shards of the whole model [s].
+
+    Around a message that gathers the weights of a layer, and of all other weights of the slowest
+    stage; that gathers those of a layer once more; and that reduces gradients. Then copies of the
+    experts of a layer, which are part of each; and those ahead of the messages that gather.
+    """
+
+    gather_layer: Array
+    gather_ends: Array
+    regather_layer: Array
+    scatter_layer: Array
+    scatter_ends: Array
+    reorder: Array
+    layer_ahead: Array
+    ends_ahead: Array
+
+
+def _get_phase(region: RegionTimes, phase: int) -> PhaseTimes:
+    """The forward pass (0) or the backward pass (1) of a region."""
+    return region.backward if phase else region.forward
+
+
+def _list_phases(region: RegionTimes) -> Array:
+    """Kernels of both passes [s]."""
+    return np.array([region.forward.device, region.backward.device])
+
+
+def _list_messages(region: RegionTimes) -> Array:
+    """Messages among ranks that share layers, of both passes [s]."""
+    return np.array([region.forward.tensor_messages, region.backward.tensor_messages])
+
+
+def _take_rows(by_region: ByRegion[Array], rows: slice) -> ByRegion[Array]:
+    """Some phases of each region."""
+    return map_arrays(lambda phases: phases[rows], by_region)
+
+
+def _list_hosts(region: RegionTimes) -> Array:
+    """Calls of the host of both passes [s]."""
+    return np.array([region.forward.host, region.backward.host])
 
 
 class _Iterations:
@@ -151,7 +220,7 @@ class _Iterations:
         model: Transformer,
         messages: MessageTimes,
         s: Strategy,
-        parts: dict[str, Array],
+        times: MicroBatchTimes,
         execution: str,
     ) -> None:
         self.execution = execution
@@ -159,8 +228,11 @@ class _Iterations:
         self.messages = messages
         self.platform = platform = messages.platform
         self.s = s
-        self.parts = parts
-        self.sizes = Sizes(model, s)
+        self.sizes = size_micro_batch(model, s)
+        sums = time_gradient_sums(times, s, self.sizes)
+        self.times = add_gradient_sums(times, sums, s)
+        #: Sums of shards outside of layers [s].
+        self.added_ends = sums.embeddings.shards.device + sums.head.shards.device
         self.micro: Array = self.sizes.micro
         #: Layers of the first stage, of the largest stage between the ends, and of the last stage
         #: [-].
@@ -175,46 +247,7 @@ class _Iterations:
         self.contention = dict(platform.context.overlap or {}).get("contention", 0.0)
         #: What was fitted to whole iterations of several ranks.
         self.whole = platform.context.find_iteration(model.family, 2)
-        self.add_gradients()
-        self.weights = self.gather("weights")[0]
-
-    def add_gradients(self) -> None:
-        """Add the sums of gradients over micro-batches to the backward pass, in the mean of these.
-
-        Those of the first micro-batch are added to nothing, but where ranks share layers or
-        sequences to zeros, as to the buffers of Megatron-LM. A rank adds up its shards alone where
-        gradients are reduced with each micro-batch.
-        """
-        s, parts, sizes = self.s, self.parts, self.sizes
-        several = np.where(self.micro > 1, 1.0, 0.0)
-        adds = np.where(s.alone, (self.micro - 1.0) / self.micro, several)
-        first = np.where(s.alone, several / self.micro, 0.0)
-        experts = sizes.experts / parts["layers.weights"]
-        shares = {
-            "layers": (1.0 - experts) / s.owners + experts / sizes.sharers,
-            "ends": 1.0 / s.owners,
-        }
-        ends = parts["embeddings.weights"] + parts["head.weights"]
-        #: Sums of shards outside of layers [s].
-        self.added_ends = np.zeros(len(self.micro))
-        for region in REGIONS:
-            unit = "layers" if region == "layers" else "ends"
-            part: Any = 1.0
-            if unit == "ends":
-                part = parts[f"{region}.weights"] / np.maximum(ends, 1.0)
-            # PyTorch casts the first gradients of those that it adds up before it reduces them
-            casts = np.where(s.zero == 1, first, 0.0) * part
-            whole = adds * parts[f"{region}.added"] + casts * parts[f"widened.{unit}"]
-            host = adds * parts[f"{region}.host.added"] + casts * parts[f"widened.{unit}.host"]
-            shards = parts[f"added.{unit}.fixed"] + parts[f"added.{unit}.shared"] * shares[unit]
-            shards = adds * part * shards
-            host_of_shards = adds * part * parts[f"added.{unit}.host"]
-            parts[f"{region}.backward"] += np.where(s.scattered, shards, whole)
-            # only FSDP adds up shards in hooks
-            in_hooks = s.scattered & s.alone
-            parts[f"{region}.host.backward"] += np.where(in_hooks, host_of_shards, host)
-            if unit == "ends":
-                self.added_ends += shards
+        self.weights = self.count_weights()
 
     def add_up(self, memory: float, near: float) -> dict[str, Array]:
         """Times and their parts [s], spread [-] and memory [B]; passes are run of rough strategies
@@ -228,8 +261,8 @@ class _Iterations:
         terms["replicas"] = self.share_replicas(kernel_share)
         # shards are cast when they are gathered
         in_gathers = self.s.alone & (self.s.zero > 0)
-        narrow = np.where(in_gathers, 0.0, self.parts["narrow"])
-        terms["update"] = (self.parts["update"] + narrow) * self.count_updated()
+        narrow = np.where(in_gathers, 0.0, self.times.weight_casts.device)
+        terms["update"] = (self.times.update.device + narrow) * self.count_updated()
         # the host of a whole replica waits for nothing: it and its device join once
         device = sum(terms.values())
         joined = join_host(device, self.count_host(), self.whole)
@@ -238,7 +271,7 @@ class _Iterations:
             self.model,
             self.s,
             self.sizes,
-            self.parts,
+            self.times,
             self.ends,
             self.weights,
             self.average(),
@@ -265,57 +298,70 @@ class _Iterations:
         """Standard deviation of the logarithm of the time [-]."""
         messages = ("tensor", "context", "experts", "stages", "replicas")
         rest: Any = sum(terms[name] for name in messages) / time
-        own = self.parts["spread"] * (1 - rest)
+        own = self.times.spread * (1 - rest)
         around = self.whole.spread if self.whole else CONTEXT
         known = join_errors(own[np.newaxis], np.zeros(1, dtype=bool), rest, around)
         error = find_host_error(self.platform, self.execution)
         return np.asarray(np.hypot(known, terms["host"] / time * np.log(error)))
 
-    def find_ends(self, *names: str) -> tuple[Array, Array, Array]:
-        """Sum of some parts over each end and over one layer: what the first and the last stage
-        take more than a stage between them, phase by phase, and the layer."""
-        parts = [np.array([self.parts[f"{region}.{name}"] for name in names]) for region in REGIONS]
-        first, layer, last = parts
+    def find_ends(self, by_region: ByRegion[Array]) -> tuple[Array, Array]:
+        """What the first and the last stage take more than a stage between them, of a quantity of
+        each region."""
         first_layers, _, last_layers = self.ends
-        first = first + (first_layers - self.layers) * layer
-        last = last + (last_layers - self.layers) * layer
-        return first, layer, last
+        first = by_region.embeddings + (first_layers - self.layers) * by_region.layer
+        last = by_region.head + (last_layers - self.layers) * by_region.layer
+        return first, last
+
+    def count_weights(self) -> Array:
+        """Trained numbers of the largest stage [-]."""
+        weights = self.times.list_by_region(lambda region: region.weights)
+        first, last = self.find_ends(weights)
+        ends = np.maximum(np.maximum(first, last), 0.0)
+        ends = np.where(self.holds_both_ends, np.maximum(first, 0.0) + np.maximum(last, 0.0), ends)
+        return np.asarray(self.layers * weights.layer + ends)
+
+    @property
+    def holds_both_ends(self) -> np.ndarray:
+        """Whether a stage is slowed down by embeddings and head: one that holds both, or where
+        chunks follow one another."""
+        breadth = (self.s.schedule == "breadth_first") | (self.micro <= self.s.pp)
+        return np.asarray((self.s.pp == 1) | breadth & (self.s.chunks > 1))
 
     @cached_property
     def slowest_end(self) -> tuple[Array, Array]:
         """Whether the first stage is slower than the last one, and whether stages between them are
         slower than both."""
-        times = self.find_ends("forward", "backward", "tensor.forward", "tensor.backward")
-        first, _, last = (own.sum(axis=0) for own in times)
+        compute = self.times.list_by_region(_list_phases)
+        messages = self.times.list_by_region(_list_messages)
+        both = map_arrays(np.add, compute, messages)
+        first, last = (times.sum(axis=0) for times in self.find_ends(both))
         return first > last, np.maximum(first, last) < 0.0
 
-    def gather(self, *names: str) -> tuple[Array, Array]:
-        """Sum of some parts over the slowest stage, or weights over the largest one, and over all
-        stages."""
-        first_phases, layer_phases, last_phases = self.find_ends(*names)
-        first, layer, last = (own.sum(axis=0) for own in (first_phases, layer_phases, last_phases))
-        if names == ("weights",):
-            slowest = np.maximum(np.maximum(first, last), 0.0)
-        else:
-            first_is_slower, between_is_slower = self.slowest_end
-            slowest = np.where(first_is_slower, first, last)
-            slowest = np.where(between_is_slower, 0.0, slowest)
-            # GPipe: all forward passes come before all backward ones
-            phases = np.maximum(np.maximum(first_phases, last_phases), 0.0).sum(axis=0)
-            slowest = np.where(self.s.schedule == "gpipe", phases, slowest)
-        breadth = (self.s.schedule == "breadth_first") | (self.micro <= self.s.pp)
-        one_by_one = (self.s.pp == 1) | breadth & (self.s.chunks > 1)
+    def add_slowest(self, by_region: ByRegion[Array]) -> Array:
+        """Sum of times over the slowest stage [s]; rows of arrays are phases."""
+        first_phases, last_phases = self.find_ends(by_region)
+        first, last = first_phases.sum(axis=0), last_phases.sum(axis=0)
+        first_is_slower, between_is_slower = self.slowest_end
+        slowest = np.where(first_is_slower, first, last)
+        slowest = np.where(between_is_slower, 0.0, slowest)
+        # GPipe: all forward passes come before all backward ones
+        phases = np.maximum(np.maximum(first_phases, last_phases), 0.0).sum(axis=0)
+        slowest = np.where(self.s.schedule == "gpipe", phases, slowest)
         both = np.maximum(first, 0.0) + np.maximum(last, 0.0)
-        ends = np.where(one_by_one, both, slowest)
-        own_ends = [self.parts[f"{end}.{name}"] for end in ("embeddings", "head") for name in names]
-        return self.layers * layer + ends, self.model.layers * layer + sum(own_ends)
+        ends = np.where(self.holds_both_ends, both, slowest)
+        return np.asarray(self.layers * by_region.layer.sum(axis=0) + ends)
+
+    def add_all(self, by_region: ByRegion[Array]) -> Array:
+        """Sum of times over all stages [s]; rows of arrays are phases."""
+        ends = by_region.embeddings.sum(axis=0) + by_region.head.sum(axis=0)
+        return np.asarray(self.model.layers * by_region.layer.sum(axis=0) + ends)
 
     def count_updated(self) -> Array:
         """Weights that a rank of the first stage updates, whose iteration ends last [-]."""
-        s, parts, sizes = self.s, self.parts, self.sizes
+        s, times, sizes = self.s, self.times, self.sizes
         first_layers = self.ends[0]
-        head = np.where(s.pp > 1, 0.0, parts["head.weights"])
-        weights = first_layers * parts["layers.weights"] + parts["embeddings.weights"] + head
+        head = np.where(s.pp > 1, 0.0, times.head.weights)
+        weights = first_layers * times.layer.weights + times.embeddings.weights + head
         experts = first_layers * sizes.experts
         shards = (weights - experts) / s.owners + experts / sizes.sharers
         return np.asarray(np.where(s.zero > 0, shards, weights))
@@ -369,23 +415,23 @@ class _Iterations:
     ) -> tuple[Array, Array]:
         """Time that the host adds to the first forward and to the last backward pass of a chunk of
         a stage, if weights are gathered and gradients reduced once [s]."""
-        s, parts, sizes = self.s, self.parts, self.sizes
+        s, times, sizes = self.s, self.times, self.sizes
         several = (s.dp * s.cp > 1) & ~s.scattered
-        weights, units = layers * parts["layers.weights"], layers
+        weights, units = layers * times.layer.weights, layers
         if end:
-            weights, units = weights + parts[f"{end}.weights"], units + 1.0
+            weights, units = weights + getattr(times, end).weights, units + 1.0
         reordered = sizes.gathered * sizes.reordered * layers
-        packing = parts["packing"]
+        packing = times.packing
         gathers = np.where(several & (s.zero > 0), 1.0, 0.0)
         gathers = gathers / np.where(s.zero > 1, s.chunks, 1.0)
         gathered = gathers * packing * (sizes.gathered * weights + reordered)
-        gather_calls = gathers * 2.0 * units * parts["call"]
+        gather_calls = gathers * 2.0 * units * times.call
         # without overlap gradients are reduced when the host waits for nothing any more; those of
         # layers, too, if they are put off
         reduces = np.where(several & s.overlap & (s.schedule != "zero_bubble"), 1.0, 0.0) / s.chunks
         copies = np.where(s.zero > 0, 1.0, 2.0)
         reduced = reduces * packing * (copies * sizes.reduced * weights + reordered)
-        reduce_calls = reduces * (1.0 + copies) * units * parts["call"]
+        reduce_calls = reduces * (1.0 + copies) * units * times.call
         forward = devices[0] / s.chunks + gathered
         backward = devices[1] / s.chunks + reduced
         first = join_host(forward, hosts[0] / s.chunks + gather_calls, self.whole) - forward
@@ -417,81 +463,85 @@ class _Iterations:
         return each, np.where(zero > 0, each, 0.0), np.where(zero > 2, each, 0.0)
 
     @cached_property
-    def exchanges(self) -> dict[str, tuple[Array, Array]]:
-        """What `exchange` finds for each way."""
-        return {way: self.exchange(way) for way in ("gather", "regather", "scatter")}
+    def shard_copies(self) -> _ShardCopies:
+        """Kernels around messages of replicas that hold shards of the whole model, on the slowest
+        stage.
 
-    @cached_property
-    def copied_again(self) -> Array:
-        """Time of the copies of experts of a layer that ranks do not divide, around a message
-        [s]."""
-        fixed = self.sizes.reorders * self.parts["reorder.fixed"]
-        return np.asarray(fixed + self.sizes.reordered * self.parts["reorder"])
+        Notes
+        -----
+        Copies of shards are divided among the ranks that own them. Those of sums of several
+        micro-batches move more bytes than those of gradients as they are computed.
+        """
+        s, times, sizes = self.s, self.times, self.sizes
+        experts = sizes.experts / times.layer.weights
+        layer_shard = (1.0 - experts) / s.owners + experts / sizes.sharers
+        all_ends = np.maximum(times.embeddings.weights + times.head.weights, 1.0)
+        ends_of_stage = (self.weights - self.layers * times.layer.weights) / all_ends
+        reorder = sizes.reorders * times.reorder.fixed + sizes.reordered * times.reorder.each
+        wider = np.where(sizes.straight, 0.0, sizes.widened - 1.0)
 
-    def exchange(self, way: str) -> tuple[Array, Array]:
-        """Time of the kernels around a message of a layer, and of the other weights of the slowest
-        stage [s]: ``gather``, ``regather`` or ``scatter``."""
-        s, parts, sizes = self.s, self.parts, self.sizes
-        layer_weights = parts["layers.weights"]
-        experts = sizes.experts / layer_weights
-        shared = (1.0 - experts) / s.owners + experts / sizes.sharers
-        layer = parts[f"{way}.layers"] + parts[f"{way}.layers.shared"] * shared
-        layer = layer + self.copied_again
-        if way == "regather":
-            return layer, np.zeros(len(layer))
-        ends = parts[f"{way}.ends"] + parts[f"{way}.ends.shared"] / s.owners
-        if way == "scatter":
-            wider = np.where(sizes.straight, 0.0, sizes.widened - 1.0)
-            layer = layer + wider * parts["scatter.layers.summed"]
-            ends = ends + wider * parts["scatter.ends.summed"]
-        all_ends = parts["embeddings.weights"] + parts["head.weights"]
-        share = (self.weights - self.layers * layer_weights) / np.maximum(all_ends, 1.0)
-        return layer, share * ends
+        def copy_layer(copies: MessageCopies) -> Array:
+            return copies.whole + copies.divided * layer_shard + reorder
 
-    def copy_ahead(self, unit: str) -> Array:
-        """Time of the copies ahead of the gathering message of a unit [s]."""
-        fixed, shared = self.parts[f"gather.{unit}.ahead"], self.parts[f"gather.{unit}.shared"]
-        return np.asarray(fixed + shared / self.s.owners)
+        def copy_ends(copies: MessageCopies) -> Array:
+            return copies.whole + copies.divided / s.owners
+
+        def copy_ahead(copies: MessageCopies) -> Array:
+            return copies.ahead + copies.divided / s.owners
+
+        layer, ends = times.layer_copies, times.end_copies
+        scatter_layer = copy_layer(layer.scatter) + wider * layer.scatter.packing
+        scatter_ends = copy_ends(ends.scatter) + wider * ends.scatter.packing
+        return _ShardCopies(
+            gather_layer=copy_layer(layer.gather),
+            gather_ends=ends_of_stage * copy_ends(ends.gather),
+            regather_layer=copy_layer(layer.regather),
+            scatter_layer=scatter_layer,
+            scatter_ends=ends_of_stage * scatter_ends,
+            reorder=reorder,
+            layer_ahead=copy_ahead(layer.gather),
+            ends_ahead=copy_ahead(ends.gather),
+        )
 
     def copy(self, packed: Array, reduced: Array, gathered: Array, again: Array) -> Array:
         """Time of copies around messages for a number of each [s]; whole gradients are packed and
         unpacked."""
-        scatter, scatter_ends = self.exchanges["scatter"]
-        gather, gather_ends = self.exchanges["gather"]
-        regather, _ = self.exchanges["regather"]
-        layers = self.layers * (scatter * reduced + gather * gathered + regather * again)
-        layers = layers + scatter_ends * reduced + gather_ends * gathered
+        shards = self.shard_copies
+        of_layer = shards.scatter_layer * reduced + shards.gather_layer * gathered
+        of_layer = of_layer + shards.regather_layer * again
+        of_ends = shards.scatter_ends * reduced + shards.gather_ends * gathered
+        of_shards = self.layers * of_layer + of_ends
         weights = self.weights
         # ranks that share layers copy each unit in one piece
         sizes = self.sizes
         unpacked = np.where(self.s.zero > 0, 0.0, packed)
-        inner = self.layers * self.parts["layers.weights"] / weights
+        inner = self.layers * self.times.layer.weights / weights
         whole = sizes.reduced * reduced + unpacked + sizes.gathered * (gathered + inner * again)
         reordered = sizes.gathered * self.layers * sizes.reordered / weights
         whole = whole + reordered * (reduced + gathered + again)
-        whole = whole * self.parts["packing"] * weights
-        copies = np.where(self.s.alone & (self.s.zero > 0), layers, whole)
+        whole = whole * self.times.packing * weights
+        copies = np.where(self.s.alone & (self.s.zero > 0), of_shards, whole)
         return np.asarray(np.where(self.s.dp * self.s.cp > 1, copies, 0.0))
 
     def count_host(self) -> Array:
         """Time of the host in an iteration of a single stage [s]."""
-        s, parts = self.s, self.parts
+        s, times = self.s, self.times
         replicas = self.count_exchange_host(*self.count_rounds())
-        replicas = np.where(s.replicated & s.overlap, parts["buckets.host"], replicas)
+        replicas = np.where(s.replicated & s.overlap, times.buckets.host, replicas)
         passes = self.micro * self.pass_hosts
-        update = parts["update.host"] + np.where(s.zero > 0, 0.0, parts["narrow.host"])
+        update = times.update.host + np.where(s.zero > 0, 0.0, times.weight_casts.host)
         return np.asarray(passes + replicas + update)
 
     def count_exchange_host(self, reduced: Array, gathered: Array, again: Array) -> Array:
         """Time of the host for messages of replicas and the copies around them, for a number of
         each [s]."""
-        s, parts = self.s, self.parts
-        shards = self.layers * again * parts["regather.layers.host"]
-        for way, often in (("scatter", reduced), ("gather", gathered)):
-            layers = self.layers * parts[f"{way}.layers.host"]
-            shards = shards + often * (layers + parts[f"{way}.ends.host"])
+        s, times = self.s, self.times
+        layer, ends = times.layer_copies, times.end_copies
+        shards = self.layers * again * layer.regather.host
+        shards = shards + reduced * (self.layers * layer.scatter.host + ends.scatter.host)
+        shards = shards + gathered * (self.layers * layer.gather.host + ends.gather.host)
         # a copy and a message
-        whole = 2.0 * (reduced + gathered + again) * (self.layers + 2.0) * parts["call"]
+        whole = 2.0 * (reduced + gathered + again) * (self.layers + 2.0) * times.call
         host = np.where(s.alone & (s.zero > 0), shards, whole)
         return np.asarray(np.where(s.dp * s.cp > 1, host, 0.0))
 
@@ -506,48 +556,51 @@ class _Iterations:
     def share_stages(self) -> dict[str, Array]:
         """Times of all micro-batches on the slowest stage, of the messages among and around its
         ranks, and bubble."""
-        s, p = self.s, self.parts
-        work, works = self.gather("forward", "backward")
-        tensor, tensors = (
-            self.hide(own, beside, s.tp, s.tiled)
-            for own, beside in zip(
-                self.gather("tensor.forward", "tensor.backward"), (work, works), strict=True
-            )
-        )
+        s, times = self.s, self.times
+        compute = times.list_by_region(_list_phases)
+        messages = times.list_by_region(_list_messages)
+        work, works = self.add_slowest(compute), self.add_all(compute)
+        slowest_messages = self.add_slowest(messages)
+        tensor = self.hide(slowest_messages, work, s.tp, s.tiled)
+        tensors = self.hide(self.add_all(messages), works, s.tp, s.tiled)
         # share that is exposed
-        left = tensor / np.maximum(self.gather("tensor.forward", "tensor.backward")[0], _TINY)
+        left = tensor / np.maximum(slowest_messages, _TINY)
         moved, moves_back = self.share_experts(), 2.0 + 2.0 * (s.checkpoint == "full")
         ring = passed = np.zeros(len(work))
         #: Time of the device and of the host in each pass of the stage with both ends, and of a
         #: stage between them.
         devices, hosts = [list[Array](), list[Array]()], [list[Array](), list[Array]()]
         passes_of_stages = list[_PassTimes]()
-        phases = zip(
-            ("forward", "backward"), (2.0, moves_back), *_share_sequences(self), strict=True
-        )
-        for phase, moves, exposed, launched in phases:
+        hosts_of_passes = times.list_by_region(_list_hosts)
+        sequence_messages, sequence_calls = _share_sequences(self)
+        for phase, moves in enumerate((2.0, moves_back)):
+            exposed, launched = sequence_messages[phase], sequence_calls[phase]
+            embeddings, layer, head = (_get_phase(region, phase) for region in times.regions)
             # attention is computed again with its messages
-            again = (phase == "backward") & (s.checkpoint != "none")
+            again = (phase == 1) & (s.checkpoint != "none")
             passed = again * passed + self.layers * exposed
-            one = p[f"layers.{phase}"] + left * p[f"layers.tensor.{phase}"]
+            one = layer.device + left * layer.tensor_messages
             device = self.layers * (one + moves * moved) + passed
             calls = (1 + again) * launched + moves * (s.ep > 1) * (self.model.experts > 0)
             passes_of_stages.append(
                 _PassTimes(
                     layer=device / self.layers,
-                    embeddings=p[f"embeddings.{phase}"] + left * p[f"embeddings.tensor.{phase}"],
-                    head=p[f"head.{phase}"] + left * p[f"head.tensor.{phase}"],
-                    layer_host=p[f"layers.host.{phase}"] + calls * p["call"],
-                    embeddings_host=p[f"embeddings.host.{phase}"],
-                    head_host=p[f"head.host.{phase}"],
+                    embeddings=embeddings.device + left * embeddings.tensor_messages,
+                    head=head.device + left * head.tensor_messages,
+                    layer_host=layer.host + calls * times.call,
+                    embeddings_host=embeddings.host,
+                    head_host=head.host,
                 )
             )
-            host = self.layers * (p[f"layers.host.{phase}"] + calls * p["call"])
-            host += 2.0 * s.chunks * (s.pp > 1) * p["call"]
-            ends = (
-                self.gather(phase)[0] + left * self.gather(f"tensor.{phase}")[0] - self.layers * one
+            host = self.layers * (layer.host + calls * times.call)
+            host += 2.0 * s.chunks * (s.pp > 1) * times.call
+            of_phase = slice(phase, phase + 1)
+            ends = self.add_slowest(_take_rows(compute, of_phase))
+            ends = ends + left * self.add_slowest(_take_rows(messages, of_phase))
+            ends = ends - self.layers * one
+            host_ends = (
+                self.add_slowest(_take_rows(hosts_of_passes, of_phase)) - self.layers * layer.host
             )
-            host_ends = self.gather(f"host.{phase}")[0] - self.layers * p[f"layers.host.{phase}"]
             # the ends are in one chunk
             devices[0] += [(1.0 - 1.0 / s.chunks) * device, device / s.chunks + ends]
             hosts[0] += [(1.0 - 1.0 / s.chunks) * host, host / s.chunks + host_ends]
@@ -607,7 +660,9 @@ class _Iterations:
             stages=s.pp,
             chunks=passes,
             micro_batches=self.micro,
-            delayed=np.where(s.schedule == "zero_bubble", self.layers * p["delayed"], 0.0),
+            delayed=np.where(
+                s.schedule == "zero_bubble", self.layers * times.weight_gradients.device, 0.0
+            ),
         )
         chunked = np.isin(s.schedule, partitions.CHUNKED) & (s.pp > 1) & (s.chunks > 1)
         if np.any(chunked):
@@ -679,7 +734,7 @@ class _Iterations:
             time[chosen] = self.share_alone(chosen, kernels, gathers, reductions)
         # copies may fill time in which a device waits for its host
         time = np.maximum(time, 0.0)
-        return np.asarray(np.where(s.replicated & s.overlap, self.parts["buckets"], time))
+        return np.asarray(np.where(s.replicated & s.overlap, self.times.buckets.device, time))
 
     def price_exchanges(self) -> tuple[UnitMessages, UnitMessages]:
         """Messages of the weights and of the gradients of each unit [s]."""
@@ -702,7 +757,7 @@ class _Iterations:
         self, chosen: np.ndarray, kernels: Array, gathers: UnitMessages, reductions: UnitMessages
     ) -> Exchange:
         """What stages exchange, for the chosen strategies."""
-        s, sizes, parts = self.s, self.sizes, self.parts
+        s, sizes, times = self.s, self.sizes, self.times
 
         def take(values: Any) -> Array:
             return np.broadcast_to(values, len(self.micro))[chosen]
@@ -710,11 +765,11 @@ class _Iterations:
         def take_all(messages: UnitMessages) -> UnitMessages:
             return UnitMessages(*(take(message) for message in messages))
 
-        packing = parts["packing"] * (s.dp * s.cp > 1)
+        packing = times.packing * (s.dp * s.cp > 1)
         gathered = packing * sizes.gathered
         reduced = packing * sizes.reduced * np.where(s.zero > 0, 1.0, 2.0)
         reordered = packing * sizes.gathered * sizes.reordered
-        weights = [parts[f"{region}.weights"] for region in REGIONS]
+        weights = times.list_by_region(lambda region: region.weights)
         copies = [
             UnitTimes(
                 take(one * weights[0]), take(one * weights[1] + reordered), take(one * weights[2])
@@ -765,7 +820,7 @@ class _Iterations:
             breadth_first=take(s.schedule == "breadth_first"),
             forward=passes[0],
             backward=passes[1],
-            delayed=take(parts["delayed"]),
+            delayed=take(times.weight_gradients.device),
             gather_copies=copies[0],
             reduce_copies=copies[1],
             gathers=take_all(gathers),
@@ -846,10 +901,7 @@ class _Iterations:
 
         s = self.s
         contention = self.contention * take(kernels)
-        scatter, scatter_ends = (take(own) for own in self.exchanges["scatter"])
-        gather, gather_ends = (take(own) for own in self.exchanges["gather"])
-        regather = take(self.exchanges["regather"][0])
-        copied_again = take(self.copied_again)
+        shards = select(self.shard_copies, chosen, len(self.micro))
         count = take(self.layers)
         layer_reduce = take(reductions.layer + reductions.experts)
         layer_gather = take(gathers.layer + gathers.experts)
@@ -865,14 +917,14 @@ class _Iterations:
         alone = [own.alone for own in (forward, backward)]
         # copies of shards ahead of the first two messages, and sums of the last shards, run beside
         # a message that the next pass waits for
-        ahead = take(self.copy_ahead("layers"))
-        ahead_of_ends = take(self.copy_ahead("ends"))
+        ahead, ahead_of_ends = shards.layer_ahead, shards.ends_ahead
         micro = take(self.micro)
         later = (micro - 1.0) / micro
         beside_gradients = np.where(scattered, later * (ahead_of_ends + ahead), 0.0)
         sums = np.where(scattered, take(self.added_ends), 0.0)
         forward = forward._replace(
-            first=forward.first + gather_ends - ahead_of_ends, layer=forward.layer + gather
+            first=forward.first + shards.gather_ends - ahead_of_ends,
+            layer=forward.layer + shards.gather_layer,
         )
         gathering, left = time_gathering_forward(
             forward, ends_gather, layer_gather, again, ahead, contention
@@ -881,7 +933,9 @@ class _Iterations:
         backward = backward._replace(
             first=backward.last,
             last=backward.first - sums,
-            layer=backward.layer + copied_again + np.where(gathers_again, regather, 0.0),
+            layer=backward.layer
+            + shards.reorder
+            + np.where(gathers_again, shards.regather_layer, 0.0),
         )
         scattering = time_scattering_backward(
             backward,
@@ -889,8 +943,8 @@ class _Iterations:
             layer_reduce,
             again,
             left,
-            scatter - copied_again,
-            scatter_ends,
+            shards.scatter_layer - shards.reorder,
+            shards.scatter_ends,
             sums + beside_gradients,
             contention,
         )
@@ -980,18 +1034,18 @@ def _share_sequences(own: _Iterations) -> tuple[Array, Array]:
     Keys and values go around a ring, beside attention, and then their gradients too; or tokens are
     exchanged for heads.
     """
-    s, p, keys = own.s, own.parts, own.sizes.keys
+    s, keys = own.s, own.sizes.keys
     step = own.messages.time(
         "send_recv", np.stack([2.0 * keys, 4.0 * keys]), np.minimum(s.cp, 2), s.tp
     )
     swapped = own.messages.time("all_to_all", own.sizes.swapped, np.where(s.ulysses, s.cp, 1), s.tp)
-    beside, hosts = (
-        np.stack([p[f"attention.{kind}{phase}"] for phase in ("forward", "backward")])
-        for kind in ("", "host.")
-    )
+    attention = own.times.attention
+    beside = np.stack([attention.forward.device, attention.backward.device])
+    hosts = np.stack([attention.forward.host, attention.backward.host])
     passed = (s.cp - 1) * np.maximum(step - beside / s.cp, 0.0)
-    parts = (s.cp - 1) * (1.0 + hosts / p["call"])  # each with its kernel
-    return np.where(s.ulysses, 4.0 * swapped, passed), np.where(s.ulysses, 4.0 * (s.cp > 1), parts)
+    # each with its kernel
+    calls = (s.cp - 1) * (1.0 + hosts / own.times.call)
+    return np.where(s.ulysses, 4.0 * swapped, passed), np.where(s.ulysses, 4.0 * (s.cp > 1), calls)
 
 
 class _PassTimes(NamedTuple):
@@ -1057,7 +1111,7 @@ def _list_stages(
         devices, hosts = [], []
         for one in passes:
             device, host = layers * one.layer, layers * one.layer_host
-            host = host + 2.0 * s.chunks * (s.pp > 1) * own.parts["call"]
+            host = host + 2.0 * s.chunks * (s.pp > 1) * own.times.call
             if end == "embeddings":
                 device, host = device + one.embeddings, host + one.embeddings_host
             if end == "head":
@@ -1066,8 +1120,8 @@ def _list_stages(
             hosts.append(host)
         delayed = delayed_host = none
         if np.any(put_off):
-            delayed = np.where(put_off, layers * own.parts["delayed"], 0.0)
-            delayed_calls = np.where(put_off, layers * own.parts["delayed.host"], 0.0)
+            delayed = np.where(put_off, layers * own.times.weight_gradients.device, 0.0)
+            delayed_calls = np.where(put_off, layers * own.times.weight_gradients.host, 0.0)
             # the weight gradients of a micro-batch are launched with the next forward pass
             [both_host] = own.join_passes([devices[0] + delayed], [hosts[0] + delayed_calls])
             [alone_host] = own.join_passes(devices[:1], hosts[:1])
@@ -1147,7 +1201,7 @@ def _time_chunk(
 ) -> ChunkTimes:
     """Times of the activities of a chunk of some layers and an end, if it has one, for the chosen
     strategies."""
-    s, parts = own.s, own.parts
+    s, times = own.s, own.times
     put_off = s.schedule == "zero_bubble"
 
     def take(values: Array) -> Array:
@@ -1156,15 +1210,15 @@ def _time_chunk(
     # of all chunks of a stage, as if they were alike
     devices, hosts = [], []
     for one in own.passes:
-        device, host = layers * one.layer, layers * one.layer_host + 2.0 * parts["call"]
+        device, host = layers * one.layer, layers * one.layer_host + 2.0 * times.call
         if end == "embeddings":
             device, host = device + one.embeddings, host + one.embeddings_host
         if end == "head":
             device, host = device + one.head, host + one.head_host
         devices.append(s.chunks * device)
         hosts.append(s.chunks * host)
-    delayed = np.where(put_off, s.chunks * layers * parts["delayed"], 0.0)
-    delayed_calls = np.where(put_off, s.chunks * layers * parts["delayed.host"], 0.0)
+    delayed = np.where(put_off, s.chunks * layers * times.weight_gradients.device, 0.0)
+    delayed_calls = np.where(put_off, s.chunks * layers * times.weight_gradients.host, 0.0)
     devices[1], hosts[1] = devices[1] - delayed, hosts[1] - delayed_calls
     forward_copies, backward_copies, weights_copies = _list_exchange_work(own, layers, end)
     forward_host = _add_host(own, devices[0], hosts[0], forward_copies)
@@ -1228,21 +1282,21 @@ def _list_exchange_work(
 
     Without overlap the host launches the reductions behind a pass, with the pass that follows.
     """
-    s, parts, sizes = own.s, own.parts, own.sizes
+    s, times, sizes = own.s, own.times, own.sizes
     often = np.where(s.scattered & (s.dp * s.cp > 1), s.chunks, 0.0)
-    packing = often * parts["packing"]
-    end_weights = parts[f"{end}.weights"] if end else 0.0
+    packing = often * times.packing
+    end_weights = getattr(times, end).weights if end else 0.0
     ends = 1.0 if end else 0.0
-    layer_copy = packing * (sizes.gathered * parts["layers.weights"])
+    layer_copy = packing * (sizes.gathered * times.layer.weights)
     layer_copy = layer_copy + packing * sizes.gathered * sizes.reordered
     end_copy = packing * sizes.gathered * end_weights
-    layer_reduce = packing * sizes.reduced * parts["layers.weights"]
+    layer_reduce = packing * sizes.reduced * times.layer.weights
     layer_reduce = layer_reduce + packing * sizes.gathered * sizes.reordered
     end_reduce = packing * sizes.reduced * end_weights
     # a copy and a message, and one of experts
     experts_apart = (s.ep > 1) & (own.model.experts > 0)
-    layer_calls = often * (2.0 + 1.0 * experts_apart) * parts["call"]
-    end_calls = 2.0 * often * ends * parts["call"]
+    layer_calls = often * (2.0 + 1.0 * experts_apart) * times.call
+    end_calls = 2.0 * often * ends * times.call
     again = np.where(s.zero > 2, layers, 0.0)
     put_off = s.schedule == "zero_bubble"
     in_backward = np.where(put_off, 0.0, layers)
@@ -1457,12 +1511,12 @@ def _send(
 ) -> Array:
     """Times of messages of weights of the embeddings, of a layer, of the head, and of the experts
     of a layer, which fewer ranks share [s]."""
-    s, layer = own.s, own.parts["layers.weights"]
+    s, layer = own.s, own.times.layer.weights
     # those that all replicas hold go with the rest of their layer
     apart_from_layer = (s.ep > 1) & (own.model.experts > 0)
     experts = np.where(apart_from_layer, own.sizes.experts, 0.0)
     few = np.where(apart_from_layer, np.maximum(ranks // s.ep, 1), 1)
-    embeddings, head = own.parts["embeddings.weights"], own.parts["head.weights"]
+    embeddings, head = own.times.embeddings.weights, own.times.head.weights
     # replicas of the whole model send both ends in one message
     together = s.alone & (s.zero > 0)
     sizes = np.stack(

@@ -1,6 +1,6 @@
 """Memory of strategies: what the fullest rank holds, for many strategies at once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,9 +9,10 @@ import numpy as np
 from perfkit.ground.units import Array
 from perfkit.models import partitions
 from perfkit.models.optimizers import find_optimizer
-from perfkit.prediction.kept import UNTIL
+from perfkit.prediction.kept import BackwardMoments, Moments
 from perfkit.prediction.memory import HELD
-from perfkit.prediction.micro_batches import Sizes
+from perfkit.prediction.micro_batches import MicroBatchTimes, Sizes
+from perfkit.prediction.strategy_records import map_arrays
 from perfkit.workloads.blocks import UNFUSED
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
@@ -25,6 +26,11 @@ class _Candidate(NamedTuple):
     gathered: Any
     scratch: Any
 
+    @property
+    def total(self) -> Any:
+        """All of it [B]."""
+        return self.activations + self.gradients + self.gathered + self.scratch
+
 
 class _Weights(NamedTuple):
     """Trained numbers of a stage: of a layer, of all other weights, and of the whole stage; and by
@@ -36,11 +42,51 @@ class _Weights(NamedTuple):
     owners: Array
 
 
+class _Gradients(NamedTuple):
+    """Sums of gradients that are held through an iteration [B], and how long those of a micro-batch
+    are: until their unit is reduced, until the update, or else until they are added to a sum."""
+
+    sums: Array
+    until_reduction: np.ndarray
+    until_update: np.ndarray
+
+
+class _Gathered(NamedTuple):
+    """Weights that a rank has gathered from others, at each moment of a micro-batch [B].
+
+    When it passes the embeddings, layers and head forward, layers backward, at the end of the
+    backward pass of the last layer, and when the gradients of a layer are packed. Then all weights
+    of the stage in the format of layers.
+    """
+
+    embeddings: Array
+    layers: Array
+    head: Array
+    layers_backward: Array
+    layers_end: Array
+    packing: Array
+    stage: Array
+
+
+class _Activations(NamedTuple):
+    """Activations beside those of the micro-batch and the layer that run [B].
+
+    Those that the first stage keeps of other layers and micro-batches, and the last stage of other
+    layers; inputs that ranks hold whole although they share tokens; and what a vocabulary that ranks
+    share takes besides.
+    """
+
+    first_stage: Array
+    last_stage: Array
+    whole_inputs: Array
+    logits: Array
+
+
 def measure_strategies(
     model: Transformer,
     s: Strategy,
     sizes: Sizes,
-    parts: Mapping[str, Array],
+    times: MicroBatchTimes,
     stages: Sequence[Array],
     all_weights: Array,
     owners: Array,
@@ -55,8 +101,8 @@ def measure_strategies(
         Each field an array.
     sizes : Sizes
         Sizes of a micro-batch.
-    parts : mapping of str to array
-        What `perfkit.prediction.micro_batches.price_micro_batch` finds.
+    times : MicroBatchTimes
+        One micro-batch of each strategy.
     stages : sequence of array
         Layers of the first stage, of the largest between the ends, and of the last [-].
     all_weights : array
@@ -74,62 +120,81 @@ def measure_strategies(
     Activations and new gradients are those of the recorded micro-batch, whose tensors live as long
     as those of the graph of `predict`. Docs/formulas.md, table 9.3, has what PyTorch holds besides.
     """
-    layer = parts["layers.weights"]
+    layer = times.layer.weights
     layers = stages[1]
     shards = np.where(s.zero > 0, owners, 1.0)
     weights = _Weights(layer, all_weights - layers * layer, all_weights, shards)
-    autocast = s.replicated & (sizes.wide > sizes.itemsize)
-    # weights that the optimizer updates, and copies of them that layers work with
-    itemsize = np.where(autocast | (s.zero > 0), sizes.wide, sizes.itemsize)
-    # what FSDP gathers in its stages 1 and 2 counts as communication: it trains shards alone
-    shared = {"ranks": owners, "zero": np.where(s.zero > 0, 3, 0)}
-    trained = partitions.model_state_bytes(
-        all_weights, weight=itemsize, gradient=0.0, states=0.0, **shared
-    )
-    masters = np.where((s.zero > 0) | autocast, 0.0, 1.0 * (sizes.wide > sizes.itemsize))
-    optimizer = find_optimizer(model.optimizer)
-    states = partitions.model_state_bytes(
-        all_weights,
-        weight=0.0,
-        gradient=0.0,
-        states=sizes.wide * (optimizer.states + masters),
-        **shared,
-    )
-    sums, until = _hold_sums(s, sizes, weights, autocast)
-    candidates = _list_candidates(model, s, sizes, parts, stages, weights, sums, until)
-    activations, gradients, gathered, scratch = candidates[0]
-    most = sum(candidates[0])
-    for candidate in candidates[1:]:
-        total = sum(candidate)
-        fuller = total > most
-        most = np.where(fuller, total, most)
-        activations, gradients, gathered, scratch = (
-            np.where(fuller, own, known)
-            for own, known in zip(
-                candidate, (activations, gradients, gathered, scratch), strict=True
-            )
-        )
+    fullest = _find_fullest(_list_candidates(model, s, sizes, times, stages, weights))
     # of shards: gradients that are not yet reduced are what collectives send
-    sharded = s.zero > 0
-    unreduced = np.where(sharded, gradients - sizes.wide * all_weights / shards, 0.0)
-    unreduced = np.maximum(unreduced, 0.0)
-    gradients, gathered = gradients - unreduced, gathered + unreduced
+    reduced = sizes.wide * all_weights / shards
+    unreduced = np.where(s.zero > 0, np.maximum(fullest.gradients - reduced, 0.0), 0.0)
+    messages = _hold_messages(model, s, sizes, weights, stages)
     held = {
-        "parameters": trained,
-        "gradients": gradients,
-        "states": states,
-        "activations": activations,
-        "communication": gathered + _hold_messages(model, s, sizes, weights, stages),
-        "workspace": scratch,
+        "parameters": _hold_parameters(s, sizes, all_weights, owners),
+        "gradients": fullest.gradients - unreduced,
+        "states": _hold_states(model, s, sizes, all_weights, owners),
+        "activations": fullest.activations,
+        "communication": fullest.gathered + unreduced + messages,
+        "workspace": fullest.scratch,
     }
     return {name: held[name] for name in HELD}
 
 
-def _hold_sums(
-    s: Strategy, sizes: Sizes, weights: _Weights, autocast: Array
-) -> tuple[Array, Array]:
-    """Sums of gradients that are held through an iteration [B], and until when the gradients of a
-    micro-batch are, see `perfkit.prediction.kept.UNTIL`."""
+def _is_autocast(s: Strategy, sizes: Sizes) -> np.ndarray:
+    """Whether weights are cast in each micro-batch, so that ranks hold fp32 weights alone."""
+    return np.asarray(s.replicated & (sizes.wide > sizes.itemsize))
+
+
+def _hold_parameters(s: Strategy, sizes: Sizes, weights: Array, owners: Array) -> Array:
+    """Weights that layers work with, or shards of those that the optimizer updates [B].
+
+    What FSDP gathers in its stages 1 and 2 counts as communication: it trains shards alone.
+    """
+    is_wide = _is_autocast(s, sizes) | (s.zero > 0)
+    return np.asarray(
+        partitions.model_state_bytes(
+            weights,
+            weight=np.where(is_wide, sizes.wide, sizes.itemsize),
+            gradient=0.0,
+            states=0.0,
+            ranks=owners,
+            zero=np.where(s.zero > 0, 3, 0),
+        )
+    )
+
+
+def _hold_states(
+    model: Transformer, s: Strategy, sizes: Sizes, weights: Array, owners: Array
+) -> Array:
+    """States of the optimizer, and fp32 weights that it updates beside narrower ones [B]."""
+    has_masters = np.zeros(np.shape(weights), dtype=bool)
+    if sizes.wide > sizes.itemsize:
+        has_masters = np.logical_not((s.zero > 0) | _is_autocast(s, sizes))
+    masters = np.where(has_masters, 1.0, 0.0)
+    states = find_optimizer(model.optimizer).states
+    return np.asarray(
+        partitions.model_state_bytes(
+            weights,
+            weight=0.0,
+            gradient=0.0,
+            states=sizes.wide * (states + masters),
+            ranks=owners,
+            zero=np.where(s.zero > 0, 3, 0),
+        )
+    )
+
+
+def _find_fullest(candidates: Sequence[_Candidate]) -> _Candidate:
+    """The fullest of some moments, and the first of equal ones."""
+    fullest = candidates[0]
+    for candidate in candidates[1:]:
+        fuller = candidate.total > fullest.total
+        fullest = map_arrays(partial(np.where, fuller), candidate, fullest)
+    return fullest
+
+
+def _hold_gradients(s: Strategy, sizes: Sizes, weights: _Weights) -> _Gradients:
+    """Sums of gradients, and how long the gradients of a micro-batch are held."""
     several = sizes.micro > 1
     shards = sizes.wide * weights.all / weights.owners
     whole = sizes.wide * weights.all
@@ -140,112 +205,205 @@ def _hold_sums(
     # of the unit that is reduced, before it is added to those of earlier micro-batches
     unit = sizes.summed * np.maximum(weights.ends, weights.layer) / weights.owners
     added_to_shards = np.where(several & s.scattered, unit, 0.0)
-    sums = np.where(s.zero > 0, shards + added_in_zero + added_to_shards, added_whole)
-    reduced = (s.zero > 0) & (s.scattered | ~several)
-    kept_alone = (s.zero == 0) & (added_whole == 0)
-    return sums, np.where(reduced, "reduction", np.where(kept_alone, "update", "sum"))
+    return _Gradients(
+        sums=np.where(s.zero > 0, shards + added_in_zero + added_to_shards, added_whole),
+        until_reduction=(s.zero > 0) & (s.scattered | ~several),
+        until_update=(s.zero == 0) & (added_whole == 0),
+    )
+
+
+def _hold_gathered(
+    model: Transformer, s: Strategy, sizes: Sizes, weights: _Weights, layers: Array
+) -> _Gathered:
+    """Weights that a rank has gathered from others.
+
+    Those that are gathered once (ZeRO stages 1 and 2) stay until their last use. The norm of BERT's
+    embeddings is among the last weights that its backward pass reads.
+    """
+    layer, ends = sizes.itemsize * weights.layer, sizes.itemsize * weights.ends
+    all_layers = layers * layer
+    gathers = s.zero > 0
+    once = gathers & (s.zero < 3)
+
+    def hold(gathered_once: Array, gathered_again: Array) -> Array:
+        return np.where(once, gathered_once, np.where(gathers, gathered_again, 0.0))
+
+    ends_to_the_end = np.where(gathers, 0.0 if model.causal else ends, 0.0)
+    return _Gathered(
+        embeddings=np.where(gathers, ends, 0.0),
+        layers=hold(all_layers + ends, layer + ends),
+        head=hold(all_layers + ends, ends),
+        layers_backward=ends_to_the_end + hold(all_layers, layer),
+        layers_end=ends_to_the_end + np.where(gathers, layer, 0.0),
+        packing=ends_to_the_end + np.where(once, all_layers - layer, 0.0),
+        stage=all_layers + ends,
+    )
+
+
+def _hold_activations(
+    model: Transformer,
+    s: Strategy,
+    sizes: Sizes,
+    times: MicroBatchTimes,
+    stages: Sequence[Array],
+) -> _Activations:
+    """Activations beside those of the micro-batch and the layer that run.
+
+    The first stage holds several micro-batches, the last one a single one. Over a shared vocabulary
+    there are a shifted copy of the logits and a buffer of exponentials in place of one.
+    """
+    layers = stages[1]
+    last_layers = np.where(s.pp > 1, stages[2], layers)
+    saved = _save_by_checkpoint(model, s, sizes, times)
+    held = partitions.held_batches(sizes.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks)
+    tokens = s.micro_batch * model.sequence / s.cp
+    return _Activations(
+        first_stage=(held * layers - 1.0) * saved + (held - 1.0) * times.embeddings.saved,
+        last_stage=(last_layers - 1.0) * saved,
+        whole_inputs=np.where(s.rows > 1, sizes.column * model.hidden, 0.0),
+        logits=np.where(s.tp > 1, sizes.wide * tokens * model.vocabulary / s.tp, 0.0),
+    )
+
+
+def _choose_moments(moments: Moments, gradients: _Gradients) -> BackwardMoments:
+    """Fullest moments of the backward pass of strategies, which hold gradients for different
+    times."""
+
+    def choose(until_sum: Array, until_reduction: Array, until_update: Array) -> Array:
+        kept = np.where(gradients.until_update, until_update, until_sum)
+        return np.where(gradients.until_reduction, until_reduction, kept)
+
+    return map_arrays(choose, moments.until_sum, moments.until_reduction, moments.until_update)
 
 
 def _list_candidates(
     model: Transformer,
     s: Strategy,
     sizes: Sizes,
-    parts: Mapping[str, Array],
+    times: MicroBatchTimes,
     stages: Sequence[Array],
     weights: _Weights,
-    sums: Array,
-    until: Array,
 ) -> list[_Candidate]:
     """Moments one of which is the fullest."""
-    none = np.zeros(len(sums))
     layers = stages[1]
-    last_layers = np.where(s.pp > 1, stages[2], layers)
-    saved = _save_by_checkpoint(model, s, sizes, parts)
-    held = partitions.held_batches(sizes.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks)
-    # over a shared vocabulary, a shifted copy and a buffer of exponentials in place of one
-    tokens = s.micro_batch * model.sequence / s.cp
-    logits = np.where(s.tp > 1, sizes.wide * tokens * model.vocabulary / s.tp, 0.0)
-    whole_inputs = np.where(s.rows > 1, sizes.column * model.hidden, 0.0)
+    gradients = _hold_gradients(s, sizes, weights)
+    gathered = _hold_gathered(model, s, sizes, weights, layers)
+    activations = _hold_activations(model, s, sizes, times, stages)
+    backward = _choose_moments(times.moments, gradients)
+    # a gradient that is kept as it is computed has the format of its weight
+    itemsize = np.where(_is_autocast(s, sizes), sizes.wide, sizes.itemsize)
+    other_layers = (layers - 1.0) * itemsize * weights.layer
+    other_gradients = np.where(gradients.until_update, other_layers, 0.0)
+    return [
+        *_list_in_forward(times.moments, activations, gradients, gathered),
+        *_list_in_backward(backward, activations, gradients, gathered, other_gradients),
+        _find_next_micro_batch(s, sizes, weights, backward, gradients, gathered),
+        _find_packing_of_layer(sizes, weights, backward, activations, gradients, gathered),
+        _find_packing_of_ends(sizes, weights, gradients),
+        _find_update(model, sizes, weights, gradients, itemsize),
+    ]
 
-    held_until = {when: np.flatnonzero(until == when) for when in UNTIL}
 
-    def find(phase: str, region: str) -> tuple[Array, Array]:
-        """Activations and new gradients at the fullest moment of a segment."""
-        key = f"{phase}.{region}"
-        activations = parts[f"activations.sum.{key}"]
-        if phase == "forward":
-            return activations, none
-        activations = activations.copy()
-        gradients = parts[f"gradients.sum.{key}"].copy()
-        for when in ("reduction", "update"):
-            chosen = held_until[when]
-            if len(chosen):
-                activations[chosen] = parts[f"activations.{when}.{key}"][chosen]
-                gradients[chosen] = parts[f"gradients.{when}.{key}"][chosen]
-        return activations, gradients
+def _list_in_forward(
+    moments: Moments, activations: _Activations, gradients: _Gradients, gathered: _Gathered
+) -> list[_Candidate]:
+    """The fullest moments of a forward pass: in the embeddings and a layer of the first stage, and
+    in the head of the last one."""
+    forward = moments.forward
+    inputs = activations.whole_inputs
+    none = np.zeros(len(inputs))
+    of_layer = forward.layer + activations.first_stage + inputs
+    of_head = forward.head + activations.last_stage + inputs + activations.logits
+    return [
+        _Candidate(forward.embeddings + inputs, gradients.sums, gathered.embeddings, none),
+        _Candidate(of_layer, gradients.sums, gathered.layers, none),
+        _Candidate(of_head, gradients.sums, gathered.head, none),
+    ]
 
-    narrow = sizes.itemsize
-    layer, ends = narrow * weights.layer, narrow * weights.ends
-    all_layers = layers * layer
-    whole = s.zero > 0
-    once = whole & (s.zero < 3)  # gathered weights stay until their last use
-    in_forward = np.where(once, all_layers + ends, np.where(whole, layer + ends, 0.0))
-    in_head = np.where(once, all_layers + ends, np.where(whole, ends, 0.0))
-    # the norm of BERT's embeddings is among the last to be read
-    ends_to_the_end = np.where(whole, 0.0 if model.causal else ends, 0.0)
-    in_backward = ends_to_the_end + np.where(once, all_layers, np.where(whole, layer, 0.0))
-    at_end = ends_to_the_end + np.where(whole, layer, 0.0)
-    autocast = s.replicated & (sizes.wide > sizes.itemsize)
-    gradient = np.where(autocast, sizes.wide, narrow)
-    inner_gradients = (layers - 1.0) * gradient * weights.layer * (until == "update")
-    candidates = []
-    # the first stage holds several micro-batches, the last one a single one
-    kept_in_first = (held * layers - 1.0) * saved + (held - 1.0) * parts["kept.embeddings"]
-    kept_in_last = (last_layers - 1.0) * saved
-    for phase, region, kept, gathered in (
-        ("forward", "embeddings", none, np.where(whole, ends, 0.0)),
-        ("forward", "layers", kept_in_first, in_forward),
-        ("forward", "head", kept_in_last, in_head),
-        ("backward", "head", kept_in_last, in_head),
-        ("backward", "layers", kept_in_first, in_backward),
-    ):
-        activations, gradients = find(phase, region)
-        again = 3.0 * whole_inputs if (phase, region) == ("backward", "layers") else 0.0
-        again = again + logits if region == "head" else again
-        candidates.append(
-            _Candidate(activations + kept + whole_inputs + again, sums + gradients, gathered, none)
-        )
-    activations, gradients = find("backward", "layers")
-    candidates.append(_Candidate(activations, sums + gradients + inner_gradients, at_end, none))
-    activations, gradients = find("backward", "embeddings")
-    candidates.append(_Candidate(activations, sums + gradients + inner_gradients, none, none))
-    # weights that are gathered once are kept for the next micro-batch; the sums of the first one
-    # are only being made
-    kept_weights = (s.zero == 1) & (sizes.micro > 1)
+
+def _list_in_backward(
+    backward: BackwardMoments,
+    activations: _Activations,
+    gradients: _Gradients,
+    gathered: _Gathered,
+    other_gradients: Array,
+) -> list[_Candidate]:
+    """The fullest moments of a backward pass: in the head of the last stage, in its first layer on
+    the first stage, and in its last layer and the embeddings, with gradients of other layers."""
+    head, layer, embeddings = backward.head, backward.layer, backward.embeddings
+    inputs = activations.whole_inputs
+    none = np.zeros(len(inputs))
+    in_head = head.activations + activations.last_stage + inputs + activations.logits
+    in_layer = layer.activations + activations.first_stage + inputs + 3.0 * inputs
+    sums = gradients.sums
+    with_others = sums + layer.gradients + other_gradients
+    in_embeddings = sums + embeddings.gradients + other_gradients
+    return [
+        _Candidate(in_head, sums + head.gradients, gathered.head, none),
+        _Candidate(in_layer, sums + layer.gradients, gathered.layers_backward, none),
+        _Candidate(layer.activations, with_others, gathered.layers_end, none),
+        _Candidate(embeddings.activations, in_embeddings, none, none),
+    ]
+
+
+def _find_next_micro_batch(
+    s: Strategy,
+    sizes: Sizes,
+    weights: _Weights,
+    backward: BackwardMoments,
+    gradients: _Gradients,
+    gathered: _Gathered,
+) -> _Candidate:
+    """The end of a backward pass that keeps all gathered weights for the next micro-batch (ZeRO
+    stage 1); the sums of the first one are only being made."""
+    keeps_weights = (s.zero == 1) & (sizes.micro > 1)
+    sums = gradients.sums
     made = np.where(sizes.micro > 2, sums, sums - sizes.wide * weights.ends)
-    candidates.append(
-        _Candidate(
-            np.where(kept_weights, activations, 0.0),
-            np.where(kept_weights, made + gradients, 0.0),
-            np.where(kept_weights, all_layers + ends, 0.0),
-            none,
-        )
+    embeddings = backward.embeddings
+    return _Candidate(
+        np.where(keeps_weights, embeddings.activations, 0.0),
+        np.where(keeps_weights, made + embeddings.gradients, 0.0),
+        np.where(keeps_weights, gathered.stage, 0.0),
+        np.zeros(len(sums)),
     )
-    # gradients of a unit and the copy that is reduced
-    activations, gradients = find("packing", "layers")
-    packed = np.where(until == "reduction", sizes.summed * weights.layer, 0.0)
-    other_layers = ends_to_the_end + np.where(once, all_layers - layer, 0.0)
-    candidates.append(
-        _Candidate(activations + kept_in_first, sums + gradients, other_layers + packed, none)
+
+
+def _find_packing_of_layer(
+    sizes: Sizes,
+    weights: _Weights,
+    backward: BackwardMoments,
+    activations: _Activations,
+    gradients: _Gradients,
+    gathered: _Gathered,
+) -> _Candidate:
+    """When the gradients of a layer and the copy that is reduced are both there."""
+    moment = backward.layer_end
+    copy = np.where(gradients.until_reduction, sizes.summed * weights.layer, 0.0)
+    return _Candidate(
+        moment.activations + activations.first_stage,
+        gradients.sums + moment.gradients,
+        gathered.packing + copy,
+        np.zeros(len(copy)),
     )
-    # when all else of the pass is gone
-    packed = np.where(until == "reduction", sizes.summed * weights.ends, 0.0)
-    new = np.where(until == "reduction", narrow * weights.ends, 0.0)
-    candidates.append(_Candidate(none, sums + new, packed, none))
-    update = sizes.wide * weights.all / weights.owners
-    all_gradients = np.where(until == "update", gradient * weights.all, sums)
-    candidates.append(_Candidate(none, all_gradients, none, update * _count_scratch(model)))
-    return candidates
+
+
+def _find_packing_of_ends(sizes: Sizes, weights: _Weights, gradients: _Gradients) -> _Candidate:
+    """When the gradients of all other weights and their copy are there, and all else of the pass is
+    gone."""
+    new = np.where(gradients.until_reduction, sizes.itemsize * weights.ends, 0.0)
+    copy = np.where(gradients.until_reduction, sizes.summed * weights.ends, 0.0)
+    none = np.zeros(len(copy))
+    return _Candidate(none, gradients.sums + new, copy, none)
+
+
+def _find_update(
+    model: Transformer, sizes: Sizes, weights: _Weights, gradients: _Gradients, itemsize: Array
+) -> _Candidate:
+    """The update, with the tensors that it writes beside its results."""
+    all_gradients = np.where(gradients.until_update, itemsize * weights.all, gradients.sums)
+    none = np.zeros(len(all_gradients))
+    updated = sizes.wide * weights.all / weights.owners
+    return _Candidate(none, all_gradients, none, updated * _count_scratch(model))
 
 
 def _count_scratch(model: Transformer) -> float:
@@ -261,7 +419,7 @@ def _count_scratch(model: Transformer) -> float:
 
 
 def _save_by_checkpoint(
-    model: Transformer, s: Strategy, sizes: Sizes, parts: Mapping[str, Array]
+    model: Transformer, s: Strategy, sizes: Sizes, times: MicroBatchTimes
 ) -> Array:
     """Activations that a layer keeps for its backward pass [B]; with ``selective`` checkpoints
     none of those between the projections of attention."""
@@ -278,7 +436,7 @@ def _save_by_checkpoint(
         itemsize=sizes.itemsize,
     )
     scores = keep(recompute="none") - keep(recompute="selective")
-    saved = parts["kept.layers"]
+    saved = times.layer.saved
     return np.where(s.checkpoint == "selective", np.maximum(saved - scores, 0.0), saved)
 
 
