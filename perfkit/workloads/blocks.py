@@ -82,23 +82,26 @@ class RankShare(NamedTuple):
 def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_unit: Any) -> None:
     """Record the forward pass of a micro-batch, with at most so many layers; `open_unit` makes
     their weights ready."""
-    hidden, batch, sequence = model.hidden, share.batch, share.sequence
-    tokens, rows = batch * sequence, sequence // share.rows if np.any(share.rows > 1) else sequence
-    tape.module, tape.layer, tape.drawn = "embeddings", None, 0
+    hidden = model.hidden
+    batch, sequence = share.batch, share.sequence
+    tokens = batch * sequence
+    rows = sequence // share.rows if np.any(share.rows > 1) else sequence
+    tape.module, tape.layer = "embeddings", None
+    tape.drawn = 0
     with open_unit(None):
         words = tape.parameter(share.part(model.vocabulary), hidden)
-        places = None if model.rotary else tape.parameter(model.positions, hidden)
-        x = _exchange(
-            tape, layers.look_up(tape, words, tokens, batch, sequence), share, ahead=False
-        )
-        if places:
-            x = tape.apply(Add(), x, layers.look_up(tape, places, rows, rows))
+        positions = None if model.rotary else tape.parameter(model.positions, hidden)
+        x = layers.look_up(tape, words, tokens, batch, sequence)
+        x = _exchange(tape, x, share, ahead=False)
+        if positions:
+            x = tape.apply(Add(), x, layers.look_up(tape, positions, rows, rows))
         if not model.causal:
             types = layers.look_up(tape, tape.parameter(2, hidden), batch * rows, batch, rows)
             x = layers.norm(tape, model.norm, tape.apply(Add(), x, types))
         x = layers.dropout(tape, model.dropout, x)
-        for tape.layer in range(min(model.layers, most)):
-            with open_unit(tape.layer):
+        for layer in range(min(model.layers, most)):
+            tape.layer = layer
+            with open_unit(layer):
                 run = partial(_layer, tape, model, share)
                 x = layers.recompute(tape, run, x) if model.checkpoint else run(x)
         tape.module, tape.layer = "head", None
@@ -108,9 +111,10 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
         columns = share.part(model.vocabulary)
         weight = words if model.tie else tape.parameter(columns, hidden)
         logits = layers.linear(tape, x, weight, None if model.causal else tape.parameter(columns))
-    # largest logit, sum of exponentials, and logit of the label
-    for _ in range(3 * bool(np.any(share.tensor > 1))):
-        tape.collective("all_reduce", [], [], nbytes=4 * tokens)
+    if np.any(share.tensor > 1):
+        # largest logit, sum of exponentials, and logit of the label
+        for _ in range(3):
+            tape.collective("all_reduce", [], [], nbytes=4 * tokens)
     # autocast takes the logarithm of narrow numbers, and casts it for the loss
     autocast = tape.wide > tape.itemsize
     if model.mixed and not autocast:
@@ -135,22 +139,22 @@ def _exchange(tape: Tape, x: Tensor, share: RankShare, *, ahead: bool) -> Tensor
     """
     if not np.any(share.tensor > 1):
         return x
-    gather, add, out = "", "all_reduce", x
-    if np.any(share.rows > 1):
-        gather, add, rows = "all_gather", "reduce_scatter", 1 if ahead else share.rows
-        out = tape.tensor(
-            share.batch,
-            share.sequence // rows,
-            x.shape[-1],
-            itemsize=x.itemsize,
-            needs_gradient=True,
-        )
-        out.root = x.root
-    nbytes, (forth, back) = (out if ahead else x).nbytes, (gather, add) if ahead else (add, gather)
-    if forth:
-        tape.collective(forth, [x], [out], nbytes=nbytes)
-    if back:
-        tape.node(lambda: tape.collective(back, [], [], nbytes=nbytes))
+    if not np.any(share.rows > 1):
+        if ahead:
+            tape.node(lambda: tape.collective("all_reduce", [], [], nbytes=x.nbytes))
+        else:
+            tape.collective("all_reduce", [x], [x], nbytes=x.nbytes)
+        return x
+    rows = 1 if ahead else share.rows
+    shape = (share.batch, share.sequence // rows, x.shape[-1])
+    out = tape.tensor(*shape, itemsize=x.itemsize, needs_gradient=True)
+    out.root = x.root
+    if ahead:
+        tape.collective("all_gather", [x], [out], nbytes=out.nbytes)
+        tape.node(lambda: tape.collective("reduce_scatter", [], [], nbytes=out.nbytes))
+    else:
+        tape.collective("reduce_scatter", [x], [out], nbytes=x.nbytes)
+        tape.node(lambda: tape.collective("all_gather", [], [], nbytes=x.nbytes))
     return out
 
 
@@ -163,17 +167,17 @@ def _project(tape: Tape, model: Any, x: Tensor, width: Any) -> Tensor:
 
 def _layer(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     """One Transformer layer, with its norms before (GPT-2) or after (BERT) each residual sum."""
-    for name, body in (
-        ("attention", _attention),
-        ("mlp", _mix_experts if model.experts else _feed_forward),
-    ):
+    mlp = _mix_experts if model.experts else _feed_forward
+    for name, body in (("attention", _attention), ("mlp", mlp)):
         tape.module = f"layers.{tape.layer}.{name}"
-        inner = _exchange(
-            tape, layers.norm(tape, model.norm, x) if model.causal else x, share, ahead=True
-        )
-        inner = _exchange(tape, body(tape, model, share, inner), share, ahead=False)
-        x = tape.apply(Add(), x, layers.dropout(tape, model.dropout, inner))
-        x = x if model.causal else layers.norm(tape, model.norm, x)
+        branch = layers.norm(tape, model.norm, x) if model.causal else x
+        branch = _exchange(tape, branch, share, ahead=True)
+        branch = body(tape, model, share, branch)
+        branch = _exchange(tape, branch, share, ahead=False)
+        branch = layers.dropout(tape, model.dropout, branch)
+        x = tape.apply(Add(), x, branch)
+        if not model.causal:
+            x = layers.norm(tape, model.norm, x)
     return x
 
 
@@ -188,19 +192,15 @@ def _activate(tape: Tape, model: Any, product: Callable[[], Tensor]) -> Tensor:
 def _feed_forward(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     """Two products with an activation between."""
     inner = share.part(model.inner or 4 * model.hidden)
-    return _project(
-        tape, model, _activate(tape, model, lambda: _project(tape, model, x, inner)), model.hidden
-    )
+    activated = _activate(tape, model, lambda: _project(tape, model, x, inner))
+    return _project(tape, model, activated, model.hidden)
 
 
 def _mix_experts(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     """A router and experts; all experts get equally many tokens, which are sent to the rank of the
     expert."""
-    tokens, hidden, inner = (
-        x.numel // x.shape[-1],
-        model.hidden,
-        share.part(model.inner or 4 * model.hidden),
-    )
+    tokens = x.numel // x.shape[-1]
+    hidden, inner = model.hidden, share.part(model.inner or 4 * model.hidden)
     router = layers.linear(tape, x, tape.parameter(model.experts, hidden))
     probabilities = tape.apply(Softmax(), layers.cast(tape, router, 4))
     # as wide as the tokens; otherwise the sum of all layers would become fp32
@@ -218,21 +218,23 @@ def _mix_experts(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
 
 def _attention(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     """Self-attention with its projections."""
-    head, heads = model.head_width or model.hidden // model.heads, share.part(model.heads)
-    hidden, kv = head * heads, head * share.part(model.kv_heads) if model.kv_heads else head * heads
-    if model.causal and not model.rotary and np.all(kv == hidden):
+    head_width = model.head_width or model.hidden // model.heads
+    heads = share.part(model.heads)
+    hidden = head_width * heads
+    kv_hidden = head_width * share.part(model.kv_heads) if model.kv_heads else hidden
+    if model.causal and not model.rotary and np.all(kv_hidden == hidden):
         q, k, v = split(tape, _project(tape, model, x, 3 * hidden), 3)
     else:
-        q, k, v = (_project(tape, model, x, size) for size in (hidden, kv, kv))
+        q = _project(tape, model, x, hidden)
+        k = _project(tape, model, x, kv_hidden)
+        v = _project(tape, model, x, kv_hidden)
     if model.qk_norm:
-        apart = (
-            layers.norm(tape, "rms", each.view(*each.shape[:2], each.shape[-1] // head, head))
-            for each in (q, k)
-        )
-        q, k = (own.view(*each.shape) for own, each in zip(apart, (q, k), strict=True))
+        q = _norm_heads(tape, q, head_width)
+        k = _norm_heads(tape, k, head_width)
     if model.rotary:
-        angles = tape.tensor(share.sequence, head // 2, itemsize=8)
-        q, k = (layers.rotate(tape, each, angles) for each in (q, k))
+        angles = tape.tensor(share.sequence, head_width // 2, itemsize=8)
+        q = layers.rotate(tape, q, angles)
+        k = layers.rotate(tape, k, angles)
     layers.count_views(tape, 6)  # of queries, keys and values: split into heads, and transposed
     if model.attention in UNFUSED:
         mixed = layers.eager_attention(
@@ -244,6 +246,12 @@ def _attention(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
         mixed = tape.apply(attention, q, k, v)
     layers.count_views(tape, 2)
     return _project(tape, model, mixed, model.hidden)
+
+
+def _norm_heads(tape: Tape, x: Tensor, head_width: Any) -> Tensor:
+    """Norm of each head of queries or keys."""
+    by_head = x.view(*x.shape[:2], x.shape[-1] // head_width, head_width)
+    return layers.norm(tape, "rms", by_head).view(*x.shape)
 
 
 class FSDPUnits:
@@ -281,13 +289,8 @@ class FSDPUnits:
         itemsize: int,
         summed: int,
     ) -> None:
-        self.tape, self.ranks, self.parallel, self.itemsize, self.summed = (
-            tape,
-            ranks,
-            parallel,
-            itemsize,
-            summed,
-        )
+        self.tape, self.ranks, self.parallel = tape, ranks, parallel
+        self.itemsize, self.summed = itemsize, summed
         self.weights: dict[int | None, list[Weight]] = {}
         for weight in tape.trained:
             self.weights.setdefault(weight.layer, []).append(weight)
@@ -377,23 +380,26 @@ class FSDPUnits:
             weight.group = None
         parts = [weight.stored for weight in weights]
         count = sum(part.numel for part in parts)
-        narrow, self.buffers[layer] = tape.tensor(count), (whole := tape.tensor(count * self.ranks))
-        tape.layer, own, tape.bare = (
-            owner,
-            whole.view(count),
-            tape.bare + 5 * (tape.phase == "forward"),
-        )
+        narrow, whole = tape.tensor(count), tape.tensor(count * self.ranks)
+        self.buffers[layer] = whole
+        part_of_rank = whole.view(count)
+        tape.layer = owner
+        if tape.phase == "forward":
+            tape.bare += 5
         if self.itemsize != tape.itemsize:
             tape.copy("_foreach_copy_", parts, [narrow], "copy_", rows=1)
             parts = [narrow]
-        tape.copy("all_gather_copy_in", parts, [own], "copy_", rows=1)
-        tape.collective("all_gather", [own], [whole], nbytes=whole.nbytes, group=self.group)
+        tape.copy("all_gather_copy_in", parts, [part_of_rank], "copy_", rows=1)
+        tape.collective(
+            "all_gather", [part_of_rank], [whole], nbytes=whole.nbytes, group=self.group
+        )
         tape.layer = before
 
     def unpack(self, layer: int | None, ahead: int | None = None) -> None:
         """Copy gathered weights to storages of their own, and gather the layer `ahead`, if there is
         one."""
-        tape, weights, whole = self.tape, self.weights[layer], self.buffers[layer]
+        tape, weights = self.tape, self.weights[layer]
+        whole = self.buffers[layer]
         for weight in weights:
             weight.storage = tape.tensor(*weight.shape).storage
         tape.bare += len(weights) + 3 if tape.phase == "forward" else 2
@@ -424,22 +430,25 @@ class FSDPUnits:
         if not is_complete:
             self.widen(weights)
             return
-        shards, rows = [weight.stored for weight in weights], self.ranks * len(weights)
+        shards = [weight.stored for weight in weights]
         count = sum(shard.numel for shard in shards)
-        flat, own = (tape.tensor(count * size, itemsize=self.summed) for size in (self.ranks, 1))
+        flat = tape.tensor(count * self.ranks, itemsize=self.summed)
+        reduced = tape.tensor(count, itemsize=self.summed)
         gradients = [tape.find_gradient(weight) for weight in weights]
         for weight in weights:
             weight.gradient = None
         parts = self.list_by_rank(gradients)
         for gradient, part in zip(gradients, parts, strict=True):
             self.reorder(gradient, part)
-        tape.copy("chunk_cat", parts, [flat], "cat", rows=rows)
-        tape.collective("reduce_scatter", [flat], [own], nbytes=flat.nbytes, group=self.group)
+        tape.copy("chunk_cat", parts, [flat], "cat", rows=self.ranks * len(weights))
+        tape.collective("reduce_scatter", [flat], [reduced], nbytes=flat.nbytes, group=self.group)
         if self.replicas:
-            tape.collective("all_reduce", [own], [own], nbytes=own.nbytes, group=self.replicas)
-        own = layers.cast(tape, own, self.itemsize)
+            tape.collective(
+                "all_reduce", [reduced], [reduced], nbytes=reduced.nbytes, group=self.replicas
+            )
+        reduced = layers.cast(tape, reduced, self.itemsize)
         for shard in shards:
-            shard.gradient = own.view(*shard.shape)
+            shard.gradient = reduced.view(*shard.shape)
             accumulate(tape, shard)
 
 
@@ -571,14 +580,12 @@ def record_part(
         raise ValueError(f"{fault}; the optimizer updates shards then; take exchange='shards'")
     tape = Tape(ITEMSIZE.get(model.dtype, 2), mixed=autocast)
     record_forward(tape, model, share, 1, nullcontext)
-    inside = [place for place, weight in enumerate(tape.trained) if weight.layer == 0]
-    bounds = {
-        "embeddings": (0, inside[0]),
-        "layers": (inside[0], inside[-1] + 1),
-        "head": (inside[-1] + 1, None),
-    }
+    in_layer = [number for number, weight in enumerate(tape.trained) if weight.layer == 0]
+    first, end = in_layer[0], in_layer[-1] + 1
     weights = {
-        name: sum(each.numel for each in tape.trained[slice(*own)]) for name, own in bounds.items()
+        "embeddings": sum(weight.numel for weight in tape.trained[:first]),
+        "layers": sum(weight.numel for weight in tape.trained[first:end]),
+        "head": sum(weight.numel for weight in tape.trained[end:]),
     }
     wide = 4 if model.mixed else tape.itemsize
     for weight in tape.trained:

@@ -121,8 +121,8 @@ def _update_dense(
         for operand in operation.reads + operation.writes:
             if operand not in tensors:
                 tensors[operand] = _make_operands(tape, operand, stored)
-        reads = [tensor for operand in operation.reads for tensor in tensors[operand]]
-        writes = [tensor for operand in operation.writes for tensor in tensors[operand]]
+        reads = [*chain.from_iterable(tensors[operand] for operand in operation.reads)]
+        writes = [*chain.from_iterable(tensors[operand] for operand in operation.writes)]
         tape.layer = None if listed else stored[0].layer
         size = count if operation.counts_steps else elements
         sizes = OperationSizes(elements=size)
@@ -479,15 +479,15 @@ def _reduce(
     kept[pieces] = False
     begun = 0
     for module in np.unique(modules).tolist():
-        own = np.flatnonzero(modules == module)
-        for members in fill_buckets([sizes[member] for member in own]):
-            held = pieces[own[members]]
-            last = held[-1]
-            into[held] = last
+        of_module = np.flatnonzero(modules == module)
+        for members in fill_buckets([sizes[member] for member in of_module]):
+            in_bucket = of_module[members]
+            last = pieces[in_bucket[-1]]
+            into[pieces[in_bucket]] = last
             kept[last] = True
-            features.nbytes[last] = table.add(sum(sizes[member] for member in own[members]))
+            features.nbytes[last] = table.add(sum(sizes[member] for member in in_bucket))
             waits.append(LaunchWait(copies[begun], last))
-            begun += len(held)
+            begun += len(in_bucket)
     for piece in pieces[~kept[pieces]]:
         calls = table[features.bare[piece]] + table[features.bare[piece + 1]]
         features.bare[piece + 1] = table.add(calls)

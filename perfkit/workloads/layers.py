@@ -60,13 +60,14 @@ def linear(
     """Linear layer; its weight (outputs × inputs) is cast once in an iteration. Products may run in
     `fp8`."""
     x = cast(tape, x, tape.itemsize)
-    trained = [weight] if bias is None else [weight, bias]
-    narrow = [_narrow(tape, own) for own in trained]
+    operands = [x, _narrow(tape, weight)]
+    if bias is not None:
+        operands.append(_narrow(tape, bias))
     if fp8:
-        return tape.apply(LinearFp8(), x, *narrow)
+        return tape.apply(LinearFp8(), *operands)
     if bias is None:
-        return tape.apply(LinearWithoutBias(), x, *narrow)
-    return tape.apply(Linear(), x, *narrow)
+        return tape.apply(LinearWithoutBias(), *operands)
+    return tape.apply(Linear(), *operands)
 
 
 def _narrow(tape: Tape, weight: Weight) -> Tensor:
@@ -108,26 +109,26 @@ def mlp(
     the samples of their group ahead of it and sum up their parts behind it. A last layer without a
     partner is copied.
     """
-    names, swap = (
-        ("all_gather", "reduce_scatter"),
-        partial(exchange, tape, group=shared.group, whole=True),
-    )
-    for index, (width, tape.layer) in enumerate(zip(widths, shared.layers, strict=False)):
-        last, behind = index + 1 == len(widths), index % 2 == 1
-        parts = shared.tensor if behind or not last else 1
-        if parts > 1 and not behind:
-            x, width = cast(tape, x, tape.itemsize), width // parts
-            [x] = swap(x, parts * x.shape[0], x.shape[1:], parts * x.nbytes, operations=names)()
-        with shared.open_unit(tape.layer):
+    gather, add_up = ("all_gather", "reduce_scatter"), ("reduce_scatter", "all_gather")
+    swap = partial(exchange, tape, group=shared.group, whole=True)
+    for index, (width, layer) in enumerate(zip(widths, shared.layers, strict=False)):
+        tape.layer = layer
+        is_last, is_second_of_pair = index + 1 == len(widths), index % 2 == 1
+        parts = shared.tensor if is_second_of_pair or not is_last else 1
+        if parts > 1 and not is_second_of_pair:
+            width //= parts
+            x = cast(tape, x, tape.itemsize)
+            [x] = swap(x, parts * x.shape[0], x.shape[1:], parts * x.nbytes, operations=gather)()
+        with shared.open_unit(layer):
             weight, bias = tape.parameter(width, x.shape[-1]), tape.parameter(width)
             if parts > 1:
-                for own in (weight, bias):
-                    if own.shard is None:  # replicas average what is not in shards
-                        own.group = shared.replicas
+                for trained in (weight, bias):
+                    if trained.shard is None:  # replicas average what is not in shards
+                        trained.group = shared.replicas
             x = linear(tape, x, weight, bias)
-        if parts > 1 and behind:
-            [x] = swap(x, x.shape[0] // parts, x.shape[1:], x.nbytes, operations=names[::-1])()
-        if last_relu or not last:
+        if parts > 1 and is_second_of_pair:
+            [x] = swap(x, x.shape[0] // parts, x.shape[1:], x.nbytes, operations=add_up)()
+        if last_relu or not is_last:
             x = tape.apply(Relu(), x)
     tape.layer = None
     return x
@@ -201,9 +202,11 @@ def eager_attention(
     views."""
     batch, sequence, hidden = q.shape
     if np.any(k.shape[-1] != hidden):  # several heads of queries share a head of keys and values
-        k, v = (tape.apply(Repeat(batch, sequence, hidden), x) for x in (k, v))
+        k = tape.apply(Repeat(batch, sequence, hidden), k)
+        v = tape.apply(Repeat(batch, sequence, hidden), v)
     count, width = batch * heads, hidden // heads
-    q, v = (_regroup(tape, x, width, count, sequence, width) for x in (q, v))
+    q = _regroup(tape, q, width, count, sequence, width)
+    v = _regroup(tape, v, width, count, sequence, width)
     k = _regroup(tape, k, width, count, width, sequence, lazy=True)
     scores = tape.apply(Scale(), bmm(tape, contiguous(tape, q), contiguous(tape, k)))
     if causal:
@@ -250,7 +253,7 @@ def dot(tape: Tape, x: Tensor, dense: Tensor) -> Tensor:
     n = x.shape[1]
     pairs = n * (n - 1) // 2
     count_views(tape, 2)  # vectors by sample, and these transposed
-    rows, columns = (tape.tensor(pairs, itemsize=8) for _ in range(2))
+    rows, columns = tape.tensor(pairs, itemsize=8), tape.tensor(pairs, itemsize=8)
     vectors = cast(tape, x, tape.itemsize)
     products = tape.apply(BatchedProduct(NT), vectors, vectors)
     return cat(tape, [dense, tape.apply(TakePairs(), products, rows, columns)])
@@ -260,9 +263,11 @@ def cross(tape: Tape, x: Tensor, layers: int, rank: int, shared: MLPParallelism)
     """Low-rank cross layers: the first input times a projection to `rank` columns and back, plus
     the last result."""
     first, n = x, x.shape[-1]
-    for _, tape.layer in zip(range(layers), shared.layers, strict=False):
-        with shared.open_unit(tape.layer):
-            bias, narrow, wide = tape.parameter(n), tape.parameter(rank, n), tape.parameter(n, rank)
+    for _, layer in zip(range(layers), shared.layers, strict=False):
+        tape.layer = layer
+        with shared.open_unit(layer):
+            bias = tape.parameter(n)
+            narrow, wide = tape.parameter(rank, n), tape.parameter(n, rank)
             projected = linear(tape, linear(tape, x, narrow), wide)
             projected = tape.apply(Add(), projected, bias)
             x = tape.apply(Add(), tape.apply(Multiply(), first, projected), x)
@@ -301,7 +306,9 @@ def embedding_bags(
         tape.tables.append(table)
     if model.embedding == "separate":
         sparse = model.sparse and not copied
-        return [tape.apply(EmbeddingBag(own, sparse=sparse), own.weight) for own in lookups]
+        return [
+            tape.apply(EmbeddingBag(lookup, sparse=sparse), lookup.weight) for lookup in lookups
+        ]
     if not lookups:
         return []
     if copied:

@@ -107,13 +107,13 @@ class Strategy:
         for key in ("sequence_parallel", "ulysses", "two_level", "overlap", "tiled"):
             vars(self)[key] = _check_flags(key, getattr(self, key))
         for key in ("ep", "shards"):
-            if np.any(own := (self.dp % np.maximum(getattr(self, key), 1)) > 0):
-                value, replicas = (
-                    np.broadcast_to(each, np.shape(own))[own]
-                    for each in (getattr(self, key), self.dp)
-                )
+            sharers = getattr(self, key)
+            is_wrong = self.dp % np.maximum(sharers, 1) > 0
+            if np.any(is_wrong):
+                wrong = np.broadcast_to(sharers, np.shape(is_wrong))[is_wrong][0]
+                replicas = np.broadcast_to(self.dp, np.shape(is_wrong))[is_wrong][0]
                 raise ValueError(
-                    f"{key} is {value[0]:g}; it must divide dp, {replicas[0]:g}; change one of them"
+                    f"{key} is {wrong:g}; it must divide dp, {replicas:g}; change one of them"
                 )
         if np.any((self.chunks > 1) & ~np.isin(self.schedule, CHUNKED)):
             fault = f"chunks is {self.chunks} with schedule {self.schedule!r}"
@@ -122,12 +122,12 @@ class Strategy:
             )
 
     def __repr__(self) -> str:
-        said = [
-            (own.name, getattr(self, own.name))
-            for own in fields(self)
-            if own.name in ("tp", "pp", "dp") or np.any(getattr(self, own.name) != own.default)
-        ]
-        return f"Strategy({', '.join(f'{name}={value!r}' for name, value in said)})"
+        texts = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("tp", "pp", "dp") or np.any(value != field.default):
+                texts.append(f"{field.name}={value!r}")
+        return f"Strategy({', '.join(texts)})"
 
     @property
     def ranks(self) -> Any:
