@@ -43,20 +43,22 @@ _CHOICES = {
 
 def _read_preset(row: dict[str, str]) -> dict[str, Any]:
     """Sizes of a published DLRM, whose tables are all alike or listed in a file of their own."""
-    listed = group_rows("model", "published", "dlrm_tables.csv").get(row["tables"]) or [row] * int(
-        row["tables"]
-    )
-    sizes: dict[str, Any] = {
-        name: tuple(int(own[name]) for own in listed) for name in ("rows", "pooling")
-    }
-    sizes |= {name: tuple(map(int, row[name].split())) for name in ("bottom", "top")}
-    # one number, that of any other tables, too
-    sizes |= {"pooling": int(row["pooling"])} if row["pooling"] else {}
-    return (
-        sizes
-        | {name: int(row[name]) for name in ("dim", "features")}
-        | {n: row[n] for n in (*_CHOICES, "optimizer") if row[n]}
-    )
+    tables = group_rows("model", "published", "dlrm_tables.csv").get(row["tables"])
+    if tables is None:
+        tables = [row] * int(row["tables"])
+    preset: dict[str, Any] = {"rows": tuple(int(table["rows"]) for table in tables)}
+    if row["pooling"]:
+        preset["pooling"] = int(row["pooling"])  # one number, that of any other tables, too
+    else:
+        preset["pooling"] = tuple(int(table["pooling"]) for table in tables)
+    for name in ("bottom", "top"):
+        preset[name] = tuple(int(width) for width in row[name].split())
+    for name in ("dim", "features"):
+        preset[name] = int(row[name])
+    for name in (*_CHOICES, "optimizer"):
+        if row[name]:
+            preset[name] = row[name]
+    return preset
 
 
 #: Named configurations of the reference data.
@@ -86,14 +88,14 @@ def _make_tables(base: Mapping[str, Any], width: Any, itemsize: int) -> tuple[Em
     columns, count = [], 1
     for name in ("rows", "pooling", "exponent"):
         value = base[name]
-        listed = isinstance(value, Sequence | np.ndarray) and is_listed(value)
-        if listed:
+        if isinstance(value, Sequence | np.ndarray) and is_listed(value):
             count_values(name, value, MOST_TABLES)
-        values = [
-            v.item() if isinstance(v, np.generic) else v
-            for v in (value if listed else [value] * count)
-        ]
-        count = len(values) if name == "rows" else count
+            listed = value
+        else:
+            listed = [value] * count
+        values = [one.item() if isinstance(one, np.generic) else one for one in listed]
+        if name == "rows":
+            count = len(values)
         if not values:
             raise ValueError(
                 f"{name} is empty; a DLRM needs at least one table; give the {name} of each table"
@@ -102,10 +104,9 @@ def _make_tables(base: Mapping[str, Any], width: Any, itemsize: int) -> tuple[Em
             fault = f"{name} has {len(values)} entries; the model has {count} tables"
             raise ValueError(f"{fault}; give one number, or one for each table")
         columns.append(values)
-    found = enumerate(zip(*columns, strict=True))
     return tuple(
-        EmbeddingTable(size, width, mean, skew, itemsize, f"table {i}")
-        for i, (size, mean, skew) in found
+        EmbeddingTable(rows, width, pooling, exponent, itemsize, f"table {number}")
+        for number, (rows, pooling, exponent) in enumerate(zip(*columns, strict=True))
     )
 
 
@@ -310,10 +311,11 @@ class DLRM:
                 f"plan places {len(plan.owners)} tables on {plan.ranks} ranks; {asked}"
             )
         tp = plan.shared.get("tp", 1)
-        for width in (own for own in (*self.bottom[:-1:2], *self.top[:-1:2]) if np.any(own % tp)):
-            raise ValueError(
-                f"mlps has tp {tp}; take one that divides {width}, a width that ranks split"
-            )
+        for width in (*self.bottom[:-1:2], *self.top[:-1:2]):
+            if np.any(width % tp):
+                raise ValueError(
+                    f"mlps has tp {tp}; take one that divides {width}, a width that ranks split"
+                )
         return plan
 
     def graphs(

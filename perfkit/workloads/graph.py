@@ -25,7 +25,9 @@ from perfkit.workloads.tables import EmbeddingTable
 
 PHASES = ("forward", "backward", "update")
 #: Collective operations of workloads.
-COLLECTIVES = tuple(name for name, own in collectives.COLLECTIVES.items() if own.in_workloads)
+COLLECTIVES = tuple(
+    name for name, collective in collectives.COLLECTIVES.items() if collective.in_workloads
+)
 
 _PRODUCTS = ("gemm", "bmm", "attention", "convolution")
 

@@ -32,8 +32,8 @@ BUCKETS = (2**20, 25 * 2**20)
 
 #: Bytes of a step counter, which is fp32 in every precision [B].
 _COUNTER = 4
-#: Operations of sharded weights that wait for collectives, and these.
-_STEPS = ("split_with_sizes_copy", "all_gather", "reduce_scatter", "all_reduce")
+#: Operation that unpacks gathered weights, and waits for their collective.
+_UNPACK = "split_with_sizes_copy"
 
 
 def average(tape: Tape) -> None:
@@ -515,16 +515,20 @@ def _list_waits(labels: Sequence[Label], noted: Sequence[LaunchWait]) -> Waits:
     summed up over groups by the last alone.
     """
     collectives = np.flatnonzero([label.kind == "collective" for label in labels])
-    found = [np.flatnonzero([label.name == name for label in labels]) for name in _STEPS]
     launches = np.array([wait.launch for wait in noted], dtype=np.intp)
-    split, gather, scatter, add = (np.setdiff1d(places, launches) for places in found)
-    ends = [
-        label.name == "chunk_cat"
-        or label.phase == "update"
-        or (label.name == _STEPS[0] and label.phase == "forward")
-        for label in labels
-    ]
-    after = np.flatnonzero(ends)[np.searchsorted(np.flatnonzero(ends), scatter)]
+
+    def find(name: str) -> np.ndarray:
+        """Positions of the operations of a name, without collectives whose wait was noted."""
+        return np.setdiff1d(np.flatnonzero([label.name == name for label in labels]), launches)
+
+    split, gather = find(_UNPACK), find("all_gather")
+    scatter, add = find("reduce_scatter"), find("all_reduce")
+    ends = []
+    for position, label in enumerate(labels):
+        unpacks_forward = label.name == _UNPACK and label.phase == "forward"
+        if label.name == "chunk_cat" or label.phase == "update" or unpacks_forward:
+            ends.append(position)
+    after = np.array(ends, dtype=np.intp)[np.searchsorted(ends, scatter)]
     update = np.full_like(add, np.argmax([label.phase == "update" for label in labels]))
     waiting = np.array([wait.operation for wait in noted], dtype=np.intp)
     launched = np.concatenate([launches, gather, scatter, add])

@@ -335,8 +335,10 @@ class Plan:
             raise ValueError(
                 f"plan places {len(self.owners)} tables; there are {len(tables)}; make a plan for these"
             )
-        pairs = enumerate(zip(self.placements, tables, strict=True))
-        return [shard for i, (placement, table) in pairs for shard in placement.cut(table, i)]
+        shards = list[Shard]()
+        for number, (placement, table) in enumerate(zip(self.placements, tables, strict=True)):
+            shards += placement.cut(table, number)
+        return shards
 
     def to_json(self) -> str:
         """Write the plan as JSON.
@@ -460,17 +462,16 @@ class Plan:
                 "sizes": [s.rows, s.columns],
             }
             shards[s.table].append(box)
-        found = {}
-        for name, placement, own in zip(name_tables(tables), self.placements, shards, strict=True):
-            kernel = "dense" if placement.kind == "data_parallel" else "fused"
-            ranks = list(placement.ranks)
-            found[name] = {
+        entries = {}
+        names = name_tables(tables)
+        for name, placement, boxes in zip(names, self.placements, shards, strict=True):
+            entries[name] = {
                 "sharding_type": placement.kind,
-                "compute_kernel": kernel,
-                "ranks": ranks,
-                "shards": own,
+                "compute_kernel": "dense" if placement.kind == "data_parallel" else "fused",
+                "ranks": list(placement.ranks),
+                "shards": boxes,
             }
-        return {module: found}
+        return {module: entries}
 
     @classmethod
     def from_torchrec(
@@ -558,7 +559,8 @@ def _read_torchrec(
                 )
             entries[name] = place, entry
     names = name_tables(tables)
-    if odd := set(names) ^ set(entries):
+    odd = set(names) ^ set(entries)
+    if odd:
         raise ValueError(
             f"{show(min(odd))} is in {'the tables' if min(odd) in names else 'the plan'} only"
         )
@@ -643,10 +645,13 @@ def _check_shards(place: str, shards: Sequence[Mapping[str, Any]], table: Embedd
                 raise ValueError(
                     f"{place} has a shard with {name} {show(pair)}; give rows and columns"
                 )
-    held = sum(rows * columns for rows, columns in (shard["sizes"] for shard in shards))
-    if held != table.rows * table.dim:
+    numbers = 0
+    for shard in shards:
+        rows, columns = shard["sizes"]
+        numbers += rows * columns
+    if numbers != table.rows * table.dim:
         raise ValueError(
-            f"{place} has shards of {held} numbers together, the table has {table.rows} rows and "
+            f"{place} has shards of {numbers} numbers together, the table has {table.rows} rows and "
             f"{table.dim} columns; read the plan with its own tables"
         )
     begins = [

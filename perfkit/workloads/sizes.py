@@ -1,6 +1,6 @@
 """Sizes of a workload: numbers, or arrays over configurations; how they are checked and replaced."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import is_dataclass
 from typing import Any
@@ -38,7 +38,7 @@ class SizesError(ValueError):
     def find_reason(self, index: int) -> str:
         """Why one configuration is refused, in the words of a configuration whose sizes are
         numbers."""
-        sizes = (each[index] for each in self._sizes)
+        sizes = (values[index] for values in self._sizes)
         # a number above those of NumPy's types is a Python number already
         numbers = (size.item() if isinstance(size, np.generic) else size for size in sizes)
         return self._describe(*numbers)
@@ -197,10 +197,11 @@ def map_sizes(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, tuple):
-        return tuple(map_sizes(each, kind, change) for each in value)
+        return tuple(map_sizes(part, kind, change) for part in value)
     if not is_dataclass(value) or isinstance(value, type):
         return value
-    return alter(value, {name: map_sizes(each, kind, change) for name, each in vars(value).items()})
+    changes = {name: map_sizes(part, kind, change) for name, part in vars(value).items()}
+    return alter(value, changes)
 
 
 def select_sizes(value: Any, index: Any) -> Any:
@@ -230,16 +231,20 @@ def count_configurations(value: Any) -> int:
                 f"a size has the shape {value.shape}; it must be a number, or one for each configuration"
             )
         return len(value)
-    parts = (
-        value if isinstance(value, tuple) else vars(value).values() if is_dataclass(value) else ()
-    )
-    found = {
-        count_configurations(part) for part in parts if not isinstance(part, str | int | float)
-    } - {0}
-    if len(found) > 1:
-        counts = " and ".join(map(str, sorted(found)))
+    parts: Iterable[Any] = ()
+    if isinstance(value, tuple):
+        parts = value
+    elif is_dataclass(value):
+        parts = vars(value).values()
+    counts_of_parts = set[int]()
+    for part in parts:
+        if not isinstance(part, str | int | float):
+            counts_of_parts.add(count_configurations(part))
+    counts_of_parts.discard(0)
+    if len(counts_of_parts) > 1:
+        counts = " and ".join(map(str, sorted(counts_of_parts)))
         raise ValueError(f"sizes are of {counts} configurations; give equally many of each")
-    return found.pop() if found else 0
+    return counts_of_parts.pop() if counts_of_parts else 0
 
 
 def round_size(value: Any) -> Any:

@@ -179,30 +179,33 @@ class TableSet(Tabular):
     family: ClassVar[str] = "dlrm"
 
     def __post_init__(self) -> None:
-        given = self.tables
-        check_type("tables", given, Sequence[EmbeddingTable])
-        if not len(given):
+        tables = self.tables
+        check_type("tables", tables, Sequence[EmbeddingTable])
+        if not len(tables):
             raise ValueError("tables is empty; it must hold at least one EmbeddingTable")
-        if len(sizes := {table.itemsize for table in given}) > 1:
+        sizes = {table.itemsize for table in tables}
+        if len(sizes) > 1:
             several = " and ".join(map(str, sorted(sizes)))
             raise ValueError(f"itemsize is {several}; one kernel reads numbers of one size")
-        names = name_tables(given)
+        names = name_tables(tables)
         if len(set(names)) < len(names):
             twice = next(name for name, count in Counter(names).items() if count > 1)
             raise ValueError(
                 f"two tables are named {show(twice)}; every table needs a name of its own"
             )
-        deep = next((i for i, table in enumerate(given) if table.pooling > table.rows), None)
+        deep = next((i for i, table in enumerate(tables) if table.pooling > table.rows), None)
         if deep is not None:
-            fault = f"pooling of {show(names[deep])} is {given[deep].pooling:g}; it must be at most"
+            fault = (
+                f"pooling of {show(names[deep])} is {tables[deep].pooling:g}; it must be at most"
+            )
             meant = "pooling is the mean number of lookups of one sample, not of the batch"
-            raise ValueError(f"{fault} its {given[deep].rows} rows; {meant}")
+            raise ValueError(f"{fault} its {tables[deep].rows} rows; {meant}")
         object.__setattr__(self, "batch", check_positive("batch", self.batch, integer=True))
         check_choice("embedding", self.embedding, ("separate", "fused"))
         find_optimizer(self.optimizer)
         check_type("sparse", self.sparse, bool)
         check_type("name", self.name, str)
-        object.__setattr__(self, "tables", tuple(given))
+        object.__setattr__(self, "tables", tuple(tables))
 
     @property
     def nbytes(self) -> int:

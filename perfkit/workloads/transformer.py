@@ -428,13 +428,16 @@ def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[OpenGrap
     """Record the iteration of one rank: the first and the last layers, and one that represents all
     others."""
     sharded = ranks > 1 and model.parallel != "ddp"
-    most, overlap = 3 + sharded, model.overlap and ranks > 1 and (accelerator or not sharded)
-    settings: dict[str, Any] = {"mixed": model.mixed and not sharded, "overlap": overlap}
-    tape, probe = (Tape(ITEMSIZE.get(model.dtype, 2), **settings) for _ in range(2))
-    tape.middle, tape.repeats = min(most // 2, 1), max(model.layers - most + 1, 1)
+    most = 4 if sharded else 3
+    overlap = model.overlap and ranks > 1 and (accelerator or not sharded)
+    autocast = model.mixed and not sharded
+    itemsize = ITEMSIZE.get(model.dtype, 2)
+    tape = Tape(itemsize, mixed=autocast, overlap=overlap)
+    tape.middle, tape.repeats = 1, max(model.layers - most + 1, 1)
     share = RankShare(model.batch // (ranks * model.accumulate), model.sequence)
     open_unit: Any = nullcontext
     if sharded:
+        probe = Tape(itemsize, mixed=autocast, overlap=overlap)
         record_forward(probe, model, share, most, nullcontext)
         wide = 4 if model.mixed else tape.itemsize
         summed = ITEMSIZE.get(model.reduce_dtype, wide)

@@ -87,7 +87,8 @@ def walk_tensors(tree: Any) -> Iterator[Any]:
     if hasattr(tree, "untyped_storage"):
         yield tree
     elif isinstance(tree, list | tuple | dict):
-        for item in tree.values() if isinstance(tree, dict) else tree:
+        items = tree.values() if isinstance(tree, dict) else tree
+        for item in items:
             yield from walk_tensors(item)
 
 
@@ -107,10 +108,13 @@ def count_bytes(tensor: Any) -> float:
     """
     if tensor.is_sparse:
         return float(tensor._nnz() * prod(tensor.shape[1:]) * tensor.element_size())
-    if all(strides := tensor.stride()):
+    strides = tensor.stride()
+    if all(strides):
         return float(tensor.numel() * tensor.element_size())
+    if not tensor.numel():
+        return 0.0
     sizes = (size for size, stride in zip(tensor.shape, strides, strict=True) if stride)
-    return float(prod(sizes) * tensor.element_size()) if tensor.numel() else 0.0
+    return float(prod(sizes) * tensor.element_size())
 
 
 # -- sizes: (arguments, results) -> features. Arguments are complete, defaults included, in the
@@ -503,6 +507,12 @@ def _name_without_lists(name: str, args: Sequence[Any]) -> str:
     return name.removeprefix("_foreach_")
 
 
+def _has_channels_last(tensor: Any) -> bool:
+    """Whether the channels of a place are neighbours in memory."""
+    has_places = prod(tensor.shape[2:]) > 1
+    return tensor.shape[1] > 1 and has_places and tensor.stride()[1] == 1
+
+
 def _windowed(name: str, args: Sequence[Any]) -> str:
     """Pass and kind of a convolution; libraries run pointwise, grouped and depthwise ones with
     other code.
@@ -510,11 +520,13 @@ def _windowed(name: str, args: Sequence[Any]) -> str:
     ``_last`` says that the channels of a place are neighbours in memory (channels_last), which
     tensor cores need.
     """
-    backward = name.endswith("backward")  # the gradient comes first
-    x, weight, stride, groups = (args[i + backward] for i in (0, 1, 3, 8))
-    last = any(t.shape[1] > 1 and t.stride()[1] == 1 < prod(t.shape[2:]) for t in (x, weight))
-    phase = "backward" if backward else "forward"
-    if last:
+    if name.endswith("backward"):
+        phase, forward_args = "backward", args[1:]  # the gradient comes first
+    else:
+        phase, forward_args = "forward", args
+    x, weight, _, stride = forward_args[:4]
+    groups = forward_args[8]
+    if _has_channels_last(x) or _has_channels_last(weight):
         phase += "_last"
     if groups > 1:
         return phase + ("_depthwise" if groups == x.shape[1] else "_grouped")
@@ -574,6 +586,11 @@ class Entry:
     sizes: Callable[[Sequence[Any], Any], OperationSizes]
     unread: tuple[int, ...] = ()
     launches: int = 1
+
+    def matches(self, keys: Sequence[str]) -> bool:
+        """Whether one of some names is among its own."""
+        patterns = self.names.split()
+        return any(fnmatchcase(key, pattern) for pattern in patterns for key in keys)
 
 
 #: The first match counts. Bytes are those of all operands that are read and written, see
@@ -826,9 +843,9 @@ def find_entry(name: str, *, pointwise: bool = False, sparse: bool = False) -> E
     entry : Entry
         Its line; that of ``other`` if no other matches.
     """
-    keys = ["<sparse>"] if sparse else [name, *["<pointwise>"] * pointwise]
-    return next(
-        e
-        for e in TABLE
-        if any(fnmatchcase(key, pattern) for pattern in e.names.split() for key in keys)
-    )
+    keys = [name]
+    if sparse:
+        keys = ["<sparse>"]
+    elif pointwise:
+        keys.append("<pointwise>")
+    return next(entry for entry in TABLE if entry.matches(keys))
