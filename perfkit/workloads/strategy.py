@@ -190,12 +190,10 @@ class Strategy:
         check_type("strategies", strategies, Sequence[Strategy])
         if not len(strategies):
             raise ValueError("strategies is empty; it must hold at least one Strategy")
-        return cls(
-            **{
-                own.name: np.array([getattr(each, own.name) for each in strategies])
-                for own in fields(cls)
-            }
-        )
+        columns = {}
+        for field in fields(cls):
+            columns[field.name] = np.array([getattr(one, field.name) for one in strategies])
+        return cls(**columns)
 
     def select(self, index: Any) -> "Strategy":
         """Take some of many strategies.
@@ -221,9 +219,10 @@ class Strategy:
             raise ValueError(
                 f"index is {show(index)}; it must be positions below {shape[0]}, or one True or False for each"
             ) from error
-        return replace(
-            self, **{name: np.broadcast_to(own, shape)[index] for name, own in vars(self).items()}
-        )
+        chosen = {}
+        for name, values in vars(self).items():
+            chosen[name] = np.broadcast_to(values, shape)[index]
+        return replace(self, **chosen)
 
 
 def _check_names(key: str, value: Any, known: Sequence[str]) -> Any:
@@ -275,18 +274,20 @@ def spread_layers(layers: int, s: Strategy) -> tuple[Any, Any, Any]:
     --------
     Sixteen stages of 126 layers, one less in the first and in the last:
 
-    >>> [int(each) for each in spread_layers(126, Strategy(pp=16, first_layers=7, last_layers=7))]
+    >>> [int(count) for count in spread_layers(126, Strategy(pp=16, first_layers=7, last_layers=7))]
     [7, 8, 7]
     """
     first_stated, last_stated = np.greater(s.first_layers, 0), np.greater(s.last_layers, 0)
     rest = layers - s.first_layers - s.last_layers
     # Chunks that are not stated; the earliest of them get one layer more if these do not divide.
     chunks = np.maximum((s.pp - first_stated * 1 - last_stated) * s.chunks, 1)
-    each, longer = np.divmod(rest, chunks)
+    layers_of_chunk, longer = np.divmod(rest, chunks)
 
     def count_layers(position: Any) -> Any:
         """Layers of a stage by its position among those that are not stated."""
-        return each * s.chunks + np.clip(np.ceil((longer - position) / s.pp), 0, s.chunks)
+        return layers_of_chunk * s.chunks + np.clip(
+            np.ceil((longer - position) / s.pp), 0, s.chunks
+        )
 
     first = np.where(first_stated, s.first_layers, count_layers(0))
     second = count_layers(np.where(first_stated, 0, 1))
@@ -311,16 +312,25 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
         ``layers``, whether each chunk gets one. The stages of ``interleaved`` must divide the
         micro-batches. Stages whose layers are stated have one chunk.
     """
-    micro, kv = model.batch / (s.dp * s.micro_batch), model.kv_heads or model.heads
+    kv_heads = model.kv_heads or model.heads
+    ranks_sharing_heads = s.tp * np.where(s.ulysses, s.cp, 1)
+    heads_fit = model.heads % ranks_sharing_heads == 0
+    kv_heads_fit = (kv_heads % s.tp == 0) | (s.tp % kv_heads == 0)
+
+    micro_batches = model.batch / (s.dp * s.micro_batch)
+    is_whole = np.equal(micro_batches % 1, 0)
+    is_interleaved = np.asarray(s.schedule) == "interleaved"
+    stages_divide = micro_batches % s.pp == 0
+
+    # stages whose layers are stated, and layers of the others, of which each needs one
     stated = np.greater(s.first_layers, 0) * 1 + np.greater(s.last_layers, 0)
     rest = model.layers - s.first_layers - s.last_layers
     enough = np.where(s.pp > stated, rest >= s.pp - stated, (s.pp == stated) & (rest == 0))
+    chunks_fit = np.where(stated > 0, (s.chunks == 1) & enough, s.pp * s.chunks <= model.layers)
     return {
-        "heads": (model.heads % (s.tp * np.where(s.ulysses, s.cp, 1)) == 0)
-        & ((kv % s.tp == 0) | (s.tp % kv == 0)),
+        "heads": heads_fit & kv_heads_fit,
         "sequence": model.sequence % (s.cp * s.rows) == 0,
         "experts": (s.ep == 1) | ((model.experts or 1) % s.ep == 0),
-        "batch": np.equal(micro % 1, 0)
-        & ((np.asarray(s.schedule) != "interleaved") | (micro % s.pp == 0)),
-        "layers": np.where(stated > 0, (s.chunks == 1) & enough, s.pp * s.chunks <= model.layers),
+        "batch": is_whole & (~is_interleaved | stages_divide),
+        "layers": chunks_fit,
     }
