@@ -25,7 +25,7 @@ WORKSPACE = 2 * 32 * 2.0**20
 PARTS = ("parameters", "gradients", "states", "activations", "tables", "communication", "workspace")
 #: Uses that are known of the ranks of a strategy.
 HELD = ("parameters", "gradients", "states", "activations", "communication", "workspace")
-#: Operations that copy sharded weights before and after their collectives.
+#: Operations of the kind ``copy`` that copy sharded weights before and after their collectives.
 _PACKING = ("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat")
 _AT = {name: number for number, name in enumerate(PARTS)}
 
@@ -77,12 +77,12 @@ def _sort_buffers(graph: Graph, count: int) -> np.ndarray:
     trained, own = mark(graph.weights.buffer), update & ~forward & ~backward
     part = np.full(count, _AT["activations"])
     part[own] = _AT["workspace"]
-    moves = [
-        n
-        for n, label in enumerate(graph.labels)
-        if label.kind == "collective" or label.name in _PACKING
-    ]
-    part[mark(buffers[np.isin(operations, moves)]) | (trained & made)] = _AT["communication"]
+    copies = graph.find_kind("copy").tolist()
+    packing = [position for position in copies if graph.labels[position].name in _PACKING]
+    moves = np.zeros(len(graph), dtype=bool)
+    moves[graph.collectives] = True
+    moves[packing] = True
+    part[mark(buffers[moves[operations]]) | (trained & made)] = _AT["communication"]
     part[update & backward & ~trained] = _AT["gradients"]
     part[own & ~made] = _AT["states"]
     part[(trained | (update & forward)) & ~made] = _AT["parameters"]

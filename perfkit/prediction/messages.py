@@ -70,27 +70,34 @@ class MessageTimes:
         network = self.platform.network
         local = network.ranks_per_node
         of_region = network.ranks // network.regions
-        shape = nbytes.shape
-        ranks = np.broadcast_to(count, shape).astype(int)
-        most_of_node = np.broadcast_to(np.maximum(local // stride, 1), shape).astype(int)
-        ranks_of_node = np.minimum(most_of_node, ranks)
-        ranks_of_region = np.broadcast_to(np.maximum(of_region // stride, 1), shape).astype(int)
+        ranks = np.asarray(count, dtype=int)
+        stride = np.asarray(stride, dtype=int)
+        ranks_of_node = np.minimum(np.maximum(local // stride, 1), ranks)
+        ranks_of_region = np.maximum(of_region // stride, 1)
         regions = np.minimum(-(-ranks // ranks_of_region), network.regions)
-        times = np.zeros(shape)
-        # one number for each layout, in the order of which those that are alike follow one another
+        # one number for each layout
         codes = (ranks * (local + 1) + ranks_of_node) * (network.regions + 1) + regions
+        codes, ranks, ranks_of_node, regions = (
+            np.broadcast_to(each, nbytes.shape).ravel()
+            for each in (codes, ranks, ranks_of_node, regions)
+        )
+        sizes = nbytes.ravel()
+        times = np.zeros(len(sizes))
         exchanging = np.flatnonzero(ranks > 1)
-        in_order = exchanging[np.argsort(codes.flat[exchanging], kind="stable")]
-        changes = np.flatnonzero(np.diff(codes.flat[in_order])) + 1
-        for alike in np.split(in_order, changes) if len(in_order) else ():
+        if not len(exchanging):
+            return times.reshape(nbytes.shape)
+        # those of one layout follow one another
+        in_order = exchanging[np.argsort(codes[exchanging], kind="stable")]
+        begins = np.flatnonzero(np.diff(codes[in_order], prepend=-1))
+        ends = np.append(begins[1:], len(in_order))
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            alike = in_order[begin:end]
             first = alike[0]
-            layout = Layout(
-                int(ranks.flat[first]), int(ranks_of_node.flat[first]), int(regions.flat[first])
-            )
+            layout = Layout(int(ranks[first]), int(ranks_of_node[first]), int(regions[first]))
             # messages of one size are priced once
-            sizes, position = np.unique(nbytes.flat[alike], return_inverse=True)
-            times.flat[alike] = self.find_cost(operation, layout, algorithm).time(sizes)[position]
-        return times
+            distinct, position = np.unique(sizes[alike], return_inverse=True)
+            times[alike] = self.find_cost(operation, layout, algorithm).time(distinct)[position]
+        return times.reshape(nbytes.shape)
 
     def find_cost(self, operation: str, layout: Layout, algorithm: str) -> CollectiveCost:
         """Find what prices an operation on ranks of a layout."""

@@ -271,6 +271,7 @@ class _Maker:
             graph,
             _Table(graph),
         )
+        self.scattered = bool(s.scattered)
         self.weights = {
             region: float(numbers[-1]) for region, numbers in zip(REGIONS, weights, strict=True)
         }
@@ -303,7 +304,7 @@ class _Maker:
                 dtype=bool,
             )
             added = np.array([table.labels[row].name == "add_" for row in rows], dtype=bool)
-            if s.scattered:
+            if self.scattered:
                 held = [table.copy(row, "backward", 1.0 / self.owners) for row in rows[added]]
                 rows[added] = held
             # gradients of a single micro-batch are added to nothing; those of the first of several
@@ -470,7 +471,7 @@ class _Maker:
                 program.wait(*program.given.pop(step, ()))
             self.run(program, step, units[step.chunk])
             sent = self.move(program, step, stage, gives=True)
-            if s.scattered and step.micro < self.micro - 1:
+            if self.scattered and step.micro < self.micro - 1:
                 self.reduce(program)
                 program.wait(*program.due)
                 program.due.clear()
@@ -501,7 +502,7 @@ class _Maker:
         gathers = (
             s.zero > (1 if forward else 2)
             and step.phase != "weights"
-            and (s.scattered or step.micro == 0)
+            and (self.scattered or step.micro == 0)
         )
         order = units if forward else units[::-1]
         if step.phase == "weights":
@@ -521,7 +522,7 @@ class _Maker:
             whole = step.phase == (
                 "weights" if s.schedule == "zero_bubble" and unit[0] == "layers" else "backward"
             )
-            if whole and (last or s.scattered):
+            if whole and (last or self.scattered):
                 program.ready.append(unit)
                 if s.overlap:
                     self.reduce(program)

@@ -312,16 +312,27 @@ class Graph(Tabular):
     @cached_property
     def collectives(self) -> np.ndarray:
         """Positions of the collectives in program order."""
-        return self._find_kind("collective")
+        return self.find_kind("collective")
 
     @cached_property
     def transfers(self) -> np.ndarray:
         """Positions of the copies between host and device that the host waits for, in program
         order."""
-        return self._find_kind("transfer")
+        return self.find_kind("transfer")
 
-    def _find_kind(self, kind: str) -> np.ndarray:
-        """Positions of the operations of a kind in program order."""
+    def find_kind(self, kind: str) -> np.ndarray:
+        """Find the operations of a kind.
+
+        Parameters
+        ----------
+        kind : str
+            Such as ``copy`` [-].
+
+        Returns
+        -------
+        positions : array of int
+            In program order [-].
+        """
         is_of_kind = np.array(
             [of_class.kind == kind for of_class in self.classes.distinct], dtype=bool
         )
