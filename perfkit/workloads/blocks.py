@@ -277,9 +277,10 @@ class FSDPUnits:
         Bytes of a number in a shard, and of a gradient while it is reduced [B].
     """
 
-    #: Number of the group of these ranks, and of the group that sums up reduced gradients; 0 if
-    #: there is none [-].
-    group, replicas = 0, 0
+    #: Number of the group of these ranks, and of the group that sums up reduced gradients; None if
+    #: no group does [-].
+    group = 0
+    replicas: int | None = None
 
     def __init__(
         self,
@@ -442,7 +443,7 @@ class FSDPUnits:
             self.reorder(gradient, part)
         tape.copy("chunk_cat", parts, [flat], "cat", rows=self.ranks * len(weights))
         tape.collective("reduce_scatter", [flat], [reduced], nbytes=flat.nbytes, group=self.group)
-        if self.replicas:
+        if self.replicas is not None:
             tape.collective(
                 "all_reduce", [reduced], [reduced], nbytes=reduced.nbytes, group=self.replicas
             )
@@ -471,10 +472,9 @@ def share_mlps(
     record(probe, shared._replace(layers=count()))
     tape.adopt(probe.trained)
     units = FSDPUnits(tape, owners // tp, parallel, tape.wide, tape.wide)
-    units.group, units.replicas = (
-        number(0, owners, tp),
-        number(0, ranks, owners) if owners < ranks else 0,
-    )
+    units.group = number(0, owners, tp)
+    if owners < ranks:
+        units.replicas = number(0, ranks, owners)
     units.weights.pop(None, None)  # tables
     for layer in (0, 1):  # at the start of an iteration
         units.launch(layer, layer)

@@ -227,13 +227,17 @@ class DLRM:
         overlap: bool = False,
         table_dtype: str = "",
     ) -> None:
-        given = {key: value for key, value in locals().items() if key not in ("self", "preset")}
-        known = PRESETS[
-            "dlrm-default" if preset is None else check_choice("preset", preset, PRESETS)
-        ]
+        arguments = {name: value for name, value in locals().items() if name != "self"}
+        del arguments["preset"]
+        if preset is None:
+            published = PRESETS["dlrm-default"]
+        else:
+            published = PRESETS[check_choice("preset", preset, PRESETS)]
         base: dict[str, Any] = {name: names[0] for name, names in _CHOICES.items()}
-        base |= {"optimizer": "sgd"} | known
-        base |= {key: value for key, value in given.items() if value is not None or key not in base}
+        base |= {"optimizer": "sgd"} | published
+        for name, value in arguments.items():
+            if value is not None or name not in base:
+                base[name] = value
         for name, names in _CHOICES.items():
             check_choice(name, base[name], names)
         check_switches(

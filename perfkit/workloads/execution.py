@@ -266,28 +266,30 @@ class _Fusion:
         written = max((access.nbytes for access in accesses if access.is_write), default=0.0)
         return n > 1 and rows > 1 and abs(written * rows - read) <= abs(written * n - read)
 
-    def join(self, one: _Region, other: _Region, *, uses: bool) -> None:
-        """Merge two regions if nothing has to run in between: those with the same loop, or of which
-        the other one uses sums of the first."""
-        if one is other or one.loop is None or other.loop is None:
+    def join(self, earlier: _Region, later: _Region, *, uses: bool) -> None:
+        """Merge a region with an earlier one if nothing has to run in between: those with the same
+        loop, or of which the later one uses sums of the earlier one."""
+        if earlier is later or earlier.loop is None or later.loop is None:
             return
-        if one.loop.stretch != other.loop.stretch:
+        if earlier.loop.stretch != later.loop.stretch:
             return
         # sums over rows are complete only when all rows have been read
-        is_read_too_early = uses and one.loop.columns is not None
-        has_same_loop = one.loop == other.loop and not is_read_too_early
-        uses_sums = uses and one.sums == other.loop.elements
+        is_read_too_early = uses and earlier.loop.columns is not None
+        has_same_loop = earlier.loop == later.loop and not is_read_too_early
+        uses_sums = uses and earlier.sums == later.loop.elements
         if not has_same_loop and not uses_sums:
             return
-        members = sorted([*one.members, *other.members])
-        order = _Order(max(one.order.after, other.order.after), min(one.order.tie, other.order.tie))
+        members = sorted([*earlier.members, *later.members])
+        order = _Order(
+            max(earlier.order.after, later.order.after), min(earlier.order.tie, later.order.tie)
+        )
         if any(need.order >= order for need in self.list_around(self.flow.needs, members)):
             return
         if any(user.order <= order for user in self.list_around(self.flow.users, members)):
             return
-        sums = [count for count in (one.sums, other.sums) if count is not None]
-        one.members, one.order, one.sums = members, order, max(sums, default=None)
-        self.regions |= dict.fromkeys(other.members, one)
+        sums = [count for count in (earlier.sums, later.sums) if count is not None]
+        earlier.members, earlier.order, earlier.sums = members, order, max(sums, default=None)
+        self.regions |= dict.fromkeys(later.members, earlier)
 
     def order(self) -> list[_Region]:
         """All regions in their order; each runs as late as its last operation, but before those

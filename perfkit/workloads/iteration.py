@@ -206,7 +206,7 @@ def make_open_graph(tape: Tape, **about: Any) -> OpenGraph:
     sizes = SizeTable()
     rows = _list_rows(tape, sizes)
     outside = [weight for weight in tape.trained if weight.layer is None]
-    weights = Weights.from_rows([(one.storage, one.table is not None) for one in outside])
+    weights = Weights.from_rows([(weight.storage, weight.table is not None) for weight in outside])
     owners = Owners.from_rows([*tape.owners.items()])
     if tape.repeats > 1:
         layout = _lay_out_storages(tape)
@@ -445,11 +445,12 @@ def fill_buckets(sizes: Sequence[float]) -> list[slice]:
     first, later = BUCKETS
     buckets = list[slice]()
     begin, total = 0, 0.0
-    for place, nbytes in enumerate(sizes):
+    for end, nbytes in enumerate(sizes, start=1):
         total += nbytes
-        if total >= (later if buckets else first):
-            buckets.append(slice(begin, place + 1))
-            begin, total = place + 1, 0.0
+        limit = later if buckets else first
+        if total >= limit:
+            buckets.append(slice(begin, end))
+            begin, total = end, 0.0
     if begin < len(sizes):
         buckets.append(slice(begin, len(sizes)))
     return buckets
@@ -475,8 +476,8 @@ def _reduce(
             "sizes of weights are arrays, and which gradients share a bucket depends on them; take "
             "numbers, or pk.sweep"
         )
-    kept, into = np.ones(len(labels), dtype=bool), np.arange(len(labels))
-    kept[pieces] = False
+    remains, into = np.ones(len(labels), dtype=bool), np.arange(len(labels))
+    remains[pieces] = False
     begun = 0
     for module in np.unique(modules).tolist():
         of_module = np.flatnonzero(modules == module)
@@ -484,19 +485,19 @@ def _reduce(
             in_bucket = of_module[members]
             last = pieces[in_bucket[-1]]
             into[pieces[in_bucket]] = last
-            kept[last] = True
+            remains[last] = True
             features.nbytes[last] = table.add(sum(sizes[member] for member in in_bucket))
             waits.append(LaunchWait(copies[begun], last))
             begun += len(in_bucket)
-    for piece in pieces[~kept[pieces]]:
+    for piece in pieces[~remains[pieces]]:
         calls = table[features.bare[piece]] + table[features.bare[piece + 1]]
         features.bare[piece + 1] = table.add(calls)
-    new = np.concatenate([[0], np.cumsum(kept)])
+    new = np.concatenate([[0], np.cumsum(remains)])
     of_piece = accesses.find_of(pieces)
     accesses = replace(accesses, operation=new[into[accesses.operation]])
     # a bucket is read and then written
     order = np.lexsort([of_piece & accesses.is_write, accesses.operation])
-    remaining = np.flatnonzero(kept).tolist()
+    remaining = np.flatnonzero(remains).tolist()
     reduced = _Rows(
         labels=[labels[row] for row in remaining],
         features=features.select(remaining),

@@ -325,7 +325,7 @@ class Transformer:
         """
         sizes, family = PRESETS[check_choice("preset", name, PRESETS)], name.partition("-")[0]
         for key in changes:
-            check_choice("argument", key, [each.name for each in fields(cls)[2:-1]])
+            check_choice("argument", key, [field.name for field in fields(cls)[2:-1]])
         values: dict[str, Any] = {**sizes, **(_LLAMA if family == "llama" else {})}
         plain = cls(name, family != "bert", 1, 1, **values)
         shape = {

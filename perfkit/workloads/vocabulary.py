@@ -123,7 +123,7 @@ def count_bytes(tensor: Any) -> float:
 
 def _factors(args: Sequence[Any]) -> list[Any]:
     """The two factors of a product; a tensor that is added to it comes before them."""
-    return [each for each in args[:3] if hasattr(each, "shape")][-2:]
+    return [argument for argument in args[:3] if hasattr(argument, "shape")][-2:]
 
 
 def _count_real_products(factor: Any) -> float:
@@ -354,11 +354,12 @@ def _reduced(args: Sequence[Any], out: Any) -> OperationSizes:
     """Each row is summed up, or, if the first dimension is reduced, the rows are added to one
     another."""
     elements = sum(t.numel() for t in walk_tensors(args[0]))
-    kept = max([1, *(t.numel() for t in walk_tensors(out))])
+    results = max([1, *(t.numel() for t in walk_tensors(out))])
     dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
     leading = any(d % max(args[0].dim(), 1) == 0 for d in dims)
-    rows, n = (elements // kept, kept) if leading else (kept, elements // kept)
-    return OperationSizes(elements=elements, rows=rows, n=n)
+    if leading:
+        return OperationSizes(elements=elements, rows=elements // results, n=results)
+    return OperationSizes(elements=elements, rows=results, n=elements // results)
 
 
 def _pooled(x: Any, y: Any, window: Sequence[int] = ()) -> OperationSizes:
