@@ -412,8 +412,9 @@ class _Rows(NamedTuple):
     """Operations of a rank, a row each; times have a column for the odd sizes and for each
     strategy.
 
-    Labels of the operations, their kernels and messages [s], what a kernel takes whatever its size
-    [s], and hosts.
+    Labels of the operations, whether each adds gradients to those of earlier micro-batches, and
+    whether its tensors are shards; their kernels and messages [s], what a kernel takes whatever its
+    size [s], and hosts.
     """
 
     names: np.ndarray
@@ -421,15 +422,12 @@ class _Rows(NamedTuple):
     variants: np.ndarray
     phases: np.ndarray
     modules: np.ndarray
+    are_sums: np.ndarray
+    on_shards: np.ndarray
     device: Array
     tensor_messages: Array
     fixed: Array
     hosts: _Hosts
-
-    @property
-    def are_sums(self) -> np.ndarray:
-        """Whether each operation adds gradients to those of earlier micro-batches."""
-        return self.names == "add_"
 
     def find_region(self, region: str) -> np.ndarray:
         """Whether each operation belongs to a region."""
@@ -593,6 +591,8 @@ def _list_rows(micro_batch: MicroBatch, costs: Costs, messages: MessageTimes, s:
         variants=np.array([label.variant for label in graph.labels]),
         phases=np.array([label.phase for label in graph.labels]),
         modules=modules,
+        are_sums=names == "add_",
+        on_shards=np.isin(names, ON_SHARDS),
         device=costs.seconds,
         tensor_messages=_time_tensor_messages(graph, names, modules, messages, s),
         fixed=fixed_of_classes[costs.classes],
@@ -707,7 +707,7 @@ def _time_unit(
 def _time_copies(rows: _Rows, module: str) -> MessageCopies:
     """Copies around the message of a unit, all of which are recorded in one module."""
     copies = rows.modules == module
-    on_shards = copies & np.isin(rows.names, ON_SHARDS)
+    on_shards = copies & rows.on_shards
     into_message = copies & (rows.names == "chunk_cat")
     ahead = on_shards & (rows.names != "_to_copy")
     return MessageCopies(
