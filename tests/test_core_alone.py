@@ -33,8 +33,14 @@ AROUND = (
     "stage_replicas",
     "stages",
     "strategies",
+    "strategy_case",
+    "strategy_hosts",
     "strategy_memory",
+    "strategy_passes",
+    "strategy_pipelines",
     "strategy_records",
+    "strategy_replicas",
+    "strategy_runs",
 )
 PROGRAM = """
 import sys

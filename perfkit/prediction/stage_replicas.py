@@ -35,14 +35,28 @@ class StageKind(NamedTuple):
     last_host: Array
 
 
+class StageKinds(NamedTuple):
+    """Stages of a pipeline.
+
+    Parameters
+    ----------
+    first, inner, last : StageKind
+        The first stage, those between the ends, and the last one.
+    """
+
+    first: StageKind
+    inner: StageKind
+    last: StageKind
+
+
 class Exchange(NamedTuple):
     """What stages and their replicas do in an iteration, for strategies that reduce gradients with
     the same rhythm.
 
     Parameters
     ----------
-    stages : tuple of StageKind
-        The first stage, those between the ends, and the last one.
+    stages : StageKinds
+        Its stages.
     micro, chunks, pp : array
         Micro-batches, chunks of a stage, and stages [-].
     zero : array
@@ -66,7 +80,7 @@ class Exchange(NamedTuple):
         Share of the speed of a pass that messages beside it take.
     """
 
-    stages: tuple[StageKind, StageKind, StageKind]
+    stages: StageKinds
     micro: Array
     chunks: Array
     pp: Array

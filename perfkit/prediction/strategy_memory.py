@@ -10,12 +10,38 @@ from perfkit.ground.units import Array
 from perfkit.models import partitions
 from perfkit.models.optimizers import find_optimizer
 from perfkit.prediction.kept import BackwardMoments, Moments
-from perfkit.prediction.memory import HELD
 from perfkit.prediction.micro_batches import MicroBatchTimes, Sizes
+from perfkit.prediction.strategy_case import Case, StageLayers, average_owners
 from perfkit.prediction.strategy_records import map_arrays
 from perfkit.workloads.blocks import UNFUSED
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
+
+
+class StrategyMemory(NamedTuple):
+    """Memory of the fullest rank by use, without the workspaces of libraries.
+
+    Parameters
+    ----------
+    parameters, gradients, states, activations : array
+        Weights, sums and new gradients of them, states of the optimizer, and activations [B].
+    communication : array
+        What collectives and messages hold [B].
+    workspace : array
+        What kernels of the update write beside their results [B].
+    """
+
+    parameters: Array
+    gradients: Array
+    states: Array
+    activations: Array
+    communication: Array
+    workspace: Array
+
+    @property
+    def total(self) -> Array:
+        """All of it [B]."""
+        return np.asarray(sum(self))
 
 
 class _Candidate(NamedTuple):
@@ -82,46 +108,29 @@ class _Activations(NamedTuple):
     logits: Array
 
 
-def measure_strategies(
-    model: Transformer,
-    s: Strategy,
-    sizes: Sizes,
-    times: MicroBatchTimes,
-    stages: Sequence[Array],
-    all_weights: Array,
-    owners: Array,
-) -> dict[str, Array]:
+def measure_strategies(case: Case) -> StrategyMemory:
     """Memory of the fullest rank of each strategy.
 
     Parameters
     ----------
-    model : Transformer
-        The model.
-    s : Strategy
-        Each field an array.
-    sizes : Sizes
-        Sizes of a micro-batch.
-    times : MicroBatchTimes
-        One micro-batch of each strategy.
-    stages : sequence of array
-        Layers of the first stage, of the largest between the ends, and of the last [-].
-    all_weights : array
-        Trained numbers of the largest stage [-].
-    owners : array
-        Mean number of ranks that share a weight, if they share any [-].
+    case : Case
+        Strategies.
 
     Returns
     -------
-    held : dict of str to array
-        Bytes by use, see `perfkit.prediction.memory.HELD`, without the workspaces of libraries [B].
+    memory : StrategyMemory
+        Bytes by use.
 
     Notes
     -----
     Activations and new gradients are those of the recorded micro-batch, whose tensors live as long
     as those of the graph of `predict`. Docs/formulas.md, table 9.3, has what PyTorch holds besides.
     """
+    model, s, sizes, times, stages = case.model, case.s, case.sizes, case.times, case.stages
+    all_weights = case.weights
+    owners = average_owners(case)
     layer = times.layer.weights
-    layers = stages[1]
+    layers = stages.inner
     shards = np.where(s.zero > 0, owners, 1.0)
     weights = _Weights(layer, all_weights - layers * layer, all_weights, shards)
     fullest = _find_fullest(_list_candidates(model, s, sizes, times, stages, weights))
@@ -129,15 +138,14 @@ def measure_strategies(
     reduced = sizes.wide * all_weights / shards
     unreduced = np.where(s.zero > 0, np.maximum(fullest.gradients - reduced, 0.0), 0.0)
     messages = _hold_messages(model, s, sizes, weights, stages)
-    held = {
-        "parameters": _hold_parameters(s, sizes, all_weights, owners),
-        "gradients": fullest.gradients - unreduced,
-        "states": _hold_states(model, s, sizes, all_weights, owners),
-        "activations": fullest.activations,
-        "communication": fullest.gathered + unreduced + messages,
-        "workspace": fullest.scratch,
-    }
-    return {name: held[name] for name in HELD}
+    return StrategyMemory(
+        parameters=_hold_parameters(s, sizes, all_weights, owners),
+        gradients=fullest.gradients - unreduced,
+        states=_hold_states(model, s, sizes, all_weights, owners),
+        activations=fullest.activations,
+        communication=fullest.gathered + unreduced + messages,
+        workspace=fullest.scratch,
+    )
 
 
 def _is_autocast(s: Strategy, sizes: Sizes) -> np.ndarray:
@@ -245,15 +253,15 @@ def _hold_activations(
     s: Strategy,
     sizes: Sizes,
     times: MicroBatchTimes,
-    stages: Sequence[Array],
+    stages: StageLayers,
 ) -> _Activations:
     """Activations beside those of the micro-batch and the layer that run.
 
     The first stage holds several micro-batches, the last one a single one. Over a shared vocabulary
     there are a shifted copy of the logits and a buffer of exponentials in place of one.
     """
-    layers = stages[1]
-    last_layers = np.where(s.pp > 1, stages[2], layers)
+    layers = stages.inner
+    last_layers = np.where(s.pp > 1, stages.last, layers)
     saved = _save_by_checkpoint(model, s, sizes, times)
     held = partitions.held_batches(sizes.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks)
     tokens = s.micro_batch * model.sequence / s.cp
@@ -281,11 +289,11 @@ def _list_candidates(
     s: Strategy,
     sizes: Sizes,
     times: MicroBatchTimes,
-    stages: Sequence[Array],
+    stages: StageLayers,
     weights: _Weights,
 ) -> list[_Candidate]:
     """Moments one of which is the fullest."""
-    layers = stages[1]
+    layers = stages.inner
     gradients = _hold_gradients(s, sizes, weights)
     gathered = _hold_gathered(model, s, sizes, weights, layers)
     activations = _hold_activations(model, s, sizes, times, stages)
@@ -445,13 +453,13 @@ def _hold_messages(
     s: Strategy,
     sizes: Sizes,
     weights: _Weights,
-    stages: Sequence[Array],
+    stages: StageLayers,
 ) -> Array:
     """What collectives and messages of stages hold through an iteration [B]."""
     layer, ends = sizes.itemsize * weights.layer, sizes.itemsize * weights.ends
     # the stream that gathers holds two units at once, and shards that were cast for one
     casts = np.where(sizes.wide > sizes.itemsize, np.maximum(ends, layer) / weights.owners, 0.0)
-    two_layers = np.where(stages[1] > 1, 2.0 * layer, 0.0)
+    two_layers = np.where(stages.inner > 1, 2.0 * layer, 0.0)
     gathered = np.where(s.zero > 0, np.maximum(ends + layer, two_layers) + casts, 0.0)
     held = partitions.held_batches(sizes.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks)
     inputs = sizes.column * model.hidden

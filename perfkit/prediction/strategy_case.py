@@ -1,0 +1,479 @@
+"""What the closed forms of strategies start from: one micro-batch of each strategy, its sizes, and
+how layers are spread over stages."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from perfkit.fitting import Iteration
+from perfkit.ground.units import Array
+from perfkit.platform.platform import Platform
+from perfkit.prediction.messages import MessageTimes
+from perfkit.prediction.micro_batches import (
+    MicroBatchTimes,
+    RegionTimes,
+    Sizes,
+    add_gradient_sums,
+    compute_attention_again,
+    price_micro_batch,
+    size_micro_batch,
+    time_gradient_sums,
+)
+from perfkit.prediction.strategy_records import ByRegion, Group, join_groups, map_arrays, select
+from perfkit.workloads.strategy import Strategy, spread_layers
+from perfkit.workloads.transformer import Transformer
+
+
+class StageLayers(NamedTuple):
+    """Layers of the stages of a pipeline.
+
+    Parameters
+    ----------
+    first, inner, last : array
+        Of the first stage, of the largest one between the ends, and of the last one; with two
+        stages or one, `inner` is the larger of both [-].
+    """
+
+    first: Array
+    inner: Array
+    last: Array
+
+
+class SlowestEnd(NamedTuple):
+    """Which stage of a pipeline is the slowest.
+
+    Parameters
+    ----------
+    is_first : array of bool
+        Whether the first stage takes longer than the last one [-].
+    is_between : array of bool
+        Whether stages between them take longer than both [-].
+    """
+
+    is_first: np.ndarray
+    is_between: np.ndarray
+
+
+@dataclass(frozen=True)
+class Case:
+    """Many strategies before their iterations are timed; arrays have an element for each.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    messages : MessageTimes
+        Times of messages on the platform.
+    execution : str
+        ``eager`` or ``compiled``.
+    s : Strategy
+        Each field an array.
+    sizes : Sizes
+        Sizes of a micro-batch and its messages.
+    times : MicroBatchTimes
+        One micro-batch, with sums of gradients in its backward pass.
+    end_shard_sums : array
+        Sums of shards outside of layers, which are part of these times [s].
+    stages : StageLayers
+        Layers of stages.
+    slowest_end : SlowestEnd
+        Which stage is the slowest.
+    weights : array
+        Trained numbers of the largest stage [-].
+    regions : array
+        Regions of the network that have stages of their own [-].
+    contention : float
+        Share of the speed of kernels that collectives beside them take [-].
+    whole : Iteration or None
+        What was fitted to whole iterations of several ranks.
+    """
+
+    model: Transformer
+    messages: MessageTimes
+    execution: str
+    s: Strategy
+    sizes: Sizes
+    times: MicroBatchTimes
+    end_shard_sums: Array
+    stages: StageLayers
+    slowest_end: SlowestEnd
+    weights: Array
+    regions: Array
+    contention: float
+    whole: Iteration | None
+
+    def select(self, chosen: np.ndarray) -> "Case":
+        """Take some of the strategies.
+
+        Parameters
+        ----------
+        chosen : array of int
+            Their positions [-].
+
+        Returns
+        -------
+        case : Case
+            These alone.
+        """
+        return replace(
+            self,
+            s=self.s.select(chosen),
+            sizes=select(self.sizes, chosen, self.count),
+            times=select(self.times, chosen, self.count),
+            end_shard_sums=self.end_shard_sums[chosen],
+            stages=select(self.stages, chosen, self.count),
+            slowest_end=select(self.slowest_end, chosen, self.count),
+            weights=self.weights[chosen],
+            regions=self.regions[chosen],
+        )
+
+    @property
+    def platform(self) -> Platform:
+        """Where the ranks are."""
+        return self.messages.platform
+
+    @property
+    def count(self) -> int:
+        """Strategies [-]."""
+        return len(self.weights)
+
+    @property
+    def micro(self) -> Array:
+        """Micro-batches of a replica [-]."""
+        return self.sizes.micro
+
+    @property
+    def layers(self) -> Array:
+        """Layers of the largest stage between the ends [-]."""
+        return self.stages.inner
+
+    @cached_property
+    def has_replicas(self) -> np.ndarray:
+        """Whether several ranks hold the same weights, and exchange gradients."""
+        return np.asarray(self.s.dp * self.s.cp > 1)
+
+    @cached_property
+    def has_stages(self) -> np.ndarray:
+        """Whether the model has several stages."""
+        return np.asarray(self.s.pp > 1)
+
+    @cached_property
+    def has_experts(self) -> np.ndarray:
+        """Whether ranks share experts, so that tokens are sent to them."""
+        return np.asarray((self.s.ep > 1) & (self.model.experts > 0))
+
+    @cached_property
+    def shards_alone(self) -> np.ndarray:
+        """Whether replicas share states of the whole model and nothing else, as with FSDP."""
+        return np.asarray(self.s.alone & (self.s.zero > 0))
+
+    @cached_property
+    def in_buckets(self) -> np.ndarray:
+        """Whether gradients are reduced in buckets beside the backward pass, as with
+        DistributedDataParallel."""
+        return np.asarray(self.s.replicated & self.s.overlap)
+
+    @cached_property
+    def is_gpipe(self) -> np.ndarray:
+        """Whether the schedule runs all forward passes before all backward ones."""
+        return np.asarray(self.s.schedule == "gpipe")
+
+    @cached_property
+    def is_interleaved(self) -> np.ndarray:
+        """Whether stages pass groups of micro-batches through one chunk after another."""
+        return np.asarray(self.s.schedule == "interleaved")
+
+    @cached_property
+    def is_breadth_first(self) -> np.ndarray:
+        """Whether stages pass all micro-batches through one chunk after another."""
+        return np.asarray(self.s.schedule == "breadth_first")
+
+    @cached_property
+    def puts_off_weights(self) -> np.ndarray:
+        """Whether the schedule puts off weight gradients (H1)."""
+        return np.asarray(self.s.schedule == "zero_bubble")
+
+    @cached_property
+    def has_chunks(self) -> np.ndarray:
+        """Whether stages may have several chunks, see `perfkit.models.partitions.CHUNKED`."""
+        return np.asarray(self.is_interleaved | self.is_breadth_first)
+
+    @cached_property
+    def runs_gpipe(self) -> np.ndarray:
+        """Whether stages run GPipe."""
+        return np.asarray(self.is_gpipe & self.has_stages)
+
+    @cached_property
+    def runs_one_by_one(self) -> np.ndarray:
+        """Whether stages do a forward and a backward pass in turn: 1F1B and H1."""
+        return np.asarray(~self.is_gpipe & ~self.has_chunks & self.has_stages)
+
+    @cached_property
+    def runs_in_turn(self) -> np.ndarray:
+        """Whether iterations are timed pass by pass: 1F1B, H1 and GPipe."""
+        return np.asarray(self.runs_one_by_one | self.runs_gpipe)
+
+    @cached_property
+    def meets_both_ends(self) -> np.ndarray:
+        """Whether embeddings and head both slow down the slowest stage."""
+        return _meets_both_ends(self.s, self.micro)
+
+
+def make_case(model: Transformer, platform: Platform, s: Strategy, execution: str | None) -> Case:
+    """Price one micro-batch of each strategy, and spread its layers over stages.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    platform : Platform
+        GPUs.
+    s : Strategy
+        Each field an array.
+    execution : str or None
+        ``eager`` or ``compiled``.
+
+    Returns
+    -------
+    case : Case
+        What closed forms start from.
+    """
+    messages = MessageTimes(platform)
+    sizes = size_micro_batch(model, s)
+    without_sums = price_micro_batches(model, messages, s, execution)
+    sums = time_gradient_sums(without_sums, s, sizes)
+    times = add_gradient_sums(without_sums, sums, s)
+    stages = StageLayers(*spread_layers(model.layers, s))
+    network = platform.network
+    regions = -(-s.ranks * network.regions // network.ranks)
+    return Case(
+        model=model,
+        messages=messages,
+        execution=execution or "eager",
+        s=s,
+        sizes=sizes,
+        times=times,
+        end_shard_sums=sums.embeddings.shards.device + sums.head.shards.device,
+        stages=stages,
+        slowest_end=_find_slowest_end(times, stages),
+        weights=_count_weights(times, s, sizes, stages),
+        regions=np.minimum(regions, np.minimum(network.regions, s.pp)),
+        contention=dict(platform.context.overlap or {}).get("contention", 0.0),
+        whole=platform.context.find_iteration(model.family, 2),
+    )
+
+
+def price_micro_batches(
+    model: Transformer, messages: MessageTimes, s: Strategy, execution: str | None
+) -> MicroBatchTimes:
+    """Price one micro-batch of each of many strategies.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    messages : MessageTimes
+        Times of messages on the platform.
+    s : Strategy
+        Each field an array.
+    execution : str or None
+        ``eager`` or ``compiled``.
+
+    Returns
+    -------
+    times : MicroBatchTimes
+        An element of each array for each strategy. Backward passes compute attention again where
+        checkpoints are ``selective``.
+
+    Notes
+    -----
+    Strategies whose graphs differ in their sizes alone are priced together, and those of equal sizes
+    once.
+    """
+    structure = (s.checkpoint == "full", s.rows > 1, s.tp > 1, s.replicated)
+    structures = np.ravel_multi_index([1 * flags for flags in structure], (2, 2, 2, 2))
+    micro_batches = model.batch / (s.dp * s.micro_batch)
+    several = np.broadcast_to(micro_batches > 1, structures.shape)
+    groups = []
+    for number in np.unique(structures):
+        members = np.flatnonzero(structures == number)
+        different = [s.micro_batch, s.tp, s.cp, s.ep]
+        if s.replicated[members[0]]:  # what buckets take depends on their ranks
+            different += [s.dp, several]
+        sizes = [np.asarray(values, dtype=np.int64)[members] for values in different]
+        codes = np.ravel_multi_index(sizes, [values.max() + 1 for values in sizes])
+        _, first, rows = np.unique(codes, return_index=True, return_inverse=True)
+        chosen = members[first]
+        times = price_micro_batch(model, messages, s.select(chosen), several[chosen], execution)
+        groups.append(Group(members, rows, times))
+    return compute_attention_again(join_groups(groups, len(structures)), s)
+
+
+def stack_compute(region: RegionTimes) -> Array:
+    """Time of the kernels of a region in its forward and backward pass, a row each [s]."""
+    return np.array([region.forward.device, region.backward.device])
+
+
+def stack_tensor_messages(region: RegionTimes) -> Array:
+    """Time of its messages among ranks that share layers, a row for each pass [s]."""
+    return np.array([region.forward.tensor_messages, region.backward.tensor_messages])
+
+
+def stack_calls(region: RegionTimes) -> Array:
+    """Time of its calls of the host, a row for each pass [s]."""
+    return np.array([region.forward.host, region.backward.host])
+
+
+def find_ends(stages: StageLayers, by_region: ByRegion[Array]) -> tuple[Array, Array]:
+    """Find what the stages at the ends have more than one between them.
+
+    Parameters
+    ----------
+    stages : StageLayers
+        Layers of stages.
+    by_region : ByRegion of array
+        A quantity of each region.
+
+    Returns
+    -------
+    first, last : array
+        The quantity in the embeddings and the head, and in the layers by which the first and the
+        last stage differ.
+    """
+    first = by_region.embeddings + (stages.first - stages.inner) * by_region.layer
+    last = by_region.head + (stages.last - stages.inner) * by_region.layer
+    return first, last
+
+
+def _meets_both_ends(s: Strategy, micro: Array) -> np.ndarray:
+    """Whether embeddings and head both slow down the slowest stage: one that holds both, or of
+    chunks that follow one another."""
+    follows = (s.schedule == "breadth_first") | (micro <= s.pp)
+    return np.asarray((s.pp == 1) | follows & (s.chunks > 1))
+
+
+def _find_slowest_end(times: MicroBatchTimes, stages: StageLayers) -> SlowestEnd:
+    """Find which stage takes longest with its kernels and its messages."""
+    compute = times.list_by_region(stack_compute)
+    messages = times.list_by_region(stack_tensor_messages)
+    first, last = find_ends(stages, map_arrays(np.add, compute, messages))
+    first, last = first.sum(axis=0), last.sum(axis=0)
+    return SlowestEnd(is_first=first > last, is_between=np.maximum(first, last) < 0.0)
+
+
+def _count_weights(times: MicroBatchTimes, s: Strategy, sizes: Sizes, stages: StageLayers) -> Array:
+    """Trained numbers of the largest stage [-]."""
+    weights = times.list_by_region(lambda region: region.weights)
+    first, last = find_ends(stages, weights)
+    larger = np.maximum(np.maximum(first, last), 0.0)
+    both = np.maximum(first, 0.0) + np.maximum(last, 0.0)
+    ends = np.where(_meets_both_ends(s, sizes.micro), both, larger)
+    return np.asarray(stages.inner * weights.layer + ends)
+
+
+def add_slowest_end(case: Case, by_region: ByRegion[Array]) -> Array:
+    """Find what embeddings, head and unequal layers add to the slowest stage.
+
+    Parameters
+    ----------
+    case : Case
+        Strategies.
+    by_region : ByRegion of array
+        Times of each region, a row for each pass [s].
+
+    Returns
+    -------
+    added : array
+        Its time beyond that of `Case.layers` layers, in all passes [s].
+
+    Notes
+    -----
+    With GPipe all forward passes come before all backward ones, and each phase has its own slowest
+    stage.
+    """
+    first_passes, last_passes = find_ends(case.stages, by_region)
+    first, last = first_passes.sum(axis=0), last_passes.sum(axis=0)
+    slowest = np.where(case.slowest_end.is_first, first, last)
+    slowest = np.where(case.slowest_end.is_between, 0.0, slowest)
+    pass_by_pass = np.maximum(np.maximum(first_passes, last_passes), 0.0).sum(axis=0)
+    slowest = np.where(case.is_gpipe, pass_by_pass, slowest)
+    both = np.maximum(first, 0.0) + np.maximum(last, 0.0)
+    return np.asarray(np.where(case.meets_both_ends, both, slowest))
+
+
+def add_slowest_stage(case: Case, by_region: ByRegion[Array]) -> Array:
+    """Add up times of a micro-batch over the slowest stage.
+
+    Parameters
+    ----------
+    case : Case
+        Strategies.
+    by_region : ByRegion of array
+        Times of each region, a row for each pass [s].
+
+    Returns
+    -------
+    time : array
+        Of the slowest stage [s].
+    """
+    layers = case.layers * by_region.layer.sum(axis=0)
+    return np.asarray(layers + add_slowest_end(case, by_region))
+
+
+def add_all_stages(case: Case, by_region: ByRegion[Array]) -> Array:
+    """Add up times of a micro-batch over all stages.
+
+    Parameters
+    ----------
+    case : Case
+        Strategies.
+    by_region : ByRegion of array
+        Times of each region, a row for each pass [s].
+
+    Returns
+    -------
+    time : array
+        Of all stages, one after another [s].
+    """
+    ends = by_region.embeddings.sum(axis=0) + by_region.head.sum(axis=0)
+    return np.asarray(case.model.layers * by_region.layer.sum(axis=0) + ends)
+
+
+def count_updated(case: Case) -> Array:
+    """Count the weights that a rank of the first stage updates, whose iteration ends last.
+
+    Parameters
+    ----------
+    case : Case
+        Strategies.
+
+    Returns
+    -------
+    weights : array
+        Trained numbers, or those of its shards [-].
+    """
+    s, times, sizes = case.s, case.times, case.sizes
+    head = np.where(case.has_stages, 0.0, times.head.weights)
+    weights = case.stages.first * times.layer.weights + times.embeddings.weights + head
+    experts = case.stages.first * sizes.experts
+    shards = (weights - experts) / s.owners + experts / sizes.sharers
+    return np.asarray(np.where(s.zero > 0, shards, weights))
+
+
+def average_owners(case: Case) -> Array:
+    """Find the mean number of ranks that share a weight; experts have fewer.
+
+    Parameters
+    ----------
+    case : Case
+        Strategies.
+
+    Returns
+    -------
+    owners : array
+        Ranks [-].
+    """
+    experts = case.layers * case.sizes.experts / case.weights
+    return np.asarray(1.0 / ((1.0 - experts) / case.s.owners + experts / case.sizes.sharers))

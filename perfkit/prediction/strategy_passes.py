@@ -1,0 +1,505 @@
+"""Passes of one micro-batch of strategies: kernels, messages inside of stages, and what their host
+adds."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from perfkit.ground.units import Array
+from perfkit.models import partitions
+from perfkit.prediction.micro_batches import PassWork, PhaseTimes
+from perfkit.prediction.strategy_case import (
+    Case,
+    add_all_stages,
+    add_slowest_end,
+    add_slowest_stage,
+    stack_calls,
+    stack_compute,
+    stack_tensor_messages,
+)
+from perfkit.prediction.strategy_hosts import join_stage, time_exchange_of_micro_batch
+from perfkit.prediction.strategy_records import ByRegion, Work, map_arrays
+
+_TINY = 1e-30
+
+
+class StageTimes(NamedTuple):
+    """Time of a micro-batch.
+
+    Parameters
+    ----------
+    slowest : array
+        On the slowest stage [s].
+    all_stages : array
+        On all stages, one after another [s].
+    """
+
+    slowest: Array
+    all_stages: Array
+
+
+class TensorMessages(NamedTuple):
+    """Messages among ranks that share layers, in a micro-batch.
+
+    Parameters
+    ----------
+    exposed : StageTimes
+        What no kernel hides [s].
+    share : array
+        Share of the messages that is exposed [-].
+    """
+
+    exposed: StageTimes
+    share: Array
+
+
+class ContextMessages(NamedTuple):
+    """Messages among ranks that share sequences, in the passes of a layer.
+
+    Parameters
+    ----------
+    forward, backward : array
+        What attention does not hide [s].
+    forward_calls, backward_calls : array
+        Calls of the host [-].
+    """
+
+    forward: Array
+    backward: Array
+    forward_calls: Array
+    backward_calls: Array
+
+    @property
+    def both(self) -> Array:
+        """Of both passes [s]."""
+        return self.forward + self.backward
+
+
+class ExpertMessages(NamedTuple):
+    """Messages among ranks that share experts, in the passes of a layer.
+
+    Parameters
+    ----------
+    each : array
+        Time of one all_to_all of tokens [s].
+    in_forward, in_backward : array
+        Messages of each pass [-].
+    calls_forward, calls_backward : array
+        Calls of the host [-].
+    """
+
+    each: Array
+    in_forward: Array
+    in_backward: Array
+    calls_forward: Array
+    calls_backward: Array
+
+    @property
+    def both(self) -> Array:
+        """Of both passes [s]."""
+        return self.each * (self.in_forward + self.in_backward)
+
+
+class Passes(NamedTuple):
+    """Both passes of a micro-batch, with the messages inside of stages.
+
+    Parameters
+    ----------
+    forward, backward : ByRegion of Work
+        Through the embeddings, one layer, and the head [s].
+    """
+
+    forward: ByRegion[Work]
+    backward: ByRegion[Work]
+
+
+class StageHosts(NamedTuple):
+    """Time that hosts add to a micro-batch of a stage, if stages did not wait for one another.
+
+    Parameters
+    ----------
+    slowest : array
+        Of the stage that is the slowest without its host [s].
+    inner : array
+        Of one between the ends [s].
+    either : array
+        Of the first of both; or by how much longer the second one takes with its host, if that is
+        more [s].
+    """
+
+    slowest: Array
+    inner: Array
+    either: Array
+
+
+class MicroBatchParts(NamedTuple):
+    """One micro-batch, part by part.
+
+    Parameters
+    ----------
+    compute : StageTimes
+        Kernels [s].
+    tensor : TensorMessages
+        Messages among ranks that share layers.
+    context : ContextMessages
+        Messages among ranks that share sequences.
+    experts : ExpertMessages
+        Messages among ranks that share experts.
+    passes : Passes
+        Passes with all of these.
+    exchange : Work
+        Copies and calls around messages of replicas, in the mean of micro-batches [s].
+    hosts : StageHosts
+        What hosts add.
+    """
+
+    compute: StageTimes
+    tensor: TensorMessages
+    context: ContextMessages
+    experts: ExpertMessages
+    passes: Passes
+    exchange: Work
+    hosts: StageHosts
+
+
+def time_micro_batch(case: Case) -> MicroBatchParts:
+    """Time one micro-batch of each strategy.
+
+    Parameters
+    ----------
+    case : Case
+        Strategies.
+
+    Returns
+    -------
+    parts : MicroBatchParts
+        Its kernels, messages and hosts.
+    """
+    compute = compute_time(case)
+    tensor = tensor_parallel_time(case, compute)
+    context = context_parallel_time(case)
+    experts = expert_parallel_time(case)
+    passes = Passes(
+        forward=_add_messages(
+            case,
+            _list_regions(case, backward=False),
+            tensor.share,
+            context.forward + experts.in_forward * experts.each,
+            context.forward_calls + experts.calls_forward,
+        ),
+        backward=_add_messages(
+            case,
+            _list_regions(case, backward=True),
+            tensor.share,
+            context.backward + experts.in_backward * experts.each,
+            context.backward_calls + experts.calls_backward,
+        ),
+    )
+    exchange = time_exchange_of_micro_batch(case)
+    hosts = _time_hosts(case, passes, tensor.share, exchange)
+    return MicroBatchParts(compute, tensor, context, experts, passes, exchange, hosts)
+
+
+def compute_time(case: Case) -> StageTimes:
+    """Time of the kernels of a micro-batch.
+
+    Parameters
+    ----------
+    case : Case
+        Strategies.
+
+    Returns
+    -------
+    times : StageTimes
+        Forward and backward pass.
+
+    Notes
+    -----
+    A stage of l layers takes l t, with t the kernels of one layer; those at the ends take besides
+    what embeddings and head do.
+    """
+    compute = case.times.list_by_region(stack_compute)
+    return StageTimes(add_slowest_stage(case, compute), add_all_stages(case, compute))
+
+
+def tensor_parallel_time(case: Case, compute: StageTimes) -> TensorMessages:
+    """Exposed time of the messages among ranks that share layers.
+
+    Parameters
+    ----------
+    case : Case
+        Strategies.
+    compute : StageTimes
+        Kernels that may hide them [s].
+
+    Returns
+    -------
+    messages : TensorMessages
+        Of a micro-batch.
+
+    Notes
+    -----
+    Nothing hides them but where ranks exchange tiles of a product while they compute others
+    (`Strategy.tiled`). Then of a message of time t in p tiles max(t - c, t / p) is left, with c the
+    kernels, see `perfkit.models.partitions.exposed_time`, or the last tile and what the others take
+    from kernels beside them, whichever is longer.
+    """
+    messages = case.times.list_by_region(stack_tensor_messages)
+    slowest = add_slowest_stage(case, messages)
+    exposed = StageTimes(
+        _expose_tiles(case, slowest, compute.slowest),
+        _expose_tiles(case, add_all_stages(case, messages), compute.all_stages),
+    )
+    return TensorMessages(exposed, exposed.slowest / np.maximum(slowest, _TINY))
+
+
+def _expose_tiles(case: Case, time: Array, compute: Array) -> Array:
+    """Exposed time of messages that are sent in tiles, or all of it where they are not [s]."""
+    tiles = case.s.tp
+    last_tile = time / tiles
+    beside_kernels = np.minimum(time - last_tile, compute / (1.0 - case.contention))
+    slowdown = case.contention * beside_kernels
+    exposed = partitions.exposed_time(time, compute=compute, pieces=tiles)
+    return np.asarray(np.where(case.s.tiled, np.maximum(exposed, last_tile + slowdown), time))
+
+
+def context_parallel_time(case: Case) -> ContextMessages:
+    """Exposed time of the messages among ranks that share sequences.
+
+    Parameters
+    ----------
+    case : Case
+        Strategies.
+
+    Returns
+    -------
+    messages : ContextMessages
+        Of the passes of one layer.
+
+    Notes
+    -----
+    Keys and values go around a ring of c ranks beside attention, in the backward pass their
+    gradients too: of c - 1 steps of time t, (c - 1) max(t - a / c, 0) is left, with a the time of
+    attention. Or tokens are exchanged for heads, in four all_to_all that nothing hides. Attention is
+    computed again with its messages.
+
+    References
+    ----------
+    .. [1] H. Liu et al., "Ring attention with blockwise Transformers for near-infinite context",
+       2023, arXiv:2310.01889
+    .. [2] S. A. Jacobs et al., "DeepSpeed Ulysses: System optimizations for enabling training of
+       extreme long sequence Transformer models", 2023, arXiv:2309.14509
+    """
+    s, keys, attention = case.s, case.sizes.keys, case.times.attention
+    neighbours = np.minimum(s.cp, 2)
+    steps = case.messages.time("send_recv", np.stack([2.0 * keys, 4.0 * keys]), neighbours, s.tp)
+    exchanging = np.where(s.ulysses, s.cp, 1)
+    exchanges = 4.0 * case.messages.time("all_to_all", case.sizes.swapped, exchanging, s.tp)
+    calls_of_exchanges = np.where(s.cp > 1, 4.0, 0.0)
+
+    def expose(step: Array, beside: Work) -> Array:
+        ring = (s.cp - 1) * np.maximum(step - beside.device / s.cp, 0.0)
+        return np.where(s.ulysses, exchanges, ring)
+
+    def count_calls(beside: Work) -> Array:
+        # each step with its kernels
+        ring = (s.cp - 1) * (1.0 + beside.host / case.times.call)
+        return np.where(s.ulysses, calls_of_exchanges, ring)
+
+    forward = expose(steps[0], attention.forward)
+    backward = expose(steps[1], attention.backward)
+    backward_calls = count_calls(attention.backward)
+    recomputed = s.checkpoint != "none"
+    return ContextMessages(
+        forward=forward,
+        backward=np.where(recomputed, forward + backward, backward),
+        forward_calls=count_calls(attention.forward),
+        backward_calls=np.where(recomputed, 2.0 * backward_calls, backward_calls),
+    )
+
+
+def expert_parallel_time(case: Case) -> ExpertMessages:
+    """Time of the messages among ranks that share experts.
+
+    Parameters
+    ----------
+    case : Case
+        Strategies.
+
+    Returns
+    -------
+    messages : ExpertMessages
+        Of the passes of one layer; nothing hides them.
+
+    Notes
+    -----
+    Tokens go to experts and come back: two all_to_all in each pass, and two more in a backward pass
+    that computes the whole layer again. In two levels they are first gathered in each node.
+
+    References
+    ----------
+    .. [1] C. Hwang et al., "Tutel: Adaptive mixture-of-experts at scale", 2022, arXiv:2206.03382,
+       section 3.4 (two levels)
+    """
+    s, routed = case.s, case.sizes.routed
+    stride = s.tp * s.cp
+    in_one_level = np.where(s.two_level, 1, s.ep)
+    in_two_levels = np.where(s.two_level, s.ep, 1)
+    message = case.messages.time("all_to_all", routed, in_one_level, stride)
+    message = message + case.messages.time("all_to_all", routed, in_two_levels, stride, "two_level")
+    in_backward = np.where(s.checkpoint == "full", 4.0, 2.0)
+    return ExpertMessages(
+        each=message,
+        in_forward=np.full(case.count, 2.0),
+        in_backward=in_backward,
+        calls_forward=np.where(case.has_experts, 2.0, 0.0),
+        calls_backward=np.where(case.has_experts, in_backward, 0.0),
+    )
+
+
+def _list_regions(case: Case, *, backward: bool) -> ByRegion[PhaseTimes]:
+    """The forward or the backward pass through each region."""
+    if backward:
+        return case.times.list_by_region(lambda region: region.backward)
+    return case.times.list_by_region(lambda region: region.forward)
+
+
+def _add_messages(
+    case: Case,
+    regions: ByRegion[PhaseTimes],
+    exposed_share: Array,
+    layer_messages: Array,
+    layer_calls: Array,
+) -> ByRegion[Work]:
+    """A pass through each region with exposed messages, further ones of a layer, and the calls of
+    these [s]."""
+
+    def add_tensor_messages(region: PhaseTimes) -> Work:
+        return Work(region.device + exposed_share * region.tensor_messages, region.host)
+
+    layer = add_tensor_messages(regions.layer)
+    return ByRegion(
+        embeddings=add_tensor_messages(regions.embeddings),
+        layer=Work(layer.device + layer_messages, layer.host + layer_calls * case.times.call),
+        head=add_tensor_messages(regions.head),
+    )
+
+
+def time_stage(
+    case: Case,
+    passes: Passes,
+    layers: Array,
+    *,
+    has_embeddings: bool = False,
+    has_head: bool = False,
+) -> PassWork:
+    """Time both passes of a micro-batch through all chunks of a stage.
+
+    Parameters
+    ----------
+    case : Case
+        Strategies.
+    passes : Passes
+        Passes through each region [s].
+    layers : array
+        Layers of the stage [-].
+    has_embeddings, has_head : bool, optional
+        Whether it holds the embeddings and the head.
+
+    Returns
+    -------
+    work : PassWork
+        Kernels with the messages inside of the stage, and calls with those of messages between
+        stages [s].
+    """
+    calls = np.where(case.has_stages, 2.0 * case.s.chunks * case.times.call, 0.0)
+
+    def time_pass(one_pass: ByRegion[Work]) -> Work:
+        work = add_regions(one_pass, layers, has_embeddings=has_embeddings, has_head=has_head)
+        return work._replace(host=work.host + calls)
+
+    return PassWork(time_pass(passes.forward), time_pass(passes.backward))
+
+
+def add_regions(
+    one_pass: ByRegion[Work], layers: Array, *, has_embeddings: bool, has_head: bool
+) -> Work:
+    """Add up a pass through some layers and an end.
+
+    Parameters
+    ----------
+    one_pass : ByRegion of Work
+        The pass through each region [s].
+    layers : array
+        Layers [-].
+    has_embeddings, has_head : bool
+        Whether embeddings and head are passed, too.
+
+    Returns
+    -------
+    work : Work
+        Of all of them [s].
+    """
+    device = layers * one_pass.layer.device
+    host = layers * one_pass.layer.host
+    if has_embeddings:
+        device, host = device + one_pass.embeddings.device, host + one_pass.embeddings.host
+    if has_head:
+        device, host = device + one_pass.head.device, host + one_pass.head.host
+    return Work(device, host)
+
+
+def _time_hosts(case: Case, passes: Passes, exposed_share: Array, exchange: Work) -> StageHosts:
+    """Time that hosts add to a micro-batch of the slowest stage and of one between the ends."""
+    of_slowest = _list_slowest_passes(case, passes, exposed_share)
+    of_inner = time_stage(case, passes, case.layers)
+    slowest = join_stage(case, of_slowest, exchange)
+    inner = join_stage(case, of_inner, exchange)
+    slowest_device = sum(work.device for work in of_slowest)
+    inner_device = of_inner.forward.device + of_inner.backward.device
+    return StageHosts(slowest, inner, np.maximum(slowest, inner_device + inner - slowest_device))
+
+
+def _list_slowest_passes(case: Case, passes: Passes, exposed_share: Array) -> list[Work]:
+    """Passes of the slowest stage through its chunks: those that hold layers alone, and the one that
+    holds an end too."""
+    compute = case.times.list_by_region(stack_compute)
+    messages = case.times.list_by_region(stack_tensor_messages)
+    calls = case.times.list_by_region(stack_calls)
+    works = []
+    one_chunk = 1.0 / case.s.chunks
+    for number, layers in enumerate(time_stage(case, passes, case.layers)):
+        of_pass = slice(number, number + 1)
+        end = add_slowest_end(case, _take_pass(compute, of_pass))
+        end = end + exposed_share * add_slowest_end(case, _take_pass(messages, of_pass))
+        end_calls = add_slowest_end(case, _take_pass(calls, of_pass))
+        works.append(Work((1.0 - one_chunk) * layers.device, (1.0 - one_chunk) * layers.host))
+        works.append(Work(one_chunk * layers.device + end, one_chunk * layers.host + end_calls))
+    return works
+
+
+def _take_pass(by_region: ByRegion[Array], of_pass: slice) -> ByRegion[Array]:
+    """One row of each region."""
+    return map_arrays(lambda rows: rows[of_pass], by_region)
+
+
+def count_calls(case: Case, passes: Passes) -> Array:
+    """Time of the calls of a micro-batch on a single stage.
+
+    Parameters
+    ----------
+    case : Case
+        Strategies.
+    passes : Passes
+        Passes through each region.
+
+    Returns
+    -------
+    time : array
+        Without messages of replicas [s].
+    """
+    host = np.zeros(case.count)
+    for one_pass in passes:
+        host = host + case.layers * one_pass.layer.host
+        host = host + one_pass.embeddings.host + one_pass.head.host
+    return host
