@@ -6,10 +6,10 @@ Without files it takes those that differ from the last commit; if none does, tho
 
 Always run are types, the structure of the code, and changed tests and notebooks. Of the kept answers
 those parts run that the room of a changed module makes. Then come doctests of changed modules and test
-files that reach them: those that import one by name first, then those that import what imports it, and
-so on; the cheap ones of each distance first, until the time is used up. A single test that alone takes
-long is left out of its file, and so are tests that measure or start ranks. What is left out is printed:
-`make test` runs everything.
+files that reach them: those named after one first, then those that import one by name, then those that
+import what imports it, and so on; the cheap ones of each distance first, until the time is used up. A
+single test that alone takes long is left out of its file, and so are tests that measure or start ranks.
+What is left out is printed: `make test` runs everything.
 """
 
 import ast
@@ -41,6 +41,8 @@ GOLDEN_PARTS: Mapping[str, tuple[str, ...]] = {
 }
 #: Processor time for chosen test files, that of a file which never ran, and the longest single test [s].
 BUDGET, UNKNOWN, LONG = 52.0, 10.0, 15.0
+#: Distance of the tests that are named after a changed module: before all that import it [imports].
+_NAMED_AFTER = 0.5
 
 
 class ChangesUnknownError(Exception):
@@ -189,9 +191,14 @@ def choose(changed: Sequence[Path], durations: Mapping[str, Mapping[str, float]]
 
     tests = {name: path for name, path in list_modules().items() if path.match("tests/test_*.py")}
     distances = {str(path): find_distance(name, modules) for name, path in tests.items()}
-    near = {name: distance for name, distance in distances.items() if distance is not None}
+    near: dict[str, float] = {
+        name: distance for name, distance in distances.items() if distance is not None
+    }
     # what changed itself, and what belongs to it, comes before all that imports it
     near |= dict.fromkeys(_list_beside(changed), 0)
+    # tests named after a changed module come before others that import it
+    named = {f"tests/test_{path.stem}.py" for path in changed}
+    near |= {name: min(near[name], _NAMED_AFTER) for name in named & {*near}}
     reached = {name for name in modules if any(find_distance(t, {name}) is not None for t in tests)}
     selection.untested = sorted(
         name for name in modules - reached if name.startswith("perfkit.") and name in list_modules()

@@ -358,6 +358,13 @@ def test_less_evidence_never_gives_a_narrower_interval(
     assert np.all(wide >= np.asarray(price(operation, ranks=ranks, fits=fits).spread) * (1 - 1e-9))
 
 
+def test_advice_names_the_message_of_a_rail() -> None:
+    """The ranks of a node share an all_reduce; of an all_to_all each sends all of its own."""
+    for operation, size in (("all_reduce", "2 GB"), ("all_to_all", "16 GB")):
+        [note, *_] = price(operation, 16e9, fits=INSIDE).notes
+        assert f"one {operation} of {size} on one rank of each node would help most" in note
+
+
 def test_two_levels_of_all_to_all_pay_for_their_copies() -> None:
     ways = [price("all_to_all", 1e8, algorithm="two_level", memory=w) for w in (2e12, 1e24)]
     assert [ways[0].time - ways[1].time, ways[0].terms["copies"]] == pytest.approx([4e8 / 2e12] * 2)

@@ -30,7 +30,6 @@ REGISTERS = {
 CHOICES = {
     ("platform/sources.py", "collectives"): "those whose time shows the link between nodes",
     ("prediction/contrast.py", "collectives"): "those that a comparison of platforms shows",
-    ("workloads/iteration.py", "collectives"): "kernels of FSDP, some of which are collectives",
     ("recording/exchanges.py", "collectives"): "what prices each of PyTorch's names",
     ("measure/timing.py", "collectives"): "PyTorch's function for each",
     ("platform/kernels.py", "number formats"): "those of tensor cores",

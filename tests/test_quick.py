@@ -119,3 +119,9 @@ def test_changes_are_those_of_the_work_tree_or_of_the_last_commit(
     (tmp_path / "a.py").write_text("3")
     assert quick.list_changed() == [Path("a.py"), Path("new.md")]
     assert capsys.readouterr().out == ""
+
+
+def test_tests_named_after_a_changed_module_come_first() -> None:
+    """Where nothing ran before, each file counts as much, and time is short."""
+    found = choose("perfkit/models/optimizers.py")
+    assert "tests/test_optimizers.py" in found.files and found.left_out

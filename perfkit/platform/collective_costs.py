@@ -775,8 +775,10 @@ class ComposedCost(CollectiveCost):
         what = f"{self.operation} on {self.ranks_per_node * self.nodes} ranks was not measured"
         note = f"{what}: composed of its shares inside and between {self.nodes} nodes"
         if not self.rail_is_measured:
-            share = float(np.max(nbytes, initial=0.0)) / self.ranks_per_node
-            size = format_bytes(max(share, MESSAGE_TO_MEASURE))
+            on_rail = float(np.max(nbytes, initial=0.0))
+            if self.operation not in UNSHARED:
+                on_rail /= self.ranks_per_node
+            size = format_bytes(max(on_rail, MESSAGE_TO_MEASURE))
             note += f"; one {self.operation} of {size} on one rank of each node would help most"
         spread = np.maximum(priced.spread, self.least_spread)
         if self.is_guess:

@@ -77,9 +77,8 @@ def map_arrays(function: Callable[..., Any], *records: Record) -> Record:
 
     Examples
     --------
-    >>> import numpy as np
-    >>> map_arrays(np.add, Work(1.0, 2.0), Work(0.5, 0.25))
-    Work(device=1.5, host=2.25)
+    >>> map_arrays(max, Work(1.0, 2.0), Work(0.5, 2.25))
+    Work(device=1.0, host=2.25)
     """
     values = []
     for fields in zip(*records, strict=True):
