@@ -85,7 +85,8 @@ class RankTimeline:
     exposed_time : array
         The part of that time with a collective of this rank in flight [s].
     contention_time : array
-        How much longer each operation takes because of collectives on the same core [s].
+        How much longer each operation takes because of collectives beside it: on a device, its
+        kernels; on a CPU, also what its host does on the same core [s].
     host_time : float
         Time of the host in an iteration, on a device [s]; on a CPU operations are part of it.
     added : UnsimulatedTime
@@ -345,6 +346,23 @@ class Segment(NamedTuple):
     launched: CollectiveInstance | None
 
 
+class SegmentTimes(NamedTuple):
+    """When a segment ran in the iteration that was run last.
+
+    Parameters
+    ----------
+    stream_free, host_free : float
+        When compute stream and host had done all that came before [s].
+    begin, end : float
+        When its first operation could begin on the stream, and when its last one ended [s].
+    """
+
+    stream_free: float
+    host_free: float
+    begin: float
+    end: float
+
+
 class CollectivesBeside:
     """Collectives that run beside the kernels of each rank and slow them.
 
@@ -536,10 +554,9 @@ class Timeline:
 
     def run(self) -> None:
         """Run one iteration of all ranks in the order of time, move their clocks on, and note when
-        each segment starts."""
+        each segment runs."""
         host_clocks, stream_clocks = self.host_free.tolist(), self.stream_free.tolist()
-        # of each segment: when stream and host were free before, and when the segment begins
-        self.marks: list[list[tuple[float, float, float]]] = [[] for _ in self.ranks]
+        self.segment_times: list[list[SegmentTimes]] = [[] for _ in self.ranks]
         beside = CollectivesBeside(self.contention, len(self.ranks))
         for collective in self.collectives:
             before = collective.of_iteration_before
@@ -551,9 +568,9 @@ class Timeline:
         heapq.heapify(queue)
         while queue:
             rank = heapq.heappop(queue)[1]
-            marks, segments = self.marks[rank], self.segments[rank]
+            segment_times, segments = self.segment_times[rank], self.segments[rank]
             host_free, stream_free = host_clocks[rank], stream_clocks[rank]
-            for index in range(len(marks), len(segments)):
+            for index in range(len(segment_times), len(segments)):
                 segment = segments[index]
                 begin = stream_free
                 if segment.awaited is not None:
@@ -577,7 +594,7 @@ class Timeline:
                 if beside.awaits_others[rank] and queue and end > queue[0][0]:
                     heapq.heappush(queue, (end, rank))
                     break
-                marks.append((stream_free, host_free, begin))
+                segment_times.append(SegmentTimes(stream_free, host_free, begin, end))
                 host_free, stream_free = host_free + segment.host_time, end
                 if segment.launched is not None:
                     ready = stream_free if stream_free > host_free else host_free
@@ -586,7 +603,7 @@ class Timeline:
         stuck = [
             rank
             for rank, segments in enumerate(self.segments)
-            if len(self.marks[rank]) < len(segments)
+            if len(self.segment_times[rank]) < len(segments)
         ]
         if stuck:
             raise ValueError(self._explain_stuck(stuck))
@@ -595,7 +612,7 @@ class Timeline:
     def _explain_stuck(self, stuck: list[int]) -> str:
         """Say that ranks wait for one another, and for what the first of them waits."""
         first = stuck[0]
-        segments, segment = self.ranks[first].group.graph.segments, len(self.marks[first])
+        segments, segment = self.ranks[first].group.graph.segments, len(self.segment_times[first])
         position, wait = segments.begins[segment], segments.waits[segment]
         awaited = "a collective" if wait is None else f"collective {wait.collective}"
         names = ", ".join(map(str, stuck))
@@ -638,8 +655,8 @@ class Timeline:
         """Run iterations until all ranks advance by the same time, or each by the same as before;
         the longest of these.
 
-        `states` are the clocks after earlier iterations [s]. A rank that advances by less never
-        waits for the slowest ranks, and then begins together with them.
+        `states` are the clocks after earlier iterations [s]. For ranks that advance by less see
+        `place_ranks_ahead`.
         """
         for _ in range(_MOST_ITERATIONS):
             ends_awaited_later = [
@@ -657,14 +674,56 @@ class Timeline:
                     advance_before = states[-1 - iterations] - states[-1 - 2 * iterations]
                     repeats = abs(advance - advance_before).max() <= rounding
                 if repeats or not is_ahead.any():
-                    latest = self.stream_free.max()
-                    is_ahead = is_ahead[: len(self.stream_free)]
-                    shift = np.where(is_ahead, latest - self.stream_free, 0.0)
-                    self.host_free = self.host_free + shift
-                    self.stream_free = self.stream_free + shift
+                    self.place_ranks_ahead(is_ahead[: len(self.stream_free)], period)
                     return period
             self.run()
         return period
+
+    def place_ranks_ahead(self, is_ahead: np.ndarray, period: float) -> None:
+        """Move the clocks of ranks that advance by less than the period to where they may stay.
+
+        Ranks that meet no slower ones in a collective begin together with the slowest. Those that
+        wait for collectives of slower ones fall back on these at last: they are moved far ahead,
+        and run until they wait. Others that meet slower ones are never held up, and stay.
+
+        Parameters
+        ----------
+        is_ahead : array of bool
+            Groups of ranks that advance by less.
+        period : float
+            What the slowest ranks advance by [s].
+        """
+        if not is_ahead.any():
+            return
+        latest = self.stream_free.max()
+        meets_slower = self._spread(~is_ahead, waiting_only=False)
+        for rank in np.flatnonzero(~meets_slower).tolist():
+            shift = latest - self.stream_free[rank]
+            self.host_free[rank] += shift
+            self.stream_free[rank] += shift
+        waits_for_slower = is_ahead & self._spread(~is_ahead, waiting_only=True)
+        if waits_for_slower.any():
+            lead = _ITERATIONS_AHEAD * period
+            self.host_free[waits_for_slower] -= lead
+            self.stream_free[waits_for_slower] -= lead
+            for _ in range(1 + int(waits_for_slower.sum())):  # each may wait for the one before
+                self.run()
+
+    def _spread(self, first: np.ndarray, *, waiting_only: bool) -> np.ndarray:
+        """Groups of ranks that meet some `first` ones in a collective, or others that do; with
+        `waiting_only`, those that wait for such a collective."""
+        partners = []
+        for rank, collectives in zip(self.ranks, self.collectives_of_rank, strict=True):
+            met = collectives
+            if waiting_only:
+                waits = rank.group.graph.collective_waits
+                met = [collectives[wait.collective] for wait in waits]
+            partners.append(sorted({member for collective in met for member in collective.members}))
+        reached = first.copy()
+        for _ in self.ranks:
+            for rank, members in enumerate(partners):
+                reached[rank] |= reached[members].any()
+        return reached
 
     def extend(self, cause: str, time: float) -> None:
         """Make the period at least as long as a time, and note what the cause adds.
@@ -698,6 +757,20 @@ class Timeline:
                 times -= begin
         return timelines
 
+    def _list_collectives_beside(self, index: int) -> Array:
+        """Starts and ends of the collectives that slow the kernels of a group of ranks, those of
+        the iteration before included [s]."""
+        if not self.contention:
+            return np.zeros((0, 2))
+        in_flight = []
+        for collective in self.collectives_of_rank[index]:
+            if collective.slows_kernels:
+                in_flight.append((collective.start, collective.end))
+                before = collective.of_iteration_before
+                if before is not None and before.end > -math.inf:
+                    in_flight.append((before.start, before.end))
+        return np.array(in_flight).reshape(-1, 2)
+
     def measure(self, index: int) -> RankTimeline:
         """What a group of ranks did in the iteration that was run last, on the clock of the
         simulation.
@@ -716,7 +789,8 @@ class Timeline:
         issued, done, ready = self.sums[index]
         segments = rank.group.graph.segments
         begins = segments.begins
-        stream_free, host_free, segment_begins = np.array(self.marks[index]).T
+        segment_times = np.array(self.segment_times[index])
+        stream_free, host_free, segment_begins, segment_ends = segment_times.T
         positions = rank.group.graph.collectives
         collectives = self.collectives_of_rank[index]
         in_flight = np.array([(one.start, one.end) for one in collectives]).reshape(-1, 2)
@@ -732,24 +806,26 @@ class Timeline:
         ends = done[1:] + np.maximum.accumulate(ready_on_free_device)
         starts = ends - rank.seconds
         contention_time = np.zeros(len(rank.seconds))
-        if self.contention and len(collectives):
-            slows_kernels = [collective.slows_kernels for collective in collectives]
+        beside = self._list_collectives_beside(index)
+        if len(beside):
             begin = segment_begins[segment_of]
             work = done[1:] - done[begins][segment_of]
-            beside = in_flight[slows_kernels]
             work_before = work - rank.seconds
             slowed_starts = _end_beside_collectives(begin, work_before, beside, self.contention)
             slowed_ends = _end_beside_collectives(begin, work, beside, self.contention)
-            delays = slowed_ends - begin - work
-            delays_before = np.roll(delays, 1)
-            delays_before[heads] = 0.0
-            contention_time = delays - delays_before
-            contention_time[contention_time < _ROUNDING * self.period] = 0.0
+            # `run` ended the segment before it knew the collectives that start later
+            slowed_starts = np.minimum(slowed_starts, segment_ends[segment_of])
+            slowed_ends = np.minimum(slowed_ends, segment_ends[segment_of])
             if self.device:  # nothing runs before it is launched
                 starts = np.maximum(slowed_starts, starts)
                 ends = np.maximum(slowed_ends, ends)
-            else:
+                contention_time = ends - starts - rank.seconds
+            else:  # the host works on the same core, from the end of the operation before
                 starts, ends = slowed_starts, slowed_ends
+                previous_ends = np.roll(ends, 1)
+                previous_ends[heads] = begin[heads]
+                contention_time = ends - previous_ends - rank.host - rank.seconds
+            contention_time[contention_time < _ROUNDING * self.period] = 0.0
         if not self.device:
             launched = starts.copy()
 
@@ -762,7 +838,6 @@ class Timeline:
         )
         starts[positions] = in_flight[:, 0]
         ends[positions] = in_flight[:, 1]
-        contention_time[positions] = 0.0
 
         # the compute stream waits from when it is free, or the rank has arrived, to the end
         waits = np.array([wait is not None for wait in segments.waits])
