@@ -18,6 +18,7 @@ from perfkit.prediction import accounts
 from perfkit.prediction.breakdown import break_down
 from perfkit.prediction.ranks import RankGroup, RankTimes
 from perfkit.prediction.simulation import (
+    RankTimeline,
     Timeline,
     _end_beside_collectives,
     _end_segment,
@@ -185,6 +186,52 @@ def test_starts_waits_and_contention_by_hand() -> None:
     ] == [0, 0]
 
 
+def test_kernels_that_wait_for_their_launch_lose_nothing_to_a_collective() -> None:
+    kernels = make(["a", 1.0, "b", 1.0, 1.0], 10.0, waits=[(5, 0), (5, 1)])
+    rank_timeline = run([kernels], [25.0, 0.0], True, contention=0.5).rank_timelines[0]
+    assert rank_timeline.period == 50.0
+    assert (rank_timeline.ends - rank_timeline.starts).tolist() == [25, 1, 0, 1, 1]
+    causes = break_down(rank_timeline)
+    assert (causes.contention_time, causes.host) == (0.0, 47.0)
+    # the last kernel is launched in time, and slower for one second
+    kernels = make(["a", 6.0, 6.0], 4.0, waits=[(3, 0)])
+    rank_timeline = run([kernels], [14.0], True, contention=0.5).rank_timelines[0]
+    durations = (rank_timeline.ends - rank_timeline.starts)[1:]
+    assert break_down(rank_timeline).contention_time == durations.sum() - 12.0 > 0.0
+
+
+def test_a_collective_of_the_iteration_before_slows_kernels() -> None:
+    for device in (True, False):
+        ranks = [make([4.0, "a", 1.0], waits=[(1, -1)])]
+        rank_timeline = run(ranks, [3.0], device, contention=0.5).rank_timelines[0]
+        assert rank_timeline.period == 6.5
+        assert (rank_timeline.ends - rank_timeline.starts)[[0, 2]].tolist() == [4.5, 2.0]
+        assert rank_timeline.contention_time.tolist() == [0.5, 0.0, 1.0]
+        assert break_down(rank_timeline).host == 0.0
+
+
+def test_operations_too_short_for_the_clock_end_before_the_collective_that_they_launch() -> None:
+    ranks = [make(["a"] * 4, 1e-300)]
+    rank_timeline = run(ranks, [0.0, 0.0, 0.0, 1.0], contention=1.0).rank_timelines[0]
+    assert rank_timeline.issued.tolist() == rank_timeline.starts.tolist() == [0.0] * 4
+
+
+def test_ranks_that_are_ahead_hold_up_nobody() -> None:
+    # rank 1 waits for what rank 0 did in the iteration before
+    ranks = [make(["a", 1.0], 1.0, waits=[(1, 0)]), make([2.0, "a"], waits=[(1, -1)], rank=1)]
+    timeline = run(ranks, [0.0])
+    slow, fast = map(break_down, timeline.rank_timelines)
+    assert timeline.period == 3.0
+    assert (slow.wait_time_for_ranks, slow.host) == (0.0, 2.0)
+    assert (fast.wait_time_for_ranks, fast.host) == (1.0, 0.0)
+    # rank 1 waits for nothing, and rank 0 for rank 1, which is ahead
+    ranks = [make(["a", 7.0], waits=[(1, 0)]), make([5.0, "a"], waits=[], rank=1)]
+    timeline = run(ranks, [0.0])
+    assert timeline.period == 7.0
+    assert timeline.rank_timelines[0].starts.tolist() == [0.0, 0.0]
+    assert timeline.rank_timelines[0].wait_time_for_ranks == 0.0
+
+
 @pytest.mark.parametrize(
     ("ranks", "message"),
     [
@@ -314,7 +361,7 @@ class Machine:
 
 @st.composite
 def meshes(
-    draw: st.DrawFn, contention: bool = False, whole: bool = True
+    draw: st.DrawFn, contention: bool = False, whole: bool = True, device: bool | None = None
 ) -> tuple[list, bool, float]:
     """One to three ranks, two communicators, collectives in one order, and waits anywhere after
     them."""
@@ -322,7 +369,9 @@ def meshes(
     count = draw(st.integers(1, 3))
     members = [range(count), draw(st.sets(st.integers(0, count - 1), min_size=1))]
     order = draw(st.lists(st.tuples(st.integers(0, 1), small), max_size=4))
-    device, late = not contention and draw(st.booleans()), draw(st.booleans())
+    if device is None:
+        device = not contention and draw(st.booleans())
+    late = draw(st.booleans())
     ranks = []
     for rank in range(count):
         mine = [(key, length) for key, length in order if rank in members[key]]
@@ -370,7 +419,47 @@ def test_any_schedule_takes_as_long_as_event_by_event(mesh: tuple[list, bool, fl
     assert timeline.period == pytest.approx(float(ends[-1] - ends[-13]) / 12, abs=1e-9)
 
 
-@given(meshes(whole=False) | meshes(whole=False, contention=True))
+def add_up_contention(timeline: Timeline, index: int) -> float:
+    """What the operations of a group of ranks take longer than alone [s].
+
+    On a device, each kernel from its start to its end. On a CPU, what its host does for it is
+    slower, too: all that runs without waiting, from its begin to its end.
+    """
+    rank_timeline = timeline.rank_timelines[index]
+    if timeline.device:
+        longer = rank_timeline.ends - rank_timeline.starts - rank_timeline.times.seconds
+        return float(longer[rank_timeline.compute].sum())
+    durations = [times.end - times.begin for times in timeline.segment_times[index]]
+    times = rank_timeline.times
+    return sum(durations) - float(times.host.sum() + times.seconds.sum())
+
+
+@given(
+    meshes(whole=False)
+    | meshes(whole=False, contention=True)
+    | meshes(whole=False, contention=True, device=True)
+)
+def test_contention_is_what_operations_take_longer_in_the_timeline(
+    mesh: tuple[list, bool, float],
+) -> None:
+    ranks, device, contention = mesh
+    timeline = simulate(ranks, device=device, contention=contention)
+    near = 1e-6 * max(timeline.period, 1)
+    for index, rank_timeline in enumerate(timeline.rank_timelines):
+        causes = break_down(rank_timeline)
+        assert causes.contention_time == pytest.approx(add_up_contention(timeline, index), abs=near)
+        assert accounts.sum_idle(rank_timeline)["contention_s"] == pytest.approx(
+            causes.contention_time, abs=near
+        )
+        parts = [seconds for _, seconds in causes.list_parts().values()]
+        assert sum(parts) == pytest.approx(timeline.period, abs=near) and min(parts) >= 0
+
+
+@given(
+    meshes(whole=False)
+    | meshes(whole=False, contention=True)
+    | meshes(whole=False, contention=True, device=True)
+)
 def test_where_the_time_of_a_rank_goes(mesh: tuple[list, bool, float]) -> None:
     ranks, device, contention = mesh
     timeline = simulate(ranks, device=device, contention=contention)

@@ -229,8 +229,8 @@ class Prediction(Tabular):
         once.
 
         Columns rank, ranks (how many do the same) [-]; busy_s; contention_s (how much longer operations
-        take because of collectives on the same core); host_s (nothing is launched, with
-        synchronization and loading); communication_s (a collective that the stream waits for is in flight);
+        take in the timeline because of collectives beside them, on a CPU with what the host does);
+        host_s (nothing is launched, with synchronization and loading); communication_s (a collective that the stream waits for is in flight);
         waiting_s (that collective waits for other ranks) [s]. The times of a rank sum to the time.
         """
         return self._tabulate(accounts.sum_idle)

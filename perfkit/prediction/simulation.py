@@ -800,7 +800,8 @@ class Timeline:
         host_offset = (host_free - issued[begins])[segment_of]
         launched = issued[1:] - rank.launch_interval + host_offset
         ready_on_free_device = ready[:-1] + host_offset
-        heads = begins[begins < segments.ends]
+        has_operations = begins < segments.ends
+        heads, tails = begins[has_operations], segments.ends[has_operations] - 1
         stream_offset = (segment_begins - done[begins])[segment_of]
         ready_on_free_device[heads] = np.maximum(ready_on_free_device[heads], stream_offset[heads])
         ends = done[1:] + np.maximum.accumulate(ready_on_free_device)
@@ -813,9 +814,11 @@ class Timeline:
             work_before = work - rank.seconds
             slowed_starts = _end_beside_collectives(begin, work_before, beside, self.contention)
             slowed_ends = _end_beside_collectives(begin, work, beside, self.contention)
-            # `run` ended the segment before it knew the collectives that start later
-            slowed_starts = np.minimum(slowed_starts, segment_ends[segment_of])
+            # segments end as in `run`, which did not know the collectives that start later
             slowed_ends = np.minimum(slowed_ends, segment_ends[segment_of])
+            slowed_ends[tails] = segment_ends[segment_of[tails]]
+            takes_time = rank.seconds > 0
+            slowed_starts = np.where(takes_time, np.minimum(slowed_starts, slowed_ends), slowed_ends)
             if self.device:  # nothing runs before it is launched
                 starts = np.maximum(slowed_starts, starts)
                 ends = np.maximum(slowed_ends, ends)
