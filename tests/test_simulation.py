@@ -18,7 +18,6 @@ from perfkit.prediction import accounts
 from perfkit.prediction.breakdown import break_down
 from perfkit.prediction.ranks import RankGroup, RankTimes
 from perfkit.prediction.simulation import (
-    RankTimeline,
     Timeline,
     _end_beside_collectives,
     _end_segment,

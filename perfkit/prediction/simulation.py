@@ -818,7 +818,9 @@ class Timeline:
             slowed_ends = np.minimum(slowed_ends, segment_ends[segment_of])
             slowed_ends[tails] = segment_ends[segment_of[tails]]
             takes_time = rank.seconds > 0
-            slowed_starts = np.where(takes_time, np.minimum(slowed_starts, slowed_ends), slowed_ends)
+            slowed_starts = np.where(
+                takes_time, np.minimum(slowed_starts, slowed_ends), slowed_ends
+            )
             if self.device:  # nothing runs before it is launched
                 starts = np.maximum(slowed_starts, starts)
                 ends = np.maximum(slowed_ends, ends)
