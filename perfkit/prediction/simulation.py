@@ -721,8 +721,8 @@ class Timeline:
             partners.append(sorted({member for collective in met for member in collective.members}))
         reached = first.copy()
         for _ in self.ranks:
-            for rank, members in enumerate(partners):
-                reached[rank] |= reached[members].any()
+            for index, members in enumerate(partners):
+                reached[index] |= reached[members].any()
         return reached
 
     def extend(self, cause: str, time: float) -> None:
