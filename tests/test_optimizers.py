@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import perfkit as pk
+from perfkit.measure.kernels import FUNCTIONS
 from perfkit.models import embedding, optimizers, roofline
 from perfkit.models.optimizers import (
     OPTIMIZERS,
@@ -341,6 +342,14 @@ def test_a_captured_model_may_have_each_optimizer() -> None:
             )
         names = [label.name for label in graph.labels if label.phase == "update"]
         assert names == [each.name for each in find_optimizer(name).operations("for_each")]
+
+
+def test_every_step_of_the_table_has_a_class_that_calibrations_measure() -> None:
+    """Another name, or a mistyped one, would take the median of measured classes, without a word."""
+    for name, optimizer in OPTIMIZERS.items():
+        for operation in (*optimizer.update, *optimizer.for_each_update):
+            function = operation.variant or operation.name
+            assert function in FUNCTIONS, f"{name}: {function} is not in perfkit.measure.kernels"
 
 
 def test_every_optimizer_of_the_table_is_complete() -> None:

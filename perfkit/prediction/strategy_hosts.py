@@ -10,9 +10,7 @@ from perfkit.ground.units import Array
 from perfkit.prediction.cost import join_host
 from perfkit.prediction.micro_batches import MessageCopies, PassWork
 from perfkit.prediction.strategy_case import Case
-from perfkit.prediction.strategy_records import Work
-
-_TINY = 1e-30
+from perfkit.prediction.strategy_records import SMALLEST_TIME, Work
 
 
 class Rounds(NamedTuple):
@@ -253,8 +251,12 @@ def join_passes(case: Case, passes: Sequence[Work], exchange: Work) -> list[Arra
     if np.any(case.s.scattered):
         device = sum(work.device for work in passes)
         host = sum(work.host for work in passes)
-        filled = 1.0 + np.where(case.s.scattered, exchange.device / np.maximum(device, _TINY), 0.0)
-        grown = 1.0 + np.where(case.s.scattered, exchange.host / np.maximum(host, _TINY), 0.0)
+        filled = 1.0 + np.where(
+            case.s.scattered, exchange.device / np.maximum(device, SMALLEST_TIME), 0.0
+        )
+        grown = 1.0 + np.where(
+            case.s.scattered, exchange.host / np.maximum(host, SMALLEST_TIME), 0.0
+        )
     added = []
     for work in passes:
         joined = join_host(filled * work.device, grown * work.host, case.whole)

@@ -18,9 +18,7 @@ from perfkit.prediction.strategy_case import (
     stack_tensor_messages,
 )
 from perfkit.prediction.strategy_hosts import join_stage, time_exchange_of_micro_batch
-from perfkit.prediction.strategy_records import ByRegion, Work, map_arrays
-
-_TINY = 1e-30
+from perfkit.prediction.strategy_records import SMALLEST_TIME, ByRegion, Work, map_arrays
 
 
 class StageTimes(NamedTuple):
@@ -250,7 +248,7 @@ def tensor_parallel_time(case: Case, compute: StageTimes) -> TensorMessages:
         _expose_tiles(case, slowest, compute.slowest),
         _expose_tiles(case, add_all_stages(case, messages), compute.all_stages),
     )
-    return TensorMessages(exposed, exposed.slowest / np.maximum(slowest, _TINY))
+    return TensorMessages(exposed, exposed.slowest / np.maximum(slowest, SMALLEST_TIME))
 
 
 def _expose_tiles(case: Case, time: Array, compute: Array) -> Array:

@@ -322,7 +322,7 @@ def _make_stage(
     gradients = Work(none, none)
     gradients_host = none
     if np.any(case.puts_off_weights):
-        gradients = _put_off(case, layers)
+        gradients = find_put_off(case, layers)
         gradients_host = _join_put_off(case, work.forward, gradients, parts.exchange)
         work = PassWork(
             forward=work.forward,
@@ -358,8 +358,21 @@ def _make_stage(
     )
 
 
-def _put_off(case: Case, layers: Array) -> Work:
-    """Weight gradients of a stage that the schedule puts off [s]."""
+def find_put_off(case: Case, layers: Array) -> Work:
+    """Find the weight gradients that the schedule puts off.
+
+    Parameters
+    ----------
+    case : Case
+        Strategies.
+    layers : array
+        Layers whose weights they are [-].
+
+    Returns
+    -------
+    gradients : Work
+        Their kernels and calls; none where nothing is put off [s].
+    """
     gradients = case.times.weight_gradients
     return Work(
         np.where(case.puts_off_weights, layers * gradients.device, 0.0),

@@ -10,6 +10,8 @@ from perfkit.ground.units import Array
 
 #: Regions of a model, in the order of its forward pass, as modules of a recorded graph are named.
 REGIONS = ("embeddings", "layers", "head")
+#: Keeps ratios of times finite where both are zero; far below any time of a kernel [s].
+SMALLEST_TIME = 1e-30
 
 Record = TypeVar("Record", bound=tuple[Any, ...])
 Quantity = TypeVar("Quantity")

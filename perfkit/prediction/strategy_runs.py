@@ -19,7 +19,7 @@ from perfkit.prediction.stage_replicas import (
 from perfkit.prediction.strategy_case import Case
 from perfkit.prediction.strategy_hosts import join_exchanges
 from perfkit.prediction.strategy_passes import Passes, add_regions
-from perfkit.prediction.strategy_pipelines import Borders
+from perfkit.prediction.strategy_pipelines import Borders, find_put_off
 from perfkit.prediction.strategy_records import Work, map_arrays
 
 
@@ -201,14 +201,15 @@ def _time_chunk(
     backward = _repeat(
         case, add_regions(passes.backward, layers, has_embeddings=has_embeddings, has_head=has_head)
     )
-    put_off = _put_off(case, layers)
-    backward = Work(backward.device - put_off.device, backward.host - put_off.host)
+    # of all chunks of a stage
+    gradients = find_put_off(case, case.s.chunks * layers)
+    backward = Work(backward.device - gradients.device, backward.host - gradients.host)
     copies = _list_exchange_work(case, layers, end_weights)
     forward_host = _add_host(case, forward, copies.forward)
     backward_host = _add_host(case, backward, copies.backward)
-    further = _add_work(put_off, _add_work(copies.forward, copies.weights))
-    put_off_host = _add_host(case, forward, further) - forward_host
-    put_off_host = np.where(case.puts_off_weights, put_off_host, 0.0)
+    further = _add_work(gradients, _add_work(copies.forward, copies.weights))
+    gradients_host = _add_host(case, forward, further) - forward_host
+    gradients_host = np.where(case.puts_off_weights, gradients_host, 0.0)
     hosts = join_exchanges(case, PassWork(forward, backward), s.chunks * layers, end_weights)
     chunk = StageKind(
         number=np.ones(case.count),
@@ -225,7 +226,7 @@ def _time_chunk(
     return ChunkTimes(
         forward=(forward.device + forward_host) / s.chunks + often.forward,
         backward=(backward.device + backward_host) / s.chunks + often.backward,
-        weights=(put_off.device + put_off_host) / s.chunks + often.weights,
+        weights=(gradients.device + gradients_host) / s.chunks + often.weights,
         reduction=often.landed - often.backward,
         first_gather=once.gathering,
         later_gather=once.gathering_later,
@@ -251,16 +252,6 @@ def _repeat(case: Case, chunk: Work) -> Work:
     [s]."""
     chunks = case.s.chunks
     return Work(chunks * chunk.device, chunks * (chunk.host + 2.0 * case.times.call))
-
-
-def _put_off(case: Case, layers: Array) -> Work:
-    """Weight gradients of all chunks of a stage that the schedule puts off [s]."""
-    gradients = case.times.weight_gradients
-    all_layers = case.s.chunks * layers
-    return Work(
-        np.where(case.puts_off_weights, all_layers * gradients.device, 0.0),
-        np.where(case.puts_off_weights, all_layers * gradients.host, 0.0),
-    )
 
 
 def _add_work(one: Work, two: Work) -> Work:
