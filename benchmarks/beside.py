@@ -3,7 +3,9 @@
     python -m benchmarks.beside COMMIT [--rounds N]
 
 The older commit is unpacked into a folder of its own. Two processes, which differ in their
-PYTHONPATH alone, take turns, so that a busy moment of the machine meets both.
+PYTHONPATH and their folder of bytecode alone, take turns, so that a busy moment of the machine
+meets both. Imports are timed as a user has them, with stored bytecode, whatever the environment
+sets: each commit has a folder of bytecode of its own, which a first start fills that does not count.
 """
 
 import io
@@ -32,14 +34,19 @@ class Runner:
     ----------
     checkout : Path
         Folder in which this commit lies.
+    bytecode : Path
+        Folder in which Python stores its compiled modules.
     """
 
-    def __init__(self, checkout: Path) -> None:
+    def __init__(self, checkout: Path, bytecode: Path) -> None:
         self.checkout = checkout
         threads = dict.fromkeys(("OMP_NUM_THREADS", "POLARS_MAX_THREADS"), "1")
+        places = {"PYTHONPATH": str(checkout), "PYTHONPYCACHEPREFIX": str(bytecode)}
+        environment = {**os.environ, **threads, **places}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         self.process = subprocess.Popen(
             [sys.executable, "-P", str(_SCRIPT)],
-            env={**os.environ, **threads, "PYTHONPATH": str(checkout)},
+            env=environment,
             cwd=checkout,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -72,13 +79,17 @@ def unpack(commit: str, folder: Path) -> None:
         archive.extractall(folder, filter="data")
 
 
-def time_calls(checkouts: Sequence[Path], rounds: int) -> dict[str, list[list[float]]]:
+def time_calls(
+    checkouts: Sequence[Path], bytecodes: Sequence[Path], rounds: int
+) -> dict[str, list[list[float]]]:
     """Time all calls.
 
     Parameters
     ----------
     checkouts : sequence of Path
         Folders of commits.
+    bytecodes : sequence of Path
+        Folder of the bytecode of each commit.
     rounds : int
         How often each call is timed [-].
 
@@ -88,7 +99,12 @@ def time_calls(checkouts: Sequence[Path], rounds: int) -> dict[str, list[list[fl
         By call, and then by commit: one time for each round [s].
     """
     seconds: dict[str, list[list[float]]] = {name: [[] for _ in checkouts] for name in CALLS}
-    runners = [Runner(checkout) for checkout in checkouts]
+    places = list(zip(checkouts, bytecodes, strict=True))
+    for checkout, bytecode in places:  # stores the bytecode of what a first prediction imports
+        first = Runner(checkout, bytecode)
+        first.run("predict_first", 0)
+        first.close()
+    runners = [Runner(checkout, bytecode) for checkout, bytecode in places]
     try:
         for name in CALLS:
             if name not in FRESH:
@@ -96,9 +112,9 @@ def time_calls(checkouts: Sequence[Path], rounds: int) -> dict[str, list[list[fl
                     runner.run(name, 0)
         for number in range(1, rounds + 1):
             for name in CALLS:
-                order = range(len(checkouts))
+                order = range(len(places))
                 for place in order if number % 2 else reversed(order):
-                    runner = Runner(checkouts[place]) if name in FRESH else runners[place]
+                    runner = Runner(*places[place]) if name in FRESH else runners[place]
                     seconds[name][place].append(runner.run(name, number))
                     if name in FRESH:
                         runner.close()
@@ -133,6 +149,7 @@ def main(given: Any) -> None:
     """Processor time of perfkit beside an older commit."""
     rounds = int(check_positive("--rounds", given.rounds, integer=True))
     with TemporaryDirectory() as folder:
-        older = Path(folder)
+        older = Path(folder, "older")
         unpack(given.commit, older)
-        print(format_times(time_calls([older, ROOT], rounds), given.commit))
+        bytecodes = [Path(folder, "bytecode_older"), Path(folder, "bytecode_now")]
+        print(format_times(time_calls([older, ROOT], bytecodes, rounds), given.commit))

@@ -454,10 +454,12 @@ def test_collectives_of_traces_are_judged_call_by_call() -> None:
     assert (row["n"], row["gallery"]) == (1, pytest.approx(50)) and row["error"] < 30
 
 
-def test_calls_of_two_commits_take_turns(monkeypatch: Patch) -> None:
+def test_calls_of_two_commits_take_turns(tmp_path: Path, monkeypatch: Patch) -> None:
     names = ("import_perfkit", "predict_same_workload")
     monkeypatch.setattr(beside, "CALLS", {name: beside.CALLS[name] for name in names})
-    seconds = beside.time_calls([beside.ROOT, beside.ROOT], rounds=2)
+    seconds = beside.time_calls(
+        [beside.ROOT] * 2, [tmp_path / "before", tmp_path / "now"], rounds=2
+    )
     assert [*seconds] == [*names]
     assert all(len(times) == 2 and min(times) > 0 for both in seconds.values() for times in both)
     table = beside.format_times({"known": [[0.002, 0.004, 0.3], [0.002, 0.001, 0.008]]}, "abc")

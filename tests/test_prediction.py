@@ -490,3 +490,22 @@ def test_predicting_needs_no_torch() -> None:
     )
     assert "'no' is no file; name a log" in done.stdout
     assert "torch is not installed; run pip install torch" in done.stdout
+
+
+def test_a_prediction_on_one_rank_imports_nothing_of_exchanges() -> None:
+    # a first prediction of a process would wait for these imports
+    code = (
+        "import sys, warnings; warnings.simplefilter('ignore'); import perfkit as pk\n"
+        "names = [f'perfkit.platform.{n}' for n in ('collectives', 'collective_costs', 'collective_fits')]\n"
+        "bert = pk.Transformer.bert(batch=8)\n"
+        "pk.predict(bert, 'h100-sxm-8')\n"
+        "print([name for name in (*names, 'numpy.ma') if name in sys.modules])\n"
+        "pk.predict(bert, 'h100-sxm-8', ranks=8)\n"
+        "print([name for name in names if name not in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    on_one_rank, missing_on_eight = done.stdout.splitlines()
+    assert on_one_rank == "[]"
+    assert missing_on_eight == "[]", "where ranks exchange something, they are imported"

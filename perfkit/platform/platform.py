@@ -22,7 +22,6 @@ from perfkit.ground.units import (
     show,
 )
 from perfkit.platform import file, tables, whatif
-from perfkit.platform.collectives import find_cost, price_collective
 from perfkit.platform.datasheets import Datasheet, list_datasheets, read_datasheet
 from perfkit.platform.estimates import CollectiveTime, Estimate, warn_once
 from perfkit.platform.machine import Machine, PlatformError, list_numbers
@@ -91,6 +90,8 @@ class Platform(Machine, Shown):
         ValueError
             For an operation or algorithm without a model, or more ranks than the network has.
         """
+        from perfkit.platform.collectives import find_cost  # only exchanges need it
+
         sizes = np.asarray(check_sizes("nbytes", nbytes), dtype=float)
         return find_cost(self, operation, ranks, algorithm).time(sizes)
 
@@ -170,6 +171,8 @@ class Platform(Machine, Shown):
         ValueError
             As `collective_time` does.
         """
+        from perfkit.platform.collectives import price_collective  # only exchanges need it
+
         return price_collective(self, operation, nbytes, ranks, algorithm)
 
     def kernel_time(

@@ -4,7 +4,6 @@ import numpy as np
 
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Sections, Table
-from perfkit.platform.collectives import price_collective
 from perfkit.platform.machine import Machine, Number, list_numbers
 
 #: Kinds of evidence, the strongest first.
@@ -53,6 +52,7 @@ def list_sections(machine: Machine) -> Sections:
     number."""
     check_threads()
     from perfkit import plots
+    from perfkit.platform.collectives import price_collective  # only exchanges need it
 
     peaks = {name: peak.value for name, peak in machine.device.peaks.items()}
     levels = {

@@ -13,7 +13,6 @@ from perfkit.ground.hardware import DTYPES, LINKS, Device, Link, Quantity, check
 from perfkit.ground.units import check_choice, check_positive, format_rate, format_time
 from perfkit.models.collectives import COLLECTIVES, ring_steps
 from perfkit.models.kernels import TERMS
-from perfkit.platform.collectives import list_algorithms
 from perfkit.platform.datasheets import (
     ADAPTERS,
     Datasheet,
@@ -217,6 +216,8 @@ def with_algorithm(platform: P, operation: str, algorithm: str | None) -> P:
     chosen = {name: own for name, own in platform.network.algorithms.items() if name != operation}
     change = f"{operation} as the library chooses"
     if algorithm is not None:
+        from perfkit.platform.collectives import list_algorithms  # only exchanges need it
+
         known = list_algorithms(platform, operation)
         if not known:
             raise ValueError(

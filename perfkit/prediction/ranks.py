@@ -4,14 +4,12 @@ long each takes."""
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from perfkit.fitting import Iteration
 from perfkit.ground.units import Array, check_choice, check_positive, check_type, show
-from perfkit.platform.collective_costs import AsAllGather, CollectiveCost, NoExchange
-from perfkit.platform.collectives import find_cost, join_regions
 from perfkit.platform.nodes import advise_nodes
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import resize_nodes
@@ -19,6 +17,9 @@ from perfkit.prediction.cost import HostTimes, price_hosts
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.placement import Plan
+
+if TYPE_CHECKING:
+    from perfkit.platform.collective_costs import CollectiveCost
 
 Ranks = Sequence[int]
 
@@ -382,13 +383,17 @@ def find_group_cost(
     nodes: int,
     most: int,
     regions: int = 1,
-) -> CollectiveCost:
+) -> "CollectiveCost":
     """Find what prices collectives of `count` ranks that are spread over some nodes, at `most` so
     many ranks on one node.
 
     A message between two ranks that was not measured is priced as an all_gather of the two, by the
     algorithm of the library.
     """
+    # only exchanges need them
+    from perfkit.platform.collective_costs import AsAllGather, NoExchange
+    from perfkit.platform.collectives import find_cost, join_regions
+
     if regions > 1:
         local = -(-count // regions)
         inside: CollectiveCost = NoExchange()

@@ -357,11 +357,11 @@ class Graph(Tabular):
         """Parts between collectives, transfers and waits."""
         count, collectives = len(self), self.collectives
         waits = sorted(self.collective_waits, key=_order_wait)
-        waiting = np.array([wait.operation for wait in waits], dtype=int)
-        bounds = np.concatenate([[0, count], collectives + 1, self.transfers + 1])
-        without_wait = np.setdiff1d(bounds, waiting)
+        waiting = [wait.operation for wait in waits]
+        bounds = {0, count, *(collectives + 1).tolist(), *(self.transfers + 1).tolist()}
+        without_wait = sorted(bounds.difference(waiting))
         # waits at one position stay in their order
-        positions = np.concatenate([waiting, without_wait])
+        positions = np.array(waiting + without_wait, dtype=int)
         in_order = np.argsort(positions, kind="stable")
         begins = positions[in_order]
         ends = np.append(begins[1:], count)
