@@ -28,6 +28,7 @@ from perfkit.ground.targets import write_text
 from perfkit.ground.units import check_positive
 from perfkit.measure.folders import Campaign
 from perfkit.measure.machine import describe_machine, list_versions
+from perfkit.measure.records import SizedKernel, read_record, write_result
 from perfkit.measure.samples import draw_check
 from perfkit.models.kernels import additive
 from perfkit.platform.gallery import load_platform
@@ -89,8 +90,8 @@ def _list_jobs(
     )
     counts["hybrid"] = 6 if ranks > 1 and not quick else 0
 
-    def sweep() -> list[dict[str, Any]]:
-        return measure_collectives(Campaign(None), ranks=ranks, seconds=seconds)
+    def sweep() -> Any:
+        return write_result(measure_collectives(Campaign(None), ranks=ranks, seconds=seconds))
 
     def compare(seed: int) -> dict[str, object]:
         return check(
@@ -99,7 +100,7 @@ def _list_jobs(
 
     jobs: dict[str, Callable[[], Any]] = {
         f"kernels-{kernel_seed}": lambda: {
-            "kernels": measure_kernels(Campaign(None), seed=kernel_seed, **size)
+            "kernels": write_result(measure_kernels(Campaign(None), seed=kernel_seed, **size))
         }
     }
     if ranks > 1:
@@ -146,7 +147,8 @@ def judge_kernels(platform: Platform, rows: Sequence[Mapping[str, Any]]) -> dict
             groups[f"{row['kind']}.{row['variant']}"].append(row)
     errors = {}
     for key in (key for key in groups if key in platform.kernels):
-        sizes = size_cases(groups[key], platform.cache_capacities, platform.page_entries)
+        kernels = [read_record(SizedKernel, row, key) for row in groups[key]]
+        sizes = size_cases(kernels, platform.cache_capacities, platform.page_entries)
         predicted = additive(sizes, **platform.kernels[key])
         errors[key] = predicted / np.array([row["median"] for row in groups[key]]) - 1
     return errors

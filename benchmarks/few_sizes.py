@@ -18,6 +18,7 @@ from benchmarks import command, lay_out
 from perfkit.calibration.fit import fit_platform, size_cases
 from perfkit.fitting import fit_additive
 from perfkit.ground.files import find_reference
+from perfkit.measure.records import MeasuredKernel, read_measurements
 from perfkit.models.kernels import TERMS, term_names
 
 #: Sizes that are drawn of a class [-], and how often.
@@ -39,12 +40,12 @@ class FewSizes:
 def fit_few(machine: str, seed: int = 1) -> Iterator[FewSizes]:
     """Fit every class of a measured machine to a few of its sizes, drawn again and again."""
     path = find_reference("measured", f"{machine}.measurements.json")
-    measurements = json.loads(path.read_text(encoding="utf-8"))
+    measurements = read_measurements(json.loads(path.read_text(encoding="utf-8")))
     context = fit_platform(measurements).context
     caches: Mapping[str, float] = context.caches or {"l2": np.inf, "l3": np.inf}
-    classes: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in measurements["kernels"]:
-        classes.setdefault((row["kind"], row["variant"]), []).append(row)
+    classes: dict[tuple[str, str], list[MeasuredKernel]] = {}
+    for kernel in measurements.kernels:
+        classes.setdefault((kernel.kind, kernel.variant), []).append(kernel)
     rng = np.random.default_rng(seed)
     for (kind, variant), rows in classes.items():
         sizes = size_cases(rows, (caches["l2"], caches["l3"]), caches.get("pages", np.inf))
@@ -52,7 +53,7 @@ def fit_few(machine: str, seed: int = 1) -> Iterator[FewSizes]:
             name: np.broadcast_to(TERMS[name](sizes), len(rows))
             for name in term_names(kind, variant)
         }
-        seconds = np.array([row["median"] for row in rows])
+        seconds = np.array([kernel.median for kernel in rows])
         for count in [count for count in _SIZES for _ in range(_DRAWS) if count + 3 <= len(rows)]:
             drawn = rng.permutation(len(rows))[:count]
             fit = fit_additive({name: n[drawn] for name, n in terms.items()}, seconds[drawn])

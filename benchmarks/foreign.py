@@ -20,6 +20,7 @@ from perfkit.calibration.checks import Comparison, state_prediction
 from perfkit.calibration.pace import relate_run
 from perfkit.measure.machine import describe_machine, list_versions
 from perfkit.measure.processes import run_processes
+from perfkit.measure.records import read_ranks, write_record
 
 _WORDS = (1e3, 1.4e4)
 #: Ranges of layers (tables of a DLRM), heads of 64 (its width over 16), tokens, pixels or lookups,
@@ -58,7 +59,7 @@ def time_model(*, name: str, sizes: dict[str, int], seconds: float) -> dict[str,
     """Task of a measuring process: time the step."""
     from perfkit.measure.iterations import time_step
 
-    return time_step(make_step(name, sizes), seconds=seconds)
+    return write_record(time_step(make_step(name, sizes), seconds=seconds))
 
 
 def judge_models(platform: Any, seed: int, seconds: float = 0.8) -> Comparison:
@@ -73,8 +74,10 @@ def judge_models(platform: Any, seed: int, seconds: float = 0.8) -> Comparison:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = pk.predict(pk.capture(partial(make_step, name, sizes), name=name), where)
-        related = [relate_run(result, name, where.context.paces)[0] for result in results]
-        usual = [run["median"] for run in related]
+        related = [
+            relate_run(read_ranks(result, name), name, where.context.paces) for result in results
+        ]
+        usual = [run.ranks[0].median for run in related]
         rows.append(
             {
                 "family": name,

@@ -21,6 +21,7 @@ import numpy as np
 import perfkit as pk
 from benchmarks import OUT, PLATFORM, SAVED, Row, command, lay_out, save_rows
 from perfkit.measure.processes import run_processes
+from perfkit.measure.records import write_record
 from perfkit.measure.samples import draw_check, dump, load
 from perfkit.platform.estimates import keep_quiet
 
@@ -188,7 +189,8 @@ def time_stragglers(
 
     results = time_in_turns(steps, seconds=seconds, after=keep)
     return [
-        {**result, "arrivals": timed[step]} for result, step in zip(results, steps, strict=True)
+        {**write_record(result), "arrivals": timed[step]}
+        for result, step in zip(results, steps, strict=True)
     ]
 
 

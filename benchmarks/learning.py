@@ -12,31 +12,32 @@ family.
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import Row, command, lay_out
+from benchmarks import command, lay_out
 from benchmarks.checks import predict_again
 from perfkit.calibration.checks import Comparison
 from perfkit.calibration.context import add_context
 from perfkit.calibration.fit import fit_platform
 from perfkit.ground.units import check_positive
+from perfkit.measure.records import MachineMeasurements, MeasuredIteration, read_measurements
 
 COUNTS = (0, 2, 4, 6, 8, 12, 16, 24)
 
 
-def _family(row: Mapping[str, Any]) -> str:
+def _family(iteration: MeasuredIteration) -> str:
     """Family of a calibration iteration; runs on several ranks are one of their own."""
-    return "parallel" if row["owners"] else row["workload"]["family"]
+    return "parallel" if iteration.owners else str(iteration.workload["family"])
 
 
 def draw_subset(
-    rows: Sequence[Row], count: int, rng: np.random.Generator
-) -> list[Mapping[str, Any]]:
+    rows: Sequence[MeasuredIteration], count: int, rng: np.random.Generator
+) -> list[MeasuredIteration]:
     """At least `count` random calibration iterations: pairs (or three) of one family, all families
     in proportion."""
     turns = []
@@ -48,7 +49,7 @@ def draw_subset(
             ((i + 0.5) / len(pairs), family, [shuffled[j] for j in pair])
             for i, pair in enumerate(pairs)
         ]
-    chosen: list[Mapping[str, Any]] = []
+    chosen: list[MeasuredIteration] = []
     for _, _, pair in sorted(turns, key=lambda turn: turn[:2]):
         if len(chosen) >= count:
             break
@@ -79,20 +80,22 @@ def _average(comparisons: Sequence[Comparison]) -> dict[str, float]:
 
 
 def learn(
-    measurements: Mapping[str, Any],
+    measurements: MachineMeasurements,
     comparison: Comparison,
     *,
     draws: int,
     counts: Sequence[int] = COUNTS,
 ) -> list[dict[str, Any]]:
     """Errors on unseen runs by family and number of calibration iterations."""
-    every: Sequence[Row] = measurements["iterations"]
+    every = measurements.iterations
     found: dict[tuple[str, int], list[Comparison]] = {}
     families = [*dict.fromkeys(run["family"] for run in comparison.runs), "all"]
     for count in [count for count in sorted(set(counts)) if count < len(every)] + [len(every)]:
         for draw in range(draws if 0 < count < len(every) else 1):
             chosen = draw_subset(every, count, np.random.default_rng([count, draw]))
-            again = predict_again(comparison, fit_platform({**measurements, "iterations": chosen}))
+            again = predict_again(
+                comparison, fit_platform(replace(measurements, iterations=chosen))
+            )
             for family in families:
                 own = tuple(run for run in again.runs if family in (run["family"], "all"))
                 found.setdefault((family, len(chosen)), []).append(replace(again, runs=own))
@@ -104,17 +107,17 @@ def learn(
 
 
 def learn_families(
-    measurements: Mapping[str, Any], comparison: Comparison, *, draws: int
+    measurements: MachineMeasurements, comparison: Comparison, *, draws: int
 ) -> list[dict[str, Any]]:
     """Errors on runs of each family by the number of its own iterations, beside all iterations of
     the others."""
-    bare, rows = fit_platform({**measurements, "iterations": []}, name="isolated"), []
+    bare, rows = fit_platform(replace(measurements, iterations=[]), name="isolated"), []
     for family in dict.fromkeys(run["family"] for run in comparison.runs):
         runs = replace(
             comparison, runs=tuple(run for run in comparison.runs if run["family"] == family)
         )
         own, others = (
-            [row for row in measurements["iterations"] if (row["family"] == family) == mine]
+            [row for row in measurements.iterations if (row.family == family) == mine]
             for mine in (True, False)
         )
         for count in range(len(own) + 1):
@@ -123,7 +126,7 @@ def learn_families(
                 order = np.random.default_rng([count, draw]).permutation(len(own))[:count]
                 chosen = others + [own[i] for i in order]
                 found.append(
-                    predict_again(runs, add_context(bare, {**measurements, "iterations": chosen}))
+                    predict_again(runs, add_context(bare, replace(measurements, iterations=chosen)))
                 )
             rows.append({"family": family, "iterations": count, **_average(found)})
     return rows
@@ -162,8 +165,8 @@ _COLUMNS = {
 def main(given: Any) -> None:
     """Error on unseen runs by calibration iterations."""
     draws = int(check_positive("draws", given.draws, integer=True))
-    measurements = json.loads(given.measurements.read_text(encoding="utf-8"))
-    if not measurements.get("iterations"):
+    measurements = read_measurements(json.loads(given.measurements.read_text(encoding="utf-8")))
+    if not measurements.iterations:
         raise ValueError(
             f"{str(given.measurements)!r} holds no iterations; name what calibrate has written"
         )

@@ -10,7 +10,7 @@ and its share in all operations.
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ from perfkit.calibration.context import add_context
 from perfkit.calibration.fit import fit_platform
 from perfkit.ground.files import find_reference
 from perfkit.ground.units import check_positive
+from perfkit.measure.records import MachineMeasurements, read_measurements, write_result
 from perfkit.measure.samples import load
+from perfkit.measure.timing import find_disagreement
 from perfkit.prediction.cost import price
 
 #: Only the share has a bar.
@@ -34,45 +36,46 @@ _PARTS = (
 
 
 def judge_kernel_folds(
-    measurements: Mapping[str, Any], *, folds: int = 5, draws: int = 2
+    measurements: MachineMeasurements, *, folds: int = 5, draws: int = 2
 ) -> Errors:
     """Error and noise of kernels by class, each predicted from the other folds, for several random
     splits."""
-    rows: Sequence[Mapping[str, Any]] = measurements["kernels"]
-    classes = np.unique([f"{row['kind']}.{row['variant']}" for row in rows], return_inverse=True)[1]
+    kernels = measurements.kernels
+    classes = np.unique([kernel.name for kernel in kernels], return_inverse=True)[1]
     found: Errors = defaultdict(list)
     for draw in range(draws):
-        rng, fold = np.random.default_rng([4, draw]), np.zeros(len(rows), dtype=int)
+        rng, fold = np.random.default_rng([4, draw]), np.zeros(len(kernels), dtype=int)
         for number in range(classes.max() + 1):
             own = np.flatnonzero(classes == number)
             fold[own] = rng.permutation(len(own)) % folds
         for number in range(folds):
-            fitted, rest = (list(compress(rows, part)) for part in (fold != number, fold == number))
+            fitted = list(compress(kernels, fold != number))
+            rest = list(compress(kernels, fold == number))
             platform = fit_platform(
-                {**measurements, "kernels": fitted, "iterations": [], "collectives": []}
+                replace(measurements, kernels=fitted, iterations=[], collectives=[])
             )
-            for key, pairs in judge_part({"kernels": rest}, platform).items():
+            for key, pairs in judge_part({"kernels": write_result(rest)}, platform).items():
                 found[key] += pairs
     return found
 
 
-def judge_embeddings(measurements: Mapping[str, Any]) -> Errors:
+def judge_embeddings(measurements: MachineMeasurements) -> Errors:
     """Errors of the time of embedding operations, and of their share, in iterations left out one at
     a time."""
-    single = [row for row in measurements["iterations"] if len(row["runs"]) == 1]
-    isolated = fit_platform({**measurements, "iterations": []})
+    single = [row for row in measurements.iterations if len(row.runs) == 1]
+    isolated = fit_platform(replace(measurements, iterations=[]))
     found: Errors = {"time": [], "share": []}
-    for row in (row for row in single if row["workload"].get("tables")):
+    for row in (row for row in single if row.workload.get("tables")):
         others = [other for other in single if other is not row]
-        platform = add_context(isolated, {**measurements, "iterations": others})
-        workload, run = load(row["workload"]), row["runs"][0]
+        platform = add_context(isolated, replace(measurements, iterations=others))
+        workload, rank = load(dict(row.workload)), row.runs[0]
         graph = workload.graphs()[0]
         embedding = np.array([label.kind.startswith("embedding") for label in graph.labels])
         times = np.array(
-            [price([graph], platform, dtype=workload.dtype)[0].seconds, run["operation_seconds"]]
+            [price([graph], platform, dtype=workload.dtype)[0].seconds, rank.operation_seconds]
         )
         parts = times[:, embedding].sum(axis=1)
-        shares, noise = parts / times.sum(axis=1), max(run["halves"]) / min(run["halves"]) - 1
+        shares, noise = parts / times.sum(axis=1), find_disagreement(rank)
         found["time"].append((float(parts[0] / parts[1] - 1), noise))
         found["share"].append((float(shares[0] / shares[1] - 1), noise))
     return found
@@ -97,7 +100,7 @@ def main(given: Any) -> None:
     )
     if folds < 2:
         raise ValueError(f"folds is {folds}; at least 2 are needed to fit one and judge the other")
-    measurements = json.loads(given.file.read_text(encoding="utf-8"))
+    measurements = read_measurements(json.loads(given.file.read_text(encoding="utf-8")))
     rows = tabulate(judge_kernel_folds(measurements, folds=folds, draws=draws))
     rows += tabulate(judge_embeddings(measurements), _PARTS)
     print(format_accuracy(rows))

@@ -13,6 +13,7 @@ import numpy as np
 from benchmarks import OUT, PLATFORM, command, save_rows
 from perfkit.ground.units import format_table
 from perfkit.measure.processes import run_processes
+from perfkit.measure.records import write_record
 from perfkit.prediction.predictor import predict
 
 _RANKS = 2
@@ -47,7 +48,7 @@ def time_sharded(*, sizes: list[int]) -> dict[str, Any]:
     """Time the step as one rank, as all iterations of perfkit are timed."""
     from perfkit.measure.iterations import time_step
 
-    return time_step(make_step(*sizes), seconds=4.0)
+    return write_record(time_step(make_step(*sizes), seconds=4.0))
 
 
 @command({"--platform": {**PLATFORM["--platform"], "required": True}, **OUT})

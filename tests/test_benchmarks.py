@@ -30,6 +30,7 @@ from perfkit.calibration.checks import Comparison
 from perfkit.exploration.strategies import explore
 from perfkit.ground.files import find_reference
 from perfkit.measure.kernels import draw_cases
+from perfkit.measure.records import read_measurements
 from perfkit.measure.samples import draw_check, dump
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
@@ -187,7 +188,7 @@ def test_learning_from_nothing_and_from_something(
         by_class.setdefault(f"{row['kind']}.{row['variant']}", []).append(row)
     kernels = [row for rows in by_class.values() for row in rows[:6]]
     few = measurements | {"iterations": single[:2] + single[-2:], "kernels": kernels}
-    rows = learning.learn(few, Comparison.load(*checks), draws=1, counts=(0,))
+    rows = learning.learn(read_measurements(few), Comparison.load(*checks), draws=1, counts=(0,))
     found = [(row["family"], row["iterations"]) for row in rows if row["family"] in ("dlrm", "all")]
     assert found == [*product(("dlrm", "all"), (0, 4))]
     assert all(row["q1"] <= row["error"] <= row["q3"] for row in rows)
@@ -200,7 +201,7 @@ def test_kernels_are_judged_by_fits_without_them(measurements: dict[str, Any]) -
         if r["kind"].startswith("embedding") or r["variant"] in ("add", "nt")
     ]
     few = measurements | {"kernels": kernels, "collectives": []}
-    found = left_out.judge_kernel_folds(few, folds=2, draws=1)
+    found = left_out.judge_kernel_folds(read_measurements(few), folds=2, draws=1)
     assert sum(len(pairs) for key, pairs in found.items() if key.startswith("embedding")) == 215
     for key, most in (
         ("embedding_forward._embedding_bag", 0.15),
@@ -210,7 +211,7 @@ def test_kernels_are_judged_by_fits_without_them(measurements: dict[str, Any]) -
     tabled = [
         row for row in few["iterations"] if len(row["runs"]) == 1 and row["workload"].get("tables")
     ]
-    found = left_out.judge_embeddings(few | {"iterations": tabled[2:5]})
+    found = left_out.judge_embeddings(read_measurements(few | {"iterations": tabled[2:5]}))
     assert {name: len(pairs) for name, pairs in found.items()} == {"time": 3, "share": 3}
     assert all(
         abs(error) < 0.8 and noise >= 0 for pairs in found.values() for error, noise in pairs

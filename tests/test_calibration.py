@@ -15,6 +15,7 @@ from perfkit.calibration.context import add_context, bound_spread, expect_spread
 from perfkit.calibration.fit import fit_platform, size_cases
 from perfkit.fitting import Caches, Iteration
 from perfkit.measure.kernels import Case, draw_cases
+from perfkit.measure.records import SizedKernel, read_measurements, read_record
 from perfkit.measure.samples import dump
 from perfkit.models.collectives import pipelined
 from perfkit.models.kernels import additive, in_context
@@ -116,7 +117,8 @@ def kernel_rows(truth: Platform, seed: int) -> list[Raw]:
         )
     rows = []
     for key, group in groups.items():
-        sizes = size_cases(group, (CAPACITIES["l2"], CAPACITIES["l3"]), CAPACITIES["pages"])
+        kernels = [read_record(SizedKernel, row, key) for row in group]
+        sizes = size_cases(kernels, (CAPACITIES["l2"], CAPACITIES["l3"]), CAPACITIES["pages"])
         for row, t in zip(group, shake(rng, additive(sizes, **truth.kernels[key])), strict=True):
             rows.append(
                 {
@@ -203,9 +205,8 @@ def platform(measurements: Mapping[str, Any]) -> Platform:
 
 def refit(platform: Platform, measurements: Mapping[str, Any]) -> Platform:
     """Fit only the iterations again; kernels, caches and collectives stay."""
-    return add_context(
-        replace(platform, context=Context(caches=platform.context.caches)), measurements
-    )
+    bare = replace(platform, context=Context(caches=platform.context.caches))
+    return add_context(bare, read_measurements(measurements))
 
 
 def test_every_class_is_fitted_and_every_number_has_its_origin(
@@ -389,10 +390,10 @@ def test_repeated_batches_of_indices_stay_near() -> None:
     """A few batches rotate on a large table: their rows fit into caches, rows of new batches do
     not."""
     sizes = {"table_rows": 10**6, "dim": 64, "lookups": 400, "bags": 400, "exponent": 0.0}
-    row = {"kind": "embedding_update", "variant": "sparse", "nbytes": 1e5}
 
     def size(**more: int) -> dict[str, np.ndarray]:
-        return size_cases([{**row, "sizes": sizes | more}], (1e5, 3e7), 8192.0)
+        kernel = SizedKernel("embedding_update", "sparse", sizes | more, nbytes=1e5)
+        return size_cases([kernel], (1e5, 3e7), 8192.0)
 
     fresh, eight, few = size(index_batches=10**6), size(), size(index_batches=2)
     rows = sizes["lookups"] * 256.0

@@ -25,6 +25,7 @@ from perfkit.measure.folders import Campaign, open_campaign
 from perfkit.measure.kernels import Case
 from perfkit.measure.machine import Fact
 from perfkit.measure.processes import ENVIRONMENT, START, MeasurementError, run_processes
+from perfkit.measure.records import write_record
 from perfkit.measure.samples import Sample
 from perfkit.measure.timing import find_disagreement, summarize_samples, time_calls, time_loader
 from perfkit.platform.platform import Platform
@@ -425,7 +426,8 @@ def work(tmp_path: Path, monkeypatch: Patch, toy: Platform) -> Campaign:
     work.run("kernels", {"a": lambda: [1]})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(campaign, "open_campaign", lambda *_, **__: work)
-    monkeypatch.setattr(campaign, "measure_platform", lambda **_: RAW)
+    monkeypatch.setattr(campaign, "measure_platform", lambda **_: None)
+    monkeypatch.setattr(campaign, "write_measurements", lambda _: RAW)
     monkeypatch.setattr(
         campaign, "fit_platform", lambda measurements, name: toy if measurements == RAW else None
     )
@@ -487,11 +489,11 @@ def test_one_core_leaves_out_what_needs_two(monkeypatch: Patch, toy: Platform, c
 
 def test_calls_are_timed_in_rotation_and_groups(monkeypatch: Patch) -> None:
     found = summarize_samples([1.0, 3.0, 1.0, 3.0, 1.0, 3.0], cpu_share=0.9)
-    assert found == {
+    assert write_record(found) == {
         "median": 2.0,
         "q1": 1.0,
         "q3": 3.0,
-        "halves": (1.0, 3.0),
+        "halves": [1.0, 3.0],
         "n": 6,
         "cpu_share": 0.9,
     }
@@ -502,7 +504,7 @@ def test_calls_are_timed_in_rotation_and_groups(monkeypatch: Patch) -> None:
     )
     turns = [partial(calls.append, i) for i in range(3)]
     found = time_calls(turns, seconds=0)
-    assert found["n"] == 6 and np.ptp(np.bincount(calls)) <= 4
+    assert found.n == 6 and np.ptp(np.bincount(calls)) <= 4
     assert len(clocked) == 8, "the warm-up, the trial call and each sample"
 
 
@@ -546,15 +548,23 @@ def test_a_loader_is_timed_with_its_workers(
 )
 def test_an_unsteady_run_is_measured_once_more(spreads, core_share, kept, flagged, monkeypatch):
     results = [
-        [{"median": 1.0, "halves": [1.0, 1.0 + spread], "core_share": core_share}]
+        [
+            {
+                "median": 1.0,
+                "q1": 1.0,
+                "q3": 1.0,
+                "halves": [1.0, 1.0 + spread],
+                "core_share": core_share,
+            }
+        ]
         for spread in spreads
     ]
     monkeypatch.setattr(campaign, "run_processes", lambda *_, **__: results.pop(0))
     (row,) = measure_samples(
         Campaign(None, progress=False), [Sample("x", "dlrm", TINY)], device="cpu", seconds=0.0
     )
-    (result,) = row["passes"][0]
-    assert (result["halves"][1], result["flagged"], results) == (kept, flagged, [])
+    (rank,) = row.passes[0]
+    assert (rank.halves[1], rank.flagged, results) == (kept, flagged, [])
 
 
 # Real measurements, very small.
@@ -570,9 +580,9 @@ def test_a_tiny_campaign_has_the_structure_that_fits_need(tmp_path, monkeypatch,
     ]
     monkeypatch.setattr(campaign, "draw_cases", lambda seed, density, cache: cases)
     rows = campaign.measure_kernels(work, density=0.1, seconds=0.0)
-    assert [Case(row["kind"], row["variant"], row["sizes"]) for row in rows] == cases
-    assert [row["nbytes"] for row in rows[:2]] == [8000, 4 * (3 * 64 + 8)]
-    assert all(0 < row["q1"] <= row["median"] <= row["q3"] for row in rows)
+    assert [Case(row.kind, row.variant, row.sizes) for row in rows] == cases
+    assert [row.nbytes for row in rows[:2]] == [8000, 4 * (3 * 64 + 8)]
+    assert all(0 < row.q1 <= row.median <= row.q3 for row in rows)
     samples = [
         Sample("one", "dlrm", TINY),
         Sample("two", "hybrid", TINY, Plan.from_owners([0, 1], ranks=2)),
@@ -580,9 +590,9 @@ def test_a_tiny_campaign_has_the_structure_that_fits_need(tmp_path, monkeypatch,
     measure = partial(measure_samples, work, samples, device="cpu", seconds=0.0, operations=1)
     found = measure()
     for sample, row in zip(samples, found, strict=True):
-        assert (row["name"], row["family"], len(row["passes"])) == (sample.name, sample.family, 1)
+        assert (row.sample, len(row.passes)) == (sample, 1)
         counts = [len(graph) for graph in sample.workload.graphs(sample.ranks, sample.plan)]
-        assert [len(result["operation_seconds"]) for result in row["passes"][0]] == counts
+        assert [len(rank.operation_seconds) for rank in row.passes[0]] == counts
     before = len(children)
     assert measure() == found and len(children) == before, "nothing was measured again"
 
@@ -607,11 +617,9 @@ def test_tiny_collectives(monkeypatch: Patch, torch: Any, children: Children) ->
     monkeypatch.setattr(campaign, "run_processes", lambda *_, **__: results)
     rows = campaign.measure_collectives(Campaign(None, progress=False), ranks=2)
     pairs = [(operation, nbytes) for operation in campaign.COLLECTIVES for nbytes in (64, 4096)]
-    assert [(row["operation"], row["nbytes"]) for row in rows] == pairs
+    assert [(row.operation, row.nbytes) for row in rows] == pairs
     slowest = np.maximum(*(result[0]["samples"] for result in results))
-    assert [rows[0]["median"], rows[0]["mean"]] == pytest.approx(
-        [np.median(slowest), np.mean(slowest)]
-    )
+    assert [rows[0].median, rows[0].mean] == pytest.approx([np.median(slowest), np.mean(slowest)])
 
 
 def test_ranks_of_a_launcher_time_collectives_together(torch: Any, tmp_path: Path) -> None:
@@ -620,7 +628,8 @@ def test_ranks_of_a_launcher_time_collectives_together(torch: Any, tmp_path: Pat
         "import json, sys; from perfkit.calibration import campaign; campaign.COLLECTIVES = ('all_reduce',);"
         "from perfkit.measure.folders import Campaign;"
         "rows = campaign.measure_collectives(Campaign(None), ranks=2, seconds=0.001);"
-        "json.dump(rows, open(sys.argv[1], 'w'))"
+        "from perfkit.measure.records import write_result;"
+        "json.dump(write_result(rows), open(sys.argv[1], 'w'))"
     )
     words = [
         sys.executable,

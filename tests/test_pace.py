@@ -1,21 +1,29 @@
 """A machine changes its speed with known weights; the fit has to find them, and the times at the
 usual pace."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from perfkit.calibration.pace import fit_paces, name_disturbances, relate_kernels, relate_run
+from perfkit.calibration.pace import (
+    PacedRun,
+    fit_paces,
+    name_disturbances,
+    relate_kernels,
+    relate_run,
+)
+from perfkit.measure.records import MeasuredIteration, MeasuredKernel, MeasuredRank
 from perfkit.models.kernels import REFERENCES
 
 USUAL = np.array([2e-4, 8e-4, 6e-4])
 WEIGHTS = np.array([0.8, 0.0, 0.4])
 
 
-def make_run(
+def make_rank(
     rng: np.random.Generator, seconds: float, drift: float, noise: float = 0.03
-) -> dict[str, Any]:
+) -> MeasuredRank:
     """Blocks of iterations between references; the pace changes within and between runs."""
     pace = drift * (
         0.7 * rng.standard_normal(3) + np.cumsum(0.3 * rng.standard_normal((41, 3)), axis=0)
@@ -23,34 +31,43 @@ def make_run(
     references = USUAL * np.exp(pace + noise * rng.standard_normal(pace.shape))
     middle = (pace[1:] + pace[:-1]) / 2
     blocks = seconds * np.exp(middle @ WEIGHTS + 0.02 * rng.standard_normal(40))
-    return {
-        "median": float(np.median(blocks)),
-        "q1": float(np.quantile(blocks, 0.25)),
-        "operation_seconds": [seconds],
-        "blocks": blocks.tolist(),
-        "references": references.tolist(),
-        "core_share": 1.0,
-    }
+    return MeasuredRank(
+        median=float(np.median(blocks)),
+        q1=float(np.quantile(blocks, 0.25)),
+        q3=float(np.quantile(blocks, 0.75)),
+        operation_seconds=[seconds],
+        blocks=blocks.tolist(),
+        references=references.tolist(),
+        core_share=1.0,
+    )
 
 
-def make_measurements(drift: float, runs: int = 12) -> dict[str, Any]:
+def make_iteration(rank: MeasuredRank) -> MeasuredIteration:
+    return MeasuredIteration(name="toy", family="dlrm", workload={}, owners=None, runs=[rank])
+
+
+def make_iterations(drift: float, runs: int = 12) -> list[MeasuredIteration]:
     rng = np.random.default_rng(5)
-    iterations = [{"family": "dlrm", "runs": [make_run(rng, 0.02, drift)]} for _ in range(runs)]
-    return {"id": "toy", "kernels": [], "iterations": iterations}
+    return [make_iteration(make_rank(rng, 0.02, drift)) for _ in range(runs)]
+
+
+def make_kernel(seconds: float, reference: list[float] | None = None) -> MeasuredKernel:
+    times: Any = {"median": seconds, "q1": seconds, "q3": seconds, "reference": reference}
+    return MeasuredKernel("gemm", "nt", {}, nbytes=1.0, **times)
 
 
 def test_times_at_the_usual_pace_are_found_again() -> None:
-    measurements = make_measurements(0.2)
-    paces = fit_paces(measurements)
-    raw = np.log([row["runs"][0]["median"] / 0.02 for row in measurements["iterations"]])
-    related = [relate_run(row["runs"], "dlrm", paces)[0] for row in measurements["iterations"]]
-    logs = np.log([run["median"] / 0.02 for run in related])
+    iterations = make_iterations(0.2)
+    paces = fit_paces([], iterations)
+    raw = np.log([row.runs[0].median / 0.02 for row in iterations])
+    related = [relate_run(row.runs, "dlrm", paces) for row in iterations]
+    logs = np.log([run.ranks[0].median / 0.02 for run in related])
     assert raw.std() > 0.1 and logs.std() < 0.25 * raw.std()
     assert all(
-        run["pace"] == pytest.approx(old["runs"][0]["median"] / run["median"])
-        for run, old in zip(related, measurements["iterations"], strict=True)
+        run.pace == pytest.approx(old.runs[0].median / run.ranks[0].median)
+        for run, old in zip(related, iterations, strict=True)
     )
-    steady = fit_paces(make_measurements(0.0))
+    steady = fit_paces([], make_iterations(0.0))
     weights, prior = (
         [fits["dlrm"][f"{name}_weight"] for name in REFERENCES] for fits in (paces, steady)
     )
@@ -59,48 +76,43 @@ def test_times_at_the_usual_pace_are_found_again() -> None:
 
 def test_kernels_follow_the_pace_of_their_own_stage() -> None:
     rng = np.random.default_rng(2)
-    measurements = make_measurements(0.2)
     pace = 0.3 * rng.standard_normal((200, 3))
     times = np.exp(0.02 * rng.standard_normal(200) + pace @ WEIGHTS)
-    measurements["kernels"] = [
-        {"kind": "gemm", "reference": (1.2 * USUAL * np.exp(own)).tolist(), "median": float(time)}
+    kernels = [
+        make_kernel(float(time), (1.2 * USUAL * np.exp(own)).tolist())
         for own, time in zip(pace, times, strict=True)
     ]
-    paces = fit_paces(measurements)
-    related = [row["median"] for row in relate_kernels(measurements["kernels"], paces)]
+    paces = fit_paces(kernels, make_iterations(0.2))
+    related = [kernel.median for kernel in relate_kernels(kernels, paces)]
     assert np.log(times).std() > 0.2 and np.log(related).std() < 0.06
     # that its references are slower by a fifth is no drift
     assert np.median(related) == pytest.approx(1.0, abs=0.05)
 
 
 def test_without_references_nothing_changes() -> None:
-    run = {"median": 1.0, "operation_seconds": []}
-    old = {
-        "id": "old",
-        "kernels": [{"kind": "gemm"}],
-        "iterations": [{"family": "dlrm", "runs": [run]}],
-    }
-    assert fit_paces(old) == {} and relate_kernels(old["kernels"], {}) == old["kernels"]
-    assert relate_run([run], "dlrm", {}) == [run]
-    paces = fit_paces(make_measurements(0.1))
-    assert relate_run([run], "dlrm", paces) == [run]
-    measured = make_run(np.random.default_rng(1), 0.02, 0.1)
-    assert (
-        relate_run([measured], "mamba", paces) == relate_run([measured], "any", paces) != [measured]
-    )
-    assert relate_run([measured] * 2, "dlrm", paces) == [measured] * 2, (
+    old, kernels = MeasuredRank(median=1.0, q1=1.0, q3=1.0), [make_kernel(1.0)]
+    assert fit_paces(kernels, [make_iteration(old)]) == {}
+    assert relate_kernels(kernels, {}) == kernels
+    assert relate_run([old], "dlrm", {}) == PacedRun([old], None)
+    paces = fit_paces([], make_iterations(0.1))
+    assert relate_run([old], "dlrm", paces) == PacedRun([old], None)
+    measured = make_rank(np.random.default_rng(1), 0.02, 0.1)
+    unknown = relate_run([measured], "mamba", paces)
+    assert unknown == relate_run([measured], "any", paces) and unknown.ranks != [measured]
+    assert relate_run([measured] * 2, "dlrm", paces) == PacedRun([measured] * 2, None), (
         "several ranks have a pace of their own"
     )
 
 
 def test_disturbances_are_named() -> None:
-    steady = [{"core_share": 1.0, "references": [USUAL.tolist()] * 2} for _ in range(20)]
+    rank = MeasuredRank(median=1.0, q1=1.0, q3=1.0, references=[USUAL.tolist()] * 2)
+    steady = [replace(rank, core_share=1.0)] * 20
     assert name_disturbances(iterations=steady) == {} == name_disturbances(kernels=[])
-    late = [{**row, "core_share": 0.5} for row in steady[:5]] + steady[5:]
+    late = [replace(rank, core_share=0.5)] * 5 + steady[5:]
     said = name_disturbances(kernels=steady * 9, iterations=late)["disturbances"]
     assert "25% of the timings of iterations got less than 97 % of a core" in said
     paces = np.exp(np.linspace(-0.5, 0.5, 20))
-    wild = [{"reference": (USUAL * pace).tolist()} for pace in paces]
+    wild = [make_kernel(1.0, (USUAL * pace).tolist()) for pace in paces]
     assert (
         "varied by 30% (standard deviation) during kernels"
         in name_disturbances(kernels=wild)["disturbances"]

@@ -13,6 +13,7 @@ import pytest
 from perfkit.calibration.fit import fit_platform
 from perfkit.calibration.pace import relate_run
 from perfkit.ground.files import find_reference
+from perfkit.measure.records import read_ranks
 from perfkit.measure.samples import load
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
@@ -31,9 +32,9 @@ def judge(platform: Platform, rows: list[Mapping[str, Any]]) -> dict[str, float]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = predict(load(row["workload"]), platform, ranks=ranks, plan=plan)
-        measured = max(
-            run["median"] for run in relate_run(row["runs"], row["family"], platform.context.paces)
-        )
+        seen = read_ranks(row["runs"], row["name"])
+        paced = relate_run(seen, row["family"], platform.context.paces)
+        measured = max(rank.median for rank in paced.ranks)
         low, high = found.interval(0.8)
         assert 0 < low < found.time < high
         errors[row["name"]] = float(abs(np.log(found.time / measured)))

@@ -11,6 +11,7 @@ import pytest
 from perfkit.calibration.fit import count_traffic, size_cases
 from perfkit.ground.files import find_reference
 from perfkit.measure.kernels import draw_cases, draw_net_cases
+from perfkit.measure.records import SizedKernel
 from perfkit.models.kernels import TERMS, term_names
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.kernel_times import UNALIGNED
@@ -260,7 +261,7 @@ def test_sizes_that_old_files_hold_are_mended() -> None:
     once in a file."""
     old = {"elements": 640, "rows": 10, "n": 64, "m": -160, "k": 4}
     sizes = size_cases(
-        [{"kind": "pooling", "variant": "avg_pool2d", "sizes": old, "nbytes": 3200}],
+        [SizedKernel("pooling", "avg_pool2d", old, nbytes=3200)],
         (1e6, 1e7),
         1e3,
     )
@@ -270,13 +271,8 @@ def test_sizes_that_old_files_hold_are_mended() -> None:
         ("relu_", 4000, 8000),
         ("add", 12000, 12000),
     ):
-        row = {
-            "kind": "elementwise",
-            "variant": variant,
-            "sizes": {"elements": 1000},
-            "nbytes": nbytes,
-        }
-        sizes = size_cases([row], (1.0, 1e7), 1e3)
+        kernel = SizedKernel("elementwise", variant, {"elements": 1000}, nbytes=nbytes)
+        sizes = size_cases([kernel], (1.0, 1e7), 1e3)
         assert (sizes["nbytes"], sizes["beyond_l2"]) == ([moved], pytest.approx([nbytes]))
 
 
@@ -300,13 +296,9 @@ def test_what_is_measured_is_what_a_capture_counts() -> None:
             calls, nbytes = prepare(case)
             calls[-1]()
             firsts.append(calls[0])
-            rows.append(
-                {"kind": kind, "variant": case.variant, "sizes": case.sizes, "nbytes": nbytes}
-            )
+            rows.append(SizedKernel(kind, case.variant, case.sizes, nbytes=nbytes))
         if kind not in alone:
             graph = capture(lambda firsts=firsts: lambda: [call() for call in firsts])
-            assert [label.kernel for label in graph.labels] == [
-                (kind, row["variant"]) for row in rows
-            ]
+            assert [label.kernel for label in graph.labels] == [(kind, row.variant) for row in rows]
             assert graph.traffic == pytest.approx([count_traffic(row) for row in rows])
     assert len(cases) > 90

@@ -2,8 +2,8 @@
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,20 @@ from perfkit.measure.processes import (
     launched_ranks,
     run_processes,
 )
+from perfkit.measure.records import (
+    CollectiveSamples,
+    KernelTiming,
+    LadderStep,
+    MachineMeasurements,
+    MeasuredCollective,
+    MeasuredIteration,
+    MeasuredKernel,
+    MeasuredRank,
+    read_ranks,
+    read_record,
+    write_measurements,
+    write_record,
+)
 from perfkit.measure.samples import MODELS, Sample, draw_calibration, draw_check
 from perfkit.measure.timing import LARGEST, find_disagreement, summarize_samples
 from perfkit.platform.gallery import Named, find_similar, load_platform
@@ -45,7 +59,7 @@ def measure_kernels(
     density: float = 1.0,
     seconds: float = 0.04,
     cache: float = 0.0,
-) -> list[dict[str, Any]]:
+) -> list[MeasuredKernel]:
     """Time isolated kernels in new processes.
 
     Parameters
@@ -63,26 +77,23 @@ def measure_kernels(
 
     Returns
     -------
-    rows : list of dict
-        Kind, variant, sizes, ``nbytes`` [B] and timing [s] of each kernel.
+    kernels : list of MeasuredKernel
+        In the order in which they were drawn.
     """
-    cases, job = (
-        draw_cases(seed, density=density, cache=cache),
-        {"task": "kernels", "seconds": seconds},
-    )
-    given = [list(astuple(case)) for case in cases]
-    groups = enumerate(given[start : start + _GROUP] for start in range(0, len(cases), _GROUP))
-    jobs = {
-        f"{seed}-{cache:.0f}-{n}": partial(run_processes, {**job, "cases": group})
-        for n, group in groups
-    }
-    timings = [timing for ranks in campaign.run("kernels", jobs).values() for timing in ranks[0]]
-    return [{**asdict(case), **timing} for case, timing in zip(cases, timings, strict=True)]
+    cases = draw_cases(seed, density=density, cache=cache)
+    jobs = {}
+    for number, start in enumerate(range(0, len(cases), _GROUP)):
+        group = [list(astuple(case)) for case in cases[start : start + _GROUP]]
+        job = {"task": "kernels", "seconds": seconds, "cases": group}
+        jobs[f"{seed}-{cache:.0f}-{number}"] = partial(run_processes, job)
+    rows = [row for ranks in campaign.run("kernels", jobs).values() for row in ranks[0]]
+    timings = [read_record(KernelTiming, row, f"kernels[{i}]") for i, row in enumerate(rows)]
+    return [MeasuredKernel.join(case, timing) for case, timing in zip(cases, timings, strict=True)]
 
 
 def measure_collectives(
     campaign: Campaign, *, ranks: int, seconds: float = 0.35
-) -> list[dict[str, Any]]:
+) -> list[MeasuredCollective]:
     """Time collectives over gloo, between ranks of this machine or those that a launcher has
     started.
 
@@ -97,9 +108,8 @@ def measure_collectives(
 
     Returns
     -------
-    rows : list of dict
-        Operation, ``nbytes`` [B], and quartiles and mean over calls of the time of the slowest rank
-        [s].
+    collectives : list of MeasuredCollective
+        Times of the slowest rank, by operation and size.
     """
     sizes = [int(4 * 2**power) for power in range(8, 23)]
     job = {"task": "collectives", "operations": COLLECTIVES, "sizes": sizes, "seconds": seconds}
@@ -109,19 +119,48 @@ def measure_collectives(
         (by_rank,) = campaign.run(
             "collectives", {f"{ranks}": partial(run_processes, job, ranks=ranks)}
         ).values()
-    rows = []
-    for same in zip(*by_rank, strict=True):
-        slowest, share = (
-            np.max([row["samples"] for row in same], axis=0),
-            min(row["core_share"] for row in same),
+    collectives = []
+    for number, rows in enumerate(zip(*by_rank, strict=True)):
+        place = f"collectives[{number}]"
+        collectives.append(
+            _join_ranks([read_record(CollectiveSamples, row, place) for row in rows])
         )
-        about = {
-            "operation": same[0]["operation"],
-            "nbytes": same[0]["nbytes"],
-            "core_share": share,
-        }
-        rows.append({**summarize_samples(slowest, share), **about, "mean": float(np.mean(slowest))})
-    return rows
+    return collectives
+
+
+def _join_ranks(ranks: Sequence[CollectiveSamples]) -> MeasuredCollective:
+    """Times of a collective on its slowest rank, call by call."""
+    slowest = np.max([rank.samples for rank in ranks], axis=0)
+    core_share = min(rank.core_share for rank in ranks)
+    timing = summarize_samples(slowest, core_share)
+    return MeasuredCollective(
+        median=timing.median,
+        q1=timing.q1,
+        q3=timing.q3,
+        halves=timing.halves,
+        n=timing.n,
+        cpu_share=timing.cpu_share,
+        operation=ranks[0].operation,
+        nbytes=ranks[0].nbytes,
+        core_share=core_share,
+        mean=float(np.mean(slowest)),
+    )
+
+
+@dataclass(frozen=True)
+class MeasuredSample:
+    """A configuration with what was measured of it.
+
+    Parameters
+    ----------
+    sample : Sample
+        The configuration.
+    passes : list of list of MeasuredRank
+        For each pass what every rank saw.
+    """
+
+    sample: Sample
+    passes: list[list[MeasuredRank]]
 
 
 def measure_samples(
@@ -133,7 +172,7 @@ def measure_samples(
     operations: int = 0,
     stage: str = "iterations",
     passes: int = 1,
-) -> list[dict[str, Any]]:
+) -> list[MeasuredSample]:
     """Time whole iterations, each configuration in its own processes.
 
     Parameters
@@ -155,40 +194,46 @@ def measure_samples(
 
     Returns
     -------
-    rows : list of dict
-        ``name``, ``family``, ``workload``, ``owners`` and ``passes``: a list of results by rank for
-        each pass.
+    measured : list of MeasuredSample
+        One for each configuration.
     """
     job = {"task": "iteration", "seconds": seconds, "operations": operations, "device": device}
-    turns = {f"{number}-{s.name}": s for number in range(passes) for s in samples}
-    jobs = {
-        name: partial(_measure_steadily, job | s.describe(), s.ranks) for name, s in turns.items()
-    }
-    found = campaign.run(stage, jobs)
-    each = {s.name: [found[f"{number}-{s.name}"] for number in range(passes)] for s in samples}
-    return [
-        {"name": s.name, "family": s.family, **s.describe(), "passes": each[s.name]}
-        for s in samples
-    ]
+    jobs = {}
+    for number in range(passes):
+        for sample in samples:
+            jobs[f"{number}-{sample.name}"] = partial(
+                _measure_steadily, job | sample.describe(), sample.ranks
+            )
+    results = campaign.run(stage, jobs)
+    measured = []
+    for sample in samples:
+        names = [f"{number}-{sample.name}" for number in range(passes)]
+        ranks = [read_ranks(results[name], f"{stage} {name}") for name in names]
+        measured.append(MeasuredSample(sample, ranks))
+    return measured
 
 
 def _measure_steadily(job: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
     """Measure again if the halves of a run differ by over 10 %, keep the better run, and flag
-    disturbed results."""
+    disturbed results. What every rank saw, as plain JSON."""
 
-    def disagree(results: Sequence[Mapping[str, Any]]) -> float:
-        return max(map(find_disagreement, results))
+    def measure() -> list[MeasuredRank]:
+        return read_ranks(run_processes(job, ranks=ranks), "iteration")
 
-    best = run_processes(job, ranks=ranks)
+    def disagree(seen: Sequence[MeasuredRank]) -> float:
+        return max(map(find_disagreement, seen))
+
+    best = measure()
     if disagree(best) > 0.1:
-        best = min((best, run_processes(job, ranks=ranks)), key=disagree)
-    disturbed = disagree(best) > 0.1 or min(result.get("core_share", 1.0) for result in best) < 0.97
-    return [{**result, "flagged": disturbed} for result in best]
+        best = min((best, measure()), key=disagree)
+    smallest_share = min(1.0 if rank.core_share is None else rank.core_share for rank in best)
+    disturbed = disagree(best) > 0.1 or smallest_share < 0.97
+    return [write_record(replace(rank, flagged=disturbed)) for rank in best]
 
 
 def measure_platform(
     campaign: Campaign, *, ranks: int = 1, quick: bool = False, models: str = "standard"
-) -> dict[str, Any]:
+) -> MachineMeasurements:
     """Measure all that a CPU platform is fitted to: kernels, collectives and small iterations.
 
     Parameters
@@ -204,8 +249,8 @@ def measure_platform(
 
     Returns
     -------
-    measurements : dict
-        Plain JSON, ``format`` 1; input of `perfkit.calibration.fit.fit_platform`.
+    measurements : MachineMeasurements
+        Input of `perfkit.calibration.fit.fit_platform`.
 
     Raises
     ------
@@ -213,44 +258,59 @@ def measure_platform(
         If a measuring process fails.
     """
     facts = gather_facts()
-    collectives = (
-        measure_collectives(campaign, ranks=ranks, seconds=0.1 if quick else 0.2)
-        if ranks > 1
-        else []
-    )
-    largest = min(LARGEST, (facts["free_memory"].value or LARGEST) / 4)
-    job = {"task": "ladder", "largest": largest / (2 if quick else 1)}
-    ladder = campaign.run("memory", {"ladder": lambda: run_processes(job)[0]})["ladder"]
-    levels, _, timed = find_caches(ladder)
-    cache = min(levels[-1], timed / 4) if levels else 0.0
+    collectives = []
+    if ranks > 1:
+        collectives = measure_collectives(campaign, ranks=ranks, seconds=0.1 if quick else 0.2)
+    ladder = _measure_ladder(campaign, facts["free_memory"].value or LARGEST, quick)
+    levels, _, largest = find_caches(ladder)
+    cache = min(levels[-1], largest / 4) if levels else 0.0
     density, seconds = (0.4, 0.015) if quick else (1.0, 0.03)
     kernels = measure_kernels(campaign, density=density, seconds=seconds, cache=cache)
     samples = draw_calibration(quick=quick, hybrid=ranks == 2, models=models)
     seconds, operations = (0.3, 3) if quick else (0.6, 5)
-    iterations = measure_samples(
+    measured = measure_samples(
         campaign, samples, device="cpu", seconds=seconds, operations=operations
     )
-    for row in iterations:
-        row["runs"] = [
-            {key: value for key, value in run.items() if key != "names"}
-            for run in row.pop("passes")[0]
-        ]
     machine, versions, day = describe_machine(), list_versions(), campaign.day
-    return {
-        "format": 1,
-        "id": f"perfkit {versions.get('perfkit', '')} on {machine['processor']}, {ranks} ranks, {day}",
-        "device": "cpu",
-        "ranks": ranks,
-        "date": day,
-        "ranks_per_node": (launched_ranks() or (0, ranks, ranks))[2],
-        "machine": machine,
-        "versions": versions,
-        "facts": {name: asdict(fact) for name, fact in facts.items()},
-        "ladder": ladder,
-        "kernels": kernels,
-        "collectives": collectives,
-        "iterations": iterations,
-    }
+    place = launched_ranks()
+    return MachineMeasurements(
+        id=f"perfkit {versions.get('perfkit', '')} on {machine['processor']}, {ranks} ranks, {day}",
+        device="cpu",
+        ranks=ranks,
+        date=day,
+        ranks_per_node=place[2] if place else ranks,
+        machine=machine,
+        versions=versions,
+        facts=facts,
+        ladder=ladder,
+        kernels=kernels,
+        collectives=collectives,
+        iterations=[_keep_first_pass(row) for row in measured],
+    )
+
+
+def _measure_ladder(campaign: Campaign, memory: float, quick: bool) -> list[LadderStep]:
+    """Time passes over working sets, up to a quarter of the free memory [B]."""
+    largest = min(LARGEST, memory / 4)
+    if quick:
+        largest /= 2
+    job = {"task": "ladder", "largest": largest}
+    rows = campaign.run("memory", {"ladder": lambda: run_processes(job)[0]})["ladder"]
+    return [read_record(LadderStep, row, f"ladder[{i}]") for i, row in enumerate(rows)]
+
+
+def _keep_first_pass(measured: MeasuredSample) -> MeasuredIteration:
+    """What a file of measurements keeps of a configuration: its first pass, without the names of
+    operations."""
+    sample = measured.sample
+    about = sample.describe()
+    return MeasuredIteration(
+        name=sample.name,
+        family=sample.family,
+        workload=about["workload"],
+        owners=about["owners"],
+        runs=[replace(rank, names=None) for rank in measured.passes[0]],
+    )
 
 
 def _count_ranks(device: str, ranks: int | None) -> int:
@@ -350,7 +410,9 @@ def calibrate(
             campaign, raw = _measure_gpus(base, ranks, raw_file.with_suffix(".traces"), progress)
         else:
             campaign = open_campaign("calibrate", device, ranks, quick, models, progress=progress)
-            raw = measure_platform(campaign=campaign, ranks=ranks, quick=quick, models=models)
+            raw = write_measurements(
+                measure_platform(campaign=campaign, ranks=ranks, quick=quick, models=models)
+            )
         if target is not None:
             write_text(raw_file, json.dumps(raw))
     try:
@@ -460,14 +522,15 @@ def check(
     predictions = [predict(s.workload, where, ranks=s.ranks, plan=s.plan) for s in chosen]
     about = [(s.name, s.describe(), s.ranks) for s in chosen]
     campaign = open_campaign("check", where.name, seed, about, progress=progress)
-    rows = measure_samples(campaign, chosen, device=kind, seconds=seconds, stage="check", passes=2)
-    disturbed = name_disturbances(
-        iterations=[run for row in rows for results in row["passes"] for run in results]
+    measured = measure_samples(
+        campaign, chosen, device=kind, seconds=seconds, stage="check", passes=2
     )
-    triples = zip(chosen, predictions, rows, strict=True)
+    disturbed = name_disturbances(
+        iterations=[rank for row in measured for ranks in row.passes for rank in ranks]
+    )
     runs = tuple(
-        compare_run(sample, found, row["passes"], where.context.paces)
-        for sample, found, row in triples
+        compare_run(row.sample, prediction, row.passes, where.context.paces)
+        for row, prediction in zip(measured, predictions, strict=True)
     )
     campaign.close()
     return Comparison(runs, where.name, {**describe_machine(), **disturbed}, list_versions())

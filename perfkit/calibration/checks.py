@@ -16,6 +16,7 @@ from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Picture, Sections, Table, Tabular
 from perfkit.ground.targets import write_text
 from perfkit.ground.units import check_positive, format_table, format_time
+from perfkit.measure.records import MeasuredRank
 from perfkit.measure.samples import Sample, dump
 from perfkit.prediction.result import Prediction
 
@@ -66,7 +67,7 @@ def summarize_errors(errors: Any) -> dict[str, float]:
 def compare_run(
     sample: Sample,
     prediction: "Prediction | PlanPrice",
-    passes: Sequence[Sequence[Mapping[str, Any]]],
+    passes: Sequence[Sequence[MeasuredRank]],
     paces: Mapping[str, Pace],
 ) -> dict[str, Any]:
     """Join the prediction and the measurements of one configuration.
@@ -77,8 +78,8 @@ def compare_run(
         Configuration.
     prediction : Prediction or PlanPrice
         Its prediction.
-    passes : sequence of sequence of mapping
-        For each of two passes the results of all ranks.
+    passes : sequence of sequence of MeasuredRank
+        For each of two passes what every rank saw.
     paces : mapping of str to Pace
         Usual pace of the machine, from the context of its platform.
 
@@ -87,13 +88,11 @@ def compare_run(
     run : dict
         One of the runs of a `Comparison`.
     """
-    slowest = [max(results, key=lambda r: r["median"]) for results in passes]
-    times = np.array([[r[key] for key in ("median", "q1", "q3")] for r in slowest])
-    related = [relate_run(results, sample.family, paces) for results in passes]
-    measured, usual = (
-        times[:, 0].tolist(),
-        [max(r["median"] for r in results) for results in related],
-    )
+    slowest = [max(ranks, key=lambda rank: rank.median) for ranks in passes]
+    times = np.array([[rank.median, rank.q1, rank.q3] for rank in slowest])
+    measured = times[:, 0].tolist()
+    related = [relate_run(ranks, sample.family, paces) for ranks in passes]
+    usual = [max(rank.median for rank in paced.ranks) for paced in related]
     run = {
         "family": sample.family,
         "name": sample.name,
@@ -101,19 +100,18 @@ def compare_run(
         "ranks": sample.ranks,
         **state_prediction(prediction),
         **dict(zip(_MEASURED, times.mean(axis=0).tolist(), strict=True)),
-        "flagged": any(r.get("flagged", False) for r in slowest),
+        "flagged": any(bool(rank.flagged) for rank in slowest),
         "passes_s": measured,
         "noise": max(measured) / min(measured) - 1,
         "relative_noise": max(usual) / min(usual) - 1,
     }
     if sample.plan:
         run["config"]["owners"] = list(sample.plan.owners)
-    if all("pace" in result for results in related for result in results):
+    if all(paced.pace is not None for paced in related):
         run["relative_s"] = float(np.mean(usual))
-    if all("idle" in results[0] for results in passes):
-        run["exposed_measured"] = float(
-            np.mean([min(r["idle"] / r["median"] for r in results) for results in passes])
-        )
+    if all(ranks[0].idle is not None for ranks in passes):
+        exposed = [min((rank.idle or 0.0) / rank.median for rank in ranks) for ranks in passes]
+        run["exposed_measured"] = float(np.mean(exposed))
     return run
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from perfkit.calibration.pace import relate_run
 from perfkit.fitting import Fit, Iteration, Overlap, fit_context, fit_iteration
 from perfkit.ground.units import Array
+from perfkit.measure.records import MachineMeasurements, MeasuredIteration, MeasuredRank
 from perfkit.measure.samples import load
 from perfkit.models.kernels import in_context
 from perfkit.platform.estimates import keep_quiet
@@ -53,52 +54,56 @@ class _Run:
 
     family: str
     graphs: tuple[Graph, ...]
-    results: Sequence[Mapping[str, Any]]
+    ranks: Sequence[MeasuredRank]
     classes: Mapping[str, Array] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, row: Mapping[str, Any]) -> "_Run":
-        """Read one iteration of raw measurements and make its graphs."""
-        workload, ranks, results = load(row["workload"]), len(row["runs"]), row["runs"]
-        plan = Plan.from_owners(row["owners"], ranks=ranks) if row["owners"] else None
-        graphs = workload.graphs(ranks, plan)
-        for result, graph in zip(results, graphs, strict=True):
-            if (count := len(result["operation_seconds"])) != len(graph):
-                found = f"iteration {row['name']} was measured with {count} operations and its graph has {len(graph)}"
-                why = "this torch runs other operations than perfkit knows; measure with torch 2.9 to 2.14"
-                raise ValueError(f"{found}; {why}")
-        return cls(workload.family, graphs, results)
+    def make(cls, iteration: MeasuredIteration) -> "_Run":
+        """Make the graphs of a measured iteration."""
+        workload, ranks = load(dict(iteration.workload)), iteration.runs
+        plan = None
+        if iteration.owners:
+            plan = Plan.from_owners(iteration.owners, ranks=len(ranks))
+        graphs = workload.graphs(len(ranks), plan)
+        for rank, graph in zip(ranks, graphs, strict=True):
+            count = len(rank.operation_seconds or ())
+            if count != len(graph):
+                raise ValueError(
+                    f"iteration {iteration.name} was measured with {count} operations and its "
+                    f"graph has {len(graph)}; this torch runs other operations than perfkit knows; "
+                    "measure with torch 2.9 to 2.14"
+                )
+        return cls(workload.family, graphs, ranks)
 
     @property
     def wall(self) -> float:
         """Time of the slowest rank [s]."""
-        return float(max(result["median"] for result in self.results))
+        return float(max(rank.median for rank in self.ranks))
 
 
-def add_context(platform: Platform, measurements: Mapping[str, Any]) -> Platform:
+def add_context(platform: Platform, measurements: MachineMeasurements) -> Platform:
     """Fit the context of iterations to a platform of isolated kernels and collectives.
 
     Parameters
     ----------
     platform : Platform
         With kernels, collectives and effective caches.
-    measurements : mapping
-        Raw measurements with ``iterations`` and ``collectives``, see
-        `perfkit.calibration.fit.fit_platform`.
+    measurements : MachineMeasurements
+        Raw measurements; their iterations and collectives are used.
 
     Returns
     -------
     platform : Platform
         With context by operation class and family; unchanged without iterations.
     """
-    paces, runs = platform.context.paces, [_Run.read(row) for row in measurements["iterations"]]
+    paces = platform.context.paces
+    runs = [_Run.make(iteration) for iteration in measurements.iterations]
+    tried = [runs] if runs else []
     # Times at the usual pace are used if they predict left-out iterations better.
-    related = (
-        [replace(run, results=relate_run(run.results, run.family, paces)) for run in runs]
-        if paces
-        else []
-    )
-    tried = [found for found in (runs, related) if found]
+    if paces and runs:
+        tried.append(
+            [replace(run, ranks=relate_run(run.ranks, run.family, paces).ranks) for run in runs]
+        )
     alone, parallel = (
         [[r for r in own if (len(r.graphs) > 1) == many] for own in tried] for many in (False, True)
     )
@@ -121,9 +126,8 @@ def add_context(platform: Platform, measurements: Mapping[str, Any]) -> Platform
     if not parallel[0]:
         return platform
     # Prior of the delay of a collective: median minus lower quartile of isolated calls.
-    delay = max(
-        float(np.mean([row["median"] - row["q1"] for row in measurements["collectives"]])), 1e-5
-    )
+    delays = [collective.median - collective.q1 for collective in measurements.collectives]
+    delay = max(float(np.mean(delays)), 1e-5)
     return replace(platform, context=_fit_parallel(parallel, platform, delay))
 
 
@@ -138,7 +142,7 @@ def _square_errors(fits: Mapping[str, Fit]) -> float:
 
 def _join_times(run: _Run, costs: Costs) -> _Run:
     """Join the isolated times of all operations with the measured ones, by class."""
-    seconds = np.maximum(run.results[0]["operation_seconds"], 1e-7)
+    seconds = np.maximum(run.ranks[0].operation_seconds or [], 1e-7)
     columns = np.stack(
         [costs.hot, costs.cold, costs.page_walks, seconds, costs.assumed[costs.classes]]
     )
@@ -356,10 +360,8 @@ def _fit_shared(
     """Squared error of left-out iterations, and the context of ranks that share a machine: scale
     and delays."""
     walls = np.array([run.wall for run in runs])
-    seen = np.array([min(result.get("idle", np.nan) for result in run.results) for run in runs])
-    noise = np.array(
-        [max(float(np.log(result["q3"] / result["q1"])) for result in run.results) for run in runs]
-    )
+    seen = np.array([_find_idle(run) for run in runs])
+    noise = np.array([max(float(np.log(rank.q3 / rank.q1)) for rank in run.ranks) for run in runs])
     # 10 % error of a prediction, and the error of the median
     trust = 1.0 / np.hypot(1.0, _CHANCE * noise / 0.1)
     times, idle = forecast(0.0, 1.0)
@@ -389,6 +391,11 @@ def _fit_shared(
             context.find_iteration(family, 2) or whole, spread=whole.spread, notes=whole.notes
         )
     return float(np.mean(np.square(logs))), replace(known, parallel=fits)
+
+
+def _find_idle(run: _Run) -> float:
+    """Shortest time that a rank waited; NaN if that was not measured [s]."""
+    return min(np.nan if rank.idle is None else rank.idle for rank in run.ranks)
 
 
 def _fit_delays(

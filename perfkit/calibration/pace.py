@@ -2,12 +2,14 @@
 speeds."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from perfkit.fitting import Pace
 from perfkit.ground.units import Array
+from perfkit.measure.records import MeasuredIteration, MeasuredKernel, MeasuredRank, Timing
 from perfkit.models.kernels import REFERENCES, at_usual_pace
 
 #: Prior weight of each reference, its standard deviation, and how many blocks count as one [-];
@@ -15,13 +17,34 @@ from perfkit.models.kernels import REFERENCES, at_usual_pace
 _PRIOR, _TRUST, _ALIKE = np.full(3, 1.0 / 3.0), 0.15, 4.0
 
 
-def fit_paces(measurements: Mapping[str, Any]) -> dict[str, Pace]:
+@dataclass(frozen=True)
+class PacedRun:
+    """One measured configuration at the usual pace of the machine.
+
+    Parameters
+    ----------
+    ranks : list of MeasuredRank
+        What each rank saw.
+    pace : float or None
+        Measured over usual time; None where the times are as measured, because there are no
+        references [-].
+    """
+
+    ranks: list[MeasuredRank]
+    pace: float | None
+
+
+def fit_paces(
+    kernels: Sequence[MeasuredKernel], iterations: Sequence[MeasuredIteration]
+) -> dict[str, Pace]:
     """Fit the usual pace of a machine, and how much each class of work depends on it.
 
     Parameters
     ----------
-    measurements : mapping
-        Raw measurements, see `perfkit.calibration.fit.fit_platform`.
+    kernels : sequence of MeasuredKernel
+        Kernels alone.
+    iterations : sequence of MeasuredIteration
+        Small iterations.
 
     Returns
     -------
@@ -37,20 +60,22 @@ def fit_paces(measurements: Mapping[str, Any]) -> dict[str, Pace]:
     reference after a block is the instrumental variable of the one before it: both have the pace in
     common, but not the noise. Isolated kernels use the weights of all families together.
     """
-    stages: dict[str, list[Mapping[str, Any]]] = {"any": [], "parallel": []}
-    for row in measurements["iterations"]:
-        for name in ["parallel"] if len(row["runs"]) > 1 else ["any", row["family"]]:
-            stages.setdefault(name, []).extend(run for run in row["runs"] if "references" in run)
+    stages: dict[str, list[MeasuredRank]] = {"any": [], "parallel": []}
+    for iteration in iterations:
+        names = ["parallel"] if len(iteration.runs) > 1 else ["any", iteration.family]
+        timed = [rank for rank in iteration.runs if rank.references is not None]
+        for name in names:
+            stages.setdefault(name, []).extend(timed)
     paces = {}
-    for name, runs in stages.items():
-        if runs:
-            usual = _find_usual(
-                [run["references"] for run in stages["parallel" if name == "parallel" else "any"]]
-            )
-            paces[name] = _weigh(runs, usual)
-    kernels = [[row["reference"]] for row in measurements["kernels"] if "reference" in row]
-    if kernels and "any" in paces:
-        paces["kernels"] = paces["any"].with_values(_find_usual(kernels))
+    for name, ranks in stages.items():
+        if not ranks:
+            continue
+        stage = "parallel" if name == "parallel" else "any"
+        usual = _find_usual([rank.references for rank in stages[stage]])
+        paces[name] = _weigh(ranks, usual)
+    around = [[kernel.reference] for kernel in kernels if kernel.reference is not None]
+    if around and "any" in paces:
+        paces["kernels"] = paces["any"].with_values(_find_usual(around))
     return paces
 
 
@@ -60,7 +85,7 @@ def _find_usual(references: Sequence[Any]) -> dict[str, float]:
     return dict(zip(REFERENCES, np.exp(middle).tolist(), strict=True))
 
 
-def _weigh(runs: Sequence[Mapping[str, Any]], usual: Mapping[str, float]) -> Pace:
+def _weigh(ranks: Sequence[MeasuredRank], usual: Mapping[str, float]) -> Pace:
     """Fit the weights of one class: how the blocks of a run vary with the references around
     them."""
     from scipy.optimize import nnls
@@ -69,8 +94,8 @@ def _weigh(runs: Sequence[Mapping[str, Any]], usual: Mapping[str, float]) -> Pac
         logs: Array = np.log(times)
         return logs - np.median(logs, axis=0)
 
-    moved = [move(run["references"]) for run in runs]
-    blocks = [move(run["blocks"]) for run in runs]
+    moved = [move(rank.references) for rank in ranks]
+    blocks = [move(rank.blocks) for rank in ranks]
     # single stalls do not count
     limits = [max(0.3, 4.5 * float(np.median(np.abs(logs)))) for logs in blocks]
     seen = np.concatenate(
@@ -95,44 +120,46 @@ def _weigh(runs: Sequence[Mapping[str, Any]], usual: Mapping[str, float]) -> Pac
 
 
 def relate_kernels(
-    rows: Sequence[Mapping[str, Any]], paces: Mapping[str, Pace]
-) -> list[dict[str, Any]]:
+    kernels: Sequence[MeasuredKernel], paces: Mapping[str, Pace]
+) -> list[MeasuredKernel]:
     """Convert times of isolated kernels to the usual pace.
 
     Parameters
     ----------
-    rows : sequence of mapping
-        Measured kernels with their ``reference`` [s].
+    kernels : sequence of MeasuredKernel
+        With their ``reference`` [s].
     paces : mapping of str to Pace
         From `fit_paces`.
 
     Returns
     -------
-    rows : list of dict
-        The same rows at the usual pace.
+    kernels : list of MeasuredKernel
+        The same kernels at the usual pace; those without a reference do not change.
     """
-    pace, out = paces.get("kernels"), []
-    for row in rows:
-        factor = (
-            float(at_usual_pace(1.0, row["reference"], **pace))
-            if pace and "reference" in row
-            else 1.0
-        )
-        out.append(
-            {**row, **{key: factor * row[key] for key in ("median", "q1", "q3") if key in row}}
-        )
-    return out
+    pace = paces.get("kernels")
+    if pace is None:
+        return list(kernels)
+    related = []
+    for kernel in kernels:
+        if kernel.reference is not None:
+            factor = float(at_usual_pace(1.0, kernel.reference, **pace))
+            kernel = replace(
+                kernel,
+                median=factor * kernel.median,
+                q1=factor * kernel.q1,
+                q3=factor * kernel.q3,
+            )
+        related.append(kernel)
+    return related
 
 
-def relate_run(
-    runs: Sequence[Mapping[str, Any]], family: str, paces: Mapping[str, Pace]
-) -> list[dict[str, Any]]:
+def relate_run(ranks: Sequence[MeasuredRank], family: str, paces: Mapping[str, Pace]) -> PacedRun:
     """Convert times of one measured configuration to the usual pace.
 
     Parameters
     ----------
-    runs : sequence of mapping
-        One result for each rank, see `perfkit.measure.iterations.time_iteration`.
+    ranks : sequence of MeasuredRank
+        What each rank saw, see `perfkit.measure.iterations.time_iteration`.
     family : str
         Workload family.
     paces : mapping of str to Pace
@@ -140,37 +167,46 @@ def relate_run(
 
     Returns
     -------
-    runs : list of dict
-        The same results at the usual pace if references were timed, with ``pace``: measured over
-        usual time [-].
+    run : PacedRun
+        The same ranks, at the usual pace if references were timed.
     """
-    pace = paces.get("parallel") if len(runs) > 1 else paces.get(family, paces.get("any"))
-    if pace is None or any("references" not in run for run in runs):
-        return [dict(run) for run in runs]
-    shifts = []
-    for run in runs:
-        references = np.array(run["references"])
-        logs = np.log(
-            at_usual_pace(run["blocks"], np.sqrt(references[:-1] * references[1:]), **pace)
-        )
-        shifts.append(np.median(logs) - np.median(np.log(run["blocks"])))
-    factor, out = float(np.exp(np.mean(shifts))), []
-    for run in runs:
-        times = {key: factor * run[key] for key in ("median", "q1", "q3", "idle") if key in run}
-        beside = np.exp(np.mean(np.log(run.get("operation_references", run["references"])), axis=0))
-        inside = float(at_usual_pace(1.0, beside, **pace))
-        operations = [inside * seconds for seconds in run["operation_seconds"]]
-        out.append({**run, **times, "operation_seconds": operations, "pace": 1.0 / factor})
-    return out
+    pace = paces.get("parallel") if len(ranks) > 1 else paces.get(family, paces.get("any"))
+    if pace is None or any(rank.references is None for rank in ranks):
+        return PacedRun(list(ranks), None)
+    factor = float(np.exp(np.mean([_find_shift(rank, pace) for rank in ranks])))
+    return PacedRun([_slow_down(rank, pace, factor) for rank in ranks], 1.0 / factor)
 
 
-def name_disturbances(**stages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _find_shift(rank: MeasuredRank, pace: Pace) -> float:
+    """Logarithm of the usual over the measured time of a block [-]."""
+    references, blocks = np.array(rank.references), np.array(rank.blocks)
+    around = np.sqrt(references[:-1] * references[1:])
+    usual = np.log(at_usual_pace(blocks, around, **pace))
+    return float(np.median(usual) - np.median(np.log(blocks)))
+
+
+def _slow_down(rank: MeasuredRank, pace: Pace, factor: float) -> MeasuredRank:
+    """The times of a rank at the usual pace: whole iterations by a factor, operations by the
+    references around them."""
+    around = np.array(rank.operation_references or rank.references)
+    inside = float(at_usual_pace(1.0, np.exp(np.mean(np.log(around), axis=0)), **pace))
+    return replace(
+        rank,
+        median=factor * rank.median,
+        q1=factor * rank.q1,
+        q3=factor * rank.q3,
+        idle=None if rank.idle is None else factor * rank.idle,
+        operation_seconds=[inside * seconds for seconds in rank.operation_seconds or ()],
+    )
+
+
+def name_disturbances(**stages: Sequence[Timing]) -> dict[str, str]:
     """Name what disturbed measurements: other load on the cores, and changes of the machine's
     speed.
 
     Parameters
     ----------
-    **stages : sequence of mapping
+    **stages : sequence of Timing
         Timings, such as those of ``kernels``, with the references around them.
 
     Returns
@@ -179,14 +215,19 @@ def name_disturbances(**stages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         ``disturbances`` in one line; empty if there are none.
     """
     words = []
-    for stage, rows in stages.items():
-        shares = np.array([row.get("core_share", row.get("cpu_share", 1.0)) for row in rows])
-        if (late := float(np.mean(shares < 0.97)) if len(shares) else 0.0) > 0.1:
-            words.append(f"{late:.0%} of the timings of {stage} got less than 97 % of a core")
-        seen = [np.atleast_2d(row.get("references", row.get("reference", []))) for row in rows]
-        paces = [np.log(references).mean(axis=0) for references in seen if references.size]
-        if (moved := float(np.std(paces, axis=0).mean()) if paces else 0.0) > 0.1:
-            words.append(
-                f"the speed of the machine varied by {moved:.0%} (standard deviation) during {stage}"
-            )
+    for stage, timings in stages.items():
+        if timings:
+            shares = np.array([timing.share_of_core for timing in timings])
+            late = float(np.mean(shares < 0.97))
+            if late > 0.1:
+                words.append(f"{late:.0%} of the timings of {stage} got less than 97 % of a core")
+        around = [timing.references_around for timing in timings if timing.references_around]
+        if around:
+            logs = [np.log(references).mean(axis=0) for references in around]
+            moved = float(np.std(logs, axis=0).mean())
+            if moved > 0.1:
+                words.append(
+                    f"the speed of the machine varied by {moved:.0%} (standard deviation) "
+                    f"during {stage}"
+                )
     return {"disturbances": "; ".join(words)} if words else {}

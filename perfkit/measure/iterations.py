@@ -3,6 +3,7 @@ iterations."""
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfkit.measure.operations import count_operands
+from perfkit.measure.records import MeasuredRank
 from perfkit.measure.samples import load
 from perfkit.measure.timing import LEAST, MOST, Reference, clock, round_times, summarize_samples
 from perfkit.recording.modules import build_step
@@ -95,6 +97,35 @@ def _plan_turns(once: Sequence[float], seconds: float, seed: int) -> list[tuple[
     ]
 
 
+@dataclass
+class _Turns:
+    """Times of all turns of one step.
+
+    `blocks` has the times of the iterations of each turn [s]; `idle` the part of each iteration in
+    which this thread did not compute [s]; `core_shares` the CPU time over wall time of each turn
+    [-].
+    """
+
+    blocks: list[list[float]] = field(default_factory=list)
+    idle: list[float] = field(default_factory=list)
+    core_shares: list[float] = field(default_factory=list)
+
+    def summarize(self) -> MeasuredRank:
+        """Join the times of all turns."""
+        seconds = [time for block in self.blocks for time in block]
+        timing = summarize_samples(seconds, float(np.mean(self.core_shares)))
+        return MeasuredRank(
+            median=timing.median,
+            q1=timing.q1,
+            q3=timing.q3,
+            halves=timing.halves,
+            n=timing.n,
+            cpu_share=timing.cpu_share,
+            blocks=[float(f"{np.median(block):.5g}") for block in self.blocks],
+            idle=max(0.0, float(np.median(self.idle))),
+        )
+
+
 def time_in_turns(
     steps: Sequence[Callable[[], Any]],
     *,
@@ -102,7 +133,7 @@ def time_in_turns(
     device: str = "cpu",
     seed: int = 0,
     after: Callable[[int], Any] = lambda count: None,
-) -> list[dict[str, Any]]:
+) -> list[MeasuredRank]:
     """Time several steps in turns, so that other load on the machine affects all of them alike.
 
     Parameters
@@ -121,9 +152,8 @@ def time_in_turns(
 
     Returns
     -------
-    results : list of dict
-        For each step its timing, ``blocks``: the median of every turn [s], and ``idle``: the median
-        time of an iteration in which this thread did not compute [s].
+    results : list of MeasuredRank
+        For each step its timing, the blocks of its turns, and how long this thread was idle.
     """
     once = [max(min([clock([step], device) for _ in range(4)][2:]), 1e-5) for step in steps]
     agreed = torch.tensor(once, dtype=torch.float64, device=device)
@@ -131,30 +161,20 @@ def time_in_turns(
         dist.broadcast(agreed, 0)
     turns = _plan_turns(agreed.tolist(), seconds, seed)
     grouped = max(count for _, count in turns) > 1
-    found: list[dict[str, list[Any]]] = [{"blocks": [], "idle": [], "shares": []} for _ in steps]
+    times = [_Turns() for _ in steps]
     for number, count in turns:
-        step, own, block = steps[number], found[number], []
+        step, own, block = steps[number], times[number], list[float]()
         if grouped:  # an untimed iteration fills the caches again
             step()
         begin, cpu = time.perf_counter(), time.process_time()
         for _ in range(count):
             thread = time.thread_time()
             block.append(clock([step], device))
-            own["idle"].append(block[-1] - (time.thread_time() - thread))
-        own["shares"].append((time.process_time() - cpu) / (time.perf_counter() - begin))
-        own["blocks"].append(block)
+            own.idle.append(block[-1] - (time.thread_time() - thread))
+        own.core_shares.append((time.process_time() - cpu) / (time.perf_counter() - begin))
+        own.blocks.append(block)
         after(count)
-    results = []
-    for own in found:
-        timing = summarize_samples(
-            [t for block in own["blocks"] for t in block], float(np.mean(own["shares"]))
-        )
-        blocks, idle = (
-            [float(f"{np.median(block):.5g}") for block in own["blocks"]],
-            float(np.median(own["idle"])),
-        )
-        results.append({**timing, "blocks": blocks, "idle": max(0.0, idle)})
-    return results
+    return [own.summarize() for own in times]
 
 
 def time_iteration(
@@ -164,7 +184,7 @@ def time_iteration(
     device: str = "cpu",
     seed: int = 0,
     **how: Any,
-) -> dict[str, Any]:
+) -> MeasuredRank:
     """Time iterations of a workload in this process, and then the operations inside some of them.
 
     Parameters
@@ -182,7 +202,7 @@ def time_iteration(
 
     Returns
     -------
-    result : dict
+    result : MeasuredRank
         As `time_step` returns.
     """
     return time_step(_build(workload, owners, device, seed), device=device, **how)
@@ -190,7 +210,7 @@ def time_iteration(
 
 def time_step(
     step: Callable[[], Any], *, seconds: float = 2.0, operations: int = 0, device: str = "cpu"
-) -> dict[str, Any]:
+) -> MeasuredRank:
     """Time a training step over and over in this process, and then the operations inside some of
     its iterations.
 
@@ -207,14 +227,9 @@ def time_step(
 
     Returns
     -------
-    result : dict
-        Timing of one iteration. ``blocks``: median time of each block of iterations [s].
-        ``references``: times before, between and after the blocks, see
-        `perfkit.measure.timing.Reference` [s]. ``core_share``: share of a core during the
-        references [-]. ``names`` and median ``operation_seconds`` of the operations in program
-        order [s], and ``operation_references`` around those iterations [s]. With several ranks on a
-        CPU also ``idle``: median time of an iteration in which this thread did not compute, because
-        it waited for a collective, or because a collective used its core [s].
+    result : MeasuredRank
+        Timing of one iteration with the references between its blocks; names and times of the
+        operations if they were timed; and with several ranks on a CPU how long the thread was idle.
     """
     reference = Reference(device)
 
@@ -228,21 +243,25 @@ def time_step(
         [step], seconds=seconds, device=device, after=lambda count: paces.append(look(count))
     )
     if find_ranks()[1] == 1 or device != "cpu":
-        del result["idle"]
-    rows, each = [], 1 if result["median"] > _BLOCK else 2
-    inside = [look(each)]
+        result = replace(result, idle=None)
+    # a long step is followed by three calls of the references
+    count = 1 if result.median > _BLOCK else 2
+    timers, inside = list[OperationTimer](), [look(count)]
     for _ in range(operations):
         with OperationTimer() as timer:
             step()
-        rows.append(timer.seconds)
-        inside.append(look(each))
-        result["names"] = timer.names
-    result |= {
-        "references": paces,
-        "operation_seconds": round_times(np.median(rows, axis=0)) if rows else [],
-    }
-    result |= {"operation_references": inside} if rows else {}
-    return {**result, "core_share": reference.core_share}
+        timers.append(timer)
+        inside.append(look(count))
+    result = replace(result, references=paces, operation_seconds=[])
+    if timers:
+        seconds_by_iteration = [timer.seconds for timer in timers]
+        result = replace(
+            result,
+            names=timers[-1].names,
+            operation_seconds=round_times(np.median(seconds_by_iteration, axis=0)),
+            operation_references=inside,
+        )
+    return replace(result, core_share=reference.core_share)
 
 
 def time_placements(
@@ -252,7 +271,7 @@ def time_placements(
     seconds: float,
     device: str = "cpu",
     seed: int = 0,
-) -> list[dict[str, Any]]:
+) -> list[MeasuredRank]:
     """Time iterations of a DLRM under several placements of its tables, as one rank of several; see
     `time_in_turns`.
 

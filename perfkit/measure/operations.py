@@ -11,6 +11,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from perfkit.measure.kernels import FUNCTIONS, INDEX_BATCHES, Case
+from perfkit.measure.records import KernelTiming
 from perfkit.measure.timing import Reference, find_disagreement, round_times, time_calls
 from perfkit.recording.modules import draw_rows
 from perfkit.workloads.vocabulary import find_entry
@@ -349,7 +350,7 @@ def prepare(
     return calls, count_operands([read, result[0] if kind == "embedding_forward" else result])
 
 
-def time_kernels(*, cases: Sequence[Sequence[Any]], seconds: float) -> list[dict[str, Any]]:
+def time_kernels(*, cases: Sequence[Sequence[Any]], seconds: float) -> list[KernelTiming]:
     """Time isolated kernels.
 
     Parameters
@@ -361,10 +362,10 @@ def time_kernels(*, cases: Sequence[Sequence[Any]], seconds: float) -> list[dict
 
     Returns
     -------
-    rows : list of dict
-        ``nbytes`` [B], the timing [s] and the ``reference`` times around it [s] of each case.
+    timings : list of KernelTiming
+        Of each case.
     """
-    rows, reference = [], Reference()
+    timings, reference = [], Reference()
     before = reference()
     for number, case in enumerate(cases):
         calls, nbytes = prepare(Case(*case), seed=number)
@@ -372,6 +373,17 @@ def time_kernels(*, cases: Sequence[Sequence[Any]], seconds: float) -> list[dict
         if find_disagreement(timing) > 0.1:
             timing = min(timing, time_calls(calls, seconds=seconds), key=find_disagreement)
         after = reference()
-        rows.append({"nbytes": nbytes, **timing, "reference": round_times(np.sqrt(before * after))})
+        timings.append(
+            KernelTiming(
+                nbytes=nbytes,
+                median=timing.median,
+                q1=timing.q1,
+                q3=timing.q3,
+                halves=timing.halves,
+                n=timing.n,
+                cpu_share=timing.cpu_share,
+                reference=round_times(np.sqrt(before * after)),
+            )
+        )
         before = after
-    return rows
+    return timings

@@ -20,6 +20,7 @@ from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 from perfkit.measure.machine import count_cores, gather_facts, list_cores
+from perfkit.measure.records import write_result
 from perfkit.recording import check_torch
 
 #: Settings of measuring processes. Without them glibc returns large blocks to the system after
@@ -135,7 +136,7 @@ def run_processes(job: dict[str, Any], *, ranks: int = 1, timeout: float = 600.0
     Returns
     -------
     results : list
-        One per rank.
+        One per rank, as plain JSON; see `perfkit.measure.records.read_record`.
 
     Raises
     ------
@@ -207,7 +208,8 @@ def _wait(processes: "list[subprocess.Popen[Any]]", place: Path, timeout: float)
 def _run(job: dict[str, Any], meeting: str, local: int) -> list[Any]:
     """Run one task as one rank, on one thread that is pinned to a core for CPU work.
 
-    Returns the result of this rank; the results of all ranks if a launcher has started them.
+    Returns the result of this rank as plain JSON; the results of all ranks if a launcher has
+    started them.
     """
     import torch
     import torch.distributed as dist
@@ -234,7 +236,8 @@ def _run(job: dict[str, Any], meeting: str, local: int) -> list[Any]:
     task: Any = resolve_name(
         f"perfkit.measure.{_TASKS[name]}:time_{name}" if name in _TASKS else name
     )
-    results = [task(**{key: value for key, value in job.items() if key != "task"})]
+    arguments = {key: value for key, value in job.items() if key != "task"}
+    results = [write_result(task(**arguments))]
     if ranks > 1:
         if meeting == "env://":
             every: list[Any] = [None] * ranks

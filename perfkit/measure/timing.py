@@ -3,13 +3,14 @@ the speed."""
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from perfkit.ground.units import check_positive, is_listed, show
+from perfkit.measure.records import CollectiveSamples, LadderStep, Timing
 
 #: Shortest sample [s]: faster calls are timed in groups. Fewest and most samples of one thing [-].
 _SAMPLE, LEAST, MOST = 2e-4, 6, 400
@@ -21,7 +22,7 @@ LARGEST = 2.0**31
 _SMALLEST, _SWEEPS, _ROW = 2.0**14, 4, 64
 
 
-def summarize_samples(seconds: Sequence[float], cpu_share: float = 1.0) -> dict[str, Any]:
+def summarize_samples(seconds: Sequence[float], cpu_share: float = 1.0) -> Timing:
     """Summarize repeated times of one thing.
 
     Parameters
@@ -33,40 +34,34 @@ def summarize_samples(seconds: Sequence[float], cpu_share: float = 1.0) -> dict[
 
     Returns
     -------
-    timing : dict
-        ``median``, quartiles ``q1`` and ``q3``, ``halves``: medians of the even and of the odd
-        samples [s]; ``n`` samples and ``cpu_share`` [-].
+    timing : Timing
+        Median, quartiles, halves and number of samples, with this share.
     """
     values = np.asarray(seconds, dtype=float)
     q1, median, q3 = (float(q) for q in np.percentile(values, [25, 50, 75]))
-    halves = (
-        float(np.median(values[::2])),
-        float(np.median(values[1::2] if len(values) > 1 else values)),
-    )
-    return {
-        "median": median,
-        "q1": q1,
-        "q3": q3,
-        "halves": halves,
-        "n": len(values),
-        "cpu_share": cpu_share,
-    }
+    even, odd = values[::2], values[1::2]
+    if len(odd) == 0:
+        odd = even
+    halves = [float(np.median(even)), float(np.median(odd))]
+    return Timing(median=median, q1=q1, q3=q3, halves=halves, n=len(values), cpu_share=cpu_share)
 
 
-def find_disagreement(timing: Mapping[str, Any]) -> float:
+def find_disagreement(timing: Timing) -> float:
     """Find how far the two halves of a measurement differ.
 
     Parameters
     ----------
-    timing : mapping
-        From `summarize_samples`.
+    timing : Timing
+        Such as from `summarize_samples`; with halves.
 
     Returns
     -------
     share : float
         Difference over the smaller half [-].
     """
-    return float(max(timing["halves"]) / min(timing["halves"]) - 1.0)
+    halves = timing.halves
+    assert halves is not None, "a timing has halves"
+    return float(max(halves) / min(halves) - 1.0)
 
 
 def round_times(times: Iterable[float]) -> list[float]:
@@ -99,7 +94,7 @@ def clock(calls: Iterable[Callable[[], Any]], device: str = "cpu") -> float:
     return time.perf_counter() - start
 
 
-def time_calls(calls: Sequence[Callable[[], Any]], *, seconds: float) -> dict[str, Any]:
+def time_calls(calls: Sequence[Callable[[], Any]], *, seconds: float) -> Timing:
     """Time callables in rotation on a CPU, in samples that are long enough for the clock.
 
     Parameters
@@ -111,8 +106,8 @@ def time_calls(calls: Sequence[Callable[[], Any]], *, seconds: float) -> dict[st
 
     Returns
     -------
-    timing : dict
-        Time of one call, see `summarize_samples` [s].
+    timing : Timing
+        Time of one call, see `summarize_samples`.
     """
     clock([*calls[:2], *calls[:2]])
     group = max(1, min(5000, int(_SAMPLE / max(clock(calls[:1]), 1e-7))))
@@ -274,12 +269,12 @@ def make_collective(
 
 def time_collectives(
     *, operations: Sequence[str], sizes: Sequence[int], seconds: float, device: str = "cpu"
-) -> list[dict[str, Any]]:
+) -> list[CollectiveSamples]:
     """Time collectives of message sizes in the nccl-tests convention [B], in several sweeps over
     all sizes.
 
-    A sample lasts from a barrier to the end of the call on this rank. Returns operation, ``nbytes``
-    [B], all samples [s] and the share of a core that this rank got [-].
+    A sample lasts from a barrier to the end of the call on this rank. Returns what this rank saw of
+    each operation and size.
     """
     import torch
     import torch.distributed as dist
@@ -290,37 +285,42 @@ def time_collectives(
         for operation in operations
         for size in sizes
     ]
-    rows: list[dict[str, Any]] = [{"operation": o, "nbytes": n, "samples": []} for o, _, n in made]
+    samples: list[list[float]] = [[] for _ in made]
     for _ in range(_SWEEPS):
-        for row, (_, call, _) in zip(rows, made, strict=True):
+        for times, (_, call, _) in zip(samples, made, strict=True):
             call()
             begin, agreed = time.perf_counter(), torch.ones(1, device=device)
             # rank 0 decides when to stop, so that all ranks make equally many calls
             while agreed.item():
                 for _ in range(8):
                     dist.barrier()
-                    row["samples"].append(clock([call], device))
+                    times.append(clock([call], device))
                 agreed.fill_(time.perf_counter() - begin < seconds / _SWEEPS)
                 dist.broadcast(agreed, 0)
             reference()
-    return [{**row, "core_share": reference.core_share} for row in rows]
+    return [
+        CollectiveSamples(
+            operation=operation, nbytes=nbytes, samples=times, core_share=reference.core_share
+        )
+        for (operation, _, nbytes), times in zip(made, samples, strict=True)
+    ]
 
 
-def time_ladder(*, largest: float) -> list[dict[str, Any]]:
+def time_ladder(*, largest: float) -> list[LadderStep]:
     """Time passes over working sets up to the largest [B], in several sweeps over all sizes.
 
-    Returns for each size ``nbytes`` [B] and ``stream``: for every sweep the time to read and write
-    all of it [s].
+    Returns the steps of the ladder, the smallest first.
     """
     import torch
 
     steps = np.arange(np.log2(_SMALLEST), np.log2(max(largest, 4 * _SMALLEST)) + 0.01, 0.5)
     counts = [int(2.0**step) // _ROW for step in steps]
     whole = torch.zeros(counts[-1], _ROW // 4)
-    rows: list[dict[str, Any]] = [{"nbytes": count * _ROW, "stream": []} for count in counts]
+    ladder = [LadderStep(nbytes=count * _ROW, stream=[]) for count in counts]
     for sweep in range(_SWEEPS):
-        for row in rows[:: 1 if sweep % 2 == 0 else -1]:
-            part, turns = whole[: row["nbytes"] // _ROW], max(1, int(4e6 / row["nbytes"]))
+        upwards = sweep % 2 == 0
+        for step in ladder if upwards else reversed(ladder):
+            part, turns = whole[: step.nbytes // _ROW], max(1, int(4e6 / step.nbytes))
             passes = [partial(part.add_, 1.0)] * turns
-            row["stream"].append(min([clock(passes) for _ in range(3)][1:]) / turns)
-    return rows
+            step.stream.append(min([clock(passes) for _ in range(3)][1:]) / turns)
+    return ladder
