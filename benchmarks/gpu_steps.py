@@ -33,6 +33,7 @@ from perfkit.ground.files import find_reference
 from perfkit.ground.targets import write_text
 from perfkit.ground.units import check_choice
 from perfkit.measure.machine import describe_machine, list_versions
+from perfkit.measure.records import write_record
 from perfkit.measure.timing import clock, summarize_samples
 from perfkit.platform.estimates import keep_quiet
 
@@ -145,8 +146,13 @@ def time_step(step: Step, folder: Path | None) -> dict[str, Any]:
     each = int(np.clip(0.2 / once, 4, 40))
     blocks = [clock([train] * each, "cuda") / each for _ in range(8)]
     spaced = [clock([train], "cuda") for _ in range(2 * each)]
-    timing = {"in_a_row": summarize_samples(blocks), "one_by_one": summarize_samples(spaced)}
-    result = {"name": step.name, **timing, "peak": peak, "reserved": reserved}
+    result = {
+        "name": step.name,
+        "in_a_row": write_record(summarize_samples(blocks)),
+        "one_by_one": write_record(summarize_samples(spaced)),
+        "peak": peak,
+        "reserved": reserved,
+    }
     if folder is None:
         return result
 
