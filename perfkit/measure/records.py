@@ -63,14 +63,7 @@ class Timing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Operands:
-    """Bytes of the operands of one call."""
-
-    nbytes: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelTiming(Timing, _Operands):
+class KernelTiming(Timing):
     """What a measuring process says of one kernel.
 
     Parameters
@@ -81,6 +74,7 @@ class KernelTiming(Timing, _Operands):
         Times of the three references around the kernel [s].
     """
 
+    nbytes: float
     reference: Sequence[float] | None = None
 
 

@@ -58,9 +58,15 @@ def find_disagreement(timing: Timing) -> float:
     -------
     share : float
         Difference over the smaller half [-].
+
+    Raises
+    ------
+    ValueError
+        For a timing without halves.
     """
     halves = timing.halves
-    assert halves is not None, "a timing has halves"
+    if halves is None:
+        raise ValueError(f"halves of {timing} is None; it must be the medians of two halves")
     return float(max(halves) / min(halves) - 1.0)
 
 
