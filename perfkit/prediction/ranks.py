@@ -385,11 +385,22 @@ def find_group_cost(
     regions: int = 1,
 ) -> "CollectiveCost":
     """Find what prices collectives of `count` ranks that are spread over some nodes, at `most` so
-    many ranks on one node.
+    many ranks on one node. It is found once for each platform.
 
     A message between two ranks that was not measured is priced as an all_gather of the two, by the
     algorithm of the library.
     """
+    key = ("group cost", operation, count, nodes, most, regions)
+    if key not in platform.memo:
+        platform.memo[key] = _choose_group_cost(platform, operation, count, nodes, most, regions)
+    cost: CollectiveCost = platform.memo[key]
+    return cost
+
+
+def _choose_group_cost(
+    platform: Platform, operation: str, count: int, nodes: int, most: int, regions: int
+) -> "CollectiveCost":
+    """Choose what prices collectives of a group of ranks, see `find_group_cost`."""
     # only exchanges need them
     from perfkit.platform.collective_costs import AsAllGather, NoExchange
     from perfkit.platform.collectives import find_cost, join_regions

@@ -4,7 +4,7 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -276,7 +276,7 @@ class Plan:
         """
         tables = check_positive("tables", tables, integer=True, maximum=10_000_000)
         ranks = check_positive("ranks", ranks, integer=True)
-        return cls(ranks, tuple(table % ranks for table in range(tables)))
+        return _place_round_robin(tables, ranks)
 
     @classmethod
     def from_owners(cls, owners: Sequence[int | Placement], *, ranks: int) -> "Plan":
@@ -509,6 +509,12 @@ class Plan:
         if notes:
             warnings.warn("; ".join(notes), UserWarning, stacklevel=2)
         return read
+
+
+@lru_cache(maxsize=8)
+def _place_round_robin(tables: int, ranks: int) -> Plan:
+    """The plan of `Plan.round_robin`; those of the last ones are kept."""
+    return Plan(ranks, tuple(table % ranks for table in range(tables)))
 
 
 class _Entry(NamedTuple):
