@@ -84,27 +84,16 @@ class FittedCurve:
         Ranks that it is evaluated for [-].
     weight : float, optional
         Its exponent in the geometric mean of all curves [-].
-    scaled : mapping of str to float, optional
-        Parameters of the fit, scaled to another rank count than the one it was made on.
     """
 
     fit: CollectiveModel
     ranks: int
     weight: float = 1.0
-    scaled: Mapping[str, float] | None = None
 
     def time(self, nbytes: Array, operation: str) -> Array:
         """Times of messages [s], to the power of the weight."""
-        parameters = self.fit if self.scaled is None else self.scaled
-        times = self.fit.evaluate(nbytes, operation, self.ranks, **parameters)
+        times = self.fit.time(nbytes, operation, self.ranks)
         return times if self.weight == 1.0 else times**self.weight
-
-    @property
-    def scaled_fit(self) -> CollectiveModel:
-        """The fit with the scaled parameters, whose standard errors are unknown."""
-        if self.scaled is None:
-            return self.fit
-        return self.fit.with_values(self.scaled, stderr={})
 
     @property
     def smallest(self) -> float:
@@ -179,8 +168,7 @@ class FittedCost(CollectiveCost):
     def _estimate_spread(self, nbytes: Array) -> Array:
         """The largest spread of these fits, or the smallest of the alternatives if that is less."""
         spreads = [
-            spread_beyond(curve.scaled_fit, nbytes, self.operation, curve.ranks)
-            for curve in self.curves
+            spread_beyond(curve.fit, nbytes, self.operation, curve.ranks) for curve in self.curves
         ]
         spread = np.hypot(np.maximum.reduce(spreads), self.spread)
         for alternative in self.alternatives:
@@ -194,7 +182,7 @@ class FittedCost(CollectiveCost):
             size = format_bytes(max(float(np.max(nbytes, initial=0.0)), MESSAGE_TO_MEASURE))
             notes.append(f"{self.note}; {self._advise(size, self.ranks)}")
         for curve in self.curves:
-            fit, ranks = curve.scaled_fit, curve.ranks
+            fit, ranks = curve.fit, curve.ranks
             low, high = fit.ranges.get("nbytes", (0.0, math.inf))
             # a size inside the range, rounded to whole elements, may lie a little outside
             is_near = np.clip(nbytes, 0.98 * low, 1.02 * high) == nbytes
@@ -220,9 +208,9 @@ class FittedCost(CollectiveCost):
 
     def __str__(self) -> str:
         if len(self.curves) == 1:
-            return format_equation(self.curves[0].scaled_fit)
+            return format_equation(self.curves[0].fit)
         return "; ".join(
-            f"{curve.weight:.2f} of {curve.ranks} ranks: {format_equation(curve.scaled_fit)}"
+            f"{curve.weight:.2f} of {curve.ranks} ranks: {format_equation(curve.fit)}"
             for curve in self.curves
         )
 

@@ -151,7 +151,7 @@ def _match_nearest(
         return FittedCost(
             operation,
             ranks,
-            (FittedCurve(fits[near], ranks, scaled=scaled),),
+            (FittedCurve(scaled, ranks),),
             algorithm,
             spread=SIGMA_BEYOND_COUNTS * octaves,
             note=f"{note}scaled from {near}",
@@ -170,9 +170,9 @@ def _match_nearest(
 
 def _scale(
     machine: Machine, fit: CollectiveModel, operation: str, ranks: int, near: int, algorithm: str
-) -> dict[str, float]:
-    """Parameters of a fit with start-ups and times per byte scaled from one rank count to another,
-    as the algorithm does."""
+) -> CollectiveModel:
+    """A fit with start-ups and times per byte scaled from one rank count to another, as the
+    algorithm does; their standard errors are unknown."""
     counts = np.array([ranks, near], dtype=float)
     textbook = algorithm if algorithm in ("tree", "in_network") else ""
 
@@ -201,4 +201,4 @@ def _scale(
             scaled[name] = value * of_transfer
         else:
             scaled[name] = value
-    return scaled
+    return fit.with_values(scaled, stderr={})
