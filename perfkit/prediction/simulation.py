@@ -369,8 +369,7 @@ class CollectivesBeside:
     Parameters
     ----------
     contention : float
-        Share of its rate that a kernel loses to each collective in flight [-]. If there is none,
-        collectives are not noted.
+        Share of its rate that a kernel loses to each collective in flight [-].
     ranks : int
         Groups of ranks [-].
 
@@ -389,21 +388,18 @@ class CollectivesBeside:
 
     def start(self, collective: CollectiveInstance) -> None:
         """Note a collective that starts."""
-        if self.contention and collective.slows_kernels:
-            for rank in collective.members:
-                self.in_flight[rank].append((collective.start, collective.end))
+        for rank in collective.members:
+            self.in_flight[rank].append((collective.start, collective.end))
 
-    def wait_for_others(self, rank: int, collective: CollectiveInstance) -> None:
+    def wait_for_others(self, rank: int) -> None:
         """Note a group of ranks that is ready for a collective before others are."""
-        if self.contention and collective.slows_kernels:
-            self.awaits_others[rank] += 1
+        self.awaits_others[rank] += 1
 
     def stop_waiting(self, last_rank: int, collective: CollectiveInstance) -> None:
         """Note that the last group of ranks is ready for a collective."""
-        if self.contention and collective.slows_kernels:
-            for rank in collective.members:
-                if rank != last_rank:
-                    self.awaits_others[rank] -= 1
+        for rank in collective.members:
+            if rank != last_rank:
+                self.awaits_others[rank] -= 1
 
     def slow(self, rank: int, begin: float, work: float) -> float:
         """End of kernels that take `work` alone [s], beside the collectives in flight; those that
@@ -519,8 +515,9 @@ class Timeline:
                 previous = launched[-1] if launched else None
                 # nobody has measured that a message from one GPU to another slows their kernels
                 is_message = self.device and graph.labels[position].name == "send_recv"
+                slows_kernels = self.contention > 0 and not is_message
                 collective = CollectiveInstance(
-                    previous, communicator.members, slows_kernels=not is_message
+                    previous, communicator.members, slows_kernels=slows_kernels
                 )
                 launched.append(collective)
             collective = launched[order]
@@ -562,7 +559,8 @@ class Timeline:
             before = collective.of_iteration_before
             if before is not None and collective.arrived:
                 before.start, before.end = collective.start, collective.end
-                beside.start(collective)
+                if collective.slows_kernels:
+                    beside.start(collective)
             collective.arrived, collective.ready, collective.end = 0, -math.inf, math.inf
         queue = [(stream_clock, rank) for rank, stream_clock in enumerate(stream_clocks)]
         heapq.heapify(queue)
@@ -636,16 +634,17 @@ class Timeline:
         if ready > collective.ready:
             collective.ready = ready
         if collective.arrived < len(collective.members):
-            beside.wait_for_others(rank, collective)
+            if collective.slows_kernels:
+                beside.wait_for_others(rank)
             return
         previous_end = -math.inf if collective.previous is None else collective.previous.end
         start = previous_end if previous_end > collective.ready else collective.ready
         collective.previous_end = previous_end
         collective.start = start
         collective.end = start + collective.duration
-        if len(collective.members) > 1:
+        if collective.slows_kernels:
             beside.stop_waiting(rank, collective)
-        beside.start(collective)
+            beside.start(collective)
         if collective.waiting_ranks:
             for waiting in collective.waiting_ranks:
                 heapq.heappush(queue, (collective.end, waiting))
@@ -669,12 +668,14 @@ class Timeline:
                 advance = states[-1] - states[-1 - iterations]
                 period = float(advance.max()) / iterations
                 is_ahead = advance < advance.max() - rounding
+                ranks_ahead = is_ahead[: len(self.stream_free)]
                 repeats = False
                 if 2 * iterations < len(states):
                     advance_before = states[-1 - iterations] - states[-1 - 2 * iterations]
                     repeats = abs(advance - advance_before).max() <= rounding
                 if repeats or not is_ahead.any():
-                    self.place_ranks_ahead(is_ahead[: len(self.stream_free)], period)
+                    if ranks_ahead.any():
+                        self.place_ranks_ahead(ranks_ahead, period)
                     return period
             self.run()
         return period
@@ -693,8 +694,6 @@ class Timeline:
         period : float
             What the slowest ranks advance by [s].
         """
-        if not is_ahead.any():
-            return
         latest = self.stream_free.max()
         meets_slower = self._spread(~is_ahead, waiting_only=False)
         for rank in np.flatnonzero(~meets_slower).tolist():
@@ -760,8 +759,6 @@ class Timeline:
     def _list_collectives_beside(self, index: int) -> Array:
         """Starts and ends of the collectives that slow the kernels of a group of ranks, those of
         the iteration before included [s]."""
-        if not self.contention:
-            return np.zeros((0, 2))
         in_flight = []
         for collective in self.collectives_of_rank[index]:
             if collective.slows_kernels:
@@ -769,7 +766,7 @@ class Timeline:
                 before = collective.of_iteration_before
                 if before is not None and before.end > -math.inf:
                     in_flight.append((before.start, before.end))
-        return np.array(in_flight).reshape(-1, 2)
+        return np.array(in_flight)
 
     def measure(self, index: int) -> RankTimeline:
         """What a group of ranks did in the iteration that was run last, on the clock of the
@@ -807,8 +804,8 @@ class Timeline:
         ends = done[1:] + np.maximum.accumulate(ready_on_free_device)
         starts = ends - rank.seconds
         contention_time = np.zeros(len(rank.seconds))
-        beside = self._list_collectives_beside(index)
-        if len(beside):
+        if any(collective.slows_kernels for collective in collectives):
+            beside = self._list_collectives_beside(index)
             begin = segment_begins[segment_of]
             work = done[1:] - done[begins][segment_of]
             work_before = work - rank.seconds
