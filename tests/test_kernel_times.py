@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import perfkit as pk
+from perfkit.fitting import Roofline
 from perfkit.platform import kernel_times
 from perfkit.platform.gallery import list_gallery
 from perfkit.prediction.cost import Costs, price
@@ -66,15 +67,18 @@ def test_lookups_beside_the_same_lookups_in_a_prediction(name: str) -> None:
         assert alone == pytest.approx(costs.hot[first], rel=1e-12)
 
 
-#: What a colleague may change, and a platform that it times.
-PLACES = {"time_roofline": "h100-sxm-8", "time_sum_of_terms": "zen5-2"}
-
-
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("name", "owner", "place"),
+    [
+        ("h100-sxm-8", Roofline, "time"),
+        ("zen5-2", kernel_times, "time_sum_of_terms"),
+    ],
+)
 def test_a_term_that_is_added_moves_questions_and_predictions(
-    place: str, monkeypatch: pytest.MonkeyPatch
+    name: str, owner: Any, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    platform = pk.load_platform(PLACES[place])
+    """What a colleague may change, on a platform that it times."""
+    platform = pk.load_platform(name)
     sizes = {"m": 512, "n": 512, "k": 512, "batch": 1}
     work = {**sizes, "flops": 2.0 * 512**3, "nbytes": 12.0 * 512**2}
 
@@ -89,7 +93,7 @@ def test_a_term_that_is_added_moves_questions_and_predictions(
         ]
 
     before = ask()
-    original: Callable[..., Any] = getattr(kernel_times, place)
+    original: Callable[..., Any] = getattr(owner, place)
 
     def slower(*given: Any) -> Any:
         times = original(*given)
@@ -97,7 +101,7 @@ def test_a_term_that_is_added_moves_questions_and_predictions(
             return kernel_times.IsolatedTimes(2 * times.near, 2 * times.distant)
         return 2 * times
 
-    monkeypatch.setattr(kernel_times, place, slower)
+    monkeypatch.setattr(owner, place, slower)
     assert ask() == pytest.approx([2 * time for time in before], rel=1e-12)
 
 

@@ -32,9 +32,9 @@ _WITHOUT_KERNEL = ("collective", "host")
 DISTANT_TERMS = ("beyond_l2", "beyond_l3", "page_walks")
 #: Sizes that are shared among the products of a convolution.
 _SHARED_BY_PRODUCTS = ("flops", "nbytes", "beyond_l2", "beyond_l3")
-#: Sizes that rooflines take, that say how many products a convolution is, and that time a kernel
-#: without a fit.
-_ROOFLINE_SIZES = ("flops", "traffic", "peak", "bandwidth", "m", "n")
+#: Sizes that rooflines take besides their bytes, that say how many products a convolution is, and
+#: that time a kernel without a fit.
+_ROOFLINE_SIZES = ("flops", "peak", "bandwidth", "m", "n")
 _PRODUCT_SIZES = ("flops", "batch", "m", "n", "k")
 _BARE_SIZES = ("flops", "nbytes", "row_bytes", "peak")
 
@@ -436,17 +436,20 @@ def time_alone(
     if any(isinstance(fitted.fit, Additive) for fitted in kernels.by_fit):
         distant = np.zeros(near.shape)
     for fit, members, counts_products in kernels.by_fit:
+        if fit is None:
+            near[members] = time_without_model(_select(sizes, _BARE_SIZES, members), machine)
+            continue
+        work = size_for_fit(fit, sizes, members)
         gradients: Array = np.asarray(1.0)
         if counts_products:
             gradients = count_gradients(_select(sizes, _PRODUCT_SIZES, members))
-        if fit is None:
-            near[members] = time_without_model(_select(sizes, _BARE_SIZES, members), machine)
-        elif isinstance(fit, Additive):
-            terms = _select(sizes, sizes, members)
-            near[members], distant[members] = time_sum_of_terms(fit, terms, gradients)
+            work = size_one_product(work, gradients)
+        if isinstance(fit, Additive):
+            times = time_sum_of_terms(fit, work)
+            near[members] = gradients * times.near
+            distant[members] = gradients * times.distant
         else:
-            work = _select(sizes, _ROOFLINE_SIZES, members)
-            near[members] = time_roofline(fit, work, gradients)
+            near[members] = gradients * fit.time(work)
 
     # operands that are moved into another layout
     layout_passes = [model.layout_passes for model in models]
@@ -464,7 +467,7 @@ def time_alone(
     return IsolatedTimes(is_kernel * near, distant)
 
 
-def _select(sizes: KernelSizes, names: Iterable[str], members: np.ndarray) -> KernelSizes:
+def _select(sizes: KernelSizes, names: Iterable[str], members: np.ndarray) -> dict[str, Array]:
     """Take some sizes of some kernels; those that are absent stay so."""
     return {name: sizes[name][members] for name in names if name in sizes}
 
@@ -477,6 +480,15 @@ def time_without_model(sizes: KernelSizes, machine: Machine) -> Array:
     return np.maximum(bytes_moved / bandwidth, sizes["flops"] / sizes["peak"])
 
 
+def size_for_fit(fit: KernelModel, sizes: KernelSizes, members: np.ndarray) -> dict[str, Array]:
+    """Sizes of some kernels as their fit takes them; the bytes of a roofline are its traffic."""
+    if isinstance(fit, Additive):
+        return _select(sizes, sizes, members)
+    of_roofline = _select(sizes, _ROOFLINE_SIZES, members)
+    of_roofline["nbytes"] = sizes["traffic"][members]
+    return of_roofline
+
+
 def count_gradients(convolutions: KernelSizes) -> Array:
     """Matrix products that each convolution takes: its backward pass has one for each gradient
     [-]."""
@@ -485,33 +497,25 @@ def count_gradients(convolutions: KernelSizes) -> Array:
     return np.maximum(np.round(sizes["flops"] / np.maximum(flops_of_product, 1.0)), 1.0)
 
 
-def size_one_product(fit: KernelModel, sizes: KernelSizes, gradients: Array) -> KernelSizes:
-    """Sizes as a fit takes them, of one of the products that each kernel is; the bytes of a roofline
-    are its traffic."""
-    own = dict(sizes)
-    if not isinstance(fit, Additive):
-        own["nbytes"] = sizes["traffic"]
+def size_one_product(convolutions: KernelSizes, gradients: Array) -> dict[str, Array]:
+    """Sizes of one of the products that each convolution is, which share its work and operands."""
+    sizes = dict(convolutions)
     for name in _SHARED_BY_PRODUCTS:
-        if name in own:
-            own[name] = own[name] / gradients
-    return own
+        if name in sizes:
+            sizes[name] = sizes[name] / gradients
+    return sizes
 
 
-def time_roofline(fit: KernelModel, sizes: KernelSizes, gradients: Array) -> Array:
-    """Times of kernels under a roofline, each of which is so many products [s]."""
-    return gradients * fit.time(size_one_product(fit, sizes, gradients))
-
-
-def time_sum_of_terms(fit: Additive, sizes: KernelSizes, gradients: Array) -> IsolatedTimes:
-    """Times of kernels whose costs add up, each of which is so many products: with all operands
-    near, and what those that are not add."""
-    terms = dict(size_one_product(fit, sizes, gradients))
+def time_sum_of_terms(fit: Additive, sizes: KernelSizes) -> IsolatedTimes:
+    """Times of kernels whose costs add up: with all operands near, and what those that are not
+    add."""
+    near_sizes = dict(sizes)
     distant = np.zeros(sizes["traffic"].shape)
     for name in DISTANT_TERMS:
         if name in fit:
-            distant += fit[name] * terms[name]
-            terms[name] = np.zeros(distant.shape)
-    return IsolatedTimes(near=gradients * fit.time(terms), distant=gradients * distant)
+            distant += fit[name] * sizes[name]
+            near_sizes[name] = np.zeros(distant.shape)
+    return IsolatedTimes(near=fit.time(near_sizes), distant=distant)
 
 
 def list_unaligned(machine: Machine) -> UnalignedSlowdown:

@@ -8,7 +8,7 @@ import numpy as np
 
 from perfkit.fitting import Additive, KernelModel
 from perfkit.ground.results import Table, Tabular
-from perfkit.ground.units import format_bytes, format_rate, format_time, show
+from perfkit.ground.units import Array, format_bytes, format_rate, format_time, show
 from perfkit.platform.kernel_times import (
     DISTANT_TERMS,
     ClassifiedKernels,
@@ -16,6 +16,7 @@ from perfkit.platform.kernel_times import (
     LoneModel,
     count_gradients,
     find_aligned_products,
+    size_for_fit,
     size_one_product,
     time_alone,
 )
@@ -296,12 +297,9 @@ def _list_terms(model: LoneModel, sizes: KernelSizes, platform: Platform) -> lis
     if fit is None:
         time = _time_near(model, {**sizes, "launches": np.ones(1)}, platform)
         return [Step("bytes or arithmetic at the rate of the datasheet", time)]
-    products = 1.0
-    if model.counts_products:
-        products = float(count_gradients(sizes)[0])
+    products = _count_products(model, sizes)
     steps = []
-    parts = fit.split(size_one_product(fit, sizes, np.array([products])))
-    for name, seconds in parts.items():
+    for name, seconds in _split_one_product(fit, sizes, products).items():
         time = float(np.sum(seconds))
         if name not in DISTANT_TERMS and time:
             steps.append(Step(_name_term(fit, name, time), time))
@@ -349,16 +347,27 @@ def _time_distant(model: LoneModel, sizes: KernelSizes) -> dict[str, float]:
     fit = model.fit
     if not isinstance(fit, Additive):
         return {}
-    gradients = np.ones(1)
-    if model.counts_products:
-        gradients = count_gradients(sizes)
-    parts = fit.split(size_one_product(fit, sizes, gradients))
+    products = _count_products(model, sizes)
+    parts = _split_one_product(fit, sizes, products)
     times = {}
     for name in DISTANT_TERMS:
-        time = float(gradients[0] * parts[name][0]) if name in parts else 0.0
+        time = float(products * parts[name][0]) if name in parts else 0.0
         if time:
             times[_name_term(fit, name, time)] = time
     return times
+
+
+def _count_products(model: LoneModel, sizes: KernelSizes) -> float:
+    """Matrix products as which a kernel is timed: one for each gradient of a convolution [-]."""
+    if not model.counts_products:
+        return 1.0
+    return float(count_gradients(sizes)[0])
+
+
+def _split_one_product(fit: KernelModel, sizes: KernelSizes, products: float) -> dict[str, Array]:
+    """What a fit says of one of the products that a kernel is, by term [s]."""
+    of_kernel = size_for_fit(fit, sizes, np.arange(1))
+    return fit.split(size_one_product(of_kernel, np.array([products])))
 
 
 def _name_context(model: ClassModel, platform: Platform, family: str) -> str:
