@@ -306,9 +306,11 @@ class DLRM:
         ValueError
             If the plan is for other ranks or tables, or the batch does not divide by the ranks.
         """
-        check_type("plan", plan, Plan | None)
+        if plan is None:
+            ranks = check_ranks(self.batch, ranks)
+            return Plan.round_robin(len(self.tables), ranks=ranks)
+        check_type("plan", plan, Plan)
         ranks = check_ranks(self.batch, ranks)
-        plan = plan or Plan.round_robin(len(self.tables), ranks=ranks)
         if plan.ranks != ranks or len(plan.owners) != len(self.tables):
             asked = f"the model has {len(self.tables)} tables and {ranks} ranks are asked for; make a plan for these"
             raise ValueError(
