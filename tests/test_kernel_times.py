@@ -136,9 +136,9 @@ def test_graphs_without_products_are_timed_over_configurations() -> None:
     for dtype in ("fp32", "bf16"):
         copies = [kernel_times.find_lone_model(h100, "copy", "copy_", dtype)]
         kernels = kernel_times.ClassifiedKernels(tuple(copies), np.zeros(3, dtype=int), 2)
-        products = kernel_times.find_aligned_products(kernels, {"m": np.zeros((3, 1))})
+        products = kernel_times.find_aligned_products(kernels, {"m": np.zeros((3, 1))}, h100)
         is_unaligned = np.zeros((3, 5), dtype=bool)
-        is_unaligned[products.operations] = products.unaligned.of_16_bytes
+        is_unaligned[products.operations] = products.is_unaligned
         assert not is_unaligned.any()
     where = {"batch": [8, 16], "sequence": [128, 256]}
     assert (

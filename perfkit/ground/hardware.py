@@ -102,6 +102,14 @@ class Device(Typed):
         return main.value if main else math.nan
 
     @cached_property
+    def cache_bandwidth(self) -> float | None:
+        """Bandwidth of the last cache; None if there is none, or if it is not known [B/s]."""
+        if len(self.memory) < 2:
+            return None
+        cache = self.memory[-2].bandwidth
+        return cache.value if cache else None
+
+    @cached_property
     def access_granularity(self) -> float:
         """Smallest access to memory: a cache line of a CPU, a sector of a GPU [B]."""
         return 64.0 if self.kind == "cpu" else 32.0

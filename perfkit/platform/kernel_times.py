@@ -270,12 +270,15 @@ class AlignedProducts(NamedTuple):
     ----------
     operations : array of int
         Their positions [-].
-    unaligned : UnalignedRows
-        Which of them lack aligned rows.
+    is_unaligned : array of bool
+        Whether rows of each are no multiple of 16 B.
+    slowdown : array
+        How many times as long each takes beyond its launch, because its rows are not aligned [-].
     """
 
     operations: np.ndarray
-    unaligned: UnalignedRows
+    is_unaligned: np.ndarray
+    slowdown: Array
 
 
 class IsolatedTimes(NamedTuple):
@@ -320,38 +323,40 @@ def find_traffic(
     """
     models = kernels.models
     main_bandwidth = machine.device.main_bandwidth
+    cache_bandwidth = machine.device.cache_bandwidth
     operand_passes = kernels.repeat([model.operand_passes for model in models])
-    from_memory = operand_passes * operand_bytes
-    if not row_bytes.any():
-        return Traffic(from_memory, np.broadcast_to(main_bandwidth, from_memory.shape))
     row_passes = kernels.repeat([model.row_passes for model in models])
-    nbytes = from_memory + row_passes * row_bytes
-    from_memory = from_memory + row_passes * rows_beyond_l3
-    return Traffic(nbytes, find_mean_bandwidth(machine, from_memory, nbytes - from_memory))
+    of_operands = operand_passes * operand_bytes
+    nbytes = of_operands + row_passes * row_bytes
+    if cache_bandwidth is None or not row_bytes.any():
+        return Traffic(nbytes, np.broadcast_to(main_bandwidth, nbytes.shape))
+    from_memory = of_operands + row_passes * rows_beyond_l3
+    bandwidth = find_mean_bandwidth(
+        main_bandwidth, cache_bandwidth, from_memory, nbytes - from_memory
+    )
+    return Traffic(nbytes, bandwidth)
 
 
-def find_mean_bandwidth(machine: Machine, from_memory: Array, from_cache: Array) -> Array:
+def find_mean_bandwidth(
+    main_bandwidth: float, cache_bandwidth: float, from_memory: Array, from_cache: Array
+) -> Array:
     """Bandwidth of bytes of which a part comes from main memory and the rest from the last cache.
 
     Parameters
     ----------
-    machine : Machine
-        Whose memory it is.
+    main_bandwidth, cache_bandwidth : float
+        Bandwidth of each [B/s].
     from_memory, from_cache : array
         Bytes from each [B].
 
     Returns
     -------
     bandwidth : array
-        That of the main memory where that of the cache is not known [B/s].
+        That of the main memory where there are no bytes [B/s].
     """
-    levels = machine.device.memory
-    main_bandwidth = machine.device.main_bandwidth
     bandwidth = np.full(from_memory.shape, main_bandwidth)
-    if len(levels) == 1 or levels[-2].bandwidth is None:
-        return bandwidth
     time_of_memory = from_memory / main_bandwidth
-    time_of_cache = from_cache / levels[-2].bandwidth.value
+    time_of_cache = from_cache / cache_bandwidth
     time = np.asarray(smooth_maximum(time_of_memory, time_of_cache, sharpness=2.0))
     np.divide(from_memory + from_cache, time, out=bandwidth, where=time > 0)
     return bandwidth
@@ -386,14 +391,19 @@ def find_unaligned_rows(
     return UnalignedRows(of_4_bytes & ~is_vector, of_16_bytes & ~is_vector)
 
 
-def find_aligned_products(kernels: ClassifiedKernels, sizes: KernelSizes) -> AlignedProducts:
-    """Find the products on tensor cores, and which of them lack aligned rows."""
+def find_aligned_products(
+    kernels: ClassifiedKernels, sizes: KernelSizes, machine: Machine
+) -> AlignedProducts:
+    """Find the products on tensor cores, and which of them lack aligned rows.
+
+    Matrix products without aligned rows take longer beyond their launch, batched ones do not.
+    """
     models = kernels.models
     itemsize = kernels.repeat([model.tensor_core_itemsize for model in models])
     products = np.flatnonzero(itemsize)
     if not len(products):
-        nothing = np.zeros((0, *[1] * (kernels.dimensions - 1)), dtype=bool)
-        return AlignedProducts(products, UnalignedRows(nothing, nothing))
+        nothing = np.zeros((0, *[1] * (kernels.dimensions - 1)))
+        return AlignedProducts(products, is_unaligned=nothing > 0, slowdown=nothing)
     is_transposed = kernels.repeat([model.variant == "tn" for model in models])
     unaligned = find_unaligned_rows(
         sizes["m"][products],
@@ -402,7 +412,12 @@ def find_aligned_products(kernels: ClassifiedKernels, sizes: KernelSizes) -> Ali
         itemsize=itemsize[products],
         is_transposed=is_transposed[products],
     )
-    return AlignedProducts(products, unaligned)
+    by_rows = list_unaligned(machine)
+    is_gemm = kernels.repeat([model.kind == "gemm" for model in models])[products]
+    slowdown = np.where(unaligned.of_16_bytes, by_rows.of_16_bytes, 1.0)
+    slowdown = np.where(unaligned.of_4_bytes, by_rows.of_4_bytes, slowdown)
+    slowdown = np.where(is_gemm, slowdown, 1.0)
+    return AlignedProducts(products, unaligned.of_16_bytes, slowdown)
 
 
 def time_alone(
@@ -456,12 +471,14 @@ def time_alone(
     if any(layout_passes):
         near = near + kernels.repeat(layout_passes) * sizes["traffic"] / sizes["bandwidth"]
 
-    # products without aligned rows; batched ones take no longer
-    if products.unaligned.of_16_bytes.any():
-        near = slow_unaligned_gemms(kernels, near, products, machine)
+    # products without aligned rows
+    launch = kernels.repeat([model.launch for model in models])
+    if products.is_unaligned.any():
+        operations = products.operations
+        beyond_launch = np.maximum(near[operations] - launch[operations], 0.0)
+        near[operations] += (products.slowdown - 1.0) * beyond_launch
 
     # further kernels of the operation, or none where it is a part of the one before
-    launch = kernels.repeat([model.launch for model in models])
     near = np.maximum(near + (sizes["launches"] - 1) * launch, 0.0)
     is_kernel = kernels.repeat([model.is_kernel for model in models])
     return IsolatedTimes(is_kernel * near, distant)
@@ -523,24 +540,6 @@ def list_unaligned(machine: Machine) -> UnalignedSlowdown:
     capability = machine.device.capability
     generation = min(10, int(capability.value)) if capability else 0
     return UNALIGNED.get(generation, UNALIGNED[0])
-
-
-def slow_unaligned_gemms(
-    kernels: ClassifiedKernels, seconds: Array, products: AlignedProducts, machine: Machine
-) -> Array:
-    """Times of kernels [s]; matrix products without aligned rows take longer beyond their launch,
-    batched ones do not."""
-    slowdown = list_unaligned(machine)
-    models = kernels.models
-    members = products.operations
-    launch = kernels.repeat([model.launch for model in models])[members]
-    is_gemm = kernels.repeat([model.kind == "gemm" for model in models])[members]
-    factor = np.where(products.unaligned.of_16_bytes, slowdown.of_16_bytes, 1.0)
-    factor = np.where(products.unaligned.of_4_bytes, slowdown.of_4_bytes, factor)
-    factor = np.where(is_gemm, factor, 1.0)
-    slowed = seconds.copy()
-    slowed[members] += (factor - 1.0) * np.maximum(seconds[members] - launch, 0.0)
-    return slowed
 
 
 def say_unaligned(machine: Machine, dtype: str, module: str = "") -> str:

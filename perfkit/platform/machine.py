@@ -272,9 +272,7 @@ class Machine(Typed):
         """Whether the time of a kernel under a roofline depends on what caches hold: a cache of
         measured bandwidth serves rows of tables, and a translation buffer of known size misses
         pages."""
-        levels = self.device.memory
-        serves_rows = len(levels) > 1 and levels[-2].bandwidth is not None
-        return serves_rows or self.page_entries < math.inf
+        return self.device.cache_bandwidth is not None or self.page_entries < math.inf
 
 
 # Every number.

@@ -225,9 +225,9 @@ def _time(machine: Machine, model: LoneModel, sizes: KernelSizes) -> _Timed:
     count = len(next(iter(sizes.values()), ()))
     kernels = _classify(model, count)
     on_device = _put_on_device(machine, kernels, sizes)
-    products = find_aligned_products(kernels, on_device)
+    products = find_aligned_products(kernels, on_device, machine)
     times = time_alone(kernels, on_device, products, machine)
-    has_unaligned = bool(products.unaligned.of_16_bytes.any())
+    has_unaligned = bool(products.is_unaligned.any())
     return _Timed(times.near + times.distant, on_device, has_unaligned)
 
 
@@ -243,11 +243,13 @@ def _put_on_device(
     are used again and again."""
     (model,) = kernels.models
     count = len(kernels.of_operation)
+    main_bandwidth = machine.device.main_bandwidth
+    cache_bandwidth = machine.device.cache_bandwidth
     known = {
         "launches": np.ones(count),
         "peak": np.full(count, model.peak),
         "traffic": np.zeros(count),
-        "bandwidth": np.full(count, machine.device.main_bandwidth),
+        "bandwidth": np.full(count, main_bandwidth),
     }
     if isinstance(model.fit, Additive) and "beyond_l3" in sizes:  # needs nothing of the device
         return known | dict(sizes)
@@ -257,11 +259,13 @@ def _put_on_device(
         known[name] = nbytes * miss_share(working_set, capacity=capacity)
     no_rows = np.zeros(count)
     known["traffic"] = find_traffic(kernels, machine, nbytes, no_rows, no_rows).nbytes
-    if "beyond_l3" in sizes:
-        from_memory = np.minimum(sizes["beyond_l3"], nbytes)
-        known["bandwidth"] = find_mean_bandwidth(machine, from_memory, nbytes - from_memory)
-    else:
+    if "beyond_l3" not in sizes:
         known["bandwidth"] = machine.device.bandwidth(working_set)
+    elif cache_bandwidth is not None:
+        from_memory = np.minimum(sizes["beyond_l3"], nbytes)
+        known["bandwidth"] = find_mean_bandwidth(
+            main_bandwidth, cache_bandwidth, from_memory, nbytes - from_memory
+        )
     return known | dict(sizes)
 
 

@@ -123,7 +123,7 @@ def price(
 
     # 2. Sizes, and how much no cache holds.
     sizes = size_operations(graphs, operations, platform, dtype, ranks)
-    products = find_aligned_products(operations, sizes)
+    products = find_aligned_products(operations, sizes, platform)
 
     # 3. Time of the lone kernel, with near and with distant operands.
     alone = time_alone(operations, sizes, products, platform)
@@ -136,7 +136,7 @@ def price(
 
     assumed = np.array([model.is_assumed for model in operations.models], dtype=bool)
     is_unaligned = np.zeros(sizes["nbytes"].shape, dtype=bool)
-    is_unaligned[products.operations] = products.unaligned.of_16_bytes
+    is_unaligned[products.operations] = products.is_unaligned
     costs = []
     begin = 0
     for number, graph in enumerate(graphs):
@@ -367,11 +367,9 @@ def add_up_classes(
             spread[:, number] = np.hypot(spread[:, number], model.context.spread)
 
     # of products without aligned rows
-    if products.unaligned.of_16_bytes.any():
+    if products.is_unaligned.any():
         unaligned_times = np.zeros(times.shape)
-        unaligned_times[products.operations] = (
-            times[products.operations] * products.unaligned.of_16_bytes
-        )
+        unaligned_times[products.operations] = times[products.operations] * products.is_unaligned
         share = _sum_groups(unaligned_times, group, shape) / np.maximum(totals, _TINY)
         spread = np.hypot(spread, list_unaligned(platform).spread * share)
 

@@ -287,7 +287,7 @@ def _list_steps_alone(model: LoneModel, sizes: KernelSizes, platform: Platform) 
 def _time_near(model: LoneModel, sizes: KernelSizes, platform: Platform) -> float:
     """Time of a lone kernel with near operands [s]."""
     kernels = ClassifiedKernels((model,), np.zeros(1, dtype=np.intp), dimensions=1)
-    products = find_aligned_products(kernels, sizes)
+    products = find_aligned_products(kernels, sizes, platform)
     return float(time_alone(kernels, sizes, products, platform).near[0])
 
 
