@@ -185,12 +185,12 @@ class FittedCost(CollectiveCost):
             fit, ranks = curve.fit, curve.ranks
             low, high = fit.ranges.get("nbytes", (0.0, math.inf))
             # a size inside the range, rounded to whole elements, may lie a little outside
-            is_near = np.clip(nbytes, 0.98 * low, 1.02 * high) == nbytes
-            sizes = {"nbytes": np.where(is_near, np.clip(nbytes, low, high), nbytes)}
-            label = f"{self.operation} on {self._describe(ranks)}"
-            for text in find_extrapolations(label, fit, sizes):
-                largest = float(np.max(nbytes))
-                furthest = largest if largest > high else float(np.min(nbytes))
+            outside = nbytes[(nbytes < 0.98 * low) | (nbytes > 1.02 * high)]
+            if outside.size:
+                label = f"{self.operation} on {self._describe(ranks)}"
+                (text,) = find_extrapolations(label, fit, {"nbytes": outside})
+                largest = float(np.max(outside))
+                furthest = largest if largest > high else float(np.min(outside))
                 sample = format_bytes(choose_sample(fit, furthest, self.operation, ranks))
                 notes.append(f"{text}; {self._advise(sample, ranks)}")
             notes += find_transfers(self.operation, fit)
