@@ -18,8 +18,8 @@ import polars as pl
 
 import perfkit as pk
 from benchmarks import Row, command, find_shared_data, lay_out
-from perfkit.calibration.cluster import calibrate_traces
 from perfkit.calibration.collectives import fit_transfers
+from perfkit.calibration.fit_traces import calibrate_traces
 from perfkit.calibration.traces import find_unsized
 from perfkit.ground.units import Array
 from perfkit.platform.estimates import keep_quiet

@@ -19,12 +19,33 @@ import pytest
 
 import perfkit as pk
 from perfkit.calibration.activity import time_host
-from perfkit.calibration.cluster import fit_cluster, measure_cluster, plan_probes
+from perfkit.calibration.cluster_fit import fit_cluster
+from perfkit.calibration.cluster_measure import measure_cluster
+from perfkit.calibration.cluster_plan import plan_probes
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import Array
 from perfkit.measure.folders import Campaign
-from perfkit.measure.probes import Probe, list_probes
+from perfkit.measure.gpu_records import (
+    Answer,
+    ClusterMeasurements,
+    DeviceAnswers,
+    DeviceFacts,
+    Failure,
+    TimedCalls,
+    TimedIteration,
+    read_cluster,
+    read_probe,
+    write_cluster,
+    write_probe,
+)
+from perfkit.measure.probes import (
+    CollectiveProbe,
+    IterationProbe,
+    KernelProbe,
+    Probe,
+    list_probes,
+)
 from perfkit.measure.processes import launched_ranks
 from perfkit.measure.samples import dump, load
 from perfkit.models.roofline import gemm_bytes, gemm_flops
@@ -58,24 +79,32 @@ class Recording:
     # kind (``gemm`` or a collective), dtype, ranks, nodes, sizes, seconds; repeats are more rows
     times: pl.DataFrame
 
-    def __call__(self, probes: Sequence[Probe]) -> dict[str, Any]:
-        return {"id": self.source, "facts": {}, "answers": self.answer(probes)}
+    def __call__(self, probes: Sequence[Probe]) -> DeviceAnswers:
+        return DeviceAnswers(answers=self.answer(probes), id=self.source)
 
-    def answer(self, probes: Sequence[Probe]) -> list[dict[str, Any] | None]:
+    def answer(self, probes: Sequence[Probe]) -> list[Answer | None]:
         """Samples [s] and recorded sizes; None where nothing within a factor of two was
         recorded."""
-        used, answers = set[tuple[Any, ...]](), list[dict[str, Any] | None]()
+        used, answers = set[tuple[Any, ...]](), list[Answer | None]()
         for probe in probes:
-            names = {"kernels": ["m", "n", "k"], "collectives": ["nbytes"]}.get(probe.stage, [])
-            about = (probe.kind, probe.dtype, probe.ranks, probe.nodes)
+            if isinstance(probe, KernelProbe):
+                wanted = {name: probe.sizes[name] for name in "mnk" if name in probe.sizes}
+                about = (probe.kind, probe.dtype, 1, 1)
+                names = ["m", "n", "k"]
+            elif isinstance(probe, CollectiveProbe):
+                wanted = {"nbytes": probe.nbytes}
+                about = (probe.operation, probe.dtype, probe.ranks, probe.nodes)
+                names = ["nbytes"]
+            else:
+                wanted, about, names = {}, (), ["none"]
             answers.append(None)
-            if not names or not {*names} <= {*probe.sizes} & {*self.times.columns}:
+            if not {*names} <= {*wanted} & {*self.times.columns}:
                 continue
             rows = self.times.filter(
                 **dict(zip(("kind", "dtype", "ranks", "nodes"), about, strict=True))
             )
             sizes, seconds = rows.select(names).to_numpy().astype(float), rows["seconds"].to_numpy()
-            far = np.abs(np.log2(sizes / [float(probe.sizes[name]) for name in names])).max(
+            far = np.abs(np.log2(sizes / [float(wanted[name]) for name in names])).max(
                 axis=1, initial=0.0
             )
             near = (
@@ -84,7 +113,9 @@ class Recording:
             if found := next((size for size in near if (*about, *size) not in used), None):
                 used.add((*about, *found))
                 samples = seconds[(sizes == found).all(axis=1)].tolist()
-                answers[-1] = {"samples": samples, "sizes": dict(zip(names, found, strict=True))}
+                answers[-1] = TimedCalls(
+                    samples=samples, sizes=dict(zip(names, found, strict=True))
+                )
         return answers
 
 
@@ -130,20 +161,17 @@ def calibrate(device: Recording, base: pk.Platform) -> pk.Platform:
 def estimate(probe: Probe, base: pk.Platform) -> float:
     """Time of a probe [s]: 0.15 s and six samples of 2 ms or a call; 8 s to build an iteration, 30
     s to compile it."""
-    if probe.stage == "iterations":
-        whole = 30 * pk.predict(load(dict(probe.sizes)), base).time
-        return 8.0 + whole + 30.0 * (probe.variant == "compiled")
-    kernel = probe.stage == "kernels"
-    work = {
-        "flops": probe.sizes.get("flops", 0.0),
-        "nbytes": 12.0 * probe.sizes.get("elements", 0.0),
-    }
-    one = base.kernel_time("gemm", work, dtype=probe.dtype) if kernel else None
-    once = (
-        base.collective_time("all_reduce", probe.sizes["nbytes"], ranks=probe.ranks)
-        if one is None
-        else one
-    )
+    if isinstance(probe, IterationProbe):
+        whole = 30 * pk.predict(load(dict(probe.workload)), base).time
+        return 8.0 + whole + 30.0 * probe.compiled
+    if isinstance(probe, CollectiveProbe):
+        once = base.collective_time("all_reduce", probe.nbytes, ranks=probe.ranks)
+    else:
+        work = {
+            "flops": probe.sizes.get("flops", 0.0),
+            "nbytes": 12.0 * probe.sizes.get("elements", 0.0),
+        }
+        once = base.kernel_time("gemm", work, dtype=probe.dtype)
     return 0.15 + 6 * probe.calls * float(once)
 
 
@@ -152,34 +180,38 @@ def test_a_node_takes_ten_minutes(name: str) -> None:
     pytest.importorskip("torch", reason="nets need torch: pip install 'perfkit[measure]'")
     base = pk.load_platform(name)
     plan = plan_probes(base)
-    assert all(1 <= probe.calls <= 50 for probe in plan)
+    assert all(1 <= p.calls <= 50 for p in plan if not isinstance(p, IterationProbe))
     with keep_quiet():
         assert sum(estimate(probe, base) for probe in plan) < 600
     most = base.device.memory[-1].capacity.value / 4
     tables = [
-        p.sizes["table_rows"] * p.sizes["dim"] * 4 for p in plan if p.kind == "embedding_forward"
+        p.sizes["table_rows"] * p.sizes["dim"] * 4
+        for p in plan
+        if isinstance(p, KernelProbe) and p.kind == "embedding_forward"
     ]
     assert 0.3 * most < max(tables) <= most, "not only tables of a few million rows"
 
 
 def test_the_plan_covers_formats_sizes_ranks_and_families() -> None:
     plan = [*list_probes([*H100.device.peaks], memory=80e9, cache=50e6, local=8, nodes=4)]
-    products = [probe for probe in plan if probe.kind == "gemm"]
+    kernels = [probe for probe in plan if isinstance(probe, KernelProbe)]
+    products = [probe for probe in kernels if probe.kind == "gemm"]
     assert {probe.dtype for probe in products} == {"bf16", "fp16", "tf32", "fp32", "fp8"}
     sides = np.array([[probe.sizes[side] for side in "mnk"] for probe in products])
     assert sides.max() > 12000 and sides.min() == 16 and not np.any(sides % 16)
-    kinds = {(probe.kind, probe.cold) for probe in plan if probe.stage == "kernels"}
     cold = ("gemm", "attention", "convolution", "elementwise", "embedding_forward")
-    assert kinds == {*((kind, True) for kind in cold), ("elementwise", False)}
-    sent = [probe for probe in plan if probe.stage == "collectives"]
+    expected = {*((kind, True) for kind in cold), ("elementwise", False)}
+    assert {(probe.kind, probe.cold) for probe in kernels} == expected
+    sent = [probe for probe in plan if isinstance(probe, CollectiveProbe)]
     spans = {(2, 1), (4, 1), (8, 1), (2, 2), (4, 4), (16, 2), (32, 4)}
     assert {(probe.ranks, probe.nodes) for probe in sent} == spans
-    sizes = {probe.sizes["nbytes"] for probe in sent}
+    sizes = {probe.nbytes for probe in sent}
     assert (min(sizes), max(sizes)) == (2**10, 2**30)
-    runs = [probe for probe in plan if probe.stage == "iterations"]
-    assert 6 <= len(runs) <= 15 and {probe.variant for probe in runs} == {"eager", "compiled"}
-    texts = [json.dumps(probe) for probe in plan]
-    assert [json.dumps(Probe(*json.loads(text))) for text in texts] == texts
+    runs = [probe for probe in plan if isinstance(probe, IterationProbe)]
+    assert 6 <= len(runs) <= 15 and {probe.compiled for probe in runs} == {True, False}
+    assert len(kernels) + len(sent) + len(runs) == len(plan)
+    texts = [json.dumps(write_probe(probe)) for probe in plan]
+    assert [json.dumps(write_probe(read_probe(json.loads(text)))) for text in texts] == texts
 
 
 # A device in a file.
@@ -190,24 +222,26 @@ def test_a_recording_answers_from_the_nearest_time_and_never_twice() -> None:
         {"m": [64, 64, 80], "n": 512, "k": 512, "dtype": "bf16", "seconds": [3e-6, 5e-6, 6e-6]}
     )
     times = join_times(times, NONE)
-    probe = Probe("kernels", "gemm", "nt", "bf16", {"m": 66, "n": 500, "k": 512})
+    sizes = {"m": 66, "n": 500, "k": 512}
+    probe = KernelProbe(kind="gemm", variant="nt", dtype="bf16", sizes=sizes)
     wanted = [
         probe,
         probe,
         probe,
-        probe._replace(dtype="fp8"),
-        probe._replace(kind="convolution", sizes={}),
+        replace(probe, dtype="fp8"),
+        replace(probe, kind="convolution", sizes={}),
     ]
     first, second, *others = Recording("three times", times).answer(wanted)
-    assert first == {"samples": [3e-6, 5e-6], "sizes": {"m": 64.0, "n": 512.0, "k": 512.0}}
-    assert second and second["sizes"]["m"] == 80.0 and others == [None] * 3
+    assert first == TimedCalls(samples=[3e-6, 5e-6], sizes={"m": 64.0, "n": 512.0, "k": 512.0})
+    assert isinstance(second, TimedCalls) and second.sizes["m"] == 80.0 and others == [None] * 3
     with pytest.raises(ValueError, match="no probe was timed; the first failed with: not recorded"):
         calibrate(Recording("nothing", NONE), H100)
 
 
 def test_the_published_excerpt_becomes_a_platform(tmp_path: Path) -> None:
     out, raw = tmp_path / "mine.toml", tmp_path / "mine.json"
-    raw.write_text(json.dumps(measure_cluster(read_published("h100_sxm"), H100)))
+    measurements = measure_cluster(read_published("h100_sxm"), H100)
+    raw.write_text(json.dumps(write_cluster(measurements)))
     platform = pk.calibrate(measurements=raw, out=out)
     assert pk.load_platform(out) == platform
     whole = '{"probes": [], "base": "h100-sxm-8", "ranks_per_node": 8}'
@@ -258,14 +292,27 @@ def test_what_an_h100_timed_is_fitted_again(tmp_path: Path) -> None:
     assert (story["compiled over eager"], story["clock"]) == ("resnet-0 1.63", "1.98 GHz")
 
 
+@pytest.mark.parametrize("machine", ["h100-1", "h200-1"])
+def test_a_file_of_times_is_read_and_written_again(machine: str) -> None:
+    data = json.loads(find_reference("measured", f"{machine}.measurements.json").read_text())
+    measurements = read_cluster(data)
+    assert isinstance(measurements, ClusterMeasurements) and measurements.facts is not None
+    assert measurements.facts.clock is None, "the driver did not say it"
+    for row in data["probes"]:
+        if "samples" in row:  # how long the calls of all samples took, which nothing reads
+            row.pop("seconds", None)
+    assert json.loads(json.dumps(write_cluster(measurements))) == data
+
+
 def hold_out(device: Recording, plan: Sequence[Probe]) -> pl.DataFrame:
     """What a recording knows beyond its answers to a plan; half precision alone, medians over
     repeats."""
-    answers = [
-        {"kind": probe.kind, "ranks": probe.ranks, "dtype": probe.dtype, **answer["sizes"]}
-        for probe, answer in zip(plan, device.answer(plan), strict=True)
-        if answer
-    ]
+    answers = []
+    for probe, answer in zip(plan, device.answer(plan), strict=True):
+        if isinstance(answer, TimedCalls):
+            row = write_probe(probe)
+            about = {name: row[name] for name in ("kind", "ranks", "dtype")}
+            answers.append({**about, **answer.sizes})
     keys = ["kind", "ranks", "dtype", "m", "n", "k", "nbytes"]
     types: Any = dict.fromkeys(keys[3:], pl.Int64) | {"ranks": pl.Int32}
     used = pl.DataFrame(answers, infer_schema_length=None).cast(types)
@@ -357,23 +404,36 @@ PICTURE = {
 LOOKUP = {"lookups": 64, "bags": 8, "dim": 16, "table_rows": 100, "exponent": 0.0, "elements": 1024}
 KERNELS = [
     *(
-        Probe("kernels", "gemm", "nt", dtype, SMALL)
+        KernelProbe(kind="gemm", variant="nt", dtype=dtype, sizes=SMALL)
         for dtype in ("bf16", "fp16", "tf32", "fp32", "fp8")
     ),
     *(
-        Probe("kernels", "attention", phase, "bf16", SMALL)
+        KernelProbe(kind="attention", variant=phase, dtype="bf16", sizes=SMALL)
         for phase in ("forward_causal", "backward")
     ),
     *(
-        Probe("kernels", "convolution", phase, "bf16", {**PICTURE, "nbytes": 1e5})
+        KernelProbe(
+            kind="convolution", variant=phase, dtype="bf16", sizes={**PICTURE, "nbytes": 1e5}
+        )
         for phase in ("forward", "backward")
     ),
-    Probe("kernels", "elementwise", "add", "bf16", {"elements": 64, "nbytes": 384.0}, cold=False),
-    Probe("kernels", "embedding_forward", "_embedding_bag", "fp32", {**LOOKUP, "nbytes": 5e3}),
+    KernelProbe(
+        kind="elementwise",
+        variant="add",
+        dtype="bf16",
+        sizes={"elements": 64, "nbytes": 384.0},
+        cold=False,
+    ),
+    KernelProbe(
+        kind="embedding_forward",
+        variant="_embedding_bag",
+        dtype="fp32",
+        sizes={**LOOKUP, "nbytes": 5e3},
+    ),
 ]
 SENT = [
-    Probe("collectives", kind, "", dtype, {"nbytes": 4096.0}, ranks)
-    for kind, dtype, ranks in (("all_reduce", "int8", 3), ("all_to_all", "fp16", 2))
+    CollectiveProbe(operation=operation, dtype=dtype, nbytes=4096.0, ranks=ranks)
+    for operation, dtype, ranks in (("all_reduce", "int8", 3), ("all_to_all", "fp16", 2))
 ]
 
 
@@ -410,18 +470,17 @@ def test_probes_are_timed_by_events(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
     cycles: list[int] = []
     replace_cuda(cycles, monkeypatch.setattr)
-    huge = KERNELS[0]._replace(sizes={**SMALL, "m": 2**50})
-    jobs = [probe._replace(calls=4) for probe in (*KERNELS, huge)]
+    huge = replace(KERNELS[0], sizes={**SMALL, "m": 2**50})
+    jobs = [write_probe(replace(probe, calls=4)) for probe in (*KERNELS, huge)]
     found = time_probes(probes=jobs, kept="", folder=str(tmp_path), device="cpu:0")
-    *answers, failed = found["answers"]
-    assert [answer["samples"] for answer in answers] == [[5e-4] * 5] * len(KERNELS)
-    assert failed["failed"].startswith("RuntimeError") and {*cycles} == {1_600_000}
-    assert found["facts"] == {
-        "name": "NVIDIA H100 80GB HBM3",
-        "memory": 85e9,
-        "cache": 2**14,
-        "clock": 1.98e9,
-    }
+    *answers, failed = found.answers
+    samples = [answer.samples for answer in answers if isinstance(answer, TimedCalls)]
+    assert samples == [[5e-4] * 5] * len(KERNELS)
+    assert isinstance(failed, Failure) and failed.failed.startswith("RuntimeError")
+    assert {*cycles} == {1_600_000}
+    assert found.facts == DeviceFacts(
+        name="NVIDIA H100 80GB HBM3", memory=85e9, cache=2**14, clock=1.98e9
+    )
     calls: list[int] = []
     time_queued([lambda: calls.append(1), lambda: calls.append(2)], 1)
     assert calls == [1, 2, 1, 2, 1, 2, 1], "each once to warm up, then in turns"
@@ -448,12 +507,12 @@ def test_an_iteration_is_timed_and_then_traced(
     replace_cuda([], monkeypatch.setattr)
     compiled: list[Any] = []
     monkeypatch.setattr(torch, "compile", lambda step: compiled.append(step) or step)
-    runs = [
-        Probe("iterations", "bert-0", how, "fp32", dump(WORDS)) for how in ("eager", "compiled")
-    ]
-    for found in time_probes(probes=runs, kept="", folder=str(tmp_path), device="cpu:0")["answers"]:
-        assert found["seconds"] > 0 and found["profiled"] > 0
-        events = json.loads(gzip.decompress(Path(found["trace"]).read_bytes()))["traceEvents"]
+    eager = IterationProbe(name="bert-0", dtype="fp32", workload=dump(WORDS))
+    runs = [write_probe(eager), write_probe(replace(eager, compiled=True))]
+    found = time_probes(probes=runs, kept="", folder=str(tmp_path), device="cpu:0")
+    for times in found.answers:
+        assert isinstance(times, TimedIteration) and times.seconds > 0 and times.profiled > 0
+        events = json.loads(gzip.decompress(Path(times.trace).read_bytes()))["traceEvents"]
         steps = {
             event["name"] for event in events if event.get("name", "").startswith("ProfilerStep#")
         }
@@ -491,14 +550,15 @@ def test_tasks_of_slurm_meet_on_the_first_node(
 LAUNCHED = """
 import json, os, sys
 from pathlib import Path
-from perfkit.calibration import cluster
+from perfkit.calibration import cluster_measure, cluster_plan
 from perfkit.measure.folders import Campaign
+from perfkit.measure.gpu_records import write_cluster
 from tests import test_cluster as t
 t.replace_cuda([])
-cluster.list_probes = lambda *_, **__: [*t.KERNELS[:1], *t.SENT]
+cluster_plan.list_probes = lambda *_, **__: [*t.KERNELS[:1], *t.SENT]
 folder, first = Path(sys.argv[1]), os.environ["RANK"] == "0"
-base, kept = cluster.resize_base(t.H100, 3, 1), Campaign(folder / "kept" if first else None)
-found = cluster.measure_cluster("cpu:0", base, kept, folder / "t")
+base, kept = cluster_plan.resize_base(t.H100, 3, 1), Campaign(folder / "kept" if first else None)
+found = write_cluster(cluster_measure.measure_cluster("cpu:0", base, kept, folder / "t"))
 (folder / f"found{os.environ['RANK']}.json").write_text(json.dumps(found))
 """
 
@@ -558,31 +618,34 @@ class Imagined(Recording):
     seed: int = 0
     traced: str = "resnet-0"
 
-    def answer(self, probes: Sequence[Probe]) -> list[dict[str, Any] | None]:
-        rng, answers = np.random.default_rng(self.seed), list[dict[str, Any] | None]()
+    def answer(self, probes: Sequence[Probe]) -> list[Answer | None]:
+        rng = np.random.default_rng(self.seed)
+        answers = list[Answer | None]()
         for probe in probes:
-            nbytes, noise = probe.sizes.get("nbytes", 0.0), np.exp(0.03 * rng.standard_normal())
-            if probe.stage == "collectives":
-                seconds = self.platform.collective_time(probe.kind, nbytes, ranks=probe.ranks)
-            elif probe.stage == "kernels":
-                kind = probe.kind if probe.kind in self.platform.kernels else "gemm"
-                sizes = probe.sizes
-                nbytes = DTYPES[probe.dtype] * sum(
-                    sizes.get(x, 0) * sizes.get(y, 0) for x, y in ("mn", "mk", "nk")
-                )
-                nbytes += 3 * DTYPES[probe.dtype] * sizes.get("elements", 0)
-                work = {"flops": sizes["flops"], "nbytes": nbytes}
-                seconds = self.platform.kernel_time(kind, work, dtype=probe.dtype)
+            noise = float(np.exp(0.03 * rng.standard_normal()))
+            if isinstance(probe, CollectiveProbe):
+                answers.append(self.answer_collective(probe, noise))
+            elif isinstance(probe, KernelProbe):
+                answers.append(self.answer_kernel(probe, noise))
+            elif probe.name == self.traced and not probe.compiled:
+                answers.append(TimedIteration(seconds=0.05, profiled=0.1, trace=self.source))
             else:
-                answer = {"seconds": 0.05, "profiled": 0.1, "trace": self.source}
-                answers.append(
-                    answer if (probe.kind, probe.variant) == (self.traced, "eager") else None
-                )
-                continue
-            answers.append(
-                {"samples": [float(seconds * noise)], "sizes": {**probe.sizes, "nbytes": nbytes}}
-            )
+                answers.append(None)
         return answers
+
+    def answer_collective(self, probe: CollectiveProbe, noise: float) -> TimedCalls:
+        seconds = self.platform.collective_time(probe.operation, probe.nbytes, ranks=probe.ranks)
+        return TimedCalls(samples=[float(seconds) * noise], sizes={"nbytes": probe.nbytes})
+
+    def answer_kernel(self, probe: KernelProbe, noise: float) -> TimedCalls:
+        kind = probe.kind if probe.kind in self.platform.kernels else "gemm"
+        sizes = probe.sizes
+        numbers = sum(sizes.get(x, 0) * sizes.get(y, 0) for x, y in ("mn", "mk", "nk"))
+        numbers += 3 * sizes.get("elements", 0)
+        nbytes = DTYPES[probe.dtype] * numbers
+        work = {"flops": sizes["flops"], "nbytes": nbytes}
+        seconds = float(self.platform.kernel_time(kind, work, dtype=probe.dtype))
+        return TimedCalls(samples=[seconds * noise], sizes={**sizes, "nbytes": nbytes})
 
 
 def imagine(platform: pk.Platform, seed: int) -> pk.Platform:
@@ -651,7 +714,8 @@ def test_kernels_take_in_iterations_what_they_took_in_a_traced_one(
     found = calibrate(Imagined(str(path), NONE, base, traced="resnet-large"), base)
     graph, seconds = traced.record_step(read_kineto(path))
     busy, queued = pk.read_trace(path).idle().select("busy_s", "queued_s").row(0)
-    raw = measure_cluster(Imagined(str(path), NONE, base, traced="resnet-large"), base)
+    measurements = measure_cluster(Imagined(str(path), NONE, base, traced="resnet-large"), base)
+    raw = write_cluster(measurements)
     for row in (row for row in raw["probes"] if "trace" in row):
         row["trace"] = f"/gone/{path.name}"
     beside = tmp_path / "v100.measurements.json"

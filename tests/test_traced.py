@@ -15,8 +15,8 @@ import perfkit as pk
 from benchmarks.traced import compare_step, judge_collectives, sum_kernels
 from perfkit.__main__ import main
 from perfkit.calibration.activity import BLOCKING, list_steps, time_host
-from perfkit.calibration.cluster import calibrate_traces
 from perfkit.calibration.collectives import fit_transfers, read_ranks
+from perfkit.calibration.fit_traces import calibrate_traces
 from perfkit.ground.hardware import Quantity
 from perfkit.ground.units import Array
 from perfkit.platform.estimates import keep_quiet

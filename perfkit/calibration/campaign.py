@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,13 +11,17 @@ from typing import Any
 import numpy as np
 
 from perfkit.calibration.checks import Comparison, compare_run
-from perfkit.calibration.cluster import calibrate_traces, fit_cluster, measure_cluster, resize_base
+from perfkit.calibration.cluster_fit import fit_cluster
+from perfkit.calibration.cluster_measure import measure_cluster
+from perfkit.calibration.cluster_plan import resize_base
 from perfkit.calibration.fit import find_caches, fit_platform
+from perfkit.calibration.fit_traces import calibrate_traces
 from perfkit.calibration.pace import name_disturbances
 from perfkit.ground.files import LARGEST_TEXT, check_path, check_paths, reading
 from perfkit.ground.targets import check_target, write_text
 from perfkit.ground.units import check_choice, check_positive, check_type
 from perfkit.measure.folders import Campaign, open_campaign
+from perfkit.measure.gpu_records import ClusterMeasurements, write_cluster
 from perfkit.measure.kernels import draw_cases
 from perfkit.measure.machine import count_cores, describe_machine, gather_facts, list_versions
 from perfkit.measure.processes import (
@@ -365,7 +369,7 @@ def calibrate(
         Raw measurements of an earlier calibration, to fit again without measuring.
     traces : str, Path or sequence of them, optional
         Traces of steps whose kernels are fitted into the base, see
-        `perfkit.calibration.cluster.calibrate_traces`.
+        `perfkit.calibration.fit_traces.calibrate_traces`.
     nccl_logs : str, Path or sequence of them, optional
         Logs of nccl-tests, files or folders, that replace collectives of the base. Nothing is
         measured.
@@ -407,7 +411,10 @@ def calibrate(
     elif traces is None and nccl_logs is None:
         ranks = _count_ranks(device, ranks)
         if device == "cuda":
-            campaign, raw = _measure_gpus(base, ranks, raw_file.with_suffix(".traces"), progress)
+            campaign, measured = _measure_gpus(
+                base, ranks, raw_file.with_suffix(".traces"), progress
+            )
+            raw = write_cluster(measured)
         else:
             campaign = open_campaign("calibrate", device, ranks, quick, models, progress=progress)
             raw = write_measurements(
@@ -421,11 +428,7 @@ def calibrate(
         elif traces is not None:
             platform = calibrate_traces(traces, base, name)
         else:
-            platform = (
-                fit_cluster(raw, base, name=name)
-                if "probes" in raw
-                else fit_platform(raw, name=name)
-            )
+            platform = _fit_raw(raw, base, name)
         if target is not None:
             platform.save(target)
     except ValueError as error:
@@ -453,9 +456,16 @@ def _read_measurements(path: Path) -> dict[str, Any]:
     return raw
 
 
+def _fit_raw(raw: Mapping[str, Any], base: Named | None, name: str | None) -> Platform:
+    """Fit raw measurements: those of GPUs are times of probes."""
+    if "probes" in raw:
+        return fit_cluster(raw, base, name=name)
+    return fit_platform(raw, name=name)
+
+
 def _measure_gpus(
     base: Named | None, ranks: int, folder: Path, progress: bool
-) -> tuple[Campaign, dict[str, Any]]:
+) -> tuple[Campaign, ClusterMeasurements]:
     """Measure GPUs; returns the campaign, which keeps the measurements until they are written, and
     them."""
     import torch

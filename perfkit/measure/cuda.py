@@ -8,7 +8,7 @@ spins, and ``torch._scaled_mm``, fp8 products.
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,21 @@ import torch
 import torch.distributed as dist
 
 from perfkit.measure.folders import Campaign
+from perfkit.measure.gpu_records import (
+    Answer,
+    DeviceAnswers,
+    DeviceFacts,
+    Failure,
+    TimedCalls,
+    TimedIteration,
+    read_answer,
+    read_probe,
+)
 from perfkit.measure.iterations import find_ranks
 from perfkit.measure.kernels import Case
 from perfkit.measure.operations import prepare
-from perfkit.measure.probes import Probe
+from perfkit.measure.probes import CollectiveProbe, IterationProbe, KernelProbe, Probe
+from perfkit.measure.records import write_record
 from perfkit.measure.samples import load
 from perfkit.measure.timing import clock, make_collective
 from perfkit.recording.modules import DTYPES, build_step
@@ -62,7 +73,7 @@ def time_queued(calls: Sequence[Callable[[], Any]], count: int) -> list[float]:
     return found
 
 
-def _time_kernel(probe: Probe, device: str) -> dict[str, Any]:
+def _time_kernel(probe: KernelProbe, device: str) -> TimedCalls:
     """Time one kernel; cold operands rotate through twice the size of the last cache."""
     torch.set_float32_matmul_precision("high" if probe.dtype == "tf32" else "highest")
     case = Case(probe.kind, probe.variant, dict(probe.sizes))
@@ -70,12 +81,22 @@ def _time_kernel(probe: Probe, device: str) -> dict[str, Any]:
     calls, counted = make(case, device=device)
     sizes = {"nbytes": counted, **probe.sizes}
     if probe.cold and len(calls) == 1:  # lookups have several calls already
-        sets = min(
-            _MOST_SETS,
-            1 + int(2 * torch.cuda.get_device_properties(device).L2_cache_size / counted),
-        )
+        cache = torch.cuda.get_device_properties(device).L2_cache_size
+        sets = min(_MOST_SETS, 1 + int(2 * cache / counted))
         calls = [call for _ in range(sets) for call in make(case, device=device)[0]]
-    return {"samples": time_queued(calls, probe.calls), "sizes": sizes}
+    return TimedCalls(samples=time_queued(calls, probe.calls), sizes=sizes)
+
+
+def _time_collective(probe: CollectiveProbe, group: Any, device: str) -> TimedCalls:
+    """Time one collective of this rank with the others of its group."""
+    call, nbytes = make_collective(
+        probe.operation,
+        int(probe.nbytes),
+        device,
+        dtype="float16" if probe.dtype == "fp16" else probe.dtype,
+        group=group,
+    )
+    return TimedCalls(samples=time_queued([call], probe.calls), sizes={"nbytes": nbytes})
 
 
 def _multiply_fp8(case: Case, *, device: str) -> tuple[list[partial[Any]], float]:
@@ -88,11 +109,11 @@ def _multiply_fp8(case: Case, *, device: str) -> tuple[list[partial[Any]], float
     return [call], float(x.numel() + w.numel())
 
 
-def _time_iteration(probe: Probe, device: str, trace: Path) -> dict[str, Any]:
+def _time_iteration(probe: IterationProbe, device: str, trace: Path) -> TimedIteration:
     """Time an iteration without and with the profiler [s], and save its trace (shapes, but no
     Python stacks)."""
-    step, numbers = build_step(load(dict(probe.sizes)), device=device)[0], itertools.count()
-    run = torch.compile(step) if probe.variant == "compiled" else step
+    step, numbers = build_step(load(dict(probe.workload)), device=device)[0], itertools.count()
+    run = torch.compile(step) if probe.compiled else step
 
     def mark() -> None:
         with torch.profiler.record_function(f"ProfilerStep#{next(numbers)}"):
@@ -106,36 +127,54 @@ def _time_iteration(probe: Probe, device: str, trace: Path) -> dict[str, Any]:
         profiled = time()
     trace.parent.mkdir(parents=True, exist_ok=True)
     profile.export_chrome_trace(str(trace))
-    return {"seconds": plain / _ITERATIONS, "profiled": profiled / _ITERATIONS, "trace": str(trace)}
+    return TimedIteration(
+        seconds=plain / _ITERATIONS, profiled=profiled / _ITERATIONS, trace=str(trace)
+    )
 
 
-def _answer(probe: Probe, group: Any, device: str, folder: Path) -> dict[str, Any]:
+def _answer(probe: Probe, group: Any, device: str, folder: Path) -> Answer:
     """Time a probe, or return why it failed; errors that leave the device unusable are raised."""
     try:
-        if probe.stage == "kernels":
+        if isinstance(probe, KernelProbe):
             return _time_kernel(probe, device)
-        if probe.stage == "iterations":
-            return _time_iteration(probe, device, folder / f"{probe.kind}.{probe.variant}.json.gz")
-        dtype = {"fp16": "float16"}.get(probe.dtype, probe.dtype)
-        call, nbytes = make_collective(
-            probe.kind, int(probe.sizes["nbytes"]), device, dtype=dtype, group=group
-        )
-        return {"samples": time_queued([call], probe.calls), "sizes": {"nbytes": nbytes}}
+        if isinstance(probe, CollectiveProbe):
+            return _time_collective(probe, group, device)
+        return _time_iteration(probe, device, folder / f"{probe.name}.{probe.execution}.json.gz")
     except (RuntimeError, ValueError) as error:
         # such as too little memory, or no kernel for this format
         torch.cuda.synchronize()
-        return {"failed": f"{type(error).__name__} {error}".splitlines()[0][:200]}
+        return Failure(failed=f"{type(error).__name__} {error}".splitlines()[0][:200])
+
+
+def _list_members(probe: Probe, local: int) -> tuple[int, ...]:
+    """Ranks that take part in a probe: the first ones of each of its nodes."""
+    if not isinstance(probe, CollectiveProbe):
+        return (0,)
+    of_node = range(probe.ranks // probe.nodes)
+    return tuple(node * local + i for node in range(probe.nodes) for i in of_node)
+
+
+def _state_facts(device: str) -> DeviceFacts:
+    """What the driver says of a device."""
+    properties = torch.cuda.get_device_properties(device)
+    kilohertz = getattr(properties, "clock_rate", 0)
+    return DeviceFacts(
+        name=properties.name,
+        memory=properties.total_memory,
+        cache=properties.L2_cache_size,
+        clock=1e3 * kilohertz if kilohertz else None,
+    )
 
 
 def time_probes(
-    *, probes: Sequence[Sequence[Any]], kept: str, folder: str, device: str = "cuda"
-) -> dict[str, Any]:
+    *, probes: Sequence[Mapping[str, Any]], kept: str, folder: str, device: str = "cuda"
+) -> DeviceAnswers:
     """Time all probes of a plan as one rank of a cluster; every rank calls this with the same plan.
 
     Parameters
     ----------
-    probes : sequence of sequence
-        Fields of each `perfkit.measure.probes.Probe`.
+    probes : sequence of mapping
+        What `perfkit.measure.gpu_records.write_probe` makes of each probe.
     kept : str
         File of the `perfkit.measure.folders.Campaign` that keeps finished probes; empty for none.
     folder : str
@@ -145,47 +184,31 @@ def time_probes(
 
     Returns
     -------
-    found : dict
-        ``facts``: name, memory and cache [B] and highest clock [Hz] of the device, as its driver
-        says. ``answers``, in the order of the probes: ``samples`` [s] and the true ``sizes``; or
-        ``seconds``, ``profiled`` [s] and ``trace``; or ``failed`` with the reason. Only rank 0
-        takes part in all probes and has all answers.
+    found : DeviceAnswers
+        In the order of the probes. Only rank 0 takes part in all probes and has all answers.
     """
     rank, ranks = find_ranks()
-    local, known = (
-        int(os.environ.get("LOCAL_WORLD_SIZE", ranks)),
-        torch.cuda.get_device_properties(device),
-    )
-    campaign, groups = (
-        Campaign(Path(kept) if kept and not rank else None, progress=not rank),
-        dict[Any, Any](),
-    )
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    campaign = Campaign(Path(kept) if kept and not rank else None, progress=not rank)
+    groups = dict[tuple[int, ...], Any]()
     if ranks > 1:  # no rank repeats what rank 0 has kept
         agreed: list[Any] = [campaign.done]
         dist.broadcast_object_list(agreed, 0, device=torch.device("cpu"))
         campaign.done.update(agreed[0])
 
     def answer(probe: Probe) -> dict[str, Any] | None:
-        members = tuple(
-            node * local + i
-            for node in range(probe.nodes)
-            for i in range(probe.ranks // probe.nodes)
-        )
-        if 1 < probe.ranks < ranks and members not in groups:
+        """The answer of this rank as plain JSON; None if it takes no part."""
+        members = _list_members(probe, local)
+        if 1 < len(members) < ranks and members not in groups:
             groups[members] = dist.new_group(list(members))
         torch.cuda.empty_cache()
-        return (
-            _answer(probe, groups.get(members), device, Path(folder)) if rank in members else None
-        )
+        if rank not in members:
+            return None
+        return write_record(_answer(probe, groups.get(members), device, Path(folder)))
 
-    found = campaign.run(
-        "probes", {f"{i}": partial(answer, Probe(*fields)) for i, fields in enumerate(probes)}
+    jobs = {f"{i}": partial(answer, read_probe(row)) for i, row in enumerate(probes)}
+    rows = campaign.run("probes", jobs).values()
+    return DeviceAnswers(
+        answers=[None if row is None else read_answer(row) for row in rows],
+        facts=_state_facts(device),
     )
-    sizes, clock = (
-        {"memory": known.total_memory, "cache": known.L2_cache_size},
-        getattr(known, "clock_rate", 0),
-    )
-    return {
-        "facts": {"name": known.name, **sizes, "clock": 1e3 * clock},
-        "answers": [*found.values()],
-    }

@@ -1,9 +1,9 @@
 """What a GPU's calibration times, as a list: kernels, collectives and small iterations."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -43,28 +43,102 @@ LARGE: dict[str, DLRM | Transformer | Net] = {
 }
 
 
-class Probe(NamedTuple):
-    """One thing to time on a device.
+@dataclass(frozen=True, kw_only=True)
+class KernelProbe:
+    """A kernel to time alone on a device.
 
-    Stage: ``kernels``, ``collectives`` or ``iterations``. Kind and variant: class of a kernel;
-    operation; name, and ``eager`` or ``compiled``. Sizes: those of a `perfkit.measure.kernels.Case`
-    with ``flops`` [FLOP]; ``nbytes`` in the nccl-tests convention [B]; the workload, see
-    `perfkit.measure.samples.load`. Cold operands rotate, so that the last cache does not hold them.
-    Each sample has several calls [-].
+    Parameters
+    ----------
+    kind, variant : str
+        Class of the kernel, see `perfkit.measure.kernels.Case`.
+    dtype : str
+        Number format.
+    sizes : mapping of str to float
+        Those of the case, with ``flops`` [FLOP].
+    cold : bool
+        Whether operands rotate, so that the last cache does not hold them.
+    calls : int
+        Calls of one sample [-].
     """
 
-    stage: str
     kind: str
     variant: str
     dtype: str
-    sizes: Mapping[str, Any]
-    ranks: int = 1
-    nodes: int = 1
+    sizes: Mapping[str, float]
     cold: bool = True
     calls: int = 1
 
+    def describe(self) -> str:
+        """What is timed, in words."""
+        return f"{self.kind} in {self.dtype}"
 
-def _draw_kernels(formats: Sequence[str], memory: float, cache: float) -> Iterator[Probe]:
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveProbe:
+    """A collective to time between devices.
+
+    Parameters
+    ----------
+    operation : str
+        Name of the collective.
+    dtype : str
+        Number format.
+    nbytes : float
+        Message size in the nccl-tests convention [B].
+    ranks, nodes : int
+        Ranks that take part, and the nodes that they are on [-].
+    calls : int
+        Calls of one sample [-].
+    """
+
+    operation: str
+    dtype: str
+    nbytes: float
+    ranks: int
+    nodes: int = 1
+    calls: int = 1
+
+    def describe(self) -> str:
+        """What is timed, in words."""
+        return f"{self.operation} in {self.dtype}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterationProbe:
+    """A small iteration to time on one device, without and with the profiler.
+
+    Parameters
+    ----------
+    name : str
+        Short name.
+    dtype : str
+        Number format.
+    workload : mapping
+        The iteration as plain JSON, see `perfkit.measure.samples.load`.
+    compiled : bool
+        Whether it runs compiled.
+    """
+
+    name: str
+    dtype: str
+    workload: Mapping[str, Any]
+    compiled: bool = False
+
+    @property
+    def execution(self) -> str:
+        """``compiled`` or ``eager``."""
+        return "compiled" if self.compiled else "eager"
+
+    def describe(self) -> str:
+        """What is timed, in words."""
+        return f"{self.name} in {self.dtype}"
+
+
+#: One thing to time on a device.
+Probe: TypeAlias = KernelProbe | CollectiveProbe | IterationProbe
+
+
+def _draw_kernels(formats: Sequence[str], memory: float, cache: float) -> Iterator[KernelProbe]:
     """The kernels of a CPU in larger sizes: products in all formats, other classes in one; sums
     also in the cache."""
     for dtype, case in product(formats, draw_cases(cache=cache, larger=8.0)):
@@ -80,31 +154,47 @@ def _draw_kernels(formats: Sequence[str], memory: float, cache: float) -> Iterat
             sizes["nbytes"] = forward_bytes(
                 *(sizes[name] for name in ("bags", "lookups", "dim")), granularity=32
             )
-        own = "fp32" if case.kind == "embedding_forward" else dtype
-        for cold in (
-            (True, False) if case.variant == "add" and 12.0 * sizes["elements"] < cache else (True,)
-        ):
-            yield Probe("kernels", case.kind, case.variant, own, sizes, cold=cold)
+        kernel = KernelProbe(
+            kind=case.kind,
+            variant=case.variant,
+            dtype="fp32" if case.kind == "embedding_forward" else dtype,
+            sizes=sizes,
+        )
+        yield kernel
+        if case.variant == "add" and 12.0 * sizes["elements"] < cache:
+            yield replace(kernel, cold=False)
 
 
-def _draw_collectives(local: int, nodes: int, largest: float) -> Iterator[Probe]:
+def _draw_collectives(local: int, nodes: int, largest: float) -> Iterator[CollectiveProbe]:
     """Messages from 1 KiB to the largest: inside a node, over whole nodes, and between one rank of
     each node."""
-    inside, across = (
-        [2**power for power in range(1, 20) if 2**power < most] + [most] for most in (local, nodes)
-    )
-    spans = {(ranks, 1) for ranks in inside} | {
-        (count * each, count) for count in across for each in (1, local)
-    }
-    for (ranks, count), operation in (
-        (span, name) for span in sorted(spans - {(1, 1)}) for name in COLLECTIVES
-    ):
-        # switches of the network add fp16 but not int8; both are timed to see the difference
-        for dtype in (
-            ("fp16", "int8") if operation == "all_reduce" and ranks == local else ("fp16",)
-        ):
-            for nbytes in (16.0 * np.geomspace(64, largest / 16, 13).round()).tolist():
-                yield Probe("collectives", operation, "", dtype, {"nbytes": nbytes}, ranks, count)
+    sizes = (16.0 * np.geomspace(64, largest / 16, 13).round()).tolist()
+    for ranks, count in _list_spans(local, nodes):
+        for operation in COLLECTIVES:
+            dtypes = ["fp16"]
+            # switches of the network add fp16 but not int8; both are timed to see the difference
+            if operation == "all_reduce" and ranks == local:
+                dtypes.append("int8")
+            for dtype, nbytes in product(dtypes, sizes):
+                yield CollectiveProbe(
+                    operation=operation, dtype=dtype, nbytes=nbytes, ranks=ranks, nodes=count
+                )
+
+
+def _list_spans(local: int, nodes: int) -> list[tuple[int, int]]:
+    """Ranks and nodes of the collectives to time: powers of two, and all of them."""
+    spans = set()
+    for ranks in _double_up_to(local):
+        spans.add((ranks, 1))
+    for count in _double_up_to(nodes):
+        spans.add((count, count))
+        spans.add((count * local, count))
+    return sorted(spans - {(1, 1)})
+
+
+def _double_up_to(most: int) -> list[int]:
+    """2, 4, 8 and so on below a number, and that number."""
+    return [2**power for power in range(1, 20) if 2**power < most] + [most]
 
 
 def list_probes(
@@ -133,7 +223,8 @@ def list_probes(
     Examples
     --------
     >>> plan = [*list_probes(["bf16", "fp8"], memory=80e9, cache=50e6, local=8)]
-    >>> sorted({probe.dtype for probe in plan if probe.kind == "gemm"})
+    >>> kernels = [probe for probe in plan if isinstance(probe, KernelProbe)]
+    >>> sorted({probe.dtype for probe in kernels if probe.kind == "gemm"})
     ['bf16', 'fp8']
     """
     yield from _draw_kernels(
@@ -149,5 +240,7 @@ def list_probes(
             if not half:
                 continue
             workload = replace(workload, dtype=half[0])
-        for how in ("eager", "compiled") if name in _COMPILED else ("eager",):
-            yield Probe("iterations", name, how, workload.dtype, dump(workload))
+        eager = IterationProbe(name=name, dtype=workload.dtype, workload=dump(workload))
+        yield eager
+        if name in _COMPILED:
+            yield replace(eager, compiled=True)
