@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,8 @@ import pytest
 
 import perfkit as pk
 from perfkit.models import collectives as forms
-from perfkit.platform import collective_costs
-from perfkit.platform.collectives import list_algorithms
+from perfkit.models.algorithms import ALGORITHMS, Algorithm
+from perfkit.platform.collectives import COMPOSITIONS, list_algorithms
 
 NODE = pk.load_platform("h100-sxm-8")
 CLUSTER = pk.load_platform("h100-sxm-8x4")
@@ -135,26 +134,49 @@ def test_what_nothing_prices_is_refused(message: str) -> None:
 
 
 def test_a_new_algorithm_reaches_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CONTRIBUTING, "a collective algorithm": a name, the operations that can do it, and a price."""
-    monkeypatch.setattr(forms, "ALGORITHMS", (*forms.ALGORITHMS, "leader"))
-    able = replace(
-        forms.COLLECTIVES["all_reduce"],
-        textbook=(*forms.COLLECTIVES["all_reduce"].textbook, "leader"),
-    )
-    monkeypatch.setattr(
-        forms, "COLLECTIVES", MappingProxyType({**forms.COLLECTIVES, "all_reduce": able})
-    )
-    time_textbook = collective_costs.time_textbook
+    """CONTRIBUTING, "a collective algorithm": a record with its form inside a node, and how it is
+    composed over nodes."""
 
-    def time(operation: str, nbytes: Any, algorithm: str, **sizes: Any) -> Any:
-        if algorithm == "leader":
-            return 0.123 + 0.0 * np.asarray(nbytes)
-        return time_textbook(operation, nbytes, algorithm, **sizes)
+    def time(nbytes: Any, **sizes: Any) -> Any:
+        return 0.123 + 0.0 * np.asarray(nbytes)
 
-    monkeypatch.setattr(collective_costs, "time_textbook", time)
+    leader = Algorithm("leader", textbook=time, operations=("all_reduce",))
+    monkeypatch.setitem(ALGORITHMS, "leader", leader)  # type: ignore[arg-type]
     with pytest.raises(
         ValueError, match="known are ring, tree, in_network, leader; did you mean 'leader'"
     ):
         NODE.with_algorithm("all_reduce", "leadr")
     slow = NODE.with_algorithm("all_reduce", "leader")
     assert min(time_reductions(slow, 8).values()) >= 0.123
+    with pytest.raises(ValueError, match="'leader'; across nodes there is no form of it"):
+        CLUSTER.collective("all_reduce", 1e6, ranks=32, algorithm="leader")
+    ring = COMPOSITIONS["ring"]
+    monkeypatch.setitem(COMPOSITIONS, "leader", ring)  # type: ignore[arg-type]
+    over_nodes = CLUSTER.with_algorithm("all_reduce", "leader")
+    assert min(time_reductions(over_nodes, 32).values()) > 0
+
+
+def test_an_algorithm_only_across_nodes_needs_no_form_inside_a_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(ALGORITHMS, "leader", Algorithm("leader", needs_nodes=True))  # type: ignore[arg-type]
+    monkeypatch.setitem(COMPOSITIONS, "leader", COMPOSITIONS["ring"])  # type: ignore[arg-type]
+    chosen = CLUSTER.with_algorithm("broadcast", "leader")
+    asked = CLUSTER.collective("broadcast", 1e7, ranks=32, algorithm="ring").time
+    assert chosen.collective("broadcast", 1e7, ranks=32).time == asked
+    inside = CLUSTER.collective("broadcast", 1e7, ranks=8).time
+    assert chosen.collective("broadcast", 1e7, ranks=8).time == inside
+
+
+def test_every_algorithm_has_a_form_inside_a_node_or_over_nodes() -> None:
+    lacking = [
+        name
+        for name, algorithm in ALGORITHMS.items()
+        if algorithm.textbook is None and name not in COMPOSITIONS
+    ]
+    assert not lacking, f"{lacking} have no form; add one to `COMPOSITIONS` or to their records"
+    unknown = {*COMPOSITIONS} - {*ALGORITHMS, "flat"}
+    assert not unknown, f"{unknown} have a form and no record in `ALGORITHMS`"
+    in_node = {name for name, algorithm in ALGORITHMS.items() if algorithm.textbook is None}
+    only_over_nodes = {name for name, algorithm in ALGORITHMS.items() if algorithm.needs_nodes}
+    assert in_node == only_over_nodes

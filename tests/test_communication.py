@@ -18,6 +18,7 @@ from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
 from perfkit.models import collectives as c
 from perfkit.models import hierarchy as h
+from perfkit.models.algorithms import ALGORITHMS, Algorithm
 from perfkit.platform.collectives import find_cost
 from perfkit.platform.estimates import CollectiveTime
 from perfkit.platform.gallery import load_platform
@@ -213,7 +214,7 @@ NONE: list[tuple[str, str, dict[str, Any]]] = [
         {"ranks": 8, "fits": {}, "network": Network(8), "algorithm": "ring"},
     ),
     (
-        "'all_reduce' on two levels",
+        "'all_reduce' on 8 ranks of one node by two_level",
         "all_reduce",
         {"ranks": 8, "fits": {}, "algorithm": "two_level"},
     ),
@@ -471,7 +472,7 @@ def test_two_nodes_on_a_slower_network_from_the_datasheet(shared_data: Path) -> 
 def test_a_new_algorithm_without_a_price_inside_a_node_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(c, "ALGORITHMS", (*c.ALGORITHMS, "leader"))
+    monkeypatch.setitem(ALGORITHMS, "leader", Algorithm("leader"))  # type: ignore[arg-type]
     platform = load_platform("a100-sxm-8")
     with pytest.raises(ValueError, match=r"algorithm inside a node is 'leader'; known are ring"):
         platform.collective("all_reduce", 1e6, ranks=8, algorithm="leader")

@@ -12,7 +12,8 @@ from perfkit.workloads.columns import FEATURES, HostCalls, OperationSizes
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import make_graph
 from perfkit.workloads.layer_types import Linear, Relu, start_backward
-from perfkit.workloads.operations import ATTENTION, NT, Tensor
+from perfkit.workloads.layers import embedding_bags
+from perfkit.workloads.operations import ATTENTION, NT, Tensor, Weight
 from perfkit.workloads.tape import Layer, Tape
 
 
@@ -62,6 +63,51 @@ def test_a_layer_is_a_class_with_forward_and_backward() -> None:
     assert (product["m"], product["n"], product["k"]) == (16, 8, 64)
     assert graph.parameters == 16 * 8 + 16
     assert pk.predict(graph, "h100-sxm-8").time > 0
+
+
+def test_layers_that_are_recorded_again_get_the_same_weights() -> None:
+    tape = Tape()
+
+    def record() -> list[Weight]:
+        mark = tape.mark_weights()
+        tape.module = "bottom"
+        tape.parameter(16, 8)
+        tape.parameter(16)
+        tape.module = "top"
+        tape.parameter(4, 16)
+        return tape.list_weights_since(mark)
+
+    first = record()
+    tape.reuse_weights()
+    again = record()
+    assert [*map(id, again)] == [*map(id, first)] == [*map(id, tape.trained)]
+    tape.module = "head"
+    [last] = (tape.parameter(4), *tape.list_weights_since(4))
+    assert last.module == "head" and len(tape.trained) == 4
+
+
+def test_layers_that_are_recorded_again_in_another_order_are_refused() -> None:
+    tape = Tape()
+    for module, shape in {"bottom": (16, 8), "top": (4, 16)}.items():
+        tape.module = module
+        tape.parameter(*shape)
+    tape.reuse_weights()
+    with pytest.raises(RuntimeError, match="weight 0 is recorded again as one of 'top'"):
+        tape.parameter(4, 16)
+    tape.reuse_weights()
+    tape.module = "bottom"
+    with pytest.raises(RuntimeError, match="with 1 dimensions, and was one of 'bottom' with 2"):
+        tape.parameter(16)
+
+
+def test_a_table_that_is_looked_up_again_is_the_same_table() -> None:
+    model = pk.DLRM(batch=64, rows=[1000, 500], dim=16, pooling=4, bottom=[32], top=[32])
+    tape = Tape()
+    for _ in range(2):
+        tape.reuse_weights()
+        embedding_bags(tape, model, model.tables, 64)
+    assert len(tape.tables) == len(tape.trained) == 2
+    assert [operation.sizes.table for operation in tape.operations] == [0, 1, 0, 1]
 
 
 def test_sizes_are_records_whose_fields_are_columns_of_a_graph() -> None:

@@ -8,7 +8,8 @@ import pytest
 
 import perfkit
 from perfkit.ground.hardware import DTYPES
-from perfkit.models.collectives import ALGORITHMS, OPERATIONS
+from perfkit.models.algorithms import ALGORITHMS
+from perfkit.models.collectives import OPERATIONS
 from perfkit.models.optimizers import OPTIMIZERS
 from perfkit.models.partitions import SCHEDULES
 from perfkit.workloads.dlrm import PRESETS as DLRMS
@@ -20,7 +21,7 @@ PACKAGE = Path(perfkit.__file__).parent
 REGISTERS = {
     "optimizers": (OPTIMIZERS, "models/optimizers.py"),
     "collectives": (OPERATIONS, "models/collectives.py"),
-    "algorithms": (ALGORITHMS, "models/collectives.py"),
+    "algorithms": (ALGORITHMS, "models/algorithms.py"),
     "number formats": (DTYPES, "ground/hardware.py"),
     "schedules": (SCHEDULES, "models/partitions.py"),
     "kernels of attention": (ATTENTION, "workloads/operations.py"),
@@ -28,6 +29,8 @@ REGISTERS = {
 }
 #: Choices of some names for a purpose, by file and register.
 CHOICES = {
+    ("models/algorithms.py", "collectives"): "those that go around a ring by the textbook",
+    ("platform/collectives.py", "algorithms"): "those that are composed over nodes",
     ("platform/sources.py", "collectives"): "those whose time shows the link between nodes",
     ("prediction/contrast.py", "collectives"): "those that a comparison of platforms shows",
     ("recording/exchanges.py", "collectives"): "what prices each of PyTorch's names",

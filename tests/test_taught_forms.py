@@ -11,6 +11,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +27,7 @@ from perfkit.models.optimizers import find_optimizer, list_optimizers
 from perfkit.prediction.cost import size_rooflines
 from perfkit.prediction.strategies import price_strategies
 from perfkit.readers.index_arrays import count_indices
+from tests.fuzz.entries_numbers import FORMS as EXAMPLES
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 Form = Callable[..., Any]
@@ -251,6 +253,17 @@ def forget() -> None:
 def change(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Form], None]]:
     """Changes a form wherever the library has it."""
 
+    def replace_in_records(register: dict[Any, Any], form: Form, grown: Form) -> None:
+        for name, record in [*register.items()]:
+            if is_dataclass(record) and not isinstance(record, type):
+                named = {
+                    field.name: grown
+                    for field in fields(record)
+                    if getattr(record, field.name, None) is form
+                }
+                if named:
+                    monkeypatch.setitem(register, name, replace(record, **named))
+
     def replace_everywhere(form: Form) -> None:
         @functools.wraps(form)
         def grown(*arguments: Any, **keywords: Any) -> Any:
@@ -260,6 +273,8 @@ def change(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Form], None]]:
             for key, value in [*vars(module).items()]:
                 if value is form:
                     monkeypatch.setattr(module, key, grown)
+                elif isinstance(value, dict):
+                    replace_in_records(value, form, grown)
         forget()
 
     yield replace_everywhere
@@ -293,6 +308,21 @@ def test_a_reading_calls_the_form_of_predictions(name: str, change: Callable[[Fo
     before = FORMS[name](*arguments, **keywords)
     change(FORMS[called])
     assert FORMS[name](*arguments, **keywords) != pytest.approx(before, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_stands_on_the_page_of_formulas(name: str) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "formulas.md").read_text(encoding="utf-8")
+    assert f"`perfkit.models.{name}`" in page, (
+        f"docs/formulas.md has no row with perfkit.models.{name}"
+    )
+
+
+def test_every_closed_form_has_an_example_for_the_fuzzers() -> None:
+    closed = {name for name, form in FORMS.items() if hasattr(form, "__wrapped__")}
+    examples = {call.function for call in EXAMPLES}
+    lacking = [name for name in sorted(closed) if FORMS[name] not in examples]
+    assert len(closed) > 30 and not lacking, f"tests/fuzz/entries_numbers.py calls no {lacking}"
 
 
 def test_every_name_is_that_of_a_function() -> None:

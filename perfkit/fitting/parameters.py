@@ -21,7 +21,8 @@ from perfkit.ground.units import (
     format_time,
     significant,
 )
-from perfkit.models.collectives import ALGORITHMS, OPERATIONS
+from perfkit.models.algorithms import ALGORITHMS
+from perfkit.models.collectives import OPERATIONS
 
 #: Exponent with which the spread of kernels falls with their time [-]; docs/formulas.md, table 9.1.
 SPREAD_SLOPE = 0.2

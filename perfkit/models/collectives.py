@@ -11,9 +11,6 @@ from perfkit.ground.forms import closed_form
 from perfkit.ground.units import Values, check_choice
 from perfkit.models.roofline import smooth_maximum
 
-#: Algorithms of collectives; ``rail`` is one rank of each node, over the network between nodes.
-ALGORITHMS = ("ring", "tree", "in_network", "two_level", "rail")
-
 
 @dataclass(frozen=True)
 class Collective:
@@ -37,10 +34,8 @@ class Collective:
         tree.
     in_workloads : bool
         Whether graphs of workloads have it; `perfkit calibrate` measures these.
-    textbook : tuple of str
-        Entries of `ALGORITHMS` of which a form inside a node is known.
     across_nodes : str
-        How libraries do it across nodes: an entry of `ALGORITHMS`, or ``flat``, where all pairs of
+        How libraries do it across nodes: an entry of `perfkit.models.algorithms.ALGORITHMS`, or ``flat``, where all pairs of
         ranks exchange their messages at once; empty where nothing is known.
     stages_inside_nodes : tuple of str
         Operations inside each node on two levels, each of which moves the whole message.
@@ -53,7 +48,6 @@ class Collective:
     has_root: bool = False
     in_pairs: bool = False
     in_workloads: bool = False
-    textbook: tuple[str, ...] = ()
     across_nodes: str = ""
     stages_inside_nodes: tuple[str, ...] = ()
 
@@ -101,14 +95,12 @@ COLLECTIVES: Mapping[str, Collective] = {
             rounds=2,
             reduces=True,
             in_workloads=True,
-            textbook=("ring", "tree", "in_network"),
             across_nodes="two_level",
             stages_inside_nodes=("reduce_scatter", "all_gather"),
         ),
         Collective(
             "all_gather",
             in_workloads=True,
-            textbook=("ring",),
             across_nodes="ring",
             stages_inside_nodes=("all_gather",),
         ),
@@ -116,7 +108,6 @@ COLLECTIVES: Mapping[str, Collective] = {
             "reduce_scatter",
             reduces=True,
             in_workloads=True,
-            textbook=("ring",),
             across_nodes="ring",
             stages_inside_nodes=("reduce_scatter",),
         ),
@@ -134,7 +125,6 @@ COLLECTIVES: Mapping[str, Collective] = {
             in_shares=False,
             has_root=True,
             in_workloads=True,
-            textbook=("ring", "tree"),
             across_nodes="ring",
             stages_inside_nodes=("broadcast",),
         ),
@@ -143,7 +133,6 @@ COLLECTIVES: Mapping[str, Collective] = {
             in_shares=False,
             reduces=True,
             has_root=True,
-            textbook=("ring", "tree"),
             across_nodes="ring",
             stages_inside_nodes=("reduce",),
         ),

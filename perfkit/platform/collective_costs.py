@@ -18,6 +18,7 @@ from perfkit.fitting.parameters import Key
 from perfkit.ground.units import Array, check_choice, format_bytes, format_rate
 from perfkit.models import collectives as forms
 from perfkit.models import hierarchy
+from perfkit.models.algorithms import ALGORITHMS
 from perfkit.platform.estimates import (
     CollectiveTime,
     find_extrapolations,
@@ -262,20 +263,17 @@ def guess_spread(start_up: Array | float, time: Array) -> Array:
 
 def time_textbook(operation: str, nbytes: Array, algorithm: str, **sizes: Any) -> Array:
     """Time of a textbook algorithm [s], a ring where none is named."""
-    if algorithm:
-        known = [name for each in forms.COLLECTIVES.values() for name in each.textbook]
-        check_choice("algorithm inside a node", algorithm, [*dict.fromkeys(known)])
-    if algorithm and algorithm not in forms.COLLECTIVES[operation].textbook:
-        able = [name for name, each in forms.COLLECTIVES.items() if algorithm in each.textbook]
+    if not algorithm:
+        return np.asarray(forms.ring_collective(nbytes, operation=operation, **sizes))
+    textbook = {name: each.textbook for name, each in ALGORITHMS.items() if each.textbook}
+    time_inside = textbook[check_choice("algorithm inside a node", algorithm, textbook)]
+    able = ALGORITHMS[algorithm].operations
+    if operation not in able:
         fault = f"a textbook form is known for {', '.join(able)} and not for {operation}"
         key = Key(operation, int(sizes["ranks"]), algorithm)
         advice = f"leave the algorithm out, or calibrate it as {key}"
         raise ValueError(f"algorithm is {algorithm!r}; {fault}; {advice}")
-    if algorithm == "in_network":
-        return np.asarray(hierarchy.in_network_all_reduce(nbytes, **sizes))
-    if algorithm == "tree":
-        return np.asarray(hierarchy.tree_collective(nbytes, operation=operation, **sizes))
-    return np.asarray(forms.ring_collective(nbytes, operation=operation, **sizes))
+    return np.asarray(time_inside(nbytes, operation=operation, **sizes))
 
 
 def _split(cost: CollectiveCost, nbytes: Array) -> tuple[Array, dict[str, Array]]:

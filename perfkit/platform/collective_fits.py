@@ -11,6 +11,7 @@ from perfkit.fitting import CollectiveModel
 from perfkit.ground.hardware import Link
 from perfkit.ground.units import Array
 from perfkit.models import hierarchy
+from perfkit.models.algorithms import ALGORITHMS
 from perfkit.platform.collective_costs import FittedCost, FittedCurve, time_textbook
 from perfkit.platform.estimates import missing_data_error
 from perfkit.platform.machine import Machine
@@ -174,7 +175,8 @@ def _scale(
     """A fit with start-ups and times per byte scaled from one rank count to another, as the
     algorithm does; their standard errors are unknown."""
     counts = np.array([ranks, near], dtype=float)
-    textbook = algorithm if algorithm in ("tree", "in_network") else ""
+    has_form = algorithm and ALGORITHMS[algorithm].textbook is not None
+    textbook = algorithm if has_form else ""
 
     def time_on_both(alpha_hop: float, beta_link: float) -> Array:
         """Times on these ranks and on those of the fit [s]."""

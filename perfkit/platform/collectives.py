@@ -1,6 +1,7 @@
 """Prices of collectives: from fits, from textbook algorithms on the links, or composed over
 nodes."""
 
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from perfkit.fitting.parameters import Key
 from perfkit.ground.units import Array, check_choice, check_positive, check_type, show
 from perfkit.models import collectives as forms
 from perfkit.models import hierarchy
+from perfkit.models.algorithms import ALGORITHMS
 from perfkit.platform.collective_costs import (
     SIGMA_COMPOSED,
     SIGMA_OF_PAIR,
@@ -72,7 +74,7 @@ def find_cost(
     ranks : int
         Ranks that take part, which fill one node after the other [-].
     algorithm : str, optional
-        One of `perfkit.models.collectives.ALGORITHMS`; by default the one that the platform names
+        One of `perfkit.models.algorithms.ALGORITHMS`; by default the one that the platform names
         for the operation, else what the library chooses.
 
     Returns
@@ -90,7 +92,7 @@ def find_cost(
     if algorithm is None:
         algorithm = _find_chosen(machine, operation, ranks)
     else:
-        check_choice("algorithm", algorithm, forms.ALGORITHMS)
+        check_choice("algorithm", algorithm, ALGORITHMS)
     most = _count_ranks(machine, ranks, algorithm)
     _check_operation(machine, operation, algorithm)
     ranks_of_region = most // machine.network.regions
@@ -103,9 +105,10 @@ def find_cost(
 
 def _find_chosen(machine: Machine, operation: str, ranks: int) -> str:
     """Algorithm that a platform names for an operation; empty where it leaves the choice to the
-    library. The two levels of a collective inside a node are one."""
+    library. So does an algorithm that needs nodes, inside a node."""
     chosen = machine.network.algorithms.get(operation, "")
-    if chosen == "two_level" and ranks <= machine.network.ranks_per_node:
+    inside_node = ranks <= machine.network.ranks_per_node
+    if chosen and ALGORITHMS[chosen].needs_nodes and inside_node:
         return ""
     return chosen
 
@@ -118,7 +121,7 @@ def list_algorithms(machine: Machine, operation: str) -> list[str]:
     network = machine.network
     counts = {network.ranks_per_node, network.ranks} - {1}
     found = []
-    for algorithm in forms.ALGORITHMS:
+    for algorithm in ALGORITHMS:
         for ranks in sorted(counts):
             try:
                 find_cost(machine, operation, ranks, algorithm).time(np.ones(1))
@@ -234,9 +237,9 @@ def _find_least_beta(machine: Machine, operation: str, ranks: int) -> float:
 
 def _find_textbook(machine: Machine, operation: str, ranks: int, algorithm: str) -> TextbookCost:
     """An algorithm inside a node, from its textbook form and the link."""
-    if algorithm in ("", "two_level"):
-        levels = "two levels" if algorithm else f"{ranks} ranks of one node"
-        raise lacks_model(machine, operation, f"model for the collective {operation!r} on {levels}")
+    if not algorithm or ALGORITHMS[algorithm].needs_nodes:
+        where = f"{ranks} ranks of one node" + (f" by {algorithm}" if algorithm else "")
+        raise lacks_model(machine, operation, f"model for the collective {operation!r} on {where}")
     link = find_link(machine, "intra", operation, f"by {algorithm}")
     alpha, beta = link.latency.value, 1.0 / link.bandwidth.value
     numbers = f"alpha_hop = {alpha:.4g} s, beta_link = {beta:.4g} s/B"
@@ -257,31 +260,15 @@ def _compose(machine: Machine, operation: str, nodes: int, algorithm: str) -> Co
     """Compose a collective over whole nodes from its stages inside nodes and between them."""
     local = machine.network.ranks_per_node
     algorithm = algorithm or forms.COLLECTIVES[operation].across_nodes
-    cost: CollectiveCost
     if not algorithm:
         raise lacks_model(machine, operation, f"model of {operation} over {nodes} nodes")
-    if algorithm == "in_network":
+    if algorithm not in COMPOSITIONS:
         key = Key(operation, local * nodes, algorithm)
         advice = f"leave the algorithm out, or calibrate it as {key}"
         raise ValueError(
-            f"algorithm is 'in_network'; across nodes there is no form of it; {advice}"
+            f"algorithm is {algorithm!r}; across nodes there is no form of it; {advice}"
         )
-    if algorithm == "ring":
-        cost = _find_ring(machine, operation, nodes)
-    elif algorithm == "tree":
-        cost = _find_tree(machine, operation, nodes)
-    elif algorithm == "rail":
-        cost = PairOnRail(_find_rail(machine, operation, nodes))
-    elif algorithm == "two_level" and operation == "all_reduce":
-        cost = _find_two_protocols(machine, operation, nodes)
-    elif algorithm == "two_level" and operation == "all_to_all":
-        cost = _find_two_level_all_to_all(machine, operation, nodes)
-    elif algorithm == "two_level":
-        cost = _find_two_levels(machine, operation, nodes)
-    elif algorithm == "flat":
-        cost = _find_flat_all_to_all(machine, operation, nodes)
-    else:
-        raise ValueError(f"algorithm is {show(algorithm)}; nothing prices it across nodes yet")
+    cost = COMPOSITIONS[algorithm](machine, operation, nodes)
     rail_is_measured = any(
         key.algorithm == "rail" for key in machine.collectives_by_operation.get(operation, {})
     )
@@ -438,6 +425,20 @@ def _find_flat_all_to_all(machine: Machine, operation: str, nodes: int) -> FlatA
     return FlatAllToAll(operation, network.ranks_per_node, nodes, inside, between, alpha_message)
 
 
+def _find_pair_on_rail(machine: Machine, operation: str, nodes: int) -> PairOnRail:
+    """A message between two ranks of different nodes."""
+    return PairOnRail(_find_rail(machine, operation, nodes))
+
+
+def _find_two_level(machine: Machine, operation: str, nodes: int) -> CollectiveCost:
+    """A share on each rail between nodes."""
+    if operation == "all_reduce":
+        return _find_two_protocols(machine, operation, nodes)
+    if operation == "all_to_all":
+        return _find_two_level_all_to_all(machine, operation, nodes)
+    return _find_two_levels(machine, operation, nodes)
+
+
 def _find_two_protocols(machine: Machine, operation: str, nodes: int) -> CollectiveCost:
     """Two levels; where no start-up was measured, with flags beside the bytes or chunks at each hop
     of a tree."""
@@ -453,3 +454,14 @@ def _find_two_protocols(machine: Machine, operation: str, nodes: int) -> Collect
         **hierarchy.CHUNKS,
     )
     return TwoProtocols(levels, tree_start_up=network.starts * float(tree))
+
+
+#: How each algorithm is composed over nodes, from a platform, an operation and a number of nodes.
+#: ``flat``, in which all pairs of ranks exchange at once, is a choice of libraries alone.
+COMPOSITIONS: Mapping[str, Callable[[Machine, str, int], CollectiveCost]] = {
+    "ring": _find_ring,
+    "tree": _find_tree,
+    "rail": _find_pair_on_rail,
+    "two_level": _find_two_level,
+    "flat": _find_flat_all_to_all,
+}

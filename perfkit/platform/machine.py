@@ -24,6 +24,7 @@ from perfkit.ground.files import reading
 from perfkit.ground.hardware import DTYPES, KINDS, LINKS, Device, Network, Quantity
 from perfkit.ground.units import Typed, check_choice, check_positive, show
 from perfkit.models import collectives as forms
+from perfkit.models.algorithms import ALGORITHMS
 from perfkit.models.kernels import list_terms
 from perfkit.platform.estimates import find_transfers
 
@@ -369,7 +370,7 @@ def check_numbers(machine: Machine) -> None:
     check_positive("network.starts", network.starts)
     for operation, algorithm in network.algorithms.items():
         check_choice("network.algorithms", operation, forms.OPERATIONS)
-        check_choice(f"network.algorithms.{operation}", algorithm, forms.ALGORITHMS)
+        check_choice(f"network.algorithms.{operation}", algorithm, ALGORITHMS)
     for name in device.peaks:
         check_choice("device.peaks", name, DTYPES)
     for name in network.links:

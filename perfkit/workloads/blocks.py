@@ -87,7 +87,7 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
     tokens = batch * sequence
     rows = sequence // share.rows if np.any(share.rows > 1) else sequence
     tape.module, tape.layer = "embeddings", None
-    tape.drawn = 0
+    tape.reuse_weights()
     with open_unit(None):
         words = tape.parameter(share.part(model.vocabulary), hidden)
         positions = None if model.rotary else tape.parameter(model.positions, hidden)

@@ -175,15 +175,16 @@ def count_views(tape: Tape, count: int) -> None:
 def recompute(tape: Tape, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Layers that keep only their input: the backward pass runs them again, up to the last result
     that it needs."""
-    nodes, weights = len(tape.nodes), tape.drawn
+    nodes, mark = len(tape.nodes), tape.mark_weights()
     y = run(x)
     del tape.nodes[nodes:]
-    for weight in tape.trained[weights : tape.drawn]:
+    for weight in tape.list_weights_since(mark):
         weight.due = 0
         weight.narrow = None
 
     def backward() -> None:
-        tape.drawn, tape.calls = weights, Calls.EACH
+        tape.reuse_weights(mark)
+        tape.calls = Calls.EACH
         again = run(x)
         again.root.gradient, y.root.gradient = y.root.gradient, None
         # the backward pass of a sum or a product does not need its result
@@ -301,9 +302,11 @@ def embedding_bags(
         weight.table = table
         if not copied:
             weight.group = None
+        if weight.table_number is None:  # it is recorded for the first time
+            weight.table_number = len(tape.tables)
+            tape.tables.append(table)
         count = round_size(bags * table.pooling)
-        lookups.append(TableLookup(tape, weight, len(tape.tables), count, bags))
-        tape.tables.append(table)
+        lookups.append(TableLookup(tape, weight, weight.table_number, count, bags))
     if model.embedding == "separate":
         sparse = model.sparse and not copied
         return [

@@ -70,6 +70,8 @@ class Weight(Tensor):
         Part of the model.
     table : EmbeddingTable, optional
         The embedding table that it holds.
+    table_number : int, optional
+        Number of this table among those of the rank [-].
     shard : Tensor, optional
         The part that this rank stores, if ranks share the weight.
     group : int, optional
@@ -86,6 +88,7 @@ class Weight(Tensor):
 
     module: str = ""
     table: EmbeddingTable | None = None
+    table_number: int | None = None
     shard: Tensor | None = None
     group: int | None = 0
     bucket: int | None = None

@@ -163,9 +163,7 @@ class Tape:
         self.phase, self.module = "forward", ""
         self.layer: int | None = None  # of what is recorded now
         self.trained: list[Weight] = []  # in the order of their first use
-        # how many were used since the first layer; a layer that is recorded again uses the same
-        # ones
-        self.drawn = 0
+        self._next_weight = 0  # position of the weight that the next call of `parameter` returns
         self.tables: list[EmbeddingTable] = []
         self.operations: list[RecordedOperation] = []
         self.storage_layers: list[int | None] = []  # layer of every storage
@@ -194,14 +192,44 @@ class Tape:
         return len(self.storage_layers) - 1
 
     def parameter(self, *shape: Any, itemsize: int = 0) -> Weight:
-        """A weight: a new one, or the next known one where layers are recorded again."""
-        self.drawn += 1
-        if self.drawn <= len(self.trained):
-            return self.trained[self.drawn - 1]
-        weight = self._make_weight(shape, itemsize or self.wide, self.layer)
-        weight.module = self.module
-        self.trained.append(weight)
-        return weight
+        """A weight: a new one, or the known one if layers are recorded again, see
+        `reuse_weights`."""
+        position = self._next_weight
+        self._next_weight += 1
+        if position == len(self.trained):
+            weight = self._make_weight(shape, itemsize or self.wide, self.layer)
+            weight.module = self.module
+            self.trained.append(weight)
+            return weight
+        known = self.trained[position]
+        if (known.module, len(known.shape)) != (self.module, len(shape)):
+            raise RuntimeError(
+                f"weight {position} is recorded again as one of {self.module!r} with "
+                f"{len(shape)} dimensions, and was one of {known.module!r} with "
+                f"{len(known.shape)}; record the same layers in the same order, and sort weights "
+                "only when nothing is recorded again"
+            )
+        return known
+
+    def mark_weights(self) -> int:
+        """The position of the next weight, for `reuse_weights` and `list_weights_since` [-]."""
+        return self._next_weight
+
+    def list_weights_since(self, mark: int) -> list[Weight]:
+        """The weights that layers have used since the mark."""
+        return self.trained[mark : self._next_weight]
+
+    def reuse_weights(self, mark: int = 0) -> None:
+        """Let the layers that are recorded next be those recorded since the mark: they get the same
+        weights, in the same order.
+
+        Parameters
+        ----------
+        mark : int, optional
+            What `mark_weights` returned ahead of the first of these layers; by default the first
+            layer of the model [-].
+        """
+        self._next_weight = mark
 
     def adopt(self, weights: Sequence[Weight]) -> None:
         """Take the weights that another tape has found, in the order of their first use. Their
