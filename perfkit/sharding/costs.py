@@ -2,7 +2,9 @@
 and of memory."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum, IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,73 +23,282 @@ from perfkit.workloads.placement import BY_ROWS, Plan
 from perfkit.workloads.tables import EmbeddingTable, TableSet, share_lookups, take_part
 from perfkit.workloads.tape import ITEMSIZE, Tape
 
+
+class Cost(IntEnum):
+    """One cost of a shard: its column in an array of costs.
+
+    The first five are seconds on the rank of the shard. ``POOLED``, ``PARTIAL`` and ``INDICES`` are
+    bytes in messages of that rank, the five after them are bytes of its memory, and ``SUMMED`` and
+    ``AVERAGED`` are bytes that all ranks reduce together: partial sums of rows, and gradients of
+    copied tables.
+    """
+
+    LOOKUP = 0
+    PACK = 1
+    UPDATE = 2
+    BACKWARD = 3
+    HOST = 4
+    POOLED = 5
+    PARTIAL = 6
+    INDICES = 7
+    WEIGHTS = 8
+    STATE = 9
+    INPUTS = 10
+    OUTPUTS = 11
+    GRADIENTS = 12
+    SUMMED = 13
+    AVERAGED = 14
+
+    @property
+    def label(self) -> str:
+        """Its name in tables and results."""
+        return self.name.lower()
+
+
+#: Seconds of a shard on the device of its rank.
+DEVICE_SECONDS = (Cost.LOOKUP, Cost.PACK, Cost.UPDATE, Cost.BACKWARD)
 #: Times of a shard on its rank [s].
-SECONDS = ("lookup", "pack", "update", "backward", "host")
+SECONDS = (*DEVICE_SECONDS, Cost.HOST)
 #: Memory of a shard [B].
-MEMORY = ("weights", "state", "inputs", "outputs", "gradients")
-#: All costs of a shard: seconds, bytes in messages of its rank, memory, and bytes that all ranks
-#: reduce together (partial sums of rows, and gradients of copied tables).
-COLUMNS = (*SECONDS, "pooled", "partial", "indices", *MEMORY, "summed", "averaged")
-#: Index of each cost in an array.
-AT = {name: place for place, name in enumerate(COLUMNS)}
-_INDEX = 8.0  # torch's int64 indices and offsets
-_FEWEST = 1e-12  # lookups a sample of a shard that has none; a table has more than 0
+MEMORY = (Cost.WEIGHTS, Cost.STATE, Cost.INPUTS, Cost.OUTPUTS, Cost.GRADIENTS)
+#: Names of all costs of a shard, in the order of the columns of an array of costs.
+COLUMNS = tuple(cost.label for cost in Cost)
+#: PyTorch's int64 indices and offsets [B].
+_INDEX_BYTES = 8.0
+#: Lookups of a sample in a shard that has none; a table has more than 0 [-].
+_FEWEST_LOOKUPS = 1e-12
 #: A table may be copied to all ranks if its gradient is at most this many times its pooled rows
 #: [-]; docs/formulas.md, table 8.2.
 COPIED = 4.0
 
 
+class Split(Enum):
+    """How all tables are divided, where one shard of each is priced."""
+
+    COLUMNS = "each shard has a share of the columns"
+    ROWS = "each shard has a share of the rows, without the most popular row"
+    FIRST_ROWS = "each shard has a share of the rows, with the most popular row"
+    COPIES = "every rank has the whole table, and looks up its own samples"
+
+
+class Division(NamedTuple):
+    """A split of all tables into shards of one size.
+
+    Parameters
+    ----------
+    split : Split
+        How tables are divided.
+    share : float
+        Share of the columns of a table in one shard [-].
+    parts : int
+        Number of shards that the rows are divided into [-].
+    worthwhile : bool
+        Of copies: whether they are of the tables that are worth copying, or of the others.
+    """
+
+    split: Split
+    share: float = 1.0
+    parts: int = 1
+    worthwhile: bool = True
+
+
+class DividedTables(NamedTuple):
+    """One shard of each of some tables.
+
+    Parameters
+    ----------
+    tables : list of EmbeddingTable
+        The shards, as tables of their own.
+    samples : int
+        Samples that each shard looks up [-].
+    copied : bool
+        Whether the tables are copied to all ranks.
+    cache_scale : float
+        How much of the caches the shards may have, over what one rank has [-]. All tables in a
+        list stand for those that are spread over all ranks.
+    """
+
+    tables: list[EmbeddingTable]
+    samples: int
+    copied: bool
+    cache_scale: float
+
+
+class Work(Enum):
+    """What an operation on tables does."""
+
+    LOOKUP = "looks up rows and adds them up"
+    PACK = "copies the pooled rows into the message"
+    OTHER_TRAFFIC = "all other memory traffic of the rank"
+    BACKWARD = "passes gradients on to the rows"
+    AVERAGE = "averages the gradients of copies"
+    UPDATE = "updates the weights"
+
+
+#: The cost that the time of each work counts in; other traffic is no cost of a table.
+_COST_OF_WORK = {
+    Work.LOOKUP: Cost.LOOKUP,
+    Work.PACK: Cost.PACK,
+    Work.BACKWARD: Cost.BACKWARD,
+    Work.AVERAGE: Cost.UPDATE,
+    Work.UPDATE: Cost.UPDATE,
+}
+
+
+class RecordedTables(NamedTuple):
+    """Operations on some tables, and on an empty one at the end.
+
+    Parameters
+    ----------
+    graph : Graph
+        The operations; their sizes are arrays over these tables.
+    works : tuple of Work
+        What each operation does.
+    """
+
+    graph: Graph
+    works: tuple[Work, ...]
+
+
+class SeparateOperations(NamedTuple):
+    """Operations on some tables, repeated for each table.
+
+    Parameters
+    ----------
+    graph : Graph
+        All operations.
+    rows : array of int, shape (recorded operations, tables + 1)
+        Position in `graph` of each recorded operation on each table; the last one is on the empty
+        table [-].
+    """
+
+    graph: Graph
+    rows: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class TableTimes:
+    """Times of one shard of each of some tables.
+
+    Parameters
+    ----------
+    seconds : array, shape (tables, 5)
+        Times of each table by `SECONDS` [s].
+    launch : array, shape (5,)
+        Time to start the kernels that work on all tables together, by `SECONDS` [s].
+    """
+
+    seconds: Array
+    launch: Array
+
+
+class ShardCosts(NamedTuple):
+    """Costs of one shard of each of some tables.
+
+    Parameters
+    ----------
+    shard : array, shape (tables, 15)
+        Costs by `Cost` of a shard without the most popular row [s, B].
+    hot_row : array, shape (tables, 15)
+        What the most popular row adds to the shard that holds it [s, B].
+    """
+
+    shard: Array
+    hot_row: Array
+
+
 class Costs:
-    """Costs of shards of a workload on a platform and number of ranks; `footprint` is what else a
-    rank touches [B].
+    """Costs of shards of a workload on a platform and number of ranks.
 
     A shard costs what `perfkit.predict` charges for its operations. Caches are shared as if all
     tables were split in the same way over all ranks. So the cost of a shard does not depend on the
     rest of a plan, and costs add up. Where one kernel works on all tables, a table costs what it
     adds to the kernel, and `launch` is the start of the kernel.
+
+    Parameters
+    ----------
+    workload : DLRM or TableSet
+        Whose tables.
+    platform : Platform
+        Where they are stored.
+    ranks : int
+        Number of ranks [-].
+
+    Attributes
+    ----------
+    ranks_per_node : int
+        Ranks that take part in a node [-].
+    accelerated : bool
+        Whether ranks have a GPU.
+    fused : bool
+        Whether one kernel looks up all tables of a rank.
+    footprint : float
+        What else a rank touches [B].
     """
 
     def __init__(self, workload: DLRM | TableSet, platform: Platform, ranks: int) -> None:
-        self.workload, self.platform, self.ranks = workload, platform, ranks
-        #: What real iterations add (a fit, if there is one); ranks that take part in a node;
-        #: whether they have a GPU.
+        self.workload = workload
+        self.platform = platform
+        self.ranks = ranks
+        #: What real iterations add; None without such a fit.
         self.iteration: Iteration | None = platform.context.find_iteration("dlrm", ranks)
-        self.node, self.accelerated = (
-            min(platform.network.ranks_per_node, ranks),
-            platform.device.kind != "cpu",
-        )
+        self.ranks_per_node = min(platform.network.ranks_per_node, ranks)
+        self.accelerated = platform.device.kind != "cpu"
         self.fused = workload.embedding != "separate"
-        #: Work of a rank without tables: the first one, with all tables of a DLRM on the others.
-        self.rest: Graph | None = None
-        if isinstance(workload, DLRM) and ranks > 1:
-            others = Plan.from_owners(
-                [1 + n % (ranks - 1) for n in range(len(workload.tables))], ranks=ranks
-            )
-            self.rest = workload.graphs(ranks, others, accelerator=self.accelerated)[0]
+        #: Work of a rank without tables; None if there is none.
+        self.rest: Graph | None = self._record_rest()
         self.footprint = self.rest.footprint if self.rest else 0.0
-        #: Tables sorted by size, so that their order in the workload does not matter; which tables
-        #: may be copied.
-        self.order = _sort(workload.tables)
-        self.worth = np.array([t.rows <= COPIED * workload.batch for t in workload.tables])
+        tables = workload.tables
+        #: Tables sorted by size, so that their order in the workload does not matter.
+        self.order = _sort(tables)
+        #: Which tables are worth copying to all ranks.
+        self.worth_copying = np.array([t.rows <= COPIED * workload.batch for t in tables])
         #: Rank that holds the most popular row of a table split over all ranks: a different one for
         #: each table.
-        self.home = np.argsort(self.order, kind="stable") % ranks
-        self._known: dict[tuple[str, float], Array] = {}
+        self.hot_row_rank = np.argsort(self.order, kind="stable") % ranks
+        self._known: dict[Division, Array] = {}
+
+    def _record_rest(self) -> Graph | None:
+        """Work of the first rank, with all tables of a DLRM on the other ranks."""
+        workload, ranks = self.workload, self.ranks
+        if not isinstance(workload, DLRM) or ranks == 1:
+            return None
+        owners = [1 + number % (ranks - 1) for number in range(len(workload.tables))]
+        plan = Plan.from_owners(owners, ranks=ranks)
+        return workload.graphs(ranks, plan, accelerator=self.accelerated)[0]
+
+    @property
+    def has_inner_nodes(self) -> bool:
+        """Whether a node has several ranks, and there are several nodes."""
+        return 1 < self.ranks_per_node < self.ranks
+
+    @property
+    def one_kernel_for_all(self) -> bool:
+        """Whether one kernel of a GPU works on all tables of a rank."""
+        return self.fused and self.accelerated
+
+    @property
+    def scale(self) -> float:
+        """Time inside an iteration over the time alone [-]."""
+        return self.iteration["scale"] if self.iteration else 1.0
+
+    @property
+    def seconds_per_collective(self) -> float:
+        """What an iteration adds to each collective [s]."""
+        if self.iteration is None:
+            return 0.0
+        return self.iteration.get("per_collective", 0.0) + self.iteration.get("per_resume", 0.0)
 
     def launch(self) -> Array:
         """Time to start the kernels that work on all tables of a rank, by `SECONDS` [s]."""
-        return self._time([], self.workload.batch, False, 1.0)[1]
+        no_tables = DividedTables([], self.workload.batch, copied=False, cache_scale=1.0)
+        return self._time(no_tables).launch
 
     def seconds(self, graph: Graph, platform: Platform | None = None) -> Array:
         """Device time of each operation inside an iteration [s]."""
-        dtype, scale = (
-            getattr(self.workload, "dtype", "fp32"),
-            self.iteration["scale"] if self.iteration else 1.0,
-        )
-        return (
-            scale
-            * price([graph], platform or self.platform, dtype=dtype, ranks=self.ranks)[0].seconds
-        )
+        dtype = getattr(self.workload, "dtype", "fp32")
+        [priced] = price([graph], platform or self.platform, dtype=dtype, ranks=self.ranks)
+        return self.scale * priced.seconds
 
     def issue(self, graph: Graph) -> Array:
         """Host time of each operation inside an iteration [s]."""
@@ -95,233 +306,331 @@ class Costs:
             return np.full(len(graph), self.iteration["per_operation"])
         return np.asarray(np.add(*price_hosts([graph], self.platform)[0]))
 
-    def shards(
-        self, numbers: np.ndarray, kind: str, part: float | Array = 1.0
-    ) -> tuple[Array, Array]:
-        """Costs of one shard of each of these tables, and what the most popular row adds to the
-        shard that holds it.
+    def shards(self, numbers: np.ndarray, kind: str, share: float | Array = 1.0) -> ShardCosts:
+        """Costs of one shard of each of these tables.
 
-        `part` is the share of the columns that a shard holds, or one for each table; costs are by
-        `COLUMNS`.
+        Parameters
+        ----------
+        numbers : array of int
+            The tables [-].
+        kind : str
+            Kind of placement, one of `perfkit.workloads.placement.KINDS`.
+        share : float or array
+            Share of the columns that a shard holds, or one for each table [-].
         """
-        if kind not in BY_ROWS:
-            # those worth copying share the caches, and so do all others
-            copies = kind == "data_parallel"
-            split, sizes = (
-                ("copies", self.worth[numbers]) if copies else ("columns", part + 0 * numbers)
-            )
-            cost = np.zeros((len(numbers), len(COLUMNS)))
-            for size in np.unique(sizes):
-                cost[sizes == size] = self._price(numbers[sizes == size], split, size)
-            return cost, np.zeros_like(cost)
-        over = self.ranks if kind == "row_wise" else self.node
-        cost = self._price(numbers, "rows", over)
-        hot = np.maximum(self._price(numbers, "first rows", over) - cost, 0.0)
-        hot[:, [AT["pooled"], AT["weights"], AT["state"]]] = 0.0
-        sums = cost[:, AT["pooled"]].copy()
-        if kind == "row_wise":
-            cost[:, AT["pooled"]], cost[:, AT["summed"]] = 0.0, sums
+        if kind in BY_ROWS:
+            return self._price_rows(numbers, kind)
+        if kind == "data_parallel":
+            cost = self._price_copies(numbers)
+        else:
+            cost = self._price_columns(numbers, np.broadcast_to(share, len(numbers)))
+        return ShardCosts(cost, np.zeros_like(cost))
+
+    def _price_columns(self, numbers: np.ndarray, shares: Array) -> Array:
+        """Costs of one shard of each of these tables, which has a share of the columns."""
+        cost = np.zeros((len(numbers), len(Cost)))
+        for share in np.unique(shares):
+            members = shares == share
+            cost[members] = self._price(numbers[members], Division(Split.COLUMNS, float(share)))
+        return cost
+
+    def _price_copies(self, numbers: np.ndarray) -> Array:
+        """Costs of a copy of each of these tables: those worth copying share the caches, and so do
+        all others."""
+        cost = np.zeros((len(numbers), len(Cost)))
+        worthwhile = self.worth_copying[numbers]
+        for wanted in np.unique(worthwhile):
+            members = worthwhile == wanted
+            division = Division(Split.COPIES, worthwhile=bool(wanted))
+            cost[members] = self._price(numbers[members], division)
+        return cost
+
+    def _price_rows(self, numbers: np.ndarray, kind: str) -> ShardCosts:
+        """Costs of one shard of each of these tables, which has a share of the rows."""
+        over_all_ranks = kind == "row_wise"
+        parts = self.ranks if over_all_ranks else self.ranks_per_node
+        cost = self._price(numbers, Division(Split.ROWS, parts=parts))
+        first_shard = self._price(numbers, Division(Split.FIRST_ROWS, parts=parts))
+        hot_row = np.maximum(first_shard - cost, 0.0)
+        hot_row[:, [Cost.POOLED, Cost.WEIGHTS, Cost.STATE]] = 0.0
+        partial_sums = cost[:, Cost.POOLED].copy()
+        if over_all_ranks:
+            cost[:, Cost.POOLED] = 0.0
+            cost[:, Cost.SUMMED] = partial_sums
         else:
             # a node reduces its partial sums, then each of its ranks exchanges its part with the
             # other nodes
-            cost[:, AT["partial"]], cost[:, AT["pooled"]] = sums, sums / over
-        return cost, hot
+            cost[:, Cost.PARTIAL] = partial_sums
+            cost[:, Cost.POOLED] = partial_sums / parts
+        return ShardCosts(cost, hot_row)
 
-    def _price(self, numbers: np.ndarray, split: str, size: float) -> Array:
-        """Costs of one shard of these tables, where all tables are split in this way; computed
+    def _price(self, numbers: np.ndarray, division: Division) -> Array:
+        """Costs of one shard of these tables, where all tables are divided in this way; computed
         once."""
-        given, bags, scale = self.workload.tables, self.workload.batch, float(self.ranks)
-        known = self._known.setdefault((split, size), np.full((len(given), len(COLUMNS)), np.nan))
+        if division not in self._known:
+            shape = (len(self.workload.tables), len(Cost))
+            self._known[division] = np.full(shape, np.nan)
+        known = self._known[division]
         missing = np.unique(numbers[np.isnan(known[numbers, 0])])
         if not len(missing):
             return known[numbers]
-        # Under a fused kernel of a GPU no table depends on the others; else those split alike
-        # compete for the caches.
-        copied = split == "copies"
-        alike = self.order[self.worth[self.order] == size] if copied else self.order
-        members = missing if self.fused and self.accelerated else alike
-        tables = [given[n] for n in members]
-        if copied:
-            bags, scale = max(bags // self.ranks, 1), 1.0
-        elif split == "columns":
-            tables, scale = (
-                [take_part(t, dim=max(round(t.dim * size), 1)) for t in tables],
-                scale * size,
-            )
+        # Under one kernel of a GPU no table depends on the others; else those divided alike compete
+        # for the caches.
+        if self.one_kernel_for_all:
+            members = missing
         else:
-            over, first = int(size), split == "first rows"
-            # where all lookups go to one row, the other shards have next to none
-            pooling = [max(share_lookups(t, over, first=first), _FEWEST) for t in tables]
-            scale = scale / over
-            tables = [
-                take_part(t, rows=-(-t.rows // over), pooling=float(p))
-                for t, p in zip(tables, pooling, strict=True)
-            ]
-        known[members] = _size(self.workload, tables, bags, copied)
-        seconds, _ = self._time(tables, bags, copied, scale)
+            members = self._list_competitors(division)
+        divided = self._divide(members, division)
+        known[members] = _measure_bytes(self.workload, divided)
+        times = self._time(divided)
         # so that every processor finds the same plan
-        known[members, : len(SECONDS)] = steady(seconds)
+        known[members, : len(SECONDS)] = steady(times.seconds)
         return known[numbers]
 
-    def _time(
-        self, tables: Sequence[EmbeddingTable], bags: int, copied: bool, scale: float
-    ) -> tuple[Array, Array]:
-        """Seconds of each table by `SECONDS`, and the time to start kernels that work on all of
-        them [s]."""
-        graph, rows = _spread(_record(self, tables, bags, copied, scale), tables, self.fused)
-        (l2, l3), pages = self.platform.cache_capacities, self.platform.page_entries
-        sizes = {
-            "l2": l2 * scale,
-            "l3": l3 * scale,
-            **({"pages": pages * scale} if pages < np.inf else {}),
-        }
-        if (near := self.platform.memo.get(("caches", scale))) is None:
-            context = self.platform.context
-            fit = Caches.build({**(context.caches or {}), **sizes})
-            near = self.platform.memo["caches", scale] = replace(
-                self.platform, context=replace(context, caches=fit)
-            )
-        out, launch = np.zeros((len(tables) + 1, len(SECONDS))), np.zeros(len(SECONDS))
-        for row, time in zip(rows, self.seconds(graph, near)[rows], strict=True):
-            first = row.min()
-            label = graph.labels[first]
-            if label.name in ("clone", "all_reduce"):  # other memory traffic, and a message
+    def _list_competitors(self, division: Division) -> np.ndarray:
+        """Tables that are divided alike and compete for the caches."""
+        if division.split is Split.COPIES:
+            return self.order[self.worth_copying[self.order] == division.worthwhile]
+        return self.order
+
+    def _divide(self, members: np.ndarray, division: Division) -> DividedTables:
+        """One shard of each of these tables."""
+        tables = [self.workload.tables[number] for number in members]
+        batch, ranks = self.workload.batch, float(self.ranks)
+        if division.split is Split.COPIES:
+            samples = max(batch // self.ranks, 1)
+            return DividedTables(tables, samples, copied=True, cache_scale=1.0)
+        if division.split is Split.COLUMNS:
+            share = division.share
+            shards = [take_part(t, dim=max(round(t.dim * share), 1)) for t in tables]
+            return DividedTables(shards, batch, copied=False, cache_scale=ranks * share)
+        parts = division.parts
+        with_hot_row = division.split is Split.FIRST_ROWS
+        shards = []
+        for table in tables:
+            # where all lookups go to one row, the other shards have next to none
+            lookups = max(share_lookups(table, parts, first=with_hot_row), _FEWEST_LOOKUPS)
+            rows = -(-table.rows // parts)
+            shards.append(take_part(table, rows=rows, pooling=float(lookups)))
+        return DividedTables(shards, batch, copied=False, cache_scale=ranks / parts)
+
+    def _time(self, divided: DividedTables) -> TableTimes:
+        """Times of each table, and the time to start kernels that work on all of them."""
+        recorded = _record(self, divided)
+        separate = _spread(recorded, divided.tables, self.fused)
+        platform = self._scale_caches(divided.cache_scale)
+        device_seconds = self.seconds(separate.graph, platform)[separate.rows]
+        number_of_tables = len(divided.tables)
+        # the last row is of the empty table
+        seconds = np.zeros((number_of_tables + 1, len(SECONDS)))
+        launch = np.zeros(len(SECONDS))
+        for work, rows, device_time in zip(
+            recorded.works, separate.rows, device_seconds, strict=True
+        ):
+            operation = rows.min()
+            label = separate.graph.labels[operation]
+            if work is Work.OTHER_TRAFFIC or label.kind == "collective":
                 continue
-            at = AT[_find_part(label)]
-            # The host time is that of an operation which follows one of its own class.
-            [host] = self.issue(
-                Graph((label,), graph.features.select([first]), Accesses.from_rows())
-            )
-            time, host = (time, host) if self.accelerated else (time + host, 0.0)
-            one_kernel = label.name in ("cat", "div_") or (
-                self.accelerated and (self.fused or label.kind == "elementwise")
-            )
-            if one_kernel:  # of all tables
-                empty = time[-1]
-                time = np.maximum(time - empty, 0.0)
-                if label.phase != "update":  # dense weights start that kernel in any case
-                    launch[[at, AT["host"]]] += empty, host
-            else:
-                out[:, AT["host"]] += host
-            out[:, at] += time
-        growth = _grow(self.workload.optimizer, tables, 32.0 if self.accelerated else 64.0)
-        within = self.fused and not copied  # a fused backward pass updates the rows as well
-        if not within or self.workload.embedding == "fused":
-            out[:-1, AT["backward" if within else "update"]] *= growth
-        return out[:-1], launch
+            cost = _COST_OF_WORK[work]
+            host_time = self._time_host(separate.graph, operation)
+            time = device_time
+            if not self.accelerated:  # the host computes as well
+                time, host_time = time + host_time, 0.0
+            dense_update = label.kind == "elementwise"
+            one_kernel = work in (Work.PACK, Work.AVERAGE)
+            if self.accelerated and (self.fused or dense_update):
+                one_kernel = True
+            if not one_kernel:
+                seconds[:, Cost.HOST] += host_time
+                seconds[:, cost] += time
+                continue
+            empty_time = time[-1]
+            seconds[:, cost] += np.maximum(time - empty_time, 0.0)
+            if label.phase != "update":  # dense weights start that kernel in any case
+                launch[cost] += empty_time
+                launch[Cost.HOST] += host_time
+        # a fused backward pass updates the rows as well
+        updates_in_backward = self.fused and not divided.copied
+        if not updates_in_backward:
+            updating = Cost.UPDATE
+        else:
+            updating = Cost.BACKWARD
+        if not updates_in_backward or self.workload.embedding == "fused":
+            growth = self._grow_update(divided.tables)
+            seconds[:-1, updating] *= growth
+        return TableTimes(seconds[:-1], launch)
 
+    def _time_host(self, graph: Graph, operation: int) -> float:
+        """Host time of an operation that follows one of its own class [s]."""
+        label = graph.labels[operation]
+        alone = Graph((label,), graph.features.select([operation]), Accesses.from_rows())
+        [seconds] = self.issue(alone)
+        return seconds
 
-def _find_part(label: Label) -> str:
-    """The part of `SECONDS` that an operation counts in."""
-    if label.phase != "forward":
-        return label.phase
-    if label.kind == "copy":
-        return "pack"
-    return "lookup"
+    def _scale_caches(self, scale: float) -> Platform:
+        """The platform whose caches and pages of the address buffer are `scale` times as large."""
+        memo = self.platform.memo
+        scaled = memo.get(("caches", scale))
+        if scaled is None:
+            l2, l3 = self.platform.cache_capacities
+            pages = self.platform.page_entries
+            sizes = {"l2": l2 * scale, "l3": l3 * scale}
+            if pages < np.inf:
+                sizes["pages"] = pages * scale
+            context = self.platform.context
+            caches = Caches.build({**(context.caches or {}), **sizes})
+            scaled = replace(self.platform, context=replace(context, caches=caches))
+            memo["caches", scale] = scaled
+        return scaled
+
+    def _grow_update(self, tables: Sequence[EmbeddingTable]) -> Array:
+        """Bytes that an update moves (gradient, weights, optimizer states), relative to plain SGD
+        [-]."""
+        sector_bytes = 32.0 if self.accelerated else 64.0
+        row_bytes = np.array([float(t.itemsize * t.dim) for t in tables])
+        traffic = row_traffic(row_bytes, 1, sector_bytes)
+        optimizer = find_optimizer(self.workload.optimizer)
+        state_traffic = optimizer.row_state_bytes(traffic, sector_bytes)
+        gradient = row_bytes + _INDEX_BYTES
+        return (gradient + 2.0 * (traffic + state_traffic)) / (gradient + 2.0 * traffic)
 
 
 def _sort(tables: Sequence[EmbeddingTable]) -> np.ndarray:
     """Numbers of the tables sorted by rows, columns, lookups and law; equal ones stay in their
     order."""
-    keys = np.array([(t.exponent, t.pooling, t.dim, t.rows) for t in tables], dtype=float).T
+    sizes = [(t.exponent, t.pooling, t.dim, t.rows) for t in tables]
+    keys = np.array(sizes, dtype=float).T
     # writing a law out takes long, and few tables differ in nothing else
-    numbers, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)[1:]
-    alike = counts[numbers.ravel()] > 1
-    laws = [repr(t.law) if t.law and same else "" for t, same in zip(tables, alike, strict=True)]
-    return np.lexsort((np.unique(laws, return_inverse=True)[1], *keys))
+    _, numbers, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
+    has_twin = counts[numbers.ravel()] > 1
+    laws = []
+    for table, twin in zip(tables, has_twin, strict=True):
+        laws.append(repr(table.law) if table.law and twin else "")
+    order_of_laws = np.unique(laws, return_inverse=True)[1]
+    return np.lexsort((order_of_laws, *keys))
 
 
-def _record(
-    costs: Costs, tables: Sequence[EmbeddingTable], bags: int, copied: bool, scale: float
-) -> Graph:
-    """Operations on each table and on an empty one at the end; their sizes are arrays over these
-    tables."""
-    workload, last = costs.workload, np.arange(len(tables) + 1) == len(tables)
-    rows, dim, pooling = np.array([*((t.rows, t.dim, t.pooling) for t in tables), (1.0,) * 3]).T
+def _record(costs: Costs, divided: DividedTables) -> RecordedTables:
+    """Record the operations on each table and on an empty one at the end."""
+    workload = costs.workload
+    tables, copied = divided.tables, divided.copied
+    sizes = [(t.rows, t.dim, t.pooling) for t in tables]
+    sizes.append((1.0, 1.0, 1.0))
+    rows, dim, pooling = np.array(sizes).T
+    is_empty_table = np.arange(len(tables) + 1) == len(tables)
     itemsize = workload.tables[0].itemsize
     narrow = ITEMSIZE[workload.dtype] if isinstance(workload, DLRM) else itemsize
     tape = Tape(narrow, mixed=getattr(workload, "mixed", False))
+    works = list[Work]()
+
+    def note(work: Work) -> None:
+        """Say what the operations do that were recorded since the last note."""
+        works.extend([work] * (len(tape.operations) - len(works)))
+
     stack = EmbeddingTable(rows, dim, pooling, itemsize=itemsize)
-    [pooled] = layers.embedding_bags(tape, workload, [stack], float(bags) * ~last, copied=copied)
-    packed, back = (tape.tensor(*pooled.shape, itemsize=pooled.itemsize) for _ in range(2))
+    samples = float(divided.samples) * ~is_empty_table
+    [pooled] = layers.embedding_bags(tape, workload, [stack], samples, copied=copied)
+    note(Work.LOOKUP)
+    packed = tape.tensor(*pooled.shape, itemsize=pooled.itemsize)
+    returned = tape.tensor(*pooled.shape, itemsize=pooled.itemsize)
     tape.bare = 1  # the host makes a view of the pooled rows
     tape.copy("cat", [pooled], [packed], rows=pooled.shape[0])
-    rest = tape.tensor(last * costs.footprint * scale, itemsize=1)
-    tape.emit("clone", "copy", [rest], [back])  # all other memory traffic of the rank
-    pooled.root.gradient = back
+    note(Work.PACK)
+    other_bytes = is_empty_table * costs.footprint * divided.cache_scale
+    rest = tape.tensor(other_bytes, itemsize=1)
+    tape.emit("clone", "copy", [rest], [returned])
+    note(Work.OTHER_TRAFFIC)
+    pooled.root.gradient = returned
     tape.backward()
+    note(Work.BACKWARD)
     # each gradient is stored before the next one is computed
     last_gradient = tape.operations[-1]
     last_gradient.host_calls = last_gradient.host_calls._replace(bare=tape.bare)
     tape.bare = 0
     if copied:
         average(tape)
+        note(Work.AVERAGE)
     step(tape, "sgd", lists=costs.accelerated)
+    note(Work.UPDATE)
     graph = make_graph(tape, family=workload.family)
-    # the traffic of each table follows its own law of lookups
     if workload.embedding == "exact" and not copied:
-        [exact] = graph.kernels[KernelKey("embedding_backward", "exact")]
-        place = np.flatnonzero(graph.accesses.operation == exact)[-1]
-        graph.accesses.nbytes[place] = [
-            *(layers.exact_traffic(t, bags, workload.optimizer) for t in tables),
-            0.0,
-        ]
-    return graph
+        _follow_laws(graph, costs, divided)
+    return RecordedTables(graph, tuple(works))
+
+
+def _follow_laws(graph: Graph, costs: Costs, divided: DividedTables) -> None:
+    """Let the traffic of the exact backward pass of each table follow its own law of lookups."""
+    [backward] = graph.kernels[KernelKey("embedding_backward", "exact")]
+    last_access = np.flatnonzero(graph.accesses.operation == backward)[-1]
+    optimizer = costs.workload.optimizer
+    traffic = [layers.exact_traffic(t, divided.samples, optimizer) for t in divided.tables]
+    graph.accesses.nbytes[last_access] = [*traffic, 0.0]
 
 
 def _spread(
-    graph: Graph, tables: Sequence[EmbeddingTable], fused: bool
-) -> tuple[Graph, np.ndarray]:
-    """Repeat each operation for each table, with its own tensors; also the index of each operation
-    by table.
+    recorded: RecordedTables, tables: Sequence[EmbeddingTable], fused: bool
+) -> SeparateOperations:
+    """Repeat each operation for each table, with its own tensors.
 
     The backward pass visits separate tables in the reverse order.
     """
-    each = np.arange(len(tables) + 1)
-    turned = np.array([label.phase == "backward" and not fused for label in graph.labels])
-    rows = np.arange(len(graph))[:, None] * len(each) + np.where(turned[:, None], each[::-1], each)
+    graph = recorded.graph
+    count = len(tables) + 1  # with the empty table
+    order = np.arange(count)
+    rows = np.arange(len(graph))[:, None] * count + order
+    if not fused:
+        for operation, label in enumerate(graph.labels):
+            if label.phase == "backward":
+                rows[operation] = rows[operation, ::-1]
     features = Features.zeros(rows.size)
     for name, values in vars(graph.features).items():
         vars(features)[name][rows] = values
-    features.table[rows] = each % max(len(tables), 1)
-    recorded = graph.accesses
-    accesses = Accesses(
-        operation=rows[recorded.operation].ravel(),
-        buffer=(recorded.buffer[:, None] * len(each) + each).ravel(),
-        nbytes=recorded.nbytes.ravel(),
-        is_write=np.repeat(recorded.is_write, len(each)),
+    features.table[rows] = order % max(len(tables), 1)
+    accesses = graph.accesses
+    separate_accesses = Accesses(
+        operation=rows[accesses.operation].ravel(),
+        buffer=(accesses.buffer[:, None] * count + order).ravel(),
+        nbytes=accesses.nbytes.ravel(),
+        is_write=np.repeat(accesses.is_write, count),
     ).sort()
-    labels = tuple(label for label in graph.labels for _ in each)
-    return Graph(labels, features, accesses, tuple(tables), family=graph.family), rows
+    labels = list[Label]()
+    for label in graph.labels:
+        labels.extend([label] * count)
+    separate = Graph(
+        tuple(labels),
+        features,
+        separate_accesses,
+        tuple(tables),
+        family=graph.family,
+    )
+    return SeparateOperations(separate, rows)
 
 
-def _grow(optimizer: str, tables: Sequence[EmbeddingTable], granularity: float) -> Array:
-    """Bytes that an update moves (gradient, weights, optimizer states), relative to plain SGD
-    [-]."""
-    values = np.array([float(t.itemsize * t.dim) for t in tables])
-    row = row_traffic(values, 1, granularity)
-    state = find_optimizer(optimizer).row_state_bytes(row, granularity)
-    return (values + _INDEX + 2.0 * (row + state)) / (values + _INDEX + 2.0 * row)
-
-
-def _size(
-    workload: DLRM | TableSet, tables: Sequence[EmbeddingTable], bags: int, copied: bool
-) -> Array:
-    """Bytes of each table by `COLUMNS`; the seconds are still zero."""
-    rows, dim, pooling, item = np.array(
-        [(t.rows, t.dim, t.pooling, t.itemsize) for t in tables], dtype=float
-    ).T
-    lookups, weights, outputs = bags * pooling, rows * dim * item, bags * dim * item
-    fused, inputs = workload.embedding != "separate", _INDEX * (lookups + bags)
-    sparse = 0.0 if fused else lookups * (dim * item + _INDEX)
-    found = {
-        "pooled": outputs * (not copied),
-        "indices": inputs * (not copied),
-        "weights": weights,
-        "state": state_bytes(rows, dim, item, optimizer=workload.optimizer),
-        "inputs": inputs,
-        "outputs": outputs,
-        "averaged": weights * copied,
-        "gradients": outputs + (weights if copied or not (workload.sparse or fused) else sparse),
-    }
-    return np.stack([found.get(name, 0.0 * rows) for name in COLUMNS], axis=1)
+def _measure_bytes(workload: DLRM | TableSet, divided: DividedTables) -> Array:
+    """Bytes of each table by `Cost`; the seconds are still zero."""
+    tables, samples = divided.tables, divided.samples
+    sizes = [(t.rows, t.dim, t.pooling, t.itemsize) for t in tables]
+    rows, dim, pooling, itemsize = np.array(sizes, dtype=float).T
+    lookups = samples * pooling
+    weights = rows * dim * itemsize
+    outputs = samples * dim * itemsize
+    inputs = _INDEX_BYTES * (lookups + samples)
+    fused = workload.embedding != "separate"
+    if divided.copied or not (workload.sparse or fused):
+        weight_gradients = weights
+    elif fused:  # the backward pass updates the rows
+        weight_gradients = np.zeros_like(weights)
+    else:
+        weight_gradients = lookups * (dim * itemsize + _INDEX_BYTES)
+    costs = np.zeros((len(tables), len(Cost)))
+    if divided.copied:
+        costs[:, Cost.AVERAGED] = weights
+    else:
+        costs[:, Cost.POOLED] = outputs
+        costs[:, Cost.INDICES] = inputs
+    costs[:, Cost.WEIGHTS] = weights
+    costs[:, Cost.STATE] = state_bytes(rows, dim, itemsize, optimizer=workload.optimizer)
+    costs[:, Cost.INPUTS] = inputs
+    costs[:, Cost.OUTPUTS] = outputs
+    costs[:, Cost.GRADIENTS] = outputs + weight_gradients
+    return costs

@@ -23,17 +23,13 @@ from perfkit.ground.units import (
 from perfkit.models.distributions import unique_rows
 from perfkit.platform.estimates import warn_once
 from perfkit.platform.platform import Platform
-from perfkit.sharding.problem import (
-    LOAD,
-    NODE_KINDS,
-    Constraints,
-    Floors,
-    Options,
-    Problem,
-    set_up,
-)
-from perfkit.sharding.result import PlanPrice, ShardingResult, find_price
-from perfkit.sharding.search import Found, Progress, State, search_plan
+from perfkit.sharding.bound import find_lower_bound, relax
+from perfkit.sharding.candidates import check_memory, list_candidates, list_floors
+from perfkit.sharding.constraints import InfeasibleError, read_constraints
+from perfkit.sharding.problem import DEVICE_RESOURCES, NODE_KINDS, Constraints, Problem
+from perfkit.sharding.result import PlanPrice, ShardingResult, price_checked_plan
+from perfkit.sharding.search import Assignment, Progress, State, search_assignment
+from perfkit.sharding.setup import set_up
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import (
     BY_ROWS,
@@ -68,10 +64,6 @@ BASELINES: MappingProxyType[str, Callable[[EmbeddingTable, int], float]] = Mappi
 #: A rule that a search may start from: equally many tables on each rank, which suits a host that
 #: launches kernels for each table.
 _EVENLY = "equally many"
-
-
-class InfeasibleError(ValueError):
-    """No placement satisfies the constraints."""
 
 
 def price_plan(
@@ -129,22 +121,30 @@ def price_plan(
     check_type("plan", plan, Plan)
     problem = set_up(workload, platform, plan.ranks, memory, objective, inputs)
     plan.cut(workload.tables)
-    node, known, name = problem.costs.node, problem.kinds, problem.costs.platform.name
     for number, placement in enumerate(plan.placements):
-        kind, ranks = placement.kind, placement.ranks
-        shown, least = (
-            f"table {number} is {kind} on ranks {ranks}",
-            node if kind == "table_row_wise" else 1,
+        _check_placement(problem, number, placement)
+    return price_checked_plan(problem, plan)
+
+
+def _check_placement(problem: Problem, number: int, placement: Placement) -> None:
+    """Refuse the placement of a table that has no price on this platform."""
+    kind, ranks = placement.kind, placement.ranks
+    shown = f"table {number} is {kind} on ranks {ranks}"
+    if kind not in problem.kinds:
+        name = problem.costs.platform.name
+        raise ValueError(
+            f"{shown}; {name!r} has no model of its messages; take one of {', '.join(problem.kinds)}"
         )
-        if kind not in known:
-            raise ValueError(
-                f"{shown}; {name!r} has no model of its messages; take one of {', '.join(known)}"
-            )
-        if kind in NODE_KINDS and (len({rank // node for rank in ranks}) > 1 or len(ranks) < least):
-            raise ValueError(
-                f"{shown}; it must be on ranks of one node, and table_row_wise on all {node} of them"
-            )
-    return find_price(problem, plan)
+    if kind not in NODE_KINDS:
+        return
+    ranks_per_node = problem.costs.ranks_per_node
+    nodes = {rank // ranks_per_node for rank in ranks}
+    fills_node = len(ranks) >= ranks_per_node
+    if len(nodes) > 1 or (kind == "table_row_wise" and not fills_node):
+        raise ValueError(
+            f"{shown}; it must be on ranks of one node, and table_row_wise on all "
+            f"{ranks_per_node} of them"
+        )
 
 
 def shard(
@@ -259,11 +259,11 @@ def shard(
         int(check_positive("seed", seed, integer=True, zero=True)),
     )
     names, order = name_tables(workload.tables), problem.costs.order
-    rules = {"pin": pin, "together": together, "apart": apart}
-    constraints = read_constraints(names, problem.costs.ranks, order, **rules, forbid=forbid)
-    unforbidden = read_constraints(names, problem.costs.ranks, order, **rules)
+    units = {"pin": pin, "together": together, "apart": apart}
+    constraints = read_constraints(names, problem.costs.ranks, order, **units, forbid=forbid)
+    unforbidden = read_constraints(names, problem.costs.ranks, order, **units)
     prepared = _prepare(replace(problem, constraints=constraints))
-    check_memory(prepared.problem, prepared.state.options)
+    check_memory(prepared.problem, prepared.state.candidates)
     forbidden = [
         kind for kind in KINDS if (constraints.allowed[kind] < unforbidden.allowed[kind]).any()
     ]
@@ -272,12 +272,10 @@ def shard(
         outcome = attempts.run()
         best, baselines = _choose(outcome.prices), outcome.baselines
         if outcome.state is not prepared.state:
-            placed = {
-                name: _place_greedily(prepared.state, name, budget.seed) for name in BASELINES
-            }
-            baselines = _price_baselines(prepared.state, placed)
-            best = _choose([find_price(prepared.problem, best.plan), *baselines.values()])
-    reasons = [f"{kind} was not tried: {text}" for kind, text in problem.left_out.items()]
+            baselines = _price_baselines(prepared.state, budget.seed)
+            fitting = [price for price in baselines.values() if price is not None]
+            best = _choose([price_checked_plan(prepared.problem, best.plan), *fitting])
+    reasons = [f"{kind} was not tried: {reason}" for kind, reason in problem.left_out.items()]
     return ShardingResult(
         best.plan,
         best,
@@ -291,7 +289,17 @@ def shard(
 
 
 class _Budget(NamedTuple):
-    """Work of one search [s], or its steps, and its seed."""
+    """What a search may take.
+
+    Parameters
+    ----------
+    seconds : float
+        Work [s].
+    steps : int or None
+        Number of steps in place of the work; None if the work counts [-].
+    seed : int
+        Seed of all random choices [-].
+    """
 
     seconds: float
     steps: int | None
@@ -299,7 +307,19 @@ class _Budget(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """A problem before its search: lower bound [s], and options of the units to start from."""
+    """A problem before its search.
+
+    Parameters
+    ----------
+    problem : Problem
+        What is placed.
+    bound : float
+        Lower bound of the time [s].
+    bases : sequence of array of int
+        Candidates of the units to start from, in relaxed problems [-].
+    state : State
+        The current assignment.
+    """
 
     problem: Problem
     bound: float
@@ -308,7 +328,17 @@ class _Prepared(NamedTuple):
 
 
 class _Outcome(NamedTuple):
-    """What one search found: prices of the plans that fit, its own and those of rules of thumb."""
+    """What one search found.
+
+    Parameters
+    ----------
+    state : State
+        Its problem and candidates.
+    prices : sequence of PlanPrice
+        Prices of the plans that fit: its own, and those of rules of thumb.
+    baselines : dict of str to (PlanPrice or None)
+        Prices of the rules of thumb; None for one that finds no room.
+    """
 
     state: State
     prices: Sequence[PlanPrice]
@@ -317,14 +347,19 @@ class _Outcome(NamedTuple):
 
 @np.errstate(under="ignore")
 def _prepare(problem: Problem) -> _Prepared:
-    """Bound a problem and list its options."""
-    bound = problem.bound(list_floors(problem))
-    # options that rarely help are tried where the bound uses them
-    helpful = {kind: bound.kinds == kind for kind in (*BY_ROWS, "data_parallel")}
-    options = list_options(problem, helpful)
-    bases = problem.relax(options)
-    bases.insert(0 if bound.by_host else len(bases), options.take(bound.kinds))
-    return _Prepared(problem, bound.time, bases, State(problem, options))
+    """Bound a problem and list its candidates."""
+    bound = find_lower_bound(problem, list_floors(problem))
+    # candidates that rarely help are tried where the bound uses them
+    rarely_helpful = (*BY_ROWS, "data_parallel")
+    helpful = {kind: bound.kinds == kind for kind in rarely_helpful}
+    candidates = list_candidates(problem, helpful)
+    bases = relax(problem, candidates)
+    kinds_of_bound = candidates.choose_kinds(bound.kinds)
+    if bound.set_by_host:
+        bases.insert(0, kinds_of_bound)
+    else:
+        bases.append(kinds_of_bound)
+    return _Prepared(problem, bound.time, bases, State(problem, candidates))
 
 
 @dataclass
@@ -346,423 +381,187 @@ class _Attempts:
 
     def run(self) -> _Outcome:
         """The outcome of the first search whose plan keeps all constraints."""
-        constraints, ruled_out = self.prepared.problem.constraints, set[str]()
+        ruled_out = set[str]()
         while True:
             last = len(ruled_out) == len(self.forbidden)
-            outcome = self._search(self._allow(ruled_out), len(ruled_out), last)
+            outcome = self._search(self._rule_out(ruled_out), len(ruled_out), last)
             if last:
                 return outcome
             if not outcome.prices:
                 ruled_out = set(self.forbidden)
                 continue
             best = _choose(outcome.prices)
-            used = {
-                placement.kind
-                for table, placement in enumerate(best.plan.placements)
-                if not constraints.allowed[placement.kind][table]
-            }
+            used = self._list_forbidden_kinds(best.plan)
             if not used:
                 if self.progress is not None:
                     self.progress(1.0, best.time)
                 return outcome
             ruled_out |= used
             if self.interrupted:  # a last plan, with no more work than a start
-                ruled_out, self.budget = set(self.forbidden), self.budget._replace(steps=1)
+                ruled_out = set(self.forbidden)
+                self.budget = self.budget._replace(steps=1)
 
-    def _allow(self, ruled_out: set[str]) -> _Prepared:
+    def _list_forbidden_kinds(self, plan: Plan) -> set[str]:
+        """Kinds of placement of a plan that are forbidden for their tables."""
+        allowed = self.prepared.problem.constraints.allowed
+        used = set()
+        for table, placement in enumerate(plan.placements):
+            if not allowed[placement.kind][table]:
+                used.add(placement.kind)
+        return used
+
+    def _rule_out(self, ruled_out: set[str]) -> _Prepared:
         """The problem where only these of the forbidden kinds are forbidden."""
-        problem = self.prepared.problem
         if len(ruled_out) == len(self.forbidden):
             return self.prepared
-        allowed = {
-            kind: (problem.constraints if kind in ruled_out else self.unforbidden).allowed[kind]
-            for kind in KINDS
-        }
-        return _prepare(replace(problem, constraints=replace(problem.constraints, allowed=allowed)))
+        problem = self.prepared.problem
+        constraints = problem.constraints
+        allowed = dict[str, np.ndarray]()
+        for kind in KINDS:
+            allows = constraints if kind in ruled_out else self.unforbidden
+            allowed[kind] = allows.allowed[kind]
+        return _prepare(replace(problem, constraints=replace(constraints, allowed=allowed)))
 
     def _search(self, prepared: _Prepared, number: int, last: bool) -> _Outcome:
         """Search once; if it is the last search and nothing fits, an error says what is missing."""
         problem, state, budget = prepared.problem, prepared.state, self.budget
         share = 1 / (len(self.forbidden) + 1)
 
-        def tell(done: float, time: float) -> None:
-            if self.progress is not None:
-                self.progress(1.0 if last and done == 1 else share * (number + done), time)
+        def report(done: float, time: float) -> None:
+            if self.progress is None:
+                return
+            if last and done == 1:
+                self.progress(1.0, time)
+            else:
+                self.progress(share * (number + done), time)
 
-        rules = [*BASELINES]
-        if not (problem.costs.fused and problem.costs.accelerated):
-            rules.append(_EVENLY)  # each table has kernels of its own
-        placed = {name: _place_greedily(state, name, budget.seed) for name in rules}
-        baselines = _price_baselines(state, placed)
-        search = search_plan(
+        baselines = _place_by_rules(state, [*BASELINES], budget.seed)
+        placed = [assignment for assignment in baselines.values() if assignment is not None]
+        if not problem.costs.one_kernel_for_all:  # each table has kernels of its own
+            even = _place_by_rules(state, [_EVENLY], budget.seed)[_EVENLY]
+            if even is not None:
+                placed.append(even)
+        prices_of_baselines = _price_assignments(state, baselines)
+        search = search_assignment(
             state,
             prepared.bound,
             prepared.bases,
-            [found for found in placed.values() if found],
+            placed,
             budget.seconds,
             budget.seed,
             budget.steps,
-            tell,
+            report,
         )
         self.work += search.work
         self.interrupted |= search.interrupted
-        prices = [price for price in baselines.values() if price]
-        over = search.best.overflow
-        if over <= 0:
-            prices.insert(0, find_price(problem, _make_plan(state, search.best)))
+        prices = [price for price in prices_of_baselines.values() if price is not None]
+        overflow = search.incumbent.overflow
+        if overflow <= 0:
+            plan = _make_plan(state, search.incumbent)
+            prices.insert(0, price_checked_plan(problem, plan))
         if not prices and last:
-            room = format_bytes(problem.capacity)
-            fault = f"the best one exceeds the {room} of a rank by {format_bytes(over)}"
+            capacity = format_bytes(problem.capacity)
+            fault = f"the best one exceeds the {capacity} of a rank by {format_bytes(overflow)}"
             advice = (
                 "allow more kinds, give more seconds or steps, ranks or memory, or drop constraints"
             )
             raise InfeasibleError(f"memory: no placement was found that fits; {fault}; {advice}")
-        return _Outcome(state, prices, baselines)
+        return _Outcome(state, prices, prices_of_baselines)
 
 
-def _choose(prices: Sequence[PlanPrice | None]) -> PlanPrice:
+def _choose(prices: Sequence[PlanPrice]) -> PlanPrice:
     """The first one of the shortest time; among equal times, of the shortest time of the device."""
-    return min(
-        (price for price in prices if price),
-        key=lambda price: (price.time, -price.parts.get("host", 0.0)),
-    )
+    return min(prices, key=lambda price: (price.time, -price.host_time))
 
 
-def _price_baselines(
-    state: State, placed: Mapping[str, Found | None]
+def _place_by_rules(state: State, rules: Sequence[str], seed: int) -> dict[str, Assignment | None]:
+    """Assignments by rules of thumb; None for one that finds no room."""
+    return {rule: _place_greedily(state, rule, seed) for rule in rules}
+
+
+def _price_assignments(
+    state: State, assignments: Mapping[str, Assignment | None]
 ) -> dict[str, PlanPrice | None]:
-    """Prices of the plans of the rules of thumb; None for one that finds no room."""
+    """Prices of the plans of rules of thumb; None for one that finds no room."""
     prices = dict[str, PlanPrice | None]()
-    for name in BASELINES:
-        found = placed[name]
-        prices[name] = find_price(state.problem, _make_plan(state, found)) if found else None
+    for rule, assignment in assignments.items():
+        prices[rule] = None
+        if assignment is not None:
+            prices[rule] = price_checked_plan(state.problem, _make_plan(state, assignment))
     return prices
 
 
-def _find(names: Sequence[str], table: Any, argument: str) -> int:
-    """Number of a table, which is given by number or name."""
-    if isinstance(table, str):
-        return names.index(check_choice(f"table of {argument}", table, names))
-    return int(
-        check_positive(
-            f"table of {argument}", table, integer=True, zero=True, maximum=len(names) - 1
-        )
-    )
+def _price_baselines(state: State, seed: int) -> dict[str, PlanPrice | None]:
+    """Prices of the plans of `BASELINES`."""
+    return _price_assignments(state, _place_by_rules(state, [*BASELINES], seed))
 
 
-def _list(given: Any) -> list[Any]:
-    """A list of the values, or of the only one."""
-    return list(given) if is_listed(given) else [given]
-
-
-def _find_groups(names: Sequence[str], groups: Any, argument: str) -> list[list[int]]:
-    """Groups of tables by number."""
-    found = []
-    for group in _list(groups):
-        numbers = list(dict.fromkeys(_find(names, table, argument) for table in _list(group)))
-        if len(numbers) < 2:
-            raise ValueError(
-                f"{argument} has {group!r}; it must be groups of at least two tables, such as [(0, 3)]"
-            )
-        found.append(numbers)
-    return found
-
-
-def read_constraints(
-    names: Sequence[str],
-    ranks: int,
-    order: np.ndarray | None = None,
-    *,
-    pin: Any = None,
-    together: Any = (),
-    apart: Any = (),
-    forbid: Any = (),
-) -> Constraints:
-    """Check the constraints of `perfkit.shard`; returns them with tables by number.
-
-    `order` lists the tables as units are numbered, so that the order in which tables were given does
-    not matter; by default they are numbered as given.
-    """
-    fixed, groups = dict[int, int](), []
-    check_type("pin", pin, Mapping | None)
-    # place of the first table of the unit of each
-    first = np.arange(len(names)) if order is None else np.argsort(order)
-    for group in _find_groups(names, together, "together"):
-        joined = first[group]
-        first[np.isin(first, joined)] = joined.min()
-    home = np.unique(first, return_inverse=True)[1]
-    for table, rank in (pin or {}).items():
-        number = _find(names, table, "pin")
-        name, unit = names[number], int(home[number])
-        check_positive(f"rank of {name!r}", rank, integer=True, zero=True, maximum=ranks - 1)
-        if fixed.setdefault(unit, int(rank)) != rank:
-            text = f"pin puts {name!r} on rank {rank} and a table that must share its rank on rank {fixed[unit]}"
-            raise InfeasibleError(f"{text}; drop one of the two")
-    allowed = {kind: np.ones(len(names), dtype=bool) for kind in KINDS}
-    for table, kinds in (
-        forbid if isinstance(forbid, Mapping) else dict.fromkeys(range(len(names)), forbid)
-    ).items():
-        for kind in _list(kinds):
-            allowed[check_choice("forbidden kind", kind, KINDS)][_find(names, table, "forbid")] = (
-                False
-            )
-    for group in _find_groups(names, apart, "apart"):
-        for one, other in combinations(group, 2):
-            if home[one] == home[other] or fixed.get(home[one], -1) == fixed.get(home[other], -2):
-                pair = f"{names[one]!r} and {names[other]!r}"
-                raise InfeasibleError(
-                    f"{pair} must be apart, but together or pin puts them on one rank; drop one"
-                )
-        if len(group) > ranks:
-            raise InfeasibleError(
-                f"{len(group)} tables must be apart on {ranks} ranks; take more ranks"
-            )
-        groups.append(tuple(home[group].tolist()))
-        for kind in EVERYWHERE:
-            allowed[kind][group] = False
-    # these must be whole on one rank
-    whole = np.isin(home, list(fixed)) | (np.bincount(home)[home] > 1)
-    for kind in KINDS:
-        allowed[kind] &= ~whole | (kind == "table_wise")
-    return Constraints(home, fixed, tuple(groups), allowed)
-
-
-class _Entries(NamedTuple):
-    """Ways of one kind to place some tables: numbers of the tables, kind, and numbers by table."""
-
-    tables: np.ndarray
-    kind: str
-    numbers: tuple[np.ndarray, ...]
-
-
-def list_options(problem: Problem, helpful: Mapping[str, np.ndarray] | None = None) -> Options:
-    """List the options of each unit of tables that may help; whole on one rank comes first where
-    that is allowed.
-
-    What rarely helps is left out: splits of tables below a fifth of the average load of a rank, and
-    copies of tables whose gradient has more than four times the bytes of their pooled rows. It is
-    tried where `helpful` names it: by kind, which units of tables the relaxed problem places so.
-    """
-    costs, allowed = problem.costs, problem.constraints.allowed
-    tables, ranks, node = costs.workload.tables, costs.ranks, costs.node
-    rows, dim = _list_shapes(tables)
-    entries = list[_Entries]()
-
-    def add(kind: str, members: np.ndarray, parts: int, part: float = 1.0) -> None:
-        wanted = (helpful or {}).get(kind)
-        if wanted is not None:
-            members = members | (wanted[problem.constraints.home] & (rows >= (parts or 1)))
-        chosen = np.flatnonzero(members & allowed[kind] & (kind in problem.kinds))
-        if not len(chosen) and entries:
-            return
-        load, hot = map(problem.loads, costs.shards(chosen, kind, part))
-        entries.append(_Entries(chosen, kind, (np.full(len(chosen), parts), load, hot)))
-
-    add("table_wise", rows > 0, 1)
-    loads = problem.loads(costs.shards(np.arange(len(tables)), "table_wise")[0])
-    large = _find_large(problem, loads) | ~allowed["table_wise"]
-    if ranks > 1:
-        for kind, most in (
-            ("column_wise", ranks),
-            ("table_column_wise", node if node < ranks else 0),
-        ):
-            for count in (2**power for power in range(1, most.bit_length())):
-                add(kind, large & (dim % (count * _NARROWEST) == 0), count, 1 / count)
-        add("row_wise", large & (rows >= ranks), 0)
-        if 1 < node < ranks:
-            add("table_row_wise", large & (rows >= node), node)
-    add("data_parallel", costs.worth & (ranks > 1), 0)
-    units, chosen, kinds, (parts, load, hot) = _join_units(problem, entries)
-    return Options(units, kinds, parts, load, hot, costs.home[chosen])
-
-
-def list_floors(problem: Problem) -> Floors:
-    """List the least loads of every kind of placement of each unit of tables, for the lower bound.
-
-    The parts of a split by columns look up the same rows, and each reads all indices. Together they
-    cost no less than the whole table or equal parts, whichever is less for a resource. The largest
-    part has at least the columns of an even split over all ranks. Under one kernel of a GPU for all
-    tables, splits of a table only add work, so small ones need no price of their own: only the
-    messages of a split by rows are others.
-    """
-    costs, allowed = problem.costs, problem.constraints.allowed
-    tables, ranks, node = costs.workload.tables, costs.ranks, costs.node
-    rows, dim = _list_shapes(tables)
-    everything = np.arange(len(tables))
-    whole = problem.loads(costs.shards(everything, "table_wise")[0])
-    entries = list[_Entries]()
-
-    def add(kind: str, members: np.ndarray, average: Array, largest: Array) -> None:
-        chosen = np.flatnonzero(members & allowed[kind] & (kind in problem.kinds))
-        if len(chosen) or not entries:
-            entries.append(_Entries(chosen, kind, (average[chosen], largest[chosen])))
-
-    priced = rows > 0
-    if costs.fused and costs.accelerated:
-        priced = _find_large(problem, whole)
-
-    def add_split_by_rows(kind: str, parts: int) -> None:
-        average, largest = whole / ranks, np.zeros_like(whole)
-        if kind == "row_wise":  # each rank has partial sums of the whole batch
-            average[:, LOAD["pooled"]] = 0.0
-            average[:, LOAD["rows"]] = whole[:, LOAD["pooled"]]
-        members = np.flatnonzero(priced & (rows >= parts) & allowed[kind] & (kind in problem.kinds))
-        load, hot = map(problem.loads, costs.shards(members, kind))
-        average[members] = (parts * load + hot) / ranks
-        largest[members] = load + hot
-        add(kind, (rows >= parts) & (needed | (kind == "row_wise")), average, largest)
-
-    # Small tables have no largest shard that counts, and splits that cost as much as they do as a
-    # whole are left out beside it.
-    add("table_wise", rows > 0, whole / ranks, np.where(priced[:, None], whole, 0.0))
-    needed = priced | ~allowed["table_wise"]
-    for kind, most in (("column_wise", ranks), ("table_column_wise", node)):
-        average, largest = whole / ranks, np.zeros_like(whole)
-        members = np.flatnonzero(priced & allowed[kind] & (kind in problem.kinds))
-        largest[members] = whole[members]
-        for parts in (*(2**power for power in range(1, most.bit_length())), most):
-            chosen = members[dim[members] > 1]
-            if not len(chosen) or parts == 1:
-                continue
-            width = np.ceil(dim[chosen] / np.minimum(dim[chosen], parts)) / dim[chosen]
-            shard = problem.loads(costs.shards(chosen, kind, width)[0])
-            average[chosen] = np.minimum(average[chosen], shard / width[:, None] / ranks)
-            largest[chosen] = np.minimum(largest[chosen], shard)
-        add(kind, needed, average, largest)
-    add_split_by_rows("row_wise", ranks)
-    add_split_by_rows("table_row_wise", node)
-    copies = np.zeros_like(whole)
-    copied = np.flatnonzero(allowed["data_parallel"] & ("data_parallel" in problem.kinds))
-    copies[copied] = problem.loads(costs.shards(copied, "data_parallel")[0])
-    add("data_parallel", rows > 0, copies, copies)
-    units, _, kinds, (average, largest) = _join_units(problem, entries)
-    return Floors(units, kinds, average, largest)
-
-
-def _list_shapes(tables: Sequence[EmbeddingTable]) -> tuple[Array, Array]:
-    """Rows and columns of tables, as floats: their products may pass the largest whole number."""
-    rows, columns = np.array([(table.rows, table.dim) for table in tables], dtype=float).T
-    return rows, columns
-
-
-def _find_large(problem: Problem, whole: Array) -> np.ndarray:
-    """Which tables are so large that it may help to split them, from their loads as a whole."""
-    share = 1.0 if problem.objective == "additive" else _LARGE
-    limit = share * whole.sum(axis=0) / problem.costs.ranks
-    if problem.capacity > 0:
-        limit[-1] = min(limit[-1], _LARGE * problem.capacity)
-    return np.asarray(((whole > limit) & (limit > 0)).any(axis=1))
-
-
-def _join_units(
-    problem: Problem, entries: Sequence[_Entries]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]:
-    """Entries sorted by unit of tables: unit, first table, kind, and numbers of each.
-
-    Tables of one unit are whole, so a unit of several has one entry: the sum of theirs.
-    """
-    home = problem.constraints.home
-    table = np.concatenate([entry.tables for entry in entries])
-    kinds = np.concatenate([np.full(len(entry.tables), entry.kind) for entry in entries])
-    numbers = [
-        np.concatenate(part) for part in zip(*(entry.numbers for entry in entries), strict=True)
-    ]
-    missing = np.setdiff1d(np.arange(len(home)), table)
-    if len(missing):
-        name = name_tables(problem.costs.workload.tables)[missing[0]]
-        text = f"no kind is left for {name!r}: constraints rule out some of"
-        text += f" {', '.join(problem.kinds)}, and the others do not fit its shape or the ranks"
-        raise InfeasibleError(f"{text}; allow another kind")
-    order = np.argsort(home[table], kind="stable")
-    unit = home[table[order]]
-    alone = np.bincount(home)[unit] == 1
-    first = np.flatnonzero(alone | (np.diff(unit, prepend=-1) > 0))
-    chosen = order[first]
-    joined = [
-        np.add.reduceat(part[order], first, axis=0) if part.ndim > 1 else part[chosen]
-        for part in numbers
-    ]
-    return unit[first], table[chosen], kinds[chosen], joined
-
-
-def check_memory(problem: Problem, options: Options) -> None:
-    """Refuse tables that no placement can hold; the error says how many ranks would do."""
-    capacity, ranks, tables = (
-        problem.capacity,
-        problem.costs.ranks,
-        name_tables(problem.costs.workload.tables),
-    )
-    names = [repr("+".join(tables[t] for t in unit)) for unit in problem.constraints.units]
-    taken = format_bytes(problem.reserved)
-    rest = f"of the {format_bytes(problem.memory)} of a rank, {taken} are taken by everything else"
-    if capacity <= 0:
-        raise InfeasibleError(
-            f"memory: nothing is left for tables; {rest}; give more bytes, or a smaller batch"
-        )
-    alone = options.load + options.hot * (options.parts > 0)[:, None]
-    least, total = (
-        options.least(loads[:, LOAD["memory"]]) for loads in (alone, options.total(ranks))
-    )
-    if (most := least.max()) > capacity:
-        need = f"{names[np.argmax(least)]} needs at least {format_bytes(most)} on one rank"
-        would = f"about {max(ranks + 1, math.ceil(ranks * most / capacity))} ranks would do if it may be split"
-        advice = "or give more memory, a smaller batch or smaller tables"
-        raise InfeasibleError(f"memory: {need}; {rest}; {would}, {advice}")
-    if (needed := total.sum()) > capacity * ranks:
-        hold = f"{ranks} ranks hold {format_bytes(capacity * ranks)} ({rest})"
-        largest = ", ".join(names[n] for n in np.argsort(-total, kind="stable")[:3])
-        text = f"{math.ceil(needed / capacity)} ranks would do; the largest are {largest}"
-        raise InfeasibleError(
-            f"memory: all tables together need {format_bytes(needed)}; {hold}; {text}"
-        )
-
-
-def _make_plan(state: State, found: Found) -> Plan:
-    """Turn a placement of units into a plan of tables."""
-    tables, options = state.problem.costs.workload.tables, state.options
+def _make_plan(state: State, assignment: Assignment) -> Plan:
+    """Turn an assignment of units into a plan of tables."""
+    tables, candidates = state.problem.costs.workload.tables, state.candidates
     owners: list[int | Placement] = [0] * len(tables)
-    for members, option in zip(state.problem.constraints.units, found.choice.tolist(), strict=True):
-        at = tuple(found.rank[state.first[option] : state.first[option + 1]].tolist()) or tuple(
-            range(state.ranks)
-        )
-        kind = str(options.kind[option])
-        if kind == "table_wise":
-            for table in members:
-                owners[table] = at[0]
-            continue
-        widths = (tables[members[0]].dim // len(at),) * len(at) if kind in SPLIT_BY_COLUMNS else ()
-        placement = Placement(kind, at, widths)
+    units = state.problem.constraints.units
+    for members, candidate in zip(units, assignment.candidates.tolist(), strict=True):
+        kind = str(candidates.kind[candidate])
+        if candidates.on_every_rank[candidate]:
+            ranks = tuple(range(state.ranks))
+        else:
+            ranks = tuple(assignment.shard_ranks[state.shards_of(candidate)].tolist())
+        widths: tuple[int, ...] = ()
+        if kind in SPLIT_BY_COLUMNS:
+            shards = len(ranks)
+            widths = (tables[members[0]].dim // shards,) * shards
+        owner: int | Placement = ranks[0]
+        if kind != "table_wise":
+            owner = Placement(kind, ranks, widths)
         for table in members:
-            owners[table] = placement
+            owners[table] = owner
     return Plan(state.ranks, tuple(owners), tuple(name_tables(tables)))
 
 
-def _place_greedily(state: State, name: str, seed: int) -> Found | None:
+def _weigh_units(state: State, rule: str) -> Array:
+    """Sort key of each unit of tables by a rule of thumb: the sum of those of its tables [-]."""
+    workload = state.problem.costs.workload
+    keys = [1.0] * len(workload.tables)
+    if rule != _EVENLY:
+        keys = [BASELINES[rule](table, workload.batch) for table in workload.tables]
+    weights = []
+    for members in state.problem.constraints.units:
+        weights.append(sum(keys[table] for table in members))
+    return steady(np.array(weights))
+
+
+def _place_greedily(state: State, rule: str, seed: int) -> Assignment | None:
     """Place units of tables by a rule of thumb, whole where that is allowed; None if one finds no
     room."""
-    alone, rng, workload = (
-        state.options.starts,
-        np.random.default_rng([4, seed]),
-        state.problem.costs.workload,
-    )
-    state.clear(alone)
-    keys = [1.0] * len(workload.tables)
-    if name != _EVENLY:
-        keys = [BASELINES[name](table, workload.batch) for table in workload.tables]
-    weights = steady(
-        np.array([sum(keys[table] for table in unit) for unit in state.problem.constraints.units])
-    )
-    balanced = state.load[alone, :2].sum(axis=1) if name == "storage" else weights
-    order, carried = np.argsort(-weights, kind="stable"), np.zeros(state.ranks)
-    for unit in rng.permutation(len(alone)) if name == "random" else order:
-        found, free = None, np.flatnonzero(~state.bar(unit, state.load[alone[unit]]))
-        if state.options.parts[alone[unit]] != 1:  # it must not be whole on one rank
-            found = state.find_ranks(alone[unit])
-        elif len(free):
-            rank = rng.choice(free) if name == "random" else free[np.argmin(carried[free])]
-            carried[rank] += balanced[unit]
-            found = 0.0, np.array([rank])
-        if found is None:
+    rng = np.random.default_rng([4, seed])
+    whole = state.candidates.first_of_unit
+    state.clear_for(whole)
+    weights = _weigh_units(state, rule)
+    balanced = weights
+    if rule == "storage":
+        balanced = state.candidate_load[whole][:, DEVICE_RESOURCES].sum(axis=1)
+    order = np.argsort(-weights, kind="stable")
+    if rule == "random":
+        order = rng.permutation(len(whole))
+    carried = np.zeros(state.ranks)
+    for unit in order:
+        candidate = whole[unit]
+        has_one_shard = not state.candidates.on_every_rank[candidate]
+        has_one_shard &= state.candidates.shards[candidate] == 1
+        if not has_one_shard:  # it must not be whole on one rank
+            choice = state.find_cheapest_ranks(candidate)
+            if choice is None:
+                return None
+            state.assign(candidate, choice.ranks)
+            continue
+        free_ranks = np.flatnonzero(~state.cannot_take(unit, state.candidate_load[candidate]))
+        if not len(free_ranks):
             return None
-        state.put(alone[unit], found[1])
-    return state.snapshot()
+        if rule == "random":
+            rank = rng.choice(free_ranks)
+        else:
+            rank = free_ranks[np.argmin(carried[free_ranks])]
+        carried[rank] += balanced[unit]
+        state.assign(candidate, np.array([rank]))
+    return state.copy_assignment()

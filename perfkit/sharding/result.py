@@ -1,6 +1,6 @@
 """Prices of plans and results of searches, by rank and by table."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,34 +11,69 @@ from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Picture, Sections, Table, Tabular
 from perfkit.ground.units import Array, check_choice, format_bytes, format_time
 from perfkit.platform.estimates import check_time, find_interval
-from perfkit.sharding.costs import AT, COLUMNS, MEMORY, SECONDS, Costs
-from perfkit.sharding.problem import MESSAGES, RESOURCES, Problem
-from perfkit.workloads.placement import BY_ROWS, EVERYWHERE, Plan
+from perfkit.sharding.costs import DEVICE_SECONDS, MEMORY, SECONDS, Cost, Costs
+from perfkit.sharding.problem import MESSAGES, Problem, Resource, TimeParts
+from perfkit.workloads.placement import BY_ROWS, EVERYWHERE, Plan, Shard
 from perfkit.workloads.tables import name_tables
 
-#: Columns of seconds on the device and of memory.
-_DEVICE, _MEMORY = ([AT[name] for name in names] for names in (SECONDS[:-1], MEMORY))
+#: Costs that every rank has of its own; those that all ranks reduce together are no part of them.
+_COSTS_OF_RANK = [cost for cost in Cost if cost not in (Cost.SUMMED, Cost.AVERAGED)]
+_BYTES = [cost for cost in _COSTS_OF_RANK if cost not in SECONDS]
 
 
-class Shards(NamedTuple):
-    """Costs of the shards of a plan, by `perfkit.sharding.costs.COLUMNS`; rank -1 means every
-    rank."""
+class PlanCosts(NamedTuple):
+    """Costs of the shards of a plan.
+
+    Parameters
+    ----------
+    table, rank : array of int
+        Table and rank of each cost of a single rank [-].
+    costs : array, shape (entries, 15)
+        These costs by `perfkit.sharding.costs.Cost` [s, B].
+    table_everywhere : array of int
+        Table of each cost that every rank has [-].
+    costs_everywhere : array, shape (entries, 15)
+        These costs, for one rank [s, B].
+    """
 
     table: np.ndarray
     rank: np.ndarray
     costs: Array
+    table_everywhere: np.ndarray
+    costs_everywhere: Array
 
     def by_rank(self, ranks: int) -> Array:
-        """Costs of every rank."""
-        every, out = self.rank < 0, np.zeros((ranks, len(COLUMNS)))
-        np.add.at(out, self.rank[~every], self.costs[~every])
-        return out + self.costs[every].sum(axis=0)
+        """Costs of every rank, shape (ranks, 15) [s, B]."""
+        total = np.zeros((ranks, len(Cost)))
+        np.add.at(total, self.rank, self.costs)
+        return total + self.costs_everywhere.sum(axis=0)
 
-    def by_table(self, ranks: int) -> Array:
-        """Costs of every table, summed over ranks."""
-        out = np.zeros((self.table.max() + 1, len(COLUMNS)))
-        np.add.at(out, self.table, self.costs * np.where(self.rank < 0, ranks, 1)[:, None])
-        return out
+    def by_table(self, tables: int, ranks: int) -> Array:
+        """Costs of every table, summed over ranks, shape (tables, 15) [s, B]."""
+        total = np.zeros((tables, len(Cost)))
+        np.add.at(total, self.table_everywhere, self.costs_everywhere * ranks)
+        np.add.at(total, self.table, self.costs)
+        return total
+
+
+class _Change(NamedTuple):
+    """A move of a shard, and the plan after it.
+
+    Parameters
+    ----------
+    overflow : float
+        Bytes that ranks lack, all together [B].
+    time : float
+        Time of an iteration [s].
+    table, source, target : int
+        Table of the shard, and its rank before and after the move [-].
+    """
+
+    overflow: float
+    time: float
+    table: int
+    source: int
+    target: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +110,8 @@ class PlanPrice(Tabular):
     reserved: float = field(repr=False)
     spread: float = field(repr=False)
     _problem: Problem = field(repr=False)
-    _shards: Shards = field(repr=False)
+    _costs: PlanCosts = field(repr=False)
+    _parts: TimeParts = field(repr=False)
 
     def __post_init__(self) -> None:
         check_time(
@@ -103,12 +139,17 @@ class PlanPrice(Tabular):
     @property
     def loads(self) -> Array:
         """Device time of the tables of every rank [s]."""
-        return np.asarray(self.costs[:, _DEVICE].sum(axis=1))
+        return np.asarray(self.costs[:, DEVICE_SECONDS].sum(axis=1))
 
     @property
     def memory(self) -> Array:
         """Memory of the tables of every rank [B]."""
-        return np.asarray(self.costs[:, _MEMORY].sum(axis=1))
+        return np.asarray(self.costs[:, MEMORY].sum(axis=1))
+
+    @property
+    def host_time(self) -> float:
+        """What the device waits for the host [s]."""
+        return self._parts.host
 
     @property
     def fits(self) -> bool:
@@ -132,8 +173,8 @@ class PlanPrice(Tabular):
             no memory for tables.
         """
         data: dict[str, Any] = {"rank": list(range(len(self.costs)))}
-        for place, name in enumerate(COLUMNS[:-2]):  # without those that all ranks share
-            data[name + ("_s" if name in SECONDS else "_bytes")] = self.costs[:, place]
+        for cost in _COSTS_OF_RANK:
+            data[_name_column(cost)] = self.costs[:, cost]
         shares: list[float | None] = [None] * len(self.costs)
         if self.capacity > 0:
             shares = (self.memory / self.capacity).tolist()
@@ -150,41 +191,53 @@ class PlanPrice(Tabular):
             Table, ranks and the time after it. The move keeps the constraints that the search was
             given.
         """
-        problem, placements = self._problem, self.plan.placements
-        loads, shards, nodes = (
-            problem.loads(self.costs),
-            problem.loads(self._shards.costs),
-            problem.costs.node,
-        )
+        problem = self._problem
+        loads = problem.find_loads(self.costs)
         # no move from another rank alone can shorten the time
-        fullest = loads.argmax(axis=0)[loads.max(axis=0) > 0]
-        spilled = float(np.maximum(loads[:, -1] - self.capacity, 0).sum())
-        best, found, node = (
-            (spilled, self.time * (1 - 1e-9)),
-            None,
-            np.arange(self.plan.ranks) // nodes,
-        )
-        for index in np.flatnonzero(np.isin(self._shards.rank, fullest)):
-            table, source = int(self._shards.table[index]), int(self._shards.rank[index])
-            kind = placements[table].kind
-            if kind in BY_ROWS:
-                continue
-            rest = loads.copy()
-            rest[source] -= shards[index]
-            then = rest + shards[index]
-            times = problem.time(np.maximum(rest.max(axis=0), then))
-            spill, more = (np.maximum(held[:, -1] - self.capacity, 0) for held in (rest, then))
-            for target in np.flatnonzero(
-                (node == node[source]) | (kind != "table_column_wise")
-            ).tolist():
-                after = float(spill.sum() - spill[target] + more[target]), float(times[target])
-                free = target not in placements[table].ranks and after < best
-                if free and problem.constraints.frees(table, target, self.plan):
-                    best, found = after, (table, source, target)
-        if found is None:
+        loaded = loads.max(axis=0) > 0
+        fullest_ranks = loads.argmax(axis=0)[loaded]
+        best_time, best_overflow = self.time * (1 - 1e-9), float(self._find_overflow(loads).sum())
+        best: _Change | None = None
+        for shard in np.flatnonzero(np.isin(self._costs.rank, fullest_ranks)):
+            for change in self._list_changes(int(shard), loads):
+                if (change.overflow, change.time) >= (best_overflow, best_time):
+                    continue
+                if problem.constraints.allow_move(change.table, change.target, self.plan):
+                    best, best_overflow, best_time = change, change.overflow, change.time
+        if best is None:
             return None
-        name = name_tables(problem.costs.workload.tables)[found[0]]
-        return Move(name, found[1], found[2], best[1], 1 - best[1] / self.time)
+        name = name_tables(problem.costs.workload.tables)[best.table]
+        gain = 1 - best.time / self.time
+        return Move(name, best.source, best.target, best.time, gain)
+
+    def _find_overflow(self, loads: Array) -> Array:
+        """Bytes that each rank lacks under these loads [B]."""
+        return np.maximum(loads[:, Resource.MEMORY] - self.capacity, 0)
+
+    def _list_changes(self, shard: int, loads: Array) -> Iterator[_Change]:
+        """Moves of a shard to each of the other ranks that may have it by its kind of placement."""
+        problem = self._problem
+        table, source = int(self._costs.table[shard]), int(self._costs.rank[shard])
+        placement = self.plan.placements[table]
+        if placement.kind in BY_ROWS:
+            return
+        shard_load = problem.find_loads(self._costs.costs[shard])
+        loads_without = loads.copy()
+        loads_without[source] -= shard_load
+        loads_with = loads_without + shard_load
+        times = problem.time(np.maximum(loads_without.max(axis=0), loads_with))
+        overflow_without = self._find_overflow(loads_without)
+        overflow_with = self._find_overflow(loads_with)
+        others = overflow_without.sum() - overflow_without
+        node_of_source = source // problem.costs.ranks_per_node
+        for target in range(self.plan.ranks):
+            same_node = target // problem.costs.ranks_per_node == node_of_source
+            if placement.kind == "table_column_wise" and not same_node:
+                continue
+            if target in placement.ranks:
+                continue
+            overflow = float(others[target] + overflow_with[target])
+            yield _Change(overflow, float(times[target]), table, source, target)
 
     def chart(self) -> Picture:
         """Draw the time and memory of every rank, mark the slowest and the fullest, and name the
@@ -198,17 +251,14 @@ class PlanPrice(Tabular):
         check_threads()
         from perfkit import plots
 
-        frame, scale = self.table(), self._problem.correction
-        own = [polars.col(f"{name}_s") * scale for name in SECONDS[:-1]]
-        other = self.parts.get("everything else", 0.0)
-        messages = sum(
-            value for key, value in self.parts.items() if key not in (*SECONDS, "everything else")
-        )
-        shared = (
-            polars.lit(messages).alias("messages_s"),
-            polars.lit(other).alias("everything else_s"),
-        )
-        frame = frame.select("rank", *own, *shared, *(f"{name}_bytes" for name in MEMORY))
+        correction = self._problem.correction
+        columns = [polars.col("rank")]
+        columns += [polars.col(_name_column(cost)) * correction for cost in DEVICE_SECONDS]
+        messages = sum(self._parts.messages.values())
+        columns.append(polars.lit(messages).alias("messages_s"))
+        columns.append(polars.lit(self._parts.everything_else).alias("everything else_s"))
+        columns += [polars.col(_name_column(cost)) for cost in MEMORY]
+        frame = self.table().select(columns)
         move = self.next_move()
         notes = [
             self.bottleneck,
@@ -218,58 +268,105 @@ class PlanPrice(Tabular):
 
     def __repr__(self) -> str:
         low, high = map(format_time, self.interval())
-        full = format_bytes(float(self.memory.max()))
+        memory = format_bytes(float(self.memory.max()))
         if self.capacity > 0:
-            full += f" of {format_bytes(self.capacity)}{'' if self.fits else ', does not fit'}"
+            memory += f" of {format_bytes(self.capacity)}"
+            if not self.fits:
+                memory += ", does not fit"
         else:
-            rank = format_bytes(self._problem.memory)
-            full += f", does not fit: everything else alone takes {format_bytes(self.reserved)}"
-            full += f" of the {rank} of a rank"
-        return (
-            f"PlanPrice({format_time(self.time)} ({low}–{high}), memory {full}; {self.bottleneck})"
-        )
+            of_rank = format_bytes(self._problem.memory)
+            memory += f", does not fit: everything else alone takes {format_bytes(self.reserved)}"
+            memory += f" of the {of_rank} of a rank"
+        time = f"{format_time(self.time)} ({low}–{high})"
+        return f"PlanPrice({time}, memory {memory}; {self.bottleneck})"
 
 
-def price_placements(costs: Costs, plan: Plan) -> Shards:
+def _name_column(cost: Cost) -> str:
+    """Name of the column of a cost in tables, with its unit."""
+    return f"{cost.label}_bytes" if cost in _BYTES else f"{cost.label}_s"
+
+
+class _ShardSize(NamedTuple):
+    """What shards have in common that are priced together.
+
+    Parameters
+    ----------
+    kind : str
+        Kind of placement.
+    share : float
+        Share of the columns of its table [-].
+    """
+
+    kind: str
+    share: float
+
+
+def price_placements(costs: Costs, plan: Plan) -> PlanCosts:
     """Costs of the shards of a plan."""
-    tables, asked = costs.workload.tables, dict[tuple[str, float], list[tuple[int, int, bool]]]()
+    priced = [_price_alike(costs, plan, size, shards) for size, shards in _group(costs, plan)]
+    return PlanCosts(*(np.concatenate(columns) for columns in zip(*priced, strict=True)))
+
+
+def _group(costs: Costs, plan: Plan) -> list[tuple[_ShardSize, list[Shard]]]:
+    """Shards of a plan that are priced together; one of the shards of a table on every rank stands
+    for all."""
+    tables = costs.workload.tables
+    groups = dict[_ShardSize, list[Shard]]()
     for number, placement in enumerate(plan.placements):
-        for place, shard in enumerate(placement.cut(tables[number], number)):
-            if not (placement.kind in EVERYWHERE and place):
-                at = placement.kind, shard.columns / tables[number].dim
-                asked.setdefault(at, []).append((number, shard.rank, place == 0))
-    found = []
-    for (kind, part), entries in asked.items():
-        table, rank, first = np.array(entries).T
-        cost, more = costs.shards(table, kind, part)
-        if kind in EVERYWHERE:
-            # ranks are named in the order of the shards
-            home = [plan.placements[number].ranks[costs.home[number]] for number in table.tolist()]
-            found += [(table, 0 * rank - 1, cost), (table, np.array(home), more)]
-        else:
-            found.append((table, rank, cost + more * first[:, None]))
-    return Shards(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+        shards = placement.cut(tables[number], number)
+        if placement.kind in EVERYWHERE:
+            shards = shards[:1]
+        for shard in shards:
+            size = _ShardSize(placement.kind, shard.columns / tables[number].dim)
+            groups.setdefault(size, []).append(shard)
+    return list(groups.items())
 
 
-def find_price(problem: Problem, plan: Plan) -> PlanPrice:
+def _price_alike(costs: Costs, plan: Plan, size: _ShardSize, shards: Sequence[Shard]) -> PlanCosts:
+    """Costs of shards of one size."""
+    table = np.array([shard.table for shard in shards])
+    rank = np.array([shard.rank for shard in shards])
+    shard_costs = costs.shards(table, size.kind, size.share)
+    if size.kind in EVERYWHERE:
+        # ranks are named in the order of the shards
+        hot_row_ranks = []
+        for number in table.tolist():
+            hot_row_ranks.append(plan.placements[number].ranks[costs.hot_row_rank[number]])
+        return PlanCosts(
+            table, np.array(hot_row_ranks), shard_costs.hot_row, table, shard_costs.shard
+        )
+    # the first shard has the most popular row
+    first_ranks = np.array([plan.placements[number].ranks[0] for number in table.tolist()])
+    has_hot_row = rank == first_ranks
+    total = shard_costs.shard + shard_costs.hot_row * has_hot_row[:, None]
+    nothing = np.zeros((0, len(Cost)))
+    return PlanCosts(table, rank, total, np.zeros(0, dtype=int), nothing)
+
+
+def price_checked_plan(problem: Problem, plan: Plan) -> PlanPrice:
     """Price a plan that fits the problem."""
-    shards = price_placements(problem.costs, plan)
-    costs = shards.by_rank(plan.ranks)
-    peaks, parts = problem.loads(costs).max(axis=0), problem.parts(costs)
+    plan_costs = price_placements(problem.costs, plan)
+    costs = plan_costs.by_rank(plan.ranks)
+    peaks = problem.find_loads(costs).max(axis=0)
+    parts = problem.break_down(costs)
+    kinds_of_messages = {message.resource for message in MESSAGES}
     sizes = {
-        name: float(size) for name, size in zip(RESOURCES, peaks, strict=True) if name in MESSAGES
+        resource.label: float(peaks[resource])
+        for resource in Resource
+        if resource in kinds_of_messages
     }
     return PlanPrice(
         plan,
         float(problem.time(peaks)),
-        parts,
+        parts.by_name(),
         costs,
         sizes,
         problem.capacity,
         problem.reserved,
-        problem.spread(parts),
+        problem.estimate_spread(parts),
         problem,
-        shards,
+        plan_costs,
+        parts,
     )
 
 
@@ -295,8 +392,9 @@ class Move(NamedTuple):
     gain: float
 
     def __str__(self) -> str:
-        saved = f"{abs(self.gain):.1%} {'less' if self.gain >= 0 else 'more'}"
-        return f"{self.table} from rank {self.source} to rank {self.target}: {format_time(self.time)}, {saved}"
+        change = f"{abs(self.gain):.1%} {'less' if self.gain >= 0 else 'more'}"
+        move = f"{self.table} from rank {self.source} to rank {self.target}"
+        return f"{move}: {format_time(self.time)}, {change}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -348,19 +446,20 @@ class ShardingResult(Tabular):
             table, kind, ranks, rows [-], dim [-], pooling [-], shards [-], seconds [s] and bytes of
             memory [B], both summed over ranks.
         """
-        price, tables = self.prediction, self.prediction._problem.costs.workload.tables
-        total, placements = price._shards.by_table(self.plan.ranks), self.plan.placements
+        price, placements = self.prediction, self.plan.placements
+        tables = price._problem.costs.workload.tables
+        costs = price._costs.by_table(len(tables), self.plan.ranks)
         return polars.DataFrame(
             {
                 "table": name_tables(tables),
-                "kind": [p.kind for p in placements],
-                "ranks": [list(p.ranks) for p in placements],
-                "rows": [t.rows for t in tables],
-                "dim": [t.dim for t in tables],
-                "pooling": [float(t.pooling) for t in tables],
-                "shards": [len(p.ranks) for p in placements],
-                "seconds": total[:, _DEVICE].sum(axis=1),
-                "memory_bytes": total[:, _MEMORY].sum(axis=1),
+                "kind": [placement.kind for placement in placements],
+                "ranks": [list(placement.ranks) for placement in placements],
+                "rows": [table.rows for table in tables],
+                "dim": [table.dim for table in tables],
+                "pooling": [float(table.pooling) for table in tables],
+                "shards": [len(placement.ranks) for placement in placements],
+                "seconds": costs[:, DEVICE_SECONDS].sum(axis=1),
+                "memory_bytes": costs[:, MEMORY].sum(axis=1),
             }
         )
 
@@ -400,11 +499,13 @@ class ShardingResult(Tabular):
         """
         rows: list[dict[str, Any]] = []
         for name, price in {"search": self.prediction, **self.baselines}.items():
-            time = price.time if price else None
-            gap, ratio = (
-                (time / self.bound - 1, time / self.prediction.time) if time else (None, None)
-            )
-            rows.append({"method": name, "time_s": time, "gap": gap, "ratio": ratio})
+            row = {"method": name, "time_s": None, "gap": None, "ratio": None}
+            if price is not None:
+                row["time_s"] = price.time
+            if price is not None and price.time:
+                row["gap"] = price.time / self.bound - 1
+                row["ratio"] = price.time / self.prediction.time
+            rows.append(row)
         return polars.DataFrame(
             rows, schema={"method": str, "time_s": float, "gap": float, "ratio": float}
         )
@@ -419,22 +520,25 @@ class ShardingResult(Tabular):
             of the memory for tables [-].
         """
         check_threads()
-        frame, placements = self.prediction.table(), self.plan.placements
-        held = [sum(rank in place.ranks for place in placements) for rank in range(self.plan.ranks)]
-        columns = {
-            "tables": polars.Series(held),
-            "memory_bytes": polars.Series(self.prediction.memory),
-        }
-        kept = (
-            "rank",
-            "tables",
-            "lookup_s",
-            "backward_s",
-            "update_s",
-            "memory_bytes",
-            "memory_share",
+        tables_of_rank = np.zeros(self.plan.ranks, dtype=int)
+        for placement in self.plan.placements:
+            tables_of_rank[list(placement.ranks)] += 1
+        return (
+            self.prediction.table()
+            .with_columns(
+                tables=polars.Series(tables_of_rank),
+                memory_bytes=polars.Series(self.prediction.memory),
+            )
+            .select(
+                "rank",
+                "tables",
+                "lookup_s",
+                "backward_s",
+                "update_s",
+                "memory_bytes",
+                "memory_share",
+            )
         )
-        return frame.with_columns(**columns).select(kept)
 
     def sections(self) -> Sections:
         """Parts of a report, see `perfkit.ground.results.Sections`."""
@@ -452,31 +556,37 @@ class ShardingResult(Tabular):
         text : str
             Several lines.
         """
-        price, kinds = self.prediction, [p.kind for p in self.plan.placements]
+        price, problem = self.prediction, self.prediction._problem
+        kinds = [placement.kind for placement in self.plan.placements]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-        batch = price._problem.costs.workload.batch
+        batch = problem.costs.workload.batch
         low, high = map(format_time, price.interval(0.8))
         lines = [
             repr(self),
             f"  batch {batch:,}; {counts}; no plan can take less than {format_time(self.bound)}",
             f"  80 % interval of the time: {low} to {high}",
         ]
-        for name, share in price.parts.items():
-            lines.append(f"  {share / price.time:6.1%}  {format_time(share):>9}  {name}")
-        memory = price.memory
-        low, high, most = map(
-            format_bytes, (float(memory.min()), float(memory.max()), price.capacity)
+        for name, time in price.parts.items():
+            lines.append(f"  {time / price.time:6.1%}  {format_time(time):>9}  {name}")
+        least, most = (
+            format_bytes(float(price.memory.min())),
+            format_bytes(float(price.memory.max())),
         )
-        rank, rest = map(format_bytes, (price._problem.memory, price.reserved))
-        lines.append(f"  memory of tables: {low} to {high} a rank, of {most}")
-        if price._problem.from_platform:
-            lines[-1] += f" (a rank of the platform has {rank}; everything else takes {rest})"
-        for name, other in self.baselines.items():
-            worse = f"{other.time / price.time:.2f} times as long" if other else "finds no room"
-            lines.append(f"  {name:>12}  {format_time(other.time) if other else '':>9}  {worse}")
+        memory = f"  memory of tables: {least} to {most} a rank, of {format_bytes(price.capacity)}"
+        if problem.memory_of_platform:
+            of_rank, reserved = format_bytes(problem.memory), format_bytes(price.reserved)
+            memory += f" (a rank of the platform has {of_rank}; everything else takes {reserved})"
+        lines.append(memory)
+        for name, baseline in self.baselines.items():
+            time_text, comparison = "", "finds no room"
+            if baseline is not None:
+                time_text = format_time(baseline.time)
+                comparison = f"{baseline.time / price.time:.2f} times as long"
+            lines.append(f"  {name:>12}  {time_text:>9}  {comparison}")
         if self.interrupted:
             lines.append("  interrupted: the best plan so far")
-        return "\n".join(lines + [f"  warning: {text}" for text in self.warnings])
+        lines += [f"  warning: {text}" for text in self.warnings]
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         where = f"{self.plan.ranks} ranks of {self.prediction._problem.costs.platform.name}"

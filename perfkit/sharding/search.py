@@ -1,5 +1,5 @@
 """Search for the placement with the shortest time: greedy starts, then simulated annealing of
-shards and tables."""
+shards and units of tables."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,486 +8,871 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from perfkit.ground.units import Array, steady
-from perfkit.sharding.problem import LOAD, NODE_KINDS, RESOURCES, Options, Problem
+from perfkit.sharding.problem import (
+    DEVICE_RESOURCES,
+    NODE_KINDS,
+    REDUCED,
+    Candidates,
+    Problem,
+    Resource,
+)
 
-_ROWS, _GRADIENTS, _HOST, _MEMORY = (LOAD[name] for name in ("rows", "gradients", "host", "memory"))
-_BYTES = [place for name, place in LOAD.items() if name not in ("forward", "backward", "host")]
-_TIGHT = 0.3  # memory counts in the smooth time from this share of the capacity on [-]
-_PARTNERS = 16  # ranks in one trade at most
+_BYTES = [resource for resource in Resource if resource not in (*DEVICE_RESOURCES, Resource.HOST)]
+#: Memory counts in the smooth time from this share of the capacity on [-].
+_MEMORY_COUNTS_FROM = 0.3
+#: Most ranks that a rank may move a shard to, or exchange shards with, in one step [-].
+_MOST_PARTNERS = 16
 #: Largest shard of a table that is split by columns in a start, over the average load of a rank
 #: [-].
 _SPLITS = (0.7, 0.35, 2.0)
-# first temperature of each anneal, over the time [-]; the last anneal improves the best
-_HEATS = (3e-3, 0.1, 1e-3)
-# fewest and most anneals before the last: small problems need less work for each, so they get more
-_TRIALS = (3, 11)
-# share of the work for these anneals [-], and work of one for each table [s]
-_TRIALS_WORK, _UNIT = 0.36, 2e-3
-# steps from each start, stages of an anneal, tables placed again at a time
-_DESCENT, _STAGES, _TOGETHER = 30, 60, 4
-#: Work of a step, a pair in a trade, an option, and a table that is placed [s]; docs/formulas.md,
-#: table 8.2.
-_STEP, _PAIR, _OPTION, _PLACE = 1.4e-4, 1.3e-7, 8e-5, 6e-5
+#: First temperature of each anneal, over the time [-]; the last anneal improves the incumbent.
+_TEMPERATURES = (3e-3, 0.1, 1e-3)
+#: Lowest temperature, over the time: only improvements are taken [-].
+_COLD, _LAST_TEMPERATURE = 1e-6, 3e-6
+#: Fewest and most anneals before the last: small problems need less work for each, so they get more
+#: [-].
+_FEWEST_ANNEALS, _MOST_ANNEALS = 3, 11
+#: Share of the work for these anneals, if they are few or more [-].
+_SHARE_OF_FEW_ANNEALS, _SHARE_OF_MORE_ANNEALS = 0.36, 0.7
+#: Work of one of these anneals for each unit of tables [s].
+_WORK_OF_UNIT = 2e-3
+#: The part of the work for starts: one of so many [-].
+_PARTS_OF_WORK = 6
+#: Steps from each start, stages of an anneal, and units that are placed again at a time [-].
+_DESCENT_STEPS, _STAGES, _UNITS_AT_A_TIME = 30, 60, 4
+#: A search ends where the incumbent is so close to the bound, relative to it [-].
+_CLOSE = 1e-4
+#: Work of a step, a pair of shards that may be exchanged, a candidate, and a unit that is placed
+#: [s]; docs/formulas.md, table 8.2.
+_STEP, _PAIR, _CANDIDATE, _PLACE = 1.4e-4, 1.3e-7, 8e-5, 6e-5
 #: Called with the share of the work that is done [-] and the best time so far [s].
 Progress: TypeAlias = Callable[[float, float], None] | None
 
 
-class Found(NamedTuple):
-    """A placement: bytes that the fullest rank lacks, time [s], option of each table, rank of each
-    shard."""
+class Assignment(NamedTuple):
+    """A complete placement: a value of each variable.
+
+    Parameters
+    ----------
+    overflow : float
+        Bytes that the fullest rank lacks [B].
+    time : float
+        Time of an iteration [s].
+    candidates : array of int
+        Chosen candidate of each unit of tables [-].
+    shard_ranks : array of int
+        Rank of each shard; only those of chosen candidates mean something [-].
+    """
 
     overflow: float
     time: float
-    choice: np.ndarray
-    rank: np.ndarray
+    candidates: np.ndarray
+    shard_ranks: np.ndarray
+
+    @property
+    def objective(self) -> tuple[float, float]:
+        """What a search minimizes: first the overflow [B], then the time [s]."""
+        return self.overflow, self.time
+
+
+class UnitAssignment(NamedTuple):
+    """The value of one variable.
+
+    Parameters
+    ----------
+    candidate : int
+        Chosen candidate of a unit of tables [-].
+    ranks : array of int
+        Rank of each of its shards; empty if every rank has one [-].
+    """
+
+    candidate: int
+    ranks: np.ndarray
+
+
+class RankChoice(NamedTuple):
+    """The cheapest ranks for a candidate.
+
+    Parameters
+    ----------
+    growth : float
+        How much the smooth time grows [s].
+    ranks : array of int
+        Rank of each of its shards; empty if every rank has one [-].
+    """
+
+    growth: float
+    ranks: np.ndarray
+
+
+class Moves(NamedTuple):
+    """Moves of a shard of one rank: to a partner alone, or in exchange for a shard of the partner.
+
+    Parameters
+    ----------
+    growth : array, shape (shards, others)
+        How much the smooth time grows; infinite where a move is not allowed [s].
+    shards : array of int
+        The shards of the rank [-].
+    exchanged : array of int
+        Shards of partners, the first of the others: they come back in exchange [-].
+    targets : array of int, shape (others,)
+        Rank that the shard moves to. Behind those of the shards in `exchanged` are the partners
+        that give nothing back [-].
+    """
+
+    growth: Array
+    shards: np.ndarray
+    exchanged: np.ndarray
+    targets: np.ndarray
+
+
+class Stage(NamedTuple):
+    """Settings of a stage of an anneal.
+
+    Parameters
+    ----------
+    temperature : float
+        Growth of the smooth time that is still likely to be taken, over the time [-].
+    squarings : int
+        The power of the smooth time is 2 to this number [-].
+    memory_slack : float
+        Factor by which the memory of a rank may be exceeded [-].
+    """
+
+    temperature: float
+    squarings: int
+    memory_slack: float
+
+
+@dataclass(frozen=True, eq=False)
+class SmoothTime:
+    """A smooth stand-in for the time of an iteration, with power means over ranks in place of
+    maxima.
+
+    .. math:: \\sum_r \\sum_i w_i \\left(\\frac{l_{ri}}{s_i}\\right)^{p}
+
+    Here l is the load of a rank r on a resource i. Every rank counts, the fullest ones most, so a
+    step that relieves one of several full ranks shows.
+
+    Parameters
+    ----------
+    resources : array of int
+        Resources that count [-].
+    scale : array
+        Load of each resource where it counts as much as its weight says [s, B].
+    weight : array
+        Weight of each resource [s].
+    squarings : int
+        The power p is 2 to this number [-].
+    """
+
+    resources: np.ndarray
+    scale: Array
+    weight: Array
+    squarings: int
+
+    def normalize(self, loads: Array) -> Array:
+        """Loads of the resources that count, over their scale [-]."""
+        return loads[..., self.resources] / self.scale
+
+    def sum_powers(self, normalized: Array) -> Array:
+        """Part of ranks with these normalized loads in the smooth time [s]."""
+        return _raise_to_power(normalized, self.squarings) @ self.weight
+
+    def of_ranks(self, loads: Array) -> Array:
+        """Part of each rank in the smooth time [s]."""
+        return steady(self.sum_powers(self.normalize(loads)))
+
+    def grow(self, loads: Array, added: Array) -> Array:
+        """How much the part of each rank grows with more load [s]."""
+        normalized = self.normalize(loads)
+        before = _raise_to_power(normalized, self.squarings)
+        after = _raise_to_power(normalized + self.normalize(added), self.squarings)
+        return steady((after - before) @ self.weight)
 
 
 class State:
-    """Shards on ranks with their loads; a smooth time, with a power mean over ranks, judges
-    changes."""
+    """The current assignment of shards to ranks, with the loads of the ranks.
 
-    def __init__(self, problem: Problem, options: Options) -> None:
-        self.problem, self.options, self.pinned = problem, options, problem.constraints.pinned
-        self.ranks, self.node, self.capacity = (
-            problem.costs.ranks,
-            problem.costs.node,
-            problem.capacity,
-        )
-        # Loads are whole bytes, so that sums do not depend on their order or on the processor.
-        self.load, self.hot = options.load.copy(), options.hot.copy()
-        for loads in (self.load, self.hot):
-            loads[:, _BYTES] = np.ceil(loads[:, _BYTES] - 1e-3)
-        self.within = np.isin(options.kind, NODE_KINDS)
-        self.first = np.append(0, np.cumsum(options.parts))  # first shard of each option
-        self.starts = np.append(options.starts, len(options.table))
-        of = np.repeat(np.arange(len(options.table)), options.parts)
-        self.table, self.shard = options.table[of], self.load[of]
-        self.shard[self.first[:-1][self.within]] += self.hot[self.within]
-        self.free = np.setdiff1d(np.arange(len(options.starts)), list(self.pinned))
-        self.movable = ~self.within[of] & np.isin(self.table, self.free)
-        near = [[table] for table in range(len(options.starts))]
-        for group in problem.constraints.apart:
-            for table in group:
-                near[table] += group
-        most = max(map(len, near))
-        #: Tables whose ranks a table may not share: itself, and those that must be apart from it.
-        self.near = np.array([own + own[:1] * (most - len(own)) for own in near])
-        self.on = np.zeros((len(near), self.ranks), dtype=bool)
+    Parameters
+    ----------
+    problem : Problem
+        What is placed.
+    candidates : Candidates
+        Candidate placements of each unit of tables.
+    """
+
+    def __init__(self, problem: Problem, candidates: Candidates) -> None:
+        self.problem = problem
+        self.candidates = candidates
+        self.ranks = problem.costs.ranks
+        self.ranks_per_node = problem.costs.ranks_per_node
+        self.capacity = problem.capacity
+        #: Loads of candidates in whole bytes, so that sums do not depend on their order or on the
+        #: processor.
+        self.candidate_load = _round_bytes(candidates.shard_load)
+        self.hot_row_load = _round_bytes(candidates.hot_row_load)
+        self.inside_node = np.isin(candidates.kind, NODE_KINDS)
+        self._list_shards()
+        units = len(candidates.first_of_unit)
+        #: First candidate of each unit, and the end of the last.
+        self.first_candidate = np.append(candidates.first_of_unit, len(candidates.unit))
+        self.free_units = np.setdiff1d(np.arange(units), list(problem.constraints.pinned))
+        self.movable = ~self.inside_node[self.shard_candidate]
+        self.movable &= np.isin(self.shard_unit, self.free_units)
+        #: Units whose ranks a unit may not share: itself, and those that must be apart from it.
+        self.conflicts = self._list_conflicts(units)
+        #: Which ranks have a shard of each unit.
+        self.occupied = np.zeros((units, self.ranks), dtype=bool)
         self.clear()
 
-    def clear(self, choice: np.ndarray | None = None) -> None:
-        """Remove all tables; with a choice of options, scale the smooth time by the average loads
-        of a rank."""
-        self.slack = 1.0  # the memory of a rank may be exceeded by this factor during the search
-        self.rank, self.choice = np.full(len(self.table), -1), np.full(len(self.near), -1)
-        self.loads, self.on[:] = np.zeros((self.ranks, len(RESOURCES))), False
-        if choice is not None:
-            parts = np.where(self.options.parts, self.options.parts, self.ranks)[choice]
-            self.loads += np.maximum(parts @ self.load[choice] / self.ranks, 1e-30)
-            self.smooth(3)
-            self.loads[:] = 0.0
+    def _list_shards(self) -> None:
+        """Number the shards of all candidates whose ranks are searched for."""
+        candidates = self.candidates
+        searched = np.where(candidates.on_every_rank, 0, candidates.shards)
+        #: First shard of each candidate, and the end of the last.
+        self.first_shard = np.append(0, np.cumsum(searched))
+        self.shard_candidate = np.repeat(np.arange(len(candidates.unit)), searched)
+        self.shard_unit = candidates.unit[self.shard_candidate]
+        self.shard_load = self.candidate_load[self.shard_candidate]
+        # the first shard inside a node has the most popular row
+        has_hot_row = self.first_shard[:-1][self.inside_node]
+        self.shard_load[has_hot_row] += self.hot_row_load[self.inside_node]
 
-    def put(self, option: int, ranks: np.ndarray, sign: int = 1) -> None:
-        """Place a table on ranks, one for each shard; or, with `sign` -1, remove it."""
-        table, own = self.options.table[option], slice(self.first[option], self.first[option + 1])
-        self.choice[table], self.rank[own] = (option, ranks) if sign > 0 else (-1, -1)
-        if len(ranks):
-            self.loads[ranks] += sign * self.shard[own]
-            self.on[table, ranks] = sign > 0
+    def _list_conflicts(self, units: int) -> np.ndarray:
+        """Units whose ranks each unit may not share, shape (units, most conflicts); a unit that has
+        fewer is repeated."""
+        conflicts = []
+        for unit in range(units):
+            conflicts.append([unit, *self.problem.constraints.list_conflicts(unit)])
+        most = max(len(others) for others in conflicts)
+        for unit, others in enumerate(conflicts):
+            others.extend([unit] * (most - len(others)))
+        return np.array(conflicts)
+
+    def clear(self) -> None:
+        """Assign no unit."""
+        #: The memory of a rank may be exceeded by this factor during the search.
+        self.memory_slack = 1.0
+        self.shard_ranks = np.zeros(len(self.shard_unit), dtype=int)
+        #: Which shards belong to the chosen candidate of their unit.
+        self.assigned = np.zeros(len(self.shard_unit), dtype=bool)
+        self.chosen = self.candidates.first_of_unit.copy()
+        self.loads = np.zeros((self.ranks, len(Resource)))
+        self.occupied[:] = False
+
+    def clear_for(self, chosen: np.ndarray) -> None:
+        """Assign no unit, and scale the smooth time by the average load of a rank under these
+        candidates."""
+        self.clear()
+        shards = self.candidates.shards[chosen]
+        average = shards @ self.candidate_load[chosen] / self.ranks
+        self.loads += np.maximum(average, 1e-30)
+        self.set_smooth_time(3)
+        self.loads[:] = 0.0
+
+    def shards_of(self, candidate: int) -> slice:
+        """Shards of a candidate whose ranks are searched for."""
+        return slice(self.first_shard[candidate], self.first_shard[candidate + 1])
+
+    def assign(self, candidate: int, ranks: np.ndarray) -> None:
+        """Place a unit of tables by a candidate on ranks, one for each shard."""
+        unit = self.candidates.unit[candidate]
+        self.chosen[unit] = candidate
+        if self.candidates.on_every_rank[candidate]:
+            self.loads += self.candidate_load[candidate]
+            self.loads[self.candidates.hot_row_rank[candidate]] += self.hot_row_load[candidate]
+            return
+        shards = self.shards_of(candidate)
+        self.shard_ranks[shards] = ranks
+        self.assigned[shards] = True
+        self.loads[ranks] += self.shard_load[shards]
+        self.occupied[unit, ranks] = True
+
+    def unassign(self, unit: int) -> UnitAssignment:
+        """Remove a unit from its ranks; returns where it was."""
+        candidate = int(self.chosen[unit])
+        shards = self.shards_of(candidate)
+        ranks = self.shard_ranks[shards].copy()
+        if self.candidates.on_every_rank[candidate]:
+            self.loads -= self.candidate_load[candidate]
+            self.loads[self.candidates.hot_row_rank[candidate]] -= self.hot_row_load[candidate]
         else:
-            self.loads += sign * self.load[option]
-            self.loads[self.options.home[option]] += sign * self.hot[option]
+            self.assigned[shards] = False
+            self.loads[ranks] -= self.shard_load[shards]
+            self.occupied[unit, ranks] = False
+        return UnitAssignment(candidate, ranks)
 
-    def take(self, table: int) -> tuple[int, np.ndarray]:
-        """Remove a table from its ranks; returns its option and ranks."""
-        option = int(self.choice[table])
-        ranks = self.rank[self.first[option] : self.first[option + 1]].copy()
-        self.put(option, ranks, -1)
-        return option, ranks
-
-    def move(self, shard: int, rank: int) -> None:
+    def move_shard(self, shard: int, rank: int) -> None:
         """Move a shard to another rank."""
-        option, ranks = self.take(self.table[shard])
-        ranks[shard - self.first[option]] = rank
-        self.put(option, ranks)
+        candidate, ranks = self.unassign(self.shard_unit[shard])
+        ranks[shard - self.first_shard[candidate]] = rank
+        self.assign(candidate, ranks)
 
-    def restore(self, found: Found) -> None:
-        """Place all tables as in an earlier placement."""
+    def restore(self, assignment: Assignment) -> None:
+        """Place all units as in an earlier assignment."""
         self.clear()
-        for option in found.choice.tolist():
-            self.put(option, found.rank[self.first[option] : self.first[option + 1]])
+        for candidate in assignment.candidates.tolist():
+            self.assign(candidate, assignment.shard_ranks[self.shards_of(candidate)])
 
-    def snapshot(self, than: Found | None = None) -> Found:
-        """The current placement, or `than` if that is at least as good."""
-        overflow = max(float(self.loads[:, _MEMORY].max()) - self.capacity, 0.0)
+    def _evaluate(self) -> tuple[float, float]:
+        """Overflow [B] and time [s] of the current assignment."""
+        most_memory = float(self.loads[:, Resource.MEMORY].max())
+        overflow = max(most_memory - self.capacity, 0.0)
         time = float(self.problem.time(self.loads.max(axis=0)))
-        if than and (overflow, time) >= (than.overflow, than.time * (1 - 1e-12)):
-            return than
-        return Found(overflow, time, self.choice.copy(), self.rank.copy())
+        return overflow, time
 
-    def smooth(self, squarings: int) -> None:
+    def copy_assignment(self) -> Assignment:
+        """The current assignment."""
+        overflow, time = self._evaluate()
+        return Assignment(overflow, time, self.chosen.copy(), self.shard_ranks.copy())
+
+    def better_of(self, incumbent: Assignment) -> Assignment:
+        """The current assignment, or the incumbent if that is at least as good."""
+        overflow, time = self._evaluate()
+        if (overflow, time) >= (incumbent.overflow, incumbent.time * (1 - 1e-12)):
+            return incumbent
+        return Assignment(overflow, time, self.chosen.copy(), self.shard_ranks.copy())
+
+    def set_smooth_time(self, squarings: int) -> None:
         """Scale the smooth time to the current loads; its power is 2 to the number of squarings."""
-        self.squarings, power, problem = squarings, 2.0**squarings, self.problem
+        power = 2.0**squarings
         peaks = self.loads.max(axis=0)
+        time = float(self.problem.time(peaks))
+        sensitivity = self._find_sensitivity(peaks, time)
+        resources = np.flatnonzero(sensitivity > 0)
+        scale = peaks[resources]
+        normalized = self.loads[:, resources] / scale
+        total = _raise_to_power(normalized, squarings).sum(axis=0)
+        weight = steady(sensitivity[resources] * total ** (1 / power - 1) / power)
+        if sensitivity[Resource.MEMORY]:
+            # memory, the last one, costs nearly nothing below the capacity, and much beyond it
+            scale[-1] = self.capacity
+            weight[-1] = sensitivity[Resource.MEMORY] / power
+        self.smooth_time = SmoothTime(resources, scale, weight, squarings)
+        self.normalized_shard_load = self.smooth_time.normalize(self.shard_load)
+
+    def _find_sensitivity(self, peaks: Array, time: float) -> Array:
+        """How much the time changes with the largest load of each resource, over the relative
+        change of that load [s]."""
+        problem = self.problem
         step = np.maximum(peaks * 1e-3, 1e-12)
-        now = float(problem.time(peaks))
-        timed = (problem.time(peaks + np.diag(step)) - now) / step * peaks
+        sensitivity = (problem.time(peaks + np.diag(step)) - time) / step * peaks
         # Where the host sets the time, the device still counts a little; so does a host that is a
         # little faster.
-        host = problem.correction * (problem.host + peaks[_HOST]) > 0.5 * now
-        counted = [0, 1, *((_HOST,) if host else ())]
-        timed[counted] = np.maximum(timed[counted], 1e-3 * now * (peaks[counted] > 0))
-        # the same on all ranks; `find_ranks` adds their exact time
-        timed[[_ROWS, _GRADIENTS]] = 0.0
-        timed[_MEMORY] = now if peaks[_MEMORY] > _TIGHT * self.capacity else 0.0
-        self.timed = np.flatnonzero(timed > 0)
-        self.scale = peaks[self.timed]
-        total = _raise(self.loads[:, self.timed] / self.scale, squarings).sum(axis=0)
-        self.weight = steady(timed[self.timed] * total ** (1 / power - 1) / power)
-        if timed[_MEMORY]:  # costs nearly nothing below the capacity, and much beyond it
-            self.scale[-1], self.weight[-1] = self.capacity, timed[_MEMORY] / power
-        self.scaled = self.shard[:, self.timed] / self.scale
+        always = [*DEVICE_RESOURCES]
+        host_time = problem.correction * (problem.host_seconds + peaks[Resource.HOST])
+        if host_time > 0.5 * time:
+            always.append(Resource.HOST)
+        least = 1e-3 * time * (peaks[always] > 0)
+        sensitivity[always] = np.maximum(sensitivity[always], least)
+        # the same on all ranks; `find_cheapest_ranks` adds their exact time
+        sensitivity[[*REDUCED]] = 0.0
+        sensitivity[Resource.MEMORY] = 0.0
+        if peaks[Resource.MEMORY] > _MEMORY_COUNTS_FROM * self.capacity:
+            sensitivity[Resource.MEMORY] = time
+        return sensitivity
 
-    def press(self, more: Array | None = None) -> Array:
-        """Part of each rank in the smooth time, or how much this part would grow with more load
-        [s]."""
-        now = self.loads[:, self.timed] / self.scale
-        if more is None:
-            return steady(_raise(now, self.squarings) @ self.weight)
-        then = _raise(now + more[..., self.timed] / self.scale, self.squarings)
-        return steady((then - _raise(now, self.squarings)) @ self.weight)
+    def smooth_time_of_ranks(self) -> Array:
+        """Part of each rank in the smooth time [s]."""
+        return self.smooth_time.of_ranks(self.loads)
 
-    def bar(self, table: int, load: Array) -> np.ndarray:
-        """Which ranks have no room for a shard, or may not hold one of this table."""
-        full = self.loads[:, _MEMORY] + load[_MEMORY] > self.slack * self.capacity
-        if table in self.pinned:
-            full |= np.arange(self.ranks) != self.pinned[table]
-        return full | self.on[self.near[table]].any(axis=0)
+    def grow_smooth_time(self, added: Array) -> Array:
+        """How much the part of each rank in the smooth time would grow with more load [s]."""
+        return self.smooth_time.grow(self.loads, added)
 
-    def find_ranks(self, option: int) -> tuple[float, np.ndarray] | None:
-        """Cheapest ranks for an option of a table, and the growth of the smooth time [s]; None if
-        there is no room."""
-        table, load, n = (
-            self.options.table[option],
-            self.load[option],
-            int(self.options.parts[option]),
-        )
-        if not n:
-            more = load + np.zeros_like(self.loads)
-            more[self.options.home[option]] += self.hot[option]
-            if (self.loads + more)[:, _MEMORY].max() > self.slack * self.capacity:
-                return None
-            price = float(self.press(more).sum())
-            for name in ("rows", "gradients"):
-                if size := load[LOAD[name]]:
-                    both = self.loads[0, LOAD[name]] + np.array([0.0, size])
-                    price += float(np.diff(self.problem.curves[name](both))[0])
-            return price, np.zeros(0, dtype=int)
-        hot, growth = load + self.hot[option], self.press(load)
-        size = self.node if self.within[option] else self.ranks
-        costs = np.where(self.bar(table, hot), np.inf, growth)[: self.ranks // size * size].reshape(
-            -1, size
-        )
-        ranks = (
-            np.argsort(costs, axis=1, kind="stable")[:, :n]
-            + np.arange(0, costs.size, size)[:, None]
-        )
-        totals = costs.ravel()[ranks].sum(axis=1)
-        if self.within[option]:
-            totals += (self.press(hot) - growth)[ranks[:, 0]]
+    @property
+    def memory_limit(self) -> float:
+        """Memory that a rank may fill now [B]."""
+        return self.memory_slack * self.capacity
+
+    def is_barred(self, unit: int) -> np.ndarray:
+        """Which ranks may not hold another shard of this unit, however much memory they have."""
+        barred = self.occupied[self.conflicts[unit]].any(axis=0)
+        pinned = self.problem.constraints.pinned
+        if unit in pinned:
+            barred |= np.arange(self.ranks) != pinned[unit]
+        return barred
+
+    def cannot_take(self, unit: int, load: Array) -> np.ndarray:
+        """Which ranks have no memory for a shard, or may not hold one of this unit."""
+        filled = self.loads[:, Resource.MEMORY] + load[Resource.MEMORY]
+        return self.is_barred(unit) | (filled > self.memory_limit)
+
+    def find_cheapest_ranks(self, candidate: int) -> RankChoice | None:
+        """Cheapest ranks for a candidate, if there is room."""
+        if self.candidates.on_every_rank[candidate]:
+            return self._price_every_rank(candidate)
+        unit = self.candidates.unit[candidate]
+        shards = int(self.candidates.shards[candidate])
+        inside_node = self.inside_node[candidate]
+        load = self.candidate_load[candidate]
+        load_with_hot_row = load + self.hot_row_load[candidate]
+        growth = self.grow_smooth_time(load)
+        growth_if_allowed = np.where(self.cannot_take(unit, load_with_hot_row), np.inf, growth)
+        # a candidate inside a node has one group of ranks for each full node, others have one group
+        group_size = self.ranks_per_node if inside_node else self.ranks
+        groups = self.ranks // group_size
+        growth_by_group = growth_if_allowed[: groups * group_size].reshape(groups, group_size)
+        cheapest = np.argsort(growth_by_group, axis=1, kind="stable")[:, :shards]
+        ranks_by_group = cheapest + group_size * np.arange(groups)[:, None]
+        totals = growth_if_allowed[ranks_by_group].sum(axis=1)
+        if inside_node:
+            more_with_hot_row = self.grow_smooth_time(load_with_hot_row) - growth
+            totals += more_with_hot_row[ranks_by_group[:, 0]]
         best = int(np.argmin(totals))
-        return (float(totals[best]), ranks[best]) if totals[best] < np.inf else None
+        if not totals[best] < np.inf:
+            return None
+        return RankChoice(float(totals[best]), ranks_by_group[best])
 
-    def trades(self, rank: int, partners: np.ndarray) -> tuple[Array, np.ndarray, np.ndarray]:
-        """Growth of the smooth time if a shard of a rank moves to a partner, alone or in exchange
-        for another shard.
+    def _price_every_rank(self, candidate: int) -> RankChoice | None:
+        """Growth of the smooth time with a shard on every rank, if there is room."""
+        load = self.candidate_load[candidate]
+        added = load + np.zeros_like(self.loads)
+        added[self.candidates.hot_row_rank[candidate]] += self.hot_row_load[candidate]
+        filled = (self.loads + added)[:, Resource.MEMORY]
+        if filled.max() > self.memory_limit:
+            return None
+        growth = float(self.grow_smooth_time(added).sum())
+        for resource in REDUCED:
+            nbytes = load[resource]
+            if nbytes:
+                before_and_after = self.loads[0, resource] + np.array([0.0, nbytes])
+                times = self.problem.curves[resource](before_and_after)
+                growth += float(np.diff(times)[0])
+        return RankChoice(growth, np.zeros(0, dtype=int))
 
-        Returns the growth by (own shard, other) [s], the own shards, and the others: shards, or -1
-        - rank for none.
-        """
-        marked = np.zeros(self.ranks + 1, dtype=bool)
-        marked[partners] = True
-        mine, theirs = (
-            np.flatnonzero(here & self.movable) for here in (self.rank == rank, marked[self.rank])
-        )
-        there = np.concatenate([self.rank[theirs], partners])
-        none = np.zeros((len(partners), len(self.timed)))
-        given = self.scaled[mine][:, None] - np.concatenate([self.scaled[theirs], none])
-        now = self.loads[:, self.timed] / self.scale
-        changed = (
-            _raise(np.stack([now[rank] - given, now[there] + given]), self.squarings) @ self.weight
-        )
-        before = _raise(now, self.squarings) @ self.weight
-        growth = changed[0] + changed[1] - (before[rank] + before[there])
-        memory = self.shard[:, _MEMORY]
-        given = memory[mine][:, None] - np.append(memory[theirs], none[:, 0])
-        rooms = np.maximum(self.slack * self.capacity - self.loads[:, _MEMORY], 0.0)
-        bad = (given > rooms[there]) | (-given > rooms[rank])
-        # Two shards that may not share a rank are not exchanged either.
-        bad |= self.on[self.near[self.table[mine]]].any(axis=1)[:, there]
-        bad[:, : len(theirs)] |= self.on[self.near[self.table[theirs]], rank].any(axis=1)
-        growth[bad] = np.inf
-        return growth, mine, np.concatenate([theirs, -1 - partners])
+    def list_moves(self, rank: int, partners: np.ndarray) -> Moves:
+        """Moves of a shard of a rank to a partner, alone or in exchange for another shard."""
+        is_partner = np.zeros(self.ranks, dtype=bool)
+        is_partner[partners] = True
+        movable = self.assigned & self.movable
+        shards = np.flatnonzero(movable & (self.shard_ranks == rank))
+        exchanged = np.flatnonzero(movable & is_partner[self.shard_ranks])
+        targets = np.concatenate([self.shard_ranks[exchanged], partners])
+        growth = self._grow_by_moves(rank, shards, exchanged, targets)
+        growth[self._find_forbidden_moves(rank, shards, exchanged, targets)] = np.inf
+        return Moves(growth, shards, exchanged, targets)
+
+    def _grow_by_moves(
+        self, rank: int, shards: np.ndarray, exchanged: np.ndarray, targets: np.ndarray
+    ) -> Array:
+        """How much the smooth time grows with each move, also where it is not allowed [s]."""
+        smooth_time = self.smooth_time
+        # those who give nothing back
+        nothing = np.zeros((len(targets) - len(exchanged), len(smooth_time.resources)))
+        returned = np.concatenate([self.normalized_shard_load[exchanged], nothing])
+        moved = self.normalized_shard_load[shards][:, None] - returned
+        loads = smooth_time.normalize(self.loads)
+        changed = smooth_time.sum_powers(np.stack([loads[rank] - moved, loads[targets] + moved]))
+        before = smooth_time.sum_powers(loads)
+        return np.asarray(changed[0] + changed[1] - (before[rank] + before[targets]))
+
+    def _find_forbidden_moves(
+        self, rank: int, shards: np.ndarray, exchanged: np.ndarray, targets: np.ndarray
+    ) -> np.ndarray:
+        """Which moves find no memory, or break a constraint."""
+        memory = self.shard_load[:, Resource.MEMORY]
+        nothing = np.zeros(len(targets) - len(exchanged))
+        moved = memory[shards][:, None] - np.append(memory[exchanged], nothing)
+        free_memory = np.maximum(self.memory_limit - self.loads[:, Resource.MEMORY], 0.0)
+        forbidden = (moved > free_memory[targets]) | (-moved > free_memory[rank])
+        # two shards that may not share a rank are not exchanged either
+        conflicts = self.conflicts[self.shard_unit[shards]]
+        forbidden |= self.occupied[conflicts].any(axis=1)[:, targets]
+        conflicts_of_exchanged = self.conflicts[self.shard_unit[exchanged]]
+        cannot_come_back = self.occupied[conflicts_of_exchanged, rank].any(axis=1)
+        forbidden[:, : len(exchanged)] |= cannot_come_back
+        return forbidden
 
 
-def _raise(loads: Array, squarings: int) -> Array:
+def _round_bytes(loads: Array) -> Array:
+    """Loads whose bytes are whole numbers."""
+    rounded = loads.copy()
+    rounded[:, _BYTES] = np.ceil(rounded[:, _BYTES] - 1e-3)
+    return rounded
+
+
+def _raise_to_power(loads: Array, squarings: int) -> Array:
     """Loads squared so many times, kept finite; that of an almost empty rank underflows to zero,
     which the caller lets NumPy do."""
-    out = np.minimum(loads, 1e200 ** (0.5**squarings))
+    powers = np.minimum(loads, 1e200 ** (0.5**squarings))
     for _ in range(squarings):
-        np.multiply(out, out, out=out)
-    return out
+        np.multiply(powers, powers, out=powers)
+    return powers
 
 
-def _construct(state: State, choice: np.ndarray, key: Array) -> None:
-    """Place each table where it adds the least, the largest first; if no rank has room, where most
-    memory is left."""
-    state.clear(choice)
-    first = np.flatnonzero(
-        (state.options.parts[choice] == 0) | ~np.isin(np.arange(len(choice)), state.free)
-    )
-    rest = np.argsort(-key, kind="stable")
-    for table in (*first, *rest[~np.isin(rest, first)]):
-        option = choice[table]
-        if found := state.find_ranks(option):
-            state.put(option, found[1])
-            continue
-        barred = state.bar(table, np.full(len(RESOURCES), -np.inf))
-        room = np.where(barred, -np.inf, state.capacity - state.loads[:, _MEMORY])
-        ranks = np.argsort(-room, kind="stable")[: state.options.parts[option]]
-        in_node = ranks[:1] // state.node * state.node + np.arange(len(ranks))
-        state.put(option, in_node if state.within[option] else ranks)
+class _Start(NamedTuple):
+    """Where a search may start: a candidate of each unit, and a key of each unit; those with the
+    largest key are placed first [-]."""
+
+    chosen: np.ndarray
+    key: Array
 
 
-def _starts(state: State, bases: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, Array]]:
-    """Options of the tables and keys to order them by, the most promising first; large tables are
-    split by columns."""
-    alone, kinds, load = state.options.starts, state.options.kind, state.load
-    parts = (
-        np.where(state.options.parts, state.options.parts, state.ranks)[alone, None] * load[alone]
-    )
-    average = parts.sum(axis=0) / state.ranks
+def _construct(state: State, start: _Start) -> None:
+    """Place each unit where it adds the least, the largest first; if no rank has room, where most
+    memory is left.
+
+    Units whose ranks cannot be chosen come before all others.
+    """
+    chosen = start.chosen
+    state.clear_for(chosen)
+    units = np.arange(len(chosen))
+    has_no_choice = state.candidates.on_every_rank[chosen] | ~np.isin(units, state.free_units)
+    by_key = np.argsort(-start.key, kind="stable")
+    others = by_key[~has_no_choice[by_key]]
+    for unit in (*units[has_no_choice], *others):
+        candidate = chosen[unit]
+        choice = state.find_cheapest_ranks(candidate)
+        if choice is not None:
+            state.assign(candidate, choice.ranks)
+        else:
+            state.assign(candidate, _find_emptiest_ranks(state, candidate))
+
+
+def _find_emptiest_ranks(state: State, candidate: int) -> np.ndarray:
+    """Ranks with most memory left, where none has enough for a candidate."""
+    unit = state.candidates.unit[candidate]
+    shards = 0 if state.candidates.on_every_rank[candidate] else state.candidates.shards[candidate]
+    free_memory = state.capacity - state.loads[:, Resource.MEMORY]
+    free_memory = np.where(state.is_barred(unit), -np.inf, free_memory)
+    ranks = np.argsort(-free_memory, kind="stable")[:shards]
+    if not state.inside_node[candidate]:
+        return ranks
+    first_of_node = ranks[:1] // state.ranks_per_node * state.ranks_per_node
+    return first_of_node + np.arange(len(ranks))
+
+
+def _list_starts(state: State, bases: Sequence[np.ndarray]) -> Iterator[_Start]:
+    """Starts, the most promising first; large tables are split by columns.
+
+    `bases` are candidates of the units in relaxed problems.
+    """
+    candidates, first = state.candidates, state.candidates.first_of_unit
+    unit_load = candidates.shards[first, None] * state.candidate_load[first]
+    average = unit_load.sum(axis=0) / state.ranks
     average = np.where(average > 0, average, np.inf)
-    room = np.append(average[:-1], max(state.capacity, 1.0))
-    keys = (parts / room).max(axis=1), parts[:, _MEMORY], parts[:, :2].sum(axis=1)
-    tries = [
-        (number, split, base)
-        for number in range(len(keys))
-        for split in _SPLITS
-        for base in (*bases, alone)
-    ]
-    # one kind for all tables that can have it
-    one_kind = [state.options.take(np.full(len(alone), kind)) for kind in np.unique(kinds)]
-    tries += [(0, _SPLITS[0], base) for base in one_kind]
+    available = average.copy()
+    available[Resource.MEMORY] = max(state.capacity, 1.0)
+    keys = (
+        (unit_load / available).max(axis=1),
+        unit_load[:, Resource.MEMORY],
+        unit_load[:, DEVICE_RESOURCES].sum(axis=1),
+    )
+    tries = []
+    for number in range(len(keys)):
+        for split in _SPLITS:
+            for base in (*bases, first):
+                tries.append((number, split, base))
+    # one kind for all units that can have it
+    for kind in np.unique(candidates.kind):
+        base = candidates.choose_kinds(np.full(len(first), kind))
+        tries.append((0, _SPLITS[0], base))
     seen = set()
     for number, split, base in tries:
-        choice, fits = base.copy(), np.all(load <= split * average, axis=1)
-        for table in np.flatnonzero((kinds[base] == "table_wise") & ~fits[base]):
-            own = np.arange(state.starts[table], state.starts[table + 1])
-            own = own[np.isin(kinds[own], ("table_wise", "column_wise"))]
-            choice[table] = own[np.argmax(fits[own])] if fits[own].any() else own[-1]
-        if (name := (number, choice.tobytes())) not in seen:
-            seen.add(name)
-            yield choice, keys[number]
+        chosen = _split_large_tables(state, base, split * average)
+        start = number, chosen.tobytes()
+        if start not in seen:
+            seen.add(start)
+            yield _Start(chosen, keys[number])
+
+
+def _split_large_tables(state: State, base: np.ndarray, limit: Array) -> np.ndarray:
+    """Candidates of a start, with splits by columns for whole tables of more than this load: the
+    first split whose shards are within the limit, else the finest."""
+    kinds = state.candidates.kind
+    fits = np.all(state.candidate_load <= limit, axis=1)
+    chosen = base.copy()
+    too_large = (kinds[base] == "table_wise") & ~fits[base]
+    for unit in np.flatnonzero(too_large):
+        splits = np.arange(state.first_candidate[unit], state.first_candidate[unit + 1])
+        splits = splits[np.isin(kinds[splits], ("table_wise", "column_wise"))]
+        fitting = splits[fits[splits]]
+        chosen[unit] = fitting[0] if len(fitting) else splits[-1]
+    return chosen
+
+
+def _plan_stage(done: float, first_temperature: float) -> Stage:
+    """Settings of an anneal after a share `done` of its work [-]."""
+    if done < 0.1:  # only improvements at the start and at the end
+        return Stage(_COLD, squarings=8, memory_slack=1.0)
+    if done > 0.85:
+        return Stage(_COLD, squarings=11, memory_slack=1.0)
+    part = (done - 0.1) / 0.75
+    temperature = first_temperature * (_LAST_TEMPERATURE / first_temperature) ** part
+    memory_slack = 1.2 if part < 0.8 else 1.0
+    return Stage(temperature, 4 + int(4 * part), memory_slack)
 
 
 @dataclass(eq=False)
 class Search:
-    """Improves a placement until its time is close to the `bound`.
+    """Improves an assignment until its time is close to a lower bound.
 
-    `work` is counted and not measured [s], so that the same seed gives the same plan on every
-    machine. If `steps` limit the search, every trade and every table that is placed counts as one
-    step. `interrupted` is true after Ctrl-C.
+    Parameters
+    ----------
+    state : State
+        The current assignment.
+    rng : numpy.random.Generator
+        Source of all random choices.
+    bound : float
+        Lower bound of the time [s].
+    steps : int or None
+        Limit of the search in steps, if it has one: every move and every unit that is placed counts
+        as one [-].
+    incumbent : Assignment
+        The best assignment so far.
+    work : float
+        Work so far. It is counted and not measured, so that the same seed gives the same plan on
+        every machine [s].
+    interrupted : bool
+        Whether Ctrl-C ended the search.
     """
 
     state: State
     rng: np.random.Generator
     bound: float
     steps: int | None
-    best: Found
+    incumbent: Assignment
     work: float = 0.0
     interrupted: bool = False
 
-    def done(self) -> bool:
-        """Whether the best placement is within 1e-4 of the bound."""
-        return self.best.overflow == 0 and self.best.time <= self.bound * (1 + 1e-4)
+    def is_done(self) -> bool:
+        """Whether the incumbent is close to the bound."""
+        within_bound = self.incumbent.time <= self.bound * (1 + _CLOSE)
+        return self.incumbent.overflow == 0 and within_bound
 
-    def _spend(self, seconds: float, steps: int = 1) -> None:
-        self.work += _STEP * steps if self.steps is not None else seconds
+    def _count_work(self, seconds: float, steps: int = 1) -> None:
+        """Add to the work: seconds, or steps if these limit the search."""
+        if self.steps is not None:
+            self.work += _STEP * steps
+        else:
+            self.work += seconds
 
-    def start(
-        self, bases: Sequence[np.ndarray], placed: Sequence[Found], seconds: float
-    ) -> list[Found]:
-        """Try starts; returns the best few, the best first.
+    def _update_incumbent(self) -> None:
+        """Take the current assignment if it is better than the incumbent."""
+        self.incumbent = self.state.better_of(self.incumbent)
 
-        The best of the given placements is the best so far if no start is better; the last anneal
+    def try_starts(
+        self, bases: Sequence[np.ndarray], placed: Sequence[Assignment], seconds: float
+    ) -> list[Assignment]:
+        """Try starts for an amount of work; returns the best few, the best first.
+
+        The best of the `placed` assignments is the incumbent if no start is better; the last anneal
         improves it.
         """
-        state, found = self.state, []
-        for choice, key in _starts(state, bases):
-            _construct(state, choice, key)
-            self._spend(_PLACE * len(choice) * (1 + state.ranks / 200), len(choice))
-            self.best = state.snapshot(self.best)
-            state.smooth(8)
-            for _ in range(_DESCENT):
-                if self._trade(1e-6 * self.best.time, full=True):
-                    self.best = state.snapshot(self.best)
-            found.append(state.snapshot())
-            if self.work > seconds or self.done():
+        state = self.state
+        starts = list[Assignment]()
+        for start in _list_starts(state, bases):
+            _construct(state, start)
+            units = len(start.chosen)
+            self._count_work(_PLACE * units * (1 + state.ranks / 200), units)
+            self._update_incumbent()
+            state.set_smooth_time(8)
+            for _ in range(_DESCENT_STEPS):
+                if self._move_shard(_COLD * self.incumbent.time, from_fullest=True):
+                    self._update_incumbent()
+            starts.append(state.copy_assignment())
+            if self.work > seconds or self.is_done():
                 break
-        found.sort(key=lambda start: start[:2])
-        ready = min(placed, key=lambda start: start[:2], default=None)
-        if ready is not None and ready[:2] < self.best[:2]:
-            state.restore(ready)
-            self.best = state.snapshot(self.best)
-        return found[: len(_HEATS)]
+        starts.sort(key=lambda start: start.objective)
+        if placed:
+            best_placed = min(placed, key=lambda assignment: assignment.objective)
+            if best_placed.objective < self.incumbent.objective:
+                state.restore(best_placed)
+                self._update_incumbent()
+        return starts[: len(_TEMPERATURES)]
 
-    def anneal(self, start: Found, seconds: float, hot: float, progress: Progress = None) -> None:
-        """Improve a placement at a falling temperature, with an amount of work [s]."""
-        state, begin, count = self.state, self.work, 0
+    def anneal(
+        self,
+        start: Assignment,
+        seconds: float,
+        first_temperature: float,
+        progress: Progress = None,
+    ) -> None:
+        """Improve an assignment at a falling temperature, with an amount of work [s]."""
+        state = self.state
+        work_before = self.work
+        step = 0
         state.restore(start)
-        for stage in range(_STAGES):
-            if self.done():
+        for number in range(_STAGES):
+            if self.is_done():
                 break
-            heat, squarings, state.slack = _schedule(stage / _STAGES, hot)
-            if state.slack == 1 and state.snapshot().overflow > self.best.overflow:
-                state.restore(self.best)
-            state.smooth(squarings)
-            while self.work < begin + seconds * (stage + 1) / _STAGES:
-                count += 1
-                now, full = heat * self.best.time, count % 2 == 1
-                if (
-                    self._trade(now, full)
-                    if count % 3
-                    else self._change(now, full, many=count % 18 == 0)
-                ):
-                    self.best = state.snapshot(self.best)
+            stage = _plan_stage(number / _STAGES, first_temperature)
+            state.memory_slack = stage.memory_slack
+            if stage.memory_slack == 1:
+                current = state.copy_assignment()
+                if current.overflow > self.incumbent.overflow:
+                    state.restore(self.incumbent)
+            state.set_smooth_time(stage.squarings)
+            end_of_stage = work_before + seconds * (number + 1) / _STAGES
+            while self.work < end_of_stage:
+                step += 1
+                if self._take_step(step, stage.temperature * self.incumbent.time):
+                    self._update_incumbent()
             if progress is not None:
-                progress((stage + 1) / _STAGES, self.best.time)
+                progress((number + 1) / _STAGES, self.incumbent.time)
 
-    def _draw(self, costs: Array, heat: float) -> int:
+    def _take_step(self, step: int, temperature: float) -> bool:
+        """Take the step of this number, counted from 1; returns whether anything changed.
+
+        Every third step places units again, and six times as rarely several of them.
+        """
+        from_fullest = step % 2 == 1
+        if step % 3:
+            return self._move_shard(temperature, from_fullest)
+        if step % 18 == 0:
+            return self._replace_units(temperature, from_fullest)
+        return self._replace_unit(temperature, from_fullest)
+
+    def _draw(self, growth: Array, temperature: float) -> int:
         """Draw one of several changes; cheap ones are more probable, the more so at a low
         temperature."""
-        summed = np.cumsum(np.exp(np.maximum((costs.min() - costs) / heat, -700.0)))
-        return min(int(np.searchsorted(summed, self.rng.random() * summed[-1])), len(costs) - 1)
+        exponents = np.maximum((growth.min() - growth) / temperature, -700.0)
+        summed = np.cumsum(np.exp(exponents))
+        position = int(np.searchsorted(summed, self.rng.random() * summed[-1]))
+        return min(position, len(growth) - 1)
 
-    def _trade(self, heat: float, full: bool) -> bool:
+    def _move_shard(self, temperature: float, from_fullest: bool) -> bool:
         """Move or exchange a shard of the fullest rank, or of any; returns whether anything
         changed."""
-        state, pressure = self.state, self.state.press()
-        rank = int(np.argmax(pressure)) if full else int(self.rng.integers(state.ranks))
-        partners = np.arange(state.ranks)
-        if state.ranks - 1 > _PARTNERS:
-            light = np.argsort(pressure, kind="stable")[: _PARTNERS // 2]
-            partners = np.unique(
-                np.concatenate([light, self.rng.integers(0, state.ranks, _PARTNERS // 2)])
-            )
-        growth, mine, others = state.trades(rank, partners[partners != rank])
-        self._spend(_STEP + _PAIR * growth.size)
-        pick = self._draw(np.append(growth.ravel(), 0.0), heat)  # the last one changes nothing
-        if pick == growth.size:
+        state = self.state
+        smooth_time = state.smooth_time_of_ranks()
+        if from_fullest:
+            rank = int(np.argmax(smooth_time))
+        else:
+            rank = int(self.rng.integers(state.ranks))
+        partners = self._choose_partners(smooth_time)
+        moves = state.list_moves(rank, partners[partners != rank])
+        self._count_work(_STEP + _PAIR * moves.growth.size)
+        no_change = moves.growth.size
+        drawn = self._draw(np.append(moves.growth.ravel(), 0.0), temperature)
+        if drawn == no_change:
             return False
-        row, place = divmod(pick, growth.shape[1])
-        other = int(others[place])
-        state.move(int(mine[row]), -1 - other if other < 0 else int(state.rank[other]))
-        if other >= 0:
-            state.move(other, rank)
+        row, column = divmod(drawn, moves.growth.shape[1])
+        state.move_shard(int(moves.shards[row]), int(moves.targets[column]))
+        if column < len(moves.exchanged):
+            state.move_shard(int(moves.exchanged[column]), rank)
         return True
 
-    def _pick(self, tables: np.ndarray, full: bool) -> int:
-        """Draw one of these tables; if `full`, one on the fullest rank where there is one."""
-        if full:
-            here = np.intersect1d(
-                self.state.table[self.state.rank == np.argmax(self.state.press())], tables
-            )
-            tables = here if len(here) else tables
-        return int(tables[self.rng.integers(len(tables))])
+    def _choose_partners(self, smooth_time: Array) -> np.ndarray:
+        """Ranks that a shard may move to: all, or some of the lightest and some others."""
+        ranks = self.state.ranks
+        if ranks - 1 <= _MOST_PARTNERS:
+            return np.arange(ranks)
+        half = _MOST_PARTNERS // 2
+        lightest = np.argsort(smooth_time, kind="stable")[:half]
+        drawn = self.rng.integers(0, ranks, half)
+        return np.unique(np.concatenate([lightest, drawn]))
 
-    def _place(self, table: int, heat: float) -> bool:
-        """Place a removed table by one of its options; returns whether there was room."""
-        options = range(self.state.starts[table], self.state.starts[table + 1])
-        found = [self.state.find_ranks(option) for option in options]
-        self._spend(_OPTION * (1 + len(found)))
-        costs = np.array([each[0] if each else np.inf for each in found])
-        if not np.isfinite(costs).any():
+    def _draw_unit(self, units: np.ndarray, from_fullest: bool) -> int:
+        """Draw one of these units; if `from_fullest`, one on the fullest rank where there is
+        one."""
+        state = self.state
+        if from_fullest:
+            fullest = np.argmax(state.smooth_time_of_ranks())
+            on_fullest = state.shard_unit[state.assigned & (state.shard_ranks == fullest)]
+            wanted = np.intersect1d(on_fullest, units)
+            if len(wanted):
+                units = wanted
+        return int(units[self.rng.integers(len(units))])
+
+    def _place(self, unit: int, temperature: float) -> bool:
+        """Place an unassigned unit by one of its candidates; returns whether there was room."""
+        state = self.state
+        candidates = range(state.first_candidate[unit], state.first_candidate[unit + 1])
+        choices = [state.find_cheapest_ranks(candidate) for candidate in candidates]
+        self._count_work(_CANDIDATE * (1 + len(choices)))
+        growth = np.array([np.inf if choice is None else choice.growth for choice in choices])
+        if not np.isfinite(growth).any():
             return False
-        pick = self._draw(costs, heat)
-        self.state.put(options[pick], found[pick][1])  # type: ignore[index]
+        drawn = self._draw(growth, temperature)
+        choice = choices[drawn]
+        if choice is None:
+            return False
+        state.assign(candidates[drawn], choice.ranks)
         return True
 
-    def _change(self, heat: float, full: bool, many: bool) -> bool:
-        """Place a table again, or several in another order, which may be undone; returns whether
-        anything changed."""
-        state, count = self.state, np.diff(self.state.starts)
-        tables = state.free if many else state.free[count[state.free] > 1]
-        if not len(tables):
-            return self._trade(heat, full)
-        before = float(state.press().sum())
-        fullest = (
-            [number == 0 for number in range(_TOGETHER)] if many else [self.rng.random() < 0.5]
-        )
-        old = {
-            table: state.take(table)
-            for table in dict.fromkeys([self._pick(tables, each) for each in fullest])
-        }
-        done = [
-            table for table in self.rng.permutation(list(old)).tolist() if self._place(table, heat)
-        ]
-        worse = float(state.press().sum()) - before
-        kept = not many or self.rng.random() < np.exp(min(-worse / heat, 0.0))
-        if kept and len(done) == len(old):
+    def _replace_unit(self, temperature: float, from_fullest: bool) -> bool:
+        """Place a unit with several candidates again; returns whether anything changed."""
+        state = self.state
+        candidates_of_unit = np.diff(state.first_candidate)
+        units = state.free_units[candidates_of_unit[state.free_units] > 1]
+        if not len(units):
+            return self._move_shard(temperature, from_fullest)
+        unit = self._draw_unit(units, bool(self.rng.random() < 0.5))
+        before = state.unassign(unit)
+        if self._place(unit, temperature):
             return True
-        for table in done:
-            state.take(table)
-        for place in old.values():
-            state.put(*place)
+        state.assign(before.candidate, before.ranks)
+        return False
+
+    def _replace_units(self, temperature: float, from_fullest: bool) -> bool:
+        """Place several units again in another order, which may be undone; returns whether anything
+        changed."""
+        state = self.state
+        units = state.free_units
+        if not len(units):
+            return self._move_shard(temperature, from_fullest)
+        time_before = float(state.smooth_time_of_ranks().sum())
+        # the first one is on the fullest rank
+        drawn = [self._draw_unit(units, number == 0) for number in range(_UNITS_AT_A_TIME)]
+        before = {unit: state.unassign(unit) for unit in dict.fromkeys(drawn)}
+        placed = []
+        for unit in self.rng.permutation(list(before)).tolist():
+            if self._place(unit, temperature):
+                placed.append(unit)
+        growth = float(state.smooth_time_of_ranks().sum()) - time_before
+        accepted = self.rng.random() < np.exp(min(-growth / temperature, 0.0))
+        if accepted and len(placed) == len(before):
+            return True
+        for unit in placed:
+            state.unassign(unit)
+        for assignment in before.values():
+            state.assign(assignment.candidate, assignment.ranks)
         return False
 
 
-def _schedule(done: float, hot: float) -> tuple[float, int, float]:
-    """Temperature over the time [-], squarings of the smooth time, and slack of memory [-]."""
-    if done < 0.1 or done > 0.85:  # only improvements at the start and at the end
-        return 1e-6, 8 if done < 0.1 else 11, 1.0
-    part = (done - 0.1) / 0.75
-    return hot * (3e-6 / hot) ** part, 4 + int(4 * part), 1.2 if part < 0.8 else 1.0
-
-
-def search_plan(
+def search_assignment(
     state: State,
     bound: float,
     bases: Sequence[np.ndarray],
-    placed: Sequence[Found],
+    placed: Sequence[Assignment],
     seconds: float,
     seed: int,
     steps: int | None,
     progress: Progress,
 ) -> Search:
-    """Search for the placement with the shortest time; `bases` are options of the tables in relaxed
-    problems, and `placed` are whole placements by rules of thumb.
+    """Search for the assignment with the shortest time; `bases` are candidates of the units in
+    relaxed problems, and `placed` are whole assignments by rules of thumb.
 
-    A sixth of the work goes into starts. A start places the tables in the order of their largest
-    load, seconds or memory, each where it adds the least. Tables have the options of a relaxed
-    problem, or one kind where they can, or are whole; large ones are split by columns. Then
-    simulated annealing improves the best starts: a rank moves a shard or exchanges it, or a table
-    gets another option. The maximum over ranks is replaced by a power mean, whose power grows.
+    A sixth of the work goes into starts. A start places the units in the order of their largest
+    load, seconds or memory, each where it adds the least. Units have the candidates of a relaxed
+    problem, or one kind where they can, or are whole; large tables are split by columns. Then
+    simulated annealing improves the best starts: a rank moves a shard or exchanges it, or a unit
+    gets another candidate. The maximum over ranks is replaced by a power mean, whose power grows.
     """
-    search = Search(
-        state,
-        np.random.default_rng(seed),
-        bound,
-        steps,
-        Found(np.inf, np.inf, state.choice, state.rank),
-    )
-    seconds = steps * _STEP if steps else seconds
+    nothing = Assignment(np.inf, np.inf, state.chosen, state.shard_ranks)
+    search = Search(state, np.random.default_rng(seed), bound, steps, nothing)
+    if steps:
+        seconds = steps * _STEP
+    units = len(state.conflicts)
     try:
-        heads = search.start(bases, placed, seconds / 6)
-        trials = int(np.clip(seconds / (_UNIT * len(state.near)), *_TRIALS))
-        part = seconds * (_TRIALS_WORK if trials == _TRIALS[0] else 0.7) / trials
-        for number in range(trials):
-            search.anneal(heads[number % len(heads)], part, _HEATS[number % len(_HEATS)])
-        search.anneal(search.best, seconds - search.work, _HEATS[-1], progress)
+        starts = search.try_starts(bases, placed, seconds / _PARTS_OF_WORK)
+        wanted = seconds / (_WORK_OF_UNIT * units)
+        anneals = int(np.clip(wanted, _FEWEST_ANNEALS, _MOST_ANNEALS))
+        share = _SHARE_OF_MORE_ANNEALS
+        if anneals == _FEWEST_ANNEALS:
+            share = _SHARE_OF_FEW_ANNEALS
+        seconds_of_anneal = seconds * share / anneals
+        for number in range(anneals):
+            start = starts[number % len(starts)]
+            temperature = _TEMPERATURES[number % len(_TEMPERATURES)]
+            search.anneal(start, seconds_of_anneal, temperature)
+        search.anneal(search.incumbent, seconds - search.work, _TEMPERATURES[-1], progress)
     except KeyboardInterrupt:
-        if search.best.time == np.inf:
+        if search.incumbent.time == np.inf:
             raise
         search.interrupted = True
     return search

@@ -1,0 +1,371 @@
+"""Candidate placements of units of tables, and the least loads of all placements for the lower
+bound."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from perfkit.ground.units import Array, format_bytes
+from perfkit.sharding.constraints import InfeasibleError
+from perfkit.sharding.problem import Candidates, Floors, Problem, Resource
+from perfkit.workloads.tables import name_tables
+
+#: Smallest number of columns in a shard [-]; docs/formulas.md, table 8.2.
+_NARROWEST = 4
+#: Smallest load of a table that is split, over the average load of a rank [-]; docs/formulas.md,
+#: table 8.2.
+_LARGE = 0.2
+
+
+class _Joined(NamedTuple):
+    """Entries of tables that were joined to entries of units.
+
+    Parameters
+    ----------
+    unit : array of int
+        The unit of each entry, in ascending order [-].
+    first_table : array of int
+        First table of each entry [-].
+    kind : array of str
+        Kind of placement.
+    """
+
+    unit: np.ndarray
+    first_table: np.ndarray
+    kind: np.ndarray
+
+
+@dataclass(eq=False)
+class _EntriesOfTables:
+    """Ways to place tables, which are listed kind by kind."""
+
+    problem: Problem
+    tables: list[np.ndarray] = field(default_factory=list)
+    kinds: list[np.ndarray] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        shapes = [(table.rows, table.dim) for table in self.problem.costs.workload.tables]
+        # as floats: their products may pass the largest whole number
+        self.rows, self.columns = np.array(shapes, dtype=float).T
+        self.whole = self.find_loads("table_wise", np.arange(len(shapes))).shard
+
+    def select(self, kind: str, members: np.ndarray) -> np.ndarray:
+        """Those of the tables `members` that may be placed by a kind, as numbers."""
+        if kind not in self.problem.kinds:
+            return np.zeros(0, dtype=int)
+        return np.flatnonzero(members & self.problem.constraints.allowed[kind])
+
+    def find_loads(self, kind: str, tables: np.ndarray, share: float | Array = 1.0) -> "_Loads":
+        """Loads of a shard of each of these tables, which has a share of the columns."""
+        costs = self.problem.costs.shards(tables, kind, share)
+        return _Loads(self.problem.find_loads(costs.shard), self.problem.find_loads(costs.hot_row))
+
+    def note(self, kind: str, tables: np.ndarray) -> None:
+        """Add an entry for each of these tables."""
+        self.tables.append(tables)
+        self.kinds.append(np.full(len(tables), kind))
+
+    def find_large(self) -> np.ndarray:
+        """Which tables are so large that it may help to split them."""
+        problem = self.problem
+        share = _LARGE if problem.objective.has_messages else 1.0
+        limit = share * self.whole.sum(axis=0) / problem.costs.ranks
+        if problem.capacity > 0:
+            most_memory = _LARGE * problem.capacity
+            limit[Resource.MEMORY] = min(limit[Resource.MEMORY], most_memory)
+        exceeds = (self.whole > limit) & (limit > 0)
+        return np.asarray(exceeds.any(axis=1))
+
+    def join(self) -> tuple[_Joined, "_Joiner"]:
+        """Entries of units, and what joins the numbers of entries.
+
+        Tables of one unit are whole, so a unit of several has one entry: the sum of theirs.
+        """
+        unit_of_table = self.problem.constraints.unit_of_table
+        table = np.concatenate(self.tables)
+        kind = np.concatenate(self.kinds)
+        self._check_all_placed(table)
+        order = np.argsort(unit_of_table[table], kind="stable")
+        unit = unit_of_table[table[order]]
+        has_one_table = np.bincount(unit_of_table)[unit] == 1
+        begins_unit = np.diff(unit, prepend=-1) > 0
+        first = np.flatnonzero(has_one_table | begins_unit)
+        chosen = order[first]
+        return _Joined(unit[first], table[chosen], kind[chosen]), _Joiner(order, first)
+
+    def _check_all_placed(self, placed: np.ndarray) -> None:
+        """Refuse tables that have no entry."""
+        tables = self.problem.costs.workload.tables
+        missing = np.setdiff1d(np.arange(len(tables)), placed)
+        if len(missing):
+            name = name_tables(tables)[missing[0]]
+            text = f"no kind is left for {name!r}: constraints rule out some of"
+            text += f" {', '.join(self.problem.kinds)}, and the others do not fit its shape or the ranks"
+            raise InfeasibleError(f"{text}; allow another kind")
+
+
+class _Loads(NamedTuple):
+    """Loads of one shard of some tables, shape (tables, resources).
+
+    Parameters
+    ----------
+    shard : array
+        Load of a shard without the most popular row [s, B].
+    hot_row : array
+        What the most popular row adds [s, B].
+    """
+
+    shard: Array
+    hot_row: Array
+
+
+class _Joiner(NamedTuple):
+    """Joins numbers of entries of tables to those of units.
+
+    Parameters
+    ----------
+    order : array of int
+        The entries sorted by unit [-].
+    first : array of int
+        In that order, the first entry of each entry of a unit [-].
+    """
+
+    order: np.ndarray
+    first: np.ndarray
+
+    def add_up(self, loads: Sequence[Array]) -> Array:
+        """Sums of loads."""
+        return np.add.reduceat(np.concatenate(loads)[self.order], self.first, axis=0)
+
+    def take_first(self, numbers: Sequence[np.ndarray]) -> np.ndarray:
+        """Numbers that all tables of a unit share."""
+        return np.concatenate(numbers)[self.order[self.first]]
+
+
+@dataclass(eq=False)
+class _CandidateList(_EntriesOfTables):
+    """Candidates of tables, as they are listed."""
+
+    helpful: Mapping[str, np.ndarray] = field(default_factory=dict)
+    shards: list[np.ndarray] = field(default_factory=list)
+    everywhere: list[np.ndarray] = field(default_factory=list)
+    shard_load: list[Array] = field(default_factory=list)
+    hot_row_load: list[Array] = field(default_factory=list)
+
+    def add(self, kind: str, members: np.ndarray, shards: int) -> None:
+        """Add placements of a kind on some of the ranks, for those of these tables that may have
+        it."""
+        share = 1.0 / shards if kind in ("column_wise", "table_column_wise") else 1.0
+        self._add(kind, members, shards, False, share)
+
+    def add_everywhere(self, kind: str, members: np.ndarray) -> None:
+        """Add placements of a kind on all ranks, for those of these tables that may have it."""
+        self._add(kind, members, self.problem.costs.ranks, True, 1.0)
+
+    def _add(
+        self, kind: str, members: np.ndarray, shards: int, everywhere: bool, share: float
+    ) -> None:
+        wanted_units = self.helpful.get(kind)
+        if wanted_units is not None:
+            smallest = 1 if everywhere else shards
+            wanted = wanted_units[self.problem.constraints.unit_of_table]
+            members = members | (wanted & (self.rows >= smallest))
+        tables = self.select(kind, members)
+        if not len(tables) and self.tables:
+            return
+        loads = self.find_loads(kind, tables, share)
+        self.note(kind, tables)
+        self.shards.append(np.full(len(tables), shards))
+        self.everywhere.append(np.full(len(tables), everywhere))
+        self.shard_load.append(loads.shard)
+        self.hot_row_load.append(loads.hot_row)
+
+
+def list_candidates(
+    problem: Problem, helpful: Mapping[str, np.ndarray] | None = None
+) -> Candidates:
+    """List the candidates of each unit of tables that may help; whole on one rank comes first where
+    that is allowed.
+
+    What rarely helps is left out: splits of tables below a fifth of the average load of a rank, and
+    copies of tables whose gradient has more than four times the bytes of their pooled rows. It is
+    tried where `helpful` names it: by kind, which units of tables the relaxed problem places so.
+    """
+    costs = problem.costs
+    ranks, ranks_per_node = costs.ranks, costs.ranks_per_node
+    entries = _CandidateList(problem, helpful=helpful or {})
+    everything = np.ones(len(costs.workload.tables), dtype=bool)
+    entries.add("table_wise", everything, shards=1)
+    large = entries.find_large() | ~problem.constraints.allowed["table_wise"]
+    if ranks > 1:
+        _add_column_splits(entries, "column_wise", large, ranks)
+        if ranks_per_node < ranks:
+            _add_column_splits(entries, "table_column_wise", large, ranks_per_node)
+        entries.add_everywhere("row_wise", large & (entries.rows >= ranks))
+        if costs.has_inner_nodes:
+            fits_node = entries.rows >= ranks_per_node
+            entries.add("table_row_wise", large & fits_node, shards=ranks_per_node)
+    copied = costs.worth_copying if ranks > 1 else ~everything
+    entries.add_everywhere("data_parallel", copied)
+    joined, joiner = entries.join()
+    return Candidates(
+        joined.unit,
+        joined.kind,
+        joiner.take_first(entries.shards),
+        joiner.take_first(entries.everywhere),
+        joiner.add_up(entries.shard_load),
+        joiner.add_up(entries.hot_row_load),
+        costs.hot_row_rank[joined.first_table],
+    )
+
+
+def _add_column_splits(entries: _CandidateList, kind: str, members: np.ndarray, most: int) -> None:
+    """Add splits by columns into 2, 4, 8 … shards, as far as these are not too narrow."""
+    for shards in _list_powers_of_two(most):
+        divides = entries.columns % (shards * _NARROWEST) == 0
+        entries.add(kind, members & divides, shards)
+
+
+def _list_powers_of_two(most: int) -> list[int]:
+    """2, 4, 8 … up to a number."""
+    return [2**power for power in range(1, most.bit_length())]
+
+
+@dataclass(eq=False)
+class _FloorList(_EntriesOfTables):
+    """Least loads of tables, as they are listed."""
+
+    average: list[Array] = field(default_factory=list)
+    largest: list[Array] = field(default_factory=list)
+
+    def add(self, kind: str, members: np.ndarray, average: Array, largest: Array) -> None:
+        """Add placements of a kind for those of these tables that may have it."""
+        tables = self.select(kind, members)
+        if len(tables) or not self.tables:
+            self.note(kind, tables)
+            self.average.append(average[tables])
+            self.largest.append(largest[tables])
+
+
+def list_floors(problem: Problem) -> Floors:
+    """List the least loads of every kind of placement of each unit of tables, for the lower bound.
+
+    Under one kernel of a GPU for all tables, splits of a table only add work, so small ones need no
+    price of their own: only the messages of a split by rows are others.
+    """
+    costs = problem.costs
+    floors = _FloorList(problem)
+    everything = np.ones(len(costs.workload.tables), dtype=bool)
+    priced = everything
+    if costs.one_kernel_for_all:
+        priced = floors.find_large()
+    # Small tables have no largest shard that counts, and splits that cost as much as they do as a
+    # whole are left out beside it.
+    largest = np.where(priced[:, None], floors.whole, 0.0)
+    floors.add("table_wise", everything, floors.whole / costs.ranks, largest)
+    split = priced | ~problem.constraints.allowed["table_wise"]
+    _add_floors_of_columns(floors, "column_wise", priced, split, costs.ranks)
+    _add_floors_of_columns(floors, "table_column_wise", priced, split, costs.ranks_per_node)
+    _add_floors_of_rows(floors, "row_wise", priced, everything, costs.ranks)
+    _add_floors_of_rows(floors, "table_row_wise", priced, split, costs.ranks_per_node)
+    copies = np.zeros_like(floors.whole)
+    copied = floors.select("data_parallel", everything)
+    copies[copied] = floors.find_loads("data_parallel", copied).shard
+    floors.add("data_parallel", everything, copies, copies)
+    joined, joiner = floors.join()
+    average = joiner.add_up(floors.average)
+    return Floors(joined.unit, joined.kind, average, joiner.add_up(floors.largest))
+
+
+def _add_floors_of_columns(
+    floors: _FloorList, kind: str, priced: np.ndarray, members: np.ndarray, most: int
+) -> None:
+    """Add the least loads of splits by columns over at most so many ranks.
+
+    The parts of a split look up the same rows, and each reads all indices. Together they cost no
+    less than the whole table or equal parts, whichever is less for a resource. The largest part has
+    at least the columns of an even split over all ranks.
+    """
+    ranks = floors.problem.costs.ranks
+    average = floors.whole / ranks
+    largest = np.zeros_like(floors.whole)
+    tables = floors.select(kind, priced)
+    largest[tables] = floors.whole[tables]
+    divisible = tables[floors.columns[tables] > 1]
+    for shards in (*_list_powers_of_two(most), most):
+        if not len(divisible) or shards == 1:
+            continue
+        columns = floors.columns[divisible]
+        width = np.ceil(columns / np.minimum(columns, shards))
+        share = width / columns
+        shard = floors.find_loads(kind, divisible, share).shard
+        average_of_shards = shard / share[:, None] / ranks
+        average[divisible] = np.minimum(average[divisible], average_of_shards)
+        largest[divisible] = np.minimum(largest[divisible], shard)
+    floors.add(kind, members, average, largest)
+
+
+def _add_floors_of_rows(
+    floors: _FloorList, kind: str, priced: np.ndarray, members: np.ndarray, parts: int
+) -> None:
+    """Add the least loads of splits by rows into so many parts."""
+    ranks = floors.problem.costs.ranks
+    average = floors.whole / ranks
+    largest = np.zeros_like(floors.whole)
+    if kind == "row_wise":  # each rank has partial sums of the whole batch
+        average[:, Resource.POOLED] = 0.0
+        average[:, Resource.ROWS] = floors.whole[:, Resource.POOLED]
+    divisible = floors.rows >= parts
+    tables = floors.select(kind, priced & divisible)
+    loads = floors.find_loads(kind, tables)
+    average[tables] = (parts * loads.shard + loads.hot_row) / ranks
+    largest[tables] = loads.shard + loads.hot_row
+    floors.add(kind, members & divisible, average, largest)
+
+
+def check_memory(problem: Problem, candidates: Candidates) -> None:
+    """Refuse tables that no placement can hold; the error says how many ranks would do."""
+    capacity, ranks = problem.capacity, problem.costs.ranks
+    reserved = format_bytes(problem.reserved)
+    memory = format_bytes(problem.memory)
+    rest = f"of the {memory} of a rank, {reserved} are taken by everything else"
+    if capacity <= 0:
+        raise InfeasibleError(
+            f"memory: nothing is left for tables; {rest}; give more bytes, or a smaller batch"
+        )
+    names = _name_units(problem)
+    # the most popular row of a table on every rank adds no memory
+    first_shard = candidates.shard_load[:, Resource.MEMORY].copy()
+    searched = ~candidates.on_every_rank
+    first_shard[searched] += candidates.hot_row_load[searched, Resource.MEMORY]
+    least_of_shard = candidates.least_of_units(first_shard)
+    largest = int(np.argmax(least_of_shard))
+    needed = least_of_shard[largest]
+    if needed > capacity:
+        enough_ranks = max(ranks + 1, math.ceil(ranks * needed / capacity))
+        need = f"{names[largest]} needs at least {format_bytes(needed)} on one rank"
+        would = f"about {enough_ranks} ranks would do if it may be split"
+        advice = "or give more memory, a smaller batch or smaller tables"
+        raise InfeasibleError(f"memory: {need}; {rest}; {would}, {advice}")
+    least_of_unit = candidates.least_of_units(candidates.total_load[:, Resource.MEMORY])
+    needed = least_of_unit.sum()
+    if needed > capacity * ranks:
+        hold = f"{ranks} ranks hold {format_bytes(capacity * ranks)} ({rest})"
+        by_size = np.argsort(-least_of_unit, kind="stable")
+        largest_names = ", ".join(names[unit] for unit in by_size[:3])
+        text = f"{math.ceil(needed / capacity)} ranks would do; the largest are {largest_names}"
+        raise InfeasibleError(
+            f"memory: all tables together need {format_bytes(needed)}; {hold}; {text}"
+        )
+
+
+def _name_units(problem: Problem) -> list[str]:
+    """Name of each unit, from those of its tables."""
+    tables = name_tables(problem.costs.workload.tables)
+    names = []
+    for members in problem.constraints.units:
+        names.append(repr("+".join(tables[table] for table in members)))
+    return names
