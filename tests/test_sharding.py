@@ -16,18 +16,18 @@ from perfkit.ground.units import steady
 from perfkit.models.distributions import Zipf
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
-from perfkit.sharding import costs, planner, problem, search
-from perfkit.sharding.costs import AT, COLUMNS, MEMORY
+from perfkit.sharding import bound, costs, planner, problem, search, setup
+from perfkit.sharding.candidates import list_candidates
+from perfkit.sharding.costs import COLUMNS, MEMORY, Cost
 from perfkit.sharding.planner import (
     BASELINES,
     InfeasibleError,
-    list_options,
     price_plan,
     read_constraints,
     shard,
 )
-from perfkit.sharding.problem import set_up
-from perfkit.sharding.result import ShardingResult, find_price, price_placements
+from perfkit.sharding.result import ShardingResult, price_checked_plan, price_placements
+from perfkit.sharding.setup import set_up
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import KINDS, Placement, Plan
 from perfkit.workloads.tables import EmbeddingTable, TableSet, draw_tables
@@ -117,7 +117,9 @@ def test_parts_of_a_table_add_up(cluster: Platform) -> None:
     problem = set_up(
         TableSet(tables, batch=batch, embedding="fused"), cluster, 16, None, "iteration", "local"
     )
-    found = price_placements(problem.costs, Plan(16, tuple(kinds.values()))).by_table(16)
+    found = price_placements(problem.costs, Plan(16, tuple(kinds.values()))).by_table(
+        len(kinds), 16
+    )
     get = {
         kind: dict(zip(COLUMNS, costs.tolist(), strict=True))
         for kind, costs in zip(kinds, found, strict=True)
@@ -147,13 +149,13 @@ def test_parts_of_a_table_add_up(cluster: Platform) -> None:
 def test_optimizer_state_takes_memory_and_time(optimizer: str, numbers: float) -> None:
     tables = TableSet([EmbeddingTable(10_000, 64, 5.0)], batch=1024, optimizer=optimizer)
     price = price_plan(tables, "zen5-2", Plan(2, (1,)))
-    at = {name: price.costs[:, AT[name]] for name in (*MEMORY, "update")}
+    at = {cost.label: price.costs[:, cost] for cost in (*MEMORY, Cost.UPDATE)}
     assert at["state"].tolist() == [0, pytest.approx(numbers * 10_000 * 64 * 4)]
     assert at["gradients"][1] == 1024 * 64 * 4 + 1024 * 5 * (64 * 4 + 8), (
         "of the output, and a row for every lookup"
     )
     plain = price_plan(replace(tables, optimizer="sgd"), "zen5-2", Plan(2, (1,))).costs[
-        1, AT["update"]
+        1, Cost.UPDATE
     ]
     assert at["update"][1] == plain if optimizer == "sgd" else at["update"][1] > plain
 
@@ -204,11 +206,13 @@ def test_the_best_of_all_plans_is_found_and_not_below_the_bound(
     alone = price_plan(tables, "h100-sxm-8", Plan(2, (0,) * 3))
     capacity = 0.7 * float(alone.memory.max()) + alone.reserved  # not all on one rank
     problem = set_up(tables, "h100-sxm-8", 2, capacity, kind, "local")
-    options = list_options(replace(problem, constraints=read_constraints("abc", 2, forbid=forbid)))
+    options = list_candidates(
+        replace(problem, constraints=read_constraints("abc", 2, forbid=forbid))
+    )
     ways: list[list[Placement]] = [[] for _ in tables]
-    for table, name, parts in zip(options.table, options.kind, options.parts, strict=True):
-        ways[table] += [Placement(str(name), at) for at in permutations(range(2), int(parts) or 2)]
-    plans = (find_price(problem, Plan(2, owners)) for owners in product(*ways))
+    for table, name, shards in zip(options.unit, options.kind, options.shards, strict=True):
+        ways[table] += [Placement(str(name), at) for at in permutations(range(2), int(shards))]
+    plans = (price_checked_plan(problem, Plan(2, owners)) for owners in product(*ways))
     least = min(found.time for found in plans if found.fits)
     result = find(
         tables, ranks=2, memory=capacity, objective=kind, steps=2500, seed=seed, forbid=forbid
@@ -261,7 +265,7 @@ def test_a_search_goes_the_same_way_on_every_processor(
 
         with monkeypatch.context() as other:
             other.setattr(costs, "price", shaken)
-            for module in (costs, problem, planner, search):
+            for module in (costs, bound, setup, planner, search):
                 other.setattr(module, "steady", lambda values, noise=noise: steady(noise(values)))
             there = find(tables, "h100-sxm-8x8", **settings)
         assert there.plan == here.plan and there.work == here.work
@@ -777,14 +781,14 @@ def test_the_names_of_the_ranks_do_not_change_the_price_of_a_plan() -> None:
 
 
 def test_a_search_starts_from_one_kind_for_all_tables() -> None:
-    options = list_options(
+    options = list_candidates(
         replace(
             set_up(TABLES, "h100-sxm-8", 8, None, "iteration", "local"),
             constraints=read_constraints([table.name for table in TABLES], 8),
         )
     )
-    taken = options.take(np.full(len(TABLES), "data_parallel"))
-    assert (options.table[taken] == np.arange(len(TABLES))).all()
+    taken = options.choose_kinds(np.full(len(TABLES), "data_parallel"))
+    assert (options.unit[taken] == np.arange(len(TABLES))).all()
     assert set(options.kind[taken]) == {"data_parallel", "table_wise"}
 
 

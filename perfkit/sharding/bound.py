@@ -10,7 +10,6 @@ import numpy as np
 
 from perfkit.ground.units import Array, steady
 from perfkit.sharding.problem import (
-    DEVICE_RESOURCES,
     MESSAGES,
     NO_TIME,
     REDUCED,

@@ -31,11 +31,41 @@ class _Joined(NamedTuple):
         First table of each entry [-].
     kind : array of str
         Kind of placement.
+    order : array of int
+        The entries of tables, sorted by unit [-].
+    first : array of int
+        In that order, the first entry of a table for each entry of a unit [-].
     """
 
     unit: np.ndarray
     first_table: np.ndarray
     kind: np.ndarray
+    order: np.ndarray
+    first: np.ndarray
+
+    def add_up(self, loads: Sequence[Array]) -> Array:
+        """Sums of the loads of tables."""
+        sums: Array = np.add.reduceat(np.concatenate(loads)[self.order], self.first, axis=0)
+        return sums
+
+    def take_first(self, numbers: Sequence[np.ndarray]) -> np.ndarray:
+        """Numbers that all tables of a unit share."""
+        return np.concatenate(numbers)[self.order[self.first]]
+
+
+class _Loads(NamedTuple):
+    """Loads of one shard of some tables, shape (tables, resources).
+
+    Parameters
+    ----------
+    shard : array
+        Load of a shard without the most popular row [s, B].
+    hot_row : array
+        What the most popular row adds [s, B].
+    """
+
+    shard: Array
+    hot_row: Array
 
 
 @dataclass(eq=False)
@@ -58,7 +88,7 @@ class _EntriesOfTables:
             return np.zeros(0, dtype=int)
         return np.flatnonzero(members & self.problem.constraints.allowed[kind])
 
-    def find_loads(self, kind: str, tables: np.ndarray, share: float | Array = 1.0) -> "_Loads":
+    def find_loads(self, kind: str, tables: np.ndarray, share: float | Array = 1.0) -> _Loads:
         """Loads of a shard of each of these tables, which has a share of the columns."""
         costs = self.problem.costs.shards(tables, kind, share)
         return _Loads(self.problem.find_loads(costs.shard), self.problem.find_loads(costs.hot_row))
@@ -79,8 +109,8 @@ class _EntriesOfTables:
         exceeds = (self.whole > limit) & (limit > 0)
         return np.asarray(exceeds.any(axis=1))
 
-    def join(self) -> tuple[_Joined, "_Joiner"]:
-        """Entries of units, and what joins the numbers of entries.
+    def join(self) -> _Joined:
+        """Entries of units.
 
         Tables of one unit are whole, so a unit of several has one entry: the sum of theirs.
         """
@@ -94,7 +124,7 @@ class _EntriesOfTables:
         begins_unit = np.diff(unit, prepend=-1) > 0
         first = np.flatnonzero(has_one_table | begins_unit)
         chosen = order[first]
-        return _Joined(unit[first], table[chosen], kind[chosen]), _Joiner(order, first)
+        return _Joined(unit[first], table[chosen], kind[chosen], order, first)
 
     def _check_all_placed(self, placed: np.ndarray) -> None:
         """Refuse tables that have no entry."""
@@ -105,44 +135,6 @@ class _EntriesOfTables:
             text = f"no kind is left for {name!r}: constraints rule out some of"
             text += f" {', '.join(self.problem.kinds)}, and the others do not fit its shape or the ranks"
             raise InfeasibleError(f"{text}; allow another kind")
-
-
-class _Loads(NamedTuple):
-    """Loads of one shard of some tables, shape (tables, resources).
-
-    Parameters
-    ----------
-    shard : array
-        Load of a shard without the most popular row [s, B].
-    hot_row : array
-        What the most popular row adds [s, B].
-    """
-
-    shard: Array
-    hot_row: Array
-
-
-class _Joiner(NamedTuple):
-    """Joins numbers of entries of tables to those of units.
-
-    Parameters
-    ----------
-    order : array of int
-        The entries sorted by unit [-].
-    first : array of int
-        In that order, the first entry of each entry of a unit [-].
-    """
-
-    order: np.ndarray
-    first: np.ndarray
-
-    def add_up(self, loads: Sequence[Array]) -> Array:
-        """Sums of loads."""
-        return np.add.reduceat(np.concatenate(loads)[self.order], self.first, axis=0)
-
-    def take_first(self, numbers: Sequence[np.ndarray]) -> np.ndarray:
-        """Numbers that all tables of a unit share."""
-        return np.concatenate(numbers)[self.order[self.first]]
 
 
 @dataclass(eq=False)
@@ -210,14 +202,14 @@ def list_candidates(
             entries.add("table_row_wise", large & fits_node, shards=ranks_per_node)
     copied = costs.worth_copying if ranks > 1 else ~everything
     entries.add_everywhere("data_parallel", copied)
-    joined, joiner = entries.join()
+    joined = entries.join()
     return Candidates(
         joined.unit,
         joined.kind,
-        joiner.take_first(entries.shards),
-        joiner.take_first(entries.everywhere),
-        joiner.add_up(entries.shard_load),
-        joiner.add_up(entries.hot_row_load),
+        joined.take_first(entries.shards),
+        joined.take_first(entries.everywhere),
+        joined.add_up(entries.shard_load),
+        joined.add_up(entries.hot_row_load),
         costs.hot_row_rank[joined.first_table],
     )
 
@@ -275,9 +267,9 @@ def list_floors(problem: Problem) -> Floors:
     copied = floors.select("data_parallel", everything)
     copies[copied] = floors.find_loads("data_parallel", copied).shard
     floors.add("data_parallel", everything, copies, copies)
-    joined, joiner = floors.join()
-    average = joiner.add_up(floors.average)
-    return Floors(joined.unit, joined.kind, average, joiner.add_up(floors.largest))
+    joined = floors.join()
+    average = joined.add_up(floors.average)
+    return Floors(joined.unit, joined.kind, average, joined.add_up(floors.largest))
 
 
 def _add_floors_of_columns(

@@ -376,10 +376,7 @@ class Costs:
             return known[numbers]
         # Under one kernel of a GPU no table depends on the others; else those divided alike compete
         # for the caches.
-        if self.one_kernel_for_all:
-            members = missing
-        else:
-            members = self._list_competitors(division)
+        members = missing if self.one_kernel_for_all else self._list_competitors(division)
         divided = self._divide(members, division)
         known[members] = _measure_bytes(self.workload, divided)
         times = self._time(divided)
@@ -451,10 +448,7 @@ class Costs:
                 launch[Cost.HOST] += host_time
         # a fused backward pass updates the rows as well
         updates_in_backward = self.fused and not divided.copied
-        if not updates_in_backward:
-            updating = Cost.UPDATE
-        else:
-            updating = Cost.BACKWARD
+        updating = Cost.BACKWARD if updates_in_backward else Cost.UPDATE
         if not updates_in_backward or self.workload.embedding == "fused":
             growth = self._grow_update(divided.tables)
             seconds[:-1, updating] *= growth
@@ -514,7 +508,7 @@ def _record(costs: Costs, divided: DividedTables) -> RecordedTables:
     """Record the operations on each table and on an empty one at the end."""
     workload = costs.workload
     tables, copied = divided.tables, divided.copied
-    sizes = [(t.rows, t.dim, t.pooling) for t in tables]
+    sizes: list[tuple[float, float, float]] = [(t.rows, t.dim, t.pooling) for t in tables]
     sizes.append((1.0, 1.0, 1.0))
     rows, dim, pooling = np.array(sizes).T
     is_empty_table = np.arange(len(tables) + 1) == len(tables)

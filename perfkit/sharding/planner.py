@@ -1,10 +1,8 @@
 """Shard a workload's tables, or price a given plan: constraints as people write them, ways to place
 a table, search."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -13,11 +11,9 @@ import numpy as np
 
 from perfkit.ground.units import (
     Array,
-    check_choice,
     check_positive,
     check_type,
     format_bytes,
-    is_listed,
     steady,
 )
 from perfkit.models.distributions import unique_rows
@@ -33,7 +29,6 @@ from perfkit.sharding.setup import set_up
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import (
     BY_ROWS,
-    EVERYWHERE,
     KINDS,
     SPLIT_BY_COLUMNS,
     Placement,

@@ -499,7 +499,7 @@ class ShardingResult(Tabular):
         """
         rows: list[dict[str, Any]] = []
         for name, price in {"search": self.prediction, **self.baselines}.items():
-            row = {"method": name, "time_s": None, "gap": None, "ratio": None}
+            row: dict[str, Any] = {"method": name, "time_s": None, "gap": None, "ratio": None}
             if price is not None:
                 row["time_s"] = price.time
             if price is not None and price.time:

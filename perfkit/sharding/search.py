@@ -739,10 +739,7 @@ class Search:
         changed."""
         state = self.state
         smooth_time = state.smooth_time_of_ranks()
-        if from_fullest:
-            rank = int(np.argmax(smooth_time))
-        else:
-            rank = int(self.rng.integers(state.ranks))
+        rank = int(np.argmax(smooth_time) if from_fullest else self.rng.integers(state.ranks))
         partners = self._choose_partners(smooth_time)
         moves = state.list_moves(rank, partners[partners != rank])
         self._count_work(_STEP + _PAIR * moves.growth.size)

@@ -246,7 +246,7 @@ def _find_correction(workload: DLRM, problem: Problem) -> float:
         owners[table] = rank
         rank_loads[rank] += table_loads[table]
     # the data loaders of a prediction read the indices of their own tables
-    curves_of_prediction = {
+    curves_of_prediction: dict[Resource, Curve] = {
         resource: curve
         for resource, curve in problem.curves.items()
         if resource is not Resource.INDICES
