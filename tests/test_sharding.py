@@ -603,6 +603,20 @@ def test_a_curve_that_falls_with_size_bounds_by_its_later_part() -> None:
     assert curve.slope_below(40.0) == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(1, 5), (5, 25), (10, 20), (10, 30), (12, 19), (25, 25), (25, 5), (25, 90), (50, 90)],
+)
+def test_a_line_below_a_curve_looks_at_the_sizes_of_its_interval(low: float, high: float) -> None:
+    curve = problem.Curve(np.array([10.0, 20.0, 30.0]), np.array([4.0, 3.0, 7.0]))
+    sizes = np.unique(np.clip(curve.nbytes, low, high))
+    line = curve.line_below(low, high)
+    distances = curve(sizes) - (line.intercept + line.slope * sizes)
+    assert distances.min() == pytest.approx(0, abs=1e-12)
+    slope = (curve(sizes[-1]) - curve(sizes[0])) / max(sizes[-1] - sizes[0], 1e-9)
+    assert line.slope == pytest.approx(slope)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(8))
 def test_forbidding_what_is_unused_and_the_order_of_tables_change_nothing(seed: int) -> None:

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +42,7 @@ class LowerBound(NamedTuple):
     time : float
         The bound [s].
     kinds : array of str
-        Kind of placement of each unit of tables where it is reached.
+        Kind of placement of each unit of tables where it is reached [-].
     set_by_host : bool
         Whether the host sets it.
     """
@@ -122,12 +122,33 @@ def relax(problem: Problem, candidates: Candidates) -> list[np.ndarray]:
     return [relaxed.choice for relaxed in _Relaxation(problem, floors).solve_all()]
 
 
+class _ExchangeLines(NamedTuple):
+    """Lines below the curve of the exchange of pooled rows, one for each interval of its bytes.
+
+    Parameters
+    ----------
+    low, high : array
+        Ends of the intervals [B].
+    intercepts : array
+        Time of each line at 0 B [s].
+    slopes : array
+        Time of a byte on each line [s/B].
+    """
+
+    low: Array
+    high: Array
+    intercepts: Array
+    slopes: Array
+
+
 @dataclass(eq=False)
 class _Relaxation:
     """Relaxed problems by the bytes that ranks reduce."""
 
     problem: Problem
     floors: Floors
+    #: Lines below the curve of the exchange, by the most bytes that it may have [B].
+    lines_of_exchange: dict[float, _ExchangeLines] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         curves, average = self.problem.curves, self.floors.average
@@ -189,7 +210,7 @@ class _Relaxation:
         if not np.isfinite(floors.least_of_units(seconds)).all():
             return Relaxed(np.inf, floors.first_of_unit, intervals, {})
         pooled = average[:, Resource.POOLED]
-        exchange = _relax_exchange(self.curves[Resource.POOLED], seconds, pooled, floors)
+        exchange = self._relax_exchange(seconds)
         intercepts = sum(line.intercept for line in lines.values())
         time = exchange.time + (self.problem.device_seconds + intercepts)
         choice = floors.cheapest_of_units(seconds + exchange.price * pooled)
@@ -200,22 +221,37 @@ class _Relaxation:
             gaps[resource] = time_on_curve - np.dot(lines[resource], (1, nbytes))
         return Relaxed(max(self.problem.correction * time, at_least), choice, intervals, gaps)
 
+    def _relax_exchange(self, seconds: Array) -> _Exchange:
+        """Least time with the exchange of pooled rows, interval by interval.
 
-def _relax_exchange(curve: Curve, seconds: Array, pooled: Array, floors: Floors) -> _Exchange:
-    """Least time with the exchange of pooled rows, interval by interval.
+        `seconds` is the time of each entry of the floors without the exchange [s].
 
-    `seconds` is the time of each entry of `floors` without the exchange [s], and `pooled` is what
-    it exchanges [B].
+        Notes
+        -----
+        Within an interval from a to b bytes, a line s + m x is below the curve. For every price p
+        of a byte, the least time is at least s + sum_i min_k (t_k + p x_k) - max over x in [a, b]
+        of (p - m) x. The highest price takes the best of these bounds.
+        """
+        floors, curve = self.floors, self.curves[Resource.POOLED]
+        pooled = floors.average[:, Resource.POOLED]
+        most = floors.sum_of_largest(np.where(np.isfinite(seconds), pooled, 0.0))
+        if not most or not curve.seconds.any():
+            return _Exchange(float(floors.least_of_units(seconds).sum()), 0.0)
+        if most not in self.lines_of_exchange:
+            self.lines_of_exchange[most] = _draw_lines(curve, most)
+        low, high, intercepts, slopes = self.lines_of_exchange[most]
+        prices = _list_prices(slopes)
+        least = np.array([floors.least_of_units(seconds + p * pooled).sum() for p in prices])
+        excess = prices[:, None] - slopes
+        most_expensive = np.where(excess > 0, excess * high, excess * low)
+        bounds = intercepts + least[:, None] - most_expensive
+        interval = int(np.argmin(bounds.max(axis=0)))
+        best_price = int(np.argmax(bounds[:, interval]))
+        return _Exchange(float(bounds[:, interval].max()), float(prices[best_price]))
 
-    Notes
-    -----
-    Within an interval from a to b bytes, a line s + m x is below the curve. For every price p of a
-    byte, the least time is at least s + sum_i min_k (t_k + p x_k) - max over x in [a, b] of
-    (p - m) x. The highest price takes the best of these bounds.
-    """
-    most = floors.sum_of_largest(np.where(np.isfinite(seconds), pooled, 0.0))
-    if not most or not curve.seconds.any():
-        return _Exchange(float(floors.least_of_units(seconds).sum()), 0.0)
+
+def _draw_lines(curve: Curve, most: float) -> _ExchangeLines:
+    """Lines below the curve of the exchange, for up to `most` bytes [B]."""
     sizes = np.geomspace(most * _SMALLEST_INTERVAL, most * (1 + 1e-6), _INTERVALS)
     edges = np.concatenate([[0.0], steady(sizes)])
     low, high = edges[:-1], edges[1:]
@@ -224,14 +260,7 @@ def _relax_exchange(curve: Curve, seconds: Array, pooled: Array, floors: Floors)
         lines.append(curve.line_below(max(smallest, 1.0), largest))
     intercepts, slopes = np.array(lines).T
     intercepts[0] = min(intercepts[0], 0.0)  # there may be no exchange
-    prices = _list_prices(slopes)
-    least = np.array([floors.least_of_units(seconds + p * pooled).sum() for p in prices])
-    excess = prices[:, None] - slopes
-    most_expensive = np.where(excess > 0, excess * high, excess * low)
-    bounds = intercepts + least[:, None] - most_expensive
-    interval = int(np.argmin(bounds.max(axis=0)))
-    best_price = int(np.argmax(bounds[:, interval]))
-    return _Exchange(float(bounds[:, interval].max()), float(prices[best_price]))
+    return _ExchangeLines(low, high, intercepts, slopes)
 
 
 def _list_prices(slopes: Array) -> Array:

@@ -30,7 +30,7 @@ class _Joined(NamedTuple):
     first_table : array of int
         First table of each entry [-].
     kind : array of str
-        Kind of placement.
+        Kind of placement [-].
     order : array of int
         The entries of tables, sorted by unit [-].
     first : array of int

@@ -36,11 +36,6 @@ from perfkit.workloads.placement import (
 )
 from perfkit.workloads.tables import EmbeddingTable, TableSet, name_tables
 
-#: Smallest number of columns in a shard [-]; docs/formulas.md, table 8.2.
-_NARROWEST = 4
-#: Smallest load of a table that is split, over the average load of a rank [-]; docs/formulas.md,
-#: table 8.2.
-_LARGE = 0.2
 #: Sort key of each rule of thumb: the largest table is placed first, and the sums of keys are
 #: balanced over ranks. ``random`` draws the rank, ``storage`` balances seconds. Sources:
 #: docs/formulas.md, table 8.2.
@@ -102,9 +97,10 @@ def price_plan(
     Notes
     -----
     The time of a DLRM is a closed form that a search can bound, within 2 % of `perfkit.predict` for
-    the same plan on GPUs, and 6 % where tables are split by rows. There is one exception: where the host sets the time, it takes as many
-    ranks to send pooled rows as a balanced plan of whole tables has. `perfkit.predict` counts them:
-    each takes the host a copy more, some 20 µs, so the difference is up to a tenth on 16 ranks.
+    the same plan on GPUs, and 6 % where tables are split by rows. There is one exception: where the
+    host sets the time, it takes as many ranks to send pooled rows as a balanced plan of whole tables
+    has. `perfkit.predict` counts them: each takes the host a copy more, some 20 µs, so the
+    difference is up to a tenth on 16 ranks.
 
     Examples
     --------

@@ -183,12 +183,26 @@ class Curve:
 
     def line_below(self, low: float, high: float) -> Line:
         """A line that stays below the curve from `low` to `high` [B]."""
-        sizes = np.unique(np.clip(self.nbytes, low, high))
+        sizes = self._list_sizes(low, high)
         times = self(sizes)
         slope = 0.0
         if len(sizes) > 1:
             slope = (times[-1] - times[0]) / (sizes[-1] - sizes[0])
         return Line(float(np.min(times - slope * sizes)), float(slope))
+
+    def _list_sizes(self, low: float, high: float) -> Array:
+        """Sizes of the table between `low` and `high`, and these two as far as the table reaches
+        them, in ascending order [B]; `high` alone if it is not above `low`."""
+        if high <= low:
+            return np.array([high])
+        begin = int(np.searchsorted(self.nbytes, low, side="right"))
+        end = int(np.searchsorted(self.nbytes, high, side="left"))
+        sizes = self.nbytes[begin:end].tolist()
+        if begin > 0:
+            sizes.insert(0, low)
+        if end < len(self.nbytes):
+            sizes.append(high)
+        return np.array(sizes)
 
     def slope_below(self, high: float) -> float:
         """Slope of the steepest line through 0 that stays below the curve up to `high` [s/B].
@@ -227,11 +241,11 @@ class Candidates:
     unit : array of int
         The unit of each candidate [-].
     kind : array of str
-        Kind of placement.
+        Kind of placement [-].
     shards : array of int
         Number of shards [-].
     on_every_rank : array of bool
-        Whether every rank has one of the shards; else the search chooses their ranks.
+        Whether every rank has one of the shards; else the search chooses their ranks [-].
     shard_load : array, shape (candidates, resources)
         Load of one shard by `Resource` [s, B].
     hot_row_load : array, shape (candidates, resources)
@@ -287,7 +301,7 @@ class Floors:
     unit : array of int
         The unit of each entry [-].
     kind : array of str
-        Kind of placement.
+        Kind of placement [-].
     average : array, shape (entries, resources)
         No plan of that kind gives a rank less than this on the mean of all ranks [s, B].
     largest : array, shape (entries, resources)
