@@ -59,9 +59,9 @@ class _Loads(NamedTuple):
     Parameters
     ----------
     shard : array
-        Load of a shard without the most popular row [s, B].
+        Load of a shard without the most popular row [s or B].
     hot_row : array
-        What the most popular row adds [s, B].
+        What the most popular row adds [s or B].
     """
 
     shard: Array

@@ -198,9 +198,9 @@ class ShardCosts(NamedTuple):
     Parameters
     ----------
     shard : array, shape (tables, 15)
-        Costs by `Cost` of a shard without the most popular row [s, B].
+        Costs by `Cost` of a shard without the most popular row [s or B].
     hot_row : array, shape (tables, 15)
-        What the most popular row adds to the shard that holds it [s, B].
+        What the most popular row adds to the shard that holds it [s or B].
     """
 
     shard: Array

@@ -247,9 +247,9 @@ class Candidates:
     on_every_rank : array of bool
         Whether every rank has one of the shards; else the search chooses their ranks [-].
     shard_load : array, shape (candidates, resources)
-        Load of one shard by `Resource` [s, B].
+        Load of one shard by `Resource` [s or B].
     hot_row_load : array, shape (candidates, resources)
-        What the shard with the most popular row carries in addition [s, B].
+        What the shard with the most popular row carries in addition [s or B].
     hot_row_rank : array of int
         Rank of that shard, if every rank has one; else it is the first shard [-].
     """
@@ -269,7 +269,7 @@ class Candidates:
 
     @property
     def total_load(self) -> Array:
-        """Load of each candidate on all ranks together, by `Resource` [s, B]."""
+        """Load of each candidate on all ranks together, by `Resource` [s or B]."""
         return self.shards[:, None] * self.shard_load + self.hot_row_load
 
     def least_of_units(self, values: Array) -> Array:
@@ -303,10 +303,10 @@ class Floors:
     kind : array of str
         Kind of placement [-].
     average : array, shape (entries, resources)
-        No plan of that kind gives a rank less than this on the mean of all ranks [s, B].
+        No plan of that kind gives a rank less than this on the mean of all ranks [s or B].
     largest : array, shape (entries, resources)
         No plan of that kind gives every rank less than this: some rank carries at least that
-        [s, B].
+        [s or B].
     """
 
     unit: np.ndarray
@@ -489,7 +489,7 @@ class Problem:
     memory_of_platform: bool = False
 
     def find_loads(self, costs: Array) -> Array:
-        """Loads by `Resource` from costs by `Cost` [s, B]; the additive objective puts all seconds
+        """Loads by `Resource` from costs by `Cost` [s or B]; the additive objective puts all seconds
         into the first."""
         return costs @ self.objective.matrix
 

@@ -29,11 +29,11 @@ class PlanCosts(NamedTuple):
     table, rank : array of int
         Table and rank of each cost of a single rank [-].
     costs : array, shape (entries, 15)
-        These costs by `perfkit.sharding.costs.Cost` [s, B].
+        These costs by `perfkit.sharding.costs.Cost` [s or B].
     table_everywhere : array of int
         Table of each cost that every rank has [-].
     costs_everywhere : array, shape (entries, 15)
-        These costs, for one rank [s, B].
+        These costs, for one rank [s or B].
     """
 
     table: np.ndarray
@@ -43,13 +43,13 @@ class PlanCosts(NamedTuple):
     costs_everywhere: Array
 
     def by_rank(self, ranks: int) -> Array:
-        """Costs of every rank, shape (ranks, 15) [s, B]."""
+        """Costs of every rank, shape (ranks, 15) [s or B]."""
         total = np.zeros((ranks, len(Cost)))
         np.add.at(total, self.rank, self.costs)
         return total + self.costs_everywhere.sum(axis=0)
 
     def by_table(self, tables: int, ranks: int) -> Array:
-        """Costs of every table, summed over ranks, shape (tables, 15) [s, B]."""
+        """Costs of every table, summed over ranks, shape (tables, 15) [s or B]."""
         total = np.zeros((tables, len(Cost)))
         np.add.at(total, self.table_everywhere, self.costs_everywhere * ranks)
         np.add.at(total, self.table, self.costs)

@@ -160,7 +160,7 @@ class SmoothTime:
     resources : array of int
         Resources that count [-].
     scale : array
-        Load of each resource where it counts as much as its weight says [s, B].
+        Load of each resource where it counts as much as its weight says [s or B].
     weight : array
         Weight of each resource [s].
     squarings : int
