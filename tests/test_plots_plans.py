@@ -158,7 +158,7 @@ def test_the_next_move_keeps_the_constraints_of_the_search() -> None:
     }
     for name, kept in pairs.items():
         rules = read_constraints(name_tables(TABLES.tables), 4, **{name: kept})
-        assert not rules.frees(table, move.target, free.plan)
+        assert not rules.allow_move(table, move.target, free.plan)
         found = replace(free, _problem=replace(free._problem, constraints=rules)).next_move()
         assert found is None or (found.table, found.target) != (move.table, move.target)
     result = shard(
