@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from perfkit.recording.sandbox import find_caller
+from perfkit.recording.refusals import find_caller
 from perfkit.workloads.columns import OperationSizes, Waits
 from perfkit.workloads.vocabulary import walk_tensors
 

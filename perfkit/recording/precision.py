@@ -31,7 +31,7 @@ from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
 from torch.utils.weak import WeakIdKeyDictionary
 
 from perfkit.recording.places import Places, is_number
-from perfkit.recording.sandbox import compute
+from perfkit.recording.values import compute
 from perfkit.workloads.vocabulary import pick_attention, walk_tensors
 
 #: Dispatch key of autocast on a device for which PyTorch has no kernels of its own.

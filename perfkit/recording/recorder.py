@@ -22,8 +22,7 @@ from perfkit.models.distributions import Zipf, unique_rows
 from perfkit.recording.exchanges import GRAPHED, Exchanges, answer, name_collective
 from perfkit.recording.modules import DTYPES
 from perfkit.recording.places import LISTS, Places
-from perfkit.recording.sandbox import compute
-from perfkit.recording.values import Values, are_sparse, is_whole
+from perfkit.recording.values import Values, are_sparse, compute, is_whole
 from perfkit.workloads.columns import (
     Accesses,
     Allocations,

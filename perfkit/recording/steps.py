@@ -33,8 +33,8 @@ from torch.utils.data import DataLoader
 
 from perfkit.ground.units import check_choice, check_positive, show
 from perfkit.models.optimizers import find_optimizer
-from perfkit.recording import sandbox
 from perfkit.recording.modules import DTYPES, make_optimizer
+from perfkit.recording.patches import load_batches
 from perfkit.recording.places import (
     find_storing_device,
     is_asked_by_program,
@@ -44,18 +44,17 @@ from perfkit.recording.places import (
 )
 from perfkit.recording.precision import pretend_gpu
 from perfkit.recording.recorder import EndlessStep, Recorder, Trail
-from perfkit.recording.sandbox import (
+from perfkit.recording.refusals import (
     OFFLOADED,
     Unknown,
-    compute,
-    find_alive,
+    UnknownArray,
     find_caller,
     find_line,
     is_called_by_compiled_code,
-    load_batches,
-    open_sandbox,
     refuse,
 )
+from perfkit.recording.sandbox import find_alive, open_sandbox, quieten
+from perfkit.recording.values import compute
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.vocabulary import walk_tensors
 
@@ -316,7 +315,7 @@ class _Calls(TorchFunctionMode):
         known = None if args[0].requires_grad else self.recorder.values.pretend(args[0]).constant
         if known is not None:
             self.recorder.trail.asked = True
-            return sandbox.compute(func, known, *args[1:], **kwargs)
+            return compute(func, known, *args[1:], **kwargs)
         if find_caller("grad_scaler.py"):
             self.recorder.read(args[0])
             return 0.0  # nothing overflowed, as in most iterations
@@ -350,12 +349,12 @@ def _find_lengths(given: Any) -> Any:
     return given if known is None or known.is_floating_point() else known
 
 
-def _make_zeros(tensor: Tensor) -> sandbox.UnknownArray:
+def _make_zeros(tensor: Tensor) -> UnknownArray:
     """An array of zeros in memory of its own, which represents a tensor of computed numbers."""
     half = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # NumPy has no such types
     dtype = torch.float32 if tensor.dtype in half else tensor.dtype
-    zeros = sandbox.compute(lambda: torch.zeros(tensor.shape, dtype=dtype).numpy().copy())
-    return zeros.view(sandbox.UnknownArray)
+    zeros = compute(lambda: torch.zeros(tensor.shape, dtype=dtype).numpy().copy())
+    return zeros.view(UnknownArray)
 
 
 def _see_calls(recorder: Recorder) -> Any:
@@ -414,7 +413,7 @@ def _read_configuration(package: Any, given: str | Path) -> Any:
     """A configuration of transformers from its file or folder. Nothing is downloaded, and code
     that it names is not run."""
     try:
-        with sandbox.quieten():
+        with quieten():
             return package.AutoConfig.from_pretrained(
                 str(given), trust_remote_code=False, local_files_only=True
             )

@@ -7,18 +7,23 @@ layer runs. So a step that asks for such a value gets an answer.
 
 import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.utils._python_dispatch import _disable_current_modes
 
 from perfkit.models.distributions import Uniform, unique_rows
-from perfkit.recording.sandbox import MOST_DRAWN, MOST_KNOWN, compute, find_caller, is_small
+from perfkit.recording.refusals import find_caller
 from perfkit.workloads.vocabulary import walk_tensors
 
+#: Largest tensors whose values are known, of whole numbers and of others [-]. Sizes and branches
+#: hardly depend on large tensors of others, such as masks that are added to scores.
+MOST_KNOWN = 1 << 24
+MOST_DRAWN = 1 << 20
 #: Operations whose results still depend on a choice among alternatives, such as experts.
 _FOLLOWING = frozenset(
     [
@@ -79,6 +84,21 @@ _SIZES_ONLY = frozenset(
 
 #: Largest memory that is compared with what it held before [B].
 MOST_SHARED = 1 << 16
+
+
+def compute(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function on real tensors, and record nothing."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        return func(*args, **kwargs)
+
+
+def is_small(tensor: Tensor) -> bool:
+    """Whether a tensor is dense, and small enough to know its values."""
+    if tensor.layout is not torch.strided:
+        return False
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor.numel() <= MOST_DRAWN
+    return tensor.numel() <= MOST_KNOWN
 
 
 class FreshMemory:

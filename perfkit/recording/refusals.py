@@ -1,0 +1,264 @@
+"""What a capture refuses, and the line of the program that is named for it."""
+
+import linecache
+import operator
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partialmethod
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import numpy as np
+import torch
+from torch._subclasses import fake_tensor
+
+#: Errors of fake tensors when code needs a value, or a size that depends on values.
+VALUE_ERRORS = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedFakeTensorException,
+    fake_tensor.UnsupportedOperatorException,
+)
+#: Largest whole number that a computed number counts as [-].
+MOST_COUNTED = 100_000
+#: Folders of PyTorch and perfkit.
+_LIBRARIES = tuple(
+    str(Path(module.__file__ or "").parent) for module in (torch, sys.modules["perfkit"])
+)
+#: Folder of Python's own library.
+_PYTHON = str(Path(traceback.__file__).parent)
+
+#: Messages of `refuse`: {0} is the line of the step, {1} the operation.
+_NEEDED = (
+    "capture computes no values, and the step needs one in {0}; sizes and branches may depend on whole numbers that "
+    "are passed, such as indices and lengths, and on small tensors that are filled or drawn; otherwise use "
+    "torch.where or fixed sizes, or capture each branch as a step of its own"
+)
+_UNTOLD = "capture computes no values, and {1} in {0} has no rule for fake tensors; add torch.library.register_fake"
+_NO_RULE = (
+    "capture computes no values, and an operation in {0} has no rule for fake tensors of this kind, such as sparse ones; "
+    "use dense tensors, or add torch.library.register_fake"
+)
+#: What PyTorch says of tensors and operations that fake tensors cannot follow.
+_NO_RULE_SAID = ("Cannot access storage of", "no fake impl registered")
+#: What PyTorch says where it needs a GPU, and what is said of it.
+_WITHOUT_GPU = {
+    "FSDP needs a non-CPU accelerator device": (
+        "FullyShardedDataParallel, the first version of FSDP, is not captured, in {0}; use "
+        "torch.distributed.fsdp.fully_shard, which sends the same bytes"
+    ),
+    "FlexAttention does not support backward on CPU": (
+        "the backward pass of flex_attention is a kernel that a compiler makes on a GPU, and is not captured, in {0}; "
+        "use torch.nn.functional.scaled_dot_product_attention, with is_causal=True or a mask"
+    ),
+    "SyncBatchNorm expected input tensor to be on": (
+        "SyncBatchNorm joins statistics of several ranks by kernels that only a GPU has, and is not captured, in {0}; "
+        "capture with BatchNorm: the graph then lacks, for each layer, an all_gather forward and an all_reduce backward "
+        "of two numbers for each channel, and their waits"
+    ),
+    "type torch.cuda.": (
+        "types such as torch.cuda.FloatTensor need a GPU, and a capture has none, in {0}; name the device instead, as in "
+        "torch.empty(4, device='cuda')"
+    ),
+}
+_NO_GPU = (
+    "the step asks in {0} for what only a GPU can answer, and a capture has none; leave this call out, as it does not "
+    "train, and capture again"
+)
+_NO_GPU_SAID = (
+    "Torch not compiled with CUDA enabled",
+    "PyTorch was compiled without CUDA support",
+    "without ATen_cuda library",
+    "Found no NVIDIA driver",
+    "has no attribute '_cuda_",
+)
+PROCESSES = (
+    "the step starts another process in {0}, and capture follows only this one; give the step of one rank, and the "
+    "number of ranks as ranks="
+)
+#: What is said of threads that the step starts; {0} is the line that starts them.
+OTHER_THREADS = (
+    "the step runs PyTorch in other threads, started in {0}; capture follows one thread, so that their work is not in "
+    "the graph"
+)
+SHARED_WITH_THREADS = (
+    "the step works with its tensors in another thread, started in {0}, and capture follows one thread; let the step do "
+    "this work itself"
+)
+OTHER_PROGRAM = "the step runs another program in {0}; capture follows this process alone, so that its work is not in the graph"
+OFFLOADED = (
+    "CPUOffloadPolicy keeps and updates weights on the host, and capture follows a single device, in {0}; leave "
+    "offload_policy out: copies between host and device and the host's update are then not in the graph"
+)
+#: What is said of a step that begins a process group of another size.
+GROUP_SIZE = "the step begins a process group of {0} ranks, and ranks is {1}; give ranks={0}"
+
+
+def find_line(frames: Any = None) -> str:
+    """The innermost line outside of PyTorch and perfkit, of these frames or of the callers."""
+    line = "a place that could not be found"
+    for frame in frames or traceback.extract_stack():
+        is_library = frame.filename.startswith((*_LIBRARIES, "<"))
+        is_doctest = "<doctest" in frame.filename
+        if not is_library or is_doctest:
+            code = linecache.getline(frame.filename, frame.lineno or 0).strip()
+            line = f'{frame.filename}, line {frame.lineno}: "{code}"'
+    return line
+
+
+def find_line_of_program() -> str:
+    """The innermost line of the callers outside of PyTorch, perfkit and Python's own library."""
+    frames = [
+        frame
+        for frame in traceback.extract_stack()
+        if not frame.filename.startswith(_PYTHON) or "site-packages" in frame.filename
+    ]
+    return find_line(frames)
+
+
+def refuse(text: str, frames: Any = None, cause: Any = None) -> NoReturn:
+    """Raise a ValueError that names the innermost line outside of PyTorch and perfkit."""
+    operation = getattr(cause, "func", "")
+    raise ValueError(text.format(find_line(frames), operation)) from cause
+
+
+def explain(error: Exception) -> str | None:
+    """What to say instead of an error of PyTorch that comes from the capture; None for others."""
+    if isinstance(error, fake_tensor.UnsupportedOperatorException):
+        return _UNTOLD
+    if isinstance(error, VALUE_ERRORS):
+        return _NEEDED
+    message = str(error)
+    for part, text in _WITHOUT_GPU.items():
+        if part in message:
+            return text
+    if any(part in message for part in _NO_GPU_SAID):
+        return _NO_GPU
+    if isinstance(error, NotImplementedError | RuntimeError):
+        has_no_rule = any(part in message for part in _NO_RULE_SAID)
+        return _NO_RULE if has_no_rule else None
+    # PyTorch was given a computed number as a size
+    if isinstance(error, TypeError) and Unknown.__name__ in message:
+        return _NEEDED
+    return None
+
+
+# -- numbers that were not computed
+# --------------------------------------------------------------------------------
+
+
+class Unknown(float):
+    """A number that was not computed. A step may add it up, compare and print it; what it compares
+    with is noted, so that further calls of the step tell whether anything depends on it.
+
+    Parameters
+    ----------
+    number : float
+        What it counts as in this call of the step.
+    bounds : list of float
+        Receives the numbers that it is compared with.
+    """
+
+    bounds: list[float]
+
+    def __new__(cls, number: float, bounds: list[float]) -> Self:
+        """A number that counts as this one."""
+        made = super().__new__(cls, number)
+        made.bounds = bounds
+        return made
+
+    def _decide(self, *_: Any, **__: Any) -> NoReturn:
+        refuse(_NEEDED)
+
+    def _combine(self, *_: Any) -> "Unknown":
+        return Unknown(float(self), self.bounds)
+
+    def _compare(self, compare: Callable[[float, float], bool], other: Any) -> bool:
+        if not isinstance(other, int | float):
+            return NotImplemented
+        if not isinstance(other, Unknown):
+            self.bounds.append(float(other))
+        return compare(float(self), float(other))
+
+    def __bool__(self) -> bool:
+        return self._compare(operator.ne, 0.0)
+
+    def __round__(self, digits: Any = None) -> Any:
+        return int(self) if digits is None else self._combine()
+
+    def __int__(self) -> int:
+        """A whole number, small enough to count up to."""
+        return int(max(-MOST_COUNTED, min(MOST_COUNTED, float(self))))
+
+    def __format__(self, text: str) -> str:
+        if text.endswith("d"):  # a count of computed things
+            return format(1, text)
+        return float.__format__(self, text)
+
+    __lt__ = partialmethod(_compare, operator.lt)
+    __le__ = partialmethod(_compare, operator.le)
+    __gt__ = partialmethod(_compare, operator.gt)
+    __ge__ = partialmethod(_compare, operator.ge)
+    __eq__ = partialmethod(_compare, operator.eq)
+    __ne__ = partialmethod(_compare, operator.ne)
+    __index__ = _decide
+    __add__ = _combine
+    __radd__ = _combine
+    __sub__ = _combine
+    __rsub__ = _combine
+    __mul__ = _combine
+    __rmul__ = _combine
+    __truediv__ = _combine
+    __rtruediv__ = _combine
+    __neg__ = _combine
+    __abs__ = _combine
+    __pow__ = _combine
+    __rpow__ = _combine
+    __hash__ = float.__hash__
+
+
+class UnknownArray(np.ndarray[Any, Any]):
+    """Numbers that were not computed: compiled code may match or sort them, but a step may not
+    decide by them."""
+
+    __array_ufunc__ = Unknown._decide
+    __array_function__ = Unknown._decide
+    __bool__ = Unknown._decide
+    __float__ = Unknown._decide
+    __int__ = Unknown._decide
+    __getitem__ = Unknown._decide
+    __iter__ = Unknown._decide
+    item = Unknown._decide
+    tolist = Unknown._decide
+
+
+# -- who calls
+# ----------------------------------------------------------------------------------------------------------
+
+
+def find_caller(name: str) -> bool:
+    """Whether code in a file with this ending is among the callers, up to the call of the autograd
+    engine."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and not frame.f_code.co_filename.endswith((name, "autograd/graph.py")):
+        frame = frame.f_back
+    return frame is not None and bool(frame.f_code.co_filename.endswith(name))
+
+
+def is_called_by_compiled_code() -> bool:
+    """Whether `torch.compile` would compile what calls this: the nearest of PyTorch's own wrappers
+    compiles.
+
+    `torch.compiler.disable` has a wrapper in the same file. Once anything was compiled, PyTorch
+    wraps the steps of `SparseAdam` and `LBFGS` in it, for the rest of the process.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename.endswith("autograd/graph.py"):
+            return False
+        if code.co_filename.endswith("_dynamo/eval_frame.py"):
+            return not code.co_qualname.startswith("DisableContext.")
+        frame = frame.f_back
+    return False
