@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from perfkit.fitting import OverRanks, Pipelined, fit_collective, fit_over_ranks, fit_pipelined
 from perfkit.fitting.collectives import Curve, pipelined_curve, ranks_curve, two_branch_curve
-from perfkit.fitting.extrapolation import choose_sample, spread_beyond
 from perfkit.ground.files import find_reference
 from perfkit.models.collectives import over_ranks, pipelined, ring_steps, two_branch
+from perfkit.platform.collective_costs import choose_sample, spread_beyond
 from perfkit.readers.nccl import LogWarning, read_nccl_tests
 
 SIZES = 2.0 ** np.arange(9, 30)

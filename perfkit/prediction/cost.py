@@ -458,7 +458,13 @@ def price_hosts(graphs: Sequence[Graph], platform: Platform) -> list[HostTimes]:
     call_without_kernel = known.get("bare", 0.0)
     launch = known.get("launch", 0.0)
     classes = join_classes(graphs)
-    overheads = [find_overheads(known, operation_class) for operation_class in classes.distinct]
+    overheads = []
+    for operation_class in classes.distinct:
+        # looked up once for each platform
+        key = ("call overheads", operation_class)
+        if key not in platform.memo:
+            platform.memo[key] = find_overheads(known, operation_class)
+        overheads.append(platform.memo[key])
     of_classes = np.array(overheads).reshape(-1, len(CallOverheads._fields))
     before_launch, after_launch, between_launches = of_classes[classes.of_operation].T
     calls = _join([graph.column("calls") for graph in graphs])
