@@ -53,7 +53,7 @@ from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import platforms
 from perfkit.platform.sources import assemble, fit_curves, fit_gemms
 from perfkit.prediction.cost import price
-from perfkit.readers.trace import find_iterations, read_kineto
+from perfkit.readers.kineto import find_iterations, read_kineto
 
 H100, NONE = pk.load_platform("h100-sxm-8"), pl.DataFrame()
 GPUS = [
@@ -705,14 +705,14 @@ def test_kernels_take_in_iterations_what_they_took_in_a_traced_one(
     """Class by class: what isolated kernels take is what they took there, with the time between
     kernels."""
     pytest.importorskip("torch", reason="graphs of traces need torch")
-    from perfkit.calibration import traced
+    from perfkit.calibration import step_graph
 
     path, base = (
         shared_data / "traces" / "resnet50_v100x1_workers0.json.gz",
         pk.load_platform("v100-sxm-8"),
     )
     found = calibrate(Imagined(str(path), NONE, base, traced="resnet-large"), base)
-    graph, seconds = traced.record_step(read_kineto(path))
+    graph, seconds = step_graph.record_step(read_kineto(path))
     busy, queued = pk.read_trace(path).idle().select("busy_s", "queued_s").row(0)
     measurements = measure_cluster(Imagined(str(path), NONE, base, traced="resnet-large"), base)
     raw = write_cluster(measurements)

@@ -17,7 +17,7 @@ import perfkit as pk
 from perfkit.__main__ import main
 from perfkit.calibration.activity import ROLES, _classify, account
 from perfkit.ground.files import find_reference
-from perfkit.readers.trace import DEVICE
+from perfkit.readers.kineto import DEVICE
 
 #: Busy, computing [% of the device span] and hidden communication [% of it] by rank:
 #: HolisticTraceAnalysis (traceinsight 0.6.1, get_temporal_breakdown, get_comm_comp_overlap;

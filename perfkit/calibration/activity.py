@@ -14,7 +14,7 @@ from perfkit.calibration.doubts import EXCHANGES
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Table
 from perfkit.ground.units import escape
-from perfkit.readers.trace import DEVICE, TraceFile, find_iterations
+from perfkit.readers.kineto import DEVICE, TraceFile, find_iterations
 from perfkit.workloads.vocabulary import VIEWS, find_entry
 
 #: Phases by the names of annotations, operators and nodes of the backward graph; the innermost

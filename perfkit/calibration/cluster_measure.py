@@ -27,7 +27,7 @@ from perfkit.measure.gpu_records import (
 from perfkit.measure.probes import LARGE, IterationProbe, Probe
 from perfkit.measure.processes import join_ranks, launched_ranks, run_processes
 from perfkit.platform.platform import Platform
-from perfkit.readers.trace import find_iterations, read_kineto
+from perfkit.readers.kineto import find_iterations, read_kineto
 
 
 def measure_cluster(

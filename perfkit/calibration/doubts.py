@@ -7,7 +7,7 @@ import polars as pl
 from perfkit.calibration.collectives import spell_operation
 from perfkit.ground.results import Table
 from perfkit.ground.units import escape, format_time
-from perfkit.readers.trace import DEVICE, MARK, TraceFile
+from perfkit.readers.kineto import DEVICE, MARK, TraceFile
 
 #: Calls that start a kernel or a graph of kernels.
 _LAUNCHES = r"(?i)launch\w*kernel|kernellaunch|modulelaunch|graphlaunch"

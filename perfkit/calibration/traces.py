@@ -30,10 +30,10 @@ from perfkit.platform.gallery import Named, load_platform
 from perfkit.prediction import accounts
 from perfkit.prediction.cost import size_rooflines
 from perfkit.prediction.result import Prediction
-from perfkit.readers.trace import DEVICE, TraceFile, find_basis
+from perfkit.readers.kineto import DEVICE, TraceFile, find_basis
 from perfkit.workloads.graph import PHASES, Graph
 
-#: How the time of an iteration is measured, see `perfkit.readers.trace.find_basis`, in short and in
+#: How the time of an iteration is measured, see `perfkit.readers.kineto.find_basis`, in short and in
 #: words.
 BASES = {
     "kernels": "from kernel to kernel",
@@ -297,7 +297,7 @@ class Trace(Tabular):
         Returns
         -------
         graph : Graph
-            As `pk.capture` would record it, see `perfkit.calibration.traced.record_step`.
+            As `pk.capture` would record it, see `perfkit.calibration.step_graph.record_step`.
 
         Warns
         -----
@@ -323,9 +323,9 @@ class Trace(Tabular):
         graph : Graph
             As `graph` returns it.
         seconds : array
-            Device time of each operation, see `perfkit.calibration.traced.record_step` [s].
+            Device time of each operation, see `perfkit.calibration.step_graph.record_step` [s].
         """
-        from perfkit.calibration.traced import record_step
+        from perfkit.calibration.step_graph import record_step
 
         files = {file.rank: file for file in self.files}
         if rank is not None and rank not in files:

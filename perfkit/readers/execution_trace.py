@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from perfkit.ground.files import reading
 from perfkit.ground.forks import check_threads
 from perfkit.ground.units import show
-from perfkit.readers.trace import DEVICE, LARGEST_TRACE, TraceFile, parse_document, read_text
+from perfkit.readers.kineto import DEVICE, LARGEST_TRACE, TraceFile, parse_document, read_text
 
 _ADVICE = "pass the file that torch.profiler.ExecutionTraceObserver wrote, whole"
 #: Type of a tensor, and in it the type of its numbers.

@@ -21,12 +21,12 @@ from perfkit.ground.hardware import Quantity
 from perfkit.ground.units import Array
 from perfkit.platform.estimates import keep_quiet
 from perfkit.prediction.cost import price_hosts
-from perfkit.readers.trace import TraceFile, find_basis
+from perfkit.readers.kineto import TraceFile, find_basis
 from perfkit.workloads.graph import Graph
 
 pytest.importorskip("torch", reason="graphs of traces need torch")
 
-from perfkit.calibration.traced import record_step
+from perfkit.calibration.step_graph import record_step
 
 SETS = {
     "dlrm_v100x8_param": (8, True, "v100-sxm-8"),

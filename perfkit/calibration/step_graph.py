@@ -20,7 +20,7 @@ from perfkit.calibration.activity import list_work
 from perfkit.calibration.collectives import checked, list_collectives
 from perfkit.ground.forks import check_threads
 from perfkit.ground.units import Array, show
-from perfkit.readers.trace import DEVICE, TraceFile, find_iterations
+from perfkit.readers.kineto import DEVICE, TraceFile, find_iterations
 from perfkit.recording.recorder import Recorder
 from perfkit.workloads.columns import HostCalls, OperationSizes
 from perfkit.workloads.graph import PHASES, Graph, Label
