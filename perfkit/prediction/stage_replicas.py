@@ -20,10 +20,21 @@ from perfkit.prediction.replicas import (
 
 
 class StageKind(NamedTuple):
-    """Stages that are alike: their number [-], their layers [-], whether they hold the
-    embeddings and the head, and by how much the host makes their two passes longer: those of any
-    micro-batch through all chunks, and the first forward and the last backward pass of a chunk, with
-    messages that are sent once [s]."""
+    """Stages that are alike.
+
+    Parameters
+    ----------
+    number, layers : array
+        How many there are, and layers of each [-].
+    has_embeddings, has_head : array of bool
+        Whether they hold the embeddings, and the head.
+    forward_host, backward_host : array
+        By how much the host makes the forward and the backward pass of a micro-batch through all
+        chunks longer [s].
+    first_host, last_host : array
+        The same of the first forward and the last backward pass of a chunk, with messages that are
+        sent once [s].
+    """
 
     number: Array
     layers: Array
@@ -255,12 +266,12 @@ def _reduce_put_off(exchange: Exchange, stage: StageKind) -> tuple[Passed, Array
     copies = _keep_units(exchange.reduce_copies, stage)
     messages = _keep_messages(exchange.reductions, stage)
     rest = exchange.backward.layer - exchange.delayed
-    none = np.zeros(len(exchange.micro))
-    nothing_left = Backlog(none, none)
-    only_head = UnitMessages(none, none, messages.head, none)
+    no_time = np.zeros(len(exchange.micro))
+    nothing_left = _leave_nothing(exchange)
+    only_head = UnitMessages(no_time, no_time, messages.head, no_time)
     first = time_reductions(
-        UnitTimes(none, rest, np.where(stage.has_head, exchange.backward.head, 0.0)),
-        UnitTimes(none, none, copies.head),
+        UnitTimes(no_time, rest, np.where(stage.has_head, exchange.backward.head, 0.0)),
+        UnitTimes(no_time, no_time, copies.head),
         only_head,
         stage.layers,
         exchange.lead,
@@ -272,12 +283,12 @@ def _reduce_put_off(exchange: Exchange, stage: StageKind) -> tuple[Passed, Array
     alone = head + stage.layers * rest + stage.backward_host
     passed = Passed(first.kernels - alone, first.landed - alone)
     layers = time_reductions(
-        UnitTimes(none, exchange.delayed, none),
-        UnitTimes(none, copies.layer, copies.embeddings),
-        UnitMessages(none, messages.layer, messages.embeddings, messages.experts),
+        UnitTimes(no_time, exchange.delayed, no_time),
+        UnitTimes(no_time, copies.layer, copies.embeddings),
+        UnitMessages(no_time, messages.layer, messages.embeddings, messages.experts),
         stage.layers,
-        none,
-        none,
+        no_time,
+        no_time,
         nothing_left,
         exchange.contention,
     )
@@ -299,19 +310,20 @@ def _change_chunks(exchange: Exchange, stage: StageKind) -> Array:
     messages make longer; or a stage works on the next chunk for the other micro-batches, which what
     is left of the messages slows down. The longer of both counts.
     """
-    x = exchange
-    none = np.zeros(len(x.micro))
-    chunk = _find_chunk(stage, x, last=True)
+    chunk = _find_chunk(stage, exchange, last=True)
     chunk = chunk._replace(has_head=np.zeros_like(stage.has_head))
-    passed = _reduce(x, chunk, Backlog(none, none), stage.last_host)
-    one_pass = chunk.layers * x.backward.layer + chunk.backward_host
-    others = np.where(x.breadth_first, np.maximum(x.micro - x.pp, 0.0), 0.0)
-    slack = np.maximum(others * one_pass - x.pp * x.border, 0.0)
-    on_other_stages = (x.pp - 1.0) * passed.kernels - slack
-    left = np.where(x.overlap, passed.landed - passed.kernels, 0.0)
-    next_passes = np.where(x.breadth_first, x.micro, np.minimum(x.micro, x.pp)) - 1.0
-    slowed = next_passes * one_pass / np.maximum(1.0 - x.contention.single, 1e-9)
-    on_this_stage = x.contention.single * np.minimum(left, slowed)
+    passed = _reduce(exchange, chunk, _leave_nothing(exchange), stage.last_host)
+    one_pass = chunk.layers * exchange.backward.layer + chunk.backward_host
+    others = np.where(exchange.breadth_first, np.maximum(exchange.micro - exchange.pp, 0.0), 0.0)
+    slack = np.maximum(others * one_pass - exchange.pp * exchange.border, 0.0)
+    on_other_stages = (exchange.pp - 1.0) * passed.kernels - slack
+    left = np.where(exchange.overlap, passed.landed - passed.kernels, 0.0)
+    next_passes = (
+        np.where(exchange.breadth_first, exchange.micro, np.minimum(exchange.micro, exchange.pp))
+        - 1.0
+    )
+    slowed = next_passes * one_pass / np.maximum(1.0 - exchange.contention.single, 1e-9)
+    on_this_stage = exchange.contention.single * np.minimum(left, slowed)
     return np.asarray(passed.kernels + np.maximum(on_other_stages, on_this_stage))
 
 
@@ -354,86 +366,121 @@ def time_once(exchange: Exchange) -> Array:
     last one lie on the way of the iteration on one stage if the stage has other micro-batches to
     work on, else on all stages.
     """
-    x = exchange
-    first, inner, last = x.stages
-    none = np.zeros(len(x.micro))
-    zero = x.zero
-    first_chunk = _find_chunk(first, x, last=False)
-    time = np.where(zero == 1, _gather_ahead(x, first_chunk, first), 0.0)
-    if np.any(zero > 1):
-        gathered, again = none, none
-        for stage in x.stages:
-            chunk = _find_chunk(stage, x, last=False)
-            gathered = gathered + stage.number * _gather_beside(x, chunk)
-            again = again + stage.number * _regather(x, chunk)
-        on_all_stages = np.where(x.micro < x.pp, x.chunks, 1.0)
-        on_one_stage = x.chunks - on_all_stages
-        gathered = (on_all_stages + on_one_stage / x.pp) * gathered
-        again = (on_all_stages + on_one_stage / x.pp) * again
-        time = time + np.where(zero > 1, gathered, 0.0) + np.where(zero > 2, again, 0.0)
-    inner_chunk, last_chunk = (_find_chunk(one, x, last=False) for one in (inner, last))
+    gathered = _gather_once(exchange)
+    change, left = np.zeros(len(exchange.micro)), _leave_nothing(exchange)
+    if np.any(exchange.chunks > 1):
+        change = _change_chunks(exchange, exchange.stages.first)
+        left = _find_backlog(exchange, exchange.stages.first, change)
+    reduced = _reduce_once(exchange, left)
+    return np.asarray(gathered + reduced + (exchange.chunks - 1.0) * change)
+
+
+def _leave_nothing(exchange: Exchange) -> Backlog:
+    """No messages of earlier passes."""
+    no_time = np.zeros(len(exchange.micro))
+    return Backlog(no_time, no_time)
+
+
+def _gather_once(exchange: Exchange) -> Array:
+    """Time that gathers of weights add to an iteration, see `time_once` [s]."""
+    first, inner, last = exchange.stages
+    first_chunk, inner_chunk, last_chunk = (
+        _find_chunk(stage, exchange, last=False) for stage in exchange.stages
+    )
+    ahead = _gather_ahead(exchange, first_chunk, first)
     # other stages only copy ahead of their first forward pass
     for stage, chunk in ((inner, inner_chunk), (last, last_chunk)):
-        late = stage.number * (chunk.first_host - chunk.forward_host)
-        time = time + np.where(zero == 1, late, 0.0)
-    change, left = none, Backlog(none, none)
-    if np.any(x.chunks > 1):
-        change = _change_chunks(x, first)
-        left = _find_backlog(x, first, change)
-    landed = _reduce(x, first_chunk, left, first_chunk.last_host, x.chunks).landed
-    passed_inner = _reduce(x, inner_chunk, left, inner.last_host).kernels
-    passed_last = _reduce(x, last_chunk, left, last.last_host).kernels
-    if np.any(x.put_off):
-        first_put_off, after = _reduce_put_off(x, first)
-        last_put_off, _ = _reduce_put_off(x, last)
-        passed_inner = np.where(x.put_off, 0.0, passed_inner)
-        passed_last = np.where(x.put_off, last_put_off.kernels, passed_last)
-        landed = np.where(x.put_off, first_put_off.kernels + after, landed)
-    time = time + inner.number * passed_inner + last.number * passed_last + landed
-    return np.asarray(time + (x.chunks - 1.0) * change)
+        ahead = ahead + stage.number * (chunk.first_host - chunk.forward_host)
+    time = np.where(exchange.zero == 1, ahead, 0.0)
+    if not np.any(exchange.zero > 1):
+        return time
+    forward, backward = np.zeros_like(time), np.zeros_like(time)
+    for stage in exchange.stages:
+        chunk = _find_chunk(stage, exchange, last=False)
+        forward = forward + stage.number * _gather_beside(exchange, chunk)
+        backward = backward + stage.number * _regather(exchange, chunk)
+    on_all_stages = np.where(exchange.micro < exchange.pp, exchange.chunks, 1.0)
+    on_one_stage = exchange.chunks - on_all_stages
+    turns = on_all_stages + on_one_stage / exchange.pp
+    time = time + np.where(exchange.zero > 1, turns * forward, 0.0)
+    return np.asarray(time + np.where(exchange.zero > 2, turns * backward, 0.0))
+
+
+def _reduce_once(exchange: Exchange, left: Backlog) -> Array:
+    """Time that reductions of gradients add to the last backward passes of an iteration, of which
+    those of the first stage end last, see `time_once` [s]."""
+    first, inner, last = exchange.stages
+    first_chunk, inner_chunk, last_chunk = (
+        _find_chunk(stage, exchange, last=False) for stage in exchange.stages
+    )
+    landed = _reduce(exchange, first_chunk, left, first_chunk.last_host, exchange.chunks).landed
+    passed_inner = _reduce(exchange, inner_chunk, left, inner.last_host).kernels
+    passed_last = _reduce(exchange, last_chunk, left, last.last_host).kernels
+    if np.any(exchange.put_off):
+        first_put_off, after = _reduce_put_off(exchange, first)
+        last_put_off, _ = _reduce_put_off(exchange, last)
+        passed_inner = np.where(exchange.put_off, 0.0, passed_inner)
+        passed_last = np.where(exchange.put_off, last_put_off.kernels, passed_last)
+        landed = np.where(exchange.put_off, first_put_off.kernels + after, landed)
+    return np.asarray(inner.number * passed_inner + last.number * passed_last + landed)
 
 
 def add_to_each_pass(exchange: Exchange, stage: StageKind) -> Added:
     """Time that messages of replicas add to each pass of a stage that gathers weights and reduces
     gradients with each micro-batch [s]."""
-    x = exchange
-    forward = _gather_beside(x, stage)
-    none = np.zeros(len(x.micro))
-    reduced = _reduce(x, stage, Backlog(none, none), stage.backward_host)
-    kernels = _keep_units(x.backward, stage)
+    forward = _gather_beside(exchange, stage)
+    reduced = _reduce(exchange, stage, _leave_nothing(exchange), stage.backward_host)
+    kernels = _keep_units(exchange.backward, stage)
     both = time_regathering_backward(
         kernels,
-        x.gather_copies,
-        x.gathers,
-        _keep_units(x.reduce_copies, stage),
-        _keep_messages(x.reductions, stage),
+        exchange.gather_copies,
+        exchange.gathers,
+        _keep_units(exchange.reduce_copies, stage),
+        _keep_messages(exchange.reductions, stage),
         stage.layers,
         stage.backward_host,
-        x.contention,
+        exchange.contention,
     )
     alone = _add_up(kernels, stage.layers) + stage.backward_host
-    again = _regather(x, stage)
+    again = _regather(exchange, stage)
     with_gathers = Passed(
-        np.where(x.overlap, both.kernels - alone, reduced.kernels + again),
-        np.where(x.overlap, both.landed - alone, reduced.landed + again),
+        np.where(exchange.overlap, both.kernels - alone, reduced.kernels + again),
+        np.where(exchange.overlap, both.landed - alone, reduced.landed + again),
     )
-    backward = np.where(x.zero > 2, with_gathers.kernels, reduced.kernels)
-    landed = np.where(x.zero > 2, with_gathers.landed, reduced.landed)
-    weights = none
-    if np.any(x.put_off):
-        passed, _ = _reduce_put_off(x, stage)
-        regathered = np.where(x.zero > 2, again, 0.0)
-        backward = np.where(x.put_off, passed.kernels + regathered, backward)
-        copies = _keep_units(x.reduce_copies, stage)
-        messages = _keep_messages(x.reductions, stage)
-        head = np.where(x.overlap, passed.landed, copies.head + messages.head)
-        ends = head + copies.embeddings + messages.embeddings
-        landed = np.where(x.put_off, ends + regathered, landed)
-        nothing = np.zeros_like(stage.has_head)
-        without_ends = stage._replace(has_embeddings=nothing, has_head=nothing)
-        _, layers = _reduce_put_off(x, without_ends)
-        weights = np.where(x.put_off, layers, 0.0)
-    return Added(forward, backward, landed, weights)
+    backward = np.where(exchange.zero > 2, with_gathers.kernels, reduced.kernels)
+    landed = np.where(exchange.zero > 2, with_gathers.landed, reduced.landed)
+    added = Added(forward, backward, landed, np.zeros(len(exchange.micro)))
+    if not np.any(exchange.put_off):
+        return added
+    regathered = np.where(exchange.zero > 2, again, 0.0)
+    put_off = _add_to_passes_put_off(exchange, stage, forward, regathered)
+    return Added(
+        forward,
+        np.where(exchange.put_off, put_off.backward, added.backward),
+        np.where(exchange.put_off, put_off.landed, added.landed),
+        np.where(exchange.put_off, put_off.weights, added.weights),
+    )
+
+
+def _add_to_passes_put_off(
+    exchange: Exchange, stage: StageKind, gathered: Array, regathered: Array
+) -> Added:
+    """What `add_to_each_pass` says where weight gradients are put off, from what gathers of weights
+    add to the forward and to the backward pass [s]."""
+    passed, _ = _reduce_put_off(exchange, stage)
+    copies = _keep_units(exchange.reduce_copies, stage)
+    messages = _keep_messages(exchange.reductions, stage)
+    head = np.where(exchange.overlap, passed.landed, copies.head + messages.head)
+    ends = head + copies.embeddings + messages.embeddings
+    nothing = np.zeros_like(stage.has_head)
+    without_ends = stage._replace(has_embeddings=nothing, has_head=nothing)
+    _, layers = _reduce_put_off(exchange, without_ends)
+    return Added(
+        forward=gathered,
+        backward=passed.kernels + regathered,
+        landed=ends + regathered,
+        weights=layers,
+    )
 
 
 class AddedOnce(NamedTuple):
@@ -462,22 +509,20 @@ def exchange_once(exchange: Exchange, chunk: StageKind) -> AddedOnce:
     With ZeRO stage 1 a stage gathers all weights before its first pass: the first stage waits for
     them, others gather theirs while they wait for the first micro-batch.
     """
-    x = exchange
-    none = np.zeros(len(x.micro))
-    stage = chunk._replace(layers=chunk.layers * x.chunks)
-    beside = np.where(x.zero > 1, _gather_beside(x, chunk), 0.0)
-    ahead = np.where(x.zero == 1, _gather_ahead(x, chunk, stage), beside)
-    late = np.where(x.zero == 1, chunk.first_host - chunk.forward_host, beside)
-    regathering = np.where(x.zero > 2, _regather(x, chunk), 0.0)
-    passed = _reduce(x, chunk, Backlog(none, none), chunk.last_host, x.chunks)
-    messages = _add_up_messages(_keep_messages(x.reductions, chunk), chunk.layers)
+    stage = chunk._replace(layers=chunk.layers * exchange.chunks)
+    beside = np.where(exchange.zero > 1, _gather_beside(exchange, chunk), 0.0)
+    ahead = np.where(exchange.zero == 1, _gather_ahead(exchange, chunk, stage), beside)
+    late = np.where(exchange.zero == 1, chunk.first_host - chunk.forward_host, beside)
+    regathering = np.where(exchange.zero > 2, _regather(exchange, chunk), 0.0)
+    passed = _reduce(exchange, chunk, _leave_nothing(exchange), chunk.last_host, exchange.chunks)
+    messages = _add_up_messages(_keep_messages(exchange.reductions, chunk), chunk.layers)
     return AddedOnce(
         ahead,
         late,
         regathering,
         passed.kernels,
         passed.landed - passed.kernels,
-        np.where(x.overlap, messages, 0.0),
+        np.where(exchange.overlap, messages, 0.0),
     )
 
 
@@ -508,27 +553,36 @@ def time_each_micro_batch(exchange: Exchange) -> Array:
     slowest stage; one of each phase lies on the way on all other stages. Gradients go to the stage
     before when the kernels of a pass have ended: only the stage itself waits for its messages.
     """
-    x = exchange
-    none = np.zeros(len(x.micro))
-    on_all_stages = stages = none
-    # forward, backward, and both
-    slowest = [none, none, none]
-    alone = [none, none, none]
-    for stage in x.stages:
-        added = add_to_all_chunks(x, stage)
-        present = np.where(stage.number > 0, 1.0, 0.0)
-        forward = _add_up(_keep_units(x.forward, stage), stage.layers) + stage.forward_host
-        backward = _add_up(_keep_units(x.backward, stage), stage.layers) + stage.backward_host
-        on_all_stages = on_all_stages + stage.number * (added.forward + added.backward)
-        stages = stages + stage.number
-        passes = (
-            (forward, added.forward),
-            (backward, added.landed),
-            (forward + backward, added.forward + added.landed),
-        )
-        for phase, (time, more) in enumerate(passes):
-            alone[phase] = np.maximum(alone[phase], present * time)
-            slowest[phase] = np.maximum(slowest[phase], present * (time + more))
-    phase_by_phase = slowest[0] - alone[0] + slowest[1] - alone[1]
-    more = np.where(x.gpipe, phase_by_phase, slowest[2] - alone[2])
-    return np.asarray(x.micro * more + (1.0 - 1.0 / stages) * on_all_stages / x.chunks)
+    stages, number = exchange.stages, sum(stage.number for stage in exchange.stages)
+    added = [add_to_all_chunks(exchange, stage) for stage in stages]
+    forward = [
+        _add_up(_keep_units(exchange.forward, stage), stage.layers) + stage.forward_host
+        for stage in stages
+    ]
+    backward = [
+        _add_up(_keep_units(exchange.backward, stage), stage.layers) + stage.backward_host
+        for stage in stages
+    ]
+    both = [one + other for one, other in zip(forward, backward, strict=True)]
+    more_forward = _lengthen_slowest(stages, forward, [each.forward for each in added])
+    more_backward = _lengthen_slowest(stages, backward, [each.landed for each in added])
+    more_of_both = _lengthen_slowest(stages, both, [each.forward + each.landed for each in added])
+    more = np.where(exchange.gpipe, more_forward + more_backward, more_of_both)
+    on_all_stages = sum(
+        stage.number * (each.forward + each.backward)
+        for stage, each in zip(stages, added, strict=True)
+    )
+    return np.asarray(
+        exchange.micro * more + (1.0 - 1.0 / number) * on_all_stages / exchange.chunks
+    )
+
+
+def _lengthen_slowest(stages: StageKinds, times: list[Array], added: list[Array]) -> Array:
+    """By how much what is added to the `times` of the stages makes the longest of them longer
+    [s]."""
+    present = [np.where(stage.number > 0, 1.0, 0.0) for stage in stages]
+    alone = [exists * time for exists, time in zip(present, times, strict=True)]
+    longer = [
+        exists * (time + more) for exists, time, more in zip(present, times, added, strict=True)
+    ]
+    return np.asarray(np.maximum.reduce(longer) - np.maximum.reduce(alone))
