@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hi
 import numpy as np
 import numpy.typing as npt
 
+from perfkit.ground.records import set_fields
+
 Array: TypeAlias = npt.NDArray[np.float64]
 #: Input of a closed form: a float, an array, a Series or a Polars expression; the form returns the
 #: same kind.
@@ -622,7 +624,7 @@ class Typed:
             value = getattr(self, field.name)
             coerced = coerce(field.place, value, field.hint)
             if coerced is not value:
-                object.__setattr__(self, field.name, coerced)
+                set_fields(self, **{field.name: coerced})
 
 
 def join_place(place: str, key: str, known: Sequence[str] = ()) -> str:

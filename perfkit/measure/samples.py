@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from perfkit.ground.records import set_fields
 from perfkit.ground.units import check_choice
 from perfkit.recording.nets import NETS, Net
 from perfkit.workloads.dlrm import DLRM
@@ -47,7 +48,8 @@ class Sample:
     ranks: int = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ranks", self.plan.ranks if self.plan else self.ranks)
+        if self.plan:
+            set_fields(self, ranks=self.plan.ranks)
 
     def describe(self) -> dict[str, Any]:
         """Workload and owners of tables (None without a plan) as plain JSON."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfkit.ground.forms import closed_form
+from perfkit.ground.records import set_fields
 from perfkit.ground.units import (
     Array,
     Values,
@@ -34,7 +35,7 @@ class Distribution:
     rows: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", check_positive("rows", self.rows, integer=True))
+        set_fields(self, rows=check_positive("rows", self.rows, integer=True))
 
     def _weigh(self, n: int) -> tuple[Array, Array]:
         """Weights of groups of rows, and rows of each; by default one group of equal rows."""
@@ -131,11 +132,11 @@ class Zipf(Distribution):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("exponent", self.exponent, zero=True, maximum=100)
-        object.__setattr__(self, "exponent", read_number(self.exponent))
+        set_fields(self, exponent=read_number(self.exponent))
         shift = read_number(self.shift)
         if shift is None or not -1 < shift < 2.0**63:
             raise ValueError(f"shift is {show(self.shift)}; it must be a number above -1")
-        object.__setattr__(self, "shift", shift)
+        set_fields(self, shift=shift)
         check_type("heavy_hitters", self.heavy_hitters, Sequence)
         if len(self.heavy_hitters) >= self.rows:
             raise ValueError(
@@ -151,7 +152,7 @@ class Zipf(Distribution):
             raise ValueError(
                 f"heavy_hitters add up to {total:g}; they are probabilities of rows: at most 1 in all"
             )
-        object.__setattr__(self, "heavy_hitters", tuple(h / max(total, 1.0) for h in shares))
+        set_fields(self, heavy_hitters=tuple(h / max(total, 1.0) for h in shares))
 
     def _weigh(self, n: int) -> tuple[Array, Array]:
         hitters = np.asarray(self.heavy_hitters, dtype=float)
@@ -217,10 +218,9 @@ class ReuseHistogram(Distribution):
             raise ValueError(
                 f"counts has {len(self.counts)} bins; it must have 17: once, twice, 3-4, ... over 2**15"
             )
-        object.__setattr__(
-            self, "counts", tuple(check_positive("counts", c, zero=True) for c in self.counts)
-        )
-        object.__setattr__(self, "lookups", check_positive("lookups", self.lookups))
+        counts = tuple(check_positive("counts", count, zero=True) for count in self.counts)
+        set_fields(self, counts=counts)
+        set_fields(self, lookups=check_positive("lookups", self.lookups))
         super().__post_init__()
         most = min(self.rows, self.lookups)
         if not 0 < sum(self.counts) <= most * (1 + 1e-9):
@@ -297,7 +297,7 @@ class Part(Distribution):
     def __post_init__(self) -> None:
         check_type("law", self.law, Distribution)
         rows = check_positive("rows", self.rows, integer=True, maximum=self.law.rows)
-        object.__setattr__(self, "rows", rows)
+        set_fields(self, rows=rows)
 
     def _weigh(self, n: int) -> tuple[Array, Array]:
         probabilities, rows = self.law.buckets(n)

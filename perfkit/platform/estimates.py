@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from perfkit.fitting import Fit
+from perfkit.ground.records import set_fields
 from perfkit.ground.results import Shown
 from perfkit.ground.units import (
     Array,
@@ -117,12 +118,12 @@ class Estimate(Shown):
     def __post_init__(self) -> None:
         for name in ("time", "spread"):
             number = coerce(name, getattr(self, name), float)
-            object.__setattr__(self, name, number)
+            set_fields(self, **{name: number})
         terms = coerce("terms", self.terms, Mapping[str, float])
-        object.__setattr__(self, "terms", terms)
+        set_fields(self, terms=terms)
         check_type("formula", self.formula, str)
         warnings = coerce("warnings", self.warnings, tuple[str, ...])
-        object.__setattr__(self, "warnings", warnings)
+        set_fields(self, warnings=warnings)
         check_time(self.formula.partition(": ")[0], self.time, self.spread, self.terms.values())
 
     def interval(self, level: float = 0.8) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from perfkit.ground.records import set_fields
 from perfkit.ground.units import check_choice, check_positive
 from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads.graph import Graph
@@ -78,9 +79,7 @@ class Net:
     def __post_init__(self) -> None:
         check_choice("name", self.name, NETS)
         for key in ("batch", "size", "width", "depth", "classes"):
-            object.__setattr__(
-                self, key, int(check_positive(key, getattr(self, key), integer=True))
-            )
+            set_fields(self, **{key: int(check_positive(key, getattr(self, key), integer=True))})
         find_optimizer(self.optimizer, dense=True)
         check_choice("dtype", self.dtype, ITEMSIZE)
         if self.width % 8:

@@ -1,8 +1,8 @@
 """Deep learning recommendation models: embedding tables, their interaction and two multilayer
 MLPs."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.ground.files import group_rows
+from perfkit.ground.records import set_fields
 from perfkit.ground.units import (
     check_choice,
     check_positive,
@@ -65,7 +66,8 @@ def _read_preset(row: dict[str, str]) -> dict[str, Any]:
 PRESETS = {
     name: _read_preset(row) for name, [row] in group_rows("model", "published", "dlrms.csv").items()
 }
-_SWITCHES = ("sparse", "fused", "mixed", "overlap")
+#: What a model is where neither its preset nor its arguments say it.
+_DEFAULTS = {"interaction": "dot", "embedding": "separate", "optimizer": "sgd"}
 
 
 def _end_with(name: str, widths: Any, last: Any) -> tuple[Any, ...]:
@@ -82,12 +84,26 @@ def _end_with(name: str, widths: Any, last: Any) -> tuple[Any, ...]:
     return checked if same.all() else (*checked, last)
 
 
-def _make_tables(base: Mapping[str, Any], width: Any, itemsize: int) -> tuple[EmbeddingTable, ...]:
+def _check_optimizer(optimizer: str, embedding: str, *, sparse: bool, fused: bool) -> None:
+    """Refuse an optimizer without the kernels that a model asks for, or one that needs the sum of
+    all gradients of a row where nothing adds them up."""
+    summed = embedding == "exact" or (embedding == "separate" and not sparse)
+    update = find_optimizer(optimizer, dense=True)
+    if fused:
+        update.operations("fused")  # an error if there is no such kernel
+    if not summed and not update.sparse_rows:
+        fault = f"optimizer is {update.name!r} with embedding {embedding!r} and sparse gradients"
+        advice = "take embedding='exact', sparse=False, or capture the step"
+        raise ValueError(f"{fault}; gradients of the same row must be added up first; {advice}")
+
+
+def _make_tables(
+    rows: Any, pooling: Any, exponent: Any, width: Any, itemsize: int
+) -> tuple[EmbeddingTable, ...]:
     """The tables of a model; rows, pooling and exponent are one number for all tables, or one for
     each."""
     columns, count = [], 1
-    for name in ("rows", "pooling", "exponent"):
-        value = base[name]
+    for name, value in (("rows", rows), ("pooling", pooling), ("exponent", exponent)):
         if isinstance(value, Sequence | np.ndarray) and is_listed(value):
             count_values(name, value, MOST_TABLES)
             listed = value
@@ -105,8 +121,8 @@ def _make_tables(base: Mapping[str, Any], width: Any, itemsize: int) -> tuple[Em
             raise ValueError(f"{fault}; give one number, or one for each table")
         columns.append(values)
     return tuple(
-        EmbeddingTable(rows, width, pooling, exponent, itemsize, f"table {number}")
-        for number, (rows, pooling, exponent) in enumerate(zip(*columns, strict=True))
+        EmbeddingTable(its_rows, width, its_pooling, its_exponent, itemsize, f"table {number}")
+        for number, (its_rows, its_pooling, its_exponent) in enumerate(zip(*columns, strict=True))
     )
 
 
@@ -227,56 +243,67 @@ class DLRM:
         overlap: bool = False,
         table_dtype: str = "",
     ) -> None:
-        arguments = {name: value for name, value in locals().items() if name != "self"}
-        del arguments["preset"]
         if preset is None:
             published = PRESETS["dlrm-default"]
         else:
             published = PRESETS[check_choice("preset", preset, PRESETS)]
-        base: dict[str, Any] = {name: names[0] for name, names in _CHOICES.items()}
-        base |= {"optimizer": "sgd"} | published
-        for name, value in arguments.items():
-            if value is not None or name not in base:
-                base[name] = value
-        for name, names in _CHOICES.items():
-            check_choice(name, base[name], names)
+        defaults = _DEFAULTS | published
+
+        def choose(name: str, given: Any) -> Any:
+            """What is given, else what the preset says."""
+            return defaults[name] if given is None else given
+
+        interaction = check_choice(
+            "interaction", choose("interaction", interaction), _CHOICES["interaction"]
+        )
+        embedding = check_choice("embedding", choose("embedding", embedding), _CHOICES["embedding"])
         check_switches(
-            check_choice("dtype", base["dtype"], ITEMSIZE), **{key: base[key] for key in _SWITCHES}
+            check_choice("dtype", dtype, ITEMSIZE),
+            mixed=mixed,
+            sparse=sparse,
+            fused=fused,
+            overlap=overlap,
         )
-        check_type("table_dtype", base["table_dtype"], str)
-        if not base["table_dtype"]:
-            base["table_dtype"] = "fp32" if base["mixed"] else base["dtype"]
-        check_choice("table_dtype", base["table_dtype"], ITEMSIZE)
-        summed = base["embedding"] == "exact" or (
-            base["embedding"] == "separate" and not base["sparse"]
-        )
-        update = find_optimizer(base["optimizer"], dense=True)
-        if base["fused"]:
-            update.operations("fused")  # an error if there is no such kernel
-        if not summed and not update.sparse_rows:
-            fault = (
-                f"optimizer is {update.name!r} with embedding {base['embedding']!r} and sparse "
-                "gradients"
-            )
-            advice = "take embedding='exact', sparse=False, or capture the step"
-            raise ValueError(f"{fault}; gradients of the same row must be added up first; {advice}")
-        check_type("cross", base["cross"], tuple)
-        if len(base["cross"]) != 2:
+        check_type("table_dtype", table_dtype, str)
+        if not table_dtype:
+            table_dtype = "fp32" if mixed else dtype
+        check_choice("table_dtype", table_dtype, ITEMSIZE)
+        optimizer = choose("optimizer", optimizer)
+        _check_optimizer(optimizer, embedding, sparse=sparse, fused=fused)
+        check_type("cross", cross, tuple)
+        sizes_of_cross: tuple[Any, ...] = cross
+        if len(sizes_of_cross) != 2:
             wanted = "the number of layers and their rank, such as (3, 512)"
-            raise ValueError(f"cross is {show(base['cross'])}; it must be {wanted}")
-        base["cross"] = tuple(check_positive("cross", size, integer=True) for size in base["cross"])
-        width = check_size("dim", base.pop("dim"))
-        tables = _make_tables(base, width, ITEMSIZE[base["table_dtype"]])
-        base |= {
-            "bottom": _end_with("bottom", base["bottom"], width),
-            "top": _end_with("top", base["top"], 1),
-        }
-        base |= {
-            "features": check_size("features", base["features"]),
-            "batch": check_size("batch", batch),
-        }
-        base |= {"name": preset or "dlrm", "family": "dlrm", "tables": tables}
-        vars(self).update({field.name: base[field.name] for field in fields(self)})
+            raise ValueError(f"cross is {show(cross)}; it must be {wanted}")
+        cross_layers, rank = (check_positive("cross", size, integer=True) for size in cross)
+        width = check_size("dim", choose("dim", dim))
+        tables = _make_tables(
+            choose("rows", rows),
+            choose("pooling", pooling),
+            exponent,
+            width,
+            ITEMSIZE[table_dtype],
+        )
+        set_fields(
+            self,
+            name=preset or "dlrm",
+            batch=check_size("batch", batch),
+            tables=tables,
+            bottom=_end_with("bottom", choose("bottom", bottom), width),
+            top=_end_with("top", choose("top", top), 1),
+            features=check_size("features", choose("features", features)),
+            sparse=sparse,
+            embedding=embedding,
+            fused=fused,
+            mixed=mixed,
+            dtype=dtype,
+            optimizer=optimizer,
+            interaction=interaction,
+            cross=(cross_layers, rank),
+            overlap=overlap,
+            table_dtype=table_dtype,
+            family="dlrm",
+        )
 
     @property
     def description(self) -> str:

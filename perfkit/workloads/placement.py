@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.ground.files import LARGEST_TEXT, MOST_ROWS, check_values, reading
+from perfkit.ground.records import set_fields
 from perfkit.ground.renamed import with_old_names
 from perfkit.ground.targets import write_text
 from perfkit.ground.units import (
@@ -126,7 +127,7 @@ class Placement:
                 f"{fault}; give one number for each rank, to column_wise and table_column_wise only"
             )
         for name, place in places.items():
-            object.__setattr__(self, name, coerce(place, getattr(self, name), Sequence[int]))
+            set_fields(self, **{name: coerce(place, getattr(self, name), Sequence[int])})
         for rank in self.ranks:
             check_positive(f"rank of a {self.kind} shard", rank, integer=True, zero=True)
         if not ranks or len(set(self.ranks)) < ranks:
@@ -224,7 +225,7 @@ class Plan:
     mlps: Strategy | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ranks", int(check_positive("ranks", self.ranks, integer=True)))
+        set_fields(self, ranks=int(check_positive("ranks", self.ranks, integer=True)))
         check_type("owners", self.owners, Sequence)
         count_values("owners", self.owners)
         check_type("names", self.names, Sequence[str])
@@ -247,7 +248,7 @@ class Plan:
                 raise ValueError(f"{fault}; it must name all of them")
             if placed and owner.kind == "table_wise":
                 owners[table] = owner.ranks[0]
-        object.__setattr__(self, "owners", tuple(owners))
+        set_fields(self, owners=tuple(owners))
         check_type("mlps", s := self.mlps, Strategy | None)
         if s and (
             any(map(np.ndim, vars(s).values()))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from perfkit.ground.records import set_fields
 from perfkit.ground.units import check_choice, check_positive, check_sizes, check_type, show
 from perfkit.models.partitions import CHUNKED, RECOMPUTED, SCHEDULES
 from perfkit.workloads.sizes import check_size
@@ -96,16 +97,19 @@ class Strategy:
     tiled: Any = False
 
     def __post_init__(self) -> None:
-        vars(self).update({key: check_size(key, getattr(self, key), 2.0**15) for key in _SIZES})
-        vars(self).update(dp=check_size("dp", self.dp, 2.0**20))
-        names = {"schedule": SCHEDULES, "checkpoint": RECOMPUTED}
-        for key, known in names.items():
-            vars(self)[key] = _check_names(key, getattr(self, key), known)
-        counts = {"zero": 3, "shards": 2**20, "first_layers": 2**20, "last_layers": 2**20}
-        for key, most in counts.items():
-            vars(self)[key] = _check_counts(key, getattr(self, key), most)
+        for key in _SIZES:
+            set_fields(self, **{key: check_size(key, getattr(self, key), 2.0**15)})
+        set_fields(
+            self,
+            dp=check_size("dp", self.dp, 2.0**20),
+            schedule=_check_names("schedule", self.schedule, SCHEDULES),
+            checkpoint=_check_names("checkpoint", self.checkpoint, RECOMPUTED),
+            zero=_check_counts("zero", self.zero, 3),
+        )
+        for key in ("shards", "first_layers", "last_layers"):
+            set_fields(self, **{key: _check_counts(key, getattr(self, key), 2**20)})
         for key in ("sequence_parallel", "ulysses", "two_level", "overlap", "tiled"):
-            vars(self)[key] = _check_flags(key, getattr(self, key))
+            set_fields(self, **{key: _check_flags(key, getattr(self, key))})
         for key in ("ep", "shards"):
             sharers = getattr(self, key)
             is_wrong = self.dp % np.maximum(sharers, 1) > 0
@@ -220,8 +224,8 @@ class Strategy:
                 f"index is {show(index)}; it must be positions below {shape[0]}, or one True or False for each"
             ) from error
         chosen = {}
-        for name, values in vars(self).items():
-            chosen[name] = np.broadcast_to(values, shape)[index]
+        for field in fields(self):
+            chosen[field.name] = np.broadcast_to(getattr(self, field.name), shape)[index]
         return replace(self, **chosen)
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from perfkit.ground.records import set_fields
 from perfkit.ground.results import Table, Tabular
 from perfkit.ground.units import (
     check_choice,
@@ -80,16 +81,16 @@ class EmbeddingTable:
 
     def __post_init__(self) -> None:
         for size in ("rows", "dim", "itemsize"):  # Python integers do not overflow
-            object.__setattr__(self, size, check_size(size, getattr(self, size)))
+            set_fields(self, **{size: check_size(size, getattr(self, size))})
         pooling = check_number("pooling", self.pooling)
         if not isinstance(pooling, np.ndarray):
             pooling = read_number(self.pooling)
-        object.__setattr__(self, "pooling", pooling)
+        set_fields(self, pooling=pooling)
         check_positive("exponent", self.exponent, zero=True, maximum=10)
-        object.__setattr__(self, "exponent", read_number(self.exponent))
+        set_fields(self, exponent=read_number(self.exponent))
         check_type("name", self.name, str)
         check_positive("spread", self.spread, zero=True)
-        object.__setattr__(self, "spread", read_number(self.spread))
+        set_fields(self, spread=read_number(self.spread))
         if self.law is None:
             return
         check_type("law", self.law, Distribution)
@@ -98,7 +99,7 @@ class EmbeddingTable:
                 f"law has {self.law.rows} rows, the table has {self.rows}; make a law of all its rows"
             )
         if isinstance(self.law, Zipf) and not self.exponent:
-            object.__setattr__(self, "exponent", float(self.law.exponent))
+            set_fields(self, exponent=float(self.law.exponent))
 
     @property
     def nbytes(self) -> int:
@@ -200,12 +201,12 @@ class TableSet(Tabular):
             )
             meant = "pooling is the mean number of lookups of one sample, not of the batch"
             raise ValueError(f"{fault} its {tables[deep].rows} rows; {meant}")
-        object.__setattr__(self, "batch", check_positive("batch", self.batch, integer=True))
+        set_fields(self, batch=check_positive("batch", self.batch, integer=True))
         check_choice("embedding", self.embedding, ("separate", "fused"))
         find_optimizer(self.optimizer)
         check_type("sparse", self.sparse, bool)
         check_type("name", self.name, str)
-        object.__setattr__(self, "tables", tuple(tables))
+        set_fields(self, tables=tuple(tables))
 
     @property
     def nbytes(self) -> int:

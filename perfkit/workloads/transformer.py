@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from perfkit.ground.files import group_rows
+from perfkit.ground.records import set_fields
 from perfkit.ground.units import check_choice, check_positive, check_type
 from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads.blocks import PARALLEL, UNFUSED, FSDPUnits, RankShare, record_forward
@@ -192,21 +193,22 @@ class Transformer:
 
     def __post_init__(self) -> None:
         layers = check_positive("layers", self.layers, integer=True, maximum=MOST_PASSES)
-        known = {"layers": layers, **{key: check_size(key, getattr(self, key)) for key in SIZES}}
-        micro = check_positive(
+        set_fields(self, layers=layers)
+        for key in SIZES:
+            set_fields(self, **{key: check_size(key, getattr(self, key))})
+        accumulate = check_positive(
             "accumulate", self.accumulate, integer=True, maximum=MOST_PASSES // layers
         )
         for key in ("kv_heads", "head_width", "inner", "experts"):
-            known[key] = check_positive(key, getattr(self, key), integer=True, zero=True)
-        known["top_k"] = check_positive(
-            "top_k", self.top_k, integer=True, maximum=self.experts or 1
+            count = check_positive(key, getattr(self, key), integer=True, zero=True)
+            set_fields(self, **{key: count})
+        set_fields(
+            self,
+            accumulate=accumulate,
+            top_k=check_positive("top_k", self.top_k, integer=True, maximum=self.experts or 1),
+            capacity=check_positive("capacity", self.capacity, maximum=1e3),
+            dropout=check_positive("dropout", self.dropout, maximum=1.0, zero=True),
         )
-        known["capacity"] = check_positive("capacity", self.capacity, maximum=1e3)
-        known |= {
-            "accumulate": micro,
-            "dropout": check_positive("dropout", self.dropout, maximum=1.0, zero=True),
-        }
-        vars(self).update(known)
         check_type("parallel", self.parallel, str)
         if self.parallel == "hsdp":
             raise ValueError(
