@@ -21,7 +21,7 @@ import perfkit as pk
 from perfkit.calibration.activity import time_host
 from perfkit.calibration.cluster_fit import fit_cluster
 from perfkit.calibration.cluster_measure import measure_cluster
-from perfkit.calibration.cluster_plan import plan_probes
+from perfkit.calibration.cluster_plan import plan_probes, resize_base
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import Array
@@ -212,6 +212,32 @@ def test_the_plan_covers_formats_sizes_ranks_and_families() -> None:
     assert len(kernels) + len(sent) + len(runs) == len(plan)
     texts = [json.dumps(write_probe(probe)) for probe in plan]
     assert [json.dumps(write_probe(read_probe(json.loads(text)))) for text in texts] == texts
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks_per_node", "nodes"), [("v100-sxm-8", 2, 1), ("h100-sxm-8", 8, 2)]
+)
+def test_ranks_that_the_base_has_no_times_for_are_calibrated(
+    name: str, ranks_per_node: int, nodes: int
+) -> None:
+    """The gallery has V100s of 4 and 8 ranks, and H100s of one node."""
+    base, ranks = resize_base(name, ranks_per_node, nodes), ranks_per_node * nodes
+    with pytest.raises(ValueError, match="has no model"):
+        base.collective_time("all_reduce", 1e6, ranks=ranks)
+
+    def time_collectives(probes: Sequence[Probe]) -> DeviceAnswers:
+        answers = list[Answer | None]()
+        for probe in probes:
+            answers.append(None)
+            if isinstance(probe, CollectiveProbe):
+                assert 1 <= probe.calls <= 50
+                seconds = 2e-5 + probe.nbytes / 40e9
+                answers[-1] = TimedCalls(samples=[seconds], sizes={"nbytes": probe.nbytes})
+        return DeviceAnswers(answers=answers)
+
+    platform = fit_cluster(measure_cluster(time_collectives, base), base)
+    found = platform.collective_time("all_reduce", 1e8, ranks=ranks)
+    assert found == pytest.approx(2e-5 + 1e8 / 40e9, rel=1e-3)
 
 
 # A device in a file.

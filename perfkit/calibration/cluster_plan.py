@@ -56,8 +56,17 @@ def _choose_calls(probe: Probe, base: Platform) -> Probe:
             "nbytes": 12.0 * probe.sizes.get("elements", 0.0),
         }
         seconds = float(base.kernel_time("gemm", work, dtype=probe.dtype))
-    elif isinstance(probe, CollectiveProbe):  # an all_reduce takes longest
-        seconds = float(base.collective_time("all_reduce", probe.nbytes, ranks=probe.ranks))
+    elif isinstance(probe, CollectiveProbe):
+        seconds = _estimate_collective(probe, base)
     else:
         return probe
     return replace(probe, calls=int(np.clip(_SAMPLE / seconds, 1, _MOST)))
+
+
+def _estimate_collective(probe: CollectiveProbe, base: Platform) -> float:
+    """Time of an all_reduce of this size, which takes longest of all collectives; where the similar
+    platform has no times for these ranks, what its bytes take at least in the memory [s]."""
+    try:
+        return float(base.collective_time("all_reduce", probe.nbytes, ranks=probe.ranks))
+    except ValueError:
+        return probe.nbytes / base.device.main_bandwidth
