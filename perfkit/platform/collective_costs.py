@@ -95,11 +95,6 @@ class FittedCurve:
     ranks: int
     weight: float = 1.0
 
-    def time(self, nbytes: Array, operation: str) -> Array:
-        """Times of messages [s], to the power of the weight."""
-        times = self.fit.time(nbytes, operation, self.ranks)
-        return times if self.weight == 1.0 else times**self.weight
-
     @property
     def smallest(self) -> float:
         """Smallest message that was fitted [B]."""
@@ -143,10 +138,10 @@ class FittedCost(CollectiveCost):
 
     def time(self, nbytes: Array) -> Array:
         """Times of messages [s]."""
-        time = self.curves[0].time(nbytes, self.operation)
-        for curve in self.curves[1:]:
-            time = time * curve.time(nbytes, self.operation)
-        return np.asarray(time)
+        mean = np.ones(np.shape(nbytes))
+        for curve in self.curves:
+            mean = mean * curve.fit.time(nbytes, self.operation, curve.ranks) ** curve.weight
+        return np.asarray(mean)
 
     def invert_ring(self) -> tuple[float, float]:
         """Latency of a hop [s], from the smallest fitted size, and time per byte [s/B] of a link,
@@ -467,14 +462,14 @@ class LimitedByAllReduce(CollectiveCost):
     ----------
     cost : CollectiveCost
         What prices the collective.
-    all_reduce : FittedCurve
+    all_reduce : FittedCost
         The measured all_reduce.
     start_up : float
         Start-up of the collective [s], which stays: a ring has more steps than a tree.
     """
 
     cost: CollectiveCost
-    all_reduce: FittedCurve
+    all_reduce: FittedCost
     start_up: float
 
     def time(self, nbytes: Array) -> Array:
@@ -491,7 +486,7 @@ class LimitedByAllReduce(CollectiveCost):
         return replace(priced, time=time, terms=terms)
 
     def _limit(self, time: Array, nbytes: Array) -> Array:
-        most = np.maximum(self.all_reduce.time(nbytes, "all_reduce"), self.start_up)
+        most = np.maximum(self.all_reduce.time(nbytes), self.start_up)
         return np.minimum(time, most)
 
 

@@ -204,7 +204,8 @@ def _find_in_region(machine: Machine, operation: str, ranks: int, algorithm: str
     if algorithm or not is_ring or all_reduce is None or isinstance(all_reduce, OverRanks):
         return limited
     start_up = float(composed.time(np.zeros(())))
-    return LimitedByAllReduce(limited, FittedCurve(all_reduce, ranks), start_up)
+    measured = FittedCost("all_reduce", ranks, (FittedCurve(all_reduce, ranks),))
+    return LimitedByAllReduce(limited, measured, start_up)
 
 
 def _compare_with_link(machine: Machine, fitted: FittedCost) -> CollectiveCost:
