@@ -92,6 +92,23 @@ class RankGroup(NamedTuple):
     communicators: list[int]
 
 
+class RunningTimes(NamedTuple):
+    """Times of a rank added up from the begin of an iteration to each operation, and to the end.
+
+    Parameters
+    ----------
+    issued, done : array
+        Time of the host, and of the device, for all operations before [s].
+    ready : array
+        End of each operation on a device that is free, less `done` after it; minus infinity for
+        collectives, which do not end on their own, and at the end [s].
+    """
+
+    issued: Array
+    done: Array
+    ready: Array
+
+
 @dataclass(frozen=True, eq=False)
 class RankTimes:
     """How long the operations of a group of ranks take, in program order.
@@ -116,16 +133,14 @@ class RankTimes:
     launch_interval: Array
     durations: Array
 
-    def add_up(self, device: bool) -> tuple[Array, Array, Array]:
-        """Host and device time before each operation, and how far its end is from the second on a
-        free device [s].
+    def add_up(self, device: bool) -> RunningTimes:
+        """Add up times of the host and of the device.
 
-        Kernels of a CPU run on the host itself, which launches nothing ahead. A collective does not
-        end on its own.
+        Kernels of a CPU run on the host itself, which launches nothing ahead.
         """
         if not device:
             done = np.append(0.0, np.cumsum(self.host + self.seconds))
-            return np.zeros(len(done)), done, np.full(len(done), -np.inf)
+            return RunningTimes(np.zeros(len(done)), done, np.full(len(done), -np.inf))
         graph = self.group.graph
         time_of_last_launch = self.seconds / np.maximum(graph.column("launches"), 1.0)
         issued = np.append(0.0, np.cumsum(self.host + self.launch_interval))
@@ -134,7 +149,7 @@ class RankTimes:
         end_from_last_launch = issued[1:] + time_of_last_launch
         ends = np.maximum(end_from_first_launch, end_from_last_launch)
         ends[graph.collectives] = -np.inf
-        return issued, done, np.append(ends - done[1:], -np.inf)
+        return RunningTimes(issued, done, np.append(ends - done[1:], -np.inf))
 
 
 def resolve_workload(

@@ -12,7 +12,6 @@ import numpy as np
 
 from perfkit.ground.units import Array
 from perfkit.prediction.ranks import RankTimes
-from perfkit.workloads.columns import Wait
 from perfkit.workloads.graph import Graph
 
 #: Most iterations that are run, and the longest pattern of iterations that is looked for [-].
@@ -311,16 +310,6 @@ class Communicator:
     collectives: list[CollectiveInstance] = field(default_factory=list)
 
 
-def _find_awaited(
-    collectives: Sequence[CollectiveInstance], wait: Wait
-) -> CollectiveInstance | None:
-    """The collective of this or of the previous iteration that a rank waits for."""
-    collective = collectives[wait.collective]
-    if wait.of_previous_iteration:
-        return collective.of_iteration_before
-    return collective
-
-
 class Segment(NamedTuple):
     """Operations of a rank that run without waiting for anything in between.
 
@@ -484,7 +473,7 @@ class Timeline:
             self.collectives += launched
         self.sums = [rank.add_up(device) for rank in ranks]
         self.segments = [self._list_segments(index) for index in range(len(ranks))]
-        self.hosts = np.array([issued[-1] for issued, *_ in self.sums])
+        self.hosts = np.array([sums.issued[-1] for sums in self.sums])
         transfers = [len(rank.group.graph.transfers) for rank in ranks]
         self.host_waits_for_device = np.array([device and count > 0 for count in transfers])
         self.host_free = np.zeros(len(ranks))
@@ -532,9 +521,14 @@ class Timeline:
         collectives = self.collectives_of_rank[index]
         segments = self.ranks[index].group.graph.segments
         begins, ends = segments.begins, segments.ends
-        awaited = [
-            None if wait is None else _find_awaited(collectives, wait) for wait in segments.waits
-        ]
+        awaited: list[CollectiveInstance | None] = []
+        for wait in segments.waits:
+            if wait is None:
+                awaited.append(None)
+            elif wait.of_previous_iteration:
+                awaited.append(collectives[wait.collective].of_iteration_before)
+            else:
+                awaited.append(collectives[wait.collective])
         launched = [None if number is None else collectives[number] for number in segments.launches]
         latest_ready = np.where(begins < ends, np.maximum.reduceat(ready, begins), -np.inf)
         latest_ends = latest_ready - issued[begins] + done[ends]
