@@ -21,9 +21,10 @@ import numpy as np
 
 from benchmarks import OUT, PLATFORM, Row, command, lay_out, save_rows
 from benchmarks.checks import predict_again
-from perfkit.calibration.campaign import check, measure_collectives, measure_kernels
+from perfkit.calibration.campaign import check
 from perfkit.calibration.checks import Comparison, summarize_errors
-from perfkit.calibration.fit import size_cases
+from perfkit.calibration.cpu_measure import measure_collectives, measure_kernels
+from perfkit.calibration.fit_kernels import size_cases
 from perfkit.ground.targets import write_text
 from perfkit.ground.units import check_positive
 from perfkit.measure.folders import Campaign

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import command, lay_out
-from perfkit.calibration.fit import fit_platform, size_cases
+from perfkit.calibration.fit import fit_platform
+from perfkit.calibration.fit_kernels import size_cases
 from perfkit.fitting import fit_additive
 from perfkit.ground.files import find_reference
 from perfkit.measure.records import MeasuredKernel, read_measurements

@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks import command, lay_out
 from benchmarks.checks import predict_again
 from perfkit.calibration.checks import Comparison
-from perfkit.calibration.context import add_context
+from perfkit.calibration.cpu_context import add_context
 from perfkit.calibration.fit import fit_platform
 from perfkit.ground.units import check_positive
 from perfkit.measure.records import MachineMeasurements, MeasuredIteration, read_measurements

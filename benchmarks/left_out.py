@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks import command
 from benchmarks.accuracy import Bar, Errors, format_accuracy, judge_part, tabulate
-from perfkit.calibration.context import add_context
+from perfkit.calibration.cpu_context import add_context
 from perfkit.calibration.fit import fit_platform
 from perfkit.ground.files import find_reference
 from perfkit.ground.units import check_positive

@@ -60,7 +60,7 @@ def _calibrate(given: _Given) -> _Answer:
     if given.from_nccl_logs or given.from_kernel_database or based:
         return _assemble(given)
     _refuse(given, "partial ranks_per_node", "it is for logs, which --from-nccl-logs names")
-    from perfkit.calibration.campaign import measure_collectives
+    from perfkit.calibration.cpu_measure import measure_collectives
     from perfkit.measure.folders import Campaign
     from perfkit.measure.processes import launched_ranks
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from benchmarks.accuracy import judge_kernels
-from perfkit.calibration.context import add_context, bound_spread, expect_spread
-from perfkit.calibration.fit import fit_platform, size_cases
+from perfkit.calibration.cpu_context import add_context, bound_spread, expect_spread
+from perfkit.calibration.fit import fit_platform
+from perfkit.calibration.fit_kernels import size_cases
 from perfkit.fitting import Caches, Iteration
 from perfkit.measure.kernels import Case, draw_cases
 from perfkit.measure.records import SizedKernel, read_measurements, read_record

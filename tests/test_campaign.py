@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfkit.calibration import campaign
-from perfkit.calibration.campaign import calibrate, check, measure_samples
+from perfkit.calibration import campaign, cpu_measure
+from perfkit.calibration.campaign import calibrate, check
+from perfkit.calibration.cpu_measure import measure_samples
 from perfkit.calibration.fit import fit_platform
 from perfkit.ground.targets import check_target
 from perfkit.measure import folders, processes, timing
@@ -403,7 +404,7 @@ def test_measuring_processes_have_clean_settings(python: Any, tmp_path: Path) ->
 def test_bad_calibrations_are_refused_before_measuring(arguments, message, cache, monkeypatch):
     cache.mkdir()
     monkeypatch.chdir(cache.parent)
-    monkeypatch.setattr(campaign, "run_processes", lambda *_, **__: pytest.fail("measured"))
+    monkeypatch.setattr(cpu_measure, "run_processes", lambda *_, **__: pytest.fail("measured"))
     with pytest.raises(ValueError, match=message):
         calibrate(**arguments)
     with pytest.raises(ValueError, match="seed is -1"):
@@ -559,7 +560,7 @@ def test_an_unsteady_run_is_measured_once_more(spreads, core_share, kept, flagge
         ]
         for spread in spreads
     ]
-    monkeypatch.setattr(campaign, "run_processes", lambda *_, **__: results.pop(0))
+    monkeypatch.setattr(cpu_measure, "run_processes", lambda *_, **__: results.pop(0))
     (row,) = measure_samples(
         Campaign(None, progress=False), [Sample("x", "dlrm", TINY)], device="cpu", seconds=0.0
     )
@@ -578,8 +579,8 @@ def test_a_tiny_campaign_has_the_structure_that_fits_need(tmp_path, monkeypatch,
         Case("gemm", "nt", {"batch": 1, "m": 8, "n": 8, "k": 8}),
         Case("embedding_forward", "_embedding_bag", bags),
     ]
-    monkeypatch.setattr(campaign, "draw_cases", lambda seed, density, cache: cases)
-    rows = campaign.measure_kernels(work, density=0.1, seconds=0.0)
+    monkeypatch.setattr(cpu_measure, "draw_cases", lambda seed, density, cache: cases)
+    rows = cpu_measure.measure_kernels(work, density=0.1, seconds=0.0)
     assert [Case(row.kind, row.variant, row.sizes) for row in rows] == cases
     assert [row.nbytes for row in rows[:2]] == [8000, 4 * (3 * 64 + 8)]
     assert all(0 < row.q1 <= row.median <= row.q3 for row in rows)
@@ -606,7 +607,7 @@ def test_a_small_ladder(torch: Any, children: Children) -> None:
 def test_tiny_collectives(monkeypatch: Patch, torch: Any, children: Children) -> None:
     job = {
         "task": "collectives",
-        "operations": campaign.COLLECTIVES,
+        "operations": cpu_measure.COLLECTIVES,
         "sizes": [64, 4096],
         "seconds": 0.0,
     }
@@ -614,9 +615,9 @@ def test_tiny_collectives(monkeypatch: Patch, torch: Any, children: Children) ->
     assert [len(row["samples"]) for row in results[0]] == [
         len(row["samples"]) for row in results[1]
     ]
-    monkeypatch.setattr(campaign, "run_processes", lambda *_, **__: results)
-    rows = campaign.measure_collectives(Campaign(None, progress=False), ranks=2)
-    pairs = [(operation, nbytes) for operation in campaign.COLLECTIVES for nbytes in (64, 4096)]
+    monkeypatch.setattr(cpu_measure, "run_processes", lambda *_, **__: results)
+    rows = cpu_measure.measure_collectives(Campaign(None, progress=False), ranks=2)
+    pairs = [(operation, nbytes) for operation in cpu_measure.COLLECTIVES for nbytes in (64, 4096)]
     assert [(row.operation, row.nbytes) for row in rows] == pairs
     slowest = np.maximum(*(result[0]["samples"] for result in results))
     assert [rows[0].median, rows[0].mean] == pytest.approx([np.median(slowest), np.mean(slowest)])
@@ -625,9 +626,9 @@ def test_tiny_collectives(monkeypatch: Patch, torch: Any, children: Children) ->
 def test_ranks_of_a_launcher_time_collectives_together(torch: Any, tmp_path: Path) -> None:
     """As under torchrun, also without two cores: how long it takes is of no interest here."""
     code = (
-        "import json, sys; from perfkit.calibration import campaign; campaign.COLLECTIVES = ('all_reduce',);"
+        "import json, sys; from perfkit.calibration import cpu_measure; cpu_measure.COLLECTIVES = ('all_reduce',);"
         "from perfkit.measure.folders import Campaign;"
-        "rows = campaign.measure_collectives(Campaign(None), ranks=2, seconds=0.001);"
+        "rows = cpu_measure.measure_collectives(Campaign(None), ranks=2, seconds=0.001);"
         "from perfkit.measure.records import write_result;"
         "json.dump(write_result(rows), open(sys.argv[1], 'w'))"
     )

@@ -32,7 +32,7 @@ def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Commands write to a folder of the test, measure nothing, and leave the display of warnings as
     it was."""
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-    measure = "perfkit.calibration.campaign.run_processes"
+    measure = "perfkit.calibration.cpu_measure.run_processes"
     monkeypatch.setattr(measure, lambda *_, **__: pytest.fail("something was measured"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)

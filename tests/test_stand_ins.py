@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from perfkit.calibration.fit import count_traffic, size_cases
+from perfkit.calibration.fit_kernels import count_traffic, size_cases
 from perfkit.ground.files import find_reference
 from perfkit.measure.kernels import draw_cases, draw_net_cases
 from perfkit.measure.records import SizedKernel

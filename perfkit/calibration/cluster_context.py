@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfkit.calibration.context import expect_spread
+from perfkit.calibration.cpu_context import expect_spread
 from perfkit.calibration.traces import read_trace
 from perfkit.fitting import InContext, Iteration
 from perfkit.ground.units import Array

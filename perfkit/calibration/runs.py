@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from perfkit.calibration.context import expect_spread
+from perfkit.calibration.cpu_context import expect_spread
 from perfkit.fitting import Fit
 from perfkit.ground.forks import check_threads
 from perfkit.ground.hardware import LINKS

@@ -1,0 +1,311 @@
+"""Measure what a platform of CPUs is fitted to: the second step of a calibration.
+
+`measure_platform` is the table of contents: collectives, working sets, kernels and iterations, as
+many as `perfkit.calibration.cpu_plan` says. Every measurement runs in processes of its own. What it
+returns is fitted by `perfkit.calibration.fit`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from perfkit.calibration.cpu_plan import CpuPlan, plan_cpu
+from perfkit.calibration.fit_caches import find_caches
+from perfkit.measure.folders import Campaign
+from perfkit.measure.kernels import draw_cases
+from perfkit.measure.machine import describe_machine, gather_facts, list_versions
+from perfkit.measure.processes import join_ranks, launched_ranks, run_processes
+from perfkit.measure.records import (
+    CollectiveSamples,
+    KernelTiming,
+    LadderStep,
+    MachineMeasurements,
+    MeasuredCollective,
+    MeasuredIteration,
+    MeasuredKernel,
+    MeasuredRank,
+    read_ranks,
+    read_record,
+    write_record,
+)
+from perfkit.measure.samples import Sample
+from perfkit.measure.timing import LARGEST, find_disagreement, summarize_samples
+from perfkit.workloads.graph import COLLECTIVES
+
+_GROUP = 110  # kernels timed by one process
+
+
+def measure_kernels(
+    campaign: Campaign,
+    *,
+    seed: int = 0,
+    density: float = 1.0,
+    seconds: float = 0.04,
+    cache: float = 0.0,
+) -> list[MeasuredKernel]:
+    """Time isolated kernels in new processes.
+
+    Parameters
+    ----------
+    campaign : Campaign
+        Keeps finished measurements.
+    seed : int
+        Seed of the sizes; other seeds give held-out sizes [-].
+    density : float
+        Share of the full number of sizes [-].
+    seconds : float
+        Time for each size [s].
+    cache : float
+        Size of the last cache, see `perfkit.measure.kernels.draw_cases` [B].
+
+    Returns
+    -------
+    kernels : list of MeasuredKernel
+        In the order in which they were drawn.
+    """
+    cases = draw_cases(seed, density=density, cache=cache)
+    jobs = {}
+    for number, start in enumerate(range(0, len(cases), _GROUP)):
+        group = [list(astuple(case)) for case in cases[start : start + _GROUP]]
+        job = {"task": "kernels", "seconds": seconds, "cases": group}
+        jobs[f"{seed}-{cache:.0f}-{number}"] = partial(run_processes, job)
+    rows = [row for ranks in campaign.run("kernels", jobs).values() for row in ranks[0]]
+    timings = [read_record(KernelTiming, row, f"kernels[{i}]") for i, row in enumerate(rows)]
+    return [MeasuredKernel.join(case, timing) for case, timing in zip(cases, timings, strict=True)]
+
+
+def measure_collectives(
+    campaign: Campaign, *, ranks: int, seconds: float = 0.35
+) -> list[MeasuredCollective]:
+    """Time collectives over gloo, between ranks of this machine or those that a launcher has
+    started.
+
+    Parameters
+    ----------
+    campaign : Campaign
+        Keeps finished measurements.
+    ranks : int
+        Ranks [-].
+    seconds : float
+        Time for each operation and size [s].
+
+    Returns
+    -------
+    collectives : list of MeasuredCollective
+        Times of the slowest rank, by operation and size.
+    """
+    sizes = [int(4 * 2**power) for power in range(8, 23)]
+    job = {"task": "collectives", "operations": COLLECTIVES, "sizes": sizes, "seconds": seconds}
+    if launched_ranks():  # all ranks take part, and only one of them could use a kept measurement
+        by_rank = join_ranks(job)
+    else:
+        (by_rank,) = campaign.run(
+            "collectives", {f"{ranks}": partial(run_processes, job, ranks=ranks)}
+        ).values()
+    collectives = []
+    for number, rows in enumerate(zip(*by_rank, strict=True)):
+        place = f"collectives[{number}]"
+        collectives.append(
+            _join_ranks([read_record(CollectiveSamples, row, place) for row in rows])
+        )
+    return collectives
+
+
+def _join_ranks(ranks: Sequence[CollectiveSamples]) -> MeasuredCollective:
+    """Times of a collective on its slowest rank, call by call."""
+    slowest = np.max([rank.samples for rank in ranks], axis=0)
+    core_share = min(rank.core_share for rank in ranks)
+    timing = summarize_samples(slowest, core_share)
+    return MeasuredCollective(
+        median=timing.median,
+        q1=timing.q1,
+        q3=timing.q3,
+        halves=timing.halves,
+        n=timing.n,
+        cpu_share=timing.cpu_share,
+        operation=ranks[0].operation,
+        nbytes=ranks[0].nbytes,
+        core_share=core_share,
+        mean=float(np.mean(slowest)),
+    )
+
+
+@dataclass(frozen=True)
+class MeasuredSample:
+    """A configuration with what was measured of it.
+
+    Parameters
+    ----------
+    sample : Sample
+        The configuration.
+    passes : list of list of MeasuredRank
+        For each pass what every rank saw.
+    """
+
+    sample: Sample
+    passes: list[list[MeasuredRank]]
+
+
+def measure_samples(
+    campaign: Campaign,
+    samples: Sequence[Sample],
+    *,
+    device: str,
+    seconds: float,
+    operations: int = 0,
+    stage: str = "iterations",
+    passes: int = 1,
+) -> list[MeasuredSample]:
+    """Time whole iterations, each configuration in its own processes.
+
+    Parameters
+    ----------
+    campaign : Campaign
+        Keeps finished measurements.
+    samples : sequence of Sample
+        Configurations.
+    device : str
+        ``cpu`` or ``cuda``.
+    seconds : float
+        Time for each configuration and pass [s].
+    operations : int
+        Iterations of each pass that also time their operations [-].
+    stage : str
+        Name shown.
+    passes : int
+        Passes over all configurations [-].
+
+    Returns
+    -------
+    measured : list of MeasuredSample
+        One for each configuration.
+    """
+    job = {"task": "iteration", "seconds": seconds, "operations": operations, "device": device}
+    jobs = {}
+    for number in range(passes):
+        for sample in samples:
+            jobs[f"{number}-{sample.name}"] = partial(
+                _measure_steadily, job | sample.describe(), sample.ranks
+            )
+    results = campaign.run(stage, jobs)
+    measured = []
+    for sample in samples:
+        names = [f"{number}-{sample.name}" for number in range(passes)]
+        ranks = [read_ranks(results[name], f"{stage} {name}") for name in names]
+        measured.append(MeasuredSample(sample, ranks))
+    return measured
+
+
+def _measure_steadily(job: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
+    """Measure again if the halves of a run differ by over 10 %, keep the better run, and flag
+    disturbed results. What every rank saw, as plain JSON."""
+
+    def measure() -> list[MeasuredRank]:
+        return read_ranks(run_processes(job, ranks=ranks), "iteration")
+
+    def disagree(seen: Sequence[MeasuredRank]) -> float:
+        return max(map(find_disagreement, seen))
+
+    best = measure()
+    if disagree(best) > 0.1:
+        best = min((best, measure()), key=disagree)
+    smallest_share = min(1.0 if rank.core_share is None else rank.core_share for rank in best)
+    disturbed = disagree(best) > 0.1 or smallest_share < 0.97
+    return [write_record(replace(rank, flagged=disturbed)) for rank in best]
+
+
+def measure_platform(
+    campaign: Campaign, *, ranks: int = 1, quick: bool = False, models: str = "standard"
+) -> MachineMeasurements:
+    """Measure all that a CPU platform is fitted to: kernels, collectives and small iterations.
+
+    Parameters
+    ----------
+    campaign : Campaign
+        Keeps finished measurements.
+    ranks : int
+        Ranks of collectives and parallel iterations [-].
+    quick : bool
+        Whether to take fewer sizes and iterations.
+    models : str
+        One of `perfkit.measure.samples.MODELS`.
+
+    Returns
+    -------
+    measurements : MachineMeasurements
+        Input of `perfkit.calibration.fit.fit_platform`.
+
+    Raises
+    ------
+    MeasurementError
+        If a measuring process fails.
+    """
+    plan = plan_cpu(ranks=ranks, quick=quick, models=models)
+    facts = gather_facts()
+    collectives = []
+    if ranks > 1:
+        collectives = measure_collectives(campaign, ranks=ranks, seconds=plan.collective_seconds)
+    ladder = _measure_ladder(campaign, plan, facts["free_memory"].value or LARGEST)
+    kernels = measure_kernels(
+        campaign,
+        density=plan.kernel_density,
+        seconds=plan.kernel_seconds,
+        cache=_find_last_cache(ladder),
+    )
+    measured = measure_samples(
+        campaign,
+        plan.samples,
+        device="cpu",
+        seconds=plan.iteration_seconds,
+        operations=plan.timed_operations,
+    )
+    machine, versions, day = describe_machine(), list_versions(), campaign.day
+    place = launched_ranks()
+    return MachineMeasurements(
+        id=f"perfkit {versions.get('perfkit', '')} on {machine['processor']}, {ranks} ranks, {day}",
+        device="cpu",
+        ranks=ranks,
+        date=day,
+        ranks_per_node=place[2] if place else ranks,
+        machine=machine,
+        versions=versions,
+        facts=facts,
+        ladder=ladder,
+        kernels=kernels,
+        collectives=collectives,
+        iterations=[_keep_first_pass(row) for row in measured],
+    )
+
+
+def _measure_ladder(campaign: Campaign, plan: CpuPlan, free_memory: float) -> list[LadderStep]:
+    """Time passes over working sets, as large as the plan and the free memory allow [B]."""
+    largest = min(plan.largest_working_set, plan.memory_share * free_memory)
+    job = {"task": "ladder", "largest": largest}
+    rows = campaign.run("memory", {"ladder": lambda: run_processes(job)[0]})["ladder"]
+    return [read_record(LadderStep, row, f"ladder[{i}]") for i, row in enumerate(rows)]
+
+
+def _find_last_cache(ladder: Sequence[LadderStep]) -> float:
+    """Size of the last cache that the working sets show, at most a quarter of the largest; 0 if they
+    show none [B]."""
+    levels, _, largest = find_caches(ladder)
+    if not levels:
+        return 0.0
+    return min(levels[-1], largest / 4)
+
+
+def _keep_first_pass(measured: MeasuredSample) -> MeasuredIteration:
+    """What a file of measurements keeps of a configuration: its first pass, without the names of
+    operations."""
+    sample = measured.sample
+    about = sample.describe()
+    return MeasuredIteration(
+        name=sample.name,
+        family=sample.family,
+        workload=about["workload"],
+        owners=about["owners"],
+        runs=[replace(rank, names=None) for rank in measured.passes[0]],
+    )
