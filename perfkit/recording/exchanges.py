@@ -151,16 +151,26 @@ class Exchanges:
     def list_streams(self) -> dict[str, Any]:
         """Replacements for the streams, events and graphs of a device, by their names in
         `torch.cuda`."""
-        types = {"Stream": self._streams, "Event": self._streams}
-        names = {
-            "current_stream": lambda *_: self.current,
-            "default_stream": lambda *_: self.compute,
-        }
-        graphs = {
+
+        def get_current(device: Any = None) -> Stream:
+            return self.current
+
+        def get_default(device: Any = None) -> Stream:
+            return self.compute
+
+        def synchronize(device: Any = None) -> None:
+            return None
+
+        return {
+            "Stream": self._streams,
+            "Event": self._streams,
+            "stream": self._switch,
+            "synchronize": synchronize,
+            "current_stream": get_current,
+            "default_stream": get_default,
             "CUDAGraph": type("CUDAGraph", (), {"__init__": _refuse_graph}),
             "make_graphed_callables": self._keep,
         }
-        return {**types, "stream": self._switch, "synchronize": lambda *_: None, **names, **graphs}
 
     def _keep(self, callables: Any, *_: Any, **__: Any) -> Any:
         """Return modules or functions unchanged: they run eagerly."""

@@ -1,35 +1,27 @@
 """Temporary changes of PyTorch, Python and the data loader that a capture needs.
 
-It uses private parts of PyTorch and was checked with 2.13.0 and 2.14.1; with 2.9.1 captures of
-`fully_shard` and of split tensors differ. With another version, look at these first:
+A `Patch` says what it replaces, why, and with which versions of PyTorch it was checked. If a version
+lacks what a patch replaces, the capture goes on without it and says so. With a new version run
+`tests/test_patches.py` first: it names each part that has gone or takes other arguments. Captures
+of `fully_shard` and of split tensors differ with 2.9.1 from those with 2.13.0 and 2.14.1.
+
+Captures also use private parts that they do not replace:
 
 ===========================================  ==============================================================
 part of PyTorch                              what for
 ===========================================  ==============================================================
-torch._subclasses.fake_tensor                tensors without values; deep copies ask for `data_ptr`
-_meta_registrations._meta_grouped_mm_common  grouped products in formats other than bf16
-FakeTensorMode.may_turn_const                how large a tensor may be whose values stay known
-nn.Module._apply                             conversions swap parameters; fake parameters cannot be swapped
-nn.init._no_grad_trunc_normal_               it draws until all numbers are in range
-UninitializedParameter, UninitializedBuffer  tensors of lazy modules before their first input
+torch._subclasses.fake_tensor                tensors without values
 DataLoader._get_iterator                     batches are real and made in this process
-_foreach_utils, optimizer: lists of types    optimizers on a GPU work on lists of tensors
 distributed_c10d._world                      ranks that do not exist, in place of real ones
 torch.testing._internal...fake_pg            the store and the process group of these ranks
-Reducer._rebuild_buckets                     DistributedDataParallel reads the bucket sizes it sends
-Work.wait                                    where the step waits for a collective
-_verify_param_shape_across_processes         DistributedDataParallel asks other ranks first
-DeviceMesh.__init__                          the ranks of a mesh are known, its tensors on the CPU
-torch.cpu, torch.cuda: Stream and others     work beside the compute stream
 _clear_sharding_prop_cache                   its keys are meshes, and old and new ones are equal
-_dynamo.eval_frame: _callback_from_stance    compiled code runs eagerly, and is noticed
 TorchDispatchMode._should_skip_dynamo        PyTorch need not disable its compiler at each call
 Tensor._make_subclass                        makes fake tensors without the checks of their constructor
 fsdp: the file _fsdp_param.py                whether FSDP moves weights to the host
 fp32_precision, float32_matmul_precision     number formats of products, restored after a capture
 AutocastPrivateUse1, _DisableAutocast        autocast as on a GPU, see `precision.pretend_gpu`
 _dispatch_get_registrations, key guards      the operations that CUDA autocast changes
-library._scoped_library, autocast.__enter__  kernels of autocast; regions made before the capture
+library._scoped_library                      kernels of autocast
 _cur_sdpa_kernel_backends                    attention kernels that the step allows
 ===========================================  ==============================================================
 """
@@ -39,8 +31,8 @@ import gc
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing.process import BaseProcess
 from types import SimpleNamespace
@@ -71,6 +63,32 @@ from perfkit.recording.values import compute, is_small
 from perfkit.workloads.vocabulary import walk_tensors
 
 
+class Versions(NamedTuple):
+    """A range of versions of PyTorch.
+
+    Parameters
+    ----------
+    first, last : tuple of int
+        Major and minor number of the oldest and of the newest version.
+    """
+
+    first: tuple[int, int]
+    last: tuple[int, int]
+
+    def __str__(self) -> str:
+        return f"{self.first[0]}.{self.first[1]} to {self.last[0]}.{self.last[1]}"
+
+
+#: Versions that have what patches replace, with the same arguments: compared in the sources of
+#: 2.9.1, 2.13.0 and 2.14.1.
+CHECKED = Versions((2, 9), (2, 14))
+#: What is said of a part that this version of PyTorch lacks.
+GONE = (
+    "PyTorch {version} has no {part}, which a capture replaces: {reason}; install a version from {versions}, with which "
+    "this was checked"
+)
+
+
 class Patch(NamedTuple):
     """One attribute of a class or module that is another one during a capture.
 
@@ -79,19 +97,64 @@ class Patch(NamedTuple):
     owner : type or module
         What has the attribute.
     name : str
-        Name of the attribute. Where this version of PyTorch has none, it is added.
+        Name of the attribute.
     replacement : object
         Its value during the capture.
+    reason : str
+        What happens without the patch.
+    added : bool
+        Whether PyTorch has no such attribute.
+    versions : Versions
+        Versions of PyTorch with which it was checked.
     """
 
     owner: Any
     name: str
     replacement: Any
+    reason: str
+    added: bool = False
+    versions: Versions = CHECKED
+
+    @property
+    def path(self) -> str:
+        """Full name of what is replaced."""
+        owner = self.owner.__name__
+        if isinstance(self.owner, type):
+            owner = f"{self.owner.__module__}.{self.owner.__qualname__}"
+        return f"{owner}.{self.name}"
+
+
+@contextmanager
+def apply_patches(patches: Sequence[Patch], note: Callable[[str], Any]) -> Iterator[None]:
+    """Replace attributes, and restore them afterwards.
+
+    Parameters
+    ----------
+    patches : sequence of Patch
+        What to replace, in this order.
+    note : callable
+        Receives what is said of attributes that this version of PyTorch lacks.
+    """
+    with ExitStack() as stack:
+        for each in patches:
+            if not each.added and not hasattr(each.owner, each.name):
+                note(
+                    GONE.format(
+                        version=torch.__version__,
+                        part=each.path,
+                        reason=each.reason,
+                        versions=each.versions,
+                    )
+                )
+                continue
+            change = patch.object(each.owner, each.name, each.replacement, create=each.added)
+            stack.enter_context(change)
+        yield
 
 
 def list_patches(recorder: Any) -> list[Patch]:
-    """All patches of a capture by this recorder, except those of `perfkit.recording.precision` and
-    of the hooks of `perfkit.recording.steps`."""
+    """Patches of a capture by this recorder. Those that autocast and questions about a GPU need are
+    in `perfkit.recording.precision`, those of hooks and compilers in `perfkit.recording.steps`."""
     patches = [
         *_patch_fake_tensors(),
         *_patch_modules(),
@@ -119,30 +182,46 @@ def _patch_fake_tensors() -> list[Patch]:
     def get_mode_itself(mode: Any, _: Any) -> Any:
         return mode
 
-    def may_turn_const(_: Any, made: Any) -> bool:
-        return is_small(made)
+    def may_turn_const(_: Any, t: Any) -> bool:
+        return is_small(t)
 
     grouped_product = partial(_take_any_format, _meta_registrations._meta_grouped_mm_common)
     return [
-        # Deep copies, of a model for example, ask for addresses; else they raise an error.
-        Patch(FakeTensor, "data_ptr", get_no_address),
-        # A copy of a tensor keeps its mode, whose weak references cannot be copied.
-        Patch(FakeTensorMode, "__deepcopy__", get_mode_itself),
-        # PyTorch knows the values of single numbers only. If it asks elsewhere, steps that read
-        # masks and lengths are refused.
-        Patch(FakeTensorMode, "may_turn_const", may_turn_const),
-        # PyTorch's rule takes bf16 only. If it moves, mixtures of experts in fp32 raise an error.
-        Patch(_meta_registrations, "_meta_grouped_mm_common", grouped_product),
+        Patch(
+            FakeTensor,
+            "data_ptr",
+            get_no_address,
+            reason="deep copies, of a model for example, ask for addresses and raise an error",
+        ),
+        Patch(
+            FakeTensorMode,
+            "__deepcopy__",
+            get_mode_itself,
+            reason="a copy of a tensor copies its mode too, whose weak references cannot be copied",
+            added=True,
+        ),
+        Patch(
+            FakeTensorMode,
+            "may_turn_const",
+            may_turn_const,
+            reason="PyTorch knows the values of single numbers only, so that steps that read masks and lengths are refused",
+        ),
+        Patch(
+            _meta_registrations,
+            "_meta_grouped_mm_common",
+            grouped_product,
+            reason="PyTorch's rule takes bf16 only, so that mixtures of experts in fp32 raise an error",
+        ),
     ]
 
 
 def _take_any_format(
-    rule: Callable[..., Tensor], a: Tensor, b: Tensor, *more: Any, **named: Any
+    rule: Callable[..., Tensor], mat_a: Tensor, mat_b: Tensor, *more: Any, **named: Any
 ) -> Tensor:
     """Let grouped products take every number format: PyTorch's rule for fake tensors takes only
     bf16."""
-    result = rule(a.to(torch.bfloat16), b.to(torch.bfloat16), *more, **named)
-    return result.to(a.dtype)
+    result = rule(mat_a.to(torch.bfloat16), mat_b.to(torch.bfloat16), *more, **named)
+    return result.to(mat_a.dtype)
 
 
 def _patch_modules() -> list[Patch]:
@@ -151,15 +230,30 @@ def _patch_modules() -> list[Patch]:
     def skip_drawing(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
         return tensor
 
-    return [
-        # Fake parameters cannot be swapped: `model.half()` and `model.to(...)` raise an error.
-        Patch(nn.Module, "_apply", _convert),
-        # It draws until all numbers are in range, which asks for values.
-        Patch(nn.init, "_no_grad_trunc_normal_", skip_drawing),
-        # A fake tensor cannot be of these classes: lazy modules raise an error.
-        Patch(UninitializedParameter, "__new__", _make_real(UninitializedParameter)),
-        Patch(UninitializedBuffer, "__new__", _make_real(UninitializedBuffer)),
+    patches = [
+        Patch(
+            nn.Module,
+            "_apply",
+            _convert,
+            reason="fake parameters cannot be swapped: model.half() and model.to(...) raise an error",
+        ),
+        Patch(
+            nn.init,
+            "_no_grad_trunc_normal_",
+            skip_drawing,
+            reason="it draws until all numbers are in range, so that it asks for values and is refused",
+        ),
     ]
+    for kind in (UninitializedParameter, UninitializedBuffer):
+        patches.append(
+            Patch(
+                kind,
+                "__new__",
+                _make_real(kind),
+                reason="a fake tensor cannot be of this class: lazy modules raise an error",
+            )
+        )
+    return patches
 
 
 def _make_real(kind: Any) -> Callable[..., Any]:
@@ -219,8 +313,8 @@ def _patch_storages(recorder: Any) -> list[Patch]:
         recorder.values.storages.resize(storage, nbytes)
         return resize_storage(storage, nbytes)
 
-    # If FSDP resizes in another way, gathered weights count as memory for the whole step.
-    return [Patch(torch.UntypedStorage, "resize_", resize)]
+    reason = "weights that FSDP gathers count as memory for the whole step"
+    return [Patch(torch.UntypedStorage, "resize_", resize, reason)]
 
 
 def _patch_default_device(recorder: Any) -> list[Patch]:
@@ -232,8 +326,8 @@ def _patch_default_device(recorder: Any) -> list[Patch]:
         recorder.places.choose_default(device)
         set_device(None if device is None else "cpu")
 
-    # PyTorch would look for a GPU that is not there.
-    return [Patch(torch, "set_default_device", set_default_device)]
+    reason = "PyTorch looks for a GPU that is not there"
+    return [Patch(torch, "set_default_device", set_default_device, reason)]
 
 
 # -- optimizers
@@ -241,11 +335,7 @@ def _patch_default_device(recorder: Any) -> list[Patch]:
 
 
 def _patch_optimizers(recorder: Any) -> list[Patch]:
-    """Lists of types and devices for which optimizers work on lists of tensors.
-
-    If PyTorch decides in another way, optimizers on a GPU update each tensor by itself, and the
-    graph has far too many kernels.
-    """
+    """Lists of types and devices for which optimizers work on lists of tensors."""
     types = [*optimizer._foreach_supported_types, FakeTensor]
     devices = [*_foreach_utils._get_foreach_kernels_supported_devices()]
     if recorder.accelerator:
@@ -254,11 +344,14 @@ def _patch_optimizers(recorder: Any) -> list[Patch]:
     def list_devices() -> list[str]:
         return devices
 
+    reason = (
+        "optimizers on a GPU update each tensor by itself, and the graph has far too many kernels"
+    )
     patches = []
     # the modules have names of their own for the same two objects
     for owner in (_foreach_utils, optimizer):
-        patches.append(Patch(owner, "_foreach_supported_types", types))
-        patches.append(Patch(owner, "_get_foreach_kernels_supported_devices", list_devices))
+        patches.append(Patch(owner, "_foreach_supported_types", types, reason))
+        patches.append(Patch(owner, "_get_foreach_kernels_supported_devices", list_devices, reason))
     return patches
 
 
@@ -272,24 +365,40 @@ def _list_capturable_devices(supports_xla: bool = True) -> list[str]:
 # --------------------------------------------------------------------------------------------------------
 
 
+#: What `torch.cpu` has of the streams of `torch.cuda`.
+_STREAMS_OF_CPU = frozenset(["Stream", "Event", "stream", "synchronize", "current_stream"])
+
+
 def _patch_gpu(recorder: Any) -> list[Patch]:
     """What makes tensors, streams, optimizers and replicas act as on a GPU that is not there."""
 
     def get_device(tensor: FakeTensor) -> Any:
         return recorder.places.answer(tensor)
 
-    # A step that asks for the device of a tensor would see the CPU.
-    patches = [Patch(FakeTensor, "device", property(get_device))]
-    # FSDP and steps overlap work by streams, which need a GPU.
-    for module in (torch.cpu, torch.cuda):
-        for name, replacement in recorder.exchanges.list_streams().items():
-            patches.append(Patch(module, name, replacement))
-    # Each optimizer imports this function by name. If it has another name, optimizers with
-    # capturable=True raise an error.
+    patches = [
+        Patch(
+            FakeTensor,
+            "device",
+            property(get_device),
+            reason="a step that asks for the device of a tensor sees the CPU",
+        ),
+        *_patch_streams(recorder),
+    ]
     name = "_get_capturable_supported_devices"
+    # each optimizer imports this function by name
+    owners = {optimizer: None}
     for module in [*sys.modules.values()]:
         if name in getattr(module, "__dict__", ()):
-            patches.append(Patch(module, name, _list_capturable_devices))
+            owners[module] = None
+    for owner in owners:
+        patches.append(
+            Patch(
+                owner,
+                name,
+                _list_capturable_devices,
+                reason="optimizers with capturable=True raise an error",
+            )
+        )
     build = distributed.DistributedDataParallel.__init__
 
     def build_replica(
@@ -303,8 +412,26 @@ def _patch_gpu(recorder: Any) -> list[Patch]:
         """Build a replica without its devices, which have no such numbers here."""
         build(replica, module, None, None, *args, **kwargs)
 
-    # It refuses numbers of GPUs for a module whose tensors are stored on the CPU.
-    patches.append(Patch(distributed.DistributedDataParallel, "__init__", build_replica))
+    patches.append(
+        Patch(
+            distributed.DistributedDataParallel,
+            "__init__",
+            build_replica,
+            reason="it refuses numbers of GPUs for a module whose tensors are stored on the CPU",
+        )
+    )
+    return patches
+
+
+def _patch_streams(recorder: Any) -> list[Patch]:
+    """Streams, events and graphs of a GPU. FSDP takes those of `torch.cpu` for tensors on the
+    CPU."""
+    reason = "FSDP and steps that overlap work by streams look for a GPU that is not there"
+    patches = []
+    for name, replacement in recorder.exchanges.list_streams().items():
+        patches.append(Patch(torch.cuda, name, replacement, reason))
+        if name in _STREAMS_OF_CPU:
+            patches.append(Patch(torch.cpu, name, replacement, reason))
     return patches
 
 
@@ -368,14 +495,23 @@ def _patch_programs(recorder: Any) -> list[Patch]:
     def refuse_process(*_: Any) -> None:
         refuse(PROCESSES)
 
+    left_out = "its work is left out without a word"
     return [
-        # Work of other threads, processes and programs would be left out without a word.
-        Patch(threading.Thread, "start", start),
-        Patch(threading, "excepthook", report_other_failures),
-        Patch(subprocess.Popen, "__init__", start_program),
-        Patch(BaseProcess, "start", refuse_process),
-        # Libraries replace it; afterwards it is as before.
-        Patch(sys, "excepthook", sys.excepthook),
+        Patch(threading.Thread, "start", start, left_out),
+        Patch(
+            threading,
+            "excepthook",
+            report_other_failures,
+            reason="a failure for which the capture is refused is also printed",
+        ),
+        Patch(subprocess.Popen, "__init__", start_program, left_out),
+        Patch(BaseProcess, "start", refuse_process, left_out),
+        Patch(
+            sys,
+            "excepthook",
+            sys.excepthook,
+            reason="what libraries put in its place during a capture stays there",
+        ),
     ]
 
 
@@ -416,18 +552,30 @@ def _patch_process_groups(recorder: Any) -> list[Patch]:
     def ask_nobody(*_: Any, **__: Any) -> None:
         return None
 
+    no_iteration = (
+        "when DistributedDataParallel is made, it compares and copies weights, as no iteration does"
+    )
     return [
-        # Ranks of a mesh are numbers that must be known, and its tensors are on the CPU. Otherwise
-        # sharded steps are refused, as they need values.
-        Patch(DeviceMesh, "__init__", _make_mesh(DeviceMesh.__init__)),
-        # If PyTorch waits in another way, collectives seem to end with the step.
-        Patch(private.Work, "wait", wait),
-        # Ranks agree on sizes of buckets and read them. If another method does it, the graph has
-        # a collective that belongs to the first iteration alone.
-        Patch(private.Reducer, "_rebuild_buckets", rebuild_buckets),
-        # DistributedDataParallel compares and copies weights when it is made, as no iteration does.
-        Patch(distributed, "_verify_param_shape_across_processes", ask_nobody),
-        Patch(distributed, "_sync_module_states", ask_nobody),
+        Patch(
+            DeviceMesh,
+            "__init__",
+            _make_mesh(DeviceMesh.__init__),
+            reason="ranks of a mesh are unknown numbers, so that sharded steps are refused",
+        ),
+        Patch(
+            private.Work,
+            "wait",
+            wait,
+            reason="collectives seem to end with the step, as nothing shows where it waits for them",
+        ),
+        Patch(
+            private.Reducer,
+            "_rebuild_buckets",
+            rebuild_buckets,
+            reason="the graph has a collective of bucket sizes, which belongs to the first iteration alone",
+        ),
+        Patch(distributed, "_verify_param_shape_across_processes", ask_nobody, no_iteration),
+        Patch(distributed, "_sync_module_states", ask_nobody, no_iteration),
     ]
 
 
@@ -437,10 +585,10 @@ def _make_mesh(make: Callable[..., Any]) -> Callable[..., None]:
     def get_known(argument: Any) -> Any:
         return getattr(argument, "constant", argument)
 
-    def make_mesh(mesh: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+    def make_mesh(made: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         known_args = [get_known(argument) for argument in args]
         known_kwargs = {name: get_known(argument) for name, argument in kwargs.items()}
-        compute(make, mesh, "cpu", *known_args, **known_kwargs)
+        compute(make, made, "cpu", *known_args, **known_kwargs)
 
     return make_mesh
 

@@ -30,6 +30,7 @@ from torch.amp.autocast_mode import autocast
 from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
 from torch.utils.weak import WeakIdKeyDictionary
 
+from perfkit.recording.patches import Patch, apply_patches
 from perfkit.recording.places import Places, is_number
 from perfkit.recording.values import compute
 from perfkit.workloads.vocabulary import pick_attention, walk_tensors
@@ -216,7 +217,7 @@ class _GpuGenerator(torch.Generator, metaclass=_AnyGenerator):
         return self.named
 
 
-def _list_random_states() -> dict[str, Any]:
+def _patch_random_states() -> list[Patch]:
     """Functions of `torch.cuda` for the state of its random numbers, which are drawn on the
     CPU."""
 
@@ -224,32 +225,37 @@ def _list_random_states() -> dict[str, Any]:
         state: Tensor = compute(torch.get_rng_state)
         return state
 
-    def set_rng_state(state: Any, *_: Any, **__: Any) -> None:
-        known = getattr(state, "constant", state)
+    def set_rng_state(new_state: Any, *_: Any, **__: Any) -> None:
+        known = getattr(new_state, "constant", new_state)
         if known is not None:
             compute(torch.set_rng_state, known)
 
-    def set_rng_state_all(states: Any) -> None:
-        for state in states:
+    def get_rng_state_all() -> list[Tensor]:
+        return [get_rng_state()]
+
+    def set_rng_state_all(new_states: Any) -> None:
+        for state in new_states:
             set_rng_state(state)
 
-    return {
+    replacements = {
         "get_rng_state": get_rng_state,
         "set_rng_state": set_rng_state,
-        "get_rng_state_all": lambda: [get_rng_state()],
+        "get_rng_state_all": get_rng_state_all,
         "set_rng_state_all": set_rng_state_all,
         "initial_seed": torch.initial_seed,
     }
+    reason = "steps that keep the state of random numbers look for a GPU that is not there"
+    return [Patch(torch.cuda, name, value, reason) for name, value in replacements.items()]
 
 
-def _list_answers(places: Any) -> list[tuple[Any, dict[str, Any]]]:
+def _patch_answers(places: Places) -> list[Patch]:
     """Answers to what scripts ask of a GPU before they use one; it is one such as A100."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     memory = int(80e9)
     gpu = SimpleNamespace(
         name="GPU", major=8, minor=0, total_memory=memory, multi_processor_count=108
     )
-    answers = {
+    of_cuda = {
         "is_available": True,
         "device_count": ranks,
         "get_device_name": gpu.name,
@@ -257,35 +263,137 @@ def _list_answers(places: Any) -> list[tuple[Any, dict[str, Any]]]:
         "get_device_properties": gpu,
         "mem_get_info": (memory, memory),
     }
-    of_cuda = {name: _answer(getattr(torch.cuda, name), value) for name, value in answers.items()}
+    of_accelerator = {
+        "is_available": True,
+        "device_count": ranks,
+        "current_accelerator": torch.device("cuda"),
+    }
+    reason = "scripts find no GPU, and take another way"
+    patches = []
+    for owner, answers in ((torch.cuda, of_cuda), (torch.accelerator, of_accelerator)):
+        for name, value in answers.items():
+            # a version without this function has nothing to ask
+            asked = _answer(getattr(owner, name, None), value)
+            patches.append(Patch(owner, name, asked, reason))
+    return patches
+
+
+def _patch_current_gpu(places: Places) -> list[Patch]:
+    """Number of the current GPU, and what else PyTorch would ask of a driver."""
+
+    def get_current() -> int:
+        return places.current
 
     def choose(device: Any) -> int:
         """Change the current GPU; the number of the one before."""
-        before: int = places.current
+        before = places.current
         number = device if isinstance(device, int) else torch.device(device).index
         places.current = before if number is None or number < 0 else number
         return before
 
-    of_cuda |= _list_random_states()
-    of_cuda |= {
-        "current_device": lambda: places.current,
-        "set_device": choose,
-        "_exchange_device": choose,
-        "_maybe_exchange_device": choose,
-        "reset_peak_memory_stats": lambda *_, **__: None,
-    }
-    found: list[tuple[Any, dict[str, Any]]] = [
-        (torch.cuda, of_cuda),
-        (torch, {"Generator": _GpuGenerator}),
+    def reset_nothing(*_: Any, **__: Any) -> None:
+        return None
+
+    reason = "steps that choose a GPU look for one that is not there"
+    return [
+        Patch(torch.cuda, "current_device", get_current, reason),
+        Patch(torch.cuda, "set_device", choose, reason),
+        Patch(torch.cuda, "_exchange_device", choose, reason),
+        Patch(torch.cuda, "_maybe_exchange_device", choose, reason),
+        Patch(
+            torch.cuda,
+            "reset_peak_memory_stats",
+            reset_nothing,
+            reason="steps that watch their memory look for a GPU that is not there",
+        ),
+        Patch(
+            torch,
+            "Generator",
+            _GpuGenerator,
+            reason="a generator of random numbers on a GPU cannot be made",
+        ),
     ]
-    accelerator: Any = getattr(torch, "accelerator", None)
-    if accelerator is not None:  # since PyTorch 2.6
-        device = torch.device("cuda")
-        named = {"is_available": True, "device_count": ranks, "current_accelerator": device}
-        found.append(
-            (accelerator, {n: _answer(getattr(accelerator, n), v) for n, v in named.items()})
-        )
-    return found
+
+
+def _patch_autocast(note: Callable[[str], Any]) -> list[Patch]:
+    """Autocast, whose region is kept here for all devices."""
+    build, enter = autocast.__init__, autocast.__enter__
+
+    def build_here(region: Any, *args: Any, **kwargs: Any) -> None:
+        build(region, *args, **kwargs)
+        region.built_here = True
+
+    def enter_here(region: Any) -> Any:
+        if region.device == "cuda" and not (region._enabled or hasattr(region, "built_here")):
+            note(
+                "a region of torch.autocast('cuda') is off, as it was made before the capture; make it in make_step"
+            )
+        return enter(region)
+
+    def is_enabled(*_: Any) -> bool:
+        enabled: bool = _region["enabled"]
+        return enabled
+
+    def set_enabled(*args: Any) -> None:
+        _region["enabled"] = args[-1]
+
+    def get_dtype(*_: Any) -> Any:
+        return _region["dtype"]
+
+    def set_dtype(*args: Any) -> None:
+        _region["dtype"] = args[-1]
+
+    made_before = "a region that was made before the capture is off without a word"
+    of_cpu = "autocast for a GPU does nothing, as it looks for one that is not there"
+    return [
+        Patch(autocast, "__init__", build_here, made_before),
+        Patch(autocast, "__enter__", enter_here, made_before),
+        Patch(torch, "is_autocast_enabled", is_enabled, of_cpu),
+        Patch(torch, "set_autocast_enabled", set_enabled, of_cpu),
+        Patch(torch, "get_autocast_dtype", get_dtype, of_cpu),
+        Patch(torch, "set_autocast_dtype", set_dtype, of_cpu),
+        Patch(
+            torch,
+            "clear_autocast_cache",
+            _weights.clear,
+            reason="weights that were converted to lower precision are kept after their region",
+        ),
+    ]
+
+
+def list_patches(note: Callable[[str], Any], places: Places) -> list[Patch]:
+    """All patches of `pretend_gpu`, whose arguments these are."""
+
+    def is_supported(*_: Any, **__: Any) -> bool:
+        return True
+
+    def is_not_available() -> bool:
+        return False
+
+    return [
+        *_patch_autocast(note),
+        Patch(
+            torch.cuda,
+            "is_bf16_supported",
+            is_supported,
+            reason="autocast in bf16 and scripts that ask find no GPU",
+        ),
+        Patch(
+            torch.cuda.amp.common,
+            "amp_definitely_not_available",
+            is_not_available,
+            reason="gradient scalers are switched off",
+        ),
+        Patch(
+            torch.cuda.nvtx,
+            "_nvtx",
+            Mock(),
+            reason="steps that name ranges for a profiler look for a GPU that is not there",
+        ),
+        *_patch_answers(places),
+        *_patch_random_states(),
+        *_patch_current_gpu(places),
+    ]
 
 
 @contextmanager
@@ -301,35 +409,6 @@ def pretend_gpu(note: Callable[[str], Any], places: Places) -> Iterator[None]:
         Knows which GPU the step has chosen.
     """
     own: Any = torch._C
-    build, enter = autocast.__init__, autocast.__enter__
-
-    def build_here(region: Any, *args: Any, **kwargs: Any) -> None:
-        build(region, *args, **kwargs)
-        region.built_here = True
-
-    def enter_here(region: Any) -> Any:
-        if region.device == "cuda" and not (region._enabled or hasattr(region, "built_here")):
-            note(
-                "a region of torch.autocast('cuda') is off, as it was made before the capture; make it in make_step"
-            )
-        return enter(region)
-
-    patches: list[tuple[Any, dict[str, Any]]] = [
-        (autocast, {"__init__": build_here, "__enter__": enter_here}),
-        (
-            torch,
-            {
-                "is_autocast_enabled": lambda *_: _region["enabled"],
-                "clear_autocast_cache": _weights.clear,
-            },
-        ),
-        (torch, {"set_autocast_enabled": lambda *args: _region.update(enabled=args[-1])}),
-        (torch, {"get_autocast_dtype": lambda *_: _region["dtype"]}),
-        (torch, {"set_autocast_dtype": lambda *args: _region.update(dtype=args[-1])}),
-        (torch.cuda, {"is_bf16_supported": lambda *_, **__: True}),
-        (torch.cuda.amp.common, {"amp_definitely_not_available": lambda: False}),
-        (torch.cuda.nvtx, {"_nvtx": Mock()}),  # names of ranges for a profiler
-    ]
     with ExitStack() as stack:
         others, library = (
             stack.enter_context(torch.library._scoped_library(name, "IMPL"))
@@ -351,8 +430,7 @@ def pretend_gpu(note: Callable[[str], Any], places: Places) -> Iterator[None]:
         stack.enter_context(
             patch.dict(_region, enabled=False, dtype=torch.get_autocast_dtype("cuda"))
         )
-        for owner, values in [*patches, *_list_answers(places)]:
-            stack.enter_context(patch.multiple(owner, **values))
+        stack.enter_context(apply_patches(list_patches(note, places), note))
         stack.callback(_weights.clear)
         yield
 

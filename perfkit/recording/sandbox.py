@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils import _device
 
-from perfkit.recording.patches import end_group, fake_ranks, list_patches
+from perfkit.recording.patches import apply_patches, end_group, fake_ranks, list_patches
 from perfkit.recording.refusals import VALUE_ERRORS, explain, refuse
 
 _FAKE_LOGGER = "torch._subclasses.fake_tensor"
@@ -280,8 +279,8 @@ def open_sandbox(recorder: Any, ranks: int, rank: int) -> Iterator[None]:
         stack.enter_context(quieten())
         stack.enter_context(_keep_settings())
         stack.enter_context(_keep_objects())
-        for owner, name, replacement in list_patches(recorder):
-            stack.enter_context(patch.object(owner, name, replacement, create=True))
+        note = recorder.values.notes.setdefault
+        stack.enter_context(apply_patches(list_patches(recorder), note))
         if ranks > 1 or dist.is_initialized():
             stack.enter_context(fake_ranks(ranks, rank))
         else:

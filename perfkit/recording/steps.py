@@ -14,7 +14,6 @@ from math import inf, isfinite
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -34,7 +33,7 @@ from torch.utils.data import DataLoader
 from perfkit.ground.units import check_choice, check_positive, show
 from perfkit.models.optimizers import find_optimizer
 from perfkit.recording.modules import DTYPES, make_optimizer
-from perfkit.recording.patches import load_batches
+from perfkit.recording.patches import Patch, apply_patches, load_batches
 from perfkit.recording.places import (
     find_storing_device,
     is_asked_by_program,
@@ -789,36 +788,189 @@ def _find_unused_optimizers(recorder: Recorder) -> list[str]:
     return []
 
 
+class _LazyTensors:
+    """Parameters and buffers of lazy modules, and the fake ones that take their places.
+
+    Parameters
+    ----------
+    entered : list of Module
+        The modules that run now, the innermost one last.
+    """
+
+    def __init__(self, entered: list[nn.Module]) -> None:
+        self._entered = entered
+        # a lazy tensor, which is kept alive, and its replacement, by the identity of the lazy one
+        self._sized: dict[int, tuple[Any, Tensor]] = {}
+
+    def materialize(self, lazy: Any, shape: Any, dtype: Any) -> None:
+        """Replace a lazy tensor in its module by a fake one, as it cannot become one itself."""
+        made = torch.empty(shape, dtype=dtype or lazy.dtype)
+        if isinstance(lazy, nn.Parameter):
+            made = nn.Parameter(made, lazy.requires_grad)
+        self._sized[id(lazy)] = lazy, made
+        for module in self._entered[-1].modules():
+            holders: list[dict[str, Any]] = [module._parameters, module._buffers]
+            for tensors in holders:
+                for name, tensor in tensors.items():
+                    if tensor is lazy:
+                        tensors[name] = made
+
+    def replace_in(self, optimizer: Any) -> None:
+        """Let an optimizer that was given lazy parameters update their replacements."""
+        if not self._sized:
+            return
+        for group in optimizer.param_groups:
+            group["params"] = [self._sized.get(id(p), (p, p))[1] for p in group["params"]]
+
+
+class _Compiler:
+    """What `torch.compile` compiles in a step. During a capture it runs as it is written.
+
+    Parameters
+    ----------
+    recorder : Recorder
+        It is told which phases are compiled.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.merges = True  # whether the compiler that was met last merges kernels
+
+    def skip(self, callback: Any) -> None:
+        """Note what the compiler behind a callback would do, and compile nothing."""
+        if not callback:
+            return
+        backend = _find_backend(callback)
+        self.merges = backend.name not in NOT_MERGING
+        if not self.merges:
+            return
+        notes = self._recorder.values.notes
+        notes[COMPILED] = None
+        self._recorder.compiled |= {"forward", "backward"}
+        if backend.name and backend.name != "inductor":
+            notes[OTHER_BACKEND.format(backend.name)] = None
+        if backend.options:
+            notes[COMPILER_OPTIONS.format(", ".join(backend.options))] = None
+
+
+def list_patches(
+    recorder: Recorder, lazy_tensors: _LazyTensors, compiler: _Compiler
+) -> list[Patch]:
+    """Patches by which a recorder follows lazy modules, data loaders, compilers and the backward
+    pass."""
+
+    def materialize(lazy: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
+        lazy_tensors.materialize(lazy, shape, dtype)
+
+    def load(loader: Any) -> Iterator[Any]:
+        recorder.values.notes[READY] = None
+        for batch in load_batches(loader):
+            recorder.places.note_batch(batch)
+            yield batch
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        """Code of the user in the backward pass is seen like that in the forward pass."""
+        with _see_calls(recorder):
+            return torch.autograd.graph._engine_run_backward(*args, **kwargs)
+
+    def has_no_hooks() -> bool:
+        return False
+
+    patches = [
+        Patch(
+            torch.autograd,
+            "_engine_run_backward",
+            run_backward,
+            reason="devices and values that the backward pass of a step asks for are not seen",
+        ),
+        Patch(
+            UninitializedTensorMixin,
+            "materialize",
+            materialize,
+            reason="lazy modules raise an error, as their tensors cannot become fake ones",
+        ),
+        Patch(
+            DataLoader,
+            "__iter__",
+            load,
+            reason="a data loader starts workers, whose batches have no values in this process",
+        ),
+        Patch(
+            eval_frame,
+            "_callback_from_stance",
+            compiler.skip,
+            reason="torch.compile compiles the step, which takes minutes, and its kernels are not seen",
+        ),
+        Patch(
+            nn.modules.module,
+            "_has_any_global_hook",
+            has_no_hooks,
+            reason="a compiled module warns of the hooks of the capture, which are not those of the user",
+        ),
+    ]
+    if recorder.accelerator:
+        patches += _patch_saved_tensors(recorder)
+    return patches
+
+
+def _patch_saved_tensors(recorder: Recorder) -> list[Patch]:
+    """Hooks of the user for tensors that are saved for the backward pass."""
+    save, keep = saved_tensors_hooks.__init__, save_on_cpu.__init__
+
+    def watch_hooks(hooks: Any, pack_hook: Any, unpack_hook: Any) -> None:
+        def pack_and_look(tensor: Any) -> Any:
+            recorder.packing = True
+            try:
+                with _see_calls(recorder):
+                    return pack_hook(tensor)
+            finally:
+                recorder.packing = False
+
+        def unpack_and_look(packed: Any) -> Any:
+            with _see_calls(recorder):
+                return unpack_hook(packed)
+
+        if type(hooks) is saved_tensors_hooks:
+            save(hooks, pack_and_look, unpack_and_look)
+        else:  # a checkpoint
+            save(hooks, pack_hook, unpack_hook)
+
+    def keep_on_host(hooks: Any, *args: Any, **kwargs: Any) -> None:
+        recorder.values.notes[SAVED_ON_HOST] = None
+        keep(hooks, *args, **kwargs)
+
+    reason = "saved tensors that move to the host count as the GPU's without a word"
+    return [
+        Patch(saved_tensors_hooks, "__init__", watch_hooks, reason),
+        Patch(save_on_cpu, "__init__", keep_on_host, reason),
+    ]
+
+
+def _find_paths() -> dict[int, str]:
+    """Paths of all modules that are alive, from the module that contains them, by identity."""
+    paths: dict[int, str] = {}
+    alive = find_alive(nn.Module)
+    inner = {id(child) for module in alive for child in module.children()}
+    for root in alive:
+        if id(root) in inner:
+            continue
+        for name, module in root.named_modules():
+            path = re.sub(r"(^|\.)_orig_mod\b", "", name.removeprefix("module."))
+            paths[id(module)] = path.lstrip(".")
+    return paths
+
+
 @contextmanager
 def _follow(recorder: Recorder) -> Iterator[None]:
     """Tell the recorder which modules and optimizers run; let calls act as on its device."""
     paths: dict[int, str] = {}
     entered: list[nn.Module] = []
-    sized: dict[int, tuple[Any, Tensor]] = {}  # lazy tensors and their replacements
-
-    def size(lazy: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
-        """Replace a lazy tensor by a fake one, as it cannot become one itself."""
-        made = torch.empty(shape, dtype=dtype or lazy.dtype)
-        sized[id(lazy)] = (
-            lazy,
-            nn.Parameter(made, lazy.requires_grad) if isinstance(lazy, nn.Parameter) else made,
-        )
-        for module in entered[-1].modules():
-            holders: list[dict[str, Any]] = [module._parameters, module._buffers]
-            for held in holders:
-                held.update(
-                    {key: sized[id(lazy)][1] for key, tensor in held.items() if tensor is lazy}
-                )
+    lazy_tensors = _LazyTensors(entered)
+    compiler = _Compiler(recorder)
 
     def enter(module: nn.Module, *_: Any) -> None:
         if id(module) not in paths:
-            alive = find_alive(nn.Module)
-            inner = {id(child) for each in alive for child in each.children()}
-            for root in (each for each in alive if id(each) not in inner):
-                for name, each in root.named_modules():
-                    paths[id(each)] = re.sub(
-                        r"(^|\.)_orig_mod\b", "", name.removeprefix("module.")
-                    ).lstrip(".")
+            paths.update(_find_paths())
         if recorder.accelerator and isinstance(module, nn.DataParallel):
             recorder.values.notes[ONE_GPU] = None
         recorder.modules.append(paths.setdefault(id(module), ""))
@@ -832,31 +984,6 @@ def _follow(recorder: Recorder) -> Iterator[None]:
         entered.pop()
         recorder.mark()
 
-    def load(loader: Any) -> Iterator[Any]:
-        recorder.values.notes[READY] = None
-        for batch in load_batches(loader):
-            recorder.places.note_batch(batch)
-            yield batch
-
-    merges = [True]  # whether the compiler that was met last merges kernels
-
-    def compile_nothing(compiler: Any) -> None:
-        if not compiler:
-            return
-        backend = _find_backend(compiler)
-        merges[0] = backend.name not in NOT_MERGING
-        if not merges[0]:
-            return
-        recorder.values.notes[COMPILED] = None
-        recorder.compiled |= {"forward", "backward"}
-        if backend.name and backend.name != "inductor":
-            recorder.values.notes[OTHER_BACKEND.format(backend.name)] = None
-        if backend.options:
-            recorder.values.notes[COMPILER_OPTIONS.format(", ".join(backend.options))] = None
-
-    def updated(*_: Any) -> None:
-        recorder.trail.updating -= 1
-
     def update(optimizer: Any, *_: Any) -> None:
         recorder.phase, recorder.leading = "update", False
         recorder.trail.updating += 1
@@ -865,56 +992,21 @@ def _follow(recorder: Recorder) -> Iterator[None]:
             recorder.optimizers.add(id(optimizer))
             recorder.check_weights([p for group in optimizer.param_groups for p in group["params"]])
         # the optimizer is compiled too
-        if merges[0] and is_called_by_compiled_code():
+        if compiler.merges and is_called_by_compiled_code():
             recorder.compiled.add("update")
-        for group in optimizer.param_groups if sized else ():
-            group["params"] = [sized.get(id(p), (p, p))[1] for p in group["params"]]
+        lazy_tensors.replace_in(optimizer)
 
-    save, keep = saved_tensors_hooks.__init__, save_on_cpu.__init__
+    def end_update(*_: Any) -> None:
+        recorder.trail.updating -= 1
 
-    def watch_hooks(self: Any, pack: Any, unpack: Any) -> None:
-        def pack_and_look(tensor: Any) -> Any:
-            recorder.packing = True
-            try:
-                with _see_calls(recorder):
-                    return pack(tensor)
-            finally:
-                recorder.packing = False
-
-        def unpack_and_look(packed: Any) -> Any:
-            with _see_calls(recorder):
-                return unpack(packed)
-
-        if type(self) is saved_tensors_hooks:
-            save(self, pack_and_look, unpack_and_look)
-        else:  # a checkpoint
-            save(self, pack, unpack)
-
-    def run_backward(*args: Any, **kwargs: Any) -> Any:
-        """Code of the user in the backward pass is seen like that in the forward pass."""
-        with _see_calls(recorder):
-            return torch.autograd.graph._engine_run_backward(*args, **kwargs)
-
-    def keep_on_host(self: Any, *args: Any, **kwargs: Any) -> None:
-        recorder.values.notes[SAVED_ON_HOST] = None
-        keep(self, *args, **kwargs)
-
+    note = recorder.values.notes.setdefault
+    modules = nn.modules.module
     with ExitStack() as hooks:
+        hooks.enter_context(apply_patches(list_patches(recorder, lazy_tensors, compiler), note))
         if recorder.accelerator:
-            hooks.enter_context(patch.object(saved_tensors_hooks, "__init__", watch_hooks))
-            hooks.enter_context(patch.object(save_on_cpu, "__init__", keep_on_host))
-        hooks.enter_context(patch.object(torch.autograd, "_engine_run_backward", run_backward))
-        hooks.enter_context(patch.object(UninitializedTensorMixin, "materialize", size))
-        hooks.enter_context(patch.object(DataLoader, "__iter__", load))
-        hooks.enter_context(patch.object(eval_frame, "_callback_from_stance", compile_nothing))
-        # else a compiled module would warn of the hooks below, which are not those of the user
-        hooks.enter_context(patch.object(nn.modules.module, "_has_any_global_hook", lambda: False))
-        if recorder.accelerator:
-            hooks.enter_context(pretend_gpu(recorder.values.notes.setdefault, recorder.places))
-        hooks.callback(nn.modules.module.register_module_forward_pre_hook(enter).remove)
-        hooks.callback(
-            nn.modules.module.register_module_forward_hook(leave, always_call=True).remove
-        )
+            hooks.enter_context(pretend_gpu(note, recorder.places))
+        hooks.callback(modules.register_module_forward_pre_hook(enter).remove)
+        hooks.callback(modules.register_module_forward_hook(leave, always_call=True).remove)
         hooks.callback(register_optimizer_step_pre_hook(update).remove)
-        hooks.callback(register_optimizer_step_post_hook(updated).remove)
+        hooks.callback(register_optimizer_step_post_hook(end_update).remove)
         yield
