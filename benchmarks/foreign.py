@@ -20,7 +20,7 @@ from perfkit.calibration.checks import Comparison, state_prediction
 from perfkit.calibration.pace import relate_run
 from perfkit.measure.machine import describe_machine, list_versions
 from perfkit.measure.processes import run_processes
-from perfkit.measure.records import read_ranks, write_record
+from perfkit.measure.records import read_measured_ranks, write_record
 
 _WORDS = (1e3, 1.4e4)
 #: Ranges of layers (tables of a DLRM), heads of 64 (its width over 16), tokens, pixels or lookups,
@@ -75,7 +75,8 @@ def judge_models(platform: Any, seed: int, seconds: float = 0.8) -> Comparison:
             warnings.simplefilter("ignore")
             found = pk.predict(pk.capture(partial(make_step, name, sizes), name=name), where)
         related = [
-            relate_run(read_ranks(result, name), name, where.context.paces) for result in results
+            relate_run(read_measured_ranks(result, name), name, where.context.paces)
+            for result in results
         ]
         usual = [run.ranks[0].median for run in related]
         rows.append(

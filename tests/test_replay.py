@@ -13,7 +13,7 @@ import pytest
 from perfkit.calibration.fit import fit_platform
 from perfkit.calibration.pace import relate_run
 from perfkit.ground.files import find_reference
-from perfkit.measure.records import read_ranks
+from perfkit.measure.records import read_measured_ranks
 from perfkit.measure.samples import load
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
@@ -32,7 +32,7 @@ def judge(platform: Platform, rows: list[Mapping[str, Any]]) -> dict[str, float]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = predict(load(row["workload"]), platform, ranks=ranks, plan=plan)
-        seen = read_ranks(row["runs"], row["name"])
+        seen = read_measured_ranks(row["runs"], row["name"])
         paced = relate_run(seen, row["family"], platform.context.paces)
         measured = max(rank.median for rank in paced.ranks)
         low, high = found.interval(0.8)

@@ -125,48 +125,23 @@ def calibrate(
         check_paths("traces", traces)
     if nccl_logs is not None:
         check_paths("nccl_logs", nccl_logs)
-    target, campaign = check_target("out", out, ".toml") if out is not None else None, None
-    raw_file = (target or Path("perfkit-platform.toml")).with_suffix(".measurements.json")
-    if target is not None and measurements is None and traces is None and nccl_logs is None:
-        check_target("the file of the raw measurements", raw_file)
-    name, raw = target.stem if target else None, dict[str, Any]()
     if measurements is not None:
         measurements = check_path("measurements", measurements)
-        raw = _read_measurements(Path(measurements))
-    elif traces is None and nccl_logs is None:
-        ranks = _count_ranks(device, ranks)
-        if device == "cuda":
-            campaign, measured = _measure_gpus(
-                base, ranks, raw_file.with_suffix(".traces"), progress
-            )
-            raw = write_cluster(measured)
-        else:
-            campaign = open_campaign("calibrate", device, ranks, quick, models, progress=progress)
-            raw = write_measurements(
-                measure_platform(campaign=campaign, ranks=ranks, quick=quick, models=models)
-            )
-        if target is not None:
-            write_text(raw_file, json.dumps(raw))
-    try:
+    target = None if out is None else check_target("out", out, ".toml")
+    if nccl_logs is None and traces is None and measurements is None:
+        platform = _measure_and_fit(device, base, ranks, quick, models, target, progress)
+    else:
+        name = None if target is None else target.stem
         if nccl_logs is not None:
             platform = assemble_sources(base, name=name, nccl_logs=nccl_logs, partial=partial)
         elif traces is not None:
             platform = calibrate_traces(traces, base, name)
-        else:
-            platform = _fit_raw(raw, base, name)
+        elif measurements is not None:
+            platform = _fit_raw(_read_measurements(Path(measurements)), base, name)
         if target is not None:
             platform.save(target)
-    except ValueError as error:
-        if campaign is None:
-            raise
-        write_text(raw_file, json.dumps(raw))
-        again = f"perfkit calibrate --measurements {raw_file} --out PLATFORM.toml fits it without measuring again"
-        text = f"{error}; no measurement is lost: when the cause is removed, {again}"
-        raise MeasurementError(text) from error
     if disturbed := platform.provenance.get("disturbances"):
         warnings.warn(f"{disturbed}; close other programs and calibrate again", stacklevel=2)
-    if campaign:
-        campaign.close()  # the next call measures anew
     return platform
 
 
@@ -186,6 +161,45 @@ def _fit_raw(raw: Mapping[str, Any], base: Named | None, name: str | None) -> Pl
     if "probes" in raw:
         return fit_cluster(raw, base, name=name)
     return fit_platform(raw, name=name)
+
+
+def _measure_and_fit(
+    device: str,
+    base: Named | None,
+    ranks: int | None,
+    quick: bool,
+    models: str,
+    target: Path | None,
+    progress: bool,
+) -> Platform:
+    """Measure this machine, fit, and write the measurements and the platform. Measurements that
+    cannot be fitted are written in any case."""
+    raw_file = (target or Path("perfkit-platform.toml")).with_suffix(".measurements.json")
+    if target is not None:
+        check_target("the file of the raw measurements", raw_file)
+    ranks = _count_ranks(device, ranks)
+    if device == "cuda":
+        campaign, measured = _measure_gpus(base, ranks, raw_file.with_suffix(".traces"), progress)
+        raw = write_cluster(measured)
+    else:
+        campaign = open_campaign("calibrate", device, ranks, quick, models, progress=progress)
+        raw = write_measurements(
+            measure_platform(campaign=campaign, ranks=ranks, quick=quick, models=models)
+        )
+    if target is not None:
+        write_text(raw_file, json.dumps(raw))
+    try:
+        platform = _fit_raw(raw, base, None if target is None else target.stem)
+        if target is not None:
+            platform.save(target)
+    except ValueError as error:
+        write_text(raw_file, json.dumps(raw))
+        raise MeasurementError(
+            f"{error}; no measurement is lost: when the cause is removed, perfkit calibrate "
+            f"--measurements {raw_file} --out PLATFORM.toml fits it without measuring again"
+        ) from error
+    campaign.close()  # the next call measures anew
+    return platform
 
 
 def _measure_gpus(

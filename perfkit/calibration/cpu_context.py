@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from perfkit.calibration.pace import relate_run
-from perfkit.fitting import Fit, Iteration, Overlap, fit_context, fit_iteration
+from perfkit.fitting import Fit, Iteration, Overlap, Pace, fit_context, fit_iteration
 from perfkit.ground.units import Array
 from perfkit.measure.records import MachineMeasurements, MeasuredIteration, MeasuredRank
 from perfkit.measure.samples import load
@@ -97,38 +97,27 @@ def add_context(platform: Platform, measurements: MachineMeasurements) -> Platfo
         With context by operation class and family; unchanged without iterations.
     """
     paces = platform.context.paces
-    runs = [_Run.make(iteration) for iteration in measurements.iterations]
-    tried = [runs] if runs else []
+    as_measured = [_Run.make(iteration) for iteration in measurements.iterations]
     # Times at the usual pace are used if they predict left-out iterations better.
-    if paces and runs:
-        tried.append(
-            [replace(run, ranks=relate_run(run.ranks, run.family, paces).ranks) for run in runs]
-        )
-    alone, parallel = (
-        [[r for r in own if (len(r.graphs) > 1) == many] for own in tried] for many in (False, True)
-    )
-    if not (alone and alone[0]):
+    tried = [as_measured]
+    if paces:
+        tried.append([_relate(run, paces) for run in as_measured])
+    single = [[run for run in runs if len(run.graphs) == 1] for runs in tried]
+    parallel = [[run for run in runs if len(run.graphs) > 1] for runs in tried]
+    if not single[0]:
         return platform
-    fits, context, caches = [], platform.context, platform.context.caches
-    for share in _HELD:
-        if caches is not None:
-            context = replace(context, caches=caches.with_values({"l3_share": share}))
-        held = replace(platform, context=context)
-        costs = [price([run.graphs[0]], held, dtype=run.graphs[0].dtype)[0] for run in alone[0]]
-        fits += [_fit_families(list(map(_join_times, own, costs)), context) for own in alone]
-    found = min(
-        fits,
-        key=lambda context: _square_errors(
-            {k: f for k, f in context.iterations.items() if k != ANY}
-        ),
-    )
-    platform = replace(platform, context=found)
+    platform = replace(platform, context=_fit_single(single, platform))
     if not parallel[0]:
         return platform
     # Prior of the delay of a collective: median minus lower quartile of isolated calls.
     delays = [collective.median - collective.q1 for collective in measurements.collectives]
     delay = max(float(np.mean(delays)), 1e-5)
     return replace(platform, context=_fit_parallel(parallel, platform, delay))
+
+
+def _relate(run: _Run, paces: Mapping[str, Pace]) -> _Run:
+    """A measured iteration at the usual pace of the machine."""
+    return replace(run, ranks=relate_run(run.ranks, run.family, paces).ranks)
 
 
 def _square_errors(fits: Mapping[str, Fit]) -> float:
@@ -152,6 +141,35 @@ def _join_times(run: _Run, costs: Costs) -> _Run:
         if kernel.kind != "collective"
     }
     return replace(run, classes=classes)
+
+
+def _fit_single(tried: Sequence[Sequence[_Run]], platform: Platform) -> Context:
+    """Fit the context of iterations on one rank: the times of those that were tried, and the share
+    of the last cache, with which iterations that are left out are predicted best."""
+    contexts = []
+    for share in _HELD:
+        context = platform.context
+        if context.caches is not None:
+            caches = context.caches.with_values({"l3_share": share})
+            context = replace(context, caches=caches)
+        with_share = replace(platform, context=context)
+        costs = [_price_alone(run, with_share) for run in tried[0]]
+        for runs in tried:
+            joined = [_join_times(run, cost) for run, cost in zip(runs, costs, strict=True)]
+            contexts.append(_fit_families(joined, context))
+    return min(contexts, key=lambda context: _square_errors(_without_any(context.iterations)))
+
+
+def _price_alone(run: _Run, platform: Platform) -> Costs:
+    """Times of the operations of an iteration on one rank, alone."""
+    graph = run.graphs[0]
+    [costs] = price([graph], platform, dtype=graph.dtype)
+    return costs
+
+
+def _without_any(fits: Mapping[str, Fit]) -> dict[str, Fit]:
+    """The fits of families that were measured."""
+    return {family: fit for family, fit in fits.items() if family != ANY}
 
 
 _Find: TypeAlias = Callable[[str], Mapping[str, float]]

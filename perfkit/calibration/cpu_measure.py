@@ -27,7 +27,7 @@ from perfkit.measure.records import (
     MeasuredIteration,
     MeasuredKernel,
     MeasuredRank,
-    read_ranks,
+    read_measured_ranks,
     read_record,
     write_record,
 )
@@ -194,7 +194,7 @@ def measure_samples(
     measured = []
     for sample in samples:
         names = [f"{number}-{sample.name}" for number in range(passes)]
-        ranks = [read_ranks(results[name], f"{stage} {name}") for name in names]
+        ranks = [read_measured_ranks(results[name], f"{stage} {name}") for name in names]
         measured.append(MeasuredSample(sample, ranks))
     return measured
 
@@ -204,7 +204,7 @@ def _measure_steadily(job: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
     disturbed results. What every rank saw, as plain JSON."""
 
     def measure() -> list[MeasuredRank]:
-        return read_ranks(run_processes(job, ranks=ranks), "iteration")
+        return read_measured_ranks(run_processes(job, ranks=ranks), "iteration")
 
     def disagree(seen: Sequence[MeasuredRank]) -> float:
         return max(map(find_disagreement, seen))

@@ -17,6 +17,7 @@ from perfkit.ground.units import format_bytes
 from perfkit.measure.folders import find_cache
 from perfkit.measure.machine import gather_facts, list_versions
 from perfkit.measure.processes import ENVIRONMENT, run_processes
+from perfkit.measure.records import ReferenceTimes, read_record
 from perfkit.models.kernels import REFERENCES
 from perfkit.recording import check_torch
 
@@ -148,16 +149,17 @@ def _frequency(root: Path) -> _Found:
 
 def _steadiness(root: Path) -> _Found:
     """How much the speed of the machine changes within some seconds, and the accuracy to expect."""
-    found = run_processes({"task": "references", "seconds": _WATCHED}, timeout=90)[0]
-    windows = np.array_split(np.log(found["references"]), round(2 * _WATCHED))
+    row = run_processes({"task": "references", "seconds": _WATCHED}, timeout=90)[0]
+    times = read_record(ReferenceTimes, row, "references")
+    windows = np.array_split(np.log(times.references), round(2 * _WATCHED))
     moved = np.std([np.median(part, axis=0) for part in windows if len(part)], axis=0)
     single = ", ".join(f"{name} {share:.0%}" for name, share in zip(REFERENCES, moved, strict=True))
     expected = float(np.hypot(USUAL_ERROR, moved.mean()))
     detail = (
         f"within {_WATCHED:.0f} s: {single}; expect mean errors of about {expected:.0%} in a check"
     )
-    if found["core_share"] < 0.97:
-        return False, f"{detail}; other programs took {1 - found['core_share']:.0%} of the core"
+    if times.core_share < 0.97:
+        return False, f"{detail}; other programs took {1 - times.core_share:.0%} of the core"
     return (True if moved.mean() < 0.1 else None), detail
 
 

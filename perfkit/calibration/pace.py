@@ -90,33 +90,38 @@ def _weigh(ranks: Sequence[MeasuredRank], usual: Mapping[str, float]) -> Pace:
     them."""
     from scipy.optimize import nnls
 
-    def move(times: Any) -> Array:
-        logs: Array = np.log(times)
-        return logs - np.median(logs, axis=0)
-
-    moved = [move(rank.references) for rank in ranks]
-    blocks = [move(rank.blocks) for rank in ranks]
-    # single stalls do not count
-    limits = [max(0.3, 4.5 * float(np.median(np.abs(logs)))) for logs in blocks]
-    seen = np.concatenate(
-        [np.clip(logs, -limit, limit) for logs, limit in zip(blocks, limits, strict=True)]
-    )
-    before, after = (
-        np.concatenate([own[:-1] for own in moved]),
-        np.concatenate([own[1:] for own in moved]),
-    )
-    square, beside, weights = before.T @ after, (before + after) / 2, _PRIOR
-    values, vectors = np.linalg.eigh((square + square.T) / 2)
+    references = [_find_moves(rank.references) for rank in ranks]
+    blocks = np.concatenate([_clip_stalls(_find_moves(rank.blocks)) for rank in ranks])
+    before = np.concatenate([moves[:-1] for moves in references])
+    after = np.concatenate([moves[1:] for moves in references])
+    around = (before + after) / 2
+    # the references before and after a block have the pace in common, but not the noise
+    common = before.T @ after
+    values, vectors = np.linalg.eigh((common + common.T) / 2)
+    weights = _PRIOR
     for _ in range(3):
-        trust = _ALIKE * max(float(np.var(seen - beside @ weights)), 1e-6) / _TRUST**2
-        held = np.sqrt(np.maximum(values, 0.0) + trust)
-        weights, _ = nnls(
-            held[:, None] * vectors.T, vectors.T @ (beside.T @ seen + trust * _PRIOR) / held
-        )
-    names = {
+        noise = max(float(np.var(blocks - around @ weights)), 1e-6)
+        trust = _ALIKE * noise / _TRUST**2
+        root = np.sqrt(np.maximum(values, 0.0) + trust)
+        pulled = around.T @ blocks + trust * _PRIOR
+        weights, _ = nnls(root[:, None] * vectors.T, vectors.T @ pulled / root)
+    named = {
         f"{name}_weight": float(weight) for name, weight in zip(REFERENCES, weights, strict=True)
     }
-    return Pace.build({**usual, **names}, n=len(seen))
+    return Pace.build({**usual, **named}, n=len(blocks))
+
+
+def _find_moves(times: Any) -> Array:
+    """Logarithms of times over their median [-]."""
+    logs: Array = np.log(times)
+    return logs - np.median(logs, axis=0)
+
+
+def _clip_stalls(moves: Array) -> Array:
+    """The moves of blocks within 4.5 times their median size, or 0.3: single stalls do not
+    count."""
+    limit = max(0.3, 4.5 * float(np.median(np.abs(moves))))
+    return np.clip(moves, -limit, limit)
 
 
 def relate_kernels(

@@ -19,7 +19,7 @@ from perfkit.ground.units import check_positive, format_bytes, format_table, for
 from perfkit.measure.folders import open_campaign
 from perfkit.measure.machine import describe_machine, gather_facts, list_versions
 from perfkit.measure.processes import check_processors, run_processes
-from perfkit.measure.records import read_ranks
+from perfkit.measure.records import read_measured_ranks
 from perfkit.measure.samples import Sample, dump
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
@@ -243,7 +243,9 @@ def measure_trials(
     for name, model in chosen.items():
         for place, (plan, proposed) in enumerate(methods[name].items()):
             passes = [
-                read_ranks([rank[place] for rank in found[f"{turn}-{name}"]], f"{turn}-{name}")
+                read_measured_ranks(
+                    [rank[place] for rank in found[f"{turn}-{name}"]], f"{turn}-{name}"
+                )
                 for turn in (0, 1)
             ]
             with keep_quiet():  # no warnings about predictions that were measured

@@ -199,6 +199,22 @@ class LadderStep:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReferenceTimes:
+    """The references alone, see `perfkit.measure.timing.Reference`.
+
+    Parameters
+    ----------
+    references : list of list of float
+        Times of the three references in every call [s].
+    core_share : float
+        Share of a core during the calls [-].
+    """
+
+    references: list[list[float]]
+    core_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class MeasuredRank(Timing):
     """Iterations as one rank saw them.
 
@@ -509,7 +525,7 @@ def _read_collective(row: Any, place: str) -> MeasuredCollective:
     return collective
 
 
-def read_ranks(rows: Any, place: str) -> list[MeasuredRank]:
+def read_measured_ranks(rows: Any, place: str) -> list[MeasuredRank]:
     """Read what each rank saw of an iteration.
 
     Parameters
@@ -543,5 +559,5 @@ def read_iteration(row: Mapping[str, Any], place: str) -> MeasuredIteration:
         With the records of its ranks.
     """
     return read_record(
-        MeasuredIteration, {**row, "runs": read_ranks(row["runs"], f"{place}.runs")}, place
+        MeasuredIteration, {**row, "runs": read_measured_ranks(row["runs"], f"{place}.runs")}, place
     )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from perfkit.ground.units import check_positive, is_listed, show
-from perfkit.measure.records import CollectiveSamples, LadderStep, Timing
+from perfkit.measure.records import CollectiveSamples, LadderStep, ReferenceTimes, Timing
 
 #: Shortest sample [s]: faster calls are timed in groups. Fewest and most samples of one thing [-].
 _SAMPLE, LEAST, MOST = 2e-4, 6, 400
@@ -230,7 +230,7 @@ class Reference:
         return min(1.0, self._core / max(self._wall, 1e-9))
 
 
-def time_references(*, seconds: float) -> dict[str, Any]:
+def time_references(*, seconds: float) -> ReferenceTimes:
     """Time the references alone, repeatedly.
 
     Parameters
@@ -240,14 +240,14 @@ def time_references(*, seconds: float) -> dict[str, Any]:
 
     Returns
     -------
-    result : dict
-        ``references``: times of every call [s], and their ``core_share`` [-].
+    result : ReferenceTimes
+        Times of every call.
     """
-    found: list[Any] = []
+    times: list[list[float]] = []
     reference, end = Reference(), time.perf_counter() + seconds
-    while not found or time.perf_counter() < end:
-        found.append(reference().tolist())
-    return {"references": found, "core_share": reference.core_share}
+    while not times or time.perf_counter() < end:
+        times.append(reference().tolist())
+    return ReferenceTimes(references=times, core_share=reference.core_share)
 
 
 def make_collective(
