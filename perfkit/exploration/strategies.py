@@ -26,12 +26,12 @@ from perfkit.platform.estimates import find_interval, keep_quiet
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import RESOURCES
-from perfkit.prediction.memory import HELD
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.strategies import PARTS, price_strategies
 from perfkit.prediction.uncertainty import has_idle_tensor_cores, say_idle_tensor_cores
 from perfkit.sharding.planner import InfeasibleError, shard
 from perfkit.workloads.blocks import UNFUSED
+from perfkit.workloads.columns import HeldMemory
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import KINDS, Placement, Plan
 from perfkit.workloads.strategy import Strategy, list_fits
@@ -369,7 +369,11 @@ def explore(
     # the last ones are shown of a wide table
     columns = heads | {"low": low, "high": high} | found | speed
     frame = polars.DataFrame(
-        {name: own[order] for name, own in columns.items() if plans or name not in HELD}
+        {
+            name: own[order]
+            for name, own in columns.items()
+            if plans or name not in HeldMemory._fields
+        }
     )
     what = model.description if isinstance(model, DLRM) else model.without_sharing().description
     about = f"{what} on {' or '.join(map(str, counts))} ranks of {where.name}"

@@ -23,8 +23,6 @@ WORKSPACE = 2 * 32 * 2.0**20
 #: what is computed from them; tables; what collectives send and receive; workspaces of libraries
 #: and optimizers.
 PARTS = ("parameters", "gradients", "states", "activations", "tables", "communication", "workspace")
-#: Uses that are known of the ranks of a strategy.
-HELD = ("parameters", "gradients", "states", "activations", "communication", "workspace")
 #: Operations of the kind ``copy`` that copy sharded weights before and after their collectives.
 _PACKING = ("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat")
 _AT = {name: number for number, name in enumerate(PARTS)}
@@ -282,21 +280,21 @@ def measure_memory(graphs: Sequence[Graph], platform: Platform) -> Memory:
 
 def _measure(graph: Graph, platform: Platform) -> Memory:
     """Memory of a rank; a captured graph that is compiled allocates less than it recorded."""
+    on_device = platform.device.kind != "cpu"
+    if graph.held is not None:
+        parts = dict.fromkeys(PARTS, 0.0) | graph.held._asdict()
+        parts["workspace"] += WORKSPACE * on_device
+        return Memory(parts, platform.memory_of_rank)
     buffers = np.concatenate(
         [graph.accesses.buffer, graph.weights.buffer, graph.allocations.buffer]
     )
-    part = np.append(
-        _sort_buffers(graph, int(buffers.max(initial=0)) + 1), [_AT[name] for name in HELD]
-    )
-    # buffers below 0 are the parts of a strategy
-    captured = (graph.allocations.buffer < 0).any() or (
-        len(graph.allocations) > 0 and graph.execution != "compiled"
-    )
+    part = _sort_buffers(graph, int(buffers.max(initial=0)) + 1)
+    captured = len(graph.allocations) > 0 and graph.execution != "compiled"
     streams = [graph.allocations]
     if len(graph.accesses) and not captured:
         lives = find_lives(graph, part == _AT["gradients"])
         stream = np.zeros(len(part), dtype=int)
-        if platform.device.kind != "cpu":
+        if on_device:
             stream = _find_streams(graph, len(part))
         of_life = stream[lives.buffers]
         streams = [_list_allocations(lives.select(of_life == one)) for one in np.unique(of_life)]
@@ -308,7 +306,7 @@ def _measure(graph: Graph, platform: Platform) -> Memory:
         )
     if not captured:
         held[[_AT["tables"], _AT["states"]]] += sum_untouched(graph, graph.tables)
-    held[_AT["workspace"]] += WORKSPACE * (platform.device.kind != "cpu")
+    held[_AT["workspace"]] += WORKSPACE * on_device
     return Memory(dict(zip(PARTS, held.tolist(), strict=True)), platform.memory_of_rank)
 
 

@@ -471,7 +471,7 @@ def record_micro_batch(model: Transformer, s: Strategy, execution: str | None) -
     executed = execute([graph], execution)[0]
     if executed.execution == "compiled":
         executed = _hand_weights_to_regions(executed)
-    by_region = ByRegion(*(np.broadcast_to(weights[name], len(batch)) for name in REGIONS))
+    by_region = ByRegion(*(np.broadcast_to(of_region, len(batch)) for of_region in weights))
     return MicroBatch(executed, graph, by_region)
 
 

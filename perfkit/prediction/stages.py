@@ -11,7 +11,6 @@ import numpy as np
 from perfkit.ground.units import Array, check_type, show
 from perfkit.models.partitions import Step, list_steps
 from perfkit.platform.platform import Platform
-from perfkit.prediction.memory import HELD
 from perfkit.prediction.micro_batches import (
     CORES,
     PAIRS,
@@ -25,8 +24,8 @@ from perfkit.workloads.blocks import PARALLEL
 from perfkit.workloads.columns import (
     ONE_CALL,
     Accesses,
-    Allocations,
     Features,
+    HeldMemory,
     HostCalls,
     OperationSizes,
     Wait,
@@ -542,8 +541,8 @@ class _Maker:
             )
         ]
 
-    def finish(self, programs: Sequence[_Program], ranks: int, **about: Any) -> list[Graph]:
-        """The graphs of programs; `about` are other fields of each."""
+    def finish(self, programs: Sequence[_Program], ranks: int, held: HeldMemory) -> list[Graph]:
+        """The graphs of programs, each with the memory of the fullest rank."""
         table, layers = self.table, self.model.layers
         features = Features.from_rows(table.sizes, table.host_calls)
         traffic = np.array(table.traffic)
@@ -570,7 +569,7 @@ class _Maker:
                 ranks=ranks,
                 waits=program.list_waits(),
                 execution=self.graph.execution,
-                **about,
+                held=held,
             )
             # the same as those of its labels, of which there are many more
             vars(graph)["classes"] = table.find_classes(rows)
@@ -654,9 +653,7 @@ def make_stages(
     if stated is not None:
         return execute(stated.graphs(ranks, accelerator=True), execution)
     priced = price_strategies(model, platform, Strategy.stack([s]), execution)
-    held = Allocations.from_rows(
-        [(place, float(priced[name][0])) for place, name in enumerate(HELD, -len(HELD))]
-    )
+    held = HeldMemory(**{use: float(priced[use][0]) for use in HeldMemory._fields})
     maker, apart = _Maker(model, s, execution), int(s.tp * s.cp * s.dp)
     often = sum(len(maker.passes["layers", phase, False].rows) for phase in _PHASES[:2])
     if (count := often * maker.micro * model.layers) > _MOST:
@@ -676,19 +673,13 @@ def make_stages(
     groups = tuple(tuple(range(0, count * step, step)) for count, step in near)
     programs = [maker.make(stage) for stage in range(s.pp)]
     graphs = []
-    for stage, graph in enumerate(maker.finish(programs, ranks, allocations=held)):
+    for stage, graph in enumerate(maker.finish(programs, ranks, held)):
         for rank in range(stage * apart, (stage + 1) * apart):
             lines = [range(rank % apart, ranks, apart)[k] for k in range(s.pp)]
             pairs = [
                 tuple(sorted(pair)) for pair in zip(lines, [*lines[1:], lines[0]], strict=True)
             ]
-            own = replace(graph, groups=groups + tuple(pair for pair in pairs for _ in range(2)))
-            vars(own).update(
-                {
-                    name: getattr(graph, name)
-                    for name in ("content", "classes", "kernels", "collectives")
-                }
-            )
+            own = graph.with_groups(groups + tuple(pair for pair in pairs for _ in range(2)))
             graphs.append(own)
     return graphs
 

@@ -8,11 +8,11 @@ import numpy as np
 from perfkit.ground.units import Array
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import join_host
-from perfkit.prediction.memory import HELD, WORKSPACE
+from perfkit.prediction.memory import WORKSPACE
 from perfkit.prediction.stage_replicas import Exchange
 from perfkit.prediction.strategy_case import Case, count_updated, make_case
 from perfkit.prediction.strategy_hosts import count_rounds, time_exchange_work
-from perfkit.prediction.strategy_memory import StrategyMemory, measure_strategies
+from perfkit.prediction.strategy_memory import measure_strategies
 from perfkit.prediction.strategy_passes import (
     MicroBatchParts,
     Passes,
@@ -28,6 +28,7 @@ from perfkit.prediction.strategy_replicas import (
 )
 from perfkit.prediction.strategy_runs import find_rough, run_passes
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
+from perfkit.workloads.columns import HeldMemory
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
 
@@ -92,7 +93,7 @@ class StrategyPrices(NamedTuple):
         Whether passes were run [-].
     spread : array
         Standard deviation of the logarithm of the time [-].
-    memory : StrategyMemory
+    memory : HeldMemory
         Memory of the fullest rank.
     needs : array
         All of it, with workspaces of libraries [B].
@@ -101,7 +102,7 @@ class StrategyPrices(NamedTuple):
     times: StrategyTimes
     run: np.ndarray
     spread: Array
-    memory: StrategyMemory
+    memory: HeldMemory
     needs: Array
 
 
@@ -148,7 +149,7 @@ def price_strategies(
         of ``tensor``, ``context``, ``experts`` and ``stages``; ``host``; ``bubble``; ``replicas``
         (gradients and weights); ``update`` [s]. ``run``, whether passes were run. ``spread`` of the logarithm of the time [-].
         ``needs``, the memory of the fullest rank, and its parts, see
-        `perfkit.prediction.memory.HELD` [B].
+        `perfkit.workloads.columns.HeldMemory` [B].
 
     Raises
     ------
@@ -169,9 +170,7 @@ def price_strategies(
     columns["run"] = prices.run
     columns["spread"] = prices.spread
     columns["needs"] = prices.needs
-    for use in HELD:
-        columns[use] = getattr(prices.memory, use)
-    return columns
+    return columns | prices.memory._asdict()
 
 
 def check_device(platform: Platform) -> None:

@@ -14,34 +14,9 @@ from perfkit.prediction.micro_batches import MicroBatchTimes, Sizes
 from perfkit.prediction.strategy_case import Case, StageLayers, average_owners
 from perfkit.prediction.strategy_records import map_arrays
 from perfkit.workloads.blocks import UNFUSED
+from perfkit.workloads.columns import HeldMemory
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
-
-
-class StrategyMemory(NamedTuple):
-    """Memory of the fullest rank by use, without the workspaces of libraries.
-
-    Parameters
-    ----------
-    parameters, gradients, states, activations : array
-        Weights, sums and new gradients of them, states of the optimizer, and activations [B].
-    communication : array
-        What collectives and messages hold [B].
-    workspace : array
-        What kernels of the update write beside their results [B].
-    """
-
-    parameters: Array
-    gradients: Array
-    states: Array
-    activations: Array
-    communication: Array
-    workspace: Array
-
-    @property
-    def total(self) -> Array:
-        """All of it [B]."""
-        return np.asarray(sum(self))
 
 
 class _Candidate(NamedTuple):
@@ -108,7 +83,7 @@ class _Activations(NamedTuple):
     logits: Array
 
 
-def measure_strategies(case: Case) -> StrategyMemory:
+def measure_strategies(case: Case) -> HeldMemory:
     """Memory of the fullest rank of each strategy.
 
     Parameters
@@ -118,7 +93,7 @@ def measure_strategies(case: Case) -> StrategyMemory:
 
     Returns
     -------
-    memory : StrategyMemory
+    memory : HeldMemory
         Bytes by use.
 
     Notes
@@ -138,7 +113,7 @@ def measure_strategies(case: Case) -> StrategyMemory:
     reduced = sizes.wide * all_weights / shards
     unreduced = np.where(s.zero > 0, np.maximum(fullest.gradients - reduced, 0.0), 0.0)
     messages = _hold_messages(model, s, sizes, weights, stages)
-    return StrategyMemory(
+    return HeldMemory(
         parameters=_hold_parameters(s, sizes, all_weights, owners),
         gradients=fullest.gradients - unreduced,
         states=_hold_states(model, s, sizes, all_weights, owners),

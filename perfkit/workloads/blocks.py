@@ -532,9 +532,23 @@ def _exchange_shards(tape: Tape, model: Any, wide: int) -> None:
         units.reduce(unit, True)
 
 
+class RegionWeights(NamedTuple):
+    """Trained numbers of the regions of a Transformer on one rank.
+
+    Parameters
+    ----------
+    embeddings, layer, head : int or array
+        Of the embeddings, of one layer, and of the head [-].
+    """
+
+    embeddings: Any
+    layer: Any
+    head: Any
+
+
 def record_part(
     model: Any, share: RankShare, *, autocast: bool = False, exchange: str = "shards"
-) -> tuple[Graph, dict[str, Any]]:
+) -> tuple[Graph, RegionWeights]:
     """Record one micro-batch of embeddings, one layer and the head on a rank, and the update of
     their weights.
 
@@ -567,8 +581,8 @@ def record_part(
         ``exchange.scatter.ends``);
         besides a copy of all gradients (``exchange.whole``), and, with mixed precision that is not
         autocast, of all weights that were updated (``exchange.narrow``).
-    weights : dict of str to array
-        Trained numbers of ``embeddings``, ``layers`` (one layer) and ``head`` [-].
+    weights : RegionWeights
+        Trained numbers of each region.
 
     Raises
     ------
@@ -582,11 +596,11 @@ def record_part(
     record_forward(tape, model, share, 1, nullcontext)
     in_layer = [number for number, weight in enumerate(tape.trained) if weight.layer == 0]
     first, end = in_layer[0], in_layer[-1] + 1
-    weights = {
-        "embeddings": sum(weight.numel for weight in tape.trained[:first]),
-        "layers": sum(weight.numel for weight in tape.trained[first:end]),
-        "head": sum(weight.numel for weight in tape.trained[end:]),
-    }
+    weights = RegionWeights(
+        embeddings=sum(weight.numel for weight in tape.trained[:first]),
+        layer=sum(weight.numel for weight in tape.trained[first:end]),
+        head=sum(weight.numel for weight in tape.trained[end:]),
+    )
     wide = 4 if model.mixed else tape.itemsize
     for weight in tape.trained:
         weight.gradient_sum = tape.tensor(*weight.shape, itemsize=wide)

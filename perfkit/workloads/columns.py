@@ -391,7 +391,7 @@ class Allocations:
     Parameters
     ----------
     buffer : array of int
-        Number of the buffer; below 0 for parts of the memory of a strategy [-].
+        Number of the buffer [-].
     nbytes : array
         Bytes that are allocated, negative for a release [B].
     """
@@ -407,6 +407,32 @@ class Allocations:
         """Turn rows of buffer numbers and bytes into columns."""
         buffers, nbytes = zip(*rows, strict=True) if rows else ((), ())
         return cls(np.array(buffers, dtype=np.intp), np.array(nbytes, dtype=float))
+
+
+class HeldMemory(NamedTuple):
+    """Memory of the fullest rank of a strategy by use, without the workspaces of libraries.
+
+    Parameters
+    ----------
+    parameters, gradients, states, activations : float or array
+        Weights, sums and new gradients of them, states of the optimizer, and activations [B].
+    communication : float or array
+        What collectives and messages hold [B].
+    workspace : float or array
+        What kernels of the update write beside their results [B].
+    """
+
+    parameters: Any
+    gradients: Any
+    states: Any
+    activations: Any
+    communication: Any
+    workspace: Any
+
+    @property
+    def total(self) -> Any:
+        """All of it [B]."""
+        return sum(self)
 
 
 class Wait(NamedTuple):

@@ -2,7 +2,7 @@
 they read and write."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from perfkit.workloads.columns import (
     Accesses,
     Allocations,
     Features,
+    HeldMemory,
     Owners,
     Wait,
     Waits,
@@ -204,6 +205,8 @@ class Graph(Tabular):
     allocations : Allocations
         Allocations in their order, first those made before the iteration. Empty if a buffer exists
         from its first to its last use.
+    held : HeldMemory or None
+        Memory of the fullest rank of a strategy; None where it follows from the operations.
     notes : tuple of str
         Assumptions of the recording; predictions show them as warnings.
     execution : str
@@ -234,6 +237,7 @@ class Graph(Tabular):
     weights: Weights = field(default_factory=Weights.from_rows)
     owners: Owners = field(default_factory=Owners.from_rows)
     allocations: Allocations = field(default_factory=Allocations.from_rows)
+    held: HeldMemory | None = None
     notes: tuple[str, ...] = ()
     execution: str = "eager"
     device: str = ""
@@ -337,6 +341,28 @@ class Graph(Tabular):
             [of_class.kind == kind for of_class in self.classes.distinct], dtype=bool
         )
         return np.flatnonzero(is_of_kind[self.classes.of_operation])
+
+    def with_groups(self, groups: tuple[tuple[int, ...], ...]) -> "Graph":
+        """The same operations of another rank, whose groups have other members.
+
+        Parameters
+        ----------
+        groups : tuple of tuple of int
+            Ranks of each communicator, as many as this graph has, or as its operations name [-].
+
+        Returns
+        -------
+        graph : Graph
+            It shares what was found about these operations.
+        """
+        other = replace(self, groups=groups)
+        other.__dict__.update(
+            content=self.content,
+            classes=self.classes,
+            kernels=self.kernels,
+            collectives=self.collectives,
+        )
+        return other
 
     @cached_property
     def collective_waits(self) -> list[Wait]:
