@@ -42,6 +42,8 @@ SIGMA_UNSEEN_PROTOCOL = 0.4
 #: Spread [-] where all of a start-up turns into transfer, or the reverse, beyond the fitted sizes;
 #: docs/formulas.md, table 1.3.
 CHANGE = 0.6
+#: A message whose start-up is nothing beside its transfer [B].
+ALL_TRANSFER = 1e18
 #: Relative step of numerical slopes [-].
 _STEP = 1e-4
 #: Operations in which a rank sends all of its message between nodes or regions. Of the others, the
@@ -75,6 +77,21 @@ class NoExchange(CollectiveCost):
 
 
 # Fits.
+
+
+class RingLink(NamedTuple):
+    """A link of a ring.
+
+    Parameters
+    ----------
+    alpha : float
+        Latency of a hop [s].
+    beta : float
+        Time per byte, one way [s/B].
+    """
+
+    alpha: float
+    beta: float
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -143,15 +160,15 @@ class FittedCost(CollectiveCost):
             mean = mean * curve.fit.time(nbytes, self.operation, curve.ranks) ** curve.weight
         return np.asarray(mean)
 
-    def invert_ring(self) -> tuple[float, float]:
-        """Latency of a hop [s], from the smallest fitted size, and time per byte [s/B] of a link,
-        if this is a ring."""
-        huge = 1e18  # nothing but transfer
-        time_of_smallest, time_of_huge = self.time(np.array([self.smallest, huge])).tolist()
-        beta = time_of_huge / huge
+    def invert_ring(self) -> RingLink:
+        """The link of a ring that takes these times: the latency from the smallest fitted size, the
+        time per byte from a message so large that its start-up is nothing."""
+        sizes = np.array([self.smallest, ALL_TRANSFER])
+        time_of_smallest, time_of_largest = self.time(sizes).tolist()
+        beta = time_of_largest / ALL_TRANSFER
         steps = float(forms.ring_steps(self.operation, self.ranks))
         hop = max(time_of_smallest - beta * self.smallest, 0.0) / steps
-        return hop, beta / float(forms.bus_factor(self.operation, self.ranks))
+        return RingLink(hop, beta / float(forms.bus_factor(self.operation, self.ranks)))
 
     def price(self, nbytes: Array) -> CollectiveTime:
         """Times with spread; outside what was fitted, the warnings name the one sample that would

@@ -8,7 +8,7 @@ import numpy as np
 
 from perfkit.fitting import OverRanks
 from perfkit.fitting.parameters import Key
-from perfkit.ground.units import Array, check_choice, check_positive, check_type, show
+from perfkit.ground.units import Array, check_choice, check_positive, check_type, format_rate, show
 from perfkit.models import collectives as forms
 from perfkit.models import hierarchy
 from perfkit.models.algorithms import ALGORITHMS
@@ -31,6 +31,7 @@ from perfkit.platform.collective_costs import (
     RailCost,
     RegionsCost,
     RingCost,
+    RingLink,
     TextbookCost,
     TreeCost,
     TwoLevelAllToAll,
@@ -243,6 +244,12 @@ def _find_textbook(machine: Machine, operation: str, ranks: int, algorithm: str)
         raise lacks_model(machine, operation, f"model for the collective {operation!r} on {where}")
     link = find_link(machine, "intra", operation, f"by {algorithm}")
     alpha, beta = link.latency.value, 1.0 / link.bandwidth.value
+    of_link = "the link inside nodes"
+    measured = _find_measured_link(machine, operation, ranks)
+    if measured is not None and measured.beta > beta:
+        alpha, beta = measured
+        rates = [format_rate(rate, "B/s") for rate in (1.0 / beta, link.bandwidth.value)]
+        of_link = f"the {rates[0]} of {rates[1]} that measured collectives reach inside nodes"
     numbers = f"alpha_hop = {alpha:.4g} s, beta_link = {beta:.4g} s/B"
     what = f"{operation} by {algorithm} on {ranks} ranks was not measured"
     return TextbookCost(
@@ -250,8 +257,23 @@ def _find_textbook(machine: Machine, operation: str, ranks: int, algorithm: str)
         algorithm=algorithm,
         sizes={"ranks": ranks, "alpha_hop": alpha, "beta_link": beta},
         formula=f"{algorithm} of the textbook, {numbers}",
-        note=f"{what}: textbook form and the link inside nodes",
+        note=f"{what}: textbook form and {of_link}",
     )
+
+
+def _find_measured_link(machine: Machine, operation: str, ranks: int) -> RingLink | None:
+    """The link inside a node as measured collectives use it; None where the operation was not
+    measured.
+
+    A datasheet knows neither protocols nor a path through the memory of the host, which 8 L40S
+    without NVLink take: measured collectives reach 1.5 of 32 GB/s there.
+    """
+    library = find_fitted_cost(machine, operation, ranks)
+    if library is None:
+        return None
+    link = library.invert_ring()
+    beta = _find_measured_beta(machine, operation, ranks)
+    return link if beta is None else RingLink(link.alpha, beta)
 
 
 # Over nodes.
@@ -269,18 +291,19 @@ def _compose(machine: Machine, operation: str, nodes: int, algorithm: str) -> Co
         raise ValueError(
             f"algorithm is {algorithm!r}; across nodes there is no form of it; {advice}"
         )
-    cost = COMPOSITIONS[algorithm](machine, operation, nodes)
+    composition = COMPOSITIONS[algorithm]
     rail_is_measured = any(
         key.algorithm == "rail" for key in machine.collectives_by_operation.get(operation, {})
     )
     return ComposedCost(
-        cost,
+        composition.find(machine, operation, nodes),
         operation,
         local,
         nodes,
-        least_spread=SIGMA_OF_PAIR if algorithm == "rail" else SIGMA_COMPOSED,
+        least_spread=composition.least_spread,
         rail_is_measured=rail_is_measured,
-        is_guess=algorithm == "tree" or (algorithm == "ring" and not rail_is_measured),
+        is_guess=composition.is_guess
+        or (composition.is_guess_without_rail and not rail_is_measured),
     )
 
 
@@ -308,6 +331,18 @@ class _RingLinks(NamedTuple):
     beta_rail: float  # time per byte of a rail [s/B]
 
 
+def _find_measured_beta(machine: Machine, operation: str, ranks: int) -> float | None:
+    """Time per byte of a link inside a node [s/B] as measured collectives use it: the stages of the
+    operation, such as reduce_scatter and all_gather of an all_reduce, go around a ring. None where
+    one of them was not measured."""
+    stages = hierarchy.LEVELS.get(operation, ())
+    fitted_stages = [find_fitted_cost(machine, stage, ranks) for stage in stages]
+    betas = [stage.invert_ring().beta for stage in fitted_stages if stage is not None]
+    if not betas or len(betas) < len(stages):
+        return None
+    return sum(betas) / len(betas)
+
+
 def _find_ring_links(
     machine: Machine, operation: str, nodes: int, fitted: FittedCost | None
 ) -> _RingLinks:
@@ -316,13 +351,11 @@ def _find_ring_links(
     local, over = machine.network.ranks_per_node, f"over {nodes} nodes"
     beta_intra = 0.0
     if local > 1:
-        stages = hierarchy.LEVELS.get(operation, ())
-        fitted_stages = [find_fitted_cost(machine, stage, local) for stage in stages]
-        betas = [stage.invert_ring()[1] for stage in fitted_stages if stage is not None]
-        if betas and len(betas) == len(stages):
-            beta_intra = sum(betas) / len(betas)
-        else:
+        measured = _find_measured_beta(machine, operation, local)
+        if measured is None:
             beta_intra = 1.0 / find_link(machine, "intra", operation, over).bandwidth.value
+        else:
+            beta_intra = measured
     if fitted is not None:
         alpha_rail, beta_rail = fitted.invert_ring()
         return _RingLinks(beta_intra, alpha_rail, beta_rail)
@@ -340,12 +373,13 @@ def _find_ring(machine: Machine, operation: str, nodes: int) -> RingCost:
     ranks = local * nodes
     fitted_rail = find_fitted_cost(machine, operation, nodes, "rail")
     links = _find_ring_links(machine, operation, nodes, fitted_rail)
-    numbers = f"alpha_hop = {links.alpha_rail:.4g} s, beta_intra = {links.beta_intra:.4g} s/B, "
-    numbers += f"beta_rail = {links.beta_rail:.4g} s/B"
     steps = float(forms.ring_steps(operation, ranks))
     steps_between_nodes = float(forms.ring_steps(operation, nodes))
     step = machine.network.starts * hierarchy.STEP
     slower_step = max(links.alpha_rail - step, 0.0)
+    alpha_hop = step + steps_between_nodes / steps * slower_step
+    numbers = f"alpha_hop = {alpha_hop:.4g} s, beta_intra = {links.beta_intra:.4g} s/B, "
+    numbers += f"beta_rail = {links.beta_rail:.4g} s/B"
     # an all_reduce goes around twice, each time as a reduce_scatter does
     turns = steps / (ranks - 1)
     return RingCost(
@@ -353,7 +387,7 @@ def _find_ring(machine: Machine, operation: str, nodes: int) -> RingCost:
         links={
             "ranks_per_node": local,
             "nodes": nodes,
-            "alpha_hop": step + steps_between_nodes / steps * slower_step,
+            "alpha_hop": alpha_hop,
             "beta_intra": links.beta_intra,
             "beta_rail": links.beta_rail,
         },
@@ -457,12 +491,36 @@ def _find_two_protocols(machine: Machine, operation: str, nodes: int) -> Collect
     return TwoProtocols(levels, tree_start_up=network.starts * float(tree))
 
 
-#: How each algorithm is composed over nodes, from a platform, an operation and a number of nodes.
-#: ``flat``, in which all pairs of ranks exchange at once, is a choice of libraries alone.
-COMPOSITIONS: Mapping[str, Callable[[Machine, str, int], CollectiveCost]] = {
-    "ring": _find_ring,
-    "tree": _find_tree,
-    "rail": _find_pair_on_rail,
-    "two_level": _find_two_level,
-    "flat": _find_flat_all_to_all,
+class Composition(NamedTuple):
+    """How an algorithm is composed over nodes, and how well that is known.
+
+    Parameters
+    ----------
+    find : callable
+        What prices it, of a platform, an operation and a number of nodes.
+    least_spread : float, optional
+        Least spread of its times [-].
+    is_guess : bool, optional
+        Whether start-up and transfer are as uncertain as those of a textbook: nobody compared the
+        form with measurements.
+    is_guess_without_rail : bool, optional
+        Whether they are where nothing was measured with one rank of each node.
+    """
+
+    find: Callable[[Machine, str, int], CollectiveCost]
+    least_spread: float = SIGMA_COMPOSED
+    is_guess: bool = True
+    is_guess_without_rail: bool = True
+
+
+#: How each algorithm is composed over nodes. ``flat``, in which all pairs of ranks exchange at
+#: once, is a choice of libraries alone.
+COMPOSITIONS: Mapping[str, Composition] = {
+    "ring": Composition(_find_ring, is_guess=False),
+    "tree": Composition(_find_tree),
+    "rail": Composition(
+        _find_pair_on_rail, SIGMA_OF_PAIR, is_guess=False, is_guess_without_rail=False
+    ),
+    "two_level": Composition(_find_two_level, is_guess=False, is_guess_without_rail=False),
+    "flat": Composition(_find_flat_all_to_all, is_guess=False, is_guess_without_rail=False),
 }
