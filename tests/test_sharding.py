@@ -648,6 +648,56 @@ def test_large_tables_keep_their_plan_if_an_unused_kind_is_forbidden(
     assert again.plan.placements[0].kind != kind
 
 
+@pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
+@pytest.mark.parametrize("name", ["h100-sxm-8", "a100-sxm-8"])
+@pytest.mark.parametrize("embedding", ["separate", "fused"])
+@pytest.mark.parametrize("batch", [1024, 65536])
+def test_a_plan_is_as_uncertain_as_its_prediction(name: str, embedding: str, batch: int) -> None:
+    model = DLRM(
+        rows=[1000, 30_000, 1_000_000, 3_000_000, 10_000, 200_000, 500, 2_000_000],
+        dim=128,
+        pooling=[4, 30, 10, 1, 20, 8, 16, 2],
+        batch=batch,
+        embedding=embedding,
+    )
+    copied = Placement("data_parallel", tuple(range(8)))
+    plans = (
+        Plan(8, tuple(range(8))),
+        Plan(8, (0,) * 8),
+        Plan(8, (copied, 1, 2, 3, copied, 5, copied, 7)),
+    )
+    for plan in plans:
+        predicted = pk.predict(model, name, ranks=8, plan=plan)
+        spread = price_plan(model, name, plan).spread
+        assert spread == pytest.approx(predicted.spread, rel=0.08), plan
+
+
+def test_the_uncertainty_of_a_plan_is_that_of_the_kernels_that_run() -> None:
+    platform = load_platform("h100-sxm-8")
+    tables = draw_tables(8, seed=0)
+
+    def find_spread(embedding: str, owner: Placement | None, kernel: str, spread: float) -> float:
+        """Spread of a plan where the fit of a kernel has this spread."""
+        fit = replace(platform.kernels[kernel], spread=spread)
+        changed = replace(platform, kernels={**platform.kernels, kernel: fit})
+        workload = TableSet(tables, batch=65536, embedding=embedding)
+        owners = tuple(range(8)) if owner is None else (owner,) * 8
+        return price_plan(workload, changed, Plan(8, owners)).spread
+
+    copied = Placement("data_parallel", tuple(range(8)))
+    cases: list[tuple[str, Placement | None, str, bool]] = [
+        ("separate", None, "embedding_forward._embedding_bag", True),
+        ("separate", None, "embedding_forward", False),
+        ("separate", None, "embedding_backward.sparse", True),
+        ("separate", copied, "embedding_backward.sparse", False),
+        ("fused", None, "embedding_forward", True),
+        ("fused", None, "embedding_forward._embedding_bag", False),
+    ]
+    for embedding, owner, kernel, counts in cases:
+        low, high = (find_spread(embedding, owner, kernel, spread) for spread in (0.1, 0.9))
+        assert (low < high) is counts and (low == high) is not counts, (embedding, kernel)
+
+
 def draw_plan(rng: np.random.Generator, tables: int, ranks: int) -> Plan:
     """A plan of whole tables, evenly or on few ranks, or with some that are split or copied."""
     few = int(rng.integers(1, ranks + 1))

@@ -4,6 +4,7 @@ and of memory."""
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from perfkit.ground.units import Array, steady
 from perfkit.models.embedding import row_traffic, state_bytes
 from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.platform import Platform
+from perfkit.prediction.cost import Costs as OperationCosts
 from perfkit.prediction.cost import price, price_hosts
 from perfkit.workloads import layers
 from perfkit.workloads.columns import Accesses, Features
@@ -207,6 +209,21 @@ class ShardCosts(NamedTuple):
     hot_row: Array
 
 
+class Uncertainty(NamedTuple):
+    """How far off the time of a cost may be.
+
+    Parameters
+    ----------
+    spread : float
+        Standard deviation of the logarithm of the time [-].
+    is_assumed : bool
+        Whether the time rests on an assumption or another machine alone.
+    """
+
+    spread: float
+    is_assumed: bool
+
+
 class Costs:
     """Costs of shards of a workload on a platform and number of ranks.
 
@@ -257,6 +274,8 @@ class Costs:
         #: each table.
         self.hot_row_rank = np.argsort(self.order, kind="stable") % ranks
         self._known: dict[Division, Array] = {}
+        #: Uncertainty of the times of copies, and of all other shards.
+        self._uncertainties: dict[bool, dict[Cost, Uncertainty]] = {}
 
     def _record_rest(self) -> Graph | None:
         """Work of the first rank, with all tables of a DLRM on the other ranks."""
@@ -296,15 +315,60 @@ class Costs:
 
     def seconds(self, graph: Graph, platform: Platform | None = None) -> Array:
         """Device time of each operation inside an iteration [s]."""
+        return self.scale * self._price_operations(graph, platform or self.platform).seconds
+
+    @cached_property
+    def priced_rest(self) -> OperationCosts | None:
+        """Times of the work of a rank without tables, before the scale of an iteration; None if
+        there is none."""
+        if self.rest is None:
+            return None
+        return self._price_operations(self.rest, self.platform)
+
+    def _price_operations(self, graph: Graph, platform: Platform) -> OperationCosts:
+        """Price the operations of one rank."""
         dtype = getattr(self.workload, "dtype", "fp32")
-        [priced] = price([graph], platform or self.platform, dtype=dtype, ranks=self.ranks)
-        return self.scale * priced.seconds
+        [priced] = price([graph], platform, dtype=dtype, ranks=self.ranks)
+        return priced
 
     def issue(self, graph: Graph) -> Array:
         """Host time of each operation inside an iteration [s]."""
         if self.iteration and "per_operation" in self.iteration:
             return np.full(len(graph), self.iteration["per_operation"])
         return np.asarray(np.add(*price_hosts([graph], self.platform)[0]))
+
+    def find_uncertainties(self, *, copied: bool) -> dict[Cost, Uncertainty]:
+        """How far off the device times of copies may be, or those of all other shards; computed
+        once.
+
+        They are those of the fits that price the operations on all tables. The operations of one
+        cost have a common error.
+        """
+        if copied in self._uncertainties:
+            return self._uncertainties[copied]
+        division = Division(Split.COPIES if copied else Split.COLUMNS)
+        divided = self._divide(self.order, division)
+        recorded = _record(self, divided)
+        separate = _repeat_for_tables(recorded, divided.tables, self.fused)
+        priced = self._price_operations(separate.graph, self._scale_caches(divided.cache_scale))
+        seconds = dict.fromkeys(DEVICE_SECONDS, 0.0)
+        errors = dict.fromkeys(DEVICE_SECONDS, 0.0)
+        is_assumed = dict.fromkeys(DEVICE_SECONDS, False)
+        for work, rows in zip(recorded.works, separate.rows, strict=True):
+            if work is Work.OTHER_TRAFFIC or separate.graph.labels[rows[0]].kind == "collective":
+                continue
+            cost = _COST_OF_WORK[work]
+            kernel_class = priced.classes[rows[0]]
+            time = float(priced.seconds[rows].sum())
+            seconds[cost] += time
+            errors[cost] += time * float(priced.spread[kernel_class])
+            is_assumed[cost] |= bool(priced.assumed[kernel_class])
+        uncertainties = dict[Cost, Uncertainty]()
+        for cost, time in seconds.items():
+            spread = errors[cost] / time if time else 0.0
+            uncertainties[cost] = Uncertainty(spread, is_assumed[cost])
+        self._uncertainties[copied] = uncertainties
+        return uncertainties
 
     def shards(self, numbers: np.ndarray, kind: str, share: float | Array = 1.0) -> ShardCosts:
         """Costs of one shard of each of these tables.
@@ -414,7 +478,7 @@ class Costs:
     def _time(self, divided: DividedTables) -> TableTimes:
         """Times of each table, and the time to start kernels that work on all of them."""
         recorded = _record(self, divided)
-        separate = _spread(recorded, divided.tables, self.fused)
+        separate = _repeat_for_tables(recorded, divided.tables, self.fused)
         platform = self._scale_caches(divided.cache_scale)
         device_seconds = self.seconds(separate.graph, platform)[separate.rows]
         number_of_tables = len(divided.tables)
@@ -561,7 +625,7 @@ def _follow_laws(graph: Graph, costs: Costs, divided: DividedTables) -> None:
     graph.accesses.nbytes[last_access] = [*traffic, 0.0]
 
 
-def _spread(
+def _repeat_for_tables(
     recorded: RecordedTables, tables: Sequence[EmbeddingTable], fused: bool
 ) -> SeparateOperations:
     """Repeat each operation for each table, with its own tensors.

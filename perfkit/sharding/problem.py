@@ -1,6 +1,7 @@
 """The placement problem: units of tables are its variables, and the time of an iteration is what
 it minimizes, subject to memory and constraints."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfkit.ground.units import Array
-from perfkit.platform.kernels import find_kernel
+from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
 from perfkit.sharding.costs import DEVICE_SECONDS, MEMORY, Cost, Costs
 from perfkit.workloads.placement import SPLIT_BY_COLUMNS, Plan
 
@@ -83,14 +84,9 @@ MESSAGES = (
 )
 #: Messages that all ranks reduce together.
 REDUCED = (Resource.ROWS, Resource.GRADIENTS)
-#: Classes of operations whose fit says how far the time of a cost may be off.
-_KERNEL_OF_COST = {
-    Cost.LOOKUP: "embedding_forward",
-    Cost.BACKWARD: "embedding_backward",
-    Cost.UPDATE: "embedding_update",
-}
-#: Standard deviation of the logarithm of a time without such a fit [-].
-_SPREAD_WITHOUT_FIT = 0.3
+#: Standard deviation of the logarithm of the time of work without tables that is no kernel of its
+#: own: reduced dense gradients, and the start of kernels that work on all tables [-].
+_SPREAD_OF_THE_REST = 0.3
 #: Kinds of placement with a message of their own.
 MESSAGE_OF_KIND = {
     "row_wise": Resource.ROWS,
@@ -395,6 +391,8 @@ class TimeParts:
         Time of each kind of message [s].
     everything_else : float
         All work without tables [s].
+    host_time : float
+        All work of the slowest host, which runs beside the device [s].
     total : float
         Time of the plan [s].
     """
@@ -402,10 +400,11 @@ class TimeParts:
     tables: Mapping[Cost, float]
     messages: Mapping[Resource, float]
     everything_else: float
+    host_time: float
     total: float
 
     @cached_property
-    def _on_device(self) -> dict[str, float]:
+    def _parts_on_device(self) -> dict[str, float]:
         """All parts by name, but for the host [s]."""
         parts = {cost.label: time for cost, time in self.tables.items()}
         for message in MESSAGES:
@@ -415,14 +414,34 @@ class TimeParts:
         return parts
 
     @property
+    def on_device(self) -> float:
+        """What the device takes where it waits for no host [s]."""
+        return sum(self._parts_on_device.values())
+
+    @property
     def host(self) -> float:
         """What the device waits for the host [s]."""
-        return self.total - sum(self._on_device.values())
+        return self.total - self.on_device
 
     def by_name(self) -> dict[str, float]:
         """The parts by name that are more than rounding of the total [s]."""
-        parts = {**self._on_device, "host": self.host}
+        parts = {**self._parts_on_device, "host": self.host}
         return {name: time for name, time in parts.items() if abs(time) > 1e-12 * self.total}
+
+
+class _Error(NamedTuple):
+    """How far off a time may be.
+
+    Parameters
+    ----------
+    seconds : float
+        Standard deviation of the time [s].
+    is_assumed : bool
+        Whether the time rests on an assumption or another machine alone.
+    """
+
+    seconds: float
+    is_assumed: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -506,12 +525,16 @@ class Problem:
         device_time = self.device_seconds + peaks[..., Resource.FORWARD]
         device_time = device_time + peaks[..., Resource.BACKWARD]
         device_time = device_time + sum(self.time_messages(peaks).values())
+        return self.correction * np.maximum(device_time, self._time_host(peaks))
+
+    def _time_host(self, peaks: Array) -> Array:
+        """Time of the slowest host, before the correction [s]."""
         host_time_of_messages = sum(
             time * (peaks[..., resource] > 0)
             for resource, time in self.host_seconds_of_message.items()
         )
-        host_time = self.host_seconds + peaks[..., Resource.HOST] + host_time_of_messages
-        return self.correction * np.maximum(device_time, host_time)
+        host_time: Array = self.host_seconds + peaks[..., Resource.HOST] + host_time_of_messages
+        return host_time
 
     def break_down(self, costs: Array) -> TimeParts:
         """Parts that sum to the time, from the costs of ranks: phases of the slowest ranks,
@@ -527,7 +550,8 @@ class Problem:
         for resource, time in self.time_messages(peaks).items():
             messages[resource] = self.correction * float(time)
         everything_else = self.correction * self.device_seconds
-        return TimeParts(tables, messages, everything_else, float(self.time(peaks)))
+        host_time = self.correction * float(self._time_host(peaks))
+        return TimeParts(tables, messages, everything_else, host_time, float(self.time(peaks)))
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -552,22 +576,53 @@ class Problem:
             reasons.pop("table_row_wise", None)  # the same as row_wise, or as whole tables
         return reasons
 
-    def estimate_spread(self, parts: TimeParts) -> float:
-        """Standard deviation of the logarithm of a time, from its parts with independent errors
-        [-]."""
+    def estimate_spread(self, parts: TimeParts, costs_of_copies: Array) -> float:
+        """Standard deviation of the logarithm of the time of a plan [-].
+
+        Where whole iterations were fitted, it is theirs. Else the fits of kernels of tables, all
+        other work, messages, iterations around the sum of their kernels, and hosts have independent
+        errors, as in a prediction. `costs_of_copies` are those of all copied tables on a rank
+        [s or B].
+        """
         if self.costs.iteration is not None:
             return self.costs.iteration.spread
-        kernels = self.costs.platform.kernels
-        spreads = dict[str, float]()
-        for cost, kernel_class in _KERNEL_OF_COST.items():
-            fit = find_kernel(kernels, kernel_class)
-            if fit is not None:
-                _, model = fit
-                spreads[cost.label] = model.spread
-        times = parts.by_name()
-        total = sum(times.values())
+        if not parts.total:
+            return 0.0
+        errors = self._list_errors(parts, costs_of_copies)
+        time_of_messages = sum(parts.messages.values())
+        time_of_kernels = parts.everything_else + sum(parts.tables.values())
+        of_device = join_errors(
+            np.array([error.seconds for error in errors]) / parts.total,
+            np.array([error.is_assumed for error in errors]),
+            time_of_messages / parts.total,
+            CONTEXT * time_of_kernels / parts.total,
+        )
+        return math.hypot(float(of_device), self._spread_by_host(parts))
+
+    def _list_errors(self, parts: TimeParts, costs_of_copies: Array) -> list[_Error]:
+        """How far off the times of kernels may be, class by class."""
         errors = []
-        for name, time in times.items():
-            spread = spreads.get(name, _SPREAD_WITHOUT_FIT)
-            errors.append(spread * time / total)
-        return float(np.hypot.reduce(errors))
+        for cost, time in parts.tables.items():
+            time_of_copies = min(self.correction * float(costs_of_copies[cost]), time)
+            for copied, seconds in ((True, time_of_copies), (False, time - time_of_copies)):
+                if seconds > 0:
+                    uncertainty = self.costs.find_uncertainties(copied=copied)[cost]
+                    errors.append(_Error(uncertainty.spread * seconds, uncertainty.is_assumed))
+        other_time = parts.everything_else
+        rest = self.costs.priced_rest
+        if rest is not None and other_time > 0:
+            seconds_of_classes = self.correction * self.costs.scale * rest.totals
+            other_time -= float(seconds_of_classes.sum())
+            errors_of_classes = (rest.spread * seconds_of_classes).tolist()
+            for error, is_assumed in zip(errors_of_classes, rest.assumed.tolist(), strict=True):
+                errors.append(_Error(error, is_assumed))
+        errors.append(_Error(_SPREAD_OF_THE_REST * max(other_time, 0.0), is_assumed=False))
+        return errors
+
+    def _spread_by_host(self, parts: TimeParts) -> float:
+        """Spread of the time because all host times may be too short or too long together: half of
+        what lies between the logarithms of both times [-]."""
+        host_error = find_host_error(self.costs.platform)
+        longest = max(parts.on_device, parts.host_time * host_error)
+        shortest = max(parts.on_device, parts.host_time / host_error)
+        return math.log(longest / shortest) / 2

@@ -48,6 +48,12 @@ class PlanCosts(NamedTuple):
         np.add.at(total, self.rank, self.costs)
         return total + self.costs_everywhere.sum(axis=0)
 
+    def sum_copies(self, plan: Plan) -> Array:
+        """Costs of all copied tables on each rank, shape (15,) [s or B]."""
+        copied = np.array([placement.kind == "data_parallel" for placement in plan.placements])
+        total: Array = self.costs_everywhere[copied[self.table_everywhere]].sum(axis=0)
+        return total
+
     def by_table(self, tables: int, ranks: int) -> Array:
         """Costs of every table, summed over ranks, shape (tables, 15) [s or B]."""
         total = np.zeros((tables, len(Cost)))
@@ -363,7 +369,7 @@ def price_checked_plan(problem: Problem, plan: Plan) -> PlanPrice:
         sizes,
         problem.capacity,
         problem.reserved,
-        problem.estimate_spread(parts),
+        problem.estimate_spread(parts, plan_costs.sum_copies(plan)),
         problem,
         plan_costs,
         parts,

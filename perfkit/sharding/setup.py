@@ -140,10 +140,10 @@ def _find_reserved_memory(workload: DLRM | TableSet, costs: Costs) -> float:
 
 def _measure_other_work(costs: Costs) -> _OtherWork:
     """Time of a rank without tables, and the bytes of its dense gradients."""
-    rest = costs.rest
-    if rest is None:
+    rest, priced = costs.rest, costs.priced_rest
+    if rest is None or priced is None:
         return _OtherWork(0.0, 0.0, 0.0)
-    device_seconds = float(costs.seconds(rest).sum())
+    device_seconds = float((costs.scale * priced.seconds).sum())
     host_seconds = float(costs.issue(rest).sum())
     if not costs.accelerated:  # the host computes as well
         device_seconds, host_seconds = device_seconds + host_seconds, 0.0
