@@ -37,6 +37,8 @@ from perfkit.workloads.execution import compile_graph
 from perfkit.workloads.graph import Graph, Label
 from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.vocabulary import (
+    SPARSE_SUM,
+    SPARSE_UPDATE,
     VIEWS,
     count_bytes,
     find_entry,
@@ -347,15 +349,15 @@ class Recorder(TorchDispatchMode):
         self, schema: _Schema, args: list[Any], given: Sequence[Tensor], out: Any, module: str
     ) -> None:
         """Append an operation with the class and sizes that the vocabulary gives it."""
-        rows_added = schema.name in ("add", "add_", "sub", "sub_") and are_sparse(args[:2])
-        sparse = schema.name == "add_" and are_sparse(args[1:2]) and not rows_added
-        if rows_added:
-            entry = find_entry("<rows>")
+        if schema.name in SPARSE_SUM.names and are_sparse(args[:2]):
+            entry = SPARSE_SUM
+        elif schema.name in SPARSE_UPDATE.names and are_sparse(args[1:2]):
+            entry = SPARSE_UPDATE
         else:
-            entry = find_entry(schema.name, pointwise=schema.pointwise, sparse=sparse)
+            entry = find_entry(schema.name, pointwise=schema.pointwise)
         if is_unpriced(schema.name) or (schema.foreign and entry.kind == "other"):
             self._unpriced[schema.name] = None
-        variant = entry.variant(schema.name, args) if callable(entry.variant) else entry.variant
+        variant = entry.name_variant(schema.name, args)
         sizes = entry.sizes(args, out)
         if entry.kind.startswith("embedding") and variant != "dense_rows":
             sizes = self._find_table(schema.name, args, sizes)
@@ -367,7 +369,7 @@ class Recorder(TorchDispatchMode):
             # gradients are only written back where they are unscaled, counters never
             written = tuple(i for i in written if schema.defaults[i][0] not in _ONLY_READ)
         writes = list(walk_tensors([args[i] for i in written])) or list(walk_tensors(out))
-        if sparse:
+        if entry is SPARSE_UPDATE:
             reads, writes = [args[1]], []
         elif schema.name in ("_embedding_bag", "all_gather_copy_in"):
             writes = writes[:1]
@@ -387,7 +389,7 @@ class Recorder(TorchDispatchMode):
         self.emit(
             schema.name,
             entry.kind,
-            variant or schema.name,
+            variant,
             module,
             sizes,
             reads,

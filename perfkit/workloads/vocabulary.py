@@ -567,8 +567,8 @@ class Entry:
 
     Parameters
     ----------
-    names : str
-        Names of operations, with wildcards, separated by spaces.
+    names : tuple of str
+        Names of operations, with wildcards.
     kind : str
         Operation class, see `perfkit.workloads.graph.Operation`.
     variant : str or callable
@@ -579,215 +579,328 @@ class Entry:
         Positions of arguments of which only the shape is used, or in which rows are looked up.
     launches : int
         Kernels that a GPU starts [-].
+    pointwise : bool
+        Whether all functions of single elements belong here, whatever their names.
     """
 
-    names: str
+    names: tuple[str, ...]
     kind: str
     variant: str | Callable[[str, Sequence[Any]], str]
     sizes: Callable[[Sequence[Any], Any], OperationSizes]
     unread: tuple[int, ...] = ()
     launches: int = 1
+    pointwise: bool = False
 
-    def matches(self, keys: Sequence[str]) -> bool:
-        """Whether one of some names is among its own."""
-        patterns = self.names.split()
-        return any(fnmatchcase(key, pattern) for pattern in patterns for key in keys)
+    def matches(self, name: str, *, pointwise: bool) -> bool:
+        """Whether an operation of this name belongs here; `pointwise` says whether the framework
+        tags it as a function of single elements."""
+        return (pointwise and self.pointwise) or _matches(name, self.names)
+
+    def name_variant(self, name: str, args: Sequence[Any]) -> str:
+        """The finer class of an operation with these arguments; the name itself if there is
+        none."""
+        variant = self.variant if isinstance(self.variant, str) else self.variant(name, args)
+        return variant or name
 
 
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a name fits one of some patterns."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+#: A sparse gradient that is added to its weight.
+SPARSE_UPDATE = Entry(("add_",), "embedding_update", "sparse", _sparse_update)
+#: Two sparse gradients that are added: the rows of both in one list.
+SPARSE_SUM = Entry(("add", "add_", "sub", "sub_"), "copy", "cat", _rows_of_sparse_result)
 #: The first match counts. Bytes are those of all operands that are read and written, see
 #: `count_bytes`.
 TABLE: tuple[Entry, ...] = (
+    Entry(("mm", "addmm", "_addmm_activation"), "gemm", _layout, _product),
     Entry(
-        "<sparse>",
-        "embedding_update",
-        "sparse",
-        _sparse_update,
-    ),
-    # the rows of two sparse gradients in one list
-    Entry(
-        "<rows>",
-        "copy",
-        "cat",
-        _rows_of_sparse_result,
-    ),
-    Entry("mm addmm _addmm_activation", "gemm", _layout, _product),
-    Entry(
-        "_scaled_mm _scaled_mm_v2 _int_mm",
+        ("_scaled_mm", "_scaled_mm_v2", "_int_mm"),
         "gemm",
         _layout_of_first_two,
         _product_of_first_two,
     ),
     Entry(
-        "_scaled_grouped_mm",
+        ("_scaled_grouped_mm",),
         "bmm",
         _layout_of_first_two,
         _scaled_groups,
     ),
     Entry(
-        "_scaled_grouped_mm_v2",
+        ("_scaled_grouped_mm_v2",),
         "bmm",
         _layout_of_first_two,
         _scaled_groups_v2,
     ),
-    Entry("mv dot vdot addmv", "gemm", "nn", _vectors),  # a product with one column
+    Entry(("mv", "dot", "vdot", "addmv"), "gemm", "nn", _vectors),  # a product with one column
     Entry(
-        "mkldnn_rnn_layer*",
+        ("mkldnn_rnn_layer*",),
         "gemm",
         "nt",
         _recurrent_layer,
     ),
-    Entry("bmm baddbmm", "bmm", _layout, _product),
-    Entry("_grouped_mm", "bmm", _layout_of_first_two, _groups),
+    Entry(("bmm", "baddbmm"), "bmm", _layout, _product),
+    Entry(("_grouped_mm",), "bmm", _layout_of_first_two, _groups),
     Entry(
-        "_scaled_dot_product_*_backward",
+        ("_scaled_dot_product_*_backward",),
         "attention",
         _name_attention_backward,
         _attention_backward,
     ),
     Entry(
-        "_scaled_dot_product_*",
+        ("_scaled_dot_product_*",),
         "attention",
         _name_attention_forward,
         _attention_forward,
     ),
     Entry(
-        "convolution",
+        ("convolution",),
         "convolution",
         _windowed,
         _convolution,
     ),
     Entry(
-        "convolution_backward",
+        ("convolution_backward",),
         "convolution",
         _windowed,
         _convolution_backward,
     ),
-    Entry("*adaptive*pool?d*_backward", "pooling", "", _adaptive_pooling_backward),
-    Entry("*adaptive*pool?d*", "pooling", "", _adaptive_pooling),
-    Entry("*pool?d*_backward", "pooling", "", _pooling_backward),
-    Entry("*pool?d*", "pooling", "", _pooling),
+    Entry(("*adaptive*pool?d*_backward",), "pooling", "", _adaptive_pooling_backward),
+    Entry(("*adaptive*pool?d*",), "pooling", "", _adaptive_pooling),
+    Entry(("*pool?d*_backward",), "pooling", "", _pooling_backward),
+    Entry(("*pool?d*",), "pooling", "", _pooling),
     Entry(
-        "_embedding_bag",
+        ("_embedding_bag",),
         "embedding_forward",
         "",
         _bags,
         (0,),
     ),
     Entry(
-        "_embedding_bag_backward",
+        ("_embedding_bag_backward",),
         "embedding_backward",
         _name_gradient_of_bags,
         _bags_backward,
         (3, 4, 5),
     ),
-    Entry("embedding", "rowwise", "", _rows_of_a_table, (0,)),
+    Entry(("embedding",), "rowwise", "", _rows_of_a_table, (0,)),
     Entry(
-        "embedding_dense_backward",
+        ("embedding_dense_backward",),
         "embedding_backward",
         "dense_rows",
         _dense_gradient_of_rows,
     ),
     Entry(
-        "nll_loss*_forward",
+        ("nll_loss*_forward",),
         "rowwise",
         "nll_loss_forward",
         _labels,
         (0,),
     ),
-    Entry("nll_loss*_backward", "rowwise", "nll_loss_backward", _rows_of_second, (1,)),
-    Entry("binary_cross_entropy* *_loss", "elementwise", "", _elements_of_first),
+    Entry(("nll_loss*_backward",), "rowwise", "nll_loss_backward", _rows_of_second, (1,)),
+    Entry(("binary_cross_entropy*", "*_loss"), "elementwise", "", _elements_of_first),
     Entry(
-        "_softmax _safe_softmax _log_softmax cumsum sort topk logcumsumexp cumprod _softmax_backward_data "
-        "_log_softmax_backward_data",
+        (
+            "_softmax",
+            "_safe_softmax",
+            "_log_softmax",
+            "cumsum",
+            "sort",
+            "topk",
+            "logcumsumexp",
+            "cumprod",
+            "_softmax_backward_data",
+            "_log_softmax_backward_data",
+        ),
         "rowwise",
         _name_softmax,
         _rows_of_first,
     ),
     Entry(
-        "native_layer_norm* _fused_rms_norm*",
+        ("native_layer_norm*", "_fused_rms_norm*"),
         "rowwise",
         _name_norm_of_rows,
         _rows_of_first,
     ),
     Entry(
-        "native_batch_norm* _native_batch_norm_legit* _batch_norm_with_update* cudnn_batch_norm* "
-        "batch_norm_backward",
+        (
+            "native_batch_norm*",
+            "_native_batch_norm_legit*",
+            "_batch_norm_with_update*",
+            "cudnn_batch_norm*",
+            "batch_norm_backward",
+        ),
         "rowwise",
         _name_batch_norm,
         _channels,
     ),
-    Entry("_weight_norm_interface*", "rowwise", "norm", _rows_of_first),
-    Entry("native_group_norm*", "rowwise", "", _groups_of_channels),
+    Entry(("_weight_norm_interface*",), "rowwise", "norm", _rows_of_first),
+    Entry(("native_group_norm*",), "rowwise", "", _groups_of_channels),
     Entry(
-        "sum mean var std var_mean amax amin max min argmax argmin any all prod norm logsumexp linalg_vector_norm "
-        "_foreach_norm _amp_foreach_non_finite_check_and_unscale_ count_nonzero median aminmax",
+        (
+            "sum",
+            "mean",
+            "var",
+            "std",
+            "var_mean",
+            "amax",
+            "amin",
+            "max",
+            "min",
+            "argmax",
+            "argmin",
+            "any",
+            "all",
+            "prod",
+            "norm",
+            "logsumexp",
+            "linalg_vector_norm",
+            "_foreach_norm",
+            "_amp_foreach_non_finite_check_and_unscale_",
+            "count_nonzero",
+            "median",
+            "aminmax",
+        ),
         "rowwise",
         _name_without_lists,
         _reduced,
     ),
-    Entry("cat stack", "copy", "cat", _concatenated),
+    Entry(("cat", "stack"), "copy", "cat", _concatenated),
     # a fully sharded module gathers its weights in one buffer, and shards its gradients from one
-    Entry("all_gather_copy_in", "copy", "copy_", _moved_to_results, (1,)),
+    Entry(("all_gather_copy_in",), "copy", "copy_", _moved_to_results, (1,)),
     Entry(
-        "chunk_cat",
+        ("chunk_cat",),
         "copy",
         "cat",
         _chunks_to_buffer,
     ),
     Entry(
-        "split_with_sizes_copy",
+        ("split_with_sizes_copy",),
         "copy",
         "cat",
         _parts_of_buffer,
     ),
-    Entry("clone contiguous", "copy", "clone", _moved),
-    Entry("index masked_select", "copy", "", _indexed),
+    Entry(("clone", "contiguous"), "copy", "clone", _moved),
+    Entry(("index", "masked_select"), "copy", "", _indexed),
     # a GPU sorts the indices to add without conflicts
-    Entry("index_put index_put_ _index_put_impl_", "copy", "index_put", _indexed, launches=SORT),
-    Entry("ones_like", "copy", "new_zeros", _elements),
     Entry(
-        "new_zeros new_ones new_full zeros_like full_like full ones scalar_tensor arange eye tril_indices linspace "
-        "triu_indices rand rand_like randn randn_like randint randperm",
+        ("index_put", "index_put_", "_index_put_impl_"),
+        "copy",
+        "index_put",
+        _indexed,
+        launches=SORT,
+    ),
+    Entry(("ones_like",), "copy", "new_zeros", _elements),
+    Entry(
+        (
+            "new_zeros",
+            "new_ones",
+            "new_full",
+            "zeros_like",
+            "full_like",
+            "full",
+            "ones",
+            "scalar_tensor",
+            "arange",
+            "eye",
+            "tril_indices",
+            "linspace",
+            "triu_indices",
+            "rand",
+            "rand_like",
+            "randn",
+            "randn_like",
+            "randint",
+            "randperm",
+        ),
         "copy",
         "new_zeros",
         _elements,
         (0,),
     ),
     # written, not read
-    Entry("zero_ fill_ normal_ uniform_ random_", "elementwise", "", _elements, (0,)),
-    Entry("gather index_select take_along_dim", "copy", "gather", _moved),
+    Entry(("zero_", "fill_", "normal_", "uniform_", "random_"), "elementwise", "", _elements, (0,)),
+    Entry(("gather", "index_select", "take_along_dim"), "copy", "gather", _moved),
     Entry(
-        "_coalesce sparse_mask",
+        ("_coalesce", "sparse_mask"),
         "copy",
         "scatter_add",  # rows of a sparse gradient
         _rows_of_sparse_operand,
     ),
     Entry(
-        "scatter scatter_ scatter_add scatter_add_ index_add index_add_ scatter_reduce index_copy*",
+        (
+            "scatter",
+            "scatter_",
+            "scatter_add",
+            "scatter_add_",
+            "index_add",
+            "index_add_",
+            "scatter_reduce",
+            "index_copy*",
+        ),
         "copy",
         "scatter_add",
         _moved,
     ),
-    Entry("copy_ _foreach_copy_", "copy", "copy_", _moved, (0,)),  # the target is written, not read
     Entry(
-        "repeat roll flip constant_pad_nd reflection_pad* replication_pad* slice_backward select_backward "
-        "slice_scatter select_scatter tril triu upsample* repeat_interleave unfold_backward diag_embed as_strided_* "
-        "nonzero pixel_shuffle pixel_unshuffle im2col col2im channel_shuffle *_copy",
+        ("copy_", "_foreach_copy_"), "copy", "copy_", _moved, (0,)
+    ),  # the target is written, not read
+    Entry(
+        (
+            "repeat",
+            "roll",
+            "flip",
+            "constant_pad_nd",
+            "reflection_pad*",
+            "replication_pad*",
+            "slice_backward",
+            "select_backward",
+            "slice_scatter",
+            "select_scatter",
+            "tril",
+            "triu",
+            "upsample*",
+            "repeat_interleave",
+            "unfold_backward",
+            "diag_embed",
+            "as_strided_*",
+            "nonzero",
+            "pixel_shuffle",
+            "pixel_unshuffle",
+            "im2col",
+            "col2im",
+            "channel_shuffle",
+            "*_copy",
+        ),
         "copy",
         "",
         _moved,
     ),
-    Entry("_fused_*_", "elementwise", "", _elements),  # one kernel for all weights
+    Entry(("_fused_*_",), "elementwise", "", _elements),  # one kernel for all weights
     # one kernel for a list of tensors
-    Entry("_foreach_*_ _foreach_*", "elementwise", _function, _elements),
+    Entry(("_foreach_*_", "_foreach_*"), "elementwise", _function, _elements),
     Entry(
-        "<pointwise> hardswish glu log_sigmoid_forward _prelu_kernel "
-        "native_dropout* bernoulli* _fused_dropout masked_fill* where *_backward *_",
+        (
+            "hardswish",
+            "glu",
+            "log_sigmoid_forward",
+            "_prelu_kernel",
+            "native_dropout*",
+            "bernoulli*",
+            "_fused_dropout",
+            "masked_fill*",
+            "where",
+            "*_backward",
+            "*_",
+        ),
         "elementwise",
         _function,
         _elements,
+        pointwise=True,
     ),
-    Entry("*", "other", "", _elements),  # timed by its traffic, and listed as unmodelled
+    Entry(("*",), "other", "", _elements),  # timed by its traffic, and listed as unmodelled
 )
 
 
@@ -795,16 +908,54 @@ TABLE: tuple[Entry, ...] = (
 #: linear algebra, Fourier transforms, distances of all pairs, products that no line of the table
 #: describes.
 UNPRICED = (
-    "linalg_* _linalg_* cholesky* triangular_solve geqrf orgqr ormqr lu_* matrix_exp lstsq "
-    "_cholesky_solve_helper _cdist_* _pdist_* _euclidean_dist _fft_* _varlen_attn* "
-    "_flash_attention_* _efficient_attention_* _cudnn_attention_* _weight_int* _trilinear "
-    "_native_multi_head_attention _transformer_encoder_layer_fwd _sparse_mm* _sparse_addmm* "
-    "_sparse_semi_structured_* _cslt_sparse_mm _cudnn_rnn* miopen_* conv_tbc* flex_attention* "
-    "cudnn_convolution* mkldnn_convolution* slow_conv* _slow_conv2d* _conv_depthwise2d "
-    "conv_depthwise3d addbmm _compute_linear_combination"
+    "linalg_*",
+    "_linalg_*",
+    "cholesky*",
+    "triangular_solve",
+    "geqrf",
+    "orgqr",
+    "ormqr",
+    "lu_*",
+    "matrix_exp",
+    "lstsq",
+    "_cholesky_solve_helper",
+    "_cdist_*",
+    "_pdist_*",
+    "_euclidean_dist",
+    "_fft_*",
+    "_varlen_attn*",
+    "_flash_attention_*",
+    "_efficient_attention_*",
+    "_cudnn_attention_*",
+    "_weight_int*",
+    "_trilinear",
+    "_native_multi_head_attention",
+    "_transformer_encoder_layer_fwd",
+    "_sparse_mm*",
+    "_sparse_addmm*",
+    "_sparse_semi_structured_*",
+    "_cslt_sparse_mm",
+    "_cudnn_rnn*",
+    "miopen_*",
+    "conv_tbc*",
+    "flex_attention*",
+    "cudnn_convolution*",
+    "mkldnn_convolution*",
+    "slow_conv*",
+    "_slow_conv2d*",
+    "_conv_depthwise2d",
+    "conv_depthwise3d",
+    "addbmm",
+    "_compute_linear_combination",
 )
 #: Those of them whose work is proportional to their bytes.
-_PRICED = "linalg_vector_norm* linalg_cross linalg_diagonal _linalg_check_errors linalg_vecdot"
+_PRICED = (
+    "linalg_vector_norm*",
+    "linalg_cross",
+    "linalg_diagonal",
+    "_linalg_check_errors",
+    "linalg_vecdot",
+)
 
 
 @lru_cache(maxsize=4096)
@@ -821,13 +972,11 @@ def is_unpriced(name: str) -> bool:
     unpriced : bool
         True for linear algebra, Fourier transforms and the like.
     """
-    if any(fnmatchcase(name, pattern) for pattern in _PRICED.split()):
-        return False
-    return any(fnmatchcase(name, pattern) for pattern in UNPRICED.split())
+    return _matches(name, UNPRICED) and not _matches(name, _PRICED)
 
 
 @lru_cache(maxsize=4096)
-def find_entry(name: str, *, pointwise: bool = False, sparse: bool = False) -> Entry:
+def find_entry(name: str, *, pointwise: bool = False) -> Entry:
     """The line of the table for an operation.
 
     Parameters
@@ -836,17 +985,10 @@ def find_entry(name: str, *, pointwise: bool = False, sparse: bool = False) -> E
         Name without namespace and overload.
     pointwise : bool
         Whether the framework tags it as a function of single elements.
-    sparse : bool
-        Whether a sparse tensor is added to a dense one.
 
     Returns
     -------
     entry : Entry
         Its line; that of ``other`` if no other matches.
     """
-    keys = [name]
-    if sparse:
-        keys = ["<sparse>"]
-    elif pointwise:
-        keys.append("<pointwise>")
-    return next(entry for entry in TABLE if entry.matches(keys))
+    return next(entry for entry in TABLE if entry.matches(name, pointwise=pointwise))
