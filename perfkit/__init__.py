@@ -14,9 +14,7 @@ import perfkit.ground.interrupts  # isort: split
 
 perfkit.ground.interrupts.end_quietly()  # first, as imports take long
 
-import ast
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import perfkit.ground.forks  # it watches forks from the beginning
@@ -53,13 +51,57 @@ if TYPE_CHECKING:  # the public names, which are imported when they are first us
     from perfkit.workloads.tables import EmbeddingTable, TableSet, draw_tables
     from perfkit.workloads.transformer import Transformer
 
-#: Module of each public name, read from the imports above.
+#: Module of each public name; the imports above say the same to tools that read types.
 _HOME = {
-    name.name: str(node.module)
-    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
-    if isinstance(node, ast.ImportFrom) and str(node.module).startswith("perfkit")
-    for name in node.names
-    if name.name != "__version__"
+    "fitting": "perfkit",
+    "models": "perfkit",
+    "plots": "perfkit",
+    "workloads": "perfkit",
+    "calibrate": "perfkit.calibration.campaign",
+    "check": "perfkit.calibration.campaign",
+    "Comparison": "perfkit.calibration.checks",
+    "Tuning": "perfkit.calibration.runs",
+    "tune": "perfkit.calibration.runs",
+    "Trace": "perfkit.calibration.traces",
+    "read_trace": "perfkit.calibration.traces",
+    "allocate": "perfkit.exploration.decisions",
+    "scaling": "perfkit.exploration.decisions",
+    "solve_for": "perfkit.exploration.decisions",
+    "Exploration": "perfkit.exploration.strategies",
+    "explore": "perfkit.exploration.strategies",
+    "Sweep": "perfkit.exploration.sweeps",
+    "sweep": "perfkit.exploration.sweeps",
+    "Fit": "perfkit.fitting",
+    "units": "perfkit.ground",
+    "Device": "perfkit.ground.hardware",
+    "Network": "perfkit.ground.hardware",
+    "time_loader": "perfkit.measure.timing",
+    "Estimate": "perfkit.platform.estimates",
+    "ExtrapolationWarning": "perfkit.platform.estimates",
+    "load_platform": "perfkit.platform.gallery",
+    "platforms": "perfkit.platform.gallery",
+    "Platform": "perfkit.platform.platform",
+    "PlatformComparison": "perfkit.prediction.contrast",
+    "compare": "perfkit.prediction.contrast",
+    "predict": "perfkit.prediction.predictor",
+    "Prediction": "perfkit.prediction.result",
+    "read_tables": "perfkit.readers.table_configs",
+    "capture": "perfkit.recording.steps",
+    "report": "perfkit.reports.page",
+    "InfeasibleError": "perfkit.sharding.planner",
+    "price_plan": "perfkit.sharding.planner",
+    "shard": "perfkit.sharding.planner",
+    "PlanPrice": "perfkit.sharding.result",
+    "ShardingResult": "perfkit.sharding.result",
+    "DLRM": "perfkit.workloads.dlrm",
+    "Graph": "perfkit.workloads.graph",
+    "Placement": "perfkit.workloads.placement",
+    "Plan": "perfkit.workloads.placement",
+    "Strategy": "perfkit.workloads.strategy",
+    "EmbeddingTable": "perfkit.workloads.tables",
+    "TableSet": "perfkit.workloads.tables",
+    "draw_tables": "perfkit.workloads.tables",
+    "Transformer": "perfkit.workloads.transformer",
 }
 __all__ = list(_HOME)
 

@@ -1,4 +1,4 @@
-"""What DESIGN and STYLE promise about the code: floors, names, docstring units, bounds, no trace of
+"""What the code promises: floors, names, docstring units, bounds, no trace of
 one machine."""
 
 import ast
@@ -41,6 +41,20 @@ def test_docstrings_keep_to_the_checks_of_pyproject() -> None:
     command = [Path(sys.executable).with_name("numpydoc"), "lint", *map(str, SOURCES.values())]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_public_names_are_those_that_tools_read() -> None:
+    """The table of the facade, and its imports for type checkers."""
+    imported = {
+        name.name: node.module
+        for guard in TREES["perfkit"].body
+        if isinstance(guard, ast.If) and ast.unparse(guard.test) == "TYPE_CHECKING"
+        for node in ast.walk(guard)
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+    assert imported == perfkit._HOME
+    assert perfkit.__all__ == [*imported]
 
 
 def public_definitions(module: str) -> Iterator[ast.FunctionDef | ast.ClassDef]:
