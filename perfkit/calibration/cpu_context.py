@@ -1,5 +1,11 @@
 """Fit the context: what real iterations add to isolated kernels and collectives, by class, family
-and ranks."""
+and ranks. The last step of the calibration of a CPU.
+
+`add_context` is the table of contents. Iterations on one rank come first: `_fit_single` tries times
+and shares of the cache, and `_fit_families` fits classes of operations and families for each of
+them, judged by iterations that it leaves out. Then iterations on several ranks: `_fit_parallel`
+tries how much collectives disturb kernels, and `_fit_shared` fits what a collective takes longer.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -378,7 +384,7 @@ def _fit_shared(
     """Squared error of left-out iterations, and the context of ranks that share a machine: scale
     and delays."""
     walls = np.array([run.wall for run in runs])
-    seen = np.array([_find_idle(run) for run in runs])
+    measured_idle = np.array([_find_idle(run) for run in runs])
     noise = np.array([max(float(np.log(rank.q3 / rank.q1)) for rank in run.ranks) for run in runs])
     # 10 % error of a prediction, and the error of the median
     trust = 1.0 / np.hypot(1.0, _CHANCE * noise / 0.1)
@@ -386,18 +392,21 @@ def _fit_shared(
     waited = 1.0
     # delay and waiting depend on each other, since concurrent kernels can hide the waiting
     for _ in range(2):
-        slowed, stopped = forecast(delay, waited)
-        fit, logs = _fit_delays(times, (slowed - times) / delay, walls, trust, delay)
+        delayed_times, delayed_idle = forecast(delay, waited)
+        fit, logs = _fit_delays(times, (delayed_times - times) / delay, walls, trust, delay)
         # Share of the delay in which the busiest rank waited; unchanged if its waiting was not
         # measured. At least 1 %, because the next round divides by it.
         total = fit.get("per_collective", 0.0)
-        longer = total * (stopped - idle) / delay / waited
-        weights = np.where(np.isfinite(seen), longer * np.square(trust / walls), 0.0)
-        if (most := (weights * longer).sum()) > 0:
-            waited = float(np.clip(np.nansum(weights * (seen - idle)) / most, 0.01, 1.0))
-    parts = {"per_collective": waited * total} | (
-        {"per_resume": (1.0 - waited) * total} if waited < 1.0 else {}
-    )
+        added_idle = total * (delayed_idle - idle) / delay / waited
+        was_measured = np.isfinite(measured_idle)
+        weights = np.where(was_measured, added_idle * np.square(trust / walls), 0.0)
+        expected = float((weights * added_idle).sum())
+        if expected > 0:
+            found = float(np.nansum(weights * (measured_idle - idle)))
+            waited = float(np.clip(found / expected, 0.01, 1.0))
+    parts = {"per_collective": waited * total}
+    if waited < 1.0:
+        parts["per_resume"] = (1.0 - waited) * total
     whole = fit.with_values(
         parts,
         spread=expect_spread(logs),

@@ -1,5 +1,10 @@
 """The usual pace of a machine: its references make times comparable that were measured at different
-speeds."""
+speeds.
+
+`fit_paces` learns from a calibration how much each class of work follows the references.
+`relate_kernels` and `relate_run` then convert times, and `name_disturbances` says what disturbed a
+measurement.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -477,20 +477,24 @@ def read_measurements(data: Mapping[str, Any]) -> MachineMeasurements:
     check_positive("ranks", data["ranks"], integer=True, zero=True)
     if "ranks_per_node" in data:
         check_positive("ranks_per_node", data["ranks_per_node"], integer=True)
+    ladder = [
+        read_record(LadderStep, row, f"ladder[{i}]")
+        for i, row in enumerate(data.get("ladder") or ())
+    ]
+    kernels = [_read_kernel(row, f"kernels[{i}]") for i, row in enumerate(data["kernels"])]
+    collectives = [
+        _read_collective(row, f"collectives[{i}]") for i, row in enumerate(data["collectives"])
+    ]
+    iterations = [
+        read_iteration(row, f"iterations[{i}]") for i, row in enumerate(data["iterations"])
+    ]
     whole = {
         **data,
         "facts": _read_facts(data),
-        "ladder": [
-            read_record(LadderStep, row, f"ladder[{i}]")
-            for i, row in enumerate(data.get("ladder") or ())
-        ],
-        "kernels": [_read_kernel(row, f"kernels[{i}]") for i, row in enumerate(data["kernels"])],
-        "collectives": [
-            _read_collective(row, f"collectives[{i}]") for i, row in enumerate(data["collectives"])
-        ],
-        "iterations": [
-            read_iteration(row, f"iterations[{i}]") for i, row in enumerate(data["iterations"])
-        ],
+        "ladder": ladder,
+        "kernels": kernels,
+        "collectives": collectives,
+        "iterations": iterations,
     }
     return read_record(MachineMeasurements, whole, "the content")
 
