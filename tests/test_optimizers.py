@@ -48,7 +48,8 @@ TABLES: dict[str, Any] = {
     "features": 13,
     "batch": 64,
 }
-#: Nobody's optimizer: no name that somebody could add.
+#: The update of Lion (arXiv:2302.06675), under a name that nobody will ever add: Lion itself may
+#: become an entry of `OPTIMIZERS`.
 MADE_UP = Optimizer(
     "made-up",
     states=1,

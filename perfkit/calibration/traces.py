@@ -93,7 +93,15 @@ class Trace(Tabular):
         `perfkit.calibration.collectives.list_collectives`."""
         return list_collectives(self.files, self._works, self.sizes)
 
-    _steps, _collectives = cached_property(steps), cached_property(collectives)
+    @cached_property
+    def _steps(self) -> Table:
+        """What `steps` returns, listed once."""
+        return self.steps()
+
+    @cached_property
+    def _collectives(self) -> Table:
+        """What `collectives` returns, listed once."""
+        return self.collectives()
 
     @cached_property
     def _works(self) -> list[Table]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Table
-from perfkit.ground.units import check_choice, check_positive, rank_largest
+from perfkit.ground.units import check_positive, rank_largest
 from perfkit.prediction.simulation import RankTimeline, measure_overlap
 from perfkit.workloads.graph import PHASES, STAGE_HOST, Graph, Label
 
@@ -490,71 +490,3 @@ def _slice(
     begin, until = round(start * 1e6, 3), round(end * 1e6, 3)
     place = {"pid": rank, "tid": thread, "ts": begin, "dur": round(max(until - begin, 0.0), 3)}
     return {"name": name, "cat": category, "ph": "X", **place, "args": args}
-
-
-def find_throughput(prediction: Any) -> dict[str, float]:
-    """Iterations per second, and samples and tokens per second if the workload has a batch and a
-    sequence [1/s]."""
-    batch, sequence = (getattr(prediction.workload, name, 0) for name in ("batch", "sequence"))
-    counts = {"iterations": 1, "samples": batch, "tokens": batch * sequence}
-    return {name: count / prediction.time for name, count in counts.items() if count}
-
-
-def find_mfu(prediction: Any) -> float | None:
-    """Model FLOP utilization: `Graph.model_flops` of all ranks over their peak [-]; None without
-    products."""
-    flops = sum(
-        len(timeline.times.group.ranks) * timeline.graph.model_flops
-        for timeline in prediction._timeline.rank_timelines
-    )
-    peak = prediction.platform.device.peaks[prediction.workload.dtype].value
-    return flops / (prediction.time * prediction.ranks * peak) or None
-
-
-def find_cost(
-    prediction: Any,
-    price_per_gpu_hour: float,
-    power: float = 0.0,
-    epochs: float = 1.0,
-    **amount: float,
-) -> dict[str, float]:
-    """Hours, price and energy of a training run.
-
-    Parameters
-    ----------
-    prediction : Prediction
-        Of one iteration.
-    price_per_gpu_hour : float
-        Price of one rank for an hour, in any currency [1/h].
-    power : float, optional
-        Power of one rank, with its share of the node and the cooling [W].
-    epochs : float, optional
-        How many times the amount is gone through [-].
-    **amount : float
-        One of ``samples``, ``tokens`` and ``iterations``: how many [-].
-
-    Returns
-    -------
-    cost : dict of str to float
-        ``hours`` and ``gpu_hours`` [h], ``cost`` in the currency of the price, and, with `power`,
-        ``energy_kwh`` [kWh].
-
-    Raises
-    ------
-    ValueError
-        For several amounts, or one that the workload does not have.
-    """
-    unit, count = (
-        next(iter(amount.items())) if len(amount) == 1 else (", ".join(amount) or "missing", 0.0)
-    )
-    rate = prediction.throughput[
-        check_choice("amount, as in samples=1e6,", unit, prediction.throughput)
-    ]
-    hours = check_positive(unit, count) * check_positive("epochs", epochs) / rate / 3600
-    gpu_hours = hours * prediction.ranks
-    price = check_positive("price_per_gpu_hour", price_per_gpu_hour, zero=True)
-    watts = check_positive("power", power, zero=True)
-    account = {"hours": hours, "gpu_hours": gpu_hours, "cost": gpu_hours * price}
-    if watts:
-        account["energy_kwh"] = gpu_hours * watts / 1000
-    return account

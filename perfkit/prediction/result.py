@@ -280,12 +280,86 @@ class Prediction(Tabular):
         graphs = [rank_timeline.graph for rank_timeline in self._timeline.rank_timelines]
         return measure_memory(graphs, self.platform)
 
-    throughput, mfu, cost = (
-        property(accounts.find_throughput),
-        property(accounts.find_mfu),
-        accounts.find_cost,
-    )
-    sensitivity = uncertainty.find_sensitivity
+    @property
+    def throughput(self) -> dict[str, float]:
+        """Iterations per second, and samples and tokens per second if the workload has a batch and a
+        sequence [1/s]."""
+        counts = {"iterations": 1}
+        batch = getattr(self.workload, "batch", 0)
+        if batch:
+            counts["samples"] = batch
+            sequence = getattr(self.workload, "sequence", 0)
+            if sequence:
+                counts["tokens"] = batch * sequence
+        return {name: count / self.time for name, count in counts.items()}
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOP utilization: `Graph.model_flops` of all ranks over their peak [-]; None without
+        products."""
+        flops = sum(
+            len(timeline.times.group.ranks) * timeline.graph.model_flops
+            for timeline in self._timeline.rank_timelines
+        )
+        peak = self.platform.device.peaks[self.workload.dtype].value
+        return flops / (self.time * self.ranks * peak) or None
+
+    def cost(
+        self, price_per_gpu_hour: float, power: float = 0.0, epochs: float = 1.0, **amount: float
+    ) -> dict[str, float]:
+        """Hours, price and energy of a training run.
+
+        Parameters
+        ----------
+        price_per_gpu_hour : float
+            Price of one rank for an hour, in any currency [1/h].
+        power : float, optional
+            Power of one rank, with its share of the node and the cooling [W].
+        epochs : float, optional
+            How many times the amount is gone through [-].
+        **amount : float
+            One of ``samples``, ``tokens`` and ``iterations``: how many [-].
+
+        Returns
+        -------
+        cost : dict of str to float
+            ``hours`` and ``gpu_hours`` [h], ``cost`` in the currency of the price, and, with
+            `power`, ``energy_kwh`` [kWh].
+
+        Raises
+        ------
+        ValueError
+            For several amounts, or one that the workload does not have.
+        """
+        if len(amount) == 1:
+            [(unit, count)] = amount.items()
+        else:
+            unit, count = ", ".join(amount) or "missing", 0.0  # refused below
+        rate = self.throughput[check_choice("amount, as in samples=1e6,", unit, self.throughput)]
+        hours = check_positive(unit, count) * check_positive("epochs", epochs) / rate / 3600
+        gpu_hours = hours * self.ranks
+        price = check_positive("price_per_gpu_hour", price_per_gpu_hour, zero=True)
+        watts = check_positive("power", power, zero=True)
+        account = {"hours": hours, "gpu_hours": gpu_hours, "cost": gpu_hours * price}
+        if watts:
+            account["energy_kwh"] = gpu_hours * watts / 1000
+        return account
+
+    def sensitivity(self, swing: float = 0.2) -> uncertainty.Sensitivity:
+        """Predict the iteration again with less and with more of each resource, one at a time.
+
+        Parameters
+        ----------
+        swing : float, optional
+            How much less and more of a resource the chart shows: 0.2 is 1 / 1.2 and 1.2 times as
+            much [-].
+
+        Returns
+        -------
+        sensitivity : Sensitivity
+            Table and tornado chart of the resources that the platform knows.
+        """
+        return uncertainty.find_sensitivity(self, swing)
 
     @property
     def fits(self) -> bool | None:

@@ -70,8 +70,12 @@ class SymbolicSize:
             return self
         return self.expressions.add(operator.mul, self, other)
 
+    __rmul__ = __mul__
+
     def __add__(self, other: Any) -> "SymbolicSize":
         return self.expressions.add(operator.add, self, other)
+
+    __radd__ = __add__
 
     def __floordiv__(self, other: Any) -> "SymbolicSize":
         return self.expressions.add(operator.floordiv, self, other)
@@ -81,8 +85,6 @@ class SymbolicSize:
 
     def __round__(self) -> "SymbolicSize":
         return self.expressions.add(round_size, self)
-
-    __rmul__, __radd__ = __mul__, __add__
 
 
 class _Expression(NamedTuple):
