@@ -1,6 +1,7 @@
 """Defaults that decide are said in the result, and only where they decide; a platform says where
 its numbers come from."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
 CORES, WHOLE = "fp32 without tensor cores", "are updated whole"
 
 
-def said(workload: Any, platform: str, text: str, **more: Any) -> list[str]:
+def said(workload: Any, platform: str | pk.Platform, text: str, **more: Any) -> list[str]:
     return [note for note in pk.predict(workload, platform, **more).warnings if text in note]
 
 
@@ -99,3 +100,20 @@ def test_a_platform_says_where_each_of_its_numbers_comes_from(name: str) -> None
         assert f"  {row['group']} {row['name']}: " in text
     spreads = [line for line in lines if " spread: " in line]
     assert len(spreads) == len(numbers.filter(numbers["name"].str.ends_with(" spread")))
+
+
+@pytest.mark.parametrize("embedding", ["fused", "exact"])
+def test_embeddings_without_a_model_are_said_with_those_that_have_one(embedding: str) -> None:
+    """What the advice names is modelled, and a platform that models all of them says nothing."""
+    sizes: dict[str, Any] = {"rows": [10**5] * 8, "dim": 64, "pooling": 20, "batch": 2048}
+    sizes |= {"bottom": [64], "top": [64], "features": 4}
+    model = pk.DLRM(embedding=embedding, **sizes)
+    [note] = said(model, "zen3-2", "have no model")
+    advised = "separate"
+    assert note.endswith(f"; of embeddings, zen3-2 has models for embedding={advised!r}")
+    assert not said(pk.DLRM(embedding=advised, **sizes), "zen3-2", "have no model")
+    assert not said(model, "h100-sxm-8", "have no model")
+    zen = pk.load_platform("zen3-2")
+    without = replace(zen, kernels={k: f for k, f in zen.kernels.items() if "embedding" not in k})
+    [note] = said(model, without, "have no model")
+    assert note.endswith("; zen3-2 has models for no kind of embedding; take another platform")

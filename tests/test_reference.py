@@ -2,15 +2,19 @@
 to the bars."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from benchmarks.checks import predict_again
+from benchmarks.overheads import read_overheads
 from perfkit.calibration.checks import Comparison, summarize_errors
 from perfkit.calibration.fit import fit_platform
 from perfkit.ground.files import find_reference
+from perfkit.ground.hardware import Quantity
+from perfkit.platform.file import list_gallery
 from perfkit.platform.gallery import load_platform
 
 # calibrated with the standard models, and with 15 iterations of all families
@@ -105,3 +109,44 @@ def test_unseen_runs_of_a_third_machine_meet_the_bars_at_its_usual_pace() -> Non
     figures = summarize_errors(related.errors)
     assert figures["n"] == 90 and figures["geomean"] <= 10 and figures["mean"] <= 12
     assert 0.7 <= related.coverage() <= 0.9
+
+
+#: The table of published overheads, and the factor that some platforms put on it.
+OVERHEADS = "reference_data/published/host_overheads.csv"
+FACTOR = re.compile(r"; times (\d\.\d{3}): ")
+
+
+def list_published_overheads() -> list[tuple[str, str, Quantity]]:
+    """Platform, name and overhead, of all platforms whose hosts are those of the table."""
+    return [
+        (platform, name, overhead)
+        for platform in list_gallery()
+        for name, overhead in load_platform(platform).host.items()
+        if OVERHEADS in overhead.source
+    ]
+
+
+def test_copies_of_an_overhead_are_equal() -> None:
+    """The same source with the same factor gives the same value on each platform."""
+    copies: dict[tuple[str, str], dict[str, float]] = {}
+    for platform, name, overhead in list_published_overheads():
+        copies.setdefault((name, overhead.source), {})[platform] = overhead.value
+    unequal = {key: values for key, values in copies.items() if len({*values.values()}) > 1}
+    assert not unequal, "copies differ; mend them, or build them again: make gallery"
+    assert max(map(len, copies.values())) >= 8
+
+
+def test_an_overhead_is_the_published_one_times_its_factor() -> None:
+    """To the three digits of files; the factor has three as well."""
+    published = read_overheads()
+    for platform, name, overhead in list_published_overheads():
+        factor = FACTOR.search(overhead.source)
+        scale = float(factor[1]) if factor else 1.0
+        rounding_of_scale = 0.0005 / scale if factor else 0.0
+        digits_of_value = 0.5 * 10 ** (np.floor(np.log10(overhead.value)) - 2)
+        product = scale * published[name].value
+        allowed = rounding_of_scale * product + digits_of_value
+        assert abs(overhead.value - product) <= 1.001 * allowed, (
+            f"{platform}: host.{name} is {overhead.value} s; "
+            f"{published[name].value} s of {OVERHEADS} times {scale} is {product:.3g} s"
+        )

@@ -36,6 +36,32 @@ class ElementwiseStep:
         Operands that it reads and writes.
     variant : str
         Class by which a platform times it; empty for the name itself.
+
+    Notes
+    -----
+    A variant is the name that a capture gives to the operation (`perfkit.workloads.vocabulary`),
+    and by which calibrations measure it (`FUNCTIONS` in `perfkit.measure.kernels`): PyTorch's name
+    without ``_foreach_``. With one number in place of a second tensor it ends with ``_scalar``, or
+    for ``add_`` with ``_scalar_``, as it is another kernel that reads less; ``mul_`` and ``div_``
+    are measured with a number and keep their names. A list with a number for each tensor does not
+    count as one number. So the eager Adam divides by ``div_scalar``, and the for-each Adagrad
+    multiplies gradients by a list of rates: ``mul``, not ``mul_scalar``.
+
+    An operation that no calibration measures, such as ``sign_``, keeps its own name, and `variant`
+    stays empty. A CPU then times it by the median of its measured element-wise functions, with a
+    wider interval, and predictions warn where it takes more than 5 % of the time (`find_stand_in`
+    in `perfkit.platform.kernels`). The variant of another operation would hide that. Platforms of
+    GPUs time all element-wise operations by one fit and ask for no variant.
+
+    Examples
+    --------
+    An update that multiplies the gradient by a number and takes the sign of the product:
+
+    >>> scale = ElementwiseStep("mul", ("gradient",), ("scratch_1",), variant="mul_scalar")
+    >>> sign = ElementwiseStep("sign_", ("scratch_1",), ("scratch_1",))  # never measured
+    >>> optimizer = Optimizer("made-up", states=0, update=(scale, sign))
+    >>> [(step.name, step.variant) for step in optimizer.operations("for_each")]
+    [('_foreach_mul', 'mul_scalar'), ('_foreach_sign_', 'sign_')]
     """
 
     name: str

@@ -14,6 +14,7 @@ from perfkit.ground.units import check_positive, format_bytes, format_time
 from perfkit.models.optimizers import OPTIMIZERS
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.kernel_times import say_unaligned
+from perfkit.platform.kernels import find_kernel
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import list_resources
 from perfkit.prediction.cost import Costs, join_host
@@ -34,6 +35,12 @@ _UNCERTAIN = {"assumed": 0.3, "datasheet": 0.3, "fitted": 0.15, "measured": 0.1}
 _COMPILED = 1.0
 #: How many times as much of a resource an elasticity is taken over [-].
 _STEP = 1.01
+#: Kind and variant of the kernels that look up and update tables, by the `embedding` of a DLRM.
+_EMBEDDING_KERNELS = {
+    "separate": (("embedding_forward", "_embedding_bag"), ("embedding_backward", "sparse")),
+    "fused": (("embedding_forward", "fused"), ("embedding_backward", "fused")),
+    "exact": (("embedding_forward", "fused"), ("embedding_backward", "exact")),
+}
 #: Weights of tables from which on it is said that they are updated as a whole [-].
 _LARGE = 1e7
 
@@ -160,7 +167,13 @@ def list_notes(
         need = f"on {platform.name} other kernels run; capture with device={platform.device.kind!r}"
         notes.append(f"captured with device={graph.device!r}; {need}")
     if sum(unmodelled.values()) > 0.02 * total:
-        notes.append(f"{', '.join(unmodelled)} have no model and are timed as memory traffic")
+        note = f"{', '.join(unmodelled)} have no model and are timed as memory traffic"
+        if any(
+            model.is_kernel and model.fit is None and model.kind.startswith("embedding")
+            for model in costs.models
+        ):
+            note += f"; {_say_modelled_embeddings(platform)}"
+        notes.append(note)
     notes += [note for note, seconds in stand_ins.items() if seconds > 0.05 * total]
     notes += platform.transferred_kernels
     if platform.device.never_left_cache:
@@ -173,6 +186,18 @@ def list_notes(
                 "memory may be slower than predicted"
             )
     return tuple(notes), unmodelled
+
+
+def _say_modelled_embeddings(platform: Platform) -> str:
+    """Which kinds of embedding a platform has models for, or that another platform is needed."""
+    modelled = [
+        f"embedding={embedding!r}"
+        for embedding, kernels in _EMBEDDING_KERNELS.items()
+        if all(find_kernel(platform.kernels, kind, variant=variant) for kind, variant in kernels)
+    ]
+    if not modelled:
+        return f"{platform.name} has models for no kind of embedding; take another platform"
+    return f"of embeddings, {platform.name} has models for {' and '.join(modelled)}"
 
 
 def list_idle_tensor_cores(rank_timeline: RankTimeline, platform: Platform) -> tuple[str, ...]:
