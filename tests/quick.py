@@ -6,16 +6,18 @@ Without files it takes those that differ from the last commit; if none does, tho
 
 Always run are types, the structure of the code, and changed tests and notebooks. Of the kept answers
 those parts run that the room of a changed module makes. Then come doctests of changed modules and test
-files that reach them: those named after one first, then those that import one by name, then those that
-import what imports it, and so on; the cheap ones of each distance first, until the time is used up. A
-single test that alone takes long is left out of its file, and so are tests that measure or start ranks.
-What is left out is printed: `make test` runs everything.
+files that reach them: first the guards of the room (`GUARDS`), which fail where a prediction goes wrong,
+then those named after a changed module, then those that import one by name, then those that import what
+imports it, and so on; the cheap ones of each distance first, until the time is used up. A single test
+that alone takes long is left out of its file, and so are tests that measure or start ranks; of a guard,
+the cheapest tests run. The last line says what was not run: `make test` runs everything.
 """
 
 import ast
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -39,10 +41,33 @@ GOLDEN_PARTS: Mapping[str, tuple[str, ...]] = {
     "fitting": ("fits", "primitives"),
     "calibration": ("fits",),
 }
-#: Processor time for chosen test files, that of a file which never ran, and the longest single test [s].
-BUDGET, UNKNOWN, LONG = 52.0, 10.0, 15.0
-#: Distance of the tests that are named after a changed module: before all that import it [imports].
-_NAMED_AFTER = 0.5
+#: Tests that fail first where a room computes something wrong, the strongest first: closed forms
+#: beside predictions, builders beside programs and strategies, fits beside made-up measurements.
+GUARDS: Mapping[str, tuple[str, ...]] = {
+    "ground": ("tests/test_numbers.py",),
+    "models": ("tests/test_taught_forms.py", "tests/test_forms.py"),
+    "fitting": ("tests/test_fitting_kernels.py", "tests/test_fitting_collectives.py"),
+    "workloads": ("tests/test_strategies.py", "tests/test_twins.py"),
+    "recording": ("tests/test_twins.py",),
+    "platform": (
+        "tests/test_kernel_times.py",
+        "tests/test_stand_ins.py",
+        "tests/test_chosen_algorithms.py",
+    ),
+    "prediction": (
+        "tests/test_strategies.py",
+        "tests/test_simulation.py",
+        "tests/test_prediction.py",
+    ),
+    "sharding": ("tests/test_sharding.py",),
+    "calibration": ("tests/test_calibration.py",),
+}
+#: Processor time for chosen files, that of a test file and of doctests that never ran, the longest
+#: single test, and the most of one guard, of which the cheapest tests run [s].
+BUDGET, UNKNOWN, UNKNOWN_DOCTESTS, LONG, MOST_OF_A_GUARD = 52.0, 10.0, 1.0, 15.0, 13.0
+#: Distance of guards, and of tests that are named after a changed module: before all that import it
+#: [imports].
+_GUARDS_A_ROOM, _NAMED_AFTER = 0.25, 0.5
 
 
 class ChangesUnknownError(Exception):
@@ -157,7 +182,7 @@ class Selection:
     files: list[str]  # test files, notebooks and modules with doctests that run
     parts: list[str]  # of the kept answers
     deselected: list[str]  # single tests that take too long
-    left_out: list[str]  # files for which no time is left
+    left_out: list[str]  # files that reach a changed module, and for which no time is left
     unmeasured: list[str]  # files whose duration is a guess
     untested: list[str]  # changed modules that no test file imports, nor anything it imports
 
@@ -196,35 +221,54 @@ def choose(changed: Sequence[Path], durations: Mapping[str, Mapping[str, float]]
     }
     # what changed itself, and what belongs to it, comes before all that imports it
     near |= dict.fromkeys(_list_beside(changed), 0)
-    # tests named after a changed module come before others that import it
+    # tests named after a changed module come before others that import it, and guards before them
     named = {f"tests/test_{path.stem}.py" for path in changed}
+    guards = {guard for room in rooms for guard in GUARDS.get(room, ())}
     near |= {name: min(near[name], _NAMED_AFTER) for name in named & {*near}}
+    near |= {name: min(near[name], _GUARDS_A_ROOM) for name in guards & {*near}}
     reached = {name for name in modules if any(find_distance(t, {name}) is not None for t in tests)}
     selection.untested = sorted(
         name for name in modules - reached if name.startswith("perfkit.") and name in list_modules()
     )
 
-    costs = {}
+    costs: dict[str, float] = {}
+    long: dict[str, list[str]] = {}
     for name in near:
-        single = durations.get(name, {})
-        long = [test for test, seconds in single.items() if seconds > LONG and near[name] > 0]
-        costs[name] = sum(s for t, s in single.items() if t not in long) if single else UNKNOWN
+        tests_of_file = durations.get(name, {})
+        if near[name] == 0:
+            long[name] = []  # a changed test runs whatever it takes
+        elif name in guards:
+            long[name] = _list_beyond(tests_of_file, MOST_OF_A_GUARD)
+        else:
+            long[name] = [test for test, seconds in tests_of_file.items() if seconds > LONG]
+        if tests_of_file:
+            costs[name] = sum(s for test, s in tests_of_file.items() if test not in long[name])
+        else:
+            costs[name] = UNKNOWN if name.startswith("tests") else UNKNOWN_DOCTESTS
     for name in sorted(near, key=lambda name: (near[name], costs[name])):
         if name in selection.files:
             continue
-        # a changed test runs whatever it takes
         if spent + costs[name] > BUDGET and near[name] > 0:
             selection.left_out.append(name)
             continue
         spent += costs[name]
         selection.files.append(name)
-        single = durations.get(name, {})
-        selection.deselected += [t for t, s in single.items() if s > LONG and near[name] > 0]
-        if not single and name.startswith("tests"):
+        selection.deselected += long[name]
+        if name not in durations and name.startswith("tests"):
             selection.unmeasured.append(name)
     # the longest first, so that the last process does not begin it when others have ended
     selection.files.sort(key=lambda name: -sum(durations.get(name, {}).values()))
     return selection
+
+
+def _list_beyond(seconds: Mapping[str, float], most: float) -> list[str]:
+    """Tests of a file that are too many for some time, if the cheapest run first."""
+    beyond, spent = [], 0.0
+    for test in sorted(seconds, key=lambda test: seconds[test]):
+        spent += seconds[test]
+        if spent > most:
+            beyond.append(test)
+    return beyond
 
 
 def name_part(part: str) -> str:
@@ -262,14 +306,29 @@ def tell(changed: Sequence[Path], selection: Selection) -> None:
     print(f"kept answers: {', '.join(selection.parts) or 'none, as no change makes them'}")
     print(f"tests: {', '.join(selection.files)}")
     for title, names in (
-        (f"single tests of more than {LONG:.0f} s, left for `make test`", selection.deselected),
-        (f"left for `make test`, as {BUDGET:.0f} s are used up", selection.left_out),
         (f"never run here, {UNKNOWN:.0f} s assumed for each", selection.unmeasured),
         ("no test imports", selection.untested),
     ):
         if names:
-            print(f"{title}: {', '.join(name.removeprefix('tests/') for name in names)}")
+            print(f"{title}: {_join(names)}")
     sys.stdout.flush()
+
+
+def say_what_was_not_run(selection: Selection) -> str:
+    """One line: what reaches a changed module and was not run."""
+    not_run = []
+    if selection.left_out:
+        not_run.append(f"{len(selection.left_out)} test files ({_join(selection.left_out)})")
+    if selection.deselected:
+        files = Counter(test.partition("::")[0] for test in selection.deselected)
+        longest = [f"{count} of {name}" for name, count in files.items()]
+        not_run.append(f"the longest tests ({_join(longest)})")
+    not_run.append("tests marked serial")
+    return f"NOT run, though they reach what changed: {', '.join(not_run)}; `make test` runs them"
+
+
+def _join(names: Iterable[str]) -> str:
+    return ", ".join(name.replace("tests/", "") for name in names)
 
 
 def main(words: Sequence[str]) -> int:
@@ -294,6 +353,7 @@ def main(words: Sequence[str]) -> int:
     )
     said, _ = types.communicate()
     print("mypy:", said.decode().strip())
+    print(say_what_was_not_run(selection))
     return int(bool(tests.returncode) or bool(types.returncode))
 
 

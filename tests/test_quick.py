@@ -52,7 +52,7 @@ def test_a_change_asks_for_kept_answers_and_for_tests(
 
 def test_time_goes_to_what_is_near_and_cheap() -> None:
     """A changed test runs whatever it takes; a long single test of another file does not."""
-    seconds = {str(path): 4.0 for path in quick.list_modules().values()}
+    seconds = {str(path): 2.0 for path in quick.list_modules().values()}
     durations = {name: {f"{name}::test": most} for name, most in seconds.items()}
     near = "tests/test_fitting_kernels.py"
     durations[near] = {f"{near}::test": 3.0, f"{near}::slow": 100.0}
@@ -61,7 +61,7 @@ def test_time_goes_to_what_is_near_and_cheap() -> None:
     assert near in selection.files and str(KERNELS) in selection.files
     assert "tests/test_shardings.py" in selection.left_out
     spent = sum(
-        4.0 for name in selection.files if name not in (near, quick.STRUCTURE, quick.GOLDEN)
+        2.0 for name in selection.files if name not in (near, quick.STRUCTURE, quick.GOLDEN)
     )
     assert quick.BUDGET - 5.0 < spent + 3.0 <= quick.BUDGET
     durations["tests/test_units.py"] = {"tests/test_units.py::test": 500.0}
@@ -125,3 +125,45 @@ def test_tests_named_after_a_changed_module_come_first() -> None:
     """Where nothing ran before, each file counts as much, and time is short."""
     found = choose("perfkit/models/optimizers.py")
     assert "tests/test_optimizers.py" in found.files and found.left_out
+
+
+@pytest.mark.parametrize(
+    ("changed", "guards"),
+    [
+        ("perfkit/workloads/blocks.py", ["tests/test_strategies.py", "tests/test_twins.py"]),
+        ("perfkit/prediction/replicas.py", ["tests/test_strategies.py"]),
+        ("perfkit/platform/tables.py", ["tests/test_kernel_times.py"]),
+    ],
+)
+def test_guards_of_a_room_run_before_tests_that_are_near(changed: str, guards: list[str]) -> None:
+    """Without their long tests, which would use up the time."""
+    tests = [str(path) for path in quick.list_modules().values() if path.match("tests/test_*.py")]
+    durations = {name: {f"{name}::test": 3.0} for name in tests}
+    for guard in guards:
+        durations[guard] = {f"{guard}::test": 3.0, f"{guard}::slow": 10.5}
+    selection = choose(changed, durations=durations)
+    assert {*guards} <= {*selection.files}
+    assert selection.deselected == [f"{guard}::slow" for guard in guards]
+    assert selection.left_out
+
+
+def test_guards_exist_and_reach_their_room() -> None:
+    modules = quick.list_modules()
+    for room, guards in quick.GUARDS.items():
+        of_room = {name for name in modules if name.startswith(f"perfkit.{room}.")}
+        for guard in guards:
+            assert quick.find_distance(quick.name_module(Path(guard)), of_room) is not None
+
+
+def test_the_last_line_says_what_was_not_run() -> None:
+    left_out = ["tests/test_a.py", "tests/test_b.py"]
+    long = [f"tests/test_c.py::test_long[{n}]" for n in range(3)]
+    selection = quick.Selection([], [], long, left_out, [], [])
+    assert quick.say_what_was_not_run(selection) == (
+        "NOT run, though they reach what changed: 2 test files (test_a.py, test_b.py), "
+        "the longest tests (3 of test_c.py), tests marked serial; `make test` runs them"
+    )
+    selection = quick.Selection([], [], [], [], [], [])
+    assert quick.say_what_was_not_run(selection) == (
+        "NOT run, though they reach what changed: tests marked serial; `make test` runs them"
+    )
