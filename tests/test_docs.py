@@ -79,3 +79,41 @@ def test_pictures_of_charts_with_sliders_are_those_that_are_drawn() -> None:
         pictures = vl_convert.vegalite_to_svg(chart.to_json()), stored
         drawn, kept = (re.findall(r"<text[^>]*>([^<]*)</text>", svg) for svg in pictures)
         assert drawn == kept and len(kept) > 10, name
+
+
+#: "To add …" in CONTRIBUTING, by its headings.
+TO_ADD = dict(
+    re.findall(
+        r"^### … ([^\n]+)\n(.*?)(?=^##)",
+        (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
+)
+NAME_OF_FILE = re.compile(r"[\w./*-]*/|[\w./*-]+\.(py|md|csv|toml|txt|yml)")
+
+
+def find_files(name: str) -> list[Path]:
+    """Files of a name with wildcards, in the package or in the repository."""
+    return [path for folder in ("perfkit", ".") for path in ROOT.joinpath(folder).glob(name)]
+
+
+@pytest.mark.parametrize("thing", TO_ADD)
+def test_places_where_something_is_added_exist(thing: str) -> None:
+    """A line is one place, such as "- `models/optimizers.py`, `OPTIMIZERS`: one entry": the files
+    exist, and what stands before the colon is in one of them."""
+    places = re.findall(r"^- (.+(?:\n  .+)*)", TO_ADD[thing], re.MULTILINE)
+    assert len(places) > 1, "name a place and a test"
+    assert sum(place.startswith("Test: `tests/") for place in places) == 1, "say which test tells"
+    for place in places:
+        assert len(place.split()) < 50, f"one place a line, in few words: {place}"
+        for name in re.findall(r"`([\w./*-]+)`", place):
+            assert not NAME_OF_FILE.fullmatch(name) or find_files(name), f"there is no {name}"
+        names = re.findall(r"`([\w./*-]+)`", place.partition(": ")[0])
+        files = [
+            path for name in names if NAME_OF_FILE.fullmatch(name) for path in find_files(name)
+        ]
+        texts = [path.read_text(encoding="utf-8") for path in files if path.is_file()]
+        for name in names:
+            if texts and not NAME_OF_FILE.fullmatch(name):
+                said = any(re.search(rf"\b{name}\b", text) for text in texts)
+                assert said, f"{name} is in none of {', '.join(map(str, files))}"
