@@ -28,6 +28,19 @@ _EXACT_RANKS = 48  # first ranks that get a bucket of their own
 _GROUPS = 128  # buckets of a law
 
 
+class RowGroups(NamedTuple):
+    """Rows of a table in groups of like probability.
+
+    Parameters
+    ----------
+    mass, rows : array
+        Weight of all rows of a group, on any scale, and its rows [-].
+    """
+
+    mass: Array
+    rows: Array
+
+
 class Distribution:
     """Which rows of a table are looked up: `Uniform`, `Zipf`, `ReuseHistogram` or a `Part` of one
     of them."""
@@ -37,9 +50,9 @@ class Distribution:
     def __post_init__(self) -> None:
         set_fields(self, rows=check_positive("rows", self.rows, integer=True))
 
-    def _weigh(self, n: int) -> tuple[Array, Array]:
-        """Weights of groups of rows, and rows of each; by default one group of equal rows."""
-        return np.ones(1), np.array([float(self.rows)])
+    def _group_rows(self, n: int) -> RowGroups:
+        """Rows in about `n` groups; by default one group of equal rows."""
+        return RowGroups(np.ones(1), np.array([float(self.rows)]))
 
     def buckets(self, n: int = _GROUPS) -> tuple[Array, Array]:
         """Group rows of equal or nearly equal probability.
@@ -61,7 +74,7 @@ class Distribution:
     @lru_cache(maxsize=4096)  # noqa: B019
     def _keep_buckets(self, n: int) -> tuple[Array, Array]:
         """What `buckets` returns, computed once."""
-        mass, rows = self._weigh(n)
+        mass, rows = self._group_rows(n)
         probabilities = mass / mass.sum() / rows
         for array in (probabilities, rows):
             array.setflags(write=False)
@@ -154,36 +167,54 @@ class Zipf(Distribution):
             )
         set_fields(self, heavy_hitters=tuple(h / max(total, 1.0) for h in shares))
 
-    def _weigh(self, n: int) -> tuple[Array, Array]:
+    def _group_rows(self, n: int) -> RowGroups:
         hitters = np.asarray(self.heavy_hitters, dtype=float)
-        rows = np.array([[self.rows]], dtype=float)
-        mass, rows = (
-            found[0] for found in _weigh_ranks(rows, self.exponent, self.shift, len(hitters), n)
-        )
+        table = np.array([[self.rows]], dtype=float)
+        groups = _group_ranks(table, self.exponent, self.shift, len(hitters), n)
+        mass, rows = groups.mass[0], groups.rows[0]
         mass *= max(1 - hitters.sum(), 0.0) / mass.sum()
-        return np.concatenate([hitters, mass[rows > 0]]), np.concatenate(
-            [np.ones(len(hitters)), rows[rows > 0]]
+        is_filled = rows > 0
+        return RowGroups(
+            np.concatenate([hitters, mass[is_filled]]),
+            np.concatenate([np.ones(len(hitters)), rows[is_filled]]),
         )
 
 
-def _weigh_ranks(
-    rows: Array, s: Values, shift: Values, skipped: int, n: int
-) -> tuple[Array, Array]:
-    """Weights of groups of ranks behind some that are skipped, and ranks of each, by law; some
-    groups are empty."""
+def _group_ranks(rows: Array, exponent: Values, shift: Values, skipped: int, n: int) -> RowGroups:
+    """Groups of the ranks of power laws behind some that are skipped, one law after the other; some
+    groups are empty.
+
+    Parameters
+    ----------
+    rows, exponent, shift : array, shape (laws, 1)
+        Rows of each table, exponent and shift of its law [-].
+    skipped : int
+        First ranks that are left out [-].
+    n : int
+        Groups of each law: the first ranks alone, then groups that grow by the same factor [-].
+    """
     most = min(_EXACT_RANKS, max(1, n // 2))
-    steps, exact = max(1, n - most), np.minimum(skipped + most, rows)
+    steps = max(1, n - most)
+    exact = np.minimum(skipped + most, rows)
     growth = np.round(exact * (rows / exact) ** (np.arange(1.0, steps + 1) / steps))
-    # bucket i holds the ranks edges[i]+1 ... edges[i+1]
+    # group i holds the ranks edges[i]+1 ... edges[i+1]
     edges = np.concatenate([np.minimum(skipped + np.arange(most + 1.0), exact), growth], axis=1)
-    many, ends = np.diff(edges), np.stack([edges[:, :-1] + 1, edges[:, 1:]]) + shift
-    # Euler-Maclaurin, relative to the first rank so that no power overflows; a bucket of one rank
-    # is exact.
-    logs = np.log(ends / ends[0, :, :1])
-    (first, last), span = np.exp(-s * logs), logs[1] - logs[0]
-    integral = first * ends[0] * np.divide(np.expm1((1 - s) * span), 1 - s, out=span, where=s != 1)
-    several = integral + (first + last) / 2 + s / 12 * (first / ends[0] - last / ends[1])
-    return np.where(many > 1, several, first * many), many
+    ranks = np.diff(edges)
+    first_rank, last_rank = edges[:, :-1] + 1 + shift, edges[:, 1:] + shift
+    # Euler-Maclaurin, relative to the first rank of all so that no power overflows; a group of one
+    # rank is exact.
+    of_all = first_rank[:, :1]
+    log_first, log_last = np.log(first_rank / of_all), np.log(last_rank / of_all)
+    first, last = np.exp(-exponent * log_first), np.exp(-exponent * log_last)
+    integral = first * first_rank * _integrate_power(log_last - log_first, 1 - exponent)
+    slopes = first / first_rank - last / last_rank
+    several = integral + (first + last) / 2 + exponent / 12 * slopes
+    return RowGroups(np.where(ranks > 1, several, first * ranks), ranks)
+
+
+def _integrate_power(span: Array, power: Values) -> Array:
+    """(e^(power span) - 1) / power, and its limit `span` where the power is 0."""
+    return np.divide(np.expm1(power * span), power, out=span.copy(), where=np.not_equal(power, 0))
 
 
 @dataclass(frozen=True)
@@ -227,11 +258,13 @@ class ReuseHistogram(Distribution):
             reach = f"{self.lookups:g} lookups into {self.rows} rows reach more than 0 and at most {most:g}"
             raise ValueError(f"counts add up to {sum(self.counts):g} distinct rows; {reach}")
 
-    def _weigh(self, n: int) -> tuple[Array, Array]:
-        rows = np.asarray(self.counts).copy()
-        mass = rows * self.accesses()
-        rows[0] += self.rows - rows.sum()
-        return mass[rows > 0], rows[rows > 0]
+    def _group_rows(self, n: int) -> RowGroups:
+        seen = np.asarray(self.counts)
+        mass = seen * self.accesses()
+        rows = seen.copy()
+        rows[0] += self.rows - seen.sum()
+        is_filled = rows > 0
+        return RowGroups(mass[is_filled], rows[is_filled])
 
     def resize(self, rows: int) -> "ReuseHistogram":
         """A part of the rows has the same part of every bin and of the lookups."""
@@ -299,9 +332,9 @@ class Part(Distribution):
         rows = check_positive("rows", self.rows, integer=True, maximum=self.law.rows)
         set_fields(self, rows=rows)
 
-    def _weigh(self, n: int) -> tuple[Array, Array]:
+    def _group_rows(self, n: int) -> RowGroups:
         probabilities, rows = self.law.buckets(n)
-        return probabilities * rows, rows * (self.rows / self.law.rows)
+        return RowGroups(probabilities * rows, rows * (self.rows / self.law.rows))
 
     def resize(self, rows: int) -> Distribution:
         """A part of a part is a part of the table."""
@@ -428,7 +461,10 @@ def join_buckets(distributions: "Sequence[Distribution] | Buckets") -> Buckets:
     check_type("distributions", distributions, Sequence[Distribution])
     if not len(distributions):
         raise ValueError("distributions is empty; it must hold at least one distribution")
-    return (_join if len(distributions) < _MANY else _join.__wrapped__)(tuple(distributions))
+    laws = tuple(distributions)
+    if len(laws) < _MANY:
+        return _join(laws)
+    return _join.__wrapped__(laws)  # which keeps nothing
 
 
 @closed_form()
@@ -445,31 +481,33 @@ def spread_rows(rows: Array, exponents: Array, shifts: Array) -> Buckets:
     buckets : Buckets
         In the order of the tables.
     """
-    mass = many = rows[:, None]
+    tables = rows[:, None]
+    groups = RowGroups(tables, tables)
     if exponents.any():
-        mass, many = _weigh_ranks(mass, exponents[:, None], shifts[:, None], 0, _GROUPS)
-    places, sizes = np.flatnonzero(many), np.count_nonzero(many, axis=1)
-    return _bundle(
-        (mass / mass.sum(axis=1, keepdims=True)).ravel()[places], many.ravel()[places], sizes
-    )
+        groups = _group_ranks(tables, exponents[:, None], shifts[:, None], 0, _GROUPS)
+    shares = groups.mass / groups.mass.sum(axis=1, keepdims=True)
+    is_filled = groups.rows > 0
+    sizes = np.count_nonzero(is_filled, axis=1)
+    return _bundle(shares[is_filled], groups.rows[is_filled], sizes)
 
 
 @lru_cache(maxsize=512)
 def _join(distributions: tuple[Distribution, ...]) -> Buckets:
+    """The buckets of several tables, kept for tuples that were joined before."""
     laws = [law for law in distributions if isinstance(law, Zipf) and not law.heavy_hitters]
     if len(laws) == len(distributions):
-        return spread_rows(
-            *np.array([(law.rows, law.exponent, law.shift) for law in laws], dtype=float).T
-        )
-    pairs = [law.buckets() for law in distributions]
-    sizes, (probabilities, rows) = (
-        [len(rows) for _, rows in pairs],
-        map(np.concatenate, zip(*pairs, strict=True)),
-    )
-    return _bundle(probabilities * rows, rows, np.array(sizes))
+        numbers = [(law.rows, law.exponent, law.shift) for law in laws]
+        rows, exponents, shifts = np.array(numbers, dtype=float).T
+        return spread_rows(rows, exponents, shifts)
+    found = [law.buckets() for law in distributions]
+    probabilities = np.concatenate([of_table for of_table, _ in found])
+    rows = np.concatenate([of_table for _, of_table in found])
+    sizes = np.array([len(of_table) for _, of_table in found])
+    return _bundle(probabilities * rows, rows, sizes)
 
 
 def _bundle(shares: Array, rows: Array, sizes: Index) -> Buckets:
+    """Buckets from the share of the lookups and the rows of each, and how many each table has."""
     rates = -np.log1p(-np.minimum(shares / rows, ALMOST_ONE))
     return Buckets(rates, rows, shares, sizes, np.cumsum(sizes) - sizes)
 

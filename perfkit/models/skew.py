@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -116,36 +117,66 @@ def fit_zipf(histogram: ReuseHistogram) -> ZipfFit:
     """
     check_type("histogram", histogram, ReuseHistogram)
     counts, rows, lookups = np.asarray(histogram.counts), histogram.rows, histogram.lookups
-    squares = (np.linspace(0.0, math.sqrt(_STEEPEST), 49) ** 2) ** 2
-    off = [counts - _expect(rows, lookups, square)[0] for square in squares]
-    square = float(
-        squares[np.argmin([float((o**2 / (abs(counts - o) + counts + 1)).sum()) for o in off])]
-    )
+    square = _guess_square(counts, rows, lookups)
     for _ in range(40):
-        slope, weight, spread, mean = _weigh(rows, lookups, square)
-        information = float(slope @ weight @ slope)
+        at = _compare(rows, lookups, square)
+        information = float(at.slope @ at.weight @ at.slope)
         if not information > 0:
             return ZipfFit(0.0, math.inf, math.nan)
-        off_by = counts - mean
-        step = float(slope @ weight @ off_by) / information
-        old, reach = square, 0.2 * square + 0.01
-        square = min(max(square + min(max(step, -reach), reach), 0.0), _STEEPEST**2)
-        if abs(square - old) <= 1e-6 * (square + 1e-3):
+        off_by = counts - at.mean
+        step = float(at.slope @ at.weight @ off_by) / information
+        longest = 0.2 * square + 0.01
+        step = min(max(step, -longest), longest)
+        last = square
+        square = min(max(last + step, 0.0), _STEEPEST**2)
+        if abs(square - last) <= 1e-6 * (square + 1e-3):
             break
-    misfit = float(off_by @ weight @ off_by) / max(float(np.trace(weight @ spread)) - 1, 1.0)
+    freedom = max(float(np.trace(at.weight @ at.covariance)) - 1, 1.0)
+    misfit = float(off_by @ at.weight @ off_by) / freedom
     # Exponent and standard error from those of its square, also near 0.
     error = information**-0.5 * math.sqrt(max(1.0, misfit))
-    low, exponent, high = (math.sqrt(max(square + sigmas * error, 0.0)) for sigmas in (-2, 0, 2))
+    exponent = math.sqrt(square)
+    low = math.sqrt(max(square - 2 * error, 0.0))
+    high = math.sqrt(square + 2 * error)
     return ZipfFit(exponent, max(exponent - low, high - exponent) / 2, misfit)
 
 
-def _expect(rows: int, lookups: float, square: float) -> tuple[Array, Array, Array, Array]:
-    """Expected rows of each bin; expected lookups of a row of each bucket, rows of each, and the
-    bins' shares of it."""
-    probabilities, many = Zipf(rows, math.sqrt(square)).buckets(_BUCKETS)
-    expected = lookups * probabilities
-    shares = _shares(expected, _EDGES)
-    return many @ shares, expected, many, shares
+def _guess_square(counts: Array, rows: int, lookups: float) -> float:
+    """The square of the exponent, of a list of them, whose expected bins are nearest to the counts;
+    those that both expect few rows of weigh most."""
+    squares = (np.linspace(0.0, math.sqrt(_STEEPEST), 49) ** 2) ** 2
+    misfits = []
+    for square in squares:
+        mean = _expect(rows, lookups, square).mean
+        misfits.append(float(((counts - mean) ** 2 / (mean + counts + 1)).sum()))
+    return float(squares[np.argmin(misfits)])
+
+
+class _Expected(NamedTuple):
+    """What a Zipf law expects of a batch.
+
+    Parameters
+    ----------
+    mean : array, shape (bins,)
+        Rows of each bin [-].
+    lookups, rows : array, shape (buckets,)
+        Lookups of a row of each bucket of ranks, and rows of the bucket [-].
+    shares : array, shape (buckets, bins)
+        Probability that a row of a bucket is in a bin [-].
+    """
+
+    mean: Array
+    lookups: Array
+    rows: Array
+    shares: Array
+
+
+def _expect(rows: int, lookups: float, square: float) -> _Expected:
+    """What a Zipf law with this square of its exponent expects of a batch."""
+    probabilities, multiplicities = Zipf(rows, math.sqrt(square)).buckets(_BUCKETS)
+    of_a_row = lookups * probabilities
+    shares = _shares(of_a_row, _EDGES)
+    return _Expected(multiplicities @ shares, of_a_row, multiplicities, shares)
 
 
 def _shares(expected: Array, edges: Array) -> Array:
@@ -156,16 +187,30 @@ def _shares(expected: Array, edges: Array) -> Array:
     return np.diff(below, axis=1, append=1.0)
 
 
-def _weigh(rows: int, lookups: float, square: float) -> tuple[Array, Array, Array, Array]:
-    """Slope of the expected bins over the square of the exponent, weight matrix, covariance of the
-    bins, the bins."""
-    mean, expected, many, shares = _expect(rows, lookups, square)
+class _Comparison(NamedTuple):
+    """How the counts of bins are compared with what a law expects.
+
+    Parameters
+    ----------
+    mean, slope : array, shape (bins,)
+        Expected rows, and their slope over the square of the exponent [-].
+    covariance, weight : array, shape (bins, bins)
+        Covariance of the rows, and its inverse with half a row added to each deviation [-].
+    """
+
+    mean: Array
+    slope: Array
+    covariance: Array
+    weight: Array
+
+
+def _compare(rows: int, lookups: float, square: float) -> _Comparison:
+    """How counts are compared with a law with this square of its exponent, see `fit_zipf`."""
+    mean, of_a_row, many, shares = _expect(rows, lookups, square)
     step = 1e-4 * max(square, 1e-2)
-    slope = (_expect(rows, lookups, square + step)[0] - mean) / step
-    with_total = (many * expected) @ (_shares(expected, _EDGES - 1) - shares)
-    spread = (
-        np.diag(mean)
-        - (shares * many[:, None]).T @ shares
-        - np.outer(with_total, with_total) / lookups
-    )
-    return slope, np.asarray(np.linalg.inv(spread + 0.25 * np.eye(len(mean)))), spread, mean
+    slope = (_expect(rows, lookups, square + step).mean - mean) / step
+    with_total = (many * of_a_row) @ (_shares(of_a_row, _EDGES - 1) - shares)
+    of_rows = np.diag(mean) - (shares * many[:, None]).T @ shares
+    covariance = of_rows - np.outer(with_total, with_total) / lookups
+    weight = np.linalg.inv(covariance + 0.25 * np.eye(len(mean)))
+    return _Comparison(mean, slope, covariance, np.asarray(weight))
