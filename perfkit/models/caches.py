@@ -2,7 +2,8 @@
 use."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +21,22 @@ from perfkit.models.distributions import Uniform as Uniform
 #: Bytes of a page of memory [B].
 PAGE = 4096.0
 
-#: Takes the touched rows of each table and their growth; returns the bytes or pages they cover, and
-#: their growth.
-_Cover = Callable[[Array, Array], tuple[Array, Array]]
+
+class _Covered(NamedTuple):
+    """What touched rows take in a cache.
+
+    Parameters
+    ----------
+    amount, growth : array
+        Bytes or pages, and their growth per iteration.
+    """
+
+    amount: Array
+    growth: Array
+
+
+#: Takes the touched rows of each table and their growth; returns what they take in a cache.
+_Cover = Callable[[Array, Array], _Covered]
 
 
 class _Tables:
@@ -34,7 +48,8 @@ class _Tables:
         lookups: npt.ArrayLike,
         groups: npt.ArrayLike | None = None,
     ) -> None:
-        self.buckets = buckets = join_buckets(distributions)
+        buckets = join_buckets(distributions)
+        self.buckets = buckets
         rates = buckets.rates * np.repeat(np.asarray(lookups, dtype=float), buckets.sizes)
         # a table without lookups takes no room
         self.rows = np.where(rates > 1e-280, buckets.rows, 0.0)
@@ -63,45 +78,66 @@ class _Tables:
 
     def fill(self, cover: _Cover, capacities: npt.ArrayLike, dense: npt.ArrayLike) -> Array:
         """Time until the rows of each group and its dense data fill a cache; infinite if everything
-        fits."""
+        fits [iterations].
 
-        def used(rows: Array, growth: Array) -> Iterator[Array]:
-            return (np.add.reduceat(part, self.first, axis=-1) for part in cover(rows, growth))
-
-        rows, rates = (self.buckets.add_up(part) for part in (self.rows, self.rows * self.rates))
-        (most, _), (_, fastest) = used(rows, rates), used(0.0 * rows, rates)
-        capacities, dense = (
-            np.asarray(capacities, dtype=float)[..., None],
-            np.asarray(dense, dtype=float),
-        )
-        fits, empty = capacities >= (most + dense) * (1 - 1e-13), capacities <= 0
+        Parameters
+        ----------
+        cover : callable
+            What touched rows take in the cache.
+        capacities : array, shape (...)
+            Sizes of caches [B], or pages of one.
+        dense : array, shape (groups,)
+            What other data takes of them, the same in every iteration: it grows during the first
+            alone.
+        """
+        capacities = np.asarray(capacities, dtype=float)[..., None]
+        dense = np.asarray(dense, dtype=float)
+        rows = self.buckets.add_up(self.rows)
+        rates = self.buckets.add_up(self.rows * self.rates)
+        most = self._add_groups(cover, rows, rates).amount
+        fastest = self._add_groups(cover, 0.0 * rows, rates).growth
+        fits = capacities >= (most + dense) * (1 - 1e-13)
+        is_empty = capacities <= 0
         if np.all(fits):
             return np.full(fits.shape, np.inf)
-        amount, _ = used(*self.touch(np.ones(fits.shape)))
-        goal = np.where(fits | empty, amount + dense, capacities)  # there is nothing to solve
-        # dense data is the same in every iteration: it grows during the first only
-        early = amount + dense >= goal
-        once, more = np.where(early, 0.0, dense), np.where(early, dense, 0.0)
+        in_one = self._add_groups(cover, *self.touch(np.ones(fits.shape))).amount
+        # where nothing is to be solved, the goal is reached after one iteration
+        goal = np.where(fits | is_empty, in_one + dense, capacities)
+        is_early = in_one + dense >= goal
+        once, each_time = np.where(is_early, 0.0, dense), np.where(is_early, dense, 0.0)
         latest = 40.0 / np.minimum.reduceat(np.minimum(self.rates, 1.0), self.cuts)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             soonest = np.log(goal / (fastest + dense)) - 1e-6  # it never fills faster than at first
-            low, high = np.where(early, soonest, 0.0), np.where(early, 0.0, np.log(latest))
+            low = np.where(is_early, soonest, 0.0)
+            high = np.where(is_early, 0.0, np.log(latest))
             # as if all rows were alike
-            first = np.log(-np.log1p((once - goal) / most) * most / (fastest + more))
-            logs = np.where((first > low) & (first < high) & (goal == capacities), first, 0.0)
+            guess = np.log(-np.log1p((once - goal) / most) * most / (fastest + each_time))
+            is_inside = (guess > low) & (guess < high) & (goal == capacities)
+            logs = np.where(is_inside, guess, 0.0)
             # Newton's method in logarithms, bisection where it leaves the bracket
             for _ in range(100):
                 times = np.exp(logs)
-                amount, growth = used(*self.touch(times))
-                total = amount + once + more * times
+                amount, growth = self._add_groups(cover, *self.touch(times))
+                total = amount + once + each_time * times
                 gap = np.log(total / goal)
-                low, high = np.where(gap < 0, logs, low), np.where(gap > 0, logs, high)
-                new = logs - gap * total / ((growth + more) * times)
+                low = np.where(gap < 0, logs, low)
+                high = np.where(gap > 0, logs, high)
+                new = logs - gap * total / ((growth + each_time) * times)
                 new = np.where((new >= low) & (new <= high), new, (low + high) / 2)
-                step, logs = new - logs, new
+                step = new - logs
+                logs = new
                 if not np.any(abs(step) >= 1e-9):
                     break
-        return np.where(fits, np.inf, np.where(empty, 0.0, np.exp(logs)))
+        filled = np.where(is_empty, 0.0, np.exp(logs))
+        return np.where(fits, np.inf, filled)
+
+    def _add_groups(self, cover: _Cover, rows: Array, growth: Array) -> _Covered:
+        """What the touched rows of each group take in the cache."""
+        covered = cover(rows, growth)
+        return _Covered(
+            np.add.reduceat(covered.amount, self.first, axis=-1),
+            np.add.reduceat(covered.growth, self.first, axis=-1),
+        )
 
 
 @closed_form(other=("groups",))
@@ -165,19 +201,19 @@ def lru_misses(
     """
     tables = _Tables(distributions, lookups, groups)
     nbytes = np.asarray(row_bytes, dtype=float)
-    times = tables.fill(
-        lambda rows, growth: (rows * nbytes, growth * nbytes), capacity, dense_bytes
-    )
+
+    def cover(rows: Array, growth: Array) -> _Covered:
+        """Bytes of touched rows."""
+        return _Covered(rows * nbytes, growth * nbytes)
+
+    times = tables.fill(cover, capacity, dense_bytes)
     if not cold:
         return tables.missed(times)
+    lookups = np.asarray(lookups, dtype=float)
     members = np.diff(tables.first, append=len(tables.buckets.sizes))
-    lookups, filling = (
-        np.asarray(lookups, dtype=float),
-        np.repeat(np.minimum(times, 1.0), members, axis=-1),
-    )
-    return distinct_rows(distributions, lookups * filling) / lookups + (
-        1 - filling
-    ) * tables.missed(times)
+    while_filling = np.repeat(np.minimum(times, 1.0), members, axis=-1)
+    first_misses = distinct_rows(distributions, lookups * while_filling) / lookups
+    return first_misses + (1 - while_filling) * tables.missed(times)
 
 
 @closed_form(other=("groups",))
@@ -229,11 +265,12 @@ def page_walks(
     tables = _Tables(distributions, lookups, groups)
     nbytes = tables.buckets.add_up(tables.buckets.rows) * np.asarray(row_bytes, dtype=float)
     pages = np.maximum(nbytes / PAGE, 1.0)
-    times = tables.fill(
-        lambda rows, growth: (cover_pages(rows, nbytes), growth * np.exp(-rows / pages)),
-        entries,
-        np.asarray(dense_bytes) / PAGE,
-    )
+
+    def cover(rows: Array, growth: Array) -> _Covered:
+        """Pages of touched rows."""
+        return _Covered(cover_pages(rows, nbytes), growth * np.exp(-rows / pages))
+
+    times = tables.fill(cover, entries, np.asarray(dense_bytes) / PAGE)
     return tables.missed(times) * np.exp(-tables.touch(times)[0] / pages)
 
 

@@ -4,7 +4,7 @@ keep."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -349,66 +349,127 @@ def size_lookup(
     >>> sizes.unique.round(1).tolist(), sizes.misses.round(3).tolist()
     ([393.6, 393.6], [[0.5, 0.5]])
     """
-    n = len(distributions.sizes if isinstance(distributions, Buckets) else distributions)
-    members = np.zeros(n, dtype=int) if groups is None else np.asarray(groups)
-    sizes = (lookups, np.multiply(dim, itemsize), members) + (() if batches is None else (batches,))
-    given, dense = (
-        [np.broadcast_to(v, n) for v in sizes],
-        np.broadcast_to(dense_bytes, int(members[-1]) + 1),
+    tables = len(distributions.sizes if isinstance(distributions, Buckets) else distributions)
+    members = np.zeros(tables, dtype=int) if groups is None else np.asarray(groups)
+    asked = _Asked(
+        lookups=np.broadcast_to(lookups, tables),
+        width=np.broadcast_to(np.multiply(dim, itemsize), tables),
+        members=members,
+        dense=np.broadcast_to(dense_bytes, int(members[-1]) + 1),
+        batches=None if batches is None else np.broadcast_to(batches, tables),
+        capacities=tuple(capacities),
+        entries=entries,
+        granularity=granularity,
+        cold=cold,
     )
-    rest = (tuple(capacities), entries, granularity, cold)
     if isinstance(distributions, Buckets):  # too many to be compared with others
-        return _size.__wrapped__(distributions, given, dense, *rest)
-    return _size(
-        tuple(distributions), tuple(tuple(v.tolist()) for v in given), tuple(dense.tolist()), *rest
-    )
+        return _size(distributions, asked)
+    return _keep_sizes(tuple(distributions), asked.as_key())
+
+
+class _Asked(NamedTuple):
+    """Lookups that are to be sized, see `size_lookup`.
+
+    Parameters
+    ----------
+    lookups, width, members : array, shape (n,)
+        Lookups into each table [-], bytes of a row [B], and the group of the table [-].
+    dense : array, shape (groups,)
+        Other bytes of each group [B].
+    batches : array, shape (n,), optional
+        Batches of indices that rotate; None for fresh ones [-].
+    capacities : tuple of float
+        Bytes that each cache level holds [B].
+    entries : float
+        Pages that the translation buffer holds [-].
+    granularity : float
+        Smallest access [B].
+    cold : bool
+        Whether the lookups of each table find empty caches.
+    """
+
+    lookups: Any
+    width: Any
+    members: Any
+    dense: Any
+    batches: Any
+    capacities: tuple[float, ...]
+    entries: float
+    granularity: float
+    cold: bool
+
+    def as_key(self) -> "_Asked":
+        """The same, with tuples in place of arrays, which can be compared."""
+        return self._replace(
+            lookups=tuple(self.lookups.tolist()),
+            width=tuple(self.width.tolist()),
+            members=tuple(self.members.tolist()),
+            dense=tuple(self.dense.tolist()),
+            batches=None if self.batches is None else tuple(self.batches.tolist()),
+        )
 
 
 @lru_cache(maxsize=64)
-def _size(
-    laws: tuple[Distribution, ...] | Buckets,
-    given: Any,
-    dense: Any,
-    capacities: Any,
-    entries: float,
-    least: float,
-    cold: bool,
-) -> LookupSizes:
-    """Do what `size_lookup` says, once for the same arguments."""
-    lookups, width, members, *batches = map(np.array, given)
-    dense, row = np.array(dense), row_traffic(width, 1.0, least)
+def _keep_sizes(laws: tuple[Distribution, ...], asked: _Asked) -> LookupSizes:
+    """What `_size` returns, computed once for the same arguments."""
+    return _size(laws, asked)
+
+
+def _size(laws: tuple[Distribution, ...] | Buckets, asked: _Asked) -> LookupSizes:
+    """Do what `size_lookup` says."""
+    lookups, width = np.array(asked.lookups), np.array(asked.width)
+    members, dense = np.array(asked.members), np.array(asked.dense)
+    row = row_traffic(width, 1.0, asked.granularity)
     # joined once: the laws of thousands of tables take most of the time
-    buckets, known = join_buckets(laws), list(dict.fromkeys(capacities))
+    buckets = join_buckets(laws)
     if not isinstance(laws, Buckets) and not any(isinstance(law, ReuseHistogram) for law in laws):
         laws = buckets
-    unique = distinct_rows(laws, lookups)
     rows = buckets.add_up(buckets.rows)
-    shared, beside = (np.arange(len(rows)), np.zeros(1)) if cold else (members, dense)
-    misses = lru_misses(
-        laws, lookups, row, capacity=known, dense_bytes=beside, groups=shared, cold=cold
+    unique = distinct_rows(laws, lookups)
+
+    # 1. Lookups: rows that miss each cache, and pages that miss the translation buffer.
+    sharing, beside = members, dense
+    if asked.cold:  # each table by itself
+        sharing, beside = np.arange(len(rows)), np.zeros(1)
+    sizes = list(dict.fromkeys(asked.capacities))  # a single cache counts for several levels
+    of_sizes = lru_misses(
+        laws, lookups, row, capacity=sizes, dense_bytes=beside, groups=sharing, cold=asked.cold
     )
-    # a single cache counts for both
-    misses = misses[[known.index(capacity) for capacity in capacities]]
-    walks = page_walks(laws, lookups, row, entries=entries, dense_bytes=dense, groups=members)
-    if batches:
-        touched = distinct_rows(laws, lookups * np.stack([batches[0] - 1.0, batches[0]]))
-        covered, own = cover_pages(touched, rows * row), dense[members]
-        oldest, distance = (touched[1] - touched[0]) / lookups, touched[1] * row + own
-        pairs = zip(misses, capacities, strict=True)
+    misses = of_sizes[[sizes.index(capacity) for capacity in asked.capacities]]
+    walks = page_walks(laws, lookups, row, entries=asked.entries, dense_bytes=dense, groups=members)
+
+    # 2. Batches that rotate find again what an earlier round has left.
+    if asked.batches is not None:
+        batches = np.array(asked.batches)
+        before, touched = distinct_rows(laws, lookups * np.stack([batches - 1.0, batches]))
+        new_rows, distance = (touched - before) / lookups, touched * row + dense[members]
         misses = np.stack(
             [
-                rotating_misses(fresh, oldest, distance, capacity=capacity)
-                for fresh, capacity in pairs
+                rotating_misses(fresh, new_rows, distance, capacity=capacity)
+                for fresh, capacity in zip(misses, asked.capacities, strict=True)
             ]
         )
-        oldest, distance = (covered[1] - covered[0]) / lookups, covered[1] + own / PAGE
-        walks = rotating_misses(walks, oldest, distance, capacity=entries)
+        pages_before, pages = (cover_pages(each, rows * row) for each in (before, touched))
+        new_pages, page_distance = (pages - pages_before) / lookups, pages + dense[members] / PAGE
+        walks = rotating_misses(walks, new_pages, page_distance, capacity=asked.entries)
+
+    # 3. A later update of the same rows.
     distance = (np.bincount(members, unique * row) + dense)[members]
-    pages = (np.bincount(members, cover_pages(unique, rows * width)) + dense / PAGE)[members]
-    again = np.stack([miss_share(distance, capacity=capacity) for capacity in capacities])
-    update_walks = unique * miss_share(pages, capacity=entries)
+    update_misses = np.stack(
+        [miss_share(distance, capacity=capacity) for capacity in asked.capacities]
+    )
+    touched_pages = cover_pages(unique, rows * width)
+    page_distance = (np.bincount(members, touched_pages) + dense / PAGE)[members]
+    update_walks = unique * miss_share(page_distance, capacity=asked.entries)
+
     found = LookupSizes(
-        unique, lookups * row, unique * row, misses, lookups * walks, again, update_walks
+        unique=unique,
+        row_bytes=lookups * row,
+        unique_bytes=unique * row,
+        misses=misses,
+        walks=lookups * walks,
+        update_misses=update_misses,
+        update_walks=update_walks,
     )
     for values in vars(found).values():
         values.setflags(write=False)
