@@ -10,7 +10,7 @@ import numpy as np
 from perfkit.ground.results import Shown
 from perfkit.ground.units import Array, format_bytes
 from perfkit.models.embedding import state_bytes
-from perfkit.models.optimizers import OPTIMIZERS
+from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.platform import Platform
 from perfkit.workloads.columns import Allocations
 from perfkit.workloads.graph import PHASES, Graph, KernelKey
@@ -250,7 +250,7 @@ def sum_states(graph: Graph, tables: Sequence[EmbeddingTable]) -> Any:
     """Bytes that the optimizer of a graph keeps for the rows of these tables [B]."""
     if not graph.optimizer:
         return 0.0
-    optimizer = OPTIMIZERS[graph.optimizer]
+    optimizer = find_optimizer(graph.optimizer)
     if not optimizer.states and not optimizer.states_per_row:
         return 0.0
     states = [

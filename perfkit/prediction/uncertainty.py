@@ -11,7 +11,7 @@ import numpy as np
 from perfkit.fitting import Iteration
 from perfkit.ground.results import Picture, Table, Tabular
 from perfkit.ground.units import check_positive, format_bytes, format_time
-from perfkit.models.optimizers import OPTIMIZERS
+from perfkit.models.optimizers import find_optimizer
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.kernel_times import say_unaligned
 from perfkit.platform.kernels import find_kernel
@@ -257,7 +257,7 @@ def list_dense_tables(graph: Graph, copies: int = 0) -> tuple[str, ...]:
     notes = []
     if placed_weights >= _LARGE:
         way = "embedding='exact'"
-        if OPTIMIZERS[graph.optimizer].sparse_rows:
+        if find_optimizer(graph.optimizer).sparse_rows:
             way = "sparse=True or embedding='exact'"
         notes.append(
             f"tables of {placed_weights / 1e6:,.0f} million weights have dense gradients and are updated "
