@@ -223,7 +223,7 @@ def test_many_ranks_share_what_they_have_in_common() -> None:
 def test_predictions_are_the_same_where_numpy_raises() -> None:
     model = pk.DLRM(rows=[10**7] * 8, dim=64, batch=2048, exponent=1.1, pooling=20)
     plain = pk.predict(model, "h100-sxm-8", ranks=2).time
-    embedding._size.cache_clear()
+    embedding._keep_sizes.cache_clear()
     with np.errstate(all="raise"):
         assert pk.predict(model, "h100-sxm-8", ranks=2).time == plain
 
