@@ -87,6 +87,19 @@ def test_every_public_name_of_the_facade_resolves() -> None:
         _ = perfkit.nonsense  # type: ignore[attr-defined]
 
 
+def test_each_name_of_a_class_has_a_line() -> None:
+    """`a, b = property(f), property(g)` in a class is found by no search for `def a`."""
+    several = [
+        f"{module}.{node.name}: {ast.unparse(item)}"
+        for module, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for item in node.body
+        if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Tuple)
+    ]
+    assert not several, "write each as a method or a field of its own"
+
+
 # Docstring units. A parameter whose type starts with one of these words is a number, so its text
 # needs a unit: `[s]`, `[B/s]`, `[-]` for pure numbers. Anything else (str, Path, bool, mapping, a
 # class) says in words what it holds.
@@ -404,3 +417,41 @@ def test_unsourced_numbers_are_noticed() -> None:
         "x lacks kind, source, unit",
         "a.c.value lacks unit",
     ]
+
+
+#: "To add …" in CONTRIBUTING, by its headings.
+TO_ADD = dict(
+    re.findall(
+        r"^### … ([^\n]+)\n(.*?)(?=^##)",
+        (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
+)
+NAME_OF_FILE = re.compile(r"[\w./*-]*/|[\w./*-]+\.(py|md|csv|toml|txt|yml)")
+
+
+def find_files(name: str) -> list[Path]:
+    """Files of a name with wildcards, in the package or in the repository."""
+    return [path for folder in ("perfkit", ".") for path in ROOT.joinpath(folder).glob(name)]
+
+
+@pytest.mark.parametrize("thing", TO_ADD)
+def test_places_where_something_is_added_exist(thing: str) -> None:
+    """A line is one place, such as "- `models/optimizers.py`, `OPTIMIZERS`: one entry": the files
+    exist, and what stands before the colon is in one of them."""
+    places = re.findall(r"^- (.+(?:\n  .+)*)", TO_ADD[thing], re.MULTILINE)
+    assert len(places) > 1, "name a place and a test"
+    assert sum(place.startswith("Test: `tests/") for place in places) == 1, "say which test tells"
+    for place in places:
+        assert len(place.split()) < 50, f"one place a line, in few words: {place}"
+        for name in re.findall(r"`([\w./*-]+)`", place):
+            assert not NAME_OF_FILE.fullmatch(name) or find_files(name), f"there is no {name}"
+        names = re.findall(r"`([\w./*-]+)`", place.partition(": ")[0])
+        files = [
+            path for name in names if NAME_OF_FILE.fullmatch(name) for path in find_files(name)
+        ]
+        texts = [path.read_text(encoding="utf-8") for path in files if path.is_file()]
+        for name in names:
+            if texts and not NAME_OF_FILE.fullmatch(name):
+                said = any(re.search(rf"\b{name}\b", text) for text in texts)
+                assert said, f"{name} is in none of {', '.join(map(str, files))}"

@@ -522,11 +522,9 @@ def read_database(rng: Rng, folder: Path) -> None:
 
 CHECKS, TRIALS = ("zen5-2.check-1", "zen3-2.check-7"), ("zen5-2.sharding-0", "zen3-2.sharding-1")
 TEXTS = [brief(name).to_toml() for name in PLATFORMS]
-tables, indices, plans = (
-    simply(pk.read_tables),
-    simply(count),
-    simply(lambda path: apply(pk.Plan.load(path))),
-)
+tables = simply(pk.read_tables)
+indices = simply(count)
+plans = simply(lambda path: apply(pk.Plan.load(path)))
 #: By name: endings, how a valid file is made, what reads it, share of the inputs, how nested values
 #: are written.
 ENTRIES: dict[str, Entry] = {
