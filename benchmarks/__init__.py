@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from perfkit.calibration.checks import summarize_errors
-from perfkit.calibration.commands import run_command
+from perfkit.commands.running import run_command
 from perfkit.ground.files import find_reference
 from perfkit.ground.targets import write_text
 from perfkit.ground.units import format_table, format_time

@@ -4,6 +4,7 @@ torch."""
 import io
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,11 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 import perfkit
 from perfkit.__main__ import main
 from perfkit.calibration.checks import Comparison
+from perfkit.commands.command import Command
+from perfkit.commands.group import COMMANDS, perfkit_group
 from perfkit.measure.processes import MeasurementError
 from perfkit.platform.platform import Platform
 from perfkit.workloads.transformer import PRESETS
@@ -39,10 +43,7 @@ def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def run(line: str | list[str]) -> int:
-    try:
-        return main(line.split() if isinstance(line, str) else line)
-    except SystemExit as left:  # argparse leaves by itself
-        return int(left.code or 0)
+    return main(line.split() if isinstance(line, str) else line)
 
 
 def fail(error: BaseException, printed: str = "") -> Any:
@@ -69,7 +70,7 @@ BAD = {
     PREDICT + "bert-base --ranks all": "argument --ranks",
     "predict --platform h100-sxm-8": "required: --model",
     "": "required: command",
-    PREDICT + "bert-base --speed high": "unrecognized arguments: --speed high",
+    PREDICT + "bert-base --speed high": "unrecognized arguments: --speed;",
     "calibrate --out no/such/P.toml": "out is .*folder does not exist; create it",
     "calibrate --out .": "out is '.'; it is a folder",
     "calibrate --out mine": "known by their ending; name it mine.toml",
@@ -82,8 +83,17 @@ BAD = {
     CALIBRATE + "--from-nccl-logs . --quick": "quick is given; it is for measuring this machine",
     "check --platform h100-sxm-8 --json no/such.json": "json is .*folder does not exist",
     "demo --report no/such/report.html": "report is .*folder does not exist",
-    "predict --model=-- --platform zen5-2": "argument --model: '--' is no value",
-    "predict --model=-- --platform=-- --ranks=--": "argument --model: '--' is no value",
+    "predict --model=-- --platform zen5-2": "model is '--'; known are dlrm-default",
+    "predict --model=-- --platform=-- --ranks=--": "argument --ranks: '--' is no whole number",
+    "predict": "required: --model, --platform; see perfkit predict --help",
+    "trace --report a.html": "required: FILE",
+    "predict --model --platform h100-sxm-8": "argument --model: its value is missing",
+    PREDICT + "bert-base --batch": "Option '--batch' requires an argument; see perfkit predict",
+    PREDICT + "bert-base --mixed=yes": "Option '--mixed' does not take a value",
+    PREDICT + "bert-base --execution lazy": "argument --execution: 'lazy' is not one of 'eager',",
+    PREDICT + "bert-base --rank 2": r"arguments: --rank; did you mean --ranks\?",
+    "predic --model bert-base": "command is 'predic'; known are doctor, .*did you mean 'predict'",
+    "--loud": "unrecognized arguments: --loud; perfkit takes --version",
 }
 
 
@@ -213,14 +223,14 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("where", ["ast", "argparse", "numpy", "perfkit.workloads.dlrm"])
+@pytest.mark.parametrize("where", ["ast", "click", "numpy", "perfkit.workloads.dlrm"])
 def test_an_interrupt_of_an_import_ends_without_a_traceback(where: str) -> None:
     done = start(f"sys.modules.pop('ast', None)\n{INTERRUPT.replace('WHERE', repr(where))}")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_an_interrupt_that_a_package_hides_is_one(capsys: Capture) -> None:
-    from perfkit.calibration.commands import run_command
+    from perfkit.commands.running import run_command
 
     def hide() -> int:
         try:
@@ -389,6 +399,69 @@ def test_published_tables_without_sizes_get_them_on_the_line(capsys: Capture) ->
     assert "856 tables" in capsys.readouterr().out
 
 
+def find_command(name: str) -> Command:
+    """A command of the group."""
+    command = perfkit_group.get_command(click.Context(perfkit_group), name)
+    assert isinstance(command, Command)
+    return command
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_says_what_their_help_says(name: str, capsys: Capture) -> None:
+    summary = COMMANDS[name].summary
+    assert str(find_command(name).help).startswith(summary)
+    assert run("--help") == 0
+    assert f"{name} {summary}" in " ".join(capsys.readouterr().out.split())
+
+
+#: Commands of which every example is run; the others measure, or read files of the user.
+QUICK = ("predict", "platforms", "models", "tables")
+
+
+@pytest.mark.filterwarnings("always")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_ends_with_examples_that_work(name: str, capsys: Capture) -> None:
+    examples = find_command(name).examples
+    assert run([name, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1 - len(examples) :] == ["Examples:", *(f"  {line}" for line in examples)]
+    assert examples
+    for example in examples:
+        program, command, *words = shlex.split(example)
+        assert (program, command) == ("perfkit", name)
+        find_command(name).make_context(name, words)  # raises an error for a bad line
+        if name in QUICK or "--tables" in words:
+            assert run([command, *words]) == 0
+            assert capsys.readouterr().out
+
+
+def test_a_bad_example_is_noticed() -> None:
+    with pytest.raises(click.UsageError, match="--speed"):
+        find_command("predict").make_context("predict", ["--speed", "high"])
+
+
+@pytest.mark.parametrize(
+    "line", ["--traces a b --base c", "--traces a --base c --traces b", "--base c --traces a b"]
+)
+def test_several_files_follow_one_option(line: str) -> None:
+    words = ["--out", "p.toml", *line.split()]
+    given = find_command("calibrate").make_context("calibrate", words).params
+    assert (given["traces"], given["base"]) == (("a", "b"), "c")
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import perfkit", "click"),
+        ("from perfkit.__main__ import main; main(['--help'])", "numpy"),
+        ("from perfkit.commands.running import run_command", "click"),
+    ],
+)
+def test_what_is_not_needed_is_not_imported(statement: str, absent: str) -> None:
+    """Help of perfkit appears at once, and programs that import perfkit need no click."""
+    assert start(f"{statement}; sys.exit({absent!r} in sys.modules)").returncode == 0
+
+
 def test_help_names_every_format_that_is_known(capsys: Capture) -> None:
     assert run("predict --help") == 0
     help_of_predict = capsys.readouterr().out
@@ -409,8 +482,8 @@ MISTAKES = {
     f"{PREDICT} --loading slow": "argument --loading: 'slow' is no number",
     f"{PREDICT} --mixed": "--mixed is given with --dtype fp32; .* take --dtype bf16 or fp16, or leave",
     f"{PREDICT} --ranks 16": r"take at most 8, or 2 nodes: --platform h100-sxm-8x2$",
-    f"{PREDICT} --tp 2": "unrecognized arguments: --tp 2; perfkit predict takes --model, .*--batch",
-    f"{PREDICT} --optimizer sgd": "unrecognized arguments: --optimizer sgd; perfkit predict takes",
+    f"{PREDICT} --tp 2": "unrecognized arguments: --tp; perfkit predict takes --model, .*--batch",
+    f"{PREDICT} --optimizer sgd": "unrecognized arguments: --optimizer; perfkit predict takes",
     "platforms h100": "unrecognized arguments: h100; perfkit platforms takes --json",
     f"{SHARD} --memory 80GB": "'80GB' is no number; write it without a unit, such as 80e9",
     f"{SHARD} --plan missing.json": "name a plan that perfkit shard --out has written",
@@ -433,10 +506,7 @@ def test_an_error_of_a_command_names_what_its_user_can_do(
     head = "#  Rank  0 Pid 7 on a device  0 [0x00] X\n#  Rank  1 Pid 8 on a device  1 [0x01] X\n"
     row = "1048576 262144 float sum -1 10.49 100.00 100.00 0 10.49 100.00 100.00 0\n"
     Path("cut.log").write_text(f"{head}{row}2097152 524288 float sum -1 20.\n")
-    try:
-        code = main(command.split())
-    except SystemExit as end:
-        code = int(str(end.code))
+    code = main(command.split())
     text = capsys.readouterr().err
     assert code == 2 and text.count("\n") == 1 and re.search(said, text.strip()), text
     assert not PYTHON.search(text), text

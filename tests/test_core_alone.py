@@ -15,6 +15,7 @@ pytestmark = pytest.mark.repository
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = (
     "calibration",
+    "commands",
     "exploration",
     "measure",
     "plots",

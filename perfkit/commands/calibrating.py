@@ -1,0 +1,190 @@
+"""``perfkit calibrate``: a platform file from measurements of this machine, or of others."""
+
+from datetime import date
+
+import click
+
+import perfkit as pk
+from perfkit.commands import options
+from perfkit.commands.command import Command
+from perfkit.commands.options import WHOLE, keep_given, refuse_given
+from perfkit.commands.outputs import Answer, OutputFiles
+from perfkit.ground.targets import check_target
+from perfkit.ground.units import format_table
+from perfkit.platform.platform import Platform
+
+#: What a calibration of GPUs left as it was, by the name in the provenance.
+_LEFT = ("as in the base", "host", "not in the traces", "without a time")
+_FOR_LOGS = "it is for logs, which --from-nccl-logs names"
+_FOR_MEASURING = "it is for measuring this machine, --from-... measure nothing"
+
+
+@click.command(
+    "calibrate",
+    cls=Command,
+    examples=[
+        "perfkit calibrate --out mine.toml",
+        "perfkit calibrate --from-nccl-logs logs/ --base h100-sxm-8 --out cluster.toml",
+    ],
+    measures=True,
+)
+@click.option("--out", metavar="FILE", required=True, help="platform file to write, NAME.toml")
+@click.option("--device", type=click.Choice(("cpu", "cuda")), help="what to measure; default cpu")
+@click.option("--ranks", type=WHOLE, help="ranks that measure collectives; default 2, of GPUs all")
+@click.option("--quick", is_flag=True, help="measure fewer sizes, in two to three minutes")
+@options.models
+@click.option(
+    "--measurements",
+    metavar="FILE",
+    help="measure nothing: fit the raw measurements of a calibration",
+)
+@click.option(
+    "--from-nccl-logs",
+    metavar="DIR",
+    help="measure nothing: fit logs of nccl-tests, a file or a folder",
+)
+@click.option(
+    "--ranks-per-node",
+    type=WHOLE,
+    help="ranks per node of the logs; default: that of the logs or of --base",
+)
+@click.option(
+    "--partial", is_flag=True, help="keep the rows of a log before a line that cannot be read"
+)
+@click.option(
+    "--from-kernel-database",
+    metavar="SYSTEM",
+    help="measure nothing: fit data of aiconfigurator-core",
+)
+@click.option(
+    "--traces",
+    metavar="FILE...",
+    multiple=True,
+    help="measure nothing: fit kernels of recorded steps into --base",
+)
+@click.option(
+    "--base",
+    metavar="NAME",
+    help="platform for all parts that are not fitted; default: the gallery's node",
+)
+@options.json_file
+def calibrate_command(
+    out: str,
+    device: str | None,
+    ranks: int | None,
+    quick: bool,
+    models: str | None,
+    measurements: str | None,
+    from_nccl_logs: str | None,
+    ranks_per_node: int | None,
+    partial: bool,
+    from_kernel_database: str | None,
+    traces: tuple[str, ...],
+    base: str | None,
+    json_file: str | None,
+) -> int:
+    """Measure this machine, or fit existing measurements, and write a platform file."""
+    files = OutputFiles(json_file, out=out)
+    files.check()
+    base_of_sources = base is not None and device != "cuda" and not traces
+    if from_nccl_logs is None:
+        refuse_given(_FOR_LOGS, partial=partial, ranks_per_node=ranks_per_node)
+    if from_nccl_logs or from_kernel_database or base_of_sources:
+        refuse_given(_FOR_MEASURING, device=device, ranks=ranks, quick=quick, models=models)
+        answer = _assemble(out, base, from_nccl_logs, ranks_per_node, partial, from_kernel_database)
+        files.write(answer)
+        return 0
+    if _take_part(device, base, quick):
+        return 0
+    platform = pk.calibrate(
+        out=out,
+        base=base,
+        ranks=ranks,
+        quick=quick,
+        measurements=measurements,
+        traces=list(traces) or None,
+        **keep_given(device=device, models=models),
+    )
+    lines = [repr(platform)]
+    for name in _LEFT:
+        if platform.provenance.get(name):
+            lines.append(f"{name}: {platform.provenance[name]}")
+    written = f"written to {out}"
+    if not measurements and not traces:
+        written += ", its raw measurements are in the same folder"
+    lines.append(written)
+    files.write(Answer("\n".join(lines), platform.numbers().to_dicts()))
+    return 0
+
+
+def _take_part(device: str | None, base: str | None, quick: bool) -> bool:
+    """Do what a rank other than the first does, and say whether this is one.
+
+    A launcher such as torchrun starts the command on every rank. Rank 0 alone writes the platform;
+    of a CPU the others take part in collectives alone.
+    """
+    from perfkit.calibration.cpu_measure import measure_collectives
+    from perfkit.measure.folders import Campaign
+    from perfkit.measure.processes import launched_ranks
+
+    launched = launched_ranks()
+    if not launched:
+        return False
+    rank, ranks = launched[:2]
+    if rank == 0:
+        return False
+    if device == "cuda":
+        pk.calibrate(device=device, base=base)
+    else:
+        seconds = 0.1 if quick else 0.2
+        measure_collectives(Campaign(None), ranks=ranks, seconds=seconds)
+    return True
+
+
+def _assemble(
+    out: str,
+    base_name: str | None,
+    nccl_logs: str | None,
+    ranks_per_node: int | None,
+    partial: bool,
+    kernel_database: str | None,
+) -> Answer:
+    """Make a platform from measurements of others, without measuring this machine."""
+    from perfkit.platform.sources import assemble_sources, find_base
+
+    path = check_target("out", out, ".toml")
+    if not nccl_logs and not kernel_database:
+        raise ValueError(
+            "base is given; name the data to fit: --from-nccl-logs, --from-kernel-database, or both"
+        )
+    base = pk.load_platform(base_name) if base_name else find_base(kernel_database)
+    platform = assemble_sources(
+        base,
+        name=path.stem,
+        nccl_logs=nccl_logs,
+        kernel_database=kernel_database,
+        partial=partial,
+        ranks_per_node=ranks_per_node,
+        date=date.today().isoformat(),
+    )
+    platform.save(path)
+    lines = [*_describe_fits(platform, base), repr(platform), f"written to {path}"]
+    return Answer("\n".join(lines), platform.numbers().to_dicts())
+
+
+def _describe_fits(platform: Platform, base: Platform) -> list[str]:
+    """Lines about the fits that differ from those of the base."""
+    fits_of_base = {**base.kernels, **base.collectives}
+    fits = {**platform.kernels, **platform.collectives}
+    new = {name: fit for name, fit in fits.items() if fit != fits_of_base.get(name)}
+    lines = []
+    if not new:
+        lines.append(f"nothing differs from {base.name}")
+    rows = [("fitted", "form", "spread", "points", "source")]
+    for name, fit in new.items():
+        rows.append((name, fit.form, f"{fit.spread:.0%}", f"{fit.n}", fit.source))
+    lines.append(format_table(rows))
+    for name, fit in new.items():
+        if fit.quality == "poor":
+            lines.append(f"{name}: poor fit, {'; '.join(fit.notes)}")
+    return lines

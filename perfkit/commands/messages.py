@@ -1,0 +1,105 @@
+"""Errors in the words of the command line: those of the library, and those of click."""
+
+import re
+from difflib import get_close_matches
+from typing import NamedTuple
+
+import click
+
+from perfkit.ground.units import escape
+
+
+class Saying(NamedTuple):
+    """Words of the library that a command line needs otherwise."""
+
+    library: str  # a pattern
+    command: str
+
+
+#: What the library says in the words of Python, and what to do on a command line.
+SAYINGS = (
+    Saying(
+        r"hybrid sharding is a strategy: take strategy=Strategy\(.*",
+        "hybrid sharding is a strategy, which only Python takes: pk.predict and pk.explore",
+    ),
+    Saying(
+        r"the model has (\d+) positions; shorten it or raise positions",
+        r"the model has \1 positions; take --sequence \1 or less, or another model",
+    ),
+    Saying(r"mixed is True with dtype '(\w+)'", r"--mixed is given with --dtype \1"),
+    Saying(r"take bf16 or fp16, or leave it", "take --dtype bf16 or fp16, or leave --mixed out"),
+    Saying(r"with_nodes\(\d+\), --platform", "--platform"),
+    Saying(
+        r"or (\d+) nodes: with_nodes\(\d+\)",
+        r"or a platform file of \1 nodes, as Platform.with_nodes of Python makes",
+    ),
+    Saying(r"partial=True keeps", "--partial keeps"),
+    Saying(r"pass dim=, ", "pass --dim, "),
+    Saying(r"leave dim, rows and tables out", "leave --dim and --rows out"),
+    Saying(
+        r"pass a file that Plan\.save has written",
+        "name a plan that perfkit shard --out has written",
+    ),
+    Saying(r"choose device cpu, or", "take --device cpu, or"),
+)
+
+
+def say_for_commands(text: str) -> str:
+    """Put an error of the library into the words of the command line.
+
+    Examples
+    --------
+    >>> say_for_commands("mixed is True with dtype 'fp32'")
+    '--mixed is given with --dtype fp32'
+    """
+    for saying in SAYINGS:
+        text = re.sub(saying.library, saying.command, text)
+    return text
+
+
+def describe_usage_error(error: click.UsageError) -> str:
+    """Say in one line what is wrong with the words of a command, and where help is."""
+    context = error.ctx
+    if context is None:
+        return error.format_message().rstrip(".")
+    if isinstance(error, click.NoSuchOption):
+        text = describe_unknown_words(error.option_name, context)
+    elif isinstance(error, click.MissingParameter):
+        text = f"required: {', '.join(_list_missing(context))}"
+    elif isinstance(error, click.BadParameter) and error.param is not None:
+        text = f"argument {error.param.opts[0]}: {error.message}"
+    else:
+        text = error.format_message()
+    return f"{text.rstrip('.')}; see {context.command_path} --help"
+
+
+def describe_unknown_words(words: str, context: click.Context) -> str:
+    """Name words that a command does not know, an option that is written alike, and all that there
+    are."""
+    names = [option.opts[0] for option in list_options(context.command)]
+    text = f"unrecognized arguments: {escape(words, 200)}"
+    # compared without the dashes, in which all are alike
+    alike = get_close_matches(words.lstrip("-"), [name.lstrip("-") for name in names], n=1)
+    if alike and words.startswith("-"):
+        text += f"; did you mean --{alike[0]}?"
+    return f"{text}; {context.command_path} takes {', '.join(names)}"
+
+
+def list_options(command: click.Command) -> list[click.Option]:
+    """Options of a command, in the order of its help."""
+    return [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+
+
+def _list_missing(context: click.Context) -> list[str]:
+    """Names of all parameters that a command needs and did not get.
+
+    click reads first what was given, and stops at the first that is missing.
+    """
+    missing = []
+    for parameter in context.command.params:
+        if parameter.required and parameter.name not in context.params:
+            if isinstance(parameter, click.Option):
+                missing.append(parameter.opts[0])
+            else:
+                missing.append(parameter.human_readable_name)
+    return missing

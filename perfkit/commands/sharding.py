@@ -1,0 +1,214 @@
+"""``perfkit shard``: where to store embedding tables."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import click
+
+import perfkit as pk
+from perfkit.commands import options
+from perfkit.commands.command import Command
+from perfkit.commands.options import NUMBER, WHOLE, keep_given, refuse_given
+from perfkit.commands.outputs import Answer, OutputFiles
+from perfkit.commands.this_machine import check_measurable
+from perfkit.ground.results import write_cells
+from perfkit.ground.units import check_choice, format_table
+from perfkit.workloads import dlrm
+from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.tables import TableSet
+
+_FOR_SEARCHES = "it is for a search; --measure has its own placements and --seconds"
+_FOR_MEASURING = "it is for --measure; a search takes --seconds or --steps"
+
+
+@click.command(
+    "shard",
+    cls=Command,
+    examples=[
+        "perfkit shard --tables mlperf-dlrm-dcnv2 --platform h100-sxm-8 --batch 65536 --out plan.json",
+        "perfkit shard --measure --platform mine.toml",
+    ],
+)
+@options.platform
+@click.option("--model", help="preset of a DLRM, see perfkit models")
+@click.option(
+    "--tables",
+    metavar="FILE",
+    help="CSV, Parquet or JSON file, recorded indices, or a name, see perfkit tables",
+)
+@click.option(
+    "--ranks",
+    type=WHOLE,
+    help="ranks that hold tables; default: all of the platform; --measure: 2",
+)
+@click.option("--batch", type=WHOLE, help="samples over all ranks")
+@click.option("--dim", type=WHOLE, help="columns of tables, for files without them")
+@click.option("--rows", type=WHOLE, help="rows of every table, for files without them")
+@click.option(
+    "--embedding",
+    type=click.Choice(("separate", "fused")),
+    help="kernels of tables; default: fused for TBE and MLPerf",
+)
+@click.option(
+    "--memory",
+    type=NUMBER,
+    metavar="BYTES",
+    help="memory of a rank; default: that of its device",
+)
+@click.option(
+    "--seconds",
+    type=NUMBER,
+    help="time of the search, default 1; --measure: time per placement and pass",
+)
+@click.option(
+    "--steps",
+    type=WHOLE,
+    help="steps of the search instead of --seconds: the same result on every machine",
+)
+@click.option("--seed", type=WHOLE, help="seed of random numbers; default 0")
+@click.option("--plan", metavar="FILE", help="a plan to compare with the one that is found")
+@click.option("--out", metavar="FILE", help="plan to write, as JSON")
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="measure placements: of --model, of --tables, or of 12 random models",
+)
+@click.option("--quick", is_flag=True, help="with --measure: two models in less time")
+@options.report
+@options.json_file
+def shard_command(
+    platform: str,
+    model: str | None,
+    tables: str | None,
+    ranks: int | None,
+    batch: int | None,
+    dim: int | None,
+    rows: int | None,
+    embedding: str | None,
+    memory: float | None,
+    seconds: float | None,
+    steps: int | None,
+    seed: int | None,
+    plan: str | None,
+    out: str | None,
+    measure: bool,
+    quick: bool,
+    report: str | None,
+    json_file: str | None,
+) -> int:
+    """Search for a placement of embedding tables, or measure placements on this machine."""
+    files = OutputFiles(json_file, report, out)
+    files.check()
+    if measure:
+        refuse_given(_FOR_SEARCHES, steps=steps, memory=memory, plan=plan, out=out, report=report)
+        check_measurable(platform)
+    else:
+        if not model and not tables:
+            raise ValueError(
+                "model is missing; give --model or --tables, or --measure for a study of random models"
+            )
+        refuse_given(_FOR_MEASURING, quick=quick)
+    workload = _read_workload(model, tables, batch, dim, rows, embedding)
+    if workload is None or measure:
+        settings = keep_given(ranks=ranks, seconds=seconds, seed=seed, quick=quick)
+        answer = _measure(workload, model, platform, settings)
+    else:
+        settings = keep_given(memory=memory, seconds=seconds, steps=steps, seed=seed)
+        answer = _search(workload, platform, ranks, plan, out, settings)
+    files.write(answer)
+    return 0
+
+
+def _read_workload(
+    model: str | None,
+    tables: str | None,
+    batch: int | None,
+    dim: int | None,
+    rows: int | None,
+    embedding: str | None,
+) -> DLRM | TableSet | None:
+    """Make the DLRM, or read the tables, to place; None if neither is named."""
+    if model and tables:
+        raise ValueError(
+            "model and tables are both given; a model has its own tables; leave one out"
+        )
+    if tables:
+        table_set = pk.read_tables(tables, batch=batch, dim=dim, rows=rows)
+        return replace(table_set, **keep_given(embedding=embedding))
+    if model:
+        refuse_given("a model knows the sizes of its tables", dim=dim, rows=rows)
+        check_choice("model", model, dlrm.PRESETS)
+        return pk.DLRM(model, **keep_given(batch=batch, embedding=embedding))
+    return None
+
+
+def _search(
+    workload: DLRM | TableSet,
+    platform: str,
+    ranks: int | None,
+    plan_file: str | None,
+    out: str | None,
+    settings: Mapping[str, Any],
+) -> Answer:
+    """Search for a placement, with settings of `perfkit.shard`, and compare it with the plan of a
+    file, if one is named."""
+    lines = []
+    plan = None
+    price_of_plan = None
+    if plan_file:
+        plan = pk.Plan.load(plan_file)
+        price_of_plan = pk.price_plan(workload, platform, plan, memory=settings.get("memory"))
+    if ranks is None:
+        if plan is not None:
+            ranks = plan.ranks
+            reason = "as in --plan"
+        else:
+            machine = pk.load_platform(platform)
+            ranks = machine.network.ranks
+            reason = f"all of {machine.name}"
+        lines.append(f"ranks: {ranks}, {reason}; --ranks takes another number")
+    result = pk.shard(workload, platform, ranks=ranks, **settings)
+    price = result.prediction
+    table_of_ranks = format_table(write_cells(result.by_rank()), numbers=True)
+    lines += [result.explain(), "", table_of_ranks]
+    if price_of_plan is not None:
+        ratio = price_of_plan.time / price.time
+        lines += ["", f"{plan_file}: {price_of_plan!r}, {ratio:.2f} times as long"]
+    if out:
+        lines.append(f"written to {result.plan.save(out)}")
+    figures = {
+        "format": 1,
+        "objective": result.objective,
+        "predicted_s": price.time,
+        "bound_s": result.bound,
+        "gap": result.gap,
+        "interval_s": price.interval(),
+        "parts_s": dict(price.parts),
+        "methods": result.compare().to_dicts(),
+        "ranks": price.table().to_dicts(),
+        "plan": json.loads(result.plan.to_json()),
+    }
+    return Answer("\n".join(lines), figures, results=[result])
+
+
+def _measure(
+    workload: DLRM | TableSet | None,
+    model: str | None,
+    platform: str,
+    settings: Mapping[str, Any],
+) -> Answer:
+    """Measure placements on this machine, of one workload or of the models of the study, with
+    settings of `measure_trials`."""
+    from perfkit.calibration.study import make_model, measure_trials
+
+    models: dict[str, DLRM] | None
+    if workload is None:
+        models = None
+    elif isinstance(workload, DLRM):
+        models = {model or workload.name: workload}
+    else:
+        models = {workload.name: make_model(workload)}
+    trials = measure_trials(platform, models=models, **settings)
+    return Answer(trials.as_text(), trials.to_dict())
