@@ -28,6 +28,8 @@ def main(words: Sequence[str] | None = None) -> int:
         code: int = perfkit_group.main(list(words), prog_name="perfkit", standalone_mode=False)
     except click.UsageError as error:
         return _report_usage(error)
+    except click.Abort as abort:  # click's name for an interrupt outside of a command
+        raise abort.__cause__ or abort
     return code
 
 

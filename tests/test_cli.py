@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 
 import perfkit
 from perfkit.__main__ import main
@@ -447,6 +448,17 @@ def test_several_files_follow_one_option(line: str) -> None:
     words = ["--out", "p.toml", *line.split()]
     given = find_command("calibrate").make_context("calibrate", words).params
     assert (given["traces"], given["base"]) == (("a", "b"), "c")
+
+
+@pytest.mark.parametrize(
+    ("words", "begun", "completed"),
+    [([], "pre", "predict"), (["predict"], "--ba", "--batch"), (["calibrate"], "--tr", "--traces")],
+)
+def test_a_shell_can_complete_commands_and_options(
+    words: list[str], begun: str, completed: str
+) -> None:
+    completion = ShellComplete(perfkit_group, {}, "perfkit", "_PERFKIT_COMPLETE")
+    assert [item.value for item in completion.get_completions(words, begun)] == [completed]
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ class CommandGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the words before the command, and refuse a line without a command."""
-        if not args:
+        if not args and not ctx.resilient_parsing:  # which shells use to complete a line
             raise click.UsageError(f"required: command, one of {', '.join(COMMANDS)}", ctx)
         return super().parse_args(ctx, args)
 

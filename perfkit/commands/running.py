@@ -55,10 +55,8 @@ def run_command(run: Callable[[], int], *, name: str = "perfkit", log: Path | No
     """
 
     def say(message: Warning | str, *_: Any, **__: Any) -> None:
-        print(
-            f"{name}: {'note: ' * isinstance(message, Warning)}{escape(message, 1000)}",
-            file=sys.stderr,
-        )
+        kind = "note: " if isinstance(message, Warning) else ""
+        print(f"{name}: {kind}{escape(message, 1000)}", file=sys.stderr)
 
     if sys.stderr is None:  # closed by 2>&-; messages are lost, as the user wants
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115

@@ -115,8 +115,8 @@ def shard_command(
         settings = keep_given(ranks=ranks, seconds=seconds, seed=seed, quick=quick)
         answer = _measure(workload, model, platform, settings)
     else:
-        settings = keep_given(memory=memory, seconds=seconds, steps=steps, seed=seed)
-        answer = _search(workload, platform, ranks, plan, out, settings)
+        settings = keep_given(seconds=seconds, steps=steps, seed=seed)
+        answer = _search(workload, platform, ranks, memory, plan, out, settings)
     files.write(answer)
     return 0
 
@@ -148,18 +148,19 @@ def _search(
     workload: DLRM | TableSet,
     platform: str,
     ranks: int | None,
+    memory: float | None,
     plan_file: str | None,
     out: str | None,
     settings: Mapping[str, Any],
 ) -> Answer:
-    """Search for a placement, with settings of `perfkit.shard`, and compare it with the plan of a
+    """Search for a placement, with further settings of `perfkit.shard`, and compare it with the plan of a
     file, if one is named."""
     lines = []
     plan = None
     price_of_plan = None
     if plan_file:
         plan = pk.Plan.load(plan_file)
-        price_of_plan = pk.price_plan(workload, platform, plan, memory=settings.get("memory"))
+        price_of_plan = pk.price_plan(workload, platform, plan, memory=memory)
     if ranks is None:
         if plan is not None:
             ranks = plan.ranks
@@ -169,7 +170,7 @@ def _search(
             ranks = machine.network.ranks
             reason = f"all of {machine.name}"
         lines.append(f"ranks: {ranks}, {reason}; --ranks takes another number")
-    result = pk.shard(workload, platform, ranks=ranks, **settings)
+    result = pk.shard(workload, platform, ranks=ranks, memory=memory, **settings)
     price = result.prediction
     table_of_ranks = format_table(write_cells(result.by_rank()), numbers=True)
     lines += [result.explain(), "", table_of_ranks]
