@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import click
 
 from perfkit.commands.group import perfkit_group
+from perfkit.ground.interrupts import INTERRUPTED
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -28,8 +29,10 @@ def main(words: Sequence[str] | None = None) -> int:
         code: int = perfkit_group.main(list(words), prog_name="perfkit", standalone_mode=False)
     except click.UsageError as error:
         return _report_usage(error)
-    except click.Abort as abort:  # click's name for an interrupt outside of a command
-        raise abort.__cause__ or abort
+    except click.Abort as abort:  # an interrupt outside of a command, such as in an import
+        if isinstance(abort.__cause__, KeyboardInterrupt):
+            return INTERRUPTED
+        raise
     return code
 
 
