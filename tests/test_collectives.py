@@ -83,9 +83,8 @@ def test_two_protocols_are_the_better_of_both(
     both = [(pair["alpha1"], pair["beta1"]), (pair["alpha2"], pair["beta2"])]
     least = min(c.pipelined(n, alpha=one, beta=each, sharpness=q) for one, each in both)
     assert c.two_branch(n, **pair, sharpness=q) == least
-    assert c.two_regime(n, **pair) == min(
-        c.alpha_beta(n, alpha=one, beta=each) for one, each in both
-    )
+    sums = [c.alpha_beta(n, alpha=one, beta=each) for one, each in both]
+    assert c.two_branch(n, **pair, sharpness=1.0) == pytest.approx(min(sums), rel=1e-12)
     sizes = np.geomspace(1, 1e13, 1001)
     # without a jump where they meet
     steps = np.diff(np.log(c.two_branch(sizes, **pair, sharpness=q)))
@@ -199,7 +198,6 @@ PAIR = {"alpha1": 1e-5, "beta1": 1e-10, "alpha2": 3e-5, "beta2": 1e-11}
 FORMS = {
     "alpha_beta": lambda n: c.alpha_beta(n, alpha=1e-5, beta=1e-11),
     "pipelined": lambda n: c.pipelined(n, alpha=1e-5, beta=1e-11),
-    "two_regime": lambda n: c.two_regime(n, **PAIR),
     "two_branch": lambda n: c.two_branch(n, **PAIR),
     "over_ranks": lambda n: c.over_ranks(
         n, 8, "all_reduce", alpha0=1e-5, alpha1=1e-6, beta0=1e-12, beta1=3e-12

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfkit.fitting import AlphaBeta, Fit, OverRanks, Pipelined, fit_collective
+from perfkit.fitting import Fit, OverRanks, Pipelined, fit_collective
 from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
 from perfkit.models import collectives as c
@@ -281,8 +281,8 @@ def test_no_price_beats_its_links_unsaid() -> None:
 
 
 def test_a_ring_over_nodes_hops_as_the_smallest_size_and_starts_as_the_library() -> None:
-    exact = {"alpha": 9 * 20e-6, "beta": 0.9 / INTER}
-    rail = AlphaBeta.build(exact, ranges={"nbytes": (2.0**25, 2.0**34)}, spread=0.05)
+    exact = {"alpha": 9 * 20e-6, "beta": 0.9 / INTER, "sharpness": 1.0}
+    rail = Pipelined.build(exact, ranges={"nbytes": (2.0**25, 2.0**34)}, spread=0.05)
     found = price("all_gather", np.array([0.0, 1e9]), fits=INSIDE | {"all_gather.10.rail": rail})
     assert found.terms["start-up"] == pytest.approx(h.CALL + 70 * h.NEAR + 9 * 8e-6)
     hop = h.STEP + 9 / 79 * (20e-6 - h.STEP)

@@ -685,3 +685,39 @@ def test_measurements_are_met(name: str, version: str, shared_data: Path) -> Non
         float(platform.collective_time(name, nbytes, ranks=ranks)) for name, ranks, nbytes in asked
     ]
     check_errors(np.array(times), data["latency_us"], 5, 8, 24)  # DESIGN
+
+
+@pytest.mark.parametrize(
+    ("form", "numbers", "seconds"),
+    [
+        ("alpha_beta", "alpha = 1e-5, beta = 1e-11", 1e-5 + 1e-11 * 1e6),
+        (
+            "two_regime",
+            "alpha1 = 1e-5, beta1 = 1e-9, alpha2 = 4e-5, beta2 = 1e-11",
+            4e-5 + 1e-11 * 1e6,
+        ),
+    ],
+)
+def test_forms_of_earlier_files_are_sums(
+    form: str, numbers: str, seconds: float, tmp_path: Path
+) -> None:
+    file = load_platform("h100-sxm-8").save(tmp_path / "p.toml")
+    text = file.read_text()
+    names = [entry.split(" = ")[0] for entry in numbers.split(", ")]
+    units = ", ".join(f'{name} = "{"s/B" if "beta" in name else "s"}"' for name in names)
+    table = f"""[collectives."all_reduce.5"]
+form = "{form}"
+parameters = {{ {numbers} }}
+units = {{ {units} }}
+kind = "assumed"
+source = "an earlier file"
+
+"""
+    first = text.index("[collectives.")
+    file.write_text(text[:first] + table + text[first:])
+    platform = Platform.load(file)
+    fit = platform.collectives["all_reduce.5"]
+    assert fit.form in ("pipelined", "two_branch") and fit["sharpness"] == 1.0
+    assert float(fit.time(1e6)) == pytest.approx(seconds, rel=1e-12)
+    again = Platform.load(platform.save(tmp_path / "again.toml"))
+    assert again.collectives["all_reduce.5"] == fit

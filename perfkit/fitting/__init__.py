@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from perfkit.fitting.models import (
     Additive,
-    AlphaBeta,
     Caches,
     CollectiveModel,
     InContext,
@@ -21,7 +20,6 @@ from perfkit.fitting.models import (
     Roofline,
     TiledRoofline,
     TwoBranch,
-    TwoRegime,
 )
 from perfkit.fitting.parameters import Fit, Parameter
 
@@ -35,9 +33,9 @@ if TYPE_CHECKING:
     from perfkit.fitting.kernels import find_levels, fit_additive, fit_roofline
     from perfkit.fitting.regression import fit_context, fit_iteration
 
-__all__ = ["Additive", "AlphaBeta", "Caches", "CollectiveModel", "Fit", "InContext", "Iteration"]
+__all__ = ["Additive", "Caches", "CollectiveModel", "Fit", "InContext", "Iteration"]
 __all__ += ["KernelModel", "OverRanks", "Overlap", "Pace", "Parameter", "Pipelined", "Roofline"]
-__all__ += ["TiledRoofline", "TwoBranch", "TwoRegime", "find_levels", "fit_additive"]
+__all__ += ["TiledRoofline", "TwoBranch", "find_levels", "fit_additive"]
 __all__ += ["fit_collective", "fit_context", "fit_iteration", "fit_over_ranks", "fit_pipelined"]
 __all__ += ["fit_roofline", "fit_sharpness"]
 

@@ -228,7 +228,13 @@ class Pipelined(CollectiveModel):
     beta : Parameter
         Time per byte of a huge message [s/B].
     sharpness : Parameter, optional
-        Exponent of the smooth maximum; the usual one if not given [-].
+        Exponent of the smooth maximum; the usual one if not given, 1 for the sum of both [-].
+
+    Examples
+    --------
+    >>> alpha_beta = Pipelined.build({"alpha": 1e-5, "beta": 1e-11, "sharpness": 1.0})
+    >>> round(float(alpha_beta.time(1e6)) * 1e6)
+    20
     """
 
     form: ClassVar[str] = "pipelined"
@@ -243,62 +249,6 @@ class Pipelined(CollectiveModel):
     def evaluate(nbytes: Values, operation: str, ranks: int, **parameters: float) -> Array:
         """Times of messages [s], see `CollectiveModel.evaluate`."""
         return np.asarray(forms.pipelined(nbytes, **parameters))
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class AlphaBeta(CollectiveModel):
-    """Start-up and transfer, one after the other.
-
-    Parameters
-    ----------
-    alpha : Parameter
-        Time of a vanishing message [s].
-    beta : Parameter
-        Time per byte [s/B].
-
-    Examples
-    --------
-    >>> fit = AlphaBeta.build({"alpha": 1e-5, "beta": 1e-11})
-    >>> round(float(fit.time(1e6)) * 1e6)
-    20
-    """
-
-    form: ClassVar[str] = "alpha_beta"
-    equation: ClassVar[str] = "t = alpha + beta n"
-
-    alpha: Parameter
-    beta: Parameter
-
-    @staticmethod
-    def evaluate(nbytes: Values, operation: str, ranks: int, **parameters: float) -> Array:
-        """Times of messages [s], see `CollectiveModel.evaluate`."""
-        return np.asarray(forms.alpha_beta(nbytes, **parameters))
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class TwoRegime(CollectiveModel):
-    """The faster of two protocols, each with a start-up and a transfer.
-
-    Parameters
-    ----------
-    alpha1, beta1 : Parameter
-        Start-up [s] and time per byte [s/B] of the protocol for small messages.
-    alpha2, beta2 : Parameter
-        Start-up [s] and time per byte [s/B] of the protocol for large messages.
-    """
-
-    form: ClassVar[str] = "two_regime"
-    equation: ClassVar[str] = "t = min(alpha1 + beta1 n, alpha2 + beta2 n)"
-
-    alpha1: Parameter
-    beta1: Parameter
-    alpha2: Parameter
-    beta2: Parameter
-
-    @staticmethod
-    def evaluate(nbytes: Values, operation: str, ranks: int, **parameters: float) -> Array:
-        """Times of messages [s], see `CollectiveModel.evaluate`."""
-        return np.asarray(forms.two_regime(nbytes, **parameters))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -488,7 +438,7 @@ KERNELS: Mapping[str, type[KernelModel]] = {
     model.form: model for model in (Roofline, TiledRoofline, Additive)
 }
 COLLECTIVES: Mapping[str, type[CollectiveModel]] = {
-    model.form: model for model in (Pipelined, AlphaBeta, TwoRegime, TwoBranch, OverRanks)
+    model.form: model for model in (Pipelined, TwoBranch, OverRanks)
 }
 CONTEXT: Mapping[str, type[ContextModel]] = {
     model.form: model for model in (InContext, Iteration, Pace, Overlap, Caches)

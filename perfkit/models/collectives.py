@@ -359,52 +359,6 @@ def pipelined(nbytes: Values, *, alpha: float, beta: float, sharpness: float = 0
 
 
 @closed_form()
-def two_regime(
-    nbytes: Values, *, alpha1: float, beta1: float, alpha2: float, beta2: float
-) -> Values:
-    r"""Time of a collective that switches from a low-latency to a high-bandwidth protocol when that
-    is faster.
-
-    Parameters
-    ----------
-    nbytes : float, array or expression
-        Message size in the nccl-tests convention [B].
-    alpha1 : float
-        Start-up of the protocol for small messages [s].
-    beta1 : float
-        Time per byte of the protocol for small messages [s/B].
-    alpha2 : float
-        Start-up of the protocol for large messages [s].
-    beta2 : float
-        Time per byte of the protocol for large messages [s/B].
-
-    Returns
-    -------
-    time : same kind as `nbytes`
-        Time until the last rank has finished [s].
-
-    Notes
-    -----
-    .. math:: t(n) = \min(\alpha_1 + \beta_1 n,\; \alpha_2 + \beta_2 n)
-
-    On the curves of `pipelined`: 3.2 % geometric-mean error on held-out sizes, with four parameters
-    instead of two.
-
-    References
-    ----------
-    .. [1] Z. Hu et al., "Demystifying NCCL: an in-depth analysis of GPU communication protocols and
-       algorithms", 2025, arXiv:2507.04786 (the LL, LL128 and Simple protocols)
-
-    Examples
-    --------
-    >>> parameters = dict(alpha1=10e-6, beta1=50e-12, alpha2=40e-6, beta2=5e-12)
-    >>> [round(float(two_regime(n, **parameters)) * 1e6, 1) for n in (0, 1e5, 1e8)]
-    [10.0, 15.0, 540.0]
-    """
-    return np.minimum(alpha1 + beta1 * nbytes, alpha2 + beta2 * nbytes)
-
-
-@closed_form()
 def two_branch(
     nbytes: Values,
     *,

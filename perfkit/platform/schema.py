@@ -207,12 +207,21 @@ def make_network(table: NetworkTable) -> Network:
     )
 
 
+#: Forms that earlier files name, and the form that each is with an exponent of 1.
+_FORMER = {"alpha_beta": "pipelined", "two_regime": "two_branch"}
+
+
 def make_fit(place: str, table: FitTable, models: Mapping[str, type[F]]) -> F:
     """Make one fitted model of one of the forms that are possible at its place in the file."""
-    form = check_choice(f"{place}.form", table.form, models)
+    parameters = table.parameters
+    name = table.form
+    if name in _FORMER and _FORMER[name] in models:
+        name = _FORMER[name]
+        parameters = {**parameters, "sharpness": 1.0}
+    form = check_choice(f"{place}.form", name, models)
     try:
         return models[form].build(
-            table.parameters,
+            parameters,
             units=table.units,
             stderr=table.stderr,
             spread=table.spread,

@@ -73,7 +73,6 @@ FORMS: tuple[Example, ...] = (
     ),
     example(collectives.alpha_beta, nbytes=100, alpha=2.0**-17, beta=2.0**-20),
     example(collectives.pipelined, nbytes=100, alpha=2.0**-17, beta=2.0**-20, sharpness=0.5),
-    example(collectives.two_regime, nbytes=100, **SWITCH),
     example(collectives.two_branch, nbytes=100, sharpness=0.75, **SWITCH),
     example(collectives.over_ranks, nbytes=100, ranks=100, operation="all_reduce", **LAW),
     example(
