@@ -26,6 +26,8 @@ torch = pytest.importorskip("torch", reason="the twins need torch: pip install '
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from perfkit.measure.iterations import OperationTimer, build_step  # noqa: E402
+from perfkit.recording.convolutions import Residual  # noqa: E402
+from perfkit.recording.modules import make_optimizer  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
 
 TABLES = {
@@ -174,6 +176,136 @@ def test_what_is_captured_is_what_is_built(name: str) -> None:
         assert [t.exponent for t in graph.tables] == pytest.approx(
             [t.exponent for t in built.tables], abs=0.25
         )
+
+
+LLAMA = Transformer.preset(
+    "llama-2-7b",
+    batch=4,
+    sequence=40,
+    layers=2,
+    hidden=64,
+    heads=4,
+    kv_heads=2,
+    inner=96,
+    vocabulary=304,
+    dtype="bf16",
+    attention="flash2",
+)
+
+
+def _make_linear(inputs: int, outputs: int) -> Any:
+    return torch.nn.Linear(inputs, outputs, bias=False)
+
+
+class _GroupedAttention(torch.nn.Module):
+    """Heads of queries share heads of keys and values; positions are angles of complex numbers in
+    fp32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = LLAMA.hidden // LLAMA.heads
+        keys = LLAMA.kv_heads * self.width
+        self.queries = _make_linear(LLAMA.hidden, LLAMA.hidden)
+        self.keys, self.values = _make_linear(LLAMA.hidden, keys), _make_linear(LLAMA.hidden, keys)
+        self.output = _make_linear(LLAMA.hidden, LLAMA.hidden)
+        angles = torch.outer(torch.arange(LLAMA.sequence), torch.logspace(0, -4, self.width // 2))
+        self.turns = torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
+
+    def rotate(self, heads: Any) -> Any:
+        pairs = torch.view_as_complex(heads.float().view(*heads.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * self.turns).flatten(3).type_as(heads)
+
+    def forward(self, x: Any) -> Any:
+        batch, sequence, _ = x.shape
+        q, k, v = (
+            layer(x).view(batch, sequence, -1, self.width)
+            for layer in (self.queries, self.keys, self.values)
+        )
+        mixed = torch.nn.functional.scaled_dot_product_attention(
+            self.rotate(q).transpose(1, 2),
+            self.rotate(k).transpose(1, 2),
+            v.transpose(1, 2),
+            is_causal=True,
+            enable_gqa=True,
+        )
+        return self.output(mixed.transpose(1, 2).reshape(x.shape))
+
+
+class _GatedMLP(torch.nn.Module):
+    """SwiGLU (arXiv:2002.05202)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = _make_linear(LLAMA.hidden, LLAMA.inner)
+        self.up = _make_linear(LLAMA.hidden, LLAMA.inner)
+        self.down = _make_linear(LLAMA.inner, LLAMA.hidden)
+
+    def forward(self, x: Any) -> Any:
+        return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+def build_llama() -> Any:
+    """A step of a small Llama (arXiv:2302.13971, section 2.2; arXiv:2307.09288, section 2.2), whose
+    layers are registered in the order of use, for the optimizer."""
+    layers: list[Any] = [torch.nn.Embedding(LLAMA.vocabulary, LLAMA.hidden)]
+    for _ in range(LLAMA.layers):
+        for make_body in (_GroupedAttention, _GatedMLP):
+            norm = torch.nn.RMSNorm(LLAMA.hidden)
+            layers.append(Residual(torch.nn.Sequential(norm, make_body())))
+    layers += [torch.nn.RMSNorm(LLAMA.hidden), _make_linear(LLAMA.hidden, LLAMA.vocabulary)]
+    module = torch.nn.Sequential(*layers).to(torch.bfloat16)
+    optimizer = make_optimizer(LLAMA.optimizer, module.parameters())
+    tokens = torch.zeros(LLAMA.batch, LLAMA.sequence, dtype=torch.int64)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        logits = module(tokens).view(-1, LLAMA.vocabulary)
+        torch.nn.functional.cross_entropy(logits, tokens.view(-1)).backward()
+        optimizer.step()
+
+    return step
+
+
+#: What differs by choice between a captured operation and the same one of a builder: the kernel of
+#: attention has a name for each device, and casts are copies in one and functions in the other.
+RENAMED = {
+    "_scaled_dot_product_flash_attention_for_cpu": "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu_backward": "_scaled_dot_product_flash_attention_backward",
+}
+CAST = "_to_copy"
+PRODUCT = ("flops", "batch", "m", "n", "k")
+
+
+def list_operations(graph: Graph) -> tuple[list[tuple[Any, ...]], list[float]]:
+    """Name, class and sizes of products of each operation; and their bytes.
+
+    Copies of the angles of positions are left out, which are conjugated for the backward pass: the
+    builder has no copies as small as these.
+    """
+    angles = LLAMA.sequence * LLAMA.hidden // LLAMA.heads // 2
+    sizes = np.stack([graph.column(name) for name in PRODUCT], axis=1).tolist()
+    operations: list[tuple[Any, ...]] = []
+    nbytes: list[float] = []
+    for place, label in enumerate(graph.labels):
+        if label.name == "clone" and graph.column("elements")[place] == angles:
+            continue
+        name = RENAMED.get(label.name, label.name)
+        kind = "elementwise" if name == CAST else label.kind
+        variant = label.variant.removesuffix(".flash2")
+        operations.append((name, kind, variant, label.phase, *sizes[place]))
+        nbytes.append(float(graph.traffic[place]))
+    return operations, nbytes
+
+
+def test_a_llama_is_captured_as_it_is_built() -> None:
+    """On a GPU, where a norm is one kernel."""
+    [built] = LLAMA.graphs(accelerator=True)
+    captured = capture(build_llama, device="cuda")
+    assert captured.parameters == built.parameters
+    ours, theirs = list_operations(captured), list_operations(built)
+    assert ours[0] == theirs[0]
+    # statistics of rows are fp32
+    assert ours[1] == pytest.approx(theirs[1], rel=0.03)
 
 
 def test_watching_does_not_change_the_result() -> None:

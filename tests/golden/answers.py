@@ -251,6 +251,55 @@ WORKLOADS: dict[str, tuple[Any, int, str]] = {
         8,
         "",
     ),
+    "llama, small": (
+        pk.Transformer.preset(
+            "llama-3-8b",
+            batch=4,
+            sequence=96,
+            layers=2,
+            hidden=256,
+            heads=8,
+            kv_heads=2,
+            inner=688,
+            vocabulary=2000,
+        ),
+        1,
+        "",
+    ),
+    "llama, bf16": (
+        pk.Transformer.preset(
+            "llama-3-8b", batch=8, sequence=512, layers=4, dtype="bf16", optimizer="sgd"
+        ),
+        8,
+        "",
+    ),
+}
+
+LLAMA = pk.Transformer.preset(
+    "llama-3-8b", batch=16, sequence=2048, layers=4, dtype="bf16", fused=True
+)
+#: Ways to share a model, for closed forms and for the event loop; the model, and a platform.
+STRATEGIES: dict[str, tuple[pk.Strategy, pk.Transformer, str]] = {
+    "tensors, tokens and stages": (
+        pk.Strategy(tp=2, pp=2, dp=2, micro_batch=2, sequence_parallel=True),
+        LLAMA,
+        "h100-sxm-8",
+    ),
+    "keys on a ring, layers computed again": (
+        pk.Strategy(tp=2, cp=2, dp=2, checkpoint="full", zero=1),
+        LLAMA,
+        "a100-sxm-8",
+    ),
+    "tokens for heads, shards": (
+        pk.Strategy(cp=2, dp=4, ulysses=True, zero=3),
+        LLAMA,
+        "a100-sxm-8",
+    ),
+    "experts": (
+        pk.Strategy(tp=2, dp=4, ep=4, sequence_parallel=True, zero=1),
+        dataclasses.replace(LLAMA, experts=8, top_k=2, inner=4096),
+        "h100-sxm-8",
+    ),
 }
 
 
@@ -302,8 +351,8 @@ CHANGES: dict[str, tuple[Any, ...]] = {
 
 
 def predictions() -> Cases:
-    """Workloads on every platform, in full on one of them; what if; platforms compared;
-    stragglers."""
+    """Workloads on every platform, in full on one of them; what if; platforms compared; stragglers;
+    strategies."""
 
     def everywhere(number: int, name: str) -> dict[str, Any]:
         found = {platform: attempt(run, name, platform) for platform in PLATFORMS}
@@ -325,6 +374,11 @@ def predictions() -> Cases:
     def straggle(name: str) -> dict[str, Any]:
         return {p: run(name, p, full=True, slowdown={1: 1.5}) for p in ("zen5-2", "h100-sxm-8x4")}
 
+    def share(strategy: pk.Strategy, model: pk.Transformer, platform: str) -> dict[str, Any]:
+        events = pk.predict(model, platform, strategy=strategy)
+        closed_forms = pk.explore(model, platform, strategies=[strategy]).table()
+        return {"closed forms": closed_forms.to_dicts(), "events": tell(events, full=True)}
+
     asked = (
         "dlrm-mlperf, by rows",
         "bert-large, bf16, large batch",
@@ -337,8 +391,11 @@ def predictions() -> Cases:
     }
     cases |= {f"what if: {name}": partial(change, *given) for name, given in CHANGES.items()}
     cases |= {f"{b} against {a}": partial(compare, a, b) for a, b in pairs}
-    return cases | {
+    cases |= {
         f"straggler: {n}": partial(straggle, n) for n in ("random, overlap, mixed plan", asked[2])
+    }
+    return cases | {
+        f"strategy: {name}": partial(share, *given) for name, given in STRATEGIES.items()
     }
 
 
