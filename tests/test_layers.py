@@ -1,11 +1,15 @@
 """Layers as small classes: what they record forward and backward, and how one is added."""
 
 import re
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import perfkit as pk
+from perfkit.measure.kernels import MEASURED_FUNCTIONS
+from perfkit.prediction.uncertainty import NOT_TIMED, is_timed_function
 from perfkit.workloads import layer_types
 from perfkit.workloads.blocks import RankShare, record_part
 from perfkit.workloads.columns import FEATURES, HostCalls, OperationSizes
@@ -251,3 +255,110 @@ def test_a_layer_says_which_operations_it_dispatches(name: str) -> None:
     for operand in reached:
         gradient = tape.gradient(operand)
         assert gradient.numel == operand.numel and gradient.itemsize == operand.itemsize
+
+
+#: Class and variant of each operation of a layer forward, and backward behind a dash.
+CLASSES = {
+    "Linear": "gemm.nt - gemm.nn gemm.tn rowwise.sum",
+    "LinearWithoutBias": "gemm.nt - gemm.tn gemm.nn",
+    "LinearFp8": "elementwise._to_copy elementwise._to_copy gemm.nt - "
+    "elementwise._to_copy gemm.nn gemm.tn rowwise.sum",
+    "BatchedProduct": "bmm.nn - bmm.tn bmm.nt",
+    "BatchedProduct transposed": "bmm.nt - bmm.tn bmm.nn",
+    "Attention": "attention.forward_causal.flash3 - attention.backward_causal.flash3",
+    "Cast": "elementwise._to_copy - elementwise._to_copy",
+    "Relu": "elementwise.relu - elementwise.threshold_backward",
+    "Gelu": "elementwise.gelu - elementwise.gelu_backward",
+    "Gelu tanh": "elementwise.gelu_tanh - elementwise.gelu_backward_tanh",
+    "Silu": "elementwise.silu - elementwise.silu_backward",
+    "Dropout": "elementwise.native_dropout - elementwise.native_dropout_backward",
+    "Rotate": "elementwise.mul - elementwise.mul",
+    "Scale": "elementwise.mul_scalar - elementwise.mul_scalar",
+    "Add": "elementwise.add - rowwise.sum",
+    "Multiply": "elementwise.mul - elementwise.mul elementwise.mul",
+    "Softmax": "rowwise._softmax - rowwise._softmax_backward_data",
+    "Softmax logarithm": "rowwise._log_softmax - rowwise._log_softmax_backward_data",
+    "LayerNorm": "rowwise.native_layer_norm - rowwise.native_layer_norm_backward",
+    "RmsNorm": "rowwise.native_layer_norm - rowwise.native_layer_norm_backward",
+    "Repeat": "copy.clone - rowwise.sum",
+    "AddCopies": "rowwise.sum - copy.clone",
+    "Concatenate": "copy.cat -",
+    "TakePairs": "copy.index - copy.new_zeros copy.index_put",
+    "Embedding": "rowwise.embedding - embedding_backward.dense_rows",
+    "EmbeddingBag": "embedding_forward._embedding_bag - embedding_backward.dense",
+    "BinaryCrossEntropy": "elementwise.binary_cross_entropy_with_logits - "
+    "elementwise.sigmoid elementwise.sub elementwise.mul elementwise.div_",
+    "NegativeLogLikelihood": "rowwise.nll_loss_forward - rowwise.nll_loss_backward",
+}
+
+
+def list_classes(graph: Graph, phase: str) -> list[str]:
+    """Class and variant of each operation, without the gradient of the loss."""
+    return [
+        f"{label.kind}.{label.variant}"
+        for label in graph.labels
+        if label.phase == phase and label.name != "ones_like"
+    ]
+
+
+@pytest.mark.parametrize("name", INSTANCES)
+def test_the_operations_of_a_layer_have_the_classes_that_time_them(name: str) -> None:
+    layer, shapes = INSTANCES[name]
+    tape = Tape()
+    graph = finish_backward(tape, tape.apply(layer, *(tape.parameter(*shape) for shape in shapes)))
+    forward, _, backward = CLASSES[name].partition("-")
+    assert list_classes(graph, "forward") == forward.split()
+    assert list_classes(graph, "backward") == backward.split()
+
+
+SMALL_MODEL: dict[str, Any] = {"layers": 1, "batch": 8, "sequence": 32}
+SMALL_TABLES: dict[str, Any] = {
+    "rows": [300, 90],
+    "dim": 16,
+    "pooling": 3,
+    "features": 13,
+    "batch": 64,
+}
+LLAMA = pk.Transformer.preset("llama-3-8b", **SMALL_MODEL)
+GPT2 = pk.Transformer.gpt2(**SMALL_MODEL)
+
+
+def recommend(**changes: Any) -> pk.DLRM:
+    return pk.DLRM(bottom=[32], top=[24], **SMALL_TABLES, **changes)
+
+
+#: Models that together have all layers, and what their ranks exchange.
+BUILT: dict[str, pk.Transformer | pk.DLRM] = {
+    "bert": pk.Transformer.bert(**SMALL_MODEL, dropout=0.1),
+    "gpt2, scores in memory": replace(GPT2, attention="eager", dropout=0.1),
+    "gpt2, autocast": replace(GPT2, dtype="bf16", mixed=True),
+    "gpt2, shards": replace(GPT2, dtype="bf16", mixed=True, parallel="fsdp"),
+    "gpt2, states in shards": replace(GPT2, parallel="zero1", accumulate=2),
+    "gpt2, one message": replace(GPT2, overlap=False, fused=True),
+    "gpt2, fp8": replace(GPT2, dtype="fp8", checkpoint=True),
+    "llama": replace(LLAMA, qk_norm=True),
+    "llama, experts": replace(LLAMA, experts=4, top_k=2, dtype="bf16", mixed=True),
+    "dlrm": recommend(),
+    "dlrm, dense": recommend(sparse=False, overlap=True),
+    "dlrm, cross": recommend(interaction="cross", cross=(2, 8)),
+    "dlrm, fused": recommend(embedding="fused", dtype="bf16", mixed=True),
+    "dlrm, exact": recommend(embedding="exact"),
+}
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_every_function_of_a_built_model_is_timed_by_calibrations(name: str) -> None:
+    """A mistyped one, or another class, would take the median of measured functions."""
+    model = BUILT[name]
+    graphs = [*model.graphs(1), *model.graphs(2)]
+    if isinstance(model, pk.Transformer):
+        graphs += model.graphs(2, accelerator=True)
+        share = RankShare(np.array([1.0, 2.0]), np.array([32.0, 32.0]))
+        graphs.append(record_part(replace(model, accumulate=1), share)[0])
+    for label in {label for graph in graphs for label in graph.labels}:
+        assert is_timed_function(label.kind, label.variant), label
+
+
+def test_a_function_that_calibrations_leave_out_has_a_reason() -> None:
+    assert not NOT_TIMED.keys() & MEASURED_FUNCTIONS["elementwise"] and all(NOT_TIMED.values())
+    assert {"_to_copy", "_fused_adamw_"} <= NOT_TIMED.keys()

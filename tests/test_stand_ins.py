@@ -10,7 +10,7 @@ import pytest
 
 from perfkit.calibration.fit_kernels import count_traffic, size_cases
 from perfkit.ground.files import find_reference
-from perfkit.measure.kernels import draw_cases, draw_net_cases
+from perfkit.measure.kernels import MEASURED_FUNCTIONS, draw_cases, draw_net_cases
 from perfkit.measure.records import SizedKernel
 from perfkit.models.kernels import TERMS, term_names
 from perfkit.platform.gallery import load_platform
@@ -22,7 +22,7 @@ from perfkit.platform.kernels import (
 )
 from perfkit.platform.machine import Context
 from perfkit.prediction.cost import price
-from perfkit.prediction.uncertainty import find_unmeasured
+from perfkit.prediction.uncertainty import find_unmeasured, list_notes
 from perfkit.workloads.columns import Accesses, Features, OperationSizes
 from perfkit.workloads.graph import Graph, Label
 
@@ -200,6 +200,29 @@ def test_functions_that_were_not_measured_take_the_middle_of_their_class() -> No
     assert costs.spread[0] > 0.5 > costs.spread[1]
     assert find_stand_in(bare, "pooling", variant="max_pool2d_with_indices") is not None
     assert find_stand_in(bare, "embedding_forward", variant="fused") is None
+
+
+def test_a_function_that_no_platform_knows_is_named_however_short_it_is() -> None:
+    """Mistyped, it would take a median without a word."""
+    known = (("mm", "gemm", "nn"), ("silu_backward", "elementwise", "silu_backward"))
+    mistyped = ("silu_backward", "elementwise", "silu_bakward")
+    # a captured program has functions of all kinds, and names those that take long
+    for unknown, device, count in ((mistyped, "", 1), (known[1], "", 0), (mistyped, "cpu", 0)):
+        graph = replace(make_graph(*known, unknown, **PRODUCT), device=device)
+        costs = price([graph], CPU)[0]
+        assert costs.seconds[2] < 0.05 * costs.seconds.sum()
+        notes, _ = list_notes(graph, costs, CPU, "transformer", 1)
+        assert sum("elementwise.silu_bakward was not measured" in note for note in notes) == count
+    # casts are the one function of built models that calibrations leave out
+    graph = make_graph(known[0], ("_to_copy", "elementwise", "_to_copy"), **PRODUCT)
+    notes, _ = list_notes(graph, price([graph], CPU)[0], CPU, "transformer", 1)
+    assert not any("_to_copy" in note for note in notes)
+
+
+def test_the_functions_that_calibrations_time_are_listed() -> None:
+    for kind, functions in MEASURED_FUNCTIONS.items():
+        drawn = [*draw_cases(), *draw_net_cases(np.random.default_rng(0), 0.1)]
+        assert functions == {case.variant for case in drawn if case.kind == kind}
 
 
 def test_other_operations_are_traffic_and_are_named() -> None:

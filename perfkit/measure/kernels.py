@@ -81,6 +81,7 @@ _ROWWISE = (
     "nll_loss_backward",
     "embedding",
 )
+_COPIES = ("clone", "cat", "index", "index_put", "new_zeros")
 #: Operations on the pictures inside of nets.
 _PICTURES = {
     "rowwise": (
@@ -110,6 +111,13 @@ _PICTURES = {
         "upsample_nearest2d_backward",
         "upsample_bilinear2d",
     ),
+}
+#: Functions that calibrations time, by their operation class.
+MEASURED_FUNCTIONS: dict[str, frozenset[str]] = {
+    "elementwise": frozenset(FUNCTIONS),
+    "rowwise": frozenset((*_ROWWISE, *_PICTURES["rowwise"])),
+    "pooling": frozenset(_PICTURES["pooling"]),
+    "copy": frozenset((*_COPIES, *_PICTURES["copy"])),
 }
 #: Height, width, stride and groups of channels of windows, as often as nets use them (0: one group
 #: per channel).
@@ -249,7 +257,7 @@ def _rowwise(rng: np.random.Generator, n: int) -> Iterator[Case]:
 
 
 def _copies(rng: np.random.Generator, n: int) -> Iterator[Case]:
-    for variant in ("clone", "cat", "index", "index_put", "new_zeros"):
+    for variant in _COPIES:
         for size, columns, number in spread_sizes(rng, n, (1e3, 8e6), (16, 128), (2, 27)):
             width, parts = round(columns), round(number)
             if variant in ("index", "index_put"):

@@ -4,14 +4,15 @@ depends on."""
 import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfkit.fitting import Iteration
 from perfkit.ground.results import Picture, Table, Tabular
 from perfkit.ground.units import check_positive, format_bytes, format_time
-from perfkit.models.optimizers import find_optimizer
+from perfkit.measure.kernels import MEASURED_FUNCTIONS
+from perfkit.models.optimizers import OPTIMIZERS, find_optimizer
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.kernel_times import say_unaligned
 from perfkit.platform.kernels import find_kernel
@@ -43,6 +44,21 @@ _EMBEDDING_KERNELS = {
 }
 #: Weights of tables from which on it is said that they are updated as a whole [-].
 _LARGE = 1e7
+
+
+def _list_not_timed() -> dict[str, str]:
+    """Element-wise functions of built models that no calibration times, each with the reason why
+    the median of others will do."""
+    reasons = {"_to_copy": "a cast reads and writes each number once"}
+    for optimizer in OPTIMIZERS.values():
+        if "fused" in optimizer.forms:
+            for operation in optimizer.operations("fused"):
+                reasons[operation.name] = "the one kernel of an optimizer, which moves many bytes"
+    return reasons
+
+
+#: What it lists.
+NOT_TIMED = _list_not_timed()
 
 
 def find_host_error(platform: Platform, execution: str = "") -> float:
@@ -117,12 +133,69 @@ def spread_host(
     return math.log(times[0] / times[1]) / 2
 
 
-def find_unmeasured(
-    graph: Graph, costs: Costs, platform: Platform
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Time of operations without a model, by name, and of those priced by a stand-in, by the note
-    that says so [s]."""
+class Unmeasured(NamedTuple):
+    """What of a graph was not measured.
+
+    Parameters
+    ----------
+    unmodelled : dict of str to float
+        Time of operations without a model, by their names [s].
+    stand_ins : dict of str to float
+        Time of operations that are priced by a stand-in, by the note that says so [s].
+    of_unknown : tuple of str
+        Those of these notes that are about functions which no platform could know.
+    """
+
+    unmodelled: dict[str, float]
+    stand_ins: dict[str, float]
+    of_unknown: tuple[str, ...]
+
+
+def is_timed_function(kind: str, function: str) -> bool:
+    """Whether calibrations time a function of a built model, or leave it out by choice.
+
+    Other functions are those of a new layer, or mistyped ones. A compiler joins functions in kernels
+    that no calibration times.
+
+    Parameters
+    ----------
+    kind : str
+        Operation class.
+    function : str
+        Its variant.
+
+    Returns
+    -------
+    is_timed : bool
+        True also for classes whose variants are not functions, such as products.
+    """
+    is_left_out = kind == "elementwise" and function in NOT_TIMED
+    is_of_compiler = function.partition(".")[0] == "fused"
+    if kind not in MEASURED_FUNCTIONS or is_left_out or is_of_compiler:
+        return True
+    return function in MEASURED_FUNCTIONS[kind]
+
+
+def find_unmeasured(graph: Graph, costs: Costs, platform: Platform) -> Unmeasured:
+    """Find the operations of a graph that have no model, or are priced by a stand-in.
+
+    Parameters
+    ----------
+    graph : Graph
+        What a rank executes.
+    costs : Costs
+        Its times.
+    platform : Platform
+        Where it runs.
+
+    Returns
+    -------
+    unmeasured : Unmeasured
+        Their times.
+    """
     unmodelled, stand_ins = defaultdict[str, float](float), defaultdict[str, float](float)
+    of_unknown = []
+    was_captured = graph.device != ""
     unaligned_times = costs.seconds * costs.is_unaligned
     has_unaligned = bool(unaligned_times.any())
     for index, model in enumerate(costs.models):
@@ -142,10 +215,13 @@ def find_unmeasured(
         if fit is not None and fit.stands_for:
             note = fit.notes[0] if fit.notes else f"{kind} was not measured"
             stand_ins[note] += total
+            # programs that were captured have functions of all kinds
+            if not was_captured and not is_timed_function(kind, model.variant):
+                of_unknown.append(note)
         if context is not None and context.kind == "assumed":
             note = context.notes[0] if context.notes else f"{kind} was not measured in iterations"
             stand_ins[note] += total
-    return unmodelled, stand_ins
+    return Unmeasured(unmodelled, stand_ins, tuple(of_unknown))
 
 
 def list_notes(
@@ -153,7 +229,7 @@ def list_notes(
 ) -> tuple[tuple[str, ...], dict[str, float]]:
     """What a reader should know before trusting the time of a graph; the time of operations without
     a model [s]."""
-    unmodelled, stand_ins = find_unmeasured(graph, costs, platform)
+    unmodelled, stand_ins, of_unknown = find_unmeasured(graph, costs, platform)
     notes, kind, context, total = [], family or "such", platform.context, float(costs.seconds.sum())
     if context.is_calibrated and family not in context.iterations:
         notes.append(
@@ -174,7 +250,9 @@ def list_notes(
         ):
             note += f"; {_say_modelled_embeddings(platform)}"
         notes.append(note)
-    notes += [note for note, seconds in stand_ins.items() if seconds > 0.05 * total]
+    for note, seconds in stand_ins.items():
+        if seconds > 0.05 * total or note in of_unknown:
+            notes.append(note)
     notes += platform.transferred_kernels
     if platform.device.never_left_cache:
         size = graph.footprint + sum(table.nbytes for table in graph.tables)
