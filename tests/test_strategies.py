@@ -1,6 +1,7 @@
 """Strategies on arrays: beside the event loop, beside published steps, and each alone."""
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -14,10 +15,13 @@ from perfkit.exploration.strategies import explore
 from perfkit.exploration.sweeps import sweep
 from perfkit.models.partitions import CHUNKED, held_batches, list_steps
 from perfkit.platform.gallery import load_platform
+from perfkit.prediction.micro_batches import size_micro_batch
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.strategies import PARTS, price_strategies
+from perfkit.workloads.blocks import RankShare, record_forward
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.strategy import Strategy
+from perfkit.workloads.tape import Tape
 from perfkit.workloads.transformer import Transformer
 
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
@@ -262,6 +266,23 @@ def test_experts_of_many_configurations_are_priced_as_those_of_one(changes: dict
         ValueError, match="top_k is 7; it must be a whole number above 0, at most 6"
     ):
         Transformer.preset("gpt2", experts=6, top_k=7)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("experts", [0, 6])
+def test_matrices_of_experts_are_those_that_a_layer_records(experts: int, gated: bool) -> None:
+    """Two for each expert, and a third one where a product is gated."""
+    model = Transformer.preset("gpt2", batch=8, experts=experts, gated=gated, inner=200)
+    # four ranks share three experts, which they do not divide
+    strategy = Strategy(tp=2, dp=8, ep=2, zero=1)
+    sizes = size_micro_batch(model, strategy)
+    tape = Tape(2)
+    share = RankShare(1, model.sequence, tensor=2, experts=2)
+    record_forward(tape, model, share, 1, lambda layer: nullcontext())
+    stacks = [weight for weight in tape.trained if len(weight.shape) == 3]
+    assert len(stacks) == ((3 if gated else 2) if experts else 0)
+    assert sizes.experts == sum(weight.numel for weight in stacks)
+    assert sizes.reorders == len(stacks)
 
 
 def test_tokens_cross_nodes_in_one_or_two_levels() -> None:

@@ -7,6 +7,7 @@ their shape not at all.
 """
 
 import os
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ torch = pytest.importorskip("torch", reason="the twins need torch: pip install '
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from perfkit.measure.iterations import OperationTimer, build_step  # noqa: E402
+from perfkit.recording import modules  # noqa: E402
 from perfkit.recording.convolutions import Residual  # noqa: E402
 from perfkit.recording.modules import make_optimizer  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
@@ -306,6 +308,37 @@ def test_a_llama_is_captured_as_it_is_built() -> None:
     assert ours[0] == theirs[0]
     # statistics of rows are fp32
     assert ours[1] == pytest.approx(theirs[1], rel=0.03)
+
+
+#: Fields that the module is built from, or that change nothing of it.
+READ = {
+    *("name", "family", "causal", "batch", "sequence", "layers", "hidden", "heads", "vocabulary"),
+    *("positions", "attention", "dtype", "mixed", "optimizer", "overlap"),
+    *("tables", "bottom", "top", "features", "sparse", "interaction", "cross", "table_dtype"),
+}
+#: Fields that matter to experts alone, or to sharded weights.
+IDLE = {"top_k", "capacity", "reduce_dtype"}
+
+
+def test_every_field_of_a_workload_is_built_or_refused() -> None:
+    """What a builder forgets would be measured as another model."""
+    names = {each.name for kind in (Transformer, DLRM) for each in fields(kind)}
+    refused = {*modules._BUILT} - {"mlps"}  # of a plan
+    assert names == READ | IDLE | refused, "say whether build_step reads a new field"
+    assert not refused & READ
+
+
+@pytest.mark.parametrize(
+    ("workload", "message"),
+    [
+        (Transformer.gpt2(**SIZES, experts=4), "experts is 4; only 0 is measured"),
+        (Transformer.gpt2(**SIZES, dropout=0.1), "dropout is 0.1; only 0.0 is measured"),
+        (DLRM(**TABLES, table_dtype="fp16"), "table_dtype is 'fp16'; only 'fp32'"),
+    ],
+)
+def test_what_is_not_built_is_refused(workload: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_step(workload)
 
 
 def test_watching_does_not_change_the_result() -> None:

@@ -4,6 +4,7 @@ everything else."""
 import math
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from itertools import pairwise
 
@@ -26,7 +27,7 @@ from perfkit.workloads.iteration import make_graph
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.tables import EmbeddingTable
 from perfkit.workloads.tape import Tape
-from perfkit.workloads.transformer import Transformer
+from perfkit.workloads.transformer import SHAPE, Transformer
 
 SMALL = {
     "rows": [1000, 50, 300],
@@ -53,6 +54,24 @@ def test_a_changed_transformer_loses_its_name() -> None:
     for preset, build in (("bert-large", Transformer.bert), ("gpt2-xl", Transformer.gpt2)):
         assert build(preset, batch=4, sequence=32, attention="eager", dtype="bf16").name == preset
         assert build(preset, batch=4, sequence=32, layers=1).name == preset.split("-")[0]
+
+
+#: Fields of a Transformer with which it keeps the name of its preset. With experts and norms of
+#: heads it has other weights, too; `description` names experts.
+NAMED_ALIKE = {
+    *("name", "causal", "family"),
+    *("batch", "sequence", "positions", "accumulate"),
+    *("attention", "dtype", "mixed", "checkpoint", "dropout"),
+    *("optimizer", "fused"),
+    *("overlap", "parallel", "reduce_dtype"),
+    *("qk_norm", "experts", "top_k", "capacity"),
+}
+
+
+def test_every_field_of_a_transformer_changes_its_name_or_is_listed_as_one_that_does_not() -> None:
+    names = {each.name for each in fields(Transformer)}
+    assert names == {*SHAPE} | NAMED_ALIKE, "say whether a model with a new field is its preset"
+    assert not NAMED_ALIKE & {*SHAPE}
 
 
 def count_weights(*widths: int) -> int:

@@ -20,6 +20,7 @@ from perfkit.recording.convolutions import Residual, build_net
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.tables import EmbeddingTable
+from perfkit.workloads.tape import ITEMSIZE
 from perfkit.workloads.transformer import Transformer
 
 #: PyTorch's data types for the number formats of platforms.
@@ -48,6 +49,7 @@ _BUILT = {
     "qk_norm": False,
     "tie": True,
     "bias": True,
+    "experts": 0,
     "mlps": None,
 }
 
@@ -387,6 +389,16 @@ def _all_reduce(parameters: Sequence[nn.Parameter]) -> None:
         parameter.grad = gradient.view_as(parameter)
 
 
+def _check_tables(model: DLRM) -> None:
+    """Check that tables have the data type of all other weights."""
+    of_weights = "fp32" if model.mixed else model.dtype
+    if ITEMSIZE[model.table_dtype] != ITEMSIZE[of_weights]:
+        raise ValueError(
+            f"table_dtype is {model.table_dtype!r}; only {of_weights!r}, that of other weights, is "
+            "measured, other values are predicted"
+        )
+
+
 def build_step(
     workload: Any,
     *,
@@ -430,6 +442,8 @@ def build_step(
             raise ValueError(
                 f"{name} is {value!r}; only {built!r} is measured, other values are predicted"
             )
+    if isinstance(workload, DLRM):
+        _check_tables(workload)
     torch.manual_seed(seed + rank)
     rng, ranks = np.random.default_rng(seed + 1000 * rank), plan.ranks if plan else ranks
     tables: list[EmbeddingTable] = []

@@ -27,6 +27,17 @@ PRESETS = {
     name: {size: int(row[size]) for size in _SIZES if row[size]} for name, [row] in _ROWS.items()
 }
 _LLAMA: dict[str, Any] = {"norm": "rms", "gated": True, "rotary": True, "tie": False, "bias": False}
+#: Fields that make a model another one than its preset, which then loses its name.
+SHAPE = (
+    "layers",
+    "hidden",
+    "heads",
+    "vocabulary",
+    "kv_heads",
+    "head_width",
+    "inner",
+    *_LLAMA,
+)
 #: Most passes through layers in one direction: a graph has to fit into memory [-].
 MOST_PASSES = 10_000
 #: Sizes that may be arrays over configurations.
@@ -330,16 +341,7 @@ class Transformer:
             check_choice("argument", key, [field.name for field in fields(cls)[2:-1]])
         values: dict[str, Any] = {**sizes, **(_LLAMA if family == "llama" else {})}
         plain = cls(name, family != "bert", 1, 1, **values)
-        shape = {
-            "layers",
-            "hidden",
-            "heads",
-            "vocabulary",
-            "kv_heads",
-            "head_width",
-            "inner",
-            *_LLAMA,
-        } & changes.keys()
+        shape = changes.keys() & set(SHAPE)
         for key in shape & {"layers", *SIZES}:
             check_size(key, changes[key])
         length = changes.get("positions", plain.positions) if plain.causal else 128
