@@ -61,6 +61,7 @@ GUARDS: Mapping[str, tuple[str, ...]] = {
     ),
     "sharding": ("tests/test_sharding.py",),
     "calibration": ("tests/test_calibration.py",),
+    "commands": ("tests/test_cli.py",),
 }
 #: Processor time for chosen files, that of a test file and of doctests that never ran, the longest
 #: single test, and the most of one guard, of which the cheapest tests run [s].
