@@ -352,6 +352,56 @@ class SegmentTimes(NamedTuple):
     end: float
 
 
+class _RunSegments(NamedTuple):
+    """Segments of a group of ranks, and when they ran.
+
+    Parameters
+    ----------
+    first : array of int, shape (segments,)
+        Position of the first operation of each, or of what follows one without operations [-].
+    of_operation : array of int, shape (operations,)
+        Segment of each operation [-].
+    heads, tails : array of int
+        First and last operations of the segments that have any [-].
+    stream_free, host_free, begins, ends : array, shape (segments,)
+        See `SegmentTimes` [s].
+    """
+
+    first: np.ndarray
+    of_operation: np.ndarray
+    heads: np.ndarray
+    tails: np.ndarray
+    stream_free: Array
+    host_free: Array
+    begins: Array
+    ends: Array
+
+
+class _PlacedOperations(NamedTuple):
+    """When each operation is launched, starts and ends, and what contention adds to it [s]."""
+
+    launched: Array
+    starts: Array
+    ends: Array
+    contention_time: Array
+
+
+class _StreamWaits(NamedTuple):
+    """Waits of a compute stream for collectives.
+
+    Parameters
+    ----------
+    positions : array of int
+        Operation that each comes before [-].
+    times, exposed : array
+        How long it takes, and for how long of it a collective is in flight [s].
+    """
+
+    positions: np.ndarray
+    times: Array
+    exposed: Array
+
+
 class CollectivesBeside:
     """Collectives that run beside the kernels of each rank and slow them.
 
@@ -777,55 +827,20 @@ class Timeline:
             Starts, ends and waits [s].
         """
         rank = self.ranks[index]
-        issued, done, ready = self.sums[index]
-        segments = rank.group.graph.segments
-        begins = segments.begins
-        segment_times = np.array(self.segment_times[index])
-        stream_free, host_free, segment_begins, segment_ends = segment_times.T
-        positions = rank.group.graph.collectives
         collectives = self.collectives_of_rank[index]
-        in_flight = np.array([(one.start, one.end) for one in collectives]).reshape(-1, 2)
+        segments = self._find_segments(index)
 
-        # each operation starts behind the one before it, and when it has been launched
-        segment_of = np.repeat(np.arange(len(begins)), segments.ends - begins)
-        host_offset = (host_free - issued[begins])[segment_of]
-        launched = issued[1:] - rank.launch_interval + host_offset
-        ready_on_free_device = ready[:-1] + host_offset
-        has_operations = begins < segments.ends
-        heads, tails = begins[has_operations], segments.ends[has_operations] - 1
-        stream_offset = (segment_begins - done[begins])[segment_of]
-        ready_on_free_device[heads] = np.maximum(ready_on_free_device[heads], stream_offset[heads])
-        ends = done[1:] + np.maximum.accumulate(ready_on_free_device)
-        starts = ends - rank.seconds
-        contention_time = np.zeros(len(rank.seconds))
+        # 1. Each operation starts behind the one before it, and when it has been launched.
+        placed = self._place_operations(index, segments)
         if any(collective.slows_kernels for collective in collectives):
-            beside = self._list_collectives_beside(index)
-            begin = segment_begins[segment_of]
-            work = done[1:] - done[begins][segment_of]
-            work_before = work - rank.seconds
-            slowed_starts = _end_beside_collectives(begin, work_before, beside, self.contention)
-            slowed_ends = _end_beside_collectives(begin, work, beside, self.contention)
-            # segments end as in `run`, which did not know the collectives that start later
-            slowed_ends = np.minimum(slowed_ends, segment_ends[segment_of])
-            slowed_ends[tails] = segment_ends[segment_of[tails]]
-            takes_time = rank.seconds > 0
-            slowed_starts = np.where(
-                takes_time, np.minimum(slowed_starts, slowed_ends), slowed_ends
-            )
-            if self.device:  # nothing runs before it is launched
-                starts = np.maximum(slowed_starts, starts)
-                ends = np.maximum(slowed_ends, ends)
-                contention_time = ends - starts - rank.seconds
-            else:  # the host works on the same core, from the end of the operation before
-                starts, ends = slowed_starts, slowed_ends
-                previous_ends = np.roll(ends, 1)
-                previous_ends[heads] = begin[heads]
-                contention_time = ends - previous_ends - rank.host - rank.seconds
-            contention_time[contention_time < _ROUNDING * self.period] = 0.0
+            placed = self._slow_operations(index, segments, placed)
+        launched, starts, ends = placed.launched, placed.starts, placed.ends
         if not self.device:
             launched = starts.copy()
 
-        # collectives run on streams of their own, once their last rank has arrived
+        # 2. Collectives run on streams of their own, once their last rank has arrived.
+        positions = rank.group.graph.collectives
+        in_flight = np.array([(one.start, one.end) for one in collectives]).reshape(-1, 2)
         arrived = np.maximum(launched, ends)[positions]
         previous_ends = np.array([collective.previous_end for collective in collectives])
         arrival_wait_time = np.zeros(len(rank.seconds))
@@ -835,20 +850,8 @@ class Timeline:
         starts[positions] = in_flight[:, 0]
         ends[positions] = in_flight[:, 1]
 
-        # the compute stream waits from when it is free, or the rank has arrived, to the end
-        waits = np.array([wait is not None for wait in segments.waits])
-        awaited_waits = [wait for wait in segments.waits if wait is not None]
-        awaited = np.array([wait.collective for wait in awaited_waits], dtype=int)
-        of_previous = np.array([wait.of_previous_iteration for wait in awaited_waits], dtype=bool)
-        shift = self.period * of_previous
-        wait_begins = np.maximum(stream_free[waits], arrived[awaited] - shift)
-        wait_ends = np.maximum(wait_begins, in_flight[awaited, 1] - shift)
-        if of_previous.any():
-            in_flight = np.concatenate([in_flight, in_flight - self.period])
-        wait_times = wait_ends - wait_begins
-        exposed_times = wait_times
-        if len(awaited):
-            exposed_times = measure_overlap(in_flight, wait_begins, wait_ends)
+        # 3. The compute stream waits for some of them.
+        waits = self._measure_waits(index, segments, arrived, in_flight)
         count = len(rank.seconds) + 1
         return RankTimeline(
             times=rank,
@@ -859,12 +862,91 @@ class Timeline:
             ends=ends,
             issued=launched,
             arrival_wait_time=arrival_wait_time,
-            stream_wait_time=np.bincount(begins[waits], wait_times, count).astype(float),
-            exposed_time=np.bincount(begins[waits], exposed_times, count).astype(float),
-            contention_time=contention_time,
+            stream_wait_time=np.bincount(waits.positions, waits.times, count).astype(float),
+            exposed_time=np.bincount(waits.positions, waits.exposed, count).astype(float),
+            contention_time=placed.contention_time,
             host_time=float(rank.host.sum() + rank.launch_interval.sum()),
             added=self.added,
         )
+
+    def _find_segments(self, index: int) -> _RunSegments:
+        """The segments of a group of ranks in the iteration that was run last."""
+        segments = self.ranks[index].group.graph.segments
+        first, behind_last = segments.begins, segments.ends
+        has_operations = first < behind_last
+        stream_free, host_free, begins, ends = np.array(self.segment_times[index]).T
+        return _RunSegments(
+            first=first,
+            of_operation=np.repeat(np.arange(len(first)), behind_last - first),
+            heads=first[has_operations],
+            tails=behind_last[has_operations] - 1,
+            stream_free=stream_free,
+            host_free=host_free,
+            begins=begins,
+            ends=ends,
+        )
+
+    def _place_operations(self, index: int, segments: _RunSegments) -> _PlacedOperations:
+        """When operations run if nothing slows them."""
+        rank = self.ranks[index]
+        issued, done, ready = self.sums[index]
+        first, of_operation, heads = segments.first, segments.of_operation, segments.heads
+        host_offset = (segments.host_free - issued[first])[of_operation]
+        launched = issued[1:] - rank.launch_interval + host_offset
+        ready_on_free_device = ready[:-1] + host_offset
+        stream_offset = (segments.begins - done[first])[of_operation]
+        ready_on_free_device[heads] = np.maximum(ready_on_free_device[heads], stream_offset[heads])
+        ends = done[1:] + np.maximum.accumulate(ready_on_free_device)
+        no_contention = np.zeros(len(rank.seconds))
+        return _PlacedOperations(launched, ends - rank.seconds, ends, no_contention)
+
+    def _slow_operations(
+        self, index: int, segments: _RunSegments, placed: _PlacedOperations
+    ) -> _PlacedOperations:
+        """When operations run beside collectives that slow them."""
+        rank, done, of_operation = self.ranks[index], self.sums[index].done, segments.of_operation
+        beside = self._list_collectives_beside(index)
+        begin, end = segments.begins[of_operation], segments.ends[of_operation]
+        work = done[1:] - done[segments.first][of_operation]
+        work_before = work - rank.seconds
+        starts = _end_beside_collectives(begin, work_before, beside, self.contention)
+        ends = _end_beside_collectives(begin, work, beside, self.contention)
+        # segments end as in `run`, which did not know the collectives that start later
+        ends = np.minimum(ends, end)
+        ends[segments.tails] = end[segments.tails]
+        takes_time = rank.seconds > 0
+        starts = np.where(takes_time, np.minimum(starts, ends), ends)
+        if self.device:  # nothing runs before it is launched
+            starts = np.maximum(starts, placed.starts)
+            ends = np.maximum(ends, placed.ends)
+            contention_time = ends - starts - rank.seconds
+        else:  # the host works on the same core, from the end of the operation before
+            previous_ends = np.roll(ends, 1)
+            previous_ends[segments.heads] = begin[segments.heads]
+            contention_time = ends - previous_ends - rank.host - rank.seconds
+        contention_time[contention_time < _ROUNDING * self.period] = 0.0
+        return _PlacedOperations(placed.launched, starts, ends, contention_time)
+
+    def _measure_waits(
+        self, index: int, segments: _RunSegments, arrived: Array, in_flight: Array
+    ) -> _StreamWaits:
+        """How long the compute stream waits for each awaited collective, from when it is free, or
+        the rank has arrived, to the end."""
+        waits = self.ranks[index].group.graph.segments.waits
+        is_waiting = np.array([wait is not None for wait in waits])
+        present = [wait for wait in waits if wait is not None]
+        awaited = np.array([wait.collective for wait in present], dtype=int)
+        of_previous = np.array([wait.of_previous_iteration for wait in present], dtype=bool)
+        shift = self.period * of_previous
+        begins = np.maximum(segments.stream_free[is_waiting], arrived[awaited] - shift)
+        ends = np.maximum(begins, in_flight[awaited, 1] - shift)
+        times = ends - begins
+        exposed = times
+        if of_previous.any():
+            in_flight = np.concatenate([in_flight, in_flight - self.period])
+        if len(awaited):
+            exposed = measure_overlap(in_flight, begins, ends)
+        return _StreamWaits(segments.first[is_waiting], times, exposed)
 
 
 def simulate(ranks: Sequence[RankTimes], *, device: bool, contention: float = 0.0) -> Timeline:
