@@ -1,7 +1,7 @@
 """Explore strategies: rank those that fit, find the front of time, memory and ranks, and explain
 the best one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -13,6 +13,7 @@ import numpy as np
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Picture, Sections, Table, Tabular
 from perfkit.ground.units import (
+    Array,
     check_positive,
     check_type,
     format_bytes,
@@ -40,6 +41,8 @@ from perfkit.workloads.transformer import Transformer
 _FIELDS = tuple(own.name for own in fields(Strategy))
 #: Columns that say how ranks share a DLRM.
 _SHARED = ("tables", "mlps", "ranks")
+#: How a plan says that no ranks share an MLP by some field; 0 where it is not named [-].
+_SHARED_BY_NONE = {"tp": 1}
 #: Parts of the time of a DLRM: what limits its kernels, and the rest.
 _BOUNDS = (*dict.fromkeys(RESOURCES.values()), "communication", "host", "imbalance", "memory")
 #: Schedules that are tried, with their chunks; 0 means chunks of one layer [-].
@@ -107,19 +110,21 @@ class Exploration(Tabular):
     def best(self) -> Any:
         """The fastest `Strategy`, or for a DLRM the fastest `Plan`."""
         check_threads()
-        return (
-            self.plans[0]
-            if self.plans
-            else Strategy(**self.frame.select(_FIELDS).row(0, named=True))
-        )
+        if self.plans:
+            return self.plans[0]
+        return Strategy(**self.frame.select(_FIELDS).row(0, named=True))
 
     def front(self) -> Table:
         """Strategies that no other one beats in time, memory and ranks together, the fastest
         first."""
         check_threads()
-        rows, kept = self.frame.select("needs", "ranks").rows(), list[int]()
-        for place, (needs, ranks) in enumerate(rows):
-            if not any(rows[other][0] <= needs and rows[other][1] <= ranks for other in kept):
+        needs, ranks = self.frame["needs"].to_list(), self.frame["ranks"].to_list()
+        kept: list[int] = []
+        for place in range(len(needs)):
+            is_beaten = any(
+                needs[faster] <= needs[place] and ranks[faster] <= ranks[place] for faster in kept
+            )
+            if not is_beaten:
                 kept.append(place)
         return self.frame[kept]
 
@@ -136,12 +141,10 @@ class Exploration(Tabular):
 
         rows = self.front().sort("ranks", "needs").to_dicts()
         for row in rows:
-            own = {key: row[key] for key in (_SHARED if self.plans else _FIELDS)}
-            row["strategy"] = (
-                ", ".join(f"{key} {own[key]}" for key in own)
-                if self.plans
-                else f"{Strategy(**own)}"
-            )
+            if self.plans:
+                row["strategy"] = ", ".join(f"{name} {row[name]}" for name in _SHARED)
+            else:
+                row["strategy"] = repr(Strategy(**{name: row[name] for name in _FIELDS}))
         return plots.sweep_lines(
             rows, x="needs", series=["ranks"], title="The best strategies", about=self.summary
         )
@@ -150,22 +153,10 @@ class Exploration(Tabular):
         """What a report shows, see `perfkit.ground.results.Sections`."""
         yield "", self.chart()
         front = self.front()
-        shown = (
-            "time",
-            "low",
-            "high",
-            "needs",
-            "tokens_per_s",
-            "samples_per_s",
-            *_SHARED,
-            *_FIELDS,
-        )
-        varied = [
-            name
-            for name in shown
-            if name in front.columns and (name in shown[:4] or front[name].n_unique() > 1)
-        ]
-        yield "Nothing is faster with less memory and ranks", front.select(varied)
+        figures = ["time", "low", "high", "needs"]
+        others = ("tokens_per_s", "samples_per_s", *_SHARED, *_FIELDS)
+        varied = [name for name in others if name in front.columns and front[name].n_unique() > 1]
+        yield "Nothing is faster with less memory and ranks", front.select(figures + varied)
         yield "", self.platform
 
     def cost(self, price_per_gpu_hour: float, *, tokens: float) -> Table:
@@ -184,10 +175,8 @@ class Exploration(Tabular):
             Rows of `table` with ``days`` [d], ``gpu_hours`` [h] and ``cost`` in that currency, the
             cheapest first.
         """
-        count, price = (
-            check_positive("tokens", tokens),
-            check_positive("price", price_per_gpu_hour, zero=True),
-        )
+        count = check_positive("tokens", tokens)
+        price = check_positive("price", price_per_gpu_hour, zero=True)
         days = count / self.frame[self.frame.columns[-1]] / 86400
         hours = (24 * days * self.frame["ranks"]).alias("gpu_hours")
         found = self.frame.with_columns(days.alias("days"), hours, (price * hours).alias("cost"))
@@ -200,34 +189,26 @@ class Exploration(Tabular):
         A line for each other value of a field is about the fastest strategy with this value, which
         may differ in other fields too; these stand in brackets.
         """
-        best, texts = self.frame.row(0, named=True), [repr(self)]
-        parts, names = (_BOUNDS, _SHARED) if self.plans else (PARTS, _FIELDS)
-        texts.append(
-            "  "
-            + ", ".join(f"{part} {best[part] / best['time']:.1%}" for part in parts if best[part])
-        )
-        near, gain = (self.frame["time"] <= best["high"]).sum() - 1, self.doubled / best["time"] - 1
-        texts.append(
-            f"  others inside its interval, which may be faster: {near}; with twice the memory: {gain:+.1%}"
-        )
+        best = self.frame.row(0, named=True)
+        parts = _BOUNDS if self.plans else PARTS
+        shares = [f"{part} {best[part] / best['time']:.1%}" for part in parts if best[part]]
+        others = (self.frame["time"] <= best["high"]).sum() - 1
+        gain = self.doubled / best["time"] - 1
+        texts = [
+            repr(self),
+            "  " + ", ".join(shares),
+            f"  others inside its interval, which may be faster: {others}; with twice the memory: {gain:+.1%}",
+        ]
         if not self.plans and self.frame["run"].any():
             texts.append(
                 f"  passes were run of {self.frame['run'].sum()} strategies near the fastest, whose "
                 "closed forms are rough"
             )
+        names = _SHARED if self.plans else _FIELDS
         for name in names:
-            for other in self.frame.unique(name, keep="first", maintain_order=True).to_dicts()[1:]:
-                share, grown = (
-                    other["time"] / best["time"] - 1,
-                    max(parts, key=lambda own: other[own] - best[own]),
-                )
-                also = ", ".join(
-                    f"{key} {other[key]}"
-                    for key in names
-                    if key != name and other[key] != best[key]
-                )
-                what = f"  {name} {other[name]} instead of {best[name]} ({also}): {share:+.1%}, mostly {grown}"
-                texts.append(what.replace(" ()", ""))
+            fastest_of_value = self.frame.unique(name, keep="first", maintain_order=True)
+            for other in fastest_of_value.to_dicts()[1:]:
+                texts.append(_compare(best, other, name, names, parts))
         texts += [f"  left out: {text}" for text in self.left_out]
         texts += [f"  warning: {text}" for text in self.warnings]
         return "\n".join(texts)
@@ -312,98 +293,215 @@ def explore(
     check_type("model", model, Transformer | DLRM)
     kind: Any = Plan if isinstance(model, DLRM) else Strategy
     check_type("strategies", strategies, Sequence[kind] | None)
-    ranks = [*{int(own.ranks): 0 for own in strategies or ()}] if ranks is None else ranks
     where = load_platform(platform)
-    listed_counts: Any = ranks if is_listed(ranks) else [ranks]
-    counts = [*listed_counts]
-    if not counts:
-        raise ValueError("ranks is None; give a count of ranks, or strategies")
-    counts = [
-        int(check_positive("ranks", count, integer=True, maximum=where.network.ranks))
-        for count in counts
-    ]
-    capacity, plans = (
-        where.memory_of_rank if memory is None else check_positive("memory", memory),
-        list[Plan](),
-    )
+    counts = _read_counts(ranks, strategies, where)
+    capacity = where.memory_of_rank if memory is None else check_positive("memory", memory)
+    if capacity is None:
+        capacity = np.inf
+
+    # 1. Price what the model and its batch can be divided by.
     if isinstance(model, DLRM):
-        given = [
-            (plan, f"plan {n}") for n, plan in enumerate(strategies or ()) if plan.ranks in counts
-        ]
-        rows = {plan: _price_plan(model, where, execution, plan, name) for plan, name in given}
-        for count in () if strategies else counts:
-            rows |= _price_plans(model, where, execution, count, capacity)
-        can, plans = np.ones(len(rows), dtype=bool), [*rows]
+        priced = _price_dlrm(model, where, counts, strategies, execution, capacity)
     else:
-        listed = (
-            Strategy.stack(strategies) if strategies else _list_strategies(model, where, counts)
-        )
-        can = np.logical_and.reduce(
-            [*list_fits(model, listed).values(), np.isin(listed.ranks, counts)]
-        )
-    if not can.any():
+        priced = _price_transformer(model, where, counts, strategies, execution, capacity)
+
+    # 2. Rank what fits.
+    fits = priced.needs <= capacity
+    asked = " or ".join(map(str, counts))
+    if not fits.any():
+        least = format_bytes(priced.needs.min())
         raise ValueError(
-            f"no strategy on {show(ranks)} ranks divides the model and its batch; take other ranks"
-        )
-    if isinstance(model, DLRM):
-        found = {key: np.array([row[key] for row in rows.values()]) for key in rows[plans[0]]}
-        heads = {key: found.pop(key) for key in _SHARED}
-    else:
-        tried = listed.select(can)
-        said = vars(tried) | {"ranks": tried.ranks}
-        heads = {
-            key: own.astype(np.int64) if own.dtype.kind == "f" else own for key, own in said.items()
-        }
-        found = price_strategies(model, where, tried, execution, memory=capacity or np.inf)
-    if not (fits := found["needs"] <= (capacity or np.inf)).any():
-        least = format_bytes(found["needs"].min())
-        raise ValueError(
-            f"no strategy on {show(ranks)} ranks fits; the least takes {least}; take more ranks"
+            f"no strategy on {_show_ranks(ranks, counts)} ranks fits; the least takes {least}; take more ranks"
         )
     # equal times differ in their last digits, and then the first, which has the fewest ranks, leads
-    order = np.flatnonzero(fits)[rank_largest(-found["time"][fits])]
-    low, high = find_interval(found["time"], found["spread"], 0.8)
-    doubled = found["time"][found["needs"] <= 2 * (capacity or np.inf)].min()
-    time, rate = found.pop("time"), "samples_per_s" if plans else "tokens_per_s"
-    speed = {"time": time, rate: model.batch * getattr(model, "sequence", 1) / time}
-    # the last ones are shown of a wide table
-    columns = heads | {"low": low, "high": high} | found | speed
-    frame = polars.DataFrame(
-        {
-            name: own[order]
-            for name, own in columns.items()
-            if plans or name not in HeldMemory._fields
-        }
-    )
-    what = model.description if isinstance(model, DLRM) else model.without_sharing().description
-    about = f"{what} on {' or '.join(map(str, counts))} ranks of {where.name}"
-    left_out = list[str]()
+    order = np.flatnonzero(fits)[rank_largest(-priced.time[fits])]
+    columns = _list_columns(model, priced)
+    frame = polars.DataFrame({name: column[order] for name, column in columns.items()})
+    plans = tuple(priced.plans[place] for place in order) if priced.plans else ()
+
+    # 3. What a reader must know.
+    left_out = []
     if strategies:
         left_out += _list_misfits(model, strategies, counts)
-        names = plans if plans else [own for own, fit in zip(strategies, can, strict=True) if fit]
-        for one, needs in zip(names, found["needs"], strict=True):
-            if needs > (capacity or np.inf):
-                short = f"{format_bytes(needs)} of {format_bytes(capacity or np.inf)}"
-                left_out.append(f"{_name(one, strategies)} needs {short}")
-    notes: tuple[str, ...] = ()
-    if isinstance(model, DLRM):
-        with keep_quiet():
-            fastest = plans[order[0]]
-            notes = predict(
-                model, where, ranks=fastest.ranks, plan=fastest, execution=execution
-            ).warnings
-    elif model.dtype == "fp32" and has_idle_tensor_cores(where):
-        notes = (say_idle_tensor_cores(where),)
+        left_out += _list_too_large(priced, strategies, capacity)
+    what = model.description if isinstance(model, DLRM) else model.without_sharing().description
     return Exploration(
-        frame,
-        len(fits),
-        about,
-        where,
-        tuple(plans[n] for n in order if plans),
-        float(doubled),
-        tuple(left_out),
-        notes,
+        frame=frame,
+        tried=len(fits),
+        summary=f"{what} on {asked} ranks of {where.name}",
+        platform=where,
+        plans=plans,
+        doubled=float(priced.time[priced.needs <= 2 * capacity].min()),
+        left_out=tuple(left_out),
+        warnings=_list_warnings(model, where, execution, plans),
     )
+
+
+@dataclass(frozen=True)
+class _Priced:
+    """Strategies or plans that divide a model, with their prices.
+
+    Parameters
+    ----------
+    ways : mapping of str to array
+        How ranks share the model, by column of the table.
+    parts : mapping of str to array
+        Parts of the time [s], and what else the table shows behind it.
+    time, spread, needs : array
+        Time of an iteration [s], spread of its logarithm [-], memory of the fullest rank [B].
+    plans : sequence of Plan
+        Those of a DLRM; empty for a Transformer.
+    given : sequence of Strategy or Plan
+        Those of them that the user has given.
+    """
+
+    ways: Mapping[str, Array]
+    parts: Mapping[str, Array]
+    time: Array
+    spread: Array
+    needs: Array
+    plans: Sequence[Plan]
+    given: Sequence[Any]
+
+
+def _compare(
+    best: Mapping[str, Any],
+    other: Mapping[str, Any],
+    name: str,
+    names: Sequence[str],
+    parts: Sequence[str],
+) -> str:
+    """A line about the fastest strategy with another value of a field: what else differs, and the
+    part of the time that grows most."""
+    also = [f"{key} {other[key]}" for key in names if key != name and other[key] != best[key]]
+    differs = f" ({', '.join(also)})" if also else ""
+    share = other["time"] / best["time"] - 1
+    grown = max(parts, key=lambda part: other[part] - best[part])
+    return f"  {name} {other[name]} instead of {best[name]}{differs}: {share:+.1%}, mostly {grown}"
+
+
+def _show_ranks(ranks: Any, counts: Sequence[int]) -> str:
+    """The ranks that were asked for, as an error shows them."""
+    return show(counts if ranks is None else ranks)
+
+
+def _read_counts(ranks: Any, strategies: Sequence[Any] | None, where: Platform) -> list[int]:
+    """Counts of ranks to choose from; by default those of the strategies."""
+    if ranks is None:
+        given = [int(one.ranks) for one in strategies or ()]
+        ranks = list(dict.fromkeys(given))
+    listed = [*ranks] if is_listed(ranks) else [ranks]
+    if not listed:
+        raise ValueError("ranks is None; give a count of ranks, or strategies")
+    most = where.network.ranks
+    return [int(check_positive("ranks", one, integer=True, maximum=most)) for one in listed]
+
+
+def _refuse_ranks(counts: Sequence[int]) -> ValueError:
+    """The error where no strategy divides the model."""
+    asked = counts[0] if len(counts) == 1 else counts
+    return ValueError(
+        f"no strategy on {show(asked)} ranks divides the model and its batch; take other ranks"
+    )
+
+
+def _price_dlrm(
+    model: DLRM,
+    where: Platform,
+    counts: Sequence[int],
+    given: Sequence[Plan] | None,
+    execution: str | None,
+    capacity: float,
+) -> _Priced:
+    """Price the plans that were given, or those of `explore`."""
+    rows: dict[Plan, dict[str, Any]] = {}
+    if given:
+        for number, plan in enumerate(given):
+            if plan.ranks in counts:
+                rows[plan] = _price_plan(model, where, execution, plan, f"plan {number}")
+    else:
+        for count in counts:
+            rows |= _price_plans(model, where, execution, count, capacity)
+    if not rows:
+        raise _refuse_ranks(counts)
+    plans = [*rows]
+    columns = {name: np.array([row[name] for row in rows.values()]) for name in rows[plans[0]]}
+    return _Priced(
+        ways={name: columns.pop(name) for name in _SHARED},
+        time=columns.pop("time"),
+        parts=columns,
+        spread=columns["spread"],
+        needs=columns["needs"],
+        plans=plans,
+        given=plans if given else (),
+    )
+
+
+def _price_transformer(
+    model: Transformer,
+    where: Platform,
+    counts: Sequence[int],
+    given: Sequence[Strategy] | None,
+    execution: str | None,
+    capacity: float,
+) -> _Priced:
+    """Price the strategies that were given, or those of `explore`."""
+    listed = Strategy.stack(given) if given else _list_strategies(model, where, counts)
+    divides = [*list_fits(model, listed).values(), np.isin(listed.ranks, counts)]
+    can = np.logical_and.reduce(divides)
+    if not can.any():
+        raise _refuse_ranks(counts)
+    tried = listed.select(can)
+    ways = {}
+    for name in (*_FIELDS, "ranks"):
+        values = getattr(tried, name)
+        ways[name] = values.astype(np.int64) if values.dtype.kind == "f" else values
+    columns = price_strategies(model, where, tried, execution, memory=capacity)
+    return _Priced(
+        ways=ways,
+        time=columns.pop("time"),
+        parts={name: column for name, column in columns.items() if name not in HeldMemory._fields},
+        spread=columns["spread"],
+        needs=columns["needs"],
+        plans=(),
+        given=[one for one, fit in zip(given or (), can, strict=bool(given)) if fit],
+    )
+
+
+def _list_columns(model: Transformer | DLRM, priced: _Priced) -> dict[str, Array]:
+    """Columns of the table of all that was priced; the last ones are shown of a wide table."""
+    low, high = find_interval(priced.time, priced.spread, 0.8)
+    columns = {**priced.ways, "low": low, "high": high, **priced.parts, "time": priced.time}
+    if isinstance(model, DLRM):
+        columns["samples_per_s"] = model.batch / priced.time
+    else:
+        columns["tokens_per_s"] = model.batch * model.sequence / priced.time
+    return columns
+
+
+def _list_too_large(priced: _Priced, strategies: Sequence[Any], capacity: float) -> list[str]:
+    """Given strategies and plans that need more memory than a rank has."""
+    return [
+        f"{_name(one, strategies)} needs {format_bytes(needs)} of {format_bytes(capacity)}"
+        for one, needs in zip(priced.given, priced.needs, strict=True)
+        if needs > capacity
+    ]
+
+
+def _list_warnings(
+    model: Transformer | DLRM, where: Platform, execution: str | None, plans: Sequence[Plan]
+) -> tuple[str, ...]:
+    """What may be wrong with all strategies, or with the fastest plan of a DLRM."""
+    if isinstance(model, DLRM):
+        fastest = plans[0]
+        with keep_quiet():
+            predicted = predict(
+                model, where, ranks=fastest.ranks, plan=fastest, execution=execution
+            )
+        return predicted.warnings
+    if model.dtype == "fp32" and has_idle_tensor_cores(where):
+        return (say_idle_tensor_cores(where),)
+    return ()
 
 
 def _name(strategy: Strategy | Plan, strategies: Sequence[Any]) -> str:
@@ -436,12 +534,11 @@ def _price_plan(
     """How a plan shares a DLRM, its time and parts of it [s], spread [-] and memory [B]."""
     with keep_quiet():
         one = predict(model, where, ranks=plan.ranks, plan=plan, execution=execution)
-    said = {
-        name: value
+    shared = " ".join(
+        f"{name} {value}"
         for name, value in plan.shared.items()
-        if name != "dp" and value > (name == "tp")
-    }
-    shared = " ".join(f"{name} {value}" for name, value in said.items())
+        if name != "dp" and value > _SHARED_BY_NONE.get(name, 0)
+    )
     row: dict[str, Any] = {
         "tables": tables,
         "mlps": shared or "copied",
@@ -455,83 +552,137 @@ def _price_plan(
 
 
 def _price_plans(
-    model: DLRM, where: Platform, execution: str | None, ranks: int, capacity: Any
-) -> dict[Plan, Any]:
+    model: DLRM, where: Platform, execution: str | None, ranks: int, capacity: float
+) -> dict[Plan, dict[str, Any]]:
     """Prices of plans with copies of MLPs, and of the two best of them with shared ones."""
-    price, local = (
-        partial(_price_plan, model, where, execution),
-        min(where.network.ranks_per_node, ranks),
-    )
-    rows = {
-        plan: price(plan, name) for plan, name in _list_plans(model, where, ranks, capacity).items()
-    }
-    best = sorted(
-        rows, key=lambda plan: (max(rows[plan]["needs"], capacity or np.inf), rows[plan]["time"])
-    )[:2]
-    nodes = [(1, 3, local), (local, 3, 0)] if local < ranks and ranks % local == 0 else []
-    ways = [(1, 1, 0), (1, 3, 0), (local, 0, 0), *nodes] if local > 1 else []
-    for plan, (tp, zero, shards) in product(best, ways):
+    price = partial(_price_plan, model, where, execution)
+    plans = _list_plans(model, where, ranks, capacity)
+    rows = {plan: price(plan, name) for plan, name in plans.items()}
+
+    def rank(plan: Plan) -> tuple[float, float]:
+        """Those that fit by time, and before the others."""
+        return max(rows[plan]["needs"], capacity), rows[plan]["time"]
+
+    best = sorted(rows, key=rank)[:2]
+    for plan, strategy in product(best, _list_ways(where, ranks)):
         with suppress(ValueError):  # ranks do not divide a width
-            way = replace(plan, mlps=Strategy(tp=tp, dp=ranks // tp, zero=zero, shards=shards))
+            way = replace(plan, mlps=strategy)
             rows[way] = price(way, rows[plan]["tables"])
     return rows
 
 
-def _list_plans(
-    model: DLRM, where: Platform, ranks: int, capacity: float | None
-) -> dict[Plan, str]:
+def _list_ways(where: Platform, ranks: int) -> list[Strategy]:
+    """Ways in which ranks share MLPs: their weights or their states on all ranks, layers or weights
+    inside nodes, and both."""
+    local = min(where.network.ranks_per_node, ranks)
+    if local == 1:
+        return []
+    ways = [
+        Strategy(dp=ranks, zero=1),
+        Strategy(dp=ranks, zero=3),
+        Strategy(tp=local, dp=ranks // local),
+    ]
+    if local < ranks and ranks % local == 0:
+        ways.append(Strategy(dp=ranks, zero=3, shards=local))
+        ways.append(Strategy(tp=local, dp=ranks // local, zero=3))
+    return ways
+
+
+def _list_plans(model: DLRM, where: Platform, ranks: int, capacity: float) -> dict[Plan, str]:
     """Plans that place all tables in one way, and the best plans of searches: with whole tables,
     and of any kind."""
-    local, (copied, whole, by_columns, by_rows, *inside) = where.network.ranks_per_node, KINDS
+    memory = None if np.isinf(capacity) else capacity
+    local = where.network.ranks_per_node
+    copied, whole, by_columns, by_rows, *inside_nodes = KINDS
     round_robin = Plan.round_robin(len(model.tables), ranks=ranks)
     found = {round_robin: "round_robin"}
-    inside = inside if 1 < local < ranks and ranks % local == 0 else []
-    for kind in (copied, by_columns, by_rows, *inside) if ranks > 1 else ():
-        size, owners = local if kind in inside else ranks, list[int | Placement](round_robin.owners)
-        for number, table in enumerate(model.tables):
-            placement = Placement(kind, tuple(np.arange(size) + number * size % ranks))
-            with suppress(ValueError):  # too few rows, or columns that do not divide
-                placement.cut(table)
-                owners[number] = placement
-        found.setdefault(Plan(ranks, tuple(owners)), kind)
+    if ranks > 1:
+        for kind in (copied, by_columns, by_rows):
+            found.setdefault(_place_all(model, round_robin, kind, ranks), kind)
+        if 1 < local < ranks and ranks % local == 0:
+            for kind in inside_nodes:
+                found.setdefault(_place_all(model, round_robin, kind, local), kind)
     for name, forbid in ((whole, {*KINDS} - {whole}), ("searched", ())):
         with suppress(InfeasibleError):
-            found.setdefault(
-                shard(model, where, ranks=ranks, memory=capacity, forbid=forbid).plan, name
-            )
+            searched = shard(model, where, ranks=ranks, memory=memory, forbid=forbid)
+            found.setdefault(searched.plan, name)
     return found
+
+
+def _place_all(model: DLRM, round_robin: Plan, kind: str, size: int) -> Plan:
+    """All tables placed in one way on `size` ranks each, the tables one group of ranks after the
+    other; those that cannot be cut stay whole."""
+    owners: list[int | Placement] = list(round_robin.owners)
+    for number, table in enumerate(model.tables):
+        first = number * size % round_robin.ranks
+        placement = Placement(kind, tuple(np.arange(size) + first))
+        with suppress(ValueError):  # too few rows, or columns that do not divide
+            placement.cut(table)
+            owners[number] = placement
+    return Plan(round_robin.ranks, tuple(owners))
 
 
 def _list_strategies(model: Transformer, where: Platform, counts: Sequence[int]) -> Strategy:
     """All strategies of powers of two: `tp` stays inside a node, and `zero` 3 is tried without
     stages only."""
-    most = (where.network.ranks_per_node, min(model.layers, max(counts)), _MOST, _MOST)
-    sizes = [2 ** np.arange(own.bit_length()) for own in most]
-    held = 2 ** np.arange(min(model.experts or 1, max(counts)).bit_length())
-    axes = [*sizes, range(len(_SCHEDULES)), RECOMPUTED, (0, 1, 3), counts, held, (False, True)]
-    grid = np.meshgrid(*map(np.array, axes), indexing="ij", sparse=True)
-    tp, pp, cp, micro, way, again, zero, ranks, ep, ulysses = grid
-    names, chunks = (np.array(own)[way] for own in zip(*_SCHEDULES, strict=True))
-    each, dp = -(-model.layers // pp), np.maximum(ranks // (tp * pp * cp), 1)
-    parts = np.where(chunks == 0, each, chunks)
-    own = (tp * pp * cp * dp == ranks) & ((way == 0) | (pp > 1) & (parts > 1) & (each % parts == 0))
-    own = own & np.where(dp * cp > 1, (zero == 1) | (zero == 3) & (pp == 1), zero == 0)
-    own = own & (dp % ep == 0) & (~ulysses | (cp > 1)) & (micro > 0)
-    own = own & ((again != "selective") | (model.attention in UNFUSED))
-    ways = {
-        "tp": tp,
-        "pp": pp,
-        "dp": dp,
-        "cp": cp,
-        "ep": ep,
-        "micro_batch": micro,
-        "chunks": parts,
-        "zero": zero,
+    # 1. Every combination of the sizes and switches that are tried.
+    axes = {
+        "tp": _list_powers(where.network.ranks_per_node),
+        "pp": _list_powers(min(model.layers, max(counts))),
+        "cp": _list_powers(_MOST),
+        "micro_batch": _list_powers(_MOST),
+        "schedule": np.arange(len(_SCHEDULES)),
+        "checkpoint": np.array(RECOMPUTED),
+        "zero": np.array((0, 1, 3)),
+        "ranks": np.array(counts),
+        "ep": _list_powers(min(model.experts or 1, max(counts))),
+        "ulysses": np.array((False, True)),
     }
-    ways |= {
-        "schedule": names,
-        "checkpoint": again,
-        "sequence_parallel": tp > 1,
-        "ulysses": ulysses,
-    }
-    return Strategy(**{key: np.broadcast_to(value, own.shape)[own] for key, value in ways.items()})
+    grid = np.meshgrid(*axes.values(), indexing="ij", sparse=True)
+    tp, pp, cp, micro_batch, schedule, checkpoint, zero, ranks, ep, ulysses = grid
+    dp = np.maximum(ranks // (tp * pp * cp), 1)
+    replicas = dp * cp
+    layers = -(-model.layers // pp)
+    chunks_of_schedule = np.array([chunks for _, chunks in _SCHEDULES])[schedule]
+    chunks = np.where(chunks_of_schedule == 0, layers, chunks_of_schedule)
+
+    # 2. Those that make sense.
+    is_plain = schedule == 0
+    has_chunks = (pp > 1) & (chunks > 1) & (layers % chunks == 0)
+    shares = (zero == 1) | ((zero == 3) & (pp == 1))
+    fitting = [
+        tp * pp * cp * dp == ranks,
+        is_plain | has_chunks,
+        np.where(replicas > 1, shares, zero == 0),
+        dp % ep == 0,
+        ~ulysses | (cp > 1),
+        (checkpoint != "selective") | (model.attention in UNFUSED),
+        micro_batch > 0,
+    ]
+    kept = np.ones(np.broadcast_shapes(*(each.shape for each in grid)), dtype=bool)
+    for condition in fitting:
+        kept = kept & condition
+
+    def pick(values: Any) -> Any:
+        """The values of those that are kept."""
+        return np.broadcast_to(values, kept.shape)[kept]
+
+    return Strategy(
+        tp=pick(tp),
+        pp=pick(pp),
+        dp=pick(dp),
+        cp=pick(cp),
+        ep=pick(ep),
+        micro_batch=pick(micro_batch),
+        schedule=pick(np.array([name for name, _ in _SCHEDULES])[schedule]),
+        chunks=pick(chunks),
+        checkpoint=pick(checkpoint),
+        zero=pick(zero),
+        sequence_parallel=pick(tp > 1),
+        ulysses=pick(ulysses),
+    )
+
+
+def _list_powers(most: int) -> np.ndarray:
+    """Powers of two up to the largest one that is no more than `most`."""
+    return np.asarray(2 ** np.arange(int(most).bit_length()))
