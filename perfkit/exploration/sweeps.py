@@ -3,7 +3,7 @@ as arrays."""
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -198,7 +198,6 @@ def sweep(
     [True, False]
     """
     check_threads()
-    import polars as pl
 
     with catch_warnings(action="ignore"):  # a notebook without widgets shows a bar of text
         from tqdm.auto import tqdm
@@ -211,82 +210,111 @@ def sweep(
         raise ValueError(
             f"executor is {show(executor)}; it must be one of concurrent.futures, such as a pool"
         )
-    if isinstance(grid, Mapping):
-        grid = {name: [value] if _is_single(value) else value for name, value in grid.items()}
-    columns = {
-        name: [_read_plain(value) for value in values]
-        for name, values in read_columns("grid", grid).items()
-    }
-    if isinstance(grid, Mapping):
-        count = math.prod(map(len, columns.values()))
-        if count > MOST_VALUES:
-            sizes = " × ".join(f"{len(values):,}" for values in columns.values())
-            raise ValueError(
-                f"grid has {sizes} configurations, {count:,}; it may have at most {MOST_VALUES:,}"
-            )
-        columns = dict(
-            zip(columns, map(list, zip(*product(*columns.values()), strict=True)), strict=False)
-        )
+    columns = _read_grid(grid)
     usual: dict[str, Any] = {"platform": platform, "ranks": ranks, "execution": execution}
     if not _count(columns) or (platform is None and "platform" not in columns):
         raise ValueError(
             f"grid is {show(grid)}, platform is {show(platform)}; give values of an argument, a platform"
         )
-    groups, parts = [*_group(workload, columns, usual, events)], []
+
+    # 1. Price configurations in tasks of those that differ in sizes alone.
+    groups = list(_group(workload, columns, usual, events))
     tasks = [
-        {name: [values[i] for i in members] for name, values in columns.items()}
+        {name: [values[place] for place in members] for name, values in columns.items()}
         for members in groups
     ]
-    done = (map if executor is None else executor.map)(
-        partial(_price, workload, usual, events), tasks
-    )
+    price = partial(_price, workload, usual, events)
+    done = map(price, tasks) if executor is None else executor.map(price, tasks)
+    parts = []
     with tqdm(total=_count(columns), delay=2, disable=not progress, unit="configuration") as bar:
         for members, part in zip(groups, done, strict=True):
             parts.append(part)
             bar.update(len(members))
-    place = np.argsort(np.concatenate(groups))
-    found = {name: np.concatenate([part[name] for part in parts])[place] for name in _FOUND}
-    if not len(priced := np.flatnonzero(np.isfinite(found["time"]))):
+
+    # 2. Put them in the order of the grid.
+    in_order = np.argsort(np.concatenate(groups))
+    found = {name: np.concatenate([part[name] for part in parts])[in_order] for name in _FOUND}
+    priced = np.flatnonzero(np.isfinite(found["time"]))
+    if not len(priced):
         raise ValueError(
             f"no configuration of the grid can be predicted; the first: {found['error'][0]}"
         )
+
+    # 3. Say what was asked, what was found, and what a reader must know.
     shown = {
         name: [getattr(value, "name", value) for value in values]
         for name, values in columns.items()
     }
-    varied = [name for name in shown if len({*map(str, shown[name])}) > 1]
-    named, sized = (
-        [name for name in varied if (name in {*_NUMBERS, *_LISTS}) == own] for own in (False, True)
-    )
-    notes = dict[str, list[str]]()
-    for n, texts in enumerate(found.pop("warnings")):
-        # of the first configuration of each task, to which their numbers belong
-        if texts is not None:
-            at = ", ".join(f"{name} {show(shown[name][n])}" for name in sized)
-            own = [
-                f"{text} ({at})" if at and re.search(r"(?<![\w-])\d", text) else text
-                for text in texts
-            ]
-            notes.setdefault(" ".join(f"{name} {shown[name][n]}" for name in named), []).extend(own)
-    types = {"bottleneck": pl.String, "error": pl.String, "fits": pl.Boolean}
-    found |= {name: found[name].tolist() for name in types}
-    series = [
-        pl.Series(name, values, types.get(name), strict=False) for name, values in found.items()
-    ]
-    frame = (
-        pl.DataFrame(shown, strict=False)
-        .with_columns(series)
-        .with_columns(pl.selectors.float().fill_nan(None))
-    )
-    name = build(workload, _take(columns, usual, int(priced[0]))[0]).name
-    wheres = [
-        load_platform(each)
-        for each in {id(each): each for each in columns.get("platform", [platform])}.values()
-    ]
-    about = f"{name} on {wheres[0].name if len(wheres) == 1 else 'several platforms'}"
+    notes = _collect_notes(shown, found.pop("warnings"))
+    workload_name = build(workload, _take(columns, usual, int(priced[0]))[0]).name
+    given_platforms = columns.get("platform", [platform])
+    platforms = [load_platform(one) for one in {id(one): one for one in given_platforms}.values()]
+    where = platforms[0].name if len(platforms) == 1 else "several platforms"
     return Sweep(
-        frame, tuple(columns), about, tuple(wheres), warn_once(name_sides(notes)[:_NOTES], 3)
+        _make_frame(shown, found),
+        tuple(columns),
+        f"{workload_name} on {where}",
+        tuple(platforms),
+        warn_once(name_sides(notes)[:_NOTES], 3),
     )
+
+
+def _read_grid(grid: Any) -> _Columns:
+    """Columns of a grid, of a mapping with all combinations of its values."""
+    if not isinstance(grid, Mapping):
+        columns = read_columns("grid", grid)
+        return {name: [_read_plain(value) for value in values] for name, values in columns.items()}
+    listed = {name: [value] if _is_single(value) else value for name, value in grid.items()}
+    values_of = {
+        name: [_read_plain(value) for value in values]
+        for name, values in read_columns("grid", listed).items()
+    }
+    count = math.prod(len(values) for values in values_of.values())
+    if count > MOST_VALUES:
+        sizes = " × ".join(f"{len(values):,}" for values in values_of.values())
+        raise ValueError(
+            f"grid has {sizes} configurations, {count:,}; it may have at most {MOST_VALUES:,}"
+        )
+    combinations = list(product(*values_of.values()))
+    if not combinations:
+        return {}
+    return {
+        name: [combination[place] for combination in combinations]
+        for place, name in enumerate(values_of)
+    }
+
+
+def _collect_notes(shown: _Columns, warnings: Iterable[Any]) -> dict[str, list[str]]:
+    """Warnings of configurations by what is varied beside sizes; those with numbers name the sizes
+    of the first configuration of their task, to which the numbers belong."""
+    varied = [name for name, values in shown.items() if len({*map(str, values)}) > 1]
+    is_size = {*_NUMBERS, *_LISTS}
+    notes: dict[str, list[str]] = {}
+    for place, texts in enumerate(warnings):
+        if texts is None:
+            continue
+        at = ", ".join(f"{name} {show(shown[name][place])}" for name in varied if name in is_size)
+        side = " ".join(f"{name} {shown[name][place]}" for name in varied if name not in is_size)
+        said = notes.setdefault(side, [])
+        for text in texts:
+            has_number = re.search(r"(?<![\w-])\d", text)
+            said.append(f"{text} ({at})" if at and has_number else text)
+    return notes
+
+
+def _make_frame(shown: _Columns, found: Mapping[str, Any]) -> Table:
+    """The frame of a sweep: what was asked and what was found, with null for no number."""
+    import polars as pl
+
+    types = {"bottleneck": pl.String, "error": pl.String, "fits": pl.Boolean}
+    series = []
+    for name, values in found.items():
+        if name in types:
+            series.append(pl.Series(name, values.tolist(), types[name], strict=False))
+        else:
+            series.append(pl.Series(name, values, strict=False))
+    frame = pl.DataFrame(shown, strict=False).with_columns(series)
+    return frame.with_columns(pl.selectors.float().fill_nan(None))
 
 
 def _is_single(value: Any) -> bool:
