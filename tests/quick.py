@@ -58,6 +58,7 @@ GUARDS: Mapping[str, tuple[str, ...]] = {
         "tests/test_strategies.py",
         "tests/test_simulation.py",
         "tests/test_prediction.py",
+        "tests/test_optimizers.py",
     ),
     "sharding": ("tests/test_sharding.py",),
     "calibration": ("tests/test_calibration.py",),

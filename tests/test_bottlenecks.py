@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import perfkit as pk
+from perfkit.prediction.breakdown import MEMORY, RESOURCES
+from perfkit.workloads import vocabulary
 
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
 GPU = "h100-sxm-8"
@@ -128,3 +130,34 @@ def test_a_sweep_names_the_bottleneck_of_each_prediction(
     alone = [pk.predict(build(batch), platform, **options) for batch in batches]
     assert swept["time"].to_list() == pytest.approx([r.time for r in alone])
     assert swept["bottleneck"].to_list() == [r.bottleneck for r in alone]
+
+
+#: What limits each class of kernels. A new class is added here by choice: one that is left out of
+#: `RESOURCES` counts as memory.
+LIMITING = {
+    "gemm": "GEMM",
+    "bmm": "GEMM",
+    "attention": "attention",
+    "convolution": "convolution",
+    "transfer": "transfer",
+    "embedding_forward": "embedding",
+    "embedding_backward": "embedding",
+    "embedding_update": "embedding",
+    "copy": "memory",
+    "elementwise": "memory",
+    "other": "memory",
+    "pooling": "memory",
+    "rowwise": "memory",
+}
+
+
+def test_each_class_of_kernels_counts_as_what_limits_it() -> None:
+    captured = {row.kind for row in vocabulary.TABLE}
+    measured = {
+        name.partition(".")[0]
+        for where in (GPU, "zen3-2")
+        for name in pk.load_platform(where).kernels
+    }
+    assert captured | measured == {*LIMITING}
+    assert {kind: RESOURCES.get(kind, MEMORY) for kind in LIMITING} == LIMITING
+    assert {*RESOURCES} <= {*LIMITING}

@@ -12,7 +12,7 @@ import pytest
 import perfkit as pk
 from perfkit.models import collectives as forms
 from perfkit.models.algorithms import ALGORITHMS, Algorithm
-from perfkit.platform.collectives import COMPOSITIONS, Composition, list_algorithms
+from perfkit.platform.collectives import COMPOSITIONS, Composition, Evidence, list_algorithms
 
 NODE = pk.load_platform("h100-sxm-8")
 CLUSTER = pk.load_platform("h100-sxm-8x4")
@@ -172,6 +172,25 @@ def test_an_algorithm_only_across_nodes_needs_no_form_inside_a_node(
     assert chosen.collective("broadcast", 1e7, ranks=32).time == asked
     inside = CLUSTER.collective("broadcast", 1e7, ranks=8).time
     assert chosen.collective("broadcast", 1e7, ranks=8).time == inside
+
+
+@pytest.mark.parametrize("name", COMPOSITIONS)
+@pytest.mark.parametrize("operation", ["all_reduce", "all_to_all", "broadcast"])
+def test_a_composition_that_nobody_compared_is_priced_as_a_guess(
+    name: str, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ALGORITHMS, "leader", Algorithm("leader", needs_nodes=True))  # type: ignore[arg-type]
+    known = COMPOSITIONS[name]
+    asked = {"ranks": 32, "algorithm": "leader"}
+    found = []
+    for evidence in (Evidence.NOTHING, Evidence.NODES):
+        monkeypatch.setitem(COMPOSITIONS, "leader", known._replace(evidence=evidence))  # type: ignore[arg-type]
+        try:
+            found.append(CLUSTER.collective(operation, 1e8, **asked))
+        except ValueError as error:
+            assert operation in str(error)
+            return
+    assert found[0].time == found[1].time and found[0].spread >= found[1].spread
 
 
 def test_a_textbook_takes_the_link_that_measured_collectives_reach() -> None:

@@ -235,7 +235,7 @@ def test_a_gather_over_nodes_that_only_a_node_measured_is_refused() -> None:
         price("gather", fits={"gather.8": curve(2.7e-12)})
 
 
-@pytest.mark.parametrize("algorithm", [None, "ring", "tree", "two_level"])
+@pytest.mark.parametrize("algorithm", [None, *(name for name in ALGORITHMS if name != "rail")])
 @pytest.mark.parametrize("operation", [*NODE, "reduce", "send_recv"])
 @pytest.mark.parametrize("fits", [FITS, INSIDE], ids=["rails", "links"])
 def test_across_nodes_times_grow_smoothly_and_keep_to_the_links(operation, algorithm, fits):

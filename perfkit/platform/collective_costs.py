@@ -893,7 +893,8 @@ class ComposedCost(CollectiveCost):
             note += f"; one {self.operation} of {size} on one rank of each node would help most"
         spread = np.maximum(priced.spread, self.least_spread)
         if self.is_guess:
-            spread = np.maximum(spread, guess_spread(priced.terms["start-up"], priced.time))
+            start_up = self.cost.time(0.0 * nbytes)
+            spread = np.maximum(spread, guess_spread(start_up, priced.time))
         return replace(priced, spread=spread, notes=tuple(dict.fromkeys((note, *priced.notes))))
 
 

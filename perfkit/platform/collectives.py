@@ -2,6 +2,7 @@
 nodes."""
 
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
@@ -295,6 +296,9 @@ def _compose(machine: Machine, operation: str, nodes: int, algorithm: str) -> Co
     rail_is_measured = any(
         key.algorithm == "rail" for key in machine.collectives_by_operation.get(operation, {})
     )
+    is_guess = composition.evidence is Evidence.NOTHING
+    if composition.evidence is Evidence.RAIL:
+        is_guess = not rail_is_measured
     return ComposedCost(
         composition.find(machine, operation, nodes),
         operation,
@@ -302,8 +306,7 @@ def _compose(machine: Machine, operation: str, nodes: int, algorithm: str) -> Co
         nodes,
         least_spread=composition.least_spread,
         rail_is_measured=rail_is_measured,
-        is_guess=composition.is_guess
-        or (composition.is_guess_without_rail and not rail_is_measured),
+        is_guess=is_guess,
     )
 
 
@@ -491,6 +494,14 @@ def _find_two_protocols(machine: Machine, operation: str, nodes: int) -> Collect
     return TwoProtocols(levels, tree_start_up=network.starts * float(tree))
 
 
+class Evidence(Enum):
+    """What a composition was compared with."""
+
+    NOTHING = "nothing: start-up and transfer are as uncertain as those of a textbook"
+    RAIL = "times over whole nodes, where one rank of each node was measured"
+    NODES = "times over whole nodes"
+
+
 class Composition(NamedTuple):
     """How an algorithm is composed over nodes, and how well that is known.
 
@@ -498,29 +509,23 @@ class Composition(NamedTuple):
     ----------
     find : callable
         What prices it, of a platform, an operation and a number of nodes.
+    evidence : Evidence, optional
+        What it was compared with.
     least_spread : float, optional
         Least spread of its times [-].
-    is_guess : bool, optional
-        Whether start-up and transfer are as uncertain as those of a textbook: nobody compared the
-        form with measurements.
-    is_guess_without_rail : bool, optional
-        Whether they are where nothing was measured with one rank of each node.
     """
 
     find: Callable[[Machine, str, int], CollectiveCost]
+    evidence: Evidence = Evidence.NOTHING
     least_spread: float = SIGMA_COMPOSED
-    is_guess: bool = True
-    is_guess_without_rail: bool = True
 
 
 #: How each algorithm is composed over nodes. ``flat``, in which all pairs of ranks exchange at
 #: once, is a choice of libraries alone.
 COMPOSITIONS: Mapping[str, Composition] = {
-    "ring": Composition(_find_ring, is_guess=False),
+    "ring": Composition(_find_ring, Evidence.RAIL),
     "tree": Composition(_find_tree),
-    "rail": Composition(
-        _find_pair_on_rail, SIGMA_OF_PAIR, is_guess=False, is_guess_without_rail=False
-    ),
-    "two_level": Composition(_find_two_level, is_guess=False, is_guess_without_rail=False),
-    "flat": Composition(_find_flat_all_to_all, is_guess=False, is_guess_without_rail=False),
+    "rail": Composition(_find_pair_on_rail, Evidence.NODES, SIGMA_OF_PAIR),
+    "two_level": Composition(_find_two_level, Evidence.NODES),
+    "flat": Composition(_find_flat_all_to_all, Evidence.NODES),
 }

@@ -161,17 +161,32 @@ class Expressions:
         return np.array(values, dtype=float)
 
     def list_shares(self) -> list[Share]:
-        """Open sizes that ranks or micro-batches share evenly."""
-        shares = []
-        for row in self._rows:
-            if isinstance(row, OpenSize) or row.function is not operator.floordiv:
-                continue
-            size, parts = row.operands
-            if isinstance(size, SymbolicSize) and isinstance(parts, int):
-                whole = self._rows[size.number]
-                if isinstance(whole, OpenSize):
-                    shares.append(Share(whole.name, parts))
-        return shares
+        """Open sizes that ranks or micro-batches share evenly.
+
+        Examples
+        --------
+        >>> expressions = Expressions()
+        >>> batch = expressions.open(OpenSize(("batch",)))
+        >>> of_a_rank = batch // 2 // 8
+        >>> [share.parts for share in expressions.list_shares()]
+        [2, 16]
+        """
+        found = [self._find_share(number) for number in range(len(self._rows))]
+        return [share for share in found if share is not None and share.parts > 1]
+
+    def _find_share(self, number: int) -> Share | None:
+        """The share of an open size that the symbolic size of this number is: one part is all of
+        it, and parts may be shared again; None for another size."""
+        row = self._rows[number]
+        if isinstance(row, OpenSize):
+            return Share(row.name, 1)
+        if row.function is not operator.floordiv:
+            return None
+        size, parts = row.operands
+        if not (isinstance(size, SymbolicSize) and isinstance(parts, int)):
+            return None
+        whole = self._find_share(size.number)
+        return None if whole is None else Share(whole.name, whole.parts * parts)
 
     def describe(self, number: int) -> str:
         """The symbolic size of this number as a formula of open sizes."""
