@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfkit.workloads.columns import OperationSizes
+from perfkit.workloads.columns import Kind, OperationSizes
 from perfkit.workloads.dlrm import DLRM, list_local_tables, order_weights, record_layers
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import make_graph
@@ -34,7 +34,7 @@ class _EagerTape(Tape):
     def emit(
         self,
         name: str,
-        kind: str,
+        kind: Kind,
         reads: Sequence[Tensor],
         writes: Sequence[Tensor],
         sizes: OperationSizes = _NO_SIZES,

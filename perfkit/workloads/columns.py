@@ -3,7 +3,7 @@ are weights, which modules own them, when memory is allocated, and which operati
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -407,6 +407,25 @@ class Allocations:
         """Turn rows of buffer numbers and bytes into columns."""
         buffers, nbytes = zip(*rows, strict=True) if rows else ((), ())
         return cls(np.array(buffers, dtype=np.intp), np.array(nbytes, dtype=float))
+
+
+#: Classes of operations, see `perfkit.workloads.graph.Operation`; kernels of one class have one form.
+Kind: TypeAlias = Literal[
+    "gemm",
+    "bmm",
+    "attention",
+    "convolution",
+    "embedding_forward",
+    "embedding_backward",
+    "embedding_update",
+    "elementwise",
+    "rowwise",
+    "pooling",
+    "copy",
+    "transfer",
+    "collective",
+    "other",
+]
 
 
 class HeldMemory(NamedTuple):

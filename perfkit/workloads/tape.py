@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import check_type
-from perfkit.workloads.columns import HostCalls, OperationSizes, Size
+from perfkit.workloads.columns import HostCalls, Kind, OperationSizes, Size
 from perfkit.workloads.graph import Label
 from perfkit.workloads.operations import Layout, Tensor, Weight
 from perfkit.workloads.tables import EmbeddingTable
@@ -286,7 +286,7 @@ class Tape:
     def emit(
         self,
         name: str,
-        kind: str,
+        kind: Kind,
         reads: Sequence[Tensor],
         writes: Sequence[Tensor],
         sizes: OperationSizes = _NO_SIZES,
@@ -302,7 +302,7 @@ class Tape:
         name : str
             Name in the framework.
         kind : str
-            Class of operations, see `perfkit.workloads.graph.Operation`.
+            Class of operations, one of `perfkit.workloads.columns.Kind`.
         reads, writes : sequence of Tensor
             Tensors that it reads and writes.
         sizes : OperationSizes, optional

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from perfkit.models.roofline import ATTENTION_BACKWARD, attention_flops
-from perfkit.workloads.columns import OperationSizes
+from perfkit.workloads.columns import Kind, OperationSizes
 from perfkit.workloads.operations import SORT
 
 #: Operations without work: views, bookkeeping, and copies that only a dispatch mode makes.
@@ -584,7 +584,7 @@ class Entry:
     """
 
     names: tuple[str, ...]
-    kind: str
+    kind: Kind
     variant: str | Callable[[str, Sequence[Any]], str]
     sizes: Callable[[Sequence[Any], Any], OperationSizes]
     unread: tuple[int, ...] = ()
