@@ -10,7 +10,7 @@ import pytest
 
 from perfkit.calibration.fit_kernels import count_traffic, size_cases
 from perfkit.ground.files import find_reference
-from perfkit.measure.kernels import MEASURED_FUNCTIONS, draw_cases, draw_net_cases
+from perfkit.measure.kernels import draw_cases, draw_net_cases
 from perfkit.measure.records import SizedKernel
 from perfkit.models.kernels import TERMS, term_names
 from perfkit.platform.gallery import load_platform
@@ -25,6 +25,7 @@ from perfkit.prediction.cost import price
 from perfkit.prediction.uncertainty import find_unmeasured, list_notes
 from perfkit.workloads.columns import Accesses, Features, OperationSizes
 from perfkit.workloads.graph import Graph, Label
+from perfkit.workloads.measured_functions import MEASURED_FUNCTIONS
 
 CPU, GPU = load_platform("zen5-2"), load_platform("h100-sxm-8")
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from perfkit.models.roofline import ATTENTION_BACKWARD, attention_flops, gemm_flops
+from perfkit.workloads.measured_functions import BASIC, COPIES, MORE, PICTURES, ROWWISE
 
 #: Batches of indices among which the calls of an embedding kernel rotate; see
 #: `perfkit.models.caches.rotating_misses`.
@@ -15,110 +15,6 @@ INDEX_BATCHES = 8
 #: Largest working set of one case, unless the last cache is known to be large [B].
 _LARGEST = 160e6
 
-#: Elementwise functions: the operation in PyTorch, and its operands. Letters are tensors of
-#: numbers, ``mask`` is a tensor of truth values. A function whose name ends with an underscore
-#: changes its first operand in place.
-_BASIC: dict[str, tuple[Any, ...]] = {
-    "relu": ("relu", "x"),
-    "threshold_backward": ("threshold_backward", "x", "y", 0),
-    "add": ("add.Tensor", "x", "y"),
-    "sub": ("sub.Tensor", "x", "y"),
-    "mul": ("mul.Tensor", "x", "y"),
-    "mul_scalar": ("mul.Tensor", "x", 0.999),
-    "div_scalar": ("div.Tensor", "x", 0.999),
-    "sqrt": ("sqrt", "x"),
-    "gelu": ("gelu", "x"),
-    "gelu_backward": ("gelu_backward", "x", "y"),
-    "gelu_tanh": ("gelu", "x", {"approximate": "tanh"}),
-    "gelu_backward_tanh": ("gelu_backward", "x", "y", {"approximate": "tanh"}),
-    "sigmoid": ("sigmoid", "x"),
-    "binary_cross_entropy_with_logits": ("binary_cross_entropy_with_logits", "x", "y"),
-    "add_": ("add_.Tensor", "x", "y", {"alpha": -1e-9}),
-    "mul_": ("mul_.Tensor", "x", 1.0),
-    "lerp_": ("lerp_.Scalar", "x", "y", 0.1),
-    "addcmul_": ("addcmul_", "x", "y", "y", {"value": 1e-9}),
-    "addcdiv_": ("addcdiv_", "x", "y", "z", {"value": 1e-9}),
-    "add_scalar_": ("add_.Tensor", "x", 1e-9),
-    "div_": ("div_.Scalar", "x", 1.0),
-}
-_MORE: dict[str, tuple[Any, ...]] = {
-    "relu_": ("relu_", "x"),
-    "tanh": ("tanh", "x"),
-    "tanh_backward": ("tanh_backward", "x", "y"),
-    "sigmoid_backward": ("sigmoid_backward", "x", "y"),
-    "silu": ("silu", "x"),
-    "silu_backward": ("silu_backward", "x", "y"),
-    "hardswish": ("hardswish", "x"),
-    "hardswish_backward": ("hardswish_backward", "x", "y"),
-    "hardtanh": ("hardtanh", "x", 0.0, 0.9),
-    "hardtanh_": ("hardtanh_", "x", 0.0, 0.9),
-    "hardtanh_backward": ("hardtanh_backward", "x", "y", 0.0, 0.9),
-    "leaky_relu": ("leaky_relu", "x", 0.01),
-    "exp": ("exp", "x"),
-    "log": ("log", "x"),
-    "erf": ("erf", "x"),
-    "pow_scalar": ("pow.Tensor_Scalar", "x", 3.0),
-    "rsqrt": ("rsqrt", "x"),
-    "neg": ("neg", "x"),
-    "div": ("div.Tensor", "x", "y"),
-    "add_scalar": ("add.Tensor", "x", 0.5),
-    "bernoulli_": ("bernoulli_.float", "x", 0.9),
-    "native_dropout": ("native_dropout", "x", 0.1, True),
-    "native_dropout_backward": ("native_dropout_backward", "x", "mask", 1.1),
-    "masked_fill": ("masked_fill.Scalar", "x", "mask", -1e9),
-    "where": ("where.self", "mask", "x", "y"),
-}
-FUNCTIONS = _BASIC | _MORE
-_ROWWISE = (
-    "_softmax",
-    "_softmax_backward_data",
-    "_log_softmax",
-    "_log_softmax_backward_data",
-    "native_layer_norm",
-    "native_layer_norm_backward",
-    "sum",
-    "nll_loss_forward",
-    "nll_loss_backward",
-    "embedding",
-)
-_COPIES = ("clone", "cat", "index", "index_put", "new_zeros")
-#: Operations on the pictures inside of nets.
-_PICTURES = {
-    "rowwise": (
-        "native_batch_norm",
-        "native_batch_norm_backward",
-        "native_group_norm",
-        "native_group_norm_backward",
-        "mean",
-        "amax",
-        "argmax",
-        "cumsum",
-    ),
-    "pooling": (
-        "max_pool2d_with_indices",
-        "max_pool2d_with_indices_backward",
-        "avg_pool2d",
-        "avg_pool2d_backward",
-        "_adaptive_avg_pool2d",
-        "_adaptive_avg_pool2d_backward",
-    ),
-    "copy": (
-        "copy_",
-        "slice_backward",
-        "gather",
-        "scatter_add",
-        "upsample_nearest2d",
-        "upsample_nearest2d_backward",
-        "upsample_bilinear2d",
-    ),
-}
-#: Functions that calibrations time, by their operation class.
-MEASURED_FUNCTIONS: dict[str, frozenset[str]] = {
-    "elementwise": frozenset(FUNCTIONS),
-    "rowwise": frozenset((*_ROWWISE, *_PICTURES["rowwise"])),
-    "pooling": frozenset(_PICTURES["pooling"]),
-    "copy": frozenset((*_COPIES, *_PICTURES["copy"])),
-}
 #: Height, width, stride and groups of channels of windows, as often as nets use them (0: one group
 #: per channel).
 _WINDOWS = (
@@ -228,7 +124,7 @@ def _attentions(rng: np.random.Generator, n: int, larger: float) -> Iterator[Cas
 
 
 def _elementwise(rng: np.random.Generator, n: int, largest: float) -> Iterator[Case]:
-    for variant, (_, *given) in _BASIC.items():
+    for variant, (_, *given) in BASIC.items():
         tensors = len({one for one in given if isinstance(one, str)})
         top = (
             2e5
@@ -245,7 +141,7 @@ def _elementwise(rng: np.random.Generator, n: int, largest: float) -> Iterator[C
 
 
 def _rowwise(rng: np.random.Generator, n: int) -> Iterator[Case]:
-    for variant in _ROWWISE:
+    for variant in ROWWISE:
         for size, width in spread_sizes(rng, n, (300, 6e6), (16, 14000)):
             if "softmax" not in variant and "nll" not in variant:
                 width = 16 * (width / 16) ** 0.75
@@ -257,7 +153,7 @@ def _rowwise(rng: np.random.Generator, n: int) -> Iterator[Case]:
 
 
 def _copies(rng: np.random.Generator, n: int) -> Iterator[Case]:
-    for variant in _COPIES:
+    for variant in COPIES:
         for size, columns, number in spread_sizes(rng, n, (1e3, 8e6), (16, 128), (2, 27)):
             width, parts = round(columns), round(number)
             if variant in ("index", "index_put"):
@@ -356,7 +252,7 @@ def _convolutions(rng: np.random.Generator, n: int, larger: float) -> Iterator[C
 
 def _on_pictures(rng: np.random.Generator, n: int, kind: str) -> Iterator[Case]:
     """Operations on pictures of the sizes inside of nets."""
-    for variant in _PICTURES[kind]:
+    for variant in PICTURES[kind]:
         draws = spread_sizes(rng, n, (2e3, 2e6 if kind == "copy" else 6e6), (4, 64), (8, 512))
         for number, (size, length, width) in enumerate(draws):
             side, channels = round(length / 2) * 2, round(width / 8) * 8
@@ -388,7 +284,7 @@ def draw_net_cases(rng: np.random.Generator, density: float, larger: float = 1.0
         max(5, round(9 * density)),
         [*_convolutions(rng, max(2, round(8 * density)), larger**2)],
     )
-    for variant in _MORE:
+    for variant in MORE:
         top = (
             1e7
             if variant in ("relu_", "hardtanh", "hardtanh_backward", "silu", "bernoulli_")
@@ -396,7 +292,7 @@ def draw_net_cases(rng: np.random.Generator, density: float, larger: float = 1.0
         )
         draws = spread_sizes(rng, max(4, n - 2), (64, top))
         cases += [Case("elementwise", variant, {"elements": round(size)}) for (size,) in draws]
-    for kind in _PICTURES:
+    for kind in PICTURES:
         cases += _on_pictures(rng, n, kind)
     return [cases[i] for i in rng.permutation(len(cases))]
 

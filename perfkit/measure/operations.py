@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from perfkit.measure.kernels import FUNCTIONS, INDEX_BATCHES, Case
+from perfkit.measure.kernels import INDEX_BATCHES, Case
 from perfkit.measure.records import KernelTiming
 from perfkit.measure.timing import Reference, find_disagreement, round_times, time_calls
 from perfkit.recording.modules import draw_rows
+from perfkit.workloads.measured_functions import FUNCTIONS
 from perfkit.workloads.vocabulary import find_entry
 
 _Given: TypeAlias = tuple[Any, ...]

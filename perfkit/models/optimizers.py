@@ -40,7 +40,7 @@ class ElementwiseStep:
     Notes
     -----
     A variant is the name that a capture gives to the operation (`perfkit.workloads.vocabulary`),
-    and by which calibrations measure it (`FUNCTIONS` in `perfkit.measure.kernels`): PyTorch's name
+    and by which calibrations measure it (`FUNCTIONS` in `perfkit.workloads.measured_functions`): PyTorch's name
     without ``_foreach_``. With one number in place of a second tensor it ends with ``_scalar``, or
     for ``add_`` with ``_scalar_``, as it is another kernel that reads less; ``mul_`` and ``div_``
     are measured with a number and keep their names. A list with a number for each tensor does not

@@ -11,7 +11,6 @@ import numpy as np
 from perfkit.fitting import Iteration
 from perfkit.ground.results import Picture, Table, Tabular
 from perfkit.ground.units import check_positive, format_bytes, format_time
-from perfkit.measure.kernels import MEASURED_FUNCTIONS
 from perfkit.models.optimizers import OPTIMIZERS, find_optimizer
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.kernel_times import say_unaligned
@@ -21,6 +20,7 @@ from perfkit.platform.whatif import list_resources
 from perfkit.prediction.cost import Costs, join_host
 from perfkit.prediction.simulation import RankTimeline, Timeline, simulate
 from perfkit.workloads.graph import Graph
+from perfkit.workloads.measured_functions import MEASURED_FUNCTIONS
 
 #: What a model of the library takes to use tensor cores.
 OTHER_FORMATS = "take dtype='bf16' (mixed=True for autocast) or dtype='tf32'"
