@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import perfkit as pk
-from perfkit.measure.kernels import FUNCTIONS
 from perfkit.models import embedding, optimizers, roofline
 from perfkit.models.optimizers import (
     OPTIMIZERS,
@@ -19,6 +18,7 @@ from perfkit.models.optimizers import (
 )
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import step
+from perfkit.workloads.measured_functions import FUNCTIONS
 from perfkit.workloads.tape import Tape
 
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
@@ -350,7 +350,7 @@ def test_every_step_of_the_table_has_a_class_that_calibrations_measure() -> None
     for name, optimizer in OPTIMIZERS.items():
         for operation in (*optimizer.update, *optimizer.for_each_update):
             function = operation.variant or operation.name
-            assert function in FUNCTIONS, f"{name}: {function} is not in perfkit.measure.kernels"
+            assert function in FUNCTIONS, f"{name}: {function} is not in measured_functions"
 
 
 def test_every_optimizer_of_the_table_is_complete() -> None:
