@@ -639,7 +639,9 @@ def _list_strategies(model: Transformer, where: Platform, counts: Sequence[int])
         "ulysses": np.array((False, True)),
     }
     grid = np.meshgrid(*axes.values(), indexing="ij", sparse=True)
-    tp, pp, cp, micro_batch, schedule, checkpoint, zero, ranks, ep, ulysses = grid
+    tried = dict(zip(axes, grid, strict=True))
+    tp, pp, cp, ep = (tried[name] for name in ("tp", "pp", "cp", "ep"))
+    ranks, schedule, zero = tried["ranks"], tried["schedule"], tried["zero"]
     dp = np.maximum(ranks // (tp * pp * cp), 1)
     replicas = dp * cp
     layers = -(-model.layers // pp)
@@ -655,9 +657,8 @@ def _list_strategies(model: Transformer, where: Platform, counts: Sequence[int])
         is_plain | has_chunks,
         np.where(replicas > 1, shares, zero == 0),
         dp % ep == 0,
-        ~ulysses | (cp > 1),
-        (checkpoint != "selective") | (model.attention in UNFUSED),
-        micro_batch > 0,
+        ~tried["ulysses"] | (cp > 1),
+        (tried["checkpoint"] != "selective") | (model.attention in UNFUSED),
     ]
     kept = np.ones(np.broadcast_shapes(*(each.shape for each in grid)), dtype=bool)
     for condition in fitting:
@@ -673,13 +674,13 @@ def _list_strategies(model: Transformer, where: Platform, counts: Sequence[int])
         dp=pick(dp),
         cp=pick(cp),
         ep=pick(ep),
-        micro_batch=pick(micro_batch),
+        micro_batch=pick(tried["micro_batch"]),
         schedule=pick(np.array([name for name, _ in _SCHEDULES])[schedule]),
         chunks=pick(chunks),
-        checkpoint=pick(checkpoint),
+        checkpoint=pick(tried["checkpoint"]),
         zero=pick(zero),
         sequence_parallel=pick(tp > 1),
-        ulysses=pick(ulysses),
+        ulysses=pick(tried["ulysses"]),
     )
 
 

@@ -39,6 +39,30 @@ class _Covered(NamedTuple):
 _Cover = Callable[[Array, Array], _Covered]
 
 
+class _Gap(NamedTuple):
+    """Logarithm of a ratio, and its slope over the logarithm of time [-]."""
+
+    value: Array
+    slope: Array
+
+
+def _find_root(find_gap: Callable[[Array], _Gap], start: Array, low: Array, high: Array) -> Array:
+    """Where a gap that grows is zero between two bounds: Newton's method, and bisection where it
+    leaves the bracket."""
+    found = start
+    for _ in range(100):
+        gap = find_gap(found)
+        low = np.where(gap.value < 0, found, low)
+        high = np.where(gap.value > 0, found, high)
+        new = found - gap.value / gap.slope
+        new = np.where((new >= low) & (new <= high), new, (low + high) / 2)
+        step = new - found
+        found = new
+        if not np.any(abs(step) >= 1e-9):
+            break
+    return found
+
+
 class _Tables:
     """Lookups into several tables that may share caches: how many rows are touched over time."""
 
@@ -114,20 +138,16 @@ class _Tables:
             guess = np.log(-np.log1p((once - goal) / most) * most / (fastest + each_time))
             is_inside = (guess > low) & (guess < high) & (goal == capacities)
             logs = np.where(is_inside, guess, 0.0)
-            # Newton's method in logarithms, bisection where it leaves the bracket
-            for _ in range(100):
+
+            def find_gap(logs: Array) -> _Gap:
+                """How far the cache is from the goal after some time."""
                 times = np.exp(logs)
                 amount, growth = self._add_groups(cover, *self.touch(times))
                 total = amount + once + each_time * times
-                gap = np.log(total / goal)
-                low = np.where(gap < 0, logs, low)
-                high = np.where(gap > 0, logs, high)
-                new = logs - gap * total / ((growth + each_time) * times)
-                new = np.where((new >= low) & (new <= high), new, (low + high) / 2)
-                step = new - logs
-                logs = new
-                if not np.any(abs(step) >= 1e-9):
-                    break
+                relative_growth = (growth + each_time) * times / total
+                return _Gap(np.log(total / goal), relative_growth)
+
+            logs = _find_root(find_gap, logs, low, high)
         filled = np.where(is_empty, 0.0, np.exp(logs))
         return np.where(fits, np.inf, filled)
 

@@ -417,60 +417,119 @@ def _keep_sizes(laws: tuple[Distribution, ...], asked: _Asked) -> LookupSizes:
 
 def _size(laws: tuple[Distribution, ...] | Buckets, asked: _Asked) -> LookupSizes:
     """Do what `size_lookup` says."""
-    lookups, width = np.array(asked.lookups), np.array(asked.width)
-    members, dense = np.array(asked.members), np.array(asked.dense)
-    row = row_traffic(width, 1.0, asked.granularity)
     # joined once: the laws of thousands of tables take most of the time
     buckets = join_buckets(laws)
     if not isinstance(laws, Buckets) and not any(isinstance(law, ReuseHistogram) for law in laws):
         laws = buckets
-    rows = buckets.add_up(buckets.rows)
+    lookups, width = np.array(asked.lookups), np.array(asked.width)
+    tables = _Tables(
+        laws=laws,
+        lookups=lookups,
+        width=width,
+        row=row_traffic(width, 1.0, asked.granularity),
+        rows=buckets.add_up(buckets.rows),
+        members=np.array(asked.members),
+        dense=np.array(asked.dense),
+    )
     unique = distinct_rows(laws, lookups)
-
-    # 1. Lookups: rows that miss each cache, and pages that miss the translation buffer.
-    sharing, beside = members, dense
-    if asked.cold:  # each table by itself
-        sharing, beside = np.arange(len(rows)), np.zeros(1)
-    sizes = list(dict.fromkeys(asked.capacities))  # a single cache counts for several levels
-    of_sizes = lru_misses(
-        laws, lookups, row, capacity=sizes, dense_bytes=beside, groups=sharing, cold=asked.cold
-    )
-    misses = of_sizes[[sizes.index(capacity) for capacity in asked.capacities]]
-    walks = page_walks(laws, lookups, row, entries=asked.entries, dense_bytes=dense, groups=members)
-
-    # 2. Batches that rotate find again what an earlier round has left.
+    of_lookups = _miss_lookups(tables, asked)
     if asked.batches is not None:
-        batches = np.array(asked.batches)
-        before, touched = distinct_rows(laws, lookups * np.stack([batches - 1.0, batches]))
-        new_rows, distance = (touched - before) / lookups, touched * row + dense[members]
-        misses = np.stack(
-            [
-                rotating_misses(fresh, new_rows, distance, capacity=capacity)
-                for fresh, capacity in zip(misses, asked.capacities, strict=True)
-            ]
-        )
-        pages_before, pages = (cover_pages(each, rows * row) for each in (before, touched))
-        new_pages, page_distance = (pages - pages_before) / lookups, pages + dense[members] / PAGE
-        walks = rotating_misses(walks, new_pages, page_distance, capacity=asked.entries)
-
-    # 3. A later update of the same rows.
-    distance = (np.bincount(members, unique * row) + dense)[members]
-    update_misses = np.stack(
-        [miss_share(distance, capacity=capacity) for capacity in asked.capacities]
-    )
-    touched_pages = cover_pages(unique, rows * width)
-    page_distance = (np.bincount(members, touched_pages) + dense / PAGE)[members]
-    update_walks = unique * miss_share(page_distance, capacity=asked.entries)
-
+        of_lookups = _rotate_batches(tables, asked, of_lookups)
+    of_update = _miss_update(tables, asked, unique)
     found = LookupSizes(
         unique=unique,
-        row_bytes=lookups * row,
-        unique_bytes=unique * row,
-        misses=misses,
-        walks=lookups * walks,
-        update_misses=update_misses,
-        update_walks=update_walks,
+        row_bytes=lookups * tables.row,
+        unique_bytes=unique * tables.row,
+        misses=of_lookups.misses,
+        walks=lookups * of_lookups.walks,
+        update_misses=of_update.misses,
+        update_walks=unique * of_update.walks,
     )
     for values in vars(found).values():
         values.setflags(write=False)
     return found
+
+
+class _Tables(NamedTuple):
+    """Tables whose lookups are sized.
+
+    Parameters
+    ----------
+    laws : sequence of Distribution, or Buckets
+        Which rows of each are looked up.
+    lookups, width, row, rows, members : array, shape (n,)
+        Lookups into each [-], bytes of a row and of the accesses that touch it [B], rows, and group
+        [-].
+    dense : array, shape (groups,)
+        Other bytes of each group [B].
+    """
+
+    laws: tuple[Distribution, ...] | Buckets
+    lookups: Array
+    width: Array
+    row: Array
+    rows: Array
+    members: Array
+    dense: Array
+
+
+class _Missed(NamedTuple):
+    """Share of the rows that miss each cache, and of those whose page misses the translation buffer
+    [-]."""
+
+    misses: Array
+    walks: Array
+
+
+def _miss_lookups(tables: _Tables, asked: _Asked) -> _Missed:
+    """What lookups of fresh indices miss."""
+    sharing: np.ndarray = tables.members
+    beside = tables.dense
+    if asked.cold:  # each table by itself
+        sharing, beside = np.arange(len(tables.rows)), np.zeros(1)
+    sizes = list(dict.fromkeys(asked.capacities))  # a single cache counts for several levels
+    of_sizes = lru_misses(
+        tables.laws,
+        tables.lookups,
+        tables.row,
+        capacity=sizes,
+        dense_bytes=beside,
+        groups=sharing,
+        cold=asked.cold,
+    )
+    walks = page_walks(
+        tables.laws,
+        tables.lookups,
+        tables.row,
+        entries=asked.entries,
+        dense_bytes=tables.dense,
+        groups=tables.members,
+    )
+    return _Missed(of_sizes[[sizes.index(capacity) for capacity in asked.capacities]], walks)
+
+
+def _rotate_batches(tables: _Tables, asked: _Asked, fresh: _Missed) -> _Missed:
+    """What lookups of batches that rotate miss: they find again what an earlier round has left."""
+    lookups, dense = tables.lookups, tables.dense[tables.members]
+    batches = np.array(asked.batches)
+    before, touched = distinct_rows(tables.laws, lookups * np.stack([batches - 1.0, batches]))
+    new_rows, distance = (touched - before) / lookups, touched * tables.row + dense
+    misses = [
+        rotating_misses(of_cache, new_rows, distance, capacity=capacity)
+        for of_cache, capacity in zip(fresh.misses, asked.capacities, strict=True)
+    ]
+    nbytes = tables.rows * tables.row
+    pages_before, pages = cover_pages(before, nbytes), cover_pages(touched, nbytes)
+    new_pages, distance = (pages - pages_before) / lookups, pages + dense / PAGE
+    walks = rotating_misses(fresh.walks, new_pages, distance, capacity=asked.entries)
+    return _Missed(np.stack(misses), walks)
+
+
+def _miss_update(tables: _Tables, asked: _Asked, unique: Array) -> _Missed:
+    """What a later update of the distinct rows of all tables of a group misses."""
+    members, dense = tables.members, tables.dense
+    distance = (np.bincount(members, unique * tables.row) + dense)[members]
+    misses = [miss_share(distance, capacity=capacity) for capacity in asked.capacities]
+    pages = cover_pages(unique, tables.rows * tables.width)
+    page_distance = (np.bincount(members, pages) + dense / PAGE)[members]
+    return _Missed(np.stack(misses), miss_share(page_distance, capacity=asked.entries))

@@ -348,7 +348,7 @@ class Graph(Tabular):
         Parameters
         ----------
         groups : tuple of tuple of int
-            Ranks of each communicator, as many as this graph has, or as its operations name [-].
+            Ranks of each communicator; the feature ``group`` of an operation is a number of one [-].
 
         Returns
         -------
