@@ -392,6 +392,37 @@ def test_constraints_are_kept() -> None:
     )
 
 
+@pytest.mark.parametrize("ranks", [8, 16])
+@pytest.mark.parametrize("objective", ["iteration", "additive"])
+@pytest.mark.parametrize("seed", range(4))
+def test_few_large_tables_are_kept_apart(seed: int, objective: str, ranks: int) -> None:
+    """Each alone would be cut over all ranks, or copied."""
+    rng = np.random.default_rng([seed, ranks])
+    tables = [
+        EmbeddingTable(int(rng.integers(10**5, 2 * 10**6)), 128, float(rng.uniform(1, 60)))
+        for _ in range(int(rng.integers(2, 6)))
+    ]
+    apart = tuple(range(min(len(tables), 3)))
+    result = shard(
+        TableSet(tables, batch=4096, embedding="separate"),
+        "h100-sxm-8x2",
+        ranks=ranks,
+        steps=150,
+        apart=[apart],
+        objective=objective,
+    )
+    held = [rank for table in apart for rank in result.plan.placements[table].ranks]
+    assert len(held) == len({*held})
+
+
+def test_tables_that_no_kind_keeps_apart_are_refused() -> None:
+    """Three tables over the rows of a node each, on two nodes."""
+    tables = TableSet([EmbeddingTable(10**6, 64, 20.0)] * 3, batch=4096)
+    others = [kind for kind in KINDS if kind != "table_row_wise"]
+    with pytest.raises(InfeasibleError, match="apart: no placement was found that keeps all"):
+        shard(tables, "h100-sxm-8x2", ranks=16, steps=50, apart=[(0, 1, 2)], forbid=others)
+
+
 ODD = TableSet([EmbeddingTable(10_000, 17, 2.0)], batch=64)
 BAD = (
     ValueError,

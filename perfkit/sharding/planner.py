@@ -451,6 +451,11 @@ class _Attempts:
             plan = _make_plan(state, search.incumbent)
             prices.insert(0, price_checked_plan(problem, plan))
         if not prices and last:
+            if np.isinf(overflow):
+                raise InfeasibleError(
+                    "apart: no placement was found that keeps all tables apart; split fewer of "
+                    "them, take more ranks, give more seconds or steps, or drop constraints"
+                )
             capacity = format_bytes(problem.capacity)
             fault = f"the best one exceeds the {capacity} of a rank by {format_bytes(overflow)}"
             advice = (

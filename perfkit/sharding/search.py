@@ -55,7 +55,8 @@ class Assignment(NamedTuple):
     Parameters
     ----------
     overflow : float
-        Bytes that the fullest rank lacks [B].
+        Bytes that the fullest rank lacks; infinite where tables share a rank that must be apart
+        [B].
     time : float
         Time of an iteration [s].
     candidates : array of int
@@ -223,6 +224,8 @@ class State:
         self.movable &= np.isin(self.shard_unit, self.free_units)
         #: Units whose ranks a unit may not share: itself, and those that must be apart from it.
         self.conflicts = self._list_conflicts(units)
+        #: Which units must be apart from others.
+        self.must_be_apart = (self.conflicts != np.arange(units)[:, None]).any(axis=1)
         #: Which ranks have a shard of each unit.
         self.occupied = np.zeros((units, self.ranks), dtype=bool)
         self.clear()
@@ -321,7 +324,17 @@ class State:
         most_memory = float(self.loads[:, Resource.MEMORY].max())
         overflow = max(most_memory - self.capacity, 0.0)
         time = float(self.problem.time(self.loads.max(axis=0)))
+        if self._share_ranks():
+            return np.inf, time
         return overflow, time
+
+    def _share_ranks(self) -> bool:
+        """Whether units share a rank that must be apart."""
+        for unit in np.flatnonzero(self.must_be_apart):
+            others = self.conflicts[unit][self.conflicts[unit] != unit]
+            if (self.occupied[others] & self.occupied[unit]).any():
+                return True
+        return False
 
     def copy_assignment(self) -> Assignment:
         """The current assignment."""
@@ -525,6 +538,8 @@ def _construct(state: State, start: _Start) -> None:
     others = by_key[~has_no_choice[by_key]]
     for unit in (*units[has_no_choice], *others):
         candidate = chosen[unit]
+        if state.must_be_apart[unit]:
+            candidate = _leave_ranks_to_others(state, candidate)
         choice = state.find_cheapest_ranks(candidate)
         if choice is not None:
             state.assign(candidate, choice.ranks)
@@ -532,15 +547,41 @@ def _construct(state: State, start: _Start) -> None:
             state.assign(candidate, _find_emptiest_ranks(state, candidate))
 
 
+def _leave_ranks_to_others(state: State, candidate: int) -> int:
+    """The candidate of a unit, or if it would leave no rank to a unit that must be apart, the
+    widest one that does; the narrowest if none does."""
+    unit = int(state.candidates.unit[candidate])
+    apart = np.setdiff1d(state.conflicts[unit], [unit])
+    waiting = np.count_nonzero(~state.occupied[apart].any(axis=1))
+    open_ranks = np.count_nonzero(~state.is_barred(unit)) - waiting
+    own = np.arange(state.first_candidate[unit], state.first_candidate[unit + 1])
+    shards = state.candidates.shards[own]
+    if shards[candidate - own[0]] <= open_ranks:
+        return candidate
+    fitting = own[shards <= open_ranks]
+    if not len(fitting):
+        return int(own[np.argmin(shards)])
+    return int(fitting[np.argmax(shards[shards <= open_ranks])])
+
+
 def _find_emptiest_ranks(state: State, candidate: int) -> np.ndarray:
-    """Ranks with most memory left, where none has enough for a candidate."""
+    """Ranks with most memory left, where none has enough for a candidate. If too few may hold it,
+    the assignment breaks a constraint, which `State` finds."""
     unit = state.candidates.unit[candidate]
     shards = 0 if state.candidates.on_every_rank[candidate] else state.candidates.shards[candidate]
     free_memory = state.capacity - state.loads[:, Resource.MEMORY]
-    free_memory = np.where(state.is_barred(unit), -np.inf, free_memory)
+    barred = state.is_barred(unit)
+    free_memory = np.where(barred, -np.inf, free_memory)
     ranks = np.argsort(-free_memory, kind="stable")[:shards]
     if not state.inside_node[candidate]:
         return ranks
+    # a node none of whose ranks is barred, if there is one
+    nodes = state.ranks // state.ranks_per_node * state.ranks_per_node
+    node_is_open = ~barred[:nodes].reshape(-1, state.ranks_per_node).any(axis=1)
+    node_of_rank = np.arange(state.ranks) // state.ranks_per_node
+    is_open = np.isin(node_of_rank, np.flatnonzero(node_is_open))
+    if is_open.any():
+        ranks = np.argsort(-np.where(is_open, free_memory, -np.inf), kind="stable")[:shards]
     first_of_node = ranks[:1] // state.ranks_per_node * state.ranks_per_node
     return first_of_node + np.arange(len(ranks))
 
