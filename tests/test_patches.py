@@ -311,6 +311,26 @@ def test_replaced_constructors_take_names_of_arguments() -> None:
     assert len(steps.capture(make_step, device="cuda"))
 
 
+def test_autocast_takes_names_of_arguments() -> None:
+    def make_step():
+        linear = nn.Linear(8, 8)
+
+        def step():
+            was = torch.is_autocast_enabled(device_type="cuda")
+            dtype = torch.get_autocast_dtype(device_type="cuda")
+            torch.set_autocast_dtype(device_type="cuda", dtype=torch.bfloat16)
+            torch.set_autocast_enabled(device_type="cuda", enabled=True)
+            linear(torch.ones(4, 8)).sum().backward()
+            torch.set_autocast_enabled("cuda", was)
+            torch.set_autocast_dtype("cuda", dtype)
+
+        return step
+
+    graph = steps.capture(make_step, device="cuda")
+    products = [label for label in graph.labels if label.kind == "gemm"]
+    assert products and "bf16" in graph.dtypes
+
+
 def test_a_mesh_takes_its_ranks_by_name() -> None:
     """As in DeviceMesh("cuda", mesh=[0, 1])."""
     from torch.distributed.device_mesh import DeviceMesh

@@ -49,8 +49,8 @@ class ElementwiseStep:
 
     An operation that no calibration measures, such as ``sign_``, keeps its own name, and `variant`
     stays empty. A CPU then times it by the median of its measured element-wise functions, with a
-    wider interval, and predictions warn where it takes more than 5 % of the time (`find_stand_in`
-    in `perfkit.platform.kernels`). The variant of another operation would hide that. Platforms of
+    wider interval, and predictions of built models warn (`find_stand_in` in
+    `perfkit.platform.kernels`). The variant of another operation would hide that. Platforms of
     GPUs time all element-wise operations by one fit and ask for no variant.
 
     Examples

@@ -20,7 +20,6 @@ from perfkit.recording.convolutions import Residual, build_net
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.tables import EmbeddingTable
-from perfkit.workloads.tape import ITEMSIZE
 from perfkit.workloads.transformer import Transformer
 
 #: PyTorch's data types for the number formats of platforms.
@@ -392,7 +391,7 @@ def _all_reduce(parameters: Sequence[nn.Parameter]) -> None:
 def _check_tables(model: DLRM) -> None:
     """Check that tables have the data type of all other weights."""
     of_weights = "fp32" if model.mixed else model.dtype
-    if ITEMSIZE[model.table_dtype] != ITEMSIZE[of_weights]:
+    if DTYPES[model.table_dtype] != DTYPES[of_weights]:
         raise ValueError(
             f"table_dtype is {model.table_dtype!r}; only {of_weights!r}, that of other weights, is "
             "measured, other values are predicted"

@@ -1,7 +1,9 @@
 """Temporary changes of PyTorch, Python and the data loader that a capture needs.
 
 A `Patch` says what it replaces, why, and with which versions of PyTorch it was checked. If a version
-lacks what a patch replaces, the capture goes on without it and says so. With a new version run
+lacks what a patch replaces, the capture goes on without it and says so; where the replacement calls
+the original, such as that of ``Work.wait``, the capture ends with Python's AttributeError, which
+names what is missing. With a new version run
 `tests/test_patches.py` first: it names each part that has gone or takes other arguments. Captures
 of `fully_shard` and of split tensors differ with 2.9.1 from those with 2.13.0 and 2.14.1.
 

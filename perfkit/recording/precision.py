@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, patch
@@ -32,6 +31,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from perfkit.recording.patches import Patch, apply_patches
 from perfkit.recording.places import Places, is_number
+from perfkit.recording.refusals import LIBRARIES
 from perfkit.recording.values import compute
 from perfkit.workloads.vocabulary import pick_attention, walk_tensors
 
@@ -90,9 +90,6 @@ _WIDEST = [
 ]
 #: The generator of PyTorch, of which it knows one for the CPU alone.
 _GENERATOR = torch.Generator
-_LIBRARIES = tuple(
-    str(Path(module.__file__ or "").parent) for module in (torch, sys.modules["perfkit"])
-)
 #: The innermost region of autocast, and weights converted to its data type, kept until the
 #: outermost region ends.
 _region: dict[str, Any] = {"enabled": False, "dtype": torch.float16}
@@ -180,7 +177,7 @@ def _normalize(x: Tensor, shape: Sequence[int], weight: Any, eps: Any) -> Tensor
 def is_called_by_user(frame: Any) -> bool:
     """Whether a call comes from code of the user, and not from an installed package."""
     name = frame.f_code.co_filename
-    return "site-packages" not in name and not name.startswith(_LIBRARIES)
+    return "site-packages" not in name and not name.startswith(LIBRARIES)
 
 
 def _answer(real: Any, value: Any) -> Callable[..., Any]:
@@ -330,18 +327,18 @@ def _patch_autocast(note: Callable[[str], Any]) -> list[Patch]:
             )
         return enter(region)
 
-    def is_enabled(*_: Any) -> bool:
+    def is_enabled(device_type: Any = None) -> bool:
         enabled: bool = _region["enabled"]
         return enabled
 
-    def set_enabled(*args: Any) -> None:
-        _region["enabled"] = args[-1]
+    def set_enabled(*args: Any, **named: Any) -> None:
+        _region["enabled"] = named["enabled"] if "enabled" in named else args[-1]
 
-    def get_dtype(*_: Any) -> Any:
+    def get_dtype(device_type: Any = None) -> Any:
         return _region["dtype"]
 
-    def set_dtype(*args: Any) -> None:
-        _region["dtype"] = args[-1]
+    def set_dtype(*args: Any, **named: Any) -> None:
+        _region["dtype"] = named["dtype"] if "dtype" in named else args[-1]
 
     made_before = "a region that was made before the capture is off without a word"
     of_cpu = "autocast for a GPU does nothing, as it looks for one that is not there"

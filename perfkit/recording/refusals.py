@@ -23,7 +23,7 @@ VALUE_ERRORS = (
 #: Largest whole number that a computed number counts as [-].
 MOST_COUNTED = 100_000
 #: Folders of PyTorch and perfkit.
-_LIBRARIES = tuple(
+LIBRARIES = tuple(
     str(Path(module.__file__ or "").parent) for module in (torch, sys.modules["perfkit"])
 )
 #: Folder of Python's own library.
@@ -99,7 +99,7 @@ def find_line(frames: Any = None) -> str:
     """The innermost line outside of PyTorch and perfkit, of these frames or of the callers."""
     line = "a place that could not be found"
     for frame in frames or traceback.extract_stack():
-        is_library = frame.filename.startswith((*_LIBRARIES, "<"))
+        is_library = frame.filename.startswith((*LIBRARIES, "<"))
         is_doctest = "<doctest" in frame.filename
         if not is_library or is_doctest:
             code = linecache.getline(frame.filename, frame.lineno or 0).strip()

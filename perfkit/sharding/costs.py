@@ -66,7 +66,7 @@ MEMORY = (Cost.WEIGHTS, Cost.STATE, Cost.INPUTS, Cost.OUTPUTS, Cost.GRADIENTS)
 #: Names of all costs of a shard, in the order of the columns of an array of costs.
 COLUMNS = tuple(cost.label for cost in Cost)
 #: PyTorch's int64 indices and offsets [B].
-_INDEX_BYTES = 8.0
+INDEX_BYTES = 8.0
 #: Lookups of a sample in a shard that has none; a table has more than 0 [-].
 _FEWEST_LOOKUPS = 1e-12
 #: A table may be copied to all ranks if its gradient is at most this many times its pooled rows
@@ -549,7 +549,7 @@ class Costs:
         traffic = row_traffic(row_bytes, 1, sector_bytes)
         optimizer = find_optimizer(self.workload.optimizer)
         state_traffic = optimizer.row_state_bytes(traffic, sector_bytes)
-        gradient = row_bytes + _INDEX_BYTES
+        gradient = row_bytes + INDEX_BYTES
         return (gradient + 2.0 * (traffic + state_traffic)) / (gradient + 2.0 * traffic)
 
 
@@ -672,14 +672,14 @@ def _measure_bytes(workload: DLRM | TableSet, divided: DividedTables) -> Array:
     lookups = samples * pooling
     weights = rows * dim * itemsize
     outputs = samples * dim * itemsize
-    inputs = _INDEX_BYTES * (lookups + samples)
+    inputs = INDEX_BYTES * (lookups + samples)
     fused = workload.embedding != "separate"
     if divided.copied or not (workload.sparse or fused):
         weight_gradients = weights
     elif fused:  # the backward pass updates the rows
         weight_gradients = np.zeros_like(weights)
     else:
-        weight_gradients = lookups * (dim * itemsize + _INDEX_BYTES)
+        weight_gradients = lookups * (dim * itemsize + INDEX_BYTES)
     costs = np.zeros((len(tables), len(Cost)))
     if divided.copied:
         costs[:, Cost.AVERAGED] = weights

@@ -391,7 +391,7 @@ class TimeParts:
         Time of each kind of message [s].
     everything_else : float
         All work without tables [s].
-    host_time : float
+    host_work : float
         All work of the slowest host, which runs beside the device [s].
     total : float
         Time of the plan [s].
@@ -400,7 +400,7 @@ class TimeParts:
     tables: Mapping[Cost, float]
     messages: Mapping[Resource, float]
     everything_else: float
-    host_time: float
+    host_work: float
     total: float
 
     @cached_property
@@ -623,6 +623,6 @@ class Problem:
         """Spread of the time because all host times may be too short or too long together: half of
         what lies between the logarithms of both times [-]."""
         host_error = find_host_error(self.costs.platform)
-        longest = max(parts.on_device, parts.host_time * host_error)
-        shortest = max(parts.on_device, parts.host_time / host_error)
+        longest = max(parts.on_device, parts.host_work * host_error)
+        shortest = max(parts.on_device, parts.host_work / host_error)
         return math.log(longest / shortest) / 2

@@ -13,7 +13,7 @@ from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.predictor import predict
-from perfkit.sharding.costs import SECONDS, Cost, Costs
+from perfkit.sharding.costs import INDEX_BYTES, SECONDS, Cost, Costs
 from perfkit.sharding.problem import (
     DEVICE_RESOURCES,
     MESSAGE_OF_KIND,
@@ -33,8 +33,6 @@ from perfkit.workloads.tables import TableSet
 #: Smallest size of a message in a curve, the least that the largest one is, and how many there are
 #: [B, B, -].
 _SMALLEST_MESSAGE, _LARGEST_MESSAGE, _SIZES = 64.0, 1e6, 640
-#: PyTorch's int64 indices and offsets [B].
-_INDEX_BYTES = 8.0
 
 
 class _OtherWork(NamedTuple):
@@ -189,7 +187,7 @@ def _list_message_sizes(costs: Costs, gradient_bytes: float, inputs: str) -> Seq
     """The most bytes of each kind of message."""
     tables, batch = costs.workload.tables, costs.workload.batch
     pooled = float(batch * sum(t.dim * t.itemsize for t in tables))
-    indices = _INDEX_BYTES * batch * sum(t.pooling + 1 for t in tables)
+    indices = INDEX_BYTES * batch * sum(t.pooling + 1 for t in tables)
     gradients = float(sum(t.nbytes for t in tables)) + gradient_bytes
     sizes = []
     for message in MESSAGES:
