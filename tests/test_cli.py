@@ -78,6 +78,12 @@ BAD = {
     CALIBRATE + "--partial": "partial is given; it is for logs",
     CALIBRATE + "--ranks-per-node 4": "ranks_per_node is given; it is for logs",
     CALIBRATE + "--partial --from-kernel-database h100_sxm": "partial is given; it",
+    CALIBRATE + "--traces no.json --measurements no.json": "measurements is given; another source",
+    CALIBRATE
+    + "--from-nccl-logs . --traces no.json --base zen5-2": "traces is given; another source",
+    CALIBRATE + "--from-nccl-logs . --measurements m.json": "measurements is given; another source",
+    CALIBRATE
+    + "--measurements no.json --quick": "quick is given; it is for measuring this machine",
     CALIBRATE + "--base h100-sxm-8": "base is given; name the data to fit: --from-nccl",
     CALIBRATE + "--from-nccl-logs .": "base is missing; name the platform whose collectives",
     CALIBRATE + "--from-kernel-database h101_sxm": "gallery has no node of 'h101_sxm'; name the",
@@ -459,6 +465,28 @@ def test_a_shell_can_complete_commands_and_options(
 ) -> None:
     completion = ShellComplete(perfkit_group, {}, "perfkit", "_PERFKIT_COMPLETE")
     assert [item.value for item in completion.get_completions(words, begun)] == [completed]
+
+
+@pytest.mark.parametrize(
+    "words", [["nope"], ["predict", "--model", "--platform"], ["platforms", "x"]]
+)
+def test_a_shell_that_completes_a_bad_line_is_told_nothing(words: list[str]) -> None:
+    completion = ShellComplete(perfkit_group, {}, "perfkit", "_PERFKIT_COMPLETE")
+    assert isinstance(completion.get_completions(words, "h"), list)
+
+
+@pytest.mark.parametrize("source", ["--measurements", "--traces"])
+def test_other_ranks_wait_for_nothing_where_nothing_is_measured(
+    source: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    monkeypatch.setattr(perfkit, "calibrate", fail(AssertionError("rank 0 alone calibrates")))
+    measure = "perfkit.calibration.cpu_measure.measure_collectives"
+    monkeypatch.setattr(measure, fail(AssertionError("nothing is measured")))
+    assert run(f"calibrate {source} m.json --out P.toml") == 0
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def test_what_nobody_measured_is_none_and_not_written() -> None:
         ("kernels", {"median": -1.0}, r"kernels\[0\] \(\w+ \w+\).median is -1.0"),
         ("collectives", {"mean": None}, r"collectives\[0\] has no mean"),
         ("collectives", {"q1": 0.0}, r"collectives\[0\] \(\w+\).q1 is 0.0"),
+        ("collectives", {"median": -1.0}, r"collectives\[0\] \(\w+\).median is -1.0"),
         ("ladder", {"stream": None}, r"ladder\[0\] has no stream"),
         ("iterations", {"workload": None}, r"iterations\[0\] has no workload"),
     ],

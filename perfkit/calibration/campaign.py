@@ -121,6 +121,10 @@ def calibrate(
     check_type("partial", partial, bool)
     if partial and nccl_logs is None:
         raise ValueError("partial is True; it is for logs of nccl-tests, which nccl_logs names")
+    sources = {"nccl_logs": nccl_logs, "traces": traces, "measurements": measurements}
+    named = [name for name, source in sources.items() if source is not None]
+    if len(named) > 1:
+        raise ValueError(f"{' and '.join(named)} are given; one is fitted at a time; leave one out")
     if traces is not None:
         check_paths("traces", traces)
     if nccl_logs is not None:

@@ -109,8 +109,12 @@ def compare_run(
         run["config"]["owners"] = list(sample.plan.owners)
     if all(paced.pace is not None for paced in related):
         run["relative_s"] = float(np.mean(usual))
-    if all(ranks[0].idle is not None for ranks in passes):
-        exposed = [min((rank.idle or 0.0) / rank.median for rank in ranks) for ranks in passes]
+    exposed = []
+    for ranks in passes:
+        shares = [rank.idle / rank.median for rank in ranks if rank.idle is not None]
+        if len(shares) == len(ranks):
+            exposed.append(min(shares))
+    if len(exposed) == len(passes):
         run["exposed_measured"] = float(np.mean(exposed))
     return run
 

@@ -120,12 +120,7 @@ def _join_ranks(ranks: Sequence[CollectiveSamples]) -> MeasuredCollective:
     core_share = min(rank.core_share for rank in ranks)
     timing = summarize_samples(slowest, core_share)
     return MeasuredCollective(
-        median=timing.median,
-        q1=timing.q1,
-        q3=timing.q3,
-        halves=timing.halves,
-        n=timing.n,
-        cpu_share=timing.cpu_share,
+        **timing.summary,
         operation=ranks[0].operation,
         nbytes=ranks[0].nbytes,
         core_share=core_share,

@@ -16,7 +16,8 @@ from perfkit.platform.platform import Platform
 #: What a calibration of GPUs left as it was, by the name in the provenance.
 _LEFT = ("as in the base", "host", "not in the traces", "without a time")
 _FOR_LOGS = "it is for logs, which --from-nccl-logs names"
-_FOR_MEASURING = "it is for measuring this machine, --from-... measure nothing"
+_FOR_MEASURING = "it is for measuring this machine, and what was measured elsewhere is named"
+_ONE_SOURCE = "another source is named, and one is fitted at a time"
 
 
 @click.command(
@@ -86,15 +87,21 @@ def calibrate_command(
     """Measure this machine, or fit existing measurements, and write a platform file."""
     files = OutputFiles(json_file, out=out)
     files.check()
-    base_of_sources = base is not None and device != "cuda" and not traces
+    fits_recorded = bool(traces) or measurements is not None
+    base_of_sources = base is not None and device != "cuda" and not fits_recorded
     if from_nccl_logs is None:
         refuse_given(_FOR_LOGS, partial=partial, ranks_per_node=ranks_per_node)
+    if traces:
+        refuse_given(_ONE_SOURCE, measurements=measurements)
     if from_nccl_logs or from_kernel_database or base_of_sources:
+        refuse_given(_ONE_SOURCE, traces=traces or None, measurements=measurements)
         refuse_given(_FOR_MEASURING, device=device, ranks=ranks, quick=quick, models=models)
         answer = _assemble(out, base, from_nccl_logs, ranks_per_node, partial, from_kernel_database)
         files.write(answer)
         return 0
-    if _take_part(device, base, quick):
+    if fits_recorded:
+        refuse_given(_FOR_MEASURING, device=device, ranks=ranks, quick=quick, models=models)
+    if _take_part(device, base, quick, measures=not fits_recorded):
         return 0
     platform = pk.calibrate(
         out=out,
@@ -117,11 +124,11 @@ def calibrate_command(
     return 0
 
 
-def _take_part(device: str | None, base: str | None, quick: bool) -> bool:
+def _take_part(device: str | None, base: str | None, quick: bool, *, measures: bool) -> bool:
     """Do what a rank other than the first does, and say whether this is one.
 
     A launcher such as torchrun starts the command on every rank. Rank 0 alone writes the platform;
-    of a CPU the others take part in collectives alone.
+    of a CPU the others take part in collectives alone, and in nothing where nothing is measured.
     """
     from perfkit.calibration.cpu_measure import measure_collectives
     from perfkit.measure.folders import Campaign
@@ -133,6 +140,8 @@ def _take_part(device: str | None, base: str | None, quick: bool) -> bool:
     rank, ranks = launched[:2]
     if rank == 0:
         return False
+    if not measures:
+        return True
     if device == "cuda":
         pk.calibrate(device=device, base=base)
     else:

@@ -50,7 +50,8 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the words of the command line."""
-        self._check_values(ctx, args)
+        if not ctx.resilient_parsing:
+            self._check_values(ctx, args)
         try:
             extra = super().parse_args(ctx, self._repeat_names(args))
         except click.UsageError as error:

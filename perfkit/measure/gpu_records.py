@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from perfkit.ground.files import reading
-from perfkit.ground.units import show
+from perfkit.ground.units import check_choice, show
 from perfkit.measure.probes import CollectiveProbe, IterationProbe, KernelProbe, Probe
 from perfkit.measure.records import read_record, write_record
 
@@ -351,7 +351,7 @@ def read_probe(row: Mapping[str, Any]) -> Probe:
             name=row["kind"],
             dtype=row["dtype"],
             workload=row["sizes"],
-            compiled=row["variant"] == "compiled",
+            compiled=check_choice("variant", row["variant"], ("eager", "compiled")) == "compiled",
         )
     raise ValueError(
         f"stage is {show(stage)}; known are kernels, collectives, iterations; {_ADVICE}"

@@ -115,12 +115,7 @@ class _Turns:
         seconds = [time for block in self.blocks for time in block]
         timing = summarize_samples(seconds, float(np.mean(self.core_shares)))
         return MeasuredRank(
-            median=timing.median,
-            q1=timing.q1,
-            q3=timing.q3,
-            halves=timing.halves,
-            n=timing.n,
-            cpu_share=timing.cpu_share,
+            **timing.summary,
             blocks=[float(f"{np.median(block):.5g}") for block in self.blocks],
             idle=max(0.0, float(np.median(self.idle))),
         )

@@ -377,12 +377,7 @@ def time_kernels(*, cases: Sequence[Sequence[Any]], seconds: float) -> list[Kern
         timings.append(
             KernelTiming(
                 nbytes=nbytes,
-                median=timing.median,
-                q1=timing.q1,
-                q3=timing.q3,
-                halves=timing.halves,
-                n=timing.n,
-                cpu_share=timing.cpu_share,
+                **timing.summary,
                 reference=round_times(np.sqrt(before * after)),
             )
         )

@@ -51,6 +51,11 @@ class Timing:
     cpu_share: float | None = None
 
     @property
+    def summary(self) -> dict[str, Any]:
+        """What this has of a `Timing`, by name, for a record that says more."""
+        return {item.name: getattr(self, item.name) for item in fields(Timing)}
+
+    @property
     def share_of_core(self) -> float:
         """Share of a core that the measurement got; 1 where nobody looked [-]."""
         return 1.0 if self.cpu_share is None else self.cpu_share
@@ -523,6 +528,7 @@ def _read_collective(row: Any, place: str) -> MeasuredCollective:
     """One collective; its times are above 0."""
     collective = read_record(MeasuredCollective, row, place)
     label = f"{place} ({collective.operation})"
+    check_positive(f"{label}.median", collective.median)
     check_positive(f"{label}.q1", collective.q1)
     check_positive(f"{label}.mean", collective.mean)
     check_positive(f"{label}.nbytes", collective.nbytes, zero=True)
@@ -543,8 +549,16 @@ def read_measured_ranks(rows: Any, place: str) -> list[MeasuredRank]:
     -------
     ranks : list of MeasuredRank
         One for each rank.
+
+    Raises
+    ------
+    ValueError
+        For missing names and times that are not above 0.
     """
-    return [read_record(MeasuredRank, row, f"{place}[{rank}]") for rank, row in enumerate(rows)]
+    ranks = [read_record(MeasuredRank, row, f"{place}[{rank}]") for rank, row in enumerate(rows)]
+    for number, rank in enumerate(ranks):
+        check_positive(f"{place}[{number}].median", rank.median)
+    return ranks
 
 
 def read_iteration(row: Mapping[str, Any], place: str) -> MeasuredIteration:
