@@ -59,12 +59,13 @@ def parse_tbe_config(
     Raises
     ------
     ValueError
-        For missing keys, and for values of the wrong type or out of range.
+        For missing keys, for values of the wrong type or out of range, and for tables whose columns
+        or samples the generator draws.
 
     Warns
     -----
     UserWarning
-        For unknown keys, and where perfkit uses only the mean of a random quantity.
+        For unknown keys.
 
     Notes
     -----
@@ -99,29 +100,36 @@ def parse_tbe_config(
         )
     count = int(check_positive(f"{place}.T", config.get("T"), integer=True, maximum=MOST_ROWS))
     whole = _Section(config, place, count)
-    rows, dims = (whole.read(one, many, integer=True) for one, many in (("E", "Es"), ("D", "Ds")))
+    rows = whole.read("E", "Es", integer=True)
+    dims = whole.read("D", "Ds", integer=True)
     if config.get("mixed_dim") and len(set(dims)) == 1 and not config.get("Ds"):
-        warnings.warn(
-            f"{place} draws the columns of its tables around D = {dims[0]:g}; perfkit uses D",
-            stacklevel=3,
+        raise ValueError(
+            f"{place}.mixed_dim draws the columns of its tables around D = {dims[0]:g}; "
+            "write those that were drawn as Ds"
         )
-    batches, (means, spread) = (
-        _find_batches(whole.enter("batch_params")),
-        _find_poolings(whole.enter("pooling_params")),
-    )
+    batches = _find_batches(whole.enter("batch_params"))
+    bags = _find_bags(whole.enter("pooling_params"))
     batch = max(batches)
-    poolings = [mean * samples / batch for mean, samples in zip(means, batches, strict=True)]
-    groups, laws, tables = (
-        _share_tables(whole, rows, dims),
-        _find_laws(whole.enter("indices_params")),
-        [],
-    )
+    # spread over the largest batch
+    poolings = [mean * samples / batch for mean, samples in zip(bags.means, batches, strict=True)]
+    groups = _share_tables(whole, rows, dims)
+    find_law = _find_laws(whole.enter("indices_params"))
+    tables = []
     for number, features in groups.items():
-        pooling, law = sum(poolings[f] for f in features), laws(int(rows[features[0]]))
+        pooling = sum(poolings[feature] for feature in features)
         if pooling > 0:
-            size, name = (law.rows, int(dims[features[0]])), f"table {number}"
-            wide = math.hypot(*[spread] * len(features))
-            tables.append(EmbeddingTable(*size, pooling, law.exponent, itemsize, name, law, wide))
+            law = find_law(int(rows[features[0]]))
+            table = EmbeddingTable(
+                law.rows,
+                int(dims[features[0]]),
+                pooling,
+                law.exponent,
+                itemsize,
+                f"table {number}",
+                law,
+                bags.spread * math.sqrt(len(features)),
+            )
+            tables.append(table)
     if len(tables) < len(groups):
         warnings.warn(
             f"{place}: {len(groups) - len(tables)} tables without lookups are left out",
@@ -171,51 +179,62 @@ class _Section(NamedTuple):
             return [self.take(one, **rule)] * self.tables
         return self.take_list(key, self.tables, **rule)
 
-    def spread(self, key: str, kind: str) -> tuple[float, bool]:
-        """Spread of a random size, 0 for a fixed one, and whether it is uniform."""
-        sigma = 0.0 if self.values.get(key) is None else self.take(key, zero=True)
-        shape = check_choice(
-            f"{self.place}.{kind}", self.values.get(kind) or "normal", ("normal", "uniform")
-        )
-        return sigma, shape == "uniform" and sigma > 0
+    def take_sigma(self, key: str) -> float:
+        """Sigma of a random size, 0 for a fixed one."""
+        return 0.0 if self.values.get(key) is None else self.take(key, zero=True)
 
 
 def _find_batches(section: _Section) -> list[float]:
     """Samples of each table."""
-    batches, (sigma, uniform) = (
-        section.read("B", "Bs", integer=True),
-        section.spread("sigma_B", "vbe_distribution"),
-    )
-    if section.values.get("Bs") is None and sigma:  # B is then the mean of one rank
-        ranks = section.take("vbe_num_ranks", integer=True)
-        warnings.warn(
-            f"{section.place} draws the samples of each table; perfkit uses their mean",
-            stacklevel=4,
+    batches = section.read("B", "Bs", integer=True)
+    if section.values.get("Bs") is None and section.take_sigma("sigma_B"):
+        raise ValueError(
+            f"{section.place}.sigma_B draws the samples of each table; write those that were "
+            "drawn as Bs"
         )
-        batches = [float(round(ranks * ((b + sigma) / 2 if uniform else b))) for b in batches]
     return batches
 
 
-def _find_poolings(section: _Section) -> tuple[list[float], float]:
-    """Mean lookups of a sample of each table, and their standard deviation."""
-    means, (sigma, uniform) = (
-        section.read("L", "Ls", zero=True),
-        section.spread("sigma_L", "length_distribution"),
-    )
-    low, drawn = means[0], section.values.get("Ls") is None
-    if uniform:
+class _Bags(NamedTuple):
+    """Sizes of the bags of a sample.
+
+    Parameters
+    ----------
+    means : list of float
+        Mean lookups of each table [-].
+    spread : float
+        Their standard deviation [-].
+    """
+
+    means: list[float]
+    spread: float
+
+
+def _find_bags(section: _Section) -> _Bags:
+    """Sizes of bags: uniform from L to sigma, or normal with mean L."""
+    means, sigma = section.read("L", "Ls", zero=True), section.take_sigma("sigma_L")
+    kind = section.values.get("length_distribution") or "normal"
+    check_choice(f"{section.place}.length_distribution", kind, ("normal", "uniform"))
+    were_measured = section.values.get("Ls") is not None
+    low = means[0]
+    if kind == "uniform" and sigma > 0:
         if sigma < low:
             text = f"{section.place}.sigma_L is {sigma:g}, the upper end of the range from L"
             raise ValueError(f"{text}; it must be at least {low:g}")
-        return [(low + sigma) / 2] * len(means) if drawn else means, math.sqrt(
-            ((sigma - low + 1) ** 2 - 1) / 12
-        )
-    if sigma and drawn:  # the generator rounds normal sizes towards zero
-        above, density = NormalDist().cdf(low / sigma), NormalDist().pdf(low / sigma)
-        means = [
-            max(low * above + sigma * density - above / 2 + density / (12 * sigma), 0.0)
-        ] * len(means)
-    return means, sigma
+        spread = math.sqrt(((sigma - low + 1) ** 2 - 1) / 12)
+        drawn_mean = (low + sigma) / 2
+    else:
+        spread = sigma
+        drawn_mean = _cut_normal_mean(low, sigma)
+    return _Bags(means if were_measured else [drawn_mean] * len(means), spread)
+
+
+def _cut_normal_mean(mean: float, sigma: float) -> float:
+    """Mean of normal sizes that are rounded towards zero, and at least 0, see `parse_tbe_config`."""
+    if not sigma:
+        return mean
+    above, density = NormalDist().cdf(mean / sigma), NormalDist().pdf(mean / sigma)
+    return max(mean * above + sigma * density - above / 2 + density / (12 * sigma), 0.0)
 
 
 def _share_tables(config: _Section, rows: list[float], dims: list[float]) -> dict[int, list[int]]:
