@@ -4,10 +4,11 @@ import gzip
 import json
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -24,17 +25,19 @@ from perfkit.readers.execution_trace import read_execution
 from perfkit.readers.nccl import parse_nccl_tests, read_nccl_tests
 from perfkit.workloads.dlrm import list_local_tables
 from tests.fuzz.entries_numbers import FORMS, OBJECTS, TAKERS, Example
+from tests.refusals import Refusal
 
 TABLE = pk.EmbeddingTable(1000, 16)
 
 
+#: Half of the calls that take objects; fuzzers draw from all.
+FIRST_TAKER = len(TAKERS) // 2
+CALLS = {f"{number}-form": call for number, call in enumerate(FORMS)}
+CALLS |= {f"{number}-taker": call for number, call in enumerate(TAKERS) if number >= FIRST_TAKER}
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "call",
-    [*FORMS, *TAKERS[len(TAKERS) // 2 :]],
-    ids=[f"{i}-form" for i in range(len(FORMS))]
-    + [f"{i}-taker" for i in range(len(TAKERS) // 2, len(TAKERS))],
-)
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_objects_of_other_types_are_taken_or_refused_in_a_line(call: Example) -> None:
     for name in call.arguments:
         for odd in OBJECTS:
@@ -47,33 +50,43 @@ def test_objects_of_other_types_are_taken_or_refused_in_a_line(call: Example) ->
                 assert str(error).isprintable(), (name, odd)
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: pk.Estimate(1.0, 0.1, None, "a"), "terms is None; it must be a mapping"),  # type: ignore[arg-type]
-        (lambda: pk.Placement("row_wise", (0, 1)).cut(5), "table is 5; it must be"),  # type: ignore[arg-type]
-        (lambda: pk.Plan(2, (0, 1)).cut(5), "tables is 5; it must be a sequence"),  # type: ignore[arg-type]
-        (lambda: pk.Plan(2, (0, 1)).to_torchrec(None), "tables is None; it must be a sequence"),  # type: ignore[arg-type]
-        (lambda: pk.Placement("row_wise", (0, 1)).cut(TABLE, float("nan")), "number is nan"),  # type: ignore[arg-type]
-        (lambda: pk.Strategy.stack([]), "strategies is empty"),
-        (
-            lambda: pk.Strategy.stack([pk.Strategy(tp=2), pk.Strategy(dp=8)]).select(5),
-            "index is 5; it must be positions below 2",
-        ),
-        (lambda: pk.Strategy(tp=2).select([0]), "this is a single strategy"),
-        (lambda: pk.calibrate(measurements=b"x", progress=False), "measurements is b'x'"),  # type: ignore[arg-type]
-        (lambda: pk.load_platform("zen5-2").share_caches(-1), "ranks is -1"),
-        (lambda: pk.Estimate(1e300, 50.0, {}, "a"), "a takes inf s"),
-        (lambda: plots.plan_bars([{}], time=1.0, capacity=1e9), "it must have a rank"),
-        (
-            lambda: fitting.fit_collective([1.0, 2.0, 3.0], [1.0, 2.0]),
-            r"nbytes has the shape \(3,\), seconds has 2 times",
-        ),
-    ],
-)
-def test_public_methods_name_the_argument(call: Callable[[], Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        call()
+ROW_WISE = pk.Placement("row_wise", (0, 1))
+TWO_STRATEGIES = pk.Strategy.stack([pk.Strategy(tp=2), pk.Strategy(dp=8)])
+REFUSALS = [
+    Refusal(
+        pk.Estimate,
+        {"time": 1.0, "spread": 0.1, "terms": None, "formula": "a"},
+        "terms is None; it must be a mapping",
+    ),
+    Refusal(ROW_WISE.cut, {"table": 5}, "table is 5; it must be"),
+    Refusal(pk.Plan(2, (0, 1)).cut, {"tables": 5}, "tables is 5; it must be a sequence"),
+    Refusal(
+        pk.Plan(2, (0, 1)).to_torchrec, {"tables": None}, "tables is None; it must be a sequence"
+    ),
+    Refusal(ROW_WISE.cut, {"table": TABLE, "number": float("nan")}, "number is nan"),
+    Refusal(pk.Strategy.stack, {"strategies": []}, "strategies is empty"),
+    Refusal(TWO_STRATEGIES.select, {"index": 5}, "index is 5; it must be positions below 2"),
+    Refusal(pk.Strategy(tp=2).select, {"index": [0]}, "this is a single strategy"),
+    Refusal(pk.calibrate, {"measurements": b"x", "progress": False}, "measurements is b'x'"),
+    Refusal(pk.load_platform("zen5-2").share_caches, {"ranks": -1}, "ranks is -1"),
+    Refusal(
+        pk.Estimate,
+        {"time": 1e300, "spread": 50.0, "terms": {}, "formula": "a"},
+        "a takes inf s",
+    ),
+    Refusal(plots.plan_bars, {"frame": [{}], "time": 1.0, "capacity": 1e9}, "it must have a rank"),
+    Refusal(
+        fitting.fit_collective,
+        {"nbytes": [1.0, 2.0, 3.0], "seconds": [1.0, 2.0]},
+        r"nbytes has the shape \(3,\), seconds has 2 times",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", REFUSALS, ids=[case.message for case in REFUSALS])
+def test_public_methods_name_the_argument(case: Refusal) -> None:
+    with pytest.raises(ValueError, match=case.message):
+        case.call()
 
 
 def test_a_single_strategy_may_have_small_shards() -> None:
@@ -83,40 +96,62 @@ def test_a_single_strategy_may_have_small_shards() -> None:
 # Files.
 
 
-def refused(call: Callable[[], Any], words: str) -> None:
-    """Assert that a call is refused in one printable line."""
+@contextmanager
+def refused(words: str) -> Iterator[None]:
+    """Assert that what is done here is refused in one printable line."""
     with pytest.raises(ValueError, match=words) as caught:
-        call()
-    assert len(str(caught.value)) < 400
-    assert str(caught.value).isprintable()
+        yield
+    message = str(caught.value)
+    assert len(message) < 400
+    assert message.isprintable()
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("form", ["{} = 1", "[{}]\n", "x = {{{} = 1}}"])
+@pytest.mark.parametrize("key", ["a", '"a b"', "'a'"])
+def test_names_with_many_dots_are_refused_before_they_are_read(
+    key: str, form: str, tmp_path: Path
+) -> None:
+    many_dots = ".".join([key] * 20_000)
+    path = write(tmp_path / "d.toml", form.format(many_dots))
+    with refused("a few dots at most"):
+        pk.load_platform(path)
 
 
 def test_files_with_too_much_in_them_are_refused_before_they_are_read(tmp_path: Path) -> None:
-    def write(name: str, text: str) -> Path:
-        (tmp_path / name).write_text(text, encoding="utf-8")
-        return tmp_path / name
+    many_rows = write(tmp_path / "a.csv", "rows,dim\n" + "10,4\n" * 300_000)
+    with refused("more than 200,000 tables"):
+        pk.read_tables(many_rows)
+    many_columns = write(tmp_path / "b.csv", "rows,dim" + ",a" * 3_000)
+    with refused("has 3002 columns"):
+        pk.read_tables(many_columns)
+    many_records = write(tmp_path / "a.json", json.dumps([{"rows": 10, "dim": 4}] * 200_001))
+    with refused("more than 200,000 tables"):
+        pk.read_tables(many_records)
+    many_lists = write(tmp_path / "b.json", "[" + "[]," * 1_500_000 + "[]]")
+    with refused("holds 3000002 lists and values"):
+        pk.read_tables(many_lists)
+    frame = pl.DataFrame({"rows": np.full(300_000, 10), "dim": np.full(300_000, 4)})
+    frame.write_parquet(tmp_path / "a.parquet")
+    with refused("more than 200,000 tables"):
+        pk.read_tables(tmp_path / "a.parquet")
 
-    for key in ("a", '"a b"', "'a'"):
-        for form in ("{} = 1", "[{}]\n", "x = {{{} = 1}}"):
-            dotted = write("d.toml", form.format(".".join([key] * 20000)))
-            refused(lambda path=dotted: pk.load_platform(path), "a few dots at most")  # type: ignore[misc]
-    csv = write("a.csv", "rows,dim\n" + "10,4\n" * 300_000)
-    refused(lambda: pk.read_tables(csv), "more than 200,000 tables")
-    wide = write("b.csv", "rows,dim" + ",a" * 3_000)
-    refused(lambda: pk.read_tables(wide), "has 3002 columns")
-    several = write("a.json", json.dumps([{"rows": 10, "dim": 4}] * 200_001))
-    refused(lambda: pk.read_tables(several), "more than 200,000 tables")
-    lists = write("b.json", "[" + "[]," * 1_500_000 + "[]]")
-    refused(lambda: pk.read_tables(lists), "holds 3000002 lists and values")
-    rows = {"rows": np.full(300_000, 10), "dim": np.full(300_000, 4)}
-    pl.DataFrame(rows).write_parquet(tmp_path / "a.parquet")
-    refused(lambda: pk.read_tables(tmp_path / "a.parquet"), "more than 200,000 tables")
-    packed = tmp_path / "t.json.gz"
-    for made in ("[],", "{},"):
-        content = f'{{"traceEvents": [{made * 1_500_000}[]]}}'
-        packed.write_bytes(gzip.compress(content.encode(), 1))
-        refused(lambda: pk.read_trace(packed), "lists and values in")
-        refused(lambda: read_execution(packed), "lists and values in")
+
+@pytest.mark.parametrize("event", ["[],", "{},"])
+def test_traces_with_too_much_in_them_are_refused_before_they_are_read(
+    event: str, tmp_path: Path
+) -> None:
+    text = f'{{"traceEvents": [{event * 1_500_000}[]]}}'
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(text.encode(), 1))
+    with refused("lists and values in"):
+        pk.read_trace(path)
+    with refused("lists and values in"):
+        read_execution(path)
 
 
 def test_files_of_usual_density_pass() -> None:
@@ -136,11 +171,11 @@ def test_many_heavy_hitters_are_refused(tmp_path: Path) -> None:
         "indices_params": {"heavy_hitters": [1e-6] * 30_000, "zipf_q": 2.5, "zipf_s": 1.15},
         "pooling_params": {"L": 13},
     }
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps(config), encoding="utf-8")
-    refused(lambda: pk.read_tables(path), "heavy_hitters has 30000 entries for each of 1000 tables")
+    path = write(tmp_path / "a.json", json.dumps(config))
+    with refused("heavy_hitters has 30000 entries for each of 1000 tables"):
+        pk.read_tables(path)
     config["indices_params"]["heavy_hitters"] = [1e-4] * 30
-    path.write_text(json.dumps(config), encoding="utf-8")
+    write(path, json.dumps(config))
     assert len(pk.read_tables(path).tables) == 1000
 
 
@@ -150,7 +185,8 @@ def test_a_folder_of_logs_is_not_the_whole_disk(
     monkeypatch.setattr("perfkit.readers.nccl._MOST_FILES", 5)
     for number in range(6):
         (tmp_path / f"{number}.txt").touch()
-    refused(lambda: read_nccl_tests(tmp_path), "holds more than 5 files")
+    with refused("holds more than 5 files"):
+        read_nccl_tests(tmp_path)
 
 
 def test_a_kept_campaign_that_is_too_large_is_measured_again(tmp_path: Path) -> None:
@@ -174,35 +210,42 @@ def test_execution_traces_name_the_node_with_an_odd_type(tmp_path: Path) -> None
         "output_types": [],
     }
     node = {"id": 2, "rf_id": 1, "tid": 1, "name": "aten::add", **sides}
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps({"schema": "1.0.1", "nodes": [node]}), encoding="utf-8")
-    refused(lambda: read_execution(path), "node 2 has inputs of types")
+    path = write(tmp_path / "a.json", json.dumps({"schema": "1.0.1", "nodes": [node]}))
+    with refused("node 2 has inputs of types"):
+        read_execution(path)
 
 
 def test_measurements_name_the_field_that_is_no_number() -> None:
     path = find_reference("measured", "zen5-2.measurements.json")
     data = json.loads(path.read_text(encoding="utf-8"))
     for key, value in (("ranks", "two"), ("ranks", None), ("ranks_per_node", "x")):
-        refused(lambda odd={key: value}: fit_platform(data | odd), f"{key} is")  # type: ignore[misc]
+        with refused(f"{key} is"):
+            fit_platform(data | {key: value})
 
 
 # Words.
 
 
 def test_long_arguments_are_shortened_before_they_are_walked_through() -> None:
-    refused(lambda: pk.Placement("row_wise", (0,), range(10**9)), "columns range")  # type: ignore[arg-type]
-    refused(lambda: pk.Placement("row_wise", range(10**9)), "is on 1000000000 ranks")  # type: ignore[arg-type]
-    refused(lambda: pk.Placement("table_wise", range(10**5)), "must be on one rank")  # type: ignore[arg-type]
+    with refused("columns range"):
+        pk.Placement("row_wise", (0,), range(10**9))  # type: ignore[arg-type]
+    with refused("is on 1000000000 ranks"):
+        pk.Placement("row_wise", range(10**9))  # type: ignore[arg-type]
+    with refused("must be on one rank"):
+        pk.Placement("table_wise", range(10**5))  # type: ignore[arg-type]
     zen = pk.load_platform("zen5-2")
-    refused(lambda: zen.kernel_time("convolution", {"flops": 1.0}), "and .* others; calibrate")
+    with refused("and .* others; calibrate"):
+        zen.kernel_time("convolution", {"flops": 1.0})
 
 
 def test_the_terminal_is_not_turned_round(tmp_path: Path) -> None:
-    path = tmp_path / "\u202egnp.txt"
-    path.write_text("nothing", encoding="utf-8")
-    refused(lambda: read_nccl_tests(path), "u202e")
-    refused(lambda: pk.read_tables(tmp_path / "\u202egnp.csv"), "u202e")
-    refused(lambda: pk.load_platform(str(tmp_path / "\u202egnp.toml")), "u202e")
+    path = write(tmp_path / "\u202egnp.txt", "nothing")
+    with refused("u202e"):
+        read_nccl_tests(path)
+    with refused("u202e"):
+        pk.read_tables(tmp_path / "\u202egnp.csv")
+    with refused("u202e"):
+        pk.load_platform(str(tmp_path / "\u202egnp.toml"))
 
 
 # Growth.
@@ -240,41 +283,59 @@ def test_a_product_with_one_column_is_not_slowed_down() -> None:
     l40s = pk.load_platform("l40s-8")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        one, eight = (l40s.gemm(20000, n, 4096, dtype="bf16").time for n in (1, 8))
-        row = l40s.gemm(1, 20001, 4096, dtype="bf16").time
-    assert one <= eight
-    assert row <= l40s.gemm(8, 20008, 4096, dtype="bf16").time
+        one_column = l40s.gemm(20000, 1, 4096, dtype="bf16").time
+        eight_columns = l40s.gemm(20000, 8, 4096, dtype="bf16").time
+        one_row = l40s.gemm(1, 20001, 4096, dtype="bf16").time
+    assert one_column <= eight_columns
+    assert one_row <= l40s.gemm(8, 20008, 4096, dtype="bf16").time
     with pytest.warns(pk.ExtrapolationWarning, match="pad these sizes"):
-        assert l40s.gemm(20000, 129, 4096, dtype="bf16").time > one
+        assert l40s.gemm(20000, 129, 4096, dtype="bf16").time > one_column
 
 
-#: What takes names of files, and the argument that its errors name.
-NAMED_FILES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "logs": (lambda value: pk.calibrate(nccl_logs=value, base="h100-sxm-8"), "nccl_logs"),
-    "traces": (lambda value: pk.calibrate(traces=value, base="h100-sxm-8"), "traces"),
-    "trace": (pk.read_trace, "paths"),
-    "measurements": (lambda value: pk.calibrate(measurements=value), "measurements"),
-    "platform": (pk.Platform.load, "path"),
-    "plan": (pk.Plan.load, "path"),
-    "comparison": (pk.Comparison.load, "path"),
-    "tables": (pk.read_tables, "source"),
-    "text of a platform": (pk.Platform.from_toml, "text"),
-    "text of a log": (parse_nccl_tests, "text"),
+class FileReader(NamedTuple):
+    """A function that takes the name or the text of a file, and the argument its errors name."""
+
+    read: Callable[[Any], Any]
+    argument: str
+
+
+def calibrate_with_logs(value: Any) -> pk.Platform:
+    return pk.calibrate(nccl_logs=value, base="h100-sxm-8")
+
+
+def calibrate_with_traces(value: Any) -> pk.Platform:
+    return pk.calibrate(traces=value, base="h100-sxm-8")
+
+
+def calibrate_with_measurements(value: Any) -> pk.Platform:
+    return pk.calibrate(measurements=value)
+
+
+FILE_READERS = {
+    "logs": FileReader(calibrate_with_logs, "nccl_logs"),
+    "traces": FileReader(calibrate_with_traces, "traces"),
+    "trace": FileReader(pk.read_trace, "paths"),
+    "measurements": FileReader(calibrate_with_measurements, "measurements"),
+    "platform": FileReader(pk.Platform.load, "path"),
+    "plan": FileReader(pk.Plan.load, "path"),
+    "comparison": FileReader(pk.Comparison.load, "path"),
+    "tables": FileReader(pk.read_tables, "source"),
+    "text of a platform": FileReader(pk.Platform.from_toml, "text"),
+    "text of a log": FileReader(parse_nccl_tests, "text"),
 }
 
 
 @pytest.mark.parametrize("value", [4, 1.5, b"x", {3}, range(10**12)], ids=str)
-@pytest.mark.parametrize("reads", NAMED_FILES.values(), ids=[*NAMED_FILES])
+@pytest.mark.parametrize("reader", FILE_READERS.values(), ids=FILE_READERS)
 def test_what_is_no_name_of_a_file_is_refused_with_its_argument(
-    reads: tuple[Callable[[Any], Any], str], value: Any
+    reader: FileReader, value: Any
 ) -> None:
-    read, argument = reads
     with pytest.raises(
         ValueError, match=r"; (it must be|or) the (name|text|content) of a"
     ) as caught:
-        read(value)
-    first = rf"{argument} is {re.escape(repr(value))}|{argument}\[0\] is 0"
-    assert re.match(first, str(caught.value)), caught.value
+        reader.read(value)
+    beginning = rf"{reader.argument} is {re.escape(repr(value))}|{reader.argument}\[0\] is 0"
+    assert re.match(beginning, str(caught.value)), caught.value
 
 
 @pytest.mark.parametrize("value", ["", "a\0b"])
@@ -285,51 +346,68 @@ def test_names_that_no_file_has_are_refused(value: str) -> None:
 
 
 MANY = range(10**12)
+SWEPT = {"platform": "h100-sxm-8", "progress": False}
 #: Calls with a sequence of a trillion values, and what is said; each ends at once.
-TOO_MANY: dict[str, tuple[Callable[[], Any], str]] = {
-    "rows of tables": (lambda: pk.DLRM(rows=MANY), "rows has .* values; .* at most 1,000,000"),
-    "lookups": (lambda: pk.DLRM(rows=[9, 9], pooling=MANY), "pooling has .* at most 1,000,000"),
-    "layers": (lambda: pk.DLRM(bottom=MANY), "bottom has .* values; .* at most 10,000"),
-    "owners": (lambda: pk.Plan(1, MANY), "owners has .* values; .* at most 10,000,000"),  # type: ignore[arg-type]
-    "owners of a sequence": (lambda: pk.Plan.from_owners(MANY, ranks=1), "owners has .* values"),
-    "names": (lambda: pk.Plan(1, (0,), MANY), "names has .* values"),  # type: ignore[arg-type]
-    "ranks of a shard": (lambda: pk.Placement("row_wise", MANY), "may be on at most 1048576"),  # type: ignore[arg-type]
-    "tables": (lambda: pk.TableSet(MANY, batch=4), "tables has .* values"),  # type: ignore[arg-type]
-    "strategies": (lambda: pk.Strategy.stack(MANY), "strategies has .* values"),  # type: ignore[arg-type]
-    "ranks": (lambda: pk.scaling(pk.DLRM(), "h100-sxm-8", MANY), "ranks has .* values"),
-    "points": (lambda: fitting.fit_collective(MANY, MANY), "range has .* values"),
-    "sizes": (
-        lambda: pk.load_platform("h100-sxm-8").kernel_time("gemm", {"flops": MANY}),
+TOO_MANY = {
+    "rows of tables": Refusal(pk.DLRM, {"rows": MANY}, "rows has .* values; .* at most 1,000,000"),
+    "lookups": Refusal(
+        pk.DLRM, {"rows": [9, 9], "pooling": MANY}, "pooling has .* at most 1,000,000"
+    ),
+    "layers": Refusal(pk.DLRM, {"bottom": MANY}, "bottom has .* values; .* at most 10,000"),
+    "owners": Refusal(
+        pk.Plan, {"ranks": 1, "owners": MANY}, "owners has .* values; .* at most 10,000,000"
+    ),
+    "owners of a sequence": Refusal(
+        pk.Plan.from_owners, {"owners": MANY, "ranks": 1}, "owners has .* values"
+    ),
+    "names": Refusal(pk.Plan, {"ranks": 1, "owners": (0,), "names": MANY}, "names has .* values"),
+    "ranks of a shard": Refusal(
+        pk.Placement, {"kind": "row_wise", "ranks": MANY}, "may be on at most 1048576"
+    ),
+    "tables": Refusal(pk.TableSet, {"tables": MANY, "batch": 4}, "tables has .* values"),
+    "strategies": Refusal(pk.Strategy.stack, {"strategies": MANY}, "strategies has .* values"),
+    "ranks": Refusal(
+        pk.scaling,
+        {"workload": pk.DLRM(), "platform": "h100-sxm-8", "ranks": MANY},
+        "ranks has .* values",
+    ),
+    "points": Refusal(
+        fitting.fit_collective, {"nbytes": MANY, "seconds": MANY}, "range has .* values"
+    ),
+    "sizes": Refusal(
+        pk.load_platform("h100-sxm-8").kernel_time,
+        {"kind": "gemm", "features": {"flops": MANY}},
         "the range has .* values",
     ),
-    "configurations": (
-        lambda: pk.sweep(pk.DLRM, {"batch": MANY}, "h100-sxm-8", progress=False),
+    "configurations": Refusal(
+        pk.sweep,
+        {"workload": pk.DLRM, "grid": {"batch": MANY}, **SWEPT},
         r"grid\['batch'\] has .* values",
     ),
-    "products of configurations": (
-        lambda: pk.sweep(
-            pk.Transformer.bert,
-            {"batch": range(1, 10**6), "sequence": range(1, 10**6)},
-            "h100-sxm-8",
-            progress=False,
-        ),
+    "products of configurations": Refusal(
+        pk.sweep,
+        {
+            "workload": pk.Transformer.bert,
+            "grid": {"batch": range(1, 10**6), "sequence": range(1, 10**6)},
+            **SWEPT,
+        },
         "grid has 999,999 × 999,999 configurations, .* at most 10,000,000",
     ),
-    "configurations without an end": (
-        lambda: pk.sweep(pk.DLRM, {"batch": count(1)}, "h100-sxm-8", progress=False),
+    "configurations without an end": Refusal(
+        pk.sweep,
+        {"workload": pk.DLRM, "grid": {"batch": count(1)}, **SWEPT},
         r"grid\['batch'\] does not end",
     ),
-    "more than an index": (lambda: pk.Plan(1, range(10**20)), "owners has more than 9,223,"),  # type: ignore[arg-type]
+    "more than an index": Refusal(
+        pk.Plan, {"ranks": 1, "owners": range(10**20)}, "owners has more than 9,223,"
+    ),
 }
 
 
-@pytest.mark.parametrize("case", TOO_MANY.values(), ids=[*TOO_MANY])
-def test_a_sequence_of_too_many_values_is_refused_by_its_count(
-    case: tuple[Callable[[], Any], str],
-) -> None:
-    call, said = case
-    with pytest.raises(ValueError, match=said) as caught:
-        call()
+@pytest.mark.parametrize("case", TOO_MANY.values(), ids=TOO_MANY)
+def test_a_sequence_of_too_many_values_is_refused_by_its_count(case: Refusal) -> None:
+    with pytest.raises(ValueError, match=case.message) as caught:
+        case.call()
     assert len(str(caught.value)) < 200
 
 

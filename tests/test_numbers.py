@@ -4,7 +4,9 @@ refused."""
 import datetime
 import decimal
 import fractions
-from typing import Any
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,12 +19,25 @@ from perfkit.models.collectives import bus_factor, over_ranks, ring_collective, 
 from perfkit.models.distributions import ReuseHistogram, Uniform, Zipf, unique_rows
 from perfkit.models.kernels import additive
 from perfkit.models.roofline import gemm_flops
+from perfkit.platform.estimates import keep_quiet
 from tests.fuzz.entries_numbers import FORMS, KINDS, SIZED, Example, holds, is_number, retype, same
 
 
 def name_calls(*calls: Example) -> list[str]:
     """A name for each example."""
     return [f"{i}-{call.function.__name__}" for i, call in enumerate(calls)]
+
+
+class Taker(NamedTuple):
+    """A function, one of its arguments, and what the others are."""
+
+    function: Callable[..., Any]
+    argument: str
+    others: dict[str, Any]
+
+    def take(self, value: Any) -> Any:
+        """Call the function with this value for the argument."""
+        return self.function(**self.others, **{self.argument: value})
 
 
 NO_NUMBERS = [
@@ -45,9 +60,12 @@ NO_NUMBERS = [
 @pytest.mark.filterwarnings("ignore")
 def test_numbers_of_numpy_give_what_numbers_of_python_give(call: Example) -> None:
     expected = call()
-    for name in [name for name, value in call.arguments.items() if is_number(value)]:
-        value = call.arguments[name]
-        for kind in [kind for kind in KINDS if holds(value, kind)]:
+    for name, value in call.arguments.items():
+        if not is_number(value):
+            continue
+        for kind in KINDS:
+            if not holds(value, kind):
+                continue
             try:
                 found = call(**{name: retype(value, kind)})
             except ValueError as error:  # a float for the number of a rank
@@ -59,12 +77,15 @@ def test_numbers_of_numpy_give_what_numbers_of_python_give(call: Example) -> Non
 
 @pytest.mark.parametrize("call", FORMS, ids=name_calls(*FORMS))
 def test_arrays_of_small_types_give_what_their_numbers_give(call: Example) -> None:
-    plain = {"list_steps", "lru_hit_rate"}
+    if call.function.__name__ in ("list_steps", "lru_hit_rate"):  # they take no arrays
+        return
     for name, value in call.arguments.items():
-        if not isinstance(value, int | float) or call.function.__name__ in plain:
+        if not isinstance(value, int | float):
             continue
-        for kind in [kind for kind in KINDS if holds(value, kind)]:
-            array = np.array([value] * 2, dtype=kind)
+        for kind in KINDS:
+            if not holds(value, kind):
+                continue
+            array = np.array([value, value], dtype=kind)
             try:
                 expected = call(**{name: array.astype(float)})
             except ValueError:  # an argument that is one number
@@ -74,11 +95,9 @@ def test_arrays_of_small_types_give_what_their_numbers_give(call: Example) -> No
 
 def test_a_batch_of_16_bits_finds_all_rows() -> None:
     tables = (pk.EmbeddingTable(10**7, 64, pooling=20),)
-    rows = [
-        pk.TableSet(tables, batch=batch).table()["unique_rows"][0]  # type: ignore[arg-type]
-        for batch in (np.int16(4096), 4096)
-    ]
-    assert rows == pytest.approx([81585, 81585], rel=1e-4)
+    for batch in (np.int16(4096), 4096):
+        table = pk.TableSet(tables, batch=batch).table()  # type: ignore[arg-type]
+        assert table["unique_rows"][0] == pytest.approx(81585, rel=1e-4)
     assert pk.TableSet(tables, batch=np.uint8(64)).batch == 64  # type: ignore[arg-type]
 
 
@@ -105,26 +124,33 @@ def test_closed_forms_of_columns_of_bytes() -> None:
         ring_steps("all_reduce", pl.Series(["a"]))
 
 
+def place_second_table(owner: Any) -> pk.Plan:
+    """A plan of two tables, of which the first lies on rank 0."""
+    return pk.Plan(2, (0, owner))
+
+
+NUMBER_TAKERS = [
+    Taker(pk.EmbeddingTable, "rows", {"dim": 4}),
+    Taker(pk.EmbeddingTable, "pooling", {"rows": 4, "dim": 4}),
+    Taker(pk.TableSet, "batch", {"tables": (pk.EmbeddingTable(4, 4),)}),
+    Taker(Uniform, "rows", {}),
+    Taker(Zipf, "shift", {"rows": 1000, "exponent": 1.0}),
+    Taker(check_positive, "value", {"name": "batch"}),
+    Taker(place_second_table, "owner", {}),
+    Taker(pk.Estimate, "time", {"spread": 0.1, "terms": {}, "formula": "a"}),
+]
+ARRAY_TAKER = Taker(pk.load_platform("zen5-2").device.bandwidth, "working_set", {})
+
+
 @pytest.mark.parametrize("odd", NO_NUMBERS, ids=repr)
 def test_what_only_looks_like_a_number_is_refused(odd: Any) -> None:
-    calls = [
-        lambda: pk.EmbeddingTable(odd, 4),
-        lambda: pk.EmbeddingTable(4, 4, pooling=odd),
-        lambda: pk.TableSet((pk.EmbeddingTable(4, 4),), batch=odd),
-        lambda: pk.load_platform("zen5-2").device.bandwidth(odd),
-        lambda: Uniform(odd),
-        lambda: Zipf(1000, 1.0, shift=odd),
-        lambda: check_positive("batch", odd),
-        lambda: pk.Plan(2, (0, odd)),
-        lambda: pk.Estimate(odd, 0.1, {}, "a"),
-    ]
-    for call in calls:
-        if odd is True and call is calls[3]:
-            continue
-        if isinstance(odd, np.ndarray) and not odd.size and call is calls[3]:
-            continue
+    takers = [*NUMBER_TAKERS, ARRAY_TAKER]
+    is_empty = isinstance(odd, np.ndarray) and odd.size == 0
+    if odd is True or is_empty:
+        takers.remove(ARRAY_TAKER)
+    for taker in takers:
         with pytest.raises(ValueError, match=r"must be|go from 0|takes nan s") as caught:
-            call()
+            taker.take(odd)
         assert len(str(caught.value)) < 300
         assert str(caught.value).isprintable()
 
@@ -133,10 +159,14 @@ def test_what_only_looks_like_a_number_is_refused(odd: Any) -> None:
 def test_closed_forms_refuse_what_is_no_number(odd: Any) -> None:
     for call in FORMS:
         for name, value in call.arguments.items():
-            if isinstance(value, int | float):
-                with pytest.raises(ValueError, match=r"must be|cannot take"):
-                    if call(**{name: odd}) is not None and odd is None:
-                        raise ValueError("None must be allowed here")
+            if not isinstance(value, int | float):
+                continue
+            try:
+                call(**{name: odd})
+            except ValueError as error:
+                assert re.search("must be|cannot take", str(error)), (call.function, name)
+            else:
+                assert odd is None, "only an argument that may be absent takes no number"
 
 
 def test_fractions_and_decimals_are_numbers() -> None:
@@ -198,42 +228,64 @@ def test_unique_rows_of_small_numbers_of_lookups() -> None:
 
 
 NODE = pk.load_platform("h100-sxm-8")
-SMALL = pk.DLRM(rows=[1000] * 2, dim=16, pooling=2, batch=64, bottom=[16], top=[16])
+SMALL = pk.DLRM(rows=[1000, 1000], dim=16, pooling=2, batch=64, bottom=[16], top=[16])
+BERT = pk.Transformer.bert
 FRAME = pd.DataFrame({"rows": [100], "dim": [8]})
-#: Calls with one argument that is text, a choice, a switch, a function or a list.
-TAKERS_OF_ANYTHING: dict[str, Any] = {
-    "table_dtype": lambda odd: pk.DLRM(table_dtype=odd),
-    "parallel": lambda odd: pk.Transformer.bert(parallel=odd),
-    "kv_heads": lambda odd: pk.Transformer.bert(kv_heads=odd),
-    "norm": lambda odd: pk.Transformer.bert(norm=odd),
-    "gated": lambda odd: pk.Transformer.bert(gated=odd),
-    "execution": lambda odd: pk.predict(SMALL, NODE, execution=odd),
-    "ranks": lambda odd: pk.sweep(SMALL, {"batch": [64]}, NODE, ranks=odd),
-    "events": lambda odd: pk.sweep(SMALL, {"batch": [64]}, NODE, events=odd),
-    "progress": lambda odd: pk.sweep(SMALL, {"batch": [64]}, NODE, progress=odd),
-    "execution of a sweep": lambda odd: pk.sweep(SMALL, {"batch": [64]}, NODE, execution=odd),
-    "grid": lambda odd: pk.sweep(SMALL, odd, NODE),
-    "strong": lambda odd: pk.scaling(SMALL, NODE, strong=odd),
-    "strong of solve_for": lambda odd: pk.solve_for("ranks", SMALL, NODE, strong=odd),
-    "until": lambda odd: pk.solve_for("ranks", SMALL, NODE, odd),
-    "until answers": lambda odd: pk.solve_for("ranks", SMALL, NODE, lambda r: odd),
-    "worth": lambda odd: pk.allocate({"a": SMALL}, NODE, 2, odd),
-    "worth answers": lambda odd: pk.allocate({"a": SMALL}, NODE, 2, lambda r: odd),
-    "tables": lambda odd: NODE.lookup(odd, batch=64),
-    "loader": lambda odd: pk.time_loader(odd),
-    "sizes": lambda odd: pk.read_trace("reference_data/measured/xeon-2.step.json.gz", sizes=odd),
-    "partial": lambda odd: pk.calibrate(nccl_logs="none", partial=odd),
-    "ranks_per_node": lambda odd: NODE.with_nodes(2, ranks_per_node=odd),
-    "power": lambda odd: pk.predict(SMALL, NODE).cost(2.0, power=odd, samples=1e6),
-    "price_per_gpu_hour": lambda odd: pk.predict(SMALL, NODE).cost(odd, samples=1e6),
-    "rows": lambda odd: pk.read_tables(FRAME, batch=64, rows=odd),
-    "itemsize": lambda odd: pk.read_tables(FRAME, batch=64, itemsize=odd),
-    "correlation": lambda odd: pk.draw_tables(3, correlation=odd),
-    "a of compare": lambda odd: pk.compare(odd, "h100-sxm-8"),
-    "ranks of explore": lambda odd: pk.explore(pk.Transformer.bert(), NODE, ranks=odd),
-    "together": lambda odd: pk.shard(SMALL, NODE, ranks=2, steps=1, together=odd),
-    "forbid": lambda odd: pk.shard(SMALL, NODE, ranks=2, steps=1, forbid=odd),
+SWEPT = {"workload": SMALL, "grid": {"batch": [64]}, "platform": NODE}
+SEARCHED = {"workload": SMALL, "platform": NODE, "ranks": 2, "steps": 1}
+JOBS = {"jobs": {"a": SMALL}, "platform": NODE, "ranks": 2}
+SOLVED = {"unknown": "ranks", "workload": SMALL, "platform": NODE}
+TRACE = "reference_data/measured/xeon-2.step.json.gz"
+with keep_quiet():
+    RESULT = pk.predict(SMALL, NODE)
+
+
+def solve_where_until_answers(until: Any) -> Any:
+    """Ask for the ranks that meet a condition, whose answer is odd."""
+    return pk.solve_for("ranks", SMALL, NODE, lambda prediction: until)
+
+
+def allocate_where_worth_answers(worth: Any) -> Any:
+    """Share ranks by what they are worth, which is odd."""
+    return pk.allocate({"a": SMALL}, NODE, 2, lambda prediction: worth)
+
+
+#: Arguments that are text, a choice, a switch, a function or a list.
+TAKERS_OF_ANYTHING = {
+    "table_dtype": Taker(pk.DLRM, "table_dtype", {}),
+    "parallel": Taker(BERT, "parallel", {}),
+    "kv_heads": Taker(BERT, "kv_heads", {}),
+    "norm": Taker(BERT, "norm", {}),
+    "gated": Taker(BERT, "gated", {}),
+    "execution": Taker(pk.predict, "execution", {"workload": SMALL, "platform": NODE}),
+    "ranks": Taker(pk.sweep, "ranks", SWEPT),
+    "events": Taker(pk.sweep, "events", SWEPT),
+    "progress": Taker(pk.sweep, "progress", SWEPT),
+    "execution of a sweep": Taker(pk.sweep, "execution", SWEPT),
+    "grid": Taker(pk.sweep, "grid", {"workload": SMALL, "platform": NODE}),
+    "strong": Taker(pk.scaling, "strong", {"workload": SMALL, "platform": NODE}),
+    "strong of solve_for": Taker(pk.solve_for, "strong", SOLVED),
+    "until": Taker(pk.solve_for, "until", SOLVED),
+    "until answers": Taker(solve_where_until_answers, "until", {}),
+    "worth": Taker(pk.allocate, "worth", JOBS),
+    "worth answers": Taker(allocate_where_worth_answers, "worth", {}),
+    "tables": Taker(NODE.lookup, "tables", {"batch": 64}),
+    "loader": Taker(pk.time_loader, "loader", {}),
+    "sizes": Taker(pk.read_trace, "sizes", {"paths": TRACE}),
+    "partial": Taker(pk.calibrate, "partial", {"nccl_logs": "none"}),
+    "ranks_per_node": Taker(NODE.with_nodes, "ranks_per_node", {"nodes": 2}),
+    "power": Taker(RESULT.cost, "power", {"price_per_gpu_hour": 2.0, "samples": 1e6}),
+    "price_per_gpu_hour": Taker(RESULT.cost, "price_per_gpu_hour", {"samples": 1e6}),
+    "rows": Taker(pk.read_tables, "rows", {"source": FRAME, "batch": 64}),
+    "itemsize": Taker(pk.read_tables, "itemsize", {"source": FRAME, "batch": 64}),
+    "correlation": Taker(pk.draw_tables, "correlation", {"n": 3}),
+    "a of compare": Taker(pk.compare, "a", {"b": "h100-sxm-8"}),
+    "ranks of explore": Taker(pk.explore, "ranks", {"model": BERT(), "platform": NODE}),
+    "together": Taker(pk.shard, "together", SEARCHED),
+    "forbid": Taker(pk.shard, "forbid", SEARCHED),
 }
+#: What says something of several arguments, or of what is in them.
+NAME_OTHER_ARGUMENTS = ("rows", "a of compare", "ranks of explore")
 #: Objects that answer a comparison or a question of truth with an error of their own.
 ODD_OBJECTS = [
     pd.NA,
@@ -251,15 +303,16 @@ ODD_OBJECTS = [
 @pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
 @pytest.mark.parametrize("name", TAKERS_OF_ANYTHING)
 def test_what_answers_no_comparison_is_refused_with_the_name_of_the_argument(name: str) -> None:
+    taker = TAKERS_OF_ANYTHING[name]
     for odd in ODD_OBJECTS:
         try:
-            TAKERS_OF_ANYTHING[name](odd)
+            taker.take(odd)
         except ValueError as error:
             text = str(error)
             assert text.isprintable() and len(text) < 700, repr(odd)
             assert "ambiguous" not in text and "truth value" not in text, repr(odd)
-            if name not in ("rows", "a of compare", "ranks of explore"):
-                assert name.split()[0] in text, text
+            if name not in NAME_OTHER_ARGUMENTS:
+                assert taker.argument in text, text
 
 
 def test_an_empty_cell_of_whole_numbers_takes_the_default() -> None:
@@ -279,8 +332,8 @@ def test_an_odd_cell_is_refused_with_its_column(column: str) -> None:
 @pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
 def test_arrays_without_axes_count_as_the_number_in_them() -> None:
     four = np.array(4)
-    plain = pk.DLRM(rows=[1000] * 2, pooling=4, exponent=1.0)
-    assert pk.DLRM(rows=[1000] * 2, pooling=four, exponent=np.array(1.0)) == plain
+    plain = pk.DLRM(rows=[1000, 1000], pooling=4, exponent=1.0)
+    assert pk.DLRM(rows=[1000, 1000], pooling=four, exponent=np.array(1.0)) == plain
     assert len(pk.DLRM(rows=np.array(1000)).tables) == 1
     with pytest.raises(ValueError, match="pooling is empty"):
         pk.DLRM(rows=[1000], pooling=[])
