@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import perfkit as pk
 from perfkit.models import collectives as forms
 from perfkit.models.algorithms import ALGORITHMS, Algorithm
 from perfkit.platform.collectives import COMPOSITIONS, Composition, Evidence, list_algorithms
+from tests.refusals import Refusal
 
 NODE = pk.load_platform("h100-sxm-8")
 CLUSTER = pk.load_platform("h100-sxm-8x4")
@@ -57,40 +58,51 @@ def test_predictions_take_the_algorithm_across_nodes(algorithm: str) -> None:
     chosen = CLUSTER.with_algorithm("all_reduce", algorithm)
     asked = CLUSTER.collective_time("all_reduce", 64e6, ranks=32, algorithm=algorithm)
     assert chosen.collective("all_reduce", 64e6, ranks=32).time == asked
-    quick, plain = (time_reductions(platform, 32) for platform in (chosen, CLUSTER))
     usual = forms.COLLECTIVES["all_reduce"].across_nodes
-    assert (quick == plain) == (algorithm == usual)
+    if algorithm == usual:
+        assert time_reductions(chosen, 32) == time_reductions(CLUSTER, 32)
+    else:
+        assert time_reductions(chosen, 32) != time_reductions(CLUSTER, 32)
 
 
 def test_two_levels_inside_a_node_are_one() -> None:
     chosen = CLUSTER.with_algorithm("all_reduce", "two_level")
-    asked = [platform.collective("all_reduce", 1e6, ranks=8).time for platform in (chosen, CLUSTER)]
-    assert asked[0] == asked[1]
+    usual = CLUSTER.collective("all_reduce", 1e6, ranks=8)
+    assert chosen.collective("all_reduce", 1e6, ranks=8).time == usual.time
 
 
-def test_strategies_and_one_rank_of_each_node_take_it() -> None:
-    one_of_each_node = pk.Strategy(tp=8, dp=4)
+def time_of_collectives(platform: pk.Platform, strategy: pk.Strategy) -> float:
+    prediction = pk.predict(LARGE, platform, strategy=strategy)
+    return float(prediction.communication()["total_s"][0])
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [pk.Strategy(tp=8, dp=4), pk.Strategy(dp=32)],
+    ids=["one rank of each node", "all ranks"],
+)
+def test_strategies_take_it(strategy: pk.Strategy) -> None:
     tree = CLUSTER.with_algorithm("all_reduce", "tree")
-    for way in (one_of_each_node, pk.Strategy(dp=32)):
-        found = [
-            pk.predict(LARGE, platform, strategy=way).communication()["total_s"][0]
-            for platform in (CLUSTER, tree)
-        ]
-        assert found[0] != pytest.approx(found[1], rel=1e-3)
+    usual = time_of_collectives(CLUSTER, strategy)
+    assert time_of_collectives(tree, strategy) != pytest.approx(usual, rel=1e-3)
 
 
-def test_other_operations_and_stages_stay() -> None:
+@pytest.mark.parametrize(
+    ("operation", "ranks"), [("all_reduce", 32), ("all_reduce", 8), ("broadcast", 32)]
+)
+def test_other_operations_stay(operation: str, ranks: int) -> None:
     ring = CLUSTER.with_algorithm("all_gather", "ring")
-    for operation, ranks in (("all_reduce", 32), ("all_reduce", 8), ("broadcast", 32)):
-        assert ring.collective(operation, 1e7, ranks=ranks) == replace(
-            CLUSTER, name=ring.name
-        ).collective(operation, 1e7, ranks=ranks)
+    usual = replace(CLUSTER, name=ring.name).collective(operation, 1e7, ranks=ranks)
+    assert ring.collective(operation, 1e7, ranks=ranks) == usual
+
+
+def test_messages_between_stages_stay() -> None:
+    """They are no all_gather of the workload."""
+    model = replace(BERT, layers=8)
     pipeline = pk.Strategy(pp=8, dp=1)
-    one, other = (
-        pk.predict(replace(BERT, layers=8), platform, strategy=pipeline).time
-        for platform in (NODE, NODE.with_algorithm("all_gather", "ring"))
-    )
-    assert one == other  # messages between two stages are no all_gather of the workload
+    ring = NODE.with_algorithm("all_gather", "ring")
+    usual = pk.predict(model, NODE, strategy=pipeline)
+    assert pk.predict(model, ring, strategy=pipeline).time == usual.time
 
 
 def test_the_choice_is_kept_and_taken_back(tmp_path: Any) -> None:
@@ -103,35 +115,58 @@ def test_the_choice_is_kept_and_taken_back(tmp_path: Any) -> None:
     assert "algorithms" not in CLUSTER.to_toml()
 
 
-REFUSED: dict[str, Callable[[], object]] = {
-    r"algorithm of all_reduce is 'rng'; known are ring, tree, in_network; did you mean 'ring'": (
-        lambda: NODE.with_algorithm("all_reduce", "rng")
+def predict_across_nodes(algorithm: str) -> pk.Prediction:
+    return pk.predict(BERT, CLUSTER.with_algorithm("all_reduce", algorithm), ranks=32)
+
+
+def make_with_algorithm(name: str) -> pk.Platform:
+    return replace(NODE, network=replace(NODE.network, algorithms={"all_reduce": name}))
+
+
+REFUSALS = {
+    "another name": Refusal(
+        NODE.with_algorithm,
+        {"operation": "all_reduce", "algorithm": "rng"},
+        r"algorithm of all_reduce is 'rng'; known are ring, tree, in_network; "
+        "did you mean 'ring'",
     ),
-    r"algorithm of all_reduce is 5; known are ring, tree": (
-        lambda: NODE.with_algorithm("all_reduce", 5)  # type: ignore[arg-type]
+    "no text": Refusal(
+        NODE.with_algorithm,
+        {"operation": "all_reduce", "algorithm": 5},
+        r"algorithm of all_reduce is 5; known are ring, tree",
     ),
-    "algorithm of all_gather is 'tree'; known are ring": (
-        lambda: NODE.with_algorithm("all_gather", "tree")
+    "of another operation": Refusal(
+        NODE.with_algorithm,
+        {"operation": "all_gather", "algorithm": "tree"},
+        "algorithm of all_gather is 'tree'; known are ring",
     ),
-    "operation is 'all_reduc'; known are all_reduce": (
-        lambda: NODE.with_algorithm("all_reduc", "ring")
+    "unknown operation": Refusal(
+        NODE.with_algorithm,
+        {"operation": "all_reduc", "algorithm": "ring"},
+        "operation is 'all_reduc'; known are all_reduce",
     ),
-    "knows no algorithm of all_to_all; leave it to the library": (
-        lambda: NODE.with_algorithm("all_to_all", "ring")
+    "operation without algorithms": Refusal(
+        NODE.with_algorithm,
+        {"operation": "all_to_all", "algorithm": "ring"},
+        "knows no algorithm of all_to_all; leave it to the library",
     ),
-    "algorithm is 'in_network'; across nodes there is no form of it": (
-        lambda: pk.predict(BERT, CLUSTER.with_algorithm("all_reduce", "in_network"), ranks=32)
+    "inside a node only": Refusal(
+        predict_across_nodes,
+        {"algorithm": "in_network"},
+        "algorithm is 'in_network'; across nodes there is no form of it",
     ),
-    "network.algorithms.all_reduce is 'rng'; known are": (
-        lambda: replace(NODE, network=replace(NODE.network, algorithms={"all_reduce": "rng"}))
+    "of a network": Refusal(
+        make_with_algorithm,
+        {"name": "rng"},
+        "network.algorithms.all_reduce is 'rng'; known are",
     ),
 }
 
 
-@pytest.mark.parametrize("message", REFUSED)
-def test_what_nothing_prices_is_refused(message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        REFUSED[message]()
+@pytest.mark.parametrize("case", REFUSALS.values(), ids=REFUSALS)
+def test_what_nothing_prices_is_refused(case: Refusal) -> None:
+    with pytest.raises(ValueError, match=case.message):
+        case.call()
 
 
 def test_a_new_algorithm_reaches_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,11 +190,10 @@ def test_a_new_algorithm_reaches_predictions(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(COMPOSITIONS, "leader", Composition(find_ring))  # type: ignore[arg-type]
     over_nodes = CLUSTER.with_algorithm("all_reduce", "leader")
     assert min(time_reductions(over_nodes, 32).values()) > 0
-    ways = [
-        CLUSTER.collective("all_reduce", 1e8, ranks=32, algorithm=a) for a in ("leader", "ring")
-    ]
-    assert ways[0].time == ways[1].time
-    assert ways[0].spread >= ways[1].spread, "a form that nobody compared is a guess"
+    guessed = CLUSTER.collective("all_reduce", 1e8, ranks=32, algorithm="leader")
+    compared = CLUSTER.collective("all_reduce", 1e8, ranks=32, algorithm="ring")
+    assert guessed.time == compared.time
+    assert guessed.spread >= compared.spread, "a form that nobody compared is a guess"
 
 
 def test_an_algorithm_only_across_nodes_needs_no_form_inside_a_node(
@@ -182,15 +216,17 @@ def test_a_composition_that_nobody_compared_is_priced_as_a_guess(
     monkeypatch.setitem(ALGORITHMS, "leader", Algorithm("leader", needs_nodes=True))  # type: ignore[arg-type]
     known = COMPOSITIONS[name]
     asked = {"ranks": 32, "algorithm": "leader"}
-    found = []
+    prices = []
     for evidence in (Evidence.NOTHING, Evidence.NODES):
         monkeypatch.setitem(COMPOSITIONS, "leader", known._replace(evidence=evidence))  # type: ignore[arg-type]
         try:
-            found.append(CLUSTER.collective(operation, 1e8, **asked))
+            prices.append(CLUSTER.collective(operation, 1e8, **asked))
         except ValueError as error:
             assert operation in str(error)
             return
-    assert found[0].time == found[1].time and found[0].spread >= found[1].spread
+    guessed, compared = prices
+    assert guessed.time == compared.time
+    assert guessed.spread >= compared.spread
 
 
 def test_a_textbook_takes_the_link_that_measured_collectives_reach() -> None:
@@ -214,12 +250,10 @@ def test_rings_that_were_measured_are_about_what_the_textbook_says(
     others = {key: fit for key, fit in node.collectives.items() if not key.endswith(".ring")}
     textbook = replace(node, collectives=others)
     for nbytes in (1e8, 1e9):
-        asked, measured = (
-            platform.collective("all_reduce", nbytes, ranks=8, algorithm="ring")
-            for platform in (textbook, node)
-        )
-        assert asked.time == pytest.approx(measured.time, rel=missed)
-        low, high = asked.interval()
+        predicted = textbook.collective("all_reduce", nbytes, ranks=8, algorithm="ring")
+        measured = node.collective("all_reduce", nbytes, ranks=8, algorithm="ring")
+        assert predicted.time == pytest.approx(measured.time, rel=missed)
+        low, high = predicted.interval()
         assert low < measured.time < high
 
 
@@ -232,6 +266,6 @@ def test_every_algorithm_has_a_form_inside_a_node_or_over_nodes() -> None:
     assert not lacking, f"{lacking} have no form; add one to `COMPOSITIONS` or to their records"
     unknown = {*COMPOSITIONS} - {*ALGORITHMS, "flat"}
     assert not unknown, f"{unknown} have a form and no record in `ALGORITHMS`"
-    in_node = {name for name, algorithm in ALGORITHMS.items() if algorithm.textbook is None}
-    only_over_nodes = {name for name, algorithm in ALGORITHMS.items() if algorithm.needs_nodes}
-    assert in_node == only_over_nodes
+    for name, algorithm in ALGORITHMS.items():
+        has_no_form_inside = algorithm.textbook is None
+        assert has_no_form_inside == algorithm.needs_nodes, name
