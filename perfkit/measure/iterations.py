@@ -4,7 +4,7 @@ iterations."""
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,19 +40,21 @@ class OperationTimer(TorchDispatchMode):
         self.seconds: list[float] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
         name = func._schema.name.split("::")[-1]
-        if name in VIEWS or (name == "clone" and args[0].layout is torch.sparse_coo):
-            return func(*args, **(kwargs or {}))
+        copies_sparse = name == "clone" and args[0].layout is torch.sparse_coo
+        if name in VIEWS or copies_sparse:
+            return func(*args, **named)
         start = time.perf_counter()
-        out = func(*args, **(kwargs or {}))
-        if func.namespace == "c10d":  # a collective returns at once, and its caller waits for it
-            dist.distributed_c10d.Work.unbox(
-                out[-1] if isinstance(out, tuple | list) else out
-            ).wait()
+        result = func(*args, **named)
+        if func.namespace == "c10d":
+            # a collective returns at once, and its caller waits for it
+            work = result[-1] if isinstance(result, tuple | list) else result
+            dist.distributed_c10d.Work.unbox(work).wait()
         self.seconds.append(time.perf_counter() - start)
         self.names.append(name)
-        self.nbytes.append(count_operands((args, kwargs)) + count_operands(out))
-        return out
+        self.nbytes.append(count_operands((args, named)) + count_operands(result))
+        return result
 
 
 def find_ranks() -> tuple[int, int]:
@@ -63,11 +65,9 @@ def find_ranks() -> tuple[int, int]:
     rank, ranks : int
         0 and 1 without a process group [-].
     """
-    return (
-        (dist.get_rank(), dist.get_world_size())
-        if dist.is_available() and dist.is_initialized()
-        else (0, 1)
-    )
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
 
 
 def _build(
@@ -76,25 +76,37 @@ def _build(
     """Build the training step of this rank."""
     rank, ranks = find_ranks()
     plan = None if owners is None else Plan.from_owners(owners, ranks=ranks)
-    return build_step(load(workload), plan=plan, rank=rank, ranks=ranks, device=device, seed=seed)[
-        0
-    ]
+    built = build_step(load(workload), plan=plan, rank=rank, ranks=ranks, device=device, seed=seed)
+    step, _ = built
+    return step
 
 
-def _plan_turns(once: Sequence[float], seconds: float, seed: int) -> list[tuple[int, int]]:
-    """Plan the turns of steps from the time of one iteration of each [s]: the step and its number
-    of iterations."""
+class _Turn(NamedTuple):
+    """A turn: the position of its step, and its iterations."""
+
+    step: int
+    iterations: int
+
+
+def _plan_turns(once: Sequence[float], seconds: float, seed: int) -> list[_Turn]:
+    """Plan the turns of steps from the time of one iteration of each [s]."""
     if len(once) == 1:
-        count, each = (
-            max(LEAST, min(MOST, int(seconds / once[0]))),
-            max(1, min(50, round(_BLOCK / once[0]))),
-        )
-        return [(0, min(each, count - start)) for start in range(0, count, each)]
-    counts = [int(np.clip(round(seconds / _ROUNDS / one), 2, 200)) for one in once]
-    shuffled = np.random.default_rng([6, seed])
-    return [
-        (i, counts[i]) for _ in range(_ROUNDS) for i in shuffled.permutation(len(once)).tolist()
-    ]
+        return _split_into_blocks(once[0], seconds)
+    iterations = [int(np.clip(round(seconds / _ROUNDS / time), 2, 200)) for time in once]
+    rng = np.random.default_rng([6, seed])
+    turns = []
+    for _ in range(_ROUNDS):
+        for step in rng.permutation(len(once)).tolist():
+            turns.append(_Turn(step, iterations[step]))
+    return turns
+
+
+def _split_into_blocks(once: float, seconds: float) -> list[_Turn]:
+    """The turns of a single step: blocks of about 25 ms, the last one with what is left."""
+    iterations = max(LEAST, min(MOST, int(seconds / once)))
+    of_block = max(1, min(50, round(_BLOCK / once)))
+    starts = range(0, iterations, of_block)
+    return [_Turn(0, min(of_block, iterations - start)) for start in starts]
 
 
 @dataclass
@@ -150,26 +162,37 @@ def time_in_turns(
     results : list of MeasuredRank
         For each step its timing, the blocks of its turns, and how long this thread was idle.
     """
-    once = [max(min([clock([step], device) for _ in range(4)][2:]), 1e-5) for step in steps]
-    agreed = torch.tensor(once, dtype=torch.float64, device=device)
+    agreed = torch.tensor(
+        [_time_once(step, device) for step in steps], dtype=torch.float64, device=device
+    )
     if find_ranks()[1] > 1:  # all ranks run the same turns: those that the times of rank 0 give
         dist.broadcast(agreed, 0)
     turns = _plan_turns(agreed.tolist(), seconds, seed)
-    grouped = max(count for _, count in turns) > 1
+    grouped = max(turn.iterations for turn in turns) > 1
     times = [_Turns() for _ in steps]
-    for number, count in turns:
-        step, own, block = steps[number], times[number], list[float]()
+    for turn in turns:
+        step, times_of_step = steps[turn.step], times[turn.step]
         if grouped:  # an untimed iteration fills the caches again
             step()
-        begin, cpu = time.perf_counter(), time.process_time()
-        for _ in range(count):
-            thread = time.thread_time()
+        block: list[float] = []
+        begin, cpu_begin = time.perf_counter(), time.process_time()
+        for _ in range(turn.iterations):
+            thread_begin = time.thread_time()
             block.append(clock([step], device))
-            own.idle.append(block[-1] - (time.thread_time() - thread))
-        own.core_shares.append((time.process_time() - cpu) / (time.perf_counter() - begin))
-        own.blocks.append(block)
-        after(count)
-    return [own.summarize() for own in times]
+            computed = time.thread_time() - thread_begin
+            times_of_step.idle.append(block[-1] - computed)
+        cpu_seconds = time.process_time() - cpu_begin
+        times_of_step.core_shares.append(cpu_seconds / (time.perf_counter() - begin))
+        times_of_step.blocks.append(block)
+        after(turn.iterations)
+    return [times_of_step.summarize() for times_of_step in times]
+
+
+def _time_once(step: Callable[[], Any], device: str) -> float:
+    """Time of one iteration after two that warm up [s]."""
+    clock([step, step], device)
+    once = min(clock([step], device), clock([step], device))
+    return max(once, 1e-5)
 
 
 def time_iteration(
@@ -228,33 +251,37 @@ def time_step(
     """
     reference = Reference(device)
 
-    def look(count: int) -> list[float]:
-        """Times of the references: of one call, or the median of three after a long step, where
-        they cost little."""
-        return round_times(np.median([reference() for _ in range(3 if count == 1 else 1)], axis=0))
+    def time_references(iterations: int) -> list[float]:
+        """Times of the references: of one call, or the median of three after a long step, which is
+        alone in its turn; they cost little there."""
+        calls = 3 if iterations == 1 else 1
+        return round_times(np.median([reference() for _ in range(calls)], axis=0))
 
-    paces = [look(1)]
-    (result,) = time_in_turns(
-        [step], seconds=seconds, device=device, after=lambda count: paces.append(look(count))
-    )
+    references = [time_references(1)]
+
+    def add_references(iterations: int) -> None:
+        references.append(time_references(iterations))
+
+    (result,) = time_in_turns([step], seconds=seconds, device=device, after=add_references)
     if find_ranks()[1] == 1 or device != "cpu":
         result = replace(result, idle=None)
     # a long step is followed by three calls of the references
-    count = 1 if result.median > _BLOCK else 2
-    timers, inside = list[OperationTimer](), [look(count)]
+    iterations = 1 if result.median > _BLOCK else 2
+    timers: list[OperationTimer] = []
+    operation_references = [time_references(iterations)]
     for _ in range(operations):
         with OperationTimer() as timer:
             step()
         timers.append(timer)
-        inside.append(look(count))
-    result = replace(result, references=paces, operation_seconds=[])
+        operation_references.append(time_references(iterations))
+    result = replace(result, references=references, operation_seconds=[])
     if timers:
         seconds_by_iteration = [timer.seconds for timer in timers]
         result = replace(
             result,
             names=timers[-1].names,
             operation_seconds=round_times(np.median(seconds_by_iteration, axis=0)),
-            operation_references=inside,
+            operation_references=operation_references,
         )
     return replace(result, core_share=reference.core_share)
 

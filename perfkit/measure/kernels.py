@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,29 +16,43 @@ INDEX_BATCHES = 8
 #: Largest working set of one case, unless the last cache is known to be large [B].
 _LARGEST = 160e6
 
-#: Height, width, stride and groups of channels of windows, as often as nets use them (0: one group
-#: per channel).
+
+class _Window(NamedTuple):
+    """A window of convolutions: height, width, stride and groups of channels (0: one group per
+    channel)."""
+
+    height: int
+    width: int
+    stride: int
+    groups: int
+
+
+#: Windows, as often as nets use them.
 _WINDOWS = (
-    (3, 3, 1, 1),
-    (3, 3, 1, 1),
-    (3, 3, 1, 1),
-    (1, 1, 1, 1),
-    (1, 1, 1, 1),
-    (1, 1, 1, 1),
-    (3, 3, 2, 1),
-    (1, 1, 2, 1),
-    (5, 5, 1, 1),
-    (1, 7, 1, 1),
-    (3, 3, 1, 8),
-    (3, 3, 1, 32),
-    (3, 3, 1, 0),
-    (3, 3, 2, 0),
-    (5, 5, 1, 0),
-    (7, 7, 1, 0),
+    _Window(3, 3, 1, 1),
+    _Window(3, 3, 1, 1),
+    _Window(3, 3, 1, 1),
+    _Window(1, 1, 1, 1),
+    _Window(1, 1, 1, 1),
+    _Window(1, 1, 1, 1),
+    _Window(3, 3, 2, 1),
+    _Window(1, 1, 2, 1),
+    _Window(5, 5, 1, 1),
+    _Window(1, 7, 1, 1),
+    _Window(3, 3, 1, 8),
+    _Window(3, 3, 1, 32),
+    _Window(3, 3, 1, 0),
+    _Window(3, 3, 2, 0),
+    _Window(5, 5, 1, 0),
+    _Window(7, 7, 1, 0),
 )
-#: Most work of a forward convolution, and of a grouped one, whose gradients are slow [FLOP]; most
-#: numbers of an input or output [-].
-_WORK, _GROUPED_WORK, _NUMBERS = 4e8, 6e7, 6e6
+#: Window and stride of poolings.
+_POOLING_WINDOWS = ((3, 2), (2, 2), (3, 1))
+#: Most work of a forward convolution, and of a grouped one, whose gradients are slow [FLOP].
+_WORK = 4e8
+_GROUPED_WORK = 6e7
+#: Most numbers of an input or output of a convolution [-].
+_NUMBERS = 6e6
 
 
 @dataclass(frozen=True)
@@ -86,13 +101,15 @@ def spread_sizes(rng: np.random.Generator, n: int, *ranges: tuple[float, float])
 def _gemms(rng: np.random.Generator, n: int, larger: float) -> Iterator[Case]:
     side = (16, 2048 * larger)
     for layout in ("nt", "nn", "tn"):
-        heights = spread_sizes(rng, n, side, side)
-        wide = np.where(rng.random(n) < 0.15, 7.0 / larger, 1.0)  # the width of a vocabulary
-        for (m, k), factor, (width,) in zip(heights, wide, spread_sizes(rng, n, side), strict=True):
-            rows, inner = round(m), round(k)
+        rows_and_inner = spread_sizes(rng, n, side, side)
+        # some products are as wide as a vocabulary
+        factors = np.where(rng.random(n) < 0.15, 7.0 / larger, 1.0)
+        widths = spread_sizes(rng, n, side)[:, 0] * factors
+        for i in range(n):
+            rows, inner = round(rows_and_inner[i, 0]), round(rows_and_inner[i, 1])
             if layout == "tn" and rng.random() < 0.3:
                 rows, inner = inner, rows
-            yield Case("gemm", layout, size_product(rows, round(width * factor), inner))
+            yield Case("gemm", layout, size_product(rows, round(widths[i]), inner))
 
 
 def _bmms(rng: np.random.Generator, n: int) -> Iterator[Case]:
@@ -100,44 +117,46 @@ def _bmms(rng: np.random.Generator, n: int) -> Iterator[Case]:
         # interaction of embedding vectors: many small products
         for batch, features, dim in spread_sizes(rng, n // 2, (64, 2048), (4, 28), (16, 128)):
             f, d = round(features), round(dim)
-            sizes = {"nt": (f, f, d), "nn": (f, d, f), "tn": (d, f, f)}[layout]
-            yield Case("bmm", layout, size_product(*sizes, batch=int(batch)))
+            sides = {"nt": (f, f, d), "nn": (f, d, f), "tn": (d, f, f)}[layout]
+            yield Case("bmm", layout, size_product(*sides, batch=int(batch)))
         # attention heads: fewer, larger ones
         for batch, sequence, dim in spread_sizes(rng, n - n // 2, (2, 128), (24, 300), (16, 128)):
             s, d = round(sequence), round(dim)
-            turned = layout == "tn" or (layout == "nn" and rng.random() < 0.5)
-            yield Case(
-                "bmm", layout, size_product(s, *((d, s) if turned else (s, d)), batch=int(batch))
-            )
+            # scores times values, and gradients of scores, sum over the sequence
+            sums_over_sequence = layout == "tn" or (layout == "nn" and rng.random() < 0.5)
+            sides = (s, d, s) if sums_over_sequence else (s, s, d)
+            yield Case("bmm", layout, size_product(*sides, batch=int(batch)))
 
 
 def _attentions(rng: np.random.Generator, n: int, larger: float) -> Iterator[Case]:
-    for causal in ("", "_causal"):
+    for causal in (False, True):
+        suffix = "_causal" if causal else ""
         for heads, sequence, dim in spread_sizes(rng, n, (2, 160), (24, 512 * larger), (16, 128)):
-            s, d = round(sequence), round(dim / 8) * 8
-            flops = attention_flops(round(heads), 1, s, d, causal=bool(causal))
-            sizes = {"batch": round(heads), "m": s, "n": s, "k": d}
-            yield Case("attention", f"forward{causal}", {"flops": flops, **sizes})
-            yield Case(
-                "attention", f"backward{causal}", {"flops": ATTENTION_BACKWARD * flops, **sizes}
-            )
+            batch, s, d = round(heads), round(sequence), round(dim / 8) * 8
+            flops = attention_flops(batch, 1, s, d, causal=causal)
+            sides = {"batch": batch, "m": s, "n": s, "k": d}
+            yield Case("attention", f"forward{suffix}", {"flops": flops, **sides})
+            backward_flops = ATTENTION_BACKWARD * flops
+            yield Case("attention", f"backward{suffix}", {"flops": backward_flops, **sides})
+
+
+#: Functions of losses and of updates of weights, which nets apply to few numbers.
+_OF_FEW_NUMBERS = ("binary_cross_entropy_with_logits", "sub", "mul")
 
 
 def _elementwise(rng: np.random.Generator, n: int, largest: float) -> Iterator[Case]:
-    for variant, (_, *given) in BASIC.items():
-        tensors = len({one for one in given if isinstance(one, str)})
-        top = (
-            2e5
-            if variant in ("binary_cross_entropy_with_logits", "sub", "mul")
-            else _LARGEST / 4 / (tensors + 1)
-        )
-        sizes = [*spread_sizes(rng, n, (64, top))]
-        # two larger than the caches: every fit needs the cost of a byte from main memory
-        if top > 2e5:
-            sizes += [
-                *spread_sizes(rng, 2, (0.4 * top * largest / _LARGEST, top * largest / _LARGEST))
-            ]
-        yield from (Case("elementwise", variant, {"elements": round(size)}) for (size,) in sizes)
+    for variant, (_, *operands) in BASIC.items():
+        tensors = {operand for operand in operands if isinstance(operand, str)}
+        if variant in _OF_FEW_NUMBERS:
+            sizes = spread_sizes(rng, n, (64, 2e5))[:, 0].tolist()
+        else:
+            most = _LARGEST / 4 / (len(tensors) + 1)
+            sizes = spread_sizes(rng, n, (64, most))[:, 0].tolist()
+            # two larger than the caches: every fit needs the cost of a byte from main memory
+            beyond = most * largest / _LARGEST
+            sizes += spread_sizes(rng, 2, (0.4 * beyond, beyond))[:, 0].tolist()
+        for size in sizes:
+            yield Case("elementwise", variant, {"elements": round(size)})
 
 
 def _rowwise(rng: np.random.Generator, n: int) -> Iterator[Case]:
@@ -183,7 +202,9 @@ def _embeddings(rng: np.random.Generator, n: int, largest: float) -> Iterator[Ca
     # among the draws above.
     draws += [*spread_sizes(rng, n // 2, (6e4, 1e6), (16, 128), (256, 2048), (4, 32))]
     for rows, width, batch, pooling in draws:
-        exponent, dim, lookups = rng.uniform(0, 1.2), round(width), round(batch) * round(pooling)
+        exponent = rng.uniform(0, 1.2)
+        dim = round(width)
+        lookups = round(batch) * round(pooling)
         sizes = {
             "lookups": lookups,
             "bags": round(batch),
@@ -197,101 +218,120 @@ def _embeddings(rng: np.random.Generator, n: int, largest: float) -> Iterator[Ca
         for kind in ("embedding_backward", "embedding_update"):
             yield Case(kind, "sparse", sizes | {"rows": lookups})
         small = round(min(rows, largest / 4 / width))
-        yield Case(
-            "embedding_backward",
-            "dense",
-            sizes | {"table_rows": small, "elements": small * dim, "rows": small},
-        )
+        dense = {"table_rows": small, "elements": small * dim, "rows": small}
+        yield Case("embedding_backward", "dense", sizes | dense)
         if lookups <= 8192:
             words = round(min(rows, 14000))
-            own = {
+            of_words = {
                 "bags": lookups,
                 "dim": dim * 4,
                 "table_rows": words,
                 "exponent": 0.0,
                 "rows": words,
+                "elements": words * dim * 4,
             }
-            yield Case(
-                "embedding_backward", "dense_rows", sizes | own | {"elements": words * dim * 4}
-            )
+            yield Case("embedding_backward", "dense_rows", sizes | of_words)
 
 
 def _convolutions(rng: np.random.Generator, n: int, larger: float) -> Iterator[Case]:
     shapes = spread_sizes(rng, n * len(_WINDOWS), (1, 32), (4, 64), (8, 512), (8, 512))
     for number, (batch, edge, read, written) in enumerate(shapes):
-        height, width, stride, groups = _WINDOWS[number % len(_WINDOWS)]
-        image, into, out = (
-            max(round(edge), height, width),
-            8 * round(read / 8),
-            8 * round(written / 8),
-        )
+        window = _WINDOWS[number % len(_WINDOWS)]
+        height, width, stride = window.height, window.width, window.stride
+        image = max(round(edge), height, width)
+        channels_in, channels_out = 8 * round(read / 8), 8 * round(written / 8)
+        groups = window.groups
         if groups == 0:
-            groups = out = into
+            groups = channels_in
+            channels_out = channels_in
         elif groups > 1:
             # each group has equally many channels in and out, mostly a multiple of four
-            out = into = groups * 4 * max(into // groups // 4, 1)
-        elif number % 13 == 0:  # a first layer reads pictures of three colours
-            into, image, out = 3, image * 2, min(out, 64)
-        limit = larger * (_WORK if groups == 1 else _GROUPED_WORK)
-        while (
-            work := 2.0 * (image // stride) ** 2 * out * into // groups * height * width
-        ) > limit:
+            channels_in = groups * 4 * max(channels_in // groups // 4, 1)
+            channels_out = channels_in
+        elif number % 13 == 0:
+            # a first layer reads pictures of three colours
+            channels_in = 3
+            channels_out = min(channels_out, 64)
+            image *= 2
+        products_of_pixel = channels_out * channels_in // groups * height * width
+        most_work = larger * (_WORK if groups == 1 else _GROUPED_WORK)
+        while 2.0 * (image // stride) ** 2 * products_of_pixel > most_work:
             image //= 2
-        most = min(limit / max(work, 1.0), larger * _NUMBERS / (max(into, out) * image**2))
-        images, side = max(1, min(round(batch), int(most))), -(-image // stride)
+        work = 2.0 * (image // stride) ** 2 * products_of_pixel
+        numbers_of_image = max(channels_in, channels_out) * image**2
+        most_images = min(most_work / max(work, 1.0), larger * _NUMBERS / numbers_of_image)
+        images = max(1, min(round(batch), int(most_images)))
+        # pixels of the result along an edge, rounded up
+        side = (image + stride - 1) // stride
         sizes = size_product(
-            images * side**2, out // groups, into // groups * height * width, batch=groups
+            images * side**2,
+            channels_out // groups,
+            channels_in // groups * height * width,
+            batch=groups,
         )
-        sizes |= {"elements": images * side**2 * out, "rows": images}
+        sizes |= {"elements": images * side**2 * channels_out, "rows": images}
         sizes |= {"image": image, "height": height, "width": width, "stride": stride}
-        suffix = "" if groups == 1 else "_depthwise" if groups == into else "_grouped"
-        suffix = "_pointwise" if (height * width, stride, groups) == (1, 1, 1) else suffix
-        yield Case("convolution", "forward" + suffix, sizes)
-        yield Case("convolution", "backward" + suffix, sizes | {"flops": 2 * sizes["flops"]})
+        suffix = _name_convolution(window, groups, channels_in)
+        yield Case("convolution", f"forward{suffix}", sizes)
+        yield Case("convolution", f"backward{suffix}", sizes | {"flops": 2 * sizes["flops"]})
+
+
+def _name_convolution(window: _Window, groups: int, channels: int) -> str:
+    """End of the variant of a convolution."""
+    if groups == channels and groups > 1:
+        return "_depthwise"
+    if groups > 1:
+        return "_grouped"
+    if window.height * window.width == 1 and window.stride == 1:
+        return "_pointwise"
+    return ""
 
 
 def _on_pictures(rng: np.random.Generator, n: int, kind: str) -> Iterator[Case]:
     """Operations on pictures of the sizes inside of nets."""
+    largest = 2e6 if kind == "copy" else 6e6
     for variant in PICTURES[kind]:
-        draws = spread_sizes(rng, n, (2e3, 2e6 if kind == "copy" else 6e6), (4, 64), (8, 512))
-        for number, (size, length, width) in enumerate(draws):
-            side, channels = round(length / 2) * 2, round(width / 8) * 8
-            rows = channels * max(2, round(size / channels / side**2))
+        draws = spread_sizes(rng, n, (2e3, largest), (4, 64), (8, 512))
+        for number, (size, edge, read) in enumerate(draws):
+            image, channels = round(edge / 2) * 2, round(read / 8) * 8
+            rows = channels * max(2, round(size / channels / image**2))
+            elements = rows * image**2
             sizes: dict[str, float] = {
-                "elements": rows * side**2,
+                "elements": elements,
                 "rows": rows,
-                "n": side**2,
-                "image": side,
+                "n": image**2,
+                "image": image,
+                "channels": channels,
             }
-            sizes["channels"] = channels
             if variant.startswith("native_batch"):
-                sizes |= {"rows": channels, "n": rows // channels * side**2}
+                sizes |= {"rows": channels, "n": rows // channels * image**2}
             if kind == "pooling":
-                (window, stride), adaptive = (
-                    ((3, 2), (2, 2), (3, 1))[number % 3],
-                    "adaptive" in variant,
-                )
-                out = rows * (-side // (2 if adaptive else stride)) ** 2
-                sizes |= {"window": window, "stride": stride, "m": out}
-                sizes["k"] = sizes["elements"] / out if adaptive else window**2
+                window, stride = _POOLING_WINDOWS[number % len(_POOLING_WINDOWS)]
+                sizes |= {"window": window, "stride": stride}
+                if "adaptive" in variant:
+                    results = rows * (image // 2) ** 2
+                    numbers_of_result = elements / results
+                else:
+                    # pixels of the result along an edge, rounded up
+                    results = rows * ((image + stride - 1) // stride) ** 2
+                    numbers_of_result = window**2
+                sizes |= {"m": results, "k": numbers_of_result}
             yield Case(kind, variant, sizes)
+
+
+#: Functions that nets apply to the numbers of whole pictures.
+_OF_MANY_NUMBERS = ("relu_", "hardtanh", "hardtanh_backward", "silu", "bernoulli_")
 
 
 def draw_net_cases(rng: np.random.Generator, density: float, larger: float = 1.0) -> list[Case]:
     """Draw kernels of nets and less common functions, a share of the full number, in random
     order."""
-    n, cases = (
-        max(5, round(9 * density)),
-        [*_convolutions(rng, max(2, round(8 * density)), larger**2)],
-    )
+    cases = list(_convolutions(rng, max(2, round(8 * density)), larger**2))
+    n = max(5, round(9 * density))
     for variant in MORE:
-        top = (
-            1e7
-            if variant in ("relu_", "hardtanh", "hardtanh_backward", "silu", "bernoulli_")
-            else 1e6
-        )
-        draws = spread_sizes(rng, max(4, n - 2), (64, top))
-        cases += [Case("elementwise", variant, {"elements": round(size)}) for (size,) in draws]
+        largest = 1e7 if variant in _OF_MANY_NUMBERS else 1e6
+        for (size,) in spread_sizes(rng, max(4, n - 2), (64, largest)):
+            cases.append(Case("elementwise", variant, {"elements": round(size)}))
     for kind in PICTURES:
         cases += _on_pictures(rng, n, kind)
     return [cases[i] for i in rng.permutation(len(cases))]
@@ -320,21 +360,28 @@ def draw_cases(
     cases : list of Case
         In random order, so that drift of the machine affects all classes alike.
     """
-    rng, largest = np.random.default_rng(seed), float(np.clip(4.0 * cache, _LARGEST, 1e9))
-    products, batched, attentions, few, some, many = (
-        max(4, round(n * density)) for n in (36, 28, 12, 9, 14, 30)
-    )
+    rng = np.random.default_rng(seed)
+    largest = float(np.clip(4.0 * cache, _LARGEST, 1e9))
+
+    def scale(full_number: int) -> int:
+        """The number of sizes of a class at this density."""
+        return max(4, round(full_number * density))
+
     cases = [
-        *_gemms(rng, products, larger),
-        *_bmms(rng, batched),
-        *_attentions(rng, attentions, larger),
+        *_gemms(rng, scale(36), larger),
+        *_bmms(rng, scale(28)),
+        *_attentions(rng, scale(12), larger),
+        *_elementwise(rng, scale(9), largest),
+        *_rowwise(rng, scale(14)),
+        *_copies(rng, scale(14)),
+        *_embeddings(rng, scale(30), largest),
     ]
-    cases += [*_elementwise(rng, few, largest), *_rowwise(rng, some), *_copies(rng, some)]
-    cases += _embeddings(rng, many, largest)
     cases = [cases[i] for i in rng.permutation(len(cases))]
-    # own random numbers, so that the sizes above stay the same
-    other = np.random.default_rng([seed, 1])
-    far = _far_copies(np.random.default_rng([seed, 2]), largest) if cache else ()
-    for number, case in enumerate([*draw_net_cases(other, density, larger), *far]):
-        cases.insert(int(other.integers(number, len(cases) + 1)), case)
+    # random numbers of their own, so that the sizes above stay the same
+    other_rng = np.random.default_rng([seed, 1])
+    others = draw_net_cases(other_rng, density, larger)
+    if cache:
+        others += _far_copies(np.random.default_rng([seed, 2]), largest)
+    for number, case in enumerate(others):
+        cases.insert(int(other_rng.integers(number, len(cases) + 1)), case)
     return cases

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -61,7 +61,8 @@ class Sample:
 
 def _spread(rng: Rng, n: int, low: float, high: float) -> np.ndarray:
     """Draw n numbers that fill a range evenly on a logarithmic scale."""
-    return np.asarray(low * (high / low) ** ((rng.permutation(n) + rng.random(n)) / n))
+    positions = (rng.permutation(n) + rng.random(n)) / n
+    return np.asarray(low * (high / low) ** positions)
 
 
 def _mix(rng: Rng, n: int, *values: Any) -> list[Any]:
@@ -71,52 +72,64 @@ def _mix(rng: Rng, n: int, *values: Any) -> list[Any]:
 
 def _widths(rng: Rng) -> tuple[int, ...]:
     """Draw the widths of up to three layers of an MLP."""
-    return tuple(
-        int(w) // 8 * 8 for w in np.exp(rng.uniform(np.log(64), np.log(1032), rng.integers(1, 4)))
-    )
+    count = rng.integers(1, 4)
+    widths = np.exp(rng.uniform(np.log(64), np.log(1032), count))
+    return tuple(int(width) // 8 * 8 for width in widths)
 
 
 def _dlrms(rng: Rng, n: int, *, scale: float, overlap: bool = False) -> Iterator[DLRM]:
     counts = rng.integers(4, 27, n)
-    dims, batches, poolings = (
-        _spread(rng, n, *ends) for ends in ((16, 128.5), (64, 2048 * scale), (1, 32.5))
-    )
+    dims = _spread(rng, n, 16, 128.5)
+    batches = _spread(rng, n, 64, 2048 * scale)
+    poolings = _spread(rng, n, 1, 32.5)
     exponents = rng.permutation((np.arange(n) + rng.random(n)) / n * 1.2)
-    drawn = zip(counts, dims, batches, poolings, exponents, _mix(rng, n, True, False), strict=True)
-    for number, (count, dim, batch, pooling, exponent, sparse) in enumerate(drawn):
-        width = max(16, int(dim) // 8 * 8)
-        while True:
-            rows = np.round(10 ** rng.uniform(3, 6, count)).astype(int)
-            if rows.sum() * width * 4 <= _LARGEST_TABLES[sparse] * scale:
-                break
+    gradients = _mix(rng, n, True, False)
+    for i in range(n):
+        sparse = gradients[i]
+        dim = max(16, int(dims[i]) // 8 * 8)
         yield DLRM(
-            rows=rows.tolist(),
-            dim=width,
-            pooling=int(pooling),
-            exponent=round(float(exponent), 2),
-            batch=int(batch) // 2 * 2,
+            rows=_draw_rows(rng, counts[i], 4 * dim, _LARGEST_TABLES[sparse] * scale),
+            dim=dim,
+            pooling=int(poolings[i]),
+            exponent=round(float(exponents[i]), 2),
+            batch=int(batches[i]) // 2 * 2,
             bottom=_widths(rng),
             top=_widths(rng),
             features=13,
             sparse=sparse,
-            overlap=overlap and number % 2 == 0,
+            overlap=overlap and i % 2 == 0,
         )
+
+
+def _draw_rows(rng: Rng, tables: int, row_bytes: int, most_bytes: float) -> list[int]:
+    """Draw the rows of all tables of a model, again and again until they fit into memory."""
+    while True:
+        rows = np.round(10 ** rng.uniform(3, 6, tables)).astype(int)
+        if rows.sum() * row_bytes <= most_bytes:
+            return list(rows.tolist())
 
 
 def _transformers(rng: Rng, n: int, *, scale: float, ranks: int = 1) -> Iterator[Transformer]:
     layers = rng.integers(2, 7 if scale == 1 else 5, n)
-    ranges = ((128, 544), (32, 256.5), (2, 16.5), (1e3, 1.4e4))
-    hidden, sequences, batches, vocabularies = (_spread(rng, n, *ends) for ends in ranges)
-    families, attentions = _mix(rng, n, "bert", "gpt2"), _mix(rng, n, "fused", "eager")
-    optimizers, widths = _mix(rng, n, "adamw", "adamw", "adamw", "sgd"), _mix(rng, n, 32, 64)
+    hidden = _spread(rng, n, 128, 544)
+    sequences = _spread(rng, n, 32, 256.5)
+    batches = _spread(rng, n, 2, 16.5)
+    vocabularies = _spread(rng, n, 1e3, 1.4e4)
+    families = _mix(rng, n, "bert", "gpt2")
+    attentions = _mix(rng, n, "fused", "eager")
+    optimizers = _mix(rng, n, "adamw", "adamw", "adamw", "sgd")
+    head_widths = _mix(rng, n, 32, 64)
     for i in range(n):
-        heads = max(1, int(hidden[i]) // widths[i])
-        most = 1.0 if scale == 1 else min(1.0, 1536 / (batches[i] * sequences[i]))
-        yield getattr(Transformer, families[i])(
-            batch=max(2, ranks * int(batches[i] * most)),
+        heads = max(1, int(hidden[i]) // head_widths[i])
+        share_of_batch = 1.0
+        if scale != 1:
+            share_of_batch = min(1.0, 1536 / (batches[i] * sequences[i]))
+        build = Transformer.bert if families[i] == "bert" else Transformer.gpt2
+        yield build(
+            batch=max(2, ranks * int(batches[i] * share_of_batch)),
             sequence=int(sequences[i]),
             layers=int(layers[i]),
-            hidden=heads * widths[i],
+            hidden=heads * head_widths[i],
             heads=heads,
             vocabulary=int(vocabularies[i]),
             attention=attentions[i],
@@ -124,69 +137,117 @@ def _transformers(rng: Rng, n: int, *, scale: float, ranks: int = 1) -> Iterator
         )
 
 
-#: Ranges of the convolutional nets: batch, size, width and depth, such that a training step takes
-#: 20-1500 ms on a core.
+class _NetRanges(NamedTuple):
+    """Smallest and largest batch, size, width and depth of a net [-]."""
+
+    batch: tuple[float, float]
+    size: tuple[float, float]
+    width: tuple[float, float]
+    depth: tuple[float, float]
+
+    def draw(self, rng: Rng, scale: float) -> "_NetShape":
+        """Draw a shape; a scale under 1 makes it smaller."""
+        return _NetShape(
+            batch=_draw_part(rng, *self.batch, scale),
+            size=_draw_part(rng, *self.size, scale),
+            width=_draw_part(rng, *self.width, scale),
+            depth=_draw_part(rng, *self.depth, scale),
+        )
+
+
+class _NetShape(NamedTuple):
+    """Batch, size, width and depth of a net, not yet rounded [-]."""
+
+    batch: float
+    size: float
+    width: float
+    depth: float
+
+
+def _draw_part(rng: Rng, low: float, high: float, scale: float) -> float:
+    """Draw a number from the lower part of a range, evenly on a logarithmic scale."""
+    largest = low + scale * (high - low) + 0.5
+    return float(low * (largest / low) ** rng.random())
+
+
+#: Ranges of the nets, such that a training step takes 20-1500 ms on a core.
 _NETS = {
-    "resnet": ((4, 16), (64, 112), (24, 40), (1, 2)),
-    "vgg": ((3, 8), (64, 112), (24, 40), (1, 2)),
-    "mobilenet": ((4, 12), (64, 96), (8, 24), (1, 3)),
-    "densenet": ((8, 16), (64, 112), (16, 32), (1, 3)),
-    "inception": ((4, 12), (64, 128), (24, 40), (1, 2)),
-    "squeezenet": ((8, 16), (96, 160), (24, 48), (2, 3)),
-    "xlnet": ((4, 8), (48, 160), (128, 384), (2, 5)),
+    "resnet": _NetRanges(batch=(4, 16), size=(64, 112), width=(24, 40), depth=(1, 2)),
+    "vgg": _NetRanges(batch=(3, 8), size=(64, 112), width=(24, 40), depth=(1, 2)),
+    "mobilenet": _NetRanges(batch=(4, 12), size=(64, 96), width=(8, 24), depth=(1, 3)),
+    "densenet": _NetRanges(batch=(8, 16), size=(64, 112), width=(16, 32), depth=(1, 3)),
+    "inception": _NetRanges(batch=(4, 12), size=(64, 128), width=(24, 40), depth=(1, 2)),
+    "squeezenet": _NetRanges(batch=(8, 16), size=(96, 160), width=(24, 48), depth=(2, 3)),
+    "xlnet": _NetRanges(batch=(4, 8), size=(48, 160), width=(128, 384), depth=(2, 5)),
 }
 
 
 def _nets(rng: Rng, names: Sequence[str], *, scale: float, ranks: int = 1) -> Iterator[Net]:
     """Draw one net of each name; a scale under 1 makes them smaller."""
     for name in names:
-        ranges = [(low, low + scale * (high - low)) for low, high in _NETS[name]]
-        batch, size, width, depth = (
-            low * ((high + 0.5) / low) ** rng.random() for low, high in ranges
+        shape = _NETS[name].draw(rng, scale)
+        if name == "xlnet":
+            batch = max(4.0, min(shape.batch, 640 / shape.size))
+            step = 64
+            classes = 10 ** rng.uniform(3, 3.9)
+            optimizer = "adamw"
+        else:
+            batch = shape.batch
+            step = 8
+            classes = 10 ** rng.uniform(1, 3)
+            optimizer = str(rng.choice(["sgd", "adamw"]))
+        yield Net(
+            name,
+            ranks * int(batch),
+            size=int(shape.size),
+            width=max(1, round(shape.width / step)) * step,
+            depth=int(shape.depth),
+            classes=int(classes),
+            optimizer=optimizer,
         )
-        if xlnet := name == "xlnet":
-            batch = max(4.0, min(batch, 640 / size))
-        step = 64 if xlnet else 8
-        sizes = {
-            "size": int(size),
-            "width": max(1, round(width / step)) * step,
-            "depth": int(depth),
-        }
-        sizes["classes"] = int(10 ** (rng.uniform(3, 3.9) if xlnet else rng.uniform(1, 3)))
-        optimizer = "adamw" if xlnet else str(rng.choice(["sgd", "adamw"]))
-        yield Net(name, ranks * int(batch), **sizes, optimizer=optimizer)
 
 
-def _samples(
-    rng: Rng, counts: tuple[int, int, int], scale: float, *, overlap: bool = False
-) -> list[Sample]:
-    samples = [
-        Sample(f"dlrm-{i}", "dlrm", m) for i, m in enumerate(_dlrms(rng, counts[0], scale=scale))
-    ]
-    others = enumerate(_transformers(rng, counts[1], scale=scale))
-    samples += [Sample(f"{m.name}-{i}", "transformer", m) for i, m in others]
-    for i, model in enumerate([*_dlrms(rng, counts[2], scale=scale, overlap=overlap)]):
-        owners = rng.integers(0, 2, len(model.tables))
+@dataclass(frozen=True)
+class _Counts:
+    """How many configurations of each standard family to draw [-]."""
+
+    dlrm: int
+    transformer: int
+    hybrid: int
+
+
+def _samples(rng: Rng, counts: _Counts, scale: float, *, overlap: bool = False) -> list[Sample]:
+    """Draw DLRMs, Transformers, and DLRMs on two ranks."""
+    samples = []
+    for i, dlrm in enumerate(_dlrms(rng, counts.dlrm, scale=scale)):
+        samples.append(Sample(f"dlrm-{i}", "dlrm", dlrm))
+    for i, transformer in enumerate(_transformers(rng, counts.transformer, scale=scale)):
+        samples.append(Sample(f"{transformer.name}-{i}", "transformer", transformer))
+    # all models are drawn before the first owners are
+    hybrids = list(_dlrms(rng, counts.hybrid, scale=scale, overlap=overlap))
+    for i, hybrid in enumerate(hybrids):
+        owners = rng.integers(0, 2, len(hybrid.tables))
         owners[rng.choice(len(owners), 2, replace=False)] = (0, 1)  # each rank has a table
-        samples.append(
-            Sample(f"hybrid-{i}", "hybrid", model, Plan.from_owners(owners.tolist(), ranks=2))
-        )
+        plan = Plan.from_owners(owners.tolist(), ranks=2)
+        samples.append(Sample(f"hybrid-{i}", "hybrid", hybrid, plan))
     return samples
 
 
 def _more_samples(rng: Rng, nets: Sequence[str], ddp: int, scale: float) -> list[Sample]:
     """Draw nets, and `ddp` models that train data-parallel on two ranks, each with and without
     overlap."""
-    samples = [
-        Sample(f"{m.name}-{i}", m.family, m) for i, m in enumerate(_nets(rng, nets, scale=scale))
-    ]
-    models: list[Transformer | Net] = [*_transformers(rng, -(-ddp // 2), scale=scale, ranks=2)]
-    models += _nets(rng, ["resnet"] * (ddp // 2), scale=scale, ranks=2)
-    return samples + [
-        Sample(f"ddp-{i}-{text}", "ddp", replace(model, overlap=text == "overlap"), ranks=2)
-        for i, model in enumerate(models)
-        for text in ("overlap", "blocking")
-    ]
+    samples = []
+    for i, net in enumerate(_nets(rng, nets, scale=scale)):
+        samples.append(Sample(f"{net.name}-{i}", net.family, net))
+    resnets = ddp // 2
+    models: list[Transformer | Net] = []
+    models.extend(_transformers(rng, ddp - resnets, scale=scale, ranks=2))
+    models.extend(_nets(rng, ["resnet"] * resnets, scale=scale, ranks=2))
+    for i, model in enumerate(models):
+        for overlap, label in ((True, "overlap"), (False, "blocking")):
+            overlapped = replace(model, overlap=overlap)
+            samples.append(Sample(f"ddp-{i}-{label}", "ddp", overlapped, ranks=2))
+    return samples
 
 
 def draw_check(
@@ -223,13 +284,12 @@ def draw_check(
     samples : list of Sample
         The configurations.
     """
-    every = check_choice("models", models, MODELS) == "all"
-    samples = _samples(
-        np.random.default_rng([1, seed]), (dlrm, transformer, hybrid), 1.0, overlap=every
-    )
-    return samples + (
-        _more_samples(np.random.default_rng([2, seed]), list(NETS), ddp, 1.0) if every else []
-    )
+    all_models = check_choice("models", models, MODELS) == "all"
+    counts = _Counts(dlrm, transformer, hybrid)
+    samples = _samples(np.random.default_rng([1, seed]), counts, 1.0, overlap=all_models)
+    if all_models:
+        samples += _more_samples(np.random.default_rng([2, seed]), list(NETS), ddp, 1.0)
+    return samples
 
 
 def draw_calibration(
@@ -251,15 +311,17 @@ def draw_calibration(
     samples : list of Sample
         The same ones in every call.
     """
-    every = check_choice("models", models, MODELS) == "all"
+    all_models = check_choice("models", models, MODELS) == "all"
     # seeds with a wide range of sizes and no long iteration
-    rng = np.random.default_rng([0, 2057 if every else 2024])
-    if every:
-        samples = _samples(rng, (3, 3, 2 if hybrid else 0), 0.5, overlap=True)
+    if all_models:
+        rng = np.random.default_rng([0, 2057])
+        samples = _samples(rng, _Counts(3, 3, 2 if hybrid else 0), 0.5, overlap=True)
         nets = ("resnet", "mobilenet", "inception", "squeezenet", "xlnet")
         return samples + _more_samples(rng, nets, 1 if hybrid else 0, 0.5)
-    counts = (6, 4, 3) if quick else (14, 10, 8)
-    return _samples(rng, (*counts[:2], counts[2] if hybrid else 0), 0.5)
+    counts = _Counts(6, 4, 3) if quick else _Counts(14, 10, 8)
+    if not hybrid:
+        counts = replace(counts, hybrid=0)
+    return _samples(np.random.default_rng([0, 2024]), counts, 0.5)
 
 
 def dump(workload: DLRM | Transformer | Net) -> dict[str, Any]:
@@ -292,18 +354,20 @@ def load(data: dict[str, Any]) -> DLRM | Transformer | Net:
     workload : DLRM, Transformer or Net
         The iteration.
     """
-    data = {key: value for key, value in {"overlap": False, **data}.items() if key != "compiled"}
-    if data["family"] in NETS.values():
-        return Net(**{key: value for key, value in data.items() if key != "family"})
-    if data["family"] != "dlrm":
-        return Transformer(**data)
-    # older files also have a ``loop``
-    tables, same = data["tables"], {"name", "tables", "family", "loop"}
-    columns: dict[str, Any] = {
-        key: [t[key] for t in tables] for key in ("rows", "pooling", "exponent")
-    }
+    fields = {"overlap": False, **data}
+    fields.pop("compiled", None)
+    family = fields.pop("family")
+    if family in NETS.values():
+        return Net(**fields)
+    if family != "dlrm":
+        return Transformer(**fields, family=family)
+    tables = fields.pop("tables")
+    fields.pop("name", None)
+    fields.pop("loop", None)  # of older files
     return DLRM(
         dim=tables[0]["dim"],
-        **columns,
-        **{key: value for key, value in data.items() if key not in same},
+        rows=[table["rows"] for table in tables],
+        pooling=[table["pooling"] for table in tables],
+        exponent=[table["exponent"] for table in tables],
+        **fields,
     )

@@ -5,21 +5,28 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfkit.ground.units import check_positive, is_listed, show
 from perfkit.measure.records import CollectiveSamples, LadderStep, ReferenceTimes, Timing
 
-#: Shortest sample [s]: faster calls are timed in groups. Fewest and most samples of one thing [-].
-_SAMPLE, LEAST, MOST = 2e-4, 6, 400
+#: Shortest sample [s]: faster calls are timed in groups.
+_SAMPLE = 2e-4
+#: Fewest and most samples of one thing [-].
+LEAST = 6
+MOST = 400
 
 #: Largest working set that is timed [B], but at most a quarter of the free memory.
 LARGEST = 2.0**31
 
-# smallest working set [B], sweeps over all sizes [-], size of a row [B]
-_SMALLEST, _SWEEPS, _ROW = 2.0**14, 4, 64
+#: Smallest working set [B].
+_SMALLEST = 2.0**14
+#: Sweeps over all sizes of collectives and of working sets [-].
+_SWEEPS = 4
+#: Size of a row of a working set [B].
+_ROW = 64
 
 
 def summarize_samples(seconds: Sequence[float], cpu_share: float = 1.0) -> Timing:
@@ -38,7 +45,7 @@ def summarize_samples(seconds: Sequence[float], cpu_share: float = 1.0) -> Timin
         Median, quartiles, halves and number of samples, with this share.
     """
     values = np.asarray(seconds, dtype=float)
-    q1, median, q3 = (float(q) for q in np.percentile(values, [25, 50, 75]))
+    q1, median, q3 = np.percentile(values, [25, 50, 75]).tolist()
     even, odd = values[::2], values[1::2]
     if len(odd) == 0:
         odd = even
@@ -115,15 +122,20 @@ def time_calls(calls: Sequence[Callable[[], Any]], *, seconds: float) -> Timing:
     timing : Timing
         Time of one call, see `summarize_samples`.
     """
-    clock([*calls[:2], *calls[:2]])
-    group = max(1, min(5000, int(_SAMPLE / max(clock(calls[:1]), 1e-7))))
+    warm_up = [*calls[:2], *calls[:2]]
+    clock(warm_up)
+    once = max(clock(calls[:1]), 1e-7)
+    calls_of_sample = max(1, min(5000, int(_SAMPLE / once)))
     samples: list[float] = []
-    turns, begin, cpu = itertools.cycle(calls), time.perf_counter(), time.process_time()
-    while len(samples) < MOST and (len(samples) < LEAST or time.perf_counter() - begin < seconds):
-        samples.append(clock(itertools.islice(turns, group)) / group)
-    return summarize_samples(
-        samples, (time.process_time() - cpu) / max(time.perf_counter() - begin, 1e-9)
-    )
+    turns = itertools.cycle(calls)
+    begin, cpu_begin = time.perf_counter(), time.process_time()
+    while len(samples) < MOST:
+        if len(samples) >= LEAST and time.perf_counter() - begin >= seconds:
+            break
+        samples.append(clock(itertools.islice(turns, calls_of_sample)) / calls_of_sample)
+    cpu_seconds = time.process_time() - cpu_begin
+    wall_seconds = max(time.perf_counter() - begin, 1e-9)
+    return summarize_samples(samples, cpu_seconds / wall_seconds)
 
 
 def time_loader(loader: Iterable[Any], *, batches: int = 64) -> float:
@@ -163,15 +175,16 @@ def time_loader(loader: Iterable[Any], *, batches: int = 64) -> float:
         raise ValueError(f"loader is {show(loader)}; it must give batches, as a DataLoader does")
     workers = max(int(getattr(loader, "num_workers", 0)), 1)
     count = workers + check_positive("batches", batches, integer=True, maximum=10**9)
-    came = np.array(
-        [time.perf_counter() for _ in itertools.islice(loader, max(count, 2 * workers))]
-    )
-    if len(came) < 2 * workers:
+    batches_to_take = max(count, 2 * workers)
+    moments = np.array([time.perf_counter() for _ in itertools.islice(loader, batches_to_take)])
+    if len(moments) < 2 * workers:
         raise ValueError(
-            f"loader is {show(loader)} and ends after {len(came)} batches; it needs {2 * workers}"
+            f"loader is {show(loader)} and ends after {len(moments)} batches; it needs "
+            f"{2 * workers}"
         )
-    came = came[workers - 1 :]
-    return float(np.median(came[workers:] - came[:-workers]) / workers)
+    timed = moments[workers - 1 :]
+    bursts = timed[workers:] - timed[:-workers]
+    return float(np.median(bursts) / workers)
 
 
 class Reference:
@@ -195,39 +208,42 @@ class Reference:
         import torch
 
         self._device = device
-        self._wall, self._core = 0.0, 0.0
+        self._wall_seconds = 0.0
+        self._core_seconds = 0.0
         rng = torch.Generator().manual_seed(0)
-        a, b, c = (torch.rand(256, 256, generator=rng).to(device) for _ in range(3))
+        a = torch.rand(256, 256, generator=rng).to(device)
+        b = torch.rand(256, 256, generator=rng).to(device)
+        c = torch.rand(256, 256, generator=rng).to(device)
+        self._multiply = partial(torch.mm, a, b, out=c)
         # ones, not empty: new pages fault at their first use
         parts = torch.ones(32, 2**17, 16, device=device)
-        far, out = (
-            torch.randint(0, 2**17, (32768,), generator=rng).to(device),
-            torch.empty(32768, 16, device=device),
-        )
-        self._multiply = partial(torch.mm, a, b, out=c)
-        streams = [
-            (partial(part.add_, 1.0), partial(torch.index_select, part, 0, far, out=out))
-            for part in parts
-        ]
+        rows = torch.randint(0, 2**17, (32768,), generator=rng).to(device)
+        gathered = torch.empty(32768, 16, device=device)
+        streams = []
+        for part in parts:
+            add = partial(part.add_, 1.0)
+            gather = partial(torch.index_select, part, 0, rows, out=gathered)
+            streams.append((add, gather))
         self._streams = itertools.cycle([*streams[1:], streams[0]])
 
     def __call__(self) -> np.ndarray:
         """Run all three and return their times [s]."""
         add, gather = next(self._streams)
-        clock([self._multiply] * 2, self._device)
-        core, wall = time.thread_time(), time.perf_counter()
-        product, stream, rows = (
-            clock(calls, self._device) for calls in ([self._multiply] * 2, [add], [gather])
-        )
-        self._core += time.thread_time() - core
-        self._wall += time.perf_counter() - wall
-        return np.array([product / 2, stream, rows])
+        two_products = [self._multiply, self._multiply]
+        clock(two_products, self._device)
+        core_begin, wall_begin = time.thread_time(), time.perf_counter()
+        product_seconds = clock(two_products, self._device) / 2
+        stream_seconds = clock([add], self._device)
+        gather_seconds = clock([gather], self._device)
+        self._core_seconds += time.thread_time() - core_begin
+        self._wall_seconds += time.perf_counter() - wall_begin
+        return np.array([product_seconds, stream_seconds, gather_seconds])
 
     @property
     def core_share(self) -> float:
         """Share of a core that this thread got during its references; below 0.97 there was other
         load [-]."""
-        return min(1.0, self._core / max(self._wall, 1e-9))
+        return min(1.0, self._core_seconds / max(self._wall_seconds, 1e-9))
 
 
 def time_references(*, seconds: float) -> ReferenceTimes:
@@ -244,7 +260,8 @@ def time_references(*, seconds: float) -> ReferenceTimes:
         Times of every call.
     """
     times: list[list[float]] = []
-    reference, end = Reference(), time.perf_counter() + seconds
+    reference = Reference()
+    end = time.perf_counter() + seconds
     while not times or time.perf_counter() < end:
         times.append(reference().tolist())
     return ReferenceTimes(references=times, core_share=reference.core_share)
@@ -258,19 +275,33 @@ def make_collective(
     import torch
     import torch.distributed as dist
 
-    ranks, kind = dist.get_world_size(group), getattr(torch, dtype)
-    n = max(nbytes // kind.itemsize // ranks, 1) * ranks
-    whole, part, other = (torch.rand(size, device=device).to(kind) for size in (n, n // ranks, n))
+    ranks = dist.get_world_size(group)
+    element = getattr(torch, dtype)
+    # equally many numbers for each rank
+    count = max(nbytes // element.itemsize // ranks, 1) * ranks
+    message = torch.rand(count, device=device).to(element)
+    part = torch.rand(count // ranks, device=device).to(element)
+    received = torch.rand(count, device=device).to(element)
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     calls: dict[str, Callable[..., Any]] = {
-        "all_reduce": partial(dist.all_reduce, whole),
-        "broadcast": partial(dist.broadcast, whole, 0),
-        "all_gather": partial(gather, whole, part),
-        "reduce_scatter": partial(scatter, part, whole),
-        "all_to_all": partial(dist.all_to_all_single, other, whole),
+        "all_reduce": partial(dist.all_reduce, message),
+        "broadcast": partial(dist.broadcast, message, 0),
+        "all_gather": partial(gather, message, part),
+        "reduce_scatter": partial(scatter, part, message),
+        "all_to_all": partial(dist.all_to_all_single, received, message),
     }
-    return partial(calls[operation], group=group), kind.itemsize * n
+    return partial(calls[operation], group=group), element.itemsize * count
+
+
+class _TimedCollective(NamedTuple):
+    """A collective of one message size: its operation, its exact size [B], the call, and the times
+    of its calls [s]."""
+
+    operation: str
+    nbytes: int
+    call: Callable[[], Any]
+    samples: list[float]
 
 
 def time_collectives(
@@ -286,29 +317,32 @@ def time_collectives(
     import torch.distributed as dist
 
     reference = Reference(device)
-    made = [
-        (operation, *make_collective(operation, size, device))
-        for operation in operations
-        for size in sizes
-    ]
-    samples: list[list[float]] = [[] for _ in made]
+    collectives = []
+    for operation in operations:
+        for size in sizes:
+            call, nbytes = make_collective(operation, size, device)
+            collectives.append(_TimedCollective(operation, nbytes, call, []))
     for _ in range(_SWEEPS):
-        for times, (_, call, _) in zip(samples, made, strict=True):
-            call()
-            begin, agreed = time.perf_counter(), torch.ones(1, device=device)
+        for collective in collectives:
+            collective.call()
+            begin = time.perf_counter()
             # rank 0 decides when to stop, so that all ranks make equally many calls
-            while agreed.item():
+            goes_on = torch.ones(1, device=device)
+            while goes_on.item():
                 for _ in range(8):
                     dist.barrier()
-                    times.append(clock([call], device))
-                agreed.fill_(time.perf_counter() - begin < seconds / _SWEEPS)
-                dist.broadcast(agreed, 0)
+                    collective.samples.append(clock([collective.call], device))
+                goes_on.fill_(time.perf_counter() - begin < seconds / _SWEEPS)
+                dist.broadcast(goes_on, 0)
             reference()
     return [
         CollectiveSamples(
-            operation=operation, nbytes=nbytes, samples=times, core_share=reference.core_share
+            operation=collective.operation,
+            nbytes=collective.nbytes,
+            samples=collective.samples,
+            core_share=reference.core_share,
         )
-        for (operation, _, nbytes), times in zip(made, samples, strict=True)
+        for collective in collectives
     ]
 
 
@@ -319,14 +353,18 @@ def time_ladder(*, largest: float) -> list[LadderStep]:
     """
     import torch
 
-    steps = np.arange(np.log2(_SMALLEST), np.log2(max(largest, 4 * _SMALLEST)) + 0.01, 0.5)
-    counts = [int(2.0**step) // _ROW for step in steps]
-    whole = torch.zeros(counts[-1], _ROW // 4)
-    ladder = [LadderStep(nbytes=count * _ROW, stream=[]) for count in counts]
+    # two sizes in each octave
+    sizes = 2.0 ** np.arange(np.log2(_SMALLEST), np.log2(max(largest, 4 * _SMALLEST)) + 0.01, 0.5)
+    row_counts = [int(size) // _ROW for size in sizes]
+    rows = torch.zeros(row_counts[-1], _ROW // 4)
+    ladder = [LadderStep(nbytes=count * _ROW, stream=[]) for count in row_counts]
     for sweep in range(_SWEEPS):
         upwards = sweep % 2 == 0
         for step in ladder if upwards else reversed(ladder):
-            part, turns = whole[: step.nbytes // _ROW], max(1, int(4e6 / step.nbytes))
-            passes = [partial(part.add_, 1.0)] * turns
-            step.stream.append(min([clock(passes) for _ in range(3)][1:]) / turns)
+            working_set = rows[: step.nbytes // _ROW]
+            passes = max(1, int(4e6 / step.nbytes))
+            calls = [partial(working_set.add_, 1.0)] * passes
+            clock(calls)  # fills the caches
+            fastest = min(clock(calls), clock(calls))
+            step.stream.append(fastest / passes)
     return ladder
