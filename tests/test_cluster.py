@@ -35,9 +35,7 @@ from perfkit.measure.gpu_records import (
     TimedCalls,
     TimedIteration,
     read_cluster,
-    read_probe,
     write_cluster,
-    write_probe,
 )
 from perfkit.measure.probes import (
     CollectiveProbe,
@@ -45,6 +43,8 @@ from perfkit.measure.probes import (
     KernelProbe,
     Probe,
     list_probes,
+    read_probe,
+    write_probe,
 )
 from perfkit.measure.processes import launched_ranks
 from perfkit.measure.samples import dump, load

@@ -22,9 +22,8 @@ from perfkit.measure.gpu_records import (
     MeasuredProbe,
     TimedIteration,
     read_answers,
-    write_probe,
 )
-from perfkit.measure.probes import LARGE, IterationProbe, Probe
+from perfkit.measure.probes import LARGE, IterationProbe, Probe, write_probe
 from perfkit.measure.processes import join_ranks, launched_ranks, run_processes
 from perfkit.platform.platform import Platform
 from perfkit.readers.kineto import find_iterations, read_kineto

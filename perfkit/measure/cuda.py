@@ -25,20 +25,25 @@ from perfkit.measure.gpu_records import (
     TimedCalls,
     TimedIteration,
     read_answer,
-    read_probe,
 )
 from perfkit.measure.iterations import find_ranks
 from perfkit.measure.kernels import Case
 from perfkit.measure.operations import prepare
-from perfkit.measure.probes import CollectiveProbe, IterationProbe, KernelProbe, Probe
+from perfkit.measure.probes import CollectiveProbe, IterationProbe, KernelProbe, Probe, read_probe
 from perfkit.measure.records import write_record
 from perfkit.measure.samples import load
 from perfkit.measure.timing import clock, make_collective
 from perfkit.recording.modules import DTYPES, build_step
 
-#: Samples of a probe; cycles that the device spins while the host queues one call; most sets of
-#: operands that rotate; iterations of one sample, and samples after the warm-up [-].
-_SAMPLES, _AHEAD, _MOST_SETS, _ITERATIONS, _ROUNDS = 5, 400_000, 64, 10, 3
+#: Samples of a probe [-].
+_SAMPLES = 5
+#: Cycles that the device spins while the host queues one call [-].
+_AHEAD = 400_000
+#: Most sets of operands that rotate [-].
+_MOST_SETS = 64
+#: Iterations of one sample, and samples after the warm-up [-].
+_ITERATIONS = 10
+_ROUNDS = 3
 
 
 def time_queued(calls: Sequence[Callable[[], Any]], count: int) -> list[float]:
@@ -59,9 +64,11 @@ def time_queued(calls: Sequence[Callable[[], Any]], count: int) -> list[float]:
     """
     for call in calls:
         call()
-    turns, found = itertools.cycle(calls), []
+    turns = itertools.cycle(calls)
+    samples = []
     for _ in range(_SAMPLES):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
         torch.cuda._sleep(_AHEAD * count)
         start.record()
@@ -69,22 +76,32 @@ def time_queued(calls: Sequence[Callable[[], Any]], count: int) -> list[float]:
             call()
         end.record()
         end.synchronize()
-        found.append(start.elapsed_time(end) * 1e-3 / count)
-    return found
+        milliseconds = start.elapsed_time(end)
+        samples.append(milliseconds * 1e-3 / count)
+    return samples
 
 
 def _time_kernel(probe: KernelProbe, device: str) -> TimedCalls:
     """Time one kernel; cold operands rotate through twice the size of the last cache."""
     torch.set_float32_matmul_precision("high" if probe.dtype == "tf32" else "highest")
-    case = Case(probe.kind, probe.variant, dict(probe.sizes))
-    make = _multiply_fp8 if probe.dtype == "fp8" else partial(prepare, dtype=DTYPES[probe.dtype])
-    calls, counted = make(case, device=device)
-    sizes = {"nbytes": counted, **probe.sizes}
+    calls, nbytes = _prepare(probe, device)
+    sizes = {"nbytes": nbytes, **probe.sizes}
     if probe.cold and len(calls) == 1:  # lookups have several calls already
         cache = torch.cuda.get_device_properties(device).L2_cache_size
-        sets = min(_MOST_SETS, 1 + int(2 * cache / counted))
-        calls = [call for _ in range(sets) for call in make(case, device=device)[0]]
+        sets = min(_MOST_SETS, 1 + int(2 * cache / nbytes))
+        calls = []
+        for _ in range(sets):
+            more_calls, _ = _prepare(probe, device)
+            calls += more_calls
     return TimedCalls(samples=time_queued(calls, probe.calls), sizes=sizes)
+
+
+def _prepare(probe: KernelProbe, device: str) -> "tuple[list[partial[Any]], float]":
+    """Allocate operands; returns the calls that rotate, and the bytes of one call [B]."""
+    case = Case(probe.kind, probe.variant, dict(probe.sizes))
+    if probe.dtype == "fp8":
+        return _multiply_fp8(case, device=device)
+    return prepare(case, device=device, dtype=DTYPES[probe.dtype])
 
 
 def _time_collective(probe: CollectiveProbe, group: Any, device: str) -> TimedCalls:
@@ -102,8 +119,9 @@ def _time_collective(probe: CollectiveProbe, group: Any, device: str) -> TimedCa
 def _multiply_fp8(case: Case, *, device: str) -> tuple[list[partial[Any]], float]:
     """Prepare an fp8 product with one scale per matrix and a bf16 result, as `prepare` does for
     other formats."""
-    shapes = ((int(case.sizes[rows]), int(case.sizes["k"])) for rows in "mn")
-    x, w = (torch.rand(shape, device=device).to(torch.float8_e4m3fn) for shape in shapes)
+    m, n, k = int(case.sizes["m"]), int(case.sizes["n"]), int(case.sizes["k"])
+    x = torch.rand((m, k), device=device).to(torch.float8_e4m3fn)
+    w = torch.rand((n, k), device=device).to(torch.float8_e4m3fn)
     one = torch.ones((), device=device)
     call = partial(torch._scaled_mm, x, w.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
     return [call], float(x.numel() + w.numel())
@@ -112,24 +130,27 @@ def _multiply_fp8(case: Case, *, device: str) -> tuple[list[partial[Any]], float
 def _time_iteration(probe: IterationProbe, device: str, trace: Path) -> TimedIteration:
     """Time an iteration without and with the profiler [s], and save its trace (shapes, but no
     Python stacks)."""
-    step, numbers = build_step(load(dict(probe.workload)), device=device)[0], itertools.count()
+    step, _ = build_step(load(dict(probe.workload)), device=device)
     run = torch.compile(step) if probe.compiled else step
+    numbers = itertools.count()
 
-    def mark() -> None:
+    def run_marked() -> None:
         with torch.profiler.record_function(f"ProfilerStep#{next(numbers)}"):
             run()
 
-    time = partial(clock, [mark] * _ITERATIONS, "cuda")
-    _, *rounds = [time() for _ in range(_ROUNDS + 1)]
-    plain = sorted(rounds)[_ROUNDS // 2]
-    kinds = torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA
-    with torch.profiler.profile(activities=kinds, record_shapes=True, with_stack=False) as profile:
-        profiled = time()
+    def time_iterations() -> float:
+        return clock([run_marked] * _ITERATIONS, "cuda") / _ITERATIONS
+
+    time_iterations()  # warms up
+    seconds = sorted(time_iterations() for _ in range(_ROUNDS))[_ROUNDS // 2]
+    activities = (torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(
+        activities=activities, record_shapes=True, with_stack=False
+    ) as profile:
+        profiled = time_iterations()
     trace.parent.mkdir(parents=True, exist_ok=True)
     profile.export_chrome_trace(str(trace))
-    return TimedIteration(
-        seconds=plain / _ITERATIONS, profiled=profiled / _ITERATIONS, trace=str(trace)
-    )
+    return TimedIteration(seconds=seconds, profiled=profiled, trace=str(trace))
 
 
 def _answer(probe: Probe, group: Any, device: str, folder: Path) -> Answer:
@@ -150,8 +171,12 @@ def _list_members(probe: Probe, local: int) -> tuple[int, ...]:
     """Ranks that take part in a probe: the first ones of each of its nodes."""
     if not isinstance(probe, CollectiveProbe):
         return (0,)
-    of_node = range(probe.ranks // probe.nodes)
-    return tuple(node * local + i for node in range(probe.nodes) for i in of_node)
+    ranks_of_node = probe.ranks // probe.nodes
+    members: list[int] = []
+    for node in range(probe.nodes):
+        first = node * local
+        members.extend(range(first, first + ranks_of_node))
+    return tuple(members)
 
 
 def _state_facts(device: str) -> DeviceFacts:
@@ -174,7 +199,7 @@ def time_probes(
     Parameters
     ----------
     probes : sequence of mapping
-        What `perfkit.measure.gpu_records.write_probe` makes of each probe.
+        What `perfkit.measure.probes.write_probe` makes of each probe.
     kept : str
         File of the `perfkit.measure.folders.Campaign` that keeps finished probes; empty for none.
     folder : str
@@ -184,13 +209,13 @@ def time_probes(
 
     Returns
     -------
-    found : DeviceAnswers
+    answers : DeviceAnswers
         In the order of the probes. Only rank 0 takes part in all probes and has all answers.
     """
     rank, ranks = find_ranks()
     local = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     campaign = Campaign(Path(kept) if kept and not rank else None, progress=not rank)
-    groups = dict[tuple[int, ...], Any]()
+    groups: dict[tuple[int, ...], Any] = {}
     if ranks > 1:  # no rank repeats what rank 0 has kept
         agreed: list[Any] = [campaign.done]
         dist.broadcast_object_list(agreed, 0, device=torch.device("cpu"))

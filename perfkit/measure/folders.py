@@ -17,11 +17,12 @@ from typing import Any
 from perfkit.ground.units import format_bytes
 from perfkit.measure.machine import describe_machine, list_versions
 
-# a finished measurement is used for this time; later the machine may have changed [s]
+#: A finished measurement is used for this time; later the machine may have changed [s].
 _KEEP = 7 * 86400.0
 #: Largest file of finished measurements that is read [B]; campaigns have up to 5 MB.
 LARGEST_KEPT = 2**27
-_UNUSED = 30 * 86400.0  # a campaign that nobody continues is removed after this time [s]
+#: A campaign that nobody continues is removed after this time [s].
+_UNUSED = 30 * 86400.0
 #: Files that this process has locked, with the descriptor of the lock. A program that left a
 #: campaign by an error can open it again.
 _HELD: dict[Path, int] = {}
@@ -57,7 +58,9 @@ class Campaign:
                     f"{file} has more than {format_bytes(LARGEST_KEPT)}, as no campaign keeps; its measurements are repeated",
                     stacklevel=3,
                 )
-        for line in filter(None, text.split("\n")):
+        for line in text.split("\n"):
+            if not line:
+                continue
             try:
                 name, moment, result = json.loads(line)
                 if abs(self._began - moment) < _KEEP:
@@ -166,13 +169,12 @@ def open_campaign(*options: object, progress: bool) -> Campaign:
     holders: list[str] = []
     try:
         folder = find_cache()
-        for old in folder.glob("*.jsonl"):
-            with suppress(OSError):  # another process may have removed it
-                state = old.lstat()
-                if stat.S_ISREG(state.st_mode) and time.time() - state.st_mtime > _UNUSED:
-                    old.unlink()
-        while not _lock(file := folder / f"{key}-{len(holders) + 1}.jsonl"):
-            holders.append(Campaign(file).done.get("owner", (0.0, "another process"))[1])
+        _remove_unused(folder)
+        file = folder / f"{key}-1.jsonl"
+        while not _lock(file):
+            _, owner = Campaign(file).done.get("owner", (0.0, "another process"))
+            holders.append(owner)
+            file = folder / f"{key}-{len(holders) + 1}.jsonl"
     except (ImportError, OSError, RuntimeError) as error:
         text = f"finished measurements cannot be kept ({error}); name a folder for them in XDG_CACHE_HOME"
         warnings.warn(f"{text}, or an interrupted run starts again", stacklevel=3)
@@ -185,6 +187,15 @@ def open_campaign(*options: object, progress: bool) -> Campaign:
         "owner", f"process {os.getpid()} on {system.node()} since {datetime.now():%Y-%m-%d %H:%M}"
     )
     return campaign
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove campaigns that nobody continues."""
+    for file in folder.glob("*.jsonl"):
+        with suppress(OSError):  # another process may have removed it
+            state = file.lstat()
+            if stat.S_ISREG(state.st_mode) and time.time() - state.st_mtime > _UNUSED:
+                file.unlink()
 
 
 def _lock(file: Path) -> bool:

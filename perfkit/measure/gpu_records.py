@@ -1,5 +1,6 @@
 """What a calibration of GPUs measures, as records; and how its files hold them, as plain JSON.
 
+What was asked are the probes of `perfkit.measure.probes`; here are their answers, and all of both.
 In a file, a probe and its answer are one object. Its ``stage`` says what the probe is; ``samples``,
 ``seconds`` or ``failed`` say what the answer is. Numbers of the CPU's calibration are in
 `perfkit.measure.records`.
@@ -10,8 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from perfkit.ground.files import reading
-from perfkit.ground.units import check_choice, show
-from perfkit.measure.probes import CollectiveProbe, IterationProbe, KernelProbe, Probe
+from perfkit.measure.probes import (
+    CollectiveProbe,
+    IterationProbe,
+    KernelProbe,
+    Probe,
+    read_probe,
+    write_probe,
+)
 from perfkit.measure.records import read_record, write_record
 
 #: What an error says of measurements that lack something.
@@ -112,6 +119,46 @@ class DeviceAnswers:
     answers: Sequence[Answer | None]
     facts: DeviceFacts | None = None
     id: str = "perfkit calibrate"
+
+
+def read_answer(row: Mapping[str, Any]) -> Answer:
+    """Read the answer to a probe from plain JSON.
+
+    Parameters
+    ----------
+    row : mapping
+        Written by `perfkit.measure.records.write_record`.
+
+    Returns
+    -------
+    answer : Answer
+        Times, or why there are none.
+    """
+    if "failed" in row:
+        return read_record(Failure, row, "a probe")
+    if "samples" in row:
+        return read_record(TimedCalls, row, "a probe")
+    return read_record(TimedIteration, row, "a probe")
+
+
+def read_answers(data: Mapping[str, Any]) -> DeviceAnswers:
+    """Read what a device says of a plan from plain JSON.
+
+    Parameters
+    ----------
+    data : mapping
+        Written by `perfkit.measure.records.write_record`.
+
+    Returns
+    -------
+    answers : DeviceAnswers
+        In the order of the probes.
+    """
+    return DeviceAnswers(
+        answers=[None if row is None else read_answer(row) for row in data["answers"]],
+        facts=read_record(DeviceFacts, data["facts"], "facts"),
+        id=data["id"],
+    )
 
 
 # -- all measurements
@@ -245,157 +292,8 @@ class ClusterMeasurements:
         return iterations
 
 
-# -- plain JSON
+# -- a file of measurements
 # ----------------------------------------------------------------------------------------------------
-
-
-def write_probe(probe: Probe) -> dict[str, Any]:
-    """Write a probe as plain JSON.
-
-    Parameters
-    ----------
-    probe : Probe
-        What to time.
-
-    Returns
-    -------
-    row : dict
-        The same names for every kind of probe: ``stage``, ``kind``, ``variant``, ``dtype``,
-        ``sizes``, ``ranks``, ``nodes``, ``cold`` and ``calls``.
-
-    Examples
-    --------
-    >>> sum_of_two = CollectiveProbe(operation="all_reduce", dtype="fp16", nbytes=64.0, ranks=2)
-    >>> row = write_probe(sum_of_two)
-    >>> row["stage"], row["kind"], row["sizes"], row["ranks"]
-    ('collectives', 'all_reduce', {'nbytes': 64.0}, 2)
-    """
-    if isinstance(probe, KernelProbe):
-        return {
-            "stage": "kernels",
-            "kind": probe.kind,
-            "variant": probe.variant,
-            "dtype": probe.dtype,
-            "sizes": dict(probe.sizes),
-            "ranks": 1,
-            "nodes": 1,
-            "cold": probe.cold,
-            "calls": probe.calls,
-        }
-    if isinstance(probe, CollectiveProbe):
-        return {
-            "stage": "collectives",
-            "kind": probe.operation,
-            "variant": "",
-            "dtype": probe.dtype,
-            "sizes": {"nbytes": probe.nbytes},
-            "ranks": probe.ranks,
-            "nodes": probe.nodes,
-            "cold": True,
-            "calls": probe.calls,
-        }
-    return {
-        "stage": "iterations",
-        "kind": probe.name,
-        "variant": probe.execution,
-        "dtype": probe.dtype,
-        "sizes": dict(probe.workload),
-        "ranks": 1,
-        "nodes": 1,
-        "cold": True,
-        "calls": 1,
-    }
-
-
-def read_probe(row: Mapping[str, Any]) -> Probe:
-    """Read a probe from plain JSON.
-
-    Parameters
-    ----------
-    row : mapping
-        Written by `write_probe`.
-
-    Returns
-    -------
-    probe : Probe
-        What to time.
-
-    Raises
-    ------
-    ValueError
-        For an unknown stage.
-    KeyError
-        For a missing name.
-    """
-    stage = row["stage"]
-    if stage == "kernels":
-        return KernelProbe(
-            kind=row["kind"],
-            variant=row["variant"],
-            dtype=row["dtype"],
-            sizes=row["sizes"],
-            cold=row["cold"],
-            calls=row["calls"],
-        )
-    if stage == "collectives":
-        return CollectiveProbe(
-            operation=row["kind"],
-            dtype=row["dtype"],
-            nbytes=row["sizes"]["nbytes"],
-            ranks=row["ranks"],
-            nodes=row["nodes"],
-            calls=row["calls"],
-        )
-    if stage == "iterations":
-        return IterationProbe(
-            name=row["kind"],
-            dtype=row["dtype"],
-            workload=row["sizes"],
-            compiled=check_choice("variant", row["variant"], ("eager", "compiled")) == "compiled",
-        )
-    raise ValueError(
-        f"stage is {show(stage)}; known are kernels, collectives, iterations; {_ADVICE}"
-    )
-
-
-def read_answer(row: Mapping[str, Any]) -> Answer:
-    """Read the answer to a probe from plain JSON.
-
-    Parameters
-    ----------
-    row : mapping
-        Written by `perfkit.measure.records.write_record`.
-
-    Returns
-    -------
-    answer : Answer
-        Times, or why there are none.
-    """
-    if "failed" in row:
-        return read_record(Failure, row, "a probe")
-    if "samples" in row:
-        return read_record(TimedCalls, row, "a probe")
-    return read_record(TimedIteration, row, "a probe")
-
-
-def read_answers(data: Mapping[str, Any]) -> DeviceAnswers:
-    """Read what a device says of a plan from plain JSON.
-
-    Parameters
-    ----------
-    data : mapping
-        Written by `perfkit.measure.records.write_record`.
-
-    Returns
-    -------
-    answers : DeviceAnswers
-        In the order of the probes.
-    """
-    return DeviceAnswers(
-        answers=[None if row is None else read_answer(row) for row in data["answers"]],
-        facts=read_record(DeviceFacts, data["facts"], "facts"),
-        id=data["id"],
-    )
 
 
 def write_cluster(measurements: ClusterMeasurements) -> dict[str, Any]:

@@ -1,13 +1,15 @@
-"""What a GPU's calibration times, as a list: kernels, collectives and small iterations."""
+"""What a GPU's calibration times: probes of kernels, collectives and small iterations, and the list
+of all of them."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from perfkit.measure.kernels import draw_cases, size_product
+from perfkit.ground.units import check_choice, show
+from perfkit.measure.kernels import Case, draw_cases, size_product
 from perfkit.measure.samples import draw_calibration, dump
 from perfkit.models.embedding import forward_bytes
 from perfkit.recording.nets import Net
@@ -20,27 +22,41 @@ from perfkit.workloads.transformer import Transformer
 FORMATS = ("bf16", "fp16", "tf32", "fp32", "fp8")
 #: Classes of kernels that are timed in addition to products and sums.
 _TIMED = ("attention", "convolution", "embedding_forward")
-#: Small iterations, limited by the host; those that also run compiled; and larger ones, limited by
-#: the device.
-_SMALL, _COMPILED = (
-    ("dlrm-0", "gpt2-0", "bert-1", "resnet-0", "mobilenet-1", "xlnet-4"),
-    ("gpt2-0", "resnet-0"),
-)
-_MIXED: dict[str, Any] = {"dtype": "bf16", "mixed": True}
+#: Small iterations, limited by the host.
+_SMALL = ("dlrm-0", "gpt2-0", "bert-1", "resnet-0", "mobilenet-1", "xlnet-4")
+#: Those that also run compiled.
+_COMPILED = ("gpt2-0", "resnet-0")
+#: Larger iterations, limited by the device.
 LARGE: dict[str, DLRM | Transformer | Net] = {
     "gpt2-large": Transformer.gpt2(
         "gpt2-medium", layers=2, batch=4, sequence=1024, vocabulary=50304
     ),
     "gpt2-mixed": Transformer.gpt2(
-        "gpt2-medium", layers=4, batch=8, sequence=1024, vocabulary=50304, **_MIXED
+        "gpt2-medium",
+        layers=4,
+        batch=8,
+        sequence=1024,
+        vocabulary=50304,
+        dtype="bf16",
+        mixed=True,
     ),
     "bert-mixed": Transformer.bert(
-        "bert-large", layers=4, batch=32, sequence=256, vocabulary=30528, **_MIXED
+        "bert-large",
+        layers=4,
+        batch=32,
+        sequence=256,
+        vocabulary=30528,
+        dtype="bf16",
+        mixed=True,
     ),
     "dlrm-large": DLRM(rows=[1_000_000] * 8, dim=64, pooling=32, exponent=0.5, batch=8192),
     "resnet-large": Net("resnet", 64, size=224, width=64, depth=3, classes=1000),
     "resnet-half": Net("resnet", 64, size=224, width=64, depth=3, classes=1000, dtype="bf16"),
 }
+
+
+# -- probes
+# ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,31 +154,165 @@ class IterationProbe:
 Probe: TypeAlias = KernelProbe | CollectiveProbe | IterationProbe
 
 
+# -- plain JSON
+# ----------------------------------------------------------------------------------------------------
+
+
+def write_probe(probe: Probe) -> dict[str, Any]:
+    """Write a probe as plain JSON.
+
+    Parameters
+    ----------
+    probe : Probe
+        What to time.
+
+    Returns
+    -------
+    row : dict
+        The same names for every kind of probe: ``stage``, ``kind``, ``variant``, ``dtype``,
+        ``sizes``, ``ranks``, ``nodes``, ``cold`` and ``calls``.
+
+    Examples
+    --------
+    >>> sum_of_two = CollectiveProbe(operation="all_reduce", dtype="fp16", nbytes=64.0, ranks=2)
+    >>> row = write_probe(sum_of_two)
+    >>> row["stage"], row["kind"], row["sizes"], row["ranks"]
+    ('collectives', 'all_reduce', {'nbytes': 64.0}, 2)
+    """
+    if isinstance(probe, KernelProbe):
+        return {
+            "stage": "kernels",
+            "kind": probe.kind,
+            "variant": probe.variant,
+            "dtype": probe.dtype,
+            "sizes": dict(probe.sizes),
+            "ranks": 1,
+            "nodes": 1,
+            "cold": probe.cold,
+            "calls": probe.calls,
+        }
+    if isinstance(probe, CollectiveProbe):
+        return {
+            "stage": "collectives",
+            "kind": probe.operation,
+            "variant": "",
+            "dtype": probe.dtype,
+            "sizes": {"nbytes": probe.nbytes},
+            "ranks": probe.ranks,
+            "nodes": probe.nodes,
+            "cold": True,
+            "calls": probe.calls,
+        }
+    return {
+        "stage": "iterations",
+        "kind": probe.name,
+        "variant": probe.execution,
+        "dtype": probe.dtype,
+        "sizes": dict(probe.workload),
+        "ranks": 1,
+        "nodes": 1,
+        "cold": True,
+        "calls": 1,
+    }
+
+
+def read_probe(row: Mapping[str, Any]) -> Probe:
+    """Read a probe from plain JSON.
+
+    Parameters
+    ----------
+    row : mapping
+        Written by `write_probe`.
+
+    Returns
+    -------
+    probe : Probe
+        What to time.
+
+    Raises
+    ------
+    ValueError
+        For an unknown stage.
+    KeyError
+        For a missing name.
+    """
+    stage = row["stage"]
+    if stage == "kernels":
+        return KernelProbe(
+            kind=row["kind"],
+            variant=row["variant"],
+            dtype=row["dtype"],
+            sizes=row["sizes"],
+            cold=row["cold"],
+            calls=row["calls"],
+        )
+    if stage == "collectives":
+        return CollectiveProbe(
+            operation=row["kind"],
+            dtype=row["dtype"],
+            nbytes=row["sizes"]["nbytes"],
+            ranks=row["ranks"],
+            nodes=row["nodes"],
+            calls=row["calls"],
+        )
+    if stage == "iterations":
+        return IterationProbe(
+            name=row["kind"],
+            dtype=row["dtype"],
+            workload=row["sizes"],
+            compiled=check_choice("variant", row["variant"], ("eager", "compiled")) == "compiled",
+        )
+    raise ValueError(
+        f"stage is {show(stage)}; known are kernels, collectives, iterations; "
+        "take the file that calibrate wrote"
+    )
+
+
+# -- the list
+# ----------------------------------------------------------------------------------------------------
+
+
 def _draw_kernels(formats: Sequence[str], memory: float, cache: float) -> Iterator[KernelProbe]:
     """The kernels of a CPU in larger sizes: products in all formats, other classes in one; sums
     also in the cache."""
-    for dtype, case in product(formats, draw_cases(cache=cache, larger=8.0)):
-        sizes = {"flops": 0.0, **case.sizes}
-        if case.kind == "gemm":
-            # sizes that fp8 allows
-            sizes = size_product(*(16 * -(-sizes[side] // 16) for side in "mnk"))
-        elif dtype != formats[0] or not (case.kind in _TIMED or case.variant == "add"):
-            continue
-        elif case.kind == "embedding_forward":  # uniform rows of tables that no cache holds
-            share = max(0.02, sizes["table_rows"] / 1e6)
-            sizes |= {"exponent": 0.0, "table_rows": share * memory / 16 // sizes["dim"]}
-            sizes["nbytes"] = forward_bytes(
-                *(sizes[name] for name in ("bags", "lookups", "dim")), granularity=32
-            )
-        kernel = KernelProbe(
-            kind=case.kind,
-            variant=case.variant,
-            dtype="fp32" if case.kind == "embedding_forward" else dtype,
-            sizes=sizes,
-        )
-        yield kernel
-        if case.variant == "add" and 12.0 * sizes["elements"] < cache:
-            yield replace(kernel, cold=False)
+    cases = draw_cases(cache=cache, larger=8.0)
+    for dtype in formats:
+        for case in cases:
+            if case.kind == "gemm":
+                yield _size_product_for_fp8(case, dtype)
+            elif dtype != formats[0]:
+                continue
+            elif case.kind == "embedding_forward":
+                yield _spread_lookups(case, memory)
+            elif case.kind in _TIMED or case.variant == "add":
+                sizes = {"flops": 0.0, **case.sizes}
+                kernel = KernelProbe(kind=case.kind, variant=case.variant, dtype=dtype, sizes=sizes)
+                yield kernel
+                if case.variant == "add" and 12.0 * sizes["elements"] < cache:
+                    yield replace(kernel, cold=False)
+
+
+def _size_product_for_fp8(case: Case, dtype: str) -> KernelProbe:
+    """A product in sizes that fp8 allows: multiples of 16, rounded up."""
+    m, n, k = (16 * math.ceil(case.sizes[side] / 16) for side in ("m", "n", "k"))
+    return KernelProbe(
+        kind=case.kind, variant=case.variant, dtype=dtype, sizes=size_product(m, n, k)
+    )
+
+
+def _spread_lookups(case: Case, memory: float) -> KernelProbe:
+    """Lookups of uniform rows of a table that no cache holds."""
+    dim = case.sizes["dim"]
+    share_of_memory = max(0.02, case.sizes["table_rows"] / 1e6) / 16
+    nbytes = forward_bytes(case.sizes["bags"], case.sizes["lookups"], dim, granularity=32)
+    sizes = {
+        "flops": 0.0,
+        **case.sizes,
+        "exponent": 0.0,
+        "table_rows": share_of_memory * memory // dim,
+        "nbytes": nbytes,
+    }
+    return KernelProbe(kind=case.kind, variant=case.variant, dtype="fp32", sizes=sizes)
 
 
 def _draw_collectives(local: int, nodes: int, largest: float) -> Iterator[CollectiveProbe]:
@@ -175,10 +325,11 @@ def _draw_collectives(local: int, nodes: int, largest: float) -> Iterator[Collec
             # switches of the network add fp16 but not int8; both are timed to see the difference
             if operation == "all_reduce" and ranks == local:
                 dtypes.append("int8")
-            for dtype, nbytes in product(dtypes, sizes):
-                yield CollectiveProbe(
-                    operation=operation, dtype=dtype, nbytes=nbytes, ranks=ranks, nodes=count
-                )
+            for dtype in dtypes:
+                for nbytes in sizes:
+                    yield CollectiveProbe(
+                        operation=operation, dtype=dtype, nbytes=nbytes, ranks=ranks, nodes=count
+                    )
 
 
 def _list_spans(local: int, nodes: int) -> list[tuple[int, int]]:
@@ -227,19 +378,22 @@ def list_probes(
     >>> sorted({probe.dtype for probe in kernels if probe.kind == "gemm"})
     ['bf16', 'fp8']
     """
-    yield from _draw_kernels(
-        [dtype for dtype in FORMATS if dtype in formats] or ["fp32"], memory, cache
-    )
+    formats_in_order = [dtype for dtype in FORMATS if dtype in formats]
+    yield from _draw_kernels(formats_in_order or ["fp32"], memory, cache)
     yield from _draw_collectives(local, nodes, min(2.0**30, memory / 4))
-    drawn: dict[str, Any] = {
-        sample.name: sample.workload for sample in draw_calibration(models="all", hybrid=False)
-    }
-    half = [dtype for dtype in FORMATS[:2] if dtype in formats]
-    for name, workload in ({name: drawn[name] for name in _SMALL} | LARGE).items():
+    yield from _list_iterations([dtype for dtype in ("bf16", "fp16") if dtype in formats])
+
+
+def _list_iterations(half_formats: Sequence[str]) -> Iterator[IterationProbe]:
+    """The iterations; those in half precision take the first of these formats."""
+    samples = draw_calibration(models="all", hybrid=False)
+    drawn: dict[str, Any] = {sample.name: sample.workload for sample in samples}
+    small = {name: drawn[name] for name in _SMALL}
+    for name, workload in (small | LARGE).items():
         if workload.dtype != "fp32":
-            if not half:
+            if not half_formats:
                 continue
-            workload = replace(workload, dtype=half[0])
+            workload = replace(workload, dtype=half_formats[0])
         eager = IterationProbe(name=name, dtype=workload.dtype, workload=dump(workload))
         yield eager
         if name in _COMPILED:

@@ -14,10 +14,9 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from perfkit.measure.machine import count_cores, gather_facts, list_cores
 from perfkit.measure.records import write_result
@@ -41,8 +40,9 @@ _TASKS = {
     "references": "timing",
     "collectives": "timing",
     "kernels": "operations",
+    "iteration": "iterations",
+    "placements": "iterations",
 }
-_TASKS |= dict.fromkeys(("iteration", "placements"), "iterations")
 
 #: Code of a measuring process. Linux kills the process when its parent ends: 1 is PR_SET_PDEATHSIG,
 #: 9 is SIGKILL.
@@ -71,15 +71,18 @@ def tidy() -> Iterator[None]:
     def end(number: int, frame: object) -> None:
         raise KeyboardInterrupt(number)
 
-    both = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows has no SIGHUP
-    main = threading.current_thread() is threading.main_thread()
-    mine = [number for number in both if main and signal.getsignal(number) is signal.SIG_DFL]
-    for number in mine:
+    signals = [signal.SIGTERM]
+    if hasattr(signal, "SIGHUP"):  # Windows has none
+        signals.append(signal.SIGHUP)
+    handled = []
+    if threading.current_thread() is threading.main_thread():
+        handled = [number for number in signals if signal.getsignal(number) is signal.SIG_DFL]
+    for number in handled:
         signal.signal(number, end)
     try:
         yield
     finally:
-        for number in mine:
+        for number in handled:
             signal.signal(number, signal.SIG_DFL)
 
 
@@ -112,11 +115,9 @@ def check_processors(ranks: int, device: str = "cpu") -> int:
         most = torch.cuda.device_count()
         what = f"{most} GPUs that PyTorch {torch.__version__} can use"
     if ranks > most:
-        hint = (
-            f"take at most {most}"
-            if most
-            else "choose device cpu, or a machine with GPUs; predictions need no GPU"
-        )
+        hint = "choose device cpu, or a machine with GPUs; predictions need no GPU"
+        if most:
+            hint = f"take at most {most}"
         raise ValueError(f"ranks is {ranks}; this machine has {what}; {hint}")
     return ranks
 
@@ -155,54 +156,67 @@ def run_processes(job: dict[str, Any], *, ranks: int = 1, timeout: float = 600.0
     }
     settings["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     if ranks > 1 and "GLOO_SOCKET_IFNAME" not in os.environ:
-        if (loopback := gather_facts()["loopback"].value) is None:
+        loopback = gather_facts()["loopback"].value
+        if loopback is None:
             raise MeasurementError(
                 "ranks cannot connect: this machine has no loopback; see ip link, or take one rank"
             )
         settings["GLOO_SOCKET_IFNAME"] = loopback
-    with tidy(), tempfile.TemporaryDirectory(prefix="perfkit-") as folder:
-        place, processes = Path(folder), list[Any]()
-        (place / "job.json").write_text(json.dumps(job))
-        start = partial(
-            subprocess.Popen, [sys.executable, "-c", START, folder], stdin=subprocess.DEVNULL
-        )
+    with tidy(), tempfile.TemporaryDirectory(prefix="perfkit-") as folder_name:
+        folder = Path(folder_name)
+        (folder / "job.json").write_text(json.dumps(job))
+        processes: list[subprocess.Popen[Any]] = []
         try:
             for rank in range(ranks):
-                with open(place / f"log.{rank}", "w") as log:
-                    own = {**settings, "RANK": str(rank)}
-                    processes.append(start(env=own, stdout=log, stderr=log, start_new_session=True))
-            _wait(processes, place, timeout)
-            return [json.loads((place / f"result.{rank}").read_text()) for rank in range(ranks)]
+                with open(folder / f"log.{rank}", "w") as log:
+                    process = subprocess.Popen(
+                        [sys.executable, "-c", START, folder_name],
+                        env={**settings, "RANK": str(rank)},
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                    )
+                processes.append(process)
+            _wait(processes, folder, timeout)
+            return [json.loads((folder / f"result.{rank}").read_text()) for rank in range(ranks)]
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
 
 
-def _wait(processes: "list[subprocess.Popen[Any]]", place: Path, timeout: float) -> None:
+def _wait(processes: "list[subprocess.Popen[Any]]", folder: Path, timeout: float) -> None:
     """Wait until all ranks have ended, or raise an error at the first failure."""
     deadline = time.monotonic() + timeout
-    while set(codes := [process.poll() for process in processes]) != {0}:
+    while True:
+        codes = [process.poll() for process in processes]
         for rank, code in enumerate(codes):
             if code:
-                output = (place / f"log.{rank}").read_text(errors="replace").strip()
-                reason = (
-                    f"was killed by signal {-code}"
-                    if code < 0
-                    else f"stopped with exit code {code}"
-                )
-                if shutil.disk_usage(place).free < 1e6:
-                    reason += f": the disk is full under {place}; free some, or name another folder in TMPDIR"
-                last = f"; its last line was: {output.splitlines()[-1]}" if output else ""
-                text = f"measuring process {rank} {reason}; finished measurements are kept, run it again{last}"
-                error = MeasurementError(text)
-                error.add_note(output[-3000:])
-                raise error
+                raise _explain_failure(rank, code, folder)
+        if all(code == 0 for code in codes):
+            return
         if time.monotonic() > deadline:
             raise MeasurementError(
                 f"measuring took longer than {timeout:.0f} s; repeat it on a less busy machine"
             )
         time.sleep(0.01)
+
+
+def _explain_failure(rank: int, code: int, folder: Path) -> MeasurementError:
+    """The error of a rank that ended with this exit code; a note has the end of its output."""
+    output = (folder / f"log.{rank}").read_text(errors="replace").strip()
+    reason = f"stopped with exit code {code}"
+    if code < 0:
+        reason = f"was killed by signal {-code}"
+    if shutil.disk_usage(folder).free < 1e6:
+        reason += f": the disk is full under {folder}; free some, or name another folder in TMPDIR"
+    text = f"measuring process {rank} {reason}; finished measurements are kept, run it again"
+    if output:
+        text += f"; its last line was: {output.splitlines()[-1]}"
+    error = MeasurementError(text)
+    error.add_note(output[-3000:])
+    return error
 
 
 def _run(job: dict[str, Any], meeting: str, local: int) -> list[Any]:
@@ -214,11 +228,8 @@ def _run(job: dict[str, Any], meeting: str, local: int) -> list[Any]:
     import torch
     import torch.distributed as dist
 
-    device, rank, ranks = (
-        job.get("device", "cpu"),
-        int(os.environ["RANK"]),
-        int(os.environ["WORLD_SIZE"]),
-    )
+    device = job.get("device", "cpu")
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text("-15")
     if device == "cuda":
@@ -232,22 +243,30 @@ def _run(job: dict[str, Any], meeting: str, local: int) -> list[Any]:
         dist.init_process_group(
             backend, meeting, timeout=timedelta(minutes=10), rank=rank, world_size=ranks
         )
-    name = job["task"]
-    task: Any = resolve_name(
-        f"perfkit.measure.{_TASKS[name]}:time_{name}" if name in _TASKS else name
-    )
-    arguments = {key: value for key, value in job.items() if key != "task"}
+    arguments = dict(job)
+    name = arguments.pop("task")
+    if name in _TASKS:
+        name = f"perfkit.measure.{_TASKS[name]}:time_{name}"
+    task: Any = resolve_name(name)
     results = [write_result(task(**arguments))]
     if ranks > 1:
         if meeting == "env://":
-            every: list[Any] = [None] * ranks
-            dist.all_gather_object(every, results[0])
-            results = every
+            results_of_ranks: list[Any] = [None] * ranks
+            dist.all_gather_object(results_of_ranks, results[0])
+            results = results_of_ranks
         dist.destroy_process_group()
     return results
 
 
-def launched_ranks() -> tuple[int, int, int] | None:
+class LaunchedRanks(NamedTuple):
+    """Where a launcher has started this process: its rank, all ranks, and the ranks of a node."""
+
+    rank: int
+    ranks: int
+    ranks_per_node: int
+
+
+def launched_ranks() -> LaunchedRanks | None:
     """Rank, ranks and ranks per node if a launcher has started this process: torchrun, or srun of
     Slurm.
 
@@ -256,26 +275,44 @@ def launched_ranks() -> tuple[int, int, int] | None:
 
     Returns
     -------
-    place : (int, int, int) or None
+    launched : LaunchedRanks or None
         None without a launcher [-].
 
     References
     ----------
     .. [1] Slurm 24.05, srun(1), "Output environment variables" (SLURM_STEP_NUM_TASKS and others)
     """
-    about = os.environ
-    if "TORCHELASTIC_RUN_ID" not in about and int(about.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        names = ["PROCID", "LOCALID", "STEP_NUM_TASKS", "STEP_NUM_NODES", "JOB_ID", "STEP_NODELIST"]
-        own, place, tasks, nodes, job, hosts = (about[f"SLURM_{name}"] for name in names)
-        about |= {"RANK": own, "LOCAL_RANK": place, "WORLD_SIZE": tasks, "TORCHELASTIC_RUN_ID": job}
-        about["LOCAL_WORLD_SIZE"] = str(int(tasks) // int(nodes))
-        about.setdefault(
-            "MASTER_ADDR", re.sub(r"^([^,\[]*)(?:\[(\d+)[^\]]*\])?([^,\[]*).*", r"\1\2\3", hosts)
-        )
-        about.setdefault("MASTER_PORT", str(20_000 + int(job) % 10_000))
-    if "TORCHELASTIC_RUN_ID" not in about:
-        return None
-    return int(about["RANK"]), int(about["WORLD_SIZE"]), int(about["LOCAL_WORLD_SIZE"])
+    environment = os.environ
+    by_torchrun = "TORCHELASTIC_RUN_ID" in environment
+    by_srun = int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+    if not by_torchrun:
+        if not by_srun:
+            return None
+        _copy_variables_of_srun()
+    return LaunchedRanks(
+        rank=int(environment["RANK"]),
+        ranks=int(environment["WORLD_SIZE"]),
+        ranks_per_node=int(environment["LOCAL_WORLD_SIZE"]),
+    )
+
+
+def _copy_variables_of_srun() -> None:
+    """Set the variables of torchrun from those of srun."""
+    environment = os.environ
+    job = environment["SLURM_JOB_ID"]
+    tasks, nodes = environment["SLURM_STEP_NUM_TASKS"], environment["SLURM_STEP_NUM_NODES"]
+    first_host = re.sub(
+        r"^([^,\[]*)(?:\[(\d+)[^\]]*\])?([^,\[]*).*",
+        r"\1\2\3",
+        environment["SLURM_STEP_NODELIST"],
+    )
+    environment["RANK"] = environment["SLURM_PROCID"]
+    environment["LOCAL_RANK"] = environment["SLURM_LOCALID"]
+    environment["WORLD_SIZE"] = tasks
+    environment["LOCAL_WORLD_SIZE"] = str(int(tasks) // int(nodes))
+    environment["TORCHELASTIC_RUN_ID"] = job
+    environment.setdefault("MASTER_ADDR", first_host)
+    environment.setdefault("MASTER_PORT", str(20_000 + int(job) % 10_000))
 
 
 def join_ranks(job: dict[str, Any]) -> list[Any]:
@@ -309,12 +346,12 @@ def work_in(folder: str) -> NoReturn:
     folder : str
         Holds ``job.json``; receives ``result.RANK``.
     """
-    code, place, rank = 1, Path(folder), os.environ["RANK"]
+    rank = os.environ["RANK"]
+    code = 1
     try:
-        (result,) = _run(
-            json.loads((place / "job.json").read_text()), f"file://{folder}/store", int(rank)
-        )
-        (place / f"result.{rank}").write_text(json.dumps(result))
+        job = json.loads((Path(folder) / "job.json").read_text())
+        (result,) = _run(job, f"file://{folder}/store", int(rank))
+        (Path(folder) / f"result.{rank}").write_text(json.dumps(result))
         code = 0
     except BaseException:
         traceback.print_exc()
