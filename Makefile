@@ -54,7 +54,7 @@ bench: $(VENV)/installed-run  ## all tables of accuracy and speed; calibrates fi
 	$(BIN)/python -m benchmarks $(if $(PLATFORM),--platform $(PLATFORM)) $(ARGS)
 
 gallery: $(VENV)/installed-gallery  ## build the GPU platforms of the gallery again from their sources
-	$(BIN)/python -m benchmarks.gallery $(ARGS)
+	$(BIN)/python -m benchmarks.makers.gallery $(ARGS)
 
 docs: $(VENV)/installed-docs  ## build the documentation site, which opens without a network: site/index.html
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet \

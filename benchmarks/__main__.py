@@ -17,9 +17,10 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from benchmarks import AbsentError, command, find_shared_data
-from benchmarks.checks import pool_checks
 from benchmarks.gpu_forms import PAIR
+from benchmarks.helpers.command import command
+from benchmarks.helpers.files import AbsentError, find_shared_data
+from benchmarks.helpers.saved_runs import pool_checks
 from perfkit.calibration.campaign import calibrate
 from perfkit.ground.files import find_reference
 from perfkit.measure.machine import count_cores

@@ -19,8 +19,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from benchmarks import OUT, PLATFORM, Row, command, lay_out, save_rows
-from benchmarks.checks import predict_again
+from benchmarks.helpers.command import OUT, PLATFORM, command
+from benchmarks.helpers.files import save_rows
+from benchmarks.helpers.saved_runs import predict_again
+from benchmarks.helpers.tables import Row, lay_out
 from perfkit.calibration.campaign import check
 from perfkit.calibration.checks import Comparison, summarize_errors
 from perfkit.calibration.cpu_measure import measure_collectives, measure_kernels

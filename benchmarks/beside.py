@@ -19,12 +19,13 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks import command, lay_out
-from benchmarks.beside_calls import CALLS, FRESH
+from benchmarks.helpers.beside_calls import CALLS, FRESH
+from benchmarks.helpers.command import command
+from benchmarks.helpers.tables import lay_out
 from perfkit.ground.units import check_positive, format_time
 
 ROOT = Path(__file__).parents[1]
-_SCRIPT = Path(__file__).with_name("beside_calls.py")
+_SCRIPT = ROOT / "benchmarks" / "helpers" / "beside_calls.py"
 
 
 class Runner:

@@ -17,7 +17,8 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks import command, lay_out
+from benchmarks.helpers.command import command
+from benchmarks.helpers.tables import lay_out
 from perfkit.ground.units import check_choice
 from perfkit.prediction.predictor import predict
 

@@ -2,25 +2,17 @@
 predicted wrong.
 
     python -m benchmarks.checks zen3-2
-
-Also what other benchmarks do with saved runs: predict them again.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-import perfkit as pk
-from benchmarks import command, lay_out
-from perfkit.calibration.checks import Comparison, state_prediction
-from perfkit.calibration.study import Trials
-from perfkit.ground.files import find_reference
-from perfkit.measure.samples import load
-from perfkit.platform.estimates import keep_quiet
+from benchmarks.helpers.command import command
+from benchmarks.helpers.saved_runs import load_model, pool_checks
+from benchmarks.helpers.tables import lay_out
+from perfkit.calibration.checks import Comparison
 
-C = TypeVar("C", bound=Comparison)
 #: The families of `perfkit check`, in words.
 FAMILIES = {
     "dlrm": "DLRM",
@@ -33,30 +25,6 @@ FAMILIES = {
 }
 #: Times below this are short [s], tables above this are large [B].
 _SHORT, _LARGE = 0.02, 1e9
-
-
-def pool_checks(name: str) -> Comparison:
-    """All committed checks of one machine."""
-    return Comparison.load(*sorted(find_reference("measured").glob(f"{name}.check-*.json")))
-
-
-def _load_model(run: Mapping[str, Any]) -> Any:
-    """The workload of a saved run."""
-    return load({key: value for key, value in run["config"].items() if key != "owners"})
-
-
-def predict_again(saved: C, platform: pk.Platform) -> C:
-    """The same measurements beside the predictions of another platform, such as a later fit."""
-    runs = []
-    for run in saved.runs:
-        workload, owners, ranks = _load_model(run), run["config"].get("owners"), run["ranks"]
-        plan = pk.Plan.from_owners(owners, ranks=ranks) if owners else None
-        with keep_quiet():
-            found: Any = pk.predict(workload, platform, ranks=ranks, plan=plan)
-            if plan and isinstance(saved, Trials):
-                found = pk.price_plan(workload, platform, plan)
-        runs.append({**run, **state_prediction(found)})
-    return replace(saved, runs=tuple(runs), platform=platform.name)
 
 
 def format_errors(comparison: Comparison) -> str:
@@ -89,7 +57,7 @@ def format_bias(comparison: Comparison) -> str:
             f"under {1e3 * _SHORT:.0f} ms, two ranks": short and several,
             "two ranks": several,
             "tables above 1 GB": sum(
-                table.nbytes for table in getattr(_load_model(run), "tables", ())
+                table.nbytes for table in getattr(load_model(run), "tables", ())
             )
             > _LARGE,
         }

@@ -15,7 +15,8 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from benchmarks import command, lay_out
+from benchmarks.helpers.command import command
+from benchmarks.helpers.tables import lay_out
 from perfkit.ground.files import group_rows
 from perfkit.platform.estimates import keep_quiet
 from perfkit.prediction.predictor import predict

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import command, lay_out
+from benchmarks.helpers.command import command
+from benchmarks.helpers.tables import lay_out
 from perfkit.calibration.fit import fit_platform
 from perfkit.calibration.fit_kernels import size_cases
 from perfkit.fitting import fit_additive

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 import perfkit as pk
-from benchmarks import OUT, PLATFORM, SAVED, command, join_passes
 from benchmarks.captures import make_step
+from benchmarks.helpers.command import OUT, PLATFORM, SAVED, command
+from benchmarks.helpers.errors import join_passes
 from perfkit.calibration.checks import Comparison, state_prediction
 from perfkit.calibration.pace import relate_run
 from perfkit.measure.machine import describe_machine, list_versions

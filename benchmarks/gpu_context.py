@@ -4,7 +4,7 @@ steps.
     python -m benchmarks.gpu_context [--write]
 
 The steps are those of reference_data/published/gpu_steps.csv. --write fits
-reference_data/published/gpu_scales.csv, from which `benchmarks.gallery` makes the context of GPUs.
+reference_data/published/gpu_scales.csv, from which `benchmarks.makers.gallery` makes the context of GPUs.
 A step is never judged by scales that were fitted to it: half of the groups (model, device and
 precision) in ten splits, one size, one group, or one source is left out. Scales of a generation are
 fitted to steps on it, with the steps on other generations as a prior.
@@ -19,8 +19,18 @@ from typing import Any
 import numpy as np
 
 import perfkit as pk
-from benchmarks import WRITE, Row, command, judge, lay_out, read_csv, widen, write_csv
-from benchmarks.gpu_scales import Scales, Step, add_published, fit_scales, predict_steps, split_step
+from benchmarks.helpers.command import WRITE, command
+from benchmarks.helpers.errors import judge, widen
+from benchmarks.helpers.files import read_csv, write_csv
+from benchmarks.helpers.gpu_scales import (
+    Scales,
+    Step,
+    add_published,
+    fit_scales,
+    predict_steps,
+    split_step,
+)
+from benchmarks.helpers.tables import Row, lay_out
 from perfkit.ground.files import find_reference
 from perfkit.ground.targets import write_text
 from perfkit.platform.datasheets import read_datasheet
@@ -277,7 +287,7 @@ def tabulate_scales(scales: Scales) -> str:
 
 
 def read_scales() -> Scales:
-    """The committed scales, in the form of `benchmarks.gpu_scales.fit_scales`."""
+    """The committed scales, in the form of `benchmarks.helpers.gpu_scales.fit_scales`."""
     return {
         (row["class"], row["generation"]): (
             float(row["logarithm"]),

@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from benchmarks import Row, command, find_shared_data, lay_out
+from benchmarks.helpers.command import command
+from benchmarks.helpers.files import find_shared_data
+from benchmarks.helpers.tables import Row, lay_out
 from perfkit.calibration.checks import summarize_errors
 from perfkit.fitting import (
     CollectiveModel,

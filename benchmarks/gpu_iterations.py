@@ -18,7 +18,7 @@ parameter was fitted to them, and no form was chosen with them. The sources of e
 - Layer lists start with the input (512-512-64 has two layers): 12 and 16 weights are updated in the
   traces.
 - Times of kernels: products, element-wise kernels, copies, gather and fused lookups were fitted to
-  the kernel trace, see `benchmarks.gallery_v100`. Rates of memory, L2 and PCIe were measured by the
+  the kernel trace, see `benchmarks.makers.gallery_v100`. Rates of memory, L2 and PCIe were measured by the
   study. Peaks are those of locked clocks.
 - Host: T1 to T5 of the published tables, without the cost of the profiler as far as it is known;
   see `perfkit.platform.datasheets`. One table for all three machines.
@@ -44,8 +44,11 @@ from typing import Any
 import numpy as np
 
 import perfkit as pk
-from benchmarks import WRITE, Row, command, judge, lay_out, read_published, state, write_published
-from benchmarks.eager import EagerDLRM
+from benchmarks.helpers.command import WRITE, command
+from benchmarks.helpers.eager import EagerDLRM
+from benchmarks.helpers.errors import judge, state
+from benchmarks.helpers.files import read_published, write_published
+from benchmarks.helpers.tables import Row, lay_out
 from perfkit.platform.estimates import keep_quiet
 
 #: Largest geometric-mean error by GPU [%]; "all" pools the three.

@@ -33,8 +33,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import perfkit as pk
-from benchmarks import Row, command, find_shared_data, judge, lay_out, read_csv, state
 from benchmarks.gpu_iterations import PLATFORMS, divide
+from benchmarks.helpers.command import command
+from benchmarks.helpers.errors import judge, state
+from benchmarks.helpers.files import find_shared_data, read_csv
+from benchmarks.helpers.tables import Row, lay_out
 from perfkit.platform.estimates import keep_quiet
 from perfkit.recording.convolutions import Branches, Residual
 

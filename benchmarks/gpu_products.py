@@ -10,7 +10,10 @@ which a model of the usual cannot be.
 from typing import Any
 
 import perfkit as pk
-from benchmarks import command, judge, lay_out, read_published, widen
+from benchmarks.helpers.command import command
+from benchmarks.helpers.errors import judge, widen
+from benchmarks.helpers.files import read_published
+from benchmarks.helpers.tables import lay_out
 from perfkit.platform.estimates import keep_quiet
 
 _SIDES = (1024, 2048, 4096, 8192, 10240)

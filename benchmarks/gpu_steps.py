@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import perfkit as pk
-from benchmarks import OUT, SAVED, command, join_passes
 from benchmarks.captures import make_step
+from benchmarks.helpers.command import OUT, SAVED, command
+from benchmarks.helpers.errors import join_passes
 from perfkit.calibration.checks import Comparison, state_prediction
 from perfkit.ground.files import find_reference
 from perfkit.ground.targets import write_text

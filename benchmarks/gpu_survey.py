@@ -14,14 +14,14 @@ rowwise        softmax, layer norm and RMS norm by width, forward and backward
 batched        batched products as attention without a fused kernel has them
 adagrad        updates of single rows: row-wise Adagrad in PyTorch's operations and in one kernel
 
-`benchmarks.gpu_survey_points` has the kernels, `benchmarks.gpu_survey_tables` what is made of their
+`benchmarks.helpers.gpu_survey_points` has the kernels, `benchmarks.helpers.gpu_survey_tables` what is made of their
 times.
 """
 
 from pathlib import Path
 from typing import Any
 
-from benchmarks import OUT, SAVED, command
+from benchmarks.helpers.command import OUT, SAVED, command
 
 SECTIONS = ("accumulation", "fp8", "attention", "grouped", "rowwise", "batched", "adagrad")
 
@@ -48,11 +48,13 @@ SECTIONS = ("accumulation", "fp8", "attention", "grouped", "rowwise", "batched",
 def main(given: Any) -> None:
     """Kernels of one GPU that no public table has."""
     if given.measure:
-        from benchmarks.gpu_survey_points import measure  # it needs torch
+        from benchmarks.helpers.gpu_survey_points import measure  # it needs torch
 
         pairs = (word.partition("=") for word in given.sections)
         return measure(given.measure, {name: float(seconds) for name, _, seconds in pairs})
-    from benchmarks import gpu_survey_tables as tables  # it needs what a GPU machine may lack
+    from benchmarks.helpers import (
+        gpu_survey_tables as tables,  # it needs what a GPU machine may lack
+    )
 
     if given.convert:
         if not given.json:

@@ -17,7 +17,10 @@ from contextlib import nullcontext
 from typing import Any
 
 import perfkit as pk
-from benchmarks import Row, command, judge, lay_out, read_published, state
+from benchmarks.helpers.command import command
+from benchmarks.helpers.errors import judge, state
+from benchmarks.helpers.files import read_published
+from benchmarks.helpers.tables import Row, lay_out
 from perfkit.platform.estimates import keep_quiet
 
 _VIT = {

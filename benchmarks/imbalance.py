@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 
 import perfkit as pk
-from benchmarks import OUT, PLATFORM, SAVED, Row, command, lay_out, save_rows
+from benchmarks.helpers.command import OUT, PLATFORM, SAVED, command
+from benchmarks.helpers.files import save_rows
+from benchmarks.helpers.tables import Row, lay_out
 from perfkit.measure.processes import run_processes
 from perfkit.measure.records import write_record
 from perfkit.measure.samples import draw_check, dump, load

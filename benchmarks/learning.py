@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import command, lay_out
-from benchmarks.checks import predict_again
+from benchmarks.helpers.command import command
+from benchmarks.helpers.saved_runs import predict_again
+from benchmarks.helpers.tables import lay_out
 from perfkit.calibration.checks import Comparison
 from perfkit.calibration.cpu_context import add_context
 from perfkit.calibration.fit import fit_platform

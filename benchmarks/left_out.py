@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import command
 from benchmarks.accuracy import Bar, Errors, format_accuracy, judge_part, tabulate
+from benchmarks.helpers.command import command
 from perfkit.calibration.cpu_context import add_context
 from perfkit.calibration.fit import fit_platform
 from perfkit.ground.files import find_reference

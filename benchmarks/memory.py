@@ -8,7 +8,8 @@ from itertools import accumulate
 from typing import Any
 
 import perfkit as pk
-from benchmarks import command, lay_out
+from benchmarks.helpers.command import command
+from benchmarks.helpers.tables import lay_out
 from perfkit.platform.estimates import keep_quiet
 from perfkit.recording.nets import Net
 

@@ -65,7 +65,10 @@ from dataclasses import replace
 from typing import Any
 
 import perfkit as pk
-from benchmarks import WRITE, Row, command, lay_out, read_published, state, write_published
+from benchmarks.helpers.command import WRITE, command
+from benchmarks.helpers.errors import state
+from benchmarks.helpers.files import read_published, write_published
+from benchmarks.helpers.tables import Row, lay_out
 from perfkit.ground.files import find_reference
 from perfkit.ground.targets import write_text
 from perfkit.platform.estimates import keep_quiet

@@ -24,8 +24,10 @@ from typing import Any, TypeAlias
 import polars as pl
 
 import perfkit as pk
-from benchmarks import AbsentError, command, lay_out
-from benchmarks.calculon import compare_answers, load_calculon
+from benchmarks.helpers.calculon import compare_answers, load_calculon
+from benchmarks.helpers.command import command
+from benchmarks.helpers.files import AbsentError
+from benchmarks.helpers.tables import lay_out
 from benchmarks.scale import BATCH, RANKS, WAYS, ask_strategies, state_strategy, time_strategies
 
 #: Arguments of pip; llm-analysis needs its dependency transformers only for downloads.

@@ -15,7 +15,8 @@ import numpy as np
 import polars as pl
 
 import perfkit as pk
-from benchmarks import Row, command, lay_out
+from benchmarks.helpers.command import command
+from benchmarks.helpers.tables import Row, lay_out
 from perfkit.sharding.problem import OBJECTIVES
 from perfkit.workloads.placement import KINDS
 

@@ -17,7 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import command, judge, lay_out, read_csv, widen
+from benchmarks.helpers.command import command
+from benchmarks.helpers.errors import judge, widen
+from benchmarks.helpers.files import read_csv
+from benchmarks.helpers.tables import lay_out
 from perfkit.ground.files import find_reference
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform

@@ -18,8 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import command, find_shared_data, gpu_context, judge, lay_out, read_csv, widen
-from benchmarks.gpu_scales import add_published, fit_scales
+from benchmarks import gpu_context
+from benchmarks.helpers.command import command
+from benchmarks.helpers.errors import judge, widen
+from benchmarks.helpers.files import find_shared_data, read_csv
+from benchmarks.helpers.gpu_scales import add_published, fit_scales
+from benchmarks.helpers.tables import lay_out
 from perfkit.calibration.runs import tune
 from perfkit.exploration.strategies import explore
 from perfkit.models.partitions import CHUNKED, SCHEDULES

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import OUT, PLATFORM, command, save_rows
+from benchmarks.helpers.command import OUT, PLATFORM, command
+from benchmarks.helpers.files import save_rows
 from perfkit.ground.units import format_table
 from perfkit.measure.processes import run_processes
 from perfkit.measure.records import write_record

@@ -13,8 +13,9 @@ measurements with today's predictions.
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks import MET, OUT, SAVED, command
-from benchmarks.checks import predict_again
+from benchmarks.helpers.command import OUT, SAVED, command
+from benchmarks.helpers.saved_runs import predict_again
+from benchmarks.helpers.tables import MET
 from perfkit.calibration.study import Trials, measure_trials
 from perfkit.ground.targets import check_target
 from perfkit.ground.units import format_table

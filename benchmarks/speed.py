@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 
 import perfkit as pk
-from benchmarks import PLATFORM, command, find_shared_data, lay_out
+from benchmarks.helpers.command import PLATFORM, command
+from benchmarks.helpers.files import find_shared_data
+from benchmarks.helpers.tables import lay_out
 from benchmarks.scale import WAYS, ask_strategies
 from perfkit.fitting import TwoBranch
 from perfkit.ground.files import find_reference

@@ -17,7 +17,9 @@ import numpy as np
 import polars as pl
 
 import perfkit as pk
-from benchmarks import Row, command, find_shared_data, lay_out
+from benchmarks.helpers.command import command
+from benchmarks.helpers.files import find_shared_data
+from benchmarks.helpers.tables import Row, lay_out
 from perfkit.calibration.collectives import fit_transfers
 from perfkit.calibration.fit_traces import calibrate_traces
 from perfkit.calibration.traces import find_unsized

@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import command, find_shared_data, lay_out, read_csv
+from benchmarks.helpers.command import command
+from benchmarks.helpers.files import find_shared_data, read_csv
+from benchmarks.helpers.tables import lay_out
 from perfkit.ground.units import Array
 from perfkit.models.collectives import ring_steps
 from perfkit.models.roofline import optimizer_bytes

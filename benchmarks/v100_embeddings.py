@@ -9,8 +9,10 @@ profiled alone; in the second half of each kind of these, indices are in shared 
 
 from typing import Any
 
-from benchmarks import command, find_shared_data, lay_out, read_csv
-from benchmarks.gallery_v100 import read_trace
+from benchmarks.helpers.command import command
+from benchmarks.helpers.files import find_shared_data, read_csv
+from benchmarks.helpers.tables import lay_out
+from benchmarks.makers.gallery_v100 import read_trace
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.cost import price
 from perfkit.workloads.dlrm import DLRM

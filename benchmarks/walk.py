@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 import perfkit
-from benchmarks import command
+from benchmarks.helpers.command import command
 from perfkit.ground.units import check_choice
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform

@@ -12,20 +12,10 @@ import polars as pl
 import pytest
 
 from benchmarks import __main__ as everything
-from benchmarks import (
-    accuracy,
-    beside,
-    calculon,
-    learning,
-    left_out,
-    peers,
-    placement,
-    scale,
-    speed,
-    traced,
-)
+from benchmarks import accuracy, beside, learning, left_out, peers, placement, scale, speed, traced
 from benchmarks.accuracy import BARS, evaluate, format_accuracy, judge_kernels
 from benchmarks.gpu_steps import join_runs, list_steps
+from benchmarks.helpers import calculon
 from perfkit.calibration.checks import Comparison
 from perfkit.exploration.strategies import explore
 from perfkit.ground.files import find_reference

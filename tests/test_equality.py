@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks.eager import EagerDLRM
+from benchmarks.helpers.eager import EagerDLRM
 from perfkit.ground.units import Array
 from perfkit.prediction import predictor
 from perfkit.prediction.cost import Costs

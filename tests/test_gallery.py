@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import find_shared_data
-from benchmarks.gallery import (
+from benchmarks.gpu_context import PCIE
+from benchmarks.helpers.files import find_shared_data
+from benchmarks.makers.gallery import (
     NAMES,
     RECIPES,
     TYPICAL,
@@ -23,7 +24,6 @@ from benchmarks.gallery import (
     read_parts,
     read_products,
 )
-from benchmarks.gpu_context import PCIE
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES
 from perfkit.models.collectives import bus_factor, ring_steps

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gallery_v100, gpu_iterations, read_csv, read_published
-from benchmarks.eager import EagerDLRM
-from benchmarks.overheads import read_overheads
+from benchmarks import gpu_iterations
+from benchmarks.helpers.eager import EagerDLRM
+from benchmarks.helpers.files import read_csv, read_published
+from benchmarks.helpers.overheads import read_overheads
+from benchmarks.makers import gallery_v100
 from perfkit.ground.files import find_reference
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.cost import price, price_hosts

@@ -4,7 +4,8 @@ import pytest
 
 pytest.importorskip("torch", reason="capturing modules needs torch")
 
-from benchmarks import find_shared_data, gpu_networks
+from benchmarks import gpu_networks
+from benchmarks.helpers.files import find_shared_data
 
 
 def test_nets_have_the_size_of_their_publications() -> None:

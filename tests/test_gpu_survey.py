@@ -15,9 +15,9 @@ import pytest
 pytest.importorskip("torch", reason="the survey runs operations of torch")
 
 from benchmarks import gpu_steps
-from benchmarks import gpu_survey_points as points
-from benchmarks import gpu_survey_tables as tables
 from benchmarks.gpu_survey import SECTIONS
+from benchmarks.helpers import gpu_survey_points as points
+from benchmarks.helpers import gpu_survey_tables as tables
 from perfkit.calibration.traces import read_trace
 from perfkit.ground.files import find_reference
 from perfkit.platform.gallery import load_platform
@@ -41,7 +41,7 @@ class Missing:
         if name.partition(".")[0] in ("polars", "msgspec", "altair"):
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Missing())
-import benchmarks.gpu_survey, benchmarks.gpu_survey_points, benchmarks.gpu_steps, perfkit.measure.cuda
+import benchmarks.gpu_survey, benchmarks.helpers.gpu_survey_points, benchmarks.gpu_steps, perfkit.measure.cuda
 """
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import mlperf_dlrm, read_csv, read_published
+from benchmarks import mlperf_dlrm
+from benchmarks.helpers.files import read_csv, read_published
 from perfkit.workloads.dlrm import DLRM
 
 

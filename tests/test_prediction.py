@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.eager import EagerDLRM
+from benchmarks.helpers.eager import EagerDLRM
 from perfkit.fitting import Fit, Iteration
 from perfkit.platform.estimates import ExtrapolationWarning
 from perfkit.platform.gallery import load_platform

@@ -20,7 +20,7 @@ from benchmarks.gpu_context import (
     state_split_steps,
     state_steps,
 )
-from benchmarks.gpu_scales import Step, add_published, fit_scales, predict_steps
+from benchmarks.helpers.gpu_scales import Step, add_published, fit_scales, predict_steps
 from perfkit.models.roofline import smooth_maximum
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform

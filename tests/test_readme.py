@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import PAGE, fill_page, run_benchmark
-from benchmarks.checks import pool_checks
+from benchmarks.helpers.saved_runs import pool_checks
 from perfkit.calibration.checks import Comparison
 from perfkit.commands.group import COMMANDS
 from perfkit.ground.files import find_reference

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.checks import predict_again
-from benchmarks.overheads import read_overheads
+from benchmarks.helpers.overheads import read_overheads
+from benchmarks.helpers.saved_runs import predict_again
 from perfkit.calibration.checks import Comparison, summarize_errors
 from perfkit.calibration.fit import fit_platform
 from perfkit.ground.files import find_reference

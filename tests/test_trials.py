@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import sharding_study
 from benchmarks.__main__ import PAGE
-from benchmarks.checks import predict_again
+from benchmarks.helpers.saved_runs import predict_again
 from perfkit.__main__ import main
 from perfkit.calibration import study as studies
 from perfkit.calibration.study import (

@@ -554,7 +554,7 @@ def _prepare_one_kernel(
 
 @functools.lru_cache
 def _make_kernel() -> Any:
-    from benchmarks import gpu_survey_kernel
+    from benchmarks.helpers import gpu_survey_kernel
 
     return gpu_survey_kernel.update_rows
 

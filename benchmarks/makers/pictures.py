@@ -1,6 +1,6 @@
 """Pictures of docs/: a report of each kind, drawn by a headless browser.
 
-python -m benchmarks.pictures [--out docs] [--browser chromium-headless-shell]
+python -m benchmarks.makers.pictures [--out docs] [--browser chromium-headless-shell]
 """
 
 import subprocess
@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import perfkit as pk
-from benchmarks import command
+from benchmarks.helpers.command import command
 from perfkit.ground.files import find_reference
 
 _OPTIONS = [

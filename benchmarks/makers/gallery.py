@@ -1,6 +1,6 @@
 """Builds the GPU platforms of the gallery from their sources; `make gallery` writes them again.
 
-    python -m benchmarks.gallery [NAME ...]
+    python -m benchmarks.makers.gallery [NAME ...]
 
 Sources: reference_data/datasheets.csv, measurements of other people (PERFKIT_SHARED_DATA or beside
 the checkout), and the package aiconfigurator-core (installed, or in PERFKIT_KERNEL_DATABASE).
@@ -17,11 +17,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import polars as pl
 
-from benchmarks import AbsentError, command, find_shared_data, gallery_v100
 from benchmarks.gpu_context import GENERATION, read_scales
 from benchmarks.gpu_forms import DATASHEETS, read_sweeps
-from benchmarks.gpu_scales import add_published
-from benchmarks.gpu_survey_tables import list_softmax, list_work, read_survey
+from benchmarks.helpers.command import command
+from benchmarks.helpers.files import AbsentError, find_shared_data
+from benchmarks.helpers.gpu_scales import add_published
+from benchmarks.helpers.gpu_survey_tables import list_softmax, list_work, read_survey
+from benchmarks.makers import gallery_v100
 from perfkit.fitting import (
     Additive,
     CollectiveModel,

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from benchmarks import find_shared_data, read_numbers
-from benchmarks.eager import EagerDLRM
-from benchmarks.overheads import read_overheads
+from benchmarks.helpers.eager import EagerDLRM
+from benchmarks.helpers.files import find_shared_data, read_numbers
+from benchmarks.helpers.overheads import read_overheads
 from perfkit.fitting import Additive, KernelModel, Roofline, TiledRoofline, fit_roofline
 from perfkit.ground.hardware import Device, MemoryLevel, Network, Quantity
 from perfkit.models.roofline import gemm_bytes, gemm_flops

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from benchmarks.overheads import read_overheads
+from benchmarks.helpers.overheads import read_overheads
 from perfkit.calibration.runs import fit_logs
 from perfkit.fitting import Fit, InContext, Iteration, Overlap
 from perfkit.ground.units import Array

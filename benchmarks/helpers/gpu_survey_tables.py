@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import perfkit as pk
-from benchmarks import judge, widen
+from benchmarks.helpers.errors import judge, widen
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES
 from perfkit.ground.targets import write_text
@@ -74,7 +74,7 @@ class Survey:
 
 
 def join_survey(files: Sequence[Path]) -> Survey:
-    """Join passes over the same kernels, each of which `benchmarks.gpu_survey_points.measure` wrote.
+    """Join passes over the same kernels, each of which `benchmarks.helpers.gpu_survey_points.measure` wrote.
 
     A kernel counts if every pass has timed it. Facts are those of the first file.
     """

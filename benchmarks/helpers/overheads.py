@@ -4,7 +4,7 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks import read_csv
+from benchmarks.helpers.files import read_csv
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import Quantity
 

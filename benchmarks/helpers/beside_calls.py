@@ -1,6 +1,6 @@
 """Calls of perfkit that `benchmarks.beside` times, in a process of their own.
 
-    python -P benchmarks/beside_calls.py
+    python -P benchmarks/helpers/beside_calls.py
 
 The process reads a line with the name of a call and a number, runs the call, and prints the
 processor time that it took [s]. It imports nothing but perfkit and the standard library, so it runs

@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from benchmarks import lay_out, scale
+from benchmarks import scale
+from benchmarks.helpers.tables import lay_out
 from perfkit.calibration.checks import summarize_errors
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer

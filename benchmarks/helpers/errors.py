@@ -1,0 +1,64 @@
+"""Predictions beside measured times: their errors, and whether an interval holds them."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.helpers.tables import Row
+from perfkit.calibration.checks import summarize_errors
+from perfkit.prediction.result import Prediction
+
+#: Half width of an 80 % interval, in standard deviations of the logarithm [-].
+HALF_WIDTH = 1.2816
+
+
+def state(prediction: Prediction, measured: float = math.nan) -> dict[str, float]:
+    """Predicted time with its 80 % interval [s], and its error against the measured time [-]."""
+    low, high = prediction.interval(0.8)
+    return {
+        "predicted": prediction.time,
+        "low": low,
+        "high": high,
+        "measured": measured,
+        "error": prediction.time / measured - 1,
+    }
+
+
+def widen(time: float, spread: float, measured: float) -> dict[str, float]:
+    """The figures of `state` from a time [s] and the standard deviation of its logarithm [-]."""
+    width = np.exp(HALF_WIDTH * spread)
+    return {
+        "predicted": time,
+        "measured": measured,
+        "error": time / measured - 1,
+        "low": time / width,
+        "high": time * width,
+    }
+
+
+def judge(rows: Sequence[Row]) -> dict[str, float]:
+    """Errors of ``predicted`` against ``measured``, and the share of ``measured`` between ``low``
+    and ``high`` [%]."""
+    errors = [row["predicted"] / row["measured"] - 1 for row in rows]
+    inside = np.array([row["low"] <= row["measured"] <= row["high"] for row in rows])
+    return {**summarize_errors(errors), "inside": 100 * float(inside.mean())}
+
+
+def join_passes(passes: Sequence[Row]) -> dict[str, Any]:
+    """Measured time and quartiles of a run of `Comparison`, as the means of its passes [s], and
+    their disagreement."""
+
+    def average(name: str) -> float:
+        return float(np.mean([one[name] for one in passes]))
+
+    medians = [one["median"] for one in passes]
+    return {
+        "measured_s": average("median"),
+        "measured_q1_s": average("q1"),
+        "measured_q3_s": average("q3"),
+        "flagged": False,
+        "passes_s": medians,
+        "noise": max(medians) / min(medians) - 1,
+    }
