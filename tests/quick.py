@@ -294,7 +294,7 @@ def _list_beside(changed: Sequence[Path]) -> list[str]:
         elif top == "docs":
             beside += ["tests/test_docs.py", "tests/test_recipes.py"]
         elif top == "benchmarks":
-            beside.append("tests/test_benchmarks.py")
+            beside += ["tests/test_benchmarks.py", "tests/test_benchmark_catalogue.py"]
         elif top == "reference_data":
             beside += ["tests/test_reference.py", "tests/test_gallery.py"]
         elif path.parts[:2] == ("tests", "fuzz"):

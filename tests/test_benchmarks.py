@@ -11,7 +11,6 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks import __main__ as everything
 from benchmarks import accuracy, beside, learning, left_out, peers, placement, scale, speed, traced
 from benchmarks.accuracy import BARS, evaluate, format_accuracy, judge_kernels
 from benchmarks.gpu_steps import join_runs, list_steps
@@ -327,39 +326,6 @@ def test_calculon_is_asked_in_a_checkout(tmp_path: Path, monkeypatch: Patch) -> 
     with pytest.raises(ValueError, match="name a checkout of Calculon"):
         calculon.load_calculon(tmp_path / "systems")
     calculon.sys.modules.pop("calculon")
-
-
-@pytest.mark.parametrize("given", [False, True])
-def test_all_benchmarks_calibrate_only_without_a_platform(given, tmp_path, monkeypatch, capsys):
-    asked: list[str] = []
-
-    def calibrate(*, out: Path, quick: bool) -> None:
-        asked.append("calibrate")
-        for file in (out, out.with_suffix(".measurements.json")):
-            file.write_text("")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(everything, "calibrate", calibrate)
-    monkeypatch.setenv("PERFKIT_SHARED_DATA", str(tmp_path if given else tmp_path / "nowhere"))
-    (tmp_path / "gemm").mkdir()
-    monkeypatch.setattr(everything, "count_cores", lambda: 2)
-    monkeypatch.setattr(everything, "find_spec", lambda name: name)
-    monkeypatch.setattr(
-        everything,
-        "import_module",
-        lambda name: SimpleNamespace(main=lambda words: asked.append(name[11:]) or 0),
-    )
-    words = ["--quick", *(["--platform", "mine.toml"] if given else [])]
-    assert everything.main(words) == 0
-    own = (
-        "accuracy imbalance speed peers placement captures gpu_vision gpu_forms gpu_networks traced"
-        if given
-        else ("calibrate accuracy learning imbalance speed peers placement captures gpu_vision")
-    )
-    saved = "gpu_products gpu_iterations mlperf_dlrm sharding_study sharding_study left_out"
-    assert asked == f"{own} {saved}".split()
-    assert everything.main(words) == 0 and asked.count("calibrate") == (0 if given else 1)
-    assert given or "remove it to calibrate again" in capsys.readouterr().out
 
 
 def test_placements_are_summarized_over_seeds() -> None:
