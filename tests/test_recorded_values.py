@@ -5,7 +5,7 @@ import platform
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,98 +19,241 @@ from perfkit.recording.steps import capture  # noqa: E402
 from perfkit.workloads.graph import Graph  # noqa: E402
 
 
-def count_rows(make: Callable[[Any, Any, Any, Any], Any]) -> Graph:
-    """Capture a step whose size depends on a result of known (`k`, `n`) and computed (`u`, `i`)
-    tensors."""
+class Inputs(NamedTuple):
+    """Tensors of a step: what is computed from them may be known to a capture or not."""
+
+    known: Any  # ones, (4, 4)
+    numbers: Any  # known, too: 0 to 15, (4, 4)
+    computed: Any  # from a weight, (4, 4)
+    indices: Any  # of the largest of each computed row, (4,)
+
+
+Computation = Callable[[Inputs], Any]
+
+
+def make_inputs(weight: Any) -> Inputs:
+    computed = weight * 2
+    return Inputs(torch.ones(4, 4), torch.arange(16).view(4, 4), computed, computed.argmax(1))
+
+
+def train_on_rows(result: Any, weight: Any) -> None:
+    """A product with as many rows as the result has small numbers."""
+    rows = int((result < 8).sum())
+    (torch.ones(rows, 4) @ weight).sum().backward()
+
+
+def capture_rows(compute: Computation) -> Graph:
+    """Capture a step whose size depends on a result."""
     weight = nn.Parameter(torch.randn(4, 4))
 
     def step() -> None:
         with torch.no_grad():
-            computed = weight * 2
-            chosen = computed.argmax(1)
-            known, places = torch.ones(4, 4), torch.arange(16).view(4, 4)
-            result = make(known, places, computed, chosen)
-        rows = int((result < 8).sum())
-        (torch.ones(rows, 4) @ weight).sum().backward()
+            result = compute(make_inputs(weight))
+        train_on_rows(result, weight)
 
     return capture(lambda: step)
 
 
-#: Results that nobody can know: they depend on a computed tensor, or hold memory nobody wrote.
-UNKNOWN: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
-    "index": lambda k, n, u, i: n[i],
-    "index of two": lambda k, n, u, i: n[i, i],
-    "embedding": lambda k, n, u, i: F.embedding(i, k),
-    "index_select": lambda k, n, u, i: n.index_select(0, i),
-    "gather": lambda k, n, u, i: n.gather(1, i[:, None]),
-    "take": lambda k, n, u, i: n.take(i),
-    "empty_like": lambda k, n, u, i: torch.empty_like(k),
-    "new_empty": lambda k, n, u, i: k.new_empty(3),
-    "new_empty_strided": lambda k, n, u, i: k.new_empty_strided((3,), (1,)),
-    "empty": lambda k, n, u, i: torch.empty(4),
-    "half filled": lambda k, n, u, i: k.new_empty(4).index_fill_(0, n[0, :2], 1.0),
-    "half sliced": lambda k, n, u, i: _fill_half(k.new_empty(4)),
-    "copied": lambda k, n, u, i: torch.empty_like(u).copy_(u),
-    "filled, then copied": lambda k, n, u, i: torch.empty_like(u).fill_(1).copy_(u),
-    "filled, then a part copied": lambda k, n, u, i: _copy_part(torch.empty_like(k).fill_(1), u),
-    "filled, then a part drawn": lambda k, n, u, i: _draw_part(torch.empty_like(k).fill_(1), u),
-    "known, then a part copied": lambda k, n, u, i: _copy_part(k, u),
-    "data replaced": lambda k, n, u, i: _replace(k, u),
-    "clone of empty": lambda k, n, u, i: torch.empty_like(k).clone(),
-    "grown": lambda k, n, u, i: torch.ones(4).resize_(64),
-    "where": lambda k, n, u, i: torch.where(u > 0, k, k),
-    "cat": lambda k, n, u, i: torch.cat([k, u]),
-    "put": lambda k, n, u, i: k.index_put((i,), k),
-}
-#: Results of known tensors alone, and memory that is filled.
-KNOWN: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
-    "index": lambda k, n, u, i: n[n[0] % 4],
-    "embedding": lambda k, n, u, i: F.embedding(n[0] % 4, k),
-    "empty, then filled": lambda k, n, u, i: torch.empty(4).fill_(1),
-    "empty_like, then filled": lambda k, n, u, i: torch.empty_like(u).fill_(1),
-    "new_empty, then zeros": lambda k, n, u, i: k.new_empty(3).zero_(),
-    "two halves": lambda k, n, u, i: _fill_halves(k.new_empty(4)),
-    "copied from known": lambda k, n, u, i: torch.empty_like(n).copy_(k),
-    "drawn": lambda k, n, u, i: torch.empty(4).uniform_(),
-    "pad": lambda k, n, u, i: F.pad(k, (1, 1)),
-    "known after an index by computed": lambda k, n, u, i: (n[i], n)[1],
-}
+# -- results that nobody can know: they depend on a computed tensor, or hold memory nobody wrote
 
 
-def _fill_half(tensor: Any) -> Any:
-    tensor[:2] = 1
-    return tensor
+def index_by_computed(x: Inputs) -> Any:
+    return x.numbers[x.indices]
 
 
-def _fill_halves(tensor: Any) -> Any:
-    tensor[:2], tensor[2:] = 1, 2
-    return tensor
+def index_by_two_computed(x: Inputs) -> Any:
+    return x.numbers[x.indices, x.indices]
 
 
-def _copy_part(tensor: Any, source: Any) -> Any:
-    tensor[0] = source[0]
-    return tensor
+def embedding_of_computed(x: Inputs) -> Any:
+    return F.embedding(x.indices, x.known)
 
 
-def _draw_part(tensor: Any, share: Any) -> Any:
-    tensor[0].bernoulli_(share[0].abs())
-    return tensor
+def index_select_by_computed(x: Inputs) -> Any:
+    return x.numbers.index_select(0, x.indices)
 
 
-def _replace(tensor: Any, source: Any) -> Any:
-    tensor.data = source
-    return tensor
+def gather_by_computed(x: Inputs) -> Any:
+    return x.numbers.gather(1, x.indices[:, None])
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_sizes_do_not_depend_on_what_was_not_computed(name: str) -> None:
+def take_by_computed(x: Inputs) -> Any:
+    return x.numbers.take(x.indices)
+
+
+def empty_like(x: Inputs) -> Any:
+    return torch.empty_like(x.known)
+
+
+def new_empty(x: Inputs) -> Any:
+    return x.known.new_empty(3)
+
+
+def new_empty_strided(x: Inputs) -> Any:
+    return x.known.new_empty_strided((3,), (1,))
+
+
+def empty(x: Inputs) -> Any:
+    return torch.empty(4)
+
+
+def half_filled(x: Inputs) -> Any:
+    return x.known.new_empty(4).index_fill_(0, x.numbers[0, :2], 1.0)
+
+
+def half_sliced(x: Inputs) -> Any:
+    result = x.known.new_empty(4)
+    result[:2] = 1
+    return result
+
+
+def copied_from_computed(x: Inputs) -> Any:
+    return torch.empty_like(x.computed).copy_(x.computed)
+
+
+def filled_then_copied_from_computed(x: Inputs) -> Any:
+    return torch.empty_like(x.computed).fill_(1).copy_(x.computed)
+
+
+def filled_then_a_part_copied(x: Inputs) -> Any:
+    result = torch.empty_like(x.known).fill_(1)
+    result[0] = x.computed[0]
+    return result
+
+
+def filled_then_a_part_drawn(x: Inputs) -> Any:
+    result = torch.empty_like(x.known).fill_(1)
+    result[0].bernoulli_(x.computed[0].abs())
+    return result
+
+
+def known_then_a_part_copied(x: Inputs) -> Any:
+    x.known[0] = x.computed[0]
+    return x.known
+
+
+def data_replaced(x: Inputs) -> Any:
+    x.known.data = x.computed
+    return x.known
+
+
+def clone_of_empty(x: Inputs) -> Any:
+    return torch.empty_like(x.known).clone()
+
+
+def grown(x: Inputs) -> Any:
+    return torch.ones(4).resize_(64)
+
+
+def where_computed(x: Inputs) -> Any:
+    return torch.where(x.computed > 0, x.known, x.known)
+
+
+def cat_with_computed(x: Inputs) -> Any:
+    return torch.cat([x.known, x.computed])
+
+
+def put_at_computed(x: Inputs) -> Any:
+    return x.known.index_put((x.indices,), x.known)
+
+
+UNKNOWN: list[Computation] = [
+    index_by_computed,
+    index_by_two_computed,
+    embedding_of_computed,
+    index_select_by_computed,
+    gather_by_computed,
+    take_by_computed,
+    empty_like,
+    new_empty,
+    new_empty_strided,
+    empty,
+    half_filled,
+    half_sliced,
+    copied_from_computed,
+    filled_then_copied_from_computed,
+    filled_then_a_part_copied,
+    filled_then_a_part_drawn,
+    known_then_a_part_copied,
+    data_replaced,
+    clone_of_empty,
+    grown,
+    where_computed,
+    cat_with_computed,
+    put_at_computed,
+]
+
+
+# -- results of known tensors alone, and memory that is filled
+
+
+def index_by_known(x: Inputs) -> Any:
+    return x.numbers[x.numbers[0] % 4]
+
+
+def embedding_of_known(x: Inputs) -> Any:
+    return F.embedding(x.numbers[0] % 4, x.known)
+
+
+def empty_then_filled(x: Inputs) -> Any:
+    return torch.empty(4).fill_(1)
+
+
+def empty_like_then_filled(x: Inputs) -> Any:
+    return torch.empty_like(x.computed).fill_(1)
+
+
+def new_empty_then_zeros(x: Inputs) -> Any:
+    return x.known.new_empty(3).zero_()
+
+
+def both_halves_sliced(x: Inputs) -> Any:
+    result = x.known.new_empty(4)
+    result[:2] = 1
+    result[2:] = 2
+    return result
+
+
+def copied_from_known(x: Inputs) -> Any:
+    return torch.empty_like(x.numbers).copy_(x.known)
+
+
+def drawn(x: Inputs) -> Any:
+    return torch.empty(4).uniform_()
+
+
+def padded(x: Inputs) -> Any:
+    return F.pad(x.known, (1, 1))
+
+
+def known_after_an_index_by_computed(x: Inputs) -> Any:
+    x.numbers[x.indices]
+    return x.numbers
+
+
+KNOWN: list[Computation] = [
+    index_by_known,
+    embedding_of_known,
+    empty_then_filled,
+    empty_like_then_filled,
+    new_empty_then_zeros,
+    both_halves_sliced,
+    copied_from_known,
+    drawn,
+    padded,
+    known_after_an_index_by_computed,
+]
+
+
+@pytest.mark.parametrize("compute", UNKNOWN)
+def test_sizes_do_not_depend_on_what_was_not_computed(compute: Computation) -> None:
     with pytest.raises(ValueError, match=r"capture computes no values.*int\(\(result < 8\)"):
-        count_rows(UNKNOWN[name])
+        capture_rows(compute)
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_sizes_depend_on_what_was_computed_from_known_tensors(name: str) -> None:
-    assert len(count_rows(KNOWN[name]))
+@pytest.mark.parametrize("compute", KNOWN)
+def test_sizes_depend_on_what_was_computed_from_known_tensors(compute: Computation) -> None:
+    assert len(capture_rows(compute))
 
 
 @contextmanager
@@ -129,64 +272,63 @@ def draw_program(seed: int) -> Callable[[], Any]:
     """A step of pieces that are drawn: known tensors are indexed, filled and copied, by known and
     by computed ones, and a size follows from the last of them."""
     rng = np.random.default_rng(seed)
-    pieces: list[Callable[[Any, Any, Any, Any], Any]] = [*UNKNOWN.values(), *KNOWN.values()]
+    pieces = UNKNOWN + KNOWN
     chosen = [pieces[place] for place in rng.integers(len(pieces), size=3)]
     weight = nn.Parameter(torch.ones(4, 4))
 
     def step() -> None:
         with torch.no_grad():
-            known, places = torch.ones(4, 4), torch.arange(16).view(4, 4)
-            computed = weight * 2
-            for make in chosen:
-                result = make(known, places, computed, computed.argmax(1))
+            inputs = make_inputs(weight)
+            for compute in chosen:
+                result = compute(inputs)
                 if result.shape == (4, 4) and result.dtype is torch.float32:
-                    known = result
-        rows = int((result < 8).sum())
-        (torch.ones(rows, 4) @ weight).sum().backward()
+                    inputs = inputs._replace(known=result)
+        train_on_rows(result, weight)
 
     return step
+
+
+def describe_capture(make_step: Callable[[], Any]) -> str:
+    """Names and sizes of the captured operations, or the name of the error."""
+    try:
+        graph = capture(make_step)
+    except (ValueError, IndexError) as error:
+        return type(error).__name__
+    return str([(graph[place].name, graph[place].features) for place in range(len(graph))])
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="M_PERTURB is glibc's")
 @pytest.mark.parametrize("seed", range(40))
 def test_memory_that_nobody_wrote_does_not_decide(seed: int) -> None:
-    found = []
+    outcomes = []
     for pattern in (0x01, 0xBF, 0x7F):
         with poison(pattern):
-            try:
-                graph = capture(lambda: draw_program(seed))
-            except (ValueError, IndexError) as error:
-                found.append(type(error).__name__)
-            else:
-                found.append(
-                    str(
-                        [
-                            (operation.name, operation.features)
-                            for operation in map(graph.__getitem__, range(len(graph)))
-                        ]
-                    )
-                )
-    assert found[0] == found[1] == found[2]
-    assert "IndexError" not in found
+            outcomes.append(describe_capture(lambda: draw_program(seed)))
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+    assert "IndexError" not in outcomes
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_arrays_of_computed_numbers_are_zeros_in_memory_of_their_own(device: str) -> None:
-    weight, arrays = nn.Parameter(torch.randn(100, 3)), []
+    weight = nn.Parameter(torch.randn(100, 3))
+    arrays = []
 
     def step() -> None:
         for dtype in (torch.float32, torch.float64, torch.float16):
             array = np.asarray((weight * 2).detach().to(dtype).cpu())
             plain = array.view(np.ndarray)
             junk = [torch.full((100, 3), float("nan")) for _ in range(3)]
-            arrays.append((plain.copy(), plain.dtype.name, len(junk)))
+            arrays.append(plain.copy())
+            del junk  # until here it had memory of its own
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         capture(lambda: step, device=device)
-    assert all((plain == 0).all() for plain, *_ in arrays)
-    assert {name for _, name, _ in arrays} == {"float16", "float32", "float64"}
-    assert ["arrays of computed numbers" in str(each.message) for each in caught] == [True]
+    for array in arrays:
+        assert (array == 0).all()
+    assert {array.dtype.name for array in arrays} == {"float16", "float32", "float64"}
+    [warning] = caught
+    assert "arrays of computed numbers" in str(warning.message)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -214,6 +356,6 @@ def test_sums_of_sparse_gradients_hold_the_rows_of_all_micro_batches(
     graph = capture(make_step)
     make_step()()
     assert set(rows) == {64 * batches}
-    updates = [operation for operation in map(graph.__getitem__, range(len(graph)))]
-    updates = [each for each in updates if each.kind == "embedding_update"]
+    operations = [graph[place] for place in range(len(graph))]
+    updates = [operation for operation in operations if operation.kind == "embedding_update"]
     assert updates[-1].features["lookups"] == 64 * batches
