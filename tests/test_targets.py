@@ -12,8 +12,9 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -24,7 +25,7 @@ from perfkit.ground import targets
 from perfkit.ground.targets import check_target, write_text
 
 PLAN = pk.Plan(1, (0,))
-MODEL = pk.DLRM(rows=[1000] * 2, dim=16, pooling=2, batch=64, bottom=[16], top=[16])
+MODEL = pk.DLRM(rows=[1000, 1000], dim=16, pooling=2, batch=64, bottom=[16], top=[16])
 RUN = {
     "family": "DLRM",
     "name": "a",
@@ -43,29 +44,58 @@ RUN = {
 COMPARISON = Comparison((RUN,), "toy", {}, {})
 
 
-def write_json(path: Any) -> None:
-    """Write the figures of a command; its error is raised as others are."""
-    if code := main(["platforms", "--json", os.fspath(path)]):
-        raise ValueError(f"path: exit code {code}")
-
-
 def make_chart(toy: pk.Platform) -> Any:
     """The chart of a prediction."""
     return pk.predict(MODEL, toy, ranks=1).chart()
 
 
-#: Everything public that writes a file, by name.
-WRITERS: dict[str, Callable[[Any, pk.Platform], Any]] = {
-    "plan": lambda path, toy: PLAN.save(path),
-    "platform": lambda path, toy: toy.save(path),
-    "comparison": lambda path, toy: COMPARISON.save(path),
-    "trace": lambda path, toy: pk.predict(MODEL, toy, ranks=1).save_trace(path),
-    "report": lambda path, toy: pk.report(COMPARISON, path=path),
-    "json": lambda path, toy: write_json(path),
-    "chart": lambda path, toy: make_chart(toy).save(path, format="html"),
-    "data of a chart": lambda path, toy: make_chart(toy).save(path, format="json"),
-}
-writers = pytest.mark.parametrize("write", WRITERS.values(), ids=[*WRITERS])
+def write_plan(path: Any, toy: pk.Platform) -> None:
+    PLAN.save(path)
+
+
+def write_platform(path: Any, toy: pk.Platform) -> None:
+    toy.save(path)
+
+
+def write_comparison(path: Any, toy: pk.Platform) -> None:
+    COMPARISON.save(path)
+
+
+def write_trace(path: Any, toy: pk.Platform) -> None:
+    pk.predict(MODEL, toy, ranks=1).save_trace(path)
+
+
+def write_report(path: Any, toy: pk.Platform) -> None:
+    pk.report(COMPARISON, path=path)
+
+
+def write_json(path: Any, toy: pk.Platform) -> None:
+    """Write the figures of a command; its error is raised as others are."""
+    code = main(["platforms", "--json", os.fspath(path)])
+    if code != 0:
+        raise ValueError(f"path: exit code {code}")
+
+
+def write_chart(path: Any, toy: pk.Platform) -> None:
+    make_chart(toy).save(path, format="html")
+
+
+def write_data_of_a_chart(path: Any, toy: pk.Platform) -> None:
+    make_chart(toy).save(path, format="json")
+
+
+#: Everything public that writes a file.
+WRITERS: list[Callable[[Any, pk.Platform], None]] = [
+    write_plan,
+    write_platform,
+    write_comparison,
+    write_trace,
+    write_report,
+    write_json,
+    write_chart,
+    write_data_of_a_chart,
+]
+writers = pytest.mark.parametrize("write", WRITERS)
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
 
 
@@ -117,11 +147,9 @@ def test_a_named_pipe_is_written_to(write: Any, toy: pk.Platform, tmp_path: Path
     os.mkfifo(pipe, 0o640)
     (tmp_path / "link.toml").symlink_to(pipe)
     write(tmp_path / "file.toml", toy)
+    expected = (tmp_path / "file.toml").read_bytes()
     for path in (pipe, tmp_path / "link.toml"):
-        assert (
-            read_pipe(pipe, lambda path=path: write(path, toy))
-            == (tmp_path / "file.toml").read_bytes()
-        )
+        assert read_pipe(pipe, partial(write, path, toy)) == expected
         assert os.stat(pipe).st_mode == stat.S_IFIFO | 0o640
 
 
@@ -139,7 +167,8 @@ def test_a_pipe_without_a_reader_ends_with_an_error(
 def test_a_replaced_file_keeps_its_mode_owner_and_links(
     write: Any, toy: pk.Platform, tmp_path: Path
 ) -> None:
-    real, link = tmp_path / "real.toml", tmp_path / "link.toml"
+    real = tmp_path / "real.toml"
+    link = tmp_path / "link.toml"
     link.symlink_to("real.toml")
     for mode in (0o600, 0o640, 0o2664, 0o4755, 0o666):
         real.write_text("old")
@@ -153,7 +182,8 @@ def test_a_replaced_file_keeps_its_mode_owner_and_links(
             facts = os.stat(real)
             assert stat.S_IMODE(facts.st_mode) == mode, oct(facts.st_mode)
             assert (facts.st_uid, facts.st_gid) == owner
-            assert real.read_text() != "old" and link.is_symlink()
+            assert real.read_text() != "old"
+            assert link.is_symlink()
     assert {path.name for path in tmp_path.iterdir()} == {"real.toml", "link.toml"}
 
 
@@ -172,14 +202,16 @@ def test_a_new_file_is_made_behind_a_link_with_the_usual_mode(tmp_path: Path) ->
 def test_all_names_of_a_file_show_the_new_content(
     write: Any, toy: pk.Platform, tmp_path: Path
 ) -> None:
-    first, second = tmp_path / "first.toml", tmp_path / "second.toml"
+    first = tmp_path / "first.toml"
+    second = tmp_path / "second.toml"
     for old in ("old", "old " * 200_000):
         first.write_text(old)
         first.chmod(0o640)
         second.unlink(missing_ok=True)
         second.hardlink_to(first)
         write(first, toy)
-        assert os.path.samefile(first, second) and "old" not in second.read_text()[:20]
+        assert os.path.samefile(first, second)
+        assert "old" not in second.read_text()[:20]
         assert stat.S_IMODE(os.stat(second).st_mode) == 0o640
         write(tmp_path / "alone.toml", toy)
         assert second.read_bytes() == (tmp_path / "alone.toml").read_bytes()
@@ -262,20 +294,20 @@ def test_attributes_of_a_replaced_file_are_kept(tmp_path: Path) -> None:
 
 def list_files(folder: Path) -> dict[str, tuple[int, ...]]:
     """What a write changes of each entry of a folder; following a link changes when it was read."""
-    facts = {entry.name: entry.lstat() for entry in folder.iterdir()}
-    return {
-        name: (fact.st_ino, fact.st_mode, fact.st_size, fact.st_mtime_ns)
-        for name, fact in facts.items()
-    }
+    facts = {}
+    for entry in folder.iterdir():
+        fact = entry.lstat()
+        facts[entry.name] = (fact.st_ino, fact.st_mode, fact.st_size, fact.st_mtime_ns)
+    return facts
 
 
-def lay_socket(folder: Path) -> str:
+def lay_socket() -> str:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("s.toml")
     return "s.toml"
 
 
-def lay_disk(folder: Path) -> str:
+def lay_disk() -> str:
     try:
         os.mknod("disk.toml", 0o600 | stat.S_IFBLK, os.makedev(240, 0))
     except OSError as error:
@@ -283,80 +315,95 @@ def lay_disk(folder: Path) -> str:
     return "disk.toml"
 
 
-def lay_read_only(folder: Path) -> str:
+def lay_read_only() -> str:
     Path("old.toml").write_text("old")
     Path("old.toml").chmod(0o444)
     return "old.toml"
 
 
-def lay_loop(folder: Path) -> str:
+def lay_loop() -> str:
     Path("loop.toml").symlink_to("loop.toml")
     return "loop.toml"
 
 
-def lay_folder(folder: Path) -> str:
+def lay_folder() -> str:
     Path("folder.toml").mkdir()
     Path("to-folder.toml").symlink_to("folder.toml")
     return "to-folder.toml"
 
 
-def lay_dangling(folder: Path) -> str:
+def lay_dangling() -> str:
     Path("dangling.toml").symlink_to("missing/file.toml")
     return "dangling.toml"
 
 
-#: Targets that nobody can write, as a name or as what makes one in the working folder; what is said.
-REFUSED: dict[str, tuple[Any, str]] = {
-    "empty": ("", "is ''; it is empty; name a file to write"),
-    "NUL": ("a\0b.toml", r"is 'a\\x00b.toml'; no name of a file holds the character \\x00"),
-    "long": ("x" * 300 + ".toml", "File name too long; name another file"),
-    "half of a character": ("a\ud800.toml", r"is 'a\\ud800.toml'; it is no text that a file can"),
-    "folder": (".", "it is a folder; name a file in it"),
-    "folder with its slash": ("new.toml/", "it is a folder; name a file in it"),
-    "behind a file": ("/etc/hosts/x.toml", "its folder does not exist; create it first"),
-    "number": (3, "is 3; it must be the name of a file to write, a str or a Path"),
-    "bytes": (b"x.toml", r"is b'x.toml'; it must be the name of a file to write"),
-    "none": (None, "is None; it must be the name of a file to write"),
-    "socket": (lay_socket, "it is a socket; name a file"),
-    "disk": (lay_disk, "it is a device that holds data; name a file"),
-    "read-only": (lay_read_only, "it is read-only; name another file, or allow writing to it"),
-    "loop": (lay_loop, "Too many levels of symbolic links; name another file"),
-    "link to a folder": (lay_folder, "it is a folder; name a file in it"),
-    "closed descriptor": ("/dev/fd/999", "its folder cannot be written to; choose another"),
-    "link to nowhere": (lay_dangling, "its folder does not exist; create it first"),
+class Refused(NamedTuple):
+    """A target that nobody can write: its name, or what makes it in the working folder and says it."""
+
+    target: Any
+    message: str
+
+    def prepare(self) -> Any:
+        return self.target() if callable(self.target) else self.target
+
+
+REFUSED = {
+    "empty": Refused("", "is ''; it is empty; name a file to write"),
+    "NUL": Refused("a\0b.toml", r"is 'a\\x00b.toml'; no name of a file holds the character \\x00"),
+    "long": Refused("x" * 300 + ".toml", "File name too long; name another file"),
+    "half of a character": Refused(
+        "a\ud800.toml", r"is 'a\\ud800.toml'; it is no text that a file can"
+    ),
+    "folder": Refused(".", "it is a folder; name a file in it"),
+    "folder with its slash": Refused("new.toml/", "it is a folder; name a file in it"),
+    "behind a file": Refused("/etc/hosts/x.toml", "its folder does not exist; create it first"),
+    "number": Refused(3, "is 3; it must be the name of a file to write, a str or a Path"),
+    "bytes": Refused(b"x.toml", r"is b'x.toml'; it must be the name of a file to write"),
+    "none": Refused(None, "is None; it must be the name of a file to write"),
+    "socket": Refused(lay_socket, "it is a socket; name a file"),
+    "disk": Refused(lay_disk, "it is a device that holds data; name a file"),
+    "read-only": Refused(
+        lay_read_only, "it is read-only; name another file, or allow writing to it"
+    ),
+    "loop": Refused(lay_loop, "Too many levels of symbolic links; name another file"),
+    "link to a folder": Refused(lay_folder, "it is a folder; name a file in it"),
+    "closed descriptor": Refused("/dev/fd/999", "its folder cannot be written to; choose another"),
+    "link to nowhere": Refused(lay_dangling, "its folder does not exist; create it first"),
 }
+of_each_refusal = pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
 
 
-@pytest.mark.parametrize("case", REFUSED.values(), ids=[*REFUSED])
+@of_each_refusal
 def test_what_cannot_be_written_is_refused_before_anything_is_computed(
-    case: tuple[Any, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, said = case
     monkeypatch.chdir(tmp_path)
-    path = target(tmp_path) if callable(target) else target
+    path = case.prepare()
     before = list_files(tmp_path)
     with pytest.raises(ValueError) as caught:
         check_target("path", path)
     text = str(caught.value)
-    assert text.startswith("path is ") and re.search(said, text)
-    assert text.isprintable() and len(text) < 400
+    assert text.startswith("path is ")
+    assert re.search(case.message, text)
+    assert text.isprintable()
+    assert len(text) < 400
     assert before == list_files(tmp_path)
 
 
 @writers
-@pytest.mark.parametrize("case", REFUSED.values(), ids=[*REFUSED])
+@of_each_refusal
 def test_everything_that_writes_refuses_alike(
-    case: tuple[Any, str], write: Any, toy: pk.Platform, tmp_path: Path, monkeypatch: Any
+    case: Refused, write: Any, toy: pk.Platform, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    target, _ = case
-    if not isinstance(target, str) and not callable(target) and write is WRITERS["json"]:
-        pytest.skip("words of a command line are text")
     monkeypatch.chdir(tmp_path)
-    path = target(tmp_path) if callable(target) else target
+    path = case.prepare()
+    if write is write_json and not isinstance(path, str):
+        pytest.skip("words of a command line are text")
     before = list_files(tmp_path)
     with pytest.raises((ValueError, OSError)) as caught:
         write(path, toy)
-    assert str(caught.value).isprintable() and len(str(caught.value)) < 400
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 400
     assert before == list_files(tmp_path)
 
 
@@ -365,7 +412,7 @@ def test_a_dash_is_no_name_of_a_file(
     write: Any, toy: pk.Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if write is WRITERS["json"]:  # of this option alone it is standard output
+    if write is write_json:  # of this option alone it is standard output
         write("-", toy)
     else:
         with pytest.raises(ValueError, match=r" is '-', which stands for standard output elsewh"):
@@ -373,36 +420,27 @@ def test_a_dash_is_no_name_of_a_file(
     assert not [*tmp_path.iterdir()]
 
 
-COMMANDS = {
-    "predict": ["predict", "--model", "gpt2", "--platform", "h100-sxm-8", "--report"],
-    "shard": [
-        "shard",
-        "--model",
-        "dlrm-small",
-        "--platform",
-        "h100-sxm-8",
-        "--ranks",
-        "2",
-        "--out",
+@pytest.mark.parametrize(
+    "command",
+    [
+        "predict --model gpt2 --platform h100-sxm-8 --report",
+        "shard --model dlrm-small --platform h100-sxm-8 --ranks 2 --out",
+        "calibrate --out",
+        "demo --out",
+        "demo --report",
     ],
-    "calibrate": ["calibrate", "--out"],
-    "demo": ["demo", "--out"],
-    "demo's report": ["demo", "--report"],
-}
-
-
-@pytest.mark.parametrize("words", COMMANDS.values(), ids=[*COMMANDS])
+)
 def test_a_dash_is_no_file_for_a_command(
-    words: list[str], tmp_path: Path, monkeypatch: Any, capsys: Any
+    command: str, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    words = command.split()
     assert main([*words, "-"]) == 2
-    said = capsys.readouterr().err
-    assert (
-        f"{words[-1][2:]} is '-', which stands for standard output" in said
-        and said.count("\n") == 1
-    )
-    assert not [*tmp_path.iterdir()]
+    option = words[-1].removeprefix("--")
+    error = capsys.readouterr().err
+    assert f"{option} is '-', which stands for standard output" in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_without_room_for_drafts_is_known_before(tmp_path: Path) -> None:

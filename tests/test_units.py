@@ -1,6 +1,9 @@
+"""How sizes are checked and written, and what is said of arguments that are none."""
+
 import math
-import warnings
-from collections.abc import Callable
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import perfkit as pk
 from perfkit.ground.hardware import Quantity
 from perfkit.ground.units import (
     check_choice,
@@ -17,11 +21,6 @@ from perfkit.ground.units import (
     format_time,
     significant,
 )
-from perfkit.platform.gallery import load_platform
-from perfkit.prediction.predictor import predict
-from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.placement import Plan
-from perfkit.workloads.tables import EmbeddingTable, draw_tables
 
 TIMES = {
     0: "0 s",
@@ -44,6 +43,7 @@ RATES = {
     math.inf: "inf B/s",
     -5e6: "-5 MB/s",
 }
+#: A value and its error.
 DIGITS = {
     (0.671234, 0.0123): "0.671",
     (5.0, 12.0): "5",
@@ -57,9 +57,12 @@ DIGITS = {
 
 
 def test_numbers_read_like_a_person_writes_them() -> None:
-    assert [format_time(seconds) for seconds in TIMES] == [*TIMES.values()]
-    assert [format_rate(value, "B/s") for value in RATES] == [*RATES.values()]
-    assert [significant(*pair) for pair in DIGITS] == [*DIGITS.values()]
+    for seconds, text in TIMES.items():
+        assert format_time(seconds) == text
+    for rate, text in RATES.items():
+        assert format_rate(rate, "B/s") == text
+    for (value, error), text in DIGITS.items():
+        assert significant(value, error) == text
 
 
 @given(st.floats(1e-8, 1e20))
@@ -94,20 +97,23 @@ def test_bad_sizes_are_turned_away_in_one_line(integer: bool) -> None:
             ValueError, match=r"^batch is .*; it must be a (whole )?number above 0"
         ) as error:
             check_positive("batch", value, integer=integer)
-        assert len(str(error.value)) < 200 and "\n" not in str(error.value)
+        assert len(str(error.value)) < 200
+        assert "\n" not in str(error.value)
 
 
 def test_good_sizes_become_python_numbers() -> None:
     assert check_positive("rows", np.int32(7), integer=True) == 7
     assert type(check_positive("rows", 1e6, integer=True)) is int
     assert type(check_positive("time", np.float32(0.5))) is float
-    assert (
-        check_positive("skip", 0, zero=True) == 0
-        and check_positive("exponent", 10, maximum=10) == 10
-    )
-    for value, message in ((2.5, "a whole number above 0, at most 10$"), (11, "at most 10$")):
-        with pytest.raises(ValueError, match=message):
-            check_positive("rows", value, integer=True, maximum=10)
+    assert check_positive("skip", 0, zero=True) == 0
+    assert check_positive("exponent", 10, maximum=10) == 10
+
+
+def test_a_size_above_its_maximum_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a whole number above 0, at most 10$"):
+        check_positive("rows", 2.5, integer=True, maximum=10)
+    with pytest.raises(ValueError, match=r"at most 10$"):
+        check_positive("rows", 11, integer=True, maximum=10)
 
 
 def test_a_misspelt_name_gets_its_neighbour_suggested() -> None:
@@ -121,41 +127,66 @@ def test_a_misspelt_name_gets_its_neighbour_suggested() -> None:
         assert len(str(error.value)) < 200
 
 
-H100 = load_platform("h100-sxm-8")
-GEMM = H100.kernels["gemm"]
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    PREDICTED = predict(DLRM(), H100)
-CALLS: tuple[Callable[[], object], ...] = (
-    lambda: DLRM(cross=5),
-    lambda: EmbeddingTable(10, 4, name=[]),
-    lambda: draw_tables(3, correlation="x"),
-    lambda: Plan(2, 5),
-    lambda: Plan(2, (0,), names=5),
-    lambda: H100.with_datasheet(5),
-    lambda: H100.kernel_time("gemm", 5),
-    lambda: H100.kernel_time("gemm", {"flops": 1e9}, dtype="bf16"),
-    lambda: H100.lookup([5], batch=8),
-    lambda: H100.kernel_time([], {}),
-    lambda: H100.collective([], 1e6, ranks=2),
-    lambda: predict(DLRM(), "h100-sxm-8", slowdown=5),
-    lambda: PREDICTED.timeline("module", depth="x"),
-    lambda: PREDICTED.modules(rank=[]),
-    lambda: Quantity("fast", "B/s", "assumed", "x"),
-    lambda: replace(H100.device, peaks=5),
-    lambda: replace(H100.network, nodes=2.5),
-    lambda: replace(H100, kernels={"gemm": None}),
-    lambda: GEMM.with_values({"launch": "1"}),
-    lambda: replace(GEMM, notes="one"),
-)
+H100 = pk.load_platform("h100-sxm-8")
 
 
-@pytest.mark.parametrize("call", CALLS, ids=range(len(CALLS)))
-def test_arguments_of_other_types_are_refused_by_their_names(call: Callable[[], object]) -> None:
-    with (
-        warnings.catch_warnings(),
-        pytest.raises(ValueError, match=r"^[\w. ]+ (is|has|names) .*; ") as caught,
-    ):
-        warnings.simplefilter("ignore")
-        call()
+@contextmanager
+def refused(argument: str) -> Iterator[None]:
+    """An argument is refused in one line: its name, what is wrong, and what is allowed."""
+    with pytest.raises(ValueError, match=rf"^{re.escape(argument)} (is|has) .*; ") as caught:
+        yield
     assert "\n" not in str(caught.value)
+
+
+def test_workloads_refuse_arguments_of_other_types_by_their_names() -> None:
+    with refused("cross"):
+        pk.DLRM(cross=5)
+    with refused("name"):
+        pk.EmbeddingTable(10, 4, name=[])
+    with refused("correlation"):
+        pk.draw_tables(3, correlation="x")
+    with refused("owners"):
+        pk.Plan(2, 5)
+    with refused("names"):
+        pk.Plan(2, (0,), names=5)
+
+
+def test_questions_to_a_platform_refuse_arguments_of_other_types_by_their_names() -> None:
+    with refused("other"):
+        H100.with_datasheet(5)
+    with refused("features"):
+        H100.kernel_time("gemm", 5)
+    with refused("features"):
+        H100.kernel_time("gemm", {"flops": 1e9}, dtype="bf16")
+    with refused("tables"):
+        H100.lookup([5], batch=8)
+    with refused("kind"):
+        H100.kernel_time([], {})
+    with refused("operation"):
+        H100.collective([], 1e6, ranks=2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_predictions_refuse_arguments_of_other_types_by_their_names() -> None:
+    with refused("slowdown"):
+        pk.predict(pk.DLRM(), "h100-sxm-8", slowdown=5)
+    prediction = pk.predict(pk.DLRM(), H100)
+    with refused("depth"):
+        prediction.timeline("module", depth="x")
+    with refused("rank"):
+        prediction.modules(rank=[])
+
+
+def test_parts_of_a_platform_refuse_values_of_other_types_by_their_names() -> None:
+    with refused("Quantity.value"):
+        Quantity("fast", "B/s", "assumed", "x")
+    with refused("Device.peaks"):
+        replace(H100.device, peaks=5)
+    with refused("Network.nodes"):
+        replace(H100.network, nodes=2.5)
+    with refused("Platform.kernels.gemm"):
+        replace(H100, kernels={"gemm": None})
+    with refused("launch"):
+        H100.kernels["gemm"].with_values({"launch": "1"})
+    with refused("Roofline.notes"):
+        replace(H100.kernels["gemm"], notes="one")
