@@ -32,6 +32,7 @@ from perfkit.measure.gpu_records import (
     DeviceAnswers,
     DeviceFacts,
     Failure,
+    MeasuredProbe,
     TimedCalls,
     TimedIteration,
     read_cluster,
@@ -262,6 +263,54 @@ def test_a_recording_answers_from_the_nearest_time_and_never_twice() -> None:
     assert isinstance(second, TimedCalls) and second.sizes["m"] == 80.0 and others == [None] * 3
     with pytest.raises(ValueError, match="no probe was timed; the first failed with: not recorded"):
         calibrate(Recording("nothing", NONE), H100)
+
+
+def test_measurements_without_kernels_and_collectives_are_refused() -> None:
+    nothing = ClusterMeasurements(
+        id="nothing",
+        date="2026-01-01",
+        base="h100-sxm-8",
+        ranks_per_node=8,
+        nodes=1,
+        facts=None,
+        probes=[],
+        host=[],
+    )
+    with pytest.raises(ValueError, match="probes holds no kernel and no collective; measure again"):
+        fit_cluster(nothing)
+
+
+def test_kernels_in_the_cache_do_not_count_as_sizes_of_a_fit() -> None:
+    """Three cold sums are too few for a fit, whatever was timed in the cache."""
+
+    def time_sums(warm: int, cold: int) -> ClusterMeasurements:
+        probes = []
+        for number in range(warm + cold):
+            nbytes = 1e6 * 2.0**number
+            probe = KernelProbe(
+                kind="elementwise",
+                variant="add",
+                dtype="bf16",
+                sizes={"flops": 0.0, "elements": nbytes / 12, "nbytes": nbytes},
+                cold=number >= warm,
+            )
+            times = TimedCalls(samples=[2e-6 + nbytes / 2e12], sizes=probe.sizes)
+            probes.append(MeasuredProbe(probe=probe, answer=times))
+        return ClusterMeasurements(
+            id="sums",
+            date="2026-01-01",
+            base="h100-sxm-8",
+            ranks_per_node=8,
+            nodes=1,
+            facts=None,
+            probes=probes,
+            host=[],
+        )
+
+    few = fit_cluster(time_sums(warm=3, cold=3))
+    assert few.kernels["elementwise"] == H100.kernels["elementwise"], "that of the base"
+    enough = fit_cluster(time_sums(warm=0, cold=4))
+    assert enough.kernels["elementwise"].source == "sums"
 
 
 def test_the_published_excerpt_becomes_a_platform(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from perfkit.calibration.fit import fit_platform
 from perfkit.ground.files import find_reference
 from perfkit.measure.machine import Fact
 from perfkit.measure.records import (
+    LEAST_CORE_SHARE,
     MeasuredKernel,
     MeasuredRank,
     Timing,
@@ -49,6 +50,17 @@ def test_sizes_that_perfkit_0_1_wrote_are_facts() -> None:
     assert measurements.facts["memory"].value == data["memory_bytes"]
     assert all(kernel.reference is None for kernel in measurements.kernels)
     assert all(rank.references is None for row in measurements.iterations for rank in row.runs)
+
+
+def test_quiet_machines_get_the_least_share_of_a_core() -> None:
+    """The limit lies below what undisturbed measurements show."""
+    shares = []
+    for machine in MACHINES:
+        for kernel in read_measurements(load(machine)).kernels:
+            shares.append(kernel.share_of_core)
+    disturbed = [share for share in shares if share < LEAST_CORE_SHARE]
+    assert len(shares) == 3918
+    assert 0 < len(disturbed) / len(shares) < 0.0055
 
 
 def test_what_nobody_measured_is_none_and_not_written() -> None:

@@ -16,6 +16,7 @@ from perfkit.calibration.cluster_context import add_cluster_context
 from perfkit.calibration.cluster_measure import list_traced
 from perfkit.calibration.cluster_plan import resize_base
 from perfkit.fitting import KernelModel
+from perfkit.fitting.kernels import FEWEST_SIZES
 from perfkit.ground.files import reading
 from perfkit.ground.forks import check_threads
 from perfkit.ground.hardware import Device, Quantity
@@ -23,9 +24,6 @@ from perfkit.measure.gpu_records import ClusterMeasurements, DeviceFacts, read_c
 from perfkit.platform.gallery import Named
 from perfkit.platform.platform import Platform
 from perfkit.platform.sources import add_curves, assemble, compare_devices, fit_gemms, fit_kernel
-
-#: Fewest sizes of a fit [-]; formulas, table 6.2.
-_LEAST = 4
 
 
 @reading("measurements cannot be fitted", "take the file that calibrate wrote", told=True)
@@ -62,7 +60,10 @@ def fit_cluster(
     base = resize_base(base or measurements.base, measurements.ranks_per_node, measurements.nodes)
     source, day, facts = measurements.id, measurements.date, measurements.facts
     if not measurements.list_kernels() and not measurements.list_collectives():
-        _, failure = measurements.list_failures()[0]
+        failures = measurements.list_failures()
+        if not failures:
+            raise ValueError("probes holds no kernel and no collective; measure again")
+        _, failure = failures[0]
         raise ValueError(f"no probe was timed; the first failed with: {failure.failed}")
     kernels, collectives = _tabulate_kernels(measurements), _tabulate_collectives(measurements)
     compare_devices("the measurements are", [facts.name if facts else ""], base)
@@ -101,8 +102,8 @@ def _tabulate_kernels(measurements: ClusterMeasurements) -> pl.DataFrame:
         )
     if not rows:
         return pl.DataFrame()
-    frame = pl.DataFrame(rows, infer_schema_length=None)
-    return frame.filter(pl.len().over("kind", "dtype") >= _LEAST, pl.col("cold"))
+    cold = pl.DataFrame(rows, infer_schema_length=None).filter("cold")
+    return cold.filter(pl.len().over("kind", "dtype") >= FEWEST_SIZES)
 
 
 def _tabulate_collectives(measurements: ClusterMeasurements) -> pl.DataFrame:
@@ -121,7 +122,7 @@ def _tabulate_collectives(measurements: ClusterMeasurements) -> pl.DataFrame:
     if not rows:
         return pl.DataFrame()
     frame = pl.DataFrame(rows, infer_schema_length=None)
-    return frame.filter(pl.len().over("operation", "dtype", "ranks", "nodes") >= _LEAST)
+    return frame.filter(pl.len().over("operation", "dtype", "ranks", "nodes") >= FEWEST_SIZES)
 
 
 def _fit_kernels(
@@ -138,7 +139,7 @@ def _fit_kernels(
         "kind", "dtype", maintain_order=True
     ):
         own = rows.filter(
-            pl.len().over("variant") >= 2 * _LEAST,
+            pl.len().over("variant") >= 2 * FEWEST_SIZES,
             pl.col("kind").is_in(("attention", "convolution")),
         )
         parts = {str(kind): rows}

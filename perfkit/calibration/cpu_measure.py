@@ -19,6 +19,7 @@ from perfkit.measure.kernels import draw_cases
 from perfkit.measure.machine import describe_machine, gather_facts, list_versions
 from perfkit.measure.processes import join_ranks, launched_ranks, run_processes
 from perfkit.measure.records import (
+    LEAST_CORE_SHARE,
     CollectiveSamples,
     KernelTiming,
     LadderStep,
@@ -90,7 +91,7 @@ def measure_collectives(
     ranks : int
         Ranks [-].
     seconds : float
-        Time for each operation and size [s].
+        Time for each operation and size; that of rank 0 counts for all ranks of a launcher [s].
 
     Returns
     -------
@@ -207,8 +208,8 @@ def _measure_steadily(job: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
     best = measure()
     if disagree(best) > 0.1:
         best = min((best, measure()), key=disagree)
-    smallest_share = min(1.0 if rank.core_share is None else rank.core_share for rank in best)
-    disturbed = disagree(best) > 0.1 or smallest_share < 0.97
+    smallest_share = min(rank.share_of_core for rank in best)
+    disturbed = disagree(best) > 0.1 or smallest_share < LEAST_CORE_SHARE
     return [write_record(replace(rank, flagged=disturbed)) for rank in best]
 
 

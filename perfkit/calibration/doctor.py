@@ -17,7 +17,7 @@ from perfkit.ground.units import format_bytes
 from perfkit.measure.folders import find_cache
 from perfkit.measure.machine import gather_facts, list_versions
 from perfkit.measure.processes import ENVIRONMENT, run_processes
-from perfkit.measure.records import ReferenceTimes, read_record
+from perfkit.measure.records import LEAST_CORE_SHARE, ReferenceTimes, read_record
 from perfkit.models.kernels import REFERENCES
 from perfkit.recording import check_torch
 
@@ -158,7 +158,7 @@ def _steadiness(root: Path) -> _Found:
     detail = (
         f"within {_WATCHED:.0f} s: {single}; expect mean errors of about {expected:.0%} in a check"
     )
-    if times.core_share < 0.97:
+    if times.core_share < LEAST_CORE_SHARE:
         return False, f"{detail}; other programs took {1 - times.core_share:.0%} of the core"
     return (True if moved.mean() < 0.1 else None), detail
 

@@ -14,7 +14,13 @@ import numpy as np
 
 from perfkit.fitting import Pace
 from perfkit.ground.units import Array
-from perfkit.measure.records import MeasuredIteration, MeasuredKernel, MeasuredRank, Timing
+from perfkit.measure.records import (
+    LEAST_CORE_SHARE,
+    MeasuredIteration,
+    MeasuredKernel,
+    MeasuredRank,
+    Timing,
+)
 from perfkit.models.kernels import REFERENCES, at_usual_pace
 
 #: Prior weight of each reference, its standard deviation, and how many blocks count as one [-];
@@ -184,7 +190,7 @@ def relate_run(ranks: Sequence[MeasuredRank], family: str, paces: Mapping[str, P
     if pace is None or any(rank.references is None for rank in ranks):
         return PacedRun(list(ranks), None)
     factor = float(np.exp(np.mean([_find_shift(rank, pace) for rank in ranks])))
-    return PacedRun([_slow_down(rank, pace, factor) for rank in ranks], 1.0 / factor)
+    return PacedRun([_convert_rank(rank, pace, factor) for rank in ranks], 1.0 / factor)
 
 
 def _find_shift(rank: MeasuredRank, pace: Pace) -> float:
@@ -195,7 +201,7 @@ def _find_shift(rank: MeasuredRank, pace: Pace) -> float:
     return float(np.median(usual) - np.median(np.log(blocks)))
 
 
-def _slow_down(rank: MeasuredRank, pace: Pace, factor: float) -> MeasuredRank:
+def _convert_rank(rank: MeasuredRank, pace: Pace, factor: float) -> MeasuredRank:
     """The times of a rank at the usual pace: whole iterations by a factor, operations by the
     references around them."""
     around = np.array(rank.operation_references or rank.references)
@@ -228,9 +234,12 @@ def name_disturbances(**stages: Sequence[Timing]) -> dict[str, str]:
     for stage, timings in stages.items():
         if timings:
             shares = np.array([timing.share_of_core for timing in timings])
-            late = float(np.mean(shares < 0.97))
+            late = float(np.mean(shares < LEAST_CORE_SHARE))
             if late > 0.1:
-                words.append(f"{late:.0%} of the timings of {stage} got less than 97 % of a core")
+                words.append(
+                    f"{late:.0%} of the timings of {stage} got less than "
+                    f"{100 * LEAST_CORE_SHARE:.0f} % of a core"
+                )
         around = [timing.references_around for timing in timings if timing.references_around]
         if around:
             logs = [np.log(references).mean(axis=0) for references in around]

@@ -101,7 +101,7 @@ def calibrate_command(
         return 0
     if fits_recorded:
         refuse_given(_FOR_MEASURING, device=device, ranks=ranks, quick=quick, models=models)
-    if _take_part(device, base, quick, measures=not fits_recorded):
+    if _take_part(device, base, measures=not fits_recorded):
         return 0
     platform = pk.calibrate(
         out=out,
@@ -124,7 +124,7 @@ def calibrate_command(
     return 0
 
 
-def _take_part(device: str | None, base: str | None, quick: bool, *, measures: bool) -> bool:
+def _take_part(device: str | None, base: str | None, *, measures: bool) -> bool:
     """Do what a rank other than the first does, and say whether this is one.
 
     A launcher such as torchrun starts the command on every rank. Rank 0 alone writes the platform;
@@ -145,8 +145,8 @@ def _take_part(device: str | None, base: str | None, quick: bool, *, measures: b
     if device == "cuda":
         pk.calibrate(device=device, base=base)
     else:
-        seconds = 0.1 if quick else 0.2
-        measure_collectives(Campaign(None), ranks=ranks, seconds=seconds)
+        # rank 0 says how long
+        measure_collectives(Campaign(None), ranks=ranks)
     return True
 
 

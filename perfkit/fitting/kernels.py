@@ -31,7 +31,11 @@ _ROOFLINE = {
     "memory_efficiency": (0.78, 0.25, 0.01, 1.0, "-"),
     "sharpness": (1.8, 0.5, 1.0, 20.0, "-"),
 }
-_MOST = 3  # caches that `find_levels` looks for
+#: Fewest kernels, or sizes of a collective, that calibrations of GPUs fit [-]; docs/formulas.md,
+#: table 6.2.
+FEWEST_SIZES = 4
+#: Caches that `find_levels` looks for [-].
+_MOST = 3
 #: The data do not determine a parameter whose standard error is above this share of the prior's
 #: width [-].
 _KNOWN = 0.7

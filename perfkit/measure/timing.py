@@ -37,7 +37,8 @@ def summarize_samples(seconds: Sequence[float], cpu_share: float = 1.0) -> Timin
     seconds : sequence of float
         Samples in time order [s].
     cpu_share : float
-        CPU time over wall time; below 0.97 the process was pre-empted [-].
+        CPU time over wall time; below `perfkit.measure.records.LEAST_CORE_SHARE` the process was
+        pre-empted [-].
 
     Returns
     -------
@@ -241,8 +242,7 @@ class Reference:
 
     @property
     def core_share(self) -> float:
-        """Share of a core that this thread got during its references; below 0.97 there was other
-        load [-]."""
+        """Share of a core that this thread got during its references [-]."""
         return min(1.0, self._core_seconds / max(self._wall_seconds, 1e-9))
 
 
