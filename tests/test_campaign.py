@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from perfkit.measure.folders import Campaign, open_campaign
 from perfkit.measure.kernels import Case
 from perfkit.measure.machine import Fact
 from perfkit.measure.processes import ENVIRONMENT, START, MeasurementError, run_processes
-from perfkit.measure.records import write_record
+from perfkit.measure.records import read_measurements, write_measurements, write_record
 from perfkit.measure.samples import Sample
 from perfkit.measure.timing import find_disagreement, summarize_samples, time_calls, time_loader
 from perfkit.platform.platform import Platform
@@ -566,6 +567,31 @@ def test_an_unsteady_run_is_measured_once_more(spreads, core_share, kept, flagge
     )
     (rank,) = row.passes[0]
     assert (rank.halves[1], rank.flagged, results) == (kept, flagged, [])
+
+
+def answer_job(job: dict[str, Any], *, ranks: int = 1, timeout: float = 0.0) -> list[Any]:
+    """What measuring processes return, by task: one result for each rank."""
+    times = {"median": 1.0, "q1": 1.0, "q3": 1.0, "halves": [1.0, 1.0]}
+    call = {"operation": "all_reduce", "nbytes": 64, "samples": [1e-5], "core_share": 1.0}
+    kernels = [{**times, "nbytes": 8.0} for _ in job.get("cases", ())]
+    results = {
+        "ladder": [{"nbytes": 2**14, "stream": [1e-6]}],
+        "kernels": kernels,
+        "collectives": [call],
+        "iteration": {**times, "core_share": 1.0},
+    }
+    return [results[job["task"]]] * ranks
+
+
+def test_all_that_a_calibration_measures_is_in_its_file(torch: Any, monkeypatch: Patch) -> None:
+    """Every part is measured, written, and read again as the record that it was."""
+    monkeypatch.setattr(cpu_measure, "run_processes", answer_job)
+    work = Campaign(None, progress=False)
+    measured = cpu_measure.measure_platform(work, ranks=2, quick=True)
+    parts = {field.name: getattr(measured, field.name) for field in fields(measured)}
+    assert [name for name, part in parts.items() if not part] == []
+    written = json.loads(json.dumps(write_measurements(measured)))
+    assert read_measurements(written) == measured
 
 
 # Real measurements, very small.
