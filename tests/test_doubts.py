@@ -14,7 +14,7 @@ import pytest
 
 import perfkit as pk
 from perfkit.readers.execution_trace import read_execution
-from perfkit.readers.kineto import MOST_CONTAINERS
+from perfkit.readers.trace_text import MOST_CONTAINERS
 from tests.recordings import (
     H100,
     Event,

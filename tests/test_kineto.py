@@ -299,7 +299,7 @@ def test_objects_that_are_taken_leave_no_others(items: list[Any]) -> None:
 def test_what_unpacks_without_end_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perfkit.readers.kineto.LARGEST_TRACE", 2**20)
+    monkeypatch.setattr("perfkit.readers.trace_text.LARGEST_TRACE", 2**20)
     (tmp_path / "bomb.gz").write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 2**22))
     with pytest.raises(ValueError, match=r"unpacks to more than 1\.05 MB"):
         read_kineto(tmp_path / "bomb.gz")

@@ -29,7 +29,8 @@ from perfkit.readers.execution_trace import (
     read_execution,
     spell_inputs,
 )
-from perfkit.readers.kineto import LARGEST_TRACE, TraceFile, read_kineto, read_text, uncollected
+from perfkit.readers.kineto import TraceFile, read_kineto
+from perfkit.readers.trace_text import LARGEST_TRACE, read_text, uncollected
 
 #: Kernels of collectives: of NCCL, RCCL, and of libraries that reduce through memory that ranks
 #: share.

@@ -1,5 +1,5 @@
 """Execution traces of PyTorch (Chakra, schemas 1.0 and 1.1): arguments and results of every
-operation."""
+operation, and the events of a Kineto trace that they belong to."""
 
 import json
 import re
@@ -11,17 +11,23 @@ from typing import Any, NamedTuple
 from perfkit.ground.files import reading
 from perfkit.ground.forks import check_threads
 from perfkit.ground.units import show
-from perfkit.readers.kineto import DEVICE, LARGEST_TRACE, TraceFile, parse_document, read_text
+from perfkit.readers.kineto import TraceFile
+from perfkit.readers.trace_names import DEVICE
+from perfkit.readers.trace_text import LARGEST_TRACE, parse_document, read_text
 
 _ADVICE = "pass the file that torch.profiler.ExecutionTraceObserver wrote, whole"
 #: Type of a tensor, and in it the type of its numbers.
 _TENSOR = re.compile(r"Tensor\((\w[\w: ]*)\)")
+#: Name of the operation that makes process groups; its first argument lists them as JSON.
+_MAKES_GROUPS = "## process_group:init ##"
+#: Arguments of Kineto events that hold the number of the record, and what to add to them [-].
+_RECORD_NUMBERS = (("Record function id", 0), ("Ev Idx", -1))
 #: How many operations one recording of a thread may have and the other lack, before they count as
 #: different [-].
 _AHEAD = 32
 #: Share of operations with operands of other sizes, from which on an execution trace is of another
 #: rank or step [-]; docs/formulas.md, table 6.2.
-_OTHER = 0.005
+_MOST_DIFFERENT = 0.005
 
 
 class Operands(NamedTuple):
@@ -101,58 +107,73 @@ def read_execution(path: str | Path) -> ExecutionTrace:
                 )
         if not nodes or type(facts.get("schema")) is not str:
             raise ValueError("it has no schema or no nodes, which an execution trace has")
-        made = tuple(nodes[number] for number in sorted(nodes))
-        marks = (node.inputs.values[:1] for node in made if node.name == "## process_group:init ##")
-        listed = (each for values in marks for text in values for each in json.loads(text))
-        groups = {str(each["pg_name"]): tuple(map(int, each["ranks"])) for each in listed}
-        return ExecutionTrace(made, groups, Path(path).name)
+        in_order = tuple(nodes[number] for number in sorted(nodes))
+        return ExecutionTrace(in_order, _read_groups(in_order), Path(path).name)
+
+
+def _read_groups(nodes: Sequence[Node]) -> dict[str, tuple[int, ...]]:
+    """Ranks of each process group that operations make, by its name."""
+    groups = {}
+    for node in nodes:
+        if node.name == _MAKES_GROUPS and node.inputs.values:
+            for group in json.loads(node.inputs.values[0]):
+                groups[str(group["pg_name"])] = tuple(map(int, group["ranks"]))
+    return groups
 
 
 def _read_node(item: Any) -> Node:
     """A node of either schema: 1.0 lists all parts flat, 1.1 nests operands and attributes."""
     if not isinstance(item, dict):
         raise ValueError(f"a node is {show(item, 60)}; it must be an object")
-    facts, nested = {"rf_id": 0, "tid": 0, **item}, isinstance(item.get("inputs"), dict)
-    if nested:
-        facts |= {each["name"]: each["value"] for each in item.get("attrs", ())}
-    operands = []
-    for side in ("inputs", "outputs"):
-        flat = (side, f"{side[:-1]}_shapes", f"{side[:-1]}_types")
-        lists = (
-            [item[side][name] for name in Operands._fields]
-            if nested
-            else [item[name] for name in flat]
-        )
-        if not all(isinstance(each, list) for each in lists) or len({*map(len, lists)}) > 1:
-            raise ValueError(
-                f"node {show(item.get('id'))} has {side} whose values, shapes and types do not match"
-            )
-        if not all(isinstance(kind, str) for kind in lists[2]):
-            raise ValueError(
-                f"node {show(item.get('id'))} has {side} of types {show(lists[2], 60)}; they must be texts"
-            )
-        operands.append(Operands(*lists))
+    facts = {"rf_id": 0, "tid": 0, **item}
+    is_nested = isinstance(item.get("inputs"), dict)
+    if is_nested:
+        for attribute in item.get("attrs", ()):
+            facts[attribute["name"]] = attribute["value"]
+    inputs = _read_operands(item, "inputs", is_nested)
+    outputs = _read_operands(item, "outputs", is_nested)
     numbers: list[Any] = [facts.get(key) for key in ("id", "rf_id", "tid")]
     if not all(type(number) is int for number in numbers):
         raise ValueError(
             f"node {show(item.get('id'))} has numbers {show(numbers)}; they must be whole numbers"
         )
-    return Node._make([*numbers, str(facts["name"]), *operands])
+    return Node(*numbers, name=str(facts["name"]), inputs=inputs, outputs=outputs)
+
+
+def _read_operands(item: Mapping[str, Any], side: str, is_nested: bool) -> Operands:
+    """The ``inputs`` or ``outputs`` of a node."""
+    if is_nested:
+        lists = [item[side][field] for field in ("values", "shapes", "types")]
+    else:
+        word = side.removesuffix("s")
+        lists = [item[key] for key in (side, f"{word}_shapes", f"{word}_types")]
+    are_lists = all(isinstance(values, list) for values in lists)
+    if not are_lists or len({len(values) for values in lists}) > 1:
+        raise ValueError(
+            f"node {show(item.get('id'))} has {side} whose values, shapes and types do not match"
+        )
+    operands = Operands(*lists)
+    if not all(isinstance(type_, str) for type_ in operands.types):
+        raise ValueError(
+            f"node {show(item.get('id'))} has {side} of types {show(operands.types, 60)}; they must be texts"
+        )
+    return operands
 
 
 def spell_inputs(node: Node) -> dict[str, Any]:
     """Arguments of an operation in Kineto's names; the type of a list of tensors is ``TensorList``
     of their type."""
-    found = [_TENSOR.search(kind) for kind in node.inputs.types]
-    several = [
-        "TensorList({})" if kind.startswith("GenericList") else "{}" for kind in node.inputs.types
-    ]
-    types = [
-        form.format(match[1]) if match else "Scalar"
-        for match, form in zip(found, several, strict=True)
-    ]
-    pairs = zip(node.inputs.values, found, strict=True)
-    texts = ["" if match or value == "<None>" else str(value) for value, match in pairs]
+    types = []
+    texts = []
+    for value, type_ in zip(node.inputs.values, node.inputs.types, strict=True):
+        tensor = _TENSOR.search(type_)
+        if tensor is None:
+            types.append("Scalar")
+            texts.append("" if value == "<None>" else str(value))
+        else:
+            is_list = type_.startswith("GenericList")
+            types.append(f"TensorList({tensor[1]})" if is_list else tensor[1])
+            texts.append("")
     return {"Input Dims": node.inputs.shapes, "Input type": types, "Concrete Inputs": texts}
 
 
@@ -191,65 +212,56 @@ def join_traces(trace: TraceFile, execution: ExecutionTrace) -> dict[int, Node]:
     host = trace.events.filter(trace.events["cat"].is_in(("cpu_op", "user_annotation")))
     names = dict(host.select("index", "name").iter_rows())
     records = {node.record: node for node in execution.nodes if node.record}
-    best: dict[int, Node] = {}
-    for key, shift in (("Record function id", 0), ("Ev Idx", -1)):
-        said = ((index, trace.args.get(index, {}).get(key)) for index in names)
-        pairs = (
-            (index, records.get(number + shift)) for index, number in said if type(number) is int
-        )
-        found = {index: node for index, node in pairs if node and node.name == names[index]}
-        best = max(best, found, key=len)
-    if 2 * len(best) < len(records):
+    joined = _join_by_number(trace, names, records)
+    if 2 * len(joined) < len(records):
         threads = host.group_by("pid", "tid", maintain_order=True).agg("index")["index"].to_list()
-        others: dict[int, list[Node]] = {}
-        for node in execution.nodes:
-            others.setdefault(node.thread, []).append(node)
-        best = {}
-        for nodes in others.values():
-            best |= (
-                sorted((_align(own, names, nodes) for own in threads), key=len)[-1]
-                if threads
-                else {}
-            )
-    shared = f"they share {len(best)} of {len(names)} operations" * (
-        2 * len(best) < min(len(records), len(names))
-    )
-    if reason := shared or _find_difference(trace, execution, best):
+        joined = _join_by_order(threads, names, execution.nodes)
+    if 2 * len(joined) < min(len(records), len(names)):
+        difference = f"they share {len(joined)} of {len(names)} operations"
+    else:
+        difference = _find_other_device(trace, execution) or _find_other_sizes(trace, joined)
+    if difference:
         raise ValueError(
-            f"{execution.source} is of another step or rank than {trace.source}: {reason}; pass traces "
-            "that were recorded together, execution traces in the order of their ranks"
+            f"{execution.source} is of another step or rank than {trace.source}: {difference}; pass "
+            "traces that were recorded together, execution traces in the order of their ranks"
         )
+    return joined
+
+
+def _join_by_number(
+    trace: TraceFile, names: Mapping[int, str], records: Mapping[int, Node]
+) -> dict[int, Node]:
+    """Nodes by the index of their event, where events hold the number of their record."""
+    best: dict[int, Node] = {}
+    for argument, shift in _RECORD_NUMBERS:
+        joined = {}
+        for index, name in names.items():
+            number = trace.args.get(index, {}).get(argument)
+            node = records.get(number + shift) if type(number) is int else None
+            if node is not None and node.name == name:
+                joined[index] = node
+        if len(joined) > len(best):
+            best = joined
     return best
 
 
-def _find_difference(
-    trace: TraceFile, execution: ExecutionTrace, joined: Mapping[int, Node]
-) -> str:
-    """What shows that an execution trace is of another rank, empty if nothing does."""
-    used = {*trace.events.filter(trace.events["cat"].is_in(DEVICE))["pid"].unique().cast(str)}
-    devices = {
-        one
-        for node in execution.nodes
-        for one in re.findall(r"'cuda:(\d+)'", str(node.inputs.values))
-    }
-    if used and devices and not used & devices:
-        return f"its device is {', '.join(sorted(devices))}, not {', '.join(sorted(used))}"
-    pairs = (
-        (node, trace.args.get(index, {}).get("Input Dims") or ()) for index, node in joined.items()
-    )
-    other = [
-        node.name
-        for node, dims in pairs
-        if dims and isinstance(dims, list) and _list_sizes(dims) != _list_sizes(node.inputs.shapes)
-    ]
-    if len(other) > _OTHER * len(joined):
-        return f"operands of {len(other)} of {len(joined)} operations have other sizes, the first those of {other[0]}"
-    return ""
-
-
-def _list_sizes(dims: Any) -> list[Any]:
-    """Sizes of the tensors among some arguments."""
-    return [each for each in dims if isinstance(each, list) and each and type(each[0]) is int]
+def _join_by_order(
+    threads: Sequence[Sequence[int]], names: Mapping[int, str], nodes: Sequence[Node]
+) -> dict[int, Node]:
+    """Nodes by the index of their event: each thread of the execution trace beside the thread of
+    events, of all `threads`, with which it shares most operations in order."""
+    nodes_of_threads: dict[int, list[Node]] = {}
+    for node in nodes:
+        nodes_of_threads.setdefault(node.thread, []).append(node)
+    joined: dict[int, Node] = {}
+    for thread_nodes in nodes_of_threads.values():
+        longest: dict[int, Node] = {}
+        for events in threads:
+            aligned = _align(events, names, thread_nodes)
+            if len(aligned) >= len(longest):
+                longest = aligned
+        joined |= longest
+    return joined
 
 
 def _align(
@@ -257,12 +269,64 @@ def _align(
 ) -> dict[int, Node]:
     """Pair operations of the same name in order; after a difference, go on at the nearest operation
     of both."""
-    found, i, j = dict[int, Node](), 0, 0
-    while i < len(events) and j < len(nodes):
-        steps = ((i + a, j + total - a) for total in range(_AHEAD) for a in range(total + 1))
-        inside = ((x, y) for x, y in steps if x < len(events) and y < len(nodes))
-        i, j = next(((x, y) for x, y in inside if names[events[x]] == nodes[y].name), (i, j))
-        if names[events[i]] == nodes[j].name:
-            found[events[i]] = nodes[j]
-        i, j = i + 1, j + 1
-    return found
+    event_names = [names[index] for index in events]
+    node_names = [node.name for node in nodes]
+    pairs = {}
+    event = 0
+    node = 0
+    while event < len(events) and node < len(nodes):
+        common = _find_common(event_names, node_names, event, node)
+        if common is not None:
+            event, node = common
+            pairs[events[event]] = nodes[node]
+        event += 1
+        node += 1
+    return pairs
+
+
+def _find_common(
+    event_names: Sequence[str], node_names: Sequence[str], first_event: int, first_node: int
+) -> tuple[int, int] | None:
+    """Places of the next operation that events and nodes share: the one with the fewest skipped;
+    None where it is too far ahead."""
+    for skipped in range(_AHEAD):
+        for skipped_events in range(skipped + 1):
+            event = first_event + skipped_events
+            node = first_node + skipped - skipped_events
+            is_inside = event < len(event_names) and node < len(node_names)
+            if is_inside and event_names[event] == node_names[node]:
+                return event, node
+    return None
+
+
+def _find_other_device(trace: TraceFile, execution: ExecutionTrace) -> str:
+    """Say that the traces name different devices, empty where they do not."""
+    work = trace.events.filter(trace.events["cat"].is_in(DEVICE))
+    traced = set(work["pid"].unique().cast(str))
+    named: set[str] = set()
+    for node in execution.nodes:
+        named.update(re.findall(r"'cuda:(\d+)'", str(node.inputs.values)))
+    if traced and named and not traced & named:
+        return f"its device is {', '.join(sorted(named))}, not {', '.join(sorted(traced))}"
+    return ""
+
+
+def _find_other_sizes(trace: TraceFile, joined: Mapping[int, Node]) -> str:
+    """Say how many operations have operands of other sizes, empty for few."""
+    different = []
+    for index, node in joined.items():
+        dims = trace.args.get(index, {}).get("Input Dims")
+        has_sizes = isinstance(dims, list) and bool(dims)
+        if has_sizes and _list_sizes(dims) != _list_sizes(node.inputs.shapes):
+            different.append(node.name)
+    if len(different) > _MOST_DIFFERENT * len(joined):
+        return (
+            f"operands of {len(different)} of {len(joined)} operations have other sizes, the first "
+            f"those of {different[0]}"
+        )
+    return ""
+
+
+def _list_sizes(dims: Any) -> list[Any]:
+    """Sizes of the tensors among some arguments."""
+    return [size for size in dims if isinstance(size, list) and size and type(size[0]) is int]

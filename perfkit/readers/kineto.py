@@ -1,11 +1,12 @@
-"""Traces of PyTorch's profiler (Kineto, a Chrome trace) of any age, as one frame of events."""
+"""Traces of PyTorch's profiler (Kineto, a Chrome trace) of any age, as one frame of events.
 
-import gc
-import gzip
-import json
+`read_kineto` is the table of contents: the document is parsed event by event, the events become a
+frame, and links are added to it. How PyTorch names things is in `perfkit.readers.trace_names`.
+"""
+
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
@@ -15,60 +16,42 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from perfkit.ground.files import check_values, reading
+from perfkit.ground.files import reading
 from perfkit.ground.forks import check_threads
-from perfkit.ground.units import format_bytes, show
+from perfkit.ground.units import show
+from perfkit.readers.trace_names import (
+    DEVICE,
+    STREAMS,
+    WHOLE,
+    find_renamed_fields,
+    is_of_profiler,
+    name_category,
+    rename_fields,
+)
+from perfkit.readers.trace_text import LARGEST_TRACE, parse_document, read_text, uncollected
 
-#: Largest trace that is read, unpacked [B]: columns and text take about three times as much memory.
-LARGEST_TRACE = 2**29
-#: Most lists and objects, and most values, of a trace that is read [-]. Real traces have one list
-#: or object in 31 bytes or more, and one value in 13; those of empty lists fill the memory.
-MOST_CONTAINERS, MOST_VALUES = 17_000_000, 45_000_000
-#: Objects that Python's garbage collector searches through in a millisecond or so [-]; fewer are
-#: not worth hiding from it.
-_MANY_OBJECTS = 20_000
-#: How much is unpacked at once [B].
-_PART = 2**24
-#: Today's names of the categories of old traces; other names only become lower case.
-_CATEGORIES = {
-    "operator": "cpu_op",
-    "runtime": "cuda_runtime",
-    "driver": "cuda_driver",
-    "memcpy": "gpu_memcpy",
-    "memset": "gpu_memset",
-}
-#: Categories of work on a device, and of other events about its streams.
-DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-_BESIDE = ("gpu_user_annotation", "cuda_sync", "overhead")
-#: Categories of other events that PyTorch's profiler writes, in today's names, and how categories
-#: of calls of a driver end.
-_OTHERS = {
-    "cpu_op",
-    "cpu_instant_event",
-    "user_annotation",
-    "python_function",
-    "external_correlation",
-    "trace",
-    "ac2g",
-    "fwdbwd",
-    "async_cpu_to_gpu",
-    "collective_comm",
-}
-_CALLS = ("_runtime", "_driver")
-#: Categories of events whose arguments are not kept, unless they hold sizes.
-_PLAIN = ("kernel", "Kernel", "cuda_runtime", "Runtime", "cuda_driver", "gpu_memset", "Memset")
-#: Columns of a frame of events: members of an event, then members of its arguments.
-_OWN = ("cat", "name", "ts", "dur", "pid", "tid")
+#: Categories of events whose arguments are not kept, unless they hold sizes or a collective.
+_PLAIN = ("kernel", "cuda_runtime", "cuda_driver", "gpu_memset")
+#: Columns of a frame of events as they are read: members of an event, and two of its arguments.
+_MEMBERS = ("cat", "name", "ts", "dur", "pid", "tid")
+_ARGUMENTS = ("stream", "correlation")
+_TEXTS = ("cat", "name")
+_TIMES = ("ts", "dur")
 _NUMBERS = ("pid", "tid", "stream", "correlation")
 _ADVICE = "pass the file that torch.profiler wrote with export_chrome_trace, whole"
 #: Times of the host and of a device may differ by this much [ns].
 CLOCKS = 1_000_000
 #: Largest time since the epoch [ns]: the year 2116.
 _LATEST = 2**62
+#: Longest text of a time [-].
+_LONGEST_TIME = 39
 _NUMBER = re.compile(r"(?:\w+ )?(?:0x)?([0-9]{1,18})")
 #: Marks of the profiler around steps; the name ends with the number of the step.
-_STEP = r"^ProfilerStep#\d{1,15}$"
+_STEP_NAME = "ProfilerStep#"
+_STEP = rf"^{_STEP_NAME}\d{{1,15}}$"
 MARK = (pl.col("cat") == "user_annotation") & pl.col("name").str.contains(_STEP)
+_ON_DEVICE = pl.col("cat").is_in(DEVICE)
+_ON_HOST = ~pl.col("cat").is_in((*DEVICE, *STREAMS))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -112,6 +95,72 @@ class TraceFile:
     notes: tuple[str, ...] = ()
 
 
+class _Collector:
+    """Takes events out of a document while it is parsed, so that they take little memory.
+
+    Attributes
+    ----------
+    columns : dict of str to list
+        One entry for each event with a duration, in the order of the file.
+    arguments : list of mapping or None
+        Arguments of these events, None where they do not matter.
+    begun : int
+        Number of events that are written as a begin and an end [-].
+    """
+
+    def __init__(self, renamed: Mapping[str, str]) -> None:
+        self.columns: dict[str, list[Any]] = {name: [] for name in (*_MEMBERS, *_ARGUMENTS)}
+        self.arguments: list[Mapping[str, Any] | None] = []
+        self.begun = 0
+        self._renamed = renamed
+        self._categories: dict[str, str] = {}
+
+    def take(self, value: dict[str, Any]) -> dict[str, Any] | None:
+        """Move an event with a duration into the columns, drop other events, and leave all other
+        objects in place."""
+        if self._renamed:
+            rename_fields(value, self._renamed)
+        if "ph" not in value:
+            return value
+        # arguments may have a key "ph" too
+        kind = value["ph"]
+        if kind == "X" and ("pid" in value or "ts" in value):
+            self._add(value)
+            return None
+        if "pid" not in value:
+            return value
+        if kind in ("B", "b"):
+            self.begun += 1
+        return None
+
+    def _add(self, event: dict[str, Any]) -> None:
+        """Add an event with a duration."""
+        args = event.get("args") or {}
+        if type(args) is not dict:
+            raise ValueError(f"event {show(event, 60)} has arguments of another type")
+        category = self._name_category(event.get("cat", ""))
+        columns = self.columns
+        columns["cat"].append(category)
+        columns["name"].append(event.get("name", ""))
+        columns["ts"].append(event.get("ts", ""))
+        columns["dur"].append(event.get("dur", ""))
+        columns["pid"].append(event.get("pid", ""))
+        columns["tid"].append(event.get("tid", ""))
+        columns["stream"].append(args.get("stream"))
+        columns["correlation"].append(args.get("correlation"))
+        # arguments of kernels matter only for collectives, those of driver calls never
+        matters = category not in _PLAIN or "Input type" in args or "Collective name" in args
+        self.arguments.append(args if matters else None)
+
+    def _name_category(self, written: Any) -> Any:
+        """Today's name of a category; what is no text is refused later, with all events."""
+        if type(written) is not str:
+            return written
+        if written not in self._categories:
+            self._categories[written] = name_category(written)
+        return self._categories[written]
+
+
 def read_kineto(path: str | Path) -> TraceFile:
     """Read a Kineto trace of 2021 or later, plain or compressed with gzip.
 
@@ -130,316 +179,212 @@ def read_kineto(path: str | Path) -> TraceFile:
     ValueError
         For a file that is no trace, is cut off, or has impossible times or sizes.
     """
-    rows, kept, begun = list[tuple[Any, ...]](), list[Any](), list[str]()
-
-    def take(each: dict[str, Any]) -> dict[str, Any] | None:
-        """Move an event with a duration into rows, drop other events, and leave all other objects
-        in place."""
-        # arguments may have a key "ph" too
-        if each.get("ph") != "X" or not ("pid" in each or "ts" in each):
-            if "ph" not in each or "pid" not in each:
-                return each
-            if each["ph"] in ("B", "b"):
-                begun.append(str(each.get("name", "")))
-            return None
-        args = each.get("args") or {}
-        if type(args) is not dict:
-            raise ValueError(f"event {show(each, 60)} has arguments of another type")
-        rows.append((*map(each.get, _OWN, ("",) * 6), args.get("stream"), args.get("correlation")))
-        # arguments of kernels matter only for collectives, those of driver calls never
-        sized = "Input type" in args or each.get("cat") not in _PLAIN or "Collective name" in args
-        kept.append(args if sized else None)
-        return None
-
     with reading(path, _ADVICE, most=LARGEST_TRACE, unpacks=True), uncollected():
-        facts = parse_document(read_text(path), str, take)
-        if held := _find_other_content(facts, bool(rows), len(begun)):
-            raise ValueError(f"it holds {held}; a Kineto trace has events with measured times")
-        base = facts.get("baseTimeNanoseconds", 0)
-        if type(base) is not int or not 0 <= base < _LATEST // 2:
+        facts, collector = _parse_events(path)
+        other_content = _find_other_content(facts, collector)
+        if other_content:
             raise ValueError(
-                f"baseTimeNanoseconds is {show(base)}; it must be nanoseconds since the epoch"
+                f"it holds {other_content}; a Kineto trace has events with measured times"
             )
-        frame = _make_frame(rows, base)
-        args = {
-            index: found for index, row in enumerate(frame["row"].to_list()) if (found := kept[row])
-        }
-        notes = _count_others(frame)
-        if begun:
-            notes.append(
-                f"events that are written as a begin and an end are left out: {len(begun)}"
-            )
+        frame = _make_frame(collector.columns, _read_base_time(facts))
+        args = _number_arguments(frame["row"].to_list(), collector.arguments)
+        notes = _list_notes(frame, collector.begun)
         file = _describe(facts, _link(frame.drop("row")), args, Path(path).name)
         return replace(file, notes=tuple(notes))
 
 
-def _find_other_content(facts: Mapping[str, Any], has_events: bool, begun: int) -> str:
+def _parse_events(path: str | Path) -> tuple[dict[str, Any], _Collector]:
+    """The head of a trace, and its events; the text is given up on return."""
+    text = read_text(path)
+    collector = _Collector(find_renamed_fields(text))
+    facts = parse_document(text, str, collector.take)
+    return facts, collector
+
+
+def _find_other_content(facts: Mapping[str, Any], events: _Collector) -> str:
     """What a document holds that is no Kineto trace, empty for one."""
     about = facts.get("otherData")
     if isinstance(about, Mapping) and "prediction" in about:
         return "a prediction, as save_trace writes it"
     if "nodes" in facts:
         return "nodes of an execution trace"
-    if has_events:
+    if events.arguments:
         return ""
-    return f"{begun} events without a duration (a begin and an end each)" if begun else "no events"
+    if events.begun:
+        return f"{events.begun} events without a duration (a begin and an end each)"
+    return "no events"
 
 
-def read_text(path: str | Path, most: int = LARGEST_TRACE) -> str:
-    """Read the first `most` bytes of a file, unpacked: a small file may unpack to a very large
-    one."""
-    with open(path, "rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    data, containers, values = bytearray(), 0, 0
-    with gzip.open(path) if packed else open(path, "rb") as file:
-        while len(data) <= most:
-            try:
-                part = file.read(min(_PART, most + 1 - len(data)))
-            except EOFError:
-                raise ValueError("it is cut off: its packed data end too early") from None
-            if not part:
-                break
-            data += part
-            containers += part.count(b"[") + part.count(b"{")
-            values += part.count(b",")
-            if containers > MOST_CONTAINERS or values > MOST_VALUES:
-                raise ValueError(
-                    f"it has more than {MOST_CONTAINERS / 1e6:.0f} million lists and objects, or "
-                    f"{MOST_VALUES / 1e6:.0f} million values; record fewer steps"
-                )
-    if len(data) > LARGEST_TRACE:
+def _read_base_time(facts: Mapping[str, Any]) -> int:
+    """Time since the epoch from which the times of a trace count [ns], 0 where it does not say."""
+    base = facts.get("baseTimeNanoseconds", 0)
+    if type(base) is not int or not 0 <= base < _LATEST // 2:
         raise ValueError(
-            f"it unpacks to more than {format_bytes(LARGEST_TRACE)}; record fewer steps"
+            f"baseTimeNanoseconds is {show(base)}; it must be nanoseconds since the epoch"
         )
-    return data.decode("utf-8-sig", errors="replace")
+    return base
 
 
-def parse_document(
-    text: str,
-    number: Callable[[str], Any] = float,
-    take: Callable[[dict[str, Any]], Any] | None = None,
-) -> dict[str, Any]:
-    """Parse JSON and hand over each object as soon as it is complete, so that unused objects take
-    no memory.
-
-    Parameters
-    ----------
-    text : str
-        An object; a list counts as its member ``traceEvents``.
-    number : callable, optional
-        Converts the text of a number with a point or an exponent: `str` keeps all of its digits.
-    take : callable, optional
-        Is called with every object, the inner ones first; what it returns takes the place of the
-        object.
-
-    Returns
-    -------
-    members : dict
-        Content of the document.
-
-    Raises
-    ------
-    ValueError
-        For anything else, with the place.
-    """
-    check_values(text, "it")
-    decoder = json.JSONDecoder(parse_float=number, object_hook=take, strict=False)
-    try:
-        found, end = decoder.raw_decode(text, len(text) - len(text.lstrip()))
-    except json.JSONDecodeError as fault:
-        raise ValueError(_explain_syntax(text, fault)) from None
-    except RecursionError:
-        raise ValueError("it has lists inside of lists without end; it is no trace") from None
-    if not isinstance(found, dict | list) and not text[end : end + 100].lstrip().startswith("{"):
-        raise ValueError("it is no JSON object")
-    if text[end : end + 100].lstrip().startswith(("{", "[")):
-        raise ValueError(
-            f"a second document begins after character {end}; name one file for each trace"
-        )
-    return found if isinstance(found, dict) else {"traceEvents": found}
+def _number_arguments(
+    rows: list[int], arguments: list[Mapping[str, Any] | None]
+) -> dict[int, Mapping[str, Any]]:
+    """Arguments by the index of their event, from those in the order of the file; empty ones are
+    left out."""
+    numbered = {}
+    for index, row in enumerate(rows):
+        args = arguments[row]
+        if args:
+            numbered[index] = args
+    return numbered
 
 
-#: What a file ends with that is cut off inside a number or a word: the sign, point or exponent of a
-#: number, or the begin of a word of JSON.
-_BEGUN = re.compile(r"-|\.|\.?[0-9]*[eE][+-]?|t(ru?)?|f(a(ls?)?)?|n(ul?)?")
+def _list_notes(frame: pl.DataFrame, begun: int) -> list[str]:
+    """Say how many events are not used."""
+    notes = []
+    for category, count in frame["cat"].value_counts(sort=True).rows():
+        if not is_of_profiler(category):
+            notes.append(f"events of the category {show(category, 40)} are not used: {count}")
+    if begun:
+        notes.append(f"events that are written as a begin and an end are left out: {begun}")
+    return notes
 
 
-def _explain_syntax(text: str, fault: json.JSONDecodeError) -> str:
-    """Say why a text is no JSON: by its first characters, and by what stands at the fault."""
-    begin = text[:512].lstrip("\ufeff \t\r\n").lower()
-    if not begin:
-        return "it is empty"
-    if begin.startswith("version https://git-lfs"):
-        return "it is a Git LFS pointer, not the file itself; run `git lfs pull` where it lies"
-    if text[257:262] == "ustar" or begin.startswith("pk\x03\x04"):
-        return "it is an archive; unpack it, and name the files inside"
-    if begin.startswith(("<!doctype html", "<html", "<?xml")):
-        return "it is a web page, perhaps an error page; download the file itself"
-    if begin.startswith("sqlite format"):
-        return "it is a database, as Nsight Systems writes it; export a trace of PyTorch's profiler"
-    if any(character in "\0\ufffd" for character in text[:512]) and begin[0] not in "{[":
-        return "it is binary, such as a protobuf of Perfetto; export the trace as JSON"
-    if begin[0] not in "{[":
-        return f"it begins with {show(text[:30])}; JSON begins with an object or a list"
-    rest = text[fault.pos :]
-    place = f"at character {fault.pos}, {show(rest[:30])}"
-    is_at_end = fault.pos >= len(text.rstrip()) or _BEGUN.fullmatch(rest.rstrip()) is not None
-    if is_at_end or fault.msg.startswith("Unterminated string"):
-        return f"it is cut off {place}"
-    if "escape" in fault.msg:
-        around = show(text[max(fault.pos - 20, 0) : fault.pos + 20])
-        return (
-            f"a backslash stands alone at character {fault.pos}, in {around}; in JSON it is "
-            "written twice, such as in C:\\\\tools"
-        )
-    if rest.startswith(("//", "/*", "#")):
-        return f"a comment stands {place}; JSON has none"
-    if rest.startswith("'"):
-        return f"a text stands in single quotation marks {place}; JSON has double ones"
-    before = text[: fault.pos].rstrip()
-    if fault.msg.startswith("Expecting ',' delimiter") and before.endswith('"'):
-        return f'a quotation mark ends a text too early {place}; inside of a text it is written \\"'
-    if fault.msg.startswith("Expecting value") and (rest[0].isalpha() or rest[0] in "-+."):
-        word = re.match(r"[\w./+-]+", rest)
-        return f"{show(word[0] if word else rest[0])} is no number, text or null, {place}"
-    if before.endswith(",") and rest.startswith(("]", "}")):
-        return f"a comma has nothing after it {place}"
-    return f"it is no JSON {place}: {fault.msg}"
+# -- the frame of events
+# --------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Switch the garbage collector off: a trace has no cycles, and searching for them takes as long
-    as reading."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        made_since_collected = gc.get_count()[0]
-        # counting what is frozen takes as long as a small trace
-        if made_since_collected > _MANY_OBJECTS and not gc.get_freeze_count():
-            gc.freeze()
-            # counts as old from here on, so that nothing soon searches through it again
-            gc.unfreeze()
-        if enabled:
-            gc.enable()
-
-
-def _read_time(value: Any, name: str) -> int:
-    """Whole nanoseconds of microseconds, which are a number or text with all digits."""
-    with suppress(ArithmeticError):
-        number = Decimal(
-            value if type(value) is int or (type(value) is str and len(value) < 40) else "nan"
-        )
-        if abs(number) < _LATEST // 1000:
-            return round(number * 1000)
-    raise ValueError(
-        f"event {show(name, 60)} has a time of {show(value, 40)}; it must be microseconds"
-    )
-
-
-def _read_number(value: Any, names: dict[str, int]) -> int:
-    """Number of a process, thread, stream or link, -1 for none; names of threads get -2, -3 and so
-    on."""
-    if type(value) is not str:
-        return value if type(value) is int and abs(value) < _LATEST else -1
-    match = _NUMBER.fullmatch(value)
-    return int(match[1]) if match else names.setdefault(value, -2 - len(names)) if value else -1
-
-
-def _make_frame(rows: list[tuple[Any, ...]], base: int) -> pl.DataFrame:
+def _make_frame(columns: dict[str, list[Any]], base: int) -> pl.DataFrame:
     """Events sorted by time, outer ones before inner ones, without the category ``trace``, which
     spans everything."""
     check_threads()
-    columns: dict[str, Any] = dict(
-        zip((*_OWN, *_NUMBERS[2:]), zip(*rows, strict=True), strict=True)
-    )
-    if {*map(type, columns["cat"]), *map(type, columns["name"])} != {str}:
-        raise ValueError("it holds events whose name or category is no text")
-    for name in ("ts", "dur"):
-        values = columns[name]
-        whole = {*map(type, values)} == {int} and -_LATEST < 1000 * min(values) <= 1000 * max(
-            values
-        ) < _LATEST
-        pairs = zip(values, columns["name"], strict=True)
-        columns[name] = 1000 * np.array(values) if whole else [_read_time(*each) for each in pairs]
+    for name in _TEXTS:
+        if {*map(type, columns[name])} != {str}:
+            raise ValueError("it holds events whose name or category is no text")
+    typed: dict[str, Any] = {name: columns[name] for name in _TEXTS}
+    for name in _TIMES:
+        typed[name] = _read_times(columns[name], columns["name"])
     threads: dict[str, int] = {}
-    for name in _NUMBERS:  # few differ
-        values = columns[name]
-        if not {*map(type, values)} <= {int, str, NoneType}:
-            values = [own if type(own) in (int, str) else None for own in values]
-        known = {own: _read_number(own, threads) for own in dict.fromkeys(values)}
-        columns[name] = [known[own] for own in values]
-    types = {name: pl.String if name in ("cat", "name") else pl.Int64 for name in columns}
-    lower = pl.col("cat").str.to_lowercase().replace(_CATEGORIES)
-    frame = pl.DataFrame(columns, types).with_columns(lower)
-    if not any(map(_is_of_profiler, frame["cat"].unique().to_list())):
-        named = ", ".join(show(name, 30) for name in frame["cat"].unique().sort().to_list()[:5])
+    for name in _NUMBERS:
+        typed[name] = _read_numbers(columns[name], threads)
+    types = {name: pl.String if name in _TEXTS else pl.Int64 for name in columns}
+    frame = pl.DataFrame({name: typed[name] for name in columns}, types)
+    _refuse_other_tools(frame)
+    frame = frame.with_row_index("row").filter(pl.col("cat") != WHOLE)
+    frame = _place_events(frame).with_columns(ts=pl.col("ts") + base)
+    negative = frame.filter(pl.col("dur") < 0)
+    if len(negative):
         raise ValueError(
-            f"its events have the categories {named}; those of PyTorch's profiler are cpu_op, "
-            "kernel and others, so another tool wrote it"
-        )
-    frame = frame.with_row_index("row").filter(pl.col("cat") != "trace")
-    step = (pl.col("cat") == "cpu_op") & pl.col("name").str.contains(_STEP)
-    place = pl.when(pl.col("cat") == "gpu_user_annotation").then("tid").otherwise("stream")
-    frame = frame.with_columns(
-        cat=pl.when(step).then(pl.lit("user_annotation")).otherwise("cat"),
-        ts=pl.col("ts") + base,
-        stream=pl.when(pl.col("cat").is_in((*DEVICE, *_BESIDE))).then(place).otherwise(-1),
-    )
-    if len(wrong := frame.filter(pl.col("dur") < 0)):
-        raise ValueError(
-            f"event {show(wrong['name'][0], 60)} takes {wrong['dur'][0]} ns; times cannot be negative"
+            f"event {show(negative['name'][0], 60)} takes {negative['dur'][0]} ns; times cannot be "
+            "negative"
         )
     frame = frame.sort("ts", pl.col("dur").neg(), maintain_order=True)
     return frame.select(pl.int_range(pl.len()).alias("index"), pl.all())
 
 
-def _is_of_profiler(category: str) -> bool:
-    """Whether PyTorch's profiler writes events of this category."""
-    return category in {*DEVICE, *_BESIDE, *_OTHERS} or category.endswith(_CALLS)
+def _refuse_other_tools(frame: pl.DataFrame) -> None:
+    """Refuse a trace none of whose categories is one of PyTorch's profiler."""
+    categories = frame["cat"].unique().sort().to_list()
+    if not any(map(is_of_profiler, categories)):
+        names = ", ".join(show(category, 30) for category in categories[:5])
+        raise ValueError(
+            f"its events have the categories {names}; those of PyTorch's profiler are cpu_op, "
+            "kernel and others, so another tool wrote it"
+        )
 
 
-def _count_others(frame: pl.DataFrame) -> list[str]:
-    """Say how many events have categories that are not used."""
-    counts = frame["cat"].value_counts(sort=True).rows()
-    return [
-        f"events of the category {show(name, 40)} are not used: {count}"
-        for name, count in counts
-        if not _is_of_profiler(name)
-    ]
+def _place_events(frame: pl.DataFrame) -> pl.DataFrame:
+    """Marks of steps under the category of annotations, which old traces write as operators, and
+    the stream of each event, -1 on the host."""
+    is_step = (pl.col("cat") == "cpu_op") & pl.col("name").str.contains(_STEP)
+    category = pl.when(is_step).then(pl.lit("user_annotation")).otherwise("cat")
+    is_annotation = pl.col("cat") == "gpu_user_annotation"
+    written_stream = pl.when(is_annotation).then("tid").otherwise("stream")
+    stream = pl.when(_ON_HOST).then(-1).otherwise(written_stream)
+    return frame.with_columns(cat=category, stream=stream)
+
+
+def _read_times(values: list[Any], names: list[str]) -> Any:
+    """Whole nanoseconds of the times of all events, written in microseconds."""
+    are_whole = {*map(type, values)} == {int}
+    if are_whole and 1000 * min(values) > -_LATEST and 1000 * max(values) < _LATEST:
+        return 1000 * np.array(values)
+    return [_read_time(value, name) for value, name in zip(values, names, strict=True)]
+
+
+def _read_time(value: Any, name: str) -> int:
+    """Whole nanoseconds of microseconds, which are a number or text with all digits."""
+    is_number = type(value) is int
+    is_text = type(value) is str and len(value) <= _LONGEST_TIME
+    if is_number or is_text:
+        with suppress(ArithmeticError):
+            microseconds = Decimal(value)
+            if abs(microseconds) < _LATEST // 1000:
+                return round(microseconds * 1000)
+    raise ValueError(
+        f"event {show(name, 60)} has a time of {show(value, 40)}; it must be microseconds"
+    )
+
+
+def _read_numbers(values: list[Any], names: dict[str, int]) -> list[int]:
+    """Numbers of processes, threads, streams or links of all events, see `_read_number`; few of
+    them differ, so each is read once."""
+    if not {*map(type, values)} <= {int, str, NoneType}:
+        values = [value if type(value) in (int, str) else None for value in values]
+    numbers = {value: _read_number(value, names) for value in dict.fromkeys(values)}
+    return [numbers[value] for value in values]
+
+
+def _read_number(value: Any, names: dict[str, int]) -> int:
+    """Number of a process, thread, stream or link, -1 for none; names of threads get -2, -3 and so
+    on."""
+    if type(value) is int:
+        return value if abs(value) < _LATEST else -1
+    if type(value) is not str or not value:
+        return -1
+    match = _NUMBER.fullmatch(value)
+    if match:
+        return int(match[1])
+    return names.setdefault(value, -2 - len(names))
+
+
+# -- links
+# --------------------------------------------------------------------------------------------------
 
 
 def _link(frame: pl.DataFrame) -> pl.DataFrame:
     """Add columns that link events to their launch, to the event around them, and to their step."""
-    host, number = (
-        ~pl.col("cat").is_in((*DEVICE, *_BESIDE)),
-        pl.col("name").str.slice(13).cast(pl.Int64),
-    )
+    frame = _link_steps(frame)
+    frame = _link_launches(frame)
+    host = frame.filter(_ON_HOST).select("index", "pid", "tid", "ts", "dur")
+    parents = _find_parents(host, len(frame))
+    return frame.with_columns(parent=pl.Series(parents, dtype=pl.Int64))
+
+
+def _link_steps(frame: pl.DataFrame) -> pl.DataFrame:
+    """Add the number of the step mark around each event of the host, -1 for none."""
+    number = pl.col("name").str.slice(len(_STEP_NAME)).cast(pl.Int64)
     steps = frame.filter(MARK).select("ts", until=pl.col("ts") + pl.col("dur"), step=number)
-    inside = pl.when(host & (pl.col("ts") < pl.col("until"))).then("step").otherwise(-1)
-    frame = frame.join_asof(steps, on="ts").with_columns(iteration=inside).drop("until", "step")
+    is_inside = _ON_HOST & (pl.col("ts") < pl.col("until"))
+    iteration = pl.when(is_inside).then("step").otherwise(-1)
+    return frame.join_asof(steps, on="ts").with_columns(iteration=iteration).drop("until", "step")
+
+
+def _link_launches(frame: pl.DataFrame) -> pl.DataFrame:
+    """Add the launch of each event on a device, and the first event that each launch started; what
+    was started belongs to the step of its launch."""
     columns = ("index", "cat", "correlation", "iteration", "ts", "pid")
     numbered = frame.filter(pl.col("correlation") > 0).select(columns)
     # two processes may use one number: nothing runs before its launch
-    launches = numbered.filter(host).unique(["correlation", "pid"], keep="first")
-    started = numbered.filter(pl.col("cat").is_in(DEVICE)).with_columns(pl.col("ts") + CLOCKS)
-    pairs = started.join_asof(
-        launches.sort("ts"), on="ts", by="correlation", check_sortedness=False
-    ).drop_nulls("index_right")
-    started = pairs.select("index", index_correlation="index_right", iteration="iteration_right")
+    launches = numbered.filter(_ON_HOST).unique(["correlation", "pid"], keep="first").sort("ts")
+    started = numbered.filter(_ON_DEVICE).with_columns(pl.col("ts") + CLOCKS)
+    pairs = started.join_asof(launches, on="ts", by="correlation", check_sortedness=False)
+    pairs = pairs.drop_nulls("index_right")
+    iteration = pl.col("iteration_right").alias("iteration")
+    launched = pairs.select("index", iteration, index_correlation="index_right")
     firsts = pairs.unique("index_right", keep="first", maintain_order=True)
-    firsts = firsts.select(
-        index="index_right", index_correlation="index", iteration="iteration_right"
-    )
-    frame = frame.with_columns(index_correlation=pl.lit(-1, pl.Int64)).update(
-        pl.concat([started, firsts]), on="index"
-    )
-    parents = _find_parents(
-        frame.filter(host).select("index", "pid", "tid", "ts", "dur"), len(frame)
-    )
-    return frame.with_columns(parent=pl.Series(parents, dtype=pl.Int64))
+    launching = firsts.select(iteration, index="index_right", index_correlation="index")
+    links = pl.concat([launched, launching.select(launched.columns)])
+    return frame.with_columns(index_correlation=pl.lit(-1, pl.Int64)).update(links, on="index")
 
 
 def _find_parents(host: pl.DataFrame, count: int) -> list[int]:
@@ -456,6 +401,10 @@ def _find_parents(host: pl.DataFrame, count: int) -> list[int]:
     return parents
 
 
+# -- the head of a trace
+# --------------------------------------------------------------------------------------------------
+
+
 def _describe(
     facts: Mapping[str, Any],
     events: pl.DataFrame,
@@ -463,32 +412,64 @@ def _describe(
     source: str,
 ) -> TraceFile:
     """A trace with the ranks, devices and observers that its head names."""
-
-    def tables(value: Any) -> list[dict[str, Any]]:
-        return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-
-    own, *_ = [*tables([facts.get("distributedInfo")]), {}]
-    said = map(own.get, ("rank", "world_size"))
-    rank, ranks = (each if type(each) is int and 0 <= each < 2**31 else None for each in said)
-    listed = [each for each in tables(own.get("pg_config")) if isinstance(each.get("ranks"), list)]
-    groups = {
-        str(each.get("pg_name")): tuple(r for r in each["ranks"] if type(r) is int)
-        for each in listed
-    }
-    stacks = "python_function" in events["cat"] or any(
-        each.get("Call stack") for each in args.values()
-    )
-    seen = {
-        "shapes": any("Input Dims" in each for each in args.values()),
-        "stacks": stacks,
-        "memory": bool(facts.get("profile_memory")),
-    }
-    devices = tuple(tables(facts.get("deviceProperties")))
+    distributed = facts.get("distributedInfo")
+    if not isinstance(distributed, dict):
+        distributed = {}
+    devices = _list_objects(facts.get("deviceProperties"))
     for device in devices:
         if type(device.get("id")) is not int:  # its number is compared with those of kernels
             device["id"] = None
-    observers = tuple(name for name, on in seen.items() if on)
-    return TraceFile(events, args, rank, ranks, devices, groups, observers, source)
+    return TraceFile(
+        events,
+        args,
+        rank=_read_count(distributed.get("rank")),
+        ranks=_read_count(distributed.get("world_size")),
+        devices=tuple(devices),
+        groups=_read_groups(distributed.get("pg_config")),
+        observers=_find_observers(facts, events, args),
+        source=source,
+    )
+
+
+def _list_objects(value: Any) -> list[dict[str, Any]]:
+    """The objects of a list; none where it is no list."""
+    if not isinstance(value, list):
+        return []
+    return [item for item in value if isinstance(item, dict)]
+
+
+def _read_count(value: Any) -> int | None:
+    """A rank or a number of ranks, None for what is none."""
+    is_count = type(value) is int and 0 <= value < 2**31
+    return value if is_count else None
+
+
+def _read_groups(value: Any) -> dict[str, tuple[int, ...]]:
+    """Ranks of each process group by its name, where the trace lists them."""
+    groups = {}
+    for group in _list_objects(value):
+        ranks = group.get("ranks")
+        if isinstance(ranks, list):
+            groups[str(group.get("pg_name"))] = tuple(rank for rank in ranks if type(rank) is int)
+    return groups
+
+
+def _find_observers(
+    facts: Mapping[str, Any], events: pl.DataFrame, args: Mapping[int, Mapping[str, Any]]
+) -> tuple[str, ...]:
+    """What the profiler recorded beside, see `TraceFile`."""
+    observers = []
+    if any("Input Dims" in each for each in args.values()):
+        observers.append("shapes")
+    if "python_function" in events["cat"] or any(each.get("Call stack") for each in args.values()):
+        observers.append("stacks")
+    if facts.get("profile_memory"):
+        observers.append("memory")
+    return tuple(observers)
+
+
+# -- what a trace tells of its steps
+# --------------------------------------------------------------------------------------------------
 
 
 def find_iterations(events: pl.DataFrame) -> pl.DataFrame:
@@ -507,31 +488,28 @@ def find_iterations(events: pl.DataFrame) -> pl.DataFrame:
         median over kernels that run once in a step [ns], null where there are none; allocations,
         calls that allocate or free device memory, which stop everything else [-].
     """
-    marks = (
-        events.filter(MARK)
-        .unique("iteration", maintain_order=True)
-        .select("iteration", "ts", "dur")
-    )
-    device = events.filter(pl.col("cat").is_in(DEVICE) & (pl.col("iteration") >= 0))
-    kernels = (pl.col("cat") == "kernel").sum().cast(pl.Int64)
-    work = device.group_by("iteration").agg(kernels=kernels, begin=pl.min("ts"))
+    device = events.filter(_ON_DEVICE & (pl.col("iteration") >= 0))
+    count = (pl.col("cat") == "kernel").sum().cast(pl.Int64)
+    work = device.group_by("iteration").agg(kernels=count, begin=pl.min("ts"))
     slow = events.filter(pl.col("name").str.contains("^(cuda|hip)(Malloc|Free)$"))
     slow = slow.group_by("iteration").agg(allocations=pl.len())
-    frame = (
-        marks.join(work, on="iteration", how="left")
-        .join(slow, on="iteration", how="left")
-        .sort("ts")
-    )
-    frame = frame.with_columns(pl.col("kernels", "allocations").fill_null(0))
-    single = device.filter(cat="kernel").filter(pl.len().over("iteration", "name") == 1)
-    pairs = single.join(
-        frame.select("iteration", after=pl.col("iteration").shift(-1)), on="iteration"
-    )
+    marks = events.filter(MARK).unique("iteration", maintain_order=True)
+    frame = marks.select("iteration", "ts", "dur")
+    frame = frame.join(work, on="iteration", how="left").join(slow, on="iteration", how="left")
+    frame = frame.sort("ts").with_columns(pl.col("kernels", "allocations").fill_null(0))
+    periods = _find_periods(device.filter(cat="kernel"), frame["iteration"])
+    return frame.join(periods, on="iteration", how="left", maintain_order="left")
+
+
+def _find_periods(kernels: pl.DataFrame, iterations: pl.Series) -> pl.DataFrame:
+    """The time from the kernels of each iteration to the same kernels of the next one, where it is
+    positive: the median over kernels that run once in a step."""
+    single = kernels.filter(pl.len().over("iteration", "name") == 1)
+    following = pl.DataFrame({"iteration": iterations, "after": iterations.shift(-1)})
+    pairs = single.join(following, on="iteration")
     pairs = pairs.join(single, left_on=["after", "name"], right_on=["iteration", "name"])
-    periods = pairs.group_by("iteration").agg(period=(pl.col("ts_right") - pl.col("ts")).median())
-    return frame.join(
-        periods.filter(pl.col("period") > 0), on="iteration", how="left", maintain_order="left"
-    )
+    period = (pl.col("ts_right") - pl.col("ts")).median()
+    return pairs.group_by("iteration").agg(period=period).filter(pl.col("period") > 0)
 
 
 def find_basis(events: pl.DataFrame) -> str:
@@ -550,6 +528,10 @@ def find_basis(events: pl.DataFrame) -> str:
         span``: from the first event to the last. These include events that were launched before the
         recording began, which HolisticTraceAnalysis leaves out.
     """
-    steps, device = find_iterations(events), events["cat"].is_in(DEVICE).any()
-    spans = "host step" if len(steps) else "device span" if device else "host span"
-    return "kernels" if steps["period"].count() else spans
+    steps = find_iterations(events)
+    if steps["period"].count():
+        return "kernels"
+    if len(steps):
+        return "host step"
+    on_device = events["cat"].is_in(DEVICE).any()
+    return "device span" if on_device else "host span"
