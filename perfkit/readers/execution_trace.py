@@ -137,7 +137,8 @@ def _read_node(item: Any) -> Node:
         raise ValueError(
             f"node {show(item.get('id'))} has numbers {show(numbers)}; they must be whole numbers"
         )
-    return Node(*numbers, name=str(facts["name"]), inputs=inputs, outputs=outputs)
+    number, record, thread = numbers
+    return Node(number, record, thread, str(facts["name"]), inputs, outputs)
 
 
 def _read_operands(item: Mapping[str, Any], side: str, is_nested: bool) -> Operands:

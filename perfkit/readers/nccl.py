@@ -1,14 +1,15 @@
-"""Text output of nccl-tests and rccl-tests, old and new, as one frame."""
+"""Logs of nccl-tests and rccl-tests, old and new, as one frame.
+
+`read_logs` is the way in: files become text, `perfkit.readers.nccl_tables` finds the tables in it,
+and `_read_table` tells operation and ranks of each, from what the log names or from its figures.
+"""
 
 import gzip
 import math
 import os
 import re
 import warnings
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from decimal import Decimal
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -21,20 +22,37 @@ from perfkit.ground.files import LARGEST_TEXT, check_paths, explain_content, rea
 from perfkit.ground.forks import check_threads
 from perfkit.ground.units import escape, format_bytes, show
 from perfkit.models.collectives import COLLECTIVES, OPERATIONS, bus_factor
+from perfkit.readers.nccl_tables import (
+    ADVICE,
+    COLOURS,
+    HEADER,
+    NAMES,
+    Communicator,
+    Half,
+    MisfitError,
+    Table,
+    find_tables,
+)
 
 #: Endings of the files of a folder that are taken for logs; others are where a table is in them.
 _SUFFIXES = (".log", ".out", ".txt", ".dat", ".nccl", ".stdout")
-# the programs are called alltoall_perf, sendrecv_perf
-_NAMES = {name.replace("_", ""): name for name in OPERATIONS}
+#: Most files of a folder of logs, other ones included [-]; looking at them takes some seconds.
+_MOST_FILES = 50_000
+#: Bytes of a file of a folder in which the head of a table is looked for [B].
+_SEARCHED = 2**20
 _REDUCING = {name for name, collective in COLLECTIVES.items() if collective.reduces}
 _ROOTED = {name for name, collective in COLLECTIVES.items() if collective.has_root}
+#: perfkit's name of a number format by that of nccl-tests; others keep theirs.
 _DTYPES = {
     "float": "fp32",
     "half": "fp16",
     "double": "fp64",
     "bfloat16": "bf16",
     "char": "int8",
-    **dict.fromkeys(("f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2"), "fp8"),
+    "f8e4m3": "fp8",
+    "f8e5m2": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
 }
 _COLUMNS: dict[str, Any] = {
     "operation": pl.String,
@@ -50,44 +68,15 @@ _COLUMNS: dict[str, Any] = {
     "file": pl.String,
     "line": pl.Int64,
 }
-_BLOCK = ("time", "algbw", "busbw", "#wrong")
-_CLOSING = "'# Avg bus bandwidth'"
-#: Names of columns whose values are figures; any other column may hold text.
-_FIGURES = {"time", "algbw", "busbw", "#wrong", "error"}
-#: Characters of a line that are read [-]: a row has up to 250, and the time of some searches grows
-#: with their square.
-_LONGEST = 4_000
 _COUNTS = np.arange(1, 2**17)  # numbers of ranks that are tried [-]
-_TOGETHER = (
-    "several programs write here at once; use one file for each, or build nccl-tests with MPI=1"
-)
-_OLD = (
-    "it is the layout of nccl-tests before 2019 (columns bytes, N, type, op, time, res), which is "
-    "not read; run a newer nccl-tests"
-)
-_ADVICE = "pass the text that all_reduce_perf or its like print"
+#: Half of the last printed digit of a time, and a bit more for rounding [s].
+_HALF_DIGIT = 0.00501e-6
 #: What a table of one rank means, and the next step.
 ONE_RANK = (
     "a table of one rank holds no exchange; if mpirun or srun started several ranks, build "
     "nccl-tests with MPI=1; on one node, run it with -g and the number of GPUs"
 )
-#: Bytes of a file of a folder in which the head of a table is looked for [B].
-_SEARCHED = 2**20
-
-_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _GPU = re.compile(r"\bdevice +\d+ +\[[^\]\n]*\] +(\S[^\r\n]*)")
-_START = re.compile(r"(?:nThreads?:?\s*(\d{1,9})\s+)?nGpus\S*\s+(\d{1,9})\s.*minBytes")
-_PROGRAM = re.compile(r"Collective test starting: (?:\S*/)?(\w+?)_perf")
-_COMMAND = re.compile(r"\b(\w+?)_perf(?:_mpi)?[\"']?\s+-")
-_DEVICE = re.compile(
-    r"Rank\s+(\d{1,9})(?:\s+Group\s+(\d+))?(?:\s+Pid\s+\d+)?\s+on\s+(\S+)\s+device"
-)
-_HEADER = re.compile(r"size\s+count\s+type\s.*algbw\s+busbw.*")
-_FOOTER = re.compile(r"Out of bounds values|Avg bus bandwidth|Collective test concluded")
-_FAILED = re.compile(r"Out of bounds values\s*:\s*\d+\s+FAILED")
-#: Names of columns of nccl-tests before 2019, whose times are in milliseconds.
-_ANCIENT = re.compile(r"bytes\s+N\s+type\s.*algbw\s+busbw\s+res\b")
-_USAGE = re.compile(r"^\W*USAGE\s*:?.*_perf\b", re.IGNORECASE)
 #: Network adapters that NCCL lists with NCCL_DEBUG=INFO, once for each node that says so.
 _ADAPTERS = re.compile(r"NET/IB : Using((?: \[\d+\][\w.-]+:\d+\S*)+)")
 #: Variables that take a way of the data from NCCL, or its choice of an algorithm, as it lists them
@@ -102,25 +91,6 @@ _SETTINGS = re.compile(
 #: such a network: aws-ofi-nccl, src/platform-aws.c (Apache-2.0).
 _BY_PLUGIN = re.compile(
     r"NET/OFI Setting (?P<name>NCCL_\w+) to [\"']?(?P<value>[\w^,;:@/+-]{1,80})"
-)
-#: Lines that say why a run ended, and lines that may.
-_FAILURES = (
-    re.compile(
-        r"(?:NCCL|RCCL|CUDA|Cuda|HIP|hip) (?:failure|error)|Test failure|unhandled \w+ error"
-        r"|Segmentation fault|Bus error|out of memory|command not found|cannot open shared object"
-        r"|Invalid number of GPUs|not enough slots|Permission denied|cannot execute binary file"
-        r"|Host key verification failed|Connection (?:refused|timed out)"
-        r"|No such file or directory|DUE TO TIME LIMIT|CANCELLED|Killed|Aborted"
-        r"|srun: error|exited on signal|non-zero (?:exit code|status)"
-    ),
-    re.compile(r"NCCL WARN"),
-)
-#: A row, whatever its launcher wrote before it ("3: ", "[1,0]<stdout>:", "pod | ", a date).
-_ROW = re.compile(r"(?<![\w.,-])\d{1,18}\s+\d+\s+([A-Za-z]\w*)(?!\S)")
-_DTYPE = re.compile(r"char|u?int\d*|half|b?float\d*|double|bf16|fp?\d+\w*")
-_VALUE = re.compile(r"N/A|[-+]?(?:nan|inf|\d{1,30}(?:\.\d*)?(?:e[-+]?\d{1,2})?)\*?")
-_ENDED = re.compile(
-    r"\d\.\d+\s+\d+\.\d+\s+(?:N/A|[\d.e+*-]+)(?:\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)?\s*$"
 )
 
 
@@ -137,13 +107,6 @@ class _Content(NamedTuple):
     settings: str  # variables that told NCCL how to exchange, empty for none
 
 
-class _MisfitError(Exception):
-    """A line that does not fit, and the reason."""
-
-    def __init__(self, line: int, text: str, reason: str) -> None:
-        super().__init__(f"line {line} does not fit: {show(text.strip(), 100)}: {reason}")
-
-
 class NcclLogs(NamedTuple):
     """What logs of nccl-tests hold: their rows, and the devices and hosts that each file names."""
 
@@ -151,31 +114,6 @@ class NcclLogs(NamedTuple):
     devices: dict[str, tuple[str, ...]]  # by file, as printed, sorted
     unequal: dict[str, str]  # files whose hosts hold unequal numbers of ranks, and which
     settings: dict[str, str]  # files of runs that were told how to exchange, and by which variables
-
-
-class _Device(NamedTuple):
-    """One line of the list of devices."""
-
-    group: str  # of NCCL_TESTS_SPLIT
-    host: str
-
-
-class _Half(NamedTuple):
-    """One half of a printed row: bandwidths as printed, each with half of its last digit."""
-
-    line: int
-    text: str
-    dtype: str
-    redop: str | None
-    root: int
-    in_place: bool
-    nbytes: float  # [B]
-    seconds: float  # [s]
-    algbw: float  # [GB/s]
-    busbw: float  # [GB/s]
-    algbw_half: float  # [GB/s]
-    busbw_half: float  # [GB/s]
-    wrong: float  # results with wrong values; NaN if they were not checked [-]
 
 
 class _Bounds(NamedTuple):
@@ -187,216 +125,49 @@ class _Bounds(NamedTuple):
     torn: np.ndarray  # whether a half contradicts itself
 
 
-@dataclass
-class _Table:
-    """Output of one run of one program."""
+class _RankRange(NamedTuple):
+    """Fewest and most ranks that explain every row; the most are 0 where none do, and infinite
+    where they are not bounded."""
 
-    label: str = ""
-    command: str = ""
-    start: int = 0
-    closed: bool = False
-    headed: bool = False
-    gpus: int = 1
-    failed: bool = False  # the closing line says that results were wrong
-    devices: dict[int, _Device] = field(default_factory=dict)
-    leading: tuple[str, ...] = ("size", "count", "type", "redop", "root")
-    trailing: tuple[str, ...] = _BLOCK + _BLOCK
-    halves: list[_Half] = field(default_factory=list)
-    unread: tuple[str, ...] = ()  # words after the first row that has any that no column names
-    stray: list[int] = field(default_factory=list)  # lines of rows after the closing line
-
-    def count(self) -> tuple[int, int | None]:
-        """Ranks and nodes of a communicator from the list of devices; nodes are None where lines of
-        it are missing."""
-        # NCCL_TESTS_SPLIT makes several groups
-        first = min((group for group, _ in self.devices.values()), default="")
-        hosts = [host for group, host in self.devices.values() if group == first]
-        ranks = len(hosts) if len(hosts) < len(self.devices) else max(self.devices, default=-1) + 1
-        return ranks, len(set(hosts)) if hosts and len(hosts) == ranks else None
-
-    def describe_unequal_hosts(self) -> str:
-        """Say that hosts hold unequal numbers of ranks; empty where they do not."""
-        first = min((group for group, _ in self.devices.values()), default="")
-        by_host = Counter(host for group, host in self.devices.values() if group == first)
-        if len(set(by_host.values())) < 2:
-            return ""
-        ranks, listed = self.count()[0], by_host.total()
-        if listed < ranks:
-            return f"its list of devices lacks {ranks - listed} of {ranks} ranks: how many a node holds is unknown"
-        (most, many), *_, (least, few) = by_host.most_common()
-        return f"host {most} holds {many} ranks and host {least} {few}: its times are not those of whole nodes"
-
-    def read_header(self, header: str) -> bool:
-        """Read the names of the columns, and return whether the first three of a block are the
-        usual ones."""
-        names = header.replace("timestamp", "date clock").split()
-        first = names.index("time") if "time" in names else len(names)
-        self.leading, self.trailing, self.headed = tuple(names[:first]), tuple(names[first:]), True
-        return names[first : first + 3] == list(_BLOCK[:3])
-
-    def take_row(self, line: int, text: str) -> bool:
-        """Add both halves of a printed row; False if the row is not complete."""
-        tokens, extra = self._split_words(text.split())
-        halves: list[_Half] = []
-        cut = max(len(tokens) - len(self.trailing), 0)
-        lead, shown = tokens[:cut], list(zip(self.trailing, tokens[cut:], strict=False))
-        # old all_to_all leaves this column empty
-        blank = "redop" in self.leading and not "".join(lead[3:4]).isalpha()
-        if cut not in self._count_leading(blank) or not all(
-            _VALUE.fullmatch(text) for name, text in shown if name in _FIGURES
-        ):
-            return False
-        redop = next((token for token in lead[3:] if token.isalpha() and token != "none"), None)
-        root = next((int(token) for token in lead[3:] if token.lstrip("-").isdigit()), -1)
-        starts = [place for place, name in enumerate(self.trailing) if name == "time"]
-        for start, end in zip(starts, [*starts[1:], None], strict=True):
-            half = dict(shown[start:end])
-            exact = [
-                Decimal(half.get(name, "N/A").rstrip("*").replace("N/A", "nan")) for name in _BLOCK
-            ]
-            if not all(map(math.isfinite, map(float, exact[:3]))):
-                return False
-            time, algbw, busbw, wrong = map(float, exact)
-            digits = (0.501 * 10.0 ** int(number.as_tuple().exponent) for number in exact[1:3])
-            figures = (float(lead[0]), 1e-6 * time, algbw, busbw, *digits, wrong)
-            halves.append(_Half(line, text, lead[2], redop, root, start > 0, *figures))
-        self.halves += halves
-        self.unread = self.unread or tuple(extra)
-        return True
-
-    def _count_leading(self, blank: bool) -> tuple[int, ...]:
-        """How many values may stand before the figures of a row; `blank` without an operation."""
-        if self.headed:
-            return (len(self.leading) - blank,)
-        return (3, 4) if blank else (5,)
-
-    def _split_words(self, tokens: list[str]) -> tuple[list[str], list[str]]:
-        """Split off words after the figures of a row that no column names, such as the
-        algorithm."""
-        usual = len(self.leading) + len(self.trailing)
-        row, extra = tokens[:usual], tokens[usual:]
-        is_word = bool(extra) and bool(re.fullmatch(r"[A-Za-z][\w+-]*", extra[0]))
-        if is_word and not any(_DTYPE.fullmatch(token) for token in extra):
-            return row, extra
-        return tokens, []
-
-    def explain_row(self, tokens: Sequence[str]) -> str:
-        """Say why a row is not complete."""
-        expected = len(self.leading) + len(self.trailing)
-        if len(tokens) > expected + 1 and self.headed:
-            return f"the row has {len(tokens)} values, the header names {expected} columns"
-        if 7 <= len(tokens) <= 12 and not self.headed and re.fullmatch(r"\de[+-]\d\d", tokens[-1]):
-            return f"it is not a row of 2019 or later; {_OLD}"
-        if any(re.fullmatch(r"\d+,\d+", token) for token in tokens):
-            return "its figures have decimal commas; run the test with LC_ALL=C"
-        return "the row is not complete"
+    fewest: int
+    most: float
 
 
-def _feed(tables: list[_Table], line: int, text: str) -> None:
-    """Read one line, which belongs to the last table or begins another one."""
-    table, found, first = tables[-1], _ROW.search(text), not tables[-1].halves
-    if found and table.closed and table.halves:
-        if _DTYPE.fullmatch(found[1]):
-            table.stray.append(line)
-    elif found and table.take_row(line, text[found.start() :]):
-        if first:
-            table.label, table.command = table.label or table.command, ""
-    elif found and (_DTYPE.fullmatch(found[1]) or not text[: found.start()].strip()):
-        raise _MisfitError(line, text, table.explain_row(text[found.start() :].split()))
-    elif header := _HEADER.search(text):
-        if not _begin(tables, line, text, header=True).read_header(header.group()):
-            raise _MisfitError(line, text, "the table has other columns; run the test without -C")
-    elif _ANCIENT.search(text):
-        raise _MisfitError(line, text, _OLD)
-    elif device := _DEVICE.search(text):
-        if table.closed:  # of the next run
-            tables.append(table := _Table(command=table.command))
-        table.devices.setdefault(int(device[1]), _Device(device[2] or "0", device[3]))
-    elif _FOOTER.search(text):
-        table.closed = True
-        table.failed = table.failed or bool(_FAILED.search(text))
-    elif start := _START.search(text):
-        _begin(tables, line, text).gpus = max(int(start[1] or 1) * int(start[2]), 1)
-    elif program := _PROGRAM.search(text):
-        _begin(tables, line, text).label = program[1]
-    elif command := _COMMAND.search(text):
-        table.command = command[1]
-    elif not table.closed and (table.headed or table.halves) and _ENDED.search(text):
-        raise _MisfitError(line, text, "these figures belong to no row")
+class _OperationName(NamedTuple):
+    """Operation of a table, and why it is uncertain, empty where it is not."""
+
+    operation: str
+    note: str = ""
 
 
-def _begin(tables: list[_Table], line: int, text: str, *, header: bool = False) -> _Table:
-    """Return the table that starts here: the last one if it is still empty, otherwise a new one."""
-    table = tables[-1]
-    if not table.closed and (table.headed if header else table.halves):
-        raise _MisfitError(line, text, f"{_CLOSING} should close the table before it; {_TOGETHER}")
-    failed_before = bool(table.devices or table.headed) and not header
-    if table.halves or table.closed or failed_before:
-        tables.append(table := _Table(command=table.command))
-    table.start = table.start if header else line
-    return table
+class _ReadTable(NamedTuple):
+    """Rows of a table before the first one that contradicts the others, and the error of that
+    one."""
+
+    rows: pl.DataFrame
+    misfit: MisfitError | None
 
 
-def _find_tables(text: str) -> tuple[list[_Table], _MisfitError | None]:
-    """Tables with rows, and the first line that does not fit; lines after it are not read."""
-    plain = _COLOURS.sub("", text)
-    if "\n" not in plain:  # line ends of old Macs
-        plain = plain.replace("\r", "\n")
-    lines = [(i, line[:_LONGEST]) for i, line in enumerate(plain.split("\n"), 1) if line.strip()]
-    tables, misfit = [_Table()], None
-    try:
-        for line in lines:
-            _feed(tables, *line)
-        if tables[-1].start and not tables[-1].closed:
-            reason = f"the log ends before {_CLOSING} closes the table of line {tables[-1].start}"
-            raise _MisfitError(*lines[-1], reason + _quote_failure(lines, tables[-1].start))
-        if lines and not any(table.halves for table in tables):
-            raise _MisfitError(*lines[0], _explain_absence(lines))
-    except _MisfitError as error:
-        misfit = error
-    for table in tables:  # a program that perfkit does not know keeps its name
-        table.label = _NAMES.get(table.label.replace("_", ""), table.label)
-    return [table for table in tables if table.halves], misfit
+# -- operation and ranks of a table
+# --------------------------------------------------------------------------------------------------
 
 
-def _quote_failure(lines: Sequence[tuple[int, str]], after: int = 0) -> str:
-    """What the log itself says about a failure, after a line; empty if it says nothing."""
-    for pattern in _FAILURES:
-        for line, text in lines:
-            if line > after and pattern.search(text):
-                if line == lines[-1][0]:  # the message shows it
-                    return ""
-                return f"; line {line} says {show(text.strip(), 160)}"
-    return ""
-
-
-def _explain_absence(lines: Sequence[tuple[int, str]]) -> str:
-    """Why a text has no row of a table."""
-    failure = _quote_failure(lines)
-    if any(_USAGE.search(text) for _, text in lines[:50]):
-        return "it is the help of the program; run the test and keep what it prints"
-    if any(_START.search(text) or _HEADER.search(text) for _, text in lines):
-        return f"the run printed no row{failure or '; run it again'}"
-    if failure:
-        return f"no row of an nccl-tests table follows{failure}"
-    if re.match(r"\s*(?:\{\s*\"|\[\s*\{\s*\"|[{[]\s*$)", lines[0][1]):
-        return f"no row of an nccl-tests table follows, it looks like JSON; {_ADVICE}"
-    return f"no row of an nccl-tests table follows; {_ADVICE}"
-
-
-def _bound_factor(halves: Sequence[_Half]) -> _Bounds:
+def _bound_factor(halves: Sequence[Half]) -> _Bounds:
     """Bounds of the bus factor of printed rows."""
-    figures = np.array([half[6:12] for half in halves])
-    nbytes, seconds, algbw, busbw, algbw_half, busbw_half = figures.T
-    digit = 0.00501e-6  # half of the last printed digit of a time [s]
-    room = 0.05 * nbytes + 1e9 * (algbw_half * (seconds + digit) + algbw * digit)
-    torn = (abs(1e9 * algbw * seconds - nbytes) > room) | ((nbytes == 0) & (algbw > 0))
+    nbytes = np.array([half.nbytes for half in halves])
+    seconds = np.array([half.seconds for half in halves])
+    algbw = np.array([half.algbw for half in halves])
+    busbw = np.array([half.busbw for half in halves])
+    algbw_half = np.array([half.algbw_half for half in halves])
+    busbw_half = np.array([half.busbw_half for half in halves])
+    rounding = 1e9 * (algbw_half * (seconds + _HALF_DIGIT) + algbw * _HALF_DIGIT)
+    contradicts = abs(1e9 * algbw * seconds - nbytes) > 0.05 * nbytes + rounding
+    torn = contradicts | ((nbytes == 0) & (algbw > 0))
     telling = (algbw > 20 * algbw_half) & ~torn
     low = np.where(telling, (busbw - busbw_half) / (algbw + algbw_half), 0.0)
-    high = np.where(telling, busbw + busbw_half, np.inf) / np.where(
-        telling, algbw - algbw_half, 1.0
-    )
-    return _Bounds(low, high, torn)
+    most_busbw = np.where(telling, busbw + busbw_half, np.inf)
+    least_algbw = np.where(telling, algbw - algbw_half, 1.0)
+    return _Bounds(low, most_busbw / least_algbw, torn)
 
 
 def _agrees(bounds: _Bounds, operation: str, ranks: int) -> np.ndarray:
@@ -413,15 +184,18 @@ def _fits(bounds: _Bounds, operation: str, ranks: int) -> bool:
     return bool(not telling.any() or _agrees(bounds, operation, ranks)[telling].mean() > 0.5)
 
 
-def _bound_ranks(bounds: _Bounds, operation: str) -> tuple[int, float]:
+def _bound_ranks(bounds: _Bounds, operation: str) -> _RankRange:
     """Fewest and most ranks that explain every row; 1 and 0 where none do."""
     if operation not in OPERATIONS:
-        return 1, math.inf
+        return _RankRange(1, math.inf)
     factors = _list_factors(operation)
-    found = _COUNTS[(factors >= bounds.low.max()) & (factors <= bounds.high.min())]
-    if not len(found):
-        return 1, 0
-    return int(found[0]), math.inf if found[-1] == _COUNTS[-1] else int(found[-1])
+    fitting = _COUNTS[(factors >= bounds.low.max()) & (factors <= bounds.high.min())]
+    if not len(fitting):
+        return _RankRange(1, 0)
+    fewest = int(fitting[0])
+    most = int(fitting[-1])
+    is_open = most == _COUNTS[-1]
+    return _RankRange(fewest, math.inf if is_open else most)
 
 
 @cache
@@ -430,63 +204,90 @@ def _list_factors(operation: str) -> np.ndarray:
     return np.asarray(bus_factor(operation, _COUNTS) * np.ones(len(_COUNTS)))
 
 
-def _name_operation(table: _Table, bounds: _Bounds, file: str) -> tuple[str, str]:
-    """Operation from the label, from columns and figures, or from the file name; and a note if it
-    is uncertain."""
+def _name_operation(table: Table, bounds: _Bounds, file: str) -> _OperationName:
+    """Operation from the label, from columns and figures, or from the file name."""
     if table.label:
-        return table.label, ""
-    first, (ranks, _), names = table.halves[0], table.count(), set(OPERATIONS)
-    names &= _ROOTED if first.root >= 0 else names - _ROOTED
-    names &= {*_REDUCING, "send_recv"} if first.redop else names - _REDUCING
+        return _OperationName(table.label)
+    ranks = table.count().ranks
+    fitting = [name for name in _list_candidates(table) if _may_be(name, bounds, ranks)]
+    if len(fitting) == 1:
+        return _OperationName(fitting[0])
+    which = " or ".join(fitting) or "none known"
+    name = _find_name_of_file(file)
+    if name in fitting:
+        note = f"it may be {which}; only the name of the file says {name}"
+        return _OperationName(name, note)
+    if ranks == 1:
+        raise ValueError(ONE_RANK)
+    if ranks and not fitting:
+        raise ValueError(
+            f"the list of devices names {ranks} ranks, no operation of so many has these "
+            "figures; lines of the list may be missing"
+        )
+    raise ValueError(
+        f"the operation is not named, by its figures it is {which}; put its name into the name of "
+        "the file, such as all_gather.log"
+    )
+
+
+def _list_candidates(table: Table) -> list[str]:
+    """Operations that print the columns of a table, and check the halves that it has checked."""
+    first = table.halves[0]
+    names = set(OPERATIONS)
+    names = names & _ROOTED if first.root >= 0 else names - _ROOTED
+    names = names & {*_REDUCING, "send_recv"} if first.redop else names - _REDUCING
     # in old logs only all_to_all has an empty column
     if "root" not in table.leading and not first.redop:
-        names &= {"all_to_all"} if "redop" in table.leading else {"all_gather", "send_recv"}
-    both = any(half.in_place for half in table.halves[:2])
-    if both and first.wrong >= 0:  # these two cannot work in place, so it is not checked there
-        unchecked = math.isnan(table.halves[1].wrong)
+        has_empty_column = "redop" in table.leading
+        names &= {"all_to_all"} if has_empty_column else {"all_gather", "send_recv"}
+    has_both_halves = any(half.in_place for half in table.halves[:2])
+    if has_both_halves and first.wrong >= 0:
+        # these two cannot work in place, so it is not checked there
         only_out_of_place = {"all_to_all", "send_recv"}
-        names = names & only_out_of_place if unchecked else names - only_out_of_place
-    known = [name for name in OPERATIONS if name in names]
-    fitting = [
-        name
-        for name in known
-        if (_fits(bounds, name, ranks) if ranks else _bound_ranks(bounds, name)[1])
-    ]
-    if len(fitting) == 1:
-        return fitting[0], ""
-    which, text = (
-        " or ".join(fitting) or "none known",
-        re.sub(r"[^a-z]", "", Path(file).stem.lower()),
-    )
-    named = _NAMES.get(max((name for name in _NAMES if name in text), key=len, default=""))
-    if named not in fitting:
-        if ranks == 1:
-            raise ValueError(ONE_RANK)
-        if ranks and not fitting:
-            raise ValueError(
-                f"the list of devices names {ranks} ranks, no operation of so many has these "
-                "figures; lines of the list may be missing"
-            )
-        advice = "put its name into the name of the file, such as all_gather.log"
-        raise ValueError(f"the operation is not named, by its figures it is {which}; {advice}")
-    return named, f"it may be {which}; only the name of the file says {named}"
+        is_unchecked = math.isnan(table.halves[1].wrong)
+        names = names & only_out_of_place if is_unchecked else names - only_out_of_place
+    return [name for name in OPERATIONS if name in names]
 
 
-def _count_ranks(table: _Table, bounds: _Bounds, operation: str) -> tuple[int, int | None]:
-    """Ranks and nodes that took part, from the list of devices or from the bus factor."""
-    ranks, nodes = table.count()
+def _may_be(operation: str, bounds: _Bounds, ranks: int) -> bool:
+    """Whether figures are those of an operation, of so many ranks where they are known."""
     if ranks:
-        return ranks, nodes
-    (low, high), step = _bound_ranks(bounds, operation), table.gpus
+        return _fits(bounds, operation, ranks)
+    return _bound_ranks(bounds, operation).most > 0
+
+
+def _find_name_of_file(file: str) -> str:
+    """The operation whose name is in the name of a file, the longest one; empty for none."""
+    letters = re.sub(r"[^a-z]", "", Path(file).stem.lower())
+    contained = [name for name in NAMES if name in letters]
+    if not contained:
+        return ""
+    return NAMES[max(contained, key=len)]
+
+
+def _count_ranks(table: Table, bounds: _Bounds, operation: str) -> Communicator:
+    """Ranks and nodes that took part, from the list of devices or from the bus factor."""
+    communicator = table.count()
+    if communicator.ranks:
+        return communicator
+    low, high = _bound_ranks(bounds, operation)
     # ranks come in multiples of the GPUs of a process
+    step = table.gpus
     if high < math.inf and (low - 1) // step < high // step:
-        low, high = step * math.ceil(low / step), high // step * step
-    if low == high or (high == math.inf and low <= step > 1):
-        return (low if low == high else step), None
-    advice = "keep its lines '#  Rank  0 ... device'"
+        low = step * math.ceil(low / step)
+        high = high // step * step
+    if low == high:
+        return Communicator(low, None)
+    if high == math.inf and low <= step and step > 1:
+        return Communicator(step, None)
     raise ValueError(
-        f"the log lists no ranks, by busbw / algbw they are {low} to {high:g}; {advice}"
+        f"the log lists no ranks, by busbw / algbw they are {low} to {high:g}; keep its lines "
+        "'#  Rank  0 ... device'"
     )
+
+
+# -- rows and notes of a table
+# --------------------------------------------------------------------------------------------------
 
 
 def _describe_stray(lines: Sequence[int]) -> str:
@@ -499,10 +300,10 @@ def _describe_stray(lines: Sequence[int]) -> str:
     return f"{which}: no header says which run they belong to; use one file for each run"
 
 
-def _read_table(table: _Table, file: str) -> tuple[pl.DataFrame, _MisfitError | None]:
-    """Rows before the first one that contradicts the others, and the error of that one; warns of
-    other problems."""
-    halves, bounds = table.halves, _bound_factor(table.halves)
+def _read_table(table: Table, file: str) -> _ReadTable:
+    """Rows of a table, see `_ReadTable`; warns of other problems."""
+    halves = table.halves
+    bounds = _bound_factor(halves)
     where = f"{file} line {halves[0].line}"
     try:
         name, note = _name_operation(table, bounds, file)
@@ -517,18 +318,18 @@ def _read_table(table: _Table, file: str) -> tuple[pl.DataFrame, _MisfitError | 
         warnings.warn(escape(f"{where}: {text}", 500), LogWarning, stacklevel=4)
     misfit = None
     if name in OPERATIONS:
-        bad = bounds.torn | (fits & ~_agrees(bounds, name, ranks))
-        if bad.any():
-            worst = int(bad.argmax())
+        contradicts = bounds.torn | (fits & ~_agrees(bounds, name, ranks))
+        if contradicts.any():
+            worst = int(contradicts.argmax())
             reason = "busbw / algbw is not that of the other rows"
             if bounds.torn[worst]:
                 reason = "algbw is not size / time"
-            misfit = _MisfitError(halves[worst].line, halves[worst].text, reason)
+            misfit = MisfitError(halves[worst].line, halves[worst].text, reason)
             halves = [half for half in halves if half.line < halves[worst].line]
-    return _make_frame(halves, file, name, ranks, nodes), misfit
+    return _ReadTable(_make_frame(halves, file, name, ranks, nodes), misfit)
 
 
-def _list_notes(table: _Table) -> list[str]:
+def _list_notes(table: Table) -> list[str]:
     """What a reader must know of a table, whatever its operation."""
     notes = []
     wrong = [half.line for half in table.halves if half.wrong > 0]
@@ -547,7 +348,7 @@ def _list_notes(table: _Table) -> list[str]:
 
 
 def _make_frame(
-    halves: Sequence[_Half], file: str, operation: str, ranks: int, nodes: int | None
+    halves: Sequence[Half], file: str, operation: str, ranks: int, nodes: int | None
 ) -> pl.DataFrame:
     """Halves of rows with the columns of a frame, in base units."""
     nbytes = np.array([half.nbytes for half in halves], dtype=float)
@@ -557,45 +358,56 @@ def _make_frame(
     if operation in OPERATIONS:  # size and time have more digits than the printed bandwidth
         algbw = np.divide(nbytes, seconds, out=algbw, where=seconds > 0)
         busbw = float(bus_factor(operation, ranks)) * algbw
-    count = len(halves)
-    columns = {
-        "operation": [operation] * count,
-        "ranks": [ranks] * count,
-        "nodes": [nodes] * count,
-        "dtype": [_DTYPES.get(half.dtype, half.dtype) for half in halves],
-        "redop": [half.redop for half in halves],
-        "nbytes": nbytes.astype(np.int64),
-        "seconds": seconds,
-        "algbw": algbw,
-        "busbw": busbw,
-        "in_place": [half.in_place for half in halves],
-        "file": [file] * count,
-        "line": [half.line for half in halves],
-    }
-    return pl.DataFrame(columns, _COLUMNS)
+    rows = pl.DataFrame(
+        {
+            "dtype": [_DTYPES.get(half.dtype, half.dtype) for half in halves],
+            "redop": [half.redop for half in halves],
+            "nbytes": nbytes.astype(np.int64),
+            "seconds": seconds,
+            "algbw": algbw,
+            "busbw": busbw,
+            "in_place": [half.in_place for half in halves],
+            "line": [half.line for half in halves],
+        },
+        schema_overrides=_COLUMNS,
+    )
+    about = {"operation": operation, "ranks": ranks, "nodes": nodes, "file": file}
+    same = [pl.lit(value, _COLUMNS[name]).alias(name) for name, value in about.items()]
+    return rows.with_columns(same).select(*_COLUMNS)
+
+
+# -- one log
+# --------------------------------------------------------------------------------------------------
 
 
 def _read_text(name: str, text: str, partial: bool) -> _Content:
     """Frames of the tables of one log, and what does not fit in it."""
     file = escape(name, 200)
-    with reading(file, _ADVICE):
-        tables, misfit = _find_tables(text)
+    with reading(file, ADVICE):
+        tables, misfit = find_tables(text)
+        read: list[_ReadTable] = []
         try:
-            pairs = [_read_table(table, file) for table in tables]
+            for table in tables:
+                read.append(_read_table(table, file))
         except ValueError:
             if misfit is None or partial:
                 raise
-            pairs = []  # the line that does not fit comes first
+            read = []  # the line that does not fit comes first
         _compare_adapters(file, text, tables)
         settings = _list_settings(text)
         _warn_of_settings(file, settings)
-        misfit = next(filter(None, [*(wrong for _, wrong in pairs), misfit]), None)
-    unequal = next(filter(None, (table.describe_unequal_hosts() for table in tables)), "")
-    said = None if misfit is None else str(misfit)
-    return _Content([rows for rows, _ in pairs], said, unequal, settings)
+    misfits = [*(table.misfit for table in read), misfit]
+    first_misfit = next(filter(None, misfits), None)
+    unequal = [table.describe_unequal_hosts() for table in tables]
+    return _Content(
+        [table.rows for table in read],
+        misfit=None if first_misfit is None else str(first_misfit),
+        unequal=next(filter(None, unequal), ""),
+        settings=settings,
+    )
 
 
-def _compare_adapters(file: str, text: str, tables: Sequence[_Table]) -> None:
+def _compare_adapters(file: str, text: str, tables: Sequence[Table]) -> None:
     """Warn where the network adapters that NCCL lists do not divide among the ranks of a node: one
     may be missing."""
     listed = _ADAPTERS.search(text)
@@ -624,7 +436,7 @@ def _list_settings(text: str) -> str:
     """Variables of a log that told NCCL how to exchange, such as ``NCCL_ALGO=Ring``; empty where it
     or its network plugin chose."""
     found: dict[str, list[str]] = {}
-    text = _COLOURS.sub("", text)
+    text = COLOURS.sub("", text)
     by_plugin = {(match["name"], match["value"]) for match in _BY_PLUGIN.finditer(text)}
     for match in _SETTINGS.finditer(text):
         value = match["value"].rstrip(".,;:")
@@ -653,7 +465,19 @@ def _warn_of_settings(file: str, settings: str) -> None:
         )
 
 
-def _collect(logs: Sequence["_Log"], partial: bool) -> NcclLogs:
+# -- several logs
+# --------------------------------------------------------------------------------------------------
+
+
+class _Log(NamedTuple):
+    """One log: its name, and its text or why it cannot be read."""
+
+    name: str
+    text: str
+    fault: str | None = None
+
+
+def _collect(logs: Sequence[_Log], partial: bool) -> NcclLogs:
     """Read logs into one frame; of several, those without a table are left out with a warning."""
     check_threads()
     frames: list[pl.DataFrame] = []
@@ -667,34 +491,34 @@ def _collect(logs: Sequence["_Log"], partial: bool) -> NcclLogs:
             unused.append(log.fault)
             continue
         try:
-            found, misfit, unequal_hosts, variables = _read_text(log.name, log.text, partial)
+            content = _read_text(log.name, log.text, partial)
         except ValueError as error:
             if len(logs) == 1:
                 raise
             unused.append(str(error))
             continue
-        kept = sum(map(len, found))
-        if misfit and not kept and len(logs) > 1:
-            unused.append(f"{file} {misfit}".removesuffix(f"; {_ADVICE}"))
-            continue
-        if misfit and not partial:
-            more = f"; partial=True keeps the {kept} measurements before it" if kept else ""
-            raise ValueError(f"{file} {misfit}{more}")
-        if misfit:
+        kept = sum(map(len, content.frames))
+        if content.misfit:
+            if not kept and len(logs) > 1:
+                unused.append(f"{file} {content.misfit}".removesuffix(f"; {ADVICE}"))
+                continue
+            if not partial:
+                advice = f"; partial=True keeps the {kept} measurements before it" if kept else ""
+                raise ValueError(f"{file} {content.misfit}{advice}")
             warnings.warn(
-                f"{file} {misfit}; {kept or 'no'} measurements are kept", LogWarning, stacklevel=3
+                f"{file} {content.misfit}; {kept or 'no'} measurements are kept",
+                LogWarning,
+                stacklevel=3,
             )
-        frames += found
+        frames += content.frames
         devices[file] = _find_devices(log.text)
-        if unequal_hosts:
-            unequal[file] = unequal_hosts
-        if variables:
-            settings[file] = variables
+        if content.unequal:
+            unequal[file] = content.unequal
+        if content.settings:
+            settings[file] = content.settings
     if not sum(map(len, frames)):
-        first = f"; {unused[0]}" if unused else ""
-        raise ValueError(
-            f"no complete row of an nccl-tests table is there{first or f'; {_ADVICE}'}"
-        )
+        cause = unused[0] if unused else ADVICE
+        raise ValueError(f"no complete row of an nccl-tests table is there; {cause}")
     for text in unused:
         warnings.warn(f"{text}; the file is not used", LogWarning, stacklevel=3)
     return NcclLogs(pl.concat(frames), devices, unequal, settings)
@@ -702,15 +526,7 @@ def _collect(logs: Sequence["_Log"], partial: bool) -> NcclLogs:
 
 def _find_devices(text: str) -> tuple[str, ...]:
     """Names of devices in a log, sorted."""
-    return tuple(sorted({name.strip() for name in _GPU.findall(_COLOURS.sub("", text))}))
-
-
-class _Log(NamedTuple):
-    """One log: its name, and its text or why it cannot be read."""
-
-    name: str
-    text: str
-    fault: str | None = None
+    return tuple(sorted({name.strip() for name in _GPU.findall(COLOURS.sub("", text))}))
 
 
 def _read_logs(source: str | Path | Sequence[str | Path]) -> list[_Log]:
@@ -740,10 +556,6 @@ def _read_logs(source: str | Path | Sequence[str | Path]) -> list[_Log]:
     return logs
 
 
-#: Most files of a folder of logs, other ones included [-]; looking at them takes some seconds.
-_MOST_FILES = 50_000
-
-
 def _list_folder(folder: Path) -> list[Path]:
     """Files of a folder that are logs by their ending, or that hold the head of a table."""
     inside = list(islice(folder.rglob("*"), _MOST_FILES + 1))
@@ -767,7 +579,7 @@ def _holds_table(path: Path) -> bool:
             head = file.read(_SEARCHED)
     except OSError:
         return False
-    return b"algbw" in head and bool(_HEADER.search(head.decode("utf-8", "replace")))
+    return b"algbw" in head and bool(HEADER.search(head.decode("utf-8", "replace")))
 
 
 def _read_file(path: Path) -> str:
@@ -878,5 +690,7 @@ def parse_nccl_tests(text: str, *, file: str = "text", partial: bool = False) ->
 def list_devices(source: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
     """List the devices that logs name, as printed, sorted; none where the lists of devices are
     missing."""
-    names = {name for log in _read_logs(source) for name in _find_devices(log.text)}
+    names: set[str] = set()
+    for log in _read_logs(source):
+        names.update(_find_devices(log.text))
     return tuple(sorted(names))
