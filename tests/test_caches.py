@@ -2,7 +2,7 @@
 caches and limits."""
 
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,8 +17,9 @@ from perfkit.models.caches import (
     page_walks,
     rotating_misses,
 )
-from perfkit.models.distributions import Distribution, ReuseHistogram, Uniform, Zipf, unique_rows
+from perfkit.models.distributions import ReuseHistogram, Uniform, Zipf, unique_rows
 from perfkit.models.kernels import reuse_distances
+from tests.refusals import Refusal
 
 hitters = st.lists(st.floats(0, 0.2), max_size=5).map(tuple)
 zipfs = st.one_of(
@@ -39,18 +40,25 @@ def probabilities(law: Law) -> np.ndarray:
     return np.concatenate([heavy, tail / tail.sum() * (1 - heavy.sum())])
 
 
+def make_counts(*first: float, rest: float = 0.0) -> tuple[float, ...]:
+    """Counts of the 17 bins of a histogram, of which the first are given."""
+    counts = np.full(17, rest)
+    counts[: len(first)] = first
+    return tuple(counts.tolist())
+
+
 # Distinct rows.
 
 
 @given(st.one_of(distributions, parts))
 def test_buckets_hold_all_rows_and_all_probability(law: Law) -> None:
     p, rows = law.buckets()
-    assert (
-        rows.sum() == pytest.approx(law.rows, rel=1e-12)
-        and len(p) <= 135
-        and p @ rows == pytest.approx(1, abs=1e-9)
-    )
-    tail = p[len(getattr(getattr(law, "law", law), "heavy_hitters", ())) :]
+    assert rows.sum() == pytest.approx(law.rows, rel=1e-12)
+    assert p @ rows == pytest.approx(1, abs=1e-9)
+    assert len(p) <= 135
+    whole = getattr(law, "law", law)
+    heavy_hitters = getattr(whole, "heavy_hitters", ())
+    tail = p[len(heavy_hitters) :]
     assert np.all(np.diff(tail) <= 1e-12 * tail[0])
 
 
@@ -99,9 +107,8 @@ def test_reuse_histogram_against_its_own_lookups() -> None:
         expected = float(unique_rows(zipf, part * 1e5))
         assert float(unique_rows(histogram, part * 1e5)) == pytest.approx(expected, rel=0.03)
     for cached in (200, 1000, 5000):
-        assert lru_hit_rate(histogram, cached) == pytest.approx(
-            lru_hit_rate(zipf, cached), abs=0.03
-        )
+        expected_hits = lru_hit_rate(zipf, cached)
+        assert lru_hit_rate(histogram, cached) == pytest.approx(expected_hits, abs=0.03)
     with pytest.warns(UserWarning, match="more than twice"):
         assert float(unique_rows(histogram, 1e9)) <= zipf.rows
 
@@ -109,30 +116,15 @@ def test_reuse_histogram_against_its_own_lookups() -> None:
 def test_reuse_histogram_of_a_published_data_set() -> None:
     """facebookresearch/dlrm_datasets, 2021 (t856_bs65536.pt): 887.0 M lookups of 128.4 M rows;
     share of rows by bin."""
-    share = [
-        0.473,
-        0.152,
-        0.139,
-        0.112,
-        0.072,
-        0.032,
-        0.011,
-        0.005,
-        0.002,
-        0.001,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-    ]
-    counts = tuple(128.4e6 * s for s in share)
-    half, whole = unique_rows(ReuseHistogram(counts, 887.0e6, 1_000_000_000), [443.5e6, 887e6])
-    assert whole == pytest.approx(sum(counts)) and 0.5 * whole < half < whole
+    share = np.zeros(17)
+    share[:10] = [0.473, 0.152, 0.139, 0.112, 0.072, 0.032, 0.011, 0.005, 0.002, 0.001]
+    rows = 128.4e6 * share
+    histogram = ReuseHistogram(tuple(rows.tolist()), 887.0e6, 1_000_000_000)
+    half, whole = unique_rows(histogram, [443.5e6, 887e6])
+    assert whole == pytest.approx(rows.sum())
+    assert 0.5 * whole < half < whole
     # Rows seen once give half of themselves, rows seen twice three quarters, ...
-    assert half > 128.4e6 * (0.473 / 2 + 0.152 * 3 / 4 + 0.139 * 7 / 8)
+    assert half > rows[0] / 2 + rows[1] * 3 / 4 + rows[2] * 7 / 8
 
 
 @pytest.mark.parametrize("parts", [2, 3, 8, 64])
@@ -155,49 +147,73 @@ def test_parts_find_together_what_the_whole_finds(law: Law, parts: int) -> None:
 
 
 def test_a_part_of_a_histogram_has_its_part_of_rows_and_lookups() -> None:
-    whole = ReuseHistogram((50.0, 10.0, 5.0, *(0.0,) * 14), 90, 1000)
+    whole = ReuseHistogram(make_counts(50.0, 10.0, 5.0), 90, 1000)
     part = whole.resize(250)
     assert (part.rows, part.lookups, sum(part.counts)) == (250, 22.5, 16.25)
     assert float(unique_rows(part, 10)) == pytest.approx(float(unique_rows(whole, 40)) / 4)
 
 
-HALF, NAN = (0.5, 0.5000003), float("nan")
+NAN = float("nan")
+TEN_ROWS = {"rows": 10, "exponent": 1.0}
+REFUSALS = [
+    Refusal(
+        ReuseHistogram,
+        {"counts": make_counts(rest=1.0)[:16], "lookups": 20, "rows": 100},
+        "16 bins",
+    ),
+    Refusal(
+        ReuseHistogram,
+        {"counts": make_counts(rest=1.0), "lookups": 10, "rows": 100},
+        "add up to 17",
+    ),
+    Refusal(ReuseHistogram, {"counts": make_counts(), "lookups": 10, "rows": 100}, "add up to 0"),
+    Refusal(
+        ReuseHistogram,
+        {"counts": make_counts(-1.0, rest=1.0), "lookups": 100, "rows": 100},
+        "counts is -1",
+    ),
+    Refusal(Uniform, {"rows": 0}, "^rows is 0;"),
+    Refusal(Uniform, {"rows": 2.5}, "^rows is 2.5;"),
+    Refusal(Uniform, {"rows": "x"}, "^rows is 'x';"),
+    Refusal(Uniform, {"rows": NAN}, "^rows is nan;"),
+    Refusal(Zipf, {"rows": 0, "exponent": 1.0}, "^rows is 0;"),
+    Refusal(Zipf, {"rows": 2.5, "exponent": 1.0}, "^rows is 2.5;"),
+    Refusal(Zipf, {"rows": "x", "exponent": 1.0}, "^rows is 'x';"),
+    Refusal(Zipf, {"rows": NAN, "exponent": 1.0}, "^rows is nan;"),
+    Refusal(Zipf, {"rows": 10, "exponent": -1}, "^exponent is -1"),
+    Refusal(Zipf, {**TEN_ROWS, "shift": -1}, "shift is -1; it must be a number above -1"),
+    Refusal(Zipf, {**TEN_ROWS, "shift": NAN}, "shift is nan"),
+    Refusal(Zipf, {**TEN_ROWS, "shift": "far"}, "shift is 'far'"),
+    Refusal(Zipf, {**TEN_ROWS, "heavy_hitters": (0.5, 0.6)}, "add up to 1.1"),
+    Refusal(Zipf, {**TEN_ROWS, "heavy_hitters": (-0.1,)}, "heavy_hitters is -0.1"),
+    Refusal(Zipf, {**TEN_ROWS, "heavy_hitters": (NAN,)}, "heavy_hitters is nan"),
+    Refusal(
+        Zipf,
+        {**TEN_ROWS, "heavy_hitters": (0.01,) * 10},
+        "has 10 entries; it must have fewer than the 10 rows",
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments", "message"),
-    [
-        (ReuseHistogram, ((1.0,) * 16, 20, 100), "16 bins"),
-        (ReuseHistogram, ((1.0,) * 17, 10, 100), "add up to 17"),
-        (ReuseHistogram, ((0.0,) * 17, 10, 100), "add up to 0"),
-        (ReuseHistogram, ((-1.0, *(1.0,) * 16), 100, 100), "counts is -1"),
-        *(
-            (law, (bad, 1.0)[: 1 + (law is Zipf)], "^rows is")
-            for law in (Uniform, Zipf)
-            for bad in (0, 2.5, "x", NAN)
-        ),
-        (Zipf, (10, -1), "^exponent is -1"),
-        (Zipf, (10, 1.0, -1), "shift is -1; it must be a number above -1"),
-        (Zipf, (10, 1.0, NAN), "shift is nan"),
-        (Zipf, (10, 1.0, "far"), "shift is 'far'"),
-        (Zipf, (10, 1.0, 0, (0.5, 0.6)), "add up to 1.1"),
-        (Zipf, (10, 1.0, 0, (-0.1,)), "heavy_hitters is -0.1"),
-        (Zipf, (10, 1.0, 0, (NAN,)), "heavy_hitters is nan"),
-        (Zipf, (10, 1.0, 0, (0.01,) * 10), "has 10 entries; it must have fewer than the 10 rows"),
-    ],
+    "case", REFUSALS, ids=[f"{case.function.__name__}, {case.message}" for case in REFUSALS]
 )
-def test_laws_that_cannot_be(kind: type[Distribution], arguments: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        kind(*arguments)
-    # in single precision they may add up to a little more than 1
-    law = Zipf(10, 1.0, heavy_hitters=HALF)
-    assert sum(law.heavy_hitters) <= 1 and float(unique_rows(law, 1e9)) == pytest.approx(2)
+def test_laws_that_cannot_be(case: Refusal) -> None:
+    with pytest.raises(ValueError, match=case.message):
+        case.call()
+
+
+def test_shares_of_single_precision_may_add_up_to_a_little_more_than_one() -> None:
+    law = Zipf(10, 1.0, heavy_hitters=(0.5, 0.5000003))
+    assert sum(law.heavy_hitters) <= 1
+    assert float(unique_rows(law, 1e9)) == pytest.approx(2)
 
 
 # What a cache holds.
 
 
-def simulate_lru(keys: list, sizes: list[float], capacity: float) -> np.ndarray:
+def simulate_lru(keys: list[Any], sizes: list[float], capacity: float) -> np.ndarray:
+    """Which accesses a cache misses that drops what was used least recently."""
     cache: OrderedDict = OrderedDict()
     used, missed = 0.0, np.zeros(len(keys), bool)
     for i, (key, nbytes) in enumerate(zip(keys, sizes, strict=True)):
@@ -226,47 +242,55 @@ def simulate_lru(keys: list, sizes: list[float], capacity: float) -> np.ndarray:
     ],
 )
 def test_one_table_against_a_simulated_lru(law: Law, cached: int) -> None:
-    drawn = [
-        np.random.default_rng(seed).choice(law.rows, 40_000, p=probabilities(law))
-        for seed in range(6)
-    ]
-    missed = np.mean(
-        [simulate_lru(keys.tolist(), [1.0] * len(keys), cached) for keys in drawn], axis=0
-    )
-    assert 1 - lru_hit_rate(law, cached) == pytest.approx(missed[20_000:].mean(), rel=0.02)
-    for lookups in (3000, 12_000, 40_000):
-        assert float(cold_misses(law, lookups, cached)) == pytest.approx(
-            missed[:lookups].sum(), rel=0.02
-        )
+    lookups, seeds = 40_000, 6
+    missed = np.zeros(lookups)
+    for seed in range(seeds):
+        rows = np.random.default_rng(seed).choice(law.rows, lookups, p=probabilities(law))
+        missed += simulate_lru(rows.tolist(), [1.0] * lookups, cached) / seeds
+    warm = missed[20_000:]
+    assert 1 - lru_hit_rate(law, cached) == pytest.approx(warm.mean(), rel=0.02)
+    for first in (3000, 12_000, 40_000):
+        simulated = missed[:first].sum()
+        assert float(cold_misses(law, first, cached)) == pytest.approx(simulated, rel=0.02)
 
 
 @pytest.mark.parametrize("dense_bytes", [0.0, 2e5])
 @pytest.mark.parametrize("capacity", [3e4, 1e5, 3e5, 1e6])
 def test_shared_cache_against_a_simulated_lru(capacity: float, dense_bytes: float) -> None:
+    """Rounds of lookups in random order, which dense tensors interrupt in a hundred places."""
     tables = [Zipf(3000, 1.0), Zipf(10_000, 0.8), Uniform(500), Zipf(20_000, 1.2)]
-    lookups, row_bytes, blocks, rounds = [300, 800, 200, 1500], [64.0, 128.0, 256.0, 128.0], 100, 30
+    lookups = [300, 800, 200, 1500]
+    row_bytes = [64.0, 128.0, 256.0, 128.0]
+    dense, blocks, rounds = -1, 100, 30
     rng = np.random.default_rng(0)
-    keys, sizes = [], []
+    owners: list[int] = []
+    keys: list[tuple[int, int]] = []
+    sizes: list[float] = []
     for _ in range(rounds):
-        drawn = [
-            (t, row)
-            for t, d in enumerate(tables)
-            for row in rng.choice(d.rows, lookups[t], p=probabilities(d))
-        ]
-        drawn = [drawn[i] for i in rng.permutation(len(drawn))]
-        for block, chunk in enumerate(np.array_split(np.arange(len(drawn)), blocks)):
-            keys += [*(drawn[i] for i in chunk), *([("dense", block)] if dense_bytes else [])]
-            sizes += [
-                *(row_bytes[drawn[i][0]] for i in chunk),
-                *([dense_bytes / blocks] if dense_bytes else []),
-            ]
+        accesses = []
+        for number, law in enumerate(tables):
+            rows = rng.choice(law.rows, lookups[number], p=probabilities(law))
+            accesses += [(number, int(row)) for row in rows]
+        order = rng.permutation(len(accesses))
+        for block, chunk in enumerate(np.array_split(order, blocks)):
+            for i in chunk:
+                table, row = accesses[i]
+                owners.append(table)
+                keys.append((table, row))
+                sizes.append(row_bytes[table])
+            if dense_bytes:
+                owners.append(dense)
+                keys.append((dense, block))
+                sizes.append(dense_bytes / blocks)
     missed = simulate_lru(keys, sizes, capacity)
-    owner = np.array([-1 if key[0] == "dense" else key[0] for key in keys])
     warm = np.arange(len(keys)) > len(keys) // 2
-    simulated = np.array([missed[warm & (owner == t)].mean() for t in range(len(tables))])
+    simulated = []
+    for number in range(len(tables)):
+        is_warm_lookup = warm & (np.array(owners) == number)
+        simulated.append(missed[is_warm_lookup].mean())
     predicted = lru_misses(tables, lookups, row_bytes, capacity=capacity, dense_bytes=dense_bytes)
     assert np.abs(predicted - simulated).max() < 0.02
-    assert predicted @ lookups == pytest.approx(simulated @ lookups, rel=0.02)
+    assert predicted @ lookups == pytest.approx(np.dot(simulated, lookups), rel=0.02)
 
 
 @pytest.mark.parametrize("law", [Zipf(20_000, 0.8), Uniform(8000), Zipf(3000, 0.3)])
@@ -274,70 +298,107 @@ def test_shared_cache_against_a_simulated_lru(capacity: float, dense_bytes: floa
 def test_rotating_misses_against_a_simulated_lru(law: Law, part: float) -> None:
     """Eight batches that take turns: what no other batch touches comes back a round later, or
     never."""
-    n, row, dense, batches = 600, 64, 20_000, 8
-    drawn = np.random.default_rng(3).choice(law.rows, (batches, n), p=probabilities(law))
-    unique = [float(unique_rows(law, n * k)) for k in (batches - 1, batches)]
-    size = part * (unique[1] * row + dense)
-    keys: list = [key for batch in [*drawn, *drawn, *drawn] for key in [*batch, "dense"]]
-    missed = simulate_lru(keys, [dense if key == "dense" else row for key in keys], size)
-    looked_up = np.array([key != "dense" for key in keys])
-    looked_up[: 2 * batches * (n + 1)] = False
-    fresh = lru_misses([law], [n], [row], capacity=size, dense_bytes=dense)[0]
-    distance, oldest = unique[1] * row + dense, (unique[1] - unique[0]) / n
-    found = rotating_misses(fresh, oldest, distance, capacity=size, sharpness=200)
-    assert found == pytest.approx(missed[looked_up].mean(), abs=0.02)
+    n, row_bytes, dense_bytes, batches = 600, 64, 20_000, 8
+    rows = np.random.default_rng(3).choice(law.rows, (batches, n), p=probabilities(law))
+    unique_of_others = float(unique_rows(law, n * (batches - 1)))
+    unique_of_all = float(unique_rows(law, n * batches))
+    distance = unique_of_all * row_bytes + dense_bytes
+    capacity = part * distance
+
+    keys: list[Any] = []
+    sizes: list[float] = []
+    for batch in [*rows, *rows, *rows]:
+        keys += [*batch, "dense"]
+        sizes += [row_bytes] * n + [dense_bytes]
+    missed = simulate_lru(keys, sizes, capacity)
+    is_warm_lookup = np.array([key != "dense" for key in keys])
+    is_warm_lookup[: 2 * batches * (n + 1)] = False
+
+    [fresh] = lru_misses([law], [n], [row_bytes], capacity=capacity, dense_bytes=dense_bytes)
+    oldest = (unique_of_all - unique_of_others) / n
+    found = rotating_misses(fresh, oldest, distance, capacity=capacity, sharpness=200)
+    assert found == pytest.approx(missed[is_warm_lookup].mean(), abs=0.02)
 
 
-table = st.tuples(distributions, st.floats(0.5, 1e6), st.sampled_from([32.0, 64.0, 512.0]))
+class Lookups(NamedTuple):
+    """Lookups of one table."""
+
+    law: Law
+    lookups: float
+    row_bytes: float
+
+
+tables_looked_up = st.lists(
+    st.builds(Lookups, distributions, st.floats(0.5, 1e6), st.sampled_from([32.0, 64.0, 512.0])),
+    min_size=1,
+    max_size=4,
+)
+UNDERFLOWS = [Lookups(Uniform(770), 521951.0, 32.0)]  # what is left of it, on the way
 
 
 @settings(max_examples=25)
-@example([(Uniform(770), 521951.0, 32.0)], 490145.0, 0.5)  # what is left underflows on the way
-@given(st.lists(table, min_size=1, max_size=4), st.floats(0, 1e9), st.floats(1e-6, 0.9999))
-def test_the_cache_is_exactly_full(tables: list, dense: float, part: float) -> None:
+@example(UNDERFLOWS, 490145.0, 0.5)
+@given(tables_looked_up, st.floats(0, 1e9), st.floats(1e-6, 0.9999))
+def test_the_cache_is_exactly_full(tables: list[Lookups], dense: float, part: float) -> None:
     """Put the misses back into the equation they solve, through a bisection that shares no code
     with it."""
-    names, lookups, row_bytes = zip(*tables, strict=True)
-    total = dense + sum(d.rows * b for d, _, b in tables)
-    rates = [n * np.log1p(-np.minimum(d.buckets()[0], 1 - 1e-16)) for d, n, _ in tables]
+    capacity = part * (dense + sum(table.law.rows * table.row_bytes for table in tables))
 
-    def kept(time: float) -> float:
-        found = [
-            -np.expm1(rate * time) @ d.buckets()[1] for rate, d in zip(rates, names, strict=True)
-        ]
-        return float(np.dot(found, row_bytes)) + min(time, 1) * dense
+    def share_left(table: Lookups, time: float) -> np.ndarray:
+        """Share of the rows of each bucket that was not looked up for so many rounds."""
+        p, _ = table.law.buckets()
+        return np.exp(table.lookups * np.log1p(-np.minimum(p, 1 - 1e-16)) * time)
 
-    low, high = -60.0, 60.0
+    def bytes_kept(time: float) -> float:
+        kept = min(time, 1) * dense
+        for table in tables:
+            _, rows = table.law.buckets()
+            kept += table.row_bytes * float((1 - share_left(table, time)) @ rows)
+        return kept
+
+    low, high = -60.0, 60.0  # of the logarithm of the time
     for _ in range(80):
         middle = (low + high) / 2
-        low, high = (middle, high) if kept(np.exp(middle)) < part * total else (low, middle)
-    shares = [np.prod(d.buckets(), axis=0) for d in names]
-    expected = [
-        share @ np.exp(rate * np.exp(low)) for share, rate in zip(shares, rates, strict=True)
-    ]
-    found = lru_misses(names, lookups, row_bytes, capacity=part * total, dense_bytes=dense)
+        if bytes_kept(np.exp(middle)) < capacity:
+            low = middle
+        else:
+            high = middle
+    expected = []
+    for table in tables:
+        p, rows = table.law.buckets()
+        expected.append((p * rows) @ share_left(table, np.exp(low)))
+    found = lru_misses(
+        [table.law for table in tables],
+        [table.lookups for table in tables],
+        [table.row_bytes for table in tables],
+        capacity=capacity,
+        dense_bytes=dense,
+    )
     assert found == pytest.approx(expected, abs=1e-6)
 
 
 def test_ends_of_the_capacity_range() -> None:
-    tables, sizes = [Uniform(100), Zipf(1000, 1.0)], [1100 * 64 + 5000, 1100 * 64 + 4999, 0]
-    misses = lru_misses(tables, [10, 10], [64, 64], capacity=sizes, dense_bytes=5000)
-    assert misses[0].tolist() == [0, 0] and misses[1:] == pytest.approx(
-        np.array([[0, 0], [1, 1]]), abs=2e-3
+    tables = [Uniform(100), Zipf(1000, 1.0)]
+    whole = 1100 * 64 + 5000
+    misses = lru_misses(
+        tables, [10, 10], [64, 64], capacity=[whole, whole - 1, 0], dense_bytes=5000
     )
-    # A table nobody looks into takes no room.
+    assert misses[0].tolist() == [0, 0]
+    assert misses[1] == pytest.approx([0, 0], abs=2e-3)
+    assert misses[2] == pytest.approx([1, 1], abs=2e-3)
+    no_entries = page_walks(tables, [10, 10], [64, 64], entries=0)
+    assert no_entries.round(15).tolist() == [1, 1]
+    all_entries = page_walks(tables, [10, 10], [64, 64], entries=np.inf)
+    assert all_entries.round(15).tolist() == [0, 0]
+    law = Zipf(1000, 1.0)
+    all_rows_cached = cold_misses(law, [0, 50], 1000)
+    assert all_rows_cached.tolist() == unique_rows(law, [0, 50]).tolist()
+
+
+def test_a_table_that_nobody_looks_into_takes_no_room() -> None:
+    tables = [Uniform(100), Zipf(1000, 1.0)]
     assert lru_misses(tables, [10, 0], [64, 64], capacity=6400)[0] == 0
     assert page_walks(tables, [10, 0], [64, 64], entries=3)[0] == 0
-    assert [
-        page_walks(tables, [10, 10], [64, 64], entries=n).round(15).tolist() for n in (0, np.inf)
-    ] == [
-        [1, 1],
-        [0, 0],
-    ]
-    assert (
-        cold_misses(Zipf(1000, 1.0), [0, 50], 1000).tolist()
-        == unique_rows(Zipf(1000, 1.0), [0, 50]).tolist()
-    )
 
 
 @given(
@@ -353,36 +414,41 @@ def test_cold_misses_are_bounded_and_continuous(law: Zipf, part: float, lookups:
 
 @given(st.floats(0, 1e15), st.floats(1, 1e12), st.floats(0.5, 50))
 def test_miss_share_is_a_smooth_step(distance: float, capacity: float, sharpness: float) -> None:
-    none, share, more, half = (
-        miss_share(d, capacity=capacity, sharpness=sharpness)
-        for d in (0.0, distance, distance * 1.1, capacity)
-    )
-    assert none == 0 <= share <= 1 + 1e-9 and more >= share - 1e-12 and half == pytest.approx(0.5)
+    def share(distance: float) -> float:
+        return float(miss_share(distance, capacity=capacity, sharpness=sharpness))
+
+    assert share(0.0) == 0
+    assert share(capacity) == pytest.approx(0.5)
+    assert 0 <= share(distance) <= 1 + 1e-9
+    assert share(distance * 1.1) >= share(distance) - 1e-12
 
 
 def brute_force(tensors: list[int], nbytes: list[float]) -> list[float]:
+    """Bytes of all tensors since the same was used before; of all if it never was."""
     size: dict[int, float] = {}
-    for t, n in zip(tensors, nbytes, strict=True):
-        size[t] = max(n, size.get(t, 0.0))
+    for tensor, n in zip(tensors, nbytes, strict=True):
+        size[tensor] = max(n, size.get(tensor, 0.0))
     distances = []
     for i, tensor in enumerate(tensors):
         window = {tensor}
         for back in range(1, len(tensors) + 1):
-            if (other := tensors[i - back]) == tensor:
+            other = tensors[i - back]
+            if other == tensor:
                 break
             window.add(other)
         distances.append(sum(size[t] for t in window))
     return distances
 
 
-@example([(number, 8) for number in range(1000)])
-@example(
-    [
-        (int(t), int(n))
-        for t, n in np.random.default_rng(5).integers((-40, 1), (400, 10**6), (700, 2))
-    ]
-)
+MANY_TENSORS = [(number, 8) for number in range(1000)]
+RANDOM = np.random.default_rng(5).integers((-40, 1), (400, 10**6), (700, 2))
+RANDOM_ACCESSES = [(int(tensor), int(nbytes)) for tensor, nbytes in RANDOM]
+
+
+@example(MANY_TENSORS)
+@example(RANDOM_ACCESSES)
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 10**9)), max_size=60))
 def test_reuse_distances_against_brute_force(accesses: list[tuple[int, int]]) -> None:
-    tensors, nbytes = [t for t, _ in accesses], [float(n) for _, n in accesses]
+    tensors = [tensor for tensor, _ in accesses]
+    nbytes = [float(n) for _, n in accesses]
     assert reuse_distances(tensors, nbytes).tolist() == brute_force(tensors, nbytes)

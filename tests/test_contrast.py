@@ -5,7 +5,7 @@ import json
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 import pytest
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.Extr
 
 
 def find(comparison: pk.PlatformComparison, quantity: str) -> dict[str, object]:
-    (row,) = comparison.table().filter(pl.col("quantity").str.starts_with(quantity)).to_dicts()
+    [row] = comparison.table().filter(pl.col("quantity").str.starts_with(quantity)).to_dicts()
     return row
 
 
@@ -33,42 +33,45 @@ def test_datasheets_kernels_and_collectives_stand_side_by_side() -> None:
     assert table.columns[:6] == ["group", "quantity", "unit", "a", "b", "ratio"]
     assert set(table["group"]) == {"peak", "memory", "network", "gemm", "collective"}
     assert find(comparison, "bf16 peak")["ratio"] == pytest.approx(989.4 / 312, rel=1e-3)
-    assert (
-        find(comparison, "fp8 peak")["a"] is None and find(comparison, "fp8 peak")["ratio"] is None
-    )
+    fp8 = find(comparison, "fp8 peak")
+    assert fp8["a"] is None
+    assert fp8["ratio"] is None
     assert find(comparison, "main memory bandwidth")["b"] == 3.35e12
     product = find(comparison, "GEMM 4096 x 4096 x 1024, bf16")
     estimate = H100.gemm(4096, 4096, 1024, dtype="bf16")
-    assert (
-        product["b"] == estimate.time
-        and (product["b_low"], product["b_high"]) == estimate.interval()
-    )
+    assert product["b"] == estimate.time
+    assert (product["b_low"], product["b_high"]) == estimate.interval()
     message = find(comparison, "all_reduce of 4.19 MB, 8 ranks")
     assert message["a"] == A100.collective("all_reduce", 4 * 2**20, ranks=8).time
-    assert pk.compare(H100, H100).table()["ratio"].drop_nulls().to_list() == pytest.approx(
-        [1.0] * table.height
-    )
     json.dumps(table.to_dicts())
+
+
+def test_a_platform_is_as_fast_as_itself() -> None:
+    ratios = pk.compare(H100, H100).table()["ratio"].drop_nulls()
+    assert len(ratios) == pk.compare(A100, H100).table().height
+    for ratio in ratios:
+        assert ratio == pytest.approx(1.0)
 
 
 def test_a_workload_is_predicted_on_both() -> None:
     comparison = pk.compare(A100, H100, BERT)
     row = find(comparison, "bert-base")
-    assert row["group"] == "iteration" and row["quantity"].endswith("8 ranks")  # type: ignore[attr-defined]
+    assert row["group"] == "iteration"
+    assert row["quantity"].endswith("8 ranks")  # type: ignore[attr-defined]
     prediction = pk.predict(BERT, A100, ranks=8)
-    assert row["a"] == prediction.time and (row["a_low"], row["a_high"]) == prediction.interval()
-    assert (
-        ", time x " in repr(comparison)
-        and "\n" not in repr(comparison)
-        and "bert-base" in comparison.explain()
-    )
+    assert row["a"] == prediction.time
+    assert (row["a_low"], row["a_high"]) == prediction.interval()
+    assert ", time x " in repr(comparison)
+    assert "\n" not in repr(comparison)
+    assert "bert-base" in comparison.explain()
     single = pk.compare(A100, H100, BERT, ranks=1)
     assert find(single, "bert-base")["quantity"].endswith("1 rank")  # type: ignore[attr-defined]
     assert "collective" not in set(single.table()["group"])
 
 
 def test_what_changed_is_asked_of_platforms() -> None:
-    a, b = (pk.predict(BERT, platform) for platform in (A100, H100))
+    a = pk.predict(BERT, A100)
+    b = pk.predict(BERT, H100)
     with pytest.raises(ValueError, match="compares no platforms, whose numbers change; use table"):
         pk.compare(a, b).changes()
     assert pk.compare(A100, A100).changes().is_empty()
@@ -81,17 +84,17 @@ def test_a_prediction_on_another_datasheet_says_so() -> None:
         other = pk.predict(BERT, H100.with_datasheet("h200-sxm"))
     own = pk.predict(BERT, H100)
     assert sum(text.startswith("kernels: transferred") for text in other.warnings) == 1
-    assert other.time <= own.time and other.spread > own.spread
+    assert other.time <= own.time
+    assert other.spread > own.spread
 
 
 def test_platforms_of_different_size_use_all_their_ranks() -> None:
     cluster = H100.with_link("inter", bandwidth=50e9, latency=5e-6).with_nodes(2)
     comparison = pk.compare(H100, cluster)
-    assert (
-        find(comparison, "all_gather of 268 MB")["quantity"]
-        == "all_gather of 268 MB, 8 and 16 ranks"
-    )
-    assert find(comparison, "ranks")["ratio"] == 2 and find(comparison, "inter link")["b"] == 50e9
+    gathered = find(comparison, "all_gather of 268 MB")
+    assert gathered["quantity"] == "all_gather of 268 MB, 8 and 16 ranks"
+    assert find(comparison, "ranks")["ratio"] == 2
+    assert find(comparison, "inter link")["b"] == 50e9
     with pytest.warns(ExtrapolationWarning):
         assert pk.compare(H100, cluster).warnings
     with pytest.raises(
@@ -104,78 +107,118 @@ def test_what_one_platform_lacks_is_left_empty() -> None:
     bare = replace(H100, kernels={}, collectives={"broadcast.8": H100.collectives["broadcast.8"]})
     comparison = pk.compare(H100, bare)
     row = find(comparison, "GEMM 4096 x 4096 x 1024")
-    assert row["a"] is not None and row["b"] is row["ratio"] is row["b_low"] is None
-    assert "-" in comparison.explain() and len(comparison.chart().to_dict()["layer"]) == 3
+    assert row["a"] is not None
+    assert row["b"] is None
+    assert row["b_low"] is None
+    assert row["ratio"] is None
+    assert "-" in comparison.explain()
+    assert len(comparison.chart().to_dict()["layer"]) == 3
     with pytest.raises(PlatformError, match="did you mean 'h100-sxm-8'"):
         pk.compare("h100-smx-8", H100)
+
+
+class Look(NamedTuple):
+    """What is seen midway through a comparison."""
+
+    warnings_here: int
+    warnings_elsewhere: int
+    same_filters: bool
 
 
 def test_a_comparison_is_quiet_in_its_own_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Midway through a comparison Python's filters are as they were, and another thread's
     prediction still warns."""
     h200 = H100.with_datasheet("h200-sxm")
+    looks: list[Look] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        before, seen = list(warnings.filters), []
+        filters = list(warnings.filters)
 
-        def look(*args: Any, **settings: Any) -> pk.Prediction:
-            count = len(caught)
-            found = pk.predict(*args, **settings)
-            quiet = len(caught) - count
+        def predict_and_look(*args: Any, **settings: Any) -> pk.Prediction:
+            before = len(caught)
+            prediction = pk.predict(*args, **settings)
+            here = len(caught) - before
             with ThreadPoolExecutor(1) as pool:
                 pool.submit(pk.predict, BERT, h200).result()
-            seen.append((quiet, len(caught) - count, list(warnings.filters) == before))
-            return found
+            elsewhere = len(caught) - before - here
+            looks.append(Look(here, elsewhere, list(warnings.filters) == filters))
+            return prediction
 
-        monkeypatch.setattr(contrast, "predict", look)
+        monkeypatch.setattr(contrast, "predict", predict_and_look)
         comparison = pk.compare(A100, h200, BERT)
-    assert seen == [(0, 1, True)] * 2
-    assert [str(one.message) for one in caught[2:]] == ["; ".join(comparison.warnings)]
+    quiet_here = Look(warnings_here=0, warnings_elsewhere=1, same_filters=True)
+    assert looks == [quiet_here, quiet_here]
+    of_the_comparison = caught[2:]
+    assert [str(warning.message) for warning in of_the_comparison] == [
+        "; ".join(comparison.warnings)
+    ]
 
 
 DLRM = pk.DLRM(rows=[10**5] * 8, dim=32, batch=1024)
 PLANS = [pk.Plan.round_robin(8, ranks=2), pk.Plan.round_robin(8, ranks=4)]
+
+
+def compare_predictions() -> Any:
+    return pk.compare(pk.predict(BERT, A100), pk.predict(BERT, H100))
+
+
+def compare_workloads() -> Any:
+    return pk.compare(BERT, replace(BERT, sequence=256), platform="h100-sxm-8", ranks=2)
+
+
+def compare_plans() -> Any:
+    return pk.compare(*PLANS, DLRM, platform="h100-sxm-8")
+
+
+def compare_priced_plans() -> Any:
+    return pk.compare(
+        pk.price_plan(DLRM, "h100-sxm-8", PLANS[0]), pk.price_plan(DLRM, "h100-sxm-8", PLANS[1])
+    )
+
+
+def compare_a_plan_and_a_search() -> Any:
+    return pk.compare(pk.price_plan(DLRM, H100, PLANS[0]), pk.shard(DLRM, H100, ranks=2))
+
+
 PAIRS = {
-    "predictions": lambda: pk.compare(pk.predict(BERT, A100), pk.predict(BERT, H100)),
-    "workloads": lambda: pk.compare(
-        BERT, replace(BERT, sequence=256), platform="h100-sxm-8", ranks=2
-    ),
-    "plans": lambda: pk.compare(*PLANS, DLRM, platform="h100-sxm-8"),
-    "priced plans": lambda: pk.compare(
-        *(pk.price_plan(DLRM, "h100-sxm-8", plan) for plan in PLANS)
-    ),
-    "a plan and a search": lambda: pk.compare(
-        pk.price_plan(DLRM, H100, PLANS[0]), pk.shard(DLRM, H100, ranks=2)
-    ),
+    "predictions": compare_predictions,
+    "workloads": compare_workloads,
+    "plans": compare_plans,
+    "priced plans": compare_priced_plans,
+    "a plan and a search": compare_a_plan_and_a_search,
 }
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_results_are_compared_part_by_part(name: str) -> None:
     """The parts of each side add up to its time; the last row has the time with its interval."""
-    found = PAIRS[name]()
-    *parts, whole = found.table().to_dicts()
-    for side in "ab":
+    comparison = PAIRS[name]()
+    rows = comparison.table().to_dicts()
+    parts, whole = rows[:-1], rows[-1]
+    for side in ("a", "b"):
         assert sum(row[side] or 0.0 for row in parts) == pytest.approx(whole[side])
         assert whole[f"{side}_low"] < whole[side] < whole[f"{side}_high"]
-    assert whole["ratio"] == whole["b"] / whole["a"] and f"time x {whole['ratio']:.3g}" in repr(
-        found
-    )
-    assert "time of an iteration" in found.explain() and found.chart().to_dict()["description"]
+    assert whole["ratio"] == whole["b"] / whole["a"]
+    assert f"time x {whole['ratio']:.3g}" in repr(comparison)
+    assert "time of an iteration" in comparison.explain()
+    assert comparison.chart().to_dict()["description"]
 
 
 def test_warnings_say_which_side_they_belong_to() -> None:
-    found = PAIRS["predictions"]()
-    ours, theirs = (pk.predict(BERT, platform).warnings for platform in (A100, H100))
-    assert {*ours} - {*theirs} and {*theirs} - {*ours}
-    assert {*found.warnings} == {
-        *({*ours} & {*theirs}),
-        *(f"a100-sxm-8: {text}" for text in {*ours} - {*theirs}),
-        *(f"h100-sxm-8: {text}" for text in {*theirs} - {*ours}),
-    }
-    assert "time of an iteration of bert-base, batch 16" in repr(found), (
-        "a report begins with what was predicted"
-    )
+    of_a100 = set(pk.predict(BERT, A100).warnings)
+    of_h100 = set(pk.predict(BERT, H100).warnings)
+    only_a100 = of_a100 - of_h100
+    only_h100 = of_h100 - of_a100
+    assert only_a100
+    assert only_h100
+    expected = of_a100 & of_h100
+    expected |= {f"a100-sxm-8: {text}" for text in only_a100}
+    expected |= {f"h100-sxm-8: {text}" for text in only_h100}
+    assert set(compare_predictions().warnings) == expected
+
+
+def test_a_report_begins_with_what_was_predicted() -> None:
+    assert "time of an iteration of bert-base, batch 16" in repr(compare_predictions())
 
 
 @pytest.mark.parametrize(

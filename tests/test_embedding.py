@@ -1,5 +1,8 @@
-import csv
+"""Traffic of embedding tables: against counters and traces of a V100, and against its forms spelled
+out."""
+
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -14,46 +17,50 @@ from perfkit.models.roofline import smooth_maximum
 
 
 def test_fused_backward_against_all_v100_counters(shared_data: Path) -> None:
-    with (shared_data / "kernels_v100" / "kernel_samples_v100_2020_counters.csv").open(
-        newline=""
-    ) as file:
-        rows = [row for row in csv.DictReader(file) if row["set"] == "EL_bwd_sgd"]
-    batch, tables, size, dim, counted = (
-        np.array([float(row[name]) for row in rows])
-        for name in ("batch_size", "num_tables", "bag_size", "embedding_dim", "dram_bytes")
-    )
-    ratios = counted / e.fused_backward_bytes(batch * tables, batch * tables * size, dim)
-    assert (
-        len(ratios) == 5
-        and ratios.mean() == pytest.approx(1.04, abs=0.005)
-        and np.ptp(ratios) < 0.01
-    )
+    path = shared_data / "kernels_v100" / "kernel_samples_v100_2020_counters.csv"
+    rows = pl.read_csv(path, infer_schema=False).filter(set="EL_bwd_sgd")
+    names = ["batch_size", "num_tables", "bag_size", "embedding_dim", "dram_bytes"]
+    counters = rows.select(pl.col(names).cast(pl.Float64))
+    bags = (counters["batch_size"] * counters["num_tables"]).to_numpy()
+    lookups = bags * counters["bag_size"].to_numpy()
+    dim = counters["embedding_dim"].to_numpy()
+    counted = counters["dram_bytes"].to_numpy()
+    ratios = counted / e.fused_backward_bytes(bags, lookups, dim)
+    assert len(ratios) == 5
+    assert ratios.mean() == pytest.approx(1.04, abs=0.005)
+    assert np.ptp(ratios) < 0.01
 
 
-def test_traffic_of_v100_traces() -> None:
+def test_traffic_of_a_v100_counter() -> None:
     """DRAM counter of owensgroup/ml_perf_model (2020): batch 4096, 32 tables of 500,000 rows, L =
-    16, D = 128.
+    16, D = 128."""
+    bags = 4096 * 32
+    ratio = 2293410720 / e.fused_backward_bytes(bags, 16 * bags, 128)
+    assert ratio == pytest.approx(1.04, abs=0.01)
 
-    Trace of DLRM, 817 GB/s: 8 tables of 1M rows, B = 2048, L = 100, D = 64 took 521.8 and 1276.7
-    µs. DLRM-MLPerf, 26 tables, B = 2048, L = 1, D = 128 took 51.4 µs, far below all rows from DRAM:
-    caches hold the small tables.
-    """
-    assert 2293410720 / e.fused_backward_bytes(4096 * 32, 4096 * 32 * 16, 128) == pytest.approx(
-        1.04, abs=0.01
-    )
-    bags, lookups = 8 * 2048, 8 * 2048 * 100
+
+def test_times_of_a_v100_trace() -> None:
+    """Trace of DLRM, 817 GB/s: 8 tables of 1M rows, B = 2048, L = 100, D = 64 took 521.8 and 1276.7
+    µs."""
+    bags = 8 * 2048
+    lookups = 100 * bags
     forward = e.forward_bytes(bags, lookups, 64, granularity=32) / 817e9
     backward = e.fused_backward_bytes(bags, lookups, 64) / 817e9
     assert forward / 521.8e-6 - 1 == pytest.approx(0.025, abs=0.005)
     assert backward / 1276.7e-6 - 1 == pytest.approx(-0.18, abs=0.02)
-    everything, far = (
-        e.forward_bytes(26 * 2048, 26 * 2048, 128, granularity=32, misses=m) for m in (1.0, 0.3)
-    )
-    assert everything / 817e9 / 51.4e-6 - 1 == pytest.approx(0.32, abs=0.005)
-    assert (
-        smooth_maximum((everything - far) / 2847e9, far / 817e9, sharpness=2)
-        < 0.75 * everything / 817e9
-    )
+
+
+def test_caches_hold_the_small_tables_of_a_v100_trace() -> None:
+    """DLRM-MLPerf, 26 tables, B = 2048, L = 1, D = 128 took 51.4 µs, far below all rows from DRAM,
+    817 GB/s; caches give 2847 GB/s."""
+    bags = 26 * 2048
+    all_rows = e.forward_bytes(bags, bags, 128, granularity=32, misses=1.0)
+    far_rows = e.forward_bytes(bags, bags, 128, granularity=32, misses=0.3)
+    time_from_memory = all_rows / 817e9
+    assert time_from_memory / 51.4e-6 - 1 == pytest.approx(0.32, abs=0.005)
+    near_time = (all_rows - far_rows) / 2847e9
+    far_time = far_rows / 817e9
+    assert smooth_maximum(near_time, far_time, sharpness=2) < 0.75 * time_from_memory
 
 
 def test_each_form_spelled_out() -> None:
@@ -62,9 +69,8 @@ def test_each_form_spelled_out() -> None:
     assert e.forward_bytes(b, n, d, granularity=32, misses=0.5) == 8 * n + 8 * b + n * 48 + b * 80
     assert e.fused_backward_bytes(b, n, d) == 2 * n * 96 + b * 80
     assert e.exact_backward_bytes(u, b, n, d, sort_passes=2) == 64 * n + 2 * u * 96 + b * 80
-    assert (
-        e.exact_backward_bytes(u, b, n, d, sort_passes=0, gradient_misses=1) == 2 * u * 96 + n * 96
-    )
+    without_sort = e.exact_backward_bytes(u, b, n, d, sort_passes=0, gradient_misses=1)
+    assert without_sort == 2 * u * 96 + n * 96
 
 
 @given(
@@ -74,8 +80,11 @@ def test_each_form_spelled_out() -> None:
     st.sampled_from([1, 2, 4, 8]),
     st.floats(1, 3),
 )
-def test_traffic_is_at_least_compulsory_and_grows(bags, pooling, dim, itemsize, more):
-    lookups, size = bags * pooling, {"itemsize": itemsize}
+def test_traffic_is_at_least_compulsory_and_grows(
+    bags: int, pooling: float, dim: int, itemsize: int, more: float
+) -> None:
+    lookups = bags * pooling
+    size = {"itemsize": itemsize}
     unique = float(unique_rows(Uniform(10**6), lookups))
     assert e.forward_bytes(bags, lookups, dim, **size) >= (lookups + bags) * dim * itemsize
     exact = e.exact_backward_bytes(unique, bags, lookups, dim, **size, sort_passes=0)
@@ -84,68 +93,82 @@ def test_traffic_is_at_least_compulsory_and_grows(bags, pooling, dim, itemsize, 
         assert form(bags, lookups * more, dim, **size) >= form(bags, lookups, dim, **size)
     for granularity in (32, 64):
         row = e.row_traffic(dim, itemsize, granularity)
-        assert row % granularity == 0 and 0 <= row - dim * itemsize < granularity
+        assert row % granularity == 0
+        assert 0 <= row - dim * itemsize < granularity
 
 
 def test_arrays_and_expressions_agree() -> None:
     frame = pl.DataFrame({"bags": [128, 4096], "dim": [10, 128]})
+    bags, dim = frame["bags"].to_numpy(), frame["dim"].to_numpy()
     for form in (e.forward_bytes, e.fused_backward_bytes):
-        scalars = [form(b, 10 * b, d) for b, d in frame.iter_rows()]
-        assert (
-            form(
-                *(frame[n].to_numpy() * f for n, f in (("bags", 1), ("bags", 10), ("dim", 1)))
-            ).tolist()
-            == scalars
-        )
+        scalars = [form(128, 1280, 10), form(4096, 40960, 128)]
+        assert form(bags, 10 * bags, dim).tolist() == scalars
         expression = form(pl.col("bags"), 10 * pl.col("bags"), pl.col("dim"))
-        assert frame.select(expression.alias("n"))["n"].to_list() == scalars
+        assert frame.select(traffic=expression)["traffic"].to_list() == scalars
 
 
 def test_lookups_are_sized_as_the_single_forms_say() -> None:
     laws = [Uniform(10**5), Zipf(10**6, 1.05), Zipf(200, 0.4), Uniform(10**5).resize(25_000)]
-    lookups, dim, row = (
-        [2000.0, 30_000.0, 4000.0, 500.0],
-        [10, 64, 32, 64],
-        [64.0, 256.0, 128.0, 256.0],
+    lookups = [2000.0, 30_000.0, 4000.0, 500.0]
+    dim = [10, 64, 32, 64]
+    row_bytes = [64.0, 256.0, 128.0, 256.0]
+    capacities = (2e5, 3e6)
+    sizes = e.size_lookup(
+        laws, lookups, dim, capacities=capacities, entries=1024.0, dense_bytes=1e5
     )
-    where = {"capacities": (2e5, 3e6), "entries": 1024.0, "dense_bytes": 1e5}
-    together = e.size_lookup(laws, lookups, dim, **where)
-    assert together.unique.tolist() == pytest.approx(
-        [float(unique_rows(d, n)) for d, n in zip(laws, lookups, strict=True)]
-    )
-    assert together.row_bytes.tolist() == pytest.approx(np.multiply(lookups, row))
-    for level, capacity in enumerate(where["capacities"]):
-        misses = lru_misses(laws, lookups, row, capacity=capacity, dense_bytes=1e5)
-        assert together.misses[level] == pytest.approx(misses)
-        again = miss_share(1e5 + together.unique_bytes.sum(), capacity=capacity)
-        assert together.update_misses[level] == pytest.approx(again)
-    assert together.walks == pytest.approx(
-        lookups * page_walks(laws, lookups, row, entries=1024, dense_bytes=1e5)
-    )
-    assert np.all(together.update_walks <= together.unique)
+    unique = [float(unique_rows(law, n)) for law, n in zip(laws, lookups, strict=True)]
+    assert sizes.unique.tolist() == pytest.approx(unique)
+    assert sizes.row_bytes.tolist() == pytest.approx(np.multiply(lookups, row_bytes))
+    for level, capacity in enumerate(capacities):
+        misses = lru_misses(laws, lookups, row_bytes, capacity=capacity, dense_bytes=1e5)
+        assert sizes.misses[level] == pytest.approx(misses)
+        update_misses = miss_share(1e5 + sizes.unique_bytes.sum(), capacity=capacity)
+        assert sizes.update_misses[level] == pytest.approx(update_misses)
+    walks = page_walks(laws, lookups, row_bytes, entries=1024, dense_bytes=1e5)
+    assert sizes.walks == pytest.approx(lookups * walks)
+    assert np.all(sizes.update_walks <= sizes.unique)
 
 
-def test_groups_of_lookups_are_sized_as_if_alone() -> None:
-    laws, lookups = [Zipf(10**4 * (i + 1), 0.1 * i) for i in range(12)], 300.0 * np.arange(1, 13)
-    where = {"capacities": (1e5, 1e6), "entries": 512.0}
-    for more in ({}, {"cold": True}, {"batches": [8.0] * 12}):
-        alone = e.size_lookup(
-            laws, lookups, [64] * 12, groups=range(12), dense_bytes=[1e4] * 12, **where, **more
-        )
-        pairs = e.size_lookup(laws, lookups, [64] * 12, groups=np.arange(12) // 2, **where, **more)
-        for i in range(0, 12, 2):
-            turns = {"batches": [8.0]} if "batches" in more else more
-            one = e.size_lookup(
-                laws[i : i + 1], lookups[i : i + 1], [64], dense_bytes=1e4, **where, **turns
-            )
-            assert [v[..., i : i + 1] for v in vars(alone).values()] == [
-                pytest.approx(v) for v in vars(one).values()
-            ]
-            turns = {"batches": [8.0] * 2} if "batches" in more else more
-            two = e.size_lookup(laws[i : i + 2], lookups[i : i + 2], [64] * 2, **where, **turns)
-            assert [v[..., i : i + 2] for v in vars(pairs).values()] == [
-                pytest.approx(v) for v in vars(two).values()
-            ]
-    cold = e.size_lookup(laws, lookups, [64] * 12, cold=True, **where).misses
-    expected = [float(cold_misses(d, n, 1e5 / 256)) / n for d, n in zip(laws, lookups, strict=True)]
-    assert cold[0] == pytest.approx(expected)
+N = 12
+LAWS = [Zipf(10**4 * (i + 1), 0.1 * i) for i in range(N)]
+LOOKUPS = 300.0 * np.arange(1, N + 1)
+
+
+def size_lookups(first: int, last: int, **settings: Any) -> Any:
+    """Sizes of some of the lookups, in rows of 64 numbers."""
+    laws = LAWS[first:last]
+    if "batches" in settings:
+        settings["batches"] = [settings["batches"]] * len(laws)
+    return e.size_lookup(
+        laws,
+        LOOKUPS[first:last],
+        [64] * len(laws),
+        capacities=(1e5, 1e6),
+        entries=512.0,
+        **settings,
+    )
+
+
+def check_part(whole: Any, first: int, last: int, part: Any) -> None:
+    """Some of the lookups in all of them are as in a part of them."""
+    for name, values in vars(part).items():
+        assert vars(whole)[name][..., first:last] == pytest.approx(values), name
+
+
+@pytest.mark.parametrize("settings", [{}, {"cold": True}, {"batches": 8.0}], ids=str)
+def test_groups_of_lookups_are_sized_as_if_alone(settings: dict[str, Any]) -> None:
+    own_groups = size_lookups(0, N, groups=range(N), dense_bytes=[1e4] * N, **settings)
+    for i in range(N):
+        alone = size_lookups(i, i + 1, dense_bytes=1e4, **settings)
+        check_part(own_groups, i, i + 1, alone)
+    pairs = size_lookups(0, N, groups=np.arange(N) // 2, **settings)
+    for i in range(0, N, 2):
+        pair = size_lookups(i, i + 2, **settings)
+        check_part(pairs, i, i + 2, pair)
+
+
+def test_cold_lookups_miss_as_the_single_form_says() -> None:
+    cold = size_lookups(0, N, cold=True).misses[0]
+    for law, lookups, misses in zip(LAWS, LOOKUPS, cold, strict=True):
+        expected = float(cold_misses(law, lookups, 1e5 / 256)) / lookups
+        assert misses == pytest.approx(expected)

@@ -8,10 +8,10 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars
@@ -50,32 +50,10 @@ def attempt(ask: Callable[..., Any], *given: Any, **named: Any) -> Any:
 def plain(value: Any) -> Any:
     """Anything as JSON: data classes by their fields, without private, empty and long-winded
     ones."""
-    # shortened, as a platform holds a hundred; errors and ranges are summed up
     if isinstance(value, pk.Fit):
-        ranges = sum(
-            abs(end) for ends in value.ranges.values() for end in ends if abs(end) < np.inf
-        )
-        numbers = [
-            value.spread,
-            value.bias,
-            value.n,
-            sum(value.stderr.values()),
-            ranges,
-            value.spread_time,
-        ]
-        return plain([value.form, dict(value), numbers, " ".join(value.at_bounds), value.notes])
+        return plain(_sum_up_fit(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        known = {
-            f.name: getattr(value, f.name)
-            for f in dataclasses.fields(value)
-            if not f.name.startswith("_")
-        }
-        if isinstance(value, pk.Estimate):
-            known["formula"] = mark(value.formula)
-        dull = ("units", "date", "provenance", "source")
-        return {
-            name: plain(v) for name, v in known.items() if name not in dull and not _is_empty(v)
-        }
+        return _list_fields(value)
     if isinstance(value, polars.DataFrame):
         return [plain(row) for row in value.rows()]
     if isinstance(value, Mapping):
@@ -87,8 +65,35 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
+def _sum_up_fit(fit: pk.Fit) -> list[Any]:
+    """Shortened, as a platform holds a hundred; errors and ranges are summed up."""
+    ends_of_ranges = 0.0
+    for ends in fit.ranges.values():
+        for end in ends:
+            if abs(end) < np.inf:
+                ends_of_ranges += abs(end)
+    errors = sum(fit.stderr.values())
+    numbers = [fit.spread, fit.bias, fit.n, errors, ends_of_ranges, fit.spread_time]
+    return [fit.form, dict(fit), numbers, " ".join(fit.at_bounds), fit.notes]
+
+
+def _list_fields(record: Any) -> dict[str, Any]:
+    shown = {}
+    for field in dataclasses.fields(record):
+        if field.name.startswith("_") or field.name in ("units", "date", "provenance", "source"):
+            continue
+        value = getattr(record, field.name)
+        if field.name == "formula" and isinstance(record, pk.Estimate):
+            value = mark(value)
+        if not _is_empty(value):
+            shown[field.name] = plain(value)
+    return shown
+
+
 def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, str | tuple | Mapping) and not len(value))
+    if isinstance(value, str | tuple | Mapping):
+        return len(value) == 0
+    return value is None
 
 
 def digest(frame: polars.DataFrame, most: int = 0) -> Any:
@@ -96,19 +101,21 @@ def digest(frame: polars.DataFrame, most: int = 0) -> Any:
     a hash."""
     if len(frame) <= most:
         return frame
-    found: dict[str, Any] = {"rows": len(frame)}
+    summary: dict[str, Any] = {"rows": len(frame)}
+    positions = np.arange(1, len(frame) + 1)
     for column in frame:
         if column.dtype.is_numeric():
             values = column.cast(polars.Float64).to_numpy()
-            found[column.name] = [values.sum(), values @ np.arange(1, len(values) + 1)]
+            summary[column.name] = [values.sum(), values @ positions]
         else:
-            found[column.name] = mark(column.to_list())
-    return found
+            summary[column.name] = mark(column.to_list())
+    return summary
 
 
 def mark(value: Any) -> str:
     """A short hash."""
-    return hashlib.sha256(json.dumps(plain(value)).encode()).hexdigest()[:12]
+    text = json.dumps(plain(value))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def list_waits(graph: pk.Graph) -> Any:
@@ -121,33 +128,38 @@ def list_waits(graph: pk.Graph) -> Any:
     return np.stack([graph.waits.operation, numbers], axis=1)
 
 
-def tell(p: pk.Prediction, *, full: bool = False) -> dict[str, Any]:
+def tell(prediction: pk.Prediction, *, full: bool = False) -> dict[str, Any]:
     """What a prediction says."""
-    found = {
-        "time": p.time,
-        "interval": p.interval(0.8),
-        "lower_bound": p.lower_bound,
-        "serial": p.serial,
-        "bottleneck": p.bottleneck,
-        "unmodelled": p.unmodelled,
-        "warnings": p.warnings,
+    answers: dict[str, Any] = {
+        "time": prediction.time,
+        "interval": prediction.interval(0.8),
+        "lower_bound": prediction.lower_bound,
+        "serial": prediction.serial,
+        "bottleneck": prediction.bottleneck,
+        "unmodelled": prediction.unmodelled,
+        "warnings": prediction.warnings,
     }
     if full:
-        found["latency"] = p.latency
-        path = p.critical_path().with_columns(seconds=polars.col("end_s") - polars.col("start_s"))
-        found |= {
-            "breakdown": p.breakdown().drop("share"),
-            "modules": digest(p.modules(1), 12),
-            "all modules": digest(p.modules(None)),
-            "communication": digest(p.communication(), 4),
-            "idle": digest(p.idle(), 4),
-            "timeline": digest(p.timeline()),
-            "stages": digest(p.timeline("stage"), 6),
-            "path": path.group_by("kind")
-            .agg(polars.len(), polars.col("seconds").sum())
-            .sort("kind"),
-        }
-    return {name: value for name, value in found.items() if not _is_empty(value)}
+        answers |= tell_parts(prediction)
+    return {name: value for name, value in answers.items() if not _is_empty(value)}
+
+
+def tell_parts(prediction: pk.Prediction) -> dict[str, Any]:
+    """What a prediction says of its parts."""
+    path = prediction.critical_path()
+    path = path.with_columns(seconds=polars.col("end_s") - polars.col("start_s"))
+    kinds = path.group_by("kind").agg(polars.len(), polars.col("seconds").sum())
+    return {
+        "latency": prediction.latency,
+        "breakdown": prediction.breakdown().drop("share"),
+        "modules": digest(prediction.modules(1), 12),
+        "all modules": digest(prediction.modules(None)),
+        "communication": digest(prediction.communication(), 4),
+        "idle": digest(prediction.idle(), 4),
+        "timeline": digest(prediction.timeline()),
+        "stages": digest(prediction.timeline("stage"), 6),
+        "path": kinds.sort("kind"),
+    }
 
 
 # Predictions.
@@ -156,102 +168,126 @@ def tell(p: pk.Prediction, *, full: bool = False) -> dict[str, Any]:
 def draw(seed: int, **settings: Any) -> pk.DLRM:
     """A random DLRM."""
     rng = np.random.default_rng(seed)
-    n = int(rng.integers(4, 20))
-    return D(
-        rows=(10 ** rng.uniform(3, 6.5, n)).astype(int).tolist(),
-        dim=int(rng.choice((16, 32, 64, 128))),
-        pooling=rng.integers(1, 33, n).tolist(),
-        exponent=rng.uniform(0, 1.2, n).round(2).tolist(),
+    tables = int(rng.integers(4, 20))
+    rows = (10 ** rng.uniform(3, 6.5, tables)).astype(int)
+    dim = int(rng.choice((16, 32, 64, 128)))
+    pooling = rng.integers(1, 33, tables)
+    exponent = rng.uniform(0, 1.2, tables).round(2)
+    batch = int(rng.choice((512, 8192, 131072)))
+    bottom = rng.integers(8, 128, 2)
+    top = rng.integers(8, 128, 3)
+    return pk.DLRM(
+        rows=rows.tolist(),
+        dim=dim,
+        pooling=pooling.tolist(),
+        exponent=exponent.tolist(),
         features=13,
-        **{"batch": int(rng.choice((512, 8192, 131072)))} | settings,
-        bottom=rng.integers(8, 128, 2).tolist(),
-        top=rng.integers(8, 128, 3).tolist(),
+        bottom=bottom.tolist(),
+        top=top.tolist(),
+        **{"batch": batch, **settings},
     )
 
 
-#: Name, workload, ranks (fewer where the platform has fewer), and how the tables are placed.
-WORKLOADS: dict[str, tuple[Any, int, str]] = {
-    "dlrm-default": (D("dlrm-default", batch=2048), 1, ""),
-    "dlrm-default, skewed": (D("dlrm-default", batch=65536, exponent=1.05), 8, "table"),
-    "dlrm-ddp, dense": (D("dlrm-ddp", batch=4096, sparse=False), 2, "table"),
-    "dlrm-ddp, copies": (D("dlrm-ddp", batch=4096), 4, "copy"),
-    "dlrm-mlperf, fused, fp16, mixed plan": (
-        D("dlrm-mlperf", batch=32768, embedding="fused", dtype="fp16"),
-        8,
-        "mixed",
+class Iteration(NamedTuple):
+    """What is predicted on every platform."""
+
+    workload: pk.DLRM | pk.Transformer
+    ranks: int = 1  # fewer where the platform has fewer
+    placed: str | None = None  # how the tables are placed, see `place`
+
+
+WORKLOADS = {
+    "dlrm-default": Iteration(D("dlrm-default", batch=2048)),
+    "dlrm-default, skewed": Iteration(
+        D("dlrm-default", batch=65536, exponent=1.05), ranks=8, placed="table"
     ),
-    "dlrm-mlperf, by rows": (D("dlrm-mlperf", batch=16384), 8, "row"),
-    "dlrm-dcnv2": (D("dlrm-dcnv2", batch=8192), 1, ""),
-    "dlrm-dcnv2, overlap, two nodes": (D("dlrm-dcnv2", batch=65536, overlap=True), 16, "node"),
-    "dlrm-dcnv2, compiled, autocast": (
+    "dlrm-ddp, dense": Iteration(D("dlrm-ddp", batch=4096, sparse=False), ranks=2, placed="table"),
+    "dlrm-ddp, copies": Iteration(D("dlrm-ddp", batch=4096), ranks=4, placed="copy"),
+    "dlrm-mlperf, fused, fp16, mixed plan": Iteration(
+        D("dlrm-mlperf", batch=32768, embedding="fused", dtype="fp16"), ranks=8, placed="mixed"
+    ),
+    "dlrm-mlperf, by rows": Iteration(D("dlrm-mlperf", batch=16384), ranks=8, placed="row"),
+    "dlrm-dcnv2": Iteration(D("dlrm-dcnv2", batch=8192)),
+    "dlrm-dcnv2, overlap, two nodes": Iteration(
+        D("dlrm-dcnv2", batch=65536, overlap=True), ranks=16, placed="node"
+    ),
+    "dlrm-dcnv2, compiled, autocast": Iteration(
         D("dlrm-dcnv2", batch=65536, mixed=True, fused=True, dtype="bf16", table_dtype="fp16"),
-        8,
-        "mixed",
+        ranks=8,
+        placed="mixed",
     ),
-    "random, dense, adagrad": (draw(1, sparse=False, optimizer="adagrad"), 1, ""),
-    "random, sparse, adagrad, cross": (
+    "random, dense, adagrad": Iteration(draw(1, sparse=False, optimizer="adagrad")),
+    "random, sparse, adagrad, cross": Iteration(
         draw(2, optimizer="adagrad", embedding="exact", interaction="cross", cross=(2, 64)),
-        2,
-        "table",
+        ranks=2,
+        placed="table",
     ),
-    "random, columns": (draw(3), 2, "column"),
-    "random, rows, dense": (draw(4, sparse=False), 2, "row"),
-    "random, columns in a node": (draw(5, embedding="fused", overlap=True), 4, "node column"),
-    "random, exact, rows in a node": (draw(6, embedding="exact", optimizer="adagrad"), 8, "node"),
-    "random, overlap, mixed plan": (draw(7, overlap=True), 2, "mixed"),
-    "random, overlap, dense, copies": (draw(8, sparse=False, overlap=True), 8, "copy"),
-    "random, four nodes": (draw(9, overlap=True), 32, "mixed"),
-    "random, four nodes, whole": (draw(10, embedding="fused", fused=True), 32, "table"),
-    "random, compiled": (draw(11, overlap=True), 4, "table"),
-    "random, compiled, cross": (draw(12, interaction="cross", embedding="fused"), 1, ""),
-    "random, fp64": (draw(13, dtype="fp64"), 1, ""),
-    "random, bf16, exact": (draw(14, dtype="bf16", embedding="exact"), 8, "column"),
-    "random, tf32, autocast": (draw(15, dtype="bf16", mixed=True), 2, "copy"),
-    "bert-base": (BERT("bert-base", batch=8, sequence=128), 1, ""),
-    "bert-base, eager, sgd, 2 ranks": (
-        BERT(batch=4, sequence=64, attention="eager", optimizer="sgd"),
-        2,
-        "",
+    "random, columns": Iteration(draw(3), ranks=2, placed="column"),
+    "random, rows, dense": Iteration(draw(4, sparse=False), ranks=2, placed="row"),
+    "random, columns in a node": Iteration(
+        draw(5, embedding="fused", overlap=True), ranks=4, placed="node column"
     ),
-    "bert-large, bf16, 8 ranks": (BERT("bert-large", batch=64, sequence=512, dtype="bf16"), 8, ""),
-    "bert-large, autocast, four nodes": (
-        BERT("bert-large", batch=256, sequence=128, dtype="fp16", mixed=True, fused=True),
-        32,
-        "",
+    "random, exact, rows in a node": Iteration(
+        draw(6, embedding="exact", optimizer="adagrad"), ranks=8, placed="node"
     ),
-    "bert, small, blocking": (BERT(batch=16, layers=3, hidden=256, heads=4, overlap=False), 2, ""),
-    "bert, small, overlap": (BERT(batch=16, layers=3, hidden=256, heads=4, vocabulary=5000), 2, ""),
-    "bert, tiny": (
-        BERT(batch=2, sequence=32, layers=2, hidden=128, heads=2, vocabulary=1000),
-        1,
-        "",
+    "random, overlap, mixed plan": Iteration(draw(7, overlap=True), ranks=2, placed="mixed"),
+    "random, overlap, dense, copies": Iteration(
+        draw(8, sparse=False, overlap=True), ranks=8, placed="copy"
     ),
-    "gpt2": (GPT2(batch=4, sequence=256), 1, ""),
-    "gpt2, eager": (GPT2(batch=4, sequence=128, attention="eager", layers=4), 4, ""),
-    "gpt2, fp16, two nodes": (GPT2(batch=32, sequence=1024, dtype="fp16", optimizer="sgd"), 16, ""),
-    "bert-large, bf16, large batch": (
-        BERT("bert-large", batch=1024, sequence=512, dtype="bf16"),
-        8,
-        "",
+    "random, four nodes": Iteration(draw(9, overlap=True), ranks=32, placed="mixed"),
+    "random, four nodes, whole": Iteration(
+        draw(10, embedding="fused", fused=True), ranks=32, placed="table"
     ),
-    "gpt2, fp16, eager, large batch": (GPT2(batch=256, dtype="fp16", attention="eager"), 16, ""),
-    "gpt2-xl, bf16": (GPT2("gpt2-xl", batch=8, sequence=512, dtype="bf16", fused=True), 8, ""),
-    "gpt2, small, fp64": (
-        GPT2(batch=2, sequence=96, layers=2, hidden=192, heads=6, dtype="fp64"),
-        1,
-        "",
+    "random, compiled": Iteration(draw(11, overlap=True), ranks=4, placed="table"),
+    "random, compiled, cross": Iteration(draw(12, interaction="cross", embedding="fused")),
+    "random, fp64": Iteration(draw(13, dtype="fp64")),
+    "random, bf16, exact": Iteration(
+        draw(14, dtype="bf16", embedding="exact"), ranks=8, placed="column"
     ),
-    "gpt2, small, blocking": (
-        GPT2(batch=32, sequence=96, layers=2, hidden=192, heads=6, overlap=False),
-        4,
-        "",
+    "random, tf32, autocast": Iteration(draw(15, dtype="bf16", mixed=True), ranks=2, placed="copy"),
+    "bert-base": Iteration(BERT("bert-base", batch=8, sequence=128)),
+    "bert-base, eager, sgd, 2 ranks": Iteration(
+        BERT(batch=4, sequence=64, attention="eager", optimizer="sgd"), ranks=2
     ),
-    "gpt2, experts with room, bf16": (
-        GPT2(batch=16, dtype="bf16", experts=8, top_k=2, capacity=1.25, parallel="fsdp"),
-        8,
-        "",
+    "bert-large, bf16, 8 ranks": Iteration(
+        BERT("bert-large", batch=64, sequence=512, dtype="bf16"), ranks=8
     ),
-    "llama, small": (
+    "bert-large, autocast, four nodes": Iteration(
+        BERT("bert-large", batch=256, sequence=128, dtype="fp16", mixed=True, fused=True), ranks=32
+    ),
+    "bert, small, blocking": Iteration(
+        BERT(batch=16, layers=3, hidden=256, heads=4, overlap=False), ranks=2
+    ),
+    "bert, small, overlap": Iteration(
+        BERT(batch=16, layers=3, hidden=256, heads=4, vocabulary=5000), ranks=2
+    ),
+    "bert, tiny": Iteration(
+        BERT(batch=2, sequence=32, layers=2, hidden=128, heads=2, vocabulary=1000)
+    ),
+    "gpt2": Iteration(GPT2(batch=4, sequence=256)),
+    "gpt2, eager": Iteration(GPT2(batch=4, sequence=128, attention="eager", layers=4), ranks=4),
+    "gpt2, fp16, two nodes": Iteration(
+        GPT2(batch=32, sequence=1024, dtype="fp16", optimizer="sgd"), ranks=16
+    ),
+    "bert-large, bf16, large batch": Iteration(
+        BERT("bert-large", batch=1024, sequence=512, dtype="bf16"), ranks=8
+    ),
+    "gpt2, fp16, eager, large batch": Iteration(
+        GPT2(batch=256, dtype="fp16", attention="eager"), ranks=16
+    ),
+    "gpt2-xl, bf16": Iteration(
+        GPT2("gpt2-xl", batch=8, sequence=512, dtype="bf16", fused=True), ranks=8
+    ),
+    "gpt2, small, fp64": Iteration(
+        GPT2(batch=2, sequence=96, layers=2, hidden=192, heads=6, dtype="fp64")
+    ),
+    "gpt2, small, blocking": Iteration(
+        GPT2(batch=32, sequence=96, layers=2, hidden=192, heads=6, overlap=False), ranks=4
+    ),
+    "gpt2, experts with room, bf16": Iteration(
+        GPT2(batch=16, dtype="bf16", experts=8, top_k=2, capacity=1.25, parallel="fsdp"), ranks=8
+    ),
+    "llama, small": Iteration(
         pk.Transformer.preset(
             "llama-3-8b",
             batch=4,
@@ -262,40 +298,40 @@ WORKLOADS: dict[str, tuple[Any, int, str]] = {
             kv_heads=2,
             inner=688,
             vocabulary=2000,
-        ),
-        1,
-        "",
+        )
     ),
-    "llama, bf16": (
+    "llama, bf16": Iteration(
         pk.Transformer.preset(
             "llama-3-8b", batch=8, sequence=512, layers=4, dtype="bf16", optimizer="sgd"
         ),
-        8,
-        "",
+        ranks=8,
     ),
 }
 
 LLAMA = pk.Transformer.preset(
     "llama-3-8b", batch=16, sequence=2048, layers=4, dtype="bf16", fused=True
 )
-#: Ways to share a model, for closed forms and for the event loop; the model, and a platform.
-STRATEGIES: dict[str, tuple[pk.Strategy, pk.Transformer, str]] = {
-    "tensors, tokens and stages": (
-        pk.Strategy(tp=2, pp=2, dp=2, micro_batch=2, sequence_parallel=True),
-        LLAMA,
-        "h100-sxm-8",
+
+
+class SharedModel(NamedTuple):
+    """A way to share a model, for closed forms and for the event loop."""
+
+    strategy: pk.Strategy
+    model: pk.Transformer
+    platform: str
+
+
+STRATEGIES = {
+    "tensors, tokens and stages": SharedModel(
+        pk.Strategy(tp=2, pp=2, dp=2, micro_batch=2, sequence_parallel=True), LLAMA, "h100-sxm-8"
     ),
-    "keys on a ring, layers computed again": (
-        pk.Strategy(tp=2, cp=2, dp=2, checkpoint="full", zero=1),
-        LLAMA,
-        "a100-sxm-8",
+    "keys on a ring, layers computed again": SharedModel(
+        pk.Strategy(tp=2, cp=2, dp=2, checkpoint="full", zero=1), LLAMA, "a100-sxm-8"
     ),
-    "tokens for heads, shards": (
-        pk.Strategy(cp=2, dp=4, ulysses=True, zero=3),
-        LLAMA,
-        "a100-sxm-8",
+    "tokens for heads, shards": SharedModel(
+        pk.Strategy(cp=2, dp=4, ulysses=True, zero=3), LLAMA, "a100-sxm-8"
     ),
-    "experts": (
+    "experts": SharedModel(
         pk.Strategy(tp=2, dp=4, ep=4, sequence_parallel=True, zero=1),
         dataclasses.replace(LLAMA, experts=8, top_k=2, inner=4096),
         "h100-sxm-8",
@@ -303,51 +339,95 @@ STRATEGIES: dict[str, tuple[pk.Strategy, pk.Transformer, str]] = {
 }
 
 
-def place(kind: str, tables: Any, ranks: int, node: int) -> pk.Plan | None:
-    """A plan of one kind; tables that are too small for it are copied."""
+KINDS = ("table", "copy", "column", "row", "node", "node column")
+
+
+def place_table(kind: str, index: int, ranks: int, ranks_per_node: int) -> int | pk.Placement:
+    """Where a table lies: on the ranks in turn, or on the nodes in turn."""
+    all_ranks = tuple(range(ranks))
+    rank = index % ranks
+    first_of_node = index * ranks_per_node % ranks
+    if kind == "table":
+        return rank
+    if kind == "copy":
+        return pk.Placement("data_parallel", all_ranks)
+    if kind == "column":
+        return pk.Placement("column_wise", (rank, (index + 1) % ranks))
+    if kind == "row":
+        return pk.Placement("row_wise", all_ranks)
+    if kind == "node":
+        node = all_ranks[first_of_node : first_of_node + ranks_per_node]
+        return pk.Placement("table_row_wise", node)
+    if kind == "node column":
+        return pk.Placement("table_column_wise", all_ranks[first_of_node : first_of_node + 2])
+    raise ValueError(f"kind is {kind!r}; known are {', '.join(KINDS)}")
+
+
+def place(kind: str, tables: Sequence[Any], ranks: int, ranks_per_node: int) -> pk.Plan | None:
+    """A plan of one kind, or of all in turn; tables that are too small for it are copied."""
     if ranks == 1:
         return None
-    every, node = tuple(range(ranks)), min(node, ranks)
-    kinds: dict[str, Callable[[int], Any]] = {
-        "table": lambda i: i % ranks,
-        "copy": lambda i: pk.Placement("data_parallel", every),
-        "column": lambda i: pk.Placement("column_wise", (i % ranks, (i + 1) % ranks)),
-        "row": lambda i: pk.Placement("row_wise", every),
-        "node": lambda i: pk.Placement("table_row_wise", every[i * node % ranks :][:node]),
-        "node column": lambda i: pk.Placement("table_column_wise", every[i * node % ranks :][:2]),
-    }
-    order = list(kinds) if kind == "mixed" else [kind]
-    chosen = [order[i % len(order)] if t.rows >= ranks else "copy" for i, t in enumerate(tables)]
-    return pk.Plan.from_owners([kinds[name](i) for i, name in enumerate(chosen)], ranks=ranks)
+    owners = []
+    for index, table in enumerate(tables):
+        wanted = KINDS[index % len(KINDS)] if kind == "mixed" else kind
+        if table.rows < ranks:
+            wanted = "copy"
+        owners.append(place_table(wanted, index, ranks, min(ranks_per_node, ranks)))
+    return pk.Plan.from_owners(owners, ranks=ranks)
 
 
 def run(
     name: str, platform: str | pk.Platform, *, full: bool = False, **settings: Any
 ) -> dict[str, Any]:
     """What is predicted for one of the workloads, on as many of its ranks as the platform has."""
-    (workload, ranks, kind), where = WORKLOADS[name], pk.load_platform(platform)
-    ranks = min(ranks, where.network.ranks)
-    plan = place(kind, workload.tables, ranks, where.network.ranks_per_node) if kind else None
-    execution = "compiled" if "compiled" in name else None
-    return tell(
-        pk.predict(workload, where, ranks=ranks, plan=plan, execution=execution, **settings),
-        full=full,
+    iteration = WORKLOADS[name]
+    platform = pk.load_platform(platform)
+    ranks = min(iteration.ranks, platform.network.ranks)
+    plan = None
+    if iteration.placed is not None:
+        tables = iteration.workload.tables  # type: ignore[union-attr]
+        plan = place(iteration.placed, tables, ranks, platform.network.ranks_per_node)
+    prediction = pk.predict(
+        iteration.workload,
+        platform,
+        ranks=ranks,
+        plan=plan,
+        execution="compiled" if "compiled" in name else None,
+        **settings,
     )
+    return tell(prediction, full=full)
 
 
-#: What if: a platform, the method that changes it, and its arguments.
-CHANGES: dict[str, tuple[Any, ...]] = {
-    "two nodes": ("h100-sxm-8", "with_nodes", 2),
-    "a100, two nodes": ("a100-sxm-8", "with_nodes", 2),
-    "b200": ("h100-sxm-8", "with_datasheet", "b200-sxm"),
-    "h200": ("a100-sxm-8", "with_datasheet", "h200-sxm"),
-    "slow link": ("h100-sxm-8", "with_link", "intra", {"bandwidth": 1e11}),
-    "far link": ("h100-sxm-8x4", "with_link", "inter", {"latency": 5e-5, "bandwidth": 1e10}),
-    "host x 0": ("h100-sxm-8", "with_host", 0),
-    "host x 3": ("v100-sxm-8", "with_host", 3),
-    "cpu host": ("zen5-2", "with_host", 0.5),
-    "cpu link": ("zen3-2", "with_link", "intra", {"bandwidth": 1e9, "latency": 1e-4}),
+class Change(NamedTuple):
+    """What if: a platform, the method that changes it, and its arguments."""
+
+    platform: str
+    method: str
+    arguments: dict[str, Any]
+
+
+CHANGES = {
+    "two nodes": Change("h100-sxm-8", "with_nodes", {"nodes": 2}),
+    "a100, two nodes": Change("a100-sxm-8", "with_nodes", {"nodes": 2}),
+    "b200": Change("h100-sxm-8", "with_datasheet", {"other": "b200-sxm"}),
+    "h200": Change("a100-sxm-8", "with_datasheet", {"other": "h200-sxm"}),
+    "slow link": Change("h100-sxm-8", "with_link", {"name": "intra", "bandwidth": 1e11}),
+    "far link": Change(
+        "h100-sxm-8x4", "with_link", {"name": "inter", "latency": 5e-5, "bandwidth": 1e10}
+    ),
+    "host x 0": Change("h100-sxm-8", "with_host", {"scale": 0}),
+    "host x 3": Change("v100-sxm-8", "with_host", {"scale": 3}),
+    "cpu host": Change("zen5-2", "with_host", {"scale": 0.5}),
+    "cpu link": Change("zen3-2", "with_link", {"name": "intra", "bandwidth": 1e9, "latency": 1e-4}),
 }
+CHANGED_WORKLOADS = (
+    "dlrm-mlperf, by rows",
+    "bert-large, bf16, large batch",
+    "bert, small, overlap",
+    "dlrm-default, skewed",
+)
+STRAGGLING_WORKLOADS = ("random, overlap, mixed plan", "bert, small, overlap")
+COMPARED_PLATFORMS = ("zen3-2", "zen5-2", "h100-sxm-8", "a100-sxm-8", "h100-sxm-8")
 
 
 def predictions() -> Cases:
@@ -355,18 +435,21 @@ def predictions() -> Cases:
     strategies."""
 
     def everywhere(number: int, name: str) -> dict[str, Any]:
-        found = {platform: attempt(run, name, platform) for platform in PLATFORMS}
-        able = [
-            p for p in PLATFORMS[number % 5 :] + PLATFORMS[: number % 5] if "error" not in found[p]
-        ]
-        return found | {platform: run(name, platform, full=True) for platform in able[:1]}
+        answers = {platform: attempt(run, name, platform) for platform in PLATFORMS}
+        first = number % len(PLATFORMS)
+        for platform in PLATFORMS[first:] + PLATFORMS[:first]:
+            if "error" not in answers[platform]:
+                answers[platform] = run(name, platform, full=True)
+                break
+        return answers
 
-    def change(platform: str, method: str, *given: Any) -> dict[str, Any]:
-        named = given[-1] if isinstance(given[-1], dict) else {}
-        where = getattr(pk.load_platform(platform), method)(
-            *(g for g in given if g is not named), **named
-        )
-        return {"name": where.name} | {name: attempt(run, name, where) for name in asked}
+    def change(case: Change) -> dict[str, Any]:
+        make = getattr(pk.load_platform(case.platform), case.method)
+        platform = make(**case.arguments)
+        answers = {"name": platform.name}
+        for name in CHANGED_WORKLOADS:
+            answers[name] = attempt(run, name, platform)
+        return answers
 
     def compare(a: str, b: str) -> Any:
         return pk.compare(a, b, BERT(batch=8), ranks=2).table()
@@ -374,29 +457,23 @@ def predictions() -> Cases:
     def straggle(name: str) -> dict[str, Any]:
         return {p: run(name, p, full=True, slowdown={1: 1.5}) for p in ("zen5-2", "h100-sxm-8x4")}
 
-    def share(strategy: pk.Strategy, model: pk.Transformer, platform: str) -> dict[str, Any]:
-        events = pk.predict(model, platform, strategy=strategy)
-        closed_forms = pk.explore(model, platform, strategies=[strategy]).table()
+    def share(case: SharedModel) -> dict[str, Any]:
+        events = pk.predict(case.model, case.platform, strategy=case.strategy)
+        closed_forms = pk.explore(case.model, case.platform, strategies=[case.strategy]).table()
         return {"closed forms": closed_forms.to_dicts(), "events": tell(events, full=True)}
 
-    asked = (
-        "dlrm-mlperf, by rows",
-        "bert-large, bf16, large batch",
-        "bert, small, overlap",
-        "dlrm-default, skewed",
-    )
-    pairs = itertools.pairwise(("zen3-2", "zen5-2", "h100-sxm-8", "a100-sxm-8", "h100-sxm-8"))
-    cases: Cases = {
-        name: partial(everywhere, number, name) for number, name in enumerate(WORKLOADS)
-    }
-    cases |= {f"what if: {name}": partial(change, *given) for name, given in CHANGES.items()}
-    cases |= {f"{b} against {a}": partial(compare, a, b) for a, b in pairs}
-    cases |= {
-        f"straggler: {n}": partial(straggle, n) for n in ("random, overlap, mixed plan", asked[2])
-    }
-    return cases | {
-        f"strategy: {name}": partial(share, *given) for name, given in STRATEGIES.items()
-    }
+    cases: Cases = {}
+    for number, name in enumerate(WORKLOADS):
+        cases[name] = partial(everywhere, number, name)
+    for name, changed in CHANGES.items():
+        cases[f"what if: {name}"] = partial(change, changed)
+    for a, b in itertools.pairwise(COMPARED_PLATFORMS):
+        cases[f"{b} against {a}"] = partial(compare, a, b)
+    for name in STRAGGLING_WORKLOADS:
+        cases[f"straggler: {name}"] = partial(straggle, name)
+    for name, shared in STRATEGIES.items():
+        cases[f"strategy: {name}"] = partial(share, shared)
+    return cases
 
 
 # Plans.
@@ -422,155 +499,207 @@ def price(found: pk.PlanPrice, most: int = 0) -> dict[str, Any]:
     }
 
 
-def search(workload: Any, platform: str, ranks: int, settings: dict[str, Any]) -> dict[str, Any]:
+class Search(NamedTuple):
+    """Tables to share among ranks."""
+
+    workload: pk.DLRM | pk.TableSet
+    platform: str
+    ranks: int
+    settings: dict[str, Any] = {}  # noqa: RUF012
+
+
+def search(case: Search) -> dict[str, Any]:
     """What a search finds, beside the rules of thumb."""
-    result = pk.shard(workload, platform, ranks=ranks, **{"steps": 300, "seed": 1} | settings)
-    found = {
+    settings = {"steps": 300, "seed": 1, **case.settings}
+    result = pk.shard(case.workload, case.platform, ranks=case.ranks, **settings)
+    answers = {
         "bound": result.bound,
         "gap": result.gap,
         "work": result.work,
         "objective": result.objective,
+        "tables": digest(result.table()),
+        "rules": result.compare(),
     }
-    return (
-        found
-        | {"tables": digest(result.table()), "rules": result.compare()}
-        | price(result.prediction, 20)
-    )
+    return answers | price(result.prediction, 20)
+
+
+TWELVE_TABLES = pk.TableSet(pk.draw_tables(12, seed=12), batch=16384, embedding="fused")
+FORTY_TABLES = pk.TableSet(pk.draw_tables(40, seed=40), batch=16384, embedding="fused")
+SLOW_TABLES = dataclasses.replace(TWELVE_TABLES, embedding="separate", optimizer="adagrad")
+DENSE_TABLES = dataclasses.replace(TWELVE_TABLES, embedding="separate", sparse=False, batch=4096)
+FEW_TABLES = pk.TableSet(
+    pk.draw_tables(6, seed=2, correlation=0.9), batch=4096, optimizer="rowwise_adagrad"
+)
+GROUPS = {"pin": {0: 1, "table 3": 2}, "together": [(5, 6)], "apart": [(7, 8, 9)]}
+FORBIDDEN = {"forbid": ["data_parallel", "column_wise"]}
+DCNV2 = D("dlrm-dcnv2", batch=65536)
+MLPERF = D("dlrm-mlperf", batch=16384, embedding="fused")
+SEARCHES = {
+    "fused": Search(FORTY_TABLES, "h100-sxm-8", 8),
+    "another seed": Search(FORTY_TABLES, "h100-sxm-8", 8, {"seed": 7, "steps": 900}),
+    "two nodes": Search(FORTY_TABLES, "h100-sxm-8x4", 16),
+    "cpu": Search(TWELVE_TABLES, "zen5-2", 2),
+    "cpu, separate, adagrad": Search(SLOW_TABLES, "zen3-2", 2),
+    "v100, dense": Search(DENSE_TABLES, "v100-sxm-8", 4),
+    "little memory": Search(FORTY_TABLES, "a100-sxm-8", 4, {"memory": 8e9}),
+    "too little memory": Search(FORTY_TABLES, "a100-sxm-8", 4, {"memory": 1e9}),
+    "additive": Search(FORTY_TABLES, "a100-sxm-8", 8, {"objective": "additive"}),
+    "exchanged": Search(TWELVE_TABLES, "a100-sxm-8", 4, {"inputs": "exchanged"}),
+    "pins and groups": Search(FORTY_TABLES, "h100-sxm-8", 4, GROUPS),
+    "forbidden": Search(FORTY_TABLES, "h100-sxm-8", 8, FORBIDDEN),
+    "few": Search(FEW_TABLES, "a100-sxm-8", 4),
+    "one rank": Search(FEW_TABLES, "a100-sxm-8", 1),
+    "dcnv2": Search(DCNV2, "h100-sxm-8x4", 16, {"steps": 100}),
+    "mlperf": Search(MLPERF, "a100-sxm-8", 8),
+    "random": Search(draw(21, embedding="fused", overlap=True), "h100-sxm-8", 8),
+    "random on a cpu": Search(draw(22, sparse=False), "zen5-2", 2),
+}
+#: Tables whose plans of all kinds are priced.
+PRICED = (
+    Search(draw(31), "h100-sxm-8x4", 16),
+    Search(FORTY_TABLES, "zen5-2", 2),
+    Search(SLOW_TABLES, "a100-sxm-8", 4),
+)
 
 
 def plans() -> Cases:
     """Searches and prices of given plans."""
-    a, b = (
-        pk.TableSet(pk.draw_tables(n, seed=n), batch=16384, embedding="fused") for n in (12, 40)
-    )
-    slow = dataclasses.replace(a, embedding="separate", optimizer="adagrad")
-    dense = dataclasses.replace(a, embedding="separate", sparse=False, batch=4096)
-    few = pk.TableSet(
-        pk.draw_tables(6, seed=2, correlation=0.9), batch=4096, optimizer="rowwise_adagrad"
-    )
-    groups = {"pin": {0: 1, "table 3": 2}, "together": [(5, 6)], "apart": [(7, 8, 9)]}
-    searches: dict[str, tuple[Any, ...]] = {
-        "fused": (b, "h100-sxm-8", 8, {}),
-        "another seed": (b, "h100-sxm-8", 8, {"seed": 7, "steps": 900}),
-        "two nodes": (b, "h100-sxm-8x4", 16, {}),
-        "cpu": (a, "zen5-2", 2, {}),
-        "cpu, separate, adagrad": (slow, "zen3-2", 2, {}),
-        "v100, dense": (dense, "v100-sxm-8", 4, {}),
-        "little memory": (b, "a100-sxm-8", 4, {"memory": 8e9}),
-        "too little memory": (b, "a100-sxm-8", 4, {"memory": 1e9}),
-        "additive": (b, "a100-sxm-8", 8, {"objective": "additive"}),
-        "exchanged": (a, "a100-sxm-8", 4, {"inputs": "exchanged"}),
-        "pins and groups": (b, "h100-sxm-8", 4, groups),
-        "forbidden": (b, "h100-sxm-8", 8, {"forbid": ["data_parallel", "column_wise"]}),
-        "few": (few, "a100-sxm-8", 4, {}),
-        "one rank": (few, "a100-sxm-8", 1, {}),
-        "dcnv2": (D("dlrm-dcnv2", batch=65536), "h100-sxm-8x4", 16, {"steps": 100}),
-        "mlperf": (D("dlrm-mlperf", batch=16384, embedding="fused"), "a100-sxm-8", 8, {}),
-        "random": (draw(21, embedding="fused", overlap=True), "h100-sxm-8", 8, {}),
-        "random on a cpu": (draw(22, sparse=False), "zen5-2", 2, {}),
-    }
 
-    def judge(workload: Any, platform: str, ranks: int, kind: str) -> dict[str, Any]:
-        plan = place(
-            kind, workload.tables, ranks, pk.load_platform(platform).network.ranks_per_node
-        )
+    def judge(case: Search, kind: str) -> dict[str, Any]:
+        ranks_per_node = pk.load_platform(case.platform).network.ranks_per_node
+        plan = place(kind, case.workload.tables, case.ranks, ranks_per_node)
         assert plan
-        return price(pk.price_plan(workload, platform, plan))
+        return price(pk.price_plan(case.workload, case.platform, plan))
 
-    cases: Cases = {f"search: {name}": partial(search, *given) for name, given in searches.items()}
-    for kind in ("table", "copy", "column", "row", "node", "node column", "mixed"):
-        for workload, platform, ranks in (
-            (draw(31), "h100-sxm-8x4", 16),
-            (b, "zen5-2", 2),
-            (slow, "a100-sxm-8", 4),
-        ):
-            cases[f"price: {kind}, {platform}"] = partial(judge, workload, platform, ranks, kind)
+    cases: Cases = {f"search: {name}": partial(search, case) for name, case in SEARCHES.items()}
+    for kind in (*KINDS, "mixed"):
+        for case in PRICED:
+            cases[f"price: {kind}, {case.platform}"] = partial(judge, case, kind)
     return cases
 
 
 # Primitives.
 
 
+MESSAGES = np.array([1e3, 1e5, 1e7, 1e9])
+OPERATIONS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "send_recv",
+)
+ALGORITHMS = (None, "ring", "tree", "in_network", "two_level", "rail")
+
+
+class Product(NamedTuple):
+    """A matrix product, or a batch of them."""
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+
+
+PRODUCTS = (
+    Product(64, 64, 64),
+    Product(4096, 4096, 1024),
+    Product(16, 4096, 4096),
+    Product(1000, 33, 517),
+    Product(128, 64, 128, batch=96),
+)
+#: Sizes of kernels, of which each is also asked at a hundredth of it.
+KERNEL_SIZES = {
+    "batch": 4,
+    "m": 96,
+    "n": 160,
+    "k": 72,
+    "elements": 5e5,
+    "rows": 500,
+    "columns": 1e3,
+    "bags": 2e3,
+    "lookups": 4e4,
+    "row_bytes": 1e7,
+    "page_walks": 3e3,
+    "unique_bytes": 6e6,
+    "flops": 3e7,
+    "windows": 2e3,
+    "nbytes": 9e6,
+    "working_set": 3e7,
+    "beyond_l2": 8e6,
+    "beyond_l3": 2e6,
+}
+LOOKED_UP = (
+    pk.draw_tables(5, seed=1),
+    pk.draw_tables(3, seed=2, itemsize=2),
+    draw(4).tables,
+)
+
+
 def primitives() -> Cases:
     """Times of single collectives, products, lookups and kernels."""
-    nbytes, counts = np.array([1e3, 1e5, 1e7, 1e9]), (1, 2, 3, 4, 8, 16, 32)
-    shapes = (
-        (64, 64, 64, 1),
-        (4096, 4096, 1024, 1),
-        (16, 4096, 4096, 1),
-        (1000, 33, 517, 1),
-        (128, 64, 128, 96),
-    )
-    sizes = {
-        "batch": 4,
-        "m": 96,
-        "n": 160,
-        "k": 72,
-        "elements": 5e5,
-        "rows": 500,
-        "columns": 1e3,
-        "bags": 2e3,
-        "lookups": 4e4,
-        "row_bytes": 1e7,
-        "page_walks": 3e3,
-        "unique_bytes": 6e6,
-        "flops": 3e7,
-        "windows": 2e3,
-        "nbytes": 9e6,
-        "working_set": 3e7,
-        "beyond_l2": 8e6,
-        "beyond_l3": 2e6,
-    }
-    swept = {name: size * np.array([0.01, 1.0]) for name, size in sizes.items()}
 
-    def collectives(platform: str, operation: str) -> dict[str, Any]:
-        where = pk.load_platform(platform)
-        held = [ranks for ranks in counts if ranks <= where.network.ranks]
-        found = {
-            f"{ranks} {way}": attempt(
-                where.collective_time, operation, nbytes, ranks=ranks, algorithm=way
-            )
-            for ranks, way in itertools.product(
-                held, (None, "ring", "tree", "in_network", "two_level", "rail")
-            )
-        }
-        for ranks, size in itertools.product((2, 6, 32), (4096.0, 5e9)):
-            found[f"{ranks}, {size:g} B"] = attempt(where.collective, operation, size, ranks=ranks)
-        failed = {name: value["error"] for name, value in found.items() if isinstance(value, dict)}
-        return {name: value for name, value in found.items() if name not in failed} | {
-            error: ", ".join(name for name in failed if failed[name] == error)
-            for error in sorted({*failed.values()})
-        }
-
-    def kernels(platform: str) -> dict[str, Any]:
-        where, found = pk.load_platform(platform), {}
-        for m, n, k, batch in shapes:
-            for dtype in where.device.peaks if n == k else ("fp32", "fp16"):
-                found[f"gemm {m} {n} {k} x {batch} {dtype}"] = attempt(
-                    where.gemm, m, n, k, dtype=dtype, batch=batch
+    def collectives(platform_name: str, operation: str) -> dict[str, Any]:
+        platform = pk.load_platform(platform_name)
+        answers = {}
+        for ranks in (1, 2, 3, 4, 8, 16, 32):
+            if ranks > platform.network.ranks:
+                continue
+            for algorithm in ALGORITHMS:
+                answers[f"{ranks} {algorithm}"] = attempt(
+                    platform.collective_time,
+                    operation,
+                    MESSAGES,
+                    ranks=ranks,
+                    algorithm=algorithm,
                 )
-        for tables in (
-            pk.draw_tables(5, seed=1),
-            pk.draw_tables(3, seed=2, itemsize=2),
-            draw(4).tables,
-        ):
-            for batch in (64, 8192):
-                found[f"lookup {len(tables)} {batch}"] = attempt(where.lookup, tables, batch=batch)
-        return found | {kind: attempt(where.kernel_time, kind, swept) for kind in where.kernels}
+        for ranks in (2, 6, 32):
+            for nbytes in (4096.0, 5e9):
+                answers[f"{ranks}, {nbytes:g} B"] = attempt(
+                    platform.collective, operation, nbytes, ranks=ranks
+                )
+        return list_errors_together(answers)
 
-    operations = (
-        "all_reduce",
-        "all_gather",
-        "reduce_scatter",
-        "all_to_all",
-        "broadcast",
-        "send_recv",
-    )
-    each = itertools.product(PLATFORMS, operations)
-    cases: Cases = {
-        f"{name}, {operation}": partial(collectives, name, operation) for name, operation in each
-    }
-    return cases | {f"{name}, kernels": partial(kernels, name) for name in PLATFORMS}
+    def kernels(platform_name: str) -> dict[str, Any]:
+        platform = pk.load_platform(platform_name)
+        answers = {}
+        for product in PRODUCTS:
+            m, n, k = product.m, product.n, product.k
+            dtypes = tuple(platform.device.peaks) if n == k else ("fp32", "fp16")
+            for dtype in dtypes:
+                answers[f"gemm {m} {n} {k} x {product.batch} {dtype}"] = attempt(
+                    platform.gemm, m, n, k, dtype=dtype, batch=product.batch
+                )
+        for tables in LOOKED_UP:
+            for batch in (64, 8192):
+                answers[f"lookup {len(tables)} {batch}"] = attempt(
+                    platform.lookup, tables, batch=batch
+                )
+        sizes = {name: size * np.array([0.01, 1.0]) for name, size in KERNEL_SIZES.items()}
+        for kind in platform.kernels:
+            answers[kind] = attempt(platform.kernel_time, kind, sizes)
+        return answers
+
+    cases: Cases = {}
+    for name in PLATFORMS:
+        for operation in OPERATIONS:
+            cases[f"{name}, {operation}"] = partial(collectives, name, operation)
+    for name in PLATFORMS:
+        cases[f"{name}, kernels"] = partial(kernels, name)
+    return cases
+
+
+def list_errors_together(answers: dict[str, Any]) -> dict[str, Any]:
+    """Answers, and after them each kind of error with the names of all that have it."""
+    fine = {}
+    failed: dict[str, list[str]] = {}
+    for name, answer in answers.items():
+        if isinstance(answer, dict):
+            failed.setdefault(answer["error"], []).append(name)
+        else:
+            fine[name] = answer
+    return fine | {error: ", ".join(failed[error]) for error in sorted(failed)}
 
 
 # Captures.
@@ -581,49 +710,52 @@ def captures() -> Cases:
     torch."""
     if importlib.util.find_spec("torch") is None:
         return {}
-    from tests.golden.steps import STEPS, twin
+    from tests.golden.steps import STEPS, CapturedStep, twin
 
-    def look(make: Any, settings: dict[str, Any]) -> dict[str, Any]:
-        graph = pk.capture(make, **settings)
-        frame, summed = graph.table(), polars.col("flops", "traffic", "launches").sum()
-        kinds = (
-            frame.group_by("kind", "variant", "phase")
-            .agg(polars.len(), summed)
-            .sort("kind", "variant", "phase")
-        )
+    def predict(graph: pk.Graph, platform: str, *, full: bool = False) -> dict[str, Any]:
+        return tell(pk.predict(graph, platform), full=full)
+
+    def look(step: CapturedStep) -> dict[str, Any]:
+        graph = pk.capture(step.make, **step.settings)
+        frame = graph.table()
+        sums = polars.col("flops", "traffic", "launches").sum()
+        kinds = frame.group_by("kind", "variant", "phase").agg(polars.len(), sums)
+        is_twin = "twin" in graph.name
         return {
             "parameters": graph.parameters,
             "footprint": graph.footprint,
             "dtype": graph.dtype,
-            "kinds": kinds,
+            "kinds": kinds.sort("kind", "variant", "phase"),
             "operations": digest(frame),
             "groups": graph.groups,
             "waits": list_waits(graph),
             "dtypes": mark(graph.dtypes),
-            "zen5-2": attempt(lambda: tell(pk.predict(graph, "zen5-2"), full="twin" in graph.name)),
-            "h100-sxm-8x4": attempt(lambda: tell(pk.predict(graph, "h100-sxm-8x4"))),
+            "zen5-2": attempt(predict, graph, "zen5-2", full=is_twin),
+            "h100-sxm-8x4": attempt(predict, graph, "h100-sxm-8x4"),
         }
 
     def judge(net: Net, ranks: int) -> dict[str, Any]:
-        return {p: tell(pk.predict(net, p, ranks=ranks), full=p == "zen3-2") for p in PLATFORMS[:3]}
+        answers = {}
+        for platform in PLATFORMS[:3]:
+            prediction = pk.predict(net, platform, ranks=ranks)
+            answers[platform] = tell(prediction, full=platform == "zen3-2")
+        return answers
 
-    model, bert = draw(3, batch=512), BERT(batch=16, sequence=32, layers=2, hidden=256, heads=4)
-    steps: dict[str, tuple[Any, dict[str, Any]]] = STEPS | {
-        "dlrm": (twin(model), {"family": "dlrm", "name": "twin"}),
-        "bert": (twin(bert), {"family": "transformer"}),
-        "dlrm, 2 ranks": (twin(model, plan=place("table", model.tables, 2, 2)), {"ranks": 2}),
-        "bert, 2 ranks": (twin(bert, ranks=2), {"ranks": 2, "name": "twin"}),
-        "bert, 8 ranks": (twin(bert, ranks=8), {"ranks": 8}),
+    model = draw(3, batch=512)
+    plan = place("table", model.tables, 2, 2)
+    bert = BERT(batch=16, sequence=32, layers=2, hidden=256, heads=4)
+    steps = STEPS | {
+        "dlrm": CapturedStep(twin(model), {"family": "dlrm", "name": "twin"}),
+        "bert": CapturedStep(twin(bert), {"family": "transformer"}),
+        "dlrm, 2 ranks": CapturedStep(twin(model, plan=plan), {"ranks": 2}),
+        "bert, 2 ranks": CapturedStep(twin(bert, ranks=2), {"ranks": 2, "name": "twin"}),
+        "bert, 8 ranks": CapturedStep(twin(bert, ranks=8), {"ranks": 8}),
     }
-    cases: Cases = {name: partial(look, *given) for name, given in steps.items()}
-    for name, ranks in {
-        "resnet": 2,
-        "mobilenet": 1,
-        "inception": 1,
-        "squeezenet": 1,
-        "xlnet": 2,
-    }.items():
-        net = Net(name, batch=8, size=64, width=64 if name == "xlnet" else 24, depth=1)
+    cases: Cases = {name: partial(look, step) for name, step in steps.items()}
+    ranks_of_nets = {"resnet": 2, "mobilenet": 1, "inception": 1, "squeezenet": 1, "xlnet": 2}
+    for name, ranks in ranks_of_nets.items():
+        width = 64 if name == "xlnet" else 24
+        net = Net(name, batch=8, size=64, width=width, depth=1)
         cases[f"net: {name}"] = partial(judge, net, ranks)
     return cases
 
@@ -659,52 +791,55 @@ def readers() -> Cases:
 
     def read(name: str, text: str) -> Any:
         with tempfile.TemporaryDirectory() as folder:
-            (path := Path(folder) / name).write_text(text, encoding="utf-8")
+            path = Path(folder) / name
+            path.write_text(text, encoding="utf-8")
             return digest(pk.read_tables(path).table(), 20)
 
-    def published(name: str) -> Any:
-        bare: dict[str, Any] = (
-            {"dim": 64, "rows": 1_000_000} if name.startswith("dlrm-datasets") else {}
-        )
-        return digest(pk.read_tables(name, **bare).table())
+    def read_published(name: str) -> Any:
+        if name.startswith("dlrm-datasets"):  # which say neither
+            return digest(pk.read_tables(name, dim=64, rows=1_000_000).table())
+        return digest(pk.read_tables(name).table())
 
-    def indices() -> Any:
+    def draw_and_list() -> Any:
+        return digest(pk.TableSet(pk.draw_tables(50, seed=3, correlation=-0.5)).table())
+
+    def count() -> Any:
         values = np.minimum(np.random.default_rng(5).zipf(1.3, (3, 256, 8)), 5000) - 1
         return [
             [f, f.pooling, f.unique_rows, f.to_table(16, law="zipf")]
             for f in count_indices(values, rows=5000)
         ]
 
-    def plan() -> Any:
+    def export_plan() -> Any:
         tables = draw(7).tables
-        made = place("mixed", tables, 4, 2)
-        assert made
-        exported = made.to_torchrec(tables)
-        return [
-            made.to_json(),
-            exported,
-            pk.Plan.from_torchrec(exported, tables, ranks=4).owners == made.owners,
-        ]
+        plan = place("mixed", tables, 4, 2)
+        assert plan
+        exported = plan.to_torchrec(tables)
+        read_back = pk.Plan.from_torchrec(exported, tables, ranks=4)
+        return [plan.to_json(), exported, read_back.owners == plan.owners]
 
-    columns = "name,rows,dim,pooling,exponent\n" + "".join(
-        f"t{i},{10**i},16,{i}.5,0.{i}\n" for i in range(2, 7)
-    )
+    def read_log(path: Path) -> Any:
+        return digest(read_nccl_tests(path))
+
+    lines = ["name,rows,dim,pooling,exponent"]
+    lines += [f"t{i},{10**i},16,{i}.5,0.{i}" for i in range(2, 7)]
     uniform = {**CONFIG, "pooling_params": {"L": 3, "sigma_L": 9, "length_distribution": "uniform"}}
-    drawn = pk.TableSet(pk.draw_tables(50, seed=3, correlation=-0.5))
     cases: Cases = {
-        "csv": partial(read, "tables.csv", columns),
+        "csv": partial(read, "tables.csv", "\n".join(lines) + "\n"),
         "json": partial(read, "t.json", '[{"rows": 10, "dim": 4}]'),
         "tbe file": partial(read, "tbe.json", json.dumps([CONFIG, uniform])),
-        "indices": indices,
-        "plan": plan,
+        "indices": count,
+        "plan": export_plan,
         "tbe": partial(parse_tbe_config, CONFIG),
         "tbe, uniform": partial(parse_tbe_config, uniform),
         "platforms": pk.platforms,
-        "drawn": lambda: digest(drawn.table()),
+        "drawn": draw_and_list,
     }
-    cases |= {f"published {name}": partial(published, name) for name in list_published()}
-    logs = sorted((DATA / "nccl_logs").glob("*.log"))
-    return cases | {f"log {log.name}": lambda log=log: digest(read_nccl_tests(log)) for log in logs}
+    for name in list_published():
+        cases[f"published {name}"] = partial(read_published, name)
+    for path in sorted((DATA / "nccl_logs").glob("*.log")):
+        cases[f"log {path.name}"] = partial(read_log, path)
+    return cases
 
 
 # Fits, and checks of committed measurements.
@@ -713,9 +848,8 @@ def readers() -> Cases:
 @cache
 def fitted(name: str) -> pk.Platform:
     """The platform that committed measurements give."""
-    return fit_platform(
-        json.loads((MEASURED / f"{name}.measurements.json").read_text(encoding="utf-8"))
-    )
+    text = (MEASURED / f"{name}.measurements.json").read_text(encoding="utf-8")
+    return fit_platform(json.loads(text))
 
 
 def fits() -> Cases:
@@ -728,25 +862,28 @@ def fits() -> Cases:
         "sum": 1e-5 + 1e-10 * sizes,
         "two branches": np.minimum(1e-5 + 1e-9 * sizes, 1e-4 + 5e-12 * sizes),
     }
-    working = np.repeat(2.0 ** np.arange(12, 29), 2)
-    pace = np.where(working < 2**19, 1e-11, np.where(working < 2**24, 3e-11, 1e-10)) * np.tile(
-        [1.0, 1.02], 17
+    working_sets = np.repeat(2.0 ** np.arange(12, 29), 2)
+    seconds_per_byte = np.select(
+        [working_sets < 2**19, working_sets < 2**24], [1e-11, 3e-11], 1e-10
     )
-    counts, nbytes = (grid.ravel() for grid in np.meshgrid([2.0, 4.0, 8.0], sizes))
-    law = (5e-6 + 1e-6 * counts + nbytes * 1e-11 * (counts - 1) / counts) * np.repeat(wiggle, 3)
+    seconds_of_sets = working_sets * seconds_per_byte * np.tile([1.0, 1.02], 17)
+    ranks = np.tile([2.0, 4.0, 8.0], len(sizes))
+    nbytes = np.repeat(sizes, 3)
+    law = 5e-6 + 1e-6 * ranks + nbytes * 1e-11 * (ranks - 1) / ranks
+    seconds_of_ranks = law * np.repeat(wiggle, 3)
 
     def zipf(exponent: float) -> Any:
         p = np.arange(1.0, 2001) ** -exponent
         accesses = np.bincount(np.random.default_rng(9).choice(2000, 20_000, p=p / p.sum()))
         accesses = accesses[accesses > 0]
         histogram = bin_accesses(accesses, rows=2000)
-        return [histogram, *[fit_zipf(histogram)] * 2]
+        fit = fit_zipf(histogram)
+        return [histogram, fit, fit]
 
     def products(system: str) -> Any:
-        frame = polars.read_csv(ROOT / "reference_data" / "published" / "gemm_bf16.csv").filter(
-            system=system
-        )
-        return fit_gemms(frame, pk.load_platform(system.replace("_", "-") + "-8").device)
+        frame = polars.read_csv(ROOT / "reference_data" / "published" / "gemm_bf16.csv")
+        platform = pk.load_platform(system.replace("_", "-") + "-8")
+        return fit_gemms(frame.filter(system=system), platform.device)
 
     def logs(base: str, pattern: str) -> Any:
         platform = assemble_sources(base, nccl_logs=sorted((DATA / "nccl_logs").glob(pattern)))
@@ -754,16 +891,16 @@ def fits() -> Cases:
 
     cases: Cases = {}
     if importlib.util.find_spec("torch") is not None:  # their iterations are captured again
-        cases |= {name: partial(fitted, name) for name in ("zen3-2", "zen5-2", "xeon-2")}
-    cases |= {
-        f"curve: {name}": partial(fit_collective, sizes, y * wiggle) for name, y in curves.items()
-    }
-    cases |= {"over ranks": partial(fit_over_ranks, "all_reduce", counts, nbytes, law)}
-    cases |= {"levels": partial(find_levels, working, working, working * pace)}
-    cases |= {f"zipf {exponent}": partial(zipf, exponent) for exponent in (0.0, 0.6, 1.2)}
-    cases |= {
-        f"products {system}": partial(products, system) for system in ("a100_sxm", "h100_sxm")
-    }
+        for name in ("zen3-2", "zen5-2", "xeon-2"):
+            cases[name] = partial(fitted, name)
+    for name, seconds in curves.items():
+        cases[f"curve: {name}"] = partial(fit_collective, sizes, seconds * wiggle)
+    cases["over ranks"] = partial(fit_over_ranks, "all_reduce", ranks, nbytes, seconds_of_ranks)
+    cases["levels"] = partial(find_levels, working_sets, working_sets, seconds_of_sets)
+    for exponent in (0.0, 0.6, 1.2):
+        cases[f"zipf {exponent}"] = partial(zipf, exponent)
+    for system in ("a100_sxm", "h100_sxm"):
+        cases[f"products {system}"] = partial(products, system)
     if (DATA / "nccl_logs").is_dir():
         cases["logs of a node"] = partial(logs, "a100-sxm-8", "a100x8*.log")
         cases["logs of ten nodes"] = partial(logs, "h100-sxm-8", "h100x*_multi_collective.log")
@@ -774,31 +911,31 @@ def checks() -> Cases:
     """Committed checks: their summaries, and what is predicted for their configurations today."""
 
     def judge(path: Path) -> Any:
-        comparison = pk.Comparison.load(path)
+        kept = pk.Comparison.load(path)
         name = path.name.split(".")[0]
-        where, runs = fitted(name) if name == "xeon-2" else pk.load_platform(name), []
-        for run in comparison.runs:
+        platform = fitted(name) if name == "xeon-2" else pk.load_platform(name)
+        runs = []
+        for run in kept.runs:
             config = dict(run["config"])
             owners = config.pop("owners", None)
             plan = pk.Plan.from_owners(owners, ranks=run["ranks"]) if owners else None
-            p = pk.predict(load_sample(config), where, ranks=run["ranks"], plan=plan)
-            runs.append(
-                {
-                    **run,
-                    "predicted_s": p.time,
-                    "low_s": p.interval(0.8)[0],
-                    "high_s": p.interval(0.8)[1],
-                }
-            )
-        again = dataclasses.replace(comparison, runs=tuple(runs))
-        predicted = {run["name"]: [run["predicted_s"], run["low_s"]] for run in runs}
-        summaries = {"then": comparison.summary(), "now": again.summary()}
-        return summaries | {"inside": again.coverage(), "predicted": predicted}
+            workload = load_sample(config)
+            prediction = pk.predict(workload, platform, ranks=run["ranks"], plan=plan)
+            low, high = prediction.interval(0.8)
+            runs.append({**run, "predicted_s": prediction.time, "low_s": low, "high_s": high})
+        today = dataclasses.replace(kept, runs=tuple(runs))
+        return {
+            "then": kept.summary(),
+            "now": today.summary(),
+            "inside": today.coverage(),
+            "predicted": {run["name"]: [run["predicted_s"], run["low_s"]] for run in runs},
+        }
 
-    cpus = (
-        path for path in MEASURED.glob("*.check-*.json") if path.name.startswith(("xeon", "zen"))
-    )
-    return {path.name: partial(judge, path) for path in sorted(cpus)}
+    cases: Cases = {}
+    for path in sorted(MEASURED.glob("*.check-*.json")):
+        if path.name.startswith(("xeon", "zen")):
+            cases[path.name] = partial(judge, path)
+    return cases
 
 
 PARTS: dict[str, Callable[[], Cases]] = {

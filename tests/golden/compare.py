@@ -52,9 +52,11 @@ def write(part: str, answers: dict[str, Any]) -> None:
     """Write the answers of a part, a line for what fits into one; long texts stand once, at the
     end."""
     texts: dict[str, str] = {}
-    short = _swap(
-        answers, lambda text: texts.setdefault(text, f"@{len(texts)}") if len(text) > 40 else text
-    )
+
+    def shorten(text: str) -> str:
+        return texts.setdefault(text, f"@{len(texts)}") if len(text) > 40 else text
+
+    short = _swap(answers, shorten)
     listed = {number: text for text, number in texts.items()}
     text = _layout({"answers": short, "texts": listed}, "") + "\n"
     (HOME / f"{part}.json").write_text(text, encoding="utf-8")
@@ -88,11 +90,8 @@ def _layout(value: Any, indent: str) -> str:
         return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
     if not any(isinstance(each, dict | list) for each in value):
         return line
-    return (
-        "[\n"
-        + ",\n".join(f"{indent} {_layout(each, indent + ' ')}" for each in value)
-        + f"\n{indent}]"
-    )
+    rows = [f"{indent} {_layout(each, indent + ' ')}" for each in value]
+    return "[\n" + ",\n".join(rows) + f"\n{indent}]"
 
 
 def compare(part: str, new: dict[str, Any], *, complete: bool) -> list[Difference]:
@@ -133,9 +132,8 @@ def report(part: str, found: list[Difference], most: int = 20) -> str:
     others: dict[str, list[str]] = {}
     for each in found:
         if each.change == math.inf:
-            old, new = (
-                json.dumps(value, ensure_ascii=False)[:300] for value in (each.old, each.new)
-            )
+            old = json.dumps(each.old, ensure_ascii=False)[:300]
+            new = json.dumps(each.new, ensure_ascii=False)[:300]
             others.setdefault(f"    {old}\n    {new}", []).append(each.path)
     lines = [f"  {paths[0]}, {len(paths)} in all:\n{change}" for change, paths in others.items()]
     lines += [

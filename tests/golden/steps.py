@@ -2,7 +2,7 @@
 for."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -85,17 +85,29 @@ class Bags(nn.Module):
         return torch.cat([table(rows) for table in self.tables], 1)
 
 
+class CapturedStep(NamedTuple):
+    """A program, and what it is captured for."""
+
+    make: Make
+    settings: dict[str, Any] = {}  # noqa: RUF012
+
+
 SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
-STEPS: dict[str, tuple[Make, dict[str, Any]]] = {
-    "mlp, momentum": (train(mlp, (64, 256), SGD, lr=0.1, momentum=0.9), {"family": "dlrm"}),
-    "mlp, lists": (train(mlp, (64, 256), ADAMW, foreach=True), {}),
-    "mlp, fused, cuda": (train(mlp, (64, 256), ADAMW, fused=True), {"device": "cuda"}),
-    "mlp, 2 ranks": (train(mlp, (64, 256), SGD, ddp=True, lr=0.1), {"ranks": 2}),
-    "mlp, 8 ranks, cuda": (
-        train(mlp, (64, 256), ADAMW, ddp=True),
-        {"ranks": 8, "rank": 3, "device": "cuda"},
+STEPS = {
+    "mlp, momentum": CapturedStep(
+        train(mlp, (64, 256), SGD, lr=0.1, momentum=0.9), {"family": "dlrm"}
     ),
-    "convolutions": (train(convolutions, (4, 3, 30, 30), SGD, lr=0.1), {"family": "convolution"}),
-    "encoder, autocast": (train(Encoder, (8, 64, 128), ADAMW), {"family": "transformer"}),
-    "bags": (train(Bags, (1,), torch.optim.SparseAdam), {}),
+    "mlp, lists": CapturedStep(train(mlp, (64, 256), ADAMW, foreach=True)),
+    "mlp, fused, cuda": CapturedStep(train(mlp, (64, 256), ADAMW, fused=True), {"device": "cuda"}),
+    "mlp, 2 ranks": CapturedStep(train(mlp, (64, 256), SGD, ddp=True, lr=0.1), {"ranks": 2}),
+    "mlp, 8 ranks, cuda": CapturedStep(
+        train(mlp, (64, 256), ADAMW, ddp=True), {"ranks": 8, "rank": 3, "device": "cuda"}
+    ),
+    "convolutions": CapturedStep(
+        train(convolutions, (4, 3, 30, 30), SGD, lr=0.1), {"family": "convolution"}
+    ),
+    "encoder, autocast": CapturedStep(
+        train(Encoder, (8, 64, 128), ADAMW), {"family": "transformer"}
+    ),
+    "bags": CapturedStep(train(Bags, (1,), torch.optim.SparseAdam)),
 }
