@@ -1,26 +1,36 @@
 """Charts from frames: Altair charts, returned and never shown, in colours that colour-blind readers
-can tell apart."""
+can tell apart.
+
+Read `canvas` first: what every chart is built from, rows, axes, tooltips and marks. `colours` holds
+the colours of phases and of classes of operations. Then each chart is one file and one function,
+which reads rows, makes two axes and lays marks over each other:
+
+- `breakdowns` (stacked bars), `tornado` and `ratios` are the shortest; `accuracy` has a band
+- `sweeps`, `modules`, `ranks`, `rooflines` and `collectives` prepare more rows
+- `timelines` joins operations until few enough bars are left
+- `sliders`: closed forms that a browser computes
+
+`theme` is the look of all charts and writes them to files, `pictures` draws them in a process of its
+own, and `docstrings` lets Altair work under ``python -OO``; a new chart needs none of these.
+"""
 
 from perfkit.plots.docstrings import keep_docstrings  # isort: split
 
 keep_docstrings()  # before anything else imports Altair
 
-from perfkit.plots.canvas import INK, PALETTE, use_svg
-from perfkit.plots.iterations import (
-    breakdown_bars,
-    module_bars,
-    predicted_vs_measured,
-    sweep_lines,
-    timeline_lanes,
-)
-from perfkit.plots.machines import (
-    collective_curves,
-    plan_bars,
-    platform_ratios,
-    roofline_chart,
-    tornado_bars,
-)
+from perfkit.plots.accuracy import predicted_vs_measured
+from perfkit.plots.breakdowns import breakdown_bars
+from perfkit.plots.collectives import collective_curves
+from perfkit.plots.colours import INK, PALETTE
+from perfkit.plots.modules import module_bars
+from perfkit.plots.ranks import plan_bars
+from perfkit.plots.ratios import platform_ratios
+from perfkit.plots.rooflines import roofline_chart
 from perfkit.plots.sliders import ask_alpha_beta, ask_roofline, ask_unique_rows
+from perfkit.plots.sweeps import sweep_lines
+from perfkit.plots.theme import use_svg
+from perfkit.plots.timelines import timeline_lanes
+from perfkit.plots.tornado import tornado_bars
 
 __all__ = [
     "INK",

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 #: Longest time of one picture; 10,000 points take some seconds [s].
 PATIENCE = 300.0
@@ -87,21 +87,9 @@ class _Painter:
         """Call a function of vl_convert in the process; what it makes, as bytes."""
         with self._lock:
             process = self.start()
-            requests, answers = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
             try:
-                requests.write(json.dumps([name, arguments]).encode() + b"\n")
-                requests.flush()
-                deadline = time.monotonic() + PATIENCE
-                received = b""
-                while b"\n" not in received:
-                    received += _read_some(answers.fileno(), deadline)
-                line, _, content = received.partition(b"\n")
-                head = json.loads(line)
-                parts = [content]
-                missing = head["size"] - len(content)
-                while missing > 0:
-                    parts.append(_read_some(answers.fileno(), deadline))
-                    missing -= len(parts[-1])
+                _send(process, name, arguments)
+                answer = _receive(process)
             except (BrokenPipeError, EOFError) as error:
                 code = process.wait()
                 self.stop()
@@ -109,10 +97,43 @@ class _Painter:
             except BaseException:  # also an interrupt: the answer would be taken for the next one
                 self.stop()
                 raise
-        if "error" in head:
-            reason = str(head["error"]).strip().split("\n")[0][:200]
+        if answer.error is not None:
+            reason = answer.error.strip().split("\n")[0][:200]
             raise PictureError(f"a chart cannot be drawn: {reason}")
-        return b"".join(parts)
+        return answer.content
+
+
+class _Answer(NamedTuple):
+    """What the process answers: the content of a file, or why there is none."""
+
+    content: bytes
+    error: str | None
+
+
+def _send(process: "subprocess.Popen[bytes]", name: str, arguments: dict[str, Any]) -> None:
+    """Send a call of a function to the process."""
+    requests = cast("IO[bytes]", process.stdin)
+    requests.write(json.dumps([name, arguments]).encode() + b"\n")
+    requests.flush()
+
+
+def _receive(process: "subprocess.Popen[bytes]") -> _Answer:
+    """Read the answer: a line of JSON, and as many bytes as it says."""
+    answers = cast("IO[bytes]", process.stdout).fileno()
+    deadline = time.monotonic() + PATIENCE
+    received = b""
+    while b"\n" not in received:
+        received += _read_some(answers, deadline)
+    line, _, content = received.partition(b"\n")
+    head = json.loads(line)
+    parts = [content]
+    missing = head["size"] - len(content)
+    while missing > 0:
+        part = _read_some(answers, deadline)
+        parts.append(part)
+        missing -= len(part)
+    error = str(head["error"]) if "error" in head else None
+    return _Answer(b"".join(parts), error)
 
 
 def _read_some(descriptor: int, deadline: float) -> bytes:

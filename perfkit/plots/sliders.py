@@ -1,81 +1,145 @@
 """Charts with sliders: a browser computes their closed forms again as a slider moves; no Python is
-needed."""
+needed.
 
-from functools import partial
-from typing import Any
+Each `ask_` function writes its closed form as a `_Question`, with the curves in Vega's expressions,
+and `_draw_question` draws it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import altair as alt
 
-from perfkit.ground.units import check_positive, read_number
+from perfkit.ground.units import Values, check_positive, read_number
 from perfkit.models.collectives import alpha_beta
 from perfkit.models.distributions import Uniform, unique_rows
 from perfkit.models.roofline import roofline_time
 from perfkit.plots import canvas
-from perfkit.plots.canvas import INK, Row, label_si
+from perfkit.plots.canvas import Domain, label_si
+from perfkit.plots.colours import INK, colour
+from perfkit.plots.theme import LayerChart
 
 #: How many times a slider can double or halve its value; the axis covers the same range [-].
 _DOUBLINGS = 10
+#: Steps of a curve along its axis [-].
+_STEPS = 240
 
 
-def _ask(
-    heading: str,
-    parameters: Row,
-    swept: tuple[str, str, str],
-    answered: tuple[str, str],
-    curves: Row,
-    answer: Any,
-) -> alt.LayerChart:
+class _Parameter(NamedTuple):
+    """An argument of the closed form, which a slider doubles and halves."""
+
+    name: str
+    start: Any  # a number, where the slider begins; whole numbers stay whole
+    unit: str
+
+
+class _Question(NamedTuple):
+    """A closed form to draw over one of its parameters."""
+
+    heading: str
+    parameters: Sequence[_Parameter]  # the last one is the horizontal axis
+    label_of_axis: str
+    label_of_answer: str
+    unit_of_answer: str
+    curves: Mapping[str, str]  # expressions of Vega by the names of curves; the first is asked
+    form: Callable[[float], Values]  # the first curve in Python, for the ends of the vertical axis
+
+    @property
+    def swept(self) -> _Parameter:
+        return self.parameters[-1]
+
+
+def _draw_question(question: _Question) -> alt.LayerChart:
     """Curves over the last parameter, a slider for every parameter, and a dot at the chosen place
-    of the first curve.
+    of the first curve."""
+    for parameter in question.parameters:
+        check_positive(parameter.name, parameter.start)
+    swept = question.swept
+    start = _read_start(swept)
+    ends = Domain(start / 2.0**_DOUBLINGS, start * 2.0**_DOUBLINGS)
+    values = canvas.log_domain([float(question.form(end)) for end in ends], room=4)
+    x = canvas.log_axis(swept.name, question.label_of_axis, ends, swept.unit)
+    y = canvas.log_axis("value", question.label_of_answer, values, question.unit_of_answer, alt.Y)
+    legend = alt.Legend(orient="bottom", title=None)
+    looks = {"x": x, "y": y, "color": colour("curve", list(question.curves), legend=legend)}
+    shown = canvas.tips("curve", **{swept.name: ".4s", "value": ".4s"})
+    layers = [
+        _draw_curves(question, ends).encode(**looks, tooltip=shown),
+        _draw_dot(question).encode(**looks, tooltip=shown),
+        _draw_answer(question).encode(x, y, text="text:N"),
+    ]
+    settings = []
+    for parameter in question.parameters:
+        settings += _make_slider(parameter)
+    title = alt.Title(alt.ExprRef(_write_title(question)))
+    chart = LayerChart(layer=layers, title=title).add_params(*settings)
+    names = ", ".join(parameter.name for parameter in question.parameters)
+    curves = ", ".join(question.curves)
+    return chart.properties(description=f"{question.heading} with sliders for {names}: {curves}")
 
-    `answer` computes the first curve in Python; it sets the ends of the vertical axis.
-    """
-    (name, axis, unit), (found, base), (first, *_) = swept, answered, curves
-    settings, title = list[alt.Parameter](), f"'{heading}'"
-    for key, (given, _) in parameters.items():
-        check_positive(key, given)
-    parameters = {key: (read_number(given), of) for key, (given, of) in parameters.items()}
-    for key, (given, of) in parameters.items():
-        value = f"{float(given)!r} * pow(2, {key}_doublings)"
-        bind = alt.binding_range(
-            min=-_DOUBLINGS, max=_DOUBLINGS, step=0.25, name=f"{key} [{of or '-'}], doublings "
-        )
-        settings.append(alt.param(name=f"{key}_doublings", value=0, bind=bind))
-        settings.append(
-            alt.param(name=key, expr=f"round({value})" if isinstance(given, int) else value)
-        )
-        title += f" + '{', ' if len(settings) > 2 else ': '}{key} ' + {label_si(of, key)}"
-    ends = parameters[name][0] / 2.0**_DOUBLINGS, parameters[name][0] * 2.0**_DOUBLINGS
-    x, domain = (
-        canvas.log_axis(name, axis, ends, unit),
-        canvas.log_domain(map(answer, ends), room=4),
+
+def _read_start(parameter: _Parameter) -> Any:
+    """Where the slider of a parameter begins, as a number of Python."""
+    return read_number(parameter.start)
+
+
+def _make_slider(parameter: _Parameter) -> list[alt.Parameter]:
+    """The slider of a parameter, and the value that follows from it."""
+    start = _read_start(parameter)
+    doublings = f"{parameter.name}_doublings"
+    slider = alt.binding_range(
+        min=-_DOUBLINGS,
+        max=_DOUBLINGS,
+        step=0.25,
+        name=f"{parameter.name} [{parameter.unit or '-'}], doublings ",
     )
-    color = canvas.colour("curve", list(curves), legend=alt.Legend(orient="bottom", title=None))
-    looks = {"x": x, "y": canvas.log_axis("value", found, domain, base, alt.Y), "color": color}
-    shown = canvas.tips("curve", **{name: ".4s", "value": ".4s"})
-    points = {name: f"{ends[0]!r} * pow({ends[1] / ends[0]!r}, datum.step / 240)", **curves}
-    lines = (
-        alt.Chart(alt.sequence(0, 241, as_="step"))
-        .transform_calculate(**points)
-        .mark_line(clip=True)
-    )
-    lines = lines.transform_fold(list[Any](curves)[::-1], as_=["curve", "value"]).encode(
-        **looks, tooltip=shown
-    )
-    asked = canvas.draw([{"curve": first}]).transform_calculate(
-        **{name: name, "value": curves[first]}
-    )
-    dot = asked.mark_point(filled=True, size=90, clip=True).encode(**looks, tooltip=shown)
-    text = asked.transform_calculate(text=f"{label_si(unit, name)} + ': ' + {label_si(base)}")
-    text = text.mark_text(align="right", dx=-9, dy=-9, color=INK).encode(
-        x, looks["y"], text="text:N"
-    )
-    drawn = canvas.LayerChart(
-        layer=[lines, dot, text], title=alt.Title(alt.ExprRef(title))
-    ).add_params(*settings)
-    return drawn.properties(
-        description=f"{heading} with sliders for {', '.join(parameters)}: {', '.join(curves)}"
-    )
+    value = f"{float(start)!r} * pow(2, {doublings})"
+    if isinstance(start, int):
+        value = f"round({value})"
+    return [
+        alt.param(name=doublings, value=0, bind=slider),
+        alt.param(name=parameter.name, expr=value),
+    ]
+
+
+def _write_title(question: _Question) -> str:
+    """An expression of Vega for the heading and the values of all parameters."""
+    values = [
+        f"{parameter.name} ' + {label_si(parameter.unit, parameter.name)}"
+        for parameter in question.parameters
+    ]
+    return f"'{question.heading}' + ': " + " + ', ".join(values)
+
+
+def _draw_curves(question: _Question, ends: Domain) -> alt.Chart:
+    """All curves, computed at equal steps of the logarithmic axis."""
+    x = f"{ends.low!r} * pow({ends.high / ends.low!r}, datum.step / {_STEPS})"
+    points = alt.Chart(alt.sequence(0, _STEPS + 1, as_="step"))
+    points = points.transform_calculate(**{question.swept.name: x, **question.curves})
+    lines = points.mark_line(clip=True)
+    names: list[Any] = list(question.curves)
+    names.reverse()  # the first curve is drawn last, above the others
+    return lines.transform_fold(names, as_=["curve", "value"])
+
+
+def _ask_first_curve(question: _Question) -> alt.Chart:
+    """One row: the first curve at the values that the sliders hold."""
+    first = next(iter(question.curves))
+    name = question.swept.name
+    row = canvas.draw([{"curve": first}])
+    return row.transform_calculate(**{name: name, "value": question.curves[first]})
+
+
+def _draw_dot(question: _Question) -> alt.Chart:
+    return _ask_first_curve(question).mark_point(filled=True, size=90, clip=True)
+
+
+def _draw_answer(question: _Question) -> alt.Chart:
+    """The value and the answer in words, beside the dot."""
+    value = label_si(question.swept.unit, question.swept.name)
+    answer = label_si(question.unit_of_answer)
+    text = _ask_first_curve(question).transform_calculate(text=f"{value} + ': ' + {answer}")
+    return text.mark_text(align="right", dx=-9, dy=-9, color=INK)
 
 
 def ask_alpha_beta(*, alpha: float, beta: float) -> alt.LayerChart:
@@ -104,15 +168,29 @@ def ask_alpha_beta(*, alpha: float, beta: float) -> alt.LayerChart:
     >>> ask_alpha_beta(alpha=10e-6, beta=1 / 200e9).to_dict()["description"]
     'Alpha-beta with sliders for alpha, beta, nbytes: time, start-up, transfer'
     """
-    parameters = {"alpha": (alpha, "s"), "beta": (beta, "s/B")}
-    parameters["nbytes"] = (check_positive("alpha", alpha) / check_positive("beta", beta), "B")
-    curves = {
-        "time": "alpha + beta * datum.nbytes",
-        "start-up": "alpha",
-        "transfer": "beta * datum.nbytes",
-    }
-    swept, answer = ("nbytes", "Message size", "B"), partial(alpha_beta, alpha=alpha, beta=beta)
-    return _ask("Alpha-beta", parameters, swept, ("Time", "s"), curves, answer)
+    balanced = check_positive("alpha", alpha) / check_positive("beta", beta)
+
+    def find_time(nbytes: float) -> Values:
+        return alpha_beta(nbytes, alpha=alpha, beta=beta)
+
+    question = _Question(
+        heading="Alpha-beta",
+        parameters=[
+            _Parameter("alpha", alpha, "s"),
+            _Parameter("beta", beta, "s/B"),
+            _Parameter("nbytes", balanced, "B"),
+        ],
+        label_of_axis="Message size",
+        label_of_answer="Time",
+        unit_of_answer="s",
+        curves={
+            "time": "alpha + beta * datum.nbytes",
+            "start-up": "alpha",
+            "transfer": "beta * datum.nbytes",
+        },
+        form=find_time,
+    )
+    return _draw_question(question)
 
 
 def ask_roofline(*, peak: float, bandwidth: float) -> alt.LayerChart:
@@ -141,23 +219,29 @@ def ask_roofline(*, peak: float, bandwidth: float) -> alt.LayerChart:
     >>> ask_roofline(peak=700e12, bandwidth=2.6e12).to_dict()["description"]
     'Roofline with sliders for peak, bandwidth, intensity: kernel, roof'
     """
-    parameters = {"peak": (peak, "FLOP/s"), "bandwidth": (bandwidth, "B/s")}
-    parameters["intensity"] = (
-        check_positive("peak", peak) / check_positive("bandwidth", bandwidth),
-        "FLOP/B",
+    ridge = check_positive("peak", peak) / check_positive("bandwidth", bandwidth)
+
+    def find_rate(intensity: float) -> Values:
+        time_of_a_byte = roofline_time(intensity, nbytes=1.0, peak=peak, bandwidth=bandwidth)
+        return intensity / time_of_a_byte
+
+    question = _Question(
+        heading="Roofline",
+        parameters=[
+            _Parameter("peak", peak, "FLOP/s"),
+            _Parameter("bandwidth", bandwidth, "B/s"),
+            _Parameter("intensity", ridge, "FLOP/B"),
+        ],
+        label_of_axis="Arithmetic intensity",
+        label_of_answer="Rate",
+        unit_of_answer="FLOP/s",
+        curves={
+            "kernel": "1 / hypot(1 / peak, 1 / (bandwidth * datum.intensity))",
+            "roof": "min(peak, bandwidth * datum.intensity)",
+        },
+        form=find_rate,
     )
-    kernel, roof = (
-        "1 / hypot(1 / peak, 1 / (bandwidth * datum.intensity))",
-        "min(peak, bandwidth * datum.intensity)",
-    )
-    time = partial(roofline_time, nbytes=1.0, peak=peak, bandwidth=bandwidth)
-    swept, answer = (
-        ("intensity", "Arithmetic intensity", "FLOP/B"),
-        lambda flops: flops / time(flops),
-    )
-    return _ask(
-        "Roofline", parameters, swept, ("Rate", "FLOP/s"), {"kernel": kernel, "roof": roof}, answer
-    )
+    return _draw_question(question)
 
 
 def ask_unique_rows(*, rows: int, lookups: float) -> alt.LayerChart:
@@ -187,20 +271,22 @@ def ask_unique_rows(*, rows: int, lookups: float) -> alt.LayerChart:
     'Distinct rows with sliders for rows, lookups: distinct, all different, all rows'
     """
     rows = check_positive("rows", rows, integer=True)
-    curves = {
-        "distinct": "min(rows * (1 - pow(1 - 1 / rows, datum.lookups)), datum.lookups)",
-        "all different": "datum.lookups",
-        "all rows": "rows",
-    }
-    parameters, swept = (
-        {"rows": (rows, ""), "lookups": (lookups, "")},
-        ("lookups", "Lookups of an iteration", ""),
+    table = Uniform(rows)
+
+    def count_distinct(lookups: float) -> Values:
+        return unique_rows(table, lookups)
+
+    question = _Question(
+        heading="Distinct rows",
+        parameters=[_Parameter("rows", rows, ""), _Parameter("lookups", lookups, "")],
+        label_of_axis="Lookups of an iteration",
+        label_of_answer="Distinct rows",
+        unit_of_answer="",
+        curves={
+            "distinct": "min(rows * (1 - pow(1 - 1 / rows, datum.lookups)), datum.lookups)",
+            "all different": "datum.lookups",
+            "all rows": "rows",
+        },
+        form=count_distinct,
     )
-    return _ask(
-        "Distinct rows",
-        parameters,
-        swept,
-        ("Distinct rows", ""),
-        curves,
-        partial(unique_rows, Uniform(rows)),
-    )
+    return _draw_question(question)

@@ -23,8 +23,8 @@ from perfkit.ground.targets import check_target, write_text
 from perfkit.ground.units import clean, show
 from perfkit.ground.version import __version__
 from perfkit.plots import INK
-from perfkit.plots.canvas import is_chart
 from perfkit.plots.pictures import PictureError, bundle_script, draw_picture, start_painter
+from perfkit.plots.theme import is_chart
 
 _LOADER = jinja2.PackageLoader("perfkit.reports", "")
 

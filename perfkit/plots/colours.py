@@ -1,0 +1,105 @@
+"""Colours and shapes of series: those of phases and of classes of operations, and the palette of
+all others."""
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import Any, NamedTuple
+
+import altair as alt
+
+#: Okabe and Ito, "Color Universal Design", 2008, with grey in place of black, and pale yellow last.
+PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#F0E442"]
+#: Colour of text, axes and reference lines.
+INK = "#24292f"
+#: Colours of phases and of operation classes, the same in every chart. They are those of Okabe and
+#: Ito, then the muted ones of Tol, "Colour schemes", SRON/EPS/TN/09-002, 2021. Two names with one
+#: colour mean the same thing.
+PHASES = {
+    "forward": "#0072B2",
+    "backward": "#D55E00",
+    "update": "#009E73",
+    "optimizer": "#009E73",
+    "host": "#8C8C8C",
+    "host_device_synchronization": "#AAAAAA",
+    "loading": "#CC6677",
+}
+CLASSES = {
+    "gemm": "#0072B2",
+    "busy": "#0072B2",
+    "bmm": "#56B4E9",
+    "attention": "#332288",
+    "convolution": "#AA4499",
+    "elementwise": "#009E73",
+    "rowwise": "#999933",
+    "pooling": "#117733",
+    "copy": "#DDCC77",
+    "copies": "#DDCC77",
+    "pack": "#DDCC77",
+    "transfer": "#44AA99",
+    "embedding_forward": "#E69F00",
+    "lookup": "#E69F00",
+    "embedding_backward": "#F0E442",
+    "backward": "#F0E442",
+    "embedding_update": "#882255",
+    "update": "#882255",
+    "collective": "#D55E00",
+    "communication": "#D55E00",
+    "messages": "#D55E00",
+    "waiting": "#CC79A7",
+    "host": "#8C8C8C",
+    "queued": "#B5B5B5",
+    "synchronisation": "#666666",
+    "loading": "#CC6677",
+    "host_device_synchronization": "#AAAAAA",
+    "other": "#D9D9D9",
+    "everything else": "#D9D9D9",
+}
+#: Nine shapes and eight colours: 72 series differ in one of both.
+SHAPES = [
+    "circle",
+    "square",
+    "triangle-up",
+    "diamond",
+    "cross",
+    "triangle-down",
+    "triangle-right",
+    "triangle-left",
+    "wedge",
+]
+
+
+class SeriesLooks(NamedTuple):
+    """How the series of a column differ: by colour and by shape, so that readers need only one of
+    them."""
+
+    color: alt.Color
+    shape: alt.Shape
+
+
+def colour(
+    column: str, values: Sequence[Any], *, title: str | None = None, legend: Any = alt.Undefined
+) -> alt.Color:
+    """Colours for the values of a column: phases and classes have their own, others the unused ones
+    of `PALETTE`."""
+    named: Mapping[str, str] = PHASES if column == "phase" else CLASSES
+    taken = [named.get(value) for value in values]
+    unused = [shade for shade in PALETTE if shade not in taken]
+    shades_of_others = cycle(unused or PALETTE)
+    shades: dict[Any, str] = {}
+    for value in values:
+        if value in named:
+            shades[value] = named[value]
+        elif value not in shades:
+            shades[value] = next(shades_of_others)
+    scale = alt.Scale(domain=list(values), range=list(shades.values()))
+    return alt.Color(f"{column}:N", scale=scale, title=title, legend=legend)
+
+
+def mark_series(
+    column: str, values: Sequence[Any], *, legend: Any = alt.Undefined, title: str | None = None
+) -> SeriesLooks:
+    """A colour and a shape for each value of a column."""
+    shapes = [SHAPES[number % len(SHAPES)] for number in range(len(values))]
+    scale = alt.Scale(domain=list(values), range=shapes)
+    shape = alt.Shape(f"{column}:N", scale=scale, title=title, legend=legend)
+    return SeriesLooks(colour(column, values, title=title, legend=legend), shape)
