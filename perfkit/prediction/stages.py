@@ -1,45 +1,26 @@
 """Stages of a strategy for the event loop: the operations of one rank of each stage, micro-batch
 after micro-batch."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfkit.ground.units import Array, check_type, show
+from perfkit.ground.units import check_type, show
 from perfkit.models.partitions import Step, list_steps
 from perfkit.platform.platform import Platform
-from perfkit.prediction.micro_batches import (
-    CORES,
-    PAIRS,
-    record_micro_batch,
-    size_micro_batch,
-)
+from perfkit.prediction.micro_batches import PAIRS, record_micro_batch, size_micro_batch
 from perfkit.prediction.ranks import resolve_workload
+from perfkit.prediction.stage_operations import Block, OperationTable
+from perfkit.prediction.stage_programs import Program, Unit
 from perfkit.prediction.strategies import check_device, price_strategies
 from perfkit.prediction.strategy_records import REGIONS
 from perfkit.workloads.blocks import PARALLEL
-from perfkit.workloads.columns import (
-    ONE_CALL,
-    Accesses,
-    Features,
-    HeldMemory,
-    HostCalls,
-    OperationSizes,
-    Wait,
-    Waits,
-)
+from perfkit.workloads.columns import Accesses, Features, HeldMemory
 from perfkit.workloads.execution import execute
-from perfkit.workloads.graph import (
-    STAGE_HOST,
-    Graph,
-    KernelKey,
-    Label,
-    OperationClass,
-    OperationClasses,
-)
+from perfkit.workloads.graph import Graph, KernelKey
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.strategy import Strategy, list_fits
 from perfkit.workloads.transformer import MOST_PASSES, Transformer
@@ -53,209 +34,45 @@ _MOST = 3_000_000
 #: Passes: forward, backward, and the gradients of weights that a schedule puts off.
 _PHASES = ("forward", "backward", "weights")
 
-#: A region and its layer.
-_Unit: TypeAlias = tuple[str, int]
 
-
-class _Block(NamedTuple):
-    """Operations that follow one another.
+class _AttentionRun(NamedTuple):
+    """Kernels of attention that follow one another in a pass.
 
     Parameters
     ----------
-    rows : array of int
-        Their rows in a table [-].
-    waiting : array of int
-        Positions in the block, or its length for what follows, that wait for collectives of the
-        block [-].
-    awaited : array of int
-        Numbers of these collectives in the block [-].
-    sent : int
-        Collectives of the block [-].
+    first, last : int
+        Positions of the first and of the last one in the pass [-].
+    computes_gradients : bool
+        Whether they are those of the backward pass, and not computed again.
     """
 
-    rows: np.ndarray
-    waiting: np.ndarray
-    awaited: np.ndarray
-    sent: int
+    first: int
+    last: int
+    computes_gradients: bool
 
 
-_NOTHING = np.zeros(0, dtype=int)
+class _UnitMessage(NamedTuple):
+    """A message of weights or gradients of a unit.
+
+    Parameters
+    ----------
+    operation : str
+        The collective.
+    numbers : float
+        Numbers that each rank holds after a gather, or before a reduction [-].
+    ranks : int
+        Ranks that take part [-].
+    group : int
+        Their communicator [-].
+    """
+
+    operation: str
+    numbers: float
+    ranks: int
+    group: int
 
 
-def _list_rows(graph: Graph, names: Sequence[str]) -> Iterator[tuple[float, ...]]:
-    """Features of these names of each operation, those of the last configuration."""
-    columns = [graph.column(name)[:, -1].tolist() for name in names]
-    return zip(*columns, strict=True)
-
-
-class _Table:
-    """Operations that stages repeat: their labels, number formats, sizes, and the bytes that each
-    reads and writes."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.labels, self.traffic = [*graph.labels], [*graph.traffic[:, -1]]
-        self.dtypes = [*(graph.dtypes or (graph.dtype,) * len(graph))]
-        self.sizes = [OperationSizes(*row) for row in _list_rows(graph, OperationSizes._fields)]
-        self.host_calls = [HostCalls(*row) for row in _list_rows(graph, HostCalls._fields)]
-        self.known, self.recorded = dict[Any, int](), len(graph)
-        label = Label(
-            name="host",
-            kind=STAGE_HOST.kind,
-            variant=STAGE_HOST.variant,
-            phase="forward",
-            module="stages",
-        )
-        late = self._add(label, OperationSizes(), HostCalls(), 0.0, 0)
-        #: The time by which the host makes a pass longer, as an operation.
-        self.late = {phase: self.make_block([self.copy(late, phase)]) for phase in _PHASES[:2]}
-
-    def find(self, region: str, phase: str) -> Array:
-        """Rows of a region in a phase, as they were recorded."""
-        own = self.labels[: self.recorded]
-        return np.array(
-            [
-                n
-                for n, label in enumerate(own)
-                if label.phase == phase and label.module.startswith(region)
-            ]
-        )
-
-    def find_cores(self, rows: Array) -> list[int]:
-        """Places of attention among rows."""
-        labels = [self.labels[row] for row in rows]
-        return [
-            place
-            for place, label in enumerate(labels)
-            if label.kind in CORES and label.module.endswith("attention")
-        ]
-
-    def copy(self, row: int, phase: str, factor: float = 1.0) -> int:
-        """Row of an operation in another phase, or with `factor` times as many numbers."""
-        if (key := (row, phase, factor)) not in self.known:
-            sizes = self.sizes[row]
-            elements, flops = factor * sizes.elements, factor * sizes.flops
-            sizes = sizes._replace(elements=elements, flops=flops)
-            label, traffic = self.labels[row]._replace(phase=phase), factor * self.traffic[row]
-            self.known[key] = self._add(label, sizes, self.host_calls[row], traffic, row)
-        return self.known[key]
-
-    def call_before(self, row: int, bare: float) -> int:
-        """Row of an operation with more calls without a kernel before it."""
-        if (key := (row, "bare", bare)) not in self.known:
-            host_calls = self.host_calls[row]
-            host_calls = host_calls._replace(bare=host_calls.bare + bare)
-            label, traffic = self.labels[row], self.traffic[row]
-            self.known[key] = self._add(label, self.sizes[row], host_calls, traffic, row)
-        return self.known[key]
-
-    def send(self, operation: str, phase: str, module: str, nbytes: Any, group: int) -> int:
-        """Row of a collective."""
-        if (key := (operation, phase, module, float(nbytes), group)) not in self.known:
-            label = Label(operation, "collective", operation, phase, module)
-            sizes = OperationSizes(nbytes=float(nbytes), group=group)
-            self.known[key] = self._add(label, sizes, ONE_CALL, 2.0 * nbytes, 0)
-        return self.known[key]
-
-    def _add(
-        self,
-        label: Label,
-        sizes: OperationSizes,
-        host_calls: HostCalls,
-        traffic: float,
-        like: int,
-    ) -> int:
-        self.labels.append(label)
-        self.sizes.append(sizes)
-        self.host_calls.append(host_calls)
-        self.traffic.append(traffic)
-        self.dtypes.append(self.dtypes[like])
-        return len(self.labels) - 1
-
-    def make_block(self, rows: Any, late: Mapping[int, int] | None = None) -> _Block:
-        """A block whose collectives are waited for at once, or at another place where `late` has
-        theirs."""
-        collectives = [
-            position for position, row in enumerate(rows) if self.labels[row].kind == "collective"
-        ]
-        waiting = [(late or {}).get(position, position + 1) for position in collectives]
-        return _Block(
-            np.array(rows, dtype=int),
-            np.array(waiting, dtype=int),
-            np.arange(len(collectives)),
-            len(collectives),
-        )
-
-    def find_label(self, row: int, layer: int) -> Label:
-        """Label of an operation in a layer."""
-        label = self.labels[row]
-        if layer == 0:
-            return label
-        module = label.module.replace("layers.0", f"layers.{layer}")
-        return Label(label.name, label.kind, label.variant, label.phase, module)
-
-    def find_classes(self, rows: np.ndarray) -> OperationClasses:
-        """Classes of operations, which do not depend on their layers, in the order in which they
-        come."""
-        numbers: dict[OperationClass, int] = {}
-        of_table = np.array(
-            [numbers.setdefault(label.operation_class, len(numbers)) for label in self.labels]
-        )
-        found, first, of_operation = np.unique(
-            of_table[rows], return_index=True, return_inverse=True
-        )
-        in_order = np.argsort(first)
-        known = [*numbers]
-        return OperationClasses(
-            [known[number] for number in found[in_order].tolist()],
-            np.argsort(in_order)[of_operation],
-        )
-
-
-class _Program:
-    """The operations of one rank, block after block."""
-
-    def __init__(self) -> None:
-        self.blocks: list[tuple[_Block, int]] = []  # with their layers
-        #: Waits that are not those of a block.
-        self.waits: list[Wait] = []
-        self.length = self.sent = 0
-        #: Collectives that a pass or a unit waits for, and that the update waits for, by their
-        #: numbers.
-        self.given: dict[Step | _Unit, list[int]] = {}
-        self.due: list[int] = []
-        #: Units whose gradients are complete on this rank and not yet reduced.
-        self.ready: list[_Unit] = []
-
-    def run(self, block: _Block, layer: int = 0) -> None:
-        """Append a block."""
-        self.blocks.append((block, layer))
-        self.length, self.sent = self.length + len(block.rows), self.sent + block.sent
-
-    def send(self, row: int, layer: int = 0) -> int:
-        """Launch a collective and return its number."""
-        self.run(_Block(np.array([row]), _NOTHING, _NOTHING, 1), layer)
-        return self.sent - 1
-
-    def wait(self, *numbers: int) -> None:
-        """Go on only when these collectives have ended."""
-        self.waits += [Wait(self.length, number) for number in numbers]
-
-    def list_waits(self) -> Waits:
-        """All waits, those of blocks first."""
-        blocks = [block for block, _ in self.blocks]
-        begins = np.cumsum([0, *(len(block.rows) for block in blocks)])[:-1]
-        sent_before = np.cumsum([0, *(block.sent for block in blocks)])[:-1]
-        counts = [len(block.waiting) for block in blocks]
-        waiting = np.concatenate([block.waiting for block in blocks]) + np.repeat(begins, counts)
-        awaited = np.concatenate([block.awaited for block in blocks])
-        awaited = awaited + np.repeat(sent_before, counts)
-        others = Waits.from_rows(self.waits)
-        operation = np.concatenate([waiting, others.operation])
-        collective = np.concatenate([awaited, others.collective])
-        return Waits(operation, collective, np.zeros(len(operation), dtype=bool))
-
-
-class _Maker:
+class _StageMaker:
     """Makes the programs of all stages from one recorded micro-batch of one layer."""
 
     def __init__(self, model: Transformer, s: Strategy, execution: str | None) -> None:
@@ -263,303 +80,427 @@ class _Maker:
         if s.pp == 1 and s.schedule == "zero_bubble":
             s = replace(s, schedule="1f1b")
         graph, _, weights = record_micro_batch(model, s, execution)
-        self.model, self.s, self.sizes, self.graph, self.table = (
-            model,
-            s,
-            size_micro_batch(model, s),
-            graph,
-            _Table(graph),
-        )
-        self.scattered = bool(s.scattered)
+        self.model = model
+        self.s = s
+        self.graph = graph
+        self.sizes = size_micro_batch(model, s)
+        self.table = OperationTable(graph)
+        #: Trained numbers of each region on a rank, and of all.
         self.weights = {
             region: float(numbers[-1]) for region, numbers in zip(REGIONS, weights, strict=True)
         }
-        self.micro, self.owners, self.sharers = (
-            int(self.sizes.micro),
-            int(s.owners),
-            int(self.sizes.sharers),
-        )
+        self.all_weights = sum(self.weights.values())
+        self.scattered = bool(s.scattered)
+        self.micro_batches = int(self.sizes.micro)
+        #: Ranks that share what ZeRO says, groups of such ranks, and ranks that share experts.
+        self.owners = int(s.owners)
+        self.groups_of_owners = s.dp * s.cp // self.owners
+        self.sharers = int(self.sizes.sharers)
+        #: Layers of each chunk, in the order of a forward pass.
+        self.layers_of_chunks = self.spread_layers()
         #: Blocks by region, phase, and whether they are those of the first micro-batch.
-        self.passes = {
-            (region, phase, first): self.record(region, phase, first=first)
-            for region in REGIONS
-            for phase in _PHASES
-            for first in (False, True)
-        }
+        self.passes: dict[tuple[str, str, bool], Block] = {}
+        for region in REGIONS:
+            for phase in _PHASES:
+                for first in (False, True):
+                    block = self.make_pass(region, phase, first=first)
+                    self.passes[region, phase, first] = block
         self.updates = [row for row in self.table.find("", "update") if not self.is_exchange(row)]
 
     def is_exchange(self, row: int) -> bool:
         """Whether an operation belongs to messages of replicas."""
         return self.table.labels[row].module.startswith("exchange")
 
-    def record(self, region: str, phase: str, *, first: bool) -> _Block:
+    # What a pass through a region runs
+
+    def make_pass(self, region: str, phase: str, *, first: bool) -> Block:
         """The block of a region in a pass, of the first micro-batch or of a later one."""
-        table, s, inside = self.table, self.s, region == "layers"
-        rows = table.find(region, phase if phase == "forward" else "backward")
-        if phase != "forward":
-            split = inside and s.schedule == "zero_bubble"
-            late = np.array(
-                [split and table.labels[row].kernel == KernelKey("gemm", "tn") for row in rows],
-                dtype=bool,
-            )
-            added = np.array([table.labels[row].name == "add_" for row in rows], dtype=bool)
+        if phase == "forward":
+            rows = self.table.find(region, "forward")
+        else:
+            rows = self.list_backward_rows(region, phase, first=first)
+        if region == "layers" and phase != "weights":
+            return self.add_exchanges(rows, phase)
+        return self.table.make_block(rows)
+
+    def list_backward_rows(self, region: str, phase: str, *, first: bool) -> list[int]:
+        """Rows of a backward pass, or of the gradients of weights that it puts off."""
+        table, s = self.table, self.s
+        # gradients of a single micro-batch are added to nothing; those of the first of several
+        # too, but to the zeros of buffers where ranks share layers or sequences
+        without_sums = first and (self.micro_batches == 1 or bool(s.alone))
+        rows = []
+        calls_of_sums = 0.0
+        for row in table.find(region, "backward"):
+            if self.is_put_off(region, row) != (phase == "weights"):
+                continue
+            if table.labels[row].name != "add_":
+                # the host still makes the calls without a kernel of sums that are left out
+                rows.append(table.call_before(row, calls_of_sums) if calls_of_sums else row)
+                calls_of_sums = 0.0
+                continue
+            sum_of_gradients = row
             if self.scattered:
-                held = [table.copy(row, "backward", 1.0 / self.owners) for row in rows[added]]
-                rows[added] = held
-            # gradients of a single micro-batch are added to nothing; those of the first of several
-            # too, but to the zeros of buffers where ranks share layers or sequences
-            plain = first and (self.micro == 1 or bool(s.alone))
-            rows = self.leave_out_sums(rows, added & plain, late == (phase == "weights"))
-            if plain and phase == "backward" and s.zero == 1 and self.micro > 1:
-                # PyTorch casts the first gradients of those that it adds up
-                narrow = self.table.find("exchange.narrow", "update")
-                share = self.weights[region] / sum(self.weights.values())
-                casts = [self.table.copy(row, "backward", share) for row in narrow]
-                rows = np.append(rows, casts)
-            rows = rows.astype(int)
-        return (
-            self.exchange(rows, phase) if inside and phase != "weights" else table.make_block(rows)
-        )
+                sum_of_gradients = table.copy(row, "backward", 1.0 / self.owners)
+            if without_sums:
+                calls_of_sums += table.host_calls[sum_of_gradients].bare
+            else:
+                rows.append(sum_of_gradients)
+        if without_sums and phase == "backward" and s.zero == 1 and self.micro_batches > 1:
+            # PyTorch casts the first gradients of those that it adds up
+            share = self.weights[region] / self.all_weights
+            for row in table.find("exchange.narrow", "update"):
+                rows.append(table.copy(row, "backward", share))
+        return rows
 
-    def leave_out_sums(self, rows: np.ndarray, sums: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """The chosen rows without some sums of gradients; the calls without a kernel before these
-        are made before the next operation."""
-        kept = []
-        bare = 0.0
-        for row, is_sum, is_chosen in zip(rows.tolist(), sums, chosen, strict=True):
-            if not is_chosen:
-                continue
-            if is_sum:
-                bare += self.table.host_calls[row].bare
-                continue
-            kept.append(self.table.call_before(row, bare) if bare else row)
-            bare = 0.0
-        return np.array(kept, dtype=int)
+    def is_put_off(self, region: str, row: int) -> bool:
+        """Whether an operation of a backward pass is run later, with the gradients of weights."""
+        if region != "layers" or self.s.schedule != "zero_bubble":
+            return False
+        return self.table.labels[row].kernel == KernelKey("gemm", "tn")
 
-    def exchange(self, rows: Array, phase: str) -> _Block:
+    def add_exchanges(self, rows: list[int], phase: str) -> Block:
         """A layer with the messages of ranks that share experts, before it, and sequences, around
         attention."""
-        s, m, table, back, waits = (
-            self.s,
-            self.model,
-            self.table,
-            phase == "backward",
-            dict[int, int](),
-        )
-        forward = table.find("layers", "forward")
-        once = table.find_cores(forward)
-        if back and s.checkpoint == "selective":
-            rows = np.array(
-                [*(table.copy(row, phase) for row in forward[once[0] : once[-1] + 1]), *rows]
-            )
-        cores, again = table.find_cores(rows), len(once) if back and s.checkpoint != "none" else 0
-        found, done = list[int](), 0
-        if m.experts and s.ep > 1:
-            moved = table.send("all_to_all", phase, "layers.0.mlp", self.sizes.routed, _EXPERTS)
-            found = [moved] * (4 if s.checkpoint == "full" and back else 2)
-        for own, gradients in ((cores[:again], False), (cores[again:], back)):
-            if not own:
-                continue
-            kernels, before = [*rows[own[0] : own[-1] + 1]], self.share_sequence(phase, gradients)
-            found, done = [*found, *rows[done : own[0]]], own[-1] + 1
-            gap = len(kernels)
-            if s.cp > 1 and not s.ulysses and gap == 1:  # a kernel for each part of the keys
-                kernels = [table.copy(kernels[0], phase, 1.0 / s.cp)] * s.cp
-            start = len(found) + len(before)
-            if not s.ulysses:  # each message on the ring runs beside a kernel
-                waits |= {
-                    len(found) + n: start + min(gap * (n + 1), len(kernels))
-                    for n in range(len(before))
-                }
-            found += [*before, *kernels, *before[: len(before) * s.ulysses // 3]]
-        return table.make_block([*found, *rows[done:]], waits)
+        if phase == "backward" and self.s.checkpoint == "selective":
+            rows = self.list_attention_again(phase) + rows
+        ordered = self.list_expert_messages(phase)
+        waits: dict[int, int] = {}
+        begin = 0
+        for run in self.find_attention_runs(rows, phase):
+            ordered += rows[begin : run.first]
+            kernels = rows[run.first : run.last + 1]
+            if self.s.ulysses:
+                messages = self.list_swaps(phase)
+                ordered += messages + kernels + messages[:1]
+            else:
+                messages = self.list_ring_messages(phase, gradients=run.computes_gradients)
+                kernels_of_part = len(kernels)
+                kernels = self.share_on_ring(kernels, phase)
+                # each message on the ring runs beside the kernels of a part of the keys
+                first_kernel = len(ordered) + len(messages)
+                for number in range(len(messages)):
+                    kernels_before = min(kernels_of_part * (number + 1), len(kernels))
+                    waits[len(ordered) + number] = first_kernel + kernels_before
+                ordered += messages + kernels
+            begin = run.last + 1
+        ordered += rows[begin:]
+        return self.table.make_block(ordered, waits)
 
-    def share_sequence(self, phase: str, gradients: bool) -> list[int]:
-        """Messages before attention: queries, keys and values; or keys and values on a ring, with
-        their gradients."""
+    def list_attention_again(self, phase: str) -> list[int]:
+        """Attention between its projections, computed again in the backward pass."""
+        forward = self.table.find("layers", "forward")
+        positions = self.table.find_attention(forward)
+        again = forward[positions[0] : positions[-1] + 1]
+        return [self.table.copy(row, phase) for row in again]
+
+    def find_attention_runs(self, rows: list[int], phase: str) -> list[_AttentionRun]:
+        """Kernels of attention in a pass: those that are computed again, and those of the pass."""
+        positions = self.table.find_attention(rows)
+        again = 0
+        if phase == "backward" and self.s.checkpoint != "none":
+            again = len(self.table.find_attention(self.table.find("layers", "forward")))
+        runs = []
+        if positions[:again]:
+            runs.append(_AttentionRun(positions[0], positions[again - 1], False))
+        if positions[again:]:
+            runs.append(_AttentionRun(positions[again], positions[-1], phase == "backward"))
+        return runs
+
+    def share_on_ring(self, kernels: list[int], phase: str) -> list[int]:
+        """Kernels of attention of ranks that share sequences: a single one runs once for each part
+        of the keys."""
+        if self.s.cp == 1 or len(kernels) > 1:
+            return kernels
+        part = self.table.copy(kernels[0], phase, 1.0 / self.s.cp)
+        return [part for _ in range(self.s.cp)]
+
+    def list_expert_messages(self, phase: str) -> list[int]:
+        """Messages of tokens to their experts and back, once more where layers are computed
+        again."""
+        if not self.model.experts or self.s.ep == 1:
+            return []
+        message = self.table.send("all_to_all", phase, "layers.0.mlp", self.sizes.routed, _EXPERTS)
+        if self.s.checkpoint == "full" and phase == "backward":
+            return [message, message, message, message]
+        return [message, message]
+
+    def list_swaps(self, phase: str) -> list[int]:
+        """Messages before attention that exchange tokens for heads: queries, keys and values."""
         if self.s.cp == 1:
             return []
-        operation, size, count = (
-            "send_recv",
-            (4.0 if gradients else 2.0) * self.sizes.keys,
-            self.s.cp - 1,
+        message = self.table.send(
+            "all_to_all", phase, "layers.0.attention", self.sizes.swapped, _CONTEXT
         )
-        if self.s.ulysses:
-            operation, size, count = "all_to_all", self.sizes.swapped, 3
-        return [self.table.send(operation, phase, "layers.0.attention", size, _CONTEXT)] * count
+        return [message, message, message]
 
-    def share(self, program: _Program, unit: _Unit, phase: str) -> list[int]:
-        """Gather the weights of a unit before a pass, or reduce its gradients; return the numbers
-        of the messages."""
-        (region, layer), s, sizes, table, reduces = (
-            unit,
-            self.s,
-            self.sizes,
-            self.table,
-            phase == "reduce",
+    def list_ring_messages(self, phase: str, *, gradients: bool) -> list[int]:
+        """Messages of keys and values on a ring, with their gradients."""
+        tensors = 4.0 if gradients else 2.0
+        if self.s.cp == 1:
+            return []
+        message = self.table.send(
+            "send_recv", phase, "layers.0.attention", tensors * self.sizes.keys, _CONTEXT
         )
-        whole = self.weights[region]
-        # experts that all replicas hold go with the rest of their layer
-        apart = region == "layers" and s.ep > 1
-        experts = float(sizes.experts) if apart else 0.0
-        name, when = "layers.0" if region == "layers" else region, "backward" if reduces else phase
-        operation = "all_gather" if not reduces else "reduce_scatter" if s.zero else "all_reduce"
-        itemsize = sizes.summed if reduces else sizes.itemsize
-        groups = s.dp * s.cp // self.owners
-        sends = [
-            (operation, whole - experts, self.owners, _REPLICAS),
-            (operation, experts, self.sharers, _ROUTED),
+        return [message for _ in range(self.s.cp - 1)]
+
+    # What replicas exchange
+
+    def count_experts(self, unit: Unit) -> float:
+        """Numbers of a unit that fewer ranks share than the rest [-]. Experts that all replicas
+        hold go with the rest of their layer."""
+        if unit.region == "layers" and self.s.ep > 1:
+            return float(self.sizes.experts)
+        return 0.0
+
+    def gather_weights(self, program: Program, unit: Unit, phase: str) -> list[int]:
+        """Gather the weights of a unit before a pass; return the numbers of the messages."""
+        experts = self.count_experts(unit)
+        others = self.weights[unit.region] - experts
+        messages = [
+            _UnitMessage("all_gather", others, self.owners, _REPLICAS),
+            _UnitMessage("all_gather", experts, self.sharers, _ROUTED),
         ]
-        if reduces:
-            sends.append(
-                ("all_reduce", (whole - experts) / (self.owners if s.zero else 1), groups, _ACROSS)
-            )
-        if self.owners * groups > 1:
-            copied = whole * float(sizes.reduced if reduces else sizes.gathered)
-            if region == "layers":
-                copied += float(sizes.gathered * sizes.reordered)
-            [packing] = self.table.find("exchange.whole", "update")
-            copy = table.copy(packing, when, copied / sum(self.weights.values()))
-            program.run(table.make_block([copy] * (2 if reduces and not s.zero else 1)))
-        sent = [
-            program.send(table.send(name_, when, name, itemsize * numbers, group), layer)
-            for name_, numbers, ranks, group in sends
-            if ranks > 1 and numbers
+        copied = self.weights[unit.region] * float(self.sizes.gathered)
+        self.copy_unit(program, unit, phase, copied, copies=1)
+        return self.send_unit(program, unit, phase, messages, self.sizes.itemsize)
+
+    def reduce_gradients(self, program: Program, unit: Unit) -> list[int]:
+        """Reduce the gradients of a unit; return the numbers of the messages."""
+        experts = self.count_experts(unit)
+        others = self.weights[unit.region] - experts
+        if self.s.zero:
+            operation, across, copies = "reduce_scatter", others / self.owners, 1
+        else:
+            operation, across, copies = "all_reduce", others, 2
+        messages = [
+            _UnitMessage(operation, others, self.owners, _REPLICAS),
+            _UnitMessage(operation, experts, self.sharers, _ROUTED),
+            _UnitMessage("all_reduce", across, self.groups_of_owners, _ACROSS),
         ]
-        program.wait(*sent if not s.overlap else ())
+        copied = self.weights[unit.region] * float(self.sizes.reduced)
+        self.copy_unit(program, unit, "backward", copied, copies=copies)
+        return self.send_unit(program, unit, "backward", messages, self.sizes.summed)
+
+    def copy_unit(
+        self, program: Program, unit: Unit, phase: str, numbers: float, *, copies: int
+    ) -> None:
+        """Copy the numbers of a unit into its messages, or out of them."""
+        if self.owners * self.groups_of_owners == 1:
+            return
+        if unit.region == "layers":
+            numbers += float(self.sizes.gathered * self.sizes.reordered)
+        [packing] = self.table.find("exchange.whole", "update")
+        copy = self.table.copy(packing, phase, numbers / self.all_weights)
+        program.run(self.table.make_block([copy for _ in range(copies)]))
+
+    def send_unit(
+        self,
+        program: Program,
+        unit: Unit,
+        phase: str,
+        messages: Sequence[_UnitMessage],
+        itemsize: int,
+    ) -> list[int]:
+        """Launch the messages of a unit, and wait for them if nothing overlaps; return their
+        numbers."""
+        module = "layers.0" if unit.region == "layers" else unit.region
+        sent = []
+        for message in messages:
+            if message.ranks == 1 or not message.numbers:
+                continue
+            nbytes = itemsize * message.numbers
+            row = self.table.send(message.operation, phase, module, nbytes, message.group)
+            sent.append(program.send(row, unit.layer))
+        if not self.s.overlap:
+            program.wait(sent)
         return sent
 
-    def reduce(self, program: _Program) -> None:
-        """Reduce the gradients of all units that are ready."""
-        program.due += [
-            number for unit in program.ready for number in self.share(program, unit, "reduce")
-        ]
-        program.ready.clear()
+    def reduce_complete(self, program: Program) -> None:
+        """Reduce the gradients of all units that are complete."""
+        for unit in program.complete:
+            program.before_update += self.reduce_gradients(program, unit)
+        program.complete.clear()
 
-    def list_units(self, place: int) -> list[_Unit]:
-        """Units of a chunk, by its position among the chunks of all stages; layers are spread
-        evenly."""
-        s, count = self.s, self.s.pp * self.s.chunks
-        stated = {0: s.first_layers, count - 1: s.last_layers}
-        free = [own for own in range(count) if not stated.get(own)]
-        each, more = divmod(self.model.layers - sum(stated.values()), max(len(free), 1))
-        sizes = [stated.get(own) or each + (free.index(own) < more) for own in range(place + 1)]
-        units = [("layers", sum(sizes[:-1]) + layer) for layer in range(sizes[-1])]
-        return [("embeddings", 0)] * (place == 0) + units + [("head", 0)] * (place == count - 1)
+    # The program of a stage
 
-    def make(self, stage: int) -> _Program:
+    def spread_layers(self) -> list[int]:
+        """Layers of each chunk, in the order of a forward pass. Those of the first and of the last
+        may be stated; the others are even, and the earliest of them get one more if layers do not
+        divide."""
+        chunks = self.s.pp * self.s.chunks
+        stated = {0: self.s.first_layers, chunks - 1: self.s.last_layers}
+        others = [chunk for chunk in range(chunks) if not stated.get(chunk)]
+        rest = self.model.layers - sum(stated.values())
+        even, longer = divmod(rest, max(len(others), 1))
+        layers = []
+        for chunk in range(chunks):
+            if chunk not in others:
+                layers.append(stated[chunk])
+            elif chunk in others[:longer]:
+                layers.append(even + 1)
+            else:
+                layers.append(even)
+        return layers
+
+    def list_units(self, chunk: int) -> list[Unit]:
+        """Units of a chunk, by its position among the chunks of all stages."""
+        first_layer = sum(self.layers_of_chunks[:chunk])
+        units = []
+        if chunk == 0:
+            units.append(Unit("embeddings", 0))
+        for layer in range(self.layers_of_chunks[chunk]):
+            units.append(Unit("layers", first_layer + layer))
+        if chunk == len(self.layers_of_chunks) - 1:
+            units.append(Unit("head", 0))
+        return units
+
+    def make(self, stage: int) -> Program:
         """The program of a rank of one stage."""
-        s, program = self.s, _Program()
-        units = [self.list_units(chunk * s.pp + stage) for chunk in range(s.chunks)]
+        s = self.s
+        program = Program()
+        units_of_chunks = [self.list_units(chunk * s.pp + stage) for chunk in range(s.chunks)]
+        all_units = [unit for units in units_of_chunks for unit in units]
         steps = list_steps(
-            s.schedule, stage, stages=s.pp, micro_batches=self.micro, chunks=s.chunks
+            s.schedule, stage, stages=s.pp, micro_batches=self.micro_batches, chunks=s.chunks
         )
         passes = [step for step in steps if step.phase != "weights"]
         following = dict(pairwise(passes))
-        # hidden by the first pass
-        for unit in [unit for own in units for unit in own] if s.zero == 1 else ():
-            program.given[unit] = self.share(program, unit, "forward")
-        ahead = s.pp > 1 and (s.chunks > 1 or s.schedule == "gpipe")
-        program.given[passes[0]] = self.move(program, passes[0], stage, gives=False)
+        if s.zero == 1:  # hidden by the first pass
+            for unit in all_units:
+                program.before_unit[unit] = self.gather_weights(program, unit, "forward")
+        receives_ahead = s.pp > 1 and (s.chunks > 1 or s.schedule == "gpipe")
+        program.before_pass[passes[0]] = self.receive(program, passes[0], stage)
         for step in steps:
-            if ahead and step in following:
-                program.given[following[step]] = self.move(
-                    program, following[step], stage, gives=False
-                )
-            if step.phase != "weights":
-                program.wait(*program.given.pop(step, ()))
-            self.run(program, step, units[step.chunk])
-            sent = self.move(program, step, stage, gives=True)
-            if self.scattered and step.micro < self.micro - 1:
-                self.reduce(program)
-                program.wait(*program.due)
-                program.due.clear()
-            if not ahead and step in following:
-                program.given[following[step]] = [
-                    *sent,
-                    *self.move(program, following[step], stage, gives=False),
-                ]
-        self.reduce(program)
-        program.wait(*program.due)
-        self.update(program, [region for own in units for region, _ in own])
+            next_pass = following.get(step)
+            if receives_ahead and next_pass is not None:
+                program.before_pass[next_pass] = self.receive(program, next_pass, stage)
+            program.wait(program.before_pass.pop(step, []))
+            self.run_pass(program, step, units_of_chunks[step.chunk])
+            sent = self.send(program, step, stage)
+            if self.scattered and step.micro < self.micro_batches - 1:
+                self.end_reductions(program)
+            if next_pass is not None and not receives_ahead:
+                received = self.receive(program, next_pass, stage)
+                program.before_pass[next_pass] = sent + received
+        self.end_reductions(program)
+        self.update(program, all_units)
         return program
 
-    def update(self, program: _Program, regions: list[str]) -> None:
+    def end_reductions(self, program: Program) -> None:
+        """Reduce what is complete, and wait for all reductions."""
+        self.reduce_complete(program)
+        program.wait(program.before_update)
+        program.before_update.clear()
+
+    def update(self, program: Program, units: list[Unit]) -> None:
         """Update the weights of a stage, or the share of them that is this rank's."""
-        whole = sum(self.weights[region] for region in regions)
-        share = whole / sum(self.weights.values())
+        regions = [unit.region for unit in units]
+        weights = sum(self.weights[region] for region in regions)
+        share = weights / self.all_weights
         if self.s.zero:  # experts are shared with fewer others
-            routed = float(self.sizes.experts) * regions.count("layers") / whole
-            share *= (1.0 - routed) / self.owners + routed / self.sharers
+            experts = float(self.sizes.experts) * regions.count("layers") / weights
+            share *= (1.0 - experts) / self.owners + experts / self.sharers
         rows = [*self.updates, *self.table.find("exchange.narrow", "update")]
         updates = [self.table.copy(row, "update", share) for row in rows]
         program.run(self.table.make_block(updates))
 
-    def run(self, program: _Program, step: Step, units: list[_Unit]) -> None:
+    def run_pass(self, program: Program, step: Step, units: list[Unit]) -> None:
         """Run a pass through the units of a chunk."""
-        s, forward, last = self.s, step.phase == "forward", step.micro == self.micro - 1
-        gathers = (
-            s.zero > (1 if forward else 2)
-            and step.phase != "weights"
-            and (self.scattered or step.micro == 0)
-        )
-        order = units if forward else units[::-1]
-        if step.phase == "weights":
-            order = [unit for unit in order if unit[0] == "layers"]
-        for place, unit in enumerate(order):
-            for later in order[place : place + 1 + s.overlap] if gathers else ():
-                # the ends stay whole
-                if later not in program.given and (forward or later[0] == "layers"):
-                    program.given[later] = self.share(
-                        program, later, "forward" if forward else "backward"
-                    )
-            program.wait(*program.given.pop(unit, ()))
-            program.run(self.passes[unit[0], step.phase, step.micro == 0], unit[1])
+        order = self.order_units(step, units)
+        gathers = self.gathers_weights(step)
+        gathered_ahead = 1 if self.s.overlap else 0
+        for position, unit in enumerate(order):
+            if gathers:
+                for later in order[position : position + 1 + gathered_ahead]:
+                    self.gather_before(program, step, later)
+            program.wait(program.before_unit.pop(unit, []))
+            block = self.passes[unit.region, step.phase, step.micro == 0]
+            program.run(block, unit.layer)
             # the host joins before it waits
-            if step.phase != "weights" and (s.pp == 1 or unit == order[-1]):
-                program.run(self.table.late[step.phase])
-            whole = step.phase == (
-                "weights" if s.schedule == "zero_bubble" and unit[0] == "layers" else "backward"
-            )
-            if whole and (last or self.scattered):
-                program.ready.append(unit)
-                if s.overlap:
-                    self.reduce(program)
+            if step.phase != "weights" and (self.s.pp == 1 or unit == order[-1]):
+                program.run(self.table.host_delays[step.phase])
+            if self.completes_gradients(step, unit):
+                program.complete.append(unit)
+                if self.s.overlap:
+                    self.reduce_complete(program)
 
-    def move(self, program: _Program, step: Step, stage: int, *, gives: bool) -> list[int]:
-        """Launch the message that a pass sends to another stage (`gives`) or receives; return its
-        number, if any."""
-        s, place, forward = self.s, step.chunk * self.s.pp + stage, step.phase == "forward"
-        way = 1 if forward == gives else -1
-        if s.pp == 1 or step.phase == "weights" or not 0 <= place + way < s.pp * s.chunks:
+    def order_units(self, step: Step, units: list[Unit]) -> list[Unit]:
+        """The units that a pass runs through, in its order."""
+        if step.phase == "forward":
+            return units
+        backward = units[::-1]
+        if step.phase == "weights":
+            return [unit for unit in backward if unit.region == "layers"]
+        return backward
+
+    def gathers_weights(self, step: Step) -> bool:
+        """Whether a pass needs weights that no pass before it has gathered."""
+        if step.phase == "weights":
+            return False
+        needed_by_zero = 2 if step.phase == "forward" else 3
+        return self.s.zero >= needed_by_zero and (self.scattered or step.micro == 0)
+
+    def gather_before(self, program: Program, step: Step, unit: Unit) -> None:
+        """Gather the weights of a unit for a pass, if they are not on their way. In the backward
+        pass the ends are still whole."""
+        if unit in program.before_unit:
+            return
+        if step.phase == "forward" or unit.region == "layers":
+            program.before_unit[unit] = self.gather_weights(program, unit, step.phase)
+
+    def completes_gradients(self, step: Step, unit: Unit) -> bool:
+        """Whether the gradients of a unit are complete after a pass and have to be reduced."""
+        last_phase = "backward"
+        if self.s.schedule == "zero_bubble" and unit.region == "layers":
+            last_phase = "weights"
+        is_reduced = self.scattered or step.micro == self.micro_batches - 1
+        return step.phase == last_phase and is_reduced
+
+    def send(self, program: Program, step: Step, stage: int) -> list[int]:
+        """Launch the message that a pass sends to another stage; return its number, if any."""
+        return self._pass_on(program, step, stage, 1 if step.phase == "forward" else -1)
+
+    def receive(self, program: Program, step: Step, stage: int) -> list[int]:
+        """Launch the message that a pass receives from another stage; return its number, if
+        any."""
+        return self._pass_on(program, step, stage, -1 if step.phase == "forward" else 1)
+
+    def _pass_on(self, program: Program, step: Step, stage: int, way: int) -> list[int]:
+        """Launch the message of a pass between its chunk and the next one (`way` 1) or the one
+        before (-1); return its number, if there is such a chunk."""
+        s = self.s
+        chunk = step.chunk * s.pp + stage
+        neighbour = chunk + way
+        if s.pp == 1 or step.phase == "weights" or not 0 <= neighbour < s.pp * s.chunks:
             return []
-        border = min(place, place + way) % s.pp
-        group = PAIRS + 2 * border + forward
-        return [
-            program.send(
-                self.table.send("send_recv", step.phase, "stages", float(self.sizes.between), group)
-            )
-        ]
+        border = min(chunk, neighbour) % s.pp
+        group = PAIRS + 2 * border
+        if step.phase == "forward":
+            group += 1
+        between = float(self.sizes.between)
+        return [program.send(self.table.send("send_recv", step.phase, "stages", between, group))]
 
-    def finish(self, programs: Sequence[_Program], ranks: int, held: HeldMemory) -> list[Graph]:
+    # Graphs
+
+    def make_graphs(
+        self, programs: Sequence[Program], ranks: int, held: HeldMemory
+    ) -> Iterator[Graph]:
         """The graphs of programs, each with the memory of the fullest rank."""
         table, layers = self.table, self.model.layers
         features = Features.from_rows(table.sizes, table.host_calls)
         traffic = np.array(table.traffic)
-        graphs = []
         for program in programs:
-            rows = np.concatenate([block.rows for block, _ in program.blocks])
-            layer_of_block = [layer for _, layer in program.blocks]
-            layer = np.repeat(layer_of_block, [len(block.rows) for block, _ in program.blocks])
+            rows = program.list_rows()
             # operations of one row have the same label in all micro-batches of a layer
-            codes, number = np.unique(rows * layers + layer, return_inverse=True)
+            codes, number = np.unique(rows * layers + program.list_layers(), return_inverse=True)
             labels = [table.find_label(*divmod(code, layers)) for code in codes.tolist()]
             positions = np.arange(len(rows))
             dtypes: tuple[str, ...] = ()
             if self.graph.dtypes:
                 dtypes = tuple(table.dtypes[row] for row in rows.tolist())
             graph = Graph(
-                tuple([labels[place] for place in number.tolist()]),
+                tuple([labels[label] for label in number.tolist()]),
                 features.select(rows),
                 Accesses(positions, positions, traffic[rows], np.ones(len(rows), dtype=bool)),
                 name=self.model.name,
@@ -573,8 +514,42 @@ class _Maker:
             )
             # the same as those of its labels, of which there are many more
             vars(graph)["classes"] = table.find_classes(rows)
-            graphs.append(graph)
-        return graphs
+            yield graph
+
+    def list_communicators(self) -> tuple[tuple[int, ...], ...]:
+        """Ranks of each communicator of the first rank, in the order of their numbers."""
+        s = self.s
+        shapes = {
+            _TENSOR: (s.tp, 1),
+            _CONTEXT: (s.cp, s.tp),
+            _EXPERTS: (s.ep, s.tp * s.cp),
+            _REPLICAS: (self.owners, s.tp),
+            _ACROSS: (self.groups_of_owners, s.tp * self.owners),
+            _ROUTED: (self.sharers, s.tp * s.ep),
+        }
+        communicators = []
+        for number in range(PAIRS):
+            ranks, apart = shapes[number]
+            communicators.append(tuple(range(0, ranks * apart, apart)))
+        return tuple(communicators)
+
+    def count_operations(self) -> int:
+        """Operations of both passes of all layers, in all micro-batches [-]."""
+        operations = 0
+        for phase in ("forward", "backward"):
+            operations += len(self.passes["layers", phase, False].rows)
+        return operations * self.micro_batches * self.model.layers
+
+
+def _list_neighbours(rank: int, s: Strategy) -> list[tuple[int, int]]:
+    """Pairs of neighbouring stages on the way of a rank, the last and the first one behind them."""
+    ranks_of_stage = int(s.tp * s.cp * s.dp)
+    of_stages = [rank % ranks_of_stage + stage * ranks_of_stage for stage in range(s.pp)]
+    pairs = []
+    for stage in range(s.pp):
+        here, there = of_stages[stage], of_stages[(stage + 1) % s.pp]
+        pairs.append((min(here, there), max(here, there)))
+    return pairs
 
 
 def check_strategy(model: Any, s: Strategy) -> Strategy:
@@ -647,40 +622,31 @@ def make_stages(
         For sizes that the strategy does not divide, for what only closed forms know (`tiled`,
         `two_level`), and for more operations than the event loop takes.
     """
-    s, ranks = check_strategy(model, strategy).without_idle_zero(), int(strategy.ranks)
+    s = check_strategy(model, strategy).without_idle_zero()
+    ranks = int(strategy.ranks)
     check_device(platform)
     stated = state_replicas(model, s)
     if stated is not None:
         return execute(stated.graphs(ranks, accelerator=True), execution)
     priced = price_strategies(model, platform, Strategy.stack([s]), execution)
     held = HeldMemory(**{use: float(priced[use][0]) for use in HeldMemory._fields})
-    maker, apart = _Maker(model, s, execution), int(s.tp * s.cp * s.dp)
-    often = sum(len(maker.passes["layers", phase, False].rows) for phase in _PHASES[:2])
-    if (count := often * maker.micro * model.layers) > _MOST:
-        fault = f"strategy has {count:,} operations of {maker.micro} micro-batches"
+    maker = _StageMaker(model, s, execution)
+    operations = maker.count_operations()
+    if operations > _MOST:
+        fault = f"strategy has {operations:,} operations of {maker.micro_batches} micro-batches"
         raise ValueError(
             f"{fault}; the event loop takes {_MOST:,} at most; use pk.explore, whose forms are closed"
         )
-    owners = maker.owners
-    near = [
-        (s.tp, 1),
-        (s.cp, s.tp),
-        (s.ep, s.tp * s.cp),
-        (owners, s.tp),
-        (s.dp * s.cp // owners, s.tp * owners),
-        (maker.sharers, s.tp * s.ep),
-    ]
-    groups = tuple(tuple(range(0, count * step, step)) for count, step in near)
     programs = [maker.make(stage) for stage in range(s.pp)]
+    communicators = maker.list_communicators()
+    ranks_of_stage = ranks // s.pp
     graphs = []
-    for stage, graph in enumerate(maker.finish(programs, ranks, held)):
-        for rank in range(stage * apart, (stage + 1) * apart):
-            lines = [range(rank % apart, ranks, apart)[k] for k in range(s.pp)]
-            pairs = [
-                tuple(sorted(pair)) for pair in zip(lines, [*lines[1:], lines[0]], strict=True)
-            ]
-            own = graph.with_groups(groups + tuple(pair for pair in pairs for _ in range(2)))
-            graphs.append(own)
+    for stage, graph in enumerate(maker.make_graphs(programs, ranks, held)):
+        for rank in range(stage * ranks_of_stage, (stage + 1) * ranks_of_stage):
+            groups = list(communicators)
+            for pair in _list_neighbours(rank, s):
+                groups += [pair, pair]  # backward and forward
+            graphs.append(graph.with_groups(tuple(groups)))
     return graphs
 
 
