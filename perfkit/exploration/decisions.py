@@ -5,7 +5,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from perfkit.ground.units import (
     check_positive,
     check_type,
     count_values,
+    format_count,
     read_number,
     show,
 )
@@ -116,19 +117,18 @@ def scaling(
         raise ValueError(
             f"{fault}, and grows with them; take a multiple of {first}, or strong=True"
         )
-    rows, before, notes = list[dict[str, Any]](), dict[str, float](), dict[str, tuple[str, ...]]()
+    rows: list[dict[str, Any]] = []
+    notes: dict[str, tuple[str, ...]] = {}
+    shares_before: dict[str, float] | None = None
     for count in counts:
         size = batch if strong else batch * count // counts[0]
         r = _predict(workload, size, where, count, execution)
-        (low, high), memory = r.interval(), r.memory()
-        shares: dict[str, float] = {}
-        for (_, kind), (_, seconds) in r.parts.items():
-            shares[kind] = shares.get(kind, 0.0) + seconds / r.time
-        grew = (
-            max(shares, key=lambda kind: round(shares[kind] - before.get(kind, 0.0), 9))
-            if before
-            else None
-        )
+        low, high = r.interval()
+        memory = r.memory()
+        shares = _share_time(r)
+        grew = None
+        if shares_before is not None:
+            grew = _find_growth(shares_before, shares)
         rows.append(
             {
                 "ranks": count,
@@ -144,7 +144,8 @@ def scaling(
                 "grew": grew,
             }
         )
-        before, notes = shares, notes | {f"{count} rank{'s' * (count > 1)}": r.warnings}
+        shares_before = shares
+        notes[format_count(count, "rank")] = r.warnings
     if not rows:
         raise ValueError(
             f"ranks is {show(ranks)}; give at least one number of ranks, such as [1, 8, 64]"
@@ -155,6 +156,19 @@ def scaling(
     )
     about = f"{build(workload, {}).name} on {where.name}"
     return Sweep(frame, ("ranks",), about, (where,), warn_once(name_sides(notes), 3))
+
+
+def _share_time(prediction: Prediction) -> dict[str, float]:
+    """Share of each class of operations in the time of an iteration, over all phases [-]."""
+    shares: dict[str, float] = {}
+    for (_, kind), (_, seconds) in prediction.parts.items():
+        shares[kind] = shares.get(kind, 0.0) + seconds / prediction.time
+    return shares
+
+
+def _find_growth(before: Mapping[str, float], shares: Mapping[str, float]) -> str:
+    """The class of operations whose share grew most; the first of those that grew alike."""
+    return max(shares, key=lambda kind: round(shares[kind] - before.get(kind, 0.0), 9))
 
 
 def solve_for(
@@ -266,12 +280,49 @@ def _find_worth(
     """What a prediction of a job is worth: how much faster it is, or what the user says."""
     if worth is None:
         return slowest.time / prediction.time
-    number = read_number(answer := worth(prediction))
+    answer = worth(prediction)
+    number = read_number(answer)
     if number is None or not math.isfinite(number):
         raise ValueError(
             f"worth answers {show(answer)}; it must answer a finite number, as lambda r: 1 / r.time"
         )
     return float(number)
+
+
+class _Run(NamedTuple):
+    """A job on some ranks: its name, the ranks [-], time [s], samples in a second [1/s], and what
+    it is worth [-]."""
+
+    job: str
+    ranks: int
+    time: float
+    samples_per_s: float
+    worth: float
+
+
+class _Division(NamedTuple):
+    """A division of ranks among jobs: what it is worth [-], and the run of each job."""
+
+    worth: float
+    runs: tuple[_Run, ...]
+
+
+def _list_runs(
+    name: str,
+    job: Any,
+    where: Platform,
+    most: int,
+    worth: Callable[[Prediction], float] | None,
+) -> list[_Run]:
+    """A job on each number of ranks that divides its batch."""
+    batch = _find_batch(job)
+    counts = [count for count in _count_ranks(where, most) if batch % count == 0]
+    predictions = [_predict(job, batch, where, count, None) for count in counts]
+    runs = []
+    for r in predictions:
+        gain = _find_worth(r, predictions[0], worth)
+        runs.append(_Run(name, r.ranks, r.time, batch / r.time, gain))
+    return runs
 
 
 def allocate(
@@ -312,25 +363,26 @@ def allocate(
     """
     import polars as pl
 
-    where, best = load_platform(platform), {0: (0.0, tuple[tuple[Any, ...], ...]())}
+    where = load_platform(platform)
     most = check_positive("ranks", ranks, integer=True, maximum=where.network.ranks)
     check_type("jobs", jobs, Mapping)
     check_type("worth", worth, Callable | None)
+    # the best division among the jobs so far, by the ranks that it takes
+    best = {0: _Division(0.0, ())}
     for name, job in jobs.items():
-        batch, counts, wider = _find_batch(job), _count_ranks(where, most), type(best)()
-        runs = [_predict(job, batch, where, count, None) for count in counts if batch % count == 0]
-        gains = {r.ranks: _find_worth(r, runs[0], worth) for r in runs}
-        for r, (used, (total, chosen)) in product(runs, best.items()):
-            gain, taken = gains[r.ranks], used + r.ranks
-            if taken <= most and (taken not in wider or total + gain > wider[taken][0]):
-                wider[taken] = (
-                    total + gain,
-                    (*chosen, (name, r.ranks, r.time, batch / r.time, gain)),
-                )
+        wider: dict[int, _Division] = {}
+        runs = _list_runs(name, job, where, most, worth)
+        for run, (taken_before, division) in product(runs, best.items()):
+            taken = taken_before + run.ranks
+            if taken > most:
+                continue
+            total = division.worth + run.worth
+            if taken not in wider or total > wider[taken].worth:
+                wider[taken] = _Division(total, (*division.runs, run))
         best = wider
     if not jobs or not best:
         raise ValueError(
             f"ranks is {ranks} for {len(jobs)} jobs; give jobs, and at least one rank for each"
         )
-    schema = ("job", "ranks", "time", "samples_per_s", "worth")
-    return pl.DataFrame(max(best.values())[1], schema=schema, orient="row")
+    most_worth = max(best.values())
+    return pl.DataFrame(most_worth.runs, schema=_Run._fields, orient="row")

@@ -215,10 +215,9 @@ class Exploration(Tabular):
 
     def __repr__(self) -> str:
         best = self.frame.row(0, named=True)
-        time, low, high = (format_time(best[name]) for name in ("time", "low", "high"))
-        best_takes = (
-            f"the best takes {time} ({low}–{high}) and {format_bytes(best['needs'])} a rank"
-        )
+        interval = f"{format_time(best['low'])}–{format_time(best['high'])}"
+        needs = format_bytes(best["needs"])
+        best_takes = f"the best takes {format_time(best['time'])} ({interval}) and {needs} a rank"
         chosen = (
             ", ".join(f"{key} {best[key]}" for key in _SHARED) if self.plans else f"{self.best}"
         )
@@ -424,8 +423,10 @@ def _price_dlrm(
             rows |= _price_plans(model, where, execution, count, capacity)
     if not rows:
         raise _refuse_ranks(counts)
-    plans = [*rows]
-    columns = {name: np.array([row[name] for row in rows.values()]) for name in rows[plans[0]]}
+    plans = list(rows)
+    columns = {}
+    for name in rows[plans[0]]:
+        columns[name] = np.array([row[name] for row in rows.values()])
     return _Priced(
         ways={name: columns.pop(name) for name in _SHARED},
         time=columns.pop("time"),
@@ -593,7 +594,8 @@ def _list_plans(model: DLRM, where: Platform, ranks: int, capacity: float) -> di
     and of any kind."""
     memory = None if np.isinf(capacity) else capacity
     local = where.network.ranks_per_node
-    copied, whole, by_columns, by_rows, *inside_nodes = KINDS
+    copied, whole, by_columns, by_rows = KINDS[:4]
+    inside_nodes = KINDS[4:]
     round_robin = Plan.round_robin(len(model.tables), ranks=ranks)
     found = {round_robin: "round_robin"}
     if ranks > 1:

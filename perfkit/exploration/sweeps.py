@@ -40,9 +40,10 @@ _LISTS = ("rows", "pooling", "bottom", "top")
 #: Columns of a sweep, and their value for a configuration without a time.
 _FOUND: dict[str, Any] = dict.fromkeys(("time", "low", "high", "needs", "samples_per_s"), np.nan)
 _FOUND |= dict.fromkeys(("bottleneck", "fits", "error", "warnings"))
-#: Configurations of one task if they are priced together, and if one by one; most warnings that a
-#: sweep keeps [-].
-_MANY, _FEW, _NOTES = 20_000, 8, 20
+#: Configurations of one task if they are priced together, and if one by one [-].
+_MANY, _FEW = 20_000, 8
+#: Most warnings that a sweep keeps [-].
+_NOTES = 20
 _Columns: TypeAlias = Mapping[str, list[Any]]
 
 
@@ -219,10 +220,7 @@ def sweep(
 
     # 1. Price configurations in tasks of those that differ in sizes alone.
     groups = list(_group(workload, columns, usual, events))
-    tasks = [
-        {name: [values[place] for place in members] for name, values in columns.items()}
-        for members in groups
-    ]
+    tasks = [_take_rows(columns, members) for members in groups]
     price = partial(_price, workload, usual, events)
     done = map(price, tasks) if executor is None else executor.map(price, tasks)
     parts = []
@@ -233,7 +231,9 @@ def sweep(
 
     # 2. Put them in the order of the grid.
     in_order = np.argsort(np.concatenate(groups))
-    found = {name: np.concatenate([part[name] for part in parts])[in_order] for name in _FOUND}
+    found = {}
+    for name in _FOUND:
+        found[name] = np.concatenate([part[name] for part in parts])[in_order]
     priced = np.flatnonzero(np.isfinite(found["time"]))
     if not len(priced):
         raise ValueError(
@@ -241,14 +241,13 @@ def sweep(
         )
 
     # 3. Say what was asked, what was found, and what a reader must know.
-    shown = {
-        name: [getattr(value, "name", value) for value in values]
-        for name, values in columns.items()
-    }
+    shown = {}
+    for name, values in columns.items():
+        shown[name] = [getattr(value, "name", value) for value in values]
     notes = _collect_notes(shown, found.pop("warnings"))
     workload_name = build(workload, _take(columns, usual, int(priced[0]))[0]).name
-    given_platforms = columns.get("platform", [platform])
-    platforms = [load_platform(one) for one in {id(one): one for one in given_platforms}.values()]
+    distinct = {id(value): value for value in columns.get("platform", [platform])}
+    platforms = [load_platform(value) for value in distinct.values()]
     where = platforms[0].name if len(platforms) == 1 else "several platforms"
     return Sweep(
         _make_frame(shown, found),
@@ -262,13 +261,9 @@ def sweep(
 def _read_grid(grid: Any) -> _Columns:
     """Columns of a grid, of a mapping with all combinations of its values."""
     if not isinstance(grid, Mapping):
-        columns = read_columns("grid", grid)
-        return {name: [_read_plain(value) for value in values] for name, values in columns.items()}
+        return _read_plain_columns(grid)
     listed = {name: [value] if _is_single(value) else value for name, value in grid.items()}
-    values_of = {
-        name: [_read_plain(value) for value in values]
-        for name, values in read_columns("grid", listed).items()
-    }
+    values_of = _read_plain_columns(listed)
     count = math.prod(len(values) for values in values_of.values())
     if count > MOST_VALUES:
         sizes = " × ".join(f"{len(values):,}" for values in values_of.values())
@@ -278,10 +273,26 @@ def _read_grid(grid: Any) -> _Columns:
     combinations = list(product(*values_of.values()))
     if not combinations:
         return {}
-    return {
-        name: [combination[place] for combination in combinations]
-        for place, name in enumerate(values_of)
-    }
+    columns = {}
+    for place, name in enumerate(values_of):
+        columns[name] = [combination[place] for combination in combinations]
+    return columns
+
+
+def _read_plain_columns(grid: Any) -> _Columns:
+    """Columns of a grid, with Python's numbers."""
+    columns = {}
+    for name, values in read_columns("grid", grid).items():
+        columns[name] = [_read_plain(value) for value in values]
+    return columns
+
+
+def _take_rows(columns: _Columns, rows: Iterable[int]) -> _Columns:
+    """Some configurations of a grid."""
+    taken = {}
+    for name, values in columns.items():
+        taken[name] = [values[row] for row in rows]
+    return taken
 
 
 def _collect_notes(shown: _Columns, warnings: Iterable[Any]) -> dict[str, list[str]]:
@@ -383,13 +394,9 @@ def _is_together(workload: Any, given: Mapping[str, Any], at: Mapping[str, Any])
 def build(workload: Any, given: Mapping[str, Any]) -> Any:
     """The workload of one configuration, or of several whose sizes are arrays."""
     try:
-        return (
-            workload(**given)
-            if callable(workload)
-            else replace(workload, **given)
-            if given
-            else workload
-        )
+        if callable(workload):
+            return workload(**given)
+        return replace(workload, **given) if given else workload
     except TypeError as error:
         # a DLRM keeps no other argument under its name
         if [*given] == ["batch"] and hasattr(workload, "batch"):
@@ -429,7 +436,7 @@ def _price_together(
     left = np.arange(_count(columns))
     built_alone = False
     while len(left):
-        part = {name: [values[n] for n in left] for name, values in columns.items()}
+        part = _take_rows(columns, left)
         given, at = _take(part, usual, 0)
         about = {"ranks": at["ranks"], "execution": at["execution"]}
         try:
@@ -550,9 +557,9 @@ def _build_together(workload: Any, columns: _Columns, given: Mapping[str, Any], 
     lists = dict[str, list[np.ndarray]]()
     for name in given.keys() & {*_LISTS}:
         if _is_listed(given[name]):
-            entries: list[Any] = [*zip(*columns[name], strict=True)]
+            entries: list[Any] = list(zip(*columns[name], strict=True))
         else:
-            entries = [columns[name]] * tables
+            entries = [columns[name] for _ in range(tables)]
         lists[name] = [np.array(sizes) for sizes in entries]
     many = build(workload, {**given, **arrays, **lists})
     for index in (0, -1):

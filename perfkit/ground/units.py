@@ -106,6 +106,17 @@ def format_rate(value: float, unit: str) -> str:
     return _scaled(value, [(factor, prefix + unit) for factor, prefix in _SI])
 
 
+def format_count(count: int, noun: str) -> str:
+    """Write a number of things, whose plural ends in s.
+
+    Examples
+    --------
+    >>> format_count(1, "rank"), format_count(8, "rank")
+    ('1 rank', '8 ranks')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def format_table(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> str:
     """Lay rows of text out in aligned columns, the heads first; `numbers` aligns those after the
     first to the right.

@@ -1,5 +1,14 @@
 """Closed forms: pure functions of numbers and arrays in base units, without state, files or
-knowledge of a platform."""
+knowledge of a platform.
+
+Each has its formula and source in its docstring and in docs/formulas.md; lessons teach the ones
+that predictions call.
+
+Reading order: `roofline` (kernels bound by compute or memory), `kernels` (sums of terms of CPUs),
+`embedding` and `caches` (lookups of skewed rows; `distributions` and `skew` say how skewed),
+`collectives` (inside a node) and `hierarchy` (across nodes), which `algorithms` joins in one table,
+`optimizers` (one record for each), `partitions` (schedules of pipelines).
+"""
 
 from perfkit.models import (
     caches,

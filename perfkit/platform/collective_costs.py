@@ -732,7 +732,7 @@ class StagesCost(CollectiveCost):
         }
         formula = f"{self.write_rule()}; inter: {between.formula}"
         spreads = [np.broadcast_to(part.spread, nbytes.shape) for part in (between, *stages)]
-        notes = tuple(text for part in (between, *stages) for text in part.notes)
+        notes = sum((part.notes for part in (between, *stages)), ())
         return CollectiveTime(time, terms, formula, np.maximum.reduce(spreads), notes)
 
 

@@ -138,11 +138,15 @@ def list_algorithms(machine: Machine, operation: str) -> list[str]:
 def _count_ranks(machine: Machine, ranks: int, algorithm: str) -> int:
     """Ranks of a machine that can take part, or an error if these are less than `ranks` [-]."""
     network = machine.network
-    where, most, each_node = f"platform {machine.name!r}", network.ranks, None
+    where = f"platform {machine.name!r}"
+    most = network.ranks
+    ranks_of_node = None
     if algorithm == "rail":
-        where, most, each_node = f"with one on each node {where}", network.nodes, 1
+        where = f"with one on each node {where}"
+        most = network.nodes
+        ranks_of_node = 1
     if ranks > most:
-        advice = advise_nodes(machine, ranks, each_node=each_node)
+        advice = advise_nodes(machine, ranks, each_node=ranks_of_node)
         raise ValueError(f"ranks is {ranks}; {where} has {most}; {advice}")
     return most
 
@@ -224,12 +228,15 @@ def _find_least_beta(machine: Machine, operation: str, ranks: int) -> float:
     """Least time for each byte of the message [s/B]: for the bytes that leave or reach a rank, or a
     node over all its rails, even if switches reduce."""
     local = machine.network.ranks_per_node
+    sharers = 1
     if ranks <= local:
-        link, members, sharers = machine.network.links.get("intra"), ranks, 1
+        link = machine.network.links.get("intra")
+        members = ranks
     else:
-        link, members, sharers = machine.network.links.get("inter"), ranks // local, local
-    if operation in UNSHARED:
-        sharers = 1
+        link = machine.network.links.get("inter")
+        members = ranks // local
+        if operation not in UNSHARED:
+            sharers = local
     if link is None:
         return 0.0
     # switches that reduce spare the second round of an all_reduce

@@ -104,26 +104,23 @@ def read_datasheet(system: str) -> Datasheet:
     systems = group_rows("system", "datasheets.csv")
     rows = systems[check_choice("system", system, systems)]
     found = {(row["quantity"], row["dtype"]): _stated(row) for row in rows}
-    peaks, products = (
-        {dtype: quantity for (name, dtype), quantity in found.items() if name == kind}
-        for kind in ("peak", "products")
-    )
-    levels = {
-        name.removesuffix(" capacity"): size
-        for (name, _), size in found.items()
-        if name.endswith(" capacity")
-    }
-    memory = tuple(
-        MemoryLevel(x, size, found.get((f"{x} bandwidth", ""))) for x, size in levels.items()
-    )
-    links = {
-        name: found[f"{name} bandwidth", ""]
-        for name in _LINKS
-        if (f"{name} bandwidth", "") in found
-    }
-    device = Device(
-        rows[0]["device"], "cuda", peaks, memory, capability=found.get(("capability", ""))
-    )
+    peaks, products = {}, {}
+    memory = []
+    for (name, dtype), quantity in found.items():
+        if name == "peak":
+            peaks[dtype] = quantity
+        elif name == "products":
+            products[dtype] = quantity
+        elif name.endswith(" capacity"):
+            level = name.removesuffix(" capacity")
+            memory.append(MemoryLevel(level, quantity, found.get((f"{level} bandwidth", ""))))
+    links = {}
+    for name in _LINKS:
+        bandwidth = found.get((f"{name} bandwidth", ""))
+        if bandwidth is not None:
+            links[name] = bandwidth
+    capability = found.get(("capability", ""))
+    device = Device(rows[0]["device"], "cuda", peaks, tuple(memory), capability=capability)
     return Datasheet(system, device, links, products)
 
 

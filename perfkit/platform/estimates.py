@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from statistics import NormalDist
 from typing import Any
 
@@ -24,6 +25,7 @@ from perfkit.ground.units import (
     coerce,
     escape,
     format_bytes,
+    format_count,
     format_rate,
     format_time,
     show,
@@ -154,21 +156,19 @@ class Estimate(Shown):
         text : str
             A few lines [-].
         """
-        low, high = (format_time(bound) for bound in self.interval())
+        low, high = self.interval()
         parts = [f"  {name}: {format_time(part)}" for name, part in self.terms.items()]
-        total = f"  together {format_time(self.time)}; 80 % interval {low} to {high} (spread {self.spread:.0%})"
+        total = f"  together {format_time(self.time)}; 80 % interval {format_time(low)} to {format_time(high)} (spread {self.spread:.0%})"
         return "\n".join(
             [self.formula, *parts, total, *(f"  warning: {text}" for text in self.warnings)]
         )
 
     def __repr__(self) -> str:
-        low, high = (format_time(bound) for bound in self.interval())
-        flag = (
-            f", {len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}"
-            if self.warnings
-            else ""
-        )
-        return f"Estimate({format_time(self.time)}, 80 % within {low} to {high}{flag})"
+        low, high = self.interval()
+        text = f"{format_time(self.time)}, 80 % within {format_time(low)} to {format_time(high)}"
+        if self.warnings:
+            text += f", {format_count(len(self.warnings), 'warning')}"
+        return f"Estimate({text})"
 
 
 @dataclass(frozen=True)
@@ -203,10 +203,9 @@ def find_extrapolations(label: str, fit: Fit, features: Mapping[str, Values]) ->
         outside = values[(values < low) | (values > high)]
         if outside.size:
             worst = outside.max() if outside.max() > high else outside.min()
-            size, least, most = (
-                write.get(name, "{:.4g}".format)(value) for value in (worst, low, high)
-            )
-            found.append(f"{label}: {name} {size} is outside the fitted range {least} to {most}")
+            show_size = write.get(name, "{:.4g}".format)
+            fitted = f"{show_size(low)} to {show_size(high)}"
+            found.append(f"{label}: {name} {show_size(worst)} is outside the fitted range {fitted}")
     return tuple(found)
 
 
@@ -265,14 +264,24 @@ def name_sides(found: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     >>> name_sides({"2 ranks": ["takes 2 ms"], "4 ranks": ["takes 30 µs"], "8 ranks": ["takes 4 ms"], "16 ranks": []})
     ('2 ranks, 4 ranks, 8 ranks: takes 4 ms (the last of 3 such warnings)',)
     """
-    alike, notes = dict[str, dict[str, dict[str, None]]](), list[str]()
-    for name, text in ((name, text) for name, texts in found.items() for text in texts):
-        alike.setdefault(_NUMBER.sub("#", text), {}).setdefault(text, {})[name] = None
-    for each in alike.values():
-        if len(each) > 2:
-            names = dict.fromkeys(name for own in each.values() for name in own)
-            each = {f"{[*each][-1]} (the last of {len(each)} such warnings)": names}
-        for text, names in each.items():
-            listed = ", ".join([*names][:6]) + " and others" * (len(names) > 6)
-            notes.append(text if len(names) == len(found) else f"{listed}: {text}")
+    # the results that have a warning, by its text; texts that differ in numbers alone together
+    results_of_alike: dict[str, dict[str, list[str]]] = {}
+    for name, texts in found.items():
+        for text in texts:
+            results_of = results_of_alike.setdefault(_NUMBER.sub("#", text), {})
+            names = results_of.setdefault(text, [])
+            if name not in names:
+                names.append(name)
+    notes: list[str] = []
+    for results_of in results_of_alike.values():
+        if len(results_of) > 2:
+            last = list(results_of)[-1]
+            text = f"{last} (the last of {len(results_of)} such warnings)"
+            results_of = {text: list(dict.fromkeys(chain.from_iterable(results_of.values())))}
+        for text, names in results_of.items():
+            if len(names) == len(found):
+                notes.append(text)
+            else:
+                others = " and others" if len(names) > 6 else ""
+                notes.append(f"{', '.join(names[:6])}{others}: {text}")
     return tuple(notes)

@@ -3,7 +3,7 @@
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -119,13 +119,11 @@ def format_toml(data: Mapping[str, Any], place: tuple[str, ...] = ()) -> str:
     plain, tables = [], []
     for key, value in data.items():
         below = (*place, key)
-        nested = (
-            value.values()
-            if isinstance(value, Mapping)
-            else value
-            if isinstance(value, list)
-            else ()
-        )
+        nested: Iterable[Any] = ()
+        if isinstance(value, Mapping):
+            nested = value.values()
+        elif isinstance(value, list):
+            nested = value
         deep = any(isinstance(entry, Mapping) for entry in nested)
         if isinstance(value, list) and deep:
             name = ".".join(map(_toml_key, below))

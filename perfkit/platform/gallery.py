@@ -65,23 +65,29 @@ def load_platform(platform: Named) -> Platform:
         return platform
     if isinstance(platform, str) and platform in list_datasheets():
         return Platform.from_datasheet(platform)
-    name, nodes = platform, None
-    if (
-        isinstance(platform, str)
-        and platform not in (known := list_gallery())
-        and (match := _NODE.fullmatch(platform))
-    ):
-        node, nodes = f"{match[1]}-{match[2]}", int(match[3]) if match[3] else None
-        clusters = [
-            stem for stem in known if nodes and (stem == node or stem.startswith(f"{node}x"))
-        ]
-        if not clusters and match[1] in list_datasheets():
-            found = Platform.from_datasheet(match[1], ranks=int(match[2]))
-            return found.with_nodes(nodes) if nodes else found
-        name = max(clusters, key=len, default=platform)
+    name = platform
+    nodes: int | None = None
+    if isinstance(platform, str) and platform not in list_gallery():
+        cluster = _NODE.fullmatch(platform)
+        if cluster is not None:
+            device, ranks = cluster[1], int(cluster[2])
+            nodes = int(cluster[3]) if cluster[3] else None
+            known = _find_cluster(f"{device}-{ranks}") if nodes else None
+            if known is None and device in list_datasheets():
+                sheet = Platform.from_datasheet(device, ranks=ranks)
+                return sheet.with_nodes(nodes) if nodes else sheet
+            if known is not None:
+                name = known
     path = find_file(name)
     facts = path.stat()
     return _read(path.resolve(), facts.st_mtime_ns, facts.st_size, nodes)
+
+
+def _find_cluster(node: str) -> str | None:
+    """The platform of the gallery with this node, the largest cluster of it first; None without
+    one."""
+    clusters = [name for name in list_gallery() if name == node or name.startswith(f"{node}x")]
+    return max(clusters, key=len, default=None)
 
 
 def platforms() -> Table:
@@ -150,7 +156,8 @@ def is_same_device(name: str, own: str) -> bool:
     if not models:
         maker = own.upper().split()[0]
         return maker in name.upper() and not re.search(r"\d", name)
-    forms, own_forms = (set(_FORM.findall(text.upper())) for text in (name, own))
+    forms = set(_FORM.findall(name.upper()))
+    own_forms = set(_FORM.findall(own.upper()))
     same_form = not forms or not own_forms or bool(forms & own_forms)
     return bool(known & models) and same_form
 

@@ -228,6 +228,10 @@ class ClassifiedKernels:
                 by_fit.append(FittedKernels(model.fit, members, model.counts_products))
         return by_fit
 
+    def one_configuration(self, operations: int) -> tuple[int, ...]:
+        """Shape of an array for so many operations that is equal in all configurations."""
+        return (operations, 1) if self.dimensions > 1 else (operations,)
+
     def repeat(self, numbers: Sequence[float]) -> Array:
         """The number of its class for each kernel; with configurations, in an array of one
         column."""
@@ -402,7 +406,7 @@ def find_aligned_products(
     itemsize = kernels.repeat([model.tensor_core_itemsize for model in models])
     products = np.flatnonzero(itemsize)
     if not len(products):
-        nothing = np.zeros((0, *[1] * (kernels.dimensions - 1)))
+        nothing = np.zeros(kernels.one_configuration(0))
         return AlignedProducts(products, is_unaligned=nothing > 0, slowdown=nothing)
     is_transposed = kernels.repeat([model.variant == "tn" for model in models])
     unaligned = find_unaligned_rows(
@@ -447,7 +451,7 @@ def time_alone(
     """
     models = kernels.models
     near = np.zeros(sizes["traffic"].shape)
-    distant = np.zeros((len(kernels.of_operation), *[1] * (kernels.dimensions - 1)))
+    distant = np.zeros(kernels.one_configuration(len(kernels.of_operation)))
     if any(isinstance(fitted.fit, Additive) for fitted in kernels.by_fit):
         distant = np.zeros(near.shape)
     for fit, members, counts_products in kernels.by_fit:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -106,12 +107,14 @@ def find_stand_in(
         if Key.parse(key).operation == kind and fit.form == "additive"
     ]
     if others and not kind.startswith(("embedding", "attention")):
-        names = dict.fromkeys(name for fit in others for name in fit)
-        middle = {name: float(np.median([fit.get(name, 0.0) for fit in others])) for name in names}
+        medians = {}
+        for name in dict.fromkeys(chain.from_iterable(others)):
+            values = [fit.get(name, 0.0) for fit in others]
+            medians[name] = float(np.median(values))
         spread = math.hypot(SIGMA_OTHER_FUNCTION, float(np.median([fit.spread for fit in others])))
         note = f"{kind}.{variant} was not measured; its time is the median of {len(others)} measured variants"
         return Additive.build(
-            middle,
+            medians,
             spread=spread,
             kind="assumed",
             notes=(note,),

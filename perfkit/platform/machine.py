@@ -302,7 +302,9 @@ def list_fits(machine: Machine) -> Iterator[tuple[str, str, Fit]]:
         "collective": machine.collectives,
         "context": machine.context.fits(),
     }
-    return ((group, key, fit) for group, fits in parts.items() for key, fit in fits.items())
+    for group, fits in parts.items():
+        for key, fit in fits.items():
+            yield group, key, fit
 
 
 def _list_quantities(machine: Machine) -> Iterator[tuple[str, str, Quantity | None]]:

@@ -19,6 +19,7 @@ from perfkit.ground.units import (
     check_sizes,
     check_type,
     format_bytes,
+    format_count,
     show,
 )
 from perfkit.platform import file, tables, whatif
@@ -688,8 +689,9 @@ class Platform(Machine, Shown):
         models = (
             f"{len(self.kernels)} kernel and {len(self.collectives)} collective models, {evidence}"
         )
-        ranks = f"{self.network.ranks} {'ranks' if self.network.ranks > 1 else 'rank'}"
-        ranks += f" in {self.network.regions} regions" * (self.network.regions > 1)
+        ranks = format_count(self.network.ranks, "rank")
+        if self.network.regions > 1:
+            ranks += f" in {self.network.regions} regions"
         return f"Platform({self.name!r}: {ranks} of {self.device.name!r}, {models})"
 
     def _repr_html_(self) -> str:

@@ -82,8 +82,9 @@ def time_kernels(
     if found is None:
         raise _lacks_model(machine, kind)
     check_choice("dtype", dtype, machine.device.peaks)
-    operation, *names = kind.split(".")
-    variant = ".".join(name for name in names if name not in DTYPES)
+    names = kind.split(".")
+    operation = names[0]
+    variant = ".".join(name for name in names[1:] if name not in DTYPES)
     model = make_lone_model(machine, operation, variant, dtype, found[1])
     given = {
         name: check_sizes(f"features[{show(name)}]", values) for name, values in features.items()
@@ -144,7 +145,8 @@ def estimate_lookups(machine: Machine, tables: Sequence[Any], *, batch: int) -> 
         **access,
     )
     nbytes = embedding.forward_bytes(bags, lookups, dim, **access)
-    beyond_l2, beyond_l3 = (share * found.row_bytes for share in found.misses)
+    missed_l2, missed_l3 = found.misses
+    beyond_l2, beyond_l3 = missed_l2 * found.row_bytes, missed_l3 * found.row_bytes
     model = find_lone_model(machine, "embedding_forward", "_embedding_bag", "fp32")
     operand_bytes = nbytes - found.row_bytes
     traffic = find_traffic(

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -144,7 +145,8 @@ def _select(frame: Table) -> Table:
 
 def _fit_operation(operation: str, place: str, rows: Table) -> dict[str, CollectiveModel]:
     """Fit the curves of one operation by rank count, and the law over the counts inside nodes."""
-    fits, law, rail = {}, [], "rail" if place == "rail" else ""
+    fits, law = {}, []
+    rail = "rail" if place == "rail" else ""
     for (count,), group in sorted(rows.group_by("ranks"), key=lambda item: item[0]):
         dtype = _choose_dtype(group)
         if dtype is None:
@@ -394,7 +396,8 @@ def prove_link(rows: Table, ranks_per_node: int) -> float:
         rails = 1 if operation == "all_to_all" else int(ranks) // int(count)
         share = float(bus_factor(str(operation), int(count))) / rails
         times = group.group_by("nbytes").agg(pl.col("seconds").median()).sort("nbytes")
-        sizes, seconds = (times[name].to_numpy().astype(float) for name in ("nbytes", "seconds"))
+        sizes = times["nbytes"].to_numpy().astype(float)
+        seconds = times["seconds"].to_numpy().astype(float)
         plain = float((share * sizes / seconds).max())
         further = 0.0
         if len(sizes) > 1 and seconds[-1] > seconds[-2]:
@@ -530,9 +533,11 @@ def fit_attention(
 def fit_casts(frame: Table, device: Device, source: str, date: str) -> Roofline:
     """Fit kernels that only move memory, from casts that are small or too large for the last cache
     of the device."""
-    cache = (
-        near.value if (near := device.memory[-2:][0].capacity) and len(device.memory) > 1 else 0.0
-    )
+    cache = 0.0
+    if len(device.memory) > 1:
+        last_cache = device.memory[-2].capacity
+        if last_cache is not None:
+            cache = last_cache.value
     rows, dtype = (
         frame.filter((pl.col("nbytes") > 4 * cache) | (pl.col("nbytes") < 2**20)),
         next(iter(device.peaks)),
@@ -791,13 +796,15 @@ def compare_devices(what: str, names: Sequence[str], platform: Platform) -> None
 def _compare_logs(devices: Mapping[str, Sequence[str]]) -> None:
     """Warn about logs of several kinds of GPU, in one file or over all files."""
     for file, names in devices.items():
-        if kinds := _list_kinds(names):
+        kinds = _list_kinds(names)
+        if kinds:
             warnings.warn(
                 f"{file} lists several kinds of GPU, {kinds}: its times are those of the slowest",
                 stacklevel=4,
             )
             return
-    if kinds := _list_kinds([name for names in devices.values() for name in names]):
+    kinds = _list_kinds(list(chain.from_iterable(devices.values())))
+    if kinds:
         warnings.warn(
             f"the logs are of several kinds of GPU, {kinds}: their curves now mix; "
             "calibrate each kind alone",
@@ -826,18 +833,12 @@ def find_base(system: str | None) -> Platform:
         raise ValueError(
             "base is missing; name the platform whose collectives the logs replace, such as h100-sxm-8"
         )
-    found = [
-        name
-        for sheet in _find_sheets(system)
-        for n in (4, 8)
-        if (name := f"{sheet}-{n}") in list_gallery()
-    ]
-    if not found:
-        advice = (
-            "name the platform to start from, or a system of the kernel database, such as h100_sxm"
-        )
-        raise ValueError(f"base is missing and the gallery has no node of {system!r}; {advice}")
-    return load_platform(found[0])
+    for sheet in _find_sheets(system):
+        for ranks in (4, 8):
+            if f"{sheet}-{ranks}" in list_gallery():
+                return load_platform(f"{sheet}-{ranks}")
+    advice = "name the platform to start from, or a system of the kernel database, such as h100_sxm"
+    raise ValueError(f"base is missing and the gallery has no node of {system!r}; {advice}")
 
 
 def _find_sheets(system: str) -> list[str]:
@@ -860,7 +861,7 @@ def _add_logs(
         platform.with_nodes(platform.network.nodes, ranks_per_node=local) if local else platform
     )
     _compare_logs(read.devices)
-    names = sorted({name for names in read.devices.values() for name in names})
+    names = sorted(set(chain.from_iterable(read.devices.values())))
     compare_devices("logs are", names, platform)
     frame = _drop_misplaced(frame, platform.network.ranks_per_node)
     _check_inside(platform, frame)
@@ -873,7 +874,7 @@ def _add_logs(
             if note.startswith(MISSES):
                 warnings.warn(f"{key}: {note}", stacklevel=3)
     found = _note_settings(found, fits, read.settings)
-    used = {file for fit in fits.values() for file in fit.sources}
+    used = set(chain.from_iterable(fit.sources for fit in fits.values()))
     for file in sorted(set(frame["file"]) - used):
         reason = _explain_unused(frame.filter(pl.col("file") == file), frame)
         if reason is not None:

@@ -64,15 +64,11 @@ def list_sections(machine: Machine) -> Sections:
     names = dict.fromkeys(key.split(".")[0] for key in machine.collectives)
     if ranks == 1:  # it exchanges nothing
         names = {}
-    times = [
-        (name, size, price_collective(machine, name, np.asarray(size), ranks).time)
-        for name in names
-        for size in sizes
-    ]
-    curves = [
-        {"operation": name, "ranks": ranks, "nbytes": size, "time_s": float(time)}
-        for name, size, time in times
-    ]
+    curves = []
+    for name in names:
+        for size in sizes:
+            time = float(price_collective(machine, name, np.asarray(size), ranks).time)
+            curves.append({"operation": name, "ranks": ranks, "nbytes": size, "time_s": time})
     if curves:
         yield (
             "",

@@ -159,11 +159,8 @@ def _read_sheet(name: str, flops: Mapping[str, float] | None, memory: Any) -> tu
         for d in flops
     }
     peaks = {d: Quantity(rate, "FLOP/s", "datasheet", _GIVEN) for d, rate in rates.items()}
-    sizes = zip(range(2), memory, ("B", "B/s"), strict=True)
-    size, rate = (
-        Quantity(check_base(f"memory[{i}]", x, unit), unit, "datasheet", _GIVEN)
-        for i, x, unit in sizes
-    )
+    size = Quantity(check_base("memory[0]", memory[0], "B"), "B", "datasheet", _GIVEN)
+    rate = Quantity(check_base("memory[1]", memory[1], "B/s"), "B/s", "datasheet", _GIVEN)
     level = MemoryLevel("DRAM", size, rate)
     return Datasheet(name, Device(name, "cuda", peaks, (level,)), {}), 1
 

@@ -4,12 +4,11 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from perfkit.fitting import Additive, CollectiveModel, Fit, OverRanks
 from perfkit.fitting.parameters import Key
-from perfkit.ground.hardware import DTYPES, LINKS, Device, Link, Quantity, check_base
+from perfkit.ground.hardware import DTYPES, LINKS, Device, Link, Network, Quantity, check_base
 from perfkit.ground.units import check_choice, check_positive, format_rate, format_time
 from perfkit.models.collectives import COLLECTIVES, ring_steps
 from perfkit.models.kernels import TERMS
@@ -63,42 +62,58 @@ def with_nodes(
     platform: P, nodes: int, *, ranks_per_node: int | None = None, regions: int | None = None
 ) -> P:
     """More or fewer nodes of the same kind, see `Platform.with_nodes`."""
-    nodes, before, old = (
-        check_positive("nodes", nodes, integer=True),
-        platform.network.nodes,
-        platform.network.regions,
-    )
-    if nodes % (
-        regions := check_positive("regions", old if regions is None else regions, integer=True)
-    ):
+    nodes = check_positive("nodes", nodes, integer=True)
+    nodes_before = platform.network.nodes
+    regions_before = platform.network.regions
+    if regions is None:
+        regions = regions_before
+    regions = check_positive("regions", regions, integer=True)
+    if nodes % regions:
         raise ValueError(f"regions is {regions}; it must divide nodes, {nodes}; change one of them")
-    local = platform.network.ranks_per_node
     if ranks_per_node is not None:
-        local = check_positive("ranks_per_node", ranks_per_node, integer=True)
-    if local != platform.network.ranks_per_node:
-        name = re.sub(rf"-\d+?(x{before})?$", f"-{local}", platform.name)
-        platform, before = (
-            derive(resize_nodes(platform, 1, local), name, f"{local} ranks a node"),
-            1,
-        )
-    links, change, suffix = platform.network.links, f"{nodes} nodes instead of {before}", ""
-    if nodes > 1 and not (
-        "inter" in links or any(Key.parse(key).algorithm == "rail" for key in platform.collectives)
-    ):
+        ranks_per_node = check_positive("ranks_per_node", ranks_per_node, integer=True)
+        if ranks_per_node != platform.network.ranks_per_node:
+            platform = _with_ranks_of_node(platform, ranks_per_node)
+            nodes_before = 1
+    change = f"{nodes} nodes instead of {nodes_before}"
+    name = _name_nodes(platform.name, nodes_before, nodes, regions_before)
+    links = platform.network.links
+    suffix = ""
+    if nodes > 1 and not _knows_nodes(platform):
         links = {**links, "inter": find_adapter(platform.name, platform.device)}
         change += ", linked by the network adapters of the datasheet"
         # a platform of the gallery with this name may know its links better
         suffix = " by datasheet"
-    gallery = re.fullmatch(rf"([^\s,]*-\d+?)(?:x{before})?", platform.name)
-    stem = (
-        gallery[1]
-        if gallery
-        else re.sub(rf"(, {before} nodes|x{before})?( in {old} regions)?$", "", platform.name)
-    )
-    count = "" if nodes == 1 else f"x{nodes}" if gallery else f", {nodes} nodes"
-    where = f" in {regions} regions" * (regions > 1)
+    where = f" in {regions} regions" if regions > 1 else ""
     network = replace(platform.network, nodes=nodes, links=links, regions=regions)
-    return derive(platform, stem + count + where + suffix, change + where, network=network)
+    return derive(platform, name + where + suffix, change + where, network=network)
+
+
+def _with_ranks_of_node(platform: P, ranks_per_node: int) -> P:
+    """A single node with another number of ranks."""
+    nodes = platform.network.nodes
+    name = re.sub(rf"-\d+?(x{nodes})?$", f"-{ranks_per_node}", platform.name)
+    node = resize_nodes(platform, 1, ranks_per_node)
+    return derive(node, name, f"{ranks_per_node} ranks a node")
+
+
+def _knows_nodes(platform: Machine) -> bool:
+    """Whether a platform knows how its nodes are linked."""
+    if "inter" in platform.network.links:
+        return True
+    return any(Key.parse(key).algorithm == "rail" for key in platform.collectives)
+
+
+def _name_nodes(name: str, nodes_before: int, nodes: int, regions_before: int) -> str:
+    """Name of a platform with another number of nodes: ``h100-sxm-8x4`` as in the gallery, else
+    ``mine, 4 nodes``."""
+    gallery_node = re.fullmatch(rf"([^\s,]*-\d+?)(?:x{nodes_before})?", name)
+    if gallery_node:
+        return gallery_node[1] if nodes == 1 else f"{gallery_node[1]}x{nodes}"
+    stem = re.sub(
+        rf"(, {nodes_before} nodes|x{nodes_before})?( in {regions_before} regions)?$", "", name
+    )
+    return stem if nodes == 1 else f"{stem}, {nodes} nodes"
 
 
 def with_datasheet(platform: P, other: Machine | Datasheet | Device) -> P:
@@ -108,42 +123,53 @@ def with_datasheet(platform: P, other: Machine | Datasheet | Device) -> P:
         raise ValueError(
             f"{name} is {device.kind}, {platform.name} is {platform.device.kind}; fits do not carry over"
         )
-    bound = [
-        key
-        for key, fit in platform.kernels.items()
-        if isinstance(fit, Additive) and key != "transfer"
-    ]
-    if bound:  # transfers depend on the host
-        held = f"platform {platform.name!r} holds seconds per byte for {bound[0]}, not efficiencies of a datasheet"
-        raise ValueError(f"{held}; calibrate on the other device instead")
+    for key, fit in platform.kernels.items():
+        if isinstance(fit, Additive) and key != "transfer":  # transfers depend on the host
+            held = f"platform {platform.name!r} holds seconds per byte for {key}, not efficiencies of a datasheet"
+            raise ValueError(f"{held}; calibrate on the other device instead")
     change = f"datasheet of {name} instead of {platform.device.name}"
-    ours, local = platform.network.links, platform.network.ranks_per_node
-    note, lacking = f"{platform.name}: {change}", DTYPES.keys() - device.peaks.keys()
-    carry = partial(rescale_fit, note=note, spread=DEVICE_SPREAD)
-    collectives = {}
-    for key, fit in platform.collectives.items():
-        old, new = (known.get(find_link(key, local)) for known in (ours, links))
-        ratio = old.bandwidth.value / new.bandwidth.value if old and new else 1.0
-        collectives[key] = rescale_fit(fit, note, SAME_LINK_SPREAD)
-        if ratio != 1:
-            carried = rescale_fit(
-                fit, f"{note}, time per byte x {ratio:.3g}", START_SPREAD, {"beta": ratio}
-            )
-            collectives[key] = replace(carried, spread_time=SPREAD_AT * _start(key, fit, local))
+    note = f"{platform.name}: {change}"
+
+    def carry(fit: F) -> F:
+        return rescale_fit(fit, note, DEVICE_SPREAD)
+
+    lacking = DTYPES.keys() - device.peaks.keys()
+    kernels = {}
+    for key, kernel in platform.kernels.items():
+        if Key.parse(key).variant not in lacking:
+            kernels[key] = carry(kernel)
+    collectives = {
+        key: _carry_collective(key, fit, platform.network, links, note)
+        for key, fit in platform.collectives.items()
+    }
     return derive(
         platform,
         f"{name} from {platform.name}",
         change,
         device=device,
         collectives=collectives,
-        kernels={
-            key: carry(fit)
-            for key, fit in platform.kernels.items()
-            if Key.parse(key).variant not in lacking
-        },
+        kernels=kernels,
         context=replace(platform.context, caches=None).map(carry),
-        network=replace(platform.network, links={**ours, **links}),
+        network=replace(platform.network, links={**platform.network.links, **links}),
     )
+
+
+def _carry_collective(
+    key: str, fit: CollectiveModel, network: Network, links: Mapping[str, Link], note: str
+) -> CollectiveModel:
+    """Carry a collective over to a device with other links."""
+    name = find_link(key, network.ranks_per_node)
+    old, new = network.links.get(name), links.get(name)
+    ratio = 1.0
+    if old is not None and new is not None:
+        ratio = old.bandwidth.value / new.bandwidth.value
+    if ratio == 1.0:
+        return rescale_fit(fit, note, SAME_LINK_SPREAD)
+    carried = rescale_fit(
+        fit, f"{note}, time per byte x {ratio:.3g}", START_SPREAD, {"beta": ratio}
+    )
+    start = _start(key, fit, network.ranks_per_node)
+    return replace(carried, spread_time=SPREAD_AT * start)
 
 
 def with_link(
@@ -195,16 +221,24 @@ def _suppose(name: str, value: float, unit: str) -> Quantity:
 def with_host(platform: P, scale: float) -> P:
     """Another host, see `Platform.with_host`."""
     scale = check_positive("scale", scale, zero=True)
-    change, known = f"host overheads x {scale:g}", platform.host
-    overheads = {name: replace(q, value=scale * q.value, stderr=None) for name, q in known.items()}
-    host = {
-        name: replace(q, kind="assumed", source=f"{change}; {q.source}")
-        for name, q in overheads.items()
-    }
-    carry = partial(
-        rescale_fit, note=f"{platform.name}: {change}", spread=0.0, factors={"per_operation": scale}
-    )
-    context = platform.context.map(lambda fit: carry(fit) if "per_operation" in fit else fit)
+    change = f"host overheads x {scale:g}"
+    note = f"{platform.name}: {change}"
+    host = {}
+    for name, overhead in platform.host.items():
+        host[name] = replace(
+            overhead,
+            value=scale * overhead.value,
+            stderr=None,
+            kind="assumed",
+            source=f"{change}; {overhead.source}",
+        )
+
+    def carry(fit: F) -> F:
+        if "per_operation" not in fit:
+            return fit
+        return rescale_fit(fit, note, 0.0, {"per_operation": scale})
+
+    context = platform.context.map(carry)
     if not host and context == platform.context:
         raise ValueError(f"platform {platform.name!r} knows no host overheads; calibrate it first")
     return derive(platform, f"{platform.name}, {change}", change, host=host, context=context)
@@ -231,88 +265,113 @@ def with_algorithm(platform: P, operation: str, algorithm: str | None) -> P:
 
 def list_resources(platform: Machine) -> list[str]:
     """List the resources of a platform, some of `RESOURCES`."""
-    known = platform.host or any("per_operation" in fit for fit in platform.context.fits().values())
-    lacking = {*LINKS, "host"} - {*platform.network.links, "host" * bool(known)}
+    lacking = set(LINKS) - set(platform.network.links)
+    context_of_host = any("per_operation" in fit for fit in platform.context.fits().values())
+    if not platform.host and not context_of_host:
+        lacking.add("host")
     return [name for name in RESOURCES if name not in lacking]
 
 
 def with_scale(platform: P, **scales: float) -> P:
     """Other speeds of resources, see `Platform.with_scale`."""
-    known, local = list_resources(platform), platform.network.ranks_per_node
-    given = {
-        check_choice("resource", name, known): check_positive(name, scale)
-        for name, scale in scales.items()
-    }
-    change = ", ".join(f"{name} x {scale:g}" for name, scale in given.items())
-    at = dict.fromkeys(RESOURCES, 1.0) | given
-    follow, scale = (
-        partial(_rescale, at=at, note=f"{platform.name}: {change}"),
-        partial(_scale, at=at),
-    )
-    timed = ("peak", "memory", "cache", "latency")
-    kernels = {
-        key: follow(fit, _TERMS if isinstance(fit, Additive) else _STARTS, timed)
-        if key != "transfer"
-        else fit
-        for key, fit in platform.kernels.items()
-    }
-    over = {key: find_link(key, local) for key in platform.collectives}
-    collectives = {
-        key: follow(fit, {**_STARTS, "beta": over[key]}, (over[key], "latency"))
-        for key, fit in platform.collectives.items()
-    }
-    context = platform.context.map(lambda fit: follow(fit, _STARTS, timed))
-    if caches := context.caches:
-        sizes = {name: caches[name] * at["cache"] for name in ("l2", "l3")}
-        context = replace(context, caches=caches.with_values(sizes))
-    device, network = platform.device, platform.network
-    *near, main = device.memory
-    levels = [
-        replace(x, capacity=scale(x.capacity, "cache"), bandwidth=scale(x.bandwidth, "peak"))
-        for x in near
-    ]
-    levels.append(replace(main, bandwidth=scale(main.bandwidth, "memory")))
-    peaks = {dtype: scale(peak, "peak") for dtype, peak in device.peaks.items()}
-    links = {
-        name: replace(
-            x, bandwidth=scale(x.bandwidth, name), latency=scale(x.latency, "latency", power=-1)
-        )
-        for name, x in network.links.items()
-    }
+    known = list_resources(platform)
+    asked = {}
+    for name, scale in scales.items():
+        asked[check_choice("resource", name, known)] = check_positive(name, scale)
+    change = ", ".join(f"{name} x {scale:g}" for name, scale in asked.items())
+    speeds = _Speeds(dict.fromkeys(RESOURCES, 1.0) | asked, f"{platform.name}: {change}")
+    context = platform.context.map(speeds.scale_kernel)
+    if context.caches:
+        cache = speeds.factors["cache"]
+        sizes = {name: context.caches[name] * cache for name in ("l2", "l3")}
+        context = replace(context, caches=context.caches.with_values(sizes))
+    kernels = {}
+    for key, kernel in platform.kernels.items():
+        kernels[key] = kernel if key == "transfer" else speeds.scale_kernel(kernel)
+    collectives = {}
+    for key, collective in platform.collectives.items():
+        link = find_link(key, platform.network.ranks_per_node)
+        collectives[key] = speeds.scale_collective(collective, link)
+    links = {name: speeds.scale_link(link, name) for name, link in platform.network.links.items()}
+    starts = platform.network.starts / speeds.factors["latency"]
     scaled = derive(
         platform,
-        f"{platform.name}, {change}" if given else platform.name,
+        f"{platform.name}, {change}" if asked else platform.name,
         change,
         kernels=kernels,
         context=context,
         collectives=collectives,
-        device=replace(device, peaks=peaks, memory=tuple(levels)),
-        network=replace(network, links=links, starts=network.starts / at["latency"]),
+        device=speeds.scale_device(platform.device),
+        network=replace(platform.network, links=links, starts=starts),
     )
-    return (
-        replace(with_host(scaled, 1 / at["host"]), name=scaled.name) if "host" in given else scaled
-    )
+    if "host" not in asked:
+        return scaled
+    with_slower_host = with_host(scaled, 1 / asked["host"])
+    return replace(with_slower_host, name=scaled.name)
 
 
-def _rescale(
-    fit: F, names: Mapping[str, str], used: tuple[str, ...], at: Mapping[str, float], note: str
-) -> F:
-    """Scale the parameters of a fit with their resources, and widen its spread for all resources
-    that it uses."""
-    changes = [math.log(at[name]) for name in used]
-    factors = {name: 1 / at[resource] for name, resource in names.items()}
-    moved = rescale_fit(fit, note, SCALE_SPREAD * math.hypot(*changes), factors)
-    return replace(moved, kind=fit.kind) if any(changes) else fit
+class _Speeds(NamedTuple):
+    """By which factor each resource is faster, and the note about it.
 
+    Parameters
+    ----------
+    factors : mapping of str to float
+        For each of `RESOURCES` [-].
+    note : str
+        What fits are told.
+    """
 
-def _scale(quantity: Quantity | None, name: str, at: Mapping[str, float], power: int = 1) -> Any:
-    """Scale a number of a datasheet or link with its resource."""
-    if quantity is None or at[name] == 1:
-        return quantity
-    source = f"{name} x {at[name]:g}; {quantity.source}"
-    return replace(
-        quantity, value=quantity.value * at[name] ** power, kind="assumed", source=source
-    )
+    factors: Mapping[str, float]
+    note: str
+
+    def scale_kernel(self, fit: F) -> F:
+        """A kernel, or what an iteration does to it."""
+        names = _TERMS if isinstance(fit, Additive) else _STARTS
+        return self._scale_fit(fit, names, ("peak", "memory", "cache", "latency"))
+
+    def scale_collective(self, fit: F, link: str) -> F:
+        """A collective over a link."""
+        return self._scale_fit(fit, {**_STARTS, "beta": link}, (link, "latency"))
+
+    def _scale_fit(self, fit: F, names: Mapping[str, str], resources: tuple[str, ...]) -> F:
+        """Scale the parameters of a fit with their resources, and widen its spread for all
+        resources that it uses."""
+        changes = [math.log(self.factors[name]) for name in resources]
+        factors = {name: 1 / self.factors[resource] for name, resource in names.items()}
+        moved = rescale_fit(fit, self.note, SCALE_SPREAD * math.hypot(*changes), factors)
+        return replace(moved, kind=fit.kind) if any(changes) else fit
+
+    def scale_device(self, device: Device) -> Device:
+        """A device: its peaks, and its levels of memory."""
+        peaks = {dtype: self.scale_rate(peak, "peak") for dtype, peak in device.peaks.items()}
+        caches, main = device.memory[:-1], device.memory[-1]
+        levels = []
+        for cache in caches:
+            capacity = self.scale_rate(cache.capacity, "cache")
+            bandwidth = self.scale_rate(cache.bandwidth, "peak")
+            levels.append(replace(cache, capacity=capacity, bandwidth=bandwidth))
+        levels.append(replace(main, bandwidth=self.scale_rate(main.bandwidth, "memory")))
+        return replace(device, peaks=peaks, memory=tuple(levels))
+
+    def scale_link(self, link: Link, name: str) -> Link:
+        """A link by its name: its bandwidth, and its latency with that of all."""
+        return replace(
+            link,
+            bandwidth=self.scale_rate(link.bandwidth, name),
+            latency=self._scale_quantity(link.latency, "latency", -1),
+        )
+
+    def scale_rate(self, quantity: Quantity | None, name: str) -> Any:
+        """A number of a datasheet that grows with its resource."""
+        return self._scale_quantity(quantity, name, 1)
+
+    def _scale_quantity(self, quantity: Quantity | None, name: str, power: int) -> Any:
+        factor = self.factors[name]
+        if quantity is None or factor == 1:
+            return quantity
+        source = f"{name} x {factor:g}; {quantity.source}"
+        value = quantity.value * factor**power
+        return replace(quantity, value=value, kind="assumed", source=source)
 
 
 def derive(platform: P, name: str, change: str, **parts: Any) -> P:
@@ -348,24 +407,35 @@ def find_link(key: str, ranks_per_node: int) -> str:
 
 def _start(key: str, fit: CollectiveModel, ranks_per_node: int) -> float:
     """Start-up time of a collective fit, above zero [s]."""
-    operation, ranks, *_ = Key.parse(key)
-    return max(float(fit.time(0.0, operation, ranks or ranks_per_node)), 1e-9)
+    parsed = Key.parse(key)
+    ranks = parsed.ranks or ranks_per_node
+    return max(float(fit.time(0.0, parsed.operation, ranks)), 1e-9)
 
 
 def rescale_fit(fit: F, note: str, spread: float, factors: Mapping[str, float] | None = None) -> F:
     """Carry a fit over to another machine: scaled parameters, a wider spread, and a note about
     it."""
-    scale = {
-        name: next((f for stem, f in (factors or {}).items() if name.startswith(stem)), 1.0)
-        for name in fit
-    }
+    values, errors = {}, {}
+    for name, value in fit.items():
+        factor = _find_factor(name, factors or {})
+        values[name] = value * factor
+        if name in fit.stderr:
+            errors[name] = fit.stderr[name] * factor
     return fit.with_values(
-        {name: value * scale[name] for name, value in fit.items()},
-        stderr={name: error * scale[name] for name, error in fit.stderr.items()},
+        values,
+        stderr=errors,
         kind="assumed",
         spread=math.hypot(fit.spread, spread),
         transferred=(note, *fit.transferred),
     )
+
+
+def _find_factor(name: str, factors: Mapping[str, float]) -> float:
+    """The factor of a parameter: that of the first stem which its name begins with."""
+    for stem, factor in factors.items():
+        if name.startswith(stem):
+            return factor
+    return 1.0
 
 
 def _follow_link(
@@ -373,17 +443,21 @@ def _follow_link(
 ) -> CollectiveModel:
     """Adapt a collective to a changed link: its time per byte to the bandwidth, its start-up to the
     latency."""
-    ratio, change = old.bandwidth.value / new.bandwidth.value, new.latency.value - old.latency.value
+    ratio = old.bandwidth.value / new.bandwidth.value
+    change = new.latency.value - old.latency.value
     # if the start-up were nothing but hops
     least = min(new.latency.value / max(old.latency.value, 1e-12), 1.0)
-    operation, ranks, *_ = Key.parse(key)
-    law = isinstance(fit, OverRanks)
-    steps = 1.0 if law else float(ring_steps(operation, ranks or ranks_per_node))
-    moved = [name for name in fit if name == "alpha1" or (name.startswith("alpha") and not law)]
-    starts = {name: max(fit[name] + steps * change, least * fit[name]) for name in moved}
+    parsed = Key.parse(key)
+    is_law = isinstance(fit, OverRanks)
+    steps = 1.0
+    if not is_law:
+        steps = float(ring_steps(parsed.operation, parsed.ranks or ranks_per_node))
+    starts = {}
+    for name, value in fit.items():
+        is_start = name == "alpha1" or (name.startswith("alpha") and not is_law)
+        if is_start:
+            starts[name] = max(value + steps * change, least * value)
     carried = rescale_fit(fit.with_values(starts), note, 0.0, {"beta": ratio})
     growth = _start(key, carried, ranks_per_node) / _start(key, fit, ranks_per_node)
-    return replace(
-        carried,
-        spread=math.hypot(fit.spread, *(SCALE_SPREAD * math.log(x) for x in (ratio, growth))),
-    )
+    spreads = [SCALE_SPREAD * math.log(factor) for factor in (ratio, growth)]
+    return replace(carried, spread=math.hypot(fit.spread, *spreads))

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cell
 from perfkit.ground.targets import check_target, write_text
-from perfkit.ground.units import check_choice, check_positive, check_type, format_time, rank_largest
+from perfkit.ground.units import (
+    check_choice,
+    check_positive,
+    check_type,
+    format_count,
+    format_time,
+    rank_largest,
+)
 from perfkit.platform.estimates import find_interval
 from perfkit.platform.platform import Platform
 from perfkit.prediction import accounts, uncertainty
@@ -450,11 +457,10 @@ class Prediction(Tabular):
             f"{format_time(self.serial)} {self._unhidden}; {self.memory()}",
         ]
         for (phase, kind), (count, seconds) in self._largest[:6]:
-            label = (
-                f"{phase} {kind}".strip().replace("_", " ")
-                + f" ({count} operation{'s' * (count != 1)})"
-            )
-            lines.append(f"  {seconds / self.time:6.1%}  {format_time(seconds):>9}  {label}")
+            label = f"{phase} {kind}".strip().replace("_", " ")
+            operations = format_count(count, "operation")
+            of_time = f"{seconds / self.time:6.1%}  {format_time(seconds):>9}"
+            lines.append(f"  {of_time}  {label} ({operations})")
         if self.execution == "graphs":
             share, fixed = self.fixed_time / self.time, format_time(self.fixed_time)
             lines.append(f"  {share:6.1%}  {fixed:>9}  of it fixed time of kernels, however small")

@@ -1,4 +1,14 @@
-"""Graphs of any PyTorch training step, recorded without running it."""
+"""Graphs of any PyTorch training step, recorded without running it.
+
+The step runs on tensors without contents, while a recorder appends each operation that PyTorch
+dispatches to the columns of a `perfkit.workloads.graph.Graph`.
+
+Reading order: `steps` (`capture`, the table of contents), `sandbox` (where the step runs) and
+`patches` (what it changes in PyTorch, each with its reason and versions), `recorder` (operations to
+columns; the table of PyTorch's operations is `perfkit.workloads.vocabulary`), `values` and `places`
+(what is known of tensors), `precision` (autocast and kernels of a GPU), `exchanges` (collectives),
+`refusals`; then `modules`, `nets` and `convolutions` (the workloads as steps of PyTorch).
+"""
 
 from importlib.metadata import version
 from importlib.util import find_spec
