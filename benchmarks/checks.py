@@ -4,6 +4,7 @@ predicted wrong.
     python -m benchmarks.checks zen3-2
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,13 @@ FAMILIES = {
 }
 #: Times below this are short [s], tables above this are large [B].
 _SHORT, _LARGE = 0.02, 1e9
+#: Groups of runs whose bias is printed.
+_GROUPS = (
+    "under 20 ms, one rank",
+    "under 20 ms, two ranks",
+    "two ranks",
+    "tables above 1 GB",
+)
 
 
 def format_errors(comparison: Comparison) -> str:
@@ -47,27 +55,34 @@ def format_errors(comparison: Comparison) -> str:
     )
 
 
+def _list_groups(run: Mapping[str, Any]) -> list[str]:
+    """Groups of often wrong predictions that a run belongs to."""
+    is_short = run["measured_s"] < _SHORT
+    has_ranks = run["ranks"] > 1
+    tables = getattr(load_model(run), "tables", ())
+    groups = []
+    if is_short:
+        count = "two ranks" if has_ranks else "one rank"
+        groups.append(f"under 20 ms, {count}")
+    if has_ranks:
+        groups.append("two ranks")
+    if sum(table.nbytes for table in tables) > _LARGE:
+        groups.append("tables above 1 GB")
+    return groups
+
+
 def format_bias(comparison: Comparison) -> str:
     """Bias of groups of runs, with its standard error [%]."""
-    groups = dict[str, list[float]]()
+    groups: dict[str, list[float]] = {name: [] for name in _GROUPS}
     for run, error in zip(comparison.runs, 100 * comparison.errors, strict=True):
-        short, several = run["measured_s"] < _SHORT, run["ranks"] > 1
-        own = {
-            f"under {1e3 * _SHORT:.0f} ms, one rank": short and not several,
-            f"under {1e3 * _SHORT:.0f} ms, two ranks": short and several,
-            "two ranks": several,
-            "tables above 1 GB": sum(
-                table.nbytes for table in getattr(load_model(run), "tables", ())
-            )
-            > _LARGE,
-        }
-        for name, belongs in own.items():
-            groups.setdefault(name, []).extend([error] * belongs)
+        for name in _list_groups(run):
+            groups[name].append(error)
     rows = []
     for name, errors in groups.items():
         if len(errors) > 1:
-            error = np.std(errors, ddof=1) / np.sqrt(len(errors))
-            rows.append({"group": name, "n": len(errors), "bias": np.mean(errors), "error": error})
+            stderr = np.std(errors, ddof=1) / np.sqrt(len(errors))
+            row = {"group": name, "n": len(errors), "bias": np.mean(errors), "error": stderr}
+            rows.append(row)
     columns = {
         "group": "{group}",
         "n": "{n}",

@@ -11,7 +11,7 @@ fitted to steps on it, with the steps on other generations as a prior.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -23,6 +23,7 @@ from benchmarks.helpers.command import WRITE, command
 from benchmarks.helpers.errors import judge, widen
 from benchmarks.helpers.files import read_csv, write_csv
 from benchmarks.helpers.gpu_scales import (
+    Scale,
     Scales,
     Step,
     add_published,
@@ -70,7 +71,7 @@ PCIE = {"compute_efficiency": 0.760814, "memory_efficiency": 0.59574, "sharpness
 #: Scale of fused kernels: between those of PyTorch's compiler, in three steps of perfkit's own
 #: H100, and those fused by hand; docs/formulas.md, table 4.3. No judged step was fitted, but that
 #: NVIDIA's recipes need no more had been seen.
-_OWN: Scales = {("memory.fused", "h100"): (0.22, 0.30, 3)}
+_OWN: Scales = {("memory.fused", "h100"): Scale(0.22, 0.30, 3)}
 #: Steps on four GPUs that share a batch; they are in no group and are listed one by one, before
 #: those of split models.
 _STATED = "neusight_dp4"
@@ -100,45 +101,104 @@ def read_rows() -> list[dict[str, str]]:
     return read_csv(find_reference("published", "gpu_steps.csv"))
 
 
+def _enlarge(node: pk.Platform, device: str, ranks: int, link: str) -> pk.Platform:
+    """A cluster of so many ranks, of nodes like this one."""
+    if device == "gb200":  # one NVLink domain has 72 GPUs
+        network = replace(node.network, ranks_per_node=max(ranks, node.network.ranks))
+        return replace(node, network=network)
+    if ranks <= node.network.ranks:
+        return node
+    nodes = -(-ranks // node.network.ranks)
+    cluster = pk.load_platform(f"{node.name}x{nodes}")
+    if link:
+        cluster = cluster.with_link("inter", bandwidth=float(link))
+    return cluster
+
+
 @cache
 def find_platform(device: str, ranks: int, bandwidth: str, link: str) -> pk.Platform:
     """A cluster of a device; memory bandwidth and the link between nodes as the source states them
     [B/s]."""
-    node = pk.load_platform(NODES.get(device.partition("-")[0], f"{device}-8"))
-    found = node
-    if device == "gb200":  # one NVLink domain has 72 GPUs
-        found = replace(
-            node, network=replace(node.network, ranks_per_node=max(ranks, node.network.ranks))
-        )
-    elif ranks > node.network.ranks:
-        found = pk.load_platform(f"{node.name}x{-(-ranks // node.network.ranks)}")
-        found = found.with_link("inter", bandwidth=float(link)) if link else found
-    found = replace(found, device=read_datasheet(device).device)
+    chip = device.partition("-")[0]
+    node = pk.load_platform(NODES.get(chip, f"{device}-8"))
+    cluster = _enlarge(node, device, ranks, link)
+    cluster = replace(cluster, device=read_datasheet(device).device)
     if device == "a100-pcie":
-        fit = found.kernels["gemm.fp32"]
-        slow = fit.with_values(PCIE, spread=0.129)
-        found = replace(found, kernels={**found.kernels, "gemm.fp32": slow})
-    *near, main = found.device.memory
+        slow = cluster.kernels["gemm.fp32"].with_values(PCIE, spread=0.129)
+        cluster = replace(cluster, kernels={**cluster.kernels, "gemm.fp32": slow})
+    main = cluster.device.memory[-1]
     if bandwidth and main.bandwidth:
         main = replace(main, bandwidth=replace(main.bandwidth, value=float(bandwidth)))
-    return replace(found, device=replace(found.device, memory=(*near, main)))
+    memory = (*cluster.device.memory[:-1], main)
+    return replace(cluster, device=replace(cluster.device, memory=memory))
 
 
 def build_workload(row: Row, accumulate: int) -> pk.Transformer:
     """The workload of a row with a given number of micro-batches."""
-    given: dict[str, Any] = {name: int(row[name] or 0) for name in (*_SIZES, "sequence")}
-    given |= {name: row[name] for name in ("dtype", "attention", "parallel")} | (
-        LLAMA if row["inner"] else {}
+    settings: dict[str, Any] = {name: int(row[name] or 0) for name in (*_SIZES, "sequence")}
+    for name in ("dtype", "attention", "parallel"):
+        settings[name] = row[name]
+    if row["inner"]:
+        settings |= LLAMA
+    return pk.Transformer(
+        row["model"],
+        row["causal"] == "yes",
+        int(row["micro_batch"]) * int(row["ranks"]) * accumulate,
+        **settings,
+        mixed=row["mixed"] == "yes",
+        overlap=row["overlap"] == "yes",
+        dropout=float(row["dropout"]),
+        checkpoint=row["checkpoint"] == "full",
+        fused=row["source"] != "mpt",
+        positions=settings["sequence"],
+        accumulate=accumulate,
     )
-    given |= {name: row[name] == "yes" for name in ("mixed", "overlap")}
-    given |= {"dropout": float(row["dropout"]), "checkpoint": row["checkpoint"] == "full"}
-    batch = int(row["micro_batch"]) * int(row["ranks"]) * accumulate
-    given |= {
-        "fused": row["source"] != "mpt",
-        "positions": given["sequence"],
-        "accumulate": accumulate,
-    }
-    return pk.Transformer(row["model"], row["causal"] == "yes", batch, **given)
+
+
+def _add_micro_batches(
+    first: Mapping[str, float], second: Mapping[str, float], count: int, *, with_update: bool
+) -> dict[str, float]:
+    """Parts of a step of so many micro-batches, from those of one and of two [s]."""
+    parts = {}
+    for name, seconds in first.items():
+        more = (count - 1) * (second[name] - seconds)
+        parts[name] = seconds + more if with_update else more
+    return parts
+
+
+def _split_row(row: Row) -> dict[str, float]:
+    """Parts of the time of a row; micro-batches after the first take what the second one adds [s]."""
+    count = int(row["accumulate"])
+    ranks = int(row["ranks"])
+    platform = find_platform(row["device"], ranks, row["bandwidth"], row["link"])
+    with_update = row["timed"] == "step"
+
+    def split(model: pk.Transformer) -> dict[str, float]:
+        return split_step(
+            model, platform, ranks=ranks, execution=row["execution"], update=with_update
+        )
+
+    one = build_workload(row, 1)
+    parts = split(one)
+    if count > 1:
+        second = split(build_workload(row, 2))
+        parts = _add_micro_batches(parts, second, count, with_update=with_update)
+    if row["checkpoint"] == "selective":
+        whole = split(replace(one, checkpoint=True))
+        for name, share in _SELECTIVE.items():
+            if name in parts:
+                parts[name] += share * (whole[name] - parts[name])
+    if row["mixed"] == "master":  # weights in half precision, updated as copies in fp32
+        alone = build_workload({**row, "ranks": "1"}, 1)
+        narrow = split_step(replace(alone, mixed=False), platform)
+        wide = split_step(replace(alone, mixed=True), platform)
+        parts["memory"] += wide["update"] - narrow["update"]
+    return parts
+
+
+def _describe(row: Row) -> str:
+    """What was run: all cells of a row but its time and its citation."""
+    return ",".join(cell for name, cell in row.items() if name not in ("seconds", "citation"))
 
 
 def list_steps(rows: Sequence[Row]) -> list[Step]:
@@ -146,36 +206,9 @@ def list_steps(rows: Sequence[Row]) -> list[Step]:
     adds."""
     steps = []
     for row in rows:
-        count, ranks = int(row["accumulate"]), int(row["ranks"])
-        platform = find_platform(row["device"], ranks, row["bandwidth"], row["link"])
-        about: dict[str, Any] = {
-            "ranks": ranks,
-            "execution": row["execution"],
-            "update": row["timed"] == "step",
-        }
-        models = [build_workload(row, n) for n in range(1, min(count, 2) + 1)]
-        first, *more = (split_step(model, platform, **about) for model in models)
-        parts, once = first, row["timed"] == "step"
-        for second in more:
-            parts = {
-                name: once * value + (count - 1) * (second[name] - value)
-                for name, value in first.items()
-            }
-        if row["checkpoint"] == "selective":
-            whole = split_step(replace(models[0], checkpoint=True), platform, **about)
-            parts = {
-                name: value + _SELECTIVE.get(name, 0.0) * (whole[name] - value)
-                for name, value in parts.items()
-            }
-        if row["mixed"] == "master":  # weights in half precision, updated as copies in fp32
-            alone = build_workload({**row, "ranks": "1"}, 1)
-            narrow, wide = (
-                split_step(replace(alone, mixed=mixed), platform) for mixed in (False, True)
-            )
-            parts["memory"] += wide["update"] - narrow["update"]
         generation = GENERATION.get(row["device"].partition("-")[0], "others")
-        text = ",".join(value for name, value in row.items() if name not in ("seconds", "citation"))
-        steps.append(Step(row["source"], generation, text, float(row["seconds"]), parts))
+        seconds = float(row["seconds"])
+        steps.append(Step(row["source"], generation, _describe(row), seconds, _split_row(row)))
     return steps
 
 
@@ -192,115 +225,152 @@ def _name_group(step: Step) -> str:
     return "/".join((step.source, *step.configuration.split(",")[1:3], _find_format(step)))
 
 
+def _draw_halves(steps: Sequence[Step]) -> Iterator[set[str]]:
+    """Half of the groups of each source and generation, ten times."""
+    groups: dict[str, set[str]] = defaultdict(set)
+    for step in steps:
+        groups[step.source + step.generation].add(_name_group(step))
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        half = set[str]()
+        for part in sorted(groups):
+            names = sorted(groups[part])
+            count = (len(names) + seed % 2) // 2
+            half |= set(rng.permutation(names)[:count])
+        yield half
+
+
+def _name_part(step: Step, how: str) -> str:
+    """The size, group or source that a step belongs to, whichever is left out."""
+    if how == "one size left out":
+        return _name_group(step).split("/")[2]
+    if how == "one group left out":
+        return _name_group(step)
+    if how == "source left out":
+        return step.source
+    raise ValueError(f"how is {how!r}; take one of {', '.join(sorted({how for _, how in BARS}))}")
+
+
 def _split(steps: Sequence[Step], how: str) -> Iterator[list[bool]]:
     """Which steps are left out and judged, split by split: half of the groups, or one size, group
     or source."""
-    groups = [_name_group(step) for step in steps]
     if how == "half of the groups":
-        parts = sorted({step.source + step.generation for step in steps})
-        names = [
-            sorted({g for g, s in zip(groups, steps, strict=True) if s.source + s.generation == p})
-            for p in parts
-        ]
-        for seed in range(10):
-            rng = np.random.default_rng(seed)
-            chosen = {
-                group
-                for own in names
-                for group in rng.permutation(own)[: (len(own) + seed % 2) // 2]
-            }
-            yield [group in chosen for group in groups]
-    else:
-        part: Callable[[int], str] = {
-            "one size left out": lambda n: groups[n].split("/")[2],
-            "one group left out": lambda n: groups[n],
-            "source left out": lambda n: steps[n].source,
-        }[how]
-        labels = [part(n) for n in range(len(steps))]
-        yield from ([label == other for label in labels] for other in sorted(set(labels)))
+        groups = [_name_group(step) for step in steps]
+        for half in _draw_halves(steps):
+            yield [group in half for group in groups]
+        return
+    parts = [_name_part(step, how) for step in steps]
+    for left_out in sorted(set(parts)):
+        yield [part == left_out for part in parts]
+
+
+def _name_steps(step: Step) -> str:
+    """Source and generation of a step; products in fp8 are named."""
+    name = f"{step.source} {step.generation}"
+    return f"{name} fp8" if _find_format(step) == "fp8" else name
 
 
 def judge_steps(steps: Sequence[Step], how: str) -> list[dict[str, Any]]:
     """Errors of steps that were left out, by source and generation, and the share inside the 80 %
     interval [%]."""
-    found: dict[str, list[Row]] = defaultdict(list)
-    for judged in _split(steps, how):
-        fitted = [s for s, own in zip(steps, judged, strict=True) if not own and is_fitted(s)]
-        others = [step for step, own in zip(steps, judged, strict=True) if own]
-        priced = predict_steps(others, {**fit_scales(fitted, GENERATIONS), **_OWN})
-        for step, time, spread in zip(others, *priced, strict=True):
-            name = f"{step.source} {step.generation}" + " fp8" * (_find_format(step) == "fp8")
-            found[name].append(widen(time, spread, step.seconds))
-    everything = [row for rows in found.values() for row in rows]
-    found |= {
-        name: [row for part in parts for row in found[part]] for name, parts in _TOGETHER.items()
-    }
-    found["all"] = everything
-    return [
-        {"steps": name, "judged": how, **judge(rows), "bar": BARS.get((name, how))}
-        for name, rows in sorted(found.items())
-    ]
+    judged: dict[str, list[Row]] = defaultdict(list)
+    for is_left_out in _split(steps, how):
+        pairs = list(zip(steps, is_left_out, strict=True))
+        fitted = [step for step, left_out in pairs if not left_out and is_fitted(step)]
+        others = [step for step, left_out in pairs if left_out]
+        scales = {**fit_scales(fitted, GENERATIONS), **_OWN}
+        times, spreads = predict_steps(others, scales)
+        for step, time, spread in zip(others, times, spreads, strict=True):
+            judged[_name_steps(step)].append(widen(time, spread, step.seconds))
+    everything = _join(judged, list(judged))
+    for name, parts in _TOGETHER.items():
+        judged[name] = _join(judged, parts)
+    judged["all"] = everything
+    figures = []
+    for name, rows in sorted(judged.items()):
+        bar = BARS.get((name, how))
+        figures.append({"steps": name, "judged": how, **judge(rows), "bar": bar})
+    return figures
+
+
+def _join(judged: Mapping[str, list[Row]], names: Sequence[str]) -> list[Row]:
+    """The rows of several names, one after the other."""
+    rows = list[Row]()
+    for name in names:
+        rows += judged[name]
+    return rows
 
 
 def state_steps(rows: Sequence[Row], scales: Scales) -> list[dict[str, Any]]:
     """Predict steps that were not fitted, one by one [s]."""
-    priced = zip(rows, *predict_steps(list_steps(rows), scales), strict=True)
-    return [{**row, **widen(time, spread, float(row["seconds"]))} for row, time, spread in priced]
+    times, spreads = predict_steps(list_steps(rows), scales)
+    stated = []
+    for row, time, spread in zip(rows, times, spreads, strict=True):
+        stated.append({**row, **widen(time, spread, float(row["seconds"]))})
+    return stated
 
 
 def state_split_steps(like: Row, scales: Scales) -> list[dict[str, Any]]:
     """Predict steps of one micro-batch over tensor or pipeline ranks, without their update; `like`
     says the rest."""
-    found = []
+    stated = []
     for row in read_csv(find_reference("published", "gpu_split_steps.csv")):
-        ranks, batch = int(row["ranks"]), int(row["micro_batch"])
+        ranks = int(row["ranks"])
+        batch = int(row["micro_batch"])
         model = build_workload({**like, "ranks": "1", "micro_batch": row["micro_batch"]}, 1)
-        about = {"source": "published steps", "date": "2026-11-25"}
-        where = find_platform(row["device"], ranks, "", "")
-        where = add_published(where, scales, row["device"].partition("-")[0], **about)
-        with keep_quiet():
-            step = pk.predict(
-                model, where, strategy=pk.Strategy(**{row["way"]: ranks}, micro_batch=batch)
-            )
-        update = sum(
-            seconds for (phase, _), (_, seconds) in step.parts.items() if phase == "update"
+        platform = add_published(
+            find_platform(row["device"], ranks, "", ""),
+            scales,
+            row["device"].partition("-")[0],
+            source="published steps",
+            date="2026-11-25",
         )
-        found.append({**row, **widen(step.time - update, step.spread, float(row["seconds"]))})
-    return found
+        strategy = pk.Strategy(**{row["way"]: ranks}, micro_batch=batch)
+        with keep_quiet():
+            step = pk.predict(model, platform, strategy=strategy)
+        updates = [seconds for (phase, _), (_, seconds) in step.parts.items() if phase == "update"]
+        time = step.time - sum(updates)
+        stated.append({**row, **widen(time, step.spread, float(row["seconds"]))})
+    return stated
 
 
 def tabulate_scales(scales: Scales) -> str:
     """The fitted scales as the text of a table."""
-    return write_csv(
-        [
+    rows = []
+    for (name, generation), scale in scales.items():
+        rows.append(
             {
                 "class": name,
                 "generation": generation,
-                "logarithm": f"{value:.4f}",
-                "stderr": f"{error:.3f}",
-                "configurations": count,
-                "kind": "fitted" if count else "assumed",
+                "logarithm": f"{scale.log:.4f}",
+                "stderr": f"{scale.stderr:.3f}",
+                "configurations": scale.configurations,
+                "kind": "fitted" if scale.configurations else "assumed",
             }
-            for (name, generation), (value, error, count) in scales.items()
-        ]
-    )
+        )
+    return write_csv(rows)
 
 
 def read_scales() -> Scales:
     """The committed scales, in the form of `benchmarks.helpers.gpu_scales.fit_scales`."""
-    return {
-        (row["class"], row["generation"]): (
-            float(row["logarithm"]),
-            float(row["stderr"]),
-            int(row["configurations"]),
+    scales = dict[tuple[str, str], Scale]()
+    for row in read_csv(find_reference("published", "gpu_scales.csv")):
+        scales[row["class"], row["generation"]] = Scale(
+            float(row["logarithm"]), float(row["stderr"]), int(row["configurations"])
         )
-        for row in read_csv(find_reference("published", "gpu_scales.csv"))
-    }
+    return scales
 
 
-_FIGURES = {"steps": "{steps}", "judged": "{judged}", "n": "{n:.0f}"}
-_FIGURES |= {name: f"{{{name}:.1f}}" for name in ("geomean", "mean", "p95", "bias", "inside")} | {
-    "bar": "{bar:g}"
+_FIGURES = {
+    "steps": "{steps}",
+    "judged": "{judged}",
+    "n": "{n:.0f}",
+    "geomean": "{geomean:.1f}",
+    "mean": "{mean:.1f}",
+    "p95": "{p95:.1f}",
+    "bias": "{bias:.1f}",
+    "inside": "{inside:.1f}",
+    "bar": "{bar:g}",
 }
 _STEPS = {
     "device": "{device}",
@@ -318,17 +388,16 @@ def main(given: Any) -> int:
     """Published steps of GPUs, judged by scales fitted to others."""
     rows = read_rows()
     steps = list_steps([row for row in rows if row["source"] != _STATED])
-    figures = [
-        row for how in dict.fromkeys(how for _, how in BARS) for row in judge_steps(steps, how)
-    ]
+    figures = []
+    for how in dict.fromkeys(how for _, how in BARS):
+        figures += judge_steps(steps, how)
     print(lay_out(figures, _FIGURES), end="\n\n")
-    scales = {**fit_scales([step for step in steps if is_fitted(step)], GENERATIONS), **_OWN}
-    stated = state_steps(apart := [row for row in rows if row["source"] == _STATED], scales)
-    print(
-        lay_out(
-            [{"way": "dp", **row} for row in stated] + state_split_steps(apart[0], scales), _STEPS
-        )
-    )
+    fitted = [step for step in steps if is_fitted(step)]
+    scales = {**fit_scales(fitted, GENERATIONS), **_OWN}
+    apart = [row for row in rows if row["source"] == _STATED]
+    stated = [{"way": "dp", **row} for row in state_steps(apart, scales)]
+    stated += state_split_steps(apart[0], scales)
+    print(lay_out(stated, _STEPS))
     if given.write:
         write_text(find_reference("published") / "gpu_scales.csv", tabulate_scales(scales))
     return int(any(row["bar"] and row["mean"] > row["bar"] for row in figures))

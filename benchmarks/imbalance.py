@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,34 +41,51 @@ class Case:
     slowdown: Mapping[int, float]
 
 
+#: Slowdowns of a rank of a Transformer, by the name of the case [-].
+_STRAGGLERS: Mapping[str, Mapping[int, float]] = {
+    "even": {},
+    "straggler 1.5": {1: 1.5},
+    "straggler 2.5": {0: 2.5},
+}
+
+
+def _list_dlrm_cases(number: int, model: pk.DLRM) -> list[Case]:
+    """Even tables, nearly all tables on one rank, and stragglers with even tables."""
+    tables = len(model.tables)
+    even = tuple(table % _RANKS for table in range(tables))
+    lopsided = tuple(1 if table == tables - 1 else 0 for table in range(tables))
+    return [
+        Case(f"dlrm-{number} even", model, even, {}),
+        Case(f"dlrm-{number} lopsided", model, lopsided, {}),
+        Case(f"dlrm-{number} straggler 1.5", model, even, {1: 1.5}),
+        Case(f"dlrm-{number} straggler 2.5", model, even, {0: 2.5}),
+    ]
+
+
+def _list_transformer_cases(number: int, drawn: pk.Transformer) -> list[Case]:
+    """Equal ranks and stragglers, with and without overlap."""
+    batch = drawn.batch + drawn.batch % _RANKS
+    cases = []
+    for overlap in (False, True):
+        model = replace(drawn, batch=batch, overlap=overlap)
+        title = f"transformer-{number} ddp" if overlap else f"transformer-{number}"
+        for name, slowdown in _STRAGGLERS.items():
+            cases.append(Case(f"{title} {name}", model, None, slowdown))
+    return cases
+
+
 def draw_cases(seed: int, models: int = 3) -> list[Case]:
     """DLRMs with even tables, nearly all on one rank, or a straggler; Transformers with and without
     one and overlap."""
-    cases, none = [], dict[int, float]()
-    workloads = [
-        sample.workload for sample in draw_check(seed, dlrm=0, transformer=models, hybrid=models)
-    ]
-    for number, dlrm in enumerate(w for w in workloads if isinstance(w, pk.DLRM)):
-        even = tuple(table % _RANKS for table in range(len(dlrm.tables)))
-        lopsided = (0,) * (len(even) - 1) + (1,)
-        for what, owners, slowdown in (
-            ("even", even, none),
-            ("lopsided", lopsided, none),
-            ("straggler 1.5", even, {1: 1.5}),
-            ("straggler 2.5", even, {0: 2.5}),
-        ):
-            cases.append(Case(f"dlrm-{number} {what}", dlrm, owners, slowdown))
-    for number, one in enumerate(w for w in workloads if isinstance(w, pk.Transformer)):
-        for overlap in (False, True):
-            model = replace(one, batch=one.batch + one.batch % _RANKS, overlap=overlap)
-            for what, slowdown in {
-                "even": none,
-                "straggler 1.5": {1: 1.5},
-                "straggler 2.5": {0: 2.5},
-            }.items():
-                cases.append(
-                    Case(f"transformer-{number}{' ddp' * overlap} {what}", model, None, slowdown)
-                )
+    samples = draw_check(seed, dlrm=0, transformer=models, hybrid=models)
+    workloads = [sample.workload for sample in samples]
+    dlrms = [model for model in workloads if isinstance(model, pk.DLRM)]
+    transformers = [model for model in workloads if isinstance(model, pk.Transformer)]
+    cases = []
+    for number, dlrm in enumerate(dlrms):
+        cases += _list_dlrm_cases(number, dlrm)
+    for number, transformer in enumerate(transformers):
+        cases += _list_transformer_cases(number, transformer)
     return cases
 
 
@@ -86,24 +104,19 @@ def predict_case(case: Case, platform: pk.Platform) -> dict[str, float]:
 def measure_cases(cases: Sequence[Case], *, seconds: float) -> Iterator[dict[str, float]]:
     """Measured iteration and waiting of cases of one workload, timed in alternation [s]."""
     model = cases[0].workload
+    ranks = range(_RANKS)
+    placed = [(case.owners, [case.slowdown.get(rank, 1.0) for rank in ranks]) for case in cases]
     job = {
         "task": "benchmarks.imbalance:time_stragglers",
         "workload": dump(model),
-        "cases": [
-            (case.owners, [case.slowdown.get(rank, 1.0) for rank in range(_RANKS)])
-            for case in cases
-        ],
+        "cases": placed,
         "seconds": seconds,
     }
     for runs in zip(*run_processes(job, ranks=_RANKS), strict=True):
-        arrivals = np.array([run["arrivals"] for run in runs])
-        usual = np.median(arrivals - arrivals.mean(axis=0), axis=1)
-        idle = np.array([run["idle"] for run in runs])
+        waiting = _sum_idle(runs) if model.overlap else _sum_lateness(runs)
         yield {
             "measured_s": max(run["median"] for run in runs),
-            "measured_waiting_s": float(
-                (idle - idle.min()).sum() if model.overlap else (usual.max(0) - usual).sum()
-            ),
+            "measured_waiting_s": waiting,
             "disagreement": max(max(run["halves"]) / min(run["halves"]) - 1 for run in runs),
         }
 
@@ -207,10 +220,45 @@ _COLUMNS = {
 }
 
 
+def _sum_idle(runs: Sequence[Row]) -> float:
+    """How much longer ranks are idle than the busiest one, summed over ranks [s]."""
+    idle = np.array([run["idle"] for run in runs])
+    return float((idle - idle.min()).sum())
+
+
+def _sum_lateness(runs: Sequence[Row]) -> float:
+    """How long ranks wait for the last one at each collective, summed over ranks [s]."""
+    arrivals = np.array([run["arrivals"] for run in runs])
+    usual = np.median(arrivals - arrivals.mean(axis=0), axis=1)
+    return float((usual.max(0) - usual).sum())
+
+
 def _summarize(rows: Sequence[Row]) -> str:
     uneven = [row for row in rows if not row["case"].endswith("even")]
-    errors, waiting = (np.abs([row[key] for row in uneven]) for key in ("error", "waiting_error"))
+    errors = np.abs([row["error"] for row in uneven])
+    waiting = np.abs([row["waiting_error"] for row in uneven])
     return f"where ranks differ: iteration {errors.mean():.1%} mean, waiting {waiting.mean():.1%} mean; bar 15 %"
+
+
+def _read_saved(files: Sequence[Path]) -> list[Row]:
+    """Rows of earlier runs."""
+    rows = list[Row]()
+    for file in files:
+        rows += json.loads(file.read_text(encoding="utf-8"))["records"]
+    return rows
+
+
+def _compare(predicted: Row, measured: Row) -> dict[str, Any]:
+    """Predicted and measured figures of a case, and errors; small waiting is judged relative to the
+    iteration."""
+    least = max(measured["measured_waiting_s"], 0.05 * measured["measured_s"])
+    waiting = predicted["predicted_waiting_s"] - measured["measured_waiting_s"]
+    return {
+        **predicted,
+        **measured,
+        "error": predicted["predicted_s"] / measured["measured_s"] - 1,
+        "waiting_error": waiting / least,
+    }
 
 
 @command(
@@ -226,21 +274,18 @@ def _summarize(rows: Sequence[Row]) -> str:
 def main(given: Any) -> None:
     """Waiting of ranks for one another."""
     if given.saved:
-        files = [json.loads(file.read_text(encoding="utf-8")) for file in given.saved]
-        return print(_summarize([row for file in files for row in file["records"]]))
-    platform, cases = pk.load_platform(given.platform), draw_cases(given.seed, given.models)
+        print(_summarize(_read_saved(given.saved)))
+        return
+    platform = pk.load_platform(given.platform)
+    cases = draw_cases(given.seed, given.models)
     rows: list[dict[str, Any]] = [
         {"case": case.name, **predict_case(case, platform)} for case in cases
     ]
     for model in dict.fromkeys(case.workload for case in cases):
-        own = [i for i, case in enumerate(cases) if case.workload == model]
-        for i, found in zip(
-            own, measure_cases([cases[i] for i in own], seconds=given.seconds), strict=True
-        ):
-            # Small waiting is judged relative to the iteration.
-            least = max(found["measured_waiting_s"], 0.05 * found["measured_s"])
-            waiting = rows[i]["predicted_waiting_s"] - found["measured_waiting_s"]
-            error = rows[i]["predicted_s"] / found["measured_s"] - 1
-            rows[i] |= {**found, "error": error, "waiting_error": waiting / least}
+        places = [place for place, case in enumerate(cases) if case.workload == model]
+        together = [cases[place] for place in places]
+        measured = measure_cases(together, seconds=given.seconds)
+        for place, figures in zip(places, measured, strict=True):
+            rows[place] = _compare(rows[place], figures)
     print(lay_out(rows, _COLUMNS), _summarize(rows), sep="\n")
     save_rows(given.json, rows, platform=platform.name, seed=given.seed)

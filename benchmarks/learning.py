@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,25 +36,33 @@ def _family(iteration: MeasuredIteration) -> str:
     return "parallel" if iteration.owners else str(iteration.workload["family"])
 
 
+class _Turn(NamedTuple):
+    """Iterations of a family that are drawn together, and when it is their turn [-]."""
+
+    position: float
+    family: str
+    pair: list[MeasuredIteration]
+
+
 def draw_subset(
     rows: Sequence[MeasuredIteration], count: int, rng: np.random.Generator
 ) -> list[MeasuredIteration]:
     """At least `count` random calibration iterations: pairs (or three) of one family, all families
     in proportion."""
-    turns = []
+    turns = list[_Turn]()
     for family in sorted({_family(row) for row in rows}):
-        own = [row for row in rows if _family(row) == family]
-        shuffled = [own[i] for i in rng.permutation(len(own))]
-        pairs = np.array_split(np.arange(len(own)), max(1, len(own) // 2))
-        turns += [
-            ((i + 0.5) / len(pairs), family, [shuffled[j] for j in pair])
-            for i, pair in enumerate(pairs)
-        ]
+        members = [row for row in rows if _family(row) == family]
+        shuffled = [members[place] for place in rng.permutation(len(members))]
+        pairs = np.array_split(np.arange(len(members)), max(1, len(members) // 2))
+        for number, places in enumerate(pairs):
+            pair = [shuffled[place] for place in places]
+            turns.append(_Turn((number + 0.5) / len(pairs), family, pair))
+    turns.sort(key=lambda turn: (turn.position, turn.family))
     chosen: list[MeasuredIteration] = []
-    for _, _, pair in sorted(turns, key=lambda turn: turn[:2]):
+    for turn in turns:
         if len(chosen) >= count:
             break
-        chosen += pair
+        chosen += turn.pair
     return chosen
 
 
@@ -62,22 +70,38 @@ def _average(comparisons: Sequence[Comparison]) -> dict[str, float]:
     """Means over draws, the width of intervals as high / low, and quartiles of the mean error over
     the draws [-]."""
     figures = [comparison.figures["all"] for comparison in comparisons]
-    found = {
-        key: float(np.mean([own[key] for own in figures]))
-        for key in ("mean", "geomean", "bias", "inside")
-    }
-    q1, q3 = map(float, np.percentile([own["mean"] for own in figures], [25, 75]))
-    width = float(
-        np.mean([run["high_s"] / run["low_s"] for one in comparisons for run in one.runs])
-    )
+    widths = list[float]()
+    for comparison in comparisons:
+        widths += [run["high_s"] / run["low_s"] for run in comparison.runs]
+    errors = [draw["mean"] for draw in figures]
+    q1, q3 = np.percentile(errors, [25, 75])
+
+    def average(name: str) -> float:
+        return float(np.mean([draw[name] for draw in figures]))
+
     return {
-        "error": found.pop("mean"),
-        **found,
-        "width": width,
-        "q1": q1,
-        "q3": q3,
+        "error": average("mean"),
+        "geomean": average("geomean"),
+        "bias": average("bias"),
+        "inside": average("inside"),
+        "width": float(np.mean(widths)),
+        "q1": float(q1),
+        "q3": float(q3),
         "draws": len(comparisons),
     }
+
+
+def _select(comparison: Comparison, family: str) -> Comparison:
+    """The runs of one family, or all of them."""
+    if family == "all":
+        return comparison
+    runs = tuple(run for run in comparison.runs if run["family"] == family)
+    return replace(comparison, runs=runs)
+
+
+def _count_draws(draws: int, count: int, total: int) -> int:
+    """How often a subset is drawn; there is only one empty and one whole subset."""
+    return draws if 0 < count < total else 1
 
 
 def learn(
@@ -89,21 +113,19 @@ def learn(
 ) -> list[dict[str, Any]]:
     """Errors on unseen runs by family and number of calibration iterations."""
     every = measurements.iterations
-    found: dict[tuple[str, int], list[Comparison]] = {}
     families = [*dict.fromkeys(run["family"] for run in comparison.runs), "all"]
-    for count in [count for count in sorted(set(counts)) if count < len(every)] + [len(every)]:
-        for draw in range(draws if 0 < count < len(every) else 1):
+    judged: dict[tuple[str, int], list[Comparison]] = {}
+    smaller = [count for count in sorted(set(counts)) if count < len(every)]
+    for count in (*smaller, len(every)):
+        for draw in range(_count_draws(draws, count, len(every))):
             chosen = draw_subset(every, count, np.random.default_rng([count, draw]))
-            again = predict_again(
-                comparison, fit_platform(replace(measurements, iterations=chosen))
-            )
+            platform = fit_platform(replace(measurements, iterations=chosen))
+            again = predict_again(comparison, platform)
             for family in families:
-                own = tuple(run for run in again.runs if family in (run["family"], "all"))
-                found.setdefault((family, len(chosen)), []).append(replace(again, runs=own))
-    rows = [
-        {"family": family, "iterations": count, **_average(own)}
-        for (family, count), own in found.items()
-    ]
+                judged.setdefault((family, len(chosen)), []).append(_select(again, family))
+    rows = []
+    for (family, count), comparisons in judged.items():
+        rows.append({"family": family, "iterations": count, **_average(comparisons)})
     return sorted(rows, key=lambda row: (families.index(row["family"]), row["iterations"]))
 
 
@@ -112,24 +134,20 @@ def learn_families(
 ) -> list[dict[str, Any]]:
     """Errors on runs of each family by the number of its own iterations, beside all iterations of
     the others."""
-    bare, rows = fit_platform(replace(measurements, iterations=[]), name="isolated"), []
+    bare = fit_platform(replace(measurements, iterations=[]), name="isolated")
+    rows = list[dict[str, Any]]()
     for family in dict.fromkeys(run["family"] for run in comparison.runs):
-        runs = replace(
-            comparison, runs=tuple(run for run in comparison.runs if run["family"] == family)
-        )
-        own, others = (
-            [row for row in measurements.iterations if (row.family == family) == mine]
-            for mine in (True, False)
-        )
-        for count in range(len(own) + 1):
-            found = []
-            for draw in range(draws if 0 < count < len(own) else 1):
-                order = np.random.default_rng([count, draw]).permutation(len(own))[:count]
-                chosen = others + [own[i] for i in order]
-                found.append(
-                    predict_again(runs, add_context(bare, replace(measurements, iterations=chosen)))
-                )
-            rows.append({"family": family, "iterations": count, **_average(found)})
+        runs = _select(comparison, family)
+        members = [row for row in measurements.iterations if row.family == family]
+        others = [row for row in measurements.iterations if row.family != family]
+        for count in range(len(members) + 1):
+            judged = []
+            for draw in range(_count_draws(draws, count, len(members))):
+                order = np.random.default_rng([count, draw]).permutation(len(members))
+                chosen = others + [members[place] for place in order[:count]]
+                platform = add_context(bare, replace(measurements, iterations=chosen))
+                judged.append(predict_again(runs, platform))
+            rows.append({"family": family, "iterations": count, **_average(judged)})
     return rows
 
 
@@ -174,5 +192,8 @@ def main(given: Any) -> None:
     comparison = Comparison.load(*given.check)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # two iterations give no standard errors
-        rows = (learn_families if given.families else learn)(measurements, comparison, draws=draws)
+        if given.families:
+            rows = learn_families(measurements, comparison, draws=draws)
+        else:
+            rows = learn(measurements, comparison, draws=draws)
     print(lay_out(rows, _COLUMNS, numbers=True))

@@ -11,8 +11,8 @@ priors and their evidence.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy as np
 from benchmarks.helpers.overheads import read_overheads
 from perfkit.calibration.runs import fit_logs
 from perfkit.fitting import Fit, InContext, Iteration, Overlap
+from perfkit.ground.hardware import Quantity
 from perfkit.ground.units import Array
 from perfkit.models.roofline import smooth_maximum
 from perfkit.platform.estimates import keep_quiet
@@ -29,15 +30,30 @@ from perfkit.prediction.classes import list_attention
 from perfkit.prediction.cost import price, price_hosts
 from perfkit.prediction.predictor import predict
 from perfkit.workloads.execution import execute
+from perfkit.workloads.graph import Graph
 from perfkit.workloads.operations import ATTENTION
 from perfkit.workloads.transformer import Transformer
 
 F = TypeVar("F", bound=Fit)
-#: Prior of the scale of a class: its mean, and standard deviations of the logarithm for the part
-#: that all generations have in common and for the part of one generation. Hosts and sources have
-#: only a part of their own.
-_PRIORS = {"product": (1.0, 0.05, 0.05), "exchange": (0.4, 0.7, 0.4)}
-_PRIORS |= dict.fromkeys(("attention", "memory"), (1.0, 0.4, 0.2))
+
+
+class Prior(NamedTuple):
+    """Prior of the scale of a class: its mean, and standard deviations of the logarithm for the part
+    that all generations have in common and for the part of one generation [-]."""
+
+    mean: float
+    common: float
+    generation: float
+
+
+_PRIORS = {
+    "product": Prior(1.0, 0.05, 0.05),
+    "exchange": Prior(0.4, 0.7, 0.4),
+    "attention": Prior(1.0, 0.4, 0.2),
+    "memory": Prior(1.0, 0.4, 0.2),
+}
+#: Hosts, by generation, and sources have only a part of their own: mean and standard deviation of
+#: the logarithm [-].
 _HOSTS = {"v100": (1.0, 0.1), "a100": (0.85, 0.18)}
 _HOST = (0.6, 0.4)  # of newer generations
 _SOURCE = (1.0, 0.2)
@@ -62,11 +78,29 @@ _SAID = 0.8
 # parts without a scale of their own
 _BESIDE = ("rest", "host", "flight", "exposed", "update", "uncertainty")
 _MEMORY = ("elementwise", "rowwise", "copy")
+#: Operations of a class of scales.
+_OPERATIONS = {
+    "product": ("gemm", "bmm"),
+    "memory": _MEMORY,
+    "attention": ("attention.forward",),
+}
+#: Change of a logarithm by which slopes are found [-].
+_CHANGE = 1e-4
 _CLASSES = {"gemm": "product", "bmm": "product", **dict.fromkeys(_MEMORY, "memory")}
-#: Logarithm of each scale, its standard error, and the configurations that it was fitted to, by
-#: class and generation [-]. Scales of a ``source`` are by its name, which is empty for unknown
+
+
+class Scale(NamedTuple):
+    """One fitted scale: its logarithm, the standard error of it, and the number of configurations
+    that it was fitted to [-]."""
+
+    log: float
+    stderr: float
+    configurations: int
+
+
+#: Scales by class and generation. Scales of a ``source`` are by its name, which is empty for unknown
 #: programs.
-Scales = Mapping[tuple[str, str], tuple[float, float, int]]
+Scales = Mapping[tuple[str, str], Scale]
 
 
 class Step(NamedTuple):
@@ -78,6 +112,37 @@ class Step(NamedTuple):
     configuration: str
     seconds: float
     parts: Mapping[str, float]
+
+
+def _sum_operations(
+    graph: Graph, platform: Platform, ranks: int, *, update: bool
+) -> dict[str, float]:
+    """Device time of a graph by class, and times of host, update and uncertainty [s]."""
+    (costs,) = price([graph], platform, dtype=graph.dtype, ranks=ranks)
+    (calls,) = price_hosts([graph], platform)
+    hosts = np.add(*calls)
+    formats = graph.dtypes or (graph.dtype,) * len(graph)
+    kernels = list_attention(graph, platform)
+    spreads = costs.spread[costs.classes]
+    parts = dict.fromkeys((*_BESIDE, "memory"), 0.0)
+    for index, label in enumerate(graph.labels):
+        if label.phase == "update" and not update:
+            continue
+        seconds = float(costs.seconds[index])
+        name = _CLASSES.get(label.kind, "rest")
+        if label.variant == "fused":
+            name += ".fused"
+        if label.kind == "attention":
+            name = f"attention.{kernels[0]}"
+            if label.variant.startswith("backward"):
+                seconds *= BACKWARD[kernels[0]]
+        parts[name] = parts.get(name, 0.0) + seconds
+        parts["host"] += float(hosts[index])
+        if label.phase == "update":
+            parts["update"] += seconds
+        if name == "product" and formats[index] not in _FORMATS:
+            parts["uncertainty"] += float(seconds * spreads[index])
+    return parts
 
 
 def split_step(
@@ -114,30 +179,51 @@ def split_step(
     """
     bare = replace(platform, context=Context(), host=read_overheads())
     with keep_quiet():
-        found = predict(workload, bare, ranks=ranks, execution=execution)
-    [graph] = execute(workload.graphs(ranks, accelerator=True)[:1], execution)
-    costs = price([graph], bare, dtype=graph.dtype, ranks=ranks)[0]
-    formats = graph.dtypes or (graph.dtype,) * len(graph)
-    hosts, kernels = np.add(*price_hosts([graph], bare)[0]), list_attention(graph, bare)
-    parts = dict.fromkeys((*_BESIDE, "memory"), 0.0)
-    columns = (graph.labels, formats, costs.seconds, costs.spread[costs.classes], hosts)
-    for label, dtype, own, spread, host in zip(*columns, strict=True):
-        if label.phase == "update" and not update:
-            continue
-        name = _CLASSES.get(label.kind, "rest")
-        if label.variant == "fused":
-            name += ".fused"
-        if label.kind == "attention":
-            name = f"attention.{kernels[0]}"
-            own *= BACKWARD[kernels[0]] if label.variant.startswith("backward") else 1.0
-        parts[name] = parts.get(name, 0.0) + float(own)
-        parts["host"] += float(host)
-        if label.phase == "update":
-            parts["update"] += float(own)
-        if name == "product" and dtype not in _FORMATS:
-            parts["uncertainty"] += float(own * spread)
-    row = found.communication().row(0, named=True)
-    return parts | {"flight": row["total_s"], "exposed": row["exposed_s"]}
+        prediction = predict(workload, bare, ranks=ranks, execution=execution)
+    (graph,) = execute(workload.graphs(ranks, accelerator=True)[:1], execution)
+    parts = _sum_operations(graph, bare, ranks, update=update)
+    collectives = prediction.communication().row(0, named=True)
+    parts["flight"] = collectives["total_s"]
+    parts["exposed"] = collectives["exposed_s"]
+    return parts
+
+
+def _list_keys(steps: Sequence[Step], generations: Sequence[str]) -> list[tuple[str, str]]:
+    """Class and generation of every scale; scales of sources come last."""
+    names = set[str]()
+    for step in steps:
+        names |= step.parts.keys()
+    keys = []
+    for name in (*sorted(names - {*_BESIDE}), "exchange", "host"):
+        for generation in generations:
+            keys.append((name, generation))
+    sources = sorted({step.source for step in steps})
+    return keys + [("source", name) for name in ("", *sources)]
+
+
+def _weigh_sources(steps: Sequence[Step], most: int) -> Array:
+    """Weight of each step if a source counts as at most so many steps on a generation [-]."""
+    often = Counter((step.source, step.generation) for step in steps)
+    return np.array([min(1.0, most / often[step.source, step.generation]) for step in steps])
+
+
+def _count_configurations(
+    steps: Sequence[Step], key: tuple[str, str], stderr: float, prior: float
+) -> int:
+    """Configurations that a scale was fitted to; none if it is as uncertain as its prior."""
+    if stderr >= _SAID * prior:
+        return 0
+    return len({step.configuration for step in steps if _weigh(step, key)})
+
+
+def _find_spread(steps: Sequence[Step], generation: str, errors: Array, weights: Array) -> Scale:
+    """Spread of the steps of a generation around the fit, as a scale."""
+    belongs = np.array([step.generation == generation for step in steps])
+    count = len({step.configuration for step in steps if step.generation == generation})
+    if not count:
+        return Scale(_BORROWED, 0.0, 0)
+    total = weights[belongs] @ np.square(errors[belongs]) + _WORTH * _OTHERS**2
+    return Scale(math.sqrt(total / (weights[belongs].sum() + _WORTH)), 0.0, count)
 
 
 def fit_scales(steps: Sequence[Step], generations: Sequence[str]) -> Scales:
@@ -148,123 +234,229 @@ def fit_scales(steps: Sequence[Step], generations: Sequence[str]) -> Scales:
     of scales over their priors. A source counts as at most 20 steps. Steps that are far off or
     uncertain count less.
     """
-    names = sorted({name for step in steps for name in step.parts} - {*_BESIDE})
-    keys = [
-        (name, generation) for name in (*names, "exchange", "host") for generation in generations
-    ]
-    keys += [("source", name) for name in ("", *sorted({step.source for step in steps}))]
+    keys = _list_keys(steps, generations)
     mean, width, matrix = _list_priors(keys)
-    tables, logs = _tabulate(steps, keys), np.log([step.seconds for step in steps])
-    often = Counter((step.source, step.generation) for step in steps)
-    trust, few = (
-        np.array([min(1.0, n / often[s.source, s.generation]) for s in steps])
-        for n in (_MOST, _FEW)
-    )
-    usual = np.hypot(_USUAL, tables["uncertainty"] / np.exp(logs))
-    found, covariance, _, errors, _ = fit_logs(
-        lambda values: np.log(_time(tables, matrix @ values)),
+    tables = _tabulate(steps, keys)
+    logs = np.log([step.seconds for step in steps])
+
+    def evaluate(parameters: Array) -> Array:
+        return np.log(_time(tables, matrix @ parameters))
+
+    fitted, covariance, _, errors, _ = fit_logs(
+        evaluate,
         logs,
         mean,
         width,
-        usual=usual,
-        trust=trust,
+        usual=np.hypot(_USUAL, tables["uncertainty"] / np.exp(logs)),
+        trust=_weigh_sources(steps, _MOST),
     )
-    values, spread = matrix @ found, np.sqrt(np.diag(matrix @ covariance @ matrix.T))
+    values = matrix @ fitted
+    stderrs = np.sqrt(np.diag(matrix @ covariance @ matrix.T))
     # a scale near its prior has no configurations
-    before = np.sqrt(np.square(matrix) @ np.square(width))
-    seen = [
-        {step.configuration for step in steps if error < _SAID * prior and _weigh(step, key)}
-        for key, error, prior in zip(keys, spread, before, strict=True)
-    ]
-    result = {key: (float(values[n]), float(spread[n]), len(seen[n])) for n, key in enumerate(keys)}
+    priors = np.sqrt(np.square(matrix) @ np.square(width))
+    scales = dict[tuple[str, str], Scale]()
+    for key, value, stderr, prior in zip(keys, values, stderrs, priors, strict=True):
+        count = _count_configurations(steps, key, stderr, prior)
+        scales[key] = Scale(float(value), float(stderr), count)
+    weights = _weigh_sources(steps, _FEW)
     for generation in generations:
-        own = np.array([step.generation == generation for step in steps])
-        total = few[own] @ np.square(errors[own]) + _WORTH * _OTHERS**2
-        count = len({step.configuration for step in steps if step.generation == generation})
-        around = math.sqrt(total / (few[own].sum() + _WORTH)) if count else _BORROWED
-        result["spread", generation] = (around, 0.0, count)
-    return result
+        scales["spread", generation] = _find_spread(steps, generation, errors, weights)
+    return scales
 
 
 def _list_priors(keys: Sequence[tuple[str, str]]) -> tuple[Array, Array, Array]:
     """Priors of the parameters, first own then common parts: mean and deviation; and the matrix
     from them to scales."""
-    alone = {
-        "host": {g: _HOSTS.get(g, _HOST) for _, g in keys},
-        "source": {g: _SOURCE for _, g in keys},
-    }
-    classes = list(dict.fromkeys(name for name, _ in keys if name not in alone))
-    priors = [_PRIORS[name.partition(".")[0]] for name in classes]
-    own = [
-        alone[name][g] if name in alone else (1.0, _PRIORS[name.partition(".")[0]][2])
-        for name, g in keys
-    ]
-    mean, width = zip(*own, *(prior[:2] for prior in priors), strict=True)
-    common = np.array([[float(name == other) for other in classes] for name, _ in keys])
-    return np.log(mean), np.array(width), np.hstack([np.eye(len(keys)), common])
+    means, widths = list[float](), list[float]()
+    for name, generation in keys:
+        if name == "host":
+            mean, width = _HOSTS.get(generation, _HOST)
+        elif name == "source":
+            mean, width = _SOURCE
+        else:
+            mean, width = 1.0, _find_prior(name).generation
+        means.append(mean)
+        widths.append(width)
+    classes = list(dict.fromkeys(name for name, _ in keys if name not in ("host", "source")))
+    for name in classes:
+        means.append(_find_prior(name).mean)
+        widths.append(_find_prior(name).common)
+    common = np.zeros((len(keys), len(classes)))
+    for row, (name, _) in enumerate(keys):
+        if name in classes:
+            common[row, classes.index(name)] = 1.0
+    return np.log(means), np.array(widths), np.hstack([np.eye(len(keys)), common])
+
+
+def _find_prior(name: str) -> Prior:
+    """Prior of a class; finer classes, such as ``memory.fused``, have that of the class."""
+    return _PRIORS[name.partition(".")[0]]
 
 
 def _tabulate(steps: Sequence[Step], keys: Sequence[tuple[str, str]]) -> dict[str, Array]:
     """Times of parts by step, those with a scale by step and scale; places of the scales of host
     and collectives."""
-    tables = {name: np.array([step.parts[name] for step in steps]) for name in _BESIDE}
     known = {name for name, _ in keys} | {*_BESIDE}
-    tables["rest"] += [
-        sum(time for name, time in step.parts.items() if name not in known) for step in steps
-    ]
-    own = np.array([name not in ("host", "exchange", "source") for name, _ in keys])
-    tables["parts"] = own * np.array([[_weigh(step, key) for key in keys] for step in steps])
+    tables = {name: np.array([step.parts[name] for step in steps]) for name in _BESIDE}
+    tables["rest"] += [_sum_unknown(step, known) for step in steps]
     tables["memory"] = np.array([name.startswith("memory") for name, _ in keys])
+    parts = np.zeros((len(steps), len(keys)))
+    for column, key in enumerate(keys):
+        if key[0] not in ("host", "exchange", "source"):
+            parts[:, column] = [_weigh(step, key) for step in steps]
+    tables["parts"] = parts
     for name in ("host", "exchange"):
         tables[f"of {name}"] = np.array([keys.index((name, step.generation)) for step in steps])
-    sources = [("source", step.source) for step in steps]
-    tables["of source"] = np.array(
-        [keys.index(key if key in keys else ("source", "")) for key in sources]
-    )
+    sources = [step.source if ("source", step.source) in keys else "" for step in steps]
+    tables["of source"] = np.array([keys.index(("source", source)) for source in sources])
     return tables
+
+
+def _sum_unknown(step: Step, known: Set[str]) -> float:
+    """Time of the classes of a step that have no scale [s]."""
+    return sum(time for name, time in step.parts.items() if name not in known)
 
 
 def _weigh(step: Step, key: tuple[str, str]) -> float:
     """Time of a step that a scale multiplies [s]."""
     name, generation = key
     if name == "source":
-        return step.parts["memory"] * (generation == step.source)
-    return (
-        step.parts.get({"exchange": "flight"}.get(name, name), 0.0)
-        if generation == step.generation
-        else 0.0
-    )
+        return step.parts["memory"] if generation == step.source else 0.0
+    if generation != step.generation:
+        return 0.0
+    if name == "exchange":
+        return step.parts["flight"]
+    return step.parts.get(name, 0.0)
 
 
 def _time(tables: Mapping[str, Array], logs: Array) -> Array:
     """Times of steps: the slower of device and host, where collectives slow the kernels beside them
     [s]."""
     scales = np.exp(logs)
-    parts = tables["parts"] * np.where(tables["memory"], scales[tables["of source"], None], 1.0)
-    share = np.minimum(scales[tables["of exchange"]], 1.0)
-    slowed = share * (tables["flight"] - tables["exposed"]) + tables["exposed"]
-    device, host = (
-        tables["rest"] + parts @ scales + slowed,
-        tables["host"] * scales[tables["of host"]],
-    )
+    of_sources = scales[tables["of source"], None]
+    parts = tables["parts"] * np.where(tables["memory"], of_sources, 1.0)
+    contention = np.minimum(scales[tables["of exchange"]], 1.0)
+    exposed = tables["exposed"]
+    slowed = contention * (tables["flight"] - exposed) + exposed
+    device = tables["rest"] + parts @ scales + slowed
+    host = tables["host"] * scales[tables["of host"]]
     return np.asarray(smooth_maximum(device, host, sharpness=_JOIN))
 
 
 def predict_steps(steps: Sequence[Step], scales: Scales) -> tuple[Array, Array]:
     """Times of steps on platforms with these scales [s], and spreads of their logarithms [-]."""
     keys = [key for key in scales if key[0] != "spread"]
-    logs, errors = (np.array([scales[key][n] for key in keys]) for n in (0, 1))
+    logs = np.array([scales[key].log for key in keys])
+    stderrs = np.array([scales[key].stderr for key in keys])
     tables = _tabulate(steps, keys)
     times = _time(tables, logs)
-    shares = (
-        np.stack(
-            [_time(tables, logs + step) / times - 1 for step in 1e-4 * np.eye(len(keys))], axis=1
+    slopes = np.zeros((len(steps), len(keys)))
+    for column in range(len(keys)):
+        moved = logs.copy()
+        moved[column] += _CHANGE
+        slopes[:, column] = (_time(tables, moved) / times - 1) / _CHANGE
+    around = [scales["spread", step.generation].log for step in steps]
+    of_scales = np.sqrt(np.square(slopes) @ np.square(stderrs))
+    return times, np.hypot(np.hypot(around, of_scales), tables["uncertainty"] / times)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where the fits of a context come from: a text, its date and the generation of the device."""
+
+    text: str
+    date: str
+    generation: str
+
+
+def _complete_scales(scales: Scales, generation: str) -> dict[str, Scale]:
+    """Scales of a generation by class, also of kernels of attention that no step has.
+
+    Programs of the user belong to no source, so scales of memory-bound work are as uncertain as
+    sources differ.
+    """
+    known = dict[str, Scale]()
+    between_sources = scales["source", ""].stderr
+    for (name, owner), scale in scales.items():
+        if owner != generation:
+            continue
+        if name.startswith("memory"):
+            scale = scale._replace(stderr=math.hypot(scale.stderr, between_sources))
+        known[name] = scale
+    attention = [scale.log for name, scale in known.items() if name.startswith("attention")]
+    middle = float(np.mean(attention))
+    for kernel in ATTENTION:
+        log = math.log(_FORWARD[kernel]) if kernel in _FORWARD else middle
+        known.setdefault(f"attention.{kernel}", Scale(log, _BORROWED, 0))
+    return known
+
+
+def _make_fit(
+    name: str,
+    scale: Scale,
+    model: type[F],
+    parameters: Mapping[str, float],
+    source: _Source,
+    spread: float = 0.0,
+) -> F:
+    """A fit of the context from a scale.
+
+    One without a step of the generation is assumed, with an uncertainty of 30 % or more; isolated
+    products were measured.
+    """
+    stderr = scale.stderr
+    dtypes = _FORMATS if name == "product" else ()
+    about: dict[str, Any] = {
+        "source": source.text,
+        "date": source.date,
+        "n": scale.configurations,
+        "dtypes": dtypes,
+    }
+    if not scale.configurations:
+        words = name.replace(".", " ")
+        device = source.generation.replace("others", "such a device")
+        note = f"scale of {words}: no published step on {device} shows it; taken from other generations of GPUs"
+        about["kind"] = "assumed"
+        about["notes"] = (note,)
+        least = 0.0 if name == "product" else _BORROWED
+        stderr = max(stderr, least)
+        spread = max(spread, least)
+    stderrs = dict.fromkeys(parameters, stderr)
+    return model.build(parameters, spread=spread or stderr, stderr=stderrs, **about)
+
+
+def _make_kernels(scales: Mapping[str, Scale], source: _Source) -> dict[str, InContext]:
+    """Scales of kernels as fits of a context, by class of operations."""
+    fits = dict[str, InContext]()
+    for name, scale in scales.items():
+        kind, _, finer = name.partition(".")
+        factor = math.exp(scale.log)
+        ending = f".{finer}" if finer else ""
+        for operation in _OPERATIONS.get(kind, ()):
+            fit = _make_fit(name, scale, InContext, {"scale": factor}, source)
+            fits[operation + ending] = fit
+        if kind == "attention":
+            backward = {"scale": BACKWARD[finer] * factor}
+            fit = _make_fit(name, scale, InContext, backward, source)
+            fits[f"attention.backward.{finer}"] = fit
+    return fits
+
+
+def _scale_host(scale: Scale, source: _Source) -> dict[str, Quantity]:
+    """The published host overheads times a scale."""
+    factor = math.exp(scale.log)
+    kind = "fitted" if scale.configurations else "assumed"
+    overheads = dict[str, Quantity]()
+    for name, quantity in read_overheads().items():
+        value = quantity.value * factor
+        overheads[name] = replace(
+            quantity,
+            value=float(f"{value:.3g}"),
+            stderr=float(f"{scale.stderr * value:.3g}"),
+            kind=kind,
+            source=f"{quantity.source}; times {factor:.3f}: {source.text}",
         )
-        / 1e-4
-    )
-    whole = [scales["spread", step.generation][0] for step in steps]
-    scaled = np.sqrt(np.square(shares) @ np.square(errors))
-    return times, np.hypot(np.hypot(whole, scaled), tables["uncertainty"] / times)
+    return overheads
 
 
 def add_published(
@@ -274,73 +466,17 @@ def add_published(
 
     Scales without a step of the generation are assumed, with an uncertainty of 30 % or more.
     """
-
-    def make(name: str, model: type[F], parameters: Mapping[str, float], spread: float = 0.0) -> F:
-        _, error, count = known[name, generation]
-        about: dict[str, Any] = {
-            "source": source,
-            "date": date,
-            "n": count,
-        }
-        about["dtypes"] = _FORMATS if name == "product" else ()
-        if not count:
-            what, where = name.replace(".", " "), generation.replace("others", "such a device")
-            note = f"scale of {what}: no published step on {where} shows it; taken from other generations of GPUs"
-            about |= {"kind": "assumed", "notes": (note,)}
-            least = 0.0 if name == "product" else _BORROWED  # isolated products were measured
-            error, spread = max(error, least), max(spread, least)
-        return model.build(
-            parameters,
-            spread=spread or error,
-            stderr=dict.fromkeys(parameters, error),
-            **about,
-        )
-
-    known = {key: values for key, values in scales.items() if key[1] == generation}
-    for key, (log, error, count) in known.items():  # programs of the user belong to no source
-        known[key] = (
-            log,
-            math.hypot(error, scales["source", ""][1] * key[0].startswith("memory")),
-            count,
-        )
-    middle = float(
-        np.mean([values[0] for (name, _), values in known.items() if name.startswith("attention")])
-    )
-    for kernel in ATTENTION:
-        log = math.log(_FORWARD[kernel]) if kernel in _FORWARD else middle
-        known.setdefault((f"attention.{kernel}", generation), (log, _BORROWED, 0))
-    fits: dict[str, InContext] = {}
-    for name, scale in ((name, math.exp(values[0])) for (name, _), values in known.items()):
-        kind, _, finer = name.partition(".")
-        ends = [f".{finer}"] if finer else [""]
-        kinds = {
-            "product": ("gemm", "bmm"),
-            "memory": _MEMORY,
-            "attention": ("attention.forward",),
-        }.get(kind, ())
-        fits |= {
-            one + end: make(name, InContext, {"scale": scale}) for one in kinds for end in ends
-        }
-        if kind == "attention":
-            fits[f"attention.backward.{finer}"] = make(
-                name, InContext, {"scale": BACKWARD[finer] * scale}
-            )
+    origin = _Source(source, date, generation)
+    known = _complete_scales(scales, generation)
+    around = known["spread"]
     joined = {"scale": 1.0, "sharpness": _JOIN}
-    whole = {"transformer": make("spread", Iteration, joined, scales["spread", generation][0])}
-    share = min(math.exp(scales["exchange", generation][0]), 1.0)
-    overlap, (host, error, count) = (
-        make("exchange", Overlap, {"contention": share}),
-        scales["host", generation],
+    contention = {"contention": min(math.exp(known["exchange"].log), 1.0)}
+    iteration = _make_fit("spread", around, Iteration, joined, origin, around.log)
+    iterations = {"transformer": iteration}
+    context = Context(
+        kernels=_make_kernels(known, origin),
+        iterations=iterations,
+        parallel=iterations,
+        overlap=_make_fit("exchange", known["exchange"], Overlap, contention, origin),
     )
-    hosts = {}
-    for name, quantity in read_overheads().items():
-        value, text = (
-            quantity.value * math.exp(host),
-            f"{quantity.source}; times {math.exp(host):.3f}: {source}",
-        )
-        kind, wrong = ("fitted" if count else "assumed"), float(f"{error * value:.3g}")
-        hosts[name] = replace(
-            quantity, value=float(f"{value:.3g}"), stderr=wrong, kind=kind, source=text
-        )
-    context = Context(kernels=fits, iterations=whole, parallel=whole, overlap=overlap)
-    return replace(platform, context=context, host=hosts)
+    return replace(platform, context=context, host=_scale_host(known["host"], origin))

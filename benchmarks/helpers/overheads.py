@@ -1,12 +1,15 @@
 """Host overheads T1 to T5 of PyTorch training loops, from the published tables of a V100."""
 
+from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
 from benchmarks.helpers.files import read_csv
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import Quantity
+from perfkit.ground.units import Array
 
 #: Terms of the tables of overheads by the names of a platform's host overheads.
 _TERMS = {
@@ -24,6 +27,45 @@ _RECORDING = 6e-6
 #: table 6.1.
 _ELSEWHERE = 0.25
 _SOURCE = "host overheads of DLRM training on a V100, reference_data/published/host_overheads.csv"
+
+
+class _Overhead(NamedTuple):
+    """Mean of one term of one operation [s], its uncertainty [s], and calls in an iteration [-]."""
+
+    value: float
+    stderr: float
+    calls: float
+
+
+def _compare_years(rows: Sequence[Mapping[str, str]]) -> list[float]:
+    """T2 of 2022 over T2 of 2021, by operation [-]."""
+    means: dict[str, dict[str, float]] = {"2021": {}, "2022": {}}
+    for row in rows:
+        if row["term"] == "T2":
+            means[row["set"]][row["operation"]] = float(row["mean"])
+    both = means["2021"].keys() & means["2022"].keys()
+    return [means["2022"][name] / means["2021"][name] for name in both]
+
+
+def _read_row(row: Mapping[str, str], shrinkage: float, spread: float) -> _Overhead:
+    """One row without the known cost of the profiler; `shrinkage` is the ratio of the years, `spread`
+    its uncertainty [-]."""
+    value = float(row["mean"])
+    calls = float(row["calls"])
+    if row["term"] == "T4":
+        return _Overhead(value - _RECORDING, _RECORDING / 3, calls)
+    if row["term"] in ("T3", "T5"):
+        return _Overhead(value * shrinkage, value * spread, calls)
+    return _Overhead(value, float(row["deviation"]), calls)
+
+
+def _list_keys(term: str, name: str) -> list[str]:
+    """Overheads that a row of a class counts to: that of the class, and that of all operations."""
+    if name == "bare":
+        return ["bare"]
+    if name == "all":
+        return [_TERMS[term]]
+    return [f"{_TERMS[term]}.{name}", _TERMS[term]]
 
 
 def read_overheads(*, kind: str = "assumed") -> dict[str, Quantity]:
@@ -62,40 +104,31 @@ def read_overheads(*, kind: str = "assumed") -> dict[str, Quantity]:
     True
     """
     rows = read_csv(find_reference("published", "host_overheads.csv"))
-    old, new = (
-        {
-            row["operation"]: float(row["mean"])
-            for row in rows
-            if (row["term"], row["set"]) == ("T2", year)
-        }
-        for year in ("2021", "2022")
-    )
-    ratios = [new[name] / old[name] for name in old.keys() & new.keys()]
+    ratios = _compare_years(rows)
     shrinkage = median(ratios)
     spread = 1.4826 * median(abs(ratio - shrinkage) for ratio in ratios)
-    found: dict[str, list[tuple[float, float, float]]] = {}
+    measured: dict[str, list[_Overhead]] = {}
     for row in rows:
-        term, value, error, calls = (
-            row["term"],
-            *(float(row[key]) for key in ("mean", "deviation", "calls")),
-        )
+        term = row["term"]
         if not row["class"] or row["set"] != _SETS.get(term, row["set"]):
             continue
-        if term == "T4":
-            value, error = value - _RECORDING, _RECORDING / 3
-        elif term in ("T3", "T5"):
-            value, error = value * shrinkage, value * spread
+        overhead = _read_row(row, shrinkage, spread)
         for name in row["class"].split():
-            kept = "bare" if name == "bare" else _TERMS[term]
-            for key in (kept,) if name in ("bare", "all") else (f"{kept}.{name}", kept):
-                found.setdefault(key, []).append((value, error, calls))
+            for key in _list_keys(term, name):
+                measured.setdefault(key, []).append(overhead)
     overheads = {}
-    for key, values in sorted(found.items()):
-        mean, errors, weights = np.array(values).T
+    for key, values in sorted(measured.items()):
+        means = np.array([overhead.value for overhead in values])
+        stderrs = np.array([overhead.stderr for overhead in values])
+        weights = [overhead.calls for overhead in values]
         if kind == "assumed":
-            errors = np.maximum(errors, _ELSEWHERE * mean)
-        value, stderr = (
-            float(f"{np.average(part, weights=weights):.3g}") for part in (mean, errors)
-        )
+            stderrs = np.maximum(stderrs, _ELSEWHERE * means)
+        value = _average(means, weights)
+        stderr = _average(stderrs, weights)
         overheads[key] = Quantity(value, "s", kind, _SOURCE, "2022-02-01", stderr)
     return overheads
+
+
+def _average(values: Array, weights: Sequence[float]) -> float:
+    """Weighted mean with three digits."""
+    return float(f"{np.average(values, weights=weights):.3g}")
