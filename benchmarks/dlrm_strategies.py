@@ -13,7 +13,7 @@ exchanges as MAD-Max counts; so the interaction is small, as there, where it is 
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.helpers.command import command
 from benchmarks.helpers.tables import lay_out
@@ -24,14 +24,28 @@ from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.strategy import Strategy
 
-#: Layers of each MLP and their width, columns and number of our tables, and what MAD-Max
-#: says of its own: their number, rows, columns and lookups [-].
+
+class Size(NamedTuple):
+    """A DLRM: layers of each MLP and their width, columns and number of our tables, and what MAD-Max
+    says of its own: their number, rows, columns and lookups [-]."""
+
+    layers: int
+    width: int
+    dim: int
+    tables: int
+    their_tables: int
+    their_rows: int
+    their_columns: int
+    their_lookups: int
+
+
 MODELS = {
-    "DLRM-A": (10, 3968, 3968, 11, (4096, 2_080_000, 94, 15)),
-    "DLRM-I": (22, 832, 896, 29, (512, 7_050_000, 92, 70)),
-    "DLRM-F": (4, 560, 640, 4, (64, 732_000_000, 256, 20)),
+    "DLRM-A": Size(10, 3968, 3968, 11, 4096, 2_080_000, 94, 15),
+    "DLRM-I": Size(22, 832, 896, 29, 512, 7_050_000, 92, 70),
+    "DLRM-F": Size(4, 560, 640, 4, 64, 732_000_000, 256, 20),
 }
 PLATFORM = "a100-sxm-8x16"
+_RANKS = 128
 _COLUMNS = {
     "model": "{model}",
     "mlps": "{strategy}",
@@ -45,61 +59,75 @@ _COLUMNS = {
 
 def build(name: str, batch: int = 65536) -> DLRM:
     """A DLRM with the products of MAD-Max's, and as many bytes in lookups and in exchanges."""
-    layers, width, dim, count, (tables, rows, columns, lookups) = MODELS[name]
-    share = tables * columns / (dim * count)  # numbers of a sample in all tables, theirs over ours
-    widths: dict[str, Any] = {
-        "bottom": (width,) * (layers - 1) + (dim,),
-        "top": (width,) * layers,
-        "features": width,
-    }
+    size = MODELS[name]
+    # numbers of a sample in all tables, theirs over ours
+    share = size.their_tables * size.their_columns / (size.dim * size.tables)
+    rows = round(size.their_rows * share)
+    hidden = [size.width for _ in range(size.layers)]
     return DLRM(
-        rows=[round(rows * share)] * count,
-        dim=dim,
-        pooling=round(lookups * share),
+        rows=[rows for _ in range(size.tables)],
+        dim=size.dim,
+        pooling=round(size.their_lookups * share),
         batch=batch,
         dtype="tf32",
         table_dtype="fp16",
         embedding="fused",
         fused=True,
         overlap=True,
-        **widths,
+        bottom=(*hidden[1:], size.dim),
+        top=tuple(hidden),
+        features=size.width,
     )
 
 
 def compare(names: Iterable[str] = MODELS) -> list[dict[str, Any]]:
     """Rows of the reference file with perfkit's answers beside them [s]."""
-    found = list[dict[str, Any]]()
+    compared = list[dict[str, Any]]()
     for name in names:
-        model, first = build(name), dict[str, float]()
-        plan = Plan(128, (Placement("column_wise", tuple(range(128))),) * len(model.tables))
+        model = build(name)
+        split = Placement("column_wise", tuple(range(_RANKS)))
+        plan = Plan(_RANKS, tuple(split for _ in model.tables))
+        rows = list[dict[str, Any]]()
         for row in group_rows("model", "published", "madmax_dlrm.csv")[name]:
-            way = Strategy(**{key: int(row[key]) for key in ("tp", "dp", "zero", "shards")})
+            strategy = Strategy(
+                tp=int(row["tp"]),
+                dp=int(row["dp"]),
+                zero=int(row["zero"]),
+                shards=int(row["shards"]),
+            )
             with keep_quiet():
-                one = predict(
+                prediction = predict(
                     model,
                     PLATFORM,
-                    ranks=128,
-                    plan=replace(plan, mlps=way),
+                    ranks=_RANKS,
+                    plan=replace(plan, mlps=strategy),
                     execution="graphs",
                 )
-            times = {"time": 1e3 * one.time, "other": 1e3 * float(row["time"])}
-            first = first or times
-            relative = {
-                "relative": first["time"] / times["time"],
-                "relative_other": first["other"] / times["other"],
-            }
-            needs, about = (
-                {"needs": one.memory().total / 1e9},
-                {key: row[key] for key in ("model", "strategy")},
+            rows.append(
+                {
+                    "model": row["model"],
+                    "strategy": row["strategy"],
+                    "time": 1e3 * prediction.time,
+                    "other": 1e3 * float(row["time"]),
+                    "needs": prediction.memory().total / 1e9,
+                }
             )
-            found.append({**about, **times, **relative, **needs})
-    return found
+        for row in rows:  # the first one copies the MLPs
+            row["relative"] = rows[0]["time"] / row["time"]
+            row["relative_other"] = rows[0]["other"] / row["other"]
+        compared += rows
+    return compared
 
 
 def count_pairs(rows: list[dict[str, Any]]) -> tuple[int, int]:
     """Pairs of strategies of one model that both put in the same order, and all pairs."""
-    pairs = [(a, b) for a, b in combinations(rows, 2) if a["model"] == b["model"]]
-    return sum((a["time"] < b["time"]) == (a["other"] < b["other"]) for a, b in pairs), len(pairs)
+    alike = 0
+    pairs = 0
+    for one, other in combinations(rows, 2):
+        if one["model"] == other["model"]:
+            pairs += 1
+            alike += (one["time"] < other["time"]) == (one["other"] < other["other"])
+    return alike, pairs
 
 
 @command({})
@@ -107,4 +135,5 @@ def main(given: Any) -> None:
     """Strategies for MLPs beside MAD-Max."""
     rows = compare()
     print(lay_out(rows, _COLUMNS, numbers=True))
-    print("pairs in the same order: {} of {}".format(*count_pairs(rows)))
+    alike, pairs = count_pairs(rows)
+    print(f"pairs in the same order: {alike} of {pairs}")

@@ -29,13 +29,17 @@ def make_step(rows: int, width: int, blocks: int) -> Callable[[], None]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    pair = (partial(nn.Linear, width, 4 * width), nn.GELU, partial(nn.Linear, 4 * width, width))
-    net = nn.Sequential(*(nn.Sequential(*(make() for make in pair)) for _ in range(blocks)))
+    def make_block() -> nn.Module:
+        widen = nn.Linear(width, 4 * width)
+        return nn.Sequential(widen, nn.GELU(), nn.Linear(4 * width, width))
+
+    net = nn.Sequential(*(make_block() for _ in range(blocks)))
     mesh = init_device_mesh("cpu", (_RANKS,))
-    for each in (*net, net):
-        # gloo takes no averages
-        fully_shard(each, mesh=mesh).set_force_sum_reduction_for_comms(True)
-    optimizer, x = torch.optim.SGD(net.parameters(), lr=1e-6), torch.randn(rows, width)
+    for module in (*net, net):
+        sharded = fully_shard(module, mesh=mesh)
+        sharded.set_force_sum_reduction_for_comms(True)  # gloo takes no averages
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
+    x = torch.randn(rows, width)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -52,33 +56,38 @@ def time_sharded(*, sizes: list[int]) -> dict[str, Any]:
     return write_record(time_step(make_step(*sizes), seconds=4.0))
 
 
+def compare(sizes: tuple[int, int, int], platform: str) -> dict[str, Any]:
+    """Predict a step from its capture, then measure it; the slowest rank sets the pace [s]."""
+    from perfkit.recording.steps import capture
+
+    prediction = predict(capture(partial(make_step, *sizes), ranks=_RANKS), platform)
+    task = {"task": "benchmarks.sharded:time_sharded", "sizes": sizes}
+    results = run_processes(task, ranks=_RANKS)
+    measured = max(result["median"] for result in results)
+    return {
+        "rows, width, blocks": sizes,
+        "predicted [s]": prediction.time,
+        "measured [s]": measured,
+        "error": prediction.time / measured - 1,
+        "quarters [s]": (
+            max(result["q1"] for result in results),
+            max(result["q3"] for result in results),
+        ),
+        "core share": min(result["core_share"] for result in results),
+    }
+
+
+def _format_cell(value: Any) -> str:
+    """Numbers of a cell, separated by commas."""
+    return ", ".join(f"{number:.3g}" for number in np.atleast_1d(value))
+
+
 @command({"--platform": {**PLATFORM["--platform"], "required": True}, **OUT})
 def main(given: Any) -> None:
     """Fully sharded steps on two ranks of this machine."""
-    from perfkit.recording.steps import capture
-
-    rows = []
-    for sizes in _SIZES:
-        found = predict(capture(partial(make_step, *sizes), ranks=_RANKS), given.platform)
-        results = run_processes(
-            {"task": "benchmarks.sharded:time_sharded", "sizes": sizes}, ranks=_RANKS
-        )
-        low, middle, high = (
-            max(result[key] for result in results) for key in ("q1", "median", "q3")
-        )
-        row = {
-            "predicted [s]": found.time,
-            "measured [s]": middle,
-            "error": found.time / middle - 1,
-        }
-        row |= {
-            "quarters [s]": (low, high),
-            "core share": min(result["core_share"] for result in results),
-        }
-        rows.append({"rows, width, blocks": sizes} | row)
-    shown = [
-        tuple(", ".join(f"{v:.3g}" for v in np.atleast_1d(each)) for each in row.values())
-        for row in rows
-    ]
-    print(format_table([tuple(rows[0]), *shown], numbers=True))
+    rows = [compare(sizes, given.platform) for sizes in _SIZES]
+    lines = [tuple(rows[0])]
+    for row in rows:
+        lines.append(tuple(_format_cell(value) for value in row.values()))
+    print(format_table(lines, numbers=True))
     save_rows(given.json, rows)

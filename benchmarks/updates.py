@@ -10,7 +10,7 @@ is fitted, and the time of the host is left out.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,72 +21,56 @@ from perfkit.ground.units import Array
 from perfkit.models.collectives import ring_steps
 from perfkit.models.roofline import optimizer_bytes
 
-#: Ranks of a node and nodes [-]; memory of a V100 (datasheet), and 12 GB/s that NCCL counts for 100
-#: Gb/s [B/s].
-LOCAL, NODES, MEMORY, BUS = 16, 8, 9e11, 8 * 12e9
-#: Start-up and step of a ring over nodes; start-up, hop inside a node and between nodes of a tree,
-#: by protocol [us].
-_RINGS = {"LL": (3.6, 0.9), "LL128": (3.6, 2.5), "Simple": (8.4, 6.6)}
-_TREES = {"LL": (4.4, 0.5, 5.0), "LL128": (4.4, 1.9, 7.5), "Simple": (0.0, 28.0, 50.0)}
-#: Bandwidth of a ring and of a tree [B/s]; a tree has a share of it, by powers of two from 64 B on
-#: [-].
-_RATES = {
-    "LL": (BUS / 4, 80e9 / 3),
-    "LL128": (BUS * 120 / 128, 80e9 * 7 / 9),
-    "Simple": (BUS, 80e9),
+LOCAL = 16  # ranks of a node
+NODES = 8
+#: Memory of a V100, by its datasheet [B/s].
+MEMORY = 9e11
+#: Eight adapters of a node; NCCL counts 12 GB/s for 100 Gb/s [B/s].
+BUS = 8 * 12e9
+
+
+class Ring(NamedTuple):
+    """A ring over nodes: start-up and step [us], and bandwidth [B/s]."""
+
+    start: float
+    step: float
+    bandwidth: float
+
+
+class Tree(NamedTuple):
+    """A tree over nodes: start-up, hop inside a node and between nodes [us], bandwidth [B/s], and the
+    share of it that messages reach, by powers of two from 64 B on [-]."""
+
+    start: float
+    near: float
+    far: float
+    bandwidth: float
+    shares: tuple[float, ...]
+
+
+_RINGS = {
+    "LL": Ring(3.6, 0.9, BUS / 4),
+    "LL128": Ring(3.6, 2.5, BUS * 120 / 128),
+    "Simple": Ring(8.4, 6.6, BUS),
 }
+# fmt: off
 _SHARES = {
     "LL": (
-        1,
-        1,
-        1,
-        1,
-        0.9,
-        0.8,
-        0.7,
-        0.7,
-        0.7,
-        0.7,
-        0.6,
-        0.5,
-        0.5,
-        0.5,
-        0.6,
-        0.7,
-        0.8,
-        0.9,
-        0.9,
-        1,
-        1,
-        1,
-        1,
+        1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.9, 0.9, 1, 1, 1, 1,
     ),
     "LL128": (
-        1,
-        1,
-        1,
-        1,
-        1,
-        0.9,
-        0.8,
-        0.8,
-        0.8,
-        0.8,
-        0.7,
-        0.7,
-        0.7,
-        0.6,
-        0.6,
-        0.7,
-        0.7,
-        0.8,
-        0.8,
-        0.9,
-        0.9,
-        1,
-        1,
+        1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.8, 0.7, 0.7, 0.7, 0.6, 0.6, 0.7, 0.7, 0.8, 0.8, 0.9, 0.9, 1, 1,
     ),
-    "Simple": (*[0.9] * 7, 0.8, 0.7, 0.6, 0.6, *[0.5] * 6, 0.6, 0.6, 0.7, 0.8, 0.9, 1),
+    "Simple": (
+        0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.6, 0.6, 0.7, 0.8,
+        0.9, 1,
+    ),
+}
+# fmt: on
+_TREES = {
+    "LL": Tree(4.4, 0.5, 5.0, 80e9 / 3, _SHARES["LL"]),
+    "LL128": Tree(4.4, 1.9, 7.5, 80e9 * 7 / 9, _SHARES["LL128"]),
+    "Simple": Tree(0.0, 28.0, 50.0, 80e9, _SHARES["Simple"]),
 }
 NEW, OLD = ("LL", "LL128", "Simple"), ("LL", "Simple")
 _FUSED, _SEPARATE = "coconet_fused_RS_Adam_AG", "all_reduce_then_"
@@ -97,24 +81,26 @@ _UPDATES = {"fusedadam": "adam_fused", "adam": "adamw"}
 
 def time_ring(nbytes: Array, protocols: Sequence[str] = NEW) -> Array:
     """Time of an all_reduce on a ring over all ranks, by the fastest protocol [s]."""
-    ranks, times = LOCAL * NODES, list[Array]()
+    ranks = LOCAL * NODES
     steps = ring_steps("all_reduce", ranks)
+    times = list[Array]()
     for name in protocols:
-        start, step = _RINGS[name]
-        times.append(1e-6 * (start + steps * step) + nbytes * steps / ranks / _RATES[name][0])
+        ring = _RINGS[name]
+        latency = 1e-6 * (ring.start + steps * ring.step)
+        times.append(latency + nbytes * steps / ranks / ring.bandwidth)
     return np.asarray(np.minimum.reduce(times))
 
 
 def time_tree(nbytes: Array, protocols: Sequence[str] = NEW) -> Array:
     """Time of an all_reduce on a tree of nodes with a chain in each node, by the fastest protocol
     [s]."""
-    times, place = list[Array](), np.clip(np.log2(nbytes / 64).astype(int), 0, 22)
+    power = np.clip(np.log2(nbytes / 64).astype(int), 0, 22)
+    times = list[Array]()
     for name in protocols:
-        start, near, far = _TREES[name]
-        rate = _RATES[name][1] * np.array(_SHARES[name])[place]
-        times.append(
-            1e-6 * (start + 2 * ((LOCAL - 1) * near + np.log2(NODES) * far)) + 2 * nbytes / rate
-        )
+        tree = _TREES[name]
+        hops = (LOCAL - 1) * tree.near + np.log2(NODES) * tree.far
+        rate = tree.bandwidth * np.array(tree.shares)[power]
+        times.append(1e-6 * (tree.start + 2 * hops) + 2 * nbytes / rate)
     return np.asarray(np.minimum.reduce(times))
 
 
@@ -127,92 +113,114 @@ def predict_updates(
     times. So it is an older library, and LL128 came with 2.5 too. In the fused kernel a rank
     updates its part alone.
     """
-    nbytes, own = 4.0 * numbers, optimizer_bytes("adam_fused", numbers) / (LOCAL * NODES) / MEMORY
-    ring, tree = time_ring(nbytes) + own, time_tree(nbytes) + own
-    before = np.minimum(time_ring(nbytes, separate), time_tree(nbytes, separate))
-    after = before + optimizer_bytes(_UPDATES[optimizer], numbers) / MEMORY
-    return {"Ring": ring, "Tree": tree, "Default": np.minimum(ring, tree), "separate": after}
+    nbytes = 4.0 * numbers
+    part_update = optimizer_bytes("adam_fused", numbers) / (LOCAL * NODES) / MEMORY
+    whole_update = optimizer_bytes(_UPDATES[optimizer], numbers) / MEMORY
+    ring = time_ring(nbytes) + part_update
+    tree = time_tree(nbytes) + part_update
+    reduction = np.minimum(time_ring(nbytes, separate), time_tree(nbytes, separate))
+    return {
+        "Ring": ring,
+        "Tree": tree,
+        "Default": np.minimum(ring, tree),
+        "separate": reduction + whole_update,
+    }
 
 
 def find_crossing(numbers: Array, one: Array, other: Array) -> float:
     """Numbers from which on the sign of one - other stays what it is at the largest size, nan if it
     never changes."""
     ahead = np.log(one / other)
-    if not (turns := np.flatnonzero(ahead[1:] * ahead[:-1] < 0)).size:
+    turns = np.flatnonzero(ahead[1:] * ahead[:-1] < 0)
+    if not turns.size:
         return float("nan")
-    place = turns[-1]
-    share = ahead[place] / (ahead[place] - ahead[place + 1])
-    return float(numbers[place] * (numbers[place + 1] / numbers[place]) ** share)
+    last = turns[-1]
+    share = ahead[last] / (ahead[last] - ahead[last + 1])
+    growth = numbers[last + 1] / numbers[last]
+    return float(numbers[last] * growth**share)
 
 
 def read_updates() -> tuple[Array, dict[tuple[str, str], Array]]:
     """Numbers [-], and published times by what was run and how it was sent [s]."""
-    found: dict[tuple[str, str], dict[int, float]] = {}
+    published: dict[tuple[str, str], dict[int, float]] = {}
     for row in read_csv(find_shared_data("end_to_end", "coconet_allreduce_adam_128gpu.csv")):
-        found.setdefault((row["op"], row["nccl_algo"]), {})[int(row["elements"])] = (
-            float(row["iter_ms"]) / 1e3
-        )
-    numbers = sorted(next(iter(found.values())))
-    return np.array(numbers, dtype=float), {
-        key: np.array([own[n] for n in numbers]) for key, own in found.items()
-    }
+        times = published.setdefault((row["op"], row["nccl_algo"]), {})
+        times[int(row["elements"])] = float(row["iter_ms"]) / 1e3
+    numbers = sorted(next(iter(published.values())))
+    seconds = {}
+    for run, times in published.items():
+        seconds[run] = np.array([times[number] for number in numbers])
+    return np.array(numbers, dtype=float), seconds
 
 
 def compare_crossings() -> list[dict[str, Any]]:
     """Sizes from which on the fused kernel stays faster or slower, published and predicted [million
     numbers]."""
-    (numbers, real), rows = read_updates(), list[dict[str, Any]]()
-    fine, found = 2.0 ** np.arange(10, 30.001, 0.01), dict[str, Array]()
+    numbers, real = read_updates()
+    rows = list[dict[str, Any]]()
+    fine = 2.0 ** np.arange(10, 30.001, 0.01)
 
-    def judge(what: str, one: Array, other: Array, own: str, against: str) -> None:
-        published, predicted = (
-            find_crossing(numbers, one, other),
-            find_crossing(fine, found[own], found[against]),
-        )
+    def add(name: str, published: float, predicted: float) -> None:
         factor = max(published / predicted, predicted / published)
-        rows.append(
-            {
-                "what": what,
-                "published": published / 1e6,
-                "predicted": predicted / 1e6,
-                "factor": factor,
-            }
-        )
+        sizes = {"published": published / 1e6, "predicted": predicted / 1e6}
+        rows.append({"what": name, **sizes, "factor": factor})
 
     for optimizer in _UPDATES:
-        found |= predict_updates(fine, optimizer)
+        times = predict_updates(fine, optimizer)
+        separate = real[_SEPARATE + optimizer, "Default"]
         for way in ("Ring", "Tree", "Default"):
-            separate = real[_SEPARATE + optimizer, "Default"]
-            judge(f"fused {way} and {optimizer}", real[_FUSED, way], separate, way, "separate")
-    judge("fused Tree and fused Ring", real[_FUSED, "Tree"], real[_FUSED, "Ring"], "Tree", "Ring")
+            published = find_crossing(numbers, real[_FUSED, way], separate)
+            predicted = find_crossing(fine, times[way], times["separate"])
+            add(f"fused {way} and {optimizer}", published, predicted)
+    published = find_crossing(numbers, real[_FUSED, "Tree"], real[_FUSED, "Ring"])
+    predicted = find_crossing(fine, times["Tree"], times["Ring"])
+    add("fused Tree and fused Ring", published, predicted)
     return rows
+
+
+def judge_times() -> list[dict[str, Any]]:
+    """Mean errors of the times by run: of all sizes, and of a million numbers and more [-]."""
+    numbers, real = read_updates()
+    is_large = numbers >= 2**20
+    rows = []
+    for (run, way), times in real.items():
+        optimizer = "adam" if run == _SEPARATE + "adam" else "fusedadam"
+        predicted = predict_updates(numbers, optimizer)
+        errors = predicted[way if run == _FUSED else "separate"] / times - 1
+        rows.append(
+            {
+                "what": run,
+                "way": way,
+                "n": len(times),
+                "all": np.abs(errors).mean(),
+                "large": np.abs(errors[is_large]).mean(),
+                "bias": errors[is_large].mean(),
+            }
+        )
+    return rows
+
+
+_CROSSINGS = {
+    "crossing of": "{what}",
+    "published": "{published:.2f}",
+    "predicted": "{predicted:.2f}",
+    "factor": "{factor:.2f}",
+}
+_ERRORS = {
+    "run": "{what}",
+    "NCCL_ALGO": "{way}",
+    "n": "{n}",
+    "all sizes": "{all:.0%}",
+    "1 million and more": "{large:.0%}",
+    "bias there": "{bias:+.0%}",
+}
 
 
 @command({})
 def main(given: Any) -> None:
     """Fused and separate all_reduce and Adam, published and predicted."""
-    numbers, real = read_updates()
     print(
         "Millions of numbers from which on the first of two stays faster, or slower; empty: it never changes"
     )
-    figures = {
-        "published": "{published:.2f}",
-        "predicted": "{predicted:.2f}",
-        "factor": "{factor:.2f}",
-    }
-    print(lay_out(compare_crossings(), {"crossing of": "{what}", **figures}))
-    rows = []
-    for (what, way), times in real.items():
-        found = predict_updates(numbers, "adam" if what == _SEPARATE + "adam" else "fusedadam")
-        errors = found[way if what == _FUSED else "separate"] / times - 1
-        large = errors[numbers >= 2**20]
-        about = {"all": np.abs(errors).mean(), "large": np.abs(large).mean(), "bias": large.mean()}
-        rows.append({"what": what, "way": way, "n": len(times), **about})
-    figures = {
-        "all sizes": "{all:.0%}",
-        "1 million and more": "{large:.0%}",
-        "bias there": "{bias:+.0%}",
-    }
-    print(
-        f"\nMean error of the times\n{lay_out(rows, {'run': '{what}', 'NCCL_ALGO': '{way}', 'n': '{n}', **figures})}"
-    )
+    print(lay_out(compare_crossings(), _CROSSINGS))
+    print(f"\nMean error of the times\n{lay_out(judge_times(), _ERRORS)}")
