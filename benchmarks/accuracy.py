@@ -12,6 +12,7 @@ platform, else by those in the files.
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,10 @@ class Bar(NamedTuple):
     name: str
     classes: str
     limits: Mapping[str, float] = {}
+
+    def holds(self, name: str) -> bool:
+        """Whether a class belongs to the quantity."""
+        return any(fnmatch(name, pattern) for pattern in self.classes.split())
 
 
 #: Seeds of check.
@@ -84,33 +89,61 @@ BARS = (
 COVERAGE = (70.0, 90.0)
 
 
+@dataclass(frozen=True)
+class _Effort:
+    """How much is measured: kernel sizes (a share of all) and seconds of each, seconds of a
+    collective, and samples and seconds of a check."""
+
+    density: float
+    kernel_seconds: float
+    collective_seconds: float
+    samples: Mapping[str, int]
+    check_seconds: float
+
+
+_FULL = _Effort(1.0, 0.035, 0.25, {"dlrm": 14, "transformer": 10, "hybrid": 6}, 0.8)
+_QUICK = _Effort(0.05, 0.005, 0.01, {"dlrm": 1, "transformer": 1, "hybrid": 0}, 0.05)
+
+
+def _measure_kernels(seed: int, effort: _Effort) -> dict[str, Any]:
+    """Times of kernels."""
+    kernels = measure_kernels(
+        Campaign(None), seed=seed, density=effort.density, seconds=effort.kernel_seconds
+    )
+    return {"kernels": write_result(kernels)}
+
+
+def _measure_collectives(ranks: int, effort: _Effort) -> dict[str, Any]:
+    """Two sweeps of collectives, which differ by the noise."""
+    sweeps = []
+    for _ in range(2):
+        sweep = measure_collectives(Campaign(None), ranks=ranks, seconds=effort.collective_seconds)
+        sweeps.append(write_result(sweep))
+    return {"collectives": sweeps, "ranks": ranks}
+
+
+def _measure_check(platform: Platform, seed: int, effort: _Effort) -> dict[str, object]:
+    """Predicted and measured iterations."""
+    samples: dict[str, Any] = dict(effort.samples)
+    if platform.network.ranks == 1:
+        samples["hybrid"] = 0
+    drawn = draw_check(seed, **samples)
+    return check(platform, samples=drawn, seconds=effort.check_seconds).to_dict()
+
+
 def _list_jobs(
     platform: Platform, seeds: Sequence[int], kernel_seed: int, quick: bool
 ) -> dict[str, Callable[[], Any]]:
     """What to measure, by the name of its file."""
-    ranks, seconds = platform.network.ranks, 0.01 if quick else 0.25
-    size = {"density": 0.05, "seconds": 0.005} if quick else {"density": 1.0, "seconds": 0.035}
-    counts: dict[str, Any] = (
-        {"dlrm": 1, "transformer": 1} if quick else {"dlrm": 14, "transformer": 10}
-    )
-    counts["hybrid"] = 6 if ranks > 1 and not quick else 0
-
-    def sweep() -> Any:
-        return write_result(measure_collectives(Campaign(None), ranks=ranks, seconds=seconds))
-
-    def compare(seed: int) -> dict[str, object]:
-        return check(
-            platform, samples=draw_check(seed, **counts), seconds=0.05 if quick else 0.8
-        ).to_dict()
-
-    jobs: dict[str, Callable[[], Any]] = {
-        f"kernels-{kernel_seed}": lambda: {
-            "kernels": write_result(measure_kernels(Campaign(None), seed=kernel_seed, **size))
-        }
-    }
+    ranks = platform.network.ranks
+    effort = _QUICK if quick else _FULL
+    jobs: dict[str, Callable[[], Any]] = {}
+    jobs[f"kernels-{kernel_seed}"] = partial(_measure_kernels, kernel_seed, effort)
     if ranks > 1:
-        jobs["collectives"] = lambda: {"collectives": [sweep(), sweep()], "ranks": ranks}
-    return jobs | {f"check-{seed}": partial(compare, seed) for seed in seeds}
+        jobs["collectives"] = partial(_measure_collectives, ranks, effort)
+    for seed in seeds:
+        jobs[f"check-{seed}"] = partial(_measure_check, platform, seed, effort)
+    return jobs
 
 
 def measure(
@@ -141,6 +174,11 @@ def measure(
     return files
 
 
+def _is_judged(row: Mapping[str, Any]) -> bool:
+    """Whether a kernel counts: products and convolutions under 2 MFLOP do not."""
+    return row["kind"] not in ("gemm", "convolution") or row["sizes"]["flops"] >= 2e6
+
+
 def judge_kernels(platform: Platform, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Relative errors of isolated kernels that were not fitted, by class [-].
 
@@ -148,40 +186,84 @@ def judge_kernels(platform: Platform, rows: Sequence[Mapping[str, Any]]) -> dict
     """
     groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
-        if row["kind"] not in ("gemm", "convolution") or row["sizes"]["flops"] >= 2e6:
+        if _is_judged(row):
             groups[f"{row['kind']}.{row['variant']}"].append(row)
     errors = {}
-    for key in (key for key in groups if key in platform.kernels):
-        kernels = [read_record(SizedKernel, row, key) for row in groups[key]]
+    for name, group in groups.items():
+        if name not in platform.kernels:
+            continue
+        kernels = [read_record(SizedKernel, row, name) for row in group]
         sizes = size_cases(kernels, platform.cache_capacities, platform.page_entries)
-        predicted = additive(sizes, **platform.kernels[key])
-        errors[key] = predicted / np.array([row["median"] for row in groups[key]]) - 1
+        predicted = additive(sizes, **platform.kernels[name])
+        measured = np.array([row["median"] for row in group])
+        errors[name] = predicted / measured - 1
     return errors
+
+
+def _find_noise(part: Mapping[str, Any], name: str) -> float:
+    """Mean difference between the halves of the samples of a class of kernels [-]."""
+    noise = []
+    for row in part["kernels"]:
+        if f"{row['kind']}.{row['variant']}" == name:
+            noise.append(max(row["halves"]) / min(row["halves"]) - 1)
+    return float(np.mean(noise))
+
+
+def _judge_sweep(
+    sweep: Sequence[Mapping[str, Any]],
+    repeat: Sequence[Mapping[str, Any]],
+    ranks: int,
+    platform: Platform,
+) -> Errors:
+    """Error of each collective of a sweep; its noise is the difference to a repeat."""
+    pairs: Errors = defaultdict(list)
+    for row, again in zip(sweep, repeat, strict=True):
+        time = float(platform.collective_time(row["operation"], row["nbytes"], ranks=ranks))
+        noise = abs(float(np.log(row["q1"] / again["q1"])))
+        pairs[f"collective.{row['operation']}"].append((time / row["q1"] - 1, noise))
+    return pairs
 
 
 def judge_part(part: Mapping[str, Any], platform: Platform) -> Errors:
     """Error and noise of each kernel or collective of one file."""
-    found: Errors = defaultdict(list)
-    for key, errors in judge_kernels(platform, part.get("kernels", ())).items():
-        # The noise of a kernel is between the halves of its samples, that of a collective between
-        # two sweeps.
-        rows = [row for row in part["kernels"] if key == f"{row['kind']}.{row['variant']}"]
-        noise = float(np.mean([max(row["halves"]) / min(row["halves"]) - 1 for row in rows]))
-        found[key] = [(float(error), noise) for error in errors]
-    for row, again in zip(*part.get("collectives", ((), ())), strict=True):
-        for one, other in ((row, again), (again, row)):
-            time = float(
-                platform.collective_time(one["operation"], one["nbytes"], ranks=part["ranks"])
-            )
-            pair = (time / one["q1"] - 1, abs(float(np.log(one["q1"] / other["q1"]))))
-            found[f"collective.{one['operation']}"].append(pair)
-    return found
+    pairs: Errors = defaultdict(list)
+    for name, errors in judge_kernels(platform, part.get("kernels", ())).items():
+        noise = _find_noise(part, name)
+        pairs[name] = [(float(error), noise) for error in errors]
+    if "collectives" in part:
+        first, second = part["collectives"]
+        _add(pairs, _judge_sweep(first, second, part["ranks"], platform))
+        _add(pairs, _judge_sweep(second, first, part["ranks"], platform))
+    return pairs
+
+
+def _add(pairs: Errors, more: Errors) -> None:
+    """Append errors and noise by class."""
+    for name, values in more.items():
+        pairs[name] = pairs.get(name, []) + values
+
+
+def _judge_runs(runs: Sequence[dict[str, Any]], pairs: Errors) -> dict[str, Any]:
+    """Add the errors of iterations by family; the row for the share inside their intervals [%]."""
+    whole = Comparison(tuple(runs), "", {}, {})
+    for run, error in zip(runs, whole.errors, strict=True):
+        noise = whole.figures[run["family"]]["floor"]
+        pairs[f"iteration.{run['family']}"].append((error, noise))
+    inside = 100 * whole.coverage()
+    low, high = COVERAGE
+    return {
+        "quantity": "inside the 80 % interval",
+        "n": len(runs),
+        "mean": inside,
+        "bar": f"{low:g} to {high:g}",
+        "met": low <= inside <= high,
+    }
 
 
 def evaluate(files: Sequence[Path], platform: Platform | None = None) -> list[dict[str, Any]]:
     """Rows of the table from saved parts [%]; `platform` predicts parts without predictions."""
-    found: Errors = defaultdict(list)
-    checks: list[dict[str, Any]] = []
+    pairs: Errors = defaultdict(list)
+    runs: list[dict[str, Any]] = []
     for file in files:
         part = json.loads(file.read_text(encoding="utf-8"))
         if not {"kernels", "collectives", "runs"} & {*part}:
@@ -190,40 +272,41 @@ def evaluate(files: Sequence[Path], platform: Platform | None = None) -> list[di
             )
         if "runs" in part:
             saved = Comparison.load(file)
-            checks += (predict_again(saved, platform) if platform else saved).runs
+            runs += (predict_again(saved, platform) if platform else saved).runs
         elif platform is None:
             raise ValueError(
                 f"{str(file)!r} has times without predictions; give the platform with --platform"
             )
         else:
-            for key, pairs in judge_part(part, platform).items():
-                found[key] += pairs
-    if not checks:
-        return tabulate(found)
-    whole = Comparison(tuple(checks), "", {}, {})
-    for run, error in zip(checks, whole.errors, strict=True):
-        found[f"iteration.{run['family']}"].append((error, whole.figures[run["family"]]["floor"]))
-    inside, (low, high) = 100 * whole.coverage(), COVERAGE
-    about = {
-        "n": len(checks),
-        "mean": inside,
-        "bar": f"{low:g} to {high:g}",
-        "met": low <= inside <= high,
-    }
-    return [*tabulate(found), {"quantity": "inside the 80 % interval", **about}]
+            _add(pairs, judge_part(part, platform))
+    if not runs:
+        return tabulate(pairs)
+    inside = _judge_runs(runs, pairs)
+    return [*tabulate(pairs), inside]
 
 
-def tabulate(found: Errors, bars: Sequence[Bar] = BARS) -> list[dict[str, Any]]:
+def _judge_bar(bar: Bar, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """The row of a quantity: figures of its errors, and whether its bar is met [%]."""
+    figures = summarize_errors([error for error, _ in pairs])
+    noise = float(np.mean([noise for _, noise in pairs]))
+    figures["floor"] = round(100 * noise, 2)
+    met = None
+    if bar.limits:
+        met = all(figures[name] <= limit for name, limit in bar.limits.items())
+    limits = " / ".join(f"{name} {limit:g}" for name, limit in bar.limits.items())
+    return {"quantity": bar.name, **figures, "bar": limits, "met": met}
+
+
+def tabulate(errors: Errors, bars: Sequence[Bar] = BARS) -> list[dict[str, Any]]:
     """Rows of the table from pairs of error and noise by class [%]."""
     rows = []
-    for name, classes, limits in bars:
-        keys = [key for key in found if any(fnmatch(key, pattern) for pattern in classes.split())]
-        if pairs := [pair for key in keys for pair in found[key]]:
-            errors, noise = zip(*pairs, strict=True)
-            figures = summarize_errors(errors) | {"floor": round(100 * float(np.mean(noise)), 2)}
-            bar = " / ".join(f"{name} {limit:g}" for name, limit in limits.items())
-            met = all(figures[name] <= limit for name, limit in limits.items()) if limits else None
-            rows.append({"quantity": name, **figures, "bar": bar, "met": met})
+    for bar in bars:
+        pairs = list[tuple[float, float]]()
+        for name, values in errors.items():
+            if bar.holds(name):
+                pairs += values
+        if pairs:
+            rows.append(_judge_bar(bar, pairs))
     return rows
 
 
@@ -232,13 +315,33 @@ _COLUMNS = {
     "n": "{n:.0f}",
     "geomean": "{geomean:.1f}",
     "mean": "{mean:.1f}",
+    "p95": "{p95:.1f}",
+    "max": "{max:.1f}",
+    "bias": "{bias:+.1f}",
+    "floor": "{floor:.1f}",
+    "bar [%]": "{bar}",
+    "met": "{met}",
 }
-_COLUMNS |= {"p95": "{p95:.1f}", "max": "{max:.1f}", "bias": "{bias:+.1f}", "floor": "{floor:.1f}"}
 
 
 def format_accuracy(rows: Sequence[Row]) -> str:
     """The table as text."""
-    return lay_out(rows, _COLUMNS | {"bar [%]": "{bar}", "met": "{met}"}, numbers=True)
+    return lay_out(rows, _COLUMNS, numbers=True)
+
+
+def _measure_here(given: Any, platform: Platform | None) -> list[Path]:
+    """Measure what was asked for; files of the parts."""
+    if platform is None:
+        raise ValueError(
+            "platform is missing; name what calibrate has written, or saved parts with --from"
+        )
+    out = given.json or Path(".perfkit/accuracy.json")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    seeds = []
+    for word in given.seeds.split(","):
+        seed = check_positive("seeds", int(word), integer=True, zero=True)
+        seeds.append(int(seed))
+    return measure(platform, out, seeds=seeds, kernel_seed=given.kernel_seed, quick=given.quick)
 
 
 @command(
@@ -269,21 +372,8 @@ def format_accuracy(rows: Sequence[Row]) -> str:
 )
 def main(given: Any) -> None:
     """Errors on held-out kernels, collectives and runs."""
-    platform, files = load_platform(given.platform) if given.platform else None, given.files
-    if not files:
-        if platform is None:
-            raise ValueError(
-                "platform is missing; name what calibrate has written, or saved parts with --from"
-            )
-        kept = given.json or Path(".perfkit/accuracy.json")
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        seeds = [
-            int(check_positive("seeds", int(seed), integer=True, zero=True))
-            for seed in given.seeds.split(",")
-        ]
-        files = measure(
-            platform, kept, seeds=seeds, kernel_seed=given.kernel_seed, quick=given.quick
-        )
+    platform = load_platform(given.platform) if given.platform else None
+    files = given.files or _measure_here(given, platform)
     rows = evaluate(files, platform)
     print(format_accuracy(rows))
     save_rows(given.json, rows, files=[file.name for file in files])

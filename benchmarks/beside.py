@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -80,6 +81,34 @@ def unpack(commit: str, folder: Path) -> None:
         archive.extractall(folder, filter="data")
 
 
+@dataclass(frozen=True)
+class Commit:
+    """A commit: the folder in which it lies, and the folder of its compiled modules."""
+
+    checkout: Path
+    bytecode: Path
+
+    def start(self) -> Runner:
+        """A process that runs its calls."""
+        return Runner(self.checkout, self.bytecode)
+
+
+def _time_fresh(commit: Commit, name: str, number: int) -> float:
+    """Processor time of a call in a process of its own [s]."""
+    runner = commit.start()
+    seconds = runner.run(name, number)
+    runner.close()
+    return seconds
+
+
+def _warm_up(runners: Sequence[Runner]) -> None:
+    """Import modules and load platforms in every process."""
+    for name in CALLS:
+        if name not in FRESH:
+            for runner in runners:
+                runner.run(name, 0)
+
+
 def time_calls(
     checkouts: Sequence[Path], bytecodes: Sequence[Path], rounds: int
 ) -> dict[str, list[list[float]]]:
@@ -99,26 +128,26 @@ def time_calls(
     seconds : dict of str to list of list of float
         By call, and then by commit: one time for each round [s].
     """
-    seconds: dict[str, list[list[float]]] = {name: [[] for _ in checkouts] for name in CALLS}
-    places = list(zip(checkouts, bytecodes, strict=True))
-    for checkout, bytecode in places:  # stores the bytecode of what a first prediction imports
-        first = Runner(checkout, bytecode)
-        first.run("predict_first", 0)
-        first.close()
-    runners = [Runner(checkout, bytecode) for checkout, bytecode in places]
+    commits = [Commit(*folders) for folders in zip(checkouts, bytecodes, strict=True)]
+    for commit in commits:  # stores the bytecode of what a first prediction imports
+        _time_fresh(commit, "predict_first", 0)
+    seconds: dict[str, list[list[float]]] = {}
+    for name in CALLS:
+        seconds[name] = [list[float]() for _ in commits]
+    runners = [commit.start() for commit in commits]
     try:
-        for name in CALLS:
-            if name not in FRESH:
-                for runner in runners:  # imports modules, loads platforms
-                    runner.run(name, 0)
+        _warm_up(runners)
         for number in range(1, rounds + 1):
+            order = list(range(len(commits)))
+            if number % 2 == 0:
+                order.reverse()
             for name in CALLS:
-                order = range(len(places))
-                for place in order if number % 2 else reversed(order):
-                    runner = Runner(*places[place]) if name in FRESH else runners[place]
-                    seconds[name][place].append(runner.run(name, number))
+                for place in order:
                     if name in FRESH:
-                        runner.close()
+                        time = _time_fresh(commits[place], name, number)
+                    else:
+                        time = runners[place].run(name, number)
+                    seconds[name][place].append(time)
     finally:
         for runner in runners:
             runner.close()
@@ -127,15 +156,12 @@ def time_calls(
 
 def format_times(seconds: dict[str, list[list[float]]], commit: str) -> str:
     """Medians of both commits, and their ratio, as a table."""
-    rows = [
-        {
-            "call": name,
-            "before": format_time(median(before)),
-            "now": format_time(median(now)),
-            "ratio": median(now) / median(before),
-        }
-        for name, (before, now) in seconds.items()
-    ]
+    rows = []
+    for name, (older, newer) in seconds.items():
+        before = median(older)
+        now = median(newer)
+        times = {"before": format_time(before), "now": format_time(now)}
+        rows.append({"call": name, **times, "ratio": now / before})
     heads = {"call": "{call}", commit: "{before}", "now": "{now}", "ratio": "{ratio:.2f}"}
     return lay_out(rows, heads)
 

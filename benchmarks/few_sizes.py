@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.helpers.command import command
+from benchmarks.helpers.errors import HALF_WIDTH
 from benchmarks.helpers.tables import lay_out
 from perfkit.calibration.fit import fit_platform
 from perfkit.calibration.fit_kernels import size_cases
@@ -25,8 +26,6 @@ from perfkit.models.kernels import TERMS, term_names
 
 #: Sizes that are drawn of a class [-], and how often.
 _SIZES, _DRAWS = (2, 3, 4, 5, 6), 6
-#: Half width of an 80 % interval, in standard deviations.
-_INTERVAL = 1.2816
 
 
 @dataclass(frozen=True)
@@ -39,36 +38,77 @@ class FewSizes:
     errors: np.ndarray
 
 
+def _count_sizes(rows: int) -> Iterator[int]:
+    """How many sizes are drawn, again and again, if three and more are left to judge."""
+    for count in _SIZES:
+        if count + 3 <= rows:
+            for _ in range(_DRAWS):
+                yield count
+
+
+def _fit_drawn(terms: Mapping[str, np.ndarray], seconds: np.ndarray, drawn: np.ndarray) -> FewSizes:
+    """Fit some sizes of a class, and judge those whose time lies between theirs."""
+    fit = fit_additive({name: counts[drawn] for name, counts in terms.items()}, seconds[drawn])
+    is_above = seconds > seconds[drawn].min()
+    is_below = seconds < seconds[drawn].max()
+    between = is_above & is_below
+    between[drawn] = False
+    fitted = np.zeros(len(seconds))
+    for name, counts in terms.items():
+        fitted = fitted + fit.get(name, 0.0) * counts
+    errors = np.log(seconds[between] / fitted[between])
+    return FewSizes(len(drawn) - len(fit), fit.spread, errors)
+
+
 def fit_few(machine: str, seed: int = 1) -> Iterator[FewSizes]:
     """Fit every class of a measured machine to a few of its sizes, drawn again and again."""
     path = find_reference("measured", f"{machine}.measurements.json")
     measurements = read_measurements(json.loads(path.read_text(encoding="utf-8")))
     context = fit_platform(measurements).context
     caches: Mapping[str, float] = context.caches or {"l2": np.inf, "l3": np.inf}
+    capacities = (caches["l2"], caches["l3"])
+    pages = caches.get("pages", np.inf)
     classes: dict[tuple[str, str], list[MeasuredKernel]] = {}
     for kernel in measurements.kernels:
         classes.setdefault((kernel.kind, kernel.variant), []).append(kernel)
     rng = np.random.default_rng(seed)
-    for (kind, variant), rows in classes.items():
-        sizes = size_cases(rows, (caches["l2"], caches["l3"]), caches.get("pages", np.inf))
-        terms = {
-            name: np.broadcast_to(TERMS[name](sizes), len(rows))
-            for name in term_names(kind, variant)
-        }
-        seconds = np.array([kernel.median for kernel in rows])
-        for count in [count for count in _SIZES for _ in range(_DRAWS) if count + 3 <= len(rows)]:
-            drawn = rng.permutation(len(rows))[:count]
-            fit = fit_additive({name: n[drawn] for name, n in terms.items()}, seconds[drawn])
-            between = (seconds > seconds[drawn].min()) & (seconds < seconds[drawn].max())
-            between[drawn] = False
-            fitted = sum((fit.get(name, 0.0) * n for name, n in terms.items()), np.zeros(len(rows)))
-            yield FewSizes(count - len(fit), fit.spread, np.log(seconds[between] / fitted[between]))
+    for (kind, variant), kernels in classes.items():
+        sizes = size_cases(kernels, capacities, pages)
+        terms = {}
+        for name in term_names(kind, variant):
+            terms[name] = np.broadcast_to(TERMS[name](sizes), len(kernels))
+        seconds = np.array([kernel.median for kernel in kernels])
+        for count in _count_sizes(len(kernels)):
+            drawn = rng.permutation(len(kernels))[:count]
+            yield _fit_drawn(terms, seconds, drawn)
 
 
 def hold(fits: list[FewSizes]) -> float:
     """Share of left-out sizes inside the 80 % intervals [-]."""
-    inside = [np.abs(fit.errors) < _INTERVAL * fit.spread for fit in fits]
+    inside = [np.abs(fit.errors) < HALF_WIDTH * fit.spread for fit in fits]
     return float(np.concatenate(inside).mean())
+
+
+def _judge(machine: str, beyond: int, fits: list[FewSizes]) -> dict[str, Any]:
+    """The row of fits with so many sizes more than terms."""
+    errors = np.abs(np.concatenate([fit.errors for fit in fits]))
+    needed = float(np.quantile(errors, 0.8)) / HALF_WIDTH
+    return {
+        "machine": machine,
+        "beyond": beyond,
+        "fits": len(fits),
+        "needed": needed,
+        "held": hold(fits),
+    }
+
+
+_COLUMNS = {
+    "machine": "{machine}",
+    "sizes beyond terms": "{beyond}",
+    "fits": "{fits}",
+    "spread that holds 80 %": "{needed:.2f}",
+    "80 % intervals hold": "{held:.0%}",
+}
 
 
 @command({"--machines": {"nargs": "*", "default": ["zen3-2", "zen5-2", "xeon-2"]}})
@@ -78,22 +118,5 @@ def main(given: Any) -> None:
     for machine in given.machines:
         fits = list(fit_few(machine))
         for beyond in (0, 1, 2, 3):
-            some = [fit for fit in fits if fit.beyond == beyond]
-            errors = np.abs(np.concatenate([fit.errors for fit in some]))
-            rows.append(
-                {
-                    "machine": machine,
-                    "beyond": beyond,
-                    "fits": len(some),
-                    "needed": float(np.quantile(errors, 0.8)) / _INTERVAL,
-                    "held": hold(some),
-                }
-            )
-    columns = {
-        "machine": "{machine}",
-        "sizes beyond terms": "{beyond}",
-        "fits": "{fits}",
-        "spread that holds 80 %": "{needed:.2f}",
-        "80 % intervals hold": "{held:.0%}",
-    }
-    print(lay_out(rows, columns))
+            rows.append(_judge(machine, beyond, [fit for fit in fits if fit.beyond == beyond]))
+    print(lay_out(rows, _COLUMNS))

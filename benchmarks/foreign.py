@@ -8,8 +8,9 @@ Each configuration is timed in two processes, the second time after all others. 
 """
 
 import warnings
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,36 +24,58 @@ from perfkit.measure.machine import describe_machine, list_versions
 from perfkit.measure.processes import run_processes
 from perfkit.measure.records import read_measured_ranks, write_record
 
-_WORDS = (1e3, 1.4e4)
-#: Ranges of layers (tables of a DLRM), heads of 64 (its width over 16), tokens, pixels or lookups,
-#: batch, and words.
+
+class Ranges(NamedTuple):
+    """Smallest and largest layers (tables of a DLRM), heads of 64 (its width over 16), tokens, pixels
+    or lookups, batch, and words [-]."""
+
+    layers: tuple[float, float]
+    heads: tuple[float, float]
+    length: tuple[float, float]
+    batch: tuple[float, float]
+    words: tuple[float, float] = (1e3, 1.4e4)
+
+
+_LIGHT = Ranges((2, 6), (2, 8), (32, 256), (2, 12))
+_HEAVY = Ranges((2, 4), (2, 7), (32, 160), (2, 8))
 _RANGES = {
-    **dict.fromkeys(("gpt2", "bert", "llama"), ((2, 6), (2, 8), (32, 256), (2, 12), _WORDS)),
-    **dict.fromkeys(("t5", "xlnet"), ((2, 4), (2, 7), (32, 160), (2, 8), _WORDS)),
-    "vit": ((2, 6), (2, 8), (64, 160), (2, 12), (10, 1e3)),
-    "dlrm": ((4, 16), (1, 8), (1, 32), (64, 1024), (1e3, 3e5)),
+    "gpt2": _LIGHT,
+    "bert": _LIGHT,
+    "llama": _LIGHT,
+    "t5": _HEAVY,
+    "xlnet": _HEAVY,
+    "vit": Ranges((2, 6), (2, 8), (64, 160), (2, 12), (10, 1e3)),
+    "dlrm": Ranges((4, 16), (1, 8), (1, 32), (64, 1024), (1e3, 3e5)),
 }
+
+
+def _round_sizes(name: str, drawn: Sequence[float]) -> dict[str, int]:
+    """Sizes of `benchmarks.captures.build` from drawn numbers."""
+    layers, heads, length, batch, words = drawn
+    width, sequence = 64, max(16, int(length) // 16 * 16)
+    if name == "dlrm":
+        width, sequence = 16, int(length)
+    return {
+        "layers": round(layers),
+        "hidden": width * round(heads),
+        "heads": round(heads),
+        "sequence": sequence,
+        "batch": int(batch),
+        "vocabulary": int(words),
+    }
 
 
 def draw_sizes(seed: int, count: int = 6) -> list[tuple[str, dict[str, int]]]:
     """Models and sizes, which fill each range evenly on a logarithmic scale."""
-    rng, drawn = np.random.default_rng([7, seed]), []
+    rng = np.random.default_rng([7, seed])
+    drawn = list[tuple[str, dict[str, int]]]()
     for name, ranges in _RANGES.items():
-        spread = [
-            low * (high / low) ** ((rng.permutation(count) + rng.random(count)) / count)
-            for low, high in ranges
-        ]
-        for layers, heads, length, batch, words in np.array(spread).T.tolist():
-            width, sequence = (
-                (16, int(length)) if name == "dlrm" else (64, max(16, int(length) // 16 * 16))
-            )
-            sizes = {"layers": round(layers), "hidden": width * round(heads), "heads": round(heads)}
-            drawn.append(
-                (
-                    name,
-                    sizes | {"sequence": sequence, "batch": int(batch), "vocabulary": int(words)},
-                )
-            )
+        columns = []
+        for low, high in ranges:
+            positions = (rng.permutation(count) + rng.random(count)) / count
+            columns.append(low * (high / low) ** positions)
+        for row in np.array(columns).T.tolist():
+            drawn.append((name, _round_sizes(name, row)))
     return drawn
 
 
@@ -63,36 +86,46 @@ def time_model(*, name: str, sizes: dict[str, int], seconds: float) -> dict[str,
     return write_record(time_step(make_step(name, sizes), seconds=seconds))
 
 
+def _compare(
+    name: str, sizes: dict[str, int], results: Sequence[Any], platform: pk.Platform
+) -> dict[str, Any]:
+    """Predict a model, and set its measured passes beside [s]."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph = pk.capture(partial(make_step, name, sizes), name=name)
+        prediction = pk.predict(graph, platform)
+    usual = []
+    for result in results:
+        run = relate_run(read_measured_ranks(result, name), name, platform.context.paces)
+        usual.append(run.ranks[0].median)
+    return {
+        "family": name,
+        "name": name + "-" + "-".join(str(size) for size in sizes.values()),
+        "config": sizes,
+        "ranks": 1,
+        **state_prediction(prediction),
+        **join_passes([result[0] for result in results]),
+        "relative_s": float(np.mean(usual)),
+        "relative_noise": max(usual) / min(usual) - 1,
+    }
+
+
 def judge_models(platform: Any, seed: int, seconds: float = 0.8) -> Comparison:
     """Predict and measure all configurations."""
-    where, drawn, rows = pk.load_platform(platform), draw_sizes(seed), []
+    here = pk.load_platform(platform)
+    drawn = draw_sizes(seed)
     task = {"task": "benchmarks.foreign:time_model", "seconds": seconds}
-    passes = [
-        [run_processes({**task, "name": name, "sizes": sizes}) for name, sizes in drawn]
-        for _ in range(2)
-    ]
-    for (name, sizes), *results in zip(drawn, *passes, strict=True):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found = pk.predict(pk.capture(partial(make_step, name, sizes), name=name), where)
-        related = [
-            relate_run(read_measured_ranks(result, name), name, where.context.paces)
-            for result in results
-        ]
-        usual = [run.ranks[0].median for run in related]
-        rows.append(
-            {
-                "family": name,
-                "name": name + "-" + "-".join(map(str, sizes.values())),
-                "config": sizes,
-                "ranks": 1,
-                **state_prediction(found),
-                **join_passes([result[0] for result in results]),
-                "relative_s": float(np.mean(usual)),
-                "relative_noise": max(usual) / min(usual) - 1,
-            }
-        )
-    return Comparison(tuple(rows), where.name, describe_machine(), list_versions())
+
+    def measure() -> list[Any]:
+        """One pass over all models, each in a process of its own."""
+        return [run_processes({**task, "name": name, "sizes": sizes}) for name, sizes in drawn]
+
+    first = measure()
+    second = measure()
+    rows = []
+    for (name, sizes), *results in zip(drawn, first, second, strict=True):
+        rows.append(_compare(name, sizes, results, here))
+    return Comparison(tuple(rows), here.name, describe_machine(), list_versions())
 
 
 @command(

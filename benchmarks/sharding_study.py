@@ -28,20 +28,24 @@ _MODELS = 10
 
 def format_bars(totals: Mapping[str, Any]) -> str:
     """The bars of the study as text."""
-    best, floor, excess, count = (
-        totals[name] for name in ("best_baseline", "floor", "excess", "models")
-    )
-    found, other = totals["regret"]["predicted"], totals["regret"][best]
+    regrets = totals["regret"]
+    rule = totals["best_baseline"]
+    regret = regrets["predicted"]
+    excess = totals["excess"]
+    floor = totals["floor"]
+    count = totals["models"]
+    meets_regret = MET[regret <= _BAR]
+    meets_excess = MET[excess <= floor]
     return format_table(
         [
             ("quantity", "found", "bar", "stretch", "met"),
-            ("mean regret", f"{found:.1%}", f"{_BAR:.1%}", f"{_STRETCH:.1%}", MET[found <= _BAR]),
+            ("mean regret", f"{regret:.1%}", f"{_BAR:.1%}", f"{_STRETCH:.1%}", meets_regret),
             (
-                f"beyond {best}, at {other:.1%}",
+                f"beyond {rule}, at {regrets[rule]:.1%}",
                 f"{excess:+.1%}",
                 f"{floor:.1%}, the floor",
                 "",
-                MET[excess <= floor],
+                meets_excess,
             ),
             ("models", f"{count}", f"{_MODELS}", "", MET[count >= _MODELS]),
         ]
