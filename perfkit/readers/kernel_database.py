@@ -1,7 +1,8 @@
 """The public kernel database: its files, and measured collectives, matrix products, attention and
 casts.
 
-There is one table per kind of kernel, collector (the serving framework whose kernels were timed)
+`read_collectives`, `read_gemms`, `read_attention` and `read_casts` say which columns they want, and
+`_read` is the table of contents of what they share. There is one table per kind of kernel, collector (the serving framework whose kernels were timed)
 and its version: ``SYSTEM/FAMILY/COLLECTOR/VERSION/TABLE_perf.parquet``. Columns differ between
 files and are read by name.
 """
@@ -12,7 +13,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import polars as pl
 from polars.selectors import by_name, numeric
@@ -23,7 +24,8 @@ from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import check_choice, escape
 from perfkit.models.collectives import OPERATIONS, bus_factor
 
-_PACKAGE, _TABLES = "aiconfigurator_core", "*/*/*/*_perf.parquet"
+_PACKAGE = "aiconfigurator_core"
+_TABLES = "*/*/*/*_perf.parquet"
 _INSTALL = "`pip install --no-deps 'aiconfigurator-core>=0.12'`"
 #: Folders between a named folder and the folder of systems.
 _BELOW = (f"{_PACKAGE}/systems/data", "systems/data", "data", "")
@@ -53,8 +55,16 @@ _OPTIONAL = (
 )
 #: Recorded columns of sizes, which must be positive; those of files that lack them are null.
 _SIZES = (
-    *("m", "n", "k", "num_gpus", "message_size"),
-    *("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim"),
+    "m",
+    "n",
+    "k",
+    "num_gpus",
+    "message_size",
+    "batch_size",
+    "isl",
+    "num_heads",
+    "num_key_value_heads",
+    "head_dim",
 )
 #: Recorded columns of sizes that may be zero.
 _COUNTS = ("step", "window_size")
@@ -65,10 +75,16 @@ _NAMED = 6
 #: A number format names its width, such as ``bf16``, ``fp8_block`` or ``int4_wo``, or is ``sq``
 #: (SmoothQuant).
 _FORMAT = r"(?i)(fp|bf|tf|int|w)\d|^sq$"
-#: Columns of a frame by name: another column, an expression, or None for the column of that name.
-_Names = Mapping[str, Any]
+#: What a column of a frame is made of: a recorded or derived column, or an expression of some.
+_Column: TypeAlias = str | pl.Expr
 #: Columns that tell who measured a row.
-_WITNESS: _Names = {"collector": None, "collector_version": None, "kernel": "kernel_source"}
+_WITNESS: Mapping[str, _Column] = {
+    "collector": "collector",
+    "collector_version": "collector_version",
+    "kernel": "kernel_source",
+}
+#: Columns that are derived from recorded ones.
+_DERIVED = ("dtype", "seconds", "collector", "collector_version")
 #: Turns errors about wrong contents of columns into one line.
 _guard = reading("kernel database", "compare with its release", told=True)
 
@@ -91,18 +107,27 @@ def find_database() -> Path:
         If there is no database, or only one of a release before 0.12. The message says how to
         install one.
     """
-    named = os.environ.get("PERFKIT_KERNEL_DATABASE")
-    spec = None if named else find_spec(_PACKAGE)
-    homes = [
-        Path(home) / "systems/data" for home in (spec and spec.submodule_search_locations) or ()
-    ]
-    for place in [Path(named) / below for below in _BELOW] if named else homes:
+    for place in _list_places():
         if any(place.glob(f"*/{_TABLES}")):
             return place
+    named = os.environ.get("PERFKIT_KERNEL_DATABASE")
     where = f"in {named}" if named else "installed"
-    advice = f"{_INSTALL} brings one (only its files are read: what it depends on is not needed)"
-    text = f"no kernel database of release 0.12 or later {where}; {advice}, or name its folder"
-    raise FileNotFoundError(f"{text} in PERFKIT_KERNEL_DATABASE")
+    raise FileNotFoundError(
+        f"no kernel database of release 0.12 or later {where}; {_INSTALL} brings one (only its "
+        "files are read: what it depends on is not needed), or name its folder in "
+        "PERFKIT_KERNEL_DATABASE"
+    )
+
+
+def _list_places() -> list[Path]:
+    """Folders that may be the folder of systems, see `find_database`."""
+    named = os.environ.get("PERFKIT_KERNEL_DATABASE")
+    if named:
+        return [Path(named) / below for below in _BELOW]
+    package = find_spec(_PACKAGE)
+    if package is None or package.submodule_search_locations is None:
+        return []
+    return [Path(home) / "systems/data" for home in package.submodule_search_locations]
 
 
 def list_tables(system: str | None = None) -> pl.DataFrame:
@@ -126,28 +151,23 @@ def list_tables(system: str | None = None) -> pl.DataFrame:
     """
     check_threads()
     folder = find_database()
-    own = (
-        list(folder.glob(f"{system}/{_TABLES}"))
-        if any(place.name == system for place in folder.iterdir())
-        else []
-    )
-    files = [
-        path.relative_to(folder) for path in sorted(own or folder.glob(f"*/{_TABLES}"), key=str)
-    ]
-    names = [
-        {
+    is_known = any(place.name == system for place in folder.iterdir())
+    files_of_system = list(folder.glob(f"{system}/{_TABLES}")) if is_known else []
+    paths = files_of_system or folder.glob(f"*/{_TABLES}")
+    rows = []
+    for path in sorted(paths, key=str):
+        file = path.relative_to(folder)
+        row = {
             "system": file.parts[0],
             "table": file.stem.removesuffix("_perf"),
             "collector": file.parts[2],
             "version": file.parts[3],
             "file": file.as_posix(),
+            "nbytes": path.stat().st_size,
         }
-        for file in files
-    ]
-    tables = pl.DataFrame(names).with_columns(
-        nbytes=pl.Series([(folder / file).stat().st_size for file in files])
-    )
-    if system is not None and not own:
+        rows.append(row)
+    tables = pl.DataFrame(rows)
+    if system is not None and not files_of_system:
         check_choice("system", system, tables["system"].unique(maintain_order=True))
     return tables
 
@@ -188,13 +208,9 @@ def read_collectives(system: str) -> pl.DataFrame:
     64 MiB on, an all_reduce of fp16 on 8 H100 or H200 takes 20 % less time than one of int8: their
     switches reduce fp16 but not int8, so do not fit one law to both.
     """
-    held, algbw = set(list_tables(system)["table"]), pl.col("nbytes") / pl.col("seconds")
-    factors = {name: bus_factor(name, pl.col("ranks")) for name in OPERATIONS}
-    busbw = pl.coalesce(
-        pl.when(operation=name).then(algbw * factor) for name, factor in factors.items()
-    )
-    names = {
-        "operation": pl.col("op_name").replace("alltoall", "all_to_all"),
+    operation = pl.col("op_name").replace("alltoall", "all_to_all")
+    names: dict[str, _Column] = {
+        "operation": operation,
         "ranks": "num_gpus",
         "nodes": pl.lit(None, pl.Int64),
         "dtype": "dtype",
@@ -205,10 +221,19 @@ def read_collectives(system: str) -> pl.DataFrame:
         "library": "collector",
         "library_version": "collector_version",
     }
-    tables = [name for name in ("nccl", "oneccl") if name in held] or ["nccl"]
-    rows = pl.concat(_read(system, table, ("nccl_dtype", None), names, table) for table in tables)
-    nbytes = pl.col("nbytes") * pl.col("dtype").replace_strict(_BYTES, return_dtype=pl.Int64)
-    return rows.with_columns(nbytes).with_columns(algbw=algbw, busbw=busbw)
+    known = set(list_tables(system)["table"])
+    tables = [name for name in ("nccl", "oneccl") if name in known] or ["nccl"]
+    rows = pl.concat(
+        _read(system, table, names, format_column="nccl_dtype", library=table) for table in tables
+    )
+    itemsize = pl.col("dtype").replace_strict(_BYTES, return_dtype=pl.Int64)
+    rows = rows.with_columns(nbytes=pl.col("nbytes") * itemsize)
+    algbw = pl.col("nbytes") / pl.col("seconds")
+    busbw = [
+        pl.when(operation=name).then(algbw * bus_factor(name, pl.col("ranks")))
+        for name in OPERATIONS
+    ]
+    return rows.with_columns(algbw=algbw, busbw=pl.coalesce(busbw))
 
 
 @_guard
@@ -239,8 +264,8 @@ def read_gemms(system: str, *, dtype: str | None = "bf16") -> pl.DataFrame:
     numbers. Collector ``vllm`` uses uninitialised weights, which take less power, so its times are
     too short.
     """
-    names = {**dict.fromkeys(("dtype", "m", "n", "k", "seconds")), **_WITNESS}
-    return _read(system, "gemm", ("gemm_dtype", dtype), names)
+    names = {"dtype": "dtype", "m": "m", "n": "n", "k": "k", "seconds": "seconds", **_WITNESS}
+    return _read(system, "gemm", names, format_column="gemm_dtype", dtype=dtype)
 
 
 @_guard
@@ -270,25 +295,29 @@ def read_attention(system: str, *, dtype: str | None = "bf16") -> pl.DataFrame:
     """
     # Tables of encoders lack some columns: there are as many keys as queries, and as many heads of
     # keys, and no cache.
-    past, window, heads = (
-        pl.col(name).cast(pl.Int64) for name in ("step", "window_size", "num_key_value_heads")
-    )
-    names = {
-        "dtype": None,
+    past = pl.col("step").cast(pl.Int64).fill_null(0)
+    window = pl.col("window_size").cast(pl.Int64).fill_null(0)
+    kv_heads = pl.coalesce(pl.col("num_key_value_heads").cast(pl.Int64), "num_heads")
+    names: dict[str, _Column] = {
+        "dtype": "dtype",
         "kv_dtype": pl.coalesce(_rename("kv_cache_dtype"), "dtype"),
         "causal": pl.col("op_name") != "encoder_attention",
         "batch": "batch_size",
         "sequence": "isl",
-        "past": past.fill_null(0),
+        "past": past,
         "heads": "num_heads",
-        "kv_heads": pl.coalesce(heads, "num_heads"),
-        "head_dim": None,
-        "window": window.fill_null(0),
-        "seconds": None,
+        "kv_heads": kv_heads,
+        "head_dim": "head_dim",
+        "window": window,
+        "seconds": "seconds",
         **_WITNESS,
     }
-    tables = ["context_attention", *({"encoder_attention"} & set(list_tables(system)["table"]))]
-    return pl.concat(_read(system, table, ("attn_dtype", dtype), names) for table in tables)
+    tables = ["context_attention"]
+    if "encoder_attention" in list_tables(system)["table"]:
+        tables.append("encoder_attention")
+    return pl.concat(
+        _read(system, table, names, format_column="attn_dtype", dtype=dtype) for table in tables
+    )
 
 
 @_guard
@@ -319,16 +348,15 @@ def read_casts(system: str) -> pl.DataFrame:
     memory. From 100 M elements on, collectors ``vllm`` and ``trtllm`` reach 64–91 % of the
     datasheet bandwidth. The kernel of ``sglang`` reaches a tenth of it: do not fit it.
     """
-    nbytes = 3 * pl.col("m") * pl.col("k")
-    names = {
-        "dtype": None,
+    names: dict[str, _Column] = {
+        "dtype": "dtype",
         "rows": "m",
         "columns": "k",
-        "nbytes": nbytes,
-        "seconds": None,
+        "nbytes": 3 * pl.col("m") * pl.col("k"),
+        "seconds": "seconds",
         **_WITNESS,
     }
-    return _read(system, "scale_matrix", ("quant_dtype", "fp8"), names)
+    return _read(system, "scale_matrix", names, format_column="quant_dtype", dtype="fp8")
 
 
 def _rename(column: str) -> pl.Expr:
@@ -337,69 +365,107 @@ def _rename(column: str) -> pl.Expr:
 
 
 def _read(
-    system: str, table: str, dtype: tuple[str, str | None], names: _Names, library: str = ""
+    system: str,
+    table: str,
+    names: Mapping[str, _Column],
+    *,
+    format_column: str,
+    dtype: str | None = None,
+    library: str = "",
 ) -> pl.DataFrame:
-    """Rows of the newest version of each collector with the columns `names`, in the number format
-    `dtype[1]`.
+    """Rows of the newest version of each collector with the columns `names`, in one number format
+    or all.
 
-    `dtype[0]` is the recorded column of number formats.
+    `format_column` is the recorded column of number formats. A `library` measured messages, and
+    takes the place of the collector.
     """
     check_threads()
-    tables, folder, (column, wanted) = list_tables(system), find_database(), dtype
+    tables = list_tables(system)
     check_choice(f"table of {system}", table, tables["table"].unique(maintain_order=True))
-    columns = [
-        (old if isinstance(old, pl.Expr) else pl.col(old or new)).alias(new)
-        for new, old in names.items()
-    ]
-    derived = {"dtype", "seconds", "collector", "collector_version", *_OPTIONAL}
-    needed = sorted(
-        {name for each in columns for name in each.meta.root_names()} - derived
-        | {column, "latency"}
+    columns = [_make_expression(column).alias(name) for name, column in names.items()]
+    needed = _list_needed(columns, format_column)
+    files = tables.filter(pl.col("table") == table)
+    rows = pl.concat(
+        [
+            _read_rows(file, needed, format_column=format_column, library=library)
+            for file in files.rows(named=True)
+        ],
+        how="diagonal_relaxed",
     )
-    raw = []
-    for file, collector in (
-        tables.filter(pl.col("table") == table).select("file", "collector").iter_rows()
-    ):
-        with reading(folder / file, f"{_INSTALL} brings a sound one", most=_LARGEST):
-            who = (
-                pl.lit(library)
-                if library
-                else pl.coalesce("framework", pl.lit(collector)).str.to_lowercase()
-            )
-            frame = _read_file(folder / file, needed).with_columns(
-                collector=who, collector_version="version"
-            )
-            sizes = {
-                "dtype": _rename(column),
-                "seconds": pl.col("latency").cast(pl.Float64, strict=False) * 1e-3,
-                "file": pl.lit(file),
-            }
-            frame = frame.with_columns(system=pl.lit(system), **sizes)
-            raw.append(frame.with_columns(damage=_find_damage(needed, messages=bool(library))))
-    rows = pl.concat(raw, how="diagonal_relaxed")
-    if wanted is not None:
-        sound = rows.filter(pl.col("damage").is_null())["dtype"]
-        check_choice("dtype", wanted, (sound if len(sound) else rows["dtype"]).unique().sort())
-        # a row without a number format may be of any
-        rows = rows.filter((pl.col("dtype") == wanted) | pl.col("dtype").is_null())
-    if len(lost := rows.filter(pl.col("damage").is_not_null())):
-        text = _describe_damage(lost)
-        if len(lost) == len(rows):
+    if dtype is not None:
+        rows = _filter_dtype(rows, dtype)
+    rows = _drop_damaged(rows, f"{table} of {system}")
+    rows = _mark_newest(rows)
+    _warn_of_few(rows)
+    whole = (numeric() - by_name("seconds")).cast(pl.Int64)
+    return rows.filter("newest").select("system", *columns, "file").with_columns(whole)
+
+
+def _make_expression(column: _Column) -> pl.Expr:
+    """A column by its name, or an expression as it is."""
+    return pl.col(column) if isinstance(column, str) else column
+
+
+def _list_needed(columns: Sequence[pl.Expr], format_column: str) -> list[str]:
+    """Recorded columns that a file must have, sorted."""
+    needed = {format_column, "latency"}
+    for column in columns:
+        needed.update(column.meta.root_names())
+    return sorted(needed - {*_DERIVED, *_OPTIONAL})
+
+
+def _read_rows(
+    file: Mapping[str, str], needed: Sequence[str], *, format_column: str, library: str
+) -> pl.DataFrame:
+    """Rows of one file of `list_tables`, with derived columns, and why one cannot be used."""
+    path = find_database() / file["file"]
+    with reading(path, f"{_INSTALL} brings a sound one", most=_LARGEST):
+        if library:
+            collector = pl.lit(library)
+        else:
+            recorded = pl.coalesce("framework", pl.lit(file["collector"]))
+            collector = recorded.str.to_lowercase()
+        frame = _read_file(path, needed).with_columns(
+            system=pl.lit(file["system"]),
+            file=pl.lit(file["file"]),
+            collector=collector,
+            collector_version="version",
+            dtype=_rename(format_column),
+            seconds=pl.col("latency").cast(pl.Float64, strict=False) * 1e-3,
+        )
+        return frame.with_columns(damage=_find_damage(needed, messages=bool(library)))
+
+
+def _filter_dtype(rows: pl.DataFrame, dtype: str) -> pl.DataFrame:
+    """Rows of a number format; a row without one may be of any."""
+    sound = rows.filter(pl.col("damage").is_null())["dtype"]
+    known = sound if len(sound) else rows["dtype"]
+    check_choice("dtype", dtype, known.unique().sort())
+    return rows.filter((pl.col("dtype") == dtype) | pl.col("dtype").is_null())
+
+
+def _drop_damaged(rows: pl.DataFrame, source: str) -> pl.DataFrame:
+    """Rows that can be used; warns of the others, and refuses a table that has no other."""
+    damaged = rows.filter(pl.col("damage").is_not_null())
+    if len(damaged):
+        text = _describe_damage(damaged)
+        if len(damaged) == len(rows):
             raise ValueError(
-                f"{table} of {system} has no row that can be used: {len(rows)} rows {text}; "
+                f"{source} has no row that can be used: {len(rows)} rows {text}; "
                 f"{_INSTALL} brings a sound one"
             )
-        warnings.warn(f"{len(lost)} of {len(rows)} rows {text}", stacklevel=4)
-    whole = (numeric() - by_name("seconds")).cast(pl.Int64)
-    rows, version = rows.filter(pl.col("damage").is_null()), pl.col("collector_version")
-    pairs = rows.select("collector", version).unique().sort(pl.all()).rows()
-    newest = {
-        who: max((each for other, each in pairs if other == who), key=_order) for who, _ in pairs
-    }
-    rows = rows.with_columns(newest=version.eq_missing(pl.col("collector").replace(newest)))
-    _warn_of_few(rows)
-    rows = rows.filter("newest")
-    return rows.select("system", *columns, "file").with_columns(whole)
+        warnings.warn(f"{len(damaged)} of {len(rows)} rows {text}", stacklevel=5)
+    return rows.filter(pl.col("damage").is_null())
+
+
+def _mark_newest(rows: pl.DataFrame) -> pl.DataFrame:
+    """Add whether a row is of the newest version of its collector."""
+    version = pl.col("collector_version")
+    newest: dict[str, str | None] = {}
+    for collector, name in rows.select("collector", version).unique().sort(pl.all()).rows():
+        if collector not in newest or _order(name) > _order(newest[collector]):
+            newest[collector] = name
+    return rows.with_columns(newest=version.eq_missing(pl.col("collector").replace(newest)))
 
 
 def _warn_of_few(rows: pl.DataFrame) -> None:
@@ -434,45 +500,68 @@ def _describe_damage(lost: pl.DataFrame) -> str:
 
 def _find_damage(needed: Sequence[str], *, messages: bool) -> pl.Expr:
     """Why a row cannot be used, null where it can: the first of its causes."""
-    time = pl.col("seconds")
     causes = [
-        pl.when(~((time > 0) & time.is_finite()).fill_null(False)).then(
-            pl.lit("have no positive time")
-        )
+        _unless(_is_positive_time(), "have no positive time"),
+        *_check_sizes(needed),
+        _unless(_is_version(), "have no version such as 1.2.0"),
+        _unless(pl.col("dtype").is_not_null(), "name no number format"),
+        _check_format(messages=messages),
     ]
+    if messages:
+        causes.append(_check_operation())
+    return pl.coalesce(causes)
+
+
+def _unless(condition: pl.Expr, cause: str | pl.Expr) -> pl.Expr:
+    """A cause where a condition does not hold, null where it does."""
+    text = pl.lit(cause) if isinstance(cause, str) else cause
+    return pl.when(~condition.fill_null(False)).then(text)
+
+
+def _is_positive_time() -> pl.Expr:
+    time = pl.col("seconds")
+    return (time > 0) & time.is_finite()
+
+
+def _is_version() -> pl.Expr:
+    """Whether the version can be compared: the newest one counts, so a damaged one would hide all
+    others."""
+    version = pl.col("version")
+    return version.is_null() | version.str.contains(r"^\d+(\.\d+)+|^[a-z-]+$")
+
+
+def _check_sizes(needed: Sequence[str]) -> list[pl.Expr]:
+    """Why a row cannot be used, for each of its sizes."""
+    causes = []
     for name in (*_SIZES, *_COUNTS):
         if name not in needed and name not in _OPTIONAL:
             continue
         size = pl.col(name)
-        least = 0 if name in _COUNTS else 1
-        sound = (size >= least) & (size <= _MOST) & (size == size.floor())
+        may_be_zero = name in _COUNTS
+        least = 0 if may_be_zero else 1
+        is_sound = (size >= least) & (size <= _MOST) & (size == size.floor())
         if name in _OPTIONAL:  # absent in some files; damaged values are not a number
-            sound = sound | size.is_null()
-        word = "whole" if name in _COUNTS else "positive whole"
-        causes.append(
-            pl.when(~sound.fill_null(False)).then(pl.lit(f"have no {word} number {name}"))
-        )
-    version = pl.col("version")  # the newest one counts, so a damaged one would hide all others
-    numbered = version.is_null() | version.str.contains(r"^\d+(\.\d+)+|^[a-z-]+$")
-    causes.append(pl.when(~numbered).then(pl.lit("have no version such as 1.2.0")))
+            is_sound = is_sound | size.is_null()
+        word = "whole" if may_be_zero else "positive whole"
+        causes.append(_unless(is_sound, f"have no {word} number {name}"))
+    return causes
+
+
+def _check_format(*, messages: bool) -> pl.Expr:
+    """Why the number format of a row cannot be used: of messages the bytes must be known."""
     dtype = pl.col("dtype")
-    known = dtype.is_in([*_BYTES]) if messages else dtype.str.contains(_FORMAT)
-    causes.append(pl.when(dtype.is_null()).then(pl.lit("name no number format")))
-    causes.append(
-        pl.when(~known.fill_null(False)).then(
-            pl.format("have the unknown number format '{}'", dtype.str.slice(0, 40))
-        )
+    is_known = dtype.is_in([*_BYTES]) if messages else dtype.str.contains(_FORMAT)
+    return _unless(
+        is_known, pl.format("have the unknown number format '{}'", dtype.str.slice(0, 40))
     )
-    if messages:
-        operation = pl.col("op_name").cast(pl.String).replace("alltoall", "all_to_all")
-        causes.append(
-            pl.when(~operation.is_in([*OPERATIONS]).fill_null(False)).then(
-                pl.format(
-                    "have the unknown operation '{}'", operation.fill_null("").str.slice(0, 40)
-                )
-            )
-        )
-    return pl.coalesce(causes)
+
+
+def _check_operation() -> pl.Expr:
+    """Why the operation of a message cannot be used."""
+    operation = pl.col("op_name").cast(pl.String).replace("alltoall", "all_to_all")
+    shown = operation.fill_null("").str.slice(0, 40)
+    is_known = operation.is_in([*OPERATIONS])
+    return _unless(is_known, pl.format("have the unknown operation '{}'", shown))
 
 
 def _read_file(path: Path, needed: Sequence[str]) -> pl.DataFrame:
@@ -480,7 +569,8 @@ def _read_file(path: Path, needed: Sequence[str]) -> pl.DataFrame:
     numbers: NaN where one is no number, null where there is none."""
     scan = pl.scan_parquet(path)
     names = scan.collect_schema().names()
-    if missing := [name for name in needed if name not in names]:
+    missing = [name for name in needed if name not in names]
+    if missing:
         raise ValueError(
             f"{path} has no column {', '.join(missing)}; it has {', '.join(names[:40])}"
         )
@@ -488,18 +578,33 @@ def _read_file(path: Path, needed: Sequence[str]) -> pl.DataFrame:
     for name in (*needed, *_OPTIONAL):
         column = pl.col(name) if name in names else pl.lit(None, pl.String).alias(name)
         if name in (*_SIZES, *_COUNTS):
-            number = column.cast(pl.Float64, strict=False)
-            lost = number.is_null() & column.is_not_null()
-            column = pl.when(lost).then(float("nan")).otherwise(number).alias(name)
+            column = _read_size(column).alias(name)
         elif name in _OPTIONAL:
             column = column.cast(pl.String)
         columns.append(column)
     return scan.select(columns).collect()
 
 
+def _read_size(column: pl.Expr) -> pl.Expr:
+    """A column as numbers: NaN where one is no number, null where there is none."""
+    number = column.cast(pl.Float64, strict=False)
+    is_damaged = number.is_null() & column.is_not_null()
+    return pl.when(is_damaged).then(float("nan")).otherwise(number)
+
+
 def _order(version: str | None) -> tuple[tuple[int, int], ...]:
     """Sort key of a version: 1.3.0rc20 before 1.3.0, 1.3.0 before 1.3.0.post2, and none before all
     others."""
     parts = re.findall(r"\d+|[a-z]+", (version or "").split("+")[0])
-    key = [(2, int(part)) if part.isdigit() else (1 if part == "post" else -1, 0) for part in parts]
-    return (*key, (0, 0)) if parts else ()
+    if not parts:
+        return ()
+    return (*map(_order_part, parts), (0, 0))
+
+
+def _order_part(part: str) -> tuple[int, int]:
+    """Sort key of a part of a version; what ends it counts 0, see `_order`."""
+    if part.isdigit():
+        return 2, int(part)
+    if part == "post":
+        return 1, 0
+    return -1, 0
