@@ -23,9 +23,10 @@ from perfkit.workloads.tables import EmbeddingTable
 _NAMES = ("indices", "offsets", "lengths")
 #: Largest file of recorded indices [B]; a published trace of 856 tables has a tenth of this size.
 _LARGEST = 2**34
-#: Largest ratio of unpacked to packed size, about 10 for indices [-]; and unpacked size that is
-#: always allowed [B].
-_GROWTH, _ALLOWED = 50, 2**26
+#: Largest ratio of unpacked to packed size, about 10 for indices [-].
+_GROWTH = 50
+#: Unpacked size that is always allowed [B].
+_ALLOWED = 2**26
 #: Most recorded tables [-]; published traces have up to 856.
 _MOST_TABLES = 10_000
 _FORMS = "only arrays are read; save indices, or indices, offsets and lengths under these names or in this order"
@@ -131,11 +132,15 @@ def read_indices(
     path = Path(path)
     with reading(path, _FORMS, most=_LARGEST, unpacks=path.name.lower().endswith(".gz")):
         limit = max(_ALLOWED, _GROWTH * path.stat().st_size)
-        found = _load(path, limit)
-        arrays = found if isinstance(found, Mapping) else dict(zip(_NAMES, found, strict=False))
-        if odd := [show(key) for key in arrays if key not in _NAMES]:
+        content = _load(path, limit)
+        if isinstance(content, Mapping):
+            arrays = content
+        else:
+            arrays = dict(zip(_NAMES, content, strict=False))
+        unknown = [show(key) for key in arrays if key not in _NAMES]
+        if unknown:
             raise ValueError(
-                f"{path} holds {', '.join(odd[:5])}; known are {', '.join(_NAMES)}; {_FORMS}"
+                f"{path} holds {', '.join(unknown[:5])}; known are {', '.join(_NAMES)}; {_FORMS}"
             )
         if "indices" not in arrays:
             raise ValueError(f"{path} holds no indices; {_FORMS}")
@@ -195,41 +200,54 @@ def count_indices(
     >>> found.bags, found.pooling, found.unique_rows, found.histogram.counts[:3]
     (2, 2.5, 3.0, (2.0, 0.0, 1.0))
     """
-    flat = _check_whole("indices", indices)
-    many = _count_lookups(flat, offsets, lengths, tables, batch)
-    sizes = (
-        [rows] * len(many)
-        if rows is None or not isinstance(rows, Sequence | np.ndarray)
-        else list(rows)
-    )
-    if len(sizes) != len(many):
+    array = _check_whole("indices", indices)
+    bags = _count_lookups(array, offsets, lengths, tables, batch)
+    count = len(bags)
+    if isinstance(rows, Sequence | np.ndarray):
+        rows_of_tables = list(rows)
+    else:
+        rows_of_tables = [rows for _ in range(count)]
+    if len(rows_of_tables) != count:
         raise ValueError(
-            f"rows has {len(sizes)} entries; it must have one for each of the {len(many)} tables"
+            f"rows has {len(rows_of_tables)} entries; it must have one for each of the {count} tables"
         )
-    parts, found = np.split(flat.reshape(-1), np.cumsum(many.sum(axis=1))[:-1]), []
-    for number, (size, part, bags) in enumerate(zip(sizes, parts, many, strict=True)):
-        if not part.size:
-            continue
-        numbers, accesses = np.unique(part, return_counts=True)
-        low, high = int(numbers[0]), int(numbers[-1])
-        held = high + 1 if size is None else int(check_positive("rows", size, integer=True))
-        if low < 0 or high >= held:
-            limit = "0 or more" if low < 0 else f"below the {held} rows"
-            raise ValueError(
-                f"an index of table {number} is {low if low < 0 else high}; it must be {limit}"
-            )
-        histogram = bin_accesses(accesses, rows=held)
-        found.append(
-            IndexStatistics(len(bags), float(bags.std()), histogram, fit_zipf(histogram), number)
-        )
-    if not found:
+    ends = np.cumsum(bags.sum(axis=1))
+    parts = np.split(array.reshape(-1), ends[:-1])
+    statistics = [
+        _describe_table(number, part, bags[number], rows_of_tables[number])
+        for number, part in enumerate(parts)
+        if part.size
+    ]
+    if not statistics:
         raise ValueError("indices is empty; record at least one lookup")
-    if len(found) < len(many):
+    if len(statistics) < count:
         warnings.warn(
-            f"{len(many) - len(found)} of {len(many)} tables have no lookups and are left out",
+            f"{count - len(statistics)} of {count} tables have no lookups and are left out",
             stacklevel=2,
         )
-    return found
+    return statistics
+
+
+def _describe_table(number: int, indices: Index, bags: Index, rows: int | None) -> IndexStatistics:
+    """Statistics of one table from its indices and the lookups of each sample."""
+    distinct, accesses = np.unique(indices, return_counts=True)
+    low = int(distinct[0])
+    high = int(distinct[-1])
+    table_rows = high + 1 if rows is None else int(check_positive("rows", rows, integer=True))
+    if low < 0:
+        raise ValueError(f"an index of table {number} is {low}; it must be 0 or more")
+    if high >= table_rows:
+        raise ValueError(
+            f"an index of table {number} is {high}; it must be below the {table_rows} rows"
+        )
+    histogram = bin_accesses(accesses, rows=table_rows)
+    return IndexStatistics(
+        bags=len(bags),
+        spread=float(bags.std()),
+        histogram=histogram,
+        fit=fit_zipf(histogram),
+        number=number,
+    )
 
 
 def _check_whole(name: str, values: Any) -> Index:
@@ -252,38 +270,47 @@ def _count_lookups(
     indices: Index, offsets: Any, lengths: Any, tables: int | None, batch: int | None
 ) -> Index:
     """Lookups by table and sample."""
-    total, many = indices.size, None
+    total = indices.size
+    bags = _read_bags(indices, offsets, lengths)
+    if tables is None:
+        has_tables = bags is not None and bags.ndim == 2
+        tables = len(bags) if bags is not None and has_tables else 1
+    count = int(check_positive("tables", tables, integer=True, maximum=_MOST_TABLES))
+    if bags is None:
+        samples = total
+        if batch is not None:
+            samples = int(check_positive("batch", batch, integer=True)) * count
+        bags = np.diff(np.arange(samples + 1) * total // max(samples, 1))
+    if np.any(bags < 0) or bags.sum() != total:
+        raise ValueError(
+            f"lengths add up to {bags.sum()}, none may be negative; there are {total} indices"
+        )
+    if bags.size % count or not bags.size:
+        raise ValueError(
+            f"{bags.size} samples do not divide by tables = {count}; pass the number of recorded tables"
+        )
+    return bags.reshape(count, -1)
+
+
+def _read_bags(indices: Index, offsets: Any, lengths: Any) -> Index | None:
+    """Lookups of each sample from what was recorded beside, None where nothing tells them."""
     if lengths is not None:
-        many = _check_whole("lengths", lengths)
-    elif offsets is not None:
-        steps = _check_whole("offsets", offsets).reshape(-1)
-        if len(steps) == 1 or (len(steps) and steps[-1] != total):  # the end may be missing
-            steps = np.append(steps, total)
-        many = np.diff(steps)
-        if not len(many) or steps[0] != 0 or np.any(many < 0):
+        return _check_whole("lengths", lengths)
+    if offsets is not None:
+        starts = _check_whole("offsets", offsets).reshape(-1)
+        lacks_end = len(starts) == 1 or (len(starts) > 0 and starts[-1] != indices.size)
+        if lacks_end:
+            starts = np.append(starts, indices.size)
+        bags = np.diff(starts)
+        if not len(bags) or starts[0] != 0 or np.any(bags < 0):
             raise ValueError(
-                f"offsets must rise from 0 to at most the {total} indices; pass where each sample starts"
+                f"offsets must rise from 0 to at most the {indices.size} indices; pass where each "
+                "sample starts"
             )
-    elif indices.ndim in (2, 3):
-        many = np.full(indices.shape[:-1], indices.shape[-1])
-    tables = len(many) if many is not None and many.ndim == 2 and tables is None else tables
-    count = int(
-        check_positive(
-            "tables", 1 if tables is None else tables, integer=True, maximum=_MOST_TABLES
-        )
-    )
-    if many is None:
-        bags = total if batch is None else int(check_positive("batch", batch, integer=True)) * count
-        many = np.diff(np.arange(bags + 1) * total // max(bags, 1))
-    if np.any(many < 0) or many.sum() != total:
-        raise ValueError(
-            f"lengths add up to {many.sum()}, none may be negative; there are {total} indices"
-        )
-    if many.size % count or not many.size:
-        raise ValueError(
-            f"{many.size} samples do not divide by tables = {count}; pass the number of recorded tables"
-        )
-    return many.reshape(count, -1)
+        return bags
+    if indices.ndim in (2, 3):
+        return np.full(indices.shape[:-1], indices.shape[-1])
+    return None
 
 
 def _check_growth(size: float, limit: float) -> None:
@@ -322,7 +349,7 @@ def _load_torch(file: Any) -> Mapping[str, Any] | Sequence[Any]:
             "it is damaged, or it holds more than tensors, which could run code"
         ) from error
     parts = found if isinstance(found, Mapping | list | tuple) else [found]
-    values = list(parts.values() if isinstance(parts, Mapping) else parts)
+    values = list(parts.values()) if isinstance(parts, Mapping) else list(parts)
     if len(values) > 3 or not all(isinstance(value, torch.Tensor) for value in values):
         raise ValueError("it must hold one to three tensors and nothing else")
     return parts

@@ -5,12 +5,12 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from perfkit.workloads.tables import EmbeddingTable, TableSet
 _COLUMNS = ("rows", "dim", "pooling", "exponent", "itemsize", "name")
 #: Most columns of a CSV file [-].
 _MOST_COLUMNS = 1000
+#: perfkit's name of a column by that of TorchRec or FBGEMM.
 _FOREIGN = {
     "num_embeddings": "rows",
     "embedding_dim": "dim",
@@ -42,10 +43,25 @@ _FOREIGN = {
     "D": "dim",
     "L": "pooling",
 }
+#: Keys by which a TBEDataConfig is known.
+_TBE_PARTS = ("T", "batch_params", "indices_params", "pooling_params")
 _ARRAYS = (".npy", ".npz", ".pt", ".pth", ".pt.gz")
 _SUFFIXES = (".csv", ".parquet", ".json", *_ARRAYS)
-#: Tables of a file, and other fields of the set.
-_Tables: TypeAlias = tuple[list[EmbeddingTable], dict[str, Any]]
+
+
+class _Contents(NamedTuple):
+    """What a source holds: tables, and the fields of their set that it names, None for others."""
+
+    tables: list[EmbeddingTable]
+    batch: int | None = None
+    embedding: str | None = None
+
+
+class _Record(NamedTuple):
+    """Values of one table by column, and its place in errors."""
+
+    place: str
+    values: Mapping[Any, Any]
 
 
 def read_tables(
@@ -110,68 +126,66 @@ def read_tables(
     """
     check_choice("law", law, ("histogram", "zipf"))
     _check_itemsize(itemsize)
-    framed = not isinstance(source, str | Path)
-    if framed and not (isinstance(source, Mapping | list | tuple) or hasattr(source, "columns")):
+    is_frame = not isinstance(source, str | Path)
+    if is_frame and not (isinstance(source, Mapping | list | tuple) or hasattr(source, "columns")):
         raise ValueError(
             f"source is {show(source)}; it must be a pandas or polars frame, or lists by name; or the "
             "name of a file or of a published set, a str or a Path"
         )
-    name, suffix = ("source", "") if framed else (str(source), _find_suffix(source))
-    bare = suffix in _ARRAYS or (name in _histograms() and not framed)
+    name = "source" if is_frame else str(source)
+    suffix = "" if is_frame else _find_suffix(source)
+    is_published = not is_frame and not suffix
+    lacks_sizes = suffix in _ARRAYS or (is_published and name in _histograms())
     has_sizes = dim is not None or rows is not None or tables is not None
-    if has_sizes and not bare:
+    if has_sizes and not lacks_sizes:
         raise ValueError(
             f"{escape(name, 200)} has rows and columns of its own; leave dim, rows and tables out"
         )
-    if bare and dim is None:
+    if lacks_sizes and dim is None:
         raise ValueError(
             f"{escape(name, 200)} lacks the columns of its tables; pass dim=, 64 for example"
         )
-    width = int(check_positive("dim", dim, integer=True)) if bare else 0
-    if framed:
-        # empty cells of a pandas frame hold NaN
-        records = enumerate(read_records("source", source))
-        places = (
-            (f"source row {i}", {k: v for k, v in row.items() if not _is_missing(v)})
-            for i, row in records
-        )
+    width = int(check_positive("dim", dim, integer=True)) if lacks_sizes else 0
+    if is_frame:
         with reading("source", "change the tables"):
-            found, facts = _make_tables(places, "source", itemsize)
+            contents = _make_tables(_walk_frame(source), "source", itemsize)
     elif suffix in _ARRAYS:
         statistics = read_indices(source, rows=rows, tables=tables, batch=batch)
-        found = [part.to_table(width, itemsize=itemsize, law=law) for part in statistics]
-        facts = {"batch": statistics[0].bags}
+        made = [part.to_table(width, itemsize=itemsize, law=law) for part in statistics]
+        contents = _Contents(made, batch=statistics[0].bags)
     elif suffix:
         with reading(source, f"pass a readable {suffix} file", most=LARGEST_TEXT):
-            found, facts = _READERS[suffix](Path(source), itemsize)
+            contents = _READERS[suffix](Path(source), itemsize)
     else:
-        found, facts = _read_published(name, width, rows, itemsize, law)
-    if not framed:
-        facts["name"] = Path(name).name[: -len(suffix)] if suffix else name
+        contents = _read_published(name, width, rows, itemsize, law)
+    fields: dict[str, Any] = {}
+    if not is_frame:
+        fields["name"] = Path(name).name[: -len(suffix)] if suffix else name
+    if contents.embedding is not None:
+        fields["embedding"] = contents.embedding
     if batch is not None:
-        facts["batch"] = batch
+        fields["batch"] = batch
+    elif contents.batch is not None:
+        fields["batch"] = contents.batch
     with reading(name, "change the tables"):
-        return TableSet(tuple(found), **facts)
+        return TableSet(tuple(contents.tables), **fields)
 
 
 def _find_suffix(source: str | Path) -> str:
     """Suffix of a file with tables, empty for a published set."""
-    lower, shown = Path(source).name.lower(), escape(source, 200)
-    suffix = next(
-        (own for own in sorted(_SUFFIXES, key=len, reverse=True) if lower.endswith(own)), ""
-    )
+    lower = Path(source).name.lower()
+    suffixes = [suffix for suffix in _SUFFIXES if lower.endswith(suffix)]
+    suffix = max(suffixes, key=len, default="")
     if not suffix and not os.path.exists(source):
         check_choice("source", str(source), list_published())
-    elif not suffix or not os.path.isfile(source):
-        what = (
-            f"has another suffix than {', '.join(_SUFFIXES)}"
-            if os.path.isfile(source)
-            else "is no file"
-        )
-        raise ValueError(
-            f"{shown} {what}; name such a file, or one of {', '.join(list_published())}"
-        )
-    return suffix
+        return suffix
+    is_file = os.path.isfile(source)
+    if suffix and is_file:
+        return suffix
+    fault = f"has another suffix than {', '.join(_SUFFIXES)}" if is_file else "is no file"
+    raise ValueError(
+        f"{escape(source, 200)} {fault}; name such a file, or one of {', '.join(list_published())}"
+    )
 
 
 def _check_itemsize(itemsize: Any) -> None:
@@ -193,44 +207,64 @@ def _is_missing(value: Any) -> bool:
     return _is_blank(value) or type(value).__name__ in ("NAType", "NaTType")
 
 
-def _make_tables(
-    records: Iterable[tuple[str, Mapping[str, Any]]], name: str, itemsize: int
-) -> _Tables:
-    """Tables from records, each with its place in errors; empty cells take the default, TorchRec's
-    tables are fused."""
-    found, foreign = [], set[str]()
-    for place, record in islice(records, MOST_ROWS + 1):
-        given = {_FOREIGN.get(key, str(key)): value for key, value in record.items()}
-        values = {"itemsize": itemsize} | {
-            key: value for key, value in given.items() if not _is_blank(value)
-        }
-        foreign |= _FOREIGN.keys() & record
-        if len(given) < len(record):
-            twice = next(
-                key for key in record if key in _FOREIGN and _FOREIGN[key] in {*record} - {key}
-            )
+def _walk_frame(source: Any) -> Iterator[_Record]:
+    """Rows of a frame; empty cells of a pandas frame hold NaN."""
+    for number, row in enumerate(read_records("source", source)):
+        values = {column: cell for column, cell in row.items() if not _is_missing(cell)}
+        yield _Record(f"source row {number}", values)
+
+
+def _make_tables(records: Iterable[_Record], name: str, itemsize: int) -> _Contents:
+    """Tables from records; empty cells take the default, tables with names of others are fused."""
+    tables = []
+    has_foreign_names = False
+    for record in islice(records, MOST_ROWS + 1):
+        if not _FOREIGN.keys().isdisjoint(record.values):
+            has_foreign_names = True
+        tables.append(_make_table(record, itemsize))
+    _check_count(len(tables), name)
+    return _Contents(tables, embedding="fused" if has_foreign_names else None)
+
+
+def _make_table(record: _Record, itemsize: int) -> EmbeddingTable:
+    """The table of a record."""
+    place = record.place
+    cells = _rename_columns(record)
+    if "" in cells:
+        raise ValueError(
+            f"{place} has a column without a name; write the file without an index, and its "
+            f"first line with names: {', '.join(_COLUMNS)}"
+        )
+    for column in cells:
+        join_place(place, column, _COLUMNS)
+    values: dict[str, Any] = {"itemsize": itemsize}
+    values |= {column: cell for column, cell in cells.items() if not _is_blank(cell)}
+    missing = [column for column in ("rows", "dim") if column not in values]
+    if missing:
+        raise ValueError(
+            f"{place} lacks {' and '.join(missing)}; give the rows and columns of the table"
+        )
+    with reading(place, "change the table"):
+        for column, value in values.items():
+            if column != "name" and is_listed(value):
+                raise ValueError(f"{column} is {show(value)}; it must be one number")
+        _check_itemsize(values["itemsize"])
+        return EmbeddingTable(**values)
+
+
+def _rename_columns(record: _Record) -> dict[str, Any]:
+    """Cells of a record by perfkit's names of their columns."""
+    columns: dict[str, Any] = {}
+    for column in record.values:
+        name = _FOREIGN.get(column, str(column))
+        if name in columns:
+            twins = sorted((str(column), str(columns[name])), key=lambda twin: twin == name)
             raise ValueError(
-                f"{place} has {escape(twice, 40)} and {_FOREIGN[twice]}, which are the same; give one"
+                f"{record.place} has {escape(twins[0], 40)} and {escape(twins[1], 40)}, which are "
+                "the same; give one"
             )
-        if "" in given:
-            raise ValueError(
-                f"{place} has a column without a name; write the file without an index, and its "
-                f"first line with names: {', '.join(_COLUMNS)}"
-            )
-        for key in given:
-            join_place(place, key, _COLUMNS)
-        if missing := [key for key in ("rows", "dim") if key not in values]:
-            raise ValueError(
-                f"{place} lacks {' and '.join(missing)}; give the rows and columns of the table"
-            )
-        with reading(place, "change the table"):
-            for key, value in values.items():
-                if key != "name" and is_listed(value):
-                    raise ValueError(f"{key} is {show(value)}; it must be one number")
-            _check_itemsize(values["itemsize"])
-            found.append(EmbeddingTable(**values))
-    _check_count(len(found), name)
-    return found, {"embedding": "fused"} if foreign else {}
+        columns[name] = column
+    return {name: record.values[column] for name, column in columns.items()}
 
 
 def _check_count(count: int, name: str) -> None:
@@ -239,43 +273,57 @@ def _check_count(count: int, name: str) -> None:
         raise ValueError(f"{name} lists more than {MOST_ROWS:,} tables; leave some out")
 
 
-def _read_csv(path: Path, itemsize: int) -> _Tables:
-    def walk() -> Iterator[tuple[str, dict[str, Any]]]:
-        for values in filter(lambda values: any(map(str.strip, values)), reader):
-            place = f"{path.name} line {reader.line_num}"
-            if len(values) != len(header):
-                text = f"{place} has {len(values)} values for {len(header)} columns"
-                if header[0].startswith("#"):
-                    raise ValueError(f"{text}; the first line must name columns, without a comment")
-                raise ValueError(f"{text}; write no thousands commas")
-            cells = zip(header, map(str.strip, values), strict=True)
-            yield place, {name: cell if name == "name" else _number(cell) for name, cell in cells}
-
+def _read_csv(path: Path, itemsize: int) -> _Contents:
+    """Tables of a CSV file whose first line names the columns."""
+    name = path.name
     data = path.read_bytes()
-    _check_count(data.count(b"\n") - data.count(b"\n\n") - 1, path.name)
+    _check_count(data.count(b"\n") - data.count(b"\n\n") - 1, name)
     columns = data.partition(b"\n")[0].count(b",") + 1
     if columns > _MOST_COLUMNS:
         raise ValueError(
-            f"{path.name} has {columns} columns; its first line must name columns: {', '.join(_COLUMNS)}"
+            f"{name} has {columns} columns; its first line must name columns: {', '.join(_COLUMNS)}"
         )
     with open(path, encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
         try:
-            header = [column.strip() for column in next(reader, [])]
-            if not header or len(set(header)) < len(header):
-                what = "names a column twice" if header else "is empty"
-                raise ValueError(
-                    f"{path.name} {what}; its first line must name columns: {', '.join(_COLUMNS)}"
-                )
-            if len(header) == 1 and (other := re.search(r"\w\s*([;|\t])\s*\w", header[0])):
-                raise ValueError(
-                    f"{path.name} separates its columns by {show(other[1])}; separate values by commas"
-                )
-            return _make_tables(walk(), path.name, itemsize)
+            header = _read_header(next(reader, []), name)
+            return _make_tables(_walk_csv(reader, header, name), name, itemsize)
         except csv.Error as error:
             raise ValueError(
-                f"{path.name} line {reader.line_num}: {error}; separate values by commas"
+                f"{name} line {reader.line_num}: {error}; separate values by commas"
             ) from error
+
+
+def _read_header(cells: list[str], name: str) -> list[str]:
+    """Names of the columns of a CSV file."""
+    header = [column.strip() for column in cells]
+    if not header or len(set(header)) < len(header):
+        fault = "names a column twice" if header else "is empty"
+        raise ValueError(f"{name} {fault}; its first line must name columns: {', '.join(_COLUMNS)}")
+    separator = re.search(r"\w\s*([;|\t])\s*\w", header[0])
+    if len(header) == 1 and separator is not None:
+        raise ValueError(
+            f"{name} separates its columns by {show(separator[1])}; separate values by commas"
+        )
+    return header
+
+
+def _walk_csv(reader: Any, header: list[str], name: str) -> Iterator[_Record]:
+    """Lines of a CSV file that are not empty; `reader` is that of the module csv."""
+    for values in reader:
+        cells = [value.strip() for value in values]
+        if not any(cells):
+            continue
+        place = f"{name} line {reader.line_num}"
+        if len(cells) != len(header):
+            text = f"{place} has {len(cells)} values for {len(header)} columns"
+            if header[0].startswith("#"):
+                raise ValueError(f"{text}; the first line must name columns, without a comment")
+            raise ValueError(f"{text}; write no thousands commas")
+        record = {}
+        for column, cell in zip(header, cells, strict=True):
+            record[column] = cell if column == "name" else _number(cell)
+        yield _Record(place, record)
 
 
 def _number(text: str) -> Any:
@@ -286,17 +334,19 @@ def _number(text: str) -> Any:
     return text
 
 
-def _read_parquet(path: Path, itemsize: int) -> _Tables:
+def _read_parquet(path: Path, itemsize: int) -> _Contents:
+    """Tables of a Parquet file."""
     check_threads()
     import polars
 
     scan = polars.scan_parquet(path)
     _check_count(scan.select(polars.len()).collect().item(), path.name)
     rows = enumerate(scan.collect().iter_rows(named=True))
-    return _make_tables(((f"{path.name} row {i}", row) for i, row in rows), path.name, itemsize)
+    records = (_Record(f"{path.name} row {number}", row) for number, row in rows)
+    return _make_tables(records, path.name, itemsize)
 
 
-def _read_json(path: Path, itemsize: int) -> _Tables:
+def _read_json(path: Path, itemsize: int) -> _Contents:
     """A list of tables, alone or as ``tables``, or configurations of FBGEMM."""
     name = path.name
     try:
@@ -309,45 +359,53 @@ def _read_json(path: Path, itemsize: int) -> _Tables:
         raise ValueError(
             f"{name} line {error.lineno} is no JSON: {error.msg}; write a list of tables"
         ) from error
-    first = content[0] if isinstance(content, list) and content else content
-    parts = ("T", "batch_params", "indices_params", "pooling_params")
-    if isinstance(first, Mapping) and not first.keys().isdisjoint(parts):
+    if _is_tbe_config(content):
         return _read_tbe(content, name, itemsize)
-    entries = (
-        content.get("tables")
-        if isinstance(content, Mapping) and set(content) == {"tables"}
-        else content
-    )
+    is_named = isinstance(content, Mapping) and set(content) == {"tables"}
+    entries = content["tables"] if is_named else content
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         raise ValueError(
             f'{name} must hold a list of tables such as {{"rows": 1000, "dim": 64}}, or a TBEDataConfig'
         )
-    return _make_tables(
-        ((f"{name}[{i}]", entry) for i, entry in enumerate(entries)), name, itemsize
-    )
+    records = (_Record(f"{name}[{number}]", entry) for number, entry in enumerate(entries))
+    return _make_tables(records, name, itemsize)
 
 
-def _read_tbe(content: Any, name: str, itemsize: int) -> _Tables:
-    several, found, batches = isinstance(content, list), [], set()
-    for i, config in enumerate(content if several else [content]):
-        tables, batch = parse_tbe_config(
-            config, place=f"{name}[{i}]" if several else name, itemsize=itemsize
-        )
-        found += [
-            replace(table, name=f"{i}.{table.name}") if several else table for table in tables
-        ]
+def _is_tbe_config(content: Any) -> bool:
+    """Whether JSON is a configuration of FBGEMM, or a list that begins with one."""
+    first = content[0] if isinstance(content, list) and content else content
+    return isinstance(first, Mapping) and not first.keys().isdisjoint(_TBE_PARTS)
+
+
+def _read_tbe(content: Any, name: str, itemsize: int) -> _Contents:
+    """Tables of one or several configurations of FBGEMM."""
+    if not isinstance(content, list):
+        tables, batch = parse_tbe_config(content, place=name, itemsize=itemsize)
+        _check_count(len(tables), name)
+        return _Contents(tables, batch, embedding="fused")
+    tables = []
+    batches = set()
+    for number, config in enumerate(content):
+        place = f"{name}[{number}]"
+        tables_of_config, batch = parse_tbe_config(config, place=place, itemsize=itemsize)
+        tables += [replace(table, name=f"{number}.{table.name}") for table in tables_of_config]
         batches.add(batch)
-        _check_count(len(found), name)
+        _check_count(len(tables), name)
     if len(batches) > 1:
         shown = ", ".join(map(str, sorted(batches)))
         raise ValueError(f"{name} has batches of {shown}; use one file for each batch")
-    return found, {"batch": batches.pop(), "embedding": "fused"}
+    return _Contents(tables, batches.pop(), embedding="fused")
 
 
-_READERS: dict[str, Any] = {".csv": _read_csv, ".parquet": _read_parquet, ".json": _read_json}
+_READERS: dict[str, Callable[[Path, int], _Contents]] = {
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+    ".json": _read_json,
+}
 
 
-# Published sets.
+# -- published sets
+# --------------------------------------------------------------------------------------------------
 
 
 def list_published() -> list[str]:
@@ -413,39 +471,53 @@ def find_histogram(name: str, *, rows: int) -> tuple[ReuseHistogram, int, int]:
     (788, 131072, 110259238)
     """
     bins = _histograms()[check_choice("name", name, _histograms())]
-    tables, batch, lookups, unique = (
-        int(bins[0][key]) for key in ("tables", "batch", "lookups", "unique_rows")
-    )
-    low, share, looked = (
-        np.array([float(row[k]) for row in bins]) for k in ("above", "row_share", "lookup_share")
-    )
-    middle = np.array([1.0, 2.0, *low[2:16] / np.log(2.0), 2 * low[16]])
-    counts = np.where(share >= 0.005, share * unique, looked * lookups / middle)
-    counts *= unique / counts.sum()
-    return ReuseHistogram(tuple(counts.tolist()), lookups, rows), tables, batch
+    first = bins[0]
+    lookups = int(first["lookups"])
+    unique_rows = int(first["unique_rows"])
+    lowest_count = np.array([float(row["above"]) for row in bins])
+    row_share = np.array([float(row["row_share"]) for row in bins])
+    lookup_share = np.array([float(row["lookup_share"]) for row in bins])
+    middle = np.array([1.0, 2.0, *lowest_count[2:16] / np.log(2.0), 2 * lowest_count[16]])
+    rows_by_lookups = lookup_share * lookups / middle
+    counts = np.where(row_share >= 0.005, row_share * unique_rows, rows_by_lookups)
+    counts *= unique_rows / counts.sum()
+    histogram = ReuseHistogram(tuple(counts.tolist()), lookups, rows)
+    return histogram, int(first["tables"]), int(first["batch"])
 
 
-def _read_published(name: str, dim: int, rows: Any, itemsize: int, law: str) -> _Tables:
+def _read_published(name: str, dim: int, rows: Any, itemsize: int, law: str) -> _Contents:
+    """Tables of a published model, or of a data set of which only the reuse is published."""
     models = group_rows("model", "published", "dlrm_tables.csv")
     if name in models:
-        sizes = [(int(row["rows"]), int(row["dim"]), float(row["pooling"])) for row in models[name]]
-        found = [
-            EmbeddingTable(*size, itemsize=itemsize, name=f"table {i}")
-            for i, size in enumerate(sizes)
-        ]
-        return found, {"embedding": "fused"}
+        return _Contents(_make_model_tables(models[name], itemsize), embedding="fused")
     if rows is None:
         raise ValueError(f"{name} lacks the rows of its tables; pass rows=, 1_000_000 for example")
-    each, tables = (
-        int(check_positive("rows", rows, integer=True)),
-        int(_histograms()[name][0]["tables"]),
-    )
-    whole, _, batch = find_histogram(name, rows=tables * each)
-    part, pooling = whole.resize(each), whole.lookups / batch / tables
-    exponent = fit_zipf(part).exponent
-    known = part if law == "histogram" else Zipf(each, exponent)
-    found = [
-        EmbeddingTable(each, dim, pooling, exponent, itemsize, f"table {i}", known)
-        for i in range(tables)
+    rows_of_table = int(check_positive("rows", rows, integer=True))
+    count = int(_histograms()[name][0]["tables"])
+    whole, _, batch = find_histogram(name, rows=count * rows_of_table)
+    histogram = whole.resize(rows_of_table)
+    pooling = whole.lookups / batch / count
+    exponent = fit_zipf(histogram).exponent
+    popularity = histogram if law == "histogram" else Zipf(rows_of_table, exponent)
+    tables = [
+        EmbeddingTable(
+            rows_of_table, dim, pooling, exponent, itemsize, f"table {number}", popularity
+        )
+        for number in range(count)
     ]
-    return found, {"batch": batch}
+    return _Contents(tables, batch)
+
+
+def _make_model_tables(rows: Iterable[Mapping[str, str]], itemsize: int) -> list[EmbeddingTable]:
+    """Tables of a published model."""
+    tables = []
+    for number, row in enumerate(rows):
+        table = EmbeddingTable(
+            int(row["rows"]),
+            int(row["dim"]),
+            float(row["pooling"]),
+            itemsize=itemsize,
+            name=f"table {number}",
+        )
+        tables.append(table)
+    return tables

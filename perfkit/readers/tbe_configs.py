@@ -3,7 +3,7 @@ kernels."""
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -94,9 +94,11 @@ def parse_tbe_config(
     """
     if not isinstance(config, Mapping) or _KEYS.isdisjoint(config):
         raise ValueError(f"{place} is no TBEDataConfig; it has none of {', '.join(sorted(_KEYS))}")
-    if odd := sorted(set(config) - _KEYS):
+    unknown = sorted(set(config) - _KEYS)
+    if unknown:
         warnings.warn(
-            f"{place} has {', '.join(odd)}, which perfkit does not know and ignores", stacklevel=3
+            f"{place} has {', '.join(unknown)}, which perfkit does not know and ignores",
+            stacklevel=3,
         )
     count = int(check_positive(f"{place}.T", config.get("T"), integer=True, maximum=MOST_ROWS))
     whole = _Section(config, place, count)
@@ -226,7 +228,9 @@ def _find_bags(section: _Section) -> _Bags:
     else:
         spread = sigma
         drawn_mean = _cut_normal_mean(low, sigma)
-    return _Bags(means if were_measured else [drawn_mean] * len(means), spread)
+    if not were_measured:
+        means = [drawn_mean for _ in means]
+    return _Bags(means, spread)
 
 
 def _cut_normal_mean(mean: float, sigma: float) -> float:
@@ -239,20 +243,25 @@ def _cut_normal_mean(mean: float, sigma: float) -> float:
 
 def _share_tables(config: _Section, rows: list[float], dims: list[float]) -> dict[int, list[int]]:
     """Features of each table."""
+    count = config.tables
+    table_of_feature: Sequence[int] = range(count)
+    if config.values.get("feature_table_map") is not None:
+        table_of_feature = config.take_list("feature_table_map", count, integer=True, zero=True)
     groups: dict[int, list[int]] = {}
-    own = config.values.get("feature_table_map") is None
-    count, rule = config.tables, {"integer": True, "zero": True}
-    shared = range(count) if own else config.take_list("feature_table_map", count, **rule)
-    for i, table in enumerate(shared):
-        groups.setdefault(table, []).append(i)
+    for feature, table in enumerate(table_of_feature):
+        groups.setdefault(table, []).append(feature)
     for table, features in groups.items():
-        if len({(rows[f], dims[f]) for f in features}) > 1:
+        sizes = {(rows[feature], dims[feature]) for feature in features}
+        if len(sizes) > 1:
             raise ValueError(
                 f"{config.place}: features {features} share table {table}; their Es and Ds must be equal"
             )
-    if len(groups) < config.tables:
-        text = f"{config.place}: {config.tables} features share {len(groups)} tables; perfkit adds up their lookups"
-        warnings.warn(f"{text}, as if each sample took one pooled row of each table", stacklevel=3)
+    if len(groups) < count:
+        warnings.warn(
+            f"{config.place}: {count} features share {len(groups)} tables; perfkit adds up their "
+            "lookups, as if each sample took one pooled row of each table",
+            stacklevel=3,
+        )
     return dict(sorted(groups.items()))
 
 
