@@ -203,8 +203,9 @@ def count_indices(
     array = _check_whole("indices", indices)
     bags = _count_lookups(array, offsets, lengths, tables, batch)
     count = len(bags)
+    rows_of_tables: list[int | None]
     if isinstance(rows, Sequence | np.ndarray):
-        rows_of_tables = list(rows)
+        rows_of_tables = [*rows]
     else:
         rows_of_tables = [rows for _ in range(count)]
     if len(rows_of_tables) != count:
