@@ -1,5 +1,5 @@
-"""Reading of Kineto and execution traces: traces of other people by their manifest, and files that
-are refused."""
+"""Reading of Kineto and execution traces: samples whose contents are known, traces of other people
+by their manifest, and files that are refused."""
 
 import csv
 import gzip
@@ -15,12 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfkit.calibration.activity import list_steps
+from perfkit.ground.files import find_reference
 from perfkit.platform.estimates import keep_quiet
 from perfkit.prediction.predictor import predict
 from perfkit.readers.execution_trace import join_traces, read_execution
-from perfkit.readers.kineto import DEVICE, find_basis, find_iterations, parse_document, read_kineto
+from perfkit.readers.kineto import find_basis, find_iterations, read_kineto
+from perfkit.readers.trace_names import DEVICE, RENAMED_CATEGORIES, RENAMED_FIELDS
+from perfkit.readers.trace_text import parse_document
 from perfkit.workloads.transformer import Transformer
+from tests import samples
 
+#: A training step of today on a device, see `tests/data/README.md`.
+STEP = samples.FOLDER / "step_rank0.kineto.json"
 #: Events with a time, kernels and steps of unusual files.
 EDGES = {
     "distributed_info_not_found": (2467, 0, 1),
@@ -62,31 +68,136 @@ def test_edge_cases_open_or_say_why_not(shared_data: Path) -> None:
         read_kineto(home / "streams_same_priority_streams.json.gz")  # no valid JSON
 
 
-def test_links_and_parents_hold_together(shared_data: Path) -> None:
+#: Traces of the repository, and kernels that were launched before their recording began.
+OURS = {
+    samples.FOLDER / "step_rank0.kineto.json": 1,
+    samples.FOLDER / "step_rank1.kineto.json": 1,
+    samples.FOLDER / "step_of_2021.kineto.json": 1,
+    samples.FOLDER / "cpu_step.kineto.json.gz": 0,
+    find_reference("measured", "h200-2.dlrm.json.gz"): 0,
+    find_reference("measured", "h200-2.gpt2.json.gz"): 0,
+}
+#: The same of public traces.
+PUBLIC = {
+    "dlrm_v100x8_param/kineto_rank3": 64,
+    "resnet50_v100x1_workers0": 0,
+    "rec_v100x2_rank1_hta": 614,
+}
+
+
+def check_links(path: Path, unlaunched: int) -> None:
     """What a device does begins after its launch, which its thread's operations contain; steps
     follow the launch."""
-    before = {  # kernels that were launched before the recording began
-        "dlrm_v100x8_param/kineto_rank3": 64,
-        "resnet50_v100x1_workers0": 0,
-        "rec_v100x2_rank1_hta": 614,
-    }
-    for name, lost in before.items():
-        events = read_kineto(shared_data / "traces" / f"{name}.json.gz").events
-        assert events["index"].to_list() == list(range(len(events))) and events["ts"].is_sorted()
-        device = events.filter(pl.col("cat").is_in(DEVICE))
-        linked = device.filter(pl.col("index_correlation") >= 0)
-        assert len(linked) == len(device) - lost
-        launches = events[linked["index_correlation"].to_list()]
-        assert (linked["ts"] + linked["dur"] >= launches["ts"]).all()
-        assert launches["correlation"].equals(linked["correlation"])
-        assert launches["iteration"].equals(linked["iteration"])
-        assert (launches["stream"] == -1).all() and (device["stream"] >= 0).all()
-        inner = events.filter(pl.col("parent") >= 0)
-        outer = events[inner["parent"].to_list()]
-        assert inner.select("pid", "tid").equals(outer.select("pid", "tid"))
-        assert (outer["ts"] <= inner["ts"]).all() and (
-            inner["ts"] < outer["ts"] + outer["dur"]
-        ).all()
+    events = read_kineto(path).events
+    assert events["index"].to_list() == list(range(len(events)))
+    assert events["ts"].is_sorted()
+    device = events.filter(pl.col("cat").is_in(DEVICE))
+    linked = device.filter(pl.col("index_correlation") >= 0)
+    assert len(linked) == len(device) - unlaunched
+    launches = events[linked["index_correlation"].to_list()]
+    assert (linked["ts"] + linked["dur"] >= launches["ts"]).all()
+    assert launches["correlation"].equals(linked["correlation"])
+    assert launches["iteration"].equals(linked["iteration"])
+    assert (launches["stream"] == -1).all()
+    assert (device["stream"] >= 0).all()
+    inner = events.filter(pl.col("parent") >= 0)
+    outer = events[inner["parent"].to_list()]
+    assert inner.select("pid", "tid").equals(outer.select("pid", "tid"))
+    assert (outer["ts"] <= inner["ts"]).all()
+    assert (inner["ts"] < outer["ts"] + outer["dur"]).all()
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda path: path.name)
+def test_links_and_parents_hold_together(path: Path) -> None:
+    check_links(path, OURS[path])
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_links_and_parents_of_public_traces_hold_together(shared_data: Path, name: str) -> None:
+    check_links(shared_data / "traces" / f"{name}.json.gz", PUBLIC[name])
+
+
+# -- samples
+# --------------------------------------------------------------------------------------------------
+
+
+def test_two_steps_of_two_ranks_are_read_as_they_were_written() -> None:
+    file = read_kineto(STEP)
+    assert (file.rank, file.ranks, file.groups) == (0, 2, {"0": (0, 1)})
+    assert file.devices == ({"id": 0, "name": "Invented GPU"},)
+    assert file.observers == ("shapes",)
+    assert file.notes == ()
+    first, second = find_iterations(file.events).rows(named=True)
+    assert (first["iteration"], second["iteration"]) == (1, 2)
+    assert first["kernels"] == second["kernels"] == 5
+    assert first["period"] == 1_000_000
+    assert second["period"] is None
+    assert find_basis(file.events) == "kernels"
+    # since the epoch: the base of the file, and the clock of its events
+    assert first["ts"] == 1_700_000_000_000_000_000 + 1000 * samples.START
+    assert first["begin"] == first["ts"] + 80_000
+
+
+def test_operations_stand_inside_of_those_that_call_them() -> None:
+    events = read_kineto(STEP).events
+    names = events["name"].to_list()
+    around = {}
+    for name, parent in events.filter(pl.col("iteration") == 1).select("name", "parent").rows():
+        around[name] = names[parent] if parent >= 0 else ""
+    assert around["aten::addmm"] == "aten::linear"
+    assert around["aten::linear"] == "ProfilerStep#1"
+    assert around["aten::mm"] == "AddmmBackward0"
+    assert around["autograd::engine::evaluate_function: AddmmBackward0"] == ""
+
+
+def test_a_layout_of_2021_holds_the_same_step() -> None:
+    today = read_kineto(STEP)
+    old = read_kineto(samples.FOLDER / "step_of_2021.kineto.json")
+    first = today.events.filter(pl.col("ts") < today.events["ts"][0] + 1_000_000)
+    same = ["name", "cat", "dur", "tid", "stream", "correlation", "parent", "iteration"]
+    # old profilers wrote marks as operators, and knew one kind of calls
+    merged = {"user_annotation": "cpu_op", "cuda_driver": "cuda_runtime"}
+    categories = pl.col("cat").replace(merged)
+    expected = first.select(same).with_columns(categories)
+    assert old.events.select(same).with_columns(categories).equals(expected)
+    for index, args in old.args.items():
+        newer = {name: today.args[index][name] for name in args}
+        assert args == newer
+
+
+@pytest.mark.parametrize(("other", "today"), RENAMED_FIELDS.items())
+def test_a_field_of_another_version_is_read_like_todays(
+    tmp_path: Path, other: str, today: str
+) -> None:
+    """The sample must have today's name: where it lacks it, `tests/samples.py` adds it."""
+    check_same(tmp_path, f'"{today}":', f'"{other}":')
+
+
+@pytest.mark.parametrize(("other", "today"), RENAMED_CATEGORIES.items())
+def test_a_category_of_another_version_is_read_like_todays(
+    tmp_path: Path, other: str, today: str
+) -> None:
+    for written in (other, other.capitalize()):
+        check_same(tmp_path, f'"cat":"{today}"', f'"cat":"{written}"')
+
+
+def check_same(folder: Path, today: str, other: str) -> None:
+    """The sample says the same with another text in place of today's."""
+    text = STEP.read_text(encoding="utf-8")
+    assert today in text, f"{STEP.name} has no {today}"
+    renamed = folder / STEP.name
+    renamed.write_text(text.replace(today, other), encoding="utf-8")
+    expected = read_kineto(STEP)
+    file = read_kineto(renamed)
+    assert file.events.equals(expected.events)
+    assert file.args == expected.args
+    assert file.observers == expected.observers
+
+
+def test_a_field_with_both_names_keeps_that_of_today(tmp_path: Path) -> None:
+    args = {"external id": 4, "External id": 5}
+    file = read_kineto(write(tmp_path / "t.json", event(args=args)))
+    assert file.args == {0: {"External id": 5}}
 
 
 # -- execution traces
@@ -101,6 +212,55 @@ def test_execution_traces_hold_what_the_manifest_says(shared_data: Path) -> None
         # events of the device, which a link has put among the nodes
         added = 261 if "linked" in row["file"] else 0
         assert len(trace.nodes) == int(row["kernels"].split()[0]) - added
+
+
+#: Recordings of one step by both, in the repository.
+PAIRS = {
+    "step_rank0.kineto.json": "step_rank0.et.json",
+    "step_rank1.kineto.json": "step_rank1.et.json",
+    "cpu_step.kineto.json.gz": "cpu_step.et.json.gz",
+}
+
+
+@pytest.mark.parametrize("kineto", PAIRS)
+def test_every_operation_of_a_step_has_its_node(kineto: str) -> None:
+    file = read_kineto(samples.FOLDER / kineto)
+    nodes = join_traces(file, read_execution(samples.FOLDER / PAIRS[kineto]))
+    host = file.events.filter(pl.col("cat").is_in(["cpu_op", "user_annotation"]))
+    names = dict(host.select("index", "name").rows())
+    assert {index: node.name for index, node in nodes.items()} == names
+    for index, node in nodes.items():
+        traced = [dims for dims in file.args[index].get("Input Dims", []) if dims]
+        recorded = [shape for shape in node.inputs.shapes if shape]
+        assert traced == recorded[: len(traced)]
+
+
+def test_operations_without_numbers_are_joined_by_their_order() -> None:
+    file = read_kineto(STEP)
+    execution = read_execution(samples.FOLDER / "step_rank0.et.json")
+    by_number = join_traces(file, execution)
+    numbers = {"Record function id", "Ev Idx"}
+    args = {
+        index: {name: value for name, value in facts.items() if name not in numbers}
+        for index, facts in file.args.items()
+    }
+    assert join_traces(replace(file, args=args), execution) == by_number
+
+
+def test_an_execution_trace_of_another_device_is_refused() -> None:
+    execution = read_execution(samples.FOLDER / "step_rank1.et.json")
+    with pytest.raises(ValueError, match="its device is 1, not 0; pass traces"):
+        join_traces(read_kineto(STEP), execution)
+
+
+def test_both_schemas_hold_the_same_nodes() -> None:
+    nested = read_execution(samples.FOLDER / "step_rank0.et.json")
+    flat = read_execution(samples.FOLDER / "step_rank0.schema_1_0.et.json")
+    groups, *others = flat.nodes
+    assert groups.name == "## process_group:init ##"
+    assert tuple(others) == nested.nodes
+    assert flat.groups == {"0": (0, 1)}
+    assert nested.groups == {}
 
 
 @pytest.mark.parametrize(("folder", "rank"), [("dlrm_v100x8_param", 5), ("megatron_tp8_a100x8", 1)])
