@@ -1,2 +1,17 @@
-"""Readers of files that other tools write: logs, traces, databases and sets of tables become tidy
-frames."""
+"""Readers of files that other tools write: each file becomes frames or records in base units.
+
+A reader refuses a file that is something else, cut off or impossible, with one line that says what is
+wrong and what to do next; what it leaves out it counts.
+
+Read in this order; each format is told alone:
+
+1. `nccl`: `read_nccl_tests` gives a frame of collectives from logs of nccl-tests and rccl-tests;
+   `nccl_tables` finds the printed tables in them.
+2. `kineto`: `read_kineto` gives a `TraceFile`, one frame of events of PyTorch's profiler.
+   `trace_names` holds the names that PyTorch has changed, `trace_text` parses the file.
+3. `execution_trace`: `read_execution` gives an `ExecutionTrace`, operations with all operands, and
+   `join_traces` finds the events of a `TraceFile` that they belong to.
+4. `table_configs`: `read_tables` gives a `TableSet` of embedding tables, from frames and files;
+   `tbe_configs` reads those of FBGEMM, `index_arrays` recorded indices (`IndexStatistics`).
+5. `kernel_database`: `read_gemms`, `read_collectives` and others give frames of measured kernels.
+"""
