@@ -86,19 +86,30 @@ class _Place(NamedTuple):
     exchange: int = -1
 
 
+class _Said(NamedTuple):
+    """What the name of a host event tells alone: phase and module, empty if none; and whether it is
+    an operator, one that the vocabulary knows, and a collective."""
+
+    phase: str
+    module: str
+    is_operator: bool
+    is_known: bool
+    is_exchange: bool
+
+
 @lru_cache(maxsize=65_536)
-def _read_name(cat: str, name: str) -> tuple[str, str, bool, bool, bool]:
-    """What a name alone tells: phase, module, whether it is an operator, a known operator, a
-    collective."""
+def _read_name(cat: str, name: str) -> _Said:
+    """What a name alone tells."""
     phase = next((phase for pattern, phase in _PHASES if pattern.search(name)), "")
     module = ""
     if cat == "python_function":
         module = name.removeprefix("nn.Module: ") if name.startswith("nn.Module: ") else ""
     elif cat == "user_annotation" and not phase and not _NO_MODULE.search(name):
         module = name.strip("# ").removesuffix(".forward").replace(".", "_")
-    exchange = bool(EXCHANGES.search(name))
-    operator = cat == "cpu_op" and not (phase == "backward" or exchange)
-    return phase, module, operator, operator and bool(_classify(name)), exchange
+    is_exchange = bool(EXCHANGES.search(name))
+    is_operator = cat == "cpu_op" and not (phase == "backward" or is_exchange)
+    is_known = is_operator and bool(_classify(name))
+    return _Said(phase, module, is_operator, is_known, is_exchange)
 
 
 @lru_cache(maxsize=65_536)
@@ -118,27 +129,24 @@ def _find_places(file: TraceFile) -> Callable[[int], _Place]:
     """Make a function that finds the place of an event; backward nodes take the module of their
     forward operator."""
     events = file.events
-    cats, names, parents, threads = (
-        events[name].to_list() for name in ("cat", "name", "parent", "tid")
-    )
+    cats, names = events["cat"].to_list(), events["name"].to_list()
+    parents, threads = events["parent"].to_list(), events["tid"].to_list()
     # autocast casts the arguments of an operator and calls it again: the inner one is the operator
-    wraps = {
-        above
-        for name, above in zip(names, parents, strict=True)
-        if above >= 0 and names[above] == name
-    }
-    first = (
-        events.filter(pl.col("stream") < 0).unique("tid", keep="first").select("tid", "name").rows()
-    )
-    engines = {thread for thread, name in first if _PHASES[2][0].search(name)}
-    # the last operator before a node
-    made = {
-        args["Sequence number"]: index
-        for index, args in file.args.items()
-        if args.get("Sequence number", -1) >= 0
-        and not args.get("Fwd thread id")
-        and _read_name(cats[index], names[index])[2]
-    }
+    wraps = set()
+    for name, parent in zip(names, parents, strict=True):
+        if parent >= 0 and names[parent] == name:
+            wraps.add(parent)
+    on_host = events.filter(pl.col("stream") < 0)
+    first_of_thread = on_host.unique("tid", keep="first").select("tid", "name").rows()
+    engines = {thread for thread, name in first_of_thread if _PHASES[2][0].search(name)}
+    # the last operator before a node, by the number that both have
+    operators = {}
+    for index, args in file.args.items():
+        number = args.get("Sequence number", -1)
+        if number < 0 or args.get("Fwd thread id"):
+            continue
+        if _read_name(cats[index], names[index]).is_operator:
+            operators[number] = index
 
     @cache
     def find(index: int) -> _Place:
@@ -147,17 +155,19 @@ def _find_places(file: TraceFile) -> Callable[[int], _Place]:
         around = find(parents[index])
         if parents[index] < 0 and threads[index] in engines:
             around = _Place("backward")
-        phase, part, operator, known, exchange = _read_name(cats[index], names[index])
-        module = f"{around.module}.{part}".strip(".") if part else around.module
-        if (
-            phase == "backward"
-            and (number := file.args.get(index, {}).get("Sequence number", -1)) in made
-        ):
-            module = find(made[number]).module
-        owned = (
-            (index, known) if operator and not around.known and index not in wraps else around[2:4]
-        )
-        return _Place(phase or around.phase, module, *owned, index if exchange else around.exchange)
+        said = _read_name(cats[index], names[index])
+        module = around.module
+        if said.module:
+            module = f"{around.module}.{said.module}".strip(".")
+        if said.phase == "backward":
+            number = file.args.get(index, {}).get("Sequence number", -1)
+            if number in operators:
+                module = find(operators[number]).module
+        owner, known = around.owner, around.known
+        if said.is_operator and not around.known and index not in wraps:
+            owner, known = index, said.is_known
+        exchange = index if said.is_exchange else around.exchange
+        return _Place(said.phase or around.phase, module, owner, known, exchange)
 
     return find
 
@@ -183,7 +193,9 @@ def list_work(file: TraceFile) -> Table:
         module.
     """
     check_threads()
-    events, find, meets = file.events, _find_places(file), cache(COLLECTIVE.search)
+    events = file.events
+    find = _find_places(file)
+    is_of_collective = cache(COLLECTIVE.search)
     device = events.filter(pl.col("cat").is_in(DEVICE))
     if device.is_empty():
         device = _find_workers(events.filter(pl.col("cat") == "cpu_op"), find)
@@ -197,7 +209,7 @@ def list_work(file: TraceFile) -> Table:
         facts = file.args.get(index, {})
         # an operator inside of an exchange, such as a copy, does work of its own
         exchanging = place.exchange >= 0 and (cat == "cpu_op" or place.owner < place.exchange)
-        named = cat == "kernel" and meets(kernel)
+        named = cat == "kernel" and is_of_collective(kernel)
         collective = -1
         if named or exchanging or "Collective name" in facts:
             exchanged = names[place.exchange] if place.exchange >= 0 else ""
@@ -262,7 +274,8 @@ def time_host(file: TraceFile) -> Table:
        training on GPUs", 2022, arXiv:2201.07821, section 3.4 (the five overheads)
     """
     check_threads()
-    ts, end, threads = pl.col("ts"), pl.col("end"), ("pid", "tid")
+    ts, end = pl.col("ts"), pl.col("end")
+    threads = ("pid", "tid")
     host = file.events.filter(pl.col("stream") < 0).with_columns(end=ts + pl.col("dur"))
     loading = pl.col("name").str.contains("DataLoader")
     calls = host.filter((pl.col("cat") == "cpu_op") | loading)
@@ -376,7 +389,8 @@ def fill_time(file: TraceFile, work: Table, meetings: Table) -> Table:
         the host for the device to its next launch; loading of data; host, between two works while
         the next one is not launched; rest, after the last work.
     """
-    start, finish, ends = pl.col("start"), pl.col("end"), pl.col("ts") + pl.col("dur")
+    start, finish = pl.col("start"), pl.col("end")
+    ends = pl.col("ts") + pl.col("dur")
     waits = meetings.select("waiting_s", collective="index")
     both = work.join(waits, on="collective", how="left", maintain_order="left")
     # an exchange of several kernels lasts from the first to the last of them
@@ -439,17 +453,24 @@ def account(work: Table, begin: int, end: int) -> np.ndarray:
         Time of each work, which sum to the part of the window with any work [ns].
     """
     check_threads()
-    starts, ends = (work[name].to_numpy().clip(begin, end) for name in ("start", "end"))
-    own, roles = np.zeros(len(work), dtype=np.int64), work["role"].to_numpy()
+    starts = work["start"].to_numpy().clip(begin, end)
+    ends = work["end"].to_numpy().clip(begin, end)
+    roles = work["role"].to_numpy()
+    own = np.zeros(len(work), dtype=np.int64)
+    # all starts and ends divide the window into intervals; free is what no role has taken of each
     edges = np.unique(np.concatenate([starts, ends]))
-    first, last, free = np.searchsorted(edges, starts), np.searchsorted(edges, ends), np.diff(edges)
+    first, last = np.searchsorted(edges, starts), np.searchsorted(edges, ends)
+    free = np.diff(edges)
     for role in ROLES:
         mine = roles == role
-        low = np.maximum(first[mine], np.append(0, np.maximum.accumulate(last[mine]))[:-1])
-        total = np.append(0, np.cumsum(free))
-        own[mine] = total[np.maximum(last[mine], low)] - total[low]
-        opened, closed = (
-            np.bincount(places[mine], minlength=len(edges)) for places in (first, last)
-        )
-        free = np.where(np.cumsum(opened - closed)[:-1] > 0, 0, free)
+        # a work begins where the works before it have ended
+        ended_before = np.append(0, np.maximum.accumulate(last[mine]))[:-1]
+        low = np.maximum(first[mine], ended_before)
+        high = np.maximum(last[mine], low)
+        free_up_to = np.append(0, np.cumsum(free))
+        own[mine] = free_up_to[high] - free_up_to[low]
+        opened = np.bincount(first[mine], minlength=len(edges))
+        closed = np.bincount(last[mine], minlength=len(edges))
+        is_taken = np.cumsum(opened - closed)[:-1] > 0
+        free = np.where(is_taken, 0, free)
     return own

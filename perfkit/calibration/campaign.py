@@ -33,8 +33,13 @@ from perfkit.ground.units import check_choice, check_positive, check_type
 from perfkit.measure.folders import Campaign, open_campaign
 from perfkit.measure.gpu_records import ClusterMeasurements, write_cluster
 from perfkit.measure.machine import count_cores, describe_machine, list_versions
-from perfkit.measure.processes import MeasurementError, check_processors, launched_ranks
-from perfkit.measure.records import write_measurements
+from perfkit.measure.processes import (
+    LaunchedRanks,
+    MeasurementError,
+    check_processors,
+    launched_ranks,
+)
+from perfkit.measure.records import MeasuredRank, write_measurements
 from perfkit.measure.samples import MODELS, Sample, draw_check
 from perfkit.platform.gallery import Named, find_similar, load_platform
 from perfkit.platform.platform import Platform
@@ -47,8 +52,9 @@ def _count_ranks(device: str, ranks: int | None) -> int:
     GPUs."""
     if ranks is not None:
         return check_processors(int(check_positive("ranks", ranks, integer=True)), device)
-    if place := launched_ranks():
-        return place[1]
+    launched = launched_ranks()
+    if launched is not None:
+        return launched.ranks
     if device == "cpu":
         return min(2, count_cores())
     import torch
@@ -144,7 +150,8 @@ def calibrate(
             platform = _fit_raw(_read_measurements(Path(measurements)), base, name)
         if target is not None:
             platform.save(target)
-    if disturbed := platform.provenance.get("disturbances"):
+    disturbed = platform.provenance.get("disturbances")
+    if disturbed:
         warnings.warn(f"{disturbed}; close other programs and calibrate again", stacklevel=2)
     return platform
 
@@ -155,8 +162,9 @@ def _read_measurements(path: Path) -> dict[str, Any]:
         raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         check_type("the content", raw, dict)
         for row in raw.get("probes", ()):
-            if (old := row.get("trace")) and not Path(old).exists():
-                row["trace"] = str(path.with_suffix(".traces") / Path(old).name)
+            trace = row.get("trace")
+            if trace and not Path(trace).exists():
+                row["trace"] = str(path.with_suffix(".traces") / Path(trace).name)
     return raw
 
 
@@ -213,12 +221,14 @@ def _measure_gpus(
     them."""
     import torch
 
-    rank, _, local = launched_ranks() or (0, ranks, ranks)
+    launched = launched_ranks() or LaunchedRanks(rank=0, ranks=ranks, ranks_per_node=ranks)
+    local = launched.ranks_per_node
     where = resize_base(base or find_similar(torch.cuda.get_device_name()), local, ranks // local)
-    options = ("calibrate", "cuda", where.name, local, ranks)
-    campaign = (
-        Campaign(None, progress=False) if rank else open_campaign(*options, progress=progress)
-    )
+    if launched.rank:
+        campaign = Campaign(None, progress=False)
+    else:
+        options = ("calibrate", "cuda", where.name, local, ranks)
+        campaign = open_campaign(*options, progress=progress)
     return campaign, measure_cluster("cuda", where, campaign, folder)
 
 
@@ -260,12 +270,14 @@ def check(
     """
     where = load_platform(platform)
     check_positive("seed", seed, integer=True, zero=True)
-    kind, room = (
-        where.device.kind,
-        count_cores() if where.device.kind == "cpu" else where.network.ranks,
-    )
-    parallel = {} if min(where.network.ranks, room) >= 2 else {"hybrid": 0, "ddp": 0}
-    chosen = list(samples) if samples is not None else draw_check(seed, models=models, **parallel)
+    kind = where.device.kind
+    room = count_cores() if kind == "cpu" else where.network.ranks
+    if samples is not None:
+        chosen = list(samples)
+    elif min(where.network.ranks, room) >= 2:
+        chosen = draw_check(seed, models=models)
+    else:
+        chosen = draw_check(seed, models=models, hybrid=0, ddp=0)
     check_processors(max((sample.ranks for sample in chosen), default=1), kind)
     if room < min(2, where.network.ranks):
         warnings.warn(
@@ -278,9 +290,11 @@ def check(
     measured = measure_samples(
         campaign, chosen, device=kind, seconds=seconds, stage="check", passes=2
     )
-    disturbed = name_disturbances(
-        iterations=[rank for row in measured for ranks in row.passes for rank in ranks]
-    )
+    timed_ranks: list[MeasuredRank] = []
+    for row in measured:
+        for ranks in row.passes:
+            timed_ranks.extend(ranks)
+    disturbed = name_disturbances(iterations=timed_ranks)
     runs = tuple(
         compare_run(row.sample, prediction, row.passes, where.context.paces)
         for row, prediction in zip(measured, predictions, strict=True)

@@ -28,13 +28,18 @@ _MEASURED = ("measured_s", "measured_q1_s", "measured_q3_s")
 TIMES = ("predicted_s", "low_s", "high_s", *_MEASURED)
 
 
+#: Errors of a set of runs and their noise, in the order of tables.
+_ERRORS = ("geomean", "mean", "p95", "max", "bias", "floor")
+
+
 def _measure_errors(errors: Any) -> dict[str, float]:
     """Geometric mean of absolute errors (at least 0.01 % each), mean, 95th percentile, maximum, and
     signed mean [-]."""
     values = np.atleast_1d(np.asarray(errors, dtype=float))
     size = np.maximum(np.abs(values), 1e-4)
-    middle = {"geomean": float(np.exp(np.log(size).mean())), "mean": float(size.mean())}
-    return middle | {
+    return {
+        "geomean": float(np.exp(np.log(size).mean())),
+        "mean": float(size.mean()),
         "p95": float(np.percentile(size, 95)),
         "max": float(size.max()),
         "bias": float(values.mean()),
@@ -88,18 +93,19 @@ def compare_run(
     run : dict
         One of the runs of a `Comparison`.
     """
-    slowest = [max(ranks, key=lambda rank: rank.median) for ranks in passes]
-    times = np.array([[rank.median, rank.q1, rank.q3] for rank in slowest])
-    measured = times[:, 0].tolist()
+    slowest = [_find_slowest(ranks) for ranks in passes]
+    measured = [rank.median for rank in slowest]
     related = [relate_run(ranks, sample.family, paces) for ranks in passes]
-    usual = [max(rank.median for rank in paced.ranks) for paced in related]
+    usual = [_find_slowest(paced.ranks).median for paced in related]
     run = {
         "family": sample.family,
         "name": sample.name,
         "config": dump(sample.workload),
         "ranks": sample.ranks,
         **state_prediction(prediction),
-        **dict(zip(_MEASURED, times.mean(axis=0).tolist(), strict=True)),
+        "measured_s": float(np.mean(measured)),
+        "measured_q1_s": float(np.mean([rank.q1 for rank in slowest])),
+        "measured_q3_s": float(np.mean([rank.q3 for rank in slowest])),
         "flagged": any(bool(rank.flagged) for rank in slowest),
         "passes_s": measured,
         "noise": max(measured) / min(measured) - 1,
@@ -117,6 +123,11 @@ def compare_run(
     if len(exposed) == len(passes):
         run["exposed_measured"] = float(np.mean(exposed))
     return run
+
+
+def _find_slowest(ranks: Sequence[MeasuredRank]) -> MeasuredRank:
+    """The rank with the longest iterations."""
+    return max(ranks, key=lambda rank: rank.median)
 
 
 def state_prediction(prediction: "Prediction | PlanPrice") -> dict[str, Any]:
@@ -197,11 +208,14 @@ class Comparison(Tabular):
                     f"format is {data['format']!r} with {len(data['runs'])} runs; it must be 1 with some"
                 )
             for i, run in enumerate(data["runs"]):
-                for key in [*TIMES, *({"relative_s"} & run.keys())]:
+                times = [*TIMES, "relative_s"] if "relative_s" in run else TIMES
+                for key in times:
                     check_positive(f"runs[{i}].{key}", run[key])
-            found = cls(tuple(data["runs"]), data["platform"], data["machine"], data["versions"])
-            _ = found.as_text(), found.table(), found.to_dict()  # raise errors of bad content here
-        return replace(found, runs=found.runs + cls.load(*more).runs) if more else found
+            first = cls(tuple(data["runs"]), data["platform"], data["machine"], data["versions"])
+            _ = first.as_text(), first.table(), first.to_dict()  # raise errors of bad content here
+        if not more:
+            return first
+        return replace(first, runs=first.runs + cls.load(*more).runs)
 
     def at_usual_pace(self) -> "Comparison":
         """Convert the measured times to the usual pace of the machine, see
@@ -215,8 +229,12 @@ class Comparison(Tabular):
         runs = []
         for run in self.runs:
             factor = run.get("relative_s", run["measured_s"]) / run["measured_s"]
-            noise = {"noise": run["relative_noise"]} if "relative_noise" in run else {}
-            runs.append({**run, **{name: factor * run[name] for name in _MEASURED}, **noise})
+            related = dict(run)
+            for name in _MEASURED:
+                related[name] = factor * run[name]
+            if "relative_noise" in run:
+                related["noise"] = run["relative_noise"]
+            runs.append(related)
         return replace(self, runs=tuple(runs))
 
     @property
@@ -228,24 +246,26 @@ class Comparison(Tabular):
     def figures(self) -> dict[str, dict[str, float]]:
         """By family and over ``all``: n, geomean, mean, p95, max, bias, floor (mean noise) and
         inside [-]."""
-        found = {}
-        for family in [*dict.fromkeys(run["family"] for run in self.runs), "all"]:
-            part = replace(
-                self, runs=tuple(run for run in self.runs if family in (run["family"], "all"))
-            )
-            noise = [run["noise"] for run in part.runs if "noise" in run]
-            about = {
+        families: dict[str, list[dict[str, Any]]] = {}
+        for run in self.runs:
+            families.setdefault(run["family"], []).append(run)
+        families["all"] = list(self.runs)
+        figures = {}
+        for family, runs in families.items():
+            part = replace(self, runs=tuple(runs))
+            noise = [run["noise"] for run in runs if "noise" in run]
+            figures[family] = {
+                "n": len(runs),
+                **_measure_errors(part.errors),
                 "floor": float(np.mean(noise)) if noise else math.nan,
                 "inside": part.coverage(),
             }
-            found[family] = {"n": len(part.runs), **_measure_errors(part.errors), **about}
-        return found
+        return figures
 
     def coverage(self) -> float:
         """Share of the measured times within their 80 % interval [-]."""
-        return float(
-            np.mean([run["low_s"] <= run["measured_s"] <= run["high_s"] for run in self.runs])
-        )
+        inside = [run["low_s"] <= run["measured_s"] <= run["high_s"] for run in self.runs]
+        return float(np.mean(inside))
 
     def summary(self) -> Table:
         """Errors by family and over all runs, with the noise floor.
@@ -260,12 +280,11 @@ class Comparison(Tabular):
 
         rows = []
         for family, figures in self.figures.items():
-            shares = {
-                key: round(100 * value, 1 + (key != "inside"))
-                for key, value in figures.items()
-                if key != "n"
-            }
-            rows.append({"family": family, "n": figures["n"], **shares})
+            row: dict[str, Any] = {"family": family, "n": figures["n"]}
+            for name in _ERRORS:
+                row[name] = round(100 * figures[name], 2)
+            row["inside"] = round(100 * figures["inside"], 1)
+            rows.append(row)
         return polars.DataFrame(rows)
 
     def table(self) -> Table:
@@ -280,7 +299,11 @@ class Comparison(Tabular):
         check_threads()
         import polars
 
-        rows = [{key: value for key, value in run.items() if key != "config"} for run in self.runs]
+        rows = []
+        for run in self.runs:
+            row = dict(run)
+            row.pop("config", None)
+            rows.append(row)
         return polars.DataFrame(rows, orient="row").with_columns(
             polars.Series("error", self.errors)
         )
@@ -311,9 +334,9 @@ class Comparison(Tabular):
         )
         rows: list[Sequence[str]] = [heads]
         for run, error in zip(self.runs, self.errors, strict=True):
-            time, low, high, middle, q1, q3 = (format_time(run[key]) for key in TIMES)
+            predicted = _write_range(run, "predicted_s", "low_s", "high_s")
+            measured = _write_range(run, *_MEASURED)
             mark = " unsteady" if run["flagged"] else ""
-            predicted, measured = f"{time} ({low} to {high})", f"{middle} ({q1} to {q3})"
             rows.append(
                 (run["name"], predicted, measured, f"{error:+.1%}", run["bottleneck"] + mark)
             )
@@ -325,17 +348,15 @@ class Comparison(Tabular):
         if any("relative_s" in run for run in self.runs):
             lines += ["at the usual pace of the machine, from references between the iterations:"]
             lines += [self.at_usual_pace().summary_as_text()]
-        if pairs := [
-            (run["exposed"], run["exposed_measured"])
-            for run in self.runs
-            if "exposed_measured" in run
-        ]:
-            predicted, measured = 100 * np.array(pairs).T
+        parallel = [run for run in self.runs if "exposed_measured" in run]
+        if parallel:
+            predicted = 100 * np.array([run["exposed"] for run in parallel])
+            measured = 100 * np.array([run["exposed_measured"] for run in parallel])
             said = (
                 f"{predicted.mean():.0f} % of the time predicted, {measured.mean():.0f} % measured"
             )
             apart = f"{np.abs(predicted - measured).mean():.0f} points apart on average"
-            lines.append(f"exposed communication of {len(pairs)} runs: {said}; {apart}")
+            lines.append(f"exposed communication of {len(parallel)} runs: {said}; {apart}")
         return "\n".join(lines)
 
     def summary_as_text(self) -> str:
@@ -351,12 +372,11 @@ class Comparison(Tabular):
             "noise floor",
             "inside 80 %",
         )
-        found = self.figures.items()
-        rows = [
-            (name, f"{own['n']}", *(f"{100 * own[key]:.1f}" for key in [*own][1:]))
-            for name, own in found
-        ]
-        return format_table([heads, *rows], numbers=True)
+        rows: list[Sequence[str]] = [heads]
+        for family, figures in self.figures.items():
+            percents = [f"{100 * figures[name]:.1f}" for name in (*_ERRORS, "inside")]
+            rows.append((family, f"{figures['n']}", *percents))
+        return format_table(rows, numbers=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain JSON.
@@ -366,17 +386,18 @@ class Comparison(Tabular):
         data : dict
             ``format`` 1 with platform, machine, versions, noise_floor and runs.
         """
-        about = {
+        floors = {}
+        for family, figures in self.figures.items():
+            if math.isfinite(figures["floor"]):
+                floors[family] = figures["floor"]
+        return {
+            "format": 1,
             "platform": self.platform,
             "machine": dict(self.machine),
             "versions": dict(self.versions),
+            "noise_floor": floors,
+            "runs": list(self.runs),
         }
-        floors = {
-            family: found["floor"]
-            for family, found in self.figures.items()
-            if math.isfinite(found["floor"])
-        }
-        return {"format": 1, **about, "noise_floor": floors, "runs": list(self.runs)}
 
     def save(self, path: str | Path) -> Path:
         """Write everything as JSON to a file and return its path.
@@ -389,10 +410,17 @@ class Comparison(Tabular):
         return write_text(path, json.dumps(self.to_dict(), indent=1) + "\n")
 
     def __repr__(self) -> str:
-        found, worst = self.figures["all"], self.runs[int(np.argmax(np.abs(self.errors)))]
-        geomean, mean, most, floor = (
-            100 * found[name] for name in ("geomean", "mean", "max", "floor")
+        figures = self.figures["all"]
+        worst = self.runs[int(np.argmax(np.abs(self.errors)))]
+        return (
+            f"{len(self.runs)} runs on {self.platform}: "
+            f"error {100 * figures['geomean']:.1f} % geomean, {100 * figures['mean']:.1f} % mean, "
+            f"{100 * figures['max']:.0f} % at most ({worst['name']}, "
+            f"{format_time(worst['measured_s'])}); noise floor {100 * figures['floor']:.1f} %; "
+            f"{figures['inside']:.0%} inside the 80 % interval"
         )
-        errors = f"error {geomean:.1f} % geomean, {mean:.1f} % mean, {most:.0f} % at most ({worst['name']}, "
-        errors += f"{format_time(worst['measured_s'])}); noise floor {floor:.1f} %"
-        return f"{len(self.runs)} runs on {self.platform}: {errors}; {found['inside']:.0%} inside the 80 % interval"
+
+
+def _write_range(run: Mapping[str, Any], middle: str, low: str, high: str) -> str:
+    """A time of a run with its range."""
+    return f"{format_time(run[middle])} ({format_time(run[low])} to {format_time(run[high])})"

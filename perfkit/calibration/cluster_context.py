@@ -129,12 +129,13 @@ def _pair_times(
     alone = costs.hot
     is_chosen = (seconds > 0) & ~costs.is_unaligned & ~(sparse & updates)
     for index, model in enumerate(operations.models):
-        kind, variant, dtype = model.kind, model.variant, model.dtype
+        kind = model.kind
         chosen = (operations.of_operation == index) & is_chosen
         if kind in ("collective", "transfer", "other") or not chosen.any():
             continue
-        finer = f"{kind}.{variant.replace('_causal', '')}"
-        for key in dict.fromkeys((f"{finer}.{dtype}", finer, f"{kind}.{dtype}", kind)):
+        finer = f"{kind}.{model.variant.replace('_causal', '')}"
+        keys = (f"{finer}.{model.dtype}", finer, f"{kind}.{model.dtype}", kind)
+        for key in dict.fromkeys(keys):
             yield key, np.stack([alone[chosen], seconds[chosen]])
     if sparse:
         (known,) = workload.graphs(1, None, accelerator=True)

@@ -58,7 +58,8 @@ def fit_cluster(
     if not isinstance(measurements, ClusterMeasurements):
         measurements = read_cluster(measurements)
     base = resize_base(base or measurements.base, measurements.ranks_per_node, measurements.nodes)
-    source, day, facts = measurements.id, measurements.date, measurements.facts
+    source, day = measurements.id, measurements.date
+    facts = measurements.facts
     if not measurements.list_kernels() and not measurements.list_collectives():
         failures = measurements.list_failures()
         if not failures:
@@ -138,15 +139,11 @@ def _fit_kernels(
     for (kind, dtype), rows in frame.filter(pl.col("kind") != "gemm").group_by(
         "kind", "dtype", maintain_order=True
     ):
-        own = rows.filter(
-            pl.len().over("variant") >= 2 * FEWEST_SIZES,
-            pl.col("kind").is_in(("attention", "convolution")),
-        )
         parts = {str(kind): rows}
-        parts |= {
-            f"{kind}.{variant}": part
-            for (variant,), part in own.group_by("variant", maintain_order=True)
-        }
+        if kind in ("attention", "convolution"):
+            often_timed = rows.filter(pl.len().over("variant") >= 2 * FEWEST_SIZES)
+            for (variant,), part in often_timed.group_by("variant", maintain_order=True):
+                parts[f"{kind}.{variant}"] = part
         for key, part in parts.items():
             work = pl.col("flops"), pl.col("nbytes")
             fit = fit_kernel(part, ("flops", "nbytes"), *work, device, str(dtype), source, day)
@@ -158,11 +155,16 @@ def _describe(device: Device, facts: DeviceFacts | None, day: str) -> Device:
     """The device with the name and the memory sizes that its driver reports."""
     if facts is None:
         return device
-    said = "measured", "torch.cuda.get_device_properties", day
-    *rest, near, far = device.memory
-    near = replace(near, capacity=Quantity(facts.cache, "B", *said))
-    far = replace(far, capacity=Quantity(facts.memory, "B", *said))
-    return replace(device, name=facts.name, memory=(*rest, near, far))
+    stated_by = "torch.cuda.get_device_properties"
+    cache = Quantity(facts.cache, "B", "measured", stated_by, day)
+    memory = Quantity(facts.memory, "B", "measured", stated_by, day)
+    nearer, last_cache, main_memory = device.memory[:-2], device.memory[-2], device.memory[-1]
+    levels = (
+        *nearer,
+        replace(last_cache, capacity=cache),
+        replace(main_memory, capacity=memory),
+    )
+    return replace(device, name=facts.name, memory=levels)
 
 
 def _tell_story(
@@ -170,8 +172,9 @@ def _tell_story(
 ) -> dict[str, str]:
     """Provenance: which parts are those of the base, which probes have no time, and what else was
     seen."""
-    parts = ((platform.kernels, base.kernels), (platform.collectives, base.collectives))
-    kept = [key for new, old in parts for key, fit in new.items() if fit == old.get(key)]
+    kept = []
+    kept += [key for key, fit in platform.kernels.items() if fit == base.kernels.get(key)]
+    kept += [key for key, fit in platform.collectives.items() if fit == base.collectives.get(key)]
     kept += [part for part in ("host", "context") if getattr(platform, part) == getattr(base, part)]
     failures = [
         f"{probe.describe()} ({failure.failed})" for probe, failure in measurements.list_failures()

@@ -4,13 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 
+from perfkit.ground.hardware import MemoryLevel
 from perfkit.measure.probes import CollectiveProbe, KernelProbe, Probe, list_probes
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
 
-#: Time of the calls of one sample [s], and most calls of one sample [-]; formulas, table 6.2.
-_SAMPLE, _MOST = 2e-3, 50
+#: Time of the calls of one sample [s]; formulas, table 6.2.
+_SAMPLE = 2e-3
+#: Most calls of one sample [-]; formulas, table 6.2.
+_MOST = 50
 
 
 def resize_base(base: Named, ranks_per_node: int, nodes: int) -> Platform:
@@ -33,18 +36,21 @@ def plan_probes(base: Platform) -> list[Probe]:
     plan : list of Probe
         Probes, with the calls of one sample.
     """
-    cache, memory = (
-        level.capacity.value if level.capacity else 1e9 for level in base.device.memory[-2:]
-    )
+    last_cache, main_memory = base.device.memory[-2:]
     probes = list_probes(
         [*base.device.peaks],
-        memory=memory,
-        cache=cache,
+        memory=_find_capacity(main_memory),
+        cache=_find_capacity(last_cache),
         local=base.network.ranks_per_node,
         nodes=base.network.nodes,
     )
     with keep_quiet():
         return [_choose_calls(probe, base) for probe in probes]
+
+
+def _find_capacity(level: MemoryLevel) -> float:
+    """Size of a level of the memory; 1 GB where nobody knows it [B]."""
+    return level.capacity.value if level.capacity else 1e9
 
 
 def _choose_calls(probe: Probe, base: Platform) -> Probe:

@@ -51,9 +51,12 @@ _BYTES = {
     "int": 4,
 }
 #: Standard deviations of the logarithms of start-up and time per byte between machines with the
-#: same device; fewest sizes of a curve of its own, and the share of those deviations that they may
-#: leave [-]; docs/formulas.md, table 6.2.
-_MACHINES, _SIZES, _LEFT = (0.7, 0.1), 4, 0.5
+#: same device [-]; docs/formulas.md, table 6.2.
+_MACHINES = (0.7, 0.1)
+#: Fewest sizes of a curve of its own [-]; docs/formulas.md, table 6.2.
+_SIZES = 4
+#: Share of those deviations that the sizes may leave [-]; docs/formulas.md, table 6.2.
+_LEFT = 0.5
 #: Turns errors for arguments of another type, which only damaged or edited traces have, into a
 #: ValueError.
 checked = reading(
@@ -89,13 +92,11 @@ _OPERATIONS = list_names("collective")
 
 def spell_operation(*names: str) -> str:
     """The operation in the first name that contains one, otherwise ``other``."""
-    found = (
-        operation
-        for name in names
-        for pattern, operation in _OPERATIONS
-        if name and pattern.search(name)
-    )
-    return next(found, "other")
+    for name in names:
+        for pattern, operation in _OPERATIONS:
+            if name and pattern.search(name):
+                return operation
+    return "other"
 
 
 def _count(values: Any) -> list[int]:
@@ -106,12 +107,11 @@ def _count(values: Any) -> list[int]:
 
 def _measure(dims: Any) -> int:
     """Elements of a tensor or of a list of tensors, from their dimensions [-]."""
-    if isinstance(dims, list) and dims and all(isinstance(each, list) for each in dims):
-        return sum(_measure(each) for each in dims)
-    return prod(
-        size if type(size) is int and size >= 0 else 0
-        for size in (dims if isinstance(dims, list) else [0])
-    )
+    if not isinstance(dims, list):
+        return 0
+    if dims and all(isinstance(sizes, list) for sizes in dims):
+        return sum(_measure(sizes) for sizes in dims)
+    return prod(size if type(size) is int and size >= 0 else 0 for size in dims)
 
 
 def _count_elements(facts: Mapping[str, Any]) -> int:
@@ -145,34 +145,37 @@ def add_execution(file: TraceFile, execution: ExecutionTrace) -> TraceFile:
     """
     args = dict(file.args)
     for index, node in join_traces(file, execution).items():
-        values, args[index] = node.inputs.values, {**args.get(index, {}), **spell_inputs(node)}
-        said = next(
-            (text for text in values if isinstance(text, str) and spell_operation(text) != "other"),
-            "",
-        )
-        if node.name != "record_param_comms" or not said:
+        values = node.inputs.values
+        args[index] = {**args.get(index, {}), **spell_inputs(node)}
+        named = [value for value in values if isinstance(value, str) and _is_operation(value)]
+        if node.name != "record_param_comms" or not named:
             continue
-        plain = [
-            each
-            for each in values
-            if isinstance(each, list) and all(type(item) is int for item in each)
-        ]
-        sent, received = plain[-2:] if len(plain) > 1 else ([], [])
-        sides = {
-            f"{way} msg nelems": _measure(side.shapes[0]) if side.shapes else None
-            for way, side in (("In", node.inputs), ("Out", node.outputs))
-        }
+        # the last two lists of whole numbers are the splits
+        lists = [value for value in values if _is_list_of_whole_numbers(value)]
+        sent, received = lists[-2:] if len(lists) > 1 else ([], [])
+        inputs, outputs = node.inputs.shapes, node.outputs.shapes
         facts: dict[str, Any] = {
-            "Collective name": said,
+            "Collective name": named[0],
             "In split size": sent,
             "Out split size": received,
-            **sides,
+            "In msg nelems": _measure(inputs[0]) if inputs else None,
+            "Out msg nelems": _measure(outputs[0]) if outputs else None,
         }
         if node.inputs.types:
             facts["dtype"] = node.inputs.types[0].split("(")[-1].strip(")]")
         args[index] = {**facts, **args[index]}
     observers = (*file.observers, "an execution trace")
     return replace(file, args=args, groups={**execution.groups, **file.groups}, observers=observers)
+
+
+def _is_operation(text: str) -> bool:
+    """Whether a text names a collective."""
+    return spell_operation(text) != "other"
+
+
+def _is_list_of_whole_numbers(value: object) -> bool:
+    """Whether an argument is a list of whole numbers, as splits are."""
+    return isinstance(value, list) and all(type(item) is int for item in value)
 
 
 def _describe(
@@ -191,25 +194,22 @@ def _describe(
             names.insert(-1, file.events["name"][exchange])
             exchange = file.events["parent"][exchange]
     operation = spell_operation(str(facts.get("Collective name", "")), *names)
-    name, dtype = (
-        facts.get("Process Group Name"),
-        str(facts.get("dtype") or [*facts.get("Input type", []), ""][0]),
-    )
-    members = _count(facts.get("Process Group Ranks", "...")) or list(
-        file.groups.get(str(name), ())
-    )
+    name = facts.get("Process Group Name")
+    dtype = str(facts.get("dtype") or [*facts.get("Input type", []), ""][0])
+    members = _count(facts.get("Process Group Ranks", "..."))
+    if not members:
+        members = list(file.groups.get(str(name), ()))
     ranks = facts.get("Group size") or len(members) or file.ranks
-    sent, received = (facts.get(f"{way} msg nelems") for way in ("In", "Out"))
+    sent, received = facts.get("In msg nelems"), facts.get("Out msg nelems")
     if type(sent) is not int or type(received) is not int:
         sent = _count_elements(facts)
-        received = sent * (ranks or 0) if operation == "all_gather" else sent
-    elements = max(sent, received) if operation in ("all_gather", "reduce_scatter") else sent
-    bits = re.search(r"(?:float|int)(\d{1,2})", dtype.lower())
-    width = (
-        int(bits[1]) // 8
-        if bits
-        else next((n for text, n in _BYTES.items() if text in dtype.lower()), 0)
-    )
+        received = sent
+        if operation == "all_gather":
+            received = sent * (ranks or 0)
+    elements = sent
+    if operation in ("all_gather", "reduce_scatter"):
+        elements = max(sent, received)
+    width = _find_width(dtype)
     return {
         "group": ", ".join(map(str, members)) or str(name or ""),
         "members": members,
@@ -220,6 +220,18 @@ def _describe(
         "sent": _count(facts.get("In split size", [])),
         "received": _count(facts.get("Out split size", [])),
     }
+
+
+def _find_width(dtype: str) -> int:
+    """Bytes of a number by PyTorch's name of its type; 0 if it is unknown [B]."""
+    lower = dtype.lower()
+    bits = re.search(r"(?:float|int)(\d{1,2})", lower)
+    if bits:
+        return int(bits[1]) // 8
+    for text, nbytes in _BYTES.items():
+        if text in lower:
+            return nbytes
+    return 0
 
 
 @checked
@@ -269,12 +281,9 @@ def list_collectives(
         met = work.filter(role="communication").group_by("collective", maintain_order=True)
         for call in met.agg(parts).iter_rows(named=True):
             row = _describe(file, call["kernel"], call["index"], call["exchange"])
-            given = (
-                nbytes
-                for pattern, nbytes in sizes.items()
-                if any(fnmatchcase(kernel, pattern) for kernel in call["kernel"])
-            )
-            row["nbytes"] = next(given, row["nbytes"])
+            stated_size = _find_stated_size(sizes, call["kernel"])
+            if stated_size is not None:
+                row["nbytes"] = stated_size
             if not row["members"]:  # then name and stream may mean another group on another rank
                 row["group"] = groups.setdefault(
                     row["group"] or str(call["stream"]), f"group {len(groups)}"
@@ -302,6 +311,14 @@ def list_collectives(
     )
     frame = frame.with_columns(even=even, matched=matched, transfer_s=transfer).drop("own")
     return frame.with_columns(waiting_s=pl.col("time_s") - pl.col("transfer_s"))
+
+
+def _find_stated_size(sizes: Mapping[str, float], kernels: Sequence[str]) -> float | None:
+    """Message size by the first pattern that fits one of the kernels; None without one [B]."""
+    for pattern, nbytes in sizes.items():
+        if any(fnmatchcase(kernel, pattern) for kernel in kernels):
+            return nbytes
+    return None
 
 
 def fit_transfers(platform: Platform, met: Table, source: str) -> tuple[Platform, list[str]]:
@@ -351,7 +368,9 @@ def fit_transfers(platform: Platform, met: Table, source: str) -> tuple[Platform
     for (operation, ranks, across), own in each.group_by(
         "operation", "ranks", "nodes", maintain_order=True
     ):
-        key = Key(str(operation), int(str(ranks)), "rail" * (ranks == across))
+        # one rank of each node talks over a rail
+        algorithm = "rail" if ranks == across else ""
+        key = Key(str(operation), int(str(ranks)), algorithm)
         rows = (
             own.group_by("nbytes")
             .agg(seconds=pl.median("transfer_s"), calls=pl.len())
@@ -367,33 +386,47 @@ def fit_transfers(platform: Platform, met: Table, source: str) -> tuple[Platform
 def _scale_curve(platform: Platform, key: Key, rows: Table, source: str) -> CollectiveModel:
     """Scale the start-up and the time per byte of a curve to medians over calls, or fit a new one
     if they tell both."""
-    if (fit := platform.collectives.get(str(key))) is None:
+    fit = platform.collectives.get(str(key))
+    if fit is None:
         sizes = np.geomspace(1e3, 1e9, 19)
         composed = platform.price_collective(
             key.operation, sizes, key.ranks or 1, key.algorithm or None
         )
         fit = replace(fit_collective(sizes, composed.time), spread=float(np.mean(composed.spread)))
-    nbytes, seconds, calls = (
-        rows.select(pl.col("nbytes", "seconds", "calls").cast(pl.Float64)).to_numpy().T
-    )
+    numbers = rows.select(pl.col("nbytes", "seconds", "calls").cast(pl.Float64))
+    nbytes, seconds, calls = numbers.to_numpy().T
+    prior = fit
 
     def scale(logs: Array) -> CollectiveModel:
-        return rescale_fit(
-            fit, "", 0.0, dict(zip(("alpha", "beta"), np.exp(logs).tolist(), strict=True))
-        )
+        alpha, beta = np.exp(logs).tolist()
+        return rescale_fit(prior, "", 0.0, {"alpha": alpha, "beta": beta})
 
     def evaluate(logs: Array) -> Array:
         return np.log(scale(logs).time(nbytes, key.operation, key.ranks or 1))
 
-    width, usual = np.hypot(fit.spread, _MACHINES), np.hypot(fit.spread, PRIOR / np.sqrt(calls))
-    logs, covariance, slopes, errors, _ = fit_logs(
-        evaluate, np.log(seconds), np.zeros(2), width, usual=usual
-    )
-    found, (x, y), (start, move) = scale(logs), np.exp(logs), np.sqrt(np.diag(covariance))
-    unsure = np.einsum("ij,jk,ik->i", slopes, covariance, slopes).mean()
-    if len(rows) >= _SIZES and max(start / width[0], move / width[1]) <= _LEFT:
+    width = np.hypot(prior.spread, _MACHINES)
+    usual = np.hypot(prior.spread, PRIOR / np.sqrt(calls))
+    scaled = fit_logs(evaluate, np.log(seconds), np.zeros(2), width, usual=usual)
+    slopes, covariance, errors = scaled.slopes, scaled.covariance, scaled.errors
+    start_up_error, transfer_error = np.sqrt(np.diag(covariance))
+    left = max(start_up_error / width[0], transfer_error / width[1])
+    if len(rows) >= _SIZES and left <= _LEFT:
         return replace(fit_collective(nbytes, seconds), source=source)
-    return found.with_values(
+    model = scale(scaled.parameters)
+    start_up, transfer = np.exp(scaled.parameters)
+    unsure = np.einsum("ij,jk,ik->i", slopes, covariance, slopes).mean()
+    variance = (TRUST * prior.spread**2 + float(errors @ errors)) / (TRUST + len(errors))
+    stderr = {}
+    for name in prior:
+        if name.startswith("alpha"):
+            stderr[name] = float(start_up_error * model[name])
+        elif name.startswith("beta"):
+            stderr[name] = float(transfer_error * model[name])
+    note = (
+        f"{prior.source}: start-up times {start_up:.2f} ± {start_up_error:.0%}, "
+        f"time per byte times {transfer:.2f} ± {transfer_error:.0%}"
+    )
+    return model.with_values(
         {},
         kind="fitted",
         source=source,
@@ -401,19 +434,11 @@ def _scale_curve(platform: Platform, key: Key, rows: Table, source: str) -> Coll
         sources=(),
         n=len(nbytes),
         bias=0.0,
-        transferred=fit.transferred,
-        spread=math.sqrt(
-            (TRUST * fit.spread**2 + float(errors @ errors)) / (TRUST + len(errors)) + unsure
-        ),
-        stderr={
-            name: float((start if name[0] == "a" else move) * found[name])
-            for name in fit
-            if name[0] in "ab"
-        },
+        transferred=prior.transferred,
+        spread=math.sqrt(variance + unsure),
+        stderr=stderr,
         ranges={"nbytes": (float(nbytes.min()), float(nbytes.max()))},
-        notes=(
-            f"{fit.source}: start-up times {x:.2f} ± {start:.0%}, time per byte times {y:.2f} ± {move:.0%}",
-        ),
+        notes=(note,),
     )
 
 

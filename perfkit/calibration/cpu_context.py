@@ -32,9 +32,12 @@ from perfkit.workloads.placement import Plan
 #: Spread of a family with one run [-].
 _UNKNOWN = 0.3
 
-#: Prior spread of a family, of Transformers, which vary less, and the number of runs that the prior
-#: is worth [-]; docs/formulas.md, table 9.1.
-_USUAL, _USUAL_TRANSFORMER, _WORTH = 0.11, 0.08, 6.0
+#: Prior spread of a family [-]; docs/formulas.md, table 9.1.
+_USUAL = 0.11
+#: Prior spread of Transformers, which vary less [-]; docs/formulas.md, table 9.1.
+_USUAL_TRANSFORMER = 0.08
+#: Number of runs that the prior is worth [-]; docs/formulas.md, table 9.1.
+_WORTH = 6.0
 
 #: Shares of the last cache that iterations may have, to try [-]. An iteration uses its data again
 #: after some time, when other virtual machines have taken a part of the cache. Kernels that are
@@ -108,8 +111,10 @@ def add_context(platform: Platform, measurements: MachineMeasurements) -> Platfo
     tried = [as_measured]
     if paces:
         tried.append([_relate(run, paces) for run in as_measured])
-    single = [[run for run in runs if len(run.graphs) == 1] for runs in tried]
-    parallel = [[run for run in runs if len(run.graphs) > 1] for runs in tried]
+    single, parallel = [], []
+    for runs in tried:
+        single.append([run for run in runs if len(run.graphs) == 1])
+        parallel.append([run for run in runs if len(run.graphs) > 1])
     if not single[0]:
         return platform
     platform = replace(platform, context=_fit_single(single, platform))
@@ -185,18 +190,21 @@ def _learn(runs: Sequence[_Run]) -> _Find:
     """Learn from some runs what iterations add to a class: to its variant, else to its kind, else
     nothing."""
     parts: dict[str, list[Array]] = {}
-    for name, columns in ((name, columns) for run in runs for name, columns in run.classes.items()):
-        for key in (name, name.partition(".")[0]):
-            parts.setdefault(key, []).append(columns)
+    for run in runs:
+        for name, columns in run.classes.items():
+            kind = name.partition(".")[0]
+            for key in (name, kind):
+                parts.setdefault(key, []).append(columns)
 
     @cache
     def find(name: str) -> Mapping[str, float]:
         key = name if name in parts else name.partition(".")[0]
         if key not in parts:
             return {}
-        *sizes, assumed = np.concatenate(parts[key], axis=1)
+        hot, cold, page_walks, seconds, assumed = np.concatenate(parts[key], axis=1)
         # an assumption is a weak prior
-        return fit_context(*sizes, pull=0.1 if assumed.all() else 10.0)
+        pull = 0.1 if assumed.all() else 10.0
+        return fit_context(hot, cold, page_walks, seconds, pull=pull)
 
     return find
 
@@ -206,16 +214,18 @@ def _sum(run: _Run, find: _Find) -> float:
     enough."""
     total = 0.0
     for name, columns in run.classes.items():
-        added, (hot, cold, walks) = {"launch": 0.0, **find(name)}, columns[:3].sum(axis=1)
+        hot, cold, walks = columns[:3].sum(axis=1)
+        added = {"launch": 0.0, **find(name)}
         added["launch"] *= columns.shape[1]
         total += float(in_context({"hot": hot, "cold": cold, "page_walks": walks}, **added))
     return total
 
 
 def _fit_walls(runs: Sequence[_Run], find: _Find) -> Iteration:
-    sums, counts, walls = np.array(
-        [(_sum(run, find), len(run.graphs[0]), run.wall) for run in runs]
-    ).T
+    """Scale and host time of some runs, from the sums of their operations."""
+    sums = np.array([_sum(run, find) for run in runs])
+    counts = np.array([len(run.graphs[0]) for run in runs])
+    walls = np.array([run.wall for run in runs])
     return fit_iteration(sums, counts, walls)
 
 
@@ -223,18 +233,21 @@ def _fit_families(runs: Sequence[_Run], known: Context) -> Context:
     """Fit the context of all classes, and scale, host time and spread of each family, from left-out
     iterations."""
     find: Callable[[str], Any] = _learn(runs)
-    names = dict.fromkeys(
-        name for run in runs for key in run.classes for name in (key, key.partition(".")[0])
-    )
-    families = {run.family: [other for other in runs if other.family == run.family] for run in runs}
+    names: dict[str, None] = {}
+    families: dict[str, list[_Run]] = {}
+    for run in runs:
+        families.setdefault(run.family, []).append(run)
+        for name in run.classes:
+            kind = name.partition(".")[0]
+            names.update(dict.fromkeys((name, kind)))
     fits: dict[str, Iteration] = {}
     for family, own in families.items():
         spread, bias = _UNKNOWN, 0.0
         if len(own) > 1:
-            logs = [
-                _judge([run], [other for other in runs if other is not run], [family])[0]
-                for run in own
-            ]
+            logs = []
+            for run in own:
+                others = [other for other in runs if other is not run]
+                logs += _judge([run], others, [family])
             spread, bias = expect_spread(logs, family), float(np.mean(logs))
         fits[family] = replace(_fit_walls(own, find), spread=spread, bias=bias)
     # Spread of a family without runs: from families left out one at a time, or twice the widest of
@@ -266,18 +279,22 @@ def _judge(left_out: Sequence[_Run], kept: Sequence[_Run], families: Sequence[st
     """Errors (logarithms) of left-out runs, predicted from other runs with the average of some
     families."""
     find = _learn(kept)
-    scale, host = _average(
-        [_fit_walls([run for run in kept if run.family == family], find) for family in families]
-    )
-    return [
-        float(np.log(run.wall / (scale * _sum(run, find) + host * len(run.graphs[0]))))
-        for run in left_out
-    ]
+    fits = []
+    for family in families:
+        of_family = [run for run in kept if run.family == family]
+        fits.append(_fit_walls(of_family, find))
+    scale, host = _average(fits)
+    errors = []
+    for run in left_out:
+        predicted = scale * _sum(run, find) + host * len(run.graphs[0])
+        errors.append(float(np.log(run.wall / predicted)))
+    return errors
 
 
 def _average(fits: Sequence[Fit]) -> tuple[float, float]:
     """Average scale [-] and host time per operation [s] of some families."""
-    scale, host = np.mean([(fit["scale"], fit.get("per_operation", 0.0)) for fit in fits], axis=0)
+    scale = np.mean([fit["scale"] for fit in fits])
+    host = np.mean([fit.get("per_operation", 0.0) for fit in fits])
     return float(scale), float(host)
 
 
@@ -337,6 +354,7 @@ def _fit_parallel(tried: Sequence[Sequence[_Run]], platform: Platform, delay: fl
     share a machine."""
     runs = tried[0]
     shares = _SHARED if any(run.graphs[0].waits is not None for run in runs) else (None,)
+    graphs = tuple(run.graphs for run in runs)
     found = []
     for share in shares:
         context = platform.context
@@ -346,11 +364,7 @@ def _fit_parallel(tried: Sequence[Sequence[_Run]], platform: Platform, delay: fl
             )
             overlap = Overlap.build({"contention": share}, n=len(runs), notes=notes)
             context = replace(context, overlap=overlap)
-        forecast = cache(
-            partial(
-                _forecast, tuple(run.graphs for run in runs), replace(platform, context=context)
-            )
-        )
+        forecast = cache(partial(_forecast, graphs, replace(platform, context=context)))
         found.append([_fit_shared(own, forecast, context, delay) for own in tried])
     best = [min(pairs, key=lambda pair: pair[0])[1] for pairs in zip(*found, strict=True)]
     return min(best, key=lambda context: _square_errors(context.parallel))
@@ -363,7 +377,8 @@ def _forecast(
 
     Returns the time of each iteration, and the smallest waiting time of its ranks [s].
     """
-    more, parallel = {"per_collective": waited * delay, "per_resume": (1.0 - waited) * delay}, {}
+    more = {"per_collective": waited * delay, "per_resume": (1.0 - waited) * delay}
+    parallel = {}
     for family in dict.fromkeys(graphs[0].family for graphs in runs):
         values = {"scale": 1.0, **(platform.context.find_iteration(family, 1) or {}), **more}
         parallel[family] = Iteration.build(values)
@@ -385,7 +400,7 @@ def _fit_shared(
     and delays."""
     walls = np.array([run.wall for run in runs])
     measured_idle = np.array([_find_idle(run) for run in runs])
-    noise = np.array([max(float(np.log(rank.q3 / rank.q1)) for rank in run.ranks) for run in runs])
+    noise = np.array([_find_noise(run) for run in runs])
     # 10 % error of a prediction, and the error of the median
     trust = 1.0 / np.hypot(1.0, _CHANCE * noise / 0.1)
     times, idle = forecast(0.0, 1.0)
@@ -412,12 +427,18 @@ def _fit_shared(
         spread=expect_spread(logs),
         notes=("iterations of ranks that share this machine",),
     )
-    context, fits = replace(known, parallel={ANY: whole}), {ANY: whole}
+    context = replace(known, parallel={ANY: whole})
+    fits = {ANY: whole}
     for family in dict.fromkeys(run.family for run in runs):
         fits[family] = replace(
             context.find_iteration(family, 2) or whole, spread=whole.spread, notes=whole.notes
         )
     return float(np.mean(np.square(logs))), replace(known, parallel=fits)
+
+
+def _find_noise(run: _Run) -> float:
+    """Logarithm of the ratio of the quartiles, of the rank where it is largest [-]."""
+    return max(float(np.log(rank.q3 / rank.q1)) for rank in run.ranks)
 
 
 def _find_idle(run: _Run) -> float:
@@ -435,14 +456,19 @@ def _fit_delays(
         # Trust in the prior: 0.07 lets the scale differ by 20 % and the delay by three times its
         # prior, if iterations have an error of 15 %. A third of it misses two ranks on one core
         # (tests/machines.py); with 0.15 or 0.3 errors differ by less than 0.5 points.
-        priors: dict[str, Any] = {
-            "each": "per_collective",
-            "prior": (1.0, delay),
-            "trust": (0.07, delay),
-        }
-        return fit_iteration(times[kept], counts[kept], walls[kept], weights=trust[kept], **priors)
+        return fit_iteration(
+            times[kept],
+            counts[kept],
+            walls[kept],
+            each="per_collective",
+            prior=(1.0, delay),
+            trust=(0.07, delay),
+            weights=trust[kept],
+        )
 
-    whole, numbers, logs = fit_runs(...), np.arange(len(walls)), []
+    whole = fit_runs(slice(None))
+    numbers = np.arange(len(walls))
+    logs = []
     for number, wall in enumerate(walls):
         other = fit_runs(numbers != number) if len(walls) > 1 else whole
         predicted = (

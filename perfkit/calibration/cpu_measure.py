@@ -36,7 +36,8 @@ from perfkit.measure.samples import Sample
 from perfkit.measure.timing import LARGEST, find_disagreement, summarize_samples
 from perfkit.workloads.graph import COLLECTIVES
 
-_GROUP = 110  # kernels timed by one process
+#: Kernels that one process times [-].
+_GROUP = 110
 
 
 def measure_kernels(
@@ -73,7 +74,9 @@ def measure_kernels(
         group = [list(astuple(case)) for case in cases[start : start + _GROUP]]
         job = {"task": "kernels", "seconds": seconds, "cases": group}
         jobs[f"{seed}-{cache:.0f}-{number}"] = partial(run_processes, job)
-    rows = [row for ranks in campaign.run("kernels", jobs).values() for row in ranks[0]]
+    rows: list[Any] = []
+    for ranks in campaign.run("kernels", jobs).values():
+        rows.extend(ranks[0])
     timings = [read_record(KernelTiming, row, f"kernels[{i}]") for i, row in enumerate(rows)]
     return [MeasuredKernel.join(case, timing) for case, timing in zip(cases, timings, strict=True)]
 
@@ -103,9 +106,8 @@ def measure_collectives(
     if launched_ranks():  # all ranks take part, and only one of them could use a kept measurement
         by_rank = join_ranks(job)
     else:
-        (by_rank,) = campaign.run(
-            "collectives", {f"{ranks}": partial(run_processes, job, ranks=ranks)}
-        ).values()
+        jobs = {f"{ranks}": partial(run_processes, job, ranks=ranks)}
+        by_rank = campaign.run("collectives", jobs)[f"{ranks}"]
     collectives = []
     for number, rows in enumerate(zip(*by_rank, strict=True)):
         place = f"collectives[{number}]"
@@ -203,7 +205,7 @@ def _measure_steadily(job: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
         return read_measured_ranks(run_processes(job, ranks=ranks), "iteration")
 
     def disagree(seen: Sequence[MeasuredRank]) -> float:
-        return max(map(find_disagreement, seen))
+        return max(find_disagreement(rank) for rank in seen)
 
     best = measure()
     if disagree(best) > 0.1:
@@ -258,14 +260,15 @@ def measure_platform(
         seconds=plan.iteration_seconds,
         operations=plan.timed_operations,
     )
-    machine, versions, day = describe_machine(), list_versions(), campaign.day
-    place = launched_ranks()
+    machine, versions = describe_machine(), list_versions()
+    day = campaign.day
+    launched = launched_ranks()
     return MachineMeasurements(
         id=f"perfkit {versions.get('perfkit', '')} on {machine['processor']}, {ranks} ranks, {day}",
         device="cpu",
         ranks=ranks,
         date=day,
-        ranks_per_node=place[2] if place else ranks,
+        ranks_per_node=launched.ranks_per_node if launched else ranks,
         machine=machine,
         versions=versions,
         facts=facts,
@@ -280,7 +283,12 @@ def _measure_ladder(campaign: Campaign, plan: CpuPlan, free_memory: float) -> li
     """Time passes over working sets, as large as the plan and the free memory allow [B]."""
     largest = min(plan.largest_working_set, plan.memory_share * free_memory)
     job = {"task": "ladder", "largest": largest}
-    rows = campaign.run("memory", {"ladder": lambda: run_processes(job)[0]})["ladder"]
+
+    def time_ladder() -> Any:
+        [result] = run_processes(job)
+        return result
+
+    rows = campaign.run("memory", {"ladder": time_ladder})["ladder"]
     return [read_record(LadderStep, row, f"ladder[{i}]") for i, row in enumerate(rows)]
 
 

@@ -63,7 +63,8 @@ def fit_platform(
     paces = fit_paces(kernels, measurements.iterations)
     classes = _fit_at_best_pace(kernels, paces, caches)
     device, network = describe_hardware(measurements, levels, rates)
-    never_left_cache = not levels or largest < 2.0 * (stated[1] or stated[0])
+    last_cache = stated[1] or stated[0]
+    never_left_cache = not levels or largest < 2.0 * last_cache
     platform = Platform(
         name or f"{measurements.device}-{ranks}",
         replace(device, never_left_cache=never_left_cache),

@@ -120,7 +120,8 @@ def _pair_caches(
     if len(levels) > 1:
         return [(one * levels[-2], other * levels[-1]) for one, other in product(_AROUND, _AROUND)]
     if not levels:  # a flat curve: all timed sizes fit into a cache
-        return [(4.0 * max(largest, 1e6),) * 2]
+        beyond_all = 4.0 * max(largest, 1e6)
+        return [(beyond_all, beyond_all)]
     # gathers may need a cache that streams do not show
     sizes = 2.0 ** np.arange(17.0, np.log2(levels[-1] / 3.0))
     return [

@@ -75,12 +75,13 @@ def size_cases(
     sizes : dict of str to array
         As `perfkit.prediction.cost.size_operations` returns them for the operations of an iteration.
     """
-    names = dict.fromkeys(name for kernel in kernels for name in kernel.sizes)
-    # files of early campaigns have negative numbers of outputs of a pooling
-    sizes = {
-        name: np.array([abs(float(kernel.sizes.get(name, 0.0))) for kernel in kernels])
-        for name in names
-    }
+    names: dict[str, None] = {}
+    for kernel in kernels:
+        names.update(dict.fromkeys(kernel.sizes))
+    sizes = {}
+    for name in names:
+        # files of early campaigns have negative numbers of outputs of a pooling
+        sizes[name] = np.array([abs(float(kernel.sizes.get(name, 0.0))) for kernel in kernels])
     kind = kernels[0].kind
     nbytes = np.array([float(kernel.nbytes) for kernel in kernels])
     sizes["nbytes"] = np.array([count_traffic(kernel) for kernel in kernels])

@@ -18,6 +18,7 @@ from perfkit.platform.gallery import Named, find_similar, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.platform.sources import assemble, compare_devices
 from perfkit.prediction.cost import size_rooflines
+from perfkit.readers.kineto import TraceFile
 from perfkit.workloads.graph import Graph
 
 #: How many times slower the profiler alone makes a host [-]; formulas, table 6.2.
@@ -95,12 +96,13 @@ def calibrate_traces(
             f"base is {old.name!r}, a CPU; traces tell kernels of GPUs; name one such as h100-sxm-8"
         )
     compare_devices("traces are", names, old)
-    source = f"traces {', '.join(file.source for file in trace.files[:3])}{', ...' * (len(trace.files) > 3)}"
+    sources = [file.source for file in trace.files[:3]]
+    if len(trace.files) > 3:
+        sources.append("...")
+    source = f"traces {', '.join(sources)}"
     nodes = math.ceil((trace.files[0].ranks or 1) / old.network.ranks_per_node)
     where = old.with_nodes(max(old.network.nodes, nodes))
-    sized = [
-        file for file in trace.files if any("Input Dims" in each for each in file.args.values())
-    ]
+    sized = [file for file in trace.files if _holds_sizes(file)]
     steps = [trace.record(file.rank) for file in sized]
     kernels = _fit_steps(steps, where, source)
     # the others need no scale
@@ -114,7 +116,8 @@ def calibrate_traces(
         if file not in sized
     ]
     for graph, _ in steps:
-        if unsized := len(find_unsized(graph)):
+        unsized = len(find_unsized(graph))
+        if unsized:
             lost.append(
                 f"work of {unsized} of {len(graph.labels)} operations of {graph.name}: their sizes "
                 "are unknown"
@@ -130,6 +133,11 @@ def calibrate_traces(
     return replace(where, name=name or old.name, provenance={**old.provenance, **story})
 
 
+def _holds_sizes(file: TraceFile) -> bool:
+    """Whether a trace states sizes of operands."""
+    return any("Input Dims" in arguments for arguments in file.args.values())
+
+
 def _fit_host(platform: Platform, trace: Trace, source: str) -> tuple[Platform, str]:
     """Take the host over from ranks on which nothing but the profiler ran; what is said of it."""
     free = trace.host().filter(
@@ -137,22 +145,19 @@ def _fit_host(platform: Platform, trace: Trace, source: str) -> tuple[Platform, 
     )
     if free.is_empty():
         return platform, f"as in the base: {'; '.join(trace.warnings) or 'it made no calls'}"
-    rows = (
-        free.group_by("overhead", maintain_order=True)
-        .agg(pl.mean("mean_s") / _PROFILED, pl.sum("n"))
-        .rows()
-    )
-    times = sum(n * mean for _, mean, n in rows) / sum(
-        n * platform.host[key].value for key, _, n in rows
-    )
-    if times > _SLOWED:
+    means = pl.mean("mean_s") / _PROFILED
+    rows = free.group_by("overhead", maintain_order=True).agg(means, pl.sum("n")).rows()
+    measured_time = sum(n * mean for _, mean, n in rows)
+    time_of_base = sum(n * platform.host[name].value for name, _, n in rows)
+    slowness = measured_time / time_of_base
+    if slowness > _SLOWED:
         return (
             platform,
-            f"as in the base: calls took {times:.1f} times as long, slowed by what no trace names",
+            f"as in the base: calls took {slowness:.1f} times as long, slowed by what no trace "
+            "names",
         )
-    host = {key: q for key, q in platform.host.items() if "." not in key}
-    host |= {
-        key: Quantity(mean, "s", "measured", source, "", (_PROFILED - 1) * mean)
-        for key, mean, _ in rows
-    }
-    return replace(platform, host=host), f"measured, {times:.2f} times as long as in the base"
+    host = {name: quantity for name, quantity in platform.host.items() if "." not in name}
+    for name, mean, _ in rows:
+        error = (_PROFILED - 1) * mean
+        host[name] = Quantity(mean, "s", "measured", source, "", error)
+    return replace(platform, host=host), f"measured, {slowness:.2f} times as long as in the base"

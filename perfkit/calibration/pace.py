@@ -23,9 +23,12 @@ from perfkit.measure.records import (
 )
 from perfkit.models.kernels import REFERENCES, at_usual_pace
 
-#: Prior weight of each reference, its standard deviation, and how many blocks count as one [-];
-#: docs/formulas.md, table 7.1.
-_PRIOR, _TRUST, _ALIKE = np.full(3, 1.0 / 3.0), 0.15, 4.0
+#: Prior weight of each reference [-]; docs/formulas.md, table 7.1.
+_PRIOR = np.full(3, 1.0 / 3.0)
+#: Standard deviation of that weight [-].
+_TRUST = 0.15
+#: How many blocks count as one [-].
+_ALIKE = 4.0
 
 
 @dataclass(frozen=True)

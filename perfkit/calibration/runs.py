@@ -8,13 +8,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from perfkit.calibration.cpu_context import expect_spread
-from perfkit.fitting import Fit
+from perfkit.fitting import Fit, Iteration
 from perfkit.ground.forks import check_threads
 from perfkit.ground.hardware import LINKS
 from perfkit.ground.results import Table, Tabular, read_records
@@ -29,9 +29,12 @@ from perfkit.prediction.uncertainty import find_host_error
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
 
-#: Fewest runs; deviation of a resource between programs [-]; usual spread of runs around a fit [-];
-#: docs/formulas.md, table 4.4.
-_FEWEST, _OTHERS, _USUAL = 5, 0.1, 0.08
+#: Fewest runs [-]; docs/formulas.md, table 4.4.
+_FEWEST = 5
+#: Deviation of a resource between programs [-]; docs/formulas.md, table 4.4.
+_OTHERS = 0.1
+#: Usual spread of runs around a fit [-]; docs/formulas.md, table 4.4.
+_USUAL = 0.08
 #: A time whose error is larger than so many usual spreads counts less; docs/formulas.md, tables 4.3
 #: and 4.4.
 _FAR = 2.5
@@ -39,7 +42,40 @@ _FAR = 2.5
 _STEP = 0.01
 _FIELDS = {own.name: own.default for own in fields(Strategy)}
 _SIZES = {own.name for own in fields(Transformer)} - {"family", *_FIELDS}
-_Group = tuple[Transformer, str | None, Strategy, Array]
+
+
+class _Group(NamedTuple):
+    """Runs that are priced together: their model with all batches, their execution, all their
+    strategies, and their positions among all runs."""
+
+    model: Transformer
+    execution: str | None
+    strategies: Strategy
+    positions: Array
+
+
+class LogFit(NamedTuple):
+    """Parameters of a model in logarithms.
+
+    Parameters
+    ----------
+    parameters : array
+        Fitted parameters [-].
+    covariance : array
+        Their covariance [-].
+    slopes : array
+        Changes of the logarithms of times with each parameter, before the last step [-].
+    errors : array
+        Logarithms of modelled over measured times, before the last step [-].
+    weights : array
+        Weights of the times, before the last step [-].
+    """
+
+    parameters: Array
+    covariance: Array
+    slopes: Array
+    errors: Array
+    weights: Array
 
 
 def fit_logs(
@@ -53,7 +89,7 @@ def fit_logs(
     step: float = 1e-5,
     within: float = 1e-5,
     most: int = 30,
-) -> tuple[Array, ...]:
+) -> LogFit:
     """Fit parameters of a model to measured times by least squares in logarithms, with a prior of
     each parameter.
 
@@ -78,34 +114,37 @@ def fit_logs(
 
     Returns
     -------
-    found, covariance, slopes, errors, weights : array
-        Parameters and their covariance; and before their last change slopes of the times by
-        parameter, errors and weights of the times [-].
+    fit : LogFit
+        Parameters with their covariance.
     """
-    found, before = mean.astype(float), np.diag(1 / np.square(width))
+    # By hand: scipy.optimize.least_squares knows no prior and would need it as rows of the
+    # residuals, whose robust loss would then weigh it, too. Each evaluation prices whole programs,
+    # and eight steps are enough here.
+    parameters = mean.astype(float)
+    prior_information = np.diag(1 / np.square(width))
     for _ in range(most):
-        errors, slopes = evaluate(found) - logs, find_slopes(evaluate, found, step)
-        weights = (
-            trust
-            * np.minimum(1.0, _FAR * usual / np.maximum(np.abs(errors), 1e-9))
-            / np.square(usual)
-        )
-        covariance = np.linalg.inv(slopes.T @ (slopes * weights[:, None]) + before)
-        change = np.clip(
-            -covariance @ (slopes.T @ (errors * weights) + before @ (found - mean)), -0.3, 0.3
-        )
-        found = found + change
+        errors = evaluate(parameters) - logs
+        slopes = find_slopes(evaluate, parameters, step)
+        # Huber's weights: errors far beyond the usual ones count less
+        share = np.minimum(1.0, _FAR * usual / np.maximum(np.abs(errors), 1e-9))
+        weights = trust * share / np.square(usual)
+        information = slopes.T @ (slopes * weights[:, None]) + prior_information
+        covariance = np.linalg.inv(information)
+        gradient = slopes.T @ (errors * weights) + prior_information @ (parameters - mean)
+        change = np.clip(-covariance @ gradient, -0.3, 0.3)
+        parameters = parameters + change
         if np.abs(change).max() < within:
             break
-    return found, covariance, slopes, errors, weights
+    return LogFit(parameters, covariance, slopes, errors, weights)
 
 
 def find_slopes(evaluate: Callable[[Array], Array], values: Array, step: float) -> Array:
     """Change of each result with each parameter, from one step of the parameter."""
     here = evaluate(values)
-    return np.stack(
-        [(evaluate(values + change) - here) / step for change in step * np.eye(len(values))], axis=1
-    )
+    slopes = []
+    for change in step * np.eye(len(values)):
+        slopes.append((evaluate(values + change) - here) / step)
+    return np.stack(slopes, axis=1)
 
 
 @dataclass(frozen=True)
@@ -169,20 +208,19 @@ class Tuning(Tabular):
             [-].
         """
         rows, known = _read(runs), _read(self.frame)
-        evaluate = partial(
-            _evaluate,
-            list(_group(self.model, rows)),
-            self.platform,
-            self.scales["resource"].to_list(),
-        )
-        none = np.zeros(len(self.scales))
-        times, slopes = np.exp(evaluate(none)), find_slopes(evaluate, none, _STEP)
-        shared = slopes @ self.covariance @ slopes.T
-        own = np.diag(shared)
-        gain = np.square(shared).sum(axis=0) / (self.spread**2 + own) / max(own.sum(), 1e-12)
-        low, high = find_interval(times, np.hypot(self.spread, np.sqrt(own)), 0.8)
+        groups = list(_group(self.model, rows))
+        evaluate = partial(_evaluate, groups, self.platform, self.scales["resource"].to_list())
+        unchanged = np.zeros(len(self.scales))
+        times = np.exp(evaluate(unchanged))
+        slopes = find_slopes(evaluate, unchanged, _STEP)
+        covariances = slopes @ self.covariance @ slopes.T
+        variances = np.diag(covariances)
+        # what a measurement of one run says about all others
+        falls = np.square(covariances).sum(axis=0) / (self.spread**2 + variances)
+        gain = falls / max(variances.sum(), 1e-12)
+        low, high = find_interval(times, np.hypot(self.spread, np.sqrt(variances)), 0.8)
         beyond = [", ".join(_list_strange(row, known, self.model)) for row in rows]
-        texts = dict.fromkeys(filter(None, beyond))
+        texts = dict.fromkeys(text for text in beyond if text)
         warn_once(tuple(f"no run that was fitted has {text}; measure one" for text in texts), 2)
         columns = {"predicted": times, "low": low, "high": high, "beyond": beyond, "gain": gain}
         return _frame(rows, columns)
@@ -240,69 +278,95 @@ def tune(model: Transformer, platform: Named, runs: Any) -> Tuning:
         )
     logs = np.log([check_positive("seconds", row.get("seconds")) for row in rows])
     widths = _find_widths(where, model.dtype)
-    names, width = list(widths), np.array([*widths.values()])
+    names = list(widths)
+    width = np.array(list(widths.values()))
     evaluate = partial(_evaluate, list(_group(model, rows)), where, names)
-    found, covariance, slopes, _, weights = fit_logs(
+    fit = fit_logs(
         evaluate, logs, np.zeros(len(names)), width, usual=_USUAL, step=_STEP, within=3e-3, most=8
     )
-    leverage = np.minimum(weights * np.einsum("ij,jk,ik->i", slopes, covariance, slopes), 0.99)
-    times = evaluate(found)
+    variances = np.einsum("ij,jk,ik->i", fit.slopes, fit.covariance, fit.slopes)
+    leverage = np.minimum(fit.weights * variances, 0.99)
+    times = evaluate(fit.parameters)
     left_out = (times - logs) / (1 - leverage)
     spread = expect_spread(left_out.tolist(), model.family)
-    now = _scale(where, names, found)
-    whole = {"iterations": now.context.iterations, "parallel": now.context.parallel}
-    wide: Any = {
-        name: {
-            key: replace(fit, spread=spread) if key == model.family else fit
-            for key, fit in own.items()
-        }
-        for name, own in whole.items()
-    }
-    now = replace(now, context=replace(now.context, **wide))
+    scaled = _scale(where, names, fit.parameters)
+    context = replace(
+        scaled.context,
+        iterations=_replace_spread(scaled.context.iterations, model.family, spread),
+        parallel=_replace_spread(scaled.context.parallel, model.family, spread),
+    )
     scales = {
         "resource": names,
-        "scale": np.exp(-found),
-        "spread": np.sqrt(np.diag(covariance)),
+        "scale": np.exp(-fit.parameters),
+        "spread": np.sqrt(np.diag(fit.covariance)),
         "before": width,
     }
     frame = _frame(rows, {"predicted": np.exp(times), "left_out": np.exp(left_out) - 1})
-    return Tuning(now, frame, pl.DataFrame(scales), spread, model, covariance)
+    tuned = replace(scaled, context=context)
+    return Tuning(tuned, frame, pl.DataFrame(scales), spread, model, fit.covariance)
+
+
+def _replace_spread(
+    fits: Mapping[str, Iteration], family: str, spread: float
+) -> dict[str, Iteration]:
+    """The fits of all families, where that of one family has this spread."""
+    replaced = dict(fits)
+    if family in replaced:
+        replaced[family] = replace(replaced[family], spread=spread)
+    return replaced
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Any]) -> Table:
     """Rows as they were given, and more columns; whole and other numbers of a column become
     numbers."""
-    given = {
-        name: [row.get(name) for row in rows]
-        for name in dict.fromkeys(key for row in rows for key in row)
-    }
+    given = {}
+    for name in _list_names(rows):
+        given[name] = [row.get(name) for row in rows]
     return pl.DataFrame({**given, **columns}, strict=False)
+
+
+def _list_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of all columns, each once, in the order in which rows have them."""
+    names: dict[str, None] = {}
+    for row in rows:
+        names.update(dict.fromkeys(row))
+    return list(names)
 
 
 def _read(runs: Any) -> list[dict[str, Any]]:
     """Rows of any frame, or dicts, without empty cells."""
-    rows, known = read_records("runs", runs), [*_FIELDS, *_SIZES, "execution", "seconds"]
-    for name in dict.fromkeys(key for row in rows for key in row):
+    rows = read_records("runs", runs)
+    known = [*_FIELDS, *_SIZES, "execution", "seconds"]
+    for name in _list_names(rows):
         check_choice("column of runs", name, [*known, "predicted", "left_out"])
-    return [
-        {name: value for name, value in row.items() if value is not None and name in known}
-        for row in rows
-    ]
+    settings = []
+    for row in rows:
+        stated = {name: row[name] for name in row if row[name] is not None and name in known}
+        settings.append(stated)
+    return settings
 
 
 def _group(model: Transformer, rows: Sequence[Mapping[str, Any]]) -> Iterator[_Group]:
-    """Runs of models that differ only in their batch, with their places."""
-    kinds: dict[Any, list[int]] = {}
-    for place, row in enumerate(rows):
-        own = {name: value for name, value in row.items() if name in _SIZES and name != "batch"}
-        kinds.setdefault((replace(model, **own), row.get("execution")), []).append(place)
-    for (kind, execution), places in kinds.items():
-        strategies = [
-            Strategy(**{key: rows[n].get(key, value) for key, value in _FIELDS.items()})
-            for n in places
-        ]
-        batch = np.array([rows[n].get("batch", model.batch) for n in places])
-        yield replace(kind, batch=batch), execution, Strategy.stack(strategies), np.array(places)
+    """Runs of models that differ only in their batch."""
+    positions_by_kind: dict[Any, list[int]] = {}
+    for position, row in enumerate(rows):
+        sizes = {name: row[name] for name in row if name in _SIZES and name != "batch"}
+        kind = (replace(model, **sizes), row.get("execution"))
+        positions_by_kind.setdefault(kind, []).append(position)
+    for (same_model, execution), positions in positions_by_kind.items():
+        strategies = [_read_strategy(rows[position]) for position in positions]
+        batches = np.array([rows[position].get("batch", model.batch) for position in positions])
+        yield _Group(
+            replace(same_model, batch=batches),
+            execution,
+            Strategy.stack(strategies),
+            np.array(positions),
+        )
+
+
+def _read_strategy(row: Mapping[str, Any]) -> Strategy:
+    """The strategy of a run."""
+    return Strategy(**{name: row.get(name, default) for name, default in _FIELDS.items()})
 
 
 def _scale(platform: Platform, names: Sequence[str], slowness: Array) -> Platform:
@@ -314,22 +378,22 @@ def _evaluate(
     groups: Sequence[_Group], platform: Platform, names: Sequence[str], slowness: Array
 ) -> Array:
     """Logarithms of the times of runs, on a platform with slower resources."""
-    where, times = (
-        _scale(platform, names, slowness),
-        np.zeros(sum(len(places) for *_, places in groups)),
-    )
-    for model, execution, strategies, places in groups:
-        times[places] = price_strategies(model, where, strategies, execution, near=np.inf)["time"]
+    where = _scale(platform, names, slowness)
+    times = np.zeros(sum(len(group.positions) for group in groups))
+    for group in groups:
+        priced = price_strategies(
+            group.model, where, group.strategies, group.execution, near=np.inf
+        )
+        times[group.positions] = priced["time"]
     return np.asarray(np.log(times))
 
 
 def _find_widths(platform: Platform, dtype: str) -> dict[str, float]:
     """Standard deviation of the logarithm of each resource before the runs [-], from the fits of
     its kernels."""
-    known = {
-        "latency": SIGMA_START_UP,
-        "host": math.log(find_host_error(platform)),
-    } | dict.fromkeys(LINKS, SIGMA_TRANSFER)
+    known = dict.fromkeys(LINKS, SIGMA_TRANSFER)
+    known["latency"] = SIGMA_START_UP
+    known["host"] = math.log(find_host_error(platform))
     for name, kind in (("peak", "gemm"), ("memory", "elementwise")):
         fit: Fit | None = platform.context.find(kind, "")
         # no step was fitted in this number format
@@ -345,10 +409,15 @@ def _list_strange(
     row: Mapping[str, Any], known: Sequence[Mapping[str, Any]], model: Transformer
 ) -> Iterator[str]:
     """Settings of a run that lie outside of all known runs."""
-    for name in dict.fromkeys((*_FIELDS, *(key for own in (*known, row) for key in own))):
-        if name != "seconds":
-            usual = _FIELDS.get(name, getattr(model, name, None))
-            value, others = row.get(name, usual), [own.get(name, usual) for own in known]
-            sizes = all(isinstance(own, int | float) for own in (value, *others))
-            if not (min(others) <= value <= max(others) if sizes else value in others):
-                yield f"{name} {show(value)}"
+    for name in dict.fromkeys((*_FIELDS, *_list_names([*known, row]))):
+        if name == "seconds":
+            continue
+        usual = _FIELDS.get(name, getattr(model, name, None))
+        value = row.get(name, usual)
+        others = [other.get(name, usual) for other in known]
+        if all(isinstance(number, int | float) for number in (value, *others)):
+            is_known = min(others) <= value <= max(others)
+        else:
+            is_known = value in others
+        if not is_known:
+            yield f"{name} {show(value)}"

@@ -190,14 +190,19 @@ class _Step:
 
     def __init__(self, file: TraceFile, work: pl.DataFrame, number: int) -> None:
         self.recorder = Recorder(accelerator=True)
-        self.recorder.leading, self.args, self.ranks = True, file.args, file.ranks or 1
-        columns = ("cat", "name", "ts", "parent", "index_correlation", "iteration")
-        cats, self.names, self.ts, parents, self.launches, own = (
-            file.events[name].to_list() for name in columns
-        )
+        self.recorder.leading = True
+        self.args = file.args
+        self.ranks = file.ranks or 1
+        self.names = file.events["name"].to_list()
+        self.ts = file.events["ts"].to_list()
+        self.launches = file.events["index_correlation"].to_list()
+        cats, parents = file.events["cat"].to_list(), file.events["parent"].to_list()
+        own = file.events["iteration"].to_list()
         self.outer: list[int] = []  # outermost operation around each event, -2 for loading of data
         for index, (cat, name, above) in enumerate(zip(cats, self.names, parents, strict=True)):
-            inside = -2 if "DataLoader" in name else self.outer[above] if above >= 0 else -1
+            inside = self.outer[above] if above >= 0 else -1
+            if "DataLoader" in name:
+                inside = -2
             self.outer.append(index if inside == -1 and cat == "cpu_op" else inside)
         found = {row["index"]: row for row in list_collectives([file], [work], {}).to_dicts()}
         self.calls: dict[int, list[dict[str, Any]]] = {}
@@ -213,12 +218,12 @@ class _Step:
                 key = row["collective"]
             self.calls.setdefault(key, []).append({**row, **meeting})
         busy = {self.outer[self.find_host(key)] for key in self.calls}
-        bare = (
-            i
-            for i, outer in enumerate(self.outer)
-            if outer == i and own[i] == number and i not in busy
-        )
-        self.bare, self.opened, self.passed = [self.ts[i] for i in bare], set[int](), 0
+        self.bare: list[int] = []  # starts of calls without a kernel
+        for index, outer in enumerate(self.outer):
+            if outer == index and own[index] == number and index not in busy:
+                self.bare.append(self.ts[index])
+        self.opened: set[int] = set()
+        self.passed = 0
         self.groups: list[tuple[int, ...]] = []
         self.recordings: dict[str, _Recording] = {}  # of calls that ran, by their text
         # of each operation: launches, calls, calls without a kernel, time
@@ -230,21 +235,17 @@ class _Step:
 
     def record(self, key: int, rows: list[dict[str, Any]]) -> None:
         """Record one operation with its kernels, and its time on the device [s]."""
-        recorder, name, first, given = (
-            self.recorder,
-            self.names[key],
-            rows[0],
-            self.args.get(key, {}),
-        )
-        before, spent = (
-            len(recorder.labels),
-            np.array([1e-9 * (row["end"] - row["start"]) for row in rows]),
-        )
-        recorder.phase = phase = first["phase"] if first["phase"] in PHASES else "forward"
-        recorder.modules = [first["module"]] * (phase != "update")
+        recorder = self.recorder
+        name, arguments = self.names[key], self.args.get(key, {})
+        first = rows[0]
+        before = len(recorder.labels)
+        spent = np.array([1e-9 * (row["end"] - row["start"]) for row in rows])
+        recorder.phase = first["phase"] if first["phase"] in PHASES else "forward"
+        recorder.modules = [] if recorder.phase == "update" else [first["module"]]
         if "nbytes" in first:
             ranks = tuple(first["members"] or range(first["ranks"] or self.ranks))
-            self.groups += [ranks] if ranks not in self.groups else []
+            if ranks not in self.groups:
+                self.groups.append(ranks)
             sizes = OperationSizes(nbytes=first["even"] or 0.0, group=self.groups.index(ranks))
             recorder.emit(
                 first["operation"],
@@ -260,28 +261,31 @@ class _Step:
             operator = name.removeprefix("aten::")
             if operator == "contiguous":
                 operator = "clone"
-            _run_once(recorder, _Call.read(operator, given), self.recordings)
+            _run_once(recorder, _Call.read(operator, arguments), self.recordings)
         if len(recorder.labels) == before:
-            recorded = _Call.read(name, given)
+            recorded = _Call.read(name, arguments)
             # only some rows of a table are read
             tables = {"float", "c10::Half"} if "embedding" in name else set[str]()
             read = _list_operands(recorded, tables)
             recorder.emit(name, "other", name, first["module"], OperationSizes(), read, [])
-        outer, added = self.outer[self.find_host(key)], len(recorder.labels) - before
-        calls = np.arange(added) < (outer not in self.opened)
+        outer = self.outer[self.find_host(key)]
+        added = len(recorder.labels) - before
+        # the first operation of a call counts the call, and the calls without a kernel before it
+        calls = np.zeros(added)
+        if outer not in self.opened:
+            calls[:1] = 1
         self.opened.add(outer)
-        passed, each = self.passed, np.minimum(np.arange(len(spent)), added - 1)
-        self.passed = max(passed, bisect_left(self.bare, self.ts[outer]) if outer >= 0 else 0)
-        times = (
-            np.bincount(each, spent, added) if added in (1, len(spent)) else np.full(added, np.nan)
-        )
-        self.rows += zip(
-            np.bincount(each, minlength=added),
-            calls,
-            calls * (self.passed - passed),
-            times,
-            strict=True,
-        )
+        passed_before = self.passed
+        if outer >= 0:
+            self.passed = max(passed_before, bisect_left(self.bare, self.ts[outer]))
+        # kernels of one operation each, and all that are left of the last one
+        operation_of_kernel = np.minimum(np.arange(len(spent)), added - 1)
+        launches = np.bincount(operation_of_kernel, minlength=added)
+        times = np.full(added, np.nan)
+        if added in (1, len(spent)):
+            times = np.bincount(operation_of_kernel, spent, added)
+        bare = calls * (self.passed - passed_before)
+        self.rows += zip(launches, calls, bare, times, strict=True)
 
 
 class _Call(NamedTuple):
@@ -349,7 +353,7 @@ class _Recording(NamedTuple):
         for index, number, nbytes, flag in self.accesses:
             access = (index + mark.operations, number + mark.storages, nbytes, flag)
             recorder._accesses.append(access)
-        storages._held += [0.0] * self.storages
+        storages._held.extend(0.0 for _ in range(self.storages))
         for number, nbytes in self.allocations:
             storages.allocations.append((number + mark.storages, nbytes))
 
@@ -459,16 +463,17 @@ def _is_known(name: str, overload: Any) -> bool:
 
 def _adapt(name: str, argument: Any, dims: Any, kind: str, stride: Any, text: Any) -> Any:
     """Value of one argument of an overload, or `_MISFIT` if it does not take the recorded type."""
-    takes, several, value = str(argument.type), kind[:10] == "TensorList", argument.default_value
-    if kind in _TYPES or several:
-        if "Tensor" not in takes or (several and not (dims and "List" in takes)):
+    takes = str(argument.type)
+    if kind.startswith("TensorList"):
+        if not dims or "Tensor" not in takes or "List" not in takes:
             return _MISFIT
-        made = (
-            [_make(each, kind[11:-1]) if each else None for each in dims]
-            if several
-            else _make(dims, kind, stride)
-        )
-        return [made] if "List" in takes and not several else made
+        # such as TensorList[float]
+        return [_make(sizes, kind[11:-1]) if sizes else None for sizes in dims]
+    if kind in _TYPES:
+        if "Tensor" not in takes:
+            return _MISFIT
+        tensor = _make(dims, kind, stride)
+        return [tensor] if "List" in takes else tensor
     if takes == "Tensor":  # backward operations take an empty tensor where none is needed
         empty = torch.empty(0, dtype=torch.float32, device="cpu")
         return empty if "backward" in name else _MISFIT
@@ -477,8 +482,8 @@ def _adapt(name: str, argument: Any, dims: Any, kind: str, stride: Any, text: An
     if text and len(str(text)) <= _LONGEST:
         # RecursionError and MemoryError: brackets inside of brackets
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            value = ast.literal_eval(str(text))
-    return value
+            return ast.literal_eval(str(text))
+    return argument.default_value
 
 
 def _list_operands(call: _Call, left_out: Set[str]) -> list[Tensor]:

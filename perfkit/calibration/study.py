@@ -64,19 +64,19 @@ def draw_models(n: int, *, seed: int = 0) -> dict[str, DLRM]:
     check_positive("seed", seed, integer=True, zero=True)
     models = {}
     for number in range(int(check_positive("n", n, integer=True, maximum=10_000))):
-        rng, sparse = np.random.default_rng([5, seed, number]), number % 4 != 3
-        dim, correlation = int(rng.choice((32, 64, 128))), float(rng.uniform(-0.7, 0.7))
+        rng = np.random.default_rng([5, seed, number])
+        sparse = number % 4 != 3
+        dim = int(rng.choice((32, 64, 128)))
+        correlation = float(rng.uniform(-0.7, 0.7))
         while True:
             tables = draw_tables(
                 int(rng.integers(8, 17)), seed=int(rng.integers(2**31)), correlation=correlation
             )
-            rows = [round(10 ** (3 + 0.75 * (np.log10(table.rows) - 3))) for table in tables]
+            rows = [_shrink(table.rows) for table in tables]
             if 4 * dim * sum(rows) <= _LARGEST[sparse]:
                 break
-        bottom, top = (
-            [int(64 * 8 ** rng.uniform()) // 8 * 8 for _ in range(rng.integers(1, 4))]
-            for _ in range(2)
-        )
+        bottom = _draw_widths(rng)
+        top = _draw_widths(rng)
         models[f"model {number}"] = DLRM(
             rows=rows,
             dim=dim,
@@ -89,6 +89,17 @@ def draw_models(n: int, *, seed: int = 0) -> dict[str, DLRM]:
             features=13,
         )
     return models
+
+
+def _shrink(rows: float) -> int:
+    """Rows of a table between 10³ and 10⁶, where those of `draw_tables` reach 10⁷ [-]."""
+    return round(10 ** (3 + 0.75 * (np.log10(rows) - 3)))
+
+
+def _draw_widths(rng: np.random.Generator) -> list[int]:
+    """Draw the widths of up to three layers [-]."""
+    count = rng.integers(1, 4)
+    return [int(64 * 8 ** rng.uniform()) // 8 * 8 for _ in range(count)]
 
 
 def make_model(tables: TableSet) -> DLRM:
@@ -109,17 +120,28 @@ def make_model(tables: TableSet) -> DLRM:
     ValueError
         For tables of several widths, or without a Zipf exponent.
     """
-    dims, laws = sorted({t.dim for t in tables}), sum(t.law is not None for t in tables)
+    dims = sorted({table.dim for table in tables})
+    laws = sum(table.law is not None for table in tables)
     size = tables.tables[0].itemsize
-    if (len(dims), laws, size, tables.embedding, tables.optimizer) != (1, 0, 4, "separate", "sgd"):
-        given = f"dim is {dims}, law of {laws} is given, itemsize is {size}, embedding {tables.embedding!r}, optimizer"
-        only = "only separate fp32 tables of one dim with Zipf exponents and sgd are measured; predict others"
-        raise ValueError(f"{given} {tables.optimizer!r}; {only}")
-    columns: dict[str, Any] = {
-        key: [getattr(t, key) for t in tables] for key in ("rows", "pooling", "exponent")
-    }
-    layers: dict[str, Any] = {"bottom": (64,), "top": (64,), "features": 13}
-    return DLRM(dim=dims[0], batch=tables.batch, sparse=tables.sparse, **columns, **layers)
+    is_measured = len(dims) == 1 and not laws and size == 4
+    if not is_measured or tables.embedding != "separate" or tables.optimizer != "sgd":
+        raise ValueError(
+            f"dim is {dims}, law of {laws} is given, itemsize is {size}, "
+            f"embedding {tables.embedding!r}, optimizer {tables.optimizer!r}; "
+            "only separate fp32 tables of one dim with Zipf exponents and sgd are measured; "
+            "predict others"
+        )
+    return DLRM(
+        rows=[table.rows for table in tables],
+        dim=dims[0],
+        pooling=[table.pooling for table in tables],
+        exponent=[table.exponent for table in tables],
+        batch=tables.batch,
+        sparse=tables.sparse,
+        bottom=(64,),
+        top=(64,),
+        features=13,
+    )
 
 
 def propose_plans(
@@ -152,12 +174,18 @@ def propose_plans(
         best = shard(model, platform, seconds=0.5, seed=seed, **whole)
         other = shard(model, platform, seconds=1e-3, seed=seed + 1, **whole)
     priced = {**best.baselines, "random 2": other.baselines["random"], "search": best.prediction}
-    plans = {name: price.plan for name in METHODS if (price := priced[name])}
-    firsts = {name: list(dict.fromkeys(plan.owners)) for name, plan in plans.items()}
-    return {
-        name: Plan(ranks, tuple(map(firsts[name].index, plan.owners)))
-        for name, plan in plans.items()
-    }
+    plans = {}
+    for name in METHODS:
+        price = priced[name]
+        if price:
+            plans[name] = _number_ranks(price.plan)
+    return plans
+
+
+def _number_ranks(plan: Plan) -> Plan:
+    """The placement with ranks numbered in the order in which they get tables."""
+    order = list(dict.fromkeys(plan.owners))
+    return Plan(plan.ranks, tuple(order.index(owner) for owner in plan.owners))
 
 
 def measure_trials(
@@ -214,40 +242,37 @@ def measure_trials(
     if known != machine["processor"]:
         text = f"{where.name} was measured on {known or where.device.name}, this machine is {machine['processor']}"
         warnings.warn(f"{text}; calibrate this machine first", stacklevel=2)
-    chosen = dict(models) if models is not None else draw_models(2 if quick else 12, seed=seed)
-    settings = {
-        "seconds": seconds / 3 if quick else seconds,
-        "seed": seed,
-        "device": where.device.kind,
-    }
-    jobs, methods = dict[str, dict[str, Any]](), dict[str, dict[Plan, list[str]]]()
-    for name, model in chosen.items():
-        own = methods[name] = {}
+    if models is None:
+        models = draw_models(2 if quick else 12, seed=seed)
+    jobs: dict[str, dict[str, Any]] = {}
+    methods: dict[str, dict[Plan, list[str]]] = {}
+    for name, model in models.items():
+        methods_by_plan: dict[Plan, list[str]] = {}
         for method, plan in propose_plans(model, where, ranks=ranks, seed=seed).items():
-            own.setdefault(plan, []).append(method)
-        _check_memory(name, model, len(own))
-        owners = [list(plan.owners) for plan in own]
+            methods_by_plan.setdefault(plan, []).append(method)
+        _check_memory(name, model, len(methods_by_plan))
+        methods[name] = methods_by_plan
         jobs[name] = {
             "task": "placements",
             "workload": dump(model),
-            "placements": owners,
-            **settings,
+            "placements": [list(plan.owners) for plan in methods_by_plan],
+            "seconds": seconds / 3 if quick else seconds,
+            "seed": seed,
+            "device": where.device.kind,
         }
     campaign = open_campaign("placements", jobs, ranks, progress=progress)
-    turns = {
-        f"{turn}-{name}": partial(run_processes, jobs[name], ranks=ranks)
-        for turn in (0, 1)
-        for name in jobs
-    }
-    found, runs = campaign.run("placements", turns), []
-    for name, model in chosen.items():
-        for place, (plan, proposed) in enumerate(methods[name].items()):
-            passes = [
-                read_measured_ranks(
-                    [rank[place] for rank in found[f"{turn}-{name}"]], f"{turn}-{name}"
-                )
-                for turn in (0, 1)
-            ]
+    turns = {}
+    for turn in (0, 1):
+        for name, job in jobs.items():
+            turns[f"{turn}-{name}"] = partial(run_processes, job, ranks=ranks)
+    results = campaign.run("placements", turns)
+    runs = []
+    for name, model in models.items():
+        for position, (plan, proposed) in enumerate(methods[name].items()):
+            passes = []
+            for turn in (0, 1):
+                rows = [rank[position] for rank in results[f"{turn}-{name}"]]
+                passes.append(read_measured_ranks(rows, f"{turn}-{name}"))
             with keep_quiet():  # no warnings about predictions that were measured
                 price = price_plan(model, where, plan)
             sample = Sample(f"{name}: {', '.join(proposed)}", name, model, plan)
@@ -258,14 +283,17 @@ def measure_trials(
 
 def _check_memory(name: str, model: DLRM, placements: int) -> None:
     """Refuse a model if all its placements together need more than the free memory."""
-    tables, free = model.tables, gather_facts()["free_memory"].value
-    batches = 64 * model.batch * sum(table.pooling + 1 for table in tables)
-    needed = placements * (
-        (1 if model.sparse else 2) * sum(table.nbytes for table in tables) + batches
-    )
+    free = gather_facts()["free_memory"].value
+    weights = sum(table.nbytes for table in model.tables)
+    if not model.sparse:
+        weights *= 2  # dense gradients need the same memory again
+    batches = 64 * model.batch * sum(table.pooling + 1 for table in model.tables)
+    needed = placements * (weights + batches)
     if free and needed > 0.8 * free:
-        text = f"{name} needs {format_bytes(needed)} for all its {placements} placements; {format_bytes(free)}"
-        raise ValueError(f"{text} are free; take smaller tables or batches")
+        raise ValueError(
+            f"{name} needs {format_bytes(needed)} for all its {placements} placements; "
+            f"{format_bytes(free)} are free; take smaller tables or batches"
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -299,12 +327,16 @@ class Trials(Comparison):
         def judge(pick: str, times: str) -> polars.Expr:
             return col(times).get(col(pick).arg_min()) / col(times).min() - 1
 
-        columns = {
-            key: [run[key] for run in self.runs]
-            for key in ("family", "methods", "predicted_s", "measured_s")
-        }
-        one, other = zip(*(run["passes_s"] for run in self.runs), strict=True)
-        runs = polars.DataFrame(columns | {"one": one, "other": other}).rename({"family": "model"})
+        runs = polars.DataFrame(
+            {
+                "model": [run["family"] for run in self.runs],
+                "methods": [run["methods"] for run in self.runs],
+                "predicted_s": [run["predicted_s"] for run in self.runs],
+                "measured_s": [run["measured_s"] for run in self.runs],
+                "one": [run["passes_s"][0] for run in self.runs],
+                "other": [run["passes_s"][1] for run in self.runs],
+            }
+        )
         time, least = col("measured_s"), col("measured_s").min()
         frame = runs.group_by("model", maintain_order=True).agg(
             placements=polars.len(),
@@ -340,28 +372,28 @@ class Trials(Comparison):
             hits, hits_repeat: share of models with a hit [-]; rank_correlation, rank_repeat [-].
         """
         check_threads()
-        frame, both = self.regrets(), polars.mean_horizontal("random", "random 2")
-        regrets = frame.select("predicted", *(name for name in METHODS if name in frame.columns))
-        regrets = regrets.with_columns(random=both).drop("random 2")
-        mean, worst = (part.row(0, named=True) for part in (regrets.mean(), regrets.max()))
-        best = min(
-            (name for name in mean if name not in ("predicted", "search")), key=mean.__getitem__
-        )
+        frame = self.regrets()
+        methods = [name for name in METHODS if name in frame.columns]
+        both_random = polars.mean_horizontal("random", "random 2")
+        regrets = frame.select("predicted", *methods)
+        regrets = regrets.with_columns(random=both_random).drop("random 2")
+        mean = regrets.mean().row(0, named=True)
+        rules = [name for name in mean if name not in ("predicted", "search")]
+        best = min(rules, key=lambda name: mean[name])
         excess: Any = regrets["predicted"] - regrets[best]
-        # None for a single model
-        error = None if (spread := excess.std()) is None else spread / len(frame) ** 0.5
+        deviation = excess.std()  # None for a single model
         columns = ("floor", "repeat", "rank_correlation", "rank_repeat")
-        averages = (
-            frame.select(*columns, hits="hit", hits_repeat="hit_repeat").mean().row(0, named=True)
-        )
-        found = {
+        averages = frame.select(*columns, hits="hit", hits_repeat="hit_repeat").mean()
+        return {
             "models": len(frame),
             "placements": len(self.runs),
             "regret": mean,
-            "worst_regret": worst,
-            **averages,
+            "worst_regret": regrets.max().row(0, named=True),
+            **averages.row(0, named=True),
+            "best_baseline": best,
+            "excess": excess.mean(),
+            "excess_error": None if deviation is None else deviation / len(frame) ** 0.5,
         }
-        return found | {"best_baseline": best, "excess": excess.mean(), "excess_error": error}
 
     def as_text(self) -> str:
         """Models and totals as text.
@@ -375,27 +407,27 @@ class Trials(Comparison):
             ("model", "placements", "best", "regret", "floor", "rank correlation", "between passes")
         ]
         for row in self.regrets().iter_rows(named=True):
-            shares = (f"{row[name]:.1%}" for name in ("predicted", "floor"))
-            ranks = (
-                "" if row[name] is None else f"{row[name]:.2f}"
-                for name in ("rank_correlation", "rank_repeat")
-            )
             rows.append(
-                (row["model"], str(row["placements"]), format_time(row["best_s"]), *shares, *ranks)
+                (
+                    row["model"],
+                    str(row["placements"]),
+                    format_time(row["best_s"]),
+                    f"{row['predicted']:.1%}",
+                    f"{row['floor']:.1%}",
+                    _write_correlation(row["rank_correlation"]),
+                    _write_correlation(row["rank_repeat"]),
+                )
             )
         found = self.totals()
         regret, error = found["regret"], found["excess_error"]
-        rules = (
-            f"{name} {regret[name]:.1%}"
-            for name in sorted(regret, key=regret.get)
-            if name != "predicted"
-        )
+        rules = sorted((name for name in regret if name != "predicted"), key=regret.get)
+        mean_regrets = ", ".join(f"{name} {regret[name]:.1%}" for name in rules)
         return f"""{format_table(rows, numbers=True)}
 
 {found["placements"]} placements of {found["models"]} models
 regret of the predicted best: {regret["predicted"]:.1%} mean, {found["worst_regret"]["predicted"]:.1%} at most; \
 of a choice by one pass, judged by the other: {found["floor"]:.1%}
-mean regrets: {", ".join(rules)}
+mean regrets: {mean_regrets}
 predicted best minus best rule of thumb, {found["best_baseline"]}: {found["excess"]:+.1%}\
 {"" if error is None else f" ± {error:.1%}"}
 the predicted best is the fastest in {found["hits"]:.0%} of the models (passes agree in {found["hits_repeat"]:.0%}), \
@@ -406,3 +438,8 @@ passes differ by {found["repeat"]:.1%}"""
         found, ranks = self.totals(), self.runs[0]["ranks"]
         where = f"{found['placements']} placements of {found['models']} models on {ranks} ranks of {self.platform}"
         return f"{where}: regret {found['regret']['predicted']:.1%}, best rule of thumb {found['best_baseline']}"
+
+
+def _write_correlation(value: float | None) -> str:
+    """A correlation with two digits; empty if there is none."""
+    return "" if value is None else f"{value:.2f}"

@@ -12,7 +12,7 @@ import polars as pl
 
 from perfkit.calibration.activity import ROLES, account, fill_time, list_steps, list_work, time_host
 from perfkit.calibration.collectives import list_collectives, read_ranks
-from perfkit.calibration.doubts import check_device, list_doubts
+from perfkit.calibration.doubts import check_device, count_things, list_doubts
 from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cells
 from perfkit.ground.units import (
@@ -110,8 +110,9 @@ class Trace(Tabular):
     @cached_property
     def doubts(self) -> tuple[str, ...]:
         """What the files lack, and where they contradict themselves."""
-        pairs = zip(self.files, self._works, strict=True)
-        doubts = [text for file, work in pairs for text in list_doubts(file, work)]
+        doubts: list[str] = []
+        for file, work in zip(self.files, self._works, strict=True):
+            doubts.extend(list_doubts(file, work))
         return (*doubts, *_compare_ranks(self.files))
 
     @cached_property
@@ -123,12 +124,12 @@ class Trace(Tabular):
         for file, work in zip(self.files, self._works, strict=True):
             filled = fill_time(file, work, self._collectives.filter(rank=file.rank))
             windows = self._steps.filter(pl.col("kept"), rank=file.rank)
-            own = times = np.zeros(len(filled))
+            own = np.zeros(len(filled))
+            times = np.zeros(len(filled))
             for begin, time in windows.select("begin", "time").iter_rows():
-                own = own + account(filled, begin, begin + time) * _NS / len(windows)
-                times = times + filled["start"].is_between(
-                    begin, begin + time, "left"
-                ).to_numpy() / len(windows)
+                own += account(filled, begin, begin + time) * _NS / len(windows)
+                in_window = filled["start"].is_between(begin, begin + time, "left")
+                times += in_window.to_numpy() / len(windows)
             worked = filled["role"].is_in(_WORKED).to_numpy()
             frames.append(
                 filled.with_columns(own_s=pl.Series(own), times=pl.Series(times * worked))
@@ -314,7 +315,8 @@ class Trace(Tabular):
             their work is unknown.
         """
         graph, _ = self.record(rank)
-        if text := describe_unsized(graph):
+        text = describe_unsized(graph)
+        if text:
             warnings.warn(text, stacklevel=2)
         return graph
 
@@ -461,20 +463,25 @@ class Trace(Tabular):
             notes.append(
                 f"the times of {alone} collectives include waits: no other rank that was read took part"
             )
-        if observers := " and ".join(
-            dict.fromkeys(name for file in self.files for name in file.observers)
-        ):
-            notes += [
-                f"the profiler also recorded {observers}, which slows the host: its times are upper bounds"
-            ]
+        observers: dict[str, None] = {}
+        for file in self.files:
+            observers.update(dict.fromkeys(file.observers))
+        if observers:
+            notes.append(
+                f"the profiler also recorded {' and '.join(observers)}, which slows the host: its "
+                "times are upper bounds"
+            )
         return tuple(notes)
 
     def sections(self) -> Sections:
         """Parts of a report, see `perfkit.ground.results.Sections`."""
         yield "Ranks", self.idle()
-        yield from (("", self.chart(kind)) for kind in _CHARTS[: 3 + (len(self.modules()) > 1)])
+        for kind in _CHARTS:
+            if kind != "modules" or len(self.modules()) > 1:
+                yield "", self.chart(kind)
         yield f"Where the time of rank {self.busiest} goes", self.breakdown()
-        yield "For whom the others waited", self.stragglers("rank").head(8 * (len(self.files) > 1))
+        shown_ranks = 8 if len(self.files) > 1 else 0
+        yield "For whom the others waited", self.stragglers("rank").head(shown_ranks)
         yield "Steps", self._steps.drop("begin", "time")
 
     def explain(self) -> str:
@@ -482,8 +489,10 @@ class Trace(Tabular):
         and notes."""
         lines = [repr(self)]
         for phase, kind, count, seconds, share in self.breakdown().head(8).rows():
-            many = f"({count} operation{'s' * (count > 1)})" * (count > 0)
-            label = f"{phase} {kind} {many}".strip().replace("_", " ")
+            label = f"{phase} {kind}"
+            if count > 0:
+                label += f" ({count_things(count, 'operation')})"
+            label = label.strip().replace("_", " ")
             lines.append(f"  {share:6.1%}  {format_time(seconds):>9}  {label}")
         if len(self.files) > 1:
             lines.append(format_table(write_cells(self.idle()), numbers=True))
@@ -504,14 +513,20 @@ class Trace(Tabular):
             device = f"the host of {names[0]}" if names else "a CPU"
         else:
             device = names[0] if names else "an unnamed device"
-        count, steps = len(self.files), self._steps.filter("kept")["step"].n_unique()
-        said = f"{steps} step{'s' * (steps > 1)}, " * ("span" not in self.basis) + BASES[self.basis]
-        top = [
-            f"{row[-1]:.0%} {row[0]} {row[1]}".replace("  ", " ")
-            for row in self.breakdown().head(2).rows()
-        ]
-        where = f"{count} rank{'s' * (count > 1)} on {escape(device, 60)}: {format_time(self.time)}"
-        return f"trace of {where} ({said}), {f'of rank {self.busiest}: ' * (count > 1)}{' and '.join(top)}"
+        steps = self._steps.filter("kept")["step"].n_unique()
+        basis = BASES[self.basis]
+        if "span" not in self.basis:
+            basis = f"{count_things(steps, 'step')}, {basis}"
+        largest = []
+        for phase, kind, _, _, share in self.breakdown().head(2).rows():
+            largest.append(f"{share:.0%} {phase} {kind}".replace("  ", " "))
+        parts = " and ".join(largest)
+        if len(self.files) > 1:
+            parts = f"of rank {self.busiest}: {parts}"
+        ranks = count_things(len(self.files), "rank")
+        return (
+            f"trace of {ranks} on {escape(device, 60)}: {format_time(self.time)} ({basis}), {parts}"
+        )
 
 
 def name_devices(files: Sequence[TraceFile]) -> list[str]:
