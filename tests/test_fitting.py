@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+import statsmodels.api as sm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,6 +66,19 @@ def test_errors_cover_the_truth(noise: float, truth: dict[str, float]) -> None:
     assert 0.8 <= np.mean(inside) <= 1.0
     found = np.median([[fit[name] / truth[name] for name in truth] for fit in fits], axis=0)
     assert found == pytest.approx(1, abs=noise)
+
+
+def test_standard_errors_are_those_of_weighted_least_squares_in_statsmodels() -> None:
+    """Where no term stops at zero and no point is an outlier."""
+    n = np.geomspace(1e3, 1e7, 40)
+    columns = np.stack([np.ones(40), n], axis=1)
+    noise = np.exp(0.02 * np.random.default_rng(3).standard_normal(40))
+    seconds = (2e-6 + 1e-11 * n) * noise
+    fit = fit_additive({"launch": np.ones(40), "nbytes": n}, seconds)
+    usual = sm.WLS(seconds, columns, weights=1 / seconds**2).fit()
+    assert [fit["launch"], fit["nbytes"]] == pytest.approx(usual.params, rel=2e-3)
+    errors = [fit.stderr["launch"], fit.stderr["nbytes"]]
+    assert errors == pytest.approx(usual.bse, rel=0.02)
 
 
 def test_the_spread_is_the_noise_and_more_measurements_are_more_certain() -> None:

@@ -9,9 +9,10 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import least_squares
 
 from perfkit.fitting import OverRanks, Pipelined, fit_collective, fit_over_ranks, fit_pipelined
-from perfkit.fitting.collectives import Curve, pipelined_curve, ranks_curve, two_branch_curve
+from perfkit.fitting.collectives import SCALE, Curve, pipelined_curve, ranks_curve, two_branch_curve
 from perfkit.ground.files import find_reference
 from perfkit.models.collectives import over_ranks, pipelined, ring_steps, two_branch
 from perfkit.platform.collective_costs import choose_sample, spread_beyond
@@ -51,6 +52,27 @@ CURVES = {
 
 def noisy(times: np.ndarray, seed: int, noise: float = 0.03) -> np.ndarray:
     return times * np.exp(noise * np.random.default_rng(seed).standard_normal(len(times)))
+
+
+def test_scipy_finds_the_same_curve() -> None:
+    """All problems are solved at once; `least_squares` solves each alone."""
+    times = np.log(noisy(two_branch(SIZES, **BRANCHES), seed=1))
+    curve = two_branch_curve(LOGS, times)
+
+    def find_residuals(p: np.ndarray) -> np.ndarray:
+        values, _ = curve.evaluate(p[None])
+        return times - values[0]
+
+    solutions = []
+    for start in curve.starts:
+        bounds = (curve.low, curve.high)
+        inside = np.clip(start, curve.low + 1e-9, curve.high - 1e-9)
+        solutions.append(
+            least_squares(find_residuals, inside, bounds=bounds, loss="soft_l1", f_scale=SCALE)
+        )
+    best = min(solutions, key=lambda solution: solution.cost)
+    [found] = curve.solve(np.ones((1, len(SIZES))))
+    assert np.sort(found) == pytest.approx(np.sort(best.x), abs=1e-5)
 
 
 @pytest.mark.parametrize(("curve", "form", "given"), CURVES.values(), ids=CURVES)

@@ -15,9 +15,10 @@ from perfkit.models.collectives import ring_steps
 
 #: Residual of the logarithm above which a point counts less [-]; docs/formulas.md, table 1.3.
 SCALE = 0.1
-#: Spread [-] before any size is left out, and how many points it counts for; docs/formulas.md,
-#: table 1.3.
-PRIOR, TRUST = 0.1, 4
+#: Spread before any size is left out [-]; docs/formulas.md, table 1.3.
+PRIOR = 0.1
+#: How many points that spread counts for [-]; docs/formulas.md, table 1.3.
+TRUST = 4
 #: Smallest share of the start-up at the smallest size, and of the transfer at the largest, for a
 #: form with more than two parameters [-]; docs/formulas.md, table 1.3.
 SEEN = 0.85
@@ -25,9 +26,10 @@ SEEN = 0.85
 MOST_SIZES = 400
 #: Half width of an 80 % interval, in standard deviations of the logarithm [-].
 INTERVAL = 1.2816
-#: Factor by which a curve may miss its largest size, and any size, without a note [-]; docs/formulas.md,
-#: table 1.3.
-MISSED_LARGEST, MISSED = 1.35, 1.5
+#: Factor by which a curve may miss its largest size without a note [-]; docs/formulas.md, table 1.3.
+MISSED_LARGEST = 1.35
+#: Factor by which it may miss any size without a note [-]; docs/formulas.md, table 1.3.
+MISSED = 1.5
 
 
 @dataclass(frozen=True)
@@ -49,68 +51,73 @@ class Curve:
         parameters."""
         if self.model is not TwoBranch:
             return self._join(p)
-        (small, slopes1), (large, slopes2) = (self._join(half) for half in np.split(p, 2, axis=1))
-        first = (small <= large)[..., None]
-        return np.minimum(small, large), np.concatenate(
-            [slopes1 * first, slopes2 * ~first], axis=-1
-        )
+        of_small_messages, of_large_messages = np.split(p, 2, axis=1)
+        small, slopes_small = self._join(of_small_messages)
+        large, slopes_large = self._join(of_large_messages)
+        is_small = (small <= large)[..., None]
+        slopes = np.concatenate([slopes_small * is_small, slopes_large * ~is_small], axis=-1)
+        return np.minimum(small, large), slopes
 
     def _join(self, p: Array) -> tuple[Array, Array]:
         """Smooth maximum of start-up and transfer; its slopes are the shares of both."""
         count = len(self.columns)
-        q = np.exp(p[:, count:]) if self.sharpness is None else np.full((1, 1), self.sharpness)
-        parts = np.exp(p[:, :count, None]) * self.columns
-        sums = np.stack([part.sum(axis=1) for part in np.split(parts, 2, axis=1)], axis=1)
-        alpha, beta = np.log(sums[:, 0]), np.log(sums[:, 1]) + self.sizes
-        distance = q * (beta - alpha)
-        with np.errstate(over="ignore"):
-            value, share = alpha + np.logaddexp(0.0, distance) / q, 1.0 / (1.0 + np.exp(distance))
-        slopes = parts * np.repeat(
-            np.stack([share, 1.0 - share], axis=1) / sums, count // 2, axis=1
-        )
         if self.sharpness is None:
-            slopes = np.concatenate(
-                [slopes, (share * alpha + (1.0 - share) * beta - value)[:, None]], axis=1
-            )
+            sharpness = np.exp(p[:, count:])
+        else:
+            sharpness = np.full((1, 1), self.sharpness)
+        parts = np.exp(p[:, :count, None]) * self.columns
+        start_up_parts, transfer_parts = np.split(parts, 2, axis=1)
+        sums = np.stack([start_up_parts.sum(axis=1), transfer_parts.sum(axis=1)], axis=1)
+        start_up = np.log(sums[:, 0])
+        transfer = np.log(sums[:, 1]) + self.sizes
+        distance = sharpness * (transfer - start_up)
+        with np.errstate(over="ignore"):
+            value = start_up + np.logaddexp(0.0, distance) / sharpness
+            share = 1.0 / (1.0 + np.exp(distance))
+        shares = np.stack([share, 1.0 - share], axis=1)
+        slopes = parts * np.repeat(shares / sums, count // 2, axis=1)
+        if self.sharpness is None:
+            of_sharpness = share * start_up + (1.0 - share) * transfer - value
+            slopes = np.concatenate([slopes, of_sharpness[:, None]], axis=1)
         return value, np.swapaxes(slopes, 1, 2)
 
     def solve(self, weights: Array, starts: Array | None = None) -> Array:
         """Logarithms of the best parameters for each row of weights of the points, by damped
-        Gauss-Newton steps."""
+        Gauss-Newton steps (Levenberg and Marquardt) from each start."""
+        # By hand: each point is left out once, from several starts, and all these problems are
+        # solved together as arrays. A loop over scipy.optimize.least_squares finds the same
+        # parameters and takes 30 times as long for 17 sizes (tests/test_fitting_collectives.py).
         starts = self.starts if starts is None else starts
-        w, p = (
-            np.repeat(weights, len(starts), axis=0),
-            np.clip(np.tile(starts, (len(weights), 1)), self.low, self.high),
-        )
+        w = np.repeat(weights, len(starts), axis=0)
+        p = np.clip(np.tile(starts, (len(weights), 1)), self.low, self.high)
         value, slopes = self.evaluate(p)
-        cost, damping, identity = (
-            _cost(self.times - value, w),
-            np.full(len(p), 1e-3),
-            np.eye(len(self.names)),
-        )
+        cost = _cost(self.times - value, w)
+        damping = np.full(len(p), 1e-3)
+        identity = np.eye(len(self.names))
         for _ in range(60):
-            weighed = slopes * (w / np.sqrt(1.0 + ((self.times - value) / SCALE) ** 2))[..., None]
+            residuals = self.times - value
+            robust_weights = w / np.sqrt(1.0 + (residuals / SCALE) ** 2)
+            weighed = slopes * robust_weights[..., None]
             normal = np.swapaxes(weighed, 1, 2) @ slopes + 1e-9 * identity
             scale = np.maximum(np.einsum("bii->bi", normal), 1e-6) * damping[:, None]
-            pull = np.einsum("bni,bn->bi", weighed, self.times - value)
+            pull = np.einsum("bni,bn->bi", weighed, residuals)
             step = np.linalg.solve(normal + scale[:, None] * identity, pull[..., None])[..., 0]
             trial = np.clip(p + np.clip(step, -2.0, 2.0), self.low, self.high)
             trial_value, trial_slopes = self.evaluate(trial)
             trial_cost = _cost(self.times - trial_value, w)
-            better, gain = trial_cost < cost, np.maximum(cost - trial_cost, 0.0)
-            p[better], value[better], slopes[better] = (
-                trial[better],
-                trial_value[better],
-                trial_slopes[better],
-            )
+            better = trial_cost < cost
+            gain = np.maximum(cost - trial_cost, 0.0)
+            p[better] = trial[better]
+            value[better] = trial_value[better]
+            slopes[better] = trial_slopes[better]
             cost = np.minimum(cost, trial_cost)
             damping = np.clip(np.where(better, damping / 5.0, damping * 5.0), 1e-9, 1e9)
             if better.any() and gain.max() < 1e-9 * max(float(cost.max()), 1e-6):
                 break
+        # of all starts of a problem the best
         best = cost.reshape(len(weights), -1).argmin(axis=1)
-        return np.asarray(
-            p.reshape(len(weights), -1, len(self.names))[np.arange(len(weights)), best]
-        )
+        by_problem = p.reshape(len(weights), -1, len(self.names))
+        return np.asarray(by_problem[np.arange(len(weights)), best])
 
     def leave_out(self, groups: Array | None = None) -> tuple[Array, Array]:
         """Fit all points, and again without each group; return the parameters and the residuals of
@@ -142,24 +149,36 @@ class Curve:
     ) -> CollectiveModel:
         """Turn logarithms into parameters with standard errors, and residuals of left-out points
         into the spread; it is widened for a size that the curve misses, if times are `judged`."""
-        value, slopes = (part[0] for part in self.evaluate(logs[None]))
-        trust = 1.0 / np.sqrt(1.0 + ((self.times - value) / SCALE) ** 2)
+        values_of_one, slopes_of_one = self.evaluate(logs[None])
+        value, slopes = values_of_one[0], slopes_of_one[0]
+        residuals = self.times - value
+        trust = 1.0 / np.sqrt(1.0 + (residuals / SCALE) ** 2)
         degrees = max(len(self.times) - len(self.names), 0)
-        noise = (TRUST * PRIOR**2 + float(np.sum(trust * (self.times - value) ** 2))) / (
-            TRUST + degrees
-        )
+        squares = TRUST * PRIOR**2 + float(np.sum(trust * residuals**2))
+        noise = squares / (TRUST + degrees)
+        # standard errors of a robust regression, with the noise pulled towards its prior
         information = slopes.T @ (slopes * trust[:, None])
         variances = noise * np.diag(np.linalg.pinv(information, rcond=1e-12, hermitian=True))
-        low, high = (np.abs(logs - bound) < 1e-6 for bound in (self.low, self.high))
-        known = ~(low | high) & (np.diag(information) >= 1e-9)
-        # A part of a law that runs to its lower bound is nowhere seen in the times.
-        values = np.where(low & (self.model is OverRanks), 0.0, np.exp(logs))
+        at_low = np.abs(logs - self.low) < 1e-6
+        at_high = np.abs(logs - self.high) < 1e-6
+        is_known = ~(at_low | at_high) & (np.diag(information) >= 1e-9)
+        values = np.exp(logs)
+        if self.model is OverRanks:
+            # a part of a law that runs to its lower bound is nowhere seen in the times
+            values = np.where(at_low, 0.0, values)
         errors = values * np.sqrt(np.maximum(variances, 0.0))
         parameters = dict(zip(self.names, values.tolist(), strict=True))
         if self.sharpness is not None:
             parameters["sharpness"] = self.sharpness
+        stderr = {}
+        at_bounds = []
+        for i, name in enumerate(self.names):
+            if is_known[i]:
+                stderr[name] = float(errors[i])
+            if at_low[i] or at_high[i]:
+                at_bounds.append(name)
         spread = find_spread(left_out)
-        left_out, n = np.clip(left_out, -0.7, 0.7), len(left_out)
+        bias = float(np.clip(left_out, -0.7, 0.7).mean()) if len(left_out) else 0.0
         miss = find_miss(self.sizes, self.times, value, spread) if judged else None
         notes = [note] if note else []
         if miss is not None:
@@ -172,15 +191,11 @@ class Curve:
             date=date,
             notes=tuple(notes),
             quality="poor" if miss is not None else "",
-            stderr={
-                name: float(error)
-                for name, error, ok in zip(self.names, errors, known, strict=True)
-                if ok
-            },
+            stderr=stderr,
             spread=spread,
-            bias=float(left_out.mean()) if n else 0.0,
+            bias=bias,
             ranges={name: (float(v.min()), float(v.max())) for name, v in ranges.items()},
-            at_bounds=tuple(name for name, at in zip(self.names, low | high, strict=True) if at),
+            at_bounds=tuple(at_bounds),
         )
 
 
@@ -249,8 +264,11 @@ def find_miss(sizes: Array, times: Array, fitted: Array, spread: float) -> Miss 
     if not missed.any():
         return None
     worst = int(np.argmax(np.where(missed, ratio, 0.0)))
-    nbytes, measured, curve = (float(np.exp(x[worst])) for x in (sizes, times, fitted))
-    return Miss(nbytes, measured, curve)
+    return Miss(
+        nbytes=float(np.exp(sizes[worst])),
+        measured=float(np.exp(times[worst])),
+        fitted=float(np.exp(fitted[worst])),
+    )
 
 
 def _cost(residuals: Array, weights: Array) -> Array:
@@ -263,55 +281,66 @@ def pipelined_curve(sizes: Array, times: Array, *, sharpness: float | None) -> C
     it is None."""
     # the fastest call and the best time per byte
     first = np.array([times.min(), (times - sizes).min()])
-    names, low, high, starts = ["alpha", "beta"], first - 6.0, first + 4.0, first[None]
-    if sharpness is None:
-        names, starts = (
-            [*names, "sharpness"],
-            np.array([np.append(first, np.log(q)) for q in (0.6, 2.0)]),
-        )
-        low, high = np.append(low, np.log(0.3)), np.append(high, np.log(50.0))
-    return Curve(
-        Pipelined,
-        tuple(names),
-        sizes,
-        times,
-        np.ones((2, len(sizes))),
-        sharpness,
-        starts,
-        low,
-        high,
+    fixed = Curve(
+        model=Pipelined,
+        names=("alpha", "beta"),
+        sizes=sizes,
+        times=times,
+        columns=np.ones((2, len(sizes))),
+        sharpness=sharpness,
+        starts=first[None],
+        low=first - 6.0,
+        high=first + 4.0,
+    )
+    if sharpness is not None:
+        return fixed
+    return replace(
+        fixed,
+        names=("alpha", "beta", "sharpness"),
+        starts=np.array([np.append(first, np.log(q)) for q in (0.6, 2.0)]),
+        low=np.append(fixed.low, np.log(0.3)),
+        high=np.append(fixed.high, np.log(50.0)),
     )
 
 
 def two_branch_curve(sizes: Array, times: Array) -> Curve:
     """Curve of the form ``two_branch``; it starts from up to ten ways to split the sorted points in
     two."""
-    branch, n = pipelined_curve(sizes, times, sharpness=0.8), len(sizes)
+    branch = pipelined_curve(sizes, times, sharpness=0.8)
+    n = len(sizes)
     cuts = np.unique(np.linspace(2, n - 2, min(n - 3, 10)).round())
     left = (np.arange(n) < cuts[:, None]).astype(float)
     sides = branch.solve(np.concatenate([left, 1.0 - left]))
-    low, high, starts = (
-        np.tile(branch.low, 2),
-        np.tile(branch.high, 2),
-        np.concatenate(np.split(sides, 2), axis=1),
+    of_left, of_right = np.split(sides, 2)
+    return replace(
+        branch,
+        model=TwoBranch,
+        names=("alpha1", "beta1", "alpha2", "beta2"),
+        starts=np.concatenate([of_left, of_right], axis=1),
+        low=np.tile(branch.low, 2),
+        high=np.tile(branch.high, 2),
     )
-    names = ("alpha1", "beta1", "alpha2", "beta2")
-    return replace(branch, model=TwoBranch, names=names, starts=starts, low=low, high=high)
 
 
 def ranks_curve(sizes: Array, times: Array, steps: Array, share: Array) -> Curve:
     """Curve of the form ``over_ranks``, from the ring steps and the share (p - 1) / p of each
     point."""
-    plain, one = pipelined_curve(sizes, times, sharpness=0.6), np.ones_like(steps)
-    halves = np.log([[f, (1.0 - f) / 3.0, g, 1.0 - g] for f in (0.2, 0.8) for g in (0.2, 0.8)])
-    low, high, starts = (
-        np.repeat(plain.low, 2),
-        np.repeat(plain.high, 2),
-        np.repeat(plain.starts[0], 2) + halves,
-    )
-    columns, names = np.stack([one, steps, one, share]), ("alpha0", "alpha1", "beta0", "beta1")
+    plain = pipelined_curve(sizes, times, sharpness=0.6)
+    ones = np.ones_like(steps)
+    # shares of the fixed part of start-up and transfer to start from
+    shares = []
+    for fixed_start_up in (0.2, 0.8):
+        for fixed_transfer in (0.2, 0.8):
+            of_steps = (1.0 - fixed_start_up) / 3.0
+            shares.append([fixed_start_up, of_steps, fixed_transfer, 1.0 - fixed_transfer])
     return replace(
-        plain, model=OverRanks, names=names, columns=columns, starts=starts, low=low, high=high
+        plain,
+        model=OverRanks,
+        names=("alpha0", "alpha1", "beta0", "beta1"),
+        columns=np.stack([ones, steps, ones, share]),
+        starts=np.repeat(plain.starts[0], 2) + np.log(shares),
+        low=np.repeat(plain.low, 2),
+        high=np.repeat(plain.high, 2),
     )
 
 
@@ -330,7 +359,8 @@ def _prepare(nbytes: Values, seconds: Values, *others: Values) -> tuple[Array, .
     order = np.argsort(place.reshape(-1), kind="stable")
     groups = np.split(times[keep][order], np.cumsum(np.bincount(place.reshape(-1)))[:-1])
     medians = np.array([np.median(group) for group in groups])
-    if (count := len(np.unique(keys[-1]))) < 2:
+    count = len(np.unique(keys[-1]))
+    if count < 2:
         advice = "a curve needs at least 2, better 16 KiB and 128 MiB; measure another size"
         raise ValueError(f"nbytes holds {count} size(s) above 0; {advice}")
     return (*keys, np.log(medians))
@@ -341,11 +371,18 @@ def _thin_out(nbytes: Array, times: Array) -> tuple[Array, Array]:
     and the largest stay."""
     if len(nbytes) <= MOST_SIZES:
         return nbytes, times
-    inner = slice(1, -1)
-    groups = [np.array_split(values[inner], MOST_SIZES - 2) for values in (np.log(nbytes), times)]
-    sizes, joined = (np.array([np.median(group) for group in each]) for each in groups)
-    thin = np.concatenate([nbytes[:1], np.exp(sizes), nbytes[-1:]])
-    return thin, np.concatenate([times[:1], joined, times[-1:]])
+    inner_sizes = np.exp(_join_neighbours(np.log(nbytes[1:-1])))
+    inner_times = _join_neighbours(times[1:-1])
+    return (
+        np.concatenate([nbytes[:1], inner_sizes, nbytes[-1:]]),
+        np.concatenate([times[:1], inner_times, times[-1:]]),
+    )
+
+
+def _join_neighbours(values: Array) -> Array:
+    """Medians of neighbours, as many as fit between the smallest and the largest size."""
+    groups = np.array_split(values, MOST_SIZES - 2)
+    return np.array([np.median(group) for group in groups])
 
 
 @refuse_misfits(COLUMNS)
@@ -485,19 +522,25 @@ def fit_collective(
     ('two_branch', 40.0, 'pipelined')
     """
     nbytes, times = _thin_out(*_prepare(nbytes, seconds))
-    sizes, n, note = np.log(nbytes), len(times), ""
+    sizes, n = np.log(nbytes), len(times)
     curve = pipelined_curve(sizes, times, sharpness=0.6)
     logs, left_out = curve.leave_out()
-    transfer = curve.evaluate(logs[None])[1][0, :, 1]
+    note = ""
+    _, slopes = curve.evaluate(logs[None])
+    share_of_transfer = slopes[0, :, 1]
     richer = []
-    if min(1.0 - transfer[0], transfer[-1]) >= SEEN:
-        richer += [pipelined_curve(sizes, times, sharpness=None)] if n >= 6 else []
-        richer += [two_branch_curve(sizes, times)] if n >= 8 else []
+    if min(1.0 - share_of_transfer[0], share_of_transfer[-1]) >= SEEN:
+        if n >= 6:
+            richer.append(pipelined_curve(sizes, times, sharpness=None))
+        if n >= 8:
+            richer.append(two_branch_curve(sizes, times))
     for other in richer:
         other_logs, other_left_out = other.leave_out()
         old, new = np.abs(left_out), np.abs(other_left_out)
-        if (old - new).mean() > (old - new).std(ddof=1) / math.sqrt(n):
-            curve, logs, left_out = other, other_logs, other_left_out
+        standard_error = (old - new).std(ddof=1) / math.sqrt(n)
+        if (old - new).mean() > standard_error:
+            curve = other
+            logs, left_out = other_logs, other_left_out
             note = f"sizes left out err {new.mean():.1%}, with fewer parameters {old.mean():.1%}"
     return curve.build(logs, left_out, {"nbytes": nbytes}, source, date, note, judged)
 

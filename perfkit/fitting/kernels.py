@@ -2,9 +2,9 @@
 times shows."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,14 +23,30 @@ from perfkit.ground.units import Array, Values, check_type, read_numbers, show
 from perfkit.models.caches import miss_share
 from perfkit.models.roofline import roofline_time
 
-#: Prior of each parameter of a roofline: value, standard deviation of its logarithm, bounds and
-#: unit; docs/formulas.md, table 2.2.
+
+class _Prior(NamedTuple):
+    """What is known of a parameter before it is measured: its value, the standard deviation of the
+    logarithm of that [-], its bounds, and their unit."""
+
+    value: float
+    width: float
+    low: float
+    high: float
+    unit: str
+
+
+#: Prior of each parameter of a roofline; docs/formulas.md, table 2.2.
 _ROOFLINE = {
-    "launch": (4.3e-6, 0.5, 1e-8, 1e-3, "s"),
-    "compute_efficiency": (0.78, 0.25, 0.01, 1.0, "-"),
-    "memory_efficiency": (0.78, 0.25, 0.01, 1.0, "-"),
-    "sharpness": (1.8, 0.5, 1.0, 20.0, "-"),
+    "launch": _Prior(4.3e-6, width=0.5, low=1e-8, high=1e-3, unit="s"),
+    "compute_efficiency": _Prior(0.78, width=0.25, low=0.01, high=1.0, unit="-"),
+    "memory_efficiency": _Prior(0.78, width=0.25, low=0.01, high=1.0, unit="-"),
+    "sharpness": _Prior(1.8, width=0.5, low=1.0, high=20.0, unit="-"),
 }
+#: The same as arrays, in the order of the parameters: logarithms of value and bounds, and the width.
+_CENTER = np.log([prior.value for prior in _ROOFLINE.values()])
+_WIDTH = np.array([prior.width for prior in _ROOFLINE.values()])
+_LOW = np.log([prior.low for prior in _ROOFLINE.values()])
+_HIGH = np.log([prior.high for prior in _ROOFLINE.values()])
 #: Fewest kernels, or sizes of a collective, that calibrations of GPUs fit [-]; docs/formulas.md,
 #: table 6.2.
 FEWEST_SIZES = 4
@@ -116,14 +132,26 @@ def fit_residuals(
     if not terms:
         raise ValueError("terms is empty; it must have at least one term, such as launch")
     columns = np.stack(
-        [check_column(f"terms[{show(name)}]", v, len(seconds)) for name, v in terms.items()], axis=1
+        [
+            check_column(f"terms[{show(name)}]", counts, len(seconds))
+            for name, counts in terms.items()
+        ],
+        axis=1,
     )
     known = np.array([(prior or {}).get(name, 0.0) for name in terms])
     # 10 % residuals against 50 % trust
     strength = np.divide(0.2, known, out=np.zeros(len(known)), where=known > 0)
-    units, more = dict.fromkeys(terms, "s"), {"ranges": ranges or {}, "source": source}
     return fit_terms(
-        Additive, units, columns, seconds, 1.0 / seconds, known, strength, rounds=8, **more
+        Additive,
+        dict.fromkeys(terms, "s"),
+        columns,
+        seconds,
+        1.0 / seconds,
+        known,
+        strength,
+        rounds=8,
+        ranges=ranges or {},
+        source=source,
     )
 
 
@@ -225,74 +253,106 @@ def fit_roofline(
         raise ValueError(
             "flops and nbytes are 0 throughout: pass the FLOP and bytes of the kernels"
         )
-    found, jacobian, predicted = _solve_roofline(work, seconds)
-    rows = jacobian[: len(seconds)]
-    leverage = np.einsum("ij,jk,ik->i", rows, np.linalg.inv(jacobian.T @ jacobian), rows)
+    solution = _solve_roofline(work, seconds)
+    predicted = solution.predicted
+    # scipy gives the Jacobian. Standard errors follow from it with the noise of points left out,
+    # which scipy.optimize.curve_fit does not know: its noise is that of the residuals.
+    rows = solution.jacobian[: len(seconds)]
+    information_with_prior = solution.jacobian.T @ solution.jacobian
+    leverage = np.einsum("ij,jk,ik->i", rows, np.linalg.inv(information_with_prior), rows)
     left_out = np.log(seconds / predicted) / np.maximum(1.0 - leverage, 0.1)
-    middle = float(np.exp(np.log(predicted).mean()))
-    level = np.expm1(left_out * (predicted / middle) ** SPREAD_SLOPE)
-    width, low, high = np.array([row[1:4] for row in _ROOFLINE.values()]).T
     noise = max(find_spread(np.expm1(left_out))[0], 1e-4)  # equal times have none
-    error = np.sqrt(np.diag(np.linalg.inv(rows.T @ rows / noise**2 + np.diag(width**-2.0))))
-    stopped = np.minimum(found - np.log(low), np.log(high) - found) < 1e-3
-    unknown, exact = (error > _KNOWN * width) & ~stopped, len(seconds) == len(_ROOFLINE)
-    prior = "is hardly known from these measurements; it stays near {:g}, the value of bf16 GEMMs of A100 and H100"
-    pairs = zip(_ROOFLINE.items(), unknown, strict=True)
-    hints = [f"{name} {prior.format(row[0])}" for (name, row), missing in pairs if missing]
-    if exact:
+    information = rows.T @ rows / noise**2 + np.diag(_WIDTH**-2.0)
+    error = np.sqrt(np.diag(np.linalg.inv(information)))
+    distance_to_bounds = np.minimum(solution.logs - _LOW, _HIGH - solution.logs)
+    is_stopped = distance_to_bounds < 1e-3
+    is_unknown = (error > _KNOWN * _WIDTH) & ~is_stopped
+    is_exact = len(seconds) == len(_ROOFLINE)
+    hints = []
+    for (name, prior), unknown in zip(_ROOFLINE.items(), is_unknown, strict=True):
+        if unknown:
+            hints.append(
+                f"{name} is hardly known from these measurements; it stays near {prior.value:g}, "
+                "the value of bf16 GEMMs of A100 and H100"
+            )
+    if is_exact:
         hints.append(
-            "as many measurements as parameters: the errors of the parameters are not known; measure more"
+            "as many measurements as parameters: the errors of the parameters are not known; "
+            "measure more"
         )
+    middle = float(np.exp(np.log(predicted).mean()))
+    at_middle = np.expm1(left_out * (predicted / middle) ** SPREAD_SLOPE)
     # Student's t, because few points say little about the spread
     few = stdtrit(len(seconds) - 1, 0.9) / ndtri(0.9)
-    about: dict[str, Any] = {"source": source, "date": date, "notes": (*notes, *hints)}
-    # a range only for work that takes a visible part of the time
-    rates = {"flops": "peak", "nbytes": "bandwidth"}
-    seen = [
-        name for name, rate in rates.items() if np.max(work[name] / work[rate] / predicted) > 0.05
-    ]
-    about["ranges"] = {name: (float(work[name].min()), float(work[name].max())) for name in seen}
-    about |= {
-        "spread": max(float(few * find_spread(level)[0]), _EXACT * exact),
-        "spread_time": middle,
-    }
-    errors = np.where(stopped | unknown | exact, np.nan, error) * np.exp(found)
-    units = {name: unit for name, (*_, unit) in _ROOFLINE.items()}
-    fit = build_fit(Roofline, units, np.exp(found), errors, np.expm1(left_out), **about)
-    return replace(
-        fit, at_bounds=tuple(name for name, at in zip(_ROOFLINE, stopped, strict=True) if at)
+    spread = float(few * find_spread(at_middle)[0])
+    has_error = ~(is_stopped | is_unknown | is_exact)
+    values = np.exp(solution.logs)
+    fit = build_fit(
+        Roofline,
+        {name: prior.unit for name, prior in _ROOFLINE.items()},
+        values,
+        np.where(has_error, error, np.nan) * values,
+        np.expm1(left_out),
+        source=source,
+        date=date,
+        notes=(*notes, *hints),
+        ranges=_find_ranges(work, predicted),
+        spread=max(spread, _EXACT) if is_exact else spread,
+        spread_time=middle,
     )
+    stopped = [name for name, stops in zip(_ROOFLINE, is_stopped, strict=True) if stops]
+    return replace(fit, at_bounds=tuple(stopped))
 
 
-def _solve_roofline(work: Mapping[str, Array], seconds: Array) -> tuple[Array, Array, Array]:
-    """Logarithms of the parameters, the Jacobian with the rows of the prior last, and the predicted
-    times."""
+def _find_ranges(work: Mapping[str, Array], predicted: Array) -> dict[str, tuple[float, float]]:
+    """Measured ranges of the work that takes a visible part of the time."""
+    ranges = {}
+    for name, rate in (("flops", "peak"), ("nbytes", "bandwidth")):
+        if np.max(work[name] / work[rate] / predicted) > 0.05:
+            ranges[name] = (float(work[name].min()), float(work[name].max()))
+    return ranges
+
+
+class _Solution(NamedTuple):
+    """Logarithms of the parameters of a roofline, the Jacobian with the rows of the prior last, and
+    the predicted times [s]."""
+
+    logs: Array
+    jacobian: Array
+    predicted: Array
+
+
+def _solve_roofline(work: Mapping[str, Array], seconds: Array) -> _Solution:
+    """Fit the logarithms of the parameters to those of the times."""
     from scipy.optimize import least_squares
     from statsmodels.robust.scale import mad
 
-    center, width, low, high = np.array([row[:4] for row in _ROOFLINE.values()]).T
-    flops, nbytes, peak, bandwidth = (
-        work[name] for name in ("flops", "nbytes", "peak", "bandwidth")
-    )
-
     def predict(p: Array) -> Array:
-        launch, arithmetic, memory, sharpness = np.exp(p)
-        rates = {"peak": arithmetic * peak, "bandwidth": memory * bandwidth}
-        return np.asarray(roofline_time(flops, nbytes, **rates, launch=launch, sharpness=sharpness))
+        launch, compute_efficiency, memory_efficiency, sharpness = np.exp(p)
+        return np.asarray(
+            roofline_time(
+                work["flops"],
+                work["nbytes"],
+                peak=compute_efficiency * work["peak"],
+                bandwidth=memory_efficiency * work["bandwidth"],
+                launch=launch,
+                sharpness=sharpness,
+            )
+        )
 
     def residuals(p: Array, noise: float) -> Array:
-        return np.concatenate([np.log(seconds / predict(p)), noise * (p - np.log(center)) / width])
+        of_prior = noise * (p - _CENTER) / _WIDTH
+        return np.concatenate([np.log(seconds / predict(p)), of_prior])
 
-    found, noise = np.log(center), 0.1
+    logs = _CENTER
+    noise = 0.1
     for _ in range(3):  # the prior weighs as one measurement with the scatter of the others
-        how: dict[str, Any] = {
-            "bounds": (np.log(low), np.log(high)),
-            "loss": "soft_l1",
-            "f_scale": 0.1,
-        }
-        solution = least_squares(residuals, found, args=(noise,), **how)
-        found, noise = solution.x, max(float(mad(solution.fun[: len(seconds)], center=0.0)), 1e-4)
-    return found, solution.jac, predict(found)
+        solution = least_squares(
+            residuals, logs, args=(noise,), bounds=(_LOW, _HIGH), loss="soft_l1", f_scale=0.1
+        )
+        logs = solution.x
+        noise = max(float(mad(solution.fun[: len(seconds)], center=0.0)), 1e-4)
+    return _Solution(logs, solution.jac, predict(logs))
 
 
 def _check_work(name: str, values: Values, n: int) -> Array:
@@ -346,24 +406,52 @@ def find_levels(
     if np.any(working_set <= 0) or np.any(moved <= 0):
         raise ValueError("working_set and moved must be sizes above 0")
 
-    def solve(capacities: tuple[float, ...]) -> tuple[float, tuple[float, ...], Array]:
-        far = (miss_share(working_set, capacity=c) * moved / seconds for c in capacities)
-        columns = np.stack([1.0 / seconds, moved / seconds, *far], axis=1)
-        scale, count = columns.max(axis=0), len(seconds)
-        found, error = nnls(columns / scale, np.ones(count))
+    # Capacities by a grid: each level is a minimum of the error, and scipy.optimize.least_squares
+    # finds the one that is nearest to its start (on the ladder of xeon-2 the wrong one from two of
+    # four starts). The times per byte are scipy's non-negative least squares.
+    def solve(capacities: tuple[float, ...]) -> _Levels:
+        columns = [1.0 / seconds, moved / seconds]
+        for capacity in capacities:
+            columns.append(miss_share(working_set, capacity=capacity) * moved / seconds)
+        matrix = np.stack(columns, axis=1)
+        scale, count = matrix.max(axis=0), len(seconds)
+        found, error = nnls(matrix / scale, np.ones(count))
         score = count * np.log(max(error**2 / count, 1e-8)) + 2 * len(capacities) * np.log(count)
-        return float(score), capacities, found / scale
+        return _Levels(float(score), capacities, found / scale)
 
     low, high = np.log2(working_set.min()) + 1.0, np.log2(working_set.max()) - 1.0
     grid = [float(size) for size in 2.0 ** np.arange(low, high + 0.01, 0.5)]
-    sets = (c for n in range(_MOST + 1) for c in itertools.combinations(grid, n))
-    apart = [c for c in sets if all(far >= 4.0 * near for near, far in itertools.pairwise(c))]
-    best = min(map(solve, apart), key=lambda found: found[0])
-    for step in np.exp2((0.25, -0.25)):  # between the points of the grid
-        for i in range(len(best[1])):
-            other = (*best[1][:i], best[1][i] * float(step), *best[1][i + 1 :])
-            best = min(best, solve(other), key=lambda found: found[0])
-    slopes = np.cumsum(best[2][1:])
-    kept = [i for i in range(len(best[1])) if slopes[i + 1] > 1.15 * slopes[i] > 0]
-    rates = (1.0 / max(float(slopes[i]), 1e-15) for i in [*kept, len(best[1])])
-    return tuple(best[1][i] for i in kept), tuple(rates)
+    best = min((solve(capacities) for capacities in _combine(grid)), key=_get_score)
+    for step in (2.0**0.25, 2.0**-0.25):  # between the points of the grid
+        for i in range(len(best.capacities)):
+            moved_capacities = list(best.capacities)
+            moved_capacities[i] *= step
+            best = min(best, solve(tuple(moved_capacities)), key=_get_score)
+    slopes = np.cumsum(best.times[1:])
+    count = len(best.capacities)
+    kept = [i for i in range(count) if slopes[i + 1] > 1.15 * slopes[i] > 0]
+    bandwidths = [1.0 / max(float(slopes[i]), 1e-15) for i in (*kept, count)]
+    return tuple(best.capacities[i] for i in kept), tuple(bandwidths)
+
+
+class _Levels(NamedTuple):
+    """Caches that were tried: their score (BIC), their capacities [B], and times: that of a pass
+    [s], then the extra time per byte of each level [s/B]."""
+
+    score: float
+    capacities: tuple[float, ...]
+    times: Array
+
+
+def _get_score(levels: _Levels) -> float:
+    """Score by which caches are compared."""
+    return levels.score
+
+
+def _combine(sizes: Sequence[float]) -> Iterator[tuple[float, ...]]:
+    """All capacities of up to three caches, each at least four times as large as the one before."""
+    for count in range(_MOST + 1):
+        for capacities in itertools.combinations(sizes, count):
+            pairs = itertools.pairwise(capacities)
+            if all(far >= 4.0 * near for near, far in pairs):
+                yield capacities

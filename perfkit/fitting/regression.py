@@ -8,7 +8,7 @@ left-out points.
 import math
 from collections.abc import Mapping
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,12 +21,22 @@ F = TypeVar("F", bound=Fit)
 #: What fits ask for where they cannot take what they are given.
 COLUMNS = "give arrays with one number for each measurement"
 
-#: Prior of each term: value, standard deviation and unit; docs/formulas.md, table 4.2.
+
+class _Prior(NamedTuple):
+    """What is known of a term before it is measured: its value, the standard deviation of that, and
+    their unit."""
+
+    value: float
+    deviation: float
+    unit: str
+
+
+#: Prior of each term; docs/formulas.md, table 4.2.
 _CONTEXT = {
-    "scale": (1.0, 1.0, "-"),
-    "cold_scale": (1.0, 1.0, "-"),
-    "launch": (1e-6, 5e-6, "s"),
-    "page_walks": (0.0, 5e-8, "s"),
+    "scale": _Prior(1.0, 1.0, "-"),
+    "cold_scale": _Prior(1.0, 1.0, "-"),
+    "launch": _Prior(1e-6, 5e-6, "s"),
+    "page_walks": _Prior(0.0, 5e-8, "s"),
 }
 
 
@@ -55,17 +65,20 @@ def solve_terms(
     """
     from scipy.optimize import nnls
 
-    size, found = _find_sizes(columns), np.zeros(columns.shape[1])
-    scaled, aim, ones = (
-        columns / size,
-        np.concatenate([target, strength * prior]),
-        np.ones(len(size)),
-    )
+    # scipy's non-negative least squares; statsmodels.RLM and WLS know no bounds, and neither knows
+    # a prior, which is one more row for each term here
+    size = _find_sizes(columns)
+    scaled = columns / size
     rows = np.vstack([scaled, np.diag(strength / size)])
+    aim = np.concatenate([target, strength * prior])
+    weights_of_prior = np.ones(len(size))
+    found = np.zeros(columns.shape[1])
     for number in range(rounds):
-        w = np.append(weights * (_find_trust(target, scaled @ found) if number else 1.0), ones)
+        trust = _find_trust(target, scaled @ found) if number else 1.0
+        w = np.append(weights * trust, weights_of_prior)
         found, _ = nnls(rows * w[:, None], aim * w)
-    found[(scaled * found / target[:, None]).max(axis=0) < 1e-6] = 0.0  # rounding
+    largest_shares = (scaled * found / target[:, None]).max(axis=0)
+    found[largest_shares < 1e-6] = 0.0  # rounding
     return np.asarray(found / size)
 
 
@@ -87,22 +100,23 @@ def fit_terms(
     `units` has the unit of each coefficient, in the order of the columns; `more` are other fields
     of `Fit`.
     """
-    found, size = (
-        solve_terms(columns, target, weights, prior, strength, rounds=rounds),
-        _find_sizes(columns),
-    )
-    predicted, active = columns @ found, np.flatnonzero(found > 0)
+    found = solve_terms(columns, target, weights, prior, strength, rounds=rounds)
+    size = _find_sizes(columns)
+    predicted = columns @ found
+    # scipy.optimize.nnls gives no standard errors: those of weighted least squares on the terms
+    # above zero, with the prior as rows. Points left out follow from their leverage.
+    active = np.flatnonzero(found > 0)
     w = weights * _find_trust(target, predicted)
     rows = np.vstack([columns * w[:, None], np.diag(strength)])[:, active] / size[active]
     inverse = np.linalg.pinv(rows.T @ rows)
-    noise = np.sqrt(np.sum(((target - predicted) * w) ** 2) / max(len(target) - len(active), 1))
+    degrees = max(len(target) - len(active), 1)
+    noise = np.sqrt(np.sum(((target - predicted) * w) ** 2) / degrees)
     errors = np.full(len(size), np.nan)
     errors[active] = noise * np.sqrt(np.maximum(np.diag(inverse), 0.0)) / size[active]
     leverage = np.einsum("ij,jk,ik->i", rows, inverse, rows)[: len(target)]
     left_out = (target - predicted) / np.maximum(1.0 - leverage, 0.3)
-    return build_fit(
-        model, units, found, errors, left_out / np.maximum(target - left_out, 0.05 * target), **more
-    )
+    relative = left_out / np.maximum(target - left_out, 0.05 * target)
+    return build_fit(model, units, found, errors, relative, **more)
 
 
 def _find_sizes(columns: Array) -> Array:
@@ -117,12 +131,15 @@ def _find_trust(target: Array, predicted: Array) -> Array:
     (Huber's norm)."""
     predicted = np.maximum(predicted, 1e-3 * target)
     logs = np.log(target / predicted)
-    level = np.minimum(
-        np.maximum(logs / (1.0 - predicted / target + 1e-12 * (logs == 0)), 0.1), 10.0
-    )
-    # as of a normal distribution
+    differences = 1.0 - predicted / target
+    # the ratio of both is 1 where they vanish
+    differences = np.where(logs == 0, differences + 1e-12, differences)
+    level = np.minimum(np.maximum(logs / differences, 0.1), 10.0)
+    # the standard deviation of a normal distribution with this median, as
+    # statsmodels.robust.scale.mad, which takes 20 times as long for 20 numbers
     spread = max(median(np.abs(logs).tolist()) / 0.6744897501960817, 0.15)
-    return np.sqrt(level * (2.5 / np.maximum(np.abs(logs / spread), 2.5)))
+    huber = 2.5 / np.maximum(np.abs(logs / spread), 2.5)
+    return np.sqrt(level * huber)
 
 
 def find_spread(relative: Array) -> tuple[float, float]:
@@ -149,21 +166,23 @@ def build_fit(
     relative residuals of left-out points [-], and `more` are other fields of `Fit`.
     """
     spread, bias = find_spread(relative)
-    rows = zip(units, found.tolist(), errors.tolist(), strict=True)
-    kept = {
-        name: (value, error)
-        for name, value, error in rows
-        if value > 0 or name in ("scale", "cold_scale")
-    }
+    values, stderr, at_bounds = dict[str, float](), dict[str, float](), list[str]()
+    for name, value, error in zip(units, found.tolist(), errors.tolist(), strict=True):
+        if value <= 0 and name not in ("scale", "cold_scale"):
+            at_bounds.append(name)
+            continue
+        values[name] = value
+        if np.isfinite(error):
+            stderr[name] = error
     about: dict[str, Any] = {
-        "stderr": {name: error for name, (_, error) in kept.items() if np.isfinite(error)},
-        "units": {name: units[name] for name in kept},
+        "stderr": stderr,
+        "units": {name: units[name] for name in values},
         "n": len(relative),
         "spread": spread,
         "bias": bias,
-        "at_bounds": tuple(name for name in units if name not in kept),
+        "at_bounds": tuple(at_bounds),
     }
-    return model.build({name: value for name, (value, _) in kept.items()}, **{**about, **more})
+    return model.build(values, **{**about, **more})
 
 
 def check_times(seconds: Any, least: int) -> Array:
@@ -172,21 +191,14 @@ def check_times(seconds: Any, least: int) -> Array:
     numbers = read_numbers(seconds)
     if numbers is None:
         raise ValueError(f"seconds is {show(seconds)}; it must be an array of times above 0")
-    values = numbers
-    if (
-        values.ndim != 1
-        or len(values) < least
-        or not np.all(np.isfinite(values))
-        or np.any(values <= 0)
-    ):
-        held = (
-            f"seconds holds {values.size} values from {values.min() if values.size else 'nothing'}"
+    is_long_enough = numbers.ndim == 1 and len(numbers) >= least
+    if not is_long_enough or not np.all(np.isfinite(numbers)) or np.any(numbers <= 0):
+        smallest = numbers.min() if numbers.size else "nothing"
+        raise ValueError(
+            f"seconds holds {numbers.size} values from {smallest}; it must hold at least {least} "
+            "finite times above 0; measure more points or drop the broken ones"
         )
-        wanted = (
-            f"at least {least} finite times above 0; measure more points or drop the broken ones"
-        )
-        raise ValueError(f"{held}; it must hold {wanted}")
-    return values
+    return numbers
 
 
 def check_column(name: str, values: Any, count: int) -> Array:
@@ -255,9 +267,11 @@ def fit_context(
     sizes = {name: check_column(name, values, len(measured)) for name, values in given.items()}
     ones = np.ones_like(measured)
     columns = np.stack([sizes["hot"], sizes["cold"], ones, sizes["page_walks"]], axis=1)
-    prior, widths = np.array([values[:2] for values in _CONTEXT.values()]).T
-    units = {name: unit for name, (*_, unit) in _CONTEXT.items()}
-    weights, strength = 1.0 / np.sqrt(measured * measured.mean()), math.sqrt(pull) / widths
+    prior = np.array([known.value for known in _CONTEXT.values()])
+    widths = np.array([known.deviation for known in _CONTEXT.values()])
+    units = {name: known.unit for name, known in _CONTEXT.items()}
+    weights = 1.0 / np.sqrt(measured * measured.mean())
+    strength = math.sqrt(pull) / widths
     return fit_terms(InContext, units, columns, measured, weights, prior, strength, source=source)
 
 
@@ -304,6 +318,13 @@ def fit_iteration(
     priced = check_column("priced", priced, len(measured))
     counts = check_column("counts", counts, len(measured))
     weights = check_column("weights", weights, len(measured))
-    terms = np.stack([priced, counts], axis=1), measured, weights / measured
-    pull = np.array(prior), 0.05 / np.array(trust)
-    return fit_terms(Iteration, {"scale": "-", each: "s"}, *terms, *pull, source=source)
+    return fit_terms(
+        Iteration,
+        {"scale": "-", each: "s"},
+        np.stack([priced, counts], axis=1),
+        measured,
+        weights / measured,
+        np.array(prior),
+        0.05 / np.array(trust),
+        source=source,
+    )
