@@ -102,7 +102,9 @@ def _compare(columns: Array, source: str, day: str) -> InContext:
     """Time of a class in iterations over the time of its isolated kernels; long operations weigh
     most."""
     alone, seconds = columns
-    scale, weights = seconds.sum() / alone.sum(), seconds / seconds.sum()
+    # weighted least squares of one factor, with weights 1 / alone, is the ratio of the sums
+    scale = seconds.sum() / alone.sum()
+    weights = seconds / seconds.sum()
     spread = float(np.sqrt(weights @ np.log(seconds / (scale * alone)) ** 2))
     return InContext.build(
         {"scale": float(scale)}, spread=spread, n=len(seconds), source=source, date=day

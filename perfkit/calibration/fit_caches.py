@@ -106,7 +106,13 @@ def _choose(
     kernels: Sequence[MeasuredKernel], tried: Iterable[dict[str, float]]
 ) -> dict[str, float]:
     """The capacities with which kernels are fitted best."""
-    return min(tried, key=lambda capacities: average_spread(fit_each_class(kernels, capacities)))
+
+    # A grid of a few dozen: an optimizer of scipy would fit all classes again for each of its steps,
+    # and the capacities need no more than a digit.
+    def find_residuals(capacities: dict[str, float]) -> float:
+        return average_spread(fit_each_class(kernels, capacities))
+
+    return min(tried, key=find_residuals)
 
 
 def _pair_caches(

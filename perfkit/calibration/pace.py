@@ -113,6 +113,8 @@ def _weigh(ranks: Sequence[MeasuredRank], usual: Mapping[str, float]) -> Pace:
     common = before.T @ after
     values, vectors = np.linalg.eigh((common + common.T) / 2)
     weights = _PRIOR
+    # scipy's non-negative least squares of the moments; statsmodels' IV2SLS knows instruments, but
+    # neither bounds nor a prior. The noise, which says what the prior weighs, needs the weights.
     for _ in range(3):
         noise = max(float(np.var(blocks - around @ weights)), 1e-6)
         trust = _ALIKE * noise / _TRUST**2

@@ -1,6 +1,19 @@
 """Fits: arrays of measurements become fitted models, with standard errors, range and origin.
 
-What fits is imported when it is first used: a prediction takes fitted models and fits nothing.
+A `Fit` holds a closed form of `perfkit.models` with a `Parameter` for each of its numbers. In reading
+order:
+
+- `parameters`: `Parameter` (value, unit, standard error, limits) and `Fit` (parameters with their
+  spread, ranges, source and notes), and what a report of a fit says.
+- `models`: one class for each form. Kernels are `Additive`, `Roofline` or `TiledRoofline`,
+  collectives `Pipelined`, `TwoBranch` or `OverRanks`; `InContext`, `Iteration`, `Overlap`, `Pace`
+  and `Caches` say what whole iterations add.
+- `regression`: least squares that all fits of sums share, and what real iterations add.
+- `kernels`: fits of kernels, and of the caches that a curve of times shows.
+- `collectives`: fits of a curve over message sizes, and of a law over rank counts.
+
+A fit needs arrays alone; `perfkit.calibration` decides which measurements it gets. What fits is
+imported when it is first used: a prediction takes fitted models and fits nothing.
 """
 
 from importlib import import_module

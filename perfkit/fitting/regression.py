@@ -166,7 +166,9 @@ def build_fit(
     relative residuals of left-out points [-], and `more` are other fields of `Fit`.
     """
     spread, bias = find_spread(relative)
-    values, stderr, at_bounds = dict[str, float](), dict[str, float](), list[str]()
+    values: dict[str, float] = {}
+    stderr: dict[str, float] = {}
+    at_bounds = []
     for name, value, error in zip(units, found.tolist(), errors.tolist(), strict=True):
         if value <= 0 and name not in ("scale", "cold_scale"):
             at_bounds.append(name)
