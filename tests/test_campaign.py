@@ -2,6 +2,7 @@
 remains."""
 
 import errno
+import itertools
 import json
 import os
 import signal
@@ -109,9 +110,8 @@ def test_a_rerun_continues_where_the_last_one_stopped(tmp_path: Path) -> None:
     kept.close()
     for _ in range(2):
         Campaign(None, progress=False).run("kernels", jobs(calls))
-    assert calls[7:] == [*EVERY] * 2 and not list(tmp_path.iterdir()), (
-        "without a folder nothing is kept"
-    )
+    assert calls[7:] == [*EVERY, *EVERY], "without a folder nothing is kept"
+    assert not list(tmp_path.iterdir())
 
 
 def test_campaigns_are_kept_by_options_versions_and_machine(
@@ -171,7 +171,8 @@ def test_campaigns_that_nobody_continues_are_removed(cache: Path, days: int) -> 
     paths = [cache / "0123456789abcdef-1.jsonl", cache / "other.txt"]
     for path in paths:
         path.write_text("[]")
-        os.utime(path, (path.stat().st_mtime - days * DAY,) * 2)
+        moment = path.stat().st_mtime - days * DAY
+        os.utime(path, (moment, moment))
     open_quietly("x").close()
     assert [path.exists() for path in paths] == [days == 29, True]
 
@@ -377,7 +378,8 @@ def test_a_killed_rank_and_one_that_hangs_end_all(ranks, timeout, words, python,
     python(SLOW)
     with pytest.raises(MeasurementError, match=words):
         run_processes({"task": "collectives"}, ranks=ranks, timeout=timeout)
-    assert [process.returncode for process in children] == [-signal.SIGKILL] * ranks
+    assert len(children) == ranks
+    assert {process.returncode for process in children} == {-signal.SIGKILL}
 
 
 def test_measuring_processes_have_clean_settings(python: Any, tmp_path: Path) -> None:
@@ -483,7 +485,8 @@ def test_one_core_leaves_out_what_needs_two(monkeypatch: Patch, toy: Platform, c
         pytest.raises(OSError),
     ):
         check(toy, seed=3)
-    assert [sample.ranks for sample in chosen] == [1] * 24
+    assert len(chosen) == 24
+    assert {sample.ranks for sample in chosen} == {1}
 
 
 # Timing.
@@ -580,7 +583,7 @@ def answer_job(job: dict[str, Any], *, ranks: int = 1, timeout: float = 0.0) -> 
         "collectives": [call],
         "iteration": {**times, "core_share": 1.0},
     }
-    return [results[job["task"]]] * ranks
+    return [results[job["task"]] for _ in range(ranks)]
 
 
 def test_all_that_a_calibration_measures_is_in_its_file(torch: Any, monkeypatch: Patch) -> None:
@@ -624,13 +627,13 @@ def test_a_tiny_campaign_has_the_structure_that_fits_need(tmp_path, monkeypatch,
     assert measure() == found and len(children) == before, "nothing was measured again"
 
 
-def test_a_small_ladder(torch: Any, children: Children) -> None:
+def test_a_ladder_has_two_sizes_in_each_octave(torch: Any, children: Children) -> None:
     rows = run_processes({"task": "ladder", "largest": 2.0**20})[0]
     assert [row["nbytes"] for row in rows[::2]] == [2**power for power in range(14, 21)]
     assert all(len(row["stream"]) == 4 and min(row["stream"]) > 0 for row in rows)
 
 
-def test_tiny_collectives(monkeypatch: Patch, torch: Any, children: Children) -> None:
+def test_ranks_make_equally_many_calls_and_the_slowest_rank_counts(monkeypatch: Patch, torch: Any, children: Children) -> None:
     job = {
         "task": "collectives",
         "operations": cpu_measure.COLLECTIVES,
@@ -643,7 +646,7 @@ def test_tiny_collectives(monkeypatch: Patch, torch: Any, children: Children) ->
     ]
     monkeypatch.setattr(cpu_measure, "run_processes", lambda *_, **__: results)
     rows = cpu_measure.measure_collectives(Campaign(None, progress=False), ranks=2)
-    pairs = [(operation, nbytes) for operation in cpu_measure.COLLECTIVES for nbytes in (64, 4096)]
+    pairs = list(itertools.product(cpu_measure.COLLECTIVES, (64, 4096)))
     assert [(row.operation, row.nbytes) for row in rows] == pairs
     slowest = np.maximum(*(result[0]["samples"] for result in results))
     assert [rows[0].median, rows[0].mean] == pytest.approx([np.median(slowest), np.mean(slowest)])

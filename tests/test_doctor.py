@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from perfkit.calibration import doctor
@@ -66,7 +67,7 @@ MACHINES: list[tuple[str, int, dict[str, str], bool | None, str]] = [
 
 
 @pytest.mark.parametrize(("name", "cores", "files", "ok", "words"), MACHINES)
-def test_machines(name, cores, files, ok, words, tmp_path, monkeypatch):
+def test_each_fact_of_a_machine_is_judged(name, cores, files, ok, words, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(cores)}, raising=False)
     for file, text in files.items():
         written(tmp_path / file, text)
@@ -98,7 +99,7 @@ def test_the_disks_are_those_of_kept_measurements_and_temporary_files(
         ("cpu 10 0 10 2100 0 0 0 80 0 0", 0.4, False, "hypervisor takes 40%"),
     ],
 )
-def test_load(
+def test_other_programs_and_the_hypervisor_are_noticed(
     tmp_path: Path, later: str, recent: float, ok: bool | None, words: str, monkeypatch: Patch
 ) -> None:
     counters = written(tmp_path / "proc/stat", "cpu 10 0 10 1980 0 0 0 0 0 0\ncpu0 1 1 1 1\n")
@@ -116,7 +117,7 @@ def test_malloc_settings_have_an_effect(monkeypatch: Patch) -> None:
     assert look("malloc").ok is False
 
 
-def test_what_is_measured(monkeypatch: Patch) -> None:
+def test_drift_other_programs_and_failing_connections_are_found(monkeypatch: Patch) -> None:
     """A machine that changes its speed, other programs on its core, and processes that cannot
     connect."""
     answers: list[Any] = []
@@ -128,8 +129,9 @@ def test_what_is_measured(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(doctor, "run_processes", run)
     for factor, share, ok in ((1.0, 1.0, True), (2.0, 1.0, None), (1.0, 0.9, False)):
-        references = [[1e-3] * 3] * 50 + [[factor * 1e-3] * 3] * 50
-        answers.append({"references": references, "core_share": share})
+        references = np.full((100, 3), 1e-3)
+        references[50:] *= factor
+        answers.append({"references": references.tolist(), "core_share": share})
         assert look("steadiness").ok is ok
     answers.append(MeasurementError("measuring process 1 stopped\nRuntimeError: no route to host"))
     finding = look("gloo")
@@ -159,11 +161,11 @@ def test_missing_torch_is_no_obstacle_a_missing_package_is_one(monkeypatch: Patc
 
 def test_everything_is_looked_at_once_and_the_verdict_names_what_is_bad(monkeypatch: Patch) -> None:
     answers = {
-        "references": [{"references": [[1e-3] * 3] * 50, "core_share": 1.0}],
+        "references": [{"references": np.full((50, 3), 1e-3).tolist(), "core_share": 1.0}],
         "collectives": [],
     }
     monkeypatch.setattr(doctor, "run_processes", lambda job, **_: answers[job["task"]])
-    assert [finding.name for finding in diagnose()] == [name for name, _, _ in doctor.CHECKS]
+    assert [finding.name for finding in diagnose()] == [check.name for check in doctor.CHECKS]
     findings = [
         Finding("a", True, "fine"),
         Finding("b", None, "so so", "do c"),

@@ -60,13 +60,13 @@ def test_kernels_of_one_exchange_are_one_collective(tmp_path: Path, annotated: b
     paths = write_ranks(tmp_path, [rank, rank], "AMD Instinct MI300X")
     trace = pk.read_trace(paths)
     met = trace.collectives()
-    assert met["operation"].to_list() == ["all_gather"] * 2
-    assert met["nbytes"].to_list() == [2.0**24] * 2
-    assert met["time_s"].to_list() == pytest.approx([125e-6] * 2)
+    assert met["operation"].to_list() == ["all_gather", "all_gather"]
+    assert met["nbytes"].to_list() == [2.0**24, 2.0**24]
+    assert met["time_s"].to_list() == pytest.approx([125e-6, 125e-6])
     counts = trace.breakdown().filter(kind="collective")
     assert counts["operations"].to_list() == [1]
     drawn = trace.timeline().filter(stream="communication")
-    assert drawn["name"].to_list() == ["all_gather"] * 2
+    assert drawn["name"].to_list() == ["all_gather", "all_gather"]
     platform = pk.calibrate(traces=paths, base="mi300x-8")
     assert platform.collective_time("all_gather", 2**24, ranks=2) > 60e-6
     graph = trace.graph(0)
@@ -83,9 +83,8 @@ def test_the_wait_of_an_exchange_of_several_kernels_is_its_first_part(tmp_path: 
     idle = trace.idle()
     assert idle["waiting_s"].to_list() == pytest.approx([40e-6, 0.0])
     columns = [name for name in idle.columns if name != "rank"]
-    assert idle.select(pl.sum_horizontal(columns)).to_series().to_list() == pytest.approx(
-        [1e-3] * 2
-    )
+    sums = idle.select(pl.sum_horizontal(columns)).to_series().to_list()
+    assert sums == pytest.approx([1e-3, 1e-3])
     assert trace.breakdown().filter(kind="collective")["operations"].to_list() == [1]
 
 
@@ -96,7 +95,7 @@ def test_alike_kernels_of_two_exchanges_stay_two_collectives(tmp_path: Path) -> 
         rank += exchange(begin, 5 + number, [(begin + 20, 60)], kernels=["ncclDevKernel_AllGather"])
     met = pk.read_trace(write_ranks(tmp_path, [rank, rank])).collectives()
     assert met["order"].to_list() == [0, 1, 0, 1]
-    assert met["time_s"].to_list() == pytest.approx([60e-6] * 4)
+    assert met["time_s"].to_list() == pytest.approx([60e-6, 60e-6, 60e-6, 60e-6])
 
 
 def test_a_copy_inside_of_an_exchange_is_no_collective(tmp_path: Path) -> None:
@@ -105,7 +104,7 @@ def test_a_copy_inside_of_an_exchange_is_no_collective(tmp_path: Path) -> None:
     rank[1]["dur"] = 60
     rank += operation("aten::copy_", 30, 9)
     met = pk.read_trace(write_ranks(tmp_path, [rank, rank])).collectives()
-    assert met["time_s"].to_list() == pytest.approx([50e-6] * 2)
+    assert met["time_s"].to_list() == pytest.approx([50e-6, 50e-6])
 
 
 # What is missing.
@@ -230,9 +229,11 @@ def test_collectives_without_a_size_are_counted(tmp_path: Path) -> None:
 def test_collectives_without_kernels_are_counted(tmp_path: Path) -> None:
     whole = exchange(10, 5, [(60, 50)], kernels=["ncclDevKernel_AllGather"])
     lost = [each for each in exchange(200, 6, []) if each["cat"] != "kernel"]
-    (path, _) = write_ranks(tmp_path, [[step(), *whole, *lost]] * 2)
+    rank = [step(), *whole, *lost]
+    (path, _) = write_ranks(tmp_path, [rank, rank])
     assert "kernels of 1 collective are missing" in notes_of(path)[0]
-    (path, _) = write_ranks(tmp_path, [[step(), *whole]] * 2)
+    rank = [step(), *whole]
+    (path, _) = write_ranks(tmp_path, [rank, rank])
     assert not any("missing" in text for text in notes_of(path))
 
 
@@ -253,7 +254,9 @@ def test_categories_of_other_tools_are_counted_or_refused(tmp_path: Path) -> Non
     foreign = [{**each, "cat": "XLA Ops"} for each in healthy()]
     with pytest.raises(ValueError, match=r"categories 'xla ops'; .* so another tool wrote it"):
         pk.read_trace(write(tmp_path / "t.json", foreign))
-    bare = [{key: each[key] for key in each if key != "cat"} for each in healthy()]
+    bare = healthy()
+    for each in bare:
+        del each["cat"]
     with pytest.raises(ValueError, match=r"categories ''; .* so another tool wrote it"):
         pk.read_trace(write(tmp_path / "t.json", bare))
 
@@ -490,7 +493,8 @@ def test_the_order_of_events_and_of_files_changes_nothing(tmp_path: Path, seed: 
     other = pk.read_trace(paths)
     for view in ("idle", "breakdown", "timeline", "collectives", "steps", "modules", "stragglers"):
         assert getattr(plain, view)().equals(getattr(other, view)()), view
-    one, same = (pk.calibrate(traces=found, base="h100-sxm-8") for found in (ordered, paths))
+    one = pk.calibrate(traces=ordered, base="h100-sxm-8")
+    same = pk.calibrate(traces=paths, base="h100-sxm-8")
     assert one.kernels == same.kernels and one.collectives == same.collectives
     for rank in range(3):
         graph, again = plain.graph(rank), other.graph(rank)
@@ -568,10 +572,13 @@ def list_operators() -> list[str]:
 
 #: Types and texts of four arguments.
 ARGUMENTS = (
-    (["Scalar"] * 4, ["7", "7", "7", "7"]),
-    (["Scalar"] * 4, ["[1, 2]", "1000000000", "1000000000", "1000000000"]),
-    (["Scalar"] * 4, ["'note.txt'", "'w'", "1", "1"]),
-    (["float"] * 4, [""] * 4),
+    (["Scalar", "Scalar", "Scalar", "Scalar"], ["7", "7", "7", "7"]),
+    (
+        ["Scalar", "Scalar", "Scalar", "Scalar"],
+        ["[1, 2]", "1000000000", "1000000000", "1000000000"],
+    ),
+    (["Scalar", "Scalar", "Scalar", "Scalar"], ["'note.txt'", "'w'", "1", "1"]),
+    (["float", "float", "float", "float"], ["", "", "", ""]),
     (["float", "Scalar", "Scalar", "Scalar"], ["", "1000000000", "2", "2"]),
     (["float", "ScalarList", "Scalar", "Scalar"], ["", "[1000000, 1000000]", "1", "True"]),
     (["TensorList(float)", "Scalar", "Scalar", "Scalar"], ["", "1000000000", "1", "1"]),
@@ -581,16 +588,13 @@ ARGUMENTS = (
 def call_all_operators(types: list[str], texts: list[str]) -> list[Event]:
     """A trace of one step that calls every operator with these arguments."""
     names = list_operators()
-    dims: list[Any] = [[2, 3] if kind == "float" else [] for kind in types]
-    dims = [
-        [[2, 3], [2, 3]] if kind[:10] == "TensorList" else size
-        for kind, size in zip(types, dims, strict=True)
-    ]
+    sizes: dict[str, Any] = {"float": [2, 3], "TensorList(float)": [[2, 3], [2, 3]]}
+    dims = [sizes.get(kind, []) for kind in types]
     events = [step(0, 100.0 * len(names))]
     for number, name in enumerate(names):
-        called, *rest = operation(name, 100.0 * number, 101 + number, took=10)
-        called["args"] |= {"Input Dims": dims, "Input type": types, "Concrete Inputs": texts}
-        events += [called, *rest]
+        call = operation(name, 100.0 * number, 101 + number, took=10)
+        call[0]["args"] |= {"Input Dims": dims, "Input type": types, "Concrete Inputs": texts}
+        events += call
     return events
 
 
@@ -701,6 +705,6 @@ def test_one_operation_with_damaged_sizes_does_not_spoil_the_graph(
 
 def test_products_of_complex_numbers_have_sizes(tmp_path: Path) -> None:
     events = healthy()
-    events[1]["args"]["Input type"] = ["c10::complex<float>"] * 2
+    events[1]["args"]["Input type"] = ["c10::complex<float>", "c10::complex<float>"]
     graph = pk.read_trace(write(tmp_path / "a.json", events)).graph()
     assert graph.labels[0].kind == "gemm"

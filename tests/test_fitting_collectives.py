@@ -78,12 +78,12 @@ def test_scipy_finds_the_same_curve() -> None:
 @pytest.mark.parametrize(("curve", "form", "given"), CURVES.values(), ids=CURVES)
 def test_curves_are_the_public_forms_and_slopes_are_theirs(curve: Curve, form, given) -> None:
     p = curve.starts[:1] + 0.1
-    value, slopes = (part[0] for part in curve.evaluate(p))
-    assert value == pytest.approx(
-        np.log(form(*given, **dict(zip(curve.names, np.exp(p[0]), strict=True))))
-    )
+    [value], [slopes] = curve.evaluate(p)
+    parameters = dict(zip(curve.names, np.exp(p[0]), strict=True))
+    assert value == pytest.approx(np.log(form(*given, **parameters)))
     for i, step in enumerate(1e-6 * np.eye(len(curve.names))):
-        up, down = (curve.evaluate(p + change)[0][0] for change in (step, -step))
+        [up], _ = curve.evaluate(p + step)
+        [down], _ = curve.evaluate(p - step)
         assert slopes[:, i] == pytest.approx((up - down) / 2e-6, abs=1e-6)
 
 
@@ -159,7 +159,8 @@ def test_a_form_takes_no_shape_from_sizes_that_show_half_of_it(part: np.ndarray)
 
 def test_two_points_are_enough_and_say_how_little_that_is() -> None:
     ends = np.array([2.0**14, 2.0**29])
-    fit, many = (fit_collective(sizes, pipelined(sizes, **PLAIN)) for sizes in (ends, SIZES))
+    fit = fit_collective(ends, pipelined(ends, **PLAIN))
+    many = fit_collective(SIZES, pipelined(SIZES, **PLAIN))
     assert fit.form == "pipelined" and fit.n == 2 and fit["alpha"] == pytest.approx(2e-5, rel=1e-3)
     assert fit.spread == pytest.approx(0.1) and 0.05 < fit.stderr["beta"] / fit["beta"] < 0.2
     assert many.spread < 0.05 and many.stderr["beta"] < 0.5 * fit.stderr["beta"]
@@ -217,10 +218,9 @@ def test_a_part_that_is_nowhere_seen_is_zero_and_says_so() -> None:
 
 def test_the_spread_of_a_law_is_that_of_counts_left_out() -> None:
     times = over_ranks(EACH, RANKS, "all_reduce", **LAW)
-    plain, bent = (
-        fit_over_ranks("all_reduce", RANKS, EACH, np.where(RANKS == 4, x, 1.0) * times)
-        for x in (1.0, 1.5)
-    )
+    plain = fit_over_ranks("all_reduce", RANKS, EACH, times)
+    slower_on_four = np.where(RANKS == 4, 1.5, 1.0) * times
+    bent = fit_over_ranks("all_reduce", RANKS, EACH, slower_on_four)
     assert plain.spread < 0.05 and bent.spread > 0.2
 
 
@@ -247,7 +247,8 @@ def test_the_sample_that_helps_most_helps() -> None:
     size = choose_sample(CURVE, 2.0**32, "all_reduce", 8)
     assert 2.0**24 <= size < 2.0**32 and math.log2(size).is_integer()
     more = fit_pipelined(np.append(SIZES[:13], size), np.append(TIMES, pipelined(size, **PLAIN)))
-    before, after = (float(spread_beyond(fit, 2.0**32, "all_reduce", 8)) for fit in (CURVE, more))
+    before = float(spread_beyond(CURVE, 2.0**32, "all_reduce", 8))
+    after = float(spread_beyond(more, 2.0**32, "all_reduce", 8))
     assert after < 0.4 * before and choose_sample(CURVE, 64.0, "all_reduce", 8) == 64.0
 
 
@@ -315,8 +316,10 @@ def test_half_of_the_sizes_of_a_log_predict_the_other(shared_data: Path, name: s
 
 def test_very_many_sizes_give_the_curve_of_fewer() -> None:
     law = {"alpha": 2e-5, "beta": 4e-12, "sharpness": 0.6}
-    many, few = (np.geomspace(1024, 2**30, count).round() for count in (5000, 40))
-    fits = [fit_collective(sizes, pipelined(sizes, **law)) for sizes in (many, few)]
-    assert fits[0].n == 400 and fits[0].ranges["nbytes"] == (1024, 2**30)
+    sizes = np.geomspace(1024, 2**30, 5000).round()
+    many = fit_collective(sizes, pipelined(sizes, **law))
+    sizes = np.geomspace(1024, 2**30, 40).round()
+    few = fit_collective(sizes, pipelined(sizes, **law))
+    assert many.n == 400 and many.ranges["nbytes"] == (1024, 2**30)
     for name in ("alpha", "beta"):
-        assert fits[0][name] == pytest.approx(fits[1][name], rel=0.02)
+        assert many[name] == pytest.approx(few[name], rel=0.02)

@@ -14,6 +14,7 @@ from perfkit.calibration.pace import (
     relate_kernels,
     relate_run,
 )
+from perfkit.fitting import Pace
 from perfkit.measure.records import MeasuredIteration, MeasuredKernel, MeasuredRank
 from perfkit.models.kernels import REFERENCES
 
@@ -56,6 +57,11 @@ def make_kernel(seconds: float, reference: list[float] | None = None) -> Measure
     return MeasuredKernel("gemm", "nt", {}, nbytes=1.0, **times)
 
 
+def list_weights(pace: Pace) -> list[float]:
+    """How much a class of work follows each reference."""
+    return [pace[f"{name}_weight"] for name in REFERENCES]
+
+
 def test_times_at_the_usual_pace_are_found_again() -> None:
     iterations = make_iterations(0.2)
     paces = fit_paces([], iterations)
@@ -63,25 +69,24 @@ def test_times_at_the_usual_pace_are_found_again() -> None:
     related = [relate_run(row.runs, "dlrm", paces) for row in iterations]
     logs = np.log([run.ranks[0].median / 0.02 for run in related])
     assert raw.std() > 0.1 and logs.std() < 0.25 * raw.std()
-    assert all(
-        run.pace == pytest.approx(old.runs[0].median / run.ranks[0].median)
-        for run, old in zip(related, iterations, strict=True)
-    )
+    for run, old in zip(related, iterations, strict=True):
+        assert run.pace == pytest.approx(old.runs[0].median / run.ranks[0].median)
+    assert list_weights(paces["dlrm"]) == pytest.approx(WEIGHTS, abs=0.15)
+
+
+def test_weights_of_a_steady_machine_stay_those_of_the_prior() -> None:
     steady = fit_paces([], make_iterations(0.0))
-    weights, prior = (
-        [fits["dlrm"][f"{name}_weight"] for name in REFERENCES] for fits in (paces, steady)
-    )
-    assert np.allclose(weights, WEIGHTS, atol=0.15) and np.allclose(prior, 1 / 3, atol=0.2)
+    assert list_weights(steady["dlrm"]) == pytest.approx([1 / 3, 1 / 3, 1 / 3], abs=0.2)
 
 
 def test_kernels_follow_the_pace_of_their_own_stage() -> None:
     rng = np.random.default_rng(2)
     pace = 0.3 * rng.standard_normal((200, 3))
     times = np.exp(0.02 * rng.standard_normal(200) + pace @ WEIGHTS)
-    kernels = [
-        make_kernel(float(time), (1.2 * USUAL * np.exp(own)).tolist())
-        for own, time in zip(pace, times, strict=True)
-    ]
+    kernels = []
+    for moves, time in zip(pace, times, strict=True):
+        reference = 1.2 * USUAL * np.exp(moves)
+        kernels.append(make_kernel(float(time), reference.tolist()))
     paces = fit_paces(kernels, make_iterations(0.2))
     related = [kernel.median for kernel in relate_kernels(kernels, paces)]
     assert np.log(times).std() > 0.2 and np.log(related).std() < 0.06
@@ -99,21 +104,22 @@ def test_without_references_nothing_changes() -> None:
     measured = make_rank(np.random.default_rng(1), 0.02, 0.1)
     unknown = relate_run([measured], "mamba", paces)
     assert unknown == relate_run([measured], "any", paces) and unknown.ranks != [measured]
-    assert relate_run([measured] * 2, "dlrm", paces) == PacedRun([measured] * 2, None), (
+    two_ranks = [measured, measured]
+    assert relate_run(two_ranks, "dlrm", paces) == PacedRun(two_ranks, None), (
         "several ranks have a pace of their own"
     )
 
 
 def test_disturbances_are_named() -> None:
-    rank = MeasuredRank(median=1.0, q1=1.0, q3=1.0, references=[USUAL.tolist()] * 2)
-    steady = [replace(rank, core_share=1.0)] * 20
-    assert name_disturbances(iterations=steady) == {} == name_disturbances(kernels=[])
-    late = [replace(rank, core_share=0.5)] * 5 + steady[5:]
-    said = name_disturbances(kernels=steady * 9, iterations=late)["disturbances"]
+    references = [USUAL.tolist(), USUAL.tolist()]
+    rank = MeasuredRank(median=1.0, q1=1.0, q3=1.0, references=references, core_share=1.0)
+    steady = [rank for _ in range(20)]
+    assert name_disturbances(iterations=steady) == {}
+    assert name_disturbances(kernels=[]) == {}
+    late = [replace(rank, core_share=0.5) for _ in range(5)]
+    said = name_disturbances(kernels=steady * 9, iterations=late + steady[5:])["disturbances"]
     assert "25% of the timings of iterations got less than 97 % of a core" in said
     paces = np.exp(np.linspace(-0.5, 0.5, 20))
     wild = [make_kernel(1.0, (USUAL * pace).tolist()) for pace in paces]
-    assert (
-        "varied by 30% (standard deviation) during kernels"
-        in name_disturbances(kernels=wild)["disturbances"]
-    )
+    said = name_disturbances(kernels=wild)["disturbances"]
+    assert "varied by 30% (standard deviation) during kernels" in said

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -34,15 +35,21 @@ SETS = {
 }
 
 
+def list_paths(home: Path, kinds: Sequence[str], ranks: int) -> list[Path]:
+    """Traces of all ranks, one kind after the other."""
+    paths = []
+    for kind in kinds:
+        paths += [home / f"{kind}_rank{rank}.json.gz" for rank in range(ranks)]
+    return paths
+
+
 @cache
 def load(
     home: Path, ranks: int, executions: bool
 ) -> tuple[list[TraceFile], list[tuple[Graph, Array]]]:
     """Traces of a set and what was recorded of each rank."""
     kinds = ("kineto", "et") if executions else ("kineto",)
-    files = read_ranks(
-        [home / f"{kind}_rank{rank}.json.gz" for kind in kinds for rank in range(ranks)]
-    )
+    files = read_ranks(list_paths(home, kinds, ranks))
     return files, [record_step(file) for file in files]
 
 
@@ -122,7 +129,7 @@ def test_iterations_of_all_ranks_are_predicted_together(shared_data: Path, tmp_p
     assert found.interval()[0] < measured < found.interval()[1]
     assert found.time == pytest.approx(measured, rel=0.15)
     assert platform.host == pk.load_platform("v100-sxm-8").host and platform.name == "p"
-    every = [home / f"{k}_rank{r}.json.gz" for k in ("kineto", "et") for r in range(8)]
+    every = list_paths(home, ("kineto", "et"), 8)
     with keep_quiet():
         whole = pk.predict([graph for graph, _ in recorded], pk.calibrate(traces=every))
     worked = (
@@ -188,8 +195,10 @@ def test_products_of_a_forward_pass_are_those_of_the_model(shared_data: Path) ->
     """Megatron's GPT with 40 layers of width 4096 on 8 ranks: 24 b s h^2 + 4 b s^2 h FLOP a layer,
     and its logits."""
     _, ((one, _), _) = load(shared_data / "traces" / "megatron_tp8_a100x8", 2, False)
-    b, s, h, layers, words = 4, 2048, 4096, 40, 51200
-    flops = (layers * (24 * b * s * h**2 + 4 * b * s**2 * h) + 2 * b * s * h * words) / 8
+    b, s, h = 4, 2048, 4096
+    layers = 40 * (24 * b * s * h**2 + 4 * b * s**2 * h)
+    logits = 2 * b * s * h * 51200
+    flops = (layers + logits) / 8
     assert one.column("flops").sum() == pytest.approx(flops, rel=1e-6)
     nbytes = one.column("nbytes")[one.collectives]
     assert Counter(nbytes.tolist())[2.0**26] == 81 and one.dtype == "fp16"
@@ -255,11 +264,7 @@ def test_transfers_of_some_calls_predict_the_others(shared_data: Path) -> None:
     %.
     """
     home = shared_data / "traces"
-    paths = [
-        home / "dlrm_v100x8_param" / f"{k}_rank{r}.json.gz"
-        for k in ("kineto", "et")
-        for r in range(8)
-    ]
+    paths = list_paths(home / "dlrm_v100x8_param", ("kineto", "et"), 8)
     met = pk.read_trace(paths).collectives()
     pairs = [(met.filter(pl.col("order") != order), met.filter(order=order)) for order in range(8)]
     row = judge_collectives("v100-sxm-8", pairs)
@@ -318,20 +323,17 @@ def test_a_size_moves_what_it_tells() -> None:
     sizes = np.array([1e3, 4e8])
     for known, moved in (([2e3, 4e3], 0), ([2e8], 1)):
         platform, lost = fit_transfers(base, meet(base, known, 2.0, 1.3), "it")
-        times, before = (
-            where.collective_time("all_reduce", sizes, ranks=8) for where in (platform, base)
-        )
+        times = platform.collective_time("all_reduce", sizes, ranks=8)
+        before = base.collective_time("all_reduce", sizes, ranks=8)
         shares = np.log(times / before) / np.log([2.0, 1.3])
         assert 0.5 < shares[moved] < 1.1 and not lost
         with keep_quiet():
             spreads = [platform.collective("all_reduce", size, ranks=8).spread for size in sizes]
         assert spreads[1 - moved] > base.collectives["all_reduce.8"].spread
-    platform, _ = fit_transfers(
-        base, meet(base, [1e3, 1e4, 1e6, 2e7, 1e8, 2e8, 3e8, 4e8], 2.0, 1.3), "it"
-    )
-    times, before = (
-        where.collective_time("all_reduce", sizes, ranks=8) for where in (platform, base)
-    )
+    many = meet(base, [1e3, 1e4, 1e6, 2e7, 1e8, 2e8, 3e8, 4e8], 2.0, 1.3)
+    platform, _ = fit_transfers(base, many, "it")
+    times = platform.collective_time("all_reduce", sizes, ranks=8)
+    before = base.collective_time("all_reduce", sizes, ranks=8)
     assert times / before == pytest.approx([2.0, 1.3], rel=0.06), "a curve of its own"
     for changes in (
         {"matched": 4},

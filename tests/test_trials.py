@@ -108,7 +108,8 @@ def test_models_are_always_the_same_and_within_what_is_promised() -> None:
 
 
 def test_every_method_proposes_whole_tables_under_equal_names_of_ranks(toy: Platform) -> None:
-    plans = propose_plans(model := draw_models(1)["model 0"], toy)
+    model = draw_models(1)["model 0"]
+    plans = propose_plans(model, toy)
     assert tuple(plans) == METHODS and len(METHODS) == 8 and plans["random"] != plans["random 2"]
     for plan in plans.values():
         assert {*map(type, plan.owners)} == {int} and plan.ranks == 2 and plan.owners[0] == 0
@@ -154,10 +155,18 @@ def test_a_machine_as_predicted_has_no_regret(study: Any) -> None:
     order = [job["workload"]["batch"] for job in jobs]
     assert order == [*order[:2], *order[:2]], "every model once before any a second time"
     assert len(study()[1]) == 4, "a finished study is measured again"
-    methods = [name for run in trials.runs if run["family"] == "model 0" for name in run["methods"]]
-    assert sorted(methods) == sorted(METHODS), (
+    assert list_methods(trials, "model 0") == sorted(METHODS), (
         "a placement that two methods propose is measured once, and counts twice"
     )
+
+
+def list_methods(trials: Trials, model: str) -> list[str]:
+    """Methods whose placements of a model were measured, in the order of their names."""
+    methods: list[str] = []
+    for run in trials.runs:
+        if run["family"] == model:
+            methods += run["methods"]
+    return sorted(methods)
 
 
 def test_regret_floor_and_excess_are_those_of_the_measured_times() -> None:
@@ -224,12 +233,10 @@ def test_two_processes_take_turns_among_placements() -> None:
     }
     by_rank = run_processes({**job, "seconds": 1e-3}, ranks=2)
     assert [len(results) for results in by_rank] == [3, 3]
-    for run in (run for results in by_rank for run in results):
-        assert (
-            len(run["blocks"]) == 6
-            and run["n"] >= 12
-            and 0 < run["q1"] <= run["median"] <= run["q3"]
-        )
+    for results in by_rank:
+        for run in results:
+            assert len(run["blocks"]) == 6 and run["n"] >= 12
+            assert 0 < run["q1"] <= run["median"] <= run["q3"]
 
 
 # The command line.
@@ -275,7 +282,9 @@ def test_bad_lines_end_with_one_sentence(
 def test_a_plan_is_found_written_and_priced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table, plan, figures = (tmp_path / name for name in ("t.csv", "plan.json", "figures.json"))
+    table = tmp_path / "t.csv"
+    plan = tmp_path / "plan.json"
+    figures = tmp_path / "figures.json"
     table.write_text("rows,dim,pooling\n" + "100000,64,8\n" * 12)
     line = f"--tables {table} --batch 4096 {H100}"
     assert run(f"{line} --out {plan} --json {figures}") == 0
@@ -328,13 +337,9 @@ def test_the_study_is_put_beside_its_bars(
 @pytest.mark.parametrize("name", ["zen5-2.sharding-0", "zen3-2.sharding-1"])
 def test_the_committed_study_meets_its_bars(name: str) -> None:
     """The page of accuracy has today's predictions; test_readme.py computes them again."""
-    trials, shown = (
-        Trials.load(find_reference("measured", f"{name}.json")),
-        PAGE.read_text(encoding="utf-8"),
-    )
-    bars = shown.split(f"measured/{name}.json")[1].split("```")[1].split("met\n")[1].splitlines()
+    trials = Trials.load(find_reference("measured", f"{name}.json"))
+    page = PAGE.read_text(encoding="utf-8")
+    bars = page.split(f"measured/{name}.json")[1].split("```")[1].split("met\n")[1].splitlines()
     assert len(bars) == 3 and all(line.endswith("yes") for line in bars)
     for model in dict.fromkeys(run["family"] for run in trials.runs):
-        assert sorted(
-            m for run in trials.runs if run["family"] == model for m in run["methods"]
-        ) == sorted(METHODS)
+        assert list_methods(trials, model) == sorted(METHODS)
