@@ -304,7 +304,9 @@ def test_iterations_that_scatter_widen_the_interval(measurements: Raw, platform:
 
 
 @pytest.mark.parametrize("estimate", [expect_spread, bound_spread])
-def test_an_estimated_spread_is_that_of_normal_errors(estimate: Callable[[list[float]], float]) -> None:
+def test_an_estimated_spread_is_that_of_normal_errors(
+    estimate: Callable[[list[float]], float],
+) -> None:
     draws = np.random.default_rng(0).normal(0, 0.1, (400, 14))
     spreads = np.array([estimate(row.tolist()) for row in draws])
     assert np.median(spreads) == pytest.approx(0.1, rel=0.25)

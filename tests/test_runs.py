@@ -102,7 +102,9 @@ def test_what_nobody_ran_is_said_and_helps_most_to_measure() -> None:
         (5, {"tp": 1}, "seconds is None"),
     ],
 )
-def test_too_few_runs_and_unknown_columns_are_refused(count: int, run: dict[str, Any], message: str) -> None:
+def test_too_few_runs_and_unknown_columns_are_refused(
+    count: int, run: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         tune(GPT, NODE, [run for _ in range(count)])
 
