@@ -2,7 +2,7 @@
 time goes."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -70,6 +70,27 @@ _WORK = {
     "phase": pl.String,
     "module": pl.String,
 }
+
+
+class _Work(NamedTuple):
+    """One kernel or copy, see `list_work`."""
+
+    rank: int | None
+    event: int
+    iteration: int
+    role: str
+    stream: int
+    start: int
+    end: int
+    launched: int
+    kernel: str
+    operation: int
+    exchange: int
+    collective: int
+    name: str
+    kind: str
+    phase: str
+    module: str
 
 
 class _Place(NamedTuple):
@@ -195,59 +216,82 @@ def list_work(file: TraceFile) -> Table:
     check_threads()
     events = file.events
     find = _find_places(file)
-    is_of_collective = cache(COLLECTIVE.search)
     device = events.filter(pl.col("cat").is_in(DEVICE))
     if device.is_empty():
         device = _find_workers(events.filter(pl.col("cat") == "cpu_op"), find)
-    names, ends = events["name"].to_list(), (events["ts"] + events["dur"]).to_list()
-    rows, columns = [], ("index", "iteration", "cat", "name", "stream", "index_correlation", "ts")
-    begun: dict[Any, int] = {}  # first kernel of each collective
+    names = events["name"].to_list()
+    ends = (events["ts"] + events["dur"]).to_list()
+    is_of_collective = cache(COLLECTIVE.search)
+    first_kernels: dict[Any, int] = {}  # of each collective
+    columns = ("index", "iteration", "cat", "name", "stream", "index_correlation", "ts")
+    rows = []
     for index, iteration, cat, kernel, stream, launch, start in device.select(columns).iter_rows():
         # what no host event launched has no known phase
         place = find(launch) if launch >= 0 else _Place()
-        owner = names[place.owner] if place.owner >= 0 else ""
         facts = file.args.get(index, {})
         # an operator inside of an exchange, such as a copy, does work of its own
-        exchanging = place.exchange >= 0 and (cat == "cpu_op" or place.owner < place.exchange)
-        named = cat == "kernel" and is_of_collective(kernel)
+        is_exchange = place.exchange >= 0 and (cat == "cpu_op" or place.owner < place.exchange)
+        is_named = cat == "kernel" and is_of_collective(kernel) is not None
         collective = -1
-        if named or exchanging or "Collective name" in facts:
-            exchanged = names[place.exchange] if place.exchange >= 0 else ""
+        if is_named or is_exchange or "Collective name" in facts:
+            exchange = names[place.exchange] if place.exchange >= 0 else ""
             stated = {**file.args.get(place.exchange, {}), **facts}.get("Collective name", "")
+            name = spell_operation(str(stated), exchange, kernel)
             role, kind = "communication", "collective"
-            name = spell_operation(str(stated), exchanged, kernel)
-            group: Any = index
-            if place.exchange >= 0:
-                group = "exchange", place.exchange
-            elif not named and "External id" in facts:
-                group = "external", str(facts["External id"]), str(facts["Collective name"])
-            collective = begun.setdefault(group, index)
+            group = _find_group(index, place, facts, is_named)
+            collective = first_kernels.setdefault(group, index)
         else:
-            role, name = (
-                "compute" if cat in ("kernel", "cpu_op") else "copies",
-                owner.removeprefix("aten::") or kernel,
+            owner = names[place.owner] if place.owner >= 0 else ""
+            name = owner.removeprefix("aten::") or kernel
+            role = "compute" if cat in ("kernel", "cpu_op") else "copies"
+            # a known operator says what its kernels do
+            tells = owner if place.known and role == "compute" else kernel
+            kind = _classify(tells) or _classify(owner, last=True) or "other"
+        rows.append(
+            _Work(
+                rank=file.rank,
+                event=index,
+                iteration=iteration,
+                role=role,
+                stream=stream,
+                start=start,
+                end=ends[index],
+                launched=ends[launch] if launch not in (-1, index) else -1,
+                kernel=kernel,
+                operation=place.owner,
+                exchange=place.exchange,
+                collective=collective,
+                name=name,
+                kind=kind,
+                phase=place.phase,
+                module=place.module,
             )
-            kind = _classify(owner if place.known and role == "compute" else kernel) or _classify(
-                owner, last=True
-            )
-        launched = ends[launch] if launch not in (-1, index) else -1
-        work = (file.rank, index, iteration, role, stream, start, ends[index], launched, kernel)
-        owners = (place.owner, place.exchange, collective)
-        rows.append((*work, *owners, name, kind or "other", place.phase, place.module))
+        )
     return pl.DataFrame(rows, _WORK, orient="row").sort("start", "index")
+
+
+def _find_group(index: int, place: _Place, facts: Mapping[str, Any], is_named: bool) -> Any:
+    """What all kernels of a collective have in common: the operator that launched them, or their
+    number in the trace; otherwise a kernel is a collective of its own."""
+    if place.exchange >= 0:
+        return "exchange", place.exchange
+    if not is_named and "External id" in facts:
+        return "external", str(facts["External id"]), str(facts["Collective name"])
+    return index
 
 
 def _find_workers(operators: Table, find: Callable[[int], _Place]) -> Table:
     """Operators of a host that do work: those that the vocabulary knows, and others that call no
     operator."""
-    callers, chosen = set(operators["parent"]), list[bool]()
+    callers = set(operators["parent"])
+    works: list[bool] = []
     for index, name in operators.select("index", "name").iter_rows():
-        place, short = find(index), name.removeprefix("aten::")
-        innermost = index not in callers and short not in VIEWS and short != name
-        chosen.append(place.owner == index and (place.known or innermost))
-    return operators.filter(pl.Series(chosen, dtype=pl.Boolean)).with_columns(
-        index_correlation=pl.col("index")
-    )
+        place = find(index)
+        short = name.removeprefix("aten::")
+        is_innermost = index not in callers and short not in VIEWS and short != name
+        works.append(place.owner == index and (place.known or is_innermost))
+    workers = operators.filter(pl.Series(works, dtype=pl.Boolean))
+    return workers.with_columns(index_correlation=pl.col("index"))
 
 
 def time_host(file: TraceFile) -> Table:
@@ -280,41 +324,35 @@ def time_host(file: TraceFile) -> Table:
     loading = pl.col("name").str.contains("DataLoader")
     calls = host.filter((pl.col("cat") == "cpu_op") | loading)
     # the outermost calls
-    calls = calls.filter(ts >= end.cum_max().shift(1).fill_null(0).over(threads))
-    calls = calls.sort(ts).with_columns(before=end.cum_max().shift(1).over("pid")).filter(~loading)
-    launches = host.filter(pl.col("index_correlation") >= 0, ~pl.col("name").str.contains(BLOCKING))
+    last_end = end.cum_max().shift(1)
+    calls = calls.filter(ts >= last_end.fill_null(0).over(threads))
+    calls = calls.sort(ts).with_columns(before=last_end.over("pid")).filter(~loading)
+    is_blocking = pl.col("name").str.contains(BLOCKING)
+    launches = host.filter(pl.col("index_correlation") >= 0, ~is_blocking)
     launches = launches.select(*threads, "ts", "end", begin="ts")
-    launches = launches.join_asof(calls, on="ts", by=threads, check_sortedness=False).filter(
-        ts < pl.col("end_right")
-    )
-    each = launches.group_by("index").agg(
-        pl.min("begin"), pl.max("end"), done=pl.first("end_right")
-    )
-    each = each.join(calls.select("index", "ts"), on="index")
-    waits = host.filter(pl.col("name").str.contains(BLOCKING))["ts"]
-    bare, between = (
-        calls.join(each, on="index", how="anti"),
-        end.shift(1).over("index").alias("before"),
-    )
+    # the call around each launch
+    launches = launches.join_asof(calls, on="ts", by=threads, check_sortedness=False)
+    launches = launches.filter(ts < pl.col("end_right"))
+    by_call = launches.group_by("index")
+    launching = by_call.agg(pl.min("begin"), pl.max("end"), done=pl.first("end_right"))
+    launching = launching.join(calls.select("index", "ts"), on="index")
+    bare = calls.join(launching, on="index", how="anti")
+    waits = host.filter(is_blocking)["ts"]
+    last_launch = end.shift(1).over("index")
+    gaps = calls.select("before", after=ts)
+    between_launches = launches.select(last_launch.alias("before"), after="begin")
     times = {
         "bare": bare.select(end - ts),
-        "before_launch": each.select(pl.col("begin") - ts),
-        "after_launch": each.select(pl.col("done") - end),
+        "before_launch": launching.select(pl.col("begin") - ts),
+        "after_launch": launching.select(pl.col("done") - end),
         "launch": launches.select(end - pl.col("begin")),
+        "gap": _time_between(gaps, waits),
+        "between_launches": _time_between(between_launches, waits),
     }
-    pairs = {
-        "gap": calls.select("before", after=ts),
-        "between_launches": launches.select(between, after="begin"),
-    }
-    for name, pair in pairs.items():
-        pair = pair.drop_nulls().filter(pl.col("before") <= pl.col("after"))
-        free = waits.search_sorted(pair["before"]) == waits.search_sorted(pair["after"])
-        times[name] = pair.filter(free).select(pl.col("after") - pl.col("before"))
-    series = ((name, 1e-9 * frame.to_series().drop_nulls()) for name, frame in times.items())
-    rows = [
-        (file.rank, name, len(seconds), seconds.median(), seconds.mean())
-        for name, seconds in series
-    ]
+    rows = []
+    for name, frame in times.items():
+        seconds = 1e-9 * frame.to_series().drop_nulls()
+        rows.append((file.rank, name, len(seconds), seconds.median(), seconds.mean()))
     kinds = {
         "rank": pl.Int64,
         "overhead": pl.String,
@@ -325,6 +363,14 @@ def time_host(file: TraceFile) -> Table:
     return pl.DataFrame(rows, kinds, orient="row").with_columns(
         observers=pl.lit(", ".join(file.observers))
     )
+
+
+def _time_between(pairs: Table, waits: pl.Series) -> Table:
+    """Times from before to after, in which the host did not wait for its device [ns]."""
+    before, after = pl.col("before"), pl.col("after")
+    pairs = pairs.drop_nulls().filter(before <= after)
+    is_free = waits.search_sorted(pairs["before"]) == waits.search_sorted(pairs["after"])
+    return pairs.filter(is_free).select(after - before)
 
 
 def list_steps(file: TraceFile, basis: str) -> Table:
@@ -361,11 +407,10 @@ def list_steps(file: TraceFile, basis: str) -> Table:
         .then(pl.format("stalled: {} times the median", slow.round(1)))
         .otherwise(pl.lit(""))
     )
-    rows, left = (
-        rows.with_columns(reason=reason, rank=pl.lit(file.rank, pl.Int64)),
-        pl.col("reason") != "",
-    )
-    rows = rows.with_columns(time_s=1e-9 * pl.col("time"), kept=~left | left.all())
+    rows = rows.with_columns(reason=reason, rank=pl.lit(file.rank, pl.Int64))
+    is_left_out = pl.col("reason") != ""
+    kept = ~is_left_out | is_left_out.all()
+    rows = rows.with_columns(time_s=1e-9 * pl.col("time"), kept=kept)
     return rows.select("rank", "step", "begin", "time", "time_s", "kept", "reason")
 
 
