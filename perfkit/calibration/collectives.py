@@ -278,39 +278,46 @@ def list_collectives(
     )
     for file, work in zip(files, works, strict=True):
         groups: dict[str, str] = {}
-        met = work.filter(role="communication").group_by("collective", maintain_order=True)
-        for call in met.agg(parts).iter_rows(named=True):
+        communication = work.filter(role="communication")
+        calls = communication.group_by("collective", maintain_order=True).agg(parts)
+        for call in calls.iter_rows(named=True):
             row = _describe(file, call["kernel"], call["index"], call["exchange"])
             stated_size = _find_stated_size(sizes, call["kernel"])
             if stated_size is not None:
                 row["nbytes"] = stated_size
             if not row["members"]:  # then name and stream may mean another group on another rank
-                row["group"] = groups.setdefault(
-                    row["group"] or str(call["stream"]), f"group {len(groups)}"
-                )
+                name = row["group"] or str(call["stream"])
+                row["group"] = groups.setdefault(name, f"group {len(groups)}")
             row["rank"], row["index"] = file.rank, call["collective"]
             row["iteration"] = call["iteration"]
             row["time_s"] = 1e-9 * (call["end"] - call["start"])
             rows.append(row)
-    own = ("rank", "iteration", "group")
+    of_rank = ("rank", "iteration", "group")
     frame = pl.DataFrame(rows, _SCHEMA).with_columns(
-        order=pl.int_range(pl.len()).over(own), own=pl.len().over(own)
+        order=pl.int_range(pl.len()).over(of_rank), calls_of_rank=pl.len().over(of_rank)
     )
-    key = ("iteration", "group", "order")
-    same = (pl.col("operation").n_unique().over(key) == 1) & (
-        pl.col("own").n_unique().over("iteration", "group") == 1
-    )
-    same &= (pl.col("members").list.len() > 0) | (
-        pl.col("ranks").fill_null(len(files)) == len(files)
-    )
-    matched = pl.when(same).then(pl.col("rank").n_unique().over(key)).otherwise(1)
-    transfer = pl.when(matched > 1).then(pl.col("time_s").min().over(key))
-    most = pl.max_horizontal(pl.col("sent").list.max(), pl.col("received").list.max())
-    even = (pl.col("ranks") * most / pl.col("sent").list.sum().clip(1)).fill_null(1.0) * pl.col(
-        "nbytes"
-    )
-    frame = frame.with_columns(even=even, matched=matched, transfer_s=transfer).drop("own")
+    # the same collective on all ranks: equally many calls, with the same operation at each place
+    same_call = ("iteration", "group", "order")
+    has_one_operation = pl.col("operation").n_unique().over(same_call) == 1
+    has_equal_counts = pl.col("calls_of_rank").n_unique().over("iteration", "group") == 1
+    # a group without known members is matched where it may be all ranks that were read
+    has_members = pl.col("members").list.len() > 0
+    may_be_all = pl.col("ranks").fill_null(len(files)) == len(files)
+    is_same = has_one_operation & has_equal_counts & (has_members | may_be_all)
+    matched = pl.when(is_same).then(pl.col("rank").n_unique().over(same_call)).otherwise(1)
+    transfer = pl.when(matched > 1).then(pl.col("time_s").min().over(same_call))
+    frame = frame.with_columns(even=_find_even_size(), matched=matched, transfer_s=transfer)
+    frame = frame.drop("calls_of_rank")
     return frame.with_columns(waiting_s=pl.col("time_s") - pl.col("transfer_s"))
+
+
+def _find_even_size() -> pl.Expr:
+    """Size of the even message that takes as long: the rank with the most data limits an uneven one
+    [B]."""
+    most = pl.max_horizontal(pl.col("sent").list.max(), pl.col("received").list.max())
+    total = pl.col("sent").list.sum().clip(1)
+    unevenness = pl.col("ranks") * most / total
+    return unevenness.fill_null(1.0) * pl.col("nbytes")
 
 
 def _find_stated_size(sizes: Mapping[str, float], kernels: Sequence[str]) -> float | None:
@@ -348,39 +355,45 @@ def fit_transfers(platform: Platform, met: Table, source: str) -> tuple[Platform
     the time per byte. Outside the measured sizes the interval widens by what stays unknown.
     """
     check_threads()
-    local, fits = platform.network.ranks_per_node, dict[str, CollectiveModel]()
-    members = pl.col("members").list
-    known = pl.when(members.len() > 0).then(members.eval(pl.element() // local).list.n_unique())
-    met = met.with_columns(nodes=known.otherwise((pl.col("ranks") + local - 1) // local))
-    whole = (
-        (pl.col("matched") >= pl.col("ranks")) & (pl.col("matched") > 1) & (pl.col("even") > 0)
-    ).fill_null(False)
-    unread = met.filter(~whole)["operation"].value_counts(sort=True).rows()
-    lost = [
-        f"{count} {name}, of which not all ranks were read, or whose size is unknown"
-        for name, count in unread
-    ]
-    calls = met.filter(whole).group_by("iteration", "group", "order", maintain_order=True)
-    each = calls.agg(pl.first("operation", "ranks", "nodes", "transfer_s"), nbytes=pl.max("even"))
-    untimed = each.filter(pl.col("transfer_s") <= 0)["operation"].value_counts(sort=True).rows()
-    lost += [f"{count} {name}, which took no time" for name, count in untimed]
-    each = each.filter(pl.col("transfer_s") > 0)
-    for (operation, ranks, across), own in each.group_by(
-        "operation", "ranks", "nodes", maintain_order=True
-    ):
+    met = met.with_columns(nodes=_count_nodes(platform.network.ranks_per_node))
+    was_read = (pl.col("matched") >= pl.col("ranks")) & (pl.col("matched") > 1)
+    is_whole = (was_read & (pl.col("even") > 0)).fill_null(False)
+    lost = []
+    for name, count in _count_operations(met.filter(~is_whole)):
+        lost.append(f"{count} {name}, of which not all ranks were read, or whose size is unknown")
+    same_call = met.filter(is_whole).group_by("iteration", "group", "order", maintain_order=True)
+    calls = same_call.agg(
+        pl.first("operation", "ranks", "nodes", "transfer_s"), nbytes=pl.max("even")
+    )
+    for name, count in _count_operations(calls.filter(pl.col("transfer_s") <= 0)):
+        lost.append(f"{count} {name}, which took no time")
+    timed = calls.filter(pl.col("transfer_s") > 0)
+    fits: dict[str, CollectiveModel] = {}
+    by_curve = timed.group_by("operation", "ranks", "nodes", maintain_order=True)
+    for (operation, ranks, nodes), own in by_curve:
         # one rank of each node talks over a rail
-        algorithm = "rail" if ranks == across else ""
+        algorithm = "rail" if ranks == nodes else ""
         key = Key(str(operation), int(str(ranks)), algorithm)
-        rows = (
-            own.group_by("nbytes")
-            .agg(seconds=pl.median("transfer_s"), calls=pl.len())
-            .sort("nbytes")
-        )
+        by_size = own.group_by("nbytes").agg(seconds=pl.median("transfer_s"), calls=pl.len())
+        rows = by_size.sort("nbytes")
         try:
             fits[str(key)] = _scale_curve(platform, key, rows, source)
         except ValueError as error:  # the base has no model of it
             lost.append(f"{len(own)} {operation}: {error}")
     return replace(platform, collectives={**platform.collectives, **fits}), lost
+
+
+def _count_nodes(ranks_per_node: int) -> pl.Expr:
+    """Nodes of a collective: those of its members, otherwise as few as its ranks can be on [-]."""
+    members = pl.col("members").list
+    of_members = members.eval(pl.element() // ranks_per_node).list.n_unique()
+    fewest = (pl.col("ranks") + ranks_per_node - 1) // ranks_per_node
+    return pl.when(members.len() > 0).then(of_members).otherwise(fewest)
+
+
+def _count_operations(calls: Table) -> list[tuple[str, int]]:
+    """Names of operations with their calls, the most frequent first."""
+    return [(name, count) for name, count in calls["operation"].value_counts(sort=True).rows()]
 
 
 def _scale_curve(platform: Platform, key: Key, rows: Table, source: str) -> CollectiveModel:
