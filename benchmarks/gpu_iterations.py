@@ -68,47 +68,63 @@ TABLE = "dlrm_single_gpu.csv"
 
 def predict_rows() -> list[dict[str, Any]]:
     """Published iterations with predicted time, 80 % interval and GPU active time [s]."""
-    done = []
+    rows = []
     for row in read_published(TABLE):
-        model = EagerDLRM(pk.DLRM(row["model"], batch=int(row["batch"]), embedding="fused"))
+        dlrm = pk.DLRM(row["model"], batch=int(row["batch"]), embedding="fused")
+        platform = pk.load_platform(PLATFORMS[row["gpu"]])
         with keep_quiet():
-            found = pk.predict(model, pk.load_platform(PLATFORMS[row["gpu"]]))
-        active = sum(seconds for (_, kind), (_, seconds) in found.parts.items() if kind != "host")
-        shares = {
-            "active": active / found.time,
-            "published": row["published_active"] / row["measured"],
-        }
-        done.append({**row, **state(found, row["measured"]), "predicted_active": active, **shares})
-    return done
+            prediction = pk.predict(EagerDLRM(dlrm), platform)
+        active = sum(
+            seconds for (_, kind), (_, seconds) in prediction.parts.items() if kind != "host"
+        )
+        rows.append(
+            {
+                **row,
+                **state(prediction, row["measured"]),
+                "predicted_active": active,
+                "active": active / prediction.time,
+                "published": row["published_active"] / row["measured"],
+            }
+        )
+    return rows
 
 
 def divide(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Rows by GPU, and all."""
-    return {gpu: [row for row in rows if gpu in ("all", row["gpu"])] for gpu in (*PLATFORMS, "all")}
+    parts = {}
+    for gpu in PLATFORMS:
+        parts[gpu] = [row for row in rows if row["gpu"] == gpu]
+    parts["all"] = list(rows)
+    return parts
+
+
+def _average_share(part: Sequence[Row], seconds: Sequence[float]) -> float:
+    """Mean share of a time in the measured iterations, where it is known [%]."""
+    measured = np.array([row["measured"] for row in part])
+    return 100 * float(np.nanmean(np.array(seconds) / measured))
 
 
 def summarize(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Errors by GPU and over all beside those of the study, and the parts of the bias from kernels
     and host [%]."""
-    out = []
+    figures = []
     for gpu, part in divide(rows).items():
-        keys = ("measured", "predicted", "predicted_active", "published_active")
-        measured, predicted, active, true = (np.array([row[key] for row in part]) for key in keys)
-        shares = {
-            "kernels": (active - true) / measured,
-            "host": (predicted - active - measured + true) / measured,
-        }
-        out.append(
+        kernels = [row["predicted_active"] - row["published_active"] for row in part]
+        whole = [row["predicted"] - row["measured"] for row in part]
+        host = [error - of_kernels for error, of_kernels in zip(whole, kernels, strict=True)]
+        own, shared = STUDY[gpu]
+        figures.append(
             {
                 "gpu": gpu,
                 **judge(part),
-                **{name: 100 * float(np.nanmean(share)) for name, share in shares.items()},
-                "study_own": STUDY[gpu][0],
-                "study_shared": STUDY[gpu][1],
+                "kernels": _average_share(part, kernels),
+                "host": _average_share(part, host),
+                "study_own": own,
+                "study_shared": shared,
                 "bar": BARS.get(gpu, math.nan),
             }
         )
-    return out
+    return figures
 
 
 _ROWS = {

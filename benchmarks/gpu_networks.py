@@ -57,18 +57,13 @@ class ResNet50(nn.Sequential):
         layers: list[nn.Module] = [_unit(3, 64, 7, stride=2, pad=3), nn.MaxPool2d(3, 2, 1)]
         inputs = 64
         for stage, blocks in enumerate((3, 4, 6, 3)):
+            width = 64 << stage
             for block in range(blocks):
-                width, stride = 64 << stage, 2 if stage and not block else 1
-                units = (
-                    _unit(inputs, width),
-                    _unit(width, width, 3, stride=stride, pad=1),
-                    _unit(width, 4 * width)[:2],
-                )
-                same = stride == 1 and inputs == 4 * width
-                shortcut = None if same else _unit(inputs, 4 * width, stride=stride)[:2]
-                layers.append(Residual(nn.Sequential(*units), shortcut, nn.ReLU(inplace=True)))
+                stride = 2 if stage and not block else 1
+                layers.append(_make_residual(inputs, width, stride))
                 inputs = 4 * width
-        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
+        head = nn.Linear(inputs, classes)
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
 
 
 def _chain(inputs: int, *units: tuple[int, Any]) -> nn.Sequential:
@@ -85,13 +80,76 @@ def _pooled(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.AvgPool2d(3, 1, 1), _unit(inputs, outputs))
 
 
+def _make_residual(inputs: int, width: int, stride: int) -> Residual:
+    """Three convolutions of a ResNet and a way around them."""
+    outputs = 4 * width
+    narrow = _unit(inputs, width)
+    middle = _unit(width, width, 3, stride=stride, pad=1)
+    widen = _unit(width, outputs)[:2]
+    shortcut = None
+    if stride != 1 or inputs != outputs:
+        shortcut = _unit(inputs, outputs, stride=stride)[:2]
+    return Residual(nn.Sequential(narrow, middle, widen), shortcut, nn.ReLU(inplace=True))
+
+
+#: Windows of an Inception: rows and columns of 7 and of 3.
+_ROW, _COLUMN = (1, 7), (7, 1)
+_LOW, _HIGH = (1, 3), (3, 1)
+
+
+def _make_first_blocks() -> list[nn.Module]:
+    """Blocks of an Inception at 35 x 35 pixels, and what halves them."""
+    layers = list[nn.Module]()
+    for inputs, pooled in ((192, 32), (256, 64), (288, 64)):
+        direct = _chain(inputs, (64, 1))
+        five = _chain(inputs, (48, 1), (64, 5))
+        three = _chain(inputs, (64, 1), (96, 3), (96, 3))
+        layers.append(Branches(direct, five, three, _pooled(inputs, pooled)))
+    strided = _unit(288, 384, 3, stride=2)
+    shrink = nn.Sequential(_chain(288, (64, 1), (96, 3)), _unit(96, 96, 3, stride=2))
+    layers.append(Branches(strided, shrink, nn.MaxPool2d(3, 2)))
+    return layers
+
+
+def _make_middle_blocks() -> list[nn.Module]:
+    """Blocks of an Inception at 17 x 17 pixels, and what halves them."""
+    layers = list[nn.Module]()
+    for width in (128, 160, 160, 192):
+        direct = _chain(768, (192, 1))
+        near = _chain(768, (width, 1), (width, _ROW), (192, _COLUMN))
+        far = _chain(
+            768, (width, 1), (width, _COLUMN), (width, _ROW), (width, _COLUMN), (192, _ROW)
+        )
+        layers.append(Branches(direct, near, far, _pooled(768, 192)))
+    near = nn.Sequential(_chain(768, (192, 1)), _unit(192, 320, 3, stride=2))
+    through = _chain(768, (192, 1), (192, _ROW), (192, _COLUMN))
+    far = nn.Sequential(through, _unit(192, 192, 3, stride=2))
+    layers.append(Branches(near, far, nn.MaxPool2d(3, 2)))
+    return layers
+
+
+def _split(way: nn.Module, outputs: int) -> nn.Sequential:
+    """A branch that ends in a row and a column of 3."""
+    return nn.Sequential(way, Branches(_chain(outputs, (384, _LOW)), _chain(outputs, (384, _HIGH))))
+
+
+def _make_last_blocks() -> list[nn.Module]:
+    """Blocks of an Inception at 8 x 8 pixels."""
+    layers = list[nn.Module]()
+    for inputs in (1280, 2048):
+        direct = _chain(inputs, (320, 1))
+        near = _split(_chain(inputs, (384, 1)), 384)
+        far = _split(_chain(inputs, (448, 1), (384, 3)), 384)
+        layers.append(Branches(direct, near, far, _pooled(inputs, 192)))
+    return layers
+
+
 class InceptionV3(nn.Sequential):
     """Szegedy et al. 2015, arXiv:1512.00567, as torchvision has it, without the auxiliary
     classifier."""
 
     def __init__(self, classes: int = 1000) -> None:
-        row, column, low, high = (1, 7), (7, 1), (1, 3), (3, 1)
-        layers: list[nn.Module] = [
+        super().__init__(
             _unit(3, 32, 3, stride=2),
             _unit(32, 32, 3),
             _unit(32, 64, 3, pad=1),
@@ -99,35 +157,13 @@ class InceptionV3(nn.Sequential):
             _unit(64, 80),
             _unit(80, 192, 3),
             nn.MaxPool2d(3, 2),
-        ]
-        for n, pool in ((192, 32), (256, 64), (288, 64)):
-            layers.append(
-                Branches(
-                    _chain(n, (64, 1)),
-                    _chain(n, (48, 1), (64, 5)),
-                    _chain(n, (64, 1), (96, 3), (96, 3)),
-                    _pooled(n, pool),
-                )
-            )
-        shrink = nn.Sequential(_chain(288, (64, 1), (96, 3)), _unit(96, 96, 3, stride=2))
-        layers.append(Branches(_unit(288, 384, 3, stride=2), shrink, nn.MaxPool2d(3, 2)))
-        for c in (128, 160, 160, 192):
-            far = _chain(768, (c, 1), (c, column), (c, row), (c, column), (192, row))
-            near = _chain(768, (c, 1), (c, row), (192, column))
-            layers.append(Branches(_chain(768, (192, 1)), near, far, _pooled(768, 192)))
-        near = nn.Sequential(_chain(768, (192, 1)), _unit(192, 320, 3, stride=2))
-        far = nn.Sequential(
-            _chain(768, (192, 1), (192, row), (192, column)), _unit(192, 192, 3, stride=2)
-        )
-        layers.append(Branches(near, far, nn.MaxPool2d(3, 2)))
-        for n in (1280, 2048):
-            splits = [
-                nn.Sequential(way, Branches(_chain(out, (384, low)), _chain(out, (384, high))))
-                for out, way in ((384, _chain(n, (384, 1))), (384, _chain(n, (448, 1), (384, 3))))
-            ]
-            layers.append(Branches(_chain(n, (320, 1)), *splits, _pooled(n, 192)))
-        super().__init__(
-            *layers, nn.AdaptiveAvgPool2d(1), nn.Dropout(), nn.Flatten(), nn.Linear(2048, classes)
+            *_make_first_blocks(),
+            *_make_middle_blocks(),
+            *_make_last_blocks(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Dropout(),
+            nn.Flatten(),
+            nn.Linear(2048, classes),
         )
 
 
@@ -146,17 +182,44 @@ def capture_net(name: str, batch: int) -> pk.Graph:
     build, size = NETS[name]
 
     def make_step() -> Callable[[], None]:
-        module, images = build(), torch.empty(batch, 3, size, size)
+        module = build()
+        images = torch.empty(batch, 3, size, size)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1, foreach=False)
 
         def step() -> None:
             optimizer.zero_grad(set_to_none=False)
-            F.cross_entropy(module(images), torch.zeros(batch, dtype=torch.long)).backward()
+            outputs = module(images)
+            labels = torch.zeros(batch, dtype=torch.long)
+            F.cross_entropy(outputs, labels).backward()
             optimizer.step()
 
         return step
 
     return pk.capture(make_step, name=f"{name}, batch {batch}", family="convolution", device="cuda")
+
+
+def _sum_kinds(prediction: pk.Prediction) -> dict[str, float]:
+    """Time of the parts of an iteration by class [s]."""
+    kinds: dict[str, float] = {}
+    for (_, kind), (_, seconds) in prediction.parts.items():
+        kinds[kind] = kinds.get(kind, 0.0) + seconds
+    return kinds
+
+
+def _compare(prediction: pk.Prediction, published: Row) -> dict[str, Any]:
+    """Predicted and published time with the time of kernels [s], and errors of other predictions
+    [%]."""
+    stated = state(prediction, float(published["measured_iter_ms"]) * 1e-3)
+    kinds = _sum_kinds(prediction)
+    active = sum(seconds for kind, seconds in kinds.items() if kind != "host")
+    return {
+        **stated,
+        "standstill": prediction.latency / stated["measured"] - 1,
+        "active": active,
+        "kinds": kinds,
+        "share": kinds.get("convolution", 0.0) / active,
+        **{name: float(published[name] or "nan") for name in STUDY},
+    }
 
 
 def predict_rows(
@@ -166,38 +229,19 @@ def predict_rows(
 
     Errors of other predictions are beside them [%].
     """
-    source = {
-        (row["gpu"], row["model"], int(row["batch"])): row
-        for row in read_csv(find_shared_data("end_to_end", "e2e_single_gpu_cnn.csv"))
-    }
-    graphs, rows = (
-        {(name, batch): capture_net(name, batch) for name in names for batch in batches},
-        [],
-    )
-    for (gpu, platform), ((name, batch), graph) in product(PLATFORMS.items(), graphs.items()):
-        with keep_quiet():
-            found = pk.predict(graph, platform)
-        kinds: dict[str, float] = {}
-        for (_, kind), (_, seconds) in found.parts.items():
-            kinds[kind] = kinds.get(kind, 0.0) + seconds
-        other, active = (
-            source[gpu, name, batch],
-            sum(seconds for kind, seconds in kinds.items() if kind != "host"),
-        )
-        own = state(found, float(other["measured_iter_ms"]) * 1e-3)
-        rows.append(
-            {
-                "gpu": gpu,
-                "model": name,
-                "batch": batch,
-                **own,
-                "standstill": found.latency / own["measured"] - 1,
-                "active": active,
-                "kinds": kinds,
-                "share": kinds.get("convolution", 0.0) / active,
-                **{key: float(other[key] or "nan") for key in STUDY},
-            }
-        )
+    published = {}
+    for row in read_csv(find_shared_data("end_to_end", "e2e_single_gpu_cnn.csv")):
+        published[row["gpu"], row["model"], int(row["batch"])] = row
+    graphs = {}
+    for name, batch in product(names, batches):
+        graphs[name, batch] = capture_net(name, batch)
+    rows = []
+    for gpu, platform in PLATFORMS.items():
+        for (name, batch), graph in graphs.items():
+            with keep_quiet():
+                prediction = pk.predict(graph, platform)
+            figures = _compare(prediction, published[gpu, name, batch])
+            rows.append({"gpu": gpu, "model": name, "batch": batch, **figures})
     return rows
 
 
@@ -220,10 +264,9 @@ _FIGURES = {
     "largest": "{max:.1f}",
     "bias": "{bias:+.1f}",
     "inside 80 %": "{inside:.0f}",
-    **{
-        head: f"{{{key}:.1f}}"
-        for head, key in zip(("study's mean", "Habitat", "MLPredict"), STUDY, strict=True)
-    },
+    "study's mean": f"{{{STUDY[0]}:.1f}}",
+    "Habitat": f"{{{STUDY[1]}:.1f}}",
+    "MLPredict": f"{{{STUDY[2]}:.1f}}",
 }
 
 
@@ -231,7 +274,9 @@ def format_rows(rows: Sequence[Row]) -> str:
     """Every row, and errors by GPU and over all."""
     figures = []
     for gpu, part in divide(rows).items():
-        others = {key: float(np.nanmean([row[key] for row in part])) for key in STUDY}
+        others = {}
+        for name in STUDY:
+            others[name] = float(np.nanmean([row[name] for row in part]))
         figures.append({"gpu": gpu, **judge(part), **others})
     return f"{lay_out(rows, _ROWS)}\n\nerrors [%]\n{lay_out(figures, _FIGURES)}"
 

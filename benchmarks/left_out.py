@@ -10,6 +10,7 @@ and its share in all operations.
 
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
@@ -23,7 +24,12 @@ from perfkit.calibration.cpu_context import add_context
 from perfkit.calibration.fit import fit_platform
 from perfkit.ground.files import find_reference
 from perfkit.ground.units import check_positive
-from perfkit.measure.records import MachineMeasurements, read_measurements, write_result
+from perfkit.measure.records import (
+    MachineMeasurements,
+    MeasuredKernel,
+    read_measurements,
+    write_result,
+)
 from perfkit.measure.samples import load
 from perfkit.measure.timing import find_disagreement
 from perfkit.prediction.cost import price
@@ -35,28 +41,34 @@ _PARTS = (
 )
 
 
+def _draw_folds(kernels: Sequence[MeasuredKernel], folds: int, draw: int) -> np.ndarray:
+    """The part that each kernel is in; every class is split evenly."""
+    classes = np.unique([kernel.name for kernel in kernels], return_inverse=True)[1]
+    rng = np.random.default_rng([4, draw])
+    parts = np.zeros(len(kernels), dtype=int)
+    for number in range(classes.max() + 1):
+        members = np.flatnonzero(classes == number)
+        parts[members] = rng.permutation(len(members)) % folds
+    return parts
+
+
 def judge_kernel_folds(
     measurements: MachineMeasurements, *, folds: int = 5, draws: int = 2
 ) -> Errors:
     """Error and noise of kernels by class, each predicted from the other folds, for several random
     splits."""
     kernels = measurements.kernels
-    classes = np.unique([kernel.name for kernel in kernels], return_inverse=True)[1]
-    found: Errors = defaultdict(list)
+    errors: Errors = defaultdict(list)
     for draw in range(draws):
-        rng, fold = np.random.default_rng([4, draw]), np.zeros(len(kernels), dtype=int)
-        for number in range(classes.max() + 1):
-            own = np.flatnonzero(classes == number)
-            fold[own] = rng.permutation(len(own)) % folds
-        for number in range(folds):
-            fitted = list(compress(kernels, fold != number))
-            rest = list(compress(kernels, fold == number))
-            platform = fit_platform(
-                replace(measurements, kernels=fitted, iterations=[], collectives=[])
-            )
-            for key, pairs in judge_part({"kernels": write_result(rest)}, platform).items():
-                found[key] += pairs
-    return found
+        parts = _draw_folds(kernels, folds, draw)
+        for part in range(folds):
+            fitted = list(compress(kernels, parts != part))
+            judged = list(compress(kernels, parts == part))
+            known = replace(measurements, kernels=fitted, iterations=[], collectives=[])
+            platform = fit_platform(known)
+            for name, pairs in judge_part({"kernels": write_result(judged)}, platform).items():
+                errors[name] += pairs
+    return errors
 
 
 def judge_embeddings(measurements: MachineMeasurements) -> Errors:
@@ -64,21 +76,29 @@ def judge_embeddings(measurements: MachineMeasurements) -> Errors:
     a time."""
     single = [row for row in measurements.iterations if len(row.runs) == 1]
     isolated = fit_platform(replace(measurements, iterations=[]))
-    found: Errors = {"time": [], "share": []}
-    for row in (row for row in single if row.workload.get("tables")):
+    errors: Errors = {"time": [], "share": []}
+    for row in single:
+        if not row.workload.get("tables"):
+            continue
         others = [other for other in single if other is not row]
         platform = add_context(isolated, replace(measurements, iterations=others))
-        workload, rank = load(dict(row.workload)), row.runs[0]
+        workload = load(dict(row.workload))
+        rank = row.runs[0]
         graph = workload.graphs()[0]
-        embedding = np.array([label.kind.startswith("embedding") for label in graph.labels])
-        times = np.array(
-            [price([graph], platform, dtype=workload.dtype)[0].seconds, rank.operation_seconds]
-        )
-        parts = times[:, embedding].sum(axis=1)
-        shares, noise = parts / times.sum(axis=1), find_disagreement(rank)
-        found["time"].append((float(parts[0] / parts[1] - 1), noise))
-        found["share"].append((float(shares[0] / shares[1] - 1), noise))
-    return found
+        is_embedding = np.array([label.kind.startswith("embedding") for label in graph.labels])
+        predicted = price([graph], platform, dtype=workload.dtype)[0].seconds
+        measured = np.array(rank.operation_seconds)
+        time = predicted[is_embedding].sum() / measured[is_embedding].sum()
+        total = predicted.sum() / measured.sum()
+        noise = find_disagreement(rank)
+        errors["time"].append((float(time - 1), noise))
+        errors["share"].append((float(time / total - 1), noise))
+    return errors
+
+
+def _check_count(name: str, value: int) -> int:
+    """A whole number above 0."""
+    return int(check_positive(name, value, integer=True))
 
 
 @command(
@@ -95,9 +115,8 @@ def judge_embeddings(measurements: MachineMeasurements) -> Errors:
 )
 def main(given: Any) -> None:
     """Errors on what is left out of a calibration."""
-    folds, draws = (
-        int(check_positive(name, getattr(given, name), integer=True)) for name in ("folds", "draws")
-    )
+    folds = _check_count("folds", given.folds)
+    draws = _check_count("draws", given.draws)
     if folds < 2:
         raise ValueError(f"folds is {folds}; at least 2 are needed to fit one and judge the other")
     measurements = read_measurements(json.loads(given.file.read_text(encoding="utf-8")))

@@ -76,7 +76,10 @@ from perfkit.platform.estimates import keep_quiet
 #: Largest error by benchmark and GPU [-]; the other steps have no bar.
 BARS = {("dlrm", "A100"): 0.30, ("dlrm", "H100"): 0.30, ("dlrm_dcnv2", "H100"): 0.25}
 PLATFORMS = {"A100": "a100-sxm-8", "H100": "h100-sxm-8", "H200": "h200-sxm-8"}
-BATCH, RANKS, MEMORY = 55_296, 8, 60e9
+BATCH = 55_296
+RANKS = 8
+#: Memory of a GPU for tables [B].
+MEMORY = 60e9
 _COMMON: dict[str, Any] = {
     "dtype": "fp16",
     "table_dtype": "fp32",
@@ -102,21 +105,19 @@ def predict_rows(
 ) -> tuple[list[dict[str, Any]], dict[str, pk.Plan]]:
     """Predict every published step, with its 80 % interval [s]; also returns the plans, with those
     searched for now."""
-    done, found = [], dict(plans)
+    predicted = list[dict[str, Any]]()
+    known = dict(plans)
     for row in rows:
-        key, model = (
-            f"{row['benchmark']} {row['gpu']}",
-            pk.DLRM(batch=BATCH, **MODELS[row["benchmark"]]),
-        )
+        name = f"{row['benchmark']} {row['gpu']}"
+        model = pk.DLRM(batch=BATCH, **MODELS[row["benchmark"]])
         platform = replace(pk.load_platform(PLATFORMS[row["gpu"]]), host={})
         with keep_quiet():
-            if key not in found:
-                found[key] = pk.shard(
-                    model, platform, ranks=RANKS, memory=MEMORY, seconds=2.0, seed=0
-                ).plan
-            step = pk.predict(model, platform, ranks=RANKS, plan=found[key], execution="compiled")
-        done.append({**row, **state(step, row["measured"])})
-    return done, found
+            if name not in known:
+                known[name] = _search(model, platform)
+            plan = known[name]
+            step = pk.predict(model, platform, ranks=RANKS, plan=plan, execution="compiled")
+        predicted.append({**row, **state(step, row["measured"])})
+    return predicted, known
 
 
 _TABLE = {
@@ -131,6 +132,22 @@ _TABLE = {
 }
 
 
+def _search(model: pk.DLRM, platform: pk.Platform) -> pk.Plan:
+    """Search for a placement."""
+    result = pk.shard(model, platform, ranks=RANKS, memory=MEMORY, seconds=2.0, seed=0)
+    return result.plan
+
+
+def write_plans(plans: Mapping[str, pk.Plan]) -> None:
+    """Write placements, one a line."""
+    lines = []
+    for name, plan in plans.items():
+        entry = json.dumps(json.loads(plan.to_json()))
+        lines.append(f"{json.dumps(name)}: {entry}")
+    path = find_reference("published") / "mlperf_dlrm_plans.json"
+    write_text(path, "{" + ",\n".join(lines) + "}\n")
+
+
 @command(
     {
         **WRITE,
@@ -142,13 +159,12 @@ _TABLE = {
 )
 def main(given: Any) -> int:
     """MLPerf steps of DLRM on 8 GPUs."""
-    rows, plans = predict_rows(read_published(TABLE), {} if given.search else read_plans())
-    rows = [{**row, "bar": BARS.get((row["benchmark"], row["gpu"]))} for row in rows]
+    known = {} if given.search else read_plans()
+    rows, plans = predict_rows(read_published(TABLE), known)
+    for row in rows:
+        row["bar"] = BARS.get((row["benchmark"], row["gpu"]))
     print(lay_out(rows, _TABLE))
     if given.write:
         write_published(TABLE, rows)
-        entries = ",\n".join(
-            f"{json.dumps(k)}: {json.dumps(json.loads(p.to_json()))}" for k, p in plans.items()
-        )
-        write_text(find_reference("published") / "mlperf_dlrm_plans.json", "{" + entries + "}\n")
+        write_plans(plans)
     return int(any(row["bar"] and abs(row["error"]) > row["bar"] for row in rows))

@@ -7,7 +7,8 @@ Fused kernels of Lin et al. (arXiv 2404.12674): those of DLRM-MLPerf at batch 20
 profiled alone; in the second half of each kind of these, indices are in shared memory.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from benchmarks.helpers.command import command
 from benchmarks.helpers.files import find_shared_data, read_csv
@@ -18,59 +19,89 @@ from perfkit.prediction.cost import price
 from perfkit.workloads.dlrm import DLRM
 
 
+class Case(NamedTuple):
+    """A published kernel: its direction, its tables in words, the model that runs it, and its time
+    [s]."""
+
+    phase: str
+    tables: str
+    model: DLRM
+    seconds: float
+
+
+def _list_traced() -> Iterator[Case]:
+    """Kernels of the trace of DLRM-MLPerf."""
+    model = DLRM("dlrm-mlperf", batch=2048, embedding="fused")
+    phases = {"LookupFunction": "forward", "LookupFunctionBackward": "backward"}
+    for row in read_trace():
+        if row["op"] in phases:
+            yield Case(phases[row["op"]], "MLPerf", model, row["seconds"])
+
+
+def _list_profiled() -> Iterator[Case]:
+    """Kernels that were profiled alone."""
+    for row in read_csv(find_shared_data("kernels_v100", "kernel_samples_v100_2020_counters.csv")):
+        if not row["set"].startswith("EL"):
+            continue
+        rows = int(float(row["num_embeddings"]))
+        tables = int(float(row["num_tables"]))
+        pooling = int(float(row["bag_size"]))
+        dim = int(float(row["embedding_dim"]))
+        model = DLRM(
+            batch=int(float(row["batch_size"])),
+            rows=[rows for _ in range(tables)],
+            pooling=pooling,
+            dim=dim,
+            embedding="fused",
+        )
+        phase = "forward" if "fwd" in row["set"] else "backward"
+        words = f"{tables} of {rows} x {dim}, {pooling} each"
+        yield Case(phase, words, model, 1e-6 * float(row["kernel_runtime"]))
+
+
+def _predict(case: Case) -> float:
+    """Time of the lookups or updates of a model on a V100 [s]."""
+    (graph,) = case.model.graphs(1, accelerator=True)
+    (costs,) = price([graph], load_platform("v100-sxm-8"))
+    total = 0.0
+    for seconds, label in zip(costs.seconds, graph.labels, strict=True):
+        if label.kind == f"embedding_{case.phase}":
+            total += float(seconds)
+    return total
+
+
 def predict_kernels() -> list[dict[str, Any]]:
     """Phase, tables, batch, measured and predicted time of every kernel [s]."""
-    model = DLRM("dlrm-mlperf", batch=2048, embedding="fused")
-    names = {"LookupFunction": "forward", "LookupFunctionBackward": "backward"}
-    cases = [
-        (names[row["op"]], "MLPerf", model, row["seconds"])
-        for row in read_trace()
-        if row["op"] in names
-    ]
-    for row in read_csv(find_shared_data("kernels_v100", "kernel_samples_v100_2020_counters.csv")):
-        if row["set"].startswith("EL"):
-            keys = ("batch_size", "num_embeddings", "num_tables", "bag_size", "embedding_dim")
-            batch, rows, tables, pooling, dim = (int(float(row[key])) for key in keys)
-            model = DLRM(
-                batch=batch, rows=[rows] * tables, pooling=pooling, dim=dim, embedding="fused"
-            )
-            phase, text = (
-                "forward" if "fwd" in row["set"] else "backward",
-                f"{tables} of {rows} x {dim}",
-            )
-            cases.append(
-                (phase, f"{text}, {pooling} each", model, 1e-6 * float(row["kernel_runtime"]))
-            )
-    found = []
-    for phase, text, model, measured in cases:
-        [graph] = model.graphs(1, accelerator=True)
-        seconds = price([graph], load_platform("v100-sxm-8"))[0].seconds
-        own = sum(
-            s
-            for s, label in zip(seconds, graph.labels, strict=True)
-            if label.kind == f"embedding_{phase}"
-        )
-        about = {"phase": phase, "tables": text, "batch": model.batch}
-        found.append(
+    rows = []
+    for case in (*_list_traced(), *_list_profiled()):
+        predicted = _predict(case)
+        rows.append(
             {
-                **about,
-                "measured_s": measured,
-                "predicted_s": float(own),
-                "error": float(own / measured - 1),
+                "phase": case.phase,
+                "tables": case.tables,
+                "batch": case.model.batch,
+                "measured_s": case.seconds,
+                "predicted_s": predicted,
+                "error": predicted / case.seconds - 1,
             }
         )
-    return found
+    return rows
+
+
+_COLUMNS = {
+    "phase": "{phase}",
+    "tables": "{tables}",
+    "batch": "{batch}",
+    "measured": "{measured_s:time}",
+    "predicted": "{predicted_s:time}",
+    "error": "{error:+.0%}",
+}
 
 
 @command({})
 def main(given: Any) -> None:
     """Lookups and updates on a V100 that nothing was fitted to."""
     rows = predict_kernels()
-    heads = ("phase", "tables", "batch")
-    columns = {
-        "measured": "{measured_s:time}",
-        "predicted": "{predicted_s:time}",
-        "error": "{error:+.0%}",
-    }
-    print(lay_out(rows, {head: f"{{{head}}}" for head in heads} | columns))
-    print(f"{sum(abs(row['error']) <= 0.15 for row in rows)} of {len(rows)} within 15 %")
+    near = [row for row in rows if abs(row["error"]) <= 0.15]
+    print(lay_out(rows, _COLUMNS))
+    print(f"{len(near)} of {len(rows)} within 15 %")

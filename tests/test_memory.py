@@ -2,7 +2,7 @@
 much."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.Extr
 
 BERT, GPT2 = pk.Transformer.bert, pk.Transformer.gpt2
 CPU, GPU = "zen3-2", "h100-sxm-8"
+LARGE_TABLES = pk.DLRM(rows=[10**10 for _ in range(8)], dim=128, batch=2048)
 SMALL = GPT2("gpt2", layers=4, hidden=64, heads=4, vocabulary=500, batch=4, sequence=64)
 
 
@@ -40,12 +41,12 @@ def memory(work: Any, platform: str = CPU, **settings: Any) -> Memory:
 def graph(*operations: tuple[str, str, str]) -> Graph:
     """Operations by phase, buffers read and buffers written; buffer `a` has 1 byte, `b` 2, `c` 4
     ..."""
-    rows = [
-        (index, ord(letter) - 97, 2.0 ** (ord(letter) - 97), write)
-        for index, (_, *touched) in enumerate(operations)
-        for write, letters in enumerate(touched)
-        for letter in letters
-    ]
+    rows = []
+    for index, (_, read, written) in enumerate(operations):
+        for letters, is_write in ((read, False), (written, True)):
+            for letter in letters:
+                buffer = ord(letter) - ord("a")
+                rows.append((index, buffer, 2.0**buffer, is_write))
     labels = tuple(Label("add", "elementwise", "add", phase, "") for phase, *_ in operations)
     return Graph(labels, Features.zeros(len(labels)), Accesses.from_rows(rows))
 
@@ -97,52 +98,63 @@ def test_bytes_live_from_the_first_write_to_the_last_use(
 @pytest.mark.parametrize(
     ("workload", "platform", "ranks"),
     [
-        (pk.DLRM(rows=[10**10] * 8, dim=128, batch=2048), GPU, 1),
+        (LARGE_TABLES, GPU, 1),
         (GPT2("gpt2-xl", layers=96, hidden=12288, heads=96, batch=8), GPU, 8),
         (BERT("bert-large", batch=100_000, sequence=512), "v100-sxm-8", 1),
     ],
 )
 def test_what_does_not_fit_is_said(workload: Any, platform: str, ranks: int) -> None:
     with pytest.warns(UserWarning, match="does not fit"):
-        found = pk.predict(workload, platform, ranks=ranks)
-    assert found.fits is False
-    assert all(
-        ": does not fit" in text
-        for text in (repr(found), found.explain(), " ".join(found.warnings))
-    )
+        prediction = pk.predict(workload, platform, ranks=ranks)
+    assert prediction.fits is False
+    for text in (repr(prediction), prediction.explain(), " ".join(prediction.warnings)):
+        assert ": does not fit" in text
 
 
-def test_what_fits_and_what_is_not_known_is_said_too() -> None:
-    found, device = pk.predict(SMALL, GPU), pk.load_platform(GPU).device
-    assert found.fits and "does not fit" not in found.explain() and "of 80 GB" in found.explain()
-    unknown = replace(
-        device, memory=(*device.memory[:-1], replace(device.memory[-1], capacity=None))
-    )
-    found = pk.predict(SMALL, replace(pk.load_platform(GPU), device=unknown))
-    assert found.fits is None and "needs" in found.explain()
+def test_what_fits_is_said() -> None:
+    prediction = pk.predict(SMALL, GPU)
+    assert prediction.fits
+    assert "does not fit" not in prediction.explain()
+    assert "of 80 GB" in prediction.explain()
+
+
+def test_whether_it_fits_is_unknown_without_the_capacity_of_the_device() -> None:
+    platform = pk.load_platform(GPU)
+    *near, main = platform.device.memory
+    device = replace(platform.device, memory=(*near, replace(main, capacity=None)))
+    prediction = pk.predict(SMALL, replace(platform, device=device))
+    assert prediction.fits is None
+    assert "needs" in prediction.explain()
 
 
 def net(width: int = 64, *, change: str = "", pieces: int = 1, optimizer: Any = ADAMW) -> Any:
     """A step over 6 layers and 512 samples; gradients may be dropped late, layers run again, or
     weights be sharded."""
 
+    def make_layer() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+
     def make() -> Callable[[], None]:
-        parts = [
-            nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
-            for _ in range(3)
-        ]
-        layers = nn.ModuleList(parts)
-        for layer in layers if change == "sharded" else ():
-            fully_shard(layer)
+        layers = nn.ModuleList(make_layer() for _ in range(3))
+        if change == "sharded":
+            for layer in layers:
+                fully_shard(layer)
         updates = optimizer(layers.parameters(), lr=0.1)
 
+        def run(layer: nn.Module, x: Any) -> Any:
+            if change == "again":
+                return checkpoint(layer, x, use_reentrant=False)
+            return layer(x)
+
         def step() -> None:
-            updates.zero_grad() if change != "late" else None
+            if change != "late":
+                updates.zero_grad()
             for _ in range(pieces):
                 x = torch.randn(512 // pieces, width)
                 for layer in layers:
-                    x = checkpoint(layer, x, use_reentrant=False) if change == "again" else layer(x)
-                updates.zero_grad() if change == "late" else None
+                    x = run(layer, x)
+                if change == "late":
+                    updates.zero_grad()
                 x.square().mean().backward()
             updates.step()
 
@@ -154,30 +166,6 @@ def net(width: int = 64, *, change: str = "", pieces: int = 1, optimizer: Any = 
 WEIGHTS = 6 * (64 * 64 + 64) * 4
 
 
-def test_capture_follows_what_a_step_holds() -> None:
-    steps = {
-        "usual": net(),
-        "wide": net(512),
-        "late": net(512, change="late"),
-        "again": net(change="again"),
-    }
-    steps |= {"pieces": net(pieces=4), "sgd": net(optimizer=SGD)}
-    plain = {name: memory(pk.capture(make)) for name, make in steps.items()}
-    usual = plain["usual"]
-    assert (
-        usual.parts["parameters"] == WEIGHTS
-        and 2 * WEIGHTS <= usual.parts["states"] <= 2.01 * WEIGHTS
-    )
-    assert plain["sgd"].parts["states"] == 0 and plain["sgd"].parts["parameters"] == WEIGHTS
-    # old gradients
-    assert plain["late"].total - plain["wide"].total > 0.25 * plain["wide"].parts["parameters"]
-    for less in ("again", "pieces"):
-        assert (
-            plain[less].parts["activations"] < 0.75 * usual.parts["activations"]
-            and plain[less].total < usual.total
-        )
-
-
 def test_capture_agrees_with_the_profiler() -> None:
     from benchmarks.memory import measure_peak
 
@@ -185,21 +173,52 @@ def test_capture_agrees_with_the_profiler() -> None:
         assert memory(pk.capture(make)).total == pytest.approx(measure_peak(make), rel=0.03)
 
 
+@pytest.fixture(scope="module")
+def usual() -> Memory:
+    """Memory of the step of `net` as it is."""
+    return memory(pk.capture(net()))
+
+
+def test_a_captured_step_holds_its_weights_and_the_states_of_its_optimizer(usual: Memory) -> None:
+    assert usual.parts["parameters"] == WEIGHTS
+    assert 2 * WEIGHTS <= usual.parts["states"] <= 2.01 * WEIGHTS
+    plain = memory(pk.capture(net(optimizer=SGD)))
+    assert plain.parts["states"] == 0
+    assert plain.parts["parameters"] == WEIGHTS
+
+
+def test_a_captured_step_that_drops_its_gradients_late_holds_the_old_ones() -> None:
+    wide = memory(pk.capture(net(512)))
+    late = memory(pk.capture(net(512, change="late")))
+    assert late.total - wide.total > 0.25 * wide.parts["parameters"]
+
+
+@pytest.mark.parametrize("less", [{"change": "again"}, {"pieces": 4}], ids=["again", "pieces"])
+def test_a_captured_step_that_recomputes_or_divides_holds_less(
+    less: dict[str, Any], usual: Memory
+) -> None:
+    held = memory(pk.capture(net(**less)))
+    assert held.parts["activations"] < 0.75 * usual.parts["activations"]
+    assert held.total < usual.total
+
+
 @pytest.mark.parametrize(
     "workload", [SMALL, replace(SMALL, attention="eager"), pk.DLRM("dlrm-ddp", batch=512)]
 )
 def test_built_and_captured_steps_agree(workload: Any) -> None:
-    assert memory(workload).total == pytest.approx(
-        memory(pk.capture(twin(workload))).total, rel=0.1
-    )
+    captured = memory(pk.capture(twin(workload)))
+    assert memory(workload).total == pytest.approx(captured.total, rel=0.1)
 
 
 def test_shards_divide_what_is_kept() -> None:
-    two, eight = (
-        memory(pk.capture(net(256, change="sharded"), ranks=n, device="cuda"), GPU).parts
-        for n in (2, 8)
-    )
-    assert two["parameters"] == pytest.approx(6 * (256 * 256 + 256) * 4 / 2, rel=0.01)
+    def capture(ranks: int) -> Mapping[str, float]:
+        step = pk.capture(net(256, change="sharded"), ranks=ranks, device="cuda")
+        return memory(step, GPU).parts
+
+    two = capture(2)
+    eight = capture(8)
+    weights = 6 * (256 * 256 + 256)
+    assert two["parameters"] == pytest.approx(weights * 4 / 2, rel=0.01)
     for part in ("parameters", "states"):
         assert two[part] == pytest.approx(4 * eight[part], rel=0.01)
 
@@ -209,12 +228,13 @@ def test_shards_divide_what_is_kept() -> None:
 def test_tables_are_counted_as_for_a_placement(embedding: str) -> None:
     model = pk.DLRM("dlrm-dcnv2", batch=1024, embedding=embedding, sparse=embedding != "separate")
     plan = pk.Plan.round_robin(len(model.tables), ranks=8)
-    found, price = memory(model, GPU, ranks=8, plan=plan), price_plan(model, GPU, plan)
+    held = memory(model, GPU, ranks=8, plan=plan)
+    price = price_plan(model, GPU, plan)
     fullest = price.table().row(int(np.argmax(price.memory)), named=True)
-    assert found.parts["tables"] == fullest["weights_bytes"]
-    rest = found.parts["states"] - fullest["state_bytes"]  # of the layers
-    assert 0 <= rest <= 1.01 * found.parts["parameters"]
-    assert found.total - found.parts["workspace"] <= price.memory.max() + price.reserved
+    assert held.parts["tables"] == fullest["weights_bytes"]
+    of_layers = held.parts["states"] - fullest["state_bytes"]
+    assert 0 <= of_layers <= 1.01 * held.parts["parameters"]
+    assert held.total - held.parts["workspace"] <= price.memory.max() + price.reserved
 
 
 @pytest.mark.parametrize("shape", [(4, 64, 8, 32), (6, 128, 16, 128)])
@@ -231,11 +251,17 @@ def test_built_steps_that_are_sharded_divided_or_computed_again_need_less(
         batch=8 * batch,
         sequence=sequence,
     )
-    usual, *less = (
-        memory(replace(whole, **change), GPU, ranks=8)
-        for change in ({}, {"checkpoint": True}, {"accumulate": 4}, {"parallel": "fsdp"})
-    )
-    assert all(found.total < usual.total for found in less)
-    assert less[0].parts["activations"] < usual.parts["activations"] > less[1].parts["activations"]
+
+    def find(**change: Any) -> Memory:
+        return memory(replace(whole, **change), GPU, ranks=8)
+
+    usual = find()
+    again = find(checkpoint=True)
+    divided = find(accumulate=4)
+    sharded = find(parallel="fsdp")
+    for less in (again, divided, sharded):
+        assert less.total < usual.total
+    assert again.parts["activations"] < usual.parts["activations"]
+    assert divided.parts["activations"] < usual.parts["activations"]
     for part in ("parameters", "states"):
-        assert less[2].parts[part] == pytest.approx(usual.parts[part] / 8, rel=0.03)
+        assert sharded.parts[part] == pytest.approx(usual.parts[part] / 8, rel=0.03)

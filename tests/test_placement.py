@@ -3,7 +3,6 @@
 import json
 import re
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,45 +30,62 @@ MIXED = Plan(
 )
 
 
+def cut_mixed() -> dict[int, list[tuple[int, ...]]]:
+    """Rank, first row, rows, first column and columns of the shards of each table of `MIXED`."""
+    parts: dict[int, list[tuple[int, ...]]] = {}
+    for shard in MIXED.cut(TABLES):
+        parts.setdefault(shard.table, []).append(shard[1:])
+    return parts
+
+
 def test_every_kind_is_cut_into_its_shards() -> None:
-    shards = MIXED.cut(TABLES)
-    own = {t: [s[1:] for s in shards if s.table == t] for t in range(6)}
-    assert own[0] == [(2, 0, 10, 0, 64)]
-    assert own[1] == [(0, 0, 10, 0, 48), (3, 0, 10, 48, 16)]
-    assert own[2] == [(0, 0, 3, 0, 64), (1, 3, 3, 0, 64), (2, 6, 3, 0, 64), (3, 9, 1, 0, 64)], (
-        "rounded up, as TorchRec"
-    )
-    assert own[3] == [(rank, 0, 10, 0, 64) for rank in range(4)]
-    assert own[4] == [(2, 0, 5, 0, 64), (3, 5, 5, 0, 64)]
-    assert own[5] == [(1, 0, 10, 0, 32), (0, 0, 10, 32, 32)]
-    assert {p.kind for p in MIXED.placements} == set(KINDS)
+    parts = cut_mixed()
+    assert parts[0] == [(2, 0, 10, 0, 64)]
+    assert parts[1] == [(0, 0, 10, 0, 48), (3, 0, 10, 48, 16)]
+    rows = [(0, 0, 3, 0, 64), (1, 3, 3, 0, 64), (2, 6, 3, 0, 64), (3, 9, 1, 0, 64)]
+    assert parts[2] == rows, "rounded up, as TorchRec"
+    assert parts[3] == [(rank, 0, 10, 0, 64) for rank in range(4)]
+    assert parts[4] == [(2, 0, 5, 0, 64), (3, 5, 5, 0, 64)]
+    assert parts[5] == [(1, 0, 10, 0, 32), (0, 0, 10, 32, 32)]
+    assert {placement.kind for placement in MIXED.placements} == set(KINDS)
 
 
 @given(st.data())
 def test_shards_tile_the_table(data: st.DataObject) -> None:
-    kind, n = data.draw(st.sampled_from(KINDS)), data.draw(st.integers(1, 6))
-    rows, dim = data.draw(st.integers(n, 50)), n * data.draw(st.integers(1, 9))
-    ranks = tuple(data.draw(st.permutations(range(n))))[: 1 if kind == "table_wise" else n]
-    shards = Placement(kind, ranks).cut(EmbeddingTable(rows, dim), 7)
-    seen = np.zeros((rows, dim), dtype=int)
-    for s in shards:
-        assert s.table == 7 and s.rank in ranks
-        seen[s.first_row : s.first_row + s.rows, s.first_column : s.first_column + s.columns] += 1
-    assert (seen == (len(ranks) if kind == "data_parallel" else 1)).all()
+    kind = data.draw(st.sampled_from(KINDS))
+    n = data.draw(st.integers(1, 6))
+    rows = data.draw(st.integers(n, 50))
+    columns = n * data.draw(st.integers(1, 9))
+    ranks = tuple(data.draw(st.permutations(range(n))))
+    if kind == "table_wise":
+        ranks = ranks[:1]
+    shards = Placement(kind, ranks).cut(EmbeddingTable(rows, columns), 7)
+    seen = np.zeros((rows, columns), dtype=int)
+    for shard in shards:
+        assert shard.table == 7
+        assert shard.rank in ranks
+        last_row = shard.first_row + shard.rows
+        last_column = shard.first_column + shard.columns
+        seen[shard.first_row : last_row, shard.first_column : last_column] += 1
+    copies = len(ranks) if kind == "data_parallel" else 1
+    assert (seen == copies).all()
 
 
 def test_whole_tables_are_numbers() -> None:
     plan = Plan(2, (Placement("table_wise", (1,)), 0))
-    assert plan.owners == (1, 0) and plan == Plan.from_owners(np.array([1, 0]), ranks=2)
+    assert plan.owners == (1, 0)
+    assert plan == Plan.from_owners(np.array([1, 0]), ranks=2)
     assert plan.tables_of(1) == (0,)
     assert hash(plan) == hash(Plan(2, (1, 0), ("x", "y"))), "names are for files alone"
 
 
 def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     back = Plan.load(MIXED.save(tmp_path / "plan.json"))
-    assert back == MIXED and back.names == MIXED.names
+    assert back == MIXED
+    assert back.names == MIXED.names
     data = json.loads(MIXED.to_json())
-    assert data["format"] == 1 and data["tables"][1] == {
+    assert data["format"] == 1
+    assert data["tables"][1] == {
         "name": "b",
         "kind": "column_wise",
         "ranks": [0, 3],
@@ -77,14 +93,20 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     }
     for plan in (Plan.round_robin(3, ranks=2), Plan(2, ())):
         assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_names_of_a_file_are_not_in_its_repr() -> None:
     hostile = Plan.from_json(file(entry={"name": "<script>"}))
-    assert hostile.names == ("<script>",) and "<script>" not in repr(hostile)
+    assert hostile.names == ("<script>",)
+    assert "<script>" not in repr(hostile)
 
 
 def test_torchrec_dictionary() -> None:
     plan = MIXED.to_torchrec(TABLES, module="sparse.ebc")
-    assert list(plan) == ["sparse.ebc"] and list(plan["sparse.ebc"]) == list("abcdef")
-    assert plan["sparse.ebc"]["b"] == {
+    assert list(plan) == ["sparse.ebc"]
+    tables = plan["sparse.ebc"]
+    assert list(tables) == list("abcdef")
+    assert tables["b"] == {
         "sharding_type": "column_wise",
         "compute_kernel": "fused",
         "ranks": [0, 3],
@@ -93,24 +115,24 @@ def test_torchrec_dictionary() -> None:
             {"rank": 3, "offsets": [0, 48], "sizes": [10, 16]},
         ],
     }
-    assert plan["sparse.ebc"]["d"]["compute_kernel"] == "dense"
+    assert tables["d"]["compute_kernel"] == "dense"
     assert json.loads(json.dumps(plan)) == plan, "plain values only"
     back = Plan.from_torchrec(plan, TABLES, ranks=4)
     assert back.cut(TABLES) == MIXED.cut(TABLES)
-    two = {
-        "x": {n: plan["sparse.ebc"][n] for n in "abc"},
-        "y": {n: plan["sparse.ebc"][n] for n in "def"},
-    }
-    assert Plan.from_torchrec(two, TABLES, ranks=4).cut(TABLES) == MIXED.cut(TABLES), (
-        "tables of several modules"
-    )
+
+
+def test_a_plan_of_torchrec_may_have_tables_of_several_modules() -> None:
+    tables = MIXED.to_torchrec(TABLES, module="sparse.ebc")["sparse.ebc"]
+    first = {name: tables[name] for name in "abc"}
+    second = {name: tables[name] for name in "def"}
+    plan = Plan.from_torchrec({"x": first, "y": second}, TABLES, ranks=4)
+    assert plan.cut(TABLES) == MIXED.cut(TABLES)
 
 
 def read_one(entry: dict[str, Any], *, ranks: int = 3) -> Plan:
     """A plan of one table of 1,000 rows and 64 columns in TorchRec's form."""
-    return Plan.from_torchrec(
-        {"sparse.ebc": {"t0": entry}}, [EmbeddingTable(1000, 64, name="t0")], ranks=ranks
-    )
+    tables = [EmbeddingTable(1000, 64, name="t0")]
+    return Plan.from_torchrec({"sparse.ebc": {"t0": entry}}, tables, ranks=ranks)
 
 
 TWO_ON_ONE = {
@@ -126,13 +148,14 @@ TWO_ON_ONE = {
 
 @pytest.mark.parametrize("entry", [TWO_ON_ONE, {**TWO_ON_ONE, "shards": []}], ids=["", "equal"])
 def test_two_shards_of_columns_on_a_rank_are_one(entry: dict[str, Any]) -> None:
-    tables, plan = [EmbeddingTable(1000, 64, name="t0")], read_one(entry)
+    tables = [EmbeddingTable(1000, 64, name="t0")]
+    plan = read_one(entry)
     assert plan.placements == (Placement("column_wise", (0, 1, 2), (16, 32, 16)),)
     assert Plan.from_json(plan.to_json()) == plan
     assert Plan.from_torchrec(plan.to_torchrec(tables), tables, ranks=3) == plan
-    price = pk.price_plan(pk.TableSet(tuple(tables), batch=384), "h100-sxm-8", plan)
-    weights = price.table()["weights_bytes"].to_list()
-    assert weights == [64_000, 128_000, 64_000]
+    lookups = pk.TableSet(tuple(tables), batch=384)
+    price = pk.price_plan(lookups, "h100-sxm-8", plan)
+    assert price.table()["weights_bytes"].to_list() == [64_000, 128_000, 64_000]
 
 
 @pytest.mark.parametrize(
@@ -215,122 +238,196 @@ def file(**changes: Any) -> str:
     return json.dumps({"format": 1, "ranks": 2, "tables": [entry], **changes})
 
 
-REFUSED: list[tuple[Callable[[], object], str]] = [
-    (lambda: Placement("diagonal", (0,)), "kind is 'diagonal'; known are data_parallel"),
-    (lambda: Placement("table_wise", ()), "a table_wise table is on ranks (); name at least one"),
-    (
-        lambda: Placement("column_wise", (1, 1)),
-        "is on ranks (1, 1); name at least one, and none twice",
-    ),
-    (
-        lambda: Placement("table_wise", (0, 1)),
-        "a table_wise table must be on one rank, not on (0, 1)",
-    ),
-    (
-        lambda: Placement("table_wise", 3),
-        "ranks of a table_wise placement is 3; it must be a sequence",
-    ),  # type: ignore[arg-type]
-    (
-        lambda: Placement("row_wise", (0, 1), (4, 4)),
-        "columns (4, 4) do not belong to a row_wise placement on 2 ranks",
-    ),
-    (
-        lambda: Plan(2, (Placement("column_wise", (0, 2)),)),
-        "table 0 is placed on rank 2; ranks go from 0 to 1",
-    ),
-    (
-        lambda: Plan(3, (0, Placement("row_wise", (0, 1)))),
-        "table 1 is row_wise on 2 of 3 ranks; it must name all",
-    ),
-    (lambda: Plan(2, (0, 1), ("a",)), "names has 1 entries for 2 tables"),
-    (lambda: Plan.round_robin(-1, ranks=2), "tables is -1; it must be a whole number above 0"),
-    (
-        lambda: Plan.round_robin(2**62, ranks=2),
-        "tables is 4611686018427387904; it must be .* at most 1e+07",
-    ),
-    (
-        lambda: Plan.from_owners([0, True], ranks=2),
-        "table 1 is placed on rank True; ranks go from 0 to 1",
-    ),
-    (lambda: Plan.from_owners(["1"], ranks=2), "table 0 is placed on rank '1'"),  # type: ignore[list-item]
-    (lambda: Plan.from_owners([-1], ranks=2), "table 0 is placed on rank -1"),
-    (lambda: Plan.from_owners(3, ranks=2), "owners is 3; it must be a sequence"),  # type: ignore[arg-type]
-    (
-        lambda: MIXED.tables_of(0),
-        "table 1 is column_wise; here every table must be whole on one rank",
-    ),
-    (lambda: MIXED.cut(TABLES[:5]), "plan places 6 tables; there are 5"),
-    (
-        lambda: Plan(3, (Placement("column_wise", (0, 1, 2)),)).cut(TABLES[:1]),
-        "'a' has 64 columns; 3 equal shards",
-    ),
-    (
-        lambda: Placement("column_wise", (0, 1), (40, 20)).cut(TABLES[0]),
-        "have 60 columns together; the table 64",
-    ),
-    (
-        lambda: Placement("row_wise", tuple(range(11))).cut(TABLES[0]),
-        "'a' has 10 rows; it cannot be split",
-    ),
-    (lambda: Plan.from_json("{"), "plan: Expecting"),
-    (lambda: Plan.from_json(file(format=2)), "format is 2; this perfkit reads format 1"),
-    (lambda: Plan.from_json(file(ranks=0)), "ranks is 0; it must be a whole number above 0"),
-    (
-        lambda: Plan.from_json(file(tables=[0] * 200_001)),
-        "tables has 200001 entries; it may have 200000",
-    ),
-    (
-        lambda: Plan.from_json(file(entry={"kind": "whole"})),
-        "tables[0]: kind is 'whole'; known are data_parallel",
-    ),
-    (
-        lambda: Plan.from_json(file(entry={"ranks": [0, "x"]})),
-        "tables[0].ranks[1] is 'x'; it must be a whole number",
-    ),
-    (
-        lambda: Plan.from_json(file(entry={"ranks": [0, 1]})),
-        "tables[0]: a table_wise table must be on one rank",
-    ),
-    (
-        lambda: Plan.from_torchrec({"m": {"z": {}}}, TABLES[:1], ranks=2),
-        "'a' is in the tables only",
-    ),
-    (
-        lambda: Plan.from_torchrec(
-            {"m": {"a": {"sharding_type": "grid_shard", "ranks": [0]}}}, TABLES[:1], ranks=2
-        ),
-        "m.a: kind is 'grid_shard'; known are data_parallel",
-    ),
-    (
-        lambda: Plan.from_torchrec(json.loads(MIXED.to_json()), TABLES, ranks=4),
-        "it is a plan that perfkit wrote; read it with Plan.load or Plan.from_json",
-    ),
-    (
-        lambda: Plan.from_json(json.dumps(MIXED.to_torchrec(TABLES))),
-        "modules with tables as in TorchRec; read it with json.load and pass the dictionary to",
-    ),
-    (
-        lambda: Plan.from_torchrec("plan.json", TABLES, ranks=4),  # type: ignore[arg-type]
-        "plan is 'plan.json'; it must be a mapping",
-    ),
-    (
-        lambda: Plan.from_torchrec({"x": {"a": {}}, "y": {"a": {}}}, TABLES[:1], ranks=2),
-        "'a' is twice in the plan, as x.a and as y.a",
-    ),
-    (
-        lambda: read_one({**TWO_ON_ONE, "ranks": [0, 2]}),
-        "has ranks [0, 2] and shards on ranks (0, 1, 1, 2)",
-    ),
-    (
-        lambda: read_one({"sharding_type": "column_wise", "ranks": [0, 0, 1]}),
-        "has 64 columns; 3 equal shards need a multiple; give shards",
-    ),
-]
+def whole(rank: int) -> Placement:
+    """A whole table on one rank."""
+    return Placement("table_wise", (rank,))
+
+
+def refuse(message: str) -> Any:
+    """Expects an error with this message, in which `.*` stands for any words."""
+    return pytest.raises(ValueError, match=".*".join(map(re.escape, message.split(".*"))))
 
 
 @pytest.mark.parametrize(
-    ("make", "message"), REFUSED, ids=lambda value: value[:60] if isinstance(value, str) else ""
+    ("kind", "ranks", "columns", "message"),
+    [
+        ("diagonal", (0,), (), "kind is 'diagonal'; known are data_parallel"),
+        ("table_wise", (), (), "a table_wise table is on ranks (); name at least one"),
+        ("column_wise", (1, 1), (), "is on ranks (1, 1); name at least one, and none twice"),
+        ("table_wise", (0, 1), (), "a table_wise table must be on one rank, not on (0, 1)"),
+        ("table_wise", 3, (), "ranks of a table_wise placement is 3; it must be a sequence"),
+        (
+            "row_wise",
+            (0, 1),
+            (4, 4),
+            "columns (4, 4) do not belong to a row_wise placement on 2 ranks",
+        ),
+    ],
 )
-def test_bad_plans_are_refused(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=".*".join(map(re.escape, message.split(".*")))):
-        make()
+def test_bad_placements_are_refused(kind: Any, ranks: Any, columns: Any, message: str) -> None:
+    with refuse(message):
+        Placement(kind, ranks, columns)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "placements", "message"),
+    [
+        (
+            2,
+            (Placement("column_wise", (0, 2)),),
+            "table 0 is placed on rank 2; ranks go from 0 to 1",
+        ),
+        (
+            3,
+            (0, Placement("row_wise", (0, 1))),
+            "table 1 is row_wise on 2 of 3 ranks; it must name all",
+        ),
+    ],
+)
+def test_plans_of_ranks_that_do_not_fit_are_refused(
+    ranks: int, placements: Any, message: str
+) -> None:
+    with refuse(message):
+        Plan(ranks, placements)
+
+
+def test_a_plan_with_too_few_names_is_refused() -> None:
+    with refuse("names has 1 entries for 2 tables"):
+        Plan(2, (0, 1), ("a",))
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        (-1, "tables is -1; it must be a whole number above 0"),
+        (2**62, "tables is 4611686018427387904; it must be .* at most 1e+07"),
+    ],
+)
+def test_bad_numbers_of_tables_are_refused(tables: int, message: str) -> None:
+    with refuse(message):
+        Plan.round_robin(tables, ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("owners", "message"),
+    [
+        ([0, True], "table 1 is placed on rank True; ranks go from 0 to 1"),
+        (["1"], "table 0 is placed on rank '1'"),
+        ([-1], "table 0 is placed on rank -1"),
+        (3, "owners is 3; it must be a sequence"),
+    ],
+)
+def test_bad_owners_are_refused(owners: Any, message: str) -> None:
+    with refuse(message):
+        Plan.from_owners(owners, ranks=2)
+
+
+def test_tables_of_a_rank_are_refused_where_one_is_cut() -> None:
+    with refuse("table 1 is column_wise; here every table must be whole on one rank"):
+        MIXED.tables_of(0)
+
+
+def test_a_plan_of_more_tables_than_there_are_is_not_cut() -> None:
+    with refuse("plan places 6 tables; there are 5"):
+        MIXED.cut(TABLES[:5])
+
+
+def test_a_plan_does_not_cut_columns_into_unequal_shards() -> None:
+    with refuse("'a' has 64 columns; 3 equal shards"):
+        Plan(3, (Placement("column_wise", (0, 1, 2)),)).cut(TABLES[:1])
+
+
+@pytest.mark.parametrize(
+    ("placement", "message"),
+    [
+        (
+            Placement("column_wise", (0, 1), (40, 20)),
+            "have 60 columns together; the table 64",
+        ),
+        (Placement("row_wise", tuple(range(11))), "'a' has 10 rows; it cannot be split"),
+    ],
+)
+def test_shards_that_do_not_tile_the_table_are_refused(placement: Placement, message: str) -> None:
+    with refuse(message):
+        placement.cut(TABLES[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "plan: Expecting"),
+        (file(format=2), "format is 2; this perfkit reads format 1"),
+        (file(ranks=0), "ranks is 0; it must be a whole number above 0"),
+        (file(tables=list(range(200_001))), "tables has 200001 entries; it may have 200000"),
+        (
+            file(entry={"kind": "whole"}),
+            "tables[0]: kind is 'whole'; known are data_parallel",
+        ),
+        (
+            file(entry={"ranks": [0, "x"]}),
+            "tables[0].ranks[1] is 'x'; it must be a whole number",
+        ),
+        (
+            file(entry={"ranks": [0, 1]}),
+            "tables[0]: a table_wise table must be on one rank",
+        ),
+        (
+            json.dumps(MIXED.to_torchrec(TABLES)),
+            "modules with tables as in TorchRec; read it with json.load and pass the dictionary to",
+        ),
+    ],
+    ids=lambda text: text[:60],
+)
+def test_bad_files_of_plans_are_refused(text: str, message: str) -> None:
+    with refuse(message):
+        Plan.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"m": {"z": {}}}, "'a' is in the tables only"),
+        (
+            {"m": {"a": {"sharding_type": "grid_shard", "ranks": [0]}}},
+            "m.a: kind is 'grid_shard'; known are data_parallel",
+        ),
+        ({"x": {"a": {}}, "y": {"a": {}}}, "'a' is twice in the plan, as x.a and as y.a"),
+    ],
+)
+def test_bad_plans_of_torchrec_are_refused(plan: Any, message: str) -> None:
+    with refuse(message):
+        Plan.from_torchrec(plan, TABLES[:1], ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (
+            json.loads(MIXED.to_json()),
+            "it is a plan that perfkit wrote; read it with Plan.load or Plan.from_json",
+        ),
+        ("plan.json", "plan is 'plan.json'; it must be a mapping"),
+    ],
+    ids=["file", "name"],
+)
+def test_what_is_no_plan_of_torchrec_is_refused(plan: Any, message: str) -> None:
+    with refuse(message):
+        Plan.from_torchrec(plan, TABLES, ranks=4)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({**TWO_ON_ONE, "ranks": [0, 2]}, "has ranks [0, 2] and shards on ranks (0, 1, 1, 2)"),
+        (
+            {"sharding_type": "column_wise", "ranks": [0, 0, 1]},
+            "has 64 columns; 3 equal shards need a multiple; give shards",
+        ),
+    ],
+    ids=["ranks", "columns"],
+)
+def test_columns_of_torchrec_that_contradict_their_ranks_are_refused(
+    entry: dict[str, Any], message: str
+) -> None:
+    with refuse(message):
+        read_one(entry)
