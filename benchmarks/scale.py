@@ -9,10 +9,10 @@ reference_data/published/gpu_steps.csv without the steps of the source that is j
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import combinations, cycle, islice, product
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from benchmarks import gpu_context
 from benchmarks.helpers.command import command
 from benchmarks.helpers.errors import judge, widen
 from benchmarks.helpers.files import find_shared_data, read_csv
-from benchmarks.helpers.gpu_scales import add_published, fit_scales
+from benchmarks.helpers.gpu_scales import Scales, add_published, fit_scales
 from benchmarks.helpers.tables import lay_out
 from perfkit.calibration.runs import tune
 from perfkit.exploration.strategies import explore
@@ -43,39 +43,69 @@ HALVES = "half of the models"
 TUNED = {("vtrain", HALVES): 8.0, ("vtrain", "one left out"): 11.0, ("nvidia", HALVES): 12.0}
 _LLAMA = gpu_context.LLAMA
 _HALF: dict[str, Any] = {"dtype": "bf16", "mixed": True, "fused": True}
-_SIZES = ("layers", "hidden", "heads", "kv_heads", "inner", "vocabulary")
-#: Sizes of the models that sources name, by `_SIZES`: Nemotron (arXiv:2402.16819 and 2406.11704),
-#: 5b, 20b, 8b and 22b as in NeMo, GPT-3 (arXiv:2005.14165) with the vocabulary of NeMo, and the
-#: presets of perfkit for Llama.
-_SHAPES: dict[str, tuple[int, ...]] = {
-    "gpt3-5b": (24, 4096, 32, 0, 0, 51200),
-    "gpt3-20b": (44, 6144, 48, 0, 0, 51200),
-    "gpt3-175b": (96, 12288, 96, 0, 0, 51200),
-    "nemotron-8b": (32, 4096, 32, 0, 0, 256000),
-    "nemotron-22b": (40, 6144, 48, 0, 0, 256000),
-    "nemotron-340b": (96, 18432, 96, 8, 73728, 256000),
+
+
+class Shape(NamedTuple):
+    """Sizes of a model: heads of keys and width inside an MLP are 0 if they are as usual; experts,
+    experts of a token and width of a head are 0 for models without experts [-]."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    inner: int
+    vocabulary: int
+    experts: int = 0
+    top_k: int = 0
+    head_width: int = 0
+
+
+#: Sizes of the models that sources name: Nemotron (arXiv:2402.16819 and 2406.11704), 5b, 20b, 8b and
+#: 22b as in NeMo, GPT-3 (arXiv:2005.14165) with the vocabulary of NeMo, and the presets of perfkit
+#: for Llama.
+_SHAPES = {
+    "gpt3-5b": Shape(24, 4096, 32, 0, 0, 51200),
+    "gpt3-20b": Shape(44, 6144, 48, 0, 0, 51200),
+    "gpt3-175b": Shape(96, 12288, 96, 0, 0, 51200),
+    "nemotron-8b": Shape(32, 4096, 32, 0, 0, 256000),
+    "nemotron-22b": Shape(40, 6144, 48, 0, 0, 256000),
+    "nemotron-340b": Shape(96, 18432, 96, 8, 73728, 256000),
 }
-_SHAPES |= {
-    name.replace("llama-", "llama"): tuple(sizes[key] for key in _SIZES)
-    for name, sizes in PRESETS.items()
-    if "llama" in name
-}
-#: Sizes, number of experts, experts of a token and width of a head: Qwen3 (arXiv:2505.09388).
+for _name, _sizes in PRESETS.items():
+    if "llama" in _name:
+        _SHAPES[_name.replace("llama-", "llama")] = Shape(
+            _sizes["layers"],
+            _sizes["hidden"],
+            _sizes["heads"],
+            _sizes["kv_heads"],
+            _sizes["inner"],
+            _sizes["vocabulary"],
+        )
+#: Qwen3 (arXiv:2505.09388).
 _EXPERTS = {
-    "qwen3-30b-a3b": (48, 2048, 32, 4, 768, 151936, 128, 8, 128),
-    "qwen3-235b-a22b": (94, 4096, 64, 4, 1536, 151936, 128, 8, 128),
+    "qwen3-30b-a3b": Shape(48, 2048, 32, 4, 768, 151936, experts=128, top_k=8, head_width=128),
+    "qwen3-235b-a22b": Shape(94, 4096, 64, 4, 1536, 151936, experts=128, top_k=8, head_width=128),
 }
 
+#: GPUs, and sequences of a batch, of the strategies of GPT-3 175B [-].
 RANKS, BATCH = 1024, 1536
+
+
+def _divides(tp: int, pp: int, micro: int) -> bool:
+    """Whether ranks divide the GPUs, and micro-batches the batch of a replica."""
+    if RANKS % (tp * pp):
+        return False
+    replicas = RANKS // (tp * pp)
+    return BATCH % (replicas * micro) == 0
+
+
 #: Tensor-parallel ranks, stages, and sequences of a micro-batch of GPT-3 175B on 1,024 A100: a
 #: batch of 1,536 sequences of 2,048 tokens, 1F1B, sequence-parallel, optimizer states sharded over
 #: replicas.
 WAYS = [
-    (tp, pp, micro)
-    for tp in (1, 2, 4, 8)
-    for pp in (4, 8, 12, 16, 24, 32, 48, 96)
-    for micro in (1, 2, 3, 4, 6)
-    if 1024 % (tp * pp) == 0 and 1536 % (1024 // (tp * pp) * micro) == 0
+    way
+    for way in product((1, 2, 4, 8), (4, 8, 12, 16, 24, 32, 48, 96), (1, 2, 3, 4, 6))
+    if _divides(*way)
 ]
 
 
@@ -102,19 +132,43 @@ def _read(name: str) -> list[dict[str, str]]:
     return read_csv(find_shared_data("end_to_end", name))
 
 
-def _make(name: str, batch: int, sequence: int, shape: Sequence[int], **about: Any) -> Transformer:
-    sizes: dict[str, Any] = dict(zip(_SIZES, shape, strict=True))
-    return Transformer(name, True, batch, sequence, positions=sequence, **sizes, **about)
+def _make(name: str, batch: int, sequence: int, shape: Shape, **settings: Any) -> Transformer:
+    """A causal model of these sizes."""
+    return Transformer(
+        name,
+        True,
+        batch,
+        sequence,
+        positions=sequence,
+        layers=shape.layers,
+        hidden=shape.hidden,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        inner=shape.inner,
+        vocabulary=shape.vocabulary,
+        **settings,
+    )
 
 
-def _share(n: Mapping[str, int], chunks: int, **about: Any) -> Strategy:
+def _share(counts: Mapping[str, int], chunks: int, **settings: Any) -> Strategy:
     """A strategy from the counts that are known, sequence-parallel with tensor parallelism; chunks
     are interleaved."""
-    ways: dict[str, Any] = {
-        key: n[key] for key in ("tp", "pp", "dp", "cp", "ep", "micro_batch") if key in n
+    fields: dict[str, Any] = {
+        "schedule": "interleaved" if chunks > 1 else "1f1b",
+        "chunks": chunks,
+        "sequence_parallel": counts["tp"] > 1,
+        "tiled": counts["tp"] > 1,
     }
-    ways |= {"schedule": "interleaved" if chunks > 1 else "1f1b", "chunks": chunks}
-    return Strategy(**{**ways, "sequence_parallel": n["tp"] > 1, "tiled": n["tp"] > 1, **about})
+    for name in ("tp", "pp", "dp", "cp", "ep", "micro_batch"):
+        if name in counts:
+            fields[name] = counts[name]
+    return Strategy(**{**fields, **settings})
+
+
+def _find_seconds(row: Mapping[str, str]) -> float:
+    """Time of an iteration from the tokens that a GPU reads in a second [s]."""
+    tokens = int(row["global_batch"]) * int(row["sequence"])
+    return tokens / (float(row["tokens_per_s_per_gpu"]) * int(row["gpus"]))
 
 
 def list_vtrain(*, alone: bool = False) -> Iterator[Row]:
@@ -124,23 +178,46 @@ def list_vtrain(*, alone: bool = False) -> Iterator[Row]:
     There is no recomputation: a micro-batch adds the same time with one stage and with several.
     """
     for row in _read("vtrain_singlenode_a100_half.csv"):
-        n = {key: int(row[key]) for key in list(row)[:10]}
-        tp, pp, dp = (n[f"{key}_parallelism"] for key in ("tensor", "pipeline", "data"))
-        if alone or tp * pp > 1:
-            shape = (n["layers"], n["hidden_size"], n["attention_heads"], 0, 0, 50257)
-            about = {"dtype": "fp16", "attention": "eager", "fused": True, "dropout": 0.1}
-            model = _make("gpt", n["global_batch"], n["sequence_length"], shape, **about)
-            strategy = Strategy(tp=tp, pp=pp, dp=dp, micro_batch=n["micro_batch"], overlap=False)
-            group = f"{shape[:3]} {n['gpus']} {n['global_batch']}"
-            yield Row(
-                "vtrain",
-                group,
-                "a100-sxm",
-                model,
-                strategy,
-                "eager",
-                float(row["iteration_time_ms"]) / 1e3,
-            )
+        counts = {name: int(row[name]) for name in list(row)[:10]}
+        strategy = Strategy(
+            tp=counts["tensor_parallelism"],
+            pp=counts["pipeline_parallelism"],
+            dp=counts["data_parallelism"],
+            micro_batch=counts["micro_batch"],
+            overlap=False,
+        )
+        if strategy.tp * strategy.pp == 1 and not alone:
+            continue
+        layers = counts["layers"]
+        hidden = counts["hidden_size"]
+        heads = counts["attention_heads"]
+        batch = counts["global_batch"]
+        model = _make(
+            "gpt",
+            batch,
+            counts["sequence_length"],
+            Shape(layers, hidden, heads, 0, 0, 50257),
+            dtype="fp16",
+            attention="eager",
+            fused=True,
+            dropout=0.1,
+        )
+        yield Row(
+            source="vtrain",
+            group=f"{(layers, hidden, heads)} {counts['gpus']} {batch}",
+            device="a100-sxm",
+            model=model,
+            strategy=strategy,
+            execution="eager",
+            seconds=float(row["iteration_time_ms"]) / 1e3,
+        )
+
+
+def _find_count(words: Sequence[str], name: str) -> int:
+    """The number after a word, 1 without it."""
+    if name not in words:
+        return 1
+    return int(words[words.index(name) + 1])
 
 
 def list_torchtitan(*, alone: bool = False) -> Iterator[Row]:
@@ -153,47 +230,52 @@ def list_torchtitan(*, alone: bool = False) -> Iterator[Row]:
     """
     for row in _read("torchtitan_h100.csv"):
         words = row["parallelism"].split()
-        n = {
-            key: int(words[words.index(key) + 1]) if key in words else 1
-            for key in ("fsdp", "tp", "pp", "cp")
-        }
-        if alone or n["tp"] * n["cp"] > 1:
-            batch, name = int(row["global_batch"]), row["model"].replace("llama-3.1-", "llama3-")
-            about = {
-                **_HALF,
-                **_LLAMA,
-                "dtype": "fp8" if "fp8" in row["precision"] else "bf16",
-                "attention": "flash2",
-            }
-            model = _make(name, batch, int(row["sequence"]), _SHAPES[name], **about)
-            n |= {"dp": n["fsdp"], "micro_batch": int(row["local_batch"]) // n["pp"]}
-            about = {
-                "zero": 3 if n["pp"] == 1 else 1,
-                "tiled": "async" in words,
-                "checkpoint": "full",
-            }
-            strategy = _share(n, 2 if "interleaved" in words else 1, **about)
-            seconds = (
-                batch
-                * int(row["sequence"])
-                / (float(row["tokens_per_s_per_gpu"]) * int(row["gpus"]))
-            )
-            group, way = (
-                f"{name} {row['sequence']}",
-                "compiled" if row["compiled"] == "yes" else "eager",
-            )
-            kept, held = row["checkpointing"] == "selective", float(row["memory_gib_max"]) * 2**30
-            yield Row(
-                "torchtitan",
-                group,
-                "h100-sxm 2.4e12 5e10",
-                model,
-                strategy,
-                way,
-                seconds,
-                held,
-                kept,
-            )
+        counts = {name: _find_count(words, name) for name in ("tp", "pp", "cp")}
+        if counts["tp"] * counts["cp"] == 1 and not alone:
+            continue
+        counts["dp"] = _find_count(words, "fsdp")
+        counts["micro_batch"] = int(row["local_batch"]) // counts["pp"]
+        name = row["model"].replace("llama-3.1-", "llama3-")
+        settings = {**_HALF, **_LLAMA, "attention": "flash2"}
+        settings["dtype"] = "fp8" if "fp8" in row["precision"] else "bf16"
+        batch = int(row["global_batch"])
+        strategy = _share(
+            counts,
+            2 if "interleaved" in words else 1,
+            zero=3 if counts["pp"] == 1 else 1,
+            tiled="async" in words,
+            checkpoint="full",
+        )
+        yield Row(
+            source="torchtitan",
+            group=f"{name} {row['sequence']}",
+            device="h100-sxm 2.4e12 5e10",
+            model=_make(name, batch, int(row["sequence"]), _SHAPES[name], **settings),
+            strategy=strategy,
+            execution="compiled" if row["compiled"] == "yes" else "eager",
+            seconds=_find_seconds(row),
+            reserved=float(row["memory_gib_max"]) * 2**30,
+            selective=row["checkpointing"] == "selective",
+        )
+
+
+def _read_count(cell: str) -> int:
+    """The first number of a cell such as ``8 or 4``, 1 if there is none."""
+    first = cell.split(" ")[0]
+    return int(first) if first.isdigit() else 1
+
+
+def _make_recipe(name: str, row: Mapping[str, str], shape: Shape) -> Transformer:
+    """The model of a recipe of NVIDIA."""
+    settings: dict[str, Any] = {**_HALF, "dtype": "fp8", "attention": "flash3"}
+    if "gpt" not in name and "nemo" not in name:
+        settings |= _LLAMA
+    if shape.experts:
+        settings["experts"] = shape.experts
+        settings["top_k"] = shape.top_k
+        settings["head_width"] = shape.head_width
+    settings["qk_norm"] = "qwen3" in name
+    return _make(name, int(row["global_batch"]), int(row["sequence"]), shape, **settings)
 
 
 def list_recipes(*, stated: bool = False) -> Iterator[Row]:
@@ -203,132 +285,156 @@ def list_recipes(*, stated: bool = False) -> Iterator[Row]:
     With `stated` those without a bar: models with experts, and runs on Blackwell.
     """
     for row in _read("nvidia_recipes.csv"):
-        name, device = (
-            row["model"].lower().replace("_", "-"),
-            row["system"].partition("-")[2].lower(),
-        )
+        name = row["model"].lower().replace("_", "-")
+        device = row["system"].partition("-")[2].lower()
         shape = _EXPERTS.get(name) or _SHAPES.get(name.replace("3.1", "3"))
-        if not shape or stated != (device != "h100" or name in _EXPERTS):
+        has_no_bar = device != "h100" or name in _EXPERTS
+        if not shape or stated != has_no_bar:
             continue
-        keys = ("gpus", "tp", "pp", "cp", "vp", "ep", "micro_batch")
-        n = {key: int(own) if (own := row[key].split(" ")[0]).isdigit() else 1 for key in keys}
-        batch, sequence = int(row["global_batch"]), int(row["sequence"])
-        about = {**_HALF, "dtype": "fp8", "attention": "flash3"} | (
-            {} if "gpt" in name or "nemo" in name else _LLAMA
-        )
-        about |= {
-            **dict(zip(("experts", "top_k", "head_width"), shape[6:], strict=False)),
-            "qk_norm": "qwen3" in name,
-        }
-        model = _make(name, batch, sequence, shape[:6], **about)
-        n["dp"] = n["gpus"] // n["tp"] // n["pp"] // n["cp"]
-        n["ep"] = min(n["ep"], n["dp"])
+        counts = {}
+        for column in ("gpus", "tp", "pp", "cp", "vp", "ep", "micro_batch"):
+            counts[column] = _read_count(row[column])
+        counts["dp"] = counts["gpus"] // counts["tp"] // counts["pp"] // counts["cp"]
+        counts["ep"] = min(counts["ep"], counts["dp"])
         zero = 3 if row["fsdp"] == "1" and not stated else 1
-        strategy = _share(n, n["vp"] if n["pp"] > 1 else 1, zero=zero)
-        seconds = batch * sequence / (float(row["tokens_per_s_per_gpu"]) * n["gpus"])
-        group = f"{name} {device if stated else n['gpus']}"
-        yield Row("nvidia", group, f"{device}-sxm", model, strategy, "compiled", seconds)
+        chunks = counts["vp"] if counts["pp"] > 1 else 1
+        yield Row(
+            source="nvidia",
+            group=f"{name} {device if stated else counts['gpus']}",
+            device=f"{device}-sxm",
+            model=_make_recipe(name, row, shape),
+            strategy=_share(counts, chunks, zero=zero),
+            execution="compiled",
+            seconds=_find_seconds({**row, "gpus": str(counts["gpus"])}),
+        )
 
 
 def list_megablocks() -> Iterator[Row]:
     """arXiv:2211.15841, figure 8: 10 billion tokens on 8 A100, without a compiler."""
     for row in _read("megablocks.csv"):
-        if days := row["train_days_10B_tokens_8xA100_80GB"]:
-            n = {key: int(row[key] or 0) for key in ("layers", "hidden", "experts", "micro_batch")}
-            about = {
-                **_HALF,
-                "dtype": "fp16",
-                "attention": "eager",
-                "dropout": 0.1,
-                "experts": n["experts"],
-                # replicas of Megatron do not run under autocast; see `price_rows`
-                "mixed": n["experts"] > 0,
-            }
-            about["capacity"] = float(row["kind"].partition("cf=")[2] or 1)
-            shape = (n["layers"], n["hidden"], n["hidden"] // 64, 0, 0, 51200)
-            model = _make(row["model"], 512, 1024, shape, **about)
-            strategy = Strategy(
-                dp=8, ep=8 if n["experts"] else 1, micro_batch=n["micro_batch"], overlap=False
-            )
-            seconds = float(days) * 86400 * 512 * 1024 / 10e9
-            yield Row(
-                "megablocks",
-                f"{row['model']} {row['kind']}",
-                "a100-sxm",
-                model,
-                strategy,
-                "eager",
-                seconds,
-            )
+        days = row["train_days_10B_tokens_8xA100_80GB"]
+        if not days:
+            continue
+        layers = int(row["layers"])
+        hidden = int(row["hidden"])
+        experts = int(row["experts"] or 0)
+        model = _make(
+            row["model"],
+            512,
+            1024,
+            Shape(layers, hidden, hidden // 64, 0, 0, 51200),
+            dtype="fp16",
+            fused=True,
+            attention="eager",
+            dropout=0.1,
+            experts=experts,
+            # replicas of Megatron do not run under autocast; see `price_rows`
+            mixed=experts > 0,
+            capacity=float(row["kind"].partition("cf=")[2] or 1),
+        )
+        strategy = Strategy(
+            dp=8,
+            ep=8 if experts else 1,
+            micro_batch=int(row["micro_batch"] or 0),
+            overlap=False,
+        )
+        yield Row(
+            source="megablocks",
+            group=f"{row['model']} {row['kind']}",
+            device="a100-sxm",
+            model=model,
+            strategy=strategy,
+            execution="eager",
+            seconds=float(days) * 86400 * 512 * 1024 / 10e9,
+        )
 
 
 def list_megatron() -> Iterator[Row]:
     """The table of Megatron-core on H100, whose times are derived from a count of FLOP (5 %)."""
     for row in _read("megatron_core_h100_table.csv"):
-        n = {
-            key: int(row[key])
-            for key in ("heads", "hidden", "layers", "vocab", "tp", "pp", "dp", "global_batch")
-        }
-        shape = (n["layers"], n["hidden"], n["heads"], 0, 0, n["vocab"])
-        model = _make("gpt", n["global_batch"], int(row["seq"]), shape, **_HALF, attention="flash2")
-        # not stated; two layers each, as NeMo's GPT-3 175B
-        chunks = n["layers"] // n["pp"] // 2 if n["pp"] > 1 else 1
-        strategy = _share(n | {"micro_batch": 4 if n["pp"] == 1 else 1}, chunks, zero=1)
+        counts = {name: int(row[name]) for name in ("tp", "pp", "dp")}
+        layers = int(row["layers"])
+        shape = Shape(layers, int(row["hidden"]), int(row["heads"]), 0, 0, int(row["vocab"]))
+        batch = int(row["global_batch"])
+        model = _make("gpt", batch, int(row["seq"]), shape, **_HALF, attention="flash2")
+        # neither is stated; chunks have two layers each, as NeMo's GPT-3 175B
+        counts["micro_batch"] = 4 if counts["pp"] == 1 else 1
+        chunks = layers // counts["pp"] // 2 if counts["pp"] > 1 else 1
         yield Row(
-            "megatron",
-            row["model"],
-            "h100-sxm",
-            model,
-            strategy,
-            "compiled",
-            float(row["iter_time_s_derived"]),
+            source="megatron",
+            group=row["model"],
+            device="h100-sxm",
+            model=model,
+            strategy=_share(counts, chunks, zero=1),
+            execution="compiled",
+            seconds=float(row["iter_time_s_derived"]),
         )
+
+
+#: Settings of the models of arXiv:2205.05198.
+_MEGATRON: dict[str, Any] = {
+    "dtype": "fp16",
+    "mixed": True,
+    "fused": True,
+    "attention": "eager",
+    "dropout": 0.1,
+}
 
 
 def list_recomputed() -> Iterator[Row]:
     """arXiv:2205.05198, table 5: layers recomputed, or attention recomputed with sequence
     parallelism."""
     for row in _read("seqsel_iteration_times.csv"):
-        n = {
-            k: int(row[k])
-            for k in ("layers", "hidden", "heads", "tp", "pp", "dp", "global_batch", "interleave_m")
-        }
-        shape = (n["layers"], n["hidden"], n["heads"], 0, 0, int(row["vocab"]))
-        about = {**_HALF, "dtype": "fp16", "attention": "eager", "dropout": 0.1}
-        model = _make(row["model"], n["global_batch"], int(row["seq"]), shape, **about)
-        selective, chunks = "selective" in row["variant"], n["interleave_m"] if n["pp"] > 1 else 1
-        again = {
-            "checkpoint": "selective" if selective else "full",
-            "sequence_parallel": selective,
-            "tiled": False,
-        }
+        counts = {name: int(row[name]) for name in ("tp", "pp", "dp", "micro_batch")}
+        vocabulary = int(row["vocab"])
+        shape = Shape(int(row["layers"]), int(row["hidden"]), int(row["heads"]), 0, 0, vocabulary)
+        batch = int(row["global_batch"])
+        is_selective = "selective" in row["variant"]
         strategy = _share(
-            n | {"micro_batch": int(row["micro_batch"])}, chunks, overlap=False, **again
+            counts,
+            int(row["interleave_m"]) if counts["pp"] > 1 else 1,
+            overlap=False,
+            checkpoint="selective" if is_selective else "full",
+            sequence_parallel=is_selective,
+            tiled=False,
         )
         yield Row(
-            "seqsel",
-            row["model"],
-            "a100-sxm",
-            model,
-            strategy,
-            "compiled",
-            float(row["iter_time_s"]),
+            source="seqsel",
+            group=row["model"],
+            device="a100-sxm",
+            model=_make(row["model"], batch, int(row["seq"]), shape, **_MEGATRON),
+            strategy=strategy,
+            execution="compiled",
+            seconds=float(row["iter_time_s"]),
         )
 
 
 @cache
-def _find_platform(device: str, ranks: int, source: str) -> Platform:
-    """A cluster with scales that are fitted to the steps of all other sources."""
-    name, bandwidth, link = [*device.split(), "", ""][:3]
+def _fit_scales(source: str) -> Scales:
+    """Scales that are fitted to the steps of all other sources."""
     steps = [step for step in _list_steps() if step.source != source]
-    scales, generation = fit_scales(steps, gpu_context.GENERATIONS), name.partition("-")[0]
+    return fit_scales(steps, gpu_context.GENERATIONS)
+
+
+@cache
+def _find_platform(device: str, ranks: int, source: str) -> Platform:
+    """A cluster with scales that are fitted to the steps of all other sources.
+
+    `device` may name the bandwidth of its memory and of the link between nodes, too [B/s].
+    """
+    words = device.split()
+    name = words[0]
+    bandwidth, link = words[1:] if len(words) == 3 else ("", "")
+    generation = name.partition("-")[0]
     if generation not in gpu_context.GENERATIONS:  # only recipes of NVIDIA ran on it
         local = load_platform(gpu_context.NODES[generation])
         if generation == "gb200":  # NVLink of 72 GPUs
             local = local.with_link("inter", bandwidth=9e11, latency=2e-6)
         return local.with_nodes(max(ranks // local.network.ranks_per_node, 1))
-    found = gpu_context.find_platform(name, ranks, bandwidth, link)
-    return add_published(found, scales, generation, source=f"all but {source}", date="2026-11-23")
+    platform = gpu_context.find_platform(name, ranks, bandwidth, link)
+    text = f"all but {source}"
+    scales = _fit_scales(source)
+    return add_published(platform, scales, generation, source=text, date="2026-11-23")
 
 
 @cache
@@ -337,39 +443,57 @@ def _list_steps() -> list[Any]:
     return [step for step in steps if gpu_context.is_fitted(step)]
 
 
+class _Alike(NamedTuple):
+    """What rows have in common that are priced together; the batch of the model is 1."""
+
+    device: str
+    ranks: int
+    source: str
+    model: Transformer
+    execution: str
+
+
+def _price_alike(alike: _Alike, rows: Sequence[Row]) -> list[dict[str, float]]:
+    """Predict rows whose models differ only in their batch."""
+    platform = _find_platform(alike.device, alike.ranks, alike.source)
+    batches: Any = np.array([row.model.batch for row in rows])
+    model = replace(alike.model, batch=batches)
+    strategies = Strategy.stack([row.strategy for row in rows])
+
+    def price(model: Transformer) -> dict[str, Any]:
+        return price_strategies(model, platform, strategies, alike.execution, near=np.inf)
+
+    columns = price(model)
+    # weights in half precision, updated as copies in fp32
+    if model.dtype == "fp16" and not model.mixed:
+        wide = price(replace(model, mixed=True))
+        columns["time"] = columns["time"] + wide["update"] - columns["update"]
+    priced = []
+    for place, row in enumerate(rows):
+        figures = {name: float(values[place]) for name, values in columns.items()}
+        stated = widen(figures["time"], figures["spread"], row.seconds)
+        priced.append({**figures, **stated})
+    return priced
+
+
 def price_rows(rows: Sequence[Row]) -> list[dict[str, float]]:
     """Predict rows: parts [s], memory [B], and time with an 80 % interval beside the published one
     [s].
 
     Rows of models that differ only in their batch are priced together.
     """
-    groups, out = dict[Any, list[int]](), [dict[str, float]() for _ in rows]
+    groups = dict[_Alike, list[int]]()
     for place, row in enumerate(rows):
-        alike = (
-            row.device,
-            max(row.strategy.ranks, 8),
-            row.source,
-            replace(row.model, batch=1),
-            row.execution,
-        )
+        model = replace(row.model, batch=1)
+        ranks = max(row.strategy.ranks, 8)
+        alike = _Alike(row.device, ranks, row.source, model, row.execution)
         groups.setdefault(alike, []).append(place)
-    for (device, ranks, source, kind, execution), places in groups.items():
-        platform, batch = (
-            _find_platform(device, ranks, source),
-            np.array([rows[n].model.batch for n in places]),
-        )
-        many, model = Strategy.stack([rows[n].strategy for n in places]), replace(kind, batch=batch)
-        found = price_strategies(model, platform, many, execution, near=np.inf)
-        # weights in half precision, updated as copies in fp32
-        if kind.dtype == "fp16" and not kind.mixed:
-            wide = price_strategies(
-                replace(model, mixed=True), platform, many, execution, near=np.inf
-            )
-            found["time"] = found["time"] + wide["update"] - found["update"]
-        for n, place in enumerate(places):
-            one = {name: float(own[n]) for name, own in found.items()}
-            out[place] = one | widen(one["time"], one["spread"], rows[place].seconds)
-    return out
+    priced = [dict[str, float]() for _ in rows]
+    for alike, places in groups.items():
+        together = _price_alike(alike, [rows[place] for place in places])
+        for place, figures in zip(places, together, strict=True):
+            priced[place] = figures
+    return priced
 
 
 def price_row(row: Row) -> dict[str, float]:
@@ -380,53 +504,67 @@ def price_row(row: Row) -> dict[str, float]:
 def count_kept(row: Row) -> float:
     """Memory of selective checkpoints of torchtitan: every other product of a layer, and attention
     [B]."""
-    m, s = row.model, row.strategy
+    if not row.selective:
+        return 0.0
+    model = row.model
+    head = model.hidden // model.heads
     # queries, values, attention, gate and output
-    numbers = m.hidden * 3 + m.hidden // m.heads * m.kv_heads + m.inner
-    return row.selective * m.layers * s.micro_batch * m.sequence * numbers * 2.0
+    numbers = model.hidden * 3 + head * model.kv_heads + model.inner
+    tokens = row.strategy.micro_batch * model.sequence
+    return model.layers * tokens * numbers * 2.0
 
 
 def judge_rows(rows: Sequence[Row]) -> dict[str, Any]:
     """Errors of a source and the share inside the 80 % interval [%]; pairs of a group, and those in
     right order [-]."""
-    found = price_rows(rows)
-    pairs = [
-        (a, b)
-        for (one, a), (other, b) in combinations(zip(rows, found, strict=True), 2)
-        if one.group == other.group and abs(np.log(one.seconds / other.seconds)) > 0.05
-    ]
-    ranked = sum(
-        (a["measured"] - b["measured"]) * (a["predicted"] - b["predicted"]) > 0 for a, b in pairs
-    )
-    about = {"pairs": len(pairs), "ranked": ranked, "bar": BARS[rows[0].source]}
-    return {"steps": rows[0].source, **judge(found), **about}
+    priced = price_rows(rows)
+    pairs = 0
+    ranked = 0
+    for (row, one), (other_row, other) in combinations(zip(rows, priced, strict=True), 2):
+        is_unlike = abs(np.log(row.seconds / other_row.seconds)) > 0.05
+        if row.group == other_row.group and is_unlike:
+            pairs += 1
+            measured = one["measured"] - other["measured"]
+            predicted = one["predicted"] - other["predicted"]
+            ranked += measured * predicted > 0
+    source = rows[0].source
+    counts = {"pairs": pairs, "ranked": ranked, "bar": BARS[source]}
+    return {"steps": source, **judge(priced), **counts}
+
+
+#: Fields of a model that `perfkit.calibration.runs.tune` takes.
+_RUN_FIELDS = (
+    "batch",
+    "sequence",
+    "positions",
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "inner",
+    "vocabulary",
+    "norm",
+    "gated",
+    "rotary",
+    "tie",
+    "bias",
+)
 
 
 def list_runs(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Rows in the form of `perfkit.calibration.runs.tune`."""
-    sizes = (
-        "batch",
-        "sequence",
-        "positions",
-        "layers",
-        "hidden",
-        "heads",
-        "kv_heads",
-        "inner",
-        "vocabulary",
-        "norm",
-        "gated",
-        "rotary",
-        "tie",
-        "bias",
-    )
-    about = (
-        {name: getattr(row.model, name) for name in sizes} | vars(row.strategy) for row in rows
-    )
-    return [
-        own | {"execution": row.execution, "seconds": row.seconds}
-        for own, row in zip(about, rows, strict=True)
-    ]
+    runs = []
+    for row in rows:
+        sizes = {name: getattr(row.model, name) for name in _RUN_FIELDS}
+        measured = {"execution": row.execution, "seconds": row.seconds}
+        runs.append({**sizes, **vars(row.strategy), **measured})
+    return runs
+
+
+def _draw_half(names: Sequence[str], seed: int, rng: np.random.Generator) -> set[str]:
+    """Half of the names; odd seeds draw the larger half."""
+    count = (len(names) + seed % 2) // 2
+    return set(rng.permutation(names)[:count])
 
 
 def judge_tuned(rows: Sequence[Row], how: str, draws: int = 10, runs: int = 30) -> dict[str, Any]:
@@ -436,42 +574,42 @@ def judge_tuned(rows: Sequence[Row], how: str, draws: int = 10, runs: int = 30) 
     Half of the models are left out in so many draws, or one at a time. All rows are of one device,
     and the platform has scales of all other sources.
     """
-    listed, models = (
-        list_runs(rows),
-        [f"{row.model.layers} {row.model.hidden} {row.model.name}" for row in rows],
-    )
-    platform = _find_platform(
-        rows[0].device, max(row.strategy.ranks for row in rows), rows[0].source
-    )
-    judged, said, names = list[dict[str, float]](), list[float](), sorted(set(models))
+    first = rows[0]
+    models = [f"{row.model.layers} {row.model.hidden} {row.model.name}" for row in rows]
+    listed = list(zip(list_runs(rows), models, strict=True))
+    ranks = max(row.strategy.ranks for row in rows)
+    platform = _find_platform(first.device, ranks, first.source)
+    names = sorted(set(models))
+    judged, expected = list[dict[str, float]](), list[float]()
     for seed in range(draws if how == HALVES else len(names)):
         rng = np.random.default_rng(seed)
-        left_out = (
-            {names[seed]}
-            if how != HALVES
-            else {*rng.permutation(names)[: (len(names) + seed % 2) // 2]}
-        )
-        known = [run for run, own in zip(listed, models, strict=True) if own not in left_out]
+        left_out = _draw_half(names, seed, rng) if how == HALVES else {names[seed]}
+        known = [run for run, model in listed if model not in left_out]
+        unseen = [run for run, model in listed if model in left_out]
+        fitted = [known[place] for place in rng.permutation(len(known))[:runs]]
         with keep_quiet():
-            tuning = tune(
-                rows[0].model, platform, [known[n] for n in rng.permutation(len(known))[:runs]]
-            )
-            found = tuning.price(
-                [run for run, own in zip(listed, models, strict=True) if own in left_out]
-            )
-        judged += (
-            found.rename({"seconds": "measured"})
-            .select("predicted", "measured", "low", "high")
-            .to_dicts()
-        )
-        said.append(100 * tuning.error)
-    about = {"steps": rows[0].source, "judged": how, "expected": float(np.mean(said))}
-    return about | judge(judged) | {"bar": TUNED[rows[0].source, how]}
+            tuning = tune(first.model, platform, fitted)
+            frame = tuning.price(unseen).rename({"seconds": "measured"})
+        judged += frame.select("predicted", "measured", "low", "high").to_dicts()
+        expected.append(100 * tuning.error)
+    return {
+        "steps": first.source,
+        "judged": how,
+        "expected": float(np.mean(expected)),
+        **judge(judged),
+        "bar": TUNED[first.source, how],
+    }
 
 
 #: The sources that are judged.
 LISTS = (list_vtrain, list_torchtitan, list_recipes, list_megatron, list_recomputed)
-_FIGURES = {name: f"{{{name}:.1f}}" for name in ("geomean", "mean", "p95", "bias", "inside")}
+_FIGURES = {
+    "geomean": "{geomean:.1f}",
+    "mean": "{mean:.1f}",
+    "p95": "{p95:.1f}",
+    "bias": "{bias:.1f}",
+    "inside": "{inside:.1f}",
+}
 
 
 def _print_errors(
@@ -481,39 +619,52 @@ def _print_errors(
     print(f"\n{title}: {mean:.1%} off in mean\n{lay_out(rows, columns)}")
 
 
+_TUNED = {
+    "steps": "{steps}",
+    "judged": "{judged}",
+    **_FIGURES,
+    "expected": "{expected:.1f}",
+    "bar": "{bar:g}",
+}
+
+
 def _print_tuned() -> None:
-    vtrain, recipes = list(list_vtrain(alone=True)), list(list_recipes())
-    figures = [
-        judge_tuned(*asked)
-        for asked in ((vtrain, HALVES), (vtrain, "one left out"), (recipes, HALVES))
-    ]
-    columns = {
-        "steps": "{steps}",
-        "judged": "{judged}",
-        **_FIGURES,
-        "expected": "{expected:.1f}",
-        "bar": "{bar:g}",
-    }
-    print(f"\nTuned to at most 30 runs of other models\n{lay_out(figures, columns)}")
+    vtrain = list(list_vtrain(alone=True))
+    figures = [judge_tuned(vtrain, HALVES), judge_tuned(vtrain, "one left out")]
+    figures.append(judge_tuned(list(list_recipes()), HALVES))
+    print(f"\nTuned to at most 30 runs of other models\n{lay_out(figures, _TUNED)}")
+
+
+def _time_layer(experiment: str, layers: int, measured: float) -> float:
+    """Time of so many layers of the 22B model on 8 A100 [s]."""
+    checkpoint = "none"
+    if "selective" in experiment:
+        checkpoint = "selective"
+    elif "full" in experiment:
+        checkpoint = "full"
+    strategy = Strategy(
+        tp=8,
+        micro_batch=4,
+        checkpoint=checkpoint,
+        sequence_parallel="sequence_parallel" in experiment,
+    )
+    model = _make("22b", 4, 2048, Shape(layers, 6144, 64, 0, 0, 51200), **_MEGATRON)
+    row = Row("seqsel", "", "a100-sxm", model, strategy, "compiled", measured)
+    priced = price_row(row)
+    return priced["work"] + priced["tensor"]
 
 
 def time_layers() -> list[dict[str, Any]]:
     """arXiv:2205.05198, table 4: a layer of the 22B model on 8 A100 [s], predicted as two layers
     minus one."""
-    out, about = [], {**_HALF, "dtype": "fp16", "attention": "eager", "dropout": 0.1}
+    rows = []
     for row in _read("seqsel_layer_times_22B.csv"):
-        name, real, taken = row["experiment"], float(row["combined_ms"]) / 1e3, list[float]()
-        again = next((way for way in ("selective", "full") if way in name), "none")
-        strategy = Strategy(
-            tp=8, micro_batch=4, checkpoint=again, sequence_parallel="sequence_parallel" in name
-        )
-        for layers in (2, 1):
-            model = _make("22b", 4, 2048, (layers, 6144, 64, 0, 0, 51200), **about)
-            found = price_row(Row("seqsel", "", "a100-sxm", model, strategy, "compiled", real))
-            taken.append(found["work"] + found["tensor"])
-        own = taken[0] - taken[1]
-        out.append({"name": name, "measured": real, "predicted": own, "error": own / real - 1})
-    return out
+        name = row["experiment"]
+        measured = float(row["combined_ms"]) / 1e3
+        predicted = _time_layer(name, 2, measured) - _time_layer(name, 1, measured)
+        error = predicted / measured - 1
+        rows.append({"name": name, "measured": measured, "predicted": predicted, "error": error})
+    return rows
 
 
 def time_exchanges() -> list[tuple[int, float, float]]:
@@ -523,15 +674,19 @@ def time_exchanges() -> list[tuple[int, float, float]]:
     Precision and experts of a token are not stated; fp32 (with TF32) and two, the defaults of its
     program, came nearest to its times.
     """
-    out = []
+    shares = []
     for row in _read("tutel_table2_a2a.csv"):
-        ranks, tokens = int(row["gpus"]), 2 * int(row["tokens_per_iter"])
+        ranks = int(row["gpus"])
+        tokens = 2 * int(row["tokens_per_iter"])
         platform = load_platform(f"a100-sxm-8x{ranks // 8}")
         with keep_quiet():
-            moved = 4 * platform.collective("all_to_all", tokens * 4096 * 4.0, ranks=ranks).time
-            computed = 6 * platform.gemm(tokens // 2, 4096, 4096, dtype="tf32", batch=2).time
-        out.append((ranks, float(row["all_to_all_pct"]) / 100, moved / (moved + computed)))
-    return out
+            exchange = platform.collective("all_to_all", tokens * 4096 * 4.0, ranks=ranks)
+            product = platform.gemm(tokens // 2, 4096, 4096, dtype="tf32", batch=2)
+        moved = 4 * exchange.time
+        computed = 6 * product.time
+        published = float(row["all_to_all_pct"]) / 100
+        shares.append((ranks, published, moved / (moved + computed)))
+    return shares
 
 
 def find_crossing(nbytes: float) -> int:
@@ -540,37 +695,44 @@ def find_crossing(nbytes: float) -> int:
     Tutel, table 6 (without pipelining): between 128 and 256, on average over 243 layers.
     """
     for nodes in 2 ** np.arange(1, 9):
-        platform, ranks = load_platform(f"a100-sxm-8x{nodes}"), int(8 * nodes)
+        ranks = int(8 * nodes)
+        platform = load_platform(f"a100-sxm-8x{nodes}")
         with keep_quiet():
-            flat, gathered = (
-                platform.collective("all_to_all", nbytes, ranks=ranks, algorithm=way).time
-                for way in (None, "two_level")
-            )
-        if gathered < flat:
+            flat = platform.collective("all_to_all", nbytes, ranks=ranks)
+            gathered = platform.collective("all_to_all", nbytes, ranks=ranks, algorithm="two_level")
+        if gathered.time < flat.time:
             return ranks
     raise ValueError(f"two levels are never faster at {nbytes:g} B; take a smaller message")
 
 
+def _print_steps(title: str, rows: Iterable[Row]) -> None:
+    """Errors of steps, one by one."""
+    cells = []
+    for row in rows:
+        priced = price_row(row)
+        is_inside = priced["low"] < row.seconds < priced["high"]
+        inside = "yes" if is_inside else "no"
+        cells.append({"name": row.group, "error": priced["error"], "held": inside})
+    _print_errors(title, cells, {"step": "{name}", "error": "{error:+.0%}", "inside": "{held}"})
+
+
 def _print_experts() -> None:
-    for title, rows in (
-        ("MegaBlocks (arXiv:2211.15841, figure 8)", list_megablocks()),
-        ("NVIDIA's recipes with experts, and on Blackwell", list_recipes(stated=True)),
-    ):
-        cells = []
-        for row in rows:
-            one = price_row(row)
-            held = "yes" if one["low"] < row.seconds < one["high"] else "no"
-            cells.append({"name": row.group, "error": one["error"], "held": held})
-        _print_errors(title, cells, {"step": "{name}", "error": "{error:+.0%}", "inside": "{held}"})
-    shares = ", ".join(
-        f"{ranks}: {real:.0%} and {own:.0%}" for ranks, real, own in time_exchanges()
-    )
+    _print_steps("MegaBlocks (arXiv:2211.15841, figure 8)", list_megablocks())
+    recipes = list_recipes(stated=True)
+    _print_steps("NVIDIA's recipes with experts, and on Blackwell", recipes)
+    shares = []
+    for ranks, published, predicted in time_exchanges():
+        shares.append(f"{ranks}: {published:.0%} and {predicted:.0%}")
     print(
-        f"\nall_to_all in a layer of experts on A100, published and predicted (Tutel, table 2): {shares}"
+        "\nall_to_all in a layer of experts on A100, published and predicted (Tutel, table 2): "
+        + ", ".join(shares)
     )
-    crossings = ", ".join(f"{find_crossing(n):d} at {n / 1e6:g} MB" for n in (4e6, 16e6, 64e6))
+    crossings = []
+    for nbytes in (4e6, 16e6, 64e6):
+        crossings.append(f"{find_crossing(nbytes):d} at {nbytes / 1e6:g} MB")
     print(
-        f"Two levels are faster from so many A100 on (Tutel, table 6: between 128 and 256): {crossings}"
+        "Two levels are faster from so many A100 on (Tutel, table 6: between 128 and 256): "
+        + ", ".join(crossings)
     )
 
 
@@ -587,140 +749,218 @@ def _print_parts() -> None:
     )
 
 
-def _print_torchtitan() -> None:
-    listed = list(list_torchtitan(alone=True))
-    steps = [*zip(listed, price_rows(listed), strict=True)]
+_LONG = 8192
+
+
+def _print_throughput(
+    name: str, rows: Sequence[Row], priced: Sequence[Mapping[str, float]]
+) -> None:
+    """Errors of the throughput of one model over long sequences."""
+    errors = list[float]()
+    for row, figures in zip(rows, priced, strict=True):
+        if row.model.name == name and row.model.sequence > _LONG:
+            errors.append(figures["measured"] / figures["predicted"] - 1)
+    mean = np.abs(errors).mean()
+    print(f"{name}: {len(errors)} rows, mean error {mean:.1%}, bias {np.mean(errors):+.1%}")
+
+
+_MEMORY = {
+    "model": "{model}",
+    "ranks": "{ranks}",
+    "sequence": "{sequence}",
+    "reserved GiB": "{reserved:.1f}",
+    "error": "{error:+.1%}",
+}
+
+
+def _print_memory(rows: Sequence[Row]) -> None:
+    """Reserved memory of steps, predicted and published."""
     # the loss was not compiled, and its tensors are the largest
-    memory = price_rows([row._replace(execution="eager") for row in listed])
+    priced = price_rows([row._replace(execution="eager") for row in rows])
+    cells = []
+    for row, figures in zip(rows, priced, strict=True):
+        predicted = figures["needs"] + count_kept(row)
+        cells.append(
+            {
+                "model": row.model.name,
+                "ranks": row.strategy.ranks,
+                "sequence": row.model.sequence,
+                "reserved": row.reserved / 2**30,
+                "error": predicted / row.reserved - 1,
+            }
+        )
+    errors = np.abs([cell["error"] for cell in cells])
+    spread = f"median {np.median(errors):.1%}, at most {errors.max():.1%}"
+    _print_errors(f"Memory of {len(cells)} steps of torchtitan ({spread})", cells, _MEMORY)
+
+
+def _print_torchtitan() -> None:
+    rows = list(list_torchtitan(alone=True))
+    priced = price_rows(rows)
     print("\nThroughput of torchtitan over sequences of 32768 to 262144 (tables 2 and 6)")
     for name in ("llama3-8b", "llama3-405b"):
-        own = [one for row, one in steps if row.model.name == name and row.model.sequence > 8192]
-        errors = np.array([one["measured"] / one["predicted"] - 1 for one in own])
-        print(
-            f"{name}: {len(errors)} rows, mean error {abs(errors).mean():.1%}, bias {errors.mean():+.1%}"
-        )
-    held = [
-        {
-            "model": row.model.name,
-            "ranks": row.strategy.ranks,
-            "sequence": row.model.sequence,
-            "reserved": row.reserved / 2**30,
-            "error": (one["needs"] + count_kept(row)) / row.reserved - 1,
-        }
-        for row, one in zip(listed, memory, strict=True)
-    ]
-    errors = np.abs([row["error"] for row in held])
-    title = f"Memory of {len(held)} steps of torchtitan (median {np.median(errors):.1%}, at most {errors.max():.1%})"
-    columns = {name: f"{{{name}}}" for name in ("model", "ranks", "sequence")}
-    _print_errors(
-        title, held, {**columns, "reserved GiB": "{reserved:.1f}", "error": "{error:+.1%}"}
-    )
+        _print_throughput(name, rows, priced)
+    _print_memory(rows)
 
 
-def draw_strategies(count: int, seed: int = 7) -> list[tuple[Transformer, str, Strategy, str]]:
+#: Models that are drawn.
+_DRAWN = ("gpt2-medium", "gpt3-1.3b", "gpt3-2.7b", "gpt3-6.7b", "llama-2-7b", "llama-3-8b")
+
+
+def _draw_model(rng: np.random.Generator) -> tuple[Transformer, str]:
+    """A model, and the platform that it is trained on."""
+    settings: dict[str, Any] = {
+        "mixed": bool(rng.integers(2)),
+        "fused": bool(rng.integers(2)),
+        "sequence": 512 * int(rng.integers(1, 3)),
+    }
+    if rng.random() < 0.2:
+        settings["experts"] = 8
+        settings["top_k"] = 2
+    batch = int(2 ** rng.integers(4, 7))
+    node = rng.choice(["a100-sxm-8", "h100-sxm-8"])
+    name = str(rng.choice(_DRAWN))
+    return Transformer.preset(name, batch=batch, dtype="bf16", **settings), f"{node}x16"
+
+
+def _draw_power(rng: np.random.Generator, most: int) -> int:
+    """A power of two, at most 2 to the power of this."""
+    return 1 << int(rng.integers(0, most + 1))
+
+
+def _draw_fields(rng: np.random.Generator, model: Transformer) -> dict[str, Any]:
+    """Fields of a strategy, which need not be valid."""
+    fields: dict[str, Any] = {
+        "tp": _draw_power(rng, 3),
+        "pp": _draw_power(rng, 3),
+        "dp": _draw_power(rng, 4),
+        "micro_batch": _draw_power(rng, 3),
+        "ep": _draw_power(rng, 3 if model.experts else 0),
+        "sequence_parallel": bool(rng.integers(2)),
+        "ulysses": bool(rng.integers(2)),
+        "cp": 1 << max(int(rng.integers(-2, 3)), 0),
+        "zero": int(rng.integers(4)),
+        "overlap": bool(rng.random() < 0.8),
+        "schedule": str(rng.choice(SCHEDULES)),
+        "checkpoint": str(rng.choice(["none", "full"])),
+        "chunks": 1,
+    }
+    if fields["schedule"] in CHUNKED:
+        fields["chunks"] = int(rng.integers(2, 4))
+    return fields
+
+
+def _is_sensible(fields: Mapping[str, Any]) -> bool:
+    """Whether chunks have stages, shards of gradients none, and replicas divide by ranks of experts."""
+    if fields["dp"] % fields["ep"]:
+        return False
+    if fields["pp"] == 1:
+        return bool(fields["chunks"] == 1)
+    return bool(fields["zero"] <= 1)
+
+
+def _fits(model: Transformer, platform: Platform, strategy: Strategy, execution: str) -> bool:
+    """Whether a valid strategy has 2 to 128 ranks and fits in their memory."""
+    priced = price_strategies(model, platform, Strategy.stack([strategy]), execution)
+    memory = platform.memory_of_rank or 0.0
+    return bool(1 < strategy.ranks <= 128 and priced["needs"][0] <= memory)
+
+
+class Drawn(NamedTuple):
+    """A random strategy: its model, the name of its platform, the strategy and the execution."""
+
+    model: Transformer
+    platform: str
+    strategy: Strategy
+    execution: str
+
+
+def draw_strategies(count: int, seed: int = 7) -> list[Drawn]:
     """Random strategies that are valid and fit in memory: 2 to 128 GPUs, six models, some with
     experts.
 
     ZeRO stages 2 and 3 are drawn only without pipeline stages.
     """
-    rng, found = np.random.default_rng(seed), list[tuple[Transformer, str, Strategy, str]]()
-    names = ("gpt2-medium", "gpt3-1.3b", "gpt3-2.7b", "gpt3-6.7b", "llama-2-7b", "llama-3-8b")
-    while len(found) < count:
-        about: dict[str, Any] = {name: bool(rng.integers(2)) for name in ("mixed", "fused")}
-        about["sequence"] = 512 * int(rng.integers(1, 3))
-        about |= {"experts": 8, "top_k": 2} if rng.random() < 0.2 else {}
-        batch, where = (
-            int(2 ** rng.integers(4, 7)),
-            f"{rng.choice(['a100-sxm-8', 'h100-sxm-8'])}x16",
-        )
-        model = Transformer.preset(str(rng.choice(names)), batch=batch, dtype="bf16", **about)
-        most: dict[str, int] = {
-            "tp": 3,
-            "pp": 3,
-            "dp": 4,
-            "micro_batch": 3,
-            "ep": 3 if model.experts else 0,
-        }
-        ways: dict[str, Any] = {
-            name: 1 << int(rng.integers(0, own + 1)) for name, own in most.items()
-        }
-        ways |= {name: bool(rng.integers(2)) for name in ("sequence_parallel", "ulysses")}
-        ways |= {"cp": 1 << max(int(rng.integers(-2, 3)), 0), "zero": int(rng.integers(4))}
-        ways["overlap"] = bool(rng.random() < 0.8)
-        ways |= {
-            "schedule": str(rng.choice(SCHEDULES)),
-            "checkpoint": str(rng.choice(["none", "full"])),
-        }
-        ways["chunks"] = int(rng.integers(2, 4)) if ways["schedule"] in CHUNKED else 1
+    rng = np.random.default_rng(seed)
+    drawn = list[Drawn]()
+    while len(drawn) < count:
+        model, platform = _draw_model(rng)
+        fields = _draw_fields(rng, model)
         execution = str(rng.choice(["eager", "compiled"], p=[2 / 3, 1 / 3]))
-        alone = ways["pp"] == 1
-        if (ways["chunks"] > 1 if alone else ways["zero"] > 1) or ways["dp"] % ways["ep"]:
+        if not _is_sensible(fields):
             continue
-        strategy, platform = Strategy(**ways), load_platform(where)
+        strategy = Strategy(**fields)
         with suppress(ValueError):
             check_strategy(model, strategy)
-            needs = price_strategies(model, platform, Strategy.stack([strategy]), execution)[
-                "needs"
-            ][0]
-            if 1 < strategy.ranks <= 128 and needs <= (platform.memory_of_rank or 0.0):
-                found.append((model, where, strategy, execution))
-    return found
+            if _fits(model, load_platform(platform), strategy, execution):
+                drawn.append(Drawn(model, platform, strategy, execution))
+    return drawn
 
 
-def draw_even_pipelines(count: int, seed: int) -> list[tuple[Transformer, str, Strategy, str]]:
+def draw_even_pipelines(count: int, seed: int) -> list[Drawn]:
     """Random strategies as `draw_strategies` finds them, with stages of as many layers each.
 
     Their models have small and large vocabularies, which make the first and the last stage slow.
     """
     rng = np.random.default_rng(seed)
-    found = []
-    for model, where, strategy, execution in draw_strategies(3 * count, seed):
-        stages = strategy.pp * strategy.chunks
-        if strategy.pp > 1 and model.layers % stages == 0:
+    pipelines = []
+    for drawn in draw_strategies(3 * count, seed):
+        stages = drawn.strategy.pp * drawn.strategy.chunks
+        if drawn.strategy.pp > 1 and drawn.model.layers % stages == 0:
             vocabulary = int(rng.choice([8_000, 32_000, 50_304, 128_256, 256_000]))
-            found.append((replace(model, vocabulary=vocabulary), where, strategy, execution))
-    return found[:count]
+            model = replace(drawn.model, vocabulary=vocabulary)
+            pipelines.append(drawn._replace(model=model))
+    return pipelines[:count]
 
 
-def draw_unlike_pipelines(count: int, seed: int) -> list[tuple[Transformer, str, Strategy, str]]:
+def draw_unlike_pipelines(count: int, seed: int) -> list[Drawn]:
     """Random strategies as `draw_strategies` finds them, with 2 to 8 stages of unlike layers, or
     whose replicas share gradients or weights (ZeRO stages 2 and 3)."""
     rng = np.random.default_rng(seed)
-    found = list[tuple[Transformer, str, Strategy, str]]()
-    for model, where, drawn, execution in draw_strategies(6 * count, seed):
-        layers = model.layers - int(rng.integers(0, 4))
+    pipelines = list[Drawn]()
+    for drawn in draw_strategies(6 * count, seed):
+        layers = drawn.model.layers - int(rng.integers(0, 4))
         pp = int(rng.choice([2, 3, 4, 5, 6, 8]))
         zero = int(rng.integers(4))
         schedule = str(rng.choice(SCHEDULES))
         chunks = int(rng.integers(2, 4)) if schedule in CHUNKED else 1
-        tp = min(drawn.tp, 4)
-        strategy = replace(drawn, tp=tp, cp=1, pp=pp, zero=zero, schedule=schedule, chunks=chunks)
-        model = replace(model, layers=layers)
-        unlike = layers % (pp * chunks) != 0
+        strategy = replace(
+            drawn.strategy,
+            tp=min(drawn.strategy.tp, 4),
+            cp=1,
+            pp=pp,
+            zero=zero,
+            schedule=schedule,
+            chunks=chunks,
+        )
+        model = replace(drawn.model, layers=layers)
+        is_unlike = layers % (pp * chunks) != 0
         with suppress(ValueError):
             check_strategy(model, strategy)
-            if strategy.ranks <= 128 and (unlike or zero > 1):
-                found.append((model, where, strategy, execution))
-    return found[:count]
+            if strategy.ranks <= 128 and (is_unlike or zero > 1):
+                pipelines.append(drawn._replace(model=model, strategy=strategy))
+    return pipelines[:count]
 
 
-def compare_events(drawn: Sequence[tuple[Transformer, str, Strategy, str]]) -> list[float]:
+def compare_events(strategies: Sequence[Drawn]) -> list[float]:
     """Time of the simulation over that of the closed forms [-]."""
     ratios = []
-    for model, where, strategy, execution in drawn:
-        found = price_strategies(model, load_platform(where), Strategy.stack([strategy]), execution)
+    for model, name, strategy, execution in strategies:
+        stacked = Strategy.stack([strategy])
+        closed = price_strategies(model, load_platform(name), stacked, execution)
         with keep_quiet():
-            events = predict(model, where, strategy=strategy, execution=execution)
-        ratios.append(events.time / float(found["time"][0]))
+            events = predict(model, name, strategy=strategy, execution=execution)
+        ratios.append(events.time / float(closed["time"][0]))
     return ratios
 
 
 def _print_agreement() -> None:
     errors = np.array(compare_events(draw_strategies(200))) - 1
-    near = [f"{np.mean(abs(errors) <= bar):.1%} within {bar:.0%}" for bar in (0.05, 0.1)]
+    sizes = np.abs(errors)
+    near = f"{np.mean(sizes <= 0.05):.1%} within 5%, {np.mean(sizes <= 0.1):.1%} within 10%"
     print(
-        f"\n200 random strategies, event loop over closed forms: {', '.join(near)}; mean {abs(errors).mean():.1%}, "
-        f"bias {errors.mean():+.1%}, 95 % within {np.quantile(abs(errors), 0.95):.1%}"
+        f"\n200 random strategies, event loop over closed forms: {near}; mean {sizes.mean():.1%}, "
+        f"bias {errors.mean():+.1%}, 95 % within {np.quantile(sizes, 0.95):.1%}"
     )
 
 
@@ -740,47 +980,69 @@ def ask_strategies(questions: Sequence[tuple[int, int, int]]) -> Sequence[float]
     return list(found["time"])
 
 
+def _count_priced() -> int:
+    """Price 100,000 strategies, of which few differ."""
+    return len(ask_strategies(list(islice(cycle(WAYS), 100_000))))
+
+
+def _count_explored(ranks: int | Sequence[int]) -> int:
+    """List, price and rank unlike strategies on so many GPUs."""
+    gpt, _ = state_strategy(1, 1, 1)
+    return explore(gpt, "a100-sxm-8x128", ranks).tried
+
+
 def time_strategies(rounds: int = 5) -> list[dict[str, Any]]:
     """Strategies of GPT-3 175B in a second of processor time, the best of all rounds.
 
     The same ones again and again are only priced. Unlike ones are listed, priced and ranked.
     """
-    gpt, _ = state_strategy(1, 1, 1)
-    many, all_ranks = list(islice(cycle(WAYS), 100_000)), [2**n for n in range(3, 11)]
+    all_ranks = [2**power for power in range(3, 11)]
     asks: dict[str, Callable[[], int]] = {
-        f"{len(WAYS)} again and again": lambda: len(ask_strategies(many)),
-        "unlike, on 1,024 GPUs": lambda: explore(gpt, "a100-sxm-8x128", RANKS).tried,
-        "unlike, on 8 to 1,024 GPUs": lambda: explore(gpt, "a100-sxm-8x128", all_ranks).tried,
+        f"{len(WAYS)} again and again": _count_priced,
+        "unlike, on 1,024 GPUs": partial(_count_explored, RANKS),
+        "unlike, on 8 to 1,024 GPUs": partial(_count_explored, all_ranks),
     }
-    best, counts = dict.fromkeys(asks, math.inf), dict.fromkeys(asks, 0)
-    for _, (what, ask) in product(range(rounds), asks.items()):  # a busy moment hits all of them
-        start = time.process_time()
-        counts[what] = ask()
-        best[what] = min(best[what], time.process_time() - start)
-    return [
-        {"what": what, "count": counts[what], "seconds": own, "per_second": counts[what] / own}
-        for what, own in best.items()
-    ]
+    best = dict.fromkeys(asks, math.inf)
+    counts = dict.fromkeys(asks, 0)
+    for _ in range(rounds):
+        for name, ask in asks.items():  # a busy moment hits all of them
+            start = time.process_time()
+            counts[name] = ask()
+            best[name] = min(best[name], time.process_time() - start)
+    rows = []
+    for name, seconds in best.items():
+        count = counts[name]
+        speed = {"seconds": seconds, "per_second": count / seconds}
+        rows.append({"what": name, "count": count, **speed})
+    return rows
+
+
+_SPEED = {
+    "strategies of GPT-3 175B": "{what}",
+    "n": "{count:,}",
+    "all": "{seconds:time}",
+    "a second": "{per_second:,.0f}",
+}
 
 
 def _print_speed() -> None:
-    columns = {"strategies of GPT-3 175B": "{what}", "n": "{count:,}", "all": "{seconds:time}"}
-    print(f"\n{lay_out(time_strategies(), {**columns, 'a second': '{per_second:,.0f}'})}")
+    print(f"\n{lay_out(time_strategies(), _SPEED)}")
+
+
+_STEPS = {
+    "steps": "{steps}",
+    "n": "{n}",
+    **_FIGURES,
+    "pairs": "{pairs}",
+    "ranked": "{ranked}",
+    "bar": "{bar:g}",
+}
 
 
 @command({})
 def main(given: Any) -> None:
     """Published steps of ranks that share layers and stages, beside predictions."""
-    figures = [judge_rows(list(each())) for each in LISTS]
-    columns = {
-        "steps": "{steps}",
-        "n": "{n}",
-        **_FIGURES,
-        "pairs": "{pairs}",
-        "ranked": "{ranked}",
-        "bar": "{bar:g}",
-    }
-    print(lay_out(figures, columns))
+    print(lay_out([judge_rows(list(list_rows())) for list_rows in LISTS], _STEPS))
     _print_parts()
     _print_experts()
     _print_torchtitan()
