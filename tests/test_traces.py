@@ -17,7 +17,8 @@ import perfkit as pk
 from perfkit.__main__ import main
 from perfkit.calibration.activity import ROLES, _classify, account
 from perfkit.ground.files import find_reference
-from perfkit.readers.kineto import DEVICE
+from perfkit.readers.trace_names import DEVICE
+from tests import samples
 
 #: Busy, computing [% of the device span] and hidden communication [% of it] by rank:
 #: HolisticTraceAnalysis (traceinsight 0.6.1, get_temporal_breakdown, get_comm_comp_overlap;
@@ -26,7 +27,7 @@ HTA = {
     "megatron_tp8_a100x8": (
         (62.62, 98.81, 89.21, 96.76, 99.47, 98.73, 65.57, 98.24),
         (22.07, 21.25, 21.52, 21.22, 20.91, 20.86, 22.03, 21.15),
-        (0.0,) * 8,
+        (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
     ),
     "dlrm_v100x8_param": (
         (50.66, 65.72, 37.92, 56.80, 46.43, 44.36, 38.20, 24.25),
@@ -39,11 +40,77 @@ HTA = {
 LEVELS = {"stage", "module", "submodule", "compute"}
 
 
-def list_ranks(folder: Path, name: str, *kinds: str) -> list[Path]:
-    home = folder / "traces" / name
-    return [
-        home / f"{kind}_rank{rank}.json.gz" for kind in kinds or ("kineto",) for rank in range(8)
-    ]
+def list_ranks(folder: Path, name: str, kind: str = "kineto") -> list[Path]:
+    """Files of all ranks of a public trace."""
+    return [folder / "traces" / name / f"{kind}_rank{rank}.json.gz" for rank in range(8)]
+
+
+# -- samples: what is said of a step can be worked out
+# --------------------------------------------------------------------------------------------------
+
+#: Traces of both ranks of a step, see `tests/data/README.md`.
+STEP = [samples.FOLDER / f"step_rank{rank}.kineto.json" for rank in range(2)]
+EXECUTION = [samples.FOLDER / f"step_rank{rank}.et.json" for rank in range(2)]
+
+
+def test_who_comes_first_to_a_collective_waits_for_the_other() -> None:
+    """Ranks begin at 500 and 600 µs of a step, and both end at 700."""
+    met = pk.read_trace(STEP).collectives().filter(iteration=1)
+    assert met["operation"].to_list() == ["all_reduce", "all_reduce"]
+    assert met["nbytes"].to_list() == [4 * 528, 4 * 528]
+    assert met["matched"].to_list() == [2, 2]
+    assert met["time_s"].to_list() == pytest.approx([200e-6, 100e-6])
+    assert met["transfer_s"].to_list() == pytest.approx([100e-6, 100e-6])
+    assert met["waiting_s"].to_list() == pytest.approx([100e-6, 0.0])
+
+
+def test_a_step_lasts_from_kernels_to_the_same_kernels_of_the_next() -> None:
+    trace = pk.read_trace(STEP)
+    assert trace.basis == "kernels"
+    assert trace.time == pytest.approx(1e-3)
+    for row in trace.idle().drop("rank").rows():
+        assert sum(row) == pytest.approx(1e-3)
+    assert trace.breakdown()["time_s"].sum() == pytest.approx(1e-3)
+
+
+def test_kernels_have_the_phase_of_the_operation_that_launched_them() -> None:
+    """Of rank 1, the last one: each kernel takes what `tests/samples.py` says."""
+    parts = {}
+    for row in pk.read_trace(STEP).breakdown().to_dicts():
+        parts[row["phase"], row["kind"]] = row["time_s"]
+    assert parts["forward", "gemm"] == pytest.approx(100e-6)
+    assert parts["forward", "elementwise"] == pytest.approx(20e-6)
+    assert parts["backward", "gemm"] == pytest.approx(400e-6)
+    assert parts["backward", "collective"] == pytest.approx(100e-6)
+    assert parts["update", "elementwise"] == pytest.approx(30e-6)
+
+
+def test_what_was_launched_before_the_recording_is_said() -> None:
+    said = [text for text in pk.read_trace(STEP).warnings if "no event of the host" in text]
+    assert [text.partition(":")[0] for text in said] == [path.name for path in STEP]
+
+
+def test_an_execution_trace_changes_no_time() -> None:
+    alone = pk.read_trace(STEP)
+    both = pk.read_trace([*STEP, *EXECUTION])
+    assert both.time == alone.time
+    assert both.breakdown().equals(alone.breakdown())
+    assert both.collectives().equals(alone.collectives())
+
+
+def test_a_recorded_step_of_a_cpu_has_its_products() -> None:
+    """Two layers: a product of each forward, and two of each backward but for the gradient of the
+    input."""
+    trace = pk.read_trace(samples.FOLDER / "cpu_step.kineto.json.gz")
+    counts = {}
+    for row in trace.breakdown().filter(kind="gemm").to_dicts():
+        counts[row["phase"]] = row["operations"]
+    assert counts == {"forward": 2, "backward": 3}
+    assert trace.breakdown()["time_s"].sum() == pytest.approx(trace.time)
+
+
+# -- traces of other people
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", HTA)
@@ -117,7 +184,8 @@ def test_megatron_waits_and_transfers_are_told_apart(shared_data: Path) -> None:
 
 
 def test_dlrm_collectives_have_sizes_and_splits(shared_data: Path) -> None:
-    trace = pk.read_trace(list_ranks(shared_data, "dlrm_v100x8_param", "kineto", "et"))
+    name = "dlrm_v100x8_param"
+    trace = pk.read_trace([*list_ranks(shared_data, name), *list_ranks(shared_data, name, "et")])
     met = trace.collectives()
     assert met.group_by("operation").len().sort("operation").rows() == [
         ("all_reduce", 24),
@@ -146,9 +214,8 @@ def test_dlrm_collectives_have_sizes_and_splits(shared_data: Path) -> None:
         240,
     ]
     for order in uneven["order"].unique():  # what one sends to another, the other receives from it
-        sent, received = (
-            np.array(uneven.filter(order=order)[name].to_list()) for name in ("sent", "received")
-        )
+        sent = np.array(uneven.filter(order=order)["sent"].to_list())
+        received = np.array(uneven.filter(order=order)["received"].to_list())
         assert (sent == received.T).all()
     # two ranks were still updating when the recording began
     early = [note for note in trace.warnings if "no event of the host launched them" in note]
@@ -365,27 +432,19 @@ def test_the_shortest_time_over_ranks_is_the_transfer(tmp_path: Path) -> None:
     paths = [write_rank(tmp_path, rank, late) for rank, late in enumerate((0, 30))]
     trace = pk.read_trace(paths, sizes={"nccl*AllReduce*": 1e6})
     rows = trace.idle().to_dicts()
-    found = {
-        name: [row[f"{name}_s"] * 1e6 for row in rows]
-        for name in ("communication", "waiting", "queued", "host")
-    }
-    assert found["communication"] == pytest.approx([8, 8]) and found["waiting"] == pytest.approx(
-        [30, 0]
-    )
-    assert found["queued"] == pytest.approx([6, 36]) and found["host"] == pytest.approx([26, 26])
+    assert [1e6 * row["communication_s"] for row in rows] == pytest.approx([8, 8])
+    assert [1e6 * row["waiting_s"] for row in rows] == pytest.approx([30, 0])
+    assert [1e6 * row["queued_s"] for row in rows] == pytest.approx([6, 36])
+    assert [1e6 * row["host_s"] for row in rows] == pytest.approx([26, 26])
     met = trace.collectives()
-    assert met["waiting_s"].to_list() == pytest.approx([30e-6, 0]) and met["nbytes"].to_list() == [
-        1e6,
-        1e6,
-    ]
+    assert met["waiting_s"].to_list() == pytest.approx([30e-6, 0])
+    assert met["nbytes"].to_list() == [1e6, 1e6]
     overheads = {row["overhead"]: row["median_s"] for row in trace.host().filter(rank=0).to_dicts()}
-    assert overheads["before_launch"] == pytest.approx(1e-6) and overheads[
-        "after_launch"
-    ] == pytest.approx(3e-6)
+    assert overheads["before_launch"] == pytest.approx(1e-6)
+    assert overheads["after_launch"] == pytest.approx(3e-6)
     alone = pk.read_trace(paths[0])
-    assert (
-        alone.collectives()["transfer_s"].to_list() == [None] and "include waits" in alone.explain()
-    )
+    assert alone.collectives()["transfer_s"].to_list() == [None]
+    assert "include waits" in alone.explain()
     assert alone.breakdown().filter(kind="collective")["time_s"].item() == pytest.approx(38e-6)
     apart = pk.read_trace(
         [write_rank(tmp_path, 0, 0, "[0, 2]"), write_rank(tmp_path, 1, 30, "[1, 3]")]
@@ -399,7 +458,7 @@ def test_the_shortest_time_over_ranks_is_the_transfer(tmp_path: Path) -> None:
         ("Sequence number", "7"),
         ("Sequence number", None),
         ("Group size", float("nan")),
-        ("Input Dims", [[10**200] * 3]),
+        ("Input Dims", [[10**200, 10**200, 10**200]]),
         ("Input Strides", [1]),
         ("Input type", [[1]]),
         ("dtype", 10**400),
