@@ -70,7 +70,8 @@ def test_a_straggler_splits_only_whom_it_meets() -> None:
 
 def test_ranks_of_one_content_are_one_kind_however_many_they_are() -> None:
     """8,192 graphs of two contents: every eighth rank does more, and waits for none of its node."""
-    usual, other = ([("add", size), ("all_reduce", 4, 0)] for size in (1, 2))
+    usual = [("add", 1), ("all_reduce", 4, 0)]
+    other = [("add", 2), ("all_reduce", 4, 0)]
     graphs = [
         make_graph(*(usual if rank % 8 else other), groups=(tuple(range(8)),), ranks=8192)
         for rank in range(16)
@@ -101,32 +102,27 @@ def test_kinds_of_ranks_take_as_long_as_all_ranks(
     waits = [(2, 0), (5, 1)] if overlap else None
     mesh = {"groups": ((0, 1), (0, 2, 4, 6)), "ranks": 8, "waits": waits}
     graph = make_graph(*operations, **mesh)
-    groups = [tuple(find_peers(group, rank) for group in graph.groups) for rank in range(8)]
+    graphs = [name_rank(graph, rank) for rank in range(8)]
     one = predict(graph, H100, slowdown=slowdown)
-    each = predict(
-        [
-            replace(
-                graph,
-                groups=own,
-                labels=tuple(label._replace(module=f"rank {rank}") for label in graph.labels),
-            )
-            for rank, own in enumerate(groups)
-        ],
-        H100,
-        slowdown=slowdown,
-    )
+    each = predict(graphs, H100, slowdown=slowdown)
     assert len(each.communication()) == 8 >= len(one.communication())
     assert one.time == pytest.approx(each.time, rel=1e-12)
-    kinds = [kind.ranks for kind in group_identical_ranks([graph], 8, slowdown)]
+    kinds = group_identical_ranks([graph], 8, slowdown)
     for column in ("total_s", "exposed_s", "waiting_s"):
-        mine = {
-            r: value
-            for ranks, value in zip(kinds, one.communication()[column], strict=True)
-            for r in ranks
-        }
-        assert [mine[r] for r in range(8)] == pytest.approx(
-            each.communication()[column].to_list(), rel=1e-9, abs=1e-12
-        )
+        of_kinds = one.communication()[column].to_list()
+        by_rank = {}
+        for kind, value in zip(kinds, of_kinds, strict=True):
+            for rank in kind.ranks:
+                by_rank[rank] = value
+        expected = each.communication()[column].to_list()
+        assert [by_rank[rank] for rank in range(8)] == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def name_rank(graph: Graph, rank: int) -> Graph:
+    """The graph of one rank, with its own groups and with modules that bear its number."""
+    groups = tuple(find_peers(group, rank) for group in graph.groups)
+    labels = tuple(label._replace(module=f"rank {rank}") for label in graph.labels)
+    return replace(graph, groups=groups, labels=labels)
 
 
 def test_a_group_is_priced_where_it_lies() -> None:
@@ -193,7 +189,7 @@ def test_a_core_shared_with_collectives_hides_what_was_measured(toy: Platform) -
     ("workload", "settings_", "message"),
     [
         (
-            [make_graph(("add", 1), ranks=4)] * 2,
+            [make_graph(("add", 1), ranks=4), make_graph(("add", 1), ranks=4)],
             {},
             "holds 2 graphs of 4 ranks; it must be one graph for all ranks",
         ),

@@ -24,18 +24,20 @@ def build(*rows: Row, **more: Any) -> Graph:
     """A graph of operations over 4-byte numbers in rows of 8; a buffer's first letter gives its
     elements."""
     sizes = {"x": 64.0, "w": 8.0, "s": 1.0}
-    labels = tuple(
-        Label(name, kind, name, more.get("phase", "forward"), "") for name, kind, *_ in rows
-    )
-    names = sorted(
-        {buffer for *_, read, written in rows for buffer in (*read.split(), *written.split())}
-    )
+    phase = more.get("phase", "forward")
+    labels = tuple(Label(name, kind, name, phase, "") for name, kind, *_ in rows)
+    buffers: set[str] = set()
+    for _, _, _, read, written in rows:
+        buffers.update(read.split(), written.split())
+    names = sorted(buffers)
     accesses, sizes_of_rows = [], []
-    for place, (_, kind, elements, *both) in enumerate(rows):
+    for place, (_, kind, elements, read, written) in enumerate(rows):
         rows_of_kernel = 8 if kind == "rowwise" else 0
         sizes_of_rows.append(OperationSizes(elements=elements, rows=rows_of_kernel, n=8))
-        for write, buffers in enumerate(both):
-            accesses += [(place, names.index(b), 4 * sizes[b[0]], write) for b in buffers.split()]
+        for is_write, text in enumerate((read, written)):
+            for buffer in text.split():
+                nbytes = 4 * sizes[buffer[0]]
+                accesses.append((place, names.index(buffer), nbytes, is_write))
     return Graph(
         labels,
         Features.from_rows(sizes_of_rows),
@@ -44,12 +46,13 @@ def build(*rows: Row, **more: Any) -> Graph:
     )
 
 
-ADD, ACT, NORM = (
-    ("add", "elementwise", 64.0),
-    ("relu", "elementwise", 64.0),
-    ("native_layer_norm", "rowwise", 64.0),
-)
-MM, ALL, SUM = ("mm", "gemm", 0.0), ("all_reduce", "collective", 0.0), ("sum", "rowwise", 64.0)
+#: Operations without their buffers.
+ADD = ("add", "elementwise", 64.0)
+ACT = ("relu", "elementwise", 64.0)
+NORM = ("native_layer_norm", "rowwise", 64.0)
+MM = ("mm", "gemm", 0.0)
+ALL = ("all_reduce", "collective", 0.0)
+SUM = ("sum", "rowwise", 64.0)
 
 
 @pytest.mark.parametrize(

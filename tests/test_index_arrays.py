@@ -12,8 +12,20 @@ import pytest
 from perfkit.models.distributions import ReuseHistogram, Zipf, unique_rows
 from perfkit.readers.index_arrays import IndexStatistics, count_indices, read_indices
 from perfkit.readers.table_configs import read_tables
+from tests import samples
 
-INDICES, OFFSETS, LENGTHS = [5, 5, 2, 9, 5, 0], [0, 2, 2], [2, 0, 4]
+INDICES = [5, 5, 2, 9, 5, 0]
+OFFSETS = [0, 2, 2]
+LENGTHS = [2, 0, 4]
+
+
+def test_a_sample_of_two_tables_is_counted() -> None:
+    """A table of row 0 alone, and one of six rows that are looked up once."""
+    first, second = read_indices(samples.FOLDER / "indices.npz")
+    assert (first.bags, first.pooling, first.unique_rows, first.spread) == (3, 1.0, 1.0, 0.0)
+    assert (second.bags, second.pooling, second.unique_rows) == (3, 2.0, 6.0)
+    assert second.spread == pytest.approx((2 / 3) ** 0.5)
+    assert second.to_table(dim=16).rows == 6
 
 
 def facts(found: list[IndexStatistics]) -> list[tuple[int, float, float, float, int]]:
@@ -22,7 +34,8 @@ def facts(found: list[IndexStatistics]) -> list[tuple[int, float, float, float, 
     ]
 
 
-ONE, MORE = [(3, 2.0, 4.0, 6.0, 10)], [*INDICES, 3, 3, 3]
+ONE = [(3, 2.0, 4.0, 6.0, 10)]
+MORE = [*INDICES, 3, 3, 3]
 TWO = [*ONE, (3, 1.0, 1.0, 3.0, 4)]
 
 

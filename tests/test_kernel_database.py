@@ -19,6 +19,7 @@ from perfkit.readers.kernel_database import (
     read_collectives,
     read_gemms,
 )
+from tests import samples
 
 WITNESS = "seconds collector collector_version kernel file"
 Rows = list[dict[str, Any]]
@@ -224,9 +225,8 @@ def test_attention(add: Add) -> None:
     assert frame.columns == ["system", "dtype", "kv_dtype", *shape, *WITNESS.split()]
     causal, full = (True, 2, 512, 0, 16, 4, 128), (False, 2, 512, 0, 16, 16, 128)
     assert frame.select(shape).rows() == [(*causal, 128), (*causal, 0), (*full, 0)]
-    assert frame["kv_dtype"].to_list() == ["bf16"] * 3 and frame[
-        "seconds"
-    ].to_list() == pytest.approx([5e-5] * 3)
+    assert frame["kv_dtype"].to_list() == ["bf16", "bf16", "bf16"]
+    assert frame["seconds"].to_list() == pytest.approx([5e-5, 5e-5, 5e-5])
     assert frame["collector"].to_list() == ["sglang", "trtllm", "sglang"]
 
 
@@ -349,12 +349,12 @@ def test_damaged_rows_of_several_causes_are_counted_in_one_warning(add: Add) -> 
 
 def test_damaged_messages_attention_and_casts_spoil_no_file(add: Add) -> None:
     damaged = [
-        sweep("2.29.2", num_gpus=None),
-        sweep("2.29.2", message_size=0),
-        sweep("2.29.2", nccl_dtype="fp5"),
-        sweep("2.29.2", op_name="gossip"),
+        *sweep("2.29.2", num_gpus=None),
+        *sweep("2.29.2", message_size=0),
+        *sweep("2.29.2", nccl_dtype="fp5"),
+        *sweep("2.29.2", op_name="gossip"),
     ]
-    add("h/nccl/2.29.2", "nccl", [*sweep("2.29.2"), *(row for rows in damaged for row in rows)])
+    add("h/nccl/2.29.2", "nccl", [*sweep("2.29.2"), *damaged])
     with pytest.warns(UserWarning, match="4 of 5 rows are left out: .* operation 'gossip'"):
         assert len(read_collectives("h")) == 1
     add("h/sglang/0.5.14", "context_attention", [attend(), attend(step="x"), attend(isl=-1)])
@@ -366,6 +366,45 @@ def test_damaged_messages_attention_and_casts_spoil_no_file(add: Add) -> None:
     add("h/sglang/0.5.14", "scale_matrix", rows)
     with pytest.warns(UserWarning, match="1 of 2 rows have no positive whole number m"):
         assert len(read_casts("h")) == 1
+
+
+@pytest.fixture
+def sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The invented database of `tests/data`."""
+    monkeypatch.setenv("PERFKIT_KERNEL_DATABASE", str(samples.FOLDER / "kernel_database"))
+
+
+def test_a_sample_lists_its_tables(sample: None) -> None:
+    tables = list_tables("x60")
+    assert set(tables["table"]) == {"context_attention", "gemm", "nccl", "scale_matrix"}
+    assert set(tables["collector"]) == {"nccl", "sglang", "vllm"}
+    assert (tables["nbytes"] > 0).all()
+
+
+def test_a_sample_of_products(sample: None) -> None:
+    products = read_gemms("x60", dtype=None)
+    assert products.select("dtype", "m", "n", "k").rows() == [
+        ("bf16", 64, 128, 256),
+        ("fp8", 64, 128, 256),
+    ]
+    assert products["seconds"].to_list() == pytest.approx([1e-5, 6e-6])
+
+
+def test_a_sample_of_collectives(sample: None) -> None:
+    """A latency of 20 µs, and 20 ps for each element of two bytes."""
+    rows = read_collectives("x60")
+    assert set(rows["operation"]) == {"all_reduce", "all_to_all"}
+    assert set(rows["ranks"]) == {2, 8}
+    elements = rows["nbytes"] / 2
+    assert rows["seconds"].to_list() == pytest.approx((2e-5 + 2e-11 * elements).to_list())
+
+
+def test_samples_of_attention_and_casts(sample: None) -> None:
+    (attention,) = read_attention("x60").to_dicts()
+    assert (attention["dtype"], attention["kv_dtype"]) == ("bf16", "fp8")
+    assert (attention["heads"], attention["kv_heads"], attention["sequence"]) == (16, 4, 512)
+    (cast,) = read_casts("x60").to_dicts()
+    assert cast["nbytes"] == 3 * 1000 * 4096
 
 
 def test_every_folder_on_the_way_finds_the_database(

@@ -16,6 +16,7 @@ from perfkit.models.distributions import ReuseHistogram, Uniform, Zipf, unique_r
 from perfkit.readers.table_configs import find_histogram, list_published, read_tables
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.tables import EmbeddingTable
+from tests import samples
 
 ROWS = [
     EmbeddingTable(1_000_000, 64, 8.5, 1.05, 2, "clicks"),
@@ -39,20 +40,61 @@ def write(tmp_path: Path):
     return inner
 
 
-def test_the_same_tables_from_every_kind_of_file(write) -> None:
-    names = ("name", "rows", "dim", "pooling", "exponent", "itemsize")
-    records = [{name: getattr(table, name) for name in names} for table in ROWS]
-    files = [
-        write("set.csv", CSV),
-        write("bom.csv", b"\xef\xbb\xbf" + CSV.replace("\n", "\r\n").encode()),
-        write("set.json", json.dumps(records)),
-        write("named.json", json.dumps({"tables": records})),
-        write("set.parquet", {name: [record[name] for record in records] for name in names}),
+#: The tables as columns, and as records.
+COLUMNS = {
+    "name": [table.name for table in ROWS],
+    "rows": [table.rows for table in ROWS],
+    "dim": [table.dim for table in ROWS],
+    "pooling": [table.pooling for table in ROWS],
+    "exponent": [table.exponent for table in ROWS],
+    "itemsize": [table.itemsize for table in ROWS],
+}
+RECORDS = [
+    dict(zip(COLUMNS, values, strict=True)) for values in zip(*COLUMNS.values(), strict=True)
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("set.csv", CSV),
+        ("bom.csv", b"\xef\xbb\xbf" + CSV.replace("\n", "\r\n").encode()),
+        ("set.json", json.dumps(RECORDS)),
+        ("named.json", json.dumps({"tables": RECORDS})),
+        ("set.parquet", COLUMNS),
+    ],
+)
+def test_the_same_tables_from_every_kind_of_file(write, name: str, content: Any) -> None:
+    file = write(name, content)
+    tables = read_tables(file, batch=4096)
+    assert list(tables) == ROWS
+    assert tables.batch == 4096
+    assert tables.name == file.stem
+    assert read_tables(str(file)).batch == 65536
+
+
+def test_reading_tables_is_part_of_the_interface() -> None:
+    assert pk.read_tables is read_tables
+
+
+def test_a_sample_of_tables_holds_what_its_file_says() -> None:
+    tables = read_tables(samples.FOLDER / "tables.csv")
+    sizes = [(t.name, t.rows, t.dim, t.pooling, t.exponent) for t in tables]
+    assert sizes == [
+        ("user", 40_000_000, 64, 1, 1.05),
+        ("country", 250, 16, 1, 0.6),
+        ("clicks", 1_000_000, 128, 25.5, 1.15),
     ]
-    for file in files:
-        found = read_tables(file, batch=4096)
-        assert list(found) == ROWS and found.batch == 4096 and found.name == file.stem
-    assert read_tables(str(files[0])).batch == 65536 and pk.read_tables is read_tables
+    assert tables.embedding == "separate"
+
+
+def test_a_sample_with_names_of_torchrec_uses_its_fused_kernels() -> None:
+    tables = read_tables(samples.FOLDER / "tables_torchrec.csv")
+    assert [(t.name, t.rows, t.dim) for t in tables] == [
+        ("user", 40_000_000, 64),
+        ("country", 250, 16),
+    ]
+    assert tables.embedding == "fused"
 
 
 def test_columns_and_cells_that_are_missing_have_defaults(write) -> None:
@@ -96,6 +138,11 @@ def test_frames_and_files_with_names_of_others_are_the_same_tables(
         assert found.embedding == ("separate" if columns is OWN else "fused")
 
 
+#: A number of more digits than Python reads, and lists inside of lists without end.
+HUGE = "9" * 5000
+NESTED = "[" * 100_000
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -118,7 +165,7 @@ def test_frames_and_files_with_names_of_others_are_the_same_tables(
             "rows,dim\n40M,64\n",
             r"line 2: rows is '40M'; it must be a whole number above 0",
         ),
-        ("set.csv", "rows,dim\n" + "9" * 5000 + ",64\n", "line 2: rows is"),
+        ("set.csv", f"rows,dim\n{HUGE},64\n", "line 2: rows is"),
         (
             "set.csv",
             "rows,dim,pooling\n10,4,11\n",
@@ -133,7 +180,7 @@ def test_frames_and_files_with_names_of_others_are_the_same_tables(
         ("set.csv", "rows,dim,name\n10,4,a\n20,4,a\n", r"set\.csv: two tables are named 'a'"),
         ("set.csv", b"rows,dim\n\xff\xfe,4\n", r"set\.csv cannot be read: 'utf-8' codec"),
         ("set.json", "", r"set\.json cannot be read: it is empty"),
-        ("set.json", "[" * 100_000, r"set\.json cannot be read"),
+        ("set.json", NESTED, r"set\.json cannot be read"),
         ("set.json", '[{"rows": 1,\n "dim": }]', r"set\.json line 2 is no JSON"),
         ("set.json", '{"rows": 10}', r"set\.json must hold a list of tables"),
         (
@@ -208,21 +255,32 @@ def test_sources_that_cannot_be(source: Any, options: dict[str, Any], message: s
         read_tables(source, **options)
 
 
-CONFIG = {"T": 3, "E": 9, "D": 4, "batch_params": {"B": 1}, "pooling_params": {"L": 1}}
-LAWS = {"heavy_hitters": [], "zipf_q": 1, "zipf_s": 1}
+CONFIG = {
+    "T": 3,
+    "E": 9,
+    "D": 4,
+    "batch_params": {"B": 1},
+    "pooling_params": {"L": 1},
+    "indices_params": {"heavy_hitters": [], "zipf_q": 1, "zipf_s": 1},
+}
+SIX = range(6)
 
 
-def test_files_of_more_tables_than_any_model_has(write, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("many.csv", "\n".join(["rows,dim", *("10,4" for _ in SIX), ""])),
+        ("many.json", json.dumps([{"rows": 10, "dim": 4} for _ in SIX])),
+        ("tbe.json", json.dumps([CONFIG, CONFIG])),
+        ("many.parquet", {"rows": [10 for _ in SIX], "dim": [4 for _ in SIX]}),
+    ],
+)
+def test_files_of_more_tables_than_any_model_has(
+    write, monkeypatch: pytest.MonkeyPatch, name: str, content: Any
+) -> None:
     monkeypatch.setattr("perfkit.readers.table_configs.MOST_ROWS", 5)
-    contents = {
-        "many.csv": "rows,dim\n" + "10,4\n" * 6,
-        "many.json": json.dumps([{"rows": 10, "dim": 4}] * 6),
-        "tbe.json": json.dumps([CONFIG | {"indices_params": LAWS}] * 2),
-        "many.parquet": {"rows": [10] * 6, "dim": [4] * 6},
-    }
-    for name, content in contents.items():
-        with pytest.raises(ValueError, match=rf"{name} lists more than 5 tables"):
-            read_tables(write(name, content))
+    with pytest.raises(ValueError, match=rf"{name} lists more than 5 tables"):
+        read_tables(write(name, content))
 
 
 def test_tables_of_mlperf_run_as_one_kernel() -> None:
@@ -246,7 +304,7 @@ def test_published_tables_are_those_of_the_validation_data(shared_data: Path) ->
     with open(shared_data / "embedding" / "dlrm_datasets_reuse_histograms.csv", newline="") as file:
         published = [float(row["frac_of_lookups"]) for row in csv.DictReader(file)]
     for i, name in enumerate(name for name in list_published() if name.startswith("dlrm-datasets")):
-        histogram, *_ = find_histogram(name, rows=10**9)
+        histogram = find_histogram(name, rows=10**9)[0]
         shares = np.array(histogram.counts) * histogram.accesses() / histogram.lookups
         assert np.abs(shares - published[17 * i : 17 * i + 17]).max() < 0.01
         assert shares.sum() == pytest.approx(1)
@@ -287,6 +345,8 @@ def test_tables_with_a_law() -> None:
     ("text", "message"),
     [
         ("rows,num_embeddings,dim\n10,99,4\n", "num_embeddings and rows, which are the same"),
+        ("num_embeddings,rows,dim\n10,99,4\n", "num_embeddings and rows, which are the same"),
+        ("E,num_embeddings,dim\n10,99,4\n", "num_embeddings and E, which are the same"),
         (",rows,dim\n0,10,4\n", "a column without a name; write the file without an index"),
         ("# mine\nrows,dim\n10,4\n", "the first line must name columns, without a comment"),
     ],

@@ -4,6 +4,7 @@ are refused."""
 import copy
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from perfkit.models.distributions import Zipf, unique_rows
 from perfkit.readers.table_configs import read_tables
 from perfkit.readers.tbe_configs import parse_tbe_config
+from tests import samples
 
 #: As TBEDataConfig.json() of FBGEMM writes it, with lists for each feature.
 RECORDED: dict[str, Any] = {
@@ -31,10 +33,10 @@ RECORDED: dict[str, Any] = {
         "sigma_B": None,
         "vbe_distribution": None,
         "vbe_num_ranks": None,
-        "Bs": [512] * 3,
+        "Bs": [512, 512, 512],
     },
     "indices_params": {
-        "heavy_hitters": [0.1, 0.05, 0.025] + [0.01] * 7,
+        "heavy_hitters": [0.1, 0.05, 0.025, 0.01, 0.01, 0.01, 0.01, 0.01, 0.01, 0.01],
         "zipf_q": 2.5,
         "zipf_s": 1.15,
         "index_dtype": "torch.int64",
@@ -50,13 +52,15 @@ RECORDED: dict[str, Any] = {
 
 
 def changed(**changes: Any) -> dict[str, Any]:
+    """The recorded configuration with other values; a name such as ``batch_params__B`` is one in a
+    section."""
     config = copy.deepcopy(RECORDED)
     for path, value in changes.items():
-        *sections, key = path.split("__")
-        inner = config
-        for section in sections:
-            inner = inner[section]
-        inner[key] = value
+        section, _, key = path.rpartition("__")
+        if section:
+            config[section][key] = value
+        else:
+            config[key] = value
     return config
 
 
@@ -72,12 +76,20 @@ def test_a_recorded_config() -> None:
     assert isinstance(law, Zipf) and (law.rows, law.exponent, law.shift) == (8992, 1.15, 1.5)
     assert law.heavy_hitters == tuple(RECORDED["indices_params"]["heavy_hitters"])
     small = tables[1].distribution  # 8 rows, 10 heavy hitters: the last row gets what is left
-    assert small.buckets()[0] == pytest.approx(np.array([0.1, 0.05, 0.025, *[0.01] * 5]) / 0.225)
+    shares = np.array([0.1, 0.05, 0.025, 0.01, 0.01, 0.01, 0.01, 0.01]) / 0.225
+    assert small.buckets()[0] == pytest.approx(shares)
+
+
+def test_a_sample_of_two_tables() -> None:
+    tables = read_tables(samples.FOLDER / "tables.tbe.json")
+    assert (tables.batch, tables.embedding) == (256, "fused")
+    assert [(t.rows, t.dim, t.pooling) for t in tables] == [(1000, 64, 20.0), (100_000, 128, 4.5)]
+    assert tables.tables[0].distribution == Zipf(1000, 1.1, 2.0, heavy_hitters=(0.2, 0.1))
 
 
 def test_the_law_is_that_of_the_generator() -> None:
     """Row i is a heavy hitter, or has (i + q)**-s of what is left, i from 0."""
-    tables, _ = parse_tbe_config(changed(Es=[5000] * 3))
+    tables, _ = parse_tbe_config(changed(Es=[5000, 5000, 5000]))
     hitters = np.array(RECORDED["indices_params"]["heavy_hitters"])
     tail = (np.arange(10, 5000) + 2.5) ** -1.15
     p = np.concatenate([hitters, (1 - hitters.sum()) * tail / tail.sum()])
@@ -92,15 +104,15 @@ def test_the_law_is_that_of_the_generator() -> None:
 @pytest.mark.parametrize(("mean", "sigma"), [(20, 5), (3, 2), (1, 4), (100, 1)])
 def test_normal_bags_are_cut_to_whole_numbers_from_zero(mean: int, sigma: int) -> None:
     params = {"L": mean, "sigma_L": sigma, "length_distribution": "normal"}
-    tables, _ = parse_tbe_config(changed(pooling_params=params, Es=[1000] * 3))
+    tables, _ = parse_tbe_config(changed(pooling_params=params, Es=[1000, 1000, 1000]))
     drawn = np.maximum(np.random.default_rng(0).normal(mean, sigma, 400_000).astype(int), 0)
     assert tables[0].pooling == pytest.approx(drawn.mean(), rel=0.01)
 
 
 def test_uniform_bags_lie_between_the_numbers() -> None:
     params = {"L": 4, "sigma_L": 10, "length_distribution": "uniform"}
-    table = parse_tbe_config(changed(pooling_params=params, Es=[1000] * 3))[0][0]
-    assert (table.pooling, table.spread) == (7, 2)
+    tables, _ = parse_tbe_config(changed(pooling_params=params, Es=[1000, 1000, 1000]))
+    assert (tables[0].pooling, tables[0].spread) == (7, 2)
     with pytest.raises(ValueError, match="sigma_L is 3, the upper end"):
         parse_tbe_config(changed(pooling_params=params | {"sigma_L": 3}))
 
@@ -179,22 +191,37 @@ def test_configs_that_cannot_be(changes: dict[str, Any], message: str) -> None:
         parse_tbe_config(changed(**changes))
 
 
-def test_files_with_one_or_several_configs(tmp_path: Any) -> None:
-    one, many, mixed = (tmp_path / name for name in ("one.json", "many.json", "mixed.json"))
-    one.write_text(json.dumps(RECORDED))
-    found = read_tables(one)
-    assert (len(found), found.batch, found.embedding, found.name) == (3, 512, "fused", "one")
-    assert read_tables(one, batch=4096, itemsize=2).batch == 4096
-    many.write_text(json.dumps([RECORDED, RECORDED]))
-    assert [t.name for t in read_tables(many)][2:4] == ["0.table 2", "1.table 0"]
-    mixed.write_text(json.dumps([RECORDED, changed(batch_params__Bs=[9] * 3)]))
-    with pytest.raises(ValueError, match=r"mixed\.json has batches of 9, 512"):
-        read_tables(mixed)
-    mixed.write_text(json.dumps([RECORDED, {"rows": 10, "dim": 4}]))
-    with pytest.raises(ValueError, match=r"mixed\.json\[1\] is no TBEDataConfig"):
-        read_tables(mixed)
-    one.write_text(json.dumps(changed(pooling_params__Ls=[20.0, 9.0, 15.0])))
-    with pytest.raises(
-        ValueError, match=r"pooling of 'table 1' is 9; it must be at most its 8 rows"
-    ):
-        read_tables(one)
+def write_config(folder: Path, content: Any) -> Path:
+    """A file of a configuration, or of several."""
+    path = folder / "set.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_a_file_of_one_config(tmp_path: Path) -> None:
+    path = write_config(tmp_path, RECORDED)
+    tables = read_tables(path)
+    assert len(tables) == 3
+    assert (tables.batch, tables.embedding, tables.name) == (512, "fused", "set")
+    assert read_tables(path, batch=4096, itemsize=2).batch == 4096
+
+
+def test_tables_of_several_configs_bear_its_number(tmp_path: Path) -> None:
+    tables = read_tables(write_config(tmp_path, [RECORDED, RECORDED]))
+    assert [t.name for t in tables][2:4] == ["0.table 2", "1.table 0"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([RECORDED, changed(batch_params__Bs=[9, 9, 9])], r"set\.json has batches of 9, 512"),
+        ([RECORDED, {"rows": 10, "dim": 4}], r"set\.json\[1\] is no TBEDataConfig"),
+        (
+            changed(pooling_params__Ls=[20.0, 9.0, 15.0]),
+            r"pooling of 'table 1' is 9; it must be at most its 8 rows",
+        ),
+    ],
+)
+def test_configs_that_do_not_fit_together(tmp_path: Path, content: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_tables(write_config(tmp_path, content))
