@@ -54,7 +54,7 @@ TWO = [*ONE, (3, 1.0, 1.0, 3.0, 4)]
         ((MORE, [0, 2, 2, 6, 7, 8, 9], None, None, 2), TWO),
         ((MORE, [0, 2, 2, 6, 7, 8], [LENGTHS, [1, 1, 1]]), TWO),
         ((MORE, None, [LENGTHS, [1, 1, 1]], [100, 20]), [(*ONE[0][:4], 100), (*TWO[1][:4], 20)]),
-        ((np.zeros((2, 3, 4), int),), [(3, 4.0, 1.0, 12.0, 1)] * 2),
+        ((np.zeros((2, 3, 4), int),), [(3, 4.0, 1.0, 12.0, 1), (3, 4.0, 1.0, 12.0, 1)]),
     ],
 )
 def test_tables_told_in_every_way(arguments: Any, expected: list) -> None:
@@ -64,12 +64,9 @@ def test_tables_told_in_every_way(arguments: Any, expected: list) -> None:
 
 def test_what_is_counted() -> None:
     (found,) = count_indices(INDICES, OFFSETS)
-    assert found.spread == pytest.approx(np.std(LENGTHS)) and found.histogram.counts == (
-        3,
-        0,
-        1,
-        *(0,) * 14,
-    )
+    assert found.spread == pytest.approx(np.std(LENGTHS))
+    assert found.histogram.counts[:3] == (3, 0, 1)
+    assert not any(found.histogram.counts[3:])
     with pytest.warns(UserWarning, match="1 of 3 tables have no lookups"):
         several = count_indices(MORE, lengths=[LENGTHS, [0, 0, 0], [1, 1, 1]])
     assert [s.number for s in several] == [0, 2] and several[1].to_table(8).name == "table 2"
@@ -131,10 +128,8 @@ def test_what_is_told_of_drawn_lookups() -> None:
     ) == (2, "clicks")
     for table in (recorded, fitted):
         for lookups in (20_000, 80_000):
-            found, wanted = (
-                float(unique_rows(each, lookups)) for each in (table.distribution, law)
-            )
-            assert found == pytest.approx(wanted, rel=0.02)
+            found = float(unique_rows(table.distribution, lookups))
+            assert found == pytest.approx(float(unique_rows(law, lookups)), rel=0.02)
     with pytest.raises(ValueError, match="law is 'uniform'"):
         part.to_table(64, law="uniform")
 
@@ -160,11 +155,9 @@ def test_files_of_numpy(tmp_path: Path) -> None:
 
 def test_files_of_torch(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    indices, offsets, lengths = (
-        torch.tensor(INDICES),
-        torch.tensor([*OFFSETS, 6]),
-        torch.tensor([LENGTHS]),
-    )
+    indices = torch.tensor(INDICES)
+    offsets = torch.tensor([*OFFSETS, 6])
+    lengths = torch.tensor([LENGTHS])
     # as facebookresearch/dlrm_datasets
     torch.save((indices, offsets, lengths), tmp_path / "set.pt")
     torch.save({"indices": indices.int(), "lengths": lengths[0]}, tmp_path / "named.pt")
@@ -174,7 +167,7 @@ def test_files_of_torch(tmp_path: Path) -> None:
         assert facts(read_indices(tmp_path / name)) == [(3, 2.0, 4.0, 6.0, 10)]
     assert read_tables(tmp_path / "set2.pt.gz", dim=8).name == "set2"
     assert facts(count_indices(indices, offsets, lengths)) == [(3, 2.0, 4.0, 6.0, 10)]
-    torch.save([indices] * 4, tmp_path / "four.pt")
+    torch.save([indices, indices, indices, indices], tmp_path / "four.pt")
     torch.save({"indices": "five"}, tmp_path / "text.pt")
     for name in ("four.pt", "text.pt"):
         with pytest.raises(ValueError, match="one to three tensors"):

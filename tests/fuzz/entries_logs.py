@@ -84,16 +84,20 @@ def listen(call: Callable[[], Any]) -> tuple[Any, list[str]]:
 
 def check_rows(found: pl.DataFrame, tables: list[Table]) -> None:
     """The frame holds the rows of the tables and no others."""
-    wanted = sorted((t.operation, t.ranks, size) for t in tables for size in t.sizes)
+    wanted: list[tuple[str, int, int]] = []
+    for table in tables:
+        wanted += [(table.operation, table.ranks, size) for size in table.sizes]
     held = found.filter(~pl.col("in_place")).select("operation", "ranks", "nbytes").rows()
-    if sorted(held) != wanted:
-        raise Nonsense(f"{sorted(held)} for {wanted}")
+    if sorted(held) != sorted(wanted):
+        raise Nonsense(f"{sorted(held)} for {sorted(wanted)}")
 
 
 def read_tables(rng: Rng, folder: Path) -> None:
     """Tables with rows, devices and words that belong to none of them."""
     tables = [draw_table(rng, choose(rng, (1, 2))) for _ in range(int(rng.integers(1, 4)))]
-    prefix, lines, late = choose(rng, PREFIXES), [], 0
+    prefix = choose(rng, PREFIXES)
+    lines: list[str] = []
+    late = 0
     for table in tables:
         lines += table.lines()
         if rng.random() < 0.5:
@@ -106,7 +110,10 @@ def read_tables(rng: Rng, folder: Path) -> None:
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     found, said = listen(lambda: read_nccl_tests(choose(rng, (path, folder))))
     check_rows(found, tables)
-    named = sum(int(count) for text in said for count in re.findall(r"(\d+) rows? after", text))
+    counts: list[str] = []
+    for text in said:
+        counts += re.findall(r"(\d+) rows? after", text)
+    named = sum(map(int, counts))
     if named != late:
         raise Nonsense(f"{late} rows belong to no table, {named} are named: {said}")
 
@@ -165,7 +172,7 @@ def fit_jumps(rng: Rng, folder: Path) -> None:
         {
             "operation": table.operation,
             "ranks": table.ranks,
-            "nodes": pl.Series([1] * len(jumps), dtype=pl.Int64),
+            "nodes": pl.repeat(1, len(jumps), dtype=pl.Int64, eager=True),
             "dtype": "fp32",
             "nbytes": table.sizes,
             "seconds": np.array(table.seconds) * jumps,
