@@ -28,11 +28,13 @@ from perfkit.readers.nccl import list_devices, read_nccl_tests
 from tests.fuzz.damage import Rng, choose, damage_bytes, damage_file, damage_text, damage_tree
 from tests.fuzz.harness import Entry, Nonsense
 
-Make, Read, Write = Callable[[Rng], Any], Callable[[Rng, Path], Any], Callable[[Any], str | bytes]
+Make = Callable[[Rng], Any]
+Read = Callable[[Rng, Path], Any]
+Write = Callable[[Any], str | bytes]
 NAMES = ("a", "über", "a b", "[1]", "*", "-", "x" * 200, "a\nb", "a\x1b[31m")
 PLATFORMS = ("h100-sxm-8", "a100-sxm-efa-8x8", "p100-1", "v100-sxm-8", "zen5-2")
 WORKLOADS = (
-    pk.DLRM(batch=64, rows=[1000] * 3, dim=16, pooling=2, bottom=[16], top=[16]),
+    pk.DLRM(batch=64, rows=[1000, 1000, 1000], dim=16, pooling=2, bottom=[16], top=[16]),
     pk.Transformer.gpt2(layers=1, hidden=64, heads=2, sequence=16, batch=4, vocabulary=500),
 )
 TABLES = [
@@ -68,7 +70,7 @@ CONFIG: dict[str, Any] = {
         "sigma_B": None,
         "vbe_distribution": None,
         "vbe_num_ranks": None,
-        "Bs": [512] * 3,
+        "Bs": [512, 512, 512],
     },
     "indices_params": {
         "heavy_hitters": [0.1, 0.05],
@@ -165,28 +167,32 @@ def log(rng: Rng) -> str:
     operation, bus = choose(
         rng, (("all_reduce", 2.0), ("all_gather", 1.0), ("alltoall", 1.0), ("broadcast", None))
     )
-    ranks, stamp = int(choose(rng, (2, 4, 8, 16))), " timestamp" if rng.random() < 0.3 else ""
+    ranks = int(choose(rng, (2, 4, 8, 16)))
+    is_stamped = rng.random() < 0.3
     lines = [f"# Collective test starting: {operation}_perf"] if rng.random() < 0.5 else []
-    lines += [
+    lines.append(
         "# nThread 1 nGpus 1 minBytes 1024 maxBytes 1048576 step: 2(factor) iters: 20 validation: 1"
-    ]
+    )
     if rng.random() < 0.7:
         lines += [
             f"#  Rank {r:2} Group  0 Pid {r} on  node{r // 8} device {r} [0x0{r}] X100"
             for r in range(ranks)
         ]
-    lines += [
-        f"# size count type redop root time algbw busbw #wrong time algbw busbw #wrong{stamp}"
-    ]
-    about = (
-        "float sum -1" if operation == "all_reduce" else f"float none {0 if bus is None else -1}"
-    )
-    for size in (2**power for power in range(10, 10 + int(rng.integers(1, 12)))):
-        rate = size / (10 + size / 1e5) / 1e3
-        half = f" {10 + size / 1e5:9.2f} {rate:6.2f} {rate * (bus * (ranks - 1) / ranks if bus else 1):6.2f} 0"
-        lines += [
-            f"{size:12} {size // 4:12} {about}{half}{half}{' 2025-08-01 12:00:00' * bool(stamp)}"
-        ]
+    head = "# size count type redop root time algbw busbw #wrong time algbw busbw #wrong"
+    lines.append(f"{head} timestamp" if is_stamped else head)
+    about = "float none -1"
+    if operation == "all_reduce":
+        about = "float sum -1"
+    elif bus is None:
+        about = "float none 0"
+    factor = bus * (ranks - 1) / ranks if bus else 1
+    for power in range(10, 10 + int(rng.integers(1, 12))):
+        size = 2**power
+        time = 10 + size / 1e5
+        rate = size / time / 1e3
+        half = f" {time:9.2f} {rate:6.2f} {rate * factor:6.2f} 0"
+        row = f"{size:12} {size // 4:12} {about}{half}{half}"
+        lines.append(f"{row} 2025-08-01 12:00:00" if is_stamped else row)
     found = "\n".join([*lines, "# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 1.0", ""])
     if rng.random() < 0.02:
         word = choose(
@@ -202,7 +208,8 @@ def log(rng: Rng) -> str:
 def arrays(rng: Rng) -> dict[str, Any]:
     """Recorded indices, offsets and lengths, whole or odd."""
     lengths = rng.integers(0, 5, int(rng.integers(1, 9)))
-    kind = choose(rng, (*["int64"] * 12, "int32", "int8", "uint64", "float32", "bool"))
+    usual = ["int64" for _ in range(12)]
+    kind = choose(rng, (*usual, "int32", "int8", "uint64", "float32", "bool"))
     found = {"indices": rng.integers(0, 100, int(lengths.sum())).astype(kind), "lengths": lengths}
     found["offsets"] = np.concatenate(([0], np.cumsum(lengths)))
     found = {
@@ -211,7 +218,8 @@ def arrays(rng: Rng) -> dict[str, Any]:
     for array in found.values():
         if rng.random() < 0.1 and array.size:
             array.flat[int(rng.integers(array.size))] = choose(rng, (0, 1, 100, 127))
-    shape = choose(rng, (*[(-1,)] * 20, (1, -1), (-1, 1), (1, 1, -1)))
+    flat = [(-1,) for _ in range(20)]
+    shape = choose(rng, (*flat, (1, -1), (-1, 1), (1, 1, -1)))
     return found | {"indices": found["indices"].reshape(shape)}
 
 
@@ -267,15 +275,14 @@ def trace(rng: Rng) -> Any:
     without end."""
     if rng.random() < 0.003:
         return bomb("json.gz")
-    old, events, dims = (
-        rng.random() < 0.3,
-        [],
-        {"Input Dims": [[4, 8], [8, 2]], "Input type": ["float", "c10::Half"]},
-    )
-    operator, runtime, kernel = (
-        ("Operator", "Runtime", "Kernel") if old else ("cpu_op", "cuda_runtime", "kernel")
-    )
-    dims |= {
+    is_old = rng.random() < 0.3
+    operator = "Operator" if is_old else "cpu_op"
+    runtime = "Runtime" if is_old else "cuda_runtime"
+    kernel = "Kernel" if is_old else "kernel"
+    events: list[dict[str, Any]] = []
+    dims = {
+        "Input Dims": [[4, 8], [8, 2]],
+        "Input type": ["float", "c10::Half"],
         "Sequence number": 3,
         "Fwd thread id": 0,
         "Input Strides": [[8, 1], [2, 1]],

@@ -1,6 +1,7 @@
 """Fuzzers of traces that are well formed: what they name, what they lack, and in which order."""
 
 import io
+import re
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -17,20 +18,24 @@ from tests.recordings import Event, exchange, healthy, operation, step, write, w
 OPERATORS = sorted(
     {schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("aten::")}
 )
-#: Those of them that take no tensor in one of their forms: numbers, texts, settings.
-WITHOUT_TENSORS = [
-    name
-    for name in OPERATORS
-    if (packet := getattr(torch.ops.aten, name.removeprefix("aten::"), None))
-    and any(
-        not any("Tensor" in str(argument.type) for argument in overload._schema.arguments)
-        for overload in [getattr(packet, form) for form in packet.overloads()]
-    )
-]
-#: Those that draw random numbers, or whose names tell that they set something.
-SETTINGS = [
-    name for name in OPERATORS if any(w in name for w in ("rand", "seed", "set_", "normal"))
-]
+
+
+def takes_no_tensor(name: str) -> bool:
+    """Whether an operator takes no tensor in one of its forms: numbers, texts, settings."""
+    packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
+    if not packet:
+        return False
+    for form in packet.overloads():
+        arguments = getattr(packet, form)._schema.arguments
+        if not any("Tensor" in str(argument.type) for argument in arguments):
+            return True
+    return False
+
+
+WITHOUT_TENSORS = [name for name in OPERATORS if takes_no_tensor(name)]
+#: Words of the names of operators that draw random numbers, or set something.
+SETS = re.compile("rand|seed|set_|normal")
+SETTINGS = [name for name in OPERATORS if SETS.search(name)]
 #: Types and texts of arguments, as traces have them.
 ARGUMENTS = (
     ("float", ""),
@@ -73,13 +78,13 @@ def name_operators(rng: Rng, folder: Path) -> None:
             lists = [[2, 3], [2, 3]] if kind.startswith("TensorList") else []
             sizes.append([2, 3] if kind in ("float", "long int") else lists)
         names = choose(rng, (OPERATORS, WITHOUT_TENSORS, SETTINGS))
-        called, *rest = operation(choose(rng, names), 200.0 * number, 101 + number)
-        called["args"] |= {
+        called = operation(choose(rng, names), 200.0 * number, 101 + number)
+        called[0]["args"] |= {
             "Input Dims": sizes,
             "Input type": [kind for kind, _ in chosen],
             "Concrete Inputs": [text for _, text in chosen],
         }
-        events += [called, *rest]
+        events += called
     path = write(folder / "t.json", events)
     before, told = read_settings(), io.StringIO()
     seed = torch.initial_seed()
@@ -97,7 +102,9 @@ def name_operators(rng: Rng, folder: Path) -> None:
 
 def draw_rank(rng: Rng) -> tuple[list[Event], int]:
     """A step with operations and exchanges, and how many exchanges it has."""
-    events, count, place = [step(0, 20_000)], int(rng.integers(1, 5)), 20.0
+    events = [step(0, 20_000)]
+    count = int(rng.integers(1, 5))
+    place = 20.0
     for number in range(count):
         events += operation("aten::mm", place, 11 + number, took=float(rng.integers(5, 100)))
         parts = [
