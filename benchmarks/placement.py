@@ -18,7 +18,7 @@ import perfkit as pk
 from benchmarks.helpers.command import command
 from benchmarks.helpers.tables import Row, lay_out
 from perfkit.sharding.problem import OBJECTIVES
-from perfkit.workloads.placement import KINDS
+from perfkit.workloads.placement_kinds import KINDS, WHOLE
 
 #: Work on a search of up to 856 tables, by objective; more tables get more in proportion [s].
 _SECONDS = {"additive": 0.35, "iteration": 0.9}
@@ -88,7 +88,7 @@ def run_case(case: Case, seed: int, *, seconds: float | None = None) -> list[dic
             "seconds": seconds or usual,
         }
         search = _search(tables, platform, settings, forbid=set())
-        whole = _search(tables, platform, settings, forbid={*KINDS} - {"table_wise"})
+        whole = _search(tables, platform, settings, forbid={*KINDS} - {WHOLE.name})
         compared = search.result.compare().select("method", "time_s", "gap").to_dicts()
         alone = {
             "method": "search-whole",

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import perfkit as pk
-from perfkit.workloads.placement import KINDS, Placement, Plan
+from perfkit.workloads.placement import Placement, Plan
+from perfkit.workloads.placement_kinds import KINDS
 from perfkit.workloads.tables import EmbeddingTable
 
 TABLES = [EmbeddingTable(10, 64, name=name) for name in "abcdef"]
@@ -251,7 +252,7 @@ def refuse(message: str) -> Any:
 @pytest.mark.parametrize(
     ("kind", "ranks", "columns", "message"),
     [
-        ("diagonal", (0,), (), "kind is 'diagonal'; known are data_parallel"),
+        ("diagonal", (0,), (), "kind is 'diagonal'; known are table_wise"),
         ("table_wise", (), (), "a table_wise table is on ranks (); name at least one"),
         ("column_wise", (1, 1), (), "is on ranks (1, 1); name at least one, and none twice"),
         ("table_wise", (0, 1), (), "a table_wise table must be on one rank, not on (0, 1)"),
@@ -361,7 +362,7 @@ def test_shards_that_do_not_tile_the_table_are_refused(placement: Placement, mes
         (file(tables=list(range(200_001))), "tables has 200001 entries; it may have 200000"),
         (
             file(entry={"kind": "whole"}),
-            "tables[0]: kind is 'whole'; known are data_parallel",
+            "tables[0]: kind is 'whole'; known are table_wise",
         ),
         (
             file(entry={"ranks": [0, "x"]}),
@@ -388,8 +389,8 @@ def test_bad_files_of_plans_are_refused(text: str, message: str) -> None:
     [
         ({"m": {"z": {}}}, "'a' is in the tables only"),
         (
-            {"m": {"a": {"sharding_type": "grid_shard", "ranks": [0]}}},
-            "m.a: kind is 'grid_shard'; known are data_parallel",
+            {"m": {"a": {"sharding_type": "diagonal_wise", "ranks": [0]}}},
+            "m.a: sharding_type is 'diagonal_wise'; known are table_wise",
         ),
         ({"x": {"a": {}}, "y": {"a": {}}}, "'a' is twice in the plan, as x.a and as y.a"),
     ],

@@ -29,7 +29,8 @@ from perfkit.sharding.planner import (
 from perfkit.sharding.result import ShardingResult, price_checked_plan, price_placements
 from perfkit.sharding.setup import set_up
 from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.placement import KINDS, Placement, Plan
+from perfkit.workloads.placement import Placement, Plan
+from perfkit.workloads.placement_kinds import KINDS
 from perfkit.workloads.tables import EmbeddingTable, TableSet, draw_tables
 from tests.fuzz.entries_sharding import check_bound, check_laws, check_sizes
 

@@ -26,7 +26,8 @@ from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.sharding.planner import BASELINES, price_plan, shard
 from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.placement import KINDS, Plan
+from perfkit.workloads.placement import Plan
+from perfkit.workloads.placement_kinds import KINDS, WHOLE
 from perfkit.workloads.tables import TableSet, draw_tables
 
 #: Methods that propose placements: every rule of thumb, a second random placement, and the search.
@@ -168,7 +169,7 @@ def propose_plans(
     """
     whole: dict[str, Any] = {
         "ranks": ranks,
-        "forbid": [kind for kind in KINDS if kind != "table_wise"],
+        "forbid": [kind for kind in KINDS if kind != WHOLE.name],
     }
     with keep_quiet():  # no warnings about predictions that will be measured
         best = shard(model, platform, seconds=0.5, seed=seed, **whole)

@@ -34,7 +34,8 @@ from perfkit.sharding.planner import InfeasibleError, shard
 from perfkit.workloads.blocks import UNFUSED
 from perfkit.workloads.columns import HeldMemory
 from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.placement import KINDS, Placement, Plan
+from perfkit.workloads.placement import Placement, Plan
+from perfkit.workloads.placement_kinds import KINDS, PLACEMENT_KINDS, WHOLE, PlacementKind
 from perfkit.workloads.strategy import Strategy, list_fits
 from perfkit.workloads.transformer import Transformer
 
@@ -254,7 +255,7 @@ def explore(
         What a rank may use; by default all memory of the device [B].
     strategies : sequence of Strategy or Plan, optional
         What to choose from; for a DLRM, plans. By default all powers of two of ranks that divide
-        the model; for a DLRM, all tables placed in one way of `perfkit.workloads.placement.KINDS`,
+        the model; for a DLRM, all tables placed in one way of `perfkit.workloads.placement_kinds.KINDS`,
         and the best plan of `perfkit.shard`. With the two fastest of these, MLPs are also
         sharded (ZeRO 1 and 3, over all ranks or inside nodes) and tensor parallel inside nodes.
     execution : str, optional
@@ -594,30 +595,30 @@ def _list_plans(model: DLRM, where: Platform, ranks: int, capacity: float) -> di
     and of any kind."""
     memory = None if np.isinf(capacity) else capacity
     local = where.network.ranks_per_node
-    copied, whole, by_columns, by_rows = KINDS[:4]
-    inside_nodes = KINDS[4:]
     round_robin = Plan.round_robin(len(model.tables), ranks=ranks)
     found = {round_robin: "round_robin"}
-    if ranks > 1:
-        for kind in (copied, by_columns, by_rows):
-            found.setdefault(_place_all(model, round_robin, kind, ranks), kind)
-        if 1 < local < ranks and ranks % local == 0:
-            for kind in inside_nodes:
-                found.setdefault(_place_all(model, round_robin, kind, local), kind)
-    for name, forbid in ((whole, {*KINDS} - {whole}), ("searched", ())):
+    for kind in PLACEMENT_KINDS:
+        if kind.is_whole or ranks == 1:
+            continue
+        has_inner_nodes = 1 < local < ranks and ranks % local == 0
+        if kind.is_inside_node and not has_inner_nodes:
+            continue
+        found.setdefault(_place_all(model, round_robin, kind, local), kind.name)
+    for name, forbid in ((WHOLE.name, {*KINDS} - {WHOLE.name}), ("searched", ())):
         with suppress(InfeasibleError):
             searched = shard(model, where, ranks=ranks, memory=memory, forbid=forbid)
             found.setdefault(searched.plan, name)
     return found
 
 
-def _place_all(model: DLRM, round_robin: Plan, kind: str, size: int) -> Plan:
-    """All tables placed in one way on `size` ranks each, the tables one group of ranks after the
-    other; those that cannot be cut stay whole."""
+def _place_all(model: DLRM, round_robin: Plan, kind: PlacementKind, ranks_per_node: int) -> Plan:
+    """All tables placed in one way, one group of ranks after the other; those that cannot be cut
+    stay whole."""
     owners: list[int | Placement] = list(round_robin.owners)
     for number, table in enumerate(model.tables):
-        first = number * size % round_robin.ranks
-        placement = Placement(kind, tuple(np.arange(size) + first))
+        placement = Placement.example(
+            kind, ranks=round_robin.ranks, ranks_per_node=ranks_per_node, number=number
+        )
         with suppress(ValueError):  # too few rows, or columns that do not divide
             placement.cut(table)
             owners[number] = placement

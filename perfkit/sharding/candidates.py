@@ -11,6 +11,7 @@ import numpy as np
 from perfkit.ground.units import Array, format_bytes
 from perfkit.sharding.constraints import InfeasibleError
 from perfkit.sharding.problem import Candidates, Floors, Problem, Resource
+from perfkit.workloads.placement_kinds import PLACEMENT_KINDS, WHOLE, PlacementKind, Reduction
 from perfkit.workloads.tables import name_tables
 
 #: Smallest number of columns in a shard [-]; docs/formulas.md, table 8.2.
@@ -80,7 +81,7 @@ class _EntriesOfTables:
         shapes = [(table.rows, table.dim) for table in self.problem.costs.workload.tables]
         # as floats: their products may pass the largest whole number
         self.rows, self.columns = np.array(shapes, dtype=float).T
-        self.whole = self.find_loads("table_wise", np.arange(len(shapes))).shard
+        self.whole = self.find_loads(WHOLE.name, np.arange(len(shapes))).shard
 
     def select(self, kind: str, members: np.ndarray) -> np.ndarray:
         """Those of the tables `members` that may be placed by a kind, as numbers."""
@@ -147,31 +148,22 @@ class _CandidateList(_EntriesOfTables):
     shard_load: list[Array] = field(default_factory=list)
     hot_row_load: list[Array] = field(default_factory=list)
 
-    def add(self, kind: str, members: np.ndarray, shards: int) -> None:
-        """Add placements of a kind on some of the ranks, for those of these tables that may have
+    def add(self, kind: PlacementKind, members: np.ndarray, shards: int) -> None:
+        """Add placements of a kind into so many shards, for those of these tables that may have
         it."""
-        share = 1.0 / shards if kind in ("column_wise", "table_column_wise") else 1.0
-        self._add(kind, members, shards, False, share)
-
-    def add_everywhere(self, kind: str, members: np.ndarray) -> None:
-        """Add placements of a kind on all ranks, for those of these tables that may have it."""
-        self._add(kind, members, self.problem.costs.ranks, True, 1.0)
-
-    def _add(
-        self, kind: str, members: np.ndarray, shards: int, everywhere: bool, share: float
-    ) -> None:
-        wanted_units = self.helpful.get(kind)
+        wanted_units = self.helpful.get(kind.name)
         if wanted_units is not None:
-            smallest = 1 if everywhere else shards
+            smallest = 1 if kind.is_everywhere else shards
             wanted = wanted_units[self.problem.constraints.unit_of_table]
             members = members | (wanted & (self.rows >= smallest))
-        tables = self.select(kind, members)
+        tables = self.select(kind.name, members)
         if not len(tables) and self.tables:
             return
-        loads = self.find_loads(kind, tables, share)
-        self.note(kind, tables)
+        share = 1.0 / shards if kind.splits_columns else 1.0
+        loads = self.find_loads(kind.name, tables, share)
+        self.note(kind.name, tables)
         self.shards.append(np.full(len(tables), shards))
-        self.everywhere.append(np.full(len(tables), everywhere))
+        self.everywhere.append(np.full(len(tables), kind.is_everywhere))
         self.shard_load.append(loads.shard)
         self.hot_row_load.append(loads.hot_row)
 
@@ -187,21 +179,25 @@ def list_candidates(
     tried where `helpful` names it: by kind, which units of tables the relaxed problem places so.
     """
     costs = problem.costs
-    ranks, ranks_per_node = costs.ranks, costs.ranks_per_node
     entries = _CandidateList(problem, helpful=helpful or {})
     everything = np.ones(len(costs.workload.tables), dtype=bool)
-    entries.add("table_wise", everything, shards=1)
-    large = entries.find_large() | ~problem.constraints.allowed["table_wise"]
-    if ranks > 1:
-        _add_column_splits(entries, "column_wise", large, ranks)
-        if ranks_per_node < ranks:
-            _add_column_splits(entries, "table_column_wise", large, ranks_per_node)
-        entries.add_everywhere("row_wise", large & (entries.rows >= ranks))
-        if costs.has_inner_nodes:
-            fits_node = entries.rows >= ranks_per_node
-            entries.add("table_row_wise", large & fits_node, shards=ranks_per_node)
-    copied = costs.worth_copying if ranks > 1 else ~everything
-    entries.add_everywhere("data_parallel", copied)
+    large = entries.find_large() | ~problem.constraints.allowed[WHOLE.name]
+    for kind in PLACEMENT_KINDS:
+        if kind.is_inside_node and not costs.has_inner_nodes:
+            continue
+        if kind.is_whole:
+            entries.add(kind, everything, shards=1)
+        elif kind.is_copied:
+            # a copy on the only rank is the table itself, with dense gradients
+            copied = costs.worth_copying if costs.ranks > 1 else ~everything
+            entries.add(kind, copied, costs.ranks)
+        elif costs.ranks == 1:
+            continue
+        elif kind.splits_columns:
+            _add_column_splits(entries, kind, large)
+        elif kind.splits_rows:
+            parts = costs.count_parts(kind)
+            entries.add(kind, large & (entries.rows >= parts), parts)
     joined = entries.join()
     return Candidates(
         joined.unit,
@@ -214,9 +210,9 @@ def list_candidates(
     )
 
 
-def _add_column_splits(entries: _CandidateList, kind: str, members: np.ndarray, most: int) -> None:
+def _add_column_splits(entries: _CandidateList, kind: PlacementKind, members: np.ndarray) -> None:
     """Add splits by columns into 2, 4, 8 … shards, as far as these are not too narrow."""
-    for shards in _list_powers_of_two(most):
+    for shards in _list_powers_of_two(entries.problem.costs.count_parts(kind)):
         divides = entries.columns % (shards * _NARROWEST) == 0
         entries.add(kind, members & divides, shards)
 
@@ -233,11 +229,11 @@ class _FloorList(_EntriesOfTables):
     average: list[Array] = field(default_factory=list)
     largest: list[Array] = field(default_factory=list)
 
-    def add(self, kind: str, members: np.ndarray, average: Array, largest: Array) -> None:
+    def add(self, kind: PlacementKind, members: np.ndarray, average: Array, largest: Array) -> None:
         """Add placements of a kind for those of these tables that may have it."""
-        tables = self.select(kind, members)
+        tables = self.select(kind.name, members)
         if len(tables) or not self.tables:
-            self.note(kind, tables)
+            self.note(kind.name, tables)
             self.average.append(average[tables])
             self.largest.append(largest[tables])
 
@@ -257,34 +253,39 @@ def list_floors(problem: Problem) -> Floors:
     # Small tables have no largest shard that counts, and splits that cost as much as they do as a
     # whole are left out beside it.
     largest = np.where(priced[:, None], floors.whole, 0.0)
-    floors.add("table_wise", everything, floors.whole / costs.ranks, largest)
-    split = priced | ~problem.constraints.allowed["table_wise"]
-    _add_floors_of_columns(floors, "column_wise", priced, split, costs.ranks)
-    _add_floors_of_columns(floors, "table_column_wise", priced, split, costs.ranks_per_node)
-    _add_floors_of_rows(floors, "row_wise", priced, everything, costs.ranks)
-    _add_floors_of_rows(floors, "table_row_wise", priced, split, costs.ranks_per_node)
-    copies = np.zeros_like(floors.whole)
-    copied = floors.select("data_parallel", everything)
-    copies[copied] = floors.find_loads("data_parallel", copied).shard
-    floors.add("data_parallel", everything, copies, copies)
+    split = priced | ~problem.constraints.allowed[WHOLE.name]
+    for kind in PLACEMENT_KINDS:
+        if kind.is_whole:
+            floors.add(kind, everything, floors.whole / costs.ranks, largest)
+        elif kind.splits_columns:
+            _add_floors_of_columns(floors, kind, priced, split)
+        elif kind.reduction is Reduction.SUMS_OF_ALL_RANKS:
+            _add_floors_of_rows(floors, kind, priced, everything)
+        elif kind.splits_rows:
+            _add_floors_of_rows(floors, kind, priced, split)
+        elif kind.is_copied:
+            copies = np.zeros_like(floors.whole)
+            copied = floors.select(kind.name, everything)
+            copies[copied] = floors.find_loads(kind.name, copied).shard
+            floors.add(kind, everything, copies, copies)
     joined = floors.join()
     average = joined.add_up(floors.average)
     return Floors(joined.unit, joined.kind, average, joined.add_up(floors.largest))
 
 
 def _add_floors_of_columns(
-    floors: _FloorList, kind: str, priced: np.ndarray, members: np.ndarray, most: int
+    floors: _FloorList, kind: PlacementKind, priced: np.ndarray, members: np.ndarray
 ) -> None:
-    """Add the least loads of splits by columns over at most so many ranks.
+    """Add the least loads of splits by columns.
 
     The parts of a split look up the same rows, and each reads all indices. Together they cost no
     less than the whole table or equal parts, whichever is less for a resource. The largest part has
     at least the columns of an even split over all ranks.
     """
-    ranks = floors.problem.costs.ranks
+    ranks, most = floors.problem.costs.ranks, floors.problem.costs.count_parts(kind)
     average = floors.whole / ranks
     largest = np.zeros_like(floors.whole)
-    tables = floors.select(kind, priced)
+    tables = floors.select(kind.name, priced)
     largest[tables] = floors.whole[tables]
     divisible = tables[floors.columns[tables] > 1]
     for shards in (*_list_powers_of_two(most), most):
@@ -293,7 +294,7 @@ def _add_floors_of_columns(
         columns = floors.columns[divisible]
         width = np.ceil(columns / np.minimum(columns, shards))
         share = width / columns
-        shard = floors.find_loads(kind, divisible, share).shard
+        shard = floors.find_loads(kind.name, divisible, share).shard
         average_of_shards = shard / share[:, None] / ranks
         average[divisible] = np.minimum(average[divisible], average_of_shards)
         largest[divisible] = np.minimum(largest[divisible], shard)
@@ -301,18 +302,20 @@ def _add_floors_of_columns(
 
 
 def _add_floors_of_rows(
-    floors: _FloorList, kind: str, priced: np.ndarray, members: np.ndarray, parts: int
+    floors: _FloorList, kind: PlacementKind, priced: np.ndarray, members: np.ndarray
 ) -> None:
-    """Add the least loads of splits by rows into so many parts."""
-    ranks = floors.problem.costs.ranks
+    """Add the least loads of splits by rows."""
+    ranks, parts = floors.problem.costs.ranks, floors.problem.costs.count_parts(kind)
     average = floors.whole / ranks
     largest = np.zeros_like(floors.whole)
-    if kind == "row_wise":  # each rank has partial sums of the whole batch
+    if (
+        kind.reduction is Reduction.SUMS_OF_ALL_RANKS
+    ):  # each rank has partial sums of the whole batch
         average[:, Resource.POOLED] = 0.0
         average[:, Resource.ROWS] = floors.whole[:, Resource.POOLED]
     divisible = floors.rows >= parts
-    tables = floors.select(kind, priced & divisible)
-    loads = floors.find_loads(kind, tables)
+    tables = floors.select(kind.name, priced & divisible)
+    loads = floors.find_loads(kind.name, tables)
     average[tables] = (parts * loads.shard + loads.hot_row) / ranks
     largest[tables] = loads.shard + loads.hot_row
     floors.add(kind, members & divisible, average, largest)

@@ -8,7 +8,7 @@ import numpy as np
 
 from perfkit.ground.units import check_choice, check_positive, check_type, is_listed
 from perfkit.sharding.problem import Constraints
-from perfkit.workloads.placement import EVERYWHERE, KINDS
+from perfkit.workloads.placement_kinds import KINDS, PLACEMENT_KINDS
 
 
 class InfeasibleError(ValueError):
@@ -66,13 +66,14 @@ def read_constraints(
     for group in _read_groups(names, apart, "apart"):
         _check_apart(names, ranks, unit_of_table, pinned, group)
         groups.append(tuple(unit_of_table[group].tolist()))
-        for kind in EVERYWHERE:
-            allowed[kind][group] = False
+        for kind in PLACEMENT_KINDS:
+            if kind.is_everywhere:
+                allowed[kind.name][group] = False
     tables_of_unit = np.bincount(unit_of_table)[unit_of_table]
     must_be_whole = np.isin(unit_of_table, list(pinned)) | (tables_of_unit > 1)
-    for kind in KINDS:
-        if kind != "table_wise":
-            allowed[kind] &= ~must_be_whole
+    for kind in PLACEMENT_KINDS:
+        if not kind.is_whole:
+            allowed[kind.name] &= ~must_be_whole
     return Constraints(unit_of_table, pinned, tuple(groups), allowed)
 
 

@@ -21,7 +21,8 @@ from perfkit.workloads.columns import Accesses, Features
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import Graph, KernelKey, Label
 from perfkit.workloads.iteration import average, make_graph, step
-from perfkit.workloads.placement import BY_ROWS, Plan
+from perfkit.workloads.placement import Plan
+from perfkit.workloads.placement_kinds import KIND_OF_NAME, PlacementKind, Reduction
 from perfkit.workloads.tables import EmbeddingTable, TableSet, share_lookups, take_part
 from perfkit.workloads.tape import ITEMSIZE, Tape
 
@@ -291,6 +292,14 @@ class Costs:
         """Whether a node has several ranks, and there are several nodes."""
         return 1 < self.ranks_per_node < self.ranks
 
+    def count_parts(self, kind: PlacementKind) -> int:
+        """Most shards of a table under a kind of placement; splits by rows have that many [-]."""
+        if kind.is_whole:
+            return 1
+        if kind.is_inside_node:
+            return self.ranks_per_node
+        return self.ranks
+
     @property
     def one_kernel_for_all(self) -> bool:
         """Whether one kernel of a GPU works on all tables of a rank."""
@@ -378,13 +387,14 @@ class Costs:
         numbers : array of int
             The tables [-].
         kind : str
-            Kind of placement, one of `perfkit.workloads.placement.KINDS`.
+            Kind of placement, one of `perfkit.workloads.placement_kinds.KINDS`.
         share : float or array
             Share of the columns that a shard holds, or one for each table [-].
         """
-        if kind in BY_ROWS:
-            return self._price_rows(numbers, kind)
-        if kind == "data_parallel":
+        traits = KIND_OF_NAME[kind]
+        if traits.splits_rows:
+            return self._price_rows(numbers, traits)
+        if traits.is_copied:
             cost = self._price_copies(numbers)
         else:
             cost = self._price_columns(numbers, np.broadcast_to(share, len(numbers)))
@@ -409,16 +419,15 @@ class Costs:
             cost[members] = self._price(numbers[members], division)
         return cost
 
-    def _price_rows(self, numbers: np.ndarray, kind: str) -> ShardCosts:
+    def _price_rows(self, numbers: np.ndarray, kind: PlacementKind) -> ShardCosts:
         """Costs of one shard of each of these tables, which has a share of the rows."""
-        over_all_ranks = kind == "row_wise"
-        parts = self.ranks if over_all_ranks else self.ranks_per_node
+        parts = self.count_parts(kind)
         cost = self._price(numbers, Division(Split.ROWS, parts=parts))
         first_shard = self._price(numbers, Division(Split.FIRST_ROWS, parts=parts))
         hot_row = np.maximum(first_shard - cost, 0.0)
         hot_row[:, [Cost.POOLED, Cost.WEIGHTS, Cost.STATE]] = 0.0
         partial_sums = cost[:, Cost.POOLED].copy()
-        if over_all_ranks:
+        if kind.reduction is Reduction.SUMS_OF_ALL_RANKS:
             cost[:, Cost.POOLED] = 0.0
             cost[:, Cost.SUMMED] = partial_sums
         else:

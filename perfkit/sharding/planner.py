@@ -22,18 +22,13 @@ from perfkit.platform.platform import Platform
 from perfkit.sharding.bound import find_lower_bound, relax
 from perfkit.sharding.candidates import check_memory, list_candidates, list_floors
 from perfkit.sharding.constraints import InfeasibleError, read_constraints
-from perfkit.sharding.problem import DEVICE_RESOURCES, NODE_KINDS, Constraints, Problem
+from perfkit.sharding.problem import DEVICE_RESOURCES, Constraints, Problem
 from perfkit.sharding.result import PlanPrice, ShardingResult, price_checked_plan
 from perfkit.sharding.search import Assignment, Progress, State, search_assignment
 from perfkit.sharding.setup import set_up
 from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.placement import (
-    BY_ROWS,
-    KINDS,
-    SPLIT_BY_COLUMNS,
-    Placement,
-    Plan,
-)
+from perfkit.workloads.placement import Placement, Plan
+from perfkit.workloads.placement_kinds import KIND_OF_NAME, KINDS, PLACEMENT_KINDS, WHOLE
 from perfkit.workloads.tables import EmbeddingTable, TableSet, name_tables
 
 #: Sort key of each rule of thumb: the largest table is placed first, and the sums of keys are
@@ -119,21 +114,22 @@ def price_plan(
 
 def _check_placement(problem: Problem, number: int, placement: Placement) -> None:
     """Refuse the placement of a table that has no price on this platform."""
-    kind, ranks = placement.kind, placement.ranks
+    kind, ranks, traits = placement.kind, placement.ranks, placement.traits
     shown = f"table {number} is {kind} on ranks {ranks}"
     if kind not in problem.kinds:
         name = problem.costs.platform.name
         raise ValueError(
             f"{shown}; {name!r} has no model of its messages; take one of {', '.join(problem.kinds)}"
         )
-    if kind not in NODE_KINDS:
+    if not traits.is_inside_node:
         return
     ranks_per_node = problem.costs.ranks_per_node
     nodes = {rank // ranks_per_node for rank in ranks}
     fills_node = len(ranks) >= ranks_per_node
-    if len(nodes) > 1 or (kind == "table_row_wise" and not fills_node):
+    if len(nodes) > 1 or (traits.fills_node and not fills_node):
+        filling = " and ".join(k.name for k in PLACEMENT_KINDS if k.fills_node)
         raise ValueError(
-            f"{shown}; it must be on ranks of one node, and table_row_wise on all "
+            f"{shown}; it must be on ranks of one node, and {filling} on all "
             f"{ranks_per_node} of them"
         )
 
@@ -341,8 +337,10 @@ def _prepare(problem: Problem) -> _Prepared:
     """Bound a problem and list its candidates."""
     bound = find_lower_bound(problem, list_floors(problem))
     # candidates that rarely help are tried where the bound uses them
-    rarely_helpful = (*BY_ROWS, "data_parallel")
-    helpful = {kind: bound.kinds == kind for kind in rarely_helpful}
+    helpful = {}
+    for kind in PLACEMENT_KINDS:
+        if kind.reduction is not None:
+            helpful[kind.name] = bound.kinds == kind.name
     candidates = list_candidates(problem, helpful)
     bases = relax(problem, candidates)
     kinds_of_bound = candidates.choose_kinds(bound.kinds)
@@ -504,11 +502,11 @@ def _make_plan(state: State, assignment: Assignment) -> Plan:
         else:
             ranks = tuple(assignment.shard_ranks[state.shards_of(candidate)].tolist())
         widths: tuple[int, ...] = ()
-        if kind in SPLIT_BY_COLUMNS:
+        if KIND_OF_NAME[kind].splits_columns:
             shards = len(ranks)
             widths = (tables[members[0]].dim // shards,) * shards
         owner: int | Placement = ranks[0]
-        if kind != "table_wise":
+        if kind != WHOLE.name:
             owner = Placement(kind, ranks, widths)
         for table in members:
             owners[table] = owner

@@ -13,10 +13,8 @@ import numpy as np
 from perfkit.ground.units import Array
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
 from perfkit.sharding.costs import DEVICE_SECONDS, MEMORY, Cost, Costs
-from perfkit.workloads.placement import SPLIT_BY_COLUMNS, Plan
-
-#: Kinds that keep a table inside one node.
-NODE_KINDS = ("table_row_wise", "table_column_wise")
+from perfkit.workloads.placement import Plan
+from perfkit.workloads.placement_kinds import PLACEMENT_KINDS, PlacementKind, Reduction
 
 
 class Resource(IntEnum):
@@ -87,11 +85,11 @@ REDUCED = (Resource.ROWS, Resource.GRADIENTS)
 #: Standard deviation of the logarithm of the time of work without tables that is no kernel of its
 #: own: reduced dense gradients, and the start of kernels that work on all tables [-].
 _SPREAD_OF_THE_REST = 0.3
-#: Kinds of placement with a message of their own.
-MESSAGE_OF_KIND = {
-    "row_wise": Resource.ROWS,
-    "table_row_wise": Resource.PARTIAL,
-    "data_parallel": Resource.GRADIENTS,
+#: The message that carries what ranks add up.
+MESSAGE_OF_REDUCTION = {
+    Reduction.SUMS_OF_ALL_RANKS: Resource.ROWS,
+    Reduction.SUMS_INSIDE_NODES: Resource.PARTIAL,
+    Reduction.GRADIENTS: Resource.GRADIENTS,
 }
 
 
@@ -556,24 +554,31 @@ class Problem:
     @property
     def kinds(self) -> tuple[str, ...]:
         """Kinds of placement that the platform can price: it has a model of their messages."""
+        return tuple(kind.name for kind in PLACEMENT_KINDS if self._can_price(kind))
+
+    def _can_price(self, kind: PlacementKind) -> bool:
+        """Whether the platform has a model of the messages of a kind of placement."""
         if not self.objective.has_messages:
-            return ("table_wise", "column_wise")
-        with_messages = [
-            kind for kind, message in MESSAGE_OF_KIND.items() if message in self.curves
-        ]
-        return ("table_wise", *SPLIT_BY_COLUMNS, *with_messages)
+            # what other kinds are for is to save messages, or to need them
+            return kind.reduction is None and not kind.is_inside_node
+        if kind.reduction is None:
+            return True
+        return MESSAGE_OF_REDUCTION[kind.reduction] in self.curves
 
     @property
     def left_out(self) -> dict[str, str]:
         """Why a kind of placement cannot be priced on this platform and number of ranks, by
         kind."""
-        reasons = {
-            kind: self.missing_models[message]
-            for kind, message in MESSAGE_OF_KIND.items()
-            if message in self.missing_models
-        }
-        if not self.costs.has_inner_nodes:
-            reasons.pop("table_row_wise", None)  # the same as row_wise, or as whole tables
+        reasons = {}
+        for kind in PLACEMENT_KINDS:
+            # where all ranks are one node, or each is a node, these are the same as other kinds
+            if kind.is_inside_node and not self.costs.has_inner_nodes:
+                continue
+            if kind.reduction is None:
+                continue
+            message = MESSAGE_OF_REDUCTION[kind.reduction]
+            if message in self.missing_models:
+                reasons[kind.name] = self.missing_models[message]
         return reasons
 
     def estimate_spread(self, parts: TimeParts, costs_of_copies: Array) -> float:

@@ -13,7 +13,8 @@ from perfkit.ground.units import Array, check_choice, format_bytes, format_time
 from perfkit.platform.estimates import check_time, find_interval
 from perfkit.sharding.costs import DEVICE_SECONDS, MEMORY, SECONDS, Cost, Costs
 from perfkit.sharding.problem import MESSAGES, Problem, Resource, TimeParts
-from perfkit.workloads.placement import BY_ROWS, EVERYWHERE, Plan, Shard
+from perfkit.workloads.placement import Plan, Shard
+from perfkit.workloads.placement_kinds import PlacementKind
 from perfkit.workloads.tables import name_tables
 
 #: Costs that every rank has of its own; those that all ranks reduce together are no part of them.
@@ -50,7 +51,7 @@ class PlanCosts(NamedTuple):
 
     def sum_copies(self, plan: Plan) -> Array:
         """Costs of all copied tables on each rank, shape (15,) [s or B]."""
-        copied = np.array([placement.kind == "data_parallel" for placement in plan.placements])
+        copied = np.array([placement.traits.is_copied for placement in plan.placements])
         total: Array = self.costs_everywhere[copied[self.table_everywhere]].sum(axis=0)
         return total
 
@@ -225,7 +226,8 @@ class PlanPrice(Tabular):
         problem = self._problem
         table, source = int(self._costs.table[shard]), int(self._costs.rank[shard])
         placement = self.plan.placements[table]
-        if placement.kind in BY_ROWS:
+        kind = placement.traits
+        if kind.is_everywhere or kind.fills_node:
             return
         shard_load = problem.find_loads(self._costs.costs[shard])
         loads_without = loads.copy()
@@ -238,7 +240,7 @@ class PlanPrice(Tabular):
         node_of_source = source // problem.costs.ranks_per_node
         for target in range(self.plan.ranks):
             same_node = target // problem.costs.ranks_per_node == node_of_source
-            if placement.kind == "table_column_wise" and not same_node:
+            if kind.is_inside_node and not same_node:
                 continue
             if target in placement.ranks:
                 continue
@@ -297,13 +299,13 @@ class _ShardSize(NamedTuple):
 
     Parameters
     ----------
-    kind : str
+    kind : PlacementKind
         Kind of placement.
     share : float
         Share of the columns of its table [-].
     """
 
-    kind: str
+    kind: PlacementKind
     share: float
 
 
@@ -320,10 +322,10 @@ def _group(costs: Costs, plan: Plan) -> list[tuple[_ShardSize, list[Shard]]]:
     groups = dict[_ShardSize, list[Shard]]()
     for number, placement in enumerate(plan.placements):
         shards = placement.cut(tables[number], number)
-        if placement.kind in EVERYWHERE:
+        if placement.traits.is_everywhere:
             shards = shards[:1]
         for shard in shards:
-            size = _ShardSize(placement.kind, shard.columns / tables[number].dim)
+            size = _ShardSize(placement.traits, shard.columns / tables[number].dim)
             groups.setdefault(size, []).append(shard)
     return list(groups.items())
 
@@ -332,8 +334,8 @@ def _price_alike(costs: Costs, plan: Plan, size: _ShardSize, shards: Sequence[Sh
     """Costs of shards of one size."""
     table = np.array([shard.table for shard in shards])
     rank = np.array([shard.rank for shard in shards])
-    shard_costs = costs.shards(table, size.kind, size.share)
-    if size.kind in EVERYWHERE:
+    shard_costs = costs.shards(table, size.kind.name, size.share)
+    if size.kind.is_everywhere:
         # ranks are named in the order of the shards
         hot_row_ranks = []
         for number in table.tolist():

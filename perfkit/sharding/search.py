@@ -10,12 +10,12 @@ import numpy as np
 from perfkit.ground.units import Array, steady
 from perfkit.sharding.problem import (
     DEVICE_RESOURCES,
-    NODE_KINDS,
     REDUCED,
     Candidates,
     Problem,
     Resource,
 )
+from perfkit.workloads.placement_kinds import PLACEMENT_KINDS, WHOLE, Reach
 
 _BYTES = [resource for resource in Resource if resource not in (*DEVICE_RESOURCES, Resource.HOST)]
 #: Memory counts in the smooth time from this share of the capacity on [-].
@@ -214,7 +214,8 @@ class State:
         #: processor.
         self.candidate_load = _round_bytes(candidates.shard_load)
         self.hot_row_load = _round_bytes(candidates.hot_row_load)
-        self.inside_node = np.isin(candidates.kind, NODE_KINDS)
+        inside_node = [kind.name for kind in PLACEMENT_KINDS if kind.is_inside_node]
+        self.inside_node = np.isin(candidates.kind, inside_node)
         self._list_shards()
         units = len(candidates.first_of_unit)
         #: First candidate of each unit, and the end of the last.
@@ -623,13 +624,17 @@ def _list_starts(state: State, bases: Sequence[np.ndarray]) -> Iterator[_Start]:
 def _split_large_tables(state: State, base: np.ndarray, limit: Array) -> np.ndarray:
     """Candidates of a start, with splits by columns for whole tables of more than this load: the
     first split whose shards are within the limit, else the finest."""
+    split_kinds = [WHOLE.name]
+    for kind in PLACEMENT_KINDS:
+        if kind.splits_columns and kind.reach is Reach.SOME_RANKS:
+            split_kinds.append(kind.name)
     kinds = state.candidates.kind
     fits = np.all(state.candidate_load <= limit, axis=1)
     chosen = base.copy()
-    too_large = (kinds[base] == "table_wise") & ~fits[base]
+    too_large = (kinds[base] == WHOLE.name) & ~fits[base]
     for unit in np.flatnonzero(too_large):
         splits = np.arange(state.first_candidate[unit], state.first_candidate[unit + 1])
-        splits = splits[np.isin(kinds[splits], ("table_wise", "column_wise"))]
+        splits = splits[np.isin(kinds[splits], split_kinds)]
         fitting = splits[fits[splits]]
         chosen[unit] = fitting[0] if len(fitting) else splits[-1]
     return chosen

@@ -16,7 +16,7 @@ from perfkit.prediction.predictor import predict
 from perfkit.sharding.costs import INDEX_BYTES, SECONDS, Cost, Costs
 from perfkit.sharding.problem import (
     DEVICE_RESOURCES,
-    MESSAGE_OF_KIND,
+    MESSAGE_OF_REDUCTION,
     MESSAGES,
     OBJECTIVES,
     Constraints,
@@ -27,6 +27,7 @@ from perfkit.sharding.problem import (
 )
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Placement, Plan
+from perfkit.workloads.placement_kinds import PLACEMENT_KINDS, WHOLE
 from perfkit.workloads.sizes import alter, check_ranks
 from perfkit.workloads.tables import TableSet
 
@@ -172,14 +173,17 @@ def _time_host_of_messages(workload: DLRM, costs: Costs) -> dict[Resource, float
         return float(costs.issue(graphs[0]).sum())
 
     first_table = np.zeros(1, dtype=int)
-    for kind, resource in MESSAGE_OF_KIND.items():
-        ranks = costs.ranks_per_node if resource is Resource.PARTIAL else costs.ranks
-        counted = float(costs.shards(first_table, kind).shard[0, Cost.HOST])
+    for kind in PLACEMENT_KINDS:
+        if kind.reduction is None:
+            continue
+        resource = MESSAGE_OF_REDUCTION[kind.reduction]
+        counted = float(costs.shards(first_table, kind.name).shard[0, Cost.HOST])
         if resource is not Resource.GRADIENTS:
             counted += float(costs.launch()[SECONDS.index(Cost.HOST)])
-        placement = Placement(kind, tuple(range(ranks)))
+        placement = Placement.example(kind, ranks=costs.ranks, ranks_per_node=costs.ranks_per_node)
         uncounted = issue(placement) - issue(1) - counted
-        seconds[resource] = float(steady(max(uncounted, 0.0)))
+        # where several kinds add up the same, that of the kind with the most calls
+        seconds[resource] = float(steady(max(uncounted, seconds.get(resource, 0.0))))
     return seconds
 
 
@@ -235,7 +239,7 @@ def _find_correction(workload: DLRM, problem: Problem) -> float:
     """Predicted over modelled time of a plan of whole tables, balanced by their seconds [-]."""
     costs = problem.costs
     owners = np.zeros(len(workload.tables), dtype=int)
-    table_costs = costs.shards(np.arange(len(owners)), "table_wise").shard
+    table_costs = costs.shards(np.arange(len(owners)), WHOLE.name).shard
     table_loads = problem.find_loads(table_costs)
     table_seconds = table_loads[:, DEVICE_RESOURCES].sum(axis=1)
     rank_loads = np.zeros((costs.ranks, len(Resource)))

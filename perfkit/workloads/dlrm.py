@@ -25,7 +25,7 @@ from perfkit.workloads.blocks import share_mlps
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import finish
 from perfkit.workloads.operations import Tensor
-from perfkit.workloads.placement import BY_ROWS, Placement, Plan
+from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.sizes import check_ranks, check_size
 from perfkit.workloads.structure import OpenGraph, Structure, record_graphs, record_structure
 from perfkit.workloads.tables import EmbeddingTable, share_lookups
@@ -442,7 +442,7 @@ class LocalTables(NamedTuple):
 
 def _is_summed(placement: Placement) -> bool:
     """Whether pooled rows are sums over several ranks."""
-    return placement.kind in BY_ROWS and len(placement.ranks) > 1
+    return placement.traits.splits_rows and len(placement.ranks) > 1
 
 
 def list_local_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[LocalTables, ...]:
@@ -456,7 +456,7 @@ def list_local_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Loc
     widths = [0] * plan.ranks
     for number, (placement, table) in enumerate(zip(plan.placements, tables, strict=True)):
         shards = placement.cut(table, number)
-        if placement.kind == "data_parallel":
+        if placement.traits.is_copied:
             for shard in shards:
                 copies[shard.rank].append(table)
         elif _is_summed(placement):

@@ -25,26 +25,17 @@ from perfkit.ground.units import (
     read_number,
     show,
 )
+from perfkit.workloads.placement_kinds import (
+    KIND_OF_NAME,
+    KINDS,
+    PLACEMENT_KINDS,
+    WHOLE,
+    PlacementKind,
+)
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tables import EmbeddingTable, list_tables, name_tables
 
 _FORMAT = 1
-#: Kinds of placement of a table, by their TorchRec names: a copy on each rank; whole on one rank;
-#: columns split over ranks; rows split over all ranks; rows split over the ranks of one node;
-#: columns split over ranks of one node.
-KINDS = (
-    "data_parallel",
-    "table_wise",
-    "column_wise",
-    "row_wise",
-    "table_row_wise",
-    "table_column_wise",
-)
-#: Kinds that split columns, and kinds that split rows.
-SPLIT_BY_COLUMNS = ("column_wise", "table_column_wise")
-BY_ROWS = ("row_wise", "table_row_wise")
-#: Kinds that store a part of a table on every rank.
-EVERYWHERE = ("data_parallel", "row_wise")
 #: Most ranks that store parts of one table [-].
 MOST_RANKS = 2**20
 #: Where or how each compute kernel of TorchRec stores a table; others are unknown.
@@ -85,7 +76,7 @@ class Placement:
     Parameters
     ----------
     kind : str
-        One of `KINDS`.
+        One of `perfkit.workloads.placement_kinds.KINDS`.
     ranks : tuple of int
         Rank of each shard, in the order of rows or columns.
     columns : tuple of int, optional
@@ -117,15 +108,13 @@ class Placement:
             raise ValueError(
                 f"a {self.kind} table is on {ranks} ranks; it may be on at most {MOST_RANKS}"
             )
-        if self.kind == "table_wise" and ranks > 1:
-            raise ValueError(
-                f"a table_wise table must be on one rank, not on {show(self.ranks)}; choose another kind"
-            )
-        if columns and (self.kind not in SPLIT_BY_COLUMNS or columns != ranks):
+        if self.traits.is_whole and ranks > 1:
+            fault = f"a {self.kind} table must be on one rank, not on {show(self.ranks)}"
+            raise ValueError(f"{fault}; choose another kind")
+        if columns and (not self.traits.splits_columns or columns != ranks):
             fault = f"columns {show(self.columns)} do not belong to a {self.kind} placement on {ranks} ranks"
-            raise ValueError(
-                f"{fault}; give one number for each rank, to column_wise and table_column_wise only"
-            )
+            split = " and ".join(kind.name for kind in PLACEMENT_KINDS if kind.splits_columns)
+            raise ValueError(f"{fault}; give one number for each rank, to {split} only")
         for name, place in places.items():
             set_fields(self, **{name: coerce(place, getattr(self, name), Sequence[int])})
         for rank in self.ranks:
@@ -136,6 +125,39 @@ class Placement:
             )
         for width in self.columns:
             check_positive("columns of a shard", width, integer=True)
+
+    @property
+    def traits(self) -> PlacementKind:
+        """What its kind does with a table."""
+        return KIND_OF_NAME[self.kind]
+
+    @classmethod
+    def example(
+        cls, kind: PlacementKind, *, ranks: int, ranks_per_node: int, number: int = 0
+    ) -> "Placement":
+        """A placement of a kind on ranks that are numbered node by node.
+
+        Parameters
+        ----------
+        kind : PlacementKind
+            The kind.
+        ranks, ranks_per_node : int
+            Ranks, and ranks of a node, which divides them [-].
+        number : int
+            Examples of consecutive numbers are on different ranks, as far as there are more [-].
+
+        Examples
+        --------
+        >>> Placement.example(KIND_OF_NAME["table_row_wise"], ranks=8, ranks_per_node=4, number=1)
+        Placement(kind='table_row_wise', ranks=(4, 5, 6, 7), columns=())
+        """
+        size = ranks
+        if kind.is_whole:
+            size = 1
+        elif kind.is_inside_node:
+            size = ranks_per_node
+        first = number * size % ranks
+        return cls(kind.name, tuple(range(first, first + size)))
 
     def cut(self, table: EmbeddingTable, number: int = 0) -> list[Shard]:
         """Cut a table into the shards of this placement, in the order of `ranks`.
@@ -154,7 +176,7 @@ class Placement:
         check_type("table", table, EmbeddingTable)
         number = check_positive("number", number, integer=True, zero=True)
         n, name = len(self.ranks), table.name or f"table {number}"
-        if self.kind in SPLIT_BY_COLUMNS:
+        if self.traits.splits_columns:
             if not self.columns and table.dim % n:
                 raise ValueError(
                     f"{name!r} has {table.dim} columns; {n} equal shards need a multiple; give columns"
@@ -168,7 +190,7 @@ class Placement:
             return [
                 Shard(number, rank, 0, table.rows, start, width) for rank, start, width in parts
             ]
-        if self.kind not in BY_ROWS:
+        if not self.traits.splits_rows:
             return [Shard(number, rank, 0, table.rows, 0, table.dim) for rank in self.ranks]
         if table.rows < n:
             raise ValueError(
@@ -243,10 +265,10 @@ class Plan:
                     given = show(rank if placed else self.owners[table])
                     fault = f"table {table} is placed on rank {given}; ranks go from 0 to {self.ranks - 1}"
                     raise ValueError(f"{fault}; give every table the number of an existing rank")
-            if placed and owner.kind in EVERYWHERE and len(owner.ranks) < self.ranks:
+            if placed and owner.traits.is_everywhere and len(owner.ranks) < self.ranks:
                 fault = f"table {table} is {owner.kind} on {len(owner.ranks)} of {self.ranks} ranks"
                 raise ValueError(f"{fault}; it must name all of them")
-            if placed and owner.kind == "table_wise":
+            if placed and owner.traits.is_whole:
                 owners[table] = owner.ranks[0]
         set_fields(self, owners=tuple(owners))
         check_type("mlps", s := self.mlps, Strategy | None)
@@ -302,7 +324,7 @@ class Plan:
                 placements.append(owner)
                 continue
             if owner not in whole:
-                whole[owner] = Placement("table_wise", (owner,))
+                whole[owner] = Placement(WHOLE.name, (owner,))
             placements.append(whole[owner])
         return tuple(placements)
 
@@ -467,8 +489,8 @@ class Plan:
         names = name_tables(tables)
         for name, placement, boxes in zip(names, self.placements, shards, strict=True):
             entries[name] = {
-                "sharding_type": placement.kind,
-                "compute_kernel": "dense" if placement.kind == "data_parallel" else "fused",
+                "sharding_type": placement.traits.torchrec_name,
+                "compute_kernel": "dense" if placement.traits.is_copied else "fused",
                 "ranks": list(placement.ranks),
                 "shards": boxes,
             }
@@ -590,14 +612,14 @@ def _read_torchrec(
 
 def _read_entry(place: str, entry: Mapping[str, Any], table: EmbeddingTable) -> _Entry:
     """One table of a plan of TorchRec."""
-    kind = coerce(f"{place}.sharding_type", entry.get("sharding_type"), str)
+    kind = _read_kind(place, entry)
     listed = entry.get("ranks") or []
     shards = entry.get("shards") or ()
     check_type(f"shards of {place}", shards, Sequence[Mapping])
-    if kind != "data_parallel":  # each of its ranks holds all
+    if not kind.is_copied:  # each rank of copies holds all
         _check_shards(place, shards, table)
     shards_tell_ranks = bool(shards) and all("rank" in shard for shard in shards)
-    if shards_tell_ranks and kind in SPLIT_BY_COLUMNS:
+    if shards_tell_ranks and kind.splits_columns:
         ranks = coerce(f"{place}.ranks", [shard["rank"] for shard in shards], tuple[int, ...])
         if listed:
             _check_ranks(place, listed, ranks)
@@ -605,13 +627,21 @@ def _read_entry(place: str, entry: Mapping[str, Any], table: EmbeddingTable) -> 
         ranks = coerce(f"{place}.ranks", listed, tuple[int, ...])
         if shards_tell_ranks:
             _check_ranks(place, ranks, [shard["rank"] for shard in shards])
-    if kind not in SPLIT_BY_COLUMNS:
-        return _Entry(kind, ranks)
+    if not kind.splits_columns:
+        return _Entry(kind.name, ranks)
     widths = [shard["sizes"][1] for shard in shards]
     columns = coerce(f"{place}.columns", widths, tuple[int, ...])
     if len(set(ranks)) == len(ranks):
-        return _Entry(kind, ranks, columns)
-    return _join_shards(place, _Entry(kind, ranks, columns), table)
+        return _Entry(kind.name, ranks, columns)
+    return _join_shards(place, _Entry(kind.name, ranks, columns), table)
+
+
+def _read_kind(place: str, entry: Mapping[str, Any]) -> PlacementKind:
+    """The kind that a table of a plan of TorchRec names."""
+    name = coerce(f"{place}.sharding_type", entry.get("sharding_type"), str)
+    kinds = {kind.torchrec_name: kind for kind in PLACEMENT_KINDS}
+    check_choice(f"{place}: sharding_type", name, kinds)
+    return kinds[name]
 
 
 def _join_shards(place: str, entry: _Entry, table: EmbeddingTable) -> _Entry:
@@ -672,7 +702,7 @@ def _has_other_rows(entry: Mapping[str, Any], placement: Placement, table: Embed
     """Whether the shards of a table that is split by rows have other heights than `Placement.cut`
     gives them."""
     shards = entry.get("shards") or ()
-    if placement.kind not in BY_ROWS or not all("sizes" in shard for shard in shards):
+    if not placement.traits.splits_rows or not all("sizes" in shard for shard in shards):
         return False
     heights = sorted(shard["sizes"][0] for shard in shards)
     return bool(shards) and heights != sorted(shard.rows for shard in placement.cut(table))

@@ -15,7 +15,7 @@ from perfkit.__main__ import main
 from perfkit.fitting.parameters import ALGORITHMS
 from perfkit.models.collectives import OPERATIONS
 from perfkit.models.distributions import Uniform, Zipf
-from perfkit.workloads.placement import KINDS
+from perfkit.workloads.placement_kinds import KINDS
 from tests.fuzz.damage import NUMBERS, TEXTS, Rng, choose, damage_tree, draw, junk, vary
 from tests.fuzz.entries_files import brief
 from tests.fuzz.harness import Entry, Nonsense

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import perfkit as pk
-from perfkit.workloads.placement import KINDS, Placement
+from perfkit.workloads.placement import Placement
+from perfkit.workloads.placement_kinds import KINDS
 from tests.fuzz.damage import Rng, choose
 from tests.fuzz.harness import Entry, Nonsense
 
