@@ -20,6 +20,7 @@ import pytest
 import perfkit as pk
 from perfkit.__main__ import main
 from perfkit.calibration.checks import Comparison
+from perfkit.ground.results import Reported, Sections
 
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=alert(2)> \"quoted\" 'too' & url(#clip0)"
@@ -248,3 +249,58 @@ def test_words_without_end_do_not_widen_the_page(tmp_path: Path) -> None:
     page = pk.report(tables, path=tmp_path / "a.html", notes="n" * 1000)
     style = page.read_text(encoding="utf-8").split("</style>")[0]
     assert re.search(r"body \{[^}]*overflow-wrap: break-word", style)
+
+
+class OneSection(Reported):
+    """A result with one section."""
+
+    report_title = "One section"
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+
+    def headline(self) -> str:
+        return "result(1) of (2)"
+
+    def sections(self) -> Sections:
+        yield "Findings", self.part
+
+
+def test_the_headline_of_a_result_is_shown_whole(write: Any) -> None:
+    """It was cut where it looked like a call of Python."""
+    page = write(OneSection([("quantity", "value"), ("a", "1")]))
+    assert "<p><b>result(1) of (2)</b></p>" in page
+    model = replace(pk.Transformer.bert(layers=2, batch=8), name="bert(small)")
+    exploration = pk.explore(model, "h100-sxm-8", ranks=2)
+    page = unescape(write(exploration))
+    assert f"<p><b>{exploration.headline()}</b></p>" in page
+    assert exploration.headline().startswith("bert(small), batch 8")
+
+
+def test_the_heading_of_a_result_is_not_cut_in_the_middle(write: Any) -> None:
+    page = write(pk.TableSet((pk.EmbeddingTable(1000, 16),)))
+    assert "<h2>Embedding tables that every sample of a batch looks up</h2>" in page
+
+
+@pytest.mark.parametrize("part", [{"a": 1}, object(), 3.0, [("quantity", "value"), ("a", 1.5)]])
+def test_a_section_that_is_no_table_and_no_chart_is_refused(part: Any, tmp_path: Path) -> None:
+    """The page would show the beginning of its repr."""
+    takes = "a report takes a frame, rows of text with their heads first, a chart, or another"
+    with pytest.raises(ValueError, match=rf"^section 'Findings' of OneSection is .*; {takes}"):
+        pk.report(OneSection(part), path=tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+#: Every kind of result that has a name in `perfkit`.
+RESULTS = [
+    kind
+    for kind in (getattr(pk, name) for name in pk.__all__)
+    if isinstance(kind, type) and issubclass(kind, Reported)
+]
+
+
+@pytest.mark.parametrize("kind", RESULTS)
+def test_every_kind_of_result_says_what_it_is_and_what_it_found(kind: type[Reported]) -> None:
+    assert len(RESULTS) >= 8
+    assert "\n" not in kind.report_title and not kind.report_title.endswith(".")
+    assert kind.headline is not Reported.headline

@@ -175,6 +175,8 @@ class Comparison(Tabular):
         Machine and software of the measurements.
     """
 
+    report_title = "Predicted and measured times of a set of configurations"
+
     runs: tuple[dict[str, Any], ...]
     platform: str
     machine: Mapping[str, str]
@@ -409,7 +411,8 @@ class Comparison(Tabular):
         """
         return write_text(path, json.dumps(self.to_dict(), indent=1) + "\n")
 
-    def __repr__(self) -> str:
+    def headline(self) -> str:
+        """The result in one line, see `perfkit.ground.results.Reported.headline`."""
         figures = self.figures["all"]
         worst = self.runs[int(np.argmax(np.abs(self.errors)))]
         return (
@@ -419,6 +422,9 @@ class Comparison(Tabular):
             f"{format_time(worst['measured_s'])}); noise floor {100 * figures['floor']:.1f} %; "
             f"{figures['inside']:.0%} inside the 80 % interval"
         )
+
+    def __repr__(self) -> str:
+        return self.headline()
 
 
 def _write_range(run: Mapping[str, Any], middle: str, low: str, high: str) -> str:

@@ -21,12 +21,13 @@ from perfkit.ground.files import reading
 from perfkit.ground.forks import check_threads
 from perfkit.ground.hardware import Device, Quantity
 from perfkit.measure.gpu_records import ClusterMeasurements, DeviceFacts, read_cluster
+from perfkit.measure.records import WHICH_FILE
 from perfkit.platform.gallery import Named
 from perfkit.platform.platform import Platform
 from perfkit.platform.sources import add_curves, assemble, compare_devices, fit_gemms, fit_kernel
 
 
-@reading("measurements cannot be fitted", "take the file that calibrate wrote", told=True)
+@reading("measurements cannot be fitted", WHICH_FILE, told=True)
 def fit_cluster(
     measurements: ClusterMeasurements | Mapping[str, Any],
     base: Named | None = None,

@@ -21,12 +21,17 @@ from perfkit.calibration.pace import fit_paces, name_disturbances, relate_kernel
 from perfkit.fitting import Additive, Caches, Pace
 from perfkit.fitting.kernels import widen_few
 from perfkit.ground.files import reading
-from perfkit.measure.records import MachineMeasurements, MeasuredKernel, read_measurements
+from perfkit.measure.records import (
+    WHICH_FILE,
+    MachineMeasurements,
+    MeasuredKernel,
+    read_measurements,
+)
 from perfkit.platform.machine import Context
 from perfkit.platform.platform import Platform
 
 
-@reading("measurements cannot be fitted", "take the file that calibrate wrote", told=True)
+@reading("measurements cannot be fitted", WHICH_FILE, told=True)
 def fit_platform(
     measurements: MachineMeasurements | Mapping[str, Any], *, name: str | None = None
 ) -> Platform:

@@ -168,6 +168,8 @@ class Tuning(Tabular):
         Of the logarithms of scales [-].
     """
 
+    report_title = "A platform with resources fitted to runs"
+
     platform: Platform
     frame: Table
     scales: Table
@@ -225,9 +227,13 @@ class Tuning(Tabular):
         columns = {"predicted": times, "low": low, "high": high, "beyond": beyond, "gain": gain}
         return _frame(rows, columns)
 
-    def __repr__(self) -> str:
+    def headline(self) -> str:
+        """The result in one line, see `perfkit.ground.results.Reported.headline`."""
         scales = ", ".join(f"{name} x {scale:.2f}" for name, scale, *_ in self.scales.rows())
         return f"{len(self.frame)} runs, {self.error:.1%} off when left out: {scales}"
+
+    def __repr__(self) -> str:
+        return self.headline()
 
 
 def tune(model: Transformer, platform: Named, runs: Any) -> Tuning:

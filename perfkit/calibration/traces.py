@@ -71,6 +71,8 @@ class Trace(Tabular):
         them [B].
     """
 
+    report_title = "A training iteration as PyTorch's profiler recorded it on one rank or several"
+
     files: tuple[TraceFile, ...]
     basis: str
     sizes: Mapping[str, float] = field(default_factory=dict)
@@ -506,7 +508,8 @@ class Trace(Tabular):
         ]
         return "\n".join([*lines, *(f"  note: {text}" for text in self.warnings)])
 
-    def __repr__(self) -> str:
+    def headline(self) -> str:
+        """The result in one line, see `perfkit.ground.results.Reported.headline`."""
         names = name_devices(self.files)
         on_device = any(file.events["cat"].is_in(DEVICE).any() for file in self.files)
         if not on_device:
@@ -527,6 +530,9 @@ class Trace(Tabular):
         return (
             f"trace of {ranks} on {escape(device, 60)}: {format_time(self.time)} ({basis}), {parts}"
         )
+
+    def __repr__(self) -> str:
+        return self.headline()
 
 
 def name_devices(files: Sequence[TraceFile]) -> list[str]:

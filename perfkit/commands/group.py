@@ -55,17 +55,17 @@ COMMANDS = {
         "Calibrate this machine, predict, measure, and write a report.",
     ),
     "platforms": Entry(
-        "perfkit.commands.lists",
+        "perfkit.commands.platforms",
         "platforms_command",
         "List the platforms of the gallery.",
     ),
     "models": Entry(
-        "perfkit.commands.lists",
+        "perfkit.commands.models",
         "models_command",
         "List the presets of models.",
     ),
     "tables": Entry(
-        "perfkit.commands.lists",
+        "perfkit.commands.tables",
         "tables_command",
         "List the published sets of embedding tables.",
     ),

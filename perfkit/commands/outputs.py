@@ -1,13 +1,13 @@
 """What a command gives: text, figures for ``--json`` and results for ``--report``."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perfkit.ground.targets import check_target, find_target, write_text
-from perfkit.ground.units import escape, show
+from perfkit.ground.units import escape, format_table, show
 
 
 @dataclass(frozen=True)
@@ -68,3 +68,14 @@ class OutputFiles:
         if self.json_file != "-":
             for path in written:
                 print(f"written to {escape(path, 1000)}")
+
+
+def list_rows(rows: Sequence[Mapping[str, object]], json_file: str | None) -> int:
+    """Print rows as a table, or write them as JSON: all that a command does that lists things."""
+    files = OutputFiles(json_file)
+    files.check()
+    table = [list(rows[0])]
+    for row in rows:
+        table.append([str(value) for value in row.values()])
+    files.write(Answer(format_table(table), list(rows)))
+    return 0

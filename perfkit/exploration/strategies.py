@@ -83,6 +83,8 @@ class Exploration(Tabular):
     8
     """
 
+    report_title = "Strategies that fit, the fastest first"
+
     frame: Table
     tried: int
     summary: str
@@ -214,7 +216,8 @@ class Exploration(Tabular):
         texts += [f"  warning: {text}" for text in self.warnings]
         return "\n".join(texts)
 
-    def __repr__(self) -> str:
+    def headline(self) -> str:
+        """The result in one line, see `perfkit.ground.results.Reported.headline`."""
         best = self.frame.row(0, named=True)
         interval = f"{format_time(best['low'])}–{format_time(best['high'])}"
         needs = format_bytes(best["needs"])
@@ -228,6 +231,9 @@ class Exploration(Tabular):
         further = len(self.left_out) - 1
         more = f", and {further} more, see left_out" if further else ""
         return f"{text}; left out: {self.left_out[0]}{more}"
+
+    def __repr__(self) -> str:
+        return self.headline()
 
 
 def explore(

@@ -72,6 +72,8 @@ class Sweep(Tabular):
     ['batch', 'sequence', 'time', 'low', 'high']
     """
 
+    report_title = "Predictions of many configurations"
+
     frame: Table
     varied: tuple[str, ...]
     summary: str
@@ -125,14 +127,19 @@ class Sweep(Tabular):
         yield "Configurations", self.frame
         yield from (("", platform) for platform in self.platforms)
 
-    def __repr__(self) -> str:
+    def headline(self) -> str:
+        """The result in one line, see `perfkit.ground.results.Reported.headline`."""
         times: Any = self.frame["time"].drop_nulls()
         span = (
             f"{format_time(times.min())} to {format_time(times.max())}"
             if len(times)
             else "none has a time"
         )
-        return f"Sweep({len(self.frame)} configurations of {self.summary} over {', '.join(self.varied)}: {span})"
+        varied = ", ".join(self.varied)
+        return f"{len(self.frame)} configurations of {self.summary} over {varied}: {span}"
+
+    def __repr__(self) -> str:
+        return f"Sweep({self.headline()})"
 
 
 def sweep(

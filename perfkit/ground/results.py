@@ -4,7 +4,7 @@ pass."""
 import html
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -39,7 +39,28 @@ class Shown:
         return f"<pre>{html.escape(words)}</pre>"
 
 
-class Tabular(Shown):
+class Reported(Shown):
+    """A result that `perfkit.report` takes, alone or as a part of another one."""
+
+    #: What a result of this kind is, in a few words: its heading in a report.
+    report_title: ClassVar[str]
+
+    def headline(self) -> str:
+        """The result in one line, as it stands at the top of a report.
+
+        Returns
+        -------
+        line : str
+            What was predicted, measured or found, with its most important figures.
+        """
+        raise NotImplementedError
+
+    def sections(self) -> Sections:
+        """What a report shows, see `Sections`."""
+        raise NotImplementedError
+
+
+class Tabular(Reported):
     """A result that has a table."""
 
     def table(self) -> Table:

@@ -19,11 +19,7 @@ from perfkit.measure.probes import (
     read_probe,
     write_probe,
 )
-from perfkit.measure.records import read_record, write_record
-
-#: What an error says of measurements that lack something.
-_ADVICE = "take the file that calibrate wrote"
-
+from perfkit.measure.records import WHICH_FILE, read_record, write_record
 
 # -- answers
 # ----------------------------------------------------------------------------------------------------
@@ -325,7 +321,7 @@ def write_cluster(measurements: ClusterMeasurements) -> dict[str, Any]:
     }
 
 
-@reading("measurements cannot be fitted", _ADVICE, told=True)
+@reading("measurements cannot be fitted", WHICH_FILE, told=True)
 def read_cluster(data: Mapping[str, Any]) -> ClusterMeasurements:
     """Read the measurements of a cluster from plain JSON.
 

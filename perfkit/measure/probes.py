@@ -10,6 +10,7 @@ import numpy as np
 
 from perfkit.ground.units import check_choice, show
 from perfkit.measure.kernels import Case, draw_cases, size_product
+from perfkit.measure.records import WHICH_FILE
 from perfkit.measure.samples import draw_calibration, dump
 from perfkit.models.embedding import forward_bytes
 from perfkit.recording.nets import Net
@@ -263,8 +264,7 @@ def read_probe(row: Mapping[str, Any]) -> Probe:
             compiled=check_choice("variant", row["variant"], ("eager", "compiled")) == "compiled",
         )
     raise ValueError(
-        f"stage is {show(stage)}; known are kernels, collectives, iterations; "
-        "take the file that calibrate wrote"
+        f"stage is {show(stage)}; known are kernels, collectives, iterations; {WHICH_FILE}"
     )
 
 

@@ -21,8 +21,8 @@ FORMAT = 1
 #: 99.5 % of 3,918 kernels got more; see docs/formulas.md, table 7.1.
 LEAST_CORE_SHARE = 0.97
 
-#: What an error says of measurements that lack something.
-_ADVICE = "take the file that calibrate wrote"
+#: What every error advises that cannot read or fit measurements.
+WHICH_FILE = "take the file that calibrate wrote"
 
 _Record = TypeVar("_Record")
 
@@ -425,7 +425,7 @@ def read_record(kind: type[_Record], row: Any, place: str) -> _Record:
     if not isinstance(row, Mapping):
         raise ValueError(
             f"measurements cannot be fitted: {place} is {show(row)}; it must map names to values; "
-            f"{_ADVICE}"
+            f"{WHICH_FILE}"
         )
     values = {}
     for field in fields(kind):  # type: ignore[arg-type]
@@ -433,7 +433,7 @@ def read_record(kind: type[_Record], row: Any, place: str) -> _Record:
             values[field.name] = row[field.name]
         elif field.default is MISSING:
             raise ValueError(
-                f"measurements cannot be fitted: {place} has no {field.name}; {_ADVICE}"
+                f"measurements cannot be fitted: {place} has no {field.name}; {WHICH_FILE}"
             )
     return kind(**values)
 
@@ -458,7 +458,7 @@ def write_measurements(measurements: MachineMeasurements) -> dict[str, Any]:
     return {"format": FORMAT, **write_record(measurements)}
 
 
-@reading("measurements cannot be fitted", _ADVICE, told=True)
+@reading("measurements cannot be fitted", WHICH_FILE, told=True)
 def read_measurements(data: Mapping[str, Any]) -> MachineMeasurements:
     """Read the measurements of a machine from plain JSON.
 

@@ -11,7 +11,7 @@ import numpy as np
 from perfkit.fitting.models import COLLECTIVES, KERNELS
 from perfkit.ground.files import find_reference, reading
 from perfkit.ground.hardware import Device
-from perfkit.ground.results import Sections, Shown, Table
+from perfkit.ground.results import Reported, Sections, Table
 from perfkit.ground.units import (
     Array,
     Values,
@@ -31,7 +31,7 @@ from perfkit.platform.unmeasured import put_on_datasheet
 
 
 @dataclass(frozen=True)
-class Platform(Machine, Shown):
+class Platform(Machine, Reported):
     """Everything perfkit knows about a machine or a cluster.
 
     Parameters
@@ -61,6 +61,8 @@ class Platform(Machine, Shown):
     >>> platform.collective("all_reduce", 64e6, ranks=8)
     Estimate(314 µs, 80 % within 290 µs to 340 µs)
     """
+
+    report_title = "Everything perfkit knows about a machine or a cluster"
 
     def collective_time(
         self, operation: str, nbytes: Values, *, ranks: int, algorithm: str | None = None
@@ -684,7 +686,8 @@ class Platform(Machine, Shown):
         ):
             return cls.from_toml(Path(path).read_bytes().decode("utf-8-sig"), origin=str(path))
 
-    def __repr__(self) -> str:
+    def headline(self) -> str:
+        """The result in one line, see `perfkit.ground.results.Reported.headline`."""
         evidence = "/".join(sorted({number.kind for number in list_numbers(self)}))
         models = (
             f"{len(self.kernels)} kernel and {len(self.collectives)} collective models, {evidence}"
@@ -692,7 +695,10 @@ class Platform(Machine, Shown):
         ranks = format_count(self.network.ranks, "rank")
         if self.network.regions > 1:
             ranks += f" in {self.network.regions} regions"
-        return f"Platform({self.name!r}: {ranks} of {self.device.name!r}, {models})"
+        return f"{self.name!r}: {ranks} of {self.device.name!r}, {models}"
+
+    def __repr__(self) -> str:
+        return f"Platform({self.headline()})"
 
     def _repr_html_(self) -> str:
         """One line; `explain` lists hundreds of numbers."""

@@ -50,6 +50,8 @@ class PlatformComparison(Tabular):
     3.17
     """
 
+    report_title = "Two platforms, predictions or priced plans side by side"
+
     a: Any
     b: Any
     rows: tuple[Mapping[str, Any], ...]
@@ -151,14 +153,18 @@ class PlatformComparison(Tabular):
         yield "Quantity by quantity", self._write()
         yield from (("", part) for part in (self.chart(), self.a, self.b))
 
-    def __repr__(self) -> str:
+    def headline(self) -> str:
+        """The result in one line, see `perfkit.ground.results.Reported.headline`."""
         last, said = self.rows[-1], f"{len(self.rows)} quantities"
         said = (
             f"{last['quantity']}, time x {last['ratio']:.3g}"
             if last["group"] == "iteration"
             else said
         )
-        return f"PlatformComparison({' against '.join(_name_sides(self.a, self.b)[::-1])}: {said})"
+        return f"{' against '.join(_name_sides(self.a, self.b)[::-1])}: {said}"
+
+    def __repr__(self) -> str:
+        return f"PlatformComparison({self.headline()})"
 
 
 def compare(

@@ -81,6 +81,8 @@ class OperationAccount(Tabular):
         Time of the operation in the iteration, from its start to its end [s].
     """
 
+    report_title = "Why an operation takes its time in an iteration"
+
     operation: int
     rank: int
     label: Label
@@ -130,12 +132,16 @@ class OperationAccount(Tabular):
         lines.append(f"  {format_time(self.time):>10}  {'':>8}  together")
         return "\n".join(lines)
 
-    def __repr__(self) -> str:
+    def headline(self) -> str:
+        """The result in one line, see `perfkit.ground.results.Reported.headline`."""
         where = f"{self.label.phase} {self.label.module}".strip()
         return (
             f"operation {self.operation} of rank {self.rank}, {self.label.name} in {self.dtype}, "
             f"{where}: {format_time(self.time)}"
         )
+
+    def __repr__(self) -> str:
+        return self.headline()
 
 
 def _write_size(name: str, value: float) -> str:

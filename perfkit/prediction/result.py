@@ -77,6 +77,8 @@ class Prediction(Tabular):
         What to know before trusting the number.
     """
 
+    report_title = "Predicted time of one training iteration and where it goes"
+
     workload: Workload | Graph
     platform: Platform
     ranks: int
@@ -470,7 +472,8 @@ class Prediction(Tabular):
         ]
         return "\n".join(lines + [f"  warning: {text}" for text in self.warnings])
 
-    def __repr__(self) -> str:
+    def headline(self) -> str:
+        """The result in one line, see `perfkit.ground.results.Reported.headline`."""
         time, low, high = map(format_time, (self.time, *self.interval(0.8)))
         dtype = self.workload.dtype
         if getattr(self.workload, "mixed", False):
@@ -483,3 +486,6 @@ class Prediction(Tabular):
         shortage = f", {self.memory()}" if self.fits is False else ""
         described = ", ".join(word for word in words if word)
         return f"{described}: {time} ({low}–{high}), {self.bottleneck}{shortage}"
+
+    def __repr__(self) -> str:
+        return self.headline()

@@ -379,6 +379,8 @@ class Sensitivity(Tabular):
         How many times more and less of a resource the table and the chart show [-].
     """
 
+    report_title = "How much faster an iteration gets with more of each resource"
+
     frame: Table
     time: float
     summary: str
@@ -410,9 +412,13 @@ class Sensitivity(Tabular):
             self.frame, time=self.time, factor=self.factor, about=self.summary
         )
 
-    def __repr__(self) -> str:
+    def headline(self) -> str:
+        """The result in one line, see `perfkit.ground.results.Reported.headline`."""
         name, share = self.frame.row(0)[:2]
-        return f"Sensitivity({self.summary}, {format_time(self.time)}; 1 % more {name} changes it by {share:+.2f} %)"
+        return f"{self.summary}, {format_time(self.time)}; 1 % more {name} changes it by {share:+.2f} %"
+
+    def __repr__(self) -> str:
+        return f"Sensitivity({self.headline()})"
 
 
 def find_sensitivity(prediction: Any, swing: float = 0.2) -> Sensitivity:

@@ -108,6 +108,8 @@ class PlanPrice(Tabular):
         Standard deviation of the logarithm of the time [-].
     """
 
+    report_title = "Time and memory of a plan"
+
     plan: Plan
     time: float
     parts: Mapping[str, float]
@@ -274,7 +276,8 @@ class PlanPrice(Tabular):
         ]
         return plots.plan_bars(frame, time=self.time, capacity=self.capacity, notes=notes)
 
-    def __repr__(self) -> str:
+    def headline(self) -> str:
+        """The result in one line, see `perfkit.ground.results.Reported.headline`."""
         low, high = map(format_time, self.interval())
         memory = format_bytes(float(self.memory.max()))
         if self.capacity > 0:
@@ -286,7 +289,10 @@ class PlanPrice(Tabular):
             memory += f", does not fit: everything else alone takes {format_bytes(self.reserved)}"
             memory += f" of the {of_rank} of a rank"
         time = f"{format_time(self.time)} ({low}–{high})"
-        return f"PlanPrice({time}, memory {memory}; {self.bottleneck})"
+        return f"{time}, memory {memory}; {self.bottleneck}"
+
+    def __repr__(self) -> str:
+        return f"PlanPrice({self.headline()})"
 
 
 def _name_column(cost: Cost) -> str:
@@ -429,6 +435,8 @@ class ShardingResult(Tabular):
     warnings : tuple of str
         Kinds of placement that were not tried although nobody forbade them, and why.
     """
+
+    report_title = "Placement of embedding tables that a search found"
 
     plan: Plan
     prediction: PlanPrice
@@ -596,7 +604,11 @@ class ShardingResult(Tabular):
         lines += [f"  warning: {text}" for text in self.warnings]
         return "\n".join(lines)
 
-    def __repr__(self) -> str:
+    def headline(self) -> str:
+        """The result in one line, see `perfkit.ground.results.Reported.headline`."""
         where = f"{self.plan.ranks} ranks of {self.prediction._problem.costs.platform.name}"
         time = f"{format_time(self.prediction.time)}, at most {self.gap:.2%} above the best"
-        return f"ShardingResult({len(self.plan.owners)} tables on {where}: {time})"
+        return f"{len(self.plan.owners)} tables on {where}: {time}"
+
+    def __repr__(self) -> str:
+        return f"ShardingResult({self.headline()})"

@@ -219,6 +219,8 @@ class Graph(Tabular):
         `perfkit.models.optimizers.OPTIMIZERS`; empty if nothing does, or if it was captured.
     """
 
+    report_title = "The operations of one iteration on one rank, in program order"
+
     labels: tuple[Label, ...]
     features: Features
     accesses: Accesses
@@ -249,8 +251,12 @@ class Graph(Tabular):
     def __getitem__(self, index: int) -> Operation:
         return Operation(**self.labels[index]._asdict(), features=self.features.row(index))
 
+    def headline(self) -> str:
+        """The result in one line, see `perfkit.ground.results.Reported.headline`."""
+        return f"{len(self)} operations, {self.column('flops').sum():.3g} FLOP, {self.parameters} parameters"
+
     def __repr__(self) -> str:
-        return f"Graph({len(self)} operations, {self.column('flops').sum():.3g} FLOP, {self.parameters} parameters)"
+        return f"Graph({self.headline()})"
 
     @property
     def description(self) -> str:

@@ -170,6 +170,8 @@ class TableSet(Tabular):
     TableSet('tables': 100 tables, 19.6 GB, 1,450 lookups a sample, batch 65,536)
     """
 
+    report_title = "Embedding tables that every sample of a batch looks up"
+
     tables: tuple[EmbeddingTable, ...]
     batch: int = 65536
     embedding: str = "separate"
@@ -244,9 +246,13 @@ class TableSet(Tabular):
     def __len__(self) -> int:
         return len(self.tables)
 
-    def __repr__(self) -> str:
+    def headline(self) -> str:
+        """The result in one line, see `perfkit.ground.results.Reported.headline`."""
         lookups = f"{sum(table.pooling for table in self.tables):,.0f} lookups a sample, batch {self.batch:,}"
-        return f"TableSet({self.name!r}: {len(self.tables)} tables, {format_bytes(self.nbytes)}, {lookups})"
+        return f"{self.name!r}: {len(self.tables)} tables, {format_bytes(self.nbytes)}, {lookups}"
+
+    def __repr__(self) -> str:
+        return f"TableSet({self.headline()})"
 
 
 def name_tables(tables: Sequence[EmbeddingTable]) -> list[str]:
