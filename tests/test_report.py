@@ -8,12 +8,12 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -27,60 +27,83 @@ HOSTILE = (
 )
 MODEL = pk.DLRM(rows=[1000] * 4, dim=16, pooling=2, batch=64, bottom=[16], top=[16])
 Row = dict[str, Any]
-Make = Callable[[pk.Platform], Any]
+
+
+def some_run(number: int, family: str, error: float) -> Row:
+    """A run of a comparison, as `perfkit check` writes it."""
+    measured = 0.004 * (number + 1)
+    predicted = measured * (1 + error)
+    return {
+        "family": family,
+        "name": f"{family.lower()} {number}",
+        "config": {"batch": 64, "dim": 16},
+        "ranks": 1,
+        "predicted_s": predicted,
+        "low_s": predicted * 0.87,
+        "high_s": predicted * 1.15,
+        "measured_s": measured,
+        "measured_q1_s": measured * 0.98,
+        "measured_q3_s": measured * 1.03,
+        "flagged": number == 2,
+        # at the usual pace of the machine
+        "relative_s": 0.5 * measured,
+        "relative_noise": 0.0321,
+        "bottleneck": "GEMM",
+        "noise": 0.034,
+    }
 
 
 def some_comparison(**changes: Any) -> Comparison:
-    runs, errors = (
-        [],
-        (("DLRM", 0.04), ("DLRM", -0.11), ("BERT", 0.07), ("GPT-2", 0.3), ("DLRM", -0.02)),
-    )
-    for i, (family, error) in enumerate(errors):
-        time, measured = 0.004 * (i + 1) * (1 + error), 0.004 * (i + 1)
-        run: Row = {
-            "family": family,
-            "name": f"{family.lower()} {i}",
-            "config": {"batch": 64, "dim": 16},
-            "ranks": 1,
-        }
-        run |= {
-            "predicted_s": time,
-            "low_s": time * 0.87,
-            "high_s": time * 1.15,
-            "measured_s": measured,
-        }
-        run |= {
-            "measured_q1_s": measured * 0.98,
-            "measured_q3_s": measured * 1.03,
-            "flagged": i == 2,
-        }
-        # at the usual pace of the machine
-        run |= {"relative_s": 0.5 * measured, "relative_noise": 0.0321}
-        runs.append(run | {"bottleneck": "GEMM", "noise": 0.034})
-    runs[0] |= changes
+    """Five runs; the first one has these changes."""
+    runs = [
+        some_run(0, "DLRM", 0.04) | changes,
+        some_run(1, "DLRM", -0.11),
+        some_run(2, "BERT", 0.07),
+        some_run(3, "GPT-2", 0.3),
+        some_run(4, "DLRM", -0.02),
+    ]
     return Comparison(tuple(runs), "synthetic", {"processor": "x"}, {"perfkit": "0.1.0"})
 
 
-#: A result of each kind and what its report says.
-KINDS: dict[str, tuple[Make, tuple[str, ...]]] = {
-    "prediction": (
-        lambda toy: pk.predict(MODEL, toy, ranks=2),
-        ("80% interval", "embedding_forward", "Assumptions"),
-    ),
-    "comparison": (
-        lambda toy: pk.compare(toy, "a100-sxm-8", MODEL, ranks=1),
-        ("fp32 peak", "19.5 TFLOP/s"),
-    ),
-    "sharding": (
-        lambda toy: pk.shard(MODEL, toy, ranks=2, steps=50),
-        ("unique-rows", "memory share", "table_wise"),
-    ),
-    "sweep": (
-        lambda toy: pk.sweep(pk.DLRM, {"batch": [64, 128]}, toy),
-        ("samples a second", "2 configurations of dlrm on toy"),
-    ),
-    "check": (
-        lambda toy: some_comparison(),
+@dataclass(frozen=True)
+class Kind:
+    """A kind of result: how to make one on a platform, and what its report says."""
+
+    make: Callable[[pk.Platform], Any]
+    texts: tuple[str, ...]
+
+
+def predict(toy: pk.Platform) -> pk.Prediction:
+    return pk.predict(MODEL, toy, ranks=2)
+
+
+def compare(toy: pk.Platform) -> Any:
+    return pk.compare(toy, "a100-sxm-8", MODEL, ranks=1)
+
+
+def shard(toy: pk.Platform) -> pk.ShardingResult:
+    return pk.shard(MODEL, toy, ranks=2, steps=50)
+
+
+def sweep(toy: pk.Platform) -> pk.Sweep:
+    return pk.sweep(pk.DLRM, {"batch": [64, 128]}, toy)
+
+
+def check(toy: pk.Platform) -> Comparison:
+    return some_comparison()
+
+
+def calibrate(toy: pk.Platform) -> pk.Platform:
+    return toy
+
+
+KINDS = {
+    "prediction": Kind(predict, ("80% interval", "embedding_forward", "Assumptions")),
+    "comparison": Kind(compare, ("fp32 peak", "19.5 TFLOP/s")),
+    "sharding": Kind(shard, ("unique-rows", "memory share", "table_wise")),
+    "sweep": Kind(sweep, ("samples a second", "2 configurations of dlrm on toy")),
+    "check": Kind(
+        check,
         (
             "7.13</td>",
             "+30.0%",
@@ -90,60 +113,105 @@ KINDS: dict[str, tuple[Make, tuple[str, ...]]] = {
             "3.21</td>",
         ),
     ),
-    "calibration": (
-        lambda toy: toy,
-        ("invented for tests", "all_reduce.2 alpha", "collective models"),
+    "calibration": Kind(
+        calibrate, ("invented for tests", "all_reduce.2 alpha", "collective models")
     ),
 }
+
+
+def make_all(toy: pk.Platform) -> list[Any]:
+    """A result of each kind."""
+    return [kind.make(toy) for kind in KINDS.values()]
+
+
+class Day(date):
+    """The day of all reports."""
+
+    @classmethod
+    def today(cls) -> "Day":
+        return cls(2031, 2, 3)
 
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Write a report on a fixed day, and read it."""
-
-    class Day(date):
-        today = classmethod(lambda cls: cls(2031, 2, 3))  # type: ignore[assignment]
-
     monkeypatch.setattr("perfkit.reports.page.date", Day)
-    return lambda *results, **more: pk.report(
-        *results, path=tmp_path / "report.html", **more
-    ).read_text("utf-8")
+
+    def write_and_read(*results: Any, **texts: str) -> str:
+        page = pk.report(*results, path=tmp_path / "report.html", **texts)
+        return page.read_text(encoding="utf-8")
+
+    return write_and_read
 
 
-class Tags(HTMLParser):
-    def __init__(self, page: str) -> None:
+class Tag(NamedTuple):
+    """An element of a page."""
+
+    name: str
+    attributes: Row
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[str, Row]] = []
-        self.feed(page)
+        self.tags: list[Tag] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.tags.append(Tag(tag, dict(attrs)))
+
+
+def list_tags(page: str) -> list[Tag]:
+    """All elements of a page, in their order."""
+    reader = _Reader()
+    reader.feed(page)
+    return reader.tags
+
+
+TAGS_OF_PAGES = {"html", "head", "meta", "title", "style", "body", "script"}
+TAGS_OF_TEXT = {"h1", "h2", "p", "b", "details", "summary", "pre", "figure", "div"}
+TAGS_OF_TABLES = {"table", "tr", "th", "td"}
+TAGS_OF_PICTURES = {"svg", "g", "path", "text", "tspan", "rect", "line", "defs", "clippath"}
 
 
 def check_page(page: str) -> None:
     """Nothing is fetched, one known script may run, pictures have texts and ids of their own."""
-    tags, (script,) = Tags(page).found, re.findall(r"<script>(.*?)</script>", page, re.S)
-    text = "html head meta title style body script h1 h2 p b details summary table tr th td pre figure div "
-    assert {tag for tag, _ in tags} <= {
-        *(text + "svg g path text tspan rect line defs clippath").split()
-    }
+    names = {tag.name for tag in list_tags(page)}
+    assert names <= TAGS_OF_PAGES | TAGS_OF_TEXT | TAGS_OF_TABLES | TAGS_OF_PICTURES
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.S)
+    check_policy(page, script)
+    without_script = page.replace(script, "")
+    check_attributes(without_script)
+    check_pictures(without_script)
+
+
+def check_policy(page: str, script: str) -> None:
+    """The one script that may run is the one that stands there."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    (policy,) = [row["content"] for tag, row in tags if "http-equiv" in row]
+    rows = [tag.attributes for tag in list_tags(page)]
+    (policy,) = [row["content"] for row in rows if "http-equiv" in row]
     assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    drawn = page.replace(script, "")
-    for name, value in [pair for _, row in Tags(drawn).found for pair in row.items()]:
-        assert not name.startswith("on") and (
-            name not in ("src", "href", "xlink:href") or value.startswith("#")
-        )
-    assert "@import" not in drawn and not re.search(r"=\"url\((?!#)|e\+308", drawn)
-    ids = [row["id"] for tag, row in Tags(drawn).found if "id" in row]
-    assert len(ids) == len(set(ids)) and set(re.findall(r'="url\(#([^)]+)\)"', drawn)) <= set(ids)
-    pictures, drawn_twice = (
-        [row for tag, row in tags if tag == "div"],
-        [tag for tag, _ in tags if tag == "svg"],
-    )
-    assert len(pictures) == len(drawn_twice) == drawn.count('type="application/json"') > 0
-    assert all(len(row["aria-label"]) > 20 for row in pictures), "alternative texts"
+
+
+def check_attributes(page: str) -> None:
+    """No attribute runs code, and none leads out of the page."""
+    for tag in list_tags(page):
+        for name, value in tag.attributes.items():
+            assert not name.startswith("on")
+            assert name not in ("src", "href", "xlink:href") or value.startswith("#")
+    assert "@import" not in page
+    assert not re.search(r"=\"url\((?!#)|e\+308", page)
+    ids = [tag.attributes["id"] for tag in list_tags(page) if "id" in tag.attributes]
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'="url\(#([^)]+)\)"', page)) <= set(ids)
+
+
+def check_pictures(page: str) -> None:
+    """Each chart is there as a picture with an alternative text, and for the script."""
+    tags = list_tags(page)
+    texts = [tag.attributes["aria-label"] for tag in tags if tag.name == "div"]
+    pictures = [tag for tag in tags if tag.name == "svg"]
+    assert len(texts) == len(pictures) == page.count('type="application/json"') > 0
+    assert all(len(text) > 20 for text in texts)
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
@@ -152,22 +220,24 @@ pytestmark = pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
 def test_every_kind_of_result_makes_a_page_that_needs_no_network(
     toy: pk.Platform, write: Any
 ) -> None:
-    about: Row = {"title": "A title", "author": "An Author", "notes": "First.\n\nSecond."}
-    results = [make(toy) for make, _ in KINDS.values()]
-    page = write(*results, **about)
+    texts = {"title": "A title", "author": "An Author", "notes": "First.\n\nSecond."}
+    results = make_all(toy)
+    page = write(*results, **texts)
     check_page(page)
     shown = unescape(re.sub(r"<script.*?</script>|<svg.*?</svg>", "", page, flags=re.S))
-    said = [text for _, texts in KINDS.values() for text in texts]
-    said += [
-        text for result in results for text in (repr(result), *getattr(result, "warnings", ()))
-    ]
-    for text in ("A title", "An Author · 2031-02-03 · perfkit", "First.\n\nSecond.", *said):
+    for text in ("A title", "An Author · 2031-02-03 · perfkit", "First.\n\nSecond."):
         assert text in shown, text
-    assert shown.index(repr(results[0])) < shown.index("2031-02-03") < shown.index("<table>")
-    assert shown.count(f"<h2>{(pk.Platform.__doc__ or '').partition('.')[0]}</h2>") == 2, (
-        "each platform once"
-    )
-    assert page == write(*[make(toy) for make, _ in KINDS.values()], **about), "equal bytes"
+    for kind in KINDS.values():
+        for text in kind.texts:
+            assert text in shown, text
+    for result in results:
+        assert result.headline() in shown
+        for warning in getattr(result, "warnings", ()):
+            assert warning in shown, warning
+    headline = shown.index(results[0].headline())
+    assert headline < shown.index("2031-02-03") < shown.index("<table>")
+    assert shown.count(f"<h2>{pk.Platform.report_title}</h2>") == 2, "each platform once"
+    assert page == write(*make_all(toy), **texts), "equal bytes"
 
 
 def test_every_name_is_text(toy: pk.Platform, write: Any) -> None:
@@ -176,16 +246,11 @@ def test_every_name_is_text(toy: pk.Platform, write: Any) -> None:
     comparison = replace(comparison, machine={HOSTILE: HOSTILE, "disturbances": HOSTILE})
     page = write(pk.predict(MODEL, named), comparison, title=HOSTILE, author=HOSTILE, notes=HOSTILE)
     check_page(page)
-    specs = [
-        json.loads(text)
-        for text in re.findall(r'<script type="application/json">(.*?)</script>', page)
-    ]
-    assert any(
-        row.get("family") == HOSTILE
-        for spec in specs
-        for rows in spec["datasets"].values()
-        for row in rows
-    )
+    families = []
+    for text in re.findall(r'<script type="application/json">(.*?)</script>', page):
+        for rows in json.loads(text)["datasets"].values():
+            families += [row.get("family") for row in rows]
+    assert HOSTILE in families
     assert f"{HOSTILE} (disturbed measurements)" in unescape(page)
 
 
@@ -199,9 +264,10 @@ def test_every_name_is_text(toy: pk.Platform, write: Any) -> None:
     ],
 )
 def test_what_is_no_result_is_refused(results: Any, more: Row, said: str, tmp_path: Path) -> None:
+    options = {"path": tmp_path / "report.html"} | more
     with pytest.raises(ValueError, match=said):
-        pk.report(*results, **({"path": tmp_path / "report.html"} | more))
-    assert not [*tmp_path.iterdir()]
+        pk.report(*results, **options)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_commands_write_reports(
@@ -216,24 +282,28 @@ def test_commands_write_reports(
     assert "report is given; it is for a search" in capsys.readouterr().err
 
 
+def find_browser() -> str:
+    """A browser of this machine; the test is skipped where there is none."""
+    names = ("chromium", "chromium-headless-shell", "google-chrome", "chrome")
+    for name in names:
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    pytest.skip(f"no browser is installed: none of {', '.join(names)}")
+
+
 def test_a_browser_draws_every_chart_without_a_complaint(
     toy: pk.Platform, write: Any, tmp_path: Path
 ) -> None:
-    names = ("chromium", "chromium-headless-shell", "google-chrome", "chrome")
-    browser = next(filter(None, map(shutil.which, names)), None)
-    if browser is None:
-        pytest.skip(f"no browser is installed: none of {', '.join(names)}")
-    figures = write(*(make(toy) for make, _ in KINDS.values())).count("<figure>")
-    options = (
+    browser = find_browser()
+    figures = write(*make_all(toy)).count("<figure>")
+    command = [
+        browser,
         "--headless",
         "--no-sandbox",
         "--disable-gpu",
         "--enable-logging=stderr",
         "--virtual-time-budget=20000",
-    )
-    command = [
-        browser,
-        *options,
         f"--user-data-dir={tmp_path / 'profile'}",
         "--dump-dom",
         f"{tmp_path}/report.html",
