@@ -109,30 +109,29 @@ def test_a_bad_line_ends_with_one_sentence_and_code_2(
     line: str, capsys: Capture, tmp_path: Path
 ) -> None:
     assert run(line) == 2
-    (said,) = filter(None, capsys.readouterr().err.splitlines())
-    assert said.startswith("perfkit") and re.search(BAD[line], said), said
-    assert not [path for path in tmp_path.iterdir() if path.name != "cache"], (
-        "nothing is left behind"
-    )
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert said.startswith("perfkit"), said
+    assert re.search(BAD[line], said), said
+    left_behind = {path.name for path in tmp_path.iterdir()} - {"cache"}
+    assert not left_behind
 
 
 @pytest.mark.filterwarnings("always")
 def test_a_platform_calibrated_for_other_operations(toy: Platform, capsys: Capture) -> None:
     """Without collectives, several ranks cannot be predicted; one rank can, and lists unknown
     operations."""
-    replace(
-        toy, collectives={}, kernels={k: f for k, f in toy.kernels.items() if k[:5] == "gemm."}
-    ).save("other.toml")
+    gemms = {name: fit for name, fit in toy.kernels.items() if name.startswith("gemm.")}
+    replace(toy, collectives={}, kernels=gemms).save("other.toml")
     line = "predict --model bert-base --batch 2 --platform other.toml"
-    for more, said in (
-        (" --ranks 2", "no model for the collective 'all_reduce'"),
-        (" --dtype bf16", "known are fp32"),
-    ):
-        assert run(line + more) == 2 and said in capsys.readouterr().err
+    assert run(f"{line} --ranks 2") == 2
+    assert "no model for the collective 'all_reduce'" in capsys.readouterr().err
+    assert run(f"{line} --dtype bf16") == 2
+    assert "known are fp32" in capsys.readouterr().err
     assert run(line) == 0
     out, err = capsys.readouterr()
     assert "not modelled, timed as memory traffic" in out
-    assert "  warning: " in out and not err, "what to know is said once"
+    assert "  warning: " in out
+    assert not err, "what to know is said once"
 
 
 @pytest.mark.filterwarnings("always")
@@ -196,17 +195,18 @@ def test_an_error_is_one_line_and_while_measuring_leaves_a_log(
         )
     assert f"{log.name} has machine, versions" in lines[1]
     text = log.read_text()
-    kept = [
+    for part in (
         "command: perfkit calibrate",
         "processor: ",
         "numpy: ",
         "OMP_NUM_THREADS: 3",
         "note of the process",
-    ]
-    assert all(
-        part in text
-        for part in (*kept, "kernels: 20%\n", "Traceback (most recent", "in call", "\\udcff")
-    )
+        "kernels: 20%\n",
+        "Traceback (most recent",
+        "in call",
+        "\\udcff",
+    ):
+        assert part in text, part
     assert "10%" not in text, "only the last state of a progress bar"
 
 
@@ -305,10 +305,11 @@ def test_messages_are_one_short_line_that_no_terminal_obeys(
     assert run([*BERT, "--spe\ned\x1b[31m", "x" * 5000]) == 2
     assert run(["check", "--platform", "one\ntwo\x1b[31m"]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert [line for line in lines if len(line) < 1200 and line.isprintable()] == lines
-    assert [line.split(":")[0] for line in lines] == ["perfkit"] * len(
-        lines
-    ) and "\\x1b[31m" in lines[0]
+    for line in lines:
+        assert len(line) < 1200
+        assert line.isprintable()
+        assert line.split(":")[0] == "perfkit"
+    assert "\\x1b[31m" in lines[0]
 
 
 def test_check_writes_its_pairs(
@@ -329,22 +330,22 @@ def test_check_writes_its_pairs(
         "bottleneck": "GEMM-bound",
         "noise": 0.02,
     }
-    comparison, asked = Comparison((pair,), "toy", {"processor": "x"}, {"python": "3"}), []
-    monkeypatch.setattr(
-        perfkit, "check", lambda platform, **given: asked.append((platform, given)) or comparison
-    )
+    comparison = Comparison((pair,), "toy", {"processor": "x"}, {"python": "3"})
+    asked = []
+
+    def check(platform: str, **options: Any) -> Comparison:
+        asked.append((platform, options))
+        return comparison
+
+    monkeypatch.setattr(perfkit, "check", check)
     assert run("check --platform toy --seed 5 --json pairs.json") == 0
     text = capsys.readouterr().out
-    assert all(part in text for part in ("+10.0%", "unsteady", "noise floor"))
+    for part in ("+10.0%", "unsteady", "noise floor"):
+        assert part in text
     data = json.loads((tmp_path / "pairs.json").read_text())
-    assert list(data) == [
-        "format",
-        "platform",
-        "machine",
-        "versions",
-        "noise_floor",
-        "runs",
-    ] and data["runs"] == [pair]
+    keys = ["format", "platform", "machine", "versions", "noise_floor", "runs"]
+    assert list(data) == keys
+    assert data["runs"] == [pair]
     assert run("check --platform toy --models all --json -") == 0
     assert json.loads(capsys.readouterr().out) == data
     assert asked == [("toy", {"seed": 5}), ("toy", {"models": "all"})]
@@ -419,6 +420,17 @@ def test_the_list_of_commands_says_what_their_help_says(name: str, capsys: Captu
     assert str(find_command(name).help).startswith(summary)
     assert run("--help") == 0
     assert f"{name} {summary}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_each_command_has_a_file_and_an_entry() -> None:
+    """A file that defines a command is named by one entry, and each entry names another file."""
+    files = set()
+    for path in (ROOT / "perfkit" / "commands").glob("*.py"):
+        if re.search(r"^@click\.command\(", path.read_text(encoding="utf-8"), re.MULTILINE):
+            files.add(f"perfkit.commands.{path.stem}")
+    modules = [entry.module for entry in COMMANDS.values()]
+    assert set(modules) == files
+    assert len(modules) == len(files), "one command a file"
 
 
 #: Commands of which every example is run; the others measure, or read files of the user.

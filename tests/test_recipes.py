@@ -19,27 +19,20 @@ RECIPES = re.findall(
 
 def write_log(folder: Path) -> None:
     """A log of all_reduce_perf on the eight GPUs of a node: 20 µs and 240 GB/s."""
-    gpus = [
-        f"# Rank {rank} Group 0 Pid 1 on node0 device {rank} [0x1b] NVIDIA H100"
-        for rank in range(8)
-    ]
-    rows = [(2**power, 20 + 2**power / 240e3) for power in range(10, 31, 2)]
-    halves = (
-        (size, f"{us:.2f} {size / us / 1e3:.2f} {size / us / 1e3 * 1.75:.2f} 0")
-        for size, us in rows
-    )
-    lines = [f"{size} {size // 4} float sum -1 {half} {half}" for size, half in halves]
+    lines = ["# Collective test starting: all_reduce_perf"]
+    for rank in range(8):
+        device = f"device {rank} [0x1b] NVIDIA H100"
+        lines.append(f"# Rank {rank} Group 0 Pid 1 on node0 {device}")
+    for power in range(10, 31, 2):
+        size = 2**power
+        microseconds = 20 + size / 240e3
+        algorithm_bandwidth = size / microseconds / 1e3
+        bus_bandwidth = algorithm_bandwidth * 1.75
+        half = f"{microseconds:.2f} {algorithm_bandwidth:.2f} {bus_bandwidth:.2f} 0"
+        lines.append(f"{size} {size // 4} float sum -1 {half} {half}")
+    lines.append("# Avg bus bandwidth : 200")
     folder.mkdir()
-    (folder / "all_reduce.log").write_text(
-        "\n".join(
-            [
-                "# Collective test starting: all_reduce_perf",
-                *gpus,
-                *lines,
-                "# Avg bus bandwidth : 200",
-            ]
-        )
-    )
+    (folder / "all_reduce.log").write_text("\n".join(lines))
 
 
 @pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
@@ -49,8 +42,11 @@ def write_log(folder: Path) -> None:
 def test_a_recipe_runs(
     question: str, block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    *before, last = block.strip().splitlines()
-    assert len(before) < 5 and not re.search(r"perfkit\.", block), question
+    lines = block.strip().splitlines()
+    before = lines[:-1]
+    last = lines[-1]
+    assert len(before) < 5, question
+    assert not re.search(r"perfkit\.", block), question
     if "dask" in block:
         pytest.importorskip(
             "dask.distributed", reason="no dependency of perfkit: pip install 'dask[distributed]'"
@@ -65,14 +61,14 @@ def test_a_recipe_runs(
     result = eval(last, names)
     assert result is not None or list(tmp_path.glob("*.csv"))
     if "nccl_logs" in block:  # between the start-up and the transfer of the log
-        assert (
-            104e-6 < names["mine"].collective("all_reduce", 25e6, ranks=8).time < 140e-6
-            and "all_reduce" in result
-        )
+        time = names["mine"].collective("all_reduce", 25e6, ranks=8).time
+        assert 104e-6 < time < 140e-6
+        assert "all_reduce" in result
     if isinstance(result, polars.DataFrame):
         assert len(result) > 1
     if isinstance(result, dict):
-        assert result and all(value > 0 for value in result.values())
+        assert result
+        assert all(value > 0 for value in result.values())
 
 
 def test_there_are_as_many_as_promised() -> None:

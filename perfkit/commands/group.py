@@ -55,17 +55,17 @@ COMMANDS = {
         "Calibrate this machine, predict, measure, and write a report.",
     ),
     "platforms": Entry(
-        "perfkit.commands.platforms",
+        "perfkit.commands.platform_list",
         "platforms_command",
         "List the platforms of the gallery.",
     ),
     "models": Entry(
-        "perfkit.commands.models",
+        "perfkit.commands.model_list",
         "models_command",
         "List the presets of models.",
     ),
     "tables": Entry(
-        "perfkit.commands.tables",
+        "perfkit.commands.table_list",
         "tables_command",
         "List the published sets of embedding tables.",
     ),
