@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from packaging.requirements import Requirement
@@ -16,6 +17,7 @@ from packaging.requirements import Requirement
 import perfkit
 
 pytestmark = pytest.mark.repository
+Node = TypeVar("Node", bound=ast.AST)
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "perfkit"
 
@@ -27,6 +29,11 @@ def dotted(path: Path) -> str:
 SOURCES = {dotted(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in SOURCES.items()}
 MODULES = [name for name in TREES if name != "perfkit"]  # the facade resolves names of every floor
+
+
+def list_nodes(tree: ast.AST, kind: type[Node]) -> list[Node]:
+    """Nodes of a kind in a syntax tree."""
+    return [node for node in ast.walk(tree) if isinstance(node, kind)]
 
 
 def test_rooms_keep_to_the_contracts_of_pyproject() -> None:
@@ -45,14 +52,12 @@ def test_docstrings_keep_to_the_checks_of_pyproject() -> None:
 
 def test_public_names_are_those_that_tools_read() -> None:
     """The table of the facade, and its imports for type checkers."""
-    imported = {
-        name.name: node.module
-        for guard in TREES["perfkit"].body
-        if isinstance(guard, ast.If) and ast.unparse(guard.test) == "TYPE_CHECKING"
-        for node in ast.walk(guard)
-        if isinstance(node, ast.ImportFrom)
-        for name in node.names
-    }
+    imported = {}
+    for statement in TREES["perfkit"].body:
+        if isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING":
+            for node in list_nodes(statement, ast.ImportFrom):
+                for name in node.names:
+                    imported[name.name] = node.module
     assert imported == perfkit._HOME
     assert perfkit.__all__ == [*imported]
 
@@ -63,21 +68,19 @@ def public_definitions(module: str) -> Iterator[ast.FunctionDef | ast.ClassDef]:
 
 
 def test_public_names_are_documented() -> None:
-    bare = [
-        f"{m}.{node.name}"
-        for m in TREES
-        for node in public_definitions(m)
-        if not ast.get_docstring(node)
-    ]
-    assert not bare, f"without docstring: {bare}"
+    for module in TREES:
+        for node in public_definitions(module):
+            assert ast.get_docstring(node), f"{module}.{node.name} has no docstring"
 
 
 def test_no_function_bears_the_name_of_a_module() -> None:
-    modules = {part for name in MODULES for part in name.split(".")[1:]}
-    functions = {
-        n.name: m for m in TREES for n in public_definitions(m) if isinstance(n, ast.FunctionDef)
-    }
-    assert not {name: functions[name] for name in modules & set(functions)}
+    modules: set[str] = set()
+    for name in MODULES:
+        modules.update(name.split(".")[1:])
+    for module in TREES:
+        for node in public_definitions(module):
+            if isinstance(node, ast.FunctionDef):
+                assert node.name not in modules, f"{module}.{node.name}"
 
 
 def test_every_public_name_of_the_facade_resolves() -> None:
@@ -89,15 +92,14 @@ def test_every_public_name_of_the_facade_resolves() -> None:
 
 def test_each_name_of_a_class_has_a_line() -> None:
     """`a, b = property(f), property(g)` in a class is found by no search for `def a`."""
-    several = [
-        f"{module}.{node.name}: {ast.unparse(item)}"
-        for module, tree in TREES.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
-        for item in node.body
-        if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Tuple)
-    ]
-    assert not several, "write each as a method or a field of its own"
+    for module, tree in TREES.items():
+        for node in list_nodes(tree, ast.ClassDef):
+            for item in node.body:
+                several = isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Tuple)
+                assert not several, (
+                    f"{module}.{node.name}: write each of {ast.unparse(item)} as a method or a "
+                    "field of its own"
+                )
 
 
 # Docstring units. A parameter whose type starts with one of these words is a number, so its text
@@ -117,12 +119,11 @@ def documented_parameters(docstring: str) -> dict[str, tuple[str, str]]:
         section.group(1) if section else "",
         re.M,
     )
-    each = [
-        (name.strip().lstrip("*"), kind, words)
-        for names, kind, words in entries
-        for name in names.split(",")
-    ]
-    return {name: (kind, " ".join(words.split())) for name, kind, words in each}
+    parameters = {}
+    for names, kind, words in entries:
+        for name in names.split(","):
+            parameters[name.strip().lstrip("*")] = (kind, " ".join(words.split()))
+    return parameters
 
 
 def is_decorated(node: ast.FunctionDef | ast.ClassDef, name: str) -> bool:
@@ -138,39 +139,50 @@ def inits(node: ast.ClassDef) -> list[ast.FunctionDef]:
 def bases(node: ast.ClassDef) -> list[ast.ClassDef]:
     """Dataclasses of the package that a class inherits its fields from."""
     names = {ast.unparse(base) for base in node.bases}
-    every = (found for module in MODULES for found in public_definitions(module))
-    return [
-        found
-        for found in every
-        if isinstance(found, ast.ClassDef)
-        and found.name in names
-        and is_decorated(found, "dataclass")
-    ]
+    found = []
+    for module in MODULES:
+        for definition in public_definitions(module):
+            is_dataclass = isinstance(definition, ast.ClassDef) and is_decorated(
+                definition, "dataclass"
+            )
+            if is_dataclass and definition.name in names:
+                found.append(definition)
+    return found
 
 
 def parameters(node: ast.FunctionDef | ast.ClassDef) -> list[str]:
     """Names of the signature; of a class, what creating it takes."""
-    if isinstance(node, ast.ClassDef) and inits(node):
-        return parameters(inits(node)[0])
-    if isinstance(node, ast.ClassDef):
-        fields = [
-            item
-            for item in node.body
-            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
-        ]
-        given = [item for item in fields if not re.search("ClassVar|init=False", ast.unparse(item))]
-        own = [name for item in given if (name := ast.unparse(item.target))[0] != "_"]
-        # fields that a class adds to another one are documented alone
-        return own or [name for base in bases(node) for name in parameters(base)]
-    a = node.args
-    every = [
-        *a.posonlyargs,
-        *a.args,
-        *filter(None, [a.vararg]),
-        *a.kwonlyargs,
-        *filter(None, [a.kwarg]),
-    ]
-    return [arg.arg for arg in every if arg.arg not in ("self", "cls")]
+    if isinstance(node, ast.FunctionDef):
+        return function_parameters(node)
+    for init in inits(node):
+        return function_parameters(init)
+    own = fields(node)
+    if own:
+        return own
+    # a class that adds no field documents those of the others; one that does documents its own
+    inherited = []
+    for base in bases(node):
+        inherited += parameters(base)
+    return inherited
+
+
+def fields(node: ast.ClassDef) -> list[str]:
+    """Public fields of a dataclass that creating it takes."""
+    names = []
+    for item in node.body:
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            is_taken = not re.search("ClassVar|init=False", ast.unparse(item))
+            if is_taken and not item.target.id.startswith("_"):
+                names.append(item.target.id)
+    return names
+
+
+def function_parameters(node: ast.FunctionDef) -> list[str]:
+    arguments = node.args
+    in_order = [*arguments.posonlyargs, *arguments.args, arguments.vararg]
+    in_order += [*arguments.kwonlyargs, arguments.kwarg]
+    names = [argument.arg for argument in in_order if argument is not None]
+    return [name for name in names if name not in ("self", "cls")]
 
 
 def documented_things() -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:
@@ -178,24 +190,25 @@ def documented_things() -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:
     its parameters."""
     for module in MODULES:
         for node in public_definitions(module):
-            exported = node.name in perfkit.__all__ or module.startswith("perfkit.models.")
-            takes = (
-                isinstance(node, ast.FunctionDef) or is_decorated(node, "dataclass") or inits(node)
-            )
-            if takes and (exported or "\nParameters\n---" in (ast.get_docstring(node) or "")):
+            is_exported = node.name in perfkit.__all__
+            is_closed_form = module.startswith("perfkit.models.")
+            documents = "\nParameters\n---" in (ast.get_docstring(node) or "")
+            is_class = isinstance(node, ast.ClassDef)
+            takes = not is_class or is_decorated(node, "dataclass") or inits(node)
+            if takes and (is_exported or is_closed_form or documents):
                 yield f"{module}.{node.name}", node
-            for method in (
-                node.body if isinstance(node, ast.ClassDef) and node.name in perfkit.__all__ else []
-            ):
-                if isinstance(method, ast.FunctionDef) and method.name[0] != "_":
-                    yield f"{module}.{node.name}.{method.name}", method
+            if is_class and is_exported:
+                for method in node.body:
+                    if isinstance(method, ast.FunctionDef) and not method.name.startswith("_"):
+                        yield f"{module}.{node.name}.{method.name}", method
 
 
 def test_docstring_units() -> None:
     for name, node in documented_things():
         docstring = ast.get_docstring(node)
         assert docstring, f"{name} has no docstring"
-        found, expected = documented_parameters(docstring), parameters(node)
+        found = documented_parameters(docstring)
+        expected = parameters(node)
         assert list(found) == expected, (
             f"{name} documents {list(found)}, its signature has {expected}"
         )
@@ -211,17 +224,17 @@ def test_docstring_units_notices_what_is_wrong() -> None:
     text = "Do.\n\nParameters\n----------\na, b : float\n    T [s].\nc : int\n    N.\n\nReturns\n-------\nd : int\n    E."
     found = documented_parameters(text)
     assert list(found) == ["a", "b", "c"]
-    assert [bool(UNIT.search(words)) for _, words in found.values()] == [True, True, False]
+    assert UNIT.search(found["a"][1])
+    assert UNIT.search(found["b"][1])
+    assert not UNIT.search(found["c"][1])
 
 
 def test_code_and_formulas_name_each_other_rightly() -> None:
     page = (ROOT / "docs" / "formulas.md").read_text(encoding="utf-8")
-    texts = [path.read_text(encoding="utf-8") for path in SOURCES.values()]
-    cited = {
-        number
-        for text in texts
-        for number in re.findall(r"formulas\.md,[\s#:]+table (\d+\.\d+)", text)
-    }
+    cited: set[str] = set()
+    for path in SOURCES.values():
+        text = path.read_text(encoding="utf-8")
+        cited.update(re.findall(r"formulas\.md,[\s#:]+table (\d+\.\d+)", text))
     assert cited
     assert cited <= set(re.findall(r"^Table (\d+\.\d+):", page, re.M))
     for name in set(re.findall(r"`(perfkit(?:\.\w+)+)`", page)):
@@ -238,9 +251,10 @@ CONDA_NAMES = {"torch": "pytorch"}
 def list_requirements(pyproject: str) -> list[Requirement]:
     """What the package needs: Python, its dependencies, and those of its extras."""
     project = tomllib.loads(pyproject)["project"]
-    groups = [project["dependencies"], *project["optional-dependencies"].values()]
-    texts = [text for group in groups for text in group]
-    return [Requirement("python" + project["requires-python"]), *map(Requirement, texts)]
+    texts = ["python" + project["requires-python"], *project["dependencies"]]
+    for extra in project["optional-dependencies"].values():
+        texts += extra
+    return [Requirement(text) for text in texts]
 
 
 def find_unlike_bounds(pyproject: str, environment: str) -> list[str]:
@@ -322,21 +336,25 @@ ENDINGS = (
     "Makefile",
     ".ci/run",
 )
-TOPS = [
-    path for path in ROOT.iterdir() if not re.fullmatch(r"\.(?!ci$).*|build|dist|site", path.name)
-]
-TEXT_FILES = [
-    path
-    for top in TOPS
-    for path in (top, *top.rglob("*"))
-    if str(path).endswith(ENDINGS) and path.is_file()
-]
+LEFT_OUT = re.compile(r"\.(?!ci$).*|build|dist|site")
+
+
+def list_text_files() -> list[Path]:
+    """Files of the repository that people wrote."""
+    files = []
+    for top in ROOT.iterdir():
+        if not LEFT_OUT.fullmatch(top.name):
+            paths = [top, *top.rglob("*")]
+            files += [path for path in paths if str(path).endswith(ENDINGS) and path.is_file()]
+    return files
+
+
 MACHINE_PATH = re.compile(r"(?<![\w./-])(/(?:home|root|Users|work|tmp)/\w|[A-Z]:\\\\?Users)")
 CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "process_time", "timeit", "time_ns"}
 
 
 def test_no_paths_of_one_machine() -> None:
-    for path in TEXT_FILES:
+    for path in list_text_files():
         match = MACHINE_PATH.search(path.read_text(encoding="utf-8"))
         assert not match, (
             f"{path.name} names a path of one machine at character {match.start()}: {match.group()}"
@@ -344,23 +362,17 @@ def test_no_paths_of_one_machine() -> None:
 
 
 def test_input_is_checked_by_errors_not_by_assert() -> None:
-    found = [
-        (m, node.lineno)
-        for m, tree in TREES.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assert)
-    ]
-    assert not found, f"assert at {found}; raise ValueError, python -O removes asserts"
+    for module, tree in TREES.items():
+        lines = [node.lineno for node in list_nodes(tree, ast.Assert)]
+        assert not lines, f"{module}, lines {lines}: raise ValueError, python -O removes asserts"
 
 
 def test_no_test_reads_the_clock() -> None:
     for path in (ROOT / "tests").glob("*.py"):
-        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-        read = {
-            node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-            for node in nodes
-        }
-        assert not read & CLOCKS, (
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        attributes = {node.attr for node in list_nodes(tree, ast.Attribute)}
+        names = {node.id for node in list_nodes(tree, ast.Name)}
+        assert not (attributes | names) & CLOCKS, (
             f"{path.name}: speed is measured in benchmarks/, a busy machine would fail by chance"
         )
 
@@ -384,6 +396,11 @@ def test_import_is_light(statement: str) -> None:
 COUNTS = {"format", "nodes", "ranks_per_node", "rails", "n"}
 
 
+def holds_numbers(value: object) -> bool:
+    items = value if isinstance(value, list) else [value]
+    return any(type(item) in (int, float) for item in items)
+
+
 def unsourced_numbers(
     table: dict[str, object], known: frozenset[str] = frozenset(), path: str = ""
 ) -> Iterator[str]:
@@ -396,9 +413,7 @@ def unsourced_numbers(
         elif isinstance(value, list) and all(isinstance(item, dict) for item in value):
             for number, item in enumerate(value):
                 yield from unsourced_numbers(item, known, f"{where}[{number}]")
-        elif key not in COUNTS and any(
-            type(item) in (int, float) for item in (value if type(value) is list else [value])
-        ):
+        elif key not in COUNTS and holds_numbers(value):
             missing = {"unit", "kind", "source"} - known
             if missing:
                 yield f"{where} lacks {', '.join(sorted(missing))}"
@@ -432,7 +447,7 @@ NAME_OF_FILE = re.compile(r"[\w./*-]*/|[\w./*-]+\.(py|md|csv|toml|txt|yml)")
 
 def find_files(name: str) -> list[Path]:
     """Files of a name with wildcards, in the package or in the repository."""
-    return [path for folder in ("perfkit", ".") for path in ROOT.joinpath(folder).glob(name)]
+    return [*PACKAGE.glob(name), *ROOT.glob(name)]
 
 
 @pytest.mark.parametrize("thing", TO_ADD)
@@ -447,9 +462,10 @@ def test_places_where_something_is_added_exist(thing: str) -> None:
         for name in re.findall(r"`([\w./*-]+)`", place):
             assert not NAME_OF_FILE.fullmatch(name) or find_files(name), f"there is no {name}"
         names = re.findall(r"`([\w./*-]+)`", place.partition(": ")[0])
-        files = [
-            path for name in names if NAME_OF_FILE.fullmatch(name) for path in find_files(name)
-        ]
+        files: list[Path] = []
+        for name in names:
+            if NAME_OF_FILE.fullmatch(name):
+                files += find_files(name)
         texts = [path.read_text(encoding="utf-8") for path in files if path.is_file()]
         for name in names:
             if texts and not NAME_OF_FILE.fullmatch(name):
