@@ -5,10 +5,12 @@ import json
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import polars
@@ -83,11 +85,27 @@ transformers = st.builds(
     attention=st.sampled_from(["eager", "fused"]),
     optimizer=st.sampled_from(["adamw", "sgd"]),
 )
-#: Sizes of workloads, and the step by which they grow.
-STEPS = {
-    DLRM: {"batch": 20, "rows": 5000, "dim": 1, "pooling": 1},
-    Transformer.bert: {"sequence": 1, "batch": 1, "layers": 1, "vocabulary": 1, "hidden": 4},
-}
+
+
+class GrowingSize(NamedTuple):
+    """A size of a workload, and the step by which it grows."""
+
+    build: Callable[..., Any]
+    name: str
+    step: int
+
+
+GROWING_SIZES = [
+    GrowingSize(DLRM, "batch", 20),
+    GrowingSize(DLRM, "rows", 5000),
+    GrowingSize(DLRM, "dim", 1),
+    GrowingSize(DLRM, "pooling", 1),
+    GrowingSize(Transformer.bert, "sequence", 1),
+    GrowingSize(Transformer.bert, "batch", 1),
+    GrowingSize(Transformer.bert, "layers", 1),
+    GrowingSize(Transformer.bert, "vocabulary", 1),
+    GrowingSize(Transformer.bert, "hidden", 4),
+]
 
 
 @pytest.fixture(scope="module", params=["toy", "toy-calibrated", "h100-sxm-8"])
@@ -100,40 +118,52 @@ def platform(request: pytest.FixtureRequest, toy: Platform) -> Platform:
 # Sums and bounds.
 
 
-def consistent(prediction: Prediction) -> None:
+def check_consistent(prediction: Prediction) -> None:
+    """What holds for any prediction: parts sum to the time, which lies between its bounds."""
     time = prediction.time
-    parts, frame, timeline = dict(prediction.parts), prediction.breakdown(), prediction.timeline()
-    assert sum(seconds for _, seconds in parts.values()) == pytest.approx(time, rel=1e-9)
-    assert all(seconds >= -1e-9 * time for _, seconds in parts.values())
-    _, waiting = parts.pop(("", "waiting"), (0, 0.0))
-    assert prediction.lower_bound <= time * (1 + 1e-9) and time <= (prediction.serial + waiting) * (
-        1 + 1e-9
-    )
-    assert 0 < time <= prediction.latency * (1 + 1e-9) < np.inf and 0 < prediction.spread < 2
+    seconds = [part for _, part in prediction.parts.values()]
+    assert sum(seconds) == pytest.approx(time, rel=1e-9)
+    assert min(seconds) >= -1e-9 * time
+    _, waiting = dict(prediction.parts).get(("", "waiting"), (0, 0.0))
+    assert prediction.lower_bound <= time * (1 + 1e-9)
+    assert time <= (prediction.serial + waiting) * (1 + 1e-9)
+    assert 0 < time <= prediction.latency * (1 + 1e-9) < np.inf
+    assert 0 < prediction.spread < 2
     if prediction.platform.device.kind == "cpu" and prediction.ranks == 1:
-        assert (
-            time
-            == pytest.approx(prediction.serial, rel=1e-9)
-            == pytest.approx(prediction.latency, rel=1e-9)
-        )
-    assert frame["time_s"].sum() == pytest.approx(time, rel=1e-9) == frame["share"].sum() * time
-    assert frame["time_s"].to_list() == pytest.approx(
-        sorted(frame["time_s"], reverse=True), abs=1e-9 * time
-    )
+        assert time == pytest.approx(prediction.serial, rel=1e-9)
+        assert time == pytest.approx(prediction.latency, rel=1e-9)
+    check_tables(prediction)
+    check_timeline(prediction)
+
+
+def check_tables(prediction: Prediction) -> None:
+    """The breakdown is sorted and sums to the time, and all tables of it are the same."""
+    time = prediction.time
+    frame = prediction.breakdown()
+    seconds = frame["time_s"].to_list()
+    assert sum(seconds) == pytest.approx(time, rel=1e-9)
+    assert frame["share"].sum() * time == pytest.approx(time, rel=1e-9)
+    assert seconds == pytest.approx(sorted(seconds, reverse=True), abs=1e-9 * time)
     assert prediction.table().equals(frame)
-    assert prediction.to_pandas()["time_s"].tolist() == frame["time_s"].to_list()
+    assert prediction.to_pandas()["time_s"].tolist() == seconds
+
+
+def check_timeline(prediction: Prediction) -> None:
+    """Operations of a stream follow one another; one rank works as long as its parts say."""
+    timeline = prediction.timeline()
     for _, part in timeline.sort("start_s").group_by(["rank", "stream"], maintain_order=True):
-        starts, ends = part["start_s"].to_numpy(), part["end_s"].to_numpy()
-        assert (
-            (ends <= prediction.time * (1 + 1e-9)).all()
-            and (ends >= starts).all()
-            and (starts[1:] >= ends[:-1] - 1e-12).all()
-        )
-    busy = timeline.group_by("rank").agg((polars.col("end_s") - polars.col("start_s")).sum())[
-        "end_s"
-    ]
-    listed = sum(seconds for (_, kind), (_, seconds) in parts.items() if kind != "host")
-    assert prediction.ranks > 1 or busy.max() == pytest.approx(listed, rel=1e-9)
+        starts = part["start_s"].to_numpy()
+        ends = part["end_s"].to_numpy()
+        assert (ends <= prediction.time * (1 + 1e-9)).all()
+        assert (ends >= starts).all()
+        assert (starts[1:] >= ends[:-1] - 1e-12).all()
+    if prediction.ranks == 1:
+        busy = (timeline["end_s"] - timeline["start_s"]).sum()
+        listed = 0.0
+        for (_, kind), (_, seconds) in prediction.parts.items():
+            if kind not in ("host", "waiting"):
+                listed += seconds
+        assert busy == pytest.approx(listed, rel=1e-9)
 
 
 @given(workload=dlrms | transformers, ranks=st.sampled_from([1, 2]), data=st.data())
@@ -141,29 +171,33 @@ def test_parts_sum_and_bounds_hold(platform, workload, ranks, data):
     plan = None
     if isinstance(workload, DLRM) and ranks == 2:
         plan = Plan.from_owners([data.draw(st.integers(0, 1)) for _ in workload.tables], ranks=2)
-    consistent(predict(workload, platform, ranks=ranks, plan=plan))
+    check_consistent(predict(workload, platform, ranks=ranks, plan=plan))
 
 
 @given(
-    key=st.sampled_from([(build, key) for build, steps in STEPS.items() for key in steps]),
+    size=st.sampled_from(GROWING_SIZES),
     low=st.integers(1, 200),
     more=st.integers(1, 200),
     sparse=st.booleans(),
 )
 def test_time_grows_with_every_size(
-    platform: Platform, key: tuple, low: int, more: int, sparse: bool
+    platform: Platform, size: GrowingSize, low: int, more: int, sparse: bool
 ) -> None:
-    (build, name), sizes = key, {**TINY, "batch": 4, "positions": 512}
-    if build is DLRM:
-        sizes = {**SMALL, "batch": 256, "sparse": sparse} | (
-            {"bottom": []} if name == "dim" else {}
-        )
-    low, more = (min(low, 4), min(more, 3)) if name == "layers" else (low, more)
-    values = [STEPS[build][name] * value for value in (low, low + more)]
-    small, large = (
-        predict(build(**{**sizes, name: [v] * 4 if name == "rows" else v}), platform)
-        for v in values
-    )
+    sizes = {**TINY, "batch": 4, "positions": 512}
+    if size.build is DLRM:
+        sizes = {**SMALL, "batch": 256, "sparse": sparse}
+    if size.name == "dim":
+        sizes["bottom"] = []
+    if size.name == "layers":
+        low = min(low, 4)
+        more = min(more, 3)
+
+    def predict_with(value: int) -> Prediction:
+        values = [value, value, value, value] if size.name == "rows" else value
+        return predict(size.build(**{**sizes, size.name: values}), platform)
+
+    small = predict_with(size.step * low)
+    large = predict_with(size.step * (low + more))
     assert large.time >= small.time * (1 - 1e-9)
 
 
@@ -190,49 +224,50 @@ def test_waiting_for_copies_costs_time() -> None:
     after every copy."""
     v100 = load_platform("v100-locked-1")
     model = DLRM("dlrm-ddp", batch=2048, embedding="fused")
-    lean, reference = (predict(workload, v100) for workload in (model, EagerDLRM(model)))
+    lean = predict(model, v100)
+    reference = predict(EagerDLRM(model), v100)
     assert reference.time > 1.2 * lean.time
-    consistent(reference)
-    timeline = reference.timeline()
-    starts, ends = (timeline[key].to_numpy() for key in ("start_s", "end_s"))
-    after = [i + 1 for i, kind in enumerate(timeline["kind"][:-1]) if kind == "transfer"]
-    assert (starts[after] > ends[[i - 1 for i in after]]).all(), "a gap after every transfer"
+    check_consistent(reference)
+    rows = reference.timeline().rows(named=True)
+    for row, following in pairwise(rows):
+        if row["kind"] == "transfer":
+            assert following["start_s"] > row["end_s"], "a gap after every transfer"
 
 
 def test_data_that_come_late_set_the_pace(toy: Platform) -> None:
     for platform in (toy, H100):
-        alone = predict(workload := Transformer.bert(batch=4, **TINY), platform, ranks=2)
-        ready, late = (
-            predict(workload, platform, ranks=2, loading=much * alone.time) for much in (0.9, 3.0)
-        )
-        assert (ready.time, ready.parts) == (alone.time, alone.parts)
-        assert late.time == late.lower_bound == 3 * alone.time and late.bottleneck == "input-bound"
+        workload = Transformer.bert(batch=4, **TINY)
+        alone = predict(workload, platform, ranks=2)
+        ready = predict(workload, platform, ranks=2, loading=0.9 * alone.time)
+        assert ready.time == alone.time
+        assert ready.parts == alone.parts
+        late = predict(workload, platform, ranks=2, loading=3.0 * alone.time)
+        assert late.time == late.lower_bound == 3 * alone.time
+        assert late.bottleneck == "input-bound"
         assert late.parts["", "loading"] == (1, pytest.approx(2 * alone.time))
-        assert late.interval() != alone.interval() and late.device_time == alone.device_time
-        consistent(late)
+        assert late.interval() != alone.interval()
+        assert late.device_time == alone.device_time
+        check_consistent(late)
 
 
 def test_time_that_host_and_device_wait_for_each_other_is_a_part_of_its_own() -> None:
-    r = predict(Transformer.bert("bert-base", batch=64, sequence=512, dtype="bf16"), H100, ranks=8)
-    consistent(r)
-    more = pytest.approx(r.parts["", "host_device_synchronization"][1])
-    assert r.bottleneck == "host-bound" and 0.02 * r.time < more.expected < 0.19 * r.time
-    last = r.timeline().sort("end_s").row(-1, named=True)
-    assert (last["name"], last["operation"], last["end_s"]) == (
-        "host_device_synchronization",
-        None,
-        pytest.approx(r.time),
-    )
-    modules = {row["module"]: row for row in r.modules().to_dicts()}
-    assert (
-        last["end_s"] - last["start_s"]
-        == modules["host_device_synchronization"]["idle_s"]
-        == modules["host_device_synchronization"]["update_s"]
-        == more
-    )
-    assert modules["embeddings"]["share"] < 0.05 < modules[""]["idle_s"] / r.time, (
-        "pauses of the host have no module"
-    )
+    model = Transformer.bert("bert-base", batch=64, sequence=512, dtype="bf16")
+    prediction = predict(model, H100, ranks=8)
+    check_consistent(prediction)
+    assert prediction.bottleneck == "host-bound"
+    _, waiting = prediction.parts["", "host_device_synchronization"]
+    assert 0.02 * prediction.time < waiting < 0.19 * prediction.time
+    last = prediction.timeline().sort("end_s").row(-1, named=True)
+    assert last["name"] == "host_device_synchronization"
+    assert last["operation"] is None
+    assert last["end_s"] == pytest.approx(prediction.time)
+    assert last["end_s"] - last["start_s"] == pytest.approx(waiting)
+    modules = {row["module"]: row for row in prediction.modules().to_dicts()}
+    synchronization = modules["host_device_synchronization"]
+    assert synchronization["idle_s"] == pytest.approx(waiting)
+    assert synchronization["update_s"] == pytest.approx(waiting)
+    assert modules["embeddings"]["share"] < 0.05
+    assert modules[""]["idle_s"] > 0.05 * prediction.time, "pauses of the host have no module"
 
 
 @pytest.mark.parametrize(("ranks", "fused"), [(1, False), (1, True), (8, False)])
@@ -242,7 +277,7 @@ def test_a_list_wise_update_is_shared_among_modules_by_their_weights(
     """A table takes the share of the update that it has of the weights, also where the gradients of
     all other modules are averaged in one tensor."""
     model = DLRM(
-        rows=[20_000] * ranks,
+        rows=[20_000 for _ in range(ranks)],
         dim=64,
         pooling=1,
         bottom=[512, 64],
@@ -254,7 +289,7 @@ def test_a_list_wise_update_is_shared_among_modules_by_their_weights(
         fused=fused,
     )
     prediction = predict(model, H100, ranks=ranks)
-    consistent(prediction)
+    check_consistent(prediction)
     rows = prediction.modules(depth=1).rows(named=True)
     update = {row["module"]: row["update_s"] for row in rows}
     modules = ("embeddings", "bottom", "top")
@@ -269,7 +304,8 @@ def test_each_layer_takes_its_share_of_a_list_wise_update() -> None:
     rows = predict(model, H100).modules(depth=2).rows(named=True)
     update = {row["module"]: row["update_s"] for row in rows}
     layers = [update[f"layers.{layer}"] for layer in range(12)]
-    assert layers == pytest.approx([layers[0]] * 12)
+    for seconds in layers:
+        assert seconds == pytest.approx(layers[0])
     of_weights = sum(layers) + update["embeddings"] + update["head"]
     hidden = 768
     layer_weights = 12 * hidden**2 + 13 * hidden  # matrices; biases and norms
@@ -328,12 +364,11 @@ def test_a_family_never_calibrated_is_less_sure_and_says_so(toy: Platform) -> No
         ExtrapolationWarning, match="toy was never calibrated with transformer iterations"
     ):
         stranger = predict(workload, platform)
-    assert (
-        any("transformer" in text for text in stranger.warnings)
-        and "never calibrated" in stranger.explain()
-    )
+    assert any("transformer" in text for text in stranger.warnings)
+    assert "never calibrated" in stranger.explain()
     known = predict(workload, with_context(toy, "dlrm", "transformer"))
-    assert stranger.spread > known.spread and known.warnings == ()
+    assert stranger.spread > known.spread
+    assert known.warnings == ()
     with pytest.warns(ExtrapolationWarning, match="several ranks"):
         predict(DLRM(batch=64, **SMALL), platform, ranks=2)
     with warnings.catch_warnings():
@@ -396,76 +431,86 @@ def test_bad_questions_are_refused(toy: Platform, changes: dict[str, object], me
 
 
 def test_words_say_what_was_priced(toy: Platform) -> None:
-    text = repr(prediction := predict(DLRM("dlrm-mlperf", batch=2048), H100, ranks=4))
-    told = (
-        "dlrm-mlperf, batch 2048",
-        "26 tables",
-        "sparse",
-        "4 of 8 ranks of h100-sxm-8, fp32, sgd, eager: ",
-    )
-    assert all(word in text for word in (*told, prediction.bottleneck)) and "\n" not in text
+    prediction = predict(DLRM("dlrm-mlperf", batch=2048), H100, ranks=4)
+    text = repr(prediction)
+    assert "dlrm-mlperf, batch 2048" in text
+    assert "26 tables" in text
+    assert "sparse" in text
+    assert "4 of 8 ranks of h100-sxm-8, fp32, sgd, eager: " in text
+    assert prediction.bottleneck in text
+    assert "\n" not in text
     mixed = predict(Transformer.bert(batch=4, dtype="bf16", mixed=True, **TINY), H100)
     assert (
         "sequence 32 on 1 of 8 ranks of h100-sxm-8, bf16 autocast, adamw, eager, flash3 attention: "
         in repr(mixed)
     )
     words = prediction.explain()
-    assert words.startswith(text) and "at least" in words and "if nothing overlapped" in words
+    assert words.startswith(text)
+    assert "at least" in words
+    assert "if nothing overlapped" in words
     assert words.count(" operation") == 6
-    page = predict(
-        DLRM(batch=64, **SMALL), replace(with_context(toy, "transformer"), name=HOSTILE)
-    )._repr_html_()
-    assert "<script>" not in page and page.count("&lt;script&gt;") >= 2, "platform and warning"
 
 
-def test_views_sum_to_the_time_and_the_trace_holds_some_ranks_of_every_kind(tmp_path: Path) -> None:
-    prediction = predict(DLRM(batch=1024, **SMALL), H100, ranks=8)
-    time, idle, modules = (
-        pytest.approx(prediction.time),
-        prediction.idle(),
-        prediction.modules(depth=1),
-    )
-    causes = polars.sum_horizontal(
-        "busy_s", "contention_s", "host_s", "communication_s", "waiting_s"
-    )
-    assert idle["ranks"].sum() == 8 and idle.select(causes).to_series().to_list() == [time] * len(
-        idle
-    )
+def test_a_page_escapes_the_name_of_the_platform(toy: Platform) -> None:
+    platform = replace(with_context(toy, "transformer"), name=HOSTILE)
+    page = predict(DLRM(batch=64, **SMALL), platform)._repr_html_()
+    assert "<script>" not in page
+    assert page.count("&lt;script&gt;") >= 2, "platform and warning"
+
+
+@pytest.fixture(scope="module")
+def on_eight() -> Prediction:
+    return predict(DLRM(batch=1024, **SMALL), H100, ranks=8)
+
+
+def test_idle_time_modules_and_the_critical_path_sum_to_the_time(on_eight: Prediction) -> None:
+    idle = on_eight.idle()
+    assert idle["ranks"].sum() == 8
+    causes = idle.select("busy_s", "contention_s", "host_s", "communication_s", "waiting_s")
+    for seconds in causes.sum_horizontal():
+        assert seconds == pytest.approx(on_eight.time)
+    modules = on_eight.modules(depth=1)
     assert {"bottom", "embeddings", "interaction", "top"} < set(modules["module"])
     assert modules["share"].sum() == pytest.approx(1)
-    path = prediction.critical_path()
-    assert (path["end_s"] - path["start_s"]).sum() == time and set(path["rank"]) <= set(
-        idle["rank"]
-    )
-    large = predict(Transformer.gpt2(batch=64, dtype="bf16"), H100)  # its kernels set the pace
+    path = on_eight.critical_path()
+    assert (path["end_s"] - path["start_s"]).sum() == pytest.approx(on_eight.time)
+    assert set(path["rank"]) <= set(idle["rank"])
+
+
+def test_the_critical_path_of_large_kernels_is_on_the_device() -> None:
+    large = predict(Transformer.gpt2(batch=64, dtype="bf16"), H100)
     path = large.critical_path().with_columns(seconds=polars.col("end_s") - polars.col("start_s"))
-    assert path["name"][-1] == "host_device_synchronization" and path[
-        "seconds"
-    ].sum() == pytest.approx(large.time)
+    assert path["name"][-1] == "host_device_synchronization"
+    assert path["seconds"].sum() == pytest.approx(large.time)
     assert path.filter(stream="compute")["seconds"].sum() > 0.99 * large.time
-    assert any(
-        "of module 'head' with rows that are no multiple of 8" in text for text in large.warnings
-    )
+    unaligned = "of module 'head' with rows that are no multiple of 8"
+    assert any(unaligned in text for text in large.warnings)
+
+
+def test_a_timeline_can_be_asked_for_stages_and_modules(on_eight: Prediction) -> None:
+    prediction = on_eight
     assert prediction.timeline("stage")["phase"].unique().sort().to_list() == [
         "backward",
         "forward",
         "update",
     ]
     assert prediction.timeline("module", depth=1).height < prediction.timeline().height
-    for bad, message in (
-        ({"rank": 8}, "rank is 8; the ranks are 0 to 7"),
-        ({"depth": 0}, "depth is 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            prediction.modules(**bad)
+    with pytest.raises(ValueError, match="rank is 8; the ranks are 0 to 7"):
+        prediction.modules(rank=8)
+    with pytest.raises(ValueError, match="depth is 0"):
+        prediction.modules(depth=0)
     with pytest.raises(ValueError, match="level is 'layer'; known are operation, module, stage"):
         prediction.timeline("layer")
-    for ranks in (3, 20):
-        stored = json.loads(
-            prediction.save_trace(tmp_path / "t.json", ranks=ranks).read_text("utf-8")
-        )
-        assert len({event["pid"] for event in stored["traceEvents"]}) == min(ranks, 8)
-        assert stored["otherData"] == {"prediction": repr(prediction)}
+
+
+def test_a_trace_holds_as_many_ranks_as_it_is_asked_for(
+    on_eight: Prediction, tmp_path: Path
+) -> None:
+    for asked, ranks in ((3, 3), (20, 8)):
+        path = on_eight.save_trace(tmp_path / "t.json", ranks=asked)
+        stored = json.loads(path.read_text("utf-8"))
+        assert len({event["pid"] for event in stored["traceEvents"]}) == ranks
+        assert stored["otherData"] == {"prediction": repr(on_eight)}
     assert [file.name for file in tmp_path.iterdir()] == ["t.json"], "nothing is left beside it"
 
 
