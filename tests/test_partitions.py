@@ -1,7 +1,9 @@
 """Pipelines, activations and model states against the tables of the papers that they come from."""
 
 import csv
+from collections import deque
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -42,71 +44,99 @@ def test_bubbles_of_even_stages_are_the_published_shares(n: int, v: int, m: int,
 def test_uneven_stages_take_the_slowest_each_time_and_all_once(stages: list[float], m: int) -> None:
     slowest = max(stages)
     time = m * slowest + p.bubble_time(sum(stages), slowest=slowest, stages=len(stages))
-    clock, last = np.zeros(len(stages)), 0.0  # a flow shop: each batch passes stage after stage
+    free = np.zeros(len(stages))  # a flow shop: each batch passes stage after stage
     for _ in range(m):
-        last = 0.0
-        for place, own in enumerate(stages):
-            clock[place] = last = max(clock[place], last) + own
-    assert time == pytest.approx(last)
+        done = 0.0
+        for stage, duration in enumerate(stages):
+            done = max(free[stage], done) + duration
+            free[stage] = done
+    assert time == pytest.approx(done)
 
 
-def run(
-    orders: list[list[tuple[str, int, int]]], cost: dict[str, list[float]], message: float
-) -> float:
+class Pass(NamedTuple):
+    """A pass of a micro-batch through the layers of one stage."""
+
+    phase: str
+    stage: int
+    micro_batch: int
+
+
+def find_pass_before(this: Pass, last_stage: int) -> Pass | None:
+    """The pass whose result a pass needs; None for the first one of a micro-batch."""
+    if this.phase == "forward":
+        return this._replace(stage=this.stage - 1) if this.stage > 0 else None
+    if this.stage == last_stage:
+        return this._replace(phase="forward")
+    return this._replace(stage=this.stage + 1)
+
+
+def run(orders: list[list[Pass]], seconds: dict[str, np.ndarray], message: float) -> float:
     """When the last rank is done, if each takes the next of its passes as soon as it can."""
-    done, clock, places, last = {}, [0.0] * len(orders), [0] * len(orders), len(cost["forward"]) - 1
-    while any(place < len(turns) for place, turns in zip(places, orders, strict=True)):
-        for rank, turns in enumerate(orders):
-            while places[rank] < len(turns):
-                kind, stage, batch = turns[places[rank]]
-                before = (kind, stage + (1 if kind == "backward" else -1), batch)
-                if (kind, stage) == ("backward", last):
-                    before = ("forward", last, batch)
-                if (kind, stage) != ("forward", 0) and before not in done:
-                    break
-                ready = done.get(before, 0.0) + message * (before[1] != stage)
-                clock[rank] = done[kind, stage, batch] = max(clock[rank], ready) + cost[kind][stage]
-                places[rank] += 1
-    return max(clock)
+    last_stage = len(seconds["forward"]) - 1
+    done: dict[Pass, float] = {}
+    free = [0.0 for _ in orders]
+    left = [deque(order) for order in orders]
+    while any(left):
+        for rank, passes in enumerate(left):
+            while passes:
+                this = passes[0]
+                before = find_pass_before(this, last_stage)
+                ready = 0.0
+                if before is not None:
+                    if before not in done:
+                        break
+                    ready = done[before]
+                    if before.stage != this.stage:
+                        ready += message
+                free[rank] = max(free[rank], ready) + seconds[this.phase][this.stage]
+                done[this] = free[rank]
+                passes.popleft()
+    return max(free)
 
 
 def test_closed_forms_agree_with_200_simulated_pipelines() -> None:
-    rng, ratios = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    ratios = []
     for _ in range(200):
-        n, v = int(rng.integers(2, 17)), int(rng.choice([1, 1, 2, 4]))
-        m = n * int(rng.integers(1, 9))
-        backward, message = rng.uniform(1.7, 3.0), rng.choice([0.0, 0.02])
-        each = np.ones(n * v) / v
-        each[[0, -1]] += rng.uniform(0.0, 0.3, 2) * [0.2, 1.0]  # embeddings, and a head
-        schedule = "interleaved" if v > 1 else str(rng.choice(["gpipe", "1f1b"]))
-        lists = [
-            p.list_steps(schedule, rank, stages=n, micro_batches=m, chunks=v) for rank in range(n)
-        ]
-        orders = [
-            [(step.phase, step.chunk * n + rank, step.micro) for step in own]
-            for rank, own in enumerate(lists)
-        ]
-        wanted = run(
-            orders, {"forward": each.tolist(), "backward": (backward * each).tolist()}, message / v
-        )
-        whole = (1 + backward) * each.reshape(v, n).sum(axis=0)
-        slowest = whole.max() + (2 * message if v == 1 else 0.0)
-        total = whole.sum() + 2 * message / v * (n - 1) * v
-        ratios.append(
-            (m * slowest + p.bubble_time(total, slowest=slowest, stages=n, chunks=v)) / wanted
-        )
+        ranks = int(rng.integers(2, 17))
+        chunks = int(rng.choice([1, 1, 2, 4]))
+        micro_batches = ranks * int(rng.integers(1, 9))
+        backward = rng.uniform(1.7, 3.0)  # times the forward pass
+        message = rng.choice([0.0, 0.02])
+        forward = np.ones(ranks * chunks) / chunks
+        embeddings, head = rng.uniform(0.0, 0.3, 2)
+        forward[0] += 0.2 * embeddings
+        forward[-1] += head
+        schedule = "interleaved" if chunks > 1 else str(rng.choice(["gpipe", "1f1b"]))
+        orders = []
+        for rank in range(ranks):
+            steps = p.list_steps(
+                schedule, rank, stages=ranks, micro_batches=micro_batches, chunks=chunks
+            )
+            orders.append(
+                [Pass(step.phase, step.chunk * ranks + rank, step.micro) for step in steps]
+            )
+        seconds = {"forward": forward, "backward": backward * forward}
+        simulated = run(orders, seconds, message / chunks)
+
+        stages = (1 + backward) * forward.reshape(chunks, ranks).sum(axis=0)
+        slowest = stages.max()
+        if chunks == 1:
+            slowest += 2 * message
+        total = stages.sum() + 2 * message * (ranks - 1)
+        bubble = p.bubble_time(total, slowest=slowest, stages=ranks, chunks=chunks)
+        ratios.append((micro_batches * slowest + bubble) / simulated)
     assert np.mean(np.abs(np.log(ratios)) < 0.05) >= 0.95, np.sort(ratios)
 
 
 @given(count, count, st.integers(1, 8))
 def test_schedules_hold_no_more_than_all_and_no_less_than_one(m: int, n: int, v: int) -> None:
-    held = {
-        name: float(p.held_batches(m, stages=n, schedule=name, chunks=v)) for name in p.SCHEDULES
-    }
-    assert all(1 <= own <= m for own in held.values())
-    assert held["gpipe"] == held["breadth_first"] == m and held["1f1b"] == held[
-        "zero_bubble"
-    ] == min(m, n)
+    held = {}
+    for schedule in p.SCHEDULES:
+        held[schedule] = float(p.held_batches(m, stages=n, schedule=schedule, chunks=v))
+        assert 1 <= held[schedule] <= m
+    assert held["gpipe"] == held["breadth_first"] == m
+    assert held["1f1b"] == held["zero_bubble"] == min(m, n)
     assert held["1f1b"] <= held["interleaved"] <= held["1f1b"] * (1 + (n - 1) / (n * v)) + 1e-9
 
 

@@ -45,48 +45,78 @@ TEXT = replace(H100, collectives={"all_reduce.2": CURVE}).to_toml()
 words = st.text(min_size=1, max_size=12) | st.sampled_from(
     ["new\nline\r\n\t\x00\x7f", 'quote" \\ back', HOSTILE, "µ→日本"]
 )
-finite, seconds = st.floats(allow_nan=False, allow_infinity=False), st.floats(0.0, LARGEST)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+seconds = st.floats(0.0, LARGEST)
+
+
+quantities = st.builds(
+    Quantity,
+    value=seconds,
+    unit=st.just("s"),
+    kind=st.sampled_from(KINDS),
+    source=words.filter(str.strip),
+    date=words,
+    stderr=seconds,
+    basis=st.text(max_size=10),
+)
+peaks = st.builds(
+    Quantity,
+    value=st.floats(5e-324, allow_infinity=False),
+    unit=st.just("FLOP/s"),
+    kind=st.just("assumed"),
+    source=st.just("x"),
+)
+
+
+def between_limits(name: str) -> st.SearchStrategy[float]:
+    """Values that a parameter of a fit may have."""
+    return st.floats(*LIMITS.get(name, (0.0, LARGEST)))
+
+
+@st.composite
+def draw_fit(draw: st.DrawFn) -> Roofline:
+    """A roofline with all that a file can say of it."""
+    gemm = H100.kernels["gemm"]
+    parameters = {name: draw(between_limits(name)) for name in gemm}
+    errors = {"launch": draw(seconds)}
+    ranges = {draw(words): (draw(finite), math.inf)}
+    spread_time = draw(st.none() | between_limits("spread_time"))
+    return Roofline.build(
+        parameters,
+        stderr=errors,
+        spread=draw(between_limits("spread")),
+        n=draw(st.integers(0, 2**62)),
+        bias=draw(between_limits("bias")),
+        ranges=ranges,
+        source=draw(words),
+        units=gemm.units,
+        at_bounds=("launch",),
+        quality="poor",
+        spread_time=spread_time,
+        notes=(draw(words),),
+    )
+
+
+@st.composite
+def draw_platform(draw: st.DrawFn) -> Platform:
+    """A platform with a peak, a fit and an overhead of any name."""
+    fit = draw(draw_fit())
+    overlap = Overlap.build({"contention": 0.5}, source=fit.source, notes=fit.notes)
+    device = replace(H100.device, name=draw(words), peaks={"fp4": draw(peaks)})
+    return replace(
+        H100,
+        name=draw(words),
+        device=device,
+        kernels={draw(words): fit},
+        host={draw(words): draw(quantities)},
+        provenance={draw(words): draw(words)},
+        context=Context(overlap=overlap),
+    )
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.data())
-def test_a_file_keeps_every_bit(data: st.DataObject) -> None:
-    draw = data.draw
-    quantity = Quantity(
-        draw(seconds),
-        "s",
-        draw(st.sampled_from(KINDS)),
-        draw(words.filter(str.strip)),
-        draw(words),
-        draw(seconds),
-        draw(st.text(max_size=10)),
-    )
-    fit = Roofline.build(
-        {name: draw(st.floats(*LIMITS.get(name, (0.0, LARGEST)))) for name in H100.kernels["gemm"]},
-        stderr={"launch": draw(seconds)},
-        spread=draw(st.floats(*LIMITS["spread"])),
-        n=draw(st.integers(0, 2**62)),
-        bias=draw(st.floats(*LIMITS["bias"])),
-        ranges={draw(words): (draw(finite), math.inf)},
-        source=draw(words),
-        units=H100.kernels["gemm"].units,
-        at_bounds=("launch",),
-        quality="poor",
-        spread_time=draw(st.none() | st.floats(*LIMITS["spread_time"])),
-        notes=(draw(words),),
-    )
-    peak = Quantity(draw(st.floats(5e-324, allow_infinity=False)), "FLOP/s", "assumed", "x")
-    platform = replace(
-        H100,
-        name=draw(words),
-        device=replace(H100.device, name=draw(words), peaks={"fp4": peak}),
-        kernels={draw(words): fit},
-        host={draw(words): quantity},
-        provenance={draw(words): draw(words)},
-        context=Context(
-            overlap=Overlap.build({"contention": 0.5}, source=fit.source, notes=fit.notes)
-        ),
-    )
+@given(draw_platform())
+def test_a_file_keeps_every_bit(platform: Platform) -> None:
     again = Platform.from_toml(platform.to_toml())
     assert again == platform
     assert again.to_toml() == platform.to_toml()
@@ -406,9 +436,8 @@ def test_collectives_grow_with_bytes_and_keep_their_parts(
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExtrapolationWarning)
-        small, large = (
-            H100.collective(operation, size, ranks=8) for size in (nbytes, nbytes * factor)
-        )
+        small = H100.collective(operation, nbytes, ranks=8)
+        large = H100.collective(operation, nbytes * factor, ranks=8)
     assert 0 < small.time <= large.time * (1 + 1e-12)
     assert sum(small.terms.values()) == pytest.approx(small.time, rel=1e-9)
     arrays = H100.collective_time(operation, [nbytes, nbytes * factor], ranks=8)
@@ -489,13 +518,12 @@ def test_gemm_grows_and_is_never_faster_than_the_hardware(
         estimate = H100.gemm(m, n, k, dtype=dtype, batch=batch)
         sizes = ((m + 1, n, k), (m, n + 16, k), (m, n, k + 16))  # rows aligned alike
         larger = [H100.gemm(*size, dtype=dtype, batch=batch).time for size in sizes]
-    flops, nbytes = 2 * batch * m * n * k, DTYPES[dtype] * batch * (m * k + k * n + m * n)
+    flops = 2 * batch * m * n * k
+    nbytes = DTYPES[dtype] * batch * (m * k + k * n + m * n)
     bound = max(flops / H100.device.peaks[dtype].value, nbytes / 3.35e12)
     assert bound < estimate.time < min(larger) * (1 + 1e-12)
-    assert (
-        sum(estimate.terms.values()) == pytest.approx(estimate.time, rel=1e-9)
-        and min(estimate.terms.values()) >= 0
-    )
+    assert sum(estimate.terms.values()) == pytest.approx(estimate.time, rel=1e-9)
+    assert min(estimate.terms.values()) >= 0
 
 
 def test_products_in_a_format_nobody_measured_are_less_sure() -> None:
@@ -548,16 +576,12 @@ def test_kernels_are_found_by_variant_then_format_then_class() -> None:
     assert find_kernel({"gemm": old}, "gemm", dtype="fp8") == ("gemm", old)
     slow = gemm.with_values({"launch": 1.0})
     platform = replace(H100, kernels={"gemm": gemm, "gemm.fp8": slow})
-    assert (
-        platform.gemm(64, 64, 64, dtype="fp8").time
-        > 1
-        > platform.gemm(64, 64, 64, dtype="bf16").time
-    )
-    only, plain = (
-        replace(H100, kernels={key: gemm}).gemm(512, 512, 512, dtype="bf16")
-        for key in ("gemm.nt", "gemm")
-    )
-    assert only == plain
+    assert platform.gemm(64, 64, 64, dtype="fp8").time > 1
+    assert platform.gemm(64, 64, 64, dtype="bf16").time < 1
+    plain = replace(H100, kernels={"gemm": gemm})
+    of_one_layout = replace(H100, kernels={"gemm.nt": gemm})
+    expected = plain.gemm(512, 512, 512, dtype="bf16")
+    assert of_one_layout.gemm(512, 512, 512, dtype="bf16") == expected
 
 
 def test_gemm_turns_away_bad_sizes() -> None:
@@ -590,10 +614,10 @@ def test_bandwidth_is_continuous_over_the_levels() -> None:
 
 def test_lookups_grow_with_batch_and_skip_to_the_tables() -> None:
     tables = (EmbeddingTable(10**6, 64, 10), EmbeddingTable(1000, 128, 1, 1.1))
-    few, many = (H100.lookup(tables, batch=batch) for batch in (64, 4096))
-    assert 0 < few.time < many.time and sum(many.terms.values()) == pytest.approx(
-        many.time, rel=1e-12
-    )
+    few = H100.lookup(tables, batch=64)
+    many = H100.lookup(tables, batch=4096)
+    assert 0 < few.time < many.time
+    assert sum(many.terms.values()) == pytest.approx(many.time, rel=1e-12)
     parts = [H100.lookup([table], batch=4096).time for table in tables]
     assert sum(parts) == pytest.approx(many.time)
     bytes_moved = 4096 * 10 * (8 + 256) + 4096 * (8 + 256)
@@ -647,11 +671,12 @@ def test_a_platform_shows_every_number() -> None:
 
 
 # The gallery against the measurements its fits were made from.
-def read(folder: Path, name: str, what: pl.Expr) -> pl.DataFrame:
-    path = (
-        folder
-        / f"{folder.name}_{'bf16_' * (folder.name == 'gemm')}{name[:8].replace('-', '_')}.csv"
-    )
+def name_system(platform: str) -> str:
+    """The device of a platform as files of measurements call it: h100_sxm of h100-sxm-8."""
+    return platform.removesuffix("-8").replace("-", "_")
+
+
+def read(path: Path, what: pl.Expr) -> pl.DataFrame:
     return pl.read_csv(path, infer_schema_length=None).filter(what)
 
 
@@ -667,15 +692,17 @@ def check_errors(
 def test_measurements_are_met(name: str, version: str, shared_data: Path) -> None:
     platform = load_platform(name)
     held_out = (pl.col("split_random") == "test") & pl.col("train_like_mnk_ge_512")
-    data = read(shared_data / "gemm", name, held_out)
-    m, n, k = (data[side].to_numpy().astype(float) for side in "mnk")
+    data = read(shared_data / "gemm" / f"gemm_bf16_{name_system(name)}.csv", held_out)
+    m = data["m"].to_numpy().astype(float)
+    n = data["n"].to_numpy().astype(float)
+    k = data["k"].to_numpy().astype(float)
     features = {"flops": 2 * m * n * k, "nbytes": 2 * (m * k + k * n + m * n)}
     predicted = platform.kernel_time("gemm", features, dtype="bf16")
     check_errors(predicted, data["latency_us_sglang"], 5.5, 8.5, 25)  # DESIGN
     chosen = (pl.col("dtype") == "half") & (pl.col("nccl_version_recorded") == version)
     keys = ["op", "num_gpus", "message_bytes"]
     data = (
-        read(shared_data / "nccl", name, chosen)
+        read(shared_data / "nccl" / f"nccl_{name_system(name)}.csv", chosen)
         .group_by(keys)
         .agg(pl.col("latency_us").median())
         .sort(keys)

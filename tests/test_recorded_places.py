@@ -14,7 +14,8 @@ from perfkit.prediction.predictor import predict  # noqa: E402
 from perfkit.recording.steps import capture  # noqa: E402
 from perfkit.workloads.graph import Graph  # noqa: E402
 
-HOST, GPU = torch.device("cpu"), torch.device("cuda", 0)
+HOST = torch.device("cpu")
+GPU = torch.device("cuda", 0)
 BATCH = torch.randn(64, 8)
 
 
@@ -23,44 +24,82 @@ def list_transfers(graph: Graph) -> list[str]:
     return [graph.labels[place].variant for place in graph.transfers]
 
 
-def ask(device: str) -> Callable[[list[Any]], Any]:
-    """A script that moves model and batch to a device, and asks where its tensors are."""
+def describe(tensor: Any) -> dict[str, Any]:
+    """All that a script can ask of the place of a tensor."""
+    return {
+        "device": tensor.device,
+        "device as text": str(tensor.device),
+        "type": tensor.device.type,
+        "number": tensor.get_device(),
+        "number by a function": torch.get_device(tensor),
+        "is_cuda": tensor.is_cuda,
+        "is_cpu": tensor.is_cpu,
+        "is the first GPU": tensor.device == torch.device("cuda:0"),
+        "device of new zeros": tensor.new_zeros(3).device,
+        "device of zeros beside it": torch.zeros(3, device=tensor.device).device,
+    }
 
-    def make_step(answers: list[Any]) -> Callable[[], None]:
-        net, data = nn.Linear(8, 8).to(device), torch.randn(64, 8)
 
-        def step() -> None:
-            x, batch = data.to(device), BATCH.to(device)
-            out = net(x + batch)
-            answers[:] = [
-                *(x.device, batch.device, out.device, net.weight.device),
-                *(next(net.parameters()).device, x.new_zeros(3).device, torch.get_device(x)),
-                *(torch.zeros(3, device=x.device).device, str(x.device), x.get_device()),
-                *(x.is_cuda, x.is_cpu, out.device == torch.device("cuda:0"), x.device.type),
-                *(data.device, BATCH.device, (BATCH * 2).device, data[:3].device.type),
-                *(torch.zeros(3).device, data.is_cuda, BATCH.is_cpu, data.get_device()),
-            ]
-            out.sum().backward()
-
-        return step
-
-    return make_step
+ON_GPU = {
+    "device": GPU,
+    "device as text": "cuda:0",
+    "type": "cuda",
+    "number": 0,
+    "number by a function": 0,
+    "is_cuda": True,
+    "is_cpu": False,
+    "is the first GPU": True,
+    "device of new zeros": GPU,
+    "device of zeros beside it": GPU,
+}
+ON_HOST = {
+    "device": HOST,
+    "device as text": "cpu",
+    "type": "cpu",
+    "number": -1,
+    "number by a function": -1,
+    "is_cuda": False,
+    "is_cpu": True,
+    "is the first GPU": False,
+    "device of new zeros": HOST,
+    "device of zeros beside it": HOST,
+}
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_a_step_is_told_where_its_tensors_are(device: str) -> None:
-    answers = list[Any]()
-    graph = capture(lambda: ask(device)(answers), device=device)
-    home = GPU if device == "cuda" else HOST
-    number = 0 if device == "cuda" else -1
-    on_gpu = device == "cuda"
-    assert answers == [
-        *([home] * 6),
-        *(number, home, str(home), number),
-        *(on_gpu, not on_gpu, on_gpu, device),
-        *(HOST, HOST, HOST, "cpu", HOST, False, True, -1),
-    ]
-    assert list_transfers(graph) == ["to_device", "to_device"] * on_gpu
+    """A script that moves model and batch to a device, and asks where its tensors are."""
+    moved: dict[str, Any] = {}
+    left: dict[str, Any] = {}
+
+    def make_step() -> Callable[[], None]:
+        net = nn.Linear(8, 8).to(device)
+        data = torch.randn(64, 8)
+
+        def step() -> None:
+            x = data.to(device)
+            batch = BATCH.to(device)
+            out = net(x + batch)
+            moved["input"] = describe(x)
+            moved["batch"] = describe(batch)
+            moved["output"] = describe(out)
+            moved["weight"] = describe(net.weight)
+            moved["first parameter"] = describe(next(net.parameters()))
+            left["data"] = describe(data)
+            left["global"] = describe(BATCH)
+            left["computed"] = describe(BATCH * 2)
+            left["slice"] = describe(data[:3])
+            left["zeros"] = describe(torch.zeros(3))
+            out.sum().backward()
+
+        return step
+
+    graph = capture(make_step, device=device)
+    for name, answers in moved.items():
+        assert answers == (ON_GPU if device == "cuda" else ON_HOST), name
+    for name, answers in left.items():
+        assert answers == ON_HOST, name
+    assert list_transfers(graph) == (["to_device", "to_device"] if device == "cuda" else [])
     assert BATCH.device == HOST
 
 
@@ -82,7 +121,7 @@ def test_a_step_that_names_no_device_is_on_that_of_the_capture(device: str) -> N
         return step
 
     graph = capture(make_step, device=device)
-    assert answers == [device] * 3
+    assert answers == [device, device, device]
     assert not list_transfers(graph)
     assert not graph.notes
 
@@ -164,11 +203,15 @@ def test_a_copy_on_the_host_is_a_tensor_of_its_own() -> None:
     assert set(sizes) == {4}
     assert list_transfers(plain) == ["to_host"]
     assert list_transfers(graph) == ["to_host", "to_host"]
-    totals = [predict(each, "h100-sxm-8").memory().total for each in (plain, graph)]
-    assert totals[0] == totals[1]
+    total = predict(graph, "h100-sxm-8").memory().total
+    assert total == predict(plain, "h100-sxm-8").memory().total
 
 
-@pytest.mark.parametrize("read", [lambda loss: float(loss.cpu()), float])
+def copy_and_read(loss: Any) -> float:
+    return float(loss.cpu())
+
+
+@pytest.mark.parametrize("read", [copy_and_read, float])
 def test_a_number_on_the_host_is_read_without_another_copy(read: Callable[[Any], float]) -> None:
     def make_step() -> Callable[[], None]:
         net, x = nn.Linear(8, 8).cuda(), torch.randn(64, 8, device="cuda")
@@ -231,9 +274,10 @@ def test_an_optimizer_whose_state_is_divided_among_ranks_updates_its_part() -> N
         return step
 
     graph = capture(make_step, device="cuda", ranks=2)
-    names = [label.name for label in graph.labels if label.phase == "update"]
-    assert names == ["_foreach_add_", *["broadcast"] * 4]
-    (update,) = (graph[i] for i, label in enumerate(graph.labels) if label.name == "_foreach_add_")
+    operations = [graph[place] for place in range(len(graph))]
+    update, *sent = [operation for operation in operations if operation.phase == "update"]
+    assert update.name == "_foreach_add_"
+    assert [operation.name for operation in sent] == ["broadcast" for _ in range(4)]
     assert update.features["elements"] == 64 * 65
 
 

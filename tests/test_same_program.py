@@ -48,19 +48,26 @@ def test_the_builder_and_the_closed_form_agree(data: Any) -> None:
     name = data.draw(draw.sampled_from(sorted(MODELS)))
     ranks = data.draw(draw.sampled_from([1, 2, 8, 32]))
     accumulate = data.draw(draw.sampled_from([1, 2, 4]))
-    each = data.draw(draw.sampled_from([1, 4, 16]))
+    micro_batch = data.draw(draw.sampled_from([1, 4, 16]))
+    sequence = data.draw(draw.sampled_from([128, 256, MODELS[name]]))
+    layers = data.draw(draw.sampled_from([2, 6, 12]))
+    mixed = data.draw(draw.booleans())
+    checkpoint = data.draw(draw.booleans())
+    fused = data.draw(draw.booleans())
+    experts = data.draw(draw.sampled_from([0, 0, 4, 8]))
+    parallel = data.draw(draw.sampled_from(PARALLEL))
     model = Transformer.preset(
         name,
-        batch=each * accumulate * ranks,
-        sequence=data.draw(draw.sampled_from([128, 256, MODELS[name]])),
+        batch=micro_batch * accumulate * ranks,
+        sequence=sequence,
         dtype="bf16",
-        layers=data.draw(draw.sampled_from([2, 6, 12])),
-        mixed=data.draw(draw.booleans()),
-        checkpoint=data.draw(draw.booleans()),
-        fused=data.draw(draw.booleans()),
+        layers=layers,
+        mixed=mixed,
+        checkpoint=checkpoint,
+        fused=fused,
         accumulate=accumulate,
-        experts=data.draw(draw.sampled_from([0, 0, 4, 8])),
-        parallel=data.draw(draw.sampled_from(PARALLEL)),
+        experts=experts,
+        parallel=parallel,
     )
     platform = data.draw(draw.sampled_from(["a100-sxm-8x4", "h100-sxm-8x4"]))
     execution = data.draw(draw.sampled_from(["eager", "compiled"]))

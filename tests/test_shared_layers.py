@@ -25,7 +25,11 @@ from perfkit.prediction.strategies import price_strategies
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
 
-BATCH, SEQUENCE, HIDDEN, HEADS, KV_HEADS, HEAD_WIDTH = 2, 48, 128, 8, 4, 16
+BATCH = 2
+SEQUENCE = 48
+HIDDEN = 128
+HEADS = 8
+KV_HEADS = 4
 MODEL = Transformer.preset(
     "llama-2-7b",
     batch=BATCH,
@@ -53,11 +57,14 @@ class Message(NamedTuple):
     nbytes: float
 
 
-EMBEDDINGS, ATTENTION, MLP, HEAD = "embeddings", "layers.0.attention", "layers.0.mlp", "head"
+EMBEDDINGS = "embeddings"
+ATTENTION = "layers.0.attention"
+MLP = "layers.0.mlp"
+HEAD = "head"
 
 
 def repeat(count: int, place: str, operation: str, nbytes: float) -> list[Message]:
-    return [Message(place, operation, nbytes)] * count
+    return [Message(place, operation, nbytes) for _ in range(count)]
 
 
 #: Of largest logit, sum of exponentials and logit of the label of each token.
@@ -103,7 +110,8 @@ def resize(messages: list[Message], factor: float) -> list[Message]:
 
 
 #: Queries, and keys, of a quarter of the tokens [B].
-QUERIES, KEYS = WHOLE / 4, WHOLE / 4 * KV_HEADS / HEADS
+QUERIES = WHOLE / 4
+KEYS = QUERIES * KV_HEADS / HEADS
 EXPERTS = {"experts": 4, "top_k": 2}
 
 
@@ -200,7 +208,8 @@ def list_messages(case: Case, phase: str) -> list[Message]:
     """Messages of the first rank in a pass through one layer and the ends, but for those of
     replicas."""
     graph = make_stages(make_model(case), load_platform("a100-sxm-8"), case.strategy)[0]
-    nbytes, groups = graph.column("nbytes"), graph.column("group")
+    nbytes = graph.column("nbytes")
+    groups = graph.column("group")
     messages = []
     for place in graph.collectives.tolist():
         label = graph.labels[place]
@@ -239,20 +248,19 @@ def test_closed_forms_have_the_same_messages(name: str) -> None:
 
     def price(platform: Platform) -> float:
         prices = price_strategies(make_model(case), platform, Strategy.stack([case.strategy]))
-        parts = [prices[part] for part in ("tensor", "context", "experts")]
-        return float(np.sum(parts))
+        return float(prices["tensor"][0] + prices["context"][0] + prices["experts"][0])
 
     def add_up(platform: Platform) -> float:
-        messages, times = MessageTimes(platform), []
+        messages = MessageTimes(platform)
+        times = []
         for _, operation, nbytes in list_all_messages(case):
             ranks = find_ranks(case.strategy, operation)
             times.append(messages.time(operation, np.array([nbytes]), ranks, 1)[0])
         return float(np.sum(times))
 
-    slow, slower = (
-        load_platform("a100-sxm-8").with_link("intra", bandwidth=bandwidth, latency=1e-3)
-        for bandwidth in (2e6, 1e6)
-    )
+    a100 = load_platform("a100-sxm-8")
+    slow = a100.with_link("intra", bandwidth=2e6, latency=1e-3)
+    slower = a100.with_link("intra", bandwidth=1e6, latency=1e-3)
     assert price(slower) - price(slow) == pytest.approx(add_up(slower) - add_up(slow), rel=1e-9)
 
 
@@ -260,11 +268,10 @@ def test_stages_pass_on_what_each_rank_holds() -> None:
     """All ranks hold the activations of all tokens, or each the part whose tokens it shares."""
     for shared, held in ((False, WHOLE), (True, WHOLE / 4)):
         strategy = Strategy(tp=4, pp=2, micro_batch=BATCH, sequence_parallel=shared)
-        first, *_, last = make_stages(MODEL, load_platform("a100-sxm-8"), strategy)
-        for graph in (first, last):
-            nbytes, groups = graph.column("nbytes"), graph.column("group")
+        stages = make_stages(MODEL, load_platform("a100-sxm-8"), strategy)
+        for graph in (stages[0], stages[-1]):
+            groups = graph.column("group")
             between = [place for place in graph.collectives.tolist() if groups[place] >= PAIRS]
-            names = [graph.labels[place].name for place in between]
-            phases = {graph.labels[place].phase for place in between}
-            assert names == ["send_recv"] * 2 and phases == {"forward", "backward"}
-            assert nbytes[between].tolist() == [held] * 2
+            assert [graph.labels[place].name for place in between] == ["send_recv", "send_recv"]
+            assert {graph.labels[place].phase for place in between} == {"forward", "backward"}
+            assert graph.column("nbytes")[between].tolist() == [held, held]

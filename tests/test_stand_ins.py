@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from perfkit.calibration.fit_kernels import count_traffic, size_cases
+from perfkit.fitting import KernelModel
 from perfkit.ground.files import find_reference
 from perfkit.measure.kernels import draw_cases, draw_net_cases
 from perfkit.measure.records import SizedKernel
@@ -21,25 +22,32 @@ from perfkit.platform.kernels import (
     find_stand_in,
 )
 from perfkit.platform.machine import Context
-from perfkit.prediction.cost import price
+from perfkit.platform.platform import Platform
+from perfkit.prediction.cost import Costs, price
 from perfkit.prediction.uncertainty import find_unmeasured, list_notes
 from perfkit.workloads.columns import Accesses, Features, OperationSizes
 from perfkit.workloads.graph import Graph, Label
 from perfkit.workloads.measured_functions import MEASURED_FUNCTIONS
 
-CPU, GPU = load_platform("zen5-2"), load_platform("h100-sxm-8")
+CPU = load_platform("zen5-2")
+GPU = load_platform("h100-sxm-8")
 
 
 def make_graph(
     *operations: tuple[str, str, str], dtypes: tuple[str, ...] = (), **sizes: float
 ) -> Graph:
     """Operations (name, kind, variant) of the same sizes, each of 12 MB of its own."""
-    features = Features.from_rows([OperationSizes(**sizes)] * len(operations))
-    accesses = Accesses.from_rows(
-        [(i, 2 * i + j, 6e6, j) for i in range(len(operations)) for j in (0, 1)]
+    labels = []
+    rows = []
+    accesses = []
+    for place, (name, kind, variant) in enumerate(operations):
+        labels.append(Label(name, kind, variant, "forward", ""))
+        rows.append(OperationSizes(**sizes))
+        accesses.append((place, 2 * place, 6e6, False))
+        accesses.append((place, 2 * place + 1, 6e6, True))
+    return Graph(
+        tuple(labels), Features.from_rows(rows), Accesses.from_rows(accesses), dtypes=dtypes
     )
-    labels = tuple(Label(name, kind, variant, "forward", "") for name, kind, variant in operations)
-    return Graph(labels, features, accesses, dtypes=dtypes)
 
 
 def seconds(graph: Graph, platform: object, dtype: str = "fp32") -> np.ndarray:
@@ -69,10 +77,10 @@ def test_a_product_stands_in_for_a_convolution(platform: object, share: float) -
     both = make_graph(("convolution_backward", "convolution", "backward"), **twice)
     assert price([both], old)[0].hot[0] == pytest.approx(2 * convolution, rel=0.15)
     assert price([one], old)[0].assumed[0]
-    alone, grouped = (
-        find_stand_in(bare, "convolution", variant=f"forward{end}") for end in ("", "_depthwise")
-    )
-    assert alone is not None and grouped is not None
+    alone = find_stand_in(bare, "convolution", variant="forward")
+    grouped = find_stand_in(bare, "convolution", variant="forward_depthwise")
+    assert alone is not None
+    assert grouped is not None
     assert 0.4 < alone.spread < grouped.spread
     assert "no convolution was measured" in alone.notes[0]
 
@@ -82,95 +90,114 @@ def test_a_product_stands_in_for_a_convolution(platform: object, share: float) -
 )
 def test_convolutions_on_tensor_cores_reach_less_than_products(dtype: str, share: float) -> None:
     kernels = load_platform("b200-sxm-8").kernels  # where no convolution was measured
-    fits = [
-        find_stand_in(kernels, kind, variant="nn", dtype=dtype) for kind in ("convolution", "gemm")
-    ]
-    reached, product = (fit["compute_efficiency"] for fit in fits if fit)
-    assert reached == pytest.approx(share * product)
+    convolution = find_stand_in(kernels, "convolution", variant="nn", dtype=dtype)
+    product = find_stand_in(kernels, "gemm", variant="nn", dtype=dtype)
+    assert convolution is not None
+    assert product is not None
+    reached = convolution["compute_efficiency"]
+    assert reached == pytest.approx(share * product["compute_efficiency"])
 
 
 @pytest.mark.parametrize(
-    ("dtype", "variant", "turns"),
+    ("dtype", "variant", "in_channels_last", "turns"),
     [
-        ("fp16", "forward", LAYOUT_CONVERSION_TRAFFIC),
-        ("tf32", "backward_pointwise", LAYOUT_CONVERSION_TRAFFIC),
-        ("fp16", "forward_depthwise", 0.0),
-        ("fp32", "forward", 0.0),
+        ("fp16", "forward", "forward_last", LAYOUT_CONVERSION_TRAFFIC),
+        ("tf32", "backward_pointwise", "backward_last_pointwise", LAYOUT_CONVERSION_TRAFFIC),
+        ("fp16", "forward_depthwise", "forward_last_depthwise", 0.0),
+        ("fp32", "forward", "forward_last", 0.0),
     ],
 )
 def test_tensor_cores_turn_operands_that_are_not_in_channels_last(
-    dtype: str, variant: str, turns: float
+    dtype: str, variant: str, in_channels_last: str, turns: float
 ) -> None:
-    phase, _, rest = variant.partition("_")
-    names = variant, "_".join(filter(None, (phase, "last", rest)))
-    graphs = [
-        make_graph(("conv", "convolution", name), **PRODUCT, dtypes=(dtype,)) for name in names
-    ]
+    plain = make_graph(("conv", "convolution", variant), **PRODUCT, dtypes=(dtype,))
+    last = make_graph(("conv", "convolution", in_channels_last), **PRODUCT, dtypes=(dtype,))
     gpu = load_platform("a100-sxm-8")
-    (one,), (last,) = (seconds(graph, gpu) for graph in graphs)
-    assert one - last == pytest.approx(turns * 12e6 / gpu.device.main_bandwidth)
-    assert seconds(graphs[0], CPU) == seconds(graphs[1], CPU)
+    longer = seconds(plain, gpu)[0] - seconds(last, gpu)[0]
+    assert longer == pytest.approx(turns * 12e6 / gpu.device.main_bandwidth)
+    assert seconds(plain, CPU) == seconds(last, CPU)
+
+
+def find_product(platform: Platform, dtype: str) -> KernelModel:
+    """The fit that times products in a format."""
+    found = find_kernel(platform.kernels, "gemm", dtype=dtype)
+    assert found is not None
+    return found[1]
 
 
 def test_tf32_reaches_less_of_its_peak_than_half_precision() -> None:
-    tf32, half, fp32 = (
-        find_kernel(GPU.kernels, "gemm", dtype=name)[1] for name in ("tf32", "fp16", "fp32")
-    )  # type: ignore[index]
+    tf32 = find_product(GPU, "tf32")
+    half = find_product(GPU, "fp16")
+    fp32 = find_product(GPU, "fp32")
     assert tf32["compute_efficiency"] == pytest.approx(half["compute_efficiency"] / 1.2)
-    assert (
-        fp32["compute_efficiency"] == half["compute_efficiency"]
-        and tf32.spread == fp32.spread > half.spread
-    )
-    own, a100 = (
-        find_kernel(load_platform("a100-sxm-8").kernels, "gemm", dtype=name)[1]
-        for name in ("fp32", "bf16")
-    )  # type: ignore[index]
-    # power limits tensor cores
-    assert own.kind == "fitted" and own["compute_efficiency"] > a100["compute_efficiency"]
+    assert fp32["compute_efficiency"] == half["compute_efficiency"]
+    assert tf32.spread == fp32.spread > half.spread
 
 
-def test_products_with_odd_rows_on_tensor_cores_take_longer_and_say_why() -> None:
-    even, odd = PRODUCT, PRODUCT | {"n": 257, "flops": 2.0 * 4096 * 257 * 1152}
-    for platform, dtype in ((GPU, "bf16"), (GPU, "tf32"), (GPU, "fp32"), (CPU, "fp32")):
-        graphs = [make_graph(("mm", "gemm", "nt"), **sizes) for sizes in (even, odd)]
-        two = [price([graph], platform, dtype=dtype)[0] for graph in graphs]
-        notes = [
-            find_unmeasured(graph, costs, platform)[1]
-            for graph, costs in zip(graphs, two, strict=True)
-        ]
-        longer, unsure = (
-            two[1].seconds[0] > 1.3 * two[0].seconds[0],
-            two[1].spread[0] > two[0].spread[0] + 0.05,
-        )
-        assert longer == unsure == (dtype != "fp32") == any("pad" in note for note in notes[1])
-        assert not notes[0]
-    # of a gradient the first factor is turned
-    rows = make_graph(("mm", "gemm", "tn"), **(PRODUCT | {"m": 4097}))
-    # and rows do not have the inner size
-    inner = make_graph(("mm", "gemm", "tn"), **(PRODUCT | {"k": 1153}))
-    odd, even = (
-        find_unmeasured(graph, price([graph], GPU, dtype="bf16")[0], GPU)[1]
-        for graph in (rows, inner)
+def test_products_without_tensor_cores_come_nearer_to_their_peak() -> None:
+    """Power limits tensor cores."""
+    a100 = load_platform("a100-sxm-8")
+    fp32 = find_product(a100, "fp32")
+    bf16 = find_product(a100, "bf16")
+    assert fp32.kind == "fitted"
+    assert fp32["compute_efficiency"] > bf16["compute_efficiency"]
+
+
+def price_with_notes(graph: Graph, platform: Platform, dtype: str) -> tuple[Costs, list[str]]:
+    """Costs of a graph, and what is said of products that were not measured."""
+    costs = price([graph], platform, dtype=dtype)[0]
+    return costs, list(find_unmeasured(graph, costs, platform).stand_ins)
+
+
+@pytest.mark.parametrize(
+    ("platform", "dtype", "uses_tensor_cores"),
+    [(GPU, "bf16", True), (GPU, "tf32", True), (GPU, "fp32", False), (CPU, "fp32", False)],
+)
+def test_products_with_odd_rows_on_tensor_cores_take_longer_and_say_why(
+    platform: Platform, dtype: str, uses_tensor_cores: bool
+) -> None:
+    odd_sizes = {**PRODUCT, "n": 257, "flops": 2.0 * 4096 * 257 * 1152}
+    even, notes_of_even = price_with_notes(
+        make_graph(("mm", "gemm", "nt"), **PRODUCT), platform, dtype
     )
-    assert odd and not even
+    odd, notes_of_odd = price_with_notes(
+        make_graph(("mm", "gemm", "nt"), **odd_sizes), platform, dtype
+    )
+    assert not notes_of_even
+    assert (odd.seconds[0] > 1.3 * even.seconds[0]) == uses_tensor_cores
+    assert (odd.spread[0] > even.spread[0] + 0.05) == uses_tensor_cores
+    assert any("pad" in note for note in notes_of_odd) == uses_tensor_cores
+
+
+def test_rows_of_a_gradient_are_those_of_its_first_factor() -> None:
+    """It is transposed, and its rows do not have the inner size."""
+    odd_rows = make_graph(("mm", "gemm", "tn"), **{**PRODUCT, "m": 4097})
+    assert price_with_notes(odd_rows, GPU, "bf16")[1]
+    odd_inner_size = make_graph(("mm", "gemm", "tn"), **{**PRODUCT, "k": 1153})
+    assert not price_with_notes(odd_inner_size, GPU, "bf16")[1]
+
+
+def test_products_with_odd_rows_on_a_gpu_of_unknown_kind_are_unsure() -> None:
     unknown = replace(GPU, device=replace(GPU.device, capability=None))
     with pytest.warns(UserWarning, match="may take twice as long: none was measured"):
         assert unknown.gemm(4096, 50257, 1024, dtype="bf16").spread > 0.7
 
 
 def test_the_factors_of_unaligned_products_are_the_measured_ones() -> None:
-    rows = pl.read_csv(find_reference("measured", "h100-1.unaligned.csv")).filter(
-        pl.col("dtype") != "fp32"
-    )
-    lead = ~((pl.col("layout") == "tn") & (pl.col("side") == "k"))
-    size = pl.when(pl.col("dtype") == "tf32").then(4).otherwise(2) * pl.col("longer_by")
-    odd, even = (
-        rows.filter(lead, own)["times"]
-        for own in (size % 4 != 0, (size % 4 == 0) & (size % 16 != 0))
-    )
-    for factor, times, count in zip(UNALIGNED[9][:2], (odd, even), (48, 168), strict=True):
-        assert len(times) == count and np.exp(times.log().mean()) == pytest.approx(factor, rel=0.06)
-    assert rows.filter(~lead)["times"].log().mean() == pytest.approx(0, abs=0.04)
+    rows = pl.read_csv(find_reference("measured", "h100-1.unaligned.csv"))
+    rows = rows.filter(pl.col("dtype") != "fp32")
+    has_long_rows = ~((pl.col("layout") == "tn") & (pl.col("side") == "k"))
+    itemsize = pl.when(pl.col("dtype") == "tf32").then(4).otherwise(2)
+    nbytes = itemsize * pl.col("longer_by")
+    odd = rows.filter(has_long_rows, nbytes % 4 != 0)["times"]
+    even = rows.filter(has_long_rows, nbytes % 4 == 0, nbytes % 16 != 0)["times"]
+    factor_of_odd, factor_of_even = UNALIGNED[9][:2]
+    assert len(odd) == 48
+    assert np.exp(odd.log().mean()) == pytest.approx(factor_of_odd, rel=0.06)
+    assert len(even) == 168
+    assert np.exp(even.log().mean()) == pytest.approx(factor_of_even, rel=0.06)
+    others = rows.filter(~has_long_rows)["times"]
+    assert others.log().mean() == pytest.approx(0, abs=0.04)
 
 
 @pytest.mark.filterwarnings("ignore:products in")
@@ -183,10 +210,8 @@ def test_unaligned_products_of_an_h100_take_as_many_times_as_measured(
     """Ranges over 48 and 96 products in half precision with odd and with even rows: formulas, table
     2.4."""
     h100 = load_platform("h100-sxm-8")
-    ratio = (
-        h100.gemm(8192, words, 768, dtype="bf16").time
-        / h100.gemm(8192, 50256, 768, dtype="bf16").time
-    )
+    aligned = h100.gemm(8192, 50256, 768, dtype="bf16")
+    ratio = h100.gemm(8192, words, 768, dtype="bf16").time / aligned.time
     assert least <= ratio <= most
 
 
@@ -247,10 +272,9 @@ def test_every_operation_has_its_own_format() -> None:
 
 
 def test_batch_norm_reads_its_input_twice_on_a_gpu() -> None:
-    norm, other = (
-        make_graph((name, "rowwise", name)) for name in ("native_batch_norm", "native_layer_norm")
-    )
-    assert 1.3 < seconds(norm, GPU)[0] / seconds(other, GPU)[0] <= 1.5
+    batch_norm = make_graph(("native_batch_norm", "rowwise", "native_batch_norm"))
+    layer_norm = make_graph(("native_layer_norm", "rowwise", "native_layer_norm"))
+    assert 1.3 < seconds(batch_norm, GPU)[0] / seconds(layer_norm, GPU)[0] <= 1.5
 
 
 def test_old_sizes_are_drawn_as_before() -> None:
@@ -267,17 +291,16 @@ def test_old_sizes_are_drawn_as_before() -> None:
 
 def test_every_case_of_a_net_has_the_sizes_its_form_asks_for() -> None:
     for case in draw_net_cases(np.random.default_rng(5), 0.3):
-        kind, variant, sizes = case.kind, case.variant, case.sizes
-        given = {name: np.asarray(float(value)) for name, value in sizes.items()}
-        given |= {name: np.asarray(1.0) for name in ("nbytes", "beyond_l2", "beyond_l3")}
-        assert all(0 <= TERMS[name](given) < np.inf for name in term_names(kind, variant))
-        if kind == "convolution":
-            wanted = 2.0 if variant.startswith("backward") else 1.0
-            assert (
-                sizes["flops"]
-                == wanted * 2 * sizes["batch"] * sizes["m"] * sizes["n"] * sizes["k"]
-                <= 2e9
-            )
+        sizes = {name: np.asarray(float(value)) for name, value in case.sizes.items()}
+        for name in ("nbytes", "beyond_l2", "beyond_l3"):
+            sizes[name] = np.asarray(1.0)
+        for name in term_names(case.kind, case.variant):
+            assert 0 <= TERMS[name](sizes) < np.inf
+        if case.kind == "convolution":
+            products = 2.0 if case.variant.startswith("backward") else 1.0
+            flops = 2 * sizes["batch"] * sizes["m"] * sizes["n"] * sizes["k"]
+            assert sizes["flops"] == products * flops
+            assert sizes["flops"] <= 2e9
 
 
 def test_sizes_that_old_files_hold_are_mended() -> None:
@@ -297,7 +320,8 @@ def test_sizes_that_old_files_hold_are_mended() -> None:
     ):
         kernel = SizedKernel("elementwise", variant, {"elements": 1000}, nbytes=nbytes)
         sizes = size_cases([kernel], (1.0, 1e7), 1e3)
-        assert (sizes["nbytes"], sizes["beyond_l2"]) == ([moved], pytest.approx([nbytes]))
+        assert sizes["nbytes"] == [moved]
+        assert sizes["beyond_l2"] == pytest.approx([nbytes])
 
 
 def test_what_is_measured_is_what_a_capture_counts() -> None:
