@@ -48,55 +48,47 @@ SPARSE = (SGD, torch.optim.Adagrad, torch.optim.SparseAdam)
 
 
 def _convolutions() -> nn.Module:
-    return nn.Sequential(
+    first = [
         nn.Conv2d(3, 8, 3, padding=1, bias=False),
         nn.BatchNorm2d(8),
         nn.ReLU(inplace=True),
         nn.MaxPool2d(2),
-        nn.Conv2d(8, 8, 3, groups=8),
-        nn.GroupNorm(2, 8),
-        nn.SiLU(),
-        nn.AvgPool2d(2),
-        nn.ConvTranspose2d(8, 16, 2, 2),
-        nn.LayerNorm([16, 6, 6]),
-        nn.ReLU6(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(16, 8),
-    )
+    ]
+    by_groups = [nn.Conv2d(8, 8, 3, groups=8), nn.GroupNorm(2, 8), nn.SiLU(), nn.AvgPool2d(2)]
+    transposed = [nn.ConvTranspose2d(8, 16, 2, 2), nn.LayerNorm([16, 6, 6]), nn.ReLU6()]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 8)]
+    return nn.Sequential(*first, *by_groups, *transposed, *head)
 
 
 def _activations() -> nn.Module:
-    plain = (
-        nn.Hardswish,
-        nn.PReLU,
-        nn.Mish,
-        nn.ELU,
-        nn.SELU,
-        nn.CELU,
-        nn.Softplus,
-        nn.LogSigmoid,
-        nn.Hardtanh,
+    return nn.Sequential(
+        nn.GLU(),
+        nn.Hardswish(),
+        nn.PReLU(),
+        nn.Mish(),
+        nn.ELU(),
+        nn.SELU(),
+        nn.CELU(),
+        nn.Softplus(),
+        nn.LogSigmoid(),
+        nn.Hardtanh(),
+        nn.Hardsigmoid(),
+        nn.Softshrink(),
+        nn.Hardshrink(),
+        nn.Tanhshrink(),
+        nn.Softsign(),
+        nn.LeakyReLU(),
+        nn.Threshold(0.1, 0.2),
     )
-    more = (
-        nn.Hardsigmoid,
-        nn.Softshrink,
-        nn.Hardshrink,
-        nn.Tanhshrink,
-        nn.Softsign,
-        nn.LeakyReLU,
-        nn.Threshold,
-    )
-    return nn.Sequential(nn.GLU(), *(make() for make in plain + more[:-1]), nn.Threshold(0.1, 0.2))
 
 
 def narrow() -> Callable[[], Any]:
     """Mixed precision with scaled, clipped and accumulated gradients."""
-    net, x, y = mlp(), torch.randn(16, 256), torch.randint(0, 8, (16,))
-    optimizer, scaler = (
-        torch.optim.AdamW(net.parameters(), foreach=True),
-        torch.amp.GradScaler("cpu"),
-    )
+    net = mlp()
+    x = torch.randn(16, 256)
+    y = torch.randint(0, 8, (16,))
+    optimizer = torch.optim.AdamW(net.parameters(), foreach=True)
+    scaler = torch.amp.GradScaler("cpu")
 
     def step() -> None:
         optimizer.zero_grad()
@@ -129,15 +121,24 @@ class Biased(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale, self.bias = nn.Parameter(torch.ones(64)), nn.Embedding(32, 4)
-        self.q, self.k, self.v, self.o = (nn.Linear(64, 64, bias=False) for _ in range(4))
+        self.scale = nn.Parameter(torch.ones(64))
+        self.bias = nn.Embedding(32, 4)
+        self.q = nn.Linear(64, 64, bias=False)
+        self.k = nn.Linear(64, 64, bias=False)
+        self.v = nn.Linear(64, 64, bias=False)
+        self.o = nn.Linear(64, 64, bias=False)
+
+    def split_heads(self, x: Any) -> Any:
+        batch, rows, _ = x.shape
+        return x.view(batch, rows, 4, -1).transpose(1, 2)
 
     def forward(self, x: Any) -> Any:
-        (b, n, h), places = x.shape, torch.arange(x.shape[1])
+        b, n, h = x.shape
+        places = torch.arange(n)
         normed = self.scale * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
-        q, k, v = (
-            layer(normed).view(b, n, 4, -1).transpose(1, 2) for layer in (self.q, self.k, self.v)
-        )
+        q = self.split_heads(self.q(normed))
+        k = self.split_heads(self.k(normed))
+        v = self.split_heads(self.v(normed))
         distance = (places[None] - places[:, None]).abs().clamp(max=31)
         scores = q @ k.transpose(-1, -2) + self.bias(distance).permute(2, 0, 1)[None]
         scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), float("-inf"))
@@ -151,8 +152,10 @@ class Experts(nn.Module):
 
     def __init__(self, hidden: int = 64, experts: int = 8, capacity: int = 48) -> None:
         super().__init__()
-        self.router, self.capacity = nn.Linear(hidden, experts, bias=False), capacity
-        self.up, self.down = (nn.Parameter(torch.randn(experts, hidden, hidden)) for _ in range(2))
+        self.capacity = capacity
+        self.router = nn.Linear(hidden, experts, bias=False)
+        self.up = nn.Parameter(torch.randn(experts, hidden, hidden))
+        self.down = nn.Parameter(torch.randn(experts, hidden, hidden))
 
     def forward(self, x: Any) -> Any:
         share = torch.softmax(self.router(x), -1)
@@ -203,7 +206,7 @@ def test_data_types_phases_and_modules_of_operations() -> None:
     assert "bf16" not in {
         d for d, label in zip(graph.dtypes, graph.labels, strict=True) if label.phase == "update"
     }
-    assert [graph.labels[i].module for i in products] == ["0", "3"] * 2
+    assert [graph.labels[i].module for i in products] == ["0", "3", "0", "3"]
     computed = [label for label in capture(STEPS["recompute"]).labels if label.name == "addmm"]
     assert [label.phase for label in computed].count("backward") == len(computed) / 2, (
         "the forward runs twice"
@@ -296,7 +299,7 @@ def test_groups_and_waits_of_collectives(tmp_path: Path) -> None:
         dist.destroy_process_group()
     assert graph.groups == (tuple(range(8)), (0, 1))
     found = [graph[int(i)] for i in graph.collectives]
-    assert [op.name for op in found] == ["all_reduce"] * 4
+    assert {op.name for op in found} == {"all_reduce"}
     assert [op.features["nbytes"] for op in found] == [4 * 10100, 40, 20, 40]
     assert [op.features["group"] for op in found] == [0, 1, 0, 0]
     assert graph.waits is not None
@@ -327,11 +330,9 @@ class _Counting(nn.Sequential):
 @pytest.mark.parametrize("trained", [False, True])
 def test_the_users_module_is_left_as_it_was(trained: bool) -> None:
     net = _Counting(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
-    optimizer, x, y = (
-        torch.optim.AdamW(net.parameters()),
-        torch.randn(4, 8),
-        torch.tensor([0, 1, 1, 0]),
-    )
+    optimizer = torch.optim.AdamW(net.parameters())
+    x = torch.randn(4, 8)
+    y = torch.tensor([0, 1, 1, 0])
 
     def step() -> None:
         optimizer.zero_grad()
@@ -339,7 +340,9 @@ def test_the_users_module_is_left_as_it_was(trained: bool) -> None:
         optimizer.step()
 
     def look() -> list[Any]:
-        states = [value.tolist() for s in optimizer.state.values() for value in s.values()]
+        states = []
+        for state in optimizer.state.values():
+            states += [value.tolist() for value in state.values()]
         drawn = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
         weights, gradients = (
             [v.tolist() for v in net.state_dict().values()],
@@ -375,7 +378,9 @@ class _Masked(nn.Module):
 
     def __init__(self, drop: float = 0.0) -> None:
         super().__init__()
-        self.words, self.linear, self.drop = nn.Embedding(100, 3000), nn.Linear(3000, 3000), drop
+        self.words = nn.Embedding(100, 3000)
+        self.linear = nn.Linear(3000, 3000)
+        self.drop = drop
         nn.init.trunc_normal_(self.linear.weight, std=0.02)
 
     def forward(self, tokens: Any, mask: Any = None) -> Any:
@@ -449,7 +454,9 @@ def test_experts_get_equally_many_tokens_and_a_warning_says_so(way: str, rows: i
     ):
         graph = capture(_Routed(way), torch.randn(1600, 16))
         assert graph.notes and graph.notes[0] in predict(graph, "h100-sxm-8").warnings
-    assert [graph[int(i)].features["m"] for i in graph.kernels["gemm", "nt"]] == [1600] + [rows] * 8
+    router, *experts = [graph[int(i)].features["m"] for i in graph.kernels["gemm", "nt"]]
+    assert router == 1600
+    assert experts == [rows for _ in range(8)]
     assert not [label for label in graph.labels if label.kind == "other"]
 
 
@@ -465,18 +472,12 @@ def test_a_product_for_groups_of_rows_counts_as_one_product_for_each_group(dtype
 
     with pytest.warns(UserWarning, match="such as those of experts"):
         graph = capture(lambda: step, device="cuda")
-    found = [
-        graph[int(i)].features
-        for key in graph.kernels
-        if key.kind == "bmm"
-        for i in graph.kernels[key]
-    ]
-    assert {tuple(each[name] for name in ("batch", "m", "n", "k")) for each in found} == {
-        (4, 16, 48, 32),
-        (4, 32, 48, 16),
-        (4, 16, 32, 48),
-    }
-    assert len(found) == 3
+    products = []
+    for place, label in enumerate(graph.labels):
+        if label.kind == "bmm":
+            sizes = graph[place].features
+            products.append((sizes["batch"], sizes["m"], sizes["n"], sizes["k"]))
+    assert sorted(products) == [(4, 16, 32, 48), (4, 16, 48, 32), (4, 32, 48, 16)]
 
 
 def _is_finite(weight: Any) -> Any:
@@ -687,38 +688,46 @@ def test_what_is_no_step_and_ranks_that_share_nothing_are_told() -> None:
 
 def _list_replaced() -> list[Any]:
     """Everything of the process that a capture replaces; lists and mappings with what they hold."""
-    hooks = nn.modules.module
-    return [
+    of_modules = [
         nn.Module._apply,
+        nn.UninitializedParameter.__new__,
+        nn.UninitializedBuffer.__new__,
+        UninitializedTensorMixin.materialize,
+        nn.modules.module._has_any_global_hook,
+        dict(nn.modules.module._global_forward_pre_hooks),
+        dict(nn.modules.module._global_forward_hooks),
+    ]
+    of_optimizers = [
         _foreach_utils._get_foreach_kernels_supported_devices,
         optimizers._get_foreach_kernels_supported_devices,
         list(_foreach_utils._foreach_supported_types),
         list(optimizers._foreach_supported_types),
-        vars(FakeTensor).get("data_ptr"),
-        UninitializedTensorMixin.materialize,
-        eval_frame._callback_from_stance,
-        hooks._has_any_global_hook,
         sys.modules["torch.optim.adam"]._get_capturable_supported_devices,
-        dict(hooks._global_forward_pre_hooks),
-        dict(hooks._global_forward_hooks),
         dict(optimizers._global_optimizer_pre_hooks),
+    ]
+    of_ranks = [
         dist.distributed_c10d._world,
         dist.is_initialized(),
-        nn.UninitializedParameter.__new__,
-        nn.UninitializedBuffer.__new__,
-        torch.utils.data.DataLoader.__iter__,
         torch._C._distributed_c10d.Reducer._rebuild_buckets,
         torch._C._distributed_c10d.Work.wait,
         distributed._sync_module_states,
-        sys.excepthook,
-        warnings.filters,
-        list(warnings.filters),
+    ]
+    of_tensors = [
+        vars(FakeTensor).get("data_ptr"),
+        torch._subclasses.FakeTensorMode.may_turn_const,
+        _get_current_dispatch_mode(),
+        eval_frame._callback_from_stance,
         torch.get_default_dtype(),
         torch.get_rng_state().tolist(),
         torch.is_grad_enabled(),
-        torch._subclasses.FakeTensorMode.may_turn_const,
-        _get_current_dispatch_mode(),
     ]
+    of_process = [
+        torch.utils.data.DataLoader.__iter__,
+        sys.excepthook,
+        warnings.filters,
+        list(warnings.filters),
+    ]
+    return [*of_modules, *of_optimizers, *of_ranks, *of_tensors, *of_process]
 
 
 def _is_as_before(before: list[Any]) -> bool:
