@@ -14,8 +14,9 @@ from perfkit.prediction.passes import (
 
 
 def make_chunk(forward: float, backward: float, weights: float = 0.0, **more: float) -> ChunkTimes:
-    nothing = ChunkTimes(*[0.0] * len(ChunkTimes._fields))
-    return nothing._replace(forward=forward, backward=backward, weights=weights, **more)
+    times = dict.fromkeys(ChunkTimes._fields, 0.0)
+    times.update(forward=forward, backward=backward, weights=weights, **more)
+    return ChunkTimes(**times)
 
 
 def run_all(schedule: Schedule, times: PipelineTimes) -> float:
@@ -30,7 +31,9 @@ def test_even_stages_have_the_published_bubble(name: str, stages: int) -> None:
     chunks = 3 if name in CHUNKED else 1
     weights = 1.0 if name == "zero_bubble" else 0.0
     chunk = make_chunk(1.0 / chunks, (2.0 - weights) / chunks, weights)
-    times = PipelineTimes([chunk] * stages * chunks, stages, [0.0] * stages)
+    times = PipelineTimes(
+        [chunk for _ in range(stages * chunks)], stages, [0.0 for _ in range(stages)]
+    )
     for groups in (2, 12):
         found = run_iteration(Schedule(name, stages, groups * stages, chunks, False), times)
         bubble = bubble_time(
@@ -83,7 +86,7 @@ def test_messages_of_replicas_delay_what_waits_for_them() -> None:
     )
     # only the pass that begins the iteration waits for weights that are gathered ahead
     begin = make_chunk(1.0, 2.0, first_gather=5.0)
-    two_each = PipelineTimes([begin] * 4, 2, [0.0, 0.0])
+    two_each = PipelineTimes([begin, begin, begin, begin], 2, [0.0, 0.0])
     assert run_all(Schedule("breadth_first", 2, 1, 2, False), two_each) == pytest.approx(17.0)
     # with each micro-batch
     plain = times._replace(chunks=[make_chunk(1.0, 2.0, reduction=10.0), make_chunk(1.0, 2.0)])

@@ -88,8 +88,10 @@ def test_without_git_files_are_asked_for(
     monkeypatch.setattr(quick, "ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert quick.main([]) == 2
-    assert "not a git repository" in (said := capsys.readouterr().err)
-    assert "name what changed: python -m tests.quick FILE ..." in said and said.count("\n") == 1
+    said = capsys.readouterr().err
+    assert "not a git repository" in said
+    assert "name what changed: python -m tests.quick FILE ..." in said
+    assert said.count("\n") == 1
     monkeypatch.setenv("PATH", str(tmp_path))
     assert quick.main([]) == 2
     assert "there is no git here" in capsys.readouterr().err
@@ -112,7 +114,8 @@ def test_changes_are_those_of_the_work_tree_or_of_the_last_commit(
     git("add", ".")
     git("commit", "-m", "First of all")
     assert quick.list_changed() == [Path("a.py")]
-    assert "nothing differs from the last commit" in (said := capsys.readouterr().out)
+    said = capsys.readouterr().out
+    assert "nothing differs from the last commit" in said
     assert "First of all" in said
     (tmp_path / "new.md").write_text("2")
     assert quick.list_changed() == [Path("new.md")]

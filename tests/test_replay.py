@@ -74,15 +74,14 @@ def own_error(real: dict[str, Any]) -> dict[str, float]:
 @pytest.mark.parametrize("name", MACHINES)
 def test_unlike_machines(name, real, fitted, own_error, tmp_path):
     make, noise = MACHINES[name]
-    raw, platform = make(real), load_platform(fitted(name).save(tmp_path / "replayed.toml"))
-    level = platform.device.memory[-1]
-    assert level.bandwidth is not None and level.bandwidth.value > 1e9
-    assert all(
-        q.kind != "datasheet"
-        for part in platform.device.memory
-        for q in (part.capacity, part.bandwidth)
-        if q
-    )
+    raw = make(real)
+    platform = load_platform(fitted(name).save(tmp_path / "replayed.toml"))
+    main_memory = platform.device.memory[-1]
+    assert main_memory.bandwidth is not None
+    assert main_memory.bandwidth.value > 1e9
+    for level in platform.device.memory:
+        for quantity in (level.capacity, level.bandwidth):
+            assert quantity is None or quantity.kind != "datasheet"
     # are predicted as well as those of the real machine
     errors = judge(platform, raw["iterations"])
     assert np.mean([*errors.values()]) < 1.2 * np.mean([own_error[row] for row in errors]) + noise
@@ -103,13 +102,13 @@ def test_a_machine_whose_cache_is_larger_than_anything_timed(
     platform = load_platform(
         fit_platform(thin(raw), name="replayed").save(tmp_path / "replayed.toml")
     )
-    assert platform.device.never_left_cache and platform.largest_timed == pytest.approx(
-        1.4e8, rel=0.2
-    )
-    assert platform.device.memory[-1].name == "DRAM" and len(platform.device.memory) > 1
-    large, small = (
-        DLRM(rows=[rows] * 8, dim=64, pooling=2, batch=64, sparse=True) for rows in (10**6, 10**4)
-    )
+    assert platform.device.never_left_cache
+    assert platform.largest_timed == pytest.approx(1.4e8, rel=0.2)
+    assert platform.device.memory[-1].name == "DRAM"
+    assert len(platform.device.memory) > 1
+    sizes = {"dim": 64, "pooling": 2, "batch": 64, "sparse": True}
+    large = DLRM(rows=[10**6 for _ in range(8)], **sizes)
+    small = DLRM(rows=[10**4 for _ in range(8)], **sizes)
     with pytest.warns(
         UserWarning, match=r"a rank works on 2\.0\d GB; the largest working set timed on replayed"
     ):

@@ -24,14 +24,17 @@ def test_roofline_of_williams_2009() -> None:
 def test_transformer_layer_flops_of_narayanan_2021() -> None:
     """Narayanan et al. 2021, arXiv:2104.04473, appendix: 24 B s h^2 + 4 B s^2 h for the forward
     pass of one layer."""
-    b, s, heads, d = 4, 512, 16, 64
-    h = heads * d
-    layer = (
-        r.gemm_flops(b * s, 3 * h, h)
-        + r.gemm_flops(b * s, h, h)
-        + 2 * r.gemm_flops(b * s, 4 * h, h)
-    )
-    assert layer + r.attention_flops(b, heads, s, d) == 24 * b * s * h**2 + 4 * b * s**2 * h
+    batch = 4
+    sequence = 512
+    heads = 16
+    head_width = 64
+    tokens = batch * sequence
+    hidden = heads * head_width
+    projections = r.gemm_flops(tokens, 3 * hidden, hidden) + r.gemm_flops(tokens, hidden, hidden)
+    mlp = 2 * r.gemm_flops(tokens, 4 * hidden, hidden)
+    attention = r.attention_flops(batch, heads, sequence, head_width)
+    published = 24 * tokens * hidden**2 + 4 * batch * sequence**2 * hidden
+    assert projections + mlp + attention == published
 
 
 def test_attention_counts() -> None:

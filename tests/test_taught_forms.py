@@ -244,8 +244,9 @@ def forget() -> None:
     """Empty all caches of perfkit, those of platforms among them."""
     for module in list_modules():
         members = [*vars(module).values()]
-        classes = [member for member in members if inspect.isclass(member)]
-        for member in members + [value for kind in classes for value in vars(kind).values()]:
+        for kind in filter(inspect.isclass, vars(module).values()):
+            members += vars(kind).values()
+        for member in members:
             if hasattr(type(member), "cache_clear"):
                 member.cache_clear()
 
@@ -334,12 +335,8 @@ def test_every_name_is_that_of_a_function() -> None:
 # -- sums of recorded tensors --------------------------------------------------------------------
 
 #: Optimizers, each with and, where it has such a kernel, in its fused form.
-UPDATES = [
-    (name, fused)
-    for name in list_optimizers(dense=True)
-    for fused in (False, True)
-    if not fused or "fused" in find_optimizer(name).forms
-]
+UPDATES = [(name, False) for name in list_optimizers(dense=True)]
+UPDATES += [(name, True) for name, _ in UPDATES if "fused" in find_optimizer(name).forms]
 
 
 @pytest.mark.parametrize(("optimizer", "fused"), UPDATES)
@@ -353,10 +350,15 @@ def test_recorded_updates_move_what_is_taught(optimizer: str, fused: bool) -> No
 
 
 def test_recorded_products_and_attention_move_what_is_taught() -> None:
-    batch, heads, sequence, head_dim = 8, 12, 128, 64
+    batch = 8
+    heads = 12
+    sequence = 128
+    head_dim = 64
     graph = bert(dtype="bf16", attention="fused").graphs(1, accelerator=True)[0]
     products = graph.kernels["gemm", "nn"]
-    m, n, k = (graph.column(name)[products] for name in "mnk")
+    m = graph.column("m")[products]
+    n = graph.column("n")[products]
+    k = graph.column("k")[products]
     taught = roofline.gemm_bytes(m, n, k, itemsize=2)
     assert graph.traffic[products] == pytest.approx(taught, rel=1e-12)
     forward = graph.kernels["attention", "forward"]
@@ -367,7 +369,9 @@ def test_recorded_products_and_attention_move_what_is_taught() -> None:
 
 
 def test_recorded_lookups_move_what_is_taught() -> None:
-    batch, pooling, dim = 2048, 20, 64
+    batch = 2048
+    pooling = 20
+    dim = 64
     graph = dlrm(rows=[100_000], embedding="fused").graphs(1, accelerator=True)[0]
     platform = pk.load_platform("h100-sxm-8")
     nbytes = size_rooflines(graph, platform).nbytes
