@@ -39,7 +39,10 @@ def operation(
     name: str, begin: float, link: int, *, took: float = 100.0, size: int = 512, sized: bool = True
 ) -> list[Event]:
     """An operator of two square matrices that launches one kernel."""
-    shapes = {"Input_Dims": [[size, size]] * 2, "Input_type": ["float"] * 2} if sized else {}
+    shapes: dict[str, Any] = {}
+    if sized:
+        square = [size, size]
+        shapes = {"Input_Dims": [square, square], "Input_type": ["float", "float"]}
     return [
         event("cpu_op", name, begin, 30, External_id=link, **shapes),
         event("cuda_runtime", "cudaLaunchKernel", begin + 10, 5, correlation=link),

@@ -2,6 +2,7 @@
 failure."""
 
 import argparse
+import itertools
 import os
 import sys
 import traceback
@@ -50,9 +51,8 @@ def main() -> int:
     with ProcessPoolExecutor(
         given.processes, mp_context=get_context("spawn"), initializer=prepare
     ) as pool:
-        rows = pl.DataFrame(
-            [row for part in pool.map(run, *zip(*tasks, strict=True)) for row in part]
-        )
+        parts = pool.map(run, *zip(*tasks, strict=True))
+        rows = pl.DataFrame(list(itertools.chain.from_iterable(parts)))
     counts = rows.pivot("verdict", index="entry", values="seconds", aggregate_function="len")
     costs = rows.group_by("entry").agg(
         pl.sum("seconds"), pl.max("seconds").alias("slowest"), pl.max("bytes")

@@ -100,9 +100,9 @@ def vary(rng: Rng, given: dict[str, Any], odd: float = 0.1) -> dict[str, Any]:
 
 def draw(rng: Rng, value: Any) -> Any:
     """One of a tuple, or what a function makes, or the value itself."""
-    return (
-        choose(rng, value) if isinstance(value, tuple) else value(rng) if callable(value) else value
-    )
+    if isinstance(value, tuple):
+        return choose(rng, value)
+    return value(rng) if callable(value) else value
 
 
 def damage_file(rng: Rng, value: Any, write: Callable[[Any], str | bytes] = json.dumps) -> bytes:
@@ -128,56 +128,69 @@ def _encode(data: str | bytes) -> bytes:
 def damage_bytes(rng: Rng, data: bytes, marks: bytes = b"") -> bytes:
     """Change, cut, repeat, insert or replace a piece, once or more; `marks` are inserted, or
     anything."""
+    # once, or two to five times in four of ten
     for _ in range(1 + int(rng.integers(10)) // 6 * int(rng.integers(1, 5))):
-        start, other = (int(rng.integers(len(data) + 1)) for _ in range(2))
-        piece, rest = data[start : start + int(rng.integers(1, 65))], data[start + 1 :]
+        start = int(rng.integers(len(data) + 1))
+        elsewhere = int(rng.integers(len(data) + 1))
+        piece = data[start : start + int(rng.integers(1, 65))]
+        after_piece = data[start + len(piece) :]
+        after_byte = data[start + 1 :]
         fresh = rng.bytes(int(rng.integers(1, 17)))
-        fresh = bytes(choose(rng, marks) for _ in fresh) if marks else fresh
-        flipped = bytes([(data[start : start + 1] or b"0")[0] ^ 1 << int(rng.integers(8))])
-        byte = choose(rng, (b"\0", b"\xff", b"\n", b"\x1b", b"0", b"9", b'"', fresh[:1]))
-        after = data[start + len(piece) :]
-        ends = [
-            flipped + rest,
-            byte + rest,
-            after,
-            piece * int(rng.integers(2, 10)) + after,
-            fresh + piece + after,
+        if marks:
+            fresh = bytes(choose(rng, marks) for _ in fresh)
+        first = (data[start : start + 1] or b"0")[0]
+        with_flipped_bit = bytes([first ^ 1 << int(rng.integers(8))])
+        odd_byte = choose(rng, (b"\0", b"\xff", b"\n", b"\x1b", b"0", b"9", b'"', fresh[:1]))
+        endings = [
+            with_flipped_bit + after_byte,
+            odd_byte + after_byte,
+            after_piece,
+            piece * int(rng.integers(2, 10)) + after_piece,
+            fresh + piece + after_piece,
+            data[elsewhere : elsewhere + len(piece)] + after_piece,
+            b"" if rng.random() < 0.3 else piece + after_piece,
         ]
-        ends += [
-            data[other : other + len(piece)] + after,
-            b"" if rng.random() < 0.3 else piece + after,
-        ]
-        data = data[:start] + choose(rng, ends)
+        data = data[:start] + choose(rng, endings)
     return data
 
 
 def damage_text(rng: Rng, text: str) -> str:
     """Replace numbers and words, swap, repeat and drop lines, insert odd text; once or twice."""
-    numbers = [repr(n) if abs(n) < 2**70 else "1" + "0" * 400 for n in NUMBERS]
+    numbers = [write_number(number) for number in NUMBERS]
     for _ in range(1 + int(rng.integers(8)) // 5):
         lines = text.split("\n")
-        at, other = (int(rng.integers(len(lines))) for _ in range(2))
+        at = int(rng.integers(len(lines)))
+        elsewhere = int(rng.integers(len(lines)))
         words = lines[at].split(" ")
-        word = int(rng.integers(len(words)))
-        number, odd = (
-            choose(rng, numbers),
-            choose(rng, (*TEXTS, " " * 300, "e", "-", ",", "[", '"', "=")),
-        )
-        before, after, old = words[:word], words[word + 1 :], words[word]
-        changed = [[*before, number, *after]] * 2 + [
+        place = int(rng.integers(len(words)))
+        before, word, after = words[:place], words[place], words[place + 1 :]
+        number = choose(rng, numbers)
+        odd = choose(rng, (*TEXTS, " " * 300, "e", "-", ",", "[", '"', "="))
+        with_number = [*before, number, *after]
+        changed_words = [
+            with_number,
+            with_number,
             [*before, odd, *after],
-            [*before, odd, old, *after],
-            [*before, old],
+            [*before, odd, word, *after],
+            [*before, word],
         ]
         kind = int(rng.integers(7))
-        if kind < 5:
-            lines[at] = " ".join(changed[kind])
+        if kind < len(changed_words):
+            lines[at] = " ".join(changed_words[kind])
         elif kind == 5:
-            lines[at], lines[other] = lines[other], lines[at]
+            lines[at], lines[elsewhere] = lines[elsewhere], lines[at]
         else:
-            lines[at:at] = [lines[other]] * int(rng.integers(1, 4))
+            repeated = [lines[elsewhere]] * int(rng.integers(1, 4))
+            lines[at:at] = repeated
         text = "\n".join(lines)
     return text
+
+
+def write_number(number: Any) -> str:
+    """As Python writes it; the largest integers are one with 400 zeros."""
+    if abs(number) < 2**70:
+        return repr(number)
+    return "1" + "0" * 400
 
 
 def damage_tree(rng: Rng, tree: Any) -> Any:
@@ -186,35 +199,23 @@ def damage_tree(rng: Rng, tree: Any) -> Any:
     for _ in range(1 + int(rng.integers(6)) // 4):
         if not isinstance(tree, dict | list) or not tree or rng.random() < 0.02:
             return junk(rng)
-        node = tree = copy.copy(tree)
+        tree = copy.copy(tree)
+        node = tree
         while True:  # a walk down to some entry: short ones are as likely as long ones
             keys = list(node) if isinstance(node, dict) else range(len(node))
             key, other = choose(rng, keys), choose(rng, keys)
             below = node[key]
             if not isinstance(below, dict | list) or not below or rng.random() < 0.15:
                 break
-            node[key] = node = copy.copy(below)
-        number = (
-            isinstance(below, int | float) and not isinstance(below, bool) and abs(below) < 1e300
-        )
+            node[key] = copy.copy(below)
+            node = node[key]
         kind = int(rng.integers(7))
-        if number and rng.random() < 0.6:
-            near = (
-                -below,
-                below * 1e6,
-                below / 1e6,
-                below * 2,
-                below + 1,
-                below - 1,
-                below / 2,
-                0,
-                1,
-            )
-            node[key] = choose(rng, near if rng.random() < 0.8 else NUMBERS)
-        elif kind < 3:
-            node[key] = (
-                junk(rng) if kind < 2 else choose(rng, (str(below), [below], {"a": below}, None))
-            )
+        if is_usual_number(below) and rng.random() < 0.6:
+            node[key] = choose(rng, list_near(below) if rng.random() < 0.8 else NUMBERS)
+        elif kind < 2:
+            node[key] = junk(rng)
+        elif kind == 2:
+            node[key] = choose(rng, (str(below), [below], {"a": below}, None))
         elif kind == 3:
             del node[key]
         elif kind == 4:
@@ -222,7 +223,29 @@ def damage_tree(rng: Rng, tree: Any) -> Any:
         elif isinstance(node, list):
             node.insert(key, copy.deepcopy(below))
         else:
-            node[choose(rng, (*TEXTS, str(key).upper(), f"{key}_"))] = (
-                node.pop(key) if kind == 5 else below
-            )
+            if kind == 5:
+                del node[key]
+            node[choose(rng, (*TEXTS, str(key).upper(), f"{key}_"))] = below
     return tree
+
+
+def is_usual_number(value: Any) -> bool:
+    """Whether a value is a number that can be multiplied without becoming infinite."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < 1e300
+
+
+def list_near(number: float) -> tuple[float, ...]:
+    """Numbers that are near a number, or are often taken for it."""
+    return (
+        -number,
+        number * 1e6,
+        number / 1e6,
+        number * 2,
+        number + 1,
+        number - 1,
+        number / 2,
+        0,
+        1,
+    )

@@ -1,7 +1,9 @@
 """Fuzzers of the Python interface and of the command line: odd arguments in every place."""
 
 import contextlib
+import copy
 import io
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -40,13 +42,17 @@ SIZES = (
     np.float32(16),
 )
 BATCHES = (16, 32, 64, 160, 4096, np.int64(64), 2**20, 2**40, 2**62, 7)
-BYTES, RANKS = (0, 1, 4e3, 1e9, [1e3, 1e6]), (1, 2, 4, 8, 16, 64)
+BYTES = (0, 1, 4e3, 1e9, [1e3, 1e6])
+RANKS = (1, 2, 4, 8, 16, 64)
+#: Mostly one of these, so that most of the other arguments matter.
+MOSTLY_FALSE = (False,) * 9 + (True,)
+MOSTLY_ONE_PLATFORM = ("h100-sxm-8",) * 5 + PLATFORMS
 TABLES = (
     pk.EmbeddingTable(1000, 16),
     pk.EmbeddingTable(10**6, 64, 20, 1.1),
     pk.EmbeddingTable(8, 4, 2, name="a\nb"),
 )
-SMALL = pk.DLRM(rows=[100] * 3, dim=16, bottom=[16], top=[16], batch=64)
+SMALL = pk.DLRM(rows=[100, 100, 100], dim=16, bottom=[16], top=[16], batch=64)
 
 
 def pick(rng: Rng, value: Any) -> Any:
@@ -64,10 +70,9 @@ class Call(NamedTuple):
 
     def __call__(self, rng: Rng) -> Any:
         """Call it; a needed argument is odd now and then, unless a function makes it."""
-        needed = {
-            name: draw(rng, value) if callable(value) else pick(rng, value)
-            for name, value in self.must.items()
-        }
+        needed = {}
+        for name, value in self.must.items():
+            needed[name] = draw(rng, value) if callable(value) else pick(rng, value)
         return self.function(**needed, **vary(rng, self.may, 0.2))
 
 
@@ -80,15 +85,15 @@ DLRM = {
     "features": SIZES,
     "bottom": [16],
     "top": [32, 16],
-    "pooling": (1, 2.5, [3] * 2),
-    "exponent": (0, 1.05, [0.5] * 2),
+    "pooling": (1, 2.5, [3, 3]),
+    "exponent": (0, 1.05, [0.5, 0.5]),
     "sparse": True,
     "embedding": ("separate", "fused", "exact"),
     "fused": True,
     "dtype": ("fp32", "fp32", "bf16", "fp16"),
     "optimizer": ("sgd", "sgd", "adagrad"),
     "cross": ((2, 8),),
-    "mixed": (*[False] * 9, True),
+    "mixed": MOSTLY_FALSE,
     "interaction": ("dot", "cross"),
     "overlap": True,
     "table_dtype": ("fp32", "bf16"),
@@ -104,7 +109,7 @@ TRANSFORMER = {
     "fused": True,
     "dtype": ("fp32", "fp32", "bf16"),
     "optimizer": ("adamw", "sgd"),
-    "mixed": (*[False] * 9, True),
+    "mixed": MOSTLY_FALSE,
     "overlap": False,
     "checkpoint": True,
     "accumulate": (1, 2, 3),
@@ -141,33 +146,38 @@ PLACED = (0, 1, pk.Placement("data_parallel", (0, 1)), pk.Placement("row_wise", 
 
 def owners(rng: Rng) -> Any:
     """Where each table lies, or something odd."""
-    return pick(
-        rng, [choose(rng, PLACED) if rng.random() < 0.8 else placement(rng) for _ in TABLES]
-    )
+    places = []
+    for _ in TABLES:
+        places.append(choose(rng, PLACED) if rng.random() < 0.8 else placement(rng))
+    return pick(rng, places)
+
+
+SHARED_BY_LAYERS = [
+    pk.Strategy(tp=tp, dp=dp, zero=zero)
+    for tp, dp, zero in itertools.product((1, 2), (1, 2, 4), (0, 1, 3))
+]
 
 
 def shared(rng: Rng) -> Any:
     """A way to share MLPs, mostly on two or four ranks."""
-    ways = [
-        pk.Strategy(tp=tp, dp=dp, zero=zero)
-        for tp in (1, 2)
-        for dp in (1, 2, 4)
-        for zero in (0, 1, 3)
-    ]
-    return (
-        choose(rng, [*ways, pk.Strategy(dp=4, zero=3, shards=2), None])
-        if rng.random() < 0.9
-        else strategy(rng)
-    )
+    if rng.random() < 0.9:
+        return choose(rng, [*SHARED_BY_LAYERS, pk.Strategy(dp=4, zero=3, shards=2), None])
+    return strategy(rng)
 
 
 PLAN = {"owners": owners, "ranks": (2, 4)}
-PLANS = (
-    *[Call(pk.Plan, PLAN, {"names": ((), ("a", "b", "c")), "mlps": shared})] * 6,
-    *[Call(pk.Plan.from_owners, PLAN)] * 3,
-    Call(pk.Plan.round_robin, {"tables": 3, "ranks": (2, 4)}),
-)
-GIVEN = {"workload": lambda _: pk.TableSet(TABLES, batch=64), "platform": PLATFORMS}
+PLAN_BY_HAND = Call(pk.Plan, PLAN, {"names": ((), ("a", "b", "c")), "mlps": shared})
+PLAN_OF_OWNERS = Call(pk.Plan.from_owners, PLAN)
+PLAN_IN_TURN = Call(pk.Plan.round_robin, {"tables": 3, "ranks": (2, 4)})
+#: Six of ten plans are made by hand, three from owners.
+PLANS = (PLAN_BY_HAND,) * 6 + (PLAN_OF_OWNERS,) * 3 + (PLAN_IN_TURN,)
+
+
+def usual_tables(rng: Rng) -> pk.TableSet:
+    return pk.TableSet(TABLES, batch=64)
+
+
+GIVEN = {"workload": usual_tables, "platform": PLATFORMS}
 LIMITS = {"memory": (1e9, 1e8, 70e6), "objective": "additive", "inputs": "exchanged"}
 
 
@@ -175,7 +185,11 @@ def plans(rng: Rng, folder: Path) -> list[Any]:
     """Plans, applied, priced and predicted."""
     plan = choose(rng, PLANS)(rng)
     plan.placements, plan.cut(TABLES), plan.to_torchrec(TABLES)
-    price = Call(pk.price_plan, GIVEN | {"plan": lambda _: plan}, LIMITS)(rng)
+
+    def this_plan(rng: Rng) -> pk.Plan:
+        return plan
+
+    price = Call(pk.price_plan, {**GIVEN, "plan": this_plan}, LIMITS)(rng)
     return [plan, price, pk.predict(SMALL, choose(rng, PLATFORMS), ranks=plan.ranks, plan=plan)]
 
 
@@ -196,7 +210,8 @@ def change(rng: Rng, record: Any) -> Any:
         at = int(rng.integers(len(record)))
         return (*record[:at], change(rng, record[at]), *record[at + 1 :])
     if isinstance(record, Mapping) and record and rng.random() < 0.85:
-        return {**record, (key := choose(rng, list(record))): change(rng, record[key])}
+        key = choose(rng, list(record))
+        return {**record, key: change(rng, record[key])}
     if isinstance(record, int | float) and rng.random() < 0.7:
         return choose(rng, NUMBERS)
     return damage_tree(rng, dict(record) if isinstance(record, Mapping) else record)
@@ -218,6 +233,10 @@ MESSAGE = OF | {"operation": tuple(OPERATIONS), "nbytes": BYTES, "ranks": RANKS}
 ALGORITHM = {"algorithm": (None, *ALGORITHMS, "rail")}
 
 
+def device(rng: Rng) -> Any:
+    return platform(rng).device
+
+
 def features(rng: Rng) -> dict[str, Any]:
     """Sizes of a kernel."""
     return vary(rng, {"flops": 1e9, "nbytes": 1e6, "m": 10, "n": 10, "k": 10, "batch": 1}, 0.2)
@@ -226,7 +245,7 @@ def features(rng: Rng) -> dict[str, Any]:
 METHODS = (
     Call(method("collective"), MESSAGE, ALGORITHM),
     Call(method("collective_time"), MESSAGE, ALGORITHM),
-    Call(method("bandwidth"), {"of": lambda rng: platform(rng).device, "working_set": BYTES}),
+    Call(method("bandwidth"), {"of": device, "working_set": BYTES}),
     Call(method("gemm"), OF | {"m": 8, "n": SIZES, "k": 8}, {"dtype": "bf16", "batch": 2}),
     Call(method("lookup"), OF | {"tables": (TABLES, TABLES[:1]), "batch": SIZES}),
     Call(
@@ -263,19 +282,24 @@ METHODS = (
 
 # The command line.
 
-COMMANDS = (
-    *["predict --model dlrm-ddp --platform h100-sxm-8 --batch 64 --ranks 2 --dtype bf16"] * 3,
-    *["predict --model bert-base --platform a100-sxm-8 --batch 64 --ranks 2 --dtype bf16"] * 3,
-    "shard --seconds 1e-3 --tables t.json --platform zen5-2 --ranks 2 --batch 64 --memory 1e9 --seed 1 --out o.json",
-    "calibrate --from-nccl-logs . --base h100-sxm-8 --out o.toml",
+PREDICT_DLRM = "predict --model dlrm-ddp --platform h100-sxm-8 --batch 64 --ranks 2 --dtype bf16"
+PREDICT_BERT = "predict --model bert-base --platform a100-sxm-8 --batch 64 --ranks 2 --dtype bf16"
+SHARD = (
+    "shard --seconds 1e-3 --tables t.json --platform zen5-2 --ranks 2 --batch 64 --memory 1e9 "
+    "--seed 1 --out o.json"
 )
+CALIBRATE = "calibrate --from-nccl-logs . --base h100-sxm-8 --out o.toml"
+#: Six of eight commands predict.
+COMMANDS = (PREDICT_DLRM,) * 3 + (PREDICT_BERT,) * 3 + (SHARD, CALIBRATE)
 ODD = [text for text in TEXTS if "\0" not in text] + [str(n) for n in NUMBERS if abs(n) < 2**70]
 
 
 def command(rng: Rng, folder: Path) -> None:
     """Commands in this process: 0 or 2, and one printable line where something is wrong."""
-    (folder / "t.json").write_text(json.dumps([{"rows": 1000, "dim": 16, "pooling": 2}] * 3))
-    name, *words = choose(rng, COMMANDS).split()
+    table = {"rows": 1000, "dim": 16, "pooling": 2}
+    (folder / "t.json").write_text(json.dumps([table, table, table]))
+    all_words = choose(rng, COMMANDS).split()
+    name, words = all_words[0], all_words[1:]
     # a search must end; without a source, calibrate would measure
     start = 0 if name == "predict" else 2
     for at in reversed(range(start, len(words), 2)):
@@ -292,7 +316,8 @@ def command(rng: Rng, folder: Path) -> None:
     lines = error.getvalue().rstrip("\n").split("\n")
     told = [line for line in lines if "note:" not in line and "perfkit-run.log" not in line]
     well_said = all(line.isprintable() and len(line) < 1500 for line in lines)
-    if not well_said or not (code == 0 or (code == 2 and len(told) == 1 and told[0])):
+    is_refused = code == 2 and len(told) == 1 and told[0] != ""
+    if not well_said or not (code == 0 or is_refused):
         raise Nonsense(f"{name} {words} ends with {code}: {error.getvalue()[-300:]!r}")
 
 
@@ -331,22 +356,28 @@ FINE = (
 )
 
 
+def fine(rng: Rng) -> Any:
+    return choose(rng, FINE)
+
+
 def ways(rng: Rng) -> Any:
     """Strategies and plans to choose from, or something odd."""
-    several = [
-        choose(rng, (strategy, lambda _: choose(rng, FINE)))(rng)
-        for _ in range(int(rng.integers(1, 4)))
-    ]
+    several = []
+    for _ in range(int(rng.integers(1, 4))):
+        draw_one = choose(rng, (strategy, fine))
+        several.append(draw_one(rng))
     return choose(rng, (None, None, None, [*FINE[:3]], [*FINE[3:]], pick(rng, several)))
+
+
+RUNS = [
+    {"tp": tp, "dp": 8 // tp, "micro_batch": n, "seconds": 0.1 / n}
+    for tp, n in itertools.product((1, 2, 4), (1, 2))
+]
 
 
 def runs(rng: Rng) -> Any:
     """Measured runs, of which one is odd now and then."""
-    rows = [
-        {"tp": tp, "dp": 8 // tp, "micro_batch": n, "seconds": 0.1 / n}
-        for tp in (1, 2, 4)
-        for n in (1, 2)
-    ]
+    rows = copy.deepcopy(RUNS)
     return damage_tree(rng, rows) if rng.random() < 0.5 else pick(rng, rows)
 
 
@@ -369,20 +400,30 @@ def any_of(*calls: Call, share: float = 1.0) -> Entry:
 
 def predicted(*workloads: Call) -> Entry:
     """An entry that predicts one of the workloads."""
-    given = {"workload": lambda rng: choose(rng, workloads)(rng), "platform": PLATFORMS}
-    return any_of(
-        Call(pk.predict, given, {"ranks": (1, 1, 2, 8, 16), "slowdown": {0: 1.5}}), share=0.5
-    )
+
+    def build(rng: Rng) -> Any:
+        return choose(rng, workloads)(rng)
+
+    options = {"ranks": (1, 1, 2, 8, 16), "slowdown": {0: 1.5}}
+    predict = Call(pk.predict, {"workload": build, "platform": PLATFORMS}, options)
+    return any_of(predict, share=0.5)
 
 
 SET = {"batch": 64, "embedding": "fused", "sparse": True, "optimizer": "sgd", "name": "x"}
 table_set = Call(pk.TableSet, {"tables": tables}, SET)
 drawn = Call(pk.draw_tables, {"n": (1, 5)}, {"seed": 1, "correlation": 0.5, "itemsize": 4})
-SEARCH = {
-    "workload": lambda rng: choose(rng, (pk.TableSet(TABLES, batch=64), SMALL)),
-    "ranks": (1, 2, 4, 16),
-    "seconds": lambda rng: choose(rng, (*[1e-3] * 20, "x")),
-}
+
+
+def searched(rng: Rng) -> Any:
+    return choose(rng, (pk.TableSet(TABLES, batch=64), SMALL))
+
+
+def short_time(rng: Rng) -> Any:
+    """Seconds of a search, which must end; no number now and then."""
+    return choose(rng, (1e-3,) * 20 + ("x",))
+
+
+SEARCH = {"workload": searched, "ranks": (1, 2, 4, 16), "seconds": short_time}
 GROUPS = {
     "seed": 1,
     "pin": {0: 1},
@@ -392,19 +433,25 @@ GROUPS = {
 }
 EXPLORED = {
     "model": MODELS,
-    "platform": (*["h100-sxm-8"] * 5, *PLATFORMS),
+    "platform": MOSTLY_ONE_PLATFORM,
     "ranks": (1, 2, 8, [2, 8], 64, None),
     "strategies": ways,
 }
 STAGES = [
-    pk.Strategy(pp=2, micro_batch=n, schedule=own)
-    for own in ("gpipe", "1f1b", "zero_bubble")
-    for n in (1, 2)
+    pk.Strategy(pp=2, micro_batch=n, schedule=schedule)
+    for schedule, n in itertools.product(("gpipe", "1f1b", "zero_bubble"), (1, 2))
 ]
+
+
+def staged(rng: Rng) -> Any:
+    """A strategy of two stages, one that is fine, or any."""
+    return choose(rng, (*STAGES, *FINE, strategy(rng)))
+
+
 STAGED = {
     "workload": MODELS,
-    "platform": (*["h100-sxm-8"] * 5, *PLATFORMS),
-    "strategy": lambda rng: choose(rng, (*STAGES, *FINE, strategy(rng))),
+    "platform": MOSTLY_ONE_PLATFORM,
+    "strategy": staged,
 }
 ENTRIES: dict[str, Entry] = {
     "strategies": any_of(strategy, Call(pk.Strategy.stack, {"strategies": ways}), share=0.3),

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,30 +30,107 @@ def poison(value: int) -> Iterator[None]:
             library.mallopt(perturb, 0)
 
 
-def _write(tensor: Any, place: Any, value: Any) -> Any:
-    tensor[place] = value
-    return tensor
+class Tensors(NamedTuple):
+    """Tensors of four rows and columns, and four columns."""
+
+    known: Any  # whose values are known
+    places: Any  # whose values are known, and whole numbers
+    computed: Any  # whose values a step computes
+    columns: Any  # computed, too
 
 
-#: Pieces of a step: a result from known (`k`, `n`) and computed (`u`, `i`) tensors.
-PIECES: list[Callable[[Any, Any, Any, Any], Any]] = [
-    lambda k, n, u, i: n[i],
-    lambda k, n, u, i: k[n[0] % 4],
-    lambda k, n, u, i: n.index_select(0, i),
-    lambda k, n, u, i: k.new_empty(4, 4),
-    lambda k, n, u, i: k.new_empty(4, 4).fill_(2),
-    lambda k, n, u, i: _write(k.new_empty(4, 4), slice(2), 1),
-    lambda k, n, u, i: _write(_write(k.new_empty(4, 4), slice(2), 1), slice(2, 4), 3),
-    lambda k, n, u, i: _write(k.new_empty(4, 4).zero_(), 0, u[0]),
-    lambda k, n, u, i: k.clone().copy_(u),
-    lambda k, n, u, i: u.new_empty(4, 4).copy_(k),
-    lambda k, n, u, i: k.new_empty(4, 4).uniform_(),
-    lambda k, n, u, i: k + 1,
-    lambda k, n, u, i: _write(k, 0, 5.0),
-    lambda k, n, u, i: _write(k, i, 5.0),
-    lambda k, n, u, i: k.masked_fill(u > 0, 0.0),
-    lambda k, n, u, i: k.view(16)[i].view(2, 2),
-]
+def select_rows(t: Tensors) -> Any:
+    return t.places[t.columns]
+
+
+def select_known_rows(t: Tensors) -> Any:
+    return t.known[t.places[0] % 4]
+
+
+def select_by_index(t: Tensors) -> Any:
+    return t.places.index_select(0, t.columns)
+
+
+def leave_unwritten(t: Tensors) -> Any:
+    return t.known.new_empty(4, 4)
+
+
+def fill(t: Tensors) -> Any:
+    return t.known.new_empty(4, 4).fill_(2)
+
+
+def write_half(t: Tensors) -> Any:
+    fresh = t.known.new_empty(4, 4)
+    fresh[:2] = 1
+    return fresh
+
+
+def write_both_halves(t: Tensors) -> Any:
+    fresh = t.known.new_empty(4, 4)
+    fresh[:2] = 1
+    fresh[2:4] = 3
+    return fresh
+
+
+def write_a_computed_row(t: Tensors) -> Any:
+    fresh = t.known.new_empty(4, 4).zero_()
+    fresh[0] = t.computed[0]
+    return fresh
+
+
+def copy_computed(t: Tensors) -> Any:
+    return t.known.clone().copy_(t.computed)
+
+
+def copy_known(t: Tensors) -> Any:
+    return t.computed.new_empty(4, 4).copy_(t.known)
+
+
+def draw_numbers(t: Tensors) -> Any:
+    return t.known.new_empty(4, 4).uniform_()
+
+
+def add_one(t: Tensors) -> Any:
+    return t.known + 1
+
+
+def write_a_known_row(t: Tensors) -> Any:
+    t.known[0] = 5.0
+    return t.known
+
+
+def write_computed_rows(t: Tensors) -> Any:
+    t.known[t.columns] = 5.0
+    return t.known
+
+
+def fill_where_computed(t: Tensors) -> Any:
+    return t.known.masked_fill(t.computed > 0, 0.0)
+
+
+def view_and_select(t: Tensors) -> Any:
+    return t.known.view(16)[t.columns].view(2, 2)
+
+
+#: Pieces of a step: each makes a result from known and computed tensors.
+PIECES: tuple[Callable[[Tensors], Any], ...] = (
+    select_rows,
+    select_known_rows,
+    select_by_index,
+    leave_unwritten,
+    fill,
+    write_half,
+    write_both_halves,
+    write_a_computed_row,
+    copy_computed,
+    copy_known,
+    draw_numbers,
+    add_one,
+    write_a_known_row,
+    write_computed_rows,
+    fill_where_computed,
+    view_and_select,
+)
 
 
 def fresh_memory(rng: Rng, folder: Path) -> Any:
@@ -68,7 +145,7 @@ def fresh_memory(rng: Rng, folder: Path) -> Any:
             known, places = torch.ones(4, 4), torch.arange(16).view(4, 4)
             computed = weight * 2
             for make in chosen:
-                result = make(known, places, computed, computed.argmax(1))
+                result = make(Tensors(known, places, computed, computed.argmax(1)))
                 if result.shape == (4, 4) and result.dtype is torch.float32:
                     known = result
         rows = int((result < 2).sum())
@@ -86,19 +163,23 @@ def fresh_memory(rng: Rng, folder: Path) -> Any:
     return None
 
 
+def read_three_digits(loss: float) -> float:
+    return float(f"{loss:.3f}")
+
+
+def square(loss: float) -> float:
+    return float(loss) ** 2
+
+
 #: What a step makes of a number that it reads.
-USES: list[Callable[[float], float]] = [
-    float,
-    math.exp,
-    math.sqrt,
-    lambda loss: float(f"{loss:.3f}"),
-    lambda loss: float(loss) ** 2,
-]
+USES: tuple[Callable[[float], float], ...] = (float, math.exp, math.sqrt, read_three_digits, square)
 
 
 def read_numbers(rng: Rng, folder: Path) -> Any:
     """A loss that is read as a number: a branch by it is refused, a log of it is not."""
-    use, decides, limit = choose(rng, USES), rng.random() < 0.5, float(choose(rng, (0.5, 3, 1e4)))
+    use = choose(rng, USES)
+    decides = rng.random() < 0.5
+    limit = float(choose(rng, (0.5, 3, 1e4)))
 
     def make_step() -> Callable[[], None]:
         net, log = torch.nn.Linear(4, 4), list[float]()
@@ -127,22 +208,24 @@ def read_numbers(rng: Rng, folder: Path) -> Any:
 
 def unlike_calls(rng: Rng, folder: Path) -> Any:
     """Calls that differ by a counter, by growing batches or by draws say so, like ones do not."""
-    every, growth, share = (int(choose(rng, (1, 1, 2, 3))), int(choose(rng, (0, 0, 5))), 0.0)
-    if rng.random() < 0.3:
-        share = 0.5
+    every = int(choose(rng, (1, 1, 2, 3)))
+    growth = int(choose(rng, (0, 0, 5)))
+    share = 0.5 if rng.random() < 0.3 else 0.0
 
     def make_step() -> Callable[[], None]:
-        layers, count = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(5)), [0]
+        layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(5))
         optimizer = torch.optim.AdamW(layers.parameters())
+        count = 0
 
         def step() -> None:
-            count[0] += 1
-            x = torch.ones(3 + growth * count[0], 4)
+            nonlocal count
+            count += 1
+            x = torch.ones(3 + growth * count, 4)
             for place, layer in enumerate(layers):
                 if place == 0 or not share or torch.rand([]) >= share:
                     x = layer(x)
             x.sum().backward()
-            if count[0] % every == 0:
+            if count % every == 0:
                 optimizer.step()
                 optimizer.zero_grad()
 

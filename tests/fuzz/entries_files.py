@@ -38,8 +38,9 @@ WORKLOADS = (
     pk.Transformer.gpt2(layers=1, hidden=64, heads=2, sequence=16, batch=4, vocabulary=500),
 )
 TABLES = [
-    pk.EmbeddingTable(*sizes, name=name)
-    for name, *sizes in (("a", 1000, 16), ("b", 10, 64), ("c", 50, 32))
+    pk.EmbeddingTable(1000, 16, name="a"),
+    pk.EmbeddingTable(10, 64, name="b"),
+    pk.EmbeddingTable(50, 32, name="c"),
 ]
 PLANS = (
     pk.Plan.round_robin(3, ranks=2),
@@ -249,16 +250,13 @@ def pt(rng: Rng) -> bytes:
     array."""
     import torch
 
-    file, found = (
-        io.BytesIO(),
-        {name: torch.from_numpy(np.array(array)) for name, array in arrays(rng).items()},
-    )
-    one = (
-        found["indices"] if rng.random() < 0.95 else torch.zeros(1, dtype=torch.int64).expand(10**9)
-    )
-    kept: Any = choose(
-        rng, (found, list(found.values()), one, {"x": found}, [1], {(1, "a\n"): one})
-    )
+    file = io.BytesIO()
+    found = {name: torch.from_numpy(np.array(array)) for name, array in arrays(rng).items()}
+    one = found["indices"]
+    if rng.random() >= 0.95:
+        one = torch.zeros(1, dtype=torch.int64).expand(10**9)
+    saved = (found, list(found.values()), one, {"x": found}, [1], {(1, "a\n"): one})
+    kept: Any = choose(rng, saved)
     torch.save(kept, file, _use_new_zipfile_serialization=bool(rng.random() < 0.6))
     return file.getvalue()
 

@@ -16,7 +16,7 @@ from tests.fuzz.damage import Rng, choose
 from tests.fuzz.harness import Entry, Nonsense
 
 PLAN = pk.Plan(1, (0,))
-MODEL = pk.DLRM(rows=[100] * 2, dim=16, bottom=[16], top=[16], batch=64)
+MODEL = pk.DLRM(rows=[100, 100], dim=16, bottom=[16], top=[16], batch=64)
 MODES = (0o600, 0o640, 0o644, 0o2664, 0o4755, 0o222, 0o444, 0o000)
 
 

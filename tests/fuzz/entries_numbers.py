@@ -4,6 +4,7 @@ arguments."""
 import datetime
 import decimal
 import fractions
+import itertools
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -39,9 +40,13 @@ class Example(NamedTuple):
     def __call__(self, **changes: Any) -> Any:
         """Call it, with other values for some arguments; those that begin with ``*`` are handed over
         by place."""
-        given = {**self.arguments, **changes}
-        places = [value for name, value in given.items() if name[0] == "*"]
-        return self.function(*places, **{k: v for k, v in given.items() if k[0] != "*"})
+        by_place, by_name = [], {}
+        for name, value in {**self.arguments, **changes}.items():
+            if name.startswith("*"):
+                by_place.append(value)
+            else:
+                by_name[name] = value
+        return self.function(*by_place, **by_name)
 
 
 def example(function: Callable[..., Any], **arguments: Any) -> Example:
@@ -313,11 +318,14 @@ def flatten(result: Any) -> list[Any]:
         if part is not None and not isinstance(result, pl.DataFrame):
             result = part() if callable(part) else part
     if isinstance(result, pl.DataFrame):
-        return [value for row in result.rows() for value in row]
+        return list(itertools.chain.from_iterable(result.rows()))
     if isinstance(result, pl.Series | np.ndarray):
         return list(np.asarray(result).ravel())
     if isinstance(result, tuple | list):
-        return [part for entry in result for part in flatten(entry)]
+        parts = []
+        for entry in result:
+            parts += flatten(entry)
+        return parts
     if isinstance(result, int | float | str | np.generic):
         return [result]
     return [repr(result)]

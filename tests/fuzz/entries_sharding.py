@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import perfkit as pk
-from perfkit.workloads.placement import Placement
 from perfkit.workloads.placement_kinds import KINDS
 from tests.fuzz.damage import Rng, choose
 from tests.fuzz.harness import Entry, Nonsense
@@ -34,19 +33,10 @@ class Task(NamedTuple):
 
     def shard(self, steps: int, **settings: Any) -> pk.ShardingResult:
         """Search a plan; what was not tried is in the result."""
+        given: dict[str, Any] = {"ranks": self.ranks, "inputs": self.inputs, "memory": 1e15}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return pk.shard(
-                self.workload,
-                self.platform,
-                **{
-                    "ranks": self.ranks,
-                    "inputs": self.inputs,
-                    "steps": steps,
-                    "memory": 1e15,
-                    **settings,
-                },
-            )
+            return pk.shard(self.workload, self.platform, steps=steps, **given, **settings)
 
 
 def draw_task(rng: Rng, most: int = 5) -> Task:
@@ -104,21 +94,30 @@ def draw_plan(rng: Rng, task: Task) -> pk.Plan:
 
 def _draw_owner(
     rng: Rng, table: pk.EmbeddingTable, ranks: int, node: int, kinds: Sequence[str]
-) -> int | Placement:
+) -> int | pk.Placement:
     """Place one table in one of these ways, or whole if it is too small."""
-    kind, first = choose(rng, kinds), node * int(rng.integers(ranks // node))
+    kind = choose(rng, kinds)
+    first = node * int(rng.integers(ranks // node))
     inside = tuple(range(first, first + node))
     if kind == "data_parallel" or (kind == "row_wise" and table.rows >= ranks):
-        return Placement(kind, tuple(range(ranks)))
+        return pk.Placement(kind, tuple(range(ranks)))
     if kind == "table_row_wise" and table.rows >= node:
-        return Placement(kind, inside)
+        return pk.Placement(kind, inside)
     if kind in ("column_wise", "table_column_wise"):
         able = inside if kind == "table_column_wise" else tuple(range(ranks))
         count = int(rng.integers(1, min(len(able), table.dim) + 1))
         at = tuple(rng.permutation(able)[:count].tolist())
-        cuts = np.sort(rng.choice(table.dim - 1, count - 1, replace=False) + 1) if count > 1 else []
-        return Placement(kind, at, tuple(np.diff([0, *cuts, table.dim]).astype(int).tolist()))
+        return pk.Placement(kind, at, tuple(_draw_widths(rng, table.dim, count)))
     return int(rng.integers(ranks))
+
+
+def _draw_widths(rng: Rng, dim: int, count: int) -> list[int]:
+    """Columns of each of some parts of a table, at least one."""
+    if count == 1:
+        return [dim]
+    cuts = np.sort(rng.choice(dim - 1, count - 1, replace=False) + 1)
+    widths: list[int] = np.diff([0, *cuts, dim]).astype(int).tolist()
+    return widths
 
 
 def check_bound(rng: Rng, folder: Path | None = None) -> pk.ShardingResult:
@@ -202,8 +201,7 @@ def check_torchrec(rng: Rng, folder: Path | None = None) -> pk.Plan:
     warned = False
     for table in tables:
         count = int(rng.integers(1, min(table.dim, 2 * ranks) + 1))
-        cuts = np.sort(rng.choice(table.dim - 1, count - 1, replace=False) + 1) if count > 1 else []
-        widths = np.diff([0, *cuts, table.dim]).astype(int).tolist()
+        widths = _draw_widths(rng, table.dim, count)
         at = rng.integers(0, ranks, count).tolist()
         entry: dict[str, Any] = {
             "sharding_type": "column_wise",

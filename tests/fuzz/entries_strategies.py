@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 
 import perfkit as pk
-from perfkit.platform.gallery import load_platform
 from perfkit.prediction.strategies import PARTS, price_strategies
-from perfkit.workloads.strategy import Strategy
 from tests.fuzz.damage import Rng, choose
 from tests.fuzz.harness import Entry, Nonsense
 
@@ -32,9 +30,9 @@ def draw_model(rng: Rng, batch: int, **changes: Any) -> pk.Transformer:
     )
 
 
-def price(model: pk.Transformer, strategy: Strategy, platform: str) -> dict[str, float]:
+def price(model: pk.Transformer, strategy: pk.Strategy, platform: str) -> dict[str, float]:
     """Columns of one strategy in closed form [s, B]."""
-    found = price_strategies(model, load_platform(platform), Strategy.stack([strategy]))
+    found = price_strategies(model, pk.load_platform(platform), pk.Strategy.stack([strategy]))
     row = {name: float(values[0]) for name, values in found.items()}
     if not np.isclose(sum(row[name] for name in PARTS), row["time"]):
         raise Nonsense(f"parts of {strategy} do not sum to its time")
@@ -45,7 +43,8 @@ def price(model: pk.Transformer, strategy: Strategy, platform: str) -> dict[str,
 
 def compare_shardings(rng: Rng, folder: Path) -> Any:
     """A sharding of the builder is the same strategy, on the event loop and in closed form."""
-    accumulate, sharding = int(choose(rng, (1, 3))), str(choose(rng, SHARDINGS))
+    accumulate = int(choose(rng, (1, 3)))
+    sharding = str(choose(rng, SHARDINGS))
     model = draw_model(
         rng,
         64 * accumulate,
@@ -53,7 +52,7 @@ def compare_shardings(rng: Rng, folder: Path) -> Any:
         checkpoint=bool(rng.integers(2)),
         experts=int(choose(rng, (0, 0, 4, 8))),
     )
-    strategy = Strategy(
+    strategy = pk.Strategy(
         dp=8,
         zero=SHARDINGS.index(sharding),
         micro_batch=8,
@@ -86,7 +85,7 @@ def add_experts(rng: Rng, folder: Path) -> Any:
         if abs(memory.parts["parameters"] / wanted - 1) > 0.05:
             held = memory.parts["parameters"]
             raise Nonsense(f"weights of {each.experts} experts take {held} B of {wanted} B")
-    strategy = Strategy(dp=8, zero=SHARDINGS.index(sharding), micro_batch=8)
+    strategy = pk.Strategy(dp=8, zero=SHARDINGS.index(sharding), micro_batch=8)
     rows = [price(each, strategy, "h100-sxm-8")["needs"] for each in (model, more)]
     if not needs[0] < needs[1] or not rows[0] < rows[1]:
         raise Nonsense(f"{few} and {more.experts} experts need {needs} and {rows} B")
@@ -99,10 +98,10 @@ def slow_an_end(rng: Rng, folder: Path) -> Any:
     pp = int(choose(rng, (2, 4, 6, 8)))
     layers = int(rng.integers(2 * pp, 5 * pp))
     average = layers // pp
-    ends = {
-        name: max(1, average + int(rng.integers(-1, 2))) if rng.random() < 0.5 else 0
-        for name in ("first_layers", "last_layers")
-    }
+    ends = {"first_layers": 0, "last_layers": 0}
+    for name in ends:
+        if rng.random() < 0.5:
+            ends[name] = max(1, average + int(rng.integers(-1, 2)))
     if pp == 2 and all(ends.values()):
         ends["last_layers"] = 0
     model = pk.Transformer.preset(
@@ -114,8 +113,8 @@ def slow_an_end(rng: Rng, folder: Path) -> Any:
         dtype="bf16",
         fused=True,
     )
-    strategy = Strategy(tp=2, pp=pp, dp=2, **ends)
-    row, events = price(model, strategy, "h100-sxm-8x4"), None
+    strategy = pk.Strategy(tp=2, pp=pp, dp=2, **ends)
+    row = price(model, strategy, "h100-sxm-8x4")
     events = pk.predict(model, "h100-sxm-8x4", strategy=strategy).time
     if abs(row["time"] / events - 1) > 0.12:
         raise Nonsense(f"{model} with {strategy}: {row['time']} s in closed form, {events} s")

@@ -23,7 +23,9 @@ MOST_BUILT = 60
 def price_grid(rng: Rng, folder: Path) -> Any:
     """Sweep a grid, count what is built, and compare one row with its own prediction."""
     names = rng.permutation(list(SIZES))[: int(rng.integers(1, 4))]
-    grid = {str(name): [choose(rng, SIZES[name]) for _ in range(5)] for name in names}
+    grid = {}
+    for name in map(str, names):
+        grid[name] = [choose(rng, SIZES[name]) for _ in range(5)]
     ranks = int(choose(rng, (1, 2, 4)))
     built = []
 

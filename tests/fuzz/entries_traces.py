@@ -172,20 +172,19 @@ def spoil_text(rng: Rng, folder: Path) -> None:
     path = write(folder / "t.json", healthy())
     text = path.read_text()
     at = text.index("aten::add")
-    cause, spoiled = choose(
-        rng,
-        (
-            ("backslash", text[:at] + choose(rng, ("C:\\lib\\", "\\ ", "\\x")) + text[at:]),
-            ("quotation mark", text[:at] + '"' + text[at:]),
-            (
-                "is no number",
-                text.replace('"dur": 30', f'"dur": {choose(rng, ("N/A", "nan", "inf"))}'),
-            ),
-            ("cut off", text[: int(rng.integers(len(text) // 2, len(text) - 1))]),
-            ("comment", text.replace("[{", "[ // by hand\n{", 1)),
-            ("empty", " \n"),
-        ),
-    )
+    backslash = choose(rng, ("C:\\lib\\", "\\ ", "\\x"))
+    no_number = choose(rng, ("N/A", "nan", "inf"))
+    end = int(rng.integers(len(text) // 2, len(text) - 1))
+    spoiled_texts = {
+        "backslash": text[:at] + backslash + text[at:],
+        "quotation mark": text[:at] + '"' + text[at:],
+        "is no number": text.replace('"dur": 30', f'"dur": {no_number}'),
+        "cut off": text[:end],
+        "comment": text.replace("[{", "[ // by hand\n{", 1),
+        "empty": " \n",
+    }
+    cause = choose(rng, list(spoiled_texts))
+    spoiled = spoiled_texts[cause]
     path.write_text(spoiled)
     try:
         pk.read_trace(path)

@@ -41,7 +41,10 @@ class Entry(NamedTuple):
 
 #: Longest message [-], CPU time [s] and growth of the peak of memory [B] of one input; it hangs
 #: after this [s].
-LONGEST, SLOWEST, LARGEST, PATIENCE = 1500, 10.0, 1e9, 120.0
+LONGEST = 1500
+SLOWEST = 10.0
+LARGEST = 1e9
+PATIENCE = 120.0
 _HOME = TemporaryDirectory(prefix="perfkit-fuzz-")
 PACKAGE = str(Path(pk.__file__).parent) + os.sep
 
@@ -96,13 +99,14 @@ def check_account(found: pk.Prediction, rng: Rng) -> None:
 
 def look(found: Any, rng: Rng) -> None:
     """Hold a result against sense and show it, by one view of many."""
-    for part in found if isinstance(found, list | tuple) else ():
-        look(part, rng)
+    if isinstance(found, list | tuple):
+        for part in found:
+            look(part, rng)
     repr(found)
-    if isinstance(found, float | np.ndarray) and not np.all(
-        np.isfinite(found) & (np.asarray(found) >= 0)
-    ):
-        raise Nonsense(f"times {found}")
+    if isinstance(found, float | np.ndarray):
+        times = np.asarray(found)
+        if not np.all(np.isfinite(times) & (times >= 0)):
+            raise Nonsense(f"times {found}")
     views = [name for name in VIEWS if callable(getattr(found, name, None))]
     if isinstance(found, pk.Prediction):
         if (
@@ -120,12 +124,13 @@ def look(found: Any, rng: Rng) -> None:
         name = choose(rng, views)
         getattr(found, name)(**vary(rng, VIEWS[name]))
     if isinstance(found, pk.Exploration):
-        low, time, high = (found.table()[name].to_numpy() for name in ("low", "time", "high"))
-        if (
-            # times that are equal but for rounding keep the order of their strategies
-            not (np.diff(time) >= -1e-8 * time.max()).all()
-            or not ((low > 0) & (low <= time) & (time <= high) & (high < np.inf)).all()
-        ):
+        table = found.table()
+        low, high = table["low"].to_numpy(), table["high"].to_numpy()
+        time = table["time"].to_numpy()
+        # times that are equal but for rounding keep the order of their strategies
+        in_order = np.diff(time) >= -1e-8 * time.max()
+        inside = (low > 0) & (low <= time) & (time <= high) & (high < np.inf)
+        if not in_order.all() or not inside.all():
             raise Nonsense(f"times {time} between {low} and {high}")
         look(found.front()["needs"].to_numpy(), rng)
         found.explain()
@@ -135,8 +140,10 @@ def look(found: Any, rng: Rng) -> None:
         raise Nonsense("another plan is read back")
     # writing and reading takes most of the time
     if isinstance(found, pk.Platform) and rng.random() < 0.1:
-        again = pk.Platform.from_toml(text := found.to_toml())
-        if (kept := again.to_toml()) != text and pk.Platform.from_toml(kept) != again:
+        text = found.to_toml()
+        again = pk.Platform.from_toml(text)
+        text_again = again.to_toml()
+        if text_again != text and pk.Platform.from_toml(text_again) != again:
             raise Nonsense("another platform is read back")
     if isinstance(found, pk.Platform):
         look(found.gemm(512, 512, 512), rng)
@@ -159,7 +166,8 @@ def run_one(
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # panics of Rust are no Exception
-        return ("failure" if (reason := _judge(error)) else "refused"), reason, error
+        reason = _judge(error)
+        return ("failure" if reason else "refused"), reason, error
     return "taken", "", None
 
 
