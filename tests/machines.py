@@ -9,7 +9,8 @@ them has to predict them as well as that of the real machine.
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,19 +22,28 @@ Raw = dict[str, Any]
 def thin(raw: Raw, step: int = 3) -> Raw:
     """Some of the kernels of each class, at least four, and half of the iterations: enough to fit,
     quick to fit."""
-    kept, seen = [], {}
+    kept = []
+    counts: dict[tuple[str, str], int] = {}
     for row in raw["kernels"]:
         key = (row["kind"], row["variant"])
-        seen[key] = seen.get(key, -1) + 1
-        kept += [row] if seen[key] % step == 0 or seen[key] < 4 else []
+        number = counts.get(key, 0)
+        counts[key] = number + 1
+        if number < 4 or number % step == 0:
+            kept.append(row)
     return {**raw, "kernels": kept, "iterations": raw["iterations"][::2]}
 
 
 def _say(raw: Raw, **facts: float | None) -> Raw:
     """The machine says other sizes of itself, or nothing."""
     out = copy.deepcopy(raw)
-    out["facts"] |= {name: {"value": value, "source": "edited"} for name, value in facts.items()}
+    for name, value in facts.items():
+        out["facts"][name] = {"value": value, "source": "edited"}
     return out
+
+
+def _no_ladder(raw: Raw) -> Raw:
+    """The bandwidth of larger and larger arrays was not measured."""
+    return {**raw, "ladder": []}
 
 
 def _alone(raw: Raw) -> Raw:
@@ -50,10 +60,10 @@ def _many(raw: Raw) -> Raw:
 def _siblings(raw: Raw, slower: float = 1.6) -> Raw:
     """Two ranks on the two threads of one core: iterations of both take longer."""
     out = _say(raw, cores=2.0, whole_cores=1.0)
-    for run in (run for row in out["iterations"] if len(row["runs"]) > 1 for run in row["runs"]):
-        run |= {name: slower * run[name] for name in ("median", "q1", "q3", "idle") if name in run}
-        for name in ("operation_seconds", "blocks"):
-            run[name] = [slower * seconds for seconds in run[name]]
+    for row in out["iterations"]:
+        if len(row["runs"]) > 1:
+            for run in row["runs"]:
+                _slow_down(run, slower)
     return out
 
 
@@ -62,62 +72,63 @@ def _silent(raw: Raw) -> Raw:
     out = _say(
         raw, L1=None, L2=None, L3=None, memory=None, free_memory=None, clock=None, core_limit=None
     )
-    return {
-        **out,
-        "machine": {
-            **out["machine"],
-            "caches": "unknown",
-            "memory": "unknown",
-            "system": "Darwin arm64",
-        },
-    }
+    out["machine"] |= {"caches": "unknown", "memory": "unknown", "system": "Darwin arm64"}
+    return out
 
 
 def _shake(raw: Raw, noise: float, drift: float) -> Raw:
     """Noise of its own for each time, and a pace that wanders and that references see as well."""
-    out, rng = copy.deepcopy(raw), np.random.default_rng(0)
-    count = len(out["kernels"]) + len(out["iterations"])
-    walk = drift * np.sin(np.cumsum(rng.uniform(0.0, 0.2, count)))
-    for row, pace in zip([*out["kernels"], *out["iterations"]], np.exp(walk), strict=True):
+    out = copy.deepcopy(raw)
+    rng = np.random.default_rng(0)
+    rows = [*out["kernels"], *out["iterations"]]
+    walk = drift * np.sin(np.cumsum(rng.uniform(0.0, 0.2, len(rows))))
+    for row, pace in zip(rows, np.exp(walk).tolist(), strict=True):
         factor = float(np.exp(noise * rng.standard_normal()))
-        for part in row.get("runs", [row]):
-            part |= {
-                name: float(pace) * factor * part[name]
-                for name in ("median", "q1", "q3", "idle")
-                if name in part
-            }
-            for name in ("operation_seconds", "blocks"):
-                part |= (
-                    {name: [float(pace) * factor * seconds for seconds in part[name]]}
-                    if name in part
-                    else {}
-                )
-            for name in ("references", "operation_references"):
-                part |= (
-                    {name: [[float(pace) * t for t in three] for three in part[name]]}
-                    if name in part
-                    else {}
-                )
-            part |= (
-                {"reference": [float(pace) * t for t in part["reference"]]}
-                if "reference" in part
-                else {}
-            )
+        for run in row.get("runs", [row]):
+            _slow_down(run, pace * factor)
+            _slow_down_references(run, pace)
     return out
 
 
-#: By name: what makes the file, and how much noise it adds [-].
-MACHINES: dict[str, tuple[Callable[[Raw], Raw], float]] = {
-    "no L3": (lambda raw: _say(raw, L3=None), 0.0),
-    "L2 and L3 of 0": (lambda raw: _say(raw, L2=0.0, L3=0.0), 0.0),
-    "L3 of 480 MiB": (lambda raw: _say(raw, L3=480 * 2.0**20), 0.0),
-    "L3 of 1.15 GB": (lambda raw: _say(raw, L3=1.15e9), 0.0),
-    "no ladder": (lambda raw: {**raw, "ladder": []}, 0.0),
-    "one core": (_alone, 0.0),
-    "128 ranks": (_many, 0.0),
-    "siblings": (_siblings, 0.0),
-    "no /sys, no /proc": (_silent, 0.0),
-    "noise": (lambda raw: _shake(raw, 0.3, 0.0), 0.3),
+def _slow_down(run: Raw, factor: float) -> None:
+    """All times of a run are longer, but not those of references beside it."""
+    for name in ("median", "q1", "q3", "idle"):
+        if name in run:
+            run[name] = factor * run[name]
+    for name in ("operation_seconds", "blocks"):
+        if name in run:
+            run[name] = [factor * seconds for seconds in run[name]]
+
+
+def _slow_down_references(run: Raw, pace: float) -> None:
+    if "reference" in run:
+        run["reference"] = [pace * seconds for seconds in run["reference"]]
+    for name in ("references", "operation_references"):
+        if name in run:
+            scaled = []
+            for three in run[name]:
+                scaled.append([pace * seconds for seconds in three])
+            run[name] = scaled
+
+
+class Machine(NamedTuple):
+    """What makes its file, and how much noise that adds [-]."""
+
+    edit: Callable[[Raw], Raw]
+    noise: float = 0.0
+
+
+MACHINES = {
+    "no L3": Machine(partial(_say, L3=None)),
+    "L2 and L3 of 0": Machine(partial(_say, L2=0.0, L3=0.0)),
+    "L3 of 480 MiB": Machine(partial(_say, L3=480 * 2.0**20)),
+    "L3 of 1.15 GB": Machine(partial(_say, L3=1.15e9)),
+    "no ladder": Machine(_no_ladder),
+    "one core": Machine(_alone),
+    "128 ranks": Machine(_many),
+    "siblings": Machine(_siblings),
+    "no /sys, no /proc": Machine(_silent),
+    "noise": Machine(partial(_shake, noise=0.3, drift=0.0), noise=0.3),
     # references tell nine tenths of a pace that varies by 28 %
-    "drift": (lambda raw: _shake(raw, 0.0, 0.4), 0.03),
+    "drift": Machine(partial(_shake, noise=0.0, drift=0.4), noise=0.03),
 }

@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,7 +16,6 @@ from perfkit.models.optimizers import (
     find_optimizer,
     list_optimizers,
 )
-from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import step
 from perfkit.workloads.measured_functions import FUNCTIONS
 from perfkit.workloads.tape import Tape
@@ -24,12 +23,10 @@ from perfkit.workloads.tape import Tape
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.ExtrapolationWarning")
 DENSE = list_optimizers(dense=True)
 #: Optimizers that PyTorch has too, with which they are compared; not each has a fused kernel.
-DENSE_FORMS = [
-    (name, form)
-    for name in DENSE
-    if find_optimizer(name).torch_class
-    for form in find_optimizer(name).forms
-]
+DENSE_FORMS = []
+for optimizer_name in DENSE:
+    if find_optimizer(optimizer_name).torch_class:
+        DENSE_FORMS += [(optimizer_name, form) for form in find_optimizer(optimizer_name).forms]
 SIZES: dict[str, Any] = {
     "layers": 2,
     "hidden": 64,
@@ -67,11 +64,20 @@ def build(optimizer: str, **more: Any) -> pk.Transformer:
     return pk.Transformer.gpt2(**SIZES, optimizer=optimizer, **more)
 
 
-def list_updates(graph: Graph) -> list[tuple[str, str, str, float, float]]:
-    """Name, kind, variant, elements and bytes of each operation of the update."""
+class Update(NamedTuple):
+    """An operation of the update."""
+
+    name: str
+    kind: str
+    variant: str
+    elements: float
+    traffic: float  # [B]
+
+
+def list_updates(graph: pk.Graph) -> list[Update]:
     elements = graph.column("elements")
     return [
-        (label.name, *label.kernel, elements[place], graph.traffic[place])
+        Update(label.name, *label.kernel, elements[place], graph.traffic[place])
         for place, label in enumerate(graph.labels)
         if label.phase == "update"
     ]
@@ -125,6 +131,11 @@ def test_an_update_runs_these_operations_and_moves_these_bytes(name: str, form: 
     ran: list[str] = []
     moved: list[int] = []
 
+    def count_bytes(values: Any) -> int:
+        """Bytes of all tensors, each of them once."""
+        tensors = {id(t): t for t in tree_leaves(values) if isinstance(t, torch.Tensor)}
+        return sum(t.numel() * t.element_size() for t in tensors.values())
+
     class Counter(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -134,21 +145,13 @@ def test_an_update_runs_these_operations_and_moves_these_bytes(name: str, form: 
             reads_a_counter = name == "_local_scalar_dense"
             if func.is_view or func.namespace != "aten" or reads_a_counter:
                 return out
-            reads = {id(t): t for t in tree_leaves([args, kwargs]) if isinstance(t, torch.Tensor)}
-            schema = func._schema.arguments
-            written = [
-                given
-                for given, argument in zip(args, schema, strict=False)
-                if argument.alias_info and argument.alias_info.is_write
-                if argument.name not in ("grads", "state_steps")  # these only if scaled
-            ]
-            writes = {
-                id(t): t for t in tree_leaves([written or out]) if isinstance(t, torch.Tensor)
-            }
+            written = []
+            for value, argument in zip(args, func._schema.arguments, strict=False):
+                only_if_scaled = argument.name in ("grads", "state_steps")
+                if argument.alias_info and argument.alias_info.is_write and not only_if_scaled:
+                    written.append(value)
             ran.append(name)
-            moved.append(
-                sum(t.numel() * t.element_size() for t in (*reads.values(), *writes.values()))
-            )
+            moved.append(count_bytes([args, kwargs]) + count_bytes(written or out))
             return out
 
     weights = [torch.nn.Parameter(torch.ones(300, 40)), torch.nn.Parameter(torch.ones(500))]
@@ -158,20 +161,24 @@ def test_an_update_runs_these_operations_and_moves_these_bytes(name: str, form: 
     update.step()
     with torch.no_grad(), Counter():
         update.step()
-    one = [operation.name for operation in find_optimizer(name).operations(form)]
-    assert ran == one * (2 if form == "eager" else 1)
+    operations = [operation.name for operation in find_optimizer(name).operations(form)]
+    if form == "eager":  # one weight after the other
+        assert ran == operations + operations
+    else:
+        assert ran == operations
     count = sum(weight.numel() for weight in weights)
-    assert sum(moved) / count == pytest.approx(
-        find_optimizer(name).update_bytes(1, form=form), rel=0.01
-    )
+    expected = find_optimizer(name).update_bytes(1, form=form)
+    assert sum(moved) / count == pytest.approx(expected, rel=0.01)
 
 
 def test_bytes_of_an_update_are_those_that_predictions_price() -> None:
     for name in DENSE:
         for form in find_optimizer(name).forms:
-            [graph] = build(name, fused=form == "fused").graphs(accelerator=form == "for_each")
-            moved = sum(nbytes for *_, nbytes in list_updates(graph)) / graph.parameters
-            assert moved == pytest.approx(find_optimizer(name).update_bytes(1, form=form), rel=0.01)
+            model = build(name, fused=form == "fused")
+            [graph] = model.graphs(accelerator=form == "for_each")
+            traffic = sum(update.traffic for update in list_updates(graph))
+            expected = find_optimizer(name).update_bytes(1, form=form)
+            assert traffic / graph.parameters == pytest.approx(expected, rel=0.01), (name, form)
     assert roofline.optimizer_bytes("sgd_momentum", 10) == 320.0
     assert roofline.optimizer_bytes("sgd_momentum_fused", 10) == 200.0
 
@@ -197,22 +204,21 @@ def test_states_are_the_same_in_memory_and_in_strategies(
     fused kernel computes on the way."""
     monkeypatch.setitem(OPTIMIZERS, RMSPROP.name, RMSPROP)
     strategy = pk.Strategy(dp=8, micro_batch=1)
-    found: dict[str, list[float]] = {}
-    known = find_optimizer(name)
-    fused = bool(known.fused_kernel)
-    for optimizer in ("sgd", name):
-        model = build(optimizer, fused=fused)
+    optimizer = find_optimizer(name)
+    fused = bool(optimizer.fused_kernel)
+
+    def measure_memory(name: str) -> tuple[float, float, float]:
+        """States of a prediction and of a strategy, and what the strategy needs more than that."""
+        model = build(name, fused=fused)
         memory = pk.predict(model, "h100-sxm-8", ranks=8).memory()
         table = pk.explore(model, "h100-sxm-8", strategies=[strategy]).table()
-        as_strategy = pk.predict(model, "h100-sxm-8", strategy=strategy).memory()
-        found[optimizer] = [
-            memory.parts["states"],
-            as_strategy.parts["states"],
-            float(table["needs"][0]) - memory.total,
-        ]
+        of_strategy = pk.predict(model, "h100-sxm-8", strategy=strategy).memory()
+        more = float(table["needs"][0]) - memory.total
+        return memory.parts["states"], of_strategy.parts["states"], more
+
     [graph] = build(name).graphs()
-    states = 4.0 * known.states * graph.parameters
-    added = np.subtract(found[name], found["sgd"])
+    states = 4.0 * optimizer.states * graph.parameters
+    added = np.subtract(measure_memory(name), measure_memory("sgd"))
     assert added == pytest.approx([states, states, 0.0], rel=1e-3, abs=1e-3 * states + 1.0)
 
 
@@ -221,7 +227,7 @@ def test_states_of_tables_are_the_same_in_models_plans_and_closed_forms(name: st
     tables = pk.TableSet((pk.EmbeddingTable(10**6, 32),) * 4, batch=512, optimizer=name)
     price = pk.price_plan(tables, "h100-sxm-8", pk.Plan(2, (0, 0, 1, 1)))
     expected = embedding.state_bytes(10**6, 32, optimizer=name)
-    assert price.table()["state_bytes"].to_list() == [2 * expected] * 2
+    assert price.table()["state_bytes"].to_list() == [2 * expected, 2 * expected]
     if name in DENSE:
         model = pk.DLRM(embedding="exact", optimizer=name, **TABLES)
         memory = pk.predict(model, "h100-sxm-8").memory()
@@ -240,47 +246,70 @@ def test_a_graph_of_a_model_needs_the_memory_of_the_model() -> None:
     assert whole.parts["states"] >= whole.parts["tables"]
 
 
-def test_a_new_optimizer_is_known_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An optimizer with one state for each weight, and five operations."""
+    monkeypatch.setitem(OPTIMIZERS, "made-up", MADE_UP)
+
+
+def test_an_optimizer_that_nobody_added_is_refused() -> None:
     with pytest.raises(ValueError, match="optimizer is 'made-up'; known are"):
         build("made-up")
-    monkeypatch.setitem(OPTIMIZERS, "made-up", MADE_UP)
-    model, strategy = build("made-up"), pk.Strategy(dp=8, micro_batch=1)
-    [eager], [listed] = model.graphs(), model.graphs(accelerator=True)
-    names = [name for name, *_ in list_updates(listed)]
-    assert names == [
+
+
+def test_a_new_optimizer_updates_weight_by_weight_or_in_lists(made_up: None) -> None:
+    [eager] = build("made-up").graphs()
+    assert len(list_updates(eager)) % 5 == 0
+    [listed] = build("made-up").graphs(accelerator=True)
+    assert [update.name for update in list_updates(listed)] == [
         "_foreach_mul_",
         "_foreach_lerp",
         "_foreach_sign_",
         "_foreach_add_",
         "_foreach_lerp_",
     ]
-    assert len(list_updates(eager)) % 5 == 0
-    states = 4.0 * eager.parameters
+
+
+def test_a_new_optimizer_needs_memory_for_its_states(made_up: None) -> None:
+    model = build("made-up")
+    strategy = pk.Strategy(dp=8, micro_batch=1)
+    [graph] = model.graphs()
+    states = 4.0 * graph.parameters
     assert pk.predict(model, "h100-sxm-8").memory().parts["states"] == states
-    needs = [
-        float(pk.explore(m, "h100-sxm-8", strategies=[strategy]).table()["needs"][0])
-        for m in (model, build("sgd"))
-    ]
-    update_scratch = 4.0 * eager.parameters  # what the update computes on the way, of each weight
-    assert 0.999 * states <= needs[0] - needs[1] <= 1.001 * (states + update_scratch)
-    assert pk.predict(model, "h100-sxm-8", strategy=strategy).memory().parts["states"] == (
-        pytest.approx(states, rel=1e-3)
-    )
-    sweep = pk.sweep(
-        lambda batch: pk.Transformer.gpt2(**{**SIZES, "batch": batch}, optimizer="made-up"),
-        {"batch": [8, 16]},
-        "h100-sxm-8",
-        progress=False,
-    )
+    shared = pk.predict(model, "h100-sxm-8", strategy=strategy)
+    assert shared.memory().parts["states"] == pytest.approx(states, rel=1e-3)
+
+    def explore_needs(model: pk.Transformer) -> float:
+        return float(pk.explore(model, "h100-sxm-8", strategies=[strategy]).table()["needs"][0])
+
+    needs = explore_needs(model) - explore_needs(build("sgd"))
+    update_scratch = 4.0 * graph.parameters  # what the update computes on the way, of each weight
+    assert 0.999 * states <= needs <= 1.001 * (states + update_scratch)
+
+
+def test_a_new_optimizer_can_be_swept(made_up: None) -> None:
+    def build_with_batch(batch: int) -> pk.Transformer:
+        return pk.Transformer.gpt2(**{**SIZES, "batch": batch}, optimizer="made-up")
+
+    sweep = pk.sweep(build_with_batch, {"batch": [8, 16]}, "h100-sxm-8", progress=False)
     assert len(sweep.table()) == 2
+
+
+def test_a_new_optimizer_updates_rows_of_tables(made_up: None) -> None:
     exact = pk.DLRM(embedding="exact", optimizer="made-up", **TABLES)
-    plain = replace_optimizer(exact, "sgd")
+    plain = pk.DLRM(embedding="exact", optimizer="sgd", **TABLES)
     assert pk.predict(exact, "h100-sxm-8").memory().parts["states"] > 4 * 3700 * 48
     assert exact.graphs()[0].traffic.sum() > plain.graphs()[0].traffic.sum()
     with pytest.raises(ValueError, match="optimizer is 'made-up' with embedding 'separate'"):
         pk.DLRM(optimizer="made-up", **TABLES)
+
+
+def test_a_new_optimizer_is_known_to_closed_forms(made_up: None) -> None:
     assert embedding.state_bytes(100, 16, optimizer="made-up") == 6400.0
     assert roofline.optimizer_bytes("made-up", 1) == 52.0
+
+
+def test_a_new_optimizer_has_no_fused_kernel_and_no_class_of_pytorch(made_up: None) -> None:
     with pytest.raises(
         ValueError, match="form of the optimizer 'made-up' is 'fused'; known are eager"
     ):
@@ -290,45 +319,60 @@ def test_a_new_optimizer_is_known_everywhere(monkeypatch: pytest.MonkeyPatch) ->
         pk.capture(torch.nn.Linear(4, 4), torch.ones(2, 4), optimizer="made-up")
 
 
-def replace_optimizer(model: pk.DLRM, optimizer: str) -> pk.DLRM:
-    return pk.DLRM(embedding=model.embedding, optimizer=optimizer, **TABLES)
-
-
-@pytest.mark.parametrize("name", ["lamb", "Adam", "", "rowwise", 5, None, ["adam"]])
-def test_a_name_that_nobody_knows_is_an_error_everywhere(name: Any) -> None:
-    tables = (pk.EmbeddingTable(1000, 16),)
+def predict_memory_of_graph(optimizer: Any) -> Any:
+    """Of a graph with this optimizer; an empty name would mean that it has none."""
     [graph] = pk.DLRM(embedding="exact", **TABLES).graphs()
-    for call in (
-        lambda: build(name),
-        lambda: pk.TableSet(tables, batch=8, optimizer=name),
-        lambda: embedding.state_bytes(10, 10, optimizer=name),
-        lambda: roofline.optimizer_bytes(name, 10),
-        lambda: step(Tape(), name),
-        lambda: pk.predict(replace(graph, optimizer=name or "x"), "h100-sxm-8").memory(),
-    ):
-        with pytest.raises(ValueError, match=r"optimizer is .*; known are"):
-            call()
+    named = replace(graph, optimizer=optimizer or "x")
+    return pk.predict(named, "h100-sxm-8").memory()
 
 
-def test_rows_are_updated_by_their_own_optimizer_or_not_at_all() -> None:
-    """Gradients of each lookup can only be added to rows; no other update is taken for this one."""
-    for name in DENSE:
-        for embedding_kind, sparse in (("separate", True), ("fused", True), ("fused", False)):
-            settings = {"embedding": embedding_kind, "sparse": sparse, "optimizer": name}
-            if name == "sgd":
-                pk.DLRM(**settings, **TABLES)
-            else:
-                with pytest.raises(ValueError, match="gradients of the same row"):
-                    pk.DLRM(**settings, **TABLES)
-    moved = {
-        name: pk.DLRM(embedding="exact", optimizer=name, **TABLES).graphs()[0]
-        for name in ("sgd", "adagrad", "adam")
-    }
-    rows = [
-        graph.traffic[graph.kernels["embedding_backward", "exact"]].sum()
-        for graph in moved.values()
-    ]
-    assert np.diff(rows, 2) == pytest.approx(0.0, abs=8.0) and rows[1] > rows[0]
+TABLE = pk.EmbeddingTable(1000, 16)
+#: What takes the name of an optimizer, with its other arguments.
+TAKERS = {
+    "transformer": (build, {}),
+    "tables": (pk.TableSet, {"tables": (TABLE,), "batch": 8}),
+    "state_bytes": (embedding.state_bytes, {"rows": 10, "dim": 10}),
+    "optimizer_bytes": (roofline.optimizer_bytes, {"parameters": 10}),
+    "step": (step, {"tape": Tape()}),
+    "graph": (predict_memory_of_graph, {}),
+}
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+@pytest.mark.parametrize("name", ["lamb", "Adam", "", "rowwise", 5, None, ["adam"]])
+def test_a_name_that_nobody_knows_is_an_error_everywhere(name: Any, taker: str) -> None:
+    function, others = TAKERS[taker]
+    with pytest.raises(ValueError, match=r"optimizer is .*; known are"):
+        function(optimizer=name, **others)
+
+
+def make_tables(name: str, kind: str, *, sparse: bool = True) -> pk.DLRM:
+    return pk.DLRM(optimizer=name, embedding=kind, sparse=sparse, **TABLES)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sparse"), [("separate", True), ("fused", True), ("fused", False)]
+)
+@pytest.mark.parametrize("name", DENSE)
+def test_gradients_of_lookups_can_only_be_added_to_rows(name: str, kind: str, sparse: bool) -> None:
+    """No other update is taken for this one."""
+    if name == "sgd":
+        make_tables(name, kind, sparse=sparse)
+    else:
+        with pytest.raises(ValueError, match="gradients of the same row"):
+            make_tables(name, kind, sparse=sparse)
+
+
+def test_each_state_of_a_row_moves_as_many_bytes() -> None:
+    def count_row_bytes(name: str) -> float:
+        [graph] = make_tables(name, "exact").graphs()
+        return float(graph.traffic[graph.kernels["embedding_backward", "exact"]].sum())
+
+    none = count_row_bytes("sgd")
+    one = count_row_bytes("adagrad")
+    two = count_row_bytes("adam")
+    assert one > none
+    assert two - one == pytest.approx(one - none, abs=8.0)
 
 
 def test_a_captured_model_may_have_each_optimizer() -> None:
@@ -359,10 +403,8 @@ def test_every_optimizer_of_the_table_is_complete() -> None:
         assert optimizer.name == name
         states = set(optimizers.STATES[: optimizer.states])
         for form in optimizer.forms:
-            used = {
-                operand
-                for operation in optimizer.operations(form)
-                for operand in operation.reads + operation.writes
-            }
+            used: set[str] = set()
+            for operation in optimizer.operations(form):
+                used |= {*operation.reads, *operation.writes}
             assert states <= used <= operands | states, (name, form)
         assert optimizer.update or not optimizer.torch_class, name
