@@ -4,13 +4,12 @@ against real runs."""
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import pytest
 
-from perfkit.platform.gallery import load_platform
-from perfkit.prediction.predictor import predict
+import perfkit as pk
 
 torch = pytest.importorskip("torch", reason="capture needs torch: pip install 'perfkit[measure]'")
 
@@ -28,7 +27,6 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from perfkit.measure.iterations import OperationTimer  # noqa: E402
 from perfkit.measure.processes import run_processes  # noqa: E402
 from perfkit.recording.exchanges import name_collective  # noqa: E402
-from perfkit.recording.steps import capture  # noqa: E402
 from perfkit.workloads.execution import compile_graph  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
@@ -41,22 +39,18 @@ class _Block(nn.Module):
 
     def __init__(self, width: int = 16, reentrant: bool | None = None) -> None:
         super().__init__()
-        self.norm, self.up, self.down = (
-            nn.LayerNorm(width),
-            nn.Linear(width, 4 * width),
-            nn.Linear(4 * width, width),
-        )
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
         self.reentrant = reentrant
 
     def run(self, x: Any) -> Any:
         return x + self.down(self.up(self.norm(x)).relu())
 
     def forward(self, x: Any) -> Any:
-        return (
-            self.run(x)
-            if self.reentrant is None
-            else checkpoint(self.run, x, use_reentrant=self.reentrant)
-        )
+        if self.reentrant is None:
+            return self.run(x)
+        return checkpoint(self.run, x, use_reentrant=self.reentrant)
 
 
 def _shard(net: nn.Sequential, mesh: Any, **settings: Any) -> nn.Sequential:
@@ -70,18 +64,17 @@ def _train(net: Any, width: int = 16, parts: int = 1, clip: bool = False, mean: 
     """A step with as many micro-batches, whose gradients are reduced with the last one, and clipped
     if asked for; `mean` has a running mean of the weights.
     """
-    optimizer, x = (
-        torch.optim.AdamW(net.parameters(), foreach=True),
-        torch.randn(2, 8, width, requires_grad=True),
-    )
+    optimizer = torch.optim.AdamW(net.parameters(), foreach=True)
+    x = torch.randn(2, 8, width, requires_grad=True)
+    is_copied = isinstance(net, DistributedDataParallel)
 
     def step() -> None:
         optimizer.zero_grad()
         for part in range(parts):
-            own = isinstance(net, DistributedDataParallel)
-            if parts > 1 and not own:
-                net.set_requires_gradient_sync(part == parts - 1)
-            with net.no_sync() if own and part < parts - 1 else nullcontext():
+            is_last = part == parts - 1
+            if parts > 1 and not is_copied:
+                net.set_requires_gradient_sync(is_last)
+            with net.no_sync() if is_copied and not is_last else nullcontext():
                 net(x).sum().backward()
         if clip:
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
@@ -107,9 +100,10 @@ def _sharded(
     clip: bool = False,
     **settings: Any,
 ) -> Step:
-    mesh = init_device_mesh(
-        "cpu", (2, 4) if copies else (8,), mesh_dim_names=("copies", "shards")[1 - copies :]
-    )
+    if copies:
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("copies", "shards"))
+    else:
+        mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("shards",))
     net = nn.Sequential(*(_Block(reentrant=reentrant) for _ in range(3)))
     return _train(_shard(net, mesh, **settings), parts=parts, clip=clip)
 
@@ -168,7 +162,7 @@ class _Names(OperationTimer):
 def test_the_operations_over_ranks_are_those_of_a_real_run(name: str) -> None:
     """The same after a capture as before: nothing of its meshes is left where real ones are looked
     up."""
-    graph = capture(FORMS[name], ranks=8)
+    graph = pk.capture(FORMS[name], ranks=8)
     dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
     try:
         step = FORMS[name]()
@@ -199,76 +193,128 @@ def test_gradients_of_accumulated_and_averaged_weights_are_shared_as_on_two_rank
     that follows them."""
     job = {"task": "tests.test_forms:name_operations", "settings": [*COPIES.values()]}
     first, second = run_processes(job, ranks=2)
-    graphs = [capture(partial(_copied, **each), ranks=2) for each in COPIES.values()]
-    assert [[label.name for label in graph.labels] for graph in graphs] == first == second
-    assert [len(graph.collectives) for graph in graphs] == [1, 1], "one bucket, and only once"
+    assert first == second
+    for settings, real_names in zip(COPIES.values(), first, strict=True):
+        graph = pk.capture(partial(_copied, **settings), ranks=2)
+        assert [label.name for label in graph.labels] == real_names
+        assert len(graph.collectives) == 1, "one bucket, and only once"
 
 
-def _find_collectives(graph: Any) -> list[tuple[str, str, float]]:
-    return [
-        (graph[i].name, graph[i].phase, graph[i].features["nbytes"])
-        for i in map(int, graph.collectives)
-    ]
+class Message(NamedTuple):
+    """A collective of a graph."""
+
+    name: str
+    phase: str
+    nbytes: float
 
 
-@pytest.mark.parametrize("again", [True, False])
-def test_blocks_are_gathered_ahead_and_their_gradients_scattered_behind(again: bool) -> None:
-    """FSDP2's documentation: gathered before forward and, if freed, before backward; gradients
-    scattered in fp32."""
-    width, blocks = 512, 12
+def _list_messages(graph: Any) -> list[Message]:
+    operations = [graph[index] for index in graph.collectives.tolist()]
+    return [Message(each.name, each.phase, each.features["nbytes"]) for each in operations]
 
-    def make_step() -> Step:
-        net = nn.Sequential(*(_Block(width) for _ in range(blocks))).to("cuda")
-        mesh = init_device_mesh("cuda", (8,))
-        return _train(_shard(net, mesh, mp_policy=_NARROW, reshard_after_forward=again), width)
 
-    graph = capture(make_step, ranks=8, device="cuda")
-    size = sum(p.numel() for p in _Block(width).parameters())
-    gathered, scattered = ("all_gather", 2.0 * size), ("reduce_scatter", 4.0 * size)
-    found = _find_collectives(graph)
-    assert [each for each in found if each[1] == "forward"] == [
-        (gathered[0], "forward", gathered[1])
-    ] * blocks
-    assert {each[::2] for each in found if each[1] == "backward"} == {
-        scattered,
-        *([gathered] if again else []),
-    }
-    names = [name for name, *_ in found]
-    assert [names.count(name) for name in ("reduce_scatter", "all_gather")] == [
-        blocks,
-        blocks * (1 + again),
-    ]
-    update = [
-        graph[i].features["elements"]
-        for i, label in enumerate(graph.labels)
+WIDTH, BLOCKS = 512, 12
+
+
+@pytest.fixture(scope="module")
+def capture_blocks() -> Callable[..., Any]:
+    """Capture a sharded program whose blocks are gathered again in the backward pass, or kept."""
+
+    @cache
+    def capture_them(freed: bool) -> Any:
+        def make_step() -> Step:
+            net = nn.Sequential(*(_Block(WIDTH) for _ in range(BLOCKS))).to("cuda")
+            mesh = init_device_mesh("cuda", (8,))
+            sharded = _shard(net, mesh, mp_policy=_NARROW, reshard_after_forward=freed)
+            return _train(sharded, WIDTH)
+
+        return pk.capture(make_step, ranks=8, device="cuda")
+
+    return capture_them
+
+
+BLOCK_SIZE = sum(weight.numel() for weight in _Block(WIDTH).parameters())
+GATHERED = 2.0 * BLOCK_SIZE  # bytes, in bf16
+SCATTERED = 4.0 * BLOCK_SIZE  # in fp32
+FREED = pytest.mark.parametrize("freed", [True, False])
+
+
+@FREED
+def test_blocks_are_gathered_before_forward_and_if_freed_before_backward(
+    freed: bool, capture_blocks: Callable[..., Any]
+) -> None:
+    """FSDP2's documentation; gradients are scattered in fp32."""
+    messages = _list_messages(capture_blocks(freed))
+    forward = [message for message in messages if message.phase == "forward"]
+    assert forward == [Message("all_gather", "forward", GATHERED)] * BLOCKS
+    expected = {Message("reduce_scatter", "backward", SCATTERED)}
+    if freed:
+        expected.add(Message("all_gather", "backward", GATHERED))
+    assert {message for message in messages if message.phase == "backward"} == expected
+    names = [message.name for message in messages]
+    assert names.count("reduce_scatter") == BLOCKS
+    assert names.count("all_gather") == (2 * BLOCKS if freed else BLOCKS)
+
+
+@FREED
+def test_each_rank_updates_its_shard(freed: bool, capture_blocks: Callable[..., Any]) -> None:
+    graph = capture_blocks(freed)
+    updated = [
+        graph[index].features["elements"]
+        for index, label in enumerate(graph.labels)
         if label.name == "_foreach_lerp_"
     ]
-    assert update == [blocks * size / 8], "each rank updates its shard"
-    split = next(
-        op for op in map(graph.__getitem__, range(len(graph))) if op.name == "split_with_sizes_copy"
-    )
-    pieces = split.features["elements"], split.features["rows"]
-    assert (split.variant, *pieces) == ("cat", size, 8 * 6), (
-        "a piece of each of six weights from each rank"
-    )
+    assert updated == [BLOCKS * BLOCK_SIZE / 8]
+
+
+@FREED
+def test_a_piece_of_each_of_six_weights_comes_from_each_rank(
+    freed: bool, capture_blocks: Callable[..., Any]
+) -> None:
+    graph = capture_blocks(freed)
+    names = [label.name for label in graph.labels]
+    split = graph[names.index("split_with_sizes_copy")]
+    assert split.variant == "cat"
+    assert split.features["elements"] == BLOCK_SIZE
+    assert split.features["rows"] == 8 * 6
+
+
+@FREED
+def test_a_block_is_gathered_once_that_before_the_last_is_there(
+    freed: bool, capture_blocks: Callable[..., Any]
+) -> None:
+    """By streams; so products of two blocks run meanwhile."""
+    graph = capture_blocks(freed)
     assert graph.waits is not None
-    waits = {wait.collective: wait.operation for wait in graph.waits}
-    products = [i for i, label in enumerate(graph.labels) if label.kind == "gemm"]
-    # streams let a block be gathered once that before the last is there
-    places = graph.collectives.tolist()[:blocks]
-    hidden = [
-        sum(place < i < waits[number] for i in products) for number, place in enumerate(places)
-    ]
-    assert hidden == [0, 2, *[4] * (blocks - 2)]
-    behind = [
-        graph.labels[waits[number]].name
-        for number, name in enumerate(names)
-        if name == "reduce_scatter"
-    ]
-    assert behind == ["chunk_cat"] * (blocks - 1) + ["_foreach_add_"], (
-        "by the next one, and by the optimizer"
-    )
-    whole = predict(graph, "h100-sxm-8")
+    waiting = {wait.collective: wait.operation for wait in graph.waits}
+    products = [index for index, label in enumerate(graph.labels) if label.kind == "gemm"]
+    products_meanwhile = []
+    for number, start in enumerate(graph.collectives.tolist()[:BLOCKS]):
+        end = waiting[number]
+        products_meanwhile.append(sum(start < product < end for product in products))
+    assert products_meanwhile[:2] == [0, 2]
+    assert set(products_meanwhile[2:]) == {4}
+
+
+@FREED
+def test_gradients_are_waited_for_by_the_next_ones_and_by_the_optimizer(
+    freed: bool, capture_blocks: Callable[..., Any]
+) -> None:
+    graph = capture_blocks(freed)
+    assert graph.waits is not None
+    waiting = {wait.collective: wait.operation for wait in graph.waits}
+    waiting_for_gradients = []
+    for number, message in enumerate(_list_messages(graph)):
+        if message.name == "reduce_scatter":
+            waiting_for_gradients.append(graph.labels[waiting[number]].name)
+    assert len(waiting_for_gradients) == BLOCKS
+    assert set(waiting_for_gradients[:-1]) == {"chunk_cat"}
+    assert waiting_for_gradients[-1] == "_foreach_add_"
+
+
+@FREED
+def test_collectives_of_shards_are_hidden(freed: bool, capture_blocks: Callable[..., Any]) -> None:
+    whole = pk.predict(capture_blocks(freed), "h100-sxm-8")
     assert whole.time < whole.serial
 
 
@@ -280,43 +326,52 @@ class _Compiled(nn.Sequential):
         return x + super().forward(x).sigmoid()
 
 
+class Updates(NamedTuple):
+    """Operations of the update, and calls that they take."""
+
+    operations: int
+    calls: float
+
+
+def count_updates(graph: Any) -> Updates:
+    is_update = [label.phase == "update" for label in graph.labels]
+    return Updates(sum(is_update), graph.column("calls")[is_update].sum())
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # as the compiler is imported
 def test_a_compiled_module_is_recorded_as_kernels_and_says_so() -> None:
     def make_step(compiled: str) -> Step:
         net = _Compiled(nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 16))
-        updates, x = torch.optim.SGD(net.parameters(), lr=0.1, foreach=False), torch.randn(8, 16)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, foreach=False)
+        x = torch.randn(8, 16)
 
-        def step(run: Any = net) -> None:
+        def train(run: Any) -> None:
             run(x).square().sum().backward()
-            updates.step()
+            optimizer.step()
 
-        if compiled == "inside":
+        if compiled == "in place":
             net.compile()
-        return (
-            torch.compile(step)
-            if compiled == "step"
-            else partial(step, torch.compile(net) if compiled else net)
-        )
+        if compiled == "step":
+            return torch.compile(partial(train, net))
+        if compiled == "module":
+            return partial(train, torch.compile(net))
+        return partial(train, net)
 
     with pytest.warns(UserWarning, match=r"taken to be compiled as a whole"):
-        whole, inside, step = (
-            capture(partial(make_step, how)) for how in ("module", "inside", "step")
-        )
-    eager = capture(partial(make_step, ""))
-    assert (
-        (eager.execution, eager.notes) == ("eager", ())
-        and whole.execution == "compiled"
-        and len(whole.notes) == 1
-    )
-    assert whole.labels == inside.labels == compile_graph(eager).labels != eager.labels
-    updates = [
-        sum(label.phase == "update" for label in each.labels) for each in (eager, whole, step)
-    ]
-    calls = [
-        each.column("calls")[[label.phase == "update" for label in each.labels]].sum()
-        for each in (eager, whole, step)
-    ]
-    assert updates == [4, 4, 4] and calls == [4, 4, 1]
+        module = pk.capture(partial(make_step, "module"))
+        in_place = pk.capture(partial(make_step, "in place"))
+        step = pk.capture(partial(make_step, "step"))
+    eager = pk.capture(partial(make_step, "nothing"))
+    assert eager.execution == "eager"
+    assert eager.notes == ()
+    assert module.execution == "compiled"
+    assert len(module.notes) == 1
+    assert module.labels == compile_graph(eager).labels
+    assert in_place.labels == module.labels
+    assert eager.labels != module.labels
+    assert count_updates(eager) == Updates(operations=4, calls=4)
+    assert count_updates(module) == Updates(operations=4, calls=4)
+    assert count_updates(step) == Updates(operations=4, calls=1)
 
 
 @pytest.mark.parametrize("pinned", [True, False])
@@ -331,21 +386,24 @@ def test_weights_that_stay_on_the_host_are_named(pinned: bool) -> None:
         ValueError,
         match=r'(?s)host.*test_forms.py, line .*"fully_shard.*; leave offload_policy out',
     ):
-        capture(make_step, ranks=2, device="cuda")
+        pk.capture(make_step, ranks=2, device="cuda")
 
 
 def test_pinning_is_not_counted_and_says_so() -> None:
     def make_step() -> Step:
         x, rows = torch.randn(8, 8), torch.arange(4)
-        return lambda: (
-            x.pin_memory().to("cuda", non_blocking=True)[rows.pin_memory().to("cuda")].sum()
-        )
+
+        def step() -> None:
+            moved = x.pin_memory().to("cuda", non_blocking=True)
+            moved[rows.pin_memory().to("cuda")].sum()
+
+        return step
 
     with (
         pytest.warns(UserWarning, match="to pin memory is not counted"),
         pytest.warns(UserWarning, match="non_blocking=True count like blocking ones"),
     ):
-        graph = capture(make_step, device="cuda")
+        graph = pk.capture(make_step, device="cuda")
     assert [label.name for label in graph.labels] == ["to", "to", "index", "sum"]
 
 
@@ -354,34 +412,44 @@ def test_graphs_of_a_gpu_are_named() -> None:
         net, x = nn.Linear(4, 4), torch.randn(2, 4)
         graph = torch.cuda.CUDAGraph() if replayed else None
         run = torch.cuda.make_graphed_callables(net, (x,))
-        return lambda: (graph, run(x).sum().backward())
+
+        def step() -> Any:
+            run(x).sum().backward()
+            return graph  # which a replayed step holds
+
+        return step
 
     with pytest.raises(
         ValueError, match="replays kernels that capture does not see; give the step without it"
     ):
-        capture(partial(make_step, True), device="cuda")
+        pk.capture(partial(make_step, True), device="cuda")
     with pytest.warns(UserWarning, match="count as launched at once"):
-        graph = capture(partial(make_step, False), device="cuda")
-    assert graph.execution == "graphs" and len(graph.kernels[("gemm", "nt")]) == 1
+        graph = pk.capture(partial(make_step, False), device="cuda")
+    assert graph.execution == "graphs"
+    assert len(graph.kernels[("gemm", "nt")]) == 1
 
 
 def test_a_place_that_a_tensor_names_is_the_gpu() -> None:
     def make_step() -> Step:
         net = nn.Linear(4, 4).to("cuda")
         averaged = torch.optim.swa_utils.AveragedModel(net)
-        return lambda: (
-            averaged.update_parameters(net),
-            net(torch.randn(2, 4).to(net.weight.device)).cpu(),
-        )
+
+        def step() -> None:
+            averaged.update_parameters(net)
+            net(torch.randn(2, 4).to(net.weight.device)).cpu()
+
+        return step
 
     with pytest.warns(UserWarning, match="the step works on tensors of the host"):
-        moved = capture(make_step, device="cuda")
+        moved = pk.capture(make_step, device="cuda")
     assert [moved.labels[i].variant for i in moved.transfers] == ["to_device", "to_host"]
 
 
 def test_streams_and_events_say_what_waits_for_a_collective() -> None:
     def make_step() -> Step:
-        x, side, done = torch.ones(8), torch.cuda.Stream(), torch.cuda.Event()
+        x = torch.ones(8)
+        side = torch.cuda.Stream()
+        done = torch.cuda.Event()
 
         def step() -> None:
             side.wait_stream(torch.cuda.current_stream())
@@ -396,9 +464,10 @@ def test_streams_and_events_say_what_waits_for_a_collective() -> None:
 
         return step
 
-    graph = capture(make_step, ranks=2, device="cuda")
+    graph = pk.capture(make_step, ranks=2, device="cuda")
     assert [label.name for label in graph.labels] == ["all_reduce", "mul", "add", "sub"]
-    assert graph.waits is not None and list(graph.waits) == [(3, 0, False)]
+    assert graph.waits is not None
+    assert list(graph.waits) == [(3, 0, False)]
 
 
 def test_what_is_sent_along_a_pipeline_meets_its_receiver() -> None:
@@ -418,22 +487,20 @@ def test_what_is_sent_along_a_pipeline_meets_its_receiver() -> None:
 
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        graphs = [capture(make_step, ranks=4, rank=rank) for rank in range(4)]
+        graphs = [pk.capture(make_step, ranks=4, rank=rank) for rank in range(4)]
     assert [graph.groups for graph in graphs] == [
         ((0, 1),),
         ((0, 1), (1, 2)),
         ((1, 2), (2, 3)),
         ((2, 3),),
     ]
-    assert all(
-        "priced as a broadcast between the two" in note for graph in graphs for note in graph.notes
-    )
-    assert len(seen) >= 4 and {
-        each[2] for graph in graphs for each in _find_collectives(graph)
-    } == {4.0 * 64 * 64}
+    nbytes = 4.0 * 64 * 64
+    for graph in graphs:
+        assert all("priced as a broadcast between the two" in note for note in graph.notes)
+        assert {message.nbytes for message in _list_messages(graph)} == {nbytes}
+    assert len(seen) >= 4
     with pytest.warns(UserWarning, match="priced as a broadcast"):
-        found = predict(graphs, "a100-sxm-8")
-    assert graphs[0].notes[0] in found.warnings
-    assert found.time > 3 * float(
-        load_platform("a100-sxm-8").collective_time("broadcast", 4 * 64 * 64, ranks=2)
-    )
+        prediction = pk.predict(graphs, "a100-sxm-8")
+    assert graphs[0].notes[0] in prediction.warnings
+    sent = pk.load_platform("a100-sxm-8").collective_time("broadcast", nbytes, ranks=2)
+    assert prediction.time > 3 * float(sent)
