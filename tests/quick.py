@@ -21,7 +21,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Processor time that each test took when it was last run, written by tests/conftest.py.
@@ -66,7 +68,11 @@ GUARDS: Mapping[str, tuple[str, ...]] = {
 }
 #: Processor time for chosen files, that of a test file and of doctests that never ran, the longest
 #: single test, and the most of one guard, of which the cheapest tests run [s].
-BUDGET, UNKNOWN, UNKNOWN_DOCTESTS, LONG, MOST_OF_A_GUARD = 52.0, 10.0, 1.0, 15.0, 13.0
+BUDGET = 52.0
+UNKNOWN = 10.0
+UNKNOWN_DOCTESTS = 1.0
+LONG = 15.0
+MOST_OF_A_GUARD = 13.0
 #: Distance of guards, and of tests that are named after a changed module: before all that import it
 #: [imports].
 _GUARDS_A_ROOM, _NAMED_AFTER = 0.25, 0.5
@@ -124,7 +130,8 @@ def name_module(path: Path) -> str:
 def list_modules() -> dict[str, Path]:
     """Modules of the package and of the tests."""
     files = [*(ROOT / "perfkit").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
-    return {name_module(path): path for path in (file.relative_to(ROOT) for file in sorted(files))}
+    paths = [file.relative_to(ROOT) for file in sorted(files)]
+    return {name_module(path): path for path in paths}
 
 
 @cache
@@ -153,22 +160,26 @@ def _find_module(name: str) -> str:
 def _read_facade() -> dict[str, str]:
     """Module of each public name of the package."""
     tree = ast.parse((ROOT / "perfkit" / "__init__.py").read_text(encoding="utf-8"))
-    return {
-        alias.name: str(node.module)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+    modules = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                modules[alias.name] = str(node.module)
+    return modules
 
 
 def find_distance(start: str, goals: set[str]) -> int | None:
     """Imports between a module and the nearest goal; none if it reaches no goal."""
-    seen, edge, distance = {start}, {start}, 0
+    seen = {start}
+    edge = {start}
+    distance = 0
     while edge:
         if edge & goals:
             return distance
-        edge = {name for module in edge if module != "perfkit" for name in list_imports(module)}
-        edge -= seen
+        imported = set[str]()
+        for module in edge - {"perfkit"}:
+            imported |= list_imports(module)
+        edge = imported - seen
         seen |= edge
         distance += 1
     return None
@@ -200,67 +211,123 @@ def read_durations() -> dict[str, dict[str, float]]:
 
 def choose(changed: Sequence[Path], durations: Mapping[str, Mapping[str, float]]) -> Selection:
     """What runs after a change."""
-    modules = {
-        name_module(path)
-        for path in changed
-        if path.suffix == ".py" and path.parts[0] in ("perfkit", "tests")
-    }
+    modules = set()
+    for path in changed:
+        if path.suffix == ".py" and path.parts[0] in ("perfkit", "tests"):
+            modules.add(name_module(path))
     rooms = {name.split(".")[1] for name in modules if name.startswith("perfkit.")}
-    kept = [path.stem for path in changed if path.parts[:2] == ("tests", "golden")]
-    if any(path.parts[0] == "reference_data" for path in changed):
-        kept += ANSWERS
-    wanted = {part for room in rooms for part in GOLDEN_PARTS.get(room, ())} | {*kept}
-    all_parts = dict.fromkeys(part for parts in GOLDEN_PARTS.values() for part in parts)
+    parts = choose_parts(changed, rooms)
+    near = rank_files(changed, modules, rooms)
+    costs = price_files(near, list_guards(rooms), durations)
+
     selection = Selection(
-        [STRUCTURE, GOLDEN], [p for p in all_parts if p in wanted], [], [], [], []
+        files=[STRUCTURE, GOLDEN],
+        parts=parts,
+        deselected=[],
+        left_out=[],
+        unmeasured=[],
+        untested=list_untested(modules),
     )
-    spent = sum(durations.get(GOLDEN, {}).get(name_part(part), 0.0) for part in selection.parts)
-
-    tests = {name: path for name, path in list_modules().items() if path.match("tests/test_*.py")}
-    distances = {str(path): find_distance(name, modules) for name, path in tests.items()}
-    near: dict[str, float] = {
-        name: distance for name, distance in distances.items() if distance is not None
-    }
-    # what changed itself, and what belongs to it, comes before all that imports it
-    near |= dict.fromkeys(_list_beside(changed), 0)
-    # tests named after a changed module come before others that import it, and guards before them
-    named = {f"tests/test_{path.stem}.py" for path in changed}
-    guards = {guard for room in rooms for guard in GUARDS.get(room, ())}
-    near |= {name: min(near[name], _NAMED_AFTER) for name in named & {*near}}
-    near |= {name: min(near[name], _GUARDS_A_ROOM) for name in guards & {*near}}
-    reached = {name for name in modules if any(find_distance(t, {name}) is not None for t in tests)}
-    selection.untested = sorted(
-        name for name in modules - reached if name.startswith("perfkit.") and name in list_modules()
-    )
-
-    costs: dict[str, float] = {}
-    long: dict[str, list[str]] = {}
-    for name in near:
-        tests_of_file = durations.get(name, {})
-        if near[name] == 0:
-            long[name] = []  # a changed test runs whatever it takes
-        elif name in guards:
-            long[name] = _list_beyond(tests_of_file, MOST_OF_A_GUARD)
-        else:
-            long[name] = [test for test, seconds in tests_of_file.items() if seconds > LONG]
-        if tests_of_file:
-            costs[name] = sum(s for test, s in tests_of_file.items() if test not in long[name])
-        else:
-            costs[name] = UNKNOWN if name.startswith("tests") else UNKNOWN_DOCTESTS
-    for name in sorted(near, key=lambda name: (near[name], costs[name])):
+    spent = sum(durations.get(GOLDEN, {}).get(name_part(part), 0.0) for part in parts)
+    for name in sorted(near, key=lambda name: (near[name], costs[name].seconds)):
         if name in selection.files:
             continue
-        if spent + costs[name] > BUDGET and near[name] > 0:
+        if spent + costs[name].seconds > BUDGET and near[name] > 0:
             selection.left_out.append(name)
             continue
-        spent += costs[name]
+        spent += costs[name].seconds
         selection.files.append(name)
-        selection.deselected += long[name]
+        selection.deselected += costs[name].too_long
         if name not in durations and name.startswith("tests"):
             selection.unmeasured.append(name)
     # the longest first, so that the last process does not begin it when others have ended
     selection.files.sort(key=lambda name: -sum(durations.get(name, {}).values()))
     return selection
+
+
+def choose_parts(changed: Sequence[Path], rooms: set[str]) -> list[str]:
+    """Parts of the kept answers that the rooms of a change make, or that are changed themselves."""
+    wanted = {path.stem for path in changed if path.parts[:2] == ("tests", "golden")}
+    if any(path.parts[0] == "reference_data" for path in changed):
+        wanted |= {*ANSWERS}
+    for room in rooms:
+        wanted |= {*GOLDEN_PARTS.get(room, ())}
+    all_parts = dict.fromkeys(chain.from_iterable(GOLDEN_PARTS.values()))
+    return [part for part in all_parts if part in wanted]
+
+
+def list_tests() -> dict[str, str]:
+    """Test files by their modules."""
+    tests = {}
+    for module, path in list_modules().items():
+        if path.match("tests/test_*.py"):
+            tests[module] = str(path)
+    return tests
+
+
+def list_guards(rooms: set[str]) -> set[str]:
+    """Test files that fail first where one of the rooms goes wrong."""
+    guards = set[str]()
+    for room in rooms:
+        guards |= {*GUARDS.get(room, ())}
+    return guards
+
+
+def rank_files(changed: Sequence[Path], modules: set[str], rooms: set[str]) -> dict[str, float]:
+    """How near each file is to a change that it reaches: what changed itself and what belongs to it
+    first, then guards, then tests named after a changed module, then all others that import it."""
+    near: dict[str, float] = {}
+    for module, name in list_tests().items():
+        distance = find_distance(module, modules)
+        if distance is not None:
+            near[name] = distance
+    near |= dict.fromkeys(_list_beside(changed), 0)
+    named = {f"tests/test_{path.stem}.py" for path in changed}
+    for name in near:
+        if name in named:
+            near[name] = min(near[name], _NAMED_AFTER)
+        if name in list_guards(rooms):
+            near[name] = min(near[name], _GUARDS_A_ROOM)
+    return near
+
+
+def list_untested(modules: set[str]) -> list[str]:
+    """Changed modules of the package that no test file imports, nor anything it imports."""
+    untested = []
+    for name in sorted(modules & {*list_modules()}):
+        is_reached = any(find_distance(test, {name}) is not None for test in list_tests())
+        if name.startswith("perfkit.") and not is_reached:
+            untested.append(name)
+    return untested
+
+
+class Cost(NamedTuple):
+    """What a file takes [s] without the tests that alone take too long."""
+
+    seconds: float
+    too_long: list[str]
+
+
+def price_files(
+    near: Mapping[str, float], guards: set[str], durations: Mapping[str, Mapping[str, float]]
+) -> dict[str, Cost]:
+    """What each file takes; a changed test runs whatever it takes."""
+    costs = {}
+    for name, distance in near.items():
+        seconds_of_tests = durations.get(name, {})
+        if distance == 0:
+            too_long = []
+        elif name in guards:
+            too_long = _list_beyond(seconds_of_tests, MOST_OF_A_GUARD)
+        else:
+            too_long = [test for test, seconds in seconds_of_tests.items() if seconds > LONG]
+        if seconds_of_tests:
+            left = seconds_of_tests.keys() - {*too_long}
+            seconds = sum(seconds_of_tests[test] for test in left)
+        else:
+            seconds = UNKNOWN if name.startswith("tests") else UNKNOWN_DOCTESTS
+        costs[name] = Cost(seconds, too_long)
+    return costs
 
 
 def _list_beyond(seconds: Mapping[str, float], most: float) -> list[str]:
