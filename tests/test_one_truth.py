@@ -1,8 +1,9 @@
 """An idea stands in one place: names of one register are listed again nowhere else."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -17,15 +18,23 @@ from perfkit.workloads.operations import ATTENTION
 from perfkit.workloads.transformer import PRESETS as TRANSFORMERS
 
 PACKAGE = Path(perfkit.__file__).parent
-#: Names of each register, and the file that has their records.
+
+
+class Register(NamedTuple):
+    """Names, and the file that has their records."""
+
+    names: Collection[str]
+    home: str
+
+
 REGISTERS = {
-    "optimizers": (OPTIMIZERS, "models/optimizers.py"),
-    "collectives": (OPERATIONS, "models/collectives.py"),
-    "algorithms": (ALGORITHMS, "models/algorithms.py"),
-    "number formats": (DTYPES, "ground/hardware.py"),
-    "schedules": (SCHEDULES, "models/partitions.py"),
-    "kernels of attention": (ATTENTION, "workloads/operations.py"),
-    "presets": ([*DLRMS, *TRANSFORMERS], "reference_data"),
+    "optimizers": Register(OPTIMIZERS, "models/optimizers.py"),
+    "collectives": Register(OPERATIONS, "models/collectives.py"),
+    "algorithms": Register(ALGORITHMS, "models/algorithms.py"),
+    "number formats": Register(DTYPES, "ground/hardware.py"),
+    "schedules": Register(SCHEDULES, "models/partitions.py"),
+    "kernels of attention": Register(ATTENTION, "workloads/operations.py"),
+    "presets": Register([*DLRMS, *TRANSFORMERS], "reference_data"),
 }
 #: Choices of some names for a purpose, by file and register.
 CHOICES = {
@@ -59,16 +68,18 @@ def list_literals(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
             yield node.lineno, texts
 
 
-@pytest.mark.parametrize("register", REGISTERS)
-def test_names_are_listed_once(register: str) -> None:
-    names, home = REGISTERS[register]
-    found = {}
+@pytest.mark.parametrize("name", REGISTERS)
+def test_names_are_listed_once(name: str) -> None:
+    register = REGISTERS[name]
+    listed = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        place = path.relative_to(PACKAGE).as_posix()
+        file = path.relative_to(PACKAGE).as_posix()
+        if file == register.home:
+            continue
         for line, texts in list_literals(ast.parse(path.read_text(encoding="utf-8"))):
-            if place != home and len(texts & {*names}) >= 3:
-                found[place] = f"{place}, line {line}"
-    chosen = {place for place, known in CHOICES if known == register}
-    new = [text for place, text in found.items() if place not in chosen]
-    assert not new, f"{register} are listed again in {new}: read their records in {home}"
-    assert chosen <= {*found}, f"{chosen - {*found}} list no {register} any more"
+            if len(texts & set(register.names)) >= 3:
+                listed[file] = f"{file}, line {line}"
+    chosen = {file for file, of in CHOICES if of == name}
+    again = [place for file, place in listed.items() if file not in chosen]
+    assert not again, f"{name} are listed again in {again}: read their records in {register.home}"
+    assert chosen <= listed.keys(), f"{chosen - listed.keys()} list no {name} any more"
