@@ -1,6 +1,7 @@
 """Platforms put together from datasheets, logs and a kernel database, on small data that the tests
 make."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -23,8 +24,6 @@ from perfkit.models.hierarchy import OVERLAP
 from perfkit.models.roofline import gemm_bytes, gemm_flops, roofline_time
 from perfkit.platform.datasheets import read_datasheet
 from perfkit.platform.estimates import keep_quiet
-from perfkit.platform.gallery import load_platform
-from perfkit.platform.platform import Platform
 from perfkit.platform.sources import (
     add_curves,
     assemble,
@@ -61,30 +60,49 @@ def law(operation: str, ranks: int) -> np.ndarray:
     return np.asarray(over_ranks(SIZES, ranks, operation, **LAW))
 
 
+def sweep_by_law(operations: tuple[str, ...], counts: tuple[int, ...], dtype: str) -> pl.DataFrame:
+    """Each operation on each count of ranks, as the law says."""
+    frames = []
+    for operation, ranks in itertools.product(operations, counts):
+        frames.append(sweep(operation, ranks, dtype, law(operation, ranks)))
+    return pl.concat(frames)
+
+
+STAGES = ("reduce_scatter", "all_gather")
+
+
+def time_stages(node: pk.Platform) -> np.ndarray:
+    """The two stages of an all_reduce inside a node."""
+    times = [np.asarray(node.collective_time(stage, SIZES, ranks=8)) for stage in STAGES]
+    return np.asarray(times[0] + times[1])
+
+
 def test_curves_are_sorted_into_the_entries_of_a_platform() -> None:
+    in_node = law("all_gather", 8)
     frame = pl.concat(
-        [sweep("all_gather", p, "fp16", law("all_gather", p)) for p in (2, 4, 8)]
-        + [sweep("all_gather", 16, "fp16", 3 * law("all_gather", 8), nodes=2)]
-        + [sweep("all_gather", 10, "fp64", 10 * law("all_gather", 8), nodes=10)]
-        + [sweep("alltoallv", 8, "fp16", law("all_gather", 8))]
+        [
+            sweep_by_law(("all_gather",), (2, 4, 8), "fp16"),
+            sweep("all_gather", 16, "fp16", 3 * in_node, nodes=2),
+            sweep("all_gather", 10, "fp64", 10 * in_node, nodes=10),
+            sweep("alltoallv", 8, "fp16", in_node),
+        ]
     )
     fits = fit_curves(frame, source="made", date="2026-11-21")
-    assert [key.removeprefix("all_gather.") for key in fits] == [
-        "16",
-        "2",
-        "4",
-        "8",
-        "any",
-        "10.rail",
+    assert list(fits) == [
+        "all_gather.16",
+        "all_gather.2",
+        "all_gather.4",
+        "all_gather.8",
+        "all_gather.any",
+        "all_gather.10.rail",
     ]
-    found = fits["all_gather.any"]
-    assert found.form == "over_ranks" and found.ranges["ranks"] == (2, 8)
-    assert {name: found[name] for name in LAW} == pytest.approx(LAW, rel=0.1)
+    over_all = fits["all_gather.any"]
+    assert over_all.form == "over_ranks"
+    assert over_all.ranges["ranks"] == (2, 8)
+    assert {name: over_all[name] for name in LAW} == pytest.approx(LAW, rel=0.1)
     assert {fit.date for fit in fits.values()} == {"2026-11-21"}
-    assert (
-        fits["all_gather.8"].source == "made, fp16"
-        and fits["all_gather.10.rail"].source == "made, fp64"
-    )
+    assert fits["all_gather.8"].source == "made, fp16"
+    assert fits["all_gather.10.rail"].source == "made, fp64"
 
 
 def test_ranks_of_a_node_tell_what_lies_across_nodes() -> None:
@@ -99,20 +117,19 @@ def test_ranks_of_a_node_tell_what_lies_across_nodes() -> None:
 def test_in_network_reduction_is_an_algorithm_of_its_own(gain: float, in_network: bool) -> None:
     """The switch adds up half precision but not int8; where int8 is no slower, both go around the
     ring."""
-    faster = np.where(SIZES >= 2**22, gain, 1.0)
+    in_node = law("all_reduce", 8)
+    reduced_by_switch = np.where(SIZES >= 2**22, gain, 1.0) * in_node
     frame = pl.concat(
         [
-            sweep("all_reduce", p, dtype, law("all_reduce", p))
-            for p in (2, 4, 8)
-            for dtype in ("fp16", "int8")
-        ][:-2]
-        + [
-            sweep("all_reduce", 8, name, x * law("all_reduce", 8))
-            for name, x in (("fp16", faster), ("int8", 1.0))
+            sweep_by_law(("all_reduce",), (2, 4), "fp16"),
+            sweep_by_law(("all_reduce",), (2, 4), "int8"),
+            sweep("all_reduce", 8, "fp16", reduced_by_switch),
+            sweep("all_reduce", 8, "int8", in_node),
         ]
     )
     fits = fit_curves(frame)
-    assert ("all_reduce.8.in_network" in fits) == in_network == ("all_reduce.8.ring" in fits)
+    assert ("all_reduce.8.in_network" in fits) == in_network
+    assert ("all_reduce.8.ring" in fits) == in_network
     if in_network:
         assert dict(fits["all_reduce.8"]) == dict(fits["all_reduce.8.in_network"])
         assert any("NVLS" in note for note in fits["all_reduce.8"].notes)
@@ -122,19 +139,24 @@ def test_in_network_reduction_is_an_algorithm_of_its_own(gain: float, in_network
 def test_a_form_that_does_not_fit_says_so() -> None:
     wild = law("all_gather", 8) * np.where(np.arange(len(SIZES)) % 2, 3.0, 1.0)
     fit = fit_curves(sweep("all_gather", 8, "fp16", wild))["all_gather.8"]
-    assert fit.spread > 0.25 and "poor fit: measurements scatter by" in fit.notes[-1]
+    assert fit.spread > 0.25
+    assert "poor fit: measurements scatter by" in fit.notes[-1]
 
 
-SHAPES = [(m, n, k) for m in (16, 256, 4096) for n in (512, 8192) for k in (512, 8192)]
+#: Rows m, columns n and length k of products.
+SHAPES = np.array(list(itertools.product((16, 256, 4096), (512, 8192), (512, 8192))))
 
 
 def products(dtype: str, itemsize: float, peak: float, kernel: str) -> pl.DataFrame:
-    m, n, k = np.array(SHAPES, dtype=float).T
+    m, n, k = SHAPES.astype(float).T
     nbytes = gemm_bytes(m, n, k, itemsize=itemsize) + (2 - itemsize) * m * n
-    rates = {"peak": 0.7 * peak, "bandwidth": 0.8 * 3.35e12}
-    seconds = roofline_time(gemm_flops(m, n, k), nbytes, **rates, launch=4e-6)
-    columns = dict(zip("mnk", np.array(SHAPES).T, strict=True))
-    return pl.DataFrame({**columns, "dtype": dtype, "seconds": seconds, "kernel": kernel})
+    seconds = roofline_time(
+        gemm_flops(m, n, k), nbytes, peak=0.7 * peak, bandwidth=0.8 * 3.35e12, launch=4e-6
+    )
+    shapes = pl.DataFrame(SHAPES, schema=["m", "n", "k"])
+    return shapes.with_columns(
+        dtype=pl.lit(dtype), seconds=pl.Series(seconds), kernel=pl.lit(kernel)
+    )
 
 
 def test_products_are_fitted_by_number_format() -> None:
@@ -158,100 +180,95 @@ def test_products_are_fitted_by_number_format() -> None:
 
 
 def test_attention_counts_half_the_work_where_it_is_causal() -> None:
-    rows = [
-        (c, b, s, h, h, 64)
-        for c in (True, False)
-        for b in (1, 8)
-        for s in (128, 1024, 8192)
-        for h in (8, 32)
-    ]
-    names = ["causal", "batch", "sequence", "heads", "kv_heads", "head_dim"]
-    frame = pl.DataFrame(rows, schema=names, orient="row")
-    flops = (
-        4.0
-        * pl.col("batch")
-        * pl.col("heads")
-        * pl.col("sequence") ** 2
-        * 64
-        * (1 - 0.5 * pl.col("causal"))
-    )
-    frame = frame.with_columns(
-        seconds=1e-5 + flops / (0.5 * 989.4e12),
-        window=0,
-        past=0,
-        dtype=pl.lit("bf16"),
-        kv_dtype=pl.lit("bf16"),
-    )
-    fit = fit_attention(frame, H100, "made", "")
-    assert fit["compute_efficiency"] == pytest.approx(0.5, rel=0.1) and fit.n == len(rows)
+    rows = []
+    for causal, batch, sequence, heads in itertools.product(
+        (True, False), (1, 8), (128, 1024, 8192), (8, 32)
+    ):
+        whole = 4.0 * batch * heads * sequence**2 * 64
+        flops = whole / 2 if causal else whole
+        rows.append(
+            {
+                "causal": causal,
+                "batch": batch,
+                "sequence": sequence,
+                "heads": heads,
+                "kv_heads": heads,
+                "head_dim": 64,
+                "seconds": 1e-5 + flops / (0.5 * 989.4e12),
+                "window": 0,
+                "past": 0,
+                "dtype": "bf16",
+                "kv_dtype": "bf16",
+            }
+        )
+    fit = fit_attention(pl.DataFrame(rows), H100, "made", "")
+    assert fit["compute_efficiency"] == pytest.approx(0.5, rel=0.1)
+    assert fit.n == len(rows)
 
 
 def test_casts_are_those_that_the_cache_cannot_serve() -> None:
     nbytes = 2 ** np.arange(14, 34)
     seconds = 2e-6 + nbytes / np.where(nbytes > 4 * 50 * 2**20, 0.9 * 3.35e12, 9e12)
     fit = fit_casts(pl.DataFrame({"nbytes": nbytes, "seconds": seconds}), H100, "made", "")
-    assert fit["memory_efficiency"] == pytest.approx(0.9, rel=0.03) and fit.n == 6 + 6
+    assert fit["memory_efficiency"] == pytest.approx(0.9, rel=0.03)
+    assert fit.n == 6 + 6
 
 
 @pytest.fixture(scope="module")
-def node() -> Platform:
+def node() -> pk.Platform:
     """A node of 8 H100 with a law for every operation."""
     names = ("all_reduce", "all_gather", "reduce_scatter")
-    frame = pl.concat([sweep(name, p, "fp16", law(name, p)) for name in names for p in (2, 4, 8)])
-    start = replace(Platform.from_datasheet("h100-sxm-8"), name="node", collectives={})
+    frame = sweep_by_law(names, (2, 4, 8), "fp16")
+    start = replace(pk.Platform.from_datasheet("h100-sxm-8"), name="node", collectives={})
     return assemble(start, collectives=fit_curves(frame, source="made"))
 
 
 def test_a_datasheet_alone_makes_a_platform_that_says_what_it_assumed(tmp_path: Path) -> None:
-    platform = Platform.from_datasheet("b200-sxm", ranks=8)
-    assert Platform.load(platform.save(tmp_path / "b.toml")) == platform
+    platform = pk.Platform.from_datasheet("b200-sxm", ranks=8)
+    assert pk.Platform.load(platform.save(tmp_path / "b.toml")) == platform
     fits = {**platform.kernels, **platform.collectives}.values()
-    assert all(
-        fit.kind == "assumed" and fit.spread >= 0.25 and fit.transferred and not fit.stderr
-        for fit in fits
-    )
-    assert (
-        platform.network.links["intra"].bandwidth.value == 900e9 and platform.name == "b200-sxm-8"
-    )
+    for fit in fits:
+        assert fit.kind == "assumed"
+        assert fit.spread >= 0.25
+        assert fit.transferred
+        assert not fit.stderr
+    assert platform.network.links["intra"].bandwidth.value == 900e9
+    assert platform.name == "b200-sxm-8"
     table = platform.numbers()
     assert table.filter(pl.col("kind") == "datasheet")["basis"].str.len_chars().min() > 3
     assert {"assumed", "datasheet"} == set(table["kind"])
     with pytest.warns(UserWarning, match="transferred from the middle of the measured GPUs"):
         found = platform.collective("all_reduce", 1e9, ranks=8)
-    assert found.interval()[1] > 1.5 * found.time > 1.5 * 1e9 * bus_factor("all_reduce", 8) / 900e9
+    assert found.interval()[1] > 1.5 * found.time
+    assert found.time > 1e9 * bus_factor("all_reduce", 8) / 900e9
 
 
-def test_what_nobody_measured_follows_what_was(node: Platform) -> None:
+def test_what_nobody_measured_follows_what_was(node: pk.Platform) -> None:
     fits = fit_gemms(products("bf16", 2, 989.4e12, "a"), H100, source="made")
     platform = assemble(node, kernels=fits)
-    assert platform.kernels["bmm"].kind == "assumed" and platform.kernels["bmm"].source.startswith(
-        "as gemm: made"
-    )
+    assert platform.kernels["bmm"].kind == "assumed"
+    assert platform.kernels["bmm"].source.startswith("as gemm: made")
     assert dict(platform.kernels["bmm"]) == dict(platform.kernels["gemm"])
     assert platform.kernels["copy"].source.startswith("median over h100-sxm-8")
     assert platform.collectives["broadcast.8"].source.startswith(
         "as all_gather.8, with the same start-up and busbw"
     )
-    gather, broadcast = (
-        platform.collective_time(name, 1e9, ranks=8) for name in ("all_gather", "broadcast")
-    )
-    assert float(broadcast / gather) == pytest.approx(1 / bus_factor("all_gather", 8), rel=0.02)
+    gather = float(platform.collective_time("all_gather", 1e9, ranks=8))
+    broadcast = float(platform.collective_time("broadcast", 1e9, ranks=8))
+    assert broadcast / gather == pytest.approx(1 / bus_factor("all_gather", 8), rel=0.02)
     assert platform.network.links["intra"].latency.kind == "fitted"
 
 
-def test_rails_are_what_whole_nodes_leave(node: Platform) -> None:
+def test_rails_are_what_whole_nodes_leave(node: pk.Platform) -> None:
     rail = {"alpha": 3e-5, "beta": 2.5e-11, "sharpness": 0.6}
-    inside = sum(
-        node.collective_time(stage, SIZES, ranks=8) for stage in ("reduce_scatter", "all_gather")
-    )
+    inside = time_stages(node)
     whole = (inside**OVERLAP + pipelined(SIZES / 8, **rail) ** OVERLAP) ** (1 / OVERLAP)
     fits = fit_rails(sweep("all_reduce", 16, "fp32", whole, nodes=2), node, source="made")
     assert list(fits) == ["all_reduce.2.rail"]
     assert fits["all_reduce.2.rail"]["beta"] == pytest.approx(rail["beta"], rel=0.05)
     cluster = assemble(node, nodes=8, collectives=fits)
-    assert cluster.network.links["inter"].bandwidth.value == pytest.approx(
-        1 / rail["beta"], rel=0.05
-    )
+    bandwidth = cluster.network.links["inter"].bandwidth.value
+    assert bandwidth == pytest.approx(1 / rail["beta"], rel=0.05)
     assert cluster.network.ranks == 64
 
 
@@ -267,12 +284,21 @@ def write_log(path: Path, operation: str, ranks: int, nodes: int, seconds: np.nd
         algbw = nbytes / time / 1e9
         half = f"{time * 1e6:.2f} {algbw:.2f} {algbw * bus_factor(operation, ranks):.2f} 0"
         rows.append(f"{nbytes} {nbytes // 4} float sum -1 {half} {half}\n")
-    rank = "#  Rank {:2d} Group 0 Pid 1 on host-{} device {} [0x0] NVIDIA H100\n"
-    places = [rank.format(i, i * nodes // ranks, i % 8) for i in range(ranks)]
     name = operation.replace("_", "")
-    text = f"# nThread 1 nGpus 1 minBytes 1024\n# Using devices\n{''.join(places)}#\n{HEADER}{''.join(rows)}"
+    lines = [
+        f"# Collective test starting: {name}_perf",
+        "# nThread 1 nGpus 1 minBytes 1024",
+        "# Using devices",
+    ]
+    for rank in range(ranks):
+        host = rank * nodes // ranks
+        lines.append(
+            f"#  Rank {rank:2d} Group 0 Pid {rank} on host-{host} device {rank % 8} "
+            "[0x0] NVIDIA H100"
+        )
+    text = "\n".join([*lines, "#\n"])
     path.write_text(
-        f"# Collective test starting: {name}_perf\n{text}# Avg bus bandwidth : 1\n",
+        f"{text}{HEADER}{''.join(rows)}# Avg bus bandwidth : 1\n",
         encoding="utf-8",
     )
     return path
@@ -289,13 +315,11 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_logs_replace_the_collectives_of_a_platform(logs: Path) -> None:
-    base = load_platform("h100-sxm-8")
+    base = pk.load_platform("h100-sxm-8")
     platform = assemble_sources(base, name="ours", nccl_logs=logs, date="2026-11-21")
     assert (platform.name, platform.network.nodes, platform.network.ranks) == ("ours", 4, 32)
-    assert (
-        platform.kernels == base.kernels
-        and platform.collectives["all_to_all.8"] == base.collectives["all_to_all.8"]
-    )
+    assert platform.kernels == base.kernels
+    assert platform.collectives["all_to_all.8"] == base.collectives["all_to_all.8"]
     assert platform.collectives["all_gather.8"].source == "nccl-tests, all_gather_node.log, fp32"
     gather = platform.collective("all_gather", SIZES[5], ranks=8)
     assert gather.time == pytest.approx(2 * law("all_gather", 8)[5], rel=0.1)
@@ -309,48 +333,55 @@ def test_logs_replace_the_collectives_of_a_platform(logs: Path) -> None:
 def test_a_log_over_whole_nodes_gives_the_rails(tmp_path: Path) -> None:
     whole = write_log(tmp_path / "two.log", "all_reduce", 16, 2, 30 * law("all_reduce", 8))
     platform = assemble_sources("h100-sxm-8", nccl_logs=whole)
-    assert platform.network.ranks == 16 and {"all_reduce.16", "all_reduce.2.rail"} <= set(
-        platform.collectives
-    )
-    assert any(
-        "without the stages inside" in note
-        for note in platform.collectives["all_reduce.2.rail"].notes
-    )
+    assert platform.network.ranks == 16
+    assert "all_reduce.16" in platform.collectives
+    notes = platform.collectives["all_reduce.2.rail"].notes
+    assert any("without the stages inside" in note for note in notes)
 
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A kernel database of one system with collectives and products."""
     root = tmp_path_factory.mktemp("database")
-    comm = root / "h100_sxm" / "comm" / "nccl" / "2.99"
-    gemm = root / "h100_sxm" / "gemm" / "sglang" / "9.9"
-    about = {"framework": "TRTLLM", "version": "2.99", "device": "H100", "kernel_source": "NCCL"}
+    about = {
+        "framework": "TRTLLM",
+        "version": "2.99",
+        "device": "H100",
+        "kernel_source": "NCCL",
+        "nccl_dtype": "half",
+    }
     names = ("all_reduce", "all_gather", "reduce_scatter")
-    rows = pl.concat([sweep(name, p, "fp16", law(name, p)) for name in names for p in (2, 8)])
-    rows = rows.select(
+    collectives = sweep_by_law(names, (2, 8), "fp16").select(
         op_name="operation",
-        nccl_dtype=pl.lit("half"),
         num_gpus="ranks",
         message_size=pl.col("nbytes") // 2,
         latency=pl.col("seconds") * 1e3,
-        **{name: pl.lit(value) for name, value in about.items()},
     )
+    comm = root / "h100_sxm" / "comm" / "nccl" / "2.99"
+    comm.mkdir(parents=True)
+    write_with_texts(collectives, about, comm / "nccl_perf.parquet")
+
+    about = {
+        "framework": "SGLang",
+        "version": "9.9",
+        "device": "H100",
+        "kernel_source": "torch",
+        "gemm_dtype": "bfloat16",
+        "op_name": "gemm",
+    }
     shapes = products("bf16", 2, 989.4e12, "torch").select(
-        "m",
-        "n",
-        "k",
-        gemm_dtype=pl.lit("bfloat16"),
-        latency=pl.col("seconds") * 1e3,
-        framework=pl.lit("SGLang"),
-        version=pl.lit("9.9"),
-        device=pl.lit("H100"),
-        op_name=pl.lit("gemm"),
-        kernel_source=pl.lit("torch"),
+        "m", "n", "k", latency=pl.col("seconds") * 1e3
     )
-    for folder, name, frame in ((comm, "nccl", rows), (gemm, "gemm", shapes)):
-        folder.mkdir(parents=True)
-        frame.write_parquet(folder / f"{name}_perf.parquet")
+    gemm = root / "h100_sxm" / "gemm" / "sglang" / "9.9"
+    gemm.mkdir(parents=True)
+    write_with_texts(shapes, about, gemm / "gemm_perf.parquet")
     return root
+
+
+def write_with_texts(frame: pl.DataFrame, texts: dict[str, str], path: Path) -> None:
+    """Write a table with columns that have the same text in each row."""
+    columns = {name: pl.lit(text) for name, text in texts.items()}
+    frame.with_columns(**columns).write_parquet(path)
 
 
 @pytest.fixture
@@ -360,25 +391,24 @@ def known_database(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_database_finds_its_node_in_the_gallery(known_database: None) -> None:
     platform = assemble_sources(kernel_database="h100_sxm", date="2026-11-21")
-    assert platform.name == "h100-sxm-8" and platform.device == H100
+    assert platform.name == "h100-sxm-8"
+    assert platform.device == H100
     assert platform.kernels["gemm"]["compute_efficiency"] == pytest.approx(0.7, rel=0.05)
     assert platform.kernels["gemm"].source.endswith("h100_sxm, gemm bf16 torch")
     assert "NCCL 2.99" in platform.collectives["all_gather.any"].source
-    assert platform.kernels["attention"] == load_platform("h100-sxm-8").kernels["attention"]
+    assert platform.kernels["attention"] == pk.load_platform("h100-sxm-8").kernels["attention"]
 
 
 def test_logs_win_over_the_database_and_both_over_the_base(
-    known_database: None, logs: Path, node: Platform
+    known_database: None, logs: Path, node: pk.Platform
 ) -> None:
-    mine = replace(
-        node, kernels={**node.kernels, "rowwise": replace(node.kernels["rowwise"], kind="measured")}
-    )
+    measured = replace(node.kernels["rowwise"], kind="measured")
+    mine = replace(node, kernels={**node.kernels, "rowwise": measured})
     platform = assemble_sources(mine, nccl_logs=logs, kernel_database="h100_sxm")
     assert platform.collectives["all_gather.8"].source.startswith("nccl-tests")
     assert platform.collectives["all_gather.2"].source.startswith("aiconfigurator-core")
-    assert (
-        platform.kernels["rowwise"].kind == "measured" and platform.kernels["gemm"].kind == "fitted"
-    )
+    assert platform.kernels["rowwise"].kind == "measured"
+    assert platform.kernels["gemm"].kind == "fitted"
 
 
 def test_sources_that_cannot_be_used_are_told(tmp_path: Path, known_database: None) -> None:
@@ -413,11 +443,8 @@ def test_measurements_of_another_device_are_told(
         path = write_log(tmp_path / name, "all_gather", 8, 1, law("all_gather", 8))
         path.write_text(path.read_text(encoding="utf-8").replace("float", dtype), encoding="utf-8")
     with pytest.warns(UserWarning, match=r"a\.log is not used: another log .* is preferred"):
-        assert (
-            assemble_sources("h100-sxm-8", nccl_logs=tmp_path)
-            .collectives["all_gather.8"]
-            .source.endswith("fp16")
-        )
+        platform = assemble_sources("h100-sxm-8", nccl_logs=tmp_path)
+    assert platform.collectives["all_gather.8"].source.endswith("fp16")
 
 
 def run(words: list[object], **environment: str) -> subprocess.CompletedProcess[str]:
@@ -446,13 +473,11 @@ def test_the_command_line_makes_a_platform_that_predicts(
     ]
     done = run(["calibrate", *sources, "--out", out], PERFKIT_KERNEL_DATABASE=str(database))
     assert done.returncode == 0, done.stderr
-    assert (
-        "all_gather.8" in done.stdout
-        and "all_gather_node.log" in done.stdout
-        and f"written to {out}" in done.stdout
-    )
+    assert "all_gather.8" in done.stdout
+    assert "all_gather_node.log" in done.stdout
+    assert f"written to {out}" in done.stdout
     assert "attention" not in done.stdout, "only what was fitted now"
-    assert Platform.load(out).network.ranks == 32
+    assert pk.Platform.load(out).network.ranks == 32
     asked = ["--model", "bert-large", "--ranks", "32", "--batch", "64", "--dtype", "bf16"]
     done = run(["predict", *asked, "--platform", out])
     assert done.returncode == 0, done.stderr
@@ -464,13 +489,12 @@ def two_nodes(whole: np.ndarray, nodes: int = 2) -> pl.DataFrame:
     return sweep("all_reduce", 8 * nodes, "fp32", whole, nodes=nodes)
 
 
-def test_a_hidden_link_is_a_lower_bound(node: Platform) -> None:
-    inside = sum(
-        node.collective_time(stage, SIZES, ranks=8) for stage in ("reduce_scatter", "all_gather")
-    )
+def test_a_hidden_link_is_a_lower_bound(node: pk.Platform) -> None:
+    inside = time_stages(node)
     whole = 7e-5 + 0.78 * inside  # two nodes are faster than the stages of one
     fit = fit_rails(two_nodes(whole), node)["all_reduce.2.rail"]
-    assert is_bound(fit) and fit.quality == "poor"
+    assert is_bound(fit)
+    assert fit.quality == "poor"
     proven = prove_link(two_nodes(whole), 8)
     assert proven == pytest.approx(SIZES[-1] / 8 / whole[-1], rel=0.031)
     platform = add_curves(node, two_nodes(whole), source="made", date="")
@@ -489,11 +513,9 @@ def test_a_hidden_link_is_a_lower_bound(node: Platform) -> None:
 
 @drawn(st.floats(0.6, 4.0), st.floats(1e-6, 2e-4), st.sampled_from([2, 3, 4, 8]))
 def test_a_link_is_never_slower_than_the_log_proves(
-    node: Platform, ratio: float, start: float, nodes: int
+    node: pk.Platform, ratio: float, start: float, nodes: int
 ) -> None:
-    inside = sum(
-        node.collective_time(stage, SIZES, ranks=8) for stage in ("reduce_scatter", "all_gather")
-    )
+    inside = time_stages(node)
     frame = two_nodes(start + ratio * inside, nodes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -503,10 +525,8 @@ def test_a_link_is_never_slower_than_the_log_proves(
     assert link.bandwidth.value <= max(1.001 * proven, 50e9)
 
 
-def test_a_link_that_no_adapter_explains_is_told(node: Platform) -> None:
-    inside = sum(
-        node.collective_time(stage, SIZES, ranks=8) for stage in ("reduce_scatter", "all_gather")
-    )
+def test_a_link_that_no_adapter_explains_is_told(node: pk.Platform) -> None:
+    inside = time_stages(node)
     with pytest.warns(UserWarning, match="need a link of .* more than the 50 GB/s .* one server"):
         add_curves(node, two_nodes(1e-5 + SIZES / 8 / 200e9), source="made", date="")
     with pytest.warns(UserWarning, match="far below the 50 GB/s of the adapters"):
@@ -519,7 +539,7 @@ def test_a_stage_between_nodes_is_judged_by_whole_times() -> None:
     whole = pipelined(sizes, alpha=3e-5, beta=2 * 15 / 16 / 300e9, sharpness=1.5)
     columns = {"operation": "all_reduce", "ranks": 16, "dtype": "fp32", "nodes": 2}
     frame = pl.DataFrame({**columns, "nbytes": sizes.astype(int), "seconds": whole})
-    node = load_platform("h100-sxm-8")
+    node = pk.load_platform("h100-sxm-8")
     # around 64 kB the rest is a small difference of two times: the curve is 1.6 times as long
     smooth = fit_rails(frame, node)["all_reduce.2.rail"]
     assert not any(note.startswith("the curve misses") for note in smooth.notes)
@@ -534,11 +554,11 @@ def test_a_curve_that_misses_its_largest_size_says_so() -> None:
     times = law("all_gather", 8)
     times = np.where(SIZES[-1] == SIZES, times / 2.2, times)
     fit = fit_curves(sweep("all_gather", 8, "fp16", times))["all_gather.8"]
-    assert fit.quality == "poor" and any(
-        note.startswith("the curve misses 268 MB by a factor of 2.") for note in fit.notes
-    )
+    assert fit.quality == "poor"
+    assert any(note.startswith("the curve misses 268 MB by a factor of 2.") for note in fit.notes)
     healthy = fit_curves(sweep("all_gather", 8, "fp16", law("all_gather", 8)))["all_gather.8"]
-    assert healthy.quality == "" and healthy.spread < 0.1
+    assert healthy.quality == ""
+    assert healthy.spread < 0.1
 
 
 def test_large_messages_alone_say_little_of_the_start_up() -> None:
@@ -550,7 +570,8 @@ def test_large_messages_alone_say_little_of_the_start_up() -> None:
         {"operation": "send_recv", "nbytes": sizes, "seconds": slow, "ranks": 8, "nodes": 1}
     ).with_columns(dtype=pl.lit("fp64"))
     fit = fit_curves(frame)["send_recv.8"]
-    assert fit.form == "two_branch" and "tuning table" in fit.notes[-1]
+    assert fit.form == "two_branch"
+    assert "tuning table" in fit.notes[-1]
     assert 5e-6 < fit.time(4e3) < 20e-6
     misses = np.log(fit.time(sizes) / slow)
     assert np.abs(misses).max() < 0.45, "measured sizes keep their curve"
@@ -563,13 +584,11 @@ def test_large_messages_alone_say_little_of_the_start_up() -> None:
 
 
 def test_pairs_on_two_nodes_take_no_less_than_pairs_on_one() -> None:
-    cluster = load_platform("h100-sxm-8x8")
+    cluster = pk.load_platform("h100-sxm-8x8")
     sizes = np.array([4e3, 1e6, 1e7, 1e8, 1e9])
     with keep_quiet():
-        inside, across = (
-            np.asarray(cluster.collective_time("send_recv", sizes, ranks=ranks))
-            for ranks in (8, 16)
-        )
+        inside = cluster.collective_time("send_recv", sizes, ranks=8)
+        across = cluster.collective_time("send_recv", sizes, ranks=16)
     assert np.all(across >= inside)
 
 
@@ -609,7 +628,8 @@ def test_any_other_device_is_told(tmp_path: Path, device: str, base: str) -> Non
         assemble_sources(base, nccl_logs=path)
     said = [str(warning.message) for warning in caught]
     if DEVICES.get(device) == base:
-        assert len(said) == 1 and said[0].startswith(f"logs are of {device}, platform")
+        assert len(said) == 1
+        assert said[0].startswith(f"logs are of {device}, platform")
     else:
         assert not said
 
@@ -676,7 +696,7 @@ def test_products_of_another_collector_are_told(
     rows.write_parquet(comm / "nccl_perf.parquet")
     with pytest.warns(UserWarning, match=match):
         platform = assemble_sources(kernel_database="h100_sxm")
-    assert platform.kernels["gemm"] == load_platform("h100-sxm-8").kernels["gemm"]
+    assert platform.kernels["gemm"] == pk.load_platform("h100-sxm-8").kernels["gemm"]
 
 
 def test_logs_that_contradict_each_other_are_named(tmp_path: Path) -> None:
@@ -691,7 +711,7 @@ def test_logs_that_contradict_each_other_are_named(tmp_path: Path) -> None:
 
 
 # Laws: what must not change a curve.
-def curves_of(platform: Platform) -> dict[str, tuple[dict[str, float], float]]:
+def curves_of(platform: pk.Platform) -> dict[str, tuple[dict[str, float], float]]:
     return {key: (dict(fit), fit.spread) for key, fit in platform.collectives.items()}
 
 
@@ -731,8 +751,10 @@ def test_one_file_more_changes_only_what_it_adds(
         write_log(folder / f"{name}.log", name, 8, 1, law(name, 8))
     known = curves_of(assemble_sources("h100-sxm-8", nccl_logs=folder))
     more = folder / "more.log"
-    if added in ("foreign", "empty"):
-        more.write_text("no port left" if added == "foreign" else "")
+    if added == "foreign":
+        more.write_text("no port left")
+    elif added == "empty":
+        more.write_text("")
     elif added == "one rank":
         write_log(more, "all_reduce", 1, 1, 1e-6 + SIZES / 1e12)
     else:
@@ -741,7 +763,8 @@ def test_one_file_more_changes_only_what_it_adds(
         warnings.simplefilter("ignore")
         found = curves_of(assemble_sources("h100-sxm-8", nccl_logs=folder))
     changed = {key for key in known if found[key] != known[key]}
-    assert changed <= {f"{added}.8"} and found.keys() - known.keys() <= {f"{added}.8"}
+    assert changed <= {f"{added}.8"}
+    assert found.keys() - known.keys() <= {f"{added}.8"}
 
 
 def test_a_log_that_is_not_used_says_the_true_reason(tmp_path: Path) -> None:
