@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+import perfkit as pk
 from perfkit.fitting import Additive, Pipelined
-from perfkit.ground.hardware import Device, Link, MemoryLevel, Network, Quantity
+from perfkit.ground.hardware import Link, MemoryLevel, Quantity
 from perfkit.measure.kernels import draw_cases
 from perfkit.models.kernels import term_names
-from perfkit.platform.platform import Platform
 from tests.quick import DURATIONS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -119,7 +119,7 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def toy() -> Platform:
+def toy() -> pk.Platform:
     """An invented CPU of two ranks on which every class of operations has a model with known
     parameters."""
 
@@ -139,10 +139,10 @@ def toy() -> Platform:
     near = MemoryLevel("L2", quantity(2.0**20, "B"), quantity(120e9, "B/s"))
     middle = MemoryLevel("L3", quantity(2.0**25, "B"), quantity(80e9, "B/s"))
     far = MemoryLevel("DRAM", quantity(2.5e10, "B"), quantity(20e9, "B/s"))
-    return Platform(
+    return pk.Platform(
         "toy",
-        Device("invented core", "cpu", {"fp32": quantity(1e11, "FLOP/s")}, (near, middle, far)),
-        Network(2, links={"intra": Link(quantity(5e9, "B/s"), quantity(5e-5, "s"))}),
+        pk.Device("invented core", "cpu", {"fp32": quantity(1e11, "FLOP/s")}, (near, middle, far)),
+        pk.Network(2, links={"intra": Link(quantity(5e9, "B/s"), quantity(5e-5, "s"))}),
         kernels=kernels,
         collectives={f"{name}.2": curve for name in names},
     )

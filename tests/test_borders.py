@@ -20,7 +20,6 @@ from perfkit.calibration.fit import fit_platform
 from perfkit.ground.files import check_values, find_reference, reading
 from perfkit.measure.folders import LARGEST_KEPT, Campaign
 from perfkit.models import embedding
-from perfkit.platform.platform import Platform
 from perfkit.readers.execution_trace import read_execution
 from perfkit.readers.nccl import parse_nccl_tests, read_nccl_tests
 from perfkit.workloads.dlrm import list_local_tables
@@ -449,4 +448,4 @@ def test_a_mistake_in_the_code_of_a_reader_is_not_told_as_a_fault_of_the_file() 
 
 def test_a_name_of_the_gallery_is_no_path_and_the_error_names_who_takes_it() -> None:
     with pytest.raises(ValueError, match=r"`load_platform` takes names of the gallery"):
-        Platform.load("h100-sxm-8")
+        pk.Platform.load("h100-sxm-8")

@@ -139,7 +139,8 @@ def test_reuse_histogram_of_a_published_data_set() -> None:
 )
 def test_parts_find_together_what_the_whole_finds(law: Law, parts: int) -> None:
     part = law.resize(law.rows // parts)
-    assert part.rows == law.rows // parts and law.resize(law.rows) == law
+    assert part.rows == law.rows // parts
+    assert law.resize(law.rows) == law
     for lookups in (1e4, 1e6):
         found = parts * float(unique_rows(part, lookups / parts))
         assert found == pytest.approx(float(unique_rows(law, lookups)), rel=0.02)
@@ -254,40 +255,52 @@ def test_one_table_against_a_simulated_lru(law: Law, cached: int) -> None:
         assert float(cold_misses(law, first, cached)) == pytest.approx(simulated, rel=0.02)
 
 
+class Access(NamedTuple):
+    """One access to a row of a table, or to a block of dense tensors."""
+
+    owner: int  # the table, or `DENSE`
+    row: int
+    nbytes: float
+
+
+DENSE = -1
+
+
+def draw_rounds(
+    tables: list[Law], lookups: list[int], row_bytes: list[float], dense_bytes: float
+) -> list[Access]:
+    """Thirty rounds of lookups in random order, which dense tensors interrupt in a hundred places."""
+    rounds, blocks = 30, 100
+    rng = np.random.default_rng(0)
+    accesses: list[Access] = []
+    for _ in range(rounds):
+        of_round = []
+        for table, law in enumerate(tables):
+            rows = rng.choice(law.rows, lookups[table], p=probabilities(law))
+            of_round += [Access(table, int(row), row_bytes[table]) for row in rows]
+        order = rng.permutation(len(of_round))
+        for block, chunk in enumerate(np.array_split(order, blocks)):
+            accesses += [of_round[index] for index in chunk]
+            if dense_bytes:
+                accesses.append(Access(DENSE, block, dense_bytes / blocks))
+    return accesses
+
+
 @pytest.mark.parametrize("dense_bytes", [0.0, 2e5])
 @pytest.mark.parametrize("capacity", [3e4, 1e5, 3e5, 1e6])
 def test_shared_cache_against_a_simulated_lru(capacity: float, dense_bytes: float) -> None:
-    """Rounds of lookups in random order, which dense tensors interrupt in a hundred places."""
     tables = [Zipf(3000, 1.0), Zipf(10_000, 0.8), Uniform(500), Zipf(20_000, 1.2)]
     lookups = [300, 800, 200, 1500]
     row_bytes = [64.0, 128.0, 256.0, 128.0]
-    dense, blocks, rounds = -1, 100, 30
-    rng = np.random.default_rng(0)
-    owners: list[int] = []
-    keys: list[tuple[int, int]] = []
-    sizes: list[float] = []
-    for _ in range(rounds):
-        accesses = []
-        for number, law in enumerate(tables):
-            rows = rng.choice(law.rows, lookups[number], p=probabilities(law))
-            accesses += [(number, int(row)) for row in rows]
-        order = rng.permutation(len(accesses))
-        for block, chunk in enumerate(np.array_split(order, blocks)):
-            for i in chunk:
-                table, row = accesses[i]
-                owners.append(table)
-                keys.append((table, row))
-                sizes.append(row_bytes[table])
-            if dense_bytes:
-                owners.append(dense)
-                keys.append((dense, block))
-                sizes.append(dense_bytes / blocks)
-    missed = simulate_lru(keys, sizes, capacity)
-    warm = np.arange(len(keys)) > len(keys) // 2
-    simulated = []
-    for number in range(len(tables)):
-        is_warm_lookup = warm & (np.array(owners) == number)
-        simulated.append(missed[is_warm_lookup].mean())
+    accesses = draw_rounds(tables, lookups, row_bytes, dense_bytes)
+    missed = simulate_lru(
+        [(access.owner, access.row) for access in accesses],
+        [access.nbytes for access in accesses],
+        capacity,
+    )
+    owners = np.array([access.owner for access in accesses])
+    is_warm = np.arange(len(accesses)) > len(accesses) // 2
+    simulated = [missed[is_warm & (owners == table)].mean() for table in range(len(tables))]
     predicted = lru_misses(tables, lookups, row_bytes, capacity=capacity, dense_bytes=dense_bytes)
     assert np.abs(predicted - simulated).max() < 0.02
     assert predicted @ lookups == pytest.approx(np.dot(simulated, lookups), rel=0.02)

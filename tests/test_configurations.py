@@ -9,13 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from perfkit.platform.gallery import load_platform
+import perfkit as pk
 from perfkit.prediction.configurations import price_configurations
-from perfkit.prediction.predictor import predict
 from perfkit.workloads import structure
-from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.sizes import select_sizes
-from perfkit.workloads.transformer import Transformer
 from tests.refusals import Refusal
 
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
@@ -23,7 +20,7 @@ HALF = {"dtype": "fp16", "mixed": True}
 
 
 def transformers(
-    rng: np.random.Generator, n: int, build: Callable[..., Any] = Transformer.bert, **more: Any
+    rng: np.random.Generator, n: int, build: Callable[..., Any] = pk.Transformer.bert, **more: Any
 ) -> Any:
     """Transformers whose sizes are arrays over n configurations."""
     heads = rng.integers(1, 17, n)
@@ -40,9 +37,9 @@ def transformers(
     )
 
 
-def dlrms(rng: np.random.Generator, n: int, tables: int = 26, **more: Any) -> DLRM:
+def dlrms(rng: np.random.Generator, n: int, tables: int = 26, **more: Any) -> pk.DLRM:
     """DLRMs whose sizes are arrays over n configurations."""
-    return DLRM(
+    return pk.DLRM(
         rows=[rng.integers(1, 10**6, n) for _ in range(tables)],
         pooling=[rng.integers(1, 30, n) for _ in range(tables)],
         bottom=[8 * rng.integers(9, 129, n)],
@@ -71,7 +68,7 @@ DRAWN = [
         transformers, "h100-sxm-8", 20, {"layers": 4, "checkpoint": True, "dtype": "bf16"}
     ),
     Configurations(
-        transformers, "a100-sxm-8", 20, {"build": Transformer.gpt2, "layers": 5, "dtype": "bf16"}
+        transformers, "a100-sxm-8", 20, {"build": pk.Transformer.gpt2, "layers": 5, "dtype": "bf16"}
     ),
     Configurations(dlrms, "h100-sxm-8", 60, {"embedding": "fused"}),
     Configurations(dlrms, "a100-sxm-8", 20, {}),
@@ -96,9 +93,9 @@ def name_configurations(case: Configurations) -> str:
 @pytest.mark.parametrize("case", DRAWN, ids=name_configurations)
 def test_arrays_of_sizes_are_as_each_alone(case: Configurations) -> None:
     workload = case.draw(np.random.default_rng(case.n), case.n, **case.settings)
-    platform = load_platform(case.platform)
+    platform = pk.load_platform(case.platform)
     together = price_configurations(workload, platform)
-    alone = [predict(select_sizes(workload, index), platform) for index in range(case.n)]
+    alone = [pk.predict(select_sizes(workload, index), platform) for index in range(case.n)]
     assert together["time"] == pytest.approx([r.time for r in alone], rel=1e-9)
     assert together["spread"] == pytest.approx([r.spread for r in alone], rel=1e-9)
     assert together["bottleneck"].tolist() == [r.bottleneck for r in alone]
@@ -131,13 +128,13 @@ def test_ranks_that_do_the_same_wait_as_in_the_event_loop(case: AlikeRanks) -> N
     rng = np.random.default_rng(case.ranks)
     batch = 16 * rng.integers(1, 9, n)
     sequence = rng.integers(16, 1024, n)
-    model = Transformer.gpt2(batch=batch, sequence=sequence, layers=4, **case.settings)
-    platform = load_platform(case.platform)
+    model = pk.Transformer.gpt2(batch=batch, sequence=sequence, layers=4, **case.settings)
+    platform = pk.load_platform(case.platform)
     together = price_configurations(model, platform, case.ranks, case.execution)
     alone = []
     for index in range(n):
         one = select_sizes(model, index)
-        alone.append(predict(one, platform, ranks=case.ranks, execution=case.execution))
+        alone.append(pk.predict(one, platform, ranks=case.ranks, execution=case.execution))
     assert together["time"] == pytest.approx([r.time for r in alone], rel=1e-9)
     assert together["needs"] == pytest.approx([r.memory().total for r in alone], rel=1e-9)
 
@@ -149,7 +146,8 @@ def test_ranks_that_do_the_same_wait_as_in_the_event_loop(case: AlikeRanks) -> N
 
 @pytest.mark.parametrize(("ranks", "batch"), [(1, 48), (2, 48), (1, 2**62)])
 @pytest.mark.parametrize(
-    "build", [partial(Transformer.gpt2, layers=5), DLRM, partial(DLRM, "dlrm-dcnv2", overlap=True)]
+    "build",
+    [partial(pk.Transformer.gpt2, layers=5), pk.DLRM, partial(pk.DLRM, "dlrm-dcnv2", overlap=True)],
 )
 def test_sizes_that_are_filled_in_give_the_graphs_of_plain_numbers(
     monkeypatch: pytest.MonkeyPatch, build: Callable[..., Any], ranks: int, batch: int
@@ -176,48 +174,48 @@ def test_sizes_that_are_filled_in_give_the_graphs_of_plain_numbers(
 
 def test_workloads_that_differ_in_open_sizes_have_one_structure() -> None:
     """Also those whose sizes are arrays. Every other array is an open size, the same array the same one."""
-    structure = Transformer.gpt2(batch=8, sequence=64).structure(2)
-    many = Transformer.gpt2(batch=np.array([8, 16]), sequence=32)
+    structure = pk.Transformer.gpt2(batch=8, sequence=64).structure(2)
+    many = pk.Transformer.gpt2(batch=np.array([8, 16]), sequence=32)
     assert many.structure(2) is structure
     assert structure.read_sizes(many)["batch"].tolist() == [8.0, 16.0]
-    assert Transformer.gpt2(batch=8, sequence=64, layers=3).structure(2) is not structure
+    assert pk.Transformer.gpt2(batch=8, sequence=64, layers=3).structure(2) is not structure
     pooling = np.array([1.0, 2.0])  # of both tables
-    tables = DLRM(rows=[1000, 2000], pooling=[pooling, pooling], top=[np.array([8, 16])])
+    tables = pk.DLRM(rows=[1000, 2000], pooling=[pooling, pooling], top=[np.array([8, 16])])
     names = [str(size) for size in tables.structure().open_sizes]
     assert sorted(names) == ["batch", "tables[0].pooling", "top[0]"]
 
 
 def predict_a_pair() -> Any:
-    return predict(Transformer.bert(batch=PAIR), H100)
+    return pk.predict(pk.Transformer.bert(batch=PAIR), H100)
 
 
 def price_sizes_of_other_lengths() -> Any:
-    model = Transformer.bert(batch=PAIR, sequence=np.array([8, 16, 32]), heads=1)
+    model = pk.Transformer.bert(batch=PAIR, sequence=np.array([8, 16, 32]), heads=1)
     return price_configurations(model, H100)
 
 
 def price_ranks_that_differ() -> Any:
-    return price_configurations(DLRM(batch=64 * PAIR, rows=[1000, 1000, 1000]), H100, 2)
+    return price_configurations(pk.DLRM(batch=64 * PAIR, rows=[1000, 1000, 1000]), H100, 2)
 
 
-H100 = load_platform("h100-sxm-8")
+H100 = pk.load_platform("h100-sxm-8")
 PAIR = np.array([1, 2])
 REFUSALS = [
     Refusal(
-        Transformer.bert,
+        pk.Transformer.bert,
         {"batch": np.array([2, 0])},
         "batch is 0; it must be a whole number above 0",
     ),
     Refusal(
-        Transformer.bert,
+        pk.Transformer.bert,
         {"sequence": np.array([2.5])},
         "sequence is 2.5; it must be a whole number above 0",
     ),
     Refusal(
-        Transformer.bert, {"hidden": np.array([768, 770])}, "heads is 12; it must divide hidden"
+        pk.Transformer.bert, {"hidden": np.array([768, 770])}, "heads is 12; it must divide hidden"
     ),
     Refusal(
-        DLRM,
+        pk.DLRM,
         {"pooling": [np.array([1.0, -1.0])] * 8},
         "pooling is -1.0; it must be a number above 0",
     ),
@@ -239,16 +237,17 @@ def test_bad_arrays_are_refused(case: Refusal) -> None:
 
 def test_an_error_of_arrays_travels_between_processes_as_its_words() -> None:
     with pytest.raises(ValueError, match="batch is 0") as caught:
-        Transformer.bert(batch=np.array([2, 0]))
+        pk.Transformer.bert(batch=np.array([2, 0]))
     copy = pickle.loads(pickle.dumps(caught.value))
-    assert type(copy) is ValueError and str(copy) == str(caught.value)
+    assert type(copy) is ValueError
+    assert str(copy) == str(caught.value)
 
 
 def test_buckets_of_weights_of_many_sizes_are_refused_and_swept() -> None:
     """Which gradients share a bucket depends on the sizes of weights, so one structure cannot hold
     them."""
     sizes = np.array([13, 4096, 20000])
-    many = DLRM(
+    many = pk.DLRM(
         batch=64,
         features=sizes,
         overlap=True,
@@ -262,7 +261,7 @@ def test_buckets_of_weights_of_many_sizes_are_refused_and_swept() -> None:
         ValueError, match=r"^sizes of weights are arrays, and which gradients share"
     ):
         many.structure(8, accelerator=True)
-    hidden = Transformer("gpt", True, 64, 128, 2, sizes[1:] - sizes[1:] % 8, 8, 5000, 128)
+    hidden = pk.Transformer("gpt", True, 64, 128, 2, sizes[1:] - sizes[1:] % 8, 8, 5000, 128)
     with pytest.raises(ValueError, match=r"^sizes of weights are arrays"):
         hidden.structure(8, accelerator=True)
 
@@ -286,13 +285,13 @@ def test_buckets_of_weights_of_many_sizes_are_refused_and_swept() -> None:
 def test_a_structure_refuses_sizes_of_which_a_graph_would_be_wrong(
     sizes: Any, message: str
 ) -> None:
-    structure = Transformer.gpt2(batch=8, sequence=64, accumulate=2).structure(4)
+    structure = pk.Transformer.gpt2(batch=8, sequence=64, accumulate=2).structure(4)
     with pytest.raises(ValueError, match=message):
         structure.fill(sizes)
 
 
 def test_a_structure_is_filled_with_what_the_workload_takes() -> None:
-    model = Transformer.gpt2(batch=8, sequence=64, accumulate=2)
+    model = pk.Transformer.gpt2(batch=8, sequence=64, accumulate=2)
     filled = model.structure(4).fill({"batch": 24, "sequence": 32})
     recorded = replace(model, batch=24, sequence=32).graphs(4)
     assert filled[0].table().equals(recorded[0].table())

@@ -11,7 +11,6 @@ import polars as pl
 import pytest
 
 import perfkit as pk
-from perfkit.platform.estimates import ExtrapolationWarning
 from perfkit.platform.machine import PlatformError
 from perfkit.prediction import contrast
 
@@ -79,7 +78,7 @@ def test_what_changed_is_asked_of_platforms() -> None:
 
 def test_a_prediction_on_another_datasheet_says_so() -> None:
     with pytest.warns(
-        ExtrapolationWarning, match="kernels: transferred from h100-sxm-8: datasheet of h200-sxm"
+        pk.ExtrapolationWarning, match="kernels: transferred from h100-sxm-8: datasheet of h200-sxm"
     ):
         other = pk.predict(BERT, H100.with_datasheet("h200-sxm"))
     own = pk.predict(BERT, H100)
@@ -95,7 +94,7 @@ def test_platforms_of_different_size_use_all_their_ranks() -> None:
     assert gathered["quantity"] == "all_gather of 268 MB, 8 and 16 ranks"
     assert find(comparison, "ranks")["ratio"] == 2
     assert find(comparison, "inter link")["b"] == 50e9
-    with pytest.warns(ExtrapolationWarning):
+    with pytest.warns(pk.ExtrapolationWarning):
         assert pk.compare(H100, cluster).warnings
     with pytest.raises(
         ValueError, match=r"ranks is 16; h100-sxm-8 and h100-.* both have 8; take fewer"

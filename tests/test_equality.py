@@ -3,64 +3,76 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 import pytest
 
+import perfkit as pk
 from benchmarks.helpers.eager import EagerDLRM
 from perfkit.ground.units import Array
 from perfkit.prediction import predictor
 from perfkit.prediction.cost import Costs
-from perfkit.prediction.predictor import predict
-from perfkit.prediction.result import Prediction
-from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.placement import Plan
-from perfkit.workloads.transformer import Transformer
 
 EAGER = {"embedding": "fused"}
-ALIKE = DLRM(rows=[40_000] * 8, dim=64, pooling=20, batch=4096, bottom=[64], top=[64], features=13)
-GPT = Transformer.gpt2(batch=16, layers=3, dtype="bf16")
-BERT = Transformer.bert("bert-base", batch=16, sequence=128)
-CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
-    "eager DLRM, V100": (EagerDLRM(DLRM("dlrm-default", batch=2048, **EAGER)), "v100-locked-1", {}),
-    "eager MLPerf DLRM, P100": (EagerDLRM(DLRM("dlrm-mlperf", batch=4096, **EAGER)), "p100-1", {}),
-    "hybrid DLRM of alike tables, 8 H100": (ALIKE, "h100-sxm-8", {"ranks": 8}),
-    "skewed DLRM, 2 H100": (
+ALIKE = pk.DLRM(
+    rows=[40_000] * 8, dim=64, pooling=20, batch=4096, bottom=[64], top=[64], features=13
+)
+GPT = pk.Transformer.gpt2(batch=16, layers=3, dtype="bf16")
+BERT = pk.Transformer.bert("bert-base", batch=16, sequence=128)
+
+
+class Case(NamedTuple):
+    """What is predicted, where, and how."""
+
+    workload: Any
+    platform: str
+    settings: dict[str, Any] = {}  # noqa: RUF012
+
+
+CASES = {
+    "eager DLRM, V100": Case(
+        EagerDLRM(pk.DLRM("dlrm-default", batch=2048, **EAGER)), "v100-locked-1"
+    ),
+    "eager MLPerf DLRM, P100": Case(
+        EagerDLRM(pk.DLRM("dlrm-mlperf", batch=4096, **EAGER)), "p100-1"
+    ),
+    "hybrid DLRM of alike tables, 8 H100": Case(ALIKE, "h100-sxm-8", {"ranks": 8}),
+    "skewed DLRM, 2 H100": Case(
         ALIKE,
         "h100-sxm-8",
-        {"plan": Plan.from_owners([0] * 5 + [1] * 3, ranks=2), "ranks": 2},
+        {"plan": pk.Plan.from_owners([0, 0, 0, 0, 0, 1, 1, 1], ranks=2), "ranks": 2},
     ),
-    "DDP Transformer, 8 H100": (GPT, "h100-sxm-8", {"ranks": 8}),
-    "DDP Transformer, 4 V100 with two stragglers": (
-        BERT,
-        "v100-sxm-8",
-        {"ranks": 4, "slowdown": {1: 1.2, 3: 1.2}},
+    "DDP Transformer, 8 H100": Case(GPT, "h100-sxm-8", {"ranks": 8}),
+    "DDP Transformer, 4 V100 with two stragglers": Case(
+        BERT, "v100-sxm-8", {"ranks": 4, "slowdown": {1: 1.2, 3: 1.2}}
     ),
-    "hybrid DLRM on two cores": (ALIKE, "zen5-2", {"ranks": 2}),
-    "DDP Transformer on two cores": (Transformer.gpt2(batch=4, layers=2), "zen3-2", {"ranks": 2}),
+    "hybrid DLRM on two cores": Case(ALIKE, "zen5-2", {"ranks": 2}),
+    "DDP Transformer on two cores": Case(
+        pk.Transformer.gpt2(batch=4, layers=2), "zen3-2", {"ranks": 2}
+    ),
 }
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::perfkit.platform.estimates.ExtrapolationWarning")
 
 
-def ask(name: str) -> Prediction:
-    workload, platform, settings = CASES[name]
-    return predict(workload, platform, **settings)
+def ask(name: str) -> pk.Prediction:
+    case = CASES[name]
+    return pk.predict(case.workload, case.platform, **case.settings)
 
 
 def assert_alike(ours: pl.DataFrame, theirs: pl.DataFrame, time: float) -> None:
     """The same rows in the same order, and times that differ by less than a billionth of the
     iteration."""
-    texts = [name for name, kind in theirs.schema.items() if kind != pl.Float64]
-    assert ours.select(texts).equals(theirs.select(texts))
-    for name in (name for name in theirs.columns if name not in texts):
-        near = 1e-9 * (time if name.endswith("_s") else 1.0)
-        assert ours[name].to_numpy() == pytest.approx(theirs[name].to_numpy(), rel=0, abs=near), (
-            name
-        )
+    for name, kind in theirs.schema.items():
+        if kind == pl.Float64:
+            near = 1e-9 * time if name.endswith("_s") else 1e-9
+            numbers = pytest.approx(theirs[name].to_numpy(), rel=0, abs=near)
+            assert ours[name].to_numpy() == numbers, name
+        else:
+            assert ours[name].equals(theirs[name]), name
 
 
 @pytest.fixture
@@ -76,10 +88,8 @@ def shaken(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
             return times * (1 + 1e-12 * rng.uniform(-1, 1, len(times)))
 
         def shaken_price(*args: Any, **more: Any) -> list[Costs]:
-            return [
-                replace(c, seconds=noise(c.seconds), spread=noise(c.spread))
-                for c in price(*args, **more)
-            ]
+            costs = price(*args, **more)
+            return [replace(c, seconds=noise(c.seconds), spread=noise(c.spread)) for c in costs]
 
         def shaken_meet(*args: Any) -> Any:
             durations, notes = meet(*args)
@@ -91,16 +101,19 @@ def shaken(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return shake
 
 
-def view(found: Prediction) -> list[pl.DataFrame]:
-    modules, timeline = found.modules(), found.timeline()
+def view(found: pk.Prediction) -> list[pl.DataFrame]:
     return [
         found.breakdown(),
         found.idle(),
         found.communication(),
         found.critical_path(),
-        modules,
-        timeline,
+        found.modules(),
+        found.timeline(),
     ]
+
+
+def list_bounds(found: pk.Prediction) -> list[float]:
+    return [found.time, *found.interval(), found.lower_bound, found.serial, found.latency]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -110,10 +123,7 @@ def test_the_last_bits_of_times_decide_nothing(name: str, shaken: Callable[[int]
     for seed in range(2):
         shaken(seed)
         other = ask(name)
-        bounds = [
-            (p.time, *p.interval(), p.lower_bound, p.serial, p.latency) for p in (other, found)
-        ]
-        assert bounds[0] == pytest.approx(bounds[1], rel=1e-9)
+        assert list_bounds(other) == pytest.approx(list_bounds(found), rel=1e-9)
         assert other.bottleneck == found.bottleneck
         for ours, theirs in zip(view(other), views, strict=True):
             assert_alike(ours, theirs, found.time)

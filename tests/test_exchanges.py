@@ -13,7 +13,11 @@ import pytest
 
 import perfkit as pk
 
-BATCH, DIM, FEATURES, BOTTOM, TOP = 64, 16, 4, 8, 8
+BATCH = 64
+DIM = 16
+FEATURES = 4
+BOTTOM = 8
+TOP = 8
 TABLES = 4
 #: Numbers of the pooled rows of all tables and samples.
 POOLED = BATCH * TABLES * DIM

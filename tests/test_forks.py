@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,9 +159,9 @@ def test_readers_let_a_fork_error_through(tmp_path: Path, monkeypatch: pytest.Mo
     pl.DataFrame(row).write_parquet(folder / "gemm_perf.parquet")
     monkeypatch.setenv("PERFKIT_KERNEL_DATABASE", str(tmp_path))
     reads: dict[str, Callable[[], Any]] = {
-        "trace": lambda: pk.read_trace(trace),
-        "tables": lambda: pk.read_tables(tables),
-        "products": lambda: read_gemms("h"),
+        "trace": partial(pk.read_trace, trace),
+        "tables": partial(pk.read_tables, tables),
+        "products": partial(read_gemms, "h"),
     }
     for read in reads.values():
         read()

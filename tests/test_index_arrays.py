@@ -4,14 +4,14 @@ refused."""
 import gzip
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+import perfkit as pk
 from perfkit.models.distributions import ReuseHistogram, Zipf, unique_rows
 from perfkit.readers.index_arrays import IndexStatistics, count_indices, read_indices
-from perfkit.readers.table_configs import read_tables
 from tests import samples
 
 INDICES = [5, 5, 2, 9, 5, 0]
@@ -28,48 +28,88 @@ def test_a_sample_of_two_tables_is_counted() -> None:
     assert second.to_table(dim=16).rows == 6
 
 
-def facts(found: list[IndexStatistics]) -> list[tuple[int, float, float, float, int]]:
-    return [
-        (s.bags, s.pooling, s.unique_rows, s.histogram.lookups, s.histogram.rows) for s in found
-    ]
+class Facts(NamedTuple):
+    """What is counted of one table."""
+
+    bags: int
+    pooling: float
+    unique_rows: float
+    lookups: float
+    rows: int
 
 
-ONE = [(3, 2.0, 4.0, 6.0, 10)]
+def list_facts(tables: list[IndexStatistics]) -> list[Facts]:
+    facts = []
+    for table in tables:
+        histogram = table.histogram
+        facts.append(
+            Facts(table.bags, table.pooling, table.unique_rows, histogram.lookups, histogram.rows)
+        )
+    return facts
+
+
+ONE = [Facts(bags=3, pooling=2.0, unique_rows=4.0, lookups=6.0, rows=10)]
 MORE = [*INDICES, 3, 3, 3]
-TWO = [*ONE, (3, 1.0, 1.0, 3.0, 4)]
+MORE_LENGTHS = [LENGTHS, [1, 1, 1]]
+TWO = [*ONE, Facts(bags=3, pooling=1.0, unique_rows=1.0, lookups=3.0, rows=4)]
+SAME_ROW = Facts(bags=3, pooling=4.0, unique_rows=1.0, lookups=12.0, rows=1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ((INDICES, OFFSETS), ONE),
-        ((np.array(INDICES, np.int32), np.array([*OFFSETS, 6])), ONE),
-        ((INDICES, None, LENGTHS), ONE),
-        ((INDICES, [*OFFSETS, 6], [LENGTHS]), ONE),
-        ((np.reshape(INDICES, (3, 2)),), ONE),
-        ((INDICES, None, None, None, None, 3), ONE),
-        ((INDICES,), [(6, 1.0, 4.0, 6.0, 10)]),
-        ((INDICES, OFFSETS, None, 50), [(3, 2.0, 4.0, 6.0, 50)]),
-        ((MORE, None, [LENGTHS, [1, 1, 1]]), TWO),
-        ((MORE, [0, 2, 2, 6, 7, 8, 9], None, None, 2), TWO),
-        ((MORE, [0, 2, 2, 6, 7, 8], [LENGTHS, [1, 1, 1]]), TWO),
-        ((MORE, None, [LENGTHS, [1, 1, 1]], [100, 20]), [(*ONE[0][:4], 100), (*TWO[1][:4], 20)]),
-        ((np.zeros((2, 3, 4), int),), [(3, 4.0, 1.0, 12.0, 1), (3, 4.0, 1.0, 12.0, 1)]),
-    ],
-)
-def test_tables_told_in_every_way(arguments: Any, expected: list) -> None:
-    names = ("indices", "offsets", "lengths", "rows", "tables", "batch")
-    assert facts(count_indices(**dict(zip(names, arguments, strict=False)))) == expected
+class Told(NamedTuple):
+    """Arguments that tell tables, and what is counted of these."""
+
+    arguments: dict[str, Any]
+    expected: list[Facts]
+
+
+TOLD = {
+    "offsets": Told({"indices": INDICES, "offsets": OFFSETS}, ONE),
+    "arrays, offsets with the end": Told(
+        {"indices": np.array(INDICES, np.int32), "offsets": np.array([*OFFSETS, 6])}, ONE
+    ),
+    "lengths": Told({"indices": INDICES, "lengths": LENGTHS}, ONE),
+    "offsets and lengths": Told(
+        {"indices": INDICES, "offsets": [*OFFSETS, 6], "lengths": [LENGTHS]}, ONE
+    ),
+    "a row of each bag": Told({"indices": np.reshape(INDICES, (3, 2))}, ONE),
+    "batch": Told({"indices": INDICES, "batch": 3}, ONE),
+    "nothing": Told({"indices": INDICES}, [Facts(6, 1.0, 4.0, 6.0, 10)]),
+    "rows": Told(
+        {"indices": INDICES, "offsets": OFFSETS, "rows": 50}, [Facts(3, 2.0, 4.0, 6.0, 50)]
+    ),
+    "two tables, lengths": Told({"indices": MORE, "lengths": MORE_LENGTHS}, TWO),
+    "two tables, offsets": Told(
+        {"indices": MORE, "offsets": [0, 2, 2, 6, 7, 8, 9], "tables": 2}, TWO
+    ),
+    "two tables, both": Told(
+        {"indices": MORE, "offsets": [0, 2, 2, 6, 7, 8], "lengths": MORE_LENGTHS}, TWO
+    ),
+    "two tables, rows": Told(
+        {"indices": MORE, "lengths": MORE_LENGTHS, "rows": [100, 20]},
+        [TWO[0]._replace(rows=100), TWO[1]._replace(rows=20)],
+    ),
+    "an axis for tables": Told({"indices": np.zeros((2, 3, 4), int)}, [SAME_ROW, SAME_ROW]),
+}
+
+
+@pytest.mark.parametrize("case", TOLD.values(), ids=TOLD)
+def test_tables_told_in_every_way(case: Told) -> None:
+    assert list_facts(count_indices(**case.arguments)) == case.expected
 
 
 def test_what_is_counted() -> None:
-    (found,) = count_indices(INDICES, OFFSETS)
-    assert found.spread == pytest.approx(np.std(LENGTHS))
-    assert found.histogram.counts[:3] == (3, 0, 1)
-    assert not any(found.histogram.counts[3:])
+    """Three rows once, and one two to four times."""
+    [table] = count_indices(INDICES, OFFSETS)
+    assert table.spread == pytest.approx(np.std(LENGTHS))
+    assert table.histogram.counts[:3] == (3, 0, 1)
+    assert table.histogram.counts[3:] == (0,) * 14
+
+
+def test_tables_without_lookups_are_left_out() -> None:
     with pytest.warns(UserWarning, match="1 of 3 tables have no lookups"):
         several = count_indices(MORE, lengths=[LENGTHS, [0, 0, 0], [1, 1, 1]])
-    assert [s.number for s in several] == [0, 2] and several[1].to_table(8).name == "table 2"
+    assert [table.number for table in several] == [0, 2]
+    assert several[1].to_table(8).name == "table 2"
 
 
 @pytest.mark.parametrize(
@@ -90,10 +130,10 @@ def test_what_is_counted() -> None:
             {"indices": [0, 1], "rows": [7, 7]},
             "rows has 2 entries; it must have one for each of the 1 tables",
         ),
-        *(
-            ({"indices": [0, 1], "offsets": bad}, "offsets must rise from 0")
-            for bad in ([1, 2], [0, 2, 1, 2], [0, 5], [])
-        ),
+        ({"indices": [0, 1], "offsets": [1, 2]}, "offsets must rise from 0"),
+        ({"indices": [0, 1], "offsets": [0, 2, 1, 2]}, "offsets must rise from 0"),
+        ({"indices": [0, 1], "offsets": [0, 5]}, "offsets must rise from 0"),
+        ({"indices": [0, 1], "offsets": []}, "offsets must rise from 0"),
         ({"indices": [0, 1], "offsets": [0.0, 1.0]}, "offsets is an array of float64"),
         ({"indices": [0, 1, 2], "tables": 2}, "3 samples do not divide by tables = 2"),
         ({"indices": [0, 1, 2], "tables": 0}, "tables is 0"),
@@ -105,33 +145,47 @@ def test_indices_that_cannot_be(arguments: dict[str, Any], message: str) -> None
         count_indices(**arguments)
 
 
-def test_what_is_told_of_drawn_lookups() -> None:
-    law = Zipf(50_000, 0.95)
-    ranks = np.arange(1.0, law.rows + 1) ** -law.exponent
-    drawn = np.random.default_rng(2).choice(law.rows, 80_000, p=ranks / ranks.sum())
-    drawn = np.random.default_rng(3).permutation(law.rows)[drawn]
-    (part,) = count_indices(drawn.reshape(4000, 20), rows=law.rows)
-    assert abs(part.fit.exponent - 0.95) < 2 * part.fit.stderr < 0.02
-    recorded, fitted = part.to_table(64), part.to_table(64, itemsize=2, law="zipf", name="clicks")
-    assert (recorded.rows, recorded.pooling, recorded.spread, recorded.itemsize) == (
-        50_000,
-        20,
-        0,
-        4,
-    )
-    assert (
-        isinstance(recorded.distribution, ReuseHistogram) and recorded.exponent == part.fit.exponent
-    )
-    assert fitted.distribution == Zipf(50_000, part.fit.exponent) and (
-        fitted.itemsize,
-        fitted.name,
-    ) == (2, "clicks")
-    for table in (recorded, fitted):
-        for lookups in (20_000, 80_000):
-            found = float(unique_rows(table.distribution, lookups))
-            assert found == pytest.approx(float(unique_rows(law, lookups)), rel=0.02)
+@pytest.fixture(scope="module")
+def part() -> IndexStatistics:
+    """80,000 lookups by `LAW`, in bags of 20."""
+    weights = np.arange(1.0, LAW.rows + 1) ** -LAW.exponent
+    ranks = np.random.default_rng(2).choice(LAW.rows, 80_000, p=weights / weights.sum())
+    rows = np.random.default_rng(3).permutation(LAW.rows)[ranks]
+    [part] = count_indices(rows.reshape(4000, 20), rows=LAW.rows)
+    return part
+
+
+LAW = Zipf(50_000, 0.95)
+
+
+def test_the_exponent_of_drawn_lookups_is_found(part: IndexStatistics) -> None:
+    assert abs(part.fit.exponent - LAW.exponent) < 2 * part.fit.stderr
+    assert 2 * part.fit.stderr < 0.02
+
+
+def test_a_table_is_what_was_recorded_or_what_was_fitted(part: IndexStatistics) -> None:
+    recorded = part.to_table(64)
+    assert recorded.rows == 50_000
+    assert recorded.pooling == 20
+    assert recorded.spread == 0
+    assert recorded.itemsize == 4
+    assert isinstance(recorded.distribution, ReuseHistogram)
+    assert recorded.exponent == part.fit.exponent
+    fitted = part.to_table(64, itemsize=2, law="zipf", name="clicks")
+    assert fitted.distribution == Zipf(50_000, part.fit.exponent)
+    assert fitted.itemsize == 2
+    assert fitted.name == "clicks"
     with pytest.raises(ValueError, match="law is 'uniform'"):
         part.to_table(64, law="uniform")
+
+
+@pytest.mark.parametrize("lookups", [20_000, 80_000])
+@pytest.mark.parametrize("law", ["histogram", "zipf"])
+def test_a_table_finds_as_many_rows_as_the_law(
+    part: IndexStatistics, law: str, lookups: int
+) -> None:
+    rows = float(unique_rows(part.to_table(64, law=law).distribution, lookups))
+    assert rows == pytest.approx(float(unique_rows(LAW, lookups)), rel=0.02)
 
 
 def test_files_of_numpy(tmp_path: Path) -> None:
@@ -141,16 +195,14 @@ def test_files_of_numpy(tmp_path: Path) -> None:
         tmp_path / "all.npz", lengths=[LENGTHS], indices=INDICES, offsets=[*OFFSETS, 6]
     )
     for name in ("one.npy", "parts.npz", "all.npz"):
-        assert facts(read_indices(tmp_path / name)) == [(3, 2.0, 4.0, 6.0, 10)]
-    tables = read_tables(tmp_path / "parts.npz", dim=16, rows=20)
-    assert (tables.batch, tables.name, tables.tables[0].rows, tables.tables[0].dim) == (
-        3,
-        "parts",
-        20,
-        16,
-    )
+        assert list_facts(read_indices(tmp_path / name)) == ONE
+    tables = pk.read_tables(tmp_path / "parts.npz", dim=16, rows=20)
+    assert tables.batch == 3
+    assert tables.name == "parts"
+    assert tables.tables[0].rows == 20
+    assert tables.tables[0].dim == 16
     with pytest.raises(ValueError, match="pass dim=, 64 for example"):
-        read_tables(tmp_path / "one.npy")
+        pk.read_tables(tmp_path / "one.npy")
 
 
 def test_files_of_torch(tmp_path: Path) -> None:
@@ -164,9 +216,9 @@ def test_files_of_torch(tmp_path: Path) -> None:
     torch.save(indices.reshape(3, 2), tmp_path / "one.pth")
     (tmp_path / "set2.pt.gz").write_bytes(gzip.compress((tmp_path / "set.pt").read_bytes()))
     for name in ("set.pt", "named.pt", "one.pth", "set2.pt.gz"):
-        assert facts(read_indices(tmp_path / name)) == [(3, 2.0, 4.0, 6.0, 10)]
-    assert read_tables(tmp_path / "set2.pt.gz", dim=8).name == "set2"
-    assert facts(count_indices(indices, offsets, lengths)) == [(3, 2.0, 4.0, 6.0, 10)]
+        assert list_facts(read_indices(tmp_path / name)) == ONE
+    assert pk.read_tables(tmp_path / "set2.pt.gz", dim=8).name == "set2"
+    assert list_facts(count_indices(indices, offsets, lengths)) == ONE
     torch.save([indices, indices, indices, indices], tmp_path / "four.pt")
     torch.save({"indices": "five"}, tmp_path / "text.pt")
     for name in ("four.pt", "text.pt"):

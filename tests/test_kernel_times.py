@@ -13,7 +13,6 @@ from perfkit.fitting import Roofline
 from perfkit.platform import kernel_times
 from perfkit.platform.gallery import list_gallery
 from perfkit.prediction.cost import Costs, price
-from perfkit.workloads.graph import Graph
 
 BERT = pk.Transformer.bert("bert-base", batch=8, sequence=128, dtype="fp32")
 TABLES = pk.DLRM(rows=[10**6] * 4, dim=64, pooling=10, batch=2048, fused=False)
@@ -21,7 +20,7 @@ TABLES = pk.DLRM(rows=[10**6] * 4, dim=64, pooling=10, batch=2048, fused=False)
 
 def price_alone(
     model: pk.Transformer | pk.DLRM, platform: pk.Platform, name: str, variant: str
-) -> tuple[Graph, Costs, int]:
+) -> tuple[pk.Graph, Costs, int]:
     """One rank's operations, what they cost, and the position of the first with these names."""
     accelerator = platform.device.kind != "cpu"
     [graph] = model.graphs(1, None, accelerator=accelerator)
@@ -42,8 +41,8 @@ def test_a_product_beside_the_same_product_in_a_prediction(name: str) -> None:
     """They differ where `Platform.gemm` says so, and nowhere else."""
     platform = pk.load_platform(name)
     graph, costs, product = price_alone(BERT, platform, "mm", "nn")
-    m, n, k = (int(graph.column(size)[product]) for size in "mnk")
-    alone = platform.gemm(m, n, k).time
+    sizes = {size: int(graph.column(size)[product]) for size in ("m", "n", "k")}
+    alone = platform.gemm(**sizes).time
     near, distant = costs.hot[product], costs.cold[product]
     if platform.device.kind == "cpu":  # a part of the operands is still in a cache, here and there
         assert near < alone < 1.001 * (near + distant)
@@ -140,11 +139,9 @@ def test_graphs_without_products_are_timed_over_configurations() -> None:
         is_unaligned = np.zeros((3, 5), dtype=bool)
         is_unaligned[products.operations] = products.is_unaligned
         assert not is_unaligned.any()
-    where = {"batch": [8, 16], "sequence": [128, 256]}
-    assert (
-        pk.sweep(pk.Transformer.bert(dtype="fp32"), where, platform="h100-sxm-8").table().height
-        == 4
-    )
+    grid = {"batch": [8, 16], "sequence": [128, 256]}
+    swept = pk.sweep(pk.Transformer.bert(dtype="fp32"), grid, platform="h100-sxm-8")
+    assert swept.table().height == 4
 
 
 def test_caches_are_asked_only_where_a_time_depends_on_them() -> None:
@@ -153,6 +150,6 @@ def test_caches_are_asked_only_where_a_time_depends_on_them() -> None:
     vars(asked)["has_timed_caches"] = True
     assert not h100.has_timed_caches
     model = pk.DLRM("dlrm-mlperf", batch=2048)
-    times = [pk.predict(model, platform, ranks=8).time for platform in (h100, asked)]
-    assert times[0] == times[1]
+    expected = pk.predict(model, h100, ranks=8).time
+    assert pk.predict(model, asked, ranks=8).time == expected
     assert pk.load_platform("v100-locked-1").has_timed_caches

@@ -12,7 +12,6 @@ from perfkit.prediction.uncertainty import NOT_TIMED, is_timed_function
 from perfkit.workloads import layer_types
 from perfkit.workloads.blocks import RankShare, record_part
 from perfkit.workloads.columns import FEATURES, HostCalls, OperationSizes
-from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import make_graph
 from perfkit.workloads.layer_types import Linear, Relu, start_backward
 from perfkit.workloads.layers import embedding_bags
@@ -38,12 +37,12 @@ class Square(Layer):
         tape.pass_on(self.x, dx)
 
 
-def list_names(graph: Graph, phase: str) -> list[str]:
+def list_names(graph: pk.Graph, phase: str) -> list[str]:
     operations = (graph[index] for index in range(len(graph)))
     return [operation.name for operation in operations if operation.phase == phase]
 
 
-def finish_backward(tape: Tape, y: Tensor) -> Graph:
+def finish_backward(tape: Tape, y: Tensor) -> pk.Graph:
     """The graph of what was recorded, and of its backward pass from `y`."""
     start_backward(tape, y)
     tape.backward()
@@ -59,8 +58,8 @@ def test_a_layer_is_a_class_with_forward_and_backward() -> None:
     assert list_names(graph, "forward") == ["addmm", "square"]
     # nobody wants the gradient of the input; that of the bias is a sum over rows
     assert list_names(graph, "backward") == ["ones_like", "square_backward", "mm", "sum"]
-    square, square_backward = (graph[index] for index in (1, 3))
-    assert square.features["elements"] == square_backward.features["elements"] == 64 * 16
+    assert graph[1].features["elements"] == 64 * 16
+    assert graph[3].features["elements"] == 64 * 16
     assert graph.traffic[1] == 2 * 64 * 16 * 4, "reads one tensor and writes one"
     assert graph.traffic[3] == 3 * 64 * 16 * 4, "reads two tensors and writes one"
     product = graph[4].features
@@ -87,7 +86,8 @@ def test_layers_that_are_recorded_again_get_the_same_weights() -> None:
     assert [*map(id, again)] == [*map(id, first)] == [*map(id, tape.trained)]
     tape.module = "head"
     [last] = (tape.parameter(4), *tape.list_weights_since(4))
-    assert last.module == "head" and len(tape.trained) == 4
+    assert last.module == "head"
+    assert len(tape.trained) == 4
 
 
 def test_layers_that_are_recorded_again_in_another_order_are_refused() -> None:
@@ -168,7 +168,8 @@ def test_what_is_of_no_layer_says_so() -> None:
 def test_without_a_gradient_there_is_no_backward_pass() -> None:
     tape = Tape()
     y = tape.apply(Square(), tape.tensor(64, 8))
-    assert not y.needs_gradient and not tape.nodes
+    assert not y.needs_gradient
+    assert not tape.nodes
 
 
 def test_buckets_hold_no_gradients_of_shards() -> None:
@@ -187,13 +188,20 @@ def test_weights_of_another_tape_start_anew() -> None:
     tape.tensor(1)
     tape.adopt(probe.trained)
     adopted = tape.parameter(4, 8)
-    assert adopted is tape.trained[0] and adopted is not weight
+    assert adopted is tape.trained[0]
+    assert adopted is not weight
     assert (adopted.shape, adopted.storage) == (weight.shape, 1)
-    assert adopted.group == 0 and adopted.stored is adopted and weight.stored is weight.shard
+    assert adopted.group == 0
+    assert adopted.stored is adopted
+    assert weight.stored is weight.shard
 
 
-BATCH, ROWS, WIDTH = 4, 6, 8
-MATRIX, ROW, STACK = (ROWS, WIDTH), (WIDTH,), (BATCH, ROWS, WIDTH)
+BATCH = 4
+ROWS = 6
+WIDTH = 8
+ROW = (WIDTH,)
+MATRIX = (ROWS, WIDTH)
+STACK = (BATCH, ROWS, WIDTH)
 TAPE = Tape()
 #: An instance of each layer, by its name and perhaps an option, and the shapes of its operands.
 INSTANCES: dict[str, tuple[Layer, list[tuple[int, ...]]]] = {
@@ -202,7 +210,10 @@ INSTANCES: dict[str, tuple[Layer, list[tuple[int, ...]]]] = {
     "LinearFp8": (layer_types.LinearFp8(), [MATRIX, (5, WIDTH), (5,)]),
     "BatchedProduct": (layer_types.BatchedProduct(), [STACK, (BATCH, WIDTH, 5)]),
     "BatchedProduct transposed": (layer_types.BatchedProduct(NT), [STACK, (BATCH, 5, WIDTH)]),
-    "Attention": (layer_types.Attention(2, causal=True, kernel=ATTENTION[0]), [STACK] * 3),
+    "Attention": (
+        layer_types.Attention(2, causal=True, kernel=ATTENTION[0]),
+        [STACK, STACK, STACK],
+    ),
     "Cast": (layer_types.Cast(2), [MATRIX]),
     "Relu": (layer_types.Relu(), [MATRIX]),
     "Gelu": (layer_types.Gelu(), [MATRIX]),
@@ -254,7 +265,8 @@ def test_a_layer_says_which_operations_it_dispatches(name: str) -> None:
     assert reached, "an operand gets a gradient"
     for operand in reached:
         gradient = tape.gradient(operand)
-        assert gradient.numel == operand.numel and gradient.itemsize == operand.itemsize
+        assert gradient.numel == operand.numel
+        assert gradient.itemsize == operand.itemsize
 
 
 #: Class and variant of each operation of a layer forward, and backward behind a dash.
@@ -292,7 +304,7 @@ CLASSES = {
 }
 
 
-def list_classes(graph: Graph, phase: str) -> list[str]:
+def list_classes(graph: pk.Graph, phase: str) -> list[str]:
     """Class and variant of each operation, without the gradient of the loss."""
     return [
         f"{label.kind}.{label.variant}"
@@ -355,10 +367,12 @@ def test_every_function_of_a_built_model_is_timed_by_calibrations(name: str) -> 
         graphs += model.graphs(2, accelerator=True)
         share = RankShare(np.array([1.0, 2.0]), np.array([32.0, 32.0]))
         graphs.append(record_part(replace(model, accumulate=1), share)[0])
-    for label in {label for graph in graphs for label in graph.labels}:
-        assert is_timed_function(label.kind, label.variant), label
+    for graph in graphs:
+        for label in set(graph.labels):
+            assert is_timed_function(label.kind, label.variant), label
 
 
 def test_a_function_that_calibrations_leave_out_has_a_reason() -> None:
-    assert not NOT_TIMED.keys() & MEASURED_FUNCTIONS["elementwise"] and all(NOT_TIMED.values())
+    assert not NOT_TIMED.keys() & MEASURED_FUNCTIONS["elementwise"]
+    assert all(NOT_TIMED.values())
     assert {"_to_copy", "_fused_adamw_"} <= NOT_TIMED.keys()

@@ -309,8 +309,10 @@ def test_what_answers_no_comparison_is_refused_with_the_name_of_the_argument(nam
             taker.take(odd)
         except ValueError as error:
             text = str(error)
-            assert text.isprintable() and len(text) < 700, repr(odd)
-            assert "ambiguous" not in text and "truth value" not in text, repr(odd)
+            assert text.isprintable(), repr(odd)
+            assert len(text) < 700, repr(odd)
+            assert "ambiguous" not in text, repr(odd)
+            assert "truth value" not in text, repr(odd)
             if name not in NAME_OTHER_ARGUMENTS:
                 assert taker.argument in text, text
 

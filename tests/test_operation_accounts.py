@@ -2,37 +2,44 @@
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 import perfkit as pk
 from perfkit.platform.kernel_times import UNALIGNED
-from perfkit.prediction.result import Prediction
 
 BERT = pk.Transformer.bert("bert-base", batch=8, sequence=128, layers=2)
 HALF = pk.Transformer.bert("bert-base", batch=8, sequence=128, layers=2, dtype="bf16")
 TABLES = pk.DLRM(rows=[10**5] * 4, dim=64, pooling=10, batch=2048)
 
-#: What is predicted, where, and how.
-CASES: Mapping[str, tuple[Any, str, dict[str, Any]]] = {
-    "bert, h100": (HALF, "h100-sxm-8", {"ranks": 8}),
-    "bert, h100, compiled": (HALF, "h100-sxm-8", {"ranks": 2, "execution": "compiled"}),
-    "bert, h100, shared": (HALF, "h100-sxm-8", {"strategy": pk.Strategy(tp=2, dp=2)}),
-    "bert, zen5": (BERT, "zen5-2", {"ranks": 2}),
-    "bert, zen5, a slow rank": (BERT, "zen5-2", {"ranks": 2, "slowdown": {1: 1.5}}),
-    "bert, mi300x": (HALF, "mi300x-8", {"ranks": 8}),
-    "dlrm, zen3": (TABLES, "zen3-2", {"ranks": 2}),
-    "dlrm, h100": (TABLES, "h100-sxm-8", {"ranks": 8}),
-    "dlrm, p100": (TABLES, "p100-1", {}),
+
+class Case(NamedTuple):
+    """What is predicted, where, and how."""
+
+    workload: Any
+    platform: str
+    options: dict[str, Any]
+
+
+CASES: Mapping[str, Case] = {
+    "bert, h100": Case(HALF, "h100-sxm-8", {"ranks": 8}),
+    "bert, h100, compiled": Case(HALF, "h100-sxm-8", {"ranks": 2, "execution": "compiled"}),
+    "bert, h100, shared": Case(HALF, "h100-sxm-8", {"strategy": pk.Strategy(tp=2, dp=2)}),
+    "bert, zen5": Case(BERT, "zen5-2", {"ranks": 2}),
+    "bert, zen5, a slow rank": Case(BERT, "zen5-2", {"ranks": 2, "slowdown": {1: 1.5}}),
+    "bert, mi300x": Case(HALF, "mi300x-8", {"ranks": 8}),
+    "dlrm, zen3": Case(TABLES, "zen3-2", {"ranks": 2}),
+    "dlrm, h100": Case(TABLES, "h100-sxm-8", {"ranks": 8}),
+    "dlrm, p100": Case(TABLES, "p100-1", {}),
 }
 
 
-def predict(name: str) -> Prediction:
-    workload, platform, options = CASES[name]
+def predict(name: str) -> pk.Prediction:
+    case = CASES[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pk.ExtrapolationWarning)
-        return pk.predict(workload, platform, **options)
+        return pk.predict(case.workload, case.platform, **case.options)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -53,10 +60,11 @@ def test_the_steps_sum_to_the_time_in_the_timeline(name: str) -> None:
             if step.factor is not None and step.factor > 1.0:
                 assert step.added <= (step.factor - 1.0) * before * (1 + 1e-9)
             before += step.added
-        assert account.label.name == row["name"] and account.label.module == row["module"]
+        assert account.label.name == row["name"]
+        assert account.label.module == row["module"]
 
 
-def find(prediction: Prediction, name: str) -> int:
+def find(prediction: pk.Prediction, name: str) -> int:
     rows = prediction.timeline().filter(name=name, rank=0)
     return int(rows["operation"][0])
 
@@ -85,12 +93,16 @@ def test_an_account_says_whether_the_context_applies() -> None:
 def test_an_account_names_fit_terms_and_factors() -> None:
     prediction = predict("bert, zen5, a slow rank")
     number = find(prediction, "addmm")
-    slow, quick = (prediction.explain_operation(number, rank=rank) for rank in (1, 0))
+    slow = prediction.explain_operation(number, rank=1)
+    quick = prediction.explain_operation(number, rank=0)
     assert slow.time == pytest.approx(1.5 * quick.time)
     assert [step.factor for step in slow.steps if "slowdown" in step.cause] == [1.5]
-    assert quick.fit_name == "kernels.gemm.nt" and quick.sizes["m"] == 4 * 128
+    assert quick.fit_name == "kernels.gemm.nt"
+    assert quick.sizes["m"] == 4 * 128
     text = quick.explain()
-    assert "tiled flops" in text and "distant operands, beyond l3: " in text and "together" in text
+    assert "tiled flops" in text
+    assert "distant operands, beyond l3: " in text
+    assert "together" in text
     h100 = predict("bert, h100")
     assert h100.explain_operation(find(h100, "mm")).sizes["peak"] == pytest.approx(989.4e12)
 
@@ -98,11 +110,11 @@ def test_an_account_names_fit_terms_and_factors() -> None:
 def test_an_account_shows_how_much_longer_unaligned_rows_take() -> None:
     prediction = predict("bert, h100")  # whose 30522 words are no multiple of 8
     head = prediction.timeline().filter(rank=0, module="head", kind="gemm")
-    accounts = [prediction.explain_operation(number) for number in head["operation"]]
-    [step, *_] = [
-        step for account in accounts for step in account.steps if "not aligned" in step.cause
-    ]
-    assert step.factor == pytest.approx(UNALIGNED[9].of_16_bytes)
+    unaligned = []
+    for number in head["operation"]:
+        steps = prediction.explain_operation(number).steps
+        unaligned += [step for step in steps if "not aligned" in step.cause]
+    assert unaligned[0].factor == pytest.approx(UNALIGNED[9].of_16_bytes)
 
 
 def test_an_account_shows_what_collectives_beside_it_take() -> None:

@@ -34,7 +34,8 @@ DATA = Path(os.environ.get("PERFKIT_SHARED_DATA", ROOT.parent / "shared" / "data
 MEASURED = ROOT / "reference_data" / "measured"
 PLATFORMS = ("zen3-2", "zen5-2", "h100-sxm-8x4", "a100-sxm-8", "v100-sxm-8")
 Cases = dict[str, Callable[[], Any]]
-D, BERT, GPT2 = pk.DLRM, pk.Transformer.bert, pk.Transformer.gpt2
+BERT = pk.Transformer.bert
+GPT2 = pk.Transformer.gpt2
 
 # How an answer is written down.
 
@@ -197,22 +198,28 @@ class Iteration(NamedTuple):
 
 
 WORKLOADS = {
-    "dlrm-default": Iteration(D("dlrm-default", batch=2048)),
+    "dlrm-default": Iteration(pk.DLRM("dlrm-default", batch=2048)),
     "dlrm-default, skewed": Iteration(
-        D("dlrm-default", batch=65536, exponent=1.05), ranks=8, placed="table"
+        pk.DLRM("dlrm-default", batch=65536, exponent=1.05), ranks=8, placed="table"
     ),
-    "dlrm-ddp, dense": Iteration(D("dlrm-ddp", batch=4096, sparse=False), ranks=2, placed="table"),
-    "dlrm-ddp, copies": Iteration(D("dlrm-ddp", batch=4096), ranks=4, placed="copy"),
+    "dlrm-ddp, dense": Iteration(
+        pk.DLRM("dlrm-ddp", batch=4096, sparse=False), ranks=2, placed="table"
+    ),
+    "dlrm-ddp, copies": Iteration(pk.DLRM("dlrm-ddp", batch=4096), ranks=4, placed="copy"),
     "dlrm-mlperf, fused, fp16, mixed plan": Iteration(
-        D("dlrm-mlperf", batch=32768, embedding="fused", dtype="fp16"), ranks=8, placed="mixed"
+        pk.DLRM("dlrm-mlperf", batch=32768, embedding="fused", dtype="fp16"),
+        ranks=8,
+        placed="mixed",
     ),
-    "dlrm-mlperf, by rows": Iteration(D("dlrm-mlperf", batch=16384), ranks=8, placed="row"),
-    "dlrm-dcnv2": Iteration(D("dlrm-dcnv2", batch=8192)),
+    "dlrm-mlperf, by rows": Iteration(pk.DLRM("dlrm-mlperf", batch=16384), ranks=8, placed="row"),
+    "dlrm-dcnv2": Iteration(pk.DLRM("dlrm-dcnv2", batch=8192)),
     "dlrm-dcnv2, overlap, two nodes": Iteration(
-        D("dlrm-dcnv2", batch=65536, overlap=True), ranks=16, placed="node"
+        pk.DLRM("dlrm-dcnv2", batch=65536, overlap=True), ranks=16, placed="node"
     ),
     "dlrm-dcnv2, compiled, autocast": Iteration(
-        D("dlrm-dcnv2", batch=65536, mixed=True, fused=True, dtype="bf16", table_dtype="fp16"),
+        pk.DLRM(
+            "dlrm-dcnv2", batch=65536, mixed=True, fused=True, dtype="bf16", table_dtype="fp16"
+        ),
         ranks=8,
         placed="mixed",
     ),
@@ -532,8 +539,8 @@ FEW_TABLES = pk.TableSet(
 )
 GROUPS = {"pin": {0: 1, "table 3": 2}, "together": [(5, 6)], "apart": [(7, 8, 9)]}
 FORBIDDEN = {"forbid": ["data_parallel", "column_wise"]}
-DCNV2 = D("dlrm-dcnv2", batch=65536)
-MLPERF = D("dlrm-mlperf", batch=16384, embedding="fused")
+DCNV2 = pk.DLRM("dlrm-dcnv2", batch=65536)
+MLPERF = pk.DLRM("dlrm-mlperf", batch=16384, embedding="fused")
 SEARCHES = {
     "fused": Search(FORTY_TABLES, "h100-sxm-8", 8),
     "another seed": Search(FORTY_TABLES, "h100-sxm-8", 8, {"seed": 7, "steps": 900}),
