@@ -24,6 +24,7 @@ from benchmarks.helpers.tables import lay_out
 from perfkit.ground.files import find_reference
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
+from perfkit.platform.platform import Platform
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.strategies import price_strategies
 from perfkit.workloads.strategy import Strategy
@@ -33,6 +34,8 @@ from perfkit.workloads.transformer import Transformer
 _BATCH, _STAGES = 96, 8
 #: Far links whose event loop is set beside closed forms: bandwidth [B/s] and latency [s].
 _LINKS = (5e9, 1e-3), (1e9, 1e-3), (1e8, 1e-3), (1e9, 1e-2)
+#: Schedules of pipelines, and chunks of a stage [-].
+_CHUNKS = {"1f1b": 1, "zero_bubble": 1, "gpipe": 1, "interleaved": 3, "breadth_first": 3}
 #: The model without the weights of its embeddings and head, which its authors call very light.
 _GPT = Transformer.preset(
     "gpt3-1.3b",
@@ -48,59 +51,84 @@ _GPT = Transformer.preset(
 def price_row(row: dict[str, str], speed: float = 1.0) -> dict[str, float]:
     """Time of a row and its parts [s]; GPUs are so many times as fast as the platform [-]."""
     replicas = int(row["pipelines"])
-    ranks, link = (
-        _STAGES * replicas,
-        {"bandwidth": float(row["bandwidth"]), "latency": float(row["latency"])},
-    )
-    near = (
-        load_platform("v100-sxm-8").with_scale(peak=speed, memory=speed).with_link("inter", **link)
-    )
-    platform = near.with_link("far", **link).with_nodes(ranks, ranks_per_node=1, regions=ranks)
-    way = Strategy(pp=_STAGES, dp=replicas, schedule="gpipe", checkpoint="full", overlap=False)
+    ranks = _STAGES * replicas
+    bandwidth = float(row["bandwidth"])
+    latency = float(row["latency"])
+    platform = load_platform("v100-sxm-8").with_scale(peak=speed, memory=speed)
+    for link in ("inter", "far"):
+        platform = platform.with_link(link, bandwidth=bandwidth, latency=latency)
+    platform = platform.with_nodes(ranks, ranks_per_node=1, regions=ranks)
+    strategy = Strategy(pp=_STAGES, dp=replicas, schedule="gpipe", checkpoint="full", overlap=False)
+    model = replace(_GPT, batch=_BATCH * replicas)
     with keep_quiet():
-        found = price_strategies(
-            replace(_GPT, batch=_BATCH * replicas), platform, Strategy.stack([way])
-        )
-    one = {name: float(own[0]) for name, own in found.items()}
-    return one | widen(one["time"], one["spread"], float(row["seconds"]))
+        columns = price_strategies(model, platform, Strategy.stack([strategy]))
+    priced = {name: float(values[0]) for name, values in columns.items()}
+    return {**priced, **widen(priced["time"], priced["spread"], float(row["seconds"]))}
 
 
 def compare_rows() -> list[dict[str, Any]]:
     """Rows beside predictions; the first one gives the speed of the GPUs."""
-    first, *rest = read_csv(find_reference("published/slow_links.csv"))
-    alone = price_row(first)
-    speed = alone["time"] / float(first["seconds"])
-    return [{**row, **price_row(row, speed)} for row in (first, *rest)]
+    rows = read_csv(find_reference("published/slow_links.csv"))
+    alone = price_row(rows[0])
+    speed = alone["time"] / float(rows[0]["seconds"])
+    return [{**row, **price_row(row, speed)} for row in rows]
+
+
+def _compare_loop(model: Transformer, platform: Platform, strategy: Strategy) -> float:
+    """How much longer the event loop takes than the closed form [%]."""
+    with keep_quiet():
+        closed = price_strategies(model, platform, Strategy.stack([strategy]))
+        loop = predict(model, platform, strategy=strategy)
+    return 100.0 * (loop.time / float(closed["time"][0]) - 1.0)
 
 
 def compare_loops() -> Iterator[dict[str, Any]]:
     """Event loop over closed forms by link and schedule, with two and four stages on four nodes of
     A100."""
-    model, near = (
-        Transformer.preset("gpt3-1.3b", batch=128, sequence=1024, dtype="bf16", fused=True),
-        "a100-sxm-8x4",
-    )
-    schedules = {"1f1b": 1, "zero_bubble": 1, "gpipe": 1, "interleaved": 3, "breadth_first": 3}
-    for (bandwidth, latency), (schedule, chunks) in product(_LINKS, schedules.items()):
+    model = Transformer.preset("gpt3-1.3b", batch=128, sequence=1024, dtype="bf16", fused=True)
+    node = load_platform("a100-sxm-8x4")
+    for (bandwidth, latency), (schedule, chunks) in product(_LINKS, _CHUNKS.items()):
+        linked = node.with_link("far", bandwidth=bandwidth, latency=latency)
         apart = []
         for regions, stages, share in product((2, 4), (2, 4), (1, 4)):
-            far = load_platform(near).with_link("far", bandwidth=bandwidth, latency=latency)
-            far = far.with_nodes(4, regions=regions)
-            way = Strategy(
-                tp=share, pp=stages, dp=32 // stages // share, schedule=schedule, chunks=chunks
-            )
-            with keep_quiet():
-                closed = float(price_strategies(model, far, Strategy.stack([way]))["time"][0])
-                apart.append(100.0 * (predict(model, far, strategy=way).time / closed - 1.0))
-        link = f"{bandwidth:g} B/s, {latency:g} s"
+            replicas = 32 // stages // share
+            strategy = Strategy(tp=share, pp=stages, dp=replicas, schedule=schedule, chunks=chunks)
+            apart.append(_compare_loop(model, linked.with_nodes(4, regions=regions), strategy))
         yield {
-            "link": link,
+            "link": f"{bandwidth:g} B/s, {latency:g} s",
             "schedule": schedule,
             "n": len(apart),
             "mean": np.mean(apart),
             "low": min(apart),
             "high": max(apart),
         }
+
+
+_ROWS = {
+    "pipelines": "{pipelines}",
+    "link [B/s]": "{bandwidth}",
+    "latency [s]": "{latency}",
+    "published": "{measured:time}",
+    "predicted": "{predicted:time}",
+    "error": "{error:+.1%}",
+}
+_FIGURES = {
+    "rows": "{what}",
+    "n": "{n}",
+    "geomean": "{geomean:.1f}",
+    "mean": "{mean:.1f}",
+    "p95": "{p95:.1f}",
+    "bias": "{bias:.1f}",
+    "inside": "{inside:.1f}",
+}
+_LOOPS = {
+    "far link": "{link}",
+    "schedule": "{schedule}",
+    "n": "{n}",
+    "mean": "{mean:+.0f}",
+    "low": "{low:+.0f}",
+    "high": "{high:+.0f}",
+}
 
 
 @command(
@@ -113,25 +141,14 @@ def compare_loops() -> Iterator[dict[str, Any]]:
 )
 def main(given: Any) -> None:
     """Pipelines over slow links, published and predicted."""
-    first, *rows = compare_rows()
-    columns = {
-        "pipelines": "{pipelines}",
-        "link [B/s]": "{bandwidth}",
-        "latency [s]": "{latency}",
-        "published": "{measured:time}",
-        "predicted": "{predicted:time}",
-        "error": "{error:+.1%}",
-    }
-    print(lay_out([first, *rows], columns))
-    alone = [row for row in rows if row["pipelines"] == "1"]
-    judged = [
-        {"what": what, **judge(own)}
-        for what, own in (("one pipeline", alone), ("all but the first", rows))
+    rows = compare_rows()
+    judged = rows[1:]  # the first one gave the speed
+    alone = [row for row in judged if row["pipelines"] == "1"]
+    figures = [
+        {"what": "one pipeline", **judge(alone)},
+        {"what": "all but the first", **judge(judged)},
     ]
-    shown = {"rows": "{what}", "n": "{n}"}
-    shown |= {name: f"{{{name}:.1f}}" for name in ("geomean", "mean", "p95", "bias", "inside")}
-    print(f"\nErrors in %, and share inside the 80 % interval\n{lay_out(judged, shown)}")
+    print(lay_out(rows, _ROWS))
+    print(f"\nErrors in %, and share inside the 80 % interval\n{lay_out(figures, _FIGURES)}")
     if given.loop:
-        shown = {"far link": "{link}", "schedule": "{schedule}", "n": "{n}"}
-        shown |= {name: f"{{{name}:+.0f}}" for name in ("mean", "low", "high")}
-        print(f"\nEvent loop over closed forms [%]\n{lay_out([*compare_loops()], shown)}")
+        print(f"\nEvent loop over closed forms [%]\n{lay_out(list(compare_loops()), _LOOPS)}")

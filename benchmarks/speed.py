@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -68,12 +68,10 @@ def _predict_new(number: int, platform: pk.Platform) -> Iterator[Callable[[], An
 
 
 def _import() -> float:
+    """Time to import perfkit in a fresh process [s]."""
     code = "import time; t = time.perf_counter(); import perfkit; print(time.perf_counter() - t)"
-    return float(
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-    )
+    words = [sys.executable, "-c", code]
+    return float(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
 
 
 def _log(rows: int) -> str:
@@ -82,15 +80,17 @@ def _log(rows: int) -> str:
         "# Collective test starting: all_reduce_perf",
         "# nThread 1 nGpus 8 minBytes 4096 maxBytes 4096000000",
     ]
-    lines += [
-        f"#  Rank {rank:2d} Group  0 Pid 1 on host device {rank} [0x07] GPU" for rank in range(8)
-    ]
-    lines += [f"# size count type redop root {'time algbw busbw #wrong ' * 2}"]
+    for rank in range(8):
+        lines.append(f"#  Rank {rank:2d} Group  0 Pid 1 on host device {rank} [0x07] GPU")
+    columns = "time algbw busbw #wrong"
+    lines.append(f"# size count type redop root {columns} {columns} ")
     for row in range(1, rows + 1):
         time = 20 + row * 4096 / 250e3
-        half = f"{time:9.2f} {row * 4.096 / time:7.2f} {row * 4.096 * 1.75 / time:7.2f}      0"
+        rate = row * 4.096 / time
+        half = f"{time:9.2f} {rate:7.2f} {row * 4.096 * 1.75 / time:7.2f}      0"
         lines.append(f"{row * 4096:12d} {row * 1024:12d} float sum -1 {half} {half}")
-    return "\n".join([*lines, "# Avg bus bandwidth : 100"])
+    lines.append("# Avg bus bandwidth : 100")
+    return "\n".join(lines)
 
 
 def _read_system() -> None:
@@ -114,20 +114,18 @@ def _compose(nbytes: np.ndarray) -> Any:
     return platform.price_collective("all_reduce", nbytes, 64)
 
 
-def list_jobs(platforms: Sequence[pk.Platform]) -> list[Job]:
-    """Everything that is timed."""
-    jobs = [Job("import perfkit, fresh process", repeat(_import), bar=0.5, slow=True)]
-    again = draw_check(0)[0].workload
+def _list_predictions(platforms: Sequence[pk.Platform]) -> Iterator[Job]:
+    """New and known predictions on each platform."""
+    known = draw_check(0)[0].workload
     for number, platform in enumerate(platforms, 1):
-        jobs.append(Job(f"DLRM, new, on {platform.name}", _predict_new(number, platform), bar=5e-3))
-        jobs.append(
-            Job(
-                f"DLRM, again, on {platform.name}",
-                repeat(partial(pk.predict, again, platform)),
-                bar=5e-3,
-            )
-        )
-    rng = np.random.default_rng(0)
+        new = _predict_new(number, platform)
+        again = repeat(partial(pk.predict, known, platform))
+        yield Job(f"DLRM, new, on {platform.name}", new, bar=5e-3)
+        yield Job(f"DLRM, again, on {platform.name}", again, bar=5e-3)
+
+
+def _list_forms(rng: np.random.Generator) -> Iterator[Job]:
+    """Closed forms over a million sizes."""
     nbytes = rng.uniform(1e3, 1e9, _N)
     m, n, k = rng.integers(16, 8192, (3, _N)).astype(float)
     sizes = {
@@ -140,67 +138,87 @@ def list_jobs(platforms: Sequence[pk.Platform]) -> list[Job]:
         "beyond_l3": n,
     }
     terms = dict.fromkeys(KERNEL_TERMS["gemm"], 1e-9)
-    places, seconds = np.arange(100, 10_000, 100), rng.uniform(1e-6, 1e-4, 10_000)
+
+    def time_products() -> Any:
+        flops = gemm_flops(m, n, k)
+        return roofline_time(flops, gemm_bytes(m, n, k), peak=1e14, bandwidth=1e12)
+
+    curve = partial(pipelined, nbytes, alpha=2e-5, beta=1e-11)
+    yield Job("collective, pipelined form", repeat(curve), _N, 1e-6)
+    composed = partial(_compose, nbytes)
+    yield Job("all_reduce composed over 8 nodes", repeat(composed), _N, 1e-6)
+    yield Job("GEMM, smooth roofline", repeat(time_products), _N, 1e-6)
+    yield Job("GEMM, additive terms", repeat(partial(additive, sizes, **terms)), _N, 1e-6)
+
+
+def _make_ranks(rng: np.random.Generator) -> list[RankTimes]:
+    """Eight unlike ranks of 10,000 operations, of which 99 are collectives."""
+    count = 10_000
+    places = np.arange(100, count, 100)
+    seconds = rng.uniform(1e-6, 1e-4, count)
     seconds[places] = 0.0  # collectives have their own times
     # always one or two in flight
-    waits = Waits(np.minimum(places + 150, 10_000), np.arange(99), np.zeros(99, dtype=bool))
-    host, none = np.full(10_000, 10e-6), np.zeros(10_000)
+    ends = np.minimum(places + 150, count)
+    waits = Waits(ends, np.arange(99), np.zeros(99, dtype=bool))
     kinds = np.where(seconds > 0, "elementwise", "collective").tolist()
     labels = tuple(Label("operation", kind, "", "forward", "") for kind in kinds)
-    graph = Graph(labels, Features.zeros(10_000), Accesses.from_rows(), waits=waits)
-    group = RankGroup(graph, (0,), 1.0, {}, [0, 1, 0] * 33)
+    graph = Graph(labels, Features.zeros(count), Accesses.from_rows(), waits=waits)
+    networks = [0 if place % 3 != 1 else 1 for place in range(99)]
+    group = RankGroup(graph, (0,), 1.0, {}, networks)
+    host = np.full(count, 10e-6)
+    none = np.zeros(count)
     durations = np.full(99, 1e-3)
-    ranks = [
-        RankTimes(group, slow * seconds, host, none, durations) for slow in 1 + np.arange(8) / 10
-    ]
-    jobs += [
-        Job(
-            "collective, pipelined form",
-            repeat(partial(pipelined, nbytes, alpha=2e-5, beta=1e-11)),
-            _N,
-            1e-6,
-        ),
-        Job("all_reduce composed over 8 nodes", repeat(partial(_compose, nbytes)), _N, 1e-6),
-        Job(
-            "GEMM, smooth roofline",
-            repeat(
-                lambda: roofline_time(
-                    gemm_flops(m, n, k), gemm_bytes(m, n, k), peak=1e14, bandwidth=1e12
-                )
-            ),
-            _N,
-            1e-6,
-        ),
-        Job("GEMM, additive terms", repeat(lambda: additive(sizes, **terms)), _N, 1e-6),
-    ]
-    for name, how in (("a device", (True, 0.0)), ("shared cores", (False, 1.0))):
-        run = partial(simulate, ranks, device=how[0], contention=how[1])
-        jobs.append(Job(f"simulate 8 ranks of 10,000 operations on {name}", repeat(run), bar=1.0))
-    grids = (
-        ("Transformers", pk.Transformer.bert, "sequence", 1e-5),
-        ("DLRMs", pk.DLRM, "pooling", 1e-4 / 3),
-    )
-    for name, build, other, most in grids:
-        grid = {"batch": [*range(8, 808, 8)], other: [*range(1, 101)]}
-        call = partial(pk.sweep, build, grid, "h100-sxm-8", progress=False)
-        jobs.append(Job(f"sweep of {name} on h100-sxm-8", repeat(call), 10_000, most, slow=True))
+    ranks = []
+    for slowdown in 1 + np.arange(8) / 10:
+        ranks.append(RankTimes(group, slowdown * seconds, host, none, durations))
+    return ranks
+
+
+def _list_simulations(rng: np.random.Generator) -> Iterator[Job]:
+    """The event loop on a device and on cores that ranks share."""
+    ranks = _make_ranks(rng)
+    name = "simulate 8 ranks of 10,000 operations on"
+    on_device = partial(simulate, ranks, device=True, contention=0.0)
+    on_cores = partial(simulate, ranks, device=False, contention=1.0)
+    yield Job(f"{name} a device", repeat(on_device), bar=1.0)
+    yield Job(f"{name} shared cores", repeat(on_cores), bar=1.0)
+
+
+def _sweep(build: Callable[..., Any], grid: Mapping[str, Any]) -> Iterator[Callable[[], Any]]:
+    """The same sweep on H100, again and again."""
+    return repeat(partial(pk.sweep, build, grid, "h100-sxm-8", progress=False))
+
+
+def _list_sweeps() -> Iterator[Job]:
+    """Sweeps of 10,000 configurations."""
+    batches = list(range(8, 808, 8))
+    short = list(range(1, 101))
+    berts = _sweep(pk.Transformer.bert, {"batch": batches, "sequence": short})
+    yield Job("sweep of Transformers on h100-sxm-8", berts, 10_000, 1e-5, slow=True)
+    dlrms = _sweep(pk.DLRM, {"batch": batches, "pooling": short})
+    yield Job("sweep of DLRMs on h100-sxm-8", dlrms, 10_000, 1e-4 / 3, slow=True)
     # every second sequence is longer than the positions
-    grid = {"batch": [*range(8, 808, 8)], "sequence": [*range(1, 51), *range(2000, 2050)]}
-    call = partial(pk.sweep, pk.Transformer.bert, grid, "h100-sxm-8", progress=False)
-    jobs.append(Job("sweep, half of it refused", repeat(call), 10_000, 2e-5, slow=True))
+    mixed = [*range(1, 51), *range(2000, 2050)]
+    refused = _sweep(pk.Transformer.bert, {"batch": batches, "sequence": mixed})
+    yield Job("sweep, half of it refused", refused, 10_000, 2e-5, slow=True)
+
+
+def _list_strategies() -> Iterator[Job]:
+    """Strategies of GPT-3 175B."""
     gpt = pk.Transformer.preset("gpt3-175b", batch=1536, dtype="bf16", mixed=True, fused=True)
-    price = partial(ask_strategies, list(islice(cycle(WAYS), 100_000)))
-    explore = partial(pk.explore, gpt, "a100-sxm-8x128", [2**n for n in range(3, 11)])
-    jobs += [
-        Job("strategies of GPT-3 175B on 1,024 A100", repeat(price), 100_000, 1e-5, slow=True),
-        Job(
-            "explore the same",
-            repeat(partial(pk.explore, gpt, "a100-sxm-8x128", 1024)),
-            bar=2.0,
-            slow=True,
-        ),
-        Job("explore it on 8 to 1,024", repeat(explore), explore().tried, 1e-5, slow=True),
-    ]
+    cluster = "a100-sxm-8x128"
+    many = list(islice(cycle(WAYS), 100_000))
+    price = repeat(partial(ask_strategies, many))
+    yield Job("strategies of GPT-3 175B on 1,024 A100", price, 100_000, 1e-5, slow=True)
+    on_all = partial(pk.explore, gpt, cluster, 1024)
+    yield Job("explore the same", repeat(on_all), bar=2.0, slow=True)
+    on_each = partial(pk.explore, gpt, cluster, [2**power for power in range(3, 11)])
+    tried = on_each().tried
+    yield Job("explore it on 8 to 1,024", repeat(on_each), tried, 1e-5, slow=True)
+
+
+def _list_placements() -> Iterator[Job]:
+    """A search for a placement."""
     search = partial(
         pk.shard,
         pk.TableSet(pk.draw_tables(856), embedding="fused"),
@@ -209,22 +227,47 @@ def list_jobs(platforms: Sequence[pk.Platform]) -> list[Job]:
         objective="additive",
         seconds=0.35,
     )
-    jobs.append(Job("place 856 tables on 64 ranks", repeat(search), bar=1.0, slow=True))
-    jobs.append(
-        Job("read a log of 1,000 rows", repeat(partial(parse_nccl_tests, _log(1000))), bar=0.05)
-    )
+    yield Job("place 856 tables on 64 ranks", repeat(search), bar=1.0, slow=True)
+
+
+def _list_readers() -> Iterator[Job]:
+    """Files of others, those that are here."""
+    log = partial(parse_nccl_tests, _log(1000))
+    yield Job("read a log of 1,000 rows", repeat(log), bar=0.05)
     with suppress(FileNotFoundError):
         find_database()
-        jobs.append(
-            Job("read one system of the kernel database", repeat(_read_system), bar=3.0, slow=True)
-        )
+        name = "read one system of the kernel database"
+        yield Job(name, repeat(_read_system), bar=3.0, slow=True)
     with suppress(ValueError):
         paths = sorted(find_shared_data("traces", "megatron_tp8_a100x8").glob("kineto*"))
         read = partial(_read_ranks, paths)
-        jobs.append(
-            Job("read and analyse traces of 8 ranks, 31 MB", repeat(read), bar=1.5, slow=True)
-        )
-    return jobs
+        name = "read and analyse traces of 8 ranks, 31 MB"
+        yield Job(name, repeat(read), bar=1.5, slow=True)
+
+
+def list_jobs(platforms: Sequence[pk.Platform]) -> list[Job]:
+    """Everything that is timed."""
+    rng = np.random.default_rng(0)
+    return [
+        Job("import perfkit, fresh process", repeat(_import), bar=0.5, slow=True),
+        *_list_predictions(platforms),
+        *_list_forms(rng),
+        *_list_simulations(rng),
+        *_list_sweeps(),
+        *_list_strategies(),
+        *_list_placements(),
+        *_list_readers(),
+    ]
+
+
+def _time(job: Job) -> float:
+    """Time of the next call of a job [s]."""
+    call = next(job.calls)
+    start = time.perf_counter()
+    result = call()
+    if isinstance(result, float):  # a time that another process has measured
+        return result
+    return time.perf_counter() - start
 
 
 def time_jobs(jobs: Sequence[Job], *, rounds: int = 35) -> list[dict[str, Any]]:
@@ -234,24 +277,23 @@ def time_jobs(jobs: Sequence[Job], *, rounds: int = 35) -> list[dict[str, Any]]:
         for job in jobs:
             if job.slow and turn % 5:
                 continue
-            call, start = next(job.calls), time.perf_counter()
-            found = call()  # a float is a time that another process has measured
-            taken = found if isinstance(found, float) else time.perf_counter() - start
-            seconds[job.name] += [taken] if turn >= 0 else []
+            taken = _time(job)
+            if turn >= 0:
+                seconds[job.name].append(taken)
     rows = []
     for job in jobs:
-        q1, median, q3 = (
-            float(q) / job.results for q in np.percentile(seconds[job.name], [25, 50, 75])
+        q1, median, q3 = np.percentile(seconds[job.name], [25, 50, 75]) / job.results
+        rows.append(
+            {
+                "name": job.name,
+                "median_s": float(median),
+                "q1_s": float(q1),
+                "q3_s": float(q3),
+                "per_second": float(1 / median),
+                "bar": job.bar,
+                "met": bool(median <= job.bar),
+            }
         )
-        row = {
-            "name": job.name,
-            "median_s": median,
-            "q1_s": q1,
-            "q3_s": q3,
-            "per_second": 1 / median,
-            "bar": job.bar,
-        }
-        rows.append({**row, "met": median <= job.bar})
     return rows
 
 
@@ -265,6 +307,18 @@ _COLUMNS = {
 }
 
 
+def _choose_platforms(path: str | None) -> list[pk.Platform]:
+    """A node of H100, and the calibration that is named or the first of the gallery."""
+    node = pk.load_platform("h100-sxm-8")
+    if path:
+        return [node, pk.load_platform(path)]
+    for file in sorted(find_reference("platforms").glob("*.toml")):
+        platform = pk.load_platform(file)
+        if platform.context:
+            return [node, platform]
+    return [node]
+
+
 @command(
     {
         **PLATFORM,
@@ -274,13 +328,7 @@ _COLUMNS = {
 def main(given: Any) -> None:
     """Time that perfkit itself takes."""
     rounds = int(check_positive("rounds", given.rounds, integer=True))
-    gallery = [
-        pk.load_platform(path) for path in sorted(find_reference("platforms").glob("*.toml"))
-    ]
-    calibrated = (
-        [pk.load_platform(given.platform)] if given.platform else [p for p in gallery if p.context]
-    )
-    jobs = list_jobs([pk.load_platform("h100-sxm-8"), *calibrated[:1]])
+    jobs = list_jobs(_choose_platforms(given.platform))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about sizes outside the fitted ranges
         rows = time_jobs(jobs, rounds=rounds)

@@ -10,8 +10,9 @@ that was fitted. The traces are those of other people, in the folder that PERFKI
 
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -70,24 +71,26 @@ def fit_job(job: str, ranks: int = 8) -> pk.Platform:
     return calibrate_traces(list_paths(job, ranks), JOBS[job][0])
 
 
+def _find_work(trace: Any) -> float:
+    """Mean time that ranks compute, communicate and copy [s]."""
+    busy = pl.sum_horizontal("busy_s", "communication_s", "copies_s")
+    return float(trace.idle().select(busy.mean()).item())
+
+
 def compare_step(job: str) -> dict[str, Any]:
     """Means over ranks of the work of the device and of the step: measured, gallery, and from all
     traces [s]."""
-    trace, base = read_job(job), JOBS[job][0]
+    trace = read_job(job)
     graphs = [record(job, 8, file.rank)[0] for file in trace.files]
-    ranks = None if len(graphs) > 1 else graphs[0].ranks
-    worked = (
-        trace.idle()
-        .select(pl.sum_horizontal("busy_s", "communication_s", "copies_s").mean())
-        .item()
-    )
-    row = {"trace": job, "work": worked, "step": trace.time}
-    for name, platform in (
-        ("gallery", pk.load_platform(base)),
-        ("fitted", fit_job(job)),
-    ):
-        found = pk.predict(graphs if ranks is None else graphs[0], platform, ranks=ranks)
-        row |= {f"work_{name}": found.device_time, f"step_{name}": found.time}
+    row = {"trace": job, "work": _find_work(trace), "step": trace.time}
+    platforms = {"gallery": pk.load_platform(JOBS[job][0]), "fitted": fit_job(job)}
+    for name, platform in platforms.items():
+        if len(graphs) > 1:
+            prediction = pk.predict(graphs, platform)
+        else:
+            prediction = pk.predict(graphs[0], platform, ranks=graphs[0].ranks)
+        row[f"work_{name}"] = prediction.device_time
+        row[f"step_{name}"] = prediction.time
     return row
 
 
@@ -95,35 +98,38 @@ def sum_kernels(platform: pk.Platform, recorded: tuple[Graph, Array]) -> tuple[f
     """Predicted and measured sum of the kernels of a recorded step, without collectives, copies to
     the host and kernels whose sizes are not in the trace [s]."""
     graph, seconds = recorded
-    found = price([graph], platform, dtype=graph.dtype)[0].seconds
-    kernels = ~np.isnan(seconds) & [
-        label.kind not in ("collective", "transfer") for label in graph.labels
-    ]
+    (costs,) = price([graph], platform, dtype=graph.dtype)
+    computes = [label.kind not in ("collective", "transfer") for label in graph.labels]
+    kernels = ~np.isnan(seconds) & computes
     kernels[find_unsized(graph)] = False
-    return float(found[kernels].sum()), float(seconds[kernels].sum())
+    return float(costs.seconds[kernels].sum()), float(seconds[kernels].sum())
 
 
 def judge_kernels(known: str, job: str) -> dict[str, Any]:
     """Errors of sums of kernels with fits of rank 0 of one job: in that job of all other ranks,
     else of rank 0 [%]."""
-    base, most = JOBS[job][0], 8 if job == known else 1
-    files = read_job(job, most).files
-    ranks = [file.rank for file in (files[1:] if job == known else files)]
-    fitted = fit_job(known, 1)
+    most = 8 if job == known else 1
+    ranks = [file.rank for file in read_job(job, most).files]
+    if job == known:
+        ranks = ranks[1:]
     row: dict[str, Any] = {"fitted": known, "judged": job, "n": len(ranks)}
-    for name, platform in (("gallery", pk.load_platform(base)), ("error", fitted)):
-        pairs = [sum_kernels(platform, record(job, most, rank)) for rank in ranks]
-        errors = [100 * (predicted / measured - 1) for predicted, measured in pairs]
-        row |= {name: np.abs(errors).mean(), f"{name}_bias": np.mean(errors)}
+    platforms = {"gallery": pk.load_platform(JOBS[job][0]), "error": fit_job(known, 1)}
+    for name, platform in platforms.items():
+        errors = []
+        for rank in ranks:
+            predicted, measured = sum_kernels(platform, record(job, most, rank))
+            errors.append(100 * (predicted / measured - 1))
+        row[name] = np.abs(errors).mean()
+        row[f"{name}_bias"] = np.mean(errors)
     return row
 
 
 def compare_kernels() -> list[Row]:
     """Kernels of the other ranks of two jobs, and of every pair of the three jobs on V100."""
-    own = [(job, job) for job, (_, _, ranks) in JOBS.items() if ranks > 1]
+    pairs = [(job, job) for job, (_, _, ranks) in JOBS.items() if ranks > 1]
     volta = [job for job, (base, *_) in JOBS.items() if base == "v100-sxm-8"]
-    pairs = [*own, *((known, job) for known in volta for job in volta if job != known)]
-    return [judge_kernels(*pair) for pair in pairs]
+    pairs += permutations(volta, 2)
+    return [judge_kernels(known, job) for known, job in pairs]
 
 
 def find_errors(platform: pk.Platform, met: pl.DataFrame) -> tuple[Array, float]:
@@ -133,10 +139,20 @@ def find_errors(platform: pk.Platform, met: pl.DataFrame) -> tuple[Array, float]
     errors, inside = [], []
     with keep_quiet():
         for row in calls.to_dicts():
-            found = platform.collective(row["operation"], row["even"], ranks=row["ranks"])
-            errors.append(found.time / row["transfer_s"] - 1)
-            inside.append(found.interval()[0] <= row["transfer_s"] <= found.interval()[1])
+            measured = row["transfer_s"]
+            estimate = platform.collective(row["operation"], row["even"], ranks=row["ranks"])
+            low, high = estimate.interval()[:2]
+            errors.append(estimate.time / measured - 1)
+            inside.append(low <= measured <= high)
     return np.abs(errors), float(np.mean(inside))
+
+
+def _pool(judged: Sequence[tuple[Array, float]]) -> tuple[float, float]:
+    """Mean error of all calls, and the share of them inside their intervals [%]."""
+    errors = np.concatenate([sizes for sizes, _ in judged])
+    counts = [len(sizes) for sizes, _ in judged]
+    inside = np.average([share for _, share in judged], weights=counts)
+    return 100 * errors.mean(), 100 * inside
 
 
 def judge_collectives(
@@ -144,53 +160,73 @@ def judge_collectives(
 ) -> dict[str, Any]:
     """Mean error and share inside 80 % intervals of the second calls of each pair, once the first
     are fitted [%]."""
-    gallery, row = pk.load_platform(base), dict[str, Any]()
-    for name in ("gallery", "error"):
-        found = [
-            find_errors(
-                gallery if name == "gallery" else fit_transfers(gallery, known, "traces")[0], left
-            )
-            for known, left in pairs
-        ]
-        sizes = [len(errors) for errors, _ in found]
-        inside = 100 * np.average([share for _, share in found], weights=sizes)
-        row |= {
-            name: 100 * np.concatenate([errors for errors, _ in found]).mean(),
-            f"{name}_inside": inside,
-        }
-    return {"n": sum(sizes), **row}
+    gallery = pk.load_platform(base)
+    by_gallery, by_fit = [], []
+    for known, left in pairs:
+        fitted = fit_transfers(gallery, known, "traces")[0]
+        by_gallery.append(find_errors(gallery, left))
+        by_fit.append(find_errors(fitted, left))
+    of_gallery, in_gallery = _pool(by_gallery)
+    error, inside = _pool(by_fit)
+    return {
+        "n": sum(len(errors) for errors, _ in by_fit),
+        "gallery": of_gallery,
+        "gallery_inside": in_gallery,
+        "error": error,
+        "error_inside": inside,
+    }
+
+
+class Case(NamedTuple):
+    """Collectives that are fitted and that are judged, in words, and each pair of both."""
+
+    fitted: str
+    judged: str
+    pairs: Sequence[tuple[pl.DataFrame, pl.DataFrame]]
+
+
+def _list_dlrm_cases() -> list[Case]:
+    """The eight calls of the DLRM."""
+    calls = read_job("DLRM, 8 V100").collectives()
+    order = pl.col("order")
+    to_eighth, to_same = [], []
+    for number in range(8):
+        one = calls.filter(order == number)
+        others = calls.filter(order != number)
+        to_eighth.append((others, one))
+        to_same.append((one, others.filter(operation=one["operation"][0])))
+    return [
+        Case("DLRM: seven of 8 calls", "the eighth", to_eighth),
+        Case("DLRM: one call", "others of its operation", to_same),
+    ]
+
+
+def _list_gpt_cases() -> list[Case]:
+    """The calls of GPT: 81 of 64 MiB and three of 32 KiB."""
+    calls = read_job("GPT forward, 8 A100").collectives()
+    order = pl.col("order")
+    large = calls.filter(nbytes=2.0**26)
+    small = calls.filter(nbytes=2.0**15)
+    orders = large["order"].unique().sort()
+    is_early = order <= orders[39]
+    halves = (large.filter(is_early), large.filter(~is_early))
+    single = []
+    for number in orders[::10]:
+        single.append((large.filter(order == number), large.filter(order != number)))
+    return [
+        Case("GPT: 40 of 81 of 64 MiB", "the other 41", [halves]),
+        Case("GPT: one of them", "the other 80", single),
+        Case("GPT: all of them", "3 of 32 KiB", [(large, small)]),
+        Case("GPT: 3 of 32 KiB", "all of 64 MiB", [(small, large)]),
+    ]
 
 
 def list_collectives() -> Iterator[dict[str, Any]]:
     """Collectives of two jobs, some of them fitted and others judged."""
-    met, order = read_job("DLRM, 8 V100").collectives(), pl.col("order")
-    one = [(met.filter(order == each), met.filter(order != each)) for each in range(8)]
-    same = [(known, left.filter(operation=known["operation"][0])) for known, left in one]
-    cases = {
-        "seven of 8 calls": ("the eighth", [(left, known) for known, left in one]),
-        "one call": ("others of its operation", same),
-    }
-    yield from (
-        {"fitted": f"DLRM: {known}", "judged": left, **judge_collectives("v100-sxm-8", pairs)}
-        for known, (left, pairs) in cases.items()
-    )
-    met = read_job("GPT forward, 8 A100").collectives()
-    large, small = met.filter(nbytes=2.0**26), met.filter(nbytes=2.0**15)
-    every = large["order"].unique().sort()
-    early = order <= every[39]
-    cases = {
-        "40 of 81 of 64 MiB": ("the other 41", [(large.filter(early), large.filter(~early))]),
-        "one of them": (
-            "the other 80",
-            [(large.filter(order == i), large.filter(order != i)) for i in every[::10]],
-        ),
-        "all of them": ("3 of 32 KiB", [(large, small)]),
-        "3 of 32 KiB": ("all of 64 MiB", [(small, large)]),
-    }
-    yield from (
-        {"fitted": f"GPT: {known}", "judged": left, **judge_collectives("a100-sxm-8", pairs)}
-        for known, (left, pairs) in cases.items()
-    )
+    for base, cases in (("v100-sxm-8", _list_dlrm_cases()), ("a100-sxm-8", _list_gpt_cases())):
+        for case in cases:
+            figures = judge_collectives(base, case.pairs)
+            yield {"fitted": case.fitted, "judged": case.judged, **figures}
 
 
 _STEPS = {

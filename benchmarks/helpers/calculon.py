@@ -13,8 +13,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from benchmarks import scale
 from benchmarks.helpers.tables import lay_out
 from perfkit.calibration.checks import summarize_errors
@@ -37,6 +35,44 @@ _FIXED: dict[str, Any] = {
 }
 
 
+def _state_model(model: Transformer) -> dict[str, Any]:
+    """Sizes of a model under the names of Calculon."""
+    return {
+        "hidden": model.hidden,
+        "feedforward": model.inner or 4 * model.hidden,
+        "seq_size": model.sequence,
+        "attn_heads": model.heads,
+        "attn_size": model.hidden // model.heads,
+        "num_blocks": model.layers,
+    }
+
+
+def _state_strategy(batch: int, strategy: Strategy, *, crosses_nodes: bool) -> dict[str, Any]:
+    """A strategy under the names of Calculon; stages and replicas are between nodes if it crosses
+    them."""
+    network = 1 if crosses_nodes else 0
+    has_replicas = strategy.dp > 1
+    is_sharded = strategy.sequence_parallel
+    return {
+        "num_procs": strategy.ranks,
+        "tensor_par": strategy.tp,
+        "pipeline_par": strategy.pp,
+        "data_par": strategy.dp,
+        "tensor_par_net": 0,
+        "pipeline_par_net": network,
+        "data_par_net": network,
+        "batch_size": batch,
+        "microbatch_size": strategy.micro_batch,
+        "activation_recompute": _AGAIN[strategy.checkpoint],
+        "pipeline_interleaving": strategy.chunks,
+        "optimizer_sharding": strategy.zero > 0 and has_replicas,
+        "tensor_par_comm_type": "rs_ag" if is_sharded else "ar",
+        "data_par_overlap": strategy.overlap and has_replicas,
+        "seq_par_ag_redo": is_sharded and strategy.checkpoint != "full",
+        **_FIXED,
+    }
+
+
 def load_calculon(folder: Path, system: str = "a100_80g") -> Ask:
     """A function that asks it for the time of a strategy on one of its systems [s], nan where that
     does not fit.
@@ -56,38 +92,12 @@ def load_calculon(folder: Path, system: str = "a100_80g") -> Ask:
     where = tool.System(json.loads(facts.read_text(encoding="utf-8")))
 
     def price(model: Transformer, strategy: Strategy) -> float:
-        s, sharded = strategy, strategy.sequence_parallel
-        far = int(s.ranks > where.get_network(0).size)
-        wide, inner = model.hidden // model.heads, model.inner or 4 * model.hidden
-        app = {
-            "hidden": model.hidden,
-            "feedforward": inner,
-            "seq_size": model.sequence,
-            "attn_heads": model.heads,
-            "attn_size": wide,
-            "num_blocks": model.layers,
-        }
-        ways = {
-            "num_procs": s.ranks,
-            "tensor_par": s.tp,
-            "pipeline_par": s.pp,
-            "data_par": s.dp,
-            "tensor_par_net": 0,
-            "pipeline_par_net": far,
-            "data_par_net": far,
-            "batch_size": model.batch,
-            "microbatch_size": s.micro_batch,
-            "activation_recompute": _AGAIN[s.checkpoint],
-            "pipeline_interleaving": s.chunks,
-            "optimizer_sharding": s.zero > 0 and s.dp > 1,
-            "tensor_par_comm_type": "rs_ag" if sharded else "ar",
-            "data_par_overlap": s.overlap and s.dp > 1,
-            "seq_par_ag_redo": sharded and s.checkpoint != "full",
-            **_FIXED,
-        }
-        asked = tool.Llm(tool.Llm.Application(app), _Silent)
+        crosses_nodes = strategy.ranks > where.get_network(0).size
+        fields = _state_strategy(model.batch, strategy, crosses_nodes=crosses_nodes)
+        application = tool.Llm.Application(_state_model(model))
+        asked = tool.Llm(application, _Silent)
         try:
-            asked.compile(where, tool.Llm.Execution.from_json(ways))
+            asked.compile(where, tool.Llm.Execution.from_json(fields))
             asked.run(where)
         except tool.Llm.Error:
             return math.nan
@@ -104,28 +114,37 @@ class _Silent:
         """Drop the words."""
 
 
+_ERRORS = {
+    "steps": "{steps}",
+    "tool": "{tool}",
+    "n": "{n:.0f}",
+    "of": "{of}",
+    "geomean": "{geomean:.1f}",
+    "mean": "{mean:.1f}",
+    "p95": "{p95:.1f}",
+    "bias": "{bias:.1f}",
+}
+
+
 def compare_answers(ask: Ask) -> str:
     """Errors of Calculon and of perfkit on the published steps on A100 that both can express [%].
 
     Constants of perfkit are fitted without the source. Those of Calculon are its own; its authors
     validated them on arXiv:2205.05198, table 5.
     """
+    sources = {
+        "arXiv:2205.05198, table 5": list(scale.list_recomputed()),
+        "vTrain": list(scale.list_vtrain()),
+    }
     rows = []
-    for source, each in (
-        ("arXiv:2205.05198, table 5", scale.list_recomputed),
-        ("vTrain", scale.list_vtrain),
-    ):
-        listed = list(each())
-        told = [(row.seconds, ask(row.model, row.strategy), row) for row in listed]
-        both = [
-            (other / real - 1, scale.price_row(row)["error"])
-            for real, other, row in told
-            if other == other
-        ]
-        for tool, errors in zip(("Calculon", "perfkit"), np.transpose(both), strict=True):
-            rows.append(
-                {"steps": source, "tool": tool, "of": len(listed), **summarize_errors(errors)}
-            )
-    figures = {name: f"{{{name}:.1f}}" for name in ("geomean", "mean", "p95", "bias")}
-    columns = {"steps": "{steps}", "tool": "{tool}", "n": "{n:.0f}", "of": "{of}", **figures}
-    return lay_out(rows, columns)
+    for source, steps in sources.items():
+        errors: dict[str, list[float]] = {"Calculon": [], "perfkit": []}
+        for step in steps:
+            answer = ask(step.model, step.strategy)
+            if not math.isnan(answer):
+                errors["Calculon"].append(answer / step.seconds - 1)
+                errors["perfkit"].append(scale.price_row(step)["error"])
+        for tool, values in errors.items():
+            figures = summarize_errors(values)
+            rows.append({"steps": source, "tool": tool, "of": len(steps), **figures})
+    return lay_out(rows, _ERRORS)
