@@ -2,7 +2,9 @@
 predictions are from."""
 
 import tomllib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,43 +58,44 @@ def test_published_iterations_meet_the_bars(rows: list[dict[str, object]]) -> No
     assert [figures[gpu]["n"] for gpu in ("V100", "TITAN Xp", "P100", "all")] == [12, 12, 12, 36]
     assert figures["V100"]["geomean"] <= gpu_iterations.BARS["V100"] == 12
     assert figures["all"]["geomean"] <= gpu_iterations.BARS["all"] == 15
-    assert figures["all"]["inside"] >= 70, (
-        "an 80 % interval that widens where fits are carried over"
-    )
-    for row in figures.values():
-        assert row["kernels"] + row["host"] == pytest.approx(row["bias"], abs=1.5), (
-            "two parts, where both are known"
-        )
+    inside = figures["all"]["inside"]
+    assert inside >= 70, "an 80 % interval that widens where fits are carried over"
 
 
-def test_the_shipped_comparison_is_what_perfkit_predicts(rows: list[dict[str, object]]) -> None:
-    shipped = read_published(gpu_iterations.TABLE)
-    for key in ("predicted", "low", "high", "predicted_active"):
-        here, there = ([row[key] for row in own] for own in (rows, shipped))
-        assert here == pytest.approx(there, rel=1e-3), (
-            "run python -m benchmarks.gpu_iterations --write"
-        )
+def test_the_bias_is_that_of_kernels_and_of_the_host(rows: list[dict[str, object]]) -> None:
+    """Two parts, where both are known."""
+    for row in gpu_iterations.summarize(rows):
+        assert row["kernels"] + row["host"] == pytest.approx(row["bias"], abs=1.5)
+
+
+@pytest.mark.parametrize("key", ["predicted", "low", "high", "predicted_active"])
+def test_the_shipped_comparison_is_what_perfkit_predicts(
+    key: str, rows: list[dict[str, object]]
+) -> None:
+    here = [row[key] for row in rows]
+    there = [row[key] for row in read_published(gpu_iterations.TABLE)]
+    assert here == pytest.approx(there, rel=1e-3), "run python -m benchmarks.gpu_iterations --write"
+
+
+def read_percent(row: dict[str, str], name: str) -> float:
+    """A relative error of the study [-], nan where it states none."""
+    return float(row[name] or "nan") / 100
 
 
 def test_measured_times_are_those_that_were_digitized(shared_data: Path) -> None:
-    for row, other in zip(
-        read_published(gpu_iterations.TABLE), read_csv(shared_data / FILE), strict=True
-    ):
-        name = (
-            other["gpu"].replace("Xp", "TITAN Xp"),
-            other["model"].replace("_", "-").lower(),
-            float(other["batch"]),
-        )
-        assert (row["gpu"], row["model"], row["batch"]) == name
-        keys = ("individual_overheads", "shared_overheads", "kernel_sum_baseline")
-        own, shared, kernels = (float(other[f"e2e_err_{key}_pct"] or "nan") / 100 for key in keys)
-        measured, off = (
-            float(other["measured_iter_ms"]) / 1e3,
-            float(other["gpu_active_time_err_pct"] or "nan") / 100,
-        )
-        ours = [row[f"published_{key}"] for key in ("error", "shared_error", "active")]
-        theirs = [own, shared, measured * (1 + kernels) / (1 + off)]
-        assert [row["measured"], *ours] == pytest.approx([measured, *theirs], rel=1e-3, nan_ok=True)
+    shipped = read_published(gpu_iterations.TABLE)
+    for row, other in zip(shipped, read_csv(shared_data / FILE), strict=True):
+        assert row["gpu"] == other["gpu"].replace("Xp", "TITAN Xp")
+        assert row["model"] == other["model"].replace("_", "-").lower()
+        assert row["batch"] == float(other["batch"])
+        measured = float(other["measured_iter_ms"]) / 1e3
+        kernel_sum = measured * (1 + read_percent(other, "e2e_err_kernel_sum_baseline_pct"))
+        active = kernel_sum / (1 + read_percent(other, "gpu_active_time_err_pct"))
+        own = read_percent(other, "e2e_err_individual_overheads_pct")
+        shared = read_percent(other, "e2e_err_shared_overheads_pct")
+        names = ("measured", "published_error", "published_shared_error", "published_active")
+        ours = [row[name] for name in names]
+        assert ours == pytest.approx([measured, own, shared, active], rel=1e-3, nan_ok=True)
 
 
 # Where the numbers behind the predictions are from.
@@ -113,104 +116,114 @@ def test_platforms_follow_from_the_hardware_and_the_kernel_trace(
     assert built.device.capability == kept.device.capability
 
 
+KEYS = ("set", "term", "operation")
+
+
+def key_rows(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str], Mapping[str, Any]]:
+    """Rows of overheads by set, term and operation."""
+    return {(row["set"], row["term"], row["operation"]): row for row in rows}
+
+
 def test_the_table_of_overheads_follows_from_the_published_traces(shared_data: Path) -> None:
-    keys, traces = ("set", "term", "operation"), gallery_v100.read_traces().to_dicts()
-    kept = {
-        tuple(row[key] for key in keys): row
-        for row in read_csv(find_reference("published", "host_overheads.csv"))
-    }
-    found = {tuple(row[key] for key in keys): row for row in traces}
-    assert (
-        {key for key, row in found.items() if key[1] == "T2" and row["calls"]}
-        <= set(kept)
-        <= set(found)
-    )
+    traced = key_rows(gallery_v100.read_traces().to_dicts())
+    kept = key_rows(read_csv(find_reference("published", "host_overheads.csv")))
+    counted = {key for key, row in traced.items() if key[1] == "T2" and row["calls"]}
+    assert counted <= set(kept) <= set(traced)
     for key, row in kept.items():
-        texts = [
-            f"{found[key]['mean']:.3g}",
-            f"{found[key]['deviation'] or 0:.2g}",
-            f"{found[key]['calls'] or 1:.1f}",
-        ]
-        assert texts == [row["mean"], row["deviation"], row["calls"]]
+        trace = traced[key]
+        assert row["mean"] == f"{trace['mean']:.3g}"
+        assert row["deviation"] == f"{trace['deviation'] or 0:.2g}"
+        assert row["calls"] == f"{trace['calls'] or 1:.1f}"
 
 
-def test_nothing_of_the_iterations_is_in_the_platforms() -> None:
-    """No context, hence no scale, constant or host time that iterations were fitted with; peaks of
-    locked clocks."""
-    for name, units, clock in (
+@pytest.mark.parametrize(
+    ("name", "units", "clock"),
+    [
         ("v100-locked-1", 5120, 1297e6),
         ("titan-xp-1", 3840, 1404e6),
         ("p100-1", 3584, 1189e6),
-    ):
-        text = tomllib.loads(
-            find_reference("platforms", f"{name}.toml").read_text(encoding="utf-8")
-        )
-        assert "context" not in text
-        assert text["device"]["peaks"]["fp32"]["value"] == pytest.approx(
-            2 * units * clock, rel=1e-5
-        )
-    others = [load_platform(name) for name in ("titan-xp-1", "p100-1")]
-    for other in others:
-        own = {key: dict(fit) for key, fit in other.kernels.items() if key != "transfer"}
-        assert own == {key: dict(V100.kernels[key]) for key in own}
-        assert {fit.kind for key, fit in other.kernels.items() if key != "transfer"} == {"assumed"}
+    ],
+)
+def test_nothing_of_the_iterations_is_in_the_platforms(name: str, units: int, clock: float) -> None:
+    """No context, hence no scale, constant or host time that iterations were fitted with; peaks of
+    locked clocks."""
+    file = find_reference("platforms", f"{name}.toml")
+    text = tomllib.loads(file.read_text(encoding="utf-8"))
+    assert "context" not in text
+    peak = text["device"]["peaks"]["fp32"]["value"]
+    assert peak == pytest.approx(2 * units * clock, rel=1e-5)
 
 
 # Kernels and calls of the trace.
 
 
+@pytest.mark.parametrize("name", ["titan-xp-1", "p100-1"])
+def test_other_gpus_have_the_kernels_of_the_v100(name: str) -> None:
+    for key, fit in load_platform(name).kernels.items():
+        if key != "transfer":
+            assert dict(fit) == dict(V100.kernels[key])
+            assert fit.kind == "assumed"
+
+
 @pytest.mark.parametrize("model", TRACED)
 def test_kernels_of_an_iteration(model: str) -> None:
-    graph, found = record(model), dict.fromkeys(TRACED[model], 0.0)
-    for seconds, label in zip(price([graph], V100)[0].seconds, graph.labels, strict=True):
-        if label.name in found:
-            found[label.name] += float(seconds)
-    assert found == pytest.approx(TRACED[model], rel=0.15)
+    graph = record(model)
+    (costs,) = price([graph], V100)
+    times = dict.fromkeys(TRACED[model], 0.0)
+    for seconds, label in zip(costs.seconds, graph.labels, strict=True):
+        if label.name in times:
+            times[label.name] += float(seconds)
+    assert times == pytest.approx(TRACED[model], rel=0.15)
 
 
-def test_an_iteration_has_as_many_calls_as_the_traces() -> None:
+@pytest.mark.parametrize(
+    ("model", "gaps", "weights"),
+    [("dlrm-default", 76, 12), ("dlrm-mlperf", 89, 16), ("dlrm-ddp", 89, 16)],
+)
+def test_an_iteration_has_as_many_calls_as_the_traces(model: str, gaps: int, weights: int) -> None:
     """76 and 89 gaps between calls (T1, batch 256); 12 and 16 weights zeroed and updated by a
     kernel each."""
-    for model, gaps, weights in (
-        ("dlrm-default", 76, 12),
-        ("dlrm-mlperf", 89, 16),
-        ("dlrm-ddp", 89, 16),
-    ):
-        graph = record(model, 256)
-        calls = graph.column("calls").sum() + graph.column("bare").sum()
-        assert calls == pytest.approx(gaps, rel=0.06)
-        launches = {
-            label.name: int(n)
-            for label, n in zip(graph.labels, graph.column("launches"), strict=True)
-        }
-        assert (launches["add_"], launches["zero_"], launches["index_put"]) == (
-            weights,
-            weights,
-            10,
-        )
-        transfers = [graph.labels[i].variant for i in graph.transfers]
-        assert transfers == ["to_device"] * 6 + ["to_host"] * 2
+    graph = record(model, 256)
+    calls = graph.column("calls").sum() + graph.column("bare").sum()
+    assert calls == pytest.approx(gaps, rel=0.06)
+    names = [label.name for label in graph.labels]
+    launches = dict(zip(names, graph.column("launches"), strict=True))
+    assert launches["add_"] == weights
+    assert launches["zero_"] == weights
+    assert launches["index_put"] == 10
 
 
 # Host overheads.
 
 
+@pytest.mark.parametrize("model", ["dlrm-default", "dlrm-mlperf", "dlrm-ddp"])
+def test_an_iteration_copies_six_times_to_the_device_and_twice_to_the_host(model: str) -> None:
+    graph = record(model, 256)
+    directions = [graph.labels[place].variant for place in graph.transfers]
+    assert directions[:6].count("to_device") == 6
+    assert directions[6:] == ["to_host", "to_host"]
+
+
 def test_overheads_are_published_ones_less_the_profiler() -> None:
-    found = read_overheads()
-    assert found["gap"].value == pytest.approx(8.8e-6, rel=0.05), "T1 of three DLRMs in 2022"
-    assert found["before_launch.gemm.backward"].value == pytest.approx(46e-6, rel=0.03), (
-        "T2 of AddmmBackward"
-    )
-    assert found["launch"].value == pytest.approx(10.6e-6 - 6e-6, rel=0.02)
+    overheads = read_overheads()
+    gap = overheads["gap"].value
+    assert gap == pytest.approx(8.8e-6, rel=0.05), "T1 of three DLRMs in 2022"
+    before = overheads["before_launch.gemm.backward"].value
+    assert before == pytest.approx(46e-6, rel=0.03), "T2 of AddmmBackward"
+    assert overheads["launch"].value == pytest.approx(10.6e-6 - 6e-6, rel=0.02)
     raw = 30.25e-6  # T3 of AddmmBackward in 2021
-    assert 0.6 < found["after_launch.gemm.backward"].value / raw < 0.75, (
-        "as T2 fell from 2021 to 2022"
-    )
-    assert all(
-        q.unit == "s" and q.source and q.stderr is not None and q.value > 0 for q in found.values()
-    )
-    assert {q.kind for q in found.values()} == {"assumed"}
-    assert {q.kind for q in read_overheads(kind="measured").values()} == {"measured"}
+    after = overheads["after_launch.gemm.backward"].value
+    assert 0.6 < after / raw < 0.75, "as T2 fell from 2021 to 2022"
+
+
+@pytest.mark.parametrize("kind", ["assumed", "measured"])
+def test_each_overhead_has_a_unit_a_source_and_an_error(kind: str) -> None:
+    for quantity in read_overheads(kind=kind).values():
+        assert quantity.value > 0
+        assert quantity.unit == "s"
+        assert quantity.source
+        assert quantity.stderr is not None
+        assert quantity.kind == kind
 
 
 def test_the_host_of_an_iteration_adds_up() -> None:

@@ -3,6 +3,7 @@ steps, as predicted."""
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ from benchmarks.helpers.gpu_scales import Step, add_published, fit_scales, predi
 from perfkit.models.roofline import smooth_maximum
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
-from perfkit.prediction.cost import price
+from perfkit.platform.platform import Platform
+from perfkit.prediction.cost import Costs, price
 from perfkit.prediction.predictor import predict
+from perfkit.workloads.graph import Graph
 from perfkit.workloads.transformer import Transformer
 
 TRUE = {"product": 1.02, "memory": 1.5, "attention.triton": 1.7, "host": 0.8, "exchange": 0.5}
@@ -106,11 +109,17 @@ def test_steps_scatter_as_sources_do_however_many_steps_a_source_has(
         source = number % sources
         wrong = math.exp(off if source % 2 else -off)
         steps.append(step._replace(source=f"source {source}", seconds=step.seconds * wrong))
-    once, thrice = (fit_scales(times * steps, ("a100",))["spread", "a100"][0] for times in (1, 3))
-    assert once == pytest.approx(
-        math.sqrt((3 * sources * off**2 + 6 * 0.1**2) / (3 * sources + 6)), rel=0.1
-    )
+    once = fit_scales(steps, ("a100",))["spread", "a100"].log
+    thrice = fit_scales(3 * steps, ("a100",))["spread", "a100"].log
+    variance = (3 * sources * off**2 + 6 * 0.1**2) / (3 * sources + 6)
+    assert once == pytest.approx(math.sqrt(variance), rel=0.1)
     assert thrice == pytest.approx(once, rel=0.05)
+
+
+def price_family(graph: Graph, family: str, platform: Platform) -> Costs:
+    """Costs of a step as one of a family."""
+    (costs,) = price([replace(graph, family=family)], platform)
+    return costs
 
 
 @pytest.mark.parametrize("name", ["a100-sxm-8", "zen5-2"])
@@ -119,51 +128,36 @@ def test_scales_of_a_gpu_hold_for_the_family_they_were_fitted_to(name: str) -> N
     families of its own."""
     platform = load_platform(name)
     bare = replace(platform, context=replace(platform.context, kernels={}))
-    [graph] = Transformer.bert("bert-base", batch=8, sequence=128, layers=2).graphs(
-        accelerator="zen" not in name
-    )
-    own, other, nameless, alone = (
-        price([replace(graph, family=family)], where)[0]
-        for family, where in (
-            ("transformer", platform),
-            ("dlrm", platform),
-            ("", platform),
-            ("transformer", bare),
-        )
-    )
-    assert np.array_equal(own.seconds, nameless.seconds) and not np.allclose(
-        own.seconds, alone.seconds, rtol=1e-3
-    )
-    like = own if name == "zen5-2" else alone
-    assert np.array_equal(other.seconds, like.seconds) and np.array_equal(other.spread, like.spread)
+    model = Transformer.bert("bert-base", batch=8, sequence=128, layers=2)
+    (graph,) = model.graphs(accelerator="zen" not in name)
+    scaled = price_family(graph, "transformer", platform)
+    other = price_family(graph, "dlrm", platform)
+    nameless = price_family(graph, "", platform)
+    alone = price_family(graph, "transformer", bare)
+    assert np.array_equal(scaled.seconds, nameless.seconds)
+    assert not np.allclose(scaled.seconds, alone.seconds, rtol=1e-3)
+    like = scaled if name == "zen5-2" else alone
+    assert np.array_equal(other.seconds, like.seconds)
+    assert np.array_equal(other.spread, like.spread)
     if name != "zen5-2":
         products = [place for place, label in enumerate(graph.labels) if label.kind == "gemm"]
         scale = platform.context.kernels["gemm"]["scale"]
-        assert own.seconds[products] == pytest.approx(scale * alone.seconds[products])
+        assert scaled.seconds[products] == pytest.approx(scale * alone.seconds[products])
 
 
 def test_what_stands_behind_a_scale_is_told() -> None:
-    platform = add_published(
-        load_platform("h100-sxm-8"), read_scales(), "h100", source="steps", date="2026-11-22"
-    )
+    node = load_platform("h100-sxm-8")
+    platform = add_published(node, read_scales(), "h100", source="steps", date="2026-11-22")
     fits = platform.context.kernels
-    assert fits["attention.backward.triton"]["scale"] == pytest.approx(
-        1.9 * fits["attention.forward.triton"]["scale"]
-    )
-    assert (
-        fits["attention.forward.triton"].kind == "fitted"
-        and fits["attention.forward.triton"].n >= 38
-    )
+    forward = fits["attention.forward.triton"]
+    backward = fits["attention.backward.triton"]
+    assert backward["scale"] == pytest.approx(1.9 * forward["scale"])
+    assert forward.kind == "fitted"
+    assert forward.n >= 38
     borrowed = fits["attention.forward.efficient"]
-    assert borrowed.kind == "assumed" and borrowed.spread >= 0.3 and "h100" in borrowed.notes[0]
-    merged = {
-        name: load_platform(name).context.kernels["elementwise.fused"]
-        for name in ("h200-sxm-8", "b200-sxm-8")
-    }
-    assert merged["h200-sxm-8"].n == 3 and not merged["b200-sxm-8"].n
-    assert (
-        "three compiled steps" in merged["h200-sxm-8"].source and merged["b200-sxm-8"].spread >= 0.3
-    )
+    assert borrowed.kind == "assumed"
+    assert borrowed.spread >= 0.3
+    assert "h100" in borrowed.notes[0]
 
 
 CASES: list[dict[str, Any]] = [
@@ -174,77 +168,101 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
+def test_kernels_of_a_compiler_are_known_from_steps_of_one_generation() -> None:
+    known = load_platform("h200-sxm-8").context.kernels["elementwise.fused"]
+    assert known.n == 3
+    assert "three compiled steps" in known.source
+    borrowed = load_platform("b200-sxm-8").context.kernels["elementwise.fused"]
+    assert not borrowed.n
+    assert borrowed.spread >= 0.3
+
+
+def find_row(case: Mapping[str, str]) -> dict[str, str]:
+    """The first published step with these cells."""
+    for row in read_rows():
+        if all(row[key] == value for key, value in case.items()):
+            return row
+    raise AssertionError(f"no row with {case}")
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["source"] + case.get("model", ""))
 def test_platforms_predict_steps_as_the_fit_does(case: dict[str, Any]) -> None:
     """What was fitted is what a user gets, whose program is no known source: scaled parts equal the
     simulation."""
-    row = next(row for row in read_rows() if all(row[key] == value for key, value in case.items()))
-    row = {
-        **row,
-        "mixed": "no" if row["mixed"] == "master" else row["mixed"],
-        "link": "",
-        "accumulate": "1",
-    }
-    steps = [step._replace(source="") for step in list_steps([row])]
-    time = predict_steps(steps, scales := read_scales())[0][0]
-    generation = row["device"].partition("-")[0]
-    platform = add_published(
-        load_platform(f"{row['device']}-8"), scales, generation, source="steps", date="2026-11-22"
-    )
-    with keep_quiet():
-        found = predict(
-            build_workload(row, 1), platform, ranks=int(row["ranks"]), execution=row["execution"]
-        )
-    assert found.time == pytest.approx(time, rel=0.01)
-
-
-def test_files_of_the_gallery_hold_the_scales() -> None:
+    row = find_row(case)
+    mixed = "no" if row["mixed"] == "master" else row["mixed"]
+    row = {**row, "mixed": mixed, "link": "", "accumulate": "1"}
     scales = read_scales()
-    assert {generation for name, generation in scales if name != "source"} == set(GENERATIONS)
-    for name, generation in (
-        ("a100-sxm-8", "a100"),
-        ("b200-sxm-8", "blackwell"),
-        ("v100-sxm-8", "v100"),
+    steps = [step._replace(source="") for step in list_steps([row])]
+    times, _ = predict_steps(steps, scales)
+    generation = row["device"].partition("-")[0]
+    node = load_platform(f"{row['device']}-8")
+    platform = add_published(node, scales, generation, source="steps", date="2026-11-22")
+    model = build_workload(row, 1)
+    ranks = int(row["ranks"])
+    with keep_quiet():
+        prediction = predict(model, platform, ranks=ranks, execution=row["execution"])
+    assert prediction.time == pytest.approx(times[0], rel=0.01)
+
+
+def test_each_generation_has_scales() -> None:
+    generations = {generation for name, generation in read_scales() if name != "source"}
+    assert generations == set(GENERATIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "generation"),
+    [("a100-sxm-8", "a100"), ("b200-sxm-8", "blackwell"), ("v100-sxm-8", "v100")],
+)
+def test_files_of_the_gallery_hold_the_scales(name: str, generation: str) -> None:
+    scales = read_scales()
+    kernels = load_platform(name).context.kernels
+    for operation, kind in (
+        ("gemm", "product"),
+        ("copy", "memory"),
+        ("attention.forward.triton", "attention.triton"),
     ):
-        context = load_platform(name).context
-        for key, kind in (
-            ("gemm", "product"),
-            ("copy", "memory"),
-            ("attention.forward.triton", "attention.triton"),
-        ):
-            assert context.kernels[key]["scale"] == pytest.approx(
-                math.exp(scales[kind, generation][0]), rel=1e-4
-            )
+        scale = math.exp(scales[kind, generation].log)
+        assert kernels[operation]["scale"] == pytest.approx(scale, rel=1e-4)
+
+
+def count_inside(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Rows whose measured time is in the 80 % interval."""
+    return sum(row["low"] < row["measured"] < row["high"] for row in rows)
+
+
+def list_apart() -> list[dict[str, str]]:
+    """Published steps that are judged one by one."""
+    return [row for row in read_rows() if row["source"] == "neusight_dp4"]
 
 
 def test_steps_on_four_gpus_lie_in_their_intervals() -> None:
-    stated = state_steps(
-        [row for row in read_rows() if row["source"] == "neusight_dp4"], read_scales()
-    )
-    assert len(stated) == 3 and all(row["low"] < row["measured"] < row["high"] for row in stated)
+    stated = state_steps(list_apart(), read_scales())
+    assert len(stated) == 3
+    assert count_inside(stated) == 3
     assert max(abs(row["error"]) for row in stated) < 0.2
-    split = state_split_steps(
-        next(row for row in read_rows() if row["source"] == "neusight_dp4"), read_scales()
-    )
-    assert len(split) == 6 and sum(row["low"] < row["measured"] < row["high"] for row in split) >= 5
+
+
+def test_most_steps_of_split_models_lie_in_their_intervals() -> None:
+    split = state_split_steps(list_apart()[0], read_scales())
+    assert len(split) == 6
+    assert count_inside(split) >= 5
     assert max(abs(row["error"]) for row in split) < 0.2
+
+
+def read_table(command: str) -> list[list[str]]:
+    """Cells of the first table that a command prints in docs/accuracy.md, without its heads."""
+    page = Path(__file__).resolve().parents[1] / "docs" / "accuracy.md"
+    _, _, after = page.read_text(encoding="utf-8").partition(f"<!-- python -m {command} -->")
+    table = after.partition("```text\n")[2].partition("\n\n")[0]
+    return [re.split(" {2,}", line.strip()) for line in table.splitlines()[1:]]
 
 
 def test_the_bars_of_published_steps_hold_in_the_committed_table() -> None:
     """`benchmarks.gpu_context` prints the table, and its exit code says whether a bar is missed."""
-    page = (
-        Path(__file__)
-        .resolve()
-        .parent.parent.joinpath("docs", "accuracy.md")
-        .read_text(encoding="utf-8")
-    )
-    table = (
-        page.partition("<!-- python -m benchmarks.gpu_context -->")[2]
-        .partition("```text\n")[2]
-        .partition("\n\n")[0]
-    )
-    cells = [re.split(" {2,}", line.strip()) for line in table.splitlines()[1:]]
+    cells = read_table("benchmarks.gpu_context")
     means = {(row[0], row[1]): float(row[4]) for row in cells}
-    assert {key: bar for key, bar in BARS.items() if means[key] > bar} == {}
+    missed = {key: bar for key, bar in BARS.items() if means[key] > bar}
+    assert missed == {}
     inside = {row[1]: float(row[7]) for row in cells if row[0] == "all"}
     assert 70 <= inside["source left out"] <= 90  # as for a reader's program
