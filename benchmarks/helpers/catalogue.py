@@ -56,13 +56,16 @@ class Benchmark:
     arguments : str
         Arguments of the command that answers it.
     seconds : float
-        How long this command takes on two cores, measured on an AMD EPYC (family 25, model 17) on 2026-11-27 and rounded [s].
+        How long this command takes on two cores: its processor time on an AMD EPYC (family 25, model 17) on
+        2026-11-27, rounded [s].
     needs : tuple of Need
         What it needs beside what is committed.
     page, claim : str
         The page whose claim rests on it, and a heading or words there; empty if no page states what it prints.
     quick_seconds : float or None
         How long it takes with what ``--quick`` of `python -m benchmarks` asks for [s]; None if that is the same.
+    is_estimated : bool
+        Whether the time was not measured but follows from what the command is set to measure.
     """
 
     name: str
@@ -73,6 +76,7 @@ class Benchmark:
     page: str
     claim: str
     quick_seconds: float | None = None
+    is_estimated: bool = False
 
     @property
     def command(self) -> str:
@@ -83,6 +87,12 @@ class Benchmark:
     def needs_as_text(self) -> str:
         """Words of what it needs."""
         return ", ".join(need.value for need in self.needs)
+
+    @property
+    def time_as_text(self) -> str:
+        """How long it takes, and whether that is an estimate."""
+        duration = format_duration(self.seconds)
+        return f"{duration} (estimate)" if self.is_estimated else duration
 
     @property
     def claim_as_text(self) -> str:
@@ -106,6 +116,7 @@ BENCHMARKS = (
         _ACCURACY,
         "Kernels and the first calibration",
         quick_seconds=60,
+        is_estimated=True,
     ),
     Benchmark(
         "learning",
@@ -116,12 +127,13 @@ BENCHMARKS = (
         _ACCURACY,
         "Iterations of any model",
         quick_seconds=60,
+        is_estimated=True,
     ),
     Benchmark(
         "left_out",
         "How far off are kernels and embeddings that are left out of a calibration's fit?",
         "--draws 1 --folds 2",
-        60,
+        25,
         (),
         _ACCURACY,
         "Kernels and the first calibration",
@@ -130,7 +142,7 @@ BENCHMARKS = (
         "few_sizes",
         "How wide must an interval be after a fit to few sizes of a kernel?",
         "",
-        60,
+        27,
         (),
         _FORMULAS,
         "least spread of a sum of terms from few sizes",
@@ -152,6 +164,7 @@ BENCHMARKS = (
         (Need.PLATFORM, Need.TORCH, Need.TRANSFORMERS),
         _ACCURACY,
         "Models that no calibration has run",
+        is_estimated=True,
     ),
     Benchmark(
         "imbalance",
@@ -162,6 +175,7 @@ BENCHMARKS = (
         _ACCURACY,
         "Iterations of any model",
         quick_seconds=30,
+        is_estimated=True,
     ),
     Benchmark(
         "sharded",
@@ -171,6 +185,7 @@ BENCHMARKS = (
         (Need.PLATFORM, Need.CORES, Need.TORCH),
         "",
         "",
+        is_estimated=True,
     ),
     Benchmark(
         "sharding_study",
@@ -189,17 +204,18 @@ BENCHMARKS = (
         (Need.TORCH,),
         _FORMULAS,
         "lifetimes, captured",
+        is_estimated=True,
     ),
     # perfkit itself
     Benchmark(
         "speed",
         "How long does perfkit itself take, beside its bars?",
         "--platform P.toml",
-        120,
+        60,
         (),
         "",
         "",
-        quick_seconds=30,
+        quick_seconds=15,
     ),
     Benchmark(
         "beside",
@@ -209,12 +225,13 @@ BENCHMARKS = (
         (Need.GIT,),
         "CONTRIBUTING.md",
         "Checks",
+        is_estimated=True,
     ),
     Benchmark(
         "walk",
         "Which functions does one prediction run, and are they the same whatever was asked before?",
         "",
-        30,
+        4,
         (),
         "",
         "",
@@ -227,6 +244,7 @@ BENCHMARKS = (
         (Need.TORCH, Need.TRANSFORMERS),
         "",
         "",
+        is_estimated=True,
     ),
     Benchmark(
         "peers",
@@ -236,16 +254,17 @@ BENCHMARKS = (
         (Need.PIP,),
         _ACCURACY,
         "Calculon, llm-analysis and mlsysim",
+        is_estimated=True,
     ),
     Benchmark(
         "placement",
         "How near to the lower bound do placements of tables come, and how good are rules of thumb?",
         "",
-        300,
+        200,
         (),
         _ACCURACY,
         "Placements of embedding tables",
-        quick_seconds=30,
+        quick_seconds=15,
     ),
     # GPUs that perfkit has measured
     Benchmark(
@@ -271,7 +290,7 @@ BENCHMARKS = (
         "gpu_forms",
         "How far off are products and collectives of GPUs that are left out of the fits?",
         "--systems a100_sxm,h100_sxm",
-        15,
+        8,
         (Need.SHARED,),
         _ACCURACY,
         "GPU kernels and collectives: public measurements of A100 and H100",
@@ -289,7 +308,7 @@ BENCHMARKS = (
         "v100_embeddings",
         "How far off are lookups and updates of tables on a V100?",
         "",
-        2,
+        1,
         (Need.SHARED,),
         _ACCURACY,
         "GPU iterations that nobody fitted",
@@ -298,7 +317,7 @@ BENCHMARKS = (
         "gpu_iterations",
         "How far off are published iterations of DLRMs on single GPUs?",
         "",
-        2,
+        1,
         (),
         _ACCURACY,
         "GPU iterations that nobody fitted",
@@ -307,7 +326,7 @@ BENCHMARKS = (
         "gpu_networks",
         "How far off are published iterations of convolutional nets on single GPUs?",
         "",
-        80,
+        21,
         (Need.SHARED, Need.TORCH),
         _ACCURACY,
         "GPU iterations that nobody fitted",
@@ -316,7 +335,7 @@ BENCHMARKS = (
         "gpu_vision",
         "How far off are published steps of image models on GPUs that are known by datasheet and products?",
         "",
-        200,
+        150,
         (Need.TORCH, Need.TRANSFORMERS),
         _ACCURACY,
         "GPU iterations that nobody fitted",
@@ -334,7 +353,7 @@ BENCHMARKS = (
         "gpu_context",
         "How far off are published steps of Transformers, with scales that were fitted to other steps?",
         "",
-        100,
+        40,
         (),
         _ACCURACY,
         "Whole steps on GPUs, as others published them",
@@ -343,7 +362,7 @@ BENCHMARKS = (
         "scale",
         "How far off are published steps with tensor, context, expert and pipeline parallelism?",
         "",
-        600,
+        330,
         (Need.SHARED,),
         _ACCURACY,
         "Strategies on many GPUs, as others published them",
@@ -352,7 +371,7 @@ BENCHMARKS = (
         "regions",
         "How far off are published pipelines over links as slow as between regions?",
         "",
-        3,
+        2,
         (),
         _ACCURACY,
         "Slow links between stages and replicas",
@@ -361,7 +380,7 @@ BENCHMARKS = (
         "dlrm_strategies",
         "Does perfkit put strategies for the MLPs of large DLRMs in the order in which MAD-Max puts them?",
         "",
-        3,
+        2,
         (),
         _ACCURACY,
         "DLRMs whose MLPs are shared",
@@ -379,7 +398,7 @@ BENCHMARKS = (
         "traced",
         "What does a platform from a public trace predict of other ranks, other jobs and collectives?",
         "",
-        60,
+        36,
         (Need.SHARED,),
         _ACCURACY,
         "A platform from traces",
@@ -411,7 +430,7 @@ def _list_cells(benchmark: Benchmark) -> tuple[str, ...]:
         benchmark.name,
         benchmark.question,
         benchmark.needs_as_text,
-        format_duration(benchmark.seconds),
+        benchmark.time_as_text,
         benchmark.claim_as_text,
     )
 
@@ -428,8 +447,9 @@ def _format_markdown(benchmarks: Sequence[Benchmark]) -> str:
         "|---|---|---|---|---|",
     ]
     for benchmark in benchmarks:
-        _, question, *rest = _list_cells(benchmark)
-        cells = (question, f"`{benchmark.command}`", *rest)
+        cells = list(_list_cells(benchmark))
+        cells[0] = benchmark.question
+        cells[1] = f"`{benchmark.command}`"
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
