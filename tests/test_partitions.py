@@ -2,6 +2,7 @@
 
 import csv
 from collections import deque
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -138,6 +139,27 @@ def test_schedules_hold_no_more_than_all_and_no_less_than_one(m: int, n: int, v:
     assert held["gpipe"] == held["breadth_first"] == m
     assert held["1f1b"] == held["zero_bubble"] == min(m, n)
     assert held["1f1b"] <= held["interleaved"] <= held["1f1b"] * (1 + (n - 1) / (n * v)) + 1e-9
+
+
+@pytest.mark.parametrize("name", p.SCHEDULES)
+def test_memory_holds_what_the_order_of_passes_keeps(name: str) -> None:
+    """Micro-batches that are forward but not yet backward, in all layers of the first stage."""
+    schedule = p.SCHEDULES[name]
+    for stages, micro_batches, chunks in product(range(1, 9), range(1, 25), range(1, 5)):
+        if chunks > 1 and not schedule.has_chunks:
+            continue
+        if schedule.interleaves and micro_batches % stages:
+            continue  # such strategies are refused
+        steps = p.list_steps(name, 0, stages=stages, micro_batches=micro_batches, chunks=chunks)
+        held = most = 0
+        for step in steps:
+            if step.phase == "forward":
+                held += 1
+            elif step.phase == "backward":
+                held -= 1
+            most = max(most, held)
+        formula = p.held_batches(micro_batches, stages=stages, schedule=name, chunks=chunks)
+        assert float(formula) == pytest.approx(most / chunks), (stages, micro_batches, chunks)
 
 
 @given(seconds, seconds, count)

@@ -6,8 +6,8 @@ import pytest
 from perfkit.models.partitions import CHUNKED, SCHEDULES, bubble_time
 from perfkit.prediction.passes import (
     ChunkTimes,
+    PipelineShape,
     PipelineTimes,
-    Schedule,
     build_pipeline,
     run_iteration,
 )
@@ -19,7 +19,7 @@ def make_chunk(forward: float, backward: float, weights: float = 0.0, **more: fl
     return ChunkTimes(**times)
 
 
-def run_all(schedule: Schedule, times: PipelineTimes) -> float:
+def run_all(schedule: PipelineShape, times: PipelineTimes) -> float:
     """Time of an iteration without repeating groups [s]."""
     pipeline = build_pipeline(schedule)
     return pipeline.run([times.find(activity) for activity in pipeline.activities])
@@ -29,13 +29,13 @@ def run_all(schedule: Schedule, times: PipelineTimes) -> float:
 @pytest.mark.parametrize("stages", [2, 4, 7])
 def test_even_stages_have_the_published_bubble(name: str, stages: int) -> None:
     chunks = 3 if name in CHUNKED else 1
-    weights = 1.0 if name == "zero_bubble" else 0.0
+    weights = 1.0 if SCHEDULES[name].puts_off_weights else 0.0
     chunk = make_chunk(1.0 / chunks, (2.0 - weights) / chunks, weights)
     times = PipelineTimes(
         [chunk for _ in range(stages * chunks)], stages, [0.0 for _ in range(stages)]
     )
     for groups in (2, 12):
-        found = run_iteration(Schedule(name, stages, groups * stages, chunks, False), times)
+        found = run_iteration(PipelineShape(name, stages, groups * stages, chunks, False), times)
         bubble = bubble_time(
             3.0 * stages, slowest=3.0, stages=stages, chunks=chunks, delayed=weights
         )
@@ -46,15 +46,15 @@ def test_the_rest_of_many_micro_batches_repeats_the_first_ones() -> None:
     rng = np.random.default_rng(5)
     errors = []
     for number in range(50):
-        name = SCHEDULES[number % len(SCHEDULES)]
+        name = list(SCHEDULES)[number % len(SCHEDULES)]
         stages = int(rng.integers(2, 7))
         chunks = 2 if name in CHUNKED else 1
         micro_batches = stages * int(rng.integers(10, 16))
-        if name != "interleaved":
+        if not SCHEDULES[name].interleaves:
             micro_batches += int(rng.integers(0, stages))
         kinds = [make_chunk(*rng.uniform(0.5, 1.5, 3)) for _ in range(stages * chunks)]
         times = PipelineTimes(kinds, stages, rng.uniform(0.0, 0.3, stages).tolist())
-        schedule = Schedule(name, stages, micro_batches, chunks, False)
+        schedule = PipelineShape(name, stages, micro_batches, chunks, False)
         errors.append(run_iteration(schedule, times) / run_all(schedule, times) - 1)
     assert np.abs(errors).mean() < 0.001
     assert np.abs(errors).max() < 0.01
@@ -65,13 +65,13 @@ def test_passes_wait_as_said() -> None:
     chunks = [make_chunk(1.0, 2.0), make_chunk(3.0, 4.0)]
     times = PipelineTimes(chunks, 2, [0.5, 0.0])
     # forth, message, both passes of the second stage, message, back
-    assert run_all(Schedule("1f1b", 2, 1, 1, False), times) == pytest.approx(11.0)
+    assert run_all(PipelineShape("1f1b", 2, 1, 1, False), times) == pytest.approx(11.0)
     # the second stage takes its next message when its pass has ended, and waits for it
-    assert run_all(Schedule("1f1b", 2, 2, 1, False), times) == pytest.approx(
+    assert run_all(PipelineShape("1f1b", 2, 2, 1, False), times) == pytest.approx(
         1.0 + 0.5 + 7.0 + 0.5 + 7.0 + 0.5 + 2.0
     )
     # beside the pass before, it does not
-    assert run_all(Schedule("gpipe", 2, 2, 1, False), times) == pytest.approx(
+    assert run_all(PipelineShape("gpipe", 2, 2, 1, False), times) == pytest.approx(
         1.0 + 0.5 + 6.0 + 8.0 + 0.5 + 2.0
     )
 
@@ -81,15 +81,15 @@ def test_messages_of_replicas_delay_what_waits_for_them() -> None:
     last = make_chunk(1.0, 2.0, later_gather=0.5)
     times = PipelineTimes([first, last], 2, [0.0, 0.0])
     # reduced once, behind the last pass
-    assert run_all(Schedule("gpipe", 2, 1, 1, False), times) == pytest.approx(
+    assert run_all(PipelineShape("gpipe", 2, 1, 1, False), times) == pytest.approx(
         5.0 + 1.0 + 0.5 + 1.0 + 2.0 + 2.0 + 0.25 + 3.0
     )
     # only the pass that begins the iteration waits for weights that are gathered ahead
     begin = make_chunk(1.0, 2.0, first_gather=5.0)
     two_each = PipelineTimes([begin, begin, begin, begin], 2, [0.0, 0.0])
-    assert run_all(Schedule("breadth_first", 2, 1, 2, False), two_each) == pytest.approx(17.0)
+    assert run_all(PipelineShape("breadth_first", 2, 1, 2, False), two_each) == pytest.approx(17.0)
     # with each micro-batch
     plain = times._replace(chunks=[make_chunk(1.0, 2.0, reduction=10.0), make_chunk(1.0, 2.0)])
-    assert run_all(Schedule("gpipe", 2, 2, 1, True), plain) == pytest.approx(
+    assert run_all(PipelineShape("gpipe", 2, 2, 1, True), plain) == pytest.approx(
         1.0 + 2.0 + 2.0 + 2.0 + 10.0 + 2.0 + 10.0
     )

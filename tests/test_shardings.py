@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import perfkit as pk
-from perfkit.models.partitions import CHUNKED
+from perfkit.models.partitions import CHUNKED, SCHEDULES
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.result import Prediction
@@ -468,9 +468,6 @@ def test_drawn_uneven_ends_agree_with_the_event_loop() -> None:
     assert errors.mean() <= 0.02, errors
 
 
-SCHEDULED = ("gpipe", "1f1b", "zero_bubble", "interleaved", "breadth_first")
-
-
 def draw_slow_ends(schedule: str, count: int, seed: int = 7) -> list[tuple[Transformer, Strategy]]:
     """Models and strategies of a schedule: small and large vocabularies, and without chunks some
     ends of other layers; the device sets the pace."""
@@ -492,7 +489,7 @@ def draw_slow_ends(schedule: str, count: int, seed: int = 7) -> list[tuple[Trans
             layers = first + last + between * (pp - 2)
         groups = int(rng.integers(1, 6))
         micro_batches = pp * groups
-        if schedule != "interleaved" and rng.random() < 0.3:
+        if not SCHEDULES[schedule].interleaves and rng.random() < 0.3:
             micro_batches = int(rng.integers(1, 4 * pp))
         micro_batch = int(rng.choice([2, 4, 8]))
         name = str(rng.choice(["gpt3-1.3b", "gpt3-2.7b", "gpt3-6.7b"]))
@@ -525,7 +522,7 @@ def draw_slow_ends(schedule: str, count: int, seed: int = 7) -> list[tuple[Trans
     return drawn
 
 
-@pytest.mark.parametrize("schedule", SCHEDULED)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_slow_ends_of_all_schedules_agree_with_the_event_loop(schedule: str) -> None:
     """H1 was up to 14 % too slow, 1F1B up to 11 %."""
     errors = compare_with_events(draw_slow_ends(schedule, 40))
@@ -561,7 +558,7 @@ def test_messages_and_both_ends_take_what_they_take_on_the_event_loop(
     assert closed["time"] == pytest.approx(events.time, rel=0.025)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULED)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("micro_batches", [4, 8, 24])
 def test_the_time_of_all_schedules_is_continuous_in_the_vocabulary(
     schedule: str, micro_batches: int

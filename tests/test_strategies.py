@@ -1,7 +1,7 @@
 """Strategies on arrays: beside the event loop, beside published steps, and each alone."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,7 @@ import pytest
 from benchmarks import gpu_context, scale, updates
 from perfkit.exploration.strategies import explore
 from perfkit.exploration.sweeps import sweep
-from perfkit.models.partitions import CHUNKED, held_batches, list_steps
+from perfkit.models.partitions import CHUNKED, SCHEDULES, held_batches, list_steps
 from perfkit.platform.gallery import load_platform
 from perfkit.prediction.micro_batches import size_micro_batch
 from perfkit.prediction.predictor import predict
@@ -406,24 +406,27 @@ def test_only_strategies_are_stacked() -> None:
             Strategy.stack(odd)
 
 
+def list_orders() -> Iterator[tuple[str, int, int]]:
+    """Schedules with the chunks and micro-batches that they can have on four stages."""
+    for schedule, record in SCHEDULES.items():
+        for chunks, micro_batches in product((1, 2, 3), (2, 5, 6, 7, 8, 9)):
+            has_too_many_chunks = chunks > 1 and not record.has_chunks
+            leaves_a_rest = record.interleaves and micro_batches % 4 > 0
+            if not has_too_many_chunks and not leaves_a_rest:
+                yield schedule, chunks, micro_batches
+
+
+ORDERS = [*list_orders()]
+
+
 @pytest.mark.parametrize("stage", range(4))
-@pytest.mark.parametrize(
-    ("schedule", "chunks", "micro_batches"),
-    [
-        ("gpipe", 1, 6),
-        ("1f1b", 1, 2),
-        ("1f1b", 1, 9),
-        ("interleaved", 3, 8),
-        ("breadth_first", 2, 5),
-        ("zero_bubble", 1, 7),
-    ],
-)
+@pytest.mark.parametrize(("schedule", "chunks", "micro_batches"), ORDERS)
 def test_every_stage_runs_all_passes_in_an_order_that_can_be(
     schedule: str, chunks: int, micro_batches: int, stage: int
 ) -> None:
     steps = list_steps(schedule, stage, stages=4, micro_batches=micro_batches, chunks=chunks)
     phases = ["forward", "backward"]
-    if schedule == "zero_bubble":
+    if SCHEDULES[schedule].puts_off_weights:
         phases.append("weights")
     assert len(steps) == micro_batches * chunks * len(phases)
     for micro_batch, chunk in product(range(micro_batches), range(chunks)):
@@ -435,17 +438,7 @@ def test_every_stage_runs_all_passes_in_an_order_that_can_be(
 
 
 @pytest.mark.parametrize("stage", range(4))
-@pytest.mark.parametrize(
-    ("schedule", "chunks", "micro_batches"),
-    [
-        ("gpipe", 1, 6),
-        ("1f1b", 1, 2),
-        ("1f1b", 1, 9),
-        ("interleaved", 3, 8),
-        ("breadth_first", 2, 5),
-        ("zero_bubble", 1, 7),
-    ],
-)
+@pytest.mark.parametrize(("schedule", "chunks", "micro_batches"), ORDERS)
 def test_a_stage_holds_no_more_micro_batches_than_is_said(
     schedule: str, chunks: int, micro_batches: int, stage: int
 ) -> None:
@@ -454,36 +447,41 @@ def test_a_stage_holds_no_more_micro_batches_than_is_said(
     held = np.cumsum([changes[step.phase] for step in steps]).max()
     said = float(held_batches(micro_batches, stages=4, schedule=schedule, chunks=chunks)) * chunks
     assert held <= said
-    if stage == 0 and schedule != "interleaved":
+    if stage == 0:
         assert held == round(said)
 
 
 def test_the_event_loop_agrees_with_closed_forms() -> None:
     """40 strategies drawn as the 200 that `benchmarks.scale` prints."""
-    errors = np.abs(np.array(scale.compare_events(scale.draw_strategies(40))) - 1)
-    assert errors.mean() <= 0.015
-    assert errors.max() <= 0.1
-    assert np.mean(errors <= 0.05) >= 0.95
+    for schedules in scale.SCHEDULES_OF_DRAWS:
+        drawn = scale.draw_strategies(40, schedules=schedules)
+        errors = np.abs(np.array(scale.compare_events(drawn)) - 1)
+        assert errors.mean() <= 0.015, schedules
+        assert errors.max() <= 0.1, schedules
+        assert np.mean(errors <= 0.05) >= 0.95, schedules
 
 
 @pytest.mark.parametrize("seed", [7, 202])
 def test_pipelines_of_even_layers_take_what_the_event_loop_takes(seed: int) -> None:
     """With slow first and last stages; the forms were not mended beside the second seed."""
-    drawn = scale.draw_even_pipelines(60, seed)
-    assert len(drawn) == 60
-    errors = np.abs(np.array(scale.compare_events(drawn)) - 1)
-    assert errors.mean() <= 0.01
-    # the rest are stages with experts whose hosts set the pace
-    assert np.mean(errors <= 0.04) >= 0.98
-    assert errors.max() <= 0.05
+    for schedules in scale.SCHEDULES_OF_DRAWS:
+        drawn = scale.draw_even_pipelines(60, seed, schedules)
+        assert len(drawn) == 60, schedules
+        errors = np.abs(np.array(scale.compare_events(drawn)) - 1)
+        assert errors.mean() <= 0.01, schedules
+        # the rest are stages with experts whose hosts set the pace
+        assert np.mean(errors <= 0.04) >= 0.98, schedules
+        assert errors.max() <= 0.05, schedules
 
 
 def test_unlike_pipelines_take_what_the_event_loop_takes() -> None:
     """Layers that do not divide, and shards beside stages; the passes were not mended beside this
     seed."""
-    errors = np.abs(np.array(scale.compare_events(scale.draw_unlike_pipelines(60, seed=303))) - 1)
-    assert errors.mean() <= 0.012
-    assert np.mean(errors <= 0.04) >= 0.95
+    for schedules in scale.SCHEDULES_OF_DRAWS:
+        drawn = scale.draw_unlike_pipelines(60, 303, schedules)
+        errors = np.abs(np.array(scale.compare_events(drawn)) - 1)
+        assert errors.mean() <= 0.012, schedules
+        assert np.mean(errors <= 0.04) >= 0.95, schedules
 
 
 def test_passes_are_run_of_rough_strategies_near_the_fastest() -> None:
@@ -531,9 +529,7 @@ def test_messages_of_replicas_beside_stages(strategy: Strategy, most: float) -> 
     assert price(model, strategy, "a100-sxm-8x4")["time"] == pytest.approx(events.time, rel=most)
 
 
-@pytest.mark.parametrize(
-    "schedule", ["gpipe", "1f1b", "interleaved", "breadth_first", "zero_bubble"]
-)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_strategy_runs_on_the_event_loop(schedule: str) -> None:
     chunks = 2 if schedule in CHUNKED else 1
     strategy = Strategy(tp=2, pp=4, dp=2, micro_batch=4, schedule=schedule, chunks=chunks)

@@ -1,17 +1,119 @@
 """How ranks share a Transformer: the bubble of a pipeline, exposed communication, and the memory of
 a rank."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfkit.ground.forms import closed_form
 from perfkit.ground.units import Values, check_choice, check_positive
 
-#: Schedules of micro-batches over stages.
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "breadth_first", "zero_bubble")
-#: Schedules whose stages hold several chunks of layers.
-CHUNKED = ("interleaved", "breadth_first")
+
+@dataclass(frozen=True)
+class Schedule:
+    """Order in which each stage of a pipeline runs the passes of its micro-batches.
+
+    All that is known of a schedule is its record in `SCHEDULES`; the order of passes
+    (`list_steps`), the memory (`held_batches`), the event loop and the closed forms of strategies
+    read its fields. Fields may be arrays, with one value for each of many strategies, see
+    `find_schedules`.
+
+    Parameters
+    ----------
+    name : str
+        Its name in `SCHEDULES` and strategies.
+    has_chunks : bool
+        Whether a stage may hold several chunks of layers, so that a micro-batch passes all stages
+        once for each chunk.
+    all_forward_first : bool
+        Whether all forward passes of a stage come before its first backward pass.
+    passes_ahead : int
+        Of other schedules: forward passes that a stage runs ahead for each stage behind it; then
+        come a forward and a backward pass in turn. The forward pass before the first backward pass
+        is the first one in turn, and does not count: stage s of p runs `passes_ahead` (p - 1 - s) +
+        1 forward passes before its first backward pass, and where it has chunks, p more for each
+        chunk but one. 0 with `all_forward_first` [-].
+    takes_ahead : bool
+        Whether a stage takes each message beside the pass before, and waits for none that it sends.
+        Stages that have several chunks always do.
+    puts_off_weights : bool
+        Whether gradients of weights are put off: on stage s behind the backward pass of s
+        micro-batches later.
+
+    Examples
+    --------
+    >>> one = SCHEDULES["1f1b"]
+    >>> bool(one.alternates), one.takes_messages_ahead(chunks=1)
+    (True, False)
+    """
+
+    name: Any
+    has_chunks: Any = False
+    all_forward_first: Any = False
+    passes_ahead: Any = 0
+    takes_ahead: Any = False
+    puts_off_weights: Any = False
+
+    @property
+    def alternates(self) -> Any:
+        """Whether stages of one chunk do a forward and a backward pass in turn: 1F1B and H1."""
+        return np.logical_not(self.has_chunks) & np.logical_not(self.all_forward_first)
+
+    @property
+    def runs_phase_by_phase(self) -> Any:
+        """Whether stages of one chunk do all forward passes, then all backward passes: GPipe."""
+        return np.logical_not(self.has_chunks) & self.all_forward_first
+
+    @property
+    def interleaves(self) -> Any:
+        """Whether groups of one micro-batch for each stage pass one chunk after another, so that
+        forward and backward passes take turns: interleaved 1F1B."""
+        return self.has_chunks & np.logical_not(self.all_forward_first)
+
+    @property
+    def runs_breadth_first(self) -> Any:
+        """Whether all micro-batches pass one chunk after another, forward first: breadth-first."""
+        return self.has_chunks & np.asarray(self.all_forward_first)
+
+    def takes_messages_ahead(self, chunks: int) -> bool:
+        """Whether a stage of some chunks takes each message beside the pass before.
+
+        Parameters
+        ----------
+        chunks : int
+            Chunks of layers of each stage [-].
+
+        Returns
+        -------
+        ahead : bool
+            If not, a stage takes a message when its last pass has ended, and before its next pass
+            waits for what it has sent, too.
+        """
+        return bool(self.takes_ahead or chunks > 1)
+
+
+#: Schedules of micro-batches over stages, by their names.
+SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
+    {
+        schedule.name: schedule
+        for schedule in (
+            # Huang et al. 2019, arXiv:1811.06965
+            Schedule("gpipe", all_forward_first=True, takes_ahead=True),
+            # Narayanan et al. 2021, arXiv:2104.04473, section 2.2
+            Schedule("1f1b", passes_ahead=1),
+            Schedule("interleaved", has_chunks=True, passes_ahead=2),
+            # Lamy-Poirier 2023, arXiv:2211.05953
+            Schedule("breadth_first", has_chunks=True, all_forward_first=True),
+            # H1 of Qi et al. 2024, arXiv:2401.10241
+            Schedule("zero_bubble", passes_ahead=1, puts_off_weights=True),
+        )
+    }
+)
+#: Schedules whose stages may hold several chunks of layers.
+CHUNKED = tuple(name for name, schedule in SCHEDULES.items() if schedule.has_chunks)
 #: What is computed again in the backward pass: nothing, scores of attention, or whole layers.
 RECOMPUTED = ("none", "selective", "full")
 
@@ -31,6 +133,44 @@ class Step(NamedTuple):
     phase: str
     micro: int
     chunk: int
+
+
+def find_schedules(names: Any) -> Schedule:
+    """Find the record of a schedule, or of many.
+
+    Parameters
+    ----------
+    names : str or array of str
+        Names in `SCHEDULES`.
+
+    Returns
+    -------
+    schedule : Schedule
+        For an array of names each field is an array.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name.
+
+    Examples
+    --------
+    >>> find_schedules(np.array(["gpipe", "1f1b"])).all_forward_first
+    array([ True, False])
+    """
+    if isinstance(names, str):
+        return SCHEDULES[check_choice("schedule", names, SCHEDULES)]
+    names = np.asarray(names)
+    numbers = np.full(names.shape, -1)
+    for number, name in enumerate(SCHEDULES):
+        numbers[names == name] = number
+    for name in np.unique(names[numbers < 0]).tolist():
+        check_choice("schedule", name, SCHEDULES)
+    values = {}
+    for field in fields(Schedule):
+        of_all = np.array([getattr(schedule, field.name) for schedule in SCHEDULES.values()])
+        values[field.name] = of_all[numbers]
+    return Schedule(**values)
 
 
 @closed_form()
@@ -117,7 +257,9 @@ def held_batches(
 
     Notes
     -----
-    All m of GPipe and breadth-first; at most p of 1F1B and of H1, whose peak is the same; p (1 + (p
+    All m where all forward passes come first. Else the first stage has done a (p - 1) + (v - 1) p +
+    1 passes through chunks before its first backward pass, for `Schedule.passes_ahead` a, so that
+    it keeps at most p + (a - 1) (p - 1) / v: p of 1F1B and of H1, whose peak is the same; p (1 + (p
     - 1) / (p v)) where chunks are interleaved [1]_.
 
     References
@@ -130,14 +272,9 @@ def held_batches(
     >>> float(held_batches(64, stages=8, schedule="1f1b")), float(held_batches(64, stages=8, schedule="gpipe"))
     (8.0, 64.0)
     """
-    for name in np.unique(schedule).tolist():
-        check_choice("schedule", name, SCHEDULES)
-    most = stages + (stages - 1.0) / chunks * (np.asarray(schedule) == "interleaved")
-    return np.where(
-        np.isin(schedule, ("gpipe", "breadth_first")),
-        micro_batches,
-        np.minimum(micro_batches, most),
-    )
+    record = find_schedules(schedule)
+    most = stages + (stages - 1.0) / chunks * (record.passes_ahead - 1)
+    return np.where(record.all_forward_first, micro_batches, np.minimum(micro_batches, most))
 
 
 def list_steps(
@@ -157,40 +294,63 @@ def list_steps(
     Returns
     -------
     steps : list of Step
-        With H1 (``zero_bubble``), a stage puts off as many weight gradients as stages come before
-        it.
+        First the forward passes that the stage runs ahead; then each backward pass, behind one more
+        forward pass while there are any. A stage puts off as many weight gradients as stages come
+        before it, if the schedule does so.
 
     Examples
     --------
     >>> "".join(step.phase[0] for step in list_steps("1f1b", 1, stages=3, micro_batches=4))
     'ffbfbfbb'
     """
-    check_choice("schedule", schedule, SCHEDULES)
+    record = find_schedules(schedule)
     stages = check_positive("stages", stages, integer=True)
     stage = check_positive("stage", stage, integer=True, zero=True, maximum=stages - 1)
     micro_batches = check_positive("micro_batches", micro_batches, integer=True, maximum=10**7)
     chunks = check_positive("chunks", chunks, integer=True, maximum=10**6)
-    last, m = stages - 1, micro_batches
-    if schedule == "interleaved":
-        order = [
-            (first + k, c)
-            for first in range(0, m, stages)
-            for c in range(chunks)
-            for k in range(stages)
-        ]
-        warm = 2 * (last - stage) + (chunks - 1) * stages if m > stages else m * chunks
-    else:
-        order = [(k, c) for c in range(chunks) for k in range(m)]
-        warm = last - stage if schedule in ("1f1b", "zero_bubble") else m * chunks
-    forward = [Step("forward", *own) for own in order]
-    backward = [Step("backward", k, chunks - 1 - c) for k, c in order]
-    steps, warm = forward[: min(warm, len(forward))], min(warm, len(forward))
-    for number, own in enumerate(backward):
-        steps += [*forward[warm + number : warm + number + 1], own]
-        if schedule == "zero_bubble" and number >= stage:
+    order = _order_passes(record, stages, micro_batches, chunks)
+    forward = [Step("forward", micro, chunk) for micro, chunk in order]
+    backward = [Step("backward", micro, chunks - 1 - chunk) for micro, chunk in order]
+    ahead = _count_passes_ahead(record, stage, stages, micro_batches, chunks)
+    steps = forward[:ahead]
+    for number, backward_pass in enumerate(backward):
+        steps += forward[ahead + number : ahead + number + 1]
+        steps.append(backward_pass)
+        if record.puts_off_weights and number >= stage:
             steps.append(Step("weights", number - stage, 0))
-    put_off = range(max(m - stage, 0), m) if schedule == "zero_bubble" else ()
-    return steps + [Step("weights", number, 0) for number in put_off]
+    if record.puts_off_weights:
+        first_left = max(micro_batches - stage, 0)
+        steps += [Step("weights", micro, 0) for micro in range(first_left, micro_batches)]
+    return steps
+
+
+def _order_passes(
+    record: Schedule, stages: int, micro_batches: int, chunks: int
+) -> list[tuple[int, int]]:
+    """Micro-batch and chunk of the forward passes of a stage, in their order."""
+    if not record.interleaves:
+        return [(micro, chunk) for chunk in range(chunks) for micro in range(micro_batches)]
+    order = []
+    for first in range(0, micro_batches, stages):
+        for chunk in range(chunks):
+            order += [(micro, chunk) for micro in range(first, first + stages)]
+    return order
+
+
+def _count_passes_ahead(
+    record: Schedule, stage: int, stages: int, micro_batches: int, chunks: int
+) -> int:
+    """Forward passes of a stage before the first one that a backward pass follows; all of them, if
+    there are no more [-]."""
+    of_all = micro_batches * chunks
+    # Megatron-LM lets a single group of interleaved micro-batches take no turns
+    is_single_group = record.interleaves and micro_batches <= stages
+    if record.all_forward_first or is_single_group:
+        return of_all
+    ahead = record.passes_ahead * (stages - 1 - stage)
+    if record.interleaves:
+        ahead += (chunks - 1) * stages
+    return min(ahead, of_all)
 
 
 @closed_form()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from perfkit.models.partitions import Step, list_steps
+from perfkit.models.partitions import Step, find_schedules, list_steps
 
 #: Groups of micro-batches, one for each stage, that are run of many; the rest repeats the last of
 #: them. For 200 random pipelines whose chunks differ by 10 %, and 200 by a factor of three, the time
@@ -102,26 +102,27 @@ class _Stage:
 class _Builder:
     """Builds a `Pipeline`."""
 
-    def __init__(self, schedule: "Schedule") -> None:
-        self.stages, self.chunks = schedule.stages, schedule.chunks
-        self.micro_batches, self.scattered = schedule.micro_batches, schedule.scattered
+    def __init__(self, shape: "PipelineShape") -> None:
+        schedule = find_schedules(shape.schedule)
+        self.stages, self.chunks = shape.stages, shape.chunks
+        self.micro_batches, self.scattered = shape.micro_batches, shape.scattered
         #: Whether messages are received beside the pass before, and no stage waits for what it
         #: sends.
-        self.ahead = schedule.chunks > 1 or schedule.name == "gpipe"
-        self.put_off = schedule.name == "zero_bubble"
+        self.ahead = schedule.takes_messages_ahead(shape.chunks)
+        self.put_off = schedule.puts_off_weights
         self.activities: dict[Activity, int] = {}
         self.events: list[tuple[int, int, int, int]] = []
         self.progress = [
             _Stage(
                 list_steps(
-                    schedule.name,
+                    shape.schedule,
                     stage,
-                    stages=schedule.stages,
-                    micro_batches=schedule.micro_batches,
-                    chunks=schedule.chunks,
+                    stages=shape.stages,
+                    micro_batches=shape.micro_batches,
+                    chunks=shape.chunks,
                 )
             )
-            for stage in range(schedule.stages)
+            for stage in range(shape.stages)
         ]
         #: Where each pass stands among those of its stage.
         self.numbers = [
@@ -130,7 +131,7 @@ class _Builder:
         #: Messages by the stage and the pass that send them; the last one of each border and way.
         self.messages: dict[tuple[int, Step], int] = {}
         self.last_messages: dict[tuple[int, str], int] = {}
-        self.begins: list[tuple[int, ...]] = [(0,)] * schedule.stages
+        self.begins: list[tuple[int, ...]] = [(0,)] * shape.stages
 
     def add(self, activity: Activity, *before: int) -> int:
         """Add an event behind up to three others; return its number."""
@@ -238,12 +239,20 @@ class _Builder:
         return Pipeline(tuple(self.activities), tuple(self.events), tuple(self.begins), ends)
 
 
-class Schedule(NamedTuple):
-    """Which passes a pipeline runs in which order: the name of the schedule, see
-    `perfkit.models.partitions.SCHEDULES`; stages, micro-batches and chunks of a stage [-]; and
-    whether gradients are reduced with each micro-batch."""
+class PipelineShape(NamedTuple):
+    """What says which passes a pipeline runs, and in which order.
 
-    name: str
+    Parameters
+    ----------
+    schedule : str
+        Name of the schedule in `perfkit.models.partitions.SCHEDULES`.
+    stages, micro_batches, chunks : int
+        Stages, micro-batches of an iteration, and chunks of layers of each stage [-].
+    scattered : bool
+        Whether gradients are reduced with each micro-batch.
+    """
+
+    schedule: str
     stages: int
     micro_batches: int
     chunks: int
@@ -251,22 +260,22 @@ class Schedule(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def build_pipeline(schedule: Schedule) -> Pipeline:
+def build_pipeline(shape: PipelineShape) -> Pipeline:
     """Build the passes of an iteration.
 
     Parameters
     ----------
-    schedule : Schedule
-        Their order.
+    shape : PipelineShape
+        Which passes, and in which order.
 
     Returns
     -------
     pipeline : Pipeline
         What each waits for: the pass before it on its stage, and the message of the stage before
-        it. With 1F1B and H1 also what its stage has sent, which the next stage takes when its last
-        pass has ended; other schedules take messages one pass ahead.
+        it. If the schedule does not take messages ahead, also what its stage has sent, which the
+        next stage takes when its last pass has ended.
     """
-    return _Builder(schedule).build()
+    return _Builder(shape).build()
 
 
 class ChunkTimes(NamedTuple):
@@ -340,13 +349,13 @@ class PipelineTimes(NamedTuple):
         return float(times[activity.kind])
 
 
-def run_iteration(schedule: Schedule, times: PipelineTimes) -> float:
+def run_iteration(shape: PipelineShape, times: PipelineTimes) -> float:
     """Run an iteration of a pipeline.
 
     Parameters
     ----------
-    schedule : Schedule
-        Order of its passes.
+    shape : PipelineShape
+        Its passes and their order.
     times : PipelineTimes
         How long each takes.
 
@@ -367,19 +376,19 @@ def run_iteration(schedule: Schedule, times: PipelineTimes) -> float:
 
     >>> chunk = ChunkTimes(1.0, 2.0, *[0.0] * 8)
     >>> times = PipelineTimes([chunk] * 4, 4, [0.0] * 4)
-    >>> run_iteration(Schedule("1f1b", 4, 8, 1, False), times)
+    >>> run_iteration(PipelineShape("1f1b", 4, 8, 1, False), times)
     33.0
     """
 
     def run(micro_batches: int) -> float:
-        pipeline = build_pipeline(schedule._replace(micro_batches=micro_batches))
+        pipeline = build_pipeline(shape._replace(micro_batches=micro_batches))
         return pipeline.run([times.find(activity) for activity in pipeline.activities])
 
-    group = schedule.stages
-    groups_left_out = (schedule.micro_batches - GROUPS_RUN * group) // group
+    group = shape.stages
+    groups_left_out = (shape.micro_batches - GROUPS_RUN * group) // group
     if groups_left_out < 2:
-        return run(schedule.micro_batches)
+        return run(shape.micro_batches)
     # as many micro-batches more than whole groups as there are
-    most = schedule.micro_batches - groups_left_out * group
+    most = shape.micro_batches - groups_left_out * group
     longer = run(most)
     return longer + groups_left_out * (longer - run(most - group))

@@ -72,9 +72,10 @@ class Exchange(NamedTuple):
         Micro-batches, chunks of a stage, and stages [-].
     zero : array
         What replicas share [-].
-    overlap, put_off, gpipe, breadth_first : array of bool
-        Whether messages run beside kernels, whether the schedule puts off weight gradients, and
-        whether it is GPipe or breadth-first.
+    overlap, put_off : array of bool
+        Whether messages run beside kernels, and whether the schedule puts off weight gradients.
+    phase_by_phase, breadth_first : array of bool
+        Whether the schedule is of one of these shapes, see `perfkit.models.partitions.Schedule`.
     forward, backward : UnitTimes
         Kernels of each unit, with the messages inside of layers [s].
     delayed : array
@@ -98,7 +99,7 @@ class Exchange(NamedTuple):
     zero: Array
     overlap: np.ndarray
     put_off: np.ndarray
-    gpipe: np.ndarray
+    phase_by_phase: np.ndarray
     breadth_first: np.ndarray
     forward: UnitTimes
     backward: UnitTimes
@@ -567,7 +568,7 @@ def time_each_micro_batch(exchange: Exchange) -> Array:
     more_forward = _lengthen_slowest(stages, forward, [each.forward for each in added])
     more_backward = _lengthen_slowest(stages, backward, [each.landed for each in added])
     more_of_both = _lengthen_slowest(stages, both, [each.forward + each.landed for each in added])
-    more = np.where(exchange.gpipe, more_forward + more_backward, more_of_both)
+    more = np.where(exchange.phase_by_phase, more_forward + more_backward, more_of_both)
     on_all_stages = sum(
         stage.number * (each.forward + each.backward)
         for stage, each in zip(stages, added, strict=True)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.ground.units import check_type, show
-from perfkit.models.partitions import Step, list_steps
+from perfkit.models.partitions import Step, find_schedules, list_steps
 from perfkit.platform.platform import Platform
 from perfkit.prediction.micro_batches import PAIRS, record_micro_batch, size_micro_batch
 from perfkit.prediction.ranks import resolve_workload
@@ -76,9 +76,9 @@ class _StageMaker:
     """Makes the programs of all stages from one recorded micro-batch of one layer."""
 
     def __init__(self, model: Transformer, s: Strategy, execution: str | None) -> None:
-        # no other stage waits for what could be put off
-        if s.pp == 1 and s.schedule == "zero_bubble":
-            s = replace(s, schedule="1f1b")
+        self.schedule = find_schedules(s.schedule)
+        #: Whether gradients of weights are put off; no other stage waits for those of a single one.
+        self.puts_off_weights = s.pp > 1 and self.schedule.puts_off_weights
         graph, _, weights = record_micro_batch(model, s, execution)
         self.model = model
         self.s = s
@@ -155,7 +155,7 @@ class _StageMaker:
 
     def is_put_off(self, region: str, row: int) -> bool:
         """Whether an operation of a backward pass is run later, with the gradients of weights."""
-        if region != "layers" or self.s.schedule != "zero_bubble":
+        if region != "layers" or not self.puts_off_weights:
             return False
         return self.table.labels[row].kernel == KernelKey("gemm", "tn")
 
@@ -365,11 +365,13 @@ class _StageMaker:
             s.schedule, stage, stages=s.pp, micro_batches=self.micro_batches, chunks=s.chunks
         )
         passes = [step for step in steps if step.phase != "weights"]
+        if not self.puts_off_weights:
+            steps = passes
         following = dict(pairwise(passes))
         if s.zero == 1:  # hidden by the first pass
             for unit in all_units:
                 program.before_unit[unit] = self.gather_weights(program, unit, "forward")
-        receives_ahead = s.pp > 1 and (s.chunks > 1 or s.schedule == "gpipe")
+        receives_ahead = s.pp > 1 and self.schedule.takes_messages_ahead(s.chunks)
         program.before_pass[passes[0]] = self.receive(program, passes[0], stage)
         for step in steps:
             next_pass = following.get(step)
@@ -452,7 +454,7 @@ class _StageMaker:
     def completes_gradients(self, step: Step, unit: Unit) -> bool:
         """Whether the gradients of a unit are complete after a pass and have to be reduced."""
         last_phase = "backward"
-        if self.s.schedule == "zero_bubble" and unit.region == "layers":
+        if self.puts_off_weights and unit.region == "layers":
             last_phase = "weights"
         is_reduced = self.scattered or step.micro == self.micro_batches - 1
         return step.phase == last_phase and is_reduced
@@ -579,7 +581,7 @@ def state_replicas(model: Transformer, s: Strategy) -> Transformer | None:
     None."""
     shared = (s.tp, s.pp, s.cp, s.ep, s.chunks)
     shards_of_all = s.shards in (0, s.dp)
-    ordinary = s.checkpoint != "selective" and s.schedule != "breadth_first"
+    ordinary = s.checkpoint != "selective" and not find_schedules(s.schedule).runs_breadth_first
     micro_batches = model.batch // (s.dp * s.micro_batch)
     if max(shared) > 1 or not (shards_of_all and ordinary and s.overlap):
         return None

@@ -9,6 +9,7 @@ import numpy as np
 
 from perfkit.fitting import Iteration
 from perfkit.ground.units import Array
+from perfkit.models.partitions import Schedule, find_schedules
 from perfkit.platform.platform import Platform
 from perfkit.prediction.messages import MessageTimes
 from perfkit.prediction.micro_batches import (
@@ -176,44 +177,26 @@ class Case:
         return np.asarray(self.s.replicated & self.s.overlap)
 
     @cached_property
-    def is_gpipe(self) -> np.ndarray:
-        """Whether the schedule runs all forward passes before all backward ones."""
-        return np.asarray(self.s.schedule == "gpipe")
+    def schedule(self) -> Schedule:
+        """What is known of the schedule of each strategy; each field is an array."""
+        return find_schedules(self.s.schedule)
 
     @cached_property
-    def is_interleaved(self) -> np.ndarray:
-        """Whether stages pass groups of micro-batches through one chunk after another."""
-        return np.asarray(self.s.schedule == "interleaved")
+    def alternates(self) -> np.ndarray:
+        """Whether there are several stages, which do a forward and a backward pass in turn."""
+        return np.asarray(self.schedule.alternates & self.has_stages)
 
     @cached_property
-    def is_breadth_first(self) -> np.ndarray:
-        """Whether stages pass all micro-batches through one chunk after another."""
-        return np.asarray(self.s.schedule == "breadth_first")
+    def runs_phase_by_phase(self) -> np.ndarray:
+        """Whether there are several stages, which do all forward passes and then all backward
+        passes."""
+        return np.asarray(self.schedule.runs_phase_by_phase & self.has_stages)
 
     @cached_property
-    def puts_off_weights(self) -> np.ndarray:
-        """Whether the schedule puts off weight gradients (H1)."""
-        return np.asarray(self.s.schedule == "zero_bubble")
-
-    @cached_property
-    def has_chunks(self) -> np.ndarray:
-        """Whether stages may have several chunks, see `perfkit.models.partitions.CHUNKED`."""
-        return np.asarray(self.is_interleaved | self.is_breadth_first)
-
-    @cached_property
-    def runs_gpipe(self) -> np.ndarray:
-        """Whether stages run GPipe."""
-        return np.asarray(self.is_gpipe & self.has_stages)
-
-    @cached_property
-    def runs_one_by_one(self) -> np.ndarray:
-        """Whether stages do a forward and a backward pass in turn: 1F1B and H1."""
-        return np.asarray(~self.is_gpipe & ~self.has_chunks & self.has_stages)
-
-    @cached_property
-    def runs_in_turn(self) -> np.ndarray:
-        """Whether iterations are timed pass by pass: 1F1B, H1 and GPipe."""
-        return np.asarray(self.runs_one_by_one | self.runs_gpipe)
+    def is_timed_by_passes(self) -> np.ndarray:
+        """Whether there are several stages, whose passes are added up one after another: those of
+        one chunk. Of chunks the bubble is added to the work of the slowest stage."""
+        return np.asarray(self.alternates | self.runs_phase_by_phase)
 
     @cached_property
     def meets_both_ends(self) -> np.ndarray:
@@ -350,7 +333,8 @@ def find_ends(stages: StageLayers, by_region: ByRegion[Array]) -> tuple[Array, A
 def _meets_both_ends(s: Strategy, micro: Array) -> np.ndarray:
     """Whether embeddings and head both slow down the slowest stage: one that holds both, or of
     chunks that follow one another."""
-    follows = (s.schedule == "breadth_first") | (micro <= s.pp)
+    breadth_first = find_schedules(s.schedule).runs_breadth_first
+    follows = breadth_first | (micro <= s.pp)
     return np.asarray((s.pp == 1) | follows & (s.chunks > 1))
 
 
@@ -397,8 +381,8 @@ def add_slowest_end(case: Case, by_region: ByRegion[Array]) -> Array:
     first, last = first_passes.sum(axis=0), last_passes.sum(axis=0)
     slowest = np.where(case.slowest_end.is_first, first, last)
     slowest = np.where(case.slowest_end.is_between, 0.0, slowest)
-    pass_by_pass = np.maximum(np.maximum(first_passes, last_passes), 0.0).sum(axis=0)
-    slowest = np.where(case.is_gpipe, pass_by_pass, slowest)
+    phase_by_phase = np.maximum(np.maximum(first_passes, last_passes), 0.0).sum(axis=0)
+    slowest = np.where(case.schedule.runs_phase_by_phase, phase_by_phase, slowest)
     both = np.maximum(first, 0.0) + np.maximum(last, 0.0)
     return np.asarray(np.where(case.meets_both_ends, both, slowest))
 

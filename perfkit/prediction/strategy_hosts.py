@@ -348,7 +348,7 @@ def join_exchanges(
         gathers * times.packing * (sizes.gathered * weights + reordered),
         gathers * 2.0 * units * times.call,
     )
-    reduces = np.where(once & s.overlap & ~case.puts_off_weights, 1.0, 0.0) / s.chunks
+    reduces = np.where(once & s.overlap & ~case.schedule.puts_off_weights, 1.0, 0.0) / s.chunks
     # whole gradients are unpacked once more
     copies = np.where(s.zero > 0, 1.0, 2.0)
     reduction = Work(

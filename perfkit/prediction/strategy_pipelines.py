@@ -142,9 +142,9 @@ class Pipeline(NamedTuple):
         `stage_messages` [s].
     all_stages : array
         A micro-batch on all stages, one after another, with messages [s].
-    in_turn : array
-        All micro-batches of stages whose schedule starts each pass as soon as it can: 1F1B, H1 and
-        GPipe [s].
+    pass_by_pass : array
+        All micro-batches, where passes are added up one after another (`Case.is_timed_by_passes`)
+        [s].
     bubble : array
         Time in which the slowest stage waits for others [s].
     """
@@ -155,7 +155,7 @@ class Pipeline(NamedTuple):
     stage_messages: Array
     region_messages: Array
     all_stages: Array
-    in_turn: Array
+    pass_by_pass: Array
     bubble: Array
 
 
@@ -185,11 +185,11 @@ def time_pipeline(case: Case, parts: MicroBatchParts) -> Pipeline:
     near = _wait_for_neighbours(case, borders, inner, busy)
     far = _wait_for_regions(case, borders.far, near, inner, busy.slowest + near - busy.inner)
     all_stages = _time_all_stages(case, parts, stages, borders)
-    in_turn = _time_pass_by_pass(case, stages, borders, all_stages, far)
-    waits = in_turn - case.micro * (busy.slowest + near + far)
+    pass_by_pass = _time_pass_by_pass(case, stages, borders, all_stages, far)
+    waits = pass_by_pass - case.micro * (busy.slowest + near + far)
     chunked = pipeline_bubble(case, parts.passes, borders, busy, near, all_stages)
     # messages that weight gradients hide, where these are put off
-    hidden = np.where(case.runs_in_turn, np.maximum(-waits, 0.0) / case.micro, 0.0)
+    hidden = np.where(case.is_timed_by_passes, np.maximum(-waits, 0.0) / case.micro, 0.0)
     return Pipeline(
         stages=stages,
         borders=borders,
@@ -197,8 +197,8 @@ def time_pipeline(case: Case, parts: MicroBatchParts) -> Pipeline:
         stage_messages=np.maximum(near + far - hidden, 0.0),
         region_messages=far,
         all_stages=all_stages,
-        in_turn=in_turn,
-        bubble=np.where(case.runs_in_turn, np.maximum(waits, 0.0), chunked),
+        pass_by_pass=pass_by_pass,
+        bubble=np.where(case.is_timed_by_passes, np.maximum(waits, 0.0), chunked),
     )
 
 
@@ -321,7 +321,7 @@ def _make_stage(
     work = time_stage(case, parts.passes, layers, has_embeddings=has_embeddings, has_head=has_head)
     gradients = Work(none, none)
     gradients_host = none
-    if np.any(case.puts_off_weights):
+    if np.any(case.schedule.puts_off_weights):
         gradients = find_put_off(case, layers)
         gradients_host = _join_put_off(case, work.forward, gradients, parts.exchange)
         work = PassWork(
@@ -375,8 +375,8 @@ def find_put_off(case: Case, layers: Array) -> Work:
     """
     gradients = case.times.weight_gradients
     return Work(
-        np.where(case.puts_off_weights, layers * gradients.device, 0.0),
-        np.where(case.puts_off_weights, layers * gradients.host, 0.0),
+        np.where(case.schedule.puts_off_weights, layers * gradients.device, 0.0),
+        np.where(case.schedule.puts_off_weights, layers * gradients.host, 0.0),
     )
 
 
@@ -386,7 +386,7 @@ def _join_put_off(case: Case, forward: Work, gradients: Work, exchange: Work) ->
     both = Work(forward.device + gradients.device, forward.host + gradients.host)
     [added_to_both] = join_passes(case, [both], exchange)
     [added_to_forward] = join_passes(case, [forward], exchange)
-    return np.where(case.puts_off_weights, added_to_both - added_to_forward, 0.0)
+    return np.where(case.schedule.puts_off_weights, added_to_both - added_to_forward, 0.0)
 
 
 def host_time(case: Case, parts: MicroBatchParts, stages: Stages) -> Array:
@@ -409,9 +409,9 @@ def host_time(case: Case, parts: MicroBatchParts, stages: Stages) -> Array:
     """
     forward, backward = _find_slowest_passes(stages)
     longest = np.maximum.reduce([stage.both_passes for stage in stages])
-    longest = np.where(case.runs_gpipe, forward + backward, longest)
+    longest = np.where(case.runs_phase_by_phase, forward + backward, longest)
     added = np.maximum(longest - time_slowest_device(case, parts), 0.0)
-    return np.where(case.runs_in_turn, added, parts.hosts.either)
+    return np.where(case.is_timed_by_passes, added, parts.hosts.either)
 
 
 def time_slowest_device(case: Case, parts: MicroBatchParts) -> Array:
@@ -460,7 +460,7 @@ def _time_all_stages(case: Case, parts: MicroBatchParts, stages: Stages, borders
     inner_layers = case.model.layers - stages.first.layers - stages.last.layers
     inner = stages.inner.both_passes * inner_layers / np.maximum(stages.inner.layers, 1.0)
     stage_by_stage = stages.first.both_passes + stages.last.both_passes + inner
-    time = np.where(case.runs_in_turn, stage_by_stage, device + hosts)
+    time = np.where(case.is_timed_by_passes, stage_by_stage, device + hosts)
     return np.asarray(time + borders.all * _count_largest_chunks(case))
 
 
@@ -473,7 +473,7 @@ def _count_waiting(case: Case) -> Array:
     """For how many micro-batches of a stage the pipeline waits until the first micro-batch returns to
     its next chunk [-]."""
     in_group = np.minimum(case.micro, case.s.pp)
-    in_chunk = np.where(case.is_interleaved, in_group, case.micro)
+    in_chunk = np.where(case.schedule.interleaves, in_group, case.micro)
     other_chunks = 1.0 - np.ceil(case.layers / case.s.chunks) / case.layers
     return np.asarray(other_chunks * (case.s.pp - in_chunk))
 
@@ -492,8 +492,8 @@ def _wait_for_neighbours(case: Case, borders: Borders, inner: BothPasses, busy: 
     on_both_sides = borders.both_sides + busy.inner - busy.slowest
     received = np.where(case.s.pp > 2, on_both_sides, 0.0)
     received = np.maximum(received, borders.end / 2.0)
-    exposed = np.where(case.is_gpipe, longer, received)
-    return np.where(case.has_chunks, 0.0, exposed)
+    exposed = np.where(case.schedule.runs_phase_by_phase, longer, received)
+    return np.where(case.schedule.has_chunks, 0.0, exposed)
 
 
 def _wait_for_regions(
@@ -524,9 +524,8 @@ def _wait_for_regions(
     first_passes = 2.0 * (s.pp - 1) + (s.chunks - 1) * s.pp
     alone = np.minimum(first_passes / (case.micro * s.chunks), 1.0)
     interleaved = alone * one_by_one + (1.0 - alone) * at_once
-    phase_by_phase = case.is_gpipe | case.is_breadth_first
-    waits = np.where(phase_by_phase, np.maximum(one_by_one - near, 0.0), waits)
-    return np.where(case.is_interleaved, interleaved, waits)
+    waits = np.where(case.schedule.all_forward_first, np.maximum(one_by_one - near, 0.0), waits)
+    return np.where(case.schedule.interleaves, interleaved, waits)
 
 
 def pipeline_bubble(
@@ -574,10 +573,10 @@ def pipeline_bubble(
         stages=s.pp,
         chunks=_count_largest_chunks(case),
         micro_batches=case.micro,
-        delayed=np.where(case.puts_off_weights, weight_gradients, 0.0),
+        delayed=np.where(case.schedule.puts_off_weights, weight_gradients, 0.0),
     )
     bubble = np.where(case.has_stages, np.maximum(round_trip, 0.0), 0.0) + of_even_chunks
-    chunked = case.has_chunks & case.has_stages & (s.chunks > 1)
+    chunked = case.schedule.has_chunks & case.has_stages & (s.chunks > 1)
     if np.any(chunked):
         ends = _pass_both_ends(case, passes, borders)
         bubble = np.where(chunked, np.maximum(bubble + ends, 0.0), bubble)
@@ -600,7 +599,7 @@ def _pass_both_ends(case: Case, passes: Passes, borders: Borders) -> Array:
     group of p micro-batches alone: p e, with the gap of their messages.
     """
     s, micro = case.s, case.micro
-    interleaved = case.is_interleaved & (micro > s.pp)
+    interleaved = case.schedule.interleaves & (micro > s.pp)
     met = np.where(interleaved, s.pp, micro)
     chunk_changes = np.maximum(s.chunks - 1.0, 1.0)
     messages = (borders.all + borders.inside) / 2.0
@@ -622,15 +621,17 @@ def _pass_both_ends(case: Case, passes: Passes, borders: Borders) -> Array:
 def _time_pass_by_pass(
     case: Case, stages: Stages, borders: Borders, all_stages: Array, region_messages: Array
 ) -> Array:
-    """Time of all micro-batches of stages that run 1F1B, H1 or GPipe [s]."""
-    time = time_one_by_one(case, stages, borders, all_stages, region_messages)
-    if np.any(case.runs_gpipe):
-        phase_by_phase = _time_gpipe(case, stages, borders, all_stages)
-        time = np.where(case.runs_gpipe, phase_by_phase + case.micro * region_messages, time)
+    """Time of all micro-batches of stages of one chunk [s]."""
+    time = time_alternating(case, stages, borders, all_stages, region_messages)
+    if np.any(case.runs_phase_by_phase):
+        phase_by_phase = _time_phase_by_phase(case, stages, borders, all_stages)
+        time = np.where(
+            case.runs_phase_by_phase, phase_by_phase + case.micro * region_messages, time
+        )
     return time
 
 
-def _time_gpipe(case: Case, stages: Stages, borders: Borders, all_stages: Array) -> Array:
+def _time_phase_by_phase(case: Case, stages: Stages, borders: Borders, all_stages: Array) -> Array:
     """Time of all micro-batches on stages that run all forward passes before all backward ones
     (GPipe) [s].
 
@@ -648,10 +649,10 @@ def _time_gpipe(case: Case, stages: Stages, borders: Borders, all_stages: Array)
     return np.asarray(all_stages + (case.micro - 1.0) * (forward + backward))
 
 
-def time_one_by_one(
+def time_alternating(
     case: Case, stages: Stages, borders: Borders, all_stages: Array, region_messages: Array
 ) -> Array:
-    """Time all micro-batches of stages that run 1F1B or H1.
+    """Time all micro-batches of stages that do a forward and a backward pass in turn (1F1B, H1).
 
     Parameters
     ----------
@@ -676,8 +677,8 @@ def time_one_by_one(
     Each stage gives a bound, and the largest one is the time. Stage k of p starts when the first
     micro-batch has passed the k stages before it, is busy with m micro-batches, and is followed by
     the last backward pass of these k stages. It waits twice for the stages behind it, which take R
-    for a round trip: once until its first micro-batch returns, while it has d = p - 1 - k further
-    forward passes to do, and once until its last one returns, while it has as many backward passes
+    for a round trip: once until its first micro-batch returns, while it has d = a (p - 1 - k)
+    further forward passes to do, for `Schedule.passes_ahead` a, and once until its last one returns, while it has as many backward passes
     to do: max(0, R - d F) and max(0, R - d B). With m up to d + 1 micro-batches both are the same
     wait. Of the last stage this is (m - 1) S + total, the usual time; of even stages all bounds are
     equal.
@@ -743,7 +744,7 @@ def _wait_for_stages_behind(case: Case, stage: Stage, stages: Stages, time_behin
     put_off_behind = inner_behind * stages.inner.weight_gradients + stages.last.weight_gradients
     round_trip = np.where(is_last, 0.0, time_behind - put_off_behind)
     # passes while the stage waits
-    meanwhile = np.minimum(stages_behind, micro - 1.0)
+    meanwhile = np.minimum(case.schedule.passes_ahead * stages_behind, micro - 1.0)
     forward = stage.forward + stage.forward_message
     backward = stage.backward + stage.backward_message
     first_of_last_passes = np.maximum(micro - 1.0 - meanwhile, position)

@@ -33,7 +33,7 @@ from perfkit.prediction.strategy_pipelines import (
     Pipeline,
     Stage,
     Stages,
-    time_one_by_one,
+    time_alternating,
 )
 from perfkit.prediction.strategy_records import ByRegion, Work, select
 
@@ -93,12 +93,12 @@ def data_parallel_exposed_time(
     once = np.flatnonzero(beside_stages & ~scattered)
     if len(once):
         time[once] = time_once(select(exchange, once, case.count))
-    in_turn = case.runs_one_by_one & scattered
-    often = np.flatnonzero(beside_stages & scattered & ~in_turn)
+    timed_again = case.alternates & scattered
+    often = np.flatnonzero(beside_stages & scattered & ~timed_again)
     if len(often):
         time[often] = time_each_micro_batch(select(exchange, often, case.count))
-    if np.any(in_turn):
-        time = np.where(in_turn, _lengthen_pipeline(case, pipeline, exchange), time)
+    if np.any(timed_again):
+        time = np.where(timed_again, _lengthen_pipeline(case, pipeline, exchange), time)
     serial = case.shards_alone & ~case.s.overlap
     if np.any(serial):
         time = np.where(serial, _exchange_serially(case, exchange), time)
@@ -225,9 +225,9 @@ def list_exchange(
         pp=s.pp,
         zero=s.zero,
         overlap=s.overlap,
-        put_off=case.puts_off_weights & case.has_stages,
-        gpipe=case.is_gpipe,
-        breadth_first=case.is_breadth_first,
+        put_off=case.schedule.puts_off_weights & case.has_stages,
+        phase_by_phase=case.schedule.runs_phase_by_phase,
+        breadth_first=case.schedule.runs_breadth_first,
         forward=_list_kernels(case, parts, parts.passes.forward),
         backward=_list_kernels(case, parts, parts.passes.backward),
         delayed=case.times.weight_gradients.device,
@@ -295,7 +295,8 @@ def _make_kind(
 
 
 def _lengthen_pipeline(case: Case, pipeline: Pipeline, exchange: Exchange) -> Array:
-    """Time that messages of replicas with each micro-batch add to stages that run 1F1B or H1 [s]."""
+    """Time that messages of replicas with each micro-batch add to stages that do a forward and
+    a backward pass in turn [s]."""
     longer = []
     all_stages = pipeline.all_stages
     for stage, kind in zip(pipeline.stages, exchange.stages, strict=True):
@@ -310,10 +311,10 @@ def _lengthen_pipeline(case: Case, pipeline: Pipeline, exchange: Exchange) -> Ar
                 landing=added.landed - added.backward,
             )
         )
-    time = time_one_by_one(
+    time = time_alternating(
         case, Stages(*longer), pipeline.borders, all_stages, pipeline.region_messages
     )
-    return np.asarray(time - pipeline.in_turn)
+    return np.asarray(time - pipeline.pass_by_pass)
 
 
 def _exchange_serially(case: Case, exchange: Exchange) -> Array:

@@ -7,7 +7,7 @@ import numpy as np
 from perfkit.ground.units import Array
 from perfkit.prediction.cost import join_host
 from perfkit.prediction.micro_batches import PassWork
-from perfkit.prediction.passes import ChunkTimes, PipelineTimes, Schedule, run_iteration
+from perfkit.prediction.passes import ChunkTimes, PipelineShape, PipelineTimes, run_iteration
 from perfkit.prediction.stage_replicas import (
     Added,
     AddedOnce,
@@ -77,7 +77,7 @@ def find_rough(case: Case) -> np.ndarray:
     s = case.s
     unlike = case.model.layers % (s.pp * s.chunks) != 0
     unlike = unlike | (s.first_layers > 0) | (s.last_layers > 0)
-    unlike_stages = (case.is_gpipe | case.has_chunks) & unlike
+    unlike_stages = (case.schedule.all_forward_first | case.schedule.has_chunks) & unlike
     exchanges_often = s.scattered & case.has_replicas
     in_one_region = case.has_stages & (case.regions <= 1)
     return np.asarray(in_one_region & (unlike_stages | exchanges_often))
@@ -135,8 +135,8 @@ def _run_pipeline(
     ranks_of_stage = int(s.ranks[index] // s.pp[index])
     crosses = _cross_nodes(stages, ranks_of_stage, case.platform.network.ranks_per_node)
     return run_iteration(
-        Schedule(
-            name=str(s.schedule[index]),
+        PipelineShape(
+            schedule=str(s.schedule[index]),
             stages=stages,
             micro_batches=int(case.micro[index]),
             chunks=chunks_of_stage,
@@ -209,7 +209,7 @@ def _time_chunk(
     backward_host = _add_host(case, backward, copies.backward)
     further = _add_work(gradients, _add_work(copies.forward, copies.weights))
     gradients_host = _add_host(case, forward, further) - forward_host
-    gradients_host = np.where(case.puts_off_weights, gradients_host, 0.0)
+    gradients_host = np.where(case.schedule.puts_off_weights, gradients_host, 0.0)
     hosts = join_exchanges(case, PassWork(forward, backward), s.chunks * layers, end_weights)
     chunk = StageKind(
         number=np.ones(case.count),
@@ -276,14 +276,14 @@ def _list_exchange_work(case: Case, layers: Array, end_weights: Array | None) ->
     """
     s = case.s
     again = np.where(s.zero > 2, layers, 0.0)
-    in_backward = np.where(case.puts_off_weights, 0.0, layers)
-    in_weights = np.where(case.puts_off_weights, layers, 0.0)
+    in_backward = np.where(case.schedule.puts_off_weights, 0.0, layers)
+    in_weights = np.where(case.schedule.puts_off_weights, layers, 0.0)
     gather = _time_units(case, case.sizes.gathered, layers, end_weights)
     regather = _time_units(case, case.sizes.gathered, again, None)
     reduce = _time_units(case, case.sizes.reduced, in_backward, end_weights)
     several = case.micro > 1
-    with_backward = s.overlap | (case.is_gpipe & several)
-    with_forward = ~s.overlap & ~case.is_gpipe & several
+    with_backward = s.overlap | (case.schedule.all_forward_first & several)
+    with_forward = ~s.overlap & ~case.schedule.all_forward_first & several
     return _ExchangeWork(
         forward=_add_work(gather, map_arrays(lambda t: np.where(with_forward, t, 0.0), reduce)),
         backward=_add_work(regather, map_arrays(lambda t: np.where(with_backward, t, 0.0), reduce)),

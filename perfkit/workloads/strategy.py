@@ -1,7 +1,7 @@
 """How ranks share the training of a Transformer: tensors, stages, replicas, sequences and
 experts."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from perfkit.ground.records import set_fields
 from perfkit.ground.units import check_choice, check_positive, check_sizes, check_type, show
-from perfkit.models.partitions import CHUNKED, RECOMPUTED, SCHEDULES
+from perfkit.models.partitions import CHUNKED, RECOMPUTED, SCHEDULES, find_schedules
 from perfkit.workloads.sizes import check_size
 
 _SIZES = ("tp", "pp", "cp", "ep", "micro_batch", "chunks")
@@ -158,7 +158,8 @@ class Strategy:
     def scattered(self) -> Any:
         """Whether gradients are reduced after each micro-batch, so that a rank adds up only its
         shard."""
-        return np.greater(self.zero, 1) & np.not_equal(self.schedule, "breadth_first")
+        breadth_first = find_schedules(self.schedule).runs_breadth_first
+        return np.greater(self.zero, 1) & np.logical_not(breadth_first)
 
     def without_idle_zero(self) -> "Strategy":
         """The same, with `zero` 0 where there is a single replica, which has nobody to share with.
@@ -229,7 +230,7 @@ class Strategy:
         return replace(self, **chosen)
 
 
-def _check_names(key: str, value: Any, known: Sequence[str]) -> Any:
+def _check_names(key: str, value: Any, known: Collection[str]) -> Any:
     """Check a name, or an array of names."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "U":
         for name in np.unique(value).tolist():
@@ -313,8 +314,8 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
     -------
     fits : dict of str to bool or array
         For each field of the model, whether ranks, stages and micro-batches divide it; of
-        ``layers``, whether each chunk gets one. The stages of ``interleaved`` must divide the
-        micro-batches. Stages whose layers are stated have one chunk.
+        ``layers``, whether each chunk gets one. With ``interleaved`` the stages must divide
+        the micro-batches. Stages whose layers are stated have one chunk.
     """
     kv_heads = model.kv_heads or model.heads
     ranks_sharing_heads = s.tp * np.where(s.ulysses, s.cp, 1)
@@ -323,7 +324,7 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
 
     micro_batches = model.batch / (s.dp * s.micro_batch)
     is_whole = np.equal(micro_batches % 1, 0)
-    is_interleaved = np.asarray(s.schedule) == "interleaved"
+    interleaves = find_schedules(s.schedule).interleaves
     stages_divide = micro_batches % s.pp == 0
 
     # stages whose layers are stated, and layers of the others, of which each needs one
@@ -335,6 +336,6 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
         "heads": heads_fit & kv_heads_fit,
         "sequence": model.sequence % (s.cp * s.rows) == 0,
         "experts": (s.ep == 1) | ((model.experts or 1) % s.ep == 0),
-        "batch": is_whole & (~is_interleaved | stages_divide),
+        "batch": is_whole & (np.logical_not(interleaves) | stages_divide),
         "layers": chunks_fit,
     }
