@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -213,6 +213,77 @@ def test_qwen3_has_its_published_parameters() -> None:
     )
     [graph] = model.graphs()
     assert graph.parameters == 30_532_122_624
+
+
+def draw_between_nodes(schedule: str, count: int, seed: int) -> list[tuple[Transformer, Strategy]]:
+    """Models and strategies of a schedule on two to four nodes of eight GPUs; each stage is in one
+    node."""
+    rng = np.random.default_rng(seed)
+    drawn = list[tuple[Transformer, Strategy]]()
+    while len(drawn) < count:
+        stages = int(rng.choice([2, 4, 8]))
+        tensor_ranks = int(rng.choice([1, 2, 4]))
+        replicas = int(rng.choice([1, 2, 4, 8]))
+        chunks = int(rng.integers(2, 4)) if SCHEDULES[schedule].has_chunks else 1
+        layers = stages * chunks * int(rng.integers(1, 4))
+        micro_batches = stages * int(rng.integers(1, 6))
+        micro_batch = int(rng.choice([1, 2, 4]))
+        checkpoint = str(rng.choice(["none", "full"]))
+        ranks_of_stage = tensor_ranks * replicas
+        if ranks_of_stage > 8 or not 8 < stages * ranks_of_stage <= 32:
+            continue
+        strategy = Strategy(
+            tp=tensor_ranks,
+            pp=stages,
+            dp=replicas,
+            micro_batch=micro_batch,
+            schedule=schedule,
+            chunks=chunks,
+            checkpoint=checkpoint,
+        )
+        batch = replicas * micro_batch * micro_batches
+        drawn.append((replace(GPT, layers=layers, batch=batch), strategy))
+    return drawn
+
+
+class SlowLinkBars(NamedTuple):
+    """What closed forms may differ from the event loop, in mean and at most [-]."""
+
+    mean: float
+    most: float
+
+
+def find_slow_link_bars(schedule: str, bandwidth: float) -> SlowLinkBars:
+    """Bars by the shape of a schedule. Forms of chunks know no pace of messages: where these take
+    longer than passes, they are far too fast."""
+    record = SCHEDULES[schedule]
+    is_slower_than_passes = bandwidth < 1e9
+    if record.runs_phase_by_phase:
+        return SlowLinkBars(0.005, 0.02)
+    if record.alternates:
+        return SlowLinkBars(0.055, 0.13) if is_slower_than_passes else SlowLinkBars(0.02, 0.06)
+    if record.interleaves:
+        return SlowLinkBars(0.5, 0.72) if is_slower_than_passes else SlowLinkBars(0.09, 0.21)
+    return SlowLinkBars(0.62, 0.84) if is_slower_than_passes else SlowLinkBars(0.14, 0.38)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("bandwidth", [2e9, 3e8])
+def test_messages_between_nodes_on_slow_links(bandwidth: float, schedule: str) -> None:
+    """All schedules in one region; adapters of these nodes have 25 GB/s."""
+    slow = load_platform("a100-sxm-8x4").with_link("inter", bandwidth=bandwidth, latency=1e-5)
+    errors = []
+    for model, strategy in draw_between_nodes(schedule, 16, seed=7):
+        events = predict(model, slow, strategy=strategy)
+        errors.append(price(model, strategy, slow)["time"] / events.time - 1)
+    bars = find_slow_link_bars(schedule, bandwidth)
+    assert np.abs(errors).mean() <= bars.mean, errors
+    assert np.abs(errors).max() <= bars.most, errors
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedules_are_named_where_strategies_are_documented(schedule: str) -> None:
+    assert f"``{schedule}``" in str(Strategy.__doc__)
 
 
 def test_heads_may_be_wider_than_their_share_of_the_width() -> None:

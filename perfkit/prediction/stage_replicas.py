@@ -66,7 +66,7 @@ class Exchange(NamedTuple):
 
     Parameters
     ----------
-    stages : StageKinds
+    kinds : StageKinds
         Its stages.
     micro, chunks, pp : array
         Micro-batches, chunks of a stage, and stages [-].
@@ -92,7 +92,7 @@ class Exchange(NamedTuple):
         Share of the speed of a pass that messages beside it take.
     """
 
-    stages: StageKinds
+    kinds: StageKinds
     micro: Array
     chunks: Array
     pp: Array
@@ -370,8 +370,8 @@ def time_once(exchange: Exchange) -> Array:
     gathered = _gather_once(exchange)
     change, left = np.zeros(len(exchange.micro)), _leave_nothing(exchange)
     if np.any(exchange.chunks > 1):
-        change = _change_chunks(exchange, exchange.stages.first)
-        left = _find_backlog(exchange, exchange.stages.first, change)
+        change = _change_chunks(exchange, exchange.kinds.first)
+        left = _find_backlog(exchange, exchange.kinds.first, change)
     reduced = _reduce_once(exchange, left)
     return np.asarray(gathered + reduced + (exchange.chunks - 1.0) * change)
 
@@ -384,9 +384,9 @@ def _leave_nothing(exchange: Exchange) -> Backlog:
 
 def _gather_once(exchange: Exchange) -> Array:
     """Time that gathers of weights add to an iteration, see `time_once` [s]."""
-    first, inner, last = exchange.stages
+    first, inner, last = exchange.kinds
     first_chunk, inner_chunk, last_chunk = (
-        _find_chunk(stage, exchange, last=False) for stage in exchange.stages
+        _find_chunk(stage, exchange, last=False) for stage in exchange.kinds
     )
     ahead = _gather_ahead(exchange, first_chunk, first)
     # other stages only copy ahead of their first forward pass
@@ -396,7 +396,7 @@ def _gather_once(exchange: Exchange) -> Array:
     if not np.any(exchange.zero > 1):
         return time
     forward, backward = np.zeros_like(time), np.zeros_like(time)
-    for stage in exchange.stages:
+    for stage in exchange.kinds:
         chunk = _find_chunk(stage, exchange, last=False)
         forward = forward + stage.number * _gather_beside(exchange, chunk)
         backward = backward + stage.number * _regather(exchange, chunk)
@@ -410,9 +410,9 @@ def _gather_once(exchange: Exchange) -> Array:
 def _reduce_once(exchange: Exchange, left: Backlog) -> Array:
     """Time that reductions of gradients add to the last backward passes of an iteration, of which
     those of the first stage end last, see `time_once` [s]."""
-    first, inner, last = exchange.stages
+    first, inner, last = exchange.kinds
     first_chunk, inner_chunk, last_chunk = (
-        _find_chunk(stage, exchange, last=False) for stage in exchange.stages
+        _find_chunk(stage, exchange, last=False) for stage in exchange.kinds
     )
     landed = _reduce(exchange, first_chunk, left, first_chunk.last_host, exchange.chunks).landed
     passed_inner = _reduce(exchange, inner_chunk, left, inner.last_host).kernels
@@ -554,7 +554,7 @@ def time_each_micro_batch(exchange: Exchange) -> Array:
     slowest stage; one of each phase lies on the way on all other stages. Gradients go to the stage
     before when the kernels of a pass have ended: only the stage itself waits for its messages.
     """
-    stages, number = exchange.stages, sum(stage.number for stage in exchange.stages)
+    stages, number = exchange.kinds, sum(stage.number for stage in exchange.kinds)
     added = [add_to_all_chunks(exchange, stage) for stage in stages]
     forward = [
         _add_up(_keep_units(exchange.forward, stage), stage.layers) + stage.forward_host

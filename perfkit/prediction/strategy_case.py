@@ -77,7 +77,7 @@ class Case:
         One micro-batch, with sums of gradients in its backward pass.
     end_shard_sums : array
         Sums of shards outside of layers, which are part of these times [s].
-    stages : StageLayers
+    stage_layers : StageLayers
         Layers of stages.
     slowest_end : SlowestEnd
         Which stage is the slowest.
@@ -98,7 +98,7 @@ class Case:
     sizes: Sizes
     times: MicroBatchTimes
     end_shard_sums: Array
-    stages: StageLayers
+    stage_layers: StageLayers
     slowest_end: SlowestEnd
     weights: Array
     regions: Array
@@ -124,7 +124,7 @@ class Case:
             sizes=select(self.sizes, chosen, self.count),
             times=select(self.times, chosen, self.count),
             end_shard_sums=self.end_shard_sums[chosen],
-            stages=select(self.stages, chosen, self.count),
+            stage_layers=select(self.stage_layers, chosen, self.count),
             slowest_end=select(self.slowest_end, chosen, self.count),
             weights=self.weights[chosen],
             regions=self.regions[chosen],
@@ -148,7 +148,7 @@ class Case:
     @property
     def layers(self) -> Array:
         """Layers of the largest stage between the ends [-]."""
-        return self.stages.inner
+        return self.stage_layers.inner
 
     @cached_property
     def has_replicas(self) -> np.ndarray:
@@ -228,7 +228,7 @@ def make_case(model: Transformer, platform: Platform, s: Strategy, execution: st
     without_sums = price_micro_batches(model, messages, s, execution)
     sums = time_gradient_sums(without_sums, s, sizes)
     times = add_gradient_sums(without_sums, sums, s)
-    stages = StageLayers(*spread_layers(model.layers, s))
+    stage_layers = StageLayers(*spread_layers(model.layers, s))
     network = platform.network
     regions = -(-s.ranks * network.regions // network.ranks)
     return Case(
@@ -239,9 +239,9 @@ def make_case(model: Transformer, platform: Platform, s: Strategy, execution: st
         sizes=sizes,
         times=times,
         end_shard_sums=sums.embeddings.shards.device + sums.head.shards.device,
-        stages=stages,
-        slowest_end=_find_slowest_end(times, stages),
-        weights=_count_weights(times, s, sizes, stages),
+        stage_layers=stage_layers,
+        slowest_end=_find_slowest_end(times, stage_layers),
+        weights=_count_weights(times, s, sizes, stage_layers),
         regions=np.minimum(regions, np.minimum(network.regions, s.pp)),
         contention=dict(platform.context.overlap or {}).get("contention", 0.0),
         whole=platform.context.find_iteration(model.family, 2),
@@ -309,12 +309,12 @@ def stack_calls(region: RegionTimes) -> Array:
     return np.array([region.forward.host, region.backward.host])
 
 
-def find_ends(stages: StageLayers, by_region: ByRegion[Array]) -> tuple[Array, Array]:
+def find_ends(stage_layers: StageLayers, by_region: ByRegion[Array]) -> tuple[Array, Array]:
     """Find what the stages at the ends have more than one between them.
 
     Parameters
     ----------
-    stages : StageLayers
+    stage_layers : StageLayers
         Layers of stages.
     by_region : ByRegion of array
         A quantity of each region.
@@ -325,8 +325,8 @@ def find_ends(stages: StageLayers, by_region: ByRegion[Array]) -> tuple[Array, A
         The quantity in the embeddings and the head, and in the layers by which the first and the
         last stage differ.
     """
-    first = by_region.embeddings + (stages.first - stages.inner) * by_region.layer
-    last = by_region.head + (stages.last - stages.inner) * by_region.layer
+    first = by_region.embeddings + (stage_layers.first - stage_layers.inner) * by_region.layer
+    last = by_region.head + (stage_layers.last - stage_layers.inner) * by_region.layer
     return first, last
 
 
@@ -338,23 +338,25 @@ def _meets_both_ends(s: Strategy, micro: Array) -> np.ndarray:
     return np.asarray((s.pp == 1) | follows & (s.chunks > 1))
 
 
-def _find_slowest_end(times: MicroBatchTimes, stages: StageLayers) -> SlowestEnd:
+def _find_slowest_end(times: MicroBatchTimes, stage_layers: StageLayers) -> SlowestEnd:
     """Find which stage takes longest with its kernels and its messages."""
     compute = times.list_by_region(stack_compute)
     messages = times.list_by_region(stack_tensor_messages)
-    first, last = find_ends(stages, map_arrays(np.add, compute, messages))
+    first, last = find_ends(stage_layers, map_arrays(np.add, compute, messages))
     first, last = first.sum(axis=0), last.sum(axis=0)
     return SlowestEnd(is_first=first > last, is_between=np.maximum(first, last) < 0.0)
 
 
-def _count_weights(times: MicroBatchTimes, s: Strategy, sizes: Sizes, stages: StageLayers) -> Array:
+def _count_weights(
+    times: MicroBatchTimes, s: Strategy, sizes: Sizes, stage_layers: StageLayers
+) -> Array:
     """Trained numbers of the largest stage [-]."""
     weights = times.list_by_region(lambda region: region.weights)
-    first, last = find_ends(stages, weights)
+    first, last = find_ends(stage_layers, weights)
     larger = np.maximum(np.maximum(first, last), 0.0)
     both = np.maximum(first, 0.0) + np.maximum(last, 0.0)
     ends = np.where(_meets_both_ends(s, sizes.micro), both, larger)
-    return np.asarray(stages.inner * weights.layer + ends)
+    return np.asarray(stage_layers.inner * weights.layer + ends)
 
 
 def add_slowest_end(case: Case, by_region: ByRegion[Array]) -> Array:
@@ -377,7 +379,7 @@ def add_slowest_end(case: Case, by_region: ByRegion[Array]) -> Array:
     With GPipe all forward passes come before all backward ones, and each phase has its own slowest
     stage.
     """
-    first_passes, last_passes = find_ends(case.stages, by_region)
+    first_passes, last_passes = find_ends(case.stage_layers, by_region)
     first, last = first_passes.sum(axis=0), last_passes.sum(axis=0)
     slowest = np.where(case.slowest_end.is_first, first, last)
     slowest = np.where(case.slowest_end.is_between, 0.0, slowest)
@@ -440,8 +442,8 @@ def count_updated(case: Case) -> Array:
     """
     s, times, sizes = case.s, case.times, case.sizes
     head = np.where(case.has_stages, 0.0, times.head.weights)
-    weights = case.stages.first * times.layer.weights + times.embeddings.weights + head
-    experts = case.stages.first * sizes.experts
+    weights = case.stage_layers.first * times.layer.weights + times.embeddings.weights + head
+    experts = case.stage_layers.first * sizes.experts
     shards = (weights - experts) / s.owners + experts / sizes.sharers
     return np.asarray(np.where(s.zero > 0, shards, weights))
 

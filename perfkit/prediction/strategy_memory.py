@@ -101,18 +101,24 @@ def measure_strategies(case: Case) -> HeldMemory:
     Activations and new gradients are those of the recorded micro-batch, whose tensors live as long
     as those of the graph of `predict`. Docs/formulas.md, table 9.3, has what PyTorch holds besides.
     """
-    model, s, sizes, times, stages = case.model, case.s, case.sizes, case.times, case.stages
+    model, s, sizes, times, stage_layers = (
+        case.model,
+        case.s,
+        case.sizes,
+        case.times,
+        case.stage_layers,
+    )
     all_weights = case.weights
     owners = average_owners(case)
     layer = times.layer.weights
-    layers = stages.inner
+    layers = stage_layers.inner
     shards = np.where(s.zero > 0, owners, 1.0)
     weights = _Weights(layer, all_weights - layers * layer, all_weights, shards)
-    fullest = _find_fullest(_list_candidates(model, s, sizes, times, stages, weights))
+    fullest = _find_fullest(_list_candidates(model, s, sizes, times, stage_layers, weights))
     # of shards: gradients that are not yet reduced are what collectives send
     reduced = sizes.wide * all_weights / shards
     unreduced = np.where(s.zero > 0, np.maximum(fullest.gradients - reduced, 0.0), 0.0)
-    messages = _hold_messages(model, s, sizes, weights, stages)
+    messages = _hold_messages(model, s, sizes, weights, stage_layers)
     return HeldMemory(
         parameters=_hold_parameters(s, sizes, all_weights, owners),
         gradients=fullest.gradients - unreduced,
@@ -228,15 +234,15 @@ def _hold_activations(
     s: Strategy,
     sizes: Sizes,
     times: MicroBatchTimes,
-    stages: StageLayers,
+    stage_layers: StageLayers,
 ) -> _Activations:
     """Activations beside those of the micro-batch and the layer that run.
 
     The first stage holds several micro-batches, the last one a single one. Over a shared vocabulary
     there are a shifted copy of the logits and a buffer of exponentials in place of one.
     """
-    layers = stages.inner
-    last_layers = np.where(s.pp > 1, stages.last, layers)
+    layers = stage_layers.inner
+    last_layers = np.where(s.pp > 1, stage_layers.last, layers)
     saved = _save_by_checkpoint(model, s, sizes, times)
     held = partitions.held_batches(sizes.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks)
     tokens = s.micro_batch * model.sequence / s.cp
@@ -264,14 +270,14 @@ def _list_candidates(
     s: Strategy,
     sizes: Sizes,
     times: MicroBatchTimes,
-    stages: StageLayers,
+    stage_layers: StageLayers,
     weights: _Weights,
 ) -> list[_Candidate]:
     """Moments one of which is the fullest."""
-    layers = stages.inner
+    layers = stage_layers.inner
     gradients = _hold_gradients(s, sizes, weights)
     gathered = _hold_gathered(model, s, sizes, weights, layers)
-    activations = _hold_activations(model, s, sizes, times, stages)
+    activations = _hold_activations(model, s, sizes, times, stage_layers)
     backward = _choose_moments(times.moments, gradients)
     # a gradient that is kept as it is computed has the format of its weight
     itemsize = np.where(_is_autocast(s, sizes), sizes.wide, sizes.itemsize)
@@ -428,13 +434,13 @@ def _hold_messages(
     s: Strategy,
     sizes: Sizes,
     weights: _Weights,
-    stages: StageLayers,
+    stage_layers: StageLayers,
 ) -> Array:
     """What collectives and messages of stages hold through an iteration [B]."""
     layer, ends = sizes.itemsize * weights.layer, sizes.itemsize * weights.ends
     # the stream that gathers holds two units at once, and shards that were cast for one
     casts = np.where(sizes.wide > sizes.itemsize, np.maximum(ends, layer) / weights.owners, 0.0)
-    two_layers = np.where(stages.inner > 1, 2.0 * layer, 0.0)
+    two_layers = np.where(stage_layers.inner > 1, 2.0 * layer, 0.0)
     gathered = np.where(s.zero > 0, np.maximum(ends + layer, two_layers) + casts, 0.0)
     held = partitions.held_batches(sizes.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks)
     inputs = sizes.column * model.hidden

@@ -271,10 +271,10 @@ def list_stages(case: Case, parts: MicroBatchParts, borders: Borders) -> Stages:
         With their hosts.
     """
     none = np.zeros(case.count)
-    first = _make_stage(case, parts, case.stages.first, has_embeddings=True)
-    inner_layers = np.where(case.s.pp > 2, case.stages.inner, 0)
+    first = _make_stage(case, parts, case.stage_layers.first, has_embeddings=True)
+    inner_layers = np.where(case.s.pp > 2, case.stage_layers.inner, 0)
     inner = _make_stage(case, parts, inner_layers)
-    last = _make_stage(case, parts, case.stages.last, has_head=True)
+    last = _make_stage(case, parts, case.stage_layers.last, has_head=True)
     return Stages(
         first=first._replace(
             position=none, forward_message=none, backward_message=borders.end / 2.0
@@ -521,7 +521,7 @@ def _wait_for_regions(
     one_by_one = np.maximum(sent - inner.forward, 0.0) + np.maximum(sent - inner.backward, 0.0)
     at_once = np.maximum(sent - (inner.forward + inner.backward), 0.0)
     # passes before those of both phases follow one another
-    first_passes = 2.0 * (s.pp - 1) + (s.chunks - 1) * s.pp
+    first_passes = case.schedule.passes_ahead * (s.pp - 1) + (s.chunks - 1) * s.pp
     alone = np.minimum(first_passes / (case.micro * s.chunks), 1.0)
     interleaved = alone * one_by_one + (1.0 - alone) * at_once
     waits = np.where(case.schedule.all_forward_first, np.maximum(one_by_one - near, 0.0), waits)
@@ -606,8 +606,8 @@ def _pass_both_ends(case: Case, passes: Passes, borders: Borders) -> Array:
     time = np.zeros(case.count)
     for one_pass in passes:
         layer = one_pass.layer.device
-        first_layers = case.stages.first - case.layers
-        last_layers = case.stages.last - case.layers
+        first_layers = case.stage_layers.first - case.layers
+        last_layers = case.stage_layers.last - case.layers
         first_end = one_pass.embeddings.device + first_layers * layer
         last_end = one_pass.head.device + last_layers * layer
         faster_end = np.maximum(np.minimum(first_end, last_end), 0.0)

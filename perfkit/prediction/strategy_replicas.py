@@ -219,7 +219,7 @@ def list_exchange(
     reordered = gather * sizes.reordered
     layer_wait = parts.experts.in_backward * parts.experts.each
     return Exchange(
-        stages=_list_kinds(case, pipeline.stages),
+        kinds=_list_kinds(case, pipeline.stages),
         micro=case.micro,
         chunks=s.chunks,
         pp=s.pp,
@@ -299,7 +299,7 @@ def _lengthen_pipeline(case: Case, pipeline: Pipeline, exchange: Exchange) -> Ar
     a backward pass in turn [s]."""
     longer = []
     all_stages = pipeline.all_stages
-    for stage, kind in zip(pipeline.stages, exchange.stages, strict=True):
+    for stage, kind in zip(pipeline.stages, exchange.kinds, strict=True):
         added = add_to_each_pass(exchange, kind)
         both_passes = added.forward + added.backward + added.weights
         all_stages = all_stages + kind.number * both_passes
