@@ -54,7 +54,9 @@ class Residual(nn.Module):
         self, body: nn.Module, shortcut: nn.Module | None = None, act: nn.Module | None = None
     ) -> None:
         super().__init__()
-        self.body, self.shortcut, self.act = body, shortcut or nn.Identity(), act or nn.Identity()
+        self.body = body
+        self.shortcut = shortcut or nn.Identity()
+        self.act = act or nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.act(self.body(x) + self.shortcut(x))
@@ -109,11 +111,10 @@ def _mobilenet(net: _Net) -> Iterator[nn.Module]:
     yield _unit(3, before, 3, 2, act=nn.ReLU6)
     for stage, factor in enumerate((1, 2, 4, 6, 10)):
         for block in range(net.depth):
-            stride, wide, after = (
-                2 if stage in (1, 2, 4) and not block else 1,
-                before * 6,
-                net.width * factor,
-            )
+            halves = stage in (1, 2, 4) and block == 0
+            stride = 2 if halves else 1
+            wide = before * 6
+            after = net.width * factor
             body = _chain(
                 before,
                 (wide, 1, 1, 1, nn.ReLU6),
@@ -142,7 +143,8 @@ def _densenet(net: _Net) -> Iterator[nn.Module]:
 
 def _inception(net: _Net) -> Iterator[nn.Module]:
     """Blocks of four branches, first with square kernels, then with factorised ones."""
-    before, flat, tall = 2 * net.width, (1, 7), (7, 1)
+    before = 2 * net.width
+    flat, tall = (1, 7), (7, 1)
     yield from (_unit(3, net.width, 3, 2), _unit(net.width, before, 3), nn.MaxPool2d(3, 2, 1))
     for stage in range(2):
         n = net.width << stage
@@ -181,6 +183,11 @@ def _squeezenet(net: _Net) -> Iterator[nn.Module]:
     yield from (*_active(before, net.classes, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
+def _draw_projection(hidden: int, heads: int) -> nn.Parameter:
+    """Weights from hidden numbers to all heads."""
+    return nn.Parameter(torch.empty(hidden, heads, hidden // heads).normal_(std=0.02))
+
+
 class _RelativeAttention(nn.Module):
     """Attention by content and by distance; scores by distance are shifted so that their columns
     match."""
@@ -188,16 +195,20 @@ class _RelativeAttention(nn.Module):
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
         width = hidden // heads
-        self.q, self.k, self.v, self.r, self.o = (
-            nn.Parameter(torch.empty(hidden, heads, width).normal_(std=0.02)) for _ in range(5)
-        )
-        self.by_content, self.by_distance = (
-            nn.Parameter(torch.zeros(heads, width)) for _ in range(2)
-        )
-        self.norm, self.scale = nn.LayerNorm(hidden), width**-0.5
+        self.q = _draw_projection(hidden, heads)
+        self.k = _draw_projection(hidden, heads)
+        self.v = _draw_projection(hidden, heads)
+        self.r = _draw_projection(hidden, heads)
+        self.o = _draw_projection(hidden, heads)
+        self.by_content = nn.Parameter(torch.zeros(heads, width))
+        self.by_distance = nn.Parameter(torch.zeros(heads, width))
+        self.norm = nn.LayerNorm(hidden)
+        self.scale = width**-0.5
 
     def forward(self, x: Tensor, distances: Tensor) -> Tensor:
-        q, k, v = (torch.einsum("ibh,hnd->ibnd", x, weight) for weight in (self.q, self.k, self.v))
+        q = torch.einsum("ibh,hnd->ibnd", x, self.q)
+        k = torch.einsum("ibh,hnd->ibnd", x, self.k)
+        v = torch.einsum("ibh,hnd->ibnd", x, self.v)
         r = torch.einsum("ih,hnd->ind", distances, self.r)
         content = torch.einsum("ibnd,jbnd->bnij", q + self.by_content, k)
         distance = torch.einsum("ibnd,jnd->bnij", q + self.by_distance, r)
@@ -213,7 +224,8 @@ class _XLNet(nn.Module):
 
     def __init__(self, net: _Net) -> None:
         super().__init__()
-        h, s, layers = net.width, net.size, range(net.depth)
+        h, s = net.width, net.size
+        layers = range(net.depth)
         self.words = nn.Embedding(net.classes, h)
         nn.init.normal_(self.words.weight, std=0.02)
         self.attention = nn.ModuleList(_RelativeAttention(h, max(1, h // 64)) for _ in layers)

@@ -56,6 +56,11 @@ def answer(func: Any, args: Sequence[Any]) -> tuple[Any, Any]:
     return ((result, work.boxed()) if len(func._schema.returns) == 2 else work.boxed()), work
 
 
+def _count_bytes(tensors: Sequence[Tensor]) -> int:
+    """Bytes of all elements of tensors [B]."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 class Stream:
     """A stream of a device, or an event on one: where in program order its next operation may
     start.
@@ -201,10 +206,11 @@ class Exchanges:
             self._recorder.values.notes[PAIR] = None
         if ranks not in self._groups:
             self._groups.append(ranks)
-        nbytes: float = max(
-            sum(t.numel() * t.element_size() for t in tensors) for tensors in (reads, writes)
-        )
-        splits = [s for a in args if isinstance(a, list | tuple) for s in a if isinstance(s, int)]
+        nbytes: float = max(_count_bytes(reads), _count_bytes(writes))
+        splits = []
+        for argument in args:
+            if isinstance(argument, list | tuple):
+                splits += [number for number in argument if isinstance(number, int)]
         # the rank that sends most sets the time of an uneven exchange
         if name == "all_to_all" and splits:
             first = next(t for t in (*reads, *writes) if t.dim())

@@ -120,12 +120,13 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, send: Tensor, widths: Sequence[int], flight: dict[str, Any]) -> Tensor:
-        ranks, rank, ctx.flight = dist.get_world_size(), dist.get_rank(), flight
+        ctx.flight = flight
+        ranks = dist.get_world_size()
         batch = send.shape[0] // ranks
-        flight["shape"], flight["sizes"] = (
-            send.shape,
-            ([batch * w for w in widths], [batch * widths[rank]] * ranks),
-        )
+        own_width = widths[dist.get_rank()]
+        to_receive = [batch * width for width in widths]
+        to_send = [batch * own_width for _ in range(ranks)]
+        flight["shape"], flight["sizes"] = send.shape, (to_receive, to_send)
         received = send.new_empty(batch * sum(widths))
         out, given = flight["sizes"]
         flight["work"] = dist.all_to_all_single(
@@ -176,15 +177,15 @@ class _Recommendation(nn.Module):
 
     def __init__(self, model: DLRM, plan: Plan, rank: int) -> None:
         super().__init__()
-        self.model, self.plan, self.dim = model, plan, model.tables[0].dim
+        self.model, self.plan = model, plan
+        self.dim = model.tables[0].dim
         self.widths = [self.dim * len(plan.tables_of(rank)) for rank in range(plan.ranks)]
         features = len(model.tables) + 1
         self.bottom = nn.Sequential(*_mlp((model.features, *model.bottom), last_relu=True))
         self.tables = nn.ModuleList()
         for table in (model.tables[t] for t in plan.tables_of(rank)):
-            self.tables.append(
-                bag := nn.EmbeddingBag(table.rows, table.dim, mode="sum", sparse=model.sparse)
-            )
+            bag = nn.EmbeddingBag(table.rows, table.dim, mode="sum", sparse=model.sparse)
+            self.tables.append(bag)
             nn.init.uniform_(bag.weight, -(table.rows**-0.5), table.rows**-0.5)
         width, first = self.dim + features * (features - 1) // 2, list[nn.Module]()
         if model.interaction == "cross":
@@ -234,11 +235,8 @@ class _Attention(nn.Module):
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         h = model.hidden
-        self.heads, self.causal, self.fused = (
-            model.heads,
-            model.causal,
-            model.attention not in ("eager", "math"),
-        )
+        self.heads, self.causal = model.heads, model.causal
+        self.fused = model.attention not in ("eager", "math")
         self.inputs = nn.ModuleList(
             [nn.Linear(h, 3 * h)] if model.causal else [nn.Linear(h, h) for _ in range(3)]
         )
@@ -248,10 +246,11 @@ class _Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         b, s, h = x.shape
-        parts = (
-            self.inputs[0](x).split(h, 2) if self.causal else [layer(x) for layer in self.inputs]
-        )
-        q, k, v = (part.view(b, s, self.heads, h // self.heads).transpose(1, 2) for part in parts)
+        if self.causal:
+            parts = self.inputs[0](x).split(h, 2)
+        else:
+            parts = [layer(x) for layer in self.inputs]
+        q, k, v = [part.view(b, s, self.heads, h // self.heads).transpose(1, 2) for part in parts]
         if self.fused:
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         else:
@@ -265,9 +264,8 @@ class _Embeddings(nn.Module):
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
-        self.words, self.places = (
-            nn.Embedding(n, model.hidden) for n in (model.vocabulary, model.positions)
-        )
+        self.words = nn.Embedding(model.vocabulary, model.hidden)
+        self.places = nn.Embedding(model.positions, model.hidden)
         self.types = None if model.causal else nn.Embedding(2, model.hidden)
         self.register_buffer("positions", torch.arange(model.sequence))
 
@@ -277,10 +275,16 @@ class _Embeddings(nn.Module):
         return x + self.types(types) if self.types else x
 
 
+def _find_loss_of_words(scores: Tensor, words: Tensor) -> Tensor:
+    """Cross entropy of the scores of all words of a vocabulary, over all tokens."""
+    return F.cross_entropy(scores.view(-1, scores.shape[-1]), words.view(-1))
+
+
 def _build_words(model: Transformer) -> nn.Module:
     """A BERT with a masked-token head, or a GPT-2; layers are registered in the order of use, for
     the optimizer."""
-    h, causal, words = model.hidden, model.causal, _Embeddings(model)
+    h, causal = model.hidden, model.causal
+    words = _Embeddings(model)
     layers: list[nn.Module] = [words] if causal else [words, nn.LayerNorm(h)]
     for _ in range(model.layers):
         mlp = nn.Sequential(
@@ -355,10 +359,9 @@ def _draw_batch(
             for t, n in zip(tables, counts, strict=True)
         ]
         offsets = [place(np.arange(model.batch) * n // model.batch) for n in counts]
-        x, y = (
-            torch.rand(batch, n, dtype=DTYPES[model.dtype], device=device)
-            for n in (model.features, 1)
-        )
+        dtype = DTYPES[model.dtype]
+        x = torch.rand(batch, model.features, dtype=dtype, device=device)
+        y = torch.rand(batch, 1, dtype=dtype, device=device)
         return (x, drawn, offsets), y.round_()
     if model.name == "xlnet":
         tokens = torch.randint(model.classes, (batch, model.size), device=device)
@@ -437,7 +440,8 @@ def build_step(
         For a setting that can be predicted but is not built here.
     """
     for name, built in _BUILT.items():
-        if (value := getattr(workload, name, getattr(plan, name, built))) != built:
+        value = getattr(workload, name, getattr(plan, name, built))
+        if value != built:
             raise ValueError(
                 f"{name} is {value!r}; only {built!r} is measured, other values are predicted"
             )
@@ -450,30 +454,25 @@ def build_step(
     loss_of: Callable[..., Tensor] = F.cross_entropy
     parts: Sequence[str] = ()  # submodules whose gradients are averaged; empty for the whole module
     if isinstance(workload, DLRM):
-        placed, parts, loss_of = (
-            workload.place(plan, ranks),
-            ("bottom", "top"),
-            F.binary_cross_entropy_with_logits,
-        )
-        module, tables = (
-            _Recommendation(workload, placed, rank),
-            [workload.tables[t] for t in placed.tables_of(rank)],
-        )
+        placed = workload.place(plan, ranks)
+        parts = ("bottom", "top")
+        loss_of = F.binary_cross_entropy_with_logits
+        module = _Recommendation(workload, placed, rank)
+        tables = [workload.tables[table] for table in placed.tables_of(rank)]
     elif isinstance(workload, Transformer):
-        module, loss_of = (
-            _build_words(workload),
-            lambda x, y: F.cross_entropy(x.view(-1, x.shape[-1]), y.view(-1)),
-        )
+        module = _build_words(workload)
+        loss_of = _find_loss_of_words
     else:
         module = build_net(workload)
-    dtype, mixed = (
-        DTYPES[check_choice("dtype", workload.dtype, DTYPES)],
-        getattr(workload, "mixed", False),
-    )
+    dtype = DTYPES[check_choice("dtype", workload.dtype, DTYPES)]
+    mixed = getattr(workload, "mixed", False)
     module = module.to(device, torch.float32 if mixed else dtype)
     batches = itertools.cycle([_draw_batch(workload, ranks, device, rng, tables) for _ in range(8)])
-    averaged = [p for part in (parts or [""]) for p in module.get_submodule(part).parameters()]
-    if overlap := ranks > 1 and workload.overlap:
+    averaged: list[nn.Parameter] = []
+    for part in parts or [""]:
+        averaged += module.get_submodule(part).parameters()
+    overlap = ranks > 1 and workload.overlap
+    if overlap:
         for part in parts:
             setattr(module, part, _share_gradients(getattr(module, part)))
         module = module if parts else _share_gradients(module)

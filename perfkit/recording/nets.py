@@ -126,7 +126,8 @@ class Net:
             If the batch does not divide by the ranks, or if a plan is given.
         """
         ranks = check_ranks(self.batch, ranks, plan)
-        return (_record(self, ranks, "cuda" if accelerator else "cpu"),) * ranks
+        graph = _record(self, ranks, "cuda" if accelerator else "cpu")
+        return tuple(graph for _ in range(ranks))
 
 
 @lru_cache(maxsize=64)

@@ -407,10 +407,8 @@ def pretend_gpu(note: Callable[[str], Any], places: Places) -> Iterator[None]:
     """
     own: Any = torch._C
     with ExitStack() as stack:
-        others, library = (
-            stack.enter_context(torch.library._scoped_library(name, "IMPL"))
-            for name in ("_", "aten")
-        )
+        others = stack.enter_context(torch.library._scoped_library("_", "IMPL"))
+        library = stack.enter_context(torch.library._scoped_library("aten", "IMPL"))
         others.fallback(torch.library.fallthrough_kernel, _KEY)
         for name in own._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
             if not name.startswith("aten::"):  # an operation of another package, or of the user
@@ -451,7 +449,8 @@ def _attend(
     if backend is SDPBackend.FLASH_ATTENTION:
         scale = width**-0.5 if scale is None else scale
         if width % 8:
-            query, key, value = (F.pad(t, (0, -width % 8)) for t in (query, key, value))
+            missing = (0, -width % 8)
+            query, key, value = F.pad(query, missing), F.pad(key, missing), F.pad(value, missing)
         out = aten._scaled_dot_product_flash_attention(
             query, key, value, dropout, causal, scale=scale
         )[0]

@@ -205,7 +205,9 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, accelerator: bool) -> None:
         super().__init__()
-        self.values, self.exchanges, self.accelerator = Values(), Exchanges(self), accelerator
+        self.values = Values()
+        self.exchanges = Exchanges(self)
+        self.accelerator = accelerator
         self.on = False  # whether operations are appended
         self.agreeing = False  # whether ranks agree on whole numbers, which is no work of the step
         # leading: a backward pass was called and has not begun yet
@@ -223,7 +225,8 @@ class Recorder(TorchDispatchMode):
         self._frozen: dict[int, int] = {}  # weights without a gradient: numbers by storage
         self._weights_of_modules: set[int] = set()  # storages of all parameters of modules
         self.labels: list[Label] = []
-        self.viewed = self.bare = 0  # views, and calls of the framework without a kernel
+        self.viewed = 0  # views
+        self.bare = 0  # calls of the framework without a kernel
         self._sizes: list[OperationSizes] = []  # of each operation
         self._host_calls: list[HostCalls] = []  # of each operation
         self._accesses: list[tuple[int, int, float, int]] = []
@@ -302,7 +305,8 @@ class Recorder(TorchDispatchMode):
             return NotImplemented
         schema = self._schemas.get(func)
         if schema is None:
-            schema = self._schemas[func] = _Schema(func)
+            schema = _Schema(func)
+            self._schemas[func] = schema
         kwargs, work = kwargs or {}, None
         given = [t for t in walk_tensors([args, kwargs]) if isinstance(t, Tensor)]
         if func.namespace == "c10d":
@@ -452,7 +456,8 @@ class Recorder(TorchDispatchMode):
         self._dtypes.append(dtype)
         for flag, tensors in enumerate((reads, writes)):
             for tensor in {id(t): t for t in tensors}.values():
-                if nbytes := count_bytes(tensor):
+                nbytes = count_bytes(tensor)
+                if nbytes:
                     self._accesses.append((index, self.values.number(tensor), nbytes, flag))
 
     def meet(self, module: Any) -> None:

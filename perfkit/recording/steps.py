@@ -246,9 +246,9 @@ class _Calls(TorchFunctionMode):
         to_gpu = any(map(names_gpu, given))
         if any(map(names_gpu, named)):
             recorder.name_gpu(next(filter(names_gpu, named)))
-        tensor, *options = args
+        tensor, options = args[0], args[1:]
         if func is not Tensor.to:
-            options, kwargs = [], {**kwargs, "device": "cpu"}
+            options, kwargs = (), {**kwargs, "device": "cpu"}
         if recorder.accelerator and to_gpu and places.is_on_host(tensor):
             tensor = recorder.move(tensor, to_host=False)
         elif recorder.accelerator and given and not to_gpu and self._takes_to_host(tensor, given):
@@ -655,7 +655,7 @@ def _find_backend(compiler: Any) -> Backend:
 
 def _read_generators() -> list[Any]:
     """States of the random generators of Python and NumPy, and of PyTorch."""
-    _, numbers, place, *_ = np.random.get_state()
+    _, numbers, place, _, _ = np.random.get_state()
     own = compute(lambda: torch.get_rng_state().numpy().tobytes())
     return [random.getstate(), (np.asarray(numbers).tobytes(), place), own]
 
@@ -664,7 +664,8 @@ def _run(
     recorder: Recorder, step: Callable[[], Any], number: float = 1.0, longest: float = inf
 ) -> tuple[Trail, bool]:
     """Call the step: what it did in brief, and whether drawn numbers may have decided it."""
-    recorder.trail = trail = Trail(number, longest)
+    trail = Trail(number, longest)
+    recorder.trail = trail
     trail.called = True
     before = _read_generators()
     step()
@@ -672,8 +673,10 @@ def _run(
         raise ValueError(recorder.lost)
     if recorder.values.is_shared_memory_changed():
         recorder.values.notes[SHARED_WITH_NUMPY] = None
-    python, numpy, own = (old != new for old, new in zip(before, _read_generators(), strict=True))
-    return trail, python or numpy or (own and trail.asked)
+    python, numpy, torch_own = before
+    python_after, numpy_after, torch_after = _read_generators()
+    others_drew = python != python_after or numpy != numpy_after
+    return trail, others_drew or (torch_own != torch_after and trail.asked)
 
 
 def _repeat(recorder: Recorder, step: Callable[[], Any]) -> Trail | None:
@@ -711,7 +714,8 @@ def _describe_difference(one: Trail, other: Trail) -> str:
     """In what two calls differ, as a part of a sentence."""
     if one.steps != other.steps:
         return f"optimizers update {one.steps} times in it, and {other.steps} times in a later one"
-    first, second = (len(call.operations) + len(call.updates) for call in (one, other))
+    first = len(one.operations) + len(one.updates)
+    second = len(other.operations) + len(other.updates)
     if first != second:
         return f"it has {first} operations, and a later call {second}"
     return "a later call has other sizes"
@@ -770,12 +774,23 @@ def _compare_calls(
     return []
 
 
+def _list_weights(optimizer: Optimizer) -> list[Any]:
+    """Weights of all groups of an optimizer."""
+    weights = []
+    for group in optimizer.param_groups:
+        weights += group["params"]
+    return weights
+
+
 def _find_unused_optimizers(recorder: Recorder) -> list[str]:
     """Say that an optimizer of the weights of this step did not update them in the recorded
     call."""
     alive = find_alive(Optimizer)
-    weights = {id(o): [p for group in o.param_groups for p in group["params"]] for o in alive}
-    updated = {id(p) for o in alive if id(o) in recorder.optimizers for p in weights[id(o)]}
+    weights = {id(optimizer): _list_weights(optimizer) for optimizer in alive}
+    updated: set[int] = set()
+    for optimizer in alive:
+        if id(optimizer) in recorder.optimizers:
+            updated.update(map(id, weights[id(optimizer)]))
     for optimizer in alive:
         own = [
             p
@@ -950,7 +965,9 @@ def _find_paths() -> dict[int, str]:
     """Paths of all modules that are alive, from the module that contains them, by identity."""
     paths: dict[int, str] = {}
     alive = find_alive(nn.Module)
-    inner = {id(child) for module in alive for child in module.children()}
+    inner: set[int] = set()
+    for module in alive:
+        inner.update(map(id, module.children()))
     for root in alive:
         if id(root) in inner:
             continue
@@ -990,7 +1007,7 @@ def _follow(recorder: Recorder) -> Iterator[None]:
         recorder.trail.steps += 1
         if recorder.on:
             recorder.optimizers.add(id(optimizer))
-            recorder.check_weights([p for group in optimizer.param_groups for p in group["params"]])
+            recorder.check_weights(_list_weights(optimizer))
         # the optimizer is compiled too
         if compiler.merges and is_called_by_compiled_code():
             recorder.compiled.add("update")

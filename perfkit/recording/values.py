@@ -155,7 +155,8 @@ class Storages:
 
     def number(self, storage: Any, outside: bool) -> int:
         """Number of a storage; storages from outside the step are kept alive, others not."""
-        if (key := storage._cdata) not in self._known:
+        key = storage._cdata
+        if key not in self._known:
             own = weakref.proxy(self)  # a later storage may have the same address
             kept = storage if outside else weakref.ref(storage, lambda _: own._release(key))
             self._known[key] = len(self._held), kept
@@ -321,7 +322,8 @@ class Values:
             return self._choose(given[0])
         if name == "_grouped_mm" and isinstance(args[2], Tensor) and not _is_known(args[2]):
             self.notes[BALANCED] = None
-        if name == "_ctc_loss" and (lengths := self.pretend(args[3]).constant) is not None:
+        lengths = self.pretend(args[3]).constant if name == "_ctc_loss" else None
+        if lengths is not None:
             states = compute(lambda: 2 * int(lengths.max()) + 1)
             return args[0].new_empty(args[0].shape[1]), args[0].new_empty(
                 (args[0].shape[1], args[0].shape[0], states)
@@ -491,8 +493,8 @@ class Values:
 
     def _overwrite(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Fill a tensor with known or drawn values; False where the values are not known."""
-        target, *others = args
-        sources = [*walk_tensors(others), *walk_tensors(kwargs)]
+        target = args[0]
+        sources = [*walk_tensors(args[1:]), *walk_tensors(kwargs)]
         if not isinstance(target, FakeTensor) or target.requires_grad or not is_small(target):
             return False
         if not all(map(_is_known, sources)):
@@ -506,7 +508,7 @@ class Values:
             values = memory.view(target)
         sources = [
             getattr(self.pretend(a), "constant", None) if isinstance(a, Tensor) else a
-            for a in others
+            for a in args[1:]
         ]
         compute(func, values, *sources, **self._copy_generator(kwargs))
         if memory is not None:
@@ -544,7 +546,7 @@ class Values:
             dim = args[2] if name == "topk" else args[1]
             shares = [1 / max(args[0].shape[dim], 1)] if dim is not None else []
         elif name in ("sum", "any", "amax"):  # every alternative is chosen at least once
-            shares = [1.0] * len(shares)
+            shares = [1.0 for _ in shares]
         if shares:
             self._shares[self.number([*walk_tensors(out)][-1])] = min(shares)
 
