@@ -22,6 +22,7 @@ from benchmarks.helpers.errors import judge, widen
 from benchmarks.helpers.files import read_csv
 from benchmarks.helpers.tables import lay_out
 from perfkit.ground.files import find_reference
+from perfkit.models.partitions import SCHEDULES
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
@@ -34,8 +35,8 @@ from perfkit.workloads.transformer import Transformer
 _BATCH, _STAGES = 96, 8
 #: Far links whose event loop is set beside closed forms: bandwidth [B/s] and latency [s].
 _LINKS = (5e9, 1e-3), (1e9, 1e-3), (1e8, 1e-3), (1e9, 1e-2)
-#: Schedules of pipelines, and chunks of a stage [-].
-_CHUNKS = {"1f1b": 1, "zero_bubble": 1, "gpipe": 1, "interleaved": 3, "breadth_first": 3}
+#: Chunks of each stage, by schedule [-].
+_CHUNKS = {name: 3 if schedule.has_chunks else 1 for name, schedule in SCHEDULES.items()}
 #: The model without the weights of its embeddings and head, which its authors call very light.
 _GPT = Transformer.preset(
     "gpt3-1.3b",

@@ -17,6 +17,7 @@ from perfkit.__main__ import main
 from perfkit.fitting.parameters import ALGORITHMS
 from perfkit.models.collectives import OPERATIONS
 from perfkit.models.distributions import Uniform, Zipf
+from perfkit.models.partitions import CHUNKED, SCHEDULES
 from perfkit.workloads.placement_kinds import KINDS
 from tests.fuzz.damage import NUMBERS, TEXTS, Rng, choose, damage_tree, draw, junk, vary
 from tests.fuzz.entries_files import brief
@@ -334,7 +335,7 @@ STRATEGY = {
     "cp": (1, 2),
     "ep": (1, 2),
     "micro_batch": (1, 2, 16),
-    "schedule": ("1f1b", "gpipe", "interleaved", "breadth_first", "zero_bubble"),
+    "schedule": tuple(SCHEDULES),
     "chunks": (1, 1, 2),
     "first_layers": (0, 0, 0, 1),
     "last_layers": (0, 0, 0, 1, 2),
@@ -439,7 +440,8 @@ EXPLORED = {
 }
 STAGES = [
     pk.Strategy(pp=2, micro_batch=n, schedule=schedule)
-    for schedule, n in itertools.product(("gpipe", "1f1b", "zero_bubble"), (1, 2))
+    for schedule, n in itertools.product(SCHEDULES, (1, 2))
+    if schedule not in CHUNKED
 ]
 
 
