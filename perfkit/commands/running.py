@@ -4,6 +4,7 @@ import io
 import os
 import re
 import shlex
+import signal
 import sys
 import traceback
 import warnings
@@ -11,13 +12,16 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from perfkit.ground.interrupts import Interrupts, noting_interrupts
 from perfkit.ground.targets import write_text
 from perfkit.ground.units import escape
 from perfkit.measure.machine import describe_machine, list_versions
 from perfkit.measure.processes import tidy
+
+#: Variables of the environment that a log names: they change how fast a machine is.
+_SETTINGS = "(OMP|MKL|MALLOC|CUDA|NCCL|GLOO|LD|XDG|PYTHON)_|TMPDIR"
 
 
 class _Copy:
@@ -84,39 +88,59 @@ def run_command(run: Callable[[], int], *, name: str = "perfkit", log: Path | No
             os.dup2(nowhere.fileno(), sys.stdout.fileno())  # Python flushes it at its end
         return 141
     except BaseException as error:
-        code, text = 2, str(error)
         # an import that is interrupted may end with another error
-        interrupted = isinstance(error, KeyboardInterrupt) or interrupts.arrived
-        if interrupted:
-            number = error.args[0] if isinstance(error, KeyboardInterrupt) and error.args else 2
-            code = 128 + number
-            text = "interrupted"
-            if log is not None:
-                text += "; finished measurements are kept, the same command continues"
-        say(text)
+        if isinstance(error, KeyboardInterrupt) or interrupts.arrived:
+            failure = _describe_interrupt(error, measures=log is not None)
+        else:
+            failure = _describe_error(error)
+        say(failure.text)
         if log and printed:
             with suppress(OSError):  # the error above matters more
-                say(
-                    f"{_write_log(log, printed, error)} has machine, versions and output; send it with your question"
-                )
-        expected = (ImportError, ValueError, OSError, RuntimeError)
-        if not interrupted and not isinstance(error, expected):
+                file = _write_log(log, printed, error)
+                say(f"{file} has machine, versions and output; send it with your question")
+        if not failure.is_expected:
             raise
-        return code
+        return failure.code
+
+
+class _Failure(NamedTuple):
+    """What a command that failed says, and its exit code; one that is not expected is a fault of
+    perfkit, and shows its traceback."""
+
+    text: str
+    code: int
+    is_expected: bool
+
+
+def _describe_interrupt(error: BaseException, *, measures: bool) -> _Failure:
+    """An interrupt, or another signal, whose number the error holds."""
+    number: int = signal.SIGINT
+    if isinstance(error, KeyboardInterrupt) and error.args:
+        number = error.args[0]
+    text = "interrupted"
+    if measures:
+        text += "; finished measurements are kept, the same command continues"
+    return _Failure(text, 128 + number, is_expected=True)
+
+
+def _describe_error(error: BaseException) -> _Failure:
+    is_expected = isinstance(error, ImportError | ValueError | OSError | RuntimeError)
+    return _Failure(str(error), 2, is_expected)
 
 
 def _write_log(folder: Path, printed: list[str], error: BaseException) -> Path:
     """Write ``perfkit-run.log``: machine, versions, settings, output and the error."""
-    matter = "(OMP|MKL|MALLOC|CUDA|NCCL|GLOO|LD|XDG|PYTHON)_|TMPDIR"
     facts = {
         "date": datetime.now().isoformat(" ", "seconds"),
         "command": shlex.join(sys.argv),
         **describe_machine(),
+        **list_versions(),
     }
-    facts |= list_versions() | {
-        name: text for name, text in sorted(os.environ.items()) if re.match(matter, name)
-    }
+    for name, value in sorted(os.environ.items()):
+        if re.match(_SETTINGS, name):
+            facts[name] = value
+    lines = [f"{name}: {fact}" for name, fact in facts.items()]
     output = re.sub(r"[^\n]*\r", "", "".join(printed))  # only the last state of a progress bar
-    head = [f"{name}: {fact}" for name, fact in facts.items()]
-    text = "\n".join([*head, "", output, "".join(traceback.format_exception(error))])
-    return write_text(folder / "perfkit-run.log", text.encode(errors="backslashreplace").decode())
+    lines += ["", output, "".join(traceback.format_exception(error))]
+    text = "\n".join(lines).encode(errors="backslashreplace").decode()
+    return write_text(folder / "perfkit-run.log", text)
