@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -73,32 +73,48 @@ class Survey:
     timings: tuple[Timing, ...]
 
 
+def _read_pass(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Facts of the machine, and the kernels of a pass by what identifies them."""
+    facts = dict[str, Any]()
+    rows = dict[str, Any]()
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if "section" in row:
+            identity = [row["section"], row["name"], row["dtype"], row["sizes"]]
+            rows[json.dumps(identity)] = row
+        elif not facts:
+            facts = {name: row[name] for name in _FACTS if name in row}
+    return facts, rows
+
+
+def _join_kernel(identity: str, rows: Sequence[Mapping[str, Any]]) -> Timing:
+    """A kernel with the times of all passes, or with the reason why it failed."""
+    section, name, dtype, sizes = json.loads(identity)
+    for row in rows:
+        if "failed" in row:
+            return Timing(section, name, dtype, sizes, failed=row["failed"])
+    medians, spreads = list[float](), list[float]()
+    for row in rows:
+        samples = row["samples"]
+        medians.append(float(f"{np.median(samples):.4g}"))
+        spreads.append(round(max(samples) / min(samples) - 1, 4))
+    return Timing(section, name, dtype, sizes, tuple(medians), tuple(spreads))
+
+
 def join_survey(files: Sequence[Path]) -> Survey:
     """Join passes over the same kernels, each of which `benchmarks.helpers.gpu_survey_points.measure` wrote.
 
     A kernel counts if every pass has timed it. Facts are those of the first file.
     """
-    facts, passes = dict[str, Any](), list[dict[str, Any]]()
-    for path in files:
-        rows = dict[str, Any]()
-        for line in path.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            if "section" in row:
-                key = json.dumps([row[name] for name in ("section", "name", "dtype", "sizes")])
-                rows[key] = row
-            elif not facts:
-                facts = {name: row[name] for name in _FACTS if name in row}
-        passes.append(rows)
+    read = [_read_pass(path) for path in files]
+    facts = dict[str, Any]()
+    for found, _ in read:
+        facts = facts or found
+    passes = [rows for _, rows in read]
+    common = set.intersection(*map(set, passes))
     timings = []
-    for key in sorted(set.intersection(*map(set, passes))):
-        same = [each[key] for each in passes]
-        section, name, dtype, sizes = json.loads(key)
-        if failed := [row["failed"] for row in same if "failed" in row]:
-            timings.append(Timing(section, name, dtype, sizes, failed=failed[0]))
-            continue
-        medians = tuple(float(f"{np.median(row['samples']):.4g}") for row in same)
-        spreads = tuple(round(max(row["samples"]) / min(row["samples"]) - 1, 4) for row in same)
-        timings.append(Timing(section, name, dtype, sizes, medians, spreads))
+    for identity in sorted(common):
+        timings.append(_join_kernel(identity, [rows[identity] for rows in passes]))
     return Survey(facts, tuple(timings))
 
 
@@ -156,20 +172,35 @@ def _multiply(
     kind: str, variant: str, dtype: str, m: float, n: float, k: float, batch: float = 1
 ) -> Work:
     """A product in a format, with its result in the same, or in bf16 if that is wider."""
-    read, written = DTYPES[dtype], max(DTYPES[dtype], 2)
-    nbytes = batch * (read * (m * k + k * n) + written * m * n)
-    return Work(kind, variant, dtype, OperationSizes.of_product(m, n, k, batch=batch), nbytes)
+    read = DTYPES[dtype] * (m * k + k * n)
+    written = max(DTYPES[dtype], 2) * m * n
+    sizes = OperationSizes.of_product(m, n, k, batch=batch)
+    return Work(kind, variant, dtype, sizes, batch * (read + written))
+
+
+class _Product(NamedTuple):
+    """Sizes of a product."""
+
+    m: float
+    n: float
+    k: float
+
+
+def _find_product(timing: Timing) -> _Product:
+    """Sizes of the product that a kernel computes."""
+    return _Product(timing.sizes["m"], timing.sizes["n"], timing.sizes["k"])
 
 
 def _list_accumulation(timing: Timing) -> list[Work]:
-    m, n, k = (timing.sizes[name] for name in "mnk")
+    m, n, k = _find_product(timing)
     product = _multiply("gemm", "tn", "bf16", m, n, k)
     if timing.name == "product":
         return [product]
     if timing.name.startswith("added_after"):
         dtype = timing.name.rpartition("_")[2]
         nbytes = (2 + 2 * DTYPES[dtype]) * m * n  # the product, and the buffer read and written
-        return [product, Work("elementwise", "add_", dtype, OperationSizes(elements=m * n), nbytes)]
+        addition = Work("elementwise", "add_", dtype, OperationSizes(elements=m * n), nbytes)
+        return [product, addition]
     return []
 
 
@@ -177,7 +208,7 @@ def _list_fp8(timing: Timing) -> list[Work]:
     formats = {"bf16": "bf16", "tensor": "fp8", "tensor_fast": "fp8"}
     if timing.name not in formats:
         return []
-    return [_multiply("gemm", "nt", formats[timing.name], *(timing.sizes[x] for x in "mnk"))]
+    return [_multiply("gemm", "nt", formats[timing.name], *_find_product(timing))]
 
 
 def _list_attention(timing: Timing) -> list[Work]:
@@ -185,18 +216,19 @@ def _list_attention(timing: Timing) -> list[Work]:
     kernels = {"flash": "flash2", "cudnn": "flash3", "efficient": "efficient"}
     if backend not in kernels:
         return []
-    batch, heads, sequence, width, causal = (
-        timing.sizes[name] for name in ("batch", "heads", "sequence", "width", "causal")
-    )
+    heads = timing.sizes["batch"] * timing.sizes["heads"]
+    sequence = timing.sizes["sequence"]
+    width = timing.sizes["width"]
+    is_causal = bool(timing.sizes["causal"])
     # two products; half of each if tiles above the diagonal are skipped
-    passes = 1.0 if causal else 2.0
+    passes = 1.0 if is_causal else 2.0
     tensors = 4.0
     if phase == "backward":
         passes *= 2.5
         tensors = 8.0
-    sizes = OperationSizes.of_product(sequence, sequence, width, batch=batch * heads, passes=passes)
-    rows = batch * heads * sequence
-    mask = "_causal" if causal else ""
+    sizes = OperationSizes.of_product(sequence, sequence, width, batch=heads, passes=passes)
+    rows = heads * sequence
+    mask = "_causal" if is_causal else ""
     nbytes = 2 * tensors * rows * width + 4 * rows
     return [Work("attention", f"{phase}{mask}.{kernels[backend]}", "bf16", sizes, nbytes)]
 
@@ -207,11 +239,12 @@ _QUEUED = 8
 
 
 def _list_grouped(timing: Timing) -> list[Work]:
-    m, n, k, batch = (timing.sizes[name] for name in ("m", "n", "k", "batch"))
+    m, n, k = _find_product(timing)
+    batch = timing.sizes["batch"]
     if timing.name == "one_by_one":
         if batch > _QUEUED:
             return []
-        return [_multiply("gemm", "nn", "bf16", m, n, k)] * int(batch)
+        return [_multiply("gemm", "nn", "bf16", m, n, k) for _ in range(int(batch))]
     if timing.name == "grouped_input_gradient":
         return [_multiply("bmm", "nt", "bf16", m, k, n, batch)]
     if timing.name == "grouped_weight_gradient":
@@ -220,8 +253,8 @@ def _list_grouped(timing: Timing) -> list[Work]:
 
 
 def _list_batched(timing: Timing) -> list[Work]:
-    m, n, k, batch = (timing.sizes[name] for name in ("m", "n", "k", "batch"))
-    return [_multiply("bmm", timing.name, timing.dtype, m, n, k, batch)]
+    m, n, k = _find_product(timing)
+    return [_multiply("bmm", timing.name, timing.dtype, m, n, k, timing.sizes["batch"])]
 
 
 def _list_rowwise(timing: Timing) -> list[Work]:
@@ -335,34 +368,48 @@ def _name_group(timing: Timing) -> str:
     return timing.name
 
 
+def _load_compared(name: str) -> Platform:
+    """A platform of ours that was measured, or one of the gallery."""
+    measured = find_reference("measured") / f"{name}.toml"
+    return pk.load_platform(measured if measured.exists() else name)
+
+
+def _format_figures(timings: Sequence[Timing], priced: Priced, places: Sequence[int]) -> list[str]:
+    """Cells of one platform for a group of kernels."""
+    stated, in_step = [], []
+    for place in places:
+        seconds = timings[place].seconds
+        stated.append(widen(priced.alone[place], priced.spread[place], seconds))
+        in_step.append(priced.in_step[place] / seconds - 1)
+    figures = judge(stated)
+    figures["in a step"] = 100 * float(np.mean(in_step))
+    return [form.format(figures[name]) for name, form in _FIGURES.items()]
+
+
 def format_errors(survey: Survey) -> str:
     """Errors of the platforms of this device by section, kernel and format [%]."""
-    work = {i: known for i, one in enumerate(survey.timings) if (known := list_work(one))}
-    timings = [survey.timings[i] for i in work]
+    timings, work = [], []
+    for timing in survey.timings:
+        operations = list_work(timing)
+        if operations:
+            timings.append(timing)
+            work.append(operations)
     names = _PLATFORMS[check_choice("device", survey.facts["device"], _PLATFORMS)]
-    priced = []
-    for name in names:
-        own = find_reference("measured") / f"{name}.toml"
-        platform = pk.load_platform(own if own.exists() else name)
-        priced.append(price_work([*work.values()], platform))
+    priced = [price_work(work, _load_compared(name)) for name in names]
     groups = defaultdict[tuple[str, str, str], list[int]](list)
     for place, timing in enumerate(timings):
         groups[timing.section, _name_group(timing), timing.dtype].append(place)
-    first, *others = _FIGURES
-    lines: list[Sequence[str]] = [("", "", "", "", "")]
-    lines.append(("section", "kernel", "format", "n", "floor"))
+    platforms = ["", "", "", "", ""]
+    heads = ["section", "kernel", "format", "n", "floor"]
     for name in names:
-        lines[0] = (*lines[0], name, *[""] * len(others))
-        lines[1] = (*lines[1], first, *others)
+        platforms += [name if number == 0 else "" for number in range(len(_FIGURES))]
+        heads += _FIGURES
+    lines: list[Sequence[str]] = [platforms, heads]
     for (section, kernel, dtype), places in sorted(groups.items()):
-        noise = 100 * np.mean([timings[i].noise for i in places])
+        noise = 100 * np.mean([timings[place].noise for place in places])
         line = [section, kernel, dtype, f"{len(places)}", f"{noise:.1f}"]
-        for one in priced:
-            stated = [widen(one.alone[i], one.spread[i], timings[i].seconds) for i in places]
-            figures = judge(stated)
-            steps = [one.in_step[i] / timings[i].seconds - 1 for i in places]
-            figures["in a step"] = 100 * float(np.mean(steps))
-            line += [form.format(figures[name]) for name, form in _FIGURES.items()]
+        for platform in priced:
+            line += _format_figures(timings, platform, places)
         lines.append(line)
     return format_table(lines)
 

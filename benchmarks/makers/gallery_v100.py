@@ -58,41 +58,34 @@ def _quantity(
 
 
 def _read_hardware(gpu: str) -> dict[str, Any]:
-    return next(
-        row
-        for row in read_numbers(find_shared_data("kernels_v100", "hw_params.csv"))
-        if row["gpu"] == gpu
-    )
+    """Sizes, rates and clocks of a GPU of the study."""
+    for row in read_numbers(find_shared_data("kernels_v100", "hw_params.csv")):
+        if row["gpu"] == gpu:
+            return row
+    raise ValueError(f"gpu is {gpu!r}; hw_params.csv has no such row")
+
+
+def _level(
+    name: str, size: str, rate: str, unit: float, hardware: Mapping[str, Any]
+) -> MemoryLevel:
+    """A memory level from the columns of its size and rate; `unit` is that of the size [B]."""
+    word = "MiB" if unit == 2**20 else "GiB"
+    nbytes = hardware[size] * unit
+    capacity = _quantity(nbytes, "B", f"hw_params, {size}", "datasheet", f"{word} as quoted")
+    bandwidth = _quantity(hardware[rate] * 1e9, "B/s", f"hw_params, {rate}")
+    return MemoryLevel(name, capacity, bandwidth)
 
 
 def _device(name: str) -> Device:
     gpu, product, units = NAMES[name]
     hardware = _read_hardware(gpu)
     clock = float(hardware["locked_clock_mem_MHz_sm_MHz"].split(",")[1]) * 1e6
-    peak = _quantity(
-        2 * units * clock,
-        "FLOP/s",
-        f"{units} fp32 units at {clock / 1e6:.0f} MHz",
-        "datasheet",
-        "dense",
+    text = f"{units} fp32 units at {clock / 1e6:.0f} MHz"
+    peak = _quantity(2 * units * clock, "FLOP/s", text, "datasheet", "dense")
+    levels = (
+        _level("L2", "l2_mib", "l2_gbps", 2**20, hardware),
+        _level("DRAM", "dram_gib", "dram_gbps", 2**30, hardware),
     )
-    levels = []
-    for level, key, unit, nbytes in (("L2", "l2", "MiB", 2**20), ("DRAM", "dram", "GiB", 2**30)):
-        size, rate = f"{key}_{unit.lower()}", f"{key}_gbps"
-        capacity = (
-            hardware[size] * nbytes,
-            "B",
-            f"hw_params, {size}",
-            "datasheet",
-            f"{unit} as quoted",
-        )
-        levels.append(
-            MemoryLevel(
-                level,
-                _quantity(*capacity),
-                _quantity(hardware[rate] * 1e9, "B/s", f"hw_params, {rate}"),
-            )
-        )
     number, page = _CAPABILITIES[name]
     capability = Quantity(
         number,
@@ -102,48 +95,56 @@ def _device(name: str) -> Device:
         "2026-11-27",
         basis="compute capability",
     )
-    return Device(product, "cuda", {"fp32": peak}, tuple(levels), capability=capability)
+    return Device(product, "cuda", {"fp32": peak}, levels, capability=capability)
 
 
 # -- kernels of the trace
 # --------------------------------------------------------------------------------------------
 
 
+def _read_shapes(text: str) -> list[tuple[int, ...]]:
+    """Shapes of the tensors of a call, without those of numbers."""
+    return [shape for shape in ast.literal_eval(text) if shape]
+
+
 def read_trace() -> list[dict[str, Any]]:
     """Kernels of the trace by operation and shapes: mean time [s], calls in an iteration,
     shapes."""
-    frame = pl.read_csv(
-        find_shared_data("kernels_v100", "kernel_trace_v100_dlrm_mlperf_bs2048_10iter_shapes.csv")
-    )
+    file = "kernel_trace_v100_dlrm_mlperf_bs2048_10iter_shapes.csv"
+    frame = pl.read_csv(find_shared_data("kernels_v100", file))
     groups = frame.group_by("module", "op", "kernel", "shapes", maintain_order=True)
     sums = groups.agg(pl.col("count").sum(), pl.col("runtime_us").sum())
-    rows = sums.with_columns(
-        seconds=pl.col("runtime_us") / pl.col("count") * 1e-6, each=pl.col("count") / 10
-    )
-    return [
-        {**row, "shapes": [shape for shape in ast.literal_eval(row["shapes"]) if shape]}
-        for row in rows.iter_rows(named=True)
-    ]
+    micros = pl.col("runtime_us") / pl.col("count")
+    table = sums.with_columns(seconds=micros * 1e-6, each=pl.col("count") / 10)
+    rows = []
+    for row in table.iter_rows(named=True):
+        rows.append({**row, "shapes": _read_shapes(row["shapes"])})
+    return rows
+
+
+#: Bytes of a number that element-wise operations of the trace read and write.
+_PASSES = {
+    "aten::relu": 8,
+    "ReluBackward0": 12,
+    "Optimizer.step#SGD.step": 12,
+    "Optimizer.zero_grad#SGD.zero_grad": 4,
+    "torch::autograd::AccumulateGrad": 12,
+}
 
 
 def _moved(row: Mapping[str, Any]) -> tuple[str, float]:
     """Class and traffic of a kernel that only moves data [B]; an empty class if the trace does not
     give the traffic."""
-    passes = {
-        "aten::relu": 8,
-        "ReluBackward0": 12,
-        "Optimizer.step#SGD.step": 12,
-        "Optimizer.zero_grad#SGD.zero_grad": 4,
-        "torch::autograd::AccumulateGrad": 12,
-    }
+    operation = row["op"]
     size = max((math.prod(shape) for shape in row["shapes"]), default=1)
-    if row["op"] in passes:
-        return "elementwise", passes[row["op"]] * size
-    if row["op"] == "aten::linear" and row["kernel"].startswith("unrolled"):
+    if operation in _PASSES:
+        return "elementwise", _PASSES[operation] * size
+    if operation == "aten::linear" and row["kernel"].startswith("unrolled"):
         (outputs,), (rows, _) = row["shapes"][:2]
         return "copy", 4 * (rows + 1) * outputs
-    if row["op"] == "SliceBackward":
-        return "copy", (8 if row["kernel"].startswith("Memcpy") else 4) * size
+    if operation == "SliceBackward":
+        is_copied = row["kernel"].startswith("Memcpy")
+        return "copy", (8 if is_copied else 4) * size
     return "", 0.0
 
 
@@ -153,21 +154,33 @@ def _rates(device: Device) -> dict[str, Any]:
 
 def _fit_moves(rows: Sequence[Mapping[str, Any]], kind: str, device: Device) -> Roofline:
     """Fit of the kernels of the trace that only move data."""
-    found = [
-        (nbytes, row["seconds"]) for row in rows for name, nbytes in [_moved(row)] if name == kind
-    ]
-    nbytes, seconds = np.array(found).T
-    return fit_roofline(0.0, nbytes, seconds, **_rates(device), source=_TRACE, date=DATE)
+    traffic, seconds = list[float](), list[float]()
+    for row in rows:
+        name, nbytes = _moved(row)
+        if name == kind:
+            traffic.append(nbytes)
+            seconds.append(row["seconds"])
+    return fit_roofline(
+        0.0, np.array(traffic), np.array(seconds), **_rates(device), source=_TRACE, date=DATE
+    )
 
 
 def _fit_products(device: Device) -> Roofline:
     """Fit of the unbatched products of the trace."""
-    frame = pl.read_csv(find_shared_data("kernels_v100", "gemm_v100_fp32_from_trace.csv")).filter(
-        pl.col("B") == 1
+    frame = pl.read_csv(find_shared_data("kernels_v100", "gemm_v100_fp32_from_trace.csv"))
+    frame = frame.filter(pl.col("B") == 1)
+    m = frame["M"].to_numpy().astype(float)
+    n = frame["N"].to_numpy().astype(float)
+    k = frame["K"].to_numpy().astype(float)
+    seconds = frame["mean_us"].to_numpy().astype(float) * 1e-6
+    fit = fit_roofline(
+        gemm_flops(m, n, k),
+        gemm_bytes(m, n, k),
+        seconds,
+        **_rates(device),
+        source=_TRACE,
+        date=DATE,
     )
-    m, n, k, micros = (frame[name].to_numpy().astype(float) for name in ("M", "N", "K", "mean_us"))
-    work = {"flops": gemm_flops(m, n, k), "nbytes": gemm_bytes(m, n, k)}
-    fit = fit_roofline(**work, seconds=micros * 1e-6, **_rates(device), source=_TRACE, date=DATE)
     return replace(fit, dtypes=("fp32",))
 
 
@@ -204,28 +217,26 @@ def _time_at_full_rate(platform: Platform, model: EagerDLRM, name: str, moves: R
     """Time of the operations of one name at the full bandwidth, without launches [s]."""
     full = moves.with_values({"memory_efficiency": 1.0, "launch": 1e-12})
     graph = model.graphs()[0]
-    own = [label.name == name for label in graph.labels]
-    keys = {
-        f"{label.kind}.{label.variant}"
-        for label, mine in zip(graph.labels, own, strict=True)
-        if mine
-    }
-    return float(
-        price([graph], replace(platform, kernels=dict.fromkeys(keys, full)))[0].seconds[own].sum()
-    )
+    is_named = [label.name == name for label in graph.labels]
+    classes = {f"{label.kind}.{label.variant}" for label in graph.labels if label.name == name}
+    bare = replace(platform, kernels=dict.fromkeys(classes, full))
+    (costs,) = price([graph], bare)
+    return float(costs.seconds[is_named].sum())
+
+
+def _describe_shares(count: int, off: float) -> str:
+    """How many kernels a share comes from, and how far they are from their mean."""
+    words = "1 kernel" if count == 1 else f"{count} kernels"
+    return f"{words}, each {off:.0%} from their mean" if off else words
 
 
 def _fit_share(shares: Sequence[float], moves: Roofline) -> Roofline:
     """Fit of a class that moves data at a share of the bandwidth: the geometric mean of these, at
     most 1."""
     logs = np.log(shares)
-    reached, off = (
-        min(float(np.exp(logs.mean())), 1.0),
-        float(np.abs(np.expm1(logs - logs.mean())).max()),
-    )
-    few = f"{len(shares)} kernel{'s' * (len(shares) > 1)}" + (
-        f", each {off:.0%} from their mean" if off else ""
-    )
+    reached = min(float(np.exp(logs.mean())), 1.0)
+    off = float(np.abs(np.expm1(logs - logs.mean())).max())
+    few = _describe_shares(len(shares), off)
     return Roofline.build(
         {**moves, "memory_efficiency": reached},
         spread=max(off, 0.2),
@@ -238,71 +249,88 @@ def _fit_share(shares: Sequence[float], moves: Roofline) -> Roofline:
     )
 
 
+def _sum_operations(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Time of the operations of an iteration by name [s].
+
+    The gradient of the gather starts with zeros, which are a copy of their own and do not count.
+    """
+    seconds = dict[str, float]()
+    for row in rows:
+        name = row["op"]
+        seconds.setdefault(name, 0.0)
+        is_zeros = name == "IndexBackward" and row["shapes"] == [_GATHERED]
+        if not is_zeros:
+            seconds[name] += row["seconds"] * row["each"]
+    return seconds
+
+
+def _fit_lookups(
+    platform: Platform, seconds: Mapping[str, float], moves: Roofline
+) -> dict[str, Roofline]:
+    """Fits of fused lookups, forward and backward, from those of two DLRMs."""
+    traced = EagerDLRM(DLRM("dlrm-mlperf", batch=2048, embedding="fused"))
+    default = EagerDLRM(DLRM("dlrm-default", batch=2048, embedding="fused"))
+    fits = {}
+    for phase, operation, name in (
+        ("forward", "LookupFunction", "fused_embeddings"),
+        ("backward", "LookupFunctionBackward", "fused_embeddings_backward"),
+    ):
+        shares = []
+        for model, taken in ((traced, seconds[operation]), (default, _DEFAULT_LOOKUPS[phase])):
+            full = _time_at_full_rate(platform, model, name, moves)
+            shares.append(full / (taken - moves["launch"]))
+        fits[phase] = _fit_share(shares, moves)
+    return fits
+
+
 def fit_kernels() -> dict[str, KernelModel]:
     """Kernel models of the V100, fitted to its kernel trace or taken from another class of the
     trace."""
-    device, rows = _device("v100-locked-1"), read_trace()
-    moves = {kind: _fit_moves(rows, kind, device) for kind in ("elementwise", "copy")}
+    device = _device("v100-locked-1")
+    rows = read_trace()
+    elementwise = _fit_moves(rows, "elementwise", device)
+    copy = _fit_moves(rows, "copy", device)
     gemm = _fit_products(device)
-    kernels: dict[str, KernelModel] = {"gemm": gemm, **moves}
-    kernels["bmm"] = _tile(gemm, moves["elementwise"])
-    taken: dict[str, float] = {}
-    # of an iteration; the gradient of the gather starts with zeros, which are a copy of their own
-    for row in rows:
-        zeros = row["op"] == "IndexBackward" and row["shapes"] == [_GATHERED]
-        taken[row["op"]] = taken.get(row["op"], 0.0) + (
-            0.0 if zeros else row["seconds"] * row["each"]
-        )
+    kernels: dict[str, KernelModel] = {"gemm": gemm, "elementwise": elementwise, "copy": copy}
+    kernels["bmm"] = _tile(gemm, elementwise)
+    seconds = _sum_operations(rows)
     platform = Platform("V100", device, Network(1))
     trace = EagerDLRM(DLRM("dlrm-mlperf", batch=2048, embedding="fused"))
     for name, operation, launches in (
         ("index", "aten::index", 1),
         ("index_put", "IndexBackward", 10),
     ):
-        full = _time_at_full_rate(platform, trace, name, moves["copy"])
-        share = full / (taken[operation] - launches * moves["copy"]["launch"])
-        kernels[f"copy.{name}"] = _fit_share([share], moves["copy"])
-    default, launch = (
-        EagerDLRM(DLRM("dlrm-default", batch=2048, embedding="fused")),
-        moves["elementwise"]["launch"],
-    )
-    for phase, way in (("forward", ""), ("backward", "Backward")):
-        pairs = ((trace, taken[f"LookupFunction{way}"]), (default, _DEFAULT_LOOKUPS[phase]))
-        name, shares = f"fused_embeddings{'_backward' if way else ''}", []
-        for model, seconds in pairs:
-            full = _time_at_full_rate(platform, model, name, moves["elementwise"])
-            shares.append(full / (seconds - launch))
-        fused = _fit_share(shares, moves["elementwise"])
+        full = _time_at_full_rate(platform, trace, name, copy)
+        share = full / (seconds[operation] - launches * copy["launch"])
+        kernels[f"copy.{name}"] = _fit_share([share], copy)
+    for phase, fused in _fit_lookups(platform, seconds, elementwise).items():
         kernels[f"embedding_{phase}.fused"] = fused
         kernels[f"embedding_{phase}"] = _carry(fused, "as fused lookups")
     kernels["embedding_update"] = _carry(fused, "as the backward of fused lookups")
-    return kernels | {
-        "rowwise": _carry(moves["elementwise"], "as element-wise kernels"),
-        "attention": _carry(gemm, "as products"),
-    }
+    kernels["rowwise"] = _carry(elementwise, "as element-wise kernels")
+    kernels["attention"] = _carry(gemm, "as products")
+    return kernels
 
 
 # -- platforms
 # -------------------------------------------------------------------------------------------------------
 
 
+def _share_rates(fit: KernelModel) -> KernelModel:
+    """A fit of the V100 for another GPU."""
+    text = "the V100: the same shares of peak and bandwidth"
+    spread = max(fit.spread, 0.2)
+    return fit.with_values({}, stderr={}, kind="assumed", spread=spread, transferred=(text,))
+
+
 def build(name: str) -> Platform:
     """One of the three GPUs, with its own rates, the kernels of the V100, and the published host
     overheads."""
-    hardware, own = _read_hardware(NAMES[name][0]), name == "v100-locked-1"
-    shared_rates = "the V100: the same shares of peak and bandwidth"
-    kernels = {
-        key: fit
-        if own
-        else fit.with_values(
-            {},
-            stderr={},
-            kind="assumed",
-            spread=max(fit.spread, 0.2),
-            transferred=(shared_rates,),
-        )
-        for key, fit in fit_kernels().items()
-    }
+    hardware = _read_hardware(NAMES[name][0])
+    is_v100 = name == "v100-locked-1"
+    kernels = fit_kernels()
+    if not is_v100:
+        kernels = {key: _share_rates(fit) for key, fit in kernels.items()}
     per_byte = 1e-9 / hardware["pcie_gbps"]
     kernels["transfer"] = Additive.build(
         {"launch": 1e-6, "nbytes": per_byte},
@@ -312,11 +340,9 @@ def build(name: str) -> Platform:
         source=f"{_STUDY}: hw_params, pcie_gbps (pageable memory); the shortest copies of the trace take 1 µs",
         units={"launch": "s", "nbytes": "s/B"},
     )
-    host = read_overheads(kind="measured" if own else "assumed")
-    provenance = {
-        "study": _STUDY,
-        "clocks": hardware["locked_clock_mem_MHz_sm_MHz"] + " MHz memory, SM",
-    }
+    host = read_overheads(kind="measured" if is_v100 else "assumed")
+    clocks = hardware["locked_clock_mem_MHz_sm_MHz"]
+    provenance = {"study": _STUDY, "clocks": f"{clocks} MHz memory, SM"}
     return Platform(name, _device(name), Network(1), kernels, {}, host, provenance=provenance)
 
 
