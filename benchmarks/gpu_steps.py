@@ -15,7 +15,7 @@ set: --steps FILE.json, a list such as
 
 import gc
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from functools import partial
@@ -85,38 +85,47 @@ def read_steps(path: Path) -> list[Step]:
         ) from None
 
 
+#: Families of models that are no Transformers.
+_FAMILIES = {"dlrm": "dlrm", "resnet": "convolution"}
+
+
+def _capture(step: Step) -> "pk.Graph":
+    """The graph of a step."""
+    make = partial(
+        make_step,
+        step.model,
+        step.sizes,
+        device="cuda",
+        amp=step.amp,
+        execution=step.execution,
+    )
+    family = _FAMILIES.get(step.model, "transformer")
+    return pk.capture(make, device="cuda", name=step.name, family=family)
+
+
 def predict_steps(platform: "pk.Platform", steps: Sequence[Step]) -> list[dict[str, Any]]:
     """Predict steps on a platform: times with their interval [s], and memory [B]."""
     rows = []
     for step in steps:
+        execution = "graphs" if step.execution == "graphs" else None
         with keep_quiet():
-            make = partial(
-                make_step,
-                step.model,
-                step.sizes,
-                device="cuda",
-                amp=step.amp,
-                execution=step.execution,
-            )
-            family = {"dlrm": "dlrm", "resnet": "convolution"}.get(step.model, "transformer")
-            graph = pk.capture(make, device="cuda", name=step.name, family=family)
-            found = pk.predict(
-                graph, platform, execution="graphs" if step.execution == "graphs" else None
-            )
+            graph = _capture(step)
+            prediction = pk.predict(graph, platform, execution=execution)
         rows.append(
             {
                 "family": step.model,
                 "name": step.name,
                 "config": step._asdict(),
                 "ranks": 1,
-                **state_prediction(found),
-                "device_s": found.device_time,
-                "execution": found.execution,
+                **state_prediction(prediction),
+                "device_s": prediction.device_time,
+                "execution": prediction.execution,
                 "operations": len(graph),
-                "predicted_peak": found.memory().total,
+                "predicted_peak": prediction.memory().total,
             }
         )
-        print(f"{step.name:<60} {1e3 * found.time:8.2f} ms  {found.bottleneck}", flush=True)
+        milliseconds = 1e3 * prediction.time
+        print(f"{step.name:<60} {milliseconds:8.2f} ms  {prediction.bottleneck}", flush=True)
     return rows
 
 
@@ -216,44 +225,78 @@ def measure_steps(
             write_text(out / "steps.json", json.dumps({**facts, "rows": rows}, indent=1))
 
 
+def _list_timed(measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Steps of all files that did not fail."""
+    rows = list[dict[str, Any]]()
+    for file in measured:
+        rows += [row for row in file["rows"] if "failed" not in row]
+    return rows
+
+
 def join_runs(predicted: dict[str, Any], *measured: dict[str, Any]) -> Comparison:
     """Join predictions and measurements of iterations in a row, the mean of all passes.
 
     Measurements of several processes on one machine are passes, too.
     """
+    rows = _list_timed(measured)
     runs = []
-    rows = [row for file in measured for row in file["rows"] if "failed" not in row]
     for row in predicted["rows"]:
-        timed = [one for one in rows if one["name"] == row["name"]]
-        if timed:
-            apart = float(np.mean([one["one_by_one"]["median"] for one in timed]))
-            sizes = {key: timed[0][key] for key in ("peak", "reserved")}
-            runs.append(
-                {
-                    **row,
-                    **join_passes([one["in_a_row"] for one in timed]),
-                    "one_by_one_s": apart,
-                    **sizes,
-                }
-            )
+        timed = [other for other in rows if other["name"] == row["name"]]
+        if not timed:
+            continue
+        apart = [other["one_by_one"]["median"] for other in timed]
+        runs.append(
+            {
+                **row,
+                **join_passes([other["in_a_row"] for other in timed]),
+                "one_by_one_s": float(np.mean(apart)),
+                "peak": timed[0]["peak"],
+                "reserved": timed[0]["reserved"],
+            }
+        )
     first = measured[0]
     machine = {**first["machine"], "device": first["device"], "predicted": predicted["date"]}
     return Comparison(tuple(runs), predicted["platform"], machine, first["versions"])
 
 
-def format_executions(found: Comparison) -> str:
+def format_executions(comparison: Comparison) -> str:
     """Errors by execution [%]."""
     lines = []
     for execution in EXECUTIONS:
-        runs = [run for run in found.runs if run["config"]["execution"] == execution]
-        if runs:
-            part = replace(found, runs=tuple(runs))
-            size, bias = 100 * np.mean(np.abs(part.errors)), 100 * np.mean(part.errors)
-            inside = 100 * part.coverage()
-            lines.append(
-                f"{execution}: {len(runs)} runs, mean {size:.1f} %, bias {bias:+.1f} %, {inside:.0f} % inside"
-            )
+        runs = [run for run in comparison.runs if run["config"]["execution"] == execution]
+        if not runs:
+            continue
+        part = replace(comparison, runs=tuple(runs))
+        mean = 100 * np.mean(np.abs(part.errors))
+        bias = 100 * np.mean(part.errors)
+        inside = 100 * part.coverage()
+        lines.append(
+            f"{execution}: {len(runs)} runs, mean {mean:.1f} %, bias {bias:+.1f} %, {inside:.0f} % inside"
+        )
     return "\n".join(lines)
+
+
+def _print_saved(comparison: Comparison) -> None:
+    """Errors of saved steps: times by family and execution, and peaks of memory."""
+    print(comparison.summary_as_text())
+    print(format_executions(comparison))
+    peaks = [run["predicted_peak"] / run["peak"] - 1 for run in comparison.runs]
+    sizes = np.abs(peaks)
+    near = int(np.sum(sizes <= 0.1))
+    mean = 100 * np.mean(sizes)
+    print(f"peak of allocated memory: {near} of {len(peaks)} within 10 %, mean error {mean:.1f} %")
+
+
+def _save_predictions(given: Any) -> None:
+    """Predict the steps that are asked for, and write what was predicted."""
+    platform = pk.load_platform(given.platform)
+    steps = read_steps(given.steps) if given.steps else list_steps(given.set)
+    predicted = {
+        "platform": platform.name,
+        "date": date.today().isoformat(),
+        "rows": predict_steps(platform, steps),
+    }
+    write_text(given.predictions, json.dumps(predicted, indent=1) + "\n")
 
 
 @command(
@@ -292,32 +335,20 @@ def format_executions(found: Comparison) -> str:
 def main(given: Any) -> None:
     """Training steps on one GPU, predicted beforehand."""
     if given.saved:
-        found = Comparison.load(*given.saved)
-        print(found.summary_as_text())
-        print(format_executions(found))
-        peaks = np.array([run["predicted_peak"] / run["peak"] - 1 for run in found.runs])
-        near, mean = int(np.sum(np.abs(peaks) <= 0.1)), 100 * np.mean(np.abs(peaks))
-        print(
-            f"peak of allocated memory: {near} of {len(peaks)} within 10 %, mean error {mean:.1f} %"
-        )
+        _print_saved(Comparison.load(*given.saved))
         return
     if not given.predictions:
         raise ValueError("predictions is missing; name its file, or give --saved")
     if given.platform:
-        where = pk.load_platform(given.platform)
-        chosen = read_steps(given.steps) if given.steps else list_steps(given.set)
-        about = {
-            "platform": where.name,
-            "date": date.today().isoformat(),
-            "rows": predict_steps(where, chosen),
-        }
-        write_text(given.predictions, json.dumps(about, indent=1) + "\n")
+        _save_predictions(given)
         return
     predicted = json.loads(given.predictions.read_text())
     if given.measure:
         steps = [Step(**row["config"]) for row in predicted["rows"]]
-        return measure_steps(given.measure, steps, passes=given.passes, traced=given.traced)
-    comparison = join_runs(predicted, *(json.loads(path.read_text()) for path in given.measured))
+        measure_steps(given.measure, steps, passes=given.passes, traced=given.traced)
+        return
+    measured = [json.loads(path.read_text()) for path in given.measured]
+    comparison = join_runs(predicted, *measured)
     print(comparison.as_text())
     if given.json:
         comparison.save(given.json)
