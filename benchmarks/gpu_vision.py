@@ -85,29 +85,47 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def _allow_tf32(allowed: bool) -> None:
+    """Whether products and convolutions in fp32 may run in TF32."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+def _build(model: str, formats: dict[str, Any]) -> Any:
+    """A model of transformers on the device, in a memory format."""
+    import transformers
+
+    kind, settings = _MODELS[model]
+    make = getattr(transformers, f"{kind}ForImageClassification")
+    config = make.config_class(num_labels=1000, **settings)
+    return make(config).to("cuda", **formats)
+
+
 def capture_step(model: str, batch: int, precision: str, layout: str, ranks: int = 1) -> pk.Graph:
     """A training step on images of 224 × 224 pixels in 1,000 classes; `batch` is that of a rank."""
 
     def make_step() -> Callable[[], None]:
         import torch
-        import transformers
 
-        kind, settings = _MODELS[model]
-        make = getattr(transformers, f"{kind}ForImageClassification")
-        formats = {"memory_format": getattr(torch, layout)} if layout == "channels_last" else {}
-        module: Any = make(make.config_class(num_labels=1000, **settings)).to("cuda", **formats)
+        formats = {"memory_format": torch.channels_last} if layout == "channels_last" else {}
+        module = _build(model, formats)
         images = torch.randn(batch, 3, 224, 224, device="cuda").contiguous(**formats)
         labels = torch.randint(1000, (batch,), device="cuda")
-        module = torch.nn.parallel.DistributedDataParallel(module) if ranks > 1 else module
+        if ranks > 1:
+            module = torch.nn.parallel.DistributedDataParallel(module)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, foreach=False)
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
-            precision != "fp32"
-        )
+        _allow_tf32(precision != "fp32")
+
+        def region() -> Any:
+            return torch.autocast("cuda", torch.float16) if precision == "fp16" else nullcontext()
 
         def step() -> None:
             optimizer.zero_grad()
-            with torch.autocast("cuda", torch.float16) if precision == "fp16" else nullcontext():
-                loss = torch.nn.functional.cross_entropy(module(pixel_values=images).logits, labels)
+            with region():
+                scores = module(pixel_values=images).logits
+                loss = torch.nn.functional.cross_entropy(scores, labels)
             loss.backward()
             optimizer.step()
 
@@ -122,11 +140,12 @@ def predict_rows() -> list[dict[str, Any]]:
     """The published steps with what is predicted of them."""
     rows = []
     for row in read_published("vision_steps.csv"):
-        ranks, batch = int(row["ranks"]), int(row["batch"])
+        ranks = int(row["ranks"])
+        batch = int(row["batch"])
         with keep_quiet():
             graph = capture_step(row["model"], batch, row["precision"], row["layout"], ranks)
-            found = pk.predict(graph, row["device"], ranks=ranks)
-        rows.append({**row, "batch": batch, **state(found, row["seconds"])})
+            prediction = pk.predict(graph, row["device"], ranks=ranks)
+        rows.append({**row, "batch": batch, **state(prediction, row["seconds"])})
     return rows
 
 
@@ -155,11 +174,10 @@ _FIGURES = {
 
 def format_rows(rows: Sequence[Row]) -> str:
     """Every row, and the errors of each set."""
-    sets = {
-        name: [row for row in rows if row["set"] == name]
-        for name in dict.fromkeys(row["set"] for row in rows)
-    }
-    figures = [{"set": name, **judge(part)} for name, part in sets.items()]
+    figures = []
+    for name in dict.fromkeys(row["set"] for row in rows):
+        part = [row for row in rows if row["set"] == name]
+        figures.append({"set": name, **judge(part)})
     return f"{lay_out(rows, _ROWS)}\n\nerrors [%]\n{lay_out(figures, _FIGURES)}"
 
 

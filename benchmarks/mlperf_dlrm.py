@@ -96,8 +96,13 @@ TABLE = "mlperf_dlrm.csv"
 
 def read_plans() -> dict[str, pk.Plan]:
     """Placements that a search found earlier, by benchmark and GPU."""
-    text = find_reference("published", "mlperf_dlrm_plans.json").read_text(encoding="utf-8")
-    return {key: pk.Plan.from_json(json.dumps(plan)) for key, plan in json.loads(text).items()}
+    path = find_reference("published", "mlperf_dlrm_plans.json")
+    entries = json.loads(path.read_text(encoding="utf-8"))
+    plans = {}
+    for name, entry in entries.items():
+        text = json.dumps(entry)
+        plans[name] = pk.Plan.from_json(text)
+    return plans
 
 
 def predict_rows(

@@ -200,11 +200,10 @@ BENCHMARKS = (
         "memory",
         "Is the peak memory of real steps predicted?",
         "",
-        30,
+        60,
         (Need.TORCH,),
         _FORMULAS,
         "lifetimes, captured",
-        is_estimated=True,
     ),
     # perfkit itself
     Benchmark(

@@ -41,9 +41,14 @@ def widen(time: float, spread: float, measured: float) -> dict[str, float]:
 def judge(rows: Sequence[Row]) -> dict[str, float]:
     """Errors of ``predicted`` against ``measured``, and the share of ``measured`` between ``low``
     and ``high`` [%]."""
-    errors = [row["predicted"] / row["measured"] - 1 for row in rows]
-    inside = np.array([row["low"] <= row["measured"] <= row["high"] for row in rows])
-    return {**summarize_errors(errors), "inside": 100 * float(inside.mean())}
+    errors, inside = [], []
+    for row in rows:
+        measured = row["measured"]
+        errors.append(row["predicted"] / measured - 1)
+        inside.append(row["low"] <= measured <= row["high"])
+    figures = summarize_errors(errors)
+    share = np.array(inside).mean()
+    return {**figures, "inside": 100 * float(share)}
 
 
 def join_passes(passes: Sequence[Row]) -> dict[str, Any]:
@@ -51,14 +56,16 @@ def join_passes(passes: Sequence[Row]) -> dict[str, Any]:
     their disagreement."""
 
     def average(name: str) -> float:
-        return float(np.mean([one[name] for one in passes]))
+        values = [one[name] for one in passes]
+        return float(np.mean(values))
 
     medians = [one["median"] for one in passes]
+    noise = max(medians) / min(medians) - 1
     return {
         "measured_s": average("median"),
         "measured_q1_s": average("q1"),
         "measured_q3_s": average("q3"),
         "flagged": False,
         "passes_s": medians,
-        "noise": max(medians) / min(medians) - 1,
+        "noise": noise,
     }
