@@ -328,7 +328,8 @@ def test_autocast_takes_names_of_arguments() -> None:
 
     graph = steps.capture(make_step, device="cuda")
     products = [label for label in graph.labels if label.kind == "gemm"]
-    assert products and "bf16" in graph.dtypes
+    assert products
+    assert "bf16" in graph.dtypes
 
 
 def test_a_mesh_takes_its_ranks_by_name() -> None:

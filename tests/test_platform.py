@@ -131,8 +131,10 @@ def test_gallery_entries_are_whole(name: str) -> None:
         "written by hand? save it with Platform.save"
     )
     table = platform.numbers()
-    assert table["source"].str.len_chars().min() > 5 and table["date"].str.len_chars().min() == 10
-    assert set(table["kind"]) <= set(KINDS) and table["value"].is_finite().all()
+    assert table["source"].str.len_chars().min() > 5
+    assert table["date"].str.len_chars().min() == 10
+    assert set(table["kind"]) <= set(KINDS)
+    assert table["value"].is_finite().all()
     for number in list_numbers(platform):
         # whose sizes the operating system tells, in bytes
         basis = number.basis or platform.device.kind == "cpu"
@@ -280,11 +282,9 @@ def test_a_broken_file_is_refused_with_place_and_reason(old: str, new: str, mess
     with pytest.raises(PlatformError, match=message) as caught:
         Platform.from_toml(TEXT.replace(old, new), origin="h100.toml")
     text = str(caught.value)
-    assert (
-        text.startswith("h100.toml: ")
-        and "compare with reference_data/platforms/" in text
-        and "\n" not in text
-    )
+    assert text.startswith("h100.toml: ")
+    assert "compare with reference_data/platforms/" in text
+    assert "\n" not in text
 
 
 def odd(model: type[F], **parameters: float) -> F:
@@ -406,7 +406,8 @@ def test_names_from_files_are_text_everywhere() -> None:
     )
     assert Platform.from_toml(platform.to_toml()) == platform
     for thing in (platform, gemm, platform.gemm(512, 512, 512, dtype="bf16")):
-        assert HOSTILE not in thing._repr_html_() and "&lt;script&gt;" in thing._repr_html_()
+        assert HOSTILE not in thing._repr_html_()
+        assert "&lt;script&gt;" in thing._repr_html_()
         assert "\n" not in repr(thing)
 
 
@@ -418,7 +419,9 @@ def test_an_estimate_explains_itself() -> None:
     assert low * high == pytest.approx(estimate.time**2)
     assert math.log(high / low) / 2 == pytest.approx(1.2816 * estimate.spread, rel=1e-3)
     text = estimate.explain()
-    assert "67.1 MB" in text and "n)^q" in text and units.format_time(estimate.time) in text
+    assert "67.1 MB" in text
+    assert "n)^q" in text
+    assert units.format_time(estimate.time) in text
     with pytest.raises(ValueError, match="level is 1"):
         estimate.interval(1)
     assert "warning: careful" in replace(estimate, warnings=("careful",)).explain()
@@ -500,7 +503,9 @@ def test_sizes_outside_the_fitted_range_warn() -> None:
         ExtrapolationWarning, match="nbytes 4 GB is outside the fitted range 512 B to"
     ) as caught:
         estimate = H100.collective("all_reduce", 4e9, ranks=8)
-    assert len(caught) == 1 and caught[0].filename == __file__ and len(estimate.warnings) == 1
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert len(estimate.warnings) == 1
     with pytest.warns(ExtrapolationWarning, match="flops 2 FLOP is outside"):
         assert H100.gemm(1, 1, 1, dtype="bf16").warnings
 
@@ -532,10 +537,10 @@ def test_products_in_a_format_nobody_measured_are_less_sure() -> None:
         H100.kernels["gemm.fp8"],
         {key: fit for key, fit in H100.kernels.items() if key != "gemm.fp8"},
     )
-    assert "gemm bf16" in H100.kernels["gemm"].source and guess.source.startswith("perfkit, h100-1")
-    assert (guess.kind, guess.n) == ("fitted", 108) and H100.gemm(
-        4096, 4096, 4096, dtype="fp8"
-    ).spread > half
+    assert "gemm bf16" in H100.kernels["gemm"].source
+    assert guess.source.startswith("perfkit, h100-1")
+    assert (guess.kind, guess.n) == ("fitted", 108)
+    assert H100.gemm(4096, 4096, 4096, dtype="fp8").spread > half
     assert H100.gemm(4096, 4096, 4096, dtype="fp16").spread == half < 0.1
     assert 0.25 < H100.gemm(4096, 4096, 4096, dtype="tf32").spread < 0.3
     with pytest.warns(
@@ -544,11 +549,9 @@ def test_products_in_a_format_nobody_measured_are_less_sure() -> None:
     ):
         assert replace(H100, kernels=bare).gemm(4096, 4096, 4096, dtype="fp8").spread > 1
     found = find_kernel(H100.kernels, "gemm", dtype="fp32")
-    assert (
-        found is not None
-        and found[1].kind == "assumed"
-        and "fp32 is assumed to reach" in found[1].notes[0]
-    )
+    assert found is not None
+    assert found[1].kind == "assumed"
+    assert "fp32 is assumed to reach" in found[1].notes[0]
     assert find_kernel(H100.kernels, "elementwise", dtype="fp32") == (
         "elementwise",
         H100.kernels["elementwise"],
@@ -605,10 +608,10 @@ def test_bandwidth_is_continuous_over_the_levels() -> None:
     )
     sizes = np.geomspace(1, 1e10, 2000)
     times = sizes / device.bandwidth(sizes)
-    assert np.all(np.diff(times) > 0) and np.max(times[1:] / times[:-1]) < 1.5
-    assert device.bandwidth(1e4) == pytest.approx(4e11) and device.bandwidth(1e12) == pytest.approx(
-        1e10, rel=1e-3
-    )
+    assert np.all(np.diff(times) > 0)
+    assert np.max(times[1:] / times[:-1]) < 1.5
+    assert device.bandwidth(1e4) == pytest.approx(4e11)
+    assert device.bandwidth(1e12) == pytest.approx(1e10, rel=1e-3)
     assert device.bandwidth(0) == pytest.approx(4e11)
 
 
@@ -634,7 +637,8 @@ def test_lookups_grow_with_batch_and_skip_to_the_tables() -> None:
 def test_kernels_take_arrays() -> None:
     features = {"flops": np.array([1e6, 1e9, 1e12]), "nbytes": np.array([1e6, 1e6, 1e9])}
     times = H100.kernel_time("gemm", features, dtype="bf16")
-    assert times.shape == (3,) and np.all(np.diff(times) > 0)
+    assert times.shape == (3,)
+    assert np.all(np.diff(times) > 0)
     slow = H100.kernel_time("gemm", {**features, "peak": 1e12, "bandwidth": 1e10})
     assert np.all(slow > times)
 
@@ -663,9 +667,8 @@ def test_a_platform_shows_every_number() -> None:
         "context",
     }
     assert table.filter(pl.col("name") == "bf16")["value"].item() == 989.4e12
-    assert repr(H100).startswith(
-        "Platform('h100-sxm-8': 8 ranks of 'NVIDIA H100"
-    ) and "\n" not in repr(H100)
+    assert repr(H100).startswith("Platform('h100-sxm-8': 8 ranks of 'NVIDIA H100")
+    assert "\n" not in repr(H100)
     assert html.unescape(H100._repr_html_()) == f"<pre>{H100!r}</pre>"
     json.dumps(table.to_dicts())
 
@@ -744,7 +747,8 @@ source = "an earlier file"
     file.write_text(text[:first] + table + text[first:])
     platform = Platform.load(file)
     fit = platform.collectives["all_reduce.5"]
-    assert fit.form in ("pipelined", "two_branch") and fit["sharpness"] == 1.0
+    assert fit.form in ("pipelined", "two_branch")
+    assert fit["sharpness"] == 1.0
     assert float(fit.time(1e6)) == pytest.approx(seconds, rel=1e-12)
     again = Platform.load(platform.save(tmp_path / "again.toml"))
     assert again.collectives["all_reduce.5"] == fit

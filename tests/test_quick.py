@@ -18,7 +18,8 @@ def choose(*names: str, durations: Any = None) -> quick.Selection:
 
 def test_imports_are_followed_through_the_facade_and_through_helpers() -> None:
     imports = quick.list_imports("tests.test_stand_ins")
-    assert "perfkit.platform.gallery" in imports and "perfkit" not in imports
+    assert "perfkit.platform.gallery" in imports
+    assert "perfkit" not in imports
     assert quick.find_distance("tests.test_units", {"perfkit.ground.units"}) == 1
     # tests/recordings.py writes traces, the tests import it
     assert quick.find_distance("tests.test_doubts", {"tests.recordings"}) == 1
@@ -46,7 +47,8 @@ def test_a_change_asks_for_kept_answers_and_for_tests(
     durations = {str(path): {f"{path}::test": 1e-3} for path in quick.list_modules().values()}
     selection = choose(changed, durations=durations)
     assert set(selection.parts) == set(parts)
-    assert near in selection.files and quick.STRUCTURE in selection.files
+    assert near in selection.files
+    assert quick.STRUCTURE in selection.files
     assert selection.left_out == selection.deselected == selection.untested == []
 
 
@@ -58,7 +60,8 @@ def test_time_goes_to_what_is_near_and_cheap() -> None:
     durations[near] = {f"{near}::test": 3.0, f"{near}::slow": 100.0}
     selection = choose(str(KERNELS), "tests/test_units.py", durations=durations)
     assert selection.deselected == [f"{near}::slow"]
-    assert near in selection.files and str(KERNELS) in selection.files
+    assert near in selection.files
+    assert str(KERNELS) in selection.files
     assert "tests/test_shardings.py" in selection.left_out
     spent = sum(
         2.0 for name in selection.files if name not in (near, quick.STRUCTURE, quick.GOLDEN)
@@ -127,7 +130,8 @@ def test_changes_are_those_of_the_work_tree_or_of_the_last_commit(
 def test_tests_named_after_a_changed_module_come_first() -> None:
     """Where nothing ran before, each file counts as much, and time is short."""
     found = choose("perfkit/models/optimizers.py")
-    assert "tests/test_optimizers.py" in found.files and found.left_out
+    assert "tests/test_optimizers.py" in found.files
+    assert found.left_out
 
 
 @pytest.mark.parametrize(

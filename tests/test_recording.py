@@ -453,10 +453,11 @@ def test_experts_get_equally_many_tokens_and_a_warning_says_so(way: str, rows: i
         match="such as those of experts; each alternative counts as chosen equally often",
     ):
         graph = capture(_Routed(way), torch.randn(1600, 16))
-        assert graph.notes and graph.notes[0] in predict(graph, "h100-sxm-8").warnings
-    router, *experts = [graph[int(i)].features["m"] for i in graph.kernels["gemm", "nt"]]
-    assert router == 1600
-    assert experts == [rows for _ in range(8)]
+        assert graph.notes
+        assert graph.notes[0] in predict(graph, "h100-sxm-8").warnings
+    products = [graph[int(i)].features["m"] for i in graph.kernels["gemm", "nt"]]
+    of_experts = [rows for _ in range(8)]
+    assert products == [1600, *of_experts]
     assert not [label for label in graph.labels if label.kind == "other"]
 
 
@@ -523,7 +524,8 @@ def test_what_the_host_asks_of_computed_numbers_is_assumed(
     step = lambda: follow(weight).backward()  # noqa: E731
     graph = capture(lambda: step, device="cuda")
     assert [label.name for label in graph.labels][: len(kernels)] == kernels
-    assert len(graph.notes) == bool(note) and all(note in each for each in graph.notes)
+    assert len(graph.notes) == bool(note)
+    assert all(note in each for each in graph.notes)
     step()
     with OperationTimer() as timer:
         step()
@@ -618,10 +620,13 @@ def test_a_lazy_module_is_captured() -> None:
     same = capture(sized, x)
     for _ in range(2):
         found = capture(model, x)
-        assert found.parameters == same.parameters and found.table().equals(same.table())
-        assert list(map(type, model)) == before and nn.parameter.is_lazy(model[0].weight)
+        assert found.parameters == same.parameters
+        assert found.table().equals(same.table())
+        assert list(map(type, model)) == before
+        assert nn.parameter.is_lazy(model[0].weight)
     model(x)
-    assert [*map(type, model)] == [*map(type, sized)] and model[0].weight.shape == (8, 16)
+    assert [*map(type, model)] == [*map(type, sized)]
+    assert model[0].weight.shape == (8, 16)
     half = capture(
         lambda: nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten()).half(),
         torch.randn(2, 3, 8, 8).half(),
@@ -648,9 +653,8 @@ def test_batches_of_a_data_loader_are_made_for_real() -> None:
     found: list[list[int]] = []
     with pytest.warns(UserWarning, match="data loader"):
         graph = capture(make_step)
-    assert [label.name for label in graph.labels].count("mm") == 2 and len(
-        set(found[0] + found[1])
-    ) == 16
+    assert [label.name for label in graph.labels].count("mm") == 2
+    assert len(set(found[0] + found[1])) == 16
 
 
 def test_the_next_step_may_wait_for_what_this_one_sends() -> None:
@@ -667,11 +671,9 @@ def test_the_next_step_may_wait_for_what_this_one_sends() -> None:
         return step
 
     graph = capture(make_step, ranks=2)
-    assert (
-        graph.waits is not None
-        and list(graph.waits) == [(1, 0, True)]
-        and graph.labels[1].name == "addmm"
-    )
+    assert graph.waits is not None
+    assert list(graph.waits) == [(1, 0, True)]
+    assert graph.labels[1].name == "addmm"
 
 
 def test_what_is_no_step_and_ranks_that_share_nothing_are_told() -> None:
@@ -806,9 +808,8 @@ def test_a_model_of_a_trillion_numbers_is_captured_and_predicted() -> None:
 def test_no_table_is_made_real_to_be_updated(optimizer: Any) -> None:
     """Fifteen terabytes: an operation that fell back on real tensors would not end."""
     graph = capture(train(partial(Bags, 10**10, 128), (1,), optimizer, lr=0.1))
-    assert graph.parameters == 3 * 128 * 10**10 and "embedding_update" in {
-        label.kind for label in graph.labels
-    }
+    assert graph.parameters == 3 * 128 * 10**10
+    assert "embedding_update" in {label.kind for label in graph.labels}
 
 
 MODELLED: dict[str, Make] = {

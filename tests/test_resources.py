@@ -101,7 +101,8 @@ def test_readers_give_what_they_were_told_to() -> None:
     assert convert({"name": "a", "ends": [1, math.inf]}, Example).ends == (1.0, math.inf)
     assert convert({"name": "a", "ends": None}, Example) == Example("a")
     size = convert({"name": "a", "parts": {"b": {"size": 10**30}}}, Example).parts["b"].size
-    assert type(size) is float and size == 1e30
+    assert type(size) is float
+    assert size == 1e30
 
 
 def test_arguments_become_numbers_of_python() -> None:
@@ -171,11 +172,9 @@ def test_whatever_goes_wrong_in_a_reader_is_told_in_one_line(
 ) -> None:
     with pytest.raises(ValueError, match=message) as caught, reading("f", "advice"):
         raise fault
-    assert (
-        caught.value.__cause__ is fault
-        and str(caught.value).isprintable()
-        and len(str(caught.value)) < 800
-    )
+    assert caught.value.__cause__ is fault
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 800
     for kind in (KeyboardInterrupt, SystemExit, UserWarning, ModuleNotFoundError):
         with pytest.raises(kind), reading("f", "advice"):
             raise kind
@@ -206,7 +205,9 @@ def test_a_draft_follows_no_link_and_an_error_names_the_file(
     before = os.umask(0o027)
     assert write_text(target, "ours").stat().st_mode & 0o777 == 0o640
     os.umask(before)
-    assert victim.read_text() == "mine" and target.read_text() == "ours" and not target.is_symlink()
+    assert victim.read_text() == "mine"
+    assert target.read_text() == "ours"
+    assert not target.is_symlink()
     with pytest.raises(FileNotFoundError, match=r"No such file or directory: '.*nowhere/out.toml'"):
         write_text(tmp_path / "nowhere" / "out.toml", "")
     monkeypatch.setattr(
@@ -217,4 +218,5 @@ def test_a_draft_follows_no_link_and_an_error_names_the_file(
     monkeypatch.setattr(os, "urandom", bytes)  # a name that was taken before
     with pytest.raises(FileExistsError):
         write_text(target, "lost")
-    assert target.read_text() == "ours" and victim.read_text() == "mine"
+    assert target.read_text() == "ours"
+    assert victim.read_text() == "mine"

@@ -107,7 +107,8 @@ def test_integer_arrays_do_not_overflow() -> None:
 @given(st.integers(0, 2**40), st.sampled_from([1, 8, 32, 64]))
 def test_round_up(x: int, multiple: int) -> None:
     rounded = r.round_up(x, multiple)
-    assert rounded % multiple == 0 and 0 <= rounded - x < multiple
+    assert rounded % multiple == 0
+    assert 0 <= rounded - x < multiple
 
 
 def test_arrays_series_and_expressions_agree() -> None:
