@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import perfkit as pk
 from perfkit.workloads.placement import Placement, Plan
-from perfkit.workloads.placement_kinds import KINDS
+from perfkit.workloads.placement_kinds import KIND_OF_NAME, KINDS
 from perfkit.workloads.tables import EmbeddingTable
 
 TABLES = [EmbeddingTable(10, 64, name=name) for name in "abcdef"]
@@ -58,7 +58,7 @@ def test_shards_tile_the_table(data: st.DataObject) -> None:
     rows = data.draw(st.integers(n, 50))
     columns = n * data.draw(st.integers(1, 9))
     ranks = tuple(data.draw(st.permutations(range(n))))
-    if kind == "table_wise":
+    if KIND_OF_NAME[kind].is_whole:
         ranks = ranks[:1]
     shards = Placement(kind, ranks).cut(EmbeddingTable(rows, columns), 7)
     seen = np.zeros((rows, columns), dtype=int)
@@ -68,7 +68,7 @@ def test_shards_tile_the_table(data: st.DataObject) -> None:
         last_row = shard.first_row + shard.rows
         last_column = shard.first_column + shard.columns
         seen[shard.first_row : last_row, shard.first_column : last_column] += 1
-    copies = len(ranks) if kind == "data_parallel" else 1
+    copies = len(ranks) if KIND_OF_NAME[kind].is_copied else 1
     assert (seen == copies).all()
 
 

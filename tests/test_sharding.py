@@ -28,10 +28,16 @@ from perfkit.sharding.planner import (
 )
 from perfkit.sharding.result import ShardingResult, price_checked_plan, price_placements
 from perfkit.sharding.setup import set_up
-from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.dlrm import DLRM, list_local_tables
 from perfkit.workloads.placement import Placement, Plan
-from perfkit.workloads.placement_kinds import KINDS
-from perfkit.workloads.tables import EmbeddingTable, TableSet, draw_tables
+from perfkit.workloads.placement_kinds import (
+    KIND_OF_NAME,
+    KINDS,
+    PLACEMENT_KINDS,
+    PlacementKind,
+    Reduction,
+)
+from perfkit.workloads.tables import EmbeddingTable, TableSet, draw_tables, share_lookups
 from tests.fuzz.entries_sharding import check_bound, check_laws, check_sizes
 
 TABLES = TableSet(draw_tables(40, seed=5), batch=16384, embedding="fused")
@@ -54,6 +60,11 @@ def place_all(count: int, owner: int | Placement, ranks: int) -> Plan:
 def over_all(kind: str, ranks: int) -> Placement:
     """A table that is copied to all ranks, or split over all of them."""
     return Placement(kind, tuple(range(ranks)))
+
+
+def place_on_two_nodes(kind: PlacementKind, number: int) -> Placement:
+    """A placement of a kind on two nodes of 8 ranks."""
+    return Placement.example(kind, ranks=16, ranks_per_node=8, number=number)
 
 
 def list_ranks(plan: Plan, tables: Iterable[int]) -> list[int]:
@@ -102,11 +113,9 @@ def test_plans_of_whole_tables_cost_what_is_predicted(
     "split",
     [
         Placement("column_wise", (3, 11)),
-        over_all("row_wise", 16),
-        over_all("data_parallel", 16),
-        Placement("table_row_wise", tuple(range(8, 16))),
+        *[place_on_two_nodes(kind, 1) for kind in PLACEMENT_KINDS if not kind.is_whole],
     ],
-    ids=lambda split: split.kind,
+    ids=lambda split: f"{split.kind} on {len(split.ranks)}",
 )
 @pytest.mark.parametrize("way", [{"embedding": "separate", "optimizer": "sgd"}, {"fused": True}])
 def test_plans_with_splits_cost_what_is_predicted(
@@ -118,11 +127,102 @@ def test_plans_with_splits_cost_what_is_predicted(
     for number, table in enumerate(model.tables):
         is_small = table.rows < 10_000
         is_large = table.rows > 1_000_000
-        is_chosen = is_small if split.kind == "data_parallel" else is_large
+        is_chosen = is_small if split.traits.is_copied else is_large
         owners.append(split if is_chosen else number % 16)
     plan = Plan.from_owners(owners, ranks=16)
     predicted = pk.predict(model, cluster, ranks=16, plan=plan)
     assert price_plan(model, cluster, plan).time == pytest.approx(predicted.time, rel=0.05)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("columns", [4, 12])
+def test_sums_inside_nodes_may_have_columns_that_their_ranks_do_not_divide(
+    columns: int, cluster: Platform
+) -> None:
+    """The ranks of a node share the samples of the sums, not their columns."""
+    model = DLRM(rows=[1_000_000] * 16, dim=columns, pooling=20, batch=65536, bottom=(64, columns))
+    kind = KIND_OF_NAME["table_row_wise"]
+    plan = Plan(16, tuple(place_on_two_nodes(kind, number) for number in range(16)))
+    predicted = pk.predict(model, cluster, ranks=16, plan=plan).time
+    assert price_plan(model, cluster, plan).time == pytest.approx(predicted, rel=0.05)
+    for local in list_local_tables(plan, model.tables):
+        assert sum(local.widths) == 16 * columns, "each rank receives all columns of its samples"
+        assert local.largest_width == 8 * columns / 8
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_single_narrow_table_may_be_summed_inside_a_node(cluster: Platform) -> None:
+    """Its sums of a node have fewer columns than the node has ranks."""
+    model = DLRM(rows=[1_000_000], dim=4, pooling=20, batch=65536, bottom=(64, 4))
+    plan = Plan(16, (Placement("table_row_wise", tuple(range(8))),))
+    predicted = pk.predict(model, cluster, ranks=16, plan=plan).time
+    assert price_plan(model, cluster, plan).time == pytest.approx(predicted, rel=0.06)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adam"])
+@pytest.mark.parametrize("kind", PLACEMENT_KINDS, ids=lambda kind: kind.name)
+def test_shards_of_a_table_have_its_weights_and_the_states_of_its_optimizer(
+    kind: PlacementKind, optimizer: str, cluster: Platform
+) -> None:
+    rows, columns, itemsize = 1_600_000, 128, 4
+    table = EmbeddingTable(rows, columns, 20.0)
+    workload = TableSet([table], batch=16384, embedding="fused", optimizer=optimizer)
+    placement = place_on_two_nodes(kind, 1)
+    memory = price_plan(workload, cluster, Plan(16, (placement,))).costs.sum(axis=0)
+    copies = 16 if kind.is_copied else 1
+    # one number for each row, and each part of its columns has its own
+    parts_of_row = len(placement.ranks) if kind.splits_columns else 1
+    states_of_row = {"sgd": 0, "rowwise_adagrad": parts_of_row, "adam": 2 * columns}
+    assert memory[Cost.WEIGHTS] == copies * rows * columns * itemsize
+    assert memory[Cost.STATE] == copies * rows * states_of_row[optimizer] * itemsize
+
+
+def test_the_most_popular_rows_of_tables_on_all_ranks_are_on_different_ranks() -> None:
+    """By the order of their sizes, so that the order of the tables does not matter."""
+    rows = [80_000, 20_000, 40_000, 60_000]
+    tables = [EmbeddingTable(size, 64, 20.0, exponent=1.1) for size in rows]
+    workload = TableSet(tables, batch=4096, embedding="fused")
+    problem = set_up(workload, load_platform("h100-sxm-8"), 4, None, "iteration", "local")
+    position_by_size = [3, 0, 1, 2]
+    ranks = (2, 0, 3, 1)
+    plan = place_all(4, Placement("row_wise", ranks), 4)
+    inputs = price_placements(problem.costs, plan).by_rank(4)[:, Cost.INPUTS]
+    expected = np.zeros(4)
+    for table, position in zip(tables, position_by_size, strict=True):
+        for rank in range(4):
+            has_hot_row = rank == ranks[position]
+            lookups = float(share_lookups(table, 4, first=has_hot_row))
+            expected[rank] += 8 * 4096 * (lookups + 1)
+    assert inputs == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", PLACEMENT_KINDS, ids=lambda kind: kind.name)
+def test_loads_of_a_search_are_those_of_the_price_of_its_plan(
+    kind: PlacementKind, cluster: Platform
+) -> None:
+    drawn = draw_tables(7, seed=4)
+    tables = tuple(replace(table, dim=128, exponent=1.1, law=None) for table in drawn)
+    workload = TableSet(tables, batch=4096, embedding="fused")
+    problem = set_up(workload, cluster, 16, None, "iteration", "local")
+    names = [str(number) for number in range(7)]
+    problem = replace(problem, constraints=read_constraints(names, 16))
+    everywhere = {name: np.ones(7, dtype=bool) for name in KINDS}
+    candidates = list_candidates(problem, everywhere)
+    state = search.State(problem, candidates)
+    placements: list[Any] = [None] * 7
+    for unit, candidate in enumerate(candidates.choose_kinds(np.full(7, kind.name))):
+        assert candidates.kind[candidate] == kind.name
+        [table] = problem.constraints.units[unit]
+        example = place_on_two_nodes(kind, table)
+        ranks = example.ranks[: candidates.shards[candidate]]
+        state.assign(candidate, np.array(ranks))
+        placements[table] = Placement(kind.name, ranks)
+    costs_of_ranks = price_placements(problem.costs, Plan(16, tuple(placements))).by_rank(16)
+    # a search counts whole bytes, of each shard and of each most popular row
+    rounding = 2 * 7
+    loads = problem.find_loads(costs_of_ranks)
+    assert state.loads == pytest.approx(loads, rel=1e-9, abs=rounding)
+    assert state.loads[:, :2] == pytest.approx(loads[:, :2], rel=1e-9), "seconds"
 
 
 def test_parts_of_a_table_add_up(cluster: Platform) -> None:
@@ -854,11 +954,23 @@ def test_a_price_differs_from_a_prediction_by_copies_of_the_host_alone(seed: int
     assert abs(price.time - predicted) <= rest * predicted + copies
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_price_of_many_ranks_counts_a_copy_of_the_host_for_each_table() -> None:
+    """The rule in the notes of `price_plan`, where most ranks of a plan send nothing."""
+    model = DLRM(rows=[100_000] * 64, dim=64, pooling=1, batch=1024, embedding="fused")
+    plan = Plan(32, tuple(table % 8 for table in range(64)))
+    price = price_plan(model, "h100-sxm-8x4", plan)
+    predicted = pk.predict(model, "h100-sxm-8x4", ranks=32, plan=plan)
+    assert predicted.bottleneck == "host-bound"
+    copy = 19.7e-6
+    assert price.time - predicted.time == pytest.approx((32 - 8) * copy, rel=0.05)
+
+
 def count_senders(plan: Plan) -> int:
-    """How many ranks send pooled rows of whole tables or columns."""
+    """How many ranks send pooled rows of whole tables, columns or sums inside nodes."""
     senders: set[int] = set()
     for placement in plan.placements:
-        if placement.kind in ("table_wise", "column_wise"):
+        if placement.traits.reduction in (None, Reduction.SUMS_INSIDE_NODES):
             senders.update(placement.ranks)
     return len(senders)
 

@@ -422,7 +422,12 @@ class LocalTables(NamedTuple):
     copies : tuple of EmbeddingTable
         Tables that every rank stores and looks up for its own samples.
     widths : tuple of int
-        Columns of pooled rows that each rank sends to each other one [-].
+        Columns of pooled rows that each rank sends to each other one [-]. Ranks that add up rows
+        each send the sums of a part of the samples: as many numbers as all samples have in a part
+        of the columns, which is counted here in whole columns.
+    largest_width : float
+        Columns that the rank with the most sends, where a part of the samples counts as that part
+        of the columns [-].
     groups : tuple of tuple of int
         Groups of ranks: all ranks, and then those that add up pooled rows among themselves.
     """
@@ -431,6 +436,7 @@ class LocalTables(NamedTuple):
     summed: tuple[SummedTables, ...]
     copies: tuple[EmbeddingTable, ...]
     widths: tuple[int, ...]
+    largest_width: float
     groups: tuple[tuple[int, ...], ...]
 
     @property
@@ -454,6 +460,7 @@ def list_local_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Loc
     summed: list[dict[int, list[EmbeddingTable]]] = [{} for _ in everyone]  # by group
     copies: list[list[EmbeddingTable]] = [[] for _ in everyone]
     widths = [0] * plan.ranks
+    summed_columns = [0] * len(groups)
     for number, (placement, table) in enumerate(zip(plan.placements, tables, strict=True)):
         shards = placement.cut(table, number)
         if placement.traits.is_copied:
@@ -461,10 +468,10 @@ def list_local_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Loc
                 copies[shard.rank].append(table)
         elif _is_summed(placement):
             group = groups.index(placement.ranks)
+            if group > 0:  # sums over all ranks are not exchanged once more
+                summed_columns[group] += table.dim
             parts: dict[tuple[int, bool], EmbeddingTable] = {}
             for shard in shards:
-                if group > 0:  # sums over all ranks are not exchanged once more
-                    widths[shard.rank] += shard.columns // len(placement.ranks)
                 rows, is_first = max(shard.rows, 1), shard.first_row == 0
                 if (rows, is_first) not in parts:
                     pooling = share_lookups(table, len(placement.ranks), first=is_first)
@@ -476,6 +483,14 @@ def list_local_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Loc
                 is_whole = shard.columns is table.dim  # which may be an array
                 part = table if is_whole else replace(table, dim=shard.columns)
                 alone[shard.rank].append(part)
+    # a share of the samples of a sum is as long as that share of its columns
+    exact_widths = [float(width) for width in widths]
+    for columns, members in zip(summed_columns, groups, strict=True):
+        share, rest = divmod(columns, len(members))
+        for position, rank in enumerate(members):
+            widths[rank] += share + (1 if position < rest else 0)
+            exact_widths[rank] += columns / len(members)
+    largest_width = max(exact_widths)
     shared_widths = tuple(widths)  # one for all ranks, which may be many
     return tuple(
         LocalTables(
@@ -486,6 +501,7 @@ def list_local_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Loc
             ),
             copies=tuple(copies[rank]),
             widths=shared_widths,
+            largest_width=largest_width,
             groups=groups,
         )
         for rank in everyone
@@ -607,13 +623,15 @@ def _look_up(tape: Tape, model: DLRM, local: LocalTables) -> list[Callable[[], l
         if members == ranks:
             receive.append(wait)
         else:  # each rank of the group sends its samples to all ranks
-            pooled += [sent.view(model.batch, sent.shape[1] // members) for sent in wait()]
+            for sums in wait():
+                columns = -(-sums.shape[1] // members)  # whole ones, as in `LocalTables.widths`
+                pooled.append(sums.view(model.batch, columns))
     if ranks == 1:
         receive.append(lambda: looked_up)
     elif any(local.widths):
         send = layers.cat(tape, pooled) if pooled else None
         # an uneven exchange takes as long as that of the fullest rank
-        nbytes = model.batch * max(local.widths) * tape.wide
+        nbytes = model.batch * local.largest_width * tape.wide
         receive.insert(0, layers.exchange(tape, send, batch, local.widths, nbytes))
     if local.copies:
         copies = layers.embedding_bags(tape, model, local.copies, batch, copied=True)

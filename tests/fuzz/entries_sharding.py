@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import perfkit as pk
-from perfkit.workloads.placement_kinds import KINDS
+from perfkit.workloads.placement_kinds import KIND_OF_NAME, KINDS
 from tests.fuzz.damage import Rng, choose
 from tests.fuzz.harness import Entry, Nonsense
 
@@ -96,18 +96,18 @@ def _draw_owner(
     rng: Rng, table: pk.EmbeddingTable, ranks: int, node: int, kinds: Sequence[str]
 ) -> int | pk.Placement:
     """Place one table in one of these ways, or whole if it is too small."""
-    kind = choose(rng, kinds)
-    first = node * int(rng.integers(ranks // node))
-    inside = tuple(range(first, first + node))
-    if kind == "data_parallel" or (kind == "row_wise" and table.rows >= ranks):
-        return pk.Placement(kind, tuple(range(ranks)))
-    if kind == "table_row_wise" and table.rows >= node:
-        return pk.Placement(kind, inside)
-    if kind in ("column_wise", "table_column_wise"):
-        able = inside if kind == "table_column_wise" else tuple(range(ranks))
+    kind = KIND_OF_NAME[choose(rng, kinds)]
+    number = int(rng.integers(ranks // node))
+    if kind.is_whole:
+        return int(rng.integers(ranks))
+    example = pk.Placement.example(kind, ranks=ranks, ranks_per_node=node, number=number)
+    able = example.ranks
+    if kind.is_copied or (kind.splits_rows and table.rows >= len(able)):
+        return example
+    if kind.splits_columns:
         count = int(rng.integers(1, min(len(able), table.dim) + 1))
         at = tuple(rng.permutation(able)[:count].tolist())
-        return pk.Placement(kind, at, tuple(_draw_widths(rng, table.dim, count)))
+        return pk.Placement(kind.name, at, tuple(_draw_widths(rng, table.dim, count)))
     return int(rng.integers(ranks))
 
 

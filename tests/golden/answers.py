@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -489,6 +490,7 @@ def predictions() -> Cases:
 def price(found: pk.PlanPrice, most: int = 0) -> dict[str, Any]:
     """What a plan costs and where it puts what."""
     owners = [f"{p.kind} {p.ranks} {p.columns}" for p in found.plan.placements]
+    kinds = Counter(p.kind for p in found.plan.placements)
     return {
         "time": found.time,
         "interval": found.interval(0.8),
@@ -500,6 +502,7 @@ def price(found: pk.PlanPrice, most: int = 0) -> dict[str, Any]:
         "fits": found.fits,
         "bottleneck": found.bottleneck,
         "ranks": digest(found.table()),
+        "kinds": dict(sorted(kinds.items())),
         "plan": mark(owners),
         "owners": owners[:most],
         "move": attempt(lambda: str(found.next_move())),
