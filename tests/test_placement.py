@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import perfkit as pk
 from perfkit.workloads.placement import Placement, Plan
-from perfkit.workloads.placement_kinds import KIND_OF_NAME, KINDS
+from perfkit.workloads.placement_kinds import KIND_OF_NAME, KINDS, PlacementKind, Reach
 from perfkit.workloads.tables import EmbeddingTable
 
 TABLES = [EmbeddingTable(10, 64, name=name) for name in "abcdef"]
@@ -49,6 +49,11 @@ def test_every_kind_is_cut_into_its_shards() -> None:
     assert parts[4] == [(2, 0, 5, 0, 64), (3, 5, 5, 0, 64)]
     assert parts[5] == [(1, 0, 10, 0, 32), (0, 0, 10, 32, 32)]
     assert {placement.kind for placement in MIXED.placements} == set(KINDS)
+
+
+def test_a_kind_that_nothing_prices_is_refused() -> None:
+    with pytest.raises(ValueError, match="tiled_wise splits columns and rows; nothing cuts or"):
+        PlacementKind("tiled_wise", "tiled", Reach.EVERY_RANK, True, True)
 
 
 @given(st.data())

@@ -12,9 +12,10 @@ from perfkit import plots
 from perfkit.sharding.planner import price_plan, read_constraints, shard
 from perfkit.sharding.result import PlanPrice
 from perfkit.workloads.placement import Placement, Plan
+from perfkit.workloads.placement_kinds import KINDS
 from perfkit.workloads.tables import TableSet, draw_tables, name_tables
 
-SPLITS = ("data_parallel", "column_wise", "row_wise", "table_row_wise", "table_column_wise")
+SPLITS = tuple(kind for kind in KINDS if kind != "table_wise")
 TABLES = TableSet(draw_tables(12, seed=3), batch=32768, embedding="fused")
 ROWS = [
     {"rank": 0, "lookup_s": 1e-3, "update_s": 0.0, "weights_bytes": 4e9, "x": 1.0},

@@ -50,6 +50,13 @@ class PlacementKind:
     splits_rows: bool = False
     reduction: Reduction | None = None
 
+    def __post_init__(self) -> None:
+        if self.splits_columns and self.splits_rows:
+            raise ValueError(
+                f"{self.name} splits columns and rows; nothing cuts or prices such shards yet: begin "
+                "with Placement.cut, list_local_tables and Costs.shards"
+            )
+
     @property
     def is_whole(self) -> bool:
         """Whether one rank has the whole table."""
