@@ -207,7 +207,8 @@ def test_nothing_is_merged_over_a_wait() -> None:
     )
     assert [label.name for label in blocking.labels] == ["relu", "all_reduce", "fused_relu_add"]
     assert [label.name for label in later.labels] == ["all_reduce", "fused_relu", "fused_relu_add"]
-    assert later.waits is not None and list(later.waits) == [(2, 0, False)]
+    assert later.waits is not None
+    assert list(later.waits) == [(2, 0, False)]
 
 
 WORKLOADS = st.one_of(
@@ -250,9 +251,8 @@ def test_the_bottleneck_is_what_the_breakdown_shows(
     assert bound == (r.lower_bound > 1.02 * r.device_time)
     # V100 and A100 are fitted
     assert any("sets the pace" in w for w in r.warnings) == (bound and "assumed" in hosts)
-    assert host >= 0.9 * (r.time - r.device_time) and r.fixed_time < r.device_time <= r.time * (
-        1 + 1e-9
-    )
+    assert host >= 0.9 * (r.time - r.device_time)
+    assert r.fixed_time < r.device_time <= r.time * (1 + 1e-9)
     assert execution != "graphs" or r.bottleneck != "host-bound"
 
 
@@ -261,9 +261,8 @@ def test_the_bottleneck_is_what_the_breakdown_shows(
 def test_compiled_kernels_do_the_same_work(workload: Any, ranks: int) -> None:
     for graph in {id(g): g for g in workload.graphs(ranks, accelerator=True)}.values():
         found = compile_graph(graph)
-        assert (
-            len(found) <= len(graph) and found.column("flops").sum() == graph.column("flops").sum()
-        )
+        assert len(found) <= len(graph)
+        assert found.column("flops").sum() == graph.column("flops").sum()
         assert found.traffic.sum() <= graph.traffic.sum() * (1 + 1e-9)
         assert [found.labels[i] for i in found.collectives] == [
             graph.labels[i] for i in graph.collectives
@@ -289,10 +288,8 @@ def test_graphs_of_a_device_leave_the_hosts_pace_behind() -> None:
             for gpu in ("a100-sxm-8", "h100-sxm-8", "b200-sxm-8")
         ]
         times = [r.time for r in found]
-        assert (
-            sorted(times, reverse=True) == times
-            and times[0] > 1.1 * times[1] > 1.1 * 1.02 * times[2]
-        )
+        assert sorted(times, reverse=True) == times
+        assert times[0] > 1.1 * times[1] > 1.1 * 1.02 * times[2]
         assert all(
             r.time == pytest.approx(r.device_time) and "fixed time of kernels" in r.explain()
             for r in found
@@ -349,7 +346,8 @@ def test_the_command_says_how_it_ran(tmp_path: Path, capsys: pytest.CaptureFixtu
         "--execution",
     ]
     for execution in ("eager", "graphs"):
-        assert main([*words, execution]) == 0 and f", {execution}, " in capsys.readouterr().out
+        assert main([*words, execution]) == 0
+        assert f", {execution}, " in capsys.readouterr().out
         assert json.loads(out.read_text())["execution"] == execution
 
 

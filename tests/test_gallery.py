@@ -75,9 +75,8 @@ def test_the_shipped_datasheets_are_whole() -> None:
             [True, False],
             [False],
         )
-        assert (
-            sheet.link_bandwidth is not None and sheet.products.keys() <= sheet.device.peaks.keys()
-        )
+        assert sheet.link_bandwidth is not None
+        assert sheet.products.keys() <= sheet.device.peaks.keys()
 
 
 def test_every_nvidia_gpu_says_its_compute_capability() -> None:
@@ -88,7 +87,8 @@ def test_every_nvidia_gpu_says_its_compute_capability() -> None:
     assert len(nvidia) > 25
     for device in nvidia:
         assert device.capability is not None, device.name
-        assert 6.0 <= device.capability.value <= 12.1 and "nvidia.com" in device.capability.source
+        assert 6.0 <= device.capability.value <= 12.1
+        assert "nvidia.com" in device.capability.source
     for device in devices:
         if device not in nvidia:
             assert device.capability is None, device.name
@@ -131,10 +131,8 @@ def test_no_datasheet_device_beats_its_datasheet(system: str) -> None:
                 assert node.gemm(m, n, k, dtype=dtype).time > floor
         for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"):
             found = node.collective(name, 1e9, ranks=8)
-            assert (
-                found.time > bus_factor(name, 8) * 1e9 / wire
-                and found.interval()[1] > 1.5 * found.time
-            )
+            assert found.time > bus_factor(name, 8) * 1e9 / wire
+            assert found.interval()[1] > 1.5 * found.time
 
 
 def test_a_device_of_three_numbers_has_a_roofline() -> None:
@@ -231,10 +229,8 @@ def test_products_of_a_datasheet_reach_the_rate_that_others_measured_but_no_more
     with keep_quiet():
         for dtype, rate in read_datasheet("rtx-4090").products.items():
             found, peak = card.gemm(8192, 8192, 8192, dtype=dtype), card.device.peaks[dtype].value
-            assert (
-                2 * 8192**3 / found.time == pytest.approx(min(rate.value, peak), rel=0.01)
-                and found.spread < 0.2
-            )
+            assert 2 * 8192**3 / found.time == pytest.approx(min(rate.value, peak), rel=0.01)
+            assert found.spread < 0.2
 
 
 def test_power_limits_products_in_fp32_as_published() -> None:
@@ -255,9 +251,8 @@ def test_power_limits_products_in_fp32_as_published() -> None:
             read_products(f"tesla_{name}"), device, source="NeuSight", date="2026-11-24"
         )["gemm.fp32"]
         reached.append(fit["compute_efficiency"])
-    assert (reached[0] * reached[1]) ** 0.5 == pytest.approx(0.38, abs=0.005) and max(
-        reached
-    ) < 0.45
+    assert (reached[0] * reached[1]) ** 0.5 == pytest.approx(0.38, abs=0.005)
+    assert max(reached) < 0.45
     table = read_products("nvidia_a100_pcie_40gb")
     fit = fit_gemms(
         table, read_datasheet("a100-pcie-40gb").device, source="NeuSight", date="2026-11-25"
@@ -308,7 +303,8 @@ def test_every_gpu_of_the_gallery_has_a_recipe(name: str) -> None:
     if name in RECIPES:
         sheet = read_datasheet(RECIPES[name].system)
         assert platform.device == sheet.device
-        assert platform.provenance["terms"] and platform.provenance["evidence"]
+        assert platform.provenance["terms"]
+        assert platform.provenance["evidence"]
 
 
 def test_a_platform_says_where_its_forms_do_not_fit() -> None:
@@ -316,7 +312,8 @@ def test_a_platform_says_where_its_forms_do_not_fit() -> None:
     poor = [
         key for key, fit in l40s.collectives.items() if fit.spread > 0.25 and fit.kind == "fitted"
     ]
-    assert poor and all("poor fit" in l40s.collectives[key].notes[-1] for key in poor)
+    assert poor
+    assert all("poor fit" in l40s.collectives[key].notes[-1] for key in poor)
     assert all(key in l40s.provenance["poor_fits"] for key in poor)
     assert "poor_fits" not in load_platform("a100-sxm-8").provenance
 
@@ -346,7 +343,8 @@ def test_the_builder_says_what_is_missing(
     assert main(["h100-sxm-8x8"]) == 2
     text = capsys.readouterr().err
     assert text.startswith("gallery: h100-sxm-8x8 cannot be built: ")
-    assert "PERFKIT_SHARED_DATA" in text and "PERFKIT_KERNEL_DATABASE" in text
+    assert "PERFKIT_SHARED_DATA" in text
+    assert "PERFKIT_KERNEL_DATABASE" in text
     assert main(["nonsense"]) == 2
     assert "name is 'nonsense'; known are a100-sxm-8" in capsys.readouterr().err
 

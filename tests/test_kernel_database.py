@@ -120,16 +120,12 @@ def test_messages_are_bytes_and_times_seconds(add: Add) -> None:
     )
     assert frame.columns == names.split()
     first, second = frame.rows(named=True)
-    assert (
-        first["dtype"] == "fp16"
-        and first["nbytes"] == 2048
-        and first["seconds"] == pytest.approx(1e-5)
-    )
-    assert (
-        second["dtype"] == "int8"
-        and second["nbytes"] == 1024
-        and second["operation"] == "all_to_all"
-    )
+    assert first["dtype"] == "fp16"
+    assert first["nbytes"] == 2048
+    assert first["seconds"] == pytest.approx(1e-5)
+    assert second["dtype"] == "int8"
+    assert second["nbytes"] == 1024
+    assert second["operation"] == "all_to_all"
     assert first["algbw"] == pytest.approx(2048e5)
     for row in (first, second):
         expected = bus_bandwidth(
@@ -137,7 +133,8 @@ def test_messages_are_bytes_and_times_seconds(add: Add) -> None:
         )
         assert row["busbw"] == pytest.approx(expected)
     assert (find_database() / first["file"]) == path
-    assert first["library"] == "nccl" and first["nodes"] is None
+    assert first["library"] == "nccl"
+    assert first["nodes"] is None
 
 
 def test_the_version_of_the_rows_counts_not_that_of_the_folder(add: Add) -> None:
@@ -238,7 +235,8 @@ def test_casts_read_two_bytes_and_write_one(add: Add) -> None:
         [{**about, "m": 1000, "k": 4096, "quant_dtype": "fp8", "latency": 0.004}],
     )
     row = read_casts("h").row(0, named=True)
-    assert row["nbytes"] == 3 * 1000 * 4096 and row["seconds"] == pytest.approx(4e-6)
+    assert row["nbytes"] == 3 * 1000 * 4096
+    assert row["seconds"] == pytest.approx(4e-6)
     assert (row["rows"], row["columns"], row["dtype"]) == (1000, 4096, "fp8")
 
 
@@ -330,7 +328,8 @@ def test_a_damaged_product_spoils_no_file(add: Add, damage: dict[str, Any]) -> N
     add("h/sglang/0.5.14", "gemm", [sound[0], product(**damage), sound[1]])
     with pytest.warns(UserWarning, match=r"1 of 3 rows ha(ve|s)|1 of 3 rows name") as told:
         assert read_gemms("h", dtype=None).equals(expected)
-    assert len(told) == 1 and "are left out; the first is in h/" in str(told[0].message)
+    assert len(told) == 1
+    assert "are left out; the first is in h/" in str(told[0].message)
     add("h/sglang/0.5.14", "gemm", [product(**damage)])
     with pytest.raises(ValueError, match="gemm of h has no row that can be used: 1 rows"):
         read_gemms("h", dtype=None)
@@ -414,7 +413,8 @@ def test_every_folder_on_the_way_finds_the_database(
     data = next(parent for parent in path.parents if parent.name == "data")
     for place in (data, data.parent, data.parent.parent, tmp_path):
         monkeypatch.setenv("PERFKIT_KERNEL_DATABASE", str(place))
-        assert find_database() == data and list_tables()["system"].to_list() == ["h"]
+        assert find_database() == data
+        assert list_tables()["system"].to_list() == ["h"]
 
 
 def test_the_installed_package_is_found_and_not_imported(

@@ -387,7 +387,8 @@ def test_arguments_may_have_a_key_that_events_have(tmp_path: Path) -> None:
     for ph in "Xi":
         args = {"ph": ph, "Input Dims": [[2, 3]], "dur": 7}
         file = read_kineto(write(tmp_path / "t.json", event(args=args), event(ph="i")))
-        assert len(file.events) == 1 and file.args == {0: args}
+        assert len(file.events) == 1
+        assert file.args == {0: args}
 
 
 @pytest.mark.parametrize(
@@ -407,7 +408,8 @@ def test_arguments_may_have_a_key_that_events_have(tmp_path: Path) -> None:
 def test_impossible_events_are_named(tmp_path: Path, events: list[Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason) as raised:
         read_kineto(write(tmp_path / "lie.json", *events))
-    assert str(raised.value).startswith(str(tmp_path)) and "\n" not in str(raised.value)
+    assert str(raised.value).startswith(str(tmp_path))
+    assert "\n" not in str(raised.value)
 
 
 def test_a_prediction_is_not_taken_for_a_recording(tmp_path: Path) -> None:

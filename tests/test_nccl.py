@@ -235,7 +235,8 @@ def test_ranks_follow_from_the_bandwidths_where_no_device_is_listed(log: Log) ->
         frame = parse(log, "\n".join(log.lines()))
     except ValueError as error:  # too few digits
         low, high = re.search(r"they are (\d+) to (\d+|inf); keep", str(error)).groups()  # type: ignore[union-attr]
-        assert int(low) <= log.ranks <= float(high) and low != high
+        assert int(low) <= log.ranks <= float(high)
+        assert low != high
     else:
         agree(frame, log.expected())
 
@@ -357,7 +358,8 @@ def test_real_logs_say_what_their_manifest_says(shared_data: Path) -> None:
         row = about[str(file)]
         assert set(log["operation"]) == set(MANIFEST_NAMES[row["collective"]])
         assert log["ranks"].unique().to_list() == [int(row["ranks"])]
-        assert log.height == 2 * int(row["rows"]) and log["in_place"].sum() == int(row["rows"])
+        assert log.height == 2 * int(row["rows"])
+        assert log["in_place"].sum() == int(row["rows"])
         lists = file not in (
             "a100x16_2node_p4de_efa_allreduce.log",
             "h100x8_p5_nvswitch_allreduce.log",
@@ -506,7 +508,8 @@ def test_columns_have_their_types() -> None:
 
 def test_programs_without_a_model_keep_their_name() -> None:
     frame = parse_nccl_tests(text_of(Log("all_gather"), all_gather_perf="hypercube_perf"))
-    assert set(frame["operation"]) == {"hypercube"} and frame["ranks"].unique().to_list() == [8]
+    assert set(frame["operation"]) == {"hypercube"}
+    assert frame["ranks"].unique().to_list() == [8]
     assert frame["busbw"].to_list()[-1] == pytest.approx(
         frame["algbw"].to_list()[-1] * 7 / 8, rel=1e-3
     )
@@ -797,7 +800,9 @@ def test_a_folder_gives_every_log_and_names_the_others_once(tmp_path: Path) -> N
     with pytest.warns(LogWarning) as caught:
         assert read_nccl_tests(tmp_path).equals(frame)
     said = sorted(str(warning.message) for warning in caught)
-    assert len(said) == 2 and "git lfs pull" in said[0] and said[1].startswith("scheduler.log")
+    assert len(said) == 2
+    assert "git lfs pull" in said[0]
+    assert said[1].startswith("scheduler.log")
     # the same where a shell lists the files
     with pytest.warns(LogWarning, match=r"(scheduler|pointer)\.log"):
         read_nccl_tests([path for path in sorted(tmp_path.iterdir()) if path.suffix != ".md"])
@@ -818,7 +823,8 @@ def test_adapters_that_do_not_divide_among_ranks_are_told(count: int, odd: bool)
         warnings.simplefilter("always")
         parse_nccl_tests(text)
     said = [str(each.message) for each in caught]
-    assert bool(said) == odd and all("NCCL lists 7 network adapters for the 8" in x for x in said)
+    assert bool(said) == odd
+    assert all("NCCL lists 7 network adapters for the 8" in x for x in said)
 
 
 # -- what logs of other sites hold besides
@@ -953,7 +959,8 @@ def calibrate(folder: Path, *texts: str) -> tuple[pk.Platform, list[str]]:
 def test_unequal_hosts_do_not_change_the_nodes_of_the_base(tmp_path: Path) -> None:
     platform, said = calibrate(tmp_path, text_of(Log(ranks=12)))
     assert platform.network.ranks_per_node == 8
-    assert len(said) == 1 and "host-0 holds 8 ranks and host host-1 4" in said[0]
+    assert len(said) == 1
+    assert "host-0 holds 8 ranks and host host-1 4" in said[0]
 
 
 def test_a_table_that_contradicts_another_one_of_its_log_is_said(tmp_path: Path) -> None:
@@ -982,10 +989,12 @@ def test_sums_are_fitted_where_other_operations_were_measured_too(tmp_path: Path
 def test_times_that_no_link_inside_a_node_explains_are_doubted(tmp_path: Path) -> None:
     times = ((1024, 12.9e-6, 13.1e-6), (2**20, 35.2e-6, 34.1e-6), (2**30, 4e-4, 4e-4))
     _, said = calibrate(tmp_path, text_of(Log(times=times)))
-    assert len(said) == 1 and "4.7 TB/s inside a node, far above the 450 GB/s" in said[0]
+    assert len(said) == 1
+    assert "4.7 TB/s inside a node, far above the 450 GB/s" in said[0]
 
 
 def test_a_slice_of_a_device_is_another_device(tmp_path: Path) -> None:
     text = text_of(Log()).replace("NVIDIA H100", "NVIDIA H100 80GB HBM3 MIG 3g.40gb")
     _, said = calibrate(tmp_path, text)
-    assert len(said) == 1 and "MIG 3g.40gb" in said[0]
+    assert len(said) == 1
+    assert "MIG 3g.40gb" in said[0]

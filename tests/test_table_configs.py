@@ -134,7 +134,8 @@ def test_frames_and_files_with_names_of_others_are_the_same_tables(
         tmp_path / "mine.csv",
     ):
         found = read_tables(source, batch=64)
-        assert found.tables == wanted and found.batch == 64
+        assert found.tables == wanted
+        assert found.batch == 64
         assert found.embedding == ("separate" if columns is OWN else "fused")
 
 
@@ -314,11 +315,13 @@ def test_published_reuse() -> None:
     """Distinct rows of the whole batch are those published; the tables share them evenly."""
     name = "dlrm-datasets-2021"
     found = read_tables(name, dim=64, rows=1_000_000, itemsize=2)
-    assert len(found) == 856 and isinstance(found.tables[0].distribution, ReuseHistogram)
+    assert len(found) == 856
+    assert isinstance(found.tables[0].distribution, ReuseHistogram)
     rows = sum(float(unique_rows(t.distribution, found.batch * t.pooling)) for t in found)
     assert rows == pytest.approx(128_435_723)
     fitted = read_tables(name, dim=64, rows=1_000_000, law="zipf").tables[0]
-    assert fitted.distribution == Zipf(1_000_000, fitted.exponent) and 0.8 < fitted.exponent < 1.2
+    assert fitted.distribution == Zipf(1_000_000, fitted.exponent)
+    assert 0.8 < fitted.exponent < 1.2
     with pytest.raises(ValueError, match="name is 'none'"):
         find_histogram("none", rows=10)
 
@@ -326,7 +329,8 @@ def test_published_reuse() -> None:
 def test_tables_with_a_law() -> None:
     law = Zipf(1000, 1.1, heavy_hitters=(0.3,))
     table = EmbeddingTable(1000, 16, law=law)
-    assert table.distribution is law and table.exponent == 1.1
+    assert table.distribution is law
+    assert table.exponent == 1.1
     assert hash(table) == hash(EmbeddingTable(1000, 16, law=law))
     assert table != EmbeddingTable(1000, 16, exponent=1.1)
     assert EmbeddingTable(250, 16, law=law).distribution == law.resize(250)

@@ -69,11 +69,11 @@ def test_a_recorded_config() -> None:
     assert batch == 512
     sizes = [(t.rows, t.dim, t.pooling, t.itemsize, t.spread) for t in tables]
     assert sizes == [(1000, 32, 20.25, 2, 6), (8, 64, 1.0, 2, 6), (8992, 96, 15.5, 2, 6)]
-    assert [t.name for t in tables] == ["table 0", "table 1", "table 2"] and tables[
-        0
-    ].exponent == 1.15
+    assert [t.name for t in tables] == ["table 0", "table 1", "table 2"]
+    assert tables[0].exponent == 1.15
     law = tables[2].distribution
-    assert isinstance(law, Zipf) and (law.rows, law.exponent, law.shift) == (8992, 1.15, 1.5)
+    assert isinstance(law, Zipf)
+    assert (law.rows, law.exponent, law.shift) == (8992, 1.15, 1.5)
     assert law.heavy_hitters == tuple(RECORDED["indices_params"]["heavy_hitters"])
     small = tables[1].distribution  # 8 rows, 10 heavy hitters: the last row gets what is left
     shares = np.array([0.1, 0.05, 0.025, 0.01, 0.01, 0.01, 0.01, 0.01]) / 0.225
@@ -121,8 +121,10 @@ def test_single_numbers_hold_for_all_tables() -> None:
     sizes = {"T": 4, "E": 1e6, "D": 128, "batch_params": {"B": 1024}, "pooling_params": {"L": 20}}
     laws = {"heavy_hitters": [], "zipf_q": 0.1, "zipf_s": 0.1}
     tables, batch = parse_tbe_config({**sizes, "indices_params": laws})
-    assert batch == 1024 and len(tables) == 4
-    assert tables[3].distribution == Zipf(10**6, 0.1, -0.9) and tables[3].spread == 0
+    assert batch == 1024
+    assert len(tables) == 4
+    assert tables[3].distribution == Zipf(10**6, 0.1, -0.9)
+    assert tables[3].spread == 0
 
 
 def test_uneven_batches_keep_their_lookups() -> None:

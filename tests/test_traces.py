@@ -127,9 +127,8 @@ def test_shares_are_those_of_holistic_trace_analysis(shared_data: Path, name: st
             row["busy_s"] / trace.time,
             row["communication_s"] / trace.time,
         )
-        assert row["waiting_s"] is None and trace.collectives()["transfer_s"].null_count() == len(
-            trace.collectives()
-        )
+        assert row["waiting_s"] is None
+        assert trace.collectives()["transfer_s"].null_count() == len(trace.collectives())
         exposed = (1 - hidden / 100) * trace.collectives()["time_s"].sum() / trace.time
         assert np.array(shares) == pytest.approx([busy / 100, computing / 100, exposed], abs=0.005)
 
@@ -154,33 +153,29 @@ def test_megatron_waits_and_transfers_are_told_apart(shared_data: Path) -> None:
     trace = pk.read_trace(list_ranks(shared_data, "megatron_tp8_a100x8"))
     # 81 of a micro-batch of 4 x 2048 tokens x 4096 fp16
     large = trace.collectives().filter(nbytes=64 * 2**20)
-    assert (
-        len(large) == 81 * 8
-        and set(large["operation"]) == {"all_reduce"}
-        and set(large["matched"]) == {8}
-    )
+    assert len(large) == 81 * 8
+    assert set(large["operation"]) == {"all_reduce"}
+    assert set(large["matched"]) == {8}
     assert large["transfer_s"].median() * 1e6 == pytest.approx(599, rel=0.01)
     assert (large.group_by("order").agg(pl.min("waiting_s"))["waiting_s"] == 0).all()
-    assert trace.time == pytest.approx(0.60648, rel=1e-3) and trace.basis == "host step"
+    assert trace.time == pytest.approx(0.60648, rel=1e-3)
+    assert trace.basis == "host step"
     late = trace.stragglers()
-    assert len(late) == 84 and late["rank"].is_in([0, 6]).mean() > 0.6  # slow hosts
+    assert len(late) == 84
+    assert late["rank"].is_in([0, 6]).mean() > 0.6
     assert late["late_s"].max() < late["waited_s"][0]
     assert late["waited_s"].sum() == pytest.approx(trace.collectives()["waiting_s"].sum())
     ranks = trace.stragglers(by="rank")
-    assert (
-        ranks["rank"].to_list()[:2] == [0, 6]
-        and ranks["last"].sum() == len(late)
-        and len(ranks) == 8
-    )
+    assert ranks["rank"].to_list()[:2] == [0, 6]
+    assert ranks["last"].sum() == len(late)
+    assert len(ranks) == 8
     for name in ("late_s", "waited_s"):
         assert ranks[name].sum() == pytest.approx(late[name].sum())
     with pytest.raises(ValueError, match="by is 'order'; known are collective, rank"):
         trace.stragglers("order")
     slow = trace.idle().filter(pl.col("host_s") > 0.1)
-    assert (
-        slow["rank"].to_list() == [0, 6]
-        and (slow["waiting_s"] < 0.6 * trace.idle()["waiting_s"].median()).all()
-    )
+    assert slow["rank"].to_list() == [0, 6]
+    assert (slow["waiting_s"] < 0.6 * trace.idle()["waiting_s"].median()).all()
 
 
 def test_dlrm_collectives_have_sizes_and_splits(shared_data: Path) -> None:
@@ -198,7 +193,8 @@ def test_dlrm_collectives_have_sizes_and_splits(shared_data: Path) -> None:
     )
     assert [sizes for _, sizes in reduced.rows()] == [[4 * n] for n in (394241, 112, 226960)]
     exchanged = met.filter(operation="all_to_all")
-    assert exchanged["nbytes"].null_count() == 0 and set(met["matched"]) == {8}
+    assert exchanged["nbytes"].null_count() == 0
+    assert set(met["matched"]) == {8}
     uneven = exchanged.filter(pl.col("sent").list.len() > 0)
     assert len(uneven) == 4 * 8  # of five, that of the splits themselves is even
     itemsize = uneven["dtype"].replace_strict({"float": 4, "int": 4})
@@ -249,10 +245,8 @@ def test_parts_sum_to_the_time(
     parts = trace.breakdown()
     assert largest in parts.select("phase", "kind").rows()[:2]
     whole = pytest.approx(trace.time, rel=1e-9)
-    assert (
-        parts["time_s"].sum() == whole
-        and trace.idle().drop("rank").sum_horizontal().item() == whole
-    )
+    assert parts["time_s"].sum() == whole
+    assert trace.idle().drop("rank").sum_horizontal().item() == whole
     found = trace.modules(1)
     assert modules <= set(found["module"])
     assert (
@@ -260,7 +254,8 @@ def test_parts_sum_to_the_time(
         == whole
     )
     spans = trace.timeline("stage")
-    assert (spans["end_s"] >= spans["start_s"]).all() and spans["end_s"].max() <= 1.05 * trace.time
+    assert (spans["end_s"] >= spans["start_s"]).all()
+    assert spans["end_s"].max() <= 1.05 * trace.time
     steps = trace.steps()
     assert len(steps) < 3 or "profiler starts" in steps["reason"][0]
     # backward kernels belong to forward's modules
@@ -319,7 +314,8 @@ def test_a_step_of_a_cpu_is_told_in_its_modules(
     ]
     # nodes of autograd too
     assert all(row["forward_s"] < row["backward_s"] for name, row in modules.items() if name)
-    assert modules[""]["update_s"] > 0 and set(trace.timeline("stage")["phase"]) == {
+    assert modules[""]["update_s"] > 0
+    assert set(trace.timeline("stage")["phase"]) == {
         "forward",
         "backward",
         "update",
@@ -337,13 +333,14 @@ def test_a_step_of_a_cpu_is_told_in_its_modules(
     assert len([row for row in lanes if row["lane"].endswith(" submodule")]) > 6
     report, data = tmp_path / "report.html", tmp_path / "data.json"
     assert main(["trace", str(path), "--report", str(report), "--json", str(data)]) == 0
-    assert (
-        repr(trace) in capsys.readouterr().out
-        and json.loads(data.read_text())["time_s"] == trace.time
-    )
+    assert repr(trace) in capsys.readouterr().out
+    assert json.loads(data.read_text())["time_s"] == trace.time
     page = report.read_text(encoding="utf-8")
-    assert page.count("<figure>") == 4 and "Ranks" in page and repr(trace) in page
-    assert trace.warnings and all(text in page for text in trace.warnings)
+    assert page.count("<figure>") == 4
+    assert "Ranks" in page
+    assert repr(trace) in page
+    assert trace.warnings
+    assert all(text in page for text in trace.warnings)
 
 
 def write_rank(folder: Path, rank: int, late: int, group: str = "") -> str:

@@ -196,8 +196,8 @@ def count_indices(
 
     Examples
     --------
-    >>> found, = count_indices([4, 4, 7, 1, 4], offsets=[0, 3], rows=10)
-    >>> found.bags, found.pooling, found.unique_rows, found.histogram.counts[:3]
+    >>> table, = count_indices([4, 4, 7, 1, 4], offsets=[0, 3], rows=10)
+    >>> table.bags, table.pooling, table.unique_rows, table.histogram.counts[:3]
     (2, 2.5, 3.0, (2.0, 0.0, 1.0))
     """
     array = _check_whole("indices", indices)
@@ -344,12 +344,12 @@ def _load_torch(file: Any) -> Mapping[str, Any] | Sequence[Any]:
     import torch
 
     try:
-        found = torch.load(file, map_location="cpu", weights_only=True)
+        content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # its own message advises to load it unsafely
         raise ValueError(
             "it is damaged, or it holds more than tensors, which could run code"
         ) from error
-    parts = found if isinstance(found, Mapping | list | tuple) else [found]
+    parts = content if isinstance(content, Mapping | list | tuple) else [content]
     values = list(parts.values()) if isinstance(parts, Mapping) else list(parts)
     if len(values) > 3 or not all(isinstance(value, torch.Tensor) for value in values):
         raise ValueError("it must hold one to three tensors and nothing else")

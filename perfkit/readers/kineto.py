@@ -459,9 +459,10 @@ def _find_observers(
 ) -> tuple[str, ...]:
     """What the profiler recorded beside, see `TraceFile`."""
     observers = []
-    if any("Input Dims" in each for each in args.values()):
+    if any("Input Dims" in arguments for arguments in args.values()):
         observers.append("shapes")
-    if "python_function" in events["cat"] or any(each.get("Call stack") for each in args.values()):
+    has_stacks = any(arguments.get("Call stack") for arguments in args.values())
+    if has_stacks or "python_function" in events["cat"]:
         observers.append("stacks")
     if facts.get("profile_memory"):
         observers.append("memory")

@@ -435,7 +435,7 @@ def _compare_adapters(file: str, text: str, tables: Sequence[Table]) -> None:
 def _list_settings(text: str) -> str:
     """Variables of a log that told NCCL how to exchange, such as ``NCCL_ALGO=Ring``; empty where it
     or its network plugin chose."""
-    found: dict[str, list[str]] = {}
+    values_by_name: dict[str, list[str]] = {}
     text = COLOURS.sub("", text)
     by_plugin = {(match["name"], match["value"]) for match in _BY_PLUGIN.finditer(text)}
     for match in _SETTINGS.finditer(text):
@@ -447,11 +447,12 @@ def _list_settings(text: str) -> str:
         name = match["off"] or match["on"] or match["forced"]
         if (name, value) in by_plugin:
             continue
-        values = found.setdefault(name, [])
+        values = values_by_name.setdefault(name, [])
         if value not in values:
             values.append(value)
     return ", ".join(
-        f"{name}={escape(' and '.join(values), 100)}" for name, values in sorted(found.items())
+        f"{name}={escape(' and '.join(values), 100)}"
+        for name, values in sorted(values_by_name.items())
     )
 
 
@@ -563,13 +564,13 @@ def _list_folder(folder: Path) -> list[Path]:
         raise ValueError(
             f"{show(str(folder), 200)} holds more than {_MOST_FILES:,} files; name the folder of the logs alone"
         )
-    found = []
+    logs = []
     for path in sorted(inside):
         if not path.is_file():
             continue
         if Path(path.name.removesuffix(".gz")).suffix in _SUFFIXES or _holds_table(path):
-            found.append(path)
-    return found
+            logs.append(path)
+    return logs
 
 
 def _holds_table(path: Path) -> bool:

@@ -268,10 +268,10 @@ def _share_tables(config: _Section, rows: list[float], dims: list[float]) -> dic
 def _find_laws(section: _Section) -> Callable[[int], Zipf]:
     """Make a function from the rows of a table to its law: all tables have the same law, cut
     off."""
-    given = section.values.get("heavy_hitters")
-    if isinstance(given, list) and len(given) * section.tables > MOST_HITTERS:
+    written = section.values.get("heavy_hitters")
+    if isinstance(written, list) and len(written) * section.tables > MOST_HITTERS:
         raise ValueError(
-            f"{section.place}.heavy_hitters has {len(given)} entries for each of {section.tables} tables; "
+            f"{section.place}.heavy_hitters has {len(written)} entries for each of {section.tables} tables; "
             f"perfkit takes at most {MOST_HITTERS:,} in all"
         )
     hitters = section.take_list("heavy_hitters", None, zero=True, maximum=1)
