@@ -17,7 +17,13 @@ from perfkit.models.caches import (
     page_walks,
     rotating_misses,
 )
-from perfkit.models.distributions import ReuseHistogram, Uniform, Zipf, unique_rows
+from perfkit.models.distributions import (
+    ReuseHistogram,
+    Uniform,
+    Zipf,
+    distinct_rows,
+    unique_rows,
+)
 from perfkit.models.kernels import reuse_distances
 from tests.refusals import Refusal
 
@@ -152,6 +158,17 @@ def test_a_part_of_a_histogram_has_its_part_of_rows_and_lookups() -> None:
     part = whole.resize(250)
     assert (part.rows, part.lookups, sum(part.counts)) == (250, 22.5, 16.25)
     assert float(unique_rows(part, 10)) == pytest.approx(float(unique_rows(whole, 40)) / 4)
+
+
+def test_rows_of_several_tables_are_those_of_each_alone() -> None:
+    """Tables with a law and recorded ones, in any order."""
+    recorded = ReuseHistogram(make_counts(50.0, 10.0, 5.0), 90, 1000)
+    laws = [Uniform(500), recorded, Zipf(10_000, 1.05), recorded.resize(250)]
+    lookups = [100.0, 45.0, 2000.0, 20.0]
+    alone = [float(unique_rows(law, n)) for law, n in zip(laws, lookups, strict=True)]
+    assert distinct_rows(laws, lookups).tolist() == pytest.approx(alone)
+    twice = distinct_rows(laws, [lookups, lookups])
+    assert twice.tolist() == [pytest.approx(alone)] * 2
 
 
 NAN = float("nan")

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfkit.models import embedding as e
-from perfkit.models.caches import cold_misses, lru_misses, miss_share, page_walks
+from perfkit.models.caches import (
+    PAGE,
+    cold_misses,
+    cover_pages,
+    lru_misses,
+    miss_share,
+    page_walks,
+    rotating_misses,
+)
 from perfkit.models.distributions import Uniform, Zipf, unique_rows
 from perfkit.models.roofline import smooth_maximum
 
@@ -172,3 +180,26 @@ def test_cold_lookups_miss_as_the_single_form_says() -> None:
     for law, lookups, misses in zip(LAWS, LOOKUPS, cold, strict=True):
         expected = float(cold_misses(law, lookups, 1e5 / 256)) / lookups
         assert misses == pytest.approx(expected)
+
+
+def test_rotating_lookups_miss_as_the_single_form_says() -> None:
+    """Four batches in turn, beside 100 kB of other data."""
+    law = Zipf(10**5, 0.8)
+    lookups = 2000.0
+    row = 256.0  # 64 numbers
+    asked = {"capacities": (4e6,), "entries": 900.0, "dense_bytes": 1e5}
+    fresh = e.size_lookup([law], [lookups], [64], **asked)
+    rotating = e.size_lookup([law], [lookups], [64], batches=[4.0], **asked)
+    rows_before = float(unique_rows(law, 3 * lookups))
+    rows = float(unique_rows(law, 4 * lookups))
+    of_rows = rotating_misses(
+        fresh.misses[0], (rows - rows_before) / lookups, rows * row + 1e5, capacity=4e6
+    )
+    assert rotating.misses[0] == pytest.approx(of_rows)
+    pages_before = float(cover_pages(rows_before, law.rows * row))
+    pages = float(cover_pages(rows, law.rows * row))
+    of_pages = rotating_misses(
+        fresh.walks / lookups, (pages - pages_before) / lookups, pages + 1e5 / PAGE, capacity=900
+    )
+    assert rotating.walks == pytest.approx(lookups * of_pages)
+    assert rotating.walks < fresh.walks
