@@ -883,6 +883,14 @@ def test_what_ended_a_run_before_its_table_is_quoted(said: str) -> None:
         parse_nccl_tests(f"{start}\n{said}\nbye")
 
 
+def test_a_failure_in_the_last_line_is_quoted_once() -> None:
+    """The refusal shows the line at which the log ends in any case."""
+    failure = "host: Test NCCL failure common.cu:958 'unhandled cuda error'"
+    with pytest.raises(ValueError, match="the log ends before") as caught:
+        parse_nccl_tests("\n".join([*Log().head(), failure]))
+    assert str(caught.value).count("common.cu:958") == 1
+
+
 def test_utf_16_of_either_order_is_read_without_its_mark(tmp_path: Path) -> None:
     for order in ("utf-16-le", "utf-16-be"):
         (tmp_path / "a.log").write_bytes(text_of(Log()).encode(order))

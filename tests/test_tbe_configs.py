@@ -178,6 +178,8 @@ def test_what_is_left_out_is_told(changes: dict[str, Any], message: str, left: i
             {"batch_params": {"B": 100, "sigma_B": 10, "vbe_num_ranks": 8}},
             r"config\.batch_params\.sigma_B draws the samples of each table; .*as Bs$",
         ),
+        ({"batch_params": {"B": 512.5}}, r"params\.B is 512\.5; it must be a whole number"),
+        ({"batch_params__Bs": [512, 256.5, 1024]}, r"Bs\[1\] is 256\.5; .* a whole number"),
         ({"pooling_params": [20]}, r"config\.pooling_params is \[20\]"),
         ({"indices_params__zipf_s": 50}, r"indices_params\.zipf_s is 50"),
         ({"indices_params__heavy_hitters": 0.5}, "heavy_hitters is 0.5; it must be a list"),
