@@ -217,6 +217,17 @@ def test_closed_sums_are_the_event_loop() -> None:
     assert max(errors) <= 1e-9
 
 
+def test_rows_of_the_event_loop_are_predictions() -> None:
+    """So are their intervals, which closed sums estimate where hosts of several ranks set the
+    pace."""
+    grid = {"batch": [8, 16]}
+    found = pk.sweep(SMALL, grid, "a100-sxm-8", ranks=4, events=True, progress=False)
+    for row in found.table().iter_rows(named=True):
+        alone = pk.predict(SMALL(batch=row["batch"]), "a100-sxm-8", ranks=4)
+        assert row["time"] == alone.time
+        assert (row["low"], row["high"]) == alone.interval()
+
+
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
