@@ -94,8 +94,9 @@ def test_platforms_of_different_size_use_all_their_ranks() -> None:
     assert gathered["quantity"] == "all_gather of 268 MB, 8 and 16 ranks"
     assert find(comparison, "ranks")["ratio"] == 2
     assert find(comparison, "inter link")["b"] == 50e9
-    with pytest.warns(pk.ExtrapolationWarning):
+    with pytest.warns(pk.ExtrapolationWarning) as caught:
         assert pk.compare(H100, cluster).warnings
+    assert caught[0].filename == __file__  # the line that compares
     with pytest.raises(
         ValueError, match=r"ranks is 16; h100-sxm-8 and h100-.* both have 8; take fewer"
     ):

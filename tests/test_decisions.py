@@ -2,6 +2,7 @@
 doing it by hand."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ GPT = pk.Transformer.gpt2(batch=64, dtype="bf16")
 GPT_XL = pk.Transformer.gpt2("gpt2-xl", batch=256, dtype="bf16")
 BERT_BASE = pk.Transformer.bert(batch=8)
 WIDE = pk.DLRM(rows=[10**6] * 8, dim=64, batch=4096)
+SMALL_DLRM = pk.DLRM(batch=64)
 
 
 class Step(NamedTuple):
@@ -189,6 +191,21 @@ def test_an_embedding_model_scales_as_it_is_and_names_what_grew() -> None:
 
 
 BERT = partial(pk.Transformer.bert, "bert-large", layers=4, dtype="fp16")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        partial(pk.predict, SMALL_DLRM, "h100-sxm-8"),
+        partial(pk.scaling, SMALL_DLRM, "h100-sxm-8", [1, 2]),
+        partial(pk.solve_for, "ranks", SMALL_DLRM, "h100-sxm-8"),
+        partial(pk.sweep, pk.DLRM, {"batch": [64, 128]}, "h100-sxm-8", progress=False),
+    ],
+)
+def test_a_warning_names_the_line_that_asks(ask: Callable[[], Any]) -> None:
+    with pytest.warns(pk.ExtrapolationWarning, match="never calibrated with dlrm") as caught:
+        ask()
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_the_largest_batch_that_fits() -> None:

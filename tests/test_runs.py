@@ -87,8 +87,9 @@ def test_what_nobody_ran_is_said_and_helps_most_to_measure() -> None:
     asked = [{"tp": 1, "dp": 8, "micro_batch": 2}, {"tp": 8, "micro_batch": 1, "schedule": "gpipe"}]
     with pytest.warns(
         ExtrapolationWarning, match="no run that was fitted has tp 8, .*schedule 'gpipe'"
-    ):
+    ) as caught:
         found = tuning.price(asked)
+    assert caught[0].filename == __file__  # the line that asks
     assert found["beyond"].to_list()[0] == "" and found["gain"].arg_max() == 1
     assert (found["high"] / found["low"]).arg_max() == 1
 

@@ -712,8 +712,11 @@ def without_collective(platform: Platform, operation: str) -> Platform:
 def test_kinds_without_a_model_of_their_messages_are_left_out() -> None:
     platform = load_platform("h100-sxm-8")
     bare = without_collective(platform, "reduce_scatter")
-    with pytest.warns(UserWarning, match="row_wise was not tried: .* collective 'reduce_scatter'"):
+    with pytest.warns(
+        UserWarning, match="row_wise was not tried: .* collective 'reduce_scatter'"
+    ) as caught:
         result = find(TABLES, bare)
+    assert caught[0].filename == __file__  # the line that asks
     [warning] = result.warnings
     assert warning in result.explain()
     assert not {p.kind for p in result.plan.placements} & {"row_wise", "table_row_wise"}

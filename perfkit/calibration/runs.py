@@ -223,7 +223,7 @@ class Tuning(Tabular):
         low, high = find_interval(times, np.hypot(self.spread, np.sqrt(variances)), 0.8)
         beyond = [", ".join(_list_strange(row, known, self.model)) for row in rows]
         texts = dict.fromkeys(text for text in beyond if text)
-        warn_once(tuple(f"no run that was fitted has {text}; measure one" for text in texts), 2)
+        warn_once(tuple(f"no run that was fitted has {text}; measure one" for text in texts), 3)
         columns = {"predicted": times, "low": low, "high": high, "beyond": beyond, "gain": gain}
         return _frame(rows, columns)
 

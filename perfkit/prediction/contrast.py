@@ -287,7 +287,7 @@ def _put_together(
         name: [text for item in items for text in getattr(item, "warnings", ())]
         for name, items in sides
     }
-    return PlatformComparison(*pair, tuple(rows), warn_once(name_sides(notes), 3))
+    return PlatformComparison(*pair, tuple(rows), warn_once(name_sides(notes), 4))
 
 
 def _list_quantities(
