@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-import statsmodels.api as sm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,6 +67,8 @@ def test_errors_cover_the_truth(noise: float, truth: dict[str, float]) -> None:
 
 def test_standard_errors_are_those_of_weighted_least_squares_in_statsmodels() -> None:
     """Where no term stops at zero and no point is an outlier."""
+    import statsmodels.api as sm  # slow to import, and only this test needs it
+
     n = np.geomspace(1e3, 1e7, 40)
     columns = np.stack([np.ones(40), n], axis=1)
     noise = np.exp(0.02 * np.random.default_rng(3).standard_normal(40))
