@@ -15,12 +15,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import polars as pl
 import pytest
 
 import perfkit as pk
 from perfkit.__main__ import main
 from perfkit.calibration.checks import Comparison
-from perfkit.ground.results import Reported, Sections
+from perfkit.ground.results import Reported, Sections, write_cells
 
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=alert(2)> \"quoted\" 'too' & url(#clip0)"
@@ -379,3 +380,17 @@ def test_every_kind_of_result_says_what_it_is_and_what_it_found(kind: type[Repor
     assert len(RESULTS) >= 8
     assert "\n" not in kind.report_title and not kind.report_title.endswith(".")
     assert kind.headline is not Reported.headline
+
+
+@pytest.mark.parametrize(
+    ("column", "name", "cell"),
+    [
+        ("peak_flop_per_s", "peak", "989 TFLOP/s"),
+        ("memory_bytes_per_s", "memory", "3.35 TB/s"),
+        ("ridge_flop_per_byte", "ridge", "295 FLOP/B"),
+    ],
+)
+def test_rates_of_different_units_stand_in_one_table(column: str, name: str, cell: str) -> None:
+    values = {"peak": 989e12, "memory": 3.35e12, "ridge": 295.0}
+    frame = pl.DataFrame({column: [values[name]]})
+    assert write_cells(frame) == [[name], [cell]]

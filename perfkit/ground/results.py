@@ -31,6 +31,14 @@ Table: TypeAlias = "polars.DataFrame"
 Sections: TypeAlias = Iterator[tuple[str, Any]]
 
 
+#: Units of columns whose names end so, of rates and of ratios of units.
+_UNITS_OF_ENDINGS = {
+    "_flop_per_s": "FLOP/s",
+    "_bytes_per_s": "B/s",
+    "_flop_per_byte": "FLOP/B",
+}
+
+
 class Shown:
     """A result that a notebook shows by its explanation, or else its repr."""
 
@@ -119,12 +127,22 @@ def name_column(column: str) -> str:
     >>> name_column("samples_per_s"), name_column("exposed_s")
     ('samples a second', 'exposed')
     """
+    for ending in _UNITS_OF_ENDINGS:
+        column = column.removesuffix(ending)
     return (
         column.replace("per_s", "a second")
         .removesuffix("_s")
         .removesuffix("_bytes")
         .replace("_", " ")
     )
+
+
+def _find_unit(column: str) -> str | None:
+    """Unit at the end of the name of a column of rates; None for other columns."""
+    for ending, unit in _UNITS_OF_ENDINGS.items():
+        if column.endswith(ending):
+            return unit
+    return None
 
 
 def write_cell(column: str, value: Any, unit: str | None) -> str:
@@ -136,7 +154,10 @@ def write_cell(column: str, value: Any, unit: str | None) -> str:
         return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     if ending in ("share", "gap", "error", "efficiency", "kept", "exposed"):
         return f"{value:{'+' * (ending == 'error')}.1%}"
-    unit = "-" if ending == "ratio" else unit
+    if ending == "ratio":
+        unit = "-"
+    elif unit is None:
+        unit = _find_unit(column)
     if (unit or ending) in ("s", "seconds", "time", "low", "high"):
         return format_time(value)
     if (unit or ending) in ("B", "bytes", "nbytes", "needs"):

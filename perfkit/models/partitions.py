@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.ground.forms import closed_form
-from perfkit.ground.units import Values, check_choice, check_positive
+from perfkit.ground.units import Values, check_choice, check_positive, show
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,8 @@ def find_schedules(names: Any) -> Schedule:
     if isinstance(names, str):
         return SCHEDULES[check_choice("schedule", names, SCHEDULES)]
     names = np.asarray(names)
+    if names.size and names.dtype.kind != "U":
+        raise ValueError(f"schedule is {show(names)}; it must be a name, or an array of names")
     numbers = np.full(names.shape, -1)
     for number, name in enumerate(SCHEDULES):
         numbers[names == name] = number

@@ -213,9 +213,17 @@ def draw_ranges(
 
 
 def draw_band(
-    rows: Sequence[Row], x: alt.X, y: alt.Y, *, low: str, high: str, color: str = INK
+    rows: Sequence[Row],
+    x: alt.X,
+    y: alt.Y,
+    *,
+    low: str,
+    high: str,
+    color: str = INK,
+    opacity: float = 0.08,
 ) -> alt.Chart:
-    """A pale area over `x` between the columns `low` and `high`, on the scale of `y`."""
+    """A pale area over `x` between the columns `low` and `high`, on the scale of `y`. Dark ink needs
+    little opacity, a colour of the palette about 0.2 [-]."""
     edge = alt.Y(f"{low}:Q", scale=y["scale"])
-    area = draw(rows).mark_area(color=color, opacity=0.08, clip=True)
+    area = draw(rows).mark_area(color=color, opacity=opacity, clip=True)
     return area.encode(x=x, y=edge, y2=f"{high}:Q")

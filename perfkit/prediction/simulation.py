@@ -75,7 +75,8 @@ class RankTimeline:
     starts, ends, issued : array
         When each operation starts, when it ends, and when the host has launched it. The last
         operation of any rank ends with the iteration; what a rank with little to do begins before
-        the iteration has times below zero [s].
+        the iteration has times below zero. A collective starts when the last of its ranks has
+        arrived, so that its time is without waiting [s].
     arrival_wait_time : array
         How long each collective waits for other ranks after this one has arrived [s].
     stream_wait_time : array
