@@ -1,19 +1,20 @@
-"""Names in traces of PyTorch's profiler: today's, and those that other versions write instead.
+"""Names in traces of PyTorch's profiler: perfkit's own, and those that versions of PyTorch write.
 
-`read_kineto` gives every name as today's PyTorch writes it, so nothing else has to know of others.
-Where PyTorch renames a field or a category, one line here is the whole change.
+perfkit has one name for each field and category, that of PyTorch 2; `read_kineto` gives every trace
+these names, so nothing else has to know of others. Where PyTorch renames a field or a category, one
+line here is the whole change.
 """
 
 from collections.abc import Mapping
 
-#: Today's name of a field of an event, or of its arguments, by the name that another version
+#: perfkit's own name of a field of an event, or of its arguments, by the name that another version
 #: writes. Source: pytorch/kineto, tb_plugin/torch_tb_profiler/profiler/trace.py, which takes both.
 RENAMED_FIELDS = {
     "external id": "External id",
     "Input dims": "Input Dims",
 }
-#: Today's name of a category by that of another version, in lower case: capital letters do not
-#: matter. Source: the same file.
+#: perfkit's own name of a category by that of another version, in lower case: capital letters do
+#: not matter. Source: the same file.
 RENAMED_CATEGORIES = {
     "operator": "cpu_op",
     "runtime": "cuda_runtime",
@@ -45,25 +46,25 @@ _CALLS = ("_runtime", "_driver")
 
 
 def find_renamed_fields(text: str) -> dict[str, str]:
-    """Today's names of the fields that a trace names otherwise, see `RENAMED_FIELDS`.
+    """Own names of the fields that a trace names otherwise, see `RENAMED_FIELDS`.
 
     Examples
     --------
     >>> find_renamed_fields('{"args": {"external id": 7}}')
     {'external id': 'External id'}
     """
-    return {other: today for other, today in RENAMED_FIELDS.items() if f'"{other}"' in text}
+    return {other: own for other, own in RENAMED_FIELDS.items() if f'"{other}"' in text}
 
 
 def rename_fields(fields: dict[str, object], renamed: Mapping[str, str]) -> None:
-    """Give fields of an object today's names; a field that has both names keeps today's."""
-    for other, today in renamed.items():
+    """Give fields of an object perfkit's names; a field that has both names keeps perfkit's."""
+    for other, own in renamed.items():
         if other in fields:
-            fields.setdefault(today, fields.pop(other))
+            fields.setdefault(own, fields.pop(other))
 
 
 def name_category(written: str) -> str:
-    """Today's name of a category.
+    """Own name of a category.
 
     Examples
     --------
@@ -75,5 +76,5 @@ def name_category(written: str) -> str:
 
 
 def is_of_profiler(category: str) -> bool:
-    """Whether PyTorch's profiler writes events of this category, in today's name."""
+    """Whether PyTorch's profiler writes events of this category, in perfkit's name."""
     return category in (*DEVICE, *STREAMS, *_HOST) or category.endswith(_CALLS)
