@@ -423,11 +423,31 @@ def test_arguments_may_have_a_key_that_events_have(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("events", "head", "observers"),
+    [
+        ([event()], {}, ()),
+        ([event(args={"Input Dims": [[2, 3]]})], {}, ("shapes",)),
+        ([event(args={"Call stack": "train.py(7): step"})], {}, ("stacks",)),
+        ([event(args={"Call stack": ""})], {}, ()),
+        ([event(), event(cat="python_function", name="train.py(7): step")], {}, ("stacks",)),
+        ([event()], {"profile_memory": 1}, ("memory",)),
+        ([event()], {"profile_memory": 0}, ()),
+    ],
+)
+def test_each_thing_that_the_profiler_recorded_beside_is_named(
+    tmp_path: Path, events: list[Any], head: dict[str, Any], observers: tuple[str, ...]
+) -> None:
+    assert read_kineto(write(tmp_path / "t.json", *events, **head)).observers == observers
+
+
+@pytest.mark.parametrize(
     ("events", "reason"),
     [
         ([event(dur=-5)], "cannot be negative"),
         ([event(ts=float("nan"))], "must be microseconds"),
         ([event(ts=1e30)], "must be microseconds"),
+        ([event(ts=2**62 // 1000 + 1)], "must be microseconds"),
+        ([event(ts=-(2**62) // 1000 - 1)], "must be microseconds"),
         ([event(ts="now")], "now"),
         ([{k: v for k, v in event().items() if k != "dur"}], "must be microseconds"),
         ([event(name=5)], "is no text"),
