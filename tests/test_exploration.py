@@ -166,6 +166,22 @@ def test_words_name_the_best_with_another_share_of_tensors(both: pk.Exploration)
         if name != "tp" and other[name] != best[name]:
             changed[name] = str(other[name])
     assert named == changed
+    longer = other["time"] / best["time"] - 1
+    assert line.endswith(f"): {longer:+.1%}, mostly tensor")
+
+
+@pytest.mark.parametrize(
+    ("stages", "chunks"),
+    [(1, {1}), (2, {1, 2, 4, 16}), (4, {1, 2, 4, 8}), (8, {1, 2, 4}), (16, {1, 2})],
+)
+def test_stages_are_tried_in_one_chunk_two_four_and_one_for_each_layer(
+    both: pk.Exploration, stages: int, chunks: set[int]
+) -> None:
+    """Of 32 layers in all, where they can be split so."""
+    tried = both.table().filter(pl.col("pp") == stages)
+    assert set(tried["chunks"]) == chunks
+    is_split = tried["chunks"] > 1
+    assert (is_split == (tried["schedule"] == "interleaved")).all()
 
 
 #: Tables that no single way suits: a large one, one with many lookups, a small one.
