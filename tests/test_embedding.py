@@ -73,6 +73,7 @@ def test_caches_hold_the_small_tables_of_a_v100_trace() -> None:
 
 def test_each_form_spelled_out() -> None:
     b, n, u, d = 10, 80, 60, 20  # 80 B rows: 96 B in sectors, 128 B in lines
+    assert e.row_traffic(d) == 128  # lines of 64 B
     assert e.forward_bytes(b, n, d) == 8 * n + 8 * b + n * 128 + b * 80
     assert e.forward_bytes(b, n, d, granularity=32, misses=0.5) == 8 * n + 8 * b + n * 48 + b * 80
     assert e.fused_backward_bytes(b, n, d) == 2 * n * 96 + b * 80

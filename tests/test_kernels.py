@@ -28,7 +28,12 @@ def test_each_term_of_products_counts_its_units(term: str, units: float) -> None
     assert additive(PRODUCTS, **{term: 1e-9}) == pytest.approx(units * 1e-9)
 
 
+def test_a_single_channel_fills_a_block() -> None:
+    assert TERMS["blocked_flops"]({"flops": 700.0, "n": 1.0}) == 700 * 16**2
+
+
 def test_only_windows_beyond_3_by_3_are_wide() -> None:
+    assert TERMS["wide_flops"]({"flops": 700.0, "k": 4.0}) == 0
     assert TERMS["wide_flops"]({"flops": 700.0, "k": 9.0}) == 0
     assert TERMS["wide_flops"]({"flops": 700.0, "k": 10.0}) == 700
 
