@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfkit.models.kernels import TERMS, additive, in_context, term_names
+from perfkit.models.kernels import TERMS, additive, in_context, list_terms, term_names
 
 #: Sizes of a batch of three products of 10 rows, 40 columns and an inner size of 5.
 PRODUCTS = {"batch": 3.0, "m": 10.0, "n": 40.0, "k": 5.0, "flops": 12_000.0}
@@ -48,6 +48,14 @@ def test_a_variant_without_terms_of_its_own_has_those_of_its_class() -> None:
     assert "tiled_flops" in term_names("gemm", "nt")
     assert "wide_flops" in term_names("convolution", "forward_depthwise")
     assert "wide_flops" not in term_names("convolution", "forward")
+
+
+def test_terms_of_a_class_are_those_of_all_its_variants() -> None:
+    assert tuple(list_terms("rowwise")) == term_names("rowwise", "softmax")
+    variants = ["forward", "forward_grouped", "forward_depthwise"]
+    of_variants = {name for variant in variants for name in term_names("convolution", variant)}
+    assert set(list_terms("convolution")) == of_variants
+    assert list_terms("unheard-of") == []
 
 
 def test_without_a_fit_a_context_adds_nothing() -> None:
