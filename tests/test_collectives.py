@@ -312,3 +312,20 @@ UNKNOWN_OPERATIONS = [
 def test_operations_that_are_not_known_are_named(case: Refusal) -> None:
     with pytest.raises(ValueError, match=case.message):
         case.call()
+
+
+@pytest.mark.parametrize(
+    ("fact", "names"),
+    [
+        ("reduces", {"all_reduce", "reduce_scatter", "reduce"}),
+        ("has_root", {"gather", "scatter", "broadcast", "reduce"}),
+        ("in_pairs", {"all_to_all", "gather", "scatter", "send_recv"}),
+        (
+            "in_workloads",
+            {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"},
+        ),
+    ],
+)
+def test_a_fact_holds_of_these_operations_alone(fact: str, names: set[str]) -> None:
+    having = {name for name, collective in c.COLLECTIVES.items() if getattr(collective, fact)}
+    assert having == names
