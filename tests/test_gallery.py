@@ -24,6 +24,7 @@ from benchmarks.makers.gallery import (
     read_parts,
     read_products,
 )
+from perfkit.__main__ import main as run_command
 from perfkit.ground.files import find_reference
 from perfkit.ground.hardware import DTYPES
 from perfkit.models.collectives import bus_factor, ring_steps
@@ -353,3 +354,14 @@ def test_the_old_name_of_the_bandwidth_of_a_link_warns() -> None:
     sheet = read_datasheet("h100-sxm")
     with pytest.warns(DeprecationWarning, match="Datasheet: wire is now called link_bandwidth"):
         assert sheet.wire is sheet.link_bandwidth  # type: ignore[attr-defined]
+
+
+def test_the_command_names_the_devices_of_datasheets_below_its_table(capsys) -> None:
+    assert run_command(["platforms"]) == 0
+    table, _, below = capsys.readouterr().out.partition("\nalso by datasheet, ")
+    assert len(table.splitlines()) == 1 + len(list_gallery())
+    assert all(len(line) <= 100 for line in below.splitlines())
+    advice, _, names = " ".join(below.split()).partition(": ")
+    assert advice == "with a number of ranks, as rtx-4090-1"
+    assert tuple(names.split(", ")) == list_datasheets()
+    assert load_platform("rtx-4090-1").network.ranks == 1

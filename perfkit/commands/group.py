@@ -57,7 +57,7 @@ COMMANDS = {
     "platforms": Entry(
         "perfkit.commands.platform_list",
         "platforms_command",
-        "List the platforms of the gallery.",
+        "List the platforms of the gallery, and the devices that are known by their datasheets.",
     ),
     "models": Entry(
         "perfkit.commands.model_list",

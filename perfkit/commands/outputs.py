@@ -70,12 +70,18 @@ class OutputFiles:
                 print(f"written to {escape(path, 1000)}")
 
 
-def list_rows(rows: Sequence[Mapping[str, object]], json_file: str | None) -> int:
-    """Print rows as a table, or write them as JSON: all that a command does that lists things."""
+def list_rows(
+    rows: Sequence[Mapping[str, object]], json_file: str | None, below: str | None = None
+) -> int:
+    """Print rows as a table with a text below it, or write them as JSON: all that a command does
+    that lists things."""
     files = OutputFiles(json_file)
     files.check()
     table = [list(rows[0])]
     for row in rows:
         table.append([str(value) for value in row.values()])
-    files.write(Answer(format_table(table), list(rows)))
+    text = format_table(table)
+    if below is not None:
+        text += f"\n{below}"
+    files.write(Answer(text, list(rows)))
     return 0

@@ -15,6 +15,7 @@ from perfkit.fitting import Fit
 from perfkit.ground.files import find_reference, reading
 from perfkit.ground.targets import check_target, write_text
 from perfkit.ground.units import check_choice, show
+from perfkit.platform.datasheets import list_datasheets
 from perfkit.platform.machine import Machine, PlatformError
 
 #: Version of the file format.
@@ -42,12 +43,14 @@ def find_file(platform: str | Path) -> Path:
     if not isinstance(platform, Path) and not (
         isinstance(platform, str) and re.search(r"[/\\]|\.toml$", platform)
     ):
+        if isinstance(platform, str) and platform in gallery:
+            return gallery[platform]
+        advice = "files end in .toml, datasheets may have a number of ranks, as rtx-4090-1"
         try:
-            return gallery[check_choice("platform", platform, gallery)]
+            check_choice("platform", platform, (*gallery, *list_datasheets()))
         except ValueError as error:
-            raise PlatformError(
-                f"{error}; files end in .toml, datasheets are named as rtx-4090 is"
-            ) from None
+            raise PlatformError(f"{error}; {advice}") from None
+        raise PlatformError(f"platform {platform} is a datasheet, which has no file; {advice}")
     with reading(
         platform, f"gallery: {', '.join(gallery)}", error=PlatformError, most=LARGEST_FILE
     ):

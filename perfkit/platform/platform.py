@@ -361,11 +361,7 @@ class Platform(Machine, Reported):
             return whatif.with_datasheet(self, read_datasheet(other))
         if not isinstance(other, str | Path):
             return whatif.with_datasheet(self, other)
-        try:
-            source = Platform.load(file.find_file(other))
-        except PlatformError as error:
-            raise PlatformError(f"{error}; datasheets are {', '.join(list_datasheets())}") from None
-        return whatif.with_datasheet(self, source)
+        return whatif.with_datasheet(self, Platform.load(file.find_file(other)))
 
     def with_link(
         self, name: str, *, bandwidth: float | None = None, latency: float | None = None
