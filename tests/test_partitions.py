@@ -226,3 +226,9 @@ def test_activations_are_those_of_the_paper(shared_data: Path) -> None:
 def test_activations_by_what_is_kept(changes: dict[str, float], share: float) -> None:
     found = p.activation_bytes(np.array([1.0, 8.0]), 1024, 1024, heads=16, **changes)  # type: ignore[arg-type]
     assert found / 1024**2 == pytest.approx(share * np.array([1.0, 8.0]))
+
+
+@pytest.mark.parametrize("name", [name for name in p.SCHEDULES if name not in p.CHUNKED])
+def test_chunks_mean_nothing_to_a_schedule_without_them(name: str) -> None:
+    one = p.held_batches(64, stages=8, schedule=name)
+    assert p.held_batches(64, stages=8, schedule=name, chunks=3) == one

@@ -25,7 +25,14 @@ from perfkit.platform.estimates import Estimate, ExtrapolationWarning
 from perfkit.platform.file import encode, format_toml
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.kernels import find_kernel
-from perfkit.platform.machine import LARGEST, LIMITS, Context, PlatformError, list_numbers
+from perfkit.platform.machine import (
+    HOST_OVERHEADS,
+    LARGEST,
+    LIMITS,
+    Context,
+    PlatformError,
+    list_numbers,
+)
 from perfkit.platform.platform import Platform
 from perfkit.workloads.tables import EmbeddingTable, TableSet
 
@@ -108,7 +115,7 @@ def draw_platform(draw: st.DrawFn) -> Platform:
         name=draw(words),
         device=device,
         kernels={draw(words): fit},
-        host={draw(words): draw(quantities)},
+        host={f"{draw(st.sampled_from(HOST_OVERHEADS))}.{draw(words)}": draw(quantities)},
         provenance={draw(words): draw(words)},
         context=Context(overlap=overlap),
     )
@@ -754,3 +761,12 @@ source = "an earlier file"
     assert float(fit.time(1e6)) == pytest.approx(seconds, rel=1e-12)
     again = Platform.load(platform.save(tmp_path / "again.toml"))
     assert again.collectives["all_reduce.5"] == fit
+
+
+def test_a_host_holds_overheads_of_calls_alone() -> None:
+    """Everything in it counts as one: in intervals, in what-ifs and in the time of operations."""
+    page_fault = replace(GAP, value=2.6e-6)
+    with pytest.raises(
+        PlatformError, match="host is 'page_fault'; known are gap, bare, before_launch"
+    ):
+        replace(H100, host={**H100.host, "page_fault": page_fault})

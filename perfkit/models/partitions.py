@@ -37,8 +37,10 @@ class Schedule:
         1 forward passes before its first backward pass, and where it has chunks, p more for each
         chunk but one. 0 with `all_forward_first` [-].
     takes_ahead : bool
-        Whether a stage takes each message beside the pass before, and waits for none that it sends.
-        Stages that have several chunks always do.
+        Whether a stage takes each message beside the pass before, and waits for none that it sends:
+        the message of a pass may start when the pass before the one before has ended, so that
+        messages of both ways run beside passes and beside each other. Stages that have several
+        chunks always do.
     puts_off_weights : bool
         Whether gradients of weights are put off: on stage s behind the backward pass of s
         micro-batches later.
@@ -275,6 +277,8 @@ def held_batches(
     (8.0, 64.0)
     """
     record = find_schedules(schedule)
+    # schedules without chunks have one
+    chunks = np.where(record.has_chunks, chunks, 1)
     most = stages + (stages - 1.0) / chunks * (record.passes_ahead - 1)
     return np.where(record.all_forward_first, micro_batches, np.minimum(micro_batches, most))
 

@@ -359,6 +359,12 @@ def _of_fit(group: str, name: str, parameter: Parameter, fit: Fit) -> Number:
     )
 
 
+#: What the host takes for a call of the framework (T1 to T5, and calls without a kernel); a name may go
+#: on with a class of operations and its phase or variant. All of them count as overheads of calls: in
+#: intervals, in what-ifs, in the time of each operation.
+HOST_OVERHEADS = ("gap", "bare", "before_launch", "after_launch", "launch", "between_launches")
+
+
 def check_numbers(machine: Machine) -> None:
     """Refuse a platform with numbers outside the limits, whether a file or Python code made it."""
     device, network = machine.device, machine.network
@@ -377,6 +383,8 @@ def check_numbers(machine: Machine) -> None:
         check_choice("device.peaks", name, DTYPES)
     for name in network.links:
         check_choice("network.links", name, LINKS)
+    for name in machine.host:
+        check_choice("host", name.partition(".")[0], HOST_OVERHEADS)
     if (
         not device.memory
         or device.memory[-1].bandwidth is None

@@ -9,7 +9,8 @@ from perfkit.models.partitions import Step, find_schedules, list_steps
 #: Groups of micro-batches, one for each stage, that are run of many; the rest repeats the last of
 #: them. For 200 random pipelines whose chunks differ by 10 %, and 200 by a factor of three, the time
 #: differs from that of all micro-batches by 0.01 % in mean and 1 % at most (4.1 % with four groups)
-#: [-].
+#: [-]. Schedules that run more than one pass ahead for each stage behind need as many more: with two,
+#: eight groups of 50 random pipelines were up to 4.6 % off, and sixteen 1.2 %.
 GROUPS_RUN = 8
 
 
@@ -367,7 +368,7 @@ def run_iteration(shape: PipelineShape, times: PipelineTimes) -> float:
     Notes
     -----
     Once the pipeline is full, it repeats itself with every group of p micro-batches. Of many
-    micro-batches only `GROUPS_RUN` groups are run, and one less; their difference is the time of a
+    micro-batches only `GROUPS_RUN` groups are run (more for schedules that run further ahead), and one less; their difference is the time of a
     group.
 
     Examples
@@ -385,7 +386,11 @@ def run_iteration(shape: PipelineShape, times: PipelineTimes) -> float:
         return pipeline.run([times.find(activity) for activity in pipeline.activities])
 
     group = shape.stages
-    groups_left_out = (shape.micro_batches - GROUPS_RUN * group) // group
+    groups_run = GROUPS_RUN
+    schedule = find_schedules(shape.schedule)
+    if schedule.alternates:
+        groups_run *= schedule.passes_ahead
+    groups_left_out = (shape.micro_batches - groups_run * group) // group
     if groups_left_out < 2:
         return run(shape.micro_batches)
     # as many micro-batches more than whole groups as there are
