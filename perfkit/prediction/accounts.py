@@ -12,6 +12,7 @@ from perfkit.ground.forks import check_threads
 from perfkit.ground.results import Table
 from perfkit.ground.units import check_positive, rank_largest
 from perfkit.prediction.simulation import RankTimeline, measure_overlap
+from perfkit.workloads.columns import list_sizes
 from perfkit.workloads.graph import PHASES, STAGE_HOST, Graph, Label
 
 #: Two times are equal if they differ by less than this share of the period [-].
@@ -19,8 +20,6 @@ _EQUAL = 1e-9
 #: An event of a trace that ui.perfetto.dev and chrome://tracing open: ranks are processes, streams
 #: are threads.
 Event: TypeAlias = dict[str, Any]
-#: Sizes of an operation that its slice shows, where they apply.
-_SHOWN = ("flops", "batch", "m", "n", "k", "elements", "rows", "lookups", "bags", "dim")
 _MODULES, _HOST, _COMPUTE, _COMMUNICATION = range(4)
 
 
@@ -468,9 +467,12 @@ def _list_slices(timeline: RankTimeline, rank: int) -> Iterator[Event]:
             "module": label.module,
             "variant": label.variant,
         }
-        args |= {key: int(sizes[key]) for key in _SHOWN if sizes[key]}
+        shown = list_sizes(sizes)
+        # what has no bytes of its own is shown with those that it moves
+        nbytes = shown.pop("nbytes", graph.traffic[place])
+        args |= {name: int(size) for name, size in shown.items()}
         args["dtype"] = graph.dtypes[place] if graph.dtypes else graph.dtype
-        args["bytes"] = int(sizes["nbytes"] or graph.traffic[place])
+        args["bytes"] = int(nbytes)
         if label.kind == "collective":
             args["waiting_us"] = round(float(timeline.arrival_wait_time[place]) * 1e6, 3)
         start, end = float(timeline.starts[place]), float(timeline.ends[place])

@@ -25,10 +25,9 @@ from perfkit.platform.platform import Platform
 from perfkit.prediction.classes import ClassModel, classify, knows_family
 from perfkit.prediction.cost import size_operations
 from perfkit.prediction.simulation import RankTimeline
+from perfkit.workloads.columns import list_sizes
 from perfkit.workloads.graph import Label
 
-#: Sizes that an account shows, where they apply.
-SHOWN = ("batch", "m", "n", "k", "elements", "rows", "lookups", "bags", "dim", "flops", "nbytes")
 #: Two times are equal if they differ by less than this share of the period [-].
 _ROUNDING = 1e-9
 #: Units of sizes that are rates or counts of work.
@@ -227,7 +226,7 @@ def explain_operation(
     if duration - seconds > _ROUNDING * timeline.period:
         steps.append(Step("collectives in flight take a share of the cores", duration - seconds))
         seconds = duration
-    shown = {name: float(sizes[name][0]) for name in SHOWN if sizes[name][0]}
+    shown = list_sizes({name: float(values[0]) for name, values in sizes.items()})
     if not isinstance(model.fit, Additive):
         for name in ("traffic", "peak", "bandwidth"):
             shown[name] = float(sizes[name][0])

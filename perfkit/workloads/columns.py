@@ -1,7 +1,7 @@
 """Columns of a graph: sizes of its operations, which tensors they read and write, which of these
 are weights, which modules own them, when memory is allocated, and which operations wait for collectives."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -63,6 +63,31 @@ class OperationSizes(NamedTuple):
             The dimensions [-], and the arithmetic [FLOP].
         """
         return cls(flops=passes * gemm_flops(m, n, k, batch=batch), batch=batch, m=m, n=n, k=k)
+
+
+#: Sizes by which an operation is shown, in this order.
+_SHOWN = ("batch", "m", "n", "k", "elements", "rows", "lookups", "bags", "dim", "flops", "nbytes")
+
+
+def list_sizes(sizes: Mapping[str, float]) -> dict[str, float]:
+    """List the sizes of an operation that apply to it, as accounts and traces show them.
+
+    Parameters
+    ----------
+    sizes : mapping of str to float
+        All its sizes, see `Features`; others are left out.
+
+    Returns
+    -------
+    shown : dict of str to float
+        Those that are not zero, the dimensions first, then the arithmetic [FLOP] and the bytes [B].
+
+    Examples
+    --------
+    >>> list_sizes({**OperationSizes.of_product(2, 3, 4)._asdict(), "traffic": 52})
+    {'batch': 1, 'm': 2, 'n': 3, 'k': 4, 'flops': 48.0}
+    """
+    return {name: sizes[name] for name in _SHOWN if sizes[name]}
 
 
 class HostCalls(NamedTuple):
