@@ -68,6 +68,7 @@ NO_NUMBERS = {
     "optimizers.find_optimizer",
     "optimizers.split_form",
     "collectives.find_collective",
+    "partitions.find_schedules",
     "partitions.list_steps",
 }
 
