@@ -348,6 +348,8 @@ STRATEGIES = {
 
 
 KINDS = ("table", "copy", "column", "row", "node", "node column")
+#: Those that plans of all kinds take in turn. A kind that is new is not added, so that kept answers stay.
+MIXED_KINDS = ("table", "copy", "column", "row", "node", "node column")
 
 
 def place_table(kind: str, index: int, ranks: int, ranks_per_node: int) -> int | pk.Placement:
@@ -377,7 +379,7 @@ def place(kind: str, tables: Sequence[Any], ranks: int, ranks_per_node: int) -> 
         return None
     owners = []
     for index, table in enumerate(tables):
-        wanted = KINDS[index % len(KINDS)] if kind == "mixed" else kind
+        wanted = MIXED_KINDS[index % len(MIXED_KINDS)] if kind == "mixed" else kind
         if table.rows < ranks:
             wanted = "copy"
         owners.append(place_table(wanted, index, ranks, min(ranks_per_node, ranks)))
