@@ -159,6 +159,11 @@ def test_missing_torch_is_no_obstacle_a_missing_package_is_one(monkeypatch: Patc
     assert look("versions").ok is False
 
 
+def test_a_check_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="check is 'gpus'; known are versions, .*GPUs"):
+        diagnose("gpus")
+
+
 def test_everything_is_looked_at_once_and_the_verdict_names_what_is_bad(monkeypatch: Patch) -> None:
     answers = {
         "references": [{"references": np.full((50, 3), 1e-3).tolist(), "core_share": 1.0}],

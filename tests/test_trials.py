@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import perfkit as pk
 from benchmarks import sharding_study
 from benchmarks.__main__ import PAGE
 from benchmarks.helpers.saved_runs import predict_again
@@ -206,6 +207,26 @@ def test_trials_survive_their_file_and_are_predicted_again(
     assert trials.totals()["repeat"] == pytest.approx(1.2 / 1.1 - 1)
     bent = replace(again, runs=tuple(run | {"predicted_s": 2.0} for run in again.runs))
     assert predict_again(bent, toy).errors == pytest.approx(trials.errors)
+
+
+def test_a_report_of_trials_says_their_regret(tmp_path: Path) -> None:
+    trials = Trials.load(find_reference("measured", "zen5-2.sharding-0.json"))
+    assert trials.headline().startswith("92 placements of 12 models on 2 ranks of zen5-2: regret 3")
+    assert repr(trials) == trials.headline()
+    page = pk.report(trials, path=tmp_path / "trials.html").read_text(encoding="utf-8")
+    assert trials.headline() in page and "models under several placements" in page
+
+
+@pytest.mark.parametrize("passes", [[], [1.0], [1.0, 1.0, 1.0]])
+def test_trials_have_two_passes(tmp_path: Path, passes: list[float]) -> None:
+    path = find_reference("measured", "zen5-2.sharding-0.json")
+    data = json.loads(path.read_text(encoding="utf-8"))
+    data["runs"][3]["passes_s"] = passes
+    changed = tmp_path / "trials.json"
+    changed.write_text(json.dumps(data))
+    message = rf"runs\[3\].passes_s holds {len(passes)} times; it must hold 2, one of each pass"
+    with pytest.raises(ValueError, match=message):
+        Trials.load(changed)
 
 
 def test_models_that_do_not_fit_and_other_machines(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfkit.ground.units import format_bytes
+from perfkit.ground.units import check_choice, format_bytes
 from perfkit.measure.folders import find_cache
 from perfkit.measure.machine import gather_facts, list_versions
 from perfkit.measure.processes import ENVIRONMENT, run_processes
@@ -315,7 +315,15 @@ def diagnose(*names: str, root: Path = Path("/")) -> list[Finding]:
     -------
     findings : list of Finding
         In a fixed order; a finding whose `ok` is False would disturb a calibration.
+
+    Raises
+    ------
+    ValueError
+        For the name of no check.
     """
+    known = [check.name for check in CHECKS]
+    for name in names:
+        check_choice("check", name, known)
     return [_run_check(check, root) for check in CHECKS if not names or check.name in names]
 
 

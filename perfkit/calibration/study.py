@@ -310,6 +310,8 @@ class Trials(Comparison):
     this.
     """
 
+    report_title = "Predicted and measured times of models under several placements"
+
     def regrets(self) -> Table:
         """Regrets, one row per model.
 
@@ -328,14 +330,15 @@ class Trials(Comparison):
         def judge(pick: str, times: str) -> polars.Expr:
             return col(times).get(col(pick).arg_min()) / col(times).min() - 1
 
+        first_pass, second_pass = self._split_passes()
         runs = polars.DataFrame(
             {
                 "model": [run["family"] for run in self.runs],
                 "methods": [run["methods"] for run in self.runs],
                 "predicted_s": [run["predicted_s"] for run in self.runs],
                 "measured_s": [run["measured_s"] for run in self.runs],
-                "one": [run["passes_s"][0] for run in self.runs],
-                "other": [run["passes_s"][1] for run in self.runs],
+                "one": first_pass,
+                "other": second_pass,
             }
         )
         time, least = col("measured_s"), col("measured_s").min()
@@ -359,6 +362,20 @@ class Trials(Comparison):
         return frame.join(
             regrets.pivot("methods", index="model", values="regret"), on="model", how="left"
         )
+
+    def _split_passes(self) -> tuple[list[float], list[float]]:
+        """Times of all runs in the first pass, and in the second [s]."""
+        first_pass, second_pass = [], []
+        for i, run in enumerate(self.runs):
+            passes = run["passes_s"]
+            if len(passes) != 2:
+                raise ValueError(
+                    f"runs[{i}].passes_s holds {len(passes)} times; it must hold 2, one of each pass"
+                )
+            one, other = passes
+            first_pass.append(one)
+            second_pass.append(other)
+        return first_pass, second_pass
 
     def totals(self) -> dict[str, Any]:
         """Summarize all models.
@@ -435,10 +452,17 @@ the predicted best is the fastest in {found["hits"]:.0%} of the models (passes a
 rank correlation {found["rank_correlation"]:.2f} (between passes {found["rank_repeat"]:.2f}), \
 passes differ by {found["repeat"]:.1%}"""
 
-    def __repr__(self) -> str:
+    def headline(self) -> str:
+        """The result in one line, see `perfkit.ground.results.Reported.headline`."""
         found, ranks = self.totals(), self.runs[0]["ranks"]
-        where = f"{found['placements']} placements of {found['models']} models on {ranks} ranks of {self.platform}"
-        return f"{where}: regret {found['regret']['predicted']:.1%}, best rule of thumb {found['best_baseline']}"
+        return (
+            f"{found['placements']} placements of {found['models']} models on {ranks} ranks of "
+            f"{self.platform}: regret {found['regret']['predicted']:.1%}, "
+            f"best rule of thumb {found['best_baseline']}"
+        )
+
+    def __repr__(self) -> str:
+        return self.headline()
 
 
 def _write_correlation(value: float | None) -> str:
