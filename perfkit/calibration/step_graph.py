@@ -324,20 +324,20 @@ class _Recording(NamedTuple):
     def since(cls, recorder: Recorder, mark: "_Mark") -> "_Recording":
         """All that was added after a mark."""
         storages = recorder.values.storages
+        accesses = []
+        for index, number, nbytes, flag in recorder._accesses[mark.accesses :]:
+            accesses.append((index - mark.operations, number - mark.storages, nbytes, flag))
+        allocations = []
+        for number, nbytes in storages.allocations[mark.allocations :]:
+            allocations.append((number - mark.storages, nbytes))
         return cls(
-            recorder.labels[mark.operations :],
-            recorder._sizes[mark.operations :],
-            recorder._host_calls[mark.operations :],
-            recorder._dtypes[mark.operations :],
-            [
-                (index - mark.operations, number - mark.storages, nbytes, flag)
-                for index, number, nbytes, flag in recorder._accesses[mark.accesses :]
-            ],
-            [
-                (number - mark.storages, nbytes)
-                for number, nbytes in storages.allocations[mark.allocations :]
-            ],
-            len(storages._held) - mark.storages,
+            labels=recorder.labels[mark.operations :],
+            sizes=recorder._sizes[mark.operations :],
+            host_calls=recorder._host_calls[mark.operations :],
+            dtypes=recorder._dtypes[mark.operations :],
+            accesses=accesses,
+            allocations=allocations,
+            storages=len(storages._held) - mark.storages,
         )
 
     def repeat(self, recorder: Recorder) -> None:

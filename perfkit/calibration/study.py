@@ -341,27 +341,29 @@ class Trials(Comparison):
                 "other": second_pass,
             }
         )
+
+        def correlate_ranks(times: str, others: str) -> polars.Expr:
+            return polars.corr(times, others, method="spearman").fill_nan(None)
+
         time, least = col("measured_s"), col("measured_s").min()
+        slower = polars.max_horizontal("one", "other")
+        faster = polars.min_horizontal("one", "other")
+        regret_of_predicted = judge("predicted_s", "measured_s")
         frame = runs.group_by("model", maintain_order=True).agg(
             placements=polars.len(),
             best_s=least,
             worst=time.max() / least,
-            rank_correlation=polars.corr("predicted_s", "measured_s", method="spearman").fill_nan(
-                None
-            ),
-            hit=judge("predicted_s", "measured_s") == 0,
+            rank_correlation=correlate_ranks("predicted_s", "measured_s"),
+            hit=regret_of_predicted == 0,
             hit_repeat=col("one").arg_min() == col("other").arg_min(),
             floor=(judge("one", "other") + judge("other", "one")) / 2,
-            repeat=(
-                polars.max_horizontal("one", "other") / polars.min_horizontal("one", "other") - 1
-            ).mean(),
-            rank_repeat=polars.corr("one", "other", method="spearman").fill_nan(None),
-            predicted=judge("predicted_s", "measured_s"),
+            repeat=(slower / faster - 1).mean(),
+            rank_repeat=correlate_ranks("one", "other"),
+            predicted=regret_of_predicted,
         )
         regrets = runs.with_columns(regret=(time / least - 1).over("model")).explode("methods")
-        return frame.join(
-            regrets.pivot("methods", index="model", values="regret"), on="model", how="left"
-        )
+        by_method = regrets.pivot("methods", index="model", values="regret")
+        return frame.join(by_method, on="model", how="left")
 
     def _split_passes(self) -> tuple[list[float], list[float]]:
         """Times of all runs in the first pass, and in the second [s]."""
@@ -437,20 +439,28 @@ class Trials(Comparison):
                 )
             )
         found = self.totals()
-        regret, error = found["regret"], found["excess_error"]
+        regret, worst = found["regret"], found["worst_regret"]
         rules = sorted((name for name in regret if name != "predicted"), key=regret.get)
         mean_regrets = ", ".join(f"{name} {regret[name]:.1%}" for name in rules)
-        return f"""{format_table(rows, numbers=True)}
-
-{found["placements"]} placements of {found["models"]} models
-regret of the predicted best: {regret["predicted"]:.1%} mean, {found["worst_regret"]["predicted"]:.1%} at most; \
-of a choice by one pass, judged by the other: {found["floor"]:.1%}
-mean regrets: {mean_regrets}
-predicted best minus best rule of thumb, {found["best_baseline"]}: {found["excess"]:+.1%}\
-{"" if error is None else f" ± {error:.1%}"}
-the predicted best is the fastest in {found["hits"]:.0%} of the models (passes agree in {found["hits_repeat"]:.0%}), \
-rank correlation {found["rank_correlation"]:.2f} (between passes {found["rank_repeat"]:.2f}), \
-passes differ by {found["repeat"]:.1%}"""
+        excess = f"{found['excess']:+.1%}"
+        if found["excess_error"] is not None:
+            excess += f" ± {found['excess_error']:.1%}"
+        lines = [
+            format_table(rows, numbers=True),
+            "",
+            f"{found['placements']} placements of {found['models']} models",
+            f"regret of the predicted best: {regret['predicted']:.1%} mean, "
+            f"{worst['predicted']:.1%} at most; "
+            f"of a choice by one pass, judged by the other: {found['floor']:.1%}",
+            f"mean regrets: {mean_regrets}",
+            f"predicted best minus best rule of thumb, {found['best_baseline']}: {excess}",
+            f"the predicted best is the fastest in {found['hits']:.0%} of the models "
+            f"(passes agree in {found['hits_repeat']:.0%}), "
+            f"rank correlation {found['rank_correlation']:.2f} "
+            f"(between passes {found['rank_repeat']:.2f}), "
+            f"passes differ by {found['repeat']:.1%}",
+        ]
+        return "\n".join(lines)
 
     def headline(self) -> str:
         """The result in one line, see `perfkit.ground.results.Reported.headline`."""
