@@ -25,9 +25,9 @@ from perfkit.models.kernels import REFERENCES, at_usual_pace
 
 #: Prior weight of each reference [-]; docs/formulas.md, table 7.1.
 _PRIOR = np.full(3, 1.0 / 3.0)
-#: Standard deviation of that weight [-].
+#: Standard deviation of that weight [-]; docs/formulas.md, table 7.1.
 _TRUST = 0.15
-#: How many blocks count as one [-].
+#: How many blocks count as one [-]; docs/formulas.md, table 7.1.
 _ALIKE = 4.0
 
 
