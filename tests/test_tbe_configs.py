@@ -127,6 +127,15 @@ def test_single_numbers_hold_for_all_tables() -> None:
     assert tables[3].spread == 0
 
 
+@pytest.mark.parametrize("kind", ["normal", "uniform"])
+def test_bags_of_a_fixed_size_may_differ_between_tables(kind: str) -> None:
+    """Old files write the sizes of all tables as a list `L`."""
+    params = {"L": [20, 5, 7], "sigma_L": None, "length_distribution": kind}
+    tables, _ = parse_tbe_config(changed(pooling_params=params))
+    assert [table.pooling for table in tables] == [20, 5, 7]
+    assert [table.spread for table in tables] == [0, 0, 0]
+
+
 def test_uneven_batches_keep_their_lookups() -> None:
     config = changed(batch_params__Bs=[512, 256, 1024])
     tables, batch = parse_tbe_config(config)

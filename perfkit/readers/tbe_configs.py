@@ -214,12 +214,14 @@ class _Bags(NamedTuple):
 
 def _find_bags(section: _Section) -> _Bags:
     """Sizes of bags: uniform from L to sigma, or normal with mean L."""
-    means, sigma = section.read("L", "Ls", zero=True), section.take_sigma("sigma_L")
+    means = section.read("L", "Ls", zero=True)
+    sigma = section.take_sigma("sigma_L")
     kind = section.values.get("length_distribution") or "normal"
     check_choice(f"{section.place}.length_distribution", kind, ("normal", "uniform"))
-    were_measured = section.values.get("Ls") is not None
+    if not sigma:
+        return _Bags(means, 0.0)
     low = means[0]
-    if kind == "uniform" and sigma > 0:
+    if kind == "uniform":
         if sigma < low:
             text = f"{section.place}.sigma_L is {sigma:g}, the upper end of the range from L"
             raise ValueError(f"{text}; it must be at least {low:g}")
@@ -228,6 +230,7 @@ def _find_bags(section: _Section) -> _Bags:
     else:
         spread = sigma
         drawn_mean = _cut_normal_mean(low, sigma)
+    were_measured = section.values.get("Ls") is not None
     if not were_measured:
         means = [drawn_mean for _ in means]
     return _Bags(means, spread)
@@ -235,8 +238,6 @@ def _find_bags(section: _Section) -> _Bags:
 
 def _cut_normal_mean(mean: float, sigma: float) -> float:
     """Mean of normal sizes that are rounded towards zero, and at least 0, see `parse_tbe_config`."""
-    if not sigma:
-        return mean
     above, density = NormalDist().cdf(mean / sigma), NormalDist().pdf(mean / sigma)
     return max(mean * above + sigma * density - above / 2 + density / (12 * sigma), 0.0)
 
