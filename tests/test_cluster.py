@@ -561,6 +561,34 @@ def test_probes_are_timed_by_events(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert calls == [1, 2, 1, 2, 1, 2, 1], "each once to warm up, then in turns"
 
 
+@pytest.mark.parametrize(
+    ("elements", "cold", "sets"),
+    [(1000, True, 3), (1000, False, 1), (10, True, 64)],
+)
+def test_cold_operands_rotate_through_twice_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, elements: int, cold: bool, sets: int
+) -> None:
+    """A sum of two numbers in fp32 moves 12 B; the cache here has 16 KiB; 64 sets are the most."""
+    pytest.importorskip("torch")
+    from perfkit.measure import cuda
+
+    replace_cuda([], monkeypatch.setattr)
+    timed: list[Any] = []
+
+    def keep_calls(calls: Any, count: int) -> list[float]:
+        timed.extend(calls)
+        return [1.0]
+
+    monkeypatch.setattr(cuda, "time_queued", keep_calls)
+    sums = KernelProbe(
+        kind="elementwise", variant="add", dtype="fp32", sizes={"elements": elements}, cold=cold
+    )
+    cuda.time_probes(probes=[write_probe(sums)], kept="", folder=str(tmp_path), device="cpu:0")
+    assert len(timed) == sets
+    places = {operand.data_ptr() for call in timed for operand in call.args}
+    assert len(places) == 2 * sets, "each set is memory of its own"
+
+
 def test_without_a_gpu_nothing_begins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)

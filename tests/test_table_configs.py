@@ -237,6 +237,11 @@ def test_files_that_cannot_be(write, name: str, content: Any, message: str) -> N
         ),
         ("dlrm-datasets-2021", {"dim": -64, "rows": 10**6}, "dim is -64"),
         (5, {}, "source is 5; it must be a pandas or polars frame, or lists by name"),
+        (
+            {"rows": [10, 20], "dim": [4]},
+            {},
+            "source has columns of different lengths: 'rows' 2, 'dim' 1; give each column one value",
+        ),
         (pandas.DataFrame({"rows": [10]}), {}, "source row 0 lacks dim; give"),
         (
             polars.DataFrame({"rows": [10], "dims": [4]}),

@@ -200,4 +200,11 @@ def read_records(name: str, frame: Any) -> list[dict[str, Any]]:
     if isinstance(frame, list | tuple) and all(isinstance(row, Mapping) for row in frame):
         return [dict(row) for row in frame]
     columns = read_columns(name, frame)
+    lengths = {column: len(values) for column, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        shown = ", ".join(f"{show(column, 40)} {length}" for column, length in lengths.items())
+        raise ValueError(
+            f"{name} has columns of different lengths: {shown}; give each column one value for "
+            "each row"
+        )
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

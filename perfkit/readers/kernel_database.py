@@ -2,9 +2,10 @@
 casts.
 
 `read_collectives`, `read_gemms`, `read_attention` and `read_casts` say which columns they want, and
-`_read` is the table of contents of what they share. There is one table per kind of kernel, collector (the serving framework whose kernels were timed)
-and its version: ``SYSTEM/FAMILY/COLLECTOR/VERSION/TABLE_perf.parquet``. Columns differ between
-files and are read by name.
+`_read` is the table of contents of what they share. There is one table per kind of kernel,
+collector (the serving framework whose kernels were timed) and its version:
+``SYSTEM/FAMILY/COLLECTOR/VERSION/TABLE_perf.parquet``. Columns differ between files and are read by
+name.
 """
 
 import os
