@@ -3,6 +3,7 @@ constraints, errors."""
 
 import html
 import re
+import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import permutations, product
@@ -1027,6 +1028,18 @@ def test_kinds_that_are_left_out_are_named_and_nothing_else(ranks: int) -> None:
     assert named == expected
     for text in result.warnings:
         assert "reduce_scatter" in text
+
+
+@pytest.mark.parametrize("rows", [[8, 5000, 10**7], [8, 4, 5]])
+def test_the_first_table_may_have_fewer_rows_than_there_are_ranks(rows: list[int]) -> None:
+    """Rows over 16 ranks are not tried with such a table, and the order of tables tells nothing."""
+    times = []
+    for in_order in (rows, rows[::-1]):
+        model = DLRM(rows=in_order, dim=64, pooling=3, batch=1024, bottom=(13, 64), top=(64, 1))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            times.append(find(model, "h100-sxm-8x2", ranks=16, steps=10).prediction.time)
+    assert times[0] == pytest.approx(times[1])
 
 
 def test_memory_that_everything_else_fills_is_said_and_never_negative() -> None:

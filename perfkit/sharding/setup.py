@@ -164,7 +164,9 @@ def _time_host_of_messages(workload: DLRM, costs: Costs) -> dict[Resource, float
     seconds = dict[Resource, float]()
     if not costs.accelerated or costs.ranks == 1:
         return seconds
-    pair = alter(workload, {"tables": workload.tables[:1] * 2})
+    number = _find_divisible_table(workload, costs.ranks)
+    table = workload.tables[number]
+    pair = alter(workload, {"tables": (table, table)})
 
     def issue(first: int | Placement) -> float:
         """Host time of the first rank with one table; the other table is on the second [s]."""
@@ -172,12 +174,13 @@ def _time_host_of_messages(workload: DLRM, costs: Costs) -> dict[Resource, float
         graphs = pair.graphs(costs.ranks, plan, accelerator=True)
         return float(costs.issue(graphs[0]).sum())
 
-    first_table = np.zeros(1, dtype=int)
     for kind in PLACEMENT_KINDS:
         if kind.reduction is None:
             continue
+        if kind.splits_rows and table.rows < costs.count_parts(kind):
+            continue  # no table can be placed so
         resource = MESSAGE_OF_REDUCTION[kind.reduction]
-        counted = float(costs.shards(first_table, kind.name).shard[0, Cost.HOST])
+        counted = float(costs.shards(np.array([number]), kind.name).shard[0, Cost.HOST])
         if resource is not Resource.GRADIENTS:
             counted += float(costs.launch()[SECONDS.index(Cost.HOST)])
         placement = Placement.example(kind, ranks=costs.ranks, ranks_per_node=costs.ranks_per_node)
@@ -185,6 +188,16 @@ def _time_host_of_messages(workload: DLRM, costs: Costs) -> dict[Resource, float
         # where several kinds add up the same, that of the kind with the most calls
         seconds[resource] = float(steady(max(uncounted, seconds.get(resource, 0.0))))
     return seconds
+
+
+def _find_divisible_table(workload: DLRM, ranks: int) -> int:
+    """Number of the first table whose rows can be split over all ranks; if there is none, of the
+    table with most rows."""
+    rows = [table.rows for table in workload.tables]
+    for number, count in enumerate(rows):
+        if count >= ranks:
+            return number
+    return rows.index(max(rows))
 
 
 def _list_message_sizes(costs: Costs, gradient_bytes: float, inputs: str) -> Sequence[_MessageSize]:
