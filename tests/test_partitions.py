@@ -1,10 +1,11 @@
 """Pipelines, activations and model states against the tables of the papers that they come from."""
 
 import csv
+import re
 from collections import deque
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -232,3 +233,14 @@ def test_activations_by_what_is_kept(changes: dict[str, float], share: float) ->
 def test_chunks_mean_nothing_to_a_schedule_without_them(name: str) -> None:
     one = p.held_batches(64, stages=8, schedule=name)
     assert p.held_batches(64, stages=8, schedule=name, chunks=3) == one
+
+
+def test_names_of_schedules_may_come_as_objects() -> None:
+    names = np.array(["gpipe", "1f1b"], dtype=object)  # as of a column of a frame
+    np.testing.assert_array_equal(p.held_batches(64, stages=8, schedule=names), [64.0, 8.0])
+
+
+@pytest.mark.parametrize("names", [3, None, np.array(["1f1b", 2.0], dtype=object)])
+def test_what_is_no_name_of_a_schedule_is_refused_as_it_was_given(names: Any) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"schedule is {names!r}; it must be a name")):
+        p.held_batches(64, stages=8, schedule=names)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from perfkit.models.partitions import CHUNKED, SCHEDULES, bubble_time
+from perfkit.models import partitions
+from perfkit.models.partitions import CHUNKED, SCHEDULES, Schedule, bubble_time
 from perfkit.prediction.passes import (
     ChunkTimes,
     PipelineShape,
@@ -58,6 +59,18 @@ def test_the_rest_of_many_micro_batches_repeats_the_first_ones(name: str) -> Non
         errors.append(run_iteration(schedule, times) / run_all(schedule, times) - 1)
     assert np.abs(errors).mean() < 0.001
     assert np.abs(errors).max() < 0.01
+
+
+def test_a_schedule_that_runs_no_pass_ahead_takes_one_micro_batch_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    by_itself = Schedule("by_itself")
+    monkeypatch.setattr(partitions, "SCHEDULES", {**SCHEDULES, by_itself.name: by_itself})
+    chunk = make_chunk(1.0, 2.0)
+    times = PipelineTimes([chunk, chunk, chunk], 3, [0.0, 0.0, 0.0])
+    for micro_batches in (6, 60, 61):
+        shape = PipelineShape(by_itself.name, 3, micro_batches, 1, False)
+        assert run_iteration(shape, times) == pytest.approx(run_all(shape, times))
 
 
 def test_passes_wait_as_said() -> None:

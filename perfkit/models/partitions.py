@@ -116,6 +116,8 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
 )
 #: Schedules whose stages may hold several chunks of layers.
 CHUNKED = tuple(name for name, schedule in SCHEDULES.items() if schedule.has_chunks)
+#: Schedules that pass all micro-batches through one chunk after another.
+BREADTH_FIRST = tuple(name for name, schedule in SCHEDULES.items() if schedule.runs_breadth_first)
 #: What is computed again in the backward pass: nothing, scores of attention, or whole layers.
 RECOMPUTED = ("none", "selective", "full")
 
@@ -162,9 +164,11 @@ def find_schedules(names: Any) -> Schedule:
     """
     if isinstance(names, str):
         return SCHEDULES[check_choice("schedule", names, SCHEDULES)]
-    names = np.asarray(names)
-    if names.size and names.dtype.kind != "U":
-        raise ValueError(f"schedule is {show(names)}; it must be a name, or an array of names")
+    given = names
+    names = np.asarray(given)
+    is_text = names.dtype.kind == "U"
+    if not is_text and not all(isinstance(name, str) for name in names.ravel().tolist()):
+        raise ValueError(f"schedule is {show(given)}; it must be a name, or an array of names")
     numbers = np.full(names.shape, -1)
     for number, name in enumerate(SCHEDULES):
         numbers[names == name] = number

@@ -368,8 +368,8 @@ def run_iteration(shape: PipelineShape, times: PipelineTimes) -> float:
     Notes
     -----
     Once the pipeline is full, it repeats itself with every group of p micro-batches. Of many
-    micro-batches only `GROUPS_RUN` groups are run (more for schedules that run further ahead), and one less; their difference is the time of a
-    group.
+    micro-batches only `GROUPS_RUN` groups are run (more for schedules that run further ahead), and
+    one less; their difference is the time of a group.
 
     Examples
     --------
@@ -389,7 +389,7 @@ def run_iteration(shape: PipelineShape, times: PipelineTimes) -> float:
     groups_run = GROUPS_RUN
     schedule = find_schedules(shape.schedule)
     if schedule.alternates:
-        groups_run *= schedule.passes_ahead
+        groups_run *= max(schedule.passes_ahead, 1)
     groups_left_out = (shape.micro_batches - groups_run * group) // group
     if groups_left_out < 2:
         return run(shape.micro_batches)

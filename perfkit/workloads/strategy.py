@@ -9,7 +9,7 @@ import numpy as np
 
 from perfkit.ground.records import set_fields
 from perfkit.ground.units import check_choice, check_positive, check_sizes, check_type, show
-from perfkit.models.partitions import CHUNKED, RECOMPUTED, SCHEDULES, find_schedules
+from perfkit.models.partitions import BREADTH_FIRST, CHUNKED, RECOMPUTED, SCHEDULES, find_schedules
 from perfkit.workloads.sizes import check_size
 
 _SIZES = ("tp", "pp", "cp", "ep", "micro_batch", "chunks")
@@ -158,8 +158,8 @@ class Strategy:
     def scattered(self) -> Any:
         """Whether gradients are reduced after each micro-batch, so that a rank adds up only its
         shard."""
-        breadth_first = find_schedules(self.schedule).runs_breadth_first
-        return np.greater(self.zero, 1) & np.logical_not(breadth_first)
+        # this is asked for often, and `find_schedules` would look up all that is known of them
+        return np.greater(self.zero, 1) & ~np.isin(self.schedule, BREADTH_FIRST)
 
     def without_idle_zero(self) -> "Strategy":
         """The same, with `zero` 0 where there is a single replica, which has nobody to share with.
