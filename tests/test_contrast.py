@@ -68,6 +68,14 @@ def test_a_workload_is_predicted_on_both() -> None:
     assert "collective" not in set(single.table()["group"])
 
 
+def test_an_iteration_is_named_by_its_workload_if_that_is_the_same() -> None:
+    one = pk.predict(BERT, A100)
+    larger = pk.predict(replace(BERT, batch=2 * BERT.batch), A100)
+    assert pk.compare(one, larger).rows[-1]["quantity"] == "time of an iteration"
+    alike = pk.compare(one, pk.predict(BERT, H100))
+    assert alike.rows[-1]["quantity"] == f"time of an iteration of {BERT.description}"
+
+
 def test_what_changed_is_asked_of_platforms() -> None:
     a = pk.predict(BERT, A100)
     b = pk.predict(BERT, H100)

@@ -264,24 +264,23 @@ def name_sides(found: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     >>> name_sides({"2 ranks": ["takes 2 ms"], "4 ranks": ["takes 30 µs"], "8 ranks": ["takes 4 ms"], "16 ranks": []})
     ('2 ranks, 4 ranks, 8 ranks: takes 4 ms (the last of 3 such warnings)',)
     """
-    # the results that have a warning, by its text; texts that differ in numbers alone together
-    results_of_alike: dict[str, dict[str, list[str]]] = {}
+    # the results that have a warning, by its text; texts that differ in numbers alone together.
+    # Each result counts once, and there may be many: names are the keys of a dictionary
+    results_of_alike: dict[str, dict[str, dict[str, None]]] = {}
     for name, texts in found.items():
         for text in texts:
             results_of = results_of_alike.setdefault(_NUMBER.sub("#", text), {})
-            names = results_of.setdefault(text, [])
-            if name not in names:
-                names.append(name)
+            results_of.setdefault(text, {})[name] = None
     notes: list[str] = []
     for results_of in results_of_alike.values():
         if len(results_of) > 2:
             last = list(results_of)[-1]
             text = f"{last} (the last of {len(results_of)} such warnings)"
-            results_of = {text: list(dict.fromkeys(chain.from_iterable(results_of.values())))}
+            results_of = {text: dict.fromkeys(chain.from_iterable(results_of.values()))}
         for text, names in results_of.items():
             if len(names) == len(found):
                 notes.append(text)
             else:
                 others = " and others" if len(names) > 6 else ""
-                notes.append(f"{', '.join(names[:6])}{others}: {text}")
+                notes.append(f"{', '.join(list(names)[:6])}{others}: {text}")
     return tuple(notes)

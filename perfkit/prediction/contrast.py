@@ -262,13 +262,17 @@ def _list_parts(a: Any, b: Any) -> Iterator[tuple[str, str, str, list[Any]]]:
         name = " ".join(filter(None, part)) if isinstance(part, tuple) else part
         found = [result.parts.get(part) for result in (a, b)]
         yield "parts", name, "s", [each[1] if isinstance(each, tuple) else each for each in found]
-    names = {getattr(getattr(each, "workload", None), "description", "") for each in (a, b)}
-    yield (
-        "iteration",
-        f"time of an iteration{' of ' * any(names)}{''.join(names) * (len(names) < 2)}",
-        "s",
-        [a, b],
-    )
+    name = "time of an iteration"
+    description = _describe(a)
+    if description and description == _describe(b):
+        name += f" of {description}"
+    yield "iteration", name, "s", [a, b]
+
+
+def _describe(result: Any) -> str:
+    """What a result is of; empty for a priced plan."""
+    workload = getattr(result, "workload", None)
+    return getattr(workload, "description", "")
 
 
 def _put_together(
