@@ -126,11 +126,19 @@ def _list_arguments(
     if is_raw_here:
         yield "learning", [str(raw), "--check", *checks, *shorten("--draws", "1")]
     yield "imbalance", [*here, *shorten("--models", "1", "--seconds", "0.5")]
+    if not quick:
+        yield "sharded", here
+        yield "memory", []
+        yield "foreign", here
     yield "speed", [*here, *shorten("--rounds", "5")]
     yield "peers", []
     yield "placement", shorten("--quick")
     yield "captures", []
     yield "gpu_vision", []
+    yield "walk", []
+    yield "checks", ["zen3-2"]
+    yield "gpu_steps", ["--saved", str(measured / "h100-1.check-1.json")]
+    yield "gpu_survey", ["--saved", str(measured / "h200-2.survey.json")]
     yield "gpu_forms", shorten("--systems", ",".join(PAIR))
     yield "gpu_networks", []
     yield "traced", []

@@ -95,6 +95,19 @@ def test_the_readme_shows_the_table() -> None:
     assert all(benchmark.command in text for benchmark in BENCHMARKS)
 
 
+def test_what_stands_below_the_table_stays() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert fill_readme(text + "More.\n") == text + "More.\n"
+
+
+@pytest.mark.parametrize("mark", ["<!-- This table", "<!-- End of"])
+def test_a_readme_that_has_lost_a_line_around_the_table_is_refused(mark: str) -> None:
+    text = README.read_text(encoding="utf-8")
+    assert mark in text
+    with pytest.raises(ValueError, match=f"README has no line '{mark}"):
+        fill_readme(text.replace(mark, "<!-- Another"))
+
+
 def test_the_list_shows_each_question_with_what_rests_on_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -142,6 +155,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 #: In order, those that need the data of others in a list of their own.
 MEASURED = ["imbalance", "speed", "peers", "placement", "captures", "gpu_vision"]
+MEASURED += ["walk", "checks", "gpu_steps", "gpu_survey"]
 SHARED = ["gpu_forms", "gpu_networks", "traced", "v100_embeddings", "updates"]
 SAVED = ["gpu_products", "gpu_iterations", "mlperf_dlrm", "regions", "dlrm_strategies"]
 SAVED += ["sharding_study", "sharding_study", "left_out"]
@@ -167,6 +181,15 @@ def test_a_platform_that_is_named_is_taken_as_it_is(
     monkeypatch.setenv("PERFKIT_SHARED_DATA", str(tmp_path))
     assert everything.main(["--quick", "--platform", "mine.toml"]) == 0
     assert ran == ["accuracy", *MEASURED, *SHARED, *SAVED]
+
+
+def test_without_quick_all_run_but_the_one_that_needs_a_commit(
+    ran: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gemm").mkdir()
+    monkeypatch.setenv("PERFKIT_SHARED_DATA", str(tmp_path))
+    assert everything.main(["--platform", "mine.toml"]) == 0
+    assert set(ran) == set(NAMES) - {"beside"}
 
 
 def test_without_quick_the_long_ones_come_last(ran: list[str]) -> None:
