@@ -586,3 +586,22 @@ def test_a_notebook_keeps_a_chart_with_sliders_beside_its_picture() -> None:
 def test_an_axis_of_numbers_that_no_machine_has_is_refused(domain: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match=r"size goes from .* to .*; a logarithmic axis takes"):
         canvas.log_axis("size", "Size", domain, "B")
+
+
+def test_a_sweep_over_lists_has_a_place_for_each_list() -> None:
+    rows = [
+        {"rows": [1000, 2000], "time": 0.1, "low": 0.09, "high": 0.11},
+        {"rows": [3000, 4000], "time": 0.2, "low": 0.19, "high": 0.21},
+    ]
+    chart = plots.sweep_lines(pl.DataFrame(rows), x="rows")
+    assert chart.to_dict()["layer"][0]["encoding"]["x"]["type"] == "nominal"
+    written = vl_convert.vegalite_to_svg(chart.to_json())
+    for text in ("1000, 2000", "3000, 4000"):
+        assert f">{text}<" in written
+
+
+def test_a_share_that_no_configuration_has_is_drawn_without_lines() -> None:
+    rows = [{"ranks": 8, "kept": None}]
+    chart = plots.sweep_lines(rows, x="ranks", y="kept")
+    assert chart.to_dict()["layer"][0]["encoding"]["y"]["scale"]["domain"] == [0, 1]
+    assert "<svg" in vl_convert.vegalite_to_svg(chart.to_json())

@@ -71,6 +71,8 @@ def sweep_lines(
     rows = [row for row in canvas.read_rows(frame) if canvas.is_above_zero(row.get(y))]
     for row in rows:
         row["series"] = _name_series(row, series)
+        if isinstance(row[x], list):  # such as the rows of all tables
+            row[x] = ", ".join(f"{value}" for value in row[x])
     across = _make_x_axis(rows, x)
     tall = _make_y_axis(rows, y)
     names = canvas.unique(row["series"] for row in rows)
@@ -123,7 +125,7 @@ def _make_y_axis(rows: Sequence[Row], column: str) -> alt.Y:
     columns = ("time", "low", "high") if column == "time" else (column,)
     ends = [row[name] for row in rows for name in columns if row.get(name)]
     if column in _SHARES:
-        scale = alt.Scale(domain=[0, max(1.0, *ends)])
+        scale = alt.Scale(domain=[0, max([1.0, *ends])])
         axis = alt.Axis(format="%")
         return alt.Y(f"{column}:Q", title=quantity.label, scale=scale, axis=axis)
     domain = canvas.log_domain(ends)
