@@ -18,6 +18,7 @@ from benchmarks import accuracy, beside, learning, left_out, peers, placement, s
 from benchmarks.accuracy import BARS, evaluate, format_accuracy, judge_kernels
 from benchmarks.gpu_steps import join_runs, list_steps
 from benchmarks.helpers import calculon
+from benchmarks.helpers.saved_runs import pool_checks
 from perfkit.calibration.checks import Comparison
 from perfkit.exploration.strategies import explore
 from perfkit.ground.files import find_reference
@@ -391,6 +392,11 @@ def test_strategies_are_timed_again_and_again_and_unlike() -> None:
     assert [row["count"] for row in timed] == [100_000, 4808, 28_904]
     for row in timed:
         assert row["per_second"] > 0
+
+
+def test_a_machine_without_committed_checks_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"machine is 'zen33'; .* of .*, xeon-2, zen3-2, zen5-2$"):
+        pool_checks("zen33")
 
 
 def test_peers_that_cannot_be_installed_are_told(monkeypatch: Patch, capsys: Capture) -> None:

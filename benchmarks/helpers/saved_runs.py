@@ -15,8 +15,19 @@ C = TypeVar("C", bound=Comparison)
 
 
 def pool_checks(name: str) -> Comparison:
-    """All committed checks of one machine."""
-    return Comparison.load(*sorted(find_reference("measured").glob(f"{name}.check-*.json")))
+    """All committed checks of one machine.
+
+    Raises
+    ------
+    ValueError
+        If there are none of this machine.
+    """
+    folder = find_reference("measured")
+    files = sorted(folder.glob(f"{name}.check-*.json"))
+    if not files:
+        known = sorted({file.name.split(".")[0] for file in folder.glob("*.check-*.json")})
+        raise ValueError(f"machine is {name!r}; checks are committed of {', '.join(known)}")
+    return Comparison.load(*files)
 
 
 def load_model(run: Mapping[str, Any]) -> Any:
