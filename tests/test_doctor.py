@@ -160,7 +160,7 @@ def test_missing_torch_is_no_obstacle_a_missing_package_is_one(monkeypatch: Patc
 
 
 def test_a_check_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="check is 'gpus'; known are versions, .*GPUs"):
+    with pytest.raises(ValueError, match=r"check is 'gpus'; known are versions, .*GPUs"):
         diagnose("gpus")
 
 
