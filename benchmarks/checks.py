@@ -96,6 +96,12 @@ def format_bias(comparison: Comparison) -> str:
 def main(given: Any) -> None:
     """Errors of committed runs of check."""
     found = pool_checks(given.name)
+    unknown = {run["family"] for run in found.runs} - FAMILIES.keys()
+    if unknown:
+        raise ValueError(
+            f"runs of {given.name!r} are of families {', '.join(sorted(unknown))}, which are no samples of check; steps of "
+            "GPUs are shown by `python -m benchmarks.gpu_steps --saved FILE`"
+        )
     print(f"as measured\n{format_errors(found)}")
     if any("relative_s" in run for run in found.runs):
         found = found.at_usual_pace()

@@ -15,6 +15,7 @@ import polars as pl
 import pytest
 
 from benchmarks import accuracy, beside, learning, left_out, peers, placement, scale, speed, traced
+from benchmarks import checks as checks_of_a_machine
 from benchmarks.accuracy import BARS, evaluate, format_accuracy, judge_kernels
 from benchmarks.gpu_steps import join_runs, list_steps
 from benchmarks.helpers import calculon
@@ -397,6 +398,13 @@ def test_strategies_are_timed_again_and_again_and_unlike() -> None:
 def test_a_machine_without_committed_checks_is_refused() -> None:
     with pytest.raises(ValueError, match=r"machine is 'zen33'; .* of .*, xeon-2, zen3-2, zen5-2$"):
         pool_checks("zen33")
+
+
+def test_steps_of_gpus_are_no_samples_of_check(capsys: Capture) -> None:
+    assert checks_of_a_machine.main(["h100-1"]) == 2
+    [said] = capsys.readouterr().err.splitlines()
+    assert "runs of 'h100-1' are of families bert" in said
+    assert "benchmarks.gpu_steps --saved" in said
 
 
 def test_peers_that_cannot_be_installed_are_told(monkeypatch: Patch, capsys: Capture) -> None:
