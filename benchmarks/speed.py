@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import cycle, islice, repeat
+from itertools import count, cycle, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,29 @@ def _list_predictions(platforms: Sequence[pk.Platform]) -> Iterator[Job]:
         yield Job(f"DLRM, again, on {platform.name}", again, bar=5e-3)
 
 
+def _list_many_ranks() -> Iterator[Job]:
+    """Predictions of DLRMs with a table for each of many ranks, none of which a cache has seen."""
+    many, some = 65_536, 1_024
+    cluster = pk.load_platform("h100-sxm-8x8")
+
+    def predict_alike() -> Iterator[Callable[[], Any]]:
+        for number in count(1):
+            model = pk.DLRM(batch=16 * many, rows=[1_000_000 + number] * many)
+            yield partial(pk.predict, model, cluster.with_nodes(many // 8), ranks=many)
+
+    def predict_unlike() -> Iterator[Callable[[], Any]]:
+        for number in count(1):
+            tables = pk.draw_tables(some, seed=number)
+            rows = [table.rows for table in tables]
+            pooling = [table.pooling for table in tables]
+            model = pk.DLRM(batch=16 * some, rows=rows, pooling=pooling)
+            yield partial(pk.predict, model, cluster.with_nodes(some // 8), ranks=some)
+
+    alike, unlike = predict_alike(), predict_unlike()
+    yield Job("DLRM of like tables on 65,536 ranks", alike, bar=10.0, slow=True)
+    yield Job("DLRM of 1,024 unlike tables on 1,024 ranks", unlike, bar=5.0, slow=True)
+
+
 def _list_forms(rng: np.random.Generator) -> Iterator[Job]:
     """Closed forms over a million sizes."""
     nbytes = rng.uniform(1e3, 1e9, _N)
@@ -153,20 +176,20 @@ def _list_forms(rng: np.random.Generator) -> Iterator[Job]:
 
 def _make_ranks(rng: np.random.Generator) -> list[RankTimes]:
     """Eight unlike ranks of 10,000 operations, of which 99 are collectives."""
-    count = 10_000
-    places = np.arange(100, count, 100)
-    seconds = rng.uniform(1e-6, 1e-4, count)
+    operations = 10_000
+    places = np.arange(100, operations, 100)
+    seconds = rng.uniform(1e-6, 1e-4, operations)
     seconds[places] = 0.0  # collectives have their own times
     # always one or two in flight
-    ends = np.minimum(places + 150, count)
+    ends = np.minimum(places + 150, operations)
     waits = Waits(ends, np.arange(99), np.zeros(99, dtype=bool))
     kinds = np.where(seconds > 0, "elementwise", "collective").tolist()
     labels = tuple(Label("operation", kind, "", "forward", "") for kind in kinds)
-    graph = Graph(labels, Features.zeros(count), Accesses.from_rows(), waits=waits)
+    graph = Graph(labels, Features.zeros(operations), Accesses.from_rows(), waits=waits)
     networks = [0 if place % 3 != 1 else 1 for place in range(99)]
     group = RankGroup(graph, (0,), 1.0, {}, networks)
-    host = np.full(count, 10e-6)
-    none = np.zeros(count)
+    host = np.full(operations, 10e-6)
+    none = np.zeros(operations)
     durations = np.full(99, 1e-3)
     ranks = []
     for slowdown in 1 + np.arange(8) / 10:
@@ -251,6 +274,7 @@ def list_jobs(platforms: Sequence[pk.Platform]) -> list[Job]:
     return [
         Job("import perfkit, fresh process", repeat(_import), bar=0.5, slow=True),
         *_list_predictions(platforms),
+        *_list_many_ranks(),
         *_list_forms(rng),
         *_list_simulations(rng),
         *_list_sweeps(),

@@ -27,6 +27,7 @@ from perfkit.workloads.iteration import finish
 from perfkit.workloads.operations import Tensor
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.sizes import check_ranks, check_size
+from perfkit.workloads.stand_ins import StandIns
 from perfkit.workloads.structure import OpenGraph, Structure, record_graphs, record_structure
 from perfkit.workloads.tables import EmbeddingTable, share_lookups
 from perfkit.workloads.tape import ITEMSIZE, Tape, check_switches
@@ -445,6 +446,16 @@ class LocalTables(NamedTuple):
         parts = (table for summed in self.summed for table in summed.tables)
         return (*self.pooled_alone, *parts)
 
+    def with_tables(self, tables: Sequence[EmbeddingTable]) -> "LocalTables":
+        """The same places with other tables in place of `of_whole_batch`, in its order."""
+        remaining = iter(tables)
+        pooled_alone = tuple(islice(remaining, len(self.pooled_alone)))
+        summed = tuple(
+            SummedTables(one.group, tuple(islice(remaining, len(one.tables))))
+            for one in self.summed
+        )
+        return self._replace(pooled_alone=pooled_alone, summed=summed)
+
 
 def _is_summed(placement: Placement) -> bool:
     """Whether pooled rows are sums over several ranks."""
@@ -509,37 +520,71 @@ def list_local_tables(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Loc
 
 
 def _record(model: DLRM, plan: Plan, accelerator: bool) -> tuple[OpenGraph, ...]:
-    """Record the iteration of every rank, once for ranks whose tables differ in nothing but their
-    names."""
-    known: dict[Any, OpenGraph] = {}
-    graphs, ranks = [], plan.ranks
-    for local in list_local_tables(plan, model.tables):
-        tables = (*local.of_whole_batch, *local.copies)
-        key = _describe_sizes(local) if ranks > 1 else ()
-        if key not in known:
-            tape = Tape(
-                ITEMSIZE[model.dtype], mixed=model.mixed, overlap=model.overlap and ranks > 1
-            )
-            groups = {members: number for number, members in enumerate(local.groups)}
-            record = partial(record_layers, model=model, local=local)
-            shared = share_mlps(tape, record, plan.mlps, groups)
-            logits = record(tape, shared)
-            order_weights(tape)
-            if tape.overlap:
-                _fill_buckets(tape)
-            layers.binary_cross_entropy(tape, logits)
-            known[key] = finish(
-                tape,
-                model,
-                ranks=ranks,
-                lists=accelerator,
-                groups=tuple(groups) if ranks > 1 else (),
-            )
-        graph = known[key]
-        if graph.tables != tables:
-            graph = graph.with_tables(tables)
-        graphs.append(graph)
-    return tuple(graphs)
+    """Record the iteration of every rank.
+
+    Ranks whose tables differ in nothing but their names share a graph, and so the names of the
+    first of them. Ranks whose tables differ in their sizes alone run the same operations: these are
+    recorded once, see `_record_alike`.
+    """
+    locals_of_ranks = list_local_tables(plan, model.tables)
+    if plan.ranks == 1:
+        return tuple(_record_rank(model, plan, local, accelerator) for local in locals_of_ranks)
+    by_sizes: dict[Any, LocalTables] = {}
+    sizes_of_ranks = [_describe_sizes(local) for local in locals_of_ranks]
+    for sizes, local in zip(sizes_of_ranks, locals_of_ranks, strict=True):
+        by_sizes.setdefault(sizes, local)
+    by_operations: dict[Any, list[Any]] = {}
+    for sizes, local in by_sizes.items():
+        by_operations.setdefault(_describe_operations(local), []).append(sizes)
+    graphs: dict[Any, OpenGraph] = {}
+    for alike in by_operations.values():
+        recorded = _record_alike(model, plan, [by_sizes[sizes] for sizes in alike], accelerator)
+        graphs.update(zip(alike, recorded, strict=True))
+    return tuple(graphs[sizes] for sizes in sizes_of_ranks)
+
+
+def _record_rank(model: DLRM, plan: Plan, local: LocalTables, accelerator: bool) -> OpenGraph:
+    """Record the iteration of a rank with these tables."""
+    ranks = plan.ranks
+    tape = Tape(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=model.overlap and ranks > 1)
+    groups = {members: number for number, members in enumerate(local.groups)}
+    record = partial(record_layers, model=model, local=local)
+    shared = share_mlps(tape, record, plan.mlps, groups)
+    logits = record(tape, shared)
+    order_weights(tape)
+    if tape.overlap:
+        _fill_buckets(tape)
+    layers.binary_cross_entropy(tape, logits)
+    return finish(
+        tape,
+        model,
+        ranks=ranks,
+        lists=accelerator,
+        groups=tuple(groups) if ranks > 1 else (),
+    )
+
+
+def _record_alike(
+    model: DLRM, plan: Plan, alike: Sequence[LocalTables], accelerator: bool
+) -> list[OpenGraph]:
+    """Record the iterations of ranks whose tables differ in rows, lookups and their law alone.
+
+    Several ranks are recorded once, with stand-ins in place of all sizes that are not the same:
+    those of the tables, and those that are symbolic. Each rank then takes its own sizes.
+    """
+    if len(alike) == 1:
+        return [_record_rank(model, plan, alike[0], accelerator)]
+    stand_ins = StandIns()
+    opened = [stand_ins.open_table(table) for table in alike[0].of_whole_batch]
+    copies = tuple(stand_ins.open_symbolic(table) for table in alike[0].copies)
+    local = alike[0].with_tables(opened)._replace(copies=copies)
+    recorded = _record_rank(stand_ins.open_symbolic(model), plan, local, accelerator)
+    graphs = []
+    for of_rank in alike:
+        values = stand_ins.find_values(opened, of_rank.of_whole_batch)
+        tables = (*of_rank.of_whole_batch, *of_rank.copies)
+        graphs.append(recorded.replace_sizes(values, tables))
+    return graphs
 
 
 def _describe_sizes(local: LocalTables) -> tuple[Any, ...]:
@@ -550,6 +595,14 @@ def _describe_sizes(local: LocalTables) -> tuple[Any, ...]:
         for table in (*local.of_whole_batch, *local.copies)
     ]
     return (len(local.pooled_alone), *groups, *sizes)
+
+
+def _describe_operations(local: LocalTables) -> tuple[Any, ...]:
+    """What says which operations a rank runs: not the rows, lookups and laws of tables that it looks
+    up for the whole batch. Gradients of copies are reduced in buckets, which depend on their rows."""
+    groups = [(summed.group, len(summed.tables)) for summed in local.summed]
+    widths = [(table.dim, table.itemsize) for table in local.of_whole_batch]
+    return (len(local.pooled_alone), *groups, *widths, local.copies)
 
 
 def record_layers(

@@ -12,7 +12,7 @@ is therefore a `Structure`:
 A sweep fills the tables of sizes for all its configurations at once.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
@@ -74,6 +74,17 @@ class SizeTable:
                 row = None
             rows.append(self.add(size) if row is None else row)
         return rows
+
+    def replace(self, values: Sequence[Any]) -> "SizeTable":
+        """A table with as many rows, in which each symbolic size is replaced by the value of its
+        number."""
+        table = SizeTable()
+        table._sizes = [
+            values[size.number] if isinstance(size, SymbolicSize) else size for size in self._sizes
+        ]
+        for row, size in enumerate(table._sizes):
+            table._rows.setdefault(size, row)
+        return table
 
     @cached_property
     def is_symbolic(self) -> np.ndarray:
@@ -144,9 +155,37 @@ class OpenGraph:
         """Embedding tables of the rank; their sizes may be symbolic."""
         return self.frame.tables
 
-    def with_tables(self, tables: tuple[EmbeddingTable, ...]) -> "OpenGraph":
-        """The same operations on tables that differ in nothing but their names."""
-        return replace(self, frame=replace(self.frame, tables=tables))
+    def replace_sizes(
+        self, values: Sequence[Any], tables: tuple[EmbeddingTable, ...]
+    ) -> "OpenGraph":
+        """The same operations with other sizes.
+
+        Parameters
+        ----------
+        values : sequence
+            What takes the place of each symbolic size, by its number, see
+            `perfkit.workloads.symbolic_sizes.Expressions.replace`.
+        tables : tuple of EmbeddingTable
+            Embedding tables of the rank.
+
+        Returns
+        -------
+        graph : OpenGraph
+            It shares all that does not depend on sizes.
+        """
+        parameters: Any = self.frame.parameters
+        if isinstance(parameters, SymbolicSize):
+            parameters = values[parameters.number]
+        frame = replace(self.frame, tables=tables, parameters=parameters)
+        self._share(frame)
+        graph = replace(self, frame=frame, sizes=self.sizes.replace(values))
+        vars(graph)["_feature_rows"] = self._feature_rows
+        return graph
+
+    def _share(self, graph: Graph) -> None:
+        """Let a graph of the same operations have what does not depend on sizes."""
+        for name in _SHARED:
+            vars(graph)[name] = getattr(self.frame, name)
 
     def fill(self, values: Array | None = None) -> Graph:
         """The graph with numbers.
@@ -178,8 +217,7 @@ class OpenGraph:
             accesses=accesses,
             tables=tables,
         )
-        for name in _SHARED:
-            vars(graph)[name] = getattr(self.frame, name)
+        self._share(graph)
         return graph
 
     @cached_property

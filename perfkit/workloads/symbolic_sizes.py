@@ -1,7 +1,7 @@
 """Sizes that are not known yet: open ones, such as the batch of a workload, and expressions of them."""
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -94,6 +94,30 @@ class _Expression(NamedTuple):
     operands: tuple[Any, ...]
 
 
+def _find_operands(expression: _Expression, values: Sequence[Any]) -> list[Any]:
+    """The operands of an expression with the values of symbolic sizes, by their numbers, in place of
+    these."""
+    operands = []
+    for operand in expression.operands:
+        if isinstance(operand, SymbolicSize):
+            operands.append(values[operand.number])
+        elif is_dataclass(operand):  # a table, of which some sizes are symbolic
+            operands.append(map_sizes(operand, SymbolicSize, lambda size: values[size.number]))
+        else:
+            operands.append(operand)
+    return operands
+
+
+def _apply(function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    """The value of a function of numbers; a symbolic size if one of its operands is symbolic."""
+    if function in _SYMBOLS or function is round_size:  # symbolic sizes have these themselves
+        return function(*operands)
+    for operand in operands:
+        if isinstance(operand, SymbolicSize):
+            return operand.expressions.add(function, *operands)
+    return function(*operands)
+
+
 class Expressions:
     """How all symbolic sizes of a structure follow from its open sizes; equal ones are one.
 
@@ -111,6 +135,9 @@ class Expressions:
     def __init__(self) -> None:
         self._rows: list[OpenSize | _Expression] = []
         self._known: dict[OpenSize | _Expression, SymbolicSize] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
     def open(self, size: OpenSize) -> SymbolicSize:
         """The symbolic size that is an open size itself."""
@@ -146,19 +173,40 @@ class Expressions:
         for row in self._rows:
             if isinstance(row, OpenSize):
                 values.append(sizes[row.name])
-                continue
-            operands = []
-            for operand in row.operands:
-                if isinstance(operand, SymbolicSize):
-                    operands.append(values[operand.number])
-                elif is_dataclass(operand):  # a table, of which some sizes are symbolic
-                    operands.append(
-                        map_sizes(operand, SymbolicSize, lambda size: values[size.number])
-                    )
-                else:
-                    operands.append(operand)
-            values.append(row.function(*operands))
+            else:
+                values.append(row.function(*_find_operands(row, values)))
         return np.array(values, dtype=float)
+
+    def replace(self, sizes: Mapping[str, Any]) -> list[Any]:
+        """Find what all symbolic sizes become if others take the place of the open ones.
+
+        Parameters
+        ----------
+        sizes : mapping of str to int, float or SymbolicSize
+            What takes the place of each open size, by its name: numbers, and symbolic sizes of
+            other expressions [-].
+
+        Returns
+        -------
+        values : list of int, float or SymbolicSize
+            For each symbolic size, by its number [-].
+
+        Examples
+        --------
+        >>> expressions, others = Expressions(), Expressions()
+        >>> batch, pooling = (expressions.open(OpenSize((name,))) for name in ("batch", "pooling"))
+        >>> lookups = batch * pooling
+        >>> open_batch = others.open(OpenSize(("batch",)))
+        >>> expressions.replace({"batch": open_batch, "pooling": 8})[lookups.number]
+        SymbolicSize(batch * 8)
+        """
+        values: list[Any] = []
+        for row in self._rows:
+            if isinstance(row, OpenSize):
+                values.append(sizes[row.name])
+            else:
+                values.append(_apply(row.function, _find_operands(row, values)))
+        return values
 
     def list_shares(self) -> list[Share]:
         """Open sizes that ranks or micro-batches share evenly.

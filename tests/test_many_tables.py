@@ -1,0 +1,89 @@
+"""DLRMs with many tables on many ranks: ranks that do the same share a graph, and ranks that do the same
+on other sizes are recorded once."""
+
+import numpy as np
+import pytest
+
+import perfkit as pk
+from perfkit.prediction.ranks import group_identical_ranks
+from perfkit.workloads import dlrm
+from perfkit.workloads.placement import Placement
+
+RANKS = 4
+KINDS = {
+    "table wise": [0, 1, 2, 3, 0, 1, 2, 3],
+    "mixed": [
+        0,
+        1,
+        2,
+        Placement("row_wise", (0, 1, 2, 3)),
+        3,
+        Placement("data_parallel", (0, 1, 2, 3)),
+        Placement("column_wise", (1, 3)),
+        0,
+    ],
+}
+
+
+@pytest.mark.parametrize("embedding", ["separate", "fused", "exact"])
+@pytest.mark.parametrize("owners", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("sparse", [True, False])
+def test_a_rank_has_the_graph_of_its_own_record(
+    embedding: str, owners: list[int | Placement], sparse: bool
+) -> None:
+    """Recorded with stand-ins, each rank has the numbers of a record of its own tables."""
+    model = pk.DLRM(
+        batch=64,
+        rows=[1000 * (number + 1) for number in range(8)],
+        pooling=[1, 2, 3, 4, 5, 6, 7, 8],
+        exponent=[0.0, 0.9, 0.0, 1.1, 0.0, 0.9, 0.0, 0.0],
+        dim=16,
+        embedding=embedding,
+        sparse=sparse,
+        overlap=True,
+    )
+    plan = pk.Plan.from_owners(owners, ranks=RANKS)
+    together = model.graphs(RANKS, plan, accelerator=True)
+    for rank, local in enumerate(dlrm.list_local_tables(plan, model.tables)):
+        alone = dlrm._record_rank(model, plan, local, True).fill()
+        graph = together[rank]
+        assert graph.labels == alone.labels and graph.tables == alone.tables
+        assert graph.parameters == alone.parameters
+        for name, values in vars(alone.features).items():
+            np.testing.assert_array_equal(graph.column(name), values, err_msg=name)
+        np.testing.assert_array_equal(graph.accesses.nbytes, alone.accesses.nbytes)
+
+
+def test_ranks_with_like_tables_share_a_graph() -> None:
+    """Names are not part of what a rank does; another number of rows is."""
+    alike = pk.DLRM(batch=64, rows=[1000] * 8, dim=16).graphs(8)
+    assert len({id(graph) for graph in alike}) == 1
+    one_is_larger = pk.DLRM(batch=64, rows=[1000] * 7 + [2000], dim=16).graphs(8)
+    assert [graph.tables[0].rows for graph in one_is_larger] == [1000] * 7 + [2000]
+    assert len({id(graph) for graph in one_is_larger}) == 2
+
+
+def test_unlike_tables_are_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 ranks with a table each: one record. Copies that differ would be reduced in other buckets,
+    and other columns are other operations."""
+    records = []
+    record_rank = dlrm._record_rank
+
+    def count_record(*arguments: object) -> object:
+        records.append(arguments)
+        return record_rank(*arguments)
+
+    monkeypatch.setattr(dlrm, "_record_rank", count_record)
+    pk.DLRM(batch=6400, rows=list(range(1000, 1064)), dim=16).graphs(64)
+    assert len(records) == 1
+    records.clear()
+    plan = pk.Plan.from_owners([0, Placement("column_wise", (1, 2), (4, 12)), 3], ranks=4)
+    pk.DLRM(batch=6400, rows=[1000, 2000, 3000], dim=16).graphs(4, plan)
+    assert len(records) == 3  # ranks 0 and 3 together; 4 columns; 12 columns
+
+
+def test_4096_ranks_are_one_group() -> None:
+    """Each rank had a graph of its own when names counted: 40 s and 9 GB."""
+    graphs = pk.DLRM(batch=65536, rows=[1_000_003] * 4096).graphs(4096)
+    (group,) = group_identical_ranks(graphs, 4096, {})
+    assert group.ranks == tuple(range(4096))
