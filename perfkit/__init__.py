@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # the public names, which are imported when they are first us
     from perfkit.workloads.dlrm import DLRM
     from perfkit.workloads.graph import Graph
     from perfkit.workloads.placement import Placement, Plan
+    from perfkit.workloads.stack import Stack, find_stack, stacks
     from perfkit.workloads.strategy import Strategy
     from perfkit.workloads.tables import EmbeddingTable, TableSet, draw_tables
     from perfkit.workloads.transformer import Transformer
@@ -97,6 +98,9 @@ _HOME = {
     "Graph": "perfkit.workloads.graph",
     "Placement": "perfkit.workloads.placement",
     "Plan": "perfkit.workloads.placement",
+    "Stack": "perfkit.workloads.stack",
+    "find_stack": "perfkit.workloads.stack",
+    "stacks": "perfkit.workloads.stack",
     "Strategy": "perfkit.workloads.strategy",
     "EmbeddingTable": "perfkit.workloads.tables",
     "TableSet": "perfkit.workloads.tables",

@@ -38,6 +38,7 @@ from perfkit.workloads import dlrm
     type=click.Choice(("eager", "compiled", "graphs")),
     help="how the iteration runs; default eager",
 )
+@click.option("--stack", help="software that runs it, see perfkit.stacks(); default: the usual one")
 @click.option(
     "--loading",
     type=NUMBER,
@@ -59,6 +60,7 @@ def predict_command(
     checkpoint: bool,
     ranks: int | None,
     execution: str | None,
+    stack: str | None,
     loading: float,
     report: str | None,
     json_file: str | None,
@@ -77,7 +79,12 @@ def predict_command(
     workload = build_workload(model, **changes, **for_transformers)
     with keep_quiet():  # the explanation has the warnings
         prediction = pk.predict(
-            workload, platform, ranks=ranks, execution=execution, loading=loading
+            workload,
+            platform,
+            ranks=ranks,
+            execution=execution,
+            loading=loading,
+            stack=stack,
         )
     figures = {
         "workload": workload.description,
@@ -85,6 +92,7 @@ def predict_command(
         "ranks": prediction.ranks,
         "time_s": prediction.time,
         "execution": prediction.execution,
+        "stack": prediction.stack.name,
         "device_s": prediction.device_time,
         "interval_s": prediction.interval(),
         "lower_bound_s": prediction.lower_bound,

@@ -27,6 +27,7 @@ from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import list_resources
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.result import Prediction
+from perfkit.workloads.stack import Stack
 
 #: Largest batch of a rank, and factors on a resource, in steps of 1 %, that `solve_for` tries [-].
 _BATCH = 2**20
@@ -50,11 +51,17 @@ def _find_batch(workload: Any) -> int:
 
 
 def _predict(
-    workload: Any, batch: int, where: Platform, ranks: int, execution: str | None
+    workload: Any,
+    batch: int,
+    where: Platform,
+    ranks: int,
+    execution: str | None,
+    stack: str | Stack | None,
 ) -> Prediction:
     """Predict a workload with another batch, without Python warnings."""
+    one = build(workload, {"batch": batch})
     with keep_quiet():
-        return predict(build(workload, {"batch": batch}), where, ranks=ranks, execution=execution)
+        return predict(one, where, ranks=ranks, execution=execution, stack=stack)
 
 
 def scaling(
@@ -64,6 +71,7 @@ def scaling(
     *,
     strong: bool = False,
     execution: str | None = None,
+    stack: str | Stack | None = None,
 ) -> Sweep:
     """Predict an iteration on more and more ranks: how efficient each rank remains, and what costs
     most.
@@ -82,6 +90,8 @@ def scaling(
         of the workload is that of the first number of ranks, and it grows with them.
     execution : str, optional
         See `predict`.
+    stack : str or Stack, optional
+        The software, see `predict`.
 
     Returns
     -------
@@ -122,7 +132,7 @@ def scaling(
     shares_before: dict[str, float] | None = None
     for count in counts:
         size = batch if strong else batch * count // counts[0]
-        r = _predict(workload, size, where, count, execution)
+        r = _predict(workload, size, where, count, execution, stack)
         low, high = r.interval()
         memory = r.memory()
         shares = _share_time(r)
@@ -180,6 +190,7 @@ def solve_for(
     ranks: int = 1,
     strong: bool = False,
     execution: str | None = None,
+    stack: str | Stack | None = None,
 ) -> tuple[float, Prediction]:
     """Find the largest batch, the fewest ranks, or the smallest factor on a resource that meets a
     condition.
@@ -206,6 +217,8 @@ def solve_for(
         is the batch of one rank.
     execution : str, optional
         See `predict`.
+    stack : str or Stack, optional
+        The software, see `predict`.
 
     Returns
     -------
@@ -240,10 +253,12 @@ def solve_for(
 
     def attempt(value: Any) -> Prediction:
         if unknown == "ranks":
-            return _predict(workload, batch if strong else batch * value, where, value, execution)
+            size = batch if strong else batch * value
+            return _predict(workload, size, where, value, execution, stack)
         if unknown == "batch":
-            return _predict(workload, value, where, count, execution)
-        return _predict(workload, batch, where.with_scale(**{unknown: value}), count, execution)
+            return _predict(workload, value, where, count, execution, stack)
+        scaled = where.with_scale(**{unknown: value})
+        return _predict(workload, batch, scaled, count, execution, stack)
 
     def meets(value: Any) -> bool:
         prediction = attempt(value)
@@ -317,7 +332,7 @@ def _list_runs(
     """A job on each number of ranks that divides its batch."""
     batch = _find_batch(job)
     counts = [count for count in _count_ranks(where, most) if batch % count == 0]
-    predictions = [_predict(job, batch, where, count, None) for count in counts]
+    predictions = [_predict(job, batch, where, count, None, None) for count in counts]
     runs = []
     for r in predictions:
         gain = _find_worth(r, predictions[0], worth)

@@ -29,13 +29,18 @@ from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import RESOURCES
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.strategies import PARTS, price_strategies
-from perfkit.prediction.uncertainty import has_idle_tensor_cores, say_idle_tensor_cores
+from perfkit.prediction.uncertainty import (
+    has_idle_tensor_cores,
+    note_level,
+    say_idle_tensor_cores,
+)
 from perfkit.sharding.planner import InfeasibleError, shard
 from perfkit.workloads.blocks import UNFUSED
 from perfkit.workloads.columns import HeldMemory
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.placement_kinds import KINDS, PLACEMENT_KINDS, WHOLE, PlacementKind
+from perfkit.workloads.stack import Stack, apply_stack, find_stack, share_states
 from perfkit.workloads.strategy import Strategy, list_fits
 from perfkit.workloads.transformer import Transformer
 
@@ -101,7 +106,7 @@ class Exploration(Tabular):
         -------
         frame : polars.DataFrame
             Fields of `Strategy`; ranks [-]; low and high end of the 80 % interval of the time, and
-            its parts, see `perfkit.prediction.strategies.price_strategies` [s]; run, whether its passes
+            stack, the software; its parts, see `perfkit.prediction.strategies.price_strategies` [s]; run, whether its passes
             were run, as closed forms are rough for it; spread [-]; needs,
             the memory of the fullest rank [B]; time [s]; tokens_per_s [1/s]. For a DLRM:
             ``tables``, how they are shared, instead of the fields; parts by what bounds them; and
@@ -244,6 +249,7 @@ def explore(
     memory: float | None = None,
     strategies: Sequence[Any] | None = None,
     execution: str | None = None,
+    stack: str | Stack | None = None,
 ) -> Exploration:
     """Find the fastest way in which ranks train a Transformer or a DLRM.
 
@@ -266,6 +272,8 @@ def explore(
         sharded (ZeRO 1 and 3, over all ranks or inside nodes) and tensor parallel inside nodes.
     execution : str, optional
         ``eager`` or ``compiled``.
+    stack : str or Stack, optional
+        The software, see `predict`; by default the usual one of each strategy.
 
     Returns
     -------
@@ -307,9 +315,9 @@ def explore(
 
     # 1. Price what the model and its batch can be divided by.
     if isinstance(model, DLRM):
-        priced = _price_dlrm(model, where, counts, strategies, execution, capacity)
+        priced = _price_dlrm(model, where, counts, strategies, execution, stack, capacity)
     else:
-        priced = _price_transformer(model, where, counts, strategies, execution, capacity)
+        priced = _price_transformer(model, where, counts, strategies, execution, stack, capacity)
 
     # 2. Rank what fits.
     fits = priced.needs <= capacity
@@ -339,7 +347,7 @@ def explore(
         plans=plans,
         doubled=float(priced.time[priced.needs <= 2 * capacity].min()),
         left_out=tuple(left_out),
-        warnings=_list_warnings(model, where, execution, plans),
+        warnings=_list_warnings(model, where, execution, plans, stack, frame["stack"][0]),
     )
 
 
@@ -417,6 +425,7 @@ def _price_dlrm(
     counts: Sequence[int],
     given: Sequence[Plan] | None,
     execution: str | None,
+    stack: str | Stack | None,
     capacity: float,
 ) -> _Priced:
     """Price the plans that were given, or those of `explore`."""
@@ -424,10 +433,10 @@ def _price_dlrm(
     if given:
         for number, plan in enumerate(given):
             if plan.ranks in counts:
-                rows[plan] = _price_plan(model, where, execution, plan, f"plan {number}")
+                rows[plan] = _price_plan(model, where, execution, stack, plan, f"plan {number}")
     else:
         for count in counts:
-            rows |= _price_plans(model, where, execution, count, capacity)
+            rows |= _price_plans(model, where, execution, stack, count, capacity)
     if not rows:
         raise _refuse_ranks(counts)
     plans = list(rows)
@@ -451,10 +460,15 @@ def _price_transformer(
     counts: Sequence[int],
     given: Sequence[Strategy] | None,
     execution: str | None,
+    stack: str | Stack | None,
     capacity: float,
 ) -> _Priced:
     """Price the strategies that were given, or those of `explore`."""
     listed = Strategy.stack(given) if given else _list_strategies(model, where, counts)
+    if stack is not None:
+        listed = share_states(listed, find_stack(stack))
+    if not given:
+        listed = _drop_equal(listed)
     divides = [*list_fits(model, listed).values(), np.isin(listed.ranks, counts)]
     can = np.logical_and.reduce(divides)
     if not can.any():
@@ -464,11 +478,14 @@ def _price_transformer(
     for name in (*_FIELDS, "ranks"):
         values = getattr(tried, name)
         ways[name] = values.astype(np.int64) if values.dtype.kind == "f" else values
-    columns = price_strategies(model, where, tried, execution, memory=capacity)
+    columns = price_strategies(model, where, tried, execution, memory=capacity, stack=stack)
+    names = [software.name for software in apply_stack(model, tried, execution, stack).stacks]
+    parts: dict[str, Array] = {"stack": np.broadcast_to(names, can.sum())}
+    parts |= {name: column for name, column in columns.items() if name not in HeldMemory._fields}
     return _Priced(
         ways=ways,
-        time=columns.pop("time"),
-        parts={name: column for name, column in columns.items() if name not in HeldMemory._fields},
+        time=parts.pop("time"),
+        parts=parts,
         spread=columns["spread"],
         needs=columns["needs"],
         plans=(),
@@ -496,20 +513,36 @@ def _list_too_large(priced: _Priced, strategies: Sequence[Any], capacity: float)
     ]
 
 
+def _drop_equal(strategies: Strategy) -> Strategy:
+    """The same without those that a stack has made equal to earlier ones."""
+    columns = [
+        np.broadcast_to(getattr(strategies, name), len(strategies.ranks)) for name in _FIELDS
+    ]
+    codes = [np.unique(column, return_inverse=True)[1] for column in columns]
+    _, first = np.unique(np.column_stack(codes), axis=0, return_index=True)
+    return strategies.select(np.sort(first))
+
+
 def _list_warnings(
-    model: Transformer | DLRM, where: Platform, execution: str | None, plans: Sequence[Plan]
+    model: Transformer | DLRM,
+    where: Platform,
+    execution: str | None,
+    plans: Sequence[Plan],
+    stack: str | Stack | None,
+    stack_of_best: str,
 ) -> tuple[str, ...]:
-    """What may be wrong with all strategies, or with the fastest plan of a DLRM."""
+    """What may be wrong with all strategies, or with the fastest one."""
     if isinstance(model, DLRM):
         fastest = plans[0]
         with keep_quiet():
             predicted = predict(
-                model, where, ranks=fastest.ranks, plan=fastest, execution=execution
+                model, where, ranks=fastest.ranks, plan=fastest, execution=execution, stack=stack
             )
         return predicted.warnings
+    of_level = note_level(where, stack_of_best, model.dtype)
     if model.dtype == "fp32" and has_idle_tensor_cores(where):
-        return (say_idle_tensor_cores(where),)
-    return ()
+        return (say_idle_tensor_cores(where), *of_level)
+    return of_level
 
 
 def _name(strategy: Strategy | Plan, strategies: Sequence[Any]) -> str:
@@ -537,11 +570,16 @@ def _list_misfits(
 
 
 def _price_plan(
-    model: DLRM, where: Platform, execution: str | None, plan: Plan, tables: str
+    model: DLRM,
+    where: Platform,
+    execution: str | None,
+    stack: str | Stack | None,
+    plan: Plan,
+    tables: str,
 ) -> dict[str, Any]:
     """How a plan shares a DLRM, its time and parts of it [s], spread [-] and memory [B]."""
     with keep_quiet():
-        one = predict(model, where, ranks=plan.ranks, plan=plan, execution=execution)
+        one = predict(model, where, ranks=plan.ranks, plan=plan, execution=execution, stack=stack)
     shared = " ".join(
         f"{name} {value}"
         for name, value in plan.shared.items()
@@ -555,15 +593,20 @@ def _price_plan(
     }
     by_resource = one.causes.sum_by_resource()
     row |= {resource: by_resource[resource] for resource in _BOUNDS}
-    row |= {"spread": one.spread, "needs": one.memory().total}
+    row |= {"stack": one.stack.name, "spread": one.spread, "needs": one.memory().total}
     return row
 
 
 def _price_plans(
-    model: DLRM, where: Platform, execution: str | None, ranks: int, capacity: float
+    model: DLRM,
+    where: Platform,
+    execution: str | None,
+    stack: str | Stack | None,
+    ranks: int,
+    capacity: float,
 ) -> dict[Plan, dict[str, Any]]:
     """Prices of plans with copies of MLPs, and of the two best of them with shared ones."""
-    price = partial(_price_plan, model, where, execution)
+    price = partial(_price_plan, model, where, execution, stack)
     plans = _list_plans(model, where, ranks, capacity)
     rows = {plan: price(plan, name) for plan, name in plans.items()}
 

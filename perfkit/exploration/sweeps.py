@@ -33,6 +33,7 @@ from perfkit.prediction.configurations import price_configurations
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.result import Prediction
 from perfkit.workloads.sizes import SizesError, alter, check_size, select_sizes
+from perfkit.workloads.stack import Stack, find_stack
 
 #: Arguments that may be arrays over configurations: numbers, and lists of numbers.
 _NUMBERS = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions", "features")
@@ -149,6 +150,7 @@ def sweep(
     *,
     ranks: int = 1,
     execution: str | None = None,
+    stack: str | Stack | None = None,
     events: bool = False,
     executor: Executor | None = None,
     progress: bool = True,
@@ -163,13 +165,15 @@ def sweep(
     grid : mapping or frame
         Values by name, of which all combinations are taken (a single value needs no list); or a
         pandas or polars frame with a row per configuration. Names are arguments of the callable, or
-        ``platform``, ``ranks`` and ``execution``.
+        ``platform``, ``ranks``, ``execution`` and ``stack``.
     platform : Platform, str or Path, optional
         Where it runs, if the grid has no platforms.
     ranks : int, optional
         Ranks that take part, if the grid has no ranks [-].
     execution : str, optional
         See `predict`.
+    stack : str or Stack, optional
+        The software, see `predict`, if the grid has none.
     events : bool, optional
         Whether every configuration goes through the event loop of `predict`.
     executor : concurrent.futures.Executor, optional
@@ -212,6 +216,7 @@ def sweep(
 
     check_positive("ranks", ranks, integer=True)
     check_type("execution", execution, str | None)
+    check_type("stack", stack, str | Stack | None)
     check_type("events", events, bool)
     check_type("progress", progress, bool)
     if executor is not None and not hasattr(executor, "map"):
@@ -219,7 +224,12 @@ def sweep(
             f"executor is {show(executor)}; it must be one of concurrent.futures, such as a pool"
         )
     columns = _read_grid(grid)
-    usual: dict[str, Any] = {"platform": platform, "ranks": ranks, "execution": execution}
+    usual: dict[str, Any] = {
+        "platform": platform,
+        "ranks": ranks,
+        "execution": execution,
+        "stack": stack,
+    }
     if not _count(columns) or (platform is None and "platform" not in columns):
         raise ValueError(
             f"grid is {show(grid)}, platform is {show(platform)}; give values of an argument, a platform"
@@ -388,10 +398,11 @@ def _identify(name: str, value: Any) -> Any:
 def _is_together(workload: Any, given: Mapping[str, Any], at: Mapping[str, Any]) -> bool:
     """Whether configurations like this one can be priced as arrays: on GPUs whose ranks all do the
     same."""
-    if (
-        at["execution"] not in (None, "eager", "graphs")
-        or load_platform(at["platform"]).device.kind == "cpu"
-    ):
+    execution = at["execution"]
+    if execution is None and at["stack"] is not None:
+        execution = find_stack(at["stack"]).runs_as
+    is_compiled = execution not in (None, "eager", "graphs")
+    if is_compiled or load_platform(at["platform"]).device.kind == "cpu":
         return False
     with suppress(ValueError):
         return at["ranks"] == 1 or not hasattr(build(workload, given), "tables")
@@ -445,7 +456,7 @@ def _price_together(
     while len(left):
         part = _take_rows(columns, left)
         given, at = _take(part, usual, 0)
-        about = {"ranks": at["ranks"], "execution": at["execution"]}
+        about = {name: at[name] for name in ("ranks", "execution", "stack")}
         try:
             tables = _count_tables(workload, given)
         except ValueError as error:
@@ -509,6 +520,7 @@ def _price_alone(
                 at["platform"],
                 ranks=at["ranks"],
                 execution=at["execution"],
+                stack=at["stack"],
             )
             found = {
                 "time": one.time,

@@ -30,6 +30,8 @@ from perfkit.platform.estimates import find_transfers
 
 #: Entry for every family that has none of its own.
 ANY = "any"
+#: Entry for every stack that has none of its own.
+OTHERS = "*"
 #: The unit of a fitted number is one of these, or one over another.
 UNITS = ("-", "1", "s", "B", "FLOP", "row", "lookup", "element", "table", "operation")
 #: Units of numbers outside fits, by group or by the last word of the name.
@@ -72,6 +74,10 @@ class Context(Typed):
     caches : Caches, optional
         Effective ``l2`` and ``l3`` [B], ``pages`` of the translation buffer, and the free share
         ``l3_share`` [-].
+    stacks : mapping of str to Iteration, optional
+        Levels of software by stack and format, such as ``megatron-te.fp8``, and ``*.fp8`` for
+        stacks without rows of their own: ``scale`` on the time of a whole iteration, with its
+        hosts and messages [-].
     """
 
     kernels: Mapping[str, InContext] = field(default_factory=dict)
@@ -80,11 +86,13 @@ class Context(Typed):
     paces: Mapping[str, Pace] = field(default_factory=dict)
     overlap: Overlap | None = None
     caches: Caches | None = None
+    stacks: Mapping[str, Iteration] = field(default_factory=dict)
 
     @cached_property
     def is_calibrated(self) -> bool:
-        """Whether anything was calibrated in iterations."""
-        return any(getattr(self, part.name) for part in fields(self))
+        """Whether anything was calibrated in iterations; levels of software are no calibration."""
+        parts = [part.name for part in fields(self) if part.name != "stacks"]
+        return any(getattr(self, name) for name in parts)
 
     def __bool__(self) -> bool:
         return self.is_calibrated
@@ -97,6 +105,7 @@ class Context(Typed):
             "iterations": self.iterations,
             "parallel": self.parallel,
             "paces": self.paces,
+            "stacks": self.stacks,
         }
         for name, part in parts.items():
             for key, fit in part.items():
@@ -123,6 +132,7 @@ class Context(Typed):
             paces=change_all(self.paces),
             overlap=change_one(self.overlap),
             caches=change_one(self.caches),
+            stacks=change_all(self.stacks),
         )
 
     def find(self, kind: str, variant: str, dtype: str = "") -> InContext | None:
@@ -147,6 +157,10 @@ class Context(Typed):
                 values[name] = shared[name]
         spread = math.hypot(alone.spread, shared.spread)
         return alone.with_values(values, stderr={}, spread=spread)
+
+    def find_stack(self, stack: str, dtype: str) -> Iteration | None:
+        """Find the level of a stack in a number format, or that of other stacks in this format."""
+        return self.stacks.get(f"{stack}.{dtype}", self.stacks.get(f"{OTHERS}.{dtype}"))
 
 
 @dataclass(frozen=True)
@@ -393,6 +407,13 @@ def check_numbers(machine: Machine) -> None:
         raise ValueError(
             "device.memory has no bandwidth in its last level, or a cache without a capacity; state them"
         )
+    for key in machine.context.stacks:
+        stack, _, dtype = key.partition(".")
+        if not stack:
+            raise ValueError(
+                f"context stacks {show(key)} names no stack; write it as 'megatron-te.fp8'"
+            )
+        check_choice(f"context stacks {show(key)}: format", dtype, DTYPES)
     for group, key, fit in list_fits(machine):
         _check_fit(f"{group} {key}", group, key, fit)
         _check_number(Number(group, f"{key} bias", fit.bias, "-", fit.kind, None, "", ""))

@@ -102,6 +102,7 @@ class ContextTable(Table):
     paces: dict[str, FitTable] = field(default_factory=dict)
     overlap: FitTable | None = None
     caches: FitTable | None = None
+    stacks: dict[str, FitTable] = field(default_factory=dict)
 
 
 class PlatformFile(Table):
@@ -128,6 +129,7 @@ def check_units(file: PlatformFile) -> None:
         "context.iterations": {**context.iterations},
         "context.parallel": {**context.parallel},
         "context.paces": {**context.paces},
+        "context.stacks": {**context.stacks},
         "context": {"overlap": context.overlap, "caches": context.caches},
     }
     for group, fits in groups.items():
@@ -268,4 +270,5 @@ def make_context(table: ContextTable) -> Context:
         paces=make_fits("context.paces", table.paces, {Pace.form: Pace}),
         overlap=overlap,
         caches=caches,
+        stacks=make_fits("context.stacks", table.stacks, iteration),
     )

@@ -17,6 +17,7 @@ from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.sizes import alter, count_configurations
+from perfkit.workloads.stack import Stack, StackedWork, apply_stack
 from perfkit.workloads.structure import Structure
 
 # configurations in one pass: few calls of numpy, and arrays that fit into the cache
@@ -31,7 +32,11 @@ _WEIGHTS = ("hidden", "heads", "vocabulary", "positions")
 
 
 def price_configurations(
-    workload: Workload, platform: Platform, ranks: int = 1, execution: str | None = None
+    workload: Workload,
+    platform: Platform,
+    ranks: int = 1,
+    execution: str | None = None,
+    stack: str | Stack | None = None,
 ) -> dict[str, np.ndarray]:
     """Price an iteration on GPUs for every configuration of a workload whose sizes are arrays.
 
@@ -46,6 +51,8 @@ def price_configurations(
         Ranks that take part; all of them do the same [-].
     execution : str, optional
         See `predict`; not ``compiled``.
+    stack : str or Stack, optional
+        The software, see `predict`.
 
     Returns
     -------
@@ -70,6 +77,8 @@ def price_configurations(
     if not hasattr(workload, "structure"):
         raise ValueError(f"{workload.description} has no open sizes; price it with predict")
     np.empty(_KEPT, dtype=np.uint8)  # is freed at once
+    work = apply_stack(workload, None, execution, stack)
+    workload = work.workload
     found: dict[str, np.ndarray] = {}
     count = max(count_configurations(workload), 1)
     for members in _split_by_settings(workload, ranks, count):
@@ -88,7 +97,7 @@ def price_configurations(
             chosen_sizes = {name: values[chosen] for name, values in sizes.items()}
             values = structure.expressions.evaluate(chosen_sizes)
             if times is None:
-                times = _StructureTimes(structure, values, platform, workload, ranks, execution)
+                times = _StructureTimes(structure, values, platform, ranks, work)
             for name, column in times.price(values).items():
                 found.setdefault(name, np.empty(count, column.dtype))[chosen] = column
     return found
@@ -133,9 +142,8 @@ class _StructureTimes:
         structure: Structure,
         values: Array,
         platform: Platform,
-        workload: Workload,
         ranks: int,
-        execution: str | None,
+        stacked: StackedWork,
     ) -> None:
         from scipy.sparse import csr_array
 
@@ -144,8 +152,10 @@ class _StructureTimes:
             raise ValueError(
                 "sizes are arrays and ranks differ; configurations are priced one after the other"
             )
-        self.graph, self.platform, self.workload = graph, platform, workload
-        [one] = execute([graph.fill(values[:, 0])], execution)
+        self.graph, self.platform, self.workload = graph, platform, stacked.workload
+        #: Level of the software, whose scale is part of all times; None without one.
+        self.level = platform.context.find_stack(stacked.stacks[0].name, self.workload.dtype)
+        [one] = execute([graph.fill(values[:, 0])], stacked.execution)
         self.one = one
         operations, buffers = graph.accesses.operation, graph.accesses.buffer
         touched: np.ndarray = graph.accesses.nbytes
@@ -198,6 +208,8 @@ class _StructureTimes:
         )
         [durations], _ = time_collectives([kind], platform, self.whole)
         [self.rank] = time_ranks([kind], [np.zeros(len(one))], [durations], platform, self.whole)
+        if self.level is not None:
+            self.rank = self.rank.scale(self.level["scale"])
         self.host = float(np.sum(self.rank.host + self.rank.launch_interval))
         self.contention = overlap["contention"] if overlap and self.whole else 0.0
 
@@ -264,6 +276,10 @@ class _StructureTimes:
             )
         whole, host, error = self.whole, self.host, find_host_error(self.platform)
         scale = whole["scale"] if whole else 1.0
+        around_kernels = whole.spread if whole else CONTEXT
+        if self.level is not None:
+            scale *= self.level["scale"]
+            around_kernels = self.level.spread
         times, waits = scale * cost.totals, np.zeros(len(needs))
         if len(self.rank.durations):
             waits = self.wait(scale * cost.seconds)
@@ -271,7 +287,7 @@ class _StructureTimes:
         device = busy + waits
         time = join_host(device, host, whole)
         if whole and "per_operation" in whole:
-            spread = np.full(len(time), whole.spread)
+            spread = np.full(len(time), around_kernels)
         else:
             slower = (
                 np.log(
@@ -279,7 +295,7 @@ class _StructureTimes:
                 )
                 / 2
             )
-            around = (whole.spread if whole else CONTEXT) * np.minimum(busy / time, 1.0)
+            around = around_kernels * np.minimum(busy / time, 1.0)
             spread = np.hypot(
                 join_errors(cost.spread * times / time, cost.assumed, waits / time, around), slower
             )

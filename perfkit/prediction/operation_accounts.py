@@ -161,6 +161,7 @@ def explain_operation(
     dtype: str,
     family: str,
     ranks: int,
+    stack: str,
 ) -> OperationAccount:
     """Account for the time of one operation.
 
@@ -180,6 +181,8 @@ def explain_operation(
         Family of the workload.
     ranks : int
         Ranks that take part [-].
+    stack : str
+        Software that runs the iteration.
 
     Returns
     -------
@@ -216,6 +219,9 @@ def explain_operation(
     factors = [("this rank is slower, by `slowdown`", timeline.times.group.slowdown)]
     if iteration_fit is not None:
         factors.insert(0, ("whole iterations of such workloads", iteration_fit["scale"]))
+    level = platform.context.find_stack(stack, dtype)
+    if level is not None:
+        factors.append((f"level of {stack} in {dtype}", level["scale"]))
     for cause, factor in factors:
         if factor != 1.0:
             time = sum(step.added for step in steps)

@@ -39,10 +39,12 @@ from perfkit.prediction.uncertainty import (
     list_dense_tables,
     list_idle_tensor_cores,
     list_notes,
+    note_level,
     spread_host,
 )
 from perfkit.workloads.graph import STAGE_HOST
 from perfkit.workloads.placement import Plan
+from perfkit.workloads.stack import Stack, apply_stack
 from perfkit.workloads.strategy import Strategy
 
 
@@ -59,6 +61,8 @@ class PricedIteration(NamedTuple):
         Times of operations, collectives and the host of each group inside an iteration.
     iteration_fit : Iteration or None
         What was fitted to whole iterations of such workloads on this platform, if anything was.
+    level : Iteration or None
+        Level of the software, if one was fitted: its scale is part of these times.
     has_pipeline_hosts : bool
         Whether hosts wait for messages with their devices, as those of pipeline stages do.
     notes : tuple of str
@@ -69,6 +73,7 @@ class PricedIteration(NamedTuple):
     costs: list[Costs]
     times: list[RankTimes]
     iteration_fit: Iteration | None
+    level: Iteration | None
     has_pipeline_hosts: bool
     notes: tuple[str, ...]
 
@@ -137,6 +142,7 @@ def predict(
     execution: str | None = None,
     loading: float = 0.0,
     strategy: Strategy | None = None,
+    stack: str | Stack | None = None,
 ) -> Prediction:
     """Predict the time of one training iteration and what limits it.
 
@@ -163,6 +169,9 @@ def predict(
     strategy : Strategy, optional
         How ranks share a Transformer; it replaces what the Transformer says of sharing, checkpoints
         and micro-batches.
+    stack : str or Stack, optional
+        The software that runs it, one of `perfkit.stacks`: its facts fill what workload, strategy
+        and execution leave at their defaults. By default the usual one, which changes nothing.
 
     Returns
     -------
@@ -188,18 +197,23 @@ def predict(
     loading_time = check_positive("loading", loading, zero=True)
 
     # 1. What each rank executes, once for ranks that execute the same.
-    if strategy is None:
-        resolved = resolve_workload(workload, machine, ranks, plan, execution)
+    work = apply_stack(workload, strategy, execution, stack)
+    software = work.stacks[0]
+    if work.strategy is None:
+        resolved = resolve_workload(work.workload, machine, ranks, plan, work.execution)
     else:
         # strategies are a room of their own, which the core can do without
         from perfkit.prediction.stages import find_stages
 
-        stages = find_stages(strategy, workload, machine, ranks, plan, execution)
+        stages = find_stages(work.strategy, work.workload, machine, ranks, plan, work.execution)
         resolved = ResolvedWorkload(*stages)
     groups = group_identical_ranks(resolved.graphs, resolved.ranks, slowdown or {})
 
     # 2. How long every operation, collective and launch takes.
-    priced = price_iteration(resolved, groups, machine, has_strategy=strategy is not None)
+    level = machine.context.find_stack(software.name, resolved.workload.dtype)
+    priced = price_iteration(
+        resolved, groups, machine, level, has_strategy=work.strategy is not None
+    )
 
     # 3. When each of them starts and ends, on all ranks together.
     timings = simulate_iteration(priced, machine, loading_time)
@@ -209,6 +223,7 @@ def predict(
     bottleneck = find_bottleneck(causes, timings.timeline)
     bounds = bound_time(timings, causes, loading_time)
     notes = collect_notes(resolved, priced, timings, machine, bottleneck, plan)
+    of_level = note_level(machine, software.name, resolved.workload.dtype)
     warn_once(notes.doubts, 3)
     spread = estimate_spread(priced, timings, causes, machine, loading_time)
     parts = [*causes.sum_by_resource().values(), causes.loading]
@@ -216,6 +231,8 @@ def predict(
     check_time(title, timings.timeline.period, spread, parts)
 
     launch_times = np.array([model.launch for model in timings.costs.models])[timings.costs.classes]
+    launches = timings.slowest.graph.column("launches")
+    fixed_time = (1.0 if level is None else level["scale"]) * float(launch_times @ launches)
     return Prediction(
         workload=resolved.workload,
         platform=machine,
@@ -228,10 +245,11 @@ def predict(
         serial=bounds.serial,
         latency=timings.timeline.latency + loading_time,
         device_time=timings.timeline.device_time,
-        fixed_time=float(launch_times @ timings.slowest.graph.column("launches")),
+        fixed_time=fixed_time,
         execution=timings.slowest.graph.execution,
         unmodelled=notes.unmodelled,
-        warnings=notes.doubts + notes.advice,
+        warnings=notes.doubts + notes.advice + of_level,
+        stack=software,
         _timeline=timings.timeline,
         _repredict=partial(
             predict,
@@ -242,6 +260,7 @@ def predict(
             execution=execution,
             loading=loading,
             strategy=strategy,
+            stack=stack,
         ),
     )
 
@@ -250,6 +269,7 @@ def price_iteration(
     resolved: ResolvedWorkload,
     groups: list[RankGroup],
     platform: Platform,
+    level: Iteration | None,
     *,
     has_strategy: bool,
 ) -> PricedIteration:
@@ -263,6 +283,8 @@ def price_iteration(
         Ranks that execute the same.
     platform : Platform
         Where it runs.
+    level : Iteration or None
+        Level of the software.
     has_strategy : bool
         Whether a strategy says how ranks share the workload.
 
@@ -283,7 +305,9 @@ def price_iteration(
         from perfkit.prediction.micro_batches import join_hosts
 
         times = [join_hosts(rank_times, iteration_fit) for rank_times in times]
-    return PricedIteration(groups, costs, times, iteration_fit, has_pipeline_hosts, notes)
+    if level is not None:
+        times = [rank_times.scale(level["scale"]) for rank_times in times]
+    return PricedIteration(groups, costs, times, iteration_fit, level, has_pipeline_hosts, notes)
 
 
 def simulate_iteration(priced: PricedIteration, platform: Platform, loading: float) -> Timings:
@@ -448,15 +472,18 @@ def estimate_spread(
 
     Notes
     -----
-    Where whole iterations were fitted with their hosts, their spread holds all errors. Else
+    Where whole iterations were fitted with their hosts, their spread holds all errors. The spread
+    of a level of software takes the place of that of whole iterations. Else
     operation classes, collectives with their waiting, iterations around the sum of their kernels,
     and hosts have independent errors, each by its share of the time.
     """
     iteration_fit = priced.iteration_fit
     on_device = timings.timeline.device
-    if iteration_fit is not None:
-        iteration_spread = iteration_fit.spread
-        if not on_device or "per_operation" in iteration_fit:
+    whole = iteration_fit if priced.level is None else priced.level
+    if whole is not None:
+        iteration_spread = whole.spread
+        holds_hosts = iteration_fit is not None and "per_operation" in iteration_fit
+        if not on_device or holds_hosts:
             return iteration_spread
     elif on_device or not platform.context.is_calibrated:
         iteration_spread = CONTEXT

@@ -133,6 +133,16 @@ class RankTimes:
     launch_interval: Array
     durations: Array
 
+    def scale(self, factor: float) -> "RankTimes":
+        """The same with all times longer by a factor: operations, collectives and the host."""
+        return replace(
+            self,
+            seconds=factor * self.seconds,
+            host=factor * self.host,
+            launch_interval=factor * self.launch_interval,
+            durations=factor * self.durations,
+        )
+
     def add_up(self, device: bool) -> RunningTimes:
         """Add up times of the host and of the device.
 

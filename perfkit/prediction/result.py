@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perfkit.fitting import Iteration
 from perfkit.ground.results import Picture, Sections, Table, Tabular, write_cell
 from perfkit.ground.targets import check_target, write_text
 from perfkit.ground.units import (
@@ -28,6 +29,7 @@ from perfkit.prediction.ranks import (
 )
 from perfkit.prediction.simulation import Timeline
 from perfkit.workloads.graph import Graph
+from perfkit.workloads.stack import Stack
 
 if TYPE_CHECKING:
     from perfkit.prediction.operation_accounts import OperationAccount
@@ -75,6 +77,8 @@ class Prediction(Tabular):
         Operations without a model, which are timed by the bytes they move, and their time [s].
     warnings : tuple of str
         What to know before trusting the number.
+    stack : Stack
+        The software that runs it.
     """
 
     report_title = "Predicted time of one training iteration and where it goes"
@@ -94,8 +98,24 @@ class Prediction(Tabular):
     execution: str
     unmodelled: Mapping[str, float]
     warnings: tuple[str, ...]
+    stack: Stack
     _timeline: Timeline = field(repr=False)
     _repredict: Callable[[Platform], "Prediction"] = field(repr=False)
+
+    @property
+    def level(self) -> Iteration | None:
+        """Level of the software on this platform, whose scale is part of all times; None without
+        one."""
+        return self.platform.context.find_stack(self.stack.name, self.workload.dtype)
+
+    @property
+    def _software(self) -> str:
+        """The software in words, with its level."""
+        level = self.level
+        said = f"{self.stack.name} ({self.stack.description})"
+        if level is None:
+            return said
+        return f"{said}, level x {level['scale']:.3f} from {format_count(level.n, 'step')}"
 
     def interval(self, level: float = 0.8) -> tuple[float, float]:
         """Range that holds the measured time with the probability `level` [s].
@@ -231,6 +251,7 @@ class Prediction(Tabular):
             dtype=self.workload.dtype,
             family=self.workload.family,
             ranks=self.ranks,
+            stack=self.stack.name,
         )
 
     def idle(self) -> Table:
@@ -438,6 +459,7 @@ class Prediction(Tabular):
         rows += [
             ("80% interval", f"{low}–{high}"),
             ("bottleneck", self.bottleneck),
+            ("software", self._software),
             ("memory", repr(self.memory())),
         ]
         rows += [
@@ -457,6 +479,7 @@ class Prediction(Tabular):
             repr(self),
             f"  at least {format_time(self.lower_bound)} (busiest resource alone), "
             f"{format_time(self.serial)} {self._unhidden}; {self.memory()}",
+            f"  stack: {self._software}",
         ]
         for (phase, kind), (count, seconds) in self._largest[:6]:
             label = f"{phase} {kind}".strip().replace("_", " ")

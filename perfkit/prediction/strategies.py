@@ -27,8 +27,9 @@ from perfkit.prediction.strategy_replicas import (
     price_replica_messages,
 )
 from perfkit.prediction.strategy_runs import find_rough, run_passes
-from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
+from perfkit.prediction.uncertainty import find_host_error, join_errors
 from perfkit.workloads.columns import HeldMemory
+from perfkit.workloads.stack import Stack, StackedWork, apply_stack
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.transformer import Transformer
 
@@ -121,6 +122,7 @@ def price_strategies(
     *,
     memory: float = np.inf,
     near: float = NEAR,
+    stack: str | Stack | None = None,
 ) -> dict[str, Array]:
     """Price an iteration for each of many strategies.
 
@@ -141,6 +143,8 @@ def price_strategies(
     near : float, optional
         How many times as long as the fastest strategy that fits others may take, so that their
         passes are run where closed forms are rough; infinite to run all of these [-].
+    stack : str or Stack, optional
+        The software, see `predict`; by default the usual one of each strategy.
 
     Returns
     -------
@@ -163,7 +167,8 @@ def price_strategies(
     collectives are priced by the closed forms of `predict`, once for all strategies that cut a
     layer into the same sizes.
     """
-    prices = price_iterations(model, platform, strategies, execution, memory, near)
+    work = apply_stack(model, strategies, execution, stack)
+    prices = price_iterations(platform, work, memory, near)
     columns = {"time": prices.times.total}
     for part in PARTS:
         columns[part] = getattr(prices.times, part)
@@ -182,25 +187,16 @@ def check_device(platform: Platform) -> None:
 
 
 def price_iterations(
-    model: Transformer,
-    platform: Platform,
-    strategies: Strategy,
-    execution: str | None,
-    memory: float,
-    near: float,
+    platform: Platform, work: StackedWork, memory: float, near: float
 ) -> StrategyPrices:
     """Price an iteration for each of many strategies, see `price_strategies`.
 
     Parameters
     ----------
-    model : Transformer
-        The model.
     platform : Platform
         GPUs.
-    strategies : Strategy
-        Each field an array.
-    execution : str or None
-        ``eager`` or ``compiled``.
+    work : StackedWork
+        The model, strategies whose fields are arrays, how they are executed, and the software.
     memory : float
         What a rank may use [B].
     near : float
@@ -218,7 +214,7 @@ def price_iterations(
         For a CPU.
     """
     check_device(platform)
-    case = make_case(model, platform, strategies.without_idle_zero(), execution)
+    case = make_case(platform, work)
 
     # 1. One micro-batch, and all of them on the stages of a pipeline.
     parts = time_micro_batch(case)
@@ -238,10 +234,14 @@ def price_iterations(
     needs = held.total + WORKSPACE
 
     # 4. Passes of the best strategies whose closed forms are rough.
-    run = _choose_runs(case, times.total, needs, memory, near)
+    run = _choose_runs(case, case.level_scale * times.total, needs, memory, near)
     if run.any():
         times = _run_chosen(case, parts.passes, pipeline.borders, exchange, times, run)
-    return StrategyPrices(times, run, _estimate_spread(case, times), held, needs)
+    spread = _estimate_spread(case, times)
+
+    # 5. The level of the software.
+    times = map_arrays(lambda seconds: case.level_scale * seconds, times)
+    return StrategyPrices(times, run, spread, held, needs)
 
 
 def _add_up_micro_batches(case: Case, parts: MicroBatchParts, pipeline: Pipeline) -> StrategyTimes:
@@ -366,8 +366,7 @@ def _estimate_spread(case: Case, times: StrategyTimes) -> Array:
     """Standard deviation of the logarithm of the time [-]."""
     message_share = times.messages / times.total
     kernels = case.times.spread * (1 - message_share)
-    around = case.whole.spread if case.whole else CONTEXT
     is_assumed = np.zeros(1, dtype=bool)
-    device = join_errors(kernels[np.newaxis], is_assumed, message_share, around)
+    device = join_errors(kernels[np.newaxis], is_assumed, message_share, case.level_spread)
     host_error = np.log(find_host_error(case.platform, case.execution))
     return np.asarray(np.hypot(device, times.host / times.total * host_error))

@@ -1,6 +1,7 @@
 """What the closed forms of strategies start from: one micro-batch of each strategy, its sizes, and
 how layers are spread over stages."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -23,6 +24,8 @@ from perfkit.prediction.micro_batches import (
     time_gradient_sums,
 )
 from perfkit.prediction.strategy_records import ByRegion, Group, join_groups, map_arrays, select
+from perfkit.prediction.uncertainty import CONTEXT
+from perfkit.workloads.stack import Stack, StackedWork
 from perfkit.workloads.strategy import Strategy, spread_layers
 from perfkit.workloads.transformer import Transformer
 
@@ -89,6 +92,10 @@ class Case:
         Share of the speed of kernels that collectives beside them take [-].
     whole : Iteration or None
         What was fitted to whole iterations of several ranks.
+    level_scale : array
+        Factor on all times, the level of the software of each strategy [-].
+    level_spread : array
+        Spread of whole iterations, or of the level where there is one [-].
     """
 
     model: Transformer
@@ -104,6 +111,8 @@ class Case:
     regions: Array
     contention: float
     whole: Iteration | None
+    level_scale: Array
+    level_spread: Array
 
     def select(self, chosen: np.ndarray) -> "Case":
         """Take some of the strategies.
@@ -128,6 +137,8 @@ class Case:
             slowest_end=select(self.slowest_end, chosen, self.count),
             weights=self.weights[chosen],
             regions=self.regions[chosen],
+            level_scale=self.level_scale[chosen],
+            level_spread=self.level_spread[chosen],
         )
 
     @property
@@ -204,25 +215,24 @@ class Case:
         return _meets_both_ends(self.s, self.micro)
 
 
-def make_case(model: Transformer, platform: Platform, s: Strategy, execution: str | None) -> Case:
+def make_case(platform: Platform, work: StackedWork) -> Case:
     """Price one micro-batch of each strategy, and spread its layers over stages.
 
     Parameters
     ----------
-    model : Transformer
-        The model.
     platform : Platform
         GPUs.
-    s : Strategy
-        Each field an array.
-    execution : str or None
-        ``eager`` or ``compiled``.
+    work : StackedWork
+        The model, strategies whose fields are arrays, how they are executed, and the software.
 
     Returns
     -------
     case : Case
         What closed forms start from.
     """
+    model, execution = work.workload, work.execution
+    strategies: Strategy = work.strategy
+    s = strategies.without_idle_zero()
     messages = MessageTimes(platform)
     sizes = size_micro_batch(model, s)
     without_sums = price_micro_batches(model, messages, s, execution)
@@ -230,6 +240,8 @@ def make_case(model: Transformer, platform: Platform, s: Strategy, execution: st
     times = add_gradient_sums(without_sums, sums, s)
     stage_layers = StageLayers(*spread_layers(model.layers, s))
     network = platform.network
+    whole = platform.context.find_iteration(model.family, 2)
+    levels = _find_levels(platform, model.dtype, work.stacks, whole)
     regions = -(-s.ranks * network.regions // network.ranks)
     return Case(
         model=model,
@@ -244,8 +256,35 @@ def make_case(model: Transformer, platform: Platform, s: Strategy, execution: st
         weights=_count_weights(times, s, sizes, stage_layers),
         regions=np.minimum(regions, np.minimum(network.regions, s.pp)),
         contention=dict(platform.context.overlap or {}).get("contention", 0.0),
-        whole=platform.context.find_iteration(model.family, 2),
+        whole=whole,
+        level_scale=np.broadcast_to(levels.scale, np.shape(s.ranks)),
+        level_spread=np.broadcast_to(levels.spread, np.shape(s.ranks)),
     )
+
+
+class _Levels(NamedTuple):
+    """Levels of the software of strategies: factors on times, and spreads of whole iterations
+    [-]."""
+
+    scale: Array
+    spread: Array
+
+
+def _find_levels(
+    platform: Platform, dtype: str, stacks: Sequence[Stack], whole: Iteration | None
+) -> _Levels:
+    """Find the level of each of some stacks."""
+    scales, spreads = [], []
+    for stack in stacks:
+        level = platform.context.find_stack(stack.name, dtype)
+        scales.append(1.0 if level is None else level["scale"])
+        if level is not None:
+            spreads.append(level.spread)
+        elif whole is not None:
+            spreads.append(whole.spread)
+        else:
+            spreads.append(CONTEXT)
+    return _Levels(np.array(scales), np.array(spreads))
 
 
 def price_micro_batches(

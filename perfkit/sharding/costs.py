@@ -260,6 +260,10 @@ class Costs:
         self.ranks = ranks
         #: What real iterations add; None without such a fit.
         self.iteration: Iteration | None = platform.context.find_iteration("dlrm", ranks)
+        #: Level of the software; its scale is part of the correction to predictions.
+        self.level: Iteration | None = platform.context.find_stack(
+            "torchrec", getattr(workload, "dtype", "fp32")
+        )
         self.ranks_per_node = min(platform.network.ranks_per_node, ranks)
         self.accelerated = platform.device.kind != "cpu"
         self.fused = workload.embedding != "separate"

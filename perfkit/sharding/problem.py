@@ -589,8 +589,9 @@ class Problem:
         errors, as in a prediction. `costs_of_copies` are those of all copied tables on a rank
         [s or B].
         """
+        level = self.costs.level
         if self.costs.iteration is not None:
-            return self.costs.iteration.spread
+            return self.costs.iteration.spread if level is None else level.spread
         if not parts.total:
             return 0.0
         errors = self._list_errors(parts, costs_of_copies)
@@ -600,7 +601,7 @@ class Problem:
             np.array([error.seconds for error in errors]) / parts.total,
             np.array([error.is_assumed for error in errors]),
             time_of_messages / parts.total,
-            CONTEXT * time_of_kernels / parts.total,
+            (CONTEXT if level is None else level.spread) * time_of_kernels / parts.total,
         )
         return math.hypot(float(of_device), self._spread_by_host(parts))
 

@@ -399,13 +399,17 @@ def any_of(*calls: Call, share: float = 1.0) -> Entry:
     return Entry(lambda rng, folder: choose(rng, calls)(rng), share)
 
 
+#: Software, by name and as a record.
+SOFTWARE = (*pk.stacks()["name"].to_list(), pk.find_stack("megatron"))
+
+
 def predicted(*workloads: Call) -> Entry:
     """An entry that predicts one of the workloads."""
 
     def build(rng: Rng) -> Any:
         return choose(rng, workloads)(rng)
 
-    options = {"ranks": (1, 1, 2, 8, 16), "slowdown": {0: 1.5}}
+    options = {"ranks": (1, 1, 2, 8, 16), "slowdown": {0: 1.5}, "stack": SOFTWARE}
     predict = Call(pk.predict, {"workload": build, "platform": PLATFORMS}, options)
     return any_of(predict, share=0.5)
 
@@ -458,10 +462,24 @@ STAGED = {
 ENTRIES: dict[str, Entry] = {
     "strategies": any_of(strategy, Call(pk.Strategy.stack, {"strategies": ways}), share=0.3),
     "explore": any_of(
-        Call(pk.explore, EXPLORED, {"memory": (80e9, 1e9, 1e6), "execution": "compiled"}), share=0.1
+        Call(
+            pk.explore,
+            EXPLORED,
+            {"memory": (80e9, 1e9, 1e6), "execution": "compiled", "stack": SOFTWARE},
+        ),
+        share=0.1,
     ),
     "stages": any_of(
-        Call(pk.predict, STAGED, {"ranks": (1, 8), "execution": "compiled", "slowdown": {0: 1.5}}),
+        Call(
+            pk.predict,
+            STAGED,
+            {
+                "ranks": (1, 8),
+                "execution": "compiled",
+                "slowdown": {0: 1.5},
+                "stack": SOFTWARE,
+            },
+        ),
         share=0.1,
     ),
     "tune": Entry(tuned, 0.02),

@@ -1,0 +1,388 @@
+"""Stacks: the software that runs a training step, as records of facts, and what they change."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from perfkit.ground.files import group_rows
+from perfkit.ground.records import set_fields
+from perfkit.ground.results import Table
+from perfkit.ground.units import check_choice, check_positive, check_type
+from perfkit.workloads.blocks import PARALLEL
+from perfkit.workloads.dlrm import DLRM
+from perfkit.workloads.graph import Graph
+from perfkit.workloads.operations import ATTENTION
+from perfkit.workloads.strategy import Strategy
+from perfkit.workloads.tape import ITEMSIZE
+from perfkit.workloads.transformer import Transformer
+
+#: What mixed precision may be: weights of fp32 that each operation casts, or low-precision weights
+#: of which the optimizer keeps fp32 masters.
+MIXED = ("autocast", "masters")
+#: Recipes by which products run in fp8: what has a scale of its own; empty for a stack without fp8.
+FP8_RECIPES = ("", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4")
+_SWITCHES = (
+    "fused_accumulation",
+    "fp8_gathers",
+    "overlaps_tensor",
+    "overlaps_experts",
+    "pads_products",
+    "graphs",
+)
+_COUNTS = ("zero", "vocabulary_multiple", "loss_chunks")
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The software that runs a training step, as facts.
+
+    `dataclasses.replace` overrides a fact, and the name stays, with which platforms keep levels:
+    ``replace(find_stack("megatron"), fused_accumulation=False)``.
+
+    Parameters
+    ----------
+    name : str
+        Name, such as ``megatron``.
+    mixed : str
+        What a `Transformer` with ``mixed=True`` does: ``autocast``, or ``masters``, where layers
+        work in low precision and the optimizer keeps weights in fp32.
+    fused_accumulation : bool
+        Whether the product of a weight gradient adds it to that of earlier micro-batches.
+    reduce_dtype : str
+        Format in which ranks sum up gradients; empty for that in which they are computed.
+    attention : str
+        Kernel of attention; empty for what the library chooses for the device.
+    fp8_recipe : str
+        What of the operands of a product in fp8 has a scale of its own: ``tensorwise``,
+        ``rowwise``, ``blockwise``, ``mxfp8`` or ``nvfp4``; empty without fp8.
+    fp8_gathers : bool
+        Whether sharded weights are gathered in fp8.
+    overlaps_tensor : bool
+        Whether messages among ranks that share products overlap with these, as with
+        `Strategy.tiled`.
+    overlaps_experts : bool
+        Whether exchanges of tokens for experts overlap with other work.
+    zero : int
+        What replicas share, see `Strategy.zero` [-].
+    pads_products : bool
+        Whether sides of products that are not aligned are padded.
+    vocabulary_multiple : int
+        The vocabulary is padded to a multiple of this, for each rank that shares products [-].
+    loss_chunks : int
+        Pieces in which the cross entropy is computed; 1 for all tokens at once [-].
+    execution : str
+        ``eager`` or ``compiled``.
+    graphs : bool
+        Whether CUDA graphs launch the kernels.
+    source : str
+        Where the facts stand.
+
+    Raises
+    ------
+    ValueError
+        For unknown names.
+
+    Examples
+    --------
+    >>> find_stack("megatron").fused_accumulation
+    True
+    """
+
+    name: str
+    mixed: str = "masters"
+    fused_accumulation: bool = False
+    reduce_dtype: str = ""
+    attention: str = ""
+    fp8_recipe: str = ""
+    fp8_gathers: bool = False
+    overlaps_tensor: bool = False
+    overlaps_experts: bool = False
+    zero: int = 0
+    pads_products: bool = False
+    vocabulary_multiple: int = 1
+    loss_chunks: int = 1
+    execution: str = "eager"
+    graphs: bool = False
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        check_type("name", self.name, str)
+        check_type("source", self.source, str)
+        if not self.name or "." in self.name:
+            raise ValueError(
+                f"name is {self.name!r}; it must have letters and no dot, as 'megatron-te'"
+            )
+        check_choice("mixed", self.mixed, MIXED)
+        check_choice("reduce_dtype", self.reduce_dtype, ("", *ITEMSIZE))
+        check_choice("attention", self.attention, ("", "eager", "math", *ATTENTION))
+        check_choice("fp8_recipe", self.fp8_recipe, FP8_RECIPES)
+        check_choice("execution", self.execution, ("eager", "compiled"))
+        for name in _SWITCHES:
+            check_type(name, getattr(self, name), bool)
+        set_fields(
+            self,
+            zero=check_positive("zero", self.zero, integer=True, zero=True, maximum=3),
+            vocabulary_multiple=check_positive(
+                "vocabulary_multiple", self.vocabulary_multiple, integer=True, maximum=2**20
+            ),
+            loss_chunks=check_positive(
+                "loss_chunks", self.loss_chunks, integer=True, maximum=2**10
+            ),
+        )
+
+    @property
+    def runs_as(self) -> str:
+        """``eager``, ``compiled`` or ``graphs``, as `predict` takes it; compiled code with graphs
+        counts as compiled."""
+        if self.graphs and self.execution == "eager":
+            return "graphs"
+        return self.execution
+
+    @property
+    def description(self) -> str:
+        """Its facts in a few words."""
+        words = [f"mixed precision by {self.mixed}"]
+        if self.fused_accumulation:
+            words.append("gradients added up inside products")
+        words.append(f"gradients reduced {_name_format(self.reduce_dtype)}")
+        if self.attention:
+            words.append(f"{self.attention} attention")
+        if self.fp8_recipe:
+            words.append(f"fp8 {self.fp8_recipe}")
+        if self.zero:
+            words.append(f"ZeRO {self.zero}")
+        if self.vocabulary_multiple > 1:
+            words.append(f"vocabulary padded to {self.vocabulary_multiple}")
+        if self.loss_chunks > 1:
+            words.append(f"loss in {self.loss_chunks} chunks")
+        words.append(self.runs_as)
+        return ", ".join(words)
+
+
+def _name_format(dtype: str) -> str:
+    """Say in which format gradients are reduced."""
+    if dtype:
+        return f"in {dtype}"
+    return "as computed"
+
+
+def _read_stacks() -> dict[str, Stack]:
+    """Read all stacks that perfkit knows, by name."""
+    known = {}
+    for name, [row] in group_rows("name", "published", "stacks.csv").items():
+        facts: dict[str, Any] = {}
+        for field in fields(Stack):
+            text = row[field.name]
+            if field.name in _SWITCHES:
+                facts[field.name] = text == "yes"
+            elif field.name in _COUNTS:
+                facts[field.name] = int(text)
+            else:
+                facts[field.name] = text
+        known[name] = Stack(**facts)
+    return known
+
+
+#: Stacks that perfkit knows, by name.
+STACKS = _read_stacks()
+
+
+def find_stack(name: str | Stack) -> Stack:
+    """Find a stack by its name.
+
+    Parameters
+    ----------
+    name : str or Stack
+        One of `stacks`, or a stack, which is returned.
+
+    Returns
+    -------
+    stack : Stack
+        Its facts.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name.
+
+    Examples
+    --------
+    >>> find_stack("fsdp").zero
+    3
+    """
+    if isinstance(name, Stack):
+        return name
+    return STACKS[check_choice("stack", name, STACKS)]
+
+
+def stacks() -> Table:
+    """List the stacks that perfkit knows.
+
+    Returns
+    -------
+    table : polars.DataFrame
+        A row for each, with the fields of `Stack`.
+
+    Examples
+    --------
+    >>> stacks()["name"].to_list()[0]
+    'ddp'
+    """
+    import polars
+
+    return polars.DataFrame([vars(stack) for stack in STACKS.values()])
+
+
+class StackedWork(NamedTuple):
+    """What runs, once a stack is chosen.
+
+    Parameters
+    ----------
+    workload : Workload, Graph or sequence of Graph
+        What is executed.
+    strategy : Strategy or None
+        How ranks share it.
+    execution : str or None
+        How it is executed.
+    stacks : tuple of Stack
+        The software: one for all, or one for each strategy.
+    """
+
+    workload: Any
+    strategy: Any
+    execution: str | None
+    stacks: tuple[Stack, ...]
+
+
+def apply_stack(
+    workload: Any, strategy: Strategy | None, execution: str | None, stack: str | Stack | None
+) -> StackedWork:
+    """Find what runs: facts of a stack where the caller left a setting at its default.
+
+    Parameters
+    ----------
+    workload : Workload, Graph or sequence of Graph
+        What is predicted.
+    strategy : Strategy or None
+        How ranks share it, if that is stated.
+    execution : str or None
+        How it is executed, if that is stated.
+    stack : str, Stack or None
+        The software; None for the usual one, which changes nothing.
+
+    Returns
+    -------
+    work : StackedWork
+        Workload, strategy and execution with the facts.
+
+    Raises
+    ------
+    ValueError
+        For an unknown stack.
+
+    Notes
+    -----
+    What differs from its default wins over the stack: `attention` and `reduce_dtype` of the
+    workload, its `parallel`, and `zero` and `tiled` of the strategy. To state a default against a
+    stack, override the fact. Graphs that were captured stay as they are.
+    """
+    if stack is None:
+        usual = name_usual_stacks(workload, strategy, execution)
+        return StackedWork(workload, strategy, execution, tuple(STACKS[name] for name in usual))
+    chosen = find_stack(stack)
+    if not hasattr(workload, "graphs"):
+        return StackedWork(workload, strategy, execution, (chosen,))
+    if execution is None:
+        execution = chosen.runs_as
+    if not isinstance(workload, Transformer):
+        return StackedWork(workload, strategy, execution, (chosen,))
+    model = apply_facts(workload, chosen)
+    if strategy is None:
+        if model.parallel == PARALLEL[0]:
+            model = replace(model, parallel=PARALLEL[chosen.zero])
+    else:
+        strategy = share_states(strategy, chosen)
+    return StackedWork(model, strategy, execution, (chosen,))
+
+
+def apply_facts(model: Transformer, stack: Stack) -> Transformer:
+    """A Transformer with the facts of a stack that say how a rank computes.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    stack : Stack
+        The software.
+
+    Returns
+    -------
+    model : Transformer
+        With these settings, where they were left at their defaults.
+    """
+    facts: dict[str, Any] = {}
+    if model.attention == "fused" and stack.attention:
+        facts["attention"] = stack.attention
+    return replace(model, **facts) if facts else model
+
+
+def share_states(strategy: Strategy, stack: Stack) -> Strategy:
+    """A strategy with the facts of a stack that say how ranks share work.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        One or many.
+    stack : Stack
+        The software.
+
+    Returns
+    -------
+    strategy : Strategy
+        `zero` where it is 0, and `tiled` where it is False.
+    """
+    facts: dict[str, Any] = {}
+    if stack.zero:
+        zero = np.where(np.equal(strategy.zero, 0), stack.zero, strategy.zero)
+        facts["zero"] = zero if zero.ndim else int(zero)
+    if stack.overlaps_tensor:
+        tiled = np.logical_or(strategy.tiled, np.greater(strategy.tp, 1))
+        facts["tiled"] = tiled if np.ndim(tiled) else bool(tiled)
+    return replace(strategy, **facts) if facts else strategy
+
+
+def name_usual_stacks(workload: Any, strategy: Strategy | None, execution: str | None) -> list[str]:
+    """Name the software that usually runs a workload.
+
+    Parameters
+    ----------
+    workload : Workload, Graph or sequence of Graph
+        What is predicted.
+    strategy : Strategy or None
+        How ranks share it; its fields may be arrays.
+    execution : str or None
+        How it is executed.
+
+    Returns
+    -------
+    names : list of str
+        One for each strategy: TorchRec for a DLRM; Megatron-LM where ranks share layers, stages,
+        sequences or experts, with Transformer Engine in fp8; FSDP where they share weights, gradients or
+        states; otherwise DistributedDataParallel.
+    """
+    first = workload[0] if isinstance(workload, list | tuple) and workload else workload
+    if isinstance(first, DLRM) or getattr(first, "family", "") == "dlrm":
+        return ["torchrec"]
+    runs_as = execution
+    if runs_as is None and isinstance(first, Graph):
+        runs_as = first.execution
+    suffix = "-compiled" if runs_as == "compiled" else ""
+    if strategy is None:
+        shares = getattr(first, "parallel", PARALLEL[0]) != PARALLEL[0]
+        return [f"{'fsdp' if shares else 'ddp'}{suffix}"]
+    check_type("strategy", strategy, Strategy)
+    megatron = "megatron-te" if getattr(first, "dtype", "") == "fp8" else "megatron"
+    alone, shares_states = np.broadcast_arrays(strategy.alone, np.greater(strategy.zero, 0))
+    names = np.where(shares_states, f"fsdp{suffix}", f"ddp{suffix}")
+    return [str(name) for name in np.where(alone, names, megatron).ravel()]
