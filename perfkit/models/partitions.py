@@ -243,9 +243,9 @@ def bubble_time(
 
 @closed_form(other=("schedule",))
 def held_batches(
-    micro_batches: Values, *, stages: Values, schedule: Values, chunks: Values = 1
+    micro_batches: Values, *, stages: Values, schedule: Values, chunks: Values = 1, stage: Values = 0
 ) -> Values:
-    """Micro-batches whose activations the first stage keeps at once.
+    """Micro-batches whose activations a stage keeps at once.
 
     Parameters
     ----------
@@ -257,6 +257,8 @@ def held_batches(
         One of `SCHEDULES` [-].
     chunks : int or array, optional
         Chunks of layers of each stage [-].
+    stage : int or array, optional
+        Number of the stage, from 0; by default the first one, which keeps most [-].
 
     Returns
     -------
@@ -265,10 +267,11 @@ def held_batches(
 
     Notes
     -----
-    All m where all forward passes come first. Else the first stage has done a (p - 1) + (v - 1) p +
-    1 passes through chunks before its first backward pass, for `Schedule.passes_ahead` a, so that
-    it keeps at most p + (a - 1) (p - 1) / v: p of 1F1B and of H1, whose peak is the same; p (1 + (p
-    - 1) / (p v)) where chunks are interleaved [1]_.
+    All m where all forward passes come first. Else stage s has done a (p - 1 - s) + (v - 1) p + 1
+    passes through chunks before its first backward pass, for `Schedule.passes_ahead` a. So the
+    first one keeps at most p + (a - 1) (p - 1) / v: p of 1F1B and of H1, whose peak is the same; p
+    (1 + (p - 1) / (p v)) where chunks are interleaved [1]_. What H1 keeps of micro-batches whose
+    weight gradients are put off is not counted.
 
     References
     ----------
@@ -283,7 +286,8 @@ def held_batches(
     record = find_schedules(schedule)
     # schedules without chunks have one
     chunks = np.where(record.has_chunks, chunks, 1)
-    most = stages + (stages - 1.0) / chunks * (record.passes_ahead - 1)
+    ahead = record.passes_ahead * (stages - 1.0 - stage)
+    most = (ahead + (chunks - 1.0) * stages + 1.0) / chunks
     return np.where(record.all_forward_first, micro_batches, np.minimum(micro_batches, most))
 
 

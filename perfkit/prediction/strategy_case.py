@@ -487,18 +487,20 @@ def count_updated(case: Case) -> Array:
     return np.asarray(np.where(s.zero > 0, shards, weights))
 
 
-def average_owners(case: Case) -> Array:
-    """Find the mean number of ranks that share a weight; experts have fewer.
+def average_owners(case: Case, layers: Array, weights: Array) -> Array:
+    """Find the mean number of ranks that share a weight of a stage; experts have fewer.
 
     Parameters
     ----------
     case : Case
         Strategies.
+    layers, weights : array
+        Layers of the stage, and its trained numbers [-].
 
     Returns
     -------
     owners : array
         Ranks [-].
     """
-    experts = case.layers * case.sizes.experts / case.weights
+    experts = layers * case.sizes.experts / weights
     return np.asarray(1.0 / ((1.0 - experts) / case.s.owners + experts / case.sizes.sharers))

@@ -10,8 +10,8 @@ from perfkit.ground.units import Array
 from perfkit.models import partitions
 from perfkit.models.optimizers import find_optimizer
 from perfkit.prediction.kept import BackwardMoments, Moments
-from perfkit.prediction.micro_batches import MicroBatchTimes, Sizes
-from perfkit.prediction.strategy_case import Case, StageLayers, average_owners
+from perfkit.prediction.micro_batches import Sizes
+from perfkit.prediction.strategy_case import Case, average_owners
 from perfkit.prediction.strategy_records import map_arrays
 from perfkit.workloads.blocks import UNFUSED
 from perfkit.workloads.columns import HeldMemory
@@ -43,11 +43,49 @@ class _Weights(NamedTuple):
     owners: Array
 
 
+class _Stage(NamedTuple):
+    """A stage of a pipeline.
+
+    Whether the pipeline has it, and whether it holds the embeddings and the head; its layers, and
+    its trained numbers; micro-batches whose activations it keeps at once, and those beside them
+    whose gradients of weights are put off; micro-batches whose loss it keeps at once [-].
+    """
+
+    exists: np.ndarray
+    has_embeddings: np.ndarray
+    has_head: np.ndarray
+    layers: Array
+    weights: _Weights
+    held: Array
+    put_off: Array
+    losses: Array
+
+
+class _Software(NamedTuple):
+    """How the software of each strategy uses memory, which is true of Megatron-LM and false of
+    PyTorch's own FSDP, tensor parallelism and pipelines.
+
+    Whether gradients are added up in buffers of their own, and with ZeRO stage 1 weights and these
+    buffers are whole; whether a layer keeps the inputs of its products alone, and of the
+    activation between two of them; whether the loss overwrites its logits; whether a product that
+    adds its gradient to the sum leaves a placeholder of the gradient; and whether the message of a
+    stage is allocated when it comes.
+    """
+
+    whole_buffers: np.ndarray
+    fused_layers: np.ndarray
+    loss_in_place: np.ndarray
+    placeholders: np.ndarray
+    brief_messages: np.ndarray
+
+
 class _Gradients(NamedTuple):
-    """Sums of gradients that are held through an iteration [B], and how long those of a micro-batch
-    are: until their unit is reduced, until the update, or else until they are added to a sum."""
+    """Sums of gradients and placeholders that are held through an iteration [B], and how long the
+    gradients of a micro-batch are: until their unit is reduced, until the update, or else until they
+    are added to a sum."""
 
     sums: Array
+    placeholders: Array
     until_reduction: np.ndarray
     until_update: np.ndarray
 
@@ -72,14 +110,15 @@ class _Gathered(NamedTuple):
 class _Activations(NamedTuple):
     """Activations beside those of the micro-batch and the layer that run [B].
 
-    Those that the first stage keeps of other layers and micro-batches, and the last stage of other
-    layers; inputs that ranks hold whole although they share tokens; and what a vocabulary that ranks
-    share takes besides.
+    Those that a stage keeps of other layers and micro-batches; what a layer keeps less than it was
+    recorded to; inputs that ranks hold whole although they share tokens, ahead of a product and in
+    the backward pass of a layer; and what a vocabulary that ranks share takes besides.
     """
 
-    first_stage: Array
-    last_stage: Array
+    others: Array
+    less: Array
     whole_inputs: Array
+    whole_in_layer: Array
     logits: Array
 
 
@@ -99,30 +138,107 @@ def measure_strategies(case: Case) -> HeldMemory:
     Notes
     -----
     Activations and new gradients are those of the recorded micro-batch, whose tensors live as long
-    as those of the graph of `predict`. Docs/formulas.md, table 9.3, has what PyTorch holds besides.
+    as those of the graph of `predict`. Docs/formulas.md, table 9.3, has what PyTorch holds besides,
+    and what Megatron-LM holds in its place. The fullest of three stages counts: the first one, which
+    keeps most micro-batches; the second one, which may have more layers; and the last one, which
+    computes the loss.
     """
-    model, s, sizes, times, stage_layers = (
-        case.model,
-        case.s,
-        case.sizes,
-        case.times,
-        case.stage_layers,
+    software = _find_software(case)
+    first, *others = _list_stages(case)
+    fullest = _measure_stage(case, software, first)
+    for stage in others:
+        held = _measure_stage(case, software, stage)
+        fuller = stage.exists & (held.total > fullest.total)
+        fullest = map_arrays(partial(np.where, fuller), held, fullest)
+    return fullest
+
+
+def _find_software(case: Case) -> _Software:
+    """Which strategies Megatron-LM runs: ranks share more than the batch, and no weights."""
+    is_megatron = np.asarray(np.logical_not(case.s.alone) & (case.s.zero < 2))
+    return _Software(
+        whole_buffers=is_megatron,
+        fused_layers=is_megatron,
+        loss_in_place=is_megatron,
+        placeholders=is_megatron,
+        brief_messages=is_megatron,
     )
-    all_weights = case.weights
-    owners = average_owners(case)
-    layer = times.layer.weights
-    layers = stage_layers.inner
-    shards = np.where(s.zero > 0, owners, 1.0)
-    weights = _Weights(layer, all_weights - layers * layer, all_weights, shards)
-    fullest = _find_fullest(_list_candidates(model, s, sizes, times, stage_layers, weights))
+
+
+def _list_stages(case: Case) -> tuple[_Stage, _Stage, _Stage]:
+    """The first stage, the second, and the last; of a pipeline of one stage the first alone."""
+    s, times, layers = case.s, case.times, case.stage_layers
+    is_single = np.asarray(s.pp == 1)
+    embeddings, head = times.embeddings.weights, times.head.weights
+    # a head that is tied to the word embedding has a copy of it on a stage of its own
+    copy = np.zeros(case.count)
+    if case.model.tie:
+        copy = copy + np.ceil(case.model.vocabulary / s.tp) * case.model.hidden
+    none = np.zeros(case.count, dtype=bool)
+    return (
+        _make_stage(
+            case,
+            number=0,
+            layers=layers.first,
+            ends=embeddings + np.where(is_single, head, 0.0),
+            exists=~none,
+            has_head=is_single,
+        ),
+        _make_stage(
+            case,
+            number=1,
+            layers=layers.inner,
+            ends=np.zeros(case.count),
+            exists=np.asarray(s.pp > 2),
+            has_head=none,
+        ),
+        _make_stage(
+            case,
+            number=s.pp - 1,
+            layers=layers.last,
+            ends=head + copy,
+            exists=~is_single,
+            has_head=~none,
+        ),
+    )
+
+
+def _make_stage(
+    case: Case, *, number: Any, layers: Array, ends: Array, exists: np.ndarray, has_head: np.ndarray
+) -> _Stage:
+    """A stage by its number from 0, its layers, and its trained numbers outside of them."""
+    s, sizes, schedule = case.s, case.sizes, case.schedule
+    layer = case.times.layer.weights
+    weights = layers * layer + ends
+    shards = np.where(s.zero > 0, average_owners(case, layers, weights), 1.0)
+    held = partitions.held_batches(
+        sizes.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks, stage=number
+    )
+    return _Stage(
+        exists=exists,
+        has_embeddings=np.broadcast_to(np.equal(number, 0), case.count),
+        has_head=has_head,
+        layers=layers,
+        weights=_Weights(layer, ends, weights, shards),
+        held=held,
+        put_off=np.where(schedule.puts_off_weights, np.minimum(number, sizes.micro), 0.0),
+        losses=np.where(schedule.all_forward_first, sizes.micro, 1.0),
+    )
+
+
+def _measure_stage(case: Case, software: _Software, stage: _Stage) -> HeldMemory:
+    """Memory of a rank of a stage."""
+    s, sizes, weights = case.s, case.sizes, stage.weights
+    fullest = _find_fullest(_list_candidates(case, software, stage))
     # of shards: gradients that are not yet reduced are what collectives send
-    reduced = sizes.wide * all_weights / shards
-    unreduced = np.where(s.zero > 0, np.maximum(fullest.gradients - reduced, 0.0), 0.0)
-    messages = _hold_messages(model, s, sizes, weights, stage_layers)
+    shares = (s.zero > 0) & ~software.whole_buffers
+    reduced = sizes.wide * weights.all / weights.owners
+    unreduced = np.where(shares, np.maximum(fullest.gradients - reduced, 0.0), 0.0)
+    messages = _hold_messages(case, software, stage)
     return HeldMemory(
-        parameters=_hold_parameters(s, sizes, all_weights, owners),
+        parameters=_hold_parameters(s, sizes, software, weights),
         gradients=fullest.gradients - unreduced,
-        states=_hold_states(model, s, sizes, all_weights, owners),
+        states=_hold_states(case.model, s, sizes, software, weights),
         activations=fullest.activations,
         communication=fullest.gathered + unreduced + messages,
         workspace=fullest.scratch,
@@ -134,40 +250,42 @@ def _is_autocast(s: Strategy, sizes: Sizes) -> np.ndarray:
     return np.asarray(s.replicated & (sizes.wide > sizes.itemsize))
 
 
-def _hold_parameters(s: Strategy, sizes: Sizes, weights: Array, owners: Array) -> Array:
+def _hold_parameters(s: Strategy, sizes: Sizes, software: _Software, weights: _Weights) -> Array:
     """Weights that layers work with, or shards of those that the optimizer updates [B].
 
     What FSDP gathers in its stages 1 and 2 counts as communication: it trains shards alone.
     """
-    is_wide = _is_autocast(s, sizes) | (s.zero > 0)
+    in_shards = (s.zero > 0) & ~software.whole_buffers
+    is_wide = _is_autocast(s, sizes) | in_shards
     return np.asarray(
         partitions.model_state_bytes(
-            weights,
+            weights.all,
             weight=np.where(is_wide, sizes.wide, sizes.itemsize),
             gradient=0.0,
             states=0.0,
-            ranks=owners,
-            zero=np.where(s.zero > 0, 3, 0),
+            ranks=weights.owners,
+            zero=np.where(in_shards, 3, 0),
         )
     )
 
 
 def _hold_states(
-    model: Transformer, s: Strategy, sizes: Sizes, weights: Array, owners: Array
+    model: Transformer, s: Strategy, sizes: Sizes, software: _Software, weights: _Weights
 ) -> Array:
     """States of the optimizer, and fp32 weights that it updates beside narrower ones [B]."""
-    has_masters = np.zeros(np.shape(weights), dtype=bool)
+    has_masters = np.zeros(np.shape(weights.all), dtype=bool)
     if sizes.wide > sizes.itemsize:
-        has_masters = np.logical_not((s.zero > 0) | _is_autocast(s, sizes))
+        in_shards = (s.zero > 0) & ~software.whole_buffers
+        has_masters = np.logical_not(in_shards | _is_autocast(s, sizes))
     masters = np.where(has_masters, 1.0, 0.0)
     states = find_optimizer(model.optimizer).states
     return np.asarray(
         partitions.model_state_bytes(
-            weights,
+            weights.all,
             weight=0.0,
             gradient=0.0,
             states=sizes.wide * (states + masters),
-            ranks=owners,
+            ranks=weights.owners,
             zero=np.where(s.zero > 0, 3, 0),
         )
     )
@@ -182,8 +300,11 @@ def _find_fullest(candidates: Sequence[_Candidate]) -> _Candidate:
     return fullest
 
 
-def _hold_gradients(s: Strategy, sizes: Sizes, weights: _Weights) -> _Gradients:
+def _hold_gradients(
+    case: Case, software: _Software, weights: _Weights
+) -> _Gradients:
     """Sums of gradients, and how long the gradients of a micro-batch are held."""
+    s, sizes = case.s, case.sizes
     several = sizes.micro > 1
     shards = sizes.wide * weights.all / weights.owners
     whole = sizes.wide * weights.all
@@ -194,24 +315,36 @@ def _hold_gradients(s: Strategy, sizes: Sizes, weights: _Weights) -> _Gradients:
     # of the unit that is reduced, before it is added to those of earlier micro-batches
     unit = sizes.summed * np.maximum(weights.ends, weights.layer) / weights.owners
     added_to_shards = np.where(several & s.scattered, unit, 0.0)
+    shares = (s.zero > 0) & ~software.whole_buffers
     return _Gradients(
-        sums=np.where(s.zero > 0, shards + added_in_zero + added_to_shards, added_whole),
-        until_reduction=(s.zero > 0) & (s.scattered | ~several),
-        until_update=(s.zero == 0) & (added_whole == 0),
+        sums=np.where(shares, shards + added_in_zero + added_to_shards, added_whole),
+        placeholders=_hold_placeholders(case, software.placeholders & (added_whole > 0)),
+        until_reduction=shares & (s.scattered | ~several),
+        until_update=~shares & (added_whole == 0),
     )
 
 
-def _hold_gathered(
-    model: Transformer, s: Strategy, sizes: Sizes, weights: _Weights, layers: Array
-) -> _Gathered:
+def _hold_placeholders(case: Case, is_made: np.ndarray) -> Array:
+    """Placeholders of the gradients of a layer, one for all weights of a shape, if they are made [B].
+
+    A product adds its gradient to the sum itself, but PyTorch wants a tensor of that shape. All
+    layers share them, and so do the experts of a rank.
+    """
+    local_experts = np.maximum(case.model.experts // case.s.ep, 1)
+    others = case.sizes.experts * (1.0 - 1.0 / local_experts)
+    return np.where(is_made, case.sizes.itemsize * (case.times.layer.weights - others), 0.0)
+
+
+def _hold_gathered(case: Case, software: _Software, stage: _Stage) -> _Gathered:
     """Weights that a rank has gathered from others.
 
     Those that are gathered once (ZeRO stages 1 and 2) stay until their last use. The norm of BERT's
     embeddings is among the last weights that its backward pass reads.
     """
+    model, s, sizes, weights = case.model, case.s, case.sizes, stage.weights
     layer, ends = sizes.itemsize * weights.layer, sizes.itemsize * weights.ends
-    all_layers = layers * layer
-    gathers = s.zero > 0
+    all_layers = stage.layers * layer
+    gathers = (s.zero > 0) & ~software.whole_buffers
     once = gathers & (s.zero < 3)
 
     def hold(gathered_once: Array, gathered_again: Array) -> Array:
@@ -225,33 +358,40 @@ def _hold_gathered(
         layers_backward=ends_to_the_end + hold(all_layers, layer),
         layers_end=ends_to_the_end + np.where(gathers, layer, 0.0),
         packing=ends_to_the_end + np.where(once, all_layers - layer, 0.0),
-        stage=all_layers + ends,
+        stage=np.where(gathers, all_layers + ends, 0.0),
     )
 
 
-def _hold_activations(
-    model: Transformer,
-    s: Strategy,
-    sizes: Sizes,
-    times: MicroBatchTimes,
-    stage_layers: StageLayers,
-) -> _Activations:
+def _hold_activations(case: Case, software: _Software, stage: _Stage) -> _Activations:
     """Activations beside those of the micro-batch and the layer that run.
 
-    The first stage holds several micro-batches, the last one a single one. Over a shared vocabulary
-    there are a shifted copy of the logits and a buffer of exponentials in place of one.
+    Over a shared vocabulary there are a shifted copy of the logits and a buffer of exponentials in
+    place of one. DTensor keeps whole inputs of attention and of the feed-forward part, and the
+    gradient comes from two products; Megatron-LM holds one input and its gradient.
     """
-    layers = stage_layers.inner
-    last_layers = np.where(s.pp > 1, stage_layers.last, layers)
-    saved = _save_by_checkpoint(model, s, sizes, times)
-    held = partitions.held_batches(sizes.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks)
-    tokens = s.micro_batch * model.sequence / s.cp
+    model, s, sizes, times = case.model, case.s, case.sizes, case.times
+    kept = _keep_by_layer(case, software)
+    scores = _count_scores(case)
+    put_off = stage.put_off * stage.layers * np.maximum(kept - scores, 0.0)
+    other_embeddings = np.where(stage.has_embeddings, stage.held - 1.0, 0.0)
+    whole = np.where(s.rows > 1, sizes.column * model.hidden, 0.0)
+    logits = np.where(s.tp > 1, sizes.wide * _count_logits(case), 0.0)
     return _Activations(
-        first_stage=(held * layers - 1.0) * saved + (held - 1.0) * times.embeddings.saved,
-        last_stage=(last_layers - 1.0) * saved,
-        whole_inputs=np.where(s.rows > 1, sizes.column * model.hidden, 0.0),
-        logits=np.where(s.tp > 1, sizes.wide * tokens * model.vocabulary / s.tp, 0.0),
+        others=(stage.held * stage.layers - 1.0) * kept
+        + put_off
+        + other_embeddings * times.embeddings.saved
+        + np.where(stage.has_head, stage.losses - 1.0, 0.0) * times.head.saved,
+        less=times.layer.saved - kept,
+        whole_inputs=whole,
+        whole_in_layer=np.where(software.fused_layers, 2.0, 4.0) * whole,
+        logits=logits,
     )
+
+
+def _count_logits(case: Case) -> Array:
+    """Logits of a micro-batch on a rank [-]."""
+    tokens = case.sizes.column / case.sizes.itemsize
+    return np.asarray(tokens * np.ceil(case.model.vocabulary / case.s.tp))
 
 
 def _choose_moments(moments: Moments, gradients: _Gradients) -> BackwardMoments:
@@ -265,96 +405,144 @@ def _choose_moments(moments: Moments, gradients: _Gradients) -> BackwardMoments:
     return map_arrays(choose, moments.until_sum, moments.until_reduction, moments.until_update)
 
 
-def _list_candidates(
-    model: Transformer,
-    s: Strategy,
-    sizes: Sizes,
-    times: MicroBatchTimes,
-    stage_layers: StageLayers,
-    weights: _Weights,
-) -> list[_Candidate]:
+def _list_candidates(case: Case, software: _Software, stage: _Stage) -> list[_Candidate]:
     """Moments one of which is the fullest."""
-    layers = stage_layers.inner
-    gradients = _hold_gradients(s, sizes, weights)
-    gathered = _hold_gathered(model, s, sizes, weights, layers)
-    activations = _hold_activations(model, s, sizes, times, stage_layers)
+    s, sizes, times, weights = case.s, case.sizes, case.times, stage.weights
+    gradients = _hold_gradients(case, software, weights)
+    gathered = _hold_gathered(case, software, stage)
+    activations = _hold_activations(case, software, stage)
     backward = _choose_moments(times.moments, gradients)
     # a gradient that is kept as it is computed has the format of its weight
     itemsize = np.where(_is_autocast(s, sizes), sizes.wide, sizes.itemsize)
-    other_layers = (layers - 1.0) * itemsize * weights.layer
+    other_layers = (stage.layers - 1.0) * itemsize * weights.layer
     other_gradients = np.where(gradients.until_update, other_layers, 0.0)
-    return [
-        *_list_in_forward(times.moments, activations, gradients, gathered),
-        *_list_in_backward(backward, activations, gradients, gathered, other_gradients),
-        _find_next_micro_batch(s, sizes, weights, backward, gradients, gathered),
+    candidates = [
+        *_list_in_forward(case, software, stage, activations, gradients, gathered),
+        *_list_in_backward(stage, software, backward, activations, gradients, gathered, other_gradients),
+        *_list_in_loss(case, software, stage, activations, gradients),
+        _find_next_micro_batch(case, software, stage, backward, gradients, gathered),
         _find_packing_of_layer(sizes, weights, backward, activations, gradients, gathered),
         _find_packing_of_ends(sizes, weights, gradients),
-        _find_update(model, sizes, weights, gradients, itemsize),
+        _find_update(case.model, sizes, weights, gradients, itemsize),
+    ]
+    return [
+        candidate._replace(gradients=candidate.gradients + gradients.placeholders)
+        for candidate in candidates
     ]
 
 
+def _keep_where(holds: np.ndarray, candidate: _Candidate) -> _Candidate:
+    """A moment of the stages that have it; elsewhere nothing."""
+    return map_arrays(lambda nbytes: np.where(holds, nbytes, 0.0), candidate)
+
+
 def _list_in_forward(
-    moments: Moments, activations: _Activations, gradients: _Gradients, gathered: _Gathered
+    case: Case,
+    software: _Software,
+    stage: _Stage,
+    activations: _Activations,
+    gradients: _Gradients,
+    gathered: _Gathered,
 ) -> list[_Candidate]:
-    """The fullest moments of a forward pass: in the embeddings and a layer of the first stage, and
-    in the head of the last one."""
-    forward = moments.forward
+    """The fullest moments of a forward pass: in the embeddings, a layer and the head."""
+    forward = case.times.moments.forward
     inputs = activations.whole_inputs
     none = np.zeros(len(inputs))
-    of_layer = forward.layer + activations.first_stage + inputs
-    of_head = forward.head + activations.last_stage + inputs + activations.logits
+    of_layer = forward.layer - activations.less + activations.others + inputs
+    of_head = forward.head - activations.less + activations.others + inputs + activations.logits
+    in_embeddings = _Candidate(
+        forward.embeddings + inputs, gradients.sums, gathered.embeddings, none
+    )
+    in_head = _Candidate(of_head, gradients.sums, gathered.head, none)
     return [
-        _Candidate(forward.embeddings + inputs, gradients.sums, gathered.embeddings, none),
+        _keep_where(stage.has_embeddings, in_embeddings),
         _Candidate(of_layer, gradients.sums, gathered.layers, none),
-        _Candidate(of_head, gradients.sums, gathered.head, none),
+        _keep_where(stage.has_head & ~software.loss_in_place, in_head),
     ]
 
 
 def _list_in_backward(
+    stage: _Stage,
+    software: _Software,
     backward: BackwardMoments,
     activations: _Activations,
     gradients: _Gradients,
     gathered: _Gathered,
     other_gradients: Array,
 ) -> list[_Candidate]:
-    """The fullest moments of a backward pass: in the head of the last stage, in its first layer on
-    the first stage, and in its last layer and the embeddings, with gradients of other layers."""
+    """The fullest moments of a backward pass: in the head, in the first layer that it passes, and
+    in its last layer and the embeddings, with gradients of other layers."""
     head, layer, embeddings = backward.head, backward.layer, backward.embeddings
     inputs = activations.whole_inputs
     none = np.zeros(len(inputs))
-    in_head = head.activations + activations.last_stage + inputs + activations.logits
-    in_layer = layer.activations + activations.first_stage + inputs + 3.0 * inputs
+    of_head = head.activations - activations.less + activations.others + inputs + activations.logits
+    of_layer = layer.activations - activations.less
+    of_first_layer = of_layer + activations.others + activations.whole_in_layer
     sums = gradients.sums
-    with_others = sums + layer.gradients + other_gradients
+    # gradients of products are added to the sums, and only placeholders are made
+    new = np.where(software.placeholders, 0.0, layer.gradients)
+    with_others = sums + new + other_gradients
     in_embeddings = sums + embeddings.gradients + other_gradients
+    in_head = _Candidate(of_head, sums + head.gradients, gathered.head, none)
+    at_the_end = _Candidate(embeddings.activations, in_embeddings, none, none)
     return [
-        _Candidate(in_head, sums + head.gradients, gathered.head, none),
-        _Candidate(in_layer, sums + layer.gradients, gathered.layers_backward, none),
-        _Candidate(layer.activations, with_others, gathered.layers_end, none),
-        _Candidate(embeddings.activations, in_embeddings, none, none),
+        _keep_where(stage.has_head & ~software.loss_in_place, in_head),
+        _Candidate(of_first_layer, sums + new, gathered.layers_backward, none),
+        _Candidate(of_layer, with_others, gathered.layers_end, none),
+        _keep_where(stage.has_embeddings, at_the_end),
     ]
 
 
+def _list_in_loss(
+    case: Case,
+    software: _Software,
+    stage: _Stage,
+    activations: _Activations,
+    gradients: _Gradients,
+) -> list[_Candidate]:
+    """The fullest moments of a loss that overwrites its logits: while they are there in the format
+    of layers and in fp32, as they are and as gradients; and in the product behind them, with the
+    placeholder of its gradient.
+
+    Beside them are the sum of all layers, and its norm, whole.
+    """
+    model, s, sizes = case.model, case.s, case.sizes
+    numbers = _count_logits(case)
+    narrow = sizes.itemsize * numbers
+    wide = np.zeros(len(numbers))
+    if sizes.itemsize < 4:
+        wide = 4.0 * numbers
+    earlier = (stage.losses - 1.0) * np.maximum(narrow, wide)
+    kept = activations.others + case.times.layer.saved - activations.less
+    ahead = sizes.column * model.hidden * (1.0 / s.rows + 1.0)
+    of_product = sizes.itemsize * np.ceil(model.vocabulary / s.tp) * model.hidden
+    placeholder = np.where(gradients.placeholders > 0, of_product, 0.0)
+    none = np.zeros(len(numbers))
+    in_loss = _Candidate(kept + ahead + narrow + wide + earlier, gradients.sums, none, none)
+    in_product = _Candidate(kept + ahead + narrow + earlier, gradients.sums + placeholder, none, none)
+    holds = stage.has_head & software.loss_in_place
+    return [_keep_where(holds, in_loss), _keep_where(holds, in_product)]
+
+
 def _find_next_micro_batch(
-    s: Strategy,
-    sizes: Sizes,
-    weights: _Weights,
+    case: Case,
+    software: _Software,
+    stage: _Stage,
     backward: BackwardMoments,
     gradients: _Gradients,
     gathered: _Gathered,
 ) -> _Candidate:
     """The end of a backward pass that keeps all gathered weights for the next micro-batch (ZeRO
     stage 1); the sums of the first one are only being made."""
-    keeps_weights = (s.zero == 1) & (sizes.micro > 1)
+    sizes = case.sizes
     sums = gradients.sums
-    made = np.where(sizes.micro > 2, sums, sums - sizes.wide * weights.ends)
+    made = np.where(sizes.micro > 2, sums, sums - sizes.wide * stage.weights.ends)
     embeddings = backward.embeddings
-    return _Candidate(
-        np.where(keeps_weights, embeddings.activations, 0.0),
-        np.where(keeps_weights, made + embeddings.gradients, 0.0),
-        np.where(keeps_weights, gathered.stage, 0.0),
-        np.zeros(len(sums)),
+    candidate = _Candidate(
+        embeddings.activations, made + embeddings.gradients, gathered.stage, np.zeros(len(sums))
     )
+    keeps_weights = (case.s.zero == 1) & ~software.whole_buffers & (sizes.micro > 1)
+    return _keep_where(keeps_weights, candidate)
 
 
 def _find_packing_of_layer(
@@ -369,7 +557,7 @@ def _find_packing_of_layer(
     moment = backward.layer_end
     copy = np.where(gradients.until_reduction, sizes.summed * weights.layer, 0.0)
     return _Candidate(
-        moment.activations + activations.first_stage,
+        moment.activations + activations.others,
         gradients.sums + moment.gradients,
         gathered.packing + copy,
         np.zeros(len(copy)),
@@ -407,45 +595,75 @@ def _count_scratch(model: Transformer) -> float:
     )
 
 
-def _save_by_checkpoint(
-    model: Transformer, s: Strategy, sizes: Sizes, times: MicroBatchTimes
-) -> Array:
-    """Activations that a layer keeps for its backward pass [B]; with ``selective`` checkpoints
-    none of those between the projections of attention."""
-    keep = partial(
-        partitions.activation_bytes,
-        s.micro_batch,
-        model.sequence / s.cp,
-        model.hidden,
-        heads=model.heads,
-        fused=model.attention not in UNFUSED,
-        dropout=model.dropout > 0,
-        tensor=s.tp,
-        sharing=s.rows,
-        itemsize=sizes.itemsize,
+def _keep_by_layer(case: Case, software: _Software) -> Array:
+    """Activations that a layer keeps for its backward pass [B].
+
+    With ``selective`` checkpoints none of those between the projections of attention. Layers whose
+    activation is merged with what is around it keep the inputs of products, as published; the norm
+    ahead of a product that ranks share is kept in shares.
+    """
+    s, saved = case.s, case.times.layer.saved
+    recorded = np.where(
+        s.checkpoint == "selective", np.maximum(saved - _count_scores(case), 0.0), saved
     )
-    scores = keep(recompute="none") - keep(recompute="selective")
-    saved = times.layer.saved
-    return np.where(s.checkpoint == "selective", np.maximum(saved - scores, 0.0), saved)
+    if case.model.experts > 0:
+        return recorded
+    published = np.where(
+        s.checkpoint == "selective",
+        _count_published(case, recompute="selective"),
+        _count_published(case, recompute="none"),
+    )
+    is_published = software.fused_layers & (s.checkpoint != "full")
+    return np.where(is_published, published, recorded)
 
 
-def _hold_messages(
-    model: Transformer,
-    s: Strategy,
-    sizes: Sizes,
-    weights: _Weights,
-    stage_layers: StageLayers,
-) -> Array:
+def _count_published(case: Case, *, recompute: str) -> Array:
+    """Activations of a layer by the published form, with its heads and the rest of its sizes [B]."""
+    model, s, sizes = case.model, case.s, case.sizes
+    kv_heads = model.kv_heads or model.heads
+    return np.asarray(
+        partitions.activation_bytes(
+            s.micro_batch,
+            model.sequence / s.cp,
+            model.hidden,
+            heads=model.heads,
+            kv_share=kv_heads / model.heads,
+            width=model.head_width * model.heads,
+            inner=model.inner,
+            gated=model.gated,
+            fused=model.attention not in UNFUSED,
+            dropout=model.dropout > 0,
+            tensor=s.tp,
+            sharing=s.rows,
+            recompute=recompute,
+            itemsize=sizes.itemsize,
+        )
+    )
+
+
+def _count_scores(case: Case) -> Array:
+    """Those of them that are scores of attention [B]."""
+    everything = _count_published(case, recompute="none")
+    return np.asarray(everything - _count_published(case, recompute="selective"))
+
+
+def _hold_messages(case: Case, software: _Software, stage: _Stage) -> Array:
     """What collectives and messages of stages hold through an iteration [B]."""
+    s, sizes, weights = case.s, case.sizes, stage.weights
     layer, ends = sizes.itemsize * weights.layer, sizes.itemsize * weights.ends
     # the stream that gathers holds two units at once, and shards that were cast for one
     casts = np.where(sizes.wide > sizes.itemsize, np.maximum(ends, layer) / weights.owners, 0.0)
-    two_layers = np.where(stage_layers.inner > 1, 2.0 * layer, 0.0)
-    gathered = np.where(s.zero > 0, np.maximum(ends + layer, two_layers) + casts, 0.0)
-    held = partitions.held_batches(sizes.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks)
-    inputs = sizes.column * model.hidden
-    messages = (2.0 * s.chunks - 1.0) * sizes.micro + s.chunks * held
-    messages = np.where(s.pp > 1, inputs * messages, 0.0) / s.rows
+    two_layers = np.where(stage.layers > 1, 2.0 * layer, 0.0)
+    gathers = (s.zero > 0) & ~software.whole_buffers
+    gathered = np.where(gathers, np.maximum(ends + layer, two_layers) + casts, 0.0)
+    # PyTorch allocates those of all micro-batches and chunks ahead; the first stage receives no
+    # inputs, and the last one no gradients
+    received = 2.0 * s.chunks - np.where(stage.has_embeddings | stage.has_head, 1.0, 0.0)
+    messages = received * sizes.micro + s.chunks * stage.held
+    # Megatron-LM has one of each way at a time
+    messages = np.where(software.brief_messages, 2.0, messages)
+    inputs = sizes.column * case.model.hidden / s.rows
+    messages = np.where(s.pp > 1, inputs * messages, 0.0)
     # DistributedDataParallel keeps all gradients a second time, in its buckets
     buckets = np.where(s.replicated & (s.dp > 1), sizes.wide * weights.all, 0.0)
     return np.asarray(gathered + messages + buckets)
