@@ -509,6 +509,18 @@ def price_row(row: Row) -> dict[str, float]:
     return price_rows([row])[0]
 
 
+def predict_memory(row: Row) -> float:
+    """Memory of a step of torchtitan, as its software reserves it [B].
+
+    The loss was not compiled, and its tensors are the largest.
+    """
+    platform = gpu_context.find_platform("h100-sxm", row.strategy.ranks, *row.device.split()[1:])
+    columns = price_strategies(
+        row.model, platform, Strategy.stack([row.strategy]), "eager", stack="torchtitan"
+    )
+    return float(columns["needs"][0]) + count_kept(row)
+
+
 def count_kept(row: Row) -> float:
     """Memory of selective checkpoints of torchtitan: every other product of a layer, and attention
     [B]."""
@@ -783,11 +795,9 @@ _MEMORY = {
 
 def _print_memory(rows: Sequence[Row]) -> None:
     """Reserved memory of steps, predicted and published."""
-    # the loss was not compiled, and its tensors are the largest
-    priced = price_rows([row._replace(execution="eager") for row in rows])
     cells = []
-    for row, figures in zip(rows, priced, strict=True):
-        predicted = figures["needs"] + count_kept(row)
+    for row in rows:
+        predicted = predict_memory(row)
         cells.append(
             {
                 "model": row.model.name,

@@ -61,9 +61,15 @@ WAYS: list[tuple[int, dict[str, Any]]] = [
 
 
 def price(
-    model: Transformer, strategy: Strategy, where: Any = "a100-sxm-8", execution: str = "eager"
+    model: Transformer,
+    strategy: Strategy,
+    where: Any = "a100-sxm-8",
+    execution: str = "eager",
+    stack: Any = None,
 ) -> dict[str, float]:
-    columns = price_strategies(model, load_platform(where), Strategy.stack([strategy]), execution)
+    columns = price_strategies(
+        model, load_platform(where), Strategy.stack([strategy]), execution, stack=stack
+    )
     return {name: float(values[0]) for name, values in columns.items()}
 
 
@@ -139,9 +145,7 @@ def test_published_steps_that_no_scale_was_fitted_to(
 def test_published_memory_is_what_streams_and_the_loss_hold(shared_data: Any) -> None:
     errors = []
     for row in scale.list_torchtitan(alone=True):
-        where = gpu_context.find_platform("h100-sxm", row.strategy.ranks, *row.device.split()[1:])
-        needs = price(row.model, row.strategy, where)["needs"] + scale.count_kept(row)
-        errors.append(needs / row.reserved - 1)
+        errors.append(scale.predict_memory(row) / row.reserved - 1)
     assert len(errors) == 18
     assert np.abs(errors).max() <= 0.15, errors
     assert np.median(np.abs(errors)) <= 0.08, errors
@@ -334,8 +338,8 @@ def test_mixtral_has_its_published_weights_two_experts_of_which_work() -> None:
 
 def test_experts_are_shared_and_tokens_go_to_them() -> None:
     platform = load_platform("h100-sxm-8x2")
-    alone = price(MIXTRAL, Strategy(dp=16, zero=1), platform)
-    shared = price(MIXTRAL, Strategy(dp=16, ep=8, zero=1), platform)
+    alone = price(MIXTRAL, Strategy(dp=16, zero=1), platform, stack="fsdp")
+    shared = price(MIXTRAL, Strategy(dp=16, ep=8, zero=1), platform, stack="fsdp")
     assert alone["experts"] == 0
     nbytes = 2.0 * 4096 * 4096 * 2
     exchange = platform.collective("all_to_all", nbytes, ranks=8)

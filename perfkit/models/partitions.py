@@ -243,7 +243,12 @@ def bubble_time(
 
 @closed_form(other=("schedule",))
 def held_batches(
-    micro_batches: Values, *, stages: Values, schedule: Values, chunks: Values = 1, stage: Values = 0
+    micro_batches: Values,
+    *,
+    stages: Values,
+    schedule: Values,
+    chunks: Values = 1,
+    stage: Values = 0,
 ) -> Values:
     """Micro-batches whose activations a stage keeps at once.
 

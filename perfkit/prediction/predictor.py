@@ -205,7 +205,9 @@ def predict(
         # strategies are a room of their own, which the core can do without
         from perfkit.prediction.stages import find_stages
 
-        stages = find_stages(work.strategy, work.workload, machine, ranks, plan, work.execution)
+        stages = find_stages(
+            work.strategy, work.workload, machine, ranks, plan, work.execution, software
+        )
         resolved = ResolvedWorkload(*stages)
     groups = group_identical_ranks(resolved.graphs, resolved.ranks, slowdown or {})
 

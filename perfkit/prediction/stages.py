@@ -22,6 +22,7 @@ from perfkit.workloads.columns import Accesses, Features, HeldMemory
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import Graph, KernelKey
 from perfkit.workloads.placement import Plan
+from perfkit.workloads.stack import Stack
 from perfkit.workloads.strategy import Strategy, list_fits
 from perfkit.workloads.transformer import MOST_PASSES, Transformer
 
@@ -597,7 +598,11 @@ def state_replicas(model: Transformer, s: Strategy) -> Transformer | None:
 
 
 def make_stages(
-    model: Any, platform: Platform, strategy: Strategy, execution: str | None = None
+    model: Any,
+    platform: Platform,
+    strategy: Strategy,
+    execution: str | None = None,
+    stack: Stack | None = None,
 ) -> list[Graph]:
     """Make the graphs of all ranks for an iteration of a strategy.
 
@@ -611,6 +616,8 @@ def make_stages(
         A single one.
     execution : str, optional
         ``eager`` or ``compiled``.
+    stack : Stack, optional
+        The software, whose rules say what is held in memory; by default the usual one.
 
     Returns
     -------
@@ -628,10 +635,14 @@ def make_stages(
     ranks = int(strategy.ranks)
     check_device(platform)
     stated = state_replicas(model, s)
-    if stated is not None:
+    of_megatron = stack is not None and stack.memory == "megatron" and not s.replicated
+    if stated is not None and not of_megatron:
         return execute(stated.graphs(ranks, accelerator=True), execution)
-    priced = price_strategies(model, platform, Strategy.stack([s]), execution)
+    priced = price_strategies(model, platform, Strategy.stack([s]), execution, stack=stack)
     held = HeldMemory(**{use: float(priced[use][0]) for use in HeldMemory._fields})
+    if stated is not None:
+        graphs = execute(stated.graphs(ranks, accelerator=True), execution)
+        return [replace(graph, held=held) for graph in graphs]
     maker = _StageMaker(model, s, execution)
     operations = maker.count_operations()
     if operations > _MOST:
@@ -659,11 +670,12 @@ def find_stages(
     ranks: int | None,
     plan: Plan | None,
     execution: str | None,
+    stack: Stack | None = None,
 ) -> tuple[Transformer, Sequence[Graph], int]:
     """A Transformer with its strategy in its name, the graphs of its ranks, and their number; see
     `resolve_workload`."""
     _, graphs, count = resolve_workload(
-        make_stages(workload, platform, strategy, execution), platform, ranks, plan
+        make_stages(workload, platform, strategy, execution, stack), platform, ranks, plan
     )
     named = replace(workload.without_sharing(), name=f"{workload.name}, {strategy}")
     return named, graphs, count

@@ -96,6 +96,8 @@ class Case:
         Factor on all times, the level of the software of each strategy [-].
     level_spread : array
         Spread of whole iterations, or of the level where there is one [-].
+    as_megatron : array of bool
+        Whether Megatron-LM's rules say what is held in memory [-].
     """
 
     model: Transformer
@@ -113,6 +115,7 @@ class Case:
     whole: Iteration | None
     level_scale: Array
     level_spread: Array
+    as_megatron: np.ndarray
 
     def select(self, chosen: np.ndarray) -> "Case":
         """Take some of the strategies.
@@ -139,6 +142,7 @@ class Case:
             regions=self.regions[chosen],
             level_scale=self.level_scale[chosen],
             level_spread=self.level_spread[chosen],
+            as_megatron=self.as_megatron[chosen],
         )
 
     @property
@@ -259,7 +263,15 @@ def make_case(platform: Platform, work: StackedWork) -> Case:
         whole=whole,
         level_scale=np.broadcast_to(levels.scale, np.shape(s.ranks)),
         level_spread=np.broadcast_to(levels.spread, np.shape(s.ranks)),
+        as_megatron=_find_megatron(work.stacks, s),
     )
+
+
+def _find_megatron(stacks: Sequence[Stack], s: Strategy) -> np.ndarray:
+    """Whether memory is held by the rules of Megatron-LM: where its software runs, and ranks share
+    more than the batch, but neither gradients nor weights."""
+    follows = np.array([stack.memory == "megatron" for stack in stacks])
+    return np.asarray(follows & ~s.replicated & (s.zero < 2))
 
 
 class _Levels(NamedTuple):

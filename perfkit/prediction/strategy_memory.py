@@ -154,14 +154,13 @@ def measure_strategies(case: Case) -> HeldMemory:
 
 
 def _find_software(case: Case) -> _Software:
-    """Which strategies Megatron-LM runs: ranks share more than the batch, and no weights."""
-    is_megatron = np.asarray(np.logical_not(case.s.alone) & (case.s.zero < 2))
+    """How the software of each strategy uses memory."""
     return _Software(
-        whole_buffers=is_megatron,
-        fused_layers=is_megatron,
-        loss_in_place=is_megatron,
-        placeholders=is_megatron,
-        brief_messages=is_megatron,
+        whole_buffers=case.as_megatron,
+        fused_layers=case.as_megatron,
+        loss_in_place=case.as_megatron,
+        placeholders=case.as_megatron,
+        brief_messages=case.as_megatron,
     )
 
 
@@ -300,9 +299,7 @@ def _find_fullest(candidates: Sequence[_Candidate]) -> _Candidate:
     return fullest
 
 
-def _hold_gradients(
-    case: Case, software: _Software, weights: _Weights
-) -> _Gradients:
+def _hold_gradients(case: Case, software: _Software, weights: _Weights) -> _Gradients:
     """Sums of gradients, and how long the gradients of a micro-batch are held."""
     s, sizes = case.s, case.sizes
     several = sizes.micro > 1
@@ -418,7 +415,9 @@ def _list_candidates(case: Case, software: _Software, stage: _Stage) -> list[_Ca
     other_gradients = np.where(gradients.until_update, other_layers, 0.0)
     candidates = [
         *_list_in_forward(case, software, stage, activations, gradients, gathered),
-        *_list_in_backward(stage, software, backward, activations, gradients, gathered, other_gradients),
+        *_list_in_backward(
+            stage, software, backward, activations, gradients, gathered, other_gradients
+        ),
         *_list_in_loss(case, software, stage, activations, gradients),
         _find_next_micro_batch(case, software, stage, backward, gradients, gathered),
         _find_packing_of_layer(sizes, weights, backward, activations, gradients, gathered),
@@ -519,7 +518,9 @@ def _list_in_loss(
     placeholder = np.where(gradients.placeholders > 0, of_product, 0.0)
     none = np.zeros(len(numbers))
     in_loss = _Candidate(kept + ahead + narrow + wide + earlier, gradients.sums, none, none)
-    in_product = _Candidate(kept + ahead + narrow + earlier, gradients.sums + placeholder, none, none)
+    in_product = _Candidate(
+        kept + ahead + narrow + earlier, gradients.sums + placeholder, none, none
+    )
     holds = stage.has_head & software.loss_in_place
     return [_keep_where(holds, in_loss), _keep_where(holds, in_product)]
 

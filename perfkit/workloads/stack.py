@@ -22,6 +22,9 @@ from perfkit.workloads.transformer import Transformer
 MIXED = ("autocast", "masters")
 #: Recipes by which products run in fp8: what has a scale of its own; empty for a stack without fp8.
 FP8_RECIPES = ("", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4")
+#: Whose rules say what is held in memory: those of PyTorch's FSDP, tensor parallelism and pipelines,
+#: or those of Megatron-LM.
+MEMORY = ("torch", "megatron")
 _SWITCHES = (
     "fused_accumulation",
     "fp8_gathers",
@@ -75,6 +78,9 @@ class Stack:
         ``eager`` or ``compiled``.
     graphs : bool
         Whether CUDA graphs launch the kernels.
+    memory : str
+        Whose rules say what is held in memory: ``torch`` or ``megatron``, see table 9.3 of
+        docs/formulas.md.
     source : str
         Where the facts stand.
 
@@ -104,6 +110,7 @@ class Stack:
     loss_chunks: int = 1
     execution: str = "eager"
     graphs: bool = False
+    memory: str = "torch"
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -118,6 +125,7 @@ class Stack:
         check_choice("attention", self.attention, ("", "eager", "math", *ATTENTION))
         check_choice("fp8_recipe", self.fp8_recipe, FP8_RECIPES)
         check_choice("execution", self.execution, ("eager", "compiled"))
+        check_choice("memory", self.memory, MEMORY)
         for name in _SWITCHES:
             check_type(name, getattr(self, name), bool)
         set_fields(

@@ -191,7 +191,9 @@ FORMS: tuple[Example, ...] = (
     ),
     example(kernels.reuse_distances, tensors=[0, 1, 0, 2], nbytes=[100, 5, 100, 1]),
     example(partitions.bubble_time, total=100, slowest=12, stages=100, chunks=2, delayed=0.25),
-    example(partitions.held_batches, micro_batches=100, stages=100, schedule="1f1b", chunks=1),
+    example(
+        partitions.held_batches, micro_batches=100, stages=100, schedule="1f1b", chunks=1, stage=0
+    ),
     example(partitions.list_steps, schedule="1f1b", stage=1, stages=4, micro_batches=8, chunks=1),
     example(partitions.exposed_time, communication=12, compute=30, pieces=24),
     example(
