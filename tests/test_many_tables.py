@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import perfkit as pk
+from perfkit.platform.estimates import keep_quiet
 from perfkit.prediction.ranks import group_identical_ranks
 from perfkit.workloads import dlrm
 from perfkit.workloads.placement import Placement
@@ -87,3 +88,23 @@ def test_4096_ranks_are_one_group() -> None:
     graphs = pk.DLRM(batch=65536, rows=[1_000_003] * 4096).graphs(4096)
     (group,) = group_identical_ranks(graphs, 4096, {})
     assert group.ranks == tuple(range(4096))
+
+
+def test_an_exchange_of_its_own_runs_beside_reductions() -> None:
+    """The same operations on two communicators of all ranks; the iteration is no longer, and on many
+    nodes shorter: gradients of rows wait for no reduction."""
+    settings = {"batch": 65536, "rows": [100_000] * 64, "overlap": True, "dtype": "fp16"}
+    shared = pk.DLRM(**settings)
+    separate = pk.DLRM(**settings, separate_exchange=True)
+    [one], [other] = ({*model.graphs(64)} for model in (shared, separate))
+    everyone = tuple(range(64))
+    assert one.groups == (everyone,) and other.groups == (everyone, everyone)
+    assert one.labels == other.labels
+    names = [other.labels[position].name for position in other.collectives]
+    groups = other.features.group[other.collectives].tolist()
+    assert {*zip(names, groups, strict=True)} == {("all_to_all", 1.0), ("all_reduce", 0.0)}
+    cluster = pk.load_platform("h100-sxm-8x8")
+    with keep_quiet():
+        together = pk.predict(shared, cluster, ranks=64)
+        beside = pk.predict(separate, cluster, ranks=64)
+    assert beside.time < together.time

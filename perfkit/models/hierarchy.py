@@ -26,6 +26,18 @@ CHUNKS = {"near": 28e-6, "alpha_rail": 50e-6}
 #: Times the bytes that the protocol of small messages sends between nodes [-]; docs/formulas.md,
 #: table 1.2.
 FLAGS = 4.0
+#: Start-up of a tree whose bytes travel in lines with a flag each: of the call, of a hop inside a
+#: node, and of one between nodes [s]; docs/formulas.md, table 1.2.
+LINES = {"call": 14e-6, "near": 1.25e-6, "alpha_rail": 8.5e-6}
+#: Times the bytes that lines of 128 B with 120 B of the message send [-]; docs/formulas.md, table
+#: 1.2.
+LINE = 128.0 / 120.0
+#: Sharpness of the crossover from hops to bytes in a tree, as in
+#: `perfkit.models.collectives.pipelined` [-].
+PIPELINE = 0.6
+#: Messages of all ranks of a node to a rank of another one go together if each of them is no longer
+#: than this chunk [B]; docs/formulas.md, table 1.2.
+CHUNK_OF_MESSAGES = 131072.0
 #: Stages inside a node by operation across nodes; each stage moves the whole message.
 LEVELS: Mapping[str, tuple[str, ...]] = {
     name: collective.stages_inside_nodes
@@ -193,6 +205,73 @@ def start_across(
 
 
 @closed_form()
+def pipelined_tree(
+    nbytes: Values,
+    *,
+    ranks_per_node: Values,
+    nodes: Values,
+    start_up: float,
+    beta_intra: float,
+    beta_rail: float,
+    expansion: float = 1.0,
+) -> Values:
+    r"""Time of an all_reduce over nodes whose bytes carry flags, so that no hop waits for a chunk: a
+    chain in each node, and a double binary tree of nodes.
+
+    Parameters
+    ----------
+    nbytes : float, array or expression
+        Bytes of the buffer each rank reduces [B].
+    ranks_per_node : int, array or expression
+        Ranks of a node, each on its own rail [-].
+    nodes : int, array or expression
+        Nodes, two or more [-].
+    start_up : float
+        Start-up of all hops, see `start_across` [s].
+    beta_intra : float
+        Time per byte of the link of a rank inside the node, one way [s/B].
+    beta_rail : float
+        Time per byte of one rail, one way [s/B].
+    expansion : float, optional
+        Times the bytes that are sent with their flags: `FLAGS` or `LINE` [-].
+
+    Returns
+    -------
+    time : same kind as `nbytes`
+        Time until the last rank has finished [s].
+
+    Notes
+    -----
+    .. math:: t = \left(\alpha^q + (e \beta n)^q\right)^{1/q}, \quad \beta = \left[\left(2
+       \tfrac{g-1}{g} \beta_i\right)^Q + \left(2 \tfrac{N-1}{N} \tfrac{\beta_r}{g}\right)^Q\right]^{1/Q}
+
+    with q = 0.6 of `perfkit.models.collectives.pipelined` and Q of `overlap_levels`; nothing was
+    fitted. The faster of both protocols, beside one in chunks, gives all_reduces of 1 MiB to 1 GiB
+    on 16 and 64 H100 of one cluster and of 8 B to 1 GiB on 32 of another: docs/formulas.md, table
+    1.2.
+
+    References
+    ----------
+    .. [1] NVIDIA, NCCL, src/graph/tuning.cc (BSD-3; LL and LL128: latencies, and their share of the
+       bandwidth)
+    .. [2] Z. Hu et al., "Demystifying NCCL: an in-depth analysis of GPU communication protocols and
+       algorithms", 2025, arXiv:2507.04786 (the LL and LL128 protocols)
+    .. [3] NVIDIA/nccl-tests, issue 309 (measured times)
+
+    Examples
+    --------
+    >>> links = dict(ranks_per_node=8, nodes=8, beta_intra=1 / 370e9, beta_rail=1 / 49e9)
+    >>> lines = start_across("all_reduce", ranks_per_node=8, nodes=8, **LINES)
+    >>> round(float(pipelined_tree(2**20, start_up=lines, expansion=LINE, **links)) * 1e6)
+    115
+    """
+    inside = 2.0 * (ranks_per_node - 1) / ranks_per_node * beta_intra
+    between = 2.0 * (nodes - 1) / nodes * beta_rail / ranks_per_node
+    beta = expansion * smooth_maximum(inside, between, sharpness=OVERLAP)
+    return smooth_maximum(start_up, beta * nbytes, sharpness=PIPELINE)
+
+
+@closed_form()
 def ring_across_nodes(
     nbytes: Values,
     *,
@@ -267,14 +346,67 @@ def ring_across_nodes(
 
 
 @closed_form()
-def flat_all_to_all(
-    inside: Values,
-    between: Values,
+def start_messages(
+    nbytes: Values,
     *,
     ranks_per_node: Values,
     nodes: Values,
     alpha_message: float = MESSAGE,
+    chunk: float = CHUNK_OF_MESSAGES,
 ) -> Values:
+    r"""Start-up of the messages of an all_to_all between nodes, beyond one to each other node.
+
+    Parameters
+    ----------
+    nbytes : float, array or expression
+        Message size in the nccl-tests convention, the whole buffer of a rank [B].
+    ranks_per_node : int, array or expression
+        Ranks of a node, each on its own rail [-].
+    nodes : int, array or expression
+        Nodes [-].
+    alpha_message : float, optional
+        Start-up of each message [s].
+    chunk : float, optional
+        Messages of the ranks of a node to one rank of another node are written to the memory of the
+        rank on the same rail, and sent together. What fills a chunk is sent by itself [B]. 0 where
+        ranks send all messages themselves, as without a fast link inside nodes.
+
+    Returns
+    -------
+    time : same kind as `nbytes`
+        Start-up of these messages [s].
+
+    Notes
+    -----
+    .. math:: \alpha = (g-1)(N-1)\, \alpha_m \min\left(1, \frac{n}{g N c}\right)
+
+    Each rank has (g - 1) (N - 1) messages of n / (g N) besides the N - 1 that one rank of each node
+    would have. Long ones were measured: on 20, 40 and 80 H100 of ten nodes, from 32 MiB to 1 GiB
+    (0.4 MiB a message and more), all_to_alls come out within 14 %, 5 % in the mean. No published time of short ones
+    over nodes with NVLink was found: that they go together is what the library says of itself.
+
+    References
+    ----------
+    .. [1] NVIDIA, "Doubling all2all performance with NVIDIA Collective Communication Library 2.12",
+       2022 (PXN: NVLink to the rank on the rail of the destination, and messages sent together)
+    .. [2] NVIDIA, NCCL, parameter NCCL_P2P_NET_CHUNKSIZE, 128 KiB by default
+
+    Examples
+    --------
+    >>> [round(float(start_messages(n, ranks_per_node=8, nodes=8)) * 1e6) for n in (2**20, 2**25)]
+    [18, 147]
+    >>> round(float(start_messages(2**20, ranks_per_node=8, nodes=8, chunk=0.0)) * 1e6)
+    147
+    """
+    all_messages = (ranks_per_node - 1) * (nodes - 1) * alpha_message
+    if chunk == 0:
+        return all_messages + 0.0 * nbytes
+    share_of_chunk = nbytes / (ranks_per_node * nodes * chunk)
+    return all_messages * np.minimum(share_of_chunk, 1.0)
+
+
+@closed_form()
+def flat_all_to_all(inside: Values, between: Values, messages: Values) -> Values:
     r"""Time of an all_to_all in which every rank sends to every other one, over nodes.
 
     Parameters
@@ -283,12 +415,9 @@ def flat_all_to_all(
         Time of the all_to_all of n / N on the ranks of a node [s].
     between : float, array or expression
         Time of the all_to_all of n on one rank of each node [s].
-    ranks_per_node : int, array or expression
-        Ranks of a node, each on its own rail [-].
-    nodes : int, array or expression
-        Nodes [-].
-    alpha_message : float, optional
-        Start-up of each message between nodes beyond the N - 1 that `between` holds [s].
+    messages : float, array or expression
+        Start-up of the messages between nodes beyond those that `between` holds, see
+        `start_messages` [s].
 
     Returns
     -------
@@ -297,18 +426,17 @@ def flat_all_to_all(
 
     Notes
     -----
-    .. math:: t = \max\left(t_{in},\; t_{out} + (g-1)(N-1)\, \alpha_m\right)
+    .. math:: t = \max\left(t_{in},\; t_{out} + \alpha\right)
 
-    A share of 1/N of the message stays in the node. On 80 H100 it comes out within 6 % from 32 MiB
+    A share of 1/N of the message stays in the node. On 80 H100 it comes out within 7 % from 32 MiB
     to 16 GiB.
 
     Examples
     --------
-    >>> round(float(flat_all_to_all(0.1e-3, 0.78e-3, ranks_per_node=8, nodes=10)) * 1e3, 2)
+    >>> round(float(flat_all_to_all(0.1e-3, 0.78e-3, 0.19e-3)) * 1e3, 2)
     0.97
     """
-    longer = between + (ranks_per_node - 1) * (nodes - 1) * alpha_message
-    return smooth_maximum(inside, longer, sharpness=math.inf)
+    return smooth_maximum(inside, between + messages, sharpness=math.inf)
 
 
 @closed_form()

@@ -785,9 +785,12 @@ class FlatAllToAll(StagesCost):
     ----------
     alpha_message : float
         Start-up of each further message between nodes [s].
+    chunk : float
+        Shorter messages to one rank of another node are sent together [B]; 0 where none are.
     """
 
     alpha_message: float = 0.0
+    chunk: float = 0.0
 
     rest = "more messages, less overlap"
 
@@ -798,25 +801,49 @@ class FlatAllToAll(StagesCost):
 
     def join(self, nbytes: Array, inside: Array, between: Array) -> Array:
         """Times of both [s]."""
-        time = hierarchy.flat_all_to_all(
-            inside,
-            between,
+        messages = hierarchy.start_messages(
+            nbytes,
             ranks_per_node=self.ranks_per_node,
             nodes=self.nodes,
             alpha_message=self.alpha_message,
+            chunk=self.chunk,
         )
-        return np.asarray(time)
+        return np.asarray(hierarchy.flat_all_to_all(inside, between, messages))
 
     def write_rule(self) -> str:
         """The rule by which both are joined."""
-        times = "max(intra, inter + (g - 1) (N - 1) alpha_m)"
-        return f"{times}, alpha_m = {self.alpha_message:g} s"
+        times = "max(intra, inter + (g - 1) (N - 1) alpha_m"
+        if self.chunk:
+            times += f" min(1, n / (g N {format_bytes(self.chunk)}))"
+        return f"{times}), alpha_m = {self.alpha_message:g} s"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TwoProtocols(CollectiveCost):
-    """Two levels whose start-up was not measured: with flags beside the bytes, or with chunks at
-    each hop of a tree.
+class FlaggedTree(CollectiveCost):
+    """An all_reduce over nodes whose bytes carry flags.
+
+    Parameters
+    ----------
+    numbers : mapping of str to float
+        What `perfkit.models.hierarchy.pipelined_tree` takes beside the bytes.
+    """
+
+    numbers: Mapping[str, Any]
+
+    def time(self, nbytes: Array) -> Array:
+        """Times of the tree [s]."""
+        return np.asarray(hierarchy.pipelined_tree(nbytes, **self.numbers))
+
+    def price(self, nbytes: Array) -> CollectiveTime:
+        """Times with start-up and transfer."""
+        time, parts = _split(self, nbytes)
+        return CollectiveTime(time, parts, "tree of bytes with flags")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ProtocolsCost(CollectiveCost):
+    """Two levels whose start-up was not measured, by the fastest protocol: with flags, or with
+    chunks at each hop of a tree.
 
     Parameters
     ----------
@@ -824,26 +851,31 @@ class TwoProtocols(CollectiveCost):
         The stages.
     tree_start_up : float
         What chunks wait at the hops of the tree [s].
+    with_flags : tuple of FlaggedTree
+        Protocols with flags.
     """
 
     levels: TwoLevels
     tree_start_up: float
+    with_flags: tuple[FlaggedTree, ...]
 
     def time(self, nbytes: Array) -> Array:
-        """Times of the faster protocol [s]."""
+        """Times of the fastest protocol [s]."""
         return self._choose(nbytes, self.levels.time(nbytes))
 
     def _choose(self, nbytes: Array, levels: Array) -> Array:
-        """Times of the faster protocol [s], from those of the levels without waits for chunks."""
-        with_flags = self.levels.time(hierarchy.FLAGS * nbytes)
-        in_chunks = hierarchy.overlap_levels(levels, self.tree_start_up)
-        return np.minimum(with_flags, in_chunks)
+        """Times of the fastest protocol [s], from those of the levels without waits for chunks."""
+        fastest = np.asarray(hierarchy.overlap_levels(levels, self.tree_start_up))
+        for tree in self.with_flags:
+            fastest = np.minimum(fastest, tree.time(nbytes))
+        return fastest
 
     def price(self, nbytes: Array) -> CollectiveTime:
         """Times, less sure the more the protocol adds."""
         priced = self.levels.price(nbytes)
         time = self._choose(nbytes, priced.time)
-        spread = np.hypot(priced.spread, SIGMA_UNSEEN_PROTOCOL * (1.0 - priced.time / time))
+        share = np.clip(1.0 - priced.time / time, 0.0, 1.0)
+        spread = np.hypot(priced.spread, SIGMA_UNSEEN_PROTOCOL * share)
         terms = {**priced.terms, "protocol": time - priced.time}
         return replace(priced, time=time, terms=terms, spread=spread)
 

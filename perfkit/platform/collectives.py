@@ -23,12 +23,14 @@ from perfkit.platform.collective_costs import (
     FittedCost,
     FittedCurve,
     FittedRail,
+    FlaggedTree,
     FlatAllToAll,
     LimitedByAllReduce,
     LimitedByLink,
     LinkedRail,
     NoExchange,
     PairOnRail,
+    ProtocolsCost,
     RailCost,
     RegionsCost,
     RingCost,
@@ -37,7 +39,6 @@ from perfkit.platform.collective_costs import (
     TreeCost,
     TwoLevelAllToAll,
     TwoLevels,
-    TwoProtocols,
 )
 from perfkit.platform.collective_fits import (
     find_fitted_cost,
@@ -466,8 +467,28 @@ def _find_flat_all_to_all(machine: Machine, operation: str, nodes: int) -> FlatA
     inside = _find_stages(machine, operation)
     between = _find_rail(machine, operation, nodes)
     network = machine.network
-    alpha_message = network.starts * hierarchy.MESSAGE
-    return FlatAllToAll(operation, network.ranks_per_node, nodes, inside, between, alpha_message)
+    chunk = 0.0
+    if _is_faster_inside(machine, operation, nodes):
+        chunk = hierarchy.CHUNK_OF_MESSAGES
+    return FlatAllToAll(
+        operation,
+        network.ranks_per_node,
+        nodes,
+        inside,
+        between,
+        alpha_message=network.starts * hierarchy.MESSAGE,
+        chunk=chunk,
+    )
+
+
+def _is_faster_inside(machine: Machine, operation: str, nodes: int) -> bool:
+    """Whether the link of a rank inside nodes is faster than its rail, as NVLink is. Libraries send
+    messages through the memory of other ranks of the node then, and lines with flags."""
+    if machine.network.ranks_per_node == 1:
+        return False
+    fitted_rail = find_fitted_cost(machine, operation, nodes, "rail")
+    links = _find_ring_links(machine, operation, nodes, fitted_rail)
+    return links.beta_intra < links.beta_rail
 
 
 def _find_pair_on_rail(machine: Machine, operation: str, nodes: int) -> PairOnRail:
@@ -478,15 +499,14 @@ def _find_pair_on_rail(machine: Machine, operation: str, nodes: int) -> PairOnRa
 def _find_two_level(machine: Machine, operation: str, nodes: int) -> CollectiveCost:
     """A share on each rail between nodes."""
     if operation == "all_reduce":
-        return _find_two_protocols(machine, operation, nodes)
+        return _find_protocols(machine, operation, nodes)
     if operation == "all_to_all":
         return _find_two_level_all_to_all(machine, operation, nodes)
     return _find_two_levels(machine, operation, nodes)
 
 
-def _find_two_protocols(machine: Machine, operation: str, nodes: int) -> CollectiveCost:
-    """Two levels; where no start-up was measured, with flags beside the bytes or chunks at each hop
-    of a tree."""
+def _find_protocols(machine: Machine, operation: str, nodes: int) -> CollectiveCost:
+    """Two levels; where no start-up was measured, by the fastest protocol."""
     levels = _find_two_levels(machine, operation, nodes)
     if isinstance(levels.between, FittedRail) and levels.between.shows_start_up:
         return levels
@@ -498,7 +518,47 @@ def _find_two_protocols(machine: Machine, operation: str, nodes: int) -> Collect
         call=0.0,
         **hierarchy.CHUNKS,
     )
-    return TwoProtocols(levels, tree_start_up=network.starts * float(tree))
+    return ProtocolsCost(
+        levels, network.starts * float(tree), _find_flagged_trees(machine, operation, nodes)
+    )
+
+
+def _find_slowness(machine: Machine) -> float:
+    """Latency of a hop between nodes over that of NCCL's table, at least 1 [-]."""
+    link = machine.network.links.get("inter")
+    if link is None:
+        return 1.0
+    return max(link.latency.value / machine.network.starts / hierarchy.FAR, 1.0)
+
+
+def _find_flagged_trees(machine: Machine, operation: str, nodes: int) -> tuple[FlaggedTree, ...]:
+    """Protocols of small and of medium messages: with a flag beside each number, and, where the
+    link inside nodes allows it, in each line."""
+    local, starts = machine.network.ranks_per_node, machine.network.starts
+    fitted_rail = find_fitted_cost(machine, operation, nodes, "rail")
+    links = _find_ring_links(machine, operation, nodes, fitted_rail)
+    numbers = {
+        "ranks_per_node": local,
+        "nodes": nodes,
+        "beta_intra": links.beta_intra,
+        "beta_rail": links.beta_rail,
+    }
+    start_up = float(find_start_up(machine, operation, local * nodes))
+    trees = [FlaggedTree({**numbers, "start_up": start_up, "expansion": hierarchy.FLAGS})]
+    if _is_faster_inside(machine, operation, nodes):
+        start_up = starts * float(
+            hierarchy.start_across(
+                operation,
+                ranks_per_node=local,
+                nodes=nodes,
+                call=hierarchy.LINES["call"],
+                near=hierarchy.LINES["near"],
+                # on a network that is slower than NCCL's table has it, lines are slower, too
+                alpha_rail=hierarchy.LINES["alpha_rail"] * _find_slowness(machine),
+            )
+        )
+        trees.append(FlaggedTree({**numbers, "start_up": start_up, "expansion": hierarchy.LINE}))
+    return tuple(trees)
 
 
 class Evidence(Enum):

@@ -183,6 +183,11 @@ class DLRM:
         gradients of each MLP are reduced in buckets as they arrive (DistributedDataParallel).
         Otherwise each collective is waited for at once, as a blocking PyTorch call does, and
         gradients are reduced in one piece after the backward pass.
+    separate_exchange : bool
+        Whether exchanges have a communicator and a stream of their own, so that with `overlap` they
+        run beside reductions of gradients, as in HugeCTR. Otherwise they share the default process
+        group of PyTorch, whose collectives run one after another. Two at once are timed as if each
+        had the links alone.
     table_dtype : str
         Data type of the tables, by default that of weights; pooled rows have the data type of
         activations.
@@ -219,6 +224,7 @@ class DLRM:
     cross: tuple[int, int]
     overlap: bool
     table_dtype: str
+    separate_exchange: bool = False
     family: str = field(default="dlrm", repr=False)
 
     def __init__(
@@ -242,6 +248,7 @@ class DLRM:
         interaction: str | None = None,
         cross: tuple[int, int] = (3, 512),
         overlap: bool = False,
+        separate_exchange: bool = False,
         table_dtype: str = "",
     ) -> None:
         if preset is None:
@@ -264,6 +271,7 @@ class DLRM:
             sparse=sparse,
             fused=fused,
             overlap=overlap,
+            separate_exchange=separate_exchange,
         )
         check_type("table_dtype", table_dtype, str)
         if not table_dtype:
@@ -303,6 +311,7 @@ class DLRM:
             cross=(cross_layers, rank),
             overlap=overlap,
             table_dtype=table_dtype,
+            separate_exchange=separate_exchange,
             family="dlrm",
         )
 
@@ -547,8 +556,14 @@ def _record_rank(model: DLRM, plan: Plan, local: LocalTables, accelerator: bool)
     """Record the iteration of a rank with these tables."""
     ranks = plan.ranks
     tape = Tape(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=model.overlap and ranks > 1)
-    groups = {members: number for number, members in enumerate(local.groups)}
-    record = partial(record_layers, model=model, local=local)
+    groups: dict[Sequence[int], int] = {
+        members: number for number, members in enumerate(local.groups)
+    }
+    exchange_group = 0
+    if model.separate_exchange:
+        exchange_group = len(groups)
+        groups[range(ranks)] = exchange_group  # another key than the tuple of all ranks
+    record = partial(record_layers, model=model, local=local, exchange_group=exchange_group)
     shared = share_mlps(tape, record, plan.mlps, groups)
     logits = record(tape, shared)
     order_weights(tape)
@@ -560,7 +575,7 @@ def _record_rank(model: DLRM, plan: Plan, local: LocalTables, accelerator: bool)
         model,
         ranks=ranks,
         lists=accelerator,
-        groups=tuple(groups) if ranks > 1 else (),
+        groups=tuple(tuple(members) for members in groups) if ranks > 1 else (),
     )
 
 
@@ -611,16 +626,19 @@ def record_layers(
     model: DLRM,
     local: LocalTables,
     inputs: Tensor | None = None,
+    *,
+    exchange_group: int = 0,
 ) -> Tensor:
-    """Record the layers of one rank from its dense `inputs` and its tables; returns the logits."""
+    """Record the layers of one rank from its dense `inputs` and its tables; returns the logits. The
+    group of this number exchanges pooled rows."""
     inputs = inputs or tape.tensor(
         model.batch // len(local.widths), model.features, itemsize=tape.wide
     )
     # rows are exchanged while the bottom MLP works
-    receive = _look_up(tape, model, local) if tape.overlap else []
+    receive = _look_up(tape, model, local, exchange_group) if tape.overlap else []
     tape.module = "bottom"
     dense = layers.mlp(tape, inputs, model.bottom, shared, last_relu=True)
-    receive = receive or _look_up(tape, model, local)
+    receive = receive or _look_up(tape, model, local, exchange_group)
     tape.module = "interaction"
     vectors = layers.cat(tape, [dense, *(part for wait in receive for part in wait())])
     if model.interaction == "cross":
@@ -651,7 +669,9 @@ def _fill_buckets(tape: Tape) -> None:
             weight.bucket += 1 + len(modules)
 
 
-def _look_up(tape: Tape, model: DLRM, local: LocalTables) -> list[Callable[[], list[Tensor]]]:
+def _look_up(
+    tape: Tape, model: DLRM, local: LocalTables, exchange_group: int
+) -> list[Callable[[], list[Tensor]]]:
     """Look tables up and launch the exchanges; each function of the result waits for pooled rows
     and returns them."""
     tape.module = "embeddings"
@@ -671,7 +691,7 @@ def _look_up(tape: Tape, model: DLRM, local: LocalTables) -> list[Callable[[], l
             [partial_sums.shape[1]],
             partial_sums.nbytes,
             operations=("reduce_scatter", "all_gather"),
-            group=summed.group,
+            group=summed.group or exchange_group,
         )
         if members == ranks:
             receive.append(wait)
@@ -685,7 +705,9 @@ def _look_up(tape: Tape, model: DLRM, local: LocalTables) -> list[Callable[[], l
         send = layers.cat(tape, pooled) if pooled else None
         # an uneven exchange takes as long as that of the fullest rank
         nbytes = model.batch * local.largest_width * tape.wide
-        receive.insert(0, layers.exchange(tape, send, batch, local.widths, nbytes))
+        receive.insert(
+            0, layers.exchange(tape, send, batch, local.widths, nbytes, group=exchange_group)
+        )
     if local.copies:
         copies = layers.embedding_bags(tape, model, local.copies, batch, copied=True)
         receive.append(lambda: copies)

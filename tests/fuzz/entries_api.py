@@ -97,6 +97,7 @@ DLRM = {
     "mixed": MOSTLY_FALSE,
     "interaction": ("dot", "cross"),
     "overlap": True,
+    "separate_exchange": True,
     "table_dtype": ("fp32", "bf16"),
 }
 TRANSFORMER = {

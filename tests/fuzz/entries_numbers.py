@@ -102,7 +102,17 @@ FORMS: tuple[Example, ...] = (
         beta_rail=2.0**-18,
         **NODES,
     ),
-    example(hierarchy.flat_all_to_all, inside=3, between=4, ranks_per_node=100, nodes=100),
+    example(
+        hierarchy.pipelined_tree,
+        nbytes=100,
+        start_up=2.0**-13,
+        beta_intra=2.0**-20,
+        beta_rail=2.0**-18,
+        expansion=4.0,
+        **NODES,
+    ),
+    example(hierarchy.start_messages, nbytes=2.0**20, alpha_message=2.0**-18, **NODES),
+    example(hierarchy.flat_all_to_all, inside=3, between=4, messages=2.0**-12),
     example(hierarchy.two_level_all_to_all, nbytes=100, inside=3, between=4, memory_bandwidth=1024),
     example(
         hierarchy.tree_collective,
