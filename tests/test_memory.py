@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import perfkit as pk
+from perfkit.ground.units import format_bytes
 from perfkit.prediction.memory import Memory, measure_memory
 from perfkit.sharding.planner import price_plan
 from perfkit.workloads.columns import Accesses, Features
@@ -265,3 +266,27 @@ def test_built_steps_that_are_sharded_divided_or_computed_again_need_less(
     assert divided.parts["activations"] < usual.parts["activations"]
     for part in ("parameters", "states"):
         assert sharded.parts[part] == pytest.approx(usual.parts[part] / 8, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "groups"),
+    [(pk.Strategy(dp=8), 1), (pk.Strategy(tp=2, dp=4, zero=1), 2), (pk.Strategy(tp=2, pp=4), 2)],
+)
+def test_the_reserve_is_context_communicators_and_fragments(
+    strategy: pk.Strategy, groups: int
+) -> None:
+    """Half a GiB, 0.65 GiB for each group of ranks, and 4 % of what is allocated."""
+    model = replace(SMALL, layers=8, batch=16)
+    held = memory(model, GPU, strategy=strategy)
+    assert held.reserve == pytest.approx((0.5 + 0.65 * groups) * 2**30 + 0.04 * held.total)
+    assert held.reserved == held.total + held.reserve
+
+
+def test_one_rank_has_no_communicator_and_a_cpu_no_reserve() -> None:
+    alone = memory(SMALL, GPU)
+    assert alone.reserve == pytest.approx(0.5 * 2**30 + 0.04 * alone.total)
+    assert memory(SMALL, CPU).reserve == 0
+    rows = dict(next(iter(pk.predict(SMALL, GPU).sections()))[1])
+    assert rows["with its reserve"] == format_bytes(alone.reserved)
+    on_cpu = dict(next(iter(pk.predict(SMALL, CPU).sections()))[1])
+    assert "with its reserve" not in on_cpu

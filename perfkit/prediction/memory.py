@@ -19,6 +19,12 @@ from perfkit.workloads.tables import EmbeddingTable
 #: Workspaces of cuBLAS, one for the forward and one for the backward pass [B]; docs/formulas.md,
 #: table 9.2.
 WORKSPACE = 2 * 32 * 2.0**20
+#: Context of CUDA with the kernels of PyTorch, and buffers of NCCL for each communicator [B], and
+#: what the caching allocator of PyTorch reserves beyond the most that is allocated [-];
+#: docs/formulas.md, table 9.2.
+CONTEXT = 0.5 * 2.0**30
+COMMUNICATOR = 0.65 * 2.0**30
+FRAGMENTS = 0.04
 #: Uses of memory: weights without embedding tables; gradients; states of the optimizer; inputs and
 #: what is computed from them; tables; what collectives send and receive; workspaces of libraries
 #: and optimizers.
@@ -37,20 +43,33 @@ class Memory(Shown):
     parts : mapping of str to float
         Bytes by use, see `PARTS` [B].
     capacity : float or None
-        Memory of the device; None if it is not known [B].
+        Memory of the device as its datasheet quotes it; None if it is not known [B].
+    reserve : float
+        What a process on a GPU takes beside these parts: the context of CUDA, buffers of NCCL, and
+        fragments of the caching allocator; 0 on a CPU [B].
     """
 
     parts: Mapping[str, float]
     capacity: float | None
+    reserve: float = 0.0
 
     @property
     def total(self) -> float:
-        """Sum of all parts [B]."""
+        """Sum of all parts, as `torch.cuda.max_memory_allocated` counts it [B]."""
         return sum(self.parts.values())
 
     @property
+    def reserved(self) -> float:
+        """All of it with the reserve, as nvidia-smi shows it [B]."""
+        return self.total + self.reserve
+
+    @property
     def fits(self) -> bool | None:
-        """Whether the device has enough memory; None if its memory is not known."""
+        """Whether the device has enough memory; None if its memory is not known.
+
+        The quoted memory has to hold what is allocated. A GPU has GiB where GB are quoted, which
+        leaves 6.9 % of it for the reserve.
+        """
         return None if self.capacity is None else self.total <= self.capacity
 
     def __repr__(self) -> str:
@@ -284,7 +303,7 @@ def _measure(graph: Graph, platform: Platform) -> Memory:
     if graph.held is not None:
         parts = dict.fromkeys(PARTS, 0.0) | graph.held._asdict()
         parts["workspace"] += WORKSPACE * on_device
-        return Memory(parts, platform.memory_of_rank)
+        return _make_memory(graph, parts, platform)
     buffers = np.concatenate(
         [graph.accesses.buffer, graph.weights.buffer, graph.allocations.buffer]
     )
@@ -307,7 +326,41 @@ def _measure(graph: Graph, platform: Platform) -> Memory:
     if not captured:
         held[[_AT["tables"], _AT["states"]]] += sum_untouched(graph, graph.tables)
     held[_AT["workspace"]] += WORKSPACE * on_device
-    return Memory(dict(zip(PARTS, held.tolist(), strict=True)), platform.memory_of_rank)
+    return _make_memory(graph, dict(zip(PARTS, held.tolist(), strict=True)), platform)
+
+
+def _make_memory(graph: Graph, parts: Mapping[str, float], platform: Platform) -> Memory:
+    """Memory by use, with the reserve of a process on a GPU."""
+    reserve = 0.0
+    if platform.device.kind != "cpu":
+        reserve = CONTEXT + COMMUNICATOR * count_communicators(graph)
+        reserve += FRAGMENTS * sum(parts.values())
+    return Memory(parts, platform.memory_of_rank, reserve)
+
+
+def count_communicators(graph: Graph) -> int:
+    """Count the groups of ranks that a graph communicates with.
+
+    Parameters
+    ----------
+    graph : Graph
+        What a rank executes.
+
+    Returns
+    -------
+    count : int
+        Groups of several ranks; those of one pipeline count as one, and so do equal ones [-].
+    """
+    numbers, first = np.unique(
+        graph.column("group")[graph.collectives].astype(int), return_index=True
+    )
+    met = set[Any]()
+    for number, place in zip(numbers.tolist(), first.tolist(), strict=True):
+        label = graph.labels[graph.collectives[place]]
+        members = graph.groups[number] if graph.groups else tuple(range(graph.ranks))
+        if len(members) > 1:
+            met.add("stages" if label.module == "stages" else members)
+    return len(met)
 
 
 def find_shortage(graphs: Sequence[Graph], platform: Platform) -> tuple[str, ...]:

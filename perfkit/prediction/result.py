@@ -14,6 +14,7 @@ from perfkit.ground.units import (
     check_choice,
     check_positive,
     check_type,
+    format_bytes,
     format_count,
     format_time,
     rank_largest,
@@ -453,6 +454,7 @@ class Prediction(Tabular):
     def sections(self) -> Sections:
         """What a report shows, see `perfkit.ground.results.Sections`."""
         low, high = map(format_time, self.interval())
+        memory = self.memory()
         times = {"time of an iteration": self.time, "the busiest resource alone": self.lower_bound}
         times |= {self._unhidden: self.serial, "if the host were never late": self.device_time}
         rows = [(name, format_time(seconds)) for name, seconds in times.items()]
@@ -460,8 +462,10 @@ class Prediction(Tabular):
             ("80% interval", f"{low}–{high}"),
             ("bottleneck", self.bottleneck),
             ("software", self._software),
-            ("memory", repr(self.memory())),
+            ("memory", repr(memory)),
         ]
+        if memory.reserve > 0:
+            rows.append(("with its reserve", format_bytes(memory.reserved)))
         rows += [
             (f"{name} a second", write_cell("", rate, None))
             for name, rate in self.throughput.items()
