@@ -10,6 +10,7 @@ import perfkit as pk
 from perfkit.fitting import Iteration
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.machine import PlatformError
+from perfkit.prediction.stages import make_stages
 from perfkit.prediction.strategies import PARTS
 from perfkit.workloads.stack import FP8_RECIPES, STACKS, apply_stack, find_stack
 
@@ -114,7 +115,9 @@ def test_a_prediction_says_its_stack() -> None:
     with keep_quiet():
         found = pk.predict(GPT, "h100-sxm-8", ranks=8, stack="fsdp")
         stated = pk.predict(replace(GPT, parallel="fsdp"), "h100-sxm-8", ranks=8)
-    assert found.stack == stated.stack == find_stack("fsdp")
+    assert found.stack == find_stack("fsdp")
+    # without a stack gradients of mixed precision are reduced in fp32
+    assert stated.stack == replace(found.stack, reduce_dtype="fp32")
     assert "stack: fsdp (" in found.explain()
     assert ("software", found._software) in next(rows for _, rows in found.sections())
 
@@ -221,3 +224,183 @@ def test_a_plan_of_tables_follows_the_level() -> None:
         before = pk.price_plan(model, node, plan)
         after = pk.price_plan(model, levelled, plan)
     assert after.time == pytest.approx(1.3 * before.time, rel=1e-6)
+
+
+#: A model whose products do not hide what gradients move: each rank has one sequence in a micro-batch.
+SMALL = pk.Transformer.preset(
+    "gpt3-6.7b", batch=64, sequence=512, dtype="bf16", mixed=True, fused=True, layers=4
+)
+MEGATRON = find_stack("megatron")
+SEPARATE = replace(MEGATRON, fused_accumulation=False)
+
+
+def list_sums(prediction: pk.Prediction) -> dict[str, int]:
+    """Kernels of the first rank that add up gradients, by module without the number of the layer."""
+    rows = prediction.timeline().filter(rank=0, name="add_", phase="backward")
+    counts: dict[str, int] = {}
+    for module in rows["module"]:
+        part = module.rpartition(".")[2]
+        counts[part] = counts.get(part, 0) + 1
+    return counts
+
+
+def test_fused_sums_leave_no_kernel_but_those_of_norms_biases_and_embeddings() -> None:
+    """Two micro-batches of 8 sequences: the first one is added to the zeros of buffers, too."""
+    strategy = pk.Strategy(dp=4, micro_batch=8)
+    with keep_quiet():
+        fused = pk.predict(SMALL, CLUSTER, strategy=strategy, stack=MEGATRON)
+        separate = pk.predict(SMALL, CLUSTER, strategy=strategy, stack=SEPARATE)
+    # of a layer of GPT-3: two products with a weight and a bias each, and a norm, in each half
+    half = 2 * 4 * 4  # micro-batches, layers, and biases of products and numbers of a norm
+    assert list_sums(fused) == {"attention": half, "mlp": half, "embeddings": 4, "head": 4}
+    # the head shares the weights of the embeddings, whose gradient is not that of a product alone
+    assert list_sums(separate) == {"attention": 48, "mlp": 48, "embeddings": 4, "head": 4}
+    assert fused.time < separate.time
+    assert fused.memory().total <= separate.memory().total
+
+
+def test_fused_sums_move_what_the_sums_hold_instead_of_a_gradient_and_a_sum() -> None:
+    """By hand: an unfused product writes 2 B of a number, its sum reads 2 and 4 B and writes 4 B; a
+    fused product reads and writes 4 B."""
+    strategy = pk.Strategy(dp=8, micro_batch=1)
+    graphs = {}
+    for stack in (MEGATRON, SEPARATE):
+        work = apply_stack(SMALL, strategy, None, stack)
+        graphs[stack.fused_accumulation] = make_stages(work.workload, CLUSTER, work.strategy)[0]
+    hidden = 4096
+    numbers = 12 * hidden**2  # of the products of a layer: 3 + 1 in attention, 4 + 4 behind it
+
+    def move(fused: bool) -> float:
+        """Bytes that products of weight gradients and sums of layers move in a micro-batch [B]."""
+        graph = graphs[fused]
+        moved = 0.0
+        for place, label in enumerate(graph.labels):
+            is_sum = label.name == "add_"
+            is_product = (label.kind, label.variant) == ("gemm", "tn")
+            in_layer = label.module.startswith("layers.1.") and label.phase == "backward"
+            if in_layer and (is_sum or is_product):
+                moved += graph.traffic[place]
+        return moved / 8  # micro-batches
+
+    assert move(False) - move(True) == pytest.approx((2 + 10 - 8) * numbers)
+
+
+@pytest.mark.parametrize("stack", [MEGATRON, SEPARATE, find_stack("megatron-te")])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pk.Strategy(tp=4, pp=2, dp=2),
+        pk.Strategy(tp=8, dp=2, zero=1),
+        pk.Strategy(dp=8, micro_batch=8),  # a single micro-batch
+        pk.Strategy(dp=8, zero=1),
+        pk.Strategy(pp=4, dp=2, schedule="zero_bubble"),
+        pk.Strategy(pp=2, dp=2, chunks=2, schedule="interleaved"),
+        pk.Strategy(tp=2, dp=4, zero=3),
+    ],
+)
+def test_closed_forms_of_sums_agree_with_the_event_loop(
+    strategy: pk.Strategy, stack: pk.Stack
+) -> None:
+    model = replace(SMALL, dtype="fp8") if stack.fp8_recipe else SMALL
+    with keep_quiet():
+        run = pk.predict(model, CLUSTER, strategy=strategy, stack=stack)
+        closed = pk.explore(model, CLUSTER, strategies=[strategy], memory=1e13, stack=stack).table()
+    assert closed["time"][0] == pytest.approx(run.time, rel=0.015)
+    assert closed["needs"][0] == pytest.approx(run.memory().total, rel=1e-3)
+    assert closed["buffers"][0]
+
+
+def test_experts_add_inside_their_products_too() -> None:
+    model = replace(SMALL, experts=4, layers=2)
+    strategy = pk.Strategy(dp=4, ep=2, micro_batch=4)
+    with keep_quiet():
+        fused = pk.predict(model, CLUSTER, strategy=strategy, stack=MEGATRON)
+        separate = pk.predict(model, CLUSTER, strategy=strategy, stack=SEPARATE)
+        closed = pk.explore(model, CLUSTER, strategies=[strategy], memory=1e13, stack=MEGATRON)
+    # per micro-batch and layer: the router remains a product, and two weights of experts go
+    assert list_sums(separate)["mlp"] - list_sums(fused)["mlp"] == 4 * 2 * 3
+    assert closed.table()["time"][0] == pytest.approx(fused.time, rel=0.02)
+
+
+def test_sums_without_a_strategy_are_fused_from_the_second_micro_batch_on() -> None:
+    model = replace(SMALL, mixed=False, accumulate=4)
+    with keep_quiet():
+        separate = pk.predict(model, CLUSTER, ranks=4)
+        fused = pk.predict(replace(model, fused_accumulation=True), CLUSTER, ranks=4)
+    counts = list_sums(fused)
+    assert counts == {"attention": 3 * 4 * 4, "mlp": 3 * 4 * 4, "embeddings": 3 * 2, "head": 3 * 2}
+    assert list_sums(separate) == {
+        "attention": 3 * 4 * 6,
+        "mlp": 3 * 4 * 6,
+        "embeddings": 3 * 2,
+        "head": 3 * 2,
+    }
+    assert fused.time < separate.time
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "megatron", "megatron-te", "deepspeed", "mpt"])
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_mixed_has_one_meaning_with_and_without_a_strategy(name: str, ranks: int) -> None:
+    """The stack says whether weights are cast by autocast or have fp32 masters."""
+    model = pk.Transformer.gpt2(batch=32, dtype="bf16", mixed=True, accumulate=2)
+    strategy = pk.Strategy(dp=ranks, micro_batch=32 // ranks // 2)
+    with keep_quiet():
+        without = pk.predict(model, CLUSTER, ranks=ranks, stack=name)
+        stated = pk.predict(model, CLUSTER, strategy=strategy, stack=name)
+    assert without.time == stated.time
+    assert without.memory().total == stated.memory().total
+    assert f"bf16 {find_stack(name).mixed}" in without.headline()
+
+
+def test_the_stack_decides_what_mixed_is() -> None:
+    model = pk.Transformer.gpt2(batch=32, dtype="bf16", mixed=True)
+    with keep_quiet():
+        times = {name: pk.predict(model, CLUSTER, ranks=8, stack=name).time for name in STACKS}
+        usual = pk.predict(model, CLUSTER, ranks=8)
+    assert times["ddp"] == usual.time
+    assert times["megatron"] < 0.9 * times["ddp"]
+
+
+def test_what_a_stack_cannot_run_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'ddp' runs mixed precision by autocast.*stack='fsdp'"):
+        pk.predict(GPT, CLUSTER, strategy=pk.Strategy(tp=2), stack="ddp")
+    with pytest.raises(ValueError, match="by autocast"):
+        pk.predict(replace(GPT, parallel="fsdp"), CLUSTER, ranks=8, stack="ddp")
+    with pytest.raises(ValueError, match="fused_accumulation needs buffers"):
+        replace(find_stack("ddp"), fused_accumulation=True)
+    found = pk.explore(GPT, CLUSTER, 8, stack="ddp").table()
+    assert found["tp"].unique().to_list() == [1]
+
+
+def test_the_format_of_a_reduction_follows_the_stack() -> None:
+    """FSDP reduces in the format of layers, torchtitan and Megatron-LM in fp32: twice the bytes."""
+
+    def find_messages(stack: str, **changes: object) -> float:
+        model = replace(GPT, **changes)  # type: ignore[arg-type]
+        with keep_quiet():
+            found = pk.predict(model, CLUSTER, ranks=8, stack=stack)
+        graph = found._timeline.rank_timelines[0].graph
+        names = ("reduce_scatter", "all_reduce")
+        return float(
+            sum(
+                graph.column("nbytes")[place]
+                for place in graph.collectives
+                if graph.labels[place].name in names
+            )
+        )
+
+    weights = GPT.graphs()[0].parameters
+    assert find_messages("fsdp") == pytest.approx(2 * weights, rel=1e-4)  # shards are padded
+    assert find_messages("torchtitan") == pytest.approx(4 * weights, rel=1e-4)
+    assert find_messages("megatron") == pytest.approx(4 * weights, rel=1e-4)
+    assert find_messages("megatron", reduce_dtype="bf16") == pytest.approx(2 * weights, rel=1e-4)
+    assert find_messages("ddp") == pytest.approx(4 * weights, rel=1e-4)
+
+
+def test_searches_with_a_stack_show_what_runs() -> None:
+    found = pk.explore(GPT, CLUSTER, 8, stack="fsdp")
+    assert found.best.zero in (1, 2, 3)
+    assert not found.table().filter(zero=0, tp=1).height
+    with keep_quiet():
+        again = pk.predict(GPT, CLUSTER, strategy=found.best, stack="fsdp")
+    assert found.table()["time"][0] == pytest.approx(again.time, rel=0.03)

@@ -40,7 +40,7 @@ from perfkit.workloads.columns import HeldMemory
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.placement import Placement, Plan
 from perfkit.workloads.placement_kinds import KINDS, PLACEMENT_KINDS, WHOLE, PlacementKind
-from perfkit.workloads.stack import Stack, apply_stack, find_stack, share_states
+from perfkit.workloads.stack import Stack, apply_stack, can_run, find_stack, share_states
 from perfkit.workloads.strategy import Strategy, list_fits
 from perfkit.workloads.transformer import Transformer
 
@@ -466,9 +466,15 @@ def _price_transformer(
     """Price the strategies that were given, or those of `explore`."""
     listed = Strategy.stack(given) if given else _list_strategies(model, where, counts)
     if stack is not None:
-        listed = share_states(listed, find_stack(stack))
-    if not given:
-        listed = _drop_equal(listed)
+        software = find_stack(stack)
+        listed = share_states(model, listed, software)
+        if not given and model.mixed and software.mixed == "autocast":
+            listed = replace(listed, zero=np.zeros_like(listed.zero))
+        if not given:
+            runs = np.broadcast_to(can_run(model, listed, software), len(listed.ranks))
+            if not runs.any():
+                raise _refuse_ranks(counts)
+            listed = _drop_equal(listed.select(runs))
     divides = [*list_fits(model, listed).values(), np.isin(listed.ranks, counts)]
     can = np.logical_and.reduce(divides)
     if not can.any():

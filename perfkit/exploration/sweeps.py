@@ -33,7 +33,7 @@ from perfkit.prediction.configurations import price_configurations
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.result import Prediction
 from perfkit.workloads.sizes import SizesError, alter, check_size, select_sizes
-from perfkit.workloads.stack import Stack, find_stack
+from perfkit.workloads.stack import Stack, find_stack, needs_strategy
 
 #: Arguments that may be arrays over configurations: numbers, and lists of numbers.
 _NUMBERS = ("batch", "sequence", "hidden", "heads", "vocabulary", "positions", "features")
@@ -405,7 +405,10 @@ def _is_together(workload: Any, given: Mapping[str, Any], at: Mapping[str, Any])
     if is_compiled or load_platform(at["platform"]).device.kind == "cpu":
         return False
     with suppress(ValueError):
-        return at["ranks"] == 1 or not hasattr(build(workload, given), "tables")
+        one = build(workload, given)
+        if at["stack"] is not None and needs_strategy(one, find_stack(at["stack"])):
+            return False
+        return at["ranks"] == 1 or not hasattr(one, "tables")
     return True
 
 

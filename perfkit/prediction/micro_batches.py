@@ -89,7 +89,7 @@ class Sizes(NamedTuple):
         as they are computed [-].
     gathered, reduced : array
         Bytes that a copy around a gather and one before a reduction move where ranks share layers or
-        sequences, relative to a copy of all sums of gradients [-].
+        sequences, relative to a copy of all sums of gradients; 0 for buffers [-].
     reordered, reorders : array
         Numbers of the experts of a layer that are copied once more around each message, as ranks do
         not divide the experts; and the copies [-].
@@ -108,7 +108,7 @@ class Sizes(NamedTuple):
     sharers: Array
     straight: np.ndarray
     widened: float
-    gathered: float
+    gathered: Array
     reduced: Array
     reordered: Array
     reorders: Array
@@ -142,9 +142,11 @@ def size_micro_batch(model: Transformer, s: Strategy) -> Sizes:
     inner = np.ceil((model.inner or 4 * model.hidden) / s.tp)
     experts = (model.experts // s.ep) * (matrices * model.hidden * inner)
     sharers = np.maximum(s.owners // s.ep, 1)
-    straight = s.scattered | np.equal(micro, 1)
+    # buffers hold sums, also of a single micro-batch, and are messages themselves
+    straight = s.scattered | np.equal(micro, 1) & np.logical_not(s.buffers)
+    copied = np.where(s.buffers, 0.0, 1.0)
     shares_states = np.greater(s.zero, 0)
-    gathered = itemsize / wide
+    narrower = itemsize / wide
     divided = (model.experts // s.ep) % sharers == 0
     copied_again = shares_states & np.logical_not(divided) & has_experts
     return Sizes(
@@ -161,8 +163,8 @@ def size_micro_batch(model: Transformer, s: Strategy) -> Sizes:
         sharers=sharers,
         straight=straight,
         widened=(wide + summed) / (itemsize + summed),
-        gathered=gathered,
-        reduced=np.where(shares_states & straight, (1.0 + gathered) / 2.0, 1.0),
+        gathered=copied * narrower,
+        reduced=copied * np.where(shares_states & straight, (1.0 + narrower) / 2.0, 1.0),
         reordered=np.where(copied_again, experts, 0.0),
         reorders=np.where(copied_again, 1.0 * matrices, 0.0),
     )
@@ -442,12 +444,30 @@ class _Rows(NamedTuple):
         return self.device[chosen].sum(axis=0) - self.fixed[chosen].sum()
 
 
+def fuses_sums(model: Transformer, s: Strategy) -> Any:
+    """Find the strategies whose products of weight gradients add to sums.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    s : Strategy
+        One or many.
+
+    Returns
+    -------
+    fuses : bool or array
+        False where gradients are reduced with each micro-batch: a rank adds up shards alone.
+    """
+    return np.logical_not(s.scattered) & model.fused_accumulation
+
+
 def record_micro_batch(model: Transformer, s: Strategy, execution: str | None) -> MicroBatch:
     """Record what a rank does, see `perfkit.workloads.blocks.record_part`: odd sizes first, then
     those of strategies.
 
     Strategies that are recorded together have the same `checkpoint`, all or none share products and
-    tokens, and all or none are `replicated`.
+    tokens, all or none are `replicated`, `fuses_sums`, and have `buffers`.
     """
     shares = np.all(np.greater(s.tp, 1))
     odd = (
@@ -467,6 +487,8 @@ def record_micro_batch(model: Transformer, s: Strategy, execution: str | None) -
         cut,
         autocast=model.mixed and replicated,
         exchange=exchange,
+        fuses_sums=bool(np.all(fuses_sums(model, s))),
+        has_buffers=bool(np.all(s.buffers)),
     )
     executed = execute([graph], execution)[0]
     if executed.execution == "compiled":
@@ -475,16 +497,28 @@ def record_micro_batch(model: Transformer, s: Strategy, execution: str | None) -
     return MicroBatch(executed, graph, by_region)
 
 
+def _find_fused_sums(graph: Graph) -> np.ndarray:
+    """Whether each operation is a product that adds to what its result holds."""
+    accesses = graph.accesses
+    adds = np.zeros(len(graph), dtype=bool)
+    is_product = np.array([label.kind in ("gemm", "bmm") for label in graph.labels])
+    for row in np.flatnonzero(is_product).tolist():
+        own = accesses.select(accesses.operation == row)
+        adds[row] = bool(np.isin(own.buffer[own.is_write], own.buffer[~own.is_write]).any())
+    return adds
+
+
 def _hand_weights_to_regions(graph: Graph) -> Graph:
     """Give the calls that weights of compiled code cost to the kernels of their own region, as one
     layer stands for many."""
     bare = graph.features.bare.copy()
     names = np.array([label.name for label in graph.labels])
+    adds = _find_fused_sums(graph)
     phases = np.array([label.phase for label in graph.labels])
     modules = np.array([label.module for label in graph.labels])
     regions = [np.char.startswith(modules, region) for region in REGIONS]
-    # each weight has a sum of gradients
-    weights = [int((own & (names == "add_")).sum()) for own in regions]
+    # each weight has a sum of gradients, or a product that adds to it
+    weights = [int((own & ((names == "add_") | adds)).sum()) for own in regions]
     for phase in ("forward", "backward"):
         for_weights = (phases == phase) & (bare > 0)
         for own, count in zip(regions, weights, strict=True):
@@ -913,10 +947,11 @@ def time_gradient_sums(times: MicroBatchTimes, s: Strategy, sizes: Sizes) -> ByR
     -----
     The gradients of the first of m micro-batches are added to nothing, but where ranks share layers
     or sequences to zeros, as to the buffers of Megatron-LM: there are (m - 1) / m sums for each
-    micro-batch, or one. PyTorch casts the first gradients before it reduces them (ZeRO stage 1).
+    micro-batch, or one; also of a single micro-batch if there are buffers. PyTorch casts the first gradients before it reduces them (ZeRO stage 1).
     """
     several = np.where(sizes.micro > 1, 1.0, 0.0)
     sums = np.where(s.alone, (sizes.micro - 1.0) / sizes.micro, several)
+    sums = np.where(s.buffers, 1.0, sums)
     casts = np.where(s.alone & (s.zero == 1), several / sizes.micro, 0.0)
     experts = sizes.experts / times.layer.weights
     layer_shard = (1.0 - experts) / s.owners + experts / sizes.sharers

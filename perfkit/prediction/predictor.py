@@ -197,7 +197,7 @@ def predict(
     loading_time = check_positive("loading", loading, zero=True)
 
     # 1. What each rank executes, once for ranks that execute the same.
-    work = apply_stack(workload, strategy, execution, stack)
+    work = apply_stack(workload, strategy, execution, stack, ranks)
     software = work.stacks[0]
     if work.strategy is None:
         resolved = resolve_workload(work.workload, machine, ranks, plan, work.execution)

@@ -504,7 +504,7 @@ class Prediction(Tabular):
         time, low, high = map(format_time, (self.time, *self.interval(0.8)))
         dtype = self.workload.dtype
         if getattr(self.workload, "mixed", False):
-            dtype += " autocast"
+            dtype += f" {self.stack.mixed}"
         optimizer = getattr(self.workload, "optimizer", "")
         words = [self._about, dtype, optimizer, self.execution]
         attention = list_attention(self._timeline.rank_timelines[0].graph, self.platform)

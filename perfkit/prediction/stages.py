@@ -128,8 +128,9 @@ class _StageMaker:
         """Rows of a backward pass, or of the gradients of weights that it puts off."""
         table, s = self.table, self.s
         # gradients of a single micro-batch are added to nothing; those of the first of several
-        # too, but to the zeros of buffers where ranks share layers or sequences
-        without_sums = first and (self.micro_batches == 1 or bool(s.alone))
+        # too, but to the zeros of buffers where ranks share layers or sequences; those of
+        # Megatron-LM hold that of a single micro-batch, too
+        without_sums = first and not s.buffers and (self.micro_batches == 1 or bool(s.alone))
         rows = []
         calls_of_sums = 0.0
         for row in table.find(region, "backward"):
@@ -287,7 +288,7 @@ class _StageMaker:
         self, program: Program, unit: Unit, phase: str, numbers: float, *, copies: int
     ) -> None:
         """Copy the numbers of a unit into its messages, or out of them."""
-        if self.owners * self.groups_of_owners == 1:
+        if self.owners * self.groups_of_owners == 1 or self.s.buffers:
             return
         if unit.region == "layers":
             numbers += float(self.sizes.gathered * self.sizes.reordered)
@@ -580,6 +581,8 @@ def check_strategy(model: Any, s: Strategy) -> Strategy:
 def state_replicas(model: Transformer, s: Strategy) -> Transformer | None:
     """State a strategy as settings of the model, if it shares nothing but what these say; else
     None."""
+    if s.buffers:
+        return None
     shared = (s.tp, s.pp, s.cp, s.ep, s.chunks)
     shards_of_all = s.shards in (0, s.dp)
     ordinary = s.checkpoint != "selective" and not find_schedules(s.schedule).runs_breadth_first

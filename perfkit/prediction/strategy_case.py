@@ -19,6 +19,7 @@ from perfkit.prediction.micro_batches import (
     Sizes,
     add_gradient_sums,
     compute_attention_again,
+    fuses_sums,
     price_micro_batch,
     size_micro_batch,
     time_gradient_sums,
@@ -326,8 +327,10 @@ def price_micro_batches(
     Strategies whose graphs differ in their sizes alone are priced together, and those of equal sizes
     once.
     """
-    structure = (s.checkpoint == "full", s.rows > 1, s.tp > 1, s.replicated)
-    structures = np.ravel_multi_index([1 * flags for flags in structure], (2, 2, 2, 2))
+    fuses = np.broadcast_to(fuses_sums(model, s), np.shape(s.ranks))
+    buffers = np.broadcast_to(s.buffers, np.shape(s.ranks))
+    structure = (s.checkpoint == "full", s.rows > 1, s.tp > 1, s.replicated, fuses, buffers)
+    structures = np.ravel_multi_index([1 * flags for flags in structure], (2,) * len(structure))
     micro_batches = model.batch / (s.dp * s.micro_batch)
     several = np.broadcast_to(micro_batches > 1, structures.shape)
     groups = []

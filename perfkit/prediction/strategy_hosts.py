@@ -181,7 +181,7 @@ def _copy_whole(case: Case, rounds: Rounds) -> Array:
     Gradients that are not shared are unpacked once more.
     """
     sizes, weights = case.sizes, case.weights
-    unpacked = np.where(case.s.zero > 0, 0.0, rounds.reduced)
+    unpacked = np.where(case.s.zero > 0, 0.0, sizes.reduced * rounds.reduced)
     inner = case.layers * case.times.layer.weights / weights
     gathered = sizes.gathered * (rounds.gathered + inner * rounds.regathered)
     reordered = sizes.gathered * case.layers * sizes.reordered / weights
@@ -202,9 +202,11 @@ def _call_for_shards(case: Case, rounds: Rounds) -> Array:
 
 
 def _call_for_whole(case: Case, rounds: Rounds) -> Array:
-    """Calls of ranks that share layers too: a copy and a message for each unit [s]."""
+    """Calls of ranks that share layers too: a copy and a message for each unit; a message alone if
+    there are buffers [s]."""
     all_rounds = rounds.reduced + rounds.gathered + rounds.regathered
-    return np.asarray(2.0 * all_rounds * (case.layers + 2.0) * case.times.call)
+    calls = np.where(case.s.buffers, 1.0, 2.0)
+    return np.asarray(calls * all_rounds * (case.layers + 2.0) * case.times.call)
 
 
 def time_exchange_of_micro_batch(case: Case) -> Work:
@@ -343,14 +345,15 @@ def join_exchanges(
     if end_weights is not None:
         weights, units = weights + end_weights, units + 1.0
     reordered = sizes.gathered * sizes.reordered * layers
+    copied = np.where(s.buffers, 0.0, 1.0)
     gathers = np.where(once & (s.zero > 0), 1.0, 0.0) / np.where(s.zero > 1, s.chunks, 1.0)
     gather = Work(
         gathers * times.packing * (sizes.gathered * weights + reordered),
-        gathers * 2.0 * units * times.call,
+        gathers * (1.0 + copied) * units * times.call,
     )
     reduces = np.where(once & s.overlap & ~case.schedule.puts_off_weights, 1.0, 0.0) / s.chunks
     # whole gradients are unpacked once more
-    copies = np.where(s.zero > 0, 1.0, 2.0)
+    copies = copied * np.where(s.zero > 0, 1.0, 2.0)
     reduction = Work(
         reduces * times.packing * (copies * sizes.reduced * weights + reordered),
         reduces * (1.0 + copies) * units * times.call,

@@ -304,9 +304,9 @@ def _hold_gradients(case: Case, software: _Software, weights: _Weights) -> _Grad
     s, sizes = case.s, case.sizes
     several = sizes.micro > 1
     shards = sizes.wide * weights.all / weights.owners
-    whole = sizes.wide * weights.all
+    whole = np.where(s.buffers, sizes.summed, sizes.wide) * weights.all
     # replicas of Megatron-LM add all gradients to fp32 buffers
-    buffers = ~s.replicated & (sizes.wide > sizes.itemsize)
+    buffers = s.buffers | ~s.replicated & (sizes.wide > sizes.itemsize)
     added_whole = np.where(several | buffers, whole, 0.0)
     added_in_zero = np.where(several & ~s.scattered, whole, 0.0)
     # of the unit that is reduced, before it is added to those of earlier micro-batches

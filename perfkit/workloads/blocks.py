@@ -547,7 +547,13 @@ class RegionWeights(NamedTuple):
 
 
 def record_part(
-    model: Any, share: RankShare, *, autocast: bool = False, exchange: str = "shards"
+    model: Any,
+    share: RankShare,
+    *,
+    autocast: bool = False,
+    exchange: str = "shards",
+    fuses_sums: bool = False,
+    has_buffers: bool = False,
 ) -> tuple[Graph, RegionWeights]:
     """Record one micro-batch of embeddings, one layer and the head on a rank, and the update of
     their weights.
@@ -567,6 +573,10 @@ def record_part(
         Whether mixed precision is that of autocast.
     exchange : str, optional
         What replicas exchange, one of `EXCHANGES`.
+    fuses_sums : bool, optional
+        Whether products of weight gradients add to the sums of earlier micro-batches.
+    has_buffers : bool, optional
+        Whether sums are kept in the format in which ranks reduce them.
 
     Returns
     -------
@@ -593,6 +603,7 @@ def record_part(
         fault = "exchange is 'buckets' with mixed precision that is not autocast"
         raise ValueError(f"{fault}; the optimizer updates shards then; take exchange='shards'")
     tape = Tape(ITEMSIZE.get(model.dtype, 2), mixed=autocast)
+    tape.fuses_sums = fuses_sums
     record_forward(tape, model, share, 1, nullcontext)
     in_layer = [number for number, weight in enumerate(tape.trained) if weight.layer == 0]
     first, end = in_layer[0], in_layer[-1] + 1
@@ -602,8 +613,9 @@ def record_part(
         head=sum(weight.numel for weight in tape.trained[end:]),
     )
     wide = 4 if model.mixed else tape.itemsize
+    summed = ITEMSIZE.get(model.reduce_dtype, wide) if has_buffers else wide
     for weight in tape.trained:
-        weight.gradient_sum = tape.tensor(*weight.shape, itemsize=wide)
+        weight.gradient_sum = tape.tensor(*weight.shape, itemsize=summed)
     tape.backward()
     if exchange == "shards":
         for weight in tape.trained:
@@ -615,7 +627,7 @@ def record_part(
         for weight in tape.trained:
             sizes = OperationSizes(elements=weight.numel)
             tape.emit("_to_copy", "elementwise", [weight.stored], [weight], sizes)
-    _pack(tape, wide)
+    _pack(tape, summed)
     if exchange == "shards":
         _exchange_shards(tape, model, wide)
     else:

@@ -41,11 +41,13 @@ class Linear(Layer):
 
     def backward(self, tape: Tape, dy: Tensor) -> None:
         """Append the products of the gradients."""
-        dx, dw = tape.like(self.x), tape.like(self.weight)
+        total = tape.find_sum(self.weight)
+        dx = tape.like(self.x)
+        dw = tape.like(self.weight) if total is None else total
         if self.x.needs_gradient:
             tape.product("mm", NN, dy, self.weight, dx)
         if self.weight.needs_gradient:
-            tape.product("mm", TN, dy, self.x, dw)
+            tape.product("mm", TN, dy, self.x, dw, adds=total is not None)
         tape.pass_through(self.bias, dy)
         tape.pass_on(self.x, dx)
         tape.pass_on(self.weight, dw)
@@ -68,9 +70,11 @@ class LinearWithoutBias(Layer):
 
     def backward(self, tape: Tape, dy: Tensor) -> None:
         """Append the products of the gradients."""
-        dx, dw = tape.like(self.x), tape.like(self.weight)
+        total = tape.find_sum(self.weight)
+        dx = tape.like(self.x)
+        dw = tape.like(self.weight) if total is None else total
         if self.weight.needs_gradient:
-            tape.product("mm", TN, dy, self.x, dw)
+            tape.product("mm", TN, dy, self.x, dw, adds=total is not None)
         if self.x.needs_gradient:
             tape.product("mm", NN, dy, self.weight, dx)
         tape.pass_on(self.x, dx)
@@ -97,12 +101,14 @@ class LinearFp8(Layer):
 
     def backward(self, tape: Tape, dy: Tensor) -> None:
         """Append a cast, and the products of the gradients."""
-        dx, dw = tape.like(self.x), tape.like(self.weight)
+        total = tape.find_sum(self.weight)
+        dx = tape.like(self.x)
+        dw = tape.like(self.weight) if total is None else total
         dy_fp8 = self._cast(tape, dy)
         if self.x.needs_gradient:
             tape.product("_scaled_mm", NN, dy_fp8, self.weight_fp8, dx)
         if self.weight.needs_gradient:
-            tape.product("_scaled_mm", TN, dy_fp8, self.x_fp8, dw)
+            tape.product("_scaled_mm", TN, dy_fp8, self.x_fp8, dw, adds=total is not None)
         if self.bias is not None:
             tape.pass_through(self.bias, dy)
         tape.pass_on(self.x, dx)
@@ -141,9 +147,11 @@ class BatchedProduct(Layer):
 
     def backward(self, tape: Tape, dy: Tensor) -> None:
         """Append the products of the gradients."""
-        da, db = tape.like(self.a), tape.like(self.b)
+        total = tape.find_sum(self.b)
+        da = tape.like(self.a)
+        db = tape.like(self.b) if total is None else total
         if self.b.needs_gradient:
-            tape.batched_product("bmm", TN, self.a, dy, db)
+            tape.batched_product("bmm", TN, self.a, dy, db, adds=total is not None)
         if self.a.needs_gradient:
             layout = NN if self.layout.right_is_transposed else NT
             tape.batched_product("bmm", layout, dy, self.b, da)

@@ -13,6 +13,7 @@ from perfkit.workloads.blocks import PARALLEL
 from perfkit.workloads.dlrm import DLRM
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.operations import ATTENTION
+from perfkit.workloads.sizes import check_ranks
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tape import ITEMSIZE
 from perfkit.workloads.transformer import Transformer
@@ -27,6 +28,7 @@ FP8_RECIPES = ("", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4")
 MEMORY = ("torch", "megatron")
 _SWITCHES = (
     "fused_accumulation",
+    "buffers",
     "fp8_gathers",
     "overlaps_tensor",
     "overlaps_experts",
@@ -52,6 +54,9 @@ class Stack:
         work in low precision and the optimizer keeps weights in fp32.
     fused_accumulation : bool
         Whether the product of a weight gradient adds it to that of earlier micro-batches.
+    buffers : bool
+        Whether gradients are added up in buffers that live through the iteration, see
+        `Strategy.buffers`.
     reduce_dtype : str
         Format in which ranks sum up gradients; empty for that in which they are computed.
     attention : str
@@ -98,6 +103,7 @@ class Stack:
     name: str
     mixed: str = "masters"
     fused_accumulation: bool = False
+    buffers: bool = False
     reduce_dtype: str = ""
     attention: str = ""
     fp8_recipe: str = ""
@@ -128,6 +134,11 @@ class Stack:
         check_choice("memory", self.memory, MEMORY)
         for name in _SWITCHES:
             check_type(name, getattr(self, name), bool)
+        if self.fused_accumulation and (self.mixed == "autocast" or not self.buffers):
+            raise ValueError(
+                "fused_accumulation needs buffers=True, to which products add, and mixed='masters': "
+                "autocast computes gradients of copies; leave it out"
+            )
         set_fields(
             self,
             zero=check_positive("zero", self.zero, integer=True, zero=True, maximum=3),
@@ -264,7 +275,11 @@ class StackedWork(NamedTuple):
 
 
 def apply_stack(
-    workload: Any, strategy: Strategy | None, execution: str | None, stack: str | Stack | None
+    workload: Any,
+    strategy: Strategy | None,
+    execution: str | None,
+    stack: str | Stack | None,
+    ranks: int | None = None,
 ) -> StackedWork:
     """Find what runs: facts of a stack where the caller left a setting at its default.
 
@@ -278,6 +293,8 @@ def apply_stack(
         How it is executed, if that is stated.
     stack : str, Stack or None
         The software; None for the usual one, which changes nothing.
+    ranks : int, optional
+        Ranks that take part, if there is no strategy; one, unless given [-].
 
     Returns
     -------
@@ -287,17 +304,18 @@ def apply_stack(
     Raises
     ------
     ValueError
-        For an unknown stack.
+        For an unknown stack, and for one that cannot run the workload.
 
     Notes
     -----
-    What differs from its default wins over the stack: `attention` and `reduce_dtype` of the
-    workload, its `parallel`, and `zero` and `tiled` of the strategy. To state a default against a
-    stack, override the fact. Graphs that were captured stay as they are.
+    What differs from its default wins over the stack: `attention`, `reduce_dtype` and
+    `fused_accumulation` of the workload, its `parallel`, and `zero`, `tiled` and `buffers` of the strategy. To
+    state a default against a stack, override the fact. Graphs that were captured stay as they are.
+    Software that keeps fp32 masters or buffers of gradients beside a whole model is priced as a
+    strategy, also where none is given.
     """
     if stack is None:
-        usual = name_usual_stacks(workload, strategy, execution)
-        return StackedWork(workload, strategy, execution, tuple(STACKS[name] for name in usual))
+        return _choose_usual(workload, strategy, execution)
     chosen = find_stack(stack)
     if not hasattr(workload, "graphs"):
         return StackedWork(workload, strategy, execution, (chosen,))
@@ -309,9 +327,110 @@ def apply_stack(
     if strategy is None:
         if model.parallel == PARALLEL[0]:
             model = replace(model, parallel=PARALLEL[chosen.zero])
+        stated = _state_strategy(model, ranks or 1)
+        shared = share_states(model, stated, chosen)
+        _check_autocast(model, shared, chosen)
+        if np.any(shared.buffers):
+            strategy = _divide_batch(model, shared, ranks or 1)
     else:
-        strategy = share_states(strategy, chosen)
+        strategy = share_states(model, strategy, chosen)
+        _check_autocast(model, strategy, chosen)
     return StackedWork(model, strategy, execution, (chosen,))
+
+
+def _choose_usual(workload: Any, strategy: Strategy | None, execution: str | None) -> StackedWork:
+    """What runs on the usual software: nothing changes, and its facts are those of today's
+    settings."""
+    if isinstance(workload, Transformer) and workload.fused_accumulation and strategy is not None:
+        check_type("strategy", strategy, Strategy)
+        strategy = replace(strategy, buffers=True)  # which products add to
+    stacks = []
+    for name in name_usual_stacks(workload, strategy, execution):
+        stacks.append(_state_facts(STACKS[name], workload))
+    return StackedWork(workload, strategy, execution, tuple(stacks))
+
+
+def _state_facts(stack: Stack, model: Any) -> Stack:
+    """The usual software with the settings of a Transformer as its facts."""
+    if not isinstance(model, Transformer):
+        return stack
+    reduced = model.reduce_dtype
+    if not reduced and model.mixed and stack.mixed == "masters":
+        reduced = "fp32"
+    return replace(
+        stack,
+        fused_accumulation=model.fused_accumulation and stack.buffers,
+        buffers=model.fused_accumulation and stack.buffers,
+        reduce_dtype=reduced,
+        vocabulary_multiple=1,
+    )
+
+
+def _check_autocast(model: Transformer, strategy: Strategy, stack: Stack) -> None:
+    """Raise a ValueError where weights that ranks share would be cast by autocast."""
+    if not np.all(can_run(model, strategy, stack)):
+        raise ValueError(
+            f"stack {stack.name!r} runs mixed precision by autocast, on replicas of a whole model; "
+            "ranks share more; take stack='fsdp' or 'megatron', or a fact of your own, mixed='masters'"
+        )
+
+
+def can_run(model: Transformer, strategy: Strategy, stack: Stack) -> Any:
+    """Find the strategies that a stack can run.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    strategy : Strategy
+        One or many.
+    stack : Stack
+        The software.
+
+    Returns
+    -------
+    can : bool or array
+        Autocast needs replicas of the whole model.
+    """
+    return strategy.replicated | np.logical_not(model.mixed and stack.mixed == "autocast")
+
+
+def needs_strategy(model: Any, stack: Stack) -> bool:
+    """Find out whether a stack runs a model as a strategy, also where none is given.
+
+    Parameters
+    ----------
+    model : Workload
+        What is predicted.
+    stack : Stack
+        The software.
+
+    Returns
+    -------
+    needs : bool
+        True for a Transformer that it runs with fp32 masters or with buffers of gradients.
+    """
+    if not isinstance(model, Transformer):
+        return False
+    return stack.buffers or (model.mixed and stack.mixed == "masters")
+
+
+def _state_strategy(model: Transformer, ranks: int) -> Strategy:
+    """How ranks share a Transformer by its own settings, with any micro-batch."""
+    return Strategy(
+        dp=ranks,
+        zero=PARALLEL.index(model.parallel),
+        checkpoint="full" if model.checkpoint else "none",
+        overlap=model.overlap,
+    )
+
+
+def _divide_batch(model: Transformer, strategy: Strategy, ranks: int) -> Strategy:
+    """The same strategy with the micro-batch of a Transformer by its own settings."""
+    count = check_ranks(model.batch, ranks, None, model.accumulate)
+    if not isinstance(model.batch, int | np.integer):
+        raise ValueError("sizes are arrays; this stack is priced one by one; take numbers")
+    return replace(strategy, micro_batch=int(model.batch) // (count * model.accumulate))
 
 
 def apply_facts(model: Transformer, stack: Stack) -> Transformer:
@@ -332,14 +451,21 @@ def apply_facts(model: Transformer, stack: Stack) -> Transformer:
     facts: dict[str, Any] = {}
     if model.attention == "fused" and stack.attention:
         facts["attention"] = stack.attention
+    if stack.fused_accumulation:
+        facts["fused_accumulation"] = True
+    if model.mixed and stack.mixed == "masters" and not model.reduce_dtype:
+        computed = "bf16" if model.dtype == "fp8" else model.dtype
+        facts["reduce_dtype"] = stack.reduce_dtype or computed
     return replace(model, **facts) if facts else model
 
 
-def share_states(strategy: Strategy, stack: Stack) -> Strategy:
+def share_states(model: Transformer, strategy: Strategy, stack: Stack) -> Strategy:
     """A strategy with the facts of a stack that say how ranks share work.
 
     Parameters
     ----------
+    model : Transformer
+        The model.
     strategy : Strategy
         One or many.
     stack : Stack
@@ -348,7 +474,8 @@ def share_states(strategy: Strategy, stack: Stack) -> Strategy:
     Returns
     -------
     strategy : Strategy
-        `zero` where it is 0, and `tiled` where it is False.
+        `zero` where it is 0, `tiled` where it is False, and `buffers`: where the stack has them,
+        and for fp32 masters of replicas that share nothing.
     """
     facts: dict[str, Any] = {}
     if stack.zero:
@@ -356,8 +483,14 @@ def share_states(strategy: Strategy, stack: Stack) -> Strategy:
         facts["zero"] = zero if zero.ndim else int(zero)
     if stack.overlaps_tensor:
         tiled = np.logical_or(strategy.tiled, np.greater(strategy.tp, 1))
-        facts["tiled"] = tiled if np.ndim(tiled) else bool(tiled)
-    return replace(strategy, **facts) if facts else strategy
+        facts["tiled"] = tiled if tiled.ndim else bool(tiled)
+    shared = replace(strategy, **facts) if facts else strategy
+    has_masters = model.mixed and stack.mixed == "masters"
+    masters = shared.without_idle_zero().replicated & has_masters
+    buffers = strategy.buffers | masters | (stack.buffers or model.fused_accumulation)
+    if np.any(buffers):
+        shared = replace(shared, buffers=buffers if np.ndim(buffers) else bool(buffers))
+    return shared
 
 
 def name_usual_stacks(workload: Any, strategy: Strategy | None, execution: str | None) -> list[str]:

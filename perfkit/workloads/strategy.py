@@ -64,6 +64,10 @@ class Strategy:
     tiled : bool
         Whether the ranks of `tp` exchange tiles of a product while other tiles compute
         (asynchronous tensor parallel).
+    buffers : bool
+        Whether gradients are added up, also those of a single micro-batch, in buffers that live
+        through the iteration and are reduced as they are, as in Megatron-LM. Otherwise replicas of
+        the whole model are those of PyTorch's DistributedDataParallel and FSDP.
 
     Raises
     ------
@@ -95,6 +99,7 @@ class Strategy:
     two_level: Any = False
     overlap: Any = True
     tiled: Any = False
+    buffers: Any = False
 
     def __post_init__(self) -> None:
         for key in _SIZES:
@@ -108,7 +113,7 @@ class Strategy:
         )
         for key in ("shards", "first_layers", "last_layers"):
             set_fields(self, **{key: _check_counts(key, getattr(self, key), 2**20)})
-        for key in ("sequence_parallel", "ulysses", "two_level", "overlap", "tiled"):
+        for key in ("sequence_parallel", "ulysses", "two_level", "overlap", "tiled", "buffers"):
             set_fields(self, **{key: _check_flags(key, getattr(self, key))})
         for key in ("ep", "shards"):
             sharers = getattr(self, key)
@@ -150,9 +155,10 @@ class Strategy:
 
     @property
     def alone(self) -> Any:
-        """Whether ranks are replicas of the whole model, with all of it or shards of it."""
+        """Whether ranks are replicas of the whole model, with all of it or shards of it, as those of
+        PyTorch are; `buffers` are not."""
         shared = np.maximum(np.maximum(self.tp, self.pp), np.maximum(self.cp, self.ep))
-        return np.equal(shared, 1)
+        return np.equal(shared, 1) & np.logical_not(self.buffers)
 
     @property
     def scattered(self) -> Any:

@@ -179,6 +179,8 @@ class Tape:
         # weights whose last gradient the running node has computed
         self.complete: list[Weight] = []
         self.strided: set[int] = set()  # storages of gradients whose elements are permuted
+        #: Whether products of weight gradients add to the sums of earlier micro-batches.
+        self.fuses_sums = False
         self.pieces: list[Piece] = []
 
     def tensor(self, *shape: Any, itemsize: int = 0, needs_gradient: bool = False) -> Tensor:
@@ -440,6 +442,7 @@ class Tape:
         result: Tensor,
         *,
         bias: Tensor | None = None,
+        adds: bool = False,
     ) -> None:
         """Append a product of matrices; all dimensions of `left` but the last are its rows.
 
@@ -453,17 +456,28 @@ class Tape:
             Operands and result.
         bias : Tensor, optional
             What is added to each row.
+        adds : bool, optional
+            Whether it is added to what the result holds.
         """
         *leading, columns = left.shape
         rows = prod(leading)
         m, k = (columns, rows) if layout.left_is_transposed else (rows, columns)
         n = right.shape[-2] if layout.right_is_transposed else right.shape[-1]
         reads = [left, right] if bias is None else [bias, left, right]
+        if adds:
+            reads.append(result)
         sizes = OperationSizes.of_product(m, n, k)
         self.emit(name, "gemm", reads, [result], sizes, variant=layout.name)
 
     def batched_product(
-        self, name: str, layout: Layout, left: Tensor, right: Tensor, result: Tensor
+        self,
+        name: str,
+        layout: Layout,
+        left: Tensor,
+        right: Tensor,
+        result: Tensor,
+        *,
+        adds: bool = False,
     ) -> None:
         """Append one product for each matrix of a batch.
 
@@ -475,12 +489,22 @@ class Tape:
             Which operand is transposed.
         left, right, result : Tensor
             Operands and result, with the batch as first of three dimensions.
+        adds : bool, optional
+            Whether it is added to what the result holds.
         """
         batch, rows, columns = left.shape
         m, k = (columns, rows) if layout.left_is_transposed else (rows, columns)
         n = right.shape[-2] if layout.right_is_transposed else right.shape[-1]
         sizes = OperationSizes.of_product(m, n, k, batch=batch)
-        self.emit(name, "bmm", [left, right], [result], sizes, variant=layout.name)
+        reads = [left, right, result] if adds else [left, right]
+        self.emit(name, "bmm", reads, [result], sizes, variant=layout.name)
+
+    def find_sum(self, operand: Tensor) -> Tensor | None:
+        """The sum of gradients to which a product adds that of its operand, a weight; None if it
+        does not."""
+        if self.fuses_sums and isinstance(operand, Weight):
+            return operand.gradient_sum
+        return None
 
     def gradient(self, tensor: Tensor) -> Tensor:
         """The gradient that has arrived at a tensor, as a view in the shape of the tensor."""
@@ -526,7 +550,12 @@ class Tape:
         if not tensor.needs_gradient:
             return
         root = tensor.root
-        if root.gradient is not None:
+        fused = self.find_sum(root)
+        if fused is not None and root.gradient is fused:
+            # a product has added the first gradient to the sum
+            self.elementwise("add_", [fused, gradient], [fused])
+            gradient = fused
+        elif root.gradient is not None:
             total = self.like(root.gradient)
             self.elementwise("add", [root.gradient, gradient], [total])
             gradient = total
@@ -635,7 +664,7 @@ def empty_bucket(tape: Tape, part: Tensor, gradient: Tensor) -> None:
 def accumulate(tape: Tape, weight: Tensor) -> None:
     """Add the gradient of a weight to the sum of earlier micro-batches, if there were some."""
     total = weight.gradient_sum
-    if total is not None:
+    if total is not None and weight.gradient is not total:
         tape.elementwise("add_", [total, tape.find_gradient(weight)], [total])
         weight.gradient = total
 

@@ -51,7 +51,18 @@ _CHOICES = {
     "norm": ("layer", "rms"),
     "reduce_dtype": ("", *ITEMSIZE),
 }
-_SWITCHES = ("fused", "mixed", "overlap", "checkpoint", "gated", "rotary", "tie", "bias", "qk_norm")
+_SWITCHES = (
+    "fused",
+    "mixed",
+    "overlap",
+    "checkpoint",
+    "gated",
+    "rotary",
+    "tie",
+    "bias",
+    "qk_norm",
+    "fused_accumulation",
+)
 
 
 @dataclass(frozen=True)
@@ -153,6 +164,9 @@ class Transformer:
         Data type in which gradients of sharded weights, or of a `Strategy`, are summed up over
         ranks, as that of PyTorch's ``MixedPrecisionPolicy``, which takes `dtype` unless told; here
         by default fp32 if `mixed`.
+    fused_accumulation : bool
+        Whether the product of a weight gradient adds it to that of earlier micro-batches, so that
+        no kernel of its own does. Copies that autocast makes of weights cannot.
     family : str
         Workload family; platforms are calibrated by family.
 
@@ -200,6 +214,7 @@ class Transformer:
     top_k: int = 1
     capacity: float = 1.0
     reduce_dtype: str = ""
+    fused_accumulation: bool = False
     family: str = field(default="transformer", repr=False)
 
     def __post_init__(self) -> None:
@@ -437,6 +452,7 @@ def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[OpenGrap
     autocast = model.mixed and not sharded
     itemsize = ITEMSIZE.get(model.dtype, 2)
     tape = Tape(itemsize, mixed=autocast, overlap=overlap)
+    tape.fuses_sums = model.fused_accumulation
     tape.middle, tape.repeats = 1, max(model.layers - most + 1, 1)
     share = RankShare(model.batch // (ranks * model.accumulate), model.sequence)
     open_unit: Any = nullcontext
