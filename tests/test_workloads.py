@@ -68,7 +68,7 @@ NAMED_ALIKE = {
     *("batch", "sequence", "positions", "accumulate"),
     *("attention", "dtype", "mixed", "checkpoint", "dropout"),
     *("optimizer", "fused"),
-    *("overlap", "parallel", "reduce_dtype"),
+    *("overlap", "parallel", "reduce_dtype", "fused_accumulation"),
     *("qk_norm", "experts", "top_k", "capacity"),
 }
 

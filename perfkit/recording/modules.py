@@ -49,6 +49,7 @@ _BUILT = {
     "tie": True,
     "bias": True,
     "experts": 0,
+    "fused_accumulation": False,
     "mlps": None,
 }
 
