@@ -1,0 +1,369 @@
+"""Published steps of many software stacks, predicted with levels that were fitted to other steps.
+
+    python -m benchmarks.stacks [--write]
+
+The steps are those of the folder `steps` that PERFKIT_SHARED_DATA names (2020 to 2026, A100 to
+GB200, TPU v5e), and older ones: reference_data/published/gpu_steps.csv and what
+`benchmarks.scale` reads. A step is judged by the documented call, with the level of its stack,
+device and format. Levels are fitted to other steps: in each of ten draws to half of all groups; a
+step is judged in the draws that left its group out, and counts once, by the mean over them. Then
+one source at a time is left out. --write fits all and writes
+reference_data/published/stack_levels.csv, from which `benchmarks.makers.gallery` makes the levels
+of platforms.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import binom
+
+from benchmarks import gpu_context, scale
+from benchmarks.helpers.command import WRITE, command
+from benchmarks.helpers.files import write_csv
+from benchmarks.helpers.gpu_scales import predict_steps
+from benchmarks.helpers.levels import Cell, LevelModel, Observation, fit_levels
+from benchmarks.helpers.published import list_published, predict_step
+from benchmarks.helpers.tables import lay_out
+from perfkit.ground.files import find_reference
+from perfkit.ground.targets import write_text
+
+#: Largest mean error of each set [%], half of the groups fitted, and with its source left out.
+BARS: dict[str, tuple[float, float | None]] = {
+    "fp8 Megatron": (10.0, 16.0),
+    "B200 bf16": (8.0, None),
+    "torchao": (10.0, None),
+    "topologies": (10.0, None),
+    "zero bubble, InternEvo, MegaScale": (7.0, None),
+    "experts of Megatron-Bridge": (25.0, None),
+    "TPU v5e": (8.0, None),
+}
+#: Stack of the steps of reference_data/published/gpu_steps.csv, by source: what their citations say
+#: ran them. Those of other sources are read by `benchmarks.scale`.
+_STACKS = {
+    "mpt": "fsdp",
+    "vtrain": "deepspeed",
+    "flash_gpt": "ddp-compiled",
+    "dle_bert": "ddp",
+    "neusight": "ddp",
+}
+#: Stack of the steps that `benchmarks.scale` reads, by source.
+_OLDER = {
+    "vtrain": "deepspeed",
+    "torchtitan": "fsdp-compiled",
+    "nvidia": "megatron-te",
+    "megatron": "megatron",
+    "seqsel": "megatron",
+    "megablocks": "megatron",
+}
+_BLACKWELL = ("b200", "gb200")
+#: Draws of half of the groups.
+_DRAWS = 10
+#: Half widths of central intervals, in standard deviations [-].
+_WIDTHS = {50: 0.6745, 80: 1.2816, 95: 1.9600}
+#: Fewest judged steps of a class whose coverage says something.
+_FEWEST = 8
+
+
+class Judged(NamedTuple):
+    """A step that was left out.
+
+    Parameters
+    ----------
+    observation : Observation
+        The step.
+    label : str
+        Its set.
+    error : float
+        Mean of the absolute errors over draws [-].
+    bias : float
+        Mean error over draws [-].
+    distance : float
+        Median over draws of the distance of the measured from the predicted time, in predicted
+        standard deviations [-].
+    spread : float
+        Mean of these standard deviations [-].
+    """
+
+    observation: Observation
+    label: str
+    error: float
+    bias: float
+    distance: float
+    spread: float
+
+
+# What is judged
+
+
+def list_observations() -> list[tuple[str, Observation]]:
+    """All published steps beside predictions without a level, each with the name of its set."""
+    return [*_list_new(), *_list_fitted(), *_list_older()]
+
+
+def _list_new() -> Iterator[tuple[str, Observation]]:
+    """Steps of the folder `steps`."""
+    for step in list_published():
+        has_experts = step.model.experts > 0
+        cell = Cell(step.stack, step.generation, step.format, has_experts)
+        predicted = predict_step(step).time
+        label = _LABELS[step.set.name]
+        if has_experts:
+            label = "experts of Megatron-Bridge"
+        elif step.set.name == "megatron_bridge":
+            label = "fp8 Megatron"
+        elif label == "mlperf":
+            label = "fp8 Megatron"
+        level = math.log(step.seconds / predicted)
+        yield label, Observation(cell, step.set.source, step.group, level)
+
+
+#: Name of each set of steps in tables.
+_LABELS = {
+    "bloom_topologies_a100": "topologies",
+    "internevo_a100": "zero bubble, InternEvo, MegaScale",
+    "zero_bubble_a100": "zero bubble, InternEvo, MegaScale",
+    "megascale_a100": "zero bubble, InternEvo, MegaScale",
+    "mlperf_gpt3": "mlperf",
+    "mlperf_llama": "mlperf",
+    "megatron_bridge": "mlperf",
+    "simumax_b200": "B200 bf16",
+    "torchao_h100": "torchao",
+    "torchtune_a100": "torchtune",
+    "maxtext_v5e": "TPU v5e",
+}
+
+
+def _list_fitted() -> Iterator[tuple[str, Observation]]:
+    """Steps of one GPU or of replicas, which the scales of kernels were fitted to, but for
+    NeuSight's."""
+    rows = [row for row in gpu_context.read_rows() if row["source"] in _STACKS]
+    steps = gpu_context.list_steps(rows)
+    times, _ = predict_steps(steps, gpu_context.read_scales())
+    for row, step, time in zip(rows, steps, times, strict=True):
+        cell = Cell(_STACKS[row["source"]], step.generation, _name_format(row["dtype"]))
+        group = " ".join((row["source"], row["device"], row["model"], row["dtype"]))
+        level = math.log(step.seconds / time)
+        yield f"older: {row['source']}", Observation(cell, row["source"], group, level)
+
+
+def _list_older() -> Iterator[tuple[str, Observation]]:
+    """Steps of `benchmarks.scale`, with the scales of all sources."""
+    lists = [
+        scale.list_vtrain(),
+        scale.list_torchtitan(alone=True),
+        scale.list_recipes(),
+        scale.list_recipes(stated=True),
+        scale.list_megatron(),
+        scale.list_recomputed(),
+        scale.list_megablocks(),
+    ]
+    rows = [row for listed in lists for row in listed]
+    priced = scale.price_rows([row._replace(source="") for row in rows])
+    for row, figures in zip(rows, priced, strict=True):
+        chip = row.device.split(" ")[0].partition("-")[0]
+        generation = "blackwell" if chip in _BLACKWELL else chip
+        has_experts = row.model.experts > 0
+        form = _name_format(row.model.dtype)
+        cell = Cell(_OLDER[row.source], generation, form, has_experts)
+        label = f"older: {row.source}"
+        if has_experts:
+            label += ", experts"
+        level = math.log(row.seconds / figures["predicted"])
+        yield label, Observation(cell, row.source, f"{row.source} {row.group}", level)
+
+
+def _name_format(dtype: str) -> str:
+    """Number format whose products run at one rate."""
+    return "bf16" if dtype == "fp16" else dtype
+
+
+# How it is judged
+
+
+def judge_halves(labelled: Sequence[tuple[str, Observation]]) -> list[Judged]:
+    """Judge each step by levels that were fitted to half of all groups, without its own."""
+    groups = [one.group for _, one in labelled]
+    names = sorted(set(groups))
+    draws = []
+    for seed in range(_DRAWS):
+        rng = np.random.default_rng(seed)
+        count = (len(names) + seed % 2) // 2
+        half = set(rng.permutation(names)[:count].tolist())
+        draws.append([group in half for group in groups])
+    return _judge(labelled, draws)
+
+
+def judge_sources(labelled: Sequence[tuple[str, Observation]]) -> list[Judged]:
+    """Judge the steps of each source by levels that were fitted to all other sources."""
+    sources = [one.source for _, one in labelled]
+    draws = []
+    for left_out in dict.fromkeys(sources):
+        draws.append([source != left_out for source in sources])
+    return _judge(labelled, draws)
+
+
+def _judge(
+    labelled: Sequence[tuple[str, Observation]], draws: Sequence[Sequence[bool]]
+) -> list[Judged]:
+    """Judge each step in all draws that did not fit it."""
+    errors: list[list[float]] = [[] for _ in labelled]
+    distances: list[list[float]] = [[] for _ in labelled]
+    spreads: list[list[float]] = [[] for _ in labelled]
+    for is_fitted in draws:
+        pairs = list(zip(labelled, is_fitted, strict=True))
+        model = fit_levels([one for (_, one), fitted in pairs if fitted])
+        judged_cells = {one.cell for (_, one), fitted in pairs if not fitted}
+        levels = {cell: model.find(cell) for cell in sorted(judged_cells)}
+        for place, ((_, one), fitted) in enumerate(pairs):
+            if fitted:
+                continue
+            level = levels[one.cell]
+            errors[place].append(math.exp(level.mean - one.level) - 1)
+            distances[place].append((one.level - level.mean) / level.spread)
+            spreads[place].append(level.spread)
+    judged = []
+    for place, (label, one) in enumerate(labelled):
+        if not errors[place]:
+            continue
+        judged.append(
+            Judged(
+                observation=one,
+                label=label,
+                error=float(np.mean(np.abs(errors[place]))),
+                bias=float(np.mean(errors[place])),
+                distance=float(np.median(distances[place])),
+                spread=float(np.mean(spreads[place])),
+            )
+        )
+    return judged
+
+
+def _summarize(name: str, judged: Sequence[Judged]) -> dict[str, Any]:
+    """Errors and shares inside intervals of some steps [%]."""
+    errors = 100 * np.array([one.error for one in judged])
+    distances = np.abs([one.distance for one in judged])
+    figures: dict[str, Any] = {
+        "steps": name,
+        "n": len(judged),
+        "geomean": float(np.exp(np.mean(np.log(np.maximum(errors, 0.1))))),
+        "mean": float(errors.mean()),
+        "p95": float(np.percentile(errors, 95)),
+        "bias": 100 * float(np.mean([one.bias for one in judged])),
+        "spread": 100 * float(np.mean([one.spread for one in judged])),
+    }
+    for share, width in _WIDTHS.items():
+        figures[f"inside_{share}"] = 100 * float(np.mean(distances <= width))
+    return figures
+
+
+def tabulate_sets(judged: Sequence[Judged], place_of_bar: int) -> list[dict[str, Any]]:
+    """Errors by set, and of all new and all older steps; the bar is that of half of the groups (0)
+    or of a source left out (1)."""
+    sets: dict[str, list[Judged]] = {}
+    for one in judged:
+        sets.setdefault(one.label, []).append(one)
+        is_older = one.label.startswith("older")
+        sets.setdefault("all older" if is_older else "all of data/steps", []).append(one)
+    figures = []
+    for name in sorted(sets):
+        bars = BARS.get(name, (None, None))
+        figures.append({**_summarize(name, sets[name]), "bar": bars[place_of_bar]})
+    return figures
+
+
+def tabulate_classes(judged: Sequence[Judged]) -> list[dict[str, Any]]:
+    """Shares of steps inside 80 % intervals by class, and whether a binomial explains them."""
+    classes: dict[str, list[Judged]] = {}
+    for one in judged:
+        cell = one.observation.cell
+        name = f"{cell.stack} {cell.generation} {cell.format}"
+        classes.setdefault(name, []).append(one)
+    figures = []
+    for name in sorted(classes):
+        members = classes[name]
+        if len(members) < _FEWEST:
+            continue
+        row = _summarize(name, members)
+        low, high = binom.interval(0.95, len(members), 0.8)
+        row["low"], row["high"] = 100 * low / len(members), 100 * high / len(members)
+        row["held"] = "yes" if row["low"] <= row["inside_80"] <= row["high"] else "NO"
+        figures.append(row)
+    return figures
+
+
+# What is kept
+
+
+def tabulate_levels(model: LevelModel) -> str:
+    """Levels of all cells with steps, and of formats on devices without a known stack, as the text
+    of a table."""
+    cells = model.cells
+    stacks = sorted({cell.stack for cell in cells})
+    devices = sorted({(cell.generation, cell.format, cell.has_experts) for cell in cells})
+    rows = []
+    for generation, form, has_experts in devices:
+        for stack in [*stacks, ANY]:
+            cell = Cell(stack, generation, form, has_experts)
+            level = model.find(cell)
+            if not level.steps and stack != ANY and not _knows(cells, stack, has_experts):
+                continue
+            rows.append(
+                {
+                    "stack": stack,
+                    "generation": generation,
+                    "format": form,
+                    "experts": "yes" if has_experts else "no",
+                    "logarithm": f"{level.mean:.4f}",
+                    "stderr": f"{level.stderr:.4f}",
+                    "spread": f"{level.spread:.4f}",
+                    "steps": level.steps,
+                    "groups": level.groups,
+                }
+            )
+    return write_csv(rows)
+
+
+#: Name of stacks without steps.
+ANY = "*"
+
+
+def _knows(cells: Iterable[Cell], stack: str, has_experts: bool) -> bool:
+    """Whether any device has steps of a stack."""
+    return any(cell.stack == stack and cell.has_experts == has_experts for cell in cells)
+
+
+_COLUMNS = {
+    "steps": "{steps}",
+    "n": "{n}",
+    "geomean": "{geomean:.1f}",
+    "mean": "{mean:.1f}",
+    "p95": "{p95:.1f}",
+    "bias": "{bias:+.1f}",
+    "spread": "{spread:.1f}",
+    "inside 50": "{inside_50:.0f}",
+    "80": "{inside_80:.0f}",
+    "95 %": "{inside_95:.0f}",
+}
+_SETS = {**_COLUMNS, "bar": "{bar:g}"}
+_CLASSES = {**_COLUMNS, "80: from": "{low:.0f}", "to": "{high:.0f}", "held": "{held}"}
+
+
+@command(WRITE)
+def main(given: Any) -> int:
+    """Published steps by software stack, judged by levels fitted to others."""
+    labelled = list_observations()
+    halves = judge_halves(labelled)
+    sets = tabulate_sets(halves, 0)
+    print(f"half of the groups fitted, the others judged\n{lay_out(sets, _SETS)}")
+    print(f"\nby stack, device and format\n{lay_out(tabulate_classes(halves), _CLASSES)}")
+    apart = tabulate_sets(judge_sources(labelled), 1)
+    print(f"\none source left out\n{lay_out(apart, _SETS)}")
+    model = fit_levels([one for _, one in labelled])
+    parts = model.components._asdict().items()
+    print("\nparts of a level: " + ", ".join(f"{name} {value:.3f}" for name, value in parts))
+    if given.write:
+        write_text(find_reference("published") / "stack_levels.csv", tabulate_levels(model))
+    missed = [row for row in sets + apart if row["bar"] and row["mean"] > row["bar"]]
+    return int(bool(missed))
