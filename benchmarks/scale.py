@@ -438,6 +438,7 @@ def _find_platform(device: str, ranks: int, source: str) -> Platform:
         local = load_platform(gpu_context.NODES[generation])
         if generation == "gb200":  # NVLink of 72 GPUs
             local = local.with_link("inter", bandwidth=9e11, latency=2e-6)
+        local = replace(local, context=replace(local.context, stacks={}))
         return local.with_nodes(max(ranks // local.network.ranks_per_node, 1))
     platform = gpu_context.find_platform(name, ranks, bandwidth, link)
     text = f"all but {source}"

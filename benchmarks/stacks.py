@@ -13,7 +13,7 @@ of platforms.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +28,7 @@ from benchmarks.helpers.published import list_published, predict_step
 from benchmarks.helpers.tables import lay_out
 from perfkit.ground.files import find_reference
 from perfkit.ground.targets import write_text
+from perfkit.platform.machine import OTHERS
 
 #: Largest mean error of each set [%], half of the groups fitted, and with its source left out.
 BARS: dict[str, tuple[float, float | None]] = {
@@ -58,6 +59,8 @@ _OLDER = {
     "megablocks": "megatron",
 }
 _BLACKWELL = ("b200", "gb200")
+#: Day on which the levels were fitted.
+_DATE = "2026-11-27"
 #: Draws of half of the groups.
 _DRAWS = 10
 #: Half widths of central intervals, in standard deviations [-].
@@ -111,9 +114,7 @@ def _list_new() -> Iterator[tuple[str, Observation]]:
         label = _LABELS[step.set.name]
         if has_experts:
             label = "experts of Megatron-Bridge"
-        elif step.set.name == "megatron_bridge":
-            label = "fp8 Megatron"
-        elif label == "mlperf":
+        elif step.set.name == "megatron_bridge" or label == "mlperf":
             label = "fp8 Megatron"
         level = math.log(step.seconds / predicted)
         yield label, Observation(cell, step.set.source, step.group, level)
@@ -297,18 +298,18 @@ def tabulate_classes(judged: Sequence[Judged]) -> list[dict[str, Any]]:
 
 
 def tabulate_levels(model: LevelModel) -> str:
-    """Levels of all cells with steps, and of formats on devices without a known stack, as the text
+    """Levels of all cells with steps, and of other stacks in each format on each device, as the text
     of a table."""
     cells = model.cells
     stacks = sorted({cell.stack for cell in cells})
     devices = sorted({(cell.generation, cell.format, cell.has_experts) for cell in cells})
     rows = []
     for generation, form, has_experts in devices:
-        for stack in [*stacks, ANY]:
+        for stack in [*stacks, OTHERS]:
             cell = Cell(stack, generation, form, has_experts)
             level = model.find(cell)
-            if not level.steps and stack != ANY and not _knows(cells, stack, has_experts):
-                continue
+            if not level.steps and stack != OTHERS:
+                continue  # it takes the level of other stacks
             rows.append(
                 {
                     "stack": stack,
@@ -320,18 +321,11 @@ def tabulate_levels(model: LevelModel) -> str:
                     "spread": f"{level.spread:.4f}",
                     "steps": level.steps,
                     "groups": level.groups,
+                    "source": level.sources,
+                    "date": _DATE,
                 }
             )
     return write_csv(rows)
-
-
-#: Name of stacks without steps.
-ANY = "*"
-
-
-def _knows(cells: Iterable[Cell], stack: str, has_experts: bool) -> bool:
-    """Whether any device has steps of a stack."""
-    return any(cell.stack == stack and cell.has_experts == has_experts for cell in cells)
 
 
 _COLUMNS = {

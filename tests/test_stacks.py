@@ -146,17 +146,9 @@ def test_a_level_scales_the_whole_time_and_gives_its_spread(strategy: pk.Strateg
     for part in ("time", *PARTS):
         assert closed_after[part][0] == pytest.approx(1.25 * closed[part][0])
     assert closed_after["stack"][0] == name
-    # the spread of the level in place of that of whole iterations
-    whole = CLUSTER.context.find_iteration("transformer", 8)
-    assert whole is not None
-    assert after.spread < before.spread
-    assert closed_after["spread"][0] < closed["spread"][0]
-    same = replace(
-        levelled,
-        context=replace(CLUSTER.context, stacks={f"{name}.bf16": make_level(1.25, whole.spread)}),
-    )
-    with keep_quiet():
-        assert pk.predict(GPT, same, strategy=strategy).spread == pytest.approx(before.spread)
+    # the spread of the level holds all errors but those of hosts
+    assert after.level.spread <= after.spread < before.spread
+    assert after.level.spread <= closed_after["spread"][0] < closed["spread"][0]
 
 
 def test_a_sweep_and_a_lone_operation_follow_the_level() -> None:

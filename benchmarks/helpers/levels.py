@@ -4,7 +4,7 @@ After one free factor for each group of steps perfkit is right to a few per cent
 the level, and it goes with the device, the number format and the software (the *stack*). The level
 of a step, the logarithm of its measured over its predicted time, is the sum of independent parts:
 
-    level = device and format + stack + cell + group + rest
+    level = device and format + stack + cell (+ experts) + group + rest
 
 where a cell is a stack on a device in a format, and a group are steps of one model and one source.
 Each part has mean 0 and a variance of its own, which is found by maximum likelihood (a model of
@@ -79,6 +79,8 @@ class Components(NamedTuple):
         Of a stack on all devices.
     cell : float
         Of a stack on one device in one format.
+    experts : float
+        Of models with experts in a cell, beside its level.
     group : float
         Of a group.
     rest : float
@@ -88,6 +90,7 @@ class Components(NamedTuple):
     device: float
     stack: float
     cell: float
+    experts: float
     group: float
     rest: float
 
@@ -107,6 +110,8 @@ class Level(NamedTuple):
         Published steps of this cell [-].
     groups : int
         Their groups [-].
+    sources : str
+        Who published them; of another cell, those of all steps on this device in this format.
     """
 
     mean: float
@@ -114,6 +119,7 @@ class Level(NamedTuple):
     spread: float
     steps: int
     groups: int
+    sources: str
 
 
 class _Unit(NamedTuple):
@@ -127,7 +133,9 @@ class _Unit(NamedTuple):
         Their group.
     mean : float
         Mean of their levels [-].
-    count : int
+    source : str
+        Who published them.
+    steps : int
         How many there are.
     squares : float
         Sum of their squared distances from the mean [-].
@@ -136,13 +144,14 @@ class _Unit(NamedTuple):
     cell: Cell
     group: str
     mean: float
-    count: int
+    source: str
+    steps: int
     squares: float
 
 
 #: Where the search for the components starts, and the standard deviation of their logarithms around
 #: it: a prior so wide that it counts only where there is hardly any step.
-_START = Components(0.10, 0.08, 0.06, 0.05, 0.04)
+_START = Components(0.10, 0.08, 0.06, 0.15, 0.05, 0.04)
 _PRIOR = 1.0
 #: How many groups the spread of all cells counts as beside the groups of one cell [-].
 _WORTH = 3.0
@@ -184,17 +193,19 @@ class LevelModel:
         means = np.array([unit.mean for unit in self.units])
         shared = np.array([_share(cell, unit.cell, parts) for unit in self.units])
         solved = np.linalg.solve(matrix, np.column_stack([means, shared]))
-        prior = parts.device**2 + parts.stack**2 + parts.cell**2
+        prior = _share(cell, cell, parts)
         variance = max(prior - float(shared @ solved[:, 1]), 0.0)
         around = parts.group**2 + parts.rest**2
         of_cell = [unit for unit in self.units if unit.cell == cell]
+        related = [unit for unit in self.units if unit.cell[1:3] == cell[1:3]]
         factor = self.factors.get(cell, self.elsewhere)
         return Level(
             mean=float(shared @ solved[:, 0]),
             stderr=math.sqrt(variance),
             spread=factor * math.sqrt(variance + around),
-            steps=sum(unit.count for unit in of_cell),
+            steps=sum(unit.steps for unit in of_cell),
             groups=len(of_cell),
+            sources=", ".join(dict.fromkeys(unit.source for unit in of_cell or related)),
         )
 
 
@@ -219,28 +230,29 @@ def fit_levels(observations: Sequence[Observation]) -> LevelModel:
 
 def _join_groups(observations: Sequence[Observation]) -> tuple[_Unit, ...]:
     """The steps of each group in each cell."""
-    members: dict[tuple[Cell, str], list[float]] = {}
+    members: dict[tuple[Cell, str], list[Observation]] = {}
     for one in observations:
-        members.setdefault((one.cell, one.group), []).append(one.level)
+        members.setdefault((one.cell, one.group), []).append(one)
     units = []
-    for (cell, group), levels in members.items():
-        mean = float(np.mean(levels))
-        squares = float(np.sum((np.array(levels) - mean) ** 2))
-        units.append(_Unit(cell, group, mean, len(levels), squares))
+    for (cell, group), ones in members.items():
+        levels = np.array([one.level for one in ones])
+        mean = float(levels.mean())
+        squares = float(np.sum((levels - mean) ** 2))
+        units.append(_Unit(cell, group, mean, ones[0].source, len(ones), squares))
     return tuple(units)
 
 
 def _share(one: Cell, other: Cell, parts: Components) -> float:
     """Covariance of the levels of two cells."""
     covariance = 0.0
-    if one.has_experts != other.has_experts:
-        return covariance
     if (one.generation, one.format) == (other.generation, other.format):
         covariance += parts.device**2
     if one.stack == other.stack:
         covariance += parts.stack**2
-    if one == other:
+    if one[:3] == other[:3]:
         covariance += parts.cell**2
+    if one == other and one.has_experts:
+        covariance += parts.experts**2
     return covariance
 
 
@@ -254,7 +266,7 @@ def _covariances(units: Sequence[_Unit], parts: Components) -> Array:
 
 def _scatter(units: Sequence[_Unit], parts: Components) -> Array:
     """Variances of the means of units around the levels of their cells."""
-    counts = np.array([min(unit.count, _MOST) for unit in units])
+    counts = np.array([min(unit.steps, _MOST) for unit in units])
     return np.asarray(parts.group**2 + parts.rest**2 / counts)
 
 
@@ -266,8 +278,8 @@ def _find_components(units: Sequence[_Unit]) -> Components:
     freedom = 0.0
     squares = 0.0
     for unit in units:
-        weight = min(unit.count, _MOST) / unit.count
-        freedom += weight * (unit.count - 1)
+        weight = min(unit.steps, _MOST) / unit.steps
+        freedom += weight * (unit.steps - 1)
         squares += weight * unit.squares
 
     def penalize(logs: Array) -> float:
@@ -288,8 +300,8 @@ def _square_left_out(units: Sequence[_Unit], parts: Components, names: Sequence[
     over what the model expects [-]."""
     matrix = _covariances(units, parts)
     means = np.array([unit.mean for unit in units])
-    counts = np.array([unit.count for unit in units])
-    inside = np.array([unit.squares / unit.count for unit in units])
+    counts = np.array([unit.steps for unit in units])
+    inside = np.array([unit.squares / unit.steps for unit in units])
     own = np.diag(matrix) + parts.rest**2 * (1.0 - 1.0 / np.minimum(counts, _MOST))
     squares = np.zeros(len(units))
     for name in dict.fromkeys(names):

@@ -6,6 +6,7 @@ columns. What a row does not state is said here, once for each file.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -204,6 +205,7 @@ def _read_platform(published: PublishedSet, row: Mapping[str, str]) -> pk.Platfo
         node = pk.Platform.from_datasheet(device)
     else:
         node = pk.load_platform(device)
+    node = without_levels(node)
     per_node = node.network.ranks_per_node
     if device == "gb200-4":
         domain = min(ranks, _NVLINK_DOMAIN)
@@ -219,6 +221,11 @@ def _read_platform(published: PublishedSet, row: Mapping[str, str]) -> pk.Platfo
         assert main is not None
         cluster = cluster.with_scale(memory=_HBM2E / main.value)
     return cluster
+
+
+def without_levels(platform: pk.Platform) -> pk.Platform:
+    """The platform without levels of software, which are fitted here."""
+    return replace(platform, context=replace(platform.context, stacks={}))
 
 
 def _link_nodes(node: pk.Platform, bandwidth: float) -> pk.Platform:
@@ -250,7 +257,13 @@ def predict_step(step: PublishedStep, **changes: Any) -> Predicted:
         if step.strategy.tiled:
             strategies = pk.Strategy.stack([step.strategy])
             columns = price_strategies(
-                step.model, step.platform, strategies, step.execution, near=np.inf, **changes
+                step.model,
+                step.platform,
+                strategies,
+                step.execution,
+                near=np.inf,
+                stack=step.stack,
+                **changes,
             )
             return Predicted(float(columns["time"][0]), float(columns["spread"][0]))
         prediction = pk.predict(
@@ -258,6 +271,7 @@ def predict_step(step: PublishedStep, **changes: Any) -> Predicted:
             step.platform,
             strategy=step.strategy,
             execution=step.execution,
+            stack=step.stack,
             **changes,
         )
     return Predicted(prediction.time, prediction.spread)

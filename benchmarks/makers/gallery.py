@@ -43,6 +43,7 @@ from perfkit.platform.datasheets import read_datasheet
 from perfkit.platform.file import format_toml
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.kernels import find_stand_in
+from perfkit.platform.levels import read_levels
 from perfkit.platform.platform import Platform
 from perfkit.platform.sources import (
     POOR,
@@ -640,7 +641,8 @@ def add_context(platform: Platform, default: str = "") -> Platform:
     for key, fit in kernels.items():
         if key.endswith(".fused") and fit.kind == "fitted":
             kernels[key] = replace(fit, source=f"perfkit, {_OWN}: three compiled steps")
-    return replace(found, context=replace(found.context, kernels=kernels))
+    levels = read_levels(generation)
+    return replace(found, context=replace(found.context, kernels=kernels, stacks=levels))
 
 
 def finish(platform: Platform) -> Platform:

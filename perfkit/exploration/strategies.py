@@ -27,11 +27,11 @@ from perfkit.platform.estimates import find_interval, keep_quiet
 from perfkit.platform.gallery import Named, load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import RESOURCES
+from perfkit.prediction.levels import note_level
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.strategies import PARTS, price_strategies
 from perfkit.prediction.uncertainty import (
     has_idle_tensor_cores,
-    note_level,
     say_idle_tensor_cores,
 )
 from perfkit.sharding.planner import InfeasibleError, shard
@@ -545,7 +545,7 @@ def _list_warnings(
                 model, where, ranks=fastest.ranks, plan=fastest, execution=execution, stack=stack
             )
         return predicted.warnings
-    of_level = note_level(where, stack_of_best, model.dtype)
+    of_level = note_level(where, stack_of_best, model)
     if model.dtype == "fp32" and has_idle_tensor_cores(where):
         return (say_idle_tensor_cores(where), *of_level)
     return of_level

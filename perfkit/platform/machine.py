@@ -32,6 +32,8 @@ from perfkit.platform.estimates import find_transfers
 ANY = "any"
 #: Entry for every stack that has none of its own.
 OTHERS = "*"
+#: End of the entry of a stack for models with experts.
+EXPERTS = "experts"
 #: The unit of a fitted number is one of these, or one over another.
 UNITS = ("-", "1", "s", "B", "FLOP", "row", "lookup", "element", "table", "operation")
 #: Units of numbers outside fits, by group or by the last word of the name.
@@ -47,6 +49,33 @@ _QUANTITIES = {
 
 class PlatformError(ValueError):
     """A platform or platform file that cannot be used; the message names place and reason."""
+
+
+def name_level(stack: str, dtype: str, *, has_experts: bool) -> str:
+    """Name of the level of a stack.
+
+    Parameters
+    ----------
+    stack : str
+        Software, or `OTHERS`.
+    dtype : str
+        Number format of products; bf16 and fp16, which run at one rate, have one level.
+    has_experts : bool
+        Whether it is that of models with experts.
+
+    Returns
+    -------
+    name : str
+        Such as ``megatron-te.fp8`` or ``megatron-te.fp8.experts``.
+
+    Examples
+    --------
+    >>> name_level("megatron", "fp16", has_experts=True)
+    'megatron.bf16.experts'
+    """
+    form = "bf16" if dtype == "fp16" else dtype
+    name = f"{stack}.{form}"
+    return f"{name}.{EXPERTS}" if has_experts else name
 
 
 @dataclass(frozen=True)
@@ -77,7 +106,7 @@ class Context(Typed):
     stacks : mapping of str to Iteration, optional
         Levels of software by stack and format, such as ``megatron-te.fp8``, and ``*.fp8`` for
         stacks without rows of their own: ``scale`` on the time of a whole iteration, with its
-        hosts and messages [-].
+        hosts and messages [-]. See `name_level`.
     """
 
     kernels: Mapping[str, InContext] = field(default_factory=dict)
@@ -158,9 +187,12 @@ class Context(Typed):
         spread = math.hypot(alone.spread, shared.spread)
         return alone.with_values(values, stderr={}, spread=spread)
 
-    def find_stack(self, stack: str, dtype: str) -> Iteration | None:
-        """Find the level of a stack in a number format, or that of other stacks in this format."""
-        return self.stacks.get(f"{stack}.{dtype}", self.stacks.get(f"{OTHERS}.{dtype}"))
+    def find_stack(self, stack: str, dtype: str, *, has_experts: bool = False) -> Iteration | None:
+        """Find the level of a stack in a number format, or that of other stacks in this format;
+        models with experts have levels of their own."""
+        own = name_level(stack, dtype, has_experts=has_experts)
+        others = name_level(OTHERS, dtype, has_experts=has_experts)
+        return self.stacks.get(own, self.stacks.get(others))
 
 
 @dataclass(frozen=True)
@@ -408,10 +440,12 @@ def check_numbers(machine: Machine) -> None:
             "device.memory has no bandwidth in its last level, or a cache without a capacity; state them"
         )
     for key in machine.context.stacks:
-        stack, _, dtype = key.partition(".")
-        if not stack:
+        stack, _, rest = key.partition(".")
+        dtype, _, end = rest.partition(".")
+        if not stack or end not in ("", EXPERTS):
             raise ValueError(
-                f"context stacks {show(key)} names no stack; write it as 'megatron-te.fp8'"
+                f"context stacks {show(key)} names no stack; write it as 'megatron-te.fp8', or "
+                "'megatron-te.fp8.experts' for models with experts"
             )
         check_choice(f"context stacks {show(key)}: format", dtype, DTYPES)
     for group, key, fit in list_fits(machine):

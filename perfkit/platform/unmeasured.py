@@ -13,6 +13,7 @@ from perfkit.ground.hardware import DTYPES, Device, Link, MemoryLevel, Network, 
 from perfkit.ground.units import check_choice, check_positive, check_type, show
 from perfkit.models.collectives import COLLECTIVES
 from perfkit.platform.datasheets import Datasheet, list_datasheets, read_datasheet
+from perfkit.platform.levels import find_generation, read_levels
 from perfkit.platform.machine import Context, Machine
 from perfkit.platform.whatif import rescale_fit, with_link
 
@@ -76,7 +77,8 @@ def put_on_datasheet(
         else {},
     )
     if efficiency is None:
-        return platform
+        levels = read_levels(find_generation(sheet.system))
+        return replace(platform, context=replace(platform.context, stacks=levels))
     return _simplify(platform, efficiency)
 
 

@@ -11,6 +11,7 @@ from perfkit.ground.units import Array
 from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import MEMORY, RESOURCES, name_bottleneck
 from perfkit.prediction.cost import join_host, price
+from perfkit.prediction.levels import find_level
 from perfkit.prediction.memory import WORKSPACE, list_peaks, sum_untouched
 from perfkit.prediction.ranks import Workload, group_identical_ranks, time_collectives, time_ranks
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
@@ -154,7 +155,7 @@ class _StructureTimes:
             )
         self.graph, self.platform, self.workload = graph, platform, stacked.workload
         #: Level of the software, whose scale is part of all times; None without one.
-        self.level = platform.context.find_stack(stacked.stacks[0].name, self.workload.dtype)
+        self.level = find_level(platform, stacked.stacks[0].name, self.workload)
         [one] = execute([graph.fill(values[:, 0])], stacked.execution)
         self.one = one
         operations, buffers = graph.accesses.operation, graph.accesses.buffer
@@ -279,7 +280,6 @@ class _StructureTimes:
         around_kernels = whole.spread if whole else CONTEXT
         if self.level is not None:
             scale *= self.level["scale"]
-            around_kernels = self.level.spread
         times, waits = scale * cost.totals, np.zeros(len(needs))
         if len(self.rank.durations):
             waits = self.wait(scale * cost.seconds)
@@ -296,9 +296,10 @@ class _StructureTimes:
                 / 2
             )
             around = around_kernels * np.minimum(busy / time, 1.0)
-            spread = np.hypot(
-                join_errors(cost.spread * times / time, cost.assumed, waits / time, around), slower
-            )
+            of_device = join_errors(cost.spread * times / time, cost.assumed, waits / time, around)
+            if self.level is not None:  # it holds all errors but those of hosts
+                of_device = np.full(len(time), self.level.spread)
+            spread = np.hypot(of_device, slower)
         by_resource = {"communication": waits, "host": time - device}
         for model, seconds in zip(cost.models, times, strict=True):
             resource = RESOURCES.get(model.kind, MEMORY)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfkit.fitting import Additive, KernelModel
+from perfkit.fitting import Additive, Iteration, KernelModel
 from perfkit.ground.results import Table, Tabular
 from perfkit.ground.units import Array, format_bytes, format_rate, format_time, show
 from perfkit.platform.kernel_times import (
@@ -161,6 +161,7 @@ def explain_operation(
     dtype: str,
     family: str,
     ranks: int,
+    level: Iteration | None,
     stack: str,
 ) -> OperationAccount:
     """Account for the time of one operation.
@@ -181,8 +182,10 @@ def explain_operation(
         Family of the workload.
     ranks : int
         Ranks that take part [-].
+    level : Iteration or None
+        Level of the software that runs the iteration.
     stack : str
-        Software that runs the iteration.
+        Its name.
 
     Returns
     -------
@@ -219,9 +222,8 @@ def explain_operation(
     factors = [("this rank is slower, by `slowdown`", timeline.times.group.slowdown)]
     if iteration_fit is not None:
         factors.insert(0, ("whole iterations of such workloads", iteration_fit["scale"]))
-    level = platform.context.find_stack(stack, dtype)
     if level is not None:
-        factors.append((f"level of {stack} in {dtype}", level["scale"]))
+        factors.append((f"level of {stack}", level["scale"]))
     for cause, factor in factors:
         if factor != 1.0:
             time = sum(step.added for step in steps)

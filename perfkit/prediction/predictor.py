@@ -19,6 +19,7 @@ from perfkit.platform.gallery import load_platform
 from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import PACE, Breakdown, break_down, find_bottleneck
 from perfkit.prediction.cost import Costs, join_host, price
+from perfkit.prediction.levels import find_level, note_level
 from perfkit.prediction.memory import find_shortage
 from perfkit.prediction.ranks import (
     RankGroup,
@@ -39,7 +40,6 @@ from perfkit.prediction.uncertainty import (
     list_dense_tables,
     list_idle_tensor_cores,
     list_notes,
-    note_level,
     spread_host,
 )
 from perfkit.workloads.graph import STAGE_HOST
@@ -212,7 +212,7 @@ def predict(
     groups = group_identical_ranks(resolved.graphs, resolved.ranks, slowdown or {})
 
     # 2. How long every operation, collective and launch takes.
-    level = machine.context.find_stack(software.name, resolved.workload.dtype)
+    level = find_level(machine, software.name, resolved.workload)
     priced = price_iteration(
         resolved, groups, machine, level, has_strategy=work.strategy is not None
     )
@@ -225,7 +225,7 @@ def predict(
     bottleneck = find_bottleneck(causes, timings.timeline)
     bounds = bound_time(timings, causes, loading_time)
     notes = collect_notes(resolved, priced, timings, machine, bottleneck, plan)
-    of_level = note_level(machine, software.name, resolved.workload.dtype)
+    of_level = note_level(machine, software.name, resolved.workload)
     warn_once(notes.doubts, 3)
     spread = estimate_spread(priced, timings, causes, machine, loading_time)
     parts = [*causes.sum_by_resource().values(), causes.loading]
@@ -475,17 +475,14 @@ def estimate_spread(
     Notes
     -----
     Where whole iterations were fitted with their hosts, their spread holds all errors. The spread
-    of a level of software takes the place of that of whole iterations. Else
-    operation classes, collectives with their waiting, iterations around the sum of their kernels,
+    of a level of software holds all but those of hosts. Else operation classes, collectives with their waiting, iterations around the sum of their kernels,
     and hosts have independent errors, each by its share of the time.
     """
     iteration_fit = priced.iteration_fit
     on_device = timings.timeline.device
-    whole = iteration_fit if priced.level is None else priced.level
-    if whole is not None:
-        iteration_spread = whole.spread
-        holds_hosts = iteration_fit is not None and "per_operation" in iteration_fit
-        if not on_device or holds_hosts:
+    if iteration_fit is not None:
+        iteration_spread = iteration_fit.spread
+        if not on_device or "per_operation" in iteration_fit:
             return iteration_spread
     elif on_device or not platform.context.is_calibrated:
         iteration_spread = CONTEXT
@@ -499,12 +496,16 @@ def estimate_spread(
     busy_share = min(float(kernel_shares.sum()), 1.0)
     by_resource = causes.sum_by_resource()
     collective_share = (by_resource["imbalance"] + by_resource["communication"]) / time
-    kernel_spread = join_errors(
-        costs.spread * class_shares,
-        costs.assumed,
-        collective_share,
-        iteration_spread * busy_share,
+    kernel_spread = float(
+        join_errors(
+            costs.spread * class_shares,
+            costs.assumed,
+            collective_share,
+            iteration_spread * busy_share,
+        )
     )
+    if priced.level is not None:
+        kernel_spread = priced.level.spread
 
     host_error = find_host_error(platform, priced.groups[0].graph.execution)
     pipeline_host_spread = 0.0
@@ -513,4 +514,4 @@ def estimate_spread(
     host_spread = spread_host(
         timings.timeline, host_error, loading, timings.hosts_run_ahead, iteration_fit
     )
-    return math.hypot(float(kernel_spread), pipeline_host_spread, host_spread)
+    return math.hypot(kernel_spread, pipeline_host_spread, host_spread)

@@ -24,6 +24,7 @@ from perfkit.platform.platform import Platform
 from perfkit.prediction import accounts, uncertainty
 from perfkit.prediction.breakdown import Breakdown
 from perfkit.prediction.classes import list_attention
+from perfkit.prediction.levels import find_level
 from perfkit.prediction.memory import Memory, measure_memory
 from perfkit.prediction.ranks import (
     Workload,
@@ -107,7 +108,7 @@ class Prediction(Tabular):
     def level(self) -> Iteration | None:
         """Level of the software on this platform, whose scale is part of all times; None without
         one."""
-        return self.platform.context.find_stack(self.stack.name, self.workload.dtype)
+        return find_level(self.platform, self.stack.name, self.workload)
 
     @property
     def _software(self) -> str:
@@ -252,6 +253,7 @@ class Prediction(Tabular):
             dtype=self.workload.dtype,
             family=self.workload.family,
             ranks=self.ranks,
+            level=self.level,
             stack=self.stack.name,
         )
 

@@ -27,7 +27,7 @@ from perfkit.prediction.strategy_replicas import (
     price_replica_messages,
 )
 from perfkit.prediction.strategy_runs import find_rough, run_passes
-from perfkit.prediction.uncertainty import find_host_error, join_errors
+from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
 from perfkit.workloads.columns import HeldMemory
 from perfkit.workloads.stack import Stack, StackedWork, apply_stack
 from perfkit.workloads.strategy import Strategy
@@ -367,6 +367,9 @@ def _estimate_spread(case: Case, times: StrategyTimes) -> Array:
     message_share = times.messages / times.total
     kernels = case.times.spread * (1 - message_share)
     is_assumed = np.zeros(1, dtype=bool)
-    device = join_errors(kernels[np.newaxis], is_assumed, message_share, case.level_spread)
+    around = CONTEXT if case.whole is None else case.whole.spread
+    device = join_errors(kernels[np.newaxis], is_assumed, message_share, around)
+    # a level of software holds all errors but those of hosts
+    device = np.where(np.isnan(case.level_spread), device, case.level_spread)
     host_error = np.log(find_host_error(case.platform, case.execution))
     return np.asarray(np.hypot(device, times.host / times.total * host_error))

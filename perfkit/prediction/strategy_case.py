@@ -12,6 +12,7 @@ from perfkit.fitting import Iteration
 from perfkit.ground.units import Array
 from perfkit.models.partitions import Schedule, find_schedules
 from perfkit.platform.platform import Platform
+from perfkit.prediction.levels import find_level
 from perfkit.prediction.messages import MessageTimes
 from perfkit.prediction.micro_batches import (
     MicroBatchTimes,
@@ -25,7 +26,6 @@ from perfkit.prediction.micro_batches import (
     time_gradient_sums,
 )
 from perfkit.prediction.strategy_records import ByRegion, Group, join_groups, map_arrays, select
-from perfkit.prediction.uncertainty import CONTEXT
 from perfkit.workloads.stack import Stack, StackedWork
 from perfkit.workloads.strategy import Strategy, spread_layers
 from perfkit.workloads.transformer import Transformer
@@ -96,7 +96,7 @@ class Case:
     level_scale : array
         Factor on all times, the level of the software of each strategy [-].
     level_spread : array
-        Spread of whole iterations, or of the level where there is one [-].
+        Spread of the level of the software; nan without one [-].
     as_megatron : array of bool
         Whether Megatron-LM's rules say what is held in memory [-].
     """
@@ -246,7 +246,7 @@ def make_case(platform: Platform, work: StackedWork) -> Case:
     stage_layers = StageLayers(*spread_layers(model.layers, s))
     network = platform.network
     whole = platform.context.find_iteration(model.family, 2)
-    levels = _find_levels(platform, model.dtype, work.stacks, whole)
+    levels = _find_levels(platform, model, work.stacks)
     regions = -(-s.ranks * network.regions // network.ranks)
     return Case(
         model=model,
@@ -276,27 +276,22 @@ def _find_megatron(stacks: Sequence[Stack], s: Strategy) -> np.ndarray:
 
 
 class _Levels(NamedTuple):
-    """Levels of the software of strategies: factors on times, and spreads of whole iterations
-    [-]."""
+    """Levels of the software of strategies: factors on times, and spreads, which are nan without a
+    level [-]."""
 
     scale: Array
     spread: Array
 
 
 def _find_levels(
-    platform: Platform, dtype: str, stacks: Sequence[Stack], whole: Iteration | None
+    platform: Platform, model: Transformer, stacks: Sequence[Stack]
 ) -> _Levels:
     """Find the level of each of some stacks."""
     scales, spreads = [], []
     for stack in stacks:
-        level = platform.context.find_stack(stack.name, dtype)
+        level = find_level(platform, stack.name, model)
         scales.append(1.0 if level is None else level["scale"])
-        if level is not None:
-            spreads.append(level.spread)
-        elif whole is not None:
-            spreads.append(whole.spread)
-        else:
-            spreads.append(CONTEXT)
+        spreads.append(np.nan if level is None else level.spread)
     return _Levels(np.array(scales), np.array(spreads))
 
 

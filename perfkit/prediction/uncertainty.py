@@ -266,18 +266,6 @@ def list_notes(
     return tuple(notes), unmodelled
 
 
-def note_level(platform: Platform, stack: str, dtype: str) -> tuple[str, ...]:
-    """A note where levels of software were fitted on a platform, but none to this stack in this
-    format."""
-    known = platform.context.stacks
-    if not known or f"{stack}.{dtype}" in known:
-        return ()
-    missing = f"no published step of {stack} in {dtype} on {platform.name}"
-    if platform.context.find_stack(stack, dtype) is not None:
-        return (f"{missing}: level of other stacks",)
-    return (f"{missing}: no level",)
-
-
 def _say_modelled_embeddings(platform: Platform) -> str:
     """Which kinds of embedding a platform has models for, or that another platform is needed."""
     modelled = [
