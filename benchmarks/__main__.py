@@ -154,6 +154,7 @@ def _list_arguments(
         yield "few_sizes", []
         yield "gpu_context", []
         yield "scale", []
+        yield "stacks", []
         # fits a platform dozens of times
         saved = [str(file) for file in sorted(measured.glob("zen3-2.check-*.json"))]
         raw = measured / "zen3-2.measurements.json"

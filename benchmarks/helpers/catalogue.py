@@ -366,6 +366,15 @@ BENCHMARKS = (
         "Strategies on many GPUs, as others published them",
     ),
     Benchmark(
+        "stacks",
+        "How far off are published steps of many software stacks, with levels fitted to others?",
+        "",
+        300,
+        (Need.SHARED,),
+        _ACCURACY,
+        "Steps of many software stacks, as others published them",
+    ),
+    Benchmark(
         "regions",
         "How far off are published pipelines over links as slow as between regions?",
         "",

@@ -3,10 +3,12 @@
 from typing import Any
 
 from perfkit.fitting import Iteration
+from perfkit.platform.machine import name_level
 from perfkit.platform.platform import Platform
 
-#: Family of the steps that levels are fitted to.
-_FAMILY = "transformer"
+#: Families whose software has levels; those of others are fitted to Transformers alone.
+_FAMILIES = ("transformer", "dlrm")
+_FITTED = "transformer"
 
 
 def find_level(platform: Platform, stack: str, workload: Any) -> Iteration | None:
@@ -19,7 +21,8 @@ def find_level(platform: Platform, stack: str, workload: Any) -> Iteration | Non
     stack : str
         Name of the software.
     workload : Workload or Graph
-        What runs: levels are known of Transformers, apart of those with experts.
+        What runs. A Transformer takes the level of other software where its own has none;
+        Transformers with experts have levels of their own.
 
     Returns
     -------
@@ -27,8 +30,10 @@ def find_level(platform: Platform, stack: str, workload: Any) -> Iteration | Non
         Its ``scale`` is a factor on all times, its spread that of whole iterations; None where no
         level was fitted.
     """
-    if workload.family != _FAMILY:
+    if workload.family not in _FAMILIES:
         return None
+    if workload.family != _FITTED:
+        return platform.context.stacks.get(name_level(stack, workload.dtype, has_experts=False))
     return platform.context.find_stack(stack, workload.dtype, has_experts=_has_experts(workload))
 
 
@@ -50,13 +55,11 @@ def note_level(platform: Platform, stack: str, workload: Any) -> tuple[str, ...]
     notes : tuple of str
         A sentence, or nothing.
     """
-    if workload.family != _FAMILY or not platform.context.stacks:
+    if workload.family != _FITTED or not platform.context.stacks:
         return ()
     level = find_level(platform, stack, workload)
     of_experts = " with experts" if _has_experts(workload) else ""
-    missing = (
-        f"no published step of {stack} in {workload.dtype}{of_experts} on {platform.device.name}"
-    )
+    missing = f"no published step of {stack} in {workload.dtype}{of_experts} on {platform.name}"
     if level is None:
         return (f"{missing}: no level",)
     if level.n:

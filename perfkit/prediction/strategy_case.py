@@ -283,9 +283,7 @@ class _Levels(NamedTuple):
     spread: Array
 
 
-def _find_levels(
-    platform: Platform, model: Transformer, stacks: Sequence[Stack]
-) -> _Levels:
+def _find_levels(platform: Platform, model: Transformer, stacks: Sequence[Stack]) -> _Levels:
     """Find the level of each of some stacks."""
     scales, spreads = [], []
     for stack in stacks:

@@ -1,0 +1,172 @@
+"""Levels of software stacks: how they are fitted, kept and found."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import perfkit as pk
+from benchmarks.helpers.levels import Cell, Components, LevelModel, Observation, fit_levels
+from perfkit.platform.estimates import keep_quiet
+from perfkit.platform.levels import GENERATIONS, find_generation, read_levels
+from perfkit.platform.machine import name_level
+from perfkit.prediction.levels import find_level, note_level
+
+TE = Cell("megatron-te", "h100", "fp8")
+FSDP = Cell("fsdp", "h100", "fp8")
+NEW = Cell("maxtext", "tpu", "bf16")
+
+
+def draw_steps(seed: int = 0) -> list[Observation]:
+    """Steps of eight cells with levels of their own, six groups of four steps each."""
+    rng = np.random.default_rng(seed)
+    drawn = []
+    for stack in ("one", "two", "three", "four"):
+        for generation in ("a100", "h100"):
+            level = rng.normal(0, 0.2)
+            for group in range(6):
+                of_group = level + rng.normal(0, 0.04)
+                name = f"{stack} {generation} {group}"
+                for _ in range(4):
+                    cell = Cell(stack, generation, "bf16")
+                    drawn.append(Observation(cell, stack, name, of_group + rng.normal(0, 0.02)))
+    return drawn
+
+
+def test_one_group_is_shrunk_as_by_hand() -> None:
+    """The mean of a cell with one group is that of its steps times the variance of levels over all
+    variance of this mean."""
+    steps = [Observation(TE, "a", "g", level) for level in (0.10, 0.20, 0.30)]
+    parts = Components(device=0.1, stack=0.2, cell=0.1, experts=0.3, group=0.05, rest=0.03)
+    model = replace(fit_levels(steps), components=parts)
+    levels = 0.1**2 + 0.2**2 + 0.1**2
+    around = 0.05**2 + 0.03**2 / 3
+    found = model.find(TE)
+    assert found.mean == pytest.approx(0.2 * levels / (levels + around))
+    assert found.stderr**2 == pytest.approx(levels - levels**2 / (levels + around))
+    # another stack shares the device and format, another device the stack alone
+    assert model.find(FSDP).mean == pytest.approx(0.2 * 0.1**2 / (levels + around))
+    other = model.find(Cell("megatron-te", "a100", "bf16"))
+    assert other.mean == pytest.approx(0.2 * 0.2**2 / (levels + around))
+    assert model.find(NEW).mean == 0.0
+    assert model.find(NEW).steps == 0
+    # models with experts share the level of the others, and have a part of their own
+    experts = model.find(TE._replace(has_experts=True))
+    assert experts.mean == pytest.approx(found.mean)
+    assert experts.stderr**2 == pytest.approx(found.stderr**2 + 0.3**2)
+
+
+def test_a_cell_with_many_groups_has_its_own_level_and_spread() -> None:
+    steps = draw_steps()
+    model = fit_levels(steps)
+    cell = Cell("two", "h100", "bf16")
+    of_cell = [one.level for one in steps if one.cell == cell]
+    found = model.find(cell)
+    assert found.mean == pytest.approx(np.mean(of_cell), abs=0.01)
+    assert found.steps == 24
+    assert found.groups == 6
+    assert found.sources == "two"
+    assert model.components.rest == pytest.approx(0.02, rel=0.2)
+    assert model.components.group == pytest.approx(0.04, rel=0.3)
+    # what nobody measured is wider
+    assert model.find(NEW).spread > 2.5 * found.spread
+
+
+def test_intervals_hold_steps_that_were_left_out() -> None:
+    """Of groups that were not fitted about 80 % lie in their intervals."""
+    inside = []
+    for seed in range(6):
+        steps = draw_steps(seed)
+        model = fit_levels([one for one in steps if not one.group.endswith(("0", "1"))])
+        for one in steps:
+            if one.group.endswith(("0", "1")):
+                found = model.find(one.cell)
+                inside.append(abs(one.level - found.mean) <= 1.2816 * found.spread)
+    assert 0.72 <= np.mean(inside) <= 0.88
+
+
+def test_a_scattered_cell_is_wider_than_a_tight_one() -> None:
+    steps = []
+    for one in draw_steps():
+        is_wide = one.cell.stack == "one"
+        centre = 0.1
+        level = centre + (4 if is_wide else 1) * (one.level - centre)
+        steps.append(one._replace(level=level))
+    model = fit_levels(steps)
+    wide = model.find(Cell("one", "a100", "bf16")).spread
+    tight = model.find(Cell("four", "a100", "bf16")).spread
+    assert wide > 1.3 * tight
+
+
+def test_the_order_of_steps_does_not_matter() -> None:
+    steps = draw_steps()
+    forward = fit_levels(steps).find(TE)
+    backward = fit_levels(steps[::-1]).find(TE)
+    assert backward.mean == pytest.approx(forward.mean, abs=1e-3)
+    assert isinstance(fit_levels(steps), LevelModel)
+
+
+def test_names_of_levels() -> None:
+    assert name_level("megatron-te", "fp8", has_experts=False) == "megatron-te.fp8"
+    assert name_level("*", "fp16", has_experts=True) == "*.bf16.experts"
+    assert find_generation("h200-sxm") == "h100"
+    assert find_generation("gb300-4") == "blackwell"
+    assert find_generation("my-gpu") is None
+    assert read_levels(None) == {}
+
+
+def test_every_generation_of_the_table_is_that_of_a_device() -> None:
+    for generation in dict.fromkeys(GENERATIONS.values()):
+        for level in read_levels(generation).values():
+            assert 0.4 < level["scale"] < 2.5
+            assert 0 < level.spread < 1
+            assert level.kind == ("fitted" if level.n else "assumed")
+            assert level.source
+
+
+def make_level(scale: float, spread: float, steps: int) -> object:
+    from perfkit.fitting import Iteration
+
+    kind = "fitted" if steps else "assumed"
+    return Iteration.build({"scale": scale}, spread=spread, n=steps, kind=kind, source="a test")
+
+
+def test_transformers_alone_have_levels_and_those_with_experts_their_own() -> None:
+    node = pk.load_platform("h100-sxm-8")
+    levels = {
+        "megatron.bf16": make_level(1.2, 0.1, 9),
+        "*.bf16": make_level(1.1, 0.2, 0),
+        "*.bf16.experts": make_level(1.4, 0.4, 0),
+    }
+    node = replace(node, context=replace(node.context, stacks=levels))
+    dense = pk.Transformer.gpt2(batch=8, sequence=256, dtype="fp16")
+    routed = replace(dense, experts=8)
+    found = find_level(node, "megatron", dense)
+    assert found is not None
+    assert found["scale"] == 1.2
+    assert note_level(node, "megatron", dense) == ()
+    other = find_level(node, "maxtext", dense)
+    assert other is not None
+    assert other["scale"] == 1.1
+    assert "no published step of maxtext in fp16" in note_level(node, "maxtext", dense)[0]
+    experts = find_level(node, "megatron", routed)
+    assert experts is not None
+    assert experts["scale"] == 1.4
+    assert "with experts" in note_level(node, "megatron", routed)[0]
+    assert "no level" in note_level(node, "megatron", replace(dense, dtype="fp32"))[0]
+    assert find_level(node, "hugectr", pk.DLRM("dlrm-mlperf", batch=2048)) is None
+    with keep_quiet():
+        plain = pk.predict(dense, "h100-sxm-8", stack="maxtext")
+        levelled = pk.predict(dense, node, stack="maxtext")
+    ratio = 1.1 if plain.level is None else 1.1 / plain.level["scale"]
+    assert levelled.time == pytest.approx(ratio * plain.time)
+    assert levelled.spread >= 0.2
+    assert math.isfinite(levelled.spread)
+
+
+def test_a_level_of_a_wrong_name_is_refused() -> None:
+    node = pk.load_platform("h100-sxm-8")
+    for name in (".fp8", "megatron.fp9", "megatron.fp8.dense"):
+        with pytest.raises(ValueError, match="context stacks"):
+            replace(node, context=replace(node.context, stacks={name: make_level(1.0, 0.1, 1)}))
