@@ -57,13 +57,13 @@ def note_level(platform: Platform, stack: str, workload: Any) -> tuple[str, ...]
     """
     if workload.family != _FITTED or not platform.context.stacks:
         return ()
-    level = find_level(platform, stack, workload)
+    own = name_level(stack, workload.dtype, has_experts=_has_experts(workload))
+    if own in platform.context.stacks:
+        return ()
     of_experts = " with experts" if _has_experts(workload) else ""
     missing = f"no published step of {stack} in {workload.dtype}{of_experts} on {platform.name}"
-    if level is None:
+    if find_level(platform, stack, workload) is None:
         return (f"{missing}: no level",)
-    if level.n:
-        return ()
     return (f"{missing}: level of other software, with the scatter between stacks",)
 
 
