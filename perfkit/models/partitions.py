@@ -402,6 +402,37 @@ def exposed_time(communication: Values, *, compute: Values, pieces: Values = 1) 
 
 
 @closed_form()
+def time_beside(communication: Values, *, compute: Values, contention: Values = 0.0) -> Values:
+    """What a message adds to the time of kernels that run beside it.
+
+    Parameters
+    ----------
+    communication : float or array
+        Time of the message [s].
+    compute : float or array
+        Time of the kernels alone [s].
+    contention : float or array, optional
+        Share of their rate that kernels lose while the message is in flight [-].
+
+    Returns
+    -------
+    added : same kind as `communication`
+        max(n - compute, contention n) [s]: kernels outlast the message, which slows them, or the
+        message outlasts them.
+
+    Examples
+    --------
+    A message of 2 ms slows kernels of 10 ms by half while it is in flight:
+
+    >>> float(time_beside(2.0, compute=10.0, contention=0.5))
+    1.0
+    >>> float(time_beside(12.0, compute=10.0, contention=0.1))
+    2.0
+    """
+    return np.maximum(communication - compute, contention * communication)
+
+
+@closed_form()
 def compressed_time(
     gradient: Values,
     *,

@@ -9,6 +9,7 @@ import numpy as np
 
 from perfkit.fitting import Iteration
 from perfkit.ground.units import Array
+from perfkit.models.partitions import find_schedules, time_beside
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import Costs, HostTimes, join_host, price, price_hosts
 from perfkit.prediction.kept import Moments, find_moments, find_saved, list_lives
@@ -16,10 +17,11 @@ from perfkit.prediction.messages import MessageTimes
 from perfkit.prediction.ranks import RankTimes
 from perfkit.prediction.replicas import Gradient, time_buckets
 from perfkit.prediction.strategy_records import REGIONS, ByRegion, Quantity, Work, map_arrays
+from perfkit.prediction.tiles import expose_tiles, find_tiled_messages
 from perfkit.workloads.blocks import RankShare, record_part
 from perfkit.workloads.columns import Accesses, Features, HostCalls, OperationSizes
 from perfkit.workloads.execution import HANDED, execute
-from perfkit.workloads.graph import STAGE_HOST, Graph, Label
+from perfkit.workloads.graph import STAGE_HOST, Graph, KernelKey, Label
 from perfkit.workloads.iteration import fill_buckets
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tape import ITEMSIZE
@@ -187,7 +189,7 @@ class PhaseTimes(NamedTuple):
     device, host : array
         Time of the kernels, and of the calls of the host that launch them [s].
     tensor_messages : array
-        Time of the messages among ranks that share layers, if nothing hides them [s].
+        Time of the messages among ranks that share layers, without what tiles hide of them [s].
     """
 
     device: Array
@@ -415,8 +417,8 @@ class _Rows(NamedTuple):
     strategy.
 
     Labels of the operations, whether each adds gradients to those of earlier micro-batches, and
-    whether its tensors are shards; their kernels and messages [s], what a kernel takes whatever its
-    size [s], and hosts.
+    whether its tensors are shards; their kernels and exposed messages [s], what a kernel takes
+    whatever its size [s], and hosts.
     """
 
     names: np.ndarray
@@ -628,16 +630,22 @@ def _list_rows(micro_batch: MicroBatch, costs: Costs, messages: MessageTimes, s:
         are_sums=names == "add_",
         on_shards=np.isin(names, ON_SHARDS),
         device=costs.seconds,
-        tensor_messages=_time_tensor_messages(graph, names, modules, messages, s),
+        tensor_messages=_time_tensor_messages(graph, costs.seconds, messages, s),
         fixed=fixed_of_classes[costs.classes],
         hosts=_price_hosts(graph, names == "add_", platform),
     )
 
 
 def _time_tensor_messages(
-    graph: Graph, names: np.ndarray, modules: np.ndarray, messages: MessageTimes, s: Strategy
+    graph: Graph, seconds: Array, messages: MessageTimes, s: Strategy
 ) -> Array:
-    """Times of the messages among ranks that share layers, a row for each operation [s]."""
+    """Times of the messages among ranks that share layers, with what tiles do not hide of those
+    that are sent in tiles, a row for each operation [s].
+
+    `seconds` are the times of its kernels.
+    """
+    names = np.array([label.name for label in graph.labels])
+    modules = np.array([label.module for label in graph.labels])
     ranks = np.append(1, s.tp)
     times = np.zeros((len(graph), len(ranks)))
     nbytes = np.broadcast_to(graph.column("nbytes"), times.shape)
@@ -646,7 +654,39 @@ def _time_tensor_messages(
     for operation in np.unique(names[of_layers]):
         chosen = of_layers[names[of_layers] == operation]
         times[chosen] = messages.time(operation, nbytes[chosen], ranks, 1)
+    if not np.any(s.tiled):
+        return times
+    whole = times.copy()
+    tiled = np.append(False, s.tiled)
+    contention = dict(messages.platform.context.overlap or {}).get("contention", 0.0)
+    for puts_off_weights in (False, True):
+        chosen = tiled & (np.append(False, _puts_off_weights(s)) == puts_off_weights)
+        for phase in ("forward", "backward"):
+            rows = _list_rows_of_pass(graph, phase, without_weights=puts_off_weights)
+            for sent in find_tiled_messages([graph.labels[row] for row in rows]):
+                message = rows[sent.message]
+                beside = seconds[rows[list(sent.kernels)]].sum(axis=0)
+                exposed = expose_tiles(whole[message], ranks, beside, sent.way, contention)
+                times[message] = np.where(chosen, exposed, times[message])
     return times
+
+
+def _puts_off_weights(s: Strategy) -> Array:
+    """Whether gradients of weights are put off; no other stage waits for those of a single one."""
+    return np.asarray(find_schedules(s.schedule).puts_off_weights & np.greater(s.pp, 1))
+
+
+def _list_rows_of_pass(graph: Graph, phase: str, *, without_weights: bool) -> np.ndarray:
+    """Operations of a pass through a layer, but for sums of gradients, and for gradients of weights
+    where these are put off."""
+    rows = []
+    for row, label in enumerate(graph.labels):
+        is_put_off = without_weights and label.kernel == KernelKey("gemm", "tn")
+        if label.phase != phase or not label.module.startswith("layers"):
+            continue
+        if label.name != "add_" and not is_put_off:
+            rows.append(row)
+    return np.array(rows, dtype=int)
 
 
 def _time_region(rows: _Rows, region: str, weights: Array, saved: Array) -> RegionTimes:
@@ -1040,19 +1080,21 @@ def compute_attention_again(times: MicroBatchTimes, s: Strategy) -> MicroBatchTi
     return times._replace(layer=layer._replace(backward=backward))
 
 
-def join_hosts(rank: RankTimes, whole: Iteration | None) -> RankTimes:
+def join_hosts(rank: RankTimes, whole: Iteration | None, contention: float) -> RankTimes:
     """Times of a rank of a stage; its host starts each pass with the device, as both wait for the
-    same message."""
+    same message. `contention` is the share of the speed of kernels that collectives take."""
     graph, seconds = rank.group.graph, rank.seconds.copy()
     marks, own = graph.kernels[STAGE_HOST], graph.collectives
     groups, begins, busy = graph.column("group")[own], np.append(0, marks[:-1] + 1), seconds.copy()
     work = np.delete(np.arange(len(graph)), own)
     # keys on the ring run beside the next kernel
-    beside = seconds[work[np.searchsorted(work, own)]]
-    hides = [graph.labels[place].name == "send_recv" for place in own]
-    busy[own] = np.where(
-        groups < PASSED, np.maximum(rank.durations - np.where(hides, beside, 0.0), 0.0), 0.0
+    on_ring = np.array([graph.labels[place].name == "send_recv" for place in own], dtype=bool)
+    ring_time = np.maximum(rank.durations - seconds[work[np.searchsorted(work, own)]], 0.0)
+    # messages in tiles run beside the kernels before what waits for them
+    tile_time = time_beside(
+        rank.durations, compute=_add_up_until_waits(graph, seconds), contention=contention
     )
+    busy[own] = np.where(groups < PASSED, np.where(on_ring, ring_time, tile_time), 0.0)
     device, host = (
         np.add.reduceat(each, begins) for each in (busy, rank.host + rank.launch_interval)
     )
@@ -1066,3 +1108,13 @@ def join_hosts(rank: RankTimes, whole: Iteration | None) -> RankTimes:
     return replace(
         rank, seconds=seconds, host=np.zeros(len(graph)), launch_interval=np.zeros(len(graph))
     )
+
+
+def _add_up_until_waits(graph: Graph, seconds: Array) -> Array:
+    """Time of the kernels between the launch of each collective and what waits for it first [s]."""
+    positions = graph.collectives
+    done = np.append(0.0, np.cumsum(seconds))
+    waiting = np.full(len(positions), len(graph))
+    for wait in graph.collective_waits:
+        waiting[wait.collective] = min(waiting[wait.collective], wait.operation)
+    return np.asarray(done[waiting] - done[positions])

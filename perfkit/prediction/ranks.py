@@ -463,12 +463,15 @@ class _Messages(NamedTuple):
     numbers : array of int
         Numbers of these there [-].
     nbytes : array
-        Their sizes [B].
+        Sizes of the messages that they send [B].
+    shares : array
+        Share of its message that each of them sends [-].
     """
 
     times: Array
     numbers: np.ndarray
     nbytes: Array
+    shares: Array
 
 
 def _list_messages(group: RankGroup, times: Array) -> Iterator[tuple[tuple[str, Ranks], _Messages]]:
@@ -476,7 +479,10 @@ def _list_messages(group: RankGroup, times: Array) -> Iterator[tuple[tuple[str, 
     to be found."""
     graph = group.graph
     positions = graph.collectives
-    nbytes = np.maximum(graph.features.nbytes[positions], 1.0)
+    parts = graph.features.part[positions]
+    shares = np.where(parts > 0, parts, 1.0)
+    # a part takes its share of the time of the whole message
+    nbytes = np.maximum(graph.features.nbytes[positions] / shares, 1.0)
     communicators = graph.features.group[positions].astype(int).tolist()
     kinds: dict[tuple[str, int], int] = {}
     kind_of_collective = [
@@ -487,7 +493,7 @@ def _list_messages(group: RankGroup, times: Array) -> Iterator[tuple[tuple[str, 
     for (operation, communicator), kind in kinds.items():
         numbers = np.flatnonzero(kind_numbers == kind)
         ranks = group.communicator_ranks[communicator]
-        yield (operation, ranks), _Messages(times, numbers, nbytes[numbers])
+        yield (operation, ranks), _Messages(times, numbers, nbytes[numbers], shares[numbers])
 
 
 def time_collectives(
@@ -538,7 +544,7 @@ def time_collectives(
         begin = 0
         for of_group in alike:
             end = begin + len(of_group.numbers)
-            of_group.times[of_group.numbers] = seconds[begin:end]
+            of_group.times[of_group.numbers] = of_group.shares * seconds[begin:end]
             begin = end
     if iteration_fit is not None:
         delay = 0.0

@@ -55,6 +55,7 @@ class OperationTable:
         self._copies: dict[tuple[int, str, float], int] = {}
         self._with_calls_before: dict[tuple[int, float], int] = {}
         self._collectives: dict[tuple[str, str, str, float, int], int] = {}
+        self._parts: dict[tuple[int, float, bool], int] = {}
         #: The time by which the host makes a pass longer, as an operation.
         host = self._add_host()
         self.host_delays = {
@@ -119,6 +120,24 @@ class OperationTable:
                 self.dtypes[0],
             )
         return self._collectives[key]
+
+    def take_part(self, row: int, part: float, *, is_first: bool) -> int:
+        """Row of a collective that sends a part of a message; the first one is the call of the
+        host."""
+        key = (row, part, is_first)
+        if key not in self._parts:
+            sizes = self.sizes[row]
+            host_calls = HostCalls()
+            if is_first:
+                host_calls = self.host_calls[row]
+            self._parts[key] = self._add(
+                self.labels[row],
+                sizes._replace(nbytes=part * sizes.nbytes, part=part),
+                host_calls,
+                part * self.traffic[row],
+                self.dtypes[row],
+            )
+        return self._parts[key]
 
     def _add_host(self) -> int:
         """Row of what the host adds to a pass: an operation without work."""

@@ -17,6 +17,7 @@ from perfkit.prediction.stage_operations import Block, OperationTable
 from perfkit.prediction.stage_programs import Program, Unit
 from perfkit.prediction.strategies import check_device, price_strategies
 from perfkit.prediction.strategy_records import REGIONS
+from perfkit.prediction.tiles import Piece, send_in_tiles
 from perfkit.workloads.blocks import PARALLEL
 from perfkit.workloads.columns import Accesses, Features, HeldMemory
 from perfkit.workloads.execution import execute
@@ -187,7 +188,24 @@ class _StageMaker:
                 ordered += messages + kernels
             begin = run.last + 1
         ordered += rows[begin:]
+        if self.s.tiled and self.s.tp > 1:
+            return self.send_in_tiles(ordered, waits)
         return self.table.make_block(ordered, waits)
+
+    def send_in_tiles(self, rows: list[int], waits: dict[int, int]) -> Block:
+        """A pass through a layer whose messages among ranks that share it are sent in tiles, as many
+        as there are ranks."""
+        tile = 1.0 / self.s.tp
+        tiled = send_in_tiles([self.table.labels[row] for row in rows], waits)
+        placed_rows = []
+        for placed in tiled.operations:
+            row = rows[placed.position]
+            if placed.piece is Piece.TILE:
+                row = self.table.take_part(row, tile, is_first=placed.is_first)
+            elif placed.piece is Piece.OTHERS:
+                row = self.table.take_part(row, 1.0 - tile, is_first=placed.is_first)
+            placed_rows.append(row)
+        return self.table.make_block(placed_rows, tiled.waits)
 
     def list_attention_again(self, phase: str) -> list[int]:
         """Attention between its projections, computed again in the backward pass."""
@@ -565,11 +583,10 @@ def check_strategy(model: Any, s: Strategy) -> Strategy:
         raise ValueError(
             f"strategy is {show(s)}; it must be a single one; predict each alone, or use pk.explore"
         )
-    for name, value in (("tiled", s.tiled), ("two_level", s.two_level)):
-        if value:
-            raise ValueError(
-                f"strategy has {name}, which only closed forms know; use pk.explore(strategies=[...])"
-            )
+    if s.two_level:
+        raise ValueError(
+            "strategy has two_level, which only closed forms know; use pk.explore(strategies=[...])"
+        )
     for name, fits in list_fits(model, s).items():
         if not fits:
             raise ValueError(
@@ -631,8 +648,8 @@ def make_stages(
     Raises
     ------
     ValueError
-        For sizes that the strategy does not divide, for what only closed forms know (`tiled`,
-        `two_level`), and for more operations than the event loop takes.
+        For sizes that the strategy does not divide, for what only closed forms know (`two_level`),
+        and for more operations than the event loop takes.
     """
     s = check_strategy(model, strategy).without_idle_zero()
     ranks = int(strategy.ranks)

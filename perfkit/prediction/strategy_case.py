@@ -330,6 +330,8 @@ def price_micro_batches(
     for number in np.unique(structures):
         members = np.flatnonzero(structures == number)
         different = [s.micro_batch, s.tp, s.cp, s.ep]
+        if np.any(s.tiled):  # tiles hide messages behind other products where these are put off
+            different += [s.tiled, find_schedules(s.schedule).puts_off_weights & (s.pp > 1)]
         if s.replicated[members[0]]:  # what buckets take depends on their ranks
             different += [s.dp, several]
         sizes = [np.asarray(values, dtype=np.int64)[members] for values in different]

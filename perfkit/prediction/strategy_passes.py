@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 
 from perfkit.ground.units import Array
-from perfkit.models import partitions
 from perfkit.prediction.micro_batches import PassWork, PhaseTimes
 from perfkit.prediction.strategy_case import (
     Case,
@@ -18,7 +17,7 @@ from perfkit.prediction.strategy_case import (
     stack_tensor_messages,
 )
 from perfkit.prediction.strategy_hosts import join_stage, time_exchange_of_micro_batch
-from perfkit.prediction.strategy_records import SMALLEST_TIME, ByRegion, Work, map_arrays
+from perfkit.prediction.strategy_records import ByRegion, Work, map_arrays
 
 
 class StageTimes(NamedTuple):
@@ -42,13 +41,10 @@ class TensorMessages(NamedTuple):
     Parameters
     ----------
     exposed : StageTimes
-        What no kernel hides [s].
-    share : array
-        Share of the messages that is exposed [-].
+        What no kernel hides, with what they slow kernels [s].
     """
 
     exposed: StageTimes
-    share: Array
 
 
 class ContextMessages(NamedTuple):
@@ -174,27 +170,25 @@ def time_micro_batch(case: Case) -> MicroBatchParts:
         Its kernels, messages and hosts.
     """
     compute = compute_time(case)
-    tensor = tensor_parallel_time(case, compute)
+    tensor = tensor_parallel_time(case)
     context = context_parallel_time(case)
     experts = expert_parallel_time(case)
     passes = Passes(
         forward=_add_messages(
             case,
             _list_regions(case, backward=False),
-            tensor.share,
             context.forward + experts.in_forward * experts.each,
             context.forward_calls + experts.calls_forward,
         ),
         backward=_add_messages(
             case,
             _list_regions(case, backward=True),
-            tensor.share,
             context.backward + experts.in_backward * experts.each,
             context.backward_calls + experts.calls_backward,
         ),
     )
     exchange = time_exchange_of_micro_batch(case)
-    hosts = _time_hosts(case, passes, tensor.share, exchange)
+    hosts = _time_hosts(case, passes, exchange)
     return MicroBatchParts(compute, tensor, context, experts, passes, exchange, hosts)
 
 
@@ -220,15 +214,13 @@ def compute_time(case: Case) -> StageTimes:
     return StageTimes(add_slowest_stage(case, compute), add_all_stages(case, compute))
 
 
-def tensor_parallel_time(case: Case, compute: StageTimes) -> TensorMessages:
+def tensor_parallel_time(case: Case) -> TensorMessages:
     """Exposed time of the messages among ranks that share layers.
 
     Parameters
     ----------
     case : Case
         Strategies.
-    compute : StageTimes
-        Kernels that may hide them [s].
 
     Returns
     -------
@@ -238,27 +230,11 @@ def tensor_parallel_time(case: Case, compute: StageTimes) -> TensorMessages:
     Notes
     -----
     Nothing hides them but where ranks exchange tiles of a product while they compute others
-    (`Strategy.tiled`). Then of a message of time t in p tiles max(t - c, t / p) is left, with c the
-    kernels, see `perfkit.models.partitions.exposed_time`, or the last tile and what the others take
-    from kernels beside them, whichever is longer.
+    (`Strategy.tiled`), see `perfkit.prediction.tiles`.
     """
     messages = case.times.list_by_region(stack_tensor_messages)
-    slowest = add_slowest_stage(case, messages)
-    exposed = StageTimes(
-        _expose_tiles(case, slowest, compute.slowest),
-        _expose_tiles(case, add_all_stages(case, messages), compute.all_stages),
-    )
-    return TensorMessages(exposed, exposed.slowest / np.maximum(slowest, SMALLEST_TIME))
-
-
-def _expose_tiles(case: Case, time: Array, compute: Array) -> Array:
-    """Exposed time of messages that are sent in tiles, or all of it where they are not [s]."""
-    tiles = case.s.tp
-    last_tile = time / tiles
-    beside_kernels = np.minimum(time - last_tile, compute / (1.0 - case.contention))
-    slowdown = case.contention * beside_kernels
-    exposed = partitions.exposed_time(time, compute=compute, pieces=tiles)
-    return np.asarray(np.where(case.s.tiled, np.maximum(exposed, last_tile + slowdown), time))
+    exposed = StageTimes(add_slowest_stage(case, messages), add_all_stages(case, messages))
+    return TensorMessages(exposed)
 
 
 def context_parallel_time(case: Case) -> ContextMessages:
@@ -365,7 +341,6 @@ def _list_regions(case: Case, *, backward: bool) -> ByRegion[PhaseTimes]:
 def _add_messages(
     case: Case,
     regions: ByRegion[PhaseTimes],
-    exposed_share: Array,
     layer_messages: Array,
     layer_calls: Array,
 ) -> ByRegion[Work]:
@@ -373,7 +348,7 @@ def _add_messages(
     these [s]."""
 
     def add_tensor_messages(region: PhaseTimes) -> Work:
-        return Work(region.device + exposed_share * region.tensor_messages, region.host)
+        return Work(region.device + region.tensor_messages, region.host)
 
     layer = add_tensor_messages(regions.layer)
     return ByRegion(
@@ -447,9 +422,9 @@ def add_regions(
     return Work(device, host)
 
 
-def _time_hosts(case: Case, passes: Passes, exposed_share: Array, exchange: Work) -> StageHosts:
+def _time_hosts(case: Case, passes: Passes, exchange: Work) -> StageHosts:
     """Time that hosts add to a micro-batch of the slowest stage and of one between the ends."""
-    of_slowest = _list_slowest_passes(case, passes, exposed_share)
+    of_slowest = _list_slowest_passes(case, passes)
     of_inner = time_stage(case, passes, case.layers)
     slowest = join_stage(case, of_slowest, exchange)
     inner = join_stage(case, of_inner, exchange)
@@ -458,7 +433,7 @@ def _time_hosts(case: Case, passes: Passes, exposed_share: Array, exchange: Work
     return StageHosts(slowest, inner, np.maximum(slowest, inner_device + inner - slowest_device))
 
 
-def _list_slowest_passes(case: Case, passes: Passes, exposed_share: Array) -> list[Work]:
+def _list_slowest_passes(case: Case, passes: Passes) -> list[Work]:
     """Passes of the slowest stage through its chunks: those that hold layers alone, and the one that
     holds an end too."""
     compute = case.times.list_by_region(stack_compute)
@@ -469,7 +444,7 @@ def _list_slowest_passes(case: Case, passes: Passes, exposed_share: Array) -> li
     for number, layers in enumerate(time_stage(case, passes, case.layers)):
         of_pass = slice(number, number + 1)
         end = add_slowest_end(case, _take_pass(compute, of_pass))
-        end = end + exposed_share * add_slowest_end(case, _take_pass(messages, of_pass))
+        end = end + add_slowest_end(case, _take_pass(messages, of_pass))
         end_calls = add_slowest_end(case, _take_pass(calls, of_pass))
         works.append(Work((1.0 - one_chunk) * layers.device, (1.0 - one_chunk) * layers.host))
         works.append(Work(one_chunk * layers.device + end, one_chunk * layers.host + end_calls))

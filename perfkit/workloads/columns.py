@@ -21,7 +21,7 @@ class OperationSizes(NamedTuple):
 
     Parameters
     ----------
-    flops, batch, m, n, k, elements, rows, lookups, bags, dim, table, nbytes, group : Size
+    flops, batch, m, n, k, elements, rows, lookups, bags, dim, table, nbytes, group, part : Size
         See `Features`.
 
     Examples
@@ -43,6 +43,7 @@ class OperationSizes(NamedTuple):
     table: Size = 0
     nbytes: Size = 0
     group: Size = 0
+    part: Size = 0
 
     @classmethod
     def of_product(
@@ -140,6 +141,8 @@ class Features:
         Calls without a kernel before this operation [-].
     group : array
         Number of the communicator of a collective [-].
+    part : array
+        Share of a message, and of its time, that a collective sends; 0 for all of it [-].
     """
 
     flops: Array
@@ -158,6 +161,7 @@ class Features:
     calls: Array
     bare: Array
     group: Array
+    part: Array
 
     def __len__(self) -> int:
         return len(self.flops)
