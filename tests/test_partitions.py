@@ -175,6 +175,17 @@ def test_exposed_time_is_what_pieces_take_that_are_made_and_then_sent(
     assert p.exposed_time(n, compute=0.0, pieces=k) == pytest.approx(n)
 
 
+@given(seconds, seconds, st.floats(0.0, 0.99))
+def test_time_beside_is_what_a_slower_kernel_takes(
+    message: float, compute: float, contention: float
+) -> None:
+    """Step by step: what the kernel has done when the message ends."""
+    added = float(p.time_beside(message, compute=compute, contention=contention))
+    done = (1.0 - contention) * message
+    end = max(message, message + compute - done)
+    assert added == pytest.approx(end - compute, abs=1e-9 * (message + compute))
+
+
 def test_activations_are_those_of_the_paper(shared_data: Path) -> None:
     checked = 0
     with open(

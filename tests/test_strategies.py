@@ -703,7 +703,6 @@ def test_a_slower_stage_slows_the_pipeline() -> None:
         (Strategy(pp=32), "cannot share layers of the model, 24"),
         (Strategy(pp=2, first_layers=24), "cannot share layers"),
         (Strategy(pp=2, first_layers=8, chunks=2, schedule="interleaved"), "cannot share layers"),
-        (Strategy(tp=2, tiled=True), "strategy has tiled"),
         (Strategy(tp=np.array([1, 2])), "it must be a single one"),
         (Strategy(dp=64, micro_batch=2), "cannot share batch of the model, 64"),
     ],

@@ -37,6 +37,8 @@ EXEMPT = {
     "collectives.alpha_beta": "what textbooks teach; predictions take it as `pipelined` with an "
     "exponent of 1",
     "partitions.compressed_time": "no workload compresses its gradients",
+    "partitions.exposed_time": "pieces that are made and then sent; predictions know each message and "
+    "the kernels beside it (`time_beside`)",
     "kernels.at_usual_pace": "corrects what was measured on a disturbed machine",
     "caches.rotating_misses": "kernels are measured with a few batches of indices in turn; every "
     "iteration of training draws fresh ones",

@@ -6,7 +6,6 @@ import numpy as np
 
 from perfkit.ground.units import Array
 from perfkit.platform.collective_costs import CollectiveCost
-from perfkit.platform.collectives import find_cost
 from perfkit.platform.platform import Platform
 from perfkit.prediction.ranks import find_group_cost
 
@@ -107,10 +106,6 @@ class MessageTimes:
         return self.costs[key]
 
     def _choose_cost(self, operation: str, layout: Layout, algorithm: str) -> CollectiveCost:
-        local = self.platform.network.ranks_per_node
-        fills_nodes = layout.ranks_of_node == local and layout.ranks > local
-        if algorithm and fills_nodes:
-            return find_cost(self.platform, operation, layout.ranks, algorithm)
         return find_group_cost(
             self.platform,
             operation,
@@ -118,4 +113,5 @@ class MessageTimes:
             nodes=-(-layout.ranks // layout.ranks_of_node),
             most=layout.ranks_of_node,
             regions=layout.regions,
+            algorithm=algorithm,
         )

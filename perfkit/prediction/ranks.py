@@ -408,16 +408,28 @@ def find_group_cost(
     nodes: int,
     most: int,
     regions: int = 1,
+    algorithm: str = "",
 ) -> "CollectiveCost":
     """Find what prices collectives of `count` ranks that are spread over some nodes, at `most` so
     many ranks on one node. It is found once for each platform.
 
+    `algorithm` is that of ranks that fill several nodes; all others leave it to the library.
+
     A message between two ranks that was not measured is priced as an all_gather of the two, by the
     algorithm of the library.
     """
-    key = ("group cost", operation, count, nodes, most, regions)
+    if nodes == 1 or most < platform.network.ranks_per_node:
+        algorithm = ""
+    key = ("group cost", operation, count, nodes, most, regions, algorithm)
     if key not in platform.memo:
-        platform.memo[key] = _choose_group_cost(platform, operation, count, nodes, most, regions)
+        if algorithm:
+            from perfkit.platform.collectives import find_cost
+
+            platform.memo[key] = find_cost(platform, operation, count, algorithm)
+        else:
+            platform.memo[key] = _choose_group_cost(
+                platform, operation, count, nodes, most, regions
+            )
     cost: CollectiveCost = platform.memo[key]
     return cost
 
@@ -453,8 +465,26 @@ def _choose_group_cost(
     return find_cost(resized, operation, most * nodes)
 
 
+class _MessageKind(NamedTuple):
+    """What collectives that are priced together have in common.
+
+    Parameters
+    ----------
+    operation : str
+        The collective.
+    ranks : sequence of int
+        Ranks that take part [-].
+    algorithm : str
+        That of ranks that fill several nodes; empty where the library chooses.
+    """
+
+    operation: str
+    ranks: Ranks
+    algorithm: str
+
+
 class _Messages(NamedTuple):
-    """Collectives of one operation and the same ranks in one group of ranks.
+    """Collectives of one kind in one group of ranks.
 
     Parameters
     ----------
@@ -474,9 +504,9 @@ class _Messages(NamedTuple):
     shares: Array
 
 
-def _list_messages(group: RankGroup, times: Array) -> Iterator[tuple[tuple[str, Ranks], _Messages]]:
-    """Collectives of a group of ranks by operation and ranks, with their `times`, which are still
-    to be found."""
+def _list_messages(group: RankGroup, times: Array) -> Iterator[tuple[_MessageKind, _Messages]]:
+    """Collectives of a group of ranks by their kind, with their `times`, which are still to be
+    found."""
     graph = group.graph
     positions = graph.collectives
     parts = graph.features.part[positions]
@@ -493,7 +523,9 @@ def _list_messages(group: RankGroup, times: Array) -> Iterator[tuple[tuple[str, 
     for (operation, communicator), kind in kinds.items():
         numbers = np.flatnonzero(kind_numbers == kind)
         ranks = group.communicator_ranks[communicator]
-        yield (operation, ranks), _Messages(times, numbers, nbytes[numbers], shares[numbers])
+        algorithm = graph.algorithms.get(communicator, "")
+        kind_of_messages = _MessageKind(operation, ranks, algorithm)
+        yield kind_of_messages, _Messages(times, numbers, nbytes[numbers], shares[numbers])
 
 
 def time_collectives(
@@ -518,22 +550,24 @@ def time_collectives(
         What makes these times less certain than their spread.
     """
     durations = [np.zeros(len(group.graph.collectives)) for group in groups]
-    messages = dict[tuple[str, Ranks], list[_Messages]]()
+    messages = dict[_MessageKind, list[_Messages]]()
     for group, times in zip(groups, durations, strict=True):
         for kind, of_group in _list_messages(group, times):
             messages.setdefault(kind, []).append(of_group)
     ranks_per_node = platform.network.ranks_per_node
     ranks_per_region = platform.network.ranks // platform.network.regions
     notes: dict[str, None] = {}
-    for (operation, ranks), alike in messages.items():
+    for kind, alike in messages.items():
+        ranks = kind.ranks
         ranks_of_node = Counter(rank // ranks_per_node for rank in ranks)
         cost = find_group_cost(
             platform,
-            operation,
+            kind.operation,
             count=len(ranks),
             nodes=len(ranks_of_node),
             most=max(ranks_of_node.values()),
             regions=len({rank // ranks_per_region for rank in ranks}),
+            algorithm=kind.algorithm,
         )
         # messages of one size are priced once
         nbytes = np.concatenate([of_group.nbytes for of_group in alike])

@@ -530,6 +530,7 @@ class _StageMaker:
                 dtype=self.model.dtype,
                 dtypes=dtypes,
                 ranks=ranks,
+                algorithms={_EXPERTS: "two_level"} if self.s.two_level else {},
                 waits=program.list_waits(),
                 execution=self.graph.execution,
                 held=held,
@@ -575,17 +576,12 @@ def _list_neighbours(rank: int, s: Strategy) -> list[tuple[int, int]]:
 
 
 def check_strategy(model: Any, s: Strategy) -> Strategy:
-    """Check that a strategy is a single one, divides a Transformer, and runs on the event loop;
-    else a ValueError."""
+    """Check that a strategy is a single one and divides a Transformer; else a ValueError."""
     check_type("workload", model, Transformer)
     check_type("strategy", s, Strategy)
     if any(np.ndim(value) for value in vars(s).values()):
         raise ValueError(
             f"strategy is {show(s)}; it must be a single one; predict each alone, or use pk.explore"
-        )
-    if s.two_level:
-        raise ValueError(
-            "strategy has two_level, which only closed forms know; use pk.explore(strategies=[...])"
         )
     for name, fits in list_fits(model, s).items():
         if not fits:
@@ -648,8 +644,8 @@ def make_stages(
     Raises
     ------
     ValueError
-        For sizes that the strategy does not divide, for what only closed forms know (`two_level`),
-        and for more operations than the event loop takes.
+        For sizes that the strategy does not divide, and for more operations than the event loop
+        takes.
     """
     s = check_strategy(model, strategy).without_idle_zero()
     ranks = int(strategy.ranks)

@@ -251,9 +251,7 @@ def _find_sums(labels: Sequence[Label], tiled: TiledMessage) -> list[int]:
     return [position for position in between if labels[position].name == "add_"]
 
 
-def expose_tiles(
-    time: Array, tiles: Array, compute: Array, way: Way, contention: float
-) -> Array:
+def expose_tiles(time: Array, tiles: Array, compute: Array, way: Way, contention: float) -> Array:
     """What a message that is sent in tiles adds to the time of the kernels beside it.
 
     Parameters

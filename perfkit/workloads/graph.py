@@ -217,6 +217,9 @@ class Graph(Tabular):
     optimizer : str
         What updates the rows of tables that no other operation touches, a key of
         `perfkit.models.optimizers.OPTIMIZERS`; empty if nothing does, or if it was captured.
+    algorithms : mapping of int to str
+        Algorithm of the collectives of a communicator, by its number, where its ranks fill several
+        nodes; the library chooses all others.
     """
 
     report_title = "The operations of one iteration on one rank, in program order"
@@ -244,6 +247,7 @@ class Graph(Tabular):
     execution: str = "eager"
     device: str = ""
     optimizer: str = ""
+    algorithms: Mapping[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -290,7 +294,8 @@ class Graph(Tabular):
         if self.waits is not None:
             arrays += vars(self.waits).values()
         numbers = tuple(array.tobytes() for array in arrays)
-        return hash((self.labels, self.tables, self.dtype, self.dtypes, numbers))
+        algorithms = tuple(self.algorithms.items())
+        return hash((self.labels, self.tables, self.dtype, self.dtypes, algorithms, numbers))
 
     @cached_property
     def classes(self) -> OperationClasses:

@@ -58,12 +58,13 @@ class Strategy:
         Otherwise keys and values go around a ring.
     two_level : bool
         Whether tokens for experts are first gathered in each node (Tutel, arXiv:2206.03382, section
-        3.4).
+        3.4), where the ranks of `ep` fill several nodes.
     overlap : bool
         Whether gradients are reduced and weights gathered while layers compute.
     tiled : bool
         Whether the ranks of `tp` exchange tiles of a product while other tiles compute
-        (asynchronous tensor parallel).
+        (asynchronous tensor parallel, userbuffers of Transformer Engine), each message of a layer
+        beside its own products; see `perfkit.prediction.tiles`.
     buffers : bool
         Whether gradients are added up, also those of a single micro-batch, in buffers that live
         through the iteration and are reduced as they are, as in Megatron-LM. Otherwise replicas of

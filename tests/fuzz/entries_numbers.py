@@ -206,6 +206,7 @@ FORMS: tuple[Example, ...] = (
     ),
     example(partitions.list_steps, schedule="1f1b", stage=1, stages=4, micro_batches=8, chunks=1),
     example(partitions.exposed_time, communication=12, compute=30, pieces=24),
+    example(partitions.time_beside, communication=12, compute=8, contention=0.25),
     example(
         partitions.compressed_time,
         gradient=1024,
