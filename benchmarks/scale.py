@@ -233,8 +233,8 @@ def list_torchtitan(*, alone: bool = False) -> Iterator[Row]:
     alone.
 
     Pipelines have as many micro-batches as ranks, the default until January 2025 (torchtitan, pull
-    781). Tables 1 and 3 have selective checkpoints; here everything is recomputed, and `count_kept`
-    gives the memory that they keep.
+    781). Tables 1 and 3 have selective checkpoints; here everything is recomputed, and
+    `count_kept` gives the memory that they keep.
     """
     for row in _read("torchtitan_h100.csv"):
         words = row["parallelism"].split()
@@ -510,8 +510,15 @@ def price_row(row: Row) -> dict[str, float]:
     return price_rows([row])[0]
 
 
-def predict_memory(row: Row) -> float:
-    """Memory of a step of torchtitan, as its software reserves it [B].
+class PredictedMemory(NamedTuple):
+    """The most that a step allocates, and what its process takes beside it [B]."""
+
+    allocated: float
+    reserve: float
+
+
+def predict_memory(row: Row) -> PredictedMemory:
+    """Memory of a step of torchtitan.
 
     The loss was not compiled, and its tensors are the largest.
     """
@@ -519,20 +526,19 @@ def predict_memory(row: Row) -> float:
     columns = price_strategies(
         row.model, platform, Strategy.stack([row.strategy]), "eager", stack="torchtitan"
     )
-    return float(columns["needs"][0]) + count_kept(row)
+    kept = 0.0
+    if row.selective:
+        kept = count_kept(row.model, row.strategy.micro_batch)
+    return PredictedMemory(float(columns["needs"][0]) + kept, float(columns["reserve"][0]))
 
 
-def count_kept(row: Row) -> float:
+def count_kept(model: Transformer, micro_batch: int) -> float:
     """Memory of selective checkpoints of torchtitan: every other product of a layer, and attention
     [B]."""
-    if not row.selective:
-        return 0.0
-    model = row.model
     head = model.hidden // model.heads
     # queries, values, attention, gate and output
     numbers = model.hidden * 3 + head * model.kv_heads + model.inner
-    tokens = row.strategy.micro_batch * model.sequence
-    return model.layers * tokens * numbers * 2.0
+    return model.layers * micro_batch * model.sequence * numbers * 2.0
 
 
 def judge_rows(rows: Sequence[Row]) -> dict[str, Any]:
@@ -798,7 +804,7 @@ def _print_memory(rows: Sequence[Row]) -> None:
     """Reserved memory of steps, predicted and published."""
     cells = []
     for row in rows:
-        predicted = predict_memory(row)
+        predicted = predict_memory(row).allocated
         cells.append(
             {
                 "model": row.model.name,

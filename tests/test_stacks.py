@@ -251,7 +251,9 @@ def test_fused_sums_leave_no_kernel_but_those_of_norms_biases_and_embeddings() -
     # the head shares the weights of the embeddings, whose gradient is not that of a product alone
     assert list_sums(separate) == {"attention": 48, "mlp": 48, "embeddings": 4, "head": 4}
     assert fused.time < separate.time
-    assert fused.memory().total <= separate.memory().total
+    # a placeholder of the gradients of a layer, in bf16, in place of those that are added
+    placeholder = 2 * 12.1 * SMALL.hidden**2
+    assert fused.memory().total <= separate.memory().total + placeholder
 
 
 def test_fused_sums_move_what_the_sums_hold_instead_of_a_gradient_and_a_sum() -> None:

@@ -333,9 +333,26 @@ def _make_memory(graph: Graph, parts: Mapping[str, float], platform: Platform) -
     """Memory by use, with the reserve of a process on a GPU."""
     reserve = 0.0
     if platform.device.kind != "cpu":
-        reserve = CONTEXT + COMMUNICATOR * count_communicators(graph)
-        reserve += FRAGMENTS * sum(parts.values())
+        reserve = estimate_reserve(sum(parts.values()), count_communicators(graph))
     return Memory(parts, platform.memory_of_rank, reserve)
+
+
+def estimate_reserve(allocated: Any, communicators: Any) -> Any:
+    """What a process on a GPU takes beside what is allocated.
+
+    Parameters
+    ----------
+    allocated : float or array
+        The most that is allocated [B].
+    communicators : int or array
+        Groups of ranks that it communicates with [-].
+
+    Returns
+    -------
+    reserve : same kind as `allocated`
+        Context of CUDA, buffers of NCCL and fragments of the caching allocator [B].
+    """
+    return CONTEXT + COMMUNICATOR * communicators + FRAGMENTS * allocated
 
 
 def count_communicators(graph: Graph) -> int:
@@ -349,7 +366,7 @@ def count_communicators(graph: Graph) -> int:
     Returns
     -------
     count : int
-        Groups of several ranks; those of one pipeline count as one, and so do equal ones [-].
+        Groups of several ranks; pairs of stages of a pipeline count as one [-].
     """
     numbers, first = np.unique(
         graph.column("group")[graph.collectives].astype(int), return_index=True
@@ -359,7 +376,7 @@ def count_communicators(graph: Graph) -> int:
         label = graph.labels[graph.collectives[place]]
         members = graph.groups[number] if graph.groups else tuple(range(graph.ranks))
         if len(members) > 1:
-            met.add("stages" if label.module == "stages" else members)
+            met.add("stages" if label.module == "stages" else number)
     return len(met)
 
 

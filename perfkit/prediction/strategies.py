@@ -8,11 +8,11 @@ import numpy as np
 from perfkit.ground.units import Array
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import join_host
-from perfkit.prediction.memory import WORKSPACE
+from perfkit.prediction.memory import WORKSPACE, estimate_reserve
 from perfkit.prediction.stage_replicas import Exchange
 from perfkit.prediction.strategy_case import Case, count_updated, make_case
 from perfkit.prediction.strategy_hosts import count_rounds, time_exchange_work
-from perfkit.prediction.strategy_memory import measure_strategies
+from perfkit.prediction.strategy_memory import count_groups, measure_strategies
 from perfkit.prediction.strategy_passes import (
     MicroBatchParts,
     Passes,
@@ -98,6 +98,8 @@ class StrategyPrices(NamedTuple):
         Memory of the fullest rank.
     needs : array
         All of it, with workspaces of libraries [B].
+    reserve : array
+        What a process takes beside it [B].
     """
 
     times: StrategyTimes
@@ -105,6 +107,7 @@ class StrategyPrices(NamedTuple):
     spread: Array
     memory: HeldMemory
     needs: Array
+    reserve: Array
 
 
 #: Parts of the time of an iteration.
@@ -153,7 +156,7 @@ def price_strategies(
         of ``tensor``, ``context``, ``experts`` and ``stages``; ``host``; ``bubble``; ``replicas``
         (gradients and weights); ``update`` [s]. ``run``, whether passes were run. ``spread`` of the logarithm of the time [-].
         ``needs``, the memory of the fullest rank, and its parts, see
-        `perfkit.workloads.columns.HeldMemory` [B].
+        `perfkit.workloads.columns.HeldMemory`; ``reserve``, what a process takes beside it [B].
 
     Raises
     ------
@@ -175,6 +178,7 @@ def price_strategies(
     columns["run"] = prices.run
     columns["spread"] = prices.spread
     columns["needs"] = prices.needs
+    columns["reserve"] = prices.reserve
     return columns | prices.memory._asdict()
 
 
@@ -241,7 +245,8 @@ def price_iterations(
 
     # 5. The level of the software.
     times = map_arrays(lambda seconds: case.level_scale * seconds, times)
-    return StrategyPrices(times, run, spread, held, needs)
+    reserve = estimate_reserve(needs, count_groups(case))
+    return StrategyPrices(times, run, spread, held, needs, reserve)
 
 
 def _add_up_micro_batches(case: Case, parts: MicroBatchParts, pipeline: Pipeline) -> StrategyTimes:

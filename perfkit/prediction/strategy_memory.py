@@ -10,7 +10,7 @@ from perfkit.ground.units import Array
 from perfkit.models import partitions
 from perfkit.models.optimizers import find_optimizer
 from perfkit.prediction.kept import BackwardMoments, Moments
-from perfkit.prediction.micro_batches import Sizes
+from perfkit.prediction.micro_batches import Sizes, fuses_sums
 from perfkit.prediction.strategy_case import Case, average_owners
 from perfkit.prediction.strategy_records import map_arrays
 from perfkit.workloads.blocks import UNFUSED
@@ -153,13 +153,33 @@ def measure_strategies(case: Case) -> HeldMemory:
     return fullest
 
 
+def count_groups(case: Case) -> Array:
+    """Count the groups of ranks that a rank communicates with.
+
+    Parameters
+    ----------
+    case : Case
+        Strategies.
+
+    Returns
+    -------
+    groups : array
+        Groups of ranks that share layers, sequences, experts, stages, weights and gradients, or
+        sum up the gradients of groups that do [-].
+    """
+    s, has_experts = case.s, case.has_experts
+    several = [s.tp > 1, s.cp > 1, s.pp > 1, s.owners > 1, s.dp * s.cp > s.owners]
+    several += [has_experts, has_experts & (case.sizes.sharers > 1)]
+    return np.asarray(sum(1.0 * are_several for are_several in several))
+
+
 def _find_software(case: Case) -> _Software:
     """How the software of each strategy uses memory."""
     return _Software(
         whole_buffers=case.as_megatron,
         fused_layers=case.as_megatron,
         loss_in_place=case.as_megatron,
-        placeholders=case.as_megatron,
+        placeholders=case.as_megatron & fuses_sums(case.model, case.s),
         brief_messages=case.as_megatron,
     )
 
