@@ -113,6 +113,13 @@ def resize(messages: list[Message], factor: float) -> list[Message]:
 QUERIES = WHOLE / 4
 KEYS = QUERIES * KV_HEADS / HEADS
 EXPERTS = {"experts": 4, "top_k": 2}
+#: A quarter of the tokens, a copy for each of two experts.
+ROUTED = repeat(2, MLP, "all_to_all", 2 * WHOLE / 4)
+IN_EXPERTS = [Message(MLP, "all_gather", WHOLE), Message(MLP, "reduce_scatter", WHOLE)]
+
+
+def without_mlp(messages: list[Message]) -> list[Message]:
+    return [message for message in messages if message.place != MLP]
 
 
 class Case(NamedTuple):
@@ -191,6 +198,27 @@ CASES = {
         repeat(4, MLP, "all_to_all", 2 * WHOLE / 2),
         EXPERTS,
     ),
+    # each rank sends its own half of the tokens, and nothing is gathered for experts
+    "experts on all ranks": Case(
+        Strategy(tp=2, ep=2, micro_batch=BATCH, sequence_parallel=True),
+        without_mlp(SEQUENCE_FORWARD) + repeat(2, MLP, "all_to_all", 2 * WHOLE / 2),
+        without_mlp(SEQUENCE_BACKWARD) + repeat(2, MLP, "all_to_all", 2 * WHOLE / 2),
+        EXPERTS,
+    ),
+    # two ranks share the products of an expert, and gather the tokens of both
+    "parts of experts on all ranks": Case(
+        Strategy(tp=4, ep=2, etp=2, micro_batch=BATCH, sequence_parallel=True),
+        without_mlp(SEQUENCE_FORWARD) + ROUTED + IN_EXPERTS,
+        without_mlp(SEQUENCE_BACKWARD) + ROUTED + IN_EXPERTS,
+        EXPERTS,
+    ),
+    # all of the tokens go to two of the four experts, which lie on the first rank
+    "experts out of balance": Case(
+        Strategy(dp=2, ep=2),
+        repeat(2, MLP, "all_to_all", 2 * 2 * WHOLE / 2),
+        repeat(2, MLP, "all_to_all", 2 * 2 * WHOLE / 2),
+        {**EXPERTS, "imbalance": (3.0, 5.0, 0.0, 0.0)},
+    ),
     "experts with room": Case(
         Strategy(dp=2, ep=2),
         repeat(2, MLP, "all_to_all", 1.5 * 2 * WHOLE / 2),
@@ -231,8 +259,10 @@ def list_all_messages(case: Case) -> list[Message]:
     return messages + of_layer(messages)
 
 
-def find_ranks(strategy: Strategy, operation: str) -> int:
+def find_ranks(strategy: Strategy, place: str, operation: str) -> int:
     """How many ranks take part in a message."""
+    if strategy.spreads_experts and place == MLP and operation != "all_to_all":
+        return int(strategy.ranks_of_expert)
     if operation == "send_recv":
         return 2
     if operation == "all_to_all":
@@ -253,8 +283,8 @@ def test_closed_forms_have_the_same_messages(name: str) -> None:
     def add_up(platform: Platform) -> float:
         messages = MessageTimes(platform)
         times = []
-        for _, operation, nbytes in list_all_messages(case):
-            ranks = find_ranks(case.strategy, operation)
+        for place, operation, nbytes in list_all_messages(case):
+            ranks = find_ranks(case.strategy, place, operation)
             times.append(messages.time(operation, np.array([nbytes]), ranks, 1)[0])
         return float(np.sum(times))
 

@@ -316,7 +316,7 @@ READ = {
     *("tables", "bottom", "top", "features", "sparse", "interaction", "cross", "table_dtype"),
 }
 #: Fields that matter to experts alone, or to sharded weights.
-IDLE = {"top_k", "capacity", "reduce_dtype"}
+IDLE = {"top_k", "capacity", "imbalance", "fused_permutation", "reduce_dtype"}
 
 
 def test_every_field_of_a_workload_is_built_or_refused() -> None:

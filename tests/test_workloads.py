@@ -69,7 +69,7 @@ NAMED_ALIKE = {
     *("attention", "dtype", "mixed", "checkpoint", "dropout"),
     *("optimizer", "fused"),
     *("overlap", "parallel", "reduce_dtype", "fused_accumulation"),
-    *("qk_norm", "experts", "top_k", "capacity"),
+    *("qk_norm", "experts", "top_k", "capacity", "imbalance", "fused_permutation"),
 }
 
 

@@ -246,10 +246,12 @@ def _list_grouped(timing: Timing) -> list[Work]:
             return []
         return [_multiply("gemm", "nn", "bf16", m, n, k) for _ in range(int(batch))]
     if timing.name == "grouped_input_gradient":
-        return [_multiply("bmm", "nt", "bf16", m, k, n, batch)]
+        return [_multiply("bmm", "grouped.nt", "bf16", m, k, n, batch)]
     if timing.name == "grouped_weight_gradient":
-        return [_multiply("bmm", "tn", "bf16", k, n, m, batch)]
-    return [_multiply("bmm", "nn", "bf16", m, n, k, batch)]
+        return [_multiply("bmm", "grouped.tn", "bf16", k, n, m, batch)]
+    if timing.name == "batched":
+        return [_multiply("bmm", "nn", "bf16", m, n, k, batch)]
+    return [_multiply("bmm", "grouped.nn", "bf16", m, n, k, batch)]
 
 
 def _list_batched(timing: Timing) -> list[Work]:

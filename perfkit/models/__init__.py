@@ -7,7 +7,8 @@ that predictions call.
 Reading order: `roofline` (kernels bound by compute or memory), `kernels` (sums of terms of CPUs),
 `embedding` and `caches` (lookups of skewed rows; `distributions` and `skew` say how skewed),
 `collectives` (inside a node) and `hierarchy` (across nodes), which `algorithms` joins in one table,
-`optimizers` (one record for each), `partitions` (schedules of pipelines).
+`experts` (tokens that go to ranks), `optimizers` (one record for each), `partitions` (schedules of
+pipelines).
 """
 
 from perfkit.models import (
@@ -15,6 +16,7 @@ from perfkit.models import (
     collectives,
     distributions,
     embedding,
+    experts,
     hierarchy,
     kernels,
     optimizers,
@@ -28,6 +30,7 @@ __all__ = [
     "collectives",
     "distributions",
     "embedding",
+    "experts",
     "hierarchy",
     "kernels",
     "optimizers",

@@ -988,6 +988,35 @@ class RegionsCost(CollectiveCost):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class SentOnce(CollectiveCost):
+    """Tokens that go to the ranks of their experts once, see
+    `perfkit.models.experts.dispatched_bytes`.
+
+    Parameters
+    ----------
+    bandwidth : float
+        Of the link that messages are sized for [B/s].
+    latency : float
+        Until the first byte is there [s].
+    """
+
+    bandwidth: float
+    latency: float
+
+    def time(self, nbytes: Array) -> Array:
+        """Times of the bytes on this link [s]."""
+        return np.asarray(self.latency + nbytes / self.bandwidth)
+
+    def price(self, nbytes: Array) -> CollectiveTime:
+        """Times of the bytes on this link."""
+        return CollectiveTime(
+            self.time(nbytes),
+            formula="tokens once to each node and each rank: latency + bytes / bandwidth",
+            spread=SIGMA_COMPOSED,
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class AsAllGather(CollectiveCost):
     """A message between two ranks that was not measured: an all_gather of the two.
 

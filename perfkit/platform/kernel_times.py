@@ -408,7 +408,7 @@ def find_aligned_products(
     if not len(products):
         nothing = np.zeros(kernels.one_configuration(0))
         return AlignedProducts(products, is_unaligned=nothing > 0, slowdown=nothing)
-    is_transposed = kernels.repeat([model.variant == "tn" for model in models])
+    is_transposed = kernels.repeat([model.variant.endswith("tn") for model in models])
     unaligned = find_unaligned_rows(
         sizes["m"][products],
         sizes["n"][products],

@@ -67,6 +67,31 @@ SUBSTITUTES = {
         "elementwise", cpu_share=0.05, gpu_share=0.6, tensor_core_share=0.6, spread=0.8
     ),
 }
+
+
+class GroupedShares(NamedTuple):
+    """What one kernel for products of unlike many rows reaches, over a batched product.
+
+    Parameters
+    ----------
+    compute, memory : float
+        Share of its arithmetic rate and of its bandwidth [-].
+    spread : float
+        Extra spread of the logarithm of the time [-].
+    """
+
+    compute: float
+    memory: float
+    spread: float
+
+
+#: By the layout of a product of groups; docs/formulas.md, table 2.4. Gradients of weights (``tn``)
+#: have a side of few rows.
+GROUPED_SHARES = {
+    "nn": GroupedShares(compute=1.0, memory=0.67, spread=0.1),
+    "nt": GroupedShares(compute=1.0, memory=0.67, spread=0.1),
+    "tn": GroupedShares(compute=0.785, memory=0.577, spread=0.1),
+}
 #: Extra spread of functions that were not measured, such as square roots [-]; docs/formulas.md,
 #: table 2.4.
 SIGMA_OTHER_FUNCTION = 0.5
@@ -100,7 +125,10 @@ def find_stand_in(
     another class."""
     found = find_kernel(kernels, kind, variant=variant, dtype=dtype)
     if found is not None:
-        return found[1]
+        key, measured = found
+        if variant.startswith("grouped.") and "grouped" not in key:
+            return _group(kernels, key, measured, variant=variant, dtype=dtype)
+        return measured
     others = [
         fit
         for key, fit in kernels.items()
@@ -146,6 +174,25 @@ def find_stand_in(
         stands_for=kind,
         notes=(note, *fit.notes),
     )
+
+
+def _group(kernels: Models, key: str, fit: KernelModel, *, variant: str, dtype: str) -> KernelModel:
+    """Fit of batched products, of this `key`, for products of groups of unlike many rows.
+
+    A narrow format that only plain products were measured in is taken from these.
+    """
+    narrow = f"gemm.{dtype}"
+    if key == "bmm" and DTYPES[dtype] < 2 and narrow in kernels:
+        fit = replace(kernels[narrow], spread=math.hypot(fit.spread, kernels[narrow].spread))
+    if "memory_efficiency" not in fit:
+        return fit
+    shares = GROUPED_SHARES[variant.rpartition(".")[2]]
+    changed = {
+        "compute_efficiency": shares.compute * fit["compute_efficiency"],
+        "memory_efficiency": shares.memory * fit["memory_efficiency"],
+    }
+    spread = math.hypot(shares.spread, fit.spread)
+    return fit.with_values(changed, spread=spread, spread_time=None)
 
 
 def _widen(fit: KernelModel, dtype: str) -> KernelModel:

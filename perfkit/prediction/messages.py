@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.ground.units import Array
+from perfkit.models.experts import dispatched_bytes
 from perfkit.platform.collective_costs import CollectiveCost
 from perfkit.platform.platform import Platform
 from perfkit.prediction.ranks import find_group_cost
@@ -97,6 +98,50 @@ class MessageTimes:
             distinct, position = np.unique(sizes[alike], return_inverse=True)
             times[alike] = self.find_cost(operation, layout, algorithm).time(distinct)[position]
         return times.reshape(nbytes.shape)
+
+    def size_dispatched(
+        self, nbytes: Array, count: Any, stride: Any, *, experts: int, top_k: int
+    ) -> Array:
+        """Bytes on links of tokens that go to the ranks of their experts once.
+
+        Parameters
+        ----------
+        nbytes : array
+            Tokens of a rank for each message, each token counted once [B].
+        count, stride : int or array
+            Ranks that share experts, and how far they are apart [-].
+        experts, top_k : int
+            Experts of a layer, and those of a token [-].
+
+        Returns
+        -------
+        nbytes : array
+            What `time` takes for `perfkit.models.experts.DISPATCH` [B].
+        """
+        network = self.platform.network
+        ranks = np.asarray(count, dtype=int)
+        of_node = np.minimum(np.maximum(network.ranks_per_node // np.asarray(stride), 1), ranks)
+        nodes = -(-ranks // of_node.astype(int))
+        inside = network.links["intra"].bandwidth.value
+        between = inside
+        if "inter" in network.links:
+            between = network.links["inter"].bandwidth.value
+        sizes = np.zeros(np.broadcast_shapes(nbytes.shape, nodes.shape))
+        for several, on_nodes in {
+            *zip(ranks.ravel().tolist(), nodes.ravel().tolist(), strict=True)
+        }:
+            if several > 1:
+                sent = dispatched_bytes(
+                    nbytes,
+                    ranks=several,
+                    nodes=on_nodes,
+                    experts=experts,
+                    top_k=top_k,
+                    inside=inside,
+                    between=between,
+                )
+                sizes = np.where((ranks == several) & (nodes == on_nodes), sent, sizes)
+        return sizes
 
     def find_cost(self, operation: str, layout: Layout, algorithm: str) -> CollectiveCost:
         """Find what prices an operation on ranks of a layout."""

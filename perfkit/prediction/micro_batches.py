@@ -9,6 +9,7 @@ import numpy as np
 
 from perfkit.fitting import Iteration
 from perfkit.ground.units import Array
+from perfkit.models.experts import busiest_rank
 from perfkit.models.partitions import find_schedules, time_beside
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import Costs, HostTimes, join_host, price, price_hosts
@@ -18,7 +19,7 @@ from perfkit.prediction.ranks import RankTimes
 from perfkit.prediction.replicas import Gradient, time_buckets
 from perfkit.prediction.strategy_records import REGIONS, ByRegion, Quantity, Work, map_arrays
 from perfkit.prediction.tiles import expose_tiles, find_tiled_messages
-from perfkit.workloads.blocks import RankShare, record_part
+from perfkit.workloads.blocks import SHARING_EXPERT, RankShare, record_part
 from perfkit.workloads.columns import Accesses, Features, HostCalls, OperationSizes
 from perfkit.workloads.execution import HANDED, execute
 from perfkit.workloads.graph import STAGE_HOST, Graph, KernelKey, Label
@@ -34,7 +35,9 @@ CORES = ("bmm", "attention")
 _ODD = 1031
 #: Communicators of a graph of `perfkit.prediction.stages`: those below `PASSED` are waited for
 #: inside a pass, those from `PAIRS` on connect neighbouring stages [-].
-PASSED, PAIRS = 3, 6
+PASSED, PAIRS = 4, 8
+#: Communicator of tokens that go to experts beside the passes of other micro-batches [-].
+BESIDE = 7
 #: Operations of these whose tensors are shards.
 ON_SHARDS = ("_foreach_copy_", "all_gather_copy_in", "_to_copy")
 
@@ -77,8 +80,12 @@ class Sizes(NamedTuple):
     swapped : array
         Mean of the queries, keys, values and outputs of a layer, which change places with heads
         [B].
+    tokens : array
+        Tokens of a layer that go to experts, each counted once [B].
     routed : array
-        Tokens of a layer that go to experts [B].
+        The same, a copy for each of their experts, on the rank that gets most of them [B].
+    load : array
+        Tokens of this rank over those of the average one [-].
     experts : array
         Numbers of the experts of a layer on a rank [-].
     sharers : array
@@ -105,7 +112,9 @@ class Sizes(NamedTuple):
     between: Array
     keys: Array
     swapped: Array
+    tokens: Array
     routed: Array
+    load: Array
     experts: Array
     sharers: Array
     straight: np.ndarray
@@ -141,9 +150,13 @@ def size_micro_batch(model: Transformer, s: Strategy) -> Sizes:
     queries = column * (head_width * model.heads / s.tp)
     has_experts = model.experts > 0
     matrices = 2 + model.gated
-    inner = np.ceil((model.inner or 4 * model.hidden) / s.tp)
+    inner = np.ceil((model.inner or 4 * model.hidden) / s.ranks_of_expert)
     experts = (model.experts // s.ep) * (matrices * model.hidden * inner)
-    sharers = np.maximum(s.owners // s.ep, 1)
+    sharers = np.maximum(s.owners * s.tp // (s.ep * s.ranks_of_expert), 1)
+    # ranks that share experts with each other send their own tokens
+    senders = np.where(s.spreads_experts, s.rows, 1)
+    tokens = column * model.hidden / senders if has_experts else 0.0 * column
+    load = find_loads(model, s)
     # buffers hold sums, also of a single micro-batch, and are messages themselves
     straight = s.scattered | np.equal(micro, 1) & np.logical_not(s.buffers)
     copied = np.where(s.buffers, 0.0, 1.0)
@@ -160,7 +173,9 @@ def size_micro_batch(model: Transformer, s: Strategy) -> Sizes:
         between=column * model.hidden / s.rows,
         keys=keys,
         swapped=(queries + keys) / 2.0,
-        routed=column * model.hidden * model.routed if has_experts else 0.0 * column,
+        tokens=tokens,
+        routed=tokens * model.routed * load,
+        load=load,
         experts=experts,
         sharers=sharers,
         straight=straight,
@@ -170,6 +185,52 @@ def size_micro_batch(model: Transformer, s: Strategy) -> Sizes:
         reordered=np.where(copied_again, experts, 0.0),
         reorders=np.where(copied_again, 1.0 * matrices, 0.0),
     )
+
+
+def find_loads(model: Transformer, s: Strategy) -> Array:
+    """Find how many tokens the busiest rank gets.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    s : Strategy
+        One or many.
+
+    Returns
+    -------
+    loads : array
+        Over those of the average one, for each strategy [-].
+    """
+    ep = np.asarray(s.ep)
+    loads = np.ones(ep.shape)
+    imbalance = model.spread_of_tokens
+    if not model.experts or imbalance.is_balanced:
+        return loads
+    for ranks in np.unique(ep).tolist():
+        if model.experts % ranks == 0:
+            loads = np.where(ep == ranks, busiest_rank(imbalance, model.experts, int(ranks)), loads)
+    return loads
+
+
+def reorders_tokens(model: Transformer, s: Strategy) -> np.ndarray:
+    """Find where tokens are put into the order of experts once they are there, and back.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    s : Strategy
+        One or many.
+
+    Returns
+    -------
+    reorders : array of bool
+        Copies for each expert come in the order of the ranks that sent them. Tokens that are sent
+        once are copied in the order of experts.
+    """
+    has_several = model.experts // s.ep > 1
+    return np.asarray((s.ep > 1) & has_several & np.equal(s.dispatch, "all_to_all"))
 
 
 class MicroBatch(NamedTuple):
@@ -469,18 +530,37 @@ def record_micro_batch(model: Transformer, s: Strategy, execution: str | None) -
     those of strategies.
 
     Strategies that are recorded together have the same `checkpoint`, all or none share products and
-    tokens, all or none are `replicated`, `fuses_sums`, and have `buffers`.
+    tokens, all or none are `replicated`, `fuses_sums`, and have `buffers`; all or none spread experts
+    over all ranks of a stage, share products of these, and put tokens into their order.
     """
     shares = np.all(np.greater(s.tp, 1))
+    spreads_experts = bool(np.all(s.spreads_experts))
+    ranks_of_expert = np.where(spreads_experts, s.ranks_of_expert, 1)
+    shares_expert = np.all(ranks_of_expert > 1)
     odd = (
         (3, s.micro_batch),
         (_ODD, model.sequence // s.cp),
         (3 if shares else 1, s.tp),
         (1, s.cp),
         (1, s.ep),
+        (3 if shares_expert else 1, ranks_of_expert),
+        (1, find_loads(model, s)),
     )
-    batch, sequence, tensor, context, experts = (np.append(*each).astype(float) for each in odd)
-    cut = RankShare(batch, sequence, tensor, tensor if np.all(s.rows > 1) else 1, context, experts)
+    batch, sequence, tensor, context, experts, expert_tensor, load = (
+        np.append(*each).astype(float) for each in odd
+    )
+    cut = RankShare(
+        batch,
+        sequence,
+        tensor=tensor,
+        rows=tensor if np.all(s.rows > 1) else 1,
+        context=context,
+        experts=experts,
+        expert_tensor=expert_tensor,
+        spreads_experts=spreads_experts and model.experts > 0,
+        reorders=bool(np.all(reorders_tokens(model, s))),
+        load=load,
+    )
     recomputed = bool(np.all(np.equal(s.checkpoint, "full")))
     replicated = bool(np.all(s.replicated))
     exchange = "buckets" if replicated else "shards"
@@ -647,13 +727,20 @@ def _time_tensor_messages(
     names = np.array([label.name for label in graph.labels])
     modules = np.array([label.module for label in graph.labels])
     ranks = np.append(1, s.tp)
+    ranks_of_expert = np.append(1, s.ranks_of_expert)
     times = np.zeros((len(graph), len(ranks)))
     nbytes = np.broadcast_to(graph.column("nbytes"), times.shape)
     is_exchange = np.char.startswith(modules[graph.collectives], "exchange")
     of_layers = graph.collectives[~is_exchange]
+    in_experts = graph.features.group[of_layers] == SHARING_EXPERT
     for operation in np.unique(names[of_layers]):
-        chosen = of_layers[names[of_layers] == operation]
-        times[chosen] = messages.time(operation, nbytes[chosen], ranks, 1)
+        of_operation = names[of_layers] == operation
+        for sharing, chosen in (
+            (ranks, of_layers[of_operation & ~in_experts]),
+            (ranks_of_expert, of_layers[of_operation & in_experts]),
+        ):
+            if len(chosen):
+                times[chosen] = messages.time(operation, nbytes[chosen], sharing, 1)
     if not np.any(s.tiled):
         return times
     whole = times.copy()
@@ -1095,6 +1182,10 @@ def join_hosts(rank: RankTimes, whole: Iteration | None, contention: float) -> R
         rank.durations, compute=_add_up_until_waits(graph, seconds), contention=contention
     )
     busy[own] = np.where(groups < PASSED, np.where(on_ring, ring_time, tile_time), 0.0)
+    in_pairs = groups == BESIDE
+    if in_pairs.any():
+        messages = own[in_pairs]
+        busy[messages] = _expose_beside(rank, messages, rank.durations[in_pairs], marks, contention)
     device, host = (
         np.add.reduceat(each, begins) for each in (busy, rank.host + rank.launch_interval)
     )
@@ -1118,3 +1209,32 @@ def _add_up_until_waits(graph: Graph, seconds: Array) -> Array:
     for wait in graph.collective_waits:
         waiting[wait.collective] = min(waiting[wait.collective], wait.operation)
     return np.asarray(done[waiting] - done[positions])
+
+
+def _expose_beside(
+    rank: RankTimes,
+    messages: np.ndarray,
+    durations: Array,
+    marks: np.ndarray,
+    contention: float,
+) -> Array:
+    """What the kernels behind messages beside passes do not hide, and what these take longer beside
+    them, for each message [s].
+
+    Each of these is followed by another one, by kernels, or by the host.
+    """
+    seconds = rank.seconds.copy()
+    seconds[rank.group.graph.collectives] = 0.0
+    before = np.append(0.0, np.cumsum(seconds))
+    ends = np.unique(np.concatenate([messages, marks, [len(seconds)]]))
+    end = ends[np.searchsorted(ends, messages, side="right")]
+    kernels = before[end] - before[messages]
+    longer = np.zeros(len(messages))
+    together = 0.0
+    for number, duration in enumerate(durations.tolist()):
+        together += duration
+        if kernels[number] > 0.0:
+            beside_kernels = min(together, kernels[number] / (1.0 - contention))
+            longer[number] = together - (1.0 - contention) * beside_kernels
+            together = 0.0
+    return longer

@@ -10,6 +10,7 @@ import numpy as np
 
 from perfkit.fitting import Iteration
 from perfkit.ground.units import Array, check_choice, check_positive, check_type, show
+from perfkit.models.experts import DISPATCH
 from perfkit.platform.nodes import advise_nodes
 from perfkit.platform.platform import Platform
 from perfkit.platform.whatif import resize_nodes
@@ -439,9 +440,21 @@ def _choose_group_cost(
 ) -> "CollectiveCost":
     """Choose what prices collectives of a group of ranks, see `find_group_cost`."""
     # only exchanges need them
-    from perfkit.platform.collective_costs import AsAllGather, NoExchange
+    from perfkit.platform.collective_costs import AsAllGather, NoExchange, SentOnce
     from perfkit.platform.collectives import find_cost, join_regions
 
+    if operation == DISPATCH:
+        if regions > 1:
+            raise ValueError(
+                "dispatch is 'once' among ranks of several regions, whose links it does not know; "
+                "take dispatch='all_to_all', or an ep that stays in a region"
+            )
+        links = platform.network.links
+        latency = links["intra"].latency.value
+        if nodes == 1:
+            return SentOnce(links["intra"].bandwidth.value, latency)
+        latency += links["inter"].latency.value
+        return SentOnce(links["inter"].bandwidth.value, latency)
     if regions > 1:
         local = -(-count // regions)
         inside: CollectiveCost = NoExchange()

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfkit.ground.units import check_type, show
+from perfkit.models.experts import DISPATCH
 from perfkit.models.partitions import Step, find_schedules, list_steps
 from perfkit.platform.platform import Platform
+from perfkit.prediction.messages import MessageTimes
 from perfkit.prediction.micro_batches import PAIRS, record_micro_batch, size_micro_batch
 from perfkit.prediction.ranks import resolve_workload
 from perfkit.prediction.stage_operations import Block, OperationTable
@@ -27,10 +29,11 @@ from perfkit.workloads.stack import Stack
 from perfkit.workloads.strategy import Strategy, list_fits
 from perfkit.workloads.transformer import MOST_PASSES, Transformer
 
-#: Communicators: ranks that share layers, sequences and experts; replicas, groups of replicas
-#: (hybrid sharding), and replicas of experts. Those of neighbouring stages follow, two for each
-#: pair.
-_TENSOR, _CONTEXT, _EXPERTS, _REPLICAS, _ACROSS, _ROUTED = range(PAIRS)
+#: Communicators: ranks that share layers, sequences, experts, and products of an expert
+#: (`perfkit.workloads.blocks.SHARING_EXPERT`); replicas, groups of replicas (hybrid sharding), and
+#: replicas of experts; and ranks that share experts once more, for messages beside passes. Those of
+#: neighbouring stages follow, two for each pair.
+_TENSOR, _CONTEXT, _EXPERTS, _EXPERT, _REPLICAS, _ACROSS, _ROUTED, _BESIDE = range(PAIRS)
 #: Most operations of all stages [-].
 _MOST = 3_000_000
 #: Passes: forward, backward, and the gradients of weights that a schedule puts off.
@@ -77,7 +80,9 @@ class _UnitMessage(NamedTuple):
 class _StageMaker:
     """Makes the programs of all stages from one recorded micro-batch of one layer."""
 
-    def __init__(self, model: Transformer, s: Strategy, execution: str | None) -> None:
+    def __init__(
+        self, model: Transformer, platform: Platform, s: Strategy, execution: str | None
+    ) -> None:
         self.schedule = find_schedules(s.schedule)
         #: Whether gradients of weights are put off; no other stage waits for those of a single one.
         self.puts_off_weights = s.pp > 1 and self.schedule.puts_off_weights
@@ -87,6 +92,19 @@ class _StageMaker:
         self.graph = graph
         self.sizes = size_micro_batch(model, s)
         self.table = OperationTable(graph)
+        #: How tokens go to experts, and the size of a message of them [B].
+        self.dispatch = "all_to_all"
+        self.dispatched = float(self.sizes.routed)
+        if s.dispatch == "once" and model.experts:
+            self.dispatch = DISPATCH
+            sent = MessageTimes(platform).size_dispatched(
+                np.array([self.sizes.tokens * self.sizes.load]),
+                s.ep,
+                s.apart_for_experts,
+                experts=model.experts,
+                top_k=model.top_k,
+            )
+            self.dispatched = float(sent[0])
         #: Trained numbers of each region on a rank, and of all.
         self.weights = {
             region: float(numbers[-1]) for region, numbers in zip(REGIONS, weights, strict=True)
@@ -107,6 +125,13 @@ class _StageMaker:
                 for first in (False, True):
                     block = self.make_pass(region, phase, first=first)
                     self.passes[region, phase, first] = block
+        #: Layers whose tokens go to experts beside another pass, by phase and whether they are those
+        #: of the first micro-batch.
+        self.beside: dict[tuple[str, bool], Block] = {}
+        if self.runs_pairs:
+            for phase in ("forward", "backward"):
+                for first in (False, True):
+                    self.beside[phase, first] = self.make_beside(phase, first=first)
         self.updates = [row for row in self.table.find("", "update") if not self.is_exchange(row)]
 
     def is_exchange(self, row: int) -> bool:
@@ -122,8 +147,15 @@ class _StageMaker:
         else:
             rows = self.list_backward_rows(region, phase, first=first)
         if region == "layers" and phase != "weights":
-            return self.add_exchanges(rows, phase)
+            return self.add_exchanges(rows, phase, self.list_expert_messages(phase))
         return self.table.make_block(rows)
+
+    def make_beside(self, phase: str, *, first: bool) -> Block:
+        """The block of a layer in a pass whose tokens go to experts beside another pass."""
+        rows = self.table.find("layers", "forward")
+        if phase == "backward":
+            rows = self.list_backward_rows("layers", "backward", first=first)
+        return self.add_exchanges(rows, phase, [])
 
     def list_backward_rows(self, region: str, phase: str, *, first: bool) -> list[int]:
         """Rows of a backward pass, or of the gradients of weights that it puts off."""
@@ -162,12 +194,12 @@ class _StageMaker:
             return False
         return self.table.labels[row].kernel == KernelKey("gemm", "tn")
 
-    def add_exchanges(self, rows: list[int], phase: str) -> Block:
-        """A layer with the messages of ranks that share experts, before it, and sequences, around
-        attention."""
+    def add_exchanges(self, rows: list[int], phase: str, before: list[int]) -> Block:
+        """A layer with some messages before it, those of ranks that share experts, and those of ranks
+        that share sequences around attention."""
         if phase == "backward" and self.s.checkpoint == "selective":
             rows = self.list_attention_again(phase) + rows
-        ordered = self.list_expert_messages(phase)
+        ordered = [*before]
         waits: dict[int, int] = {}
         begin = 0
         for run in self.find_attention_runs(rows, phase):
@@ -240,10 +272,21 @@ class _StageMaker:
         again."""
         if not self.model.experts or self.s.ep == 1:
             return []
-        message = self.table.send("all_to_all", phase, "layers.0.mlp", self.sizes.routed, _EXPERTS)
+        message = self.send_tokens(phase, _EXPERTS)
         if self.s.checkpoint == "full" and phase == "backward":
             return [message, message, message, message]
         return [message, message]
+
+    def send_tokens(self, phase: str, group: int) -> int:
+        """Row of a message of tokens to their experts or back."""
+        return self.table.send(self.dispatch, phase, "layers.0.mlp", self.dispatched, group)
+
+    @property
+    def runs_pairs(self) -> bool:
+        """Whether the forward pass of a micro-batch runs beside the backward pass of the one before,
+        while tokens of both go to experts."""
+        shares = bool(self.model.experts) and self.s.ep > 1
+        return shares and bool(self.s.overlap_experts) and self.micro_batches > 1
 
     def list_swaps(self, phase: str) -> list[int]:
         """Messages before attention that exchange tokens for heads: queries, keys and values."""
@@ -269,7 +312,7 @@ class _StageMaker:
     def count_experts(self, unit: Unit) -> float:
         """Numbers of a unit that fewer ranks share than the rest [-]. Experts that all replicas
         hold go with the rest of their layer."""
-        if unit.region == "layers" and self.s.ep > 1:
+        if unit.region == "layers" and self.s.shares_experts:
             return float(self.sizes.experts)
         return 0.0
 
@@ -393,6 +436,9 @@ class _StageMaker:
                 program.before_unit[unit] = self.gather_weights(program, unit, "forward")
         receives_ahead = s.pp > 1 and self.schedule.takes_messages_ahead(s.chunks)
         program.before_pass[passes[0]] = self.receive(program, passes[0], stage)
+        if self.runs_pairs:  # on a single stage
+            self.run_pairs(program, passes, all_units)
+            steps = []
         for step in steps:
             next_pass = following.get(step)
             if receives_ahead and next_pass is not None:
@@ -430,22 +476,67 @@ class _StageMaker:
     def run_pass(self, program: Program, step: Step, units: list[Unit]) -> None:
         """Run a pass through the units of a chunk."""
         order = self.order_units(step, units)
-        gathers = self.gathers_weights(step)
-        gathered_ahead = 1 if self.s.overlap else 0
         for position, unit in enumerate(order):
-            if gathers:
-                for later in order[position : position + 1 + gathered_ahead]:
-                    self.gather_before(program, step, later)
-            program.wait(program.before_unit.pop(unit, []))
+            self.begin_unit(program, step, order, position)
             block = self.passes[unit.region, step.phase, step.micro == 0]
             program.run(block, unit.layer)
-            # the host joins before it waits
-            if step.phase != "weights" and (self.s.pp == 1 or unit == order[-1]):
-                program.run(self.table.host_delays[step.phase])
-            if self.completes_gradients(step, unit):
-                program.complete.append(unit)
-                if self.s.overlap:
-                    self.reduce_complete(program)
+            self.end_unit(program, step, order, position)
+
+    def begin_unit(self, program: Program, step: Step, order: list[Unit], position: int) -> None:
+        """Gather the weights of a unit of a pass and of the next one, and wait for its own."""
+        gathered_ahead = 1 if self.s.overlap else 0
+        if self.gathers_weights(step):
+            for later in order[position : position + 1 + gathered_ahead]:
+                self.gather_before(program, step, later)
+        program.wait(program.before_unit.pop(order[position], []))
+
+    def end_unit(self, program: Program, step: Step, order: list[Unit], position: int) -> None:
+        """Add the host of a unit, and reduce its gradients if they are complete."""
+        unit = order[position]
+        # the host joins before it waits
+        if step.phase != "weights" and (self.s.pp == 1 or unit == order[-1]):
+            program.run(self.table.host_delays[step.phase])
+        if self.completes_gradients(step, unit):
+            program.complete.append(unit)
+            if self.s.overlap:
+                self.reduce_complete(program)
+
+    def run_pairs(self, program: Program, passes: Sequence[Step], units: list[Unit]) -> None:
+        """Run all passes of a single stage: the first forward pass, each other one beside the
+        backward pass of the micro-batch before, and the last backward pass."""
+        forward = [step for step in passes if step.phase == "forward"]
+        backward = [step for step in passes if step.phase == "backward"]
+        self.run_pass(program, forward[0], units)
+        for ahead, back in zip(forward[1:], backward[:-1], strict=True):
+            self.run_pair(program, ahead, back, units)
+            if self.scattered:
+                self.end_reductions(program)
+        self.run_pass(program, backward[-1], units)
+
+    def run_pair(self, program: Program, forward: Step, backward: Step, units: list[Unit]) -> None:
+        """Run a forward pass beside a backward pass. Tokens of one go to experts and come back while
+        the kernels of the other run through a layer."""
+        order, reverse = self.order_units(forward, units), self.order_units(backward, units)
+        for position, (unit, other) in enumerate(zip(order, reverse, strict=True)):
+            self.begin_unit(program, backward, reverse, position)
+            self.begin_unit(program, forward, order, position)
+            if unit.region == other.region == "layers":
+                ahead = self.send_beside(program, "forward", unit)
+                program.run(self.beside["backward", backward.micro == 0], other.layer)
+                back = self.send_beside(program, "backward", other)
+                program.wait(ahead)
+                program.run(self.beside["forward", forward.micro == 0], unit.layer)
+                program.wait(back)
+            else:
+                program.run(self.passes[other.region, "backward", backward.micro == 0])
+                program.run(self.passes[unit.region, "forward", forward.micro == 0])
+            self.end_unit(program, backward, reverse, position)
+            self.end_unit(program, forward, order, position)
+
+    def send_beside(self, program: Program, phase: str, unit: Unit) -> list[int]:
+        """Launch the messages of tokens of a layer to their experts and back."""
+        row = self.send_tokens(phase, _BESIDE)
+        return [program.send(row, unit.layer) for _ in range(2)]
 
     def order_units(self, step: Step, units: list[Unit]) -> list[Unit]:
         """The units that a pass runs through, in its order."""
@@ -530,7 +621,7 @@ class _StageMaker:
                 dtype=self.model.dtype,
                 dtypes=dtypes,
                 ranks=ranks,
-                algorithms={_EXPERTS: "two_level"} if self.s.two_level else {},
+                algorithms=self.list_algorithms(),
                 waits=program.list_waits(),
                 execution=self.graph.execution,
                 held=held,
@@ -539,16 +630,24 @@ class _StageMaker:
             vars(graph)["classes"] = table.find_classes(rows)
             yield graph
 
+    def list_algorithms(self) -> dict[int, str]:
+        """Algorithms of communicators, where the library does not choose."""
+        if not self.s.two_level:
+            return {}
+        return {_EXPERTS: "two_level", _BESIDE: "two_level"}
+
     def list_communicators(self) -> tuple[tuple[int, ...], ...]:
         """Ranks of each communicator of the first rank, in the order of their numbers."""
         s = self.s
         shapes = {
             _TENSOR: (s.tp, 1),
             _CONTEXT: (s.cp, s.tp),
-            _EXPERTS: (s.ep, s.tp * s.cp),
+            _EXPERTS: (s.ep, int(s.apart_for_experts)),
+            _BESIDE: (s.ep, int(s.apart_for_experts)),
+            _EXPERT: (int(s.ranks_of_expert), 1),
             _REPLICAS: (self.owners, s.tp),
             _ACROSS: (self.groups_of_owners, s.tp * self.owners),
-            _ROUTED: (self.sharers, s.tp * s.ep),
+            _ROUTED: (self.sharers, int(s.ranks_of_expert) * s.ep),
         }
         communicators = []
         for number in range(PAIRS):
@@ -583,6 +682,11 @@ def check_strategy(model: Any, s: Strategy) -> Strategy:
         raise ValueError(
             f"strategy is {show(s)}; it must be a single one; predict each alone, or use pk.explore"
         )
+    if s.overlap_experts and s.pp > 1:
+        raise ValueError(
+            "strategy has overlap_experts with several stages, which only closed forms know; "
+            "use pk.explore(strategies=[...])"
+        )
     for name, fits in list_fits(model, s).items():
         if not fits:
             raise ValueError(
@@ -596,7 +700,7 @@ def state_replicas(model: Transformer, s: Strategy) -> Transformer | None:
     None."""
     if s.buffers:
         return None
-    shared = (s.tp, s.pp, s.cp, s.ep, s.chunks)
+    shared = (s.tp, s.pp, s.cp, s.ep, s.etp, s.chunks)
     shards_of_all = s.shards in (0, s.dp)
     ordinary = s.checkpoint != "selective" and not find_schedules(s.schedule).runs_breadth_first
     micro_batches = model.batch // (s.dp * s.micro_batch)
@@ -644,8 +748,8 @@ def make_stages(
     Raises
     ------
     ValueError
-        For sizes that the strategy does not divide, and for more operations than the event loop
-        takes.
+        For sizes that the strategy does not divide, for what only closed forms know
+        (`overlap_experts` with several stages), and for more operations than the event loop takes.
     """
     s = check_strategy(model, strategy).without_idle_zero()
     ranks = int(strategy.ranks)
@@ -659,7 +763,7 @@ def make_stages(
     if stated is not None:
         graphs = execute(stated.graphs(ranks, accelerator=True), execution)
         return [replace(graph, held=held) for graph in graphs]
-    maker = _StageMaker(model, s, execution)
+    maker = _StageMaker(model, platform, s, execution)
     operations = maker.count_operations()
     if operations > _MOST:
         fault = f"strategy has {operations:,} operations of {maker.micro_batches} micro-batches"

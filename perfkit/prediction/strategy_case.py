@@ -22,6 +22,7 @@ from perfkit.prediction.micro_batches import (
     compute_attention_again,
     fuses_sums,
     price_micro_batch,
+    reorders_tokens,
     size_micro_batch,
     time_gradient_sums,
 )
@@ -178,8 +179,8 @@ class Case:
 
     @cached_property
     def has_experts(self) -> np.ndarray:
-        """Whether ranks share experts, so that tokens are sent to them."""
-        return np.asarray((self.s.ep > 1) & (self.model.experts > 0))
+        """Whether experts are shared by other ranks than the rest of a layer."""
+        return np.asarray(self.s.shares_experts & (self.model.experts > 0))
 
     @cached_property
     def shards_alone(self) -> np.ndarray:
@@ -322,14 +323,17 @@ def price_micro_batches(
     """
     fuses = np.broadcast_to(fuses_sums(model, s), np.shape(s.ranks))
     buffers = np.broadcast_to(s.buffers, np.shape(s.ranks))
-    structure = (s.checkpoint == "full", s.rows > 1, s.tp > 1, s.replicated, fuses, buffers)
+    structure = [s.checkpoint == "full", s.rows > 1, s.tp > 1, s.replicated, fuses, buffers]
+    if model.experts:
+        shares_expert = s.spreads_experts & (s.ranks_of_expert > 1)
+        structure += [s.spreads_experts, shares_expert, reorders_tokens(model, s)]
     structures = np.ravel_multi_index([1 * flags for flags in structure], (2,) * len(structure))
     micro_batches = model.batch / (s.dp * s.micro_batch)
     several = np.broadcast_to(micro_batches > 1, structures.shape)
     groups = []
     for number in np.unique(structures):
         members = np.flatnonzero(structures == number)
-        different = [s.micro_batch, s.tp, s.cp, s.ep]
+        different = [s.micro_batch, s.tp, s.cp, s.ep, s.etp]
         if np.any(s.tiled):  # tiles hide messages behind other products where these are put off
             different += [s.tiled, find_schedules(s.schedule).puts_off_weights & (s.pp > 1)]
         if s.replicated[members[0]]:  # what buckets take depends on their ranks

@@ -233,6 +233,9 @@ def _make_stage(
     held = partitions.held_batches(
         sizes.micro, stages=s.pp, schedule=s.schedule, chunks=s.chunks, stage=number
     )
+    # the forward pass of the next micro-batch runs beside a backward pass
+    beside = np.where(s.overlap_experts & (sizes.micro > 1), 1.0 / s.chunks, 0.0)
+    held = held + np.where(case.has_experts, beside, 0.0)
     return _Stage(
         exists=exists,
         has_embeddings=np.broadcast_to(np.equal(number, 0), case.count),

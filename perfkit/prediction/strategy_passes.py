@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfkit.ground.units import Array
+from perfkit.models.experts import DISPATCH
 from perfkit.prediction.micro_batches import PassWork, PhaseTimes
 from perfkit.prediction.strategy_case import (
     Case,
@@ -74,24 +75,22 @@ class ExpertMessages(NamedTuple):
 
     Parameters
     ----------
-    each : array
-        Time of one all_to_all of tokens [s].
-    in_forward, in_backward : array
-        Messages of each pass [-].
+    forward, backward : array
+        What the kernels of another micro-batch do not hide, in the mean of micro-batches, with what
+        these take longer beside messages [s].
     calls_forward, calls_backward : array
         Calls of the host [-].
     """
 
-    each: Array
-    in_forward: Array
-    in_backward: Array
+    forward: Array
+    backward: Array
     calls_forward: Array
     calls_backward: Array
 
     @property
     def both(self) -> Array:
         """Of both passes [s]."""
-        return self.each * (self.in_forward + self.in_backward)
+        return self.forward + self.backward
 
 
 class Passes(NamedTuple):
@@ -177,13 +176,13 @@ def time_micro_batch(case: Case) -> MicroBatchParts:
         forward=_add_messages(
             case,
             _list_regions(case, backward=False),
-            context.forward + experts.in_forward * experts.each,
+            context.forward + experts.forward,
             context.forward_calls + experts.calls_forward,
         ),
         backward=_add_messages(
             case,
             _list_regions(case, backward=True),
-            context.backward + experts.in_backward * experts.each,
+            context.backward + experts.backward,
             context.backward_calls + experts.calls_backward,
         ),
     )
@@ -303,12 +302,19 @@ def expert_parallel_time(case: Case) -> ExpertMessages:
     Returns
     -------
     messages : ExpertMessages
-        Of the passes of one layer; nothing hides them.
+        Of the passes of one layer.
 
     Notes
     -----
     Tokens go to experts and come back: two all_to_all in each pass, and two more in a backward pass
-    that computes the whole layer again. In two levels they are first gathered in each node.
+    that computes the whole layer again. In two levels they are first gathered in each node. Sent
+    once, a token crosses each link as often as `perfkit.models.experts.dispatched_bytes` says.
+    The rank that gets most of them decides.
+
+    Nothing hides them but where the forward pass of one micro-batch runs beside the backward pass of
+    another (`Strategy.overlap_experts`). Then messages of time t leave max(t - c, 0), with c the
+    kernels of a layer in the other pass. Those run 1 / (1 - s) times as long beside messages, with
+    s the contention. The first forward passes and the last backward passes have no partner.
 
     References
     ----------
@@ -316,19 +322,51 @@ def expert_parallel_time(case: Case) -> ExpertMessages:
        section 3.4 (two levels)
     """
     s, routed = case.s, case.sizes.routed
-    stride = s.tp * s.cp
-    in_one_level = np.where(s.two_level, 1, s.ep)
+    stride = s.apart_for_experts
+    once = np.equal(s.dispatch, "once")
+    in_one_level = np.where(s.two_level | once, 1, s.ep)
     in_two_levels = np.where(s.two_level, s.ep, 1)
     message = case.messages.time("all_to_all", routed, in_one_level, stride)
     message = message + case.messages.time("all_to_all", routed, in_two_levels, stride, "two_level")
+    if case.model.experts and np.any(once):
+        sent = case.messages.size_dispatched(
+            case.sizes.tokens * case.sizes.load,
+            s.ep,
+            stride,
+            experts=case.model.experts,
+            top_k=case.model.top_k,
+        )
+        message = message + case.messages.time(DISPATCH, sent, np.where(once, s.ep, 1), stride)
     in_backward = np.where(s.checkpoint == "full", 4.0, 2.0)
+    sends = (s.ep > 1) & (case.model.experts > 0)
+    forward, backward = 2.0 * message, in_backward * message
+    paired = _count_paired(case)
+    layer = case.times.layer
     return ExpertMessages(
-        each=message,
-        in_forward=np.full(case.count, 2.0),
-        in_backward=in_backward,
-        calls_forward=np.where(case.has_experts, 2.0, 0.0),
-        calls_backward=np.where(case.has_experts, in_backward, 0.0),
+        forward=_hide_beside(case, forward, layer.backward.device, paired),
+        backward=_hide_beside(case, backward, layer.forward.device, paired),
+        calls_forward=np.where(sends, 2.0, 0.0),
+        calls_backward=np.where(sends, in_backward, 0.0),
     )
+
+
+def _count_paired(case: Case) -> Array:
+    """Share of the passes of a stage that run beside a pass of another micro-batch [-].
+
+    A stage of a pipeline begins with forward passes alone, on average of all stages pp c - 1 of c
+    chunks, and one more than without overlap.
+    """
+    s = case.s
+    alone = s.pp * s.chunks
+    paired = np.maximum(1.0 - alone / (case.micro * s.chunks), 0.0)
+    return np.where(s.overlap_experts, paired, 0.0)
+
+
+def _hide_beside(case: Case, messages: Array, kernels: Array, paired: Array) -> Array:
+    """What is left of messages of which a share is sent beside kernels [s]."""
+    beside_kernels = np.minimum(messages, kernels / (1.0 - case.contention))
+    slowdown = case.contention * beside_kernels
+    return np.asarray(messages - paired * (beside_kernels - slowdown))
 
 
 def _list_regions(case: Case, *, backward: bool) -> ByRegion[PhaseTimes]:

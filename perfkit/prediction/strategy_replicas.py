@@ -163,7 +163,9 @@ def _send(
     s, weights = case.s, case.times.list_by_region(lambda region: region.weights)
     has_experts = case.model.experts > 0
     experts = np.where(case.has_experts, case.sizes.experts, 0.0)
-    ranks_of_experts = np.where(case.has_experts, np.maximum(ranks // s.ep, 1), 1)
+    sharers_of_experts = s.ep * s.ranks_of_expert
+    replicas_of_experts = np.maximum(ranks * s.tp // sharers_of_experts, 1)
+    ranks_of_experts = np.where(case.has_experts, replicas_of_experts, 1)
     both_ends = weights.embeddings + weights.head
     numbers = np.stack(
         [
@@ -175,7 +177,9 @@ def _send(
     )
     taking_part = np.stack([ranks, ranks, np.where(case.shards_alone, 1, ranks), ranks_of_experts])
     distance = s.tp * stride * np.ones_like(ranks_of_experts)
-    distances = np.stack([distance, distance, distance, distance * s.ep])
+    distances = np.stack(
+        [distance, distance, distance, sharers_of_experts * stride * np.ones_like(distance)]
+    )
     rows = slice(4) if has_experts else slice(3)
     times = np.zeros(numbers.shape)
     times[rows] = case.messages.time(
@@ -217,7 +221,7 @@ def list_exchange(
     # whole gradients are unpacked once more
     reduce = packing * sizes.reduced * np.where(s.zero > 0, 1.0, 2.0)
     reordered = gather * sizes.reordered
-    layer_wait = parts.experts.in_backward * parts.experts.each
+    layer_wait = parts.experts.backward
     return Exchange(
         kinds=_list_kinds(case, pipeline.stages),
         micro=case.micro,

@@ -16,13 +16,14 @@ from perfkit.workloads.graph import Graph
 from perfkit.workloads.iteration import make_graph, step
 from perfkit.workloads.layer_types import (
     Add,
-    AddCopies,
     Attention,
     Gelu,
     Multiply,
-    Repeat,
+    Permute,
+    Reorder,
     Silu,
     Softmax,
+    Unpermute,
     split,
 )
 from perfkit.workloads.layers import MLPParallelism
@@ -46,6 +47,8 @@ PARALLEL = ("ddp", "zero1", "zero2", "fsdp")
 #: What replicas exchange: gradients in the buckets of DistributedDataParallel, or shards of weights
 #: and gradients.
 EXCHANGES = ("buckets", "shards")
+#: Communicator of ranks that share products of an expert; that of ranks that share layers is 0.
+SHARING_EXPERT = 3
 #: Sizes that times on a GPU depend on.
 _TIMED = ("flops", "batch", "m", "n", "k", "lookups", "dim", "nbytes")
 
@@ -65,6 +68,15 @@ class RankShare(NamedTuple):
         Ranks that share the tokens of a sequence [-].
     experts : int or array
         Ranks that share the experts of a layer [-].
+    expert_tensor : int or array
+        Ranks that share the products of an expert, if all ranks of a stage share experts; else they
+        are those of `tensor` [-].
+    spreads_experts : bool
+        Whether all ranks of a stage share experts: each sends its own tokens.
+    reorders : bool
+        Whether tokens are put into the order of experts once they are there, and back.
+    load : float or array
+        Tokens of the busiest rank over those of the average one [-].
     """
 
     batch: Any
@@ -73,10 +85,20 @@ class RankShare(NamedTuple):
     rows: Any = 1
     context: Any = 1
     experts: Any = 1
+    expert_tensor: Any = 1
+    spreads_experts: bool = False
+    reorders: bool = False
+    load: Any = 1.0
 
     def part(self, size: Any) -> Any:
         """The share of one rank in a size that ranks split, rounded up."""
         return -(-size // self.tensor) if np.any(self.tensor > 1) else size
+
+    def part_of_expert(self, size: Any) -> Any:
+        """The share of one rank in a size of an expert that ranks split, rounded up."""
+        if self.spreads_experts:
+            return -(-size // self.expert_tensor)
+        return self.part(size)
 
 
 def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_unit: Any) -> None:
@@ -171,9 +193,12 @@ def _layer(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
     for name, body in (("attention", _attention), ("mlp", mlp)):
         tape.module = f"layers.{tape.layer}.{name}"
         branch = layers.norm(tape, model.norm, x) if model.causal else x
-        branch = _exchange(tape, branch, share, ahead=True)
-        branch = body(tape, model, share, branch)
-        branch = _exchange(tape, branch, share, ahead=False)
+        if name == "mlp" and share.spreads_experts:
+            branch = body(tape, model, share, branch)
+        else:
+            branch = _exchange(tape, branch, share, ahead=True)
+            branch = body(tape, model, share, branch)
+            branch = _exchange(tape, branch, share, ahead=False)
         branch = layers.dropout(tape, model.dropout, branch)
         x = tape.apply(Add(), x, branch)
         if not model.causal:
@@ -197,23 +222,58 @@ def _feed_forward(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor
 
 
 def _mix_experts(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:
-    """A router and experts; all experts get equally many tokens, which are sent to the rank of the
-    expert."""
+    """A router and experts, on the busiest rank: tokens are copied for each of their experts, sent to
+    the ranks of these, and come back."""
     tokens = x.numel // x.shape[-1]
-    hidden, inner = model.hidden, share.part(model.inner or 4 * model.hidden)
+    hidden, inner = model.hidden, share.part_of_expert(model.inner or 4 * model.hidden)
     router = layers.linear(tape, x, tape.parameter(model.experts, hidden))
     probabilities = tape.apply(Softmax(), layers.cast(tape, router, 4))
     # as wide as the tokens; otherwise the sum of all layers would become fp32
     gates = layers.cast(tape, probabilities, x.itemsize)
     local = model.experts // share.experts
     rows = (tokens * model.routed * share.experts + (model.experts - 1)) // model.experts
-    sent = tape.apply(Repeat(local, rows, hidden), x)
+    if np.any(share.load > 1.0):
+        rows = np.ceil(rows * share.load)
+    sent = tape.apply(Permute(local, rows, hidden), x)
+    if share.reorders:
+        sent = tape.apply(Reorder(), sent)
+    gathered = _exchange_for_expert(tape, sent, share, ahead=True)
     wide = _activate(
-        tape, model, lambda: layers.bmm(tape, sent, tape.parameter(local, hidden, inner))
+        tape,
+        model,
+        lambda: _multiply_experts(tape, model, gathered, tape.parameter(local, hidden, inner)),
     )
-    results = layers.bmm(tape, wide, tape.parameter(local, inner, hidden))
+    results = _multiply_experts(tape, model, wide, tape.parameter(local, inner, hidden))
+    results = _exchange_for_expert(tape, results, share, ahead=False)
+    if share.reorders:
+        results = tape.apply(Reorder(), results)
+    if model.fused_permutation:
+        return tape.apply(Unpermute(*x.shape), results, gates)
     weighted = tape.apply(Multiply(), results, gates)
-    return tape.apply(AddCopies(*x.shape), weighted)
+    return tape.apply(Unpermute(*x.shape), weighted)
+
+
+def _multiply_experts(tape: Tape, model: Any, x: Tensor, weights: Weight) -> Tensor:
+    """Products of experts: of unlike many rows, or of buffers that are padded to as many rows."""
+    if model.capacity != 1.0:
+        return layers.bmm(tape, x, weights)
+    return layers.multiply_groups(tape, x, weights, fp8=model.dtype == "fp8")
+
+
+def _exchange_for_expert(tape: Tape, x: Tensor, share: RankShare, *, ahead: bool) -> Tensor:
+    """Gather the rows of the ranks that share products of an expert `ahead` of these, or sum up their
+    parts behind them; in the backward pass it is the other way round."""
+    if not np.any(share.expert_tensor > 1):
+        return x
+    experts, rows, width = x.shape
+    rows = rows * share.expert_tensor if ahead else rows // share.expert_tensor
+    out = tape.tensor(experts, rows, width, itemsize=x.itemsize, needs_gradient=True)
+    out.root = x.root
+    whole = out.nbytes if ahead else x.nbytes
+    names = ("all_gather", "reduce_scatter") if ahead else ("reduce_scatter", "all_gather")
+    tape.collective(names[0], [x], [out], nbytes=whole, group=SHARING_EXPERT)
+    tape.node(lambda: tape.collective(names[1], [], [], nbytes=whole, group=SHARING_EXPERT))
+    return out
 
 
 def _attention(tape: Tape, model: Any, share: RankShare, x: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ EXECUTIONS = {
 _ALONE = frozenset(
     ["sort", "topk", "cumsum", "cumprod", "logcumsumexp", "index_put", "scatter_add"]
 )
+#: Kernels that are written by hand, which a compiler does not look into.
+_WRITTEN = frozenset(["moe_permute", "moe_unpermute"])
 #: Number formats of products that a compiler pads to multiples of 16 B.
 _PADDED = ("tf32", "bf16", "fp16")
 #: Operations that hooks of FSDP run around their collectives, outside of compiled code.
@@ -110,7 +112,8 @@ def _find_compiled(graph: Graph, phases: Container[str]) -> np.ndarray:
 
 def _can_be_merged(label: Label) -> bool:
     """Whether the compiler may merge an operation with others."""
-    return label.kind in ("elementwise", "rowwise", "copy") and label.variant not in _ALONE
+    is_loop = label.kind in ("elementwise", "rowwise", "copy")
+    return is_loop and label.variant not in _ALONE and label.name not in _WRITTEN
 
 
 def _find_stretches(graph: Graph) -> list[int]:

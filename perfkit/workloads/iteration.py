@@ -21,7 +21,7 @@ from perfkit.workloads.columns import (
     Weights,
 )
 from perfkit.workloads.graph import Graph, Label
-from perfkit.workloads.operations import Tensor, Weight
+from perfkit.workloads.operations import FP8_PRODUCTS, Tensor, Weight
 from perfkit.workloads.structure import OpenGraph, SizeTable
 from perfkit.workloads.symbolic_sizes import SymbolicSize
 from perfkit.workloads.tape import LaunchWait, RecordedAccess, Tape
@@ -229,7 +229,7 @@ def make_open_graph(tape: Tape, **about: Any) -> OpenGraph:
         **about,
     )
     if frame.dtype == "fp8":  # only products are
-        formats = ("fp8" if label.name == "_scaled_mm" else "bf16" for label in rows.labels)
+        formats = ("fp8" if label.name in FP8_PRODUCTS else "bf16" for label in rows.labels)
         frame = replace(frame, dtypes=tuple(formats))
     return OpenGraph(frame, sizes, rows.features, rows.accesses)
 

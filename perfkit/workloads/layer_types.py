@@ -159,6 +159,67 @@ class BatchedProduct(Layer):
         tape.pass_on(self.a, da)
 
 
+class GroupedProduct(Layer):
+    """Products of experts in one kernel: `_grouped_mm` of rows (experts, rows, k) with weights
+    (experts, k, n), where experts may have unlike many rows.
+
+    Backward: a `_grouped_mm` for each operand. With `fp8` these are `_scaled_grouped_mm`, whose
+    operands are cast (`_to_copy`) as those of `LinearFp8`.
+
+    Parameters
+    ----------
+    fp8 : bool, optional
+        Whether products run in fp8.
+    """
+
+    def __init__(self, *, fp8: bool = False) -> None:
+        self.fp8 = fp8
+        self.name = "_scaled_grouped_mm" if fp8 else "_grouped_mm"
+
+    def forward(self, tape: Tape, x: Tensor, weights: Tensor) -> Tensor:
+        """Append the product, with casts of its operands."""
+        self.x, self.weights = x, weights
+        experts, rows, _ = x.shape
+        y = tape.tensor(experts, rows, weights.shape[2], itemsize=_widest(x, weights))
+        self.x_used, self.weights_used = self._narrow(tape, x), self._narrow(tape, weights)
+        self._multiply(tape, NN, self.x_used, self.weights_used, y)
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append the products of the gradients, with a cast of `dy`."""
+        total = tape.find_sum(self.weights)
+        dx = tape.like(self.x)
+        dw = tape.like(self.weights) if total is None else total
+        dy_used = self._narrow(tape, dy)
+        if self.weights.needs_gradient:
+            self._multiply(tape, TN, self.x_used, dy_used, dw, adds=total is not None)
+        if self.x.needs_gradient:
+            self._multiply(tape, NT, dy_used, self.weights_used, dx)
+        tape.pass_on(self.weights, dw)
+        tape.pass_on(self.x, dx)
+
+    def _narrow(self, tape: Tape, tensor: Tensor) -> Tensor:
+        """The operand of a product."""
+        if not self.fp8:
+            return tensor
+        narrow = tape.tensor(*tensor.shape, itemsize=1)
+        tape.elementwise("_to_copy", [tensor], [narrow])
+        return narrow
+
+    def _multiply(
+        self,
+        tape: Tape,
+        layout: Layout,
+        left: Tensor,
+        right: Tensor,
+        result: Tensor,
+        *,
+        adds: bool = False,
+    ) -> None:
+        """Append a product of all experts."""
+        tape.batched_product(self.name, layout, left, right, result, adds=adds, is_grouped=True)
+
+
 class Attention(Layer):
     """Scaled dot-product attention in one kernel, which stores a number for each row of scores:
     `_scaled_dot_product_flash_attention_for_cpu`, on every device.
@@ -513,9 +574,13 @@ class Repeat(Layer):
         tape.pass_on(self.x, _add_up_to(tape, dy, self.x.shape))
 
 
-class AddCopies(Layer):
-    """The reverse of `Repeat`, the sum over the copies of a tensor: `sum`. Backward: its gradient
-    for each of them, `clone`.
+# -- copies --------------------------------------------------------------------------------------------------
+
+
+class Permute(Layer):
+    """Copies of the rows of tokens for each of their experts, in the order of experts: `moe_permute`.
+    Backward: the sum over the copies of a row, `moe_unpermute`. No compiler merges these kernels with
+    others.
 
     Parameters
     ----------
@@ -527,16 +592,73 @@ class AddCopies(Layer):
         self.shape = shape
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        """Add up the copies."""
+        """Append `moe_permute`."""
         self.x = x
-        return _add_up_to(tape, x, self.shape)
+        y = tape.tensor(*self.shape, itemsize=x.itemsize)
+        _permute(tape, x, y)
+        return y
 
     def backward(self, tape: Tape, dy: Tensor) -> None:
-        """Copy the gradient."""
-        tape.pass_on(self.x, _copy_to(tape, dy, self.x.shape))
+        """Append `moe_unpermute`."""
+        dx = tape.like(self.x)
+        tape.rowwise("moe_unpermute", [dy], [dx], "sum")
+        tape.pass_on(self.x, dx)
 
 
-# -- copies --------------------------------------------------------------------------------------------------
+class Unpermute(Layer):
+    """The reverse of `Permute`, the sum over the copies of a row, `moe_unpermute`, which may weight
+    them. Backward: the gradient for each copy, `moe_permute`; with weights their gradients too, in
+    one kernel that reads the copies again, `moe_unpermute`.
+
+    Parameters
+    ----------
+    *shape : int or array
+        Shape of the result [-].
+    """
+
+    def __init__(self, *shape: Any) -> None:
+        self.shape = shape
+
+    def forward(self, tape: Tape, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Append `moe_unpermute`."""
+        self.x, self.weights = x, weights
+        y = tape.tensor(*self.shape, itemsize=x.itemsize)
+        tape.rowwise("moe_unpermute", [x] if weights is None else [x, weights], [y], "sum")
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append the kernel of the gradients."""
+        dx = tape.like(self.x)
+        if self.weights is None:
+            _permute(tape, dy, dx)
+        else:
+            dw = tape.like(self.weights)
+            tape.rowwise("moe_unpermute", [dy, self.x, self.weights], [dx, dw], "sum")
+            tape.pass_on(self.weights, dw)
+        tape.pass_on(self.x, dx)
+
+
+class Reorder(Layer):
+    """Rows of tokens in another order: `moe_permute`. Backward: their gradients in the order in which
+    the rows were."""
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """Append `moe_permute`."""
+        self.x = x
+        y = tape.like(x)
+        _permute(tape, x, y)
+        return y
+
+    def backward(self, tape: Tape, dy: Tensor) -> None:
+        """Append `moe_permute`."""
+        dx = tape.like(self.x)
+        _permute(tape, dy, dx)
+        tape.pass_on(self.x, dx)
+
+
+def _permute(tape: Tape, x: Tensor, y: Tensor) -> None:
+    """Append a copy of rows in the order of experts."""
+    tape.copy("moe_permute", [x], [y], "index", rows=y.numel // y.shape[-1])
 
 
 class Concatenate(Layer):

@@ -24,6 +24,7 @@ from perfkit.workloads.layer_types import (
     ExactEmbeddingUpdates,
     FusedEmbeddings,
     FusedEmbeddingUpdates,
+    GroupedProduct,
     LayerNorm,
     Linear,
     LinearFp8,
@@ -160,6 +161,12 @@ def rotate(tape: Tape, x: Tensor, angles: Tensor) -> Tensor:
 def bmm(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
     """Batched product of (batch, m, k) with (batch, k, n)."""
     return tape.apply(BatchedProduct(), cast(tape, a, tape.itemsize), cast(tape, b, tape.itemsize))
+
+
+def multiply_groups(tape: Tape, x: Tensor, weights: Tensor, *, fp8: bool = False) -> Tensor:
+    """Products of experts: rows (experts, rows, k) with weights (experts, k, n), perhaps in `fp8`."""
+    x, weights = cast(tape, x, tape.itemsize), cast(tape, weights, tape.itemsize)
+    return tape.apply(GroupedProduct(fp8=fp8), x, weights)
 
 
 def count_views(tape: Tape, count: int) -> None:

@@ -123,3 +123,7 @@ class Layout(NamedTuple):
 NN = Layout("nn")
 NT = Layout("nt", right_is_transposed=True)
 TN = Layout("tn", left_is_transposed=True)
+#: Variants of products of groups of rows begin with it, such as ``grouped.nn``.
+GROUPED = "grouped"
+#: Products whose operands are fp8.
+FP8_PRODUCTS = ("_scaled_mm", "_scaled_grouped_mm")

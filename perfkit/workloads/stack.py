@@ -309,8 +309,9 @@ def apply_stack(
     Notes
     -----
     What differs from its default wins over the stack: `attention`, `reduce_dtype` and
-    `fused_accumulation` of the workload, its `parallel`, and `zero`, `tiled` and `buffers` of the strategy. To
-    state a default against a stack, override the fact. Graphs that were captured stay as they are.
+    `fused_accumulation` of the workload, its `parallel`, and `zero`, `tiled`, `overlap_experts` and `buffers`
+    of the strategy. To state a default against a stack, override the fact. Graphs that were captured
+    stay as they are.
     Software that keeps fp32 masters or buffers of gradients beside a whole model is priced as a
     strategy, also where none is given.
     """
@@ -474,8 +475,9 @@ def share_states(model: Transformer, strategy: Strategy, stack: Stack) -> Strate
     Returns
     -------
     strategy : Strategy
-        `zero` where it is 0, `tiled` where it is False, and `buffers`: where the stack has them,
-        and for fp32 masters of replicas that share nothing.
+        `zero` where it is 0, `tiled` and `overlap_experts` where they are False, experts only where
+        ranks share them, in schedules that can overlap their messages; and `buffers`: where the stack
+        has them, and for fp32 masters of replicas that share nothing.
     """
     facts: dict[str, Any] = {}
     if stack.zero:
@@ -484,6 +486,13 @@ def share_states(model: Transformer, strategy: Strategy, stack: Stack) -> Strate
     if stack.overlaps_tensor:
         tiled = np.logical_or(strategy.tiled, np.greater(strategy.tp, 1))
         facts["tiled"] = tiled if tiled.ndim else bool(tiled)
+    if stack.overlaps_experts:
+        in_turn = np.equal(strategy.pp, 1) | np.equal(strategy.schedule, "interleaved")
+        can_overlap = (
+            np.greater(strategy.ep, 1) & in_turn & np.not_equal(strategy.checkpoint, "full")
+        )
+        overlaps = np.logical_or(strategy.overlap_experts, can_overlap)
+        facts["overlap_experts"] = overlaps if np.ndim(overlaps) else bool(overlaps)
     shared = replace(strategy, **facts) if facts else strategy
     has_masters = model.mixed and stack.mixed == "masters"
     masters = shared.without_idle_zero().replicated & has_masters

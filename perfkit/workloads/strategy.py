@@ -13,6 +13,8 @@ from perfkit.models.partitions import BREADTH_FIRST, CHUNKED, RECOMPUTED, SCHEDU
 from perfkit.workloads.sizes import check_size
 
 _SIZES = ("tp", "pp", "cp", "ep", "micro_batch", "chunks")
+#: How tokens go to experts.
+DISPATCHES = ("all_to_all", "once")
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,9 @@ class Strategy:
     cp : int
         Ranks that share the tokens of each sequence (context parallel) [-].
     ep : int
-        Replicas that share the experts of each layer (expert parallel); it divides `dp` [-].
+        Ranks that share the experts of each layer (expert parallel) [-]. If it divides `dp` and
+        `etp` is 0, they are replicas. Otherwise experts are spread over all ranks of a stage, as
+        Megatron does it: `ep` times `etp` divides `tp` times `cp` times `dp`.
     micro_batch : int
         Sequences of a replica in one pass [-].
     schedule : str
@@ -69,12 +73,23 @@ class Strategy:
         Whether gradients are added up, also those of a single micro-batch, in buffers that live
         through the iteration and are reduced as they are, as in Megatron-LM. Otherwise replicas of
         the whole model are those of PyTorch's DistributedDataParallel and FSDP.
+    etp : int
+        Ranks that share the products of each expert (expert tensor parallel) [-]; 0 for as many as
+        `tp` where experts are shared by replicas, and for 1 where all ranks of a stage share them.
+    dispatch : str
+        How tokens go to experts and come back. ``all_to_all``: a copy for each expert of a token.
+        ``once``: each token once to each node, and there once to each rank that holds one of its
+        experts, as DeepEP and HybridEP do.
+    overlap_experts : bool
+        Whether tokens of one micro-batch go to experts while the kernels of another run, a forward
+        pass beside a backward pass (Megatron's ``--overlap-moe-expert-parallel-comm``).
 
     Raises
     ------
     ValueError
         For sizes that are no whole numbers above 0, for unknown names, for sizes that do not divide
-        `dp`, and for chunks with a schedule that has none.
+        `dp`, for ranks of experts that do not divide those of a stage, for chunks with a schedule
+        that has none, and for what `overlap_experts` and `dispatch` do not go with.
 
     Examples
     --------
@@ -101,6 +116,9 @@ class Strategy:
     overlap: Any = True
     tiled: Any = False
     buffers: Any = False
+    etp: Any = 0
+    dispatch: Any = "all_to_all"
+    overlap_experts: Any = False
 
     def __post_init__(self) -> None:
         for key in _SIZES:
@@ -110,25 +128,70 @@ class Strategy:
             dp=check_size("dp", self.dp, 2.0**20),
             schedule=_check_names("schedule", self.schedule, SCHEDULES),
             checkpoint=_check_names("checkpoint", self.checkpoint, RECOMPUTED),
+            dispatch=_check_names("dispatch", self.dispatch, DISPATCHES),
             zero=_check_counts("zero", self.zero, 3),
         )
-        for key in ("shards", "first_layers", "last_layers"):
+        for key in ("shards", "first_layers", "last_layers", "etp"):
             set_fields(self, **{key: _check_counts(key, getattr(self, key), 2**20)})
-        for key in ("sequence_parallel", "ulysses", "two_level", "overlap", "tiled", "buffers"):
+        for key in (
+            "sequence_parallel",
+            "ulysses",
+            "two_level",
+            "overlap",
+            "tiled",
+            "buffers",
+            "overlap_experts",
+        ):
             set_fields(self, **{key: _check_flags(key, getattr(self, key))})
-        for key in ("ep", "shards"):
-            sharers = getattr(self, key)
-            is_wrong = self.dp % np.maximum(sharers, 1) > 0
-            if np.any(is_wrong):
-                wrong = np.broadcast_to(sharers, np.shape(is_wrong))[is_wrong][0]
-                replicas = np.broadcast_to(self.dp, np.shape(is_wrong))[is_wrong][0]
-                raise ValueError(
-                    f"{key} is {wrong:g}; it must divide dp, {replicas:g}; change one of them"
-                )
+        is_wrong = self.dp % np.maximum(self.shards, 1) > 0
+        if np.any(is_wrong):
+            wrong = np.broadcast_to(self.shards, np.shape(is_wrong))[is_wrong][0]
+            replicas = np.broadcast_to(self.dp, np.shape(is_wrong))[is_wrong][0]
+            raise ValueError(
+                f"shards is {wrong:g}; it must divide dp, {replicas:g}; change one of them"
+            )
+        self._check_experts()
         if np.any((self.chunks > 1) & ~np.isin(self.schedule, CHUNKED)):
             fault = f"chunks is {self.chunks} with schedule {self.schedule!r}"
             raise ValueError(
                 f"{fault}; only {' and '.join(CHUNKED)} have several chunks; leave it at 1"
+            )
+
+    def _check_experts(self) -> None:
+        """Check how ranks share experts; else a ValueError."""
+        ranks_of_stage = self.tp * self.cp * self.dp
+        ranks_of_experts = self.ep * self.ranks_of_expert
+        is_wrong = self.spreads_experts & (ranks_of_stage % ranks_of_experts > 0)
+        if np.any(is_wrong):
+            shape = np.shape(is_wrong)
+            ep, etp, ranks = (
+                np.broadcast_to(sizes, shape)[is_wrong][0]
+                for sizes in (self.ep, self.ranks_of_expert, ranks_of_stage)
+            )
+            raise ValueError(
+                f"ep is {ep:g} and etp {etp:g}; their product must divide the ranks of a stage, "
+                f"tp times cp times dp, {ranks:g}; change one of them"
+            )
+        if np.any(self.spreads_experts & (self.tp > 1) & np.logical_not(self.sequence_parallel)):
+            raise ValueError(
+                "ep spreads experts over the ranks of tp, which share no tokens; "
+                "take sequence_parallel=True, as Megatron asks for, or an ep that divides dp"
+            )
+        if np.any(self.two_level & np.equal(self.dispatch, "once")):
+            raise ValueError(
+                "two_level is True and dispatch 'once', which crosses nodes in two levels already; "
+                "leave two_level out"
+            )
+        if np.any(self.overlap_experts & np.equal(self.checkpoint, "full")):
+            raise ValueError(
+                "overlap_experts is True and checkpoint 'full', which Megatron does not run together; "
+                "take checkpoint 'none' or 'selective'"
+            )
+        in_stages = self.overlap_experts & np.greater(self.pp, 1)
+        if np.any(in_stages & np.not_equal(self.schedule, "interleaved")):
+            raise ValueError(
+                "overlap_experts is True with several stages, whose passes wait for one another; "
+                "take schedule='interleaved' with chunks, as Megatron asks for, or pp=1"
             )
 
     def __repr__(self) -> str:
@@ -150,6 +213,27 @@ class Strategy:
         return np.where(np.greater(self.shards, 0), self.shards, self.dp) * self.cp
 
     @property
+    def spreads_experts(self) -> Any:
+        """Whether all ranks of a stage share experts, and not replicas alone."""
+        return np.greater(self.etp, 0) | (self.dp % self.ep > 0)
+
+    @property
+    def shares_experts(self) -> Any:
+        """Whether experts are shared by other ranks than the rest of a layer."""
+        return np.greater(self.ep, 1) | self.spreads_experts
+
+    @property
+    def ranks_of_expert(self) -> Any:
+        """Ranks that share the products of an expert [-]."""
+        by_default = np.where(self.spreads_experts, 1, self.tp)
+        return np.where(np.greater(self.etp, 0), self.etp, by_default)
+
+    @property
+    def apart_for_experts(self) -> Any:
+        """How far ranks are apart that send tokens to each other's experts [-]."""
+        return np.where(self.spreads_experts, self.ranks_of_expert, self.tp * self.cp)
+
+    @property
     def replicated(self) -> Any:
         """Whether ranks share nothing but the batch, as with DistributedDataParallel."""
         return self.alone & np.equal(self.zero, 0)
@@ -159,7 +243,7 @@ class Strategy:
         """Whether ranks are replicas of the whole model, with all of it or shards of it, as those of
         PyTorch are; `buffers` are not."""
         shared = np.maximum(np.maximum(self.tp, self.pp), np.maximum(self.cp, self.ep))
-        return np.equal(shared, 1) & np.logical_not(self.buffers)
+        return np.equal(np.maximum(shared, self.etp), 1) & np.logical_not(self.buffers)
 
     @property
     def scattered(self) -> Any:

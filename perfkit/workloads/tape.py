@@ -12,7 +12,7 @@ from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import check_type
 from perfkit.workloads.columns import HostCalls, Kind, OperationSizes, Size
 from perfkit.workloads.graph import Label
-from perfkit.workloads.operations import Layout, Tensor, Weight
+from perfkit.workloads.operations import GROUPED, Layout, Tensor, Weight
 from perfkit.workloads.tables import EmbeddingTable
 
 #: Bytes of one number by data type [B].
@@ -478,6 +478,7 @@ class Tape:
         result: Tensor,
         *,
         adds: bool = False,
+        is_grouped: bool = False,
     ) -> None:
         """Append one product for each matrix of a batch.
 
@@ -491,13 +492,16 @@ class Tape:
             Operands and result, with the batch as first of three dimensions.
         adds : bool, optional
             Whether it is added to what the result holds.
+        is_grouped : bool, optional
+            Whether the kernel takes products of unlike many rows, as those of experts.
         """
         batch, rows, columns = left.shape
         m, k = (columns, rows) if layout.left_is_transposed else (rows, columns)
         n = right.shape[-2] if layout.right_is_transposed else right.shape[-1]
         sizes = OperationSizes.of_product(m, n, k, batch=batch)
         reads = [left, right, result] if adds else [left, right]
-        self.emit(name, "bmm", reads, [result], sizes, variant=layout.name)
+        variant = f"{GROUPED}.{layout.name}" if is_grouped else layout.name
+        self.emit(name, "bmm", reads, [result], sizes, variant=variant)
 
     def find_sum(self, operand: Tensor) -> Tensor | None:
         """The sum of gradients to which a product adds that of its operand, a weight; None if it

@@ -1,6 +1,7 @@
 """Transformer language models, from BERT with a masked-token head to Llama, as one training
 iteration."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -9,7 +10,8 @@ import numpy as np
 
 from perfkit.ground.files import group_rows
 from perfkit.ground.records import set_fields
-from perfkit.ground.units import check_choice, check_positive, check_type
+from perfkit.ground.units import check_choice, check_positive, check_type, show
+from perfkit.models.experts import Imbalance, read_imbalance
 from perfkit.models.optimizers import find_optimizer
 from perfkit.workloads.blocks import PARALLEL, UNFUSED, FSDPUnits, RankShare, record_forward
 from perfkit.workloads.graph import Graph
@@ -62,6 +64,7 @@ _SWITCHES = (
     "bias",
     "qk_norm",
     "fused_accumulation",
+    "fused_permutation",
 )
 
 
@@ -156,10 +159,18 @@ class Transformer:
         Experts of each layer, which replace its two products (Switch Transformer,
         arXiv:2101.03961); 0 for none [-].
     top_k : int
-        Experts that a router chooses for each token; all experts get equally many tokens [-].
+        Experts that a router chooses for each token [-].
     capacity : float
         Rows in the padded buffer of an expert over the tokens that it gets; 1 where nothing is
         dropped or padded (MegaBlocks, arXiv:2211.15841) [-].
+    imbalance : float or sequence of float
+        How tokens are spread over experts: 0 for equally, the exponent of Zipf's law, or the tokens
+        that each expert got, as they were measured. The rank that gets most decides how long a
+        layer takes, with a `Strategy` whose ranks share experts [-].
+    fused_permutation : bool
+        Whether the kernel that brings the results of experts into the order of tokens also weights
+        and adds them, as Megatron's ``--moe-permute-fusion``; else the weights are a kernel of their
+        own.
     reduce_dtype : str
         Data type in which gradients of sharded weights, or of a `Strategy`, are summed up over
         ranks, as that of PyTorch's ``MixedPrecisionPolicy``, which takes `dtype` unless told; here
@@ -213,6 +224,8 @@ class Transformer:
     experts: int = 0
     top_k: int = 1
     capacity: float = 1.0
+    imbalance: float | Sequence[float] = 0.0
+    fused_permutation: bool = False
     reduce_dtype: str = ""
     fused_accumulation: bool = False
     family: str = field(default="transformer", repr=False)
@@ -234,6 +247,7 @@ class Transformer:
             top_k=check_positive("top_k", self.top_k, integer=True, maximum=self.experts or 1),
             capacity=check_positive("capacity", self.capacity, maximum=1e3),
             dropout=check_positive("dropout", self.dropout, maximum=1.0, zero=True),
+            imbalance=_check_imbalance(self.imbalance, self.experts),
         )
         check_type("parallel", self.parallel, str)
         if self.parallel == "hsdp":
@@ -373,6 +387,11 @@ class Transformer:
         return self.top_k * self.capacity
 
     @property
+    def spread_of_tokens(self) -> Imbalance:
+        """How tokens are spread over experts."""
+        return read_imbalance(self.imbalance)
+
+    @property
     def description(self) -> str:
         """What is computed, in a few words."""
         said = [self.name, f"batch {self.batch}", f"sequence {self.sequence}"]
@@ -382,6 +401,8 @@ class Transformer:
             said.append("checkpoint")
         if self.experts > 0:
             said.append(f"{self.experts} experts, top {self.top_k}")
+            if not self.spread_of_tokens.is_balanced:
+                said.append(f"imbalance {show(self.imbalance)}")
         if self.accumulate > 1:
             said.append(f"accumulate {self.accumulate}")
         if self.parallel != "ddp":
@@ -441,6 +462,21 @@ class Transformer:
         """
         ranks = check_ranks(self.batch, ranks, plan, self.accumulate)
         return record_structure(_record, self, _OPEN, ranks, accelerator)
+
+
+def _check_imbalance(imbalance: Any, experts: int) -> float | tuple[float, ...]:
+    """Check how tokens are spread over experts: an exponent, or a count for each expert."""
+    if isinstance(imbalance, str) or not isinstance(imbalance, Sequence):
+        return check_positive("imbalance", imbalance, zero=True, maximum=10.0)
+    if len(imbalance) != experts:
+        raise ValueError(
+            f"imbalance has {len(imbalance)} counts and the model {experts} experts; "
+            "give the tokens of each expert, or an exponent of Zipf's law"
+        )
+    counts = tuple(check_positive("imbalance", count, zero=True) for count in imbalance)
+    if not sum(counts):
+        raise ValueError("imbalance has no tokens; give the tokens that each expert got")
+    return counts
 
 
 def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[OpenGraph]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from perfkit.models.roofline import ATTENTION_BACKWARD, attention_flops
 from perfkit.workloads.columns import Kind, OperationSizes
-from perfkit.workloads.operations import SORT
+from perfkit.workloads.operations import GROUPED, SORT, TN
 
 #: Operations without work: views, bookkeeping, and copies that only a dispatch mode makes.
 VIEWS = frozenset(
@@ -486,6 +486,15 @@ def _layout_of_first_two(name: str, args: Sequence[Any]) -> str:
     return _layout(name, args[:2])
 
 
+def _layout_of_groups(name: str, args: Sequence[Any]) -> str:
+    """That of the factors. Gradients of weights, whose inner side is split over groups, count as
+    products whose first factor is transposed."""
+    layout = _layout(name, args[:2])
+    if args[0].dim() == args[1].dim() == 2:
+        layout = TN.name
+    return f"{GROUPED}.{layout}"
+
+
 def _name_gradient_of_bags(name: str, args: Sequence[Any]) -> str:
     is_sparse = args[9]
     return "sparse" if is_sparse else "dense"
@@ -625,13 +634,13 @@ TABLE: tuple[Entry, ...] = (
     Entry(
         ("_scaled_grouped_mm",),
         "bmm",
-        _layout_of_first_two,
+        _layout_of_groups,
         _scaled_groups,
     ),
     Entry(
         ("_scaled_grouped_mm_v2",),
         "bmm",
-        _layout_of_first_two,
+        _layout_of_groups,
         _scaled_groups_v2,
     ),
     Entry(("mv", "dot", "vdot", "addmv"), "gemm", "nn", _vectors),  # a product with one column
@@ -642,7 +651,7 @@ TABLE: tuple[Entry, ...] = (
         _recurrent_layer,
     ),
     Entry(("bmm", "baddbmm"), "bmm", _layout, _product),
-    Entry(("_grouped_mm",), "bmm", _layout_of_first_two, _groups),
+    Entry(("_grouped_mm",), "bmm", _layout_of_groups, _groups),
     Entry(
         ("_scaled_dot_product_*_backward",),
         "attention",

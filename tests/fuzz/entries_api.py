@@ -127,6 +127,8 @@ TRANSFORMER = {
     "experts": (0, 0, 4, 8, 2**20),
     "top_k": (1, 2),
     "capacity": (1.0, 1.5, 1e3),
+    "imbalance": (0.0, 0.5, (1, 2, 3, 4)),
+    "fused_permutation": True,
 }
 TABLE = {
     "pooling": (1, 2.5, 8),
@@ -348,6 +350,9 @@ STRATEGY = {
     "two_level": True,
     "overlap": False,
     "tiled": True,
+    "etp": (0, 0, 1, 2),
+    "dispatch": ("all_to_all", "once"),
+    "overlap_experts": True,
 }
 strategy = Call(pk.Strategy, {}, STRATEGY)
 FINE = (

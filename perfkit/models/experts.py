@@ -1,0 +1,221 @@
+"""Mixtures of experts: to how many ranks and nodes a token goes, how long tokens are under way, and
+how much more than the average the busiest rank gets."""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from perfkit.ground.forms import closed_form
+from perfkit.ground.units import Values
+from perfkit.models.roofline import smooth_maximum
+
+#: Name of the operation in which tokens go to ranks once.
+DISPATCH = "expert_dispatch"
+#: Share of the bandwidth of a link inside a node, and of one between nodes, that tokens get which
+#: are sent once (DeepEP) [-]; docs/formulas.md, table 1.5.
+SHARE_INSIDE, SHARE_BETWEEN = 0.67, 0.88
+#: Random places of experts over which the load of the busiest rank is averaged [-].
+_PLACES = 256
+
+
+@closed_form()
+def reached_groups(groups: Values, *, experts: float, top_k: int) -> Values:
+    r"""Expected number of groups of experts that a token goes to.
+
+    Parameters
+    ----------
+    groups : float or array
+        Groups, such as ranks or nodes, that hold equally many experts [-].
+    experts : int
+        Experts of a layer [-].
+    top_k : int
+        Different experts of a token, each as likely as the others [-].
+
+    Returns
+    -------
+    reached : same kind as `groups`
+        Groups that hold at least one of them [-].
+
+    Notes
+    -----
+    .. math:: g \left(1 - \prod_{i=0}^{k-1} \frac{E - E/g - i}{E - i}\right)
+
+    Examples
+    --------
+    Eight of 256 experts on 16 ranks and on two nodes:
+
+    >>> [round(float(reached_groups(groups, experts=256, top_k=8)), 2) for groups in (16, 2)]
+    [6.52, 1.99]
+    """
+    in_group = experts / groups
+    missed = 1.0
+    for number in range(int(top_k)):
+        missed = missed * np.maximum(experts - in_group - number, 0.0) / (experts - number)
+    return groups * (1.0 - missed)
+
+
+@closed_form()
+def dispatched_bytes(
+    nbytes: Values,
+    *,
+    ranks: float,
+    nodes: float,
+    experts: float,
+    top_k: int,
+    inside: float,
+    between: float,
+) -> Values:
+    r"""Bytes on the links of a rank of tokens that go to the ranks of their experts, each once to a
+    node and there once to a rank.
+
+    Parameters
+    ----------
+    nbytes : float or array
+        Tokens of a rank, each counted once [B].
+    ranks, nodes : int
+        Ranks that share experts, and the nodes that they fill equally [-].
+    experts, top_k : int
+        Experts of a layer, and those of a token [-].
+    inside, between : float
+        Bandwidth of the links of a rank inside its node and to other nodes, one way [B/s].
+
+    Returns
+    -------
+    nbytes : same kind as `nbytes`
+        Bytes that take as long at the bandwidth of the link between nodes, or inside of the only
+        node [B]. Results come back as as many.
+
+    Notes
+    -----
+    .. math:: n' = n\, W \max\left(\frac{r (1 - 1/g)}{0.67\, W_{in}},\;
+              \frac{m (1 - 1/N)}{0.88\, W_{out}}\right)
+
+    with r ranks and m of N nodes that a token reaches, g ranks of a node, and W the bandwidth of
+    the link between nodes, or inside of the only one. Messages between nodes go to the rank
+    of the same number, which passes them on while others arrive. The shares are those that DeepEP
+    states on 8 and 32 H800; on 16 and 64 of them, on H100 and B200 the form comes within 9 % of
+    what it states (docs/formulas.md, table 1.5).
+
+    References
+    ----------
+    .. [1] DeepEP, README.md and docs/legacy.md, https://github.com/deepseek-ai/DeepEP
+
+    Examples
+    --------
+    4096 tokens of 7168 numbers in bf16 on 32 H800, in ms:
+
+    >>> sent = dispatched_bytes(4096 * 7168 * 2, ranks=32, nodes=4, experts=256, top_k=8, inside=2e11, between=5e10)
+    >>> round(float(sent) / 5e10 * 1e3, 2)
+    3.62
+    """
+    reached_ranks = reached_groups(ranks, experts=experts, top_k=top_k)
+    # the rank that a token comes to needs no link to itself
+    ranks_of_node = ranks / nodes
+    seconds_inside = reached_ranks * (1.0 - 1.0 / ranks_of_node) / (SHARE_INSIDE * inside)
+    if nodes == 1:
+        return nbytes * inside * seconds_inside
+    reached_nodes = reached_groups(nodes, experts=experts, top_k=top_k)
+    seconds_between = reached_nodes * (1.0 - 1.0 / nodes) / (SHARE_BETWEEN * between)
+    slower = smooth_maximum(seconds_inside, seconds_between, sharpness=math.inf)
+    return nbytes * between * slower
+
+
+class Imbalance(NamedTuple):
+    """How tokens are spread over experts.
+
+    Parameters
+    ----------
+    exponent : float
+        Exponent of Zipf's law, which says how many tokens each expert gets; 0 for equally many [-].
+    counts : tuple of float
+        Tokens of each expert as they were measured; empty to take the law [-].
+    """
+
+    exponent: float = 0.0
+    counts: tuple[float, ...] = ()
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether all experts get equally many tokens."""
+        return self.exponent == 0.0 and not self.counts
+
+
+def busiest_rank(imbalance: Imbalance, experts: int, ranks: int) -> float:
+    r"""Tokens of the busiest rank over those of the average one.
+
+    Parameters
+    ----------
+    imbalance : Imbalance
+        How tokens are spread over experts.
+    experts : int
+        Experts of a layer [-].
+    ranks : int
+        Ranks that share them; they divide the experts [-].
+
+    Returns
+    -------
+    load : float
+        1 if all get as many [-].
+
+    Notes
+    -----
+    Measured counts lie on ranks in their order, equally many experts on each. Which experts Zipf's
+    law makes busy is not known: the load is the mean over 256 random places, the same in each call.
+
+    Examples
+    --------
+    >>> busiest_rank(Imbalance(counts=(4.0, 2.0, 1.0, 1.0)), 4, 2)
+    1.5
+    >>> busiest_rank(Imbalance(exponent=1.0), 128, 1)
+    1.0
+    >>> round(busiest_rank(Imbalance(exponent=1.0), 128, 8), 2)
+    2.18
+    """
+    if imbalance.is_balanced or ranks == 1:
+        return 1.0
+    if imbalance.counts:
+        return _find_largest_share(np.array([imbalance.counts]), ranks)
+    return _average_places(imbalance.exponent, experts, ranks)
+
+
+def _find_largest_share(tokens: np.ndarray, ranks: int) -> float:
+    """Largest share of the tokens of a rank, a row for each place of experts, times the ranks:
+    their mean [-]."""
+    places = len(tokens)
+    of_ranks = tokens.reshape(places, ranks, -1).sum(axis=2)
+    return float((of_ranks.max(axis=1) * ranks / of_ranks.sum(axis=1)).mean())
+
+
+@lru_cache(maxsize=1024)
+def _average_places(exponent: float, experts: int, ranks: int) -> float:
+    """Mean load of the busiest rank over random places of experts by Zipf's law [-]."""
+    tokens = np.arange(1.0, experts + 1.0) ** -exponent
+    rng = np.random.default_rng(0)
+    places = np.array([rng.permutation(tokens) for _ in range(_PLACES)])
+    return _find_largest_share(places, ranks)
+
+
+def read_imbalance(imbalance: float | Sequence[float]) -> Imbalance:
+    """Read how tokens are spread over experts.
+
+    Parameters
+    ----------
+    imbalance : float or sequence of float
+        Exponent of Zipf's law, or tokens of each expert [-].
+
+    Returns
+    -------
+    imbalance : Imbalance
+        The same as a record.
+
+    Examples
+    --------
+    >>> read_imbalance(0.5).exponent, read_imbalance((3, 1)).counts
+    (0.5, (3.0, 1.0))
+    """
+    if isinstance(imbalance, int | float):
+        return Imbalance(exponent=float(imbalance))
+    return Imbalance(counts=tuple(float(count) for count in imbalance))
