@@ -151,6 +151,7 @@ def _list_arguments(
         yield "sharding_study", ["--saved", str(study), "--platform", machine]
     yield "left_out", ["--draws", "1", "--folds", "2"]  # as docs/accuracy.md shows it
     if not quick:
+        yield "strategies_beside", []
         yield "few_sizes", []
         yield "gpu_context", []
         yield "scale", []

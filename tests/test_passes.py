@@ -11,7 +11,9 @@ from perfkit.prediction.passes import (
     PipelineTimes,
     build_pipeline,
     run_iteration,
+    shorten,
 )
+from perfkit.prediction.passes_at_once import can_run_at_once, run_iterations
 
 
 def make_chunk(forward: float, backward: float, weights: float = 0.0, **more: float) -> ChunkTimes:
@@ -106,3 +108,74 @@ def test_messages_of_replicas_delay_what_waits_for_them() -> None:
     assert run_all(PipelineShape("gpipe", 2, 2, 1, True), plain) == pytest.approx(
         1.0 + 2.0 + 2.0 + 2.0 + 10.0 + 2.0 + 10.0
     )
+
+
+def test_a_stage_waits_for_weights_that_it_gathers_ahead() -> None:
+    # the first pass of the second chunk begins at 9; then two backward passes on each stage
+    gathered = make_chunk(1.0, 1.0, gathered=9.0)
+    plain = make_chunk(1.0, 1.0)
+    times = PipelineTimes([plain, plain, gathered, plain], 2, [0.0, 0.0])
+    shape = PipelineShape("breadth_first", 2, 1, 2, False)
+    assert run_all(shape, times) == pytest.approx(9.0 + 2.0 + 4.0)
+    # the second stage begins 7 before its first pass, which is at 1, and ends at 4
+    late = PipelineTimes([plain, make_chunk(1.0, 2.0, lead=7.0)], 2, [0.0, 0.0])
+    assert run_all(PipelineShape("gpipe", 2, 1, 1, False), late) == pytest.approx(10.0)
+
+
+def test_gradients_land_behind_weight_gradients_that_were_put_off() -> None:
+    chunk = make_chunk(1.0, 1.0, 3.0, tail=5.0)
+    times = PipelineTimes([chunk, chunk], 2, [0.0, 0.0])
+    # forward and backward on both stages, then the first one's weight gradients
+    assert run_all(PipelineShape("zero_bubble", 2, 1, 1, False), times) == pytest.approx(12.0)
+
+
+def draw_shapes(name: str) -> list[PipelineShape]:
+    """Few and many stages, micro-batches and chunks of a schedule."""
+    schedule = SCHEDULES[name]
+    shapes = []
+    for scattered in (False, True):
+        for stages in (2, 3, 5):
+            for chunks in (1, 2, 3) if schedule.has_chunks else (1,):
+                counts = [stages, 3 * stages, 20 * stages]
+                if not schedule.interleaves:
+                    counts += [1, stages - 1, stages + 1, 12 * stages + 1]
+                for count in counts:
+                    shapes.append(PipelineShape(name, stages, count, chunks, scattered))
+    return shapes
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_pipelines_that_are_run_at_once_take_what_each_takes(name: str) -> None:
+    rng = np.random.default_rng(41)
+    pipelines = 3
+    for shape in draw_shapes(name):
+        assert can_run_at_once(shape)
+        chunks = []
+        for _ in range(shape.stages * shape.chunks):
+            passes = rng.uniform(0.5, 1.5, (3, pipelines))
+            others = rng.uniform(0.0, 0.5, (len(ChunkTimes._fields) - 3, pipelines))
+            chunks.append(ChunkTimes(*passes, *others))
+        messages = rng.uniform(0.0, 1.5, (shape.stages, pipelines))
+        shortened = shorten(shape)
+        together = run_iterations(
+            shape._replace(micro_batches=shortened.micro_batches),
+            PipelineTimes(chunks, shape.stages, messages),
+            np.full(pipelines, shortened.groups_left_out),
+        )
+        for index in range(pipelines):
+            one = [ChunkTimes(*(float(time[index]) for time in chunk)) for chunk in chunks]
+            times = PipelineTimes(one, shape.stages, messages[:, index].tolist())
+            assert together[index] == pytest.approx(run_iteration(shape, times), rel=1e-9), shape
+
+
+def test_schedules_without_slots_are_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    far_ahead = Schedule("far_ahead", passes_ahead=2)
+    monkeypatch.setattr(partitions, "SCHEDULES", {**SCHEDULES, far_ahead.name: far_ahead})
+    shape = PipelineShape(far_ahead.name, 3, 6, 1, False)
+    assert not can_run_at_once(shape)
+    times = np.array([1.0, 3.0])
+    chunk = ChunkTimes(times, 2.0 * times, *[0.0] * (len(ChunkTimes._fields) - 2))
+    pipelines = PipelineTimes([chunk, chunk, chunk], 3, np.zeros((3, 2)))
+    found = run_iterations(shape, pipelines, np.zeros(2))
+    alone = run_iteration(shape, PipelineTimes([make_chunk(1.0, 2.0)] * 3, 3, [0.0] * 3))
+    assert found == pytest.approx([alone, 3.0 * alone])

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +19,10 @@ from perfkit.platform.gallery import load_platform
 from perfkit.prediction.micro_batches import size_micro_batch
 from perfkit.prediction.predictor import predict
 from perfkit.prediction.result import Prediction
-from perfkit.prediction.strategies import PARTS, price_strategies
+from perfkit.prediction.strategies import NEAR, PARTS, price_strategies
 from perfkit.workloads.blocks import RankShare, record_forward
 from perfkit.workloads.dlrm import DLRM
-from perfkit.workloads.strategy import Strategy
+from perfkit.workloads.strategy import Strategy, list_fits, spread_chunks
 from perfkit.workloads.tape import Tape
 from perfkit.workloads.transformer import Transformer
 
@@ -66,9 +66,11 @@ def price(
     where: Any = "a100-sxm-8",
     execution: str = "eager",
     stack: Any = None,
+    near: float = NEAR,
 ) -> dict[str, float]:
+    stacked = Strategy.stack([strategy])
     columns = price_strategies(
-        model, load_platform(where), Strategy.stack([strategy]), execution, stack=stack
+        model, load_platform(where), stacked, execution, near=near, stack=stack
     )
     return {name: float(values[0]) for name, values in columns.items()}
 
@@ -80,7 +82,7 @@ def test_many_are_priced_as_each_alone(execution: str) -> None:
     columns = price_strategies(GPT, load_platform("a100-sxm-8x16"), many, execution, near=np.inf)
     for place, strategy in enumerate(MANY):
         row = {name: values[place] for name, values in columns.items()}
-        alone = price(GPT, strategy, "a100-sxm-8x16", execution)
+        alone = price(GPT, strategy, "a100-sxm-8x16", execution, near=np.inf)
         assert row == pytest.approx(alone, rel=1e-9), strategy
         assert sum(alone[name] for name in PARTS) == pytest.approx(alone["time"])
         assert 0 < alone["spread"] < 0.5
@@ -188,16 +190,16 @@ def test_stages_on_slow_links_take_the_longer_of_messages_and_passes() -> None:
     """Where replicas fill a part of a node, some stages are on other nodes than the next ones."""
     slow = load_platform("a100-sxm-8x4").with_link("inter", bandwidth=1e8, latency=1e-4)
     model = replace(GPT, batch=128)
-    for strategy, largest_error in (
-        (Strategy(pp=4, dp=8, schedule="gpipe"), 0.12),
-        (Strategy(pp=8, dp=4, schedule="gpipe"), 0.25),
+    for strategy in (
+        Strategy(pp=4, dp=8, schedule="gpipe"),
+        Strategy(pp=8, dp=4, schedule="gpipe"),
     ):
         closed = price(model, strategy, slow)
         nbytes = 2.0 * 1024 * 2048 * 128 / strategy.dp  # of a replica, sent forth and back
         assert closed["time"] > 2 * nbytes / 1e8
-        assert closed["stages"] > 0.5 * closed["time"]
+        assert closed["run"]
         events = predict(model, slow, strategy=strategy)
-        assert closed["time"] == pytest.approx(events.time, rel=largest_error)
+        assert closed["time"] == pytest.approx(events.time, rel=0.01)
 
 
 def test_qwen3_has_its_published_parameters() -> None:
@@ -250,39 +252,18 @@ def draw_between_nodes(schedule: str, count: int, seed: int) -> list[tuple[Trans
     return drawn
 
 
-class SlowLinkBars(NamedTuple):
-    """What closed forms may differ from the event loop, in mean and at most [-]."""
-
-    mean: float
-    most: float
-
-
-def find_slow_link_bars(schedule: str, bandwidth: float) -> SlowLinkBars:
-    """Bars by the shape of a schedule. Forms of chunks know no pace of messages: where these take
-    longer than passes, they are far too fast."""
-    record = SCHEDULES[schedule]
-    is_slower_than_passes = bandwidth < 1e9
-    if record.runs_phase_by_phase:
-        return SlowLinkBars(0.005, 0.02)
-    if record.alternates:
-        return SlowLinkBars(0.055, 0.13) if is_slower_than_passes else SlowLinkBars(0.02, 0.06)
-    if record.interleaves:
-        return SlowLinkBars(0.5, 0.72) if is_slower_than_passes else SlowLinkBars(0.09, 0.21)
-    return SlowLinkBars(0.62, 0.84) if is_slower_than_passes else SlowLinkBars(0.14, 0.38)
-
-
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("bandwidth", [2e9, 3e8])
 def test_messages_between_nodes_on_slow_links(bandwidth: float, schedule: str) -> None:
-    """All schedules in one region; adapters of these nodes have 25 GB/s."""
+    """All schedules in one region; adapters of these nodes have 25 GB/s. Closed forms of chunks,
+    which know no pace of messages, were 81 % too fast with 0.3 GB/s."""
     slow = load_platform("a100-sxm-8x4").with_link("inter", bandwidth=bandwidth, latency=1e-5)
     errors = []
     for model, strategy in draw_between_nodes(schedule, 16, seed=7):
         events = predict(model, slow, strategy=strategy)
         errors.append(price(model, strategy, slow)["time"] / events.time - 1)
-    bars = find_slow_link_bars(schedule, bandwidth)
-    assert np.abs(errors).mean() <= bars.mean, errors
-    assert np.abs(errors).max() <= bars.most, errors
+    assert np.abs(errors).mean() <= 0.006, errors
+    assert np.abs(errors).max() <= 0.015, errors
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -569,26 +550,37 @@ def test_unlike_pipelines_take_what_the_event_loop_takes() -> None:
 
 
 def test_passes_are_run_of_rough_strategies_near_the_fastest() -> None:
-    model = replace(GPT, layers=22)
+    model = replace(GPT, layers=20, hidden=4096, heads=32)
     where = load_platform("a100-sxm-8x2")
     uneven = Strategy(tp=2, pp=4, dp=2, schedule="interleaved", chunks=2, micro_batch=2)
     even = replace(uneven, schedule="1f1b", chunks=1)
     slow = replace(uneven, dp=1, checkpoint="full")
-    many = Strategy.stack([uneven, even, slow])
+    alone = Strategy(tp=2, dp=8)
+    many = Strategy.stack([uneven, even, slow, alone])
     found = price_strategies(model, where, many)
     every = price_strategies(model, where, many, near=np.inf)
-    assert found["run"].tolist() == [True, False, False]
-    assert every["run"].tolist() == [True, False, True]
+    none = price_strategies(model, where, many, near=0.0)
+    assert found["run"].tolist() == [True, False, False, False]
+    assert every["run"].tolist() == [True, True, True, False]
+    assert not none["run"].any()
     assert found["time"][2] > 1.25 * found["time"].min()
-    for columns in (found, every):
+    for columns in (found, every, none):
         assert sum(columns[name] for name in PARTS) == pytest.approx(columns["time"])
+    # even stages on fast links take in closed form what their passes take
+    assert none["time"][1] == pytest.approx(every["time"][1], rel=0.01)
     # those that do not fit are no measure of the fastest
     assert not price_strategies(model, where, many, memory=1.0)["run"].any()
     assert not price_strategies(model, where, Strategy.stack([even, slow]))["run"].any()
-    explored = explore(model, where, strategies=[uneven, even])
-    assert explored.table()["run"].sum() == 1
-    assert "passes were run of 1 strategies near the fastest" in explored.explain()
-    assert "passes were run" not in explore(model, where, strategies=[even]).explain()
+    # all passes of strategies that are asked for are run
+    explored = explore(model, where, strategies=[uneven, even, alone])
+    assert explored.table()["run"].sum() == 2
+    assert "passes were run of 2 strategies with stages" in explored.explain()
+    assert "passes were run" not in explore(model, where, strategies=[alone]).explain()
+
+
+def test_interleaved_micro_batches_that_stages_do_not_divide_are_not_run() -> None:
+    strategy = Strategy(pp=8, schedule="interleaved", chunks=2, micro_batch=16)
+    assert not price(GPT, strategy)["run"]
 
 
 @pytest.mark.parametrize(
@@ -621,7 +613,7 @@ def test_a_strategy_runs_on_the_event_loop(schedule: str) -> None:
     assert result.ranks == 16
     assert repr(strategy) in repr(result)
     closed = price(GPT, strategy, "a100-sxm-8x2", "compiled")
-    assert result.time == pytest.approx(closed["time"], rel=0.1)
+    assert result.time == pytest.approx(closed["time"], rel=0.02)
     assert result.memory().total == pytest.approx(closed["needs"])
     # errors of idle stages and of messages differ
     assert result.spread == pytest.approx(closed["spread"], rel=0.35)
@@ -662,6 +654,64 @@ def check_time_of_stages(result: Prediction) -> None:
 
 
 @pytest.mark.parametrize(
+    ("pp", "chunks", "first", "last", "layers"),
+    [
+        # Llama 3.1 405B in Megatron-LM: the first chunk and the last one have a layer less
+        (8, 8, 15, 15, [[1, *[2] * 7], *[[2] * 8] * 6, [*[2] * 7, 1]]),
+        (16, 8, 7, 7, [[0, *[1] * 7], *[[1] * 8] * 14, [*[1] * 7, 0]]),
+        # layers of other stages that do not divide
+        (3, 2, 3, 0, [[1, 2], [3, 2], [3, 2]]),
+        (3, 2, 0, 6, [[3, 2], [3, 2], [2, 4]]),
+        # all layers are stated
+        (2, 2, 7, 7, [[3, 4], [4, 3]]),
+        (2, 3, 5, 8, [[-1, 3, 3], [3, 3, 2]]),
+    ],
+)
+def test_layers_are_spread_over_chunks(
+    pp: int, chunks: int, first: int, last: int, layers: list[list[int]]
+) -> None:
+    model = replace(GPT, layers=sum(sum(stage) for stage in layers))
+    strategy = Strategy(
+        pp=pp, schedule="interleaved", chunks=chunks, first_layers=first, last_layers=last
+    )
+    spread = spread_chunks(model.layers, strategy)
+    for stage in range(pp):
+        assert spread.add_up(strategy, stage) == sum(layers[stage])
+        for chunk in range(chunks):
+            assert spread.count_layers(strategy, stage, chunk) == layers[stage][chunk]
+    least = min(min(stage) for stage in layers)
+    assert list_fits(replace(model, batch=pp), strategy)["layers"] == (least >= 0)
+
+
+@pytest.mark.parametrize(
+    ("pp", "chunks", "ends"),
+    [(4, 3, (2, 2)), (4, 2, (1, 0)), (4, 2, (0, 1)), (2, 2, (3, 5)), (3, 4, (3, 7))],
+)
+@pytest.mark.parametrize("schedule", CHUNKED)
+def test_end_layers_with_chunks_agree_with_the_event_loop(
+    schedule: str, pp: int, chunks: int, ends: tuple[int, int]
+) -> None:
+    """Also where an end alone is in a chunk, and where the largest vocabulary is."""
+    first, last = ends
+    others = pp - np.count_nonzero(ends)
+    layers = first + last + chunks * others if others else sum(ends)
+    for vocabulary in (1024, 256_000):
+        model = replace(GPT, layers=layers, vocabulary=vocabulary, batch=8 * pp)
+        strategy = Strategy(
+            pp=pp,
+            dp=2,
+            micro_batch=2,
+            schedule=schedule,
+            chunks=chunks,
+            first_layers=first,
+            last_layers=last,
+            zero=1,
+        )
+        events = predict(model, "h100-sxm-8", strategy=strategy)
+        assert price(model, strategy, "h100-sxm-8")["time"] == pytest.approx(events.time, rel=0.03)
+
+
+@pytest.mark.parametrize(
     ("pp", "first", "last", "layers"),
     [
         (4, 0, 0, [6, 6, 5, 5]),
@@ -686,8 +736,8 @@ def test_layers_are_spread_over_stages(pp: int, first: int, last: int, layers: l
         seen |= of_stage
     assert counts == layers
     assert len(seen) == sum(layers)
-    closed = price(model, strategy)  # which rounds layers up
-    assert result.time == pytest.approx(closed["time"], rel=0.1)
+    closed = price(model, strategy)
+    assert result.time == pytest.approx(closed["time"], rel=0.02)
 
 
 def test_a_slower_stage_slows_the_pipeline() -> None:
@@ -711,7 +761,8 @@ def test_a_slower_stage_slows_the_pipeline() -> None:
         ),
         (Strategy(pp=32), "cannot share layers of the model, 24"),
         (Strategy(pp=2, first_layers=24), "cannot share layers"),
-        (Strategy(pp=2, first_layers=8, chunks=2, schedule="interleaved"), "cannot share layers"),
+        (Strategy(pp=2, first_layers=5, chunks=2, schedule="interleaved"), "cannot share layers"),
+        (Strategy(pp=2, last_layers=5, chunks=2, schedule="interleaved"), "cannot share layers"),
         (Strategy(tp=np.array([1, 2])), "it must be a single one"),
         (Strategy(dp=64, micro_batch=2), "cannot share batch of the model, 64"),
     ],

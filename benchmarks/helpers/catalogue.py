@@ -375,6 +375,15 @@ BENCHMARKS = (
         "Steps of many software stacks, as others published them",
     ),
     Benchmark(
+        "strategies_beside",
+        "How far is `explore` from the event loop of `predict`, for random strategies of all kinds?",
+        "",
+        25,
+        (),
+        _ACCURACY,
+        "`explore` beside `predict`",
+    ),
+    Benchmark(
         "regions",
         "How far off are published pipelines over links as slow as between regions?",
         "",

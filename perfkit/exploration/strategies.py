@@ -29,7 +29,7 @@ from perfkit.platform.platform import Platform
 from perfkit.prediction.breakdown import RESOURCES
 from perfkit.prediction.levels import note_level
 from perfkit.prediction.predictor import predict
-from perfkit.prediction.strategies import PARTS, price_strategies
+from perfkit.prediction.strategies import NEAR, PARTS, price_strategies
 from perfkit.prediction.uncertainty import (
     has_idle_tensor_cores,
     say_idle_tensor_cores,
@@ -106,8 +106,8 @@ class Exploration(Tabular):
         -------
         frame : polars.DataFrame
             Fields of `Strategy`; ranks [-]; low and high end of the 80 % interval of the time, and
-            stack, the software; its parts, see `perfkit.prediction.strategies.price_strategies` [s]; run, whether its passes
-            were run, as closed forms are rough for it; spread [-]; needs,
+            stack, the software; its parts, see `perfkit.prediction.strategies.price_strategies` [s];
+            run, whether its passes were run, in place of a closed form; spread [-]; needs,
             the memory of the fullest rank [B]; time [s]; tokens_per_s [1/s]. For a DLRM:
             ``tables``, how they are shared, instead of the fields; parts by what bounds them; and
             samples_per_s. ``mlps`` says how all other weights are shared.
@@ -208,10 +208,7 @@ class Exploration(Tabular):
             f"  others inside its interval, which may be faster: {others}; with twice the memory: {gain:+.1%}",
         ]
         if not self.plans and self.frame["run"].any():
-            texts.append(
-                f"  passes were run of {self.frame['run'].sum()} strategies near the fastest, whose "
-                "closed forms are rough"
-            )
+            texts.append(f"  passes were run of {self.frame['run'].sum()} strategies with stages")
         names = _SHARED if self.plans else _FIELDS
         for name in names:
             fastest_of_value = self.frame.unique(name, keep="first", maintain_order=True)
@@ -288,9 +285,10 @@ def explore(
     Notes
     -----
     Times of a Transformer are closed forms, see `perfkit.prediction.strategies.price_strategies`.
-    These are rough where stages are unlike, or exchange weights or gradients with each micro-batch:
-    of such strategies the passes are run, one by one, if they fit and take at most a quarter longer
-    than the fastest. Times of a DLRM are those of `perfkit.predict`. A table
+    Of given strategies with stages all passes are run. So are those of a search that fit and take at
+    most a quarter longer than the fastest, where closed forms are rough: stages are unlike, wait for
+    slow messages, or share gradients and weights. Both agree with `perfkit.predict`, see
+    docs/accuracy.md. Times of a DLRM are those of `perfkit.predict`. A table
     that cannot be cut in some way is stored whole on one rank. Ranks do the same work on
     MLPs wherever the tables are, so that the best plans of tables with copies of MLPs
     are nearly always the best ones with shared ones, too; see docs/accuracy.md.
@@ -484,7 +482,11 @@ def _price_transformer(
     for name in (*_FIELDS, "ranks"):
         values = getattr(tried, name)
         ways[name] = values.astype(np.int64) if values.dtype.kind == "f" else values
-    columns = price_strategies(model, where, tried, execution, memory=capacity, stack=stack)
+    # of a search, passes of the best ones are run
+    near = np.inf if given else NEAR
+    columns = price_strategies(
+        model, where, tried, execution, memory=capacity, near=near, stack=stack
+    )
     names = [software.name for software in apply_stack(model, tried, execution, stack).stacks]
     parts: dict[str, Array] = {"stack": np.broadcast_to(names, can.sum())}
     parts |= {name: column for name, column in columns.items() if name not in HeldMemory._fields}

@@ -106,9 +106,9 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             Schedule("gpipe", all_forward_first=True, takes_ahead=True),
             # Narayanan et al. 2021, arXiv:2104.04473, section 2.2
             Schedule("1f1b", passes_ahead=1),
-            Schedule("interleaved", has_chunks=True, passes_ahead=2),
+            Schedule("interleaved", has_chunks=True, passes_ahead=2, takes_ahead=True),
             # Lamy-Poirier 2023, arXiv:2211.05953
-            Schedule("breadth_first", has_chunks=True, all_forward_first=True),
+            Schedule("breadth_first", has_chunks=True, all_forward_first=True, takes_ahead=True),
             # H1 of Qi et al. 2024, arXiv:2401.10241
             Schedule("zero_bubble", passes_ahead=1, puts_off_weights=True),
         )

@@ -293,6 +293,22 @@ class PassWork(NamedTuple):
     backward: Work
 
 
+class AttentionWork(NamedTuple):
+    """Attention of a layer between its projections.
+
+    Parameters
+    ----------
+    forward, backward : Work
+        Kernels and calls of each pass, without what is computed again [s].
+    again : Work
+        What a backward pass takes that computes the forward pass again [s].
+    """
+
+    forward: Work
+    backward: Work
+    again: Work
+
+
 class WeightWork(NamedTuple):
     """What is done once with all weights.
 
@@ -397,8 +413,8 @@ class MicroBatchTimes(NamedTuple):
     ----------
     embeddings, layer, head : RegionTimes
         Passes through each region; a layer stands for all layers.
-    attention : PassWork
-        Attention of a layer between its projections, without what is computed again.
+    attention : AttentionWork
+        Attention of a layer between its projections.
     weight_gradients : Work
         Weight gradients of a layer, which a schedule may put off; they are part of its backward
         pass [s].
@@ -425,7 +441,7 @@ class MicroBatchTimes(NamedTuple):
     embeddings: RegionTimes
     layer: RegionTimes
     head: RegionTimes
-    attention: PassWork
+    attention: AttentionWork
     weight_gradients: Work
     update: WeightWork
     weight_casts: WeightWork
@@ -800,21 +816,24 @@ def _time_region(rows: _Rows, region: str, weights: Array, saved: Array) -> Regi
     )
 
 
-def _time_attention(rows: _Rows, recomputed: bool) -> PassWork:
-    """Attention between its projections in both passes.
+def _time_attention(rows: _Rows, recomputed: bool) -> AttentionWork:
+    """Attention between its projections in both passes, and computed again.
 
-    A backward pass that computes the layer again begins with the attention of the forward pass.
+    A backward pass that computes the layer again begins with the attention of the forward pass. Where
+    that is not recorded, it takes what it takes in the forward pass.
     """
     of_attention = np.char.endswith(rows.modules, "attention") & np.isin(rows.kinds, CORES)
     forward = np.flatnonzero(of_attention & (rows.phases == "forward"))
     backward = np.flatnonzero(of_attention & (rows.phases == "backward"))
+    again = forward
     if recomputed:
+        again = backward[: len(forward)]
         backward = backward[len(forward) :]
     works = []
-    for core in (forward, backward):
+    for core in (forward, backward, again):
         all_between = slice(core.min(), core.max() + 1)
         works.append(Work(rows.add_device(all_between), rows.hosts.operations[all_between].sum()))
-    return PassWork(*works)
+    return AttentionWork(*works)
 
 
 def _time_weight_gradients(rows: _Rows) -> Work:
@@ -1147,7 +1166,7 @@ def add_gradient_sums(
 
 
 def compute_attention_again(times: MicroBatchTimes, s: Strategy) -> MicroBatchTimes:
-    """Add the kernels of attention to the backward pass of ``selective`` checkpoints.
+    """Add attention, with its calls, to the backward pass of ``selective`` checkpoints.
 
     Parameters
     ----------
@@ -1162,8 +1181,12 @@ def compute_attention_again(times: MicroBatchTimes, s: Strategy) -> MicroBatchTi
         With them.
     """
     layer = times.layer
-    again = np.where(s.checkpoint == "selective", times.attention.forward.device, 0.0)
-    backward = layer.backward._replace(device=layer.backward.device + again)
+    is_selective = s.checkpoint == "selective"
+    again = times.attention.again
+    backward = layer.backward._replace(
+        device=layer.backward.device + np.where(is_selective, again.device, 0.0),
+        host=layer.backward.host + np.where(is_selective, again.host, 0.0),
+    )
     return times._replace(layer=layer._replace(backward=backward))
 
 

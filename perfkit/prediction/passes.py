@@ -20,10 +20,11 @@ class Activity(NamedTuple):
     Parameters
     ----------
     kind : str
-        ``forward``, ``backward`` or ``weights``: a pass; ``message`` to another stage; ``reduction``
-        of the gradients of a pass, which the next pass of the stage waits for; of messages of
-        gradients that no pass waits for, ``tail`` behind the last pass of a chunk, and ``queue``
-        behind the messages of the chunk before, and ``landed``, when both have ended.
+        ``forward``, ``backward`` or ``weights``: a pass; ``message`` to another stage; ``gathered``
+        weights of a chunk; ``reduction`` of the gradients of a pass, which the next pass of the
+        stage waits for; of messages of gradients that no pass waits for, ``tail`` behind the last
+        pass of a chunk, and ``queue`` behind the messages of the chunk before, and ``landed``, when
+        both have ended; ``lead`` of a stage before its first pass.
     stage, chunk : int
         Where it runs, from 0; a message runs on the border behind stage `stage` [-].
     first, last : bool
@@ -188,6 +189,8 @@ class _Builder:
         activity = Activity(step.phase, stage, step.chunk, first, last)
         if step.phase == "weights":
             own.last = self.add(activity, own.last)
+            if last and not self.scattered:
+                own.landed = self.add(Activity("tail", stage, step.chunk), own.last)
             own.built_steps += 1
             return True
         number = own.built_passes
@@ -204,6 +207,8 @@ class _Builder:
             return False
         if number == 0:
             self.begins[stage] = (own.last, received)
+        if first and step.phase == "forward" and step.chunk > 0:
+            sent = self.add(Activity("gathered", stage, step.chunk))
         end = self.add(activity, own.last, received, sent)
         own.pass_ends.append(end)
         own.last = end
@@ -213,7 +218,7 @@ class _Builder:
                 own.landed = self.add(Activity("reduction", stage, step.chunk), end)
             elif self.scattered:
                 own.last = self.add(Activity("reduction", stage, step.chunk), end)
-            elif last:
+            elif last and not self.put_off:
                 tail = self.add(Activity("tail", stage, step.chunk), end)
                 queue = self.add(Activity("queue", stage, step.chunk), own.landed)
                 own.landed = self.add(Activity("landed", stage, 0), tail, queue)
@@ -236,8 +241,13 @@ class _Builder:
             ]
             if waiting and not moved:
                 raise ValueError(f"stages {waiting} wait for one another; give another schedule")
-        ends = tuple((stage.last, stage.landed) for stage in self.progress)
-        return Pipeline(tuple(self.activities), tuple(self.events), tuple(self.begins), ends)
+        ends = []
+        for number, progress in enumerate(self.progress):
+            last = self.add(Activity("landed", number, 0), progress.last, progress.landed)
+            if number > 0:
+                last = self.add(Activity("lead", number, 0), last)
+            ends.append((last,))
+        return Pipeline(tuple(self.activities), tuple(self.events), tuple(self.begins), tuple(ends))
 
 
 class PipelineShape(NamedTuple):
@@ -291,13 +301,19 @@ class ChunkTimes(NamedTuple):
     first_gather, later_gather : float or array
         What gathers of weights add to the forward pass of the first micro-batch, if they are gathered
         once: with the chunk that begins the iteration, and with any other.
+    lead : float or array
+        How long a stage, but for the first one, gathers weights before its first pass could begin.
+    gathered : float or array
+        When the weights of a chunk, but for the first one of its stage, are there, so that its first
+        forward pass may begin, from the begin of the iteration.
     regather : float or array
         The same of the backward pass of the first micro-batch.
     last_reduction : float or array
         What reductions of gradients add to the backward pass of the last micro-batch, if they are
         reduced once.
     tail, queue : float or array
-        What is left of these messages behind that pass; and all of them, one after another.
+        What is left of these messages behind that pass, or behind weight gradients that were put
+        off; and all of them, one after another.
     """
 
     forward: Any
@@ -306,6 +322,8 @@ class ChunkTimes(NamedTuple):
     reduction: Any
     first_gather: Any
     later_gather: Any
+    lead: Any
+    gathered: Any
     regather: Any
     last_reduction: Any
     tail: Any
@@ -313,18 +331,19 @@ class ChunkTimes(NamedTuple):
 
 
 class PipelineTimes(NamedTuple):
-    """Times of one pipeline: of its chunks, in the order of a forward pass, and of the messages
-    from each stage to the next one, from the last to the first one, too [s]; stages [-]."""
+    """Times of one pipeline, or arrays of those of many: of its chunks, in the order of a forward
+    pass, and of the messages from each stage to the next one, from the last to the first one, too
+    [s]; stages [-]."""
 
     chunks: Sequence[ChunkTimes]
     stages: int
-    messages: Sequence[float]
+    messages: Sequence[Any]
 
     def find(self, activity: Activity) -> float:
-        """Time of an activity [s]."""
+        """Time of an activity of one pipeline [s]."""
         chunk = self.chunks[activity.chunk * self.stages + activity.stage]
         if activity.kind == "message":
-            return self.messages[activity.stage]
+            return float(self.messages[activity.stage])
         if activity.kind == "forward":
             time = float(chunk.forward)
             begins_iteration = activity.stage == 0 and activity.chunk == 0
@@ -342,6 +361,8 @@ class PipelineTimes(NamedTuple):
             return time
         times = {
             "weights": chunk.weights,
+            "lead": chunk.lead,
+            "gathered": chunk.gathered,
             "reduction": chunk.reduction,
             "tail": chunk.tail,
             "queue": chunk.queue,
@@ -375,7 +396,7 @@ def run_iteration(shape: PipelineShape, times: PipelineTimes) -> float:
     --------
     Four even stages of 1 and 2 s take (8 + 3) 3 s:
 
-    >>> chunk = ChunkTimes(1.0, 2.0, *[0.0] * 8)
+    >>> chunk = ChunkTimes(1.0, 2.0, *[0.0] * 10)
     >>> times = PipelineTimes([chunk] * 4, 4, [0.0] * 4)
     >>> run_iteration(PipelineShape("1f1b", 4, 8, 1, False), times)
     33.0
@@ -385,15 +406,48 @@ def run_iteration(shape: PipelineShape, times: PipelineTimes) -> float:
         pipeline = build_pipeline(shape._replace(micro_batches=micro_batches))
         return pipeline.run([times.find(activity) for activity in pipeline.activities])
 
-    group = shape.stages
+    run_fully = shorten(shape)
+    if run_fully.groups_left_out == 0:
+        return run(shape.micro_batches)
+    longer = run(run_fully.micro_batches)
+    shorter = run(run_fully.micro_batches - shape.stages)
+    return longer + run_fully.groups_left_out * (longer - shorter)
+
+
+class Shortened(NamedTuple):
+    """How many of the micro-batches of an iteration are run.
+
+    Parameters
+    ----------
+    micro_batches : int
+        Micro-batches that are run [-].
+    groups_left_out : int
+        Groups of as many micro-batches as there are stages that are not; they repeat the last group
+        that is run [-].
+    """
+
+    micro_batches: int
+    groups_left_out: int
+
+
+def shorten(shape: PipelineShape) -> Shortened:
+    """Find how many of the micro-batches of an iteration have to be run.
+
+    Parameters
+    ----------
+    shape : PipelineShape
+        Passes of all of them.
+
+    Returns
+    -------
+    shortened : Shortened
+        Those that are run: as many more than whole groups as there are.
+    """
     groups_run = GROUPS_RUN
     schedule = find_schedules(shape.schedule)
     if schedule.alternates:
         groups_run *= max(schedule.passes_ahead, 1)
-    groups_left_out = (shape.micro_batches - groups_run * group) // group
-    if groups_left_out < 2:
-        return run(shape.micro_batches)
-    # as many micro-batches more than whole groups as there are
-    most = shape.micro_batches - groups_left_out * group
-    longer = run(most)
-    return longer + groups_left_out * (longer - run(most - group))
+    left_out = (shape.micro_batches - groups_run * shape.stages) // shape.stages
+    if left_out < 2:
+        return Shortened(shape.micro_batches, 0)
+    return Shortened(shape.micro_batches - left_out * shape.stages, left_out)

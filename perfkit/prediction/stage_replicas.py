@@ -142,10 +142,10 @@ def slow_passes(kernels: Array, contention: float) -> Contention:
 
 
 def _keep_units(times: UnitTimes, stage: StageKind) -> UnitTimes:
-    """Times of the units that a stage holds."""
+    """Times of the units that a stage holds; a chunk may hold an end alone."""
     return UnitTimes(
         np.where(stage.has_embeddings, times.embeddings, 0.0),
-        times.layer,
+        np.where(stage.layers > 0, times.layer, 0.0),
         np.where(stage.has_head, times.head, 0.0),
     )
 
@@ -154,6 +154,8 @@ def _keep_messages(messages: UnitMessages, stage: StageKind) -> UnitMessages:
     """Messages of the units that a stage holds."""
     return messages._replace(
         embeddings=np.where(stage.has_embeddings, messages.embeddings, 0.0),
+        layer=np.where(stage.layers > 0, messages.layer, 0.0),
+        experts=np.where(stage.layers > 0, messages.experts, 0.0),
         head=np.where(stage.has_head, messages.head, 0.0),
     )
 
@@ -164,9 +166,9 @@ def _add_up(times: UnitTimes, layers: Array) -> Array:
 
 
 def _add_up_messages(messages: UnitMessages, layers: Array) -> Array:
-    """Time of all messages, one after another, but for those of experts, which run beside those of
-    their layer [s]."""
-    return np.asarray(messages.embeddings + layers * messages.longest + messages.head)
+    """Time of all messages, one after another [s]."""
+    of_layer = messages.layer + messages.experts
+    return np.asarray(messages.embeddings + layers * of_layer + messages.head)
 
 
 def _find_chunk(stage: StageKind, exchange: Exchange, *, last: bool) -> StageKind:
@@ -225,15 +227,20 @@ def _regather(exchange: Exchange, chunk: StageKind) -> Array:
     head = np.where(chunk.has_head, exchange.backward.head, 0.0)
     hidden = hidden - np.minimum(head, first)
     alone = _add_up(kernels, chunk.layers)
-    exposed = alone + chunk.layers * (copies.layer + messages.longest)
+    exposed = alone + chunk.layers * (copies.layer + messages.layer + messages.experts)
     return np.asarray(np.where(exchange.overlap, hidden, exposed) - alone)
 
 
 def _reduce(
-    exchange: Exchange, chunk: StageKind, left: Backlog, host: Array, chunks: Array | float = 1.0
+    exchange: Exchange,
+    chunk: StageKind,
+    left: Backlog,
+    host: Array,
+    all_layers: Array | None = None,
 ) -> Passed:
     """Times that reductions of gradients add to a backward pass: until its kernels have ended, and
-    until all gradients have landed, those of `chunks` where nothing hides them [s]."""
+    until all gradients have landed, those of all layers of the stage where nothing hides them
+    [s]."""
     kernels = _keep_units(exchange.backward, chunk)
     copies = _keep_units(exchange.reduce_copies, chunk)
     messages = _keep_messages(exchange.reductions, chunk)
@@ -249,8 +256,9 @@ def _reduce(
     )
     alone = _add_up(kernels, chunk.layers) + chunk.backward_host
     # without overlap all chunks are reduced at the end
-    layers = chunk.layers * chunks
-    exposed = _add_up(copies, layers) + _add_up_messages(messages, layers)
+    whole = chunk if all_layers is None else chunk._replace(layers=all_layers)
+    exposed = _add_up(_keep_units(exchange.reduce_copies, whole), whole.layers)
+    exposed = exposed + _add_up_messages(_keep_messages(exchange.reductions, whole), whole.layers)
     return Passed(
         np.where(exchange.overlap, hidden.kernels - alone, 0.0),
         np.where(exchange.overlap, hidden.landed - alone, exposed),
@@ -414,7 +422,7 @@ def _reduce_once(exchange: Exchange, left: Backlog) -> Array:
     first_chunk, inner_chunk, last_chunk = (
         _find_chunk(stage, exchange, last=False) for stage in exchange.kinds
     )
-    landed = _reduce(exchange, first_chunk, left, first_chunk.last_host, exchange.chunks).landed
+    landed = _reduce(exchange, first_chunk, left, first_chunk.last_host, first.layers).landed
     passed_inner = _reduce(exchange, inner_chunk, left, inner.last_host).kernels
     passed_last = _reduce(exchange, last_chunk, left, last.last_host).kernels
     if np.any(exchange.put_off):
@@ -489,41 +497,49 @@ class AddedOnce(NamedTuple):
     gradients reduced once [s].
 
     To the first forward pass of the first chunk of the first stage, and of a chunk of another
-    stage; to the first backward pass; to the last one; then what is left of its messages behind the
-    last one, and all of them, one after another.
+    stage, which comes that much later if it does not wait for the first micro-batch (`lead`); to the
+    first backward pass; to the last one; then what is left of its messages behind the
+    last one, or behind weight gradients that were put off; and all of them, one after another.
     """
 
     gathering: Array
     gathering_later: Array
+    lead: Array
     regathering: Array
     reducing: Array
     tail: Array
     queue: Array
 
 
-def exchange_once(exchange: Exchange, chunk: StageKind) -> AddedOnce:
+def exchange_once(exchange: Exchange, chunk: StageKind, all_layers: Array) -> AddedOnce:
     """Time that messages of replicas add to the passes of a chunk in an iteration in which gradients
-    are reduced once [s].
+    are reduced once; its stage has some layers in all chunks [s].
 
     Notes
     -----
     With ZeRO stage 1 a stage gathers all weights before its first pass: the first stage waits for
     them, others gather theirs while they wait for the first micro-batch.
     """
-    stage = chunk._replace(layers=chunk.layers * exchange.chunks)
+    stage = chunk._replace(layers=all_layers)
     beside = np.where(exchange.zero > 1, _gather_beside(exchange, chunk), 0.0)
     ahead = np.where(exchange.zero == 1, _gather_ahead(exchange, chunk, stage), beside)
     late = np.where(exchange.zero == 1, chunk.first_host - chunk.forward_host, beside)
     regathering = np.where(exchange.zero > 2, _regather(exchange, chunk), 0.0)
-    passed = _reduce(exchange, chunk, _leave_nothing(exchange), chunk.last_host, exchange.chunks)
+    passed = _reduce(exchange, chunk, _leave_nothing(exchange), chunk.last_host, all_layers)
+    reducing, tail = passed.kernels, passed.landed - passed.kernels
+    if np.any(exchange.put_off):
+        of_ends, of_layers = _reduce_put_off(exchange, chunk)
+        reducing = np.where(exchange.put_off, of_ends.kernels, reducing)
+        tail = np.where(exchange.put_off, of_layers, tail)
     messages = _add_up_messages(_keep_messages(exchange.reductions, chunk), chunk.layers)
     return AddedOnce(
-        ahead,
-        late,
-        regathering,
-        passed.kernels,
-        passed.landed - passed.kernels,
-        np.where(exchange.overlap, messages, 0.0),
+        gathering=ahead,
+        gathering_later=late,
+        lead=np.where(exchange.zero == 1, np.maximum(ahead - late, 0.0), 0.0),
+        regathering=regathering,
+        reducing=reducing,
+        tail=tail,
+        queue=np.where(exchange.overlap, messages, 0.0),
     )
 
 

@@ -26,7 +26,7 @@ from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import Graph, KernelKey
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.stack import Stack
-from perfkit.workloads.strategy import Strategy, list_fits
+from perfkit.workloads.strategy import Strategy, list_fits, spread_chunks
 from perfkit.workloads.transformer import MOST_PASSES, Transformer
 
 #: Communicators: ranks that share layers, sequences, experts, and products of an expert
@@ -365,7 +365,7 @@ class _StageMaker:
         messages: Sequence[_UnitMessage],
         itemsize: int,
     ) -> list[int]:
-        """Launch the messages of a unit, and wait for them if nothing overlaps; return their
+        """Launch the messages of a unit, and wait for each if nothing overlaps; return their
         numbers."""
         module = "layers.0" if unit.region == "layers" else unit.region
         sent = []
@@ -375,8 +375,8 @@ class _StageMaker:
             nbytes = itemsize * message.numbers
             row = self.table.send(message.operation, phase, module, nbytes, message.group)
             sent.append(program.send(row, unit.layer))
-        if not self.s.overlap:
-            program.wait(sent)
+            if not self.s.overlap:
+                program.wait(sent[-1:])
         return sent
 
     def reduce_complete(self, program: Program) -> None:
@@ -388,22 +388,12 @@ class _StageMaker:
     # The program of a stage
 
     def spread_layers(self) -> list[int]:
-        """Layers of each chunk, in the order of a forward pass. Those of the first and of the last
-        may be stated; the others are even, and the earliest of them get one more if layers do not
-        divide."""
-        chunks = self.s.pp * self.s.chunks
-        stated = {0: self.s.first_layers, chunks - 1: self.s.last_layers}
-        others = [chunk for chunk in range(chunks) if not stated.get(chunk)]
-        rest = self.model.layers - sum(stated.values())
-        even, longer = divmod(rest, max(len(others), 1))
+        """Layers of each chunk, in the order of a forward pass, see `spread_chunks`."""
+        spread = spread_chunks(self.model.layers, self.s)
         layers = []
-        for chunk in range(chunks):
-            if chunk not in others:
-                layers.append(stated[chunk])
-            elif chunk in others[:longer]:
-                layers.append(even + 1)
-            else:
-                layers.append(even)
+        for chunk in range(self.s.chunks):
+            for stage in range(self.s.pp):
+                layers.append(int(spread.count_layers(self.s, stage, chunk)))
         return layers
 
     def list_units(self, chunk: int) -> list[Unit]:
@@ -758,7 +748,9 @@ def make_stages(
     of_megatron = stack is not None and stack.memory == "megatron" and not s.replicated
     if stated is not None and not of_megatron:
         return execute(stated.graphs(ranks, accelerator=True), execution)
-    priced = price_strategies(model, platform, Strategy.stack([s]), execution, stack=stack)
+    priced = price_strategies(
+        model, platform, Strategy.stack([s]), execution, near=0.0, stack=stack
+    )
     held = HeldMemory(**{use: float(priced[use][0]) for use in HeldMemory._fields})
     if stated is not None:
         graphs = execute(stated.graphs(ranks, accelerator=True), execution)

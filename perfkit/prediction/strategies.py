@@ -26,7 +26,7 @@ from perfkit.prediction.strategy_replicas import (
     list_exchange,
     price_replica_messages,
 )
-from perfkit.prediction.strategy_runs import find_rough, run_passes
+from perfkit.prediction.strategy_runs import find_rough, find_runnable, run_passes
 from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
 from perfkit.workloads.columns import HeldMemory
 from perfkit.workloads.stack import Stack, StackedWork, apply_stack
@@ -113,7 +113,7 @@ class StrategyPrices(NamedTuple):
 #: Parts of the time of an iteration.
 PARTS = StrategyTimes._fields
 #: How many times as long as the fastest strategy others may take, so that their passes are run:
-#: closed forms were seen to err by up to 20 % (docs/accuracy.md) [-].
+#: closed forms of layers that do not divide were seen to err by up to 20 % (docs/accuracy.md) [-].
 NEAR = 1.25
 
 
@@ -145,7 +145,7 @@ def price_strategies(
         What a rank may use [B].
     near : float, optional
         How many times as long as the fastest strategy that fits others may take, so that their
-        passes are run where closed forms are rough; infinite to run all of these [-].
+        passes are run where closed forms are rough; infinite to run those of all with stages [-].
     stack : str or Stack, optional
         The software, see `predict`; by default the usual one of each strategy.
 
@@ -166,7 +166,7 @@ def price_strategies(
     Notes
     -----
     The time is that of all micro-batches on the slowest stage, of the bubble, and of what replicas
-    exchange that no layer hides. A rank is recorded with its part of one layer; its kernels and
+    exchange that no layer hides, or that of the passes of all stages, run one after another. A rank is recorded with its part of one layer; its kernels and
     collectives are priced by the closed forms of `predict`, once for all strategies that cut a
     layer into the same sizes.
     """
@@ -237,8 +237,11 @@ def price_iterations(
     held = measure_strategies(case)
     needs = held.total + WORKSPACE
 
-    # 4. Passes of the best strategies whose closed forms are rough.
-    run = _choose_runs(case, case.level_scale * times.total, needs, memory, near)
+    # 4. Passes of stages: of all strategies, or of the best whose closed forms are rough.
+    run = find_runnable(case)
+    if np.isfinite(near):
+        rough = find_rough(case, parts.passes, pipeline.borders)
+        run = run & rough & _find_near(case.level_scale * times.total, needs, memory, near)
     if run.any():
         times = _run_chosen(case, parts.passes, pipeline.borders, exchange, times, run)
     spread = _estimate_spread(case, times)
@@ -314,14 +317,12 @@ def _join_whole_iteration(
     return times._replace(host=np.where(case.s.alone, added, times.host))
 
 
-def _choose_runs(case: Case, time: Array, needs: Array, memory: float, near: float) -> np.ndarray:
-    """Whether the passes of each strategy are run: closed forms are rough, it fits, and it may be the
-    fastest."""
+def _find_near(time: Array, needs: Array, memory: float, near: float) -> np.ndarray:
+    """Whether each strategy fits, and takes at most some times as long as the fastest that fits."""
     fits = needs <= memory
-    run = find_rough(case) & fits
-    if run.any():
-        run = run & (time <= near * time[fits].min())
-    return run
+    if not fits.any():
+        return fits
+    return np.asarray(fits & (time <= near * time[fits].min()))
 
 
 def _run_chosen(

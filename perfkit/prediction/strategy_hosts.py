@@ -313,7 +313,11 @@ def join_stage(case: Case, passes: Sequence[Work], exchange: Work) -> Array:
 
 
 def join_exchanges(
-    case: Case, passes: PassWork, layers: Array, end_weights: Array | None
+    case: Case,
+    passes: PassWork,
+    layers: Array,
+    layers_of_chunk: Array,
+    end_weights: Array | None,
 ) -> ChunkHosts:
     """Find the time that hosts add to passes with messages that are sent once in an iteration.
 
@@ -323,8 +327,8 @@ def join_exchanges(
         Strategies.
     passes : PassWork
         Passes of a micro-batch through all chunks of a stage [s].
-    layers : array
-        Layers of the stage [-].
+    layers, layers_of_chunk : array
+        Layers of the stage, and of one of its chunks [-].
     end_weights : array or None
         Trained numbers of the embeddings or the head, if the stage holds them [-].
 
@@ -341,27 +345,42 @@ def join_exchanges(
     """
     s, times, sizes = case.s, case.times, case.sizes
     once = case.has_replicas & ~s.scattered
-    weights, units = layers * times.layer.weights, layers
-    if end_weights is not None:
-        weights, units = weights + end_weights, units + 1.0
-    reordered = sizes.gathered * sizes.reordered * layers
     copied = np.where(s.buffers, 0.0, 1.0)
-    gathers = np.where(once & (s.zero > 0), 1.0, 0.0) / np.where(s.zero > 1, s.chunks, 1.0)
+    gathers = np.where(once & (s.zero > 0), 1.0, 0.0)
+    gathered = _list_exchanged(case, np.where(s.zero > 1, layers_of_chunk, layers), end_weights)
     gather = Work(
-        gathers * times.packing * (sizes.gathered * weights + reordered),
-        gathers * (1.0 + copied) * units * times.call,
+        gathers * times.packing * (sizes.gathered * gathered.weights + gathered.reordered),
+        gathers * (1.0 + copied) * gathered.units * times.call,
     )
-    reduces = np.where(once & s.overlap & ~case.schedule.puts_off_weights, 1.0, 0.0) / s.chunks
+    reduces = np.where(once & s.overlap & ~case.schedule.puts_off_weights, 1.0, 0.0)
     # whole gradients are unpacked once more
     copies = copied * np.where(s.zero > 0, 1.0, 2.0)
+    reduced = _list_exchanged(case, layers_of_chunk, end_weights)
     reduction = Work(
-        reduces * times.packing * (copies * sizes.reduced * weights + reordered),
-        reduces * (1.0 + copies) * units * times.call,
+        reduces * times.packing * (copies * sizes.reduced * reduced.weights + reduced.reordered),
+        reduces * (1.0 + copies) * reduced.units * times.call,
     )
     return ChunkHosts(
         first=_join_chunk(case, passes.forward, gather),
         last=_join_chunk(case, passes.backward, reduction),
     )
+
+
+class _Exchanged(NamedTuple):
+    """What is exchanged: trained numbers, numbers of experts that are copied once more, and units
+    [-]."""
+
+    weights: Array
+    reordered: Array
+    units: Array
+
+
+def _list_exchanged(case: Case, layers: Array, end_weights: Array | None) -> _Exchanged:
+    """What is exchanged of some layers and an end."""
+    weights, units = layers * case.times.layer.weights, layers
+    if end_weights is not None:
+        weights, units = weights + end_weights, units + 1.0
+    return _Exchanged(weights, case.sizes.gathered * case.sizes.reordered * layers, units)
 
 
 def _join_chunk(case: Case, work: Work, exchange: Work) -> Array:

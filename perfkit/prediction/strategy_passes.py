@@ -282,12 +282,13 @@ def context_parallel_time(case: Case) -> ContextMessages:
     forward = expose(steps[0], attention.forward)
     backward = expose(steps[1], attention.backward)
     backward_calls = count_calls(attention.backward)
+    calls_again = count_calls(attention.again)
     recomputed = s.checkpoint != "none"
     return ContextMessages(
         forward=forward,
         backward=np.where(recomputed, forward + backward, backward),
         forward_calls=count_calls(attention.forward),
-        backward_calls=np.where(recomputed, 2.0 * backward_calls, backward_calls),
+        backward_calls=np.where(recomputed, calls_again + backward_calls, backward_calls),
     )
 
 

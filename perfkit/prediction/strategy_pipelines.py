@@ -336,7 +336,7 @@ def _make_stage(
         end_weights = case.times.embeddings.weights
     elif has_head:
         end_weights = case.times.head.weights
-    hosts = join_exchanges(case, work, layers, end_weights)
+    hosts = join_exchanges(case, work, layers, layers / case.s.chunks, end_weights)
     exists = layers > 0
     put_off = np.where(exists, gradients.device + gradients_host, 0.0)
     forward = work.forward.device + forward_host

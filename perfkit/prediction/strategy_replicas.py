@@ -130,7 +130,8 @@ def price_replica_messages(case: Case) -> ReplicaMessages:
 
     Notes
     -----
-    With hybrid sharding, the sums of each group are added up over groups.
+    With hybrid sharding, the sums of each group are added up over groups, on a communicator of their
+    own: while the sums of one layer go from group to group, those of the next layer are reduced.
     """
     s, sizes = case.s, case.sizes
     owners = s.owners
@@ -144,9 +145,11 @@ def price_replica_messages(case: Case) -> ReplicaMessages:
     if np.any(in_group > 1):
         reductions = reductions + _send(case, "all_reduce", sizes.summed, in_group)
     if np.any(groups > 1):
-        reductions = reductions + _send(
-            case, "all_reduce", sizes.summed, groups, stride=owners, shards=shared
-        )
+        across = _send(case, "all_reduce", sizes.summed, groups, stride=owners, shards=shared)
+        together = np.maximum(reductions, across)
+        of_layer = np.maximum(reductions[3], across[1])
+        together[1], together[3] = reductions[1], of_layer
+        reductions = np.where(groups > 1, together, reductions)
     return ReplicaMessages(UnitMessages(*gathers), UnitMessages(*reductions))
 
 

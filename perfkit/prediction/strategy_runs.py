@@ -1,5 +1,6 @@
-"""Pipelines of strategies whose closed forms are rough, pass by pass."""
+"""Pipelines of strategies, pass by pass, and where closed forms are too rough without."""
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -7,7 +8,9 @@ import numpy as np
 from perfkit.ground.units import Array
 from perfkit.prediction.cost import join_host
 from perfkit.prediction.micro_batches import PassWork
-from perfkit.prediction.passes import ChunkTimes, PipelineShape, PipelineTimes, run_iteration
+from perfkit.prediction.passes import ChunkTimes, PipelineShape, PipelineTimes, shorten
+from perfkit.prediction.passes_at_once import run_iterations
+from perfkit.prediction.replicas import UnitMessages
 from perfkit.prediction.stage_replicas import (
     Added,
     AddedOnce,
@@ -20,25 +23,12 @@ from perfkit.prediction.strategy_case import Case
 from perfkit.prediction.strategy_hosts import join_exchanges
 from perfkit.prediction.strategy_passes import Passes, add_regions
 from perfkit.prediction.strategy_pipelines import Borders, find_put_off
-from perfkit.prediction.strategy_records import Work, map_arrays
+from perfkit.prediction.strategy_records import Work, map_arrays, select
+from perfkit.workloads.strategy import LayerSpread, Strategy, spread_chunks
 
-
-class ChunkLayers(NamedTuple):
-    """Layers of the chunks of a pipeline.
-
-    Parameters
-    ----------
-    first, longer, shorter, last : array
-        Of the first chunk, of those between with a layer more and without, and of the last one [-].
-    with_more : array
-        The position, in all chunks, behind those with a layer more [-].
-    """
-
-    first: Array
-    longer: Array
-    shorter: Array
-    last: Array
-    with_more: Array
+#: Share of a forward pass through a chunk that a message between stages may take, for closed forms to
+#: be within 4 % of passes that are run (`python -m benchmarks.strategies_beside`) [-].
+FAST = 0.1
 
 
 class _Chunks(NamedTuple):
@@ -60,8 +50,8 @@ class _ExchangeWork(NamedTuple):
     weights: Work
 
 
-def find_rough(case: Case) -> np.ndarray:
-    """Find the strategies whose closed forms are rough.
+def find_runnable(case: Case) -> np.ndarray:
+    """Find the strategies whose passes can be run.
 
     Parameters
     ----------
@@ -70,17 +60,40 @@ def find_rough(case: Case) -> np.ndarray:
 
     Returns
     -------
+    runnable : array of bool
+        Those with several stages, which share the micro-batches as their schedule wants it [-].
+    """
+    is_whole = case.micro % 1 == 0
+    divides = ~case.schedule.interleaves | (case.micro % case.s.pp == 0)
+    return np.asarray(case.has_stages & is_whole & divides)
+
+
+def find_rough(case: Case, passes: Passes, borders: Borders) -> np.ndarray:
+    """Find the strategies whose closed forms are rough.
+
+    Parameters
+    ----------
+    case : Case
+        Strategies.
+    passes : Passes
+        Passes of a micro-batch through each region.
+    borders : Borders
+        Messages between stages.
+
+    Returns
+    -------
     rough : array of bool
-        Those in one region whose layers do not divide into chunks, or whose stages exchange weights
-        or gradients with each micro-batch [-].
+        Those whose layers do not divide into chunks or are stated, whose replicas share gradients or
+        weights (ZeRO stages 2 and 3), or whose messages between stages take more than `FAST` of a
+        forward pass through a chunk [-].
     """
     s = case.s
     unlike = case.model.layers % (s.pp * s.chunks) != 0
     unlike = unlike | (s.first_layers > 0) | (s.last_layers > 0)
-    unlike_stages = (case.schedule.all_forward_first | case.schedule.has_chunks) & unlike
-    exchanges_often = s.scattered & case.has_replicas
-    in_one_region = case.has_stages & (case.regions <= 1)
-    return np.asarray(in_one_region & (unlike_stages | exchanges_often))
+    shares_gradients = (s.zero > 1) & case.has_replicas
+    one_pass = case.layers / s.chunks * passes.forward.layer.device
+    slow = np.maximum(borders.inside, borders.far) / 2.0 > FAST * one_pass
+    return np.asarray(unlike | shares_gradients | slow)
 
 
 def run_passes(case: Case, passes: Passes, borders: Borders, exchange: Exchange) -> Array:
@@ -101,78 +114,166 @@ def run_passes(case: Case, passes: Passes, borders: Borders, exchange: Exchange)
     -------
     times : array
         Time of an iteration of each, without its update [s].
+
+    Notes
+    -----
+    Strategies with the same schedule, stages, micro-batches and chunks are run together.
     """
-    layers = _spread_chunks(case)
+    spread = spread_chunks(case.model.layers, case.s)
+    # of two stages that are both stated, no chunk lies between
+    shorter = np.where(spread.of_ends > 0, spread.of_ends, 1.0)
+    first = spread.count_layers(case.s, 0, 0)
+    last = spread.count_layers(case.s, case.s.pp - 1, case.s.chunks - 1)
     chunks = _Chunks(
-        first=_time_chunk(case, passes, exchange, layers.first, has_embeddings=True),
-        longer=_time_chunk(case, passes, exchange, layers.longer),
-        shorter=_time_chunk(case, passes, exchange, layers.shorter),
-        last=_time_chunk(case, passes, exchange, layers.last, has_head=True),
+        first=_time_chunk(
+            case, passes, exchange, first, case.stage_layers.first, has_embeddings=True
+        ),
+        longer=_time_chunk(case, passes, exchange, shorter + 1.0, case.s.chunks * (shorter + 1.0)),
+        shorter=_time_chunk(case, passes, exchange, shorter, case.s.chunks * shorter),
+        last=_time_chunk(case, passes, exchange, last, case.stage_layers.last, has_head=True),
     )
     times = np.zeros(case.count)
-    for index in range(case.count):
-        of_strategy = _pick(chunks, index)
-        with_more = int(layers.with_more[index])
-        times[index] = _run_pipeline(case, index, of_strategy, with_more, borders)
+    for run in _list_runs(case):
+        times[run.members] = _run_alike(case, run, chunks, spread, borders, exchange)
     return times
 
 
-def _pick(chunks: _Chunks, index: int) -> _Chunks:
-    """Times of one strategy."""
-    return map_arrays(lambda times: float(times[index]), chunks)
+class _Run(NamedTuple):
+    """Strategies whose passes are run together: their positions; the passes that are run; and how many
+    groups of micro-batches each has besides [-]."""
+
+    members: np.ndarray
+    shape: PipelineShape
+    groups_left_out: np.ndarray
 
 
-def _run_pipeline(
-    case: Case, index: int, chunks: _Chunks, with_more: int, borders: Borders
-) -> float:
-    """Time of one strategy, of whose chunks the first `with_more` have a layer more [s]."""
+def _list_runs(case: Case) -> list[_Run]:
+    """Strategies by the passes that are run."""
     s = case.s
-    stages, chunks_of_stage = int(s.pp[index]), int(s.chunks[index])
-    between = []
-    for position in range(1, stages * chunks_of_stage - 1):
-        between.append(chunks.longer if position < with_more else chunks.shorter)
-    across, local = float(borders.across[index]) / 2.0, float(borders.local[index]) / 2.0
-    ranks_of_stage = int(s.ranks[index] // s.pp[index])
-    crosses = _cross_nodes(stages, ranks_of_stage, case.platform.network.ranks_per_node)
-    return run_iteration(
-        PipelineShape(
-            schedule=str(s.schedule[index]),
-            stages=stages,
-            micro_batches=int(case.micro[index]),
-            chunks=chunks_of_stage,
-            scattered=bool(s.scattered[index]),
-        ),
+    columns = zip(
+        s.schedule.tolist(),
+        s.pp.astype(int).tolist(),
+        case.micro.astype(int).tolist(),
+        s.chunks.astype(int).tolist(),
+        s.scattered.tolist(),
+        strict=True,
+    )
+    members: dict[PipelineShape, list[int]] = {}
+    left_out: dict[PipelineShape, list[int]] = {}
+    for index, fields in enumerate(columns):
+        shape = PipelineShape(*fields)
+        shortened = shorten(shape)
+        run = shape._replace(micro_batches=shortened.micro_batches)
+        members.setdefault(run, []).append(index)
+        left_out.setdefault(run, []).append(shortened.groups_left_out)
+    return [_Run(np.array(members[run]), run, np.array(left_out[run])) for run in members]
+
+
+def _run_alike(
+    case: Case,
+    run: _Run,
+    chunks: _Chunks,
+    spread: LayerSpread,
+    borders: Borders,
+    exchange: Exchange,
+) -> Array:
+    """Times of strategies whose passes are run together [s]."""
+    members, stages = run.members, run.shape.stages
+    s = case.s.select(members)
+    of_members = _Members(
+        spread=select(spread, members, case.count),
+        s=s,
+        gathers=select(exchange.gathers, members, case.count),
+        layer=exchange.forward.layer[members],
+        gathers_ahead=case.has_replicas[members] & (s.zero == 1) & s.overlap,
+    )
+    of_kinds = _Chunks(*(select(kind, members, case.count) for kind in chunks))
+    in_order = _list_chunks(run.shape, of_members, of_kinds)
+    return run_iterations(
+        run.shape,
         PipelineTimes(
-            chunks=[chunks.first, *between, chunks.last],
+            chunks=in_order,
             stages=stages,
-            messages=[across if is_far else local for is_far in crosses],
+            messages=_list_messages(case, members, stages, borders),
         ),
+        run.groups_left_out,
     )
 
 
-def _cross_nodes(stages: int, ranks: int, ranks_of_node: int) -> list[bool]:
-    """Whether stages of as many ranks each send messages between nodes to the stage behind them,
-    the last one to the first one."""
-    ends = [(stage * ranks, (stage + 2) * ranks - 1) for stage in range(stages - 1)]
-    ends.append((0, stages * ranks - 1))
-    return [first // ranks_of_node != last // ranks_of_node for first, last in ends]
+class _Members(NamedTuple):
+    """Strategies whose passes are run together: how their layers are spread over chunks; the
+    strategies; messages that gather the weights of each unit, and the forward pass of a layer [s];
+    and whether all weights are gathered ahead of the first pass."""
+
+    spread: LayerSpread
+    s: Strategy
+    gathers: UnitMessages
+    layer: Array
+    gathers_ahead: np.ndarray
 
 
-def _spread_chunks(case: Case) -> ChunkLayers:
-    """Spread layers over chunks: the first ones have a layer more if they do not divide."""
-    s = case.s
-    first_stated, last_stated = s.first_layers > 0, s.last_layers > 0
-    stated = np.where(first_stated, 1, 0) + np.where(last_stated, 1, 0)
-    rest = case.model.layers - s.first_layers - s.last_layers
-    each, more = np.divmod(rest, np.maximum(s.pp * s.chunks - stated, 1))
-    return ChunkLayers(
-        first=np.where(first_stated, s.first_layers, np.where(more > 0, each + 1, each)),
-        longer=each + 1,
-        # of two chunks, none lies between the ends
-        shorter=np.maximum(each, 1),
-        last=np.where(last_stated, s.last_layers, each),
-        with_more=more + np.where(first_stated, 1, 0),
+def _list_chunks(shape: PipelineShape, members: _Members, kinds: _Chunks) -> list[ChunkTimes]:
+    """Times of all chunks in the order of a forward pass.
+
+    Weights that are gathered ahead come before the first pass of a stage, one chunk after another.
+    Without overlap all gradients are reduced behind its last pass.
+    """
+    s, spread = members.s, members.spread
+    stages = shape.stages
+    are_alike = not np.any(spread.longer > 0)
+    gathers_ahead = bool(members.gathers_ahead.any())
+    #: When the weights of the chunks so far are there [s].
+    landed = [0.0 * members.layer for _ in range(stages)]
+    landed[0] = landed[0] + members.gathers.embeddings
+    in_order = []
+    for position in range(stages * shape.chunks):
+        chunk, stage = divmod(position, stages)
+        times = kinds.shorter
+        if position == 0:
+            times = kinds.first
+        elif position == stages * shape.chunks - 1:
+            times = kinds.last
+        elif not are_alike:
+            is_longer = spread.count_layers(s, stage, chunk) > spread.of_ends
+            times = map_arrays(partial(np.where, is_longer), kinds.longer, kinds.shorter)
+        gathered = times.gathered
+        if gathers_ahead:
+            layers = spread.count_layers(s, stage, chunk)
+            landed[stage] = landed[stage] + layers * members.gathers.longest
+            begin = np.maximum(landed[stage] + members.layer - times.forward, 0.0)
+            gathered = np.where(members.gathers_ahead, begin, 0.0)
+        if chunk > 0:
+            times = times._replace(
+                later_gather=np.where(s.zero == 1, 0.0, times.later_gather),
+                gathered=gathered,
+                tail=np.where(s.overlap, times.tail, 0.0),
+            )
+        elif stage == stages - 1 and shape.chunks > 1:
+            times = times._replace(tail=np.where(s.overlap, times.tail, kinds.last.tail))
+        in_order.append(times)
+    return in_order
+
+
+def _list_messages(case: Case, members: np.ndarray, stages: int, borders: Borders) -> list[Array]:
+    """Messages from each stage to the next one, from the last to the first one, too, of some
+    strategies [s]."""
+    network = case.platform.network
+    ranks = (case.s.ranks // case.s.pp)[members]
+    region = network.ranks // network.regions
+    across, local, far = (
+        each[members] / 2.0 for each in (borders.across, borders.local, borders.far)
     )
+    messages = []
+    for stage in range(stages):
+        if stage == stages - 1:
+            first, last = 0.0 * ranks, stages * ranks - 1
+        else:
+            first, last = stage * ranks, (stage + 2) * ranks - 1
+        crosses_nodes = first // network.ranks_per_node != last // network.ranks_per_node
+        crosses_regions = first // region != last // region
+        message = np.where(crosses_nodes, across, local)
+        messages.append(np.where(crosses_regions, far, message))
+    return messages
 
 
 def _time_chunk(
@@ -180,11 +281,13 @@ def _time_chunk(
     passes: Passes,
     exchange: Exchange,
     layers: Array,
+    all_layers: Array,
     *,
     has_embeddings: bool = False,
     has_head: bool = False,
 ) -> ChunkTimes:
-    """Times of the activities of a chunk of some layers and an end, if it has one.
+    """Times of the activities of a chunk of some layers and an end, if it has one, of a stage with
+    some layers in all chunks.
 
     The host joins the passes of all chunks of a stage, as if they were alike. Weight gradients that
     are put off are launched with the next forward pass.
@@ -210,7 +313,7 @@ def _time_chunk(
     further = _add_work(gradients, _add_work(copies.forward, copies.weights))
     gradients_host = _add_host(case, forward, further) - forward_host
     gradients_host = np.where(case.schedule.puts_off_weights, gradients_host, 0.0)
-    hosts = join_exchanges(case, PassWork(forward, backward), s.chunks * layers, end_weights)
+    hosts = join_exchanges(case, PassWork(forward, backward), all_layers, layers, end_weights)
     chunk = StageKind(
         number=np.ones(case.count),
         layers=layers,
@@ -222,7 +325,7 @@ def _time_chunk(
         last_host=hosts.last,
     )
     often = _keep_if(s.scattered, add_to_each_pass(exchange, chunk))
-    once = _keep_if_not(s.scattered, exchange_once(exchange, chunk))
+    once = _keep_if_not(s.scattered, exchange_once(exchange, chunk, all_layers))
     return ChunkTimes(
         forward=(forward.device + forward_host) / s.chunks + often.forward,
         backward=(backward.device + backward_host) / s.chunks + often.backward,
@@ -230,6 +333,8 @@ def _time_chunk(
         reduction=often.landed - often.backward,
         first_gather=once.gathering,
         later_gather=once.gathering_later,
+        lead=once.lead,
+        gathered=np.zeros(case.count),
         regather=once.regathering,
         last_reduction=once.reducing,
         tail=once.tail,

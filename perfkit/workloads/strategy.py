@@ -3,7 +3,7 @@ experts."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,7 +45,8 @@ class Strategy:
         Chunks of layers of each stage; above 1 only for ``interleaved`` and ``breadth_first`` [-].
     first_layers, last_layers : int
         Layers of the first stage, which also holds the embeddings, and of the last, which also
-        holds the head; 0 for as many as the others have [-].
+        holds the head; 0 for as many as the others have. Of several chunks the first one of the
+        first stage and the last one of the last stage take the difference, see `spread_chunks` [-].
     checkpoint : str
         What the backward pass computes again: ``none``, ``selective`` (attention without its
         projections) or ``full``.
@@ -349,6 +350,125 @@ def _check_flags(key: str, value: Any) -> Any:
     return flag
 
 
+class LayerSpread(NamedTuple):
+    """How the layers of a model are spread over the chunks of its stages, of one strategy or of many.
+
+    Parameters
+    ----------
+    even, longer : array
+        Layers of a chunk of a stage whose layers are not stated, and how many of these chunks, the
+        earliest of a forward pass, have one more [-].
+    of_ends : array
+        Layers of each chunk of the first or the last stage, if its layers are stated, but for the
+        first chunk of the first stage and the last chunk of the last one [-].
+    first, last : array
+        Layers of these two, if they are stated; they may hold none beside embeddings or head [-].
+    """
+
+    even: Any
+    longer: Any
+    of_ends: Any
+    first: Any
+    last: Any
+
+    def count_layers(self, s: Strategy, stage: Any, chunk: Any) -> Any:
+        """Count the layers of a chunk.
+
+        Parameters
+        ----------
+        s : Strategy
+            The strategies that were spread.
+        stage, chunk : int or array
+            Its stage, and its number among the chunks of this stage, from 0 [-].
+
+        Returns
+        -------
+        layers : array
+            Layers [-].
+        """
+        first_stated, last_stated = np.greater(s.first_layers, 0), np.greater(s.last_layers, 0)
+        stages = s.pp - first_stated * 1 - last_stated
+        position = chunk * stages + stage - first_stated
+        layers = self.even + (position < self.longer)
+        of_first = np.where(np.equal(chunk, 0), self.first, self.of_ends)
+        of_last = np.where(np.equal(chunk, s.chunks - 1), self.last, self.of_ends)
+        layers = np.where(last_stated & np.equal(stage, s.pp - 1), of_last, layers)
+        return np.where(first_stated & np.equal(stage, 0), of_first, layers)
+
+    def add_up(self, s: Strategy, stage: Any) -> Any:
+        """Add up the layers of all chunks of a stage.
+
+        Parameters
+        ----------
+        s : Strategy
+            The strategies that were spread.
+        stage : int or array
+            The stage, from 0 [-].
+
+        Returns
+        -------
+        layers : array
+            Layers [-].
+        """
+        first_stated, last_stated = np.greater(s.first_layers, 0), np.greater(s.last_layers, 0)
+        stages = np.maximum(s.pp - first_stated * 1 - last_stated, 1)
+        longer = np.ceil((self.longer - (stage - first_stated)) / stages)
+        layers = self.even * s.chunks + np.clip(longer, 0, s.chunks)
+        layers = np.where(last_stated & np.equal(stage, s.pp - 1), s.last_layers, layers)
+        return np.where(first_stated & np.equal(stage, 0), s.first_layers, layers)
+
+
+def spread_chunks(layers: int, s: Strategy) -> LayerSpread:
+    """Spread the layers of a model over the chunks of stages.
+
+    Parameters
+    ----------
+    layers : int
+        All layers [-].
+    s : Strategy
+        One or many.
+
+    Returns
+    -------
+    spread : LayerSpread
+        Layers of chunks [-].
+
+    Notes
+    -----
+    Chunks of stages whose layers are not stated are even. Where these layers do not divide, the
+    earliest chunks of a forward pass have one more. Stages whose layers are stated differ from them
+    in one chunk: the first stage in its first chunk, the last stage in its last one, as Megatron-LM
+    leaves out a layer there (``--account-for-embedding-in-pipeline-split`` and
+    ``--account-for-loss-in-pipeline-split`` [1]_). Where all layers are stated, chunks are as even
+    as those of a model whose layers do not divide, rounded up.
+
+    References
+    ----------
+    .. [1] NVIDIA, Megatron-LM, ``megatron/core/transformer/transformer_block.py``,
+       ``get_num_layers_to_build``
+
+    Examples
+    --------
+    Eight chunks of each of sixteen stages, 126 layers, one less in the first and in the last stage:
+
+    >>> s = Strategy(pp=16, schedule="interleaved", chunks=8, first_layers=7, last_layers=7)
+    >>> spread = spread_chunks(126, s)
+    >>> [int(spread.count_layers(s, stage, chunk)) for stage, chunk in ((0, 0), (0, 1), (15, 6), (15, 7))]
+    [0, 1, 1, 0]
+    """
+    stated = np.greater(s.first_layers, 0) * 1 + np.greater(s.last_layers, 0)
+    rest = layers - s.first_layers - s.last_layers
+    even, longer = np.divmod(rest, np.maximum((s.pp - stated) * s.chunks, 1))
+    of_ends = np.where(s.pp > stated, even, np.ceil(layers / (s.pp * s.chunks)))
+    return LayerSpread(
+        even=even,
+        longer=longer,
+        of_ends=of_ends,
+        first=s.first_layers - (s.chunks - 1) * of_ends,
+        last=s.last_layers - (s.chunks - 1) * of_ends,
+    )
+
+
 def spread_layers(layers: int, s: Strategy) -> tuple[Any, Any, Any]:
     """Spread the layers of a model over stages.
 
@@ -373,21 +493,10 @@ def spread_layers(layers: int, s: Strategy) -> tuple[Any, Any, Any]:
     >>> [int(count) for count in spread_layers(126, Strategy(pp=16, first_layers=7, last_layers=7))]
     [7, 8, 7]
     """
-    first_stated, last_stated = np.greater(s.first_layers, 0), np.greater(s.last_layers, 0)
-    rest = layers - s.first_layers - s.last_layers
-    # Chunks that are not stated; the earliest of them get one layer more if these do not divide.
-    chunks = np.maximum((s.pp - first_stated * 1 - last_stated) * s.chunks, 1)
-    layers_of_chunk, longer = np.divmod(rest, chunks)
-
-    def count_layers(position: Any) -> Any:
-        """Layers of a stage by its position among those that are not stated."""
-        return layers_of_chunk * s.chunks + np.clip(
-            np.ceil((longer - position) / s.pp), 0, s.chunks
-        )
-
-    first = np.where(first_stated, s.first_layers, count_layers(0))
-    second = count_layers(np.where(first_stated, 0, 1))
-    last = np.where(last_stated, s.last_layers, count_layers(s.pp - 1 - first_stated))
+    spread = spread_chunks(layers, s)
+    first = spread.add_up(s, 0)
+    second = spread.add_up(s, 1)
+    last = spread.add_up(s, s.pp - 1)
     return first, np.where(s.pp > 2, second, np.maximum(first, last)), last
 
 
@@ -405,8 +514,9 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
     -------
     fits : dict of str to bool or array
         For each field of the model, whether ranks, stages and micro-batches divide it; of
-        ``layers``, whether each chunk gets one. With ``interleaved`` the stages must divide
-        the micro-batches. Stages whose layers are stated have one chunk.
+        ``layers``, whether each chunk gets one; the first chunk of all and the last one may do
+        without, if they are stated and not the only ones of their stage, see `spread_chunks`. With
+        ``interleaved`` the stages must divide the micro-batches.
     """
     kv_heads = model.kv_heads or model.heads
     ranks_sharing_heads = s.tp * np.where(s.ulysses, s.cp, 1)
@@ -418,15 +528,18 @@ def list_fits(model: Any, s: Strategy) -> dict[str, Any]:
     interleaves = find_schedules(s.schedule).interleaves
     stages_divide = micro_batches % s.pp == 0
 
-    # stages whose layers are stated, and layers of the others, of which each needs one
-    stated = np.greater(s.first_layers, 0) * 1 + np.greater(s.last_layers, 0)
+    # stages whose layers are stated, and layers of the others, of which each chunk needs one
+    first_stated, last_stated = np.greater(s.first_layers, 0), np.greater(s.last_layers, 0)
+    stages = s.pp - first_stated * 1 - last_stated
     rest = model.layers - s.first_layers - s.last_layers
-    enough = np.where(s.pp > stated, rest >= s.pp - stated, (s.pp == stated) & (rest == 0))
-    chunks_fit = np.where(stated > 0, (s.chunks == 1) & enough, s.pp * s.chunks <= model.layers)
+    enough = np.where(stages > 0, rest >= stages * s.chunks, (stages == 0) & (rest == 0))
+    spread = spread_chunks(model.layers, s)
+    first_fits = np.logical_not(first_stated) | (spread.first >= 0)
+    last_fits = np.logical_not(last_stated) | (spread.last >= 0)
     return {
         "heads": heads_fit & kv_heads_fit,
         "sequence": model.sequence % (s.cp * s.rows) == 0,
         "experts": (s.ep == 1) | ((model.experts or 1) % s.ep == 0),
         "batch": is_whole & (np.logical_not(interleaves) | stages_divide),
-        "layers": chunks_fit,
+        "layers": enough & first_fits & last_fits,
     }
