@@ -108,3 +108,57 @@ def test_an_exchange_of_its_own_runs_beside_reductions() -> None:
         together = pk.predict(shared, cluster, ranks=64)
         beside = pk.predict(separate, cluster, ranks=64)
     assert beside.time < together.time
+
+
+def test_grouped_gradients_are_reduced_at_once_in_the_format_of_products() -> None:
+    """All MLP weights and the copied table, of 2 B a number, although the table is in fp32: 13 x 16 +
+    16 and 32 x 1 + 1 of the MLPs, 100 x 16 of the copy."""
+    settings = {"batch": 64, "rows": [100, 1000], "dim": 16, "bottom": (), "top": ()}
+    plan = pk.Plan.from_owners([Placement("data_parallel", (0, 1)), 0], ranks=2)
+    model = pk.DLRM(
+        **settings,
+        interaction="cross",
+        cross=(1, 4),
+        features=13,
+        embedding="fused",
+        dtype="fp16",
+        table_dtype="fp32",
+        overlap=True,
+        reduction="grouped",
+    )
+    graph = model.graphs(2, plan, accelerator=True)[0]
+    reductions = [
+        graph[position]
+        for position in graph.collectives
+        if graph.labels[position].name == "all_reduce"
+    ]
+    weights = 13 * 16 + 16 + (2 * 48 * 4 + 48) + 48 + 1 + 100 * 16
+    assert [operation.features["nbytes"] for operation in reductions] == [2 * weights]
+
+
+def test_delayed_weight_gradients_run_while_gradients_of_rows_are_exchanged() -> None:
+    """The same kernels: all products of weights (`tn`) of the top MLP come after the exchange is
+    launched, and those of its operands (`nn`) before."""
+    settings = {"batch": 64, "rows": [1000] * 2, "dim": 16, "dtype": "fp16", "overlap": True}
+    usual, delayed = (
+        pk.DLRM(**settings, delay_weights=delay).graphs(2, accelerator=True)[0]
+        for delay in (False, True)
+    )
+    assert sorted(usual.labels) == sorted(delayed.labels)
+    assert usual.column("flops").sum() == delayed.column("flops").sum()
+
+    def place(graph: object, name: str, variant: str = "") -> list[int]:
+        return [
+            position
+            for position, label in enumerate(graph.labels)  # type: ignore[attr-defined]
+            if (label.name, label.phase) == (name, "backward") and variant in ("", label.variant)
+        ]
+
+    [launch] = place(delayed, "all_to_all")
+    products = [p for p in place(delayed, "mm", "tn") if delayed.labels[p].module == "top"]
+    assert products and min(products) > launch
+    assert all(p < launch for p in place(delayed, "mm", "nn") if delayed.labels[p].module == "top")
+    [launch] = place(usual, "all_to_all")
+    assert min(place(usual, "mm", "tn")) < launch
+    with pytest.raises(ValueError, match="delay_weights is True and mixed, too"):
+        pk.DLRM(batch=64, mixed=True, dtype="fp16", delay_weights=True)

@@ -51,6 +51,9 @@ _BUILT = {
     "experts": 0,
     "fused_accumulation": False,
     "mlps": None,
+    "separate_exchange": False,
+    "reduction": "buckets",
+    "delay_weights": False,
 }
 
 

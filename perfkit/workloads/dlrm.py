@@ -40,6 +40,7 @@ _OPEN = ("batch",)
 _CHOICES = {
     "interaction": ("dot", "cross"),
     "embedding": ("separate", "fused", "exact"),
+    "reduction": ("buckets", "grouped"),
 }
 
 
@@ -57,7 +58,7 @@ def _read_preset(row: dict[str, str]) -> dict[str, Any]:
         preset[name] = tuple(int(width) for width in row[name].split())
     for name in ("dim", "features"):
         preset[name] = int(row[name])
-    for name in (*_CHOICES, "optimizer"):
+    for name in ("interaction", "embedding", "optimizer"):
         if row[name]:
             preset[name] = row[name]
     return preset
@@ -188,6 +189,13 @@ class DLRM:
         run beside reductions of gradients, as in HugeCTR. Otherwise they share the default process
         group of PyTorch, whose collectives run one after another. Two at once are timed as if each
         had the links alone.
+    reduction : str
+        ``buckets``: gradients are reduced in buckets as they arrive, those of each MLP and of copies
+        apart (DistributedDataParallel). ``grouped``: all at once, in `dtype`, when the last one has
+        arrived, as HugeCTR does with ``grouped_all_reduce``. Without `overlap` it has no effect.
+    delay_weights : bool
+        Whether products of weight gradients run after those of all other gradients, while gradients
+        of rows are exchanged, as HugeCTR's ``async_wgrad`` lets them. Not with `mixed`.
     table_dtype : str
         Data type of the tables, by default that of weights; pooled rows have the data type of
         activations.
@@ -225,6 +233,8 @@ class DLRM:
     overlap: bool
     table_dtype: str
     separate_exchange: bool = False
+    reduction: str = "buckets"
+    delay_weights: bool = False
     family: str = field(default="dlrm", repr=False)
 
     def __init__(
@@ -249,6 +259,8 @@ class DLRM:
         cross: tuple[int, int] = (3, 512),
         overlap: bool = False,
         separate_exchange: bool = False,
+        reduction: str = "buckets",
+        delay_weights: bool = False,
         table_dtype: str = "",
     ) -> None:
         if preset is None:
@@ -272,7 +284,11 @@ class DLRM:
             fused=fused,
             overlap=overlap,
             separate_exchange=separate_exchange,
+            delay_weights=delay_weights,
         )
+        if mixed and delay_weights:
+            fault = "delay_weights is True and mixed, too, whose casts follow each weight gradient"
+            raise ValueError(f"{fault}; take dtype and table_dtype in place of mixed")
         check_type("table_dtype", table_dtype, str)
         if not table_dtype:
             table_dtype = "fp32" if mixed else dtype
@@ -312,6 +328,8 @@ class DLRM:
             overlap=overlap,
             table_dtype=table_dtype,
             separate_exchange=separate_exchange,
+            reduction=check_choice("reduction", reduction, _CHOICES["reduction"]),
+            delay_weights=delay_weights,
             family="dlrm",
         )
 
@@ -556,6 +574,8 @@ def _record_rank(model: DLRM, plan: Plan, local: LocalTables, accelerator: bool)
     """Record the iteration of a rank with these tables."""
     ranks = plan.ranks
     tape = Tape(ITEMSIZE[model.dtype], mixed=model.mixed, overlap=model.overlap and ranks > 1)
+    tape.grouped = model.reduction == "grouped"
+    tape.delays_weights = model.delay_weights
     groups: dict[Sequence[int], int] = {
         members: number for number, members in enumerate(local.groups)
     }
@@ -659,10 +679,13 @@ def order_weights(tape: Tape) -> None:
 
 def _fill_buckets(tape: Tape) -> None:
     """Let the gradients of each module, and those of ranks that share it, be reduced in buckets of
-    their own."""
+    their own, or all gradients of a group of ranks in one."""
     modules = {"bottom": 1, "embeddings": 2}
     for weight in tape.trained:
         if weight.group is None:
+            continue
+        if tape.grouped:
+            weight.bucket = weight.group
             continue
         weight.bucket = modules.get(weight.module, 0)
         if weight.group > 0:  # ranks that share a module reduce apart

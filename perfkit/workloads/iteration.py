@@ -215,7 +215,7 @@ def make_open_graph(tape: Tape, **about: Any) -> OpenGraph:
         weights = replace(weights, buffer=layout.number[weights.buffer])
     noted: Sequence[LaunchWait] = tape.waits
     if any(weight.bucket is not None for weight in tape.trained):
-        rows, noted = _reduce(rows, sizes, noted)
+        rows, noted = _reduce(rows, sizes, noted, grouped=tape.grouped)
     unknown = np.broadcast_to(np.nan, len(rows.labels))
     frame = Graph(
         tuple(rows.labels),
@@ -457,9 +457,10 @@ def fill_buckets(sizes: Sequence[float]) -> list[slice]:
 
 
 def _reduce(
-    rows: _Rows, table: SizeTable, noted: Sequence[LaunchWait]
+    rows: _Rows, table: SizeTable, noted: Sequence[LaunchWait], *, grouped: bool
 ) -> tuple[_Rows, list[LaunchWait]]:
-    """Reduce gradients in buckets as DistributedDataParallel does; each module has its own buckets.
+    """Reduce gradients in buckets as DistributedDataParallel does; each module has its own buckets,
+    or a single one if they are `grouped`.
 
     A full bucket is reduced during the backward pass. The first copy back from it waits for that.
     Buckets are filled in the order in which gradients are computed, as PyTorch does from the second
@@ -481,7 +482,11 @@ def _reduce(
     begun = 0
     for module in np.unique(modules).tolist():
         of_module = np.flatnonzero(modules == module)
-        for members in fill_buckets([sizes[member] for member in of_module]):
+        if grouped:
+            buckets = [slice(0, len(of_module))]
+        else:
+            buckets = fill_buckets([sizes[member] for member in of_module])
+        for members in buckets:
             in_bucket = of_module[members]
             last = pieces[in_bucket[-1]]
             into[pieces[in_bucket]] = last

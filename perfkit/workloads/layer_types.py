@@ -46,10 +46,20 @@ class Linear(Layer):
         dw = tape.like(self.weight) if total is None else total
         if self.x.needs_gradient:
             tape.product("mm", NN, dy, self.weight, dx)
+        if tape.delays_weights:
+            tape.pass_on(self.x, dx)
+            tape.delay(partial(self._compute_weights, tape, dy, dw, adds=total is not None))
+            return
         if self.weight.needs_gradient:
             tape.product("mm", TN, dy, self.x, dw, adds=total is not None)
         tape.pass_through(self.bias, dy)
         tape.pass_on(self.x, dx)
+        tape.pass_on(self.weight, dw)
+
+    def _compute_weights(self, tape: Tape, dy: Tensor, dw: Tensor, *, adds: bool) -> None:
+        """Append the gradients of weight and bias."""
+        tape.product("mm", TN, dy, self.x, dw, adds=adds)
+        tape.pass_through(self.bias, dy)
         tape.pass_on(self.weight, dw)
 
 
@@ -73,11 +83,22 @@ class LinearWithoutBias(Layer):
         total = tape.find_sum(self.weight)
         dx = tape.like(self.x)
         dw = tape.like(self.weight) if total is None else total
+        adds = total is not None
+        if tape.delays_weights:
+            tape.product("mm", NN, dy, self.weight, dx)
+            tape.pass_on(self.x, dx)
+            tape.delay(partial(self._compute_weight, tape, dy, dw, adds=adds))
+            return
         if self.weight.needs_gradient:
-            tape.product("mm", TN, dy, self.x, dw, adds=total is not None)
+            tape.product("mm", TN, dy, self.x, dw, adds=adds)
         if self.x.needs_gradient:
             tape.product("mm", NN, dy, self.weight, dx)
         tape.pass_on(self.x, dx)
+        tape.pass_on(self.weight, dw)
+
+    def _compute_weight(self, tape: Tape, dy: Tensor, dw: Tensor, *, adds: bool) -> None:
+        """Append the gradient of the weight."""
+        tape.product("mm", TN, dy, self.x, dw, adds=adds)
         tape.pass_on(self.weight, dw)
 
 

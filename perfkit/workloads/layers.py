@@ -401,6 +401,8 @@ def exchange(
 
     if tape.overlap and wanted:
         tape.node(accept)
+        if tape.delays_weights:  # they are computed while the gradients are on their way
+            tape.node(tape.run_delayed)
     return receive
 
 

@@ -159,6 +159,12 @@ class Tape:
     def __init__(self, itemsize: int = 4, *, mixed: bool = False, overlap: bool = False) -> None:
         self.itemsize, self.wide = itemsize, 4 if mixed else itemsize
         self.overlap = overlap
+        # whether all gradients of a group of ranks are reduced at once, in the format of products
+        self.grouped = False
+        # whether products of weight gradients wait until all other gradients are computed, and those
+        # that wait
+        self.delays_weights = False
+        self.delayed: list[Node] = []
         self.index = 8  # bytes of an index
         self.phase, self.module = "forward", ""
         self.layer: int | None = None  # of what is recorded now
@@ -604,21 +610,37 @@ class Tape:
         """
         self.phase = "backward"
         while self.nodes:
-            node = self.nodes.pop()
-            self.module, self.layer = node.module, node.layer
-            self.calls = Calls.NEXT
-            node.run()
-            if self.calls is Calls.NEXT:  # a call without a kernel
-                self.bare += 1
-            self.calls = Calls.EACH
-            for weight in self.complete:
-                self.keep(weight)
-            self.complete.clear()
+            self._run(self.nodes.pop())
+        self.run_delayed()
         self.module = ""  # buckets belong to no module
         for piece in sorted(self.pieces, key=lambda piece: piece.bucket):
             self.layer = piece.layer
             empty_bucket(self, piece.part, piece.gradient)
         self.phase, self.layer = "update", None
+
+    def delay(self, run: Callable[[], Any]) -> None:
+        """Let the products of a weight gradient wait for `run_delayed`."""
+        self.delayed.append(Node(self.module, self.layer, run))
+
+    def run_delayed(self) -> None:
+        """Compute the weight gradients that wait, each as one call of the framework."""
+        module, layer = self.module, self.layer
+        waiting, self.delayed = self.delayed, []
+        for node in waiting:
+            self._run(node)
+        self.module, self.layer = module, layer
+
+    def _run(self, node: Node) -> None:
+        """Run a backward node as one call of the framework, and keep the gradients of weights."""
+        self.module, self.layer = node.module, node.layer
+        self.calls = Calls.NEXT
+        node.run()
+        if self.calls is Calls.NEXT:  # a call without a kernel
+            self.bare += 1
+        self.calls = Calls.EACH
+        for weight in self.complete:
+            self.keep(weight)
+        self.complete.clear()
 
     def keep(self, weight: Weight) -> None:
         """Keep the gradient of a weight, and copy it to a bucket if it is reduced in one.
@@ -653,7 +675,10 @@ class Tape:
 def fill_bucket(tape: Tape, gradient: Tensor) -> Tensor:
     """Copy a gradient to its part of a bucket, over the number of ranks, as the reducer of
     DistributedDataParallel does."""
-    part = tape.like(gradient)
+    itemsize = gradient.itemsize
+    if tape.grouped:
+        itemsize = min(itemsize, tape.itemsize)
+    part = tape.tensor(*gradient.shape, itemsize=itemsize)
     sizes = OperationSizes(elements=part.numel)
     tape.emit("mul", "elementwise", [gradient], [part], sizes, variant="mul_scalar", is_call=False)
     return part

@@ -98,6 +98,8 @@ DLRM = {
     "interaction": ("dot", "cross"),
     "overlap": True,
     "separate_exchange": True,
+    "reduction": ("buckets", "grouped"),
+    "delay_weights": MOSTLY_FALSE,
     "table_dtype": ("fp32", "bf16"),
 }
 TRANSFORMER = {
