@@ -144,6 +144,7 @@ def _list_arguments(
     yield "traced", []
     yield "v100_embeddings", []
     yield "updates", []
+    yield "published_memory", []
     for name in ("gpu_products", "gpu_iterations", "mlperf_dlrm", "regions", "dlrm_strategies"):
         yield name, []
     for study in sorted(measured.glob("*.sharding-*.json")):

@@ -384,6 +384,15 @@ BENCHMARKS = (
         "`explore` beside `predict`",
     ),
     Benchmark(
+        "published_memory",
+        "How far off is the memory of published steps, as allocated and with the reserve of a process?",
+        "",
+        3,
+        (Need.SHARED,),
+        _ACCURACY,
+        "Memory of steps, as others published it",
+    ),
+    Benchmark(
         "regions",
         "How far off are published pipelines over links as slow as between regions?",
         "",
