@@ -84,6 +84,8 @@ def test_an_unknown_stack_names_those_that_there_are() -> None:
         (GPT, pk.Strategy(dp=8), None, "ddp"),
         (GPT, pk.Strategy(dp=8, zero=3), "compiled", "fsdp-compiled"),
         (GPT, pk.Strategy(tp=2), "compiled", "megatron"),
+        (GPT, pk.Strategy(tp=2, dp=2, zero=1), None, "megatron"),
+        (GPT, pk.Strategy(tp=2, dp=2, zero=3), None, "fsdp"),
         (GPT, pk.Strategy(pp=2), None, "megatron"),
         (replace(GPT, dtype="fp8", mixed=False), pk.Strategy(tp=2), None, "megatron-te"),
         (DLRM, None, None, "torchrec"),
@@ -94,7 +96,15 @@ def test_the_usual_stack_follows_from_the_workload(
 ) -> None:
     work = apply_stack(model, strategy, execution, None)
     assert work.stacks[0].name == name
-    assert (work.workload, work.strategy, work.execution) == (model, strategy, execution)
+    assert work.execution == execution
+    if not name.startswith("megatron"):
+        assert (work.workload, work.strategy) == (model, strategy)
+        return
+    # Megatron-LM adds up gradients inside products, whoever says that it runs
+    assert isinstance(strategy, pk.Strategy)
+    assert work.workload == replace(model, fused_accumulation=True)
+    assert work.strategy == replace(strategy, buffers=True)
+    assert work.stacks[0].fused_accumulation
 
 
 def test_facts_fill_what_was_left_at_its_default_and_nothing_else() -> None:

@@ -536,9 +536,10 @@ def fuses_sums(model: Transformer, s: Strategy) -> Any:
     Returns
     -------
     fuses : bool or array
-        False where gradients are reduced with each micro-batch: a rank adds up shards alone.
+        False where gradients are reduced with each micro-batch, so that a rank adds up shards
+        alone, and where there are no buffers.
     """
-    return np.logical_not(s.scattered) & model.fused_accumulation
+    return np.logical_not(s.scattered) & s.buffers & model.fused_accumulation
 
 
 def record_micro_batch(model: Transformer, s: Strategy, execution: str | None) -> MicroBatch:

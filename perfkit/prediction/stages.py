@@ -703,6 +703,7 @@ def state_replicas(model: Transformer, s: Strategy) -> Transformer | None:
         parallel=PARALLEL[s.zero],
         checkpoint=s.checkpoint == "full",
         accumulate=micro_batches,
+        fused_accumulation=False,  # sums of whole replicas are no buffers
         overlap=True,
     )
 
@@ -789,5 +790,6 @@ def find_stages(
     _, graphs, count = resolve_workload(
         make_stages(workload, platform, strategy, execution, stack), platform, ranks, plan
     )
-    named = replace(workload.without_sharing(), name=f"{workload.name}, {strategy}")
+    shown = replace(strategy, buffers=False)  # a fact of the stack, which says it
+    named = replace(workload.without_sharing(), name=f"{workload.name}, {shown}")
     return named, graphs, count

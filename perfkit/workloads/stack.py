@@ -164,6 +164,8 @@ class Stack:
         words = [f"mixed precision by {self.mixed}"]
         if self.fused_accumulation:
             words.append("gradients added up inside products")
+        elif self.buffers:
+            words.append("gradients added up in buffers")
         words.append(f"gradients reduced {_name_format(self.reduce_dtype)}")
         if self.attention:
             words.append(f"{self.attention} attention")
@@ -340,14 +342,18 @@ def apply_stack(
 
 
 def _choose_usual(workload: Any, strategy: Strategy | None, execution: str | None) -> StackedWork:
-    """What runs on the usual software: nothing changes, and its facts are those of today's
-    settings."""
-    if isinstance(workload, Transformer) and workload.fused_accumulation and strategy is not None:
-        check_type("strategy", strategy, Strategy)
-        strategy = replace(strategy, buffers=True)  # which products add to
-    stacks = []
-    for name in name_usual_stacks(workload, strategy, execution):
-        stacks.append(_state_facts(STACKS[name], workload))
+    """What runs on the usual software: gradients are added up as it does, nothing else changes, and
+    its facts are those of the settings."""
+    usual = [STACKS[name] for name in name_usual_stacks(workload, strategy, execution)]
+    if isinstance(workload, Transformer) and strategy is not None:
+        # products add to buffers alone
+        has_buffers = np.array([stack.buffers for stack in usual]).reshape(np.shape(strategy.ranks))
+        buffers = strategy.buffers | has_buffers | workload.fused_accumulation
+        strategy = replace(strategy, buffers=buffers if buffers.ndim else bool(buffers))
+        fuses = any(stack.fused_accumulation for stack in usual)
+        if fuses and not workload.fused_accumulation:
+            workload = replace(workload, fused_accumulation=True)
+    stacks = [_state_facts(stack, workload) for stack in usual]
     return StackedWork(workload, strategy, execution, tuple(stacks))
 
 
@@ -360,8 +366,6 @@ def _state_facts(stack: Stack, model: Any) -> Stack:
         reduced = "fp32"
     return replace(
         stack,
-        fused_accumulation=model.fused_accumulation and stack.buffers,
-        buffers=model.fused_accumulation and stack.buffers,
         reduce_dtype=reduced,
         vocabulary_multiple=1,
     )
@@ -517,9 +521,9 @@ def name_usual_stacks(workload: Any, strategy: Strategy | None, execution: str |
     Returns
     -------
     names : list of str
-        One for each strategy: TorchRec for a DLRM; Megatron-LM where ranks share layers, stages,
-        sequences or experts, with Transformer Engine in fp8; FSDP where they share weights, gradients or
-        states; otherwise DistributedDataParallel.
+        One for each strategy: TorchRec for a DLRM; FSDP where ranks share weights or gradients, or
+        states of a whole model; else Megatron-LM where they share layers, stages, sequences or
+        experts, with Transformer Engine in fp8; otherwise DistributedDataParallel.
     """
     first = workload[0] if isinstance(workload, list | tuple) and workload else workload
     if isinstance(first, DLRM) or getattr(first, "family", "") == "dlrm":
@@ -533,6 +537,7 @@ def name_usual_stacks(workload: Any, strategy: Strategy | None, execution: str |
         return [f"{'fsdp' if shares else 'ddp'}{suffix}"]
     check_type("strategy", strategy, Strategy)
     megatron = "megatron-te" if getattr(first, "dtype", "") == "fp8" else "megatron"
-    alone, shares_states = np.broadcast_arrays(strategy.alone, np.greater(strategy.zero, 0))
-    names = np.where(shares_states, f"fsdp{suffix}", f"ddp{suffix}")
-    return [str(name) for name in np.where(alone, names, megatron).ravel()]
+    is_fsdp = np.greater(strategy.zero, np.where(strategy.alone, 0, 1))
+    names = np.where(strategy.alone, f"ddp{suffix}", megatron)
+    names = np.where(is_fsdp, f"fsdp{suffix}", names)
+    return [str(name) for name in np.broadcast_to(names, np.shape(strategy.ranks)).ravel()]
