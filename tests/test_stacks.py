@@ -383,7 +383,7 @@ def test_the_format_of_a_reduction_follows_the_stack() -> None:
     """FSDP reduces in the format of layers, torchtitan and Megatron-LM in fp32: twice the bytes."""
 
     def find_messages(stack: str, **changes: object) -> float:
-        model = replace(GPT, **changes)  # type: ignore[arg-type]
+        model = replace(GPT, vocabulary=50304, **changes)  # type: ignore[arg-type]
         with keep_quiet():
             found = pk.predict(model, CLUSTER, ranks=8, stack=stack)
         graph = found._timeline.rank_timelines[0].graph
@@ -396,7 +396,7 @@ def test_the_format_of_a_reduction_follows_the_stack() -> None:
             )
         )
 
-    weights = GPT.graphs()[0].parameters
+    weights = replace(GPT, vocabulary=50304).graphs()[0].parameters
     assert find_messages("fsdp") == pytest.approx(2 * weights, rel=1e-4)  # shards are padded
     assert find_messages("torchtitan") == pytest.approx(4 * weights, rel=1e-4)
     assert find_messages("megatron") == pytest.approx(4 * weights, rel=1e-4)
@@ -411,3 +411,36 @@ def test_searches_with_a_stack_show_what_runs() -> None:
     with keep_quiet():
         again = pk.predict(GPT, CLUSTER, strategy=found.best, stack="fsdp")
     assert found.table()["time"][0] == pytest.approx(again.time, rel=0.03)
+
+
+def test_a_padded_vocabulary_has_the_words_of_its_multiple_on_each_rank() -> None:
+    """50257 words: 50304 = 393 * 128 on one rank, 50432 = 2 * 197 * 128 on two; so does Megatron-LM."""
+    model = pk.Transformer.gpt2(batch=8, dtype="bf16", mixed=True)
+    padded = replace(model, vocabulary_multiple=128)
+    more = padded.graphs()[0].parameters - model.graphs()[0].parameters
+    assert more == (50304 - 50257) * 768
+    same = replace(model, vocabulary=50304)
+    with keep_quiet():
+        assert pk.predict(padded, "a100-sxm-8").time == pk.predict(same, "a100-sxm-8").time
+        assert pk.predict(model, "a100-sxm-8").time > 1.05 * pk.predict(same, "a100-sxm-8").time
+        shared = pk.Strategy(tp=2, dp=2, micro_batch=2)
+        megatron = pk.predict(model, "a100-sxm-8", strategy=shared, stack="megatron")
+        by_hand = pk.predict(
+            replace(model, vocabulary=50432), "a100-sxm-8", strategy=shared, stack="megatron"
+        )
+        closed = pk.explore(model, "a100-sxm-8", strategies=[shared], stack="megatron").table()
+    assert megatron.time == by_hand.time
+    assert megatron.memory().total == by_hand.memory().total
+    assert closed["time"][0] == pytest.approx(megatron.time, rel=0.01)
+    assert not [text for text in megatron.warnings if "pad these sizes" in text]
+
+
+def test_a_padded_vocabulary_in_a_sweep_of_arrays() -> None:
+    model = pk.Transformer.gpt2(batch=8, dtype="bf16", vocabulary_multiple=64)
+    sizes = [50257, 50304, 50305]
+    with keep_quiet():
+        table = pk.sweep(model, {"vocabulary": sizes}, "a100-sxm-8", progress=False).table()
+        times = [pk.predict(replace(model, vocabulary=n), "a100-sxm-8").time for n in sizes]
+    assert table["time"].to_list() == pytest.approx(times)
+    assert times[0] == times[1]
+    assert times[2] > times[1]

@@ -523,6 +523,25 @@ class _Rows(NamedTuple):
         return self.device[chosen].sum(axis=0) - self.fixed[chosen].sum()
 
 
+def count_words(model: Transformer, s: Strategy) -> Array:
+    """Count the words of the vocabulary that a rank holds, with those that pad it.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    s : Strategy
+        One or many.
+
+    Returns
+    -------
+    words : array
+        [-].
+    """
+    multiple = model.vocabulary_multiple
+    return np.asarray(multiple * np.ceil(model.vocabulary / (multiple * s.tp)))
+
+
 def fuses_sums(model: Transformer, s: Strategy) -> Any:
     """Find the strategies whose products of weight gradients add to sums.
 

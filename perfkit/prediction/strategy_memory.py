@@ -10,7 +10,7 @@ from perfkit.ground.units import Array
 from perfkit.models import partitions
 from perfkit.models.optimizers import find_optimizer
 from perfkit.prediction.kept import BackwardMoments, Moments
-from perfkit.prediction.micro_batches import Sizes, fuses_sums
+from perfkit.prediction.micro_batches import Sizes, count_words, fuses_sums
 from perfkit.prediction.strategy_case import Case, average_owners
 from perfkit.prediction.strategy_records import map_arrays
 from perfkit.workloads.blocks import UNFUSED
@@ -192,7 +192,7 @@ def _list_stages(case: Case) -> tuple[_Stage, _Stage, _Stage]:
     # a head that is tied to the word embedding has a copy of it on a stage of its own
     copy = np.zeros(case.count)
     if case.model.tie:
-        copy = copy + np.ceil(case.model.vocabulary / s.tp) * case.model.hidden
+        copy = copy + count_words(case.model, s) * case.model.hidden
     none = np.zeros(case.count, dtype=bool)
     return (
         _make_stage(
@@ -411,7 +411,7 @@ def _hold_activations(case: Case, software: _Software, stage: _Stage) -> _Activa
 def _count_logits(case: Case) -> Array:
     """Logits of a micro-batch on a rank [-]."""
     tokens = case.sizes.column / case.sizes.itemsize
-    return np.asarray(tokens * np.ceil(case.model.vocabulary / case.s.tp))
+    return np.asarray(tokens * count_words(case.model, case.s))
 
 
 def _choose_moments(moments: Moments, gradients: _Gradients) -> BackwardMoments:
@@ -537,7 +537,7 @@ def _list_in_loss(
     earlier = (stage.losses - 1.0) * np.maximum(narrow, wide)
     kept = activations.others + case.times.layer.saved - activations.less
     ahead = sizes.column * model.hidden * (1.0 / s.rows + 1.0)
-    of_product = sizes.itemsize * np.ceil(model.vocabulary / s.tp) * model.hidden
+    of_product = sizes.itemsize * count_words(model, s) * model.hidden
     placeholder = np.where(gradients.placeholders > 0, of_product, 0.0)
     none = np.zeros(len(numbers))
     in_loss = _Candidate(kept + ahead + narrow + wide + earlier, gradients.sums, none, none)

@@ -50,6 +50,7 @@ _BUILT = {
     "bias": True,
     "experts": 0,
     "fused_accumulation": False,
+    "vocabulary_multiple": 1,
     "mlps": None,
     "separate_exchange": False,
     "reduction": "buckets",

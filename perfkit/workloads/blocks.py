@@ -100,6 +100,14 @@ class RankShare(NamedTuple):
             return -(-size // self.expert_tensor)
         return self.part(size)
 
+    def words(self, model: Any) -> Any:
+        """Words of the vocabulary of one rank, which is padded to a multiple on each."""
+        multiple = model.vocabulary_multiple
+        if multiple == 1:
+            return self.part(model.vocabulary)
+        most = multiple * self.tensor
+        return (model.vocabulary + (most - 1)) // most * multiple
+
 
 def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_unit: Any) -> None:
     """Record the forward pass of a micro-batch, with at most so many layers; `open_unit` makes
@@ -111,7 +119,7 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
     tape.module, tape.layer = "embeddings", None
     tape.reuse_weights()
     with open_unit(None):
-        words = tape.parameter(share.part(model.vocabulary), hidden)
+        words = tape.parameter(share.words(model), hidden)
         positions = None if model.rotary else tape.parameter(model.positions, hidden)
         x = layers.look_up(tape, words, tokens, batch, sequence)
         x = _exchange(tape, x, share, ahead=False)
@@ -130,7 +138,7 @@ def record_forward(tape: Tape, model: Any, share: RankShare, most: int, open_uni
         if not model.causal:
             x = tape.apply(Gelu(), _project(tape, model, x, hidden))
         x = _exchange(tape, layers.norm(tape, model.norm, x), share, ahead=True)
-        columns = share.part(model.vocabulary)
+        columns = share.words(model)
         weight = words if model.tie else tape.parameter(columns, hidden)
         logits = layers.linear(tape, x, weight, None if model.causal else tape.parameter(columns))
     if np.any(share.tensor > 1):

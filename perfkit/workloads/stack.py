@@ -367,7 +367,7 @@ def _state_facts(stack: Stack, model: Any) -> Stack:
     return replace(
         stack,
         reduce_dtype=reduced,
-        vocabulary_multiple=1,
+        vocabulary_multiple=model.vocabulary_multiple,
     )
 
 
@@ -458,6 +458,8 @@ def apply_facts(model: Transformer, stack: Stack) -> Transformer:
         facts["attention"] = stack.attention
     if stack.fused_accumulation:
         facts["fused_accumulation"] = True
+    if model.vocabulary_multiple == 1:
+        facts["vocabulary_multiple"] = stack.vocabulary_multiple
     if model.mixed and stack.mixed == "masters" and not model.reduce_dtype:
         computed = "bf16" if model.dtype == "fp8" else model.dtype
         facts["reduce_dtype"] = stack.reduce_dtype or computed

@@ -178,6 +178,9 @@ class Transformer:
     fused_accumulation : bool
         Whether the product of a weight gradient adds it to that of earlier micro-batches, so that
         no kernel of its own does. Copies that autocast makes of weights cannot.
+    vocabulary_multiple : int
+        The vocabulary is padded to a multiple of this on each rank that shares products, as
+        Megatron-LM does with ``--make-vocab-size-divisible-by`` [-].
     family : str
         Workload family; platforms are calibrated by family.
 
@@ -228,6 +231,7 @@ class Transformer:
     fused_permutation: bool = False
     reduce_dtype: str = ""
     fused_accumulation: bool = False
+    vocabulary_multiple: int = 1
     family: str = field(default="transformer", repr=False)
 
     def __post_init__(self) -> None:
@@ -245,6 +249,9 @@ class Transformer:
             self,
             accumulate=accumulate,
             top_k=check_positive("top_k", self.top_k, integer=True, maximum=self.experts or 1),
+            vocabulary_multiple=check_positive(
+                "vocabulary_multiple", self.vocabulary_multiple, integer=True, maximum=2**20
+            ),
             capacity=check_positive("capacity", self.capacity, maximum=1e3),
             dropout=check_positive("dropout", self.dropout, maximum=1.0, zero=True),
             imbalance=_check_imbalance(self.imbalance, self.experts),
