@@ -679,8 +679,9 @@ def check_strategy(model: Any, s: Strategy) -> Strategy:
         )
     for name, fits in list_fits(model, s).items():
         if not fits:
+            shown = replace(s, buffers=False)
             raise ValueError(
-                f"{s} cannot share {name} of the model, {getattr(model, name)}; take other sizes"
+                f"{shown} cannot share {name} of the model, {getattr(model, name)}; take other sizes"
             )
     return s
 

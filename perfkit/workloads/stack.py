@@ -161,7 +161,7 @@ class Stack:
     @property
     def description(self) -> str:
         """Its facts in a few words."""
-        words = [f"mixed precision by {self.mixed}"]
+        words = [f"{self.mixed} if mixed"]
         if self.fused_accumulation:
             words.append("gradients added up inside products")
         elif self.buffers:
@@ -539,7 +539,8 @@ def name_usual_stacks(workload: Any, strategy: Strategy | None, execution: str |
         return [f"{'fsdp' if shares else 'ddp'}{suffix}"]
     check_type("strategy", strategy, Strategy)
     megatron = "megatron-te" if getattr(first, "dtype", "") == "fp8" else "megatron"
-    is_fsdp = np.greater(strategy.zero, np.where(strategy.alone, 0, 1))
-    names = np.where(strategy.alone, f"ddp{suffix}", megatron)
+    shared = strategy.without_idle_zero()
+    is_fsdp = np.greater(shared.zero, np.where(shared.alone, 0, 1))
+    names = np.where(shared.alone, f"ddp{suffix}", megatron)
     names = np.where(is_fsdp, f"fsdp{suffix}", names)
     return [str(name) for name in np.broadcast_to(names, np.shape(strategy.ranks)).ravel()]
