@@ -115,7 +115,10 @@ def _shared_collectives(system: str, platform: Platform) -> Mapping[str, Fit]:
         pl.col("dtype").replace("half", "fp16"), nodes=pl.lit(1, pl.Int64)
     )
     return fit_curves(
-        tidy, source=f"{_DATABASE}, nccl {system}, NCCL {version}, medians over repeats", date=DATE
+        tidy,
+        source=f"{_DATABASE}, nccl {system}, NCCL {version}, medians over repeats",
+        date=DATE,
+        judged=False,
     )
 
 
@@ -177,7 +180,7 @@ def _database(system: str, parts: Sequence[str], platform: Platform) -> Mapping[
 
 def _log(name: str, source: str, platform: Platform) -> Mapping[str, Fit]:
     """Fits of a log of nccl-tests, for collectives without a fit so far."""
-    fits = fit_curves(_read_log(name), source=source, date=DATE)
+    fits = fit_curves(_read_log(name), source=source, date=DATE, judged=False)
     known = {
         Key.parse(key).operation
         for key, fit in platform.collectives.items()
@@ -200,7 +203,11 @@ def _rail(name: str, source: str, platform: Platform) -> Mapping[str, Fit]:
     one of whole nodes."""
     frame = _read_log(name)
     fits = fit_curves(
-        frame, ranks_per_node=platform.network.ranks_per_node, source=source, date=DATE
+        frame,
+        ranks_per_node=platform.network.ranks_per_node,
+        source=source,
+        date=DATE,
+        judged=False,
     )
     rails = {key: fit for key, fit in fits.items() if Key.parse(key).algorithm == "rail"}
     return rails or fit_rails(frame, platform, source=source, date=DATE)
@@ -243,7 +250,8 @@ def _volta_collectives(platform: Platform) -> Mapping[str, Fit]:
         nbytes=pl.col("size_B").cast(pl.Int64),
         seconds=pl.col("latency_us") * 1e-6,
     )
-    fits = fit_curves(tidy, source=f"{paper}, 4 V100 of a DGX-1, read off a plot (3 %)", date=DATE)
+    source = f"{paper}, 4 V100 of a DGX-1, read off a plot (3 %)"
+    fits = fit_curves(tidy, source=source, date=DATE, judged=False)
     published = pl.read_csv(folder / "collective_fit_params_v100.csv").filter(pl.col("n_gpus") == 8)
     for row in published.iter_rows(named=True):
         operation = row["collective"].removesuffix("v")

@@ -547,7 +547,13 @@ def fit_collective(
 
 @refuse_misfits(COLUMNS)
 def fit_over_ranks(
-    operation: str, ranks: Values, nbytes: Values, seconds: Values, *, source: str = ""
+    operation: str,
+    ranks: Values,
+    nbytes: Values,
+    seconds: Values,
+    *,
+    source: str = "",
+    judged: bool = True,
 ) -> CollectiveModel:
     """Fit the law of a collective over rank counts.
 
@@ -564,6 +570,8 @@ def fit_over_ranks(
         Measured times; the median of repeats counts [s].
     source : str, optional
         Data id.
+    judged : bool, optional
+        Whether a size that the law misses widens the spread and is noted, see `fit_collective`.
 
     Returns
     -------
@@ -595,4 +603,6 @@ def fit_over_ranks(
     steps = np.asarray(ring_steps(operation, counts), dtype=float)
     curve = ranks_curve(np.log(nbytes), times, steps, (counts - 1) / counts)
     found = curve.leave_out(counts if len(each) > 2 else None)
-    return curve.build(*found, {"nbytes": nbytes, "ranks": counts}, source)
+    return curve.build(
+        *found, {"nbytes": nbytes, "ranks": counts}, source, judged=judged
+    )

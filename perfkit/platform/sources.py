@@ -93,7 +93,12 @@ def _list_logs(rows: Table) -> tuple[str, ...]:
 
 
 def fit_curves(
-    frame: Table, *, ranks_per_node: int | None = None, source: str = "", date: str = ""
+    frame: Table,
+    *,
+    ranks_per_node: int | None = None,
+    source: str = "",
+    date: str = "",
+    judged: bool = True,
 ) -> dict[str, CollectiveModel]:
     """Fit every collective of a tidy frame: one curve per rank count, and a law over several
     counts.
@@ -101,7 +106,8 @@ def fit_curves(
     Names are ``<operation>.<ranks or any>[.<algorithm>]``. The algorithm is ``rail`` if nodes have
     one rank each, and ``in_network`` and ``ring`` if half-precision sums are so much faster than
     int8 that the switch must reduce them. A law is fitted only inside nodes: between nodes the
-    algorithm changes with the count. `ranks_per_node` is used where the frame has no nodes.
+    algorithm changes with the count. `ranks_per_node` is used where the frame has no nodes. A size
+    that a curve misses widens its spread, unless the times are not `judged`.
     """
     rows = _select(frame).filter(pl.col("operation").is_in(OPERATIONS) & (pl.col("seconds") > 0))
     if rows.is_empty():
@@ -122,7 +128,7 @@ def fit_curves(
         "operation", "place"
     )
     for (operation, where), group in sorted(groups, key=lambda item: str(item[0])):
-        fits |= _fit_operation(str(operation), str(where), group)
+        fits |= _fit_operation(str(operation), str(where), group, judged=judged)
     if not fits:
         raise ValueError(
             "every collective was measured at one size only; a curve needs two or more; run the "
@@ -143,7 +149,9 @@ def _select(frame: Table) -> Table:
     return rows
 
 
-def _fit_operation(operation: str, place: str, rows: Table) -> dict[str, CollectiveModel]:
+def _fit_operation(
+    operation: str, place: str, rows: Table, *, judged: bool
+) -> dict[str, CollectiveModel]:
     """Fit the curves of one operation by rank count, and the law over the counts inside nodes."""
     fits, law = {}, []
     rail = "rail" if place == "rail" else ""
@@ -158,14 +166,16 @@ def _fit_operation(operation: str, place: str, rows: Table) -> dict[str, Collect
             )
             continue
         key, ring = Key(operation, int(count), rail), group.filter(pl.col("dtype") == dtype)
-        curve = _fit_curve(ring, *_compare_files(ring, f"{operation} on {count} ranks"))
+        curve = _fit_curve(
+            ring, *_compare_files(ring, f"{operation} on {count} ranks"), judged=judged
+        )
         if place != "across":
             curve = _limit_start(curve, ring, operation, 1 if place == "inside" else int(count))
         fits[str(key)] = curve
         if place == "inside" and operation == "all_reduce" and _is_in_network(group):
             ring = group.filter(pl.col("dtype") == "int8")
             fits[f"{key}.ring"] = _fit_curve(
-                ring, "int8 takes the ring: the switch does not reduce it"
+                ring, "int8 takes the ring: the switch does not reduce it", judged=judged
             )
             curve = replace(
                 curve, notes=(*curve.notes, "the switch reduces (in-network reduction, NVLS)")
@@ -175,7 +185,9 @@ def _fit_operation(operation: str, place: str, rows: Table) -> dict[str, Collect
     if len(law) > 1 and place == "inside":
         every = pl.concat(law)
         fit = fit_over_ranks(
-            operation, *(every[name].to_numpy() for name in ("ranks", "nbytes", "seconds"))
+            operation,
+            *(every[name].to_numpy() for name in ("ranks", "nbytes", "seconds")),
+            judged=judged,
         )
         dtypes = tuple(sorted(every["dtype"].unique()))
         fits[f"{operation}.any"] = replace(fit, sources=_list_logs(every), dtypes=dtypes)
@@ -230,10 +242,11 @@ def _choose_dtype(rows: Table) -> str | None:
     return str(rows.filter(pl.col("dtype").is_in(usable))["dtype"].mode().sort()[0])
 
 
-def _fit_curve(rows: Table, *notes: str) -> CollectiveModel:
+def _fit_curve(rows: Table, *notes: str, judged: bool) -> CollectiveModel:
     """Fit one curve in one number format."""
     nbytes = rows["nbytes"].to_numpy()
-    fit, least = fit_collective(nbytes, rows["seconds"].to_numpy()), float(nbytes.min())
+    fit = fit_collective(nbytes, rows["seconds"].to_numpy(), judged=judged)
+    least = float(nbytes.min())
     if least > LARGEST_START_UP:
         notes = (
             f"the start-up is a guess: no message under {format_bytes(least)} was measured",
@@ -575,7 +588,9 @@ def fit_database(
     if "collectives" in asked:
         frame = database.read_collectives(system)
         library = f"NCCL {frame['library_version'][0]}, medians over repeats"
-        curves = fit_curves(frame, source=f"{label}, nccl {system}, {library}", date=date)
+        # regular sweeps: their intervals hold sizes left out as they are (benchmarks.gpu_forms)
+        source = f"{label}, nccl {system}, {library}"
+        curves = fit_curves(frame, source=source, date=date, judged=False)
     unused: list[str] = []
     if "gemm" in asked:
         every = database.read_gemms(system, dtype=None)
