@@ -5,8 +5,8 @@ order:
 
 - `parameters`: `Parameter` (value, unit, standard error, limits) and `Fit` (parameters with their
   spread, ranges, source and notes), and what a report of a fit says.
-- `models`: one class for each form. Kernels are `Additive`, `Roofline` or `TiledRoofline`,
-  collectives `Pipelined`, `TwoBranch` or `OverRanks`; `InContext`, `Iteration`, `Overlap`, `Pace`
+- `models`: one class for each form. Kernels are `Additive`, `Roofline`, `TiledRoofline`,
+  `AttentionRoofline` or `RowwiseRoofline`, collectives `Pipelined`, `TwoBranch` or `OverRanks`; `InContext`, `Iteration`, `Overlap`, `Pace`
   and `Caches` say what whole iterations add.
 - `regression`: least squares that all fits of sums share, and what real iterations add.
 - `kernels`: fits of kernels, and of the caches that a curve of times shows.
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from perfkit.fitting.models import (
     Additive,
+    AttentionRoofline,
     Caches,
     CollectiveModel,
     InContext,
@@ -31,6 +32,7 @@ from perfkit.fitting.models import (
     Pace,
     Pipelined,
     Roofline,
+    RowwiseRoofline,
     TiledRoofline,
     TwoBranch,
 )
@@ -46,8 +48,9 @@ if TYPE_CHECKING:
     from perfkit.fitting.kernels import find_levels, fit_additive, fit_roofline
     from perfkit.fitting.regression import fit_context, fit_iteration
 
-__all__ = ["Additive", "Caches", "CollectiveModel", "Fit", "InContext", "Iteration"]
+__all__ = ["Additive", "AttentionRoofline", "Caches", "CollectiveModel", "Fit", "InContext", "Iteration"]
 __all__ += ["KernelModel", "OverRanks", "Overlap", "Pace", "Parameter", "Pipelined", "Roofline"]
+__all__ += ["RowwiseRoofline"]
 __all__ += ["TiledRoofline", "TwoBranch", "find_levels", "fit_additive"]
 __all__ += ["fit_collective", "fit_context", "fit_iteration", "fit_over_ranks", "fit_pipelined"]
 __all__ += ["fit_roofline", "fit_sharpness"]

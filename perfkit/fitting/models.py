@@ -12,7 +12,7 @@ from perfkit.fitting.parameters import Fit, Parameter
 from perfkit.ground.units import Array, Values
 from perfkit.models import collectives as forms
 from perfkit.models.kernels import TERMS, additive
-from perfkit.models.roofline import roofline_time, round_up
+from perfkit.models.roofline import attention_work, roofline_time, round_up, rowwise_time
 
 #: Sizes of kernels by name, in base units: arrays that broadcast, with the ``peak`` [FLOP/s] and the
 #: ``bandwidth`` [B/s] of the device.
@@ -142,6 +142,105 @@ def _fill_tiles(sizes: Sizes, tile_m: Values, tile_n: Values) -> Array:
     """Operations of products in whole tiles [FLOP]."""
     whole = round_up(sizes["m"], tile_m) * round_up(sizes["n"], tile_n)
     return np.asarray(whole / np.maximum(sizes["m"] * sizes["n"], 1.0) * sizes["flops"])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionRoofline(Roofline):
+    """A `Roofline` of fused attention: heads are padded to whole tiles, the softmax takes as long as
+    some columns of the products, and tiles on the diagonal of a causal mask are computed whole.
+
+    Parameters
+    ----------
+    head_multiple : Parameter
+        Multiple to which the width of a head is padded, above 128 at least 64 [-].
+    softmax_width : Parameter
+        Columns of the products that take as long as the softmax of a score [-].
+    diagonal : Parameter
+        Keys of a tile that a causal mask crosses; 0 without a mask [-].
+    """
+
+    form: ClassVar[str] = "attention"
+    equation: ClassVar[str] = (
+        "as roofline, with flops x (padded width + softmax width) / width x (1 + diagonal / keys)"
+    )
+
+    head_multiple: Parameter
+    softmax_width: Parameter
+    diagonal: Parameter
+
+    @staticmethod
+    def evaluate(sizes: Sizes, **parameters: Values) -> Array:
+        """Times of kernels [s] for parameters by name, which may be arrays."""
+        of_tiles = {name: parameters[name] for name in _OF_ATTENTION}
+        of_roofline = {
+            name: value for name, value in parameters.items() if name not in _OF_ATTENTION
+        }
+        flops = _fill_heads(sizes, **of_tiles)
+        return Roofline.evaluate({**sizes, "flops": flops}, **of_roofline)
+
+    def count_flops(self, sizes: Sizes) -> Array:
+        """What kernels compute in whole tiles and for the softmax [FLOP]."""
+        return _fill_heads(sizes, **{name: self[name] for name in _OF_ATTENTION})
+
+
+#: Parameters that say what kernels of attention compute beside the products.
+_OF_ATTENTION = ("head_multiple", "softmax_width", "diagonal")
+#: Width of heads, and tokens, of kernels whose sizes are not given [-].
+_USUAL_WIDTH, _USUAL_KEYS = 128.0, 4096.0
+
+
+def _fill_heads(sizes: Sizes, **parameters: Values) -> Array:
+    """Operations of attention in whole tiles, with the softmax [FLOP]."""
+    width = np.asarray(sizes.get("k", _USUAL_WIDTH))
+    keys = np.asarray(sizes.get("n", _USUAL_KEYS))
+    tiles: dict[str, Any] = parameters
+    work = attention_work(sizes["flops"], np.maximum(width, 1.0), np.maximum(keys, 1.0), **tiles)
+    return np.asarray(work)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RowwiseRoofline(KernelModel):
+    """Launch, rows, width of a row and memory traffic, one after another: softmax and norms.
+
+    Parameters
+    ----------
+    launch : Parameter
+        Time of an empty kernel [s].
+    memory_efficiency : Parameter
+        Share of the memory bandwidth that many rows of middle width reach [-].
+    per_row : Parameter
+        What a row takes whatever its width, over all rows that run at once [s].
+    per_column : Parameter
+        What a group of threads takes to pass over one number of its row [s].
+    """
+
+    form: ClassVar[str] = "rowwise"
+    equation: ClassVar[str] = "t = launch + rows per_row + columns per_column + bytes / (e bandwidth)"
+
+    launch: Parameter
+    memory_efficiency: Parameter
+    per_row: Parameter
+    per_column: Parameter
+
+    @staticmethod
+    def evaluate(sizes: Sizes, **parameters: Values) -> Array:
+        """Times of kernels [s] for parameters by name, which may be arrays."""
+        times: dict[str, Any] = {
+            name: parameters[name] for name in ("launch", "per_row", "per_column")
+        }
+        bandwidth: Any = parameters["memory_efficiency"] * sizes["bandwidth"]
+        of_rows = (sizes["rows"], sizes["n"], sizes["nbytes"])
+        return np.asarray(rowwise_time(*of_rows, bandwidth=bandwidth, **times))
+
+    def split(self, sizes: Sizes) -> dict[str, Array]:
+        """Parts that sum to `time`: the launch, the rows, the width of a row, and the memory traffic
+        [s]."""
+        return {
+            "launch": np.asarray(self["launch"]),
+            "rows": sizes["rows"] * self["per_row"],
+            "width of a row": sizes["n"] * self["per_column"],
+            "memory traffic": sizes["nbytes"] / (self["memory_efficiency"] * sizes["bandwidth"]),
+        }
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -435,7 +534,8 @@ class Caches(ContextModel):
 
 #: Models of kernels, of collectives and of iterations, by the name of their form.
 KERNELS: Mapping[str, type[KernelModel]] = {
-    model.form: model for model in (Roofline, TiledRoofline, Additive)
+    model.form: model
+    for model in (Roofline, TiledRoofline, AttentionRoofline, RowwiseRoofline, Additive)
 }
 COLLECTIVES: Mapping[str, type[CollectiveModel]] = {
     model.form: model for model in (Pipelined, TwoBranch, OverRanks)

@@ -252,6 +252,124 @@ def attention_flops(
 
 
 @closed_form()
+def attention_work(
+    flops: Values,
+    width: Values,
+    keys: Values,
+    *,
+    head_multiple: float = 32.0,
+    softmax_width: float = 0.0,
+    diagonal: float = 0.0,
+) -> Values:
+    r"""Arithmetic that a fused kernel of attention does, in whole tiles and with its softmax.
+
+    Parameters
+    ----------
+    flops : float, array or expression
+        Arithmetic of the products as `attention_flops` counts it [FLOP].
+    width : float, array or expression
+        Width of one head [-].
+    keys : float, array or expression
+        Tokens of keys and values [-].
+    head_multiple : float, optional
+        Kernels are compiled for heads whose width is a multiple of this, above 128 of 64 at least;
+        others are padded on chip [-].
+    softmax_width : float, optional
+        What the exponential and the other steps of the softmax of one score take, as that many
+        columns of the two products [-].
+    diagonal : float, optional
+        Keys of a tile that a causal mask crosses: its masked half is computed; 0 without a mask
+        [-].
+
+    Returns
+    -------
+    flops : same kind as the sizes
+        Arithmetic that takes the time of products [FLOP].
+
+    Notes
+    -----
+    .. math:: F \frac{\lceil d \rceil + d_s}{d} \left(1 + \frac{c}{k}\right)
+
+    where d is the width, :math:`d_s` the `softmax_width`, c the `diagonal` and k the `keys`. Checked
+    on an H200 for heads of 64 to 256 and 512 to 32,768 tokens (`python -m benchmarks.gpu_attention`).
+
+    References
+    ----------
+    .. [1] T. Dao, "FlashAttention-2: faster attention with better parallelism and work
+       partitioning", 2023, arXiv:2307.08691; its kernels are compiled for heads of 32, 64, 96, 128,
+       192 and 256
+    .. [2] J. Shah et al., "FlashAttention-3: fast and accurate attention with asynchrony and
+       low-precision", 2024, arXiv:2407.08608, section 3: exponentials are computed far more slowly
+       than products
+
+    Examples
+    --------
+    Heads of 150 are computed as heads of 192:
+
+    >>> float(attention_work(100.0, 150, 2048, head_multiple=32))
+    128.0
+    """
+    fine = round_up(width, head_multiple)
+    coarse = round_up(width, max(head_multiple, 64.0))
+    padded = np.maximum(fine, coarse * (width > 128))
+    return flops * ((padded + softmax_width) / width) * (1.0 + diagonal / keys)
+
+
+@closed_form()
+def rowwise_time(
+    rows: Values,
+    columns: Values,
+    nbytes: Values,
+    *,
+    bandwidth: float,
+    launch: float = 0.0,
+    per_row: float = 0.0,
+    per_column: float = 0.0,
+) -> Values:
+    r"""Time of a kernel in which groups of threads each handle one row: a softmax, a norm.
+
+    Parameters
+    ----------
+    rows, columns : float, array or expression
+        Rows, and numbers in a row [-].
+    nbytes : float, array or expression
+        Bytes moved [B].
+    bandwidth : float
+        Memory bandwidth reached, the efficiency included [B/s].
+    launch : float, optional
+        Time of an empty kernel [s].
+    per_row : float, optional
+        What a row takes whatever its width, over all rows that run at once [s].
+    per_column : float, optional
+        What a group of threads takes to pass over one number of its row: with few wide rows, most
+        of the device waits [s].
+
+    Returns
+    -------
+    time : same kind as `rows`
+        Time of the kernel [s].
+
+    Notes
+    -----
+    .. math:: t = t_0 + r t_r + c t_c + n / W
+
+    On an H200 every other width of 19 from 64 to 128,256 was fitted; the others err by 12 % in mean
+    over 16 kernels, 27 % with launch and bandwidth alone (docs/formulas.md, table 2.5).
+
+    Examples
+    --------
+    The same numbers in narrow and in wide rows, at 3 TB/s:
+
+    >>> form = {"bandwidth": 3e12, "launch": 2e-6, "per_row": 1e-9, "per_column": 1.6e-9}
+    >>> for rows in (2**19, 2**13):
+    ...     print(round(float(rowwise_time(rows, 2**25 // rows, 2**27, **form)) * 1e6))
+    571
+    61
+    """
+    return launch + rows * per_row + columns * per_column + nbytes / bandwidth
+
+
+@closed_form()
 def attention_bytes(
     batch: Values,
     heads: Values,

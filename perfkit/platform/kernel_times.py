@@ -34,7 +34,7 @@ DISTANT_TERMS = ("beyond_l2", "beyond_l3", "page_walks")
 _SHARED_BY_PRODUCTS = ("flops", "nbytes", "beyond_l2", "beyond_l3")
 #: Sizes that rooflines take besides their bytes, that say how many products a convolution is, and
 #: that time a kernel without a fit.
-_ROOFLINE_SIZES = ("flops", "peak", "bandwidth", "m", "n")
+_ROOFLINE_SIZES = ("flops", "peak", "bandwidth", "m", "n", "k", "rows")
 _PRODUCT_SIZES = ("flops", "batch", "m", "n", "k")
 _BARE_SIZES = ("flops", "nbytes", "row_bytes", "peak")
 

@@ -18,7 +18,7 @@ from perfkit.fitting import (
     Overlap,
     Pace,
 )
-from perfkit.fitting.models import TiledRoofline
+from perfkit.fitting.models import AttentionRoofline, RowwiseRoofline, TiledRoofline
 from perfkit.fitting.parameters import LARGEST, LIMITS, TINY, Key, Parameter
 from perfkit.ground.files import reading
 from perfkit.ground.hardware import DTYPES, KINDS, LINKS, Device, Network, Quantity
@@ -505,6 +505,10 @@ def _check_fit(name: str, group: str, key: str, fit: Fit) -> None:
     kind = key.partition(".")[0]
     if isinstance(fit, TiledRoofline) and kind not in ("gemm", "bmm"):
         raise ValueError(f"{name}: form is 'tiled'; only products have tiles, gemm and bmm")
+    if isinstance(fit, AttentionRoofline) and kind != "attention":
+        raise ValueError(f"{name}: form is 'attention'; only attention has heads")
+    if isinstance(fit, RowwiseRoofline) and kind != "rowwise":
+        raise ValueError(f"{name}: form is 'rowwise'; only row-wise kernels have rows")
     terms = list_terms(kind)
     if fit.form == "additive" and terms:  # whose sizes its class has
         for term in fit:

@@ -34,7 +34,9 @@ RESOURCES = ("peak", "memory", "cache", *LINKS, "latency", "host")
 #: The resource that a fitted time depends on, by the start of its name: of most forms, and of sums
 #: of terms.
 _STARTS = dict.fromkeys(("launch", "alpha", "per_collective", "per_resume"), "latency") | {
-    "page_walks": "memory"
+    "page_walks": "memory",
+    "per_row": "peak",
+    "per_column": "peak",
 }
 _TERMS = {**dict.fromkeys(TERMS, "peak"), **_STARTS, "beyond_l3": "memory"}
 P = TypeVar("P", bound=Machine)  # a platform

@@ -27,7 +27,7 @@ _TOGETHER = 2000
 #: [B]. Without it half of the time goes into getting the same pages again in each pass.
 _KEPT = 2**25 - 2**16
 #: Sizes that the times on a GPU depend on.
-_TIMED = ("flops", "batch", "m", "n", "k", "lookups", "dim", "nbytes", "table", "launches")
+_TIMED = ("flops", "batch", "m", "n", "k", "rows", "lookups", "dim", "nbytes", "table", "launches")
 #: Sizes that decide, on several ranks, which gradients are sent together.
 _WEIGHTS = ("hidden", "heads", "vocabulary", "positions")
 
