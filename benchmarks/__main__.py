@@ -145,7 +145,14 @@ def _list_arguments(
     yield "v100_embeddings", []
     yield "updates", []
     yield "published_memory", []
-    for name in ("gpu_products", "gpu_iterations", "mlperf_dlrm", "regions", "dlrm_strategies"):
+    for name in (
+        "gpu_products",
+        "gpu_attention",
+        "gpu_iterations",
+        "mlperf_dlrm",
+        "regions",
+        "dlrm_strategies",
+    ):
         yield name, []
     for study in sorted(measured.glob("*.sharding-*.json")):
         machine = study.name.split(".")[0]

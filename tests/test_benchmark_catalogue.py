@@ -158,7 +158,14 @@ MEASURED = ["imbalance", "speed", "peers", "placement", "captures", "gpu_vision"
 MEASURED += ["walk", "checks", "gpu_steps", "gpu_survey"]
 SHARED = ["gpu_forms", "gpu_networks", "traced", "v100_embeddings", "updates"]
 SHARED += ["published_memory"]
-SAVED = ["gpu_products", "gpu_iterations", "mlperf_dlrm", "regions", "dlrm_strategies"]
+SAVED = [
+    "gpu_products",
+    "gpu_attention",
+    "gpu_iterations",
+    "mlperf_dlrm",
+    "regions",
+    "dlrm_strategies",
+]
 SAVED += ["sharding_study", "sharding_study", "left_out"]
 
 

@@ -290,6 +290,9 @@ def test_the_committed_file_is_what_its_sources_give(name: str, sources: None) -
         pytest.skip("; ".join(dict.fromkeys(missing)))
     for key, fit in fitted.items():
         old = {**committed.kernels, **committed.collectives}[key]
+        if old.source.startswith("perfkit,"):  # our own measurement of the class takes its place
+            assert key == "gemm.fp8"
+            continue
         assert (fit.form, fit.n, fit.source, fit.date) == (old.form, old.n, old.source, old.date)
         assert dict(fit) == pytest.approx(dict(old), rel=1e-2), f"{name} {key}"
         assert fit.stderr == pytest.approx(old.stderr, rel=1e-2), f"{name} {key}"

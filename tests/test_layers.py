@@ -299,7 +299,7 @@ CLASSES = {
     "Softmax": "rowwise._softmax - rowwise._softmax_backward_data",
     "Softmax logarithm": "rowwise._log_softmax - rowwise._log_softmax_backward_data",
     "LayerNorm": "rowwise.native_layer_norm - rowwise.native_layer_norm_backward",
-    "RmsNorm": "rowwise.native_layer_norm - rowwise.native_layer_norm_backward",
+    "RmsNorm": "rowwise.native_layer_norm.rms - rowwise.native_layer_norm_backward.rms",
     "Repeat": "copy.clone - rowwise.sum",
     "Permute": "copy.index - rowwise.sum",
     "Unpermute": "rowwise.sum - copy.index",

@@ -273,8 +273,9 @@ def test_every_operation_has_its_own_format() -> None:
 
 def test_batch_norm_reads_its_input_twice_on_a_gpu() -> None:
     batch_norm = make_graph(("native_batch_norm", "rowwise", "native_batch_norm"))
-    layer_norm = make_graph(("native_layer_norm", "rowwise", "native_layer_norm"))
-    assert 1.3 < seconds(batch_norm, GPU)[0] / seconds(layer_norm, GPU)[0] <= 1.5
+    maximum = make_graph(("amax", "rowwise", "amax"))
+    a100 = load_platform("a100-sxm-8")  # whose norms nobody measured
+    assert 1.3 < seconds(batch_norm, a100)[0] / seconds(maximum, a100)[0] <= 1.5
 
 
 def test_old_sizes_are_drawn_as_before() -> None:

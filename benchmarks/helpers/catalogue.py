@@ -303,6 +303,15 @@ BENCHMARKS = (
         "GPU kernels and collectives: public measurements of A100 and H100",
     ),
     Benchmark(
+        "gpu_attention",
+        "How far off is fused attention alone on an H100, by kernel, length and width?",
+        "",
+        1,
+        (),
+        _ACCURACY,
+        "GPU kernels and collectives: public measurements of A100 and H100",
+    ),
+    Benchmark(
         "v100_embeddings",
         "How far off are lookups and updates of tables on a V100?",
         "",

@@ -114,6 +114,13 @@ class Step(NamedTuple):
     parts: Mapping[str, float]
 
 
+def find_backward(platform: Platform, kernel: str) -> float:
+    """Time of the backward pass of a kernel of attention over what the platform says of it alone [-]:
+    1 where it was measured alone, else that over the time of its FLOP at the rate of the forward."""
+    is_measured = f"attention.backward.{kernel}" in platform.kernels
+    return 1.0 if is_measured else BACKWARD[kernel]
+
+
 def _sum_operations(
     graph: Graph, platform: Platform, ranks: int, *, update: bool
 ) -> dict[str, float]:
@@ -135,7 +142,7 @@ def _sum_operations(
         if label.kind == "attention":
             name = f"attention.{kernels[0]}"
             if label.variant.startswith("backward"):
-                seconds *= BACKWARD[kernels[0]]
+                seconds *= find_backward(platform, kernels[0])
         parts[name] = parts.get(name, 0.0) + seconds
         parts["host"] += float(hosts[index])
         if label.phase == "update":
@@ -369,7 +376,7 @@ class _Source:
     generation: str
 
 
-def _complete_scales(scales: Scales, generation: str) -> dict[str, Scale]:
+def _complete_scales(platform: Platform, scales: Scales, generation: str) -> dict[str, Scale]:
     """Scales of a generation by class, also of kernels of attention that no step has.
 
     Programs of the user belong to no source, so scales of memory-bound work are as uncertain as
@@ -387,6 +394,8 @@ def _complete_scales(scales: Scales, generation: str) -> dict[str, Scale]:
     middle = float(np.mean(attention))
     for kernel in ATTENTION:
         log = math.log(_FORWARD[kernel]) if kernel in _FORWARD else middle
+        if f"attention.forward.{kernel}" in platform.kernels:  # measured alone
+            log = 0.0
         known.setdefault(f"attention.{kernel}", Scale(log, _BORROWED, 0))
     return known
 
@@ -425,7 +434,9 @@ def _make_fit(
     return model.build(parameters, spread=spread or stderr, stderr=stderrs, **about)
 
 
-def _make_kernels(scales: Mapping[str, Scale], source: _Source) -> dict[str, InContext]:
+def _make_kernels(
+    platform: Platform, scales: Mapping[str, Scale], source: _Source
+) -> dict[str, InContext]:
     """Scales of kernels as fits of a context, by class of operations."""
     fits = dict[str, InContext]()
     for name, scale in scales.items():
@@ -436,7 +447,7 @@ def _make_kernels(scales: Mapping[str, Scale], source: _Source) -> dict[str, InC
             fit = _make_fit(name, scale, InContext, {"scale": factor}, source)
             fits[operation + ending] = fit
         if kind == "attention":
-            backward = {"scale": BACKWARD[finer] * factor}
+            backward = {"scale": find_backward(platform, finer) * factor}
             fit = _make_fit(name, scale, InContext, backward, source)
             fits[f"attention.backward.{finer}"] = fit
     return fits
@@ -467,14 +478,14 @@ def add_published(
     Scales without a step of the generation are assumed, with an uncertainty of 30 % or more.
     """
     origin = _Source(source, date, generation)
-    known = _complete_scales(scales, generation)
+    known = _complete_scales(platform, scales, generation)
     around = known["spread"]
     joined = {"scale": 1.0, "sharpness": _JOIN}
     contention = {"contention": min(math.exp(known["exchange"].log), 1.0)}
     iteration = _make_fit("spread", around, Iteration, joined, origin, around.log)
     iterations = {"transformer": iteration}
     context = Context(
-        kernels=_make_kernels(known, origin),
+        kernels=_make_kernels(platform, known, origin),
         iterations=iterations,
         parallel=iterations,
         overlap=_make_fit("exchange", known["exchange"], Overlap, contention, origin),

@@ -268,6 +268,8 @@ def _list_rowwise(timing: Timing) -> list[Work]:
     if phase == "backward":
         variant += "_backward_data" if "softmax" in name else "_backward"
         tensors = 3
+    if name == "rms_norm":
+        variant += ".rms"
     rows, n = timing.sizes["rows"], timing.sizes["n"]
     sizes = OperationSizes(elements=rows * n, rows=rows, n=n)
     nbytes = tensors * DTYPES[timing.dtype] * rows * n
@@ -336,23 +338,73 @@ _FIGURES = {
 }
 
 
-#: Widths of the rows of softmax that the gallery is fitted to; the others judge. They are every other
-#: one of the survey.
+#: Widths of rows that the gallery is fitted to; the others judge. They are every other one of the
+#: survey.
 FITTED_WIDTHS = (64, 256, 768, 1600, 4096, 8192, 16384, 32768, 50304, 128256)
 
 
-def _is_softmax(timing: Timing) -> bool:
-    return timing.name in ("softmax_forward", "softmax_backward")
+#: Row-wise kernels of the survey that the gallery is fitted to.
+ROWWISE_VARIANTS = (
+    "_softmax",
+    "_softmax_backward_data",
+    "_log_softmax",
+    "_log_softmax_backward_data",
+    "native_layer_norm",
+    "native_layer_norm_backward",
+    "native_layer_norm.rms",
+    "native_layer_norm_backward.rms",
+)
+#: Lengths and widths of heads of attention that the gallery is fitted to; the others judge.
+FITTED_LENGTHS, FITTED_HEADS = (512, 2048, 8192), (64, 128, 256)
+#: Batches of batched products that the gallery is fitted to; the others judge.
+FITTED_BATCHES = (64, 1024)
 
 
-def list_softmax(survey: Survey, variant: str) -> list[Timing]:
-    """The kernels of softmax, forward or backward, that the gallery is fitted to."""
+def is_fitted(timing: Timing) -> bool:
+    """Whether the gallery is fitted to a kernel of the survey."""
+    sizes = timing.sizes
+    if timing.section == "rowwise":
+        return sizes["n"] in FITTED_WIDTHS
+    if timing.section == "attention":
+        return sizes["sequence"] in FITTED_LENGTHS and sizes["width"] in FITTED_HEADS
+    if timing.section == "batched":
+        return timing.dtype == "fp32" and sizes["batch"] in FITTED_BATCHES
+    return False
+
+
+def list_rows(survey: Survey, variant: str) -> list[Timing]:
+    """The kernels of one row-wise class that the gallery is fitted to."""
     return [
         timing
         for timing in survey.timings
-        if _is_softmax(timing)
-        and timing.sizes["n"] in FITTED_WIDTHS
+        if timing.section == "rowwise"
+        and timing.medians
+        and is_fitted(timing)
         and list_work(timing)[0].variant == variant
+    ]
+
+
+def list_attention(survey: Survey, name: str) -> list[Timing]:
+    """The kernels of attention of one backend and pass that the gallery is fitted to."""
+    return [
+        timing
+        for timing in survey.timings
+        if timing.section == "attention"
+        and timing.medians
+        and timing.name == name
+        and is_fitted(timing)
+    ]
+
+
+def list_batched(survey: Survey, dtype: str) -> list[Timing]:
+    """The batched products in a format that the gallery is fitted to."""
+    return [
+        timing
+        for timing in survey.timings
+        if timing.section == "batched"
+        and timing.medians
+        and timing.dtype == dtype
+        and is_fitted(timing)
     ]
 
 
@@ -364,8 +416,11 @@ def _name_group(timing: Timing) -> str:
     """
     is_odd = any(timing.sizes[name] % 4 for name in "mnk" if name in timing.sizes)
     if timing.section == "batched" and is_odd:
-        return f"{timing.name}, odd rows"
-    if _is_softmax(timing) and timing.sizes["n"] in FITTED_WIDTHS:
+        ending = ", fitted" if is_fitted(timing) else ""
+        return f"{timing.name}, odd rows{ending}"
+    if timing.section == "attention" and timing.sizes["width"] % 8:
+        return f"{timing.name}, heads of 108 and 150"
+    if is_fitted(timing):
         return f"{timing.name}, fitted"
     return timing.name
 

@@ -10,7 +10,7 @@ import math
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -22,13 +22,24 @@ from benchmarks.gpu_forms import DATASHEETS, read_sweeps
 from benchmarks.helpers.command import command
 from benchmarks.helpers.files import AbsentError, find_shared_data
 from benchmarks.helpers.gpu_scales import add_published
-from benchmarks.helpers.gpu_survey_tables import list_softmax, list_work, read_survey
+from benchmarks.helpers.gpu_survey_tables import (
+    ROWWISE_VARIANTS,
+    Survey,
+    list_attention,
+    list_batched,
+    list_rows,
+    list_work,
+    read_survey,
+)
 from benchmarks.makers import gallery_v100
 from perfkit.fitting import (
     Additive,
     CollectiveModel,
     Fit,
     KernelModel,
+    RowwiseRoofline,
+    TiledRoofline,
+    fit_additive,
     fit_collective,
     fit_roofline,
 )
@@ -38,16 +49,22 @@ from perfkit.ground.hardware import DTYPES, Device, Link, MemoryLevel, Network, 
 from perfkit.ground.targets import write_text
 from perfkit.ground.units import check_choice
 from perfkit.models.collectives import bus_factor
-from perfkit.models.roofline import gemm_flops
+from perfkit.models.roofline import attention_work, gemm_flops, round_up
 from perfkit.platform.datasheets import read_datasheet
 from perfkit.platform.file import format_toml
 from perfkit.platform.gallery import load_platform
-from perfkit.platform.kernels import find_stand_in
+from perfkit.platform.kernels import (
+    CAUSAL_TILE,
+    HEAD_MULTIPLES,
+    find_softmax_width,
+    find_stand_in,
+)
 from perfkit.platform.levels import read_levels
 from perfkit.platform.platform import Platform
 from perfkit.platform.sources import (
     POOR,
     UNFITTED,
+    add_tiles,
     assemble,
     fit_curves,
     fit_database,
@@ -85,6 +102,8 @@ _WHOLE = {
 _OFTEN, _ELSEWHERE = 10, 0.3
 #: Survey of kernels of our own, and the generation of its GPU.
 _SURVEY, _SURVEYED = "h200-2", 9.0
+#: Passes of attention.
+PHASES = ("forward", "backward")
 #: A function that returns the fits of one source.
 Part: TypeAlias = Callable[[Platform], Mapping[str, Fit]]
 
@@ -441,6 +460,8 @@ _FOLLOWS: Mapping[str, tuple[str, float, str]] = {
         ("gemm", 0.45, "random rows were not measured; they move in 32 B sectors"),
     ),
 }
+#: Forms whose parameters are shares or laws, so that those of other devices have a middle.
+_IN_MIDDLE = ("roofline", "attention", "over_ranks")
 #: Smallest spread of collectives on a link that was not measured; docs/formulas.md, table 2.3.
 _WIDE = 0.5
 
@@ -461,7 +482,7 @@ def build_typical() -> Platform:
     groups: dict[str, dict[str, Fit]] = {}
     for name, node in nodes.items():
         for key, fit in {**node.kernels, **node.collectives}.items():
-            if fit.kind == "fitted" and fit.form in ("roofline", "over_ranks"):
+            if fit.kind == "fitted" and fit.form in _IN_MIDDLE:
                 scale = {"beta0": wires[name] / wire, "beta1": wires[name] / wire}
                 scaled = {part: value * scale.get(part, 1.0) for part, value in fit.items()}
                 groups.setdefault(key, {})[name] = fit.with_values(scaled)
@@ -541,10 +562,8 @@ def add_own_steps(platform: Platform) -> Platform:
     ):
         return platform
     near, fits = capability is not None and capability.value == own.device.capability.value, {}
-    if near and platform.kernels["gemm.fp8"].kind == "assumed":
-        fits["gemm.fp8"] = replace(
-            own.kernels["gemm.fp8"], source=f"perfkit, {_OWN}: cuBLAS as PyTorch calls it"
-        )
+    if capability is not None and int(capability.value) in _CUBLAS_FP8:
+        fits["gemm.fp8"] = _take_own_fp8(own, near=near)
     for key, scale in own.context.kernels.items():
         kind, *finer = key.split(".")
         dtype = finer.pop() if finer and finer[-1] in DTYPES else ""
@@ -580,46 +599,235 @@ def add_own_steps(platform: Platform) -> Platform:
     return replace(platform, kernels={**platform.kernels, **fits})
 
 
-def add_own_kernels(platform: Platform) -> Platform:
-    """Add softmax as perfkit timed it on an H200, alone and cold: docs/formulas.md, table 2.5.
+@dataclass(frozen=True)
+class _Surveyed:
+    """Where the kernels of our survey go: the survey, the bandwidth of its GPU [B/s], whether the
+    device is of the same generation, and the spread that its fits get besides [-]."""
 
-    It goes where classes of our own steps go: to GPUs of the same generation, and with a wide spread
+    survey: Survey
+    bandwidth: float
+    is_near: bool
+    extra: float
+
+    def mark(self, fit: KernelModel) -> KernelModel:
+        """A fit as it goes into the platform of another device."""
+        spread = math.hypot(fit.spread, self.extra)
+        return fit.with_values(
+            {},
+            spread=spread,
+            spread_time=None,
+            kind="fitted" if self.is_near else "assumed",
+            stderr={},
+            ranges={},
+            dtypes=(),
+            notes=(UNFITTED,),
+            quality="poor" if self.is_near and spread > POOR else "",
+        )
+
+    @property
+    def about(self) -> dict[str, str]:
+        """Source and date of its fits."""
+        source = f"perfkit, {_SURVEY}: kernels alone"
+        return {"source": source, "date": self.survey.facts["date"]}
+
+
+#: Generations whose products in fp8 are those of cuBLAS, not those of inference: Hopper, and Blackwell
+#: of data centres; docs/formulas.md, table 2.5.
+_CUBLAS_FP8 = (9, 10)
+
+
+def _take_own_fp8(own: Platform, *, near: bool) -> KernelModel:
+    """Products in fp8 as cuBLAS computes them on our H100, as shares of the datasheet."""
+    fit = replace(own.kernels["gemm.fp8"], source=f"perfkit, {_OWN}: cuBLAS as PyTorch calls it")
+    if near:
+        return fit
+    spread = math.hypot(fit.spread, DEVICE_SPREAD)
+    return replace(fit, kind="assumed", spread=spread, spread_time=None)
+
+
+def add_own_kernels(platform: Platform) -> Platform:
+    """Add kernels as perfkit timed them on an H200, alone and cold: docs/formulas.md, table 2.5.
+
+    They go where classes of our own steps go: to GPUs of the same generation, and with a wide spread
     to later and unknown ones. Older generations get nothing, because their scales were fitted
-    without it.
+    without them.
     """
-    survey = read_survey(find_reference("measured") / f"{_SURVEY}.survey.json")
     capability, rowwise = platform.device.capability, platform.kernels.get("rowwise")
     is_older = capability is not None and capability.value < _SURVEYED
     if is_older or rowwise is None or rowwise.kind != "assumed":
         return platform
-    is_near = capability is not None and capability.value == _SURVEYED
+    is_near = capability is not None and int(capability.value) == int(_SURVEYED)
     bandwidth = read_datasheet(DATASHEETS["h200_sxm"]).device.main_bandwidth
+    extra = 0.0 if platform.device.main_bandwidth == bandwidth else DEVICE_SPREAD
+    surveyed = _Surveyed(
+        read_survey(find_reference("measured") / f"{_SURVEY}.survey.json"),
+        bandwidth,
+        is_near,
+        extra if is_near else _ELSEWHERE,
+    )
+    kernels = {**platform.kernels, **_fit_rows(surveyed), **_fit_batched(platform, surveyed)}
+    if capability is not None:
+        kernels |= _fit_attention(platform, surveyed)
+    return replace(platform, kernels=kernels)
+
+
+def _fit_rows(surveyed: _Surveyed) -> dict[str, KernelModel]:
+    """Softmax and norms by the rows and their width, each in both formats."""
     fits = dict[str, KernelModel]()
-    for variant in ("_softmax", "_softmax_backward_data"):
+    for variant in ROWWISE_VARIANTS:
         for dtype in ("fp32", "bf16"):
-            timings = [one for one in list_softmax(survey, variant) if one.dtype == dtype]
-            fit = fit_roofline(
-                0.0,
-                np.array([list_work(one)[0].nbytes for one in timings]),
-                np.array([one.seconds for one in timings]),
-                peak=1.0,
-                bandwidth=bandwidth,
-                source=f"perfkit, {_SURVEY}: kernels alone",
-                date=survey.facts["date"],
+            timings = [one for one in list_rows(surveyed.survey, variant) if one.dtype == dtype]
+            terms = {
+                "launch": np.ones(len(timings)),
+                "rows": np.array([one.sizes["rows"] for one in timings]),
+                "columns": np.array([one.sizes["n"] for one in timings]),
+                "nbytes": np.array([list_work(one)[0].nbytes for one in timings]),
+            }
+            seconds = np.array([one.seconds for one in timings])
+            found = fit_additive(terms, seconds)
+            fit = RowwiseRoofline.build(
+                {
+                    "launch": found.get("launch", 0.0),
+                    "memory_efficiency": 1.0 / (found["nbytes"] * surveyed.bandwidth),
+                    "per_row": found.get("rows", 0.0),
+                    "per_column": found.get("columns", 0.0),
+                },
+                spread=found.spread,
+                bias=found.bias,
+                n=found.n,
+                **surveyed.about,
             )
-            extra = 0.0 if platform.device.main_bandwidth == bandwidth else DEVICE_SPREAD
             key = f"rowwise.{variant}.fp32" if dtype == "fp32" else f"rowwise.{variant}"
-            fits[key] = fit.with_values(
-                {},
-                spread=math.hypot(fit.spread, extra if is_near else _ELSEWHERE),
-                spread_time=None,
-                kind="fitted" if is_near else "assumed",
-                stderr={},
-                ranges={},
-                dtypes=(),
-                notes=(UNFITTED,),
-            )
-    return replace(platform, kernels={**platform.kernels, **fits})
+            fits[key] = surveyed.mark(fit)
+    return fits
+
+
+#: Tile of a batched product in fp32 [-]; docs/formulas.md, table 2.4.
+_BATCHED_TILE = {"tile_m": 64.0, "tile_n": 64.0}
+
+
+def _fit_batched(platform: Platform, surveyed: _Surveyed) -> dict[str, KernelModel]:
+    """Batched products in fp32, which run in whole tiles without tensor cores."""
+    peak = read_datasheet(DATASHEETS["h200_sxm"]).device.peaks["fp32"].value
+    timings = list_batched(surveyed.survey, "fp32")
+    work = [list_work(one)[0] for one in timings]
+    sizes = {
+        name: np.array([getattr(one.sizes, name) for one in work]) for name in ("m", "n", "flops")
+    }
+    whole = [round_up(sizes[side], _BATCHED_TILE[f"tile_{side}"]) for side in ("m", "n")]
+    flops = sizes["flops"] * whole[0] * whole[1] / (sizes["m"] * sizes["n"])
+    fit = fit_roofline(
+        flops,
+        np.array([one.nbytes for one in work]),
+        np.array([one.seconds for one in timings]),
+        peak=peak,
+        bandwidth=surveyed.bandwidth,
+        **surveyed.about,
+    )
+    about = {item.name: getattr(fit, item.name) for item in fields(Fit)}
+    tiled = TiledRoofline.build({**fit, **_BATCHED_TILE}, **about)
+    return {"bmm.fp32": replace(surveyed.mark(tiled), dtypes=("fp32",))}
+
+
+#: Backend of the survey by kernel of attention; FlashAttention in Triton is taken as that in CUDA.
+_BACKENDS = {
+    "flash2": "flash",
+    "flash3": "cudnn",
+    "efficient": "efficient",
+    "triton": "flash",
+}
+#: Spread of kernels of attention on a generation where they were not measured [-].
+_OTHER_ATTENTION = 0.4
+
+
+def _fit_attention(platform: Platform, surveyed: _Surveyed) -> dict[str, KernelModel]:
+    """Kernels of attention, each forward and backward: docs/formulas.md, table 2.5.
+
+    On Hopper they are those of the survey. On Blackwell the fastest kernel has the measured forward
+    pass, and of the backward pass what the survey says of it relative to the forward; the others use
+    no instruction of Blackwell, and are taken to be as fast as on Hopper.
+    """
+    fits = dict[str, KernelModel]()
+    hopper = read_datasheet(DATASHEETS["h200_sxm"]).device
+    rates = {
+        "compute_efficiency": hopper.peaks["bf16"].value / platform.device.peaks["bf16"].value,
+        "memory_efficiency": hopper.main_bandwidth / platform.device.main_bandwidth,
+    }
+    for kernel, backend in _BACKENDS.items():
+        passes = {phase: _fit_pass(surveyed, backend, phase, kernel) for phase in PHASES}
+        if not surveyed.is_near:
+            passes = {phase: _slow_down(fit, rates) for phase, fit in passes.items()}
+            if kernel == "flash3" and platform.kernels["attention"].kind == "fitted":
+                passes = _carry_fastest(platform, surveyed, kernel, backend)
+        for phase, fit in passes.items():
+            if not surveyed.is_near or kernel == "triton":
+                fit = replace(fit, kind="assumed", spread=max(fit.spread, _OTHER_ATTENTION))
+            fits[f"attention.{phase}.{kernel}"] = fit
+            masked = {"diagonal": CAUSAL_TILE}
+            fits[f"attention.{phase}_causal.{kernel}"] = fit.with_values(masked, stderr={})
+    return fits
+
+
+def _fit_pass(surveyed: _Surveyed, backend: str, phase: str, kernel: str) -> KernelModel:
+    """One pass of one kernel of attention, with and without a mask together."""
+    timings = list_attention(surveyed.survey, f"{backend}_{phase}")
+    work = [list_work(one)[0] for one in timings]
+    device = read_datasheet(DATASHEETS["h200_sxm"]).device
+    tiles = {
+        "head_multiple": HEAD_MULTIPLES[kernel],
+        "softmax_width": find_softmax_width(device),
+        "diagonal": 0.0,
+    }
+    computed = [
+        attention_work(
+            one.sizes.flops,
+            one.sizes.k,
+            one.sizes.n,
+            **{**tiles, "diagonal": CAUSAL_TILE * timing.sizes["causal"]},
+        )
+        for one, timing in zip(work, timings, strict=True)
+    ]
+    fit = fit_roofline(
+        np.array(computed),
+        np.array([one.nbytes for one in work]),
+        np.array([one.seconds for one in timings]),
+        peak=device.peaks["bf16"].value,
+        bandwidth=surveyed.bandwidth,
+        **surveyed.about,
+    )
+    return surveyed.mark(add_tiles(fit, tiles))
+
+
+def _slow_down(fit: KernelModel, rates: Mapping[str, float]) -> KernelModel:
+    """A kernel that is as fast as on the GPU of the survey, on one with other rates."""
+    return fit.with_values({name: fit[name] * rate for name, rate in rates.items()}, stderr={})
+
+
+def _carry_fastest(
+    platform: Platform, surveyed: _Surveyed, kernel: str, backend: str
+) -> dict[str, KernelModel]:
+    """The fastest kernel of a later generation: its measured forward pass, and a backward pass that
+    relates to it as on the GPU of the survey."""
+    measured = platform.kernels["attention"]
+    multiple = {"head_multiple": HEAD_MULTIPLES[kernel]}
+    forward = measured.with_values(
+        multiple,
+        stderr={},
+        kind="assumed",
+        notes=(UNFITTED,),
+        spread_time=None,
+        ranges={},
+        quality="",
+    )
+    passes = {phase: _fit_pass(surveyed, backend, phase, kernel) for phase in PHASES}
+    ratios = {
+        name: passes["backward"][name] / passes["forward"][name]
+        for name in ("compute_efficiency", "memory_efficiency")
+    }
+    changed = {name: forward[name] * ratio for name, ratio in ratios.items()}
+    changed["sharpness"] = passes["backward"]["sharpness"]
+    source = f"{forward.source}; backward over forward as perfkit, {_SURVEY}"
+    return {"forward": forward, "backward": forward.with_values(changed, stderr={}, source=source)}
 
 
 def _slow(fit: Fit, scale: float) -> dict[str, float]:

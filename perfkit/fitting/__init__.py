@@ -48,7 +48,15 @@ if TYPE_CHECKING:
     from perfkit.fitting.kernels import find_levels, fit_additive, fit_roofline
     from perfkit.fitting.regression import fit_context, fit_iteration
 
-__all__ = ["Additive", "AttentionRoofline", "Caches", "CollectiveModel", "Fit", "InContext", "Iteration"]
+__all__ = [
+    "Additive",
+    "AttentionRoofline",
+    "Caches",
+    "CollectiveModel",
+    "Fit",
+    "InContext",
+    "Iteration",
+]
 __all__ += ["KernelModel", "OverRanks", "Overlap", "Pace", "Parameter", "Pipelined", "Roofline"]
 __all__ += ["RowwiseRoofline"]
 __all__ += ["TiledRoofline", "TwoBranch", "find_levels", "fit_additive"]

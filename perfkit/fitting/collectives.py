@@ -603,6 +603,4 @@ def fit_over_ranks(
     steps = np.asarray(ring_steps(operation, counts), dtype=float)
     curve = ranks_curve(np.log(nbytes), times, steps, (counts - 1) / counts)
     found = curve.leave_out(counts if len(each) > 2 else None)
-    return curve.build(
-        *found, {"nbytes": nbytes, "ranks": counts}, source, judged=judged
-    )
+    return curve.build(*found, {"nbytes": nbytes, "ranks": counts}, source, judged=judged)

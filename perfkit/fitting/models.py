@@ -215,7 +215,9 @@ class RowwiseRoofline(KernelModel):
     """
 
     form: ClassVar[str] = "rowwise"
-    equation: ClassVar[str] = "t = launch + rows per_row + columns per_column + bytes / (e bandwidth)"
+    equation: ClassVar[str] = (
+        "t = launch + rows per_row + columns per_column + bytes / (e bandwidth)"
+    )
 
     launch: Parameter
     memory_efficiency: Parameter

@@ -64,6 +64,15 @@ UNALIGNED = {
 }
 
 
+#: Slowdown of batched products without aligned rows over that of single ones, at least none [-];
+#: docs/formulas.md, table 2.4.
+BATCHED_UNALIGNED = 0.63
+#: Bytes that rows of heads in memory must be a multiple of, and the share of the memory bandwidth at
+#: which PyTorch copies queries, keys and values into wider tensors where they are not [-];
+#: docs/formulas.md, table 2.4.
+HEAD_ALIGNMENT, HEAD_COPIES = 16, 0.32
+
+
 #: Sizes of kernels by name, one element of each array for each kernel: those of
 #: `perfkit.models.kernels.TERMS` for sums of terms, where ``nbytes`` are the operands [B]; for
 #: rooflines ``flops`` [FLOP], the ``traffic`` [B], the ``bandwidth`` [B/s] and the ``peak``
@@ -96,6 +105,9 @@ class LoneModel:
     tensor_core_itemsize : float
         Bytes of a number of a product on tensor cores, which needs aligned rows; 0 for all other
         operations [B].
+    head_itemsize : float
+        Bytes of a number of a fused kernel of attention on a GPU, which needs aligned heads; 0 for
+        all other operations [B].
     """
 
     kind: str
@@ -109,6 +121,7 @@ class LoneModel:
     layout_passes: float
     counts_products: bool
     tensor_core_itemsize: float
+    head_itemsize: float
 
     @cached_property
     def is_kernel(self) -> bool:
@@ -158,6 +171,7 @@ def make_lone_model(
         layout_passes = find_layout_passes(machine, kind, variant, dtype)
     updates_rows = kind == "embedding_update" or (kind, variant) in _ROW_UPDATES
     needs_aligned_rows = on_device and kind in ("gemm", "bmm") and dtype in TENSOR
+    needs_aligned_heads = on_device and kind == "attention"
     return LoneModel(
         kind=kind,
         variant=variant,
@@ -170,6 +184,7 @@ def make_lone_model(
         layout_passes=layout_passes,
         counts_products=is_assumed and kind == "convolution",
         tensor_core_itemsize=DTYPES[dtype] if needs_aligned_rows else 0.0,
+        head_itemsize=DTYPES[dtype] if needs_aligned_heads else 0.0,
     )
 
 
@@ -400,7 +415,7 @@ def find_aligned_products(
 ) -> AlignedProducts:
     """Find the products on tensor cores, and which of them lack aligned rows.
 
-    Matrix products without aligned rows take longer beyond their launch, batched ones do not.
+    Matrix products without aligned rows take longer beyond their launch, batched ones less so.
     """
     models = kernels.models
     itemsize = kernels.repeat([model.tensor_core_itemsize for model in models])
@@ -420,7 +435,7 @@ def find_aligned_products(
     is_gemm = kernels.repeat([model.kind == "gemm" for model in models])[products]
     slowdown = np.where(unaligned.of_16_bytes, by_rows.of_16_bytes, 1.0)
     slowdown = np.where(unaligned.of_4_bytes, by_rows.of_4_bytes, slowdown)
-    slowdown = np.where(is_gemm, slowdown, 1.0)
+    slowdown = np.where(is_gemm, slowdown, np.maximum(BATCHED_UNALIGNED * slowdown, 1.0))
     return AlignedProducts(products, unaligned.of_16_bytes, slowdown)
 
 
@@ -475,6 +490,8 @@ def time_alone(
     if any(layout_passes):
         near = near + kernels.repeat(layout_passes) * sizes["traffic"] / sizes["bandwidth"]
 
+    near = near + time_copies_of_heads(kernels, sizes)
+
     # products without aligned rows
     launch = kernels.repeat([model.launch for model in models])
     if products.is_unaligned.any():
@@ -486,6 +503,23 @@ def time_alone(
     near = np.maximum(near + (sizes["launches"] - 1) * launch, 0.0)
     is_kernel = kernels.repeat([model.is_kernel for model in models])
     return IsolatedTimes(is_kernel * near, distant)
+
+
+def time_copies_of_heads(kernels: ClassifiedKernels, sizes: KernelSizes) -> Array:
+    """Time of copies of queries, keys and values whose heads are not aligned [s].
+
+    Fused kernels of attention load 16 B at once. PyTorch copies other heads into wider ones first: it
+    fills a wider tensor and copies into it, for three tensors forward, and for as much backward.
+    """
+    itemsize = kernels.repeat([model.head_itemsize for model in kernels.models])
+    if not itemsize.any() or not sizes.keys() >= {"batch", "m", "n", "k"}:
+        return np.zeros(kernels.one_configuration(len(kernels.of_operation)))
+    width: Array = sizes["k"]
+    padded = np.ceil(width * itemsize / HEAD_ALIGNMENT) * HEAD_ALIGNMENT
+    rows = sizes["batch"] * (sizes["m"] + 2.0 * sizes["n"])
+    nbytes = rows * (width * itemsize + 2.0 * padded)
+    is_copied = padded > width * itemsize
+    return np.where(is_copied, nbytes / (HEAD_COPIES * sizes["bandwidth"]), 0.0)
 
 
 def _select(sizes: KernelSizes, names: Iterable[str], members: np.ndarray) -> dict[str, Array]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from perfkit.fitting import Additive, KernelModel
 from perfkit.fitting.parameters import Key
-from perfkit.ground.hardware import DTYPES
+from perfkit.ground.hardware import DTYPES, Device
 from perfkit.ground.units import (
     check_choice,
     check_type,
@@ -30,6 +30,24 @@ TF32 = 1 / 1.2
 #: Factor on the bytes of operands of a convolution on tensor cores that are not in channels_last
 #: [-]; docs/formulas.md, table 2.4.
 LAYOUT_CONVERSION_TRAFFIC = 3.0
+#: Columns of the products of attention that take as long as the softmax of a score, from this compute
+#: capability on [-]; docs/formulas.md, table 2.4.
+SOFTMAX_WIDTHS = {0.0: 0.0, 9.0: 32.0, 10.0: 64.0, 10.3: 32.0, 12.0: 8.0}
+#: Multiple to which a kernel of attention pads the width of heads: FlashAttention's, and others [-];
+#: docs/formulas.md, table 2.4.
+HEAD_MULTIPLES = {"flash2": 32.0, "flash3": 64.0, "efficient": 64.0, "triton": 64.0}
+#: Keys of a tile that a causal mask crosses [-]; docs/formulas.md, table 2.4.
+CAUSAL_TILE = 128.0
+
+
+def find_softmax_width(device: Device) -> float:
+    """Columns of the products of attention that take as long as the softmax of a score [-]; on devices
+    of unknown capability as many as on Hopper."""
+    capability = 9.0
+    if device.capability is not None:
+        capability = device.capability.value
+    reached = [least for least in SOFTMAX_WIDTHS if least <= capability]
+    return SOFTMAX_WIDTHS[max(reached)]
 
 
 class Substitute(NamedTuple):

@@ -221,7 +221,7 @@ def _estimate(machine: Machine, title: str, model: LoneModel, sizes: KernelSizes
 def _time(machine: Machine, model: LoneModel, sizes: KernelSizes) -> _Timed:
     """Time kernels of one class."""
     if not sizes.keys() >= {"m", "n", "k"}:  # rows of unknown sizes are taken as aligned
-        model = replace(model, tensor_core_itemsize=0.0)
+        model = replace(model, tensor_core_itemsize=0.0, head_itemsize=0.0)
     if not sizes.keys() >= {"batch", "m", "n", "k", "flops"}:
         model = replace(model, counts_products=False)
     count = len(next(iter(sizes.values()), ()))

@@ -4,7 +4,7 @@ measured before."""
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from perfkit.fitting import (
+    AttentionRoofline,
     CollectiveModel,
     Fit,
     KernelModel,
@@ -32,7 +33,13 @@ from perfkit.ground.results import Table
 from perfkit.ground.units import check_choice, check_positive, escape, format_bytes, format_rate
 from perfkit.models.collectives import OPERATIONS, bus_factor
 from perfkit.models.hierarchy import OVERLAP, start_across
-from perfkit.models.roofline import attention_bytes, attention_flops, gemm_bytes, gemm_flops
+from perfkit.models.roofline import (
+    attention_bytes,
+    attention_flops,
+    attention_work,
+    gemm_bytes,
+    gemm_flops,
+)
 from perfkit.platform.collective_costs import (
     LARGEST_START_UP,
     SIGMA_START_UP,
@@ -42,6 +49,7 @@ from perfkit.platform.collective_costs import (
 from perfkit.platform.datasheets import HOP, find_adapter, list_datasheets, read_datasheet
 from perfkit.platform.file import list_gallery
 from perfkit.platform.gallery import find_models, is_same_device, load_platform
+from perfkit.platform.kernels import HEAD_MULTIPLES, find_softmax_width
 from perfkit.platform.platform import Platform
 from perfkit.readers import kernel_database as database
 from perfkit.readers.nccl import ONE_RANK, NcclLogs, read_logs
@@ -523,24 +531,43 @@ def fit_gemms(
 
 def fit_attention(
     frame: Table, device: Device, source: str, date: str, notes: Sequence[str] = ()
-) -> Roofline:
+) -> AttentionRoofline:
     """Fit fused attention over whole sequences, causal and full together.
 
     Rows of `perfkit.readers.kernel_database.read_attention` with a window, a past, keys in other
-    number formats, or head sizes above 128 are left out.
+    number formats, or head sizes above 256 are left out.
     """
     plain = (
         (pl.col("window") == 0) & (pl.col("past") == 0) & (pl.col("kv_dtype") == pl.col("dtype"))
     )
-    rows = frame.filter(plain & (pl.col("head_dim") <= 128) & (pl.col("sequence") >= 32))
+    rows = frame.filter(plain & (pl.col("head_dim") <= 256) & (pl.col("sequence") >= 32))
     sizes, dtype = (
         ("causal", "batch", "sequence", "heads", "kv_heads", "head_dim"),
         str(rows["dtype"][0]),
     )
-    causal, b, s, h, kv, d = _floats(*sizes)
+    each = rows.group_by(*sizes).agg(pl.col("seconds").median()).sort(*sizes)
+    causal, b, s, h, kv, d = each.select(_floats(*sizes)).to_numpy().T
     flops = attention_flops(b, h, s, d, causal=causal)
-    nbytes = attention_bytes(b, h, s, d, kv_heads=kv, itemsize=DTYPES[dtype])
-    return fit_kernel(rows, sizes, flops, nbytes, device, dtype, source, date, notes)
+    tiles = {
+        "head_multiple": HEAD_MULTIPLES["flash2"],
+        "softmax_width": find_softmax_width(device),
+        "diagonal": 0.0,
+    }
+    fit = fit_roofline(
+        attention_work(flops, d, s, **tiles),
+        attention_bytes(b, h, s, d, kv_heads=kv, itemsize=DTYPES[dtype]),
+        each["seconds"].to_numpy(),
+        peak=device.peaks[dtype].value,
+        bandwidth=device.main_bandwidth,
+        notes=notes,
+    )
+    return add_tiles(_say_origin(fit, source, date), tiles)
+
+
+def add_tiles(fit: Roofline, tiles: Mapping[str, float]) -> AttentionRoofline:
+    """The form of attention from a roofline that was fitted to the arithmetic of whole tiles."""
+    about = {item.name: getattr(fit, item.name) for item in fields(Fit)}
+    return AttentionRoofline.build({**fit, **tiles}, stderr=fit.stderr, **about)
 
 
 def fit_casts(frame: Table, device: Device, source: str, date: str) -> Roofline:
@@ -603,7 +630,10 @@ def fit_database(
         else:
             kernels |= fit_gemms(frame, device, source=f"{label}, {system}", date=date)
     if "attention" in asked:
-        flash = (pl.col("collector") == "vllm") & pl.col("kernel").str.contains("flash_attn")
+        # Blackwell's own kernel of flash attention runs only full attention with narrow heads there
+        flash = (pl.col("collector") == "vllm") & pl.col("kernel").str.contains(
+            "flash_attn|trtllmprefill"
+        )
         every = database.read_attention(system)
         frame = every.filter(flash)
         if frame.is_empty():

@@ -274,8 +274,9 @@ def _list_steps_alone(model: LoneModel, sizes: KernelSizes, platform: Platform) 
     """Steps to the time of a lone kernel with near operands: those of `time_alone`, one more at a
     time."""
     one_launch = {**sizes, "launches": np.ones(1)}
-    plain = replace(model, layout_passes=0.0, tensor_core_itemsize=0.0)
-    in_layout = replace(model, tensor_core_itemsize=0.0)
+    plain = replace(model, layout_passes=0.0, tensor_core_itemsize=0.0, head_itemsize=0.0)
+    in_layout = replace(model, tensor_core_itemsize=0.0, head_itemsize=0.0)
+    with_copies = replace(model, tensor_core_itemsize=0.0)
     steps = _list_terms(plain, sizes, platform)
     time = _time_near(plain, one_launch, platform)
     longer = _time_near(in_layout, one_launch, platform)
@@ -283,6 +284,10 @@ def _list_steps_alone(model: LoneModel, sizes: KernelSizes, platform: Platform) 
         steps.append(
             Step("operands are moved into the layout of tensor cores and back", longer - time)
         )
+    time = longer
+    longer = _time_near(with_copies, one_launch, platform)
+    if longer != time:
+        steps.append(Step("heads that are not aligned are copied into wider ones", longer - time))
     time = longer
     longer = _time_near(model, one_launch, platform)
     if longer != time:

@@ -537,24 +537,28 @@ class LayerNorm(Layer):
         tape.pass_on(self.bias, db)
 
 
+#: What norms by the root mean square compute: a finer class of layer norms.
+RMS_NORM, RMS_NORM_BACKWARD = "native_layer_norm.rms", "native_layer_norm_backward.rms"
+
+
 class RmsNorm(Layer):
     """Norm of each row by its root mean square, with a trained weight: `_fused_rms_norm`. Backward:
-    `_fused_rms_norm_backward`. Both are timed as the kernels of `LayerNorm`."""
+    `_fused_rms_norm_backward`. Both are timed as the kernels of `LayerNorm` where they were not
+    measured."""
 
     def forward(self, tape: Tape, x: Tensor, weight: Tensor) -> Tensor:
         """Append `_fused_rms_norm`."""
         self.x, self.weight = x, weight
         self.inverse = tape.tensor(x.numel // x.shape[-1], itemsize=tape.wide)
         y = tape.tensor(*x.shape, itemsize=_widest(x, weight))
-        tape.rowwise("_fused_rms_norm", [x, weight], [y, self.inverse], "native_layer_norm")
+        tape.rowwise("_fused_rms_norm", [x, weight], [y, self.inverse], RMS_NORM)
         return y
 
     def backward(self, tape: Tape, dy: Tensor) -> None:
         """Append `_fused_rms_norm_backward`."""
         dx, dw = tape.like(self.x), tape.like(self.weight)
         reads = [dy, self.x, self.inverse, self.weight]
-        function = "native_layer_norm_backward"
-        tape.rowwise("_fused_rms_norm_backward", reads, [dx, dw], function)
+        tape.rowwise("_fused_rms_norm_backward", reads, [dx, dw], RMS_NORM_BACKWARD)
         tape.pass_on(self.x, dx)
         tape.pass_on(self.weight, dw)
 

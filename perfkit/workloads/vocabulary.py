@@ -505,7 +505,9 @@ def _name_softmax(name: str, args: Sequence[Any]) -> str:
 
 
 def _name_norm_of_rows(name: str, args: Sequence[Any]) -> str:
-    return name.replace("_fused_rms", "native_layer")
+    if name.startswith("_fused_rms"):
+        return f"{name.replace('_fused_rms', 'native_layer')}.rms"
+    return name
 
 
 def _name_batch_norm(name: str, args: Sequence[Any]) -> str:

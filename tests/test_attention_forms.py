@@ -1,0 +1,141 @@
+"""Forms of attention and of row-wise kernels with widths: by hand, beside what was measured, and
+beside published rates."""
+
+import numpy as np
+import pytest
+
+import perfkit as pk
+from perfkit.fitting import AttentionRoofline, RowwiseRoofline
+from perfkit.models.roofline import attention_flops, attention_work, rowwise_time
+from perfkit.platform.estimates import keep_quiet
+from perfkit.platform.kernel_times import BATCHED_UNALIGNED, HEAD_COPIES, UNALIGNED
+from perfkit.platform.kernels import find_softmax_width
+from perfkit.platform.platform import Platform
+
+H100 = pk.load_platform("h100-sxm-8")
+
+
+@pytest.mark.parametrize(
+    ("width", "multiple", "padded"),
+    [(64, 32, 64), (80, 32, 96), (108, 32, 128), (150, 32, 192), (80, 64, 128), (129, 32, 192)],
+)
+def test_heads_are_padded_to_whole_tiles(width: int, multiple: int, padded: int) -> None:
+    """FlashAttention-2 has kernels for heads of 32, 64, 96, 128, 192 and 256, cuDNN's of 64, 128, 192
+    and 256."""
+    work = attention_work(1.0, width, 1e9, head_multiple=multiple)
+    assert work == pytest.approx(padded / width)
+
+
+def test_softmax_and_the_diagonal_add_to_the_products() -> None:
+    """(128 + 32) / 128, and one more tile of 128 keys where 1024 are masked in part."""
+    work = attention_work(100.0, 128, 1024, softmax_width=32, diagonal=128)
+    assert work == pytest.approx(100.0 * 1.25 * 1.125)
+
+
+def test_a_row_costs_as_its_form_says() -> None:
+    fit = RowwiseRoofline.build(
+        {"launch": 2e-6, "memory_efficiency": 0.5, "per_row": 1e-9, "per_column": 2e-9}
+    )
+    sizes = {
+        "rows": np.array([1000.0]),
+        "n": np.array([500.0]),
+        "nbytes": np.array([4e6]),
+        "bandwidth": np.array([2e12]),
+    }
+    assert fit.time(sizes)[0] == pytest.approx(2e-6 + 1e-6 + 1e-6 + 4e-6)
+    assert sum(float(np.sum(part)) for part in fit.split(sizes).values()) == pytest.approx(8e-6)
+    assert rowwise_time(0, 0, 0, bandwidth=1.0) == 0.0
+
+
+def time_attention(platform: Platform, kernel: str, width: int, tokens: int = 4096) -> float:
+    """Time of a forward pass over 16 heads [s]."""
+    heads = 16
+    flops = attention_flops(1, heads, tokens, width)
+    features = {
+        "flops": float(flops),
+        "nbytes": 8.0 * heads * tokens * width,
+        "batch": float(heads),
+        "m": float(tokens),
+        "n": float(tokens),
+        "k": float(width),
+    }
+    found = platform.kernel_time(f"attention.forward.{kernel}", features, dtype="bf16")
+    return float(found)
+
+
+def test_heads_that_are_not_aligned_are_copied() -> None:
+    """Heads of 108 numbers are 216 B: three tensors are filled and copied, beside the time of heads of
+    112 numbers, which are padded to 128 likewise."""
+    heads, tokens = 16, 4096
+    copied = 3 * heads * tokens * (216 + 2 * 224) / (HEAD_COPIES * H100.device.main_bandwidth)
+    longer = time_attention(H100, "flash2", 108) - time_attention(H100, "flash2", 112)
+    assert longer == pytest.approx(copied, rel=0.05)
+    assert time_attention(H100, "flash2", 104) < time_attention(H100, "flash2", 108) - 0.9 * copied
+
+
+def test_attention_of_no_given_width_takes_the_usual_one() -> None:
+    features = {"flops": 1e12, "nbytes": 1e8}
+    given = {**features, "batch": 1.0, "m": 4096.0, "n": 4096.0, "k": 128.0}
+    found = [
+        float(H100.kernel_time("attention.forward.flash3", sizes, dtype="bf16"))
+        for sizes in (features, given)
+    ]
+    assert found[0] == pytest.approx(found[1])
+
+
+def test_batched_products_with_odd_rows_take_longer() -> None:
+    """197 tokens in bf16: 394 B are no multiple of 4; the part beyond the launch grows."""
+    sizes = {
+        "flops": 2.0 * 64 * 197 * 197 * 64,
+        "nbytes": 2.0 * 64 * (2 * 197 * 64 + 197 * 197),
+        "batch": 64.0,
+        "m": 197.0,
+        "n": 197.0,
+        "k": 64.0,
+    }
+    launch = H100.kernels["bmm"]["launch"]
+    odd = float(H100.kernel_time("bmm", sizes, dtype="bf16")) - launch
+    even = float(H100.kernel_time("bmm", {**sizes, "n": 200.0}, dtype="bf16")) - launch
+    assert odd / even == pytest.approx(BATCHED_UNALIGNED * UNALIGNED[9].of_4_bytes)
+    a100 = pk.load_platform("a100-sxm-8")
+    even_rows = {**sizes, "n": 198.0}  # 396 B: a multiple of 4, not of 16
+    assert float(a100.kernel_time("bmm", even_rows, dtype="bf16")) >= float(
+        a100.kernel_time("bmm", {**sizes, "n": 200.0}, dtype="bf16")
+    )
+
+
+def test_softmax_weighs_more_where_products_are_faster() -> None:
+    """Exponentials per cycle are the same on H100 and B200, and twice as many on B300."""
+    widths = {
+        name: find_softmax_width(pk.load_platform(name).device)
+        for name in ("a100-sxm-8", "h100-sxm-8", "b200-sxm-8", "b300-sxm-8")
+    }
+    assert widths["b200-sxm-8"] == 2 * widths["h100-sxm-8"] == 2 * widths["b300-sxm-8"]
+    assert widths["a100-sxm-8"] == 0.0
+    assert find_softmax_width(Platform.from_datasheet("mi300x").device) == widths["h100-sxm-8"]
+
+
+def test_forms_belong_to_their_classes() -> None:
+    attention = H100.kernels["attention.forward.flash3"]
+    assert isinstance(attention, AttentionRoofline)
+    for key, fit, message in (
+        ("gemm", attention, "only attention has heads"),
+        ("gemm", H100.kernels["rowwise._softmax"], "only row-wise kernels have rows"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Platform("odd", H100.device, H100.network, {key: fit}, {})
+
+
+@pytest.mark.parametrize(
+    ("platform", "dtype", "least", "most"),
+    [("h100-sxm-8", "fp8", 0.66, 0.78), ("b200-sxm-8", "fp8", 0.62, 0.78)],
+)
+def test_products_in_fp8_reach_what_is_published(
+    platform: str, dtype: str, least: float, most: float
+) -> None:
+    """stas00/ml-engineering, largest of many shapes: 70.9 % of the peak on H100, 76.3 % on B200;
+    NVIDIA's Transformer Engine 60 to 75 %."""
+    node = pk.load_platform(platform)
+    with keep_quiet():
+        time = node.gemm(8192, 8192, 8192, dtype=dtype).time
+    assert least < 2 * 8192**3 / time / node.device.peaks[dtype].value < most
