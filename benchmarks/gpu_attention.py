@@ -9,6 +9,7 @@ cuDNN; FlashAttention-3 is priced as cuDNN's kernel.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -64,13 +65,13 @@ def predict_row(row: Row) -> dict[str, Any]:
     return {**widen(time, spread, float(flops) / rate), "rate": float(flops) / time / 1e12}
 
 
-def _list_rates(rows: list[Row], name: str) -> str:
+def _list_rates(rows: Sequence[Row], name: str) -> str:
     """Smallest and largest rate with heads of 128 and without a mask [TFLOP/s]."""
     rates = [float(row[name]) for row in rows if int(row["width"]) == 128 and row["causal"] == "no"]
     return f"{np.min(rates):.0f} to {np.max(rates):.0f}"
 
 
-def judge_rows(rows: list[Row]) -> list[dict[str, Any]]:
+def judge_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Errors by kernel and pass."""
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:

@@ -695,7 +695,8 @@ def _fit_rows(surveyed: _Surveyed) -> dict[str, KernelModel]:
                 spread=found.spread,
                 bias=found.bias,
                 n=found.n,
-                **surveyed.about,
+                source=surveyed.about["source"],
+                date=surveyed.about["date"],
             )
             key = f"rowwise.{variant}.fp32" if dtype == "fp32" else f"rowwise.{variant}"
             fits[key] = surveyed.mark(fit)
