@@ -208,3 +208,76 @@ def test_published_peaks_of_megatron_are_met(shared_data: Any) -> None:
             errors.append(needs / (float(row["mem_gib"]) * 2**30) - 1)
     assert len(errors) == 12
     assert np.abs(errors).max() < 0.05, errors
+
+
+#: Layers, width, heads, ranks of a product, stages, sequences of a micro-batch, and chunks of the
+#: models of arXiv:2205.05198, table 3.
+PUBLISHED = {
+    "22B": (48, 6144, 64, 8, 1, 4, 1),
+    "175B": (96, 12288, 96, 8, 8, 1, 3),
+    "530B": (105, 20480, 128, 8, 35, 1, 3),
+    "1T": (128, 25600, 160, 8, 64, 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("variant", ["none", "selective+SP"])
+def test_strategies_hold_what_the_published_form_says(
+    name: str, variant: str, shared_data: Any
+) -> None:
+    """Activations of the first stage, which the paper computed: beside those of layers there are
+    those of the embedding, and of the layer at work."""
+    layers, hidden, heads, tp, pp, micro_batch, chunks = PUBLISHED[name]
+    model = Transformer(
+        name,
+        True,
+        4 * pp * micro_batch,
+        2048,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        vocabulary=51200,
+        positions=2048,
+        attention="eager",
+        dtype="fp16",
+        mixed=True,
+        fused=True,
+        dropout=0.1,
+    )
+    is_selective = variant == "selective+SP"
+    strategy = Strategy(
+        tp=tp,
+        pp=pp,
+        micro_batch=micro_batch,
+        schedule="interleaved" if chunks > 1 else "1f1b",
+        chunks=chunks,
+        checkpoint="selective" if is_selective else "none",
+        sequence_parallel=is_selective,
+    )
+    where = load_platform("a100-sxm-8").with_link("inter", bandwidth=2.5e10, latency=5e-6)
+    columns = price_strategies(
+        model, where.with_nodes(pp), Strategy.stack([strategy]), "eager", stack="megatron"
+    )
+    path = shared_data / "end_to_end" / "seqsel_memory.csv"
+    with open(path, newline="", encoding="utf-8") as file:
+        [said] = [
+            float(row["activations_GiB_per_gpu"]) * 2**30
+            for row in csv.DictReader(file)
+            if row["activations_GiB_per_gpu"] and (row["model"], row["variant"]) == (name, variant)
+        ]
+    assert 0.98 * said < columns["activations"][0] < 1.05 * said
+
+
+def test_experts_of_megatron_keep_no_activation_ahead_of_a_gate() -> None:
+    """Two tokens of each go to experts: 2 B less of each inner number, and the shares of two norms."""
+    model = replace(MODEL, experts=8, top_k=2, layers=16)
+    strategy = Strategy(tp=2, dp=4, sequence_parallel=True)
+    ours = price(strategy, model, "megatron")
+    torch = price(strategy, model, replace(pk.find_stack("torchtitan"), zero=0))
+    fewer = replace(model, layers=8)
+    ours_of_fewer = price(strategy, fewer, "megatron")
+    torch_of_fewer = price(strategy, fewer, replace(pk.find_stack("torchtitan"), zero=0))
+    of_megatron = (ours["activations"] - ours_of_fewer["activations"]) / 8
+    of_torch = (torch["activations"] - torch_of_fewer["activations"]) / 8
+    less = 2048 * 2 * 2 * 8192 / 2 - 2 * 2 * 2048 * 2048 / 2
+    assert of_torch - of_megatron == pytest.approx(less, rel=1e-3)

@@ -624,21 +624,33 @@ def _keep_by_layer(case: Case, software: _Software) -> Array:
 
     With ``selective`` checkpoints none of those between the projections of attention. Layers whose
     activation is merged with what is around it keep the inputs of products, as published; the norm
-    ahead of a product that ranks share is kept in shares.
+    ahead of a product that ranks share is kept in shares. What is published has no experts.
     """
     s, saved = case.s, case.times.layer.saved
     recorded = np.where(
         s.checkpoint == "selective", np.maximum(saved - _count_scores(case), 0.0), saved
     )
+    is_merged = software.fused_layers & (s.checkpoint != "full")
     if case.model.experts > 0:
-        return recorded
+        return np.where(is_merged, recorded + _merge_experts(case), recorded)
     published = np.where(
         s.checkpoint == "selective",
         _count_published(case, recompute="selective"),
         _count_published(case, recompute="none"),
     )
-    is_published = software.fused_layers & (s.checkpoint != "full")
-    return np.where(is_published, published, recorded)
+    return np.where(is_merged, published, recorded)
+
+
+def _merge_experts(case: Case) -> Array:
+    """What layers with experts keep more than they were recorded to, if their activation is merged
+    with what is around it: shares of two norms, less the activation ahead of a gate [B]."""
+    model, s, sizes = case.model, case.s, case.sizes
+    norms = np.where(s.rows > 1, 2.0 * sizes.column * model.hidden / s.rows, 0.0)
+    activation = np.zeros(case.count)
+    if model.gated:
+        inner = np.ceil((model.inner or 4 * model.hidden) / s.tp)
+        activation = sizes.routed / model.hidden * inner
+    return np.asarray(norms - activation)
 
 
 def _count_published(case: Case, *, recompute: str) -> Array:
