@@ -141,6 +141,7 @@ def _list_arguments(
     yield "gpu_survey", ["--saved", str(measured / "h200-2.survey.json")]
     yield "gpu_forms", shorten("--systems", ",".join(PAIR))
     yield "gpu_networks", []
+    yield "gpu_unet", []
     yield "traced", []
     yield "v100_embeddings", []
     yield "updates", []

@@ -5,10 +5,12 @@ python -m benchmarks.gpu_vision
 
 - 39 steps of 20 models on an RTX 3090, known by its datasheet and its large products (timm's
   benchmark: autocast to fp16, SGD with momentum). How much longer convolutions take in NCHW
-  (`LAYOUT_CONVERSION_TRAFFIC`, docs/formulas.md, table 2.4) was chosen with the first ten models in view; the second
-  ten were predicted afterwards.
+  (`LAYOUT_CONVERSION_TIME`, docs/formulas.md, table 2.4) was chosen with the first ten models, NVIDIA's pairs and SSD
+  in view.
 - 12 steps of ResNet-50 on V100 and A100 (NVIDIA's examples). The share of the peak that
   convolutions reach on tensor cores was fitted to six of those in channels_last.
+- 2 steps of SSD300 on one A100, in NCHW and in channels_last (a change of NVIDIA's examples): the
+  only pair of layouts on one A100.
 """
 
 import warnings
@@ -23,6 +25,8 @@ from benchmarks.helpers.files import read_published
 from benchmarks.helpers.tables import Row, lay_out
 from perfkit.platform.estimates import keep_quiet
 
+#: The one model that transformers does not have.
+SSD = "ssd300"
 _VIT = {
     "attn_implementation": "eager",
     "hidden_dropout_prob": 0.0,
@@ -94,24 +98,41 @@ def _allow_tf32(allowed: bool) -> None:
 
 
 def _build(model: str, formats: dict[str, Any]) -> Any:
-    """A model of transformers on the device, in a memory format."""
+    """A model of transformers, or SSD300, on the device in a memory format."""
     import transformers
 
+    if model == SSD:
+        from benchmarks.helpers.ssd import SSD300
+
+        return SSD300().to("cuda", **formats)
     kind, settings = _MODELS[model]
     make = getattr(transformers, f"{kind}ForImageClassification")
     config = make.config_class(num_labels=1000, **settings)
     return make(config).to("cuda", **formats)
 
 
+def _find_loss(model: str, module: Any, images: Any, labels: Any) -> Any:
+    """Loss of a model of transformers, or of SSD300."""
+    import torch
+
+    if model == SSD:
+        from benchmarks.helpers.ssd import find_loss
+
+        return find_loss(*module(images))
+    return torch.nn.functional.cross_entropy(module(pixel_values=images).logits, labels)
+
+
 def capture_step(model: str, batch: int, precision: str, layout: str, ranks: int = 1) -> pk.Graph:
-    """A training step on images of 224 × 224 pixels in 1,000 classes; `batch` is that of a rank."""
+    """A training step on images of 224 × 224 pixels in 1,000 classes, for SSD300 of 300 × 300 pixels; `batch` is that
+    of a rank."""
 
     def make_step() -> Callable[[], None]:
         import torch
 
         formats = {"memory_format": torch.channels_last} if layout == "channels_last" else {}
         module = _build(model, formats)
-        images = torch.randn(batch, 3, 224, 224, device="cuda").contiguous(**formats)
+        edge = 300 if model == SSD else 224
+        images = torch.randn(batch, 3, edge, edge, device="cuda").contiguous(**formats)
         labels = torch.randint(1000, (batch,), device="cuda")
         if ranks > 1:
             module = torch.nn.parallel.DistributedDataParallel(module)
@@ -124,14 +145,14 @@ def capture_step(model: str, batch: int, precision: str, layout: str, ranks: int
         def step() -> None:
             optimizer.zero_grad()
             with region():
-                scores = module(pixel_values=images).logits
-                loss = torch.nn.functional.cross_entropy(scores, labels)
+                loss = _find_loss(model, module, images, labels)
             loss.backward()
             optimizer.step()
 
         return step
 
-    family = "convolution" if model.startswith(("resnet", "mobilenet")) else "transformer"
+    is_convolutional = model.startswith(("resnet", "mobilenet", SSD))
+    family = "convolution" if is_convolutional else "transformer"
     with warnings.catch_warnings(action="ignore"):
         return pk.capture(make_step, name=model, ranks=ranks, device="cuda", family=family)
 

@@ -234,6 +234,37 @@ def test_convolutions_are_counted_as_products() -> None:
     assert backward["flops"] == first["flops"], "nobody asks for the gradient of the images"
 
 
+def train_biased_convolution(device: str) -> Callable[[], Callable[[], Any]]:
+    """A convolution of 4 images of 16 × 16 pixels from 3 to 8 channels, with a bias."""
+
+    def make_step() -> Callable[[], Any]:
+        net = nn.Conv2d(3, 8, 3, padding=1).to(device)
+        images = torch.randn(4, 3, 16, 16, device=device)
+        return lambda: net(images).sum().backward()
+
+    return make_step
+
+
+def test_a_gpu_adds_the_bias_of_a_convolution_in_a_kernel_of_its_own() -> None:
+    """It reads and writes the 8192 results, and its gradient reads their gradients: PyTorch's
+    Convolution.cpp. A CPU does so in the convolution."""
+    gpu = capture(train_biased_convolution("cuda"), device="cuda")
+    names = [label.name for label in gpu.labels]
+    first = names.index("convolution")
+    last = names.index("convolution_backward")
+    assert names[first + 1] == "add_" and names[last + 1] == "sum"
+    added, summed = gpu[first + 1].features, gpu[last + 1].features
+    assert added["elements"] == 8192
+    assert gpu.traffic[first + 1] == (2 * 8192 + 8) * 4
+    assert (summed["elements"], gpu.labels[last + 1].kind) == (8192, "rowwise")
+    assert gpu.traffic[last + 1] >= 8 * 4  # the gradient of a sum is one number
+    calls = gpu.column("calls")
+    assert calls[first] == 1 and calls[first + 1] == 0, "the framework is called once"
+    cpu = capture(train_biased_convolution("cpu"))
+    assert "add_" not in [label.name for label in cpu.labels if label.phase == "forward"]
+    assert cpu.column("flops").sum() == gpu.column("flops").sum()
+
+
 def test_optimizers_on_a_gpu_work_on_lists_and_reading_a_loss_is_a_transfer() -> None:
     def read_loss() -> Callable[[], Any]:
         net, x = nn.Linear(8, 8).to("cuda"), torch.randn(4, 8, device="cuda")

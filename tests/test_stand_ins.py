@@ -17,14 +17,17 @@ from perfkit.models.kernels import TERMS, term_names
 from perfkit.platform.gallery import load_platform
 from perfkit.platform.kernel_times import UNALIGNED
 from perfkit.platform.kernels import (
-    LAYOUT_CONVERSION_TRAFFIC,
+    LAYOUT_CONVERSION_TIME,
+    LEAST_LAYOUT_PASSES,
+    MOST_LAYOUT_PASSES,
     find_kernel,
     find_stand_in,
 )
 from perfkit.platform.machine import Context
 from perfkit.platform.platform import Platform
 from perfkit.prediction.cost import Costs, price
-from perfkit.prediction.uncertainty import find_unmeasured, list_notes
+from perfkit.prediction.predictor import predict
+from perfkit.prediction.uncertainty import UNSEEN_FAMILY, find_unmeasured, list_notes
 from perfkit.workloads.columns import Accesses, Features, OperationSizes
 from perfkit.workloads.graph import Graph, Label
 from perfkit.workloads.measured_functions import MEASURED_FUNCTIONS
@@ -99,23 +102,54 @@ def test_convolutions_on_tensor_cores_reach_less_than_products(dtype: str, share
 
 
 @pytest.mark.parametrize(
+    ("variant", "moved", "operands"),
+    [("native_group_norm", 3, 2), ("native_group_norm_backward", 5, 3)],
+)
+def test_a_group_norm_reads_its_operands_twice(variant: str, moved: int, operands: int) -> None:
+    """Moments first, then results: x, x, y; dy, x, dy, x, dx (PyTorch, group_norm_kernel.cu)."""
+    a100 = replace(load_platform("a100-sxm-8"), context=Context())
+    launch = a100.kernels["rowwise"]["launch"]
+    plain = seconds(make_graph(("norm", "rowwise", "native_layer_norm")), a100)[0]
+    twice = seconds(make_graph(("norm", "rowwise", variant)), a100)[0]
+    assert (twice - launch) / (plain - launch) == pytest.approx(moved / operands)
+
+
+def time_layout(platform: str, dtype: str, variant: str, in_channels_last: str) -> float:
+    """How much longer a convolution of 12 MB takes that is not in channels_last [s]."""
+    gpu = load_platform(platform)
+    plain = make_graph(("conv", "convolution", variant), **PRODUCT, dtypes=(dtype,))
+    last = make_graph(("conv", "convolution", in_channels_last), **PRODUCT, dtypes=(dtype,))
+    assert seconds(plain, CPU) == seconds(last, CPU)
+    return float(seconds(plain, gpu)[0] - seconds(last, gpu)[0])
+
+
+@pytest.mark.parametrize(
     ("dtype", "variant", "in_channels_last", "turns"),
     [
-        ("fp16", "forward", "forward_last", LAYOUT_CONVERSION_TRAFFIC),
-        ("tf32", "backward_pointwise", "backward_last_pointwise", LAYOUT_CONVERSION_TRAFFIC),
-        ("fp16", "forward_depthwise", "forward_last_depthwise", 0.0),
-        ("fp32", "forward", "forward_last", 0.0),
+        ("tf32", "forward", "forward_last", True),
+        ("tf32", "backward_pointwise", "backward_last_pointwise", True),
+        ("tf32", "forward_depthwise", "forward_last_depthwise", False),
+        ("fp32", "forward", "forward_last", False),
     ],
 )
 def test_tensor_cores_turn_operands_that_are_not_in_channels_last(
-    dtype: str, variant: str, in_channels_last: str, turns: float
+    dtype: str, variant: str, in_channels_last: str, turns: bool
 ) -> None:
-    plain = make_graph(("conv", "convolution", variant), **PRODUCT, dtypes=(dtype,))
-    last = make_graph(("conv", "convolution", in_channels_last), **PRODUCT, dtypes=(dtype,))
-    gpu = load_platform("a100-sxm-8")
-    longer = seconds(plain, gpu)[0] - seconds(last, gpu)[0]
-    assert longer == pytest.approx(turns * 12e6 / gpu.device.main_bandwidth)
-    assert seconds(plain, CPU) == seconds(last, CPU)
+    """Each of 3 million numbers of 4 B takes 5.5 ps."""
+    longer = time_layout("a100-sxm-8", dtype, variant, in_channels_last)
+    expected = 3e6 * LAYOUT_CONVERSION_TIME if turns else 0.0
+    assert longer == pytest.approx(expected)
+
+
+def test_operands_are_turned_by_the_number_between_two_and_five_passes() -> None:
+    """12 MB have 6 million numbers of 2 B: 33 µs on a V100. An A100 has 5 passes at most, a T4 is as
+    fast as its memory."""
+    v100 = time_layout("v100-sxm-8", "fp16", "forward", "forward_last")
+    assert v100 == pytest.approx(6e6 * LAYOUT_CONVERSION_TIME)
+    a100 = time_layout("a100-sxm-8", "fp16", "forward", "forward_last")
+    assert a100 == pytest.approx(MOST_LAYOUT_PASSES * 12e6 / 2.039e12)
+    t4 = time_layout("t4-1", "fp16", "forward", "forward_last")
+    assert t4 == pytest.approx(LEAST_LAYOUT_PASSES * 12e6 / 320e9, rel=0.01)
 
 
 def find_product(platform: Platform, dtype: str) -> KernelModel:
@@ -351,3 +385,17 @@ def test_what_is_measured_is_what_a_capture_counts() -> None:
             assert [label.kernel for label in graph.labels] == [(kind, row.variant) for row in rows]
             assert graph.traffic == pytest.approx([count_traffic(row) for row in rows])
     assert len(cases) > 90
+
+
+@pytest.mark.filterwarnings("ignore:a100-sxm-8 was never calibrated")
+def test_a_family_without_fits_is_no_surer_than_families_that_were_left_out() -> None:
+    """A product is known to 7 %, and steps of Transformers are fitted."""
+    product = make_graph(
+        ("mm", "gemm", "nn"), m=8192, n=8192, k=8192, batch=1, flops=2 * 8192**3, dtypes=("bf16",)
+    )
+    gpu = load_platform("a100-sxm-8")
+    known = predict(replace(product, family="transformer"), gpu).spread
+    assert known < UNSEEN_FAMILY
+    assert predict(replace(product, family="diffusion"), gpu).spread == UNSEEN_FAMILY
+    bare = replace(gpu, context=Context())
+    assert predict(replace(product, family="diffusion"), bare).spread != UNSEEN_FAMILY

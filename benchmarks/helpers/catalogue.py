@@ -348,6 +348,15 @@ BENCHMARKS = (
         "GPU iterations that nobody fitted",
     ),
     Benchmark(
+        "gpu_unet",
+        "How far off are published steps of Stable Diffusion's U-Net on 8 to 128 A100?",
+        "",
+        180,
+        (Need.SHARED, Need.TORCH),
+        _ACCURACY,
+        "Diffusion U-Net",
+    ),
+    Benchmark(
         "mlperf_dlrm",
         "How far off are the steps of MLPerf's DLRMs on 8 GPUs?",
         "",

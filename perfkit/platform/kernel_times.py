@@ -21,9 +21,13 @@ from perfkit.platform.kernels import (
 )
 from perfkit.platform.machine import Machine
 
-#: Bytes that a batch normalization moves, relative to its operands [-]; docs/formulas.md, table
-#: 2.2.
-OPERAND_PASSES = {"native_batch_norm": 1.5, "native_batch_norm_backward": 5.0 / 3.0}
+#: Bytes that a normalization moves, relative to its operands [-]; docs/formulas.md, table 2.2.
+OPERAND_PASSES = {
+    "native_batch_norm": 1.5,
+    "native_batch_norm_backward": 5.0 / 3.0,
+    "native_group_norm": 1.5,
+    "native_group_norm_backward": 5.0 / 3.0,
+}
 #: Kernels that read rows of a table and write them, by kind and variant.
 _ROW_UPDATES = {("embedding_backward", "fused")}
 #: Operations that are not kernels.

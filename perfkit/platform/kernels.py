@@ -27,9 +27,12 @@ SIGMA_NARROW_FORMAT, SIGMA_OTHER_FORMAT = 1.0, 0.25
 #: Share of its peak that tf32 reaches, over the share that half precision reaches [-];
 #: docs/formulas.md, table 2.4.
 TF32 = 1 / 1.2
-#: Factor on the bytes of operands of a convolution on tensor cores that are not in channels_last
-#: [-]; docs/formulas.md, table 2.4.
-LAYOUT_CONVERSION_TRAFFIC = 3.0
+#: Time in which a number of the operands of a convolution is moved into the layout of tensor cores,
+#: channels_last, and back [s]; docs/formulas.md, table 2.4.
+LAYOUT_CONVERSION_TIME = 5.5e-12
+#: How often these operands are moved at least, as they are read and written, and at most, as on no
+#: device more was seen, at the full bandwidth of the memory [-]; docs/formulas.md, table 2.4.
+LEAST_LAYOUT_PASSES, MOST_LAYOUT_PASSES = 2.0, 5.0
 #: Columns of the products of attention that take as long as the softmax of a score, from this compute
 #: capability on [-]; docs/formulas.md, table 2.4.
 SOFTMAX_WIDTHS = {0.0: 0.0, 9.0: 32.0, 10.0: 64.0, 10.3: 32.0, 12.0: 8.0}
@@ -241,11 +244,15 @@ def _widen(fit: KernelModel, dtype: str) -> KernelModel:
 
 
 def find_layout_passes(machine: Machine, kind: str, variant: str, dtype: str) -> float:
-    """How many times a convolution moves its operands into the layout of tensor cores and back
-    [-]."""
-    cores = machine.device.kind != "cpu" and dtype in TENSOR and not variant.endswith("_depthwise")
-    return (
-        LAYOUT_CONVERSION_TRAFFIC
-        if kind == "convolution" and cores and "_last" not in variant
-        else 0.0
-    )
+    """How many times a convolution moves its operands into the layout of tensor cores and back, at
+    the bandwidth of the memory [-].
+
+    Libraries move single numbers: a number of 2 B takes as long as one of 4 B.
+    """
+    if kind != "convolution" or machine.device.kind == "cpu" or dtype not in TENSOR:
+        return 0.0
+    if "_last" in variant or variant.endswith("_depthwise"):
+        return 0.0
+    numbers_per_second = machine.device.main_bandwidth / DTYPES[dtype]
+    passes = LAYOUT_CONVERSION_TIME * numbers_per_second
+    return min(max(passes, LEAST_LAYOUT_PASSES), MOST_LAYOUT_PASSES)

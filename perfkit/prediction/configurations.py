@@ -14,7 +14,12 @@ from perfkit.prediction.cost import join_host, price
 from perfkit.prediction.levels import find_level
 from perfkit.prediction.memory import WORKSPACE, list_peaks, sum_untouched
 from perfkit.prediction.ranks import Workload, group_identical_ranks, time_collectives, time_ranks
-from perfkit.prediction.uncertainty import CONTEXT, find_host_error, join_errors
+from perfkit.prediction.uncertainty import (
+    CONTEXT,
+    find_host_error,
+    find_least_spread,
+    join_errors,
+)
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import Graph
 from perfkit.workloads.sizes import alter, count_configurations
@@ -300,6 +305,8 @@ class _StructureTimes:
             if self.level is not None:  # it holds all errors but those of hosts
                 of_device = np.full(len(time), self.level.spread)
             spread = np.hypot(of_device, slower)
+            fit_or_level = whole if self.level is None else self.level
+            spread = np.maximum(spread, find_least_spread(self.platform, fit_or_level))
         by_resource = {"communication": waits, "host": time - device}
         for model, seconds in zip(cost.models, times, strict=True):
             resource = RESOURCES.get(model.kind, MEMORY)

@@ -36,6 +36,7 @@ from perfkit.prediction.simulation import RankTimeline, Timeline, simulate
 from perfkit.prediction.uncertainty import (
     CONTEXT,
     find_host_error,
+    find_least_spread,
     join_errors,
     list_dense_tables,
     list_idle_tensor_cores,
@@ -482,8 +483,10 @@ def estimate_spread(
     Notes
     -----
     Where whole iterations were fitted with their hosts, their spread holds all errors. The spread
-    of a level of software holds all but those of hosts. Else operation classes, collectives with their waiting, iterations around the sum of their kernels,
-    and hosts have independent errors, each by its share of the time.
+    of a level of software holds all but those of hosts. Else operation classes, collectives with
+    their waiting, iterations around the sum of their kernels, and hosts have independent errors,
+    each by its share of the time; on a GPU they are at least those of families of models that were
+    left out, see `find_least_spread`.
     """
     iteration_fit = priced.iteration_fit
     on_device = timings.timeline.device
@@ -521,4 +524,6 @@ def estimate_spread(
     host_spread = spread_host(
         timings.timeline, host_error, loading, timings.hosts_run_ahead, iteration_fit
     )
-    return math.hypot(kernel_spread, pipeline_host_spread, host_spread)
+    spread = math.hypot(kernel_spread, pipeline_host_spread, host_spread)
+    fit_or_level = iteration_fit if priced.level is None else priced.level
+    return max(spread, find_least_spread(platform, fit_or_level))

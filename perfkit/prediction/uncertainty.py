@@ -27,6 +27,9 @@ OTHER_FORMATS = "take dtype='bf16' (mixed=True for autocast) or dtype='tf32'"
 #: Spread of an iteration around the sum of its isolated kernels, without calibrated iterations [-];
 #: docs/formulas.md, table 9.1.
 CONTEXT = 0.08
+#: Least spread of an iteration on a GPU whose platform has fits of whole iterations, but none of
+#: this family [-]; docs/formulas.md, table 9.1.
+UNSEEN_FAMILY = 0.12
 #: Relative uncertainty of a host overhead without a standard error, by its kind [-];
 #: docs/formulas.md, table 6.1. For overheads fitted to other machines it is the least: hosts of one
 #: generation differ by this much.
@@ -70,6 +73,28 @@ def find_host_error(platform: Platform, execution: str = "") -> float:
     return 1 + max(
         errors / total if total else _UNCERTAIN["assumed"], _COMPILED * (execution == "compiled")
     )
+
+
+def find_least_spread(platform: Platform, whole: Iteration | None) -> float:
+    """Find the least spread of the time of an iteration: what nobody measured is no surer than
+    families of models that were left out.
+
+    Parameters
+    ----------
+    platform : Platform
+        Where it runs.
+    whole : Iteration or None
+        Fit of whole iterations of its family, or the level of its software.
+
+    Returns
+    -------
+    least : float
+        Standard deviation of the logarithm of the time [-].
+    """
+    on_device = platform.device.kind != "cpu"
+    if on_device and whole is None and platform.context.is_calibrated:
+        return UNSEEN_FAMILY
+    return 0.0
 
 
 def join_errors(errors: Any, assumed: np.ndarray, waits: Any, whole: Any) -> Any:

@@ -147,6 +147,9 @@ class _Schema:
 #: What masked_fill runs on a GPU, whose time no calibration measures as one: PyTorch's
 #: TensorAdvancedIndexing.cpp.
 _COPY, _FILL = _Schema(torch.ops.aten.clone.default), _Schema(torch.ops.aten.masked_fill_.Scalar)
+#: What a GPU runs for the bias of a convolution, besides the convolution: PyTorch's Convolution.cpp,
+#: `_convolution` (`output.add_`) and `convolution_backward` (`grad_output.sum`).
+_ADD, _SUM = _Schema(torch.ops.aten.add_.Tensor), _Schema(torch.ops.aten.sum.dim_IntList)
 
 
 class EndlessStep(Exception):
@@ -342,6 +345,10 @@ class Recorder(TorchDispatchMode):
                 self._append(_COPY, [args[0], None], given[:1], out, module)
                 self._append(_FILL, [out, *complete[1:]], [out, *given[1:]], out, module)
                 self._host_calls[-1] = self._host_calls[-1]._replace(calls=0)
+            elif schema.name == "convolution" and self.accelerator and complete[2] is not None:
+                self._append_with_bias(schema, complete, out, module)
+            elif schema.name == "convolution_backward" and self.accelerator and complete[10][2]:
+                self._append_with_bias_gradient(schema, complete, out, module)
             elif schema.name == "copy_" and self.places.crosses(given):
                 to_host = self.places.is_on_host(given[0])
                 self.transfer("to_host" if to_host else "to_device", given[0])
@@ -404,6 +411,26 @@ class Recorder(TorchDispatchMode):
         )
         if self.phase == "update" and schema.name.startswith(LISTS):
             self._note_partners([*args, out])
+
+    def _append_with_bias(self, schema: _Schema, args: list[Any], out: Any, module: str) -> None:
+        """Append a convolution, and the kernel that adds the bias to its result."""
+        x, weight, bias, *others = args
+        self._append(schema, [x, weight, None, *others], [x, weight], out, module)
+        self._append(_ADD, [out, bias, 1], [out, bias], out, module)
+        self._host_calls[-1] = self._host_calls[-1]._replace(calls=0)
+
+    def _append_with_bias_gradient(
+        self, schema: _Schema, args: list[Any], out: Any, module: str
+    ) -> None:
+        """Append the gradients of a convolution, and the kernel that sums up that of its bias."""
+        dy, x, weight, *others, wanted = args
+        gradient_of_bias = out[2]
+        if wanted[0] or wanted[1]:
+            others = [*others, [*wanted[:2], False]]
+            self._append(schema, [dy, x, weight, *others], [dy, x, weight], out[:2], module)
+        other_dimensions = [0, *range(2, dy.dim())]
+        summed = [dy, other_dimensions, False, None]
+        self._append(_SUM, summed, [dy], gradient_of_bias, module)
 
     def _note_partners(self, values: Sequence[Any]) -> None:
         """Note which tensors of the lists of an operation belong together: those with the same
