@@ -102,7 +102,8 @@ def test_the_usual_stack_follows_from_the_workload(
         return
     # Megatron-LM adds up gradients inside products, whoever says that it runs
     assert isinstance(strategy, pk.Strategy)
-    assert work.workload == replace(model, fused_accumulation=True)
+    keeps = model.dtype == "fp8"
+    assert work.workload == replace(model, fused_accumulation=True, keeps_fp8=keeps)
     assert work.strategy == replace(strategy, buffers=True)
     assert work.stacks[0].fused_accumulation
 
@@ -444,3 +445,46 @@ def test_a_padded_vocabulary_in_a_sweep_of_arrays() -> None:
     assert table["time"].to_list() == pytest.approx(times)
     assert times[0] == times[1]
     assert times[2] > times[1]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pk.Strategy(tp=2, dp=2, micro_batch=8),
+        pk.Strategy(pp=2, dp=2, micro_batch=4, checkpoint="full"),
+        pk.Strategy(dp=4, micro_batch=8),
+    ],
+)
+def test_weights_in_fp8_are_cast_once_by_transformer_engine(strategy: pk.Strategy) -> None:
+    """A layer of GPT has four products; two or four micro-batches need the same weights."""
+    model = replace(SMALL, dtype="fp8", batch=64)
+    each = replace(find_stack("megatron-te"), keeps_fp8=False)
+    times, memory = {}, {}
+    for stack in (find_stack("megatron-te"), each):
+        with keep_quiet():
+            run = pk.predict(model, CLUSTER, strategy=strategy, stack=stack)
+            closed = pk.explore(
+                model, CLUSTER, strategies=[strategy], memory=1e13, stack=stack
+            ).table()
+        rows = run.timeline().filter(rank=0)
+        casts = rows.filter(name="cast_weight_once")
+        assert len(casts) == (4 * 4 // strategy.pp if stack.keeps_fp8 else 0)
+        assert set(casts["phase"]) <= {"forward"}
+        assert closed["time"][0] == pytest.approx(run.time, rel=0.01)
+        assert closed["needs"][0] == pytest.approx(run.memory().total, rel=1e-3)
+        times[stack.keeps_fp8] = run.time
+        memory[stack.keeps_fp8] = run.memory()
+    assert times[True] < times[False]
+    if strategy.pp == 1:  # of several stages, another one may be the fullest
+        weights = 4 * (12 * 4096**2 + 13 * 4096) / strategy.tp
+        more = memory[True].parts["parameters"] - memory[False].parts["parameters"]
+        assert more == pytest.approx(weights, rel=1e-3)
+
+
+def test_weights_without_a_strategy_are_cast_once_too() -> None:
+    model = replace(SMALL, dtype="fp8", mixed=False, accumulate=4, batch=16)
+    with keep_quiet():
+        each = pk.predict(model, CLUSTER, ranks=2)
+        once = pk.predict(replace(model, keeps_fp8=True), CLUSTER, ranks=2)
+    assert len(once.timeline().filter(rank=0, name="cast_weight_once")) == 4 * 4
+    assert once.time < each.time

@@ -69,7 +69,7 @@ NAMED_ALIKE = {
     *("attention", "dtype", "mixed", "checkpoint", "dropout"),
     *("optimizer", "fused"),
     *("overlap", "parallel", "reduce_dtype", "fused_accumulation"),
-    "vocabulary_multiple",
+    *("vocabulary_multiple", "keeps_fp8"),
     *("qk_norm", "experts", "top_k", "capacity", "imbalance", "fused_permutation"),
 }
 

@@ -10,6 +10,7 @@ from perfkit.ground.units import Array
 from perfkit.prediction.memory import find_lives
 from perfkit.prediction.strategy_records import REGIONS, ByRegion
 from perfkit.workloads.graph import Graph
+from perfkit.workloads.operations import CAST_ONCE
 
 
 class Moment(NamedTuple):
@@ -101,8 +102,11 @@ def list_lives(graph: Graph) -> Lives:
     )
     buffers = int(accesses.buffer.max()) + 1
     everything = find_lives(passes, is_gradient=np.zeros(buffers, dtype=bool))
-    # what is there before is a weight, a sum of gradients, or an input
-    lives = everything.select(np.isfinite(everything.begins))
+    # what is there before is a weight, a sum of gradients, or an input; weights in fp8 that are cast
+    # once are there from the first micro-batch on
+    of_casts = accesses.select(accesses.find_of(np.flatnonzero(names == CAST_ONCE)))
+    is_kept = np.isin(everything.buffers, of_casts.buffer[of_casts.is_write])
+    lives = everything.select(np.isfinite(everything.begins) & ~is_kept)
     begin = (lives.begins // 2).astype(int)
     end = np.minimum(lives.ends // 2, count - 1).astype(int)
     buffer = lives.buffers

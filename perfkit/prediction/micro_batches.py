@@ -24,6 +24,7 @@ from perfkit.workloads.columns import Accesses, Features, HostCalls, OperationSi
 from perfkit.workloads.execution import HANDED, execute
 from perfkit.workloads.graph import STAGE_HOST, Graph, KernelKey, Label
 from perfkit.workloads.iteration import fill_buckets
+from perfkit.workloads.operations import CAST_ONCE
 from perfkit.workloads.strategy import Strategy
 from perfkit.workloads.tape import ITEMSIZE
 from perfkit.workloads.transformer import Transformer
@@ -267,6 +268,8 @@ class RegionTimes(NamedTuple):
         Its passes; the backward pass without sums of gradients.
     gradient_sums : Work
         Sums of its gradients with those of earlier micro-batches [s].
+    casts_once : Work
+        Casts of its weights to fp8 for all micro-batches, which are not part of its passes [s].
     weights : array
         Its trained numbers on a rank [-].
     saved : array
@@ -276,6 +279,7 @@ class RegionTimes(NamedTuple):
     forward: PhaseTimes
     backward: PhaseTimes
     gradient_sums: Work
+    casts_once: Work
     weights: Array
     saved: Array
 
@@ -561,12 +565,30 @@ def fuses_sums(model: Transformer, s: Strategy) -> Any:
     return np.logical_not(s.scattered) & s.buffers & model.fused_accumulation
 
 
+def keeps_fp8(model: Transformer, s: Strategy) -> Any:
+    """Find the strategies that cast weights to fp8 once in an iteration.
+
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    s : Strategy
+        One or many.
+
+    Returns
+    -------
+    keeps : bool or array
+        False where weights are gathered with each micro-batch, and where there are no buffers.
+    """
+    return np.logical_not(s.scattered) & s.buffers & (model.keeps_fp8 and model.dtype == "fp8")
+
+
 def record_micro_batch(model: Transformer, s: Strategy, execution: str | None) -> MicroBatch:
     """Record what a rank does, see `perfkit.workloads.blocks.record_part`: odd sizes first, then
     those of strategies.
 
     Strategies that are recorded together have the same `checkpoint`, all or none share products and
-    tokens, all or none are `replicated`, `fuses_sums`, and have `buffers`; all or none spread experts
+    tokens, all or none are `replicated`, `fuses_sums`, `keeps_fp8`, and have `buffers`; all or none spread experts
     over all ranks of a stage, share products of these, and put tokens into their order.
     """
     shares = np.all(np.greater(s.tp, 1))
@@ -606,6 +628,7 @@ def record_micro_batch(model: Transformer, s: Strategy, execution: str | None) -
         autocast=model.mixed and replicated,
         exchange=exchange,
         fuses_sums=bool(np.all(fuses_sums(model, s))),
+        keeps_fp8=bool(np.all(keeps_fp8(model, s))),
         has_buffers=bool(np.all(s.buffers)),
     )
     executed = execute([graph], execution)[0]
@@ -816,9 +839,10 @@ def _time_region(rows: _Rows, region: str, weights: Array, saved: Array) -> Regi
     """Both passes through a region, and the sums of its gradients."""
     of_region = rows.find_region(region)
     sums = of_region & rows.are_sums
+    casts = of_region & (rows.names == CAST_ONCE)
     phases = []
     for phase in ("forward", "backward"):
-        of_phase = of_region & (rows.phases == phase)
+        of_phase = of_region & (rows.phases == phase) & ~casts
         phases.append(
             PhaseTimes(
                 device=rows.add_device(of_phase & ~rows.are_sums),
@@ -831,6 +855,7 @@ def _time_region(rows: _Rows, region: str, weights: Array, saved: Array) -> Regi
         forward=phases[0],
         backward=phases[1],
         gradient_sums=Work(rows.add_device(sums), host_of_sums),
+        casts_once=Work(rows.add_device(casts), rows.hosts.operations[casts].sum()),
         weights=weights,
         saved=saved,
     )
@@ -1182,6 +1207,34 @@ def add_gradient_sums(
         embeddings=add(times.embeddings, sums.embeddings),
         layer=add(times.layer, sums.layer),
         head=add(times.head, sums.head),
+    )
+
+
+def add_casts_once(times: MicroBatchTimes, sizes: Sizes) -> MicroBatchTimes:
+    """Add casts of weights to fp8, in the mean of all micro-batches, to the forward pass.
+
+    Parameters
+    ----------
+    times : MicroBatchTimes
+        One micro-batch of each strategy, without them.
+    sizes : Sizes
+        Of the same strategies.
+
+    Returns
+    -------
+    times : MicroBatchTimes
+        With them.
+    """
+
+    def add(region: RegionTimes) -> RegionTimes:
+        forward = region.forward._replace(
+            device=region.forward.device + region.casts_once.device / sizes.micro,
+            host=region.forward.host + region.casts_once.host / sizes.micro,
+        )
+        return region._replace(forward=forward)
+
+    return times._replace(
+        embeddings=add(times.embeddings), layer=add(times.layer), head=add(times.head)
     )
 
 

@@ -24,6 +24,7 @@ from perfkit.workloads.blocks import PARALLEL
 from perfkit.workloads.columns import Accesses, Features, HeldMemory
 from perfkit.workloads.execution import execute
 from perfkit.workloads.graph import Graph, KernelKey
+from perfkit.workloads.operations import CAST_ONCE
 from perfkit.workloads.placement import Plan
 from perfkit.workloads.stack import Stack
 from perfkit.workloads.strategy import Strategy, list_fits, spread_chunks
@@ -143,16 +144,23 @@ class _StageMaker:
     def make_pass(self, region: str, phase: str, *, first: bool) -> Block:
         """The block of a region in a pass, of the first micro-batch or of a later one."""
         if phase == "forward":
-            rows = self.table.find(region, "forward")
+            rows = self.list_forward_rows(region, first=first)
         else:
             rows = self.list_backward_rows(region, phase, first=first)
         if region == "layers" and phase != "weights":
             return self.add_exchanges(rows, phase, self.list_expert_messages(phase))
         return self.table.make_block(rows)
 
+    def list_forward_rows(self, region: str, *, first: bool) -> list[int]:
+        """Rows of a forward pass; weights in fp8 that are kept are cast in the first one alone."""
+        rows = self.table.find(region, "forward")
+        if first:
+            return rows
+        return [row for row in rows if self.table.labels[row].name != CAST_ONCE]
+
     def make_beside(self, phase: str, *, first: bool) -> Block:
         """The block of a layer in a pass whose tokens go to experts beside another pass."""
-        rows = self.table.find("layers", "forward")
+        rows = self.list_forward_rows("layers", first=first)
         if phase == "backward":
             rows = self.list_backward_rows("layers", "backward", first=first)
         return self.add_exchanges(rows, phase, [])

@@ -18,9 +18,11 @@ from perfkit.prediction.micro_batches import (
     MicroBatchTimes,
     RegionTimes,
     Sizes,
+    add_casts_once,
     add_gradient_sums,
     compute_attention_again,
     fuses_sums,
+    keeps_fp8,
     price_micro_batch,
     reorders_tokens,
     size_micro_batch,
@@ -243,7 +245,7 @@ def make_case(platform: Platform, work: StackedWork) -> Case:
     sizes = size_micro_batch(model, s)
     without_sums = price_micro_batches(model, messages, s, execution)
     sums = time_gradient_sums(without_sums, s, sizes)
-    times = add_gradient_sums(without_sums, sums, s)
+    times = add_casts_once(add_gradient_sums(without_sums, sums, s), sizes)
     stage_layers = StageLayers(*spread_layers(model.layers, s))
     network = platform.network
     whole = platform.context.find_iteration(model.family, 2)
@@ -323,7 +325,8 @@ def price_micro_batches(
     """
     fuses = np.broadcast_to(fuses_sums(model, s), np.shape(s.ranks))
     buffers = np.broadcast_to(s.buffers, np.shape(s.ranks))
-    structure = [s.checkpoint == "full", s.rows > 1, s.tp > 1, s.replicated, fuses, buffers]
+    kept = np.broadcast_to(keeps_fp8(model, s), np.shape(s.ranks))
+    structure = [s.checkpoint == "full", s.rows > 1, s.tp > 1, s.replicated, fuses, kept, buffers]
     if model.experts:
         shares_expert = s.spreads_experts & (s.ranks_of_expert > 1)
         structure += [s.spreads_experts, shares_expert, reorders_tokens(model, s)]

@@ -10,7 +10,7 @@ from perfkit.ground.units import Array
 from perfkit.models import partitions
 from perfkit.models.optimizers import find_optimizer
 from perfkit.prediction.kept import BackwardMoments, Moments
-from perfkit.prediction.micro_batches import Sizes, count_words, fuses_sums
+from perfkit.prediction.micro_batches import Sizes, count_words, fuses_sums, keeps_fp8
 from perfkit.prediction.strategy_case import Case, average_owners
 from perfkit.prediction.strategy_records import map_arrays
 from perfkit.workloads.blocks import UNFUSED
@@ -258,13 +258,19 @@ def _measure_stage(case: Case, software: _Software, stage: _Stage) -> HeldMemory
     unreduced = np.where(shares, np.maximum(fullest.gradients - reduced, 0.0), 0.0)
     messages = _hold_messages(case, software, stage)
     return HeldMemory(
-        parameters=_hold_parameters(s, sizes, software, weights),
+        parameters=_hold_parameters(s, sizes, software, weights) + _hold_fp8(case, stage),
         gradients=fullest.gradients - unreduced,
         states=_hold_states(case.model, s, sizes, software, weights),
         activations=fullest.activations,
         communication=fullest.gathered + unreduced + messages,
         workspace=fullest.scratch,
     )
+
+
+def _hold_fp8(case: Case, stage: _Stage) -> Array:
+    """Weights in fp8 that are cast once in an iteration: those of layers [B]."""
+    numbers = stage.layers * case.times.layer.weights
+    return np.where(keeps_fp8(case.model, case.s), numbers, 0.0)
 
 
 def _is_autocast(s: Strategy, sizes: Sizes) -> np.ndarray:

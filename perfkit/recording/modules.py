@@ -51,6 +51,7 @@ _BUILT = {
     "experts": 0,
     "fused_accumulation": False,
     "vocabulary_multiple": 1,
+    "keeps_fp8": False,
     "mlps": None,
     "separate_exchange": False,
     "reduction": "buckets",

@@ -621,6 +621,7 @@ def record_part(
     autocast: bool = False,
     exchange: str = "shards",
     fuses_sums: bool = False,
+    keeps_fp8: bool = False,
     has_buffers: bool = False,
 ) -> tuple[Graph, RegionWeights]:
     """Record one micro-batch of embeddings, one layer and the head on a rank, and the update of
@@ -643,6 +644,9 @@ def record_part(
         What replicas exchange, one of `EXCHANGES`.
     fuses_sums : bool, optional
         Whether products of weight gradients add to the sums of earlier micro-batches.
+    keeps_fp8 : bool, optional
+        Whether weights are cast to fp8 for all micro-batches at once; these casts are operations
+        `perfkit.workloads.operations.CAST_ONCE` of the forward pass.
     has_buffers : bool, optional
         Whether sums are kept in the format in which ranks reduce them.
 
@@ -672,6 +676,7 @@ def record_part(
         raise ValueError(f"{fault}; the optimizer updates shards then; take exchange='shards'")
     tape = Tape(ITEMSIZE.get(model.dtype, 2), mixed=autocast)
     tape.fuses_sums = fuses_sums
+    tape.keeps_fp8 = keeps_fp8
     record_forward(tape, model, share, 1, nullcontext)
     in_layer = [number for number, weight in enumerate(tape.trained) if weight.layer == 0]
     first, end = in_layer[0], in_layer[-1] + 1

@@ -13,6 +13,7 @@ from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import check_choice
 from perfkit.workloads.columns import Access, Accesses, Features, Waits
 from perfkit.workloads.graph import Graph, Label
+from perfkit.workloads.operations import CAST_ONCE
 
 #: Ways to execute an iteration; for each, the ways in which a graph recorded so can be priced.
 EXECUTIONS = {
@@ -25,7 +26,7 @@ _ALONE = frozenset(
     ["sort", "topk", "cumsum", "cumprod", "logcumsumexp", "index_put", "scatter_add"]
 )
 #: Kernels that are written by hand, which a compiler does not look into.
-_WRITTEN = frozenset(["moe_permute", "moe_unpermute"])
+_WRITTEN = frozenset(["moe_permute", "moe_unpermute", CAST_ONCE])
 #: Number formats of products that a compiler pads to multiples of 16 B.
 _PADDED = ("tf32", "bf16", "fp16")
 #: Operations that hooks of FSDP run around their collectives, outside of compiled code.

@@ -115,8 +115,8 @@ class LinearFp8(Layer):
         """Append two casts and a `_scaled_mm`."""
         self.x, self.weight, self.bias = x, weight, bias
         y = tape.tensor(*x.shape[:-1], weight.shape[0], itemsize=x.itemsize)
-        self.x_fp8 = self._cast(tape, x)
-        self.weight_fp8 = self._cast(tape, weight)
+        self.x_fp8 = tape.cast_to_fp8(x)
+        self.weight_fp8 = tape.cast_to_fp8(weight)
         tape.product("_scaled_mm", NT, self.x_fp8, self.weight_fp8, y, bias=bias)
         return y
 
@@ -125,7 +125,7 @@ class LinearFp8(Layer):
         total = tape.find_sum(self.weight)
         dx = tape.like(self.x)
         dw = tape.like(self.weight) if total is None else total
-        dy_fp8 = self._cast(tape, dy)
+        dy_fp8 = tape.cast_to_fp8(dy)
         if self.x.needs_gradient:
             tape.product("_scaled_mm", NN, dy_fp8, self.weight_fp8, dx)
         if self.weight.needs_gradient:
@@ -134,12 +134,6 @@ class LinearFp8(Layer):
             tape.pass_through(self.bias, dy)
         tape.pass_on(self.x, dx)
         tape.pass_on(self.weight, dw)
-
-    def _cast(self, tape: Tape, tensor: Tensor) -> Tensor:
-        """The same numbers in fp8."""
-        narrow = tape.tensor(*tensor.shape, itemsize=1)
-        tape.elementwise("_to_copy", [tensor], [narrow])
-        return narrow
 
 
 class BatchedProduct(Layer):
@@ -223,9 +217,7 @@ class GroupedProduct(Layer):
         """The operand of a product."""
         if not self.fp8:
             return tensor
-        narrow = tape.tensor(*tensor.shape, itemsize=1)
-        tape.elementwise("_to_copy", [tensor], [narrow])
-        return narrow
+        return tape.cast_to_fp8(tensor)
 
     def _multiply(
         self,

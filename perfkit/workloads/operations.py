@@ -14,6 +14,10 @@ SORT = 10
 ATTENTION = ("flash3", "flash2", "triton", "efficient")
 
 
+#: Operation that casts a weight to fp8 for all micro-batches of an iteration.
+CAST_ONCE = "cast_weight_once"
+
+
 @dataclass(slots=True, eq=False)
 class Tensor:
     """A shape with a storage; views share both storage and gradient.
@@ -82,6 +86,8 @@ class Weight(Tensor):
         Sizes of an update of its looked-up rows alone; None if all of it is updated.
     narrow : Tensor, optional
         The copy that autocast has made for products of this micro-batch.
+    fp8 : Tensor, optional
+        The copy in fp8 for products of all micro-batches.
     due : int
         Gradients that are still to arrive in this micro-batch [-].
     """
@@ -94,6 +100,7 @@ class Weight(Tensor):
     bucket: int | None = None
     row_update: OperationSizes | None = None
     narrow: Tensor | None = None
+    fp8: Tensor | None = None
     due: int = 0
 
     @property

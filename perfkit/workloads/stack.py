@@ -29,6 +29,7 @@ MEMORY = ("torch", "megatron")
 _SWITCHES = (
     "fused_accumulation",
     "buffers",
+    "keeps_fp8",
     "fp8_gathers",
     "overlaps_tensor",
     "overlaps_experts",
@@ -64,6 +65,8 @@ class Stack:
     fp8_recipe : str
         What of the operands of a product in fp8 has a scale of its own: ``tensorwise``,
         ``rowwise``, ``blockwise``, ``mxfp8`` or ``nvfp4``; empty without fp8.
+    keeps_fp8 : bool
+        Whether weights are cast to fp8 once in an iteration, not for each micro-batch.
     fp8_gathers : bool
         Whether sharded weights are gathered in fp8.
     overlaps_tensor : bool
@@ -107,6 +110,7 @@ class Stack:
     reduce_dtype: str = ""
     attention: str = ""
     fp8_recipe: str = ""
+    keeps_fp8: bool = False
     fp8_gathers: bool = False
     overlaps_tensor: bool = False
     overlaps_experts: bool = False
@@ -350,9 +354,9 @@ def _choose_usual(workload: Any, strategy: Strategy | None, execution: str | Non
         has_buffers = np.array([stack.buffers for stack in usual]).reshape(np.shape(strategy.ranks))
         buffers = strategy.buffers | has_buffers | workload.fused_accumulation
         strategy = replace(strategy, buffers=buffers if buffers.ndim else bool(buffers))
-        fuses = any(stack.fused_accumulation for stack in usual)
-        if fuses and not workload.fused_accumulation:
-            workload = replace(workload, fused_accumulation=True)
+        if any(stack.fused_accumulation for stack in usual):
+            keeps = workload.dtype == "fp8"  # which Transformer Engine runs
+            workload = replace(workload, fused_accumulation=True, keeps_fp8=keeps)
     stacks = [_state_facts(stack, workload) for stack in usual]
     return StackedWork(workload, strategy, execution, tuple(stacks))
 
@@ -458,6 +462,8 @@ def apply_facts(model: Transformer, stack: Stack) -> Transformer:
         facts["attention"] = stack.attention
     if stack.fused_accumulation:
         facts["fused_accumulation"] = True
+    if stack.keeps_fp8 and model.dtype == "fp8":
+        facts["keeps_fp8"] = True
     if model.vocabulary_multiple == 1:
         facts["vocabulary_multiple"] = stack.vocabulary_multiple
     if model.mixed and stack.mixed == "masters" and not model.reduce_dtype:

@@ -12,7 +12,7 @@ from perfkit.ground.hardware import DTYPES
 from perfkit.ground.units import check_type
 from perfkit.workloads.columns import HostCalls, Kind, OperationSizes, Size
 from perfkit.workloads.graph import Label
-from perfkit.workloads.operations import GROUPED, Layout, Tensor, Weight
+from perfkit.workloads.operations import CAST_ONCE, GROUPED, Layout, Tensor, Weight
 from perfkit.workloads.tables import EmbeddingTable
 
 #: Bytes of one number by data type [B].
@@ -187,6 +187,8 @@ class Tape:
         self.strided: set[int] = set()  # storages of gradients whose elements are permuted
         #: Whether products of weight gradients add to the sums of earlier micro-batches.
         self.fuses_sums = False
+        #: Whether weights are cast to fp8 for all micro-batches at once.
+        self.keeps_fp8 = False
         self.pieces: list[Piece] = []
 
     def tensor(self, *shape: Any, itemsize: int = 0, needs_gradient: bool = False) -> Tensor:
@@ -508,6 +510,18 @@ class Tape:
         reads = [left, right, result] if adds else [left, right]
         variant = f"{GROUPED}.{layout.name}" if is_grouped else layout.name
         self.emit(name, "bmm", reads, [result], sizes, variant=variant)
+
+    def cast_to_fp8(self, tensor: Tensor) -> Tensor:
+        """The numbers of an operand of a product in fp8; those of a weight may be kept for all
+        micro-batches."""
+        if not (self.keeps_fp8 and isinstance(tensor, Weight)):
+            narrow = self.tensor(*tensor.shape, itemsize=1)
+            self.elementwise("_to_copy", [tensor], [narrow])
+            return narrow
+        if tensor.fp8 is None:
+            tensor.fp8 = self.tensor(*tensor.shape, itemsize=1)
+            self.elementwise(CAST_ONCE, [tensor], [tensor.fp8], "_to_copy")
+        return tensor.fp8
 
     def find_sum(self, operand: Tensor) -> Tensor | None:
         """The sum of gradients to which a product adds that of its operand, a weight; None if it

@@ -65,6 +65,7 @@ _SWITCHES = (
     "qk_norm",
     "fused_accumulation",
     "fused_permutation",
+    "keeps_fp8",
 )
 
 
@@ -178,6 +179,9 @@ class Transformer:
     fused_accumulation : bool
         Whether the product of a weight gradient adds it to that of earlier micro-batches, so that
         no kernel of its own does. Copies that autocast makes of weights cannot.
+    keeps_fp8 : bool
+        Whether weights are cast to fp8 once in an iteration, as Transformer Engine does if it is
+        told which micro-batch is the first, and not for each micro-batch.
     vocabulary_multiple : int
         The vocabulary is padded to a multiple of this on each rank that shares products, as
         Megatron-LM does with ``--make-vocab-size-divisible-by`` [-].
@@ -231,6 +235,7 @@ class Transformer:
     fused_permutation: bool = False
     reduce_dtype: str = ""
     fused_accumulation: bool = False
+    keeps_fp8: bool = False
     vocabulary_multiple: int = 1
     family: str = field(default="transformer", repr=False)
 
@@ -496,6 +501,7 @@ def _record(model: Transformer, ranks: int, accelerator: bool) -> tuple[OpenGrap
     itemsize = ITEMSIZE.get(model.dtype, 2)
     tape = Tape(itemsize, mixed=autocast, overlap=overlap)
     tape.fuses_sums = model.fused_accumulation
+    tape.keeps_fp8 = model.keeps_fp8 and not sharded
     tape.middle, tape.repeats = 1, max(model.layers - most + 1, 1)
     share = RankShare(model.batch // (ranks * model.accumulate), model.sequence)
     open_unit: Any = nullcontext
