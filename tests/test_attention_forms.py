@@ -6,6 +6,7 @@ import pytest
 
 import perfkit as pk
 from perfkit.fitting import AttentionRoofline, RowwiseRoofline
+from perfkit.models.kernels import capped_clock
 from perfkit.models.roofline import attention_flops, attention_work, rowwise_time
 from perfkit.platform.estimates import keep_quiet
 from perfkit.platform.kernel_times import BATCHED_UNALIGNED, HEAD_COPIES, UNALIGNED
@@ -113,6 +114,45 @@ def test_softmax_weighs_more_where_products_are_faster() -> None:
     assert widths["b200-sxm-8"] == 2 * widths["h100-sxm-8"] == 2 * widths["b300-sxm-8"]
     assert widths["a100-sxm-8"] == 0.0
     assert find_softmax_width(Platform.from_datasheet("mi300x").device) == widths["h100-sxm-8"]
+
+
+def test_a_power_cap_slows_arithmetic_by_its_law() -> None:
+    """500 of 700 W: ((5/7 - 0.2) / 0.8)^(1/3) = 0.863; memory and links stay."""
+    capped = H100.with_power(500)
+    clock = ((500 / 700 - 0.2) / 0.8) ** (1 / 3)
+    assert clock == pytest.approx(capped_clock(500 / 700)) == pytest.approx(0.8631, abs=1e-4)
+    for dtype, peak in H100.device.peaks.items():
+        assert capped.device.peaks[dtype].value == pytest.approx(clock * peak.value)
+    assert capped.device.main_bandwidth == H100.device.main_bandwidth
+    assert capped.network.links == H100.network.links
+    assert capped.kernels["gemm"].spread > H100.kernels["gemm"].spread
+    assert "power cap of 500 W" in capped.name
+    assert H100.with_power(700).device.peaks["bf16"].value == pytest.approx(989.4e12, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("platform", "watts", "message"),
+    [
+        ("h100-sxm-8", 300, "watts is 300; it must be from 490 to 700"),
+        ("h100-sxm-8", 900, "watts is 900; it must be from 490 to 700"),
+        ("h100-sxm-8", 0, "^watts is 0"),
+        ("zen5-2", 100, "no datasheet states the power"),
+    ],
+)
+def test_caps_that_no_law_covers_are_refused(platform: str, watts: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pk.load_platform(platform).with_power(watts)
+
+
+@pytest.mark.parametrize(
+    ("system", "share"), [("mi300x", 0.511), ("mi355x", 0.622), ("tpu-v5e", 0.9), ("l40s", None)]
+)
+def test_products_of_other_makers_reach_shares_of_their_own(
+    system: str, share: float | None
+) -> None:
+    found = Platform.from_datasheet(system).kernels["gemm"]["compute_efficiency"]
+    typical = Platform.from_datasheet("b200-sxm").kernels["gemm"]["compute_efficiency"]
+    assert found == pytest.approx(typical if share is None else share, abs=0.002)
 
 
 def test_forms_belong_to_their_classes() -> None:

@@ -89,6 +89,41 @@ def _count_steps_of_a_sort(sizes: _Sizes) -> Values:
     return sizes["lookups"] * np.log2(np.maximum(sizes["lookups"], 2.0))
 
 
+@closed_form()
+def capped_clock(power: Values, *, idle_share: float = 0.2) -> Values:
+    r"""Clock of a device whose power is capped, over that at its full power.
+
+    Parameters
+    ----------
+    power : float, array or expression
+        Cap over the full power, from 0.7 to 1 [-].
+    idle_share : float, optional
+        Share of the full power that does not depend on the clock: leakage, memory, links [-].
+
+    Returns
+    -------
+    clock : same kind as `power`
+        Clock, and so the rate of arithmetic, of work that draws the full power [-].
+
+    Notes
+    -----
+    .. math:: P = P_0 \left(s + (1 - s) x^3\right)
+
+    Dynamic power is C f V², and near the highest clocks the voltage rises with the clock. The share was
+    read off a power sweep of an RTX 3090 (prompts of 198,000 tokens, which are bound by products: 0.943
+    and 0.853 of the rate at 300 and 250 of 350 W; llmgarage.ai/power-limit-tokens-per-second-benchmark).
+    Below 0.7 the voltage has reached its least, and the law fails: 0.60 at 200 W, where it says 0.77.
+    Judged on the largest products of A100 at 300 W (PCIe) beside 400 W (SXM): 0.93 measured, 0.88 by
+    this law (stas00/ml-engineering, compute/accelerator).
+
+    Examples
+    --------
+    >>> round(float(capped_clock(500 / 700)), 3)
+    0.863
+    """
+    return ((power - idle_share) / (1.0 - idle_share)) ** (1.0 / 3.0)
+
+
 #: Terms by name: how many units of each an operation has, from its sizes; the fitted parameter is
 #: the time of a unit. Tiles, blocks and wide windows: docs/formulas.md, table 2.2.
 TERMS: dict[str, Callable[[_Sizes], Values]] = {

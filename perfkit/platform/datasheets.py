@@ -41,12 +41,15 @@ class Datasheet:
     products : mapping of str to Quantity
         Rate of large matrix products by number format, where it is known or assumed beside the peak
         [FLOP/s].
+    power : Quantity or None
+        Most that the device draws, where stated [W].
     """
 
     system: str
     device: Device
     links: Mapping[str, Quantity]
     products: Mapping[str, Quantity] = field(default_factory=dict)
+    power: Quantity | None = None
 
     @property
     def link_bandwidth(self) -> Quantity | None:
@@ -121,7 +124,15 @@ def read_datasheet(system: str) -> Datasheet:
             links[name] = bandwidth
     capability = found.get(("capability", ""))
     device = Device(rows[0]["device"], "cuda", peaks, tuple(memory), capability=capability)
-    return Datasheet(system, device, links, products)
+    return Datasheet(system, device, links, products, found.get(("power", "")))
+
+
+def find_power(device: Device) -> Quantity | None:
+    """Find the most that a device draws, in its datasheet; None where none states it [W]."""
+    for sheet in map(read_datasheet, list_datasheets()):
+        if sheet.device.name == device.name:
+            return sheet.power
+    return None
 
 
 def find_adapter(platform: str, device: Device) -> Link:

@@ -499,6 +499,35 @@ class Platform(Machine, Reported):
         """
         return whatif.with_scale(self, **scales)
 
+    def with_power(self, watts: float) -> "Platform":
+        """Cap the power of each device, as ``nvidia-smi -pl`` does.
+
+        Parameters
+        ----------
+        watts : float
+            Most that a device draws, from 70 to 100 % of what its datasheet states [W].
+
+        Returns
+        -------
+        variant : Platform
+            Arithmetic at the clock of `perfkit.models.kernels.capped_clock`, as work that draws the
+            full power has it; memory, links and host are unchanged. Another bin of memory is
+            `with_scale`, such as ``memory=2.4 / 3.35`` for an H100 with HBM2e of 2.4 TB/s.
+
+        Raises
+        ------
+        ValueError
+            For a device whose datasheet states no power, and for a cap outside that range.
+
+        Examples
+        --------
+        >>> from perfkit.platform.gallery import load_platform
+        >>> capped = load_platform("h100-sxm-8").with_power(500)
+        >>> capped.name, round(capped.device.peaks["bf16"].value / 989.4e12, 3)
+        ('h100-sxm-8, power cap of 500 W', 0.863)
+        """
+        return whatif.with_power(self, watts)
+
     @classmethod
     def from_datasheet(
         cls,

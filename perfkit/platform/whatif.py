@@ -11,11 +11,12 @@ from perfkit.fitting.parameters import Key
 from perfkit.ground.hardware import DTYPES, LINKS, Device, Link, Network, Quantity, check_base
 from perfkit.ground.units import check_choice, check_positive, format_rate, format_time
 from perfkit.models.collectives import COLLECTIVES, ring_steps
-from perfkit.models.kernels import TERMS
+from perfkit.models.kernels import TERMS, capped_clock
 from perfkit.platform.datasheets import (
     ADAPTERS,
     Datasheet,
     find_adapter,
+    find_power,
 )
 from perfkit.platform.machine import Machine
 
@@ -310,6 +311,35 @@ def with_scale(platform: P, **scales: float) -> P:
         return scaled
     with_slower_host = with_host(scaled, 1 / asked["host"])
     return replace(with_slower_host, name=scaled.name)
+
+
+#: Least cap over the power of the datasheet for which the law of clocks holds [-]; docs/formulas.md,
+#: table 2.4.
+LEAST_POWER = 0.7
+
+
+def with_power(platform: P, watts: float) -> P:
+    """A power cap, see `Platform.with_power`."""
+    watts = check_positive("watts", watts)
+    full = find_power(platform.device)
+    advice = "scale the arithmetic by hand, such as .with_scale(peak=0.9)"
+    if full is None:
+        raise ValueError(
+            f"platform {platform.name!r}: no datasheet states the power of {platform.device.name}; {advice}"
+        )
+    if not LEAST_POWER * full.value <= watts <= full.value:
+        raise ValueError(
+            f"watts is {watts:g}; it must be from {LEAST_POWER * full.value:g} to {full.value:g}, the power of "
+            f"{platform.device.name}, where clocks follow the law of `capped_clock`; {advice}"
+        )
+    clock = float(capped_clock(watts / full.value))
+    change = f"power cap of {watts:g} W"
+    slower = with_scale(platform, peak=clock)
+    provenance = {
+        **slower.provenance,
+        "changes": "; ".join(filter(None, (platform.provenance.get("changes"), change))),
+    }
+    return replace(slower, name=f"{platform.name}, {change}", provenance=provenance)
 
 
 class _Speeds(NamedTuple):

@@ -278,6 +278,7 @@ METHODS = (
         pk.compare, {"a": platform, "b": PLATFORMS}, {"workload": (None, SMALL), "ranks": (None, 1)}
     ),
     Call(method("save"), OF | {"path": ("a.toml", Path("b.toml"))}),
+    Call(method("with_power"), OF | {"watts": 600}),
     Call(
         method("with_scale"),
         OF,

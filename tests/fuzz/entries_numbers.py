@@ -139,6 +139,7 @@ FORMS: tuple[Example, ...] = (
     example(roofline.attention_flops, batch=8, heads=16, sequence=100, head_dim=64),
     example(roofline.attention_work, flops=100, width=96, keys=100, diagonal=64),
     example(roofline.rowwise_time, rows=100, columns=64, nbytes=120, bandwidth=32, per_row=0.5),
+    example(kernels.capped_clock, power=1, idle_share=0.25),
     example(roofline.attention_bytes, batch=8, heads=16, sequence=100, head_dim=64, kv_heads=120),
     example(roofline.optimizer_bytes, optimizer="adamw", parameters=100, itemsize=2),
     example(embedding.state_bytes, rows=100, dim=100, itemsize=4, optimizer="adam"),
