@@ -303,7 +303,6 @@ def list_recipes(*, stated: bool = False) -> Iterator[Row]:
         for column in ("gpus", "tp", "pp", "cp", "vp", "ep", "micro_batch"):
             counts[column] = _read_count(row[column])
         counts["dp"] = counts["gpus"] // counts["tp"] // counts["pp"] // counts["cp"]
-        counts["ep"] = min(counts["ep"], counts["dp"])
         zero = 3 if row["fsdp"] == "1" and not stated else 1
         chunks = counts["vp"] if counts["pp"] > 1 else 1
         yield Row(

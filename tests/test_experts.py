@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perfkit.exploration.strategies import explore
 from perfkit.ground.files import find_reference
 from perfkit.models.experts import Imbalance, busiest_rank, dispatched_bytes, reached_groups
 from perfkit.platform.estimates import keep_quiet
@@ -323,3 +324,10 @@ def test_tokens_are_not_sent_once_over_regions() -> None:
     stacked = Strategy.stack([Strategy(dp=16, ep=16, dispatch="once")])
     with pytest.raises(ValueError, match="dispatch is 'once' among ranks of several regions"):
         price_strategies(MODEL, regions, stacked)
+
+
+def test_a_search_spreads_experts_over_all_ranks_of_a_stage() -> None:
+    found = explore(replace(MODEL, batch=16), "h100-sxm-8", 8).table()
+    spread = found.filter(found["dp"] % found["ep"] != 0)
+    assert len(spread)
+    assert (spread["tp"] * spread["cp"] * spread["dp"] % spread["ep"] == 0).all()

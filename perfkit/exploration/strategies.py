@@ -716,7 +716,8 @@ def _list_strategies(model: Transformer, where: Platform, counts: Sequence[int])
         tp * pp * cp * dp == ranks,
         is_plain | has_chunks,
         np.where(replicas > 1, shares, zero == 0),
-        dp % ep == 0,
+        # experts are shared by replicas, or by all ranks of a stage
+        (dp % ep == 0) | (tp * cp * dp % ep == 0),
         ~tried["ulysses"] | (cp > 1),
         (tried["checkpoint"] != "selective") | (model.attention in UNFUSED),
     ]
