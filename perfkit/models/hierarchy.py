@@ -467,8 +467,9 @@ def two_level_all_to_all(
     -----
     .. math:: t = t_{in} + t_{out} + 2 \cdot \frac{2n}{W}
 
-    It sends N - 1 messages of n / N instead of (N - 1) g messages of n / (N g), which pays for
-    small messages on many nodes.
+    It sends N - 1 messages of n / N instead of (N - 1) g messages of n / (N g), which pays on many
+    nodes where the library does not send short messages together, see `start_messages`, or where
+    they fill its chunks.
 
     References
     ----------
