@@ -8,6 +8,7 @@ import perfkit as pk
 from perfkit.platform.estimates import keep_quiet
 from perfkit.prediction.ranks import group_identical_ranks
 from perfkit.workloads import dlrm
+from perfkit.workloads.execution import compile_graph, execute
 from perfkit.workloads.placement import Placement
 
 RANKS = 4
@@ -53,6 +54,25 @@ def test_a_rank_has_the_graph_of_its_own_record(
         for name, values in vars(alone.features).items():
             np.testing.assert_array_equal(graph.column(name), values, err_msg=name)
         np.testing.assert_array_equal(graph.accesses.nbytes, alone.accesses.nbytes)
+
+
+def test_compiled_ranks_share_what_is_merged() -> None:
+    """Compiled together, each rank has the numbers of its own graph compiled alone."""
+    model = pk.DLRM(
+        batch=64,
+        rows=[1000 * (number + 1) for number in range(8)],
+        pooling=[1, 2, 3, 4, 5, 6, 7, 8],
+        dim=16,
+        sparse=True,
+    )
+    graphs = model.graphs(RANKS, pk.Plan.from_owners(KINDS["mixed"], ranks=RANKS), accelerator=True)
+    together = execute(graphs, "compiled")
+    for graph, shared in zip(graphs, together, strict=True):
+        alone = compile_graph(graph)
+        assert shared.labels == alone.labels and shared.tables == alone.tables
+        for name, values in vars(alone.features).items():
+            np.testing.assert_array_equal(shared.column(name), values, err_msg=name)
+        np.testing.assert_array_equal(shared.accesses.nbytes, alone.accesses.nbytes)
 
 
 def test_ranks_with_like_tables_share_a_graph() -> None:

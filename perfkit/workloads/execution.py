@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -70,6 +70,49 @@ class _Order(NamedTuple):
 
     after: float
     tie: float
+
+
+class _Slot(NamedTuple):
+    """A tensor that a kernel reads or writes.
+
+    Parameters
+    ----------
+    operation : int
+        Position of the kernel [-].
+    buffer : int
+        Number of the buffer [-].
+    is_write : bool
+        Whether it is written.
+    origins : tuple of int
+        Accesses of the eager mode, by their positions, of which the largest counts [-].
+    """
+
+    operation: int
+    buffer: int
+    is_write: bool
+    origins: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Kernels:
+    """Which operations of graphs are merged; graphs that differ in other sizes share it.
+
+    Parameters
+    ----------
+    members : list of list of int
+        Positions of the operations of each kernel [-].
+    labels : tuple of Label
+        Of each kernel.
+    is_compiled : array of bool
+        Whether each kernel is in compiled code.
+    slots : list of _Slot
+        What they read and write.
+    """
+
+    members: list[list[int]]
+    labels: tuple[Label, ...]
+    is_compiled: np.ndarray
+    slots: list[_Slot]
 
 
 @dataclass(eq=False)
@@ -141,6 +184,8 @@ class _Dataflow:
     ----------
     accesses : list of list of Access
         What each operation reads and writes.
+    positions : list of list of int
+        The positions of these among the accesses of the graph.
     writers : list of dict of int to (int or None)
         For each operation and each buffer that it reads, the operation that wrote what it reads;
         None if none did.
@@ -151,6 +196,7 @@ class _Dataflow:
     """
 
     accesses: list[list[Access]]
+    positions: list[list[int]]
     writers: list[dict[int, int | None]]
     readers: dict[tuple[int | None, int], set[int]]
     needs: list[set[int]]
@@ -160,10 +206,12 @@ class _Dataflow:
     def follow(cls, graph: Graph) -> "_Dataflow":
         """Follow the buffers of a graph from operation to operation."""
         accesses: list[list[Access]] = [[] for _ in range(len(graph))]
-        for access in graph.accesses:
+        positions: list[list[int]] = [[] for _ in range(len(graph))]
+        for position, access in enumerate(graph.accesses):
             accesses[access.operation].append(access)
+            positions[access.operation].append(position)
         users: list[set[int]] = [set() for _ in range(len(graph))]
-        flow = cls(accesses, [], defaultdict(set), [], users)
+        flow = cls(accesses, positions, [], defaultdict(set), [], users)
         last_writer: dict[int, int] = {}  # of each buffer
         for operation, touched in enumerate(accesses):
             written = [access.buffer for access in touched if access.is_write]
@@ -306,19 +354,21 @@ class _Fusion:
             latest[region] = min([region.members[-1], *(latest[user] for user in users)])
         return sorted(regions, key=lambda region: latest[region])
 
-    def list_accesses(self, region: _Region, operation: int) -> list[Access]:
+    def list_slots(self, region: _Region, operation: int) -> list[_Slot]:
         """What a region reads from outside or writes for others, as accesses of one
         `operation`."""
         if len(region.members) == 1:
             [member] = region.members
+            touched = zip(self.flow.accesses[member], self.flow.positions[member], strict=True)
             return [
-                Access(operation, access.buffer, access.nbytes, access.is_write)
-                for access in self.flow.accesses[member]
+                _Slot(operation, access.buffer, access.is_write, (position,))
+                for access, position in touched
             ]
-        largest: dict[tuple[bool, int], float] = {}
+        origins: dict[tuple[bool, int], list[int]] = {}
         members = {*region.members}
         for member in region.members:
-            for access in self.flow.accesses[member]:
+            touched = zip(self.flow.accesses[member], self.flow.positions[member], strict=True)
+            for access, position in touched:
                 if access.is_write:
                     readers = self.flow.readers.get((member, access.buffer), set())
                     stays_inside = len(readers) > 0 and readers <= members
@@ -326,10 +376,10 @@ class _Fusion:
                     stays_inside = self.flow.writers[member][access.buffer] in members
                 if not stays_inside:
                     key = (access.is_write, access.buffer)
-                    largest[key] = max(largest.get(key, 0.0), access.nbytes)
+                    origins.setdefault(key, []).append(position)
         return [
-            Access(operation, buffer, nbytes, is_write)
-            for (is_write, buffer), nbytes in sorted(largest.items())
+            _Slot(operation, buffer, is_write, tuple(found))
+            for (is_write, buffer), found in sorted(origins.items())
         ]
 
     def label(self, region: _Region) -> Label:
@@ -349,7 +399,11 @@ class _Fusion:
         )
 
 
-def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")) -> Graph:
+#: Phases that are compiled by default.
+_PHASES = ("forward", "backward")
+
+
+def compile_graph(graph: Graph, phases: Container[str] = _PHASES) -> Graph:
     """Merge operations that loop over the same elements into kernels, as PyTorch's compiler does.
 
     Parameters
@@ -387,10 +441,42 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
     .. [2] PyTorch 2.13, ``shape_padding`` in torch/_inductor/config.py (on by default) and
        torch/_inductor/fx_passes/pad_mm.py
     """
+    return _apply_kernels(_merge(graph, phases), graph, phases)
+
+
+def _merge(graph: Graph, phases: Container[str]) -> _Kernels:
+    """Find which operations of a graph the compiler merges."""
     fusion = _Fusion(graph, phases)
     regions = fusion.order()
-    sizes = np.array([len(region.members) for region in regions], int)
-    members = np.array([*chain.from_iterable(region.members for region in regions)], int)
+    heads = np.array([region.members[0] for region in regions], dtype=int)
+    slots: list[_Slot] = []
+    for kernel, region in enumerate(regions):
+        slots += fusion.list_slots(region, kernel)
+    return _Kernels(
+        members=[region.members for region in regions],
+        labels=tuple(fusion.label(region) for region in regions),
+        is_compiled=fusion.compiled[heads],
+        slots=slots,
+    )
+
+
+def _describe_loops(graph: Graph, phases: Container[str]) -> bytes:
+    """The sizes on which it depends what is merged: those of loops and sums."""
+    compiled = _find_compiled(graph, phases)
+    merged = [
+        position
+        for position, label in enumerate(graph.labels)
+        if compiled[position] and _can_be_merged(label)
+    ]
+    sizes = [vars(graph.features)[name][merged] for name in ("elements", "rows", "n")]
+    sums = np.isin(graph.accesses.operation, merged)
+    return np.concatenate([*sizes, graph.accesses.nbytes[sums]]).tobytes()
+
+
+def _apply_kernels(kernels: _Kernels, graph: Graph, phases: Container[str]) -> Graph:
+    """A graph with merged operations."""
+    sizes = np.array([len(members) for members in kernels.members], int)
+    members = np.array([*chain.from_iterable(kernels.members)], int)
     starts = np.cumsum(sizes) - sizes
     heads = members[starts]
 
@@ -400,30 +486,47 @@ def compile_graph(graph: Graph, phases: Container[str] = ("forward", "backward")
 
     features = graph.features.change(take_largest)
     columns = {name: take_largest(values) for name, values in graph.columns.items()}
-    labels = [fusion.label(region) for region in regions]
-    accesses: list[Access] = []
+    accesses = _list_accesses(kernels.slots, graph)
     # relative to the first configuration
     growth = [sizes / max(sizes[0], 1.0) for sizes in graph.buffers]
-    for kernel, region in enumerate(regions):
-        touched = fusion.list_accesses(region, kernel)
-        accesses += touched
-        if len(region.members) > 1 and columns:
+    if columns:
+        for kernel in np.flatnonzero(sizes > 1).tolist():
+            touched = accesses.find_of(np.array([kernel]))
             columns["traffic"][kernel] = sum(
-                access.nbytes * growth[access.buffer] for access in touched
+                nbytes * growth[buffer]
+                for buffer, nbytes in zip(
+                    accesses.buffer[touched].tolist(),
+                    accesses.nbytes[touched].tolist(),
+                    strict=True,
+                )
             )
-    _count_host_calls(features, graph, labels, fusion.compiled[heads], phases)
+    _count_host_calls(features, graph, kernels.labels, kernels.is_compiled, phases)
     dtypes = tuple(graph.dtypes[head] for head in heads) if graph.dtypes else ()
-    formats = dtypes or (graph.dtype,) * len(labels)
-    _pad_products(features, columns, labels, formats, phases)
+    formats = dtypes or (graph.dtype,) * len(kernels.labels)
+    _pad_products(features, columns, kernels.labels, formats, phases)
     return replace(
         graph,
-        labels=tuple(labels),
+        labels=kernels.labels,
         features=features,
-        accesses=Accesses.from_rows(accesses),
+        accesses=accesses,
         dtypes=dtypes,
         waits=_move_waits(graph.waits, heads),
         columns=columns,
         execution="compiled",
+    )
+
+
+def _list_accesses(slots: Sequence[_Slot], graph: Graph) -> Accesses:
+    """What merged operations of a graph read and write."""
+    if not slots:
+        return Accesses.from_rows()
+    counts = np.array([len(slot.origins) for slot in slots])
+    origins = np.array([*chain.from_iterable(slot.origins for slot in slots)], dtype=np.intp)
+    return Accesses(
+        operation=np.array([slot.operation for slot in slots], dtype=np.intp),
+        buffer=np.array([slot.buffer for slot in slots], dtype=np.intp),
+        nbytes=np.maximum.reduceat(graph.accesses.nbytes[origins], np.cumsum(counts) - counts),
+        is_write=np.array([slot.is_write for slot in slots], dtype=bool),
     )
 
 
@@ -525,6 +628,7 @@ def execute(graphs: Sequence[Graph], execution: str | None) -> list[Graph]:
         return [*graphs]
     check_choice("execution", execution, EXECUTIONS)
     executed: dict[Graph, Graph] = {}
+    known: dict[tuple[Any, ...], _Kernels] = {}
     for graph in dict.fromkeys(graphs):
         allowed = EXECUTIONS[graph.execution]
         if execution not in allowed:
@@ -535,7 +639,12 @@ def execute(graphs: Sequence[Graph], execution: str | None) -> list[Graph]:
                 f"{fault}; it can be priced as {' or '.join(allowed)}; else record it again"
             )
         if execution == "compiled" and graph.execution != "compiled":
-            executed[graph] = compile_graph(graph)
+            # ranks whose tables differ in sizes share all that else decides what is merged
+            shared = (graph.labels, graph.accesses.operation, graph.accesses.buffer, graph.waits)
+            key = (*map(id, shared), _describe_loops(graph, _PHASES))
+            if key not in known:
+                known[key] = _merge(graph, _PHASES)
+            executed[graph] = _apply_kernels(known[key], graph, _PHASES)
         else:
             executed[graph] = replace(graph, execution=execution)
     return [executed[graph] for graph in graphs]
