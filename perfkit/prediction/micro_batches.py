@@ -968,7 +968,12 @@ def _estimate_spread(costs: Costs) -> Array:
 
 
 def _price_hosts(graph: Graph, are_sums: np.ndarray, platform: Platform) -> _Hosts:
-    """Time of the host for the operations of a rank, and for single ones."""
+    """Time of the host for the operations of a rank, and for single ones; none where the host launches
+    all kernels of an iteration at once."""
+    if graph.execution == "graphs":
+        nothing = np.zeros(len(graph))
+        none = np.zeros(())
+        return _Hosts(nothing, nothing, call=none, sum_in_hook=none, cast_in_hook=none)
     executed, without_sums, call, sum_in_hook, cast_in_hook = price_hosts(
         [
             replace(graph, columns={}),

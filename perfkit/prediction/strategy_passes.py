@@ -18,7 +18,7 @@ from perfkit.prediction.strategy_case import (
     stack_tensor_messages,
 )
 from perfkit.prediction.strategy_hosts import join_stage, time_exchange_of_micro_batch
-from perfkit.prediction.strategy_records import ByRegion, Work, map_arrays
+from perfkit.prediction.strategy_records import SMALLEST_TIME, ByRegion, Work, map_arrays
 
 
 class StageTimes(NamedTuple):
@@ -276,7 +276,8 @@ def context_parallel_time(case: Case) -> ContextMessages:
 
     def count_calls(beside: Work) -> Array:
         # each step with its kernels
-        ring = (s.cp - 1) * (1.0 + beside.host / case.times.call)
+        kernels = beside.host / np.maximum(case.times.call, SMALLEST_TIME)
+        ring = (s.cp - 1) * (1.0 + kernels)
         return np.where(s.ulysses, calls_of_exchanges, ring)
 
     forward = expose(steps[0], attention.forward)
